@@ -1,0 +1,1 @@
+//! The reference backend: every op in the plainest candle calls.

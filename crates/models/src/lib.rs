@@ -1,0 +1,1 @@
+//! Config and checkpoint to Program and weights; the catalog and the hub.

@@ -1,0 +1,2 @@
+//! The octavo command.
+fn main() {}

@@ -1,0 +1,72 @@
+//! What a device has to offer.
+
+use std::borrow::Cow;
+
+use crate::sampling::{SampleBatch, SampledToken};
+use crate::{BackendError, KvGroup, Program, StepBatch, StorageType, WeightError};
+
+/// A tensor of a checkpoint in its storage type, usually a view of the mapped file.
+#[derive(Clone, Debug)]
+pub struct TensorData<'a> {
+    /// How `bytes` are laid out.
+    pub storage: StorageType,
+    /// Row-major, outermost dimension first; the last is the input dimension.
+    pub shape: Vec<usize>,
+    /// Exactly `storage.bytes_for(product of shape)` bytes, little-endian, of any alignment.
+    pub bytes: Cow<'a, [u8]>,
+}
+
+/// Where a backend takes a program's weights from: a checkpoint.
+pub trait WeightSource: Send + Sync {
+    /// The tensor called `name`, as named by [`WeightPart::tensor`](crate::WeightPart::tensor).
+    fn tensor(&self, name: &str) -> Result<TensorData<'_>, WeightError>;
+}
+
+/// A device that runs programs. One backend holds one model.
+///
+/// How weights and KV lie in memory is the backend's business: callers know names, shapes and block ids.
+/// Methods are called from one thread at a time; `forward` and `sample` of one step follow each other.
+pub trait Backend: Send {
+    /// `candle`, `cpu`, `cuda`.
+    fn name(&self) -> &'static str;
+
+    /// Tokens per KV block that the backend supports; the first is its default.
+    fn block_sizes(&self) -> &[usize];
+
+    /// Element type of the KV cache, for people (`float32`, `bfloat16`).
+    fn kv_dtype(&self) -> &'static str;
+
+    /// Bytes of one block of `block_size` tokens of `group`, over all its layers.
+    fn kv_block_bytes(&self, group: &KvGroup, block_size: usize) -> u64;
+
+    /// Takes the program and reads its weights. `progress` is called with the bytes read so far.
+    fn load(
+        &mut self,
+        program: &Program,
+        weights: &dyn WeightSource,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), BackendError>;
+
+    /// Bytes that the loaded weights occupy.
+    fn weight_bytes(&self) -> u64;
+
+    /// Allocates `blocks[g]` blocks (the null block 0 included) of `block_size` tokens for each KV group g, zeroed.
+    fn allocate_kv(&mut self, block_size: usize, blocks: &[usize]) -> Result<(), BackendError>;
+
+    /// Steps that may be submitted before the oldest is waited for; 1 for a backend that works on the caller's thread.
+    fn max_in_flight(&self) -> usize {
+        1
+    }
+
+    /// Runs the forward part of the program. The logits `[R,V]` stay on the device for [`Backend::sample`].
+    fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError>;
+
+    /// Draws one token for each of the R rows of the last forward pass, in order, into `out` (cleared first).
+    fn sample(&mut self, batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) -> Result<(), BackendError>;
+
+    /// The logits `[R,V]` of the last forward pass, for parity tests and tools.
+    fn logits(&self) -> Result<Vec<f32>, BackendError>;
+
+    /// Copies whole blocks `(from, to)` of a KV group.
+    fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError>;
+}

@@ -1,0 +1,71 @@
+//! The flat arrays of one step.
+
+/// The block tables of one KV group: row s holds the blocks of sequence s, padded with the null block 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockTables {
+    /// Entries of a row.
+    pub stride: usize,
+    /// `[S, stride]`.
+    pub ids: Vec<u32>,
+}
+
+impl BlockTables {
+    /// The blocks of sequence `s`, padding included.
+    pub fn row(&self, s: usize) -> &[u32] {
+        &self.ids[s * self.stride..(s + 1) * self.stride]
+    }
+}
+
+/// What a step runs on. T = tokens of the step, S = sequences, R = rows that reach the head. Device code sees only these
+/// arrays, never a request.
+///
+/// Sequence s owns the rows `query_start[s] .. query_start[s + 1]`; a decode is a sequence of one row, a prefill chunk
+/// one of many.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepBatch {
+    /// `[T]`.
+    pub token_ids: Vec<u32>,
+    /// `[T]`: position of each token in its sequence.
+    pub positions: Vec<u32>,
+    /// Per KV group `[T]`: `block · block_size + offset` that the token's key and value are written to.
+    pub slot_mapping: Vec<Vec<u32>>,
+    /// Per KV group.
+    pub block_tables: Vec<BlockTables>,
+    /// `[S + 1]`, first element 0, last T.
+    pub query_start: Vec<u32>,
+    /// `[S]`: tokens whose keys exist after this step's writes, this step's included.
+    pub seq_lens: Vec<u32>,
+    /// `[R]`: rows of `[T]` that reach the head, ascending.
+    pub sampled_rows: Vec<u32>,
+    /// `[S]`: the stable slot of each sequence (index into persistent buffers).
+    pub slots: Vec<u32>,
+}
+
+impl StepBatch {
+    /// T.
+    pub fn tokens(&self) -> usize {
+        self.token_ids.len()
+    }
+
+    /// S.
+    pub fn sequences(&self) -> usize {
+        self.seq_lens.len()
+    }
+
+    /// The rows of sequence `s`.
+    pub fn query_range(&self, s: usize) -> std::ops::Range<usize> {
+        self.query_start[s] as usize..self.query_start[s + 1] as usize
+    }
+
+    /// Empties the arrays and keeps their memory.
+    pub fn clear(&mut self) {
+        self.token_ids.clear();
+        self.positions.clear();
+        self.slot_mapping.iter_mut().for_each(Vec::clear);
+        self.block_tables.iter_mut().for_each(|t| t.ids.clear());
+        self.query_start.clear();
+        self.seq_lens.clear();
+        self.sampled_rows.clear();
+        self.slots.clear();
+    }
+}

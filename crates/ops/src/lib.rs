@@ -1,0 +1,23 @@
+//! The contract between models and backends.
+//!
+//! A model does not compute anything: it emits a [`Program`], a flat list of fused [`Op`]s over buffers whose row count
+//! is symbolic. A [`Backend`] runs a program on a [`StepBatch`]. Every op knows its bytes and FLOPs ([`cost`]), so a
+//! program prices itself.
+//!
+//! **Invariant:** this crate depends on no other crate of the workspace and touches no device.
+
+mod backend;
+mod batch;
+pub mod cost;
+pub mod error;
+mod op;
+mod program;
+pub mod sampling;
+mod storage;
+
+pub use backend::{Backend, TensorData, WeightSource};
+pub use batch::{BlockTables, StepBatch};
+pub use error::{BackendError, ProgramError, WeightError};
+pub use op::{Glu, GluKind, Linear, Logits, NormKind, NormOp, Op, PagedAttention, QkNorm, QkvPost, Rope, RopeStyle};
+pub use program::{Buffer, BufferId, HeadShape, KvGroup, Program, ProgramBuilder, Rows, Weight, WeightId, WeightPart};
+pub use storage::StorageType;

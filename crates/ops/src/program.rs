@@ -1,0 +1,344 @@
+//! A model as a flat list of fused ops over named buffers.
+
+use crate::{Linear, Op, ProgramError, StorageType};
+
+/// Index of a [`Buffer`] of its program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub usize);
+
+/// Index of a [`Weight`] of its program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WeightId(pub usize);
+
+/// The symbolic row count of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rows {
+    /// T: tokens of the step.
+    Tokens,
+    /// R: rows that reach the head.
+    Sampled,
+}
+
+impl Rows {
+    /// The letter of the design's tables.
+    pub const fn symbol(self) -> &'static str {
+        match self {
+            Rows::Tokens => "T",
+            Rows::Sampled => "R",
+        }
+    }
+}
+
+/// An activation `[rows, cols]`; its element type is the backend's business.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// For people: `x`, `qkv`, `logits`.
+    pub name: String,
+    /// Symbolic row count.
+    pub rows: Rows,
+    /// Columns.
+    pub cols: usize,
+}
+
+/// Consecutive rows of a fused weight that are one tensor of the checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightPart {
+    /// The tensor's name in its checkpoint.
+    pub tensor: String,
+    /// Rows of the part.
+    pub rows: usize,
+    /// How it lies in the checkpoint.
+    pub storage: StorageType,
+}
+
+/// A weight `[rows, cols]` as a list of row parts, each with its own storage type. A vector is one row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Weight {
+    /// For people: `layers.0.qkv`.
+    pub name: String,
+    /// Output rows, the sum over the parts.
+    pub rows: usize,
+    /// Input columns.
+    pub cols: usize,
+    /// In row order, never empty.
+    pub parts: Vec<WeightPart>,
+}
+
+impl Weight {
+    /// Bytes in the checkpoint's storage types.
+    pub fn bytes(&self) -> u64 {
+        let part = |p: &WeightPart| p.storage.bytes_for(p.rows * self.cols).unwrap_or_default() as u64;
+        self.parts.iter().map(part).sum()
+    }
+}
+
+/// Query and key-value heads of an attention layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadShape {
+    /// Hq.
+    pub q: usize,
+    /// Hkv; divides Hq.
+    pub kv: usize,
+    /// D, elements of a head.
+    pub dim: usize,
+}
+
+impl HeadShape {
+    /// Columns of q: Hq·D.
+    pub const fn q_cols(self) -> usize {
+        self.q * self.dim
+    }
+
+    /// Columns of k, and of v: Hkv·D.
+    pub const fn kv_cols(self) -> usize {
+        self.kv * self.dim
+    }
+
+    /// Columns of the fused projection.
+    pub const fn qkv_cols(self) -> usize {
+        self.q_cols() + 2 * self.kv_cols()
+    }
+}
+
+/// Layers that share one block table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvGroup {
+    /// One entry a layer.
+    pub layers: Vec<HeadShape>,
+    /// Tokens that later queries can still see, if bounded.
+    pub window: Option<usize>,
+}
+
+impl KvGroup {
+    /// Elements of key and value that one token needs, over all layers.
+    pub fn elements_per_token(&self) -> usize {
+        self.layers.iter().map(|heads| 2 * heads.kv_cols()).sum()
+    }
+}
+
+/// A model as a backend runs it: forward (to `Logits`), then sampling.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program {
+    /// Architecture, for people.
+    pub name: String,
+    /// Activations.
+    pub buffers: Vec<Buffer>,
+    /// Weights.
+    pub weights: Vec<Weight>,
+    /// KV groups.
+    pub kv_groups: Vec<KvGroup>,
+    /// In execution order; the sampling part is the trailing [`Op::Sample`].
+    pub ops: Vec<Op>,
+    /// V.
+    pub vocab_size: usize,
+}
+
+impl Program {
+    /// Bytes of all weights in the checkpoint's storage types; a tied weight counts once.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weights.iter().map(Weight::bytes).sum()
+    }
+
+    /// Elements of all weights.
+    pub fn parameters(&self) -> u64 {
+        self.weights.iter().map(|w| (w.rows * w.cols) as u64).sum()
+    }
+
+    /// The forward part: every op up to and including `Logits`.
+    pub fn forward_ops(&self) -> &[Op] {
+        match self.ops.split_last() {
+            Some((Op::Sample { .. }, forward)) => forward,
+            _ => &self.ops,
+        }
+    }
+}
+
+/// Builds a [`Program`] and checks every shape as it goes; [`ProgramBuilder::finish`] reports the first defect.
+#[derive(Debug)]
+pub struct ProgramBuilder {
+    program: Program,
+    written: Vec<bool>,
+    error: Option<ProgramError>,
+}
+
+impl ProgramBuilder {
+    /// An empty program for a vocabulary of `vocab_size` entries.
+    pub fn new(name: impl Into<String>, vocab_size: usize) -> Self {
+        let program = Program {
+            name: name.into(),
+            buffers: Vec::new(),
+            weights: Vec::new(),
+            kv_groups: Vec::new(),
+            ops: Vec::new(),
+            vocab_size,
+        };
+        Self { program, written: Vec::new(), error: None }
+    }
+
+    /// Declares an activation.
+    pub fn buffer(&mut self, name: impl Into<String>, rows: Rows, cols: usize) -> BufferId {
+        self.program.buffers.push(Buffer { name: name.into(), rows, cols });
+        self.written.push(false);
+        BufferId(self.program.buffers.len() - 1)
+    }
+
+    /// Declares a weight of `cols` columns made of `parts`.
+    pub fn weight(&mut self, name: impl Into<String>, cols: usize, parts: Vec<WeightPart>) -> WeightId {
+        let name = name.into();
+        if parts.is_empty() {
+            self.fail(ProgramError::Invalid(format!("weight '{name}' has no parts")));
+        }
+        if let Some(part) = parts.iter().find(|p| p.storage.bytes_for(cols).is_none()) {
+            let block = part.storage.block_elements();
+            self.fail(ProgramError::Invalid(format!(
+                "tensor '{}': rows of {cols} elements do not fill {} blocks of {block}",
+                part.tensor, part.storage
+            )));
+        }
+        let rows = parts.iter().map(|p| p.rows).sum();
+        self.program.weights.push(Weight { name, rows, cols, parts });
+        WeightId(self.program.weights.len() - 1)
+    }
+
+    /// Declares a KV group.
+    pub fn kv_group(&mut self, group: KvGroup) -> usize {
+        self.program.kv_groups.push(group);
+        self.program.kv_groups.len() - 1
+    }
+
+    /// Appends an op.
+    pub fn push(&mut self, op: Op) {
+        if let Err(error) = self.check(&op) {
+            self.fail(error);
+        }
+        for out in outputs(&op) {
+            self.written[out.0] = true;
+        }
+        self.program.ops.push(op);
+    }
+
+    /// The program, or the first defect found.
+    pub fn finish(self) -> Result<Program, ProgramError> {
+        match self.error {
+            Some(error) => Err(error),
+            None if !matches!(self.program.ops.last(), Some(Op::Sample { .. })) => {
+                Err(ProgramError::Invalid("a decoder program ends with Sample".into()))
+            }
+            None => Ok(self.program),
+        }
+    }
+
+    fn fail(&mut self, error: ProgramError) {
+        self.error.get_or_insert(error);
+    }
+
+    fn check(&self, op: &Op) -> Result<(), ProgramError> {
+        let index = self.program.ops.len();
+        for input in inputs(op) {
+            if !self.written[input.0] {
+                let buffer = self.program.buffers[input.0].name.clone();
+                return Err(ProgramError::ReadBeforeWrite { op: index, name: op.name(), buffer });
+            }
+        }
+        for (what, found, expected) in self.column_rules(op) {
+            if found != expected {
+                return Err(ProgramError::Shape { op: index, name: op.name(), what: what.into(), found, expected });
+            }
+        }
+        self.check_group(op)
+    }
+
+    fn cols(&self, id: BufferId) -> usize {
+        self.program.buffers[id.0].cols
+    }
+
+    fn of(&self, id: WeightId) -> &Weight {
+        &self.program.weights[id.0]
+    }
+
+    /// `(what, found, expected)` for every pair of column counts that the op ties together.
+    fn column_rules(&self, op: &Op) -> Vec<(&'static str, usize, usize)> {
+        match op {
+            Op::Embed { table, out, .. } => vec![
+                ("the output", self.cols(*out), self.of(*table).cols),
+                ("the table's rows", self.of(*table).rows, self.program.vocab_size),
+            ],
+            Op::Norm(n) => {
+                let cols = self.cols(n.input);
+                let mut rules = vec![("the weight", self.of(n.weight).cols, cols), ("the output", self.cols(n.out), cols)];
+                rules.extend(n.add.map(|b| ("the residual", self.cols(b), cols)));
+                rules.extend(n.bias.map(|b| ("the bias", self.of(b).cols, cols)));
+                rules
+            }
+            Op::Linear(l) => self.linear_rules(l),
+            Op::QkvPost(q) => vec![
+                ("the input", self.cols(q.input), q.heads.qkv_cols()),
+                ("the output", self.cols(q.out), q.heads.q_cols()),
+            ],
+            Op::PagedAttention(a) => vec![
+                ("q", self.cols(a.q), a.heads.q_cols()),
+                ("the output", self.cols(a.out), a.heads.q_cols()),
+            ],
+            Op::Glu(g) => vec![("the input", self.cols(g.input), 2 * self.cols(g.out))],
+            Op::GatherRows { input, out } => vec![("the output", self.cols(*out), self.cols(*input))],
+            Op::Logits(l) => vec![
+                ("the input", self.cols(l.input), self.of(l.weight).cols),
+                ("the weight's rows", self.of(l.weight).rows, self.program.vocab_size),
+                ("the output", self.cols(l.out), self.program.vocab_size),
+            ],
+            Op::Sample { logits } => vec![("the logits", self.cols(*logits), self.program.vocab_size)],
+        }
+    }
+
+    fn linear_rules(&self, l: &Linear) -> Vec<(&'static str, usize, usize)> {
+        let weight = self.of(l.weight);
+        let mut rules =
+            vec![("the input", self.cols(l.input), weight.cols), ("the output", self.cols(l.out), weight.rows)];
+        rules.extend(l.bias.map(|b| ("the bias", self.of(b).cols * self.of(b).rows, weight.rows)));
+        rules.extend(l.add.map(|b| ("the epilogue's addend", self.cols(b), weight.rows)));
+        rules
+    }
+
+    fn check_group(&self, op: &Op) -> Result<(), ProgramError> {
+        let (group, layer, heads) = match op {
+            Op::QkvPost(q) => (q.group, q.layer, q.heads),
+            Op::PagedAttention(a) => (a.group, a.layer, a.heads),
+            _ => return Ok(()),
+        };
+        let declared = self.program.kv_groups.get(group).and_then(|g| g.layers.get(layer));
+        if declared != Some(&heads) || heads.kv == 0 || !heads.q.is_multiple_of(heads.kv) {
+            return Err(ProgramError::Invalid(format!(
+                "{} of KV group {group}, layer {layer}: {heads:?} does not match {declared:?}",
+                op.name()
+            )));
+        }
+        Ok(())
+    }
+}
+
+fn inputs(op: &Op) -> Vec<BufferId> {
+    match op {
+        Op::Embed { .. } => vec![],
+        Op::Norm(n) => std::iter::once(n.input).chain(n.add).collect(),
+        Op::Linear(l) => std::iter::once(l.input).chain(l.add).collect(),
+        Op::QkvPost(q) => vec![q.input],
+        Op::PagedAttention(a) => vec![a.q],
+        Op::Glu(g) => vec![g.input],
+        Op::GatherRows { input, .. } => vec![*input],
+        Op::Logits(l) => vec![l.input],
+        Op::Sample { logits } => vec![*logits],
+    }
+}
+
+fn outputs(op: &Op) -> Vec<BufferId> {
+    match op {
+        Op::Embed { out, .. } | Op::GatherRows { out, .. } => vec![*out],
+        Op::Norm(n) => std::iter::once(n.out).chain(n.add).collect(),
+        Op::Linear(l) => vec![l.out],
+        Op::QkvPost(q) => vec![q.out],
+        Op::PagedAttention(a) => vec![a.out],
+        Op::Glu(g) => vec![g.out],
+        Op::Logits(l) => vec![l.out],
+        Op::Sample { .. } => vec![],
+    }
+}

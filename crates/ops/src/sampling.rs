@@ -1,0 +1,108 @@
+//! The `Sample` op: its inputs, its result, and the scalar definition that every backend must reproduce.
+//!
+//! Order of operations on a row of logits: log-probabilities are taken from the raw row; then logit bias, forbidden
+//! tokens and the grammar mask, penalties, temperature, min-p, top-k, top-p, draw. Temperature 0 takes the arg-max
+//! after masks and penalties, the lowest id among equals.
+
+/// What one row asks of the sampler. Plain numbers: ranges are checked where the request is parsed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SampleParams {
+    /// 0 means greedy.
+    pub temperature: f32,
+    /// Keep the k most likely tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the smallest set whose probability reaches p; 1 keeps all.
+    pub top_p: f32,
+    /// Drop tokens less likely than this fraction of the most likely one; 0 keeps all.
+    pub min_p: f32,
+    /// Subtracted once from the logit of every token already generated.
+    pub presence_penalty: f32,
+    /// Subtracted from a logit for each time its token was generated.
+    pub frequency_penalty: f32,
+    /// Divides positive and multiplies negative logits of tokens in prompt or output; 1 is off.
+    pub repetition_penalty: f32,
+    /// Key of the random draws.
+    pub seed: u64,
+    /// Number of most likely tokens to report beside the drawn one; `None` reports no log-probabilities.
+    pub logprobs: Option<u32>,
+}
+
+impl Default for SampleParams {
+    /// Greedy, nothing filtered, no log-probabilities.
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            seed: 0,
+            logprobs: None,
+        }
+    }
+}
+
+/// Tokens a sequence has seen, for the penalties. Owned by the runner, one a slot, updated with each drawn token.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenCounts {
+    /// Ids of the prompt, ascending, no duplicates.
+    pub prompt: Vec<u32>,
+    /// `(id, times generated)`, ascending by id.
+    pub output: Vec<(u32, u32)>,
+}
+
+impl TokenCounts {
+    /// Counts one more generated token.
+    pub fn push(&mut self, token: u32) {
+        match self.output.binary_search_by_key(&token, |&(id, _)| id) {
+            Ok(i) => self.output[i].1 += 1,
+            Err(i) => self.output.insert(i, (token, 1)),
+        }
+    }
+}
+
+/// One sampled row.
+#[derive(Clone, Copy, Debug)]
+pub struct SampleRow<'a> {
+    /// What to do.
+    pub params: &'a SampleParams,
+    /// Index of the output token in its sequence, 0 for the first: with the seed, the key of the draw.
+    pub output_position: u32,
+    /// Seen tokens; `None` where no penalty is on.
+    pub counts: Option<&'a TokenCounts>,
+    /// Added to the logits.
+    pub logit_bias: &'a [(u32, f32)],
+    /// Never drawn (end-of-sequence and stop ids below `min_tokens`).
+    pub forbidden: &'a [u32],
+    /// Bit `id` of word `id / 32` set = allowed; `None` allows all. Holds ⌈V / 32⌉ words.
+    pub mask: Option<&'a [u32]>,
+}
+
+/// The rows of a step, in the order of [`StepBatch::sampled_rows`](crate::StepBatch::sampled_rows).
+#[derive(Clone, Copy, Debug)]
+pub struct SampleBatch<'a> {
+    /// R rows.
+    pub rows: &'a [SampleRow<'a>],
+}
+
+/// A drawn token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SampledToken {
+    /// Its id.
+    pub id: u32,
+    /// Present if the row asked for log-probabilities.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// Log-probabilities of the raw distribution (before bias, penalties and temperature).
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprobs {
+    /// Of the drawn token.
+    pub logprob: f32,
+    /// 1 for the most likely token.
+    pub rank: u32,
+    /// `(id, log-probability)` of the most likely tokens, descending, ties by id.
+    pub top: Vec<(u32, f32)>,
+}

@@ -1,0 +1,1 @@
+//! StepPlan to StepBatch to backend to sampled tokens: the engine's Executor.

@@ -1,0 +1,1 @@
+//! HTTP: OpenAI routes, server-sent events, limits and errors.

@@ -1,0 +1,1 @@
+//! Metrics with vLLM's names, and logging.
