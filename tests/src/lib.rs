@@ -1,1 +1,1 @@
-//! End-to-end tests through the socket.
+//! Helpers of the end-to-end tests.

@@ -1,0 +1,100 @@
+//! The layer rules of ARCHITECTURE.md, read from cargo's own metadata.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Allowed dependencies among our crates. A crate that is missing here fails the test: say where it belongs first.
+const LAYERS: &[(&str, &[&str])] = &[
+    ("octavo-ops", &[]),
+    ("octavo-telemetry", &[]),
+    ("octavo-media", &[]),
+    ("octavo-backend-candle", &["octavo-ops"]),
+    ("octavo-backend-cpu", &["octavo-ops"]),
+    ("octavo-backend-cuda", &["octavo-ops", "octavo-kernels"]),
+    ("octavo-kernels", &[]),
+    ("octavo-models", &["octavo-ops"]),
+    ("octavo-engine", &["octavo-telemetry"]),
+    ("octavo-text", &["octavo-engine"]),
+    ("octavo-runner", &["octavo-engine", "octavo-models", "octavo-ops", "octavo-telemetry"]),
+    ("octavo-server", &["octavo-text", "octavo-media", "octavo-engine", "octavo-telemetry"]),
+    ("octavo-bench", &["octavo-engine", "octavo-ops"]),
+];
+
+/// Packages that see everything: the composition, and what tests or measures it.
+const UNRESTRICTED: &[&str] = &["octavo", "octavo-tests", "octavo-benches"];
+
+/// Crates that compute tensors or talk to a device. Only backends may link them.
+const DEVICE_CRATES: &[&str] = &["candle-core", "candle-nn", "candle-transformers", "cudarc", "gemm", "libloading"];
+
+#[derive(Debug)]
+struct Package {
+    /// Normal and build dependencies.
+    links: BTreeSet<String>,
+    /// Development dependencies.
+    tests_with: BTreeSet<String>,
+}
+
+fn packages() -> BTreeMap<String, Package> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo metadata is JSON");
+    let name = |v: &Value| v["name"].as_str().expect("a name").to_owned();
+    let package = |p: &Value| {
+        let (dev, links): (Vec<_>, Vec<_>) = p["dependencies"]
+            .as_array()
+            .expect("dependencies")
+            .iter()
+            .partition(|d| d["kind"].as_str() == Some("dev"));
+        Package { links: links.into_iter().map(name).collect(), tests_with: dev.into_iter().map(name).collect() }
+    };
+    metadata["packages"].as_array().expect("packages").iter().map(|p| (name(p), package(p))).collect()
+}
+
+fn ours(dependencies: &BTreeSet<String>) -> impl Iterator<Item = &str> {
+    dependencies.iter().map(String::as_str).filter(|d| d.starts_with("octavo"))
+}
+
+#[test]
+fn no_crate_depends_on_one_above_it() {
+    let allowed: BTreeMap<_, _> = LAYERS.iter().copied().collect();
+    let mut violations = Vec::new();
+    for (name, package) in packages() {
+        if UNRESTRICTED.contains(&name.as_str()) {
+            continue;
+        }
+        let Some(allowed) = allowed.get(name.as_str()) else {
+            violations.push(format!("{name} has no place in the layers"));
+            continue;
+        };
+        violations.extend(ours(&package.links).filter(|d| !allowed.contains(d)).map(|d| format!("{name} -> {d}")));
+    }
+    assert!(violations.is_empty(), "dependencies against the layers: {violations:#?}");
+}
+
+#[test]
+fn tests_may_look_sideways_but_not_at_the_whole() {
+    for (name, package) in packages() {
+        if !UNRESTRICTED.contains(&name.as_str()) {
+            let whole = ours(&package.tests_with).find(|d| UNRESTRICTED.contains(d));
+            assert_eq!(whole, None, "{name}'s tests depend on the composition");
+        }
+    }
+}
+
+#[test]
+fn only_backends_touch_a_device() {
+    for (name, package) in packages() {
+        if name.starts_with("octavo-backend-") {
+            continue;
+        }
+        let device = DEVICE_CRATES.iter().find(|d| package.links.contains(**d));
+        assert_eq!(device, None, "{name} links a device crate");
+    }
+}
