@@ -1,0 +1,87 @@
+//! What the machine, or the container we are in, gives this process.
+
+use std::fs;
+
+/// Bytes of memory this process may still take: what the kernel calls available, capped by the control group's limit.
+pub(crate) fn available_memory() -> Option<u64> {
+    let host = meminfo("MemAvailable:");
+    let group = cgroup_free();
+    match (host, group) {
+        (Some(host), Some(group)) => Some(host.min(group)),
+        (host, group) => host.or(group),
+    }
+}
+
+/// Bytes of memory in the machine.
+pub(crate) fn total_memory() -> Option<u64> {
+    meminfo("MemTotal:")
+}
+
+/// CPUs this process may use, control-group quota and affinity included.
+pub(crate) fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Bytes resident in memory.
+pub(crate) fn resident_memory() -> Option<u64> {
+    field(&fs::read_to_string("/proc/self/status").ok()?, "VmRSS:")
+}
+
+/// The processor's name.
+pub(crate) fn processor() -> Option<String> {
+    let info = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = info.lines().find(|l| l.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+fn meminfo(name: &str) -> Option<u64> {
+    field(&fs::read_to_string("/proc/meminfo").ok()?, name)
+}
+
+/// A `Name:  123 kB` line in bytes.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find(|l| l.starts_with(name))?;
+    line[name.len()..].split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// Limit less usage of the control group (version 2, then 1); `None` without a limit.
+fn cgroup_free() -> Option<u64> {
+    let read = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let v2 = || Some((read("/sys/fs/cgroup/memory.max")?, read("/sys/fs/cgroup/memory.current")?));
+    let v1 = || {
+        let limit = read("/sys/fs/cgroup/memory/memory.limit_in_bytes").filter(|&l| l < 1 << 60)?;
+        Some((limit, read("/sys/fs/cgroup/memory/memory.usage_in_bytes")?))
+    };
+    let (limit, used) = v2().or_else(v1)?;
+    Some(limit.saturating_sub(used))
+}
+
+/// `1.5 GiB`, for people.
+pub(crate) fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.2} {}", UNITS[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proc_fields_are_kibibytes() {
+        assert_eq!(field("MemTotal:       24684000 kB\n", "MemTotal:"), Some(24_684_000 * 1024));
+        assert_eq!(field("MemTotal: x kB\n", "MemTotal:"), None);
+    }
+
+    #[test]
+    fn bytes_are_readable() {
+        assert_eq!(human_bytes(0), "0 B");
+        assert_eq!(human_bytes(1536), "1.50 KiB");
+        assert_eq!(human_bytes(3 << 30), "3.00 GiB");
+    }
+}
