@@ -1,1 +1,184 @@
-//! Helpers of the end-to-end tests.
+//! Helpers of the end-to-end tests: the real binary as a child process, and what tests ask of it.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// Longest a server may take to load the default model on a slow machine.
+const START: Duration = Duration::from_secs(120);
+
+/// A running `octavo serve` on a free port of the loopback interface. Killed when dropped.
+#[derive(Debug)]
+pub struct Server {
+    child: Child,
+    base: String,
+    log: mpsc::Receiver<String>,
+    client: reqwest::Client,
+}
+
+impl Server {
+    /// Starts `binary serve MODEL ARGS` and waits until it is ready.
+    ///
+    /// # Panics
+    /// If the server ends or does not become ready; the message carries its log.
+    pub async fn start(binary: &Path, model: &Path, args: &[&str]) -> Server {
+        let mut command = Command::new(binary);
+        command.arg("serve").arg(model).args(["--served-model-name", "default"]).args(args);
+        Self::spawn(command.args(["--host", "127.0.0.1", "--port", "0"])).await
+    }
+
+    async fn spawn(command: &mut Command) -> Server {
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("octavo starts");
+        let stderr = child.stderr.take().expect("stderr is piped");
+        let (send, log) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                if send.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        let deadline = Instant::now() + START;
+        let mut seen = String::new();
+        let base = loop {
+            match log.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    if let Some((_, address)) = line.split_once("listening on ") {
+                        break address.trim().to_owned();
+                    }
+                    seen.push_str(&line);
+                    seen.push('\n');
+                }
+                Err(_) => {
+                    child.kill().ok();
+                    panic!("octavo did not become ready; its log:\n{seen}");
+                }
+            }
+        };
+        let client = reqwest::Client::builder().no_proxy().build().expect("an HTTP client");
+        Server { child, base, log, client }
+    }
+
+    /// `http://127.0.0.1:PORT` with `path` appended.
+    pub fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.base)
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The client that the helpers use.
+    pub fn client(&self) -> &reqwest::Client {
+        &self.client
+    }
+
+    /// Status and body of a GET.
+    pub async fn get(&self, path: &str) -> (u16, String) {
+        let response = self.client.get(self.url(path)).send().await.expect("an answer");
+        (response.status().as_u16(), response.text().await.expect("a body"))
+    }
+
+    /// Status and JSON body of a POST.
+    pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let response = self.client.post(self.url(path)).json(body).send().await.expect("an answer");
+        (response.status().as_u16(), response.json().await.unwrap_or(Value::Null))
+    }
+
+    /// A greedy completion's text and its log-probabilities; `extra` is merged into the request.
+    ///
+    /// # Panics
+    /// If the answer is not 200.
+    pub async fn complete(&self, prompt: &str, extra: &Value) -> Completion {
+        let mut body = json!({"model": "default", "prompt": prompt, "temperature": 0, "logprobs": 0});
+        let fields = extra.as_object().expect("an object");
+        body.as_object_mut().expect("an object").extend(fields.clone());
+        let (status, answer) = self.post("/v1/completions", &body).await;
+        assert_eq!(status, 200, "{answer}");
+        let choice = &answer["choices"][0];
+        let logprobs = choice["logprobs"]["token_logprobs"].as_array().cloned().unwrap_or_default();
+        Completion {
+            text: choice["text"].as_str().expect("text").to_owned(),
+            logprobs: logprobs.iter().map(|v| v.as_f64().expect("a log-probability")).collect(),
+            finish: choice["finish_reason"].as_str().expect("a finish reason").to_owned(),
+        }
+    }
+
+    /// The sum of a metric's series whose labels contain `labels`.
+    pub async fn metric(&self, name: &str, labels: &str) -> f64 {
+        let (status, text) = self.get("/metrics").await;
+        assert_eq!(status, 200);
+        let of_name = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        let series = text.lines().filter(of_name).filter(|line| line.contains(labels));
+        series.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+
+    /// Waits until nothing runs, waits or holds a KV block.
+    ///
+    /// # Panics
+    /// If that does not come about within 20 seconds.
+    pub async fn idle(&self) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let running = self.metric("vllm:num_requests_running", "").await;
+            let waiting = self.metric("vllm:num_requests_waiting", "").await;
+            let used = self.metric("vllm:kv_cache_usage_perc", "").await;
+            if running + waiting + used == 0.0 {
+                return;
+            }
+            assert!(Instant::now() < deadline, "still busy: {running} running, {waiting} waiting, KV usage {used}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Sends a signal by name (`TERM`, `INT`).
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").arg(format!("-{name}")).arg(self.pid().to_string()).status();
+        assert!(status.expect("kill runs").success());
+    }
+
+    /// Waits for the process to end by itself.
+    ///
+    /// # Panics
+    /// If it does not within `limit`.
+    pub async fn ended(&mut self, limit: Duration) -> ExitStatus {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("the child can be waited for") {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the server did not end within {limit:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Log lines so far.
+    pub fn log(&self) -> Vec<String> {
+        self.log.try_iter().collect()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Fails only if the process has ended already.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// What a completion answered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    /// The text.
+    pub text: String,
+    /// Of each token; equal bits mean equal arithmetic.
+    pub logprobs: Vec<f64>,
+    /// `stop`, `length`, ...
+    pub finish: String,
+}

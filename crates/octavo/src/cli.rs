@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// An OpenAI-compatible inference server.
 #[derive(Debug, Parser)]
-#[command(name = "octavo", version, about, max_term_width = 100)]
+#[command(name = "octavo", version, about, max_term_width = 100, args_override_self = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -1,0 +1,55 @@
+//! The same request gives the same tokens and the same log-probabilities, bit for bit, whatever else runs.
+
+use futures::future::join_all;
+use octavo_tests::{Completion, Server};
+use serde_json::{Value, json};
+
+use crate::server;
+
+/// Prompts of different lengths, greedy and drawn.
+fn requests() -> Vec<(String, Value)> {
+    let story = "Once upon a time, in a small village at the foot of a mountain, there lived an old clockmaker. ";
+    vec![
+        ("The capital of France is".into(), json!({"max_tokens": 8})),
+        (story.repeat(4), json!({"max_tokens": 24})),
+        ("def fibonacci(n):".into(), json!({"max_tokens": 24, "temperature": 0.8, "seed": 7})),
+        (story.repeat(2), json!({"max_tokens": 24, "temperature": 1.0, "top_p": 0.9, "top_k": 50, "seed": 11})),
+        ("1, 2, 3, 4,".into(), json!({"max_tokens": 16, "frequency_penalty": 0.5, "repetition_penalty": 1.1})),
+        (story.repeat(6), json!({"max_tokens": 12, "temperature": 0.7, "min_p": 0.05, "seed": 3})),
+    ]
+}
+
+async fn one_by_one(server: &Server) -> Vec<Completion> {
+    let mut answers = Vec::new();
+    for (prompt, extra) in requests() {
+        answers.push(server.complete(&prompt, &extra).await);
+    }
+    answers
+}
+
+async fn all_at_once(server: &Server) -> Vec<Completion> {
+    let requests = requests();
+    join_all(requests.iter().map(|(prompt, extra)| server.complete(prompt, extra))).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_chunks_prefix_hits_and_preemption_do_not_change_a_token() {
+    let Some(server) = server(&["--max-model-len", "512"]).await else { return };
+    let alone = one_by_one(&server).await;
+    assert_eq!(all_at_once(&server).await, alone, "in one batch, prompts found in the prefix cache");
+    assert!(server.metric("vllm:prefix_cache_hits_total", "").await > 0.0);
+    drop(server);
+
+    let chunked = ["--max-model-len", "512", "--max-num-batched-tokens", "24", "--no-enable-prefix-caching"];
+    let server = crate::server(&chunked).await.expect("the model was there before");
+    assert_eq!(all_at_once(&server).await, alone, "prefilled in chunks, without a prefix cache");
+    assert_eq!(server.metric("vllm:prefix_cache_hits_total", "").await, 0.0);
+    drop(server);
+
+    // 16 usable blocks of 16 tokens: less than the six requests need together.
+    let short_of_blocks = ["--max-model-len", "240", "--num-gpu-blocks-override", "17"];
+    let server = crate::server(&short_of_blocks).await.expect("the model was there before");
+    assert_eq!(all_at_once(&server).await, alone, "preempted and recomputed");
+    assert!(server.metric("vllm:num_preemptions_total", "").await > 0.0, "the pool was meant to run out");
+    server.idle().await;
+}

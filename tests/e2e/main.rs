@@ -1,0 +1,23 @@
+//! The real binary with the default model, through the socket.
+
+mod bad_input;
+mod invariance;
+mod lifecycle;
+mod serving;
+
+use std::path::{Path, PathBuf};
+
+use octavo_tests::Server;
+
+/// The binary under test.
+const OCTAVO: &str = env!("CARGO_BIN_EXE_octavo");
+
+/// The default model's file; `None` means that the test is to be skipped.
+fn model() -> Option<PathBuf> {
+    octavo_models::testing::default_model()
+}
+
+/// A server of the default model, unless the model cannot be had.
+async fn server(args: &[&str]) -> Option<Server> {
+    Some(Server::start(Path::new(OCTAVO), &model()?, args).await)
+}
