@@ -1,1 +1,121 @@
-//! Metrics with vLLM's names, and logging.
+//! Metrics under vLLM's names, the statistics line, and logging.
+//!
+//! # Why the cells are our own
+//!
+//! Observations come from the engine thread, so they must be wait-free and must not allocate; a scrape must be cheap no
+//! matter how much was observed since the last one, and memory must stay flat when nobody scrapes. A recorder that keeps
+//! raw histogram samples until an upkeep pass can promise neither. Every series this server exports is known when it
+//! starts, so the whole registry is a list of families whose sample lines are spelled once, over plain atomics:
+//!
+//! - a counter is one atomic add; a gauge one store;
+//! - a histogram has fixed buckets and counts in integers (nanoseconds or items): an observation is two atomic adds, and
+//!   `_sum` is exact;
+//! - a scrape copies the prepared lines and appends numbers. It takes the registry's lock, which only registration and
+//!   other scrapes take, never one of the engine's.
+//!
+//! With histograms out of its hands an exporter crate would only have been left to print counters and gauges, which is
+//! less code here than joining the two outputs. Numbers are spelled as Prometheus' Python client spells them
+//! (`le="1.0"`, `0.0`, `1e+06`), because that is what existing dashboards, recording rules and scripts were written
+//! against.
+//!
+//! Nothing here is global: a process may hold many [`Telemetry`] values, and tests do.
+//!
+//! **Invariant:** this crate depends on no other crate of the workspace.
+
+mod buckets;
+mod cells;
+mod engine;
+mod http;
+mod logging;
+mod process;
+mod registry;
+mod spelling;
+mod stats;
+mod upkeep;
+
+use std::sync::Arc;
+
+pub use engine::{EngineMetrics, FinishedRequest, StepStats};
+pub use http::{HttpExchange, HttpMetrics, Rejection};
+pub use logging::{LogConfig, LogError, init_logging};
+pub use stats::StatsLine;
+pub use upkeep::UpkeepGuard;
+
+use engine::EngineSeries;
+use registry::Registry;
+
+/// What the constant labels and bucket bounds depend on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TelemetryConfig {
+    /// The first served model name: the label `model_name`.
+    pub model_name: String,
+    /// Index of the engine: the label `engine`, `"0"` for the first.
+    pub engine: u32,
+    /// Upper end of the length histograms' buckets, in tokens.
+    pub max_model_len: usize,
+}
+
+/// The metrics of one server. Cheap to clone; clones share every series.
+#[derive(Clone, Debug)]
+pub struct Telemetry {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    config: TelemetryConfig,
+    registry: Registry,
+    engine: Arc<EngineSeries>,
+}
+
+impl Telemetry {
+    /// Registers every series of the engine, at zero.
+    pub fn new(config: TelemetryConfig) -> Self {
+        let registry = Registry::default();
+        let engine = Arc::new(EngineSeries::register(&registry, &config));
+        Self { inner: Arc::new(Inner { config, registry, engine }) }
+    }
+
+    /// The body of `GET /metrics`: Prometheus' text format 0.0.4 ([`Telemetry::CONTENT_TYPE`]).
+    pub fn render(&self) -> String {
+        self.inner.registry.render()
+    }
+
+    /// The media type of [`Telemetry::render`].
+    pub const CONTENT_TYPE: &'static str = "text/plain; version=0.0.4; charset=utf-8";
+
+    /// The handle that the engine observes through.
+    pub fn engine(&self) -> EngineMetrics {
+        EngineMetrics::new(Arc::clone(&self.inner.engine))
+    }
+
+    /// The handle that the server observes through, with `(method, handler)` series for `routes` and no others: a
+    /// request for anything else counts under the handler `none`. Calling it again returns the same series.
+    pub fn http(&self, routes: &[(&'static str, &'static str)]) -> HttpMetrics {
+        HttpMetrics::register(&self.inner.registry, &self.inner.config.model_name, routes)
+    }
+
+    /// Sets `vllm:cache_config_info`, constant 1 with the KV-cache configuration as labels; the label `engine` is
+    /// added. A second call replaces the first.
+    pub fn set_cache_config(&self, labels: &[(&str, String)]) {
+        let engine = self.inner.config.engine.to_string();
+        let mut all: Vec<(&str, &str)> = labels.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        all.push(("engine", &engine));
+        self.inner.registry.set_info(
+            "vllm:cache_config_info",
+            "Configuration of the KV cache, as labels; always 1.",
+            &all,
+        );
+    }
+
+    /// A statistics line over this server's counters, starting now.
+    pub fn stats_line(&self) -> StatsLine {
+        StatsLine::new(Arc::clone(&self.inner.engine), self.inner.config.engine)
+    }
+
+    /// Starts the timer thread that logs the statistics line every `VLLM_LOG_STATS_INTERVAL` seconds (10 by default);
+    /// it ends when the guard is dropped. The metrics themselves need no upkeep.
+    pub fn spawn_upkeep(&self) -> UpkeepGuard {
+        UpkeepGuard::spawn(self.stats_line(), stats::interval_from_env())
+    }
+}

@@ -1,0 +1,142 @@
+//! The atomics behind a series. Handles are shared between one registry entry and whoever observes.
+//!
+//! All orderings are relaxed: a scrape may see one series a moment before another, but every series is exact.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// A sum that only grows.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counter(Arc<AtomicU64>);
+
+impl Counter {
+    pub(crate) fn add(&self, value: u64) {
+        self.0.fetch_add(value, Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// The latest value, as the bits of an f64.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Gauge(Arc<AtomicU64>);
+
+impl Gauge {
+    pub(crate) fn set(&self, value: f64) {
+        self.0.store(value.to_bits(), Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> f64 {
+        f64::from_bits(self.0.load(Relaxed))
+    }
+}
+
+/// What a histogram counts in. Integers make an observation two atomic adds, without a loop around a float.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    /// Observed in nanoseconds, exported in seconds.
+    Seconds,
+    /// Tokens, bytes, preemptions.
+    Items,
+}
+
+impl Unit {
+    const fn per_exported_unit(self) -> f64 {
+        match self {
+            Self::Seconds => 1e9,
+            Self::Items => 1.0,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Buckets {
+    unit: Unit,
+    /// Upper bounds in `unit`, ascending.
+    bounds: Box<[u64]>,
+    /// One more than bounds; the last is what exceeds them all. Not cumulative.
+    counts: Box<[AtomicU64]>,
+    sum: AtomicU64,
+}
+
+/// A histogram with fixed buckets.
+#[derive(Clone, Debug)]
+pub(crate) struct Histogram(Arc<Buckets>);
+
+impl Histogram {
+    /// `bounds` ascending, in the exported unit; none makes it a sum and a count.
+    pub(crate) fn new(unit: Unit, bounds: &[f64]) -> Self {
+        let bounds: Box<[u64]> = bounds.iter().map(|b| (b * unit.per_exported_unit()).round() as u64).collect();
+        let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
+        Self(Arc::new(Buckets { unit, bounds, counts, sum: AtomicU64::new(0) }))
+    }
+
+    /// Observes a number of items.
+    pub(crate) fn observe(&self, value: u64) {
+        let bucket = self.0.bounds.partition_point(|&bound| bound < value);
+        self.0.counts[bucket].fetch_add(1, Relaxed);
+        self.0.sum.fetch_add(value, Relaxed);
+    }
+
+    /// Observes a duration (up to 584 years).
+    pub(crate) fn observe_duration(&self, value: Duration) {
+        self.observe(u64::try_from(value.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Cumulative counts, one for each bound and a last one for all observations.
+    pub(crate) fn cumulative(&self) -> impl Iterator<Item = u64> {
+        self.0.counts.iter().scan(0, |total, count| {
+            *total += count.load(Relaxed);
+            Some(*total)
+        })
+    }
+
+    /// Sum of the observations in the exported unit.
+    pub(crate) fn sum(&self) -> f64 {
+        self.0.sum.load(Relaxed) as f64 / self.0.unit.per_exported_unit()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(h: &Histogram) -> Vec<u64> {
+        h.cumulative().collect()
+    }
+
+    #[test]
+    fn a_value_on_a_bound_belongs_to_its_bucket() {
+        let h = Histogram::new(Unit::Items, &[1.0, 2.0, 5.0]);
+        for value in [0, 1, 2, 3, 5, 6] {
+            h.observe(value);
+        }
+        assert_eq!(counts(&h), [2, 3, 5, 6]);
+        assert_eq!(h.sum(), 17.0);
+    }
+
+    #[test]
+    fn durations_compare_exactly_at_decimal_bounds() {
+        let h = Histogram::new(Unit::Seconds, &[0.001, 0.3]);
+        h.observe_duration(Duration::from_millis(1));
+        h.observe_duration(Duration::from_nanos(1_000_001));
+        h.observe_duration(Duration::from_millis(300));
+        assert_eq!(counts(&h), [1, 3, 3]);
+        assert_eq!(h.sum(), 0.302_000_001);
+    }
+
+    #[test]
+    fn observations_from_many_threads_all_count() {
+        let h = Histogram::new(Unit::Items, &[10.0]);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..10_000).for_each(|i| h.observe(i % 20)));
+            }
+        });
+        assert_eq!(counts(&h).last(), Some(&40_000));
+        assert_eq!(h.sum(), 4.0 * 500.0 * 190.0);
+    }
+}
