@@ -1,6 +1,6 @@
 //! The engine's view of whatever computes tokens.
 
-use crate::plan::{StepId, StepMasks, StepOutput, StepPlan};
+use crate::plan::{StepId, StepMasks, StepOutput, StepPlan, TokenOutput};
 
 /// One KV group: layers that share a block table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +35,11 @@ pub struct ExecutorError {
 }
 
 /// Runs steps in order. Calls come from the engine thread alone: `submit(n)`, `sample(n)`, and `wait()` for the oldest
-/// step, with up to [`Executor::max_in_flight`] steps between their `submit` and their `wait`.
+/// step, with up to [`Executor::max_in_flight`] steps between their `submit` and their `wait`. `sample(n)` comes before
+/// `submit(n + 1)`.
+///
+/// An error ends its step: after a failed `submit` or `sample` the step is not waited for, and after a failed `wait` it
+/// is the oldest step that is over. The engine then waits for what else is in flight before it submits again.
 pub trait Executor: Send {
     /// Blocks and groups, fixed for the executor's life.
     fn kv_cache_spec(&self) -> &KvCacheSpec;
@@ -57,4 +61,9 @@ pub trait Executor: Send {
 
     /// Blocks until the oldest step has its tokens.
     fn wait(&mut self) -> Result<StepOutput, ExecutorError>;
+
+    /// Takes back the emptied memory of [`StepOutput::rows`] for the next step.
+    fn recycle(&mut self, rows: Vec<TokenOutput>) {
+        drop(rows);
+    }
 }

@@ -1,15 +1,37 @@
 //! Requests, the scheduler, KV blocks, the prefix cache and the engine loop.
 //!
 //! **Invariant:** this crate knows no HTTP, no tensor and no model: tokens in, tokens out, through an [`Executor`].
+//!
+//! The parts, from the caller's side to the device's: [`EngineHandle::submit`] puts a [`Request`] into the bounded
+//! inbox and hands out a [`RequestStream`]; the thread of an [`Engine`] drains the inbox, lets the scheduler plan a step
+//! over the KV blocks, submits the [`StepPlan`] to the [`Executor`] and sends what was drawn to the streams.
 
+mod config;
 mod constraint;
+mod engine;
+mod engine_loop;
 mod executor;
+mod inbox;
+#[doc(hidden)]
+pub mod internals;
+mod kv;
+pub mod mock;
 mod plan;
 mod request;
+mod scheduler;
+mod sequence;
+mod status;
+mod stop;
+mod stream;
+mod timeline;
 
+pub use config::{EngineConfig, EngineError, SchedulingPolicy};
 pub use constraint::Constraint;
+pub use engine::{Engine, EngineHandle};
 pub use executor::{Executor, ExecutorError, KvCacheSpec, KvGroupSpec};
 pub use plan::{
     InputToken, Joined, Logprobs, PlannedSequence, Slot, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
 };
 pub use request::{FinishReason, Request, RequestEvent, SamplingParams, SubmitError};
+pub use status::{EngineState, EngineStatus};
+pub use stream::RequestStream;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::plan::TokenOutput;
 use crate::Constraint;
+use crate::plan::TokenOutput;
 
 /// How tokens are drawn. Ranges are checked by whoever parses the request; the meaning of each field is that of
 /// OpenAI's API and vLLM's extensions.

@@ -1,0 +1,144 @@
+//! The engine's outside: starting it, asking it, stopping it.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use octavo_telemetry::EngineMetrics;
+
+use crate::engine_loop::{EngineLoop, Exit};
+use crate::inbox::Inbox;
+use crate::kv::{KvLayout, SequenceKv, TokenHistory};
+use crate::sequence::Sequence;
+use crate::status::StatusCells;
+use crate::{EngineConfig, EngineError, EngineState, EngineStatus, Executor, Request, RequestStream, SubmitError};
+
+/// What the engine thread and the handles share.
+pub(crate) struct Shared {
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) status: StatusCells,
+    layout: KvLayout,
+    max_model_len: usize,
+}
+
+impl Shared {
+    pub(crate) fn new(executor: &dyn Executor, config: &EngineConfig) -> Self {
+        let spec = executor.kv_cache_spec();
+        let blocks = spec.groups.iter().map(|group| group.blocks.saturating_sub(1)).sum();
+        Self {
+            inbox: Arc::new(Inbox::new(config)),
+            status: StatusCells::new(blocks),
+            layout: KvLayout::new(spec, config.enable_prefix_caching),
+            max_model_len: config.max_model_len,
+        }
+    }
+
+    pub(crate) fn submit(&self, request: Request) -> Result<RequestStream, SubmitError> {
+        let tokens = request.prompt.len();
+        if tokens == 0 {
+            return Err(SubmitError::EmptyPrompt);
+        }
+        if tokens >= self.max_model_len {
+            return Err(SubmitError::PromptTooLong { tokens, limit: self.max_model_len - 1 });
+        }
+        self.inbox.check(tokens)?;
+        let history = TokenHistory::new(request.prompt.clone());
+        let kv = SequenceKv::new(&self.layout, &history, request.cache_salt.as_deref());
+        let max_tokens = request.params.max_tokens.max(1) as usize;
+        let limit = tokens.saturating_add(max_tokens).min(self.max_model_len);
+        self.inbox.submit(tokens, |id, sender| Sequence::new(id, request, kv, sender, limit))
+    }
+}
+
+/// A running engine; owns its thread. Dropping it asks the engine to stop without waiting for it.
+pub struct Engine {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Submits requests to an engine and reads its status.
+#[derive(Clone)]
+pub struct EngineHandle {
+    shared: Arc<Shared>,
+}
+
+impl Engine {
+    /// Starts an engine thread over `executor`.
+    ///
+    /// # Errors
+    /// If limits are 0 or contradict each other, or one sequence of `max_model_len` does not fit the KV cache.
+    pub fn spawn(
+        executor: Box<dyn Executor>,
+        config: EngineConfig,
+        metrics: EngineMetrics,
+    ) -> Result<Engine, EngineError> {
+        config.check(executor.kv_cache_spec())?;
+        let shared = Arc::new(Shared::new(&*executor, &config));
+        let thread = std::thread::Builder::new().name("octavo-engine".into()).spawn({
+            let shared = shared.clone();
+            move || {
+                let mut last_words = LastWords { shared: shared.clone(), state: EngineState::Failed };
+                if EngineLoop::new(shared, executor, config, metrics).run() == Exit::Stopped {
+                    last_words.state = EngineState::Stopped;
+                }
+            }
+        })?;
+        Ok(Engine { shared, thread: Some(thread) })
+    }
+
+    /// A handle; any number may exist, and outlive the engine.
+    pub fn handle(&self) -> EngineHandle {
+        EngineHandle { shared: self.shared.clone() }
+    }
+
+    /// Stops the engine: every request ends with [`FinishReason::Abort`](crate::FinishReason::Abort), steps in flight
+    /// are waited for.
+    pub fn join(mut self) {
+        self.shared.inbox.stop();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the engine thread had panicked");
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.shared.inbox.stop();
+    }
+}
+
+/// However the engine thread ends, nothing is submitted to it any more and nobody waits for it.
+struct LastWords {
+    shared: Arc<Shared>,
+    state: EngineState,
+}
+
+impl Drop for LastWords {
+    fn drop(&mut self) {
+        self.shared.status.set_load(0, 0, 0);
+        self.shared.status.idle();
+        self.shared.status.set_state(self.state);
+        self.shared.inbox.close();
+    }
+}
+
+impl EngineHandle {
+    /// Submits a request. Never blocks on the engine; hashes the prompt's blocks, some 10 ns a token.
+    ///
+    /// # Errors
+    /// If the prompt can never run, too much is waiting, or the engine does not run.
+    pub fn submit(&self, request: Request) -> Result<RequestStream, SubmitError> {
+        self.shared.submit(request)
+    }
+
+    /// The engine now; takes no lock.
+    pub fn status(&self) -> EngineStatus {
+        self.shared.status.read(self.shared.inbox.queued_requests())
+    }
+
+    /// Ends every request submitted so far with [`FinishReason::Abort`](crate::FinishReason::Abort).
+    pub fn abort_all(&self) {
+        self.shared.inbox.abort_all();
+    }
+}

@@ -1,0 +1,405 @@
+//! The engine thread: wait for the device, read the mail, give out tokens, plan and submit the next step.
+//!
+//! With one step in flight a turn is: submit n, wake the readers of n − 1 and fill the masks of n while the device works,
+//! sample n, wait for n. With two, n + 1 is planned and submitted before n is waited for, its inputs naming what n draws
+//! where the engine has not seen it; masks of n + 1 need the tokens of n, so its sampling starts after that wait.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Instant;
+
+use octavo_telemetry::{EngineMetrics, StepStats};
+
+use crate::engine::Shared;
+use crate::inbox::{End, Mail};
+use crate::scheduler::{Scheduler, StepRecord};
+use crate::sequence::SequenceKey;
+use crate::stop::stop_reason;
+use crate::{
+    EngineConfig, Executor, ExecutorError, FinishReason, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
+};
+
+/// How the engine ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// It was asked to.
+    Stopped,
+    /// The executor can go on no more.
+    Failed,
+}
+
+/// What came of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// There may be more to do.
+    Again,
+    /// Nothing is in flight, nothing runs, nothing waits.
+    Idle,
+    /// That was the last.
+    Over(Exit),
+}
+
+/// The state of the engine thread.
+pub(crate) struct EngineLoop {
+    shared: Arc<Shared>,
+    executor: Box<dyn Executor>,
+    metrics: EngineMetrics,
+    scheduler: Scheduler,
+    /// Steps that may be in flight.
+    depth: usize,
+    /// Oldest first. Only the newest may wait for its masks.
+    in_flight: VecDeque<StepRecord>,
+    next_step: StepId,
+    /// There was nothing to submit when last tried: the steps in flight come first.
+    starved: bool,
+    /// A step failed: what the next one would refer to is unclear until all in flight are back.
+    settling: bool,
+    mail: Mail,
+    /// Readers to wake once the device is busy.
+    wakers: Vec<Waker>,
+    spare_plans: Vec<StepPlan>,
+    spare_records: Vec<StepRecord>,
+}
+
+impl EngineLoop {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        executor: Box<dyn Executor>,
+        config: EngineConfig,
+        metrics: EngineMetrics,
+    ) -> Self {
+        let depth = executor.max_in_flight().clamp(1, 2);
+        Self {
+            shared,
+            metrics,
+            wakers: Vec::with_capacity(config.max_num_seqs),
+            scheduler: Scheduler::new(config, executor.kv_cache_spec()),
+            executor,
+            depth,
+            in_flight: VecDeque::with_capacity(depth),
+            next_step: 1,
+            starved: false,
+            settling: false,
+            mail: Mail::default(),
+            spare_plans: Vec::with_capacity(depth + 1),
+            spare_records: Vec::with_capacity(depth + 1),
+        }
+    }
+
+    /// Runs until stopped or failed. Idle, it blocks on the inbox.
+    pub(crate) fn run(mut self) -> Exit {
+        loop {
+            match self.turn() {
+                Turn::Again => {}
+                Turn::Idle => {
+                    self.shared.status.idle();
+                    self.shared.inbox.wait();
+                }
+                Turn::Over(exit) => return exit,
+            }
+        }
+    }
+
+    /// One turn. Blocks on the device alone.
+    pub(crate) fn turn(&mut self) -> Turn {
+        let back = self.wait_for_oldest();
+        self.shared.status.progress();
+        self.shared.inbox.take(&mut self.mail);
+        let worked = match self.read_mail() {
+            Some(exit) => return Turn::Over(exit),
+            None => self.work(back),
+        };
+        debug_assert_eq!(self.scheduler.check_integrity(), Ok(()));
+        match worked {
+            Ok(()) if self.in_flight.is_empty() && self.scheduler.is_idle() => {
+                self.report(StepStats::default());
+                Turn::Idle
+            }
+            Ok(()) => Turn::Again,
+            Err(error) => Turn::Over(self.fail(&error)),
+        }
+    }
+
+    /// What a turn does between two waits. An error is fatal.
+    fn work(&mut self, back: Option<(StepRecord, Result<StepOutput, ExecutorError>)>) -> Result<(), ExecutorError> {
+        if let Some((record, result)) = back {
+            match result {
+                Ok(output) => self.retire(record, output)?,
+                Err(error) => self.fail_step(record, error)?,
+            }
+        }
+        self.sample_newest()?;
+        if !self.settling {
+            self.submit_next()?;
+        }
+        self.wake_readers();
+        if self.in_flight.len() == 1 {
+            self.sample_newest()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the oldest step if no other can be submitted before it is back.
+    fn wait_for_oldest(&mut self) -> Option<(StepRecord, Result<StepOutput, ExecutorError>)> {
+        if self.in_flight.len() < self.depth && !self.starved && !self.settling {
+            return None;
+        }
+        let record = self.in_flight.pop_front()?;
+        Some((record, self.executor.wait()))
+    }
+
+    /// Takes in what the callers want. Ends come before the outputs of the step that is just back.
+    fn read_mail(&mut self) -> Option<Exit> {
+        let mut mail = std::mem::take(&mut self.mail);
+        for sequence in mail.arrivals.drain(..) {
+            self.scheduler.enqueue(sequence);
+        }
+        let now = Instant::now();
+        for (id, how) in mail.ends.drain(..) {
+            let reason = match how {
+                End::Abort => FinishReason::Abort,
+                End::Stop => FinishReason::Stop { token: None },
+            };
+            if let Some(key) = self.scheduler.key(id) {
+                self.end(key, None, reason, now);
+            }
+        }
+        if let Some(before) = mail.abort_before.take() {
+            self.end_all(|id| id < before, &FinishReason::Abort);
+        }
+        let stop = std::mem::take(&mut mail.stop);
+        self.mail = mail;
+        stop.then(|| self.shut_down())
+    }
+
+    /// Plans a step and submits it, unless there is nothing to compute.
+    fn submit_next(&mut self) -> Result<(), ExecutorError> {
+        if self.in_flight.len() == self.depth {
+            return Ok(());
+        }
+        let mut plan = self.spare_plans.pop().unwrap_or_default();
+        let mut record = self.spare_records.pop().unwrap_or_default();
+        self.scheduler.schedule(self.next_step, &mut plan, &mut record);
+        self.starved = plan.sequences.is_empty();
+        if self.starved {
+            self.spare_plans.push(plan);
+            self.spare_records.push(record);
+            return self.check_progress();
+        }
+        self.next_step += 1;
+        self.note_admissions();
+        match self.executor.submit(plan) {
+            Ok(()) => self.in_flight.push_back(record),
+            Err(error) => return self.fail_step(record, error),
+        }
+        self.sample_unless_constrained()
+    }
+
+    /// Nothing can be computed although nothing is in flight and there are requests: no later turn would differ.
+    fn check_progress(&self) -> Result<(), ExecutorError> {
+        if self.in_flight.is_empty() && !self.scheduler.is_idle() {
+            debug_assert!(false, "the scheduler is stuck");
+            return Err(ExecutorError { message: "no request can be scheduled".into(), fatal: true });
+        }
+        Ok(())
+    }
+
+    fn note_admissions(&mut self) {
+        let now = Instant::now();
+        for at in 0..self.scheduler.admitted().len() {
+            let caching = self.scheduler.kv().layout().caching();
+            let key = self.scheduler.admitted()[at];
+            let Some(sequence) = self.scheduler.sequence_mut(key) else { continue };
+            if sequence.timeline.on_scheduled(now) {
+                self.shared.inbox.leave_queue(sequence.prompt_len());
+                if caching {
+                    self.metrics.prefix_lookup(sequence.prompt_len() as u64, u64::from(sequence.cached_tokens));
+                }
+            }
+        }
+    }
+
+    fn sample_unless_constrained(&mut self) -> Result<(), ExecutorError> {
+        match self.in_flight.back() {
+            Some(record) if record.constrained_rows() == 0 => self.sample_newest(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Starts the sampling of the newest step if that is still to be done. The tokens of the step before must be known
+    /// if rows are constrained.
+    fn sample_newest(&mut self) -> Result<(), ExecutorError> {
+        let Some(mut record) = self.in_flight.pop_back() else { return Ok(()) };
+        if record.sampling {
+            self.in_flight.push_back(record);
+            return Ok(());
+        }
+        record.sampling = true;
+        let masks = self.fill_masks(&record);
+        match self.executor.sample(record.step, masks) {
+            Ok(()) => {
+                self.in_flight.push_back(record);
+                Ok(())
+            }
+            Err(error) => self.fail_step(record, error),
+        }
+    }
+
+    /// The masks of a step's constrained rows. A sequence that has ended may draw anything.
+    fn fill_masks(&mut self, record: &StepRecord) -> StepMasks {
+        let words = self.executor.vocab_size().div_ceil(32);
+        let rows = record.constrained_rows();
+        let mut bits = vec![u32::MAX; rows * words];
+        let constrained = record.rows.iter().filter(|row| row.constrained);
+        for (row, mask) in constrained.zip(bits.chunks_exact_mut(words.max(1))) {
+            let sequence = self.scheduler.sequence_mut(row.key);
+            if let Some(constraint) = sequence.and_then(|sequence| sequence.constraint.as_mut()) {
+                constraint.fill_mask(mask);
+            }
+        }
+        StepMasks { words, bits }
+    }
+
+    /// A step is back: gives out its tokens.
+    fn retire(&mut self, record: StepRecord, output: StepOutput) -> Result<(), ExecutorError> {
+        let now = Instant::now();
+        let StepOutput { mut rows, plan } = output;
+        let expected = record.rows.iter().filter(|row| row.samples).count();
+        if rows.len() != expected {
+            let message = format!("step {} drew {} tokens instead of {expected}", record.step, rows.len());
+            return self.fail_step(record, ExecutorError { message, fatal: true });
+        }
+        let mut stats = StepStats::default();
+        let mut drawn = rows.drain(..);
+        for row in &record.rows {
+            let token = if row.samples { drawn.next() } else { None };
+            let Some(prompt_tokens) = self.scheduler.retire(row) else { continue };
+            stats.prompt_tokens += prompt_tokens as u64;
+            if let Some(token) = token {
+                stats.generated_tokens += 1;
+                self.take_token(row.key, token, now);
+            }
+        }
+        drop(drawn);
+        self.executor.recycle(rows);
+        self.spare_plans.push(plan);
+        self.spare_records.push(record);
+        self.report(stats);
+        self.settled();
+        Ok(())
+    }
+
+    /// Gives a sequence the token drawn for it, and ends it if that was the last.
+    fn take_token(&mut self, key: SequenceKey, token: TokenOutput, now: Instant) {
+        let Some(sequence) = self.scheduler.sequence_mut(key) else { return };
+        if let Some(constraint) = &mut sequence.constraint
+            && !constraint.accept(token.id)
+        {
+            let message = format!("the grammar does not allow token {}, which was drawn", token.id);
+            return self.end(key, None, FinishReason::Error(message.into()), now);
+        }
+        sequence.history.output.push(token.id);
+        let (prompt, cached) = (sequence.prompt_len() as u64, u64::from(sequence.cached_tokens));
+        sequence.timeline.on_token(now, prompt, cached, &self.metrics);
+        match stop_reason(&sequence.params, token.id, sequence.full()) {
+            Some(reason) => self.end(key, Some(token), reason, now),
+            None => {
+                let cached = sequence.cached_in_first_event();
+                self.wakers.extend(sequence.sender.send(token, cached));
+            }
+        }
+    }
+
+    /// Ends a sequence: its one terminal event.
+    fn end(&mut self, key: SequenceKey, token: Option<TokenOutput>, reason: FinishReason, now: Instant) {
+        let Some(sequence) = self.scheduler.remove(key) else { return };
+        if !sequence.timeline.was_scheduled() {
+            self.shared.inbox.leave_queue(sequence.prompt_len());
+        }
+        if let FinishReason::Error(message) = &reason {
+            tracing::debug!(request = sequence.name, %message, "request failed");
+        }
+        self.metrics.finished(&sequence.finished(&reason, now));
+        let cached = token.as_ref().and_then(|_| sequence.cached_in_first_event());
+        self.wakers.extend(sequence.sender.finish(token, cached, reason));
+    }
+
+    fn end_all(&mut self, which: impl Fn(u64) -> bool, reason: &FinishReason) {
+        let now = Instant::now();
+        let keys: Vec<_> = self.scheduler.sequences().filter(|(_, s)| which(s.id)).map(|(key, _)| key).collect();
+        for key in keys {
+            self.end(key, None, reason.clone(), now);
+        }
+    }
+
+    /// Ends the requests of a step that could not be run. A fatal error is passed on.
+    fn fail_step(&mut self, record: StepRecord, error: ExecutorError) -> Result<(), ExecutorError> {
+        tracing::error!(step = record.step, fatal = error.fatal, "step failed: {error}");
+        let now = Instant::now();
+        let message: Arc<str> = error.message.as_str().into();
+        for row in &record.rows {
+            self.end(row.key, None, FinishReason::Error(message.clone()), now);
+        }
+        self.spare_records.push(record);
+        self.settling = true;
+        self.settled();
+        if error.fatal { Err(error) } else { Ok(()) }
+    }
+
+    /// After a failure: goes on once nothing is in flight.
+    fn settled(&mut self) {
+        if self.in_flight.is_empty() {
+            self.settling = false;
+        }
+        self.starved = false;
+    }
+
+    /// Sets gauges and status, and counts a step that computed something.
+    fn report(&mut self, stats: StepStats) {
+        let kv = self.scheduler.kv();
+        self.shared.status.set_load(self.scheduler.running(), self.scheduler.waiting_preempted(), kv.used());
+        self.metrics.step(&StepStats {
+            running: self.scheduler.running(),
+            waiting: self.scheduler.waiting(),
+            deferred: 0,
+            kv_usage: kv.usage(),
+            preempted: self.scheduler.take_preempted(),
+            ..stats
+        });
+    }
+
+    /// The executor can go on no more: every request ends with its error.
+    fn fail(&mut self, error: &ExecutorError) -> Exit {
+        self.end_all(|_| true, &FinishReason::Error(error.message.as_str().into()));
+        self.leave();
+        Exit::Failed
+    }
+
+    /// Every request ends as abort, and the steps in flight end too, so that the executor is dropped in peace.
+    fn shut_down(&mut self) -> Exit {
+        self.end_all(|_| true, &FinishReason::Abort);
+        self.wake_readers();
+        let mut result = self.sample_newest();
+        while result.is_ok() && self.in_flight.pop_front().is_some() {
+            result = self.executor.wait().map(drop);
+        }
+        if let Err(error) = result {
+            tracing::warn!("the last step failed: {error}");
+        }
+        self.leave();
+        Exit::Stopped
+    }
+
+    fn leave(&mut self) {
+        self.report(StepStats::default());
+        self.wake_readers();
+    }
+
+    fn wake_readers(&mut self) {
+        self.wakers.drain(..).for_each(Waker::wake);
+    }
+}

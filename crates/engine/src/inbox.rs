@@ -1,0 +1,171 @@
+//! The way in: a bounded queue of arrivals, and word of requests whose caller is done with them.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::sequence::Sequence;
+use crate::stream::EventSender;
+use crate::{EngineConfig, RequestStream, SubmitError, stream};
+
+/// Number of a request, in the order of submission.
+pub(crate) type RequestId = u64;
+
+/// How a caller ends its own request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// It went away.
+    Abort,
+    /// It has found a stop string.
+    Stop,
+}
+
+/// What came in since the last look. The engine keeps one and swaps it with the inbox's, so both keep their memory.
+#[derive(Default)]
+pub(crate) struct Mail {
+    /// New sequences, in the order of submission.
+    pub(crate) arrivals: Vec<Sequence>,
+    /// Requests ended by their callers; some may have ended by themselves meanwhile.
+    pub(crate) ends: Vec<(RequestId, End)>,
+    /// Abort every request with a smaller number.
+    pub(crate) abort_before: Option<RequestId>,
+    /// Abort everything and stop.
+    pub(crate) stop: bool,
+}
+
+impl Mail {
+    fn is_empty(&self) -> bool {
+        self.arrivals.is_empty() && self.ends.is_empty() && self.abort_before.is_none() && !self.stop
+    }
+}
+
+#[derive(Default)]
+struct State {
+    mail: Mail,
+    next_id: RequestId,
+    closed: bool,
+}
+
+/// Shared by all handles and streams of an engine.
+pub(crate) struct Inbox {
+    state: Mutex<State>,
+    /// Signalled when mail comes in; the idle engine blocks on it.
+    arrived: Condvar,
+    /// Requests that were never admitted, here or in the waiting queue. Grows under the lock only, so the bounds hold.
+    queued_requests: AtomicUsize,
+    /// Their prompt tokens.
+    queued_tokens: AtomicUsize,
+    max_requests: usize,
+    max_tokens: usize,
+}
+
+impl Inbox {
+    pub(crate) fn new(config: &EngineConfig) -> Self {
+        Self {
+            state: Mutex::default(),
+            arrived: Condvar::new(),
+            queued_requests: AtomicUsize::new(0),
+            queued_tokens: AtomicUsize::new(0),
+            max_requests: config.max_queued_requests,
+            max_tokens: config.max_queued_tokens,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a request with a prompt of this many tokens would be taken now.
+    pub(crate) fn check(&self, prompt_tokens: usize) -> Result<(), SubmitError> {
+        let waiting = self.queued_requests.load(Relaxed);
+        if waiting >= self.max_requests {
+            return Err(SubmitError::TooManyRequests { waiting, limit: self.max_requests });
+        }
+        let waiting = self.queued_tokens.load(Relaxed);
+        if waiting > 0 && waiting.saturating_add(prompt_tokens) > self.max_tokens {
+            return Err(SubmitError::TooManyTokens { waiting, limit: self.max_tokens });
+        }
+        Ok(())
+    }
+
+    /// Takes a request: `make` builds its sequence around the engine's end of the mailbox.
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        prompt_tokens: usize,
+        make: impl FnOnce(RequestId, EventSender) -> Sequence,
+    ) -> Result<RequestStream, SubmitError> {
+        let mut state = self.lock();
+        if state.closed {
+            return Err(SubmitError::Stopped);
+        }
+        self.check(prompt_tokens)?;
+        self.queued_requests.fetch_add(1, Relaxed);
+        self.queued_tokens.fetch_add(prompt_tokens, Relaxed);
+        let id = state.next_id;
+        state.next_id += 1;
+        let (sender, stream) = stream::mailbox(id, self.clone());
+        state.mail.arrivals.push(make(id, sender));
+        drop(state);
+        self.arrived.notify_one();
+        Ok(stream)
+    }
+
+    /// A request waits no longer: it was admitted for the first time, or it ended before.
+    pub(crate) fn leave_queue(&self, prompt_tokens: usize) {
+        self.queued_requests.fetch_sub(1, Relaxed);
+        self.queued_tokens.fetch_sub(prompt_tokens, Relaxed);
+    }
+
+    /// Requests that were never admitted.
+    pub(crate) fn queued_requests(&self) -> usize {
+        self.queued_requests.load(Relaxed)
+    }
+
+    /// Word from a caller that is done with its request.
+    pub(crate) fn end(&self, id: RequestId, how: End) {
+        self.post(|mail| mail.ends.push((id, how)));
+    }
+
+    /// Aborts every request submitted so far.
+    pub(crate) fn abort_all(&self) {
+        let mut state = self.lock();
+        state.mail.abort_before = Some(state.next_id);
+        drop(state);
+        self.arrived.notify_one();
+    }
+
+    /// Takes no further request and asks the engine to stop.
+    pub(crate) fn stop(&self) {
+        self.lock().closed = true;
+        self.post(|mail| mail.stop = true);
+    }
+
+    fn post(&self, add: impl FnOnce(&mut Mail)) {
+        add(&mut self.lock().mail);
+        self.arrived.notify_one();
+    }
+
+    /// Moves what came in to `mail`, which must be empty.
+    pub(crate) fn take(&self, mail: &mut Mail) {
+        debug_assert!(mail.is_empty());
+        std::mem::swap(&mut self.lock().mail, mail);
+    }
+
+    /// Blocks until something is in.
+    pub(crate) fn wait(&self) {
+        let mut state = self.lock();
+        while state.mail.is_empty() {
+            state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Takes no further request; those inside end with an error, as their senders are dropped.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        let mail = std::mem::take(&mut state.mail);
+        drop(state);
+        for arrival in &mail.arrivals {
+            self.leave_queue(arrival.prompt_len());
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Doors for the benches; not part of the API.

@@ -1,0 +1,151 @@
+//! The blocks of one KV group and who may have them.
+
+use super::{BlockId, BlockKey, NULL_BLOCK, PrefixIndex, TokenSpan};
+
+/// A block is used while it has references and on the free list while it has none. A free block that is indexed still
+/// holds its prefix: it can be found and referenced again until it is allocated to something else.
+///
+/// The free list is a ring through the blocks themselves with the null block as its start, so that every operation is a
+/// few index writes. Its order is the order of eviction: blocks without a prefix at the head, the others from least to
+/// most recently released.
+pub(crate) struct BlockPool {
+    blocks: Box<[Block]>,
+    free: usize,
+    index: PrefixIndex,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Block {
+    /// Block tables that hold it.
+    references: u32,
+    /// Neighbours on the free list, if it is free.
+    previous: BlockId,
+    next: BlockId,
+}
+
+impl BlockPool {
+    /// A pool of `blocks` blocks, the null block included, all free, in the order of their ids.
+    pub(crate) fn new(blocks: usize, block_size: usize) -> Self {
+        let blocks = blocks.max(1);
+        let mut pool = Self {
+            blocks: vec![Block::default(); blocks].into(),
+            free: 0,
+            index: PrefixIndex::new(blocks, block_size),
+        };
+        for id in 1..blocks {
+            pool.link(id as BlockId, pool.blocks[0].previous);
+        }
+        pool
+    }
+
+    /// Blocks, without the null block.
+    pub(crate) fn total(&self) -> usize {
+        self.blocks.len() - 1
+    }
+
+    /// Blocks without references, indexed or not.
+    pub(crate) fn free(&self) -> usize {
+        self.free
+    }
+
+    /// Whether the block has no references.
+    pub(crate) fn is_free(&self, id: BlockId) -> bool {
+        self.blocks[id as usize].references == 0
+    }
+
+    /// Puts a block on the free list behind `previous`.
+    fn link(&mut self, id: BlockId, previous: BlockId) {
+        let next = self.blocks[previous as usize].next;
+        self.blocks[previous as usize].next = id;
+        self.blocks[next as usize].previous = id;
+        let block = &mut self.blocks[id as usize];
+        (block.previous, block.next) = (previous, next);
+        self.free += 1;
+    }
+
+    fn unlink(&mut self, id: BlockId) {
+        let Block { previous, next, .. } = self.blocks[id as usize];
+        self.blocks[previous as usize].next = next;
+        self.blocks[next as usize].previous = previous;
+        self.free -= 1;
+    }
+
+    /// Takes the head of the free list and drops what it held.
+    pub(crate) fn allocate(&mut self) -> Option<BlockId> {
+        let id = self.blocks[NULL_BLOCK as usize].next;
+        if id == NULL_BLOCK {
+            return None;
+        }
+        self.unlink(id);
+        self.index.remove(id);
+        self.blocks[id as usize].references = 1;
+        Some(id)
+    }
+
+    /// The block with this content, used or free.
+    pub(crate) fn find(&self, key: &BlockKey, tokens: TokenSpan<'_>) -> Option<BlockId> {
+        self.index.find(key, tokens)
+    }
+
+    /// Adds a reference to a block that [`BlockPool::find`] returned.
+    pub(crate) fn attach(&mut self, id: BlockId) {
+        if self.is_free(id) {
+            self.unlink(id);
+        }
+        self.blocks[id as usize].references += 1;
+    }
+
+    /// Makes a full block of a sequence findable.
+    pub(crate) fn index(&mut self, id: BlockId, key: BlockKey, tokens: TokenSpan<'_>) {
+        debug_assert!(!self.is_free(id) && id != NULL_BLOCK);
+        self.index.insert(id, key, tokens);
+    }
+
+    /// Gives a reference back. Without references a block with a prefix is the last to be allocated, another the first.
+    pub(crate) fn release(&mut self, id: BlockId) {
+        let block = &mut self.blocks[id as usize];
+        debug_assert!(block.references > 0 && id != NULL_BLOCK);
+        block.references -= 1;
+        if block.references > 0 {
+            return;
+        }
+        let behind = if self.index.contains(id) { self.blocks[NULL_BLOCK as usize].previous } else { NULL_BLOCK };
+        self.link(id, behind);
+    }
+
+    /// The free list from head to tail.
+    pub(crate) fn free_list(&self) -> impl Iterator<Item = BlockId> {
+        let next = |id: &BlockId| Some(self.blocks[*id as usize].next);
+        std::iter::successors(Some(self.blocks[NULL_BLOCK as usize].next), next).take_while(|&id| id != NULL_BLOCK)
+    }
+
+    /// Every block is used or free, as `references` (by block id) counts it, and the free list is whole.
+    pub(crate) fn check(&self, references: &[u32]) -> Result<(), String> {
+        let mut listed = 0;
+        let mut before = NULL_BLOCK;
+        for id in self.free_list() {
+            listed += 1;
+            if listed > self.total() {
+                return Err("the free list has a cycle".into());
+            }
+            let block = &self.blocks[id as usize];
+            if block.references > 0 || block.previous != before {
+                return Err(format!("block {id} is on the free list with {} references", block.references));
+            }
+            before = id;
+        }
+        if listed != self.free || self.blocks[NULL_BLOCK as usize].previous != before {
+            return Err(format!("{} blocks are free, {listed} are on the free list", self.free));
+        }
+        let used = self.blocks.iter().filter(|block| block.references > 0).count();
+        if used + self.free != self.total() || references[NULL_BLOCK as usize] > 0 {
+            return Err(format!("{used} used + {} free blocks are not {}", self.free, self.total()));
+        }
+        for (id, (block, &held)) in self.blocks.iter().zip(references).enumerate() {
+            if block.references != held {
+                return Err(format!("block {id} counts {} references, tables hold {held}", block.references));
+            }
+        }
+        self.index.check()
+    }
+}

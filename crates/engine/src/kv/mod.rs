@@ -1,0 +1,257 @@
+//! KV blocks: which sequence holds which, and which hold a prefix that another can use.
+
+mod block_key;
+mod block_pool;
+mod prefix_index;
+#[cfg(test)]
+mod tests;
+mod tokens;
+
+use crate::KvCacheSpec;
+use block_key::BlockKey;
+pub(crate) use block_key::ChainKey;
+use block_pool::BlockPool;
+use prefix_index::PrefixIndex;
+pub(crate) use tokens::{TokenHistory, TokenSpan};
+
+/// Index of a block in its group's memory.
+pub(crate) type BlockId = u32;
+
+/// Never allocated, counted in no total, and free for padding.
+pub(crate) const NULL_BLOCK: BlockId = 0;
+
+/// A sequence's part of the KV cache.
+#[derive(Debug)]
+pub(crate) struct SequenceKv {
+    /// A block table for each KV group.
+    pub(crate) tables: Vec<Vec<BlockId>>,
+    /// What the first block continues.
+    root: ChainKey,
+    /// Keys of the leading full blocks, as far as they were needed; they outlive the tables of a preempted sequence.
+    keys: Vec<ChainKey>,
+    /// Leading blocks that came from the index or went to it.
+    indexed: usize,
+}
+
+impl SequenceKv {
+    /// No blocks. The keys of the prompt's full blocks are computed here, on the caller's thread.
+    pub(crate) fn new(layout: &KvLayout, history: &TokenHistory, cache_salt: Option<&str>) -> Self {
+        let root = ChainKey::root(cache_salt);
+        let mut kv = Self { tables: vec![Vec::new(); layout.groups], root, keys: Vec::new(), indexed: 0 };
+        if layout.caching {
+            kv.extend_keys(layout, history, history.len() / layout.block_size);
+        }
+        kv
+    }
+
+    /// Has the keys of the first `blocks` blocks, which must be full.
+    fn extend_keys(&mut self, layout: &KvLayout, history: &TokenHistory, blocks: usize) {
+        if self.keys.len() >= blocks {
+            return;
+        }
+        self.keys.reserve(blocks - self.keys.len());
+        let mut parent = *self.keys.last().unwrap_or(&self.root);
+        for block in self.keys.len()..blocks {
+            parent = parent.child(layout.block_tokens(history, block));
+            self.keys.push(parent);
+        }
+    }
+
+    /// Makes room for the tables and keys of a sequence of `tokens` tokens, so that its steps allocate nothing.
+    pub(crate) fn reserve(&mut self, layout: &KvLayout, tokens: usize) {
+        let blocks = layout.blocks_for(tokens);
+        for table in &mut self.tables {
+            table.reserve(blocks.saturating_sub(table.len()));
+        }
+        if layout.caching {
+            self.keys.reserve(blocks.saturating_sub(self.keys.len()));
+        }
+    }
+}
+
+/// What must be known of the KV cache to prepare a sequence for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KvLayout {
+    /// Tokens a block; of no meaning without groups.
+    block_size: usize,
+    groups: usize,
+    /// Full blocks are indexed and looked up.
+    caching: bool,
+}
+
+impl KvLayout {
+    pub(crate) fn new(spec: &KvCacheSpec, enable_prefix_caching: bool) -> Self {
+        let groups = spec.groups.len();
+        Self { block_size: spec.block_size.max(1), groups, caching: enable_prefix_caching && groups > 0 }
+    }
+
+    /// Whether prefixes are looked up.
+    pub(crate) fn caching(&self) -> bool {
+        self.caching
+    }
+
+    /// Tokens that the index has to remember of a block.
+    fn indexed_tokens(&self) -> usize {
+        if self.caching { self.block_size } else { 0 }
+    }
+
+    fn blocks_for(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.block_size)
+    }
+
+    fn block_tokens<'a>(&self, history: &'a TokenHistory, block: usize) -> TokenSpan<'a> {
+        history.span(block * self.block_size..(block + 1) * self.block_size)
+    }
+}
+
+/// The blocks of all KV groups. A model may have one group, several, or none.
+pub(crate) struct KvCache {
+    layout: KvLayout,
+    pools: Vec<BlockPool>,
+    /// By group, the blocks that the last [`KvCache::lookup`] found.
+    found: Vec<Vec<BlockId>>,
+}
+
+/// A prefix found in the cache, valid until the cache changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hit {
+    blocks: usize,
+    /// Tokens that need not be computed.
+    pub(crate) tokens: usize,
+}
+
+impl KvCache {
+    pub(crate) fn new(spec: &KvCacheSpec, enable_prefix_caching: bool) -> Self {
+        let layout = KvLayout::new(spec, enable_prefix_caching);
+        Self {
+            layout,
+            pools: spec.groups.iter().map(|group| BlockPool::new(group.blocks, layout.indexed_tokens())).collect(),
+            found: spec.groups.iter().map(|group| Vec::with_capacity(group.blocks)).collect(),
+        }
+    }
+
+    pub(crate) fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    /// Blocks in use, over all groups.
+    pub(crate) fn used(&self) -> usize {
+        self.pools.iter().map(|pool| pool.total() - pool.free()).sum()
+    }
+
+    /// Used share of the fullest group, 0 to 1: the one that will run out.
+    pub(crate) fn usage(&self) -> f64 {
+        let share = |pool: &BlockPool| 1.0 - pool.free() as f64 / pool.total().max(1) as f64;
+        self.pools.iter().map(share).fold(0.0, f64::max)
+    }
+
+    /// Whether some group has no free block, so that nothing can be admitted.
+    pub(crate) fn exhausted(&self) -> bool {
+        self.pools.iter().any(|pool| pool.free() == 0)
+    }
+
+    /// The longest prefix of whole blocks that every group still holds. At least one token is left to compute, as its
+    /// logits are needed.
+    pub(crate) fn lookup(&mut self, kv: &mut SequenceKv, history: &TokenHistory) -> Hit {
+        let Self { layout, pools, found } = self;
+        let mut blocks = if layout.caching { (history.len() - 1) / layout.block_size } else { 0 };
+        kv.extend_keys(layout, history, blocks);
+        for (group, (pool, found)) in pools.iter().zip(&mut *found).enumerate() {
+            let find = |(block, &chain): (usize, &ChainKey)| {
+                pool.find(&BlockKey { chain, group: group as u32 }, layout.block_tokens(history, block))
+            };
+            found.clear();
+            found.extend(kv.keys[..blocks].iter().enumerate().map_while(find));
+            blocks = found.len();
+        }
+        found.iter_mut().for_each(|found| found.truncate(blocks));
+        Hit { blocks, tokens: blocks * layout.block_size }
+    }
+
+    /// Whether a sequence of `tokens` tokens fits once the hit is attached.
+    pub(crate) fn fits(&self, hit: Hit, tokens: usize) -> bool {
+        let need = self.layout.blocks_for(tokens) - hit.blocks;
+        self.pools.iter().zip(&self.found).all(|(pool, found)| {
+            let revived = found.iter().filter(|&&id| pool.is_free(id)).count();
+            pool.free() - revived >= need
+        })
+    }
+
+    /// Gives a sequence without blocks the hit of the lookup just made.
+    pub(crate) fn attach(&mut self, kv: &mut SequenceKv, hit: Hit) {
+        for ((pool, found), table) in self.pools.iter_mut().zip(&self.found).zip(&mut kv.tables) {
+            debug_assert!(table.is_empty() && found.len() == hit.blocks);
+            found.iter().for_each(|&id| pool.attach(id));
+            table.extend_from_slice(found);
+        }
+        kv.indexed = hit.blocks;
+    }
+
+    /// Has the tables cover `tokens` tokens. `false`, and nothing changed, if some group has too few free blocks.
+    #[must_use]
+    pub(crate) fn grow(&mut self, kv: &mut SequenceKv, tokens: usize) -> bool {
+        let need = self.layout.blocks_for(tokens);
+        let short = |(pool, table): (&BlockPool, &Vec<BlockId>)| pool.free() < need.saturating_sub(table.len());
+        if self.pools.iter().zip(&kv.tables).any(short) {
+            return false;
+        }
+        for (pool, table) in self.pools.iter_mut().zip(&mut kv.tables) {
+            while table.len() < need {
+                let Some(id) = pool.allocate() else { return false };
+                table.push(id);
+            }
+        }
+        true
+    }
+
+    /// Indexes the full blocks among the first `tokens` tokens, whose keys and values are in memory and whose ids are
+    /// final.
+    pub(crate) fn commit(&mut self, kv: &mut SequenceKv, history: &TokenHistory, tokens: usize) {
+        let full = tokens / self.layout.block_size;
+        if !self.layout.caching || full <= kv.indexed {
+            return;
+        }
+        kv.extend_keys(&self.layout, history, full);
+        for (group, (pool, table)) in self.pools.iter_mut().zip(&kv.tables).enumerate() {
+            let blocks = table.iter().zip(&kv.keys).enumerate().take(full).skip(kv.indexed);
+            for (block, (&id, &chain)) in blocks {
+                let key = BlockKey { chain, group: group as u32 };
+                pool.index(id, key, self.layout.block_tokens(history, block));
+            }
+        }
+        kv.indexed = full;
+    }
+
+    /// Takes all blocks back, the last first: a prefix that others may share outlives what follows it.
+    pub(crate) fn release(&mut self, kv: &mut SequenceKv) {
+        for (pool, table) in self.pools.iter_mut().zip(&mut kv.tables) {
+            table.drain(..).rev().for_each(|id| pool.release(id));
+        }
+        kv.indexed = 0;
+    }
+
+    /// Every block is in exactly one state, and the sequences' tables hold what the pools count.
+    pub(crate) fn check<'a>(&self, sequences: impl Iterator<Item = &'a SequenceKv> + Clone) -> Result<(), String> {
+        for (group, pool) in self.pools.iter().enumerate() {
+            let mut references = vec![0; pool.total() + 1];
+            for &id in sequences.clone().flat_map(|kv| &kv.tables[group]) {
+                references[id as usize] += 1;
+            }
+            pool.check(&references).map_err(|error| format!("KV group {group}: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// A sequence's tables cover its `submitted` tokens and no block more, and only blocks whose tokens are all
+    /// `retired` are indexed for it.
+    pub(crate) fn check_sequence(&self, kv: &SequenceKv, submitted: usize, retired: usize) -> Result<(), String> {
+        let blocks = self.layout.blocks_for(submitted);
+        if let Some(table) = kv.tables.iter().find(|table| table.len() != blocks) {
+            return Err(format!("{} blocks for {submitted} tokens", table.len()));
+        }
+        if kv.indexed * self.layout.block_size > retired {
+            return Err(format!("{} blocks indexed, {retired} tokens retired", kv.indexed));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,73 @@
+//! A sequence's tokens, where they already are: the prompt as the caller shared it, and what was generated.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Prompt and generated tokens; positions count over both.
+#[derive(Clone, Debug)]
+pub(crate) struct TokenHistory {
+    pub(crate) prompt: Arc<[u32]>,
+    pub(crate) output: Vec<u32>,
+}
+
+impl TokenHistory {
+    pub(crate) fn new(prompt: Arc<[u32]>) -> Self {
+        Self { prompt, output: Vec::new() }
+    }
+
+    /// Tokens whose ids are known.
+    pub(crate) fn len(&self) -> usize {
+        self.prompt.len() + self.output.len()
+    }
+
+    /// The tokens at `positions`, which may lie on both sides of the prompt's end.
+    pub(crate) fn span(&self, positions: Range<usize>) -> TokenSpan<'_> {
+        let border = self.prompt.len();
+        let head = &self.prompt[positions.start.min(border)..positions.end.min(border)];
+        let tail = &self.output[positions.start.max(border) - border..positions.end.max(border) - border];
+        TokenSpan { head, tail }
+    }
+}
+
+/// Some tokens in two pieces.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TokenSpan<'a> {
+    pub(crate) head: &'a [u32],
+    pub(crate) tail: &'a [u32],
+}
+
+impl TokenSpan<'_> {
+    pub(crate) fn len(&self) -> usize {
+        self.head.len() + self.tail.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
+        self.head.iter().chain(self.tail).copied()
+    }
+}
+
+impl PartialEq<[u32]> for TokenSpan<'_> {
+    fn eq(&self, other: &[u32]) -> bool {
+        other.len() == self.len() && other[..self.head.len()] == *self.head && other[self.head.len()..] == *self.tail
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_cross_the_end_of_the_prompt() {
+        let history = TokenHistory { prompt: [1, 2, 3].into(), output: vec![4, 5] };
+        assert_eq!(history.len(), 5);
+        for start in 0..=5 {
+            for end in start..=5 {
+                let expected: Vec<u32> = (start as u32 + 1..=end as u32).collect();
+                let span = history.span(start..end);
+                assert_eq!(span.iter().collect::<Vec<_>>(), expected);
+                assert!(span == *expected);
+            }
+        }
+        assert!(history.span(1..4) != *[2, 3, 5].as_slice());
+    }
+}

@@ -1,0 +1,152 @@
+//! Fake KV blocks.
+
+use std::sync::Arc;
+
+use super::MockConfig;
+use crate::{Joined, SamplingParams, Slot};
+
+/// The state before the first token.
+pub(super) const EMPTY: u64 = 0x0c7a_0000_0000_0001;
+
+/// The state after one more token: depends on every token before, in order.
+pub(super) fn extend(state: u64, token: u32) -> u64 {
+    mix(state ^ (u64::from(token) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+/// A bijection that spreads every bit.
+pub(super) fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    x ^ (x >> 32)
+}
+
+/// What stands for the keys and values of a token.
+#[derive(Clone, Copy)]
+struct Cell {
+    token: u32,
+    /// State up to and including the token.
+    state: u64,
+}
+
+/// A sequence in a slot.
+struct Seat {
+    params: Arc<SamplingParams>,
+    /// Every token of the sequence, as far as the plans told.
+    tokens: Vec<u32>,
+    state: u64,
+}
+
+/// What a draw depends on.
+pub(super) struct SequenceState<'a> {
+    pub(super) params: &'a SamplingParams,
+    pub(super) state: u64,
+}
+
+/// The blocks of every KV group, and the seats.
+pub(super) struct Memory {
+    block_size: usize,
+    groups: Vec<Vec<Cell>>,
+    seats: Vec<Option<Seat>>,
+}
+
+impl Memory {
+    pub(super) fn new(config: &MockConfig) -> Self {
+        let cells = vec![Cell { token: u32::MAX, state: 0 }; config.blocks * config.block_size];
+        Self { block_size: config.block_size, groups: vec![cells; config.kv_groups], seats: Vec::new() }
+    }
+
+    /// A sequence takes a slot.
+    pub(super) fn join(&mut self, joined: &Joined) {
+        let slot = joined.slot as usize;
+        if self.seats.len() <= slot {
+            self.seats.resize_with(slot + 1, || None);
+        }
+        let tokens = joined.prompt.iter().chain(&joined.output).copied().collect();
+        self.seats[slot] = Some(Seat { params: joined.params.clone(), tokens, state: EMPTY });
+    }
+
+    fn cell_index(&self, table: &[u32], position: usize) -> Result<usize, String> {
+        match table.get(position / self.block_size) {
+            Some(0) | None => Err(format!("position {position} has no block")),
+            Some(&block) => Ok(block as usize * self.block_size + position % self.block_size),
+        }
+    }
+
+    /// The state after `position`, read from the blocks; every group must say the same. Without groups, the sequence's
+    /// tokens are all there is.
+    fn read(&self, tables: &[&[u32]], slot: Slot, position: usize) -> Result<u64, String> {
+        if self.groups.is_empty() {
+            let seat = self.seat(slot)?;
+            return Ok(seat.tokens[..=position].iter().fold(EMPTY, |state, &token| extend(state, token)));
+        }
+        let mut states = self.groups.iter().zip(tables).map(|(cells, table)| {
+            let index = self.cell_index(table, position)?;
+            cells.get(index).map(|cell| cell.state).ok_or_else(|| format!("position {position}: no such block"))
+        });
+        let first = states.next().unwrap_or(Ok(EMPTY))?;
+        for state in states {
+            if state? != first {
+                return Err(format!("position {position} of slot {slot} differs between KV groups"));
+            }
+        }
+        Ok(first)
+    }
+
+    fn seat(&self, slot: Slot) -> Result<&Seat, String> {
+        self.seats.get(slot as usize).and_then(Option::as_ref).ok_or_else(|| format!("nobody sits in slot {slot}"))
+    }
+
+    /// Computes one token from what the blocks hold of the one before.
+    pub(super) fn write(&mut self, tables: &[&[u32]], slot: Slot, position: usize, token: u32) -> Result<(), String> {
+        if tables.len() != self.groups.len() {
+            return Err(format!("{} block tables for {} KV groups", tables.len(), self.groups.len()));
+        }
+        let known = self.seat(slot)?.tokens.len();
+        if position > known {
+            return Err(format!("slot {slot} jumps to position {position} with {known} tokens known"));
+        }
+        let before = if position == 0 { EMPTY } else { self.read(tables, slot, position - 1)? };
+        let state = extend(before, token);
+        for (group, table) in tables.iter().enumerate() {
+            let index = self.cell_index(table, position)?;
+            let cell =
+                self.groups[group].get_mut(index).ok_or_else(|| format!("position {position}: no such block"))?;
+            *cell = Cell { token, state };
+        }
+        if let Some(seat) = &mut self.seats[slot as usize] {
+            seat.state = state;
+            match seat.tokens.get(position) {
+                Some(&told) if told != token => {
+                    return Err(format!("slot {slot} gets token {token} at position {position}, which is {told}"));
+                }
+                Some(_) => {}
+                None => seat.tokens.push(token),
+            }
+        }
+        Ok(())
+    }
+
+    /// Every position below `end` holds the sequence's own token, in the state its predecessors lead to.
+    pub(super) fn verify(&self, tables: &[&[u32]], slot: Slot, end: usize) -> Result<(), String> {
+        let seat = self.seat(slot)?;
+        for (group, (cells, table)) in self.groups.iter().zip(tables).enumerate() {
+            let mut state = EMPTY;
+            for (position, &token) in seat.tokens[..end].iter().enumerate() {
+                state = extend(state, token);
+                let cell = cells[self.cell_index(table, position)?];
+                if cell.token != token || cell.state != state {
+                    let found = cell.token;
+                    return Err(format!(
+                        "slot {slot}, KV group {group}: position {position} holds {found} instead of {token}"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What the next draw of a sequence depends on.
+    pub(super) fn state(&self, slot: Slot) -> Result<SequenceState<'_>, String> {
+        self.seat(slot).map(|seat| SequenceState { params: &seat.params, state: seat.state })
+    }
+}

@@ -1,0 +1,298 @@
+//! An executor without a model: the engine, the HTTP stack and their benches run on it.
+//!
+//! Its next token is a function of all tokens of the sequence so far, so the output of a request is the same alone or in
+//! any batch, in one chunk or many, preempted or not: [`MockConfig::expected_output`] computes it without an engine. The
+//! tokens are not passed along from step to step, they are read back from fake KV blocks through the plan's block
+//! tables: a wrong table, a block reused too early or a stale prefix gives wrong tokens, or a fatal error that says which
+//! position was wrong.
+
+mod memory;
+#[cfg(test)]
+mod tests;
+mod token;
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use crate::{
+    Executor, ExecutorError, InputToken, KvCacheSpec, KvGroupSpec, PlannedSequence, SamplingParams, StepId, StepMasks,
+    StepOutput, StepPlan, TokenOutput,
+};
+use memory::{Memory, SequenceState};
+
+/// The executor's behaviour; the default is quick and never fails.
+#[derive(Clone, Debug)]
+pub struct MockConfig {
+    /// V.
+    pub vocab_size: usize,
+    /// Ids that are drawn, within the vocabulary and not empty.
+    pub tokens: Range<u32>,
+    /// Drawn in this order, over and over, instead of a function of the tokens so far.
+    pub script: Option<Arc<[u32]>>,
+    /// After this many tokens the request's first end-of-sequence id is drawn, if it has one.
+    pub eos_after: Option<u32>,
+    /// Tokens a block.
+    pub block_size: usize,
+    /// Blocks of a KV group, the null block included.
+    pub blocks: usize,
+    /// KV groups; may be 0.
+    pub kv_groups: usize,
+    /// 1 or 2.
+    pub max_in_flight: usize,
+    /// Time that a step takes.
+    pub step_latency: Duration,
+    /// Time that each of its tokens takes.
+    pub token_latency: Duration,
+    /// Steps that fail.
+    pub failures: Vec<MockFailure>,
+    /// Read every position of every sequence in every step, not the last one only.
+    pub verify: bool,
+}
+
+impl Default for MockConfig {
+    fn default() -> Self {
+        Self {
+            vocab_size: 1000,
+            tokens: 0..1000,
+            script: None,
+            eos_after: None,
+            block_size: 16,
+            blocks: 4097,
+            kv_groups: 1,
+            max_in_flight: 1,
+            step_latency: Duration::ZERO,
+            token_latency: Duration::ZERO,
+            failures: Vec::new(),
+            verify: cfg!(debug_assertions),
+        }
+    }
+}
+
+/// A step that fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MockFailure {
+    /// Number of the step.
+    pub step: StepId,
+    /// The call that reports it.
+    pub at: FailurePoint,
+    /// Whether it is the executor's end.
+    pub fatal: bool,
+}
+
+/// A call that can fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailurePoint {
+    /// [`Executor::submit`].
+    Submit,
+    /// [`Executor::sample`].
+    Sample,
+    /// [`Executor::wait`].
+    Wait,
+}
+
+/// What a mock executor has done; can be read while the engine owns it.
+#[derive(Clone, Debug, Default)]
+pub struct MockCounters(Arc<[AtomicU64; 3]>);
+
+impl MockCounters {
+    /// Steps submitted.
+    pub fn steps(&self) -> u64 {
+        self.0[0].load(Relaxed)
+    }
+
+    /// Tokens computed.
+    pub fn computed_tokens(&self) -> u64 {
+        self.0[1].load(Relaxed)
+    }
+
+    /// Tokens drawn.
+    pub fn drawn_tokens(&self) -> u64 {
+        self.0[2].load(Relaxed)
+    }
+
+    fn add(&self, computed: usize, drawn: usize) {
+        for (counter, value) in self.0.iter().zip([1, computed, drawn]) {
+            counter.fetch_add(value as u64, Relaxed);
+        }
+    }
+}
+
+/// A step between submit and wait.
+struct MockStep {
+    plan: StepPlan,
+    rows: Vec<TokenOutput>,
+    sampled: bool,
+    ready: Instant,
+}
+
+/// An [`Executor`] without a model.
+pub struct MockExecutor {
+    config: MockConfig,
+    spec: KvCacheSpec,
+    memory: Memory,
+    in_flight: VecDeque<MockStep>,
+    /// What the latest sampled step drew.
+    drawn: Vec<u32>,
+    spare_rows: Vec<Vec<TokenOutput>>,
+    counters: MockCounters,
+}
+
+fn broken(message: String) -> ExecutorError {
+    ExecutorError { message, fatal: true }
+}
+
+impl MockExecutor {
+    /// An executor with empty memory.
+    pub fn new(config: MockConfig) -> Self {
+        let group = KvGroupSpec { layers: 1, block_bytes: 1, blocks: config.blocks, window: None };
+        let spec = KvCacheSpec { block_size: config.block_size, groups: vec![group; config.kv_groups] };
+        Self {
+            memory: Memory::new(&config),
+            spec,
+            config,
+            in_flight: VecDeque::new(),
+            drawn: Vec::new(),
+            spare_rows: Vec::new(),
+            counters: MockCounters::default(),
+        }
+    }
+
+    /// Counts what this executor does.
+    pub fn counters(&self) -> MockCounters {
+        self.counters.clone()
+    }
+
+    fn fails(&self, step: StepId, at: FailurePoint) -> Result<(), ExecutorError> {
+        match self.config.failures.iter().find(|failure| failure.step == step && failure.at == at) {
+            Some(failure) => {
+                Err(ExecutorError { message: format!("step {step} was told to fail"), fatal: failure.fatal })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Puts one sequence's tokens into its blocks.
+    fn forward(&mut self, plan: &StepPlan, sequence: &PlannedSequence) -> Result<(), ExecutorError> {
+        let tables: Vec<&[u32]> =
+            plan.tables[sequence.tables.clone()].iter().map(|range| &plan.blocks[range.clone()]).collect();
+        for (offset, token) in plan.tokens[sequence.tokens.clone()].iter().enumerate() {
+            let token = match *token {
+                InputToken::Id(id) => id,
+                InputToken::Drawn { row } => *self
+                    .drawn
+                    .get(row as usize)
+                    .ok_or_else(|| broken(format!("step {} names row {row}, which was not drawn", plan.step)))?,
+            };
+            let position = sequence.first_position as usize + offset;
+            self.memory.write(&tables, sequence.slot, position, token).map_err(broken)?;
+        }
+        if self.config.verify {
+            let end = sequence.first_position as usize + sequence.tokens.len();
+            self.memory.verify(&tables, sequence.slot, end).map_err(broken)?;
+        }
+        Ok(())
+    }
+}
+
+impl Executor for MockExecutor {
+    fn kv_cache_spec(&self) -> &KvCacheSpec {
+        &self.spec
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    fn max_in_flight(&self) -> usize {
+        self.config.max_in_flight
+    }
+
+    fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {
+        if self.in_flight.len() >= self.config.max_in_flight {
+            return Err(broken(format!("step {} is one too many in flight", plan.step)));
+        }
+        if self.in_flight.back().is_some_and(|step| !step.sampled) {
+            return Err(broken(format!("step {} was submitted before the one before was sampled", plan.step)));
+        }
+        for joined in &plan.joined {
+            self.memory.join(joined);
+        }
+        for sequence in &plan.sequences {
+            self.forward(&plan, sequence)?;
+        }
+        self.counters.add(plan.tokens.len(), plan.sampled_rows());
+        self.fails(plan.step, FailurePoint::Submit)?;
+        let started = self.in_flight.back().map_or_else(Instant::now, |step| step.ready.max(Instant::now()));
+        let tokens = u32::try_from(plan.tokens.len()).unwrap_or(u32::MAX);
+        let ready = started + self.config.step_latency + self.config.token_latency * tokens;
+        let rows = self.spare_rows.pop().unwrap_or_default();
+        self.in_flight.push_back(MockStep { plan, rows, sampled: false, ready });
+        Ok(())
+    }
+
+    fn sample(&mut self, step: StepId, masks: StepMasks) -> Result<(), ExecutorError> {
+        let newest = self.in_flight.back().map(|newest| (newest.plan.step, newest.sampled));
+        if newest != Some((step, false)) {
+            return Err(broken(format!("step {step} cannot be sampled, the newest is {newest:?}")));
+        }
+        if let Err(error) = self.fails(step, FailurePoint::Sample) {
+            self.in_flight.pop_back();
+            return Err(error);
+        }
+        let Some(newest) = self.in_flight.back_mut() else { return Ok(()) };
+        newest.sampled = true;
+        self.drawn.clear();
+        let mut masks = masks.bits.chunks_exact(masks.words.max(1));
+        for sequence in newest.plan.sequences.iter().filter(|sequence| sequence.samples) {
+            let mask = if sequence.constrained { masks.next() } else { None };
+            if sequence.constrained && mask.is_none() {
+                return Err(broken(format!("step {step} lacks a mask")));
+            }
+            let SequenceState { params, state } = self.memory.state(sequence.slot).map_err(broken)?;
+            let id = token::draw(&self.config, params, state, sequence.output_position, mask);
+            newest.rows.push(TokenOutput { id, logprobs: token::logprobs(&self.config, params, id) });
+            self.drawn.push(id);
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<StepOutput, ExecutorError> {
+        let Some(MockStep { plan, rows, sampled, ready }) = self.in_flight.pop_front() else {
+            return Err(broken("there is no step to wait for".into()));
+        };
+        if !sampled {
+            return Err(broken(format!("step {} is waited for but was never sampled", plan.step)));
+        }
+        std::thread::sleep(ready.saturating_duration_since(Instant::now()));
+        self.fails(plan.step, FailurePoint::Wait)?;
+        Ok(StepOutput { rows, plan })
+    }
+
+    fn recycle(&mut self, rows: Vec<TokenOutput>) {
+        self.spare_rows.push(rows);
+    }
+}
+
+impl MockConfig {
+    /// The tokens that a request will get, its end-of-sequence or stop token included, if no grammar constrains it:
+    /// at most `max_len − prompt` of them, where `max_len` is the engine's `max_model_len`.
+    pub fn expected_output(&self, prompt: &[u32], params: &SamplingParams, max_len: usize) -> Vec<u32> {
+        let mut state = prompt.iter().fold(memory::EMPTY, |state, &token| memory::extend(state, token));
+        let most = (params.max_tokens.max(1) as usize).min(max_len.saturating_sub(prompt.len()));
+        let mut output = Vec::new();
+        while output.len() < most {
+            let id = token::draw(self, params, state, output.len() as u32, None);
+            output.push(id);
+            let ends =
+                (!params.ignore_eos && params.eos_token_ids.contains(&id)) || params.stop_token_ids.contains(&id);
+            if ends {
+                break;
+            }
+            state = memory::extend(state, id);
+        }
+        output
+    }
+}

@@ -1,0 +1,133 @@
+//! What the outside may know of a running engine, kept in atomics: reading it takes no lock.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// The engine's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineState {
+    /// It takes requests.
+    Running,
+    /// The executor failed for good, or the engine thread died.
+    Failed,
+    /// It was asked to stop.
+    Stopped,
+}
+
+/// The engine at one moment. The numbers are read one after the other and may be a step apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineStatus {
+    /// Whether it takes requests.
+    pub state: EngineState,
+    /// Sequences that run.
+    pub running: usize,
+    /// Requests that wait: new ones, and preempted ones that wait to come back.
+    pub waiting: usize,
+    /// KV blocks in use, over all groups.
+    pub blocks_used: usize,
+    /// KV blocks, over all groups, without null blocks.
+    pub blocks_total: usize,
+    /// Since the engine last got on with its work; zero when it is idle.
+    pub last_step_age: Duration,
+}
+
+impl EngineStatus {
+    /// A step that takes this long is not coming back.
+    pub const STUCK_AFTER: Duration = Duration::from_secs(120);
+
+    /// There is work, and it has not moved for [`EngineStatus::STUCK_AFTER`].
+    pub fn stuck(&self) -> bool {
+        self.last_step_age >= Self::STUCK_AFTER
+    }
+}
+
+/// Stands in `progress` for an idle engine.
+const IDLE: u64 = u64::MAX;
+
+/// Where the engine thread writes its status.
+pub(crate) struct StatusCells {
+    started: Instant,
+    state: AtomicU8,
+    running: AtomicUsize,
+    preempted: AtomicUsize,
+    blocks_used: AtomicUsize,
+    blocks_total: usize,
+    /// Milliseconds from `started` to the last progress, or [`IDLE`].
+    progress: AtomicU64,
+}
+
+impl StatusCells {
+    pub(crate) fn new(blocks_total: usize) -> Self {
+        Self {
+            started: Instant::now(),
+            state: AtomicU8::new(EngineState::Running as u8),
+            running: AtomicUsize::new(0),
+            preempted: AtomicUsize::new(0),
+            blocks_used: AtomicUsize::new(0),
+            blocks_total,
+            progress: AtomicU64::new(IDLE),
+        }
+    }
+
+    /// Running sequences, preempted ones in the queue, blocks in use.
+    pub(crate) fn set_load(&self, running: usize, preempted: usize, blocks_used: usize) {
+        self.running.store(running, Relaxed);
+        self.preempted.store(preempted, Relaxed);
+        self.blocks_used.store(blocks_used, Relaxed);
+    }
+
+    pub(crate) fn set_state(&self, state: EngineState) {
+        self.state.store(state as u8, Relaxed);
+    }
+
+    /// The engine got on with its work.
+    pub(crate) fn progress(&self) {
+        let elapsed = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(IDLE - 1);
+        self.progress.store(elapsed, Relaxed);
+    }
+
+    /// The engine has nothing to do.
+    pub(crate) fn idle(&self) {
+        self.progress.store(IDLE, Relaxed);
+    }
+
+    /// `never_admitted` requests wait in the inbox and the queue beside the preempted ones.
+    pub(crate) fn read(&self, never_admitted: usize) -> EngineStatus {
+        let state = match self.state.load(Relaxed) {
+            s if s == EngineState::Running as u8 => EngineState::Running,
+            s if s == EngineState::Stopped as u8 => EngineState::Stopped,
+            _ => EngineState::Failed,
+        };
+        let last_step_age = match self.progress.load(Relaxed) {
+            IDLE => Duration::ZERO,
+            millis => self.started.elapsed().saturating_sub(Duration::from_millis(millis)),
+        };
+        EngineStatus {
+            state,
+            running: self.running.load(Relaxed),
+            waiting: never_admitted + self.preempted.load(Relaxed),
+            blocks_used: self.blocks_used.load(Relaxed),
+            blocks_total: self.blocks_total,
+            last_step_age,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_engine_is_not_stuck() {
+        let cells = StatusCells::new(10);
+        assert_eq!(cells.read(0).last_step_age, Duration::ZERO);
+        cells.progress();
+        let mut status = cells.read(3);
+        assert_eq!((status.state, status.waiting), (EngineState::Running, 3));
+        assert!(!status.stuck());
+        status.last_step_age = EngineStatus::STUCK_AFTER;
+        assert!(status.stuck());
+        cells.idle();
+        assert_eq!(cells.read(0).last_step_age, Duration::ZERO);
+    }
+}

@@ -1,0 +1,101 @@
+//! When things happened to a request. Preemption changes none of it: the first admission and the first token count.
+
+use std::time::{Duration, Instant};
+
+use octavo_telemetry::EngineMetrics;
+
+/// Moments in a request's life.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timeline {
+    /// The front end received it.
+    arrival: Instant,
+    /// It entered the inbox.
+    queued: Instant,
+    /// It was first planned in a step.
+    scheduled: Option<Instant>,
+    /// The first and the latest step that drew a token for it were complete.
+    tokens: Option<(Instant, Instant)>,
+}
+
+/// Lengths of a request's stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stages {
+    pub(crate) e2e: Duration,
+    pub(crate) queue: Option<Duration>,
+    pub(crate) prefill: Option<Duration>,
+    pub(crate) decode: Option<Duration>,
+}
+
+impl Timeline {
+    pub(crate) fn new(arrival: Instant, queued: Instant) -> Self {
+        Self { arrival, queued, scheduled: None, tokens: None }
+    }
+
+    /// The front end received it.
+    pub(crate) fn arrival(&self) -> Instant {
+        self.arrival
+    }
+
+    /// It was planned in a step; `true` the first time.
+    pub(crate) fn on_scheduled(&mut self, now: Instant) -> bool {
+        let first = self.scheduled.is_none();
+        self.scheduled.get_or_insert(now);
+        first
+    }
+
+    /// It was planned in a step at least once.
+    pub(crate) fn was_scheduled(&self) -> bool {
+        self.scheduled.is_some()
+    }
+
+    /// A step that drew a token for it is complete: observes TTFT and what counts with the first token, or the gap to
+    /// the token before.
+    pub(crate) fn on_token(&mut self, now: Instant, prompt: u64, cached: u64, metrics: &EngineMetrics) {
+        metrics.generated(1);
+        match &mut self.tokens {
+            Some((_, last)) => {
+                metrics.next_token(now.saturating_duration_since(*last));
+                *last = now;
+            }
+            none => {
+                *none = Some((now, now));
+                metrics.first_token(now.saturating_duration_since(self.arrival), prompt, cached);
+            }
+        }
+    }
+
+    /// The stages of a request that ends now.
+    pub(crate) fn stages(&self, now: Instant) -> Stages {
+        let since = |from: Instant, to: Instant| to.saturating_duration_since(from);
+        Stages {
+            e2e: since(self.arrival, now),
+            queue: self.scheduled.map(|scheduled| since(self.queued, scheduled)),
+            prefill: self.scheduled.zip(self.tokens).map(|(scheduled, (first, _))| since(scheduled, first)),
+            decode: self.tokens.map(|(first, last)| since(first, last)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_meet_at_the_first_admission_and_the_first_token() {
+        let at = |millis| Duration::from_millis(millis);
+        let zero = Instant::now();
+        let mut timeline = Timeline::new(zero, zero + at(5));
+        let none = Stages { e2e: at(7), queue: None, prefill: None, decode: None };
+        assert_eq!(timeline.stages(zero + at(7)), none);
+
+        assert!(timeline.on_scheduled(zero + at(10)));
+        assert!(!timeline.on_scheduled(zero + at(50)), "preempted and planned again");
+        let metrics = EngineMetrics::disabled();
+        for millis in [30, 40, 60] {
+            timeline.on_token(zero + at(millis), 1, 0, &metrics);
+        }
+        let stages = timeline.stages(zero + at(61));
+        assert_eq!(stages.e2e, at(61));
+        assert_eq!((stages.queue, stages.prefill, stages.decode), (Some(at(5)), Some(at(20)), Some(at(30))));
+    }
+}
