@@ -1,0 +1,18 @@
+//! Llama 1 to 3.x, and the models that copy it: SmolLM2, TinyLlama, Yi, ...
+//!
+//! Pre-norm decoder, rotary embedding, grouped-query attention, gated MLP. Rotary scaling is in the configuration.
+
+use octavo_ops::Program;
+
+use super::ModelError;
+use super::decoder::{Attention, Decoder};
+
+pub(super) fn program(mut d: Decoder<'_>) -> Result<Program, ModelError> {
+    let bias = (d.config().qkv_bias, d.config().output_bias);
+    let x = d.embed(1.0)?;
+    for layer in 0..d.config().layers {
+        d.attention(layer, x, Attention { qkv_bias: bias.0, output_bias: bias.1, qk_norm: false })?;
+        d.gated_mlp(layer, x)?;
+    }
+    d.head(x)
+}

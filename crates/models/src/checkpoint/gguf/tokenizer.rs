@@ -1,0 +1,84 @@
+//! What the text layer needs from a GGUF header: vocabulary, chat template, end-of-generation ids, sampling defaults.
+
+use super::MetadataView;
+use crate::checkpoint::{GenerationConfig, GgufTokenizer, TokenizerData};
+use crate::config::ConfigError;
+
+/// `tokenizer.ggml.token_type` of control tokens.
+const CONTROL: i32 = 3;
+
+/// Control tokens that end a generation whatever `eos_token_id` says: chat models are often published with the base
+/// model's end-of-text id there, and their turns end with one of these.
+const END_OF_GENERATION: [&str; 10] = [
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<end_of_utterance>",
+    "<EOT>",
+    "[EOT]",
+];
+
+/// The vocabulary, or `None` if the file has none.
+pub(crate) fn tokenizer_data(metadata: &MetadataView<'_>) -> Result<Option<TokenizerData>, ConfigError> {
+    let Some(tokens) = metadata.strings("tokenizer.ggml.tokens")? else { return Ok(None) };
+    let model = metadata.str("tokenizer.ggml.model")?.ok_or_else(|| ConfigError::missing("tokenizer.ggml.model"))?;
+    let scores = metadata.f32s("tokenizer.ggml.scores")?.unwrap_or_default();
+    let token_types = metadata.i32s("tokenizer.ggml.token_type")?.unwrap_or_default();
+    for (key, len) in [("tokenizer.ggml.scores", scores.len()), ("tokenizer.ggml.token_type", token_types.len())] {
+        if len != 0 && len != tokens.len() {
+            let count = tokens.len();
+            return Err(ConfigError::Invalid(format!("{key} has {len} entries, but there are {count} tokens")));
+        }
+    }
+    let owned = |texts: Vec<&str>| texts.into_iter().map(str::to_owned).collect();
+    Ok(Some(TokenizerData::Gguf(GgufTokenizer {
+        model: model.to_owned(),
+        pre: metadata.str("tokenizer.ggml.pre")?.map(str::to_owned),
+        scores,
+        token_types,
+        merges: owned(metadata.strings("tokenizer.ggml.merges")?.unwrap_or_default()),
+        bos_id: metadata.u32("tokenizer.ggml.bos_token_id")?,
+        eos_id: metadata.u32("tokenizer.ggml.eos_token_id")?,
+        unk_id: metadata.u32("tokenizer.ggml.unknown_token_id")?,
+        pad_id: metadata.u32("tokenizer.ggml.padding_token_id")?,
+        add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?,
+        add_eos: metadata.bool("tokenizer.ggml.add_eos_token")?,
+        add_space_prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?,
+        tokens: owned(tokens),
+    })))
+}
+
+/// The chat template, if the file has one.
+pub(crate) fn chat_template(metadata: &MetadataView<'_>) -> Result<Option<String>, ConfigError> {
+    Ok(metadata.str("tokenizer.chat_template")?.map(str::to_owned))
+}
+
+/// Sampling defaults (`general.sampling.*`) and every id that ends a generation.
+pub(crate) fn generation_config(metadata: &MetadataView<'_>) -> Result<GenerationConfig, ConfigError> {
+    let number = |key: &str| metadata.f64(&format!("general.sampling.{key}"));
+    let mut config = GenerationConfig {
+        temperature: number("temp")?.map(|x| x as f32),
+        top_p: number("top_p")?.map(|x| x as f32),
+        min_p: number("min_p")?.map(|x| x as f32),
+        repetition_penalty: number("penalty_repeat")?.map(|x| x as f32),
+        // Zero and negative values mean "all", as everywhere.
+        top_k: number("top_k")?.map(|x| x as u32),
+        max_new_tokens: None,
+        eos_token_ids: Vec::new(),
+    };
+    for key in ["eos", "eot", "eom"] {
+        config.add_eos(metadata.u32(&format!("tokenizer.ggml.{key}_token_id"))?);
+    }
+    let types = metadata.i32s("tokenizer.ggml.token_type")?.unwrap_or_default();
+    let tokens = metadata.strings("tokenizer.ggml.tokens")?.unwrap_or_default();
+    for (id, (text, kind)) in (0..).zip(tokens.iter().zip(types)) {
+        if kind == CONTROL && END_OF_GENERATION.contains(text) {
+            config.add_eos(Some(id));
+        }
+    }
+    Ok(config.checked())
+}

@@ -1,0 +1,182 @@
+//! The JSON and text files of a Hugging Face directory.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::{CheckpointError, GenerationConfig, TokenizerData};
+use crate::config::{ConfigError, Fields, ModelConfig};
+
+/// Limits on what is read into memory; each is far above any published file.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+pub(super) const MAX_INDEX_BYTES: u64 = 64 << 20;
+const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
+
+const CONFIG: &str = "config.json";
+const GENERATION: &str = "generation_config.json";
+const TOKENIZER: &str = "tokenizer.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const SPECIAL_TOKENS: &str = "special_tokens_map.json";
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
+
+/// The directory with its small files read; `tokenizer.json` is read when it is asked for.
+#[derive(Debug)]
+pub(super) struct Texts {
+    directory: PathBuf,
+    config: Map<String, Value>,
+    generation: Map<String, Value>,
+    tokenizer_config: Map<String, Value>,
+    special_tokens: Map<String, Value>,
+}
+
+impl Texts {
+    pub(super) fn open(directory: &Path) -> Result<Self, CheckpointError> {
+        let object = |name: &str| read_object(&directory.join(name));
+        let config = object(CONFIG)?.ok_or_else(|| CheckpointError::Unrecognised {
+            path: directory.to_owned(),
+            reason: format!("the directory has no {CONFIG}"),
+        })?;
+        Ok(Self {
+            directory: directory.to_owned(),
+            config,
+            generation: object(GENERATION)?.unwrap_or_default(),
+            tokenizer_config: object(TOKENIZER_CONFIG)?.unwrap_or_default(),
+            special_tokens: object(SPECIAL_TOKENS)?.unwrap_or_default(),
+        })
+    }
+
+    pub(super) fn model_config(&self) -> Result<ModelConfig, CheckpointError> {
+        ModelConfig::from_hf(&Fields::new(&self.config)).map_err(self.fail(CONFIG))
+    }
+
+    /// `generation_config.json`, and the end-of-sequence ids of `config.json` and of the tokenizer.
+    pub(super) fn generation_config(&self) -> Result<GenerationConfig, CheckpointError> {
+        let fields = Fields::new(&self.generation);
+        let read = || -> Result<GenerationConfig, ConfigError> {
+            let float = |key| Ok(fields.f64(key)?.map(|x| x as f32));
+            Ok(GenerationConfig {
+                temperature: float("temperature")?,
+                top_p: float("top_p")?,
+                // Some publishers write −1 for "all".
+                top_k: fields.f64("top_k")?.map(|k| k as u32),
+                min_p: float("min_p")?,
+                repetition_penalty: float("repetition_penalty")?,
+                max_new_tokens: fields.u32("max_new_tokens")?,
+                eos_token_ids: Vec::new(),
+            })
+        };
+        let mut generation = read().map_err(self.fail(GENERATION))?;
+        generation.add_eos(self.tokenizer_eos()?);
+        for (file, object) in [(CONFIG, &self.config), (GENERATION, &self.generation)] {
+            for id in Fields::new(object).ids("eos_token_id").map_err(self.fail(file))? {
+                generation.add_eos(Some(id));
+            }
+        }
+        Ok(generation.checked())
+    }
+
+    /// `chat_template.jinja`, or the (default) template of `tokenizer_config.json`.
+    pub(super) fn chat_template(&self) -> Result<Option<String>, CheckpointError> {
+        let path = self.directory.join(CHAT_TEMPLATE);
+        if let Some(text) = read_bounded(&path, MAX_CONFIG_BYTES)? {
+            let text = String::from_utf8(text);
+            return text.map(Some).map_err(|_| malformed(&path, "it is not UTF-8 text"));
+        }
+        let wrong = || ConfigError::wrong_type("chat_template", "a string or a list of named templates");
+        match self.tokenizer_config.get("chat_template") {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(template)) => Ok(Some(template.clone())),
+            Some(Value::Array(named)) => {
+                let part = |entry: &Value, key: &str| entry.get(key).and_then(Value::as_str).map(str::to_owned);
+                let default = named.iter().find(|t| part(t, "name").as_deref() == Some("default")).or(named.first());
+                let template = default.map(|t| part(t, "template").ok_or_else(wrong)).transpose();
+                template.map_err(self.fail(TOKENIZER_CONFIG))
+            }
+            Some(_) => Err(self.fail(TOKENIZER_CONFIG)(wrong())),
+        }
+    }
+
+    pub(super) fn tokenizer(&self) -> Result<TokenizerData, CheckpointError> {
+        let fields = Fields::new(&self.tokenizer_config);
+        let flag = |key| fields.bool(key).map_err(self.fail(TOKENIZER_CONFIG));
+        Ok(TokenizerData::Json {
+            tokenizer_json: self.tokenizer_json()?.ok_or_else(|| CheckpointError::Unrecognised {
+                path: self.directory.clone(),
+                reason: format!("the directory has no {TOKENIZER} (other tokenizer files are not supported)"),
+            })?,
+            bos: self.special_token("bos_token"),
+            eos: self.special_token("eos_token"),
+            unk: self.special_token("unk_token"),
+            pad: self.special_token("pad_token"),
+            add_bos: flag("add_bos_token")?,
+            add_eos: flag("add_eos_token")?,
+        })
+    }
+
+    fn tokenizer_json(&self) -> Result<Option<Vec<u8>>, CheckpointError> {
+        read_bounded(&self.directory.join(TOKENIZER), MAX_TOKENIZER_BYTES)
+    }
+
+    /// A special token: a string, or an object with its text in `content`.
+    fn special_token(&self, key: &str) -> Option<String> {
+        let text = |value: &Value| match value {
+            Value::String(text) => Some(text.clone()),
+            Value::Object(token) => token.get("content").and_then(Value::as_str).map(str::to_owned),
+            _ => None,
+        };
+        [&self.tokenizer_config, &self.special_tokens].iter().find_map(|file| file.get(key).and_then(text))
+    }
+
+    /// The id of the tokenizer's end-of-sequence token. Fine-tunes often change it and leave `config.json` alone.
+    fn tokenizer_eos(&self) -> Result<Option<u32>, CheckpointError> {
+        #[derive(Deserialize)]
+        struct Added {
+            id: u32,
+            content: String,
+        }
+        #[derive(Deserialize)]
+        struct Tokenizer {
+            #[serde(default)]
+            added_tokens: Vec<Added>,
+        }
+        let Some(eos) = self.special_token("eos_token") else { return Ok(None) };
+        let Some(json) = self.tokenizer_json()? else { return Ok(None) };
+        let tokenizer: Tokenizer =
+            serde_json::from_slice(&json).map_err(|e| malformed(&self.directory.join(TOKENIZER), &e.to_string()))?;
+        Ok(tokenizer.added_tokens.into_iter().find(|token| token.content == eos).map(|token| token.id))
+    }
+
+    fn fail(&self, file: &str) -> impl Fn(ConfigError) -> CheckpointError {
+        let path = self.directory.join(file);
+        move |source| CheckpointError::Config { path: path.clone(), source }
+    }
+}
+
+fn malformed(path: &Path, reason: &str) -> CheckpointError {
+    CheckpointError::Malformed { path: path.to_owned(), reason: reason.to_owned() }
+}
+
+fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, CheckpointError> {
+    let Some(text) = read_bounded(path, MAX_CONFIG_BYTES)? else { return Ok(None) };
+    serde_json::from_slice(&text).map(Some).map_err(|e| malformed(path, &format!("it is not a JSON object: {e}")))
+}
+
+/// A whole regular file of at most `limit` bytes, or `None` if there is none.
+pub(super) fn read_bounded(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, CheckpointError> {
+    let fail = |source| CheckpointError::Io { path: path.to_owned(), source };
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_file() => {}
+        Ok(_) => return Err(malformed(path, "it is not a regular file")),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(fail(e)),
+    }
+    let mut text = Vec::new();
+    File::open(path).and_then(|file| file.take(limit + 1).read_to_end(&mut text)).map_err(fail)?;
+    if text.len() as u64 > limit {
+        return Err(malformed(path, &format!("it is larger than {limit} bytes")));
+    }
+    Ok(Some(text))
+}

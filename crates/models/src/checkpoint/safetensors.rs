@@ -1,0 +1,118 @@
+//! The weights of a Hugging Face directory: one safetensors file, or shards listed by an index.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Component, Path};
+
+use ::safetensors::{Dtype, SafeTensors};
+use octavo_ops::StorageType;
+use serde::Deserialize;
+
+use super::mapped::MappedFile;
+use super::{CheckpointError, TensorInfo, hf};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// Most shards accepted; the largest published models have a few hundred.
+const MAX_SHARDS: usize = 4096;
+
+/// All tensors of a directory.
+#[derive(Debug)]
+pub(super) struct Shards {
+    files: Vec<MappedFile>,
+    /// Index into `files`, and the place there.
+    tensors: HashMap<String, (usize, TensorInfo)>,
+}
+
+/// `model.safetensors.index.json`.
+#[derive(Deserialize)]
+struct Index {
+    /// Tensor name → file name.
+    weight_map: HashMap<String, String>,
+}
+
+impl Shards {
+    /// Maps `model.safetensors`, or every shard that the index names.
+    pub(super) fn open(directory: &Path) -> Result<Self, CheckpointError> {
+        let mut shards = Self { files: Vec::new(), tensors: HashMap::new() };
+        let index_path = directory.join(INDEX);
+        match hf::read_bounded(&index_path, hf::MAX_INDEX_BYTES)? {
+            Some(text) => shards.open_index(directory, &index_path, &text)?,
+            None if directory.join(SINGLE).exists() => shards.add(&directory.join(SINGLE))?,
+            None => {
+                return Err(CheckpointError::Unrecognised {
+                    path: directory.to_owned(),
+                    reason: format!("the directory has neither {SINGLE} nor {INDEX}"),
+                });
+            }
+        }
+        Ok(shards)
+    }
+
+    fn open_index(&mut self, directory: &Path, index_path: &Path, text: &[u8]) -> Result<(), CheckpointError> {
+        let fail = |reason: String| CheckpointError::Malformed { path: index_path.to_owned(), reason };
+        let index: Index = serde_json::from_slice(text).map_err(|e| fail(e.to_string()))?;
+        let names: BTreeSet<&String> = index.weight_map.values().collect();
+        if names.is_empty() || names.len() > MAX_SHARDS {
+            return Err(fail(format!("it names {} files; 1 to {MAX_SHARDS} are possible", names.len())));
+        }
+        for name in names {
+            if !is_plain_file_name(name) {
+                return Err(fail(format!("the shard name '{}' is not a plain file name", name.escape_debug())));
+            }
+            self.add(&directory.join(name))?;
+        }
+        match index.weight_map.keys().find(|tensor| !self.tensors.contains_key(*tensor)) {
+            Some(tensor) => Err(fail(format!("it lists tensor '{tensor}', which its shard does not hold"))),
+            None => Ok(()),
+        }
+    }
+
+    fn add(&mut self, path: &Path) -> Result<(), CheckpointError> {
+        let fail = |reason: String| CheckpointError::Malformed { path: path.to_owned(), reason };
+        let file = MappedFile::open(path)?;
+        let (header_len, metadata) = SafeTensors::read_metadata(file.bytes())
+            .map_err(|e| fail(format!("the safetensors header is invalid ({e}); the file is truncated or damaged")))?;
+        // `read_metadata` has checked that the tensors, back to back, fill the file to its last byte.
+        let data_start = 8 + header_len;
+        for (name, info) in metadata.tensors() {
+            let (start, end) = info.data_offsets;
+            let place = TensorInfo {
+                storage: storage_type(info.dtype).ok_or_else(|| format!("{:?}", info.dtype)),
+                shape: info.shape.clone(),
+                range: data_start + start..data_start + end,
+            };
+            if self.tensors.insert(name.clone(), (self.files.len(), place)).is_some() {
+                return Err(fail(format!("tensor '{name}' is in another shard too")));
+            }
+        }
+        self.files.push(file);
+        Ok(())
+    }
+
+    /// A tensor's description and the file it lies in.
+    pub(super) fn find(&self, name: &str) -> Option<(&TensorInfo, &[u8])> {
+        self.tensors.get(name).map(|(file, info)| (info, self.files[*file].bytes()))
+    }
+
+    /// Every tensor's description.
+    pub(super) fn infos(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.tensors.values().map(|(_, info)| info)
+    }
+}
+
+/// One normal path component: no separator, no `..`, not absolute, on any platform.
+fn is_plain_file_name(name: &str) -> bool {
+    let mut components = Path::new(name).components();
+    matches!(components.next(), Some(Component::Normal(only)) if only == name)
+        && components.next().is_none()
+        && !name.contains(['/', '\\', ':', '\0'])
+}
+
+fn storage_type(dtype: Dtype) -> Option<StorageType> {
+    match dtype {
+        Dtype::F32 => Some(StorageType::F32),
+        Dtype::F16 => Some(StorageType::F16),
+        Dtype::BF16 => Some(StorageType::BF16),
+        _ => None,
+    }
+}

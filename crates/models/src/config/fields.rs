@@ -1,0 +1,78 @@
+//! Typed access to a JSON object, with errors that name the key.
+
+use serde_json::{Map, Value};
+
+use super::ConfigError;
+
+/// A JSON object whose `null` entries count as absent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fields<'a>(&'a Map<String, Value>);
+
+impl<'a> Fields<'a> {
+    pub(crate) const fn new(object: &'a Map<String, Value>) -> Self {
+        Self(object)
+    }
+
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.0.get(key).filter(|value| !value.is_null())
+    }
+
+    fn typed<T>(
+        &self,
+        key: &str,
+        expected: &'static str,
+        convert: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, ConfigError> {
+        self.get(key).map(|value| convert(value).ok_or_else(|| ConfigError::wrong_type(key, expected))).transpose()
+    }
+
+    /// A size or count.
+    pub(crate) fn usize(&self, key: &str) -> Result<Option<usize>, ConfigError> {
+        self.typed(key, "a non-negative integer", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))
+    }
+
+    /// A size or count that must be there.
+    pub(crate) fn required(&self, key: &str) -> Result<usize, ConfigError> {
+        self.usize(key)?.ok_or_else(|| ConfigError::missing(key))
+    }
+
+    /// An id or limit.
+    pub(crate) fn u32(&self, key: &str) -> Result<Option<u32>, ConfigError> {
+        self.typed(key, "a 32-bit integer", token_id)
+    }
+
+    /// A number.
+    pub(crate) fn f64(&self, key: &str) -> Result<Option<f64>, ConfigError> {
+        self.typed(key, "a number", Value::as_f64)
+    }
+
+    pub(crate) fn bool(&self, key: &str) -> Result<Option<bool>, ConfigError> {
+        self.typed(key, "a boolean", Value::as_bool)
+    }
+
+    pub(crate) fn str(&self, key: &str) -> Result<Option<&'a str>, ConfigError> {
+        self.typed(key, "a string", Value::as_str)
+    }
+
+    /// A list of strings.
+    pub(crate) fn strs(&self, key: &str) -> Result<Option<Vec<&'a str>>, ConfigError> {
+        self.typed(key, "a list of strings", |v| v.as_array()?.iter().map(Value::as_str).collect())
+    }
+
+    pub(crate) fn object(&self, key: &str) -> Result<Option<Fields<'a>>, ConfigError> {
+        self.typed(key, "an object", |v| v.as_object().map(Fields))
+    }
+
+    /// One id or a list of ids; none if absent.
+    pub(crate) fn ids(&self, key: &str) -> Result<Vec<u32>, ConfigError> {
+        let ids = self.typed(key, "a token id or a list of token ids", |value| match value {
+            Value::Array(ids) => ids.iter().map(token_id).collect(),
+            id => Some(vec![token_id(id)?]),
+        })?;
+        Ok(ids.unwrap_or_default())
+    }
+}
+
+fn token_id(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|id| u32::try_from(id).ok())
+}

@@ -1,0 +1,176 @@
+//! One normalised configuration for every architecture and both formats.
+
+mod error;
+mod fields;
+mod gguf;
+mod hf;
+mod rope;
+
+pub use error::ConfigError;
+pub use rope::{RopeConfig, RopeScaling};
+
+pub(crate) use fields::Fields;
+
+use octavo_ops::{GluKind, HeadShape};
+
+/// Bounds on what a checkpoint may claim, far above any published model: they keep every later product inside `usize`
+/// and every loop short, whatever a hostile file says.
+const MAX_LAYERS: usize = 1024;
+const MAX_HIDDEN: usize = 1 << 18;
+const MAX_INTERMEDIATE: usize = 1 << 20;
+const MAX_HEADS: usize = 1 << 12;
+const MAX_HEAD_DIM: usize = 1 << 12;
+const MAX_VOCAB: usize = 1 << 22;
+const MAX_POSITIONS: usize = 1 << 28;
+
+/// The architectures that Octavo can run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Architecture {
+    /// Llama 1 to 3.x and what copies it (SmolLM2).
+    Llama,
+    /// Mistral: Llama with a sliding window.
+    Mistral,
+    /// Qwen2 and 2.5: biases on q, k and v.
+    Qwen2,
+    /// Qwen3 dense: q and k normalised per head.
+    Qwen3,
+}
+
+impl Architecture {
+    /// Every architecture.
+    pub const ALL: [Architecture; 4] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
+
+    /// The name in `model_type` of a Hugging Face config, and (but for Mistral, which is `llama` there) in
+    /// `general.architecture` of a GGUF file.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Mistral => "mistral",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+        }
+    }
+}
+
+/// A decoder's sizes and choices, normalised and checked: every value is inside its bounds and they fit together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// Which program it is.
+    pub architecture: Architecture,
+    /// V.
+    pub vocab_size: usize,
+    /// H.
+    pub hidden_size: usize,
+    /// Decoder layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key-value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Elements of a head; not always `hidden_size / heads`.
+    pub head_dim: usize,
+    /// Columns of the gated MLP.
+    pub intermediate_size: usize,
+    /// Activation of the gated MLP.
+    pub activation: GluKind,
+    /// Added under the root of every norm.
+    pub norm_eps: f32,
+    /// Rotary embedding.
+    pub rope: RopeConfig,
+    /// Context length the model was trained for.
+    pub max_position_embeddings: usize,
+    /// Per layer, the tokens a query sees if that is bounded (sliding-window attention).
+    pub windows: Vec<Option<usize>>,
+    /// The head is the embedding table.
+    pub tie_word_embeddings: bool,
+    /// Biases on the q, k and v projections.
+    pub qkv_bias: bool,
+    /// Bias on the attention's output projection.
+    pub output_bias: bool,
+    /// Biases in the MLP.
+    pub mlp_bias: bool,
+    /// The element type that people name the checkpoint by: `bfloat16`, `Q4_1`.
+    pub dtype: String,
+}
+
+impl ModelConfig {
+    /// Query and key-value heads of every layer.
+    pub const fn head_shape(&self) -> HeadShape {
+        HeadShape { q: self.heads, kv: self.kv_heads, dim: self.head_dim }
+    }
+
+    /// The sliding window, if any layer has one.
+    pub fn sliding_window(&self) -> Option<usize> {
+        self.windows.iter().flatten().max().copied()
+    }
+
+    /// Checks every bound and how the values fit together.
+    fn checked(self) -> Result<Self, ConfigError> {
+        let range = |key: &str, found: usize, low: usize, high: usize| {
+            if (low..=high).contains(&found) {
+                return Ok(());
+            }
+            Err(ConfigError::Range { key: key.into(), found: found as u64, low: low as u64, high: high as u64 })
+        };
+        range("the vocabulary size", self.vocab_size, 1, MAX_VOCAB)?;
+        range("the hidden size", self.hidden_size, 1, MAX_HIDDEN)?;
+        range("the number of layers", self.layers, 1, MAX_LAYERS)?;
+        range("the number of attention heads", self.heads, 1, MAX_HEADS)?;
+        range("the number of key-value heads", self.kv_heads, 1, self.heads)?;
+        range("the head size", self.head_dim, 1, MAX_HEAD_DIM)?;
+        range("the intermediate size", self.intermediate_size, 1, MAX_INTERMEDIATE)?;
+        range("the context length", self.max_position_embeddings, 1, MAX_POSITIONS)?;
+        for window in self.windows.iter().flatten() {
+            range("the sliding window", *window, 1, MAX_POSITIONS)?;
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(ConfigError::Invalid(format!(
+                "{} attention heads cannot share {} key-value heads evenly",
+                self.heads, self.kv_heads
+            )));
+        }
+        if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0) {
+            return Err(ConfigError::Invalid(format!("the norm's epsilon is {}", self.norm_eps)));
+        }
+        self.rope.check(self.head_dim)?;
+        Ok(self)
+    }
+}
+
+/// `hidden / heads`, where a checkpoint does not state the head size.
+fn default_head_dim(hidden: usize, heads: usize) -> Result<usize, ConfigError> {
+    if heads == 0 || !hidden.is_multiple_of(heads) {
+        return Err(ConfigError::Invalid(format!("{hidden} hidden units cannot be shared by {heads} attention heads")));
+    }
+    Ok(hidden / heads)
+}
+
+/// The window list of a model whose layers are all alike.
+fn same_window(layers: usize, window: Option<usize>) -> Result<Vec<Option<usize>>, ConfigError> {
+    windows(layers, window, |_| true)
+}
+
+/// The window list of a model where `sliding(layer)` says which layers have the window.
+fn windows(
+    layers: usize,
+    window: Option<usize>,
+    sliding: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<usize>>, ConfigError> {
+    // Checked before anything is allocated by it.
+    if layers > MAX_LAYERS {
+        let (found, high) = (layers as u64, MAX_LAYERS as u64);
+        return Err(ConfigError::Range { key: "the number of layers".into(), found, low: 1, high });
+    }
+    Ok((0..layers).map(|layer| window.filter(|_| sliding(layer))).collect())
+}
+
+/// The architecture of that Hugging Face or GGUF name.
+fn architecture(name: &str) -> Result<Architecture, ConfigError> {
+    Architecture::ALL.into_iter().find(|a| a.name() == name).ok_or_else(|| ConfigError::UnknownArchitecture {
+        found: name.escape_debug().to_string(),
+        supported: Architecture::ALL.map(Architecture::name).join(", "),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+//! A file that gets its name only when it is whole.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::{Place, StorageError};
+
+/// Bytes of one read.
+const BUFFER: usize = 1 << 20;
+
+/// What happens to the unfinished file when the writer gives up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leftover {
+    /// It cannot be resumed: removed.
+    Remove,
+    /// Kept for the next attempt.
+    Keep,
+}
+
+/// Why bytes could not be taken from a reader into a staged file.
+#[derive(Debug)]
+pub(crate) enum WriteError {
+    /// Reading failed.
+    Source(io::Error),
+    /// The reader had more than the limit.
+    TooLong,
+    /// Writing failed.
+    Storage(StorageError),
+}
+
+/// A file being written beside its final name, with the SHA-256 of what is in it so far. The caller holds the lock of
+/// the final name.
+#[derive(Debug)]
+pub(crate) struct StagedFile {
+    place: Place,
+    target: PathBuf,
+    staging: PathBuf,
+    file: File,
+    hash: Sha256,
+    written: u64,
+    leftover: Leftover,
+    renamed: bool,
+}
+
+impl StagedFile {
+    /// Starts an empty file, dropping what an earlier process left.
+    pub(crate) fn create(place: Place, target: &Path, leftover: Leftover) -> Result<StagedFile, StorageError> {
+        let staging = staging_path(target);
+        let file = OpenOptions::new().create(true).write(true).truncate(true).open(&staging);
+        let file = file.map_err(|source| place.error("create", &staging, 0, source))?;
+        let target = target.to_owned();
+        Ok(StagedFile { place, target, staging, file, hash: Sha256::new(), written: 0, leftover, renamed: false })
+    }
+
+    /// Goes on with what an earlier attempt left, if it is not longer than `size`.
+    pub(crate) fn resume(place: Place, target: &Path, size: u64) -> Result<StagedFile, StorageError> {
+        let staging = staging_path(target);
+        let failed = |source| place.error("read", &staging, 0, source);
+        // Write access too: the same handle appends to it.
+        let mut file = match OpenOptions::new().read(true).write(true).open(&staging) {
+            Ok(file) if file.metadata().map_err(failed)?.len() <= size => file,
+            Ok(_) => return StagedFile::create(place, target, Leftover::Keep),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return StagedFile::create(place, target, Leftover::Keep);
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        let mut hash = Sha256::new();
+        // Reading to the end leaves the cursor where writing goes on.
+        let written = hash_reader(&mut file, &mut hash).map_err(failed)?;
+        let (target, leftover) = (target.to_owned(), Leftover::Keep);
+        Ok(StagedFile { place, target, staging, file, hash, written, leftover, renamed: false })
+    }
+
+    /// Drops what is in the file and starts again.
+    pub(crate) fn restart(&mut self) -> Result<(), StorageError> {
+        self.file
+            .set_len(0)
+            .and_then(|()| self.file.rewind())
+            .map_err(|source| self.place.error("empty", &self.staging, 0, source))?;
+        self.hash = Sha256::new();
+        self.written = 0;
+        Ok(())
+    }
+
+    /// Bytes in the file.
+    pub(crate) fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Appends what `reader` has, which may be at most `limit` bytes; `advanced` hears of each buffer.
+    pub(crate) fn append(
+        &mut self,
+        reader: &mut dyn Read,
+        limit: u64,
+        advanced: &mut dyn FnMut(u64),
+    ) -> Result<(), WriteError> {
+        let mut buffer = vec![0; BUFFER];
+        let mut left = limit;
+        loop {
+            let read = match reader.read(&mut buffer) {
+                Ok(0) => return Ok(()),
+                Ok(read) => read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(WriteError::Source(error)),
+            };
+            let Some(rest) = left.checked_sub(read as u64) else {
+                return Err(WriteError::TooLong);
+            };
+            let bytes = &buffer[..read];
+            if let Err(source) = self.file.write_all(bytes) {
+                return Err(WriteError::Storage(self.place.error("write", &self.staging, left, source)));
+            }
+            left = rest;
+            self.hash.update(bytes);
+            self.written += read as u64;
+            advanced(self.written);
+        }
+    }
+
+    /// SHA-256 of what is in the file, in lower-case hex.
+    pub(crate) fn sha256(&self) -> String {
+        hex(&self.hash.clone().finalize())
+    }
+
+    /// Gives the file its name. The caller has checked size and checksum.
+    pub(crate) fn commit(mut self) -> Result<(), StorageError> {
+        self.file.sync_all().map_err(|source| self.place.error("write", &self.staging, self.written, source))?;
+        std::fs::rename(&self.staging, &self.target)
+            .map_err(|source| self.place.error("rename to", &self.target, 0, source))?;
+        self.renamed = true;
+        // Makes the name survive a power cut; file systems that cannot sync a folder do not need it.
+        if let Some(Ok(folder)) = self.target.parent().map(File::open) {
+            let _ = folder.sync_all();
+        }
+        Ok(())
+    }
+
+    /// Drops the content: it is not what was asked for.
+    pub(crate) fn discard(mut self) {
+        self.leftover = Leftover::Remove;
+    }
+}
+
+impl Drop for StagedFile {
+    fn drop(&mut self) {
+        if !self.renamed && self.leftover == Leftover::Remove {
+            let _ = std::fs::remove_file(&self.staging);
+        }
+    }
+}
+
+/// Where a file is written before it is whole. The hub's Python client uses the same name, and its partial downloads
+/// are continued like our own.
+fn staging_path(target: &Path) -> PathBuf {
+    let mut name = target.as_os_str().to_owned();
+    name.push(".incomplete");
+    name.into()
+}
+
+/// SHA-256 of a file, in lower-case hex.
+pub(crate) fn sha256_of(path: &Path) -> io::Result<String> {
+    let mut hash = Sha256::new();
+    hash_reader(&mut File::open(path)?, &mut hash)?;
+    Ok(hex(&hash.finalize()))
+}
+
+fn hash_reader(reader: &mut dyn Read, hash: &mut Sha256) -> io::Result<u64> {
+    let mut buffer = vec![0; BUFFER];
+    let mut total = 0;
+    loop {
+        match reader.read(&mut buffer) {
+            Ok(0) => return Ok(total),
+            Ok(read) => {
+                hash.update(&buffer[..read]);
+                total += read as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Lower-case hex.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,202 @@
+//! The cache that is shared with the hub's Python clients.
+//!
+//! ```text
+//! HF_HUB_CACHE/
+//!   .locks/models--org--name/<etag>.lock     held (flock) while a blob is written, as the Python client holds it
+//!   models--org--name/
+//!     refs/<revision>                        the commit that a branch or tag stood for
+//!     blobs/<etag>                           content; <etag>.incomplete while it is fetched
+//!     snapshots/<commit>/<file>              relative links to blobs
+//!     .no_exist/<commit>/<file>              empty: this commit has no such file
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::fetch::{Place, StorageError};
+
+use super::select::{CONFIG, INDEX, OPTIONAL, SINGLE, Weights, is_safe, shards, weights};
+
+/// Deepest folder of a snapshot that is looked into.
+const DEPTH: usize = 4;
+
+/// One repository in the cache.
+#[derive(Debug)]
+pub(super) struct RepoCache {
+    root: PathBuf,
+    folder: String,
+}
+
+/// What the cache has of a model directory.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Cached {
+    /// All of it.
+    Complete(PathBuf),
+    /// What is needed; nobody has asked yet whether there is also a `generation_config.json` or the like.
+    Usable(PathBuf),
+    /// This is missing.
+    Incomplete(String),
+}
+
+impl RepoCache {
+    /// `repo` is `org/name`, already checked.
+    pub(super) fn new(root: &Path, repo: &str) -> Self {
+        Self { root: root.to_owned(), folder: format!("models--{}", repo.replace('/', "--")) }
+    }
+
+    fn repo(&self) -> PathBuf {
+        self.root.join(&self.folder)
+    }
+
+    /// The commit that a revision stood for when it was last looked up.
+    pub(super) fn commit_of(&self, revision: &str) -> Option<String> {
+        if !is_safe(revision) {
+            return None;
+        }
+        match std::fs::read_to_string(self.repo().join("refs").join(revision)) {
+            Ok(commit) => Some(commit.trim().to_owned()).filter(|commit| is_commit(commit)),
+            Err(_) => (is_commit(revision) && self.snapshot(revision).is_dir()).then(|| revision.to_owned()),
+        }
+    }
+
+    pub(super) fn write_ref(&self, revision: &str, commit: &str) -> Result<(), StorageError> {
+        let path = self.repo().join("refs").join(revision);
+        if revision == commit || self.commit_of(revision).as_deref() == Some(commit) {
+            return Ok(());
+        }
+        write_small(&path, commit)
+    }
+
+    pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.repo().join("snapshots").join(commit)
+    }
+
+    /// A file of a commit, if it is there. (A link to a blob that is gone does not count.)
+    pub(super) fn file(&self, commit: &str, name: &str) -> Option<PathBuf> {
+        let path = self.snapshot(commit).join(name);
+        path.is_file().then_some(path)
+    }
+
+    pub(super) fn blob(&self, etag: &str) -> PathBuf {
+        self.repo().join("blobs").join(etag)
+    }
+
+    pub(super) fn lock(&self, etag: &str) -> PathBuf {
+        self.root.join(".locks").join(&self.folder).join(format!("{etag}.lock"))
+    }
+
+    /// Remembers that a commit has no such file, so that nobody need ask again.
+    pub(super) fn mark_missing(&self, commit: &str, name: &str) -> Result<(), StorageError> {
+        let path = self.missing_mark(commit, name);
+        if path.exists() { Ok(()) } else { write_small(&path, "") }
+    }
+
+    fn missing_mark(&self, commit: &str, name: &str) -> PathBuf {
+        self.repo().join(".no_exist").join(commit).join(name)
+    }
+
+    /// Makes `name` of `commit` a link to the blob.
+    pub(super) fn link(&self, commit: &str, name: &str, etag: &str) -> Result<PathBuf, StorageError> {
+        let place = Place::HUB;
+        let path = self.snapshot(commit).join(name);
+        if let Some(folder) = path.parent() {
+            place.create_folder(folder)?;
+        }
+        // From snapshots/<commit>/<name> up to the repository's folder.
+        let up = "../".repeat(name.split('/').count() + 1);
+        let target = format!("{up}blobs/{etag}");
+        let fresh = path.with_file_name(format!(".{}.{etag}.link", std::process::id()));
+        let _ = std::fs::remove_file(&fresh);
+        let made = match symlink(Path::new(&target), &fresh) {
+            Ok(()) => std::fs::rename(&fresh, &path),
+            // A file system without links: the content itself goes where the link would be.
+            Err(_) => std::fs::rename(self.blob(etag), &path),
+        };
+        made.map_err(|source| place.error("link", &path, 0, source))?;
+        Ok(path)
+    }
+
+    /// Names of the files in a snapshot.
+    pub(super) fn files(&self, commit: &str) -> Vec<String> {
+        let base = self.snapshot(commit);
+        let mut names = Vec::new();
+        list(&base, &base, DEPTH, &mut names);
+        names.retain(|name| is_safe(name));
+        names.sort();
+        names
+    }
+
+    /// What is there of a model directory at `commit`.
+    pub(super) fn directory(&self, commit: &str) -> Cached {
+        let folder = self.snapshot(commit);
+        let has = |name: &str| folder.join(name).is_file();
+        if !has(CONFIG) {
+            return Cached::Incomplete(CONFIG.to_owned());
+        }
+        if let Err(missing) = self.weights_are_there(commit, &folder) {
+            return Cached::Incomplete(missing);
+        }
+        let known = |name: &&str| has(name) || self.missing_mark(commit, name).exists();
+        if OPTIONAL.iter().all(|name| known(&name)) { Cached::Complete(folder) } else { Cached::Usable(folder) }
+    }
+
+    fn weights_are_there(&self, commit: &str, folder: &Path) -> Result<(), String> {
+        match weights(&self.files(commit)) {
+            Weights::Sharded => {
+                let index = std::fs::read(folder.join(INDEX)).map_err(|_| INDEX.to_owned())?;
+                let shards = shards(&index).map_err(|error| format!("a readable {INDEX}: {error}"))?;
+                shards.into_iter().find(|shard| !folder.join(shard).is_file()).map_or(Ok(()), Err)
+            }
+            // Shards without their index are a download that somebody else broke off.
+            Weights::Files(files) if files.iter().any(|file| file.contains("-of-")) => Err(INDEX.to_owned()),
+            Weights::Files(_) => Ok(()),
+            Weights::None => Err(SINGLE.to_owned()),
+        }
+    }
+}
+
+/// A name that is used as a folder: hex, as git writes it.
+pub(super) fn is_commit(text: &str) -> bool {
+    (7..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+/// Written beside and renamed: a reader sees the old content or the new, never half of it.
+fn write_small(path: &Path, text: &str) -> Result<(), StorageError> {
+    let place = Place::HUB;
+    if let Some(folder) = path.parent() {
+        place.create_folder(folder)?;
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    // Several threads may write the same mark at once.
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let unique = COUNTER.fetch_add(1, Ordering::Relaxed);
+    let fresh = path.with_file_name(format!(".{name}.{}.{unique}", std::process::id()));
+    std::fs::write(&fresh, text)
+        .and_then(|()| std::fs::rename(&fresh, path))
+        .map_err(|source| place.error("write", path, text.len() as u64, source))
+}
+
+fn list(base: &Path, folder: &Path, depth: usize, names: &mut Vec<String>) {
+    let Ok(listing) = std::fs::read_dir(folder) else {
+        return;
+    };
+    for path in listing.flatten().map(|entry| entry.path()) {
+        if path.is_dir() && depth > 0 {
+            list(base, &path, depth - 1, names);
+        } else if path.is_file()
+            && let Ok(name) = path.strip_prefix(base)
+        {
+            names.push(name.to_string_lossy().replace('\\', "/"));
+        }
+    }
+}
+
+#[cfg(unix)]
+fn symlink(target: &Path, link: &Path) -> std::io::Result<()> {
+    std::os::unix::fs::symlink(target, link)
+}
+
+#[cfg(not(unix))]
+fn symlink(_target: &Path, _link: &Path) -> std::io::Result<()> {
+    Err(std::io::ErrorKind::Unsupported.into())
+}

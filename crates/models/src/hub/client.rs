@@ -1,0 +1,356 @@
+//! The hub's HTTP API: the three requests that we need.
+
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+use ureq::http::{HeaderMap, Response, header};
+use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::{Agent, Body};
+
+use crate::resolve::{HubOptions, Retry};
+
+use super::HubError;
+use super::cache::is_commit;
+
+/// Redirects that are followed: the hub renames, then hands over to its CDN.
+const REDIRECTS: usize = 6;
+/// Largest listing of a repository, and largest error text.
+const LISTING_LIMIT: u64 = 32 << 20;
+const ERROR_LIMIT: u64 = 16 << 10;
+
+/// Talks to one hub.
+pub(super) struct Client<'a> {
+    agent: Agent,
+    options: &'a HubOptions,
+}
+
+/// A repository at one commit.
+#[derive(Debug, Deserialize)]
+pub(super) struct RepoInfo {
+    #[serde(rename = "sha")]
+    pub(super) commit: String,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Sibling {
+    rfilename: String,
+}
+
+impl RepoInfo {
+    /// Names of its files.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.siblings.iter().map(|sibling| sibling.rfilename.clone()).collect()
+    }
+}
+
+/// What the hub says about a file before sending it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct FileMetadata {
+    /// Names the content; the SHA-256 in hex for large files.
+    pub(super) etag: String,
+    pub(super) size: Option<u64>,
+}
+
+impl FileMetadata {
+    /// Checksum of the content, where the hub gives one: git's own etags of small files are 40 digits.
+    pub(super) fn sha256(&self) -> Option<&str> {
+        (self.etag.len() == 64 && self.etag.bytes().all(|b| b.is_ascii_hexdigit())).then_some(&*self.etag)
+    }
+}
+
+/// What a request is about, for its errors.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct About<'a> {
+    pub(super) repo: &'a str,
+    pub(super) revision: &'a str,
+    pub(super) file: Option<&'a str>,
+}
+
+/// Which redirects a request follows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Follow {
+    /// Within the hub: its answer has the headers that its CDN's has not.
+    SameOrigin,
+    All,
+}
+
+impl<'a> Client<'a> {
+    pub(super) fn new(options: &'a HubOptions) -> Result<Client<'a>, HubError> {
+        let Retry { connect_timeout, read_timeout, .. } = options.retry;
+        let mut config = Agent::config_builder()
+            .http_status_as_error(false)
+            // Followed by hand: to read the hub's own headers, and to send the token to nobody else.
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .user_agent(concat!("octavo/", env!("CARGO_PKG_VERSION")))
+            .timeout_connect(Some(connect_timeout))
+            .timeout_recv_response(Some(read_timeout))
+            .timeout_per_read(Some(read_timeout));
+        if let Some(path) = &options.ca_file {
+            config = config.tls_config(TlsConfig::builder().root_certs(certificates(path)?).build());
+        }
+        Ok(Client { agent: config.build().into(), options })
+    }
+
+    /// The commit that a revision stands for, and the files it has.
+    pub(super) fn repo_info(&self, repo: &str, revision: &str) -> Result<RepoInfo, HubError> {
+        let about = About { repo, revision, file: None };
+        let url = format!("{}/api/models/{repo}/revision/{}", self.options.endpoint, escaped(revision, false));
+        let reply = self.checked(self.request("GET", &url, None, Follow::All)?, about, &url)?;
+        let body = read_limited(reply.into_body(), LISTING_LIMIT, &url)?;
+        let bad = |reason: String| HubError::BadReply { url: url.clone(), reason };
+        let info: RepoInfo = serde_json::from_slice(&body).map_err(|error| bad(error.to_string()))?;
+        if is_commit(&info.commit) { Ok(info) } else { Err(bad(format!("{:?} is no commit", info.commit))) }
+    }
+
+    /// Where a file of a commit is.
+    pub(super) fn file_url(&self, repo: &str, commit: &str, file: &str) -> String {
+        format!("{}/{repo}/resolve/{commit}/{}", self.options.endpoint, escaped(file, true))
+    }
+
+    /// What the hub says about a file.
+    pub(super) fn metadata(&self, url: &str, about: About<'_>) -> Result<FileMetadata, HubError> {
+        let reply = self.request("HEAD", url, None, Follow::SameOrigin)?;
+        // A redirect to the CDN is the answer: its headers are about the file.
+        let reply = if reply.status().is_redirection() { reply } else { self.checked(reply, about, url)? };
+        let headers = reply.headers();
+        let bad = |reason: &str| HubError::BadReply { url: url.to_owned(), reason: reason.to_owned() };
+        let etag = text(headers, "x-linked-etag").or_else(|| text(headers, "etag")).ok_or_else(|| bad("it has no ETag"))?;
+        let etag = etag.trim_start_matches("W/").trim_matches('"').to_owned();
+        let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
+        // It becomes a file name.
+        if etag.is_empty() || etag.len() > 128 || !etag.bytes().all(plain) {
+            return Err(bad(&format!("the ETag {etag:?} cannot name a file")));
+        }
+        let linked = text(headers, "x-linked-size");
+        let size = match linked {
+            Some(size) => Some(size),
+            // The length of a redirect is that of its own text.
+            None if reply.status().is_redirection() => None,
+            None => text(headers, "content-length"),
+        };
+        let size = size.map(|size| size.parse().map_err(|_| bad("the file's size is no number"))).transpose()?;
+        Ok(FileMetadata { etag, size })
+    }
+
+    /// The content of a file from byte `from` on. The status is 200 (all of it, whatever was asked for), 206 or 416.
+    pub(super) fn content(&self, url: &str, from: u64, about: About<'_>) -> Result<Response<Body>, HubError> {
+        let range = (from > 0).then(|| format!("bytes={from}-"));
+        let reply = self.request("GET", url, range.as_deref(), Follow::All)?;
+        if reply.status() == 416 { Ok(reply) } else { self.checked(reply, about, url) }
+    }
+
+    /// Repeats what may pass, with growing pauses.
+    pub(super) fn retried<T>(&self, mut once: impl FnMut() -> Result<T, HubError>) -> Result<T, HubError> {
+        let mut failures = 0;
+        loop {
+            match once() {
+                Err(error) if error.may_pass() => {
+                    failures += 1;
+                    self.pause(failures, error)?;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Waits before the attempt after `failures` failed ones, or gives `error` back when there is none.
+    pub(super) fn pause(&self, failures: u32, error: HubError) -> Result<(), HubError> {
+        let retry = &self.options.retry;
+        if failures >= retry.attempts {
+            return Err(error);
+        }
+        let asked = match &error {
+            HubError::Busy { retry_after: Some(seconds), .. } => Duration::from_secs(*seconds).min(retry.longest_delay),
+            _ => Duration::ZERO,
+        };
+        tracing::debug!("attempt {failures} failed: {error}");
+        std::thread::sleep(retry.delay(failures).max(asked));
+        Ok(())
+    }
+
+    fn request(&self, method: &str, url: &str, range: Option<&str>, follow: Follow) -> Result<Response<Body>, HubError> {
+        let home = origin(&self.options.endpoint);
+        let mut url = url.to_owned();
+        for _ in 0..=REDIRECTS {
+            let mut request = if method == "HEAD" { self.agent.head(&url) } else { self.agent.get(&url) };
+            request = request.header(header::ACCEPT_ENCODING, "identity");
+            if let Some(range) = range {
+                request = request.header(header::RANGE, range);
+            }
+            if let Some(token) = self.options.token.as_ref().filter(|_| origin(&url) == home) {
+                request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+            }
+            let unreachable = |error: ureq::Error| HubError::Unreachable { url: url.clone(), reason: error.to_string() };
+            let reply = request.call().map_err(unreachable)?;
+            let location = text(reply.headers(), "location").filter(|_| reply.status().is_redirection());
+            let Some(location) = location else {
+                return Ok(reply);
+            };
+            let next = joined(&url, location);
+            if follow == Follow::SameOrigin && (origin(&next) != home || reply.headers().contains_key("x-linked-etag")) {
+                return Ok(reply);
+            }
+            if url.starts_with("https:") && !next.starts_with("https:") {
+                return Err(HubError::BadReply { url, reason: format!("it redirects to {next}, without encryption") });
+            }
+            url = next;
+        }
+        Err(HubError::BadReply { url, reason: "it redirects too often".to_owned() })
+    }
+
+    /// Turns a status that is no success into the error it means.
+    fn checked(&self, reply: Response<Body>, about: About<'_>, url: &str) -> Result<Response<Body>, HubError> {
+        let status = reply.status().as_u16();
+        if matches!(status, 200 | 206) {
+            return Ok(reply);
+        }
+        let (repo, revision) = (about.repo.to_owned(), about.revision.to_owned());
+        let code = text(reply.headers(), "x-error-code").unwrap_or_default().to_owned();
+        let retry_after = text(reply.headers(), "retry-after").and_then(|seconds| seconds.parse().ok());
+        let detail = self.detail(reply);
+        Err(match (status, code.as_str(), about.file) {
+            (401 | 403, ..) => {
+                let page = format!("{}/{repo}", self.options.endpoint);
+                HubError::AccessDenied { repo, status, page, has_token: self.options.token.is_some(), detail }
+            }
+            (404, "RevisionNotFound", _) => HubError::NoSuchRevision { repo, revision },
+            (404, "RepoNotFound", _) | (404, _, None) => {
+                HubError::NoSuchRepository { repo, endpoint: self.options.endpoint.clone() }
+            }
+            (404, _, Some(file)) => HubError::NoSuchFile { repo, file: file.to_owned(), revision },
+            (408 | 429 | 500.., ..) => HubError::Busy { url: url.to_owned(), status, detail, retry_after },
+            _ => HubError::BadReply { url: url.to_owned(), reason: format!("HTTP {status} {detail}") },
+        })
+    }
+
+    /// The hub's own words about an error.
+    fn detail(&self, reply: Response<Body>) -> String {
+        #[derive(Deserialize)]
+        struct ErrorBody {
+            error: String,
+        }
+        let words = match text(reply.headers(), "x-error-message") {
+            Some(message) => message.to_owned(),
+            None => {
+                let body = read_limited(reply.into_body(), ERROR_LIMIT, "").unwrap_or_default();
+                serde_json::from_slice::<ErrorBody>(&body).map(|body| body.error).unwrap_or_default()
+            }
+        };
+        words.chars().filter(|c| !c.is_control()).take(300).collect()
+    }
+}
+
+fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+fn read_limited(body: Body, limit: u64, url: &str) -> Result<Vec<u8>, HubError> {
+    let mut bytes = Vec::new();
+    let reader = body.into_with_config().limit(u64::MAX).reader();
+    reader
+        .take(limit + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| HubError::Unreachable { url: url.to_owned(), reason: error.to_string() })?;
+    if bytes.len() as u64 > limit {
+        return Err(HubError::BadReply { url: url.to_owned(), reason: format!("it is longer than {limit} bytes") });
+    }
+    Ok(bytes)
+}
+
+/// The certificate authorities of a PEM file.
+fn certificates(path: &Path) -> Result<RootCerts, HubError> {
+    let bad = |reason: String| HubError::Certificates { path: path.to_owned(), reason };
+    let pem = std::fs::read(path).map_err(|error| bad(error.to_string()))?;
+    let mut found = Vec::new();
+    for item in parse_pem(&pem) {
+        if let PemItem::Certificate(certificate) = item.map_err(|error| bad(error.to_string()))? {
+            found.push(certificate);
+        }
+    }
+    if found.is_empty() {
+        return Err(bad("there is none in it".to_owned()));
+    }
+    Ok(RootCerts::Specific(Arc::new(found)))
+}
+
+/// Percent-encodes what goes into a path; `/` too unless `keep_slashes`.
+fn escaped(text: &str, keep_slashes: bool) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        let plain = byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
+        if plain || (byte == b'/' && keep_slashes) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+/// Scheme, host and port.
+fn origin(url: &str) -> &str {
+    let start = url.find("://").map_or(0, |at| at + 3);
+    let end = url[start..].find(['/', '?', '#']).map_or(url.len(), |at| start + at);
+    &url[..end]
+}
+
+/// The URL that a `Location` means.
+fn joined(base: &str, location: &str) -> String {
+    if location.contains("://") {
+        return location.to_owned();
+    }
+    if let Some(rest) = location.strip_prefix("//") {
+        let scheme = base.split("://").next().unwrap_or("https");
+        return format!("{scheme}://{rest}");
+    }
+    if location.starts_with('/') {
+        return format!("{}{location}", origin(base));
+    }
+    let path = base.split(['?', '#']).next().unwrap_or(base);
+    let folder = path.rfind('/').filter(|at| *at >= origin(base).len()).map_or(path, |at| &path[..at]);
+    format!("{folder}/{location}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locations_are_joined_as_browsers_do() {
+        let base = "http://hub:1/prefix/org/name/resolve/main/x?y=/z";
+        assert_eq!(joined(base, "https://cdn/a?b"), "https://cdn/a?b");
+        assert_eq!(joined(base, "//cdn/a"), "http://cdn/a");
+        assert_eq!(joined(base, "/api/x"), "http://hub:1/api/x");
+        assert_eq!(joined(base, "y"), "http://hub:1/prefix/org/name/resolve/main/y");
+        assert_eq!(joined("http://hub", "y"), "http://hub/y");
+    }
+
+    #[test]
+    fn origins_differ_by_scheme_host_and_port() {
+        assert_eq!(origin("https://hub/a/b"), "https://hub");
+        assert_eq!(origin("https://hub"), "https://hub");
+        assert_ne!(origin("https://hub.evil/a"), origin("https://hub/a"));
+        assert_ne!(origin("http://hub:80/"), origin("http://hub:81/"));
+        assert_ne!(origin("https://hub@evil/"), origin("https://hub/"));
+    }
+
+    #[test]
+    fn names_are_escaped() {
+        assert_eq!(escaped("refs/pr/1", false), "refs%2Fpr%2F1");
+        assert_eq!(escaped("a b/ü#?.gguf", true), "a%20b/%C3%BC%23%3F.gguf");
+    }
+
+    #[test]
+    fn only_64_hex_digits_are_a_checksum() {
+        let etag = |etag: String| FileMetadata { etag, size: None };
+        assert!(etag("a".repeat(64)).sha256().is_some());
+        assert!(etag("a".repeat(40)).sha256().is_none());
+        assert!(etag("z".repeat(64)).sha256().is_none());
+    }
+}

@@ -1,0 +1,192 @@
+//! Which files of a repository make a model. Pure functions of the listing.
+
+use std::collections::BTreeSet;
+use std::path::{Component, Path};
+
+use serde::Deserialize;
+
+/// The index of a sharded checkpoint.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+/// The weights of a checkpoint in one file.
+pub(super) const SINGLE: &str = "model.safetensors";
+/// What makes a folder a Hugging Face model.
+pub(super) const CONFIG: &str = "config.json";
+/// Files that are used if they are there.
+pub(super) const OPTIONAL: [&str; 5] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+];
+
+/// Whether a name from a listing can be joined to a folder without leaving it, on any platform.
+pub(super) fn is_safe(name: &str) -> bool {
+    let plain = |component: Component| matches!(component, Component::Normal(part) if part != "..");
+    !name.is_empty()
+        && name.len() <= 1024
+        && !name.contains(['\\', ':', '\0'])
+        && !name.chars().any(char::is_control)
+        && !name.ends_with('/')
+        && !name.contains("//")
+        && !name.split('/').any(|part| part == ".")
+        && Path::new(name).components().all(plain)
+}
+
+/// What the weights of a directory are.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Weights {
+    /// The shards that [`INDEX`] names.
+    Sharded,
+    /// These files.
+    Files(Vec<String>),
+    /// There is no safetensors file.
+    None,
+}
+
+/// The weights among the files of a repository. Where there is an index or a `model.safetensors` other safetensors files
+/// (a second copy in another layout, adapters) are not for us.
+pub(super) fn weights(names: &[String]) -> Weights {
+    let has = |name: &str| names.iter().any(|other| other == name);
+    if has(INDEX) {
+        return Weights::Sharded;
+    }
+    if has(SINGLE) {
+        return Weights::Files(vec![SINGLE.to_owned()]);
+    }
+    let top = |name: &&String| name.ends_with(".safetensors") && !name.contains('/');
+    let mut files: Vec<String> = names.iter().filter(top).cloned().collect();
+    files.sort();
+    if files.is_empty() { Weights::None } else { Weights::Files(files) }
+}
+
+/// The shards of an index, safe names only.
+pub(super) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: std::collections::BTreeMap<String, String>,
+    }
+    let index: Index = serde_json::from_slice(index).map_err(|error| error.to_string())?;
+    let shards: BTreeSet<String> = index.weight_map.into_values().collect();
+    if shards.is_empty() {
+        return Err("it names no shard".to_owned());
+    }
+    match shards.iter().find(|name| !is_safe(name) || !name.ends_with(".safetensors")) {
+        Some(name) => Err(format!("it names {name:?} as a shard")),
+        None => Ok(shards),
+    }
+}
+
+/// GGUF files that hold a language model whole.
+pub(super) fn gguf_files(names: &[String]) -> Vec<String> {
+    let side_file = |name: &str| {
+        let lower = name.to_ascii_lowercase();
+        lower.contains("mmproj") || lower.contains("imatrix")
+    };
+    let mut files: Vec<String> = names.iter().filter(|name| is_gguf(name) && !side_file(name)).cloned().collect();
+    files.sort();
+    files
+}
+
+/// By its extension.
+pub(crate) fn is_gguf(name: &str) -> bool {
+    name.to_ascii_lowercase().ends_with(".gguf")
+}
+
+/// Whether a GGUF file is one piece of several (`-00001-of-00003.gguf`).
+pub(super) fn is_split(name: &str) -> bool {
+    let number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+    let stem = name.get(..name.len().saturating_sub(5)).unwrap_or("");
+    let mut parts = stem.rsplitn(4, '-');
+    matches!((parts.next(), parts.next(), parts.next()), (Some(of), Some("of"), Some(nth)) if number(of) && number(nth))
+}
+
+/// The files whose name has the quantisation `quant` as a word: `Q4_K` is not in `x-Q4_K_M.gguf`. Letter case does not
+/// matter.
+pub(super) fn of_quant<'a>(files: &'a [String], quant: &str) -> Vec<&'a String> {
+    let quant = quant.to_ascii_lowercase();
+    let has_word = |name: &str| {
+        let name = name.to_ascii_lowercase();
+        let bytes = name.as_bytes();
+        let in_word = |at: Option<usize>| at.and_then(|at| bytes.get(at)).is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
+        name.match_indices(&quant).any(|(at, _)| !in_word(at.checked_sub(1)) && !in_word(Some(at + quant.len())))
+    };
+    files.iter().filter(|name| has_word(name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn names(list: &[&str]) -> Vec<String> {
+        list.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn unsafe_names_are_refused() {
+        for name in ["config.json", "sub/model.gguf", "a b.json", "…/x", ".gitattributes"] {
+            assert!(is_safe(name), "{name:?}");
+        }
+        let bad = [
+            "", "..", "../x", "a/../b", "/etc/passwd", "a//b", "a/", "./a", "a/./b", "a\\..\\b", "C:x", "a\0b", "a\nb",
+        ];
+        for name in bad {
+            assert!(!is_safe(name), "{name:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_safe_name_stays_in_its_folder(name in "[a./\\\\:\\PC]{0,12}") {
+            if is_safe(&name) {
+                let joined = Path::new("/base").join(&name);
+                prop_assert!(joined.starts_with("/base") && joined != Path::new("/base"));
+                prop_assert!(joined.components().all(|part| part != Component::ParentDir));
+            }
+        }
+    }
+
+    #[test]
+    fn weights_come_from_the_index_or_one_file_or_what_is_there() {
+        let mistral = names(&[INDEX, "model-00001-of-00002.safetensors", "consolidated.safetensors"]);
+        assert_eq!(weights(&mistral), Weights::Sharded);
+        assert_eq!(weights(&names(&[SINGLE, "adapter.safetensors"])), Weights::Files(names(&[SINGLE])));
+        assert_eq!(
+            weights(&names(&["weights.safetensors", "onnx/x.safetensors", "a.bin"])),
+            Weights::Files(names(&["weights.safetensors"]))
+        );
+        assert_eq!(weights(&names(&["pytorch_model.bin"])), Weights::None);
+    }
+
+    #[test]
+    fn an_index_names_only_safe_shards() {
+        let good = br#"{"metadata": {}, "weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors", "c": "m-1.safetensors"}}"#;
+        assert_eq!(shards(good).unwrap().len(), 2);
+        assert!(shards(br#"{"weight_map": {"a": "../m.safetensors"}}"#).is_err());
+        assert!(shards(br#"{"weight_map": {"a": "model.bin"}}"#).is_err());
+        assert!(shards(br#"{"weight_map": {}}"#).is_err());
+        assert!(shards(b"<html>").is_err());
+    }
+
+    #[test]
+    fn a_quantisation_is_a_whole_word_of_the_name() {
+        let files = gguf_files(&names(&[
+            "README.md", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m-Q4_K.gguf", "m.q8_0.gguf", "mmproj-Q8_0.gguf", "imatrix.gguf",
+        ]));
+        assert_eq!(files.len(), 4);
+        let pick = |quant| of_quant(&files, quant).into_iter().map(String::as_str).collect::<Vec<_>>();
+        assert_eq!(pick("Q4_K_M"), ["m-Q4_K_M.gguf"]);
+        assert_eq!(pick("q4_k"), ["m-Q4_K.gguf"]);
+        assert_eq!(pick("Q8_0"), ["m.q8_0.gguf"]);
+        assert_eq!(pick("Q4"), [""; 0]);
+    }
+
+    #[test]
+    fn split_files_are_known() {
+        assert!(is_split("m-Q4_K_M-00001-of-00003.gguf"));
+        for whole in ["m-Q4_K_M.gguf", "state-of-the-art.gguf", "x.gguf", "of-00003.gguf", ""] {
+            assert!(!is_split(whole), "{whole:?}");
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! The text of `octavo inspect`: what a program is and what it costs.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use octavo_ops::cost::{Cost, ElementBytes, StepShape, op_cost, step_cost};
+use octavo_ops::{BufferId, Op, Program, WeightId};
+
+use crate::config::ModelConfig;
+
+/// Longest block of ops that is looked for when repeated layers are folded.
+const MAX_PERIOD: usize = 64;
+
+/// The steps that [`inspect`] prices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InspectOptions {
+    /// Keys that the decoded token attends to, itself included; at least 1.
+    pub context: usize,
+    /// Tokens of the prefilled prompt.
+    pub prompt: usize,
+    /// Element sizes of activations and KV cache.
+    pub elements: ElementBytes,
+}
+
+impl Default for InspectOptions {
+    /// One token at 1024 tokens of context, a prompt of 512, f32 throughout.
+    fn default() -> Self {
+        Self { context: 1024, prompt: 512, elements: ElementBytes::F32 }
+    }
+}
+
+/// The program as text: a header, one line per op (repeated layers folded), and the totals of a decode and a prefill.
+pub fn inspect(config: &ModelConfig, program: &Program, options: &InspectOptions) -> String {
+    let report = Report {
+        program,
+        options: *options,
+        decode: StepShape::decode(1, options.context.max(1)),
+        prefill: StepShape::prefill(options.prompt),
+    };
+    let mut out = header(config, program, options);
+    report.ops(&mut out);
+    report.totals(&mut out);
+    out
+}
+
+fn header(config: &ModelConfig, program: &Program, options: &InspectOptions) -> String {
+    let mut by_storage = BTreeMap::new();
+    for weight in &program.weights {
+        for part in &weight.parts {
+            let bytes = part.storage.bytes_for(part.rows * weight.cols).unwrap_or_default() as u64;
+            *by_storage.entry(part.storage.name()).or_insert(0u64) += bytes;
+        }
+    }
+    let mut by_storage: Vec<_> = by_storage.into_iter().collect();
+    by_storage.sort_by_key(|&(name, bytes)| (std::cmp::Reverse(bytes), name));
+    let storage: Vec<String> = by_storage.iter().map(|(name, bytes)| format!("{name} {}", si(*bytes, "B"))).collect();
+    let kv: usize = program.kv_groups.iter().map(octavo_ops::KvGroup::elements_per_token).sum();
+    let window = config.sliding_window().map(|w| format!(", sliding window {w}")).unwrap_or_default();
+    let tied = if config.tie_word_embeddings { ", head tied to the embedding" } else { "" };
+    let lines = [
+        format!("architecture   {} ({})", config.architecture.name(), config.dtype),
+        format!("parameters     {}", si(program.parameters(), "")),
+        format!("weights        {} ({})", si(program.weight_bytes(), "B"), storage.join(", ")),
+        format!(
+            "layers         {} of hidden size {}, MLP {}",
+            config.layers, config.hidden_size, config.intermediate_size
+        ),
+        format!("heads          {} query, {} key-value, of {}{window}", config.heads, config.kv_heads, config.head_dim),
+        format!("vocabulary     {}{tied}", config.vocab_size),
+        format!("context        {} tokens", config.max_position_embeddings),
+        format!("KV cache       {} a token", si(kv as u64 * options.elements.kv, "B")),
+    ];
+    lines.join("\n") + "\n\n"
+}
+
+/// One op, priced.
+struct Line {
+    name: &'static str,
+    shapes: String,
+    /// Its weights, layer numbers replaced by `*` so that repeated layers read the same.
+    weights: String,
+    decode: Cost,
+    prefill: Cost,
+    weight_bytes: u64,
+}
+
+impl Line {
+    fn same(&self, other: &Line) -> bool {
+        (self.name, &self.shapes, &self.weights, self.decode, self.prefill)
+            == (other.name, &other.shapes, &other.weights, other.decode, other.prefill)
+    }
+}
+
+struct Report<'a> {
+    program: &'a Program,
+    options: InspectOptions,
+    decode: StepShape,
+    prefill: StepShape,
+}
+
+impl Report<'_> {
+    fn ops(&self, out: &mut String) {
+        let lines: Vec<Line> = self.program.ops.iter().map(|op| self.line(op)).collect();
+        let shapes = lines.iter().map(|l| l.shapes.chars().count()).max().unwrap_or(0);
+        let _ = writeln!(
+            out,
+            "{:<18}{:<shapes$}  {:>10}  {:>12}  {:>12}  weights",
+            "op", "in → out", "weights", "decode FLOP", "prefill FLOP"
+        );
+        let mut at = 0;
+        while at < lines.len() {
+            let (period, times) = repetition(&lines[at..]);
+            if times > 1 {
+                let _ = writeln!(out, "{times} times:");
+            }
+            for line in &lines[at..at + period] {
+                let indent = if times > 1 { "  " } else { "" };
+                let _ = writeln!(
+                    out,
+                    "{:<18}{:<shapes$}  {:>10}  {:>12}  {:>12}  {}",
+                    format!("{indent}{}", line.name),
+                    line.shapes,
+                    if line.weight_bytes == 0 { String::from("-") } else { si(line.weight_bytes, "B") },
+                    si(line.decode.flops, ""),
+                    si(line.prefill.flops, ""),
+                    line.weights,
+                );
+            }
+            at += period * times;
+        }
+    }
+
+    fn totals(&self, out: &mut String) {
+        let InspectOptions { context, prompt, elements } = self.options;
+        let steps = [
+            (format!("decode of 1 token at {context} of context"), &self.decode),
+            (format!("prefill of {prompt} tokens"), &self.prefill),
+        ];
+        for (name, step) in steps {
+            let cost = step_cost(self.program, step, elements);
+            let _ = write!(
+                out,
+                "\n{name}\n  {}FLOP, {} moved: weights {}, KV cache {}, activations {}\n",
+                si(cost.flops, ""),
+                si(cost.bytes(), "B"),
+                si(cost.weight_bytes, "B"),
+                si(cost.kv_bytes, "B"),
+                si(cost.activation_bytes, "B"),
+            );
+        }
+    }
+
+    fn line(&self, op: &Op) -> Line {
+        let weights = weights_of(op);
+        let describe = |id: &WeightId| {
+            let weight = &self.program.weights[id.0];
+            let mut storage: Vec<&str> = weight.parts.iter().map(|p| p.storage.name()).collect();
+            storage.dedup();
+            let name = without_layer(&weight.name);
+            format!("{name} [{},{}] {}", weight.rows, weight.cols, storage.join("+"))
+        };
+        Line {
+            name: op.name(),
+            shapes: self.shapes(op),
+            weights: weights.iter().map(describe).collect::<Vec<_>>().join(", "),
+            decode: op_cost(self.program, op, &self.decode, self.options.elements),
+            prefill: op_cost(self.program, op, &self.prefill, self.options.elements),
+            weight_bytes: weights.iter().map(|id| self.program.weights[id.0].bytes()).sum(),
+        }
+    }
+
+    fn buffer(&self, id: BufferId) -> String {
+        let buffer = &self.program.buffers[id.0];
+        format!("{}[{},{}]", buffer.name, buffer.rows.symbol(), buffer.cols)
+    }
+
+    fn shapes(&self, op: &Op) -> String {
+        let b = |id: &BufferId| self.buffer(*id);
+        match op {
+            Op::Embed { out, .. } => format!("ids[T] → {}", b(out)),
+            Op::Norm(n) => match n.add {
+                Some(add) => format!("{} += {} → {}", b(&add), b(&n.input), b(&n.out)),
+                None => format!("{} → {}", b(&n.input), b(&n.out)),
+            },
+            Op::Linear(l) if l.add == Some(l.out) => format!("{} → += {}", b(&l.input), b(&l.out)),
+            Op::Linear(l) => format!("{} → {}", b(&l.input), b(&l.out)),
+            Op::QkvPost(q) => format!("{} → {}, KV", b(&q.input), b(&q.out)),
+            Op::PagedAttention(a) => {
+                let window = a.window.map(|w| format!(" window {w}")).unwrap_or_default();
+                format!("{}, KV{window} → {}", b(&a.q), b(&a.out))
+            }
+            Op::Glu(g) => format!("{} → {}", b(&g.input), b(&g.out)),
+            Op::GatherRows { input, out } => format!("{} → {}", b(input), b(out)),
+            Op::Logits(l) => format!("{} → {}", b(&l.input), b(&l.out)),
+            Op::Sample { logits } => format!("{} → ids[R]", b(logits)),
+        }
+    }
+}
+
+/// The weights an op reads.
+fn weights_of(op: &Op) -> Vec<WeightId> {
+    match op {
+        Op::Embed { table, .. } => vec![*table],
+        Op::Norm(n) => std::iter::once(n.weight).chain(n.bias).collect(),
+        Op::Linear(l) => std::iter::once(l.weight).chain(l.bias).collect(),
+        Op::QkvPost(q) => q.norm.iter().flat_map(|n| [n.q, n.k]).collect(),
+        Op::Logits(l) => vec![l.weight],
+        Op::PagedAttention(_) | Op::Glu(_) | Op::GatherRows { .. } | Op::Sample { .. } => vec![],
+    }
+}
+
+/// `layers.12.qkv` → `layers.*.qkv`.
+fn without_layer(name: &str) -> String {
+    let numeric = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    name.split('.').map(|part| if numeric(part) { "*" } else { part }).collect::<Vec<_>>().join(".")
+}
+
+/// The block at the start of `lines` whose repetitions cover most of them: `(lines a block, times)`.
+fn repetition(lines: &[Line]) -> (usize, usize) {
+    let mut best = (1, 1);
+    for period in 1..=MAX_PERIOD.min(lines.len() / 2) {
+        let block = &lines[..period];
+        let equal = |other: &&[Line]| other.len() == period && other.iter().zip(block).all(|(a, b)| a.same(b));
+        let times = lines.chunks(period).take_while(equal).count();
+        if times > 1 && period * times > best.0 * best.1 {
+            best = (period, times);
+        }
+    }
+    best
+}
+
+/// A number with an SI prefix and three or four significant digits: `98.4 MB`, `135 M`.
+fn si(value: u64, unit: &str) -> String {
+    const PREFIXES: [&str; 6] = ["", "k", "M", "G", "T", "P"];
+    let mut scaled = value as f64;
+    let mut prefix = 0;
+    while scaled >= 999.95 && prefix + 1 < PREFIXES.len() {
+        scaled /= 1000.0;
+        prefix += 1;
+    }
+    let number = if prefix == 0 { value.to_string() } else { format!("{scaled:.1}") };
+    format!("{number} {}{unit}", PREFIXES[prefix]).trim_end().to_owned()
+}
