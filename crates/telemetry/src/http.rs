@@ -8,7 +8,8 @@ use crate::cells::{Counter, Histogram, Unit};
 use crate::registry::Registry;
 
 /// Handlers that count in no HTTP metric: probes and scrapes would drown the requests.
-const UNCOUNTED: [&str; 7] = ["/metrics", "/health", "/live", "/load", "/ping", "/version", "/server_info"];
+const UNCOUNTED: [&str; 8] =
+    ["/metrics", "/metrics/", "/health", "/live", "/load", "/ping", "/version", "/server_info"];
 
 /// Where requests count that no route matched, and the method they count under if it is not one of `METHODS`.
 const UNMATCHED: &str = "none";

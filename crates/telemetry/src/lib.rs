@@ -29,6 +29,7 @@ mod http;
 mod logging;
 mod process;
 mod registry;
+mod series;
 mod spelling;
 mod stats;
 mod upkeep;
@@ -41,8 +42,8 @@ pub use logging::{LogConfig, LogError, init_logging};
 pub use stats::StatsLine;
 pub use upkeep::UpkeepGuard;
 
-use engine::EngineSeries;
 use registry::Registry;
+use series::EngineSeries;
 
 /// What the constant labels and bucket bounds depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use crate::engine::EngineSeries;
+use crate::series::EngineSeries;
 
 /// Requests that the prefix cache's hit rate covers.
 const HIT_RATE_REQUESTS: u64 = 1000;
@@ -72,7 +72,7 @@ impl StatsLine {
         let prompt = now.prompt_tokens - last.prompt_tokens;
         let generation = now.generation_tokens - last.generation_tokens;
         let preemptions = now.preemptions - last.preemptions;
-        let (running, waiting) = (self.series.running.get(), self.series.waiting.get());
+        let (running, waiting) = (self.series.state.running.get(), self.series.state.waiting.get());
 
         let busy = prompt > 0 || generation > 0 || running > 0.0 || waiting > 0.0;
         if !std::mem::replace(&mut self.was_busy, busy) && !busy {
@@ -92,7 +92,7 @@ impl StatsLine {
         let _ = write!(
             line,
             "GPU KV cache usage: {:.1}%, Prefix cache hit rate: {:.1}%",
-            100.0 * self.series.kv_usage.get(),
+            100.0 * self.series.state.kv_usage.get(),
             100.0 * self.hit_rate()
         );
         Some(line)
@@ -121,13 +121,13 @@ impl Totals {
     fn of(series: &EngineSeries) -> Self {
         Self {
             // As in vLLM, cached prompt tokens are no throughput.
-            prompt_tokens: series.prompt_computed.get(),
-            generation_tokens: series.generation_tokens.get(),
-            preemptions: series.preemptions.get(),
+            prompt_tokens: series.counts.prompt_computed.get(),
+            generation_tokens: series.counts.generation_tokens.get(),
+            preemptions: series.counts.preemptions.get(),
             prefix: Lookups {
-                requests: series.prefix_requests.load(Relaxed),
-                queries: series.prefix_queries.get(),
-                hits: series.prefix_hits.get(),
+                requests: series.counts.prefix_requests.load(Relaxed),
+                queries: series.counts.prefix_queries.get(),
+                hits: series.counts.prefix_hits.get(),
             },
         }
     }
