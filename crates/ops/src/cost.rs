@@ -140,6 +140,11 @@ impl Pricer<'_> {
         &self.program.weights[id.0]
     }
 
+    /// Bytes of weights that are small enough to be read once whatever the rows.
+    fn vectors(&self, ids: impl IntoIterator<Item = crate::WeightId>) -> u64 {
+        ids.into_iter().map(|id| self.weight(id).bytes()).sum()
+    }
+
     fn price(&self, op: &Op) -> Cost {
         match op {
             Op::Embed { table, out, .. } => {
@@ -156,7 +161,7 @@ impl Pricer<'_> {
                 buffers.extend(n.add.iter().flat_map(|&b| [b, b]));
                 let elements = self.elements(n.input);
                 Cost {
-                    weight_bytes: self.weight(n.weight).bytes(),
+                    weight_bytes: self.vectors(std::iter::once(n.weight).chain(n.bias)),
                     activation_bytes: self.activations(&buffers),
                     flops: elements * if n.add.is_some() { 5 } else { 4 },
                     ..Cost::default()
@@ -164,11 +169,12 @@ impl Pricer<'_> {
             }
             Op::Linear(l) => {
                 let mut cost = self.matmul(l.weight, l.input, l.out);
-                cost.weight_bytes += l.bias.map_or(0, |b| self.weight(b).bytes());
+                cost.weight_bytes += self.vectors(l.bias);
                 cost.activation_bytes += l.add.map_or(0, |b| self.activations(&[b]));
                 cost
             }
             Op::QkvPost(q) => Cost {
+                weight_bytes: self.vectors(q.norm.iter().flat_map(|n| [n.q, n.k])),
                 kv_bytes: (self.step.tokens * 2 * q.heads.kv_cols()) as u64 * self.size.kv,
                 activation_bytes: self.activations(&[q.input, q.out]),
                 flops: (self.step.tokens * (q.heads.q_cols() + q.heads.kv_cols())) as u64
@@ -181,9 +187,7 @@ impl Pricer<'_> {
                 flops: 6 * self.elements(g.out),
                 ..Cost::default()
             },
-            Op::GatherRows { out, .. } => {
-                Cost { activation_bytes: 2 * self.activations(&[*out]), ..Cost::default() }
-            }
+            Op::GatherRows { out, .. } => Cost { activation_bytes: 2 * self.activations(&[*out]), ..Cost::default() },
             Op::Logits(l) => {
                 let mut cost = self.matmul(l.weight, l.input, l.out);
                 // Logits are f32 whatever the activations are.

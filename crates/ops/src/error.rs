@@ -13,8 +13,8 @@ pub enum ProgramError {
         /// The buffer.
         buffer: String,
     },
-    /// Two shapes that must agree do not.
-    #[error("op {op} ({name}): {what} has {found} columns, expected {expected}")]
+    /// Two sizes that must agree do not.
+    #[error("op {op} ({name}): the size of {what} is {found}, expected {expected}")]
     Shape {
         /// Index of the op.
         op: usize,
@@ -22,9 +22,9 @@ pub enum ProgramError {
         name: &'static str,
         /// The buffer or weight.
         what: String,
-        /// Columns found.
+        /// Size found.
         found: usize,
-        /// Columns expected.
+        /// Size expected.
         expected: usize,
     },
     /// Anything else, said in words.

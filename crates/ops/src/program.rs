@@ -1,6 +1,6 @@
 //! A model as a flat list of fused ops over named buffers.
 
-use crate::{Linear, Op, ProgramError, StorageType};
+use crate::{Linear, Op, ProgramError, QkvPost, StorageType};
 
 /// Index of a [`Buffer`] of its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -72,7 +72,7 @@ impl Weight {
     }
 }
 
-/// Query and key-value heads of an attention layer.
+/// Query and key-value heads of an attention layer. Sizes that overflow saturate, so that they fit no other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadShape {
     /// Hq.
@@ -86,17 +86,17 @@ pub struct HeadShape {
 impl HeadShape {
     /// Columns of q: Hq·D.
     pub const fn q_cols(self) -> usize {
-        self.q * self.dim
+        self.q.saturating_mul(self.dim)
     }
 
     /// Columns of k, and of v: Hkv·D.
     pub const fn kv_cols(self) -> usize {
-        self.kv * self.dim
+        self.kv.saturating_mul(self.dim)
     }
 
     /// Columns of the fused projection.
     pub const fn qkv_cols(self) -> usize {
-        self.q_cols() + 2 * self.kv_cols()
+        self.q_cols().saturating_add(self.kv_cols().saturating_mul(2))
     }
 }
 
@@ -195,7 +195,13 @@ impl ProgramBuilder {
                 part.tensor, part.storage
             )));
         }
-        let rows = parts.iter().map(|p| p.rows).sum();
+        let rows = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.rows));
+        let elements = rows.and_then(|rows| rows.checked_mul(cols));
+        // The widest element has four bytes.
+        if elements.and_then(|n| n.checked_mul(4)).is_none() {
+            self.fail(ProgramError::Invalid(format!("weight '{name}' of {cols} columns is too large")));
+        }
+        let rows = rows.unwrap_or(0);
         self.program.weights.push(Weight { name, rows, cols, parts });
         WeightId(self.program.weights.len() - 1)
     }
@@ -245,7 +251,9 @@ impl ProgramBuilder {
                 return Err(ProgramError::Shape { op: index, name: op.name(), what: what.into(), found, expected });
             }
         }
-        self.check_group(op)
+        self.check_rows(op)?;
+        self.check_order(op)?;
+        self.check_heads(op)
     }
 
     fn cols(&self, id: BufferId) -> usize {
@@ -265,9 +273,10 @@ impl ProgramBuilder {
             ],
             Op::Norm(n) => {
                 let cols = self.cols(n.input);
-                let mut rules = vec![("the weight", self.of(n.weight).cols, cols), ("the output", self.cols(n.out), cols)];
+                let mut rules =
+                    vec![("the weight", self.of(n.weight).cols, cols), ("the output", self.cols(n.out), cols)];
                 rules.extend(n.add.map(|b| ("the residual", self.cols(b), cols)));
-                rules.extend(n.bias.map(|b| ("the bias", self.of(b).cols, cols)));
+                rules.extend(n.bias.map(|b| ("the bias", elements(b), cols)));
                 rules
             }
             Op::Linear(l) => self.linear_rules(l),
@@ -275,11 +284,10 @@ impl ProgramBuilder {
                 ("the input", self.cols(q.input), q.heads.qkv_cols()),
                 ("the output", self.cols(q.out), q.heads.q_cols()),
             ],
-            Op::PagedAttention(a) => vec![
-                ("q", self.cols(a.q), a.heads.q_cols()),
-                ("the output", self.cols(a.out), a.heads.q_cols()),
-            ],
-            Op::Glu(g) => vec![("the input", self.cols(g.input), 2 * self.cols(g.out))],
+            Op::PagedAttention(a) => {
+                vec![("q", self.cols(a.q), a.heads.q_cols()), ("the output", self.cols(a.out), a.heads.q_cols())]
+            }
+            Op::Glu(g) => vec![("the input", self.cols(g.input), self.cols(g.out).saturating_mul(2))],
             Op::GatherRows { input, out } => vec![("the output", self.cols(*out), self.cols(*input))],
             Op::Logits(l) => vec![
                 ("the input", self.cols(l.input), self.of(l.weight).cols),
@@ -299,18 +307,89 @@ impl ProgramBuilder {
         rules
     }
 
-    fn check_group(&self, op: &Op) -> Result<(), ProgramError> {
+    /// Every op keeps the rows of its input, but for the one that picks those that reach the head.
+    fn check_rows(&self, op: &Op) -> Result<(), ProgramError> {
+        let (from, to) = match op {
+            Op::Embed { .. } | Op::QkvPost(_) | Op::PagedAttention(_) => (Some(Rows::Tokens), Rows::Tokens),
+            Op::GatherRows { .. } => (Some(Rows::Tokens), Rows::Sampled),
+            Op::Logits(_) | Op::Sample { .. } => (Some(Rows::Sampled), Rows::Sampled),
+            Op::Norm(_) | Op::Linear(_) | Op::Glu(_) => {
+                let rows = inputs(op).first().map(|id| self.program.buffers[id.0].rows);
+                (rows, rows.unwrap_or(Rows::Tokens))
+            }
+        };
+        let pairs = inputs(op).into_iter().map(|id| (id, from)).chain(outputs(op).into_iter().map(|id| (id, Some(to))));
+        for (id, expected) in pairs {
+            let Buffer { name, rows, .. } = &self.program.buffers[id.0];
+            if let Some(expected) = expected.filter(|expected| expected != rows) {
+                return Err(ProgramError::Invalid(format!(
+                    "op {} ({}): buffer '{name}' has {} rows, expected {}",
+                    self.program.ops.len(),
+                    op.name(),
+                    rows.symbol(),
+                    expected.symbol()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing follows `Sample`; attention reads a layer that has been written.
+    fn check_order(&self, op: &Op) -> Result<(), ProgramError> {
+        if let Some(Op::Sample { .. }) = self.program.ops.last() {
+            return Err(ProgramError::Invalid(format!("{} follows Sample, which must be the last op", op.name())));
+        }
+        let Op::PagedAttention(a) = op else { return Ok(()) };
+        let writes = |op: &Op| matches!(op, Op::QkvPost(q) if (q.group, q.layer) == (a.group, a.layer));
+        if !self.program.ops.iter().any(writes) {
+            return Err(ProgramError::Invalid(format!(
+                "PagedAttention reads KV group {}, layer {} before any op writes it",
+                a.group, a.layer
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_heads(&self, op: &Op) -> Result<(), ProgramError> {
         let (group, layer, heads) = match op {
             Op::QkvPost(q) => (q.group, q.layer, q.heads),
             Op::PagedAttention(a) => (a.group, a.layer, a.heads),
             _ => return Ok(()),
         };
+        let invalid = |reason: String| {
+            Err(ProgramError::Invalid(format!("{} of KV group {group}, layer {layer}: {reason}", op.name())))
+        };
         let declared = self.program.kv_groups.get(group).and_then(|g| g.layers.get(layer));
-        if declared != Some(&heads) || heads.kv == 0 || !heads.q.is_multiple_of(heads.kv) {
-            return Err(ProgramError::Invalid(format!(
-                "{} of KV group {group}, layer {layer}: {heads:?} does not match {declared:?}",
-                op.name()
-            )));
+        if declared != Some(&heads) {
+            return invalid(format!("{heads:?} does not match {declared:?}"));
+        }
+        if heads.dim == 0 || heads.kv == 0 || heads.q == 0 || !heads.q.is_multiple_of(heads.kv) {
+            return invalid(format!("{heads:?} is not a whole number of query heads for each KV head"));
+        }
+        match op {
+            Op::QkvPost(q) => self.check_qkv_post(q).or_else(invalid),
+            Op::PagedAttention(a) => match (self.program.kv_groups[group].window, a.window) {
+                (Some(kept), window) if window.is_none_or(|w| w > kept) => {
+                    invalid(format!("the group keeps {kept} tokens, the op reads {window:?}"))
+                }
+                (_, Some(0)) => invalid("a window of no tokens".into()),
+                _ => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    fn check_qkv_post(&self, op: &QkvPost) -> Result<(), String> {
+        let HeadShape { dim, .. } = op.heads;
+        if let Some(rope) = op.rope.as_ref().filter(|rope| rope.rotary_dim() > dim || rope.rotary_dim() == 0) {
+            return Err(format!("a rotary embedding of {} elements in heads of {dim}", rope.rotary_dim()));
+        }
+        if let Some(norm) = &op.norm {
+            let widths = [norm.q, norm.k].map(|id| self.of(id).rows * self.of(id).cols);
+            let whole = [op.heads.q_cols(), op.heads.kv_cols()];
+            if widths != [dim, dim] && widths != whole {
+                return Err(format!("norms of {widths:?} elements, expected {dim} each or {whole:?}"));
+            }
         }
         Ok(())
     }

@@ -1,8 +1,4 @@
-//! The `Sample` op: its inputs, its result, and the scalar definition that every backend must reproduce.
-//!
-//! Order of operations on a row of logits: log-probabilities are taken from the raw row; then logit bias, forbidden
-//! tokens and the grammar mask, penalties, temperature, min-p, top-k, top-p, draw. Temperature 0 takes the arg-max
-//! after masks and penalties, the lowest id among equals.
+//! What the `Sample` op reads and writes.
 
 /// What one row asks of the sampler. Plain numbers: ranges are checked where the request is parsed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,6 +21,13 @@ pub struct SampleParams {
     pub seed: u64,
     /// Number of most likely tokens to report beside the drawn one; `None` reports no log-probabilities.
     pub logprobs: Option<u32>,
+}
+
+impl SampleParams {
+    /// Whether the row's [`TokenCounts`] matter.
+    pub fn needs_counts(&self) -> bool {
+        self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repetition_penalty != 1.0
+    }
 }
 
 impl Default for SampleParams {
@@ -54,6 +57,16 @@ pub struct TokenCounts {
 }
 
 impl TokenCounts {
+    /// Counts of a sequence: its prompt, and what it has generated already (a preempted one that comes back).
+    pub fn new(prompt: &[u32], output: &[u32]) -> Self {
+        let mut prompt = prompt.to_vec();
+        prompt.sort_unstable();
+        prompt.dedup();
+        let mut counts = Self { prompt, output: Vec::new() };
+        output.iter().for_each(|&token| counts.push(token));
+        counts
+    }
+
     /// Counts one more generated token.
     pub fn push(&mut self, token: u32) {
         match self.output.binary_search_by_key(&token, |&(id, _)| id) {

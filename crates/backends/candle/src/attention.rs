@@ -1,0 +1,100 @@
+//! Causal attention over the paged cache.
+//!
+//! Plain loops: a query row reads its keys where they lie, in ascending position, whether it came alone, in a chunk or
+//! beside other sequences. Its result is a function of its query and its keys alone, bit by bit.
+
+use octavo_ops::{BlockTables, HeadShape, StepBatch};
+use rayon::prelude::*;
+
+use crate::kv::{Half, KvCache};
+
+/// Independent partial sums of a dot product; fixed, because it is part of the order of sums.
+const LANES: usize = 16;
+
+/// One layer's attention.
+pub(crate) struct Attention<'a> {
+    pub(crate) cache: &'a KvCache,
+    pub(crate) layer: usize,
+    pub(crate) tables: &'a BlockTables,
+    pub(crate) heads: HeadShape,
+    pub(crate) scale: f32,
+    pub(crate) window: Option<usize>,
+    pub(crate) softcap: Option<f32>,
+}
+
+impl Attention<'_> {
+    /// `q[T, Hq·D] → out[T, Hq·D]`. `sequences[t]` is the sequence of row t.
+    pub(crate) fn run(&self, q: &[f32], batch: &StepBatch, sequences: &[usize]) -> Vec<f32> {
+        let HeadShape { q: q_heads, kv: kv_heads, dim } = self.heads;
+        // The query heads that share a KV head are neighbours.
+        let width = q_heads / kv_heads * dim;
+        let mut out = vec![0.0; q.len()];
+        let tasks = out.par_chunks_mut(width).zip(q.par_chunks(width)).enumerate();
+        tasks.for_each_init(Vec::new, |scores, (task, (out, q))| {
+            let (row, head) = (task / kv_heads, task % kv_heads);
+            let table = self.tables.row(sequences[row]);
+            let last = batch.positions[row] as usize;
+            for (out, q) in out.chunks_exact_mut(dim).zip(q.chunks_exact(dim)) {
+                self.attend(q, head, last, table, scores, out);
+            }
+        });
+        out
+    }
+
+    /// One query at position `last` and one head.
+    fn attend(&self, q: &[f32], head: usize, last: usize, table: &[u32], scores: &mut Vec<f32>, out: &mut [f32]) {
+        let first = self.window.map_or(0, |window| (last + 1).saturating_sub(window));
+        scores.clear();
+        self.for_each_row(Half::Key, head, first, last, table, |key| {
+            let score = dot(q, key) * self.scale;
+            scores.push(self.softcap.map_or(score, |cap| cap * (score / cap).tanh()));
+        });
+        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut sum = 0.0;
+        for score in scores.iter_mut() {
+            *score = (*score - largest).exp();
+            sum += *score;
+        }
+        let mut weights = scores.iter();
+        self.for_each_row(Half::Value, head, first, last, table, |value| {
+            let weight = weights.next().copied().unwrap_or(0.0) / sum;
+            for (out, v) in out.iter_mut().zip(value) {
+                *out += weight * v;
+            }
+        });
+    }
+
+    /// Calls `f` with the elements of a head at each of the positions `first..=last`, in order.
+    fn for_each_row(
+        &self,
+        half: Half,
+        head: usize,
+        first: usize,
+        last: usize,
+        table: &[u32],
+        mut f: impl FnMut(&[f32]),
+    ) {
+        let size = self.cache.block_size();
+        for (index, &block) in table.iter().enumerate().take(last / size + 1).skip(first / size) {
+            let start = index * size;
+            let rows = first.saturating_sub(start)..(last + 1 - start).min(size);
+            let elements = self.cache.read(self.layer, half, block, head);
+            let dim = self.heads.dim;
+            elements[rows.start * dim..rows.end * dim].chunks_exact(dim).for_each(&mut f);
+        }
+    }
+}
+
+/// The dot product, as [`LANES`] partial sums that are added in a fixed order.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let (a, a_rest) = a.as_chunks::<LANES>();
+    let (b, b_rest) = b.as_chunks::<LANES>();
+    let mut sums = [0.0; LANES];
+    for (a, b) in a.iter().zip(b) {
+        for lane in 0..LANES {
+            sums[lane] += a[lane] * b[lane];
+        }
+    }
+    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
+    sums.iter().sum::<f32>() + rest
+}

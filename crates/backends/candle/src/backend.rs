@@ -1,0 +1,128 @@
+//! The [`Backend`] of this crate.
+
+use candle_core::Tensor;
+use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
+use octavo_ops::{Backend, BackendError, KvGroup, Program, StepBatch, WeightSource};
+
+use crate::forward::Forward;
+use crate::kv::KvCache;
+use crate::load::load_weight;
+use crate::{NAME, failed};
+
+/// Tokens a KV block; the one size supported.
+const BLOCK_SIZES: &[usize] = &[16];
+
+/// Runs programs op by op with candle tensors on the CPU.
+#[derive(Default)]
+pub struct CandleBackend {
+    model: Option<Model>,
+    kv: Vec<KvCache>,
+    /// `[R,V]` of the last forward pass.
+    logits: Vec<f32>,
+    sampler: Sampler,
+}
+
+/// A program and its weights, by [`octavo_ops::WeightId`].
+struct Model {
+    program: Program,
+    weights: Vec<Tensor>,
+}
+
+impl CandleBackend {
+    /// A backend without a model.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn model(&self) -> Result<&Model, BackendError> {
+        self.model.as_ref().ok_or_else(|| failed("no model is loaded"))
+    }
+}
+
+impl Backend for CandleBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn block_sizes(&self) -> &[usize] {
+        BLOCK_SIZES
+    }
+
+    fn kv_dtype(&self) -> &'static str {
+        "float32"
+    }
+
+    fn kv_block_bytes(&self, group: &KvGroup, block_size: usize) -> u64 {
+        (group.elements_per_token() * block_size * size_of::<f32>()) as u64
+    }
+
+    fn load(
+        &mut self,
+        program: &Program,
+        weights: &dyn WeightSource,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), BackendError> {
+        (self.model, self.kv, self.logits) = (None, Vec::new(), Vec::new());
+        let mut bytes_read = 0;
+        let mut tensors = Vec::with_capacity(program.weights.len());
+        for weight in &program.weights {
+            let mut advance = |bytes: usize| {
+                bytes_read += bytes as u64;
+                progress(bytes_read);
+            };
+            tensors.push(load_weight(weight, weights, &mut advance)?);
+        }
+        self.model = Some(Model { program: program.clone(), weights: tensors });
+        Ok(())
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.model.iter().flat_map(|m| &m.weights).map(|w| (w.elem_count() * size_of::<f32>()) as u64).sum()
+    }
+
+    fn allocate_kv(&mut self, block_size: usize, blocks: &[usize]) -> Result<(), BackendError> {
+        if !BLOCK_SIZES.contains(&block_size) {
+            let what = format!("KV blocks of {block_size} tokens; it supports {BLOCK_SIZES:?}");
+            return Err(BackendError::Unsupported { backend: NAME, what });
+        }
+        let groups = &self.model()?.program.kv_groups;
+        if groups.len() != blocks.len() {
+            return Err(failed(format!("{} block counts for {} KV groups", blocks.len(), groups.len())));
+        }
+        let caches: Result<_, _> =
+            groups.iter().zip(blocks).map(|(group, &blocks)| KvCache::new(group, block_size, blocks)).collect();
+        self.kv = caches?;
+        Ok(())
+    }
+
+    fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError> {
+        self.logits.clear();
+        let Some(Model { program, weights }) = &self.model else { return Err(failed("no model is loaded")) };
+        let mut forward = Forward::new(program, weights, &mut self.kv, batch)?;
+        let logits = forward.run().map_err(failed)?;
+        if let Some(logits) = logits {
+            self.logits = logits.flatten_all().and_then(|l| l.to_vec1()).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn sample(&mut self, batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
+        let vocab = self.model()?.program.vocab_size;
+        if self.logits.len() != batch.rows.len() * vocab {
+            let rows = self.logits.len() / vocab;
+            return Err(failed(format!("{} rows to sample, but the forward pass left {rows}", batch.rows.len())));
+        }
+        self.sampler.sample_batch(&self.logits, batch, out);
+        Ok(())
+    }
+
+    fn logits(&self) -> Result<Vec<f32>, BackendError> {
+        self.model()?;
+        Ok(self.logits.clone())
+    }
+
+    fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
+        let cache = self.kv.get_mut(group).ok_or_else(|| failed(format!("there is no KV group {group}")))?;
+        cache.copy_blocks(pairs)
+    }
+}

@@ -1,0 +1,77 @@
+//! The ops whose rows are independent of each other and of the KV cache, as functions of tensors.
+
+use candle_core::{D, Device, Result, Tensor};
+use octavo_ops::{GluKind, NormKind};
+
+/// Rows of every matrix product. candle picks another order of sums for other shapes, so that a row's bits would depend
+/// on how many rows are computed with it; with one shape they do not. Eight rows cost a decode of one row no more than
+/// reading the weight does, and a prefill within a factor of two of what larger tiles reach.
+pub(crate) const TILE: usize = 8;
+
+/// `x · Wᵀ` for `x[rows, K]` and `W[N, K]`, in tiles of [`TILE`] rows, the last padded with zeros.
+///
+/// Computed as `(W · xᵀ)ᵀ`: candle multiplies several times faster when the large operand is the left one.
+pub(crate) fn matmul(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    let (rows, _) = x.dims2()?;
+    let padded = rows.next_multiple_of(TILE);
+    let x = x.pad_with_zeros(0, 0, padded - rows)?;
+    let tile = |start| weight.matmul(&x.narrow(0, start, TILE)?.t()?.contiguous()?);
+    let tiles: Result<Vec<_>> = (0..padded).step_by(TILE).map(tile).collect();
+    Tensor::cat(&tiles?, 1)?.narrow(1, 0, rows)?.t()?.contiguous()
+}
+
+/// Rows of a table by id.
+pub(crate) fn embed(table: &Tensor, ids: &[u32], scale: f32) -> Result<Tensor> {
+    let rows = gather(table, ids)?;
+    if scale == 1.0 { Ok(rows) } else { rows.affine(f64::from(scale), 0.0) }
+}
+
+/// Rows of `x` by index.
+pub(crate) fn gather(x: &Tensor, rows: &[u32]) -> Result<Tensor> {
+    x.index_select(&Tensor::new(rows, &Device::Cpu)?, 0)
+}
+
+/// What a normalisation needs beside its input.
+pub(crate) struct Norm<'a> {
+    pub(crate) kind: NormKind,
+    pub(crate) weight: &'a Tensor,
+    pub(crate) bias: Option<&'a Tensor>,
+    pub(crate) eps: f32,
+    pub(crate) unit_offset: bool,
+}
+
+impl Norm<'_> {
+    /// Normalises along the last dimension.
+    pub(crate) fn apply(&self, x: &Tensor) -> Result<Tensor> {
+        let x = match self.kind {
+            NormKind::Rms => x.clone(),
+            NormKind::Layer => x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?,
+        };
+        let root = (x.sqr()?.mean_keepdim(D::Minus1)? + f64::from(self.eps))?.sqrt()?;
+        let weight = self.weight.flatten_all()?;
+        let weight = if self.unit_offset { (weight + 1.0)? } else { weight };
+        let y = x.broadcast_div(&root)?.broadcast_mul(&weight)?;
+        match self.bias {
+            Some(bias) => y.broadcast_add(&bias.flatten_all()?),
+            None => Ok(y),
+        }
+    }
+}
+
+/// `act(gate) · up` for `gate_up[rows, 2I]`.
+pub(crate) fn glu(gate_up: &Tensor, kind: GluKind) -> Result<Tensor> {
+    let inner = gate_up.dim(D::Minus1)? / 2;
+    let gate = gate_up.narrow(D::Minus1, 0, inner)?;
+    let up = gate_up.narrow(D::Minus1, inner, inner)?;
+    let gate = match kind {
+        GluKind::Silu => gate.silu()?,
+        GluKind::Gelu => gate.gelu_erf()?,
+        GluKind::GeluTanh => gate.gelu()?,
+    };
+    gate * up
+}
+
+/// `cap · tanh(x / cap)`.
+pub(crate) fn softcap(x: &Tensor, cap: f32) -> Result<Tensor> {
+    (x / f64::from(cap))?.tanh()? * f64::from(cap)
+}

@@ -1,0 +1,217 @@
+//! One forward pass: the program's ops in order, each a few tensor calls.
+
+use candle_core::{Device, Result, Tensor, bail};
+use octavo_ops::{
+    BackendError, BufferId, Linear, Logits, NormKind, NormOp, Op, PagedAttention, Program, QkNorm, QkvPost, Rows,
+    StepBatch, WeightId,
+};
+
+use crate::attention::Attention;
+use crate::dense::{self, Norm};
+use crate::failed;
+use crate::kv::KvCache;
+use crate::rotary::rotate;
+
+/// The state of one forward pass.
+pub(crate) struct Forward<'a> {
+    program: &'a Program,
+    weights: &'a [Tensor],
+    kv: &'a mut [KvCache],
+    batch: &'a StepBatch,
+    /// By [`BufferId`]; `None` until an op writes it.
+    buffers: Vec<Option<Tensor>>,
+    /// The sequence of each row of the step.
+    sequences: Vec<usize>,
+}
+
+impl<'a> Forward<'a> {
+    /// Checks the batch, so that a defect of the caller is an error and not a write to someone else's block.
+    pub(crate) fn new(
+        program: &'a Program,
+        weights: &'a [Tensor],
+        kv: &'a mut [KvCache],
+        batch: &'a StepBatch,
+    ) -> std::result::Result<Self, BackendError> {
+        check(program, kv, batch).map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
+        let sequences = (0..batch.sequences()).flat_map(|s| batch.query_range(s).map(move |_| s)).collect();
+        Ok(Self { program, weights, kv, batch, buffers: vec![None; program.buffers.len()], sequences })
+    }
+
+    /// Runs the forward part and returns the logits `[R,V]`, if a row is sampled.
+    pub(crate) fn run(&mut self) -> Result<Option<Tensor>> {
+        let mut last = None;
+        for op in self.program.forward_ops() {
+            if let Some(out) = self.step(op)? {
+                last = Some(out);
+            }
+        }
+        match last {
+            Some(BufferId(id)) if self.program.buffers[id].rows == Rows::Sampled => Ok(self.buffers[id].take()),
+            _ => Ok(None),
+        }
+    }
+
+    /// Runs one op and names the buffer it wrote; `None` for an op on no rows.
+    fn step(&mut self, op: &Op) -> Result<Option<BufferId>> {
+        let out = out_of(op);
+        let rows = match self.program.buffers[out.0].rows {
+            Rows::Tokens => self.batch.tokens(),
+            Rows::Sampled => self.batch.sampled_rows.len(),
+        };
+        if rows == 0 {
+            return Ok(None);
+        }
+        let value = match op {
+            Op::Embed { table, scale, .. } => dense::embed(self.weight(*table), &self.batch.token_ids, *scale)?,
+            Op::Norm(op) => self.norm(op)?,
+            Op::Linear(op) => self.linear(op)?,
+            Op::QkvPost(op) => self.qkv_post(op)?,
+            Op::PagedAttention(op) => self.attention(op)?,
+            Op::Glu(op) => dense::glu(self.buffer(op.input)?, op.kind)?,
+            Op::GatherRows { input, .. } => dense::gather(self.buffer(*input)?, &self.batch.sampled_rows)?,
+            Op::Logits(op) => self.logits(op)?,
+            Op::Sample { .. } => bail!("Sample is no part of the forward pass"),
+        };
+        self.buffers[out.0] = Some(value);
+        Ok(Some(out))
+    }
+
+    fn weight(&self, id: WeightId) -> &'a Tensor {
+        &self.weights[id.0]
+    }
+
+    fn buffer(&self, id: BufferId) -> Result<&Tensor> {
+        match &self.buffers[id.0] {
+            Some(tensor) => Ok(tensor),
+            None => bail!("buffer '{}' is read before it is written", self.program.buffers[id.0].name),
+        }
+    }
+
+    fn norm(&mut self, op: &NormOp) -> Result<Tensor> {
+        let mut x = self.buffer(op.input)?.clone();
+        if let Some(residual) = op.add {
+            x = (self.buffer(residual)? + x)?;
+            self.buffers[residual.0] = Some(x.clone());
+        }
+        let norm = Norm {
+            kind: op.kind,
+            weight: self.weight(op.weight),
+            bias: op.bias.map(|id| self.weight(id)),
+            eps: op.eps,
+            unit_offset: op.unit_offset,
+        };
+        norm.apply(&x)
+    }
+
+    fn linear(&self, op: &Linear) -> Result<Tensor> {
+        let mut y = dense::matmul(self.buffer(op.input)?, self.weight(op.weight))?;
+        if let Some(bias) = op.bias {
+            y = y.broadcast_add(&self.weight(bias).flatten_all()?)?;
+        }
+        if let Some(add) = op.add {
+            y = (y + self.buffer(add)?)?;
+        }
+        Ok(y)
+    }
+
+    fn logits(&self, op: &Logits) -> Result<Tensor> {
+        let mut y = dense::matmul(self.buffer(op.input)?, self.weight(op.weight))?;
+        if op.scale != 1.0 {
+            y = y.affine(f64::from(op.scale), 0.0)?;
+        }
+        op.softcap.map_or(Ok(y.clone()), |cap| dense::softcap(&y, cap))
+    }
+
+    fn qkv_post(&mut self, op: &QkvPost) -> Result<Tensor> {
+        let qkv = self.buffer(op.input)?;
+        let (q_cols, kv_cols) = (op.heads.q_cols(), op.heads.kv_cols());
+        let mut q = qkv.narrow(1, 0, q_cols)?;
+        let mut k = qkv.narrow(1, q_cols, kv_cols)?;
+        let v = qkv.narrow(1, q_cols + kv_cols, kv_cols)?;
+        if let Some(norm) = &op.norm {
+            q = self.qk_norm(&q, norm, norm.q)?;
+            k = self.qk_norm(&k, norm, norm.k)?;
+        }
+        if let Some(rope) = &op.rope {
+            let turn = |x: &Tensor, heads: usize| -> Result<Tensor> {
+                let x = x.reshape((self.batch.tokens(), heads, op.heads.dim))?;
+                rotate(&x, rope, &self.batch.positions)?.flatten_from(1)
+            };
+            q = turn(&q, op.heads.q)?;
+            k = turn(&k, op.heads.kv)?;
+        }
+        let (k, v) = (k.flatten_all()?.to_vec1()?, v.flatten_all()?.to_vec1()?);
+        let rows = k.chunks_exact(kv_cols).zip(v.chunks_exact(kv_cols));
+        for (&slot, (k, v)) in self.batch.slot_mapping[op.group].iter().zip(rows) {
+            self.kv[op.group].write(op.layer, slot, k, v);
+        }
+        q.contiguous()
+    }
+
+    /// RMS norm of `x[T, heads·D]` over each head, or over the whole row: as wide as the weight.
+    fn qk_norm(&self, x: &Tensor, norm: &QkNorm, weight: WeightId) -> Result<Tensor> {
+        let weight = self.weight(weight);
+        let (tokens, cols) = x.dims2()?;
+        let width = weight.elem_count();
+        let norm = Norm { kind: NormKind::Rms, weight, bias: None, eps: norm.eps, unit_offset: norm.unit_offset };
+        norm.apply(&x.reshape((tokens, cols / width, width))?)?.flatten_from(1)
+    }
+
+    fn attention(&self, op: &PagedAttention) -> Result<Tensor> {
+        let q: Vec<f32> = self.buffer(op.q)?.flatten_all()?.to_vec1()?;
+        let attention = Attention {
+            cache: &self.kv[op.group],
+            layer: op.layer,
+            tables: &self.batch.block_tables[op.group],
+            heads: op.heads,
+            scale: op.scale,
+            window: op.window,
+            softcap: op.softcap,
+        };
+        let out = attention.run(&q, self.batch, &self.sequences);
+        Tensor::from_vec(out, (self.batch.tokens(), op.heads.q_cols()), &Device::Cpu)
+    }
+}
+
+/// The buffer that an op of the forward part writes, beside the residual that a norm updates.
+fn out_of(op: &Op) -> BufferId {
+    match op {
+        Op::Embed { out, .. } | Op::GatherRows { out, .. } => *out,
+        Op::Norm(op) => op.out,
+        Op::Linear(op) => op.out,
+        Op::QkvPost(op) => op.out,
+        Op::PagedAttention(op) => op.out,
+        Op::Glu(op) => op.out,
+        Op::Logits(op) => op.out,
+        Op::Sample { logits } => *logits,
+    }
+}
+
+/// That every index of the batch is in range and every array has its length.
+fn check(program: &Program, kv: &[KvCache], batch: &StepBatch) -> std::result::Result<(), String> {
+    let (tokens, sequences) = (batch.tokens(), batch.sequences());
+    let require = |holds: bool, what: &str| if holds { Ok(()) } else { Err(what.to_owned()) };
+    require(batch.positions.len() == tokens, "positions")?;
+    require(batch.query_start.len() == sequences + 1, "query starts")?;
+    require(batch.query_start.first() == Some(&0), "the first query start")?;
+    require(batch.query_start.last().map(|&end| end as usize) == Some(tokens), "the last query start")?;
+    require(batch.query_start.is_sorted(), "the order of query starts")?;
+    require(batch.token_ids.iter().all(|&id| (id as usize) < program.vocab_size), "a token id beyond the vocabulary")?;
+    require(batch.sampled_rows.iter().all(|&row| (row as usize) < tokens), "a sampled row")?;
+    let groups = program.kv_groups.len();
+    require(kv.len() == groups, "no KV cache is allocated")?;
+    require(batch.slot_mapping.len() == groups && batch.block_tables.len() == groups, "the number of KV groups")?;
+    for ((cache, slots), tables) in kv.iter().zip(&batch.slot_mapping).zip(&batch.block_tables) {
+        let size = cache.block_size();
+        require(slots.len() == tokens, "slot mapping")?;
+        require(slots.iter().all(|&slot| (slot as usize) < cache.blocks() * size), "a slot beyond the KV cache")?;
+        require(tables.ids.len() == sequences * tables.stride, "block tables")?;
+        require(tables.ids.iter().all(|&id| (id as usize) < cache.blocks()), "a block beyond the KV cache")?;
+        for s in 0..sequences {
+            let covered = tables.stride * size;
+            let rows = batch.query_range(s);
+            require(batch.positions[rows].iter().all(|&p| (p as usize) < covered), "a position beyond its table")?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,251 @@
+//! The scalar definition of `Sample`.
+
+use std::cmp::Ordering;
+
+use super::{SampleBatch, SampleParams, SampleRow, SampledToken, TokenCounts, TokenLogprobs, philox};
+
+/// First guess at how many of the most likely tokens reach top-p; grown until they do.
+const NUCLEUS_GUESS: usize = 64;
+
+/// Draws tokens from rows of logits, one row at a time, so that no row can depend on another.
+///
+/// Where masks leave no token with a logit above −∞, the most likely allowed one is drawn: allowed by the mask and not
+/// forbidden; if there is none, allowed by the mask; if that allows nothing at all, not forbidden.
+///
+/// Holds the scratch memory: after the first rows of a size nothing more is allocated, but for the log-probabilities
+/// that a row asks for.
+#[derive(Clone, Debug, Default)]
+pub struct Sampler {
+    /// The row after bias, masks and penalties.
+    logits: Vec<f32>,
+    candidates: Vec<Candidate>,
+    /// Ids, for the most likely tokens to report.
+    ids: Vec<u32>,
+}
+
+/// A token that may be drawn.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    id: u32,
+    logit: f32,
+    /// `exp((logit − largest logit) / temperature)`: its probability but for a common factor.
+    weight: f32,
+}
+
+impl Candidate {
+    /// Most likely first, ties by id.
+    fn order(&self, other: &Self) -> Ordering {
+        descending(self.logit, other.logit).then(self.id.cmp(&other.id))
+    }
+}
+
+impl Sampler {
+    /// An empty sampler.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Draws a token for each row of `logits`, which holds one row of the same length for each of `batch.rows`, into
+    /// `out` (cleared first).
+    pub fn sample_batch(&mut self, logits: &[f32], batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) {
+        out.clear();
+        let vocab = logits.len() / batch.rows.len().max(1);
+        out.extend(batch.rows.iter().enumerate().map(|(r, row)| self.sample(&logits[r * vocab..(r + 1) * vocab], row)));
+    }
+
+    /// Draws one token from a row of raw logits.
+    pub fn sample(&mut self, logits: &[f32], row: &SampleRow<'_>) -> SampledToken {
+        let id = self.draw(logits, row);
+        let logprobs = row.params.logprobs.map(|top| self.logprobs(logits, id, top as usize));
+        SampledToken { id, logprobs }
+    }
+
+    fn draw(&mut self, raw: &[f32], row: &SampleRow<'_>) -> u32 {
+        self.adjust(raw, row);
+        let Some(best) = argmax(&self.logits, |_| true) else { return fallback(raw, row) };
+        // Not `<= 0`: a NaN is greedy too.
+        if !(row.params.temperature > 0.0) {
+            return best;
+        }
+        self.weigh(best, row.params);
+        let filtered = self.filter(row.params);
+        if filtered {
+            self.candidates.sort_unstable_by_key(|c| c.id);
+        }
+        let total: f64 = self.candidates.iter().map(|c| f64::from(c.weight)).sum();
+        let target = philox::uniform(row.params.seed, row.output_position) * total;
+        let mut sum = 0.0;
+        for candidate in &self.candidates {
+            sum += f64::from(candidate.weight);
+            if sum > target {
+                return candidate.id;
+            }
+        }
+        best
+    }
+
+    /// Bias, forbidden tokens, mask and penalties.
+    fn adjust(&mut self, raw: &[f32], row: &SampleRow<'_>) {
+        self.logits.clear();
+        self.logits.extend(raw.iter().map(|&x| if x.is_nan() { f32::NEG_INFINITY } else { x }));
+        for &(id, bias) in row.logit_bias {
+            if let Some(x) = self.logits.get_mut(id as usize) {
+                *x += bias;
+            }
+        }
+        for &id in row.forbidden {
+            if let Some(x) = self.logits.get_mut(id as usize) {
+                *x = f32::NEG_INFINITY;
+            }
+        }
+        if let Some(mask) = row.mask {
+            for (id, x) in self.logits.iter_mut().enumerate() {
+                if !allows(mask, id as u32) {
+                    *x = f32::NEG_INFINITY;
+                }
+            }
+        }
+        if let Some(counts) = row.counts {
+            self.penalise(counts, row.params);
+        }
+    }
+
+    fn penalise(&mut self, counts: &TokenCounts, params: &SampleParams) {
+        let repeated = |x: f32| if x > 0.0 { x / params.repetition_penalty } else { x * params.repetition_penalty };
+        if params.repetition_penalty != 1.0 {
+            let generated = counts.output.iter().map(|&(id, _)| id);
+            let only_in_prompt =
+                counts.prompt.iter().copied().filter(|id| counts.output.binary_search_by_key(id, |o| o.0).is_err());
+            for id in generated.chain(only_in_prompt) {
+                if let Some(x) = self.logits.get_mut(id as usize) {
+                    *x = repeated(*x);
+                }
+            }
+        }
+        for &(id, times) in &counts.output {
+            if let Some(x) = self.logits.get_mut(id as usize) {
+                *x -= params.frequency_penalty * times as f32 + params.presence_penalty;
+            }
+        }
+    }
+
+    /// Fills the candidates, by id, with every token above −∞.
+    fn weigh(&mut self, best: u32, params: &SampleParams) {
+        let largest = self.logits[best as usize];
+        // The first case is not only for speed: ∞ − ∞ is NaN.
+        let weight = |x: f32| if x == largest { 1.0 } else { ((x - largest) / params.temperature).exp() };
+        self.candidates.clear();
+        self.candidates.extend(
+            self.logits.iter().enumerate().filter(|&(_, &x)| x > f32::NEG_INFINITY).map(|(id, &logit)| Candidate {
+                id: id as u32,
+                logit,
+                weight: weight(logit),
+            }),
+        );
+    }
+
+    /// Min-p, top-k and top-p. Whether the order of the candidates is lost.
+    fn filter(&mut self, params: &SampleParams) -> bool {
+        if params.min_p > 0.0 {
+            // The most likely token has weight 1 and always stays.
+            self.candidates.retain(|c| c.weight >= params.min_p.min(1.0));
+        }
+        let top_k = params.top_k as usize;
+        let by_k = top_k > 0 && top_k < self.candidates.len();
+        if by_k {
+            self.candidates.select_nth_unstable_by(top_k - 1, Candidate::order);
+            self.candidates.truncate(top_k);
+        }
+        let by_p = params.top_p < 1.0;
+        if by_p {
+            self.keep_nucleus(params.top_p);
+        }
+        by_k || by_p
+    }
+
+    /// Keeps the fewest most likely candidates whose probability reaches `top_p`; at least one.
+    fn keep_nucleus(&mut self, top_p: f32) {
+        let needed = f64::from(top_p) * self.candidates.iter().map(|c| f64::from(c.weight)).sum::<f64>();
+        // Sorts only a head of the list: seldom is more of it needed.
+        let (mut sorted, mut sum) = (0, 0.0);
+        while sorted < self.candidates.len() {
+            let head = (sorted * 8).clamp(NUCLEUS_GUESS, self.candidates.len().max(NUCLEUS_GUESS));
+            let tail = &mut self.candidates[sorted..];
+            let head = (head - sorted).min(tail.len());
+            if head < tail.len() {
+                tail.select_nth_unstable_by(head, Candidate::order);
+            }
+            tail[..head].sort_unstable_by(Candidate::order);
+            for (i, candidate) in tail[..head].iter().enumerate() {
+                sum += f64::from(candidate.weight);
+                if sum >= needed {
+                    self.candidates.truncate(sorted + i + 1);
+                    return;
+                }
+            }
+            sorted += head;
+        }
+    }
+
+    /// Log-probabilities of the raw row.
+    fn logprobs(&mut self, raw: &[f32], id: u32, top: usize) -> TokenLogprobs {
+        let value = |id: u32| match raw.get(id as usize) {
+            Some(x) if !x.is_nan() => *x,
+            _ => f32::NEG_INFINITY,
+        };
+        let largest = argmax(raw, |_| true).map_or(f32::NEG_INFINITY, value);
+        let weight = |x: f32| if x == largest { 1.0 } else { f64::from(x - largest).exp() };
+        let log_sum = raw.iter().filter(|x| !x.is_nan()).map(|&x| weight(x)).sum::<f64>().ln();
+        let logprob = |x: f32| match x {
+            f32::NEG_INFINITY => f32::NEG_INFINITY,
+            _ if x == largest => -log_sum as f32,
+            _ => (f64::from(x - largest) - log_sum) as f32,
+        };
+        let order = |a: &u32, b: &u32| descending(value(*a), value(*b)).then(a.cmp(b));
+        let ids = 0..raw.len() as u32;
+        let rank = 1 + ids.clone().filter(|other| order(other, &id).is_lt()).count() as u32;
+        let top = top.min(raw.len());
+        self.ids.clear();
+        if top > 0 {
+            self.ids.extend(ids);
+            self.ids.select_nth_unstable_by(top - 1, order);
+            self.ids.truncate(top);
+            self.ids.sort_unstable_by(order);
+        }
+        let top = self.ids.iter().map(|&id| (id, logprob(value(id)))).collect();
+        TokenLogprobs { logprob: logprob(value(id)), rank, top }
+    }
+}
+
+/// Larger numbers first, the zeros alike; there are no NaNs here.
+fn descending(a: f32, b: f32) -> Ordering {
+    b.partial_cmp(&a).unwrap_or(Ordering::Equal)
+}
+
+/// Whether a mask allows a token.
+fn allows(mask: &[u32], id: u32) -> bool {
+    mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
+}
+
+/// The lowest id of the largest value above −∞ among the `allowed`; NaN is never it.
+fn argmax(row: &[f32], allowed: impl Fn(u32) -> bool) -> Option<u32> {
+    let mut best = (None, f32::NEG_INFINITY);
+    for (id, &x) in row.iter().enumerate() {
+        if x > best.1 && allowed(id as u32) {
+            best = (Some(id as u32), x);
+        }
+    }
+    best.0
+}
+
+/// The token of a row of which nothing is left, see [`Sampler`].
+fn fallback(raw: &[f32], row: &SampleRow<'_>) -> u32 {
+    let masked = |id: u32| row.mask.is_none_or(|mask| allows(mask, id));
+    let forbidden = |id: u32| row.forbidden.contains(&id);
+    let pick =
+        |allowed: &dyn Fn(u32) -> bool| argmax(raw, allowed).or_else(|| (0..raw.len() as u32).find(|&id| allowed(id)));
+    pick(&|id| masked(id) && !forbidden(id))
+        .or_else(|| pick(&masked))
+        .or_else(|| pick(&|id| !forbidden(id)))
+        .unwrap_or(0)
+}

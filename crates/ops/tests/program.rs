@@ -1,0 +1,308 @@
+//! Storage sizes, the builder's checks and the cost model, against figures worked out by hand.
+
+use octavo_ops::cost::{Cost, ElementBytes, StepShape, op_cost, step_cost};
+use octavo_ops::*;
+use proptest::prelude::*;
+
+const VOCAB: usize = 10;
+const H: usize = 8;
+const INNER: usize = 12;
+const HEADS: HeadShape = HeadShape { q: 4, kv: 2, dim: 2 };
+
+fn part(tensor: &str, rows: usize) -> WeightPart {
+    WeightPart { tensor: tensor.into(), rows, storage: StorageType::F32 }
+}
+
+/// One Llama-like layer; `edit` may spoil an op before it is pushed.
+fn build(edit: impl Fn(&mut Op)) -> Result<Program, ProgramError> {
+    let mut b = ProgramBuilder::new("tiny", VOCAB);
+    let x = b.buffer("x", Rows::Tokens, H);
+    let y = b.buffer("y", Rows::Tokens, H);
+    let qkv = b.buffer("qkv", Rows::Tokens, HEADS.qkv_cols());
+    let q = b.buffer("q", Rows::Tokens, HEADS.q_cols());
+    let o = b.buffer("o", Rows::Tokens, HEADS.q_cols());
+    let gate_up = b.buffer("gate_up", Rows::Tokens, 2 * INNER);
+    let h = b.buffer("h", Rows::Tokens, INNER);
+    let last = b.buffer("last", Rows::Sampled, H);
+    let normed = b.buffer("normed", Rows::Sampled, H);
+    let logits = b.buffer("logits", Rows::Sampled, VOCAB);
+    let table = b.weight("embed", H, vec![part("embed", VOCAB)]);
+    let norm = b.weight("norm", H, vec![part("norm", 1)]);
+    let qkv_w = b.weight("qkv", H, vec![part("q", 8), part("k", 4), part("v", 4)]);
+    let qk_norm = b.weight("qk_norm", HEADS.dim, vec![part("qk_norm", 1)]);
+    let bias = b.weight("bias", 1, vec![part("bq", 8), part("bk", 4), part("bv", 4)]);
+    let out_w = b.weight("out", H, vec![part("out", H)]);
+    let gate_up_w = b.weight("gate_up", H, vec![part("gate", INNER), part("up", INNER)]);
+    let down_w = b.weight("down", INNER, vec![part("down", H)]);
+    let group = b.kv_group(KvGroup { layers: vec![HEADS], window: None });
+    let norm_op = |input, add, out| {
+        Op::Norm(NormOp {
+            kind: NormKind::Rms,
+            weight: norm,
+            bias: None,
+            eps: 1e-5,
+            unit_offset: false,
+            input,
+            add,
+            out,
+        })
+    };
+    let linear = |weight, bias, input, add, out| Op::Linear(Linear { weight, bias, input, add, out });
+    let rope = Rope { style: RopeStyle::NeoX, inv_freq: vec![1.0], magnitude: 1.0 };
+    let norm_qk = QkNorm { q: qk_norm, k: qk_norm, eps: 1e-6, unit_offset: false };
+    let (heads, layer) = (HEADS, 0);
+    let mut ops = vec![
+        Op::Embed { table, scale: 1.0, out: x },
+        norm_op(x, None, y),
+        linear(qkv_w, Some(bias), y, None, qkv),
+        Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm: Some(norm_qk), rope: Some(rope), group, layer }),
+        Op::PagedAttention(PagedAttention { q, out: o, heads, scale: 0.7, window: None, softcap: None, group, layer }),
+        linear(out_w, None, o, None, y),
+        norm_op(y, Some(x), y),
+        linear(gate_up_w, None, y, None, gate_up),
+        Op::Glu(Glu { kind: GluKind::Silu, input: gate_up, out: h }),
+        linear(down_w, None, h, Some(x), x),
+        Op::GatherRows { input: x, out: last },
+        norm_op(last, None, normed),
+        Op::Logits(Logits { weight: table, input: normed, out: logits, scale: 1.0, softcap: None }),
+        Op::Sample { logits },
+    ];
+    ops.iter_mut().for_each(edit);
+    ops.into_iter().for_each(|op| b.push(op));
+    b.finish()
+}
+
+fn tiny() -> Program {
+    build(|_| {}).unwrap()
+}
+
+fn spoil(edit: impl Fn(&mut Op)) -> String {
+    build(edit).unwrap_err().to_string()
+}
+
+#[test]
+fn storage_sizes_are_those_of_the_formats() {
+    let of_256 = |s: StorageType| s.bytes_for(256).unwrap();
+    let sizes = StorageType::ALL.map(of_256);
+    assert_eq!(sizes, [1024, 512, 512, 144, 160, 176, 192, 272, 84, 110, 144, 176, 210]);
+    assert_eq!(StorageType::Q4_0.bytes_for(48), None, "half a block");
+    assert_eq!(StorageType::Q6K.bytes_for(128), None);
+    assert_eq!(StorageType::F32.bytes_for(usize::MAX), None, "overflow");
+    assert_eq!(StorageType::Q4K.bytes_for(0), Some(0));
+    assert_eq!(StorageType::Q4K.to_string(), "Q4_K");
+}
+
+#[test]
+fn a_sound_program_passes() {
+    let program = tiny();
+    assert_eq!(program.forward_ops().len(), program.ops.len() - 1);
+    let parameters = 80 + 8 + 16 * 8 + 2 + 16 + 64 + 24 * 8 + 96;
+    assert_eq!(program.parameters(), parameters);
+    assert_eq!(program.weight_bytes(), 4 * parameters);
+    assert_eq!(program.kv_groups[0].elements_per_token(), 8);
+}
+
+#[test]
+fn the_builder_reports_the_first_defect() {
+    let message = spoil(|op| {
+        if let Op::Linear(l) = op {
+            l.input = BufferId(6);
+        }
+    });
+    assert_eq!(message, "op 2 (Linear) reads buffer 'h' before any op writes it");
+}
+
+#[test]
+fn the_builder_checks_sizes() {
+    let message = spoil(|op| {
+        if let Op::Glu(g) = op {
+            g.out = BufferId(0);
+        }
+    });
+    assert_eq!(message, "op 8 (Glu): the size of the input is 24, expected 16");
+    let message = spoil(|op| {
+        if let Op::Linear(l) = op {
+            l.bias = l.bias.map(|_| WeightId(1));
+        }
+    });
+    assert_eq!(message, "op 2 (Linear): the size of the bias is 8, expected 16");
+}
+
+#[test]
+fn the_builder_checks_rows() {
+    let message = spoil(|op| match op {
+        Op::Norm(n) if n.input == BufferId(7) => n.out = BufferId(0),
+        _ => {}
+    });
+    assert_eq!(message, "op 11 (Norm): buffer 'x' has T rows, expected R");
+    let message = spoil(|op| match op {
+        Op::Logits(l) => l.input = BufferId(0),
+        _ => {}
+    });
+    assert_eq!(message, "op 12 (Logits): buffer 'x' has T rows, expected R");
+}
+
+#[test]
+fn the_builder_checks_heads() {
+    let heads = |op: &mut Op, f: &dyn Fn(&mut QkvPost)| {
+        if let Op::QkvPost(q) = op {
+            f(q);
+        }
+    };
+    assert!(spoil(|op| heads(op, &|q| q.layer = 1)).contains("layer 1: HeadShape"));
+    assert!(spoil(|op| heads(op, &|q| q.group = 1)).contains("does not match None"));
+    let long = |q: &mut QkvPost| q.rope.iter_mut().for_each(|r| r.inv_freq = vec![1.0; 2]);
+    assert!(spoil(|op| heads(op, &long)).contains("a rotary embedding of 4 elements in heads of 2"));
+    let wide = |q: &mut QkvPost| q.norm.iter_mut().for_each(|n| n.q = WeightId(1));
+    assert!(spoil(|op| heads(op, &wide)).contains("norms of [8, 2] elements, expected 2 each or [8, 4]"));
+    let message = spoil(|op| match op {
+        Op::PagedAttention(a) => a.window = Some(0),
+        _ => {}
+    });
+    assert!(message.contains("a window of no tokens"));
+}
+
+#[test]
+fn attention_reads_what_was_written_and_sample_is_last() {
+    let mut b = ProgramBuilder::new("early", VOCAB);
+    let x = b.buffer("x", Rows::Tokens, H);
+    let table = b.weight("embed", H, vec![part("embed", VOCAB)]);
+    let group = b.kv_group(KvGroup { layers: vec![HEADS], window: Some(4) });
+    b.push(Op::Embed { table, scale: 1.0, out: x });
+    let attention =
+        PagedAttention { q: x, out: x, heads: HEADS, scale: 1.0, window: Some(4), softcap: None, group, layer: 0 };
+    b.push(Op::PagedAttention(attention));
+    let message = b.finish().unwrap_err().to_string();
+    assert_eq!(message, "PagedAttention reads KV group 0, layer 0 before any op writes it");
+
+    let mut b = ProgramBuilder::new("endless", VOCAB);
+    let x = b.buffer("x", Rows::Tokens, H);
+    b.push(Op::Embed { table: b.weight("embed", H, vec![part("embed", VOCAB)]), scale: 1.0, out: x });
+    assert_eq!(b.finish().unwrap_err().to_string(), "a decoder program ends with Sample");
+}
+
+#[test]
+fn the_builder_refuses_weights_that_cannot_be() {
+    let finish = |declare: &dyn Fn(&mut ProgramBuilder)| {
+        let mut b = ProgramBuilder::new("odd", VOCAB);
+        declare(&mut b);
+        b.finish().unwrap_err().to_string()
+    };
+    assert_eq!(finish(&|b| drop(b.weight("w", 4, vec![]))), "weight 'w' has no parts");
+    let q4 = WeightPart { tensor: "t".into(), rows: 1, storage: StorageType::Q4_0 };
+    let message = finish(&|b| drop(b.weight("w", 40, vec![q4.clone()])));
+    assert_eq!(message, "tensor 't': rows of 40 elements do not fill Q4_0 blocks of 32");
+    let message = finish(&|b| drop(b.weight("w", 1 << 40, vec![part("t", 1 << 40)])));
+    assert_eq!(message, "weight 'w' of 1099511627776 columns is too large");
+    let message = finish(&|b| drop(b.weight("w", 1, vec![part("t", usize::MAX), part("u", 2)])));
+    assert_eq!(message, "weight 'w' of 1 columns is too large");
+}
+
+#[test]
+fn sizes_of_heads_saturate() {
+    let heads = HeadShape { q: usize::MAX, kv: usize::MAX, dim: 2 };
+    assert_eq!((heads.q_cols(), heads.qkv_cols()), (usize::MAX, usize::MAX));
+}
+
+#[test]
+fn costs_are_those_worked_out_by_hand() {
+    let program = tiny();
+    // Three rows of one sequence whose keys are then 5, and a decode whose keys are then 7; both sampled.
+    let step = StepShape { tokens: 4, sampled: 2, sequences: vec![(3, 5), (1, 7)] };
+    let cost = |op: usize| op_cost(&program, &program.ops[op], &step, ElementBytes::F32);
+    let expect =
+        |weight_bytes, kv_bytes, activation_bytes, flops| Cost { weight_bytes, kv_bytes, activation_bytes, flops };
+    assert_eq!(cost(0), expect(4 * 32, 0, 4 * 32, 0), "Embed reads the rows of its tokens");
+    assert_eq!(cost(1), expect(32, 0, 2 * 4 * 32, 4 * 32), "Norm");
+    assert_eq!(cost(6), expect(32, 0, 4 * 4 * 32, 5 * 32), "Norm with a residual, read and written");
+    assert_eq!(cost(2), expect(16 * 8 * 4 + 64, 0, 4 * (32 + 64), 2 * 4 * 16 * 8), "Linear with a bias");
+    assert_eq!(cost(9), expect(96 * 4, 0, 4 * 4 * (12 + 8 + 8), 2 * 4 * 96), "Linear that adds");
+    assert_eq!(cost(3), expect(16, 4 * 8 * 4, 4 * 4 * (16 + 8), 4 * 12 * 7), "QkvPost");
+    // Pairs: 3 + 4 + 5 and 7; keys: 5 and 7.
+    assert_eq!(cost(4), expect(0, 12 * 8 * 4, 4 * 4 * 16, 4 * 19 * 8), "PagedAttention");
+    assert_eq!(cost(8), expect(0, 0, 4 * 4 * (24 + 12), 6 * 48), "Glu");
+    assert_eq!(cost(10), expect(0, 0, 2 * 2 * 32, 0), "GatherRows");
+    assert_eq!(cost(12), expect(320, 0, 2 * 32 + 2 * 40, 2 * 2 * 80), "Logits");
+    let half = op_cost(&program, &program.ops[12], &step, ElementBytes::HALF);
+    assert_eq!(half.activation_bytes, 2 * 16 + 2 * 40, "logits are f32");
+    let mut total = Cost::default();
+    (0..program.ops.len()).for_each(|op| total += cost(op));
+    assert_eq!(step_cost(&program, &step, ElementBytes::F32), total);
+    assert_eq!(total.bytes(), total.weight_bytes + total.kv_bytes + total.activation_bytes);
+}
+
+#[test]
+fn the_window_bounds_what_attention_reads() {
+    let mut program = tiny();
+    for op in &mut program.ops {
+        if let Op::PagedAttention(a) = op {
+            a.window = Some(4);
+        }
+    }
+    let step = StepShape { tokens: 4, sampled: 0, sequences: vec![(3, 5), (1, 7)] };
+    let cost = op_cost(&program, &program.ops[4], &step, ElementBytes::F32);
+    // Positions 2, 3, 4 see 3, 4, 4 keys, all five in all; position 6 sees 4.
+    assert_eq!((cost.flops, cost.kv_bytes), (4 * 15 * 8, 9 * 8 * 4));
+    let head = op_cost(&program, &program.ops[12], &step, ElementBytes::F32);
+    assert_eq!(head, Cost::default(), "no row reaches the head");
+}
+
+#[test]
+fn the_roofline_is_the_slower_of_memory_and_arithmetic() {
+    let cost = Cost { weight_bytes: 100, kv_bytes: 50, activation_bytes: 50, flops: 1000 };
+    assert_eq!(cost.roofline_seconds(100.0, 1000.0), 2.0);
+    assert_eq!(cost.roofline_seconds(1000.0, 100.0), 10.0);
+}
+
+fn batch() -> StepBatch {
+    StepBatch {
+        token_ids: vec![1, 2, 3, 4],
+        positions: vec![0, 1, 2, 9],
+        slot_mapping: vec![vec![16, 17, 18, 41]],
+        block_tables: vec![BlockTables { stride: 2, ids: vec![1, 0, 3, 2] }],
+        query_start: vec![0, 3, 4],
+        seq_lens: vec![3, 10],
+        sampled_rows: vec![2, 3],
+        slots: vec![0, 5],
+    }
+}
+
+#[test]
+fn a_batch_knows_its_sequences() {
+    let mut batch = batch();
+    assert_eq!((batch.tokens(), batch.sequences()), (4, 2));
+    assert_eq!((batch.query_range(0), batch.query_range(1)), (0..3, 3..4));
+    assert_eq!(batch.block_tables[0].row(1), [3, 2]);
+    assert_eq!(StepShape::of(&batch), StepShape { tokens: 4, sampled: 2, sequences: vec![(3, 3), (1, 10)] });
+    let memory = batch.token_ids.as_ptr();
+    batch.clear();
+    assert_eq!((batch.tokens(), batch.sequences(), batch.slot_mapping.len()), (0, 0, 1));
+    batch.token_ids.push(1);
+    assert_eq!(batch.token_ids.as_ptr(), memory, "its memory is kept");
+}
+
+proptest! {
+    /// However a prompt is cut into chunks, the pairs of queries and keys are the same.
+    #[test]
+    fn chunks_cost_the_same_attention(tokens in 1usize..60, chunk in 1usize..20, window in proptest::option::of(1usize..30)) {
+        let mut program = tiny();
+        for op in &mut program.ops {
+            if let Op::PagedAttention(a) = op {
+                a.window = window;
+            }
+        }
+        let flops = |step: &StepShape| op_cost(&program, &program.ops[4], step, ElementBytes::F32).flops;
+        let chunks = (0..tokens).step_by(chunk).map(|start| {
+            let end = (start + chunk).min(tokens);
+            flops(&StepShape { tokens: end - start, sampled: 0, sequences: vec![(end - start, end)] })
+        });
+        prop_assert_eq!(chunks.sum::<u64>(), flops(&StepShape::prefill(tokens)));
+    }
+
+    #[test]
+    fn storage_is_proportional_to_blocks(blocks in 0usize..10_000, index in 0usize..StorageType::ALL.len()) {
+        let storage = StorageType::ALL[index];
+        let bytes = storage.bytes_for(blocks * storage.block_elements());
+        prop_assert_eq!(bytes, Some(blocks * storage.block_bytes()));
+    }
+}
