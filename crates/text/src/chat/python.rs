@@ -1,0 +1,202 @@
+//! What Python prints: templates are written against it.
+
+use std::fmt::Write;
+
+use minijinja::value::{ValueKind, from_args};
+use minijinja::{Error, ErrorKind, State, Value};
+
+/// Deeper values are an error rather than a stack overflow. JSON itself is limited to 128.
+pub(super) const MAX_DEPTH: usize = 200;
+
+/// `str(value)`.
+pub(super) fn to_str(value: &Value) -> Result<String, Error> {
+    match value.as_str() {
+        Some(text) => Ok(text.to_owned()),
+        None => {
+            let mut out = String::new();
+            write_repr(&mut out, value, 0)?;
+            Ok(out)
+        }
+    }
+}
+
+/// Whether Python's way of printing differs from minijinja's, which shortens containers.
+pub(super) fn prints_differently(value: &Value) -> bool {
+    match value.kind() {
+        ValueKind::Seq | ValueKind::Map => true,
+        ValueKind::Number => !value.is_integer(),
+        _ => false,
+    }
+}
+
+/// `repr(value)`.
+fn write_repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
+    if depth > MAX_DEPTH {
+        return Err(Error::new(ErrorKind::InvalidOperation, "the value is nested too deeply to be printed"));
+    }
+    match value.kind() {
+        ValueKind::String => write_str_repr(out, value.as_str().unwrap_or_default()),
+        ValueKind::Number if !value.is_integer() => out.push_str(&float_repr(f64::try_from(value.clone())?)),
+        ValueKind::Seq => {
+            let tuple = value.is_tuple();
+            out.push(if tuple { '(' } else { '[' });
+            let mut len = 0;
+            for item in value.try_iter()?.checked() {
+                if len > 0 {
+                    out.push_str(", ");
+                }
+                write_repr(out, &item?, depth + 1)?;
+                len += 1;
+            }
+            match (tuple, len) {
+                (true, 1) => out.push_str(",)"),
+                (true, _) => out.push(')'),
+                (false, _) => out.push(']'),
+            }
+        }
+        ValueKind::Map => {
+            out.push('{');
+            for (index, key) in value.try_iter()?.checked().enumerate() {
+                let key = key?;
+                if index > 0 {
+                    out.push_str(", ");
+                }
+                write_repr(out, &key, depth + 1)?;
+                out.push_str(": ");
+                write_repr(out, &value.get_item(&key)?, depth + 1)?;
+            }
+            out.push('}');
+        }
+        _ => {
+            let _ = write!(out, "{value}");
+        }
+    }
+    Ok(())
+}
+
+fn write_str_repr(out: &mut String, text: &str) {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    out.push(quote);
+    for character in text.chars() {
+        match character {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            _ if character == quote => out.extend(['\\', quote]),
+            _ if !is_printable(character) => {
+                let _ = match u32::from(character) {
+                    code @ 0..=0xFF => write!(out, "\\x{code:02x}"),
+                    code @ 0x100..=0xFFFF => write!(out, "\\u{code:04x}"),
+                    code => write!(out, "\\U{code:08x}"),
+                };
+            }
+            _ => out.push(character),
+        }
+    }
+    out.push(quote);
+}
+
+/// Python's `isprintable`, but for code points that Unicode has not assigned.
+fn is_printable(character: char) -> bool {
+    !(character.is_control()
+        || (character.is_whitespace() && character != ' ')
+        || matches!(character,
+            '\u{AD}' | '\u{61C}' | '\u{6DD}' | '\u{180E}' | '\u{200B}'..='\u{200F}' | '\u{202A}'..='\u{202E}'
+            | '\u{2060}'..='\u{206F}' | '\u{E000}'..='\u{F8FF}' | '\u{FEFF}' | '\u{FFF0}'..='\u{FFFB}'
+            | '\u{FFFE}'..='\u{FFFF}' | '\u{E0000}'..='\u{E0FFF}' | '\u{F0000}'..))
+}
+
+/// The shortest digits that give the number back, in Python's layout.
+pub(super) fn float_repr(number: f64) -> String {
+    if number.is_nan() {
+        return "nan".to_owned();
+    }
+    if number.is_infinite() {
+        return if number > 0.0 { "inf" } else { "-inf" }.to_owned();
+    }
+    let scientific = format!("{number:e}");
+    let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    if (-4..16).contains(&exponent) {
+        let plain = number.to_string();
+        if plain.contains('.') { plain } else { plain + ".0" }
+    } else {
+        let sign = if exponent < 0 { '-' } else { '+' };
+        format!("{mantissa}e{sign}{:02}", exponent.unsigned_abs())
+    }
+}
+
+/// Methods of Python's types: those of minijinja's compatibility layer and a few that it lacks.
+pub(super) fn method(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
+    if let Some(text) = value.as_str() {
+        match method {
+            "removeprefix" => {
+                let (prefix,): (&str,) = from_args(args)?;
+                return Ok(Value::from(text.strip_prefix(prefix).unwrap_or(text)));
+            }
+            "removesuffix" => {
+                let (suffix,): (&str,) = from_args(args)?;
+                return Ok(Value::from(text.strip_suffix(suffix).unwrap_or(text)));
+            }
+            "partition" | "rpartition" => {
+                let (separator,): (&str,) = from_args(args)?;
+                return Ok(partition(text, separator, method == "rpartition"));
+            }
+            "rsplit" => {
+                let (separator, limit): (&str, Option<usize>) = from_args(args)?;
+                let mut parts: Vec<&str> = text.rsplitn(limit.map_or(usize::MAX, |n| n + 1), separator).collect();
+                parts.reverse();
+                return Ok(parts.into_iter().map(Value::from).collect());
+            }
+            _ => {}
+        }
+    }
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
+}
+
+fn partition(text: &str, separator: &str, from_end: bool) -> Value {
+    let split = if from_end { text.rsplit_once(separator) } else { text.split_once(separator) };
+    let parts = match split {
+        Some((before, after)) => [before, separator, after],
+        None if from_end => ["", "", text],
+        None => [text, "", ""],
+    };
+    Value::from(minijinja::value::Tuple::from(parts.map(Value::from)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_look_as_in_python() {
+        for (number, text) in [
+            (0.0, "0.0"),
+            (-0.0, "-0.0"),
+            (1.0, "1.0"),
+            (0.1, "0.1"),
+            (123456789.125, "123456789.125"),
+            (1e15, "1000000000000000.0"),
+            (1e16, "1e+16"),
+            (1.5e300, "1.5e+300"),
+            (0.0001, "0.0001"),
+            (0.00001, "1e-05"),
+            (5e-324, "5e-324"),
+            (f64::INFINITY, "inf"),
+        ] {
+            assert_eq!(float_repr(number), text);
+        }
+    }
+
+    #[test]
+    fn containers_look_as_in_python() {
+        let value = serde_json::json!({
+            "a": [1, 2.0, null, true], "it's": "say \"hi\"", "n": "l\n\u{e9}\u{200b}\u{7f}", "e": {}, "l": []
+        });
+        assert_eq!(
+            to_str(&super::super::context::to_template_value(&value)).unwrap(),
+            r#"{'a': [1, 2.0, None, True], "it's": 'say "hi"', 'n': 'l\né\u200b\x7f', 'e': {}, 'l': []}"#
+        );
+    }
+}

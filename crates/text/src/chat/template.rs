@@ -1,0 +1,264 @@
+//! Jinja templates of Hugging Face models.
+
+use std::io;
+use std::time::SystemTime;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value, escape_formatter};
+use serde_json::{Map, Value as Json};
+
+use super::content_format::{self, ContentFormat};
+use super::context::{to_template_list, to_template_value};
+use super::{TemplateError, json, python, strftime};
+use crate::tokenizer::SpecialTokens;
+
+const NAME: &str = "chat_template";
+/// Instructions one rendering may take. A long conversation takes some hundred a message.
+const MAX_STEPS: u64 = 20_000_000;
+/// Bytes one rendering may write: some million tokens.
+const MAX_OUTPUT: usize = 16 << 20;
+/// Marks where the final message ends. With the space, templates that trim give themselves away.
+const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+/// What a template sees of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct TemplateInput<'a> {
+    /// Messages as [`normalize_messages`](crate::normalize_messages) leaves them.
+    pub messages: &'a [Json],
+    /// Tool definitions; `None` is Jinja's `none`.
+    pub tools: Option<&'a [Json]>,
+    /// Documents to answer from.
+    pub documents: Option<&'a [Json]>,
+    /// End with what starts the assistant's turn.
+    pub add_generation_prompt: bool,
+    /// End inside the last message, so that the model goes on with it.
+    pub continue_final_message: bool,
+    /// More variables (`chat_template_kwargs`, `reasoning_effort`). They may override `bos_token` and its like, not
+    /// the fields above.
+    pub kwargs: &'a Map<String, Json>,
+}
+
+/// A compiled chat template.
+///
+/// Rendering follows `apply_chat_template` of transformers: the same whitespace rules, functions and filters, Python's
+/// way of printing. `{% generation %}` is accepted and marks nothing; `strftime_now` tells UTC. Rendering is bounded in
+/// steps and in output, whatever the template and the messages are. It is not bounded in the memory of a template that
+/// doubles a string again and again: templates come from whoever runs the server.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    special: Vec<(&'static str, String)>,
+    content_format: ContentFormat,
+    mentions_content: bool,
+}
+
+impl std::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChatTemplate").field("content_format", &self.content_format).finish_non_exhaustive()
+    }
+}
+
+impl ChatTemplate {
+    /// Compiles a template. `special` gives it `bos_token` and the others.
+    ///
+    /// # Errors
+    /// The template has a syntax error: the message says where.
+    pub fn new(source: &str, special: &SpecialTokens) -> Result<Self, TemplateError> {
+        Self::with_clock(source, special, SystemTime::now)
+    }
+
+    fn with_clock(source: &str, special: &SpecialTokens, now: fn() -> SystemTime) -> Result<Self, TemplateError> {
+        let mut environment = environment(now)?;
+        environment
+            .add_template_owned(NAME, without_generation_tags(source))
+            .map_err(|error| TemplateError::Syntax(describe(&error)))?;
+        let named = [
+            ("bos_token", &special.bos),
+            ("eos_token", &special.eos),
+            ("unk_token", &special.unk),
+            ("pad_token", &special.pad),
+        ];
+        Ok(Self {
+            environment,
+            special: named.into_iter().filter_map(|(name, token)| Some((name, token.clone()?))).collect(),
+            content_format: content_format::detect(source),
+            mentions_content: source.contains("content"),
+        })
+    }
+
+    /// Whether the template wants `content` as a string or as a list of parts.
+    pub fn content_format(&self) -> ContentFormat {
+        self.content_format
+    }
+
+    /// The prompt.
+    ///
+    /// # Errors
+    /// The template refuses the messages, fails on them, or runs into a limit; `continue_final_message` is asked for
+    /// where it makes no sense.
+    pub fn render(&self, input: &TemplateInput) -> Result<String, TemplateError> {
+        if !input.continue_final_message {
+            return self.render_messages(to_template_list(input.messages), input);
+        }
+        if input.add_generation_prompt {
+            return Err(TemplateError::ContinueFinalMessage("add_generation_prompt is set too"));
+        }
+        if !self.mentions_content {
+            return Err(TemplateError::ContinueFinalMessage("the chat template does not render content"));
+        }
+        let mut messages = input.messages.to_vec();
+        let text = final_text(&mut messages)?;
+        let wanted = text.trim().to_owned();
+        text.push_str(CONTINUE_TAG);
+        let prompt = self.render_messages(to_template_list(&messages), input)?;
+        cut_at_tag(prompt, &wanted)
+    }
+
+    fn render_messages(&self, messages: Value, input: &TemplateInput) -> Result<String, TemplateError> {
+        let list = |items: Option<&[Json]>| items.map_or(Value::from(()), to_template_list);
+        let mut variables: Vec<(&str, Value)> = Vec::with_capacity(self.special.len() + input.kwargs.len() + 4);
+        variables.extend(self.special.iter().map(|(name, token)| (*name, Value::from(token.as_str()))));
+        variables.extend(input.kwargs.iter().map(|(name, value)| (name.as_str(), to_template_value(value))));
+        variables.push(("messages", messages));
+        variables.push(("tools", list(input.tools)));
+        variables.push(("documents", list(input.documents)));
+        variables.push(("add_generation_prompt", Value::from(input.add_generation_prompt)));
+
+        let template = self.environment.get_template(NAME).map_err(|error| TemplateError::Syntax(describe(&error)))?;
+        let mut output = Output::default();
+        match template.render_captured_to(Value::from_pairs(variables), &mut output) {
+            Ok(_) => String::from_utf8(output.bytes).map_err(|error| TemplateError::Render(error.to_string())),
+            Err(_) if output.full => Err(TemplateError::TooLong(MAX_OUTPUT)),
+            Err(error) => Err(render_error(&error)),
+        }
+    }
+}
+
+/// The text that `continue_final_message` continues.
+fn final_text(messages: &mut [Json]) -> Result<&mut String, TemplateError> {
+    let message = messages.last_mut().ok_or(TemplateError::ContinueFinalMessage("there are no messages"))?;
+    match message.get_mut("content") {
+        Some(Json::String(text)) => Ok(text),
+        Some(Json::Array(parts)) => parts
+            .iter_mut()
+            .rev()
+            .find_map(|part| match part.get_mut("text") {
+                Some(Json::String(text)) => Some(text),
+                _ => None,
+            })
+            .ok_or(TemplateError::ContinueFinalMessage("the final message has no text")),
+        _ => Err(TemplateError::ContinueFinalMessage("the final message has no content")),
+    }
+}
+
+/// Cuts the prompt where the final message ends.
+fn cut_at_tag(mut prompt: String, wanted: &str) -> Result<String, TemplateError> {
+    let tag = prompt
+        .rfind(CONTINUE_TAG.trim_end())
+        .filter(|_| prompt.contains(wanted))
+        .ok_or(TemplateError::ContinueFinalMessage("the chat template does not render the final message as it is"))?;
+    let trimmed = !prompt[tag..].starts_with(CONTINUE_TAG);
+    prompt.truncate(tag);
+    if trimmed {
+        prompt.truncate(prompt.trim_end().len());
+    }
+    Ok(prompt)
+}
+
+/// The environment of transformers.
+fn environment(now: fn() -> SystemTime) -> Result<Environment<'static>, TemplateError> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    environment.set_syntax(syntax.map_err(|error| TemplateError::Syntax(describe(&error)))?);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_debug(false);
+    environment.set_fuel(Some(MAX_STEPS));
+    environment.set_unknown_method_callback(python::method);
+    environment.set_formatter(|out, state, value| {
+        if python::prints_differently(value) {
+            out.write_str(&python::to_str(value)?).map_err(Error::from)
+        } else {
+            escape_formatter(out, state, value)
+        }
+    });
+    environment.add_filter("tojson", json::tojson);
+    environment.add_filter("string", |value: &Value| python::to_str(value));
+    environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
+        let raised = Raised(python::to_str(message)?);
+        Err(Error::new(ErrorKind::InvalidOperation, "raise_exception was called").with_source(raised))
+    });
+    environment.add_function("strftime_now", move |format: &str| strftime::strftime(now(), format));
+    Ok(environment)
+}
+
+/// The error of `raise_exception`.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+fn causes<'a>(error: &'a Error) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
+    std::iter::successors(Some(error as &(dyn std::error::Error + 'static)), |error| error.source())
+}
+
+fn render_error(error: &Error) -> TemplateError {
+    for cause in causes(error) {
+        if let Some(Raised(message)) = cause.downcast_ref() {
+            return TemplateError::Raised(message.clone());
+        }
+        if cause.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::OutOfFuel) {
+            return TemplateError::TooManySteps(MAX_STEPS);
+        }
+    }
+    TemplateError::Render(describe(error))
+}
+
+/// The error with its line and its causes.
+fn describe(error: &Error) -> String {
+    causes(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// `{% generation %}` blocks mark the assistant's tokens for training. Here they only make a scope.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start + 2);
+        out.push_str(before);
+        rest = tag;
+        let inner = tag.find("%}").map_or("", |end| &tag[..end]);
+        let name = inner.trim_matches(|c: char| c == '-' || c == '+' || c.is_whitespace());
+        let replacement = match name {
+            "generation" => "with",
+            "endgeneration" => "endwith",
+            _ => continue,
+        };
+        out.push_str(&inner.replace(name, replacement));
+        rest = &tag[inner.len()..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Takes text up to the limit.
+#[derive(Default)]
+struct Output {
+    bytes: Vec<u8>,
+    full: bool,
+}
+
+impl io::Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + bytes.len() > MAX_OUTPUT {
+            self.full = true;
+            return Err(io::Error::from(io::ErrorKind::StorageFull));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+//! Tokens of one sequence to text, as they are drawn.
+
+mod stop;
+
+use std::sync::Arc;
+
+use self::stop::StopMatcher;
+use crate::tokenizer::{PieceDecoder, Tokenizer};
+
+/// Tokens of the prompt that are decoded again to know how the output goes on, where pieces are not per token.
+const CONTEXT_TOKENS: usize = 6;
+/// Tokens after which text that still ends in U+FFFD is given out as it is, where pieces are not per token.
+const MAX_UNDECIDED_TOKENS: usize = 16;
+
+/// How the text of one sequence is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TextOptions {
+    /// Strings that end the text; empty ones are ignored.
+    pub stop: Vec<String>,
+    /// Keep the stop string in the text.
+    pub include_stop_str_in_output: bool,
+    /// Leave out special tokens.
+    pub skip_special_tokens: bool,
+    /// A stop string that is complete within this many tokens does not count.
+    pub min_tokens: u32,
+}
+
+impl Default for TextOptions {
+    fn default() -> Self {
+        Self { stop: Vec::new(), include_stop_str_in_output: false, skip_special_tokens: true, min_tokens: 0 }
+    }
+}
+
+/// What one token added to the text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TextDelta {
+    /// New text; empty while a character or a possible stop string is incomplete.
+    pub text: String,
+    /// The stop string that was found: the text is at its end.
+    pub stop: Option<String>,
+}
+
+/// Incremental detokeniser of one sequence, with stop strings.
+///
+/// All deltas and [`finish`](Self::finish) together are the text of the tokens up to the stop string. Held back are
+/// only bytes of an unfinished character and what may yet become a stop string. Work is constant for each byte.
+#[derive(Debug)]
+pub struct TextStream {
+    tokenizer: Arc<Tokenizer>,
+    decoder: Decoder,
+    skip_special_tokens: bool,
+    stop: Option<Stop>,
+    tokens: u32,
+}
+
+#[derive(Debug)]
+struct Stop {
+    strings: Vec<String>,
+    matcher: StopMatcher,
+    include: bool,
+    min_tokens: u32,
+    /// Text that may be the start of a stop string.
+    held: String,
+    /// A stop string was found: no more text comes.
+    found: bool,
+}
+
+#[derive(Debug)]
+enum Decoder {
+    Pieces(PieceDecoder),
+    Window(Window),
+}
+
+/// Detokenising by difference, for decoders whose result is not a concatenation: the text of some tokens before and
+/// the new ones, less the text of those before.
+#[derive(Debug, Default)]
+struct Window {
+    ids: Vec<u32>,
+    /// `ids[..given]` have given their text.
+    given: usize,
+}
+
+impl TextStream {
+    /// A stream of the tokens that follow `prompt`: its tokens decide whether a leading space is part of the text, and
+    /// a character begun there is completed here.
+    pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[u32], options: TextOptions) -> Self {
+        let skip = options.skip_special_tokens;
+        let decoder = match tokenizer.pieces() {
+            Some(pieces) => {
+                let prompt = prompt.iter().map(|&id| tokenizer.visible_piece(pieces, id, skip));
+                Decoder::Pieces(PieceDecoder::after_prompt(pieces, prompt))
+            }
+            None => {
+                let ids = prompt[prompt.len().saturating_sub(CONTEXT_TOKENS)..].to_vec();
+                Decoder::Window(Window { given: ids.len(), ids })
+            }
+        };
+        let stop = options.stop.iter().any(|stop| !stop.is_empty()).then(|| Stop {
+            matcher: StopMatcher::new(&options.stop),
+            strings: options.stop,
+            include: options.include_stop_str_in_output,
+            min_tokens: options.min_tokens,
+            held: String::new(),
+            found: false,
+        });
+        Self { tokenizer, decoder, skip_special_tokens: skip, stop, tokens: 0 }
+    }
+
+    /// Takes the next token. After a stop string was found nothing more comes.
+    pub fn push(&mut self, token: u32) -> TextDelta {
+        self.tokens = self.tokens.saturating_add(1);
+        let Some(mut stop) = self.stop.take() else {
+            let mut text = String::new();
+            self.decode(token, &mut text);
+            return TextDelta { text, stop: None };
+        };
+        let mut delta = TextDelta::default();
+        if !stop.found {
+            let seen = stop.held.len();
+            self.decode(token, &mut stop.held);
+            delta = stop.advance(seen, self.tokens);
+        }
+        self.stop = Some(stop);
+        delta
+    }
+
+    /// Ends the text: gives out what was held back. A character that was never completed is U+FFFD.
+    pub fn finish(&mut self) -> String {
+        let mut text = match &mut self.stop {
+            Some(stop) if stop.found => return String::new(),
+            Some(stop) => std::mem::take(&mut stop.held),
+            None => String::new(),
+        };
+        match &mut self.decoder {
+            Decoder::Pieces(decoder) => decoder.finish(&mut text),
+            Decoder::Window(window) => window.flush(&self.tokenizer, self.skip_special_tokens, &mut text),
+        }
+        text
+    }
+
+    fn decode(&mut self, token: u32, out: &mut String) {
+        match (&mut self.decoder, self.tokenizer.pieces()) {
+            (Decoder::Pieces(decoder), Some(pieces)) => {
+                decoder.push(self.tokenizer.visible_piece(pieces, token, self.skip_special_tokens), out);
+            }
+            (Decoder::Window(window), _) => window.push(token, &self.tokenizer, self.skip_special_tokens, out),
+            (Decoder::Pieces(_), None) => {}
+        }
+    }
+}
+
+impl Stop {
+    /// Looks for a stop string that ends in `held[seen..]` and gives out what cannot be part of one.
+    fn advance(&mut self, seen: usize, tokens: u32) -> TextDelta {
+        for (at, &byte) in self.held.as_bytes().iter().enumerate().skip(seen) {
+            let Some(index) = self.matcher.step(byte).filter(|_| tokens > self.min_tokens) else { continue };
+            let stop = std::mem::take(&mut self.strings[index]);
+            let end = at + 1;
+            self.held.truncate(if self.include { end } else { end - stop.len() });
+            self.found = true;
+            return TextDelta { text: std::mem::take(&mut self.held), stop: Some(stop) };
+        }
+        let keep = if self.include { 0 } else { self.matcher.pending() };
+        let text = if keep == 0 {
+            std::mem::take(&mut self.held)
+        } else {
+            let certain = self.held.len() - keep;
+            let text = self.held[..certain].to_owned();
+            self.held.drain(..certain);
+            text
+        };
+        TextDelta { text, stop: None }
+    }
+}
+
+impl Window {
+    fn push(&mut self, token: u32, tokenizer: &Tokenizer, skip_special_tokens: bool, out: &mut String) {
+        self.ids.push(token);
+        let undecided = self.ids.len() - self.given;
+        if let Some(text) = self.new_text(tokenizer, skip_special_tokens)
+            && (!text.ends_with(char::REPLACEMENT_CHARACTER) || undecided >= MAX_UNDECIDED_TOKENS)
+        {
+            out.push_str(&text);
+            // What was new is the context of what follows.
+            self.ids.drain(..self.given);
+            self.given = self.ids.len();
+        }
+    }
+
+    fn flush(&mut self, tokenizer: &Tokenizer, skip_special_tokens: bool, out: &mut String) {
+        out.push_str(&self.new_text(tokenizer, skip_special_tokens).unwrap_or_default());
+        self.given = self.ids.len();
+    }
+
+    fn new_text(&self, tokenizer: &Tokenizer, skip_special_tokens: bool) -> Option<String> {
+        let before = tokenizer.decode(&self.ids[..self.given], skip_special_tokens).ok()?;
+        let all = tokenizer.decode(&self.ids, skip_special_tokens).ok()?;
+        all.strip_prefix(before.as_str()).filter(|text| !text.is_empty()).map(str::to_owned)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,135 @@
+//! Finds stop strings in text that comes in pieces.
+
+/// The state in which nothing is matched.
+const ROOT: u32 = 0;
+const NONE: u32 = u32::MAX;
+
+/// An Aho-Corasick automaton over bytes: after each byte it knows the longest suffix of the text that is a prefix of a
+/// stop string. Linear in the text and in the total length of the strings.
+#[derive(Debug)]
+pub(super) struct StopMatcher {
+    states: Vec<State>,
+    /// Successors of the root: nearly all of the text is there.
+    root: [u32; 256],
+    current: u32,
+}
+
+#[derive(Debug)]
+struct State {
+    byte: u8,
+    /// Length of the prefix.
+    depth: u32,
+    /// The longest proper suffix of the prefix that is a prefix too.
+    fail: u32,
+    first_child: u32,
+    next_sibling: u32,
+    /// The first in the list of the strings that end here.
+    found: u32,
+}
+
+impl StopMatcher {
+    /// Empty strings match nothing.
+    pub(super) fn new(strings: &[String]) -> Self {
+        let root = State { byte: 0, depth: 0, fail: ROOT, first_child: NONE, next_sibling: NONE, found: NONE };
+        let mut matcher = Self { states: vec![root], root: [ROOT; 256], current: ROOT };
+        for (index, string) in (0..).zip(strings) {
+            let state = matcher.insert(string.as_bytes());
+            if state != ROOT {
+                let found = &mut matcher.states[state as usize].found;
+                *found = index.min(*found);
+            }
+        }
+        matcher.link();
+        matcher
+    }
+
+    fn insert(&mut self, string: &[u8]) -> u32 {
+        let mut state = ROOT;
+        for &byte in string {
+            state = match self.child(state, byte) {
+                Some(child) => child,
+                None => self.add_child(state, byte),
+            };
+        }
+        state
+    }
+
+    fn add_child(&mut self, parent: u32, byte: u8) -> u32 {
+        let child = u32::try_from(self.states.len()).unwrap_or(NONE - 1);
+        let State { depth, first_child, .. } = self.states[parent as usize];
+        self.states.push(State {
+            byte,
+            depth: depth + 1,
+            fail: ROOT,
+            first_child: NONE,
+            next_sibling: first_child,
+            found: NONE,
+        });
+        self.states[parent as usize].first_child = child;
+        if parent == ROOT {
+            self.root[usize::from(byte)] = child;
+        }
+        child
+    }
+
+    /// Sets `fail` and what is found along it, shorter prefixes first.
+    fn link(&mut self) {
+        let mut queue = std::collections::VecDeque::from([ROOT]);
+        while let Some(parent) = queue.pop_front() {
+            let mut child = self.states[parent as usize].first_child;
+            while child != NONE {
+                let byte = self.states[child as usize].byte;
+                let fail = if parent == ROOT { ROOT } else { self.next(self.states[parent as usize].fail, byte) };
+                let inherited = self.states[fail as usize].found;
+                let state = &mut self.states[child as usize];
+                state.fail = fail;
+                state.found = state.found.min(inherited);
+                queue.push_back(child);
+                child = state.next_sibling;
+            }
+        }
+    }
+
+    fn child(&self, state: u32, byte: u8) -> Option<u32> {
+        if state == ROOT {
+            let child = self.root[usize::from(byte)];
+            return (child != ROOT).then_some(child);
+        }
+        let mut child = self.states[state as usize].first_child;
+        while child != NONE {
+            let State { byte: edge, next_sibling, .. } = self.states[child as usize];
+            if edge == byte {
+                return Some(child);
+            }
+            child = next_sibling;
+        }
+        None
+    }
+
+    fn next(&self, mut state: u32, byte: u8) -> u32 {
+        loop {
+            match self.child(state, byte) {
+                Some(child) => return child,
+                None if state == ROOT => return ROOT,
+                None => state = self.states[state as usize].fail,
+            }
+        }
+    }
+
+    /// Takes the next byte of the text. The index of a string that ends with it; of several, the first in the list.
+    pub(super) fn step(&mut self, byte: u8) -> Option<usize> {
+        self.current = self.next(self.current, byte);
+        let found = self.states[self.current as usize].found;
+        (found != NONE).then_some(found as usize)
+    }
+
+    /// How many bytes at the end of the text are the start of a string that is not complete yet.
+    pub(super) fn pending(&self) -> usize {
+        let mut state = &self.states[self.current as usize];
+        // A state that nothing follows is a whole string that did not count.
+        while state.first_child == NONE && state.depth > 0 {
+            state = &self.states[state.fail as usize];
+        }
+        state.depth as usize
+    }
+}

@@ -1,0 +1,221 @@
+//! Vocabularies as GGUF files hold them.
+
+use std::collections::HashMap;
+
+use tokenizers::decoders::DecoderWrapper;
+use tokenizers::decoders::byte_fallback::ByteFallback;
+use tokenizers::decoders::byte_level::ByteLevel;
+use tokenizers::decoders::fuse::Fuse;
+use tokenizers::decoders::sequence::Sequence as DecoderSequence;
+use tokenizers::decoders::strip::Strip;
+use tokenizers::models::bpe::{BPE, BpeBuilder, Merges, Vocab};
+use tokenizers::normalizers::{NormalizerWrapper, Prepend, Replace, Sequence as NormalizerSequence};
+use tokenizers::{AddedToken, Tokenizer};
+
+use super::pieces::byte_token;
+use super::pre_tokenizer::Rules;
+use super::{SpecialTokens, TokenizerError};
+
+/// SentencePiece's visible space.
+const SPACE: char = '\u{2581}';
+
+/// The tokenizer of a GGUF file: its `tokenizer.ggml.*` keys.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GgufVocabulary {
+    /// `model`: `gpt2` (byte-level BPE) or `llama` (SentencePiece BPE).
+    pub model: String,
+    /// `pre`: how a byte-level vocabulary splits text.
+    pub pre: Option<String>,
+    /// `tokens`, by id.
+    pub tokens: Vec<String>,
+    /// `scores`, by id: the order of merges of a SentencePiece vocabulary. May be empty for a byte-level one.
+    pub scores: Vec<f32>,
+    /// `token_type`, by id: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte. Empty: all normal.
+    pub token_types: Vec<i32>,
+    /// `merges` of a byte-level vocabulary, best first: two entries with a space between.
+    pub merges: Vec<String>,
+    /// `bos_token_id`.
+    pub bos_id: Option<u32>,
+    /// `eos_token_id`.
+    pub eos_id: Option<u32>,
+    /// `unknown_token_id`.
+    pub unk_id: Option<u32>,
+    /// `padding_token_id`.
+    pub pad_id: Option<u32>,
+    /// `add_bos_token`.
+    pub add_bos: Option<bool>,
+    /// `add_eos_token`.
+    pub add_eos: Option<bool>,
+    /// `add_space_prefix`: a SentencePiece text starts with a space that is not in the text.
+    pub add_space_prefix: Option<bool>,
+}
+
+const UNKNOWN: i32 = 2;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+
+impl GgufVocabulary {
+    fn token(&self, role: &str, id: Option<u32>) -> Result<Option<String>, TokenizerError> {
+        let Some(id) = id else { return Ok(None) };
+        let token = self.tokens.get(id as usize).ok_or_else(|| {
+            TokenizerError::Vocabulary(format!("the {role} id is {id}, but there are {} tokens", self.tokens.len()))
+        })?;
+        Ok(Some(token.clone()))
+    }
+
+    fn check(&self) -> Result<(), TokenizerError> {
+        let tokens = self.tokens.len();
+        if tokens == 0 {
+            return Err(TokenizerError::Vocabulary("it has no tokens".to_owned()));
+        }
+        if u32::try_from(tokens).is_err() {
+            return Err(TokenizerError::Vocabulary(format!("{tokens} tokens are more than ids can number")));
+        }
+        for (name, len) in [("scores", self.scores.len()), ("token types", self.token_types.len())] {
+            if len != 0 && len != tokens {
+                return Err(TokenizerError::Vocabulary(format!("it has {tokens} tokens, but {len} {name}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Tokens that are found in text before anything else: control ones are special, user-defined ones are not.
+    fn added_tokens(&self) -> Vec<AddedToken> {
+        let typed = self.tokens.iter().zip(&self.token_types);
+        typed
+            .filter(|(token, _)| !token.is_empty())
+            .filter_map(|(token, &kind)| match kind {
+                UNKNOWN | CONTROL => Some(AddedToken::from(token.clone(), true)),
+                USER_DEFINED => Some(AddedToken::from(token.clone(), false).normalized(false)),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Entry to id. Where an entry occurs twice the lower id wins.
+    fn ids(&self) -> HashMap<&str, u32> {
+        let mut ids = HashMap::with_capacity(self.tokens.len());
+        for (id, token) in (0..).zip(&self.tokens) {
+            ids.entry(token.as_str()).or_insert(id);
+        }
+        ids
+    }
+
+    fn library_vocab(&self) -> Vocab {
+        self.ids().into_iter().map(|(token, id)| (token.to_owned(), id)).collect()
+    }
+}
+
+/// The library's tokenizer for a vocabulary, and its special tokens.
+pub(super) fn build(vocab: &GgufVocabulary) -> Result<(Tokenizer, SpecialTokens), TokenizerError> {
+    vocab.check()?;
+    let mut special = SpecialTokens {
+        bos: vocab.token("bos", vocab.bos_id)?,
+        eos: vocab.token("eos", vocab.eos_id)?,
+        unk: vocab.token("unknown", vocab.unk_id)?,
+        pad: vocab.token("padding", vocab.pad_id)?,
+        add_bos: vocab.add_bos,
+        add_eos: Some(vocab.add_eos.unwrap_or(false)),
+    };
+    let mut tokenizer = match vocab.model.as_str() {
+        "gpt2" => {
+            let rules = Rules::find(vocab.pre.as_deref())?;
+            special.add_bos.get_or_insert(rules.add_bos);
+            byte_level(vocab, &rules)?
+        }
+        "llama" => {
+            special.add_bos.get_or_insert(true);
+            sentence_piece(vocab)?
+        }
+        other => return Err(TokenizerError::UnknownModel(other.to_owned())),
+    };
+    tokenizer.add_tokens(vocab.added_tokens()).map_err(broken)?;
+    Ok((tokenizer, special))
+}
+
+fn byte_level(vocab: &GgufVocabulary, rules: &Rules) -> Result<Tokenizer, TokenizerError> {
+    let mut merges = Merges::with_capacity(vocab.merges.len());
+    for (rank, merge) in vocab.merges.iter().enumerate() {
+        // Spaces inside entries are spelt otherwise, so the first one after the first character divides.
+        let pair = merge.char_indices().skip(1).find(|&(_, character)| character == ' ');
+        let (left, right) = pair.map(|(at, _)| (&merge[..at], &merge[at + 1..])).ok_or_else(|| {
+            TokenizerError::Vocabulary(format!("merge {rank} (\"{merge}\") is not two entries with a space between"))
+        })?;
+        merges.push((left.to_owned(), right.to_owned()));
+    }
+    let bpe = bpe(BPE::builder().vocab_and_merges(vocab.library_vocab(), merges).ignore_merges(rules.ignore_merges))?;
+    let mut tokenizer = Tokenizer::new(bpe);
+    tokenizer.with_normalizer(rules.normalizer()).map_err(broken)?;
+    tokenizer.with_pre_tokenizer(Some(rules.pre_tokenizer()?));
+    tokenizer.with_decoder(Some(ByteLevel::default()));
+    Ok(tokenizer)
+}
+
+fn sentence_piece(vocab: &GgufVocabulary) -> Result<Tokenizer, TokenizerError> {
+    if vocab.scores.is_empty() {
+        return Err(TokenizerError::Vocabulary("a SentencePiece vocabulary needs scores".to_owned()));
+    }
+    let bytes = vocab.tokens.iter().filter(|token| byte_token(token).is_some()).count();
+    let mut builder = BPE::builder()
+        .vocab_and_merges(vocab.library_vocab(), merges_from_scores(vocab))
+        .fuse_unk(true)
+        .byte_fallback(bytes == 256);
+    if let Some(unk) = vocab.token("unknown", vocab.unk_id)? {
+        builder = builder.unk_token(unk);
+    }
+    let mut tokenizer = Tokenizer::new(bpe(builder)?);
+
+    let space_prefix = vocab.add_space_prefix.unwrap_or(true);
+    let mut normalizers = Vec::new();
+    if space_prefix {
+        normalizers.push(NormalizerWrapper::Prepend(Prepend::new(SPACE.to_string())));
+    }
+    normalizers.push(NormalizerWrapper::Replace(Replace::new(" ", SPACE).map_err(broken)?));
+    tokenizer.with_normalizer(Some(NormalizerSequence::new(normalizers))).map_err(broken)?;
+
+    let mut decoders = vec![
+        DecoderWrapper::Replace(Replace::new(SPACE.to_string(), " ").map_err(broken)?),
+        DecoderWrapper::ByteFallback(ByteFallback::default()),
+        DecoderWrapper::Fuse(Fuse::default()),
+    ];
+    if space_prefix {
+        decoders.push(DecoderWrapper::Strip(Strip::new(' ', 1, 0)));
+    }
+    tokenizer.with_decoder(Some(DecoderSequence::new(decoders)));
+    Ok(tokenizer)
+}
+
+/// SentencePiece merges the neighbours whose union has the best score. As ordered pairs: every way to divide a token
+/// in two tokens, best token first; for one token the order of the two ids, as converters to tokenizer.json have it.
+fn merges_from_scores(vocab: &GgufVocabulary) -> Merges {
+    let ids = vocab.ids();
+    let mergeable = |id: usize| {
+        let kind = vocab.token_types.get(id).copied().unwrap_or(1);
+        !matches!(kind, UNKNOWN | CONTROL | USER_DEFINED) && byte_token(&vocab.tokens[id]).is_none()
+    };
+    let mut order: Vec<usize> = (0..vocab.tokens.len()).filter(|&id| mergeable(id)).collect();
+    order.sort_by(|&a, &b| vocab.scores[b].total_cmp(&vocab.scores[a]));
+    let mut merges = Merges::new();
+    let mut pairs = Vec::new();
+    for id in order {
+        let token = vocab.tokens[id].as_str();
+        pairs.clear();
+        for (at, _) in token.char_indices().skip(1) {
+            let (left, right) = token.split_at(at);
+            if let (Some(&left_id), Some(&right_id)) = (ids.get(left), ids.get(right)) {
+                pairs.push((left_id, right_id, left, right));
+            }
+        }
+        pairs.sort_unstable_by_key(|&(left_id, right_id, ..)| (left_id, right_id));
+        merges.extend(pairs.iter().map(|&(_, _, left, right)| (left.to_owned(), right.to_owned())));
+    }
+    merges
+}
+
+fn bpe(builder: BpeBuilder) -> Result<BPE, TokenizerError> {
+    builder.build().map_err(broken)
+}
+
+fn broken(error: tokenizers::Error) -> TokenizerError {
+    TokenizerError::Vocabulary(error.to_string())
+}
