@@ -1,0 +1,42 @@
+//! `octavo pull`: a model into the cache.
+
+use std::io::IsTerminal;
+
+use anyhow::Result;
+use octavo_models::{Progress, ResolveOptions, ResolvedModel, catalog};
+
+use crate::cli::{PullArgs, SourceArgs};
+
+pub(crate) fn run(args: &PullArgs) -> Result<()> {
+    octavo_telemetry::init_logging(&octavo_telemetry::LogConfig::default());
+    if args.list {
+        print!("{}", listing());
+        return Ok(());
+    }
+    let model = resolve(&args.model, &args.source)?;
+    println!("{}", model.path.display());
+    Ok(())
+}
+
+/// From a name to a local file or directory, downloading if need be.
+pub(crate) fn resolve(reference: &str, source: &SourceArgs) -> Result<ResolvedModel> {
+    let progress = progress();
+    let mut options = ResolveOptions::from_env();
+    options.revision.clone_from(&source.revision);
+    options.offline |= source.offline;
+    Ok(octavo_models::resolve(reference, &options, progress.as_ref())?)
+}
+
+/// A bar on a terminal, log lines elsewhere.
+pub(crate) fn progress() -> Box<dyn Progress> {
+    octavo_models::progress_for(std::io::stderr().is_terminal())
+}
+
+fn listing() -> String {
+    let mut text = String::new();
+    for entry in catalog::entries() {
+        let served = if entry.served { "" } else { "  (architecture not served yet)" };
+        text.push_str(&format!("{:<28} {}{served}\n", entry.id, entry.name));
+    }
+    text
+}

@@ -1,0 +1,79 @@
+//! How much KV cache, and how long a context fits it.
+
+use anyhow::{Result, bail};
+use octavo_ops::Backend;
+use octavo_runner::KvBudget;
+use tracing::{info, warn};
+
+use crate::cli::{MaxModelLen, ServeArgs};
+use crate::serve::model::LoadedModel;
+use crate::system::{self, human_bytes};
+
+/// Most of the KV cache unless a flag says otherwise (vLLM's default on CPUs).
+const DEFAULT_LIMIT: u64 = 4 << 30;
+
+/// Share of the memory still available after the weights are loaded.
+const SHARE: f64 = 0.5;
+
+/// Context length and cache size, decided together.
+#[derive(Debug)]
+pub(crate) struct KvPlan {
+    pub(crate) budget: KvBudget,
+    pub(crate) max_model_len: usize,
+}
+
+pub(crate) fn plan(
+    args: &ServeArgs,
+    model: &LoadedModel,
+    backend: &dyn Backend,
+    block_size: usize,
+) -> Result<KvPlan> {
+    let block_bytes: u64 = model.program.kv_groups.iter().map(|g| backend.kv_block_bytes(g, block_size)).sum();
+    let budget = budget(args);
+    let blocks = match budget {
+        KvBudget::Blocks(blocks) => blocks,
+        KvBudget::Bytes(bytes) => usize::try_from(bytes / block_bytes.max(1)).unwrap_or(usize::MAX),
+    };
+    // Block 0 is the null block.
+    let fits = blocks.saturating_sub(1).saturating_mul(block_size);
+    let max_model_len = max_model_len(args, model.checkpoint.config().max_position_embeddings, fits)?;
+    Ok(KvPlan { budget, max_model_len })
+}
+
+fn budget(args: &ServeArgs) -> KvBudget {
+    if let Some(blocks) = args.num_gpu_blocks_override {
+        return KvBudget::Blocks(blocks);
+    }
+    if let Some(bytes) = args.kv_cache_memory_bytes {
+        return KvBudget::Bytes(bytes as u64);
+    }
+    let share = system::available_memory().map(|bytes| (bytes as f64 * SHARE) as u64);
+    KvBudget::Bytes(share.map_or(DEFAULT_LIMIT, |share| share.min(DEFAULT_LIMIT)))
+}
+
+/// The context: as asked for, at most the model's, and it must fit the cache.
+fn max_model_len(args: &ServeArgs, trained: usize, fits: usize) -> Result<usize> {
+    let asked = match args.max_model_len {
+        Some(MaxModelLen::Tokens(tokens)) if tokens > trained => {
+            bail!("--max-model-len {tokens}: the model was made for at most {trained} tokens")
+        }
+        Some(MaxModelLen::Tokens(tokens)) => tokens,
+        Some(MaxModelLen::Auto) => {
+            let length = trained.min(fits);
+            info!("context: {length} tokens, the largest that fits");
+            length
+        }
+        None => trained,
+    };
+    if asked > fits || asked == 0 {
+        let memory = system::available_memory().map_or_else(|| "unknown".into(), human_bytes);
+        bail!(
+            "the KV cache holds {fits} tokens, too few for one request of {asked}: use --max-model-len {fits} or \
+             less, or give the cache more with --kv-cache-memory-bytes (memory available: {memory})"
+        );
+    }
+    if args.max_model_len.is_none() && trained > 4 * 8192 {
+        warn!("context: {trained} tokens, the model's own; a smaller --max-model-len lets more requests run at once");
+    }
+    Ok(asked)
+}
