@@ -14,6 +14,8 @@ mod op;
 mod program;
 pub mod sampling;
 mod storage;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use backend::{Backend, TensorData, WeightSource};
 pub use batch::{BlockTables, StepBatch};

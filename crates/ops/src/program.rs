@@ -65,9 +65,16 @@ pub struct Weight {
 }
 
 impl Weight {
+    /// Elements: rows · cols.
+    pub fn elements(&self) -> usize {
+        self.rows.saturating_mul(self.cols)
+    }
+
     /// Bytes in the checkpoint's storage types.
     pub fn bytes(&self) -> u64 {
-        let part = |p: &WeightPart| p.storage.bytes_for(p.rows * self.cols).unwrap_or_default() as u64;
+        let part = |p: &WeightPart| {
+            p.rows.checked_mul(self.cols).and_then(|n| p.storage.bytes_for(n)).unwrap_or_default() as u64
+        };
         self.parts.iter().map(part).sum()
     }
 }
@@ -141,7 +148,7 @@ impl Program {
 
     /// Elements of all weights.
     pub fn parameters(&self) -> u64 {
-        self.weights.iter().map(|w| (w.rows * w.cols) as u64).sum()
+        self.weights.iter().map(|w| w.elements() as u64).sum()
     }
 
     /// The forward part: every op up to and including `Logits`.
@@ -180,6 +187,11 @@ impl ProgramBuilder {
         self.program.buffers.push(Buffer { name: name.into(), rows, cols });
         self.written.push(false);
         BufferId(self.program.buffers.len() - 1)
+    }
+
+    /// Columns of a buffer that has been declared.
+    pub fn buffer_cols(&self, id: BufferId) -> usize {
+        self.cols(id)
     }
 
     /// Declares a weight of `cols` columns made of `parts`.
@@ -273,8 +285,8 @@ impl ProgramBuilder {
             ],
             Op::Norm(n) => {
                 let cols = self.cols(n.input);
-                let mut rules =
-                    vec![("the weight", self.of(n.weight).cols, cols), ("the output", self.cols(n.out), cols)];
+                let elements = |id| self.of(id).elements();
+                let mut rules = vec![("the weight", elements(n.weight), cols), ("the output", self.cols(n.out), cols)];
                 rules.extend(n.add.map(|b| ("the residual", self.cols(b), cols)));
                 rules.extend(n.bias.map(|b| ("the bias", elements(b), cols)));
                 rules
@@ -302,7 +314,7 @@ impl ProgramBuilder {
         let weight = self.of(l.weight);
         let mut rules =
             vec![("the input", self.cols(l.input), weight.cols), ("the output", self.cols(l.out), weight.rows)];
-        rules.extend(l.bias.map(|b| ("the bias", self.of(b).cols * self.of(b).rows, weight.rows)));
+        rules.extend(l.bias.map(|b| ("the bias", self.of(b).elements(), weight.rows)));
         rules.extend(l.add.map(|b| ("the epilogue's addend", self.cols(b), weight.rows)));
         rules
     }
@@ -385,7 +397,7 @@ impl ProgramBuilder {
             return Err(format!("a rotary embedding of {} elements in heads of {dim}", rope.rotary_dim()));
         }
         if let Some(norm) = &op.norm {
-            let widths = [norm.q, norm.k].map(|id| self.of(id).rows * self.of(id).cols);
+            let widths = [norm.q, norm.k].map(|id| self.of(id).elements());
             let whole = [op.heads.q_cols(), op.heads.kv_cols()];
             if widths != [dim, dim] && widths != whole {
                 return Err(format!("norms of {widths:?} elements, expected {dim} each or {whole:?}"));

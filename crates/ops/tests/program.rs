@@ -177,7 +177,8 @@ fn attention_reads_what_was_written_and_sample_is_last() {
 
     let mut b = ProgramBuilder::new("endless", VOCAB);
     let x = b.buffer("x", Rows::Tokens, H);
-    b.push(Op::Embed { table: b.weight("embed", H, vec![part("embed", VOCAB)]), scale: 1.0, out: x });
+    let table = b.weight("embed", H, vec![part("embed", VOCAB)]);
+    b.push(Op::Embed { table, scale: 1.0, out: x });
     assert_eq!(b.finish().unwrap_err().to_string(), "a decoder program ends with Sample");
 }
 

@@ -1,0 +1,104 @@
+//! Steps over paged sequences.
+
+use super::TestRng;
+use crate::{BlockTables, StepBatch};
+
+/// Cuts sequences into steps, as an engine would: hands out blocks and writes [`StepBatch`]es. Every row is sampled.
+#[derive(Clone, Debug)]
+pub struct PagedBatches {
+    block_size: usize,
+    /// Per KV group, blocks that are free, in random order.
+    free: Vec<Vec<u32>>,
+    sequences: Vec<Sequence>,
+}
+
+#[derive(Clone, Debug)]
+struct Sequence {
+    tokens: Vec<u32>,
+    computed: usize,
+    /// Per KV group.
+    tables: Vec<Vec<u32>>,
+}
+
+impl PagedBatches {
+    /// No sequences, and `blocks` blocks in each of `groups` KV groups, the null block included.
+    pub fn new(block_size: usize, groups: usize, blocks: usize, rng: &mut TestRng) -> Self {
+        let shuffled = |_| {
+            let mut ids: Vec<u32> = (1..blocks as u32).collect();
+            for i in (1..ids.len()).rev() {
+                ids.swap(i, rng.below(i + 1));
+            }
+            ids
+        };
+        Self { block_size, free: (0..groups).map(shuffled).collect(), sequences: Vec::new() }
+    }
+
+    /// Adds a sequence of which nothing is computed; its number.
+    pub fn add(&mut self, tokens: Vec<u32>) -> usize {
+        self.sequences.push(Sequence { tokens, computed: 0, tables: vec![Vec::new(); self.free.len()] });
+        self.sequences.len() - 1
+    }
+
+    /// Adds a sequence whose first blocks are those of another, as a prefix-cache hit does; its number. As many whole
+    /// blocks are shared as both have in common and `of` has computed, but for the last token of `tokens`.
+    pub fn add_sharing(&mut self, of: usize, tokens: Vec<u32>) -> usize {
+        let other = &self.sequences[of];
+        let common = other.tokens[..other.computed].iter().zip(&tokens).take_while(|(a, b)| a == b).count();
+        let blocks = common.min(tokens.len() - 1) / self.block_size;
+        let tables = other.tables.iter().map(|table| table[..blocks].to_vec()).collect();
+        self.sequences.push(Sequence { tokens, computed: blocks * self.block_size, tables });
+        self.sequences.len() - 1
+    }
+
+    /// Tokens of a sequence that are yet to be computed.
+    pub fn left(&self, sequence: usize) -> usize {
+        self.sequences[sequence].tokens.len() - self.sequences[sequence].computed
+    }
+
+    /// Tokens of a sequence that have been computed.
+    pub fn computed(&self, sequence: usize) -> usize {
+        self.sequences[sequence].computed
+    }
+
+    /// A step that computes the next `count` tokens of each `(sequence, count)`.
+    ///
+    /// # Panics
+    /// If blocks run out or a sequence has too few tokens.
+    pub fn step(&mut self, parts: &[(usize, usize)]) -> StepBatch {
+        let groups = self.free.len();
+        let mut batch = StepBatch {
+            slot_mapping: vec![Vec::new(); groups],
+            block_tables: vec![BlockTables::default(); groups],
+            query_start: vec![0],
+            ..StepBatch::default()
+        };
+        for &(index, count) in parts {
+            let sequence = &mut self.sequences[index];
+            let positions = sequence.computed..sequence.computed + count;
+            sequence.computed = positions.end;
+            batch.token_ids.extend_from_slice(&sequence.tokens[positions.clone()]);
+            batch.positions.extend(positions.clone().map(|p| p as u32));
+            batch.query_start.push(batch.token_ids.len() as u32);
+            batch.seq_lens.push(positions.end as u32);
+            batch.slots.push(index as u32);
+            for (group, table) in sequence.tables.iter_mut().enumerate() {
+                while table.len() * self.block_size < positions.end {
+                    table.push(self.free[group].pop().expect("a free block"));
+                }
+                let slot = |p: usize| table[p / self.block_size] as usize * self.block_size + p % self.block_size;
+                batch.slot_mapping[group].extend(positions.clone().map(|p| slot(p) as u32));
+            }
+        }
+        batch.sampled_rows = (0..batch.token_ids.len() as u32).collect();
+        for (group, tables) in batch.block_tables.iter_mut().enumerate() {
+            let of = |index: usize| &self.sequences[index].tables[group];
+            tables.stride = parts.iter().map(|&(index, _)| of(index).len()).max().unwrap_or(0);
+            for &(index, _) in parts {
+                let mut row = of(index).clone();
+                row.resize(tables.stride, 0);
+                tables.ids.extend(row);
+            }
+        }
+        batch
+    }
+}

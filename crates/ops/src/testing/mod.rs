@@ -1,0 +1,42 @@
+//! What the tests of every backend share: random models of any shape, their meaning in plain f64, and paged batches.
+//!
+//! A backend is right if, for every [`TinyModel`], its logits are near those of [`reference_logits`]; and, where it
+//! claims so, if a row's bits are the same however [`PagedBatches`] cuts the sequences into steps.
+
+mod batches;
+mod model;
+mod reference;
+
+pub use batches::PagedBatches;
+pub use model::{MemoryWeights, QkNormWidth, TinyModel};
+pub use reference::reference_logits;
+
+/// SplitMix64: a small generator for test data.
+#[derive(Clone, Debug)]
+pub struct TestRng(pub u64);
+
+impl TestRng {
+    /// The next 64 bits.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A whole number below `bound`, which is not 0.
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next_u64() % bound as u64) as usize
+    }
+
+    /// Uniform in [-1, 1).
+    pub fn signed(&mut self) -> f32 {
+        (self.next_u64() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    /// That many token ids of a vocabulary.
+    pub fn tokens(&mut self, count: usize, vocab_size: usize) -> Vec<u32> {
+        (0..count).map(|_| self.below(vocab_size) as u32).collect()
+    }
+}

@@ -1,0 +1,260 @@
+//! Random models.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use super::TestRng;
+use crate::{
+    BufferId, Glu, GluKind, HeadShape, KvGroup, Linear, Logits, NormKind, NormOp, Op, PagedAttention, Program,
+    ProgramBuilder, ProgramError, QkNorm, QkvPost, Rope, Rows, StorageType, TensorData, WeightError, WeightId,
+    WeightPart, WeightSource,
+};
+
+/// Over what q and k are normalised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNormWidth {
+    /// Each head by itself.
+    Head,
+    /// The whole row.
+    Row,
+}
+
+/// The shape of a random decoder; every field is a feature that some architecture has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TinyModel {
+    /// V.
+    pub vocab_size: usize,
+    /// H.
+    pub hidden: usize,
+    /// Columns of the gated activation.
+    pub inner: usize,
+    /// Of every layer.
+    pub heads: HeadShape,
+    /// KV group of each layer; as many layers.
+    pub layers: Vec<usize>,
+    /// Window of each KV group.
+    pub windows: Vec<Option<usize>>,
+    /// Rotary embedding.
+    pub rope: Option<Rope>,
+    /// Norm of q and k.
+    pub qk_norm: Option<QkNormWidth>,
+    /// Of every norm.
+    pub norm: NormKind,
+    /// Norms multiply by `1 + w`.
+    pub unit_offset: bool,
+    /// The projections have biases.
+    pub biases: bool,
+    /// The head is the embedding table.
+    pub tied: bool,
+    /// Activation.
+    pub glu: GluKind,
+    /// Cap of attention scores.
+    pub attention_softcap: Option<f32>,
+    /// Cap of logits.
+    pub logits_softcap: Option<f32>,
+    /// Factor on embeddings, and on logits.
+    pub scales: (f32, f32),
+    /// Of the weights.
+    pub seed: u64,
+}
+
+impl Default for TinyModel {
+    /// A two-layer Llama.
+    fn default() -> Self {
+        let rope = Rope { style: crate::RopeStyle::NeoX, inv_freq: vec![1.0, 0.1, 0.01, 0.001], magnitude: 1.0 };
+        Self {
+            vocab_size: 50,
+            hidden: 24,
+            inner: 40,
+            heads: HeadShape { q: 4, kv: 2, dim: 8 },
+            layers: vec![0, 0],
+            windows: vec![None],
+            rope: Some(rope),
+            qk_norm: None,
+            norm: NormKind::Rms,
+            unit_offset: false,
+            biases: false,
+            tied: true,
+            glu: GluKind::Silu,
+            attention_softcap: None,
+            logits_softcap: None,
+            scales: (1.0, 1.0),
+            seed: 1,
+        }
+    }
+}
+
+impl TinyModel {
+    /// The program and its weights, all F32.
+    pub fn build(&self) -> Result<(Program, MemoryWeights), ProgramError> {
+        Build::new(self).finish()
+    }
+}
+
+/// The tensors of a checkpoint that is not a file.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryWeights {
+    /// By name.
+    pub tensors: HashMap<String, TensorData<'static>>,
+}
+
+impl MemoryWeights {
+    /// Adds an F32 tensor.
+    pub fn insert(&mut self, name: &str, shape: Vec<usize>, values: &[f32]) {
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.tensors.insert(name.into(), TensorData { storage: StorageType::F32, shape, bytes: Cow::Owned(bytes) });
+    }
+}
+
+impl WeightSource for MemoryWeights {
+    fn tensor(&self, name: &str) -> Result<TensorData<'_>, WeightError> {
+        let tensor = self.tensors.get(name).ok_or_else(|| WeightError::Missing(name.into()))?;
+        Ok(TensorData { bytes: Cow::Borrowed(&tensor.bytes), shape: tensor.shape.clone(), ..*tensor })
+    }
+}
+
+struct Build<'a> {
+    model: &'a TinyModel,
+    builder: ProgramBuilder,
+    weights: MemoryWeights,
+    rng: TestRng,
+}
+
+impl<'a> Build<'a> {
+    fn new(model: &'a TinyModel) -> Self {
+        let builder = ProgramBuilder::new("tiny", model.vocab_size);
+        Self { model, builder, weights: MemoryWeights::default(), rng: TestRng(model.seed) }
+    }
+
+    fn finish(mut self) -> Result<(Program, MemoryWeights), ProgramError> {
+        let m = self.model;
+        for (group, &window) in m.windows.iter().enumerate() {
+            let layers = vec![m.heads; m.layers.iter().filter(|g| **g == group).count()];
+            self.builder.kv_group(KvGroup { layers, window });
+        }
+        let x = self.builder.buffer("x", Rows::Tokens, m.hidden);
+        let y = self.builder.buffer("y", Rows::Tokens, m.hidden);
+        let table = self.matrix("embed", &[m.vocab_size], m.hidden, 1.0);
+        self.builder.push(Op::Embed { table, scale: m.scales.0, out: x });
+        let mut pending = None;
+        for (index, &group) in m.layers.iter().enumerate() {
+            let layer = m.layers[..index].iter().filter(|g| **g == group).count();
+            self.attention(index, group, layer, x, y, pending);
+            self.feed_forward(index, x, y);
+            pending = Some(y);
+        }
+        self.head(x, y, table);
+        Ok((self.builder.finish()?, self.weights))
+    }
+
+    /// `x` is the residual stream; `pending`, if any, is still to be added to it.
+    fn attention(
+        &mut self,
+        index: usize,
+        group: usize,
+        layer: usize,
+        x: BufferId,
+        y: BufferId,
+        pending: Option<BufferId>,
+    ) {
+        let m = self.model;
+        let heads = m.heads;
+        let qkv = self.builder.buffer(format!("qkv.{index}"), Rows::Tokens, heads.qkv_cols());
+        let q = self.builder.buffer(format!("q.{index}"), Rows::Tokens, heads.q_cols());
+        let o = self.builder.buffer(format!("o.{index}"), Rows::Tokens, heads.q_cols());
+        match pending {
+            Some(pending) => self.norm(&format!("{index}.in"), pending, Some(x), y),
+            None => self.norm(&format!("{index}.in"), x, None, y),
+        }
+        let parts = [heads.q_cols(), heads.kv_cols(), heads.kv_cols()];
+        self.linear(&format!("{index}.qkv"), &parts, y, None, qkv);
+        let norm = m.qk_norm.map(|width| {
+            let [q, k] = match width {
+                QkNormWidth::Head => [heads.dim; 2],
+                QkNormWidth::Row => [heads.q_cols(), heads.kv_cols()],
+            };
+            let [q, k] = [("q_norm", q), ("k_norm", k)].map(|(name, n)| self.vector(&format!("{index}.{name}"), n));
+            QkNorm { q, k, eps: 1e-6, unit_offset: m.unit_offset }
+        });
+        let rope = m.rope.clone();
+        self.builder.push(Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm, rope, group, layer }));
+        self.builder.push(Op::PagedAttention(PagedAttention {
+            q,
+            out: o,
+            heads,
+            scale: 1.0 / (heads.dim as f32).sqrt(),
+            window: m.windows[group],
+            softcap: m.attention_softcap,
+            group,
+            layer,
+        }));
+        self.linear(&format!("{index}.out"), &[m.hidden], o, None, y);
+    }
+
+    fn feed_forward(&mut self, index: usize, x: BufferId, y: BufferId) {
+        let m = self.model;
+        let gate_up = self.builder.buffer(format!("gate_up.{index}"), Rows::Tokens, 2 * m.inner);
+        let h = self.builder.buffer(format!("h.{index}"), Rows::Tokens, m.inner);
+        self.norm(&format!("{index}.mid"), y, Some(x), y);
+        self.linear(&format!("{index}.gate_up"), &[m.inner, m.inner], y, None, gate_up);
+        self.builder.push(Op::Glu(Glu { kind: m.glu, input: gate_up, out: h }));
+        self.linear(&format!("{index}.down"), &[m.hidden], h, None, y);
+    }
+
+    fn head(&mut self, x: BufferId, y: BufferId, table: WeightId) {
+        let m = self.model;
+        // The last addition is a product's epilogue, so that this form is used too.
+        self.linear("last", &[m.hidden], y, Some(x), x);
+        let last = self.builder.buffer("last", Rows::Sampled, m.hidden);
+        let logits = self.builder.buffer("logits", Rows::Sampled, m.vocab_size);
+        self.builder.push(Op::GatherRows { input: x, out: last });
+        self.norm("final", last, None, last);
+        let weight = if m.tied { table } else { self.matrix("head", &[m.vocab_size], m.hidden, 1.0) };
+        let (scale, softcap) = (m.scales.1, m.logits_softcap);
+        self.builder.push(Op::Logits(Logits { weight, input: last, out: logits, scale, softcap }));
+        self.builder.push(Op::Sample { logits });
+    }
+
+    fn norm(&mut self, name: &str, input: BufferId, add: Option<BufferId>, out: BufferId) {
+        let (kind, unit_offset) = (self.model.norm, self.model.unit_offset);
+        let weight = self.vector(&format!("{name}.norm"), self.model.hidden);
+        let bias = match kind {
+            NormKind::Layer => Some(self.vector(&format!("{name}.norm.bias"), self.model.hidden)),
+            NormKind::Rms => None,
+        };
+        self.builder.push(Op::Norm(NormOp { kind, weight, bias, eps: 1e-5, unit_offset, input, add, out }));
+    }
+
+    fn linear(&mut self, name: &str, parts: &[usize], input: BufferId, add: Option<BufferId>, out: BufferId) {
+        let weight = self.matrix(name, parts, self.cols(input), 1.5);
+        // A fused bias: one column, with the parts of its weight.
+        let bias = self.model.biases.then(|| self.matrix(&format!("{name}.bias"), parts, 1, 0.3));
+        self.builder.push(Op::Linear(Linear { weight, bias, input, add, out }));
+    }
+
+    fn cols(&self, id: BufferId) -> usize {
+        self.builder.buffer_cols(id)
+    }
+
+    /// A weight of row parts; elements within `gain / sqrt(cols)`.
+    fn matrix(&mut self, name: &str, parts: &[usize], cols: usize, gain: f32) -> WeightId {
+        let scale = gain / (cols as f32).sqrt();
+        let parts = parts.iter().enumerate().map(|(i, &rows)| {
+            let tensor = format!("{name}.{i}");
+            let values: Vec<f32> = (0..rows * cols).map(|_| self.rng.signed() * scale).collect();
+            let shape = if cols == 1 { vec![rows] } else { vec![rows, cols] };
+            self.weights.insert(&tensor, shape, &values);
+            WeightPart { tensor, rows, storage: StorageType::F32 }
+        });
+        let parts = parts.collect();
+        self.builder.weight(name, cols, parts)
+    }
+
+    /// A vector of elements around one.
+    fn vector(&mut self, name: &str, len: usize) -> WeightId {
+        let values: Vec<f32> = (0..len).map(|_| 1.0 + 0.3 * self.rng.signed()).collect();
+        self.weights.insert(name, vec![len], &values);
+        let part = WeightPart { tensor: name.into(), rows: 1, storage: StorageType::F32 };
+        self.builder.weight(name, len, vec![part])
+    }
+}

@@ -1,0 +1,260 @@
+//! The meaning of every op, in the most literal f64.
+
+use crate::{
+    BufferId, GluKind, Linear, Logits, NormKind, NormOp, Op, PagedAttention, Program, QkvPost, Rope, RopeStyle,
+    WeightError, WeightId, WeightSource,
+};
+
+type Rows = Vec<Vec<f64>>;
+
+/// The logits after each of `tokens`, which are a whole sequence: row t is what token t + 1 would be drawn from.
+///
+/// Weights must be stored as F32. Nothing is paged: keys and values are lists.
+///
+/// # Panics
+/// If the program is not well formed.
+pub fn reference_logits(
+    program: &Program,
+    weights: &dyn WeightSource,
+    tokens: &[u32],
+) -> Result<Vec<Vec<f64>>, WeightError> {
+    let mut interpreter = Interpreter {
+        weights: program.weights.iter().map(|w| read(w, weights)).collect::<Result<_, _>>()?,
+        buffers: vec![Rows::new(); program.buffers.len()],
+        kv: program.kv_groups.iter().map(|g| vec![(Rows::new(), Rows::new()); g.layers.len()]).collect(),
+    };
+    let mut out = BufferId(0);
+    for op in program.forward_ops() {
+        out = interpreter.run(op, tokens);
+    }
+    Ok(std::mem::take(&mut interpreter.buffers[out.0]))
+}
+
+/// A weight as rows.
+fn read(weight: &crate::Weight, source: &dyn WeightSource) -> Result<Rows, WeightError> {
+    let mut values = Vec::new();
+    for part in &weight.parts {
+        let data = source.tensor(&part.tensor)?;
+        values.extend(data.bytes.as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))));
+    }
+    Ok(values.chunks(weight.cols).map(<[f64]>::to_vec).collect())
+}
+
+struct Interpreter {
+    weights: Vec<Rows>,
+    buffers: Vec<Rows>,
+    /// Keys and values by group and layer.
+    kv: Vec<Vec<(Rows, Rows)>>,
+}
+
+impl Interpreter {
+    fn weight(&self, id: WeightId) -> &Rows {
+        &self.weights[id.0]
+    }
+
+    fn vector(&self, id: WeightId) -> Vec<f64> {
+        self.weight(id).concat()
+    }
+
+    fn buffer(&self, id: BufferId) -> &Rows {
+        &self.buffers[id.0]
+    }
+
+    fn run(&mut self, op: &Op, tokens: &[u32]) -> BufferId {
+        let (out, rows) = match op {
+            Op::Embed { table, scale, out } => {
+                let row = |id: &u32| self.weight(*table)[*id as usize].iter().map(|x| x * f64::from(*scale)).collect();
+                (*out, tokens.iter().map(row).collect())
+            }
+            Op::Norm(op) => (op.out, self.norm(op)),
+            Op::Linear(op) => (op.out, self.linear(op)),
+            Op::QkvPost(op) => (op.out, self.qkv_post(op)),
+            Op::PagedAttention(op) => (op.out, self.attention(op)),
+            Op::Glu(op) => {
+                let half = |row: &Vec<f64>| {
+                    let (gate, up) = row.split_at(row.len() / 2);
+                    gate.iter().zip(up).map(|(g, u)| activation(op.kind, *g) * u).collect()
+                };
+                (op.out, self.buffer(op.input).iter().map(half).collect())
+            }
+            // Every row is sampled.
+            Op::GatherRows { input, out } => (*out, self.buffer(*input).clone()),
+            Op::Logits(op) => (op.out, self.logits(op)),
+            Op::Sample { logits } => (*logits, self.buffer(*logits).clone()),
+        };
+        self.buffers[out.0] = rows;
+        out
+    }
+
+    fn norm(&mut self, op: &NormOp) -> Rows {
+        if let Some(residual) = op.add {
+            self.buffers[residual.0] = add(self.buffer(residual), self.buffer(op.input));
+        }
+        let bias = op.bias.map(|id| self.vector(id));
+        let weight = self.vector(op.weight);
+        let row = |row: &Vec<f64>| normalise(op.kind, row, &weight, bias.as_deref(), op.eps, op.unit_offset);
+        self.buffer(op.add.unwrap_or(op.input)).iter().map(row).collect()
+    }
+
+    fn linear(&self, op: &Linear) -> Rows {
+        let mut rows = product(self.buffer(op.input), self.weight(op.weight));
+        if let Some(bias) = op.bias {
+            let bias = self.vector(bias);
+            rows = rows.iter().map(|row| row.iter().zip(&bias).map(|(x, b)| x + b).collect()).collect();
+        }
+        if let Some(addend) = op.add {
+            rows = add(&rows, self.buffer(addend));
+        }
+        rows
+    }
+
+    fn logits(&self, op: &Logits) -> Rows {
+        let rows = product(self.buffer(op.input), self.weight(op.weight));
+        let value = |x: &f64| cap(x * f64::from(op.scale), op.softcap);
+        rows.iter().map(|row| row.iter().map(value).collect()).collect()
+    }
+
+    fn qkv_post(&mut self, op: &QkvPost) -> Rows {
+        let (q_cols, kv_cols) = (op.heads.q_cols(), op.heads.kv_cols());
+        let (mut q_rows, mut keys, mut values) = (Rows::new(), Rows::new(), Rows::new());
+        for (position, row) in self.buffer(op.input).iter().enumerate() {
+            let (q, kv) = row.split_at(q_cols);
+            let (k, v) = kv.split_at(kv_cols);
+            let [q, k] = [(q, op.norm.as_ref().map(|n| n.q)), (k, op.norm.as_ref().map(|n| n.k))].map(|(x, weight)| {
+                let mut x = x.to_vec();
+                if let (Some(norm), Some(weight)) = (&op.norm, weight) {
+                    let weight = self.vector(weight);
+                    let parts = x.chunks(weight.len());
+                    let parts = parts.map(|p| normalise(NormKind::Rms, p, &weight, None, norm.eps, norm.unit_offset));
+                    x = parts.flatten().collect();
+                }
+                if let Some(rope) = &op.rope {
+                    x.chunks_mut(op.heads.dim).for_each(|head| rotate(head, rope, position));
+                }
+                x
+            });
+            q_rows.push(q);
+            keys.push(k);
+            values.push(v.to_vec());
+        }
+        self.kv[op.group][op.layer] = (keys, values);
+        q_rows
+    }
+
+    fn attention(&self, op: &PagedAttention) -> Rows {
+        let (keys, values) = &self.kv[op.group][op.layer];
+        let dim = op.heads.dim;
+        let row = |(position, q): (usize, &Vec<f64>)| {
+            let first = op.window.map_or(0, |w| (position + 1).saturating_sub(w));
+            let mut out = Vec::new();
+            for (head, q) in q.chunks(dim).enumerate() {
+                let kv_head = head / (op.heads.q / op.heads.kv);
+                let of = |row: &Vec<f64>| row[kv_head * dim..(kv_head + 1) * dim].to_vec();
+                let scores =
+                    keys[first..=position].iter().map(|k| cap(dot(q, &of(k)) * f64::from(op.scale), op.softcap));
+                let weights: Vec<f64> = scores.map(f64::exp).collect();
+                let sum: f64 = weights.iter().sum();
+                let mut head_out = vec![0.0; dim];
+                for (weight, value) in weights.iter().zip(&values[first..=position]) {
+                    for (o, v) in head_out.iter_mut().zip(of(value)) {
+                        *o += weight / sum * v;
+                    }
+                }
+                out.extend(head_out);
+            }
+            out
+        };
+        self.buffer(op.q).iter().enumerate().map(row).collect()
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn product(x: &Rows, weight: &Rows) -> Rows {
+    x.iter().map(|row| weight.iter().map(|w| dot(row, w)).collect()).collect()
+}
+
+fn add(a: &Rows, b: &Rows) -> Rows {
+    a.iter().zip(b).map(|(a, b)| a.iter().zip(b).map(|(a, b)| a + b).collect()).collect()
+}
+
+fn cap(x: f64, cap: Option<f32>) -> f64 {
+    cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
+}
+
+fn normalise(kind: NormKind, x: &[f64], weight: &[f64], bias: Option<&[f64]>, eps: f32, unit_offset: bool) -> Vec<f64> {
+    let n = x.len() as f64;
+    let mean = match kind {
+        NormKind::Rms => 0.0,
+        NormKind::Layer => x.iter().sum::<f64>() / n,
+    };
+    let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+    let root = (variance + f64::from(eps)).sqrt();
+    let offset = if unit_offset { 1.0 } else { 0.0 };
+    let bias = |i: usize| bias.map_or(0.0, |b| b[i]);
+    x.iter().zip(weight).enumerate().map(|(i, (x, w))| (x - mean) / root * (w + offset) + bias(i)).collect()
+}
+
+fn rotate(head: &mut [f64], rope: &Rope, position: usize) {
+    for (i, frequency) in rope.inv_freq.iter().enumerate() {
+        let (a, b) = match rope.style {
+            RopeStyle::NeoX => (i, i + rope.inv_freq.len()),
+            RopeStyle::GptJ => (2 * i, 2 * i + 1),
+        };
+        let (sin, cos) = (position as f64 * frequency).sin_cos();
+        let (x, y) = (head[a], head[b]);
+        head[a] = (x * cos - y * sin) * rope.magnitude;
+        head[b] = (y * cos + x * sin) * rope.magnitude;
+    }
+}
+
+fn activation(kind: GluKind, x: f64) -> f64 {
+    match kind {
+        GluKind::Silu => x / (1.0 + (-x).exp()),
+        GluKind::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+        GluKind::GeluTanh => {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            0.5 * x * (1.0 + inner.tanh())
+        }
+    }
+}
+
+/// The error function by its Taylor series; beyond 4 it is 1 to within 2e-8.
+fn erf(x: f64) -> f64 {
+    if x.abs() > 4.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum, mut n) = (x, x, 0.0);
+    while term.abs() > 1e-17 {
+        n += 1.0;
+        term *= -x * x / n;
+        sum += term / (2.0 * n + 1.0);
+    }
+    2.0 / std::f64::consts::PI.sqrt() * sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn activations_have_their_published_values() {
+        assert!((erf(0.5) - 0.520_499_877_813_046_5).abs() < 1e-14);
+        assert!((erf(-2.0) + 0.995_322_265_018_952_7).abs() < 1e-13);
+        assert!((erf(3.9) - 0.999_999_965_2).abs() < 1e-9);
+        assert!((activation(GluKind::Gelu, 1.0) - 0.841_344_746_068_543).abs() < 1e-12);
+        assert!((activation(GluKind::GeluTanh, 1.0) - 0.841_191_990_608_301_6).abs() < 1e-9);
+        assert!((activation(GluKind::Silu, 1.0) - 0.731_058_578_630_005).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_rotation_keeps_lengths_and_turns_by_the_angle() {
+        let rope = Rope { style: RopeStyle::GptJ, inv_freq: vec![0.25], magnitude: 1.0 };
+        let mut head = [1.0, 0.0, 7.0];
+        rotate(&mut head, &rope, 2);
+        assert!((head[0] - 0.5f64.cos()).abs() < 1e-15 && (head[1] - 0.5f64.sin()).abs() < 1e-15);
+        assert_eq!(head[2], 7.0, "what is beyond the rotary part passes through");
+    }
+}
