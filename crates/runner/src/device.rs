@@ -1,0 +1,139 @@
+//! The device thread: owns the backend and does all that a step needs, in order.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, SyncSender};
+
+use octavo_engine::{ExecutorError, Logprobs, StepMasks, StepOutput, StepPlan, TokenOutput};
+use octavo_ops::sampling::{SampleBatch, SampleRow, SampledToken};
+use octavo_ops::{Backend, StepBatch};
+
+use crate::fill::fill;
+use crate::slots::Slots;
+
+/// What the engine thread asks for. A step is a `Forward`, then a `Sample`.
+pub(crate) enum Command {
+    /// Run the forward pass of a plan.
+    Forward(StepPlan),
+    /// Draw the step's tokens into `rows`, which is empty.
+    Sample {
+        /// For the constrained rows.
+        masks: StepMasks,
+        /// Memory of an earlier step's output.
+        rows: Vec<TokenOutput>,
+    },
+}
+
+/// What comes back for each step.
+pub(crate) type StepResult = Result<StepOutput, ExecutorError>;
+
+/// The state of the device thread.
+pub(crate) struct Device {
+    backend: Box<dyn Backend>,
+    block_size: usize,
+    groups: usize,
+    slots: Slots,
+    batch: StepBatch,
+    /// The step between its `Forward` and its `Sample`.
+    step: Option<(StepPlan, Result<(), ExecutorError>)>,
+    /// What the rows of the latest step drew.
+    drawn: Vec<u32>,
+    sampled: Vec<SampledToken>,
+    /// Kept for its memory; empty between steps.
+    rows: Vec<SampleRow<'static>>,
+}
+
+/// A step that failed; the device goes on.
+fn lost(message: impl std::fmt::Display) -> ExecutorError {
+    ExecutorError { message: message.to_string(), fatal: false }
+}
+
+impl Device {
+    pub(crate) fn new(backend: Box<dyn Backend>, block_size: usize, groups: usize, slots: usize) -> Self {
+        Self {
+            backend,
+            block_size,
+            groups,
+            slots: Slots::new(slots),
+            batch: StepBatch::default(),
+            step: None,
+            drawn: Vec::with_capacity(slots),
+            sampled: Vec::with_capacity(slots),
+            rows: Vec::with_capacity(slots),
+        }
+    }
+
+    /// Serves commands until the engine has gone, or the backend is beyond repair.
+    pub(crate) fn run(mut self, commands: &Receiver<Command>, results: &SyncSender<StepResult>) {
+        for command in commands {
+            let result = match command {
+                Command::Forward(plan) => {
+                    let outcome = guard(|| self.forward(&plan));
+                    self.step = Some((plan, outcome));
+                    continue;
+                }
+                Command::Sample { masks, rows } => self.finish(&masks, rows),
+            };
+            let over = result.as_ref().is_err_and(|error| error.fatal);
+            if results.send(result).is_err() || over {
+                return;
+            }
+        }
+    }
+
+    fn forward(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        let malformed = |reason: String| lost(format!("step {} is malformed: {reason}", plan.step));
+        for joined in &plan.joined {
+            self.slots.join(joined).map_err(malformed)?;
+        }
+        fill(&mut self.batch, plan, self.block_size, self.groups, &self.drawn).map_err(malformed)?;
+        self.backend.forward(&self.batch).map_err(lost)
+    }
+
+    /// Samples the step that was computed last.
+    fn finish(&mut self, masks: &StepMasks, mut rows: Vec<TokenOutput>) -> StepResult {
+        let (plan, outcome) = self.step.take().ok_or_else(|| lost("no step was submitted"))?;
+        self.drawn.clear();
+        self.sampled.clear();
+        outcome.and_then(|()| guard(|| self.sample(&plan, masks)))?;
+        let sampling = plan.sequences.iter().filter(|sequence| sequence.samples);
+        for (sequence, token) in sampling.zip(self.sampled.drain(..)) {
+            self.slots.push(sequence.slot, token.id);
+            self.drawn.push(token.id);
+            let logprobs = token.logprobs.map(|l| Logprobs { logprob: l.logprob, rank: l.rank, top: l.top });
+            rows.push(TokenOutput { id: token.id, logprobs });
+        }
+        Ok(StepOutput { rows, plan })
+    }
+
+    fn sample(&mut self, plan: &StepPlan, masks: &StepMasks) -> Result<(), ExecutorError> {
+        let malformed = |reason: &str| lost(format!("step {} is malformed: {reason}", plan.step));
+        let mut rows: Vec<SampleRow<'_>> = std::mem::take(&mut self.rows);
+        let mut masks = masks.bits.chunks_exact(masks.words.max(1));
+        for sequence in plan.sequences.iter().filter(|sequence| sequence.samples) {
+            let mask = match sequence.constrained {
+                true => Some(masks.next().ok_or_else(|| malformed("a mask is missing"))?),
+                false => None,
+            };
+            rows.push(self.slots.row(sequence, mask).map_err(|reason| malformed(&reason))?);
+        }
+        if !rows.is_empty() {
+            self.backend.sample(&SampleBatch { rows: &rows }, &mut self.sampled).map_err(lost)?;
+        }
+        if self.sampled.len() != rows.len() {
+            return Err(lost(format!("{} tokens were drawn for {} rows", self.sampled.len(), rows.len())));
+        }
+        // Collecting nothing from the rows keeps their memory and ends their borrow.
+        self.rows = rows.into_iter().filter_map(|_| None).collect();
+        Ok(())
+    }
+}
+
+/// Turns a panic into a fatal error: what the backend was about to write is unknown.
+fn guard(work: impl FnOnce() -> Result<(), ExecutorError>) -> Result<(), ExecutorError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let message = panic.downcast_ref::<&str>().copied();
+        let message = message.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        let message = format!("the device thread panicked: {}", message.unwrap_or("no message"));
+        Err(ExecutorError { message, fatal: true })
+    })
+}

@@ -1,0 +1,152 @@
+//! From a [`StepPlan`] to the flat arrays of a [`StepBatch`].
+
+use octavo_engine::{InputToken, PlannedSequence, StepPlan};
+use octavo_ops::{BlockTables, StepBatch};
+
+/// Writes the plan into the batch, whose memory is kept. `drawn` is what the sampled rows of the step before drew.
+///
+/// An error says what about the plan is malformed.
+pub(crate) fn fill(
+    batch: &mut StepBatch,
+    plan: &StepPlan,
+    block_size: usize,
+    groups: usize,
+    drawn: &[u32],
+) -> Result<(), String> {
+    batch.clear();
+    batch.slot_mapping.resize_with(groups, Vec::new);
+    batch.block_tables.resize_with(groups, BlockTables::default);
+    for (group, tables) in batch.block_tables.iter_mut().enumerate() {
+        let lengths = plan.sequences.iter().map(|sequence| table(plan, sequence, group).map_or(0, <[u32]>::len));
+        tables.stride = lengths.max().unwrap_or(0);
+    }
+    batch.query_start.push(0);
+    for sequence in &plan.sequences {
+        push_sequence(batch, plan, sequence, drawn)?;
+        for group in 0..groups {
+            push_blocks(batch, plan, sequence, group, block_size)?;
+        }
+    }
+    Ok(())
+}
+
+fn push_sequence(
+    batch: &mut StepBatch,
+    plan: &StepPlan,
+    sequence: &PlannedSequence,
+    drawn: &[u32],
+) -> Result<(), String> {
+    let tokens = plan.tokens.get(sequence.tokens.clone()).filter(|tokens| !tokens.is_empty());
+    let tokens = tokens.ok_or_else(|| format!("slot {} has the tokens {:?}", sequence.slot, sequence.tokens))?;
+    for (token, position) in tokens.iter().zip(sequence.first_position..) {
+        let id = match *token {
+            InputToken::Id(id) => id,
+            InputToken::Drawn { row } => {
+                let id = drawn.get(row as usize).copied();
+                id.ok_or_else(|| format!("row {row} of the step before was not drawn"))?
+            }
+        };
+        batch.token_ids.push(id);
+        batch.positions.push(position);
+    }
+    if sequence.samples {
+        batch.sampled_rows.push(batch.token_ids.len() as u32 - 1);
+    }
+    batch.query_start.push(batch.token_ids.len() as u32);
+    batch.seq_lens.push(sequence.first_position + tokens.len() as u32);
+    batch.slots.push(sequence.slot);
+    Ok(())
+}
+
+/// The sequence's row of a group's block tables and the slots of its tokens.
+fn push_blocks(
+    batch: &mut StepBatch,
+    plan: &StepPlan,
+    sequence: &PlannedSequence,
+    group: usize,
+    block_size: usize,
+) -> Result<(), String> {
+    let blocks = table(plan, sequence, group).ok_or_else(|| format!("slot {} lacks a block table", sequence.slot))?;
+    for offset in 0..sequence.tokens.len() {
+        let position = sequence.first_position as usize + offset;
+        let block = blocks.get(position / block_size).filter(|block| **block != 0);
+        let block = block.ok_or_else(|| format!("position {position} of slot {} has no block", sequence.slot))?;
+        batch.slot_mapping[group].push(block * block_size as u32 + (position % block_size) as u32);
+    }
+    let tables = &mut batch.block_tables[group];
+    let end = tables.ids.len() + tables.stride;
+    tables.ids.extend_from_slice(blocks);
+    tables.ids.resize(end, 0);
+    Ok(())
+}
+
+/// The sequence's blocks in a group.
+fn table<'a>(plan: &'a StepPlan, sequence: &PlannedSequence, group: usize) -> Option<&'a [u32]> {
+    let range = plan.tables.get(sequence.tables.clone())?.get(group)?;
+    plan.blocks.get(range.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A prefill chunk at positions 3..6 and a decode at position 8 of the second row drawn before, blocks of 4.
+    fn plan() -> StepPlan {
+        let sequence = |slot, tokens, first_position, tables, samples| PlannedSequence {
+            slot,
+            tokens,
+            first_position,
+            tables,
+            samples,
+            output_position: 0,
+            constrained: false,
+        };
+        StepPlan {
+            step: 1,
+            tokens: vec![InputToken::Id(10), InputToken::Id(11), InputToken::Id(12), InputToken::Drawn { row: 1 }],
+            sequences: vec![sequence(4, 0..3, 3, 0..2, false), sequence(2, 3..4, 8, 2..4, true)],
+            tables: vec![0..2, 2..4, 4..7, 7..10],
+            blocks: vec![5, 6, 15, 16, 7, 8, 9, 0, 0, 19],
+            joined: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn every_array_is_as_defined() {
+        let mut batch = StepBatch::default();
+        fill(&mut batch, &plan(), 4, 2, &[70, 71]).unwrap();
+        let expected = StepBatch {
+            token_ids: vec![10, 11, 12, 71],
+            positions: vec![3, 4, 5, 8],
+            slot_mapping: vec![vec![23, 24, 25, 36], vec![63, 64, 65, 76]],
+            block_tables: vec![
+                BlockTables { stride: 3, ids: vec![5, 6, 0, 7, 8, 9] },
+                BlockTables { stride: 3, ids: vec![15, 16, 0, 0, 0, 19] },
+            ],
+            query_start: vec![0, 3, 4],
+            seq_lens: vec![6, 9],
+            sampled_rows: vec![3],
+            slots: vec![4, 2],
+        };
+        assert_eq!(batch, expected);
+        let memory = batch.token_ids.as_ptr();
+        fill(&mut batch, &plan(), 4, 2, &[70, 71]).unwrap();
+        assert_eq!(batch, expected, "filled again");
+        assert_eq!(batch.token_ids.as_ptr(), memory);
+    }
+
+    #[test]
+    fn a_malformed_plan_is_an_error() {
+        let message = |edit: &dyn Fn(&mut StepPlan)| {
+            let mut plan = plan();
+            edit(&mut plan);
+            fill(&mut StepBatch::default(), &plan, 4, 2, &[70]).unwrap_err()
+        };
+        assert_eq!(message(&|_| {}), "row 1 of the step before was not drawn");
+        assert_eq!(message(&|p| p.sequences[0].tokens = 2..9), "slot 4 has the tokens 2..9");
+        assert_eq!(message(&|p| p.sequences[0].tokens = 2..2), "slot 4 has the tokens 2..2");
+        assert_eq!(message(&|p| p.sequences[0].first_position = 6), "position 8 of slot 4 has no block");
+        assert_eq!(message(&|p| p.blocks[3] = 0), "position 4 of slot 4 has no block");
+        assert_eq!(message(&|p| p.sequences[0].tables = 0..1), "slot 4 lacks a block table");
+    }
+}

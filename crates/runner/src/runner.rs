@@ -1,0 +1,137 @@
+//! The engine's side of the device thread.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use octavo_engine::{
+    Executor, ExecutorError, KvCacheSpec, KvGroupSpec, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
+};
+use octavo_ops::{Backend, Program};
+
+use crate::device::{Command, Device, StepResult};
+use crate::memory::{MemoryPlan, RunnerConfig, RunnerError};
+
+/// Runs the steps of one model on one backend, on a thread of its own called `octavo-device`.
+///
+/// A step that the backend refuses is lost and the runner goes on; a backend that panics is not used again. Dropping the
+/// runner ends the thread, after the step that it is at.
+pub struct Runner {
+    spec: KvCacheSpec,
+    memory: MemoryPlan,
+    vocab_size: usize,
+    max_in_flight: usize,
+    /// `None` once the runner is being dropped.
+    commands: Option<SyncSender<Command>>,
+    results: Receiver<StepResult>,
+    spare_rows: Vec<Vec<TokenOutput>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Runner {
+    /// Allocates the KV cache of a backend that has `program` loaded, and starts the device thread.
+    pub fn new(
+        mut backend: Box<dyn Backend>,
+        program: Arc<Program>,
+        config: RunnerConfig,
+    ) -> Result<Runner, RunnerError> {
+        for (limit, name) in [
+            (config.max_num_seqs, "max_num_seqs"),
+            (config.max_num_batched_tokens, "max_num_batched_tokens"),
+            (config.max_model_len, "max_model_len"),
+        ] {
+            if limit == 0 {
+                return Err(RunnerError::ZeroLimit(name));
+            }
+        }
+        let memory = MemoryPlan::new(backend.as_ref(), &program, &config)?;
+        let groups = program.kv_groups.len();
+        backend.allocate_kv(config.block_size, &vec![memory.blocks; groups])?;
+        let max_in_flight = backend.max_in_flight().max(1);
+        // Two commands a step: the engine thread never waits to send one.
+        let (commands, receiver) = sync_channel(2 * max_in_flight);
+        let (sender, results) = sync_channel(max_in_flight);
+        let device = Device::new(backend, config.block_size, groups, config.max_num_seqs);
+        let thread = std::thread::Builder::new().name("octavo-device".into());
+        let thread = thread.spawn(move || device.run(&receiver, &sender))?;
+        tracing::debug!(blocks = memory.blocks, groups, max_in_flight, "the device thread runs");
+        Ok(Runner {
+            spec: kv_cache_spec(&program, &memory),
+            memory,
+            vocab_size: program.vocab_size,
+            max_in_flight,
+            commands: Some(commands),
+            results,
+            spare_rows: Vec::with_capacity(max_in_flight + 1),
+            thread: Some(thread),
+        })
+    }
+
+    /// Where the memory goes.
+    pub fn memory_plan(&self) -> &MemoryPlan {
+        &self.memory
+    }
+
+    fn send(&self, command: Command) -> Result<(), ExecutorError> {
+        let sent = self.commands.as_ref().is_some_and(|commands| commands.send(command).is_ok());
+        if sent { Ok(()) } else { Err(gone()) }
+    }
+}
+
+fn gone() -> ExecutorError {
+    ExecutorError { message: "the device thread has ended".into(), fatal: true }
+}
+
+fn kv_cache_spec(program: &Program, memory: &MemoryPlan) -> KvCacheSpec {
+    let groups = program.kv_groups.iter().zip(&memory.block_bytes).map(|(group, &block_bytes)| KvGroupSpec {
+        layers: group.layers.len(),
+        block_bytes,
+        blocks: memory.blocks,
+        window: group.window,
+    });
+    KvCacheSpec { block_size: memory.block_size, groups: groups.collect() }
+}
+
+impl Executor for Runner {
+    fn kv_cache_spec(&self) -> &KvCacheSpec {
+        &self.spec
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn max_in_flight(&self) -> usize {
+        self.max_in_flight
+    }
+
+    fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {
+        self.send(Command::Forward(plan))
+    }
+
+    fn sample(&mut self, _step: StepId, masks: StepMasks) -> Result<(), ExecutorError> {
+        let rows = self.spare_rows.pop().unwrap_or_default();
+        self.send(Command::Sample { masks, rows })
+    }
+
+    fn wait(&mut self) -> Result<StepOutput, ExecutorError> {
+        self.results.recv().unwrap_or_else(|_| Err(gone()))
+    }
+
+    fn recycle(&mut self, rows: Vec<TokenOutput>) {
+        if self.spare_rows.len() < self.spare_rows.capacity() {
+            self.spare_rows.push(rows);
+        }
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        self.commands = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the device thread panicked");
+        }
+    }
+}

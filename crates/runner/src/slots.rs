@@ -1,0 +1,84 @@
+//! What the sampler needs to know of each running sequence.
+
+use std::sync::Arc;
+
+use octavo_engine::{Joined, PlannedSequence, SamplingParams, Slot};
+use octavo_ops::sampling::{SampleParams, SampleRow, TokenCounts};
+
+/// The sequences by slot.
+pub(crate) struct Slots(Vec<Option<SlotState>>);
+
+struct SlotState {
+    requested: Arc<SamplingParams>,
+    params: SampleParams,
+    /// Seen tokens; `None` where no penalty is on.
+    counts: Option<TokenCounts>,
+    /// End-of-sequence and stop ids: not drawn before `min_tokens` tokens exist.
+    ends: Vec<u32>,
+}
+
+impl Slots {
+    /// That many empty slots.
+    pub(crate) fn new(slots: usize) -> Self {
+        Self((0..slots).map(|_| None).collect())
+    }
+
+    /// A sequence takes a slot, whoever had it before.
+    pub(crate) fn join(&mut self, joined: &Joined) -> Result<(), String> {
+        let slots = self.0.len();
+        let slot = self.0.get_mut(joined.slot as usize);
+        *slot.ok_or_else(|| format!("slot {} of {slots}", joined.slot))? = Some(SlotState::new(joined));
+        Ok(())
+    }
+
+    /// The sampler's row of a planned sequence.
+    pub(crate) fn row<'a>(
+        &'a self,
+        sequence: &PlannedSequence,
+        mask: Option<&'a [u32]>,
+    ) -> Result<SampleRow<'a>, String> {
+        let state = self.0.get(sequence.slot as usize).and_then(Option::as_ref);
+        let state = state.ok_or_else(|| format!("nobody has slot {}", sequence.slot))?;
+        let ending = sequence.output_position >= state.requested.min_tokens;
+        Ok(SampleRow {
+            params: &state.params,
+            output_position: sequence.output_position,
+            counts: state.counts.as_ref(),
+            logit_bias: &state.requested.logit_bias,
+            forbidden: if ending { &[] } else { &state.ends },
+            mask,
+        })
+    }
+
+    /// A token was drawn for a slot.
+    pub(crate) fn push(&mut self, slot: Slot, token: u32) {
+        let state = self.0.get_mut(slot as usize).and_then(Option::as_mut);
+        if let Some(counts) = state.and_then(|state| state.counts.as_mut()) {
+            counts.push(token);
+        }
+    }
+}
+
+impl SlotState {
+    fn new(joined: &Joined) -> Self {
+        let requested = &joined.params;
+        let params = SampleParams {
+            temperature: requested.temperature,
+            top_k: requested.top_k,
+            top_p: requested.top_p,
+            min_p: requested.min_p,
+            presence_penalty: requested.presence_penalty,
+            frequency_penalty: requested.frequency_penalty,
+            repetition_penalty: requested.repetition_penalty,
+            seed: requested.seed,
+            logprobs: requested.logprobs,
+        };
+        let counts = params.needs_counts().then(|| TokenCounts::new(&joined.prompt, &joined.output));
+        // An end-of-sequence id is held back even if the request would ignore it, as vLLM does.
+        let ends = match requested.min_tokens {
+            0 => Vec::new(),
+            _ => requested.eos_token_ids.iter().chain(&requested.stop_token_ids).copied().collect(),
+        };
+        Self { requested: requested.clone(), params, counts, ends }
+    }
+}
