@@ -1,1 +1,164 @@
-//! Doors for the benches; not part of the API.
+//! The engine's parts without its thread, for benches and tests of this workspace. Not part of the API: no promise holds
+//! for what is in here.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use octavo_telemetry::EngineMetrics;
+
+use crate::engine::Shared;
+use crate::engine_loop::{EngineLoop, Turn};
+use crate::inbox::Inbox;
+use crate::kv::{KvCache, SequenceKv, TokenHistory};
+use crate::scheduler::{Scheduler, StepRecord};
+use crate::sequence::Sequence;
+use crate::{
+    EngineConfig, EngineError, Executor, KvCacheSpec, Request, RequestStream, SamplingParams, StepId, StepPlan,
+    SubmitError, stream,
+};
+
+/// An engine whose owner is its thread.
+pub struct ManualEngine {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) engine: EngineLoop,
+}
+
+impl ManualEngine {
+    /// As [`Engine::spawn`](crate::Engine::spawn).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn new(executor: Box<dyn Executor>, config: EngineConfig, metrics: EngineMetrics) -> Result<Self, EngineError> {
+        config.check(executor.kv_cache_spec())?;
+        let shared = Arc::new(Shared::new(&*executor, &config));
+        Ok(Self { engine: EngineLoop::new(shared.clone(), executor, config, metrics), shared })
+    }
+
+    /// As [`EngineHandle::submit`](crate::EngineHandle::submit).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn submit(&self, request: Request) -> Result<RequestStream, SubmitError> {
+        self.shared.submit(request)
+    }
+
+    /// One turn of the engine loop; `false` when it is idle or over.
+    pub fn turn(&mut self) -> bool {
+        self.engine.turn() == Turn::Again
+    }
+}
+
+/// A scheduler without an executor.
+pub struct ManualScheduler {
+    scheduler: Scheduler,
+    inbox: Arc<Inbox>,
+    next: u64,
+    step: StepId,
+    plan: StepPlan,
+    record: StepRecord,
+    streams: Vec<RequestStream>,
+}
+
+impl ManualScheduler {
+    /// An idle scheduler.
+    pub fn new(config: EngineConfig, spec: &KvCacheSpec) -> Self {
+        Self {
+            inbox: Arc::new(Inbox::new(&config)),
+            scheduler: Scheduler::new(config, spec),
+            next: 0,
+            step: 0,
+            plan: StepPlan::default(),
+            record: StepRecord::default(),
+            streams: Vec::new(),
+        }
+    }
+
+    /// Queues a sequence that ends after `max_tokens` tokens.
+    pub fn add(&mut self, prompt: Arc<[u32]>, max_tokens: u32) {
+        let id = self.next;
+        self.next += 1;
+        let limit = prompt.len() + max_tokens as usize;
+        let history = TokenHistory::new(prompt.clone());
+        let kv = SequenceKv::new(self.scheduler.kv().layout(), &history, None);
+        let (sender, stream) = stream::mailbox(id, self.inbox.clone());
+        let request = Request {
+            id: id.to_string(),
+            prompt,
+            params: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
+            priority: 0,
+            arrival: Instant::now(),
+            cache_salt: None,
+            constraint: None,
+            parent_n: None,
+        };
+        self.streams.push(stream);
+        self.scheduler.enqueue(Sequence::new(id, request, kv, sender, limit));
+    }
+
+    /// Plans a step.
+    pub fn schedule(&mut self) -> &StepPlan {
+        self.step += 1;
+        self.scheduler.schedule(self.step, &mut self.plan, &mut self.record);
+        &self.plan
+    }
+
+    /// The step is back, and drew `token` in every row.
+    pub fn retire(&mut self, token: u32) {
+        for row in &self.record.rows {
+            let alive = self.scheduler.retire(row).is_some();
+            if let Some(sequence) = self.scheduler.sequence_mut(row.key).filter(|_| alive && row.samples) {
+                sequence.history.output.push(token);
+                if sequence.full() {
+                    self.scheduler.remove(row.key);
+                }
+            }
+        }
+    }
+
+    /// Sequences that run.
+    pub fn running(&self) -> usize {
+        self.scheduler.running()
+    }
+}
+
+/// The KV blocks with one sequence at a time.
+pub struct ManualKv {
+    cache: KvCache,
+    history: TokenHistory,
+    sequence: SequenceKv,
+}
+
+impl ManualKv {
+    /// All blocks free; the sequence has this prompt.
+    pub fn new(spec: &KvCacheSpec, prompt: Arc<[u32]>) -> Self {
+        let cache = KvCache::new(spec, true);
+        let history = TokenHistory::new(prompt);
+        let sequence = SequenceKv::new(cache.layout(), &history, None);
+        Self { cache, history, sequence }
+    }
+
+    /// Hashes the prompt's blocks anew.
+    pub fn hash(&mut self) {
+        self.sequence = SequenceKv::new(self.cache.layout(), &self.history, None);
+    }
+
+    /// Allocates the prompt's blocks; `false` if they do not fit.
+    pub fn allocate(&mut self) -> bool {
+        self.cache.grow(&mut self.sequence, self.history.len())
+    }
+
+    /// Indexes the prompt's full blocks.
+    pub fn index(&mut self) {
+        self.cache.commit(&mut self.sequence, &self.history, self.history.len());
+    }
+
+    /// Frees the blocks.
+    pub fn free(&mut self) {
+        self.cache.release(&mut self.sequence);
+    }
+
+    /// Looks the prompt up; returns the tokens found.
+    pub fn lookup(&mut self) -> usize {
+        self.cache.lookup(&mut self.sequence, &self.history).tokens
+    }
+}

@@ -5,6 +5,8 @@
 //! where the engine has not seen it; masks of n + 1 need the tokens of n, so its sampling starts after that wait.
 
 #[cfg(test)]
+mod properties;
+#[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
@@ -20,7 +22,7 @@ use crate::scheduler::{Scheduler, StepRecord};
 use crate::sequence::SequenceKey;
 use crate::stop::stop_reason;
 use crate::{
-    EngineConfig, Executor, ExecutorError, FinishReason, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
+    EngineConfig, EngineState, Executor, ExecutorError, FinishReason, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
 };
 
 /// How the engine ended.
@@ -374,6 +376,9 @@ impl EngineLoop {
 
     /// The executor can go on no more: every request ends with its error.
     fn fail(&mut self, error: &ExecutorError) -> Exit {
+        // First, so that nobody who reads the error can submit to an engine that is gone.
+        self.shared.status.set_state(EngineState::Failed);
+        self.shared.inbox.close();
         self.end_all(|_| true, &FinishReason::Error(error.message.as_str().into()));
         self.leave();
         Exit::Failed

@@ -230,14 +230,20 @@ impl KvCache {
         kv.indexed = 0;
     }
 
-    /// Every block is in exactly one state, and the sequences' tables hold what the pools count.
-    pub(crate) fn check<'a>(&self, sequences: impl Iterator<Item = &'a SequenceKv> + Clone) -> Result<(), String> {
+    /// Every block is in exactly one state, and the sequences' tables hold what the pools count, which is counted in
+    /// `references`.
+    pub(crate) fn check<'a>(
+        &self,
+        sequences: impl Iterator<Item = &'a SequenceKv> + Clone,
+        references: &mut Vec<u32>,
+    ) -> Result<(), String> {
         for (group, pool) in self.pools.iter().enumerate() {
-            let mut references = vec![0; pool.total() + 1];
+            references.clear();
+            references.resize(pool.total() + 1, 0);
             for &id in sequences.clone().flat_map(|kv| &kv.tables[group]) {
                 references[id as usize] += 1;
             }
-            pool.check(&references).map_err(|error| format!("KV group {group}: {error}"))?;
+            pool.check(references).map_err(|error| format!("KV group {group}: {error}"))?;
         }
         Ok(())
     }

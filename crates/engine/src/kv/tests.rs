@@ -1,1 +1,238 @@
+use std::sync::Arc;
 
+use proptest::prelude::*;
+
+use super::*;
+use crate::KvGroupSpec;
+
+fn spec(block_size: usize, blocks: &[usize]) -> KvCacheSpec {
+    let group = |&blocks: &usize| KvGroupSpec { layers: 1, block_bytes: 1, blocks, window: None };
+    KvCacheSpec { block_size, groups: blocks.iter().map(group).collect() }
+}
+
+/// A sequence as the scheduler would treat it: looked up, given blocks for all its tokens, computed at once.
+struct Holder {
+    history: TokenHistory,
+    kv: SequenceKv,
+}
+
+impl Holder {
+    fn new(cache: &mut KvCache, prompt: &[u32], salt: Option<&str>) -> Self {
+        let history = TokenHistory::new(prompt.into());
+        let mut kv = SequenceKv::new(cache.layout(), &history, salt);
+        let hit = cache.lookup(&mut kv, &history);
+        assert!(cache.fits(hit, history.len()));
+        cache.attach(&mut kv, hit);
+        assert!(cache.grow(&mut kv, history.len()));
+        cache.commit(&mut kv, &history, history.len());
+        Self { history, kv }
+    }
+
+    fn hit(cache: &mut KvCache, prompt: &[u32], salt: Option<&str>) -> usize {
+        let history = TokenHistory::new(prompt.into());
+        let mut kv = SequenceKv::new(cache.layout(), &history, salt);
+        cache.lookup(&mut kv, &history).tokens
+    }
+
+    fn blocks(&self) -> &[BlockId] {
+        &self.kv.tables[0]
+    }
+}
+
+fn free_list(cache: &KvCache) -> Vec<BlockId> {
+    cache.pools[0].free_list().collect()
+}
+
+fn tokens(from: u32, count: u32) -> Vec<u32> {
+    (from..from + count).collect()
+}
+
+/// vLLM's `test_evict`: 10 usable blocks of 16.
+#[test]
+fn freed_blocks_queue_as_in_vllm_evict() {
+    let mut cache = KvCache::new(&spec(16, &[11]), true);
+    let mut a = Holder::new(&mut cache, &tokens(0, 5 * 16 + 7), None);
+    assert_eq!(a.blocks(), [1, 2, 3, 4, 5, 6]);
+    let mut b = Holder::new(&mut cache, &tokens(1000, 3 * 16), None);
+    assert_eq!(b.blocks(), [7, 8, 9]);
+    cache.release(&mut a.kv);
+    assert_eq!(free_list(&cache), [6, 10, 5, 4, 3, 2, 1]);
+    cache.release(&mut b.kv);
+    assert_eq!(free_list(&cache), [6, 10, 5, 4, 3, 2, 1, 9, 8, 7]);
+
+    let c = Holder::new(&mut cache, &tokens(0, 35), None);
+    assert_eq!(c.blocks(), [1, 2, 6]);
+    assert_eq!(free_list(&cache), [10, 5, 4, 3, 9, 8, 7]);
+    cache.check([&c.kv].into_iter(), &mut Vec::new()).unwrap();
+}
+
+/// vLLM's `test_prefill`: shared blocks are freed with their last holder.
+#[test]
+fn freed_blocks_queue_as_in_vllm_prefill() {
+    let mut cache = KvCache::new(&spec(16, &[11]), true);
+    let common = tokens(0, 48);
+    let with = |unique: u32, count: u32| [common.as_slice(), &tokens(unique, count)].concat();
+    let mut a = Holder::new(&mut cache, &with(3000, 7), None);
+    assert_eq!(a.blocks(), [1, 2, 3, 4]);
+    let mut b = Holder::new(&mut cache, &with(4000, 5), None);
+    assert_eq!(b.blocks(), [1, 2, 3, 5]);
+    cache.check([&a.kv, &b.kv].into_iter(), &mut Vec::new()).unwrap();
+    cache.release(&mut a.kv);
+    cache.release(&mut b.kv);
+    assert_eq!(free_list(&cache), [5, 4, 6, 7, 8, 9, 10, 3, 2, 1]);
+
+    let miss = Holder::new(&mut cache, &tokens(9000, 160), None);
+    assert_eq!(miss.blocks(), [5, 4, 6, 7, 8, 9, 10, 3, 2, 1]);
+    assert!(free_list(&cache).is_empty());
+    assert!(cache.exhausted());
+}
+
+#[test]
+fn a_full_hit_leaves_the_last_block_to_compute() {
+    let mut cache = KvCache::new(&spec(4, &[20]), true);
+    let _a = Holder::new(&mut cache, &tokens(0, 12), None);
+    for (prompt, hit) in [(12, 8), (13, 12), (9, 8), (8, 4), (5, 4), (4, 0), (1, 0)] {
+        assert_eq!(Holder::hit(&mut cache, &tokens(0, prompt), None), hit, "prompt of {prompt}");
+    }
+}
+
+#[test]
+fn the_salt_separates_entries() {
+    let mut cache = KvCache::new(&spec(4, &[20]), true);
+    let _a = Holder::new(&mut cache, &tokens(0, 9), Some("a"));
+    assert_eq!(Holder::hit(&mut cache, &tokens(0, 9), Some("a")), 8);
+    assert_eq!(Holder::hit(&mut cache, &tokens(0, 9), Some("b")), 0);
+    assert_eq!(Holder::hit(&mut cache, &tokens(0, 9), None), 0);
+}
+
+#[test]
+fn a_hit_is_the_minimum_over_groups() {
+    let mut cache = KvCache::new(&spec(4, &[20, 6]), true);
+    let mut a = Holder::new(&mut cache, &tokens(0, 17), None);
+    assert_eq!(a.kv.tables[1], [1, 2, 3, 4, 5]);
+    cache.release(&mut a.kv);
+    assert_eq!(Holder::hit(&mut cache, &tokens(0, 17), None), 16);
+    // Two blocks of another request evict two of the smaller group: the partial block 5, then the chain's end 4.
+    let _b = Holder::new(&mut cache, &tokens(500, 8), None);
+    assert_eq!(Holder::hit(&mut cache, &tokens(0, 17), None), 12);
+}
+
+#[test]
+fn growth_is_all_or_nothing() {
+    let mut cache = KvCache::new(&spec(4, &[20, 4]), true);
+    let history = TokenHistory::new(tokens(0, 30).into());
+    let mut kv = SequenceKv::new(cache.layout(), &history, None);
+    assert!(cache.grow(&mut kv, 9));
+    assert!(!cache.grow(&mut kv, 13), "the second group has 3 blocks");
+    assert_eq!(kv.tables, [[1, 2, 3], [1, 2, 3]]);
+    assert!((cache.usage() - 1.0).abs() < 1e-12, "the fullest group counts");
+    assert_eq!(cache.used(), 6);
+    cache.check([&kv].into_iter(), &mut Vec::new()).unwrap();
+}
+
+#[test]
+fn without_groups_everything_fits_and_nothing_is_found() {
+    let mut cache = KvCache::new(&KvCacheSpec::default(), true);
+    let mut a = Holder::new(&mut cache, &tokens(0, 1000), None);
+    assert_eq!(Holder::hit(&mut cache, &tokens(0, 1000), None), 0);
+    assert_eq!((cache.usage(), cache.used(), cache.exhausted()), (0.0, 0, false));
+    cache.release(&mut a.kv);
+}
+
+#[test]
+fn generated_blocks_are_found_too() {
+    let mut cache = KvCache::new(&spec(4, &[20]), true);
+    let mut a = Holder::new(&mut cache, &tokens(0, 6), None);
+    a.history.output.extend([6, 7, 8, 9, 10]);
+    assert!(cache.grow(&mut a.kv, 10));
+    cache.commit(&mut a.kv, &a.history, 10);
+    assert_eq!(Holder::hit(&mut cache, &tokens(0, 11), None), 8, "positions 8 to 10 fill no block");
+}
+
+#[test]
+fn switched_off_nothing_is_kept() {
+    let mut cache = KvCache::new(&spec(4, &[6]), false);
+    let mut a = Holder::new(&mut cache, &tokens(0, 8), None);
+    cache.release(&mut a.kv);
+    assert_eq!(free_list(&cache), [1, 2, 3, 4, 5], "the last block first, all at the head");
+    assert_eq!(Holder::hit(&mut cache, &tokens(0, 9), None), 0);
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Start { family: u32, len: usize, salt: bool },
+    Extend { holder: usize, tokens: usize },
+    End { holder: usize },
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        3 => (0..3u32, 1..30usize, any::<bool>()).prop_map(|(family, len, salt)| Act::Start { family, len, salt }),
+        3 => (0..8usize, 1..9usize).prop_map(|(holder, tokens)| Act::Extend { holder, tokens }),
+        2 => (0..8usize).prop_map(|holder| Act::End { holder }),
+    ];
+    prop::collection::vec(act, 1..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Whatever comes and goes: the pools stay whole, and a block that is found holds the tokens asked for.
+    #[test]
+    fn blocks_come_and_go(acts in acts(), sizes in prop::collection::vec(2..24usize, 1..3), block_size in 1..6usize) {
+        let mut cache = KvCache::new(&spec(block_size, &sizes), true);
+        let mut holders: Vec<Holder> = Vec::new();
+        // What a block was last filled with, by group and block: tokens of its whole prefix, and the salt.
+        let mut filled: Vec<Vec<Option<(bool, Vec<u32>)>>> = sizes.iter().map(|&n| vec![None; n]).collect();
+        for act in acts {
+            match act {
+                Act::Start { family, len, salt } => {
+                    let prompt: Arc<[u32]> = (0..len as u32).map(|i| if i < 7 { i } else { family * 100 + i }).collect();
+                    let history = TokenHistory::new(prompt);
+                    let mut kv = SequenceKv::new(cache.layout(), &history, salt.then_some("salt"));
+                    let hit = cache.lookup(&mut kv, &history);
+                    prop_assert!(hit.tokens < len && hit.tokens % block_size == 0);
+                    for (group, found) in cache.found.iter().enumerate() {
+                        for (block, &id) in found.iter().enumerate() {
+                            let expected = (salt, history.prompt[..(block + 1) * block_size].to_vec());
+                            prop_assert_eq!(filled[group][id as usize].as_ref(), Some(&expected));
+                        }
+                    }
+                    if cache.fits(hit, len) {
+                        cache.attach(&mut kv, hit);
+                        prop_assert!(cache.grow(&mut kv, len));
+                        holders.push(Holder { history, kv });
+                    }
+                }
+                Act::Extend { holder, tokens } if !holders.is_empty() => {
+                    let at = holder % holders.len();
+                    let Holder { history, kv } = &mut holders[at];
+                    let len = history.len() as u32;
+                    if cache.grow(kv, history.len() + tokens) {
+                        history.output.extend(len..len + tokens as u32);
+                    }
+                }
+                Act::End { holder } if !holders.is_empty() => {
+                    let mut gone = holders.swap_remove(holder % holders.len());
+                    cache.release(&mut gone.kv);
+                }
+                _ => {}
+            }
+            for Holder { history, kv } in &mut holders {
+                let salt = kv.root != ChainKey::root(None);
+                for (group, table) in kv.tables.iter().enumerate() {
+                    for block in kv.indexed..history.len() / block_size {
+                        let prefix = history.span(0..(block + 1) * block_size).iter().collect();
+                        filled[group][table[block] as usize] = Some((salt, prefix));
+                    }
+                }
+                cache.commit(kv, history, history.len());
+            }
+            prop_assert_eq!(cache.check(holders.iter().map(|h| &h.kv), &mut Vec::new()), Ok(()));
+        }
+        for holder in &mut holders {
+            cache.release(&mut holder.kv);
+        }
+        prop_assert_eq!(cache.used(), 0);
+    }
+}

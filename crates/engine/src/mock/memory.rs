@@ -1,9 +1,10 @@
 //! Fake KV blocks.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::MockConfig;
-use crate::{Joined, SamplingParams, Slot};
+use crate::{Joined, SamplingParams, Slot, StepPlan};
 
 /// The state before the first token.
 pub(super) const EMPTY: u64 = 0x0c7a_0000_0000_0001;
@@ -42,6 +43,23 @@ pub(super) struct SequenceState<'a> {
     pub(super) state: u64,
 }
 
+/// A sequence's block tables in a plan.
+#[derive(Clone, Copy)]
+pub(super) struct Tables<'a> {
+    blocks: &'a [u32],
+    ranges: &'a [Range<usize>],
+}
+
+impl<'a> Tables<'a> {
+    pub(super) fn of(plan: &'a StepPlan, tables: Range<usize>) -> Self {
+        Self { blocks: &plan.blocks, ranges: &plan.tables[tables] }
+    }
+
+    fn iter(self) -> impl Iterator<Item = &'a [u32]> {
+        self.ranges.iter().map(move |range| &self.blocks[range.clone()])
+    }
+}
+
 /// The blocks of every KV group, and the seats.
 pub(super) struct Memory {
     block_size: usize,
@@ -61,7 +79,8 @@ impl Memory {
         if self.seats.len() <= slot {
             self.seats.resize_with(slot + 1, || None);
         }
-        let tokens = joined.prompt.iter().chain(&joined.output).copied().collect();
+        let mut tokens = Vec::with_capacity(joined.prompt.len() + joined.params.max_tokens.min(4096) as usize);
+        tokens.extend(joined.prompt.iter().chain(&joined.output));
         self.seats[slot] = Some(Seat { params: joined.params.clone(), tokens, state: EMPTY });
     }
 
@@ -74,12 +93,12 @@ impl Memory {
 
     /// The state after `position`, read from the blocks; every group must say the same. Without groups, the sequence's
     /// tokens are all there is.
-    fn read(&self, tables: &[&[u32]], slot: Slot, position: usize) -> Result<u64, String> {
+    fn read(&self, tables: Tables<'_>, slot: Slot, position: usize) -> Result<u64, String> {
         if self.groups.is_empty() {
             let seat = self.seat(slot)?;
             return Ok(seat.tokens[..=position].iter().fold(EMPTY, |state, &token| extend(state, token)));
         }
-        let mut states = self.groups.iter().zip(tables).map(|(cells, table)| {
+        let mut states = self.groups.iter().zip(tables.iter()).map(|(cells, table)| {
             let index = self.cell_index(table, position)?;
             cells.get(index).map(|cell| cell.state).ok_or_else(|| format!("position {position}: no such block"))
         });
@@ -97,9 +116,9 @@ impl Memory {
     }
 
     /// Computes one token from what the blocks hold of the one before.
-    pub(super) fn write(&mut self, tables: &[&[u32]], slot: Slot, position: usize, token: u32) -> Result<(), String> {
-        if tables.len() != self.groups.len() {
-            return Err(format!("{} block tables for {} KV groups", tables.len(), self.groups.len()));
+    pub(super) fn write(&mut self, tables: Tables<'_>, slot: Slot, position: usize, token: u32) -> Result<(), String> {
+        if tables.ranges.len() != self.groups.len() {
+            return Err(format!("{} block tables for {} KV groups", tables.ranges.len(), self.groups.len()));
         }
         let known = self.seat(slot)?.tokens.len();
         if position > known {
@@ -127,9 +146,9 @@ impl Memory {
     }
 
     /// Every position below `end` holds the sequence's own token, in the state its predecessors lead to.
-    pub(super) fn verify(&self, tables: &[&[u32]], slot: Slot, end: usize) -> Result<(), String> {
+    pub(super) fn verify(&self, tables: Tables<'_>, slot: Slot, end: usize) -> Result<(), String> {
         let seat = self.seat(slot)?;
-        for (group, (cells, table)) in self.groups.iter().zip(tables).enumerate() {
+        for (group, (cells, table)) in self.groups.iter().zip(tables.iter()).enumerate() {
             let mut state = EMPTY;
             for (position, &token) in seat.tokens[..end].iter().enumerate() {
                 state = extend(state, token);

@@ -21,7 +21,7 @@ use crate::{
     Executor, ExecutorError, InputToken, KvCacheSpec, KvGroupSpec, PlannedSequence, SamplingParams, StepId, StepMasks,
     StepOutput, StepPlan, TokenOutput,
 };
-use memory::{Memory, SequenceState};
+use memory::{Memory, SequenceState, Tables};
 
 /// The executor's behaviour; the default is quick and never fails.
 #[derive(Clone, Debug)]
@@ -176,8 +176,7 @@ impl MockExecutor {
 
     /// Puts one sequence's tokens into its blocks.
     fn forward(&mut self, plan: &StepPlan, sequence: &PlannedSequence) -> Result<(), ExecutorError> {
-        let tables: Vec<&[u32]> =
-            plan.tables[sequence.tables.clone()].iter().map(|range| &plan.blocks[range.clone()]).collect();
+        let tables = Tables::of(plan, sequence.tables.clone());
         for (offset, token) in plan.tokens[sequence.tokens.clone()].iter().enumerate() {
             let token = match *token {
                 InputToken::Id(id) => id,
@@ -187,11 +186,11 @@ impl MockExecutor {
                     .ok_or_else(|| broken(format!("step {} names row {row}, which was not drawn", plan.step)))?,
             };
             let position = sequence.first_position as usize + offset;
-            self.memory.write(&tables, sequence.slot, position, token).map_err(broken)?;
+            self.memory.write(tables, sequence.slot, position, token).map_err(broken)?;
         }
         if self.config.verify {
             let end = sequence.first_position as usize + sequence.tokens.len();
-            self.memory.verify(&tables, sequence.slot, end).map_err(broken)?;
+            self.memory.verify(tables, sequence.slot, end).map_err(broken)?;
         }
         Ok(())
     }

@@ -1,1 +1,89 @@
+use std::sync::Arc;
 
+use super::*;
+use crate::Joined;
+
+fn plan(step: StepId, tokens: &[InputToken], first_position: u32, blocks: &[u32]) -> StepPlan {
+    let sequence = PlannedSequence {
+        slot: 0,
+        tokens: 0..tokens.len(),
+        first_position,
+        tables: 0..1,
+        samples: true,
+        output_position: step as u32 - 1,
+        constrained: false,
+    };
+    let mut plan = StepPlan { step, ..StepPlan::default() };
+    plan.tokens.extend(tokens);
+    plan.sequences.push(sequence);
+    plan.tables.push(0..blocks.len());
+    plan.blocks.extend(blocks);
+    plan
+}
+
+fn join(mut plan: StepPlan, prompt: &[u32]) -> StepPlan {
+    let params = Arc::new(SamplingParams::default());
+    plan.joined.push(Joined { slot: 0, params, prompt: prompt.into(), output: Vec::new() });
+    plan
+}
+
+fn run(mock: &mut MockExecutor, plan: StepPlan) -> Result<u32, ExecutorError> {
+    let step = plan.step;
+    mock.submit(plan)?;
+    mock.sample(step, StepMasks::default())?;
+    Ok(mock.wait()?.rows[0].id)
+}
+
+fn small() -> MockExecutor {
+    MockExecutor::new(MockConfig { block_size: 2, blocks: 9, verify: true, ..MockConfig::default() })
+}
+
+const PROMPT: [u32; 3] = [4, 5, 6];
+const INPUT: [InputToken; 3] = [InputToken::Id(4), InputToken::Id(5), InputToken::Id(6)];
+
+#[test]
+fn tokens_follow_from_the_blocks() {
+    let mut mock = small();
+    let expected = MockConfig::default().expected_output(&PROMPT, &SamplingParams::default(), 100);
+    assert_eq!(run(&mut mock, join(plan(1, &INPUT, 0, &[3, 7]), &PROMPT)).unwrap(), expected[0]);
+    let next = plan(2, &[InputToken::Id(expected[0])], 3, &[3, 7]);
+    assert_eq!(run(&mut mock, next).unwrap(), expected[1]);
+}
+
+#[test]
+fn a_wrong_table_is_found_out() {
+    for blocks in [[3, 8], [7, 3], [3, 0]] {
+        let mut mock = small();
+        let first = run(&mut mock, join(plan(1, &INPUT, 0, &[3, 7]), &PROMPT)).unwrap();
+        let error = run(&mut mock, plan(2, &[InputToken::Id(first)], 3, &blocks)).unwrap_err();
+        assert!(error.fatal, "{error}");
+    }
+}
+
+#[test]
+fn a_token_that_was_not_drawn_is_found_out() {
+    let mut mock = small();
+    run(&mut mock, join(plan(1, &INPUT, 0, &[3, 7]), &PROMPT)).unwrap();
+    assert!(run(&mut mock, plan(2, &[InputToken::Drawn { row: 1 }], 3, &[3, 7])).unwrap_err().fatal);
+}
+
+#[test]
+fn the_script_the_end_and_the_seed_are_obeyed() {
+    let config = MockConfig { script: Some([7, 8].into()), eos_after: Some(3), ..MockConfig::default() };
+    let params = SamplingParams { eos_token_ids: vec![2], ..SamplingParams::default() };
+    assert_eq!(config.expected_output(&[1], &params, 100), [7, 8, 7, 2]);
+
+    let config = MockConfig::default();
+    let hot = |seed| SamplingParams { temperature: 1.0, seed, ..SamplingParams::default() };
+    assert_eq!(config.expected_output(&[1], &hot(1), 100), config.expected_output(&[1], &hot(1), 100));
+    assert_ne!(config.expected_output(&[1], &hot(1), 100), config.expected_output(&[1], &hot(2), 100));
+}
+
+#[test]
+fn logprobs_come_when_asked_for() {
+    let params = SamplingParams { logprobs: Some(2), ..SamplingParams::default() };
+    let logprobs = token::logprobs(&MockConfig::default(), &params, 999).unwrap();
+    assert_eq!(logprobs.top.iter().map(|top| top.0).collect::<Vec<_>>(), [999, 0]);
+    assert_eq!((logprobs.rank, logprobs.logprob), (1, logprobs.top[0].1));
+    assert_eq!(token::logprobs(&MockConfig::default(), &SamplingParams::default(), 1), None);
+}

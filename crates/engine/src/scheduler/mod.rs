@@ -69,6 +69,8 @@ pub(crate) struct Scheduler {
     admitted: Vec<SequenceKey>,
     /// Preemptions since they were last asked for.
     preempted: u64,
+    /// Memory of [`Scheduler::check_integrity`], which runs after every step of a debug build.
+    counts: Vec<u32>,
 }
 
 impl Scheduler {
@@ -83,6 +85,7 @@ impl Scheduler {
             chosen: Vec::with_capacity(seats),
             admitted: Vec::with_capacity(seats),
             preempted: 0,
+            counts: Vec::new(),
             config,
         }
     }
@@ -289,27 +292,32 @@ impl Scheduler {
     }
 
     /// The invariants between steps. An error names the first that does not hold.
-    pub(crate) fn check_integrity(&self) -> Result<(), String> {
-        self.kv.check(self.sequences.iter().map(|(_, sequence)| &sequence.kv))?;
-        if self.running.len() + self.slots.len() != self.config.max_num_seqs {
-            return Err(format!("{} running, {} slots free", self.running.len(), self.slots.len()));
-        }
+    pub(crate) fn check_integrity(&mut self) -> Result<(), String> {
+        let mut counts = std::mem::take(&mut self.counts);
+        let blocks = self.kv.check(self.sequences.iter().map(|(_, sequence)| &sequence.kv), &mut counts);
+        let result = blocks.and_then(|()| self.check_slots(&mut counts));
+        self.counts = counts;
+        result?;
         if self.running.len() + self.waiting.len() != self.sequences.len() {
             return Err(format!("{} sequences, {} queued", self.sequences.len(), self.waiting.len()));
-        }
-        let mut taken = vec![false; self.config.max_num_seqs];
-        for slot in self.slots.iter().copied().chain(self.running.iter().filter_map(|&key| self.slot(key))) {
-            if std::mem::replace(&mut taken[slot as usize], true) {
-                return Err(format!("slot {slot} is held twice"));
-            }
-        }
-        if taken.contains(&false) {
-            return Err("a running sequence has no slot".into());
         }
         if self.is_idle() && self.kv.used() > 0 {
             return Err(format!("idle with {} blocks in use", self.kv.used()));
         }
         self.sequences.iter().try_for_each(|(_, sequence)| self.check_sequence(sequence))
+    }
+
+    /// Every slot is free or held by one running sequence.
+    fn check_slots(&self, counts: &mut Vec<u32>) -> Result<(), String> {
+        counts.clear();
+        counts.resize(self.config.max_num_seqs, 0);
+        for slot in self.slots.iter().copied().chain(self.running.iter().filter_map(|&key| self.slot(key))) {
+            counts[slot as usize] += 1;
+        }
+        match counts.iter().position(|&count| count != 1) {
+            Some(slot) => Err(format!("slot {slot} is held {} times", counts[slot])),
+            None => Ok(()),
+        }
     }
 
     fn slot(&self, key: SequenceKey) -> Option<Slot> {

@@ -1,0 +1,283 @@
+//! Random lives of an engine: every invariant after every step, every request ends once, with the tokens that it gets
+//! alone.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use octavo_telemetry::{EngineMetrics, Telemetry, TelemetryConfig};
+use proptest::prelude::*;
+
+use super::{Exit, Turn};
+use crate::internals::ManualEngine;
+use crate::mock::{FailurePoint, MockConfig, MockExecutor, MockFailure};
+use crate::{Constraint, EngineConfig, FinishReason, Request, RequestStream, SamplingParams, SchedulingPolicy};
+
+const MAX_LEN: usize = 40;
+const VOCAB: usize = 40;
+
+/// How a caller behaves.
+#[derive(Clone, Copy, Debug)]
+enum Caller {
+    /// Reads to the end, in every turn.
+    Reads,
+    /// Reads only when all is over.
+    Sleeps,
+    /// Goes away after some turns.
+    Leaves(usize),
+    /// Has found a stop string after some tokens.
+    Finishes(usize),
+}
+
+#[derive(Clone, Debug)]
+struct Life {
+    at: usize,
+    prompt: Vec<u32>,
+    params: SamplingParams,
+    priority: i64,
+    salt: bool,
+    constrained: bool,
+    caller: Caller,
+}
+
+impl Life {
+    fn request(&self, epoch: Instant) -> Request {
+        Request {
+            id: format!("{self:?}"),
+            prompt: self.prompt.as_slice().into(),
+            params: Arc::new(self.params.clone()),
+            priority: self.priority,
+            arrival: epoch + Duration::from_millis(self.at as u64),
+            cache_salt: self.salt.then(|| "salt".into()),
+            constraint: self.constrained.then(|| Box::new(Alternating { odd: false }) as Box<dyn Constraint>),
+            parent_n: None,
+        }
+    }
+}
+
+/// Even and odd tokens in turn.
+struct Alternating {
+    odd: bool,
+}
+
+impl Constraint for Alternating {
+    fn fill_mask(&mut self, mask: &mut [u32]) {
+        mask.fill(if self.odd { 0xaaaa_aaaa } else { 0x5555_5555 });
+    }
+
+    fn accept(&mut self, token: u32) -> bool {
+        let allowed = (token % 2 == 1) == self.odd;
+        self.odd = !self.odd;
+        allowed
+    }
+
+    fn rollback(&mut self, tokens: usize) {
+        self.odd ^= tokens % 2 == 1;
+    }
+}
+
+fn params() -> impl Strategy<Value = SamplingParams> {
+    (1..25u32, 0..6u32, any::<bool>(), any::<bool>(), 0..3u64).prop_map(
+        |(max_tokens, min_tokens, ignore_eos, hot, seed)| SamplingParams {
+            max_tokens,
+            min_tokens,
+            ignore_eos,
+            temperature: if hot { 1.0 } else { 0.0 },
+            seed,
+            eos_token_ids: vec![3],
+            stop_token_ids: vec![5],
+            ..SamplingParams::default()
+        },
+    )
+}
+
+fn life() -> impl Strategy<Value = Life> {
+    let caller = prop_oneof![
+        4 => Just(Caller::Reads),
+        1 => Just(Caller::Sleeps),
+        2 => (0..30usize).prop_map(Caller::Leaves),
+        1 => (1..8usize).prop_map(Caller::Finishes),
+    ];
+    let prompt = (0..3u32, 1..MAX_LEN as u32).prop_map(|(family, len)| {
+        // Families share their first 9 tokens with each other and all with their like.
+        (0..len).map(|i| if i < 9 { i } else { (family * 13 + i) % VOCAB as u32 }).collect()
+    });
+    (0..25usize, prompt, params(), -2..3i64, prop::bool::weighted(0.2), prop::bool::weighted(0.3), caller).prop_map(
+        |(at, prompt, params, priority, salt, constrained, caller)| Life {
+            at,
+            prompt,
+            params,
+            priority,
+            salt,
+            constrained,
+            caller,
+        },
+    )
+}
+
+fn failures() -> impl Strategy<Value = Vec<MockFailure>> {
+    let at = prop_oneof![Just(FailurePoint::Submit), Just(FailurePoint::Sample), Just(FailurePoint::Wait)];
+    let failure =
+        (1..40u64, at, prop::bool::weighted(0.1)).prop_map(|(step, at, fatal)| MockFailure { step, at, fatal });
+    prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(failure, 1..4)]
+}
+
+fn mock() -> impl Strategy<Value = MockConfig> {
+    (1..6usize, 0..14usize, 0..3usize, 1..=2usize, failures()).prop_map(
+        |(block_size, spare, kv_groups, max_in_flight, failures)| MockConfig {
+            vocab_size: VOCAB,
+            tokens: 0..VOCAB as u32,
+            block_size,
+            blocks: MAX_LEN.div_ceil(block_size) + 1 + spare,
+            kv_groups,
+            max_in_flight,
+            failures,
+            verify: true,
+            ..MockConfig::default()
+        },
+    )
+}
+
+fn config() -> impl Strategy<Value = EngineConfig> {
+    let chunks = prop_oneof![3 => Just(true), 1 => Just(false)];
+    (1..6usize, 1..50usize, chunks, any::<bool>(), any::<bool>(), 0..9usize).prop_map(
+        |(max_num_seqs, budget, enable_chunked_prefill, enable_prefix_caching, fcfs, threshold)| EngineConfig {
+            max_model_len: MAX_LEN,
+            max_num_seqs,
+            max_num_batched_tokens: if enable_chunked_prefill { budget } else { MAX_LEN + budget },
+            policy: if fcfs { SchedulingPolicy::Fcfs } else { SchedulingPolicy::Priority },
+            enable_prefix_caching,
+            enable_chunked_prefill,
+            long_prefill_token_threshold: threshold,
+            ..EngineConfig::default()
+        },
+    )
+}
+
+/// What a caller has seen of its request.
+struct Seen {
+    life: Life,
+    stream: Option<RequestStream>,
+    tokens: Vec<u32>,
+    finish: Option<FinishReason>,
+}
+
+impl Seen {
+    fn read(&mut self) {
+        while let Some(stream) = &mut self.stream {
+            match stream.poll_next(&mut Context::from_waker(Waker::noop())) {
+                Poll::Pending => return,
+                Poll::Ready(None) => {
+                    assert!(self.finish.is_some(), "a stream that is over had a terminal event");
+                    self.stream = None;
+                }
+                Poll::Ready(Some(event)) => {
+                    assert!(self.finish.is_none(), "an event after the terminal one");
+                    assert_eq!(event.cached_tokens.is_some(), self.tokens.is_empty() && !event.tokens.is_empty());
+                    self.tokens.extend(event.tokens.iter().map(|token| token.id));
+                    self.finish = event.finish;
+                }
+            }
+        }
+    }
+
+    fn behave(&mut self, turn: usize) {
+        match self.life.caller {
+            Caller::Reads => self.read(),
+            Caller::Sleeps => {}
+            Caller::Leaves(after) if turn >= self.life.at + after => self.stream = None,
+            Caller::Leaves(_) => self.read(),
+            Caller::Finishes(after) => {
+                self.read();
+                if self.tokens.len() >= after
+                    && let Some(stream) = self.stream.take()
+                {
+                    stream.finish();
+                }
+            }
+        }
+    }
+}
+
+/// The tokens of a request that has an engine for itself.
+fn alone(life: &Life) -> (Vec<u32>, FinishReason) {
+    let mock = MockConfig { vocab_size: VOCAB, tokens: 0..VOCAB as u32, ..MockConfig::default() };
+    let config = EngineConfig { max_model_len: MAX_LEN, enable_prefix_caching: false, ..EngineConfig::default() };
+    let executor = Box::new(MockExecutor::new(mock.clone()));
+    let mut engine = ManualEngine::new(executor, config, EngineMetrics::disabled()).unwrap();
+    let stream = engine.submit(life.request(Instant::now())).unwrap();
+    let mut seen = Seen { life: life.clone(), stream: Some(stream), tokens: Vec::new(), finish: None };
+    while engine.turn() {}
+    seen.read();
+    if !life.constrained {
+        assert_eq!(seen.tokens, mock.expected_output(&life.prompt, &life.params, MAX_LEN));
+    }
+    (seen.tokens, seen.finish.unwrap())
+}
+
+/// Runs the lives in one engine, and returns what their callers saw.
+fn together(engine: &mut ManualEngine, lives: &[Life]) -> (Vec<Seen>, Option<Exit>) {
+    let epoch = Instant::now();
+    let mut seen: Vec<Seen> = Vec::new();
+    let last = lives.iter().map(|life| life.at).max().unwrap_or(0);
+    for turn in 0.. {
+        assert!(turn < 20_000, "the engine makes no progress");
+        for life in lives.iter().filter(|life| life.at == turn) {
+            let stream = Some(engine.submit(life.request(epoch)).unwrap());
+            seen.push(Seen { life: life.clone(), stream, tokens: Vec::new(), finish: None });
+        }
+        let outcome = engine.engine.turn();
+        assert_eq!(engine.engine.scheduler.check_integrity(), Ok(()));
+        seen.iter_mut().for_each(|seen| seen.behave(turn));
+        match outcome {
+            Turn::Over(exit) => return (seen, Some(exit)),
+            // Ends that callers have just posted still make a turn.
+            Turn::Idle if turn > last => break,
+            _ => {}
+        }
+    }
+    assert_eq!(engine.engine.turn(), Turn::Idle);
+    (seen, None)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn every_request_ends_once_with_the_tokens_it_gets_alone(
+        lives in prop::collection::vec(life(), 1..14),
+        mock in mock(),
+        config in config(),
+    ) {
+        let telemetry = Telemetry::new(TelemetryConfig { model_name: "m".into(), engine: 0, max_model_len: MAX_LEN });
+        let fails = !mock.failures.is_empty();
+        let executor = Box::new(MockExecutor::new(mock));
+        let mut engine = ManualEngine::new(executor, config, telemetry.engine()).unwrap();
+        let (mut seen, exit) = together(&mut engine, &lives);
+        prop_assert!(exit.is_none() || (fails && exit == Some(Exit::Failed)));
+
+        let submitted = seen.len();
+        for seen in &mut seen {
+            let left = seen.stream.is_none() && seen.finish.is_none();
+            seen.read();
+            let (tokens, finish) = alone(&seen.life);
+            prop_assert!(tokens.starts_with(&seen.tokens), "{:?} is not the start of {:?}", seen.tokens, tokens);
+            match &seen.finish {
+                None => prop_assert!(left, "no terminal event"),
+                Some(FinishReason::Error(message)) => prop_assert!(fails && message.contains("told to fail"), "{message}"),
+                Some(reason) => prop_assert_eq!((&seen.tokens, reason), (&tokens, &finish)),
+            }
+        }
+
+        prop_assert!(engine.engine.scheduler.is_idle());
+        prop_assert_eq!(engine.engine.scheduler.kv().used(), 0);
+        prop_assert_eq!(engine.shared.inbox.queued_requests(), 0);
+        let ended: f64 = telemetry
+            .render()
+            .lines()
+            .filter(|line| line.starts_with("vllm:request_success_total{"))
+            .map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap())
+            .sum();
+        prop_assert_eq!(ended, submitted as f64, "each request counts once in request_success_total");
+    }
+}

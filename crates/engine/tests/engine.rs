@@ -1,0 +1,264 @@
+//! The engine on its thread, from the outside.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
+
+use octavo_engine::mock::{FailurePoint, MockConfig, MockExecutor, MockFailure};
+use octavo_engine::{
+    Engine, EngineConfig, EngineHandle, EngineState, Executor, ExecutorError, FinishReason, KvCacheSpec, Request,
+    RequestEvent, RequestStream, SamplingParams, StepId, StepMasks, StepOutput, StepPlan, SubmitError,
+};
+use octavo_telemetry::EngineMetrics;
+
+fn request(prompt: &[u32], max_tokens: u32) -> Request {
+    Request {
+        id: "r".into(),
+        prompt: prompt.into(),
+        params: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
+        priority: 0,
+        arrival: Instant::now(),
+        cache_salt: None,
+        constraint: None,
+        parent_n: None,
+    }
+}
+
+fn spawn(executor: impl Executor + 'static, config: EngineConfig) -> Engine {
+    Engine::spawn(Box::new(executor), config, EngineMetrics::disabled()).unwrap()
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
+
+/// Every event to the end.
+async fn drain(mut stream: RequestStream) -> Vec<RequestEvent> {
+    let mut events = Vec::new();
+    while let Some(event) = stream.next().await {
+        events.push(event);
+    }
+    assert!(stream.next().await.is_none());
+    events
+}
+
+fn ids(events: &[RequestEvent]) -> Vec<u32> {
+    events.iter().flat_map(|event| &event.tokens).map(|token| token.id).collect()
+}
+
+fn finish(events: &[RequestEvent]) -> &FinishReason {
+    assert_eq!(events.iter().filter(|event| event.finish.is_some()).count(), 1);
+    events.last().unwrap().finish.as_ref().unwrap()
+}
+
+/// A mock executor whose steps end when the test lets them.
+struct Gated {
+    inner: MockExecutor,
+    /// Told of every step that is waited for.
+    reached: Sender<StepId>,
+    /// A step ends with a message, or once the sender is gone.
+    gate: Receiver<()>,
+    oldest: StepId,
+}
+
+fn gated(config: MockConfig) -> (Gated, Receiver<StepId>, Sender<()>) {
+    let (reached, steps) = channel();
+    let (open, gate) = channel();
+    (Gated { inner: MockExecutor::new(config), reached, gate, oldest: 1 }, steps, open)
+}
+
+impl Executor for Gated {
+    fn kv_cache_spec(&self) -> &KvCacheSpec {
+        self.inner.kv_cache_spec()
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.inner.vocab_size()
+    }
+
+    fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {
+        assert_eq!(std::thread::current().name(), Some("octavo-engine"));
+        self.inner.submit(plan)
+    }
+
+    fn sample(&mut self, step: StepId, masks: StepMasks) -> Result<(), ExecutorError> {
+        self.inner.sample(step, masks)
+    }
+
+    fn wait(&mut self) -> Result<StepOutput, ExecutorError> {
+        let _ = self.reached.send(self.oldest);
+        self.oldest += 1;
+        let _ = self.gate.recv();
+        self.inner.wait()
+    }
+}
+
+#[test]
+fn tokens_stream_to_their_requests() {
+    for max_in_flight in [1, 2] {
+        let mock = MockConfig { max_in_flight, ..MockConfig::default() };
+        let engine = spawn(MockExecutor::new(mock.clone()), EngineConfig::default());
+        let handle = engine.handle();
+        block_on(async {
+            let streams: Vec<_> = (0..50).map(|n| (n, handle.submit(request(&[n, n + 1], 20)).unwrap())).collect();
+            for (n, stream) in streams {
+                let events = drain(stream).await;
+                let params = SamplingParams { max_tokens: 20, ..SamplingParams::default() };
+                assert_eq!(ids(&events), mock.expected_output(&[n, n + 1], &params, 2048));
+                assert_eq!(*finish(&events), FinishReason::Length);
+                assert_eq!(events[0].cached_tokens, Some(0));
+            }
+        });
+        let status = handle.status();
+        assert_eq!((status.state, status.waiting), (EngineState::Running, 0));
+        engine.join();
+        assert_eq!(handle.status().state, EngineState::Stopped);
+        assert_eq!(handle.submit(request(&[1], 1)).unwrap_err(), SubmitError::Stopped);
+    }
+}
+
+#[test]
+fn a_slow_reader_gets_merged_events_and_delays_nobody() {
+    let engine = spawn(MockExecutor::new(MockConfig::default()), EngineConfig::default());
+    let slow = engine.handle().submit(request(&[1], 100)).unwrap();
+    let quick = engine.handle().submit(request(&[2], 200)).unwrap();
+    block_on(async {
+        assert_eq!(ids(&drain(quick).await).len(), 200);
+        let events = drain(slow).await;
+        assert_eq!(events.len(), 1, "all that was missed comes in one event");
+        assert_eq!((events[0].tokens.len(), finish(&events)), (100, &FinishReason::Length));
+    });
+    engine.join();
+}
+
+#[test]
+fn an_aborted_request_leaves_no_trace() {
+    let (executor, steps, open) = gated(MockConfig::default());
+    let engine = spawn(executor, EngineConfig::default());
+    let handle = engine.handle();
+    let gone = handle.submit(request(&[1; 40], 1000)).unwrap();
+    steps.recv().unwrap();
+    drop(gone);
+    let other = handle.submit(request(&[2], 3)).unwrap();
+    drop(open);
+    block_on(async { assert_eq!(ids(&drain(other).await).len(), 3) });
+    let stepped: Vec<_> = std::iter::from_fn(|| steps.try_recv().ok()).collect();
+    assert!(stepped.len() <= 4, "the aborted request ran on: {stepped:?}");
+    engine.join();
+    let status = handle.status();
+    assert_eq!((status.running, status.waiting, status.blocks_used), (0, 0, 0));
+}
+
+#[test]
+fn the_inbox_is_bounded_and_submit_does_not_block() {
+    let config = EngineConfig {
+        max_num_seqs: 1,
+        max_queued_requests: 3,
+        max_queued_tokens: 100,
+        max_model_len: 500,
+        ..EngineConfig::default()
+    };
+    let (executor, steps, open) = gated(MockConfig::default());
+    let engine = spawn(executor, config);
+    let handle = engine.handle();
+    let running = handle.submit(request(&[1; 300], 1)).unwrap();
+    steps.recv().unwrap();
+    let mut waiting = vec![handle.submit(request(&[1; 60], 1)).unwrap()];
+    let full = handle.submit(request(&[1; 41], 1)).unwrap_err();
+    assert_eq!(full, SubmitError::TooManyTokens { waiting: 60, limit: 100 });
+    waiting.push(handle.submit(request(&[1; 20], 1)).unwrap());
+    waiting.push(handle.submit(request(&[1; 20], 1)).unwrap());
+    let full = handle.submit(request(&[1], 1)).unwrap_err();
+    assert_eq!(full, SubmitError::TooManyRequests { waiting: 3, limit: 3 });
+    assert_eq!(handle.status().waiting, 3);
+
+    assert_eq!(handle.submit(request(&[], 1)).unwrap_err(), SubmitError::EmptyPrompt);
+    let long = handle.submit(request(&[1; 500], 1)).unwrap_err();
+    assert_eq!(long, SubmitError::PromptTooLong { tokens: 500, limit: 499 });
+    drop(open);
+    block_on(async {
+        for stream in std::iter::once(running).chain(waiting) {
+            assert_eq!(*finish(&drain(stream).await), FinishReason::Length);
+        }
+        assert_eq!(ids(&drain(handle.submit(request(&[1; 499], 9)).unwrap()).await).len(), 1);
+    });
+    engine.join();
+}
+
+#[test]
+fn join_and_abort_all_end_everything_as_abort() {
+    let (executor, steps, open) = gated(MockConfig::default());
+    let engine = spawn(executor, EngineConfig { max_num_seqs: 1, ..EngineConfig::default() });
+    let handle: EngineHandle = engine.handle();
+    let before = [handle.submit(request(&[1], 500)).unwrap(), handle.submit(request(&[2], 500)).unwrap()];
+    steps.recv().unwrap();
+    handle.abort_all();
+    let after = handle.submit(request(&[3], 5)).unwrap();
+    drop(open);
+    block_on(async {
+        for stream in before {
+            assert_eq!(*finish(&drain(stream).await), FinishReason::Abort);
+        }
+        assert_eq!(*finish(&drain(after).await), FinishReason::Length, "submitted after the call");
+    });
+    let last = handle.submit(request(&[4], 2000)).unwrap();
+    engine.join();
+    block_on(async { assert!(matches!(finish(&drain(last).await), FinishReason::Abort | FinishReason::Length)) });
+}
+
+#[test]
+fn a_fatal_error_fails_the_engine() {
+    let failures = vec![MockFailure { step: 3, at: FailurePoint::Wait, fatal: true }];
+    let engine = spawn(MockExecutor::new(MockConfig { failures, ..MockConfig::default() }), EngineConfig::default());
+    let stream = engine.handle().submit(request(&[1], 50)).unwrap();
+    let handle = engine.handle();
+    block_on(async {
+        let events = drain(stream).await;
+        assert_eq!(ids(&events).len(), 2);
+        assert!(matches!(finish(&events), FinishReason::Error(message) if message.contains("told to fail")));
+    });
+    engine.join();
+    assert_eq!(handle.status().state, EngineState::Failed);
+    assert_eq!(handle.submit(request(&[1], 1)).unwrap_err(), SubmitError::Stopped);
+}
+
+#[test]
+fn readers_survive_a_panic_of_the_engine_thread() {
+    struct Panics(MockExecutor);
+    impl Executor for Panics {
+        fn kv_cache_spec(&self) -> &KvCacheSpec {
+            self.0.kv_cache_spec()
+        }
+        fn vocab_size(&self) -> usize {
+            self.0.vocab_size()
+        }
+        fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {
+            self.0.submit(plan)
+        }
+        fn sample(&mut self, step: StepId, masks: StepMasks) -> Result<(), ExecutorError> {
+            self.0.sample(step, masks)
+        }
+        fn wait(&mut self) -> Result<StepOutput, ExecutorError> {
+            panic!("the device is on fire")
+        }
+    }
+    let engine = spawn(Panics(MockExecutor::new(MockConfig::default())), EngineConfig::default());
+    let handle = engine.handle();
+    let streams: Vec<_> = (0..3).filter_map(|n| handle.submit(request(&[n], 5)).ok()).collect();
+    assert!(!streams.is_empty());
+    block_on(async {
+        for stream in streams {
+            assert!(matches!(finish(&drain(stream).await), FinishReason::Error(_)));
+        }
+    });
+    engine.join();
+    assert_eq!(handle.status().state, EngineState::Failed);
+    assert_eq!(handle.submit(request(&[1], 1)).unwrap_err(), SubmitError::Stopped);
+}
+
+#[test]
+fn an_engine_does_not_start_with_a_cache_too_small() {
+    let executor = MockExecutor::new(MockConfig { blocks: 3, ..MockConfig::default() });
+    let error = Engine::spawn(Box::new(executor), EngineConfig::default(), EngineMetrics::disabled()).err().unwrap();
+    assert!(error.to_string().contains("lower max_model_len to 32"), "{error}");
+}

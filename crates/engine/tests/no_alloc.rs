@@ -1,0 +1,54 @@
+//! The step loop does not allocate once its sequences run.
+
+use std::alloc::System;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::Instant;
+
+use octavo_engine::internals::ManualEngine;
+use octavo_engine::mock::{MockConfig, MockExecutor};
+use octavo_engine::{EngineConfig, Request, SamplingParams};
+use octavo_telemetry::{Telemetry, TelemetryConfig};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+fn request(number: u32) -> Request {
+    Request {
+        id: number.to_string(),
+        prompt: (0..40).map(|i| number * 100 + i).collect(),
+        params: Arc::new(SamplingParams { max_tokens: 300, ..SamplingParams::default() }),
+        priority: 0,
+        arrival: Instant::now(),
+        cache_salt: None,
+        constraint: None,
+        parent_n: None,
+    }
+}
+
+#[test]
+fn decode_steps_do_not_allocate() {
+    for max_in_flight in [1, 2] {
+        let telemetry = Telemetry::new(TelemetryConfig { model_name: "m".into(), engine: 0, max_model_len: 2048 });
+        let executor = MockExecutor::new(MockConfig { max_in_flight, ..MockConfig::default() });
+        let mut engine = ManualEngine::new(Box::new(executor), EngineConfig::default(), telemetry.engine()).unwrap();
+        let mut streams: Vec<_> = (0..64).map(|number| engine.submit(request(number)).unwrap()).collect();
+        let mut allocations = Vec::new();
+        loop {
+            let region = Region::new(ALLOCATOR);
+            let more = engine.turn();
+            let change = region.change();
+            allocations.push(change.allocations + change.reallocations);
+            for stream in &mut streams {
+                let _ = stream.poll_next(&mut Context::from_waker(Waker::noop()));
+            }
+            if !more {
+                break;
+            }
+        }
+        // Prefill, and the first turns that size what is reused, may allocate; so may the end.
+        let steady = &allocations[20..280];
+        assert!(steady.iter().all(|&count| count == 0), "allocations by turn: {steady:?}");
+    }
+}
