@@ -46,9 +46,9 @@ fn check(part: &WeightPart, cols: usize, data: &TensorData<'_>) -> Result<(), We
     if elements != part.rows.checked_mul(cols) || !(is_vector || data.shape.last() == Some(&cols)) {
         return invalid(format!("its shape is {:?}, expected [{}, {cols}]", data.shape, part.rows));
     }
-    let expected = elements.and_then(|n| part.storage.bytes_for(n));
-    if expected != Some(data.bytes.len()) {
-        return invalid(format!("it holds {} bytes, its shape needs {expected:?}", data.bytes.len()));
+    let expected = elements.and_then(|n| part.storage.bytes_for(n)).unwrap_or(usize::MAX);
+    if expected != data.bytes.len() {
+        return invalid(format!("it holds {} bytes, its shape needs {expected}", data.bytes.len()));
     }
     Ok(())
 }
@@ -117,5 +117,108 @@ impl Aligned {
 
     fn bytes(&self) -> &[u8] {
         &self.buffer[self.range.clone()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::quantized::QTensor;
+    use octavo_ops::testing::TestRng;
+
+    use super::*;
+
+    /// The tensor `t`, `rows × cols`, at an odd address.
+    struct Source {
+        storage: StorageType,
+        shape: Vec<usize>,
+        bytes: Vec<u8>,
+    }
+
+    impl Source {
+        fn new(storage: StorageType, shape: [usize; 2], bytes: &[u8]) -> Self {
+            let bytes = std::iter::once(0).chain(bytes.iter().copied()).collect();
+            Self { storage, shape: shape.to_vec(), bytes }
+        }
+
+        fn load(&self) -> Vec<f32> {
+            let (rows, cols) = (self.shape[0], self.shape[1]);
+            let part = WeightPart { tensor: "t".into(), rows, storage: self.storage };
+            let weight = Weight { name: "w".into(), rows, cols, parts: vec![part] };
+            let mut read = 0;
+            let tensor = load_weight(&weight, self, &mut |bytes| read += bytes).unwrap();
+            assert_eq!(read, self.bytes.len() - 1);
+            assert_eq!(tensor.dims(), [rows, cols]);
+            tensor.flatten_all().unwrap().to_vec1().unwrap()
+        }
+    }
+
+    impl WeightSource for Source {
+        fn tensor(&self, _: &str) -> Result<TensorData<'_>, WeightError> {
+            let bytes = self.bytes[1..].into();
+            Ok(TensorData { storage: self.storage, shape: self.shape.clone(), bytes })
+        }
+    }
+
+    #[test]
+    fn block_formats_are_read_as_defined() {
+        let f16 = |x: f32| f16::from_f32(x).to_le_bytes();
+        let nibbles: Vec<u8> = (0..16).map(|i| i | (15 - i) << 4).collect();
+        // Element i is the low nibble of byte i, element i + 16 its high nibble.
+        let codes: Vec<f32> = (0..16).chain((0..16).rev()).map(|x| x as f32).collect();
+
+        let bytes = [&f16(0.5)[..], &nibbles].concat();
+        let expected: Vec<f32> = codes.iter().map(|c| 0.5 * (c - 8.0)).collect();
+        assert_eq!(Source::new(StorageType::Q4_0, [1, 32], &bytes).load(), expected);
+
+        let bytes = [&f16(0.5)[..], &f16(-3.0), &nibbles].concat();
+        let expected: Vec<f32> = codes.iter().map(|c| 0.5 * c - 3.0).collect();
+        assert_eq!(Source::new(StorageType::Q4_1, [1, 32], &bytes).load(), expected);
+
+        // The fifth bit of element i is bit i: here of the first 16.
+        let bytes = [&f16(0.5)[..], &0x0000_ffffu32.to_le_bytes(), &nibbles].concat();
+        let fifth = |i: usize| if i < 16 { 16.0 } else { 0.0 };
+        let expected: Vec<f32> = codes.iter().enumerate().map(|(i, c)| 0.5 * (c + fifth(i) - 16.0)).collect();
+        assert_eq!(Source::new(StorageType::Q5_0, [1, 32], &bytes).load(), expected);
+
+        let bytes = [&f16(0.5)[..], &f16(1.0), &0x0000_ffffu32.to_le_bytes(), &nibbles].concat();
+        let expected: Vec<f32> = codes.iter().enumerate().map(|(i, c)| 0.5 * (c + fifth(i)) + 1.0).collect();
+        assert_eq!(Source::new(StorageType::Q5_1, [1, 32], &bytes).load(), expected);
+
+        let quants: Vec<u8> = (0..32).map(|i| (i * 8 - 128i32) as u8).collect();
+        let bytes = [&f16(0.25)[..], &quants].concat();
+        let expected: Vec<f32> = (0..32).map(|i| 0.25 * (i * 8 - 128) as f32).collect();
+        assert_eq!(Source::new(StorageType::Q8_0, [1, 32], &bytes).load(), expected);
+    }
+
+    #[test]
+    fn plain_formats_are_read_exactly() {
+        let values: Vec<f32> = [0.0, -1.5, 3.0, 1024.0, -0.0078125, f32::INFINITY].into();
+        let encode = |f: &dyn Fn(f32) -> Vec<u8>| values.iter().flat_map(|&x| f(x)).collect::<Vec<u8>>();
+        for (storage, bytes) in [
+            (StorageType::F32, encode(&|x| x.to_le_bytes().into())),
+            (StorageType::F16, encode(&|x| f16::from_f32(x).to_le_bytes().into())),
+            (StorageType::BF16, encode(&|x| bf16::from_f32(x).to_le_bytes().into())),
+        ] {
+            assert_eq!(Source::new(storage, [2, 3], &bytes).load(), values, "{storage}");
+        }
+    }
+
+    /// More than one chunk of each format, with the ends of chunks inside rows.
+    #[test]
+    fn every_format_is_near_what_was_quantised() {
+        let (rows, cols) = (700, 1536);
+        let mut rng = TestRng(11);
+        let values: Vec<f32> = (0..rows * cols).map(|_| rng.signed()).collect();
+        let tensor = Tensor::from_slice(&values, (rows, cols), &Device::Cpu).unwrap();
+        for storage in StorageType::ALL {
+            let Some(dtype) = ggml_type(storage) else { continue };
+            let quantised = QTensor::quantize(&tensor, dtype).unwrap();
+            let found = Source::new(storage, [rows, cols], &quantised.data().unwrap()).load();
+            let error: f64 = found.iter().zip(&values).map(|(a, b)| f64::from((a - b).powi(2))).sum();
+            let rms = (error / values.len() as f64).sqrt();
+            // A uniform error of half a step of 2 / 2^bits, and some slack for shared scales.
+            let bits = storage.block_bytes() as f64 * 8.0 / storage.block_elements() as f64;
+            assert!(rms < 2.5 / bits.floor().exp2() && rms > 0.0, "{storage}: {rms}");
+        }
     }
 }

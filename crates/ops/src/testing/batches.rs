@@ -50,6 +50,11 @@ impl PagedBatches {
         self.sequences.len() - 1
     }
 
+    /// The tokens of a sequence.
+    pub fn tokens(&self, sequence: usize) -> &[u32] {
+        &self.sequences[sequence].tokens
+    }
+
     /// Tokens of a sequence that are yet to be computed.
     pub fn left(&self, sequence: usize) -> usize {
         self.sequences[sequence].tokens.len() - self.sequences[sequence].computed
