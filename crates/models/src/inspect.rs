@@ -105,7 +105,7 @@ impl Report<'_> {
         let _ = writeln!(
             out,
             "{:<18}{:<shapes$}  {:>10}  {:>12}  {:>12}  weights",
-            "op", "in → out", "weights", "decode FLOP", "prefill FLOP"
+            "op", "in → out", "bytes", "decode FLOP", "prefill FLOP"
         );
         let mut at = 0;
         while at < lines.len() {
@@ -115,8 +115,7 @@ impl Report<'_> {
             }
             for line in &lines[at..at + period] {
                 let indent = if times > 1 { "  " } else { "" };
-                let _ = writeln!(
-                    out,
+                let text = format!(
                     "{:<18}{:<shapes$}  {:>10}  {:>12}  {:>12}  {}",
                     format!("{indent}{}", line.name),
                     line.shapes,
@@ -125,6 +124,7 @@ impl Report<'_> {
                     si(line.prefill.flops, ""),
                     line.weights,
                 );
+                let _ = writeln!(out, "{}", text.trim_end());
             }
             at += period * times;
         }

@@ -13,6 +13,11 @@ impl<'a> Fields<'a> {
         Self(object)
     }
 
+    /// Whether the key is there, be it `null`.
+    pub(crate) fn contains(&self, key: &str) -> bool {
+        self.0.contains_key(key)
+    }
+
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.0.get(key).filter(|value| !value.is_null())
     }

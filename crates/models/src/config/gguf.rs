@@ -9,6 +9,9 @@ use super::{
 use crate::arch::names;
 use crate::checkpoint::{Format, MetadataView};
 
+/// Converters write Mistral as `llama`.
+const ARCHITECTURES: [Architecture; 3] = [Architecture::Llama, Architecture::Qwen2, Architecture::Qwen3];
+
 /// The keys that begin with the architecture's name.
 struct Keys<'a> {
     metadata: &'a MetadataView<'a>,
@@ -43,7 +46,10 @@ impl ModelConfig {
         has_tensor: &dyn Fn(&str) -> bool,
     ) -> Result<Self, ConfigError> {
         let name = metadata.str("general.architecture")?.ok_or_else(|| ConfigError::missing("general.architecture"))?;
-        let architecture = architecture(name)?;
+        let architecture = architecture(name, &ARCHITECTURES)?;
+        if metadata.u64("split.count")?.is_some_and(|parts| parts > 1) {
+            return Err(ConfigError::Unsupported("a GGUF file in several parts (merge them into one first)".into()));
+        }
         let keys = Keys { metadata, prefix: architecture.name() };
         if keys.usize("expert_count")?.is_some_and(|n| n > 0) {
             return Err(ConfigError::Unsupported("a mixture of experts".into()));

@@ -12,11 +12,16 @@ const QWEN3_HEAD_DIM: usize = 128;
 /// Defaults that old configs leave out.
 const DEFAULT_NORM_EPS: f64 = 1e-6;
 const DEFAULT_THETA: f64 = 10_000.0;
+const DEFAULT_MISTRAL_WINDOW: usize = 4096;
+const DEFAULT_QWEN_MAX_WINDOW_LAYERS: usize = 28;
 
 impl ModelConfig {
     /// Reads a `config.json`.
     pub(crate) fn from_hf(fields: &Fields<'_>) -> Result<Self, ConfigError> {
-        let architecture = architecture(fields.str("model_type")?.ok_or_else(|| ConfigError::missing("model_type"))?)?;
+        let architecture = architecture(
+            fields.str("model_type")?.ok_or_else(|| ConfigError::missing("model_type"))?,
+            &Architecture::ALL,
+        )?;
         check_task(fields)?;
         let (layers, heads) = (fields.required("num_hidden_layers")?, fields.required("num_attention_heads")?);
         let hidden_size = fields.required("hidden_size")?;
@@ -92,6 +97,10 @@ fn layer_windows(
     let window = fields.usize("sliding_window")?;
     match architecture {
         Architecture::Llama => windows(layers, None, |_| false),
+        // `null` says that there is none.
+        Architecture::Mistral if !fields.contains("sliding_window") => {
+            windows(layers, Some(DEFAULT_MISTRAL_WINDOW), |_| true)
+        }
         Architecture::Mistral => windows(layers, window, |_| true),
         Architecture::Qwen2 | Architecture::Qwen3 => {
             let window = window.filter(|_| matches!(fields.bool("use_sliding_window"), Ok(Some(true))));
@@ -101,7 +110,7 @@ fn layer_windows(
                 }
                 Some(types) => windows(layers, window, |layer| types[layer] == "sliding_attention"),
                 None => {
-                    let first = fields.usize("max_window_layers")?.unwrap_or(0);
+                    let first = fields.usize("max_window_layers")?.unwrap_or(DEFAULT_QWEN_MAX_WINDOW_LAYERS);
                     windows(layers, window, |layer| layer >= first)
                 }
             }

@@ -164,11 +164,12 @@ fn windows(
     Ok((0..layers).map(|layer| window.filter(|_| sliding(layer))).collect())
 }
 
-/// The architecture of that Hugging Face or GGUF name.
-fn architecture(name: &str) -> Result<Architecture, ConfigError> {
-    Architecture::ALL.into_iter().find(|a| a.name() == name).ok_or_else(|| ConfigError::UnknownArchitecture {
+/// The architecture of that name, out of those that its format has.
+fn architecture(name: &str, candidates: &[Architecture]) -> Result<Architecture, ConfigError> {
+    let found = candidates.iter().copied().find(|a| a.name() == name);
+    found.ok_or_else(|| ConfigError::UnknownArchitecture {
         found: name.escape_debug().to_string(),
-        supported: Architecture::ALL.map(Architecture::name).join(", "),
+        supported: candidates.iter().map(|a| a.name()).collect::<Vec<_>>().join(", "),
     })
 }
 

@@ -216,23 +216,23 @@ impl<'a> MetadataView<'a> {
 
     /// An array of `f32`.
     pub(crate) fn f32s(&self, key: &str) -> Result<Option<Vec<f32>>, ConfigError> {
-        self.words(key, Kind::F32, "an array of 32-bit floats", |b| f32::from_le_bytes(b))
+        self.words(key, &[Kind::F32], "an array of 32-bit floats", f32::from_le_bytes)
     }
 
-    /// An array of `i32`.
+    /// An array of `i32`; some writers say `u32`.
     pub(crate) fn i32s(&self, key: &str) -> Result<Option<Vec<i32>>, ConfigError> {
-        self.words(key, Kind::I32, "an array of 32-bit integers", |b| i32::from_le_bytes(b))
+        self.words(key, &[Kind::I32, Kind::U32], "an array of 32-bit integers", i32::from_le_bytes)
     }
 
     fn words<T>(
         &self,
         key: &str,
-        kind: Kind,
+        kinds: &[Kind],
         expected: &'static str,
         convert: impl Fn([u8; 4]) -> T,
     ) -> Result<Option<Vec<T>>, ConfigError> {
         let Some((element, _, range)) = self.array(key, expected)? else { return Ok(None) };
-        if element != kind {
+        if !kinds.contains(&element) {
             return Err(ConfigError::wrong_type(key, expected));
         }
         let words = self.bytes[range].chunks_exact(4);

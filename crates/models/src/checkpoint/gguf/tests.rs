@@ -1,1 +1,115 @@
+//! Properties of the header reader; what single hostile files do is in `tests/hostile.rs`.
 
+use proptest::prelude::*;
+
+use super::*;
+use crate::config::ModelConfig;
+
+/// A committed file, read once.
+fn valid() -> &'static [u8] {
+    static FILE: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
+    FILE.get_or_init(|| {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/testdata/llama-gguf/model.gguf");
+        std::fs::read(path).unwrap()
+    })
+}
+
+/// Whatever a header says, an accepted one describes bytes that are there, and everything made from it is a value or an
+/// error.
+fn check(bytes: &[u8]) {
+    let Ok(header) = Header::parse(bytes) else { return };
+    let mut ranges: Vec<_> = header.tensors().values().map(|t| (t.range.start, t.range.end)).collect();
+    ranges.sort_unstable();
+    assert!(ranges.iter().all(|&(start, end)| start < end && end <= bytes.len()));
+    assert!(ranges.windows(2).all(|w| w[0].1 <= w[1].0));
+    for tensor in header.tensors().values() {
+        let storage = tensor.storage.clone().unwrap();
+        assert_eq!(storage.bytes_for(tensor.shape.iter().product()), Some(tensor.range.len()));
+    }
+    let metadata = header.metadata().view(bytes);
+    let _ = ModelConfig::from_gguf(&metadata, &|name| header.tensors().contains_key(name));
+    let _ = tokenizer_data(&metadata);
+    let _ = chat_template(&metadata);
+    let _ = generation_config(&metadata);
+}
+
+#[test]
+fn the_committed_file_is_read_whole() {
+    let header = Header::parse(valid()).unwrap();
+    assert_eq!(header.tensors().len(), 21);
+    let embedding = &header.tensors()["token_embd.weight"];
+    assert_eq!((embedding.storage.clone(), embedding.shape.as_slice()), (Ok(StorageType::Q8_0), &[320, 64][..]));
+    check(valid());
+}
+
+#[test]
+fn integers_of_every_width_are_one_kind_of_value() {
+    let mut file = b"GGUF".to_vec();
+    file.extend(3u32.to_le_bytes());
+    file.extend(0u64.to_le_bytes());
+    let values: [(u32, &[u8]); 8] = [
+        (0, &[7]),
+        (1, &[7]),
+        (2, &[7, 0]),
+        (3, &[7, 0]),
+        (4, &[7, 0, 0, 0]),
+        (5, &[7, 0, 0, 0]),
+        (10, &[7, 0, 0, 0, 0, 0, 0, 0]),
+        (11, &[7, 0, 0, 0, 0, 0, 0, 0]),
+    ];
+    file.extend((values.len() as u64 + 1).to_le_bytes());
+    let mut pair = |key: &str, kind: u32, value: &[u8]| {
+        file.extend((key.len() as u64).to_le_bytes());
+        file.extend(key.as_bytes());
+        file.extend(kind.to_le_bytes());
+        file.extend(value);
+    };
+    for (kind, value) in values {
+        pair(&format!("k{kind}"), kind, value);
+    }
+    pair("minus", 1, &[0xff]);
+    let header = Header::parse(&file).unwrap();
+    let view = header.metadata().view(&file);
+    for (kind, _) in values {
+        assert_eq!(view.u64(&format!("k{kind}")), Ok(Some(7)));
+        assert_eq!(view.f64(&format!("k{kind}")), Ok(Some(7.0)));
+    }
+    assert!(view.u64("minus").is_err());
+    assert_eq!(view.f64("minus"), Ok(Some(-1.0)));
+    assert_eq!(view.u64("absent"), Ok(None));
+    assert!(view.str("k0").is_err() && view.bool("k0").is_err() && view.strings("k0").is_err());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn truncated_files_are_errors(len in 0usize..94_000) {
+        prop_assert!(Header::parse(&valid()[..len.min(valid().len() - 1)]).is_err());
+    }
+
+    #[test]
+    fn changed_bytes_never_panic(changes in prop::collection::vec((0usize..12_000, any::<u8>()), 1..6)) {
+        let mut bytes = valid().to_vec();
+        for (at, value) in changes {
+            bytes[at] = value;
+        }
+        check(&bytes);
+    }
+
+    /// Eight bytes at once: lengths, counts and offsets become anything.
+    #[test]
+    fn changed_words_never_panic(at in 0usize..12_000, word in prop_oneof![
+        any::<u64>(), Just(u64::MAX), Just(1 << 63), Just(1 << 40), Just(1 << 32), Just(0), 0u64..100_000,
+    ]) {
+        let mut bytes = valid().to_vec();
+        bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        check(&bytes);
+    }
+
+    #[test]
+    fn arbitrary_bytes_after_the_magic_never_panic(tail in prop::collection::vec(any::<u8>(), 0..512)) {
+        let bytes = [&b"GGUF\x03\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0"[..], &tail].concat();
+        check(&bytes);
+    }
+}

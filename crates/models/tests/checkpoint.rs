@@ -1,0 +1,277 @@
+//! What a checkpoint offers beside its tensors, in both formats, and what is refused.
+
+use std::path::{Path, PathBuf};
+
+use octavo_models::{Checkpoint, Format, TokenizerData, build_program};
+use octavo_ops::{StorageType, WeightError, WeightSource};
+use serde_json::{Value, json};
+
+fn testdata(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata").join(name)
+}
+
+/// A copy of a directory of the test data that a test may spoil.
+struct Copy(tempfile::TempDir);
+
+impl Copy {
+    fn of(name: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for entry in std::fs::read_dir(testdata(name)).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+        }
+        Self(folder)
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        self.0.path().join(file)
+    }
+
+    fn write(&self, file: &str, text: impl AsRef<[u8]>) {
+        std::fs::write(self.path(file), text).unwrap();
+    }
+
+    /// Changes one key of a JSON file; `null` counts as absent.
+    fn set(&self, file: &str, key: &str, value: Value) {
+        let mut object: Value = serde_json::from_slice(&std::fs::read(self.path(file)).unwrap()).unwrap();
+        object[key] = value;
+        self.write(file, object.to_string());
+    }
+
+    fn open(&self) -> Result<Checkpoint, String> {
+        Checkpoint::open(self.0.path()).map_err(|e| e.to_string())
+    }
+
+    fn error(&self) -> String {
+        self.open().expect_err("this must not open")
+    }
+
+    fn program_error(&self) -> String {
+        build_program(&self.open().unwrap()).expect_err("this must not make a program").to_string()
+    }
+}
+
+/// `error` names every one of `words`.
+fn names(error: &str, words: &[&str]) {
+    for word in words {
+        assert!(error.contains(word), "no '{word}' in: {error}");
+    }
+}
+
+#[test]
+fn a_gguf_file_brings_its_vocabulary_template_and_end_of_generation_ids() {
+    let checkpoint = Checkpoint::open(&testdata("llama-gguf/model.gguf")).unwrap();
+    assert_eq!(checkpoint.format(), Format::Gguf);
+    assert_eq!(checkpoint.config().vocab_size, 320);
+    assert!(checkpoint.config().tie_word_embeddings);
+    assert!(checkpoint.chat_template().unwrap().contains("<|im_start|>"));
+    // 0 is what the header calls end of sequence; <|im_end|> (2) ends a chat turn all the same.
+    assert_eq!(checkpoint.generation_config().eos_token_ids, [0, 2]);
+    let TokenizerData::Gguf(tokenizer) = checkpoint.tokenizer().unwrap() else { panic!("of the wrong kind") };
+    assert_eq!((tokenizer.model.as_str(), tokenizer.pre.as_deref()), ("gpt2", Some("gpt-2")));
+    assert_eq!((tokenizer.tokens.len(), tokenizer.token_types.len()), (320, 320));
+    assert_eq!(tokenizer.tokens[2], "<|im_end|>");
+    assert_eq!((tokenizer.bos_id, tokenizer.eos_id, tokenizer.add_bos), (Some(0), Some(0), Some(false)));
+    assert!(tokenizer.merges.iter().all(|merge| merge.contains(' ')));
+}
+
+#[test]
+fn gguf_tensors_are_views_with_the_outermost_dimension_first() {
+    let checkpoint = Checkpoint::open(&testdata("llama-gguf/model.gguf")).unwrap();
+    let k = checkpoint.tensor("blk.0.attn_k.weight").unwrap();
+    assert_eq!((k.storage, k.shape.as_slice()), (StorageType::Q8_0, &[32, 64][..]));
+    assert_eq!(k.bytes.len(), StorageType::Q8_0.bytes_for(32 * 64).unwrap());
+    assert!(matches!(k.bytes, std::borrow::Cow::Borrowed(_)));
+    assert_eq!(checkpoint.tensor("nothing").unwrap_err(), WeightError::Missing("nothing".into()));
+    let summary = checkpoint.storage_summary();
+    assert!(summary.is_sorted_by(|a, b| a.bytes >= b.bytes));
+    assert_eq!(summary.iter().map(|t| t.tensors).sum::<usize>(), 21);
+}
+
+#[test]
+fn a_directory_brings_tokenizer_special_tokens_and_defaults() {
+    let checkpoint = Checkpoint::open(&testdata("qwen3")).unwrap();
+    assert_eq!(checkpoint.format(), Format::HuggingFace);
+    assert_eq!(checkpoint.config().dtype, "bfloat16");
+    let generation = checkpoint.generation_config();
+    assert_eq!((generation.temperature, generation.top_p, generation.top_k), (Some(0.6), Some(0.95), Some(20)));
+    assert_eq!(generation.eos_token_ids, [2, 0]);
+    let tokenizer = checkpoint.tokenizer().unwrap();
+    let TokenizerData::Json { tokenizer_json, bos, eos, unk, pad, add_bos, add_eos } = tokenizer else {
+        panic!("of the wrong kind")
+    };
+    assert!(tokenizer_json.starts_with(b"{"));
+    assert_eq!((bos, add_bos, add_eos), (None, Some(false), None));
+    let text = |token: Option<String>| token.unwrap();
+    assert_eq!((text(eos), text(unk), text(pad)), ("<|im_end|>".into(), "<|endoftext|>".into(), "<|im_end|>".into()));
+}
+
+#[test]
+fn chat_template_jinja_wins_over_tokenizer_config() {
+    let copy = Copy::of("qwen3");
+    assert!(copy.open().unwrap().chat_template().unwrap().contains("<|im_start|>"));
+    std::fs::remove_file(copy.path("chat_template.jinja")).unwrap();
+    assert_eq!(copy.open().unwrap().chat_template(), Some("shadowed by chat_template.jinja"));
+    copy.set("tokenizer_config.json", "chat_template", Value::Null);
+    assert_eq!(copy.open().unwrap().chat_template(), None);
+}
+
+#[test]
+fn of_several_named_chat_templates_the_default_is_taken() {
+    let checkpoint = Checkpoint::open(&testdata("llama")).unwrap();
+    assert!(checkpoint.chat_template().unwrap().contains("<|im_start|>"));
+    let copy = Copy::of("llama");
+    copy.set("tokenizer_config.json", "chat_template", json!([{"name": "rag", "template": "only"}]));
+    assert_eq!(copy.open().unwrap().chat_template(), Some("only"));
+    copy.set("tokenizer_config.json", "chat_template", json!(17));
+    names(&copy.error(), &["tokenizer_config.json", "chat_template"]);
+}
+
+#[test]
+fn end_of_sequence_ids_come_from_tokenizer_config_and_generation_config() {
+    let copy = Copy::of("llama");
+    copy.set("config.json", "eos_token_id", json!([7, 2]));
+    copy.set("generation_config.json", "eos_token_id", json!(9));
+    assert_eq!(copy.open().unwrap().generation_config().eos_token_ids, [2, 7, 9]);
+    copy.set("generation_config.json", "eos_token_id", json!("two"));
+    names(&copy.error(), &["generation_config.json", "eos_token_id"]);
+}
+
+#[test]
+fn defaults_that_no_request_may_ask_for_are_dropped() {
+    let copy = Copy::of("llama");
+    copy.set("generation_config.json", "temperature", json!(-1));
+    copy.set("generation_config.json", "top_p", json!(7));
+    copy.set("generation_config.json", "top_k", json!(-1));
+    let generation = copy.open().unwrap().generation_config().clone();
+    assert_eq!((generation.temperature, generation.top_p, generation.top_k), (None, None, Some(0)));
+}
+
+#[test]
+fn both_forms_of_rotary_parameters_read_the_same() {
+    let new = Copy::of("llama3-rope");
+    let old = Copy::of("llama3-rope");
+    let mut parameters: Value = serde_json::from_slice(&std::fs::read(old.path("config.json")).unwrap()).unwrap();
+    let mut parameters = parameters["rope_scaling"].take();
+    parameters["rope_theta"] = json!(10000.0);
+    new.set("config.json", "rope_parameters", parameters);
+    new.set("config.json", "rope_scaling", Value::Null);
+    new.set("config.json", "rope_theta", Value::Null);
+    assert_eq!(new.open().unwrap().config(), old.open().unwrap().config());
+}
+
+#[test]
+fn shards_are_found_by_their_index_and_only_beside_it() {
+    let copy = Copy::of("qwen3-sharded");
+    assert!(build_program(&copy.open().unwrap()).is_ok());
+    let index = "model.safetensors.index.json";
+    for name in ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "a\\b", "", ".", "..", "c:x", "x\0y"] {
+        copy.set(index, "weight_map", json!({ "lm_head.weight": name }));
+        names(&copy.error(), &[index, "not a plain file name"]);
+    }
+    copy.set(index, "weight_map", json!({ "lm_head.weight": "absent.safetensors" }));
+    names(&copy.error(), &["absent.safetensors"]);
+    copy.set(index, "weight_map", json!({}));
+    names(&copy.error(), &["0 files"]);
+    copy.set(index, "weight_map", json!({ "invented": "model-00001-of-00002.safetensors" }));
+    names(&copy.error(), &["'invented'"]);
+    std::fs::copy(copy.path("model-00001-of-00002.safetensors"), copy.path("again.safetensors")).unwrap();
+    copy.set(index, "weight_map", json!({ "a": "again.safetensors", "b": "model-00001-of-00002.safetensors" }));
+    names(&copy.error(), &["another shard"]);
+}
+
+#[test]
+fn damaged_safetensors_are_refused() {
+    let copy = Copy::of("qwen2");
+    let file = "model.safetensors";
+    let valid = std::fs::read(copy.path(file)).unwrap();
+    for len in [0, 7, 8, 100, valid.len() / 2, valid.len() - 1] {
+        copy.write(file, &valid[..len]);
+        names(&copy.error(), &[file, "safetensors header is invalid"]);
+    }
+    copy.write(file, [&u64::MAX.to_le_bytes()[..], &valid[8..]].concat());
+    names(&copy.error(), &[file]);
+    let header = |json: &str| [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &[0; 64]].concat();
+    for json in [
+        "not JSON",
+        r#"{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,64]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[16],"data_offsets":[0,18446744073709551615]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[16],"data_offsets":[64,0]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[8],"data_offsets":[0,32]},"b":{"dtype":"F32","shape":[12],"data_offsets":[16,64]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[17],"data_offsets":[0,64]}}"#,
+    ] {
+        copy.write(file, header(json));
+        names(&copy.error(), &[file]);
+    }
+    // Types that no program uses may be there; they are refused by the one who asks for them.
+    copy.write(file, header(r#"{"a":{"dtype":"I64","shape":[8],"data_offsets":[0,64]}}"#));
+    names(&copy.open().unwrap().tensor("a").unwrap_err().to_string(), &["'a'", "I64"]);
+}
+
+#[test]
+fn tensors_that_do_not_fit_the_configuration_are_named() {
+    let copy = Copy::of("qwen2");
+    copy.set("config.json", "num_hidden_layers", json!(3));
+    names(&copy.program_error(), &["model.layers.2.input_layernorm.weight"]);
+    let copy = Copy::of("qwen2");
+    copy.set("config.json", "vocab_size", json!(321));
+    names(&copy.program_error(), &["model.embed_tokens.weight", "[320, 64]", "[321, 64]"]);
+    let copy = Copy::of("qwen2");
+    copy.set("config.json", "tie_word_embeddings", json!(false));
+    names(&copy.program_error(), &["lm_head.weight"]);
+    let copy = Copy::of("qwen2");
+    copy.set("config.json", "num_key_value_heads", json!(4));
+    names(&copy.program_error(), &["k_proj.weight"]);
+}
+
+#[test]
+fn hostile_configurations_are_refused() {
+    let cases = [
+        ("num_attention_heads", json!(0), "0 attention heads"),
+        ("num_attention_heads", json!(5), "5 attention heads"),
+        ("num_key_value_heads", json!(0), "key-value heads is 0"),
+        ("num_key_value_heads", json!(3), "3 key-value heads"),
+        ("hidden_size", json!(1u64 << 40), "hidden size is 1099511627776"),
+        ("hidden_size", json!("wide"), "'hidden_size' is not a non-negative integer"),
+        ("hidden_size", json!(-64), "'hidden_size'"),
+        ("hidden_size", Value::Null, "'hidden_size' is missing"),
+        ("num_hidden_layers", json!(1u64 << 50), "number of layers is"),
+        ("num_hidden_layers", json!(0), "number of layers is 0"),
+        ("vocab_size", json!(u64::MAX), "vocabulary size is"),
+        ("intermediate_size", json!(0), "intermediate size is 0"),
+        ("max_position_embeddings", json!(0), "context length is 0"),
+        ("head_dim", json!(7), "cannot be rotated in pairs"),
+        ("rope_theta", json!(0), "base is 0"),
+        ("rms_norm_eps", json!(-1), "epsilon is -1"),
+        ("rope_scaling", json!({"rope_type": "dynamic", "factor": 2}), "rotary scaling 'dynamic' (supported"),
+        ("rope_scaling", json!({"type": "linear"}), "'factor' is missing"),
+        ("rope_scaling", json!({"type": "linear", "factor": 0}), "factor is 0"),
+        ("hidden_act", json!("relu"), "activation 'relu'"),
+        ("model_type", json!("mamba"), "'mamba' is not supported (supported: llama, mistral, qwen2, qwen3)"),
+        ("model_type", Value::Null, "'model_type' is missing"),
+        ("architectures", json!(["Qwen2ForSequenceClassification"]), "Qwen2ForSequenceClassification"),
+        ("quantization_config", json!({"quant_method": "gptq"}), "'gptq'"),
+    ];
+    for (key, value, words) in cases {
+        let copy = Copy::of("qwen2");
+        copy.set("config.json", key, value);
+        names(&copy.error(), &["config.json", words]);
+    }
+}
+
+#[test]
+fn what_is_no_checkpoint_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |path: &Path| Checkpoint::open(path).unwrap_err().to_string();
+    names(&open(&folder.path().join("absent.gguf")), &["absent.gguf"]);
+    names(&open(folder.path()), &["no config.json"]);
+    names(&open(Path::new("/dev/zero")), &["not a regular file"]);
+    let copy = Copy::of("qwen2");
+    std::fs::remove_file(copy.path("model.safetensors")).unwrap();
+    names(&copy.error(), &["neither model.safetensors"]);
+    copy.write("config.json", "[1, 2");
+    names(&copy.error(), &["config.json", "not a JSON object"]);
+    let copy = Copy::of("qwen2");
+    let error = copy.open().unwrap().tokenizer().unwrap_err().to_string();
+    names(&error, &["tokenizer.json"]);
+}

@@ -1,0 +1,36 @@
+//! The text of `octavo inspect`, as committed under `snapshots/`. `UPDATE_SNAPSHOTS=1` writes it anew.
+
+use std::path::{Path, PathBuf};
+
+use octavo_models::{Checkpoint, InspectOptions, build_program, inspect};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
+}
+
+fn check(name: &str, file: &str, options: &InspectOptions) {
+    let checkpoint = Checkpoint::open(&root().join("../../models/testdata").join(file)).unwrap();
+    let program = build_program(&checkpoint).unwrap();
+    let found = inspect(checkpoint.config(), &program, options);
+    let path = root().join("tests/snapshots").join(format!("{name}.txt"));
+    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+        std::fs::write(&path, &found).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(found, expected, "the text has changed; if that is right, run again with UPDATE_SNAPSHOTS=1");
+}
+
+#[test]
+fn a_gguf_file_of_mixed_types_folds_its_layers() {
+    check("llama-gguf", "llama-gguf/model.gguf", &InspectOptions::default());
+}
+
+#[test]
+fn a_directory_whose_layers_differ_shows_each() {
+    check("qwen2-window", "qwen2-window", &InspectOptions { context: 100, prompt: 64, ..InspectOptions::default() });
+}
+
+#[test]
+fn q_and_k_norms_are_weights_of_their_op() {
+    check("qwen3", "qwen3", &InspectOptions { context: 1, prompt: 1, ..InspectOptions::default() });
+}

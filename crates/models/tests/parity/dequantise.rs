@@ -1,0 +1,63 @@
+//! candle's reading of every storage type against that of the gguf package, on random blocks.
+
+use std::borrow::Cow;
+
+use candle_core::quantized::{GgmlDType, QStorage, QTensor};
+use candle_core::{DType, Device, Tensor};
+use octavo_ops::StorageType;
+use safetensors::SafeTensors;
+
+use crate::support::{testdata, words};
+
+/// Of the largest value: both sides compute in f32, some formats with products in another order.
+const TOLERANCE: f32 = 1e-6;
+
+fn ggml(storage: StorageType) -> Option<GgmlDType> {
+    Some(match storage {
+        StorageType::F32 | StorageType::F16 | StorageType::BF16 => return None,
+        StorageType::Q4_0 => GgmlDType::Q4_0,
+        StorageType::Q4_1 => GgmlDType::Q4_1,
+        StorageType::Q5_0 => GgmlDType::Q5_0,
+        StorageType::Q5_1 => GgmlDType::Q5_1,
+        StorageType::Q8_0 => GgmlDType::Q8_0,
+        StorageType::Q2K => GgmlDType::Q2K,
+        StorageType::Q3K => GgmlDType::Q3K,
+        StorageType::Q4K => GgmlDType::Q4K,
+        StorageType::Q5K => GgmlDType::Q5K,
+        StorageType::Q6K => GgmlDType::Q6K,
+    })
+}
+
+fn read(storage: StorageType, bytes: &[u8], elements: usize) -> Vec<f32> {
+    let device = Device::Cpu;
+    let tensor = match ggml(storage) {
+        Some(kind) => {
+            let blocks = QStorage::from_data(Cow::Borrowed(bytes), &device, kind).unwrap();
+            QTensor::new(blocks, elements).unwrap().dequantize(&device).unwrap()
+        }
+        None => {
+            let plain = match storage {
+                StorageType::F16 => DType::F16,
+                StorageType::BF16 => DType::BF16,
+                _ => DType::F32,
+            };
+            Tensor::from_raw_buffer(bytes, plain, &[elements], &device).unwrap()
+        }
+    };
+    tensor.to_dtype(DType::F32).unwrap().to_vec1().unwrap()
+}
+
+#[test]
+fn every_storage_type_reads_as_in_the_gguf_package() {
+    let file = std::fs::read(testdata("blocks.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&file).unwrap();
+    for storage in StorageType::ALL {
+        let bytes = file.tensor(&format!("{storage}.bytes")).unwrap().data();
+        let expected = words(&file, &format!("{storage}.values"), f32::from_le_bytes);
+        assert_eq!(storage.bytes_for(expected.len()), Some(bytes.len()), "{storage}");
+        let found = read(storage, bytes, expected.len());
+        let difference = crate::support::relative_difference(&found, &expected);
+        println!("{storage}: {difference:.1e}");
+        assert!(difference <= TOLERANCE, "{storage}: {difference}");
+    }
+}

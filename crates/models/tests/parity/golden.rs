@@ -1,0 +1,100 @@
+//! Every tiny checkpoint against the logits that PyTorch computed for it: whole prefill, chunked prefill, decode.
+
+use octavo_models::Checkpoint;
+
+use crate::support::{Golden, Session, checkpoint, relative_difference, testdata};
+
+/// Largest difference from PyTorch's logits, relative to the largest logit. Both sides compute in f32 with sums in
+/// another order, and PyTorch takes rotary angles in f32.
+const TOLERANCE: f32 = 2e-5;
+/// Margin between the two likeliest tokens, relative to the largest logit, above which both must agree on the first.
+const CLEAR_MARGIN: f32 = 1e-3;
+
+/// Prefills in chunks of the given sizes (repeated as needed), every position's logits in order.
+fn run(session: &mut Session, ids: &[u32], chunks: &[usize]) -> Vec<f32> {
+    session.restart();
+    let (mut rest, mut logits) = (ids, Vec::new());
+    for &size in chunks.iter().cycle() {
+        let (chunk, after) = rest.split_at(size.min(rest.len()));
+        logits.extend(session.forward(chunk));
+        rest = after;
+        if rest.is_empty() {
+            break;
+        }
+    }
+    logits
+}
+
+fn check(name: &str) {
+    let golden = Golden::read(name);
+    let checkpoint = checkpoint(name);
+    let vocab = checkpoint.config().vocab_size;
+    let mut session = Session::new(&checkpoint, golden.ids.len());
+    let whole = golden.ids.len();
+    let modes: [(&str, &[usize]); 4] =
+        [("whole", &[whole]), ("chunks of 7", &[7]), ("chunks of 16, 1, 23", &[16, 1, 23]), ("decode", &[1])];
+    for (mode, chunks) in modes {
+        let found = run(&mut session, &golden.ids, chunks);
+        let difference = relative_difference(&found, &golden.logits);
+        println!("{name}, {mode}: largest difference {difference:.1e} of the largest logit");
+        assert!(difference <= TOLERANCE, "{name}, {mode}: {difference}");
+        assert_same_top(&found, &golden.logits, vocab);
+    }
+}
+
+fn assert_same_top(found: &[f32], expected: &[f32], vocab: usize) {
+    let scale = expected.iter().fold(0f32, |m, x| m.max(x.abs()));
+    for (position, (a, b)) in found.chunks(vocab).zip(expected.chunks(vocab)).enumerate() {
+        let (top, second) = top_two(b);
+        if b[top] - b[second] > CLEAR_MARGIN * scale {
+            assert_eq!(top_two(a).0, top, "position {position}");
+        }
+    }
+}
+
+fn top_two(row: &[f32]) -> (usize, usize) {
+    let mut order: Vec<usize> = (0..row.len()).collect();
+    order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
+    (order[0], order[1])
+}
+
+/// The comparison is sharp enough to see a window that is one token too wide.
+#[test]
+fn a_wrong_window_is_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(testdata("mistral")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    let path = folder.path().join("config.json");
+    let config = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, config.replace("\"sliding_window\": 16", "\"sliding_window\": 17")).unwrap();
+    let golden = Golden::read("mistral");
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    assert_eq!(checkpoint.config().sliding_window(), Some(17));
+    let found = Session::new(&checkpoint, golden.ids.len()).forward(&golden.ids);
+    assert!(relative_difference(&found, &golden.logits) > 1e-2);
+}
+
+macro_rules! golden_tests {
+    ($($test:ident: $name:literal;)*) => {$(
+        #[test]
+        fn $test() {
+            check($name);
+        }
+    )*};
+}
+
+golden_tests! {
+    llama: "llama";
+    llama3_rope_scaling: "llama3-rope";
+    linear_rope_scaling_and_biases: "llama-linear";
+    yarn_rope_scaling: "llama-yarn";
+    mistral_with_a_sliding_window: "mistral";
+    qwen2: "qwen2";
+    qwen2_with_a_window_in_some_layers: "qwen2-window";
+    qwen3: "qwen3";
+    qwen3_in_two_shards: "qwen3-sharded";
+    llama_gguf_with_permuted_rows: "llama-gguf";
+    qwen2_gguf: "qwen2-gguf";
+}

@@ -1,0 +1,127 @@
+//! The default model against PyTorch on its dequantised weights, teacher-forced over varied prompts.
+//!
+//! Needs the model: `OCTAVO_TEST_MODEL` names its file, else it is resolved (and downloaded, 98 MB). Where it cannot be
+//! had the test says so and passes, unless `CI` or `OCTAVO_REQUIRE_MODEL` is set: then it fails.
+
+use std::path::PathBuf;
+
+use octavo_models::{Checkpoint, InspectOptions, ResolveOptions, build_program, inspect, progress_for, resolve};
+use safetensors::SafeTensors;
+
+use crate::support::{Session, testdata, words};
+
+const MODEL: &str = "smollm2-135m-instruct";
+/// Log-probabilities stored for a position.
+const TOP: usize = 8;
+/// Difference of the log-probabilities of the two likeliest tokens above which the first must be the same.
+const CLEAR_MARGIN: f32 = 0.1;
+/// Share of clear positions with the same first token.
+const AGREEMENT: f64 = 0.995;
+/// Median difference of log-probabilities.
+const MEDIAN: f64 = 0.01;
+
+/// `models/testdata/smollm2.safetensors`: N positions of several texts, end to end.
+struct Reference {
+    ids: Vec<u32>,
+    /// Text t is `starts[t] .. starts[t + 1]`.
+    starts: Vec<u32>,
+    /// `[N, TOP]`, likeliest first.
+    top_ids: Vec<u32>,
+    /// `[N, TOP]`.
+    top_logprobs: Vec<f32>,
+}
+
+impl Reference {
+    fn read() -> Self {
+        let bytes = std::fs::read(testdata("smollm2.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let ids = |name| words(&file, name, u32::from_le_bytes);
+        let top_logprobs = words(&file, "top_logprobs", f32::from_le_bytes);
+        Self { ids: ids("ids"), starts: ids("starts"), top_ids: ids("top_ids"), top_logprobs }
+    }
+}
+
+fn model() -> Option<PathBuf> {
+    if let Some(path) = std::env::var_os("OCTAVO_TEST_MODEL") {
+        return Some(path.into());
+    }
+    match resolve(MODEL, &ResolveOptions::from_env(), &*progress_for(false)) {
+        Ok(model) => Some(model.path),
+        Err(error) => {
+            let required = ["CI", "OCTAVO_REQUIRE_MODEL"].iter().any(|name| std::env::var_os(name).is_some());
+            assert!(!required, "{MODEL} is required and cannot be had: {error}");
+            eprintln!("SKIPPED: {MODEL} cannot be had: {error}");
+            None
+        }
+    }
+}
+
+/// What the comparison found.
+#[derive(Default)]
+struct Tally {
+    positions: usize,
+    clear: usize,
+    agreeing: usize,
+    /// Differences of log-probabilities, of every stored token.
+    differences: Vec<f64>,
+}
+
+impl Tally {
+    fn add(&mut self, logits: &[f32], top_ids: &[u32], top_logprobs: &[f32]) {
+        self.positions += 1;
+        let max = logits.iter().fold(f32::NEG_INFINITY, |m, &x| m.max(x));
+        let sum: f64 = logits.iter().map(|&x| f64::from(x - max).exp()).sum();
+        let logprob = |id: u32| f64::from(logits[id as usize] - max) - sum.ln();
+        let pairs = top_ids.iter().zip(top_logprobs);
+        self.differences.extend(pairs.map(|(&id, &expected)| (logprob(id) - f64::from(expected)).abs()));
+        if top_logprobs[0] - top_logprobs[1] > CLEAR_MARGIN {
+            self.clear += 1;
+            self.agreeing += usize::from(logits[top_ids[0] as usize] == max);
+        }
+    }
+
+    fn assert_parity(mut self) {
+        assert!(self.differences.iter().all(|d| d.is_finite()));
+        self.differences.sort_by(f64::total_cmp);
+        let quantile = |q: f64| self.differences[((self.differences.len() - 1) as f64 * q) as usize];
+        let agreement = self.agreeing as f64 / self.clear as f64;
+        println!(
+            "{MODEL} against PyTorch: {} positions; top-1 the same at {} of the {} with a margin above {CLEAR_MARGIN} \
+             ({:.2} %); difference of log-probabilities: median {:.1e}, 99th percentile {:.1e}, largest {:.1e}",
+            self.positions,
+            self.agreeing,
+            self.clear,
+            100.0 * agreement,
+            quantile(0.5),
+            quantile(0.99),
+            quantile(1.0),
+        );
+        assert!(agreement >= AGREEMENT);
+        assert!(quantile(0.5) <= MEDIAN);
+    }
+}
+
+#[test]
+fn smollm2_q4_1_agrees_with_pytorch() {
+    let Some(path) = model() else { return };
+    let reference = Reference::read();
+    let texts: Vec<_> = reference.starts.windows(2).map(|w| w[0] as usize..w[1] as usize).collect();
+    assert!(texts.len() >= 20);
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let vocab = checkpoint.config().vocab_size;
+    let program = build_program(&checkpoint).unwrap();
+    let text = inspect(checkpoint.config(), &program, &InspectOptions::default());
+    println!("{text}");
+    assert!(text.contains("\n30 times:\n"), "the layers are alike");
+    let mut session = Session::new(&checkpoint, texts.iter().map(ExactSizeIterator::len).max().unwrap());
+    let mut tally = Tally::default();
+    for text in texts {
+        session.restart();
+        let logits = session.forward(&reference.ids[text.clone()]);
+        for (row, position) in logits.chunks(vocab).zip(text) {
+            let top = position * TOP..(position + 1) * TOP;
+            tally.add(row, &reference.top_ids[top.clone()], &reference.top_logprobs[top]);
+        }
+    }
+    tally.assert_parity();
+}

@@ -1,0 +1,98 @@
+//! Runs one sequence through a checkpoint's program on the candle backend.
+
+use std::path::{Path, PathBuf};
+
+use octavo_backend_candle::CandleBackend;
+use octavo_models::{Checkpoint, build_program};
+use octavo_ops::{Backend, BlockTables, Program, StepBatch};
+use safetensors::SafeTensors;
+
+const BLOCK: usize = 16;
+
+/// A path under `models/testdata`.
+pub(crate) fn testdata(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata").join(name)
+}
+
+/// A checkpoint of the test data: a directory, or the GGUF file in it.
+pub(crate) fn checkpoint(name: &str) -> Checkpoint {
+    let gguf = testdata(name).join("model.gguf");
+    Checkpoint::open(if gguf.exists() { gguf } else { testdata(name) }.as_path()).unwrap()
+}
+
+/// The little-endian words of a tensor.
+pub(crate) fn words<T>(file: &SafeTensors<'_>, name: &str, convert: impl Fn([u8; 4]) -> T) -> Vec<T> {
+    file.tensor(name).unwrap().data().chunks_exact(4).map(|w| convert([w[0], w[1], w[2], w[3]])).collect()
+}
+
+/// What PyTorch computed for a tiny checkpoint.
+pub(crate) struct Golden {
+    pub(crate) ids: Vec<u32>,
+    /// `[tokens, V]`.
+    pub(crate) logits: Vec<f32>,
+}
+
+impl Golden {
+    pub(crate) fn read(name: &str) -> Self {
+        let bytes = std::fs::read(testdata(name).join("golden.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        Self { ids: words(&file, "input_ids", u32::from_le_bytes), logits: words(&file, "logits", f32::from_le_bytes) }
+    }
+}
+
+/// A loaded model with one sequence in its cache, in blocks that are not in order.
+pub(crate) struct Session {
+    backend: CandleBackend,
+    groups: usize,
+    blocks: usize,
+    past: usize,
+}
+
+impl Session {
+    /// Loads the program and makes room for `capacity` tokens.
+    pub(crate) fn new(checkpoint: &Checkpoint, capacity: usize) -> Self {
+        let program: Program = build_program(checkpoint).unwrap();
+        let mut backend = CandleBackend::new();
+        backend.load(&program, checkpoint, &mut |_| {}).unwrap();
+        let (groups, blocks) = (program.kv_groups.len(), capacity.div_ceil(BLOCK));
+        backend.allocate_kv(BLOCK, &vec![blocks + 1; groups]).unwrap();
+        Self { backend, groups, blocks, past: 0 }
+    }
+
+    /// Forgets the sequence; its stale keys stay in the cache, where nothing may read them.
+    pub(crate) fn restart(&mut self) {
+        self.past = 0;
+    }
+
+    /// Runs `tokens` as the sequence's next rows and returns the logits of all of them, `[tokens, V]`.
+    pub(crate) fn forward(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let (start, end) = (self.past, self.past + tokens.len());
+        assert!(end <= self.blocks * BLOCK);
+        // Blocks in reverse: a backend that ignored the table would read the wrong keys.
+        let table: Vec<u32> = (1..=self.blocks as u32).rev().collect();
+        let slot = |position: usize| table[position / BLOCK] * BLOCK as u32 + (position % BLOCK) as u32;
+        let slots: Vec<u32> = (start..end).map(slot).collect();
+        let batch = StepBatch {
+            token_ids: tokens.to_vec(),
+            positions: (start as u32..end as u32).collect(),
+            slot_mapping: vec![slots; self.groups],
+            block_tables: vec![BlockTables { stride: self.blocks, ids: table.clone() }; self.groups],
+            query_start: vec![0, tokens.len() as u32],
+            seq_lens: vec![end as u32],
+            sampled_rows: (0..tokens.len() as u32).collect(),
+            slots: vec![0],
+        };
+        self.backend.forward(&batch).unwrap();
+        self.past = end;
+        self.backend.logits().unwrap()
+    }
+}
+
+/// Largest difference relative to the largest reference value.
+pub(crate) fn relative_difference(found: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    let scale = expected.iter().fold(0f32, |m, x| m.max(x.abs()));
+    // `max` would drop a NaN.
+    let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
+    worst.fold(0f32, |m, d| if d.is_nan() || d > m { d } else { m }) / scale
+}
