@@ -8,9 +8,15 @@
 //! checked against the bytes that are there; a hostile file is an error, never a panic or a large allocation.
 
 mod arch;
+pub mod catalog;
 mod checkpoint;
 mod config;
+mod fetch;
+mod hub;
 mod inspect;
+pub mod progress;
+mod resolve;
+pub mod testing;
 
 pub use arch::{ModelError, build_program};
 pub use checkpoint::{
@@ -18,3 +24,8 @@ pub use checkpoint::{
 };
 pub use config::{Architecture, ConfigError, ModelConfig, RopeConfig, RopeScaling};
 pub use inspect::{InspectOptions, inspect};
+pub use catalog::CatalogEntry;
+pub use fetch::{PipError, StorageError, WheelError};
+pub use hub::HubError;
+pub use progress::{Progress, ProgressTask, progress_for};
+pub use resolve::{HubOptions, ResolveError, ResolveOptions, ResolvedModel, Retry, resolve};

@@ -7,6 +7,8 @@
 mod artifact;
 mod pip;
 mod staged;
+#[cfg(test)]
+mod tests;
 mod wheel;
 
 use std::fs::{File, OpenOptions, TryLockError};
@@ -15,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use crate::progress::{Progress, in_units};
 
-pub(crate) use artifact::Artifact;
+pub(crate) use artifact::{Artifact, ArtifactError};
 pub use pip::PipError;
 pub(crate) use staged::{Leftover, StagedFile, WriteError, sha256_of};
 pub use wheel::WheelError;
@@ -109,7 +111,12 @@ pub(crate) struct Lock {
 impl Lock {
     /// Takes the lock, waiting for whoever holds it. The file stays behind: removing it would let two processes lock two
     /// files of one name.
-    pub(crate) fn acquire(place: Place, path: &Path, what: &str, progress: &dyn Progress) -> Result<Lock, StorageError> {
+    pub(crate) fn acquire(
+        place: Place,
+        path: &Path,
+        what: &str,
+        progress: &dyn Progress,
+    ) -> Result<Lock, StorageError> {
         if let Some(folder) = path.parent() {
             place.create_folder(folder)?;
         }

@@ -97,12 +97,7 @@ enum Outcome {
     NoPip,
 }
 
-fn attempt(
-    words: &[OsString],
-    part: &PypiPart,
-    folder: &Path,
-    task: &dyn ProgressTask,
-) -> Result<Outcome, PipError> {
+fn attempt(words: &[OsString], part: &PypiPart, folder: &Path, task: &dyn ProgressTask) -> Result<Outcome, PipError> {
     let Some((program, first)) = words.split_first() else {
         return Ok(Outcome::NoPip);
     };
@@ -126,15 +121,21 @@ fn attempt(
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Outcome::NoPip),
         Err(source) => return Err(PipError::NotRun { command: in_words(words), source }),
     };
-    let (status, output) = watch(child, folder, task)
-        .map_err(|source| PipError::NotRun { command: in_words(words), source })?;
+    let (status, output) =
+        watch(child, folder, task).map_err(|source| PipError::NotRun { command: in_words(words), source })?;
     if !status.success() {
         if output.contains("No module named pip") {
             return Ok(Outcome::NoPip);
         }
         let (package, version) = (part.package.clone(), part.version.clone());
         let message = explain(&output);
-        return Err(PipError::Failed { command: in_words(words), package, version, status: status.to_string(), message });
+        return Err(PipError::Failed {
+            command: in_words(words),
+            package,
+            version,
+            status: status.to_string(),
+            message,
+        });
     }
     match wheel_in(folder) {
         Some(path) => Ok(Outcome::Wheel(path)),
@@ -213,7 +214,9 @@ fn explain(output: &str) -> String {
     let message = last.unwrap_or("it said nothing").trim_start_matches("ERROR:").trim();
     let unreachable = ["NewConnectionError", "ConnectTimeoutError", "Name or service not known", "ProxyError"];
     if unreachable.iter().any(|sign| output.contains(sign)) {
-        return format!("{message} (the package index could not be reached: check the network and pip's configuration)");
+        return format!(
+            "{message} (the package index could not be reached: check the network and pip's configuration)"
+        );
     }
     message.to_owned()
 }
@@ -228,7 +231,8 @@ mod tests {
 
     #[test]
     fn the_last_error_line_is_the_message() {
-        let output = "WARNING: Retrying\nERROR: Could not find a version\nERROR: No matching distribution found for x\n";
+        let output =
+            "WARNING: Retrying\nERROR: Could not find a version\nERROR: No matching distribution found for x\n";
         assert_eq!(explain(output), "No matching distribution found for x");
         assert_eq!(explain("Killed\n\n"), "Killed");
         assert_eq!(explain(""), "it said nothing");

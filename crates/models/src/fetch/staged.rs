@@ -60,23 +60,29 @@ impl StagedFile {
         let staging = staging_path(target);
         let failed = |source| place.error("read", &staging, 0, source);
         // Write access too: the same handle appends to it.
-        let mut file = match OpenOptions::new().read(true).write(true).open(&staging) {
-            Ok(file) if file.metadata().map_err(failed)?.len() <= size => file,
-            Ok(_) => return StagedFile::create(place, target, Leftover::Keep),
+        let file = match OpenOptions::new().read(true).write(true).open(&staging) {
+            Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return StagedFile::create(place, target, Leftover::Keep);
             }
             Err(error) => return Err(failed(error)),
         };
+        let there = file.metadata().map_err(failed)?.len();
+        if there > size {
+            return StagedFile::create(place, target, Leftover::Keep);
+        }
         let mut hash = Sha256::new();
         // Reading to the end leaves the cursor where writing goes on.
-        let written = hash_reader(&mut file, &mut hash).map_err(failed)?;
+        let written = hash_reader(&mut (&file).take(there), &mut hash).map_err(failed)?;
         let (target, leftover) = (target.to_owned(), Leftover::Keep);
         Ok(StagedFile { place, target, staging, file, hash, written, leftover, renamed: false })
     }
 
     /// Drops what is in the file and starts again.
     pub(crate) fn restart(&mut self) -> Result<(), StorageError> {
+        if self.written == 0 {
+            return Ok(());
+        }
         self.file
             .set_len(0)
             .and_then(|()| self.file.rewind())

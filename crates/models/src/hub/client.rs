@@ -120,7 +120,8 @@ impl<'a> Client<'a> {
         let reply = if reply.status().is_redirection() { reply } else { self.checked(reply, about, url)? };
         let headers = reply.headers();
         let bad = |reason: &str| HubError::BadReply { url: url.to_owned(), reason: reason.to_owned() };
-        let etag = text(headers, "x-linked-etag").or_else(|| text(headers, "etag")).ok_or_else(|| bad("it has no ETag"))?;
+        let etag =
+            text(headers, "x-linked-etag").or_else(|| text(headers, "etag")).ok_or_else(|| bad("it has no ETag"))?;
         let etag = etag.trim_start_matches("W/").trim_matches('"').to_owned();
         let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
         // It becomes a file name.
@@ -174,7 +175,13 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    fn request(&self, method: &str, url: &str, range: Option<&str>, follow: Follow) -> Result<Response<Body>, HubError> {
+    fn request(
+        &self,
+        method: &str,
+        url: &str,
+        range: Option<&str>,
+        follow: Follow,
+    ) -> Result<Response<Body>, HubError> {
         let home = origin(&self.options.endpoint);
         let mut url = url.to_owned();
         for _ in 0..=REDIRECTS {
@@ -186,14 +193,16 @@ impl<'a> Client<'a> {
             if let Some(token) = self.options.token.as_ref().filter(|_| origin(&url) == home) {
                 request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
             }
-            let unreachable = |error: ureq::Error| HubError::Unreachable { url: url.clone(), reason: error.to_string() };
+            let unreachable =
+                |error: ureq::Error| HubError::Unreachable { url: url.clone(), reason: error.to_string() };
             let reply = request.call().map_err(unreachable)?;
             let location = text(reply.headers(), "location").filter(|_| reply.status().is_redirection());
             let Some(location) = location else {
                 return Ok(reply);
             };
             let next = joined(&url, location);
-            if follow == Follow::SameOrigin && (origin(&next) != home || reply.headers().contains_key("x-linked-etag")) {
+            if follow == Follow::SameOrigin && (origin(&next) != home || reply.headers().contains_key("x-linked-etag"))
+            {
                 return Ok(reply);
             }
             if url.starts_with("https:") && !next.starts_with("https:") {

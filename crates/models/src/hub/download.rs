@@ -5,7 +5,7 @@
 //! `HF_HUB_CACHE` nor `--revision` of a mirror behind a path reach it. The protocol is three requests, so it is written
 //! out here, in the cache layout that hf-hub and the Python clients share.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ureq::http::header;
 
@@ -15,6 +15,9 @@ use crate::progress::{Progress, ProgressTask};
 use super::HubError;
 use super::cache::RepoCache;
 use super::client::{About, Client, FileMetadata};
+
+/// An attempt that got this many bytes further was no failure: large files survive many cuts.
+const PROGRESS: u64 = 1 << 20;
 
 /// One repository at one commit, being fetched.
 pub(super) struct Download<'a> {
@@ -38,7 +41,8 @@ impl Download<'_> {
         let _lock = Lock::acquire(Place::HUB, &self.cache.lock(&metadata.etag), name, self.progress)?;
         // Another process may have fetched it while we waited; a blob of the wrong size is what an unclean shutdown of
         // something less careful left.
-        let there = blob.metadata().is_ok_and(|data| data.is_file() && metadata.size.is_none_or(|size| data.len() == size));
+        let there =
+            blob.metadata().is_ok_and(|data| data.is_file() && metadata.size.is_none_or(|size| data.len() == size));
         if !there {
             if let Some(folder) = blob.parent() {
                 Place::HUB.create_folder(folder)?;
@@ -48,7 +52,7 @@ impl Download<'_> {
         Ok(self.cache.link(self.commit, name, &metadata.etag)?)
     }
 
-    fn blob(&self, url: &str, about: About<'_>, metadata: &FileMetadata, blob: &std::path::Path) -> Result<(), HubError> {
+    fn blob(&self, url: &str, about: About<'_>, metadata: &FileMetadata, blob: &Path) -> Result<(), HubError> {
         let name = about.file.unwrap_or_default();
         let task = self.progress.begin(name, metadata.size);
         // What another program left is continued only if the whole can be checked afterwards.
@@ -74,7 +78,8 @@ impl Download<'_> {
                     }
                 },
                 Err(error) if error.may_pass() => {
-                    failures = if staged.written() > before { 1 } else { failures + 1 };
+                    let advanced = metadata.sha256().is_some() && staged.written() >= before + PROGRESS;
+                    failures = if advanced { 1 } else { failures + 1 };
                     self.client.pause(failures, error)?;
                     if metadata.sha256().is_none() {
                         staged = StagedFile::create(Place::HUB, blob, Leftover::Remove)?;
@@ -136,9 +141,10 @@ impl Download<'_> {
     }
 
     fn checked(&self, name: &str, metadata: &FileMetadata, staged: &StagedFile) -> Result<(), HubError> {
-        let (Some(expected), actual) = (metadata.sha256(), staged.sha256()) else {
+        let Some(expected) = metadata.sha256() else {
             return Ok(());
         };
+        let actual = staged.sha256();
         if expected.eq_ignore_ascii_case(&actual) {
             return Ok(());
         }

@@ -71,7 +71,9 @@ pub enum HubError {
         reason: String,
     },
     /// The connection ended before the file did, after all attempts.
-    #[error("{file} of {repo} ended after {got} of {expected} bytes ({reason}); what is there is kept, pull again to go on")]
+    #[error(
+        "{file} of {repo} ended after {got} of {expected} bytes ({reason}); what is there is kept, pull again to go on"
+    )]
     Truncated {
         /// `org/name`.
         repo: String,
@@ -93,7 +95,9 @@ pub enum HubError {
         reason: String,
     },
     /// A whole file whose content is not what the hub says.
-    #[error("{file} of {repo} has the SHA-256 {actual}, the hub says {expected}: it was damaged on the way and dropped")]
+    #[error(
+        "{file} of {repo} has the SHA-256 {actual}, the hub says {expected}: it was damaged on the way and dropped"
+    )]
     WrongChecksum {
         /// `org/name`.
         repo: String,

@@ -108,7 +108,9 @@ pub(super) fn of_quant<'a>(files: &'a [String], quant: &str) -> Vec<&'a String> 
     let has_word = |name: &str| {
         let name = name.to_ascii_lowercase();
         let bytes = name.as_bytes();
-        let in_word = |at: Option<usize>| at.and_then(|at| bytes.get(at)).is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
+        let in_word = |at: Option<usize>| {
+            at.and_then(|at| bytes.get(at)).is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_')
+        };
         name.match_indices(&quant).any(|(at, _)| !in_word(at.checked_sub(1)) && !in_word(Some(at + quant.len())))
     };
     files.iter().filter(|name| has_word(name)).collect()
@@ -129,7 +131,19 @@ mod tests {
             assert!(is_safe(name), "{name:?}");
         }
         let bad = [
-            "", "..", "../x", "a/../b", "/etc/passwd", "a//b", "a/", "./a", "a/./b", "a\\..\\b", "C:x", "a\0b", "a\nb",
+            "",
+            "..",
+            "../x",
+            "a/../b",
+            "/etc/passwd",
+            "a//b",
+            "a/",
+            "./a",
+            "a/./b",
+            "a\\..\\b",
+            "C:x",
+            "a\0b",
+            "a\nb",
         ];
         for name in bad {
             assert!(!is_safe(name), "{name:?}");
@@ -172,7 +186,13 @@ mod tests {
     #[test]
     fn a_quantisation_is_a_whole_word_of_the_name() {
         let files = gguf_files(&names(&[
-            "README.md", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m-Q4_K.gguf", "m.q8_0.gguf", "mmproj-Q8_0.gguf", "imatrix.gguf",
+            "README.md",
+            "m-Q4_K_M.gguf",
+            "m-Q4_K_S.gguf",
+            "m-Q4_K.gguf",
+            "m.q8_0.gguf",
+            "mmproj-Q8_0.gguf",
+            "imatrix.gguf",
         ]));
         assert_eq!(files.len(), 4);
         let pick = |quant| of_quant(&files, quant).into_iter().map(String::as_str).collect::<Vec<_>>();

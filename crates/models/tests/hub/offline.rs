@@ -1,0 +1,147 @@
+//! No network, and caches that others filled.
+
+use octavo_models::resolve;
+
+use crate::server::Hub;
+use crate::support::*;
+
+#[test]
+fn offline_uses_the_cache_and_asks_nobody() {
+    let hub = Hub::start();
+    publish(&hub, COMMIT, &small_model(5000));
+    let mut machine = Machine::with(&hub);
+    let model = machine.resolve(REPO).unwrap();
+    let requests = hub.seen().len();
+    machine.options.offline = true;
+    machine.options.refresh = true;
+    assert_eq!(machine.resolve(REPO).unwrap(), model);
+    assert_eq!(hub.seen().len(), requests);
+}
+
+#[test]
+fn offline_without_the_cache_says_so() {
+    let hub = Hub::start();
+    let mut machine = Machine::with(&hub);
+    machine.options.offline = true;
+    let error = machine.error(REPO);
+    assert!(error.contains("org/name at main is not in the cache"), "{error}");
+    assert!(error.contains(machine.options.hub.cache_dir.to_str().unwrap()), "{error}");
+    assert!(machine.error("org/name:Q4_K_M").contains("not in the cache"));
+    assert!(machine.error("smollm2-135m-instruct").contains("octavo pull smollm2-135m-instruct"));
+    assert_eq!(hub.seen().len(), 0);
+}
+
+/// What `snapshot_download` of the Python client leaves behind.
+fn filled_by_python(machine: &Machine, files: &[(&str, &[u8])]) {
+    let repo = machine.repo_folder();
+    let snapshot = repo.join("snapshots").join(COMMIT);
+    for folder in [&snapshot, &repo.join("refs"), &repo.join("blobs")] {
+        std::fs::create_dir_all(folder).unwrap();
+    }
+    std::fs::write(repo.join("refs/main"), COMMIT).unwrap();
+    for (at, (name, content)) in files.iter().enumerate() {
+        std::fs::write(repo.join(format!("blobs/{at}")), content).unwrap();
+        std::os::unix::fs::symlink(format!("../../blobs/{at}"), snapshot.join(name)).unwrap();
+    }
+}
+
+#[test]
+fn a_model_downloaded_by_python_is_used_without_a_network() {
+    let mut machine = Machine::alone();
+    filled_by_python(&machine, &[("config.json", b"{}"), ("model.safetensors", b"weights"), ("tokenizer.json", b"{}")]);
+    // Nobody has noted that there is no generation_config.json, so the hub is asked once, in vain.
+    let recorder = Recorder::default();
+    let model = resolve(REPO, &machine.options, &recorder).unwrap();
+    assert_eq!(model.path, machine.repo_folder().join("snapshots").join(COMMIT));
+    let messages = recorder.messages.lock().unwrap().join("\n");
+    assert!(messages.contains("using org/name as it is in the cache"), "{messages}");
+    machine.options.offline = true;
+    let recorder = Recorder::default();
+    assert_eq!(resolve(REPO, &machine.options, &recorder).unwrap(), model);
+    assert!(recorder.messages.lock().unwrap().is_empty());
+}
+
+#[test]
+fn what_python_left_out_is_fetched_once() {
+    let hub = Hub::start();
+    publish(
+        &hub,
+        COMMIT,
+        &[
+            ("config.json", b"{}".to_vec()),
+            ("model.safetensors", b"weights".to_vec()),
+            ("generation_config.json", b"{}".to_vec()),
+        ],
+    );
+    let machine = Machine::with(&hub);
+    filled_by_python(&machine, &[("config.json", b"{}"), ("model.safetensors", b"weights")]);
+    let model = machine.resolve(REPO).unwrap();
+    assert!(model.path.join("generation_config.json").is_file());
+    assert_eq!(hub.count("GET", "/model.safetensors"), 0);
+    let requests = hub.seen().len();
+    machine.resolve(REPO).unwrap();
+    assert_eq!(hub.seen().len(), requests);
+}
+
+#[test]
+fn a_download_that_was_broken_off_is_no_model() {
+    let index: &[u8] = br#"{"weight_map": {"a": "m-00001-of-00002.safetensors", "b": "m-00002-of-00002.safetensors"}}"#;
+    let cases: [(&[(&str, &[u8])], &str); 4] = [
+        (&[("model.safetensors", b"w")], "config.json is missing"),
+        (&[("config.json", b"{}")], "model.safetensors is missing"),
+        (
+            &[("config.json", b"{}"), ("model.safetensors.index.json", index), ("m-00001-of-00002.safetensors", b"w")],
+            "m-00002-of-00002.safetensors is missing",
+        ),
+        (&[("config.json", b"{}"), ("m-00001-of-00002.safetensors", b"w")], "model.safetensors.index.json is missing"),
+    ];
+    for (files, missing) in cases {
+        let mut machine = Machine::alone();
+        filled_by_python(&machine, files);
+        machine.options.offline = true;
+        let error = machine.error(REPO);
+        assert!(error.contains(missing) && error.contains("offline"), "{error}");
+        machine.options.offline = false;
+        let error = machine.error(REPO);
+        assert!(error.contains("could not be reached") && error.contains("HF_ENDPOINT"), "{error}");
+    }
+}
+
+#[test]
+fn a_link_to_a_blob_that_is_gone_is_no_file() {
+    let mut machine = Machine::alone();
+    filled_by_python(&machine, &[("config.json", b"{}"), ("model.safetensors", b"weights")]);
+    std::fs::remove_file(machine.repo_folder().join("blobs/1")).unwrap();
+    machine.options.offline = true;
+    assert!(machine.error(REPO).contains("model.safetensors is missing"));
+}
+
+#[test]
+fn a_complete_cache_may_be_read_only() {
+    use std::os::unix::fs::PermissionsExt;
+    let hub = Hub::start();
+    publish(&hub, COMMIT, &small_model(5000));
+    let machine = Machine::with(&hub);
+    let model = machine.resolve(REPO).unwrap();
+    drop(hub);
+    let cache = &machine.options.hub.cache_dir;
+    let before = files_below(cache);
+    let mut folders = vec![cache.clone()];
+    let mut all = Vec::new();
+    while let Some(folder) = folders.pop() {
+        let below = std::fs::read_dir(&folder).unwrap().flatten().map(|entry| entry.path());
+        folders.extend(below.filter(|path| path.is_dir() && !path.is_symlink()));
+        all.push(folder);
+    }
+    let set = |mode| {
+        for folder in &all {
+            std::fs::set_permissions(folder, std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+    };
+    set(0o555);
+    let again = machine.resolve(REPO);
+    set(0o755);
+    assert_eq!(again.unwrap(), model);
+    // Root may write anyway: nothing was even tried.
+    assert_eq!(files_below(cache), before);
+}
