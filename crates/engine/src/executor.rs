@@ -62,8 +62,14 @@ pub trait Executor: Send {
     /// Blocks until the oldest step has its tokens.
     fn wait(&mut self) -> Result<StepOutput, ExecutorError>;
 
-    /// Takes back the emptied memory of [`StepOutput::rows`] for the next step.
+    /// Takes back the emptied memory of [`StepOutput::rows`], for a later step.
     fn recycle(&mut self, rows: Vec<TokenOutput>) {
         drop(rows);
+    }
+
+    /// Gives back the memory of masks that are no longer needed, for the next [`Executor::sample`] with constrained
+    /// rows. The content does not matter.
+    fn spare_masks(&mut self) -> StepMasks {
+        StepMasks::default()
     }
 }

@@ -22,7 +22,8 @@ use crate::scheduler::{Scheduler, StepRecord};
 use crate::sequence::SequenceKey;
 use crate::stop::stop_reason;
 use crate::{
-    EngineConfig, EngineState, Executor, ExecutorError, FinishReason, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
+    EngineConfig, EngineState, Executor, ExecutorError, FinishReason, StepId, StepMasks, StepOutput, StepPlan,
+    TokenOutput,
 };
 
 /// How the engine ended.
@@ -43,6 +44,14 @@ pub(crate) enum Turn {
     Idle,
     /// That was the last.
     Over(Exit),
+}
+
+/// A step that is back from the device.
+struct Back {
+    record: StepRecord,
+    result: Result<StepOutput, ExecutorError>,
+    /// When it was complete: the time of its tokens.
+    at: Instant,
 }
 
 /// The state of the engine thread.
@@ -127,10 +136,10 @@ impl EngineLoop {
     }
 
     /// What a turn does between two waits. An error is fatal.
-    fn work(&mut self, back: Option<(StepRecord, Result<StepOutput, ExecutorError>)>) -> Result<(), ExecutorError> {
-        if let Some((record, result)) = back {
+    fn work(&mut self, back: Option<Back>) -> Result<(), ExecutorError> {
+        if let Some(Back { record, result, at }) = back {
             match result {
-                Ok(output) => self.retire(record, output)?,
+                Ok(output) => self.retire(record, output, at)?,
                 Err(error) => self.fail_step(record, error)?,
             }
         }
@@ -146,12 +155,13 @@ impl EngineLoop {
     }
 
     /// Waits for the oldest step if no other can be submitted before it is back.
-    fn wait_for_oldest(&mut self) -> Option<(StepRecord, Result<StepOutput, ExecutorError>)> {
+    fn wait_for_oldest(&mut self) -> Option<Back> {
         if self.in_flight.len() < self.depth && !self.starved && !self.settling {
             return None;
         }
         let record = self.in_flight.pop_front()?;
-        Some((record, self.executor.wait()))
+        let result = self.executor.wait();
+        Some(Back { record, result, at: Instant::now() })
     }
 
     /// Takes in what the callers want. Ends come before the outputs of the step that is just back.
@@ -253,9 +263,14 @@ impl EngineLoop {
 
     /// The masks of a step's constrained rows. A sequence that has ended may draw anything.
     fn fill_masks(&mut self, record: &StepRecord) -> StepMasks {
-        let words = self.executor.vocab_size().div_ceil(32);
         let rows = record.constrained_rows();
-        let mut bits = vec![u32::MAX; rows * words];
+        if rows == 0 {
+            return StepMasks::default();
+        }
+        let words = self.executor.vocab_size().div_ceil(32);
+        let mut bits = self.executor.spare_masks().bits;
+        bits.clear();
+        bits.resize(rows * words, u32::MAX);
         let constrained = record.rows.iter().filter(|row| row.constrained);
         for (row, mask) in constrained.zip(bits.chunks_exact_mut(words.max(1))) {
             let sequence = self.scheduler.sequence_mut(row.key);
@@ -267,8 +282,7 @@ impl EngineLoop {
     }
 
     /// A step is back: gives out its tokens.
-    fn retire(&mut self, record: StepRecord, output: StepOutput) -> Result<(), ExecutorError> {
-        let now = Instant::now();
+    fn retire(&mut self, record: StepRecord, output: StepOutput, at: Instant) -> Result<(), ExecutorError> {
         let StepOutput { mut rows, plan } = output;
         let expected = record.rows.iter().filter(|row| row.samples).count();
         if rows.len() != expected {
@@ -283,7 +297,7 @@ impl EngineLoop {
             stats.prompt_tokens += prompt_tokens as u64;
             if let Some(token) = token {
                 stats.generated_tokens += 1;
-                self.take_token(row.key, token, now);
+                self.take_token(row.key, token, at);
             }
         }
         drop(drawn);

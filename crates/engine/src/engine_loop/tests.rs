@@ -1,4 +1,3 @@
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
@@ -36,28 +35,21 @@ impl Rig {
     }
 }
 
+/// The value of a series, named without its prefix and its constant labels.
 fn metric(telemetry: &Telemetry, name: &str) -> f64 {
     let text = telemetry.render();
-    let samples: HashMap<String, f64> = text
-        .lines()
-        .filter(|line| !line.starts_with('#'))
-        .filter_map(|line| line.rsplit_once(' '))
-        .map(|(series, value)| (series.replace(r#"engine="0",model_name="m""#, "").replace(",}", "}"), value))
-        .map(|(series, value)| (series.replace("{}", "").replace("{,", "{"), value.parse().unwrap()))
-        .collect();
-    let found = samples.iter().find(|(series, _)| normalised(series) == name);
-    *found.unwrap_or_else(|| panic!("{name} is not in:\n{text}")).1
+    let mut samples = text.lines().filter_map(|line| line.strip_prefix("vllm:")?.rsplit_once(' '));
+    let found = samples.find(|(series, _)| without_constant_labels(series) == name);
+    found.unwrap_or_else(|| panic!("there is no series {name}")).1.parse().unwrap()
 }
 
-/// The series without its constant labels.
-fn normalised(series: &str) -> String {
+fn without_constant_labels(series: &str) -> String {
     let Some((name, labels)) = series.trim_end_matches('}').split_once('{') else { return series.into() };
-    let rest: Vec<_> = labels
-        .split(',')
-        .filter(|l| !l.is_empty() && !l.starts_with("engine=") && !l.starts_with("model_name="))
-        .collect();
-    let name = name.trim_start_matches("vllm:");
-    if rest.is_empty() { name.into() } else { format!("{name}{{{}}}", rest.join(",")) }
+    let constant = |label: &&str| !label.starts_with("engine=") && !label.starts_with("model_name=");
+    match labels.split(',').filter(constant).collect::<Vec<_>>().join(",") {
+        rest if rest.is_empty() => name.into(),
+        rest => format!("{name}{{{rest}}}"),
+    }
 }
 
 fn request(prompt: &[u32], params: &SamplingParams) -> Request {

@@ -137,6 +137,7 @@ pub struct MockExecutor {
     /// What the latest sampled step drew.
     drawn: Vec<u32>,
     spare_rows: Vec<Vec<TokenOutput>>,
+    spare_masks: StepMasks,
     counters: MockCounters,
 }
 
@@ -156,6 +157,7 @@ impl MockExecutor {
             in_flight: VecDeque::new(),
             drawn: Vec::new(),
             spare_rows: Vec::new(),
+            spare_masks: StepMasks::default(),
             counters: MockCounters::default(),
         }
     }
@@ -244,9 +246,9 @@ impl Executor for MockExecutor {
         let Some(newest) = self.in_flight.back_mut() else { return Ok(()) };
         newest.sampled = true;
         self.drawn.clear();
-        let mut masks = masks.bits.chunks_exact(masks.words.max(1));
+        let mut rows = masks.bits.chunks_exact(masks.words.max(1));
         for sequence in newest.plan.sequences.iter().filter(|sequence| sequence.samples) {
-            let mask = if sequence.constrained { masks.next() } else { None };
+            let mask = if sequence.constrained { rows.next() } else { None };
             if sequence.constrained && mask.is_none() {
                 return Err(broken(format!("step {step} lacks a mask")));
             }
@@ -255,6 +257,7 @@ impl Executor for MockExecutor {
             newest.rows.push(TokenOutput { id, logprobs: token::logprobs(&self.config, params, id) });
             self.drawn.push(id);
         }
+        self.spare_masks = masks;
         Ok(())
     }
 
@@ -272,6 +275,10 @@ impl Executor for MockExecutor {
 
     fn recycle(&mut self, rows: Vec<TokenOutput>) {
         self.spare_rows.push(rows);
+    }
+
+    fn spare_masks(&mut self) -> StepMasks {
+        std::mem::take(&mut self.spare_masks)
     }
 }
 

@@ -263,20 +263,23 @@ fn tokens_of_a_victim_return_to_the_budget() {
     let priority = EngineConfig {
         policy: SchedulingPolicy::Priority,
         enable_prefix_caching: false,
-        max_num_batched_tokens: 40,
+        max_model_len: 56,
+        max_num_batched_tokens: 8,
+        long_prefill_token_threshold: 4,
         ..config()
     };
-    let mut rig = Rig::new(priority, 16);
-    let victim = rig.add(prompt(1, 29), 30, 9);
-    rig.step();
-    rig.add(prompt(2, 31), 20, 0);
-    assert_eq!(rig.step(), [(0, 1, true), (1, 31, true)]);
-    assert_eq!(rig.step(), [(0, 1, true), (1, 1, true)]);
-    // The first fills its 8th block and is planned; the second needs a 9th, for which the first has to go again.
-    let (shares, _) = rig.plan();
-    assert_eq!(shares, [(1, 1, true)]);
-    assert_eq!(rig.plan.sequences.len(), 1);
+    let mut rig = Rig::new(priority, 14);
+    let victim = rig.add(prompt(1, 23), 30, 9);
+    while rig.step() != [(0, 7, true)] {}
+    rig.add(prompt(2, 32), 20, 0);
+    rig.add(prompt(3, 20), 20, 1);
+    for _ in 0..4 {
+        assert_eq!(rig.step(), [(0, 1, true), (1, 4, false), (2, 3, false)]);
+    }
+    // 7 + 4 + 3 blocks are taken. The first sequence is chosen for its 28th token, then the second wants a block.
+    assert_eq!(rig.step(), [(1, 4, false), (2, 4, false)], "the third gets the token that the first gave back");
     assert_eq!(rig.scheduler.sequences.get(victim).unwrap().preemptions, 1);
+    assert_eq!(rig.plan.tokens.len(), 8);
 }
 
 #[test]

@@ -22,7 +22,10 @@ impl Scheduler {
         let mut sampled_rows = 0;
         for &Chosen { key, tokens } in &self.chosen {
             let Some(sequence) = self.sequences.get_mut(key) else { continue };
-            let Residence::Running(slot) = sequence.residence else { continue };
+            let Residence::Running(slot) = sequence.residence else {
+                debug_assert!(false, "a victim was taken out of the step");
+                continue;
+            };
             let first = sequence.submitted;
             let end = first + tokens;
             let samples = end == sequence.total();
