@@ -42,6 +42,21 @@ pub struct StepBatch {
 }
 
 impl StepBatch {
+    /// An empty batch with memory for steps of that many tokens and sequences; block tables grow as they are filled.
+    pub fn with_capacity(tokens: usize, sequences: usize, kv_groups: usize) -> Self {
+        Self {
+            token_ids: Vec::with_capacity(tokens),
+            positions: Vec::with_capacity(tokens),
+            // Not `vec![..; n]`: clones have no spare capacity.
+            slot_mapping: (0..kv_groups).map(|_| Vec::with_capacity(tokens)).collect(),
+            block_tables: vec![BlockTables::default(); kv_groups],
+            query_start: Vec::with_capacity(sequences + 1),
+            seq_lens: Vec::with_capacity(sequences),
+            sampled_rows: Vec::with_capacity(sequences),
+            slots: Vec::with_capacity(sequences),
+        }
+    }
+
     /// T.
     pub fn tokens(&self) -> usize {
         self.token_ids.len()

@@ -7,8 +7,12 @@ use octavo_engine::{ExecutorError, Logprobs, StepMasks, StepOutput, StepPlan, To
 use octavo_ops::sampling::{SampleBatch, SampleRow, SampledToken};
 use octavo_ops::{Backend, StepBatch};
 
+use crate::RunnerConfig;
 use crate::fill::fill;
 use crate::slots::Slots;
+
+/// Tokens or sequences of a step for which memory is taken at the start; the arrays of larger steps grow when they come.
+const RESERVED: usize = 1 << 16;
 
 /// What the engine thread asks for. A step is a `Forward`, then a `Sample`.
 pub(crate) enum Command {
@@ -48,17 +52,18 @@ fn lost(message: impl std::fmt::Display) -> ExecutorError {
 }
 
 impl Device {
-    pub(crate) fn new(backend: Box<dyn Backend>, block_size: usize, groups: usize, slots: usize) -> Self {
+    pub(crate) fn new(backend: Box<dyn Backend>, groups: usize, config: &RunnerConfig) -> Self {
+        let (tokens, rows) = (config.max_num_batched_tokens.min(RESERVED), config.max_num_seqs.min(RESERVED));
         Self {
             backend,
-            block_size,
+            block_size: config.block_size,
             groups,
-            slots: Slots::new(slots),
-            batch: StepBatch::default(),
+            slots: Slots::new(config.max_num_seqs),
+            batch: StepBatch::with_capacity(tokens, rows, groups),
             step: None,
-            drawn: Vec::with_capacity(slots),
-            sampled: Vec::with_capacity(slots),
-            rows: Vec::with_capacity(slots),
+            drawn: Vec::with_capacity(rows),
+            sampled: Vec::with_capacity(rows),
+            rows: Vec::with_capacity(rows),
         }
     }
 

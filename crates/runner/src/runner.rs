@@ -51,7 +51,7 @@ impl Runner {
         // Two commands a step: the engine thread never waits to send one.
         let (commands, receiver) = sync_channel(2 * max_in_flight);
         let (sender, results) = sync_channel(max_in_flight);
-        let device = Device::new(backend, config.block_size, groups, config.max_num_seqs);
+        let device = Device::new(backend, groups, &config);
         let thread = std::thread::Builder::new().name("octavo-device".into());
         let thread = thread.spawn(move || device.run(&receiver, &sender))?;
         tracing::debug!(blocks = memory.blocks, groups, max_in_flight, "the device thread runs");

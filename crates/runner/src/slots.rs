@@ -6,7 +6,12 @@ use octavo_engine::{Joined, PlannedSequence, SamplingParams, Slot};
 use octavo_ops::sampling::{SampleParams, SampleRow, TokenCounts};
 
 /// The sequences by slot.
-pub(crate) struct Slots(Vec<Option<SlotState>>);
+pub(crate) struct Slots {
+    /// As long as the highest slot that was ever taken.
+    states: Vec<Option<SlotState>>,
+    /// Number of slots.
+    limit: usize,
+}
 
 struct SlotState {
     requested: Arc<SamplingParams>,
@@ -19,15 +24,20 @@ struct SlotState {
 
 impl Slots {
     /// That many empty slots.
-    pub(crate) fn new(slots: usize) -> Self {
-        Self((0..slots).map(|_| None).collect())
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { states: Vec::new(), limit }
     }
 
     /// A sequence takes a slot, whoever had it before.
     pub(crate) fn join(&mut self, joined: &Joined) -> Result<(), String> {
-        let slots = self.0.len();
-        let slot = self.0.get_mut(joined.slot as usize);
-        *slot.ok_or_else(|| format!("slot {} of {slots}", joined.slot))? = Some(SlotState::new(joined));
+        let slot = joined.slot as usize;
+        if slot >= self.limit {
+            return Err(format!("slot {slot} of {}", self.limit));
+        }
+        if slot >= self.states.len() {
+            self.states.resize_with(slot + 1, || None);
+        }
+        self.states[slot] = Some(SlotState::new(joined));
         Ok(())
     }
 
@@ -37,7 +47,7 @@ impl Slots {
         sequence: &PlannedSequence,
         mask: Option<&'a [u32]>,
     ) -> Result<SampleRow<'a>, String> {
-        let state = self.0.get(sequence.slot as usize).and_then(Option::as_ref);
+        let state = self.states.get(sequence.slot as usize).and_then(Option::as_ref);
         let state = state.ok_or_else(|| format!("nobody has slot {}", sequence.slot))?;
         let ending = sequence.output_position >= state.requested.min_tokens;
         Ok(SampleRow {
@@ -52,7 +62,7 @@ impl Slots {
 
     /// A token was drawn for a slot.
     pub(crate) fn push(&mut self, slot: Slot, token: u32) {
-        let state = self.0.get_mut(slot as usize).and_then(Option::as_mut);
+        let state = self.states.get_mut(slot as usize).and_then(Option::as_mut);
         if let Some(counts) = state.and_then(|state| state.counts.as_mut()) {
             counts.push(token);
         }

@@ -8,7 +8,7 @@ use octavo_engine::{Engine, EngineConfig, FinishReason, Request, RequestStream, 
 use octavo_ops::Backend;
 use octavo_ops::testing::{QkNormWidth, TestRng, TinyModel};
 use octavo_runner::{KvBudget, Runner, RunnerConfig};
-use octavo_telemetry::EngineMetrics;
+use octavo_telemetry::{Telemetry, TelemetryConfig};
 
 const MAX_LEN: usize = 96;
 
@@ -24,7 +24,7 @@ fn model() -> TinyModel {
     }
 }
 
-fn engine(config: EngineConfig, blocks: usize) -> Engine {
+fn engine(config: EngineConfig, blocks: usize) -> (Engine, Telemetry) {
     let (program, weights) = model().build().unwrap();
     let mut backend = CandleBackend::new();
     backend.load(&program, &weights, &mut |_| {}).unwrap();
@@ -36,7 +36,8 @@ fn engine(config: EngineConfig, blocks: usize) -> Engine {
         kv: KvBudget::Blocks(blocks),
     };
     let runner = Runner::new(Box::new(backend), Arc::new(program), runner_config).unwrap();
-    Engine::spawn(Box::new(runner), config, EngineMetrics::disabled()).unwrap()
+    let telemetry = Telemetry::new(TelemetryConfig { model_name: "tiny".into(), engine: 0, max_model_len: MAX_LEN });
+    (Engine::spawn(Box::new(runner), config, telemetry.engine()).unwrap(), telemetry)
 }
 
 fn config() -> EngineConfig {
@@ -54,6 +55,13 @@ fn request(prompt: &[u32], params: &SamplingParams) -> Request {
         constraint: None,
         parent_n: None,
     }
+}
+
+/// The value of a counter.
+fn counter(telemetry: &Telemetry, name: &str) -> f64 {
+    let text = telemetry.render();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+    line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
 /// Every token with its log-probabilities, and why it ended.
@@ -106,7 +114,8 @@ async fn one_by_one(engine: &Engine) -> Vec<(Vec<TokenOutput>, FinishReason)> {
 }
 
 async fn all_at_once(engine: &Engine) -> Vec<(Vec<TokenOutput>, FinishReason)> {
-    let submit = |(prompt, params): &(Vec<u32>, SamplingParams)| engine.handle().submit(request(prompt, params)).unwrap();
+    let submit =
+        |(prompt, params): &(Vec<u32>, SamplingParams)| engine.handle().submit(request(prompt, params)).unwrap();
     let streams: Vec<_> = requests().iter().map(submit).collect();
     let mut outputs = Vec::new();
     for stream in streams {
@@ -117,7 +126,7 @@ async fn all_at_once(engine: &Engine) -> Vec<(Vec<TokenOutput>, FinishReason)> {
 
 #[tokio::test]
 async fn the_same_request_gives_the_same_tokens() {
-    let alone = engine(EngineConfig { enable_prefix_caching: false, ..config() }, 64);
+    let (alone, _) = engine(EngineConfig { enable_prefix_caching: false, ..config() }, 64);
     let expected = one_by_one(&alone).await;
     assert!(expected.iter().all(|(tokens, _)| tokens.len() >= 4), "min_tokens");
     assert!(expected.iter().any(|(tokens, _)| tokens.len() >= 14));
@@ -132,10 +141,13 @@ async fn the_same_request_gives_the_same_tokens() {
         ("preempted", EngineConfig { max_num_batched_tokens: 48, ..config() }, 13),
     ];
     for (name, config, blocks) in settings {
-        let engine = engine(config, blocks);
+        let (engine, telemetry) = engine(config, blocks);
         assert_eq!(all_at_once(&engine).await, expected, "{name}");
         // Now with what the prefix cache has kept.
         assert_eq!(one_by_one(&engine).await, expected, "{name}, again");
+        let (preemptions, hits) = ("vllm:num_preemptions_total{", "vllm:prefix_cache_hits_total{");
+        assert_eq!(counter(&telemetry, preemptions) > 0.0, name == "preempted", "{name}");
+        assert_eq!(counter(&telemetry, hits) > 0.0, name != "without prefix cache", "{name}");
         engine.join();
     }
 }

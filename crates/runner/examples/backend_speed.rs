@@ -1,0 +1,74 @@
+//! How fast the candle backend runs a model: `backend_speed MODEL.gguf [CONTEXT]`.
+//!
+//! Prints the time to load, prompt tokens a second of a prefill in chunks of 512, and the tokens a second of decode steps
+//! of 1 and of 8 sequences that each have `CONTEXT` tokens (512).
+
+use std::error::Error;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use octavo_backend_candle::CandleBackend;
+use octavo_models::{Checkpoint, build_program};
+use octavo_ops::{Backend, BlockTables, Program, StepBatch};
+
+const BLOCK: usize = 16;
+const CHUNK: usize = 512;
+const DECODE_STEPS: usize = 16;
+const MOST_SEQUENCES: usize = 8;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let path = arguments.next().ok_or("usage: backend_speed MODEL.gguf [CONTEXT]")?;
+    let context: usize = arguments.next().map_or(Ok(512), |text| text.parse())?;
+
+    let started = Instant::now();
+    let checkpoint = Checkpoint::open(Path::new(&path))?;
+    let program = build_program(&checkpoint)?;
+    let mut backend = CandleBackend::new();
+    backend.load(&program, &checkpoint, &mut |_| {})?;
+    println!("load: {:.2} s, weights of {} MB", started.elapsed().as_secs_f64(), backend.weight_bytes() / 1_000_000);
+
+    let blocks_each = (context + DECODE_STEPS).div_ceil(BLOCK);
+    backend.allocate_kv(BLOCK, &vec![1 + MOST_SEQUENCES * blocks_each; program.kv_groups.len()])?;
+    let mut run = |sequences: usize, start: usize, rows: usize| -> Result<Duration, Box<dyn Error>> {
+        let batch = batch(&program, sequences, start, rows, blocks_each);
+        let started = Instant::now();
+        backend.forward(&batch)?;
+        Ok(started.elapsed())
+    };
+    let mut prefill = Duration::ZERO;
+    for start in (0..context).step_by(CHUNK) {
+        prefill += run(1, start, CHUNK.min(context - start))?;
+    }
+    println!("prefill of {context} tokens: {:.0} tokens/s", context as f64 / prefill.as_secs_f64());
+    for sequences in [1, MOST_SEQUENCES] {
+        let mut steps = Vec::new();
+        for step in 0..DECODE_STEPS {
+            steps.push(run(sequences, context + step, 1)?);
+        }
+        steps.sort_unstable();
+        let median = steps[steps.len() / 2].as_secs_f64();
+        println!("decode of {sequences}: {:.1} ms a step, {:.1} tokens/s", median * 1e3, sequences as f64 / median);
+    }
+    Ok(())
+}
+
+/// `rows` tokens from position `start` of each sequence, the last of which is sampled.
+fn batch(program: &Program, sequences: usize, start: usize, rows: usize, blocks_each: usize) -> StepBatch {
+    let groups = program.kv_groups.len();
+    let block = |s: usize, index: usize| (1 + s * blocks_each + index) as u32;
+    let slot = |s: usize, p: usize| block(s, p / BLOCK) * BLOCK as u32 + (p % BLOCK) as u32;
+    let tokens = (0..sequences).flat_map(|s| (start..start + rows).map(move |p| (s, p)));
+    let slots: Vec<u32> = tokens.clone().map(|(s, p)| slot(s, p)).collect();
+    let ids = (0..sequences).flat_map(|s| (0..blocks_each).map(move |index| block(s, index))).collect();
+    StepBatch {
+        token_ids: tokens.clone().map(|(s, p)| ((s * 131 + p * 17) % program.vocab_size) as u32).collect(),
+        positions: tokens.map(|(_, p)| p as u32).collect(),
+        slot_mapping: vec![slots; groups],
+        block_tables: vec![BlockTables { stride: blocks_each, ids }; groups],
+        query_start: (0..=sequences).map(|s| (s * rows) as u32).collect(),
+        seq_lens: vec![(start + rows) as u32; sequences],
+        sampled_rows: (1..=sequences).map(|s| (s * rows - 1) as u32).collect(),
+        slots: (0..sequences as u32).collect(),
+    }
+}
