@@ -36,8 +36,6 @@ pub(crate) struct Sequence {
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     parent_n: Option<u32>,
     pub(crate) residence: Residence,
-    /// Its turn under FCFS: the order of submission, or negative once it was put at the front of the queue.
-    pub(crate) turn: i64,
     /// Times it was preempted. A planned row carries the count, so that a row from before is known as such.
     pub(crate) preemptions: u32,
     /// Tokens that prompt and output may reach together.
@@ -73,7 +71,6 @@ impl Sequence {
             constraint,
             parent_n,
             residence: Residence::Waiting,
-            turn: id as i64,
             preemptions: 0,
             limit,
             pending: 0,

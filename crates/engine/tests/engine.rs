@@ -25,11 +25,11 @@ fn request(prompt: &[u32], max_tokens: u32) -> Request {
 }
 
 fn spawn(executor: impl Executor + 'static, config: EngineConfig) -> Engine {
-    Engine::spawn(Box::new(executor), config, EngineMetrics::disabled()).unwrap()
+    Engine::spawn(Box::new(executor), config, EngineMetrics::disabled()).expect("limits are right")
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+    tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(future)
 }
 
 /// Every event to the end.
@@ -48,7 +48,7 @@ fn ids(events: &[RequestEvent]) -> Vec<u32> {
 
 fn finish(events: &[RequestEvent]) -> &FinishReason {
     assert_eq!(events.iter().filter(|event| event.finish.is_some()).count(), 1);
-    events.last().unwrap().finish.as_ref().unwrap()
+    events.last().and_then(|event| event.finish.as_ref()).expect("the last event ends the request")
 }
 
 /// A mock executor whose steps end when the test lets them.

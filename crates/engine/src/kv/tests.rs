@@ -158,6 +158,9 @@ fn switched_off_nothing_is_kept() {
     assert_eq!(Holder::hit(&mut cache, &tokens(0, 9), None), 0);
 }
 
+/// The salt, and the tokens up to the end of a block.
+type Content = (bool, Vec<u32>);
+
 #[derive(Clone, Debug)]
 enum Act {
     Start { family: u32, len: usize, salt: bool },
@@ -182,8 +185,8 @@ proptest! {
     fn blocks_come_and_go(acts in acts(), sizes in prop::collection::vec(2..24usize, 1..3), block_size in 1..6usize) {
         let mut cache = KvCache::new(&spec(block_size, &sizes), true);
         let mut holders: Vec<Holder> = Vec::new();
-        // What a block was last filled with, by group and block: tokens of its whole prefix, and the salt.
-        let mut filled: Vec<Vec<Option<(bool, Vec<u32>)>>> = sizes.iter().map(|&n| vec![None; n]).collect();
+        // What a block was last filled with, by group and block: its whole prefix.
+        let mut filled: Vec<Vec<Option<Content>>> = sizes.iter().map(|&n| vec![None; n]).collect();
         for act in acts {
             match act {
                 Act::Start { family, len, salt } => {
@@ -191,7 +194,7 @@ proptest! {
                     let history = TokenHistory::new(prompt);
                     let mut kv = SequenceKv::new(cache.layout(), &history, salt.then_some("salt"));
                     let hit = cache.lookup(&mut kv, &history);
-                    prop_assert!(hit.tokens < len && hit.tokens % block_size == 0);
+                    prop_assert!(hit.tokens < len && hit.tokens.is_multiple_of(block_size));
                     for (group, found) in cache.found.iter().enumerate() {
                         for (block, &id) in found.iter().enumerate() {
                             let expected = (salt, history.prompt[..(block + 1) * block_size].to_vec());

@@ -167,9 +167,11 @@ impl MockExecutor {
         self.counters.clone()
     }
 
-    fn fails(&self, step: StepId, at: FailurePoint) -> Result<(), ExecutorError> {
+    /// A failure that was ordered. Whatever was drawn last is lost with it.
+    fn fails(&mut self, step: StepId, at: FailurePoint) -> Result<(), ExecutorError> {
         match self.config.failures.iter().find(|failure| failure.step == step && failure.at == at) {
             Some(failure) => {
+                self.drawn.clear();
                 Err(ExecutorError { message: format!("step {step} was told to fail"), fatal: failure.fatal })
             }
             None => Ok(()),

@@ -240,7 +240,7 @@ impl Scheduler {
         }
         self.kv.release(&mut sequence.kv);
         sequence.preempt();
-        self.waiting.push_preempted(key, sequence);
+        self.waiting.push(key, sequence);
         self.preempted += 1;
     }
 
@@ -301,6 +301,9 @@ impl Scheduler {
         if self.running.len() + self.waiting.len() != self.sequences.len() {
             return Err(format!("{} sequences, {} queued", self.sequences.len(), self.waiting.len()));
         }
+        if self.config.policy == SchedulingPolicy::Fcfs {
+            self.check_order()?;
+        }
         if self.is_idle() && self.kv.used() > 0 {
             return Err(format!("idle with {} blocks in use", self.kv.used()));
         }
@@ -318,6 +321,13 @@ impl Scheduler {
             Some(slot) => Err(format!("slot {slot} is held {} times", counts[slot])),
             None => Ok(()),
         }
+    }
+
+    /// Under FCFS nobody has overtaken anybody: the running list, then the queue, are in the order of submission.
+    fn check_order(&self) -> Result<(), String> {
+        let order = self.running.iter().copied().chain(self.waiting.first());
+        let ids = order.filter_map(|key| self.sequences.get(key)).map(|sequence| sequence.id);
+        if ids.is_sorted() { Ok(()) } else { Err("a request has overtaken another".into()) }
     }
 
     fn slot(&self, key: SequenceKey) -> Option<Slot> {

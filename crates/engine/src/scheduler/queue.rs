@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use crate::SchedulingPolicy;
+use crate::inbox::RequestId;
 use crate::sequence::{Sequence, SequenceKey};
 
 /// The order of the priority policy: lower priority value first, then earlier arrival; ties go by submission.
@@ -11,7 +12,7 @@ use crate::sequence::{Sequence, SequenceKey};
 pub(super) struct Rank {
     priority: i64,
     arrival: Instant,
-    id: u64,
+    id: RequestId,
 }
 
 impl Rank {
@@ -21,9 +22,12 @@ impl Rank {
 }
 
 /// Place of a sequence in the queue; smaller is nearer to the head. A queue uses one kind.
+///
+/// Under FCFS it is the order of submission, also for a preempted sequence, which must come back at the front: the last
+/// admitted goes first, so whatever waits was submitted after whatever runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
-    Turn(i64),
+    Turn(RequestId),
     Rank(Rank),
 }
 
@@ -31,20 +35,18 @@ enum Place {
 pub(super) struct WaitingQueue {
     policy: SchedulingPolicy,
     order: BTreeMap<Place, SequenceKey>,
-    /// FCFS: turn of the last sequence that was put at the front.
-    front: i64,
     /// Sequences among them that have run before.
     preempted: usize,
 }
 
 impl WaitingQueue {
     pub(super) fn new(policy: SchedulingPolicy) -> Self {
-        Self { policy, order: BTreeMap::new(), front: 0, preempted: 0 }
+        Self { policy, order: BTreeMap::new(), preempted: 0 }
     }
 
     fn place(&self, sequence: &Sequence) -> Place {
         match self.policy {
-            SchedulingPolicy::Fcfs => Place::Turn(sequence.turn),
+            SchedulingPolicy::Fcfs => Place::Turn(sequence.id),
             SchedulingPolicy::Priority => Place::Rank(Rank::of(sequence)),
         }
     }
@@ -63,16 +65,11 @@ impl WaitingQueue {
         self.order.first_key_value().map(|(_, &key)| key)
     }
 
-    /// Takes a new sequence in: at the end, or where its priority puts it.
+    /// Takes a sequence in, new or preempted.
     pub(super) fn push(&mut self, key: SequenceKey, sequence: &Sequence) {
-        self.order.insert(self.place(sequence), key);
-    }
-
-    /// Takes a preempted sequence in: at the front, or where its priority puts it.
-    pub(super) fn push_preempted(&mut self, key: SequenceKey, sequence: &mut Sequence) {
-        self.front -= 1;
-        sequence.turn = self.front;
-        self.preempted += 1;
+        if sequence.preemptions > 0 {
+            self.preempted += 1;
+        }
         self.order.insert(self.place(sequence), key);
     }
 

@@ -116,7 +116,7 @@ fn positions_tables_and_joins_are_written() {
     let sequence = &rig.plan.sequences[0];
     assert_eq!((sequence.first_position, sequence.samples, sequence.output_position), (6, true, 0));
     assert_eq!(rig.plan.tokens, [1006, 1007, 1008].map(InputToken::Id));
-    assert_eq!(rig.plan.tables[sequence.tables.clone()], [0..3]);
+    assert_eq!((sequence.tables.clone(), &rig.plan.tables[0]), (0..1, &(0..3)));
     assert!(rig.plan.joined.is_empty());
     rig.step();
     assert_eq!(rig.plan.tokens, [InputToken::Id(7)]);
