@@ -1,0 +1,184 @@
+//! The server: its state, its routes and its life.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get, post};
+use axum::{Json, Router};
+use http::StatusCode;
+use octavo_engine::EngineHandle;
+use octavo_telemetry::{EngineMetrics, HttpMetrics, Telemetry};
+use tokio::net::TcpListener;
+use tokio::time::{Instant, sleep_until};
+
+use crate::auth::{self, ApiKeys};
+use crate::body::BodyBudget;
+use crate::config::{ServerConfig, TextModel};
+use crate::drain::Shutdown;
+use crate::listener::Connections;
+use crate::observe::observe;
+use crate::routes::{chat, completions, health, metrics, models};
+use crate::workers::Workers;
+
+/// How long ended streams have to send their last events.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// What handlers share; clones are cheap.
+pub(crate) type AppState = Arc<App>;
+
+/// See [`AppState`].
+pub(crate) struct App {
+    pub(crate) engine: EngineHandle,
+    pub(crate) engine_metrics: EngineMetrics,
+    pub(crate) http_metrics: HttpMetrics,
+    pub(crate) telemetry: Telemetry,
+    pub(crate) text: TextModel,
+    pub(crate) config: ServerConfig,
+    /// The name that responses carry.
+    pub(crate) model: Arc<str>,
+    pub(crate) fingerprint: Arc<str>,
+    /// Bytes of the longest token: no text has fewer tokens than its bytes over this.
+    pub(crate) longest_token: usize,
+    /// Unix time of the start.
+    pub(crate) started: u64,
+    pub(crate) drain: Shutdown,
+    pub(crate) workers: Workers,
+    pub(crate) bodies: BodyBudget,
+}
+
+/// Why the server ended without being asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The listening socket is unusable.
+    #[error("no connection can be accepted any more: {0}")]
+    Accept(#[from] std::io::Error),
+}
+
+/// The HTTP front of one engine.
+pub struct Server {
+    state: AppState,
+}
+
+/// Every route: what matches it and what answers. The table is also the set of labels that HTTP metrics have.
+fn routes() -> [(&'static str, &'static str, MethodRouter<AppState>); 10] {
+    [
+        ("POST", "/v1/chat/completions", post(chat::handle)),
+        ("POST", "/v1/completions", post(completions::handle)),
+        ("GET", "/v1/models", get(models::handle)),
+        ("GET", "/health", get(health::ready)),
+        ("GET", "/ping", get(health::ready)),
+        ("POST", "/ping", post(health::ready)),
+        ("GET", "/live", get(health::live)),
+        ("GET", "/version", get(health::version)),
+        ("GET", "/metrics", get(metrics::handle)),
+        ("GET", "/metrics/", get(metrics::handle)),
+    ]
+}
+
+impl Server {
+    /// A server for a running engine. A configuration without a served name serves the model under `model_root`.
+    pub fn new(engine: EngineHandle, text: TextModel, telemetry: Telemetry, mut config: ServerConfig) -> Self {
+        if config.served_model_names.is_empty() {
+            config.served_model_names.push(config.model_root.clone());
+        }
+        let labels: Vec<_> = routes().iter().map(|(method, path, _)| (*method, *path)).collect();
+        let longest_token =
+            (0..text.tokenizer.vocab_size() as u32).map(|id| text.tokenizer.token_bytes(id).len()).max();
+        let state = Arc::new(App {
+            engine,
+            engine_metrics: telemetry.engine(),
+            http_metrics: telemetry.http(&labels),
+            fingerprint: fingerprint(&config).into(),
+            bodies: BodyBudget::new(&config.connection),
+            longest_token: longest_token.unwrap_or(1).max(1),
+            started: unix_time(),
+            drain: Shutdown::new(),
+            workers: Workers::new(),
+            telemetry,
+            text,
+            model: config.served_model_names[0].as_str().into(),
+            config,
+        });
+        Self { state }
+    }
+
+    /// The routes, for a server of the caller's own.
+    pub fn router(&self) -> Router {
+        let mut router = Router::new();
+        for (_, path, handler) in routes() {
+            router = router.route(path, handler);
+        }
+        router
+            .fallback(not_found)
+            .method_not_allowed_fallback(method_not_allowed)
+            .with_state(Arc::clone(&self.state))
+            .layer(from_fn_with_state(ApiKeys::new(&self.state.config.api_keys), auth::guard))
+            .layer(from_fn_with_state(self.state.http_metrics.clone(), observe))
+    }
+
+    /// Serves until `shutdown` is signalled: readiness turns false at once, new requests are served for `shutdown_lag`,
+    /// running ones have `shutdown_timeout` in all, and what is left then ends with an error. A second signal returns
+    /// at once.
+    ///
+    /// # Errors
+    /// The listening socket is unusable.
+    pub async fn serve(self, listener: TcpListener, shutdown: Shutdown) -> Result<(), ServerError> {
+        let router = self.router();
+        let mut connections = Connections::new(self.state.config.connection);
+        tokio::select! {
+            () = self.state.drain.follow(&shutdown) => Ok(()),
+            result = self.run(listener, &router, &mut connections) => result,
+        }
+    }
+
+    async fn run(
+        &self,
+        listener: TcpListener,
+        router: &Router,
+        connections: &mut Connections,
+    ) -> Result<(), ServerError> {
+        let (drain, config) = (&self.state.drain, &self.state.config);
+        tokio::select! {
+            error = connections.accept(&listener, router) => return Err(error.into()),
+            () = drain.draining() => {}
+        }
+        let begun = Instant::now();
+        let (lag, deadline) = (begun + config.shutdown_lag, begun + config.shutdown_timeout);
+        tracing::info!(connections = connections.len(), timeout = ?config.shutdown_timeout, "shutting down");
+        tokio::select! {
+            error = connections.accept(&listener, router) => return Err(error.into()),
+            () = sleep_until(lag.min(deadline)) => {}
+        }
+        drop(listener);
+        connections.close();
+        if !connections.closed(deadline).await {
+            tracing::warn!(connections = connections.len(), "time is up: ending the requests that still run");
+            drain.end();
+            self.state.engine.abort_all();
+            connections.closed(Instant::now() + LAST_WORDS).await;
+        }
+        Ok(())
+    }
+}
+
+async fn not_found() -> Response {
+    (StatusCode::NOT_FOUND, Json(serde_json::json!({"detail": "Not Found"}))).into_response()
+}
+
+async fn method_not_allowed() -> Response {
+    (StatusCode::METHOD_NOT_ALLOWED, Json(serde_json::json!({"detail": "Method Not Allowed"}))).into_response()
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Stays the same as long as answers to the same seed do, as far as the configuration tells: FNV-1a of it.
+fn fingerprint(config: &ServerConfig) -> String {
+    let identity = format!("{}\0{}\0{}", config.version, config.model_root, config.max_model_len);
+    let hash = identity.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    format!("octavo-{}-{hash:08x}", config.version)
+}

@@ -1,0 +1,145 @@
+//! The sequences of one request, from submission to their ends.
+
+mod generation;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures::stream::{SelectAll, Stream, StreamExt, unfold};
+use octavo_engine::{EngineState, FinishReason, Request, SubmitError, TokenOutput};
+use octavo_telemetry::Rejection;
+use octavo_text::TextStream;
+
+use crate::app::AppState;
+use crate::error::ApiError;
+use crate::params::Sampling;
+use crate::types::response::Finish;
+
+use generation::Generation;
+
+/// A prompt that fits.
+pub(crate) struct PreparedPrompt {
+    pub(crate) tokens: Arc<[u32]>,
+    /// Tokens that may follow; 0 only if the prompt is echoed.
+    pub(crate) max_tokens: u32,
+}
+
+/// What all sequences of a request share.
+pub(crate) struct Submission {
+    pub(crate) request_id: String,
+    pub(crate) prompts: Vec<PreparedPrompt>,
+    pub(crate) sampling: Sampling,
+    pub(crate) priority: i64,
+    pub(crate) cache_salt: Option<Arc<str>>,
+    pub(crate) arrival: Instant,
+}
+
+/// What one engine output adds to a choice.
+#[derive(Debug, Default)]
+pub(crate) struct Output {
+    /// Prompt index × n + child.
+    pub(crate) index: u32,
+    /// New text; empty while a character or a possible stop string is incomplete.
+    pub(crate) text: String,
+    /// The tokens of this output.
+    pub(crate) tokens: Vec<TokenOutput>,
+    /// Set in a choice's last output.
+    pub(crate) finish: Option<Finish>,
+}
+
+type OutputStream = Pin<Box<dyn Stream<Item = Result<Output, ApiError>> + Send>>;
+
+/// The running sequences of a request. Dropping it aborts them.
+pub(crate) struct Choices {
+    running: SelectAll<OutputStream>,
+    state: AppState,
+    /// Sequences a prompt, and for each prompt the most tokens any of them has generated; only tracked above 1.
+    n: u32,
+    generated: Vec<u32>,
+}
+
+impl Choices {
+    /// Submits `n` sequences for each prompt; if the engine takes one of them not, none runs.
+    pub(crate) fn submit(state: &AppState, submission: Submission) -> Result<Self, ApiError> {
+        if state.drain.is_ending() {
+            return Err(ApiError::shutting_down());
+        }
+        let n = submission.sampling.n;
+        let sequences = submission.prompts.len() * n as usize;
+        let mut running = SelectAll::new();
+        for index in 0..sequences {
+            let generation = start(state, &submission, index)?;
+            running.push(Box::pin(unfold(generation, next)) as OutputStream);
+        }
+        let generated = if n > 1 { vec![0; sequences] } else { vec![] };
+        Ok(Self { running, state: state.clone(), n, generated })
+    }
+
+    /// The next output of any choice; `None` when all have ended.
+    pub(crate) async fn next(&mut self) -> Option<Result<Output, ApiError>> {
+        let output = match self.running.next().await? {
+            Ok(output) => output,
+            Err(error) => return Some(Err(error)),
+        };
+        if output.finish == Some(Finish::Abort) && self.state.drain.is_ending() {
+            return Some(Err(ApiError::shutting_down()));
+        }
+        if let Some(generated) = self.generated.get_mut(output.index as usize) {
+            *generated = generated.saturating_add(u32::try_from(output.tokens.len()).unwrap_or(u32::MAX));
+        }
+        Some(Ok(output))
+    }
+}
+
+impl Drop for Choices {
+    fn drop(&mut self) {
+        for children in self.generated.chunks(self.n as usize) {
+            let most = children.iter().copied().max().unwrap_or(0);
+            self.state.engine_metrics.parent_finished(u64::from(most));
+        }
+    }
+}
+
+fn start(state: &AppState, submission: &Submission, index: usize) -> Result<Generation, ApiError> {
+    let Submission { prompts, sampling, .. } = submission;
+    let (prompt, child) = (&prompts[index / sampling.n as usize], index as u32 % sampling.n);
+    let text = TextStream::new(Arc::clone(&state.text.tokenizer), &prompt.tokens, sampling.text.clone());
+    if prompt.max_tokens == 0 {
+        return Ok(Generation::empty(index as u32, text));
+    }
+    let single = submission.prompts.len() == 1 && sampling.n == 1;
+    let request = Request {
+        id: if single { submission.request_id.clone() } else { format!("{}-{index}", submission.request_id) },
+        prompt: Arc::clone(&prompt.tokens),
+        params: Arc::new(sampling.for_sequence(child, prompt.max_tokens)),
+        priority: submission.priority,
+        arrival: submission.arrival,
+        cache_salt: submission.cache_salt.clone(),
+        constraint: None,
+        parent_n: (child == 0).then_some(sampling.n),
+    };
+    let stream = state.engine.submit(request).map_err(|error| refused(state, &error))?;
+    Ok(Generation::new(index as u32, stream, text, sampling.includes_stop()))
+}
+
+fn refused(state: &AppState, error: &SubmitError) -> ApiError {
+    match error {
+        SubmitError::TooManyRequests { .. } => state.http_metrics.rejected(Rejection::Requests),
+        SubmitError::TooManyTokens { .. } => state.http_metrics.rejected(Rejection::Tokens),
+        _ => {}
+    }
+    ApiError::from_submit(error, state.engine.status().state == EngineState::Failed)
+}
+
+async fn next(mut generation: Generation) -> Option<(Result<Output, ApiError>, Generation)> {
+    let output = match generation.next().await? {
+        Ok(output) => Ok(output),
+        Err(FinishReason::Error(message)) => {
+            tracing::error!(%message, "the engine ended a request");
+            Err(ApiError::internal())
+        }
+        Err(_) => Err(ApiError::internal()),
+    };
+    Some((output, generation))
+}

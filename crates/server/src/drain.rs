@@ -1,0 +1,107 @@
+//! Going away without dropping anyone: the first signal drains, the second ends.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+/// How far the shutdown has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    /// Serving.
+    #[default]
+    Ready,
+    /// Not ready any more; new requests are still served until the lag is over.
+    Draining,
+    /// Time is up: what still runs is being ended.
+    Ending,
+    /// Asked to stop at once.
+    Now,
+}
+
+/// The handle by which a server is told to go away. Clones are the same handle.
+#[derive(Clone, Debug)]
+pub struct Shutdown {
+    phase: Arc<watch::Sender<Phase>>,
+}
+
+impl Default for Shutdown {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Shutdown {
+    /// A handle that nobody has pulled.
+    pub fn new() -> Self {
+        Self { phase: Arc::new(watch::Sender::new(Phase::Ready)) }
+    }
+
+    /// What a signal does: the first call begins the graceful shutdown, the second ends it at once.
+    pub fn signal(&self) {
+        self.phase.send_modify(|phase| {
+            *phase = if *phase == Phase::Ready { Phase::Draining } else { Phase::Now };
+        });
+    }
+
+    /// Whether the shutdown has begun: readiness is false.
+    pub(crate) fn is_draining(&self) -> bool {
+        *self.phase.borrow() >= Phase::Draining
+    }
+
+    /// Whether what still runs is being ended.
+    pub(crate) fn is_ending(&self) -> bool {
+        *self.phase.borrow() >= Phase::Ending
+    }
+
+    /// Time is up.
+    pub(crate) fn end(&self) {
+        self.advance(Phase::Ending);
+    }
+
+    /// Waits for the first signal.
+    pub async fn draining(&self) {
+        self.reached(Phase::Draining).await;
+    }
+
+    /// Passes on the signals of `other`; returns after the second.
+    pub(crate) async fn follow(&self, other: &Self) {
+        other.draining().await;
+        self.signal();
+        other.reached(Phase::Now).await;
+    }
+
+    fn advance(&self, to: Phase) {
+        self.phase.send_if_modified(|phase| {
+            let later = to > *phase;
+            *phase = to.max(*phase);
+            later
+        });
+    }
+
+    async fn reached(&self, target: Phase) {
+        // The sender lives in `self`, so the only way out is the phase.
+        let _ = self.phase.subscribe().wait_for(|phase| *phase >= target).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_first_signal_drains_and_the_second_ends() {
+        let shutdown = Shutdown::new();
+        assert!(!shutdown.is_draining());
+        let waiter = tokio::spawn({
+            let shutdown = shutdown.clone();
+            async move { Shutdown::new().follow(&shutdown).await }
+        });
+        shutdown.signal();
+        shutdown.draining().await;
+        assert!(shutdown.is_draining() && !shutdown.is_ending());
+        shutdown.end();
+        assert!(shutdown.is_ending() && !waiter.is_finished());
+        shutdown.signal();
+        waiter.await.unwrap();
+    }
+}

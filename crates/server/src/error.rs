@@ -1,0 +1,311 @@
+//! The one error of the HTTP surface: a status and vLLM's error body.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, StatusCode, header};
+use octavo_engine::SubmitError;
+use octavo_text::TemplateError;
+use serde::Serialize;
+
+/// How many schema errors a message lists.
+const LISTED_ERRORS: usize = 10;
+
+/// Characters of an offending input that a message echoes.
+const ECHOED_CHARACTERS: usize = 200;
+
+/// What every request that dies with the server is told.
+const INTERNAL: &str = "The server had an error while processing your request.";
+
+/// What a client gets instead of an answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    message: String,
+    param: Option<String>,
+    retry_after: Option<Duration>,
+}
+
+/// A field of the body that does not fit the schema, told as pydantic does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FieldError {
+    /// pydantic's name for the kind of error.
+    pub(crate) kind: &'static str,
+    /// Keys and indices from the body to the field.
+    pub(crate) location: Vec<String>,
+    /// What is wrong, as a sentence.
+    pub(crate) message: String,
+    /// The offending JSON text.
+    pub(crate) input: String,
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    error: Info<'a>,
+}
+
+#[derive(Serialize)]
+struct Info<'a> {
+    message: &'a str,
+    r#type: &'a str,
+    param: Option<&'a str>,
+    code: u16,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self { status, kind, message: message.into(), param: None, retry_after: None }
+    }
+
+    /// 400: understood, and refused.
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "BadRequestError", message)
+    }
+
+    /// 400: a field's value is out of its range. The message ends with the field and its value.
+    pub(crate) fn invalid_value(param: &str, value: impl Display, message: impl Display) -> Self {
+        Self::bad_request(format!("{message} (parameter={param}, value={})", cut(&value.to_string()))).with_param(param)
+    }
+
+    /// 400: the body does not fit the schema.
+    pub(crate) fn schema(errors: &[FieldError]) -> Self {
+        let plural = if errors.len() == 1 { "" } else { "s" };
+        let mut message = format!("{} validation error{plural}:", errors.len());
+        for error in errors.iter().take(LISTED_ERRORS) {
+            message.push_str("\n  ");
+            message.push_str(&error.describe());
+        }
+        let param = errors.first().map(|e| e.location.join(".")).filter(|p| !p.is_empty());
+        Self { param, ..Self::new(StatusCode::BAD_REQUEST, "Bad Request", message) }
+    }
+
+    /// 400: the body is no JSON at all.
+    pub(crate) fn media_type() -> Self {
+        let message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed";
+        Self::new(StatusCode::BAD_REQUEST, "Bad Request", message)
+    }
+
+    /// 404: not one of the served models.
+    pub(crate) fn model_not_found(model: &str, aliases: &[String]) -> Self {
+        let message = format!("The model `{}` does not exist. Valid aliases: {}.", cut(model), aliases.join(", "));
+        Self::new(StatusCode::NOT_FOUND, "NotFoundError", message).with_param("model")
+    }
+
+    /// 413: the body exceeds `limit` bytes.
+    pub(crate) fn body_too_large(limit: usize) -> Self {
+        let message = format!("The request body is larger than the limit of {limit} bytes.");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "Request Entity Too Large", message)
+    }
+
+    /// 408: the body did not arrive in time.
+    pub(crate) fn body_timeout(limit: Duration) -> Self {
+        let message = format!("The request body did not arrive within {} seconds.", limit.as_secs_f64());
+        Self::new(StatusCode::REQUEST_TIMEOUT, "Request Timeout", message)
+    }
+
+    /// 429: come back in a moment.
+    pub(crate) fn busy(reason: impl Display) -> Self {
+        let message = format!("The engine is currently busy: {reason}. Please retry later.");
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "Too Many Requests", message);
+        Self { retry_after: Some(Duration::from_secs(1)), ..error }
+    }
+
+    /// 503: the server does not take requests, or ends them, because it goes away.
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable", message)
+    }
+
+    /// 503: the server is going away.
+    pub(crate) fn shutting_down() -> Self {
+        Self::unavailable("The server is shutting down.")
+    }
+
+    /// 500, with no detail: those are in the log.
+    pub(crate) fn internal() -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalServerError", INTERNAL)
+    }
+
+    /// The prompt alone exceeds the context. `at_least` when it was not even tokenised.
+    pub(crate) fn prompt_too_long(tokens: usize, at_least: bool, max_model_len: usize) -> Self {
+        let at_least = if at_least { "at least " } else { "" };
+        Self::bad_request(format!(
+            "This model's maximum context length is {max_model_len} tokens. However, your prompt contains \
+             {at_least}{tokens} input tokens, which exceeds this limit even without any output tokens. Please reduce \
+             the length of the input prompt."
+        ))
+        .with_param("input_tokens")
+    }
+
+    /// The prompt fills the context and leaves no room for a token.
+    pub(crate) fn no_room_for_output(tokens: usize, max_model_len: usize) -> Self {
+        Self::bad_request(format!(
+            "The decoder prompt (length {tokens}) plus the number of requested output tokens (at least 1) is longer \
+             than the maximum model length of {max_model_len}. Make sure that `max_model_len` is no smaller than the \
+             number of text tokens (prompt + requested output tokens)."
+        ))
+        .with_param("input_tokens")
+    }
+
+    /// Why the engine did not take a request.
+    pub(crate) fn from_submit(error: &SubmitError, engine_failed: bool) -> Self {
+        match error {
+            SubmitError::TooManyRequests { .. } | SubmitError::TooManyTokens { .. } => Self::busy(error),
+            SubmitError::PromptTooLong { tokens, limit } => Self::prompt_too_long(*tokens, false, *limit),
+            SubmitError::EmptyPrompt => Self::bad_request("The decoder prompt cannot be empty"),
+            SubmitError::Stopped if engine_failed => Self::internal(),
+            SubmitError::Stopped => Self::unavailable("The engine is not running."),
+        }
+    }
+
+    /// Messages that the template cannot take.
+    pub(crate) fn from_template(error: &TemplateError) -> Self {
+        match error {
+            TemplateError::Message { index, field, reason } => Self::schema(&[FieldError {
+                kind: "value_error",
+                location: vec!["messages".into(), format!("{index}{field}")],
+                message: format!("Value error, {reason}"),
+                input: "...".into(),
+            }]),
+            TemplateError::Syntax(_) => {
+                tracing::error!(%error, "the chat template cannot be used");
+                Self::internal()
+            }
+            _ => Self::bad_request(error.to_string()).with_param("messages"),
+        }
+    }
+
+    /// Names the field at fault.
+    pub(crate) fn with_param(mut self, param: &str) -> Self {
+        self.param = Some(param.to_owned());
+        self
+    }
+
+    /// The status of the response.
+    #[cfg(test)]
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// The body, also what an error event of a stream carries.
+    pub(crate) fn body(&self) -> impl Serialize + '_ {
+        let (r#type, param, code) = (self.kind, self.param.as_deref(), self.status.as_u16());
+        Body { error: Info { message: &self.message, r#type, param, code } }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, axum::Json(self.body())).into_response();
+        if let Some(delay) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(delay.as_secs()));
+        }
+        response
+    }
+}
+
+impl FieldError {
+    /// pydantic's dictionary, spelled as Python prints it.
+    fn describe(&self) -> String {
+        let location: Vec<String> = std::iter::once("'body'".to_owned())
+            .chain(self.location.iter().map(|part| match part.parse::<usize>() {
+                Ok(index) => index.to_string(),
+                Err(_) => quote(part),
+            }))
+            .collect();
+        let comma = if location.len() == 1 { "," } else { "" };
+        format!(
+            "{{'type': {}, 'loc': ({}{comma}), 'msg': {}, 'input': {}}}",
+            quote(self.kind),
+            location.join(", "),
+            quote(&self.message),
+            cut(&self.input)
+        )
+    }
+}
+
+/// A Python string literal.
+fn quote(text: &str) -> String {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push(quote);
+    for c in text.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            c if c == quote => out.extend(['\\', c]),
+            c => out.push(c),
+        }
+    }
+    out.push(quote);
+    out
+}
+
+/// At most [`ECHOED_CHARACTERS`] of `text`.
+fn cut(text: &str) -> String {
+    match text.char_indices().nth(ECHOED_CHARACTERS) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(error: &ApiError) -> String {
+        serde_json::to_string(&error.body()).unwrap()
+    }
+
+    #[test]
+    fn a_body_has_all_four_keys_and_an_integer_code() {
+        assert_eq!(
+            body(&ApiError::bad_request("no")),
+            r#"{"error":{"message":"no","type":"BadRequestError","param":null,"code":400}}"#
+        );
+        assert_eq!(
+            body(&ApiError::model_not_found("x", &["a".into(), "b".into()])),
+            r#"{"error":{"message":"The model `x` does not exist. Valid aliases: a, b.","type":"NotFoundError","param":"model","code":404}}"#
+        );
+    }
+
+    #[test]
+    fn a_value_error_ends_with_the_field_and_its_value() {
+        let error = ApiError::invalid_value("temperature", -1.0, "temperature must be non-negative, got -1.0.");
+        assert_eq!(error.to_string(), "temperature must be non-negative, got -1.0. (parameter=temperature, value=-1)");
+    }
+
+    #[test]
+    fn schema_errors_read_like_pydantics_and_are_bounded() {
+        let error = FieldError {
+            kind: "int_type",
+            location: vec!["messages".into(), "0".into(), "role".into()],
+            message: "Input should be a valid string".into(),
+            input: "x".repeat(1000),
+        };
+        let one = ApiError::schema(std::slice::from_ref(&error));
+        assert!(one.to_string().starts_with(
+            "1 validation error:\n  {'type': 'int_type', 'loc': ('body', 'messages', 0, 'role'), 'msg': 'Input should be a valid string', 'input': xxx"
+        ));
+        assert_eq!(one.param.as_deref(), Some("messages.0.role"));
+        let many = ApiError::schema(&vec![error; 1000]).to_string();
+        assert!(many.starts_with("1000 validation errors:"));
+        assert_eq!(many.lines().count(), 11);
+        assert!(many.len() < 4000);
+    }
+
+    #[test]
+    fn python_literals_are_escaped() {
+        assert_eq!(quote("a'b"), r#""a'b""#);
+        assert_eq!(quote("a'b\"c\\\n"), r#"'a\'b"c\\\n'"#);
+    }
+
+    #[test]
+    fn a_busy_engine_says_when_to_come_back() {
+        let response = ApiError::busy("too much").into_response();
+        assert_eq!(response.status(), 429);
+        assert_eq!(response.headers()[header::RETRY_AFTER], "1");
+    }
+}

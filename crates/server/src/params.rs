@@ -1,0 +1,263 @@
+//! Fields of a request → what the engine draws with. Everything out of range is refused here, by name.
+
+use octavo_engine::SamplingParams;
+use octavo_text::TextOptions;
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::config::ServerConfig;
+use crate::error::ApiError;
+use crate::types::common::CommonFields;
+
+/// Lower temperatures than this are raised to it, unless they are 0.
+const MIN_TEMPERATURE: f64 = 0.01;
+
+/// The checked parameters of a request, before they are fitted to a prompt.
+#[derive(Clone, Debug)]
+pub(crate) struct Sampling {
+    /// Without seed and `max_tokens`, which differ among a request's sequences.
+    base: SamplingParams,
+    seed: Option<i64>,
+    max_tokens: Option<u32>,
+    /// Sequences for each prompt.
+    pub(crate) n: u32,
+    pub(crate) text: TextOptions,
+}
+
+/// What differs between chat and completion requests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OutputLimit<'a> {
+    /// The field that the limit came from.
+    pub(crate) field: &'a str,
+    /// Tokens; `None` leaves it to the model.
+    pub(crate) max_tokens: Option<i64>,
+    /// The least that makes sense: 0 if the prompt is echoed.
+    pub(crate) least: i64,
+}
+
+impl Sampling {
+    /// Checks a request's parameters. `logprobs` is the number of alternatives, −1 for all.
+    pub(crate) fn new(
+        fields: &CommonFields,
+        limit: OutputLimit<'_>,
+        logprobs: Option<(&str, i64)>,
+        config: &ServerConfig,
+    ) -> Result<Self, ApiError> {
+        let defaults = &config.sampling_defaults;
+        let n = n(fields.n.unwrap_or(1), config)?;
+        let max_tokens = max_tokens(limit, config)?;
+        let mut base = SamplingParams {
+            temperature: temperature(fields.temperature.unwrap_or(f64::from(defaults.temperature.unwrap_or(1.0))))?,
+            top_p: top_p(fields.top_p.unwrap_or(f64::from(defaults.top_p.unwrap_or(1.0))))?,
+            top_k: top_k(fields.top_k.unwrap_or(i64::from(defaults.top_k.unwrap_or(0))))?,
+            min_p: within("min_p", fields.min_p.unwrap_or(f64::from(defaults.min_p.unwrap_or(0.0))), 0.0, 1.0)?,
+            presence_penalty: within("presence_penalty", fields.presence_penalty.unwrap_or(0.0), -2.0, 2.0)?,
+            frequency_penalty: within("frequency_penalty", fields.frequency_penalty.unwrap_or(0.0), -2.0, 2.0)?,
+            repetition_penalty: repetition_penalty(
+                fields.repetition_penalty.unwrap_or(f64::from(defaults.repetition_penalty.unwrap_or(1.0))),
+            )?,
+            seed: 0,
+            logprobs: logprobs.map(|(field, count)| alternatives(field, count, config)).transpose()?,
+            logit_bias: logit_bias(fields, config)?,
+            max_tokens: 1,
+            min_tokens: min_tokens(fields.min_tokens.unwrap_or(0))?,
+            eos_token_ids: config.eos_token_ids.clone(),
+            stop_token_ids: stop_token_ids(fields)?,
+            ignore_eos: fields.ignore_eos,
+        };
+        if base.temperature == 0.0 {
+            if n > 1 {
+                let message = format!("n must be 1 when using greedy sampling, got {n}.");
+                return Err(ApiError::invalid_value("n", n, message));
+            }
+            (base.top_p, base.top_k, base.min_p) = (1.0, 0, 0.0);
+        }
+        let text = TextOptions {
+            stop: fields.stop.clone(),
+            include_stop_str_in_output: fields.include_stop_str_in_output,
+            skip_special_tokens: fields.skip_special_tokens,
+            min_tokens: base.min_tokens,
+        };
+        Ok(Self { base, seed: fields.seed.filter(|&seed| seed != -1), max_tokens, n, text })
+    }
+
+    /// Tokens that a sequence may generate after a prompt of `prompt_len` < `max_model_len` tokens.
+    pub(crate) fn max_tokens_after(&self, prompt_len: usize, max_model_len: usize) -> Result<u32, ApiError> {
+        let room = u32::try_from(max_model_len.saturating_sub(prompt_len)).unwrap_or(u32::MAX);
+        let max_tokens = self.max_tokens.map_or(room, |wanted| wanted.min(room));
+        let min_tokens = self.base.min_tokens;
+        if min_tokens > max_tokens {
+            let message =
+                format!("min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}.");
+            return Err(ApiError::invalid_value("min_tokens", min_tokens, message));
+        }
+        Ok(max_tokens)
+    }
+
+    /// The parameters of one sequence, the `child`-th of its prompt.
+    pub(crate) fn for_sequence(&self, child: u32, max_tokens: u32) -> SamplingParams {
+        let seed = match self.seed {
+            Some(seed) => seed.wrapping_add(i64::from(child)).cast_unsigned(),
+            None => random_seed(),
+        };
+        SamplingParams { seed, max_tokens, ..self.base.clone() }
+    }
+
+    /// Alternatives to report with each token, if any are asked for.
+    pub(crate) fn logprobs(&self) -> Option<u32> {
+        self.base.logprobs
+    }
+
+    /// Whether the prompt is all the client wants.
+    pub(crate) fn generates_nothing(&self) -> bool {
+        self.max_tokens == Some(0)
+    }
+
+    /// Whether a stop token's text belongs to the output.
+    pub(crate) fn includes_stop(&self) -> bool {
+        self.text.include_stop_str_in_output
+    }
+}
+
+/// A version-4 UUID has 122 random bits, the fixed ones at different places of its halves.
+fn random_seed() -> u64 {
+    let (high, low) = Uuid::new_v4().as_u64_pair();
+    high.rotate_left(32) ^ low
+}
+
+fn n(n: i64, config: &ServerConfig) -> Result<u32, ApiError> {
+    if n < 1 {
+        return Err(ApiError::invalid_value("n", n, format!("n must be at least 1, got {n}.")));
+    }
+    match u32::try_from(n).ok().filter(|&n| n as usize <= config.max_sequences) {
+        Some(n) => Ok(n),
+        None => {
+            let message = format!("n must be at most {}, got {n}.", config.max_sequences);
+            Err(ApiError::invalid_value("n", n, message))
+        }
+    }
+}
+
+fn max_tokens(limit: OutputLimit<'_>, config: &ServerConfig) -> Result<Option<u32>, ApiError> {
+    let OutputLimit { field, max_tokens, least } = limit;
+    let Some(wanted) = max_tokens else { return Ok(None) };
+    if wanted < least {
+        let message = format!("{field} must be at least {least}, got {wanted}.");
+        return Err(ApiError::invalid_value(field, wanted, message));
+    }
+    match u32::try_from(wanted).ok().filter(|&tokens| tokens as usize <= config.max_model_len) {
+        Some(tokens) => Ok(Some(tokens)),
+        None => {
+            let message = format!(
+                "{field}={wanted} cannot be greater than max_model_len={}. Please request fewer output tokens.",
+                config.max_model_len
+            );
+            Err(ApiError::invalid_value(field, wanted, message))
+        }
+    }
+}
+
+fn temperature(value: f64) -> Result<f32, ApiError> {
+    if value < 0.0 {
+        let message = format!("temperature must be non-negative, got {value}.");
+        return Err(ApiError::invalid_value("temperature", value, message));
+    }
+    if value > 2.0 {
+        let message = format!("temperature must be in [0, 2], got {value}.");
+        return Err(ApiError::invalid_value("temperature", value, message));
+    }
+    Ok(if value == 0.0 { 0.0 } else { value.max(MIN_TEMPERATURE) as f32 })
+}
+
+fn top_p(value: f64) -> Result<f32, ApiError> {
+    if value > 0.0 && value <= 1.0 {
+        return Ok((value as f32).max(f32::MIN_POSITIVE));
+    }
+    Err(ApiError::invalid_value("top_p", value, format!("top_p must be in (0, 1], got {value}.")))
+}
+
+fn top_k(value: i64) -> Result<u32, ApiError> {
+    match value {
+        -1 => Ok(0),
+        0.. => Ok(u32::try_from(value).unwrap_or(0)),
+        _ => {
+            let message = format!("top_k must be 0 (disable), or at least 1, got {value}.");
+            Err(ApiError::invalid_value("top_k", value, message))
+        }
+    }
+}
+
+fn within(field: &str, value: f64, low: f64, high: f64) -> Result<f32, ApiError> {
+    if (low..=high).contains(&value) {
+        return Ok(value as f32);
+    }
+    Err(ApiError::invalid_value(field, value, format!("{field} must be in [{low}, {high}], got {value}.")))
+}
+
+fn repetition_penalty(value: f64) -> Result<f32, ApiError> {
+    let narrow = value as f32;
+    if narrow > 0.0 && narrow.is_finite() && narrow.recip().is_finite() {
+        return Ok(narrow);
+    }
+    let message = format!("repetition_penalty must be greater than zero, got {value}.");
+    Err(ApiError::invalid_value("repetition_penalty", value, message))
+}
+
+fn min_tokens(value: i64) -> Result<u32, ApiError> {
+    if value < 0 {
+        let message = format!("min_tokens must be greater than or equal to 0, got {value}.");
+        return Err(ApiError::invalid_value("min_tokens", value, message));
+    }
+    Ok(u32::try_from(value).unwrap_or(u32::MAX))
+}
+
+fn alternatives(field: &str, count: i64, config: &ServerConfig) -> Result<u32, ApiError> {
+    let wanted = match count {
+        -1 => config.vocab_size as u64,
+        0.. => count.cast_unsigned(),
+        _ => {
+            let message = format!("{field} must be non-negative or -1, got {count}.");
+            return Err(ApiError::invalid_value(field, count, message));
+        }
+    };
+    match u32::try_from(wanted).ok().filter(|&wanted| wanted <= config.max_logprobs) {
+        Some(wanted) => Ok(wanted),
+        None => {
+            let message = format!(
+                "Requested sample logprobs of {wanted}, which is greater than max allowed: {}",
+                config.max_logprobs
+            );
+            Err(ApiError::invalid_value(field, count, message))
+        }
+    }
+}
+
+fn logit_bias(fields: &CommonFields, config: &ServerConfig) -> Result<Vec<(u32, f32)>, ApiError> {
+    let entry = |(key, value): (&String, &Value)| {
+        let Ok(id) = key.parse::<i64>() else {
+            let message = format!("Invalid key in 'logit_bias': '{key}' is not a token id.");
+            return Err(ApiError::bad_request(message).with_param("logit_bias"));
+        };
+        let Some(id) = u32::try_from(id).ok().filter(|&id| (id as usize) < config.vocab_size) else {
+            let message =
+                format!("token_id {id} in logit_bias is out of the vocabulary. Vocabulary size: {}", config.vocab_size);
+            return Err(ApiError::bad_request(message).with_param("logit_bias"));
+        };
+        let Some(bias) = value.as_f64() else {
+            let message = format!("The bias of token {id} in 'logit_bias' must be a number.");
+            return Err(ApiError::bad_request(message).with_param("logit_bias"));
+        };
+        Ok((id, bias.clamp(-100.0, 100.0) as f32))
+    };
+    fields.logit_bias.iter().map(entry).collect()
+}
+
+fn stop_token_ids(fields: &CommonFields) -> Result<Vec<u32>, ApiError> {
+    let id = |&id: &i64| {
+        u32::try_from(id).map_err(|_| {
+            let message = format!("stop_token_ids must contain token ids, got {id}.");
+            ApiError::invalid_value("stop_token_ids", id, message)
+        })
+    };
+    fields.stop_token_ids.iter().map(id).collect()
+}

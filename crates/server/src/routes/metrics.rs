@@ -1,0 +1,13 @@
+//! GET /metrics
+
+use axum::extract::State;
+use axum::response::IntoResponse;
+use http::header;
+use octavo_telemetry::Telemetry;
+
+use crate::app::AppState;
+
+/// Prometheus' text format. Takes no lock of the engine's.
+pub(crate) async fn handle(State(state): State<AppState>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, Telemetry::CONTENT_TYPE)], state.telemetry.render())
+}

@@ -1,0 +1,46 @@
+//! GET /v1/models
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use uuid::Uuid;
+
+use crate::app::{App, AppState};
+use crate::types::response::{ModelCard, ModelList, ModelPermission, Null};
+
+/// One card for each served name.
+pub(crate) async fn handle(State(state): State<AppState>) -> Response {
+    let config = &state.config;
+    Json(ModelList { object: "list", data: config.served_model_names.iter().map(|id| card(id, &state)).collect() })
+        .into_response()
+}
+
+fn card<'a>(id: &'a str, state: &'a App) -> ModelCard<'a> {
+    ModelCard {
+        id,
+        object: "model",
+        created: state.started,
+        owned_by: "vllm",
+        root: &state.config.model_root,
+        parent: Null,
+        max_model_len: state.config.max_model_len,
+        permission: [permission(state.started)],
+    }
+}
+
+fn permission(created: u64) -> ModelPermission {
+    ModelPermission {
+        id: format!("modelperm-{}", Uuid::new_v4().simple()),
+        object: "model_permission",
+        created,
+        allow_create_engine: false,
+        allow_sampling: true,
+        allow_logprobs: true,
+        allow_search_indices: false,
+        allow_view: true,
+        allow_fine_tuning: false,
+        organization: "*",
+        group: Null,
+        is_blocking: false,
+    }
+}

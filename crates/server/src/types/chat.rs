@@ -1,0 +1,113 @@
+//! The body of POST /v1/chat/completions.
+
+use serde_json::{Map, Value};
+
+use crate::error::{ApiError, FieldError};
+use crate::fields::Fields;
+use crate::types::common::CommonFields;
+use crate::unserved::{self, Route};
+
+/// A chat request, of the right shape.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ChatRequest {
+    pub(crate) common: CommonFields,
+    /// Objects with a role.
+    pub(crate) messages: Vec<Value>,
+    pub(crate) max_completion_tokens: Option<i64>,
+    /// Number of alternatives, if log-probabilities are asked for.
+    pub(crate) logprobs: Option<i64>,
+    pub(crate) documents: Option<Vec<Value>>,
+    pub(crate) add_generation_prompt: bool,
+    pub(crate) continue_final_message: bool,
+    pub(crate) add_special_tokens: bool,
+    /// Further variables of the template.
+    pub(crate) template_kwargs: Map<String, Value>,
+}
+
+impl ChatRequest {
+    /// Reads a body.
+    pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        unserved::refuse(&mut fields, Route::Chat);
+        let (add_generation_prompt, continue_final_message) = prompt_end(&mut fields);
+        let request = Self {
+            common: CommonFields::read(&mut fields),
+            messages: messages(&mut fields),
+            max_completion_tokens: fields.get("max_completion_tokens"),
+            logprobs: logprobs(&mut fields),
+            documents: fields.get("documents"),
+            add_generation_prompt,
+            continue_final_message,
+            add_special_tokens: fields.get("add_special_tokens").unwrap_or(false),
+            template_kwargs: template_kwargs(&mut fields),
+        };
+        fields.finish()?;
+        Ok(request)
+    }
+}
+
+/// Whether the prompt ends with the start of a new message, and whether with the unfinished last one. The second turns
+/// the first off unless the client asks for both.
+fn prompt_end(fields: &mut Fields<'_>) -> (bool, bool) {
+    let continue_final: bool = fields.get("continue_final_message").unwrap_or(false);
+    let add_generation: Option<bool> = fields.get("add_generation_prompt");
+    if continue_final && add_generation == Some(true) {
+        let message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True.";
+        fields.value_error("continue_final_message", message);
+    }
+    (add_generation.unwrap_or(!continue_final), continue_final)
+}
+
+fn logprobs(fields: &mut Fields<'_>) -> Option<i64> {
+    let wanted = fields.get("logprobs").unwrap_or(false);
+    let top: Option<i64> = fields.get("top_logprobs");
+    if let Some(top) = top {
+        if top < -1 {
+            fields.value_error("top_logprobs", "`top_logprobs` must be a positive value or -1.");
+        } else if top != 0 && !wanted {
+            fields.value_error("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true.");
+        }
+    }
+    wanted.then(|| top.unwrap_or(0))
+}
+
+fn template_kwargs(fields: &mut Fields<'_>) -> Map<String, Value> {
+    let mut kwargs: Map<String, Value> = fields.get("chat_template_kwargs").unwrap_or_default();
+    if let Some(effort) = fields.get::<String>("reasoning_effort") {
+        if !["none", "minimal", "low", "medium", "high", "xhigh", "max"].contains(&effort.as_str()) {
+            let message = "Input should be 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'";
+            fields.error("reasoning_effort", "literal_error", message);
+        }
+        kwargs.entry("enable_thinking").or_insert(Value::Bool(effort != "none"));
+        kwargs.entry("reasoning_effort").or_insert(Value::String(effort));
+    }
+    kwargs
+}
+
+fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
+    if fields.raw("messages").is_none() {
+        fields.missing("messages");
+        return vec![];
+    }
+    let messages: Vec<Value> = fields.get("messages").unwrap_or_default();
+    fields.absorb(messages.iter().enumerate().filter_map(|(index, message)| check(message, index).err()));
+    messages
+}
+
+/// Every message is an object with a role, whichever. What else it may hold is the template's business.
+fn check(message: &Value, index: usize) -> Result<(), FieldError> {
+    let mut location = vec!["messages".to_owned(), index.to_string()];
+    let (kind, text) = match (message, message.get("role")) {
+        (Value::Object(_), Some(Value::String(_))) => return Ok(()),
+        (Value::Object(_), role) => {
+            location.push("role".into());
+            if role.is_some() {
+                ("string_type", "Input should be a valid string")
+            } else {
+                ("missing", "Field required")
+            }
+        }
+        _ => ("dict_type", "Input should be a valid dictionary"),
+    };
+    Err(FieldError { kind, location, message: text.into(), input: message.to_string() })
+}

@@ -1,0 +1,99 @@
+//! The body of POST /v1/completions.
+
+use serde_json::value::RawValue;
+
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::types::common::CommonFields;
+use crate::unserved::{self, Route};
+
+/// Most prompts of a request.
+pub(crate) const MAX_PROMPTS: usize = 1024;
+
+const NO_PROMPT: &str = "Either prompt or prompt_embeds must be provided and non-empty.";
+
+/// One prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Prompt {
+    Text(String),
+    /// Not yet compared with the vocabulary.
+    Tokens(Vec<i64>),
+}
+
+/// A completion request, of the right shape.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct CompletionRequest {
+    pub(crate) common: CommonFields,
+    /// At least one.
+    pub(crate) prompts: Vec<Prompt>,
+    /// Number of alternatives, if log-probabilities are asked for.
+    pub(crate) logprobs: Option<i64>,
+    pub(crate) echo: bool,
+    pub(crate) add_special_tokens: bool,
+}
+
+impl CompletionRequest {
+    /// Reads a body.
+    pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        unserved::refuse(&mut fields, Route::Completion);
+        let request = Self {
+            common: CommonFields::read(&mut fields),
+            prompts: prompts(&mut fields),
+            logprobs: fields.get("logprobs"),
+            echo: fields.get("echo").unwrap_or(false),
+            add_special_tokens: fields.get("add_special_tokens").unwrap_or(true),
+        };
+        if request.echo && request.logprobs.is_some() {
+            fields.value_error("echo", "`echo` together with `logprobs` is not supported by this server yet.");
+        }
+        fields.finish()?;
+        Ok(request)
+    }
+}
+
+fn prompts(fields: &mut Fields<'_>) -> Vec<Prompt> {
+    let Some(raw) = fields.raw("prompt") else {
+        fields.value_error("prompt", NO_PROMPT);
+        return vec![];
+    };
+    match read_prompts(raw) {
+        None => {
+            let message =
+                "Input should be a string, a list of strings, a list of token ids or a list of lists of token ids";
+            fields.error("prompt", "union_type", message);
+            vec![]
+        }
+        Some(prompts) if prompts.is_empty() || prompts == [Prompt::Text(String::new())] => {
+            fields.value_error("prompt", NO_PROMPT);
+            vec![]
+        }
+        Some(prompts) if prompts.len() > MAX_PROMPTS => {
+            let message = format!("prompt accepts at most {MAX_PROMPTS} prompts, got {}.", prompts.len());
+            fields.value_error("prompt", message);
+            vec![]
+        }
+        Some(prompts) => prompts,
+    }
+}
+
+/// The first characters tell the four forms apart.
+fn read_prompts(raw: &RawValue) -> Option<Vec<Prompt>> {
+    let text = raw.get();
+    if text.starts_with('"') {
+        return serde_json::from_str(text).ok().map(|one| vec![Prompt::Text(one)]);
+    }
+    let inner = text.strip_prefix('[')?.trim_start();
+    if inner == "]" {
+        return Some(vec![]);
+    }
+    if inner.starts_with('"') {
+        let many: Vec<String> = serde_json::from_str(text).ok()?;
+        return Some(many.into_iter().map(Prompt::Text).collect());
+    }
+    if inner.starts_with('[') {
+        let many: Vec<Vec<i64>> = serde_json::from_str(text).ok()?;
+        return Some(many.into_iter().map(Prompt::Tokens).collect());
+    }
+    serde_json::from_str(text).ok().map(|one| vec![Prompt::Tokens(one)])
+}

@@ -1,0 +1,10 @@
+//! What clients send and get: the bodies of OpenAI's API with vLLM's extensions. Requests are checked for shape here and
+//! for meaning in [`crate::params`].
+
+pub(crate) mod chat;
+pub(crate) mod common;
+pub(crate) mod completion;
+pub(crate) mod response;
+
+#[cfg(test)]
+mod tests;
