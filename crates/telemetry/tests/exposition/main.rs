@@ -78,7 +78,7 @@ fn telemetry(model_name: &str) -> Telemetry {
 }
 
 fn scrape(telemetry: &Telemetry) -> Vec<Family> {
-    parse(&telemetry.render()).unwrap()
+    parse(&telemetry.render()).unwrap_or_else(|defect| panic!("{defect}"))
 }
 
 fn family<'a>(families: &'a [Family], name: &str) -> &'a Family {

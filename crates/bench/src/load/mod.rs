@@ -1,0 +1,118 @@
+//! A load generator for OpenAI-compatible servers, with vLLM's terms and table.
+//!
+//! The client is cheap, so that it measures the server and not itself: one task and one kept-alive HTTP/1.1 connection a
+//! worker, event lines cut in place, and of every event only what a measurement needs is parsed. A report states the
+//! client's own CPU time all the same.
+
+mod client;
+mod prompt;
+mod report;
+mod run;
+mod sse;
+
+use std::time::Duration;
+
+pub use client::{ClientError, Connection, Target};
+pub use report::{Goodput, Report, RequestRecord, Summary};
+pub use run::run;
+pub use sse::EventReader;
+
+/// Which route the load goes to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `POST /v1/completions`.
+    #[default]
+    Completions,
+    /// `POST /v1/chat/completions`.
+    Chat,
+}
+
+impl Endpoint {
+    /// Its path.
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Completions => "/v1/completions",
+            Self::Chat => "/v1/chat/completions",
+        }
+    }
+}
+
+/// What to send, and how fast.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadConfig {
+    /// `http://host:port`, with an optional path before `/v1`.
+    pub base_url: String,
+    /// Route.
+    pub endpoint: Endpoint,
+    /// Model name.
+    pub model: String,
+    /// Sent as a bearer token.
+    pub api_key: Option<String>,
+    /// Requests in all.
+    pub requests: usize,
+    /// Requests at a time; `None`: all of them.
+    pub max_concurrency: Option<usize>,
+    /// Mean arrivals a second, exponentially spaced; `None`: all at once.
+    pub request_rate: Option<f64>,
+    /// Stream the answers. Without it there is only an end-to-end latency.
+    pub stream: bool,
+    /// Random words of a prompt, about a token each.
+    pub input_len: usize,
+    /// Tokens to generate, no fewer (`ignore_eos`).
+    pub output_len: u32,
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Requests sent first, one after the other, and not measured.
+    pub warmups: usize,
+    /// Of prompts and arrivals.
+    pub seed: u64,
+    /// A request that takes longer has failed.
+    pub timeout: Duration,
+    /// Percentiles to report, in percent.
+    pub percentiles: Vec<f64>,
+    /// Bounds that a good request meets.
+    pub goodput: Goodput,
+}
+
+impl Default for LoadConfig {
+    /// 1000 streamed completions of 1024 words and 128 tokens each against port 8000, all at once, as `vllm bench serve`.
+    fn default() -> Self {
+        Self {
+            base_url: "http://127.0.0.1:8000".into(),
+            endpoint: Endpoint::Completions,
+            model: String::new(),
+            api_key: None,
+            requests: 1000,
+            max_concurrency: None,
+            request_rate: None,
+            stream: true,
+            input_len: 1024,
+            output_len: 128,
+            temperature: 0.0,
+            warmups: 0,
+            seed: 0,
+            timeout: Duration::from_secs(6 * 60 * 60),
+            percentiles: vec![99.0],
+            goodput: Goodput::default(),
+        }
+    }
+}
+
+/// Why a run could not be made. A request that fails is part of the report.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The target is not a URL that can be used.
+    #[error("'{url}' is not usable as a base URL: {reason}")]
+    BaseUrl {
+        /// As given.
+        url: String,
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// A setting out of range.
+    #[error("{0}")]
+    Config(&'static str),
+    /// A warm-up request failed: the server is not ready for a measurement.
+    #[error("a warm-up request failed: {0}")]
+    WarmUp(String),
+}

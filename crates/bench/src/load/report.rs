@@ -1,0 +1,422 @@
+//! Figures of a run, in vLLM's terms.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::LoadConfig;
+
+/// One request, times in seconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct RequestRecord {
+    /// Sent, counted from the start of the run.
+    pub start: f64,
+    /// Sent → last event with choices, or the end of an answer that was not streamed.
+    pub latency: f64,
+    /// Sent → first event with choices.
+    pub ttft: Option<f64>,
+    /// Gaps between the later events with choices.
+    pub itl: Vec<f64>,
+    /// From `usage`.
+    pub input_tokens: u64,
+    /// From `usage`.
+    pub output_tokens: u64,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+impl RequestRecord {
+    /// Time per output token after the first, if there were any and they were streamed.
+    fn tpot(&self) -> Option<f64> {
+        let gaps = self.output_tokens.checked_sub(1).filter(|&gaps| gaps > 0)?;
+        Some((self.latency - self.ttft?) / gaps as f64)
+    }
+
+    /// The tokens' arrival times; an event counts as one token, as in vLLM.
+    fn arrivals(&self) -> impl Iterator<Item = f64> {
+        let first = self.ttft.map(|ttft| self.start + ttft);
+        let rest = first.into_iter().flat_map(move |first| {
+            self.itl.iter().scan(first, |at, gap| {
+                *at += gap;
+                Some(*at)
+            })
+        });
+        first.into_iter().chain(rest)
+    }
+}
+
+/// Bounds that a request must meet to count as good.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Goodput {
+    /// On the time to first token.
+    pub ttft: Option<Duration>,
+    /// On the time per output token.
+    pub tpot: Option<Duration>,
+    /// On the end-to-end latency.
+    pub e2el: Option<Duration>,
+}
+
+impl Goodput {
+    fn is_set(&self) -> bool {
+        self.ttft.is_some() || self.tpot.is_some() || self.e2el.is_some()
+    }
+
+    fn is_met(&self, record: &RequestRecord) -> bool {
+        let within =
+            |bound: Option<Duration>, value: Option<f64>| bound.is_none_or(|b| value.unwrap_or(0.0) <= b.as_secs_f64());
+        within(self.ttft, record.ttft) && within(self.tpot, record.tpot()) && within(self.e2el, Some(record.latency))
+    }
+}
+
+/// A distribution in milliseconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// Arithmetic mean.
+    pub mean: f64,
+    /// 50th percentile.
+    pub median: f64,
+    /// Population standard deviation.
+    pub std: f64,
+    /// `(percent, value)`.
+    pub percentiles: Vec<(f64, f64)>,
+}
+
+impl Summary {
+    /// Of values in seconds; `None` without any.
+    pub fn of(mut seconds: Vec<f64>, percentiles: &[f64]) -> Option<Self> {
+        if seconds.is_empty() {
+            return None;
+        }
+        seconds.iter_mut().for_each(|value| *value *= 1e3);
+        seconds.sort_by(f64::total_cmp);
+        let count = seconds.len() as f64;
+        let mean = seconds.iter().sum::<f64>() / count;
+        let variance = seconds.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count;
+        Some(Self {
+            mean,
+            median: percentile(&seconds, 50.0),
+            std: variance.sqrt(),
+            percentiles: percentiles.iter().map(|&p| (p, percentile(&seconds, p))).collect(),
+        })
+    }
+}
+
+/// Linear interpolation between the two nearest ranks, as numpy's default.
+fn percentile(sorted: &[f64], percent: f64) -> f64 {
+    let rank = percent / 100.0 * (sorted.len() - 1) as f64;
+    let (low, high) = (sorted[rank.floor() as usize], sorted[rank.ceil() as usize]);
+    low + (high - low) * rank.fract()
+}
+
+/// The result of a run. Throughputs divide by the wall time of the whole run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Wall seconds.
+    pub duration: f64,
+    /// Requests answered as asked.
+    pub completed: usize,
+    /// The others.
+    pub failed: usize,
+    /// Prompt tokens of completed requests.
+    pub total_input_tokens: u64,
+    /// Generated tokens of completed requests.
+    pub total_output_tokens: u64,
+    /// Completed requests a second.
+    pub request_throughput: f64,
+    /// Requests a second within the bounds, if there were bounds.
+    pub request_goodput: Option<f64>,
+    /// Generated tokens a second.
+    pub output_throughput: f64,
+    /// Prompt and generated tokens a second.
+    pub total_token_throughput: f64,
+    /// Most tokens that arrived in one second of the run.
+    pub max_output_tokens_per_s: f64,
+    /// Most requests open at once.
+    pub max_concurrent_requests: usize,
+    /// The bound on open requests.
+    pub max_concurrency: Option<usize>,
+    /// The configured arrivals a second.
+    pub request_rate: Option<f64>,
+    /// Time to first token.
+    pub ttft: Option<Summary>,
+    /// Time per output token, excluding the first.
+    pub tpot: Option<Summary>,
+    /// Gaps between tokens, pooled over requests.
+    pub itl: Option<Summary>,
+    /// End-to-end latency.
+    pub e2el: Option<Summary>,
+    /// CPU seconds of the client's process, where they can be read.
+    pub client_cpu_seconds: Option<f64>,
+    /// The requests in the order they were sent.
+    pub records: Vec<RequestRecord>,
+}
+
+impl Report {
+    pub(crate) fn new(
+        config: &LoadConfig,
+        records: Vec<RequestRecord>,
+        duration: Duration,
+        client_cpu: Option<Duration>,
+    ) -> Self {
+        let duration = duration.as_secs_f64();
+        let good: Vec<&RequestRecord> = records.iter().filter(|r| r.error.is_none()).collect();
+        let input: u64 = good.iter().map(|r| r.input_tokens).sum();
+        let output: u64 = good.iter().map(|r| r.output_tokens).sum();
+        let rate = |count: f64| count / duration.max(f64::MIN_POSITIVE);
+        let summary = |values: Vec<f64>| Summary::of(values, &config.percentiles);
+        let met = good.iter().filter(|r| config.goodput.is_met(r)).count();
+        Self {
+            duration,
+            completed: good.len(),
+            failed: records.len() - good.len(),
+            total_input_tokens: input,
+            total_output_tokens: output,
+            request_throughput: rate(good.len() as f64),
+            request_goodput: config.goodput.is_set().then(|| rate(met as f64)),
+            output_throughput: rate(output as f64),
+            total_token_throughput: rate((input + output) as f64),
+            max_output_tokens_per_s: peak_tokens(&good),
+            max_concurrent_requests: peak_open(&good),
+            max_concurrency: config.max_concurrency,
+            request_rate: config.request_rate,
+            ttft: summary(good.iter().filter_map(|r| r.ttft).collect()),
+            tpot: summary(good.iter().filter_map(|r| r.tpot()).collect()),
+            itl: summary(good.iter().flat_map(|r| r.itl.iter().copied()).collect()),
+            e2el: summary(good.iter().map(|r| r.latency).collect()),
+            client_cpu_seconds: client_cpu.map(|cpu| cpu.as_secs_f64()),
+            records,
+        }
+    }
+
+    /// vLLM's JSON keys; `details` adds the arrays of every request.
+    pub fn to_json(&self, details: bool) -> serde_json::Value {
+        let mut out = serde_json::json!({
+            "duration": self.duration,
+            "completed": self.completed,
+            "failed": self.failed,
+            "total_input_tokens": self.total_input_tokens,
+            "total_output_tokens": self.total_output_tokens,
+            "request_throughput": self.request_throughput,
+            "request_goodput": self.request_goodput,
+            "output_throughput": self.output_throughput,
+            "total_token_throughput": self.total_token_throughput,
+            "max_output_tokens_per_s": self.max_output_tokens_per_s,
+            "max_concurrent_requests": self.max_concurrent_requests,
+            "max_concurrency": self.max_concurrency,
+            "client_cpu_seconds": self.client_cpu_seconds,
+        });
+        for (name, summary) in self.sections().map(|(short, _, summary)| (short.to_lowercase(), summary)) {
+            let Some(summary) = summary else { continue };
+            out[format!("mean_{name}_ms")] = summary.mean.into();
+            out[format!("median_{name}_ms")] = summary.median.into();
+            out[format!("std_{name}_ms")] = summary.std.into();
+            for (percent, value) in &summary.percentiles {
+                out[format!("p{percent}_{name}_ms")] = (*value).into();
+            }
+        }
+        if details {
+            let list = |f: fn(&RequestRecord) -> serde_json::Value| self.records.iter().map(f).collect::<Vec<_>>();
+            out["input_lens"] = list(|r| r.input_tokens.into()).into();
+            out["output_lens"] = list(|r| r.output_tokens.into()).into();
+            out["ttfts"] = list(|r| r.ttft.unwrap_or(0.0).into()).into();
+            out["itls"] = list(|r| r.itl.clone().into()).into();
+            out["latencies"] = list(|r| r.latency.into()).into();
+            out["start_times"] = list(|r| r.start.into()).into();
+            out["errors"] = list(|r| r.error.clone().unwrap_or_default().into()).into();
+        }
+        out
+    }
+
+    /// Short name, long name, figures.
+    fn sections(&self) -> impl Iterator<Item = (&'static str, &'static str, Option<&Summary>)> {
+        [
+            ("TTFT", "Time to First Token", self.ttft.as_ref()),
+            ("TPOT", "Time per Output Token (excl. 1st token)", self.tpot.as_ref()),
+            ("ITL", "Inter-token Latency", self.itl.as_ref()),
+            ("E2EL", "End-to-end Latency", self.e2el.as_ref()),
+        ]
+        .into_iter()
+    }
+}
+
+impl fmt::Display for Report {
+    /// vLLM's table, and a last section about the client.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:=^50}", " Serving Benchmark Result ")?;
+        count(f, "Successful requests:", self.completed)?;
+        count(f, "Failed requests:", self.failed)?;
+        if let Some(bound) = self.max_concurrency {
+            count(f, "Maximum request concurrency:", bound)?;
+        }
+        if let Some(rate) = self.request_rate {
+            decimal(f, "Request rate configured (RPS):", rate)?;
+        }
+        decimal(f, "Benchmark duration (s):", self.duration)?;
+        count(f, "Total input tokens:", self.total_input_tokens)?;
+        count(f, "Total generated tokens:", self.total_output_tokens)?;
+        decimal(f, "Request throughput (req/s):", self.request_throughput)?;
+        if let Some(goodput) = self.request_goodput {
+            decimal(f, "Request goodput (req/s):", goodput)?;
+        }
+        decimal(f, "Output token throughput (tok/s):", self.output_throughput)?;
+        decimal(f, "Peak output token throughput (tok/s):", self.max_output_tokens_per_s)?;
+        decimal(f, "Peak concurrent requests:", self.max_concurrent_requests as f64)?;
+        decimal(f, "Total token throughput (tok/s):", self.total_token_throughput)?;
+        for (short, long, summary) in self.sections() {
+            let Some(summary) = summary else { continue };
+            writeln!(f, "{long:-^50}")?;
+            decimal(f, &format!("Mean {short} (ms):"), summary.mean)?;
+            decimal(f, &format!("Median {short} (ms):"), summary.median)?;
+            for (percent, value) in &summary.percentiles {
+                decimal(f, &format!("P{percent} {short} (ms):"), *value)?;
+            }
+        }
+        if let Some(seconds) = self.client_cpu_seconds {
+            writeln!(f, "{:-^50}", "Client")?;
+            decimal(f, "Client CPU time (s):", seconds)?;
+        }
+        writeln!(f, "{:=^50}", "")
+    }
+}
+
+fn count(f: &mut fmt::Formatter<'_>, name: &str, value: impl fmt::Display) -> fmt::Result {
+    writeln!(f, "{name:<40} {value:<10}")
+}
+
+fn decimal(f: &mut fmt::Formatter<'_>, name: &str, value: f64) -> fmt::Result {
+    writeln!(f, "{name:<40} {value:<10.2}")
+}
+
+/// Most token arrivals in one whole second of the run.
+fn peak_tokens(records: &[&RequestRecord]) -> f64 {
+    let mut seconds: Vec<u64> = Vec::new();
+    for at in records.iter().flat_map(|r| r.arrivals()) {
+        let second = at as usize;
+        if seconds.len() <= second {
+            seconds.resize(second + 1, 0);
+        }
+        seconds[second] += 1;
+    }
+    seconds.into_iter().max().unwrap_or_default() as f64
+}
+
+/// Most requests between their start and their end.
+fn peak_open(records: &[&RequestRecord]) -> usize {
+    // An end at the moment of a start comes first.
+    let mut changes: Vec<(f64, i64)> = records.iter().flat_map(|r| [(r.start, 1), (r.start + r.latency, -1)]).collect();
+    changes.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    let open = changes.iter().scan(0i64, |open, (_, change)| {
+        *open += change;
+        Some(*open)
+    });
+    open.max().and_then(|peak| usize::try_from(peak).ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(start: f64, ttft: f64, itl: &[f64]) -> RequestRecord {
+        RequestRecord {
+            start,
+            latency: ttft + itl.iter().sum::<f64>(),
+            ttft: Some(ttft),
+            itl: itl.to_vec(),
+            input_tokens: 10,
+            output_tokens: itl.len() as u64 + 1,
+            error: None,
+        }
+    }
+
+    fn report(goodput: Goodput) -> Report {
+        let config = LoadConfig { max_concurrency: Some(2), goodput, ..LoadConfig::default() };
+        let failed = RequestRecord { error: Some("no".into()), ..record(0.5, 0.1, &[]) };
+        let records = vec![record(0.0, 0.5, &[0.1, 0.3]), failed, record(0.5, 0.25, &[0.125])];
+        Report::new(&config, records, Duration::from_secs(2), Some(Duration::from_millis(120)))
+    }
+
+    #[test]
+    fn percentiles_are_numpys() {
+        let sorted = [1.0, 2.0, 4.0, 8.0];
+        for (percent, expected) in [(0.0, 1.0), (50.0, 3.0), (90.0, 6.8), (99.0, 7.88), (100.0, 8.0)] {
+            assert!((percentile(&sorted, percent) - expected).abs() < 1e-12, "{percent}");
+        }
+        assert_eq!(percentile(&[5.0], 99.0), 5.0);
+        assert_eq!(Summary::of(Vec::new(), &[99.0]), None);
+    }
+
+    #[test]
+    fn the_table_is_vllms() {
+        let expected = "\
+============ Serving Benchmark Result ============
+Successful requests:                     2
+Failed requests:                         1
+Maximum request concurrency:             2
+Benchmark duration (s):                  2.00
+Total input tokens:                      20
+Total generated tokens:                  5
+Request throughput (req/s):              1.00
+Request goodput (req/s):                 0.50
+Output token throughput (tok/s):         2.50
+Peak output token throughput (tok/s):    5.00
+Peak concurrent requests:                2.00
+Total token throughput (tok/s):          12.50
+---------------Time to First Token----------------
+Mean TTFT (ms):                          375.00
+Median TTFT (ms):                        375.00
+P99 TTFT (ms):                           497.50
+-----Time per Output Token (excl. 1st token)------
+Mean TPOT (ms):                          162.50
+Median TPOT (ms):                        162.50
+P99 TPOT (ms):                           199.25
+---------------Inter-token Latency----------------
+Mean ITL (ms):                           175.00
+Median ITL (ms):                         125.00
+P99 ITL (ms):                            296.50
+----------------End-to-end Latency----------------
+Mean E2EL (ms):                          637.50
+Median E2EL (ms):                        637.50
+P99 E2EL (ms):                           894.75
+----------------------Client----------------------
+Client CPU time (s):                     0.12
+==================================================
+";
+        let text = report(Goodput { ttft: Some(Duration::from_millis(300)), ..Goodput::default() }).to_string();
+        let trimmed: String = text.lines().map(|line| format!("{}\n", line.trim_end())).collect();
+        assert_eq!(trimmed, expected);
+    }
+
+    #[test]
+    fn the_json_has_vllms_keys() {
+        let report = report(Goodput::default());
+        let json = report.to_json(false);
+        assert_eq!(json["completed"], 2);
+        assert_eq!(json["p99_ttft_ms"], 497.5);
+        assert!(json["request_goodput"].is_null() && json.get("ttfts").is_none());
+        let detailed = report.to_json(true);
+        assert_eq!(detailed["output_lens"], serde_json::json!([3, 1, 2]));
+        assert_eq!(detailed["errors"][1], "no");
+    }
+
+    #[test]
+    fn goodput_needs_every_bound() {
+        let bounds = |tpot, e2el| Goodput {
+            ttft: None,
+            tpot: Some(Duration::from_millis(tpot)),
+            e2el: Some(Duration::from_millis(e2el)),
+        };
+        assert_eq!(report(bounds(300, 1000)).request_goodput, Some(1.0));
+        assert_eq!(report(bounds(150, 1000)).request_goodput, Some(0.5));
+        assert_eq!(report(bounds(300, 10)).request_goodput, Some(0.0));
+        assert_eq!(report(Goodput::default()).request_goodput, None);
+    }
+
+    #[test]
+    fn requests_that_touch_are_not_open_together() {
+        let (a, b) = (record(0.0, 1.0, &[]), record(1.0, 1.0, &[]));
+        assert_eq!(peak_open(&[&a, &b]), 1);
+        assert_eq!(peak_open(&[]), 0);
+        assert_eq!(peak_tokens(&[&a, &b]), 1.0);
+    }
+}

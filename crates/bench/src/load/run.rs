@@ -1,0 +1,239 @@
+//! A run: workers that take the next request until none is left.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::Method;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use super::client::{Connection, Target};
+use super::prompt;
+use super::report::{Report, RequestRecord};
+use super::sse::EventReader;
+use super::{LoadConfig, LoadError};
+use crate::ProcessUsage;
+
+/// Error bodies are quoted up to this length.
+const QUOTED: usize = 300;
+
+/// Sends the load and measures the answers. Runs on the caller's tokio runtime.
+pub async fn run(config: &LoadConfig) -> Result<Report, LoadError> {
+    check(config)?;
+    let target = Target::new(&config.base_url, config.api_key.as_deref())?;
+    let path = config.endpoint.path();
+    let mut warm = Connection::new(target.clone());
+    for index in 0..config.warmups {
+        let body = Bytes::from(prompt::body(config, config.requests + index));
+        let record = exchange(&mut warm, path, body, Instant::now(), config.timeout).await;
+        if let Some(error) = record.error {
+            return Err(LoadError::WarmUp(error));
+        }
+    }
+    drop(warm);
+
+    let plan = Arc::new(Plan {
+        bodies: (0..config.requests).map(|index| Bytes::from(prompt::body(config, index))).collect(),
+        arrivals: prompt::arrivals(config),
+        next: AtomicUsize::new(0),
+        path,
+        timeout: config.timeout,
+    });
+    let cpu_before = ProcessUsage::own();
+    let start = Instant::now();
+    let workers = config.max_concurrency.unwrap_or(config.requests).min(config.requests);
+    let tasks: Vec<_> =
+        (0..workers).map(|_| tokio::spawn(work(Arc::clone(&plan), Connection::new(target.clone()), start))).collect();
+    let mut records = Vec::with_capacity(config.requests);
+    for task in tasks {
+        // A worker has no way to panic or to be cancelled; if it did, its requests are missing from the report.
+        if let Ok(mut done) = task.await {
+            records.append(&mut done);
+        }
+    }
+    let duration = start.elapsed();
+    let client_cpu = cpu_before.zip(ProcessUsage::own()).map(|(before, after)| after.cpu.saturating_sub(before.cpu));
+    records.sort_by(|a, b| a.start.total_cmp(&b.start));
+    Ok(Report::new(config, records, duration, client_cpu))
+}
+
+fn check(config: &LoadConfig) -> Result<(), LoadError> {
+    let error = if config.requests == 0 {
+        "there must be at least one request"
+    } else if config.max_concurrency == Some(0) {
+        "the concurrency must be at least 1"
+    } else if config.request_rate.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) {
+        "the request rate must be above 0"
+    } else if config.percentiles.iter().any(|p| !(0.0..=100.0).contains(p)) {
+        "percentiles lie between 0 and 100"
+    } else {
+        return Ok(());
+    };
+    Err(LoadError::Config(error))
+}
+
+/// What the workers share.
+struct Plan {
+    bodies: Vec<Bytes>,
+    arrivals: Vec<Duration>,
+    next: AtomicUsize,
+    path: &'static str,
+    timeout: Duration,
+}
+
+async fn work(plan: Arc<Plan>, mut connection: Connection, start: Instant) -> Vec<RequestRecord> {
+    let mut records = Vec::new();
+    loop {
+        let index = plan.next.fetch_add(1, Relaxed);
+        let Some(body) = plan.bodies.get(index) else { return records };
+        let at = start + plan.arrivals[index];
+        if at > Instant::now() {
+            tokio::time::sleep_until(at.into()).await;
+        }
+        records.push(exchange(&mut connection, plan.path, body.clone(), start, plan.timeout).await);
+    }
+}
+
+/// One request from its first byte to the end of the answer.
+async fn exchange(
+    connection: &mut Connection,
+    path: &str,
+    body: Bytes,
+    run_start: Instant,
+    timeout: Duration,
+) -> RequestRecord {
+    let sent = Instant::now();
+    let mut answer = Answer::new(sent);
+    let result = tokio::time::timeout(timeout, answer.fetch(connection, path, body)).await;
+    let error = match result {
+        Ok(Ok(())) => answer.defect(),
+        Ok(Err(error)) => Some(error),
+        Err(_) => Some(format!("no answer within {} s", timeout.as_secs_f64())),
+    };
+    if error.is_some() {
+        connection.close();
+    }
+    RequestRecord {
+        start: (sent - run_start).as_secs_f64(),
+        latency: answer.last.duration_since(sent).as_secs_f64(),
+        ttft: answer.first.map(|first| (first - sent).as_secs_f64()),
+        itl: answer.gaps,
+        input_tokens: answer.usage.map_or(0, |u| u.prompt_tokens),
+        output_tokens: answer.usage.map_or(0, |u| u.completion_tokens),
+        error,
+    }
+}
+
+/// What is known of an answer so far.
+struct Answer {
+    first: Option<Instant>,
+    last: Instant,
+    gaps: Vec<f64>,
+    usage: Option<Usage>,
+    done: bool,
+    streamed: bool,
+    failure: Option<String>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+struct Usage {
+    prompt_tokens: u64,
+    completion_tokens: u64,
+}
+
+/// What a measurement needs of an event or a whole answer.
+#[derive(Deserialize)]
+struct Body {
+    #[serde(default)]
+    choices: Vec<IgnoredAny>,
+    usage: Option<Usage>,
+    error: Option<serde_json::Value>,
+}
+
+impl Answer {
+    fn new(sent: Instant) -> Self {
+        Self { first: None, last: sent, gaps: Vec::new(), usage: None, done: false, streamed: false, failure: None }
+    }
+
+    async fn fetch(&mut self, connection: &mut Connection, path: &str, body: Bytes) -> Result<(), String> {
+        let request = connection.target().request(Method::POST, path, body).map_err(|e| e.to_string())?;
+        let response = connection.send(request).await.map_err(|e| e.to_string())?;
+        let status = response.status();
+        let content_type = response.headers().get(http::header::CONTENT_TYPE);
+        self.streamed = content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
+        if status.is_success() && self.streamed {
+            return self.read_events(response.into_body()).await;
+        }
+        let body = response.into_body().collect().await.map_err(|e| e.to_string())?.to_bytes();
+        self.last = Instant::now();
+        if !status.is_success() {
+            let text = String::from_utf8_lossy(&body[..body.len().min(QUOTED)]).into_owned();
+            return Err(format!("status {status}: {text}"));
+        }
+        let body: Body = serde_json::from_slice(&body).map_err(|e| format!("the answer is not JSON: {e}"))?;
+        self.usage = body.usage;
+        Ok(())
+    }
+
+    async fn read_events(&mut self, mut body: Incoming) -> Result<(), String> {
+        let mut reader = EventReader::default();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|e| e.to_string())?;
+            let Some(bytes) = frame.data_ref() else { continue };
+            let now = Instant::now();
+            reader.push(bytes, |payload| self.event(payload, now));
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, payload: &[u8], now: Instant) {
+        if payload == b"[DONE]" {
+            self.done = true;
+            return;
+        }
+        let event: Body = match serde_json::from_slice(payload) {
+            Ok(event) => event,
+            Err(error) => {
+                self.failure.get_or_insert_with(|| format!("an event is not JSON: {error}"));
+                return;
+            }
+        };
+        if let Some(error) = event.error {
+            self.failure.get_or_insert_with(|| format!("error event: {error}"));
+        }
+        self.usage = event.usage.or(self.usage);
+        if event.choices.is_empty() {
+            return;
+        }
+        match self.first {
+            None => self.first = Some(now),
+            Some(_) => self.gaps.push((now - self.last).as_secs_f64()),
+        }
+        self.last = now;
+    }
+
+    /// What is wrong with an answer that came to its end.
+    fn defect(&mut self) -> Option<String> {
+        let failure = self.failure.take();
+        failure.or_else(|| {
+            let what = if self.streamed && !self.done {
+                "the stream ended without [DONE]"
+            } else if self.streamed && self.first.is_none() {
+                "the stream had no choices"
+            } else if self.usage.is_none() {
+                "the answer had no usage"
+            } else {
+                return None;
+            };
+            Some(what.to_owned())
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "run_tests.rs"]
+mod tests;

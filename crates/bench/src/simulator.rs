@@ -1,0 +1,311 @@
+//! An executor that computes nothing and takes the time a device would.
+//!
+//! A step takes the roofline bound of its program on the device plus a fixed overhead; steps run one after the other, as
+//! on a GPU's stream, while up to two are in flight. Tokens are pseudo-random, a function of the prompt, the request's
+//! seed and the output position alone, so that batching, chunking and preemption cannot change them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use octavo_engine::{
+    Executor, ExecutorError, Joined, KvCacheSpec, KvGroupSpec, Logprobs, PlannedSequence, SamplingParams, StepId,
+    StepMasks, StepOutput, StepPlan, TokenOutput,
+};
+use octavo_ops::Program;
+use octavo_ops::cost::{ElementBytes, StepShape, step_cost};
+
+use crate::Device;
+
+/// How simulated time passes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Clock {
+    /// `wait` returns at once; [`SimulatedTime`] says how long the device would have taken. Time the host spends between
+    /// steps does not count.
+    Virtual,
+    /// `wait` sleeps until the device would be done.
+    Real {
+        /// 1 is the device's own pace, 10 runs ten times as fast.
+        speed_up: f64,
+    },
+}
+
+/// What the simulator needs besides a program and a device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimulatorConfig {
+    /// Tokens a block.
+    pub block_size: usize,
+    /// Blocks of each KV group, the null block included; `None`: as many as fit the device beside the weights.
+    pub blocks: Option<usize>,
+    /// Element sizes.
+    pub elements: ElementBytes,
+    /// Steps in flight, 1 or 2.
+    pub max_in_flight: usize,
+    /// How time passes.
+    pub clock: Clock,
+    /// Slots, as many as the engine's `max_num_seqs`.
+    pub max_num_seqs: usize,
+}
+
+impl Default for SimulatorConfig {
+    /// Blocks of 16 tokens filling the device, 16-bit elements, two steps in flight, real time, 256 slots.
+    fn default() -> Self {
+        Self {
+            block_size: 16,
+            blocks: None,
+            elements: ElementBytes::HALF,
+            max_in_flight: 2,
+            clock: Clock::Real { speed_up: 1.0 },
+            max_num_seqs: 256,
+        }
+    }
+}
+
+/// A simulation that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SimulatorError {
+    /// No room for the model.
+    #[error("the weights take {weights} bytes and {device} has {memory}: nothing is left for the KV cache")]
+    OutOfMemory {
+        /// Device.
+        device: &'static str,
+        /// Bytes of the weights.
+        weights: u64,
+        /// Bytes of the device.
+        memory: u64,
+    },
+    /// A field out of range.
+    #[error("{0}")]
+    Config(&'static str),
+}
+
+/// Device time that has passed, readable while the executor runs.
+#[derive(Clone, Debug, Default)]
+pub struct SimulatedTime(Arc<AtomicU64>);
+
+impl SimulatedTime {
+    /// When the last finished step ended, counted from the start.
+    pub fn elapsed(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Relaxed))
+    }
+
+    fn set(&self, elapsed: Duration) {
+        self.0.store(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+    }
+}
+
+/// See the module.
+pub struct SimulatedExecutor {
+    program: Arc<Program>,
+    device: Device,
+    config: SimulatorConfig,
+    spec: KvCacheSpec,
+    slots: Vec<Option<Sequence>>,
+    steps: VecDeque<InFlight>,
+    /// When the device has done everything submitted.
+    busy_until: Duration,
+    started: Instant,
+    time: SimulatedTime,
+    shape: StepShape,
+    /// Memory of finished steps' rows.
+    spare_rows: Vec<Vec<TokenOutput>>,
+}
+
+/// What a token of a sequence depends on.
+struct Sequence {
+    key: u64,
+    params: Arc<SamplingParams>,
+}
+
+struct InFlight {
+    output: StepOutput,
+    end: Duration,
+    sampled: bool,
+}
+
+impl SimulatedExecutor {
+    /// A device with `program` loaded.
+    pub fn new(program: Arc<Program>, device: Device, config: SimulatorConfig) -> Result<Self, SimulatorError> {
+        check(&config)?;
+        let spec = kv_cache_spec(&program, &device, &config)?;
+        let slots = (0..config.max_num_seqs).map(|_| None).collect();
+        Ok(Self {
+            program,
+            device,
+            config,
+            spec,
+            slots,
+            steps: VecDeque::new(),
+            busy_until: Duration::ZERO,
+            started: Instant::now(),
+            time: SimulatedTime::default(),
+            shape: StepShape::default(),
+            spare_rows: Vec::new(),
+        })
+    }
+
+    /// A view of the simulated clock that outlives the executor's move into an engine.
+    pub fn time(&self) -> SimulatedTime {
+        self.time.clone()
+    }
+
+    /// How long the device takes for a step.
+    fn duration(&mut self, plan: &StepPlan) -> Duration {
+        self.shape.tokens = plan.tokens.len();
+        self.shape.sampled = plan.sampled_rows();
+        self.shape.sequences.clear();
+        let sizes = plan.sequences.iter().map(|s| (s.tokens.len(), s.first_position as usize + s.tokens.len()));
+        self.shape.sequences.extend(sizes);
+        let cost = step_cost(&self.program, &self.shape, self.config.elements);
+        let seconds = cost.roofline_seconds(self.device.bandwidth, self.device.peak_flops);
+        self.device.step_overhead + Duration::from_secs_f64(seconds)
+    }
+
+    /// Simulated time.
+    fn now(&self) -> Duration {
+        match self.config.clock {
+            Clock::Virtual => self.time.elapsed(),
+            Clock::Real { speed_up } => self.started.elapsed().mul_f64(speed_up),
+        }
+    }
+
+    fn join(&mut self, joined: &Joined) -> Result<(), ExecutorError> {
+        let slot = self.slots.get_mut(joined.slot as usize);
+        let slot = slot.ok_or_else(|| fatal(format!("slot {} does not exist", joined.slot)))?;
+        let key = joined.prompt.iter().fold(joined.params.seed, |key, &id| mix(key ^ u64::from(id)));
+        *slot = Some(Sequence { key, params: Arc::clone(&joined.params) });
+        Ok(())
+    }
+
+    fn draw(&self, planned: &PlannedSequence, mask: Option<&[u32]>) -> Result<TokenOutput, ExecutorError> {
+        let sequence = self.slots.get(planned.slot as usize).and_then(Option::as_ref);
+        let sequence = sequence.ok_or_else(|| fatal(format!("no sequence has joined slot {}", planned.slot)))?;
+        let vocab = self.program.vocab_size as u64;
+        let first = mix(sequence.key ^ mix(u64::from(planned.output_position))) % vocab;
+        // The request ends when its tokens are used up, so that a simulation's length is what was asked for.
+        let ends =
+            |id: u32| sequence.params.eos_token_ids.contains(&id) || sequence.params.stop_token_ids.contains(&id);
+        let allowed = |id: u32| mask.is_none_or(|mask| mask[id as usize / 32] >> (id % 32) & 1 == 1);
+        let from_first = || (0..vocab).map(|i| ((first + i) % vocab) as u32);
+        let id = from_first()
+            .find(|&id| allowed(id) && !ends(id))
+            .or_else(|| from_first().find(|&id| allowed(id)))
+            .unwrap_or(first as u32);
+        let logprobs = sequence.params.logprobs.map(|top| logprobs(id, top, vocab));
+        Ok(TokenOutput { id, logprobs })
+    }
+}
+
+impl Executor for SimulatedExecutor {
+    fn kv_cache_spec(&self) -> &KvCacheSpec {
+        &self.spec
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.program.vocab_size
+    }
+
+    fn max_in_flight(&self) -> usize {
+        self.config.max_in_flight
+    }
+
+    fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {
+        if self.steps.len() == self.config.max_in_flight {
+            return Err(fatal(format!("step {} is one more than may be in flight", plan.step)));
+        }
+        for joined in &plan.joined {
+            self.join(joined)?;
+        }
+        let start = self.busy_until.max(self.now());
+        self.busy_until = start + self.duration(&plan);
+        let output = StepOutput { rows: self.spare_rows.pop().unwrap_or_default(), plan };
+        self.steps.push_back(InFlight { output, end: self.busy_until, sampled: false });
+        Ok(())
+    }
+
+    fn sample(&mut self, step: StepId, masks: StepMasks) -> Result<(), ExecutorError> {
+        let index = self.steps.iter().position(|s| s.output.plan.step == step);
+        // Taken out, so that a step that fails here is over.
+        let flight = index.and_then(|index| self.steps.remove(index));
+        let mut flight = flight.ok_or_else(|| fatal(format!("step {step} is not in flight")))?;
+        let mut masks = masks.bits.chunks_exact(masks.words.max(1));
+        for planned in flight.output.plan.sequences.iter().filter(|s| s.samples) {
+            let mask = if planned.constrained { masks.next() } else { None };
+            flight.output.rows.push(self.draw(planned, mask)?);
+        }
+        flight.sampled = true;
+        // Sampling that starts late ends late.
+        flight.end = flight.end.max(self.now());
+        self.busy_until = self.busy_until.max(flight.end);
+        self.steps.insert(index.unwrap_or_default(), flight);
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<StepOutput, ExecutorError> {
+        let step = self.steps.pop_front().filter(|step| step.sampled);
+        let step = step.ok_or_else(|| fatal("there is no sampled step to wait for".into()))?;
+        if let Clock::Real { speed_up } = self.config.clock {
+            thread::sleep(step.end.saturating_sub(self.now()).div_f64(speed_up));
+        }
+        self.time.set(step.end);
+        Ok(step.output)
+    }
+
+    fn recycle(&mut self, mut rows: Vec<TokenOutput>) {
+        rows.clear();
+        self.spare_rows.push(rows);
+    }
+}
+
+fn check(config: &SimulatorConfig) -> Result<(), SimulatorError> {
+    let error = match config.clock {
+        Clock::Real { speed_up } if !(speed_up.is_finite() && speed_up > 0.0) => "the speed-up must be above 0",
+        _ if !(1..=2).contains(&config.max_in_flight) => "one or two steps may be in flight",
+        _ if config.block_size == 0 => "a block holds at least one token",
+        _ => return Ok(()),
+    };
+    Err(SimulatorError::Config(error))
+}
+
+fn kv_cache_spec(program: &Program, device: &Device, config: &SimulatorConfig) -> Result<KvCacheSpec, SimulatorError> {
+    let bytes = |elements: usize| (elements * config.block_size) as u64 * config.elements.kv;
+    let all: u64 = program.kv_groups.iter().map(|group| bytes(group.elements_per_token())).sum();
+    let weights = program.weight_bytes();
+    let fitting = device.memory_bytes.saturating_sub(weights) / all.max(1);
+    let blocks = config.blocks.unwrap_or(usize::try_from(fitting).unwrap_or(usize::MAX));
+    if blocks < 2 && all > 0 {
+        return Err(SimulatorError::OutOfMemory { device: device.name, weights, memory: device.memory_bytes });
+    }
+    let group = |group: &octavo_ops::KvGroup| KvGroupSpec {
+        layers: group.layers.len(),
+        block_bytes: bytes(group.elements_per_token()),
+        blocks,
+        window: group.window,
+    };
+    Ok(KvCacheSpec { block_size: config.block_size, groups: program.kv_groups.iter().map(group).collect() })
+}
+
+/// Something plausible: the drawn token is the most likely one, each next half as likely.
+fn logprobs(id: u32, top: u32, vocab: u64) -> Logprobs {
+    let logprob = |rank: u32| -std::f32::consts::LN_2 * rank as f32;
+    let other = |rank: u32| (((u64::from(id) + u64::from(rank) - 1) % vocab) as u32, logprob(rank));
+    Logprobs { logprob: logprob(1), rank: 1, top: (1..=top).map(other).collect() }
+}
+
+/// The finaliser of SplitMix64: every input bit moves every output bit.
+pub(crate) fn mix(value: u64) -> u64 {
+    let z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+fn fatal(message: String) -> ExecutorError {
+    ExecutorError { message, fatal: true }
+}
+
+#[cfg(test)]
+#[path = "simulator_tests.rs"]
+mod tests;

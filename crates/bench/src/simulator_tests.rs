@@ -1,0 +1,182 @@
+//! Tests of the simulated executor on a tiny program.
+
+use super::*;
+use octavo_engine::InputToken;
+use octavo_ops::testing::TinyModel;
+use proptest::prelude::*;
+
+const VOCAB: usize = 1000;
+
+fn program() -> Arc<Program> {
+    let (program, _) = TinyModel { vocab_size: VOCAB, ..TinyModel::default() }.build().unwrap();
+    Arc::new(program)
+}
+
+fn executor(config: SimulatorConfig) -> SimulatedExecutor {
+    SimulatedExecutor::new(program(), Device::L40S, config).unwrap()
+}
+
+fn virtual_time() -> SimulatorConfig {
+    SimulatorConfig { clock: Clock::Virtual, blocks: Some(100), ..SimulatorConfig::default() }
+}
+
+fn joined(slot: u32, prompt: &[u32], params: SamplingParams) -> Joined {
+    Joined { slot, params: Arc::new(params), prompt: prompt.into(), output: Vec::new() }
+}
+
+/// Appends `tokens` tokens of a sequence, the last of which samples if `output` says which output it is.
+fn add(plan: &mut StepPlan, slot: u32, first_position: u32, tokens: usize, output: Option<u32>) {
+    let start = plan.tokens.len();
+    plan.tokens.extend(std::iter::repeat_n(InputToken::Id(1), tokens));
+    plan.sequences.push(PlannedSequence {
+        slot,
+        tokens: start..start + tokens,
+        first_position,
+        tables: 0..0,
+        samples: output.is_some(),
+        output_position: output.unwrap_or(0),
+        constrained: false,
+    });
+}
+
+fn run(executor: &mut SimulatedExecutor, plan: StepPlan) -> Vec<u32> {
+    let step = plan.step;
+    executor.submit(plan).unwrap();
+    executor.sample(step, StepMasks::default()).unwrap();
+    executor.wait().unwrap().rows.iter().map(|row| row.id).collect()
+}
+
+#[test]
+fn tokens_depend_on_prompt_seed_and_position_alone() {
+    let params = SamplingParams { seed: 7, ..SamplingParams::default() };
+    let mut alone = executor(virtual_time());
+    let mut expected = Vec::new();
+    for step in 0..4 {
+        let mut plan = StepPlan { step, ..StepPlan::default() };
+        if step == 0 {
+            plan.joined.push(joined(0, &[1, 2, 3], params.clone()));
+        }
+        add(&mut plan, 0, 3 + step as u32, 1, Some(step as u32));
+        expected.extend(run(&mut alone, plan));
+    }
+
+    // Another slot, in company, in two chunks, and resumed half way.
+    let mut batch = executor(virtual_time());
+    let mut found: Vec<u32> = Vec::new();
+    for step in 0..5 {
+        let mut plan = StepPlan { step, ..StepPlan::default() };
+        if step == 0 || step == 3 {
+            plan.joined.push(joined(9, &[1, 2, 3], params.clone()));
+            plan.joined.push(joined(5, &[1, 2, 4], params.clone()));
+        }
+        add(&mut plan, 5, 10, 2, Some(0));
+        add(&mut plan, 9, 0, 2, step.checked_sub(1).map(|n| n as u32));
+        found.extend(run(&mut batch, plan).get(1));
+    }
+    assert_eq!(found, expected);
+    assert!(expected.iter().all(|&id| (id as usize) < VOCAB));
+    assert!(expected.windows(2).any(|pair| pair[0] != pair[1]));
+}
+
+#[test]
+fn a_step_takes_its_roofline_and_the_overhead() {
+    let mut executor = executor(virtual_time());
+    let mut plan =
+        StepPlan { step: 1, joined: vec![joined(0, &[1; 64], SamplingParams::default())], ..Default::default() };
+    add(&mut plan, 0, 0, 64, Some(0));
+    run(&mut executor, plan);
+    let cost = step_cost(&program(), &StepShape::prefill(64), ElementBytes::HALF);
+    let bound = Duration::from_secs_f64(cost.roofline_seconds(864e9, 362.05e12));
+    assert_eq!(executor.time().elapsed(), Device::L40S.step_overhead + bound);
+}
+
+#[test]
+fn two_steps_in_flight_keep_the_device_busy() {
+    let mut executor = executor(virtual_time());
+    for step in 1..=2 {
+        let mut plan = StepPlan { step, ..StepPlan::default() };
+        plan.joined.push(joined(0, &[1], SamplingParams::default()));
+        add(&mut plan, 0, 0, 1, Some(0));
+        executor.submit(plan).unwrap();
+        executor.sample(step, StepMasks::default()).unwrap();
+    }
+    assert!(executor.submit(StepPlan { step: 3, ..StepPlan::default() }).unwrap_err().fatal);
+    assert_eq!(executor.wait().unwrap().plan.step, 1);
+    let one = executor.time().elapsed();
+    assert_eq!(executor.wait().unwrap().plan.step, 2);
+    assert_eq!(executor.time().elapsed(), 2 * one);
+    assert!(executor.wait().is_err());
+}
+
+#[test]
+fn real_time_takes_at_least_the_simulated_time() {
+    let slow = Device { step_overhead: Duration::from_millis(40), ..Device::L40S };
+    let config =
+        SimulatorConfig { clock: Clock::Real { speed_up: 4.0 }, blocks: Some(10), ..SimulatorConfig::default() };
+    let mut executor = SimulatedExecutor::new(program(), slow, config).unwrap();
+    let started = Instant::now();
+    let mut plan = StepPlan { step: 1, joined: vec![joined(0, &[1], SamplingParams::default())], ..Default::default() };
+    add(&mut plan, 0, 0, 1, Some(0));
+    run(&mut executor, plan);
+    assert!(started.elapsed() >= Duration::from_millis(10));
+}
+
+#[test]
+fn masks_and_ends_are_respected() {
+    let mut executor = executor(virtual_time());
+    let params = SamplingParams { eos_token_ids: vec![5], logprobs: Some(3), ..SamplingParams::default() };
+    let mut plan = StepPlan { step: 1, joined: vec![joined(0, &[1], params)], ..StepPlan::default() };
+    add(&mut plan, 0, 0, 1, Some(0));
+    plan.sequences[0].constrained = true;
+    executor.submit(plan).unwrap();
+    let words = VOCAB.div_ceil(32);
+    let mut bits = vec![0u32; words];
+    bits[0] = 1 << 5 | 1 << 9;
+    executor.sample(1, StepMasks { words, bits }).unwrap();
+    let output = executor.wait().unwrap();
+    assert_eq!(output.rows[0].id, 9);
+    let logprobs = output.rows[0].logprobs.as_ref().unwrap();
+    assert_eq!((logprobs.rank, logprobs.top.len(), logprobs.top[0]), (1, 3, (9, logprobs.logprob)));
+}
+
+#[test]
+fn the_cache_fills_what_the_weights_leave() {
+    let small = Device { memory_bytes: 1_000_000, ..Device::L40S };
+    let config = SimulatorConfig { blocks: None, ..virtual_time() };
+    let executor = SimulatedExecutor::new(program(), small.clone(), config.clone()).unwrap();
+    let group = &executor.kv_cache_spec().groups[0];
+    assert_eq!(group.block_bytes, 2 * 16 * 2 * (2 * 8) * 2, "layers, tokens, k and v, columns, bytes");
+    assert_eq!(group.blocks as u64, (1_000_000 - program().weight_bytes()) / group.block_bytes);
+    let tiny = Device { memory_bytes: 1000, ..small };
+    let error = SimulatedExecutor::new(program(), tiny, config).err().unwrap();
+    assert!(error.to_string().contains("nothing is left for the KV cache"), "{error}");
+}
+
+#[test]
+fn impossible_settings_are_refused() {
+    for config in [
+        SimulatorConfig { clock: Clock::Real { speed_up: 0.0 }, ..virtual_time() },
+        SimulatorConfig { clock: Clock::Real { speed_up: f64::NAN }, ..virtual_time() },
+        SimulatorConfig { max_in_flight: 3, ..virtual_time() },
+        SimulatorConfig { block_size: 0, ..virtual_time() },
+    ] {
+        assert!(SimulatedExecutor::new(program(), Device::L40S, config).is_err());
+    }
+}
+
+proptest! {
+    #[test]
+    fn time_never_runs_backwards(steps in prop::collection::vec((1usize..64, 0u32..512), 1..20)) {
+        let mut executor = executor(virtual_time());
+        let mut last = Duration::ZERO;
+        for (step, &(tokens, position)) in steps.iter().enumerate() {
+            let mut plan = StepPlan { step: step as u64, ..StepPlan::default() };
+            plan.joined.push(joined(3, &[1], SamplingParams::default()));
+            add(&mut plan, 3, position, tokens, Some(0));
+            run(&mut executor, plan);
+            let now = executor.time().elapsed();
+            prop_assert!(now > last);
+            last = now;
+        }
+    }
+}
