@@ -179,7 +179,6 @@ impl Pricer<'_> {
                 activation_bytes: self.activations(&[q.input, q.out]),
                 flops: (self.step.tokens * (q.heads.q_cols() + q.heads.kv_cols())) as u64
                     * if q.norm.is_some() { 7 } else { 3 },
-                ..Cost::default()
             },
             Op::PagedAttention(a) => self.attention(a.heads, a.window, &[a.q, a.out]),
             Op::Glu(g) => Cost {

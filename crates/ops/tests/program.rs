@@ -1,5 +1,7 @@
 //! Storage sizes, the builder's checks and the cost model, against figures worked out by hand.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of a test may panic, as it may")]
+
 use octavo_ops::cost::{Cost, ElementBytes, StepShape, op_cost, step_cost};
 use octavo_ops::*;
 use proptest::prelude::*;
@@ -135,9 +137,10 @@ fn the_builder_checks_rows() {
         _ => {}
     });
     assert_eq!(message, "op 11 (Norm): buffer 'x' has T rows, expected R");
-    let message = spoil(|op| match op {
-        Op::Logits(l) => l.input = BufferId(0),
-        _ => {}
+    let message = spoil(|op| {
+        if let Op::Logits(l) = op {
+            l.input = BufferId(0);
+        }
     });
     assert_eq!(message, "op 12 (Logits): buffer 'x' has T rows, expected R");
 }
@@ -155,9 +158,10 @@ fn the_builder_checks_heads() {
     assert!(spoil(|op| heads(op, &long)).contains("a rotary embedding of 4 elements in heads of 2"));
     let wide = |q: &mut QkvPost| q.norm.iter_mut().for_each(|n| n.q = WeightId(1));
     assert!(spoil(|op| heads(op, &wide)).contains("norms of [8, 2] elements, expected 2 each or [8, 4]"));
-    let message = spoil(|op| match op {
-        Op::PagedAttention(a) => a.window = Some(0),
-        _ => {}
+    let message = spoil(|op| {
+        if let Op::PagedAttention(a) = op {
+            a.window = Some(0);
+        }
     });
     assert!(message.contains("a window of no tokens"));
 }
@@ -189,13 +193,13 @@ fn the_builder_refuses_weights_that_cannot_be() {
         declare(&mut b);
         b.finish().unwrap_err().to_string()
     };
-    assert_eq!(finish(&|b| drop(b.weight("w", 4, vec![]))), "weight 'w' has no parts");
+    assert_eq!(finish(&|b| _ = b.weight("w", 4, vec![])), "weight 'w' has no parts");
     let q4 = WeightPart { tensor: "t".into(), rows: 1, storage: StorageType::Q4_0 };
-    let message = finish(&|b| drop(b.weight("w", 40, vec![q4.clone()])));
+    let message = finish(&|b| _ = b.weight("w", 40, vec![q4.clone()]));
     assert_eq!(message, "tensor 't': rows of 40 elements do not fill Q4_0 blocks of 32");
-    let message = finish(&|b| drop(b.weight("w", 1 << 40, vec![part("t", 1 << 40)])));
+    let message = finish(&|b| _ = b.weight("w", 1 << 40, vec![part("t", 1 << 40)]));
     assert_eq!(message, "weight 'w' of 1099511627776 columns is too large");
-    let message = finish(&|b| drop(b.weight("w", 1, vec![part("t", usize::MAX), part("u", 2)])));
+    let message = finish(&|b| _ = b.weight("w", 1, vec![part("t", usize::MAX), part("u", 2)]));
     assert_eq!(message, "weight 'w' of 1 columns is too large");
 }
 

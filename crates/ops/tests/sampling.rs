@@ -1,5 +1,7 @@
 //! The scalar definition of `Sample`: examples for each rule, and properties over drawn rows.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of a test may panic, as it may")]
+
 use octavo_ops::sampling::{SampleBatch, SampleParams, SampleRow, SampledToken, Sampler, TokenCounts};
 use proptest::prelude::*;
 

@@ -127,10 +127,15 @@ impl Device {
         if self.sampled.len() != rows.len() {
             return Err(lost(format!("{} tokens were drawn for {} rows", self.sampled.len(), rows.len())));
         }
-        // Collecting nothing from the rows keeps their memory and ends their borrow.
-        self.rows = rows.into_iter().filter_map(|_| None).collect();
+        self.rows = emptied(rows);
         Ok(())
     }
+}
+
+/// The memory of the rows without the rows, and so without what they borrow.
+fn emptied(rows: Vec<SampleRow<'_>>) -> Vec<SampleRow<'static>> {
+    // Collected in place.
+    rows.into_iter().map_while(|_| None).collect()
 }
 
 /// Turns a panic into a fatal error: what the backend was about to write is unknown.
@@ -141,4 +146,29 @@ fn guard(work: impl FnOnce() -> Result<(), ExecutorError>) -> Result<(), Executo
         let message = format!("the device thread panicked: {}", message.unwrap_or("no message"));
         Err(ExecutorError { message, fatal: true })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use octavo_ops::sampling::SampleParams;
+
+    use super::*;
+
+    #[test]
+    fn the_memory_of_rows_is_kept() {
+        let params = SampleParams::default();
+        let row = SampleRow {
+            params: &params,
+            output_position: 0,
+            counts: None,
+            logit_bias: &[],
+            forbidden: &[],
+            mask: None,
+        };
+        let mut rows = Vec::with_capacity(100);
+        rows.push(row);
+        let memory = rows.as_ptr() as usize;
+        let rows = emptied(rows);
+        assert_eq!((rows.len(), rows.capacity(), rows.as_ptr() as usize), (0, 100, memory));
+    }
 }

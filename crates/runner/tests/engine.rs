@@ -1,5 +1,7 @@
 //! The engine over the runner over the candle backend: the same request gives the same tokens, whatever else runs.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of a test may panic, as it may")]
+
 use std::sync::Arc;
 use std::time::Instant;
 

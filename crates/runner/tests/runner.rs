@@ -1,5 +1,7 @@
 //! The runner over a backend that records what it is asked.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of a test may panic, as it may")]
+
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 

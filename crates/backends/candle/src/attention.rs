@@ -22,6 +22,17 @@ pub(crate) struct Attention<'a> {
     pub(crate) softcap: Option<f32>,
 }
 
+/// The keys and values that one query may see: those of one KV head at the positions `first..=last` of a sequence.
+struct View<'a> {
+    cache: &'a KvCache,
+    layer: usize,
+    head: usize,
+    dim: usize,
+    table: &'a [u32],
+    first: usize,
+    last: usize,
+}
+
 impl Attention<'_> {
     /// `q[T, Hq·D] → out[T, Hq·D]`. `sequences[t]` is the sequence of row t.
     pub(crate) fn run(&self, q: &[f32], batch: &StepBatch, sequences: &[usize]) -> Vec<f32> {
@@ -32,20 +43,21 @@ impl Attention<'_> {
         let tasks = out.par_chunks_mut(width).zip(q.par_chunks(width)).enumerate();
         tasks.for_each_init(Vec::new, |scores, (task, (out, q))| {
             let (row, head) = (task / kv_heads, task % kv_heads);
-            let table = self.tables.row(sequences[row]);
             let last = batch.positions[row] as usize;
+            let first = self.window.map_or(0, |window| (last + 1).saturating_sub(window));
+            let table = self.tables.row(sequences[row]);
+            let view = View { cache: self.cache, layer: self.layer, head, dim, table, first, last };
             for (out, q) in out.chunks_exact_mut(dim).zip(q.chunks_exact(dim)) {
-                self.attend(q, head, last, table, scores, out);
+                self.attend(q, &view, scores, out);
             }
         });
         out
     }
 
-    /// One query at position `last` and one head.
-    fn attend(&self, q: &[f32], head: usize, last: usize, table: &[u32], scores: &mut Vec<f32>, out: &mut [f32]) {
-        let first = self.window.map_or(0, |window| (last + 1).saturating_sub(window));
+    /// One head of one query; `scores` is scratch.
+    fn attend(&self, q: &[f32], view: &View<'_>, scores: &mut Vec<f32>, out: &mut [f32]) {
         scores.clear();
-        self.for_each_row(Half::Key, head, first, last, table, |key| {
+        view.for_each(Half::Key, |key| {
             let score = dot(q, key) * self.scale;
             scores.push(self.softcap.map_or(score, |cap| cap * (score / cap).tanh()));
         });
@@ -56,31 +68,25 @@ impl Attention<'_> {
             sum += *score;
         }
         let mut weights = scores.iter();
-        self.for_each_row(Half::Value, head, first, last, table, |value| {
+        view.for_each(Half::Value, |value| {
             let weight = weights.next().copied().unwrap_or(0.0) / sum;
             for (out, v) in out.iter_mut().zip(value) {
                 *out += weight * v;
             }
         });
     }
+}
 
-    /// Calls `f` with the elements of a head at each of the positions `first..=last`, in order.
-    fn for_each_row(
-        &self,
-        half: Half,
-        head: usize,
-        first: usize,
-        last: usize,
-        table: &[u32],
-        mut f: impl FnMut(&[f32]),
-    ) {
+impl View<'_> {
+    /// Calls `f` with the elements of each position, in order.
+    fn for_each(&self, half: Half, mut f: impl FnMut(&[f32])) {
         let size = self.cache.block_size();
-        for (index, &block) in table.iter().enumerate().take(last / size + 1).skip(first / size) {
+        let blocks = self.table.iter().enumerate().take(self.last / size + 1).skip(self.first / size);
+        for (index, &block) in blocks {
             let start = index * size;
-            let rows = first.saturating_sub(start)..(last + 1 - start).min(size);
-            let elements = self.cache.read(self.layer, half, block, head);
-            let dim = self.heads.dim;
-            elements[rows.start * dim..rows.end * dim].chunks_exact(dim).for_each(&mut f);
+            let (from, to) = (self.first.saturating_sub(start), (self.last + 1 - start).min(size));
+            let elements = self.cache.read(self.layer, half, block, self.head);
+            elements[from * self.dim..to * self.dim].chunks_exact(self.dim).for_each(&mut f);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Loading, memory and errors.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of a test may panic, as it may")]
+
 use std::borrow::Cow;
 
 use octavo_backend_candle::CandleBackend;
@@ -96,7 +98,8 @@ fn a_malformed_batch_is_an_error_and_the_next_one_runs() {
     let (mut backend, _) = loaded();
     assert!(backend.forward(&first_batch(20)).is_err(), "no KV cache yet");
     backend.allocate_kv(16, &[8]).unwrap();
-    let spoilt: [(&str, fn(&mut StepBatch)); 8] = [
+    type Spoil = fn(&mut StepBatch);
+    let spoilt: [(&str, Spoil); 8] = [
         ("positions", |b| b.positions.truncate(19)),
         ("a token id beyond the vocabulary", |b| b.token_ids[3] = 50),
         ("a slot beyond the KV cache", |b| b.slot_mapping[0][3] = 128),

@@ -1,5 +1,7 @@
 //! Whole programs: near the naive f64 meaning of every op, and the same bits however the sequences are cut into steps.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of a test may panic, as it may")]
+
 use octavo_backend_candle::CandleBackend;
 use octavo_ops::testing::{MemoryWeights, PagedBatches, QkNormWidth, TestRng, TinyModel, reference_logits};
 use octavo_ops::{Backend, GluKind, HeadShape, NormKind, Program, Rope, RopeStyle, StepBatch};

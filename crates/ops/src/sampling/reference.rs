@@ -63,8 +63,7 @@ impl Sampler {
     fn draw(&mut self, raw: &[f32], row: &SampleRow<'_>) -> u32 {
         self.adjust(raw, row);
         let Some(best) = argmax(&self.logits, |_| true) else { return fallback(raw, row) };
-        // Not `<= 0`: a NaN is greedy too.
-        if !(row.params.temperature > 0.0) {
+        if row.params.temperature <= 0.0 || row.params.temperature.is_nan() {
             return best;
         }
         self.weigh(best, row.params);

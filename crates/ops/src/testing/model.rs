@@ -138,8 +138,7 @@ impl<'a> Build<'a> {
         self.builder.push(Op::Embed { table, scale: m.scales.0, out: x });
         let mut pending = None;
         for (index, &group) in m.layers.iter().enumerate() {
-            let layer = m.layers[..index].iter().filter(|g| **g == group).count();
-            self.attention(index, group, layer, x, y, pending);
+            self.attention(index, group, x, y, pending);
             self.feed_forward(index, x, y);
             pending = Some(y);
         }
@@ -148,17 +147,10 @@ impl<'a> Build<'a> {
     }
 
     /// `x` is the residual stream; `pending`, if any, is still to be added to it.
-    fn attention(
-        &mut self,
-        index: usize,
-        group: usize,
-        layer: usize,
-        x: BufferId,
-        y: BufferId,
-        pending: Option<BufferId>,
-    ) {
+    fn attention(&mut self, index: usize, group: usize, x: BufferId, y: BufferId, pending: Option<BufferId>) {
         let m = self.model;
         let heads = m.heads;
+        let layer = m.layers[..index].iter().filter(|g| **g == group).count();
         let qkv = self.builder.buffer(format!("qkv.{index}"), Rows::Tokens, heads.qkv_cols());
         let q = self.builder.buffer(format!("q.{index}"), Rows::Tokens, heads.q_cols());
         let o = self.builder.buffer(format!("o.{index}"), Rows::Tokens, heads.q_cols());
