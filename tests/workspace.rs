@@ -47,11 +47,8 @@ fn packages() -> BTreeMap<String, Package> {
     let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo metadata is JSON");
     let name = |v: &Value| v["name"].as_str().expect("a name").to_owned();
     let package = |p: &Value| {
-        let (dev, links): (Vec<_>, Vec<_>) = p["dependencies"]
-            .as_array()
-            .expect("dependencies")
-            .iter()
-            .partition(|d| d["kind"].as_str() == Some("dev"));
+        let (dev, links): (Vec<_>, Vec<_>) =
+            p["dependencies"].as_array().expect("dependencies").iter().partition(|d| d["kind"].as_str() == Some("dev"));
         Package { links: links.into_iter().map(name).collect(), tests_with: dev.into_iter().map(name).collect() }
     };
     metadata["packages"].as_array().expect("packages").iter().map(|p| (name(p), package(p))).collect()

@@ -37,7 +37,12 @@ async fn measure(model: &Path) {
         starts.push(begun.elapsed());
     }
     starts.sort_unstable();
-    println!("process start to first 200 on /health: min {:.2?}, median {:.2?}, max {:.2?}", starts[0], starts[STARTS / 2], starts[STARTS - 1]);
+    println!(
+        "process start to first 200 on /health: min {:.2?}, median {:.2?}, max {:.2?}",
+        starts[0],
+        starts[STARTS / 2],
+        starts[STARTS - 1]
+    );
 
     let server = start(model).await;
     println!("resident when idle: {} MiB", resident(&server));

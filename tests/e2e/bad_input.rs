@@ -61,7 +61,8 @@ async fn bad_requests_are_answered_and_nobody_else_notices() {
         assert_eq!(response.status(), 400, "{raw:?}");
         assert!(response.json::<Value>().await.unwrap()["error"]["message"].is_string(), "{raw:?}");
     }
-    let (status, unknown_role) = server.post("/v1/chat/completions", &chat(json!({"messages": [{"role": "bard", "content": "Hi"}]}))).await;
+    let (status, unknown_role) =
+        server.post("/v1/chat/completions", &chat(json!({"messages": [{"role": "bard", "content": "Hi"}]}))).await;
     assert!(status == 200 || status == 400, "{unknown_role}");
     server.complete("still here", &json!({"max_tokens": 2})).await;
     server.idle().await;
@@ -103,7 +104,8 @@ async fn a_client_that_goes_away_leaves_nothing_behind() {
 async fn a_client_that_reads_a_byte_at_a_time_delays_nobody() {
     let Some(server) = server(&["--max-model-len", "512"]).await else { return };
     let alone = server.complete("The sea is", &json!({"max_tokens": 16})).await;
-    let body = json!({"model": "default", "prompt": "x", "max_tokens": 100, "ignore_eos": true, "stream": true}).to_string();
+    let body =
+        json!({"model": "default", "prompt": "x", "max_tokens": 100, "ignore_eos": true, "stream": true}).to_string();
     let request = format!(
         "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()

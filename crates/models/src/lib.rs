@@ -19,13 +19,13 @@ mod resolve;
 pub mod testing;
 
 pub use arch::{ModelError, build_program};
+pub use catalog::CatalogEntry;
 pub use checkpoint::{
     Checkpoint, CheckpointError, Format, GenerationConfig, GgufError, GgufTokenizer, StorageTotal, TokenizerData,
 };
 pub use config::{Architecture, ConfigError, ModelConfig, RopeConfig, RopeScaling};
-pub use inspect::{InspectOptions, inspect};
-pub use catalog::CatalogEntry;
 pub use fetch::{PipError, StorageError, WheelError};
 pub use hub::HubError;
+pub use inspect::{InspectOptions, inspect};
 pub use progress::{Progress, ProgressTask, progress_for};
 pub use resolve::{HubOptions, ResolveError, ResolveOptions, ResolvedModel, Retry, resolve};

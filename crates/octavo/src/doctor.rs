@@ -20,13 +20,21 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
 
     let candle = CandleBackend::new();
     let blocks: Vec<_> = candle.block_sizes().iter().map(usize::to_string).collect();
-    row("backend", &format!("{}: computes in float32, KV in {}, blocks of {} tokens", candle.name(), candle.kv_dtype(), blocks.join(", ")));
+    row(
+        "backend",
+        &format!(
+            "{}: computes in float32, KV in {}, blocks of {} tokens",
+            candle.name(),
+            candle.kv_dtype(),
+            blocks.join(", ")
+        ),
+    );
     row("GPU", "not looked for: this build has no CUDA backend yet");
 
     let mut options = ResolveOptions::from_env();
     options.offline = true;
     row("cache", &options.cache_dir.display().to_string());
-    match octavo_models::resolve(&args.model, &options, &octavo_models::Silent) {
+    match octavo_models::resolve(&args.model, &options, &octavo_models::progress::Silent) {
         Ok(model) => row(&args.model, &format!("present: {}", model.path.display())),
         Err(_) => row(&args.model, &format!("not downloaded yet: `octavo pull {}` fetches it", args.model)),
     }

@@ -198,6 +198,3 @@ impl Window {
         all.strip_prefix(before.as_str()).filter(|text| !text.is_empty()).map(str::to_owned)
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -114,7 +114,7 @@ pub struct Checkpoint {
 #[derive(Debug)]
 enum Files {
     Gguf { file: MappedFile, header: gguf::Header },
-    HuggingFace { shards: safetensors::Shards, texts: hf::Texts },
+    HuggingFace { shards: safetensors::Shards, texts: Box<hf::Texts> },
 }
 
 impl Checkpoint {
@@ -146,7 +146,7 @@ impl Checkpoint {
         let generation = texts.generation_config()?;
         let chat_template = texts.chat_template()?;
         let shards = safetensors::Shards::open(path)?;
-        let files = Files::HuggingFace { shards, texts };
+        let files = Files::HuggingFace { shards, texts: Box::new(texts) };
         Ok(Self { path: path.to_owned(), files, config, generation, chat_template })
     }
 

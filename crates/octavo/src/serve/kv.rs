@@ -22,12 +22,7 @@ pub(crate) struct KvPlan {
     pub(crate) max_model_len: usize,
 }
 
-pub(crate) fn plan(
-    args: &ServeArgs,
-    model: &LoadedModel,
-    backend: &dyn Backend,
-    block_size: usize,
-) -> Result<KvPlan> {
+pub(crate) fn plan(args: &ServeArgs, model: &LoadedModel, backend: &dyn Backend, block_size: usize) -> Result<KvPlan> {
     let block_bytes: u64 = model.program.kv_groups.iter().map(|g| backend.kv_block_bytes(g, block_size)).sum();
     let budget = budget(args);
     let blocks = match budget {

@@ -238,8 +238,5 @@ fn resident() -> String {
 fn curl_line(address: SocketAddr, model: &str) -> String {
     let host = if address.ip().is_unspecified() { "127.0.0.1".to_owned() } else { address.ip().to_string() };
     let body = serde_json::json!({"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]});
-    format!(
-        "curl http://{host}:{}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
-        address.port()
-    )
+    format!("curl http://{host}:{}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'", address.port())
 }

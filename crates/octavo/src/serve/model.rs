@@ -61,7 +61,11 @@ impl LoadedModel {
         let task = progress.begin("loading weights", Some(self.program.weight_bytes()));
         backend.load(&self.program, &self.checkpoint, &mut |bytes| task.advance_to(bytes))?;
         task.finish();
-        info!("dtype: float32 computation, weights {} in memory, read in {:.2} s", human_bytes(backend.weight_bytes()), begun.elapsed().as_secs_f64());
+        info!(
+            "dtype: float32 computation, weights {} in memory, read in {:.2} s",
+            human_bytes(backend.weight_bytes()),
+            begun.elapsed().as_secs_f64()
+        );
         Ok(())
     }
 }

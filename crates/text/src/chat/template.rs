@@ -261,4 +261,6 @@ impl io::Write for Output {
 }
 
 #[cfg(test)]
+mod goldens;
+#[cfg(test)]
 mod tests;

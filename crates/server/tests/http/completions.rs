@@ -1,0 +1,135 @@
+//! POST /v1/completions.
+
+use serde_json::{Value, json};
+
+use crate::support::{Setup, events, id, joined, ok, step_by_step, text};
+
+#[tokio::test]
+async fn every_key_is_there() {
+    let server = Setup::default().start().await;
+    let body = text(server.completion(json!({}))).await;
+    let expected = concat!(
+        r#"{"id":"cmpl-r","object":"text_completion","created":0,"model":"mock","choices":[{"index":0,"#,
+        r#""text":"Hello world!","logprobs":null,"finish_reason":"stop","stop_reason":null,"token_ids":null,"#,
+        r#""prompt_logprobs":null,"prompt_token_ids":null}],"service_tier":null,"#,
+        r#""system_fingerprint":"octavo-0.0.0-d3d7b3b7","usage":{"prompt_tokens":2,"total_tokens":6,"#,
+        r#""completion_tokens":4,"prompt_tokens_details":null,"completion_tokens_details":null},"#,
+        r#""kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}"#,
+    );
+    assert_eq!(body, expected);
+}
+
+#[tokio::test]
+async fn a_stream_is_what_vllm_sends_to_the_byte() {
+    let (setup, gate) = Setup::default().gated();
+    let server = setup.start().await;
+    let chunk = |choices: &str, rest: &str| {
+        format!(
+            "data: {{\"id\":\"cmpl-r\",\"object\":\"text_completion\",\"created\":0,\"model\":\"mock\",\
+             \"choices\":[{choices}]{rest}}}\n\n"
+        )
+    };
+    let choice = |text: &str, finish: &str| {
+        format!(
+            "{{\"index\":0,\"text\":\"{text}\",\"logprobs\":null,\"finish_reason\":{finish},\"stop_reason\":null,\
+             \"prompt_token_ids\":null,\"token_ids\":null}}"
+        )
+    };
+    let usage = concat!(
+        r#","system_fingerprint":"octavo-0.0.0-d3d7b3b7","#,
+        r#""usage":{"prompt_tokens":2,"total_tokens":4,"completion_tokens":2}"#
+    );
+    let last = chunk(&choice(" world", "\"length\""), "") + &chunk("", usage);
+    let expected = [chunk(&choice("Hello", "null"), ""), last + "data: [DONE]\n\n"];
+    let rest = json!({"stream": true, "max_tokens": 2, "stream_options": {"include_usage": true}});
+    step_by_step(server.completion(rest), &gate, &expected).await;
+}
+
+#[tokio::test]
+async fn prompts_come_in_four_forms() {
+    let server = Setup::varied().start().await;
+    let run = |prompt: Value| {
+        let request = server.completion(json!({"prompt": prompt, "temperature": 0, "max_tokens": 4}));
+        async move {
+            let body = ok(request).await;
+            let choices = body["choices"].as_array().unwrap();
+            let texts: Vec<_> = choices.iter().map(|c| c["text"].as_str().unwrap().to_owned()).collect();
+            (texts, body["usage"]["prompt_tokens"].as_u64().unwrap())
+        }
+    };
+    let (ab, c) = (run(json!("ab")).await, run(json!("c")).await);
+    assert_eq!(run(json!([97, 98])).await, ab, "the ids of the same text");
+    let both = (vec![ab.0[0].clone(), c.0[0].clone()], 3);
+    assert_eq!(run(json!(["ab", "c"])).await, both);
+    assert_eq!(run(json!([[97, 98], [99]])).await, both);
+}
+
+#[tokio::test]
+async fn choices_are_numbered_by_prompt_then_child() {
+    let server = Setup::varied().start().await;
+    let rest = json!({"prompt": ["a", "bb"], "n": 2, "seed": 3, "max_tokens": 5});
+    let whole = ok(server.completion(rest.clone())).await;
+    let choices = whole["choices"].as_array().unwrap();
+    assert_eq!(choices.iter().map(|c| c["index"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert_eq!(whole["usage"]["prompt_tokens"], 3);
+    assert_eq!(whole["usage"]["completion_tokens"], 20);
+    let second = ok(server.completion(json!({"prompt": "bb", "seed": 4, "max_tokens": 5}))).await;
+    assert_eq!(choices[3]["text"], second["choices"][0]["text"]);
+    let options = json!({"stream": true, "stream_options": {"include_usage": true, "continuous_usage_stats": true}});
+    let events = events(server.completion(crate::support::with(rest, options))).await;
+    for (index, choice) in choices.iter().enumerate() {
+        assert_eq!(joined(&events, index as u64), choice["text"]);
+        let last = events.iter().rfind(|e| e["choices"][0]["index"] == index).unwrap();
+        assert_eq!(last["usage"]["prompt_tokens"], index / 2 + 1, "of its own prompt");
+        assert_eq!(last["usage"]["completion_tokens"], 5);
+    }
+}
+
+#[tokio::test]
+async fn sixteen_tokens_unless_told_otherwise() {
+    let server = Setup::saying(&[" one"]).start().await;
+    for rest in [json!({}), json!({"max_tokens": null})] {
+        assert_eq!(ok(server.completion(rest)).await["usage"]["completion_tokens"], 16);
+    }
+}
+
+#[tokio::test]
+async fn echo_repeats_the_prompt() {
+    let server = Setup::default().start().await;
+    let echo = |rest: Value| server.completion(crate::support::with(json!({"echo": true}), rest));
+    assert_eq!(ok(echo(json!({}))).await["choices"][0]["text"], "hiHello world!");
+    assert_eq!(ok(echo(json!({"prompt": [104, 105]}))).await["choices"][0]["text"], "hiHello world!");
+    let nothing = ok(echo(json!({"max_tokens": 0, "prompt": ["a", "b"]}))).await;
+    assert_eq!(nothing["choices"][1]["text"], "b");
+    assert_eq!(nothing["choices"][1]["finish_reason"], "length");
+    assert_eq!(nothing["usage"]["completion_tokens"], 0);
+    let stream = events(echo(json!({"stream": true}))).await;
+    assert_eq!(joined(&stream, 0), "hiHello world!");
+    assert!(stream[0]["choices"][0]["text"].as_str().unwrap().starts_with("hi"));
+}
+
+#[tokio::test]
+async fn log_probabilities_are_parallel_lists() {
+    let server = Setup::default().start().await;
+    let body = ok(server.completion(json!({"logprobs": 2, "max_tokens": 2}))).await;
+    let (half, quarter) = (-0.693_147_2, -1.386_294_4);
+    let expected = json!({
+        "text_offset": [0, 5], "token_logprobs": [half, half], "tokens": ["Hello", " world"],
+        "top_logprobs": [{"Hello": half, " world": quarter}, {" world": half, "!": quarter}],
+    });
+    assert_eq!(body["choices"][0]["logprobs"], expected);
+    let zero = ok(server.completion(json!({"logprobs": 0, "max_tokens": 1}))).await;
+    assert_eq!(zero["choices"][0]["logprobs"]["top_logprobs"], json!([{"Hello": half}]));
+    let events = events(server.completion(json!({"logprobs": 0, "stream": true}))).await;
+    let offsets = events.iter().flat_map(|e| e["choices"][0]["logprobs"]["text_offset"].as_array().unwrap());
+    assert_eq!(offsets.map(|o| o.as_u64().unwrap()).collect::<Vec<_>>(), [0, 5, 11, 12]);
+}
+
+#[tokio::test]
+async fn stop_tokens_may_be_shown() {
+    let server = Setup::default().start().await;
+    let rest = json!({"stop_token_ids": [id("!")], "include_stop_str_in_output": true});
+    let body = ok(server.completion(rest)).await;
+    assert_eq!(body["choices"][0]["text"], "Hello world!");
+    assert_eq!(body["choices"][0]["stop_reason"], id("!"));
+}

@@ -1,0 +1,365 @@
+//! A server on a port of its own, and what tests ask of it.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use octavo_engine::mock::{MockConfig, MockExecutor};
+use octavo_engine::{
+    Engine, EngineConfig, EngineHandle, Executor, ExecutorError, KvCacheSpec, StepId, StepMasks, StepOutput, StepPlan,
+};
+use octavo_server::{Server, ServerConfig, ServerError, Shutdown, TextModel};
+use octavo_telemetry::{Telemetry, TelemetryConfig};
+use octavo_text::{ChatTemplate, SpecialTokens, Tokenizer};
+use reqwest::{Client, RequestBuilder, Response};
+use serde_json::{Map, Value, json};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+/// Tokens beside the 256 bytes, from id 256 on.
+pub const WORDS: [&str; 8] = ["Hello", " world", "!", " one", " two", " three", "STOP", "Ğ"];
+
+/// Specials, after the words.
+pub const SPECIALS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
+
+pub const IM_END: u32 = 256 + WORDS.len() as u32 + 2;
+pub const VOCAB: usize = IM_END as usize + 1;
+
+const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'wizard' %}{{ raise_exception('no wizards') }}{% endif %}\
+    <|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// The id of a word, or of a special token.
+pub fn id(token: &str) -> u32 {
+    let place = WORDS.iter().chain(&SPECIALS).position(|known| *known == token);
+    256 + place.unwrap_or_else(|| panic!("no token {token}")) as u32
+}
+
+/// The ids of words.
+pub fn script(words: &[&str]) -> Option<Arc<[u32]>> {
+    Some(words.iter().map(|word| id(word)).collect())
+}
+
+/// A byte-level tokenizer: text becomes bytes, words come only from the script.
+pub fn tokenizer() -> Tokenizer {
+    let words = WORDS.iter().map(|word| word.bytes().map(symbol).collect());
+    let tokens: Vec<String> =
+        (0..=255).map(|byte| symbol(byte).to_string()).chain(words).chain(SPECIALS.map(String::from)).collect();
+    let vocab: Map<String, Value> = tokens.into_iter().zip(0..).map(|(token, id)| (token, Value::from(id))).collect();
+    let added: Vec<Value> = SPECIALS
+        .iter()
+        .map(|token| {
+            json!({"id": id(token), "content": token, "special": true, "single_word": false, "lstrip": false,
+                   "rstrip": false, "normalized": false})
+        })
+        .collect();
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let json = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
+        "pre_tokenizer": byte_level, "post_processor": null, "decoder": byte_level,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": []},
+    });
+    let special = SpecialTokens { eos: Some("<|im_end|>".into()), ..SpecialTokens::default() };
+    Tokenizer::from_json(json.to_string().as_bytes(), special).unwrap()
+}
+
+/// The character that stands for a byte in a byte-level vocabulary.
+fn symbol(byte: u8) -> char {
+    let prints = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    if prints(byte) {
+        return char::from(byte);
+    }
+    char::from_u32(256 + (0..byte).filter(|&b| !prints(b)).count() as u32).unwrap()
+}
+
+/// Lets steps end one by one; dropped, it lets them all.
+pub struct Gate(Sender<()>);
+
+impl Gate {
+    /// Lets the oldest step end.
+    pub fn step(&self) {
+        self.0.send(()).unwrap();
+    }
+}
+
+/// A mock whose steps end when the test says so.
+struct Gated {
+    inner: MockExecutor,
+    gate: Receiver<()>,
+}
+
+impl Executor for Gated {
+    fn kv_cache_spec(&self) -> &KvCacheSpec {
+        self.inner.kv_cache_spec()
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.inner.vocab_size()
+    }
+
+    fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {
+        self.inner.submit(plan)
+    }
+
+    fn sample(&mut self, step: StepId, masks: StepMasks) -> Result<(), ExecutorError> {
+        self.inner.sample(step, masks)
+    }
+
+    fn wait(&mut self) -> Result<StepOutput, ExecutorError> {
+        // An error says that the gate is gone: it stays open.
+        let _ = self.gate.recv();
+        self.inner.wait()
+    }
+}
+
+/// What a test server is made of; the default says "Hello world!" and ends.
+pub struct Setup {
+    pub mock: MockConfig,
+    pub engine: EngineConfig,
+    pub config: ServerConfig,
+    gate: Option<Receiver<()>>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            mock: MockConfig {
+                vocab_size: VOCAB,
+                tokens: 256..256 + WORDS.len() as u32,
+                script: script(&["Hello", " world", "!", "<|im_end|>"]),
+                blocks: 8193,
+                verify: false,
+                ..MockConfig::default()
+            },
+            engine: EngineConfig { max_model_len: 4096, max_num_seqs: 512, ..EngineConfig::default() },
+            config: ServerConfig {
+                served_model_names: vec!["mock".into(), "alias".into()],
+                model_root: "root/of/mock".into(),
+                max_model_len: 4096,
+                vocab_size: VOCAB,
+                eos_token_ids: vec![IM_END],
+                version: "0.0.0".into(),
+                shutdown_lag: Duration::ZERO,
+                ..ServerConfig::default()
+            },
+            gate: None,
+        }
+    }
+}
+
+impl Setup {
+    /// Generates these words, over and over.
+    pub fn saying(words: &[&str]) -> Self {
+        let mut setup = Self::default();
+        setup.mock.script = script(words);
+        setup
+    }
+
+    /// Generates words that depend on everything before, and on the seed.
+    pub fn varied() -> Self {
+        let mut setup = Self::default();
+        setup.mock.script = None;
+        setup
+    }
+
+    /// Talks for longer than any test lasts, 20 ms a token.
+    pub fn endless() -> Self {
+        let mut setup = Self::saying(&[" one", " two"]);
+        setup.mock.step_latency = Duration::from_millis(20);
+        setup
+    }
+
+    /// Draws no token before it is told to.
+    pub fn gated(mut self) -> (Self, Gate) {
+        let (open, gate) = channel();
+        self.gate = Some(gate);
+        (self, Gate(open))
+    }
+
+    /// Everything but the socket.
+    pub fn compose(self) -> (Server, Engine, Telemetry) {
+        let max_model_len = self.config.max_model_len;
+        let telemetry = Telemetry::new(TelemetryConfig { model_name: "mock".into(), engine: 0, max_model_len });
+        let mock = MockExecutor::new(self.mock);
+        let executor: Box<dyn Executor> = match self.gate {
+            Some(gate) => Box::new(Gated { inner: mock, gate }),
+            None => Box::new(mock),
+        };
+        let engine = Engine::spawn(executor, self.engine, telemetry.engine()).unwrap();
+        let tokenizer = Arc::new(tokenizer());
+        let template = ChatTemplate::new(TEMPLATE, tokenizer.special()).unwrap();
+        let text = TextModel { tokenizer, template: Some(Arc::new(template)) };
+        (Server::new(engine.handle(), text, telemetry.clone(), self.config), engine, telemetry)
+    }
+
+    /// Serves on a free port.
+    pub async fn start(self) -> TestServer {
+        let (server, engine, telemetry) = self.compose();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shutdown = Shutdown::new();
+        let task = tokio::spawn(server.serve(listener, shutdown.clone()));
+        let url = format!("http://{address}");
+        let client = Client::builder().no_proxy().build().unwrap();
+        TestServer { url, client, telemetry, shutdown, task, handle: engine.handle(), _engine: engine }
+    }
+}
+
+/// A running server; gone when dropped.
+pub struct TestServer {
+    pub url: String,
+    pub client: Client,
+    pub telemetry: Telemetry,
+    pub shutdown: Shutdown,
+    pub task: JoinHandle<Result<(), ServerError>>,
+    pub handle: EngineHandle,
+    _engine: Engine,
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl TestServer {
+    pub fn address(&self) -> &str {
+        self.url.trim_start_matches("http://")
+    }
+
+    pub async fn get(&self, path: &str) -> Response {
+        self.client.get(format!("{}{path}", self.url)).send().await.unwrap()
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> RequestBuilder {
+        self.client.post(format!("{}{path}", self.url)).header("x-request-id", "r").json(body)
+    }
+
+    /// A chat request with `rest` beside its message.
+    pub fn chat(&self, rest: Value) -> RequestBuilder {
+        self.post("/v1/chat/completions", &with(json!({"messages": [{"role": "user", "content": "hi"}]}), rest))
+    }
+
+    /// A completion request with `rest`.
+    pub fn completion(&self, rest: Value) -> RequestBuilder {
+        self.post("/v1/completions", &with(json!({"prompt": "hi"}), rest))
+    }
+
+    /// A request for far more tokens than a test waits for.
+    pub fn long(&self, stream: bool) -> RequestBuilder {
+        self.chat(json!({"max_tokens": 4000, "ignore_eos": true, "stream": stream}))
+    }
+
+    /// Waits until the engine has nothing left: no request and no block.
+    pub async fn idle(&self) {
+        self.until("the engine is idle", |server| {
+            let status = server.handle.status();
+            (status.running, status.waiting, status.blocks_used) == (0, 0, 0)
+        })
+        .await;
+    }
+
+    /// Waits until `sequences` run.
+    pub async fn running(&self, sequences: usize) {
+        self.until("sequences run", |server| server.handle.status().running == sequences).await;
+    }
+
+    /// Waits for something that happens on another thread without telling.
+    pub async fn until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
+        let mut tick = tokio::time::interval(Duration::from_millis(1));
+        let wait = async {
+            while !condition(self) {
+                tick.tick().await;
+            }
+        };
+        let status = || self.handle.status();
+        tokio::time::timeout(Duration::from_secs(60), wait).await.unwrap_or_else(|_| panic!("{what}: {:?}", status()));
+    }
+
+    /// The value of a series.
+    pub fn metric(&self, series: &str) -> f64 {
+        let text = self.telemetry.render();
+        let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no series {series} in {text}")).parse().unwrap()
+    }
+}
+
+/// The keys of both; those of `rest` win.
+pub fn with(mut base: Value, rest: Value) -> Value {
+    let object = base.as_object_mut().unwrap();
+    for (key, value) in rest.as_object().unwrap() {
+        object.insert(key.clone(), value.clone());
+    }
+    base
+}
+
+/// The JSON body of a response that must be 200.
+pub async fn ok(request: RequestBuilder) -> Value {
+    let response = request.send().await.unwrap();
+    let status = response.status();
+    let text = response.text().await.unwrap();
+    assert_eq!(status, 200, "{text}");
+    serde_json::from_str(&text).unwrap()
+}
+
+/// The text of a response that must be 200, with its time of creation zeroed.
+pub async fn text(request: RequestBuilder) -> String {
+    let response = request.send().await.unwrap();
+    let status = response.status();
+    let text = response.text().await.unwrap();
+    assert_eq!(status, 200, "{text}");
+    without_time(&text)
+}
+
+/// Reads a stream whose every step must send exactly `expected`, one entry a step.
+pub async fn step_by_step(request: RequestBuilder, gate: &Gate, expected: &[String]) {
+    let mut steps = expected.iter();
+    gate.step();
+    let mut response = request.send().await.unwrap();
+    assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");
+    let mut wanted = steps.next().unwrap().clone();
+    let mut sent = String::new();
+    loop {
+        while without_time(&sent).len() < wanted.len() {
+            let Some(chunk) = response.chunk().await.unwrap() else { break };
+            sent.push_str(std::str::from_utf8(&chunk).unwrap());
+        }
+        assert_eq!(without_time(&sent), wanted);
+        sent.clear();
+        let Some(next) = steps.next() else { break };
+        wanted.clone_from(next);
+        gate.step();
+    }
+    assert_eq!(response.chunk().await.unwrap(), None, "the stream is over");
+}
+
+/// Zeroes every `created`.
+pub fn without_time(text: &str) -> String {
+    let mut parts = text.split("\"created\":");
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        out.push_str("\"created\":0");
+        out.push_str(part.trim_start_matches(|c: char| c.is_ascii_digit()));
+    }
+    out
+}
+
+/// The events of a stream that must end as it should.
+pub async fn events(request: RequestBuilder) -> Vec<Value> {
+    parse_events(&text(request).await)
+}
+
+pub fn parse_events(text: &str) -> Vec<Value> {
+    let mut events: Vec<&str> = text.split_terminator("\n\n").collect();
+    assert_eq!(events.pop(), Some("data: [DONE]"), "{text}");
+    let event = |event: &str| serde_json::from_str(event.strip_prefix("data: ").unwrap()).unwrap();
+    events.into_iter().map(event).collect()
+}
+
+/// What a stream's chunks add up to, for one choice.
+pub fn joined(events: &[Value], index: u64) -> String {
+    let choices = events.iter().flat_map(|event| event["choices"].as_array().unwrap());
+    let own = choices.filter(|choice| choice["index"] == index);
+    own.map(|choice| choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap()).collect()
+}

@@ -1,0 +1,216 @@
+//! Encoding and decoding against reference tokenizers.
+#![allow(missing_docs, reason = "a test")]
+
+mod support;
+
+use octavo_text::{GgufVocabulary, SpecialTokens, Tokenizer, TokenizerError};
+use support::Golden;
+
+/// Compares every text; `add_special_tokens` is off, as in the references.
+fn check(golden: &Golden) {
+    let tokenizer = golden.tokenizer();
+    let mut compared = 0;
+    for (text, ids, decoded, with_special) in golden.cases() {
+        assert_eq!(tokenizer.encode(text, false).unwrap(), ids, "{text:?}");
+        assert_eq!(tokenizer.decode(&ids, true).unwrap(), decoded, "{text:?}");
+        if let Some(with_special) = with_special {
+            assert_eq!(tokenizer.decode(&ids, false).unwrap(), with_special, "{text:?}");
+        }
+        compared += 1;
+    }
+    assert!(compared > 300);
+}
+
+#[test]
+fn byte_level_vocabulary_agrees_with_the_tokenizers_library() {
+    check(&Golden::byte_level());
+}
+
+#[test]
+fn sentence_piece_vocabulary_agrees_with_sentencepiece() {
+    check(&Golden::sentence_piece());
+}
+
+/// The whole vocabulary of the default model, from `generate_tokenizers.py --full`: too large to commit.
+#[test]
+fn full_vocabulary_agrees_where_it_is_given() {
+    if let Some(path) = std::env::var_os("OCTAVO_TEST_TOKENIZER_GOLDEN") {
+        check(&Golden::parse(&std::fs::read_to_string(path).unwrap()));
+    }
+}
+
+#[test]
+fn every_text_survives_the_round_trip_through_bytes() {
+    for golden in [Golden::byte_level(), Golden::sentence_piece()] {
+        let tokenizer = golden.tokenizer();
+        for text in ["Ünïcödé 😀 e\u{301}", " two  spaces ", "a\tb\r\n\n", "漢字かなカナ한국어", "\u{10ffff}\u{200d}"]
+        {
+            let ids = tokenizer.encode(text, false).unwrap();
+            assert_eq!(tokenizer.decode(&ids, true).unwrap(), text);
+            // The first SentencePiece token carries the space that the text has not.
+            let bytes: Vec<u8> = ids.iter().skip(1).flat_map(|&id| bytes_inside(&tokenizer, id)).collect();
+            assert!(text.as_bytes().ends_with(&bytes));
+        }
+    }
+}
+
+/// Bytes of a token that does not start the text: a leading space is kept.
+fn bytes_inside(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
+    let entry = tokenizer.id_to_token(id).unwrap();
+    let mut bytes = tokenizer.token_bytes(id);
+    if entry.starts_with('\u{2581}') {
+        bytes.insert(0, b' ');
+    }
+    bytes
+}
+
+#[test]
+fn token_text_is_what_log_probabilities_show() {
+    let golden = Golden::byte_level();
+    let tokenizer = golden.tokenizer();
+    let the = tokenizer.token_to_id("Ġthe").unwrap();
+    assert_eq!((tokenizer.token_text(the), tokenizer.token_bytes(the)), (" the".to_owned(), b" the".to_vec()));
+    assert_eq!(tokenizer.token_text(1), "<|im_start|>");
+    assert!(tokenizer.is_special(1) && !tokenizer.is_special(the) && !tokenizer.is_special(1 << 20));
+    let part = tokenizer.encode("é", false).unwrap();
+    assert_eq!(part.len(), 2);
+    assert_eq!(tokenizer.token_text(part[0]), "\u{fffd}");
+    let bytes: Vec<u8> = part.iter().flat_map(|&id| tokenizer.token_bytes(id)).collect();
+    assert_eq!(bytes, "é".as_bytes());
+    assert_eq!(tokenizer.vocab_size(), golden.vocabulary.tokens.len());
+    assert_eq!((tokenizer.token_text(1 << 20), tokenizer.id_to_token(1 << 20)), (String::new(), None));
+
+    let tokenizer = Golden::sentence_piece().tokenizer();
+    let the = tokenizer.token_to_id("\u{2581}the").unwrap();
+    assert_eq!((tokenizer.token_text(the), tokenizer.token_bytes(the)), ("the".to_owned(), b"the".to_vec()));
+    let byte = tokenizer.token_to_id("<0xC3>").unwrap();
+    assert_eq!((tokenizer.token_text(byte), tokenizer.token_bytes(byte)), ("\u{fffd}".to_owned(), vec![0xC3]));
+}
+
+#[test]
+fn begin_and_end_tokens_are_added_where_the_file_says() {
+    let mut golden = Golden::sentence_piece();
+    let plain = golden.tokenizer().encode("a b", false).unwrap();
+    for (add_bos, add_eos, first, last) in
+        [(None, None, true, false), (Some(false), None, false, false), (Some(true), Some(true), true, true)]
+    {
+        (golden.vocabulary.add_bos, golden.vocabulary.add_eos) = (add_bos, add_eos);
+        let tokenizer = golden.tokenizer();
+        let expected = [&[1][..usize::from(first)], &plain, &[2][..usize::from(last)]].concat();
+        assert_eq!(tokenizer.encode("a b", true).unwrap(), expected);
+        assert_eq!(tokenizer.encode("a b", false).unwrap(), plain);
+    }
+    let golden = Golden::byte_level();
+    let tokenizer = golden.tokenizer();
+    assert_eq!(tokenizer.encode("a", true).unwrap(), tokenizer.encode("a", false).unwrap());
+}
+
+#[test]
+fn a_space_prefix_can_be_off() {
+    let mut golden = Golden::sentence_piece();
+    golden.vocabulary.add_space_prefix = Some(false);
+    let tokenizer = golden.tokenizer();
+    let ids = tokenizer.encode("the", false).unwrap();
+    assert_ne!(ids, [tokenizer.token_to_id("\u{2581}the").unwrap()]);
+    for text in ["the", " the", "  the"] {
+        assert_eq!(tokenizer.decode(&tokenizer.encode(text, false).unwrap(), true).unwrap(), text);
+    }
+}
+
+/// A file with the same vocabulary and a template that adds `<s>`.
+fn tokenizer_json(decoder: &serde_json::Value) -> Vec<u8> {
+    let golden = Golden::sentence_piece();
+    let vocab: serde_json::Map<_, _> =
+        golden.vocabulary.tokens.iter().enumerate().map(|(id, token)| (token.clone(), id.into())).collect();
+    let added = |id: u32, content: &str| {
+        serde_json::json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    };
+    serde_json::json!({
+        "version": "1.0",
+        "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+        "padding": null,
+        "added_tokens": [added(0, "<unk>"), added(1, "<s>"), added(2, "</s>")],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "\u{2581}"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"}]},
+        "pre_tokenizer": null,
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}},
+        "decoder": decoder,
+        "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true,
+            "vocab": vocab, "merges": []},
+    })
+    .to_string()
+    .into_bytes()
+}
+
+#[test]
+fn tokenizer_json_and_its_configuration() {
+    let json = tokenizer_json(&serde_json::json!({"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "}, {"type": "ByteFallback"},
+        {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}));
+    let special =
+        SpecialTokens { bos: Some("<s>".to_owned()), eos: Some("</s>".to_owned()), ..SpecialTokens::default() };
+    let plain = Tokenizer::from_json(&json, special.clone()).unwrap();
+    let text = "hello é world";
+    let ids = plain.encode(text, false).unwrap();
+    assert!(ids.len() > 4, "the file's truncation is not applied");
+    assert_eq!(plain.decode(&ids, true).unwrap(), text);
+    assert_eq!(plain.encode(text, true).unwrap(), [&[1], &ids[..]].concat());
+
+    let configured = |add_bos, add_eos| {
+        Tokenizer::from_json(&json, SpecialTokens { add_bos, add_eos, ..special.clone() })
+            .unwrap()
+            .encode(text, true)
+            .unwrap()
+    };
+    assert_eq!(configured(Some(true), Some(true)), [&[1], &ids[..], &[2]].concat());
+    assert_eq!(configured(Some(false), Some(false)), ids);
+
+    let missing = SpecialTokens { bos: Some("<nope>".to_owned()), add_bos: Some(true), ..SpecialTokens::default() };
+    let error = Tokenizer::from_json(&json, missing).unwrap_err();
+    assert_eq!(error.to_string(), "the bos token \"<nope>\" is not in the vocabulary");
+    assert!(matches!(Tokenizer::from_json(b"{", SpecialTokens::default()), Err(TokenizerError::Json(_))));
+    assert!(matches!(Tokenizer::from_json(b"{}", SpecialTokens::default()), Err(TokenizerError::Json(_))));
+}
+
+#[test]
+fn a_decoder_that_is_not_per_token_still_works() {
+    let metaspace =
+        serde_json::json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true});
+    let tokenizer = Tokenizer::from_json(&tokenizer_json(&metaspace), SpecialTokens::default()).unwrap();
+    let ids = tokenizer.encode("the end", false).unwrap();
+    assert_eq!(tokenizer.decode(&ids, true).unwrap(), "the end");
+}
+
+#[test]
+fn broken_vocabularies_are_errors() {
+    let error = |change: &dyn Fn(&mut GgufVocabulary)| {
+        let mut vocabulary = Golden::byte_level().vocabulary;
+        change(&mut vocabulary);
+        Tokenizer::from_gguf(vocabulary).unwrap_err().to_string()
+    };
+    assert!(error(&|v| v.tokens.clear()).contains("it has no tokens"));
+    assert!(error(&|v| v.token_types.truncate(3)).contains("1200 tokens, but 3 token types"));
+    assert!(error(&|v| v.scores = vec![0.0; 5]).contains("1200 tokens, but 5 scores"));
+    assert!(error(&|v| v.bos_id = Some(1200)).contains("the bos id is 1200, but there are 1200 tokens"));
+    assert!(error(&|v| v.merges.push("nospace".to_owned())).contains("is not two entries"));
+    assert!(error(&|v| v.merges.push("never there".to_owned())).contains("never"));
+    assert!(error(&|v| v.pre = Some("what".to_owned())).contains("pre-tokenizer \"what\" is not known"));
+    assert!(error(&|v| v.model = "bert".to_owned()).contains("tokenizer model \"bert\" is not supported"));
+    assert!(error(&|v| v.model = "llama".to_owned()).contains("needs scores"));
+}
+
+#[test]
+fn doubled_entries_keep_their_ids() {
+    let mut vocabulary = Golden::byte_level().vocabulary;
+    vocabulary.tokens.push("Ġthe".to_owned());
+    vocabulary.token_types.push(1);
+    let tokenizer = Tokenizer::from_gguf(vocabulary).unwrap();
+    assert_eq!(tokenizer.vocab_size(), 1201);
+    assert_eq!(tokenizer.token_text(1200), " the");
+    assert_ne!(tokenizer.encode(" the", false).unwrap(), [1200]);
+}
