@@ -1,0 +1,195 @@
+//! The whole HTTP stack over the mock executor on loopback: what a request and a token cost beside the model.
+//!
+//! `cargo bench -p octavo-benches --bench http` prints one table and writes `target/bench-results/http.json`. Client and
+//! server share the machine's cores. Not Criterion: a run is one measurement of many requests, not many of one.
+
+mod server;
+mod tokenizer;
+
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::Method;
+use http_body_util::BodyExt;
+use octavo_bench::ProcessUsage;
+use octavo_bench::load::{self, Connection, LoadConfig, Report, Summary, Target};
+use serde_json::{Value, json};
+use server::{MODEL, ServerProcess};
+
+/// `(connections, streamed requests, requests of one token)` of a full run.
+const LOADS: [(usize, usize, usize); 3] = [(1, 500, 3000), (64, 8000, 20_000), (500, 10_000, 20_000)];
+const OUTPUT_TOKENS: u32 = 64;
+const PROMPT_WORDS: usize = 9;
+const IDLE_CONNECTIONS: usize = 1000;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    if server::is_server() {
+        return server::serve();
+    }
+    // Cargo passes `--bench` when it measures; anything else only wants to know that it works.
+    let measured = std::env::args().any(|arg| arg == "--bench");
+    let scale = if measured { 1 } else { 100 };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(measure(scale))
+}
+
+async fn measure(scale: usize) -> Result<(), Box<dyn Error>> {
+    let mut rows = Vec::new();
+    println!("{}", Row::HEAD);
+    for (connections, streamed, whole) in LOADS {
+        for (stream, requests) in [(true, streamed), (false, whole)] {
+            let row = Row::measure(connections, stream, (requests / scale).max(connections)).await?;
+            println!("{}", row.line());
+            rows.push(row.json());
+        }
+    }
+    let idle = idle_connections(IDLE_CONNECTIONS / scale.min(10)).await?;
+    println!(
+        "\nidle connections: {} × {:.1} KiB on {:.1} MiB",
+        idle.connections,
+        idle.bytes_each / 1024.0,
+        idle.bytes_before as f64 / f64::from(1 << 20)
+    );
+    let result = json!({
+        "bench": "http",
+        "machine": machine(),
+        "unix_time": SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs(),
+        "prompt_words": PROMPT_WORDS,
+        "loads": rows,
+        "idle": {
+            "connections": idle.connections,
+            "bytes_each": idle.bytes_each,
+            "resident_bytes_before": idle.bytes_before,
+        },
+    });
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench-results/http.json");
+    fs::create_dir_all(path.parent().ok_or("the path has no parent")?)?;
+    fs::write(&path, format!("{result:#}\n"))?;
+    Ok(())
+}
+
+/// One load on a fresh server.
+struct Row {
+    connections: usize,
+    stream: bool,
+    report: Report,
+    server_cpu_seconds: f64,
+    resident_bytes: u64,
+}
+
+impl Row {
+    const HEAD: &str = "connections  answer              req/s     tok/s  TTFT p50/p99 ms   ITL p50/p99 ms  E2E p50/p99 ms  \
+                        server µs/req  µs/tok  client µs/req  server MiB";
+
+    async fn measure(connections: usize, stream: bool, requests: usize) -> Result<Self, Box<dyn Error>> {
+        let server = ServerProcess::start()?;
+        let config = LoadConfig {
+            base_url: server.url.clone(),
+            model: MODEL.into(),
+            requests,
+            max_concurrency: Some(connections),
+            stream,
+            input_len: PROMPT_WORDS,
+            output_len: if stream { OUTPUT_TOKENS } else { 1 },
+            ..LoadConfig::default()
+        };
+        // Threads, connections' buffers and the allocator's arenas exist once this is through.
+        let warm_up = LoadConfig { requests: requests.min(2 * connections + 20), seed: 1, ..config.clone() };
+        load::run(&warm_up).await?;
+        let before = ProcessUsage::of(server.pid()).ok_or("the server's usage cannot be read")?;
+        let report = load::run(&config).await?;
+        let after = ProcessUsage::of(server.pid()).ok_or("the server's usage cannot be read")?;
+        if let Some(error) = report.records.iter().find_map(|record| record.error.as_ref()) {
+            return Err(format!("{} of {requests} requests failed, one with: {error}", report.failed).into());
+        }
+        Ok(Self {
+            connections,
+            stream,
+            report,
+            server_cpu_seconds: (after.cpu - before.cpu).as_secs_f64(),
+            resident_bytes: after.resident_bytes,
+        })
+    }
+
+    fn micros_per(&self, seconds: f64, count: u64) -> f64 {
+        1e6 * seconds / count.max(1) as f64
+    }
+
+    fn line(&self) -> String {
+        let r = &self.report;
+        let pair = |summary: &Option<Summary>| match summary {
+            Some(s) => format!("{:.2} / {:.2}", s.median, s.percentiles.first().map_or(f64::NAN, |p| p.1)),
+            None => "-".to_owned(),
+        };
+        format!(
+            "{:>11}  {:<16} {:>8.0}  {:>8.0}  {:>15}  {:>15}  {:>14}  {:>13.1}  {:>6.2}  {:>13.1}  {:>10.1}",
+            self.connections,
+            if self.stream { "64 tokens, SSE" } else { "1 token, JSON" },
+            r.request_throughput,
+            r.output_throughput,
+            pair(&r.ttft),
+            pair(&r.itl),
+            pair(&r.e2el),
+            self.micros_per(self.server_cpu_seconds, r.completed as u64),
+            self.micros_per(self.server_cpu_seconds, r.total_output_tokens),
+            self.micros_per(r.client_cpu_seconds.unwrap_or(f64::NAN), r.completed as u64),
+            self.resident_bytes as f64 / f64::from(1 << 20),
+        )
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "connections": self.connections,
+            "stream": self.stream,
+            "server_cpu_seconds": self.server_cpu_seconds,
+            "server_cpu_us_per_request": self.micros_per(self.server_cpu_seconds, self.report.completed as u64),
+            "server_cpu_us_per_token": self.micros_per(self.server_cpu_seconds, self.report.total_output_tokens),
+            "server_resident_bytes": self.resident_bytes,
+            "report": self.report.to_json(false),
+        })
+    }
+}
+
+struct Idle {
+    connections: usize,
+    bytes_before: u64,
+    bytes_each: f64,
+}
+
+/// Resident memory that a connection holds after one answered request.
+async fn idle_connections(connections: usize) -> Result<Idle, Box<dyn Error>> {
+    let server = ServerProcess::start()?;
+    let target = Target::new(&server.url, None)?;
+    let resident = || ProcessUsage::of(server.pid()).map(|usage| usage.resident_bytes).ok_or("no usage");
+    // The first ones also make the server's threads touch their memory.
+    let mut warm = open(&target, 16).await?;
+    let bytes_before = resident()?;
+    let open = open(&target, connections).await?;
+    let bytes_after = resident()?;
+    drop(open);
+    warm.clear();
+    let bytes_each = (bytes_after as f64 - bytes_before as f64) / connections as f64;
+    Ok(Idle { connections, bytes_before, bytes_each })
+}
+
+async fn open(target: &Target, connections: usize) -> Result<Vec<Connection>, Box<dyn Error>> {
+    let mut open = Vec::with_capacity(connections);
+    for _ in 0..connections {
+        let mut connection = Connection::new(target.clone());
+        let request = target.request(Method::GET, "/v1/models", Bytes::new())?;
+        connection.send(request).await?.into_body().collect().await?;
+        open.push(connection);
+    }
+    Ok(open)
+}
+
+/// What the figures were measured on.
+fn machine() -> Value {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ").map(|(_, name)| name));
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    json!({"cpu": model, "cores": cores})
+}
