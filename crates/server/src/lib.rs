@@ -1,8 +1,8 @@
 //! HTTP: OpenAI routes, server-sent events, limits and errors.
 //!
-//! A request passes through these modules in order: [`listener`] (a socket), [`observe`] and [`auth`] (every request),
-//! [`body`] (bytes), [`prepare`] (on the blocking pool: [`types`] checks the shape, [`params`] the meaning; template and
-//! tokenizer make the prompt), [`choices`] (its sequences in the engine), and [`wire`] with [`sse`] (its answer).
+//! A request passes through these modules in order: `listener` (a socket), `observe` and `auth` (every request),
+//! `body` (bytes), `prepare` (on the blocking pool: `types` checks the shape, `params` the meaning; template and
+//! tokenizer make the prompt), `choices` (its sequences in the engine), and `wire` with `sse` (its answer).
 //!
 //! A client that goes away drops its handler's future or its response's body, and with it the engine's streams: that is
 //! all there is to cancellation.

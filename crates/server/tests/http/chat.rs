@@ -13,7 +13,7 @@ async fn every_key_is_there() {
         r#""annotations":null,"audio":null,"function_call":null,"reasoning":null},"logprobs":null,"#,
         r#""finish_reason":"stop","stop_reason":null,"token_ids":null,"routed_experts":null,"weight_versions":null}],"#,
         r#""service_tier":null,"system_fingerprint":"octavo-0.0.0-FINGERPRINT","#,
-        r#""usage":{"prompt_tokens":27,"total_tokens":31,"completion_tokens":4,"prompt_tokens_details":null,"#,
+        r#""usage":{"prompt_tokens":21,"total_tokens":25,"completion_tokens":4,"prompt_tokens_details":null,"#,
         r#""completion_tokens_details":null},"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null,"#,
         r#""kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}"#,
     );
@@ -95,7 +95,7 @@ async fn max_tokens_is_cut_to_the_context() {
         let body = ok(server.chat(rest)).await;
         assert_eq!(
             body["usage"],
-            json!({"prompt_tokens": 27, "total_tokens": 40, "completion_tokens": 13,
+            json!({"prompt_tokens": 21, "total_tokens": 40, "completion_tokens": 19,
             "prompt_tokens_details": null, "completion_tokens_details": null})
         );
         assert_eq!(body["choices"][0]["finish_reason"], "length");
@@ -129,7 +129,7 @@ async fn child_i_of_n_uses_seed_plus_i() {
     }
     assert_ne!(choices[0]["message"], choices[1]["message"]);
     let usage = &many["usage"];
-    assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(27), &json!(36)));
+    assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(21), &json!(36)));
     let unseeded = |seed: Value| server.chat(json!({"max_tokens": 12, "seed": seed}));
     assert_ne!(ok(unseeded(json!(null))).await["choices"], ok(unseeded(json!(-1))).await["choices"]);
     assert_eq!(server.metric(r#"vllm:request_params_n_sum{engine="0",model_name="mock"}"#), 8.0);
@@ -191,7 +191,7 @@ async fn messages_may_be_of_many_forms() {
         async move { ok(request).await["usage"]["prompt_tokens"].as_u64().unwrap() }
     };
     let user = json!([{"role": "user", "content": "hi"}]);
-    assert_eq!(prompt(json!({"messages": user, "add_generation_prompt": false})).await, 27 - 11 - 1 + 1);
+    assert_eq!(prompt(json!({"messages": user, "add_generation_prompt": false})).await, 10);
 }
 
 #[tokio::test]

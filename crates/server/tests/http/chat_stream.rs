@@ -23,7 +23,7 @@ fn content(text: &str, finish: &str) -> String {
 
 const GOES_ON: &str = r#""finish_reason":null"#;
 const STOPS: &str = r#""finish_reason":"stop","stop_reason":null"#;
-const FINGERPRINT: &str = "\"octavo-0.0.0-d3d7b3b7\"";
+const FINGERPRINT: &str = "\"octavo-0.0.0-e5e80301\"";
 
 #[tokio::test]
 async fn a_stream_is_what_vllm_sends_to_the_byte() {
@@ -61,7 +61,7 @@ async fn usage_comes_last_and_on_every_chunk_if_asked_for() {
     let server = setup.start().await;
     let options = json!({"include_usage": true, "continuous_usage_stats": true});
     let usage =
-        |n: u32| format!(",\"usage\":{{\"prompt_tokens\":27,\"total_tokens\":{},\"completion_tokens\":{n}}}", 27 + n);
+        |n: u32| format!(",\"usage\":{{\"prompt_tokens\":21,\"total_tokens\":{},\"completion_tokens\":{n}}}", 21 + n);
     let opening = chunk(&role(0), &format!("{},\"prompt_token_ids\":null", usage(0)));
     let last = chunk(&content(" world", r#""finish_reason":"length","stop_reason":null"#), &usage(2));
     let total = chunk("", &format!(",\"system_fingerprint\":{FINGERPRINT}{}", usage(2)));
@@ -113,7 +113,7 @@ async fn choices_interleave_by_index() {
     }
     let usage = events.last().unwrap();
     assert_eq!(usage["choices"], json!([]));
-    assert_eq!(usage["usage"], json!({"prompt_tokens": 27, "total_tokens": 87, "completion_tokens": 60}));
+    assert_eq!(usage["usage"], json!({"prompt_tokens": 21, "total_tokens": 81, "completion_tokens": 60}));
 }
 
 #[tokio::test]

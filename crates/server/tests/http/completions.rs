@@ -12,7 +12,7 @@ async fn every_key_is_there() {
         r#"{"id":"cmpl-r","object":"text_completion","created":0,"model":"mock","choices":[{"index":0,"#,
         r#""text":"Hello world!","logprobs":null,"finish_reason":"stop","stop_reason":null,"token_ids":null,"#,
         r#""prompt_logprobs":null,"prompt_token_ids":null}],"service_tier":null,"#,
-        r#""system_fingerprint":"octavo-0.0.0-d3d7b3b7","usage":{"prompt_tokens":2,"total_tokens":6,"#,
+        r#""system_fingerprint":"octavo-0.0.0-e5e80301","usage":{"prompt_tokens":2,"total_tokens":6,"#,
         r#""completion_tokens":4,"prompt_tokens_details":null,"completion_tokens_details":null},"#,
         r#""kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}"#,
     );
@@ -36,7 +36,7 @@ async fn a_stream_is_what_vllm_sends_to_the_byte() {
         )
     };
     let usage = concat!(
-        r#","system_fingerprint":"octavo-0.0.0-d3d7b3b7","#,
+        r#","system_fingerprint":"octavo-0.0.0-e5e80301","#,
         r#""usage":{"prompt_tokens":2,"total_tokens":4,"completion_tokens":2}"#
     );
     let last = chunk(&choice(" world", "\"length\""), "") + &chunk("", usage);
