@@ -1,5 +1,7 @@
 //! The real binary with the default model, through the socket.
 
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
 mod bad_input;
 mod invariance;
 mod lifecycle;

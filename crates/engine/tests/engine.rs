@@ -1,5 +1,7 @@
 //! The engine on its thread, from the outside.
 
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;

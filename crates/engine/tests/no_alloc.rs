@@ -1,5 +1,7 @@
 //! The step loop does not allocate while its sequences run.
 
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
 use std::alloc::System;
 use std::sync::Arc;
 use std::task::{Context, Waker};

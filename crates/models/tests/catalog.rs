@@ -1,5 +1,7 @@
 //! Every entry of the catalog.
 
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
 use std::collections::BTreeSet;
 use std::path::Path;
 

@@ -1,5 +1,7 @@
 //! What a checkpoint offers beside its tensors, in both formats, and what is refused.
 
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
 use std::path::{Path, PathBuf};
 
 use octavo_models::{Checkpoint, Format, TokenizerData, build_program};

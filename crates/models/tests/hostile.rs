@@ -1,6 +1,8 @@
 //! Hostile and damaged checkpoints: every one is an error that says what is wrong, and none makes the process allocate
 //! what its header claims. One test, so that the memory it measures is its own.
 
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
 use std::path::Path;
 
 use octavo_models::{Checkpoint, build_program};

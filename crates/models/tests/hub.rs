@@ -1,5 +1,7 @@
 //! From a name to a local model: the hub against a local stand-in, pip against a stand-in script, the caches.
 
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
 #[path = "hub/failures.rs"]
 mod failures;
 #[path = "hub/offline.rs"]

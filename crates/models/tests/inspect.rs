@@ -1,5 +1,7 @@
 //! The text of `octavo inspect`, as committed under `snapshots/`. `UPDATE_SNAPSHOTS=1` writes it anew.
 
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
 use std::path::{Path, PathBuf};
 
 use octavo_models::{Checkpoint, InspectOptions, build_program, inspect};

@@ -8,7 +8,7 @@ use octavo_models::{Progress, ResolveOptions, ResolvedModel, catalog};
 use crate::cli::{PullArgs, SourceArgs};
 
 pub(crate) fn run(args: &PullArgs) -> Result<()> {
-    octavo_telemetry::init_logging(&octavo_telemetry::LogConfig::default());
+    octavo_telemetry::init_logging(&octavo_telemetry::LogConfig::default())?;
     if args.list {
         print!("{}", listing());
         return Ok(());

@@ -165,8 +165,8 @@ mod tests {
         let budget = BodyBudget::new(&limits);
         let announced = request(vec![b' '; limits.max_body_bytes + 1]);
         assert_eq!(budget.receive(announced, &limits).await.err().unwrap().status(), 413);
-        let chunk = Ok::<_, std::io::Error>(Bytes::from(vec![b' '; 4096]));
-        let chunks = futures::stream::iter(std::iter::repeat_n(chunk, 60));
+        let chunk = Bytes::from(vec![b' '; 4096]);
+        let chunks = futures::stream::iter((0..60).map(move |_| Ok::<_, std::io::Error>(chunk.clone())));
         let mut chunked = request(vec![]);
         *chunked.body_mut() = Body::from_stream(chunks);
         assert_eq!(budget.receive(chunked, &limits).await.err().unwrap().status(), 413);

@@ -210,7 +210,7 @@ fn wheel_in(folder: &Path) -> Option<PathBuf> {
 fn explain(output: &str) -> String {
     let line = |line: &&str| line.starts_with("ERROR:") || line.contains("Error");
     let errors: Vec<&str> = output.lines().map(str::trim).filter(line).collect();
-    let last = errors.last().or(output.lines().filter(|line| !line.trim().is_empty()).last().as_ref()).copied();
+    let last = errors.last().or(output.lines().rfind(|line| !line.trim().is_empty()).as_ref()).copied();
     let message = last.unwrap_or("it said nothing").trim_start_matches("ERROR:").trim();
     let unreachable = ["NewConnectionError", "ConnectTimeoutError", "Name or service not known", "ProxyError"];
     if unreachable.iter().any(|sign| output.contains(sign)) {

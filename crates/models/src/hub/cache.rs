@@ -137,7 +137,7 @@ impl RepoCache {
             return Cached::Incomplete(missing);
         }
         let known = |name: &&str| has(name) || self.missing_mark(commit, name).exists();
-        if OPTIONAL.iter().all(|name| known(&name)) { Cached::Complete(folder) } else { Cached::Usable(folder) }
+        if OPTIONAL.iter().all(known) { Cached::Complete(folder) } else { Cached::Usable(folder) }
     }
 
     fn weights_are_there(&self, commit: &str, folder: &Path) -> Result<(), String> {

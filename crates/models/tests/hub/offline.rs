@@ -86,7 +86,8 @@ fn what_python_left_out_is_fetched_once() {
 #[test]
 fn a_download_that_was_broken_off_is_no_model() {
     let index: &[u8] = br#"{"weight_map": {"a": "m-00001-of-00002.safetensors", "b": "m-00002-of-00002.safetensors"}}"#;
-    let cases: [(&[(&str, &[u8])], &str); 4] = [
+    type Files<'a> = &'a [(&'a str, &'a [u8])];
+    let cases: [(Files<'_>, &str); 4] = [
         (&[("model.safetensors", b"w")], "config.json is missing"),
         (&[("config.json", b"{}")], "model.safetensors is missing"),
         (

@@ -1,5 +1,7 @@
 //! Parity of the programs, run by the candle backend, with PyTorch (`golden`, `smollm2`) and with candle-transformers.
 
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
 mod candle_transformers;
 mod dequantise;
 mod golden;

@@ -1,5 +1,9 @@
 //! The server through its socket: a mock engine that "generates" a script, a real tokenizer, a real HTTP client.
 
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+#![allow(unreachable_pub, missing_docs, reason = "helpers of one test binary")]
+#![allow(clippy::approx_constant, reason = "log-probabilities as the wire spells them")]
+
 mod chat;
 mod chat_stream;
 mod completions;

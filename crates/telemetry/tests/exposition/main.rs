@@ -1,5 +1,7 @@
 //! What a scrape shows, read back by a strict parser.
 
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
 mod parser;
 
 use std::time::Duration;
