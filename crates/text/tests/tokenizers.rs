@@ -1,8 +1,7 @@
 //! Encoding and decoding against reference tokenizers.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
-#![allow(unreachable_pub, missing_docs, reason = "helpers of one test binary")]
-#![allow(missing_docs, reason = "a test")]
+#![allow(unreachable_pub, missing_docs, dead_code, reason = "helpers shared by several test binaries")]
 
 mod support;
 

@@ -249,6 +249,7 @@ fn listing(state: &State, repo: &str, revision: &str) -> Reply {
     Reply::new(200, serde_json::json!({"sha": commit, "siblings": siblings}).to_string().into_bytes())
 }
 
+#[allow(clippy::too_many_arguments, reason = "what a stand-in of a file server needs to know")]
 fn file(
     state: &State,
     seen: &Seen,
