@@ -103,9 +103,9 @@ async fn a_client_that_goes_away_leaves_nothing_behind() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_reads_a_byte_at_a_time_delays_nobody() {
     let Some(server) = server(&["--max-model-len", "512"]).await else { return };
-    let alone = server.complete("The sea is", &json!({"max_tokens": 16})).await;
+    let alone = server.complete("The sea is", &json!({"max_tokens": 8})).await;
     let body =
-        json!({"model": "default", "prompt": "x", "max_tokens": 100, "ignore_eos": true, "stream": true}).to_string();
+        json!({"model": "default", "prompt": "x", "max_tokens": 24, "ignore_eos": true, "stream": true}).to_string();
     let request = format!(
         "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
@@ -116,7 +116,7 @@ async fn a_client_that_reads_a_byte_at_a_time_delays_nobody() {
     for _ in 0..3 {
         slow.read_exact(&mut byte).await.unwrap();
     }
-    assert_eq!(server.complete("The sea is", &json!({"max_tokens": 16})).await, alone);
+    assert_eq!(server.complete("The sea is", &json!({"max_tokens": 8})).await, alone);
     // The engine finishes the slow client's request although nobody reads it.
     server.idle().await;
     drop(slow);

@@ -22,9 +22,13 @@ async fn health_is_there_when_the_server_is_ready() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_short_stream_survives_sigterm() {
-    let Some(mut server) = server(&["--max-model-len", "512", "--shutdown-lag", "1"]).await else { return };
+    let Some(mut server) =
+        server(&["--max-model-len", "512", "--shutdown-lag", "1", "--shutdown-timeout", "120"]).await
+    else {
+        return;
+    };
     let mut request = long_stream();
-    request["max_tokens"] = 40.into();
+    request["max_tokens"] = 12.into();
     let mut response = server.client().post(server.url("/v1/completions")).json(&request).send().await.unwrap();
     assert!(response.chunk().await.unwrap().is_some());
     server.signal("TERM");

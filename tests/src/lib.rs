@@ -122,9 +122,9 @@ impl Server {
     /// Waits until nothing runs, waits or holds a KV block.
     ///
     /// # Panics
-    /// If that does not come about within 20 seconds.
+    /// If that does not come about within a minute.
     pub async fn idle(&self) {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let running = self.metric("vllm:num_requests_running", "").await;
             let waiting = self.metric("vllm:num_requests_waiting", "").await;

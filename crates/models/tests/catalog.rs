@@ -58,7 +58,8 @@ fn what_is_wrong_with_an_entry_is_said() {
     let cases = [
         ("id = \"smollm2-135m-instruct\"", "id = \"../evil\"", "lower-case"),
         ("file = \"SmolLM2", "file = \"../SmolLM2", "not a file name"),
-        ("context = 8_192", "context = 8_193", "computed"),
+        ("context = 8_192\nweights", "context = 8_191\nweights", "computed"),
+        ("context = 8_192\nweights", "context = 8_193\nweights", "computed"),
         ("kind = \"pypi\"", "kind = \"ftp\"", "ftp"),
         ("verified = true", "verified = true\nunknown = 1", "unknown"),
         ("sha256 = \"b179", "sha256 = \"B179", "SHA-256"),

@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn both_spellings_of_a_flag_are_one() {
-        let args = serve(&["m", "--max_model_len", "4k", "--served-model-name=a_b", "c"]).unwrap();
+        let args = serve(&["m", "--max_model_len", "4k", "--served-model-name", "a_b", "c"]).unwrap();
         assert_eq!(args.max_model_len, Some(MaxModelLen::Tokens(4000)));
         assert_eq!(args.served_model_name, ["a_b", "c"]);
         assert_eq!(args.model_positional.as_deref(), Some("m"));

@@ -180,7 +180,8 @@ fn the_earliest_completed_wins_and_the_list_breaks_ties() {
     assert_eq!(run(&mut stream(stop(&["two", "wo"])), &ids).0, "one ");
     let included = TextOptions { include_stop_str_in_output: true, ..stop(&["tw"]) };
     assert_eq!(run(&mut stream(included), &ids).0, "one tw");
-    assert_eq!(run(&mut stream(stop(&["", "ne t"])), &ids), ("o".to_owned(), Some(("ne t".to_owned(), 3))));
+    let taken = (1..).find(|&n| BYTE_LEVEL.decode(&ids[..n], false).unwrap().contains("ne t")).unwrap();
+    assert_eq!(run(&mut stream(stop(&["", "ne t"])), &ids), ("o".to_owned(), Some(("ne t".to_owned(), taken))));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use octavo_backend_candle::CandleBackend;
 use octavo_engine::{Engine, EngineConfig, SchedulingPolicy};
 use octavo_ops::Backend;
 use octavo_runner::{Runner, RunnerConfig};
-use octavo_server::{Server, ServerConfig, Shutdown};
+use octavo_server::{ConnectionLimits, Server, ServerConfig, Shutdown, serve_while_loading};
 use octavo_telemetry::{LogConfig, Telemetry, TelemetryConfig};
 use tokio::net::{TcpListener, TcpSocket};
 use tracing::{info, warn};
@@ -39,18 +39,24 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
 async fn serve(args: ServeArgs) -> Result<()> {
     let begun = Instant::now();
     check_device(&args)?;
-    // Bound before the model is loaded, so that a taken port fails at once; listening only when the model is ready, so
-    // that nobody connects to a server that cannot answer.
-    let socket = bind(&args).await?;
+    // Before the model is loaded, so that a taken port fails at once and probes get an answer.
+    let listener = listen(&args).await?;
+    let address = listener.local_addr()?;
+    info!("loading; probes answer on http://{address}");
     let shutdown = Shutdown::new();
     spawn_signals(&shutdown)?;
 
     let reference = args.model_positional.clone().unwrap_or_else(|| args.model.clone());
-    let composed = tokio::task::spawn_blocking(move || compose(&args, &reference)).await??;
+    let load = tokio::task::spawn_blocking(move || compose(&args, &reference));
+    let composed = tokio::select! {
+        loaded = serve_while_loading(&listener, ConnectionLimits::default(), load) => loaded???,
+        () = shutdown.draining() => {
+            info!("ended before the model was loaded");
+            return Ok(());
+        }
+    };
     let Composed { engine, server, telemetry, model_name } = composed;
 
-    let listener = listen(socket)?;
-    let address = listener.local_addr()?;
     info!("ready after {:.2} s, {} resident", begun.elapsed().as_secs_f64(), resident());
     info!("try: {}", curl_line(address, &model_name));
     info!("listening on http://{address}");
@@ -180,7 +186,7 @@ fn block_size(args: &ServeArgs, backend: &dyn Backend) -> Result<usize> {
     }
 }
 
-async fn bind(args: &ServeArgs) -> Result<TcpSocket> {
+async fn listen(args: &ServeArgs) -> Result<TcpListener> {
     let target = format!("{}:{}", args.host, args.port);
     let address = tokio::net::lookup_host((args.host.as_str(), args.port))
         .await
@@ -189,22 +195,16 @@ async fn bind(args: &ServeArgs) -> Result<TcpSocket> {
         .with_context(|| format!("--host {}: no such address", args.host))?;
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
-    socket.bind(address).map_err(|error| bind_error(&target, &error))?;
-    Ok(socket)
+    socket.bind(address).and_then(|()| socket.listen(BACKLOG)).map_err(|error| listen_error(&target, &error))
 }
 
-fn bind_error(target: &str, error: &std::io::Error) -> anyhow::Error {
+fn listen_error(target: &str, error: &std::io::Error) -> anyhow::Error {
     match error.kind() {
         std::io::ErrorKind::AddrInUse => {
             anyhow::anyhow!("{target} is in use by another process: choose another --port, or 0 for a free one")
         }
         _ => anyhow::anyhow!("cannot listen on {target}: {error}"),
     }
-}
-
-fn listen(socket: TcpSocket) -> Result<TcpListener> {
-    let target = socket.local_addr()?.to_string();
-    socket.listen(BACKLOG).map_err(|error| bind_error(&target, &error))
 }
 
 /// SIGTERM and SIGINT: the first begins the graceful shutdown, the second ends it.

@@ -31,9 +31,12 @@ async fn a_step_that_fails_before_the_first_token_is_500() {
 
 #[tokio::test]
 async fn a_step_that_fails_later_ends_the_stream_with_an_error() {
-    let server = failing(3, false).start().await;
+    let (setup, gate) = failing(3, false).gated();
+    let server = setup.start().await;
+    gate.step();
     let response = server.chat(json!({"stream": true})).send().await.unwrap();
-    assert_eq!(response.status(), 200);
+    assert_eq!(response.status(), 200, "the first token is out");
+    drop(gate);
     let text = response.text().await.unwrap();
     assert!(text.ends_with(&format!("data: {BODY}\n\ndata: [DONE]\n\n")), "{text}");
     assert!(text.contains("Hello"));

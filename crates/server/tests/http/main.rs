@@ -13,5 +13,6 @@ mod errors;
 mod failures;
 mod fuzz;
 mod load;
+mod loading;
 mod routes;
 mod support;
