@@ -24,15 +24,15 @@ fn main() {
     runtime.block_on(measure(&model));
 }
 
-async fn start(model: &Path) -> Server {
-    Server::start(Path::new(env!("CARGO_BIN_EXE_octavo")), model, &["--max-model-len", "2048"]).await
+fn start(model: &Path) -> Server {
+    Server::start(Path::new(env!("CARGO_BIN_EXE_octavo")), model, &["--max-model-len", "2048"])
 }
 
 async fn measure(model: &Path) {
     let mut starts = Vec::new();
     for _ in 0..STARTS {
         let begun = Instant::now();
-        let server = start(model).await;
+        let server = start(model);
         assert_eq!(server.get("/health").await.0, 200);
         starts.push(begun.elapsed());
     }
@@ -44,7 +44,7 @@ async fn measure(model: &Path) {
         starts[STARTS - 1]
     );
 
-    let server = start(model).await;
+    let server = start(model);
     println!("resident when idle: {} MiB", resident(&server));
     for (concurrency, requests) in [(1, 3), (8, 16)] {
         let config = LoadConfig {

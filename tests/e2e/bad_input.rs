@@ -47,7 +47,7 @@ fn bad_requests() -> Vec<(&'static str, Value, u16, &'static str)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_requests_are_answered_and_nobody_else_notices() {
-    let Some(server) = server(&["--max-model-len", "256"]).await else { return };
+    let Some(server) = server(&["--max-model-len", "256"]) else { return };
     for (what, body, status, word) in bad_requests() {
         let (answered, error) = server.post("/v1/chat/completions", &body).await;
         assert_eq!(answered, status, "{what}: {error}");
@@ -70,7 +70,7 @@ async fn bad_requests_are_answered_and_nobody_else_notices() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_goes_away_leaves_nothing_behind() {
-    let Some(server) = server(&["--max-model-len", "512"]).await else { return };
+    let Some(server) = server(&["--max-model-len", "512"]) else { return };
     let body = json!({"model": "default", "prompt": "Tell me", "max_tokens": 400, "ignore_eos": true, "stream": true});
     // Before the first token: the connection closes as soon as the request is written.
     let raw = |body: &Value| {
@@ -102,7 +102,7 @@ async fn a_client_that_goes_away_leaves_nothing_behind() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_reads_a_byte_at_a_time_delays_nobody() {
-    let Some(server) = server(&["--max-model-len", "512"]).await else { return };
+    let Some(server) = server(&["--max-model-len", "512"]) else { return };
     let alone = server.complete("The sea is", &json!({"max_tokens": 8})).await;
     let body =
         json!({"model": "default", "prompt": "x", "max_tokens": 24, "ignore_eos": true, "stream": true}).to_string();

@@ -34,21 +34,21 @@ async fn all_at_once(server: &Server) -> Vec<Completion> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn batches_chunks_prefix_hits_and_preemption_do_not_change_a_token() {
-    let Some(server) = server(&["--max-model-len", "512"]).await else { return };
+    let Some(server) = server(&["--max-model-len", "512"]) else { return };
     let alone = one_by_one(&server).await;
     assert_eq!(all_at_once(&server).await, alone, "in one batch, prompts found in the prefix cache");
     assert!(server.metric("vllm:prefix_cache_hits_total", "").await > 0.0);
     drop(server);
 
     let chunked = ["--max-model-len", "512", "--max-num-batched-tokens", "24", "--no-enable-prefix-caching"];
-    let server = crate::server(&chunked).await.expect("the model was there before");
+    let server = crate::server(&chunked).expect("the model was there before");
     assert_eq!(all_at_once(&server).await, alone, "prefilled in chunks, without a prefix cache");
     assert_eq!(server.metric("vllm:prefix_cache_hits_total", "").await, 0.0);
     drop(server);
 
     // 16 usable blocks of 16 tokens: less than the six requests need together.
     let short_of_blocks = ["--max-model-len", "240", "--num-gpu-blocks-override", "17"];
-    let server = crate::server(&short_of_blocks).await.expect("the model was there before");
+    let server = crate::server(&short_of_blocks).expect("the model was there before");
     assert_eq!(all_at_once(&server).await, alone, "preempted and recomputed");
     assert!(server.metric("vllm:num_preemptions_total", "").await > 0.0, "the pool was meant to run out");
     server.idle().await;

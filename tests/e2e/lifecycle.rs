@@ -1,10 +1,13 @@
 //! Start, health, drain and end.
 
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::server;
+use octavo_tests::Server;
+
+use crate::{OCTAVO, server};
 
 fn long_stream() -> Value {
     json!({"model": "default", "prompt": "Count:", "max_tokens": 2000, "ignore_eos": true, "stream": true})
@@ -12,7 +15,7 @@ fn long_stream() -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn health_is_there_when_the_server_is_ready() {
-    let Some(server) = server(&["--max-model-len", "256", "--api-key", "secret"]).await else { return };
+    let Some(server) = server(&["--max-model-len", "256", "--api-key", "secret"]) else { return };
     for path in ["/health", "/live", "/ping", "/version", "/metrics"] {
         assert_eq!(server.get(path).await.0, 200, "{path}");
     }
@@ -21,9 +24,21 @@ async fn health_is_there_when_the_server_is_ready() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn while_it_loads_it_is_alive_not_ready_and_can_be_ended() {
+    let Some(model) = crate::model() else { return };
+    let mut server = Server::start_loading(Path::new(OCTAVO), &model);
+    assert_eq!(server.get("/live").await.0, 200);
+    assert_eq!(server.get("/health").await.0, 503);
+    let (status, error) = server.post("/v1/completions", &json!({"prompt": "x"})).await;
+    assert_eq!(status, 503, "{error}");
+    assert!(error["error"]["message"].as_str().unwrap().contains("loaded"), "{error}");
+    server.signal("TERM");
+    assert_eq!(server.ended(Duration::from_secs(10)).await.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_short_stream_survives_sigterm() {
-    let Some(mut server) =
-        server(&["--max-model-len", "512", "--shutdown-lag", "1", "--shutdown-timeout", "120"]).await
+    let Some(mut server) = server(&["--max-model-len", "512", "--shutdown-lag", "1", "--shutdown-timeout", "120"])
     else {
         return;
     };
@@ -45,7 +60,7 @@ async fn a_short_stream_survives_sigterm() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_stream_ends_with_an_error_event_at_the_timeout() {
     let flags = ["--max-model-len", "4096", "--shutdown-lag", "0", "--shutdown-timeout", "1"];
-    let Some(mut server) = server(&flags).await else { return };
+    let Some(mut server) = server(&flags) else { return };
     let response = server.client().post(server.url("/v1/completions")).json(&long_stream()).send().await.unwrap();
     server.signal("TERM");
     let body = response.text().await.unwrap();
@@ -55,7 +70,7 @@ async fn a_long_stream_ends_with_an_error_event_at_the_timeout() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_ends_it_now() {
-    let Some(mut server) = server(&["--max-model-len", "4096"]).await else { return };
+    let Some(mut server) = server(&["--max-model-len", "4096"]) else { return };
     let _response = server.client().post(server.url("/v1/completions")).json(&long_stream()).send().await.unwrap();
     server.signal("TERM");
     while server.get("/health").await.0 == 200 {

@@ -20,6 +20,6 @@ fn model() -> Option<PathBuf> {
 }
 
 /// A server of the default model, unless the model cannot be had.
-async fn server(args: &[&str]) -> Option<Server> {
-    Some(Server::start(Path::new(OCTAVO), &model()?, args).await)
+fn server(args: &[&str]) -> Option<Server> {
+    Some(Server::start(Path::new(OCTAVO), &model()?, args))
 }

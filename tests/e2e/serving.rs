@@ -11,7 +11,7 @@ fn events(body: &str) -> Vec<&str> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn chat_answers_and_streams_the_same_text() {
-    let Some(server) = server(&["--max-model-len", "512"]).await else { return };
+    let Some(server) = server(&["--max-model-len", "512"]) else { return };
     let mut request = json!({
         "model": "default",
         "messages": [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}],
@@ -48,7 +48,7 @@ async fn chat_answers_and_streams_the_same_text() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn metrics_count_what_was_served() {
-    let Some(server) = server(&["--max-model-len", "512"]).await else { return };
+    let Some(server) = server(&["--max-model-len", "512"]) else { return };
     assert_eq!(server.metric("vllm:request_success_total", "").await, 0.0);
     for _ in 0..3 {
         server.complete("Hello, world", &json!({"max_tokens": 5, "ignore_eos": true})).await;
@@ -67,7 +67,7 @@ async fn metrics_count_what_was_served() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn several_choices_share_the_prompt_and_differ() {
-    let Some(server) = server(&["--max-model-len", "512"]).await else { return };
+    let Some(server) = server(&["--max-model-len", "512"]) else { return };
     let request = json!({
         "model": "default", "prompt": "My favourite animal is", "n": 3, "seed": 5, "temperature": 1.0, "max_tokens": 8
     });

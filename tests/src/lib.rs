@@ -25,13 +25,24 @@ impl Server {
     ///
     /// # Panics
     /// If the server ends or does not become ready; the message carries its log.
-    pub async fn start(binary: &Path, model: &Path, args: &[&str]) -> Server {
+    pub fn start(binary: &Path, model: &Path, args: &[&str]) -> Server {
         let mut command = Command::new(binary);
         command.arg("serve").arg(model).args(["--served-model-name", "default"]).args(args);
-        Self::spawn(command.args(["--host", "127.0.0.1", "--port", "0"])).await
+        Self::spawn(command.args(["--host", "127.0.0.1", "--port", "0"]), "listening on ")
     }
 
-    async fn spawn(command: &mut Command) -> Server {
+    /// Starts it as [`Server::start`] does, and returns while it still loads the model.
+    ///
+    /// # Panics
+    /// If the server ends before it binds its port.
+    pub fn start_loading(binary: &Path, model: &Path) -> Server {
+        let mut command = Command::new(binary);
+        command.arg("serve").arg(model).args(["--host", "127.0.0.1", "--port", "0"]);
+        Self::spawn(&mut command, "probes answer on ")
+    }
+
+    /// Waits for the line of the log that tells the address after `announcement`.
+    fn spawn(command: &mut Command, announcement: &str) -> Server {
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("octavo starts");
         let stderr = child.stderr.take().expect("stderr is piped");
@@ -48,7 +59,7 @@ impl Server {
         let base = loop {
             match log.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
-                    if let Some((_, address)) = line.split_once("listening on ") {
+                    if let Some((_, address)) = line.split_once(announcement) {
                         break address.trim().to_owned();
                     }
                     seen.push_str(&line);

@@ -152,7 +152,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_parser = parse_count)]
     pub(crate) max_num_queued_tokens: Option<usize>,
 
-    /// Seed of requests that bring none. Without it every such request draws its own.
+    /// Start of the seeds of requests that bring none: the same requests in the same order then draw the same tokens.
     #[arg(long)]
     pub(crate) seed: Option<u64>,
 
@@ -171,10 +171,6 @@ pub(crate) struct ServeArgs {
     /// Seconds after SIGTERM in which new requests are still served, while load balancers notice.
     #[arg(long, default_value_t = 5.0, value_parser = parse_seconds)]
     pub(crate) shutdown_lag: f64,
-
-    /// Threads that compute; default: the CPUs this process may use.
-    #[arg(long, value_parser = parse_count)]
-    pub(crate) cpu_threads: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -20,6 +20,7 @@ use crate::drain::Shutdown;
 use crate::listener::Connections;
 use crate::observe::observe;
 use crate::routes::{chat, completions, health, metrics, models};
+use crate::seeds::Seeds;
 use crate::workers::Workers;
 
 /// How long ended streams have to send their last events.
@@ -46,6 +47,7 @@ pub(crate) struct App {
     pub(crate) drain: Shutdown,
     pub(crate) workers: Workers,
     pub(crate) bodies: BodyBudget,
+    pub(crate) seeds: Seeds,
 }
 
 /// Why the server ended without being asked to.
@@ -91,6 +93,7 @@ impl Server {
             engine_metrics: telemetry.engine(),
             http_metrics: telemetry.http(&labels),
             fingerprint: fingerprint(&config).into(),
+            seeds: Seeds::new(config.seed),
             bodies: BodyBudget::new(&config.connection),
             longest_token: longest_token.unwrap_or(1).max(1),
             started: unix_time(),

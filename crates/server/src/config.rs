@@ -68,6 +68,8 @@ pub struct ServerConfig {
     pub eos_token_ids: Vec<u32>,
     /// The model's sampling defaults.
     pub sampling_defaults: SamplingDefaults,
+    /// Where the seeds of requests that bring none begin; without it the start is drawn.
+    pub seed: Option<u64>,
     /// Keys that open the inference routes; none leaves them open.
     pub api_keys: Vec<String>,
     /// Most alternatives that a request may ask log-probabilities for.
@@ -94,6 +96,7 @@ impl Default for ServerConfig {
             vocab_size: usize::MAX,
             eos_token_ids: vec![],
             sampling_defaults: SamplingDefaults::default(),
+            seed: None,
             api_keys: vec![],
             max_logprobs: 20,
             max_sequences: 1024,

@@ -24,6 +24,7 @@ mod observe;
 mod params;
 mod prepare;
 mod routes;
+mod seeds;
 mod sse;
 mod stall;
 mod types;

@@ -3,10 +3,10 @@
 use octavo_engine::SamplingParams;
 use octavo_text::TextOptions;
 use serde_json::Value;
-use uuid::Uuid;
 
 use crate::config::ServerConfig;
 use crate::error::ApiError;
+use crate::seeds::Seeds;
 use crate::types::common::CommonFields;
 
 /// Lower temperatures than this are raised to it, unless they are 0.
@@ -95,10 +95,10 @@ impl Sampling {
     }
 
     /// The parameters of one sequence, the `child`-th of its prompt.
-    pub(crate) fn for_sequence(&self, child: u32, max_tokens: u32) -> SamplingParams {
+    pub(crate) fn for_sequence(&self, child: u32, max_tokens: u32, seeds: &Seeds) -> SamplingParams {
         let seed = match self.seed {
             Some(seed) => seed.wrapping_add(i64::from(child)).cast_unsigned(),
-            None => random_seed(),
+            None => seeds.next(),
         };
         SamplingParams { seed, max_tokens, ..self.base.clone() }
     }
@@ -117,12 +117,6 @@ impl Sampling {
     pub(crate) fn includes_stop(&self) -> bool {
         self.text.include_stop_str_in_output
     }
-}
-
-/// A version-4 UUID has 122 random bits, the fixed ones at different places of its halves.
-fn random_seed() -> u64 {
-    let (high, low) = Uuid::new_v4().as_u64_pair();
-    high.rotate_left(32) ^ low
 }
 
 fn n(n: i64, config: &ServerConfig) -> Result<u32, ApiError> {

@@ -1,22 +1,18 @@
 //! Metrics under vLLM's names, the statistics line, and logging.
 //!
-//! # Why the cells are our own
+//! Counters and gauges are handles of the `metrics` facade on a `metrics-exporter-prometheus` recorder; a scrape is what
+//! the exporter renders, followed by the histograms.
+//!
+//! # Why histograms are our own
 //!
 //! Observations come from the engine thread, so they must be wait-free and must not allocate; a scrape must be cheap no
-//! matter how much was observed since the last one, and memory must stay flat when nobody scrapes. A recorder that keeps
-//! raw histogram samples until an upkeep pass can promise neither. Every series this server exports is known when it
-//! starts, so the whole registry is a list of families whose sample lines are spelled once, over plain atomics:
+//! matter how much was observed since the last one, and memory must stay flat when nobody scrapes. The exporter keeps the
+//! raw samples of a histogram until a scrape or an upkeep pass drains them, so it can promise neither. Ours have fixed
+//! buckets and count in integers (nanoseconds or items): an observation is two atomic adds, `_sum` is exact, and there is
+//! no upkeep. Their bounds are spelled as Prometheus' Python client spells them (`le="1.0"`, `le="1e+06"`), because that
+//! is what existing dashboards, recording rules and scripts were written against.
 //!
-//! - a counter is one atomic add; a gauge one store;
-//! - a histogram has fixed buckets and counts in integers (nanoseconds or items): an observation is two atomic adds, and
-//!   `_sum` is exact;
-//! - a scrape copies the prepared lines and appends numbers. It takes the registry's lock, which only registration and
-//!   other scrapes take, never one of the engine's.
-//!
-//! With histograms out of its hands an exporter crate would only have been left to print counters and gauges, which is
-//! less code here than joining the two outputs. Numbers are spelled as Prometheus' Python client spells them
-//! (`le="1.0"`, `0.0`, `1e+06`), because that is what existing dashboards, recording rules and scripts were written
-//! against.
+//! A scrape takes the locks that registration and other scrapes take, never one of the engine's.
 //!
 //! Nothing here is global: a process may hold many [`Telemetry`] values, and tests do.
 //!

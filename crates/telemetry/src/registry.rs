@@ -1,8 +1,14 @@
-//! The list of families that a scrape prints.
+//! Everything that a scrape prints.
 //!
-//! Sample lines are spelled up to the value when a series is registered; a scrape copies them and appends numbers.
+//! Counters and gauges live in the exporter. Histograms are ours, printed after them: their sample lines are spelled up to
+//! the value when a series is registered; a scrape copies them and appends numbers.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use metrics::{Key, KeyName, Label, Level, Metadata, Recorder};
+use metrics_exporter_prometheus::formatting::{write_help_line, write_type_line};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
 use crate::cells::{Counter, Gauge, Histogram, Unit};
 use crate::process;
@@ -11,10 +17,17 @@ use crate::spelling::{label_set, push_number};
 /// Label names and values.
 pub(crate) type Labels<'a> = &'a [(&'a str, &'a str)];
 
-/// Families in the order of registration.
-#[derive(Debug, Default)]
+/// What the facade wants to know of a registration; the exporter looks at none of it.
+const METADATA: Metadata<'static> = Metadata::new("octavo", Level::INFO, None);
+
+/// The exporter, and the histograms in the order of their registration.
 pub(crate) struct Registry {
+    exporter: PrometheusRecorder,
+    handle: PrometheusHandle,
     families: Mutex<Vec<Family>>,
+    /// Families of one series of value 1 that is all labels, by name, as they are printed. The exporter would keep every
+    /// set of labels that it has seen.
+    infos: Mutex<BTreeMap<&'static str, String>>,
 }
 
 #[derive(Debug)]
@@ -28,95 +41,74 @@ struct Family {
 #[derive(Debug)]
 struct Series {
     labels: String,
-    /// Each sample's line up to its value. A histogram: its buckets, `_sum`, `_count`.
+    /// Each sample's line up to its value: the buckets, of which a summary has none, `_sum`, `_count`.
     lines: Vec<String>,
-    value: Value,
+    histogram: Histogram,
 }
 
-#[derive(Clone, Debug)]
-enum Value {
-    Counter(Counter),
-    Gauge(Gauge),
-    Histogram(Histogram),
-    /// A histogram without buckets, of type `summary`.
-    Summary(Histogram),
-    Info,
+impl Default for Registry {
+    fn default() -> Self {
+        let exporter = PrometheusBuilder::new().build_recorder();
+        Self { handle: exporter.handle(), exporter, families: Mutex::default(), infos: Mutex::default() }
+    }
 }
 
-impl Value {
-    const fn kind(&self) -> &'static str {
-        match self {
-            Self::Counter(_) => "counter",
-            Self::Gauge(_) | Self::Info => "gauge",
-            Self::Histogram(_) => "histogram",
-            Self::Summary(_) => "summary",
-        }
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Registry").finish_non_exhaustive()
     }
 }
 
 impl Registry {
     /// The counter `name` with these labels, registered at the first call. `name` ends in `_total`.
-    pub(crate) fn counter(&self, name: &'static str, help: &str, labels: Labels<'_>) -> Counter {
+    pub(crate) fn counter(&self, name: &'static str, help: &'static str, labels: Labels<'_>) -> Counter {
         debug_assert!(name.ends_with("_total"), "{name}");
-        let new = || (Value::Counter(Counter::default()), sample_lines(name, labels));
-        match self.series(name, help, labels, new) {
-            Value::Counter(counter) => counter,
-            other => unreachable!("{name} is a counter and was a {}", other.kind()),
-        }
+        self.exporter.describe_counter(KeyName::from_const_str(name), None, help.into());
+        Counter::new(self.exporter.register_counter(&key(name, labels), &METADATA))
     }
 
     /// The gauge `name` with these labels, registered at the first call.
-    pub(crate) fn gauge(&self, name: &'static str, help: &str, labels: Labels<'_>) -> Gauge {
-        let new = || (Value::Gauge(Gauge::default()), sample_lines(name, labels));
-        match self.series(name, help, labels, new) {
-            Value::Gauge(gauge) => gauge,
-            other => unreachable!("{name} is a gauge and was a {}", other.kind()),
-        }
+    pub(crate) fn gauge(&self, name: &'static str, help: &'static str, labels: Labels<'_>) -> Gauge {
+        self.exporter.describe_gauge(KeyName::from_const_str(name), None, help.into());
+        Gauge::new(self.exporter.register_gauge(&key(name, labels), &METADATA))
     }
 
     /// The histogram `name` with these labels, registered at the first call.
     pub(crate) fn histogram(
         &self,
         name: &'static str,
-        help: &str,
+        help: &'static str,
         labels: Labels<'_>,
         (unit, bounds): (Unit, &[f64]),
     ) -> Histogram {
-        let new = || {
-            let mut lines: Vec<String> = bounds.iter().map(|&b| bucket_line(name, labels, b)).collect();
-            lines.push(bucket_line(name, labels, f64::INFINITY));
-            lines.extend(sum_and_count_lines(name, labels));
-            (Value::Histogram(Histogram::new(unit, bounds)), lines)
-        };
-        match self.series(name, help, labels, new) {
-            Value::Histogram(histogram) => histogram,
-            other => unreachable!("{name} is a histogram and was a {}", other.kind()),
-        }
+        self.series(name, help, "histogram", labels, || {
+            let bounds_and_all = bounds.iter().copied().chain([f64::INFINITY]);
+            let lines = bounds_and_all.map(|bound| bucket_line(name, labels, bound));
+            (Histogram::new(unit, bounds), lines.chain(sum_and_count_lines(name, labels)).collect())
+        })
     }
 
     /// The summary `name` (sum and count, no quantiles) with these labels, registered at the first call.
-    pub(crate) fn summary(&self, name: &'static str, help: &str, labels: Labels<'_>) -> Histogram {
-        let new = || (Value::Summary(Histogram::new(Unit::Items, &[])), sum_and_count_lines(name, labels).into());
-        match self.series(name, help, labels, new) {
-            Value::Summary(summary) => summary,
-            other => unreachable!("{name} is a summary and was a {}", other.kind()),
-        }
+    pub(crate) fn summary(&self, name: &'static str, help: &'static str, labels: Labels<'_>) -> Histogram {
+        self.series(name, help, "summary", labels, || {
+            (Histogram::new(Unit::Items, &[]), sum_and_count_lines(name, labels).into())
+        })
     }
 
-    /// Makes the family `name` one series of value 1 with these labels, whatever it was before.
+    /// Makes the family `name` one series of value 1 with these labels, whatever they were before.
     pub(crate) fn set_info(&self, name: &'static str, help: &str, labels: Labels<'_>) {
-        let mut families = self.lock();
-        let family = find_or_add(&mut families, name, help, &Value::Info);
-        family.series.clear();
-        family.series.push(Series { labels: label_set(labels), lines: sample_lines(name, labels), value: Value::Info });
+        let mut text = header(name, help, "gauge");
+        push_sample(&mut text, &format!("{name}{} ", label_set(labels)), 1.0);
+        lock(&self.infos).insert(name, text);
     }
 
     /// Every sample, then the process's own.
     pub(crate) fn render(&self) -> String {
-        let families = self.lock();
+        let mut out = self.handle.render();
+        lock(&self.infos).values().for_each(|text| out.push_str(text));
+        let families = lock(&self.families);
         let lines = families.iter().flat_map(|f| &f.series).flat_map(|s| &s.lines);
-        let size: usize = lines.map(|line| line.len() + 16).sum();
-        let mut out = String::with_capacity(size + 256 * families.len());
+        out.reserve(lines.map(|line| line.len() + 16).sum::<usize>() + 256 * families.len());
         for family in families.iter() {
             out.push_str(&family.header);
             for series in &family.series {
@@ -131,57 +123,45 @@ impl Registry {
     fn series(
         &self,
         name: &'static str,
-        help: &str,
+        help: &'static str,
+        kind: &str,
         labels: Labels<'_>,
-        new: impl FnOnce() -> (Value, Vec<String>),
-    ) -> Value {
-        let key = label_set(labels);
-        let mut families = self.lock();
-        let known = families.iter().find(|f| f.name == name).and_then(|f| f.series.iter().find(|s| s.labels == key));
-        if let Some(series) = known {
-            return series.value.clone();
+        new: impl FnOnce() -> (Histogram, Vec<String>),
+    ) -> Histogram {
+        let labels = label_set(labels);
+        let mut families = lock(&self.families);
+        let index = families.iter().position(|f| f.name == name).unwrap_or_else(|| {
+            families.push(Family { name, header: header(name, help, kind), series: Vec::new() });
+            families.len() - 1
+        });
+        let family = &mut families[index];
+        if let Some(series) = family.series.iter().find(|s| s.labels == labels) {
+            return series.histogram.clone();
         }
-        let (value, lines) = new();
-        let family = find_or_add(&mut families, name, help, &value);
-        family.series.push(Series { labels: key, lines, value: value.clone() });
-        value
+        let (histogram, lines) = new();
+        family.series.push(Series { labels, lines, histogram: histogram.clone() });
+        histogram
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Family>> {
-        self.families.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// What a panic left is still whole: every change under these locks is one insertion.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Series {
     fn render(&self, out: &mut String) {
-        match &self.value {
-            Value::Counter(counter) => self.push_samples(out, [counter.get() as f64]),
-            Value::Gauge(gauge) => self.push_samples(out, [gauge.get()]),
-            Value::Info => self.push_samples(out, [1.0]),
-            Value::Histogram(histogram) => {
-                let mut count = 0.0;
-                let buckets = histogram.cumulative().map(|total| {
-                    count = total as f64;
-                    count
-                });
-                let bucket_lines = self.lines.len() - 2;
-                for (line, value) in self.lines[..bucket_lines].iter().zip(buckets) {
-                    push_sample(out, line, value);
-                }
-                push_sample(out, &self.lines[bucket_lines], histogram.sum());
-                push_sample(out, &self.lines[bucket_lines + 1], count);
-            }
-            Value::Summary(summary) => {
-                let count = summary.cumulative().last().unwrap_or_default();
-                self.push_samples(out, [summary.sum(), count as f64]);
+        let (buckets, sum_and_count) = self.lines.split_at(self.lines.len() - 2);
+        let mut count = 0;
+        let mut buckets = buckets.iter();
+        for total in self.histogram.cumulative() {
+            count = total;
+            if let Some(line) = buckets.next() {
+                push_sample(out, line, count as f64);
             }
         }
-    }
-
-    fn push_samples<const N: usize>(&self, out: &mut String, values: [f64; N]) {
-        for (line, value) in self.lines.iter().zip(values) {
-            push_sample(out, line, value);
-        }
+        push_sample(out, &sum_and_count[0], self.histogram.sum());
+        push_sample(out, &sum_and_count[1], count as f64);
     }
 }
 
@@ -197,21 +177,20 @@ fn push_sample(out: &mut String, line: &str, value: f64) {
     out.push('\n');
 }
 
-fn find_or_add<'a>(families: &'a mut Vec<Family>, name: &'static str, help: &str, value: &Value) -> &'a mut Family {
-    let index = families.iter().position(|f| f.name == name).unwrap_or_else(|| {
-        families.push(Family { name, header: header(name, help, value.kind()), series: Vec::new() });
-        families.len() - 1
-    });
-    &mut families[index]
+/// The exporter's name of a series; labels in name order, as [`label_set`] has them.
+fn key(name: &'static str, labels: Labels<'_>) -> Key {
+    let mut sorted = labels.to_vec();
+    sorted.sort_unstable();
+    // The exporter takes a pair of backslashes for one that is escaped already, and misplaces one before a line feed.
+    let label = |(name, value): (&str, &str)| Label::new(name.to_owned(), value.replace('\\', "\\\\"));
+    Key::from_parts(name, sorted.into_iter().map(label).collect::<Vec<_>>())
 }
 
 fn header(name: &str, help: &str, kind: &str) -> String {
-    debug_assert!(!help.contains(['\n', '\\']), "{name}: the help text would need escapes");
-    format!("# HELP {name} {help}\n# TYPE {name} {kind}\n")
-}
-
-fn sample_lines(name: &str, labels: Labels<'_>) -> Vec<String> {
-    vec![format!("{name}{} ", label_set(labels))]
+    let mut header = String::new();
+    write_help_line(&mut header, name, None, None, help);
+    write_type_line(&mut header, name, None, None, kind);
+    header
 }
 
 fn sum_and_count_lines(name: &str, labels: Labels<'_>) -> [String; 2] {

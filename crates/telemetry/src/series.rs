@@ -200,15 +200,15 @@ struct Scope<'a> {
 }
 
 impl Scope<'_> {
-    fn counter(&self, name: &'static str, help: &str, label: Option<(&str, &str)>) -> Counter {
+    fn counter(&self, name: &'static str, help: &'static str, label: Option<(&str, &str)>) -> Counter {
         self.registry.counter(name, help, &self.with(label))
     }
 
-    fn gauge(&self, name: &'static str, help: &str, label: Option<(&str, &str)>) -> Gauge {
+    fn gauge(&self, name: &'static str, help: &'static str, label: Option<(&str, &str)>) -> Gauge {
         self.registry.gauge(name, help, &self.with(label))
     }
 
-    fn histogram(&self, name: &'static str, help: &str, shape: (Unit, &[f64])) -> Histogram {
+    fn histogram(&self, name: &'static str, help: &'static str, shape: (Unit, &[f64])) -> Histogram {
         self.registry.histogram(name, help, &self.labels, shape)
     }
 

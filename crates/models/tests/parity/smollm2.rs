@@ -1,16 +1,11 @@
 //! The default model against PyTorch on its dequantised weights, teacher-forced over varied prompts.
-//!
-//! Needs the model: `OCTAVO_TEST_MODEL` names its file, else it is resolved (and downloaded, 98 MB). Where it cannot be
-//! had the test says so and passes, unless `CI` or `OCTAVO_REQUIRE_MODEL` is set: then it fails.
 
-use std::path::PathBuf;
-
-use octavo_models::{Checkpoint, InspectOptions, ResolveOptions, build_program, inspect, progress_for, resolve};
+use octavo_models::catalog::DEFAULT_MODEL;
+use octavo_models::{Checkpoint, InspectOptions, build_program, inspect, testing};
 use safetensors::SafeTensors;
 
 use crate::support::{Session, testdata, words};
 
-const MODEL: &str = "smollm2-135m-instruct";
 /// Log-probabilities stored for a position.
 const TOP: usize = 8;
 /// Difference of the log-probabilities of the two likeliest tokens above which the first must be the same.
@@ -38,21 +33,6 @@ impl Reference {
         let ids = |name| words(&file, name, u32::from_le_bytes);
         let top_logprobs = words(&file, "top_logprobs", f32::from_le_bytes);
         Self { ids: ids("ids"), starts: ids("starts"), top_ids: ids("top_ids"), top_logprobs }
-    }
-}
-
-fn model() -> Option<PathBuf> {
-    if let Some(path) = std::env::var_os("OCTAVO_TEST_MODEL") {
-        return Some(path.into());
-    }
-    match resolve(MODEL, &ResolveOptions::from_env(), &*progress_for(false)) {
-        Ok(model) => Some(model.path),
-        Err(error) => {
-            let required = ["CI", "OCTAVO_REQUIRE_MODEL"].iter().any(|name| std::env::var_os(name).is_some());
-            assert!(!required, "{MODEL} is required and cannot be had: {error}");
-            eprintln!("SKIPPED: {MODEL} cannot be had: {error}");
-            None
-        }
     }
 }
 
@@ -86,7 +66,7 @@ impl Tally {
         let quantile = |q: f64| self.differences[((self.differences.len() - 1) as f64 * q) as usize];
         let agreement = self.agreeing as f64 / self.clear as f64;
         println!(
-            "{MODEL} against PyTorch: {} positions; top-1 the same at {} of the {} with a margin above {CLEAR_MARGIN} \
+            "{DEFAULT_MODEL} against PyTorch: {} positions; top-1 the same at {} of the {} with a margin above {CLEAR_MARGIN} \
              ({:.2} %); difference of log-probabilities: median {:.1e}, 99th percentile {:.1e}, largest {:.1e}",
             self.positions,
             self.agreeing,
@@ -103,7 +83,7 @@ impl Tally {
 
 #[test]
 fn smollm2_q4_1_agrees_with_pytorch() {
-    let Some(path) = model() else { return };
+    let Some(path) = testing::default_model() else { return };
     let reference = Reference::read();
     let texts: Vec<_> = reference.starts.windows(2).map(|w| w[0] as usize..w[1] as usize).collect();
     assert!(texts.len() >= 20);

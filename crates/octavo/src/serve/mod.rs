@@ -153,6 +153,7 @@ fn server_config(args: &ServeArgs, reference: &str, model: &LoadedModel, max_mod
         vocab_size: model.program.vocab_size,
         eos_token_ids: model.eos_token_ids.clone(),
         sampling_defaults: model.sampling_defaults,
+        seed: args.seed,
         api_keys: args.api_key.clone(),
         max_logprobs: args.max_logprobs,
         shutdown_timeout: Duration::from_secs_f64(args.shutdown_timeout),

@@ -112,7 +112,7 @@ fn start(state: &AppState, submission: &Submission, index: usize) -> Result<Gene
     let request = Request {
         id: if single { submission.request_id.clone() } else { format!("{}-{index}", submission.request_id) },
         prompt: Arc::clone(&prompt.tokens),
-        params: Arc::new(sampling.for_sequence(child, prompt.max_tokens)),
+        params: Arc::new(sampling.for_sequence(child, prompt.max_tokens, &state.seeds)),
         priority: submission.priority,
         arrival: submission.arrival,
         cache_salt: submission.cache_salt.clone(),

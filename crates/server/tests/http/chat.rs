@@ -137,6 +137,25 @@ async fn child_i_of_n_uses_seed_plus_i() {
 }
 
 #[tokio::test]
+async fn a_servers_seed_decides_for_requests_that_bring_none() {
+    let mut runs = Vec::new();
+    for seed in [Some(5), Some(5), Some(6)] {
+        let mut setup = Setup::varied();
+        setup.config.seed = seed;
+        let server = setup.start().await;
+        let mut contents = Vec::new();
+        for _ in 0..3 {
+            let answer = ok(server.chat(json!({"max_tokens": 12}))).await;
+            contents.push(answer["choices"][0]["message"]["content"].clone());
+        }
+        assert_ne!(contents[0], contents[1]);
+        runs.push(contents);
+    }
+    assert_eq!(runs[0], runs[1]);
+    assert_ne!(runs[0], runs[2]);
+}
+
+#[tokio::test]
 async fn log_probabilities_list_the_drawn_token_first() {
     let server = Setup::default().start().await;
     let body = ok(server.chat(json!({"logprobs": true, "top_logprobs": 2, "max_tokens": 2}))).await;

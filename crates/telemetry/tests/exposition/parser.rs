@@ -22,6 +22,7 @@ impl Family {
     pub(crate) fn label_values(&self, label: &str) -> Vec<&str> {
         let mut values: Vec<&str> =
             self.samples.iter().filter_map(|s| s.labels.get(label)).map(String::as_str).collect();
+        values.sort_unstable();
         values.dedup();
         values
     }
@@ -44,7 +45,7 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Family>, String> {
         return Err("the text does not end in a newline".into());
     }
     let mut families: Vec<Family> = Vec::new();
-    let mut lines = text.lines().peekable();
+    let mut lines = text.lines().filter(|line| !line.is_empty()).peekable();
     while let Some(line) = lines.next() {
         let (name, help) = header(line, "# HELP ")?;
         let (typed, kind) = header(lines.next().unwrap_or_default(), "# TYPE ")?;
