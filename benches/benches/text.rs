@@ -1,4 +1,4 @@
-//! Text on both sides of the engine: encode, detokenise, chat template.
+//! Text on both sides of the engine: encode, detokenise, chat template, server-sent events.
 //!
 //! The vocabulary is the small one of octavo-text's tests, so that nothing has to be downloaded. A look-up in a larger
 //! one costs the same, but for the processor's caches.
@@ -8,6 +8,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use octavo_server::internals::ChatEvents;
 use octavo_text::{ChatTemplate, GgufVocabulary, SpecialTokens, TemplateInput, TextOptions, TextStream, Tokenizer};
 use serde_json::{Map, Value, json};
 
@@ -106,5 +107,13 @@ fn template(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, encode, detokenise, template);
+fn sse(criterion: &mut Criterion) {
+    let mut events = ChatEvents::new(tokenizer());
+    let mut group = criterion.benchmark_group("sse_per_token");
+    group.throughput(Throughput::Elements(1));
+    group.bench_function("chat", |bencher| bencher.iter(|| events.text(black_box(" word".to_owned()))));
+    group.finish();
+}
+
+criterion_group!(benches, encode, detokenise, template, sse);
 criterion_main!(benches);

@@ -17,6 +17,8 @@ mod config;
 mod drain;
 mod error;
 mod fields;
+#[doc(hidden)]
+pub mod internals;
 mod listener;
 mod loading;
 mod logprobs;

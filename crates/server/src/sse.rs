@@ -29,6 +29,10 @@ impl Events {
         self.0.extend_from_slice(b"\n\n");
     }
 
+    pub(crate) fn into_bytes(self) -> Bytes {
+        self.0.into()
+    }
+
     fn done(&mut self) {
         self.0.extend_from_slice(b"data: [DONE]\n\n");
     }
@@ -105,7 +109,7 @@ impl<W: Wire> Streaming<W> {
         if self.ended {
             events.done();
         }
-        Some(events.0.into())
+        Some(events.into_bytes())
     }
 
     fn open(&mut self, events: &mut Events) {

@@ -168,7 +168,7 @@ fn watch(child: Child, folder: &Path, task: &dyn ProgressTask) -> io::Result<(st
             if let Some(status) = child.0.try_wait()? {
                 break status;
             }
-            task.advance_to(size_of(folder));
+            task.advance_to(largest_file(folder));
             std::thread::sleep(POLL);
         };
         Ok((status, reader.join().unwrap_or_default()))
@@ -188,17 +188,18 @@ fn last_of(mut stream: impl Read) -> String {
     String::from_utf8_lossy(&kept).into_owned()
 }
 
-/// Bytes of the files in a folder and below. What vanishes meanwhile does not count.
-fn size_of(folder: &Path) -> u64 {
+/// Bytes of the largest file in a folder and below: pip downloads the wheel to one place and copies it to another. What
+/// vanishes meanwhile does not count.
+fn largest_file(folder: &Path) -> u64 {
     let Ok(listing) = std::fs::read_dir(folder) else {
         return 0;
     };
     let size = |entry: std::fs::DirEntry| match entry.metadata() {
-        Ok(data) if data.is_dir() => size_of(&entry.path()),
+        Ok(data) if data.is_dir() => largest_file(&entry.path()),
         Ok(data) => data.len(),
         Err(_) => 0,
     };
-    listing.flatten().map(size).sum()
+    listing.flatten().map(size).max().unwrap_or(0)
 }
 
 fn wheel_in(folder: &Path) -> Option<PathBuf> {

@@ -238,6 +238,12 @@ fn resident() -> String {
 
 fn curl_line(address: SocketAddr, model: &str) -> String {
     let host = if address.ip().is_unspecified() { "127.0.0.1".to_owned() } else { address.ip().to_string() };
-    let body = serde_json::json!({"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]});
+    // Bounded: a small model that draws at temperature 1 may ramble to the end of its context.
+    let body = serde_json::json!({
+        "model": model,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
+        "max_tokens": 64,
+    });
     format!("curl http://{host}:{}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'", address.port())
 }

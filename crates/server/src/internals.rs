@@ -1,0 +1,34 @@
+//! Pieces of a response without its socket, for the benches of this workspace. Not part of the API: no promise holds for
+//! what is in here.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use octavo_text::Tokenizer;
+
+use crate::choices::Output;
+use crate::sse::{Events, Extras};
+use crate::wire::{ChatWire, Envelope, Wire};
+
+/// The events of a streamed chat completion of one choice.
+pub struct ChatEvents(ChatWire);
+
+impl ChatEvents {
+    /// A stream without log-probabilities.
+    pub fn new(tokenizer: Arc<Tokenizer>) -> Self {
+        let envelope = Envelope {
+            id: "chatcmpl-0123456789abcdef0123456789abcdef".into(),
+            created: 1_700_000_000,
+            model: "org/model".into(),
+            fingerprint: "octavo".into(),
+        };
+        Self(ChatWire { envelope, n: 1, prompt_tokens: 8, logprobs: None, tokenizer })
+    }
+
+    /// The event that carries `text`.
+    pub fn text(&mut self, text: String) -> Bytes {
+        let mut events = Events::default();
+        self.0.chunk(&mut events, Output { index: 0, text, tokens: Vec::new(), finish: None }, Extras::default());
+        events.into_bytes()
+    }
+}
