@@ -28,7 +28,7 @@ impl Server {
     pub fn start(binary: &Path, model: &Path, args: &[&str]) -> Server {
         let mut command = Command::new(binary);
         command.arg("serve").arg(model).args(["--served-model-name", "default"]).args(args);
-        Self::spawn(command.args(["--host", "127.0.0.1", "--port", "0"]), "listening on ")
+        Self::spawn(command, "listening on ")
     }
 
     /// Starts it as [`Server::start`] does, and returns while it still loads the model.
@@ -37,12 +37,13 @@ impl Server {
     /// If the server ends before it binds its port.
     pub fn start_loading(binary: &Path, model: &Path) -> Server {
         let mut command = Command::new(binary);
-        command.arg("serve").arg(model).args(["--host", "127.0.0.1", "--port", "0"]);
-        Self::spawn(&mut command, "probes answer on ")
+        command.arg("serve").arg(model);
+        Self::spawn(command, "probes answer on ")
     }
 
-    /// Waits for the line of the log that tells the address after `announcement`.
-    fn spawn(command: &mut Command, announcement: &str) -> Server {
+    /// Starts it on a free port and waits for the line of the log that tells the address after `announcement`.
+    fn spawn(mut command: Command, announcement: &str) -> Server {
+        command.args(["--host", "127.0.0.1", "--port", "0"]);
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("octavo starts");
         let stderr = child.stderr.take().expect("stderr is piped");

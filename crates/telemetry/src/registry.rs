@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use metrics::{Key, KeyName, Label, Level, Metadata, Recorder};
 use metrics_exporter_prometheus::formatting::{write_help_line, write_type_line};
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
 
 use crate::cells::{Counter, Gauge, Histogram, Unit};
 use crate::process;
@@ -21,9 +21,9 @@ pub(crate) type Labels<'a> = &'a [(&'a str, &'a str)];
 const METADATA: Metadata<'static> = Metadata::new("octavo", Level::INFO, None);
 
 /// The exporter, and the histograms in the order of their registration.
+#[derive(Debug)]
 pub(crate) struct Registry {
     exporter: PrometheusRecorder,
-    handle: PrometheusHandle,
     families: Mutex<Vec<Family>>,
     /// Families of one series of value 1 that is all labels, by name, as they are printed. The exporter would keep every
     /// set of labels that it has seen.
@@ -49,13 +49,7 @@ struct Series {
 impl Default for Registry {
     fn default() -> Self {
         let exporter = PrometheusBuilder::new().build_recorder();
-        Self { handle: exporter.handle(), exporter, families: Mutex::default(), infos: Mutex::default() }
-    }
-}
-
-impl std::fmt::Debug for Registry {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Registry").finish_non_exhaustive()
+        Self { exporter, families: Mutex::default(), infos: Mutex::default() }
     }
 }
 
@@ -104,7 +98,7 @@ impl Registry {
 
     /// Every sample, then the process's own.
     pub(crate) fn render(&self) -> String {
-        let mut out = self.handle.render();
+        let mut out = self.exporter.handle().render();
         lock(&self.infos).values().for_each(|text| out.push_str(text));
         let families = lock(&self.families);
         let lines = families.iter().flat_map(|f| &f.series).flat_map(|s| &s.lines);

@@ -53,6 +53,14 @@ pub(crate) struct State {
     pub(crate) seen: Vec<Seen>,
 }
 
+impl State {
+    /// The SHA-256 that is announced for a file.
+    fn digest(&self, name: &str, content: &[u8]) -> String {
+        let lies = self.lies.iter().any(|lie| lie == name);
+        sha256(if lies { b"something else" } else { content })
+    }
+}
+
 /// Files from this size on are "large": their etag is their SHA-256.
 pub(crate) const LARGE: usize = 1000;
 
@@ -234,7 +242,18 @@ fn route(path: &str, seen: &Seen, state: &State, ignore_range: bool) -> Reply {
     let Some(content) = content else {
         return Reply::new(404, Vec::new()).with("x-error-code", "EntryNotFound");
     };
-    file(state, seen, path, name, content, from_cdn, ignore_range).with("x-repo-commit", commit)
+    let (large, digest) = (content.len() >= LARGE, state.digest(name, content));
+    let reply = if large && state.cdn && !from_cdn {
+        Reply::new(302, Vec::new())
+            .with("location", format!("{}/cdn{path}", state.cdn_origin.as_deref().unwrap_or("")))
+            .with("x-linked-etag", format!("\"{digest}\""))
+            .with("x-linked-size", content.len())
+    } else {
+        let range = seen.headers.get("range").filter(|_| !ignore_range);
+        let etag = if large { &digest } else { &digest[..40] };
+        part_of(content, range.map(String::as_str)).with("etag", format!("\"{etag}\""))
+    };
+    reply.with("x-repo-commit", commit)
 }
 
 fn listing(state: &State, repo: &str, revision: &str) -> Reply {
@@ -249,36 +268,15 @@ fn listing(state: &State, repo: &str, revision: &str) -> Reply {
     Reply::new(200, serde_json::json!({"sha": commit, "siblings": siblings}).to_string().into_bytes())
 }
 
-#[allow(clippy::too_many_arguments, reason = "what a stand-in of a file server needs to know")]
-fn file(
-    state: &State,
-    seen: &Seen,
-    path: &str,
-    name: &str,
-    content: &[u8],
-    from_cdn: bool,
-    ignore_range: bool,
-) -> Reply {
-    let large = content.len() >= LARGE;
-    let digest = if state.lies.iter().any(|lie| lie == name) { sha256(b"something else") } else { sha256(content) };
-    if large && state.cdn && !from_cdn {
-        let origin = state.cdn_origin.as_deref().unwrap_or("");
-        return Reply::new(302, Vec::new())
-            .with("location", format!("{origin}/cdn{path}"))
-            .with("x-linked-etag", format!("\"{digest}\""))
-            .with("x-linked-size", content.len());
-    }
-    let etag = if large { digest } else { digest[..40].to_owned() };
-    let from = seen.headers.get("range").filter(|_| !ignore_range);
-    let from: Option<usize> =
-        from.map(|range| range.trim_start_matches("bytes=").trim_end_matches('-').parse().unwrap());
-    let reply = match from {
+/// The content, or what a header `bytes=FROM-` asks for.
+fn part_of(content: &[u8], range: Option<&str>) -> Reply {
+    let from = range.map(|range| range.trim_start_matches("bytes=").trim_end_matches('-').parse::<usize>().unwrap());
+    match from {
         Some(from) if from >= content.len() => Reply::new(416, Vec::new()),
         Some(from) => {
             let range = format!("bytes {from}-{}/{}", content.len() - 1, content.len());
             Reply::new(206, content[from..].to_vec()).with("content-range", range)
         }
         None => Reply::new(200, content.to_vec()),
-    };
-    reply.with("etag", format!("\"{etag}\""))
+    }
 }
