@@ -1,0 +1,210 @@
+//! Tells calls from content: what every syntax has in common.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use super::json::Envelope;
+use super::marked::{DeepSeek, Mistral};
+use super::markers::Markers;
+use super::python::PythonCalls;
+use super::sink::Sink;
+use super::syntax::ToolSyntax;
+use super::tools::Tools;
+use super::xml::Xml;
+
+/// Reads the text of one call, or of a list of calls, after what announced it.
+pub(super) trait Body: Debug + Send {
+    /// Takes the next character. Nothing of a character that breaks the call is given out.
+    fn step(&mut self, character: char, sink: &mut Sink) -> Step;
+}
+
+/// What became of a call with one more character.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    More,
+    /// The character ends it.
+    Done,
+    /// The character cannot be: this is no call, or a broken one.
+    Broken,
+}
+
+/// What frames the calls of a syntax.
+#[derive(Debug)]
+struct Frame {
+    /// Markers of text: the first `opening` begin a call, the others may follow one and mean nothing.
+    markers: &'static [&'static str],
+    opening: usize,
+    /// What begins a call where no content came before. No marker starts with it.
+    bare: Option<char>,
+    /// What, with whitespace, may stand between calls or after the last and means nothing.
+    separators: &'static str,
+}
+
+impl Frame {
+    fn of(syntax: ToolSyntax) -> Self {
+        let (markers, opening, bare, separators): (&[_], _, _, _) = match syntax {
+            // Small models close one brace too many.
+            ToolSyntax::Hermes => (&["<tool_call>", "</tool_call>"], 1, None, "}"),
+            ToolSyntax::Llama3Json => (&["<|python_tag|>"], 1, Some('{'), ";,}"),
+            ToolSyntax::Mistral => (&["[TOOL_CALLS]"], 1, None, ""),
+            ToolSyntax::Pythonic => (&["<|python_start|>", "<|python_end|>"], 1, Some('['), ""),
+            // Models forget the outer tag.
+            ToolSyntax::Qwen3Coder => (&["<tool_call>", "<function=", "</tool_call>", "</function>"], 2, None, ""),
+            ToolSyntax::DeepSeekV3 => (
+                &["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"],
+                2,
+                None,
+                "`",
+            ),
+        };
+        Self { markers, opening, bare, separators }
+    }
+}
+
+/// Separates content from calls.
+///
+/// A call that turns out to be none, before its name is known, becomes content again, marker included. One that breaks
+/// later stays as it was given out, and the text goes on as content.
+#[derive(Debug)]
+pub(super) struct ToolParser {
+    syntax: ToolSyntax,
+    frame: Frame,
+    tools: Arc<Tools>,
+    markers: Markers,
+    /// The call that is being read.
+    body: Option<Box<dyn Body>>,
+    /// The text of what may be a call, while nothing of it is given out.
+    raw: String,
+    /// Nothing but the `gap` came since the start or since the last call.
+    quiet: bool,
+    /// What is content only if more content follows: whitespace, and after a call separators.
+    gap: String,
+    scratch: String,
+}
+
+impl ToolParser {
+    pub(super) fn new(syntax: ToolSyntax, tools: &[serde_json::Value]) -> Self {
+        let frame = Frame::of(syntax);
+        Self {
+            syntax,
+            tools: Arc::new(Tools::new(tools)),
+            markers: Markers::new(frame.markers),
+            frame,
+            body: None,
+            raw: String::new(),
+            quiet: true,
+            gap: String::new(),
+            scratch: String::new(),
+        }
+    }
+
+    /// Takes the next character.
+    pub(super) fn step(&mut self, character: char, sink: &mut Sink) {
+        if self.body.is_some() { self.call(character, sink) } else { self.text(character, sink) }
+    }
+
+    /// Ends the text.
+    pub(super) fn finish(&mut self, sink: &mut Sink) {
+        self.body = None;
+        sink.abandon();
+        let raw = std::mem::take(&mut self.raw);
+        raw.chars().for_each(|character| self.content(character, sink));
+        let held = self.markers.take();
+        let after_call = self.quiet && sink.calls() > 0;
+        // The text may end within the marker that ends a call.
+        if !(after_call && self.frame.markers[self.frame.opening..].iter().any(|marker| marker.starts_with(&held))) {
+            held.chars().for_each(|character| self.content(character, sink));
+        }
+        if sink.calls() == 0 {
+            std::mem::take(&mut self.gap).chars().for_each(|character| sink.content(character));
+        }
+    }
+
+    /// Looks for the beginning of a call.
+    fn text(&mut self, character: char, sink: &mut Sink) {
+        let mut text = std::mem::take(&mut self.scratch);
+        let marker = self.markers.step(character, &mut text);
+        for character in text.drain(..) {
+            if self.quiet && self.frame.bare == Some(character) && self.body.is_none() {
+                self.body = Some(self.bare_body());
+            }
+            // A call was begun by a character that no marker starts with, so nothing is held after it.
+            match self.body {
+                Some(_) => self.call(character, sink),
+                None => self.content(character, sink),
+            }
+        }
+        self.scratch = text;
+        let Some(index) = marker else { return };
+        let marker = self.frame.markers[index];
+        if index < self.frame.opening {
+            self.body = Some(self.marked_body(index));
+            self.raw.push_str(marker);
+        } else if self.quiet && sink.calls() > 0 {
+            // What stands before it belongs to the markup too.
+            self.gap.clear();
+        } else {
+            marker.chars().for_each(|character| self.content(character, sink));
+        }
+    }
+
+    /// Goes on in a call.
+    fn call(&mut self, character: char, sink: &mut Sink) {
+        let Some(body) = &mut self.body else { return };
+        let (calls, in_call) = (sink.calls(), sink.in_call());
+        let step = body.step(character, sink);
+        if step == Step::Broken {
+            self.body = None;
+            sink.abandon();
+            let raw = std::mem::take(&mut self.raw);
+            raw.chars().for_each(|character| self.content(character, sink));
+            // It may begin a call itself, which takes it without breaking.
+            self.text(character, sink);
+            return;
+        }
+        if in_call || sink.calls() > calls {
+            self.raw.clear();
+            self.gap.clear();
+            self.quiet = true;
+        } else {
+            self.raw.push(character);
+        }
+        if step == Step::Done {
+            self.body = None;
+            self.raw.clear();
+        }
+    }
+
+    /// Gives out content, but for a gap that may be the end of it.
+    fn content(&mut self, character: char, sink: &mut Sink) {
+        let separator = character.is_whitespace() || (sink.calls() > 0 && self.frame.separators.contains(character));
+        if self.quiet && separator {
+            self.gap.push(character);
+            return;
+        }
+        self.quiet = false;
+        std::mem::take(&mut self.gap).chars().for_each(|character| sink.content(character));
+        sink.content(character);
+    }
+
+    /// What reads a call after the opening marker of this index.
+    fn marked_body(&self, marker: usize) -> Box<dyn Body> {
+        match (self.syntax, marker) {
+            (ToolSyntax::Hermes | ToolSyntax::Llama3Json, _) => Box::new(Envelope::marked()),
+            (ToolSyntax::Mistral, _) => Box::new(Mistral::Start),
+            (ToolSyntax::Pythonic, _) => Box::new(PythonCalls::new()),
+            (ToolSyntax::Qwen3Coder, 0) => Box::new(Xml::call(Arc::clone(&self.tools))),
+            (ToolSyntax::Qwen3Coder, _) => Box::new(Xml::function(Arc::clone(&self.tools))),
+            (ToolSyntax::DeepSeekV3, 0) => Box::new(DeepSeek::first()),
+            (ToolSyntax::DeepSeekV3, _) => Box::new(DeepSeek::call()),
+        }
+    }
+
+    /// What reads a call that no marker announces.
+    fn bare_body(&self) -> Box<dyn Body> {
+        match self.syntax {
+            ToolSyntax::Pythonic => Box::new(PythonCalls::new()),
+            _ => Box::new(Envelope::bare(Arc::clone(&self.tools))),
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Calls that a marker announces and whose arguments are JSON.
+
+use super::calls::{Body, Step};
+use super::json::{Envelope, Extent, Reach};
+use super::markers::{Expect, Markers};
+use super::sink::Sink;
+
+/// Arguments that follow the name as they are.
+#[derive(Debug, Default)]
+pub(super) struct Arguments(Extent);
+
+impl Arguments {
+    /// Begins a call whose arguments start with `brace`.
+    fn begin(name: String, brace: char, sink: &mut Sink) -> Self {
+        sink.begin(name);
+        let mut arguments = Self::default();
+        arguments.step(brace, sink);
+        arguments
+    }
+
+    fn step(&mut self, character: char, sink: &mut Sink) -> Step {
+        sink.argument(character);
+        if self.0.step(character) == Reach::Inside {
+            return Step::More;
+        }
+        sink.end();
+        Step::Done
+    }
+}
+
+/// What follows `[TOOL_CALLS]`: `[{"name": "f", "arguments": {…}}, …]`, and from version 11 of the tokenizer on
+/// `f{…}`, `f[ARGS]{…}` or `f[CALL_ID]…[ARGS]{…}`.
+#[derive(Debug)]
+pub(super) enum Mistral {
+    Start,
+    Name(String),
+    /// Between the name and the arguments, with what is written there.
+    Tags(String, String),
+    Arguments(Arguments),
+    /// An object without a list around it.
+    Single(Envelope),
+    /// Before a call of a list or its end.
+    Item,
+    Listed(Envelope),
+    /// After a call of a list.
+    Comma,
+}
+
+impl Body for Mistral {
+    fn step(&mut self, character: char, sink: &mut Sink) -> Step {
+        let blank = character.is_whitespace();
+        match self {
+            Self::Start | Self::Item | Self::Comma if blank => {}
+            Self::Start if character == '[' => *self = Self::Item,
+            Self::Start if character == '{' => {
+                let mut call = Envelope::marked();
+                call.step(character, sink);
+                *self = Self::Single(call);
+            }
+            Self::Start if !"]}\"<".contains(character) => *self = Self::Name(character.into()),
+            Self::Name(name) if character == '{' => {
+                *self = Self::Arguments(Arguments::begin(std::mem::take(name), character, sink));
+            }
+            Self::Name(name) if blank || character == '[' => {
+                let tags = if blank { String::new() } else { character.into() };
+                *self = Self::Tags(std::mem::take(name), tags);
+            }
+            Self::Name(name) if !"]}\"<".contains(character) => name.push(character),
+            Self::Tags(name, tags) if character == '{' && (tags.is_empty() || tags.ends_with("[ARGS]")) => {
+                *self = Self::Arguments(Arguments::begin(std::mem::take(name), character, sink));
+            }
+            Self::Tags(_, tags) if blank && (tags.is_empty() || tags.ends_with("[ARGS]")) => {}
+            Self::Tags(_, tags) if !blank && (character == '[' || !tags.is_empty()) => tags.push(character),
+            Self::Arguments(arguments) => return arguments.step(character, sink),
+            Self::Single(call) => return call.step(character, sink),
+            Self::Item if character == '{' => {
+                let mut call = Envelope::marked();
+                call.step(character, sink);
+                *self = Self::Listed(call);
+            }
+            Self::Listed(call) => match call.step(character, sink) {
+                Step::Done => *self = Self::Comma,
+                step => return step,
+            },
+            Self::Comma if character == ',' => *self = Self::Item,
+            Self::Item | Self::Comma if character == ']' => return Step::Done,
+            _ => return Step::Broken,
+        }
+        Step::More
+    }
+}
+
+/// What follows `<｜tool▁calls▁begin｜>` or, from the second call on, `<｜tool▁call▁begin｜>`:
+/// ``function<｜tool▁sep｜>f\n```json\n{…}\n``` ``, and from version 3.1 on `f<｜tool▁sep｜>{…}`.
+#[derive(Debug)]
+pub(super) enum DeepSeek {
+    /// Before the marker of the first call.
+    First(Expect),
+    /// In what comes before the separator: the kind of the call, or the name of the function.
+    Kind(Markers, String),
+    /// In the name, or before the arguments if the name came already.
+    Name {
+        kind: String,
+        name: String,
+    },
+    /// Before the arguments, in a code fence.
+    Fence(String),
+    Arguments(Arguments),
+}
+
+impl DeepSeek {
+    const CALL: &str = "<｜tool▁call▁begin｜>";
+
+    pub(super) fn first() -> Self {
+        Self::First(Expect::new(Self::CALL))
+    }
+
+    pub(super) fn call() -> Self {
+        Self::Kind(Markers::new(&["<｜tool▁sep｜>"]), String::new())
+    }
+}
+
+impl Body for DeepSeek {
+    fn step(&mut self, character: char, sink: &mut Sink) -> Step {
+        match self {
+            Self::First(expect) => match expect.step(character) {
+                None => return Step::Broken,
+                Some(false) => {}
+                Some(true) => *self = Self::call(),
+            },
+            Self::Kind(..) if character.is_whitespace() => return Step::Broken,
+            Self::Kind(separator, kind) => {
+                if separator.step(character, kind).is_some() {
+                    *self = Self::Name { kind: std::mem::take(kind), name: String::new() };
+                }
+            }
+            Self::Name { kind, name } if character == '{' => {
+                let name = std::mem::take(if name.is_empty() { kind } else { name });
+                if name.is_empty() {
+                    return Step::Broken;
+                }
+                *self = Self::Arguments(Arguments::begin(name, character, sink));
+            }
+            Self::Name { name, .. } if character.is_whitespace() => {
+                if !name.is_empty() {
+                    *self = Self::Fence(std::mem::take(name));
+                }
+            }
+            Self::Name { .. } if character == '<' => return Step::Broken,
+            Self::Name { name, .. } => name.push(character),
+            Self::Fence(name) if character == '{' => {
+                *self = Self::Arguments(Arguments::begin(std::mem::take(name), character, sink));
+            }
+            Self::Fence(_) if character.is_whitespace() || "`json".contains(character) => {}
+            Self::Fence(_) => return Step::Broken,
+            Self::Arguments(arguments) => return arguments.step(character, sink),
+        }
+        Step::More
+    }
+}

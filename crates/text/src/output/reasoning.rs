@@ -1,0 +1,137 @@
+//! Tells reasoning from the answer that follows it.
+
+use super::markers::Markers;
+use super::sink::Sink;
+use super::syntax::{ReasoningSyntax, ToolSyntax};
+
+/// What begins a turn in a prompt, in the families of models that reason: what the user wrote stands before the last.
+const TURNS: [&str; 3] = ["<|im_start|>", "<｜Assistant｜>", "<|start_header_id|>"];
+
+/// Separates reasoning from what follows it.
+///
+/// Line breaks directly after the start marker and around the end marker are of neither part: they are what the models'
+/// own templates write there, and strip when the message comes back. (vLLM keeps them.) A second block of reasoning is
+/// content, as is a marker that comes where it means nothing.
+#[derive(Debug)]
+pub(super) struct Reasoning {
+    at: At,
+    /// The text is reasoning even if it does not start with the marker.
+    by_default: bool,
+    /// Line breaks that may be the end of the reasoning.
+    line_breaks: usize,
+    /// Some reasoning was given out.
+    started: bool,
+    /// What ends reasoning. All but the first are themselves what follows.
+    ends: &'static [&'static str],
+    scratch: String,
+}
+
+#[derive(Debug)]
+enum At {
+    /// Before anything but whitespace, which is held back.
+    Start(Markers, String),
+    Reasoning(Markers),
+    /// After the end marker, before anything but line breaks.
+    Ended,
+    Content,
+}
+
+impl Reasoning {
+    pub(super) fn new(syntax: ReasoningSyntax, tools: Option<ToolSyntax>, prompt: &str) -> Self {
+        let start = || At::Start(Markers::new(&["<think>"]), String::new());
+        let (at, by_default) = match prompt_opens(syntax, prompt) {
+            Some(true) => (start(), true),
+            Some(false) => (At::Content, false),
+            None => (start(), syntax == ReasoningSyntax::DeepSeekR1),
+        };
+        // Qwen3 calls tools out of its reasoning without closing it.
+        let ends: &[_] = match (syntax, tools) {
+            (ReasoningSyntax::Qwen3, Some(ToolSyntax::Hermes)) => &["</think>", "<tool_call>\n{\""],
+            (ReasoningSyntax::Qwen3, Some(ToolSyntax::Qwen3Coder)) => &["</think>", "<tool_call>\n<function="],
+            _ => &["</think>"],
+        };
+        Self { at, by_default, line_breaks: 0, started: false, ends, scratch: String::new() }
+    }
+
+    /// Whether the text so far ends in reasoning.
+    pub(super) fn is_open(&self) -> bool {
+        match self.at {
+            At::Start(..) => self.by_default,
+            At::Reasoning(_) => true,
+            At::Ended | At::Content => false,
+        }
+    }
+
+    /// Takes the next character and appends to `content` what is not reasoning.
+    pub(super) fn step(&mut self, character: char, sink: &mut Sink, content: &mut String) {
+        match &mut self.at {
+            At::Start(marker, text) => {
+                let blank = text.len();
+                if marker.step(character, text).is_some() {
+                    self.at = At::Reasoning(Markers::new(self.ends));
+                } else if text[blank..].contains(|character: char| !character.is_whitespace()) {
+                    let text = std::mem::take(text) + &marker.take();
+                    self.start_without_marker(&text, sink, content);
+                }
+            }
+            At::Reasoning(ends) => {
+                let end = ends.step(character, &mut self.scratch);
+                self.give_out(sink);
+                if let Some(index) = end {
+                    self.at = if index == 0 { At::Ended } else { At::Content };
+                    content.push_str(if index == 0 { "" } else { self.ends[index] });
+                }
+            }
+            At::Ended if character == '\n' => {}
+            At::Ended | At::Content => {
+                self.at = At::Content;
+                content.push(character);
+            }
+        }
+    }
+
+    /// Ends the text: gives out what was held back.
+    pub(super) fn finish(&mut self, sink: &mut Sink, content: &mut String) {
+        if let At::Start(marker, text) = &mut self.at {
+            let text = std::mem::take(text) + &marker.take();
+            self.start_without_marker(&text, sink, content);
+        }
+        if let At::Reasoning(ends) = &mut self.at {
+            self.scratch.push_str(&ends.take());
+            self.give_out(sink);
+            (0..std::mem::take(&mut self.line_breaks)).for_each(|_| sink.reasoning('\n'));
+        }
+    }
+
+    /// `text` is the first of the text, and not the start marker.
+    fn start_without_marker(&mut self, text: &str, sink: &mut Sink, content: &mut String) {
+        if self.by_default {
+            self.at = At::Reasoning(Markers::new(self.ends));
+            text.chars().for_each(|character| self.step(character, sink, content));
+        } else {
+            self.at = At::Content;
+            content.push_str(text);
+        }
+    }
+
+    /// Gives out what is certain of the reasoning.
+    fn give_out(&mut self, sink: &mut Sink) {
+        for character in self.scratch.drain(..) {
+            if character == '\n' {
+                self.line_breaks += usize::from(self.started);
+                continue;
+            }
+            (0..std::mem::take(&mut self.line_breaks)).for_each(|_| sink.reasoning('\n'));
+            self.started = true;
+            sink.reasoning(character);
+        }
+    }
+}
+
+/// Whether the prompt has opened reasoning or closed it; `None` if it leaves that to the model. Only the turn that the
+/// model goes on with counts: markers in what a user wrote do not.
+fn prompt_opens(syntax: ReasoningSyntax, prompt: &str) -> Option<bool> {
+    let turn = TURNS.iter().filter_map(|turn| prompt.rfind(turn)).max().unwrap_or(0);
+    let (start, end) = (prompt[turn..].rfind(syntax.start()), prompt[turn..].rfind(syntax.end()));
+    (start != end).then_some(start > end)
+}
