@@ -321,7 +321,7 @@ proptest! {
             let (prompt, text) = turn(&template, message, end);
             let deltas = parse(OutputParser::new(reasoning, Some((syntax, &[])), &prompt), pieces(&text, &lengths));
             prop_assert_eq!(calls(&deltas), written, "{}", text);
-            prop_assert_eq!(content(&deltas).trim_end(), said);
+            prop_assert_eq!(content(&deltas).trim_end().to_owned(), said);
             let thought = deltas.iter().any(|delta| *delta == OutputDelta::Reasoning("Why?\n\nSo.".to_owned()));
             prop_assert_eq!(thought, reasoning.is_some());
         }
