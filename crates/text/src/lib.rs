@@ -9,6 +9,7 @@
 //! output budget, encoding is linear in the text up to a logarithm, and a stream does constant work for each byte.
 
 mod chat;
+mod escape;
 mod output;
 mod stream;
 mod tokenizer;

@@ -6,6 +6,7 @@ use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
 use super::python::{MAX_DEPTH, float_repr};
+use crate::escape::escape_json_char;
 
 /// How `json.dumps` lays text out.
 struct Style {
@@ -152,23 +153,12 @@ impl Style {
     fn write_str(&self, out: &mut String, text: &str) {
         out.push('"');
         for character in text.chars() {
-            match character {
-                '"' => out.push_str("\\\""),
-                '\\' => out.push_str("\\\\"),
-                '\n' => out.push_str("\\n"),
-                '\r' => out.push_str("\\r"),
-                '\t' => out.push_str("\\t"),
-                '\u{8}' => out.push_str("\\b"),
-                '\u{c}' => out.push_str("\\f"),
-                '\0'..='\u{1f}' => {
-                    let _ = write!(out, "\\u{:04x}", u32::from(character));
+            if self.ensure_ascii && !character.is_ascii() {
+                for unit in character.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(out, "\\u{unit:04x}");
                 }
-                _ if self.ensure_ascii && !character.is_ascii() => {
-                    for unit in character.encode_utf16(&mut [0; 2]) {
-                        let _ = write!(out, "\\u{unit:04x}");
-                    }
-                }
-                _ => out.push(character),
+            } else {
+                escape_json_char(character, out);
             }
         }
         out.push('"');

@@ -69,7 +69,6 @@ pub(super) struct Envelope {
     bare: Option<Arc<Tools>>,
     /// The name, until the call begins with it.
     name: Option<String>,
-    named: bool,
     begun: bool,
     has_arguments: bool,
     /// Arguments that came before the name.
@@ -109,7 +108,6 @@ impl Envelope {
             at: At::Start,
             bare: None,
             name: None,
-            named: false,
             begun: false,
             has_arguments: false,
             early: String::new(),
@@ -123,10 +121,17 @@ impl Envelope {
         Self { bare: Some(tools), ..Self::marked() }
     }
 
+    /// An object that is a call by its place, from its first character on.
+    pub(super) fn opened(brace: char, sink: &mut Sink) -> Self {
+        let mut call = Self::marked();
+        call.step(brace, sink);
+        call
+    }
+
     /// What a key means; `None` if a call has no such key.
     fn field(&self, key: &str) -> Option<Field> {
         match key {
-            "name" if !self.named => Some(Field::Name),
+            "name" if self.name.is_none() && !self.begun => Some(Field::Name),
             "arguments" | "parameters" if !self.has_arguments => Some(Field::Arguments),
             "type" | "id" => Some(Field::Other),
             _ => (self.bare.is_none() || self.begun).then_some(Field::Other),
@@ -177,7 +182,6 @@ impl Envelope {
             return Step::Broken;
         }
         self.name = Some(name);
-        self.named = true;
         if self.bare.is_none() || self.has_arguments {
             self.begin(sink);
         }

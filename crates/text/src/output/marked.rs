@@ -52,11 +52,7 @@ impl Body for Mistral {
         match self {
             Self::Start | Self::Item | Self::Comma if blank => {}
             Self::Start if character == '[' => *self = Self::Item,
-            Self::Start if character == '{' => {
-                let mut call = Envelope::marked();
-                call.step(character, sink);
-                *self = Self::Single(call);
-            }
+            Self::Start if character == '{' => *self = Self::Single(Envelope::opened(character, sink)),
             Self::Start if !"]}\"<".contains(character) => *self = Self::Name(character.into()),
             Self::Name(name) if character == '{' => {
                 *self = Self::Arguments(Arguments::begin(std::mem::take(name), character, sink));
@@ -73,11 +69,7 @@ impl Body for Mistral {
             Self::Tags(_, tags) if !blank && (character == '[' || !tags.is_empty()) => tags.push(character),
             Self::Arguments(arguments) => return arguments.step(character, sink),
             Self::Single(call) => return call.step(character, sink),
-            Self::Item if character == '{' => {
-                let mut call = Envelope::marked();
-                call.step(character, sink);
-                *self = Self::Listed(call);
-            }
+            Self::Item if character == '{' => *self = Self::Listed(Envelope::opened(character, sink)),
             Self::Listed(call) => match call.step(character, sink) {
                 Step::Done => *self = Self::Comma,
                 step => return step,

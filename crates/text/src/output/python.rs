@@ -3,8 +3,9 @@
 use super::calls::{Body, Step};
 use super::json::Reach;
 use super::sink::Sink;
-use super::strings::{StringReader, escape_json};
+use super::strings::StringReader;
 use super::tools::is_number;
+use crate::escape::escape_json;
 
 /// Deeper literals are not read; JSON readers stop at about the same depth.
 const MAX_DEPTH: usize = 128;
@@ -196,7 +197,6 @@ pub(super) struct PythonCalls {
     at: At,
     /// The name, until the call begins with it.
     name: String,
-    has_arguments: bool,
     /// A call is complete.
     called: bool,
     scratch: String,
@@ -220,29 +220,27 @@ enum At {
 
 impl PythonCalls {
     pub(super) fn new() -> Self {
-        Self { at: At::Start, name: String::new(), has_arguments: false, called: false, scratch: String::new() }
+        Self { at: At::Start, name: String::new(), called: false, scratch: String::new() }
     }
 
     fn begin(&mut self, sink: &mut Sink) {
         if !self.name.is_empty() {
             sink.begin(std::mem::take(&mut self.name));
-            self.has_arguments = false;
         }
     }
 
     /// Goes on with the value of an argument.
     fn value(&mut self, argument: &str, sink: &mut Sink) {
         self.begin(sink);
-        sink.arguments(if self.has_arguments { ", \"" } else { "{\"" });
+        sink.arguments(if sink.has_arguments() { ", \"" } else { "{\"" });
         sink.arguments(argument);
         sink.arguments("\": ");
-        self.has_arguments = true;
         self.at = At::Value(Literal::new());
     }
 
     fn close(&mut self, sink: &mut Sink) {
         self.begin(sink);
-        if std::mem::take(&mut self.has_arguments) {
+        if sink.has_arguments() {
             sink.argument('}');
         }
         sink.end();

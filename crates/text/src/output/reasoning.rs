@@ -2,7 +2,7 @@
 
 use super::markers::Markers;
 use super::sink::Sink;
-use super::syntax::{ReasoningSyntax, ToolSyntax};
+use super::syntax::{END_THINK, ReasoningSyntax, THINK, ToolSyntax};
 
 /// What begins a turn in a prompt, in the families of models that reason: what the user wrote stands before the last.
 const TURNS: [&str; 3] = ["<|im_start|>", "<｜Assistant｜>", "<|start_header_id|>"];
@@ -38,7 +38,7 @@ enum At {
 
 impl Reasoning {
     pub(super) fn new(syntax: ReasoningSyntax, tools: Option<ToolSyntax>, prompt: &str) -> Self {
-        let start = || At::Start(Markers::new(&["<think>"]), String::new());
+        let start = || At::Start(Markers::new(&[THINK]), String::new());
         let (at, by_default) = match prompt_opens(syntax, prompt) {
             Some(true) => (start(), true),
             Some(false) => (At::Content, false),
@@ -46,9 +46,9 @@ impl Reasoning {
         };
         // Qwen3 calls tools out of its reasoning without closing it.
         let ends: &[_] = match (syntax, tools) {
-            (ReasoningSyntax::Qwen3, Some(ToolSyntax::Hermes)) => &["</think>", "<tool_call>\n{\""],
-            (ReasoningSyntax::Qwen3, Some(ToolSyntax::Qwen3Coder)) => &["</think>", "<tool_call>\n<function="],
-            _ => &["</think>"],
+            (ReasoningSyntax::Qwen3, Some(ToolSyntax::Hermes)) => &[END_THINK, "<tool_call>\n{\""],
+            (ReasoningSyntax::Qwen3, Some(ToolSyntax::Qwen3Coder)) => &[END_THINK, "<tool_call>\n<function="],
+            _ => &[END_THINK],
         };
         Self { at, by_default, line_breaks: 0, started: false, ends, scratch: String::new() }
     }

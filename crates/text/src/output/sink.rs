@@ -29,6 +29,11 @@ impl Sink {
         self.in_call
     }
 
+    /// Whether the current call has arguments so far.
+    pub(super) fn has_arguments(&self) -> bool {
+        self.has_arguments
+    }
+
     pub(super) fn reasoning(&mut self, character: char) {
         match self.deltas.last_mut() {
             Some(OutputDelta::Reasoning(text)) => text.push(character),

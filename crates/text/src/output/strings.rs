@@ -123,28 +123,12 @@ impl StringReader {
     }
 }
 
-/// Appends `text` as it stands in a JSON string, without quotes, as `json.dumps(text, ensure_ascii=False)` writes it.
-pub(super) fn escape_json(text: &str, out: &mut String) {
-    for character in text.chars() {
-        match character {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            '\u{8}' => out.push_str("\\b"),
-            '\u{c}' => out.push_str("\\f"),
-            '\0'..='\u{1f}' => out.push_str(&format!("\\u{:04x}", u32::from(character))),
-            _ => out.push(character),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::escape::escape_json;
 
     fn read(mut reader: StringReader, literal: &str) -> Option<String> {
         let mut text = String::new();

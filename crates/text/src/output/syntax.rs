@@ -32,6 +32,10 @@ pub enum ReasoningSyntax {
     DeepSeekR1,
 }
 
+/// What begins and ends reasoning, in all families so far.
+pub(super) const THINK: &str = "<think>";
+pub(super) const END_THINK: &str = "</think>";
+
 /// A parser name that is not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no {kind} parser \"{name}\"; the known ones are {known}")]
@@ -68,10 +72,14 @@ const fn names<S: Copy, const N: usize>(table: &[(&'static str, S); N]) -> [&'st
     names
 }
 
-fn find<S: Copy>(table: &[(&str, S)], name: &str, kind: &'static str, known: &[&str]) -> Result<S, UnknownParser> {
+fn find<S: Copy, const N: usize>(
+    table: &[(&'static str, S); N],
+    name: &str,
+    kind: &'static str,
+) -> Result<S, UnknownParser> {
     match table.iter().find(|entry| entry.0 == name) {
         Some(&(_, syntax)) => Ok(syntax),
-        None => Err(UnknownParser { kind, name: name.to_owned(), known: known.join(", ") }),
+        None => Err(UnknownParser { kind, name: name.to_owned(), known: names(table).join(", ") }),
     }
 }
 
@@ -111,7 +119,7 @@ impl FromStr for ToolSyntax {
     type Err = UnknownParser;
 
     fn from_str(name: &str) -> Result<Self, UnknownParser> {
-        find(&TOOL_NAMES, name, "tool call", Self::NAMES)
+        find(&TOOL_NAMES, name, "tool call")
     }
 }
 
@@ -122,7 +130,7 @@ impl ReasoningSyntax {
     /// The syntax of a model with this chat template; `None` if it shows no reasoning.
     pub fn detect(chat_template_source: &str) -> Option<Self> {
         let has = |marker| chat_template_source.contains(marker);
-        if !has("<think>") || !has("</think>") {
+        if !has(THINK) || !has(END_THINK) {
             None
         } else if has("<｜Assistant｜>") {
             Some(Self::DeepSeekR1)
@@ -133,12 +141,12 @@ impl ReasoningSyntax {
 
     /// What begins reasoning.
     pub fn start(self) -> &'static str {
-        "<think>"
+        THINK
     }
 
     /// What ends reasoning.
     pub fn end(self) -> &'static str {
-        "</think>"
+        END_THINK
     }
 }
 
@@ -146,6 +154,6 @@ impl FromStr for ReasoningSyntax {
     type Err = UnknownParser;
 
     fn from_str(name: &str) -> Result<Self, UnknownParser> {
-        find(&REASONING_NAMES, name, "reasoning", Self::NAMES)
+        find(&REASONING_NAMES, name, "reasoning")
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use super::python;
-use super::strings::escape_json;
+use crate::escape::escape_json;
 
 /// The functions of a request.
 #[derive(Debug, Default)]

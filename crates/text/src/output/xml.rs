@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::calls::{Body, Step};
 use super::markers::{Expect, Markers};
 use super::sink::Sink;
-use super::strings::escape_json;
 use super::tools::{Kind, Tools};
+use crate::escape::escape_json;
 
 /// What may follow a function's name or a parameter.
 const IN_FUNCTION: &[&str] = &["<parameter=", "</function>", "</tool_call>"];
@@ -27,7 +27,6 @@ pub(super) struct Xml {
     function: String,
     parameter: String,
     kind: Kind,
-    has_parameters: bool,
     /// The value of a parameter that is not given out yet.
     value: String,
 }
@@ -49,7 +48,7 @@ impl Xml {
         let kind = tools.kind("", "");
         let at = At::Tag(Expect::new("<function="));
         let [function, parameter, value] = [const { String::new() }; 3];
-        Self { at, tools, function, parameter, kind, has_parameters: false, value }
+        Self { at, tools, function, parameter, kind, value }
     }
 
     /// After `<function=`.
@@ -58,7 +57,7 @@ impl Xml {
     }
 
     fn begin_parameter(&mut self, sink: &mut Sink) {
-        let mut json = String::from(if self.has_parameters { ", \"" } else { "{\"" });
+        let mut json = String::from(if sink.has_arguments() { ", \"" } else { "{\"" });
         escape_json(&self.parameter, &mut json);
         json.push_str("\": ");
         self.kind = self.tools.kind(&self.function, &self.parameter);
@@ -67,7 +66,6 @@ impl Xml {
         }
         sink.arguments(&json);
         self.parameter.clear();
-        self.has_parameters = true;
         self.at = At::Line;
     }
 
@@ -97,7 +95,7 @@ impl Xml {
     }
 
     fn end(&mut self, sink: &mut Sink) -> Step {
-        if self.has_parameters {
+        if sink.has_arguments() {
             sink.argument('}');
         }
         sink.end();
