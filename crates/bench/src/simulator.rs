@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use octavo_engine::{
-    Executor, ExecutorError, Joined, KvCacheSpec, KvGroupSpec, Logprobs, PlannedSequence, SamplingParams, StepId,
+    Executor, ExecutorError, Joined, KvCacheSpec, KvGroupSpec, Logprobs, PlannedSequence, SamplingParams, Slot, StepId,
     StepMasks, StepOutput, StepPlan, TokenOutput,
 };
 use octavo_ops::Program;
@@ -117,6 +117,7 @@ pub struct SimulatedExecutor {
 struct Sequence {
     key: u64,
     params: Arc<SamplingParams>,
+    prompt: Arc<[u32]>,
 }
 
 struct InFlight {
@@ -154,7 +155,8 @@ impl SimulatedExecutor {
     /// How long the device takes for a step.
     fn duration(&mut self, plan: &StepPlan) -> Duration {
         self.shape.tokens = plan.tokens.len();
-        self.shape.sampled = plan.sampled_rows();
+        self.shape.sampled = plan.rows();
+        self.shape.pooled = plan.pooled_rows();
         self.shape.sequences.clear();
         let sizes = plan.sequences.iter().map(|s| (s.tokens.len(), s.first_position as usize + s.tokens.len()));
         self.shape.sequences.extend(sizes);
@@ -175,13 +177,33 @@ impl SimulatedExecutor {
         let slot = self.slots.get_mut(joined.slot as usize);
         let slot = slot.ok_or_else(|| fatal(format!("slot {} does not exist", joined.slot)))?;
         let key = joined.prompt.iter().fold(joined.params.seed, |key, &id| mix(key ^ u64::from(id)));
-        *slot = Some(Sequence { key, params: Arc::clone(&joined.params) });
+        *slot = Some(Sequence { key, params: Arc::clone(&joined.params), prompt: Arc::clone(&joined.prompt) });
         Ok(())
     }
 
+    fn sequence(&self, slot: Slot) -> Result<&Sequence, ExecutorError> {
+        let sequence = self.slots.get(slot as usize).and_then(Option::as_ref);
+        sequence.ok_or_else(|| fatal(format!("no sequence has joined slot {slot}")))
+    }
+
+    /// The prompt token after a position.
+    fn score(&self, slot: Slot, position: u32) -> Result<TokenOutput, ExecutorError> {
+        let sequence = self.sequence(slot)?;
+        let id = sequence.prompt.get(position as usize + 1).copied();
+        let id = id.ok_or_else(|| fatal(format!("slot {slot} scores position {position}, its prompt ends there")))?;
+        let top = sequence.params.prompt_logprobs.unwrap_or_default();
+        Ok(TokenOutput { id, logprobs: Some(logprobs(id, top, self.program.vocab_size as u64)) })
+    }
+
+    /// A vector of the model's width that the prompt decides, in [0, 1).
+    fn embed(&self, slot: Slot) -> Result<Vec<f32>, ExecutorError> {
+        let sequence = self.sequence(slot)?;
+        let width = self.program.embedding().map_or(0, |id| self.program.buffers[id.0].cols);
+        Ok((0..width as u64).map(|i| (mix(sequence.key ^ mix(i)) >> 40) as f32 / (1u64 << 24) as f32).collect())
+    }
+
     fn draw(&self, planned: &PlannedSequence, mask: Option<&[u32]>) -> Result<TokenOutput, ExecutorError> {
-        let sequence = self.slots.get(planned.slot as usize).and_then(Option::as_ref);
-        let sequence = sequence.ok_or_else(|| fatal(format!("no sequence has joined slot {}", planned.slot)))?;
+        let sequence = self.sequence(planned.slot)?;
         let vocab = self.program.vocab_size as u64;
         let first = mix(sequence.key ^ mix(u64::from(planned.output_position))) % vocab;
         // The request ends when its tokens are used up, so that a simulation's length is what was asked for.
@@ -220,7 +242,8 @@ impl Executor for SimulatedExecutor {
         }
         let start = self.busy_until.max(self.now());
         self.busy_until = start + self.duration(&plan);
-        let output = StepOutput { rows: self.spare_rows.pop().unwrap_or_default(), plan };
+        let rows = self.spare_rows.pop().unwrap_or_default();
+        let output = StepOutput { rows, embeddings: Vec::new(), plan };
         self.steps.push_back(InFlight { output, end: self.busy_until, sampled: false });
         Ok(())
     }
@@ -231,9 +254,18 @@ impl Executor for SimulatedExecutor {
         let flight = index.and_then(|index| self.steps.remove(index));
         let mut flight = flight.ok_or_else(|| fatal(format!("step {step} is not in flight")))?;
         let mut masks = masks.bits.chunks_exact(masks.words.max(1));
-        for planned in flight.output.plan.sequences.iter().filter(|s| s.samples) {
-            let mask = if planned.constrained { masks.next() } else { None };
-            flight.output.rows.push(self.draw(planned, mask)?);
+        let StepOutput { rows, embeddings, plan } = &mut flight.output;
+        for planned in &plan.sequences {
+            for position in planned.scores.clone() {
+                rows.push(self.score(planned.slot, position)?);
+            }
+            if planned.samples {
+                let mask = if planned.constrained { masks.next() } else { None };
+                rows.push(self.draw(planned, mask)?);
+            }
+            if planned.pools {
+                embeddings.push(self.embed(planned.slot)?);
+            }
         }
         flight.sampled = true;
         // Sampling that starts late ends late.

@@ -35,7 +35,7 @@ fn add(plan: &mut StepPlan, slot: u32, first_position: u32, tokens: usize, outpu
         tables: 0..0,
         samples: output.is_some(),
         output_position: output.unwrap_or(0),
-        constrained: false,
+        ..PlannedSequence::default()
     });
 }
 

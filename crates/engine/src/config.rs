@@ -36,7 +36,8 @@ pub struct EngineConfig {
     /// Find full blocks of earlier requests instead of computing them.
     pub enable_prefix_caching: bool,
     /// Prefill a prompt in several steps when it does not fit the budget. Without it, `max_num_batched_tokens` must be
-    /// at least `max_model_len`.
+    /// at least `max_model_len`, and only a prompt whose log-probabilities are asked for is cut, to
+    /// [`StepPlan::MAX_SCORED_ROWS`](crate::StepPlan::MAX_SCORED_ROWS) rows a step.
     pub enable_chunked_prefill: bool,
     /// Most tokens of one prompt in a step while there are other requests; 0 is no bound. Needs chunked prefill.
     pub long_prefill_token_threshold: usize,

@@ -10,7 +10,9 @@ use crate::inbox::Inbox;
 use crate::kv::{KvLayout, SequenceKv, TokenHistory};
 use crate::sequence::Sequence;
 use crate::status::StatusCells;
-use crate::{EngineConfig, EngineError, EngineState, EngineStatus, Executor, Request, RequestStream, SubmitError};
+use crate::{
+    EngineConfig, EngineError, EngineState, EngineStatus, Executor, Request, RequestStream, SubmitError, Task,
+};
 
 /// What the engine thread and the handles share.
 pub(crate) struct Shared {
@@ -37,15 +39,25 @@ impl Shared {
         if tokens == 0 {
             return Err(SubmitError::EmptyPrompt);
         }
-        if tokens >= self.max_model_len {
-            return Err(SubmitError::PromptTooLong { tokens, limit: self.max_model_len - 1 });
+        let max_tokens = max_tokens(&request);
+        let longest = self.max_model_len - usize::from(max_tokens > 0);
+        if tokens > longest {
+            return Err(SubmitError::PromptTooLong { tokens, limit: longest });
         }
         self.inbox.check(tokens)?;
         let history = TokenHistory::new(request.prompt.clone());
         let kv = SequenceKv::new(&self.layout, &history, request.cache_salt.as_deref());
-        let max_tokens = request.params.max_tokens.max(1) as usize;
         let limit = tokens.saturating_add(max_tokens).min(self.max_model_len);
         self.inbox.submit(tokens, |id, sender| Sequence::new(id, request, kv, sender, limit))
+    }
+}
+
+/// Tokens that may be drawn: none for an embedding, and for a prompt that is only scored.
+fn max_tokens(request: &Request) -> usize {
+    match request.task {
+        Task::Generate if request.params.prompt_logprobs.is_some() => request.params.max_tokens as usize,
+        Task::Generate => request.params.max_tokens.max(1) as usize,
+        Task::Embed(_) => 0,
     }
 }
 

@@ -14,7 +14,7 @@ use crate::scheduler::{Scheduler, StepRecord};
 use crate::sequence::Sequence;
 use crate::{
     EngineConfig, EngineError, Executor, KvCacheSpec, Request, RequestStream, SamplingParams, StepId, StepPlan,
-    SubmitError, stream,
+    SubmitError, Task, stream,
 };
 
 /// An engine whose owner is its thread.
@@ -84,6 +84,7 @@ impl ManualScheduler {
         let request = Request {
             id: id.to_string(),
             prompt,
+            task: Task::Generate,
             params: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
             priority: 0,
             arrival: Instant::now(),
@@ -106,7 +107,7 @@ impl ManualScheduler {
     pub fn retire(&mut self, token: u32) {
         for row in &self.record.rows {
             let alive = self.scheduler.retire(row).is_some();
-            if let Some(sequence) = self.scheduler.sequence_mut(row.key).filter(|_| alive && row.samples) {
+            if let Some(sequence) = self.scheduler.sequence_mut(row.key).filter(|_| alive && row.samples()) {
                 sequence.history.output.push(token);
                 if sequence.full() {
                     self.scheduler.remove(row.key);
@@ -159,6 +160,6 @@ impl ManualKv {
 
     /// Looks the prompt up; returns the tokens found.
     pub fn lookup(&mut self) -> usize {
-        self.cache.lookup(&mut self.sequence, &self.history).tokens
+        self.cache.lookup(&mut self.sequence, &self.history, usize::MAX).tokens
     }
 }

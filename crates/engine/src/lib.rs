@@ -32,6 +32,8 @@ pub use executor::{Executor, ExecutorError, KvCacheSpec, KvGroupSpec};
 pub use plan::{
     InputToken, Joined, Logprobs, PlannedSequence, Slot, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
 };
-pub use request::{FinishReason, Request, RequestEvent, SamplingParams, SubmitError};
+pub use request::{
+    FinishReason, Pooling, RepetitionDetection, Request, RequestEvent, SamplingParams, SubmitError, Task,
+};
 pub use status::{EngineState, EngineStatus};
 pub use stream::RequestStream;

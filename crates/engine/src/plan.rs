@@ -17,9 +17,9 @@ pub type Slot = u32;
 pub enum InputToken {
     /// Known to the engine.
     Id(u32),
-    /// What sampled row `row` of the step before this one draws; the engine has not seen it yet.
+    /// What row `row` of the step before this one draws; the engine has not seen it yet.
     Drawn {
-        /// Index among that step's sampled rows.
+        /// Index among that step's rows.
         row: u32,
     },
 }
@@ -38,7 +38,7 @@ pub struct Joined {
 }
 
 /// One sequence's part of the step.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlannedSequence {
     /// Its slot.
     pub slot: Slot,
@@ -49,8 +49,13 @@ pub struct PlannedSequence {
     /// Per KV group, its block table in [`StepPlan::blocks`]: enough blocks for every token up to and including this
     /// step's.
     pub tables: Range<usize>,
+    /// Positions of this step's tokens that are scored: the one at p gives the log-probabilities of prompt token p + 1,
+    /// with as many alternatives as `prompt_logprobs` says. Mostly empty.
+    pub scores: Range<u32>,
     /// The last of its tokens is the last one known: the step draws a token for it.
     pub samples: bool,
+    /// The last of its tokens is the last one of the prompt, whose hidden state is returned.
+    pub pools: bool,
     /// Index of the token drawn, counted from the first generated one.
     pub output_position: u32,
     /// A mask will come with [`Executor::sample`](crate::Executor::sample).
@@ -64,7 +69,8 @@ pub struct StepPlan {
     pub step: StepId,
     /// `[T]`, sequence after sequence.
     pub tokens: Vec<InputToken>,
-    /// Sequences in scheduling order. Sampled rows are numbered in this order, skipping those that do not sample.
+    /// Sequences in scheduling order. The step's rows are numbered from 0 in this order: those that a sequence scores, by
+    /// position, then the one that it draws, if it does. Embeddings are numbered by themselves.
     pub sequences: Vec<PlannedSequence>,
     /// Block tables as ranges of [`StepPlan::blocks`]; `sequences[i].tables` indexes here, one range a KV group.
     pub tables: Vec<Range<usize>>,
@@ -74,10 +80,26 @@ pub struct StepPlan {
     pub joined: Vec<Joined>,
 }
 
+impl PlannedSequence {
+    /// Rows that reach the head.
+    pub fn rows(&self) -> usize {
+        self.scores.len() + usize::from(self.samples)
+    }
+}
+
 impl StepPlan {
-    /// Number of sequences that draw a token.
-    pub fn sampled_rows(&self) -> usize {
-        self.sequences.iter().filter(|s| s.samples).count()
+    /// Rows that a step scores, at most, whatever it computes: executors size their buffers for these and one drawn row
+    /// a sequence.
+    pub const MAX_SCORED_ROWS: usize = 64;
+
+    /// Number of rows that reach the head: scored ones and those that draw a token.
+    pub fn rows(&self) -> usize {
+        self.sequences.iter().map(PlannedSequence::rows).sum()
+    }
+
+    /// Number of sequences whose hidden state is returned.
+    pub fn pooled_rows(&self) -> usize {
+        self.sequences.iter().filter(|s| s.pools).count()
     }
 
     /// Empties the plan and keeps its memory.
@@ -90,7 +112,8 @@ impl StepPlan {
     }
 }
 
-/// A token drawn for a sequence, with log-probabilities if it asked for them.
+/// A token drawn for a sequence, with log-probabilities if it asked for them; or a scored prompt token with its
+/// log-probabilities.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenOutput {
     /// The id.
@@ -106,15 +129,18 @@ pub struct Logprobs {
     pub logprob: f32,
     /// 1 for the most likely token.
     pub rank: u32,
-    /// `(id, log-probability)` of the most likely tokens, descending.
+    /// `(id, log-probability)` of the most likely tokens, or of those in
+    /// [`SamplingParams::logprob_token_ids`]; descending, ties by id.
     pub top: Vec<(u32, f32)>,
 }
 
 /// The result of a step.
 #[derive(Debug, Default)]
 pub struct StepOutput {
-    /// One token for each sampled row of the plan, in order.
+    /// One token for each row of the plan, in order.
     pub rows: Vec<TokenOutput>,
+    /// `[H]` for each sequence that pools, in order.
+    pub embeddings: Vec<Vec<f32>>,
     /// The plan, for the next use of its memory.
     pub plan: StepPlan,
 }

@@ -1,6 +1,7 @@
 //! A request inside the engine, and the table that holds them all.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,9 +9,10 @@ use octavo_telemetry::FinishedRequest;
 
 use crate::inbox::RequestId;
 use crate::kv::{KvLayout, SequenceKv, TokenHistory};
-use crate::stream::EventSender;
+use crate::stop::RepetitionDetector;
+use crate::stream::{EventSender, FirstEvent};
 use crate::timeline::Timeline;
-use crate::{Constraint, FinishReason, Request, SamplingParams, Slot};
+use crate::{Constraint, FinishReason, Logprobs, Request, SamplingParams, Slot, Task};
 
 /// Where a sequence stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,10 +23,21 @@ pub(crate) enum Residence {
     Running(Slot),
 }
 
+/// What the step that computes a sequence's last known token does with that row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Draws a token.
+    Token,
+    /// Returns the hidden state, which ends the request.
+    Embedding,
+    /// Nothing: the prompt is scored, which ends the request.
+    Scores,
+}
+
 /// A request inside the engine.
 ///
 /// Its tokens are known (prompt and generated), then at most two `pending`: drawn by steps in flight, whose ids the
-/// engine has not seen. `retired ≤ submitted ≤ known + pending` count the tokens whose keys and values are in memory,
+/// engine has not seen. An answer that is no token counts as a pending one too. `retired ≤ submitted ≤ known + pending` count the tokens whose keys and values are in memory,
 /// and those that steps so far put or will put there.
 pub(crate) struct Sequence {
     pub(crate) id: RequestId,
@@ -34,8 +47,18 @@ pub(crate) struct Sequence {
     pub(crate) params: Arc<SamplingParams>,
     pub(crate) priority: i64,
     pub(crate) constraint: Option<Box<dyn Constraint>>,
+    pub(crate) repetition: Option<RepetitionDetector>,
+    pub(crate) answer: Answer,
+    /// Prompt tokens whose log-probabilities are wanted: the last ones; 0 unless they were asked for.
+    to_score: usize,
+    /// Of `to_score`, those that steps so far have scored or will score. Survives preemption, as those steps do.
+    pub(crate) scored: usize,
+    /// What came back of them.
+    pub(crate) prompt_logprobs: Vec<Logprobs>,
     parent_n: Option<u32>,
     pub(crate) residence: Residence,
+    /// The executor knows that it has its slot.
+    pub(crate) joined: bool,
     /// Times it was preempted. A planned row carries the count, so that a row from before is known as such.
     pub(crate) preemptions: u32,
     /// Tokens that prompt and output may reach together.
@@ -61,16 +84,29 @@ impl Sequence {
         sender: EventSender,
         limit: usize,
     ) -> Self {
-        let Request { id: name, prompt, params, priority, arrival, cache_salt: _, constraint, parent_n } = request;
+        let Request { id: name, prompt, task, params, priority, arrival, cache_salt: _, constraint, parent_n } =
+            request;
+        let answer = match task {
+            Task::Generate if limit > prompt.len() => Answer::Token,
+            Task::Generate => Answer::Scores,
+            Task::Embed(_) => Answer::Embedding,
+        };
+        let scores = params.prompt_logprobs.is_some() && task == Task::Generate;
         Self {
             id,
             name,
+            to_score: if scores { prompt.len() - 1 } else { 0 },
             history: TokenHistory::new(prompt),
+            repetition: params.repetition_detection.and_then(RepetitionDetector::new),
+            answer,
+            scored: 0,
+            prompt_logprobs: Vec::new(),
             params,
             priority,
             constraint,
             parent_n,
             residence: Residence::Waiting,
+            joined: false,
             preemptions: 0,
             limit,
             pending: 0,
@@ -96,7 +132,34 @@ impl Sequence {
     /// Tokens that the next step should compute: none when the pending token is the last that fits.
     pub(crate) fn wanted(&self) -> usize {
         let total = self.total();
-        if total >= self.limit { 0 } else { total - self.submitted }
+        if self.pending > 0 && total >= self.limit { 0 } else { total - self.submitted }
+    }
+
+    /// Tokens from `first` on that a step may compute without scoring more than `rows`.
+    pub(crate) fn within_rows(&self, first: usize, rows: usize) -> usize {
+        if self.to_score - self.scored <= rows { usize::MAX } else { (self.scored + rows).saturating_sub(first) }
+    }
+
+    /// Positions that a step which computes the tokens up to `end` has to score.
+    pub(crate) fn scores_until(&self, end: usize) -> Range<usize> {
+        self.scored..end.min(self.to_score).max(self.scored)
+    }
+
+    /// Tokens that may come from the prefix cache: what is still to be scored must be computed.
+    pub(crate) fn may_be_cached(&self) -> usize {
+        if self.scored < self.to_score { self.scored } else { usize::MAX }
+    }
+
+    /// The prompt's log-probabilities are asked for.
+    pub(crate) fn scores_prompt(&self) -> bool {
+        self.to_score > 0
+    }
+
+    /// Whether the output, with the token that it has just got, repeats itself. Asked once a token.
+    pub(crate) fn repeats(&mut self) -> bool {
+        let Self { history, repetition, params, .. } = self;
+        let repeats = repetition.as_mut().is_some_and(|detector| detector.push(&history.output));
+        repeats && history.output.len() >= params.min_tokens as usize
     }
 
     /// No further token fits.
@@ -104,9 +167,13 @@ impl Sequence {
         self.history.len() >= self.limit
     }
 
-    /// The cached prompt tokens, if the latest token is the first.
-    pub(crate) fn cached_in_first_event(&self) -> Option<u32> {
-        (self.history.output.len() == 1).then_some(self.cached_tokens)
+    /// What goes out beside the answer, if the latest token is the first or the answer is no token.
+    pub(crate) fn first_event(&mut self) -> Option<FirstEvent> {
+        let first = self.history.output.len() <= 1;
+        first.then(|| FirstEvent {
+            cached_tokens: self.cached_tokens,
+            prompt_logprobs: std::mem::take(&mut self.prompt_logprobs),
+        })
     }
 
     /// Takes a slot, with `cached` tokens in its blocks already.
@@ -115,9 +182,11 @@ impl Sequence {
         if !self.timeline.was_scheduled() {
             self.cached_tokens = cached as u32;
             self.history.output.reserve(self.limit - self.history.len());
+            self.prompt_logprobs.reserve_exact(self.to_score);
             self.kv.reserve(layout, self.limit);
         }
         self.residence = Residence::Running(slot);
+        self.joined = false;
         self.submitted = cached;
         self.retired = cached;
     }

@@ -1,11 +1,11 @@
 //! When a sequence ends by itself.
 
-use crate::{FinishReason, SamplingParams};
+use crate::{FinishReason, RepetitionDetection, SamplingParams};
 
 /// Whether `token`, just drawn, ends its sequence; `full` says that no further token fits.
 ///
 /// End of sequence comes before stop ids, and both before length. `min_tokens` is not looked at: it keeps these ids from
-/// being drawn.
+/// being drawn. Repetition comes after all of them.
 pub(crate) fn stop_reason(params: &SamplingParams, token: u32, full: bool) -> Option<FinishReason> {
     if !params.ignore_eos && params.eos_token_ids.contains(&token) {
         Some(FinishReason::Stop { token: None })
@@ -18,8 +18,48 @@ pub(crate) fn stop_reason(params: &SamplingParams, token: u32, full: bool) -> Op
     }
 }
 
+/// Finds out whether an output repeats itself, a token at a time, at the cost of one comparison a pattern size.
+#[derive(Debug)]
+pub(crate) struct RepetitionDetector {
+    /// Tokens of the shortest pattern.
+    shortest: usize,
+    /// At least 2.
+    min_count: usize,
+    /// For each pattern size from the shortest: how many tokens in a row, the latest the last of them, equal the one
+    /// that many places before.
+    runs: Vec<u32>,
+}
+
+impl RepetitionDetector {
+    /// `None` if the rule can never apply.
+    pub(crate) fn new(rule: RepetitionDetection) -> Option<Self> {
+        let RepetitionDetection { max_pattern_size, min_pattern_size, min_count } = rule;
+        let shortest = min_pattern_size.max(1);
+        let sizes = (max_pattern_size.checked_sub(shortest)? as usize).checked_add(1)?;
+        (min_count >= 2).then(|| Self {
+            shortest: shortest as usize,
+            min_count: min_count as usize,
+            runs: vec![0; sizes],
+        })
+    }
+
+    /// `output` has got its last token; called for each. Whether it now ends with a pattern, often enough.
+    pub(crate) fn push(&mut self, output: &[u32]) -> bool {
+        let Some((last, before)) = output.split_last() else { return false };
+        let mut repeats = false;
+        for (run, size) in self.runs.iter_mut().zip(self.shortest..=before.len()) {
+            *run = if before[before.len() - size] == *last { run.saturating_add(1) } else { 0 };
+            // The first of the patterns is what the others repeat.
+            repeats |= *run as usize >= size.saturating_mul(self.min_count - 1);
+        }
+        repeats
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -40,5 +80,52 @@ mod tests {
         params.ignore_eos = true;
         assert_eq!(stop_reason(&params, 1, false), None);
         assert_eq!(stop_reason(&params, 2, false), Some(FinishReason::Stop { token: Some(2) }));
+    }
+
+    fn rule(min_pattern_size: u32, max_pattern_size: u32, min_count: u32) -> RepetitionDetection {
+        RepetitionDetection { max_pattern_size, min_pattern_size, min_count }
+    }
+
+    /// After how many tokens the output first repeats itself.
+    fn detected(rule: RepetitionDetection, output: &[u32]) -> Option<usize> {
+        let mut detector = RepetitionDetector::new(rule)?;
+        (1..=output.len()).find(|&end| detector.push(&output[..end]))
+    }
+
+    #[test]
+    fn a_pattern_must_come_often_enough_in_a_row() {
+        let abc = [1, 2, 3, 1, 2, 3, 1, 2, 3];
+        assert_eq!(detected(rule(1, 4, 3), &abc), Some(9));
+        assert_eq!(detected(rule(3, 3, 2), &abc), Some(6));
+        assert_eq!(detected(rule(1, 2, 2), &abc), None, "too short a pattern");
+        assert_eq!(detected(rule(4, 9, 2), &abc), None, "too long a pattern");
+        assert_eq!(detected(rule(1, 3, 4), &abc), None, "too seldom");
+        assert_eq!(detected(rule(0, 3, 3), &[9, 9, 9]), Some(3), "0 means 1");
+        assert_eq!(detected(rule(2, 2, 2), &[9, 9, 9, 9]), Some(4), "a pattern may repeat itself");
+        assert_eq!(detected(rule(1, 1, 2), &[1, 2, 1, 2]), None, "something is in between");
+    }
+
+    #[test]
+    fn a_rule_that_cannot_apply_is_none() {
+        for off in [rule(0, 0, 2), rule(1, 4, 1), rule(1, 4, 0), rule(5, 4, 2)] {
+            assert!(RepetitionDetector::new(off).is_none(), "{off:?}");
+        }
+        assert_eq!(detected(rule(1, 1, u32::MAX), &[1; 99]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn as_the_definition_says(
+            output in prop::collection::vec(0..3u32, 0..60),
+            (shortest, longest, count) in (0..5u32, 0..9u32, 0..5u32),
+        ) {
+            let rule = rule(shortest, longest, count);
+            let repeats = |tokens: &[u32]| {
+                let tail = |size: usize| tokens.len().checked_sub(size * count as usize).map(|start| &tokens[start..]);
+                let same = |size: usize| tail(size).is_some_and(|tail| tail.chunks(size).all(|c| *c == tail[..size]));
+                count >= 2 && (shortest.max(1)..=longest).any(|size| same(size as usize))
+            };
+            prop_assert_eq!(detected(rule, &output), (1..=output.len()).find(|&end| repeats(&output[..end])));
+        }
     }
 }

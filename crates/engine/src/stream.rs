@@ -5,16 +5,33 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use crate::inbox::{End, Inbox, RequestId};
-use crate::{FinishReason, RequestEvent, TokenOutput};
+use crate::{FinishReason, Logprobs, RequestEvent, TokenOutput};
 
 /// Tokens that a mailbox holds before its memory grows: enough for a reader that keeps up.
 const MAILBOX_TOKENS: usize = 4;
+
+/// What goes out beside the tokens of a request's first event.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct FirstEvent {
+    pub(crate) cached_tokens: u32,
+    pub(crate) prompt_logprobs: Vec<Logprobs>,
+}
+
+/// What ends a request, if anything but its reason: it comes out with it in one event.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Last {
+    /// The request has its answer, or more of it, with this event.
+    pub(crate) answered: bool,
+    pub(crate) token: Option<TokenOutput>,
+    pub(crate) embedding: Option<Vec<f32>>,
+}
 
 /// What the reader has not seen yet. Tokens of a slow reader pile up here, at most `max_tokens` of them.
 #[derive(Default)]
 struct Mailbox {
     tokens: Vec<TokenOutput>,
-    cached_tokens: Option<u32>,
+    first: Option<FirstEvent>,
+    embedding: Option<Vec<f32>>,
     finish: Option<FinishReason>,
     waker: Option<Waker>,
 }
@@ -33,28 +50,28 @@ pub(crate) struct EventSender {
 }
 
 impl EventSender {
-    /// Adds a token and says how many prompt tokens were cached; the latter goes out with the first event.
+    /// Adds a token, the first with what goes out beside it.
     ///
     /// The caller wakes the reader when it has the time.
-    pub(crate) fn send(&mut self, token: TokenOutput, cached_tokens: Option<u32>) -> Option<Waker> {
+    pub(crate) fn send(&mut self, token: TokenOutput, first: Option<FirstEvent>) -> Option<Waker> {
         debug_assert!(self.open, "a token after the end of its request");
         let mut mailbox = lock(&self.mailbox);
         mailbox.tokens.push(token);
-        mailbox.cached_tokens = cached_tokens.or(mailbox.cached_tokens);
+        if first.is_some() {
+            mailbox.first = first;
+        }
         mailbox.waker.take()
     }
 
-    /// Ends the request, with its last token if that is what ended it: both come out in one event.
-    pub(crate) fn finish(
-        mut self,
-        token: Option<TokenOutput>,
-        cached_tokens: Option<u32>,
-        reason: FinishReason,
-    ) -> Option<Waker> {
+    /// Ends the request. `first` is set if nothing was sent before.
+    pub(crate) fn finish(mut self, last: Last, first: Option<FirstEvent>, reason: FinishReason) -> Option<Waker> {
         self.open = false;
         let mut mailbox = lock(&self.mailbox);
-        mailbox.tokens.extend(token);
-        mailbox.cached_tokens = cached_tokens.or(mailbox.cached_tokens);
+        mailbox.tokens.extend(last.token);
+        mailbox.embedding = last.embedding;
+        if first.is_some() {
+            mailbox.first = first;
+        }
         mailbox.finish = Some(reason);
         mailbox.waker.take()
     }
@@ -112,10 +129,13 @@ impl RequestStream {
             return Poll::Pending;
         }
         std::mem::swap(&mut mailbox.tokens, &mut self.spare);
-        let (cached_tokens, finish) = (mailbox.cached_tokens.take(), mailbox.finish.take());
+        let (first, embedding, finish) = (mailbox.first.take(), mailbox.embedding.take(), mailbox.finish.take());
         drop(mailbox);
         self.done = finish.is_some();
-        Poll::Ready(Some(RequestEvent { cached_tokens, tokens: std::mem::take(&mut self.spare), finish }))
+        let cached_tokens = first.as_ref().map(|first| first.cached_tokens);
+        let prompt_logprobs = first.map(|first| first.prompt_logprobs).unwrap_or_default();
+        let tokens = std::mem::take(&mut self.spare);
+        Poll::Ready(Some(RequestEvent { cached_tokens, prompt_logprobs, tokens, embedding, finish }))
     }
 
     /// Ends the request as stop: its text contains a stop string. Tokens drawn meanwhile are dropped.

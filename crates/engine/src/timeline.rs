@@ -13,7 +13,8 @@ pub(crate) struct Timeline {
     queued: Instant,
     /// It was first planned in a step.
     scheduled: Option<Instant>,
-    /// The first and the latest step that drew a token for it were complete.
+    /// The first and the latest step that drew a token for it were complete; or the one that had its answer, if that is
+    /// no token.
     tokens: Option<(Instant, Instant)>,
 }
 
@@ -52,6 +53,11 @@ impl Timeline {
     /// the token before.
     pub(crate) fn on_token(&mut self, now: Instant, prompt: u64, cached: u64, metrics: &EngineMetrics) {
         metrics.generated(1);
+        self.on_answer(now, prompt, cached, metrics);
+    }
+
+    /// As [`Timeline::on_token`], for an answer that is no token: an embedding, a scored prompt.
+    pub(crate) fn on_answer(&mut self, now: Instant, prompt: u64, cached: u64, metrics: &EngineMetrics) {
         match &mut self.tokens {
             Some((_, last)) => {
                 metrics.next_token(now.saturating_duration_since(*last));

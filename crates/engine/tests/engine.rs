@@ -9,7 +9,7 @@ use std::time::Instant;
 use octavo_engine::mock::{FailurePoint, MockConfig, MockExecutor, MockFailure};
 use octavo_engine::{
     Engine, EngineConfig, EngineHandle, EngineState, Executor, ExecutorError, FinishReason, KvCacheSpec, Request,
-    RequestEvent, RequestStream, SamplingParams, StepId, StepMasks, StepOutput, StepPlan, SubmitError,
+    RequestEvent, RequestStream, SamplingParams, StepId, StepMasks, StepOutput, StepPlan, SubmitError, Task,
 };
 use octavo_telemetry::EngineMetrics;
 
@@ -17,6 +17,7 @@ fn request(prompt: &[u32], max_tokens: u32) -> Request {
     Request {
         id: "r".into(),
         prompt: prompt.into(),
+        task: Task::Generate,
         params: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
         priority: 0,
         arrival: Instant::now(),

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use octavo_engine::internals::ManualEngine;
 use octavo_engine::mock::{MockConfig, MockExecutor};
-use octavo_engine::{EngineConfig, Request, SamplingParams};
+use octavo_engine::{EngineConfig, Request, SamplingParams, Task};
 use octavo_telemetry::{Telemetry, TelemetryConfig};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
@@ -20,6 +20,7 @@ fn request(number: u32) -> Request {
     Request {
         id: number.to_string(),
         prompt: (0..40).map(|i| number * 100 + i).collect(),
+        task: Task::Generate,
         params: Arc::new(SamplingParams { max_tokens: 300, ..SamplingParams::default() }),
         priority: 0,
         arrival: Instant::now(),

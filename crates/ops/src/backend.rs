@@ -58,11 +58,16 @@ pub trait Backend: Send {
         1
     }
 
-    /// Runs the forward part of the program. The logits `[R,V]` stay on the device for [`Backend::sample`].
+    /// Runs the forward part of the program. The logits `[R,V]` stay on the device for [`Backend::sample`], the hidden
+    /// states `[E,H]` for [`Backend::embeddings`].
     fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError>;
 
-    /// Draws one token for each of the R rows of the last forward pass, in order, into `out` (cleared first).
+    /// Draws one token for each of the R rows of the last forward pass, or takes the one that is forced, in order, into
+    /// `out` (cleared first).
     fn sample(&mut self, batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) -> Result<(), BackendError>;
+
+    /// The hidden states `[E,H]` of the last forward pass, row by row, into `out` (cleared first).
+    fn embeddings(&mut self, out: &mut Vec<f32>) -> Result<(), BackendError>;
 
     /// The logits `[R,V]` of the last forward pass, for parity tests and tools.
     fn logits(&self) -> Result<Vec<f32>, BackendError>;

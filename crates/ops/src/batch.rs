@@ -16,8 +16,8 @@ impl BlockTables {
     }
 }
 
-/// What a step runs on. T = tokens of the step, S = sequences, R = rows that reach the head. Device code sees only these
-/// arrays, never a request.
+/// What a step runs on. T = tokens of the step, S = sequences, R = rows that reach the head, E = rows whose hidden state is
+/// returned. Device code sees only these arrays, never a request.
 ///
 /// Sequence s owns the rows `query_start[s] .. query_start[s + 1]`; a decode is a sequence of one row, a prefill chunk
 /// one of many.
@@ -37,13 +37,16 @@ pub struct StepBatch {
     pub seq_lens: Vec<u32>,
     /// `[R]`: rows of `[T]` that reach the head, ascending.
     pub sampled_rows: Vec<u32>,
+    /// `[E]`: rows of `[T]` whose hidden state is returned, ascending.
+    pub pooled_rows: Vec<u32>,
     /// `[S]`: the stable slot of each sequence (index into persistent buffers).
     pub slots: Vec<u32>,
 }
 
 impl StepBatch {
-    /// An empty batch with memory for steps of that many tokens and sequences; block tables grow as they are filled.
-    pub fn with_capacity(tokens: usize, sequences: usize, kv_groups: usize) -> Self {
+    /// An empty batch with memory for steps of that many tokens and sequences, and `rows` rows that reach the head; block
+    /// tables grow as they are filled.
+    pub fn with_capacity(tokens: usize, sequences: usize, rows: usize, kv_groups: usize) -> Self {
         Self {
             token_ids: Vec::with_capacity(tokens),
             positions: Vec::with_capacity(tokens),
@@ -52,7 +55,8 @@ impl StepBatch {
             block_tables: vec![BlockTables::default(); kv_groups],
             query_start: Vec::with_capacity(sequences + 1),
             seq_lens: Vec::with_capacity(sequences),
-            sampled_rows: Vec::with_capacity(sequences),
+            sampled_rows: Vec::with_capacity(rows),
+            pooled_rows: Vec::with_capacity(sequences),
             slots: Vec::with_capacity(sequences),
         }
     }
@@ -81,6 +85,7 @@ impl StepBatch {
         self.query_start.clear();
         self.seq_lens.clear();
         self.sampled_rows.clear();
+        self.pooled_rows.clear();
         self.slots.clear();
     }
 }

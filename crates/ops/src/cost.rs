@@ -47,6 +47,8 @@ pub struct StepShape {
     pub tokens: usize,
     /// R.
     pub sampled: usize,
+    /// E.
+    pub pooled: usize,
     /// `(query rows, keys after the step)` of each sequence.
     pub sequences: Vec<(usize, usize)>,
 }
@@ -54,19 +56,20 @@ pub struct StepShape {
 impl StepShape {
     /// A decode step of `sequences` sequences with `context` keys each.
     pub fn decode(sequences: usize, context: usize) -> Self {
-        Self { tokens: sequences, sampled: sequences, sequences: vec![(1, context); sequences] }
+        Self { tokens: sequences, sampled: sequences, pooled: 0, sequences: vec![(1, context); sequences] }
     }
 
     /// One prompt of `tokens` tokens, whole, that samples one token.
     pub fn prefill(tokens: usize) -> Self {
-        Self { tokens, sampled: 1, sequences: vec![(tokens, tokens)] }
+        Self { tokens, sampled: 1, pooled: 0, sequences: vec![(tokens, tokens)] }
     }
 
     /// The shape of a batch.
     pub fn of(batch: &StepBatch) -> Self {
         let sequences =
             (0..batch.sequences()).map(|s| (batch.query_range(s).len(), batch.seq_lens[s] as usize)).collect();
-        Self { tokens: batch.tokens(), sampled: batch.sampled_rows.len(), sequences }
+        let (sampled, pooled) = (batch.sampled_rows.len(), batch.pooled_rows.len());
+        Self { tokens: batch.tokens(), sampled, pooled, sequences }
     }
 
     /// Query-key pairs of causal attention, and keys read, under a sliding window.
@@ -129,6 +132,7 @@ impl Pricer<'_> {
         match self.program.buffers[id.0].rows {
             Rows::Tokens => self.step.tokens,
             Rows::Sampled => self.step.sampled,
+            Rows::Pooled => self.step.pooled,
         }
     }
 
@@ -160,8 +164,9 @@ impl Pricer<'_> {
                 let mut buffers = vec![n.input, n.out];
                 buffers.extend(n.add.iter().flat_map(|&b| [b, b]));
                 let elements = self.elements(n.input);
+                let weights = std::iter::once(n.weight).chain(n.bias).filter(|_| elements > 0);
                 Cost {
-                    weight_bytes: self.vectors(std::iter::once(n.weight).chain(n.bias)),
+                    weight_bytes: self.vectors(weights),
                     activation_bytes: self.activations(&buffers),
                     flops: elements * if n.add.is_some() { 5 } else { 4 },
                     ..Cost::default()

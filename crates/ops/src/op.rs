@@ -1,4 +1,5 @@
-//! The op set. T = tokens in the step, S = sequences, R = rows that need logits; activations are row-major `[rows, cols]`.
+//! The op set. T = tokens in the step, S = sequences, R = rows that need logits, E = rows whose hidden state is returned;
+//! activations are row-major `[rows, cols]`.
 
 use crate::program::{BufferId, HeadShape, WeightId};
 
@@ -25,10 +26,12 @@ pub enum Op {
     /// Gated activation, see [`Glu`].
     Glu(Glu),
     /// `input[T,H] → out[R,H]`: only the rows that are sampled or asked for log-probabilities reach the head.
+    /// `input[T,H] → out[E,H]`: only the rows whose hidden state is returned, which need no head. Which of the two is the
+    /// row count of `out`.
     GatherRows {
         /// `[T,H]`.
         input: BufferId,
-        /// `[R,H]`.
+        /// `[R,H]` or `[E,H]`.
         out: BufferId,
     },
     /// The language-model head, see [`Logits`].

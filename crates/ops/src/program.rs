@@ -17,6 +17,8 @@ pub enum Rows {
     Tokens,
     /// R: rows that reach the head.
     Sampled,
+    /// E: rows whose hidden state is returned.
+    Pooled,
 }
 
 impl Rows {
@@ -25,6 +27,7 @@ impl Rows {
         match self {
             Rows::Tokens => "T",
             Rows::Sampled => "R",
+            Rows::Pooled => "E",
         }
     }
 }
@@ -157,6 +160,13 @@ impl Program {
             Some((Op::Sample { .. }, forward)) => forward,
             _ => &self.ops,
         }
+    }
+
+    /// `[E,H]`: the hidden states that are returned, the last buffer of such rows that is written. `None` if the model
+    /// returns none.
+    pub fn embedding(&self) -> Option<BufferId> {
+        let mut written = self.ops.iter().rev().flat_map(outputs);
+        written.find(|id| self.buffers[id.0].rows == Rows::Pooled)
     }
 }
 
@@ -323,7 +333,10 @@ impl ProgramBuilder {
     fn check_rows(&self, op: &Op) -> Result<(), ProgramError> {
         let (from, to) = match op {
             Op::Embed { .. } | Op::QkvPost(_) | Op::PagedAttention(_) => (Some(Rows::Tokens), Rows::Tokens),
-            Op::GatherRows { .. } => (Some(Rows::Tokens), Rows::Sampled),
+            Op::GatherRows { out, .. } => match self.program.buffers[out.0].rows {
+                Rows::Pooled => (Some(Rows::Tokens), Rows::Pooled),
+                Rows::Tokens | Rows::Sampled => (Some(Rows::Tokens), Rows::Sampled),
+            },
             Op::Logits(_) | Op::Sample { .. } => (Some(Rows::Sampled), Rows::Sampled),
             Op::Norm(_) | Op::Linear(_) | Op::Glu(_) => {
                 let rows = inputs(op).first().map(|id| self.program.buffers[id.0].rows);

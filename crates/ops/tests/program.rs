@@ -213,7 +213,7 @@ fn sizes_of_heads_saturate() {
 fn costs_are_those_worked_out_by_hand() {
     let program = tiny();
     // Three rows of one sequence whose keys are then 5, and a decode whose keys are then 7; both sampled.
-    let step = StepShape { tokens: 4, sampled: 2, sequences: vec![(3, 5), (1, 7)] };
+    let step = StepShape { tokens: 4, sampled: 2, pooled: 0, sequences: vec![(3, 5), (1, 7)] };
     let cost = |op: usize| op_cost(&program, &program.ops[op], &step, ElementBytes::F32);
     let expect =
         |weight_bytes, kv_bytes, activation_bytes, flops| Cost { weight_bytes, kv_bytes, activation_bytes, flops };
@@ -244,12 +244,46 @@ fn the_window_bounds_what_attention_reads() {
             a.window = Some(4);
         }
     }
-    let step = StepShape { tokens: 4, sampled: 0, sequences: vec![(3, 5), (1, 7)] };
+    let step = StepShape { tokens: 4, sampled: 0, pooled: 0, sequences: vec![(3, 5), (1, 7)] };
     let cost = op_cost(&program, &program.ops[4], &step, ElementBytes::F32);
     // Positions 2, 3, 4 see 3, 4, 4 keys, all five in all; position 6 sees 4.
     assert_eq!((cost.flops, cost.kv_bytes), (4 * 15 * 8, 9 * 8 * 4));
     let head = op_cost(&program, &program.ops[12], &step, ElementBytes::F32);
     assert_eq!(head, Cost::default(), "no row reaches the head");
+}
+
+/// A head with rows that are returned beside those that are sampled; `from` is what the logits read.
+fn pooling(from: Rows) -> Result<Program, ProgramError> {
+    let mut b = ProgramBuilder::new("pooling", VOCAB);
+    let x = b.buffer("x", Rows::Tokens, H);
+    let pooled = b.buffer("pooled", Rows::Pooled, H);
+    let embedding = b.buffer("embedding", Rows::Pooled, H);
+    let last = b.buffer("last", Rows::Sampled, H);
+    let logits = b.buffer("logits", Rows::Sampled, VOCAB);
+    let table = b.weight("embed", H, vec![part("embed", VOCAB)]);
+    let weight = b.weight("norm", H, vec![part("norm", 1)]);
+    b.push(Op::Embed { table, scale: 1.0, out: x });
+    b.push(Op::GatherRows { input: x, out: pooled });
+    let (kind, bias, eps, unit_offset, add) = (NormKind::Rms, None, 1e-5, false, None);
+    b.push(Op::Norm(NormOp { kind, weight, bias, eps, unit_offset, input: pooled, add, out: embedding }));
+    b.push(Op::GatherRows { input: x, out: last });
+    let input = if from == Rows::Pooled { embedding } else { last };
+    b.push(Op::Logits(Logits { weight: table, input, out: logits, scale: 1.0, softcap: None }));
+    b.push(Op::Sample { logits });
+    b.finish()
+}
+
+#[test]
+fn pooled_rows_are_returned_and_never_reach_the_head() {
+    let program = pooling(Rows::Sampled).unwrap();
+    assert_eq!(program.embedding().map(|id| program.buffers[id.0].name.as_str()), Some("embedding"));
+    assert_eq!(tiny().embedding(), None);
+    let message = pooling(Rows::Pooled).unwrap_err().to_string();
+    assert!(message.contains("buffer 'embedding' has E rows, expected R"), "{message}");
+    let step = |pooled| StepShape { tokens: 4, sampled: 0, pooled, sequences: vec![(3, 5), (1, 7)] };
+    let cost = |pooled, op: usize| op_cost(&program, &program.ops[op], &step(pooled), ElementBytes::F32);
+    assert_eq!((cost(0, 1), cost(0, 2), cost(2, 4)), Default::default(), "no rows, no cost");
+    assert_eq!((cost(2, 1).activation_bytes, cost(2, 2).weight_bytes, cost(2, 2).flops), (128, 32, 4 * 16));
 }
 
 #[test]
@@ -268,6 +302,7 @@ fn batch() -> StepBatch {
         query_start: vec![0, 3, 4],
         seq_lens: vec![3, 10],
         sampled_rows: vec![2, 3],
+        pooled_rows: vec![2],
         slots: vec![0, 5],
     }
 }
@@ -278,7 +313,7 @@ fn a_batch_knows_its_sequences() {
     assert_eq!((batch.tokens(), batch.sequences()), (4, 2));
     assert_eq!((batch.query_range(0), batch.query_range(1)), (0..3, 3..4));
     assert_eq!(batch.block_tables[0].row(1), [3, 2]);
-    assert_eq!(StepShape::of(&batch), StepShape { tokens: 4, sampled: 2, sequences: vec![(3, 3), (1, 10)] });
+    assert_eq!(StepShape::of(&batch), StepShape { tokens: 4, sampled: 2, pooled: 1, sequences: vec![(3, 3), (1, 10)] });
     let memory = batch.token_ids.as_ptr();
     batch.clear();
     assert_eq!((batch.tokens(), batch.sequences(), batch.slot_mapping.len()), (0, 0, 1));
@@ -299,7 +334,7 @@ proptest! {
         let flops = |step: &StepShape| op_cost(&program, &program.ops[4], step, ElementBytes::F32).flops;
         let chunks = (0..tokens).step_by(chunk).map(|start| {
             let end = (start + chunk).min(tokens);
-            flops(&StepShape { tokens: end - start, sampled: 0, sequences: vec![(end - start, end)] })
+            flops(&StepShape { tokens: end - start, sampled: 0, pooled: 0, sequences: vec![(end - start, end)] })
         });
         prop_assert_eq!(chunks.sum::<u64>(), flops(&StepShape::prefill(tokens)));
     }

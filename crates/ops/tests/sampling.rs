@@ -18,7 +18,7 @@ const RANDOM: SampleParams = SampleParams {
 };
 
 fn row(params: &SampleParams) -> SampleRow<'_> {
-    SampleRow { params, output_position: 0, counts: None, logit_bias: &[], forbidden: &[], mask: None }
+    SampleRow::new(params)
 }
 
 fn sample(logits: &[f32], row: &SampleRow<'_>) -> SampledToken {
@@ -143,6 +143,48 @@ fn logprobs_zero_reports_the_drawn_token_alone() {
 }
 
 #[test]
+fn a_forced_token_is_taken_whatever_else_is_asked() {
+    let params = SampleParams { logprobs: Some(1), ..RANDOM };
+    let logits = [2.0, 1.0, 1.0, -3.0];
+    let elsewhere = SampleRow {
+        forced: Some(3),
+        forbidden: &[3],
+        mask: Some(&[0b0111]),
+        logit_bias: &[(3, -50.0), (0, 50.0)],
+        ..row(&params)
+    };
+    let token = sample(&logits, &elsewhere);
+    assert_eq!(
+        (token.id, token.logprobs),
+        (3, sample(&logits, &SampleRow { forced: Some(3), ..row(&params) }).logprobs)
+    );
+    let quiet = SampleParams { logprobs: None, ..RANDOM };
+    let token = sample(&logits, &SampleRow { forced: Some(2), ..row(&quiet) });
+    assert_eq!(token, SampledToken { id: 2, logprobs: None });
+    let beyond = sample(&logits, &SampleRow { forced: Some(9), ..row(&params) });
+    assert_eq!((beyond.id, beyond.logprobs.unwrap().logprob), (9, f32::NEG_INFINITY), "no such token");
+}
+
+#[test]
+fn chosen_tokens_are_reported_in_place_of_the_most_likely() {
+    let params = SampleParams { logprobs: Some(2), ..SampleParams::default() };
+    let logits = [2.0, 1.0, 1.0, f32::NAN, -3.0];
+    let top = |logprob_ids: &[u32]| {
+        let row = SampleRow { logprob_ids, ..row(&params) };
+        sample(&logits, &row).logprobs.unwrap().top.into_iter().map(|t| t.0).collect::<Vec<_>>()
+    };
+    assert_eq!(top(&[]), [0, 1]);
+    assert_eq!(top(&[4, 2, 1, 4]), [1, 2, 4], "descending, ties by id, once each");
+    assert_eq!(top(&[9, 3, 4]), [4, 3, 9], "what is not there is not likely");
+    let all = SampleRow { logprob_ids: &[0, 1, 2, 4], ..row(&params) };
+    let chosen = sample(&logits, &all).logprobs.unwrap().top;
+    let likely = sample(&logits, &row(&SampleParams { logprobs: Some(4), ..params })).logprobs.unwrap().top;
+    assert_eq!(chosen, likely, "the same numbers");
+    let quiet = SampleParams::default();
+    assert_eq!(sample(&logits, &SampleRow { logprob_ids: &[1], ..row(&quiet) }).logprobs, None, "not asked for");
+}
+
+#[test]
 fn unusual_rows_still_give_a_token() {
     let (nan, inf) = (f32::NAN, f32::INFINITY);
     for params in [SampleParams::default(), RANDOM, SampleParams { top_p: 0.5, top_k: 2, min_p: 0.1, ..RANDOM }] {
@@ -240,6 +282,7 @@ impl DrawnRow {
             logit_bias: &self.bias,
             forbidden: &self.forbidden,
             mask: self.mask.as_deref(),
+            ..SampleRow::new(&self.params)
         }
     }
 }
@@ -266,6 +309,16 @@ fn drawn_row() -> impl Strategy<Value = DrawnRow> {
 }
 
 proptest! {
+    /// Teacher forcing: what a forced row reports is what the row reports when it draws that token.
+    #[test]
+    fn a_forced_token_has_the_log_probabilities_of_the_drawn_one(drawn in drawn_row()) {
+        let params = SampleParams { logprobs: Some(3), ..drawn.params };
+        let row = SampleRow { params: &params, ..drawn.row() };
+        let free = sample(&drawn.logits, &row);
+        let forced = SampleRow { forced: Some(free.id), ..SampleRow::new(&params) };
+        prop_assert_eq!(sample(&drawn.logits, &forced), free);
+    }
+
     #[test]
     fn the_mask_is_never_violated(drawn in drawn_row()) {
         let id = sample(&drawn.logits, &drawn.row()).id;

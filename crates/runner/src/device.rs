@@ -39,9 +39,11 @@ pub(crate) struct Device {
     batch: StepBatch,
     /// The step between its `Forward` and its `Sample`.
     step: Option<(StepPlan, Result<(), ExecutorError>)>,
-    /// What the rows of the latest step drew.
+    /// The tokens of the latest step's rows.
     drawn: Vec<u32>,
     sampled: Vec<SampledToken>,
+    /// Hidden states of the step, one after the other.
+    hidden: Vec<f32>,
     /// Kept for its memory; empty between steps.
     rows: Vec<SampleRow<'static>>,
 }
@@ -53,16 +55,18 @@ fn lost(message: impl std::fmt::Display) -> ExecutorError {
 
 impl Device {
     pub(crate) fn new(backend: Box<dyn Backend>, groups: usize, config: &RunnerConfig) -> Self {
-        let (tokens, rows) = (config.max_num_batched_tokens.min(RESERVED), config.max_num_seqs.min(RESERVED));
+        let (tokens, sequences) = (config.max_num_batched_tokens.min(RESERVED), config.max_num_seqs.min(RESERVED));
+        let rows = sequences + StepPlan::MAX_SCORED_ROWS;
         Self {
             backend,
             block_size: config.block_size,
             groups,
             slots: Slots::new(config.max_num_seqs),
-            batch: StepBatch::with_capacity(tokens, rows, groups),
+            batch: StepBatch::with_capacity(tokens, sequences, rows, groups),
             step: None,
             drawn: Vec::with_capacity(rows),
             sampled: Vec::with_capacity(rows),
+            hidden: Vec::new(),
             rows: Vec::with_capacity(rows),
         }
     }
@@ -100,21 +104,48 @@ impl Device {
         self.drawn.clear();
         self.sampled.clear();
         outcome.and_then(|()| guard(|| self.sample(&plan, masks)))?;
-        let sampling = plan.sequences.iter().filter(|sequence| sequence.samples);
-        for (sequence, token) in sampling.zip(self.sampled.drain(..)) {
-            self.slots.push(sequence.slot, token.id);
-            self.drawn.push(token.id);
-            let logprobs = token.logprobs.map(|l| Logprobs { logprob: l.logprob, rank: l.rank, top: l.top });
-            rows.push(TokenOutput { id: token.id, logprobs });
+        let mut embeddings = Vec::new();
+        if plan.sequences.iter().any(|sequence| sequence.pools) {
+            guard(|| self.pool(&plan, &mut embeddings))?;
         }
-        Ok(StepOutput { rows, plan })
+        let mut sampled = self.sampled.drain(..);
+        for sequence in &plan.sequences {
+            for (index, token) in sampled.by_ref().take(sequence.rows()).enumerate() {
+                if index == sequence.scores.len() {
+                    self.slots.push(sequence.slot, token.id);
+                }
+                self.drawn.push(token.id);
+                let logprobs = token.logprobs.map(|l| Logprobs { logprob: l.logprob, rank: l.rank, top: l.top });
+                rows.push(TokenOutput { id: token.id, logprobs });
+            }
+        }
+        drop(sampled);
+        Ok(StepOutput { rows, embeddings, plan })
+    }
+
+    /// Fetches the hidden states of the sequences that want them.
+    fn pool(&mut self, plan: &StepPlan, embeddings: &mut Vec<Vec<f32>>) -> Result<(), ExecutorError> {
+        self.backend.embeddings(&mut self.hidden).map_err(lost)?;
+        let rows = plan.pooled_rows();
+        let width = self.hidden.len() / rows.max(1);
+        if width == 0 || self.hidden.len() != rows * width {
+            return Err(lost(format!("{} values of hidden states for {rows} rows", self.hidden.len())));
+        }
+        embeddings.extend(self.hidden.chunks_exact(width).map(<[f32]>::to_vec));
+        Ok(())
     }
 
     fn sample(&mut self, plan: &StepPlan, masks: &StepMasks) -> Result<(), ExecutorError> {
         let malformed = |reason: &str| lost(format!("step {} is malformed: {reason}", plan.step));
         let mut rows: Vec<SampleRow<'_>> = std::mem::take(&mut self.rows);
         let mut masks = masks.bits.chunks_exact(masks.words.max(1));
-        for sequence in plan.sequences.iter().filter(|sequence| sequence.samples) {
+        for sequence in &plan.sequences {
+            for position in sequence.scores.clone() {
+                rows.push(self.slots.score(sequence.slot, position).map_err(|reason| malformed(&reason))?);
+            }
+            if !sequence.samples {
+                continue;
+            }
             let mask = match sequence.constrained {
                 true => Some(masks.next().ok_or_else(|| malformed("a mask is missing"))?),
                 false => None,
@@ -157,16 +188,8 @@ mod tests {
     #[test]
     fn the_memory_of_rows_is_kept() {
         let params = SampleParams::default();
-        let row = SampleRow {
-            params: &params,
-            output_position: 0,
-            counts: None,
-            logit_bias: &[],
-            forbidden: &[],
-            mask: None,
-        };
         let mut rows = Vec::with_capacity(100);
-        rows.push(row);
+        rows.push(SampleRow::new(&params));
         let memory = rows.as_ptr() as usize;
         let rows = emptied(rows);
         assert_eq!((rows.len(), rows.capacity(), rows.as_ptr() as usize), (0, 100, memory));

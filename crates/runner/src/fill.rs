@@ -3,7 +3,7 @@
 use octavo_engine::{InputToken, PlannedSequence, StepPlan};
 use octavo_ops::{BlockTables, StepBatch};
 
-/// Writes the plan into the batch, whose memory is kept. `drawn` is what the sampled rows of the step before drew.
+/// Writes the plan into the batch, whose memory is kept. `drawn` is what the rows of the step before drew.
 ///
 /// An error says what about the plan is malformed.
 pub(crate) fn fill(
@@ -49,8 +49,18 @@ fn push_sequence(
         batch.token_ids.push(id);
         batch.positions.push(position);
     }
+    let (start, end) = (batch.token_ids.len() - tokens.len(), batch.token_ids.len());
+    for position in sequence.scores.clone() {
+        let row = position.checked_sub(sequence.first_position).map(|offset| start + offset as usize);
+        let row = row.filter(|&row| row < end);
+        let row = row.ok_or_else(|| format!("slot {} scores position {position}", sequence.slot))?;
+        batch.sampled_rows.push(row as u32);
+    }
     if sequence.samples {
-        batch.sampled_rows.push(batch.token_ids.len() as u32 - 1);
+        batch.sampled_rows.push(end as u32 - 1);
+    }
+    if sequence.pools {
+        batch.pooled_rows.push(end as u32 - 1);
     }
     batch.query_start.push(batch.token_ids.len() as u32);
     batch.seq_lens.push(sequence.first_position + tokens.len() as u32);
@@ -98,8 +108,7 @@ mod tests {
             first_position,
             tables,
             samples,
-            output_position: 0,
-            constrained: false,
+            ..PlannedSequence::default()
         };
         StepPlan {
             step: 1,
@@ -126,6 +135,7 @@ mod tests {
             query_start: vec![0, 3, 4],
             seq_lens: vec![6, 9],
             sampled_rows: vec![3],
+            pooled_rows: vec![],
             slots: vec![4, 2],
         };
         assert_eq!(batch, expected);
@@ -133,6 +143,22 @@ mod tests {
         fill(&mut batch, &plan(), 4, 2, &[70, 71]).unwrap();
         assert_eq!(batch, expected, "filled again");
         assert_eq!(batch.token_ids.as_ptr(), memory);
+    }
+
+    #[test]
+    fn scored_rows_come_before_the_drawn_one() {
+        let mut batch = StepBatch::default();
+        let mut plan = plan();
+        plan.sequences[0].scores = 4..6;
+        plan.sequences[0].pools = true;
+        fill(&mut batch, &plan, 4, 2, &[70, 71]).unwrap();
+        assert_eq!(
+            (batch.sampled_rows.as_slice(), batch.pooled_rows.as_slice()),
+            ([1, 2, 3].as_slice(), [2].as_slice())
+        );
+        plan.sequences[0].samples = true;
+        fill(&mut batch, &plan, 4, 2, &[70, 71]).unwrap();
+        assert_eq!(batch.sampled_rows, [1, 2, 2, 3]);
     }
 
     #[test]
@@ -147,6 +173,8 @@ mod tests {
         assert_eq!(message(&|p| p.sequences[0].tokens = 2..2), "slot 4 has the tokens 2..2");
         assert_eq!(message(&|p| p.sequences[0].first_position = 6), "position 8 of slot 4 has no block");
         assert_eq!(message(&|p| p.blocks[3] = 0), "position 4 of slot 4 has no block");
+        assert_eq!(message(&|p| p.sequences[0].scores = 2..4), "slot 4 scores position 2");
+        assert_eq!(message(&|p| p.sequences[0].scores = 4..7), "slot 4 scores position 6");
         assert_eq!(message(&|p| p.sequences[0].tables = 0..1), "slot 4 lacks a block table");
     }
 }

@@ -4,7 +4,8 @@
 //! plan becomes the flat arrays of a [`StepBatch`](octavo_ops::StepBatch), the program runs, and the rows are sampled with
 //! what each slot's sequence asked for. The engine thread meanwhile delivers the tokens of the step before.
 //!
-//! **Invariant:** a step allocates nothing once the arrays have grown to its size, but for log-probabilities.
+//! **Invariant:** a step allocates nothing once the arrays have grown to its size, but for log-probabilities and
+//! embeddings.
 
 mod device;
 mod fill;

@@ -16,6 +16,9 @@ pub(crate) struct Slots {
 struct SlotState {
     requested: Arc<SamplingParams>,
     params: SampleParams,
+    /// Of the rows that score the prompt.
+    scoring: SampleParams,
+    prompt: Arc<[u32]>,
     /// Seen tokens; `None` where no penalty is on.
     counts: Option<TokenCounts>,
     /// End-of-sequence and stop ids: not drawn before `min_tokens` tokens exist.
@@ -47,8 +50,7 @@ impl Slots {
         sequence: &PlannedSequence,
         mask: Option<&'a [u32]>,
     ) -> Result<SampleRow<'a>, String> {
-        let state = self.states.get(sequence.slot as usize).and_then(Option::as_ref);
-        let state = state.ok_or_else(|| format!("nobody has slot {}", sequence.slot))?;
+        let state = self.state(sequence.slot)?;
         let ending = sequence.output_position >= state.requested.min_tokens;
         Ok(SampleRow {
             params: &state.params,
@@ -57,7 +59,22 @@ impl Slots {
             logit_bias: &state.requested.logit_bias,
             forbidden: if ending { &[] } else { &state.ends },
             mask,
+            forced: None,
+            logprob_ids: &state.requested.logprob_token_ids,
         })
+    }
+
+    /// The sampler's row that scores the prompt token after a position.
+    pub(crate) fn score(&self, slot: Slot, position: u32) -> Result<SampleRow<'_>, String> {
+        let state = self.state(slot)?;
+        let next = state.prompt.get(position as usize + 1).copied();
+        let next = next.ok_or_else(|| format!("slot {slot} scores position {position}, its prompt ends there"))?;
+        Ok(SampleRow { forced: Some(next), ..SampleRow::new(&state.scoring) })
+    }
+
+    fn state(&self, slot: Slot) -> Result<&SlotState, String> {
+        let state = self.states.get(slot as usize).and_then(Option::as_ref);
+        state.ok_or_else(|| format!("nobody has slot {slot}"))
     }
 
     /// A token was drawn for a slot.
@@ -89,6 +106,7 @@ impl SlotState {
             0 => Vec::new(),
             _ => requested.eos_token_ids.iter().chain(&requested.stop_token_ids).copied().collect(),
         };
-        Self { requested: requested.clone(), params, counts, ends }
+        let scoring = SampleParams { logprobs: requested.prompt_logprobs, ..SampleParams::default() };
+        Self { requested: requested.clone(), params, scoring, prompt: joined.prompt.clone(), counts, ends }
     }
 }

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use octavo_backend_candle::CandleBackend;
-use octavo_engine::{Engine, EngineConfig, FinishReason, Request, RequestStream, SamplingParams, TokenOutput};
+use octavo_engine::{
+    Engine, EngineConfig, FinishReason, Logprobs, Pooling, Request, RequestEvent, RequestStream, SamplingParams, Task,
+    TokenOutput,
+};
 use octavo_ops::Backend;
 use octavo_ops::testing::{QkNormWidth, TestRng, TinyModel};
 use octavo_runner::{KvBudget, Runner, RunnerConfig};
@@ -50,6 +53,7 @@ fn request(prompt: &[u32], params: &SamplingParams) -> Request {
     Request {
         id: "test".into(),
         prompt: prompt.into(),
+        task: Task::Generate,
         params: Arc::new(params.clone()),
         priority: 0,
         arrival: Instant::now(),
@@ -150,6 +154,134 @@ async fn the_same_request_gives_the_same_tokens() {
         let (preemptions, hits) = ("vllm:num_preemptions_total{", "vllm:prefix_cache_hits_total{");
         assert_eq!(counter(&telemetry, preemptions) > 0.0, name == "preempted", "{name}");
         assert_eq!(counter(&telemetry, hits) > 0.0, name != "without prefix cache", "{name}");
+        engine.join();
+    }
+}
+
+/// Every event of a stream as one.
+async fn whole(mut stream: RequestStream) -> RequestEvent {
+    let mut all = RequestEvent::default();
+    while let Some(event) = stream.next().await {
+        all.prompt_logprobs.extend(event.prompt_logprobs);
+        all.tokens.extend(event.tokens);
+        all.embedding = event.embedding;
+        all.finish = event.finish;
+    }
+    all
+}
+
+/// Settings under which a request must get the same bits: `(name, limits, blocks)`.
+fn settings() -> [(&'static str, EngineConfig, usize); 4] {
+    [
+        ("batched", config(), 64),
+        ("chunked", EngineConfig { max_num_batched_tokens: 7, ..config() }, 64),
+        ("without prefix cache", EngineConfig { enable_prefix_caching: false, ..config() }, 64),
+        ("preempted", EngineConfig { max_num_batched_tokens: 48, ..config() }, 13),
+    ]
+}
+
+/// Log-probability, rank and the most likely tokens of a position.
+type Bits = (u32, u32, Vec<(u32, u32)>);
+
+/// Bits, as equal floats may differ in them.
+fn bits(logprobs: &[Logprobs]) -> Vec<Bits> {
+    let top = |l: &Logprobs| l.top.iter().map(|t| (t.0, t.1.to_bits())).collect();
+    logprobs.iter().map(|l| (l.logprob.to_bits(), l.rank, top(l))).collect()
+}
+
+/// Teacher forcing: what generation said of its tokens is what the same tokens get as a prompt, bit by bit, however the
+/// prompt is computed.
+#[tokio::test]
+async fn a_prompt_s_log_probabilities_are_those_of_generating_it() {
+    let (alone, _) = engine(EngineConfig { enable_prefix_caching: false, ..config() }, 64);
+    let mut prompts = Vec::new();
+    for (prompt, params) in requests() {
+        let params = SamplingParams { eos_token_ids: vec![], logprobs: Some(3), ..params };
+        let generated = whole(alone.handle().submit(request(&prompt, &params)).unwrap()).await;
+        assert_eq!(generated.prompt_logprobs.len(), 0);
+        let logprobs: Vec<_> = generated.tokens.iter().filter_map(|token| token.logprobs.clone()).collect();
+        assert_eq!(logprobs.len(), params.max_tokens as usize);
+        let forced: Vec<u32> = prompt.iter().copied().chain(generated.tokens.iter().map(|token| token.id)).collect();
+        prompts.push((forced, prompt.len(), logprobs));
+    }
+    alone.join();
+    let mut expected: Vec<Vec<Logprobs>> = Vec::new();
+    for (name, config, blocks) in settings() {
+        let (engine, telemetry) = engine(config, blocks);
+        // Some go on generating, some are only scored.
+        let submit = |(i, (forced, ..)): (usize, &(Vec<u32>, usize, Vec<Logprobs>))| {
+            let max_tokens = if i % 2 == 0 && name != "preempted" { 0 } else { 20 };
+            let params = SamplingParams { prompt_logprobs: Some(3), max_tokens, ..SamplingParams::default() };
+            (max_tokens, engine.handle().submit(request(forced, &params)).unwrap())
+        };
+        let streams: Vec<_> = prompts.iter().enumerate().map(submit).collect();
+        for (i, (max_tokens, stream)) in streams.into_iter().enumerate() {
+            let (forced, border, generated) = &prompts[i];
+            let event = whole(stream).await;
+            assert_eq!(event.prompt_logprobs.len(), forced.len() - 1, "{name}");
+            assert_eq!(bits(&event.prompt_logprobs[border - 1..]), bits(generated), "{name}");
+            assert_eq!((event.tokens.len(), event.finish), (max_tokens as usize, Some(FinishReason::Length)), "{name}");
+            match expected.get(i) {
+                Some(expected) => assert_eq!(bits(&event.prompt_logprobs), bits(expected), "{name}"),
+                None => expected.push(event.prompt_logprobs),
+            }
+        }
+        assert_eq!(counter(&telemetry, "vllm:num_preemptions_total{") > 0.0, name == "preempted", "{name}");
+        engine.join();
+    }
+}
+
+#[tokio::test]
+async fn chosen_tokens_have_the_log_probabilities_of_the_most_likely() {
+    let (engine, _) = engine(config(), 64);
+    let params = SamplingParams { logprobs: Some(50), ..SamplingParams::default() };
+    let all = whole(engine.handle().submit(request(&[3, 1, 4], &params)).unwrap()).await;
+    let params = SamplingParams { logprobs: Some(0), logprob_token_ids: vec![40, 7, 7, 11], ..params };
+    let some = whole(engine.handle().submit(request(&[3, 1, 4], &params)).unwrap()).await;
+    for (all, some) in all.tokens.iter().zip(&some.tokens) {
+        let (all, some) = (all.logprobs.as_ref().unwrap(), some.logprobs.as_ref().unwrap());
+        let expected: Vec<_> = all.top.iter().copied().filter(|(id, _)| [7, 11, 40].contains(id)).collect();
+        assert_eq!((some.logprob, some.rank, &some.top), (all.logprob, all.rank, &expected));
+    }
+    engine.join();
+}
+
+#[tokio::test]
+async fn the_same_prompt_gives_the_same_embedding() {
+    let embed = |engine: &Engine, prompt: &[u32]| {
+        let request = Request { task: Task::Embed(Pooling::Last), ..request(prompt, &SamplingParams::default()) };
+        engine.handle().submit(request).unwrap()
+    };
+    let (alone, _) = engine(EngineConfig { enable_prefix_caching: false, ..config() }, 64);
+    let mut expected = Vec::new();
+    for (prompt, _) in requests() {
+        let event = whole(embed(&alone, &prompt)).await;
+        assert_eq!((event.tokens.len(), event.finish), (0, Some(FinishReason::Stop { token: None })));
+        let embedding: Vec<u32> = event.embedding.unwrap().iter().map(|x| x.to_bits()).collect();
+        assert_eq!(embedding.len(), model().hidden);
+        expected.push(embedding);
+    }
+    alone.join();
+    for (name, config, blocks) in settings() {
+        let (engine, telemetry) = engine(config, blocks);
+        for round in 0..2 {
+            // Among requests that generate; in the second round with what the prefix cache has kept.
+            let others: Vec<_> = requests()
+                .iter()
+                .map(|(prompt, params)| engine.handle().submit(request(prompt, params)).unwrap())
+                .collect();
+            let streams: Vec<_> = requests().iter().map(|(prompt, _)| embed(&engine, prompt)).collect();
+            for (stream, expected) in streams.into_iter().zip(&expected) {
+                let embedding = whole(stream).await.embedding.unwrap();
+                let embedding: Vec<u32> = embedding.iter().map(|x| x.to_bits()).collect();
+                assert_eq!(embedding, *expected, "{name}, round {round}");
+            }
+            for other in others {
+                whole(other).await;
+            }
+        }
+        let hits = counter(&telemetry, "vllm:prefix_cache_hits_total{");
+        assert_eq!(hits > 0.0, name != "without prefix cache", "{name}");
         engine.join();
     }
 }

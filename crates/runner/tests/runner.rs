@@ -33,6 +33,9 @@ struct SeenRow {
     bias: Vec<(u32, f32)>,
     forbidden: Vec<u32>,
     mask: Option<Vec<u32>>,
+    forced: Option<u32>,
+    logprobs: Option<u32>,
+    logprob_ids: Vec<u32>,
 }
 
 #[derive(Default)]
@@ -115,6 +118,9 @@ impl Backend for FakeBackend {
             bias: row.logit_bias.to_vec(),
             forbidden: row.forbidden.to_vec(),
             mask: row.mask.map(<[u32]>::to_vec),
+            forced: row.forced,
+            logprobs: row.params.logprobs,
+            logprob_ids: row.logprob_ids.to_vec(),
         });
         self.log.lock().unwrap().rows.push(rows.collect());
         match self.fates.get(self.steps - 1) {
@@ -124,9 +130,18 @@ impl Backend for FakeBackend {
         }
         out.clear();
         out.extend(batch.rows.iter().enumerate().map(|(r, row)| SampledToken {
-            id: (10 * self.steps + r) as u32,
+            id: row.forced.unwrap_or((10 * self.steps + r) as u32),
             logprobs: row.params.logprobs.map(|_| TokenLogprobs { logprob: -0.5, rank: 2, top: vec![(7, -0.1)] }),
         }));
+        Ok(())
+    }
+
+    /// Row e of the n-th step is [n, the row of the step that is pooled].
+    fn embeddings(&mut self, out: &mut Vec<f32>) -> Result<(), BackendError> {
+        out.clear();
+        let log = self.log.lock().unwrap();
+        let rows = log.batches.last().unwrap().pooled_rows.iter();
+        out.extend(rows.flat_map(|&row| [self.steps as f32, row as f32]));
         Ok(())
     }
 
@@ -175,7 +190,7 @@ fn push(plan: &mut StepPlan, slot: Slot, first_position: u32, tokens: &[InputTok
         tables: plan.tables.len()..plan.tables.len() + 1,
         samples,
         output_position: (first_position + tokens.len() as u32).saturating_sub(3),
-        constrained: false,
+        ..PlannedSequence::default()
     });
     plan.tables.push(plan.blocks.len()..plan.blocks.len() + 2);
     plan.blocks.extend([1 + slot, 4 + slot]);
@@ -264,6 +279,9 @@ fn the_sampler_gets_what_the_sequence_asked_for() {
         stop_token_ids: vec![4],
         ignore_eos: true,
         logit_bias: vec![(6, 1.5)],
+        logprobs: Some(3),
+        logprob_token_ids: vec![7, 5],
+        prompt_logprobs: Some(4),
         ..SamplingParams::default()
     };
     let mut plan = prefill(1, params.clone());
@@ -288,6 +306,9 @@ fn the_sampler_gets_what_the_sequence_asked_for() {
         bias: vec![(6, 1.5)],
         forbidden: vec![2, 4],
         mask: None,
+        forced: None,
+        logprobs: Some(3),
+        logprob_ids: vec![7, 5],
     };
     let returned = SeenRow {
         output_position: 3,
@@ -301,8 +322,60 @@ fn the_sampler_gets_what_the_sequence_asked_for() {
     assert_eq!(log.rows[1], [SeenRow { output_position: 1, counts: counts(&[(10, 1)]), ..row.clone() }]);
     let free = SeenRow { output_position: 2, counts: counts(&[(10, 1), (20, 1)]), forbidden: vec![], ..row.clone() };
     assert_eq!(log.rows[2], [free], "min_tokens are reached");
-    let plain = SeenRow { seed: 0, counts: None, bias: vec![], forbidden: vec![], ..row };
+    let nothing = SeenRow { logprobs: None, logprob_ids: vec![], bias: vec![], forbidden: vec![], ..row };
+    let plain = SeenRow { seed: 0, counts: None, ..nothing };
     assert_eq!(log.rows[3], [plain]);
+}
+
+#[test]
+fn scored_rows_are_forced_and_come_first() {
+    let (mut runner, log) = start(backend(&[]));
+    let params = SamplingParams {
+        prompt_logprobs: Some(4),
+        logprob_token_ids: vec![7],
+        frequency_penalty: 1.0,
+        seed: 9,
+        ..SamplingParams::default()
+    };
+    let mut plan = prefill(1, params.clone());
+    plan.sequences[0].scores = 0..2;
+    plan.joined.push(joined(2, params, &[]));
+    push(&mut plan, 2, 0, &[3, 1].map(InputToken::Id), false);
+    plan.sequences[1].scores = 1..2;
+    let output = run(&mut runner, plan).unwrap();
+    assert_eq!(ids(&output), [1, 3, 12, 3], "prompt tokens 1 and 2, the drawn one, prompt token 2");
+    assert!(output.rows[0].logprobs.is_some() && output.rows[2].logprobs.is_none());
+    run(&mut runner, decode(2, 3, InputToken::Drawn { row: 2 })).unwrap();
+    let log = log.lock().unwrap();
+    assert_eq!(log.batches[0].sampled_rows, [0, 1, 2, 4]);
+    assert_eq!(log.batches[1].token_ids, [12], "rows are numbered with the scored ones");
+    let scored = &log.rows[0][0];
+    assert_eq!((scored.forced, scored.logprobs, scored.seed), (Some(1), Some(4), 0));
+    assert_eq!((&scored.counts, scored.logprob_ids.len()), (&None, 0));
+    let drawn = &log.rows[0][2];
+    assert_eq!((drawn.forced, drawn.logprobs, drawn.seed), (None, None, 9));
+    let counts = log.rows[1][0].counts.as_ref().unwrap();
+    assert_eq!(counts.output, [(12, 1)], "what is scored is not generated");
+}
+
+#[test]
+fn hidden_states_come_apart_from_the_rows() {
+    let (mut runner, log) = start(backend(&[]));
+    let mut plan = prefill(1, SamplingParams::default());
+    plan.sequences[0].samples = false;
+    plan.sequences[0].pools = true;
+    plan.joined.push(joined(0, SamplingParams::default(), &[]));
+    push(&mut plan, 0, 0, &[5, 6].map(InputToken::Id), true);
+    plan.joined.push(joined(2, SamplingParams::default(), &[]));
+    push(&mut plan, 2, 0, &[5].map(InputToken::Id), false);
+    plan.sequences[2].pools = true;
+    let output = run(&mut runner, plan).unwrap();
+    assert_eq!((ids(&output), output.embeddings), (vec![10], vec![vec![1.0, 2.0], vec![1.0, 5.0]]));
+    let log = log.lock().unwrap();
+    assert_eq!(
+        (log.batches[0].pooled_rows.as_slice(), log.batches[0].sampled_rows.as_slice()),
+        (&[2, 5][..], &[4][..])
+    );
 }
 
 #[test]
@@ -361,8 +434,10 @@ fn a_malformed_plan_is_lost() {
     assert_eq!(error(&mut runner, &|p| p.joined[0].slot = 3), lost("slot 3 of 3"));
     assert_eq!(error(&mut runner, &|p| p.joined.clear()), lost("nobody has slot 1"));
     assert_eq!(error(&mut runner, &|p| p.sequences[0].constrained = true), lost("a mask is missing"));
+    let message = lost("slot 1 scores position 2, its prompt ends there");
+    assert_eq!(error(&mut runner, &|p| p.sequences[0].scores = 2..3), message);
     assert_eq!(error(&mut runner, &|p| p.blocks.clear()), lost("slot 1 lacks a block table"));
-    assert_eq!(log.lock().unwrap().batches.len(), 2);
+    assert_eq!(log.lock().unwrap().batches.len(), 3);
     run(&mut runner, prefill(1, SamplingParams::default())).unwrap();
 }
 

@@ -19,6 +19,8 @@ pub struct CandleBackend {
     kv: Vec<KvCache>,
     /// `[R,V]` of the last forward pass.
     logits: Vec<f32>,
+    /// `[E,H]` of the last forward pass.
+    embeddings: Vec<f32>,
     sampler: Sampler,
 }
 
@@ -62,7 +64,7 @@ impl Backend for CandleBackend {
         weights: &dyn WeightSource,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), BackendError> {
-        (self.model, self.kv, self.logits) = (None, Vec::new(), Vec::new());
+        (self.model, self.kv, self.logits, self.embeddings) = (None, Vec::new(), Vec::new(), Vec::new());
         let mut bytes_read = 0;
         let mut tensors = Vec::with_capacity(program.weights.len());
         for weight in &program.weights {
@@ -97,12 +99,13 @@ impl Backend for CandleBackend {
 
     fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError> {
         self.logits.clear();
+        self.embeddings.clear();
         let Some(Model { program, weights }) = &self.model else { return Err(failed("no model is loaded")) };
         let mut forward = Forward::new(program, weights, &mut self.kv, batch)?;
-        let logits = forward.run().map_err(failed)?;
-        if let Some(logits) = logits {
-            self.logits = logits.flatten_all().and_then(|l| l.to_vec1()).map_err(failed)?;
-        }
+        let (logits, embeddings) = forward.run().map_err(failed)?;
+        let flat = |tensor: Option<Tensor>| tensor.map_or(Ok(Vec::new()), |t| t.flatten_all()?.to_vec1());
+        self.logits = flat(logits).map_err(failed)?;
+        self.embeddings = flat(embeddings).map_err(failed)?;
         Ok(())
     }
 
@@ -113,6 +116,13 @@ impl Backend for CandleBackend {
             return Err(failed(format!("{} rows to sample, but the forward pass left {rows}", batch.rows.len())));
         }
         self.sampler.sample_batch(&self.logits, batch, out);
+        Ok(())
+    }
+
+    fn embeddings(&mut self, out: &mut Vec<f32>) -> Result<(), BackendError> {
+        self.model()?;
+        out.clear();
+        out.extend_from_slice(&self.embeddings);
         Ok(())
     }
 

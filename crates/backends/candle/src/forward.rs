@@ -37,29 +37,28 @@ impl<'a> Forward<'a> {
         Ok(Self { program, weights, kv, batch, buffers: vec![None; program.buffers.len()], sequences })
     }
 
-    /// Runs the forward part and returns the logits `[R,V]`, if a row is sampled.
-    pub(crate) fn run(&mut self) -> Result<Option<Tensor>> {
-        let mut last = None;
-        for op in self.program.forward_ops() {
-            if let Some(out) = self.step(op)? {
-                last = Some(out);
-            }
+    /// Runs the forward part and returns the logits `[R,V]`, if a row is sampled, and the hidden states `[E,H]`, if some
+    /// are returned.
+    pub(crate) fn run(&mut self) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let ops = self.program.forward_ops();
+        for op in ops {
+            self.step(op)?;
         }
-        match last {
-            Some(BufferId(id)) if self.program.buffers[id].rows == Rows::Sampled => Ok(self.buffers[id].take()),
-            _ => Ok(None),
-        }
+        let logits = ops.iter().rev().map(out_of).find(|id| self.program.buffers[id.0].rows == Rows::Sampled);
+        let mut take = |id: Option<BufferId>| id.and_then(|id| self.buffers[id.0].take());
+        Ok((take(logits), take(self.program.embedding())))
     }
 
-    /// Runs one op and names the buffer it wrote; `None` for an op on no rows.
-    fn step(&mut self, op: &Op) -> Result<Option<BufferId>> {
+    /// Runs one op, unless it is on no rows.
+    fn step(&mut self, op: &Op) -> Result<()> {
         let out = out_of(op);
         let rows = match self.program.buffers[out.0].rows {
             Rows::Tokens => self.batch.tokens(),
             Rows::Sampled => self.batch.sampled_rows.len(),
+            Rows::Pooled => self.batch.pooled_rows.len(),
         };
         if rows == 0 {
-            return Ok(None);
+            return Ok(());
         }
         let value = match op {
             Op::Embed { table, scale, .. } => dense::embed(self.weight(*table), &self.batch.token_ids, *scale)?,
@@ -68,12 +67,20 @@ impl<'a> Forward<'a> {
             Op::QkvPost(op) => self.qkv_post(op)?,
             Op::PagedAttention(op) => self.attention(op)?,
             Op::Glu(op) => dense::glu(self.buffer(op.input)?, op.kind)?,
-            Op::GatherRows { input, .. } => dense::gather(self.buffer(*input)?, &self.batch.sampled_rows)?,
+            Op::GatherRows { input, out } => dense::gather(self.buffer(*input)?, self.gathered(*out))?,
             Op::Logits(op) => self.logits(op)?,
             Op::Sample { .. } => bail!("Sample is no part of the forward pass"),
         };
         self.buffers[out.0] = Some(value);
-        Ok(Some(out))
+        Ok(())
+    }
+
+    /// The rows of `[T]` that a buffer has.
+    fn gathered(&self, out: BufferId) -> &'a [u32] {
+        match self.program.buffers[out.0].rows {
+            Rows::Pooled => &self.batch.pooled_rows,
+            Rows::Tokens | Rows::Sampled => &self.batch.sampled_rows,
+        }
     }
 
     fn weight(&self, id: WeightId) -> &'a Tensor {
@@ -198,6 +205,8 @@ fn check(program: &Program, kv: &[KvCache], batch: &StepBatch) -> std::result::R
     require(batch.query_start.is_sorted(), "the order of query starts")?;
     require(batch.token_ids.iter().all(|&id| (id as usize) < program.vocab_size), "a token id beyond the vocabulary")?;
     require(batch.sampled_rows.iter().all(|&row| (row as usize) < tokens), "a sampled row")?;
+    require(batch.pooled_rows.iter().all(|&row| (row as usize) < tokens), "a pooled row")?;
+    require(batch.pooled_rows.is_empty() || program.embedding().is_some(), "a pooled row of a model without any")?;
     let groups = program.kv_groups.len();
     require(kv.len() == groups, "no KV cache is allocated")?;
     require(batch.slot_mapping.len() == groups && batch.block_tables.len() == groups, "the number of KV groups")?;

@@ -99,13 +99,14 @@ fn a_malformed_batch_is_an_error_and_the_next_one_runs() {
     assert!(backend.forward(&first_batch(20)).is_err(), "no KV cache yet");
     backend.allocate_kv(16, &[8]).unwrap();
     type Spoil = fn(&mut StepBatch);
-    let spoilt: [(&str, Spoil); 8] = [
+    let spoilt: [(&str, Spoil); 9] = [
         ("positions", |b| b.positions.truncate(19)),
         ("a token id beyond the vocabulary", |b| b.token_ids[3] = 50),
         ("a slot beyond the KV cache", |b| b.slot_mapping[0][3] = 128),
         ("a block beyond the KV cache", |b| b.block_tables[0].ids[1] = 8),
         ("a position beyond its table", |b| b.positions[3] = 32),
         ("a sampled row", |b| b.sampled_rows[0] = 20),
+        ("a pooled row", |b| b.pooled_rows[0] = 20),
         ("the last query start", |b| b.query_start[1] = 19),
         ("the number of KV groups", |b| b.slot_mapping.clear()),
     ];
@@ -131,10 +132,31 @@ fn a_step_may_sample_nothing() {
     backend.sample(&SampleBatch { rows: &[] }, &mut out).unwrap();
     assert_eq!(out.len(), 0);
     let params = SampleParams::default();
-    let row =
-        SampleRow { params: &params, output_position: 0, counts: None, logit_bias: &[], forbidden: &[], mask: None };
+    let row = SampleRow::new(&params);
     let message = backend.sample(&SampleBatch { rows: &[row] }, &mut out).unwrap_err().to_string();
     assert_eq!(message, "the candle backend failed: 1 rows to sample, but the forward pass left 0");
+}
+
+#[test]
+fn hidden_states_need_no_head() {
+    let (mut backend, program) = loaded();
+    backend.allocate_kv(16, &[8]).unwrap();
+    let mut batch = first_batch(20);
+    backend.forward(&batch).unwrap();
+    let mut all = Vec::new();
+    backend.embeddings(&mut all).unwrap();
+    batch.sampled_rows.clear();
+    batch.pooled_rows = vec![3, 19];
+    backend.forward(&batch).unwrap();
+    let mut some = Vec::new();
+    backend.embeddings(&mut some).unwrap();
+    let width = program.buffers[program.embedding().unwrap().0].cols;
+    assert_eq!(some, [&all[3 * width..4 * width], &all[19 * width..]].concat());
+    assert_eq!(backend.logits().unwrap().len(), 0);
+    batch.pooled_rows.clear();
+    backend.forward(&batch).unwrap();
+    backend.embeddings(&mut some).unwrap();
+    assert_eq!(some.len(), 0, "those of an earlier step are gone");
 }
 
 #[test]

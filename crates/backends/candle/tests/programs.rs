@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "the helpers of a test may panic, as it may")]
 
 use octavo_backend_candle::CandleBackend;
-use octavo_ops::testing::{MemoryWeights, PagedBatches, QkNormWidth, TestRng, TinyModel, reference_logits};
+use octavo_ops::testing::{
+    MemoryWeights, PagedBatches, QkNormWidth, TestRng, TinyModel, reference_embeddings, reference_logits,
+};
 use octavo_ops::{Backend, GluKind, HeadShape, NormKind, Program, Rope, RopeStyle, StepBatch};
 use proptest::prelude::*;
 
@@ -17,14 +19,18 @@ fn backend(program: &Program, weights: &MemoryWeights) -> CandleBackend {
     backend
 }
 
-/// The logits of a step's rows, as bits.
+/// The logits of a step's rows, then the hidden state of each, as bits.
 fn run(backend: &mut CandleBackend, program: &Program, batch: &StepBatch) -> Vec<Vec<u32>> {
     backend.forward(batch).unwrap();
     let logits = backend.logits().unwrap();
-    logits.chunks(program.vocab_size).map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
+    let mut hidden = vec![0.5];
+    backend.embeddings(&mut hidden).unwrap();
+    let width = hidden.len() / batch.pooled_rows.len().max(1);
+    let rows = logits.chunks(program.vocab_size).zip(hidden.chunks(width.max(1)));
+    rows.map(|(logits, hidden)| logits.iter().chain(hidden).map(|x| x.to_bits()).collect()).collect()
 }
 
-/// The logits of every token of a sequence that is alone and prefilled in one step.
+/// The logits and hidden states of every token of a sequence that is alone and prefilled in one step.
 fn alone(program: &Program, weights: &MemoryWeights, tokens: &[u32]) -> Vec<Vec<u32>> {
     let mut batches = PagedBatches::new(BLOCK, program.kv_groups.len(), BLOCKS, &mut TestRng(1));
     let sequence = batches.add(tokens.to_vec());
@@ -36,16 +42,22 @@ fn near_reference(model: &TinyModel, tokens: usize) -> Result<(), TestCaseError>
     let (program, weights) = model.build().unwrap();
     let tokens = TestRng(model.seed ^ 1).tokens(tokens, model.vocab_size);
     let found = alone(&program, &weights, &tokens);
-    let expected = reference_logits(&program, &weights, &tokens).unwrap();
     prop_assert_eq!(found.len(), tokens.len());
+    prop_assert!(found.iter().all(|row| row.len() == model.vocab_size + model.hidden));
+    let (logits, hidden): (Vec<_>, Vec<_>) = found.iter().map(|row| row.split_at(model.vocab_size)).unzip();
+    near(&logits, &reference_logits(&program, &weights, &tokens).unwrap())?;
+    near(&hidden, &reference_embeddings(&program, &weights, &tokens).unwrap())
+}
+
+fn near(found: &[&[u32]], expected: &[Vec<f64>]) -> Result<(), TestCaseError> {
     let largest = expected.iter().flatten().fold(1.0f64, |m, x| m.max(x.abs()));
-    let differences: Vec<f64> = (found.iter().flatten().zip(expected.iter().flatten()))
+    let differences: Vec<f64> = (found.iter().copied().flatten().zip(expected.iter().flatten()))
         .map(|(found, expected)| (f64::from(f32::from_bits(*found)) - expected).abs() / largest)
         .collect();
     let worst = differences.iter().fold(0.0, |m: f64, x| m.max(*x));
     let mean = differences.iter().sum::<f64>() / differences.len() as f64;
     // A norm over few columns may enlarge a rounding error a hundredfold, but not many of them.
-    prop_assert!(worst < 3e-4 && mean < 2e-5, "logits are off by {worst}, {mean} in the mean");
+    prop_assert!(worst < 3e-4 && mean < 2e-5, "the rows are off by {worst}, {mean} in the mean");
     Ok(())
 }
 

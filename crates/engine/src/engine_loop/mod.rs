@@ -18,9 +18,10 @@ use octavo_telemetry::{EngineMetrics, StepStats};
 
 use crate::engine::Shared;
 use crate::inbox::{End, Mail};
-use crate::scheduler::{Scheduler, StepRecord};
-use crate::sequence::SequenceKey;
+use crate::scheduler::{Scheduler, StepRecord, StepRow};
+use crate::sequence::{Answer, SequenceKey};
 use crate::stop::stop_reason;
+use crate::stream::Last;
 use crate::{
     EngineConfig, EngineState, Executor, ExecutorError, FinishReason, StepId, StepMasks, StepOutput, StepPlan,
     TokenOutput,
@@ -177,7 +178,7 @@ impl EngineLoop {
                 End::Stop => FinishReason::Stop { token: None },
             };
             if let Some(key) = self.scheduler.key(id) {
-                self.end(key, None, reason, now);
+                self.end(key, Last::default(), reason, now);
             }
         }
         if let Some(before) = mail.abort_before.take() {
@@ -228,7 +229,8 @@ impl EngineLoop {
             let Some(sequence) = self.scheduler.sequence_mut(key) else { continue };
             if sequence.timeline.on_scheduled(now) {
                 self.shared.inbox.leave_queue(sequence.prompt_len());
-                if caching {
+                // As in vLLM, a prompt that is scored does not count: it was not looked up.
+                if caching && !sequence.scores_prompt() {
                     self.metrics.prefix_lookup(sequence.prompt_len() as u64, u64::from(sequence.cached_tokens));
                 }
             }
@@ -283,21 +285,27 @@ impl EngineLoop {
 
     /// A step is back: gives out its tokens.
     fn retire(&mut self, record: StepRecord, output: StepOutput, at: Instant) -> Result<(), ExecutorError> {
-        let StepOutput { mut rows, plan } = output;
-        let expected = record.rows.iter().filter(|row| row.samples).count();
-        if rows.len() != expected {
-            let message = format!("step {} drew {} tokens instead of {expected}", record.step, rows.len());
+        let StepOutput { mut rows, embeddings, plan } = output;
+        let (found, expected) = ((rows.len(), embeddings.len()), record.outputs());
+        if found != expected {
+            let message = format!("step {} gave {found:?} rows and embeddings instead of {expected:?}", record.step);
             return self.fail_step(record, ExecutorError { message, fatal: true });
         }
         let mut stats = StepStats::default();
-        let mut drawn = rows.drain(..);
+        let (mut drawn, mut embeddings) = (rows.drain(..), embeddings.into_iter());
         for row in &record.rows {
-            let token = if row.samples { drawn.next() } else { None };
+            self.take_scores(row, drawn.by_ref().take(row.scores));
+            let token = if row.samples() { drawn.next() } else { None };
+            let embedding = if row.pools() { embeddings.next() } else { None };
             let Some(prompt_tokens) = self.scheduler.retire(row) else { continue };
             stats.prompt_tokens += prompt_tokens as u64;
-            if let Some(token) = token {
-                stats.generated_tokens += 1;
-                self.take_token(row.key, token, at);
+            match token {
+                Some(token) => {
+                    stats.generated_tokens += 1;
+                    self.take_token(row.key, token, at);
+                }
+                None if row.answer.is_some() => self.take_answer(row, embedding, at),
+                None => {}
             }
         }
         drop(drawn);
@@ -309,6 +317,30 @@ impl EngineLoop {
         Ok(())
     }
 
+    /// Keeps what a step says of a prompt until the first event. Every row is taken, also of a sequence that has ended.
+    fn take_scores(&mut self, row: &StepRow, scores: impl Iterator<Item = TokenOutput>) {
+        let logprobs = scores.filter_map(|score| {
+            debug_assert!(score.logprobs.is_some(), "a prompt token was scored for nothing");
+            score.logprobs
+        });
+        match self.scheduler.sequence_mut(row.key) {
+            Some(sequence) => sequence.prompt_logprobs.extend(logprobs),
+            None => logprobs.for_each(drop),
+        }
+    }
+
+    /// Ends a sequence whose answer is no token.
+    fn take_answer(&mut self, row: &StepRow, embedding: Option<Vec<f32>>, now: Instant) {
+        let Some(sequence) = self.scheduler.sequence_mut(row.key) else { return };
+        let (prompt, cached) = (sequence.prompt_len() as u64, u64::from(sequence.cached_tokens));
+        sequence.timeline.on_answer(now, prompt, cached, &self.metrics);
+        let reason = match sequence.answer {
+            Answer::Embedding => FinishReason::Stop { token: None },
+            Answer::Token | Answer::Scores => FinishReason::Length,
+        };
+        self.end(row.key, Last { embedding, answered: true, ..Last::default() }, reason, now);
+    }
+
     /// Gives a sequence the token drawn for it, and ends it if that was the last.
     fn take_token(&mut self, key: SequenceKey, token: TokenOutput, now: Instant) {
         let Some(sequence) = self.scheduler.sequence_mut(key) else { return };
@@ -316,23 +348,25 @@ impl EngineLoop {
             && !constraint.accept(token.id)
         {
             let message = format!("the grammar does not allow token {}, which was drawn", token.id);
-            return self.end(key, None, FinishReason::Error(message.into()), now);
+            return self.end(key, Last::default(), FinishReason::Error(message.into()), now);
         }
         sequence.history.output.push(token.id);
         let (prompt, cached) = (sequence.prompt_len() as u64, u64::from(sequence.cached_tokens));
         sequence.timeline.on_token(now, prompt, cached, &self.metrics);
-        match stop_reason(&sequence.params, token.id, sequence.full()) {
-            Some(reason) => self.end(key, Some(token), reason, now),
+        let repeats = sequence.repeats();
+        let reason = stop_reason(&sequence.params, token.id, sequence.full());
+        match reason.or(repeats.then_some(FinishReason::Repetition)) {
+            Some(reason) => self.end(key, Last { token: Some(token), answered: true, ..Last::default() }, reason, now),
             None => {
-                let cached = sequence.cached_in_first_event();
-                self.wakers.extend(sequence.sender.send(token, cached));
+                let first = sequence.first_event();
+                self.wakers.extend(sequence.sender.send(token, first));
             }
         }
     }
 
     /// Ends a sequence: its one terminal event.
-    fn end(&mut self, key: SequenceKey, token: Option<TokenOutput>, reason: FinishReason, now: Instant) {
-        let Some(sequence) = self.scheduler.remove(key) else { return };
+    fn end(&mut self, key: SequenceKey, last: Last, reason: FinishReason, now: Instant) {
+        let Some(mut sequence) = self.scheduler.remove(key) else { return };
         if !sequence.timeline.was_scheduled() {
             self.shared.inbox.leave_queue(sequence.prompt_len());
         }
@@ -340,15 +374,15 @@ impl EngineLoop {
             tracing::debug!(request = sequence.name, %message, "request failed");
         }
         self.metrics.finished(&sequence.finished(&reason, now));
-        let cached = token.as_ref().and_then(|_| sequence.cached_in_first_event());
-        self.wakers.extend(sequence.sender.finish(token, cached, reason));
+        let first = if last.answered { sequence.first_event() } else { None };
+        self.wakers.extend(sequence.sender.finish(last, first, reason));
     }
 
     fn end_all(&mut self, which: impl Fn(u64) -> bool, reason: &FinishReason) {
         let now = Instant::now();
         let keys: Vec<_> = self.scheduler.sequences().filter(|(_, s)| which(s.id)).map(|(key, _)| key).collect();
         for key in keys {
-            self.end(key, None, reason.clone(), now);
+            self.end(key, Last::default(), reason.clone(), now);
         }
     }
 
@@ -358,7 +392,7 @@ impl EngineLoop {
         let now = Instant::now();
         let message: Arc<str> = error.message.as_str().into();
         for row in &record.rows {
-            self.end(row.key, None, FinishReason::Error(message.clone()), now);
+            self.end(row.key, Last::default(), FinishReason::Error(message.clone()), now);
         }
         self.spare_records.push(record);
         self.settling = true;

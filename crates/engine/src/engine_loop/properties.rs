@@ -11,7 +11,10 @@ use proptest::prelude::*;
 use super::{Exit, Turn};
 use crate::internals::ManualEngine;
 use crate::mock::{FailurePoint, MockConfig, MockExecutor, MockFailure};
-use crate::{Constraint, EngineConfig, FinishReason, Request, RequestStream, SamplingParams, SchedulingPolicy};
+use crate::{
+    Constraint, EngineConfig, FinishReason, Logprobs, Pooling, RepetitionDetection, Request, RequestStream,
+    SamplingParams, SchedulingPolicy, Task,
+};
 
 const MAX_LEN: usize = 40;
 const VOCAB: usize = 40;
@@ -33,6 +36,7 @@ enum Caller {
 struct Life {
     at: usize,
     prompt: Vec<u32>,
+    embed: bool,
     params: SamplingParams,
     priority: i64,
     salt: bool,
@@ -45,6 +49,7 @@ impl Life {
         Request {
             id: format!("{self:?}"),
             prompt: self.prompt.as_slice().into(),
+            task: if self.embed { Task::Embed(Pooling::Last) } else { Task::Generate },
             params: Arc::new(self.params.clone()),
             priority: self.priority,
             arrival: epoch + Duration::from_millis(self.at as u64),
@@ -77,9 +82,15 @@ impl Constraint for Alternating {
 }
 
 fn params() -> impl Strategy<Value = SamplingParams> {
-    (1..25u32, 0..6u32, any::<bool>(), any::<bool>(), 0..3u64).prop_map(
-        |(max_tokens, min_tokens, ignore_eos, hot, seed)| SamplingParams {
-            max_tokens,
+    let scores = prop::option::weighted(0.3, (0..3u32, any::<bool>()));
+    let repetition = prop::option::weighted(0.2, (1..4u32, 0..3u32, 2..4u32));
+    (1..25u32, 0..6u32, any::<bool>(), any::<bool>(), 0..3u64, scores, repetition).prop_map(
+        |(max_tokens, min_tokens, ignore_eos, hot, seed, scores, repetition)| SamplingParams {
+            max_tokens: if scores.is_some_and(|(_, only)| only) { 0 } else { max_tokens },
+            prompt_logprobs: scores.map(|(alternatives, _)| alternatives),
+            repetition_detection: repetition.map(|(max_pattern_size, min_pattern_size, min_count)| {
+                RepetitionDetection { max_pattern_size, min_pattern_size, min_count }
+            }),
             min_tokens,
             ignore_eos,
             temperature: if hot { 1.0 } else { 0.0 },
@@ -102,10 +113,12 @@ fn life() -> impl Strategy<Value = Life> {
         // Families share their first 9 tokens with each other and all with their like.
         (0..len).map(|i| if i < 9 { i } else { (family * 13 + i) % VOCAB as u32 }).collect()
     });
-    (0..25usize, prompt, params(), -2..3i64, prop::bool::weighted(0.2), prop::bool::weighted(0.3), caller).prop_map(
-        |(at, prompt, params, priority, salt, constrained, caller)| Life {
+    let flags = (prop::bool::weighted(0.2), prop::bool::weighted(0.2), prop::bool::weighted(0.3));
+    (0..25usize, prompt, params(), -2..3i64, flags, caller).prop_map(
+        |(at, prompt, params, priority, (embed, salt, constrained), caller)| Life {
             at,
             prompt,
+            embed,
             params,
             priority,
             salt,
@@ -159,10 +172,40 @@ struct Seen {
     life: Life,
     stream: Option<RequestStream>,
     tokens: Vec<u32>,
+    prompt_logprobs: Vec<Logprobs>,
+    embedding: Option<Vec<f32>>,
     finish: Option<FinishReason>,
 }
 
 impl Seen {
+    fn new(life: &Life, stream: RequestStream) -> Self {
+        Self {
+            life: life.clone(),
+            stream: Some(stream),
+            tokens: Vec::new(),
+            prompt_logprobs: Vec::new(),
+            embedding: None,
+            finish: None,
+        }
+    }
+
+    /// What does not depend on draws is as it should be, as far as it has come.
+    fn check(&self) {
+        let Life { prompt, params, embed, .. } = &self.life;
+        let ended = matches!(self.finish, Some(FinishReason::Stop { .. } | FinishReason::Length));
+        if !embed && (ended || !self.tokens.is_empty()) {
+            let expected = params.prompt_logprobs.map(|top| mock_alone().expected_prompt_logprobs(prompt, top));
+            assert_eq!(self.prompt_logprobs, expected.unwrap_or_default());
+        }
+        if *embed && ended {
+            assert_eq!(self.embedding, Some(mock_alone().expected_embedding(prompt)));
+        }
+        if *embed || params.max_tokens == 0 {
+            assert!(self.tokens.is_empty());
+        }
+        assert!(self.embedding.is_none() || (*embed && ended));
+    }
+
     fn read(&mut self) {
         while let Some(stream) = &mut self.stream {
             match stream.poll_next(&mut Context::from_waker(Waker::noop())) {
@@ -173,7 +216,13 @@ impl Seen {
                 }
                 Poll::Ready(Some(event)) => {
                     assert!(self.finish.is_none(), "an event after the terminal one");
-                    assert_eq!(event.cached_tokens.is_some(), self.tokens.is_empty() && !event.tokens.is_empty());
+                    let none = self.life.embed || self.life.params.max_tokens == 0;
+                    let answered = matches!(event.finish, Some(FinishReason::Stop { .. } | FinishReason::Length));
+                    let answer = !event.tokens.is_empty() || (none && answered);
+                    assert_eq!(event.cached_tokens.is_some(), self.tokens.is_empty() && answer);
+                    assert!(event.cached_tokens.is_some() || event.prompt_logprobs.is_empty(), "only with the first");
+                    self.prompt_logprobs.extend(event.prompt_logprobs);
+                    self.embedding = event.embedding;
                     self.tokens.extend(event.tokens.iter().map(|token| token.id));
                     self.finish = event.finish;
                 }
@@ -199,18 +248,27 @@ impl Seen {
     }
 }
 
+fn mock_alone() -> MockConfig {
+    MockConfig { vocab_size: VOCAB, tokens: 0..VOCAB as u32, ..MockConfig::default() }
+}
+
 /// The tokens of a request that has an engine for itself.
 fn alone(life: &Life) -> (Vec<u32>, FinishReason) {
-    let mock = MockConfig { vocab_size: VOCAB, tokens: 0..VOCAB as u32, ..MockConfig::default() };
+    let mock = mock_alone();
     let config = EngineConfig { max_model_len: MAX_LEN, enable_prefix_caching: false, ..EngineConfig::default() };
     let executor = Box::new(MockExecutor::new(mock.clone()));
     let mut engine = ManualEngine::new(executor, config, EngineMetrics::disabled()).unwrap();
     let stream = engine.submit(life.request(Instant::now())).unwrap();
-    let mut seen = Seen { life: life.clone(), stream: Some(stream), tokens: Vec::new(), finish: None };
+    let mut seen = Seen::new(life, stream);
     while engine.turn() {}
     seen.read();
-    if !life.constrained {
-        assert_eq!(seen.tokens, mock.expected_output(&life.prompt, &life.params, MAX_LEN));
+    seen.check();
+    if !life.constrained && !life.embed {
+        let expected = mock.expected_output(&life.prompt, &life.params, MAX_LEN);
+        match seen.finish {
+            Some(FinishReason::Repetition) => assert!(expected.starts_with(&seen.tokens)),
+            _ => assert_eq!(seen.tokens, expected),
+        }
     }
     (seen.tokens, seen.finish.unwrap())
 }
@@ -223,8 +281,7 @@ fn together(engine: &mut ManualEngine, lives: &[Life]) -> (Vec<Seen>, Option<Exi
     for turn in 0.. {
         assert!(turn < 20_000, "the engine makes no progress");
         for life in lives.iter().filter(|life| life.at == turn) {
-            let stream = Some(engine.submit(life.request(epoch)).unwrap());
-            seen.push(Seen { life: life.clone(), stream, tokens: Vec::new(), finish: None });
+            seen.push(Seen::new(life, engine.submit(life.request(epoch)).unwrap()));
         }
         let outcome = engine.engine.turn();
         assert_eq!(engine.engine.scheduler.check_integrity(), Ok(()));
@@ -260,6 +317,7 @@ proptest! {
         for seen in &mut seen {
             let left = seen.stream.is_none() && seen.finish.is_none();
             seen.read();
+            seen.check();
             let (tokens, finish) = alone(&seen.life);
             prop_assert!(tokens.starts_with(&seen.tokens), "{:?} is not the start of {:?}", seen.tokens, tokens);
             match &seen.finish {

@@ -7,7 +7,7 @@ use octavo_telemetry::{Telemetry, TelemetryConfig};
 use super::*;
 use crate::internals::ManualEngine;
 use crate::mock::{FailurePoint, MockConfig, MockExecutor, MockFailure};
-use crate::{Constraint, Request, RequestEvent, RequestStream, SamplingParams};
+use crate::{Constraint, Pooling, RepetitionDetection, Request, RequestEvent, RequestStream, SamplingParams, Task};
 
 /// An engine turned by the test, over a mock executor, and its metrics.
 struct Rig {
@@ -56,6 +56,7 @@ fn request(prompt: &[u32], params: &SamplingParams) -> Request {
     Request {
         id: "r".into(),
         prompt: prompt.into(),
+        task: Task::Generate,
         params: Arc::new(params.clone()),
         priority: 0,
         arrival: Instant::now(),
@@ -419,5 +420,148 @@ fn a_stop_ends_waiting_and_running_requests_as_abort() {
         }
         let refused = rig.manual.submit(request(&[1], &tokens(1)));
         assert_eq!(refused.unwrap_err(), crate::SubmitError::Stopped);
+    });
+}
+
+fn scored(alternatives: u32, max_tokens: u32) -> SamplingParams {
+    SamplingParams { prompt_logprobs: Some(alternatives), ..tokens(max_tokens) }
+}
+
+#[test]
+fn a_prompt_is_scored_in_chunks_and_delivered_with_the_first_event() {
+    both_depths(|mock| {
+        let mut rig = Rig::new(mock.clone(), EngineConfig::default());
+        let prompt: Vec<u32> = (0..200).map(|i| i * 7 % 900).collect();
+        drop(rig.submit(&prompt, &tokens(1)));
+        let mut first = rig.submit(&prompt, &tokens(1));
+        rig.run();
+        let mut stream = rig.submit(&prompt, &scored(2, 3));
+        let mut turns = 0;
+        while rig.manual.turn() {
+            turns += 1;
+        }
+        assert!(turns >= 4, "199 rows, 64 a step");
+        let (events, ended) = read(&mut stream);
+        assert!(ended && read(&mut first).1);
+        assert_eq!(events[0].prompt_logprobs, mock.expected_prompt_logprobs(&prompt, 2));
+        assert_eq!(events[0].cached_tokens, Some(0), "the prefix cache is not looked up");
+        assert!(events[1..].iter().all(|event| event.prompt_logprobs.is_empty()));
+        assert_eq!(ids(&events), mock.expected_output(&prompt, &tokens(3), 2048));
+        assert_eq!(rig.metric("prefix_cache_queries_total"), 200.0, "nor counted");
+        let mut last = rig.submit(&prompt, &tokens(1));
+        rig.run();
+        assert_eq!(read(&mut last).0[0].cached_tokens, Some(192), "what was scored is stored");
+    });
+}
+
+#[test]
+fn a_prompt_that_is_only_scored_ends_by_length_without_a_token() {
+    both_depths(|mock| {
+        let mut rig = Rig::new(mock.clone(), EngineConfig { max_model_len: 100, ..EngineConfig::default() });
+        for length in [1, 2, 63, 64, 65, 66, 99, 100] {
+            let prompt: Vec<u32> = (0..length).map(|i| i * 7 % 900).collect();
+            let mut stream = rig.submit(&prompt, &scored(1, 0));
+            rig.run();
+            let (events, ended) = read(&mut stream);
+            assert!(ended && events.len() == 1);
+            assert_eq!(events[0].finish, Some(FinishReason::Length));
+            assert_eq!((events[0].cached_tokens, events[0].tokens.len()), (Some(0), 0));
+            assert_eq!(events[0].prompt_logprobs, mock.expected_prompt_logprobs(&prompt, 1));
+        }
+        assert_eq!(rig.metric("generation_tokens_total"), 0.0);
+        assert_eq!(rig.metric("prompt_tokens_total"), 460.0);
+        assert_eq!(rig.metric("time_to_first_token_seconds_count"), 8.0);
+        assert_eq!(rig.metric(r#"request_success_total{finished_reason="length"}"#), 8.0);
+        assert!(rig.manual.submit(request(&[1; 101], &scored(1, 0))).is_err());
+        assert!(rig.manual.submit(request(&[1; 100], &scored(1, 1))).is_err(), "a token more does not fit");
+    });
+}
+
+#[test]
+fn preempted_prompts_are_scored_once() {
+    both_depths(|mock| {
+        for enable_prefix_caching in [true, false] {
+            let mock = MockConfig { block_size: 4, blocks: 17, ..mock.clone() };
+            let config = EngineConfig {
+                max_model_len: 64,
+                max_num_batched_tokens: 10,
+                enable_prefix_caching,
+                ..EngineConfig::default()
+            };
+            let mut rig = Rig::new(mock.clone(), config);
+            let prompts = [1, 2, 3].map(|family| (0..24).map(|i| family * 100 + i).collect::<Vec<u32>>());
+            let mut streams = prompts.clone().map(|prompt| rig.submit(&prompt, &scored(1, 30)));
+            rig.run();
+            assert!(rig.metric("num_preemptions_total") > 0.0);
+            for (stream, prompt) in streams.iter_mut().zip(&prompts) {
+                let (events, ended) = read(stream);
+                assert!(ended);
+                assert_eq!(events[0].prompt_logprobs, mock.expected_prompt_logprobs(prompt, 1));
+                assert_eq!(ids(&events), mock.expected_output(prompt, &tokens(30), 64));
+            }
+        }
+    });
+}
+
+#[test]
+fn an_embedding_ends_by_stop_without_a_token() {
+    both_depths(|mock| {
+        let config = EngineConfig { max_model_len: 64, max_num_batched_tokens: 24, ..EngineConfig::default() };
+        let mut rig = Rig::new(mock.clone(), config);
+        let long: Vec<u32> = (0..64).collect();
+        let embed = |rig: &Rig, prompt: &[u32]| {
+            // What generation would need does not matter.
+            let request = Request { task: Task::Embed(Pooling::Last), ..request(prompt, &scored(1, 5)) };
+            rig.manual.submit(request).unwrap()
+        };
+        let mut generating = rig.submit(&[7; 5], &tokens(20));
+        let mut streams = [embed(&rig, &long), embed(&rig, &long[..9]), embed(&rig, &[3])];
+        rig.run();
+        let mut again = embed(&rig, &long);
+        rig.run();
+        let prompts = [&long[..], &long[..9], &[3], &long[..]];
+        for (stream, prompt) in streams.iter_mut().chain([&mut again]).zip(prompts) {
+            let (events, ended) = read(stream);
+            assert!(ended && events.len() == 1);
+            let event = &events[0];
+            assert_eq!(event.embedding, Some(mock.expected_embedding(prompt)));
+            assert_eq!(event.finish, Some(FinishReason::Stop { token: None }));
+            assert!(event.tokens.is_empty() && event.prompt_logprobs.is_empty() && event.cached_tokens.is_some());
+        }
+        assert_eq!(ids(&read(&mut generating).0), mock.expected_output(&[7; 5], &tokens(20), 64));
+        assert_eq!(rig.metric("prompt_tokens_cached_total"), 48.0, "three whole blocks of the last");
+        assert_eq!(rig.metric("generation_tokens_total"), 20.0);
+        assert_eq!(rig.metric("prompt_tokens_total"), 5.0 + 64.0 + 9.0 + 1.0 + 64.0);
+        assert_eq!(rig.metric("time_to_first_token_seconds_count"), 5.0);
+        assert_eq!(rig.metric("request_decode_time_seconds_count"), 5.0);
+        assert_eq!(rig.metric(r#"request_success_total{finished_reason="stop"}"#), 4.0);
+    });
+}
+
+#[test]
+fn a_request_that_repeats_itself_ends() {
+    both_depths(|mock| {
+        let mock = MockConfig { script: Some([5, 6, 7].into()), ..mock };
+        let mut rig = Rig::new(mock, EngineConfig::default());
+        let rule = |min_count| RepetitionDetection { max_pattern_size: 8, min_pattern_size: 2, min_count };
+        let repeats = |rig: &Rig, min_count, min_tokens, max_tokens| {
+            let repetition_detection = Some(rule(min_count));
+            rig.submit(&[1, 2], &SamplingParams { repetition_detection, min_tokens, ..tokens(max_tokens) })
+        };
+        let mut streams =
+            [repeats(&rig, 3, 0, 50), repeats(&rig, 3, 11, 50), repeats(&rig, 3, 0, 9), rig.submit(&[1], &tokens(50))];
+        rig.run();
+        let expected = [
+            (9, FinishReason::Repetition),
+            (11, FinishReason::Repetition),
+            (9, FinishReason::Length),
+            (50, FinishReason::Length),
+        ];
+        for (stream, (count, reason)) in streams.iter_mut().zip(expected) {
+            let (events, ended) = read(stream);
+            assert!(ended);
+            assert_eq!((ids(&events).len(), events.last().unwrap().finish.clone()), (count, Some(reason)));
+        }
+        assert_eq!(rig.metric(r#"request_success_total{finished_reason="repetition"}"#), 2.0);
     });
 }

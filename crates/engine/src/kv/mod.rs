@@ -150,11 +150,12 @@ impl KvCache {
         self.pools.iter().any(|pool| pool.free() == 0)
     }
 
-    /// The longest prefix of whole blocks that every group still holds. At least one token is left to compute, as its
-    /// logits are needed.
-    pub(crate) fn lookup(&mut self, kv: &mut SequenceKv, history: &TokenHistory) -> Hit {
+    /// The longest prefix of whole blocks that every group still holds, of `most` tokens at most. At least one token is
+    /// left to compute, as its logits are needed.
+    pub(crate) fn lookup(&mut self, kv: &mut SequenceKv, history: &TokenHistory, most: usize) -> Hit {
         let Self { layout, pools, found } = self;
-        let mut blocks = if layout.caching { (history.len() - 1) / layout.block_size } else { 0 };
+        let most = most.min(history.len() - 1);
+        let mut blocks = if layout.caching { most / layout.block_size } else { 0 };
         kv.extend_keys(layout, history, blocks);
         for (group, (pool, found)) in pools.iter().zip(&mut *found).enumerate() {
             let find = |(block, &chain): (usize, &ChainKey)| {

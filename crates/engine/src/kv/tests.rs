@@ -20,7 +20,7 @@ impl Holder {
     fn new(cache: &mut KvCache, prompt: &[u32], salt: Option<&str>) -> Self {
         let history = TokenHistory::new(prompt.into());
         let mut kv = SequenceKv::new(cache.layout(), &history, salt);
-        let hit = cache.lookup(&mut kv, &history);
+        let hit = cache.lookup(&mut kv, &history, usize::MAX);
         assert!(cache.fits(hit, history.len()));
         cache.attach(&mut kv, hit);
         assert!(cache.grow(&mut kv, history.len()));
@@ -31,7 +31,7 @@ impl Holder {
     fn hit(cache: &mut KvCache, prompt: &[u32], salt: Option<&str>) -> usize {
         let history = TokenHistory::new(prompt.into());
         let mut kv = SequenceKv::new(cache.layout(), &history, salt);
-        cache.lookup(&mut kv, &history).tokens
+        cache.lookup(&mut kv, &history, usize::MAX).tokens
     }
 
     fn blocks(&self) -> &[BlockId] {
@@ -193,7 +193,7 @@ proptest! {
                     let prompt: Arc<[u32]> = (0..len as u32).map(|i| if i < 7 { i } else { family * 100 + i }).collect();
                     let history = TokenHistory::new(prompt);
                     let mut kv = SequenceKv::new(cache.layout(), &history, salt.then_some("salt"));
-                    let hit = cache.lookup(&mut kv, &history);
+                    let hit = cache.lookup(&mut kv, &history, usize::MAX);
                     prop_assert!(hit.tokens < len && hit.tokens.is_multiple_of(block_size));
                     for (group, found) in cache.found.iter().enumerate() {
                         for (block, &id) in found.iter().enumerate() {

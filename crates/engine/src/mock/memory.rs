@@ -14,6 +14,11 @@ pub(super) fn extend(state: u64, token: u32) -> u64 {
     mix(state ^ (u64::from(token) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
+/// The state after these tokens.
+pub(super) fn state_after(tokens: &[u32]) -> u64 {
+    tokens.iter().fold(EMPTY, |state, &token| extend(state, token))
+}
+
 /// A bijection that spreads every bit.
 pub(super) fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -32,6 +37,7 @@ struct Cell {
 /// A sequence in a slot.
 struct Seat {
     params: Arc<SamplingParams>,
+    prompt: Arc<[u32]>,
     /// Every token of the sequence, as far as the plans told.
     tokens: Vec<u32>,
     state: u64,
@@ -40,6 +46,7 @@ struct Seat {
 /// What a draw depends on.
 pub(super) struct SequenceState<'a> {
     pub(super) params: &'a SamplingParams,
+    pub(super) prompt: &'a [u32],
     pub(super) state: u64,
 }
 
@@ -81,7 +88,8 @@ impl Memory {
         }
         let mut tokens = Vec::with_capacity(joined.prompt.len() + joined.params.max_tokens.min(4096) as usize);
         tokens.extend(joined.prompt.iter().chain(&joined.output));
-        self.seats[slot] = Some(Seat { params: joined.params.clone(), tokens, state: EMPTY });
+        self.seats[slot] =
+            Some(Seat { params: joined.params.clone(), prompt: joined.prompt.clone(), tokens, state: EMPTY });
     }
 
     fn cell_index(&self, table: &[u32], position: usize) -> Result<usize, String> {
@@ -93,10 +101,10 @@ impl Memory {
 
     /// The state after `position`, read from the blocks; every group must say the same. Without groups, the sequence's
     /// tokens are all there is.
-    fn read(&self, tables: Tables<'_>, slot: Slot, position: usize) -> Result<u64, String> {
+    pub(super) fn read(&self, tables: Tables<'_>, slot: Slot, position: usize) -> Result<u64, String> {
         if self.groups.is_empty() {
             let seat = self.seat(slot)?;
-            return Ok(seat.tokens[..=position].iter().fold(EMPTY, |state, &token| extend(state, token)));
+            return Ok(state_after(&seat.tokens[..=position]));
         }
         let mut states = self.groups.iter().zip(tables.iter()).map(|(cells, table)| {
             let index = self.cell_index(table, position)?;
@@ -166,6 +174,6 @@ impl Memory {
 
     /// What the next draw of a sequence depends on.
     pub(super) fn state(&self, slot: Slot) -> Result<SequenceState<'_>, String> {
-        self.seat(slot).map(|seat| SequenceState { params: &seat.params, state: seat.state })
+        self.seat(slot).map(|seat| SequenceState { params: &seat.params, prompt: &seat.prompt, state: seat.state })
     }
 }

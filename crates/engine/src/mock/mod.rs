@@ -4,7 +4,7 @@
 //! any batch, in one chunk or many, preempted or not: [`MockConfig::expected_output`] computes it without an engine. The
 //! tokens are not passed along from step to step, they are read back from fake KV blocks through the plan's block
 //! tables: a wrong table, a block reused too early or a stale prefix gives wrong tokens, or a fatal error that says which
-//! position was wrong.
+//! position was wrong. Log-probabilities of prompts and embeddings come from the same blocks.
 
 mod memory;
 #[cfg(test)]
@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::{
-    Executor, ExecutorError, InputToken, KvCacheSpec, KvGroupSpec, PlannedSequence, SamplingParams, StepId, StepMasks,
-    StepOutput, StepPlan, TokenOutput,
+    Executor, ExecutorError, InputToken, KvCacheSpec, KvGroupSpec, Logprobs, PlannedSequence, SamplingParams, StepId,
+    StepMasks, StepOutput, StepPlan, TokenOutput,
 };
 use memory::{Memory, SequenceState, Tables};
 
@@ -40,6 +40,8 @@ pub struct MockConfig {
     pub blocks: usize,
     /// KV groups; may be 0.
     pub kv_groups: usize,
+    /// H: length of an embedding.
+    pub hidden_size: usize,
     /// 1 or 2.
     pub max_in_flight: usize,
     /// Time that a step takes.
@@ -62,6 +64,7 @@ impl Default for MockConfig {
             block_size: 16,
             blocks: 4097,
             kv_groups: 1,
+            hidden_size: 8,
             max_in_flight: 1,
             step_latency: Duration::ZERO,
             token_latency: Duration::ZERO,
@@ -124,6 +127,7 @@ impl MockCounters {
 struct MockStep {
     plan: StepPlan,
     rows: Vec<TokenOutput>,
+    embeddings: Vec<Vec<f32>>,
     sampled: bool,
     ready: Instant,
 }
@@ -134,7 +138,7 @@ pub struct MockExecutor {
     spec: KvCacheSpec,
     memory: Memory,
     in_flight: VecDeque<MockStep>,
-    /// What the latest sampled step drew.
+    /// The tokens of the latest sampled step's rows.
     drawn: Vec<u32>,
     spare_rows: Vec<Vec<TokenOutput>>,
     spare_masks: StepMasks,
@@ -200,6 +204,24 @@ impl MockExecutor {
     }
 }
 
+/// The prompt token after a position, and how likely it was there.
+fn score(
+    config: &MockConfig,
+    memory: &Memory,
+    tables: Tables<'_>,
+    sequence: &PlannedSequence,
+    position: u32,
+) -> Result<TokenOutput, String> {
+    let SequenceState { params, prompt, .. } = memory.state(sequence.slot)?;
+    let outside = || format!("slot {} scores position {position}", sequence.slot);
+    let offset = position.checked_sub(sequence.first_position).ok_or_else(outside)?;
+    let &id =
+        prompt.get(position as usize + 1).filter(|_| (offset as usize) < sequence.tokens.len()).ok_or_else(outside)?;
+    let state = memory.read(tables, sequence.slot, position as usize)?;
+    let alternatives = params.prompt_logprobs.ok_or_else(outside)?;
+    Ok(TokenOutput { id, logprobs: Some(token::score(config, state, id, alternatives)) })
+}
+
 impl Executor for MockExecutor {
     fn kv_cache_spec(&self) -> &KvCacheSpec {
         &self.spec
@@ -226,13 +248,13 @@ impl Executor for MockExecutor {
         for sequence in &plan.sequences {
             self.forward(&plan, sequence)?;
         }
-        self.counters.add(plan.tokens.len(), plan.sampled_rows());
+        self.counters.add(plan.tokens.len(), plan.sequences.iter().filter(|sequence| sequence.samples).count());
         self.fails(plan.step, FailurePoint::Submit)?;
         let started = self.in_flight.back().map_or_else(Instant::now, |step| step.ready.max(Instant::now()));
         let tokens = u32::try_from(plan.tokens.len()).unwrap_or(u32::MAX);
         let ready = started + self.config.step_latency + self.config.token_latency * tokens;
         let rows = self.spare_rows.pop().unwrap_or_default();
-        self.in_flight.push_back(MockStep { plan, rows, sampled: false, ready });
+        self.in_flight.push_back(MockStep { plan, rows, embeddings: Vec::new(), sampled: false, ready });
         Ok(())
     }
 
@@ -249,22 +271,32 @@ impl Executor for MockExecutor {
         newest.sampled = true;
         self.drawn.clear();
         let mut rows = masks.bits.chunks_exact(masks.words.max(1));
-        for sequence in newest.plan.sequences.iter().filter(|sequence| sequence.samples) {
+        for sequence in &newest.plan.sequences {
+            let tables = Tables::of(&newest.plan, sequence.tables.clone());
+            for position in sequence.scores.clone() {
+                newest.rows.push(score(&self.config, &self.memory, tables, sequence, position).map_err(broken)?);
+            }
+            let SequenceState { params, state, .. } = self.memory.state(sequence.slot).map_err(broken)?;
+            if sequence.pools {
+                newest.embeddings.push(token::embedding(&self.config, state));
+            }
+            if !sequence.samples {
+                continue;
+            }
             let mask = if sequence.constrained { rows.next() } else { None };
             if sequence.constrained && mask.is_none() {
                 return Err(broken(format!("step {step} lacks a mask")));
             }
-            let SequenceState { params, state } = self.memory.state(sequence.slot).map_err(broken)?;
             let id = token::draw(&self.config, params, state, sequence.output_position, mask);
             newest.rows.push(TokenOutput { id, logprobs: token::logprobs(&self.config, params, id) });
-            self.drawn.push(id);
         }
+        self.drawn.extend(newest.rows.iter().map(|row| row.id));
         self.spare_masks = masks;
         Ok(())
     }
 
     fn wait(&mut self) -> Result<StepOutput, ExecutorError> {
-        let Some(MockStep { plan, rows, sampled, ready }) = self.in_flight.pop_front() else {
+        let Some(MockStep { plan, rows, embeddings, sampled, ready }) = self.in_flight.pop_front() else {
             return Err(broken("there is no step to wait for".into()));
         };
         if !sampled {
@@ -272,7 +304,7 @@ impl Executor for MockExecutor {
         }
         std::thread::sleep(ready.saturating_duration_since(Instant::now()));
         self.fails(plan.step, FailurePoint::Wait)?;
-        Ok(StepOutput { rows, plan })
+        Ok(StepOutput { rows, embeddings, plan })
     }
 
     fn recycle(&mut self, rows: Vec<TokenOutput>) {
@@ -288,8 +320,9 @@ impl MockConfig {
     /// The tokens that a request will get, its end-of-sequence or stop token included, if no grammar constrains it:
     /// at most `max_len − prompt` of them, where `max_len` is the engine's `max_model_len`.
     pub fn expected_output(&self, prompt: &[u32], params: &SamplingParams, max_len: usize) -> Vec<u32> {
-        let mut state = prompt.iter().fold(memory::EMPTY, |state, &token| memory::extend(state, token));
-        let most = (params.max_tokens.max(1) as usize).min(max_len.saturating_sub(prompt.len()));
+        let mut state = memory::state_after(prompt);
+        let least = u32::from(params.prompt_logprobs.is_none());
+        let most = (params.max_tokens.max(least) as usize).min(max_len.saturating_sub(prompt.len()));
         let mut output = Vec::new();
         while output.len() < most {
             let id = token::draw(self, params, state, output.len() as u32, None);
@@ -302,5 +335,21 @@ impl MockConfig {
             state = memory::extend(state, id);
         }
         output
+    }
+
+    /// The log-probabilities that a request will get of its prompt.
+    pub fn expected_prompt_logprobs(&self, prompt: &[u32], alternatives: u32) -> Vec<Logprobs> {
+        let mut state = memory::EMPTY;
+        let mut logprobs = Vec::new();
+        for pair in prompt.windows(2) {
+            state = memory::extend(state, pair[0]);
+            logprobs.push(token::score(self, state, pair[1], alternatives));
+        }
+        logprobs
+    }
+
+    /// The embedding of a prompt.
+    pub fn expected_embedding(&self, prompt: &[u32]) -> Vec<f32> {
+        token::embedding(self, memory::state_after(prompt))
     }
 }

@@ -11,7 +11,7 @@ fn plan(step: StepId, tokens: &[InputToken], first_position: u32, blocks: &[u32]
         tables: 0..1,
         samples: true,
         output_position: step as u32 - 1,
-        constrained: false,
+        ..PlannedSequence::default()
     };
     let mut plan = StepPlan { step, ..StepPlan::default() };
     plan.tokens.extend(tokens);
@@ -77,6 +77,46 @@ fn the_script_the_end_and_the_seed_are_obeyed() {
     let hot = |seed| SamplingParams { temperature: 1.0, seed, ..SamplingParams::default() };
     assert_eq!(config.expected_output(&[1], &hot(1), 100), config.expected_output(&[1], &hot(1), 100));
     assert_ne!(config.expected_output(&[1], &hot(1), 100), config.expected_output(&[1], &hot(2), 100));
+}
+
+#[test]
+fn scores_and_embeddings_follow_from_the_blocks() {
+    let mut mock = small();
+    let config = MockConfig { block_size: 2, blocks: 9, ..MockConfig::default() };
+    let mut first = plan(1, &INPUT, 0, &[3, 7]);
+    let params = SamplingParams { prompt_logprobs: Some(2), ..SamplingParams::default() };
+    first.joined.push(Joined { slot: 0, params: Arc::new(params), prompt: PROMPT.into(), output: Vec::new() });
+    first.sequences[0] = PlannedSequence { scores: 0..2, pools: true, samples: false, ..first.sequences[0].clone() };
+    mock.submit(first).unwrap();
+    mock.sample(1, StepMasks::default()).unwrap();
+    let output = mock.wait().unwrap();
+    assert_eq!(output.rows.iter().map(|row| row.id).collect::<Vec<_>>(), PROMPT[1..]);
+    let logprobs: Vec<_> = output.rows.into_iter().filter_map(|row| row.logprobs).collect();
+    assert_eq!(logprobs, config.expected_prompt_logprobs(&PROMPT, 2));
+    assert_eq!(output.embeddings, [config.expected_embedding(&PROMPT)]);
+    assert_ne!(config.expected_embedding(&[5, 4, 6]), config.expected_embedding(&PROMPT), "the order counts");
+}
+
+/// What the mock would draw greedily is what it scores as the most likely.
+#[test]
+fn scores_agree_with_draws() {
+    let config = MockConfig::default();
+    let params = SamplingParams { logprobs: Some(3), ..SamplingParams::default() };
+    let output = config.expected_output(&PROMPT, &params, 100);
+    let forced = [PROMPT.as_slice(), output.as_slice()].concat();
+    let scored = config.expected_prompt_logprobs(&forced, 3);
+    for (score, &id) in scored[PROMPT.len() - 1..].iter().zip(&output) {
+        assert_eq!(Some(score), token::logprobs(&config, &params, id).as_ref());
+    }
+}
+
+#[test]
+fn chosen_ids_are_reported_in_order() {
+    let params =
+        SamplingParams { logprobs: Some(1), logprob_token_ids: vec![5, 1000, 7, 3, 5], ..SamplingParams::default() };
+    let top = token::logprobs(&MockConfig::default(), &params, 4).unwrap().top;
+    assert_eq!(top.iter().map(|t| t.0).collect::<Vec<_>>(), [5, 7, 3, 1000]);
+    assert!(top.is_sorted_by(|a, b| a.1 >= b.1) && top[3].1 == f32::NEG_INFINITY);
 }
 
 #[test]

@@ -37,15 +37,52 @@ fn candidate(config: &MockConfig, params: &SamplingParams, state: u64, output_po
         return script[output_position as usize % script.len()];
     }
     let key = if params.temperature > 0.0 { mix(params.seed ^ u64::from(output_position)) } else { 0 };
+    function_of(config, state ^ key)
+}
+
+fn function_of(config: &MockConfig, state: u64) -> u32 {
     let span = u64::from(config.tokens.end.saturating_sub(config.tokens.start).max(1));
-    config.tokens.start + (mix(state ^ key) % span) as u32
+    config.tokens.start + (mix(state) % span) as u32
 }
 
 /// Made-up log-probabilities: the drawn token is the most likely one, each following id half as likely.
 pub(super) fn logprobs(config: &MockConfig, params: &SamplingParams, id: u32) -> Option<Logprobs> {
-    let count = params.logprobs? as usize;
+    let mut logprobs = around(config, id, id, params.logprobs?);
+    if !params.logprob_token_ids.is_empty() {
+        let mut ids = params.logprob_token_ids.clone();
+        ids.sort_by_key(|&other| (place(config, id, other), other));
+        ids.dedup();
+        logprobs.top = ids.into_iter().map(|other| (other, logprob(place(config, id, other)))).collect();
+    }
+    Some(logprobs)
+}
+
+/// How likely token `id` is after `state`, where a greedy draw without a script would find the most likely one.
+pub(super) fn score(config: &MockConfig, state: u64, id: u32, alternatives: u32) -> Logprobs {
+    around(config, function_of(config, state), id, alternatives)
+}
+
+/// The log-probabilities of `id` where `best` is the most likely token.
+fn around(config: &MockConfig, best: u32, id: u32, alternatives: u32) -> Logprobs {
     let vocab = config.vocab_size as u32;
-    let likely = |place: u32| ((id + place) % vocab, -(place as f32 + 1.0) * std::f32::consts::LN_2);
-    let top = (0..vocab).take(count).map(likely).collect();
-    Some(Logprobs { logprob: -std::f32::consts::LN_2, rank: 1, top })
+    let place = place(config, best, id);
+    let likely = |place: u32| ((best + place) % vocab, logprob(place));
+    let top = (0..vocab).take(alternatives as usize).map(likely).collect();
+    Logprobs { logprob: logprob(place), rank: place.saturating_add(1), top }
+}
+
+/// How many tokens are more likely than `id`; the most likely one is `best`. Beyond the vocabulary nothing is likely.
+fn place(config: &MockConfig, best: u32, id: u32) -> u32 {
+    let vocab = config.vocab_size as u32;
+    if id < vocab { (id + vocab - best % vocab) % vocab } else { u32::MAX }
+}
+
+fn logprob(place: u32) -> f32 {
+    if place == u32::MAX { f32::NEG_INFINITY } else { -(place as f32 + 1.0) * std::f32::consts::LN_2 }
+}
+
+/// A vector that every token before it changes, in [-1, 1).
+pub(super) fn embedding(config: &MockConfig, state: u64) -> Vec<f32> {
+    let element = |index: u64| (mix(state ^ mix(index + 1)) >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+    (0..config.hidden_size as u64).map(element).collect()
 }

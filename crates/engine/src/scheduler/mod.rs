@@ -11,7 +11,7 @@ mod write_plan;
 
 use crate::inbox::RequestId;
 use crate::kv::KvCache;
-use crate::sequence::{Residence, Sequence, SequenceKey, SequenceTable};
+use crate::sequence::{Answer, Residence, Sequence, SequenceKey, SequenceTable};
 use crate::{EngineConfig, KvCacheSpec, SchedulingPolicy, Slot, StepId, StepPlan};
 use queue::{Rank, WaitingQueue};
 
@@ -25,8 +25,23 @@ pub(crate) struct StepRow {
     tokens: usize,
     /// Of `tokens`, those of the prompt.
     prompt_tokens: usize,
-    pub(crate) samples: bool,
+    /// Rows of the output that score the prompt; they come before the one that is drawn.
+    pub(crate) scores: usize,
+    /// What becomes of its last token, if that was the last one known.
+    pub(crate) answer: Option<Answer>,
     pub(crate) constrained: bool,
+}
+
+impl StepRow {
+    /// A token is drawn.
+    pub(crate) fn samples(&self) -> bool {
+        self.answer == Some(Answer::Token)
+    }
+
+    /// The hidden state is returned.
+    pub(crate) fn pools(&self) -> bool {
+        self.answer == Some(Answer::Embedding)
+    }
 }
 
 /// What a step in flight will mean to the sequences in it.
@@ -40,6 +55,12 @@ pub(crate) struct StepRecord {
 }
 
 impl StepRecord {
+    /// Rows and embeddings of its output.
+    pub(crate) fn outputs(&self) -> (usize, usize) {
+        let rows = self.rows.iter().map(|row| row.scores + usize::from(row.samples())).sum();
+        (rows, self.rows.iter().filter(|row| row.pools()).count())
+    }
+
     /// Sequences that draw under a mask.
     pub(crate) fn constrained_rows(&self) -> usize {
         self.rows.iter().filter(|row| row.constrained).count()
@@ -51,6 +72,28 @@ impl StepRecord {
 struct Chosen {
     key: SequenceKey,
     tokens: usize,
+    /// Rows of the prompt that are scored.
+    scores: usize,
+}
+
+/// What a step may still compute.
+#[derive(Clone, Copy, Debug)]
+struct Budget {
+    tokens: usize,
+    /// Rows that are scored.
+    scores: usize,
+}
+
+impl Budget {
+    fn take(&mut self, chosen: &Chosen) {
+        self.tokens -= chosen.tokens;
+        self.scores -= chosen.scores;
+    }
+
+    fn give_back(&mut self, chosen: &Chosen) {
+        self.tokens += chosen.tokens;
+        self.scores += chosen.scores;
+    }
 }
 
 /// All sequences and blocks of the engine.
@@ -162,7 +205,7 @@ impl Scheduler {
         self.chosen.clear();
         self.admitted.clear();
         let preempted = self.preempted;
-        let mut budget = self.config.max_num_batched_tokens;
+        let mut budget = Budget { tokens: self.config.max_num_batched_tokens, scores: StepPlan::MAX_SCORED_ROWS };
         self.schedule_running(&mut budget);
         if self.preempted == preempted {
             self.schedule_waiting(budget);
@@ -179,20 +222,22 @@ impl Scheduler {
         }
     }
 
-    fn schedule_running(&mut self, budget: &mut usize) {
+    fn schedule_running(&mut self, budget: &mut Budget) {
         let share = self.share();
         let mut at = 0;
         while let Some(&key) = self.running.get(at)
-            && *budget > 0
+            && budget.tokens > 0
         {
             let Some(sequence) = self.sequences.get(key) else { break };
-            let tokens = sequence.wanted().min(share).min(*budget);
-            let end = sequence.submitted + tokens;
+            let first = sequence.submitted;
+            let tokens =
+                sequence.wanted().min(share).min(budget.tokens).min(sequence.within_rows(first, budget.scores));
+            let chosen = Chosen { key, tokens, scores: sequence.scores_until(first + tokens).len() };
             if tokens == 0 {
                 at += 1;
-            } else if self.make_room(key, end, &mut at, budget) {
-                self.chosen.push(Chosen { key, tokens });
-                *budget -= tokens;
+            } else if self.make_room(key, first + tokens, &mut at, budget) {
+                self.chosen.push(chosen);
+                budget.take(&chosen);
                 at += 1;
             }
         }
@@ -200,7 +245,7 @@ impl Scheduler {
 
     /// Gives the running sequence at index `at` blocks for `tokens` tokens, preempting others for them. `false` if it
     /// had to go itself: then `at` is the index of the next one.
-    fn make_room(&mut self, key: SequenceKey, tokens: usize, at: &mut usize, budget: &mut usize) -> bool {
+    fn make_room(&mut self, key: SequenceKey, tokens: usize, at: &mut usize, budget: &mut Budget) -> bool {
         loop {
             let Some(sequence) = self.sequences.get_mut(key) else { return false };
             if self.kv.grow(&mut sequence.kv, tokens) {
@@ -211,7 +256,7 @@ impl Scheduler {
             if victim < *at {
                 *at -= 1;
                 if let Some(choice) = self.chosen.iter().position(|chosen| chosen.key == victim_key) {
-                    *budget += self.chosen.remove(choice).tokens;
+                    budget.give_back(&self.chosen.remove(choice));
                 }
             }
             self.preempt(victim);
@@ -244,22 +289,24 @@ impl Scheduler {
         self.preempted += 1;
     }
 
-    /// Admits from the head of the queue until something runs out; no sequence passes the one at the head.
-    fn schedule_waiting(&mut self, mut budget: usize) {
+    /// Admits from the head of the queue until something runs out; no sequence passes the one at the head. One whose
+    /// rows to score do not fit this step is admitted without tokens, so that it keeps nobody else waiting.
+    fn schedule_waiting(&mut self, mut budget: Budget) {
         let share = self.share();
         while let Some(key) = self.waiting.first()
-            && budget > 0
+            && budget.tokens > 0
             && !self.kv.exhausted()
         {
             let (Some(&slot), Some(sequence)) = (self.slots.last(), self.sequences.get_mut(key)) else { break };
-            let hit = self.kv.lookup(&mut sequence.kv, &sequence.history);
+            let most = sequence.may_be_cached();
+            let hit = self.kv.lookup(&mut sequence.kv, &sequence.history, most);
             let known = sequence.history.len();
-            let mut tokens = (known - hit.tokens).min(share);
-            if tokens > budget {
+            let mut tokens = (known - hit.tokens).min(share).min(sequence.within_rows(hit.tokens, budget.scores));
+            if tokens > budget.tokens {
                 if !self.config.enable_chunked_prefill {
                     break;
                 }
-                tokens = budget;
+                tokens = budget.tokens;
             }
             if !self.kv.fits(hit, known) {
                 break;
@@ -272,20 +319,24 @@ impl Scheduler {
             debug_assert!(fits, "the whole sequence was found to fit");
             self.running.push(key);
             self.admitted.push(key);
-            self.chosen.push(Chosen { key, tokens });
-            budget -= tokens;
+            if tokens > 0 {
+                let scores = sequence.scores_until(hit.tokens + tokens).len();
+                let chosen = Chosen { key, tokens, scores };
+                self.chosen.push(chosen);
+                budget.take(&chosen);
+            }
         }
     }
 
     /// A step is complete: what it computed for `row` is in memory. Returns how many prompt tokens that were, or `None`
-    /// if the sequence has ended. If the row was sampled, the caller appends the token.
+    /// if the sequence has ended. The caller appends what the row drew and ends the sequence if its answer is no token.
     pub(crate) fn retire(&mut self, row: &StepRow) -> Option<usize> {
         let sequence = self.sequences.get_mut(row.key)?;
         if sequence.preemptions == row.preemptions {
             sequence.retired = row.first + row.tokens;
             self.kv.commit(&mut sequence.kv, &sequence.history, sequence.retired);
         }
-        if row.samples {
+        if row.answer.is_some() {
             sequence.pending -= 1;
         }
         Some(row.prompt_tokens)

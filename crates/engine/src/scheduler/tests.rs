@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::inbox::Inbox;
 use crate::kv::{SequenceKv, TokenHistory};
-use crate::{InputToken, KvGroupSpec, Request, SamplingParams, stream};
+use crate::{InputToken, KvGroupSpec, Request, SamplingParams, Task, stream};
 
 /// A scheduler, with steps that are complete at once unless a test holds them back.
 struct Rig {
@@ -37,12 +37,23 @@ impl Rig {
 
     /// Queues a request for `max_tokens` tokens after the prompt.
     fn add(&mut self, prompt: impl IntoIterator<Item = u32>, max_tokens: u32, priority: i64) -> SequenceKey {
+        self.add_with(prompt, SamplingParams { max_tokens, ..SamplingParams::default() }, priority)
+    }
+
+    fn add_with(
+        &mut self,
+        prompt: impl IntoIterator<Item = u32>,
+        params: SamplingParams,
+        priority: i64,
+    ) -> SequenceKey {
+        let max_tokens = params.max_tokens;
         let id = self.next_id;
         self.next_id += 1;
         let request = Request {
             id: id.to_string(),
             prompt: prompt.into_iter().collect(),
-            params: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
+            task: Task::Generate,
+            params: Arc::new(params),
             priority,
             arrival: self.epoch + Duration::from_millis(id),
             cache_salt: None,
@@ -63,14 +74,14 @@ impl Rig {
         let mut record = StepRecord::default();
         self.scheduler.schedule(self.step, &mut self.plan, &mut record);
         assert_eq!(self.scheduler.check_integrity(), Ok(()));
-        let share = |row: &StepRow| (self.scheduler.sequences.get(row.key).unwrap().id, row.tokens, row.samples);
+        let share = |row: &StepRow| (self.scheduler.sequences.get(row.key).unwrap().id, row.tokens, row.samples());
         (record.rows.iter().map(share).collect(), record)
     }
 
     /// The step is back; sampled sequences get token 7.
     fn retire(&mut self, record: &StepRecord) {
         for row in &record.rows {
-            if self.scheduler.retire(row).is_some() && row.samples {
+            if self.scheduler.retire(row).is_some() && row.samples() {
                 let sequence = self.scheduler.sequence_mut(row.key).unwrap();
                 sequence.history.output.push(7);
                 if sequence.full() {
@@ -315,4 +326,53 @@ fn a_row_from_before_a_preemption_gives_its_token_and_no_block() {
     rig.scheduler.remove(a);
     let (shares, _) = rig.plan();
     assert_eq!(shares, [(1, 32, false)], "prompt and token again; the blocks of the failed attempt were not indexed");
+}
+
+#[test]
+fn a_step_scores_a_bounded_number_of_rows() {
+    let config = EngineConfig { max_model_len: 400, max_num_batched_tokens: 1000, ..config() };
+    let mut rig = Rig::new(config, 400);
+    let scored = |max_tokens| SamplingParams { prompt_logprobs: Some(1), max_tokens, ..SamplingParams::default() };
+    let scores = |rig: &Rig| rig.plan.sequences.iter().map(|s| s.scores.clone()).collect::<Vec<_>>();
+    rig.add_with(prompt(1, 101), scored(5), 0);
+    rig.add_with(prompt(2, 70), scored(0), 0);
+    rig.add(prompt(3, 300), 5, 0);
+    assert_eq!(rig.step(), [(0, 64, false), (2, 300, true)], "the second waits for rows and keeps nobody waiting");
+    assert_eq!((scores(&rig), rig.plan.rows()), (vec![0..64, 0..0], 65));
+    assert_eq!(rig.plan.joined.len(), 2, "a sequence without tokens joins later");
+    assert_eq!(rig.step(), [(0, 37, true), (1, 28, false), (2, 1, true)]);
+    assert_eq!(scores(&rig), [64..100, 0..28, 0..0]);
+    assert_eq!((rig.plan.joined.len(), rig.plan.rows()), (1, 66));
+    assert_eq!(rig.step(), [(0, 1, true), (1, 42, false), (2, 1, true)]);
+    assert_eq!(scores(&rig)[1], 28..69);
+    let asked = rig.plan.sequences[1].clone();
+    assert_eq!((asked.samples, asked.pools), (false, false), "nothing is drawn");
+}
+
+#[test]
+fn a_prompt_that_is_scored_is_cut_even_without_chunks() {
+    let whole =
+        EngineConfig { enable_chunked_prefill: false, max_model_len: 100, max_num_batched_tokens: 100, ..config() };
+    let mut rig = Rig::new(whole, 64);
+    rig.add_with(prompt(1, 90), SamplingParams { prompt_logprobs: Some(0), ..SamplingParams::default() }, 0);
+    assert_eq!(rig.step(), [(0, 64, false)]);
+    assert_eq!(rig.step(), [(0, 26, true)]);
+}
+
+#[test]
+fn only_rows_that_were_scored_may_come_from_the_cache() {
+    let mut rig = Rig::new(config(), 16);
+    let scored = SamplingParams { prompt_logprobs: Some(1), max_tokens: 30, ..SamplingParams::default() };
+    rig.add(prompt(1, 30), 30, 0);
+    let second = rig.add_with(prompt(2, 32), scored, 0);
+    assert_eq!(rig.step(), [(0, 30, true), (1, 2, false)]);
+    assert_eq!(rig.step(), [(0, 1, true), (1, 30, true)]);
+    assert_eq!(rig.plan.sequences[1].scores, 2..31);
+    assert_eq!(rig.step(), [(0, 1, true)], "the second has no block for its token");
+    let sequence = rig.scheduler.sequences.get(second).unwrap();
+    assert_eq!((sequence.preemptions, sequence.scored, sequence.may_be_cached()), (1, 31, usize::MAX));
+    rig.scheduler.remove(rig.scheduler.running[0]);
+    rig.step();
+    let planned = &rig.plan.sequences[0];
+    assert!(planned.first_position > 0 && planned.scores.is_empty(), "scored before, and found");
 }

@@ -1,7 +1,7 @@
 //! From what was chosen to the flat arrays of a [`StepPlan`].
 
 use super::{Chosen, Scheduler, StepRecord, StepRow};
-use crate::sequence::{Residence, Sequence};
+use crate::sequence::{Answer, Residence, Sequence};
 use crate::{InputToken, Joined, PlannedSequence, Slot, StepId, StepPlan};
 
 impl Scheduler {
@@ -12,30 +12,32 @@ impl Scheduler {
         record.rows.clear();
         record.step = step;
         record.sampling = false;
-        for &key in &self.admitted {
-            if let Some(sequence) = self.sequences.get(key)
-                && let Residence::Running(slot) = sequence.residence
-            {
-                plan.joined.push(joined(sequence, slot));
-            }
-        }
-        let mut sampled_rows = 0;
-        for &Chosen { key, tokens } in &self.chosen {
+        let mut rows = 0;
+        for &Chosen { key, tokens, scores } in &self.chosen {
             let Some(sequence) = self.sequences.get_mut(key) else { continue };
             let Residence::Running(slot) = sequence.residence else {
                 debug_assert!(false, "a victim was taken out of the step");
                 continue;
             };
+            if !sequence.joined {
+                plan.joined.push(joined(sequence, slot));
+                sequence.joined = true;
+            }
             let first = sequence.submitted;
             let end = first + tokens;
-            let samples = end == sequence.total();
+            let answer = (end == sequence.total()).then_some(sequence.answer);
+            let samples = answer == Some(Answer::Token);
             let constrained = samples && sequence.constraint.is_some();
+            let scored = sequence.scores_until(end);
+            debug_assert_eq!(scored.len(), scores);
             plan.sequences.push(PlannedSequence {
                 slot,
                 tokens: plan.tokens.len()..plan.tokens.len() + tokens,
                 first_position: first as u32,
                 tables: plan.tables.len()..plan.tables.len() + sequence.kv.tables.len(),
+                scores: scored.start as u32..scored.end as u32,
                 samples,
+                pools: answer == Some(Answer::Embedding),
                 output_position: (sequence.history.output.len() + sequence.pending) as u32,
                 constrained,
             });
@@ -46,12 +48,14 @@ impl Scheduler {
             }
             let prompt_tokens = end.min(sequence.prompt_len()).saturating_sub(first);
             let preemptions = sequence.preemptions;
-            record.rows.push(StepRow { key, preemptions, first, tokens, prompt_tokens, samples, constrained });
+            record.rows.push(StepRow { key, preemptions, first, tokens, prompt_tokens, scores, answer, constrained });
             sequence.submitted = end;
+            sequence.scored = scored.end;
+            sequence.pending += usize::from(answer.is_some());
+            rows += scored.len() as u32;
             if samples {
-                sequence.pending += 1;
-                sequence.drawn_row = sampled_rows;
-                sampled_rows += 1;
+                sequence.drawn_row = rows;
+                rows += 1;
             }
         }
     }

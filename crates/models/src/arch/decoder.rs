@@ -133,14 +133,19 @@ impl<'a> Decoder<'a> {
         Ok(())
     }
 
-    /// Sampled rows, final norm, logits, sampling: the end of the program.
+    /// The end of the program. Pooled rows: final norm. Sampled rows: final norm, logits, sampling.
     pub(super) fn head(mut self, x: BufferId) -> Result<Program, ModelError> {
         let config = self.config();
+        let final_norm = self.vector("final_norm", Role::FinalNorm, 0, config.hidden_size)?;
+        let gathered = self.builder.buffer("x_pooled", Rows::Pooled, config.hidden_size);
+        let embedding = self.builder.buffer("embedding", Rows::Pooled, config.hidden_size);
+        self.builder.push(Op::GatherRows { input: x, out: gathered });
+        self.rms_norm(final_norm, gathered, embedding);
         let gathered = self.builder.buffer("x_sampled", Rows::Sampled, config.hidden_size);
         let normed = self.builder.buffer("normed_sampled", Rows::Sampled, config.hidden_size);
         let logits = self.builder.buffer("logits", Rows::Sampled, config.vocab_size);
         self.builder.push(Op::GatherRows { input: x, out: gathered });
-        self.norm("final_norm", Role::FinalNorm, 0, gathered, normed)?;
+        self.rms_norm(final_norm, gathered, normed);
         let weight = match self.embedding {
             Some(table) if config.tie_word_embeddings => table,
             _ => self.matrix("head", config.hidden_size, &[(Role::Head, config.vocab_size)], 0)?,
@@ -159,19 +164,14 @@ impl<'a> Decoder<'a> {
         out: BufferId,
     ) -> Result<(), ModelError> {
         let weight = self.vector(label, role, layer, self.config().hidden_size)?;
-        let eps = self.config().norm_eps;
-        let kind = NormKind::Rms;
-        self.builder.push(Op::Norm(NormOp {
-            kind,
-            weight,
-            bias: None,
-            eps,
-            unit_offset: false,
-            input,
-            add: None,
-            out,
-        }));
+        self.rms_norm(weight, input, out);
         Ok(())
+    }
+
+    fn rms_norm(&mut self, weight: WeightId, input: BufferId, out: BufferId) {
+        let (kind, eps) = (NormKind::Rms, self.config().norm_eps);
+        let (bias, unit_offset, add) = (None, false, None);
+        self.builder.push(Op::Norm(NormOp { kind, weight, bias, eps, unit_offset, input, add, out }));
     }
 
     fn qk_norm(&mut self, layer: usize) -> Result<QkNorm, ModelError> {

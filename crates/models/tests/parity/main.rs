@@ -4,6 +4,7 @@
 
 mod candle_transformers;
 mod dequantise;
+mod embedding;
 mod golden;
 mod smollm2;
 mod support;

@@ -80,11 +80,19 @@ impl Session {
             query_start: vec![0, tokens.len() as u32],
             seq_lens: vec![end as u32],
             sampled_rows: (0..tokens.len() as u32).collect(),
+            pooled_rows: (0..tokens.len() as u32).collect(),
             slots: vec![0],
         };
         self.backend.forward(&batch).unwrap();
         self.past = end;
         self.backend.logits().unwrap()
+    }
+
+    /// The hidden states of the rows run last, `[tokens, H]`.
+    pub(crate) fn embeddings(&mut self) -> Vec<f32> {
+        let mut out = Vec::new();
+        self.backend.embeddings(&mut out).unwrap();
+        out
     }
 }
 

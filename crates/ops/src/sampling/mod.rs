@@ -2,7 +2,7 @@
 //!
 //! Order of operations on a row of logits: log-probabilities are taken from the raw row; then logit bias, forbidden
 //! tokens and the grammar mask, penalties, temperature, min-p, top-k, top-p, draw. Temperature 0 takes the arg-max
-//! after masks and penalties, the lowest id among equals.
+//! after masks and penalties, the lowest id among equals. A row whose token is forced has its log-probabilities alone.
 //!
 //! Whatever the row holds, a token comes out: NaN counts as −∞, and where masks and filters leave nothing, the most
 //! likely allowed token is taken (see [`Sampler`]).

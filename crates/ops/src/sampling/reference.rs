@@ -53,10 +53,10 @@ impl Sampler {
         out.extend(batch.rows.iter().enumerate().map(|(r, row)| self.sample(&logits[r * vocab..(r + 1) * vocab], row)));
     }
 
-    /// Draws one token from a row of raw logits.
+    /// Draws one token from a row of raw logits, or takes the one that is forced.
     pub fn sample(&mut self, logits: &[f32], row: &SampleRow<'_>) -> SampledToken {
-        let id = self.draw(logits, row);
-        let logprobs = row.params.logprobs.map(|top| self.logprobs(logits, id, top as usize));
+        let id = row.forced.unwrap_or_else(|| self.draw(logits, row));
+        let logprobs = row.params.logprobs.map(|top| self.logprobs(logits, id, top as usize, row.logprob_ids));
         SampledToken { id, logprobs }
     }
 
@@ -186,8 +186,8 @@ impl Sampler {
         }
     }
 
-    /// Log-probabilities of the raw row.
-    fn logprobs(&mut self, raw: &[f32], id: u32, top: usize) -> TokenLogprobs {
+    /// Log-probabilities of the raw row: of `id`, and of `others` or else of the `top` most likely tokens.
+    fn logprobs(&mut self, raw: &[f32], id: u32, top: usize, others: &[u32]) -> TokenLogprobs {
         let value = |id: u32| match raw.get(id as usize) {
             Some(x) if !x.is_nan() => *x,
             _ => f32::NEG_INFINITY,
@@ -205,7 +205,11 @@ impl Sampler {
         let rank = 1 + ids.clone().filter(|other| order(other, &id).is_lt()).count() as u32;
         let top = top.min(raw.len());
         self.ids.clear();
-        if top > 0 {
+        if !others.is_empty() {
+            self.ids.extend(others);
+            self.ids.sort_unstable_by(order);
+            self.ids.dedup();
+        } else if top > 0 {
             self.ids.extend(ids);
             self.ids.select_nth_unstable_by(top - 1, order);
             self.ids.truncate(top);

@@ -91,6 +91,27 @@ pub struct SampleRow<'a> {
     pub forbidden: &'a [u32],
     /// Bit `id` of word `id / 32` set = allowed; `None` allows all. Holds ⌈V / 32⌉ words.
     pub mask: Option<&'a [u32]>,
+    /// The token is given: nothing is drawn, whatever else is set, and only its log-probabilities are reported.
+    pub forced: Option<u32>,
+    /// If not empty and log-probabilities are reported: the tokens to report beside the row's own, in place of the most
+    /// likely ones. Repetitions count once; an id beyond the vocabulary has the log-probability −∞.
+    pub logprob_ids: &'a [u32],
+}
+
+impl<'a> SampleRow<'a> {
+    /// A row of which nothing but the parameters is set, the first of its sequence.
+    pub const fn new(params: &'a SampleParams) -> Self {
+        Self {
+            params,
+            output_position: 0,
+            counts: None,
+            logit_bias: &[],
+            forbidden: &[],
+            mask: None,
+            forced: None,
+            logprob_ids: &[],
+        }
+    }
 }
 
 /// The rows of a step, in the order of [`StepBatch::sampled_rows`](crate::StepBatch::sampled_rows).
@@ -100,7 +121,7 @@ pub struct SampleBatch<'a> {
     pub rows: &'a [SampleRow<'a>],
 }
 
-/// A drawn token.
+/// A drawn token, or the forced one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampledToken {
     /// Its id.
@@ -112,10 +133,10 @@ pub struct SampledToken {
 /// Log-probabilities of the raw distribution (before bias, penalties and temperature).
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprobs {
-    /// Of the drawn token.
+    /// Of the row's token.
     pub logprob: f32,
     /// 1 for the most likely token.
     pub rank: u32,
-    /// `(id, log-probability)` of the most likely tokens, descending, ties by id.
+    /// `(id, log-probability)` of the most likely tokens, or of [`SampleRow::logprob_ids`]; descending, ties by id.
     pub top: Vec<(u32, f32)>,
 }

@@ -3,7 +3,8 @@
 use super::TestRng;
 use crate::{BlockTables, StepBatch};
 
-/// Cuts sequences into steps, as an engine would: hands out blocks and writes [`StepBatch`]es. Every row is sampled.
+/// Cuts sequences into steps, as an engine would: hands out blocks and writes [`StepBatch`]es. Every row is
+/// sampled, and returned.
 #[derive(Clone, Debug)]
 pub struct PagedBatches {
     block_size: usize,
@@ -95,6 +96,7 @@ impl PagedBatches {
             }
         }
         batch.sampled_rows = (0..batch.token_ids.len() as u32).collect();
+        batch.pooled_rows.clone_from(&batch.sampled_rows);
         for (group, tables) in batch.block_tables.iter_mut().enumerate() {
             let of = |index: usize| &self.sequences[index].tables[group];
             tables.stride = parts.iter().map(|&(index, _)| of(index).len()).max().unwrap_or(0);

@@ -9,7 +9,7 @@ mod reference;
 
 pub use batches::PagedBatches;
 pub use model::{MemoryWeights, QkNormWidth, TinyModel};
-pub use reference::reference_logits;
+pub use reference::{reference_embeddings, reference_logits};
 
 /// SplitMix64: a small generator for test data.
 #[derive(Clone, Debug)]

@@ -197,10 +197,14 @@ impl<'a> Build<'a> {
         let m = self.model;
         // The last addition is a product's epilogue, so that this form is used too.
         self.linear("last", &[m.hidden], y, Some(x), x);
+        let norm = self.norm_weights("final");
+        let pooled = self.builder.buffer("pooled", Rows::Pooled, m.hidden);
+        self.builder.push(Op::GatherRows { input: x, out: pooled });
+        self.push_norm(norm, pooled, None, pooled);
         let last = self.builder.buffer("last", Rows::Sampled, m.hidden);
         let logits = self.builder.buffer("logits", Rows::Sampled, m.vocab_size);
         self.builder.push(Op::GatherRows { input: x, out: last });
-        self.norm("final", last, None, last);
+        self.push_norm(norm, last, None, last);
         let weight = if m.tied { table } else { self.matrix("head", &[m.vocab_size], m.hidden, 1.0) };
         let (scale, softcap) = (m.scales.1, m.logits_softcap);
         self.builder.push(Op::Logits(Logits { weight, input: last, out: logits, scale, softcap }));
@@ -208,12 +212,28 @@ impl<'a> Build<'a> {
     }
 
     fn norm(&mut self, name: &str, input: BufferId, add: Option<BufferId>, out: BufferId) {
-        let (kind, unit_offset) = (self.model.norm, self.model.unit_offset);
+        let weights = self.norm_weights(name);
+        self.push_norm(weights, input, add, out);
+    }
+
+    /// Weight and bias.
+    fn norm_weights(&mut self, name: &str) -> (WeightId, Option<WeightId>) {
         let weight = self.vector(&format!("{name}.norm"), self.model.hidden);
-        let bias = match kind {
+        let bias = match self.model.norm {
             NormKind::Layer => Some(self.vector(&format!("{name}.norm.bias"), self.model.hidden)),
             NormKind::Rms => None,
         };
+        (weight, bias)
+    }
+
+    fn push_norm(
+        &mut self,
+        (weight, bias): (WeightId, Option<WeightId>),
+        input: BufferId,
+        add: Option<BufferId>,
+        out: BufferId,
+    ) {
+        let (kind, unit_offset) = (self.model.norm, self.model.unit_offset);
         self.builder.push(Op::Norm(NormOp { kind, weight, bias, eps: 1e-5, unit_offset, input, add, out }));
     }
 

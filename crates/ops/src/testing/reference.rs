@@ -18,6 +18,23 @@ pub fn reference_logits(
     weights: &dyn WeightSource,
     tokens: &[u32],
 ) -> Result<Vec<Vec<f64>>, WeightError> {
+    Ok(reference(program, weights, tokens)?.0)
+}
+
+/// As [`reference_logits`], the hidden states after each of `tokens`.
+///
+/// # Panics
+/// As there, and if the program returns no hidden states.
+pub fn reference_embeddings(
+    program: &Program,
+    weights: &dyn WeightSource,
+    tokens: &[u32],
+) -> Result<Vec<Vec<f64>>, WeightError> {
+    Ok(reference(program, weights, tokens)?.1)
+}
+
+/// Logits and hidden states.
+fn reference(program: &Program, weights: &dyn WeightSource, tokens: &[u32]) -> Result<(Rows, Rows), WeightError> {
     let mut interpreter = Interpreter {
         weights: program.weights.iter().map(|w| read(w, weights)).collect::<Result<_, _>>()?,
         buffers: vec![Rows::new(); program.buffers.len()],
@@ -27,7 +44,8 @@ pub fn reference_logits(
     for op in program.forward_ops() {
         out = interpreter.run(op, tokens);
     }
-    Ok(std::mem::take(&mut interpreter.buffers[out.0]))
+    let embeddings = program.embedding().map(|id| interpreter.buffer(id).clone()).unwrap_or_default();
+    Ok((std::mem::take(&mut interpreter.buffers[out.0]), embeddings))
 }
 
 /// A weight as rows.
@@ -77,7 +95,7 @@ impl Interpreter {
                 };
                 (op.out, self.buffer(op.input).iter().map(half).collect())
             }
-            // Every row is sampled.
+            // Every row is sampled, and returned.
             Op::GatherRows { input, out } => (*out, self.buffer(*input).clone()),
             Op::Logits(op) => (op.out, self.logits(op)),
             Op::Sample { logits } => (*logits, self.buffer(*logits).clone()),
