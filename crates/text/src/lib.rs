@@ -9,12 +9,17 @@
 //! output budget, encoding is linear in the text up to a logarithm, and a stream does constant work for each byte.
 
 mod chat;
+mod constraint;
 mod escape;
 mod output;
 mod stream;
 mod tokenizer;
 
 pub use chat::{ChatTemplate, ContentFormat, TemplateError, TemplateInput, normalize_messages};
+pub use constraint::{
+    AfterReasoning, AllowedTokens, BadWords, Grammar, GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec,
+    ThinkingBudget, all_of,
+};
 pub use output::{OutputDelta, OutputParser, ReasoningSyntax, ToolSyntax, UnknownParser};
 pub use stream::{TextDelta, TextOptions, TextStream};
 pub use tokenizer::{GgufVocabulary, SpecialTokens, Tokenizer, TokenizerError};

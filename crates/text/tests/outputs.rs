@@ -6,13 +6,14 @@ use octavo_text::{ChatTemplate, OutputDelta, OutputParser, ReasoningSyntax, Spec
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-const SYNTAXES: [ToolSyntax; 6] = [
+const SYNTAXES: [ToolSyntax; 7] = [
     ToolSyntax::Hermes,
     ToolSyntax::Llama3Json,
     ToolSyntax::Mistral,
     ToolSyntax::Pythonic,
     ToolSyntax::Qwen3Coder,
     ToolSyntax::DeepSeekV3,
+    ToolSyntax::JsonArray,
 ];
 
 type Calls = Vec<(String, Map<String, Value>)>;
@@ -189,6 +190,11 @@ fn write(syntax: ToolSyntax, calls: &Calls) -> String {
                 )
             });
             format!("<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>")
+        }
+        ToolSyntax::JsonArray => {
+            let list =
+                each(", ", &|name, arguments| format!("{{\"name\": \"{name}\", \"parameters\": {}}}", json(arguments)));
+            format!("[{list}]")
         }
     }
 }
@@ -449,7 +455,7 @@ fn templates_tell_their_syntax() {
         assert_eq!((ToolSyntax::detect(source), ReasoningSyntax::detect(source)), (tools, reasoning), "{source}");
     }
     let kept: Vec<_> = SYNTAXES.into_iter().filter(|syntax| !syntax.needs_special_tokens()).collect();
-    assert_eq!(kept, [ToolSyntax::Pythonic]);
+    assert_eq!(kept, [ToolSyntax::Pythonic, ToolSyntax::JsonArray]);
     assert_eq!((ReasoningSyntax::Qwen3.start(), ReasoningSyntax::DeepSeekR1.end()), ("<think>", "</think>"));
 }
 

@@ -90,6 +90,12 @@ impl ChatTemplate {
         self.content_format
     }
 
+    /// The template, given content in this form whatever it looks like.
+    #[must_use]
+    pub fn with_content_format(self, content_format: ContentFormat) -> Self {
+        Self { content_format, ..self }
+    }
+
     /// The prompt.
     ///
     /// # Errors

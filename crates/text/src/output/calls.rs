@@ -56,6 +56,7 @@ impl Frame {
                 None,
                 "`",
             ),
+            ToolSyntax::JsonArray => (&[], 0, Some('['), ""),
         };
         Self { markers, opening, bare, separators }
     }
@@ -191,7 +192,7 @@ impl ToolParser {
     fn marked_body(&self, marker: usize) -> Box<dyn Body> {
         match (self.syntax, marker) {
             (ToolSyntax::Hermes | ToolSyntax::Llama3Json, _) => Box::new(Envelope::marked()),
-            (ToolSyntax::Mistral, _) => Box::new(Mistral::Start),
+            (ToolSyntax::Mistral | ToolSyntax::JsonArray, _) => Box::new(Mistral::Start),
             (ToolSyntax::Pythonic, _) => Box::new(PythonCalls::new()),
             (ToolSyntax::Qwen3Coder, 0) => Box::new(Xml::call(Arc::clone(&self.tools))),
             (ToolSyntax::Qwen3Coder, _) => Box::new(Xml::function(Arc::clone(&self.tools))),
@@ -204,6 +205,7 @@ impl ToolParser {
     fn bare_body(&self) -> Box<dyn Body> {
         match self.syntax {
             ToolSyntax::Pythonic => Box::new(PythonCalls::new()),
+            ToolSyntax::JsonArray => Box::new(Mistral::Start),
             _ => Box::new(Envelope::bare(Arc::clone(&self.tools))),
         }
     }

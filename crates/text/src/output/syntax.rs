@@ -20,6 +20,9 @@ pub enum ToolSyntax {
     /// ``<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{…}\n```<｜tool▁call▁end｜>`` of
     /// DeepSeek-V3 and R1, and `f<｜tool▁sep｜>{…}` between the same markers of V3.1.
     DeepSeekV3,
+    /// `[{"name": "f", "parameters": {…}}, …]` and nothing else: no model's own, but what a grammar makes any model write
+    /// that must call something.
+    JsonArray,
 }
 
 /// How a model marks its reasoning.
@@ -111,7 +114,7 @@ impl ToolSyntax {
     /// Whether its markers are special tokens, in the vocabularies of some of its models at least: they must then not
     /// be left out of the text. The markers of [`Pythonic`](Self::Pythonic) can: calls are known without them.
     pub fn needs_special_tokens(self) -> bool {
-        self != Self::Pythonic
+        !matches!(self, Self::Pythonic | Self::JsonArray)
     }
 }
 

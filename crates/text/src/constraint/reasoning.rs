@@ -1,0 +1,168 @@
+//! Constraints of models that think before they answer.
+
+use octavo_engine::Constraint;
+
+use super::tokens::{allow_all, allow_only};
+
+/// Finds a sequence of tokens in a stream of them, with the usual table for where to go on after a mismatch.
+#[derive(Clone, Debug)]
+struct Marker {
+    tokens: Vec<u32>,
+    /// Length of the longest proper prefix that is also a suffix, of each prefix.
+    borders: Vec<usize>,
+}
+
+impl Marker {
+    fn new(tokens: &[u32]) -> Self {
+        let mut marker = Self { tokens: tokens.to_vec(), borders: Vec::with_capacity(tokens.len()) };
+        let mut border = 0;
+        for (index, &token) in tokens.iter().enumerate() {
+            border = if index == 0 { 0 } else { marker.advance(border, token) };
+            marker.borders.push(border);
+        }
+        marker
+    }
+
+    /// How much of the sequence stands at the end of the stream after `token`, if `matched` did before; less than all.
+    fn advance(&self, mut matched: usize, token: u32) -> usize {
+        loop {
+            if self.tokens.get(matched) == Some(&token) {
+                return matched + 1;
+            }
+            if matched == 0 {
+                return 0;
+            }
+            matched = self.borders[matched - 1];
+        }
+    }
+
+    fn is_whole(&self, matched: usize) -> bool {
+        matched == self.tokens.len()
+    }
+}
+
+/// A constraint that applies to the answer only: everything is allowed until the end-of-thinking sequence was drawn.
+pub struct AfterReasoning {
+    inner: Box<dyn Constraint>,
+    end: Marker,
+    vocab_size: usize,
+    /// For each token of the reasoning, how much of the end stood there.
+    matched: Vec<usize>,
+    /// Tokens given to `inner`.
+    answered: usize,
+}
+
+impl AfterReasoning {
+    /// Applies `inner` after the tokens of `end`; at once if that is empty. `vocab_size` is that of the model's head.
+    pub fn new(inner: Box<dyn Constraint>, end: &[u32], vocab_size: usize) -> Self {
+        Self { inner, end: Marker::new(end), vocab_size, matched: Vec::new(), answered: 0 }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.end.is_whole(self.matched.last().copied().unwrap_or(0))
+    }
+}
+
+impl Constraint for AfterReasoning {
+    fn fill_mask(&mut self, mask: &mut [u32]) {
+        if self.has_ended() {
+            self.inner.fill_mask(mask);
+        } else {
+            allow_all(mask, self.vocab_size);
+        }
+    }
+
+    fn accept(&mut self, token: u32) -> bool {
+        if self.has_ended() {
+            self.answered += 1;
+            return self.inner.accept(token);
+        }
+        self.matched.push(self.end.advance(self.matched.last().copied().unwrap_or(0), token));
+        true
+    }
+
+    fn rollback(&mut self, tokens: usize) {
+        let answered = tokens.min(self.answered);
+        if answered > 0 {
+            self.inner.rollback(answered);
+            self.answered -= answered;
+        }
+        self.matched.truncate(self.matched.len().saturating_sub(tokens - answered));
+    }
+}
+
+/// Ends thinking after so many tokens: the end-of-thinking sequence is then the only thing allowed, token by token.
+#[derive(Clone, Debug)]
+pub struct ThinkingBudget {
+    budget: usize,
+    /// Empty: the output starts inside the reasoning, which comes once.
+    start: Marker,
+    end: Marker,
+    vocab_size: usize,
+    /// One for each accepted token.
+    states: Vec<Thinking>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Thinking {
+    /// Not thinking; so much of the start sequence stands at the end of the output.
+    Out { matched: usize },
+    /// Thinking: tokens so far, and how much of the end sequence stands at the end of the output.
+    In { tokens: usize, matched: usize },
+}
+
+impl ThinkingBudget {
+    /// Allows `budget` tokens between the tokens of `start` and those of `end`. With an empty `start` the output starts
+    /// inside the reasoning, as after a chat template that opens it. `vocab_size` is that of the model's head.
+    pub fn new(budget: usize, start: &[u32], end: &[u32], vocab_size: usize) -> Self {
+        Self { budget, start: Marker::new(start), end: Marker::new(end), vocab_size, states: Vec::new() }
+    }
+
+    fn state(&self) -> Thinking {
+        match self.states.last() {
+            Some(&state) => state,
+            None if self.start.tokens.is_empty() => Thinking::In { tokens: 0, matched: 0 },
+            None => Thinking::Out { matched: 0 },
+        }
+    }
+
+    /// The token that must come next, once the budget is spent. The tokens that begin the end sequence by themselves
+    /// count as part of it.
+    fn forced(&self) -> Option<u32> {
+        match self.state() {
+            Thinking::In { tokens, matched } if tokens - matched >= self.budget => {
+                self.end.tokens.get(matched).copied()
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Constraint for ThinkingBudget {
+    fn fill_mask(&mut self, mask: &mut [u32]) {
+        match self.forced() {
+            Some(token) => allow_only(mask, &[token]),
+            None => allow_all(mask, self.vocab_size),
+        }
+    }
+
+    fn accept(&mut self, token: u32) -> bool {
+        let allowed = self.forced().is_none_or(|forced| forced == token);
+        self.states.push(match self.state() {
+            Thinking::In { tokens, matched } => match self.end.advance(matched, token) {
+                matched if self.end.is_whole(matched) => Thinking::Out { matched: 0 },
+                matched => Thinking::In { tokens: tokens + 1, matched },
+            },
+            Thinking::Out { .. } if self.start.tokens.is_empty() => Thinking::Out { matched: 0 },
+            Thinking::Out { matched } => match self.start.advance(matched, token) {
+                matched if self.start.is_whole(matched) => Thinking::In { tokens: 0, matched: 0 },
+                matched => Thinking::Out { matched },
+            },
+        });
+        allowed
+    }
+
+    fn rollback(&mut self, tokens: usize) {
+        self.states.truncate(self.states.len().saturating_sub(tokens));
+    }
+}

@@ -1,0 +1,349 @@
+//! JSON Schemas, resolved and reduced to what llguidance enforces.
+//!
+//! A schema comes from a client and is walked once, as data: references become entries of one flat `$defs`, which
+//! llguidance looks up by plain names; keywords that only annotate are dropped; a keyword that cannot be enforced
+//! while text is generated is an error that names it, unless as it stands it demands nothing. What is left is
+//! bounded in depth and size.
+
+mod keywords;
+mod reference;
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+
+use self::keywords::{Kind, demands_nothing, kind};
+use self::reference::{Document, only_reference};
+use super::{GrammarError, GrammarLimits};
+
+/// Where JSON may have whitespace between its tokens: one of these, hence never without end. A small model left to
+/// itself may print spaces until its limit.
+const WHITESPACE: &str = r"\x20{1,2}|\x09|\x0D?\x0A[\x20\x09]{0,64}";
+
+/// Levels of all referenced schemas together, since references may chain: each takes stack when it is compiled.
+const MAX_LEVELS: usize = 16_384;
+
+/// How the text of a JSON value may look.
+#[derive(Clone, Debug, Default)]
+pub(super) struct JsonStyle {
+    /// No whitespace but inside strings.
+    pub(super) compact: bool,
+    /// Regex of the whitespace between tokens, instead of the default.
+    pub(super) whitespace: Option<String>,
+    /// Objects have no properties but those that are named.
+    pub(super) close_objects: bool,
+}
+
+/// Makes `schema` one that llguidance compiles.
+///
+/// # Errors
+/// It is not a schema, cannot be enforced, refers out of itself, or is beyond the limits.
+pub(super) fn prepare(schema: &Value, style: &JsonStyle, limits: &GrammarLimits) -> Result<Value, GrammarError> {
+    let mut schemas = Schemas::new(style, limits);
+    let root = schemas.add(schema)?;
+    schemas.finish(root)
+}
+
+/// Several schemas that are to become parts of one.
+pub(super) struct Schemas<'a> {
+    style: &'a JsonStyle,
+    limits: &'a GrammarLimits,
+    /// Index in `$defs`, by the address of the schema that is referred to.
+    targets: HashMap<usize, usize>,
+    definitions: Map<String, Value>,
+    nodes: usize,
+    levels: usize,
+}
+
+impl<'a> Schemas<'a> {
+    pub(super) fn new(style: &'a JsonStyle, limits: &'a GrammarLimits) -> Self {
+        Self { style, limits, targets: HashMap::new(), definitions: Map::new(), nodes: 0, levels: 0 }
+    }
+
+    /// Reduces a document; its references lead into the common `$defs`.
+    pub(super) fn add(&mut self, schema: &'a Value) -> Result<Value, GrammarError> {
+        let document = Document::new(schema, self.limits)?;
+        let mut walk = Walk {
+            schemas: self,
+            document: &document,
+            pending: Vec::new(),
+            path: Vec::new(),
+            deepest: 0,
+            inlined: Vec::new(),
+        };
+        let root = walk.start("#", schema, schema)?;
+        while let Some(target) = walk.pending.pop() {
+            let value = walk.start(target.reference, target.schema, target.resource)?;
+            walk.schemas.definitions.insert(format!("d{}", target.index), value);
+        }
+        Ok(match root {
+            Value::Bool(true) => Value::Object(Map::new()),
+            root => root,
+        })
+    }
+
+    /// `root`, an object, with the definitions and options that go with it.
+    pub(super) fn finish(self, root: Value) -> Result<Value, GrammarError> {
+        let Value::Object(mut root) = root else {
+            return Err(GrammarError::Schema("the schema is false, so no text satisfies it".to_owned()));
+        };
+        if !self.definitions.is_empty() {
+            root.insert("$defs".to_owned(), Value::Object(self.definitions));
+        }
+        let style = self.style;
+        let whitespace = (!style.compact).then(|| style.whitespace.as_deref().unwrap_or(WHITESPACE));
+        root.insert(
+            "x-guidance".to_owned(),
+            json!({"whitespace_flexible": !style.compact, "whitespace_pattern": whitespace}),
+        );
+        Ok(Value::Object(root))
+    }
+}
+
+/// A referenced schema that is still to be reduced.
+struct Target<'d> {
+    index: usize,
+    reference: &'d str,
+    schema: &'d Value,
+    /// What its own references are relative to.
+    resource: &'d Value,
+}
+
+/// A step from a schema to one inside it, for errors.
+#[derive(Clone, Copy)]
+enum Step<'d> {
+    Key(&'d str),
+    Index(usize),
+}
+
+/// The walk over one document.
+struct Walk<'w, 'a, 'd> {
+    schemas: &'w mut Schemas<'a>,
+    document: &'w Document<'d>,
+    pending: Vec<Target<'d>>,
+    path: Vec<Step<'d>>,
+    /// The longest `path` since `start`.
+    deepest: usize,
+    /// Addresses of the schemas around here that stand in place of a reference to them.
+    inlined: Vec<usize>,
+}
+
+impl<'d> Walk<'_, '_, 'd> {
+    /// Reduces the document itself or something referred to.
+    fn start(&mut self, name: &'d str, schema: &'d Value, resource: &'d Value) -> Result<Value, GrammarError> {
+        self.path.clear();
+        self.inlined.clear();
+        self.path.push(Step::Key(name));
+        self.deepest = 0;
+        let reduced = self.schema(schema, resource)?;
+        self.schemas.levels += self.deepest;
+        if self.schemas.levels > MAX_LEVELS {
+            return Err(GrammarError::TooLarge { what: "JSON schema", limit: MAX_LEVELS });
+        }
+        Ok(reduced)
+    }
+
+    fn schema(&mut self, schema: &'d Value, resource: &'d Value) -> Result<Value, GrammarError> {
+        self.count(1)?;
+        match schema {
+            Value::Bool(_) => Ok(schema.clone()),
+            Value::Object(object) => self.object(object, Document::resource_of(schema, resource)),
+            _ => Err(GrammarError::Schema(format!("at {}, a schema must be an object or a boolean", self.path()))),
+        }
+    }
+
+    fn object(&mut self, object: &'d Map<String, Value>, resource: &'d Value) -> Result<Value, GrammarError> {
+        let mut out = Map::new();
+        for (key, value) in object {
+            self.path.push(Step::Key(key));
+            if let Some(value) = self.keyword(object, key, value, resource)? {
+                out.insert(key.clone(), value);
+            }
+            self.path.pop();
+        }
+        self.unevaluated(object, &mut out)?;
+        let named = object.contains_key("properties") || object.contains_key("patternProperties");
+        if self.schemas.style.close_objects && named && !object.contains_key("additionalProperties") {
+            out.insert("additionalProperties".to_owned(), Value::Bool(false));
+        }
+        Ok(Value::Object(out))
+    }
+
+    /// What becomes of one keyword; `None` if it is dropped.
+    fn keyword(
+        &mut self,
+        object: &'d Map<String, Value>,
+        key: &'d str,
+        value: &'d Value,
+        resource: &'d Value,
+    ) -> Result<Option<Value>, GrammarError> {
+        let value = match kind(key) {
+            Kind::Annotation | Kind::Unevaluated => return Ok(None),
+            Kind::Reference => self.reference(value, resource)?,
+            Kind::Schema if value.is_array() => self.list(value, resource)?,
+            Kind::Schema => self.schema(value, resource)?,
+            Kind::Schemas => self.list(value, resource)?,
+            Kind::Alternatives => self.alternatives(value, resource)?,
+            Kind::Named => self.named(key, value, resource)?,
+            Kind::Size => keywords::whole_number(value),
+            Kind::Lower => keywords::bound(value, false),
+            Kind::Upper => keywords::bound(value, true),
+            Kind::Data => {
+                self.data(value)?;
+                keywords::exact(value).map_err(|hint| self.unsupported(key, hint))?;
+                value.clone()
+            }
+            Kind::Format => return Ok(keywords::is_enforced_format(value).then(|| value.clone())),
+            Kind::Pattern => {
+                if let Some(pattern) = value.as_str() {
+                    super::lower::check_regex(pattern, self.schemas.limits)?;
+                }
+                value.clone()
+            }
+            Kind::Unsupported if demands_nothing(key, object) => return Ok(None),
+            Kind::Unsupported => return Err(self.unsupported(key, "")),
+        };
+        Ok(Some(value))
+    }
+
+    fn list(&mut self, value: &'d Value, resource: &'d Value) -> Result<Value, GrammarError> {
+        let list = value.as_array().ok_or_else(|| self.wrong_type("an array of schemas"))?;
+        let mut out = Vec::with_capacity(list.len());
+        for (index, schema) in list.iter().enumerate() {
+            self.path.push(Step::Index(index));
+            out.push(self.schema(schema, resource)?);
+            self.path.pop();
+        }
+        Ok(Value::Array(out))
+    }
+
+    fn named(&mut self, key: &str, value: &'d Value, resource: &'d Value) -> Result<Value, GrammarError> {
+        let map = value.as_object().ok_or_else(|| self.wrong_type("an object of schemas"))?;
+        let mut out = Map::new();
+        for (name, schema) in map {
+            if key == "patternProperties" {
+                super::lower::check_regex(name, self.schemas.limits)?;
+            }
+            self.path.push(Step::Key(name));
+            out.insert(name.clone(), self.schema(schema, resource)?);
+            self.path.pop();
+        }
+        Ok(Value::Object(out))
+    }
+
+    /// The schemas of a `oneOf`. llguidance accepts one only if its alternatives exclude each other for all to see, and
+    /// does not look through references for it, so those are put in place (a pydantic union with a discriminator is
+    /// such a list).
+    fn alternatives(&mut self, value: &'d Value, resource: &'d Value) -> Result<Value, GrammarError> {
+        let list = value.as_array().ok_or_else(|| self.wrong_type("an array of schemas"))?;
+        let mut out = Vec::with_capacity(list.len());
+        for (index, schema) in list.iter().enumerate() {
+            self.path.push(Step::Index(index));
+            let depth = self.inlined.len();
+            let (mut schema, mut resource) = (schema, resource);
+            while let Some(reference) = only_reference(schema) {
+                let (target, of) = self.resolve(reference, resource)?;
+                let address = std::ptr::from_ref(target).addr();
+                if self.inlined.contains(&address) {
+                    break;
+                }
+                self.inlined.push(address);
+                (schema, resource) = (target, of);
+            }
+            out.push(self.schema(schema, resource)?);
+            self.inlined.truncate(depth);
+            self.path.pop();
+        }
+        Ok(Value::Array(out))
+    }
+
+    /// The new spelling of a reference.
+    fn reference(&mut self, value: &'d Value, resource: &'d Value) -> Result<Value, GrammarError> {
+        let reference = value.as_str().ok_or_else(|| self.wrong_type("a string"))?;
+        let (schema, of) = self.resolve(reference, resource)?;
+        let next = self.schemas.targets.len();
+        let index = *self.schemas.targets.entry(std::ptr::from_ref(schema).addr()).or_insert_with(|| {
+            self.pending.push(Target { index: next, reference, schema, resource: of });
+            next
+        });
+        Ok(Value::String(format!("#/$defs/d{index}")))
+    }
+
+    fn resolve(&self, reference: &str, resource: &'d Value) -> Result<(&'d Value, &'d Value), GrammarError> {
+        self.document.resolve(reference, resource).map_err(|reason| GrammarError::Reference {
+            reference: reference.to_owned(),
+            path: self.path(),
+            reason,
+        })
+    }
+
+    /// `unevaluatedProperties` and `unevaluatedItems`, which can be said by simpler keywords where no other schema
+    /// applies to the same value.
+    fn unevaluated(&self, object: &Map<String, Value>, out: &mut Map<String, Value>) -> Result<(), GrammarError> {
+        const APPLICATORS: [&str; 5] = ["$ref", "allOf", "anyOf", "oneOf", "$dynamicRef"];
+        for (key, rest) in [("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")] {
+            match object.get(key) {
+                None | Some(Value::Bool(true)) => {}
+                Some(value) if value.as_object().is_some_and(Map::is_empty) => {}
+                Some(Value::Bool(false)) if !APPLICATORS.iter().any(|key| object.contains_key(*key)) => {
+                    out.entry(rest).or_insert(Value::Bool(false));
+                }
+                Some(_) => return Err(self.unsupported(key, "; use additionalProperties or items")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the parts of a constant.
+    fn data(&mut self, value: &'d Value) -> Result<(), GrammarError> {
+        self.count(1)?;
+        let parts: Vec<&Value> = match value {
+            Value::Array(list) => list.iter().collect(),
+            Value::Object(map) => map.values().collect(),
+            _ => return Ok(()),
+        };
+        self.path.push(Step::Index(0));
+        parts.into_iter().try_for_each(|part| self.data(part))?;
+        self.path.pop();
+        Ok(())
+    }
+
+    fn count(&mut self, nodes: usize) -> Result<(), GrammarError> {
+        let limits = self.schemas.limits;
+        if self.path.len() > limits.depth {
+            return Err(GrammarError::TooDeep { what: "JSON schema", limit: limits.depth });
+        }
+        self.schemas.nodes += nodes;
+        if self.schemas.nodes > limits.schema_nodes {
+            return Err(GrammarError::TooLarge { what: "JSON schema", limit: limits.schema_nodes });
+        }
+        self.deepest = self.deepest.max(self.path.len());
+        Ok(())
+    }
+
+    fn unsupported(&self, key: &str, hint: &'static str) -> GrammarError {
+        GrammarError::Keyword { keyword: key.to_owned(), path: self.path(), hint }
+    }
+
+    fn wrong_type(&self, wanted: &str) -> GrammarError {
+        GrammarError::Schema(format!("{} must be {wanted}", self.path()))
+    }
+
+    /// Where the walk is, as a JSON pointer.
+    fn path(&self) -> String {
+        let mut path = String::new();
+        for (depth, step) in self.path.iter().enumerate() {
+            match step {
+                // The reference that led here, which is a pointer already.
+                Step::Key(start) if depth == 0 => path.push_str(start),
+                _ => path.push('/'),
+            }
+            match step {
+                Step::Key(_) if depth == 0 => {}
+                Step::Key(key) => path.push_str(&key.replace('~', "~0").replace('/', "~1")),
+                Step::Index(index) => path.push_str(&index.to_string()),
+            }
+        }
+        path
+    }
+}

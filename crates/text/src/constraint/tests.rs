@@ -1,0 +1,98 @@
+//! What is not seen through the public items: the cache, and how schemas are reduced.
+
+use serde_json::{Value, json};
+
+use super::schema::{JsonStyle, prepare};
+use super::{GrammarCompiler, GrammarLimits, GrammarSpec};
+use crate::{GgufVocabulary, Tokenizer};
+
+/// Letters, a few signs, and an end.
+fn tokenizer() -> Tokenizer {
+    let mut tokens: Vec<String> = ('!'..='~').map(String::from).collect();
+    tokens.push("<end>".to_owned());
+    let mut token_types = vec![1; tokens.len()];
+    token_types[tokens.len() - 1] = 3;
+    let vocabulary = GgufVocabulary {
+        model: "gpt2".to_owned(),
+        pre: Some("smollm".to_owned()),
+        tokens,
+        token_types,
+        ..GgufVocabulary::default()
+    };
+    Tokenizer::from_gguf(vocabulary).unwrap()
+}
+
+#[test]
+fn the_cache_is_bounded_in_entries_and_bytes_and_keeps_what_is_used() {
+    let tokenizer = tokenizer();
+    let size = tokenizer.vocab_size();
+    let limits = GrammarLimits { cached_grammars: 3, cached_spec_bytes: 40, ..GrammarLimits::default() };
+    let compiler = GrammarCompiler::new(&tokenizer, size, &[size as u32 - 1], limits).unwrap();
+    let compile = |regex: &str| compiler.compile(&GrammarSpec::Regex(regex.to_owned())).unwrap();
+    for regex in ["a", "b", "c", "a", "d"] {
+        compile(regex);
+    }
+    assert_eq!(compiler.cached(), (3, 3 * "regex a".len()), "b was not used for longest");
+    assert!(compiler.is_cached("regex a") && !compiler.is_cached("regex b"));
+    compile(&"e".repeat(20));
+    assert_eq!(compiler.cached(), (3, 14 + 26));
+    compile(&"f".repeat(60));
+    assert_eq!(compiler.cached(), (3, 14 + 26), "too long to be kept");
+}
+
+fn reduced(schema: &Value) -> Value {
+    let mut reduced = prepare(schema, &JsonStyle::default(), &GrammarLimits::default()).unwrap();
+    reduced.as_object_mut().unwrap().remove("x-guidance").unwrap();
+    reduced
+}
+
+#[test]
+fn references_become_one_flat_list() {
+    let schema = json!({
+        "title": "dropped", "x-guidance": {"whitespace_flexible": true},
+        "properties": {"a": {"$ref": "#/definitions/x%20y"}, "b": {"$ref": "#"}, "c": {"$ref": "urn:x#in"}},
+        "definitions": {
+            "x y": {"$ref": "#/definitions/x%20y/properties/z", "properties": {"z": true}},
+            "own": {"$id": "urn:x", "$defs": {"i": {"$anchor": "in", "items": {"$ref": "#"}}}},
+            "unused": {"not": {}},
+        },
+    });
+    let definition = |index: usize| json!({"$ref": format!("#/$defs/d{index}")});
+    let properties = json!({"a": definition(0), "b": definition(1), "c": definition(2)});
+    assert_eq!(
+        reduced(&schema),
+        json!({
+            "properties": properties,
+            "$defs": {
+                "d2": {"items": definition(3)},
+                "d3": {},
+                "d1": {"properties": properties},
+                "d0": {"$ref": "#/$defs/d4", "properties": {"z": true}},
+                "d4": true,
+            },
+        })
+    );
+}
+
+#[test]
+fn alternatives_stand_in_place_unless_they_hold_themselves() {
+    let schema = json!({
+        "oneOf": [{"$ref": "#/$defs/n"}, {"type": "null"}],
+        "$defs": {"n": {"items": {"oneOf": [{"$ref": "#/$defs/n", "title": "again"}, {"type": "string"}]}}},
+    });
+    let again = json!({"oneOf": [{"$ref": "#/$defs/d0"}, {"type": "string"}]});
+    assert_eq!(
+        reduced(&schema),
+        json!({"oneOf": [{"items": again}, {"type": "null"}], "$defs": {"d0": {"items": {"oneOf": [{"items": again}, {"type": "string"}]}}}})
+    );
+}
+
+#[test]
+fn bounds_are_no_wider_and_counts_are_integers() {
+    let schema = json!({"maximum": u64::MAX, "minimum": i64::MIN, "minLength": 2.0, "maxItems": 3});
+    let reduced = reduced(&schema);
+    assert!(reduced["maximum"].as_f64().unwrap() < u64::MAX as f64);
+    assert_eq!(reduced["minLength"], json!(2));
+    assert_eq!(reduced["maxItems"], json!(3));
+    assert!(reduced["minimum"].as_f64().unwrap() >= i64::MIN as f64);
+}

@@ -1,0 +1,196 @@
+//! What clients may send to waste time, memory or stack: each ends in an error or works, soon.
+
+use std::time::{Duration, Instant};
+
+use octavo_text::{GrammarError, GrammarLimits, GrammarSpec};
+use serde_json::{Map, Value, json};
+
+use crate::json::{GROUND, schema};
+use crate::support::Golden;
+use crate::walk::{Ground, Rng};
+
+/// Far above what anything here takes on a slow machine in a debug build, far below what unbounded work would.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn wrapped(levels: usize, inner: Value, wrap: impl Fn(Value) -> Value) -> Value {
+    (0..levels).fold(inner, |value, _| wrap(value))
+}
+
+/// Definitions that each lead to the next.
+fn chain(length: usize, link: impl Fn(String) -> Value) -> Value {
+    let mut definitions = Map::new();
+    for index in 0..length {
+        definitions.insert(format!("d{index}"), link(format!("#/$defs/d{}", (index + 1) % length)));
+    }
+    json!({"$ref": "#/$defs/d0", "$defs": definitions})
+}
+
+fn schemas() -> Vec<(&'static str, Value)> {
+    let many = |count: usize| (0..count).map(|index| json!(format!("value {index}"))).collect::<Vec<_>>();
+    let objects = |count: usize| {
+        let properties: Map<String, Value> = (0..count).map(|i| (format!("p{i}"), json!({"type": "string"}))).collect();
+        json!({"type": "object", "properties": properties})
+    };
+    vec![
+        ("60 levels", wrapped(25, json!({}), |value| json!({"items": value}))),
+        ("1000 levels", wrapped(100, json!({}), |value| json!({"properties": {"a": {"items": value}}}))),
+        ("8000 values", json!({"enum": many(8000)})),
+        ("2000 optional properties", objects(2000)),
+        ("a chain of references", chain(3000, |next| json!({"$ref": next}))),
+        (
+            "a chain through properties",
+            chain(2000, |next| json!({"properties": {"a": {"$ref": next}}, "type": "object"})),
+        ),
+        ("a loop with siblings", chain(3, |next| json!({"$ref": next, "type": "object"}))),
+        ("itself", json!({"$ref": "#"})),
+        ("all of itself", json!({"allOf": [{"$ref": "#"}, {"$ref": "#"}]})),
+        (
+            "any of itself twice",
+            json!({"anyOf": [{"$ref": "#"}, {"items": {"$ref": "#"}}, {"properties": {"a": {"$ref": "#"}}}]}),
+        ),
+        ("long strings", json!({"type": "string", "minLength": 1_000_000, "maxLength": 4_000_000_000_u64})),
+        (
+            "many items",
+            json!({"type": "array", "minItems": 1_000_000, "maxItems": 2_000_000, "items": {"type": "null"}}),
+        ),
+        ("many properties", json!({"type": "object", "minProperties": 100_000})),
+        ("multiples", json!({"type": "integer", "multipleOf": 999_983})),
+        ("small multiples", json!({"type": "number", "multipleOf": 1e-9, "maximum": 1e300})),
+        (
+            "a product of unions",
+            json!({"allOf": vec![json!({"anyOf": many(40).into_iter().map(|v| json!({"const": v})).collect::<Vec<_>>()}); 12]}),
+        ),
+        (
+            "patterns",
+            json!({"type": "object", "patternProperties": (0..40).map(|i| (format!("^.*a{i}.*b"), json!({}))).collect::<Map<_, _>>()}),
+        ),
+        ("a hard pattern", json!({"type": "string", "pattern": "^(.*a.{60}b.*|(a|b)*c.{50})$", "minLength": 500})),
+    ]
+}
+
+fn others() -> Vec<(&'static str, GrammarSpec)> {
+    let regex = |text: &str| GrammarSpec::Regex(text.to_owned());
+    let grammar = GrammarSpec::Grammar;
+    let doubled: String = (1..40).map(|i| format!("r{i} ::= r{0} r{0}\n", i - 1)).collect();
+    let terminals: String = (1..9000).map(|i| format!("T{i}: T{}\n", i - 1)).collect();
+    vec![
+        ("a large count", regex("a{1000000}")),
+        ("counts of counts", regex("((a{1000}){1000}){1000}")),
+        ("exponential", regex("(a|b)*a(a|b){40}")),
+        ("exponential with a tail", regex("(.*a.{30}){3}b")),
+        ("groups in groups", regex(&format!("{}a{}", "(".repeat(5000), ")".repeat(5000)))),
+        ("stars of stars", regex(&format!("a{}", "*".repeat(200)))),
+        ("classes", regex(&r"[\p{L}\p{N}]".repeat(300))),
+        ("bracketed rules", grammar(format!("root ::= {}\"a\"{}", "(".repeat(9000), ")".repeat(9000)))),
+        ("bracketed Lark", grammar(format!("start: {}\"a\"{}", "(".repeat(9000), ")".repeat(9000)))),
+        ("rules that double", grammar(format!("root ::= r39\nr0 ::= \"a\"\n{doubled}"))),
+        (
+            "recursive rules that double",
+            grammar(format!("root ::= r39 root | \"b\" root \"c\" | \"\"\nr0 ::= \"a\"\n{doubled}")),
+        ),
+        ("a chain of terminals", grammar(format!("start: T8999\nT0: \"a\"\n{terminals}"))),
+        ("left recursion", grammar("root ::= root root | \"a\" | \"\"".to_owned())),
+        ("ambiguity", grammar("root ::= root root root | [a-z] | root \"a\" root".to_owned())),
+        ("no end", grammar("root ::= \"a\" root".to_owned())),
+        ("nothing but itself", grammar("root ::= root".to_owned())),
+        ("a large repetition", grammar("root ::= \"(\" (root \"x\"){99999} \")\"".to_owned())),
+        ("many choices", GrammarSpec::Choice((0..20_000).map(|index| format!("{index}")).collect())),
+        ("long choices", GrammarSpec::Choice((0..20).map(|index| index.to_string().repeat(5000)).collect())),
+        ("too long", regex(&"a".repeat(300_000))),
+    ]
+}
+
+/// Compiles, and walks a little if that works: no mask takes long either.
+fn endure(ground: &Ground, name: &str, spec: &GrammarSpec) {
+    let start = Instant::now();
+    let result = ground.compile(spec);
+    let compiled = start.elapsed();
+    assert!(compiled < PATIENCE, "{name}: compiling took {compiled:?}");
+    let outcome = match result {
+        Err(error) => {
+            let message = error.to_string();
+            assert!(!message.contains("panic") && message.len() < 1000, "{name}: {message}");
+            assert!(!matches!(error, GrammarError::TooSlow(_) | GrammarError::Busy(_)), "{name}: {message}");
+            message.chars().take(100).collect()
+        }
+        Ok(grammar) => {
+            let (mut constraint, mut rng) = (grammar.constraint(), Rng(1));
+            let mut slowest = Duration::ZERO;
+            for _ in 0..30 {
+                let start = Instant::now();
+                let mask = ground.mask(constraint.as_mut());
+                slowest = slowest.max(start.elapsed());
+                let token = ground.draw(&mask, &mut rng);
+                if ground.eos.contains(&token) || !constraint.accept(token) {
+                    break;
+                }
+            }
+            assert!(slowest < PATIENCE / 10, "{name}: a mask took {slowest:?}");
+            format!("works, slowest mask {slowest:?}")
+        }
+    };
+    println!("{name}: {compiled:?}: {outcome}");
+}
+
+#[test]
+fn hostile_schemas_end() {
+    for (name, document) in schemas() {
+        endure(&GROUND, name, &schema(document));
+    }
+}
+
+#[test]
+fn hostile_grammars_end() {
+    for (name, spec) in others() {
+        endure(&GROUND, name, &spec);
+    }
+}
+
+#[test]
+fn limits_say_what_they_are() {
+    let ground = |limits| Ground::new(Golden::byte_level().tokenizer(), &[2], 0, limits);
+    let refused = |limits, spec: &GrammarSpec| ground(limits).compile(spec).unwrap_err();
+    let limits = GrammarLimits::default;
+    let deep = schema(wrapped(9, json!({}), |value| json!({"items": value})));
+    assert_eq!(
+        refused(GrammarLimits { depth: 8, ..limits() }, &deep),
+        GrammarError::TooDeep { what: "JSON schema", limit: 8 }
+    );
+    assert_eq!(
+        refused(GrammarLimits { schema_nodes: 8, ..limits() }, &deep),
+        GrammarError::TooLarge { what: "JSON schema", limit: 8 }
+    );
+    let long = GrammarSpec::Regex("a".repeat(100));
+    assert_eq!(
+        refused(GrammarLimits { spec_bytes: 50, ..limits() }, &long),
+        GrammarError::TooLong { bytes: 106, limit: 50 }
+    );
+    let fuel = refused(GrammarLimits { compile_fuel: 50, ..limits() }, &GrammarSpec::JsonObject);
+    assert!(matches!(fuel, GrammarError::TooLarge { .. }), "{fuel}");
+    let time = refused(GrammarLimits { compile_time: Duration::ZERO, ..limits() }, &GrammarSpec::JsonObject);
+    assert!(matches!(time, GrammarError::TooSlow(_) | GrammarError::Busy(_)), "{time}");
+}
+
+/// A matcher that llguidance gives up on says so by refusing, and can go back to where it had not.
+#[test]
+fn a_matcher_out_of_fuel_refuses_and_recovers() {
+    let limits = GrammarLimits { lexer_states: 400, ..GrammarLimits::default() };
+    let ground = Ground::new(Golden::byte_level().tokenizer(), &[2], 0, limits);
+    let grammar = ground.compile(&GrammarSpec::Regex("(a|b)*a(a|b){14}c?".to_owned())).unwrap();
+    let mut constraint = grammar.constraint();
+    let (a, b) = (ground.tokenizer.token_to_id("a").unwrap(), ground.tokenizer.token_to_id("b").unwrap());
+    let first = ground.mask(constraint.as_mut());
+    let mut rng = Rng(3);
+    let mut taken = 0;
+    for _ in 0..2000 {
+        if !constraint.accept(if rng.below(2) == 0 { a } else { b }) {
+            break;
+        }
+        taken += 1;
+    }
+    assert!(taken < 2000, "the limit is reached");
+    assert_eq!(ground.allowed(&ground.mask(constraint.as_mut())), [2], "only the end");
+    assert!(!constraint.accept(2) && !constraint.accept(a), "and that as an error");
+    constraint.rollback(taken);
+    assert_eq!(ground.mask(constraint.as_mut()), first);
+}
