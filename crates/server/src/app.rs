@@ -1,26 +1,31 @@
 //! The server: its state, its routes and its life.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router};
 use http::StatusCode;
 use octavo_engine::EngineHandle;
 use octavo_telemetry::{EngineMetrics, HttpMetrics, Telemetry};
-use tokio::net::TcpListener;
+use octavo_text::{Grammar, GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec};
 use tokio::time::{Instant, sleep_until};
 
-use crate::auth::{self, ApiKeys};
 use crate::body::BodyBudget;
 use crate::config::{ServerConfig, TextModel};
 use crate::drain::Shutdown;
+use crate::error::ApiError;
+use crate::layers;
 use crate::listener::Connections;
-use crate::observe::observe;
-use crate::routes::{chat, completions, health, metrics, models};
+use crate::load::Load;
+use crate::pages;
+use crate::routes::{
+    chat, completions, embeddings, generate, health, invocations, load, messages, metrics, models, responses,
+    server_info, tokenize,
+};
 use crate::seeds::Seeds;
+use crate::sockets::Listener;
 use crate::workers::Workers;
 
 /// How long ended streams have to send their last events.
@@ -48,6 +53,29 @@ pub(crate) struct App {
     pub(crate) workers: Workers,
     pub(crate) bodies: BodyBudget,
     pub(crate) seeds: Seeds,
+    pub(crate) load: Load,
+    /// Made when the first grammar is asked for: it takes a moment, and most servers never are.
+    grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
+}
+
+impl App {
+    /// Compiles a grammar. Blocking.
+    pub(crate) fn compile(&self, mut spec: GrammarSpec) -> Result<Grammar, ApiError> {
+        let config = &self.config;
+        if let GrammarSpec::JsonSchema { disable_any_whitespace, disable_additional_properties, .. } = &mut spec {
+            *disable_any_whitespace |= config.api.disable_any_whitespace;
+            *disable_additional_properties |= config.api.disable_additional_properties;
+        }
+        let make = || {
+            let limits = GrammarLimits::default();
+            GrammarCompiler::new(&self.text.tokenizer, config.vocab_size, &config.eos_token_ids, limits)
+        };
+        let compiler = self.grammars.get_or_init(make).as_ref().map_err(|error| {
+            tracing::error!(%error, "the tokenizer cannot be restricted by grammars");
+            ApiError::internal()
+        })?;
+        compiler.compile(&spec).map_err(|error| ApiError::bad_request(error.to_string()))
+    }
 }
 
 /// Why the server ended without being asked to.
@@ -64,18 +92,34 @@ pub struct Server {
 }
 
 /// Every route: what matches it and what answers. The table is also the set of labels that HTTP metrics have.
-fn routes() -> [(&'static str, &'static str, MethodRouter<AppState>); 10] {
-    [
+pub(crate) fn routes() -> Vec<(&'static str, &'static str, MethodRouter<AppState>)> {
+    vec![
         ("POST", "/v1/chat/completions", post(chat::handle)),
         ("POST", "/v1/completions", post(completions::handle)),
+        ("POST", "/v1/responses", post(responses::handle)),
+        ("GET", "/v1/responses/{response_id}", get(responses::stored)),
+        ("POST", "/v1/responses/{response_id}/cancel", post(responses::stored)),
+        ("POST", "/v1/messages", post(messages::handle)),
+        ("POST", "/v1/messages/count_tokens", post(messages::count_tokens)),
+        ("POST", "/v1/embeddings", post(embeddings::handle)),
+        ("POST", "/tokenize", post(tokenize::tokenize)),
+        ("POST", "/detokenize", post(tokenize::detokenize)),
+        ("POST", "/invocations", post(invocations::handle)),
+        ("POST", "/generate", post(generate::handle)),
+        ("GET", "/server_info", get(server_info::handle)),
         ("GET", "/v1/models", get(models::handle)),
         ("GET", "/health", get(health::ready)),
         ("GET", "/ping", get(health::ready)),
         ("POST", "/ping", post(health::ready)),
         ("GET", "/live", get(health::live)),
         ("GET", "/version", get(health::version)),
+        ("GET", "/load", get(load::handle)),
         ("GET", "/metrics", get(metrics::handle)),
         ("GET", "/metrics/", get(metrics::handle)),
+        ("GET", "/", get(pages::chat)),
+        ("GET", "/docs", get(pages::docs)),
+        ("GET", "/redoc", get(pages::docs)),
+        ("GET", "/openapi.json", get(pages::openapi)),
     ]
 }
 
@@ -94,6 +138,8 @@ impl Server {
             http_metrics: telemetry.http(&labels),
             fingerprint: fingerprint(&config).into(),
             seeds: Seeds::new(config.seed),
+            grammars: OnceLock::new(),
+            load: Load::default(),
             bodies: BodyBudget::new(&config.connection),
             longest_token: longest_token.unwrap_or(1).max(1),
             started: unix_time(),
@@ -113,12 +159,11 @@ impl Server {
         for (_, path, handler) in routes() {
             router = router.route(path, handler);
         }
-        router
+        let router = router
             .fallback(not_found)
             .method_not_allowed_fallback(method_not_allowed)
-            .with_state(Arc::clone(&self.state))
-            .layer(from_fn_with_state(ApiKeys::new(&self.state.config.api_keys), auth::guard))
-            .layer(from_fn_with_state(self.state.http_metrics.clone(), observe))
+            .with_state(Arc::clone(&self.state));
+        layers::around(router, &self.state)
     }
 
     /// Serves until `shutdown` is signalled: readiness turns false at once, new requests are served for `shutdown_lag`,
@@ -127,21 +172,16 @@ impl Server {
     ///
     /// # Errors
     /// The listening socket is unusable.
-    pub async fn serve(self, listener: TcpListener, shutdown: Shutdown) -> Result<(), ServerError> {
+    pub async fn serve(self, listener: impl Into<Listener>, shutdown: Shutdown) -> Result<(), ServerError> {
         let router = self.router();
         let mut connections = Connections::new(self.state.config.connection);
         tokio::select! {
             () = self.state.drain.follow(&shutdown) => Ok(()),
-            result = self.run(listener, &router, &mut connections) => result,
+            result = self.run(listener.into(), &router, &mut connections) => result,
         }
     }
 
-    async fn run(
-        &self,
-        listener: TcpListener,
-        router: &Router,
-        connections: &mut Connections,
-    ) -> Result<(), ServerError> {
+    async fn run(&self, listener: Listener, router: &Router, connections: &mut Connections) -> Result<(), ServerError> {
         let (drain, config) = (&self.state.drain, &self.state.config);
         tokio::select! {
             error = connections.accept(&listener, router) => return Err(error.into()),
@@ -166,7 +206,8 @@ impl Server {
     }
 }
 
-async fn not_found() -> Response {
+/// What a path without a route is answered, as Starlette does.
+pub(crate) async fn not_found() -> Response {
     (StatusCode::NOT_FOUND, Json(serde_json::json!({"detail": "Not Found"}))).into_response()
 }
 

@@ -4,13 +4,31 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderMap, Method, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
-/// Paths that a key opens; probes and metrics stay open.
-const GUARDED: [&str; 4] = ["/v1", "/v2", "/inference", "/cohere"];
+/// Routes that need no key: probes, metrics and pages that only describe the server. Whatever is not listed is guarded,
+/// a path without a route too. vLLM guards /v1, /v2, /inference and /cohere alone, and leaves /invocations, /pooling or
+/// /tokenize to everyone.
+const OPEN: [&str; 12] = [
+    "/",
+    "/docs",
+    "/favicon.ico",
+    "/health",
+    "/live",
+    "/load",
+    "/metrics",
+    "/metrics/",
+    "/openapi.json",
+    "/ping",
+    "/redoc",
+    "/version",
+];
+
+/// Where Anthropic's clients put the key.
+const X_API_KEY: &str = "x-api-key";
 
 /// The keys, any of which will do. None: everything is open.
 #[derive(Clone, Debug)]
@@ -21,22 +39,37 @@ impl ApiKeys {
         Self(keys.iter().filter(|key| !key.is_empty()).cloned().collect())
     }
 
+    /// Whether any of a request's credentials is a key.
     fn accept(&self, headers: &HeaderMap) -> bool {
-        let Some(value) = headers.get(header::AUTHORIZATION) else { return false };
-        let Some((scheme, token)) = split_once(value.as_bytes(), b' ') else { return false };
+        let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
+            let (scheme, token) = split_once(value.as_bytes(), b' ')?;
+            scheme.eq_ignore_ascii_case(b"bearer").then_some(token)
+        });
+        let plain = headers.get(X_API_KEY).map(HeaderValue::as_bytes);
+        bearer.is_some_and(|token| self.contains(token)) || plain.is_some_and(|token| self.contains(token))
+    }
+
+    fn contains(&self, token: &[u8]) -> bool {
         // Every key is compared, so that the time tells nothing about which one came close.
-        let matches = self.0.iter().fold(false, |any, key| any | equal(key.as_bytes(), token));
-        scheme.eq_ignore_ascii_case(b"bearer") && matches
+        self.0.iter().fold(false, |any, key| any | equal(key.as_bytes(), token))
     }
 }
 
-/// Turns away requests for guarded paths that carry no valid key.
+/// Whether a request needs no key. What counts is the route that was found, never the path as it was spelled: no
+/// spelling opens a route that is not listed.
+fn is_open(request: &Request) -> bool {
+    let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
+    match *request.method() {
+        Method::OPTIONS => true,
+        Method::GET | Method::HEAD => route.is_some_and(|route| OPEN.contains(&route)),
+        Method::POST => route == Some("/ping"),
+        _ => false,
+    }
+}
+
+/// Turns away requests that need a key and carry none.
 pub(crate) async fn guard(State(keys): State<ApiKeys>, request: Request, next: Next) -> Response {
-    let path = request.uri().path();
-    let open = keys.0.is_empty()
-        || *request.method() == Method::OPTIONS
-        || !GUARDED.iter().any(|prefix| path.starts_with(prefix));
-    if open || keys.accept(request.headers()) {
+    if keys.0.is_empty() || is_open(&request) || keys.accept(request.headers()) {
         return next.run(request).await;
     }
     let body = serde_json::json!({"error": "Unauthorized"});
@@ -72,5 +105,20 @@ mod tests {
             assert!(!accepts(wrong), "{wrong}");
         }
         assert!(!keys.accept(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn a_key_may_come_in_either_header() {
+        let keys = ApiKeys::new(&["secret".into()]);
+        let accepts = |fields: &[(&'static str, &str)]| {
+            keys.accept(&fields.iter().map(|&(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect())
+        };
+        assert!(accepts(&[("x-api-key", "secret")]));
+        assert!(accepts(&[("x-api-key", "secret"), ("authorization", "Bearer wrong")]));
+        assert!(accepts(&[("x-api-key", ""), ("authorization", "Bearer secret")]));
+        for wrong in ["", "Secret", "secret ", "Bearer secret", "secretsecret"] {
+            assert!(!accepts(&[("x-api-key", wrong)]), "{wrong}");
+        }
+        assert!(!accepts(&[("api-key", "secret")]) && !accepts(&[("cookie", "x-api-key=secret")]));
     }
 }

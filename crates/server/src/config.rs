@@ -1,9 +1,11 @@
 //! What the composition tells the server.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use octavo_text::{ChatTemplate, Tokenizer};
+use octavo_text::{ChatTemplate, ReasoningSyntax, Tokenizer, ToolSyntax};
+use serde_json::{Map, Value};
 
 /// The model's own sampling defaults (`generation_config.json`), used for what a request leaves open.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -36,8 +38,10 @@ pub struct ConnectionLimits {
     pub max_body_bytes: usize,
     /// Bytes of all bodies that are being received or parsed, beyond the first 64 KiB of each.
     pub max_buffered_bytes: usize,
-    /// A client that takes no byte for this long is cut off.
+    /// A client that takes no byte for this long is cut off, and what it asked for is aborted.
     pub write_stall_timeout: Duration,
+    /// Header fields of a request, at most 10 000.
+    pub max_headers: usize,
 }
 
 impl Default for ConnectionLimits {
@@ -48,9 +52,62 @@ impl Default for ConnectionLimits {
             body_timeout: Duration::from_secs(60),
             max_body_bytes: 32 << 20,
             max_buffered_bytes: 256 << 20,
-            write_stall_timeout: Duration::from_secs(600),
+            // Longer than a terminal is paused by mistake, and short enough that a hundred dead readers are gone before
+            // they matter. The kernel reports room only when a third of the send buffer is free, so this is also a
+            // least speed, of about a kilobyte a second.
+            write_stall_timeout: Duration::from_secs(120),
+            max_headers: 256,
         }
     }
+}
+
+/// What pages of other origins may do (cross-origin resource sharing). Entries are taken literally; `"*"` stands for
+/// all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CorsConfig {
+    /// Origins whose pages may read responses; none allows none.
+    pub allowed_origins: Vec<String>,
+    /// Methods that they may use.
+    pub allowed_methods: Vec<String>,
+    /// Header fields that they may send, beside those that need no leave.
+    pub allowed_headers: Vec<String>,
+    /// Whether they may send cookies and client certificates.
+    pub allow_credentials: bool,
+}
+
+impl Default for CorsConfig {
+    /// vLLM's: no origin; every method and header.
+    fn default() -> Self {
+        let any = || vec!["*".to_owned()];
+        Self { allowed_origins: vec![], allowed_methods: any(), allowed_headers: any(), allow_credentials: false }
+    }
+}
+
+/// Whether a client must show a certificate that the configured authorities have signed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClientAuth {
+    /// None is asked for.
+    #[default]
+    None,
+    /// One may be shown; it must be valid.
+    Optional,
+    /// One must be shown.
+    Required,
+}
+
+/// The certificate of a listener, and whose clients it takes. All files are PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsConfig {
+    /// The server's certificate, followed by those of its issuers.
+    pub cert_file: PathBuf,
+    /// The private key, not encrypted; `None` if it is in `cert_file`.
+    pub key_file: Option<PathBuf>,
+    /// The authorities that sign client certificates.
+    pub ca_certs: Option<PathBuf>,
+    /// Whether clients must show one.
+    pub client_auth: ClientAuth,
+    /// Look this often for changed files and use them for new connections; `None` reads them once.
+    pub refresh: Option<Duration>,
 }
 
 /// How the server presents its model, and its limits.
@@ -84,6 +141,22 @@ pub struct ServerConfig {
     pub shutdown_lag: Duration,
     /// What GET /version answers.
     pub version: String,
+    /// Who may read responses from pages of other origins.
+    pub cors: CorsConfig,
+    /// A path under which a proxy shows this server: requests are taken with and without it. Empty: none.
+    pub root_path: String,
+    /// Responses carry an `X-Request-Id`.
+    pub request_id_headers: bool,
+    /// A stream in which nothing was sent for this long carries a comment.
+    pub sse_keep_alive: Option<Duration>,
+    /// A request that runs longer is ended with an error.
+    pub request_timeout: Option<Duration>,
+    /// GET /load counts the requests that run; otherwise it says 0.
+    pub track_load: bool,
+    /// GET /docs, /redoc and /openapi.json are not there.
+    pub disable_docs: bool,
+    /// How requests are read and answered.
+    pub api: ApiConfig,
 }
 
 impl Default for ServerConfig {
@@ -104,6 +177,57 @@ impl Default for ServerConfig {
             shutdown_timeout: Duration::from_secs(25),
             shutdown_lag: Duration::from_secs(5),
             version: env!("CARGO_PKG_VERSION").into(),
+            cors: CorsConfig::default(),
+            root_path: String::new(),
+            request_id_headers: false,
+            sse_keep_alive: None,
+            request_timeout: None,
+            track_load: false,
+            disable_docs: false,
+            api: ApiConfig::default(),
+        }
+    }
+}
+
+/// How requests are read and answered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApiConfig {
+    /// Who answers in a chat.
+    pub response_role: String,
+    /// Variables that chat templates get, unless a request sets them.
+    pub template_kwargs: Map<String, Value>,
+    /// Requests may bring a chat template of their own.
+    pub trust_request_chat_template: bool,
+    /// How the model writes calls of functions; without it, requests that leave the choice to the model are refused.
+    pub tools: Option<ToolSyntax>,
+    /// How the model marks its reasoning; without it, reasoning is content.
+    pub reasoning: Option<ReasoningSyntax>,
+    /// The usage tells how many prompt tokens were in the prefix cache.
+    pub prompt_tokens_details: bool,
+    /// Streams tell the usage, asked or not.
+    pub force_include_usage: bool,
+    /// Tokens of a streamed chunk.
+    pub stream_interval: u32,
+    /// JSON that must fit a schema is written without optional whitespace.
+    pub disable_any_whitespace: bool,
+    /// Objects that must fit a schema have only the properties that it names.
+    pub disable_additional_properties: bool,
+}
+
+impl Default for ApiConfig {
+    /// What vLLM does without a flag.
+    fn default() -> Self {
+        Self {
+            response_role: "assistant".into(),
+            template_kwargs: Map::new(),
+            trust_request_chat_template: false,
+            tools: None,
+            reasoning: None,
+            prompt_tokens_details: false,
+            force_include_usage: false,
+            stream_interval: 1,
+            disable_any_whitespace: false,
+            disable_additional_properties: false,
         }
     }
 }

@@ -94,6 +94,12 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "NotFoundError", message).with_param("model")
     }
 
+    /// 404: no response of that id is stored, because none ever is.
+    pub(crate) fn response_not_found(id: &str) -> Self {
+        let message = format!("Response with id '{}' not found.", cut(id));
+        Self::new(StatusCode::NOT_FOUND, "NotFoundError", message).with_param("response_id")
+    }
+
     /// 413: the body exceeds `limit` bytes.
     pub(crate) fn body_too_large(limit: usize) -> Self {
         let message = format!("The request body is larger than the limit of {limit} bytes.");
@@ -104,6 +110,12 @@ impl ApiError {
     pub(crate) fn body_timeout(limit: Duration) -> Self {
         let message = format!("The request body did not arrive within {} seconds.", limit.as_secs_f64());
         Self::new(StatusCode::REQUEST_TIMEOUT, "Request Timeout", message)
+    }
+
+    /// 504: the request ran for longer than `limit`.
+    pub(crate) fn request_timeout(limit: Duration) -> Self {
+        let message = format!("The request did not finish within {} seconds.", limit.as_secs_f64());
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "Gateway Timeout", message)
     }
 
     /// 429: come back in a moment.
@@ -183,8 +195,12 @@ impl ApiError {
         self
     }
 
+    /// When to come back, if that is all it takes.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
     /// The status of the response.
-    #[cfg(test)]
     pub(crate) fn status(&self) -> StatusCode {
         self.status
     }

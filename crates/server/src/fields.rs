@@ -159,6 +159,15 @@ impl FieldValue for Vec<i64> {
     }
 }
 
+impl FieldValue for Vec<String> {
+    const ERROR: &'static str = "list_type";
+    const MESSAGE: &'static str = "Input should be a valid list of strings";
+
+    fn read(raw: &RawValue) -> Option<Self> {
+        json(raw)
+    }
+}
+
 impl FieldValue for Vec<Value> {
     const ERROR: &'static str = "list_type";
     const MESSAGE: &'static str = "Input should be a valid list";

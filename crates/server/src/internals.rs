@@ -4,10 +4,12 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use octavo_text::Tokenizer;
+use octavo_text::{OutputDelta, Tokenizer};
 
 use crate::choices::Output;
+use crate::logprobs::Spelling;
 use crate::sse::{Events, Extras};
+use crate::types::response::UsageDetails;
 use crate::wire::{ChatWire, Envelope, Wire};
 
 /// The events of a streamed chat completion of one choice.
@@ -22,13 +24,27 @@ impl ChatEvents {
             model: "org/model".into(),
             fingerprint: "octavo".into(),
         };
-        Self(ChatWire { envelope, n: 1, prompt_tokens: 8, logprobs: None, tokenizer })
+        Self(ChatWire {
+            envelope,
+            n: 1,
+            prompt: Arc::new([0; 8]),
+            role: "assistant".into(),
+            echo: None,
+            logprobs: None,
+            prompt_logprobs: false,
+            spelling: Spelling { tokenizer, as_ids: false },
+            return_token_ids: false,
+            prompt_text: None,
+            details: UsageDetails::default(),
+            parses: false,
+        })
     }
 
     /// The event that carries `text`.
     pub fn text(&mut self, text: String) -> Bytes {
         let mut events = Events::default();
-        self.0.chunk(&mut events, Output { index: 0, text, tokens: Vec::new(), finish: None }, Extras::default());
+        let output = Output { parts: vec![OutputDelta::Content(text)], ..Output::default() };
+        self.0.chunk(&mut events, output, Extras::default());
         events.into_bytes()
     }
 }

@@ -1,8 +1,8 @@
 //! HTTP: OpenAI routes, server-sent events, limits and errors.
 //!
-//! A request passes through these modules in order: `listener` (a socket), `observe` and `auth` (every request),
-//! `body` (bytes), `prepare` (on the blocking pool: `types` checks the shape, `params` the meaning; template and
-//! tokenizer make the prompt), `choices` (its sequences in the engine), and `wire` with `sse` (its answer).
+//! A request passes through these modules in order: `sockets`, `tls` and `listener` (a connection), what `layers` lists
+//! (every request), `body` (bytes), `prepare` (on the blocking pool: `types` checks the shape, `params` the meaning;
+//! template and tokenizer make the prompt), `choices` (its sequences in the engine), and `wire` with `sse` (its answer).
 //!
 //! A client that goes away drops its handler's future or its response's body, and with it the engine's streams: that is
 //! all there is to cancellation.
@@ -14,27 +14,42 @@ mod auth;
 mod body;
 mod choices;
 mod config;
+mod cors;
+mod deadline;
 mod drain;
 mod error;
 mod fields;
 #[doc(hidden)]
 pub mod internals;
+mod keep_alive;
+mod layers;
 mod listener;
+mod load;
 mod loading;
 mod logprobs;
 mod observe;
+mod pages;
 mod params;
 mod prepare;
+mod request_id;
+mod restrictions;
+mod root_path;
 mod routes;
 mod seeds;
+mod sockets;
 mod sse;
 mod stall;
+mod tls;
 mod types;
 mod unserved;
 mod wire;
 mod workers;
 
 pub use app::{Server, ServerError};
-pub use config::{ConnectionLimits, SamplingDefaults, ServerConfig, TextModel};
+pub use config::{
+    ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, SamplingDefaults, ServerConfig, TextModel, TlsConfig,
+};
 pub use drain::Shutdown;
 pub use loading::serve_while_loading;
+pub use sockets::{Listener, UnixSocketError};
+pub use tls::TlsError;

@@ -8,16 +8,15 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::config::ConnectionLimits;
-use crate::stall::StallGuard;
+use crate::sockets::{Accepted, Listener};
 
-/// Header fields of a request.
-const MAX_HEADERS: usize = 100;
+/// More header fields than this are more than the HTTP library can hold.
+const MOST_HEADERS: usize = 10_000;
 
 /// How long the listener rests when the system has no file descriptor or memory left for another connection.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(50);
@@ -36,11 +35,11 @@ impl Connections {
     }
 
     /// Accepts connections for as long as it is polled; returns why the listener is unusable.
-    pub(crate) async fn accept(&mut self, listener: &TcpListener, router: &Router) -> io::Error {
+    pub(crate) async fn accept(&mut self, listener: &Listener, router: &Router) -> io::Error {
         loop {
             tokio::select! {
                 accepted = listener.accept() => match accepted {
-                    Ok((socket, _)) => self.open(socket, router.clone()),
+                    Ok(accepted) => self.open(accepted, router.clone()),
                     Err(error) => match Failure::of(&error) {
                         Failure::Connection => {}
                         Failure::Exhausted => {
@@ -56,9 +55,9 @@ impl Connections {
         }
     }
 
-    fn open(&mut self, socket: TcpStream, router: Router) {
+    fn open(&mut self, accepted: Accepted, router: Router) {
         let (limits, closing) = (self.limits, self.closing.subscribe());
-        self.tasks.spawn(serve(socket, router, limits, closing));
+        self.tasks.spawn(serve(accepted, router, limits, closing));
     }
 
     /// Asks every connection to close after the request in hand.
@@ -98,18 +97,26 @@ impl Failure {
     }
 }
 
-async fn serve(socket: TcpStream, router: Router, limits: ConnectionLimits, mut closing: watch::Receiver<bool>) {
-    // A token is a small packet: it must not wait for the acknowledgement of the one before.
-    if let Err(error) = socket.set_nodelay(true) {
-        tracing::debug!(%error, "TCP_NODELAY could not be set");
-    }
-    let io = TokioIo::new(StallGuard::new(socket, limits.write_stall_timeout));
+async fn serve(accepted: Accepted, router: Router, limits: ConnectionLimits, mut closing: watch::Receiver<bool>) {
+    let opened = tokio::select! {
+        // In this order: who needs no handshake is served though the end has begun since it was accepted.
+        biased;
+        opened = accepted.open(&limits) => opened,
+        () = told(&mut closing) => return,
+    };
+    let socket = match opened {
+        Ok(socket) => socket,
+        Err(error) => {
+            tracing::debug!(%error, "a handshake failed");
+            return;
+        }
+    };
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_timeout)
         .max_buf_size(limits.max_head_bytes.max(8 << 10))
-        .max_headers(MAX_HEADERS)
-        .serve_connection(io, TowerToHyperService::new(router));
+        .max_headers(limits.max_headers.min(MOST_HEADERS))
+        .serve_connection(TokioIo::new(socket), TowerToHyperService::new(router));
     let mut connection = pin!(connection);
     let result = tokio::select! {
         result = connection.as_mut() => Some(result),

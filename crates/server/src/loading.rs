@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
-use tokio::net::TcpListener;
 use tokio::time::Instant;
 
 use crate::app::ServerError;
@@ -13,6 +12,7 @@ use crate::config::ConnectionLimits;
 use crate::error::ApiError;
 use crate::listener::Connections;
 use crate::routes::health;
+use crate::sockets::Listener;
 
 /// How long answers given during the load have to be taken.
 const LAST_WORDS: Duration = Duration::from_millis(500);
@@ -23,7 +23,7 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 /// # Errors
 /// The listening socket is unusable.
 pub async fn serve_while_loading<T>(
-    listener: &TcpListener,
+    listener: &Listener,
     limits: ConnectionLimits,
     load: impl Future<Output = T>,
 ) -> Result<T, ServerError> {

@@ -12,6 +12,9 @@ use crate::types::common::CommonFields;
 /// Lower temperatures than this are raised to it, unless they are 0.
 const MIN_TEMPERATURE: f64 = 0.01;
 
+/// Most ids of `logprob_token_ids`.
+const MAX_LOGPROB_TOKENS: usize = 128;
+
 /// The checked parameters of a request, before they are fitted to a prompt.
 #[derive(Clone, Debug)]
 pub(crate) struct Sampling {
@@ -58,6 +61,9 @@ impl Sampling {
             )?,
             seed: 0,
             logprobs: logprobs.map(|(field, count)| alternatives(field, count, config)).transpose()?,
+            logprob_token_ids: logprob_token_ids(fields, config)?,
+            prompt_logprobs: prompt_logprobs(fields, config)?,
+            repetition_detection: fields.repetition_detection,
             logit_bias: logit_bias(fields, config)?,
             max_tokens: 1,
             min_tokens: min_tokens(fields.min_tokens.unwrap_or(0))?,
@@ -103,9 +109,31 @@ impl Sampling {
         SamplingParams { seed, max_tokens, ..self.base.clone() }
     }
 
+    /// Also reports the prompt's log-probabilities, as many as the output's: an echoed prompt comes with its own.
+    pub(crate) fn with_echoed_logprobs(mut self) -> Self {
+        self.base.prompt_logprobs = self.base.prompt_logprobs.max(self.base.logprobs);
+        self
+    }
+
+    /// Whether the prompt is worth computing even if nothing follows it.
+    pub(crate) fn scores_prompt(&self) -> bool {
+        self.base.prompt_logprobs.is_some()
+    }
+
+    /// In effect, as decimal numbers that read like the request's.
+    pub(crate) fn temperature_and_top_p(&self) -> (f64, f64) {
+        let decimal = |value: f32| value.to_string().parse().unwrap_or(f64::from(value));
+        (decimal(self.base.temperature), decimal(self.base.top_p))
+    }
+
+    /// Tokens that the client asked for.
+    pub(crate) fn max_tokens(&self) -> Option<u32> {
+        self.max_tokens
+    }
+
     /// Alternatives to report with each token, if any are asked for.
     pub(crate) fn logprobs(&self) -> Option<u32> {
-        self.base.logprobs
+        self.base.logprobs.map(|top| top.max(self.base.logprob_token_ids.len() as u32))
     }
 
     /// Whether the prompt is all the client wants.
@@ -224,6 +252,34 @@ fn alternatives(field: &str, count: i64, config: &ServerConfig) -> Result<u32, A
             Err(ApiError::invalid_value(field, count, message))
         }
     }
+}
+
+/// Chosen tokens whose log-probabilities are reported.
+fn logprob_token_ids(fields: &CommonFields, config: &ServerConfig) -> Result<Vec<u32>, ApiError> {
+    let ids = &fields.logprob_token_ids;
+    if ids.len() > MAX_LOGPROB_TOKENS {
+        let message = format!("logprob_token_ids accepts at most {MAX_LOGPROB_TOKENS} ids, got {}.", ids.len());
+        return Err(ApiError::bad_request(message).with_param("logprob_token_ids"));
+    }
+    ids.iter().map(|&id| known_token("logprob_token_ids", id, config)).collect()
+}
+
+/// An id that the model has.
+pub(crate) fn known_token(field: &str, id: i64, config: &ServerConfig) -> Result<u32, ApiError> {
+    u32::try_from(id).ok().filter(|&id| (id as usize) < config.vocab_size).ok_or_else(|| {
+        let message =
+            format!("{field} contains the token id {id}, which is out of the vocabulary of {} ids.", config.vocab_size);
+        ApiError::bad_request(message).with_param(field)
+    })
+}
+
+fn prompt_logprobs(fields: &CommonFields, config: &ServerConfig) -> Result<Option<u32>, ApiError> {
+    let Some(count) = fields.prompt_logprobs else { return Ok(None) };
+    if fields.stream.is_some() && count != 0 {
+        let message = "`prompt_logprobs` are not available when `stream=True`.";
+        return Err(ApiError::bad_request(message).with_param("prompt_logprobs"));
+    }
+    alternatives("prompt_logprobs", count, config).map(Some)
 }
 
 fn logit_bias(fields: &CommonFields, config: &ServerConfig) -> Result<Vec<(u32, f32)>, ApiError> {

@@ -1,11 +1,12 @@
-//! A response as server-sent events. The next event is made only when the socket has room for it: a client that reads
-//! slowly gets fewer, longer chunks, and costs no more memory than one that reads fast.
+//! A response as server-sent events, one for each token. The next frame is made only when the socket has room for it: what
+//! waits for a client that reads slowly are its tokens, not their events.
 
 use std::convert::Infallible;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use futures::FutureExt;
 use futures::stream::unfold;
 use http::header;
 use serde::Serialize;
@@ -14,7 +15,10 @@ use crate::choices::{Choices, Output};
 use crate::error::ApiError;
 use crate::types::common::StreamOptions;
 use crate::types::response::Usage;
-use crate::wire::Wire;
+use crate::wire::{Tally, Wire};
+
+/// A frame that has this many bytes takes no more outputs.
+const FRAME_BYTES: usize = 32 << 10;
 
 /// Events of one frame of the body.
 #[derive(Default)]
@@ -33,7 +37,23 @@ impl Events {
         self.0.into()
     }
 
-    fn done(&mut self) {
+    /// Adds an event with a name and a JSON body.
+    pub(crate) fn push_named(&mut self, name: &str, data: &impl Serialize) {
+        self.0.extend_from_slice(b"event: ");
+        self.0.extend_from_slice(name.as_bytes());
+        self.0.push(b'\n');
+        self.push(data);
+    }
+
+    /// Adds a line of JSON.
+    pub(crate) fn line(&mut self, data: &impl Serialize) {
+        let written = serde_json::to_writer(&mut self.0, data);
+        debug_assert!(written.is_ok(), "response bodies have string keys and go to memory");
+        self.0.push(b'\n');
+    }
+
+    /// Adds what ends the streams of the completion routes.
+    pub(crate) fn done(&mut self) {
         self.0.extend_from_slice(b"data: [DONE]\n\n");
     }
 }
@@ -52,8 +72,7 @@ struct Streaming<W> {
     choices: Choices,
     wire: W,
     options: StreamOptions,
-    /// Tokens that each choice has generated.
-    generated: Vec<usize>,
+    tally: Tally,
     unfinished: usize,
     /// The output that was awaited before the response began.
     first: Option<Output>,
@@ -67,74 +86,70 @@ pub(crate) async fn respond<W: Wire>(
     options: StreamOptions,
 ) -> Result<Response, ApiError> {
     let first = choices.next().await.transpose()?;
-    let count = wire.choices();
-    let streaming =
-        Streaming { choices, wire, options, generated: vec![0; count], unfinished: count, first, ended: false };
+    let (tally, unfinished) = (Tally::new(&wire, choices.n()), wire.choices());
+    let streaming = Streaming { choices, wire, options, tally, unfinished, first, ended: false };
     let frames = unfold(streaming, |mut streaming| async {
         let frame = streaming.next_frame().await?;
         Some((Ok::<_, Infallible>(frame), streaming))
     });
-    let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
+    let headers = [(header::CONTENT_TYPE, W::STREAM_TYPE), (header::CACHE_CONTROL, "no-cache")];
     Ok((headers, Body::from_stream(frames)).into_response())
 }
 
 impl<W: Wire> Streaming<W> {
-    /// The events of the next output; `None` after the end.
+    /// The events of the next output, and of those that are there already; `None` after the end.
     async fn next_frame(&mut self) -> Option<Bytes> {
-        if self.ended {
-            return None;
-        }
         let mut events = Events::default();
-        let output = match self.first.take() {
-            Some(first) => {
-                self.open(&mut events);
-                Some(Ok(first))
+        // What has nothing to say makes no event, and an empty frame would end the body.
+        while events.0.is_empty() && !self.ended {
+            let output = match self.first.take() {
+                Some(first) => {
+                    self.open(&mut events);
+                    Some(Ok(first))
+                }
+                None => self.choices.next().await,
+            };
+            self.advance(&mut events, output);
+            while !self.ended && events.0.len() < FRAME_BYTES {
+                let Some(output) = self.choices.next().now_or_never() else { break };
+                self.advance(&mut events, output);
             }
-            None => self.choices.next().await,
-        };
+        }
+        (!events.0.is_empty()).then(|| events.into_bytes())
+    }
+
+    fn advance(&mut self, events: &mut Events, output: Option<Result<Output, ApiError>>) {
         match output {
-            Some(Ok(output)) => self.chunk(&mut events, output),
+            Some(Ok(output)) => self.chunk(events, output),
             Some(Err(error)) => {
-                events.push(&error.body());
+                self.wire.fail(events, &error);
                 self.ended = true;
             }
             None => self.ended = true,
         }
         if self.unfinished == 0 && !self.ended {
             if self.options.include_usage {
-                self.wire.usage(&mut events, self.usage());
+                self.wire.usage(events, self.tally.total());
             }
+            self.wire.close(events, self.tally.total());
             self.ended = true;
         }
-        if self.ended {
-            events.done();
-        }
-        Some(events.into_bytes())
     }
 
     fn open(&mut self, events: &mut Events) {
-        for index in 0..self.generated.len() {
-            let usage = self.options.continuous_usage.then(|| self.usage_of(index));
+        for index in 0..self.wire.choices() {
+            let usage = self.options.continuous_usage.then(|| self.tally.of(index));
             self.wire.open(events, index as u32, Extras { usage, fingerprint: false });
         }
     }
 
     fn chunk(&mut self, events: &mut Events, output: Output) {
-        let index = output.index as usize;
-        self.generated[index] += output.tokens.len();
+        self.tally.add(&output);
         self.unfinished -= usize::from(output.finish.is_some());
         let extras = Extras {
-            usage: self.options.continuous_usage.then(|| self.usage_of(index)),
+            usage: self.options.continuous_usage.then(|| self.tally.of(output.index as usize)),
             fingerprint: self.unfinished == 0 && !self.options.include_usage,
         };
         self.wire.chunk(events, output, extras);
-    }
-
-    fn usage_of(&self, index: usize) -> Usage {
-        Usage::new(self.wire.prompt_tokens(index as u32), self.generated[index])
-    }
-
-    fn usage(&self) -> Usage {
-        Usage::new(self.wire.total_prompt_tokens(), self.generated.iter().sum())
     }
 }

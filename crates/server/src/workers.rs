@@ -24,6 +24,14 @@ impl Workers {
         Self { small: Arc::new(Semaphore::new(cores)), large: Arc::new(Semaphore::new(cores.div_ceil(2))) }
     }
 
+    /// Runs what may take a while whatever the size of its input.
+    pub(crate) async fn run_heavy<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.run(usize::MAX, work).await
+    }
+
     /// Runs `work` on a body of `bytes` bytes. If the caller goes away while it waits, it never runs; once it runs, the
     /// lane stays taken until it is done.
     pub(crate) async fn run<T: Send + 'static>(

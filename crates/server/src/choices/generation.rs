@@ -1,18 +1,33 @@
-//! One sequence: the engine's tokens turned into text until a stop string or the engine ends it.
+//! One sequence: the engine's tokens turned into text, and the text taken apart, until a stop string or the engine ends
+//! it.
 
 use octavo_engine::{FinishReason, RequestEvent, RequestStream, TokenOutput};
 use octavo_text::TextStream;
 
 use crate::choices::Output;
+use crate::choices::parts::Parts;
 use crate::types::response::{Finish, StopReason};
 
-/// Drives a [`RequestStream`] through a [`TextStream`]. Dropping it aborts the sequence.
+/// Drives a [`RequestStream`] through a [`TextStream`] and [`Parts`]. Dropping it aborts the sequence.
 pub(crate) struct Generation {
     index: u32,
     source: Source,
+    /// What the engine has given and is not yet put out.
+    event: RequestEvent,
+    /// Its tokens that are out.
+    taken: usize,
     text: TextStream,
+    parts: Parts,
+    pace: Pace,
+}
+
+/// How a sequence's tokens become outputs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
     /// A stop token is part of the text.
-    include_stop: bool,
+    pub(crate) include_stop: bool,
+    /// Tokens of an output; the first and the last come as they are.
+    pub(crate) interval: u32,
 }
 
 enum Source {
@@ -23,69 +38,113 @@ enum Source {
 }
 
 impl Generation {
-    pub(crate) fn new(index: u32, stream: RequestStream, text: TextStream, include_stop: bool) -> Self {
-        Self { index, source: Source::Engine(stream), text, include_stop }
+    /// `stream` is none if there is nothing to generate.
+    pub(crate) fn new(
+        index: u32,
+        stream: Option<RequestStream>,
+        (text, parts): (TextStream, Parts),
+        pace: Pace,
+    ) -> Self {
+        let source = stream.map_or(Source::Nothing, Source::Engine);
+        Self { index, source, event: RequestEvent::default(), taken: 0, text, parts, pace }
     }
 
-    /// A choice of no tokens.
-    pub(crate) fn empty(index: u32, text: TextStream) -> Self {
-        Self { index, source: Source::Nothing, text, include_stop: false }
-    }
-
-    /// The next output; `None` after the last, or the reason why the sequence died.
+    /// The next output: one token, unless the pace says more. `None` after the last, or the reason why the sequence
+    /// died.
     pub(crate) async fn next(&mut self) -> Option<Result<Output, FinishReason>> {
-        let event = match &mut self.source {
-            Source::Engine(stream) => stream.next().await,
-            Source::Nothing => Some(RequestEvent { finish: Some(FinishReason::Length), ..RequestEvent::default() }),
-            Source::Ended => return None,
-        };
-        let Some(event) = event else {
-            self.source = Source::Ended;
-            return Some(Err(FinishReason::Error("the engine dropped a request".into())));
-        };
-        let output = self.take(event);
-        if !matches!(&output, Ok(Output { finish: None, .. })) {
-            // A stop string ends a sequence that the engine would continue.
-            if let (Source::Engine(stream), Ok(_)) = (std::mem::replace(&mut self.source, Source::Ended), &output) {
-                stream.finish();
+        if matches!(self.source, Source::Ended) {
+            return None;
+        }
+        let mut output = Output { index: self.index, ..Output::default() };
+        let mut wanted = 1;
+        loop {
+            if let Err(error) = self.refill().await {
+                self.source = Source::Ended;
+                return Some(Err(error));
+            }
+            let begins = self.event.cached_tokens.is_some() || matches!(self.source, Source::Nothing);
+            self.take(&mut output);
+            if output.finish.is_some() {
+                // A stop string ends a sequence that the engine would continue.
+                if let Source::Engine(stream) = std::mem::replace(&mut self.source, Source::Ended) {
+                    stream.finish();
+                }
+                return Some(Ok(output));
+            }
+            if !begins {
+                wanted = self.pace.interval as usize;
+            }
+            if output.tokens.len() >= wanted {
+                return Some(Ok(output));
             }
         }
-        Some(output)
     }
 
-    fn take(&mut self, event: RequestEvent) -> Result<Output, FinishReason> {
-        let RequestEvent { mut tokens, finish, .. } = event;
-        if let Some(error @ FinishReason::Error(_)) = finish {
-            return Err(error);
+    /// Waits until there is something to put out.
+    async fn refill(&mut self) -> Result<(), FinishReason> {
+        if self.taken < self.event.tokens.len() {
+            return Ok(());
         }
-        let ends_with_stop_token = matches!(finish, Some(FinishReason::Stop { .. })) && !tokens.is_empty();
-        let shown = tokens.len() - usize::from(ends_with_stop_token && !self.include_stop);
-        let mut text = String::new();
-        if let Some((count, stop)) = self.push(&tokens[..shown], &mut text) {
-            tokens.truncate(count);
-            let finish = Some(Finish::Stop(Some(StopReason::String(stop))));
-            return Ok(Output { index: self.index, text, tokens, finish });
+        self.taken = 0;
+        self.event = match &mut self.source {
+            Source::Engine(stream) => match stream.next().await {
+                Some(event) => event,
+                None => return Err(FinishReason::Error("the engine dropped a request".into())),
+            },
+            Source::Nothing | Source::Ended => {
+                RequestEvent { finish: Some(FinishReason::Length), ..RequestEvent::default() }
+            }
+        };
+        match &self.event.finish {
+            Some(error @ FinishReason::Error(_)) => Err(error.clone()),
+            _ => Ok(()),
         }
-        let finish = finish.map(|finish| match finish {
-            FinishReason::Stop { token } => Finish::Stop(token.map(StopReason::Token)),
-            FinishReason::Length => Finish::Length,
-            FinishReason::Abort | FinishReason::Error(_) => Finish::Abort,
+    }
+
+    /// Moves the next token into `output`, with what comes with it, and the end if that was the last one.
+    fn take(&mut self, output: &mut Output) {
+        output.cached_tokens = output.cached_tokens.or(self.event.cached_tokens.take());
+        if !self.event.prompt_logprobs.is_empty() {
+            output.prompt_logprobs = std::mem::take(&mut self.event.prompt_logprobs);
+        }
+        let token = self
+            .event
+            .tokens
+            .get_mut(self.taken)
+            .map(|token| TokenOutput { id: token.id, logprobs: token.logprobs.take() });
+        self.taken += usize::from(token.is_some());
+        let last = self.taken >= self.event.tokens.len();
+        let finish = if last { self.event.finish.take() } else { None };
+        if let Some(token) = token {
+            let stops = matches!(finish, Some(FinishReason::Stop { .. }));
+            let shown = !stops || self.pace.include_stop;
+            let stop = if shown { self.push(&token, output) } else { None };
+            output.tokens.push(token);
+            if let Some(stop) = stop {
+                self.end(output, Finish::Stop(Some(StopReason::String(stop))));
+                return;
+            }
+        }
+        if let Some(finish) = finish {
+            let rest = self.text.finish();
+            self.parts.push(&rest, &mut output.parts);
+            self.end(output, Finish::from(finish));
+        }
+    }
+
+    /// Adds a token's text; a stop string that it completes is returned.
+    fn push(&mut self, token: &TokenOutput, output: &mut Output) -> Option<String> {
+        let delta = self.text.push(token.id);
+        self.parts.push(&delta.text, &mut output.parts);
+        output.reasoning_tokens += usize::from(self.parts.is_reasoning());
+        delta.stop
+    }
+
+    fn end(&mut self, output: &mut Output, finish: Finish) {
+        self.parts.finish(&mut output.parts);
+        output.finish = Some(match finish {
+            Finish::Stop(reason) if self.parts.has_called() => Finish::ToolCalls(reason),
+            finish => finish,
         });
-        if finish.is_some() {
-            text.push_str(&self.text.finish());
-        }
-        Ok(Output { index: self.index, text, tokens, finish })
-    }
-
-    /// Appends the tokens' text. If a stop string is found: how many tokens it took, and the string.
-    fn push(&mut self, tokens: &[TokenOutput], text: &mut String) -> Option<(usize, String)> {
-        for (index, token) in tokens.iter().enumerate() {
-            let delta = self.text.push(token.id);
-            text.push_str(&delta.text);
-            if let Some(stop) = delta.stop {
-                return Some((index + 1, stop));
-            }
-        }
-        None
     }
 }

@@ -1,27 +1,32 @@
 //! The sequences of one request, from submission to their ends.
 
 mod generation;
+mod parts;
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
 use futures::stream::{SelectAll, Stream, StreamExt, unfold};
-use octavo_engine::{EngineState, FinishReason, Request, SubmitError, TokenOutput};
+use octavo_engine::{EngineState, FinishReason, Logprobs, Request, SubmitError, TokenOutput};
 use octavo_telemetry::Rejection;
-use octavo_text::TextStream;
+use octavo_text::{OutputDelta, TextStream};
 
 use crate::app::AppState;
 use crate::error::ApiError;
 use crate::params::Sampling;
+use crate::restrictions::Restrictions;
 use crate::types::response::Finish;
 
-use generation::Generation;
+use generation::{Generation, Pace};
+use parts::Parts;
+
+pub(crate) use parts::{Calls, Parsing, append};
 
 /// A prompt that fits.
 pub(crate) struct PreparedPrompt {
     pub(crate) tokens: Arc<[u32]>,
-    /// Tokens that may follow; 0 only if the prompt is echoed.
+    /// Tokens that may follow; 0 only if the prompt is all the client wants.
     pub(crate) max_tokens: u32,
 }
 
@@ -30,9 +35,13 @@ pub(crate) struct Submission {
     pub(crate) request_id: String,
     pub(crate) prompts: Vec<PreparedPrompt>,
     pub(crate) sampling: Sampling,
+    pub(crate) restrictions: Restrictions,
+    pub(crate) parsing: Parsing,
     pub(crate) priority: i64,
     pub(crate) cache_salt: Option<Arc<str>>,
     pub(crate) arrival: Instant,
+    /// Tokens of an output.
+    pub(crate) interval: u32,
 }
 
 /// What one engine output adds to a choice.
@@ -40,10 +49,16 @@ pub(crate) struct Submission {
 pub(crate) struct Output {
     /// Prompt index × n + child.
     pub(crate) index: u32,
-    /// New text; empty while a character or a possible stop string is incomplete.
-    pub(crate) text: String,
+    /// New text, taken apart; none while a character, a possible stop string or a marker is incomplete.
+    pub(crate) parts: Vec<OutputDelta>,
     /// The tokens of this output.
     pub(crate) tokens: Vec<TokenOutput>,
+    /// How many of them are reasoning.
+    pub(crate) reasoning_tokens: usize,
+    /// Prompt tokens that were in the prefix cache, in a choice's first output.
+    pub(crate) cached_tokens: Option<u32>,
+    /// Those of the prompt from its second token on, in a choice's first output, if they were asked for.
+    pub(crate) prompt_logprobs: Vec<Logprobs>,
     /// Set in a choice's last output.
     pub(crate) finish: Option<Finish>,
 }
@@ -76,6 +91,11 @@ impl Choices {
         Ok(Self { running, state: state.clone(), n, generated })
     }
 
+    /// Sequences of each prompt.
+    pub(crate) fn n(&self) -> u32 {
+        self.n
+    }
+
     /// The next output of any choice; `None` when all have ended.
     pub(crate) async fn next(&mut self) -> Option<Result<Output, ApiError>> {
         let output = match self.running.next().await? {
@@ -105,10 +125,12 @@ fn start(state: &AppState, submission: &Submission, index: usize) -> Result<Gene
     let Submission { prompts, sampling, .. } = submission;
     let (prompt, child) = (&prompts[index / sampling.n as usize], index as u32 % sampling.n);
     let text = TextStream::new(Arc::clone(&state.text.tokenizer), &prompt.tokens, sampling.text.clone());
-    if prompt.max_tokens == 0 {
-        return Ok(Generation::empty(index as u32, text));
+    let sinks = (text, Parts::new(&submission.parsing));
+    let pace = Pace { include_stop: sampling.includes_stop(), interval: submission.interval };
+    if prompt.max_tokens == 0 && !sampling.scores_prompt() {
+        return Ok(Generation::new(index as u32, None, sinks, pace));
     }
-    let single = submission.prompts.len() == 1 && sampling.n == 1;
+    let single = prompts.len() == 1 && sampling.n == 1;
     let request = Request {
         id: if single { submission.request_id.clone() } else { format!("{}-{index}", submission.request_id) },
         prompt: Arc::clone(&prompt.tokens),
@@ -116,20 +138,24 @@ fn start(state: &AppState, submission: &Submission, index: usize) -> Result<Gene
         priority: submission.priority,
         arrival: submission.arrival,
         cache_salt: submission.cache_salt.clone(),
-        constraint: None,
+        constraint: submission.restrictions.constraint(),
         parent_n: (child == 0).then_some(sampling.n),
+        task: octavo_engine::Task::Generate,
     };
-    let stream = state.engine.submit(request).map_err(|error| refused(state, &error))?;
-    Ok(Generation::new(index as u32, stream, text, sampling.includes_stop()))
+    let stream = submit(state, request)?;
+    Ok(Generation::new(index as u32, Some(stream), sinks, pace))
 }
 
-fn refused(state: &AppState, error: &SubmitError) -> ApiError {
-    match error {
-        SubmitError::TooManyRequests { .. } => state.http_metrics.rejected(Rejection::Requests),
-        SubmitError::TooManyTokens { .. } => state.http_metrics.rejected(Rejection::Tokens),
-        _ => {}
-    }
-    ApiError::from_submit(error, state.engine.status().state == EngineState::Failed)
+/// Gives a request to the engine.
+pub(crate) fn submit(state: &AppState, request: Request) -> Result<octavo_engine::RequestStream, ApiError> {
+    state.engine.submit(request).map_err(|error| {
+        match error {
+            SubmitError::TooManyRequests { .. } => state.http_metrics.rejected(Rejection::Requests),
+            SubmitError::TooManyTokens { .. } => state.http_metrics.rejected(Rejection::Tokens),
+            _ => {}
+        }
+        ApiError::from_submit(&error, state.engine.status().state == EngineState::Failed)
+    })
 }
 
 async fn next(mut generation: Generation) -> Option<(Result<Output, ApiError>, Generation)> {

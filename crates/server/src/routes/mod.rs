@@ -2,41 +2,78 @@
 
 pub(crate) mod chat;
 pub(crate) mod completions;
+pub(crate) mod embeddings;
+pub(crate) mod generate;
 pub(crate) mod health;
+pub(crate) mod invocations;
+pub(crate) mod load;
+pub(crate) mod messages;
 pub(crate) mod metrics;
 pub(crate) mod models;
+pub(crate) mod responses;
+pub(crate) mod server_info;
+pub(crate) mod tokenize;
 
 use std::sync::Arc;
 
 use axum::extract::Request;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 
 use crate::app::AppState;
+use crate::body::ReceivedBody;
 use crate::choices::Choices;
 use crate::error::ApiError;
 use crate::prepare::{Headers, Prepared};
 use crate::wire::{self, Wire};
 
 /// How a generation route reads its body.
-type Prepare<W> = fn(&AppState, &[u8], &Headers) -> Result<Prepared<W>, ApiError>;
+pub(crate) type Prepare<W> = fn(&AppState, &[u8], &Headers) -> Result<Prepared<W>, ApiError>;
 
 /// Answers a generation request. Dropping the future, or the body of its response, aborts the sequences.
 async fn generate<W: Wire>(state: AppState, request: Request, prepare: Prepare<W>) -> Response {
-    match try_generate(state, request, prepare).await {
+    let received = match receive(&state, request).await {
+        Ok(received) => received,
+        Err(error) => return W::refuse(&error),
+    };
+    run(state, received, prepare).await
+}
+
+/// The body of a request, and what its headers say.
+async fn receive(state: &AppState, request: Request) -> Result<(ReceivedBody, Headers), ApiError> {
+    let headers = Headers::read(&request);
+    let body = state.bodies.receive(request, &state.config.connection).await?;
+    Ok((body, headers?))
+}
+
+/// Answers a generation request whose body is here.
+async fn run<W: Wire>(state: AppState, received: (ReceivedBody, Headers), prepare: Prepare<W>) -> Response {
+    match try_run(state, received, prepare).await {
         Ok(response) => response,
-        Err(error) => error.into_response(),
+        Err(error) => W::refuse(&error),
     }
 }
 
-async fn try_generate<W: Wire>(state: AppState, request: Request, prepare: Prepare<W>) -> Result<Response, ApiError> {
-    let head = request.headers().clone();
-    let body = state.bodies.receive(request, &state.config.connection).await?;
-    let headers = Headers::read(&head)?;
-    let prepared = {
-        let state = Arc::clone(&state);
-        let size = body.bytes.len();
-        state.clone().workers.run(size, move || prepare(&state, &body.bytes, &headers)).await?
-    };
+async fn try_run<W: Wire>(
+    state: AppState,
+    (body, headers): (ReceivedBody, Headers),
+    prepare: Prepare<W>,
+) -> Result<Response, ApiError> {
+    let mut prepared = blocking(&state, body, move |state, body| prepare(state, body, &headers)).await?;
+    if let Some(spec) = prepared.grammar.take() {
+        let compiling = Arc::clone(&state);
+        prepared.submission.restrictions.grammar =
+            Some(state.workers.run_heavy(move || compiling.compile(spec)).await?);
+    }
     let choices = Choices::submit(&state, prepared.submission)?;
     wire::respond(choices, prepared.wire, prepared.stream).await
+}
+
+/// Does what a body asks for on the blocking pool.
+async fn blocking<T: Send + 'static>(
+    state: &AppState,
+    body: ReceivedBody,
+    work: impl FnOnce(&AppState, &[u8]) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let worker = Arc::clone(state);
+    state.workers.run(body.bytes.len(), move || work(&worker, &body.bytes)).await
 }

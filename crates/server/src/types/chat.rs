@@ -5,7 +5,11 @@ use serde_json::{Map, Value};
 use crate::error::{ApiError, FieldError};
 use crate::fields::Fields;
 use crate::types::common::CommonFields;
+use crate::types::tools::{ToolChoice, Tools};
 use crate::unserved::{self, Route};
+
+/// Values of `reasoning_effort`.
+pub(crate) const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// A chat request, of the right shape.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,15 +17,25 @@ pub(crate) struct ChatRequest {
     pub(crate) common: CommonFields,
     /// Objects with a role.
     pub(crate) messages: Vec<Value>,
-    pub(crate) max_completion_tokens: Option<i64>,
+    /// The field that limits the output, and its value.
+    pub(crate) limit: (&'static str, Option<i64>),
     /// Number of alternatives, if log-probabilities are asked for.
     pub(crate) logprobs: Option<i64>,
     pub(crate) documents: Option<Vec<Value>>,
     pub(crate) add_generation_prompt: bool,
     pub(crate) continue_final_message: bool,
     pub(crate) add_special_tokens: bool,
+    /// The client's own template.
+    pub(crate) chat_template: Option<String>,
     /// Further variables of the template.
     pub(crate) template_kwargs: Map<String, Value>,
+    pub(crate) tools: Tools,
+    /// Repeat the last message in front of the answer, if its role is the answer's.
+    pub(crate) echo: bool,
+    pub(crate) include_reasoning: bool,
+    /// Most tokens of reasoning.
+    pub(crate) thinking_token_budget: Option<u32>,
+    pub(crate) return_prompt_text: bool,
 }
 
 impl ChatRequest {
@@ -33,17 +47,67 @@ impl ChatRequest {
         let request = Self {
             common: CommonFields::read(&mut fields),
             messages: messages(&mut fields),
-            max_completion_tokens: fields.get("max_completion_tokens"),
+            limit: ("max_completion_tokens", None),
             logprobs: logprobs(&mut fields),
             documents: fields.get("documents"),
             add_generation_prompt,
             continue_final_message,
             add_special_tokens: fields.get("add_special_tokens").unwrap_or(false),
+            chat_template: fields.get("chat_template"),
             template_kwargs: template_kwargs(&mut fields),
+            tools: Tools::read(&mut fields),
+            echo: fields.get("echo").unwrap_or(false),
+            include_reasoning: fields.get("include_reasoning").unwrap_or(true),
+            thinking_token_budget: thinking_token_budget(&mut fields),
+            return_prompt_text: fields.get("return_prompt_text").unwrap_or(false),
+        };
+        check_combinations(&request, &mut fields);
+        let limit = match (fields.get("max_completion_tokens"), request.common.max_tokens) {
+            (None, Some(tokens)) => ("max_tokens", Some(tokens)),
+            (tokens, _) => ("max_completion_tokens", tokens),
         };
         fields.finish()?;
-        Ok(request)
+        Ok(Self { limit, ..request })
     }
+
+    /// A conversation as another route of the API tells it: everything else is at its default.
+    pub(crate) fn new(common: CommonFields, messages: Vec<Value>, limit: (&'static str, Option<i64>)) -> Self {
+        Self {
+            common,
+            messages,
+            limit,
+            logprobs: None,
+            documents: None,
+            add_generation_prompt: true,
+            continue_final_message: false,
+            add_special_tokens: false,
+            chat_template: None,
+            template_kwargs: Map::new(),
+            tools: Tools::default(),
+            echo: false,
+            include_reasoning: true,
+            thinking_token_budget: None,
+            return_prompt_text: false,
+        }
+    }
+}
+
+fn check_combinations(request: &ChatRequest, fields: &mut Fields<'_>) {
+    if request.logprobs.is_none() && !request.common.logprob_token_ids.is_empty() {
+        fields.value_error("logprob_token_ids", "when using `logprob_token_ids`, `logprobs` must be set to true.");
+    }
+    if request.common.grammar.is_some() && matches!(request.tools.choice, ToolChoice::Required | ToolChoice::Named(_)) {
+        let message = "a `tool_choice` that forces a call cannot be combined with another restriction of the output.";
+        fields.value_error("tool_choice", message);
+    }
+}
+
+fn thinking_token_budget(fields: &mut Fields<'_>) -> Option<u32> {
+    let budget: i64 = fields.get("thinking_token_budget")?;
+    if budget < -1 {
+        fields.value_error("thinking_token_budget", "thinking_token_budget must be -1 or at least 0.");
+    }
+    u32::try_from(budget).ok()
 }
 
 /// Whether the prompt ends with the start of a new message, and whether with the unfinished last one. The second turns
@@ -74,14 +138,19 @@ fn logprobs(fields: &mut Fields<'_>) -> Option<i64> {
 fn template_kwargs(fields: &mut Fields<'_>) -> Map<String, Value> {
     let mut kwargs: Map<String, Value> = fields.get("chat_template_kwargs").unwrap_or_default();
     if let Some(effort) = fields.get::<String>("reasoning_effort") {
-        if !["none", "minimal", "low", "medium", "high", "xhigh", "max"].contains(&effort.as_str()) {
-            let message = "Input should be 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'";
+        if !EFFORTS.contains(&effort.as_str()) {
+            let message = format!("Input should be one of '{}'", EFFORTS.join("', '"));
             fields.error("reasoning_effort", "literal_error", message);
         }
-        kwargs.entry("enable_thinking").or_insert(Value::Bool(effort != "none"));
-        kwargs.entry("reasoning_effort").or_insert(Value::String(effort));
+        set_effort(&mut kwargs, effort);
     }
     kwargs
+}
+
+/// Tells the template how much to reason, unless the client has told it itself.
+pub(crate) fn set_effort(kwargs: &mut Map<String, Value>, effort: String) {
+    kwargs.entry("enable_thinking").or_insert(Value::Bool(effort != "none"));
+    kwargs.entry("reasoning_effort").or_insert(Value::String(effort));
 }
 
 fn messages(fields: &mut Fields<'_>) -> Vec<Value> {

@@ -1,14 +1,17 @@
 //! Fields that chat and completion requests share.
 
+use octavo_engine::RepetitionDetection;
+use octavo_text::GrammarSpec;
 use serde_json::{Map, Value};
 
 use crate::fields::{Fields, Strings};
+use crate::types::structured;
 
 /// Most stop strings of a request.
 pub(crate) const MAX_STOP_STRINGS: usize = 4;
 
 /// Most characters of a request id that a client chooses.
-const MAX_REQUEST_ID: usize = 256;
+pub(crate) const MAX_REQUEST_ID: usize = 256;
 
 /// How a stream reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,8 +22,20 @@ pub(crate) struct StreamOptions {
     pub(crate) continuous_usage: bool,
 }
 
+/// Largest pattern that repetition is looked for with, in tokens.
+const MAX_PATTERN: i64 = 256;
+
+/// How much of a prompt that is too long is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Truncation {
+    /// Tokens; `None` for as many as leave room for the output.
+    pub(crate) tokens: Option<u32>,
+    /// Keep the end of the prompt, not its beginning.
+    pub(crate) keep_end: bool,
+}
+
 /// The shared fields, of the right types; ranges are checked later.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CommonFields {
     pub(crate) model: Option<String>,
     pub(crate) max_tokens: Option<i64>,
@@ -43,6 +58,18 @@ pub(crate) struct CommonFields {
     pub(crate) priority: i64,
     pub(crate) request_id: Option<String>,
     pub(crate) cache_salt: Option<String>,
+    pub(crate) allowed_token_ids: Option<Vec<i64>>,
+    pub(crate) bad_words: Vec<String>,
+    pub(crate) logprob_token_ids: Vec<i64>,
+    pub(crate) prompt_logprobs: Option<i64>,
+    pub(crate) repetition_detection: Option<RepetitionDetection>,
+    pub(crate) return_token_ids: bool,
+    pub(crate) return_tokens_as_token_ids: bool,
+    pub(crate) truncation: Option<Truncation>,
+    /// Tokens of a streamed chunk, if the client says.
+    pub(crate) stream_interval: Option<u32>,
+    /// What the output must look like.
+    pub(crate) grammar: Option<GrammarSpec>,
     /// `None`: the response is one JSON body.
     pub(crate) stream: Option<StreamOptions>,
 }
@@ -71,6 +98,16 @@ impl CommonFields {
             priority: fields.get("priority").unwrap_or(0),
             request_id: request_id(fields),
             cache_salt: cache_salt(fields),
+            allowed_token_ids: allowed_token_ids(fields),
+            bad_words: fields.get("bad_words").unwrap_or_default(),
+            logprob_token_ids: fields.get("logprob_token_ids").unwrap_or_default(),
+            prompt_logprobs: fields.get("prompt_logprobs"),
+            repetition_detection: repetition_detection(fields),
+            return_token_ids: fields.get("return_token_ids").unwrap_or(false),
+            return_tokens_as_token_ids: fields.get("return_tokens_as_token_ids").unwrap_or(false),
+            truncation: truncation(fields),
+            stream_interval: stream_interval(fields),
+            grammar: structured::grammar(fields),
             stream: stream(fields),
         }
     }
@@ -89,7 +126,8 @@ fn stop_strings(fields: &mut Fields<'_>) -> Vec<String> {
     stop
 }
 
-fn request_id(fields: &mut Fields<'_>) -> Option<String> {
+/// Reads `request_id`, and what belongs to it.
+pub(crate) fn request_id(fields: &mut Fields<'_>) -> Option<String> {
     let id: String = fields.get("request_id")?;
     if id.chars().count() > MAX_REQUEST_ID {
         fields.value_error("request_id", format_args!("request_id must have at most {MAX_REQUEST_ID} characters."));
@@ -97,13 +135,75 @@ fn request_id(fields: &mut Fields<'_>) -> Option<String> {
     Some(id)
 }
 
-fn cache_salt(fields: &mut Fields<'_>) -> Option<String> {
+/// Reads `cache_salt`, and what belongs to it.
+pub(crate) fn cache_salt(fields: &mut Fields<'_>) -> Option<String> {
     let salt: String = fields.get("cache_salt")?;
     if !(1..=128).contains(&salt.chars().count()) || salt.contains(['@', '/', '\\', '\0']) {
         let message = "cache_salt must have 1 to 128 characters and none of '@', '/', '\\' and NUL.";
         fields.value_error("cache_salt", message);
     }
     Some(salt)
+}
+
+fn allowed_token_ids(fields: &mut Fields<'_>) -> Option<Vec<i64>> {
+    let ids: Vec<i64> = fields.get("allowed_token_ids")?;
+    if ids.is_empty() {
+        fields.value_error("allowed_token_ids", "allowed_token_ids is not None and empty!");
+    }
+    Some(ids)
+}
+
+fn repetition_detection(fields: &mut Fields<'_>) -> Option<RepetitionDetection> {
+    let raw = fields.raw("repetition_detection")?;
+    let mut inner = match Fields::object(raw, vec!["repetition_detection".into()]) {
+        Ok(inner) => inner,
+        Err(error) => {
+            fields.absorb([error]);
+            return None;
+        }
+    };
+    let mut number = |name: &str, default: i64, low: i64, high: i64| {
+        let value = inner.get(name).unwrap_or(default);
+        if !(low..=high).contains(&value) {
+            inner.value_error(name, format_args!("{name} must be in [{low}, {high}], got {value}."));
+        }
+        value.clamp(low, high) as u32
+    };
+    let max_pattern_size = number("max_pattern_size", 0, 0, MAX_PATTERN);
+    let min_pattern_size = number("min_pattern_size", 0, 0, MAX_PATTERN).max(1);
+    let min_count = number("min_count", 0, 0, i64::from(u32::MAX));
+    if max_pattern_size > 0 && (min_pattern_size > max_pattern_size || min_count < 2) {
+        let message = "min_pattern_size must not exceed max_pattern_size, and min_count must be at least 2.";
+        inner.value_error("max_pattern_size", message);
+    }
+    fields.absorb(inner.into_errors());
+    (max_pattern_size > 0).then_some(RepetitionDetection { max_pattern_size, min_pattern_size, min_count })
+}
+
+/// Reads `truncation`, and what belongs to it.
+pub(crate) fn truncation(fields: &mut Fields<'_>) -> Option<Truncation> {
+    let side: Option<String> = fields.get("truncation_side");
+    if side.as_deref().is_some_and(|side| side != "left" && side != "right") {
+        fields.error("truncation_side", "literal_error", "Input should be 'left' or 'right'");
+    }
+    let wanted: i64 = fields.get("truncate_prompt_tokens")?;
+    let tokens = match wanted {
+        -1 => None,
+        1.. => Some(u32::try_from(wanted).unwrap_or(u32::MAX)),
+        _ => {
+            fields.value_error("truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1.");
+            None
+        }
+    };
+    Some(Truncation { tokens, keep_end: side.as_deref() != Some("right") })
+}
+
+fn stream_interval(fields: &mut Fields<'_>) -> Option<u32> {
+    let interval: i64 = fields.get("stream_interval")?;
+    if interval < 1 {
+        fields.value_error("stream_interval", "stream_interval must be at least 1.");
+    }
+    Some(u32::try_from(interval).unwrap_or(1).max(1))
 }
 
 fn stream(fields: &mut Fields<'_>) -> Option<StreamOptions> {

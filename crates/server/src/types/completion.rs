@@ -39,38 +39,39 @@ impl CompletionRequest {
         unserved::refuse(&mut fields, Route::Completion);
         let request = Self {
             common: CommonFields::read(&mut fields),
-            prompts: prompts(&mut fields),
+            prompts: prompts(&mut fields, "prompt"),
             logprobs: fields.get("logprobs"),
             echo: fields.get("echo").unwrap_or(false),
             add_special_tokens: fields.get("add_special_tokens").unwrap_or(true),
         };
-        if request.echo && request.logprobs.is_some() {
-            fields.value_error("echo", "`echo` together with `logprobs` is not supported by this server yet.");
+        if request.logprobs.is_none() && !request.common.logprob_token_ids.is_empty() {
+            fields.value_error("logprob_token_ids", "when using `logprob_token_ids`, `logprobs` must be set.");
         }
         fields.finish()?;
         Ok(request)
     }
 }
 
-fn prompts(fields: &mut Fields<'_>) -> Vec<Prompt> {
-    let Some(raw) = fields.raw("prompt") else {
-        fields.value_error("prompt", NO_PROMPT);
+/// The prompts of the field `name`, at least one.
+pub(crate) fn prompts(fields: &mut Fields<'_>, name: &str) -> Vec<Prompt> {
+    let Some(raw) = fields.raw(name) else {
+        fields.value_error(name, NO_PROMPT);
         return vec![];
     };
     match read_prompts(raw) {
         None => {
             let message =
                 "Input should be a string, a list of strings, a list of token ids or a list of lists of token ids";
-            fields.error("prompt", "union_type", message);
+            fields.error(name, "union_type", message);
             vec![]
         }
         Some(prompts) if prompts.is_empty() || prompts == [Prompt::Text(String::new())] => {
-            fields.value_error("prompt", NO_PROMPT);
+            fields.value_error(name, NO_PROMPT);
             vec![]
         }
         Some(prompts) if prompts.len() > MAX_PROMPTS => {
-            let message = format!("prompt accepts at most {MAX_PROMPTS} prompts, got {}.", prompts.len());
-            fields.value_error("prompt", message);
+            let message = format!("{name} accepts at most {MAX_PROMPTS} prompts, got {}.", prompts.len());
+            fields.value_error(name, message);
             vec![]
         }
         Some(prompts) => prompts,

@@ -4,7 +4,12 @@
 pub(crate) mod chat;
 pub(crate) mod common;
 pub(crate) mod completion;
+pub(crate) mod embeddings;
+pub(crate) mod messages;
 pub(crate) mod response;
+pub(crate) mod responses;
+pub(crate) mod structured;
+pub(crate) mod tools;
 
 #[cfg(test)]
 mod tests;

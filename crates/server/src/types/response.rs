@@ -1,5 +1,9 @@
 //! Bodies of responses. Non-streaming ones have every key, nulls included; chunks have only those that vLLM sets.
 
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use octavo_engine::FinishReason;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
@@ -18,23 +22,40 @@ impl Serialize for Null {
 pub(crate) enum Finish {
     /// End of sequence, a stop token or a stop string.
     Stop(Option<StopReason>),
+    /// As `Stop`, after calls of functions that the model chose to make.
+    ToolCalls(Option<StopReason>),
     Length,
     Abort,
+    /// The output repeats itself.
+    Repetition,
+}
+
+impl From<FinishReason> for Finish {
+    fn from(reason: FinishReason) -> Self {
+        match reason {
+            FinishReason::Stop { token } => Self::Stop(token.map(StopReason::Token)),
+            FinishReason::Length => Self::Length,
+            FinishReason::Repetition => Self::Repetition,
+            FinishReason::Abort | FinishReason::Error(_) => Self::Abort,
+        }
+    }
 }
 
 impl Finish {
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Stop(_) => "stop",
+            Self::ToolCalls(_) => "tool_calls",
             Self::Length => "length",
             Self::Abort => "abort",
+            Self::Repetition => "repetition",
         }
     }
 
     pub(crate) fn stop_reason(&self) -> Option<&StopReason> {
         match self {
-            Self::Stop(reason) => reason.as_ref(),
-            Self::Length | Self::Abort => None,
+            Self::Stop(reason) | Self::ToolCalls(reason) => reason.as_ref(),
+            Self::Length | Self::Abort | Self::Repetition => None,
         }
     }
 }
@@ -48,32 +69,106 @@ pub(crate) enum StopReason {
 }
 
 /// Token counts of a response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) prompt_tokens: usize,
-    pub(crate) total_tokens: usize,
     pub(crate) completion_tokens: usize,
+    /// Prompt tokens that were in the prefix cache.
+    pub(crate) cached_tokens: usize,
+    /// Completion tokens that were reasoning.
+    pub(crate) reasoning_tokens: usize,
 }
 
 impl Usage {
-    pub(crate) fn new(prompt_tokens: usize, completion_tokens: usize) -> Self {
-        Self { prompt_tokens, total_tokens: prompt_tokens + completion_tokens, completion_tokens }
+    pub(crate) fn total_tokens(&self) -> usize {
+        self.prompt_tokens + self.completion_tokens
     }
 }
 
-/// [`Usage`] with its details, which are not reported.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct FullUsage {
-    #[serde(flatten)]
-    pub(crate) usage: Usage,
-    pub(crate) prompt_tokens_details: Null,
-    pub(crate) completion_tokens_details: Null,
+/// Which details of the usage a response tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UsageDetails {
+    pub(crate) prompt: bool,
+    pub(crate) completion: bool,
 }
 
-impl From<Usage> for FullUsage {
-    fn from(usage: Usage) -> Self {
-        Self { usage, prompt_tokens_details: Null, completion_tokens_details: Null }
+impl UsageDetails {
+    /// The usage as a chunk tells it: without what is not told.
+    pub(crate) fn chunk(self, usage: Usage) -> ChunkUsage {
+        let whole = self.whole(usage);
+        ChunkUsage {
+            prompt_tokens: whole.prompt_tokens,
+            total_tokens: whole.total_tokens,
+            completion_tokens: whole.completion_tokens,
+            prompt_tokens_details: whole.prompt_tokens_details,
+            completion_tokens_details: whole.completion_tokens_details,
+        }
     }
+
+    /// The usage as a whole response tells it: with nulls for what is not told.
+    pub(crate) fn whole(self, usage: Usage) -> WholeUsage {
+        let prompt = PromptTokensDetails { cached_tokens: usage.cached_tokens };
+        let completion = CompletionTokensDetails { reasoning_tokens: usage.reasoning_tokens };
+        WholeUsage {
+            prompt_tokens: usage.prompt_tokens,
+            total_tokens: usage.total_tokens(),
+            completion_tokens: usage.completion_tokens,
+            prompt_tokens_details: self.prompt.then_some(prompt),
+            completion_tokens_details: self.completion.then_some(completion),
+        }
+    }
+}
+
+/// See [`UsageDetails::chunk`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct ChunkUsage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+    completion_tokens: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_tokens_details: Option<PromptTokensDetails>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionTokensDetails>,
+}
+
+/// See [`UsageDetails::whole`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct WholeUsage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+    completion_tokens: usize,
+    prompt_tokens_details: Option<PromptTokensDetails>,
+    completion_tokens_details: Option<CompletionTokensDetails>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct PromptTokensDetails {
+    cached_tokens: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct CompletionTokensDetails {
+    reasoning_tokens: usize,
+}
+
+/// Log-probabilities of a prompt, one entry a token, none for the first.
+pub(crate) type PromptLogprobs = Vec<Option<PromptLogprob>>;
+
+/// By token id, the prompt's own token first.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PromptLogprob(pub(crate) Vec<(u32, RankedLogprob)>);
+
+impl Serialize for PromptLogprob {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(id, entry)| (id.to_string(), entry)))
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct RankedLogprob {
+    pub(crate) logprob: f32,
+    pub(crate) rank: u32,
+    pub(crate) decoded_token: String,
 }
 
 /// The whole answer of a chat request.
@@ -83,46 +178,57 @@ pub(crate) struct ChatCompletion<'a> {
     pub(crate) object: &'static str,
     pub(crate) created: u64,
     pub(crate) model: &'a str,
-    pub(crate) choices: Vec<ChatChoice>,
+    pub(crate) choices: Vec<ChatChoice<'a>>,
     pub(crate) service_tier: Null,
     pub(crate) system_fingerprint: &'a str,
-    pub(crate) usage: FullUsage,
-    pub(crate) prompt_logprobs: Null,
-    pub(crate) prompt_token_ids: Null,
-    pub(crate) prompt_text: Null,
+    pub(crate) usage: WholeUsage,
+    pub(crate) prompt_logprobs: Option<PromptLogprobs>,
+    pub(crate) prompt_token_ids: Option<&'a [u32]>,
+    pub(crate) prompt_text: Option<&'a str>,
     pub(crate) kv_transfer_params: Null,
     pub(crate) ec_transfer_params: Null,
     pub(crate) metrics: Null,
 }
 
 #[derive(Serialize)]
-pub(crate) struct ChatChoice {
+pub(crate) struct ChatChoice<'a> {
     pub(crate) index: u32,
-    pub(crate) message: ChatMessage,
+    pub(crate) message: ChatMessage<'a>,
     pub(crate) logprobs: Option<ChatLogprobs>,
     pub(crate) finish_reason: &'static str,
     pub(crate) stop_reason: Option<StopReason>,
-    pub(crate) token_ids: Null,
+    pub(crate) token_ids: Option<Vec<u32>>,
     pub(crate) routed_experts: Null,
     pub(crate) weight_versions: Null,
 }
 
 #[derive(Serialize)]
-pub(crate) struct ChatMessage {
-    pub(crate) role: &'static str,
-    pub(crate) content: String,
+pub(crate) struct ChatMessage<'a> {
+    pub(crate) role: &'a str,
+    /// Null if there is nothing but calls.
+    pub(crate) content: Option<String>,
     pub(crate) refusal: Null,
     pub(crate) annotations: Null,
     pub(crate) audio: Null,
     pub(crate) function_call: Null,
-    pub(crate) reasoning: Null,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tool_calls: Vec<ToolCall>,
+    pub(crate) reasoning: Option<String>,
 }
 
-impl ChatMessage {
-    pub(crate) fn assistant(content: String) -> Self {
-        let role = "assistant";
-        Self { role, content, refusal: Null, annotations: Null, audio: Null, function_call: Null, reasoning: Null }
-    }
+/// A call of a function.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct ToolCall {
+    pub(crate) id: String,
+    pub(crate) r#type: &'static str,
+    pub(crate) function: FunctionCall,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct FunctionCall {
+    pub(crate) name: String,
+    /// A JSON object, as text.
+    pub(crate) arguments: String,
 }
 
 /// Log-probabilities of a chat choice or chunk, one entry a token.
@@ -158,10 +264,10 @@ pub(crate) struct ChatChunk<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) system_fingerprint: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) usage: Option<Usage>,
+    pub(crate) usage: Option<ChunkUsage>,
     /// In the first chunk of a choice.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) prompt_token_ids: Option<Null>,
+    pub(crate) prompt_token_ids: Option<Option<&'a [u32]>>,
 }
 
 #[derive(Serialize)]
@@ -175,14 +281,38 @@ pub(crate) struct ChatChunkChoice<'a> {
     pub(crate) stop_reason: Option<Option<&'a StopReason>>,
     /// In all but the first chunk of a choice.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) token_ids: Option<Null>,
+    pub(crate) token_ids: Option<Option<Vec<u32>>>,
+}
+
+/// What a chunk adds to a message.
+#[derive(Default, Serialize)]
+pub(crate) struct ChatDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) role: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) content: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reasoning: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tool_calls: Vec<ToolCallDelta<'a>>,
+}
+
+/// The beginning of a call, or more of its arguments.
+#[derive(Serialize)]
+pub(crate) struct ToolCallDelta<'a> {
+    pub(crate) index: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) r#type: Option<&'static str>,
+    pub(crate) function: FunctionDelta<'a>,
 }
 
 #[derive(Serialize)]
-pub(crate) struct ChatDelta<'a> {
+pub(crate) struct FunctionDelta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) role: Option<&'static str>,
-    pub(crate) content: &'a str,
+    pub(crate) name: Option<&'a str>,
+    pub(crate) arguments: &'a str,
 }
 
 /// The whole answer of a completion request.
@@ -195,7 +325,7 @@ pub(crate) struct Completion<'a> {
     pub(crate) choices: Vec<CompletionChoice>,
     pub(crate) service_tier: Null,
     pub(crate) system_fingerprint: &'a str,
-    pub(crate) usage: FullUsage,
+    pub(crate) usage: WholeUsage,
     pub(crate) kv_transfer_params: Null,
     pub(crate) ec_transfer_params: Null,
     pub(crate) metrics: Null,
@@ -208,9 +338,9 @@ pub(crate) struct CompletionChoice {
     pub(crate) logprobs: Option<CompletionLogprobs>,
     pub(crate) finish_reason: &'static str,
     pub(crate) stop_reason: Option<StopReason>,
-    pub(crate) token_ids: Null,
-    pub(crate) prompt_logprobs: Null,
-    pub(crate) prompt_token_ids: Null,
+    pub(crate) token_ids: Option<Vec<u32>>,
+    pub(crate) prompt_logprobs: Option<PromptLogprobs>,
+    pub(crate) prompt_token_ids: Option<Arc<[u32]>>,
 }
 
 /// Log-probabilities of a completion choice or chunk: parallel lists, one entry a token.
@@ -218,9 +348,10 @@ pub(crate) struct CompletionChoice {
 pub(crate) struct CompletionLogprobs {
     /// Where each token starts, in characters of the choice's text.
     pub(crate) text_offset: Vec<usize>,
-    pub(crate) token_logprobs: Vec<f32>,
+    /// None for the first token of an echoed prompt.
+    pub(crate) token_logprobs: Vec<Option<f32>>,
     pub(crate) tokens: Vec<String>,
-    pub(crate) top_logprobs: Vec<TokenMap>,
+    pub(crate) top_logprobs: Vec<Option<TokenMap>>,
 }
 
 /// Token text → log-probability, in order; the first of equal texts wins.
@@ -248,7 +379,7 @@ pub(crate) struct CompletionChunk<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) system_fingerprint: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) usage: Option<Usage>,
+    pub(crate) usage: Option<ChunkUsage>,
 }
 
 #[derive(Serialize)]
@@ -258,8 +389,8 @@ pub(crate) struct CompletionChunkChoice<'a> {
     pub(crate) logprobs: Option<CompletionLogprobs>,
     pub(crate) finish_reason: Option<&'static str>,
     pub(crate) stop_reason: Option<&'a StopReason>,
-    pub(crate) prompt_token_ids: Null,
-    pub(crate) token_ids: Null,
+    pub(crate) prompt_token_ids: Option<&'a [u32]>,
+    pub(crate) token_ids: Option<Vec<u32>>,
 }
 
 /// GET /v1/models.

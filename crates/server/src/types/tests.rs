@@ -1,8 +1,10 @@
+use octavo_text::GrammarSpec;
 use serde_json::json;
 
 use super::chat::ChatRequest;
-use super::common::StreamOptions;
+use super::common::{StreamOptions, Truncation};
 use super::completion::{CompletionRequest, MAX_PROMPTS, Prompt};
+use super::tools::ToolChoice;
 
 fn chat(body: &str) -> Result<ChatRequest, String> {
     ChatRequest::parse(body.as_bytes()).map_err(|e| e.to_string())
@@ -43,7 +45,7 @@ fn messages_need_a_role() {
 fn all_wrong_fields_are_told_at_once() {
     let error = chat(&format!("{{{HI}, \"temperature\": \"hot\", \"n\": [], \"tools\": [{{}}]}}")).unwrap_err();
     assert!(error.starts_with("3 validation errors:"), "{error}");
-    for name in ["temperature", "'n'", "`tools` is not supported"] {
+    for name in ["temperature", "'n'", "('body', 'tools', 0, 'function')"] {
         assert!(error.contains(name), "{error}");
     }
 }
@@ -127,9 +129,98 @@ fn prompts_come_in_four_forms() {
 }
 
 #[test]
-fn echo_goes_without_logprobs() {
-    assert!(completion(r#"{"prompt": "a", "echo": true}"#).unwrap().echo);
-    assert!(completion(r#"{"prompt": "a", "echo": true, "logprobs": 1}"#).unwrap_err().contains("'echo'"));
+fn chosen_tokens_need_logprobs() {
+    for body in [
+        r#"{"prompt": "a", "logprob_token_ids": [1]}"#,
+        r#"{"prompt": "a", "logprobs": null, "logprob_token_ids": [1]}"#,
+    ] {
+        assert!(completion(body).unwrap_err().contains("'logprob_token_ids'"));
+    }
+    assert!(completion(r#"{"prompt": "a", "logprobs": 1, "logprob_token_ids": [1]}"#).is_ok());
+}
+
+#[test]
+fn truncation_is_minus_one_or_positive() {
+    let truncation = |rest: &str| completion(&format!("{{\"prompt\": \"a\", {rest}}}")).map(|r| r.common.truncation);
+    let (keep, end) = (Some(5), true);
+    assert_eq!(truncation(r#""truncate_prompt_tokens": 5"#), Ok(Some(Truncation { tokens: keep, keep_end: end })));
+    let right = r#""truncate_prompt_tokens": -1, "truncation_side": "right""#;
+    assert_eq!(truncation(right), Ok(Some(Truncation { tokens: None, keep_end: false })));
+    assert_eq!(truncation(r#""truncate_prompt_tokens": null"#), Ok(None));
+    for bad in [r#""truncate_prompt_tokens": 0"#, r#""truncate_prompt_tokens": -2"#, r#""truncation_side": "up""#] {
+        assert!(truncation(bad).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn an_output_has_at_most_one_form() {
+    let grammar = |rest: &str| chat(&format!("{{{HI}, {rest}}}")).map(|r| r.common.grammar);
+    assert_eq!(grammar(r#""response_format": {"type": "text"}"#), Ok(None));
+    assert_eq!(grammar(r#""response_format": {"type": "json_object"}"#), Ok(Some(GrammarSpec::JsonObject)));
+    assert_eq!(grammar(r#""structured_outputs": {"regex": "a+"}"#), Ok(Some(GrammarSpec::Regex("a+".into()))));
+    assert_eq!(
+        grammar(r#""structured_outputs": {"choice": ["a", "b"], "json_object": false}"#),
+        Ok(Some(GrammarSpec::Choice(vec!["a".into(), "b".into()])))
+    );
+    let schema =
+        r#""response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}"#;
+    assert!(matches!(grammar(schema), Ok(Some(GrammarSpec::JsonSchema { .. }))));
+    let deep = format!("{}true{}", "{\"not\":".repeat(65), "}".repeat(65));
+    for (bad, place) in [
+        (r#""response_format": {"type": "xml"}"#.to_owned(), "('body', 'response_format', 'type')"),
+        (r#""response_format": {}"#.into(), "('body', 'response_format', 'type')"),
+        (r#""response_format": {"type": "json_schema"}"#.into(), "'json_schema')"),
+        (r#""response_format": {"type": "json_schema", "json_schema": {}}"#.into(), "'schema')"),
+        (r#""structured_outputs": {"regex": "a", "choice": ["b"]}"#.into(), "but 2 are specified"),
+        (r#""structured_outputs": {}"#.into(), "but 0 are specified"),
+        (format!(r#""structured_outputs": {{"json": {deep}}}"#), "at most 64 levels"),
+        (r#""structured_outputs": {"json": "{"}"#.into(), "'json')"),
+        (r#""structured_outputs": {"choice": []}"#.into(), "at least one choice"),
+        (r#""structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}"#.into(), "not both"),
+    ] {
+        let error = grammar(&bad).unwrap_err();
+        assert!(error.contains(place), "{bad}: {error}");
+    }
+}
+
+#[test]
+fn tools_and_the_choice_among_them() {
+    let tools = r#""tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]"#;
+    let choice = |rest: &str| chat(&format!("{{{HI}, {rest}}}")).map(|r| r.tools.choice);
+    assert_eq!(choice(r#""tools": null"#), Ok(ToolChoice::None));
+    assert_eq!(choice(tools), Ok(ToolChoice::Auto));
+    assert_eq!(choice(&format!(r#"{tools}, "tool_choice": "none""#)), Ok(ToolChoice::None));
+    assert_eq!(choice(&format!(r#"{tools}, "tool_choice": "required""#)), Ok(ToolChoice::Required));
+    let named =
+        |name: &str| format!(r#"{tools}, "tool_choice": {{"type": "function", "function": {{"name": "{name}"}}}}"#);
+    assert_eq!(choice(&named("f")), Ok(ToolChoice::Named("f".into())));
+    assert_eq!(choice(r#""tool_choice": "none""#), Ok(ToolChoice::None));
+    for (bad, word) in [
+        (named("g"), "does not match any"),
+        (r#""tool_choice": "auto""#.to_owned(), "`tools` must be set"),
+        (r#""tools": []"#.into(), "('body', 'tools')"),
+        (format!(r#"{tools}, "tool_choice": "sometimes""#), "('body', 'tool_choice')"),
+        (r#""tools": [{"type": "function", "function": {"name": ""}}]"#.into(), "'name')"),
+        (r#""tools": [{"type": "retrieval"}]"#.into(), "'type')"),
+        (format!(r#"{}, "response_format": {{"type": "json_object"}}"#, named("f")), "cannot be combined"),
+    ] {
+        let error = choice(&bad).unwrap_err();
+        assert!(error.contains(word), "{bad}: {error}");
+    }
+}
+
+#[test]
+fn repetition_detection_is_bounded() {
+    let detection = |inner: &str| {
+        completion(&format!("{{\"prompt\": \"a\", \"repetition_detection\": {inner}}}"))
+            .map(|r| r.common.repetition_detection)
+    };
+    assert_eq!(detection(r#"{"max_pattern_size": 0}"#), Ok(None));
+    let some = detection(r#"{"max_pattern_size": 8, "min_count": 3}"#).unwrap().unwrap();
+    assert_eq!((some.max_pattern_size, some.min_pattern_size, some.min_count), (8, 1, 3));
+    for bad in [r#"{"max_pattern_size": 100000, "min_count": 3}"#, r#"{"max_pattern_size": 8, "min_count": 1}"#, "[]"] {
+        assert!(detection(bad).is_err(), "{bad}");
+    }
 }
 
 #[test]

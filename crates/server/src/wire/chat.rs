@@ -1,27 +1,40 @@
 //! Bodies of POST /v1/chat/completions.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use octavo_text::Tokenizer;
+use octavo_text::OutputDelta;
 
 use crate::choices::Output;
-use crate::logprobs;
+use crate::logprobs::Spelling;
 use crate::sse::{Events, Extras};
 use crate::types::response::{
-    ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, Finish, Null, Usage,
+    ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, Finish, FunctionCall,
+    FunctionDelta, Null, ToolCall, ToolCallDelta, Usage, UsageDetails,
 };
-use crate::wire::{Envelope, Whole, Wire};
+use crate::wire::{Envelope, Whole, Wire, token_ids};
 
 /// The chat route's [`Wire`].
 pub(crate) struct ChatWire {
     pub(crate) envelope: Envelope,
     pub(crate) n: u32,
-    pub(crate) prompt_tokens: usize,
+    pub(crate) prompt: Arc<[u32]>,
+    /// Who answers.
+    pub(crate) role: String,
+    /// What stands in front of the answer.
+    pub(crate) echo: Option<String>,
     /// Alternatives, if log-probabilities were asked for.
     pub(crate) logprobs: Option<u32>,
-    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) prompt_logprobs: bool,
+    pub(crate) spelling: Spelling,
+    pub(crate) return_token_ids: bool,
+    /// The rendered prompt, if it is to be returned.
+    pub(crate) prompt_text: Option<String>,
+    pub(crate) details: UsageDetails,
+    /// Text is taken apart: an output may have nothing to say.
+    pub(crate) parses: bool,
 }
 
 impl ChatWire {
@@ -34,9 +47,76 @@ impl ChatWire {
             model,
             choices,
             system_fingerprint: extras.fingerprint.then_some(&**fingerprint),
-            usage: extras.usage,
+            usage: extras.usage.map(|usage| self.details.chunk(usage)),
             prompt_token_ids: None,
         }
+    }
+
+    fn message(&self, parts: Vec<OutputDelta>) -> ChatMessage<'_> {
+        let (mut content, mut reasoning) = (self.echo.clone().unwrap_or_default(), String::new());
+        let mut tool_calls: Vec<ToolCall> = Vec::new();
+        for part in parts {
+            match part {
+                OutputDelta::Content(text) => content.push_str(&text),
+                OutputDelta::Reasoning(text) => reasoning.push_str(&text),
+                OutputDelta::ToolCall { name, .. } => {
+                    let function = FunctionCall { name, arguments: String::new() };
+                    tool_calls.push(ToolCall { id: call_id(), r#type: "function", function });
+                }
+                OutputDelta::Arguments { fragment, .. } => {
+                    if let Some(call) = tool_calls.last_mut() {
+                        call.function.arguments.push_str(&fragment);
+                    }
+                }
+            }
+        }
+        let silent = content.is_empty() && !(tool_calls.is_empty() && reasoning.is_empty());
+        ChatMessage {
+            role: &self.role,
+            content: (!silent).then_some(content),
+            refusal: Null,
+            annotations: Null,
+            audio: Null,
+            function_call: Null,
+            tool_calls,
+            reasoning: (!reasoning.is_empty()).then_some(reasoning),
+        }
+    }
+}
+
+/// A new call's id.
+fn call_id() -> String {
+    format!("chatcmpl-tool-{}", uuid::Uuid::new_v4().simple())
+}
+
+/// What a chunk with these parts says.
+fn delta(parts: &[OutputDelta]) -> ChatDelta<'_> {
+    let mut delta = ChatDelta::default();
+    for part in parts {
+        match part {
+            OutputDelta::Content(text) => join(&mut delta.content, text),
+            OutputDelta::Reasoning(text) => join(&mut delta.reasoning, text),
+            OutputDelta::ToolCall { index, name } => delta.tool_calls.push(ToolCallDelta {
+                index: *index,
+                id: Some(call_id()),
+                r#type: Some("function"),
+                function: FunctionDelta { name: Some(name), arguments: "" },
+            }),
+            OutputDelta::Arguments { index, fragment } => delta.tool_calls.push(ToolCallDelta {
+                index: *index,
+                id: None,
+                r#type: None,
+                function: FunctionDelta { name: None, arguments: fragment },
+            }),
+        }
+    }
+    delta
+}
+
+fn join<'a>(text: &mut Option<Cow<'a, str>>, more: &'a str) {
+    match text {
+        Some(text) => text.to_mut().push_str(more),
+        None => *text = Some(Cow::Borrowed(more)),
     }
 }
 
@@ -46,49 +126,66 @@ impl Wire for ChatWire {
     }
 
     fn prompt_tokens(&self, _: u32) -> usize {
-        self.prompt_tokens
-    }
-
-    fn total_prompt_tokens(&self) -> usize {
-        self.prompt_tokens
+        self.prompt.len()
     }
 
     fn open(&mut self, events: &mut Events, index: u32, extras: Extras) {
-        let delta = ChatDelta { role: Some("assistant"), content: "" };
-        let choice =
-            ChatChunkChoice { index, delta, logprobs: None, finish_reason: None, stop_reason: None, token_ids: None };
-        let choices = [choice];
-        events.push(&ChatChunk { prompt_token_ids: Some(Null), ..self.event(&choices, extras) });
+        let chunk = |delta| ChatChunkChoice {
+            index,
+            delta,
+            logprobs: None,
+            finish_reason: None,
+            stop_reason: None,
+            token_ids: None,
+        };
+        let content = Some(Cow::Borrowed(""));
+        let choices = [chunk(ChatDelta { role: Some(&self.role), content, ..ChatDelta::default() })];
+        let prompt = self.return_token_ids.then_some(&*self.prompt);
+        events.push(&ChatChunk { prompt_token_ids: Some(prompt), ..self.event(&choices, extras) });
+        if let Some(echo) = &self.echo {
+            let choices = [chunk(ChatDelta { content: Some(Cow::Borrowed(echo)), ..ChatDelta::default() })];
+            events.push(&self.event(&choices, extras));
+        }
     }
 
     fn chunk(&mut self, events: &mut Events, output: Output, extras: Extras) {
+        let mut delta = delta(&output.parts);
+        if output.parts.is_empty() {
+            let mute = self.parses && output.finish.is_none() && !self.return_token_ids && self.logprobs.is_none();
+            if mute {
+                return;
+            }
+            delta.content = Some(Cow::Borrowed(""));
+        }
         let choice = ChatChunkChoice {
             index: output.index,
-            delta: ChatDelta { role: None, content: &output.text },
-            logprobs: self.logprobs.map(|top| logprobs::chat(&output.tokens, top, &self.tokenizer)),
+            delta,
+            logprobs: self.logprobs.map(|top| self.spelling.chat(&output.tokens, top)),
             finish_reason: output.finish.as_ref().map(Finish::reason),
             stop_reason: output.finish.as_ref().map(Finish::stop_reason),
-            token_ids: Some(Null),
+            token_ids: Some(self.return_token_ids.then(|| token_ids(&output.tokens))),
         };
         events.push(&self.event(&[choice], extras));
     }
 
-    fn usage(&self, events: &mut Events, usage: Usage) {
+    fn usage(&mut self, events: &mut Events, usage: Usage) {
         events.push(&self.event(&[], Extras { usage: Some(usage), fingerprint: true }));
     }
 
-    fn whole(self, choices: Vec<Whole>, usage: Usage) -> Response {
+    fn whole(self, mut choices: Vec<Whole>, usage: Usage) -> Response {
+        let prompt_logprobs = choices.first_mut().map(|first| std::mem::take(&mut first.prompt_logprobs));
         let choice = |(index, whole): (usize, Whole)| ChatChoice {
             index: index as u32,
-            message: ChatMessage::assistant(whole.text),
-            logprobs: self.logprobs.map(|top| logprobs::chat(&whole.tokens, top, &self.tokenizer)),
+            logprobs: self.logprobs.map(|top| self.spelling.chat(&whole.tokens, top)),
             finish_reason: whole.finish.as_ref().map_or("abort", Finish::reason),
             stop_reason: whole.finish.as_ref().and_then(Finish::stop_reason).cloned(),
-            token_ids: Null,
+            token_ids: self.return_token_ids.then(|| token_ids(&whole.tokens)),
+            message: self.message(whole.parts),
             routed_experts: Null,
             weight_versions: Null,
         };
         let Envelope { id, created, model, fingerprint } = &self.envelope;
+        let prompt_logprobs = prompt_logprobs.filter(|_| self.prompt_logprobs);
         Json(ChatCompletion {
             id,
             object: "chat.completion",
@@ -97,10 +194,10 @@ impl Wire for ChatWire {
             choices: choices.into_iter().enumerate().map(choice).collect(),
             service_tier: Null,
             system_fingerprint: fingerprint,
-            usage: usage.into(),
-            prompt_logprobs: Null,
-            prompt_token_ids: Null,
-            prompt_text: Null,
+            usage: self.details.whole(usage),
+            prompt_logprobs: prompt_logprobs.map(|logprobs| self.spelling.prompt(&self.prompt, &logprobs)),
+            prompt_token_ids: self.return_token_ids.then_some(&*self.prompt),
+            prompt_text: self.prompt_text.as_deref(),
             kv_transfer_params: Null,
             ec_transfer_params: Null,
             metrics: Null,

@@ -4,29 +4,32 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use octavo_text::Tokenizer;
+use octavo_engine::{Logprobs, TokenOutput};
 
 use crate::choices::Output;
-use crate::logprobs;
+use crate::logprobs::Spelling;
 use crate::sse::{Events, Extras};
 use crate::types::response::{
-    Completion, CompletionChoice, CompletionChunk, CompletionChunkChoice, Finish, Null, Usage,
+    Completion, CompletionChoice, CompletionChunk, CompletionChunkChoice, CompletionLogprobs, Finish, Null, Usage,
+    UsageDetails,
 };
-use crate::wire::{Envelope, Whole, Wire};
+use crate::wire::{Envelope, Whole, Wire, text_of, token_ids};
 
 /// The completion route's [`Wire`].
 pub(crate) struct CompletionWire {
     pub(crate) envelope: Envelope,
     pub(crate) n: u32,
-    /// For each prompt its number of tokens.
-    pub(crate) prompt_tokens: Vec<usize>,
+    pub(crate) prompts: Vec<Arc<[u32]>>,
     /// For each prompt its text, if it shall be repeated.
     pub(crate) echo: Option<Vec<String>>,
     /// Alternatives, if log-probabilities were asked for.
     pub(crate) logprobs: Option<u32>,
-    pub(crate) tokenizer: Arc<Tokenizer>,
-    /// For each choice the characters sent.
-    pub(crate) sent: Vec<usize>,
+    pub(crate) prompt_logprobs: bool,
+    pub(crate) spelling: Spelling,
+    pub(crate) return_token_ids: bool,
+    pub(crate) details: UsageDetails,
+    /// For each choice where its next token starts, in characters; none before its first chunk.
+    pub(crate) sent: Vec<Option<usize>>,
 }
 
 impl CompletionWire {
@@ -39,7 +42,7 @@ impl CompletionWire {
             model,
             choices,
             system_fingerprint: extras.fingerprint.then_some(&**fingerprint),
-            usage: extras.usage,
+            usage: extras.usage.map(|usage| self.details.chunk(usage)),
         }
     }
 
@@ -54,54 +57,78 @@ impl CompletionWire {
             None => text,
         }
     }
+
+    /// Log-probabilities of tokens that start at character `offset`, and where the next one starts. At the beginning of
+    /// an echo the prompt's own come first.
+    fn logprobs(
+        &self,
+        index: u32,
+        tokens: &[TokenOutput],
+        prompt_logprobs: &[Logprobs],
+        offset: Option<usize>,
+    ) -> (Option<CompletionLogprobs>, usize) {
+        let start = offset.unwrap_or(0);
+        let Some(top) = self.logprobs else { return (None, start) };
+        let (mut out, mut next) = (CompletionLogprobs::default(), start);
+        if offset.is_none() && self.echo.is_some() {
+            let prompt = self.prompts[self.prompt_of(index)].iter().copied();
+            let logprobs = std::iter::once(None).chain(prompt_logprobs.iter().map(Some));
+            next = self.spelling.completion(&mut out, prompt.zip(logprobs), top, next);
+        }
+        let drawn = tokens.iter().map(|token| (token.id, token.logprobs.as_ref()));
+        let next = self.spelling.completion(&mut out, drawn, top, next);
+        (Some(out), next)
+    }
 }
 
 impl Wire for CompletionWire {
     fn choices(&self) -> usize {
-        self.prompt_tokens.len() * self.n as usize
+        self.prompts.len() * self.n as usize
     }
 
     fn prompt_tokens(&self, index: u32) -> usize {
-        self.prompt_tokens[self.prompt_of(index)]
-    }
-
-    fn total_prompt_tokens(&self) -> usize {
-        self.prompt_tokens.iter().sum()
+        self.prompts[self.prompt_of(index)].len()
     }
 
     fn open(&mut self, _: &mut Events, _: u32, _: Extras) {}
 
     fn chunk(&mut self, events: &mut Events, output: Output, extras: Extras) {
-        let Output { index, text, tokens, finish } = output;
+        let Output { index, parts, tokens, prompt_logprobs, finish, .. } = output;
         let sent = self.sent[index as usize];
-        let text = if sent == 0 { self.with_echo(index, text) } else { text };
-        self.sent[index as usize] += text.chars().count();
+        let text = if sent.is_none() { self.with_echo(index, text_of(parts)) } else { text_of(parts) };
+        let (logprobs, next) = self.logprobs(index, &tokens, &prompt_logprobs, sent);
+        self.sent[index as usize] = Some(next);
+        let prompt = &self.prompts[self.prompt_of(index)];
         let choice = CompletionChunkChoice {
             index,
             text: &text,
-            logprobs: self.logprobs.map(|top| logprobs::completion(&tokens, top, sent, &self.tokenizer)),
+            logprobs,
             finish_reason: finish.as_ref().map(Finish::reason),
             stop_reason: finish.as_ref().and_then(Finish::stop_reason),
-            prompt_token_ids: Null,
-            token_ids: Null,
+            prompt_token_ids: (self.return_token_ids && sent.is_none()).then_some(&**prompt),
+            token_ids: self.return_token_ids.then(|| token_ids(&tokens)),
         };
         events.push(&self.event(&[choice], extras));
     }
 
-    fn usage(&self, events: &mut Events, usage: Usage) {
+    fn usage(&mut self, events: &mut Events, usage: Usage) {
         events.push(&self.event(&[], Extras { usage: Some(usage), fingerprint: true }));
     }
 
     fn whole(self, choices: Vec<Whole>, usage: Usage) -> Response {
-        let choice = |(index, whole): (usize, Whole)| CompletionChoice {
-            index: index as u32,
-            text: self.with_echo(index as u32, whole.text),
-            logprobs: self.logprobs.map(|top| logprobs::completion(&whole.tokens, top, 0, &self.tokenizer)),
-            finish_reason: whole.finish.as_ref().map_or("abort", Finish::reason),
-            stop_reason: whole.finish.as_ref().and_then(Finish::stop_reason).cloned(),
-            token_ids: Null,
-            prompt_logprobs: Null,
-            prompt_token_ids: Null,
+        let choice = |(index, whole): (usize, Whole)| {
+            let prompt = &self.prompts[self.prompt_of(index as u32)];
+            let (logprobs, _) = self.logprobs(index as u32, &whole.tokens, &whole.prompt_logprobs, None);
+            CompletionChoice {
+                index: index as u32,
+                text: self.with_echo(index as u32, text_of(whole.parts)),
+                logprobs,
+                finish_reason: whole.finish.as_ref().map_or("abort", Finish::reason),
+                stop_reason: whole.finish.as_ref().and_then(Finish::stop_reason).cloned(),
+                token_ids: self.return_token_ids.then(|| token_ids(&whole.tokens)),
+                prompt_logprobs: self.prompt_logprobs.then(|| self.spelling.prompt(prompt, &whole.prompt_logprobs)),
+                prompt_token_ids: self.return_token_ids.then(|| Arc::clone(prompt)),
+            }
         };
         let Envelope { id, created, model, fingerprint } = &self.envelope;
         Json(Completion {
@@ -112,7 +139,7 @@ impl Wire for CompletionWire {
             choices: choices.into_iter().enumerate().map(choice).collect(),
             service_tier: Null,
             system_fingerprint: fingerprint,
-            usage: usage.into(),
+            usage: self.details.whole(usage),
             kv_transfer_params: Null,
             ec_transfer_params: Null,
             metrics: Null,

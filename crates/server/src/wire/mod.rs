@@ -2,12 +2,17 @@
 
 mod chat;
 mod completion;
+mod legacy;
+mod messages;
+mod responses;
 
 use std::sync::Arc;
 
 use axum::response::{IntoResponse, Response};
+use octavo_engine::TokenOutput;
+use octavo_text::OutputDelta;
 
-use crate::choices::{Choices, Output};
+use crate::choices::{Choices, Output, append};
 use crate::error::ApiError;
 use crate::sse::{Events, Extras};
 use crate::types::common::StreamOptions;
@@ -15,6 +20,9 @@ use crate::types::response::{Finish, Usage};
 
 pub(crate) use chat::ChatWire;
 pub(crate) use completion::CompletionWire;
+pub(crate) use legacy::LegacyWire;
+pub(crate) use messages::{Blocks, MessagesWire};
+pub(crate) use responses::{Items, ResponsesWire};
 
 /// What every body of a response repeats.
 #[derive(Clone, Debug)]
@@ -30,33 +38,104 @@ pub(crate) struct Envelope {
 /// A choice that has ended, whole.
 #[derive(Debug, Default)]
 pub(crate) struct Whole {
-    pub(crate) text: String,
-    pub(crate) tokens: Vec<octavo_engine::TokenOutput>,
+    /// In order; neighbours are of different kinds.
+    pub(crate) parts: Vec<OutputDelta>,
+    pub(crate) tokens: Vec<TokenOutput>,
+    pub(crate) prompt_logprobs: Vec<octavo_engine::Logprobs>,
     pub(crate) finish: Option<Finish>,
+}
+
+impl Whole {
+    fn add(&mut self, output: Output) {
+        output.parts.into_iter().for_each(|part| append(&mut self.parts, part));
+        self.tokens.extend(output.tokens);
+        if !output.prompt_logprobs.is_empty() {
+            self.prompt_logprobs = output.prompt_logprobs;
+        }
+        self.finish = output.finish;
+    }
+}
+
+/// Counts of the tokens of a response, output by output.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    /// For each choice.
+    choices: Vec<Usage>,
+    /// Choices of a prompt.
+    n: usize,
+}
+
+impl Tally {
+    /// Nothing generated yet.
+    pub(crate) fn new<W: Wire>(wire: &W, n: u32) -> Self {
+        let usage = |index| Usage { prompt_tokens: wire.prompt_tokens(index), ..Usage::default() };
+        Self { choices: (0..wire.choices() as u32).map(usage).collect(), n: n.max(1) as usize }
+    }
+
+    /// Counts an output.
+    pub(crate) fn add(&mut self, output: &Output) {
+        let usage = &mut self.choices[output.index as usize];
+        usage.completion_tokens += output.tokens.len();
+        usage.reasoning_tokens += output.reasoning_tokens;
+        usage.cached_tokens += output.cached_tokens.unwrap_or(0) as usize;
+    }
+
+    /// Of one choice.
+    pub(crate) fn of(&self, index: usize) -> Usage {
+        self.choices[index]
+    }
+
+    /// Of the whole response: a prompt counts once, whatever the number of its choices.
+    pub(crate) fn total(&self) -> Usage {
+        let mut total = Usage::default();
+        for choices in self.choices.chunks(self.n) {
+            total.prompt_tokens += choices[0].prompt_tokens;
+            total.cached_tokens += choices[0].cached_tokens;
+            total.completion_tokens += choices.iter().map(|usage| usage.completion_tokens).sum::<usize>();
+            total.reasoning_tokens += choices.iter().map(|usage| usage.reasoning_tokens).sum::<usize>();
+        }
+        total
+    }
 }
 
 /// The bodies of one route.
 pub(crate) trait Wire: Send + Sized + 'static {
+    /// Media type of a stream.
+    const STREAM_TYPE: &'static str = "text/event-stream; charset=utf-8";
+
     /// Number of choices.
     fn choices(&self) -> usize;
 
     /// Tokens of the prompt that a choice continues.
     fn prompt_tokens(&self, index: u32) -> usize;
 
-    /// Tokens of all prompts, each counted once.
-    fn total_prompt_tokens(&self) -> usize;
-
     /// Adds the event that opens a choice, if the route has one.
     fn open(&mut self, events: &mut Events, index: u32, extras: Extras);
 
-    /// Adds the event of an output.
+    /// Adds the events of an output.
     fn chunk(&mut self, events: &mut Events, output: Output, extras: Extras);
 
-    /// Adds the event with the usage.
-    fn usage(&self, events: &mut Events, usage: Usage);
+    /// Adds the event with the usage, where the client has asked for it.
+    fn usage(&mut self, events: &mut Events, usage: Usage);
+
+    /// Adds what ends a stream that went well.
+    fn close(&mut self, events: &mut Events, _: Usage) {
+        events.done();
+    }
+
+    /// Adds what ends a stream that failed.
+    fn fail(&mut self, events: &mut Events, error: &ApiError) {
+        events.push(&error.body());
+        events.done();
+    }
 
     /// The one body of a response that is not streamed.
     fn whole(self, choices: Vec<Whole>, usage: Usage) -> Response;
+
+    /// The response to a request that failed before its first output.
+    fn refuse(error: &ApiError) -> Response {
+        error.clone().into_response()
+    }
 }
 
 /// Answers a request whose sequences run.
@@ -68,13 +147,27 @@ pub(crate) async fn respond<W: Wire>(
     if let Some(options) = stream {
         return crate::sse::respond(choices, wire, options).await;
     }
+    let mut tally = Tally::new(&wire, choices.n());
     let mut wholes: Vec<Whole> = (0..wire.choices()).map(|_| Whole::default()).collect();
     while let Some(output) = choices.next().await.transpose()? {
-        let whole = &mut wholes[output.index as usize];
-        whole.text.push_str(&output.text);
-        whole.tokens.extend(output.tokens);
-        whole.finish = output.finish;
+        tally.add(&output);
+        wholes[output.index as usize].add(output);
     }
-    let usage = Usage::new(wire.total_prompt_tokens(), wholes.iter().map(|w| w.tokens.len()).sum());
-    Ok(wire.whole(wholes, usage).into_response())
+    Ok(wire.whole(wholes, tally.total()).into_response())
+}
+
+/// The content of parts.
+pub(crate) fn text_of(parts: Vec<OutputDelta>) -> String {
+    let mut texts = parts.into_iter().filter_map(|part| match part {
+        OutputDelta::Content(text) => Some(text),
+        _ => None,
+    });
+    let mut text = texts.next().unwrap_or_default();
+    texts.for_each(|more| text.push_str(&more));
+    text
+}
+
+/// The ids of tokens.
+pub(crate) fn token_ids(tokens: &[TokenOutput]) -> Vec<u32> {
+    tokens.iter().map(|token| token.id).collect()
 }

@@ -1,6 +1,6 @@
 //! Before there is an engine.
 
-use octavo_server::{ConnectionLimits, serve_while_loading};
+use octavo_server::{ConnectionLimits, Listener, serve_while_loading};
 use reqwest::Client;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -8,8 +8,8 @@ use tokio::sync::oneshot;
 
 #[tokio::test]
 async fn probes_are_answered_while_the_model_loads() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
+    let listener = Listener::from(TcpListener::bind("127.0.0.1:0").await.unwrap());
+    let url = listener.to_string();
     let (loaded, load) = oneshot::channel();
     let serving = tokio::spawn(async move {
         let loaded = serve_while_loading(&listener, ConnectionLimits::default(), load).await.unwrap().unwrap();
@@ -31,7 +31,7 @@ async fn probes_are_answered_while_the_model_loads() {
     loaded.send("model").unwrap();
     let (loaded, listener) = serving.await.unwrap();
     assert_eq!(loaded, "model");
-    let later = tokio::spawn(client.get(format!("{url}/live")).send());
-    listener.accept().await.unwrap();
-    later.abort();
+    let later = client.get(format!("{url}/live")).send();
+    let answer = serve_while_loading(&listener, ConnectionLimits::default(), later).await.unwrap();
+    assert_eq!(answer.unwrap().status(), 200);
 }

@@ -4,15 +4,28 @@
 #![allow(unreachable_pub, missing_docs, reason = "helpers of one test binary")]
 #![allow(clippy::approx_constant, reason = "log-probabilities as the wire spells them")]
 
+mod access;
 mod chat;
 mod chat_stream;
 mod completions;
 mod disconnect;
 mod drain;
+mod embeddings;
 mod errors;
 mod failures;
+mod fields;
 mod fuzz;
+mod limits;
 mod load;
 mod loading;
+mod messages;
+mod other_routes;
+mod pages;
+mod responses;
 mod routes;
+mod structured;
 mod support;
+mod tls;
+mod tools;
+mod unix_socket;
+mod wire;

@@ -156,6 +156,13 @@ impl Setup {
         setup
     }
 
+    /// Generates this text, a byte a token, and ends.
+    pub fn writing(text: &str) -> Self {
+        let mut setup = Self::default();
+        setup.mock.script = Some(text.bytes().map(u32::from).chain([IM_END]).collect());
+        setup
+    }
+
     /// Generates words that depend on everything before, and on the seed.
     pub fn varied() -> Self {
         let mut setup = Self::default();

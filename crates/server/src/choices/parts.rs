@@ -1,0 +1,166 @@
+//! A sequence's text taken apart: reasoning, content, calls of functions.
+
+use std::sync::Arc;
+
+use octavo_text::{OutputDelta, OutputParser, ReasoningSyntax, ToolSyntax};
+use serde_json::Value;
+
+/// How the text of a request's sequences is taken apart; the default leaves it whole.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Parsing {
+    pub(crate) reasoning: Option<ReasoningSyntax>,
+    pub(crate) calls: Calls,
+    /// The end of the rendered prompt.
+    pub(crate) prompt_tail: String,
+    /// Reasoning is counted, and left out.
+    pub(crate) hide_reasoning: bool,
+    /// Calls after the first are left out.
+    pub(crate) first_call_only: bool,
+}
+
+/// Where calls of functions come from.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Calls {
+    /// There are none.
+    #[default]
+    None,
+    /// The model writes them when it wants to, with these definitions in its prompt.
+    Written(ToolSyntax, Arc<[Value]>),
+    /// All content is the arguments of this function.
+    Named(String),
+}
+
+/// The taking apart of one sequence.
+pub(crate) struct Parts {
+    parser: Option<Box<OutputParser>>,
+    /// The function whose arguments the content is, until its call has begun.
+    named: Option<String>,
+    is_named: bool,
+    hide_reasoning: bool,
+    first_call_only: bool,
+    /// At least one call has begun.
+    called: bool,
+    scratch: Vec<OutputDelta>,
+}
+
+impl Parts {
+    pub(crate) fn new(parsing: &Parsing) -> Self {
+        let (tools, named) = match &parsing.calls {
+            Calls::None => (None, None),
+            Calls::Written(syntax, tools) => (Some((*syntax, &tools[..])), None),
+            Calls::Named(name) => (None, Some(name.clone())),
+        };
+        let parses = parsing.reasoning.is_some() || tools.is_some();
+        Self {
+            parser: parses.then(|| Box::new(OutputParser::new(parsing.reasoning, tools, &parsing.prompt_tail))),
+            is_named: named.is_some(),
+            named,
+            hide_reasoning: parsing.hide_reasoning,
+            first_call_only: parsing.first_call_only,
+            called: false,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Takes more text; what it turns out to be is added to `out`.
+    pub(crate) fn push(&mut self, text: &str, out: &mut Vec<OutputDelta>) {
+        match &mut self.parser {
+            Some(parser) => parser.push(text, &mut self.scratch),
+            None if text.is_empty() => return,
+            None => self.scratch.push(OutputDelta::Content(text.to_owned())),
+        }
+        self.sort_out(out);
+    }
+
+    /// Ends the text.
+    pub(crate) fn finish(&mut self, out: &mut Vec<OutputDelta>) {
+        if let Some(parser) = &mut self.parser {
+            parser.finish(&mut self.scratch);
+        }
+        self.sort_out(out);
+    }
+
+    /// Whether the text so far ends in reasoning.
+    pub(crate) fn is_reasoning(&self) -> bool {
+        self.parser.as_ref().is_some_and(|parser| parser.is_reasoning())
+    }
+
+    /// Whether the model chose to call a function.
+    pub(crate) fn has_called(&self) -> bool {
+        self.called && !self.is_named
+    }
+
+    fn sort_out(&mut self, out: &mut Vec<OutputDelta>) {
+        for delta in std::mem::take(&mut self.scratch) {
+            match delta {
+                OutputDelta::Reasoning(_) if self.hide_reasoning => {}
+                OutputDelta::ToolCall { index, .. } | OutputDelta::Arguments { index, .. }
+                    if self.first_call_only && index > 0 => {}
+                OutputDelta::Content(fragment) if self.is_named => {
+                    if let Some(name) = self.named.take() {
+                        self.called = true;
+                        out.push(OutputDelta::ToolCall { index: 0, name });
+                    }
+                    append(out, OutputDelta::Arguments { index: 0, fragment });
+                }
+                delta => {
+                    self.called |= matches!(delta, OutputDelta::ToolCall { .. });
+                    append(out, delta);
+                }
+            }
+        }
+    }
+}
+
+/// Adds a delta, to the last one if that is of the same kind.
+pub(crate) fn append(out: &mut Vec<OutputDelta>, delta: OutputDelta) {
+    match (out.last_mut(), &delta) {
+        (Some(OutputDelta::Content(last)), OutputDelta::Content(text))
+        | (Some(OutputDelta::Reasoning(last)), OutputDelta::Reasoning(text)) => last.push_str(text),
+        (Some(OutputDelta::Arguments { index: open, fragment: last }), OutputDelta::Arguments { index, fragment })
+            if open == index =>
+        {
+            last.push_str(fragment)
+        }
+        _ => out.push(delta),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(parsing: &Parsing, texts: &[&str]) -> (Vec<OutputDelta>, bool) {
+        let (mut parts, mut out) = (Parts::new(parsing), Vec::new());
+        texts.iter().for_each(|text| parts.push(text, &mut out));
+        parts.finish(&mut out);
+        (out, parts.has_called())
+    }
+
+    #[test]
+    fn without_a_syntax_text_is_content() {
+        let (out, called) = parts(&Parsing::default(), &["a", "", "<think>b"]);
+        assert_eq!(out, [OutputDelta::Content("a<think>b".into())]);
+        assert!(!called);
+    }
+
+    #[test]
+    fn the_content_of_a_named_call_is_its_arguments() {
+        let parsing = Parsing { calls: Calls::Named("f".into()), ..Parsing::default() };
+        let (out, called) = parts(&parsing, &["{\"a\"", ": 1}"]);
+        let fragment = "{\"a\": 1}".to_owned();
+        let call = OutputDelta::ToolCall { index: 0, name: "f".into() };
+        assert_eq!(out, [call, OutputDelta::Arguments { index: 0, fragment }]);
+        assert!(!called, "a forced call ends with stop");
+    }
+
+    #[test]
+    fn deltas_of_a_kind_are_joined() {
+        let arguments = |index, fragment: &str| OutputDelta::Arguments { index, fragment: fragment.into() };
+        let mut out = vec![];
+        for delta in [arguments(0, "{"), arguments(0, "}"), arguments(1, "{}")] {
+            append(&mut out, delta);
+        }
+        assert_eq!(out, [arguments(0, "{}"), arguments(1, "{}")]);
+    }
+}

@@ -1,0 +1,39 @@
+//! What every request passes through before its route.
+
+use axum::Router;
+use axum::middleware::{from_fn, from_fn_with_state, map_request_with_state};
+
+use crate::app::App;
+use crate::auth::{self, ApiKeys};
+use crate::cors::{self, Cors};
+use crate::observe::observe;
+use crate::root_path::{self, RootPath};
+use crate::{deadline, keep_alive, load, request_id};
+
+/// Puts the layers around the routes. A request meets them in the order: root path, request id, metrics, CORS (outside
+/// the keys, so that a page can read that its key is wrong), keys, load, deadline, comments. What is off is not there.
+pub(crate) fn around(routes: Router, app: &App) -> Router {
+    let config = &app.config;
+    let mut router = routes;
+    if let Some(interval) = config.sse_keep_alive.filter(|interval| !interval.is_zero()) {
+        router = router.layer(from_fn_with_state(interval, keep_alive::comment));
+    }
+    if let Some(limit) = config.request_timeout {
+        router = router.layer(from_fn_with_state(limit, deadline::limit));
+    }
+    if config.track_load {
+        router = router.layer(from_fn_with_state(app.load.clone(), load::track));
+    }
+    router = router
+        .layer(from_fn_with_state(ApiKeys::new(&config.api_keys), auth::guard))
+        .layer(from_fn_with_state(Cors::new(&config.cors), cors::share))
+        .layer(from_fn_with_state(app.http_metrics.clone(), observe));
+    if config.request_id_headers {
+        router = router.layer(from_fn(request_id::identify));
+    }
+    match RootPath::new(&config.root_path) {
+        // Outside the router, since what is inside sees a path that has been matched already.
+        Some(root) => Router::new().fallback_service(router).layer(map_request_with_state(root, root_path::strip)),
+        None => router,
+    }
+}

@@ -1,0 +1,122 @@
+//! The description of the API: written by hand, beside the vocabulary of its fields.
+
+use std::sync::LazyLock;
+
+use serde_json::Value;
+
+use super::page::Page;
+use crate::config::ServerConfig;
+
+/// Everything but the schemas.
+const PATHS: &str = include_str!("paths.json");
+
+/// Name → schema.
+const SCHEMAS: &str = include_str!("schemas.json");
+
+/// The document without what only a running server knows.
+static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
+    let mut document: Value = serde_json::from_str(PATHS).expect("the paths are JSON");
+    document["components"]["schemas"] = serde_json::from_str(SCHEMAS).expect("the schemas are JSON");
+    document
+});
+
+/// The document of a server: with its version, and its names as examples of a model.
+pub(super) fn page(config: &ServerConfig) -> Page {
+    let mut document = DOCUMENT.clone();
+    document["info"]["version"] = config.version.as_str().into();
+    document["components"]["schemas"]["Model"]["examples"] = config.served_model_names.as_slice().into();
+    Page::json(document.to_string().into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::app::routes;
+
+    /// Every object of a document that has `key`, with the value there.
+    fn having<'a>(node: &'a Value, key: &str, found: &mut Vec<&'a Value>) {
+        match node {
+            Value::Object(fields) => {
+                found.extend(fields.get(key));
+                fields.values().for_each(|value| having(value, key, found));
+            }
+            Value::Array(items) => items.iter().for_each(|item| having(item, key, found)),
+            _ => {}
+        }
+    }
+
+    /// Every operation, as ("GET /path", operation).
+    fn operations(document: &Value) -> Vec<(String, &Value)> {
+        let paths = document["paths"].as_object().unwrap().iter();
+        paths
+            .flat_map(|(path, item)| {
+                let methods = item.as_object().unwrap().iter();
+                methods.map(move |(method, operation)| (format!("{} {path}", method.to_uppercase()), operation))
+            })
+            .collect()
+    }
+
+    fn served() -> BTreeSet<String> {
+        routes().iter().map(|(method, path, _)| format!("{method} {path}")).collect()
+    }
+
+    fn names(document: &Value) -> BTreeSet<String> {
+        operations(document).into_iter().map(|(name, _)| name).collect()
+    }
+
+    #[test]
+    fn every_route_is_described_and_every_description_is_a_route() {
+        assert_eq!(names(&DOCUMENT), served());
+    }
+
+    #[test]
+    fn every_reference_leads_somewhere() {
+        let document = &*DOCUMENT;
+        let mut references = vec![];
+        having(document, "$ref", &mut references);
+        assert!(references.len() > 100);
+        for reference in references {
+            let pointer = reference.as_str().unwrap().strip_prefix('#').unwrap();
+            assert!(document.pointer(pointer).is_some(), "{pointer}");
+        }
+    }
+
+    #[test]
+    fn every_operation_is_complete() {
+        let document = &*DOCUMENT;
+        let tags: Vec<_> = document["tags"].as_array().unwrap().iter().map(|tag| &tag["name"]).collect();
+        let mut ids = BTreeSet::new();
+        for (name, operation) in operations(document) {
+            assert!(ids.insert(operation["operationId"].as_str().unwrap()), "{name}");
+            assert!(operation["summary"].is_string(), "{name}");
+            assert!(tags.contains(&&operation["tags"][0]), "{name}");
+            let responses = operation["responses"].as_object().unwrap();
+            // Nothing is stored, so no id is ever known.
+            let stored = name.contains("{response_id}");
+            assert_eq!(responses.contains_key("200"), !stored, "{name}");
+            let open = operation["security"].as_array().is_some_and(Vec::is_empty);
+            assert_eq!(responses.contains_key("401"), !open, "{name}");
+            let body = &operation["requestBody"]["content"]["application/json"];
+            assert_eq!(
+                body["schema"].is_object(),
+                name.starts_with("POST") && name != "POST /ping" && !stored,
+                "{name}"
+            );
+            assert_eq!(body["schema"].is_object(), body["example"].is_object(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_document_carries_the_names_and_the_version_of_its_server() {
+        let names = vec!["a".to_owned(), "\"b\"".to_owned()];
+        let config =
+            ServerConfig { served_model_names: names.clone(), version: "9.9".into(), ..ServerConfig::default() };
+        let document: Value = serde_json::from_slice(page(&config).body()).unwrap();
+        assert_eq!(document["info"]["version"], "9.9");
+        let mut examples = vec![];
+        having(&document["components"]["schemas"], "Model", &mut examples);
+        assert_eq!(examples[0]["examples"], serde_json::json!(names));
+    }
+}

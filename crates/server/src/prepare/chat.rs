@@ -1,0 +1,205 @@
+//! Conversations: chat requests, and what other routes make of theirs.
+
+use std::sync::Arc;
+
+use octavo_text::{
+    ChatTemplate, GrammarSpec, ReasoningSyntax, TemplateError, TemplateInput, ThinkingBudget, ToolSyntax,
+};
+use serde_json::{Map, Value};
+
+use crate::app::AppState;
+use crate::choices::{Calls, Parsing, Submission};
+use crate::error::ApiError;
+use crate::params::{OutputLimit, Sampling};
+use crate::prepare::{
+    Headers, Prepared, check_model, envelope, fit, restrictions, spelling, stream_options, submission, tokenise,
+};
+use crate::restrictions::Restrictions;
+use crate::types::chat::ChatRequest;
+use crate::types::response::UsageDetails;
+use crate::types::tools::ToolChoice;
+use crate::wire::ChatWire;
+
+/// Characters of the prompt's end that tell whether reasoning has begun.
+const TAIL: usize = 256;
+
+/// A conversation that is ready to run.
+pub(crate) struct Conversation {
+    /// The request's id, without a route's prefix.
+    pub(crate) id: String,
+    pub(crate) submission: Submission,
+    pub(crate) grammar: Option<GrammarSpec>,
+    pub(crate) prompt: Arc<[u32]>,
+    /// The rendered prompt.
+    pub(crate) text: String,
+}
+
+/// Prepares a chat request.
+pub(crate) fn chat(state: &AppState, body: &[u8], headers: &Headers) -> Result<Prepared<ChatWire>, ApiError> {
+    let request = ChatRequest::parse(body)?;
+    let Conversation { id, submission, grammar, prompt, text } = conversation(state, &request, headers)?;
+    let (common, api) = (&request.common, &state.config.api);
+    let last = request.messages.last();
+    let role = match last.and_then(|message| message.get("role")?.as_str()) {
+        Some(role) if !request.add_generation_prompt => role,
+        _ => &api.response_role,
+    };
+    let echo = last.filter(|message| request.echo && message.get("role").and_then(Value::as_str) == Some(role));
+    let parsing = &submission.parsing;
+    let wire = ChatWire {
+        envelope: envelope(state, format!("chatcmpl-{id}")),
+        n: submission.sampling.n,
+        prompt,
+        role: role.to_owned(),
+        echo: echo.and_then(|message| message.get("content")?.as_str()).map(str::to_owned),
+        logprobs: submission.sampling.logprobs(),
+        prompt_logprobs: common.prompt_logprobs.is_some(),
+        spelling: spelling(state, common),
+        return_token_ids: common.return_token_ids,
+        prompt_text: request.return_prompt_text.then_some(text),
+        details: UsageDetails { prompt: api.prompt_tokens_details, completion: parsing.reasoning.is_some() },
+        parses: parsing.reasoning.is_some() || !matches!(parsing.calls, Calls::None),
+    };
+    Ok(Prepared { submission, wire, stream: stream_options(state, common), grammar })
+}
+
+/// Renders, tokenises and checks a conversation.
+pub(crate) fn conversation(
+    state: &AppState,
+    request: &ChatRequest,
+    headers: &Headers,
+) -> Result<Conversation, ApiError> {
+    let (common, config) = (&request.common, &state.config);
+    check_model(state, common.model.as_deref())?;
+    let (field, max_tokens) = request.limit;
+    let max_tokens = max_tokens.or(config.sampling_defaults.max_new_tokens.map(i64::from));
+    let limit = OutputLimit { field, max_tokens, least: 1 };
+    let mut sampling = Sampling::new(common, limit, request.logprobs.map(|count| ("top_logprobs", count)), config)?;
+    let (calls, grammar) = calls(state, request)?;
+    if let Calls::Written(syntax, _) = &calls {
+        sampling.text.skip_special_tokens &= !syntax.needs_special_tokens();
+    }
+    let (text, tokens) = prompt_of(state, request)?;
+    let prompt = fit(state, tokens, common, &sampling)?;
+    let parsing = Parsing {
+        reasoning: config.api.reasoning,
+        calls,
+        prompt_tail: tail(&text).to_owned(),
+        hide_reasoning: !request.include_reasoning,
+        first_call_only: !request.tools.parallel,
+    };
+    let restrictions = reasoning_restrictions(state, request, &parsing, restrictions(state, common)?)?;
+    let id = headers.id(common.request_id.as_ref());
+    let tokens = Arc::clone(&prompt.tokens);
+    let parts = (id.clone(), vec![prompt], sampling);
+    let submission = submission(state, (common, headers), parts, (restrictions, parsing));
+    Ok(Conversation { id, submission, grammar, prompt: tokens, text })
+}
+
+/// The rendered prompt and its tokens.
+pub(crate) fn prompt_of(state: &AppState, request: &ChatRequest) -> Result<(String, Vec<u32>), ApiError> {
+    let text = render(state, request)?;
+    let tokens = tokenise(state, &text, request.add_special_tokens, request.common.truncation.is_some())?;
+    Ok((text, tokens))
+}
+
+/// Where calls come from, and what the output must look like.
+fn calls(state: &AppState, request: &ChatRequest) -> Result<(Calls, Option<GrammarSpec>), ApiError> {
+    let tools = &request.tools;
+    let grammar = request.common.grammar.clone();
+    let Some(definitions) = &tools.definitions else { return Ok((Calls::None, grammar)) };
+    Ok(match &tools.choice {
+        ToolChoice::None => (Calls::None, grammar),
+        ToolChoice::Auto => {
+            let syntax = state.config.api.tools.ok_or_else(|| {
+                let message =
+                    "\"auto\" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set";
+                ApiError::bad_request(message).with_param("tool_choice")
+            })?;
+            (Calls::Written(syntax, definitions.as_slice().into()), grammar)
+        }
+        ToolChoice::Required => {
+            let spec = GrammarSpec::ToolCalls { tools: tools.signatures(), parallel: tools.parallel };
+            (Calls::Written(ToolSyntax::JsonArray, definitions.as_slice().into()), Some(spec))
+        }
+        ToolChoice::Named(name) => {
+            let parameters = tools.parameters(name).unwrap_or_else(|| serde_json::json!({"type": "object"}));
+            (Calls::Named(name.clone()), Some(GrammarSpec::NamedTool { parameters }))
+        }
+    })
+}
+
+/// What reasoning adds: grammars begin after it, and it may have a budget.
+fn reasoning_restrictions(
+    state: &AppState,
+    request: &ChatRequest,
+    parsing: &Parsing,
+    mut restrictions: Restrictions,
+) -> Result<Restrictions, ApiError> {
+    let Some(syntax) = parsing.reasoning else {
+        if request.thinking_token_budget.is_some() {
+            let message = "thinking_token_budget requires --reasoning-parser to be set";
+            return Err(ApiError::bad_request(message).with_param("thinking_token_budget"));
+        }
+        return Ok(restrictions);
+    };
+    let tail = parsing.prompt_tail.trim_end();
+    if tail.ends_with(syntax.end()) {
+        return Ok(restrictions);
+    }
+    let ids = |marker: &str| -> Result<Arc<[u32]>, ApiError> {
+        state.text.tokenizer.encode(marker, false).map(Arc::from).map_err(|error| {
+            tracing::error!(%error, marker, "a reasoning marker could not be tokenised");
+            ApiError::internal()
+        })
+    };
+    let (end, vocab_size) = (ids(syntax.end())?, state.config.vocab_size);
+    if let Some(budget) = request.thinking_token_budget {
+        // Reasoning that the prompt has begun has no start in the output.
+        let begun = tail.ends_with(syntax.start()) || syntax == ReasoningSyntax::DeepSeekR1;
+        let start = if begun { Arc::default() } else { ids(syntax.start())? };
+        restrictions.thinking = Some(ThinkingBudget::new(budget as usize, &start, &end, vocab_size));
+    }
+    restrictions.reasoning_end = Some((end, vocab_size));
+    Ok(restrictions)
+}
+
+fn render(state: &AppState, request: &ChatRequest) -> Result<String, ApiError> {
+    let own = match &request.chat_template {
+        Some(_) if !state.config.api.trust_request_chat_template => {
+            let message = "Chat template is passed with request, but --trust-request-chat-template is not set. Refused request with untrusted chat template.";
+            return Err(ApiError::bad_request(message).with_param("chat_template"));
+        }
+        Some(source) => Some(
+            ChatTemplate::new(source, state.text.tokenizer.special())
+                .map_err(|error| ApiError::bad_request(error.to_string()).with_param("chat_template"))?,
+        ),
+        None => None,
+    };
+    let kwargs = merged(&state.config.api.template_kwargs, &request.template_kwargs);
+    let render = || {
+        let template = own.as_ref().or(state.text.template.as_deref()).ok_or(TemplateError::Missing)?;
+        let messages = octavo_text::normalize_messages(&request.messages, template.content_format())?;
+        template.render(&TemplateInput {
+            messages: &messages,
+            tools: request.tools.definitions.as_deref(),
+            documents: request.documents.as_deref(),
+            add_generation_prompt: request.add_generation_prompt,
+            continue_final_message: request.continue_final_message,
+            kwargs: &kwargs,
+        })
+    };
+    render().map_err(|error| ApiError::from_template(&error))
+}
+
+/// The server's variables, and over them the request's.
+fn merged(defaults: &Map<String, Value>, own: &Map<String, Value>) -> Map<String, Value> {
+    let mut all = defaults.clone();
+    all.extend(own.iter().map(|(key, value)| (key.clone(), value.clone())));
+    all
+}
+
+fn tail(text: &str) -> &str {
+    let start = text.char_indices().rev().nth(TAIL - 1).map_or(0, |(at, _)| at);
+    &text[start..]
+}

@@ -1,0 +1,126 @@
+//! Completion requests.
+
+use crate::app::AppState;
+use crate::choices::Parsing;
+use crate::error::ApiError;
+use crate::params::{OutputLimit, Sampling};
+use crate::prepare::{
+    Headers, Prepared, check_model, envelope, fit, restrictions, spelling, stream_options, submission, tokenise,
+};
+use crate::types::completion::{CompletionRequest, Prompt};
+use crate::types::response::UsageDetails;
+use crate::wire::{CompletionWire, LegacyWire};
+
+/// Tokens of a completion that does not say how many.
+const DEFAULT_COMPLETION_TOKENS: i64 = 16;
+
+/// Prepares a completion request.
+pub(crate) fn completion(
+    state: &AppState,
+    body: &[u8],
+    headers: &Headers,
+) -> Result<Prepared<CompletionWire>, ApiError> {
+    prepare(state, CompletionRequest::parse(body)?, headers)
+}
+
+/// Prepares a request of the first server's route: one prompt, which its texts begin with.
+pub(crate) fn legacy(state: &AppState, body: &[u8], headers: &Headers) -> Result<Prepared<LegacyWire>, ApiError> {
+    let request = CompletionRequest::parse(body)?;
+    let [Prompt::Text(prompt)] = &request.prompts[..] else {
+        return Err(ApiError::bad_request("prompt must be one string.").with_param("prompt"));
+    };
+    let prompt = prompt.clone();
+    let Prepared { submission, wire, stream, grammar } = prepare(state, request, headers)?;
+    let wire = LegacyWire { prompt_tokens: wire.prompts[0].len(), texts: vec![prompt; wire.n as usize] };
+    Ok(Prepared { submission, wire, stream, grammar })
+}
+
+fn prepare(
+    state: &AppState,
+    request: CompletionRequest,
+    headers: &Headers,
+) -> Result<Prepared<CompletionWire>, ApiError> {
+    let (common, config) = (&request.common, &state.config);
+    check_model(state, common.model.as_deref())?;
+    let limit = OutputLimit {
+        field: "max_tokens",
+        max_tokens: common.max_tokens.or(Some(DEFAULT_COMPLETION_TOKENS.min(config.max_model_len as i64))),
+        least: i64::from(!request.echo && common.prompt_logprobs.is_none()),
+    };
+    let mut sampling = Sampling::new(common, limit, request.logprobs.map(|count| ("logprobs", count)), config)?;
+    if request.echo {
+        sampling = sampling.with_echoed_logprobs();
+    }
+    check_sequences(request.prompts.len(), sampling.n, config.max_sequences)?;
+    let truncated = common.truncation.is_some();
+    let prompts = request
+        .prompts
+        .iter()
+        .map(|prompt| {
+            let tokens = prompt_tokens(state, prompt, request.add_special_tokens, truncated)?;
+            fit(state, tokens, common, &sampling)
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let echo = request.echo.then(|| {
+        let texts = request.prompts.iter().zip(&prompts);
+        texts.map(|(prompt, prepared)| prompt_text(state, prompt, &prepared.tokens, truncated)).collect()
+    });
+    let id = headers.id(common.request_id.as_ref());
+    let wire = CompletionWire {
+        envelope: envelope(state, format!("cmpl-{id}")),
+        n: sampling.n,
+        prompts: prompts.iter().map(|prompt| prompt.tokens.clone()).collect(),
+        echo,
+        logprobs: sampling.logprobs(),
+        prompt_logprobs: common.prompt_logprobs.is_some(),
+        spelling: spelling(state, common),
+        return_token_ids: common.return_token_ids,
+        details: UsageDetails { prompt: config.api.prompt_tokens_details, completion: false },
+        sent: vec![None; prompts.len() * sampling.n as usize],
+    };
+    let restricted = (restrictions(state, common)?, Parsing::default());
+    let stream = stream_options(state, common);
+    let submission = submission(state, (common, headers), (id, prompts, sampling), restricted);
+    Ok(Prepared { submission, wire, stream, grammar: request.common.grammar })
+}
+
+fn check_sequences(prompts: usize, n: u32, limit: usize) -> Result<(), ApiError> {
+    let sequences = prompts.saturating_mul(n as usize);
+    if sequences <= limit {
+        return Ok(());
+    }
+    let message = format!("{prompts} prompts with n={n} make {sequences} sequences; at most {limit} are allowed.");
+    Err(ApiError::invalid_value("n", n, message))
+}
+
+/// The ids of a prompt; `truncated` if it will be cut.
+pub(crate) fn prompt_tokens(
+    state: &AppState,
+    prompt: &Prompt,
+    add_special_tokens: bool,
+    truncated: bool,
+) -> Result<Vec<u32>, ApiError> {
+    match prompt {
+        Prompt::Text(text) => tokenise(state, text, add_special_tokens, truncated),
+        Prompt::Tokens(ids) => known_tokens(state, ids),
+    }
+}
+
+fn known_tokens(state: &AppState, ids: &[i64]) -> Result<Vec<u32>, ApiError> {
+    let vocab_size = state.config.vocab_size;
+    let known = |&id: &i64| {
+        u32::try_from(id).ok().filter(|&id| (id as usize) < vocab_size).ok_or_else(|| {
+            let message = format!("Token id {id} is out of vocabulary: ids are 0 to {}.", vocab_size - 1);
+            ApiError::bad_request(message).with_param("prompt")
+        })
+    };
+    ids.iter().map(known).collect()
+}
+
+/// A prompt's text, to be repeated.
+fn prompt_text(state: &AppState, prompt: &Prompt, tokens: &[u32], truncated: bool) -> String {
+    match prompt {
+        Prompt::Text(text) if !truncated => text.clone(),
+        _ => state.text.tokenizer.decode(tokens, true).unwrap_or_default(),
+    }
+}

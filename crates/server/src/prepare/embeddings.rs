@@ -1,0 +1,60 @@
+//! Embedding requests.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::app::AppState;
+use crate::error::ApiError;
+use crate::prepare::{Headers, check_model, prompt_of, prompt_tokens, truncate};
+use crate::types::embeddings::{EmbeddingRequest, Encoding, Input};
+
+/// Texts that are ready to be embedded.
+pub(crate) struct PreparedEmbeddings {
+    pub(crate) request_id: String,
+    pub(crate) prompts: Vec<Arc<[u32]>>,
+    pub(crate) encoding: Encoding,
+    pub(crate) dimensions: Option<usize>,
+    pub(crate) priority: i64,
+    pub(crate) cache_salt: Option<Arc<str>>,
+    pub(crate) arrival: Instant,
+}
+
+/// Prepares an embeddings request.
+pub(crate) fn embeddings(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedEmbeddings, ApiError> {
+    let request = EmbeddingRequest::parse(body)?;
+    check_model(state, request.model.as_deref())?;
+    let prompts = match &request.input {
+        Input::Conversation(chat) => vec![fit(state, &request, prompt_of(state, chat)?.1)?],
+        Input::Prompts(prompts) => prompts
+            .iter()
+            .map(|prompt| {
+                let truncated = request.truncation.is_some();
+                let tokens = prompt_tokens(state, prompt, request.add_special_tokens, truncated)?;
+                fit(state, &request, tokens)
+            })
+            .collect::<Result<_, _>>()?,
+    };
+    Ok(PreparedEmbeddings {
+        request_id: headers.id(request.request_id.as_ref()),
+        prompts,
+        encoding: request.encoding,
+        dimensions: request.dimensions.and_then(|dimensions| usize::try_from(dimensions).ok()),
+        priority: headers.priority.unwrap_or(request.priority),
+        cache_salt: request.cache_salt.as_deref().map(Arc::from),
+        arrival: headers.arrival,
+    })
+}
+
+fn fit(state: &AppState, request: &EmbeddingRequest, mut tokens: Vec<u32>) -> Result<Arc<[u32]>, ApiError> {
+    let max_model_len = state.config.max_model_len;
+    if let Some(truncation) = request.truncation {
+        truncate(&mut tokens, truncation, 0, max_model_len)?;
+    }
+    if tokens.is_empty() {
+        return Err(ApiError::bad_request("The input cannot be empty.").with_param("input"));
+    }
+    if tokens.len() > max_model_len {
+        return Err(ApiError::prompt_too_long(tokens.len(), false, max_model_len));
+    }
+    Ok(tokens.into())
+}

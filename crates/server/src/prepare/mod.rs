@@ -1,0 +1,209 @@
+//! A body → prompts that fit and parameters that hold. Runs on the blocking pool: it renders and tokenises.
+
+mod chat;
+mod completion;
+mod embeddings;
+mod messages;
+mod responses;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::Request;
+use octavo_text::{AllowedTokens, BadWords, GrammarSpec};
+use uuid::Uuid;
+
+use crate::app::AppState;
+use crate::choices::{Parsing, PreparedPrompt, Submission};
+use crate::error::ApiError;
+use crate::logprobs::Spelling;
+use crate::params::{Sampling, known_token};
+use crate::request_id::RequestId;
+use crate::restrictions::Restrictions;
+use crate::types::common::{CommonFields, MAX_REQUEST_ID, StreamOptions, Truncation};
+use crate::wire::Envelope;
+
+pub(crate) use chat::{chat, prompt_of};
+pub(crate) use completion::{completion, legacy, prompt_tokens};
+pub(crate) use embeddings::{PreparedEmbeddings, embeddings};
+pub(crate) use messages::messages;
+pub(crate) use responses::responses;
+
+/// A request that is ready to run, but for the grammar that is still to be compiled.
+pub(crate) struct Prepared<W> {
+    pub(crate) submission: Submission,
+    pub(crate) wire: W,
+    pub(crate) stream: Option<StreamOptions>,
+    /// What the output must look like.
+    pub(crate) grammar: Option<GrammarSpec>,
+}
+
+/// What headers say about a request.
+#[derive(Clone, Debug)]
+pub(crate) struct Headers {
+    request_id: Option<String>,
+    /// The id that the response's header will have, if it has one.
+    assigned: Option<String>,
+    priority: Option<i64>,
+    arrival: Instant,
+}
+
+impl Headers {
+    /// Reads the headers of a request that arrives now.
+    pub(crate) fn read(request: &Request) -> Result<Self, ApiError> {
+        let text = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
+        let priority = text("x-vllm-priority").map(|value| {
+            let message = "The X-Vllm-Priority header must be an integer.";
+            value.trim().parse().map_err(|_| ApiError::bad_request(message).with_param("priority"))
+        });
+        // Every chunk of a stream repeats it.
+        let usable = |id: &&str| (1..=MAX_REQUEST_ID).contains(&id.len());
+        let request_id = text("x-request-id").filter(usable).map(str::to_owned);
+        let assigned = request.extensions().get::<RequestId>().map(|id| id.as_str().to_owned());
+        Ok(Self { request_id, assigned, priority: priority.transpose()?, arrival: Instant::now() })
+    }
+
+    /// The id of a request: the header's, the body's, or a new one.
+    fn id(&self, body: Option<&String>) -> String {
+        let given = self.request_id.as_ref().or(body).or(self.assigned.as_ref());
+        given.cloned().unwrap_or_else(|| Uuid::new_v4().simple().to_string())
+    }
+}
+
+/// Refuses a model that is not served.
+pub(crate) fn check_model(state: &AppState, model: Option<&str>) -> Result<(), ApiError> {
+    let names = &state.config.served_model_names;
+    match model {
+        Some(model) if !names.iter().any(|name| name == model) => Err(ApiError::model_not_found(model, names)),
+        _ => Ok(()),
+    }
+}
+
+/// What every body of the response repeats.
+pub(crate) fn envelope(state: &AppState, id: String) -> Envelope {
+    Envelope {
+        id,
+        created: crate::app::unix_time(),
+        model: Arc::clone(&state.model),
+        fingerprint: Arc::clone(&state.fingerprint),
+    }
+}
+
+fn spelling(state: &AppState, common: &CommonFields) -> Spelling {
+    Spelling { tokenizer: Arc::clone(&state.text.tokenizer), as_ids: common.return_tokens_as_token_ids }
+}
+
+/// How the stream reports, as the client or the server's configuration says.
+fn stream_options(state: &AppState, common: &CommonFields) -> Option<StreamOptions> {
+    let forced = StreamOptions { include_usage: true, continuous_usage: true };
+    common.stream.map(|options| if state.config.api.force_include_usage { forced } else { options })
+}
+
+fn submission(
+    state: &AppState,
+    (common, headers): (&CommonFields, &Headers),
+    (request_id, prompts, sampling): (String, Vec<PreparedPrompt>, Sampling),
+    (restrictions, parsing): (Restrictions, Parsing),
+) -> Submission {
+    let interval = common.stream_interval.unwrap_or(state.config.api.stream_interval).max(1);
+    Submission {
+        request_id,
+        prompts,
+        sampling,
+        restrictions,
+        parsing,
+        priority: headers.priority.unwrap_or(common.priority),
+        cache_salt: common.cache_salt.as_deref().map(Arc::from),
+        arrival: headers.arrival,
+        interval: if common.stream.is_some() { interval } else { 1 },
+    }
+}
+
+/// The restrictions that need no grammar.
+fn restrictions(state: &AppState, common: &CommonFields) -> Result<Restrictions, ApiError> {
+    let allowed = match &common.allowed_token_ids {
+        None => None,
+        Some(ids) => {
+            let known = |&id: &i64| known_token("allowed_token_ids", id, &state.config);
+            let ids = ids.iter().map(known).collect::<Result<Vec<_>, _>>()?;
+            let allowed = AllowedTokens::new(&ids, state.config.vocab_size);
+            Some(allowed.map_err(|error| ApiError::bad_request(error.to_string()).with_param("allowed_token_ids"))?)
+        }
+    };
+    let bad_words = match &common.bad_words[..] {
+        [] => None,
+        words => {
+            let words = BadWords::new(&state.text.tokenizer, state.config.vocab_size, words);
+            Some(words.map_err(|error| ApiError::bad_request(error.to_string()).with_param("bad_words"))?)
+        }
+    };
+    Ok(Restrictions { allowed, bad_words, ..Restrictions::default() })
+}
+
+/// Tokenises a text. One whose length alone says that it cannot fit is refused at once, unless it is to be cut.
+pub(crate) fn tokenise(
+    state: &AppState,
+    text: &str,
+    add_special_tokens: bool,
+    truncated: bool,
+) -> Result<Vec<u32>, ApiError> {
+    let max_model_len = state.config.max_model_len;
+    if !truncated && text.len().div_ceil(state.longest_token) > max_model_len {
+        return Err(ApiError::prompt_too_long(max_model_len + 1, true, max_model_len));
+    }
+    state.text.tokenizer.encode(text, add_special_tokens).map_err(|error| {
+        tracing::error!(%error, "a prompt could not be tokenised");
+        ApiError::bad_request("The prompt could not be tokenised.").with_param("prompt")
+    })
+}
+
+/// Cuts a prompt as the client has asked; `reserved` tokens are left for the output if it has not said how many.
+pub(crate) fn truncate(
+    tokens: &mut Vec<u32>,
+    truncation: Truncation,
+    reserved: usize,
+    max_model_len: usize,
+) -> Result<(), ApiError> {
+    let keep = match truncation.tokens {
+        Some(keep) if keep as usize > max_model_len => {
+            let message = format!(
+                "truncate_prompt_tokens value ({keep}) is greater than max_model_len ({max_model_len}). Please, select \
+                 a smaller truncation size."
+            );
+            return Err(ApiError::invalid_value("truncate_prompt_tokens", keep, message));
+        }
+        Some(keep) => keep as usize,
+        None => max_model_len.saturating_sub(reserved).max(1),
+    };
+    if truncation.keep_end {
+        tokens.drain(..tokens.len().saturating_sub(keep));
+    } else {
+        tokens.truncate(keep);
+    }
+    Ok(())
+}
+
+/// Compares a prompt with the context, and settles how many tokens may follow.
+fn fit(
+    state: &AppState,
+    mut tokens: Vec<u32>,
+    common: &CommonFields,
+    sampling: &Sampling,
+) -> Result<PreparedPrompt, ApiError> {
+    let max_model_len = state.config.max_model_len;
+    if let Some(truncation) = common.truncation {
+        let reserved = sampling.max_tokens().map_or(1, |tokens| tokens as usize);
+        truncate(&mut tokens, truncation, reserved, max_model_len)?;
+    }
+    if tokens.is_empty() {
+        return Err(ApiError::bad_request("The decoder prompt cannot be empty").with_param("prompt"));
+    }
+    if tokens.len() > max_model_len {
+        return Err(ApiError::prompt_too_long(tokens.len(), false, max_model_len));
+    }
+    if tokens.len() == max_model_len && !sampling.generates_nothing() {
+        return Err(ApiError::no_room_for_output(tokens.len(), max_model_len));
+    }
+    let max_tokens = sampling.max_tokens_after(tokens.len(), max_model_len)?;
+    Ok(PreparedPrompt { tokens: tokens.into(), max_tokens })
+}

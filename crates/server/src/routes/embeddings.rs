@@ -1,0 +1,131 @@
+//! POST /v1/embeddings
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use futures::stream::{FuturesOrdered, StreamExt};
+use octavo_engine::{FinishReason, Pooling, RequestStream, SamplingParams, Task};
+use serde_json::{Value, json};
+
+use crate::app::AppState;
+use crate::body::ReceivedBody;
+use crate::error::ApiError;
+use crate::prepare::{self, Headers, PreparedEmbeddings};
+use crate::routes::{blocking, receive};
+use crate::types::embeddings::Encoding;
+
+/// The last hidden states of texts, as vectors of length 1.
+pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> Response {
+    match receive(&state, request).await {
+        Ok(received) => answer(state, received).await,
+        Err(error) => error.into_response(),
+    }
+}
+
+/// Answers a request whose body is here.
+pub(crate) async fn answer(state: AppState, received: (ReceivedBody, Headers)) -> Response {
+    match try_answer(&state, received).await {
+        Ok(body) => Json(body).into_response(),
+        Err(error) => error.into_response(),
+    }
+}
+
+async fn try_answer(state: &AppState, (body, headers): (ReceivedBody, Headers)) -> Result<Value, ApiError> {
+    let prepared = blocking(state, body, move |state, body| prepare::embeddings(state, body, &headers)).await?;
+    let mut running = FuturesOrdered::new();
+    for (index, prompt) in prepared.prompts.iter().enumerate() {
+        running.push_back(vector(start(state, &prepared, index, Arc::clone(prompt))?));
+    }
+    let (mut data, mut index) = (Vec::with_capacity(prepared.prompts.len()), 0);
+    while let Some(vector) = running.next().await {
+        let embedding = encode(&shaped(vector?, prepared.dimensions)?, prepared.encoding);
+        data.push(json!({"index": index, "object": "embedding", "embedding": embedding}));
+        index += 1;
+    }
+    let tokens: usize = prepared.prompts.iter().map(|prompt| prompt.len()).sum();
+    Ok(json!({
+        "id": format!("embd-{}", prepared.request_id),
+        "object": "list",
+        "created": crate::app::unix_time(),
+        "model": state.model,
+        "data": data,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": null},
+    }))
+}
+
+fn start(
+    state: &AppState,
+    prepared: &PreparedEmbeddings,
+    index: usize,
+    prompt: Arc<[u32]>,
+) -> Result<RequestStream, ApiError> {
+    let request = octavo_engine::Request {
+        id: format!("{}-{index}", prepared.request_id),
+        prompt,
+        params: Arc::new(SamplingParams::default()),
+        priority: prepared.priority,
+        arrival: prepared.arrival,
+        cache_salt: prepared.cache_salt.clone(),
+        constraint: None,
+        parent_n: Some(1),
+        task: Task::Embed(Pooling::Last),
+    };
+    crate::choices::submit(state, request)
+}
+
+async fn vector(mut stream: RequestStream) -> Result<Vec<f32>, ApiError> {
+    while let Some(event) = stream.next().await {
+        match (event.embedding, event.finish) {
+            (Some(vector), _) => return Ok(vector),
+            (None, None) => {}
+            (None, Some(FinishReason::Abort)) => return Err(ApiError::shutting_down()),
+            (None, Some(reason)) => {
+                tracing::error!(?reason, "the engine ended an embedding");
+                break;
+            }
+        }
+    }
+    Err(ApiError::internal())
+}
+
+/// The first `dimensions` of a vector, scaled to length 1.
+fn shaped(mut vector: Vec<f32>, dimensions: Option<usize>) -> Result<Vec<f32>, ApiError> {
+    if let Some(dimensions) = dimensions {
+        if dimensions > vector.len() {
+            let message = format!("dimensions must be at most {}, got {dimensions}.", vector.len());
+            return Err(ApiError::invalid_value("dimensions", dimensions, message));
+        }
+        vector.truncate(dimensions);
+    }
+    let length = vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+    if length > 0.0 {
+        vector.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
+    }
+    Ok(vector)
+}
+
+fn encode(vector: &[f32], encoding: Encoding) -> Value {
+    match encoding {
+        Encoding::Float => vector.into(),
+        Encoding::Base64 => {
+            let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+            BASE64_STANDARD.encode(bytes).into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_are_cut_before_they_are_normalised() {
+        assert_eq!(shaped(vec![3.0, 4.0, 100.0], Some(2)), Ok(vec![0.6, 0.8]));
+        assert_eq!(shaped(vec![0.0, 0.0], None), Ok(vec![0.0, 0.0]));
+        assert!(shaped(vec![1.0], Some(2)).is_err());
+    }
+}

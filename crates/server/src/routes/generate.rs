@@ -1,0 +1,12 @@
+//! POST /generate: the route of vLLM's first server, which clients of it still speak.
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+
+use crate::app::AppState;
+use crate::prepare;
+
+/// Answers with prompt and completion in one text, or with lines of JSON, each with all the text so far.
+pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> Response {
+    super::generate(state, request, prepare::legacy).await
+}

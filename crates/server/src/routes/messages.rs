@@ -1,0 +1,34 @@
+//! POST /v1/messages, POST /v1/messages/count_tokens: Anthropic's API.
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+use crate::app::AppState;
+use crate::prepare::{self, prompt_of};
+use crate::routes::{blocking, receive};
+use crate::types::messages::MessagesRequest;
+use crate::wire::{MessagesWire, Wire};
+
+/// Answers with one body, or with a stream of events.
+pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> Response {
+    super::generate(state, request, prepare::messages).await
+}
+
+/// The number of tokens that a request's prompt has.
+pub(crate) async fn count_tokens(State(state): State<AppState>, request: Request) -> Response {
+    let count = async {
+        let (body, _) = receive(&state, request).await?;
+        let count = |state: &AppState, body: &[u8]| {
+            let request = MessagesRequest::parse_for_count(body)?;
+            prepare::check_model(state, request.chat.common.model.as_deref())?;
+            Ok(prompt_of(state, &request.chat)?.1.len())
+        };
+        blocking(&state, body, count).await
+    };
+    match count.await {
+        Ok(count) => Json(json!({"input_tokens": count})).into_response(),
+        Err(error) => MessagesWire::refuse(&error),
+    }
+}

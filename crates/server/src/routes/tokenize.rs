@@ -1,0 +1,77 @@
+//! POST /tokenize, POST /detokenize
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::app::AppState;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::params::known_token;
+use crate::prepare::{check_model, prompt_of, tokenise};
+use crate::routes::{blocking, receive};
+use crate::types::chat::ChatRequest;
+
+/// The tokens of a text, or of the prompt that messages make.
+pub(crate) async fn tokenize(State(state): State<AppState>, request: Request) -> Response {
+    answer(&state, request, tokens_of).await
+}
+
+/// The text of tokens.
+pub(crate) async fn detokenize(State(state): State<AppState>, request: Request) -> Response {
+    answer(&state, request, text_of).await
+}
+
+async fn answer(state: &AppState, request: Request, work: fn(&AppState, &[u8]) -> Result<Value, ApiError>) -> Response {
+    let received = async {
+        let (body, _) = receive(state, request).await?;
+        blocking(state, body, work).await
+    };
+    match received.await {
+        Ok(value) => Json(value).into_response(),
+        Err(error) => error.into_response(),
+    }
+}
+
+fn tokens_of(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    let with_text = fields.get("return_token_strs").unwrap_or(false);
+    let tokens = if fields.raw("messages").is_some() {
+        fields.finish()?;
+        let request = ChatRequest::parse(body)?;
+        check_model(state, request.common.model.as_deref())?;
+        prompt_of(state, &request)?.1
+    } else {
+        let (model, prompt): (Option<String>, Option<String>) = (fields.get("model"), fields.get("prompt"));
+        let add_special_tokens = fields.get("add_special_tokens").unwrap_or(true);
+        if fields.raw("prompt").is_none() {
+            fields.missing("prompt");
+        }
+        fields.finish()?;
+        check_model(state, model.as_deref())?;
+        // What does not fit the context may still be counted: the body's size bounds it.
+        tokenise(state, &prompt.unwrap_or_default(), add_special_tokens, true)?
+    };
+    let spelled = |id: &u32| state.text.tokenizer.id_to_token(*id).unwrap_or_default();
+    Ok(json!({
+        "count": tokens.len(),
+        "max_model_len": state.config.max_model_len,
+        "token_strs": with_text.then(|| tokens.iter().map(spelled).collect::<Vec<_>>()),
+        "tokens": tokens,
+    }))
+}
+
+fn text_of(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    let model: Option<String> = fields.get("model");
+    if fields.raw("tokens").is_none() {
+        fields.missing("tokens");
+    }
+    let tokens: Vec<i64> = fields.get("tokens").unwrap_or_default();
+    fields.finish()?;
+    check_model(state, model.as_deref())?;
+    let ids = tokens.iter().map(|&id| known_token("tokens", id, &state.config)).collect::<Result<Vec<_>, _>>()?;
+    let text = state.text.tokenizer.decode(&ids, false).map_err(|error| ApiError::bad_request(error.to_string()))?;
+    Ok(json!({"prompt": text}))
+}

@@ -1,0 +1,208 @@
+//! What the server listens on: a TCP port or a Unix domain socket, with TLS or without.
+
+use std::fmt;
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::time::Duration;
+
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixSocket, UnixStream};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+
+use crate::config::{ConnectionLimits, TlsConfig};
+use crate::stall::StallGuard;
+use crate::tls::{Tls, TlsError};
+
+/// Connections that wait to be accepted on a Unix socket: a burst of clients must not see a refusal.
+const BACKLOG: u32 = 4096;
+
+/// Bytes that the kernel may hold of what a TCP client has not read yet; it takes twice as much for its own records.
+/// Left alone it would let that grow to several megabytes for a client that reads nothing.
+const SEND_BUFFER: usize = 256 << 10;
+
+/// A handshake that takes longer is given up.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A listening socket. Dropped, it listens no more, and a Unix socket's file is removed.
+pub struct Listener {
+    socket: Socket,
+    tls: Option<Tls>,
+}
+
+enum Socket {
+    Tcp(TcpListener),
+    Unix(SocketFile),
+}
+
+/// Why a Unix socket cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum UnixSocketError {
+    /// A server answers there.
+    #[error("--uds {}: another process listens there: choose another path", .0.display())]
+    InUse(PathBuf),
+    /// Something else is there, which is not ours to remove.
+    #[error("--uds {}: there is a file that is no socket: remove it or choose another path", .0.display())]
+    NotASocket(PathBuf),
+    /// The system says no.
+    #[error("--uds {}: {source}", path.display())]
+    System {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl From<TcpListener> for Listener {
+    fn from(listener: TcpListener) -> Self {
+        Self { socket: Socket::Tcp(listener), tls: None }
+    }
+}
+
+impl fmt::Display for Listener {
+    /// Where clients find it: `http://127.0.0.1:8000` or `unix:/run/octavo.sock`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        match &self.socket {
+            Socket::Tcp(listener) => match listener.local_addr() {
+                Ok(address) => write!(f, "{scheme}://{address}"),
+                Err(_) => write!(f, "{scheme}://?"),
+            },
+            Socket::Unix(file) => write!(f, "unix:{}", file.path.display()),
+        }
+    }
+}
+
+impl Listener {
+    /// Listens on a Unix socket that all users may connect to, as far as the process's umask lets them. A socket that
+    /// a server left behind is replaced.
+    ///
+    /// # Errors
+    /// Another process listens there, there is a file of another kind, or the path is unusable.
+    pub async fn unix(path: impl Into<PathBuf>) -> Result<Self, UnixSocketError> {
+        Ok(Self { socket: Socket::Unix(SocketFile::bind(path.into()).await?), tls: None })
+    }
+
+    /// Speaks TLS with every client. With a refresh it must be called on an async runtime.
+    ///
+    /// # Errors
+    /// A file is unusable; the error names it and its flag.
+    pub fn with_tls(mut self, config: &TlsConfig) -> Result<Self, TlsError> {
+        self.tls = Some(Tls::new(config)?);
+        Ok(self)
+    }
+
+    /// The next connection, before its handshake.
+    pub(crate) async fn accept(&self) -> io::Result<Accepted> {
+        let stream = match &self.socket {
+            Socket::Tcp(listener) => Stream::Tcp(listener.accept().await?.0),
+            Socket::Unix(file) => Stream::Unix(file.listener.accept().await?.0),
+        };
+        Ok(Accepted { stream, tls: self.tls.as_ref().map(Tls::acceptor) })
+    }
+}
+
+/// A socket that is a file.
+struct SocketFile {
+    listener: UnixListener,
+    path: PathBuf,
+    /// Device and inode.
+    identity: Option<(u64, u64)>,
+}
+
+impl SocketFile {
+    async fn bind(path: PathBuf) -> Result<Self, UnixSocketError> {
+        let failed = |source| UnixSocketError::System { path: path.clone(), source };
+        let socket = UnixSocket::new_stream().map_err(failed)?;
+        if let Err(error) = socket.bind(&path) {
+            if error.kind() != io::ErrorKind::AddrInUse {
+                return Err(failed(error));
+            }
+            remove_stale(&path).await?;
+            socket.bind(&path).map_err(failed)?;
+        }
+        let listener = socket.listen(BACKLOG).map_err(failed)?;
+        // Bound with 0777 less the umask. To connect is to write.
+        let mode = fs::metadata(&path).map_err(failed)?.mode() & 0o666;
+        fs::set_permissions(&path, Permissions::from_mode(mode)).map_err(failed)?;
+        let identity = identity(&path);
+        Ok(Self { listener, path, identity })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Whoever has taken the place keeps it.
+        if self.identity.is_some() && identity(&self.path) == self.identity {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
+}
+
+/// Removes the socket at `path` if nobody listens on it.
+async fn remove_stale(path: &Path) -> Result<(), UnixSocketError> {
+    let failed = |source| UnixSocketError::System { path: path.to_owned(), source };
+    if !fs::symlink_metadata(path).map_err(failed)?.file_type().is_socket() {
+        return Err(UnixSocketError::NotASocket(path.to_owned()));
+    }
+    match UnixStream::connect(path).await {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(failed),
+        // Also one whose queue is full.
+        Ok(_) | Err(_) => Err(UnixSocketError::InUse(path.to_owned())),
+    }
+}
+
+/// Both directions of a connection.
+pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Send> Duplex for S {}
+
+/// A connection of any kind, guarded against readers that stall.
+pub(crate) type Connection = Pin<Box<dyn Duplex>>;
+
+/// A connection that has been accepted, and no more.
+pub(crate) struct Accepted {
+    stream: Stream,
+    tls: Option<TlsAcceptor>,
+}
+
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Accepted {
+    /// Shakes hands, where there is something to shake.
+    pub(crate) async fn open(self, limits: &ConnectionLimits) -> io::Result<Connection> {
+        let stall = limits.write_stall_timeout;
+        let socket: Connection = match self.stream {
+            Stream::Tcp(stream) => {
+                tune(&stream);
+                Box::pin(StallGuard::new(stream, stall))
+            }
+            Stream::Unix(stream) => Box::pin(StallGuard::new(stream, stall)),
+        };
+        let Some(tls) = self.tls else { return Ok(socket) };
+        let secured = timeout(HANDSHAKE_TIMEOUT.min(limits.head_timeout), tls.accept(socket)).await;
+        Ok(Box::pin(secured.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake took too long"))??))
+    }
+}
+
+fn tune(stream: &TcpStream) {
+    // A token is a small packet: it must not wait for the acknowledgement of the one before.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY could not be set");
+    }
+    if let Err(error) = SockRef::from(stream).set_send_buffer_size(SEND_BUFFER) {
+        tracing::debug!(%error, "the send buffer could not be bounded");
+    }
+}

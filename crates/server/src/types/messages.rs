@@ -1,0 +1,313 @@
+//! The body of POST /v1/messages, told as a conversation.
+
+use serde_json::{Map, Value, json};
+
+use crate::error::{ApiError, FieldError};
+use crate::fields::Fields;
+use crate::types::chat::ChatRequest;
+use crate::types::common::{CommonFields, MAX_STOP_STRINGS};
+use crate::types::structured;
+use crate::types::tools::{ToolChoice, Tools, definition};
+
+/// Fewest tokens of a thinking budget.
+const MIN_THINKING: i64 = 1024;
+
+/// A messages request, of the right shape.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct MessagesRequest {
+    pub(crate) chat: ChatRequest,
+    /// The client wants to see the model's reasoning.
+    pub(crate) thinking: Thinking,
+}
+
+/// What a request says about reasoning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Thinking {
+    /// Nothing.
+    #[default]
+    Unset,
+    Disabled,
+    Adaptive,
+    /// At most so many tokens.
+    Budget(u32),
+}
+
+impl MessagesRequest {
+    /// Reads a body.
+    pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        Self::read(body, true)
+    }
+
+    /// Reads a body whose prompt is to be counted: nothing is generated.
+    pub(crate) fn parse_for_count(body: &[u8]) -> Result<Self, ApiError> {
+        Self::read(body, false)
+    }
+
+    fn read(body: &[u8], generates: bool) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let mut common = CommonFields::read(&mut fields);
+        (common.n, common.stop) = (None, stop_sequences(&mut fields));
+        common.grammar = output_format(&mut fields);
+        let max_tokens = common.max_tokens.take();
+        if generates && fields.raw("max_tokens").is_none() {
+            fields.missing("max_tokens");
+        }
+        let thinking = thinking(&mut fields, max_tokens);
+        let messages = messages(&mut fields);
+        let mut chat = ChatRequest::new(common, messages, ("max_tokens", max_tokens));
+        chat.tools = tools(&mut fields);
+        chat.template_kwargs = fields.get("chat_template_kwargs").unwrap_or_default();
+        if thinking != Thinking::Unset {
+            chat.template_kwargs.entry("enable_thinking").or_insert((thinking != Thinking::Disabled).into());
+        }
+        fields.finish()?;
+        Ok(Self { chat, thinking })
+    }
+}
+
+fn stop_sequences(fields: &mut Fields<'_>) -> Vec<String> {
+    let stop: Vec<String> = fields.get("stop_sequences").unwrap_or_default();
+    if stop.len() > MAX_STOP_STRINGS {
+        let message = format!("stop_sequences accepts at most {MAX_STOP_STRINGS} strings, got {}.", stop.len());
+        fields.value_error("stop_sequences", message);
+    }
+    stop.into_iter().filter(|stop| !stop.is_empty()).take(MAX_STOP_STRINGS).collect()
+}
+
+/// `output_config.format`, or `output_format` as it was called before.
+fn output_format(fields: &mut Fields<'_>) -> Option<octavo_text::GrammarSpec> {
+    let nested = fields.raw("output_config").and_then(|raw| Fields::object(raw, vec!["output_config".into()]).ok());
+    let format = nested.as_ref().and_then(|config| config.raw("format")).or_else(|| fields.raw("output_format"))?;
+    match structured::format_of(format, "output_config.format") {
+        Ok(spec) => spec,
+        Err(errors) => {
+            fields.absorb(errors);
+            None
+        }
+    }
+}
+
+fn thinking(fields: &mut Fields<'_>, max_tokens: Option<i64>) -> Thinking {
+    let Some(thinking) = fields.get::<Map<String, Value>>("thinking") else { return Thinking::Unset };
+    match thinking.get("type").and_then(Value::as_str) {
+        Some("disabled") => Thinking::Disabled,
+        Some("adaptive") => Thinking::Adaptive,
+        Some("enabled") => {
+            let budget = thinking.get("budget_tokens").and_then(Value::as_i64).unwrap_or(0);
+            if budget < MIN_THINKING || max_tokens.is_some_and(|most| budget >= most) {
+                let message =
+                    format!("thinking.budget_tokens must be at least {MIN_THINKING} and less than max_tokens.");
+                fields.value_error("thinking", message);
+            }
+            Thinking::Budget(u32::try_from(budget).unwrap_or(u32::MAX))
+        }
+        _ => {
+            fields.value_error("thinking", "thinking.type must be 'enabled', 'disabled' or 'adaptive'.");
+            Thinking::Unset
+        }
+    }
+}
+
+fn tools(fields: &mut Fields<'_>) -> Tools {
+    let listed: Vec<Value> = fields.get("tools").unwrap_or_default();
+    let mut definitions = Vec::with_capacity(listed.len());
+    for (index, tool) in listed.iter().enumerate() {
+        match (tool.get("type").and_then(Value::as_str), tool.get("name").and_then(Value::as_str)) {
+            (None | Some("custom"), Some(name)) if !name.is_empty() => {
+                definitions.push(definition(name, tool.get("description"), tool.get("input_schema")));
+            }
+            (None | Some("custom"), _) => fields.value_error("tools", format_args!("tools.{index}.name is required.")),
+            (Some(kind), _) => {
+                let message = format!("tools.{index}.type is '{kind}', but this server has custom tools only.");
+                fields.value_error("tools", message);
+            }
+        }
+    }
+    let object: Map<String, Value> = fields.get("tool_choice").unwrap_or_default();
+    let parallel = !object.get("disable_parallel_tool_use").and_then(Value::as_bool).unwrap_or(false);
+    let choice = tool_choice(fields, &object, &definitions);
+    Tools { definitions: (!definitions.is_empty()).then_some(definitions), choice, parallel }
+}
+
+fn tool_choice(fields: &mut Fields<'_>, object: &Map<String, Value>, definitions: &[Value]) -> ToolChoice {
+    let known = |name: &Value| definitions.iter().any(|tool| tool.pointer("/function/name") == Some(name));
+    match object.get("type").and_then(Value::as_str) {
+        _ if definitions.is_empty() => ToolChoice::None,
+        None if object.is_empty() => ToolChoice::Auto,
+        Some("auto") => ToolChoice::Auto,
+        Some("any") => ToolChoice::Required,
+        Some("none") => ToolChoice::None,
+        Some("tool") if object.get("name").is_some_and(known) => {
+            ToolChoice::Named(object["name"].as_str().unwrap_or_default().to_owned())
+        }
+        _ => {
+            fields.value_error("tool_choice", "tool_choice must be auto, any, none, or a tool of `tools`.");
+            ToolChoice::None
+        }
+    }
+}
+
+/// `system` and `messages` as the chat route's messages.
+fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
+    let mut out = Vec::new();
+    match fields.raw("system").map(|raw| serde_json::from_str::<Value>(raw.get())) {
+        None | Some(Err(_)) => {}
+        Some(Ok(system)) => out.push(json!({"role": "system", "content": system})),
+    }
+    if fields.raw("messages").is_none() {
+        fields.missing("messages");
+        return out;
+    }
+    let messages: Vec<Value> = fields.get("messages").unwrap_or_default();
+    if messages.is_empty() && fields.raw("messages").is_some() {
+        fields.value_error("messages", "at least one message is required.");
+    }
+    for (index, message) in messages.iter().enumerate() {
+        if let Err(reason) = add_message(&mut out, message) {
+            fields.absorb([FieldError {
+                kind: "value_error",
+                location: vec!["messages".into(), index.to_string()],
+                message: format!("Value error, {reason}"),
+                input: message.to_string(),
+            }]);
+        }
+    }
+    out
+}
+
+fn add_message(out: &mut Vec<Value>, message: &Value) -> Result<(), String> {
+    let role = message.get("role").and_then(Value::as_str).ok_or("role is required.")?;
+    let blocks = match message.get("content") {
+        Some(Value::String(text)) => {
+            out.push(json!({"role": role, "content": text}));
+            return Ok(());
+        }
+        Some(Value::Array(blocks)) => blocks,
+        _ => return Err("content is required and must be a string or a list of blocks.".into()),
+    };
+    let mut turn = Turn::default();
+    blocks.iter().try_for_each(|block| turn.add(out, block))?;
+    turn.finish(out, role);
+    Ok(())
+}
+
+/// The blocks of a message, sorted: results of tools are messages of their own.
+#[derive(Default)]
+struct Turn {
+    parts: Vec<Value>,
+    calls: Vec<Value>,
+    reasoning: String,
+}
+
+impl Turn {
+    fn add(&mut self, out: &mut Vec<Value>, block: &Value) -> Result<(), String> {
+        let text = |name: &str| {
+            block.get(name).and_then(Value::as_str).ok_or_else(|| format!("{name} is required and must be a string."))
+        };
+        match block.get("type").and_then(Value::as_str).unwrap_or_default() {
+            "text" => self.parts.push(json!({"type": "text", "text": text("text")?})),
+            "thinking" => self.reasoning.push_str(text("thinking")?),
+            "redacted_thinking" => {}
+            "tool_use" => {
+                let input = block.get("input").cloned().unwrap_or_else(|| json!({}));
+                let function = json!({"name": text("name")?, "arguments": input});
+                self.calls.push(json!({"id": text("id")?, "type": "function", "function": function}));
+            }
+            "tool_result" => {
+                let content = block.get("content").cloned().unwrap_or(Value::Null);
+                out.push(json!({"role": "tool", "tool_call_id": text("tool_use_id")?, "content": content}));
+            }
+            kind => return Err(format!("a block of type '{kind}' cannot be taken: this model takes text only.")),
+        }
+        Ok(())
+    }
+
+    fn finish(self, out: &mut Vec<Value>, role: &str) {
+        let mut message = json!({"role": role, "content": self.parts});
+        if self.parts.is_empty() {
+            if self.calls.is_empty() && self.reasoning.is_empty() {
+                return;
+            }
+            message["content"] = Value::Null;
+        }
+        if !self.calls.is_empty() {
+            message["tool_calls"] = self.calls.into();
+        }
+        if !self.reasoning.is_empty() {
+            message["reasoning"] = self.reasoning.into();
+        }
+        out.push(message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(body: Value) -> Result<MessagesRequest, String> {
+        MessagesRequest::parse(body.to_string().as_bytes()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn blocks_become_messages() {
+        let request = parse(json!({"max_tokens": 8, "system": [{"type": "text", "text": "be brief"}], "messages": [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "hm", "signature": ""},
+                {"type": "text", "text": "let me see"},
+                {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "4"}]},
+                {"type": "text", "text": "go on"},
+            ]},
+        ]}))
+        .unwrap();
+        assert_eq!(request.chat.limit, ("max_tokens", Some(8)));
+        assert_eq!(
+            Value::from(request.chat.messages),
+            json!([
+                {"role": "system", "content": [{"type": "text", "text": "be brief"}]},
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": [{"type": "text", "text": "let me see"}], "tool_calls":
+                    [{"id": "t1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
+                 "reasoning": "hm"},
+                {"role": "tool", "tool_call_id": "t1", "content": [{"type": "text", "text": "4"}]},
+                {"role": "user", "content": [{"type": "text", "text": "go on"}]},
+            ])
+        );
+    }
+
+    #[test]
+    fn the_choice_of_tools_is_translated() {
+        let tools = json!([{"name": "f", "input_schema": {"type": "object"}}]);
+        let choice = |choice: Value| {
+            let body = json!({"max_tokens": 8, "messages": [{"role": "user", "content": "hi"}], "tools": tools,
+                              "tool_choice": choice});
+            parse(body).map(|request| request.chat.tools.choice)
+        };
+        assert_eq!(choice(json!({"type": "auto"})), Ok(ToolChoice::Auto));
+        assert_eq!(choice(json!({"type": "any"})), Ok(ToolChoice::Required));
+        assert_eq!(choice(json!({"type": "tool", "name": "f"})), Ok(ToolChoice::Named("f".into())));
+        assert!(choice(json!({"type": "tool", "name": "g"})).is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_named() {
+        let hi = json!([{"role": "user", "content": "hi"}]);
+        for (body, word) in [
+            (json!({"messages": hi}), "max_tokens"),
+            (json!({"max_tokens": 8}), "messages"),
+            (json!({"max_tokens": 8, "messages": []}), "messages"),
+            (json!({"max_tokens": 8, "messages": [{"role": "user", "content": [{"type": "image"}]}]}), "image"),
+            (json!({"max_tokens": 8, "messages": hi, "thinking": {"type": "enabled", "budget_tokens": 5}}), "budget"),
+            (
+                json!({"max_tokens": 8, "messages": hi, "tools": [{"type": "bash_20250124", "name": "bash"}]}),
+                "bash_20250124",
+            ),
+        ] {
+            let error = parse(body).unwrap_err();
+            assert!(error.contains(word), "{word}: {error}");
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! `response_format` and `structured_outputs`: what an output must look like.
+
+use octavo_text::GrammarSpec;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use crate::error::FieldError;
+use crate::fields::Fields;
+
+/// Levels of JSON that a specification may have.
+const MAX_DEPTH: usize = 64;
+
+/// Fields of `structured_outputs` of which exactly one is set.
+const KINDS: [&str; 6] = ["json", "regex", "choice", "grammar", "json_object", "structural_tag"];
+
+/// Reads both fields; at most one of them may restrict the output.
+pub(crate) fn grammar(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
+    let format = response_format(fields);
+    let outputs = structured_outputs(fields);
+    if format.is_some() && outputs.is_some() {
+        fields.value_error("structured_outputs", "set either `response_format` or `structured_outputs`, not both.");
+    }
+    format.or(outputs)
+}
+
+/// Reads `response_format`, which `text.format` of the responses route is too, but for its schema being in place.
+pub(crate) fn response_format(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
+    let raw = fields.raw("response_format")?;
+    match format_of(raw, "response_format") {
+        Ok(spec) => spec,
+        Err(errors) => {
+            fields.absorb(errors);
+            None
+        }
+    }
+}
+
+/// The grammar of a format object at the field `name`.
+pub(crate) fn format_of(raw: &RawValue, name: &str) -> Result<Option<GrammarSpec>, Vec<FieldError>> {
+    let mut format = Fields::object(raw, vec![name.to_owned()]).map_err(|error| vec![error])?;
+    let kind: Option<String> = format.get("type");
+    let spec = match kind.as_deref() {
+        Some("text") => None,
+        Some("json_object") => Some(GrammarSpec::JsonObject),
+        Some("json_schema") => json_schema(&mut format, name),
+        Some("structural_tag") => value_within_depth(raw).map(GrammarSpec::StructuralTag).or_else(|| {
+            format.value_error("type", too_deep());
+            None
+        }),
+        Some(_) => {
+            let message = "Input should be 'text', 'json_object', 'json_schema' or 'structural_tag'";
+            format.error("type", "literal_error", message);
+            None
+        }
+        None => {
+            if format.raw("type").is_none() {
+                format.missing("type");
+            }
+            None
+        }
+    };
+    let errors = format.into_errors();
+    if errors.is_empty() { Ok(spec) } else { Err(errors) }
+}
+
+/// The schema lies under `json_schema`, or, in the responses route's form, beside `type`.
+fn json_schema(format: &mut Fields<'_>, name: &str) -> Option<GrammarSpec> {
+    let inner = match format.raw("json_schema") {
+        Some(raw) => Fields::object(raw, vec![name.to_owned(), "json_schema".into()]),
+        None if format.raw("schema").is_some() => return schema(format),
+        None => {
+            format.missing("json_schema");
+            return None;
+        }
+    };
+    match inner {
+        Ok(mut inner) => {
+            let spec = schema(&mut inner);
+            format.absorb(inner.into_errors());
+            spec
+        }
+        Err(error) => {
+            format.absorb([error]);
+            None
+        }
+    }
+}
+
+fn schema(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
+    let Some(raw) = fields.raw("schema") else {
+        fields.missing("schema");
+        return None;
+    };
+    match value_within_depth(raw) {
+        Some(schema @ (Value::Object(_) | Value::Bool(_))) => Some(json_spec(schema)),
+        Some(_) => {
+            fields.error("schema", "dict_type", "Input should be a valid dictionary");
+            None
+        }
+        None => {
+            fields.value_error("schema", too_deep());
+            None
+        }
+    }
+}
+
+/// Output that fits a schema, with what else is at its default.
+pub(crate) fn json_spec(schema: Value) -> GrammarSpec {
+    GrammarSpec::JsonSchema {
+        schema,
+        disable_any_whitespace: false,
+        whitespace_pattern: None,
+        disable_additional_properties: false,
+    }
+}
+
+fn structured_outputs(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
+    let raw = fields.raw("structured_outputs")?;
+    let mut inner = match Fields::object(raw, vec!["structured_outputs".into()]) {
+        Ok(inner) => inner,
+        Err(error) => {
+            fields.absorb([error]);
+            return None;
+        }
+    };
+    let set: Vec<&str> = KINDS.into_iter().filter(|kind| is_set(&mut inner, kind)).collect();
+    let spec = match set[..] {
+        [kind] => structured(&mut inner, kind),
+        _ => {
+            let message = format!(
+                "You can only use one kind of structured outputs constraint but {} are specified: use exactly one of {}.",
+                set.len(),
+                KINDS.join(", ")
+            );
+            fields.value_error("structured_outputs", message);
+            None
+        }
+    };
+    fields.absorb(inner.into_errors());
+    spec
+}
+
+fn is_set(fields: &mut Fields<'_>, kind: &str) -> bool {
+    match kind {
+        "json_object" => fields.get(kind).unwrap_or(false),
+        _ => fields.raw(kind).is_some(),
+    }
+}
+
+fn structured(fields: &mut Fields<'_>, kind: &str) -> Option<GrammarSpec> {
+    match kind {
+        "json" => structured_json(fields),
+        "regex" => fields.get("regex").map(GrammarSpec::Regex),
+        "choice" => {
+            let choices: Vec<String> = fields.get("choice")?;
+            if choices.is_empty() {
+                fields.value_error("choice", "at least one choice is needed.");
+                return None;
+            }
+            Some(GrammarSpec::Choice(choices))
+        }
+        "grammar" => fields.get("grammar").map(GrammarSpec::Grammar),
+        "json_object" => Some(GrammarSpec::JsonObject),
+        _ => text_or_value(fields, "structural_tag").map(GrammarSpec::StructuralTag),
+    }
+}
+
+fn structured_json(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
+    let schema = text_or_value(fields, "json")?;
+    Some(GrammarSpec::JsonSchema {
+        schema,
+        disable_any_whitespace: fields.get("disable_any_whitespace").unwrap_or(false),
+        whitespace_pattern: fields.get("whitespace_pattern"),
+        disable_additional_properties: fields.get("disable_additional_properties").unwrap_or(false),
+    })
+}
+
+/// A JSON value, or one written out in a string.
+fn text_or_value(fields: &mut Fields<'_>, name: &str) -> Option<Value> {
+    let raw = fields.raw(name)?;
+    let text: Option<String> = raw.get().starts_with('"').then(|| fields.get(name)).flatten();
+    let value = match &text {
+        Some(text) => serde_json::from_str::<&RawValue>(text).ok().and_then(value_within_depth),
+        None => value_within_depth(raw),
+    };
+    if !matches!(value, Some(Value::Object(_) | Value::Bool(_))) {
+        fields.value_error(name, format_args!("must be a JSON object of at most {MAX_DEPTH} levels."));
+        return None;
+    }
+    value
+}
+
+fn value_within_depth(raw: &RawValue) -> Option<Value> {
+    let value: Value = serde_json::from_str(raw.get()).ok()?;
+    (depth(&value) <= MAX_DEPTH).then_some(value)
+}
+
+/// Levels of a value; the parser has bounded them already.
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+        Value::Object(fields) => 1 + fields.values().map(depth).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+fn too_deep() -> String {
+    format!("must be JSON of at most {MAX_DEPTH} levels.")
+}
+
+/// The schema of a function's arguments; without one any object will do.
+pub(crate) fn parameters(function: &Map<String, Value>) -> Value {
+    function
+        .get("parameters")
+        .filter(|value| !value.is_null())
+        .cloned()
+        .unwrap_or_else(|| serde_json::json!({"type": "object"}))
+}

@@ -1,0 +1,52 @@
+//! Bodies of POST /generate.
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+use crate::choices::Output;
+use crate::error::ApiError;
+use crate::sse::{Events, Extras};
+use crate::types::response::Usage;
+use crate::wire::{Whole, Wire, text_of};
+
+/// The [`Wire`] of the first server's route: prompt and completion are one text, and a stream's lines repeat all of it.
+pub(crate) struct LegacyWire {
+    pub(crate) prompt_tokens: usize,
+    /// For each choice prompt and completion so far.
+    pub(crate) texts: Vec<String>,
+}
+
+impl Wire for LegacyWire {
+    const STREAM_TYPE: &'static str = "application/x-ndjson";
+
+    fn choices(&self) -> usize {
+        self.texts.len()
+    }
+
+    fn prompt_tokens(&self, _: u32) -> usize {
+        self.prompt_tokens
+    }
+
+    fn open(&mut self, _: &mut Events, _: u32, _: Extras) {}
+
+    fn chunk(&mut self, events: &mut Events, output: Output, _: Extras) {
+        self.texts[output.index as usize].push_str(&text_of(output.parts));
+        events.line(&json!({"text": self.texts}));
+    }
+
+    fn usage(&mut self, _: &mut Events, _: Usage) {}
+
+    fn close(&mut self, _: &mut Events, _: Usage) {}
+
+    fn fail(&mut self, events: &mut Events, error: &ApiError) {
+        events.line(&error.body());
+    }
+
+    fn whole(mut self, choices: Vec<Whole>, _: Usage) -> Response {
+        for (text, whole) in self.texts.iter_mut().zip(choices) {
+            text.push_str(&text_of(whole.parts));
+        }
+        Json(json!({"text": self.texts})).into_response()
+    }
+}

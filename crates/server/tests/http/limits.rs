@@ -1,0 +1,174 @@
+//! What a request may cost in time, and what a connection may cost in memory.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::support::{Setup, TestServer, events, joined, ok, parse_events};
+use crate::wire::exchange;
+
+const ABORTED: &str = r#"vllm:request_success_total{engine="0",finished_reason="abort",model_name="mock"}"#;
+
+#[tokio::test]
+async fn the_load_is_what_runs() {
+    for track in [true, false] {
+        let mut setup = Setup::endless();
+        setup.config.track_load = track;
+        let server = setup.start().await;
+        let load = async || server.get("/load").await.json::<Value>().await.unwrap()["server_load"].as_u64().unwrap();
+        assert_eq!(load().await, 0);
+        let mut stream = server.long(true).send().await.unwrap();
+        stream.chunk().await.unwrap();
+        let whole = tokio::spawn(server.long(false).send());
+        server.running(2).await;
+        assert_eq!(load().await, if track { 2 } else { 0 });
+        whole.abort();
+        drop(stream);
+        server.idle().await;
+        let gone = async { while load().await > 0 {} };
+        tokio::time::timeout(Duration::from_secs(60), gone).await.unwrap();
+        server.chat(json!({"n": 0})).send().await.unwrap();
+        server.get("/v1/models").await;
+        assert_eq!(load().await, 0, "what has ended, or generates nothing");
+    }
+}
+
+#[tokio::test]
+async fn silent_streams_carry_comments() {
+    let (mut setup, gate) = Setup::saying(&["Hello", " world", "<|im_end|>"]).gated();
+    setup.config.sse_keep_alive = Some(Duration::from_millis(20));
+    let server = setup.start().await;
+    gate.step();
+    let mut response = server.chat(json!({"stream": true})).send().await.unwrap();
+    let mut text = String::new();
+    while text.matches(": keep-alive\n\n").count() < 3 {
+        text.push_str(std::str::from_utf8(&response.chunk().await.unwrap().unwrap()).unwrap());
+    }
+    assert!(text.starts_with("data: "), "only after the first event: {text}");
+    drop(gate);
+    text.push_str(&response.text().await.unwrap());
+    assert_eq!(joined(&parse_events(&text.replace(": keep-alive\n\n", "")), 0), "Hello world");
+    let whole = ok(server.chat(json!({}))).await;
+    assert_eq!(whole["choices"][0]["message"]["content"], "Hello world");
+}
+
+#[tokio::test]
+async fn a_request_that_runs_too_long_ends_with_an_error() {
+    let error = json!({"message": "The request did not finish within 2 seconds.", "type": "Gateway Timeout",
+        "param": null, "code": 504});
+    let mut setup = Setup::endless();
+    setup.config.request_timeout = Some(Duration::from_secs(2));
+    let server = setup.start().await;
+    let whole = server.long(false).send().await.unwrap();
+    assert_eq!(whole.status(), 504);
+    assert_eq!(whole.json::<Value>().await.unwrap()["error"], error);
+    let mut events = events(server.long(true)).await;
+    assert_eq!(events.pop().unwrap()["error"], error);
+    assert!(joined(&events, 0).starts_with(" one two"));
+    server.idle().await;
+    assert_eq!(server.metric(ABORTED), 2.0);
+
+    // A stream whose first token does not come in time is still told by status.
+    let (mut setup, gate) = Setup::default().gated();
+    setup.config.request_timeout = Some(Duration::from_millis(50));
+    let server = setup.start().await;
+    assert_eq!(server.chat(json!({"stream": true})).send().await.unwrap().status(), 504);
+    drop(gate);
+    server.idle().await;
+}
+
+#[tokio::test]
+async fn a_request_that_ends_in_time_is_not_touched() {
+    let mut setup = Setup::default();
+    setup.config.request_timeout = Some(Duration::MAX);
+    let server = setup.start().await;
+    assert_eq!(joined(&events(server.chat(json!({"stream": true}))).await, 0), "Hello world!");
+    let mut setup = Setup::default();
+    setup.config.request_timeout = Some(Duration::from_secs(3600));
+    let server = setup.start().await;
+    assert_eq!(joined(&events(server.chat(json!({"stream": true}))).await, 0), "Hello world!");
+    assert_eq!(ok(server.chat(json!({}))).await["choices"][0]["message"]["content"], "Hello world!");
+}
+
+/// Streams more than any buffer holds, to a client that reads nothing.
+async fn stalled_reader(server: &TestServer) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut socket = socket.connect(server.address().parse().unwrap()).await.unwrap();
+    let body = r#"{"prompt": "x", "max_tokens": 4000, "ignore_eos": true, "stream": true, "logprobs": 20, "n": 8}"#;
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    socket.write_all(head.as_bytes()).await.unwrap();
+    socket
+}
+
+fn talkative(stall: Duration) -> Setup {
+    let mut setup = Setup::endless();
+    setup.mock.step_latency = Duration::from_millis(5);
+    setup.config.connection.write_stall_timeout = stall;
+    setup
+}
+
+#[tokio::test]
+async fn a_reader_that_stops_is_dropped_and_its_request_aborted() {
+    let server = talkative(Duration::from_millis(300)).start().await;
+    let mut stalled = stalled_reader(&server).await;
+    server.running(8).await;
+    // Others are served meanwhile, and a slow one is not taken for stalled.
+    let slow = tokio::spawn(server.chat(json!({"stream": true, "max_tokens": 200, "ignore_eos": true})).send());
+    let mut slow = slow.await.unwrap().unwrap();
+    while slow.chunk().await.unwrap().is_some() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    ok(server.chat(json!({"max_tokens": 5}))).await;
+    server.idle().await;
+    assert_eq!(server.metric(ABORTED), 8.0, "long before its 4000 tokens");
+    // The rest is what the kernel still had, and then the connection is gone.
+    let mut rest = Vec::new();
+    let _ = stalled.read_to_end(&mut rest).await;
+    assert!(!rest.ends_with(b"data: [DONE]\n\n"));
+}
+
+#[tokio::test]
+async fn a_deadline_holds_though_the_reader_has_stopped() {
+    let mut setup = talkative(Duration::from_secs(3600));
+    setup.config.request_timeout = Some(Duration::from_secs(3));
+    let server = setup.start().await;
+    let begun = Instant::now();
+    let _stalled = stalled_reader(&server).await;
+    server.running(8).await;
+    server.idle().await;
+    assert!(begun.elapsed() >= Duration::from_secs(3));
+    assert_eq!(server.metric(ABORTED), 8.0);
+}
+
+#[tokio::test]
+async fn heads_are_bounded_in_bytes_and_in_fields() {
+    let many = |count: usize| -> Vec<(String, String)> { (0..count).map(|n| (format!("x-{n}"), "y".into())).collect() };
+    let ask = async |server: &TestServer, fields: Vec<(String, String)>| {
+        let fields: Vec<_> = fields.iter().map(|(name, value)| (&**name, &**value)).collect();
+        let socket = TcpStream::connect(server.address()).await.unwrap();
+        // Without an answer: the server hung up on a head that was still being sent, which may reset the connection.
+        exchange(socket, "GET /live", &fields, "").await.map_or(431, |answer| answer.status)
+    };
+    let server = Setup::default().start().await;
+    assert_eq!(ask(&server, many(250)).await, 200);
+    assert_eq!(ask(&server, many(300)).await, 431);
+    assert_eq!(ask(&server, vec![("x-long".into(), "y".repeat(10_000))]).await, 200);
+    assert_eq!(ask(&server, vec![("x-long".into(), "y".repeat(100_000))]).await, 431);
+    let mut setup = Setup::default();
+    setup.config.connection.max_headers = usize::MAX;
+    setup.config.connection.max_head_bytes = 1 << 20;
+    let server = setup.start().await;
+    assert_eq!(ask(&server, many(9_000)).await, 200);
+    assert_eq!(ask(&server, many(11_000)).await, 431);
+    let mut setup = Setup::default();
+    setup.config.connection.max_headers = 10;
+    let server = setup.start().await;
+    assert_eq!(ask(&server, many(9)).await, 431, "the client's own two make eleven");
+    assert_eq!(ask(&server, many(8)).await, 200);
+}

@@ -1,0 +1,61 @@
+//! The pages for people, and the description of the API.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::support::Setup;
+
+const PAGES: [(&str, &str); 4] = [
+    ("/", "text/html; charset=utf-8"),
+    ("/docs", "text/html; charset=utf-8"),
+    ("/redoc", "text/html; charset=utf-8"),
+    ("/openapi.json", "application/json"),
+];
+
+#[tokio::test]
+async fn pages_are_sent_once_and_confined() {
+    let server = Setup::default().start().await;
+    for (path, content_type) in PAGES {
+        let response = server.get(path).await;
+        assert_eq!(response.status(), 200, "{path}");
+        let headers = response.headers().clone();
+        assert_eq!(headers["content-type"], content_type, "{path}");
+        assert_eq!(headers["cache-control"], "no-cache", "{path}");
+        assert_eq!(headers["x-content-type-options"], "nosniff", "{path}");
+        let policy = headers["content-security-policy"].to_str().unwrap();
+        assert!(policy.starts_with("default-src 'none'; ") && !policy.contains("unsafe"), "{path}: {policy}");
+        let request = |method| server.client.request(method, format!("{}{path}", server.url));
+        let again = request(Method::GET).header("if-none-match", &headers["etag"]).send().await.unwrap();
+        assert_eq!((again.status().as_u16(), &again.headers()["etag"]), (304, &headers["etag"]), "{path}");
+        assert!(again.bytes().await.unwrap().is_empty());
+        let head = request(Method::HEAD).send().await.unwrap();
+        assert_eq!((head.status().as_u16(), &head.headers()["etag"]), (200, &headers["etag"]), "{path}");
+    }
+    let policy = server.get("/").await.headers()["content-security-policy"].to_str().unwrap().to_owned();
+    assert!(policy.contains("script-src 'sha256-") && policy.contains("connect-src 'self'"), "{policy}");
+}
+
+#[tokio::test]
+async fn the_description_is_of_this_server() {
+    let mut setup = Setup::default();
+    setup.config.api_keys = vec!["key".into()];
+    let server = setup.start().await;
+    let document: Value = server.get("/openapi.json").await.json().await.unwrap();
+    assert_eq!(document["openapi"], "3.1.0");
+    assert_eq!(document["info"]["version"], "0.0.0");
+    assert_eq!(document["components"]["schemas"]["Model"]["examples"], json!(["mock", "alias"]));
+    assert!(document["paths"]["/v1/chat/completions"]["post"].is_object());
+}
+
+#[tokio::test]
+async fn the_description_can_be_turned_off_and_the_chat_stays() {
+    let mut setup = Setup::default();
+    setup.config.disable_docs = true;
+    let server = setup.start().await;
+    for path in ["/docs", "/redoc", "/openapi.json"] {
+        let response = server.get(path).await;
+        assert_eq!(response.status(), 404, "{path}");
+        assert_eq!(response.json::<Value>().await.unwrap(), json!({"detail": "Not Found"}));
+    }
+    assert_eq!(server.get("/").await.status(), 200);
+}
