@@ -1,6 +1,8 @@
 //! The `octavo` command: command line, configuration, composition.
 
+mod batch;
 mod cli;
+mod client;
 mod doctor;
 mod inspect;
 mod pull;
@@ -9,14 +11,18 @@ mod system;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use crate::cli::{Cli, Command};
+use crate::cli::Command;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse_from(cli::normalise_flags(std::env::args_os()));
+    let cli = match cli::parse(std::env::args_os().skip(1).collect(), &|name| std::env::var(name).ok()) {
+        Ok(cli) => cli,
+        Err(failure) => return ExitCode::from(failure.report()),
+    };
     let result = match cli.command {
         Command::Serve(args) => serve::run(*args),
+        Command::RunBatch(args) => batch::run(*args),
+        Command::Chat(args) => client::chat(*args),
+        Command::Complete(args) => client::complete(*args),
         Command::Pull(args) => pull::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -24,6 +24,12 @@ pub(crate) fn resolve(reference: &str, source: &SourceArgs) -> Result<ResolvedMo
     let mut options = ResolveOptions::from_env();
     options.revision.clone_from(&source.revision);
     options.offline |= source.offline;
+    if let Some(token) = &source.hf_token {
+        options.hub.token = Some(token.clone());
+    }
+    if let Some(folder) = &source.download_dir {
+        options.hub.cache_dir.clone_from(folder);
+    }
     Ok(octavo_models::resolve(reference, &options, progress.as_ref())?)
 }
 

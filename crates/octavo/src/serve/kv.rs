@@ -5,7 +5,7 @@ use octavo_ops::Backend;
 use octavo_runner::KvBudget;
 use tracing::{info, warn};
 
-use crate::cli::{MaxModelLen, ServeArgs};
+use crate::cli::{EngineArgs, MaxModelLen};
 use crate::serve::model::LoadedModel;
 use crate::system::{self, human_bytes};
 
@@ -22,7 +22,7 @@ pub(crate) struct KvPlan {
     pub(crate) max_model_len: usize,
 }
 
-pub(crate) fn plan(args: &ServeArgs, model: &LoadedModel, backend: &dyn Backend, block_size: usize) -> Result<KvPlan> {
+pub(crate) fn plan(args: &EngineArgs, model: &LoadedModel, backend: &dyn Backend, block_size: usize) -> Result<KvPlan> {
     let block_bytes: u64 = model.program.kv_groups.iter().map(|g| backend.kv_block_bytes(g, block_size)).sum();
     let budget = budget(args);
     let blocks = match budget {
@@ -35,7 +35,7 @@ pub(crate) fn plan(args: &ServeArgs, model: &LoadedModel, backend: &dyn Backend,
     Ok(KvPlan { budget, max_model_len })
 }
 
-fn budget(args: &ServeArgs) -> KvBudget {
+fn budget(args: &EngineArgs) -> KvBudget {
     if let Some(blocks) = args.num_gpu_blocks_override {
         return KvBudget::Blocks(blocks);
     }
@@ -47,7 +47,7 @@ fn budget(args: &ServeArgs) -> KvBudget {
 }
 
 /// The context: as asked for, at most the model's, and it must fit the cache.
-fn max_model_len(args: &ServeArgs, trained: usize, fits: usize) -> Result<usize> {
+fn max_model_len(args: &EngineArgs, trained: usize, fits: usize) -> Result<usize> {
     let asked = match args.max_model_len {
         Some(MaxModelLen::Tokens(tokens)) if tokens > trained => {
             bail!("--max-model-len {tokens}: the model was made for at most {trained} tokens")

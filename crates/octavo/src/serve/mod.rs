@@ -1,27 +1,27 @@
 //! `octavo serve`: resolve, load, compose, listen.
 
+mod generation;
 mod kv;
+mod listen;
 mod model;
+mod settings;
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use octavo_backend_candle::CandleBackend;
-use octavo_engine::{Engine, EngineConfig, SchedulingPolicy};
+use octavo_engine::Engine;
 use octavo_ops::Backend;
 use octavo_runner::{Runner, RunnerConfig};
-use octavo_server::{ConnectionLimits, Server, ServerConfig, Shutdown, serve_while_loading};
+use octavo_server::{Server, Shutdown, serve_while_loading};
 use octavo_telemetry::{LogConfig, Telemetry, TelemetryConfig};
-use tokio::net::{TcpListener, TcpSocket};
 use tracing::{info, warn};
 
-use crate::cli::{Device, Dtype, Policy, ServeArgs};
+use crate::cli::{ComposeArgs, Device, Dtype, EngineArgs, ServeArgs};
+use crate::serve::listen::Bound;
 use crate::serve::model::LoadedModel;
+use crate::serve::settings::Settings;
 use crate::system::{self, human_bytes};
-
-/// Connections that wait to be accepted: a burst of clients must not see a refusal.
-const BACKLOG: u32 = 4096;
 
 /// Token budget of a step on the candle backend. Smaller than vLLM's 2048: a step of that many tokens takes this
 /// backend seconds, and every running request would wait for it.
@@ -38,18 +38,18 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
 
 async fn serve(args: ServeArgs) -> Result<()> {
     let begun = Instant::now();
-    check_device(&args)?;
+    let settings = Settings::of_server(&args, &|name| std::env::var(name).ok())?;
+    check(&args.compose, &settings)?;
     // Before the model is loaded, so that a taken port fails at once and probes get an answer.
-    let listener = listen(&args).await?;
-    let address = listener.local_addr()?;
-    info!("loading; probes answer on http://{address}");
+    let Bound { listener, place, curl } = listen::bind(&args.network, &settings).await?;
+    info!("loading; probes answer on {place}");
     let shutdown = Shutdown::new();
     spawn_signals(&shutdown)?;
 
-    let reference = args.model_positional.clone().unwrap_or_else(|| args.model.clone());
-    let load = tokio::task::spawn_blocking(move || compose(&args, &reference));
+    let (limits, log_stats) = (settings.connection, settings.log_stats);
+    let load = tokio::task::spawn_blocking(move || compose(&args.compose, &settings));
     let composed = tokio::select! {
-        loaded = serve_while_loading(&listener, ConnectionLimits::default(), load) => loaded???,
+        loaded = serve_while_loading(&listener, limits, load) => loaded???,
         () = shutdown.draining() => {
             info!("ended before the model was loaded");
             return Ok(());
@@ -58,9 +58,9 @@ async fn serve(args: ServeArgs) -> Result<()> {
     let Composed { engine, server, telemetry, model_name } = composed;
 
     info!("ready after {:.2} s, {} resident", begun.elapsed().as_secs_f64(), resident());
-    info!("try: {}", curl_line(address, &model_name));
-    info!("listening on http://{address}");
-    let upkeep = telemetry.spawn_upkeep();
+    info!("try: {}", curl_line(&curl, &model_name));
+    info!("listening on {place}");
+    let upkeep = log_stats.then(|| telemetry.spawn_upkeep());
     let served = server.serve(listener, shutdown).await;
     drop(upkeep);
     tokio::task::spawn_blocking(move || engine.join()).await?;
@@ -69,24 +69,36 @@ async fn serve(args: ServeArgs) -> Result<()> {
 }
 
 /// Everything that runs, not yet reachable.
-struct Composed {
-    engine: Engine,
-    server: Server,
+pub(crate) struct Composed {
+    pub(crate) engine: Engine,
+    pub(crate) server: Server,
     telemetry: Telemetry,
-    model_name: String,
+    /// The first served name.
+    pub(crate) model_name: String,
+}
+
+/// A model whose server is asked in this process, without a socket. Blocking, as [`compose`] is.
+///
+/// # Errors
+/// Flags that are refused, or whatever keeps the model from being loaded.
+pub(crate) fn compose_in_process(args: &ComposeArgs) -> Result<Composed> {
+    let settings = Settings::in_process(args)?;
+    check(args, &settings)?;
+    compose(args, &settings)
 }
 
 /// Loads the model and puts the parts together. Blocking: minutes where a model is downloaded.
-fn compose(args: &ServeArgs, reference: &str) -> Result<Composed> {
-    let model = LoadedModel::load(args, reference)?;
+fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
+    let limits = &args.engine;
+    let model = LoadedModel::load(args)?;
     let mut backend = CandleBackend::new();
     model.load_into(&mut backend)?;
-    let block_size = block_size(args, &backend)?;
-    let plan = kv::plan(args, &model, &backend, block_size)?;
-    let budget = args.max_num_batched_tokens.unwrap_or(CANDLE_BUDGET);
+    let block_size = block_size(limits, &backend)?;
+    let plan = kv::plan(limits, &model, &backend, block_size)?;
+    let budget = limits.max_num_batched_tokens.unwrap_or(CANDLE_BUDGET);
     let runner_config = RunnerConfig {
         block_size,
-        max_num_seqs: args.max_num_seqs,
+        max_num_seqs: limits.max_num_seqs,
         max_num_batched_tokens: budget,
         max_model_len: plan.max_model_len,
         kv: plan.budget,
@@ -107,13 +119,14 @@ fn compose(args: &ServeArgs, reference: &str) -> Result<Composed> {
         tokens as f64 / plan.max_model_len as f64
     );
 
-    let model_name = args.served_model_name.first().cloned().unwrap_or_else(|| reference.to_owned());
+    let server_config = settings::server_config(args, settings, &model, plan.max_model_len);
+    let model_name = server_config.served_model_names[0].clone();
     let telemetry = Telemetry::new(TelemetryConfig {
         model_name: model_name.clone(),
         engine: 0,
         max_model_len: plan.max_model_len,
     });
-    let engine_config = engine_config(args, plan.max_model_len, budget);
+    let engine_config = settings::engine_config(limits, plan.max_model_len, budget);
     telemetry.set_cache_config(&[
         ("block_size", block_size.to_string()),
         ("num_gpu_blocks", memory.blocks.to_string()),
@@ -122,59 +135,35 @@ fn compose(args: &ServeArgs, reference: &str) -> Result<Composed> {
         ("kv_cache_size_tokens", tokens.to_string()),
     ]);
     let engine = Engine::spawn(Box::new(runner), engine_config, telemetry.engine())?;
-    let server_config = server_config(args, reference, &model, plan.max_model_len);
     let server = Server::new(engine.handle(), model.text, telemetry.clone(), server_config);
     Ok(Composed { engine, server, telemetry, model_name })
 }
 
-fn engine_config(args: &ServeArgs, max_model_len: usize, budget: usize) -> EngineConfig {
-    let defaults = EngineConfig::default();
-    EngineConfig {
-        max_model_len,
-        max_num_seqs: args.max_num_seqs,
-        max_num_batched_tokens: budget,
-        policy: match args.scheduling_policy {
-            Policy::Fcfs => SchedulingPolicy::Fcfs,
-            Policy::Priority => SchedulingPolicy::Priority,
-        },
-        enable_prefix_caching: !args.no_enable_prefix_caching,
-        max_queued_requests: args.max_num_queued_reqs.unwrap_or(defaults.max_queued_requests),
-        max_queued_tokens: args.max_num_queued_tokens.unwrap_or(defaults.max_queued_tokens),
-        ..defaults
+/// Says what the flags come to, before anything is loaded.
+fn check(args: &ComposeArgs, settings: &Settings) -> Result<()> {
+    for warning in args.compat.check()? {
+        warn!("{warning}");
     }
+    settings.warn();
+    check_device(args)
 }
 
-fn server_config(args: &ServeArgs, reference: &str, model: &LoadedModel, max_model_len: usize) -> ServerConfig {
-    let names = &args.served_model_name;
-    ServerConfig {
-        served_model_names: if names.is_empty() { vec![reference.to_owned()] } else { names.clone() },
-        model_root: reference.to_owned(),
-        max_model_len,
-        vocab_size: model.program.vocab_size,
-        eos_token_ids: model.eos_token_ids.clone(),
-        sampling_defaults: model.sampling_defaults,
-        seed: args.seed,
-        api_keys: args.api_key.clone(),
-        max_logprobs: args.max_logprobs,
-        shutdown_timeout: Duration::from_secs_f64(args.shutdown_timeout),
-        shutdown_lag: Duration::from_secs_f64(args.shutdown_lag),
-        ..ServerConfig::default()
-    }
-}
-
-fn check_device(args: &ServeArgs) -> Result<()> {
-    match args.device {
+fn check_device(args: &ComposeArgs) -> Result<()> {
+    match args.model.device {
         Device::Cuda => bail!("--device cuda: this build has no CUDA backend yet; use --device cpu"),
         Device::Auto => info!("device: cpu (this build has no GPU backend yet), candle backend"),
         Device::Cpu => info!("device: cpu, candle backend"),
     }
-    if matches!(args.dtype, Dtype::Bfloat16 | Dtype::Float16) {
+    if args.engine.gpu_memory_utilization.is_some() {
+        warn!("--gpu-memory-utilization has no effect: no GPU is used; --kv-cache-memory-bytes sizes the KV cache");
+    }
+    if matches!(args.model.dtype, Dtype::Bfloat16 | Dtype::Float16) {
         warn!("--dtype: the candle backend computes in float32, which is at least as precise as what was asked for");
     }
     Ok(())
 }
 
-fn block_size(args: &ServeArgs, backend: &dyn Backend) -> Result<usize> {
+fn block_size(args: &EngineArgs, backend: &dyn Backend) -> Result<usize> {
     let sizes = backend.block_sizes();
     let default = *sizes.first().context("the backend has no block size")?;
     match args.block_size {
@@ -184,27 +173,6 @@ fn block_size(args: &ServeArgs, backend: &dyn Backend) -> Result<usize> {
             let known: Vec<_> = sizes.iter().map(usize::to_string).collect();
             bail!("--block-size {size}: the {} backend has blocks of {} tokens", backend.name(), known.join(", "))
         }
-    }
-}
-
-async fn listen(args: &ServeArgs) -> Result<TcpListener> {
-    let target = format!("{}:{}", args.host, args.port);
-    let address = tokio::net::lookup_host((args.host.as_str(), args.port))
-        .await
-        .with_context(|| format!("--host {}: no such address", args.host))?
-        .next()
-        .with_context(|| format!("--host {}: no such address", args.host))?;
-    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    socket.set_reuseaddr(true)?;
-    socket.bind(address).and_then(|()| socket.listen(BACKLOG)).map_err(|error| listen_error(&target, &error))
-}
-
-fn listen_error(target: &str, error: &std::io::Error) -> anyhow::Error {
-    match error.kind() {
-        std::io::ErrorKind::AddrInUse => {
-            anyhow::anyhow!("{target} is in use by another process: choose another --port, or 0 for a free one")
-        }
-        _ => anyhow::anyhow!("cannot listen on {target}: {error}"),
     }
 }
 
@@ -236,8 +204,7 @@ fn resident() -> String {
     system::resident_memory().map_or_else(|| "unknown memory".into(), human_bytes)
 }
 
-fn curl_line(address: SocketAddr, model: &str) -> String {
-    let host = if address.ip().is_unspecified() { "127.0.0.1".to_owned() } else { address.ip().to_string() };
+fn curl_line(target: &str, model: &str) -> String {
     // Bounded: a small model that draws at temperature 1 may ramble to the end of its context.
     let body = serde_json::json!({
         "model": model,
@@ -245,5 +212,5 @@ fn curl_line(address: SocketAddr, model: &str) -> String {
         "temperature": 0,
         "max_tokens": 64,
     });
-    format!("curl http://{host}:{}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'", address.port())
+    format!("curl {target}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
 }

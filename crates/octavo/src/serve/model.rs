@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use octavo_models::{Checkpoint, GenerationConfig, TokenizerData};
+use octavo_models::{Checkpoint, TokenizerData};
 use octavo_ops::{Backend, Program};
 use octavo_server::{SamplingDefaults, TextModel};
 use octavo_text::{ChatTemplate, GgufVocabulary, SpecialTokens, Tokenizer};
 use tracing::{info, warn};
 
-use crate::cli::ServeArgs;
+use crate::cli::{ComposeArgs, ContentFormat};
 use crate::pull;
+use crate::serve::generation;
 use crate::system::human_bytes;
 
 /// A model whose files are open; weights are read by [`LoadedModel::load_into`].
@@ -24,8 +25,12 @@ pub(crate) struct LoadedModel {
 }
 
 impl LoadedModel {
-    pub(crate) fn load(args: &ServeArgs, reference: &str) -> Result<Self> {
-        let resolved = pull::resolve(reference, &args.source)?;
+    pub(crate) fn load(args: &ComposeArgs) -> Result<Self> {
+        let reference = args.model.reference();
+        if let Some(tokenizer) = args.model.tokenizer.as_deref().filter(|tokenizer| *tokenizer != reference) {
+            bail!("--tokenizer {tokenizer}: only the model's own tokenizer is served, that of {reference}");
+        }
+        let resolved = pull::resolve(reference, &args.model.source)?;
         if let Some(entry) = resolved.entry.filter(|entry| !entry.served) {
             bail!("{}: the architecture '{}' is not served yet", entry.name, entry.architecture);
         }
@@ -43,13 +48,18 @@ impl LoadedModel {
             path.display()
         );
         let tokenizer = Arc::new(tokenizer(checkpoint.tokenizer()?).with_context(|| path.display().to_string())?);
-        let template = template(args, &checkpoint, tokenizer.special())?.map(Arc::new);
+        let template = template(args.chat.chat_template.as_deref(), &checkpoint, tokenizer.special())?;
+        let template = match args.chat.chat_template_content_format {
+            ContentFormat::Auto => template,
+            ContentFormat::String => template.map(|t| t.with_content_format(octavo_text::ContentFormat::String)),
+            ContentFormat::Openai => template.map(|t| t.with_content_format(octavo_text::ContentFormat::OpenAi)),
+        };
         let generation = checkpoint.generation_config();
         Ok(Self {
             eos_token_ids: generation.eos_token_ids.clone(),
-            sampling_defaults: sampling_defaults(generation),
+            sampling_defaults: generation::defaults(&args.sampling, generation)?,
             program: Arc::new(program),
-            text: TextModel { tokenizer, template },
+            text: TextModel { tokenizer, template: template.map(Arc::new) },
             checkpoint,
         })
     }
@@ -67,17 +77,6 @@ impl LoadedModel {
             begun.elapsed().as_secs_f64()
         );
         Ok(())
-    }
-}
-
-fn sampling_defaults(generation: &GenerationConfig) -> SamplingDefaults {
-    SamplingDefaults {
-        temperature: generation.temperature,
-        top_p: generation.top_p,
-        top_k: generation.top_k,
-        min_p: generation.min_p,
-        repetition_penalty: generation.repetition_penalty,
-        max_new_tokens: generation.max_new_tokens,
     }
 }
 
@@ -107,11 +106,10 @@ fn tokenizer(data: TokenizerData) -> Result<Tokenizer> {
 }
 
 /// `--chat-template`, or the checkpoint's. A checkpoint's broken template costs chat, not completions.
-fn template(args: &ServeArgs, checkpoint: &Checkpoint, special: &SpecialTokens) -> Result<Option<ChatTemplate>> {
-    if let Some(path) = &args.chat_template {
-        let named = || format!("--chat-template {}", path.display());
-        let source = std::fs::read_to_string(path).with_context(named)?;
-        return Ok(Some(ChatTemplate::new(&source, special).with_context(named)?));
+fn template(given: Option<&str>, checkpoint: &Checkpoint, special: &SpecialTokens) -> Result<Option<ChatTemplate>> {
+    if let Some(given) = given {
+        let (source, named) = template_source(given)?;
+        return Ok(Some(ChatTemplate::new(&source, special).context(named)?));
     }
     let Some(source) = checkpoint.chat_template() else {
         warn!("the model has no chat template: chat requests will be refused; give one with --chat-template");
@@ -123,5 +121,30 @@ fn template(args: &ServeArgs, checkpoint: &Checkpoint, special: &SpecialTokens) 
             warn!("the model's chat template is unusable, chat requests will be refused: {error}");
             Ok(None)
         }
+    }
+}
+
+/// A file's content, or the template itself where no such file is and it cannot be the name of one; and a name for it.
+fn template_source(given: &str) -> Result<(String, String)> {
+    match std::fs::read_to_string(given) {
+        Ok(source) => Ok((source, format!("--chat-template {given}"))),
+        Err(_) if given.contains(['{', '}', '\n']) => Ok((given.to_owned(), "--chat-template".to_owned())),
+        Err(error) => bail!("--chat-template {given}: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_template_is_a_file_or_itself() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "{{ messages }}").unwrap();
+        let path = file.path().to_str().unwrap();
+        assert_eq!(template_source(path).unwrap().0, "{{ messages }}");
+        assert_eq!(template_source("{% for m in messages %}").unwrap().0, "{% for m in messages %}");
+        let error = template_source("/no/such/template.jinja").unwrap_err().to_string();
+        assert!(error.starts_with("--chat-template /no/such/template.jinja: "), "{error}");
     }
 }

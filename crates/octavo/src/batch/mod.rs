@@ -1,0 +1,128 @@
+//! `octavo run-batch`: a file of requests, answered by the server's own routes without a socket.
+//!
+//! Answers are written in the order of the requests, so the output is at any time a prefix of the whole: to go on after
+//! an interruption is to count its lines.
+
+mod answer;
+mod input;
+mod output;
+mod progress;
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use axum::Router;
+use futures::{StreamExt, stream};
+use octavo_telemetry::LogConfig;
+use tokio::sync::Semaphore;
+use tracing::{info, warn};
+
+use crate::batch::input::Input;
+use crate::batch::output::Output;
+use crate::batch::progress::Progress;
+use crate::cli::RunBatchArgs;
+use crate::serve;
+
+/// Answers that wait for an earlier one, for each request that runs.
+const REORDERED: usize = 4;
+
+pub(crate) fn run(args: RunBatchArgs) -> Result<()> {
+    octavo_telemetry::init_logging(&LogConfig::default())?;
+    let Some(mut batch) = Batch::open(&args.input_file, &args.output_file)? else {
+        info!("{} is complete already", args.output_file.display());
+        return Ok(());
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("octavo-batch").build()?;
+    let composed = serve::compose_in_process(&args.compose)?;
+    let answered = runtime.block_on(async {
+        let router = composed.server.router();
+        let interrupted = interrupted()?;
+        tokio::select! {
+            answered = batch.answer(router, args.compose.engine.max_num_seqs) => answered,
+            () = interrupted => bail!("interrupted: {} The same command goes on from there", batch.kept()),
+        }
+    });
+    composed.engine.join();
+    answered?;
+    batch.finish()
+}
+
+/// SIGINT or SIGTERM.
+fn interrupted() -> Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
+}
+
+/// A batch that is not finished: where its next request is, and where its answer goes.
+struct Batch {
+    input: Input,
+    output: Output,
+    progress: Progress,
+}
+
+impl Batch {
+    /// Checks both files and goes on after the answers that are there; `None` if all are.
+    ///
+    /// # Errors
+    /// A file that cannot be used, or answers to other requests than these.
+    fn open(input_path: &Path, output_path: &Path) -> Result<Option<Self>> {
+        let named = || format!("--input-file {}", input_path.display());
+        let survey = Input::open(input_path).with_context(named)?.survey().with_context(named)?;
+        for (id, lines) in &survey.duplicates {
+            warn!("{}: the custom_id '{id}' is there again in line {lines}", named());
+        }
+        if survey.more_duplicates > 0 {
+            warn!("{}: {} more lines have a custom_id that was there before", named(), survey.more_duplicates);
+        }
+        let mut input = Input::open(input_path).with_context(named)?;
+        let Some(output) = Output::open(output_path, &mut input, survey.requests)? else { return Ok(None) };
+        if output.answers() > 0 {
+            info!("going on after the {} answers in {}", output.answers(), output.partial().display());
+        }
+        let progress = Progress::new(survey.requests, output.answers());
+        Ok(Some(Self { input, output, progress }))
+    }
+
+    /// Answers what is left, `concurrency` requests at a time. Dropping the future keeps every answer that is written.
+    ///
+    /// # Errors
+    /// A file cannot be read or written any more. A request that fails is an answer.
+    async fn answer(&mut self, router: Router, concurrency: usize) -> Result<()> {
+        let running = Semaphore::new(concurrency);
+        let asked = self.input.by_ref().map(|line| {
+            let (router, running) = (&router, &running);
+            async move {
+                let line = line.context("the input cannot be read any more")?;
+                let _running = running.acquire().await?;
+                anyhow::Ok(answer::answer(router, &line).await)
+            }
+        });
+        let mut answers = stream::iter(asked).buffered(concurrency.saturating_mul(REORDERED));
+        while let Some(answer) = answers.next().await {
+            let answer = answer?;
+            self.output.append(&answer.line)?;
+            self.progress.advance(answer.ok);
+        }
+        Ok(())
+    }
+
+    /// Makes the output final.
+    fn finish(self) -> Result<()> {
+        self.progress.finish();
+        self.output.finish()
+    }
+
+    /// What an interruption leaves.
+    fn kept(&self) -> String {
+        format!("{} answers are kept in {}.", self.output.answers(), self.output.partial().display())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! vLLM's flags that are not served: accepted, because nothing depends on them here, or refused, because something does.
+
+mod table;
+
+use anyhow::{Result, bail};
+use clap::builder::BoolishValueParser;
+use clap::error::Error;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+
+pub(crate) use table::FLAGS;
+
+/// What follows a flag on the command line, so that it takes no more and no less.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Takes {
+    /// Nothing; `--no-NAME` is its opposite.
+    Switch,
+    /// One value.
+    Value,
+    /// One value or several.
+    Values,
+    /// A JSON object, whole or by dotted names.
+    Json,
+}
+
+/// What a flag comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Accepted with a warning: why it changes nothing here.
+    NoEffect(&'static str),
+    /// A start-up error: why it cannot be ignored.
+    Refused(&'static str),
+    /// These values are what happens anyway; others are a start-up error: why.
+    Only(&'static [&'static str], &'static str),
+}
+
+/// A flag of vLLM that this server does not serve.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Flag {
+    /// Without the dashes.
+    pub(crate) name: &'static str,
+    pub(crate) takes: Takes,
+    pub(crate) outcome: Outcome,
+}
+
+/// The unserved flags of a command line, each once, with all its values.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct CompatArgs {
+    given: Vec<(&'static Flag, Vec<String>)>,
+}
+
+impl CompatArgs {
+    /// The warnings to log, one for each flag.
+    ///
+    /// # Errors
+    /// Flags that would change results or need what is not there; one line each.
+    pub(crate) fn check(&self) -> Result<Vec<String>> {
+        let (mut warnings, mut errors) = (vec![], vec![]);
+        for (flag, values) in &self.given {
+            match flag.outcome {
+                Outcome::NoEffect(why) => warnings.push(format!("--{} has no effect: {why}", flag.name)),
+                Outcome::Refused(_) if values.iter().all(|value| is_off(value)) => {}
+                Outcome::Refused(why) => errors.push(format!("--{}: {why}", flag.name)),
+                Outcome::Only(known, why) => {
+                    if let Some(value) = values.iter().find(|value| !known.contains(&value.as_str())) {
+                        errors.push(format!("--{} {value}: {why} (accepted: {})", flag.name, known.join(", ")));
+                    }
+                }
+            }
+        }
+        if !errors.is_empty() {
+            bail!("{}", errors.join("\n"));
+        }
+        Ok(warnings)
+    }
+}
+
+/// Whether a value says that a feature is not wanted.
+fn is_off(value: &str) -> bool {
+    ["false", "none", "null", "{}", "[]", "0", ""].iter().any(|off| value.eq_ignore_ascii_case(off))
+}
+
+impl Args for CompatArgs {
+    fn augment_args(command: Command) -> Command {
+        command.next_help_heading(None::<&str>).args(FLAGS.iter().map(argument))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+fn argument(flag: &'static Flag) -> Arg {
+    let arg = Arg::new(flag.name).long(flag.name).hide(true);
+    match flag.takes {
+        // Made a switch with an opposite by `cli::command`, as all are.
+        Takes::Switch => arg.action(ArgAction::SetTrue).value_parser(BoolishValueParser::new()),
+        Takes::Value => arg.action(ArgAction::Append).num_args(1).allow_negative_numbers(true),
+        Takes::Json => arg.action(ArgAction::Append).num_args(1).value_name(crate::cli::JSON),
+        Takes::Values => arg.action(ArgAction::Append).num_args(1..).allow_negative_numbers(true),
+    }
+}
+
+impl FromArgMatches for CompatArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let given = FLAGS.iter().filter(|flag| crate::cli::is_given(matches, flag.name));
+        let values = |flag: &Flag| match flag.takes {
+            Takes::Switch => vec![matches.get_flag(flag.name).to_string()],
+            _ => matches.get_many::<String>(flag.name).unwrap_or_default().cloned().collect(),
+        };
+        Ok(Self { given: given.map(|flag| (flag, values(flag))).collect() })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_flag_is_there_once_with_a_reason() {
+        let mut names = HashSet::new();
+        for flag in FLAGS {
+            assert!(names.insert(flag.name), "--{} is there twice", flag.name);
+            assert!(!flag.name.contains('_') && !flag.name.starts_with('-'), "{}", flag.name);
+            let (Outcome::NoEffect(why) | Outcome::Refused(why) | Outcome::Only(_, why)) = flag.outcome;
+            assert!(why.len() > 10 && !why.ends_with('.'), "--{}: {why}", flag.name);
+        }
+    }
+
+    fn check(name: &str, values: &[&str]) -> Result<Vec<String>> {
+        let flag = FLAGS.iter().find(|flag| flag.name == name).unwrap();
+        CompatArgs { given: vec![(flag, values.iter().map(|&value| value.to_owned()).collect())] }.check()
+    }
+
+    #[test]
+    fn what_changes_nothing_is_one_warning_with_its_reason() {
+        let warnings = check("swap-space", &["4", "8"]).unwrap();
+        assert_eq!(warnings.len(), 1);
+        assert!(warnings[0].starts_with("--swap-space has no effect: "), "{warnings:?}");
+    }
+
+    #[test]
+    fn values_that_are_what_happens_anyway_are_silent() {
+        assert!(check("tensor-parallel-size", &["1"]).unwrap().is_empty());
+        let error = check("tensor-parallel-size", &["2"]).unwrap_err().to_string();
+        assert!(error.starts_with("--tensor-parallel-size 2: ") && error.contains("accepted: 1"), "{error}");
+        assert!(check("kv-cache-dtype", &["auto"]).unwrap().is_empty());
+        assert!(check("kv-cache-dtype", &["fp8"]).is_err());
+    }
+
+    #[test]
+    fn a_refused_feature_may_be_switched_off() {
+        assert!(check("enable-lora", &["false"]).unwrap().is_empty());
+        assert!(check("speculative-config", &["{}"]).unwrap().is_empty());
+        assert!(check("enable-lora", &["true"]).is_err());
+    }
+}

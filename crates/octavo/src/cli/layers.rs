@@ -1,0 +1,227 @@
+//! Flags from elsewhere than the command line: `--config`, then variables `OCTAVO_<FLAG>`.
+//!
+//! Both become arguments in front of the user's own, in the form `--flag=value`, so that there is one reader of values.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use crate::cli::yaml::{self, Node};
+use crate::cli::{argv, is_given, is_json, is_switch};
+use clap::error::{ContextKind, ContextValue, Error};
+use clap::{Arg, ArgMatches, Command};
+
+/// The process's variables, or a test's.
+pub(crate) type Environment<'a> = dyn Fn(&str) -> Option<String> + 'a;
+
+/// Bytes of a configuration file.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// The flag that names the file.
+const CONFIG: &str = "config";
+
+/// Commands whose flags are variables too; those of the others are typed by a person.
+const WITH_VARIABLES: [&str; 2] = ["serve", "run-batch"];
+
+/// A flag that was set elsewhere than on the command line.
+#[derive(Debug)]
+pub(crate) struct Setting {
+    /// Its long name, without the dashes.
+    flag: String,
+    /// `--flag=value`, once for each value.
+    tokens: Vec<OsString>,
+    /// Who set it, for messages.
+    origin: String,
+}
+
+impl Setting {
+    /// As arguments.
+    pub(crate) fn tokens(&self) -> impl Iterator<Item = OsString> + '_ {
+        self.tokens.iter().cloned()
+    }
+}
+
+/// What the file and the variables set and the command line (`given`) does not.
+///
+/// # Errors
+/// The file cannot be read, or has a key or a value that is not understood; names file and key.
+pub(crate) fn settings(
+    command: &Command,
+    given: &ArgMatches,
+    environment: &Environment<'_>,
+) -> Result<Vec<Setting>, String> {
+    if !command.get_arguments().any(|arg| arg.get_long() == Some(CONFIG)) {
+        return Ok(vec![]);
+    }
+    let is_open = |flag: &str| find(command, flag).is_some_and(|arg| !is_given(given, arg.get_id().as_str()));
+    let variables = WITH_VARIABLES.contains(&command.get_name());
+    let mut variables = if variables { from_environment(command, environment) } else { vec![] };
+    variables.retain(|setting| is_open(&setting.flag));
+
+    let by_variable = variables.iter().position(|setting| setting.flag == CONFIG);
+    let path = match by_variable {
+        Some(at) => variables.remove(at).tokens[0].to_str().and_then(|token| Some(token.split_once('=')?.1.to_owned())),
+        None => given.get_one::<std::path::PathBuf>(CONFIG).map(|path| path.to_string_lossy().into_owned()),
+    };
+    let mut settings = match path {
+        Some(path) => from_file(command, Path::new(&path))?,
+        None => vec![],
+    };
+    settings.retain(|setting| is_open(&setting.flag));
+    variables.retain(|variable| settings.iter().all(|setting| setting.flag != variable.flag));
+    settings.extend(variables);
+    Ok(settings)
+}
+
+/// Where the value that `error` complains about comes from, if not from the command line.
+pub(crate) fn origin(settings: &[Setting], error: &Error) -> Option<String> {
+    let Some(ContextValue::String(named)) = error.get(ContextKind::InvalidArg) else { return None };
+    let named = named.strip_prefix("--")?;
+    let end = named.find([' ', '[', '=']).unwrap_or(named.len());
+    let setting = settings.iter().find(|setting| setting.flag == named[..end])?;
+    Some(format!("--{} was set by {}", setting.flag, setting.origin))
+}
+
+fn find<'a>(command: &'a Command, flag: &str) -> Option<&'a Arg> {
+    command.get_arguments().find(|arg| arg.get_long() == Some(flag))
+}
+
+fn takes_several(arg: &Arg) -> bool {
+    arg.get_num_args().is_some_and(|range| range.max_values() > 1)
+}
+
+fn token(flag: &str, value: &str) -> OsString {
+    format!("--{flag}={value}").into()
+}
+
+/// Every flag that is served and whose variable is set and not empty.
+fn from_environment(command: &Command, environment: &Environment<'_>) -> Vec<Setting> {
+    let mut settings = vec![];
+    for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
+        let Some(flag) = arg.get_long() else { continue };
+        let name = format!("OCTAVO_{}", flag.replace('-', "_").to_ascii_uppercase());
+        let Some(value) = environment(&name).filter(|value| !value.is_empty()) else { continue };
+        // Kubernetes sets this one for a service that is named octavo.
+        if flag == "port" && value.contains("://") {
+            continue;
+        }
+        // A JSON list is taken apart by the flag's own reader, or is for us to take apart.
+        let list = takes_several(arg).then(|| serde_json::from_str::<Vec<String>>(&value).ok());
+        let values = match list {
+            None => vec![value],
+            Some(Some(values)) => values,
+            Some(None) => value.split_whitespace().map(str::to_owned).collect(),
+        };
+        let tokens = values.iter().map(|value| token(flag, value)).collect();
+        settings.push(Setting { flag: flag.to_owned(), tokens, origin: format!("the variable {name}") });
+    }
+    settings
+}
+
+fn from_file(command: &Command, path: &Path) -> Result<Vec<Setting>, String> {
+    let file = path.display();
+    let size = std::fs::metadata(path).map_err(|error| format!("--config {file}: {error}"))?.len();
+    if size > MAX_FILE_BYTES {
+        return Err(format!("--config {file}: {size} bytes are too many for a configuration"));
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| format!("--config {file}: {error}"))?;
+    from_yaml(command, &text, &file.to_string()).map_err(|why| format!("--config {file}: {why}"))
+}
+
+fn from_yaml(command: &Command, source: &str, file: &str) -> Result<Vec<Setting>, String> {
+    let flags = match yaml::read(source)? {
+        Some(Node::Map(flags)) => flags,
+        Some(node) if !node.is_null() => return Err("a map of flags is expected, such as `max-model-len: 4096`".into()),
+        _ => return Ok(vec![]),
+    };
+    let mut settings: Vec<Setting> = vec![];
+    for (key, value) in &flags {
+        let Some((flag, tokens)) = from_entry(command, key, value).map_err(|why| format!("key '{key}': {why}"))? else {
+            continue;
+        };
+        let origin = format!("the key '{key}' of {file}");
+        match settings.iter_mut().find(|setting| setting.flag == flag) {
+            // Two spellings of one flag, or two dotted keys of one.
+            Some(_) if !key.contains('.') => return Err(format!("key '{key}': the flag --{flag} is there twice")),
+            Some(setting) => setting.tokens.extend(tokens),
+            None => settings.push(Setting { flag, tokens, origin }),
+        }
+    }
+    for setting in &mut settings {
+        setting.tokens = argv::spell(std::mem::take(&mut setting.tokens), command)?;
+    }
+    Ok(settings)
+}
+
+/// A flag and its arguments; nothing where the value is null.
+fn from_entry(command: &Command, key: &str, value: &Node) -> Result<Option<(String, Vec<OsString>)>, String> {
+    let (name, path) = key.split_once('.').map_or((key, None), |(name, path)| (name, Some(path)));
+    let name = name.replace('_', "-");
+    let (arg, opposite) = match find(command, &name) {
+        Some(arg) => (arg, false),
+        None => {
+            let positive = name.strip_prefix("no-").and_then(|name| find(command, name)).filter(|arg| is_switch(arg));
+            (positive.ok_or_else(|| unknown(command, &name))?, true)
+        }
+    };
+    let flag = arg.get_long().unwrap_or_default().to_owned();
+    if flag == CONFIG {
+        return Err("a configuration cannot name another".into());
+    }
+    if value.is_null() {
+        return Ok(None);
+    }
+    let tokens = match (path, value) {
+        (Some(path), value) if is_json(arg) => vec![token(&format!("{flag}.{path}"), &value.json().to_string())],
+        (Some(_), _) => return Err(format!("--{flag} has no keys")),
+        (None, value) if is_switch(arg) => vec![token(&flag, &(truth(value)? != opposite).to_string())],
+        (None, Node::Map(_)) if is_json(arg) => vec![token(&flag, &value.json().to_string())],
+        (None, Node::List(items)) if takes_several(arg) => {
+            items.iter().map(|item| Ok(token(&flag, text(item)?))).collect::<Result<_, String>>()?
+        }
+        (None, Node::List(_)) => return Err("one value is expected, not a list".into()),
+        (None, value) => vec![token(&flag, text(value)?)],
+    };
+    Ok(Some((flag, tokens)))
+}
+
+/// An unknown key, with the known one that is nearest.
+fn unknown(command: &Command, name: &str) -> String {
+    let known = command.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(Arg::get_long);
+    match known.map(|known| (distance(known, name), known)).min() {
+        Some((distance, known)) if distance <= 1 + name.len() / 4 => {
+            format!("there is no flag --{name}; did you mean '{known}'?")
+        }
+        _ => format!("there is no flag --{name}"),
+    }
+}
+
+/// Letters to insert, delete or replace. The names are flags', hence short; longer ones are like nothing.
+fn distance(known: &str, name: &str) -> usize {
+    if name.len() > 64 {
+        return usize::MAX;
+    }
+    let mut row: Vec<usize> = (0..=known.len()).collect();
+    for (i, a) in name.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, b) in known.bytes().enumerate() {
+            let replaced = diagonal + usize::from(a != b);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[known.len()]
+}
+
+/// YAML's truth values, those of version 1.1 too.
+fn truth(value: &Node) -> Result<bool, String> {
+    match text(value)?.to_ascii_lowercase().as_str() {
+        "true" | "yes" | "on" | "1" => Ok(true),
+        "false" | "no" | "off" | "0" => Ok(false),
+        other => Err(format!("true or false is expected, not '{other}'")),
+    }
+}
+
+fn text(value: &Node) -> Result<&str, String> {
+    value.text().ok_or_else(|| "a text or a number is expected".into())
+}

@@ -1,0 +1,217 @@
+//! The command line. Names, spellings and defaults are vLLM's where it has the flag.
+//!
+//! A flag of vLLM is served (the argument structs), accepted with a warning or refused with a reason ([`compat`]), or
+//! unknown. Values come from the command line, then `--config`, then the environment, then the defaults ([`layers`]).
+
+mod argv;
+mod batch;
+mod client;
+mod compat;
+mod layers;
+mod model;
+mod serve;
+mod values;
+mod yaml;
+
+use std::ffi::OsString;
+use std::fmt;
+
+use clap::builder::BoolishValueParser;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+pub(crate) use batch::RunBatchArgs;
+pub(crate) use client::{ChatArgs, ClientArgs, CompleteArgs};
+pub(crate) use layers::Environment;
+pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, SamplingArgs, SourceArgs};
+pub(crate) use serve::{NetworkArgs, ServeArgs};
+#[cfg(test)]
+pub(crate) use values::JsonObject;
+pub(crate) use values::{
+    ContentFormat, Device, Dtype, FingerprintMode, GenerationSource, MaxModelLen, Policy, TextList,
+};
+
+/// The model that `octavo serve` takes when none is named.
+pub(crate) const DEFAULT_MODEL: &str = "smollm2-135m-instruct";
+
+/// The value name that makes a flag one that dotted names may fill.
+const JSON: &str = "JSON";
+
+const AFTER_SERVE: &str = "\
+Names may be written with _ for -. A switch --x has its opposite --no-x. A JSON flag takes an object, or one key at a \
+time: --override-generation-config.temperature 0.5. Every flag is also a variable (--max-num-seqs: \
+OCTAVO_MAX_NUM_SEQS) and a key of the --config file. vLLM's other flags are accepted with a warning where they change \
+nothing here, and refused where ignoring them would.";
+
+/// An OpenAI-compatible inference server.
+#[derive(Debug, Parser)]
+#[command(name = "octavo", version, about, max_term_width = 100, args_override_self = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve a model over HTTP.
+    #[command(after_help = AFTER_SERVE)]
+    Serve(Box<ServeArgs>),
+    /// Answer a file of requests, without a server.
+    #[command(after_help = AFTER_SERVE)]
+    RunBatch(Box<RunBatchArgs>),
+    /// Talk with a model: a running server's, or one that is loaded for it.
+    Chat(Box<ChatArgs>),
+    /// Let a model continue texts: a running server's, or one that is loaded for it.
+    Complete(Box<CompleteArgs>),
+    /// Download a model into the cache and print where it lies.
+    Pull(PullArgs),
+    /// Print a model's program: ops, shapes, bytes and FLOPs.
+    Inspect(InspectArgs),
+    /// Say what this machine offers and what is missing.
+    Doctor(DoctorArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PullArgs {
+    /// Catalog name, hub id (`org/name`, `org/name:file.gguf`) or path.
+    #[arg(default_value = DEFAULT_MODEL)]
+    pub(crate) model: String,
+
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+
+    /// List the catalog and what each model needs.
+    #[arg(long, conflicts_with = "model")]
+    pub(crate) list: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// Catalog name, hub id or path.
+    #[arg(default_value = DEFAULT_MODEL)]
+    pub(crate) model: String,
+
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Model whose presence in the cache is checked.
+    #[arg(default_value = DEFAULT_MODEL)]
+    pub(crate) model: String,
+}
+
+/// Why there is no command to run.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The command line is wrong, or only asks for help; `note` says where a wrong value came from.
+    Usage { error: clap::Error, note: Option<String> },
+    /// The configuration is wrong: a sentence.
+    Config(String),
+}
+
+impl Failure {
+    /// Tells the user, and returns the exit code.
+    pub(crate) fn report(&self) -> u8 {
+        match self {
+            Self::Usage { error, note } => {
+                // A closed terminal cannot be told.
+                let _ = error.print();
+                if let Some(note) = note {
+                    eprintln!("\nnote: {note}");
+                }
+                u8::try_from(error.exit_code()).unwrap_or(2)
+            }
+            Self::Config(message) => {
+                eprintln!("octavo: {message}");
+                2
+            }
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage { error, note: None } => write!(f, "{error}"),
+            Self::Usage { error, note: Some(note) } => write!(f, "{error}\nnote: {note}"),
+            Self::Config(message) => f.write_str(message),
+        }
+    }
+}
+
+impl From<clap::Error> for Failure {
+    fn from(error: clap::Error) -> Self {
+        Self::Usage { error, note: None }
+    }
+}
+
+/// The command that `args` (without the program's name) and `environment` ask for.
+pub(crate) fn parse(args: Vec<OsString>, environment: &Environment<'_>) -> Result<Cli, Failure> {
+    let command = command();
+    let args = argv::entry(args);
+    let name = args.first().and_then(|arg| arg.to_str());
+    let Some(subcommand) = name.and_then(|name| command.find_subcommand(name)) else {
+        return Ok(cli(&command, &args)?);
+    };
+    let mut spelled = args[..1].to_vec();
+    spelled.extend(argv::spell(args[1..].to_vec(), subcommand).map_err(Failure::Config)?);
+    let matches = matches(&command, &spelled)?;
+    let layered = matches.subcommand().map(|(_, given)| layers::settings(subcommand, given, environment));
+    let Some(settings) = layered.transpose().map_err(Failure::Config)?.filter(|settings| !settings.is_empty()) else {
+        return Ok(Cli::from_arg_matches(&matches)?);
+    };
+    let tokens = settings.iter().flat_map(layers::Setting::tokens);
+    spelled.splice(1..1, tokens);
+    cli(&command, &spelled).map_err(|error| Failure::Usage { note: layers::origin(&settings, &error), error })
+}
+
+fn cli(command: &clap::Command, args: &[OsString]) -> Result<Cli, clap::Error> {
+    Cli::from_arg_matches(&matches(command, args)?)
+}
+
+fn matches(command: &clap::Command, args: &[OsString]) -> Result<ArgMatches, clap::Error> {
+    let program = OsString::from("octavo");
+    command.clone().try_get_matches_from(std::iter::once(&program).chain(args))
+}
+
+/// The definition, with every switch made one that can be switched off as well.
+fn command() -> clap::Command {
+    Cli::command().mut_subcommands(|subcommand| subcommand.mut_args(switch))
+}
+
+/// `--x` and `--x=false`: what `--no-x` is rewritten to.
+fn switch(arg: Arg) -> Arg {
+    if !matches!(arg.get_action(), ArgAction::SetTrue) {
+        return arg;
+    }
+    let default =
+        if arg.get_default_values().is_empty() { "false".into() } else { arg.get_default_values()[0].clone() };
+    // A variable such as HF_HUB_OFFLINE is read as its owner reads it.
+    let arg = if arg.get_env().is_some() { arg } else { arg.value_parser(BoolishValueParser::new()) };
+    arg.action(ArgAction::Set)
+        .num_args(0..=1)
+        .require_equals(true)
+        .value_name("BOOL")
+        .default_missing_value("true")
+        .default_value(default)
+        .hide_default_value(true)
+        .hide_possible_values(true)
+}
+
+fn is_switch(arg: &Arg) -> bool {
+    arg.is_require_equals_set()
+}
+
+fn is_json(arg: &Arg) -> bool {
+    arg.get_value_names().is_some_and(|names| names.first().is_some_and(|name| name == JSON))
+}
+
+/// Whether a flag was given, be it by the command line or by what [`layers`] adds to it.
+fn is_given(matches: &ArgMatches, id: &str) -> bool {
+    matches.value_source(id) == Some(ValueSource::CommandLine)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,215 @@
+//! Flags of the model and of its engine: what `serve`, `run-batch` and `chat` with a model share.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::cli::DEFAULT_MODEL;
+use crate::cli::compat::CompatArgs;
+use crate::cli::values::{
+    self, Bound, ContentFormat, Device, Dtype, GenerationSource, JsonObject, MaxModelLen, Policy,
+};
+
+/// Where a model comes from.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct SourceArgs {
+    /// Branch, tag or commit of a hub repository.
+    #[arg(long)]
+    pub(crate) revision: Option<String>,
+
+    /// Use only what is in the cache already.
+    #[arg(long, env = "HF_HUB_OFFLINE", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) offline: bool,
+
+    /// Token of the hub, in place of HF_TOKEN and of the file that `hf auth login` writes.
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) hf_token: Option<String>,
+
+    /// Cache of hub downloads, in place of HF_HUB_CACHE.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) download_dir: Option<PathBuf>,
+}
+
+/// Everything from a model to an engine that answers requests, without a socket.
+#[derive(Debug, Args)]
+pub(crate) struct ComposeArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) chat: ChatFormatArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) compat: CompatArgs,
+
+    /// YAML file of flags: names without the dashes, lists, and maps for JSON flags. The command line wins over the
+    /// file, the file over the environment (OCTAVO_<FLAG>).
+    #[arg(long, value_name = "FILE", help_heading = "Configuration")]
+    pub(crate) config: Option<PathBuf>,
+}
+
+/// Which model, and how it is loaded.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ModelArgs {
+    /// Catalog name, hub id (`org/name`, `org/name:file.gguf`) or path; overrides --model.
+    #[arg(value_name = "MODEL")]
+    pub(crate) positional: Option<String>,
+
+    /// Catalog name, hub id or path [default: smollm2-135m-instruct].
+    #[arg(long = "model", value_name = "MODEL")]
+    pub(crate) named: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+
+    /// Names the API answers to; the first is the label of the metrics. Default: the model as given.
+    #[arg(long, num_args = 1.., value_name = "NAME")]
+    pub(crate) served_model_name: Vec<String>,
+
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
+    pub(crate) device: Device,
+
+    /// Precision of weights and arithmetic.
+    #[arg(long, value_enum, default_value_t = Dtype::Auto)]
+    pub(crate) dtype: Dtype,
+
+    /// Only the model's own tokenizer is served: this must name the model.
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) tokenizer: Option<String>,
+}
+
+impl ModelArgs {
+    /// The model that was asked for, if one was.
+    pub(crate) fn given(&self) -> Option<&str> {
+        self.positional.as_deref().or(self.named.as_deref())
+    }
+
+    /// The model as given, or the default one.
+    pub(crate) fn reference(&self) -> &str {
+        self.given().unwrap_or(DEFAULT_MODEL)
+    }
+}
+
+/// Limits of the engine.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Engine")]
+pub(crate) struct EngineArgs {
+    /// Context length: prompt and output together (1k = 1000, 1K = 1024; auto or -1 = the largest that fits).
+    #[arg(long, value_parser = values::max_model_len, allow_hyphen_values = true, value_name = "TOKENS")]
+    pub(crate) max_model_len: Option<MaxModelLen>,
+
+    /// Requests that run at once.
+    #[arg(long, value_parser = values::count, default_value = "256", value_name = "N")]
+    pub(crate) max_num_seqs: usize,
+
+    /// Token budget of a step, for prompts and outputs together.
+    #[arg(long, value_parser = values::count, value_name = "TOKENS")]
+    pub(crate) max_num_batched_tokens: Option<usize>,
+
+    /// Prefill a prompt in several steps when it does not fit the budget.
+    #[arg(long, default_value_t = true)]
+    pub(crate) enable_chunked_prefill: bool,
+
+    /// Most tokens of one prompt in a step while there are other requests; 0 is no bound.
+    #[arg(long, value_parser = values::amount, default_value = "0", value_name = "TOKENS")]
+    pub(crate) long_prefill_token_threshold: usize,
+
+    /// Reuse the KV of prompts that begin alike; --no-enable-prefix-caching computes every prompt anew.
+    #[arg(long, default_value_t = true)]
+    pub(crate) enable_prefix_caching: bool,
+
+    /// Tokens of a KV-cache block.
+    #[arg(long, value_parser = values::count, value_name = "TOKENS")]
+    pub(crate) block_size: Option<usize>,
+
+    /// Share of a GPU's memory for this instance; the processor's memory is set by --kv-cache-memory-bytes.
+    #[arg(long, value_parser = values::share, value_name = "SHARE")]
+    pub(crate) gpu_memory_utilization: Option<f64>,
+
+    /// Bytes of the KV cache, in place of a share of the memory.
+    #[arg(long, value_parser = values::count, value_name = "BYTES")]
+    pub(crate) kv_cache_memory_bytes: Option<usize>,
+
+    /// KV-cache blocks, in place of what fits in memory.
+    #[arg(long, value_parser = values::count, value_name = "BLOCKS")]
+    pub(crate) num_gpu_blocks_override: Option<usize>,
+
+    /// Which waiting request is next.
+    #[arg(long, value_enum, default_value_t = Policy::Fcfs)]
+    pub(crate) scheduling_policy: Policy,
+
+    /// Requests that may wait; more are answered with 429.
+    #[arg(long, value_parser = values::count, value_name = "N")]
+    pub(crate) max_num_queued_reqs: Option<usize>,
+
+    /// Prompt tokens that may wait; more are answered with 429.
+    #[arg(long, value_parser = values::count, value_name = "TOKENS")]
+    pub(crate) max_num_queued_tokens: Option<usize>,
+}
+
+/// How messages become a prompt, and an output becomes a message.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Chat, tools and structured output")]
+pub(crate) struct ChatFormatArgs {
+    /// Chat template in place of the model's: a file, or the Jinja source itself.
+    #[arg(long, value_name = "FILE|JINJA")]
+    pub(crate) chat_template: Option<String>,
+
+    /// What the template expects as the content of a message.
+    #[arg(long, value_enum, default_value_t = ContentFormat::Auto)]
+    pub(crate) chat_template_content_format: ContentFormat,
+
+    /// Variables for the chat template, under a request's own `chat_template_kwargs`.
+    #[arg(long, value_parser = values::json_object, value_name = "JSON")]
+    pub(crate) default_chat_template_kwargs: Option<JsonObject>,
+
+    /// Let requests bring a `chat_template` of their own.
+    #[arg(long)]
+    pub(crate) trust_request_chat_template: bool,
+
+    /// Role of the answers.
+    #[arg(long, default_value = "assistant", value_name = "ROLE")]
+    pub(crate) response_role: String,
+
+    /// Let the model decide to call tools (`tool_choice: auto`); needs --tool-call-parser.
+    #[arg(long)]
+    pub(crate) enable_auto_tool_choice: bool,
+
+    /// How the model writes tool calls: hermes, llama3_json, mistral, qwen3_coder, ...
+    #[arg(long, value_name = "NAME")]
+    pub(crate) tool_call_parser: Option<String>,
+
+    /// How the model writes its reasoning: qwen3, deepseek_r1, ...
+    #[arg(long, value_name = "NAME")]
+    pub(crate) reasoning_parser: Option<String>,
+
+    /// Defaults of structured output: `backend`, `disable_any_whitespace`, `disable_additional_properties`.
+    #[arg(long, value_parser = values::json_object, value_name = "JSON")]
+    pub(crate) structured_outputs_config: Option<JsonObject>,
+}
+
+/// What requests may ask for, and what they get when they leave it open.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Sampling and answers")]
+pub(crate) struct SamplingArgs {
+    /// Start of the seeds of requests that bring none: the same requests in the same order then draw the same tokens.
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+
+    /// Where sampling defaults come from: the model (auto), the API alone (vllm), or a generation_config.json (path).
+    #[arg(long, value_parser = values::generation_source, default_value = "auto", value_name = "auto|vllm|PATH")]
+    pub(crate) generation_config: GenerationSource,
+
+    /// Sampling defaults that overrule those.
+    #[arg(long, value_parser = values::json_object, value_name = "JSON")]
+    pub(crate) override_generation_config: Option<JsonObject>,
+
+    /// Most log-probabilities a request may ask for at a position; -1 is no bound.
+    #[arg(long, value_parser = values::bound, default_value = "20", allow_hyphen_values = true, value_name = "N")]
+    pub(crate) max_logprobs: Bound,
+}

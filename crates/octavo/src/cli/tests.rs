@@ -1,0 +1,517 @@
+use std::collections::HashSet;
+use std::io::Write;
+
+use super::*;
+
+fn words(words: &[&str]) -> Vec<OsString> {
+    words.iter().map(OsString::from).collect()
+}
+
+fn parse_with(line: &[&str], variables: &[(&str, &str)]) -> Result<ServeArgs, Failure> {
+    let environment = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+    match parse(words(line), &environment)?.command {
+        Command::Serve(args) => Ok(*args),
+        other => panic!("not serve: {other:?}"),
+    }
+}
+
+fn serve(args: &[&str]) -> Result<ServeArgs, Failure> {
+    parse_with(&[&["serve"], args].concat(), &[])
+}
+
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
+}
+
+fn with_file(text: &str, args: &[&str], variables: &[(&str, &str)]) -> Result<ServeArgs, Failure> {
+    let file = file(text);
+    parse_with(&[&["serve", "--config", file.path().to_str().unwrap()], args].concat(), variables)
+}
+
+/// Every flag that section 3.2 of the wire reference names (and 1.10), with a value where it takes one.
+const VLLM: &[&[&str]] = &[
+    &["--model", "m"],
+    &["--served-model-name", "a", "b"],
+    &["--host", "::"],
+    &["--port", "80"],
+    &["--uds", "/s"],
+    &["--tokenizer", "m"],
+    &["--tokenizer-mode", "auto"],
+    &["--skip-tokenizer-init"],
+    &["--revision", "main"],
+    &["--tokenizer-revision", "main"],
+    &["--hf-token", "t"],
+    &["--download-dir", "/d"],
+    &["--hf-overrides", "{}"],
+    &["--trust-remote-code"],
+    &["--dtype", "bfloat16"],
+    &["--max-model-len", "-1"],
+    &["--quantization", "fp8"],
+    &["-q", "awq"],
+    &["--load-format", "dummy"],
+    &["--gpu-memory-utilization", "0.92"],
+    &["--kv-cache-memory-bytes", "4G"],
+    &["--num-gpu-blocks-override", "64"],
+    &["--block-size", "16"],
+    &["--kv-cache-dtype", "fp8"],
+    &["--enable-prefix-caching"],
+    &["--prefix-caching-hash-algo", "sha256"],
+    &["--max-num-seqs", "256"],
+    &["--max-num-batched-tokens", "8k"],
+    &["--performance-mode", "throughput"],
+    &["--enable-chunked-prefill"],
+    &["--long-prefill-token-threshold", "0"],
+    &["--max-num-queued-reqs", "10"],
+    &["--max-num-queued-tokens", "10k"],
+    &["--scheduling-policy", "priority"],
+    &["--watermark", "0.0"],
+    &["--scheduler-reserve-full-isl"],
+    &["--async-scheduling"],
+    &["--stream-interval", "1"],
+    &["-tp", "1"],
+    &["--tensor-parallel-size", "2"],
+    &["-pp", "1"],
+    &["--pipeline-parallel-size", "1"],
+    &["-dp", "1"],
+    &["--data-parallel-size", "1"],
+    &["-ep"],
+    &["-dpl", "1"],
+    &["-dpa", "host"],
+    &["-dpp", "29550"],
+    &["-dph"],
+    &["-dpe"],
+    &["--api-server-count", "2"],
+    &["--distributed-executor-backend", "mp"],
+    &["--seed", "0"],
+    &["--enforce-eager"],
+    &["-O", "2"],
+    &["-O3"],
+    &["--optimization-level", "2"],
+    &["--compilation-config", "{}"],
+    &["--compilation-config.cudagraph_mode", "FULL"],
+    &["-cc", "{}"],
+    &["--cudagraph-capture-sizes", "1", "2", "4"],
+    &["--max-cudagraph-capture-size", "8"],
+    &["--attention-backend", "FLASHINFER"],
+    &["--cpu-offload-gb", "0"],
+    &["--kv-offloading-size", "4"],
+    &["--kv-offloading-backend", "native"],
+    &["--swap-space", "4"],
+    &["--num-scheduler-steps", "8"],
+    &["--disable-log-requests"],
+    &["--use-v2-block-manager"],
+    &["--guided-decoding-backend", "outlines"],
+    &["--max-logprobs", "-1"],
+    &["--logprobs-mode", "raw_logprobs"],
+    &["--generation-config", "vllm"],
+    &["--override-generation-config", "{}"],
+    &["--override-generation-config.temperature", "0.5"],
+    &["--chat-template", "t.jinja"],
+    &["--chat-template-content-format", "openai"],
+    &["--default-chat-template-kwargs", "{}"],
+    &["--trust-request-chat-template"],
+    &["--response-role", "assistant"],
+    &["--enable-auto-tool-choice"],
+    &["--tool-call-parser", "hermes"],
+    &["--tool-parser-plugin", "p.py"],
+    &["--reasoning-parser", "qwen3"],
+    &["--structured-outputs-config", r#"{"backend":"auto"}"#],
+    &["--structured-outputs-config.backend", "guidance"],
+    &["--enable-lora"],
+    &["--lora-modules", "a=/a", "b=/b"],
+    &["--max-loras", "1"],
+    &["--max-lora-rank", "16"],
+    &["--max-cpu-loras", "1"],
+    &["--limit-mm-per-prompt", r#"{"image":2}"#],
+    &["--limit-mm-per-prompt.image", "2"],
+    &["--mm-processor-kwargs", "{}"],
+    &["--media-io-kwargs", "{}"],
+    &["--trust-request-mm-kwargs"],
+    &["--mm-processor-cache-gb", "4"],
+    &["--mm-encoder-tp-mode", "data"],
+    &["--skip-mm-profiling"],
+    &["--language-model-only"],
+    &["--allowed-local-media-path", "/"],
+    &["--allowed-media-domains", "a.org", "b.org"],
+    &["--api-key", "a", "b"],
+    &["--ssl-keyfile", "k", "--ssl-certfile", "c"],
+    &["--ssl-keyfile", "k", "--ssl-certfile", "c", "--ssl-ca-certs", "a"],
+    &["--ssl-cert-reqs", "0"],
+    &["--ssl-ciphers", "x"],
+    &["--enable-ssl-refresh"],
+    &["--allowed-origins", r#"["*"]"#],
+    &["--allowed-methods", "GET", "POST"],
+    &["--allowed-headers", "*"],
+    &["--allow-credentials"],
+    &["--root-path", "/x"],
+    &["--middleware", "a.b"],
+    &["--enable-request-id-headers"],
+    &["--disable-fastapi-docs"],
+    &["--enable-tokenizer-info-endpoint"],
+    &["--enable-prompt-embeds"],
+    &["--enable-scale-out"],
+    &["--tokens-only"],
+    &["--h11-max-incomplete-event-size", "4M"],
+    &["--h11-max-header-count", "256"],
+    &["--uvicorn-log-level", "info"],
+    &["--disable-uvicorn-access-log"],
+    &["--disable-access-log-for-endpoints", "/health,/metrics"],
+    &["--enable-log-requests"],
+    &["--enable-log-outputs"],
+    &["--max-log-len", "100"],
+    &["--enable-prompt-tokens-details"],
+    &["--enable-per-request-metrics"],
+    &["--enable-server-load-tracking"],
+    &["--enable-force-include-usage"],
+    &["--sse-keep-alive-interval", "0"],
+    &["--fingerprint-mode", "full"],
+    &["--shutdown-timeout", "0"],
+    &["--otlp-traces-endpoint", "http://o:4317"],
+    &["--collect-detailed-traces", "all"],
+    &["--disable-log-stats"],
+    &["--show-hidden-metrics-for-version", "0.32"],
+    &["--kv-cache-metrics"],
+    &["--custom-histogram-buckets", "{}"],
+    &["--profiler-config.profiler", "torch"],
+    &["--kv-events-config", "{}"],
+    &["--kv-transfer-config", "{}"],
+    &["--ec-transfer-config", "{}"],
+    &["--speculative-config", "{}"],
+    &["-sc", "{}"],
+    &["--spec-method", "ngram"],
+    &["--spec-model", "m"],
+    &["--spec-tokens", "3"],
+    &["--enable-sleep-mode"],
+    &["--headless"],
+    &["--device-ids", "0"],
+    &["--renderer-num-workers", "1"],
+];
+
+#[test]
+fn the_definition_is_sound() {
+    command().debug_assert();
+}
+
+#[test]
+fn every_flag_of_the_reference_is_understood_and_eats_nothing() {
+    for flag in VLLM {
+        // In front of another flag, at the end, and spelled with underscores.
+        let underscored = flag[0].replacen("--", "  ", 1).replace('-', "_").replacen("  ", "--", 1);
+        for line in [[flag, &["--port", "81"][..]].concat(), [&["--port", "81"], *flag].concat()] {
+            let mut other = line.clone();
+            for word in &mut other {
+                if *word == flag[0] && word.starts_with("--") {
+                    *word = &underscored;
+                }
+            }
+            for line in [line, other] {
+                let args = serve(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"));
+                let port =
+                    if flag[0] == "--port" { [80, 81].contains(&args.network.port) } else { args.network.port == 81 };
+                assert!(port, "{line:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_flag_is_in_one_class() {
+    let command = command();
+    let serve = command.find_subcommand("serve").unwrap();
+    let unserved: HashSet<_> = compat::FLAGS.iter().map(|flag| flag.name).collect();
+    let mut seen = HashSet::new();
+    for arg in serve.get_arguments() {
+        let Some(name) = arg.get_long() else { continue };
+        assert!(seen.insert(name), "--{name} is defined twice");
+        assert_eq!(arg.is_hide_set(), unserved.contains(name), "--{name}: hidden if and only if unserved");
+        if !arg.is_hide_set() {
+            assert!(arg.get_help().is_some_and(|help| !help.to_string().is_empty()), "--{name} has no help");
+        }
+    }
+}
+
+#[test]
+fn unserved_flags_warn_or_refuse() {
+    let check = |line: &[&str]| serve(line).unwrap().compose.compat.check();
+    for line in [
+        vec!["--trust-remote-code"],
+        vec!["--enforce-eager"],
+        vec!["--swap-space", "4"],
+        vec!["--swap-space", "4", "--swap_space=8"],
+        vec!["--disable-log-requests"],
+        vec!["--async-scheduling"],
+        vec!["--no-async-scheduling"],
+        vec!["--compilation-config.level", "3"],
+        vec!["-O3"],
+        vec!["--cudagraph-capture-sizes", "1", "2"],
+        vec!["--guided-decoding-backend", "xgrammar"],
+        vec!["--distributed-executor-backend", "ray"],
+    ] {
+        assert_eq!(check(&line).unwrap().len(), 1, "{line:?}");
+    }
+    for line in [vec![], vec!["-tp", "1"], vec!["--no-enable-lora"], vec!["-q", "gguf"], vec!["--load-format", "auto"]]
+    {
+        assert!(check(&line).unwrap().is_empty(), "{line:?}");
+    }
+    for line in [
+        vec!["--tensor-parallel-size", "2"],
+        vec!["-pp", "2"],
+        vec!["-dp", "4"],
+        vec!["--kv-cache-dtype", "fp8_e5m2"],
+        vec!["--quantization", "awq"],
+        vec!["--enable-lora"],
+        vec!["--lora-modules", "a=/a"],
+        vec!["--speculative-config.method", "ngram"],
+        vec!["--kv-transfer-config", r#"{"kv_connector":"x"}"#],
+        vec!["--load-format", "dummy"],
+        vec!["--hf-overrides.x", "1"],
+        vec!["--otlp-traces-endpoint", "http://o"],
+        vec!["--kv-events-config", r#"{"enable_kv_cache_events":true}"#],
+        vec!["--logprobs-mode", "processed_logits"],
+    ] {
+        let error = check(&line).unwrap_err().to_string();
+        assert!(error.starts_with("--") && error.contains(": "), "{line:?}: {error}");
+    }
+    let both = check(&["-tp", "2", "--enable-lora"]).unwrap_err().to_string();
+    assert_eq!(both.lines().count(), 2, "all of them are told: {both}");
+}
+
+#[test]
+fn the_manifest_of_a_vllm_deployment_works_unchanged() {
+    let line = "python3 -m vllm.entrypoints.openai.api_server --model Qwen/Qwen3-VL-8B-Instruct --served-model-name \
+                qwen3-vl-8b --tensor-parallel-size 1 --gpu-memory-utilization 0.90 --dtype bfloat16 --max-model-len \
+                8192 --max-num-seqs 128 --port 8000 --host 0.0.0.0 --trust-remote-code --enable-prefix-caching";
+    let line: Vec<_> = line.split_whitespace().collect();
+    for skipped in 0..=3 {
+        // With the whole command, without python3, and as bare arguments; `-m` alone would be a flag of serve.
+        if skipped == 2 {
+            continue;
+        }
+        let args = parse_with(&line[skipped..], &[]).unwrap();
+        let (model, engine) = (&args.compose.model, &args.compose.engine);
+        assert_eq!(model.reference(), "Qwen/Qwen3-VL-8B-Instruct");
+        assert_eq!(model.served_model_name, ["qwen3-vl-8b"]);
+        assert_eq!(model.dtype, Dtype::Bfloat16);
+        assert_eq!((engine.max_model_len, engine.max_num_seqs), (Some(MaxModelLen::Tokens(8192)), 128));
+        assert_eq!(engine.gpu_memory_utilization, Some(0.9));
+        assert!(engine.enable_prefix_caching);
+        assert_eq!((args.network.host.as_str(), args.network.port), ("0.0.0.0", 8000));
+        let warnings = args.compose.compat.check().unwrap();
+        assert_eq!(warnings, ["--trust-remote-code has no effect: no code of a model is ever run"]);
+    }
+}
+
+#[test]
+fn both_spellings_of_a_flag_are_one() {
+    let args = serve(&["m", "--max_model_len", "4k", "--served-model-name", "a_b", "c"]).unwrap().compose;
+    assert_eq!(args.engine.max_model_len, Some(MaxModelLen::Tokens(4000)));
+    assert_eq!(args.model.served_model_name, ["a_b", "c"]);
+    assert_eq!(args.model.reference(), "m");
+    assert_eq!(serve(&[]).unwrap().compose.model.reference(), DEFAULT_MODEL);
+}
+
+#[test]
+fn the_later_of_two_opposite_switches_wins() {
+    let caching = |line: &[&str]| serve(line).unwrap().compose.engine.enable_prefix_caching;
+    assert!(caching(&[]));
+    assert!(!caching(&["--no-enable-prefix-caching"]));
+    assert!(caching(&["--no-enable-prefix-caching", "--enable_prefix_caching"]));
+    assert!(!caching(&["--enable-prefix-caching", "--no_enable_prefix_caching"]));
+    assert!(!caching(&["--enable-prefix-caching=false"]));
+}
+
+#[test]
+fn an_unknown_flag_is_named_with_the_nearest_one() {
+    let Err(Failure::Usage { error, .. }) = serve(&["--max-model-length", "1"]) else { panic!("accepted") };
+    assert_eq!(error.exit_code(), 2);
+    let text = error.to_string();
+    assert!(text.contains("'--max-model-length'") && text.contains("'--max-model-len'"), "{text}");
+}
+
+#[test]
+fn bad_values_are_named() {
+    for (line, part) in [
+        (vec!["--port", "high"], "--port"),
+        (vec!["--gpu-memory-utilization", "1.5"], "above 0 and up to 1"),
+        (vec!["--max-model-len", "4kk"], "4096, 4k or 4K"),
+        (vec!["--override-generation-config", "[1]"], "no object"),
+        (vec!["--ssl-keyfile", "k"], "--ssl-certfile"),
+        (vec!["--ssl-cert-reqs", "3"], "3"),
+        (vec!["--enable-prefix-caching=maybe"], "maybe"),
+        (vec!["--fingerprint-mode", "odd"], "full"),
+    ] {
+        let error = serve(&line).unwrap_err().to_string();
+        assert!(error.contains(part), "{line:?}: {error}");
+    }
+}
+
+#[test]
+fn json_flags_take_both_forms() {
+    for line in [
+        &["--override-generation-config.temperature", "0.5"][..],
+        &["--override_generation_config", r#"{"temperature":0.5}"#],
+    ] {
+        let object = serve(line).unwrap().compose.sampling.override_generation_config.unwrap();
+        assert_eq!(serde_json::Value::Object(object.0), serde_json::json!({"temperature": 0.5}));
+    }
+    let kwargs = serve(&["--default-chat-template-kwargs.enable_thinking", "false"]).unwrap().compose.chat;
+    assert_eq!(kwargs.default_chat_template_kwargs.unwrap().0["enable_thinking"], false);
+}
+
+#[test]
+fn the_command_line_wins_over_the_file_over_the_environment() {
+    let text = "max-num-seqs: 2\nport: 2\nhost: file\n";
+    let variables = [
+        ("OCTAVO_MAX_NUM_SEQS", "3"),
+        ("OCTAVO_PORT", "3"),
+        ("OCTAVO_HOST", "variable"),
+        ("OCTAVO_BLOCK_SIZE", "32"),
+        ("OCTAVO_SEED", ""),
+    ];
+    let args = with_file(text, &["--port", "1"], &variables).unwrap();
+    assert_eq!((args.network.port, args.network.host.as_str()), (1, "file"));
+    assert_eq!((args.compose.engine.max_num_seqs, args.compose.engine.block_size), (2, Some(32)));
+    assert_eq!(args.compose.sampling.seed, None);
+    assert_eq!(serve(&[]).unwrap().network.port, 8000);
+}
+
+#[test]
+fn a_file_has_lists_booleans_and_maps() {
+    let text = r#"
+model: org/name
+served_model_name: [a, b]
+api-key:
+  - one
+  - two words
+enable-prefix-caching: false
+no-enable-chunked-prefill: true
+allow_credentials: yes
+max-model-len: 4k
+gpu-memory-utilization: 0.9
+structured-outputs-config: {backend: guidance, disable_any_whitespace: true}
+override-generation-config.temperature: 0.5
+override-generation-config.top_k: 20
+compilation-config: {mode: 3}
+trust-remote-code: true
+seed: null
+"#;
+    let args = with_file(text, &[], &[]).unwrap();
+    let compose = &args.compose;
+    assert_eq!(compose.model.reference(), "org/name");
+    assert_eq!(compose.model.served_model_name, ["a", "b"]);
+    assert_eq!(args.network.api_key, ["one", "two words"]);
+    assert!(!compose.engine.enable_prefix_caching && !compose.engine.enable_chunked_prefill);
+    assert!(args.network.allow_credentials);
+    assert_eq!(compose.engine.max_model_len, Some(MaxModelLen::Tokens(4000)));
+    assert_eq!(compose.engine.gpu_memory_utilization, Some(0.9));
+    let structured = &compose.chat.structured_outputs_config.as_ref().unwrap().0;
+    assert_eq!(structured["disable_any_whitespace"], true);
+    let generation = &compose.sampling.override_generation_config.as_ref().unwrap().0;
+    assert_eq!(serde_json::to_string(generation).unwrap(), r#"{"temperature":0.5,"top_k":20}"#);
+    assert_eq!(compose.compat.check().unwrap().len(), 2);
+}
+
+#[test]
+fn a_list_of_the_file_gives_way_as_a_whole() {
+    let args = with_file("api-key: [a, b]\nmodel: of-file\n", &["mine", "--api-key", "c"], &[]).unwrap();
+    assert_eq!(args.network.api_key, ["c"]);
+    assert_eq!(args.compose.model.reference(), "mine");
+}
+
+#[test]
+fn what_is_wrong_in_a_file_is_named() {
+    for (text, parts) in [
+        ("max-modl-len: 1", &["key 'max-modl-len'", "did you mean 'max-model-len'?"][..]),
+        ("nonsense-here: 1", &["key 'nonsense-here'", "there is no flag"]),
+        ("port: [1, 2]", &["key 'port'", "not a list"]),
+        ("enable-prefix-caching: maybe", &["key 'enable-prefix-caching'", "true or false"]),
+        ("port.x: 1", &["key 'port.x'", "no keys"]),
+        ("host: {a: 1}", &["key 'host'", "a text or a number"]),
+        ("max-num-seqs: 1\nmax_num_seqs: 2", &["key 'max_num_seqs'", "twice"]),
+        ("port: 1\nport: 2", &["line 2", "twice"]),
+        ("config: other.yaml", &["key 'config'", "another"]),
+        ("- a", &["a map of flags"]),
+        ("a: [", &["line"]),
+        ("port: 1\n---\nport: 2", &["one document"]),
+    ] {
+        let Err(Failure::Config(error)) = with_file(text, &[], &[]) else { panic!("accepted: {text}") };
+        assert!(error.starts_with("--config /") && parts.iter().all(|part| error.contains(part)), "{text}: {error}");
+    }
+    assert!(with_file("", &[], &[]).is_ok());
+    let missing = serve(&["--config", "/no/such/file.yaml"]).unwrap_err().to_string();
+    assert!(missing.contains("/no/such/file.yaml"), "{missing}");
+}
+
+#[test]
+fn a_bad_value_says_where_it_comes_from() {
+    let error = with_file("port: high", &[], &[]).unwrap_err().to_string();
+    assert!(error.contains("'high'") && error.contains("set by the key 'port' of /"), "{error}");
+    let error = parse_with(&["serve"], &[("OCTAVO_MAX_NUM_SEQS", "many")]).unwrap_err().to_string();
+    assert!(error.contains("'many'") && error.contains("set by the variable OCTAVO_MAX_NUM_SEQS"), "{error}");
+}
+
+#[test]
+fn every_served_flag_is_a_variable() {
+    let list = [("OCTAVO_SERVED_MODEL_NAME", "a b"), ("OCTAVO_ALLOWED_ORIGINS", r#"["http://x"]"#)];
+    let args = parse_with(&["serve"], &list).unwrap();
+    assert_eq!(args.compose.model.served_model_name, ["a", "b"]);
+    assert_eq!(TextList::flat(&args.network.allowed_origins), ["http://x"]);
+    let switches = [("OCTAVO_ENABLE_PREFIX_CACHING", "false"), ("OCTAVO_ALLOW_CREDENTIALS", "1")];
+    let args = parse_with(&["serve"], &switches).unwrap();
+    assert!(!args.compose.engine.enable_prefix_caching && args.network.allow_credentials);
+    let file = file("port: 77");
+    let config = [("OCTAVO_CONFIG", file.path().to_str().unwrap())];
+    assert_eq!(parse_with(&["serve"], &config).unwrap().network.port, 77);
+}
+
+#[test]
+fn kubernetes_own_variables_are_not_ours() {
+    // A service that is named octavo puts these into every pod of its namespace.
+    let variables = [("OCTAVO_PORT", "tcp://10.0.0.7:8000"), ("OCTAVO_SERVICE_HOST", "10.0.0.7")];
+    assert_eq!(parse_with(&["serve"], &variables).unwrap().network.port, 8000);
+}
+
+#[test]
+fn variables_are_for_services_not_for_conversations() {
+    let model = |name: &str| (name == "OCTAVO_MODEL").then(|| "m".to_owned());
+    let Command::Chat(args) = parse(words(&["chat", "-q", "hello"]), &model).unwrap().command else { panic!() };
+    assert_eq!((args.quick.as_deref(), args.compose.model.given()), (Some("hello"), None));
+    assert_eq!(
+        parse(words(&["serve"]), &model)
+            .map(|cli| matches!(cli.command, Command::Serve(args) if args.compose.model.given() == Some("m")))
+            .ok(),
+        Some(true)
+    );
+}
+
+#[test]
+fn a_batch_shares_the_flags_of_models() {
+    let line = ["run-batch", "-i", "in.jsonl", "-o", "out.jsonl", "--model", "m", "--max_num_seqs", "8", "-tp", "1"];
+    let Command::RunBatch(args) = parse(words(&line), &|_| None).unwrap().command else { panic!() };
+    assert_eq!((args.input_file.as_path(), args.output_file.as_path()), ("in.jsonl".as_ref(), "out.jsonl".as_ref()));
+    assert_eq!((args.compose.model.reference(), args.compose.engine.max_num_seqs), ("m", 8));
+    let missing = parse(words(&["run-batch"]), &|_| None).unwrap_err().to_string();
+    assert!(missing.contains("--input-file") && missing.contains("--output-file"), "{missing}");
+}
+
+#[test]
+fn a_conversation_is_with_a_server_or_with_a_model() {
+    let chat = |line: &[&str]| parse(words(&[&["chat"], line].concat()), &|_| None);
+    assert!(chat(&["--url", "http://x/v1", "--model-name", "a", "--system-prompt", "s", "--max-tokens", "5"]).is_ok());
+    assert!(chat(&["m", "--max-model-len", "2k"]).is_ok());
+    let both = chat(&["m", "--url", "http://x/v1"]).unwrap_err().to_string();
+    assert!(both.contains("cannot be used with"), "{both}");
+}
+
+#[test]
+fn help_is_grouped_and_hides_what_is_not_served() {
+    let mut command = command();
+    let help = command.find_subcommand_mut("serve").unwrap().render_long_help().to_string();
+    for heading in ["Model:", "Engine:", "Chat, tools and structured output:", "Network:", "TLS:", "Logging:"] {
+        assert!(help.lines().any(|line| line == heading), "no {heading}\n{help}");
+    }
+    assert!(help.contains("--no-enable-prefix-caching") && !help.contains("--swap-space"), "{help}");
+    assert!(!help.contains("\nOptions:\n  -") || help.matches("\nOptions:").count() == 1, "{help}");
+}

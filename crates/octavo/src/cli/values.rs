@@ -1,0 +1,248 @@
+//! Values of flags, read as vLLM reads them.
+
+use clap::ValueEnum;
+use serde_json::{Map, Value};
+
+/// Where to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Device {
+    /// The best there is.
+    Auto,
+    /// The processor.
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
+}
+
+/// Precision of weights and arithmetic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Dtype {
+    Auto,
+    #[value(alias = "float")]
+    Float32,
+    Bfloat16,
+    #[value(alias = "half")]
+    Float16,
+}
+
+/// Which waiting request is next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Policy {
+    /// First come, first served.
+    Fcfs,
+    /// Lower `priority` first.
+    Priority,
+}
+
+/// What a chat template expects as the content of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ContentFormat {
+    /// What the template reads, as found in its source.
+    Auto,
+    /// Text: the parts of a message are joined by newlines.
+    String,
+    /// A list of parts.
+    Openai,
+}
+
+/// What a response's `system_fingerprint` tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FingerprintMode {
+    /// Version and a hash of the configuration.
+    Full,
+    /// The hash alone.
+    Hash,
+    /// Nothing.
+    None,
+}
+
+/// Context length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MaxModelLen {
+    /// As much as the model has and the memory holds.
+    Auto,
+    /// Prompt and output together, in tokens.
+    Tokens(usize),
+}
+
+/// Where sampling defaults come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum GenerationSource {
+    /// The model's `generation_config.json`.
+    Model,
+    /// The API's own defaults.
+    Api,
+    /// A `generation_config.json`, or a folder that has one.
+    Path(std::path::PathBuf),
+}
+
+/// A JSON object.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct JsonObject(pub(crate) Map<String, Value>);
+
+/// Several texts: each value is one, or a JSON list of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TextList(pub(crate) Vec<String>);
+
+impl TextList {
+    /// One list of all that were given.
+    pub(crate) fn flat(lists: &[Self]) -> Vec<String> {
+        lists.iter().flat_map(|list| list.0.iter().cloned()).collect()
+    }
+}
+
+/// A count of at least 1 with vLLM's suffixes: `1k` = 1000, `1K` = 1024, and so on for m/M and g/G.
+pub(crate) fn count(text: &str) -> Result<usize, String> {
+    match amount(text)? {
+        0 => Err(format!("'{text}' is not a whole number of at least 1")),
+        count => Ok(count),
+    }
+}
+
+/// As [`count`], 0 included.
+pub(crate) fn amount(text: &str) -> Result<usize, String> {
+    let (digits, factor): (&str, f64) = match text.char_indices().last() {
+        Some((at, suffix)) => match suffix {
+            'k' => (&text[..at], 1e3),
+            'K' => (&text[..at], 1024.0),
+            'm' => (&text[..at], 1e6),
+            'M' => (&text[..at], 1024.0 * 1024.0),
+            'g' => (&text[..at], 1e9),
+            'G' => (&text[..at], 1024.0 * 1024.0 * 1024.0),
+            _ => (text, 1.0),
+        },
+        None => return Err("a number is expected".into()),
+    };
+    let value: f64 = digits.parse().map_err(|_| format!("'{text}' is not a number such as 4096, 4k or 4K"))?;
+    let value = value * factor;
+    if value < 0.0 || value.fract() != 0.0 || value.is_nan() || value > (1u64 << 53) as f64 {
+        return Err(format!("'{text}' is not a whole number that is not negative"));
+    }
+    Ok(value as usize)
+}
+
+pub(crate) fn max_model_len(text: &str) -> Result<MaxModelLen, String> {
+    match text {
+        "auto" | "-1" => Ok(MaxModelLen::Auto),
+        _ => count(text).map(MaxModelLen::Tokens),
+    }
+}
+
+/// An upper bound, or none.
+pub(crate) type Bound = Option<u32>;
+
+/// A [`Bound`]; `-1` is none.
+pub(crate) fn bound(text: &str) -> Result<Bound, String> {
+    if text == "-1" {
+        return Ok(None);
+    }
+    let bound = u32::try_from(amount(text)?).map_err(|_| format!("'{text}' is too large; -1 is no bound"))?;
+    Ok(Some(bound))
+}
+
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(seconds),
+        _ => Err(format!("'{text}' is not a number of seconds between 0 and 86400")),
+    }
+}
+
+/// A share of a whole, more than nothing and at most all of it.
+pub(crate) fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
+        _ => Err(format!("'{text}' is not a number above 0 and up to 1")),
+    }
+}
+
+pub(crate) fn json_object(text: &str) -> Result<JsonObject, String> {
+    match serde_json::from_str(text) {
+        Ok(Value::Object(object)) => Ok(JsonObject(object)),
+        Ok(_) => Err(format!("'{text}' is JSON but no object such as {{\"key\": 1}}")),
+        Err(error) => Err(format!("'{text}' is not JSON: {error}")),
+    }
+}
+
+pub(crate) fn text_list(text: &str) -> Result<TextList, String> {
+    if !text.trim_start().starts_with('[') {
+        return Ok(TextList(vec![text.to_owned()]));
+    }
+    let list = serde_json::from_str(text).map_err(|error| format!("'{text}' is not a JSON list of texts: {error}"))?;
+    Ok(TextList(list))
+}
+
+pub(crate) fn generation_source(text: &str) -> Result<GenerationSource, String> {
+    match text {
+        "" => Err("auto, vllm or a path is expected".into()),
+        "auto" => Ok(GenerationSource::Model),
+        "vllm" => Ok(GenerationSource::Api),
+        path => Ok(GenerationSource::Path(path.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn counts_take_suffixes() {
+        assert_eq!(count("1k"), Ok(1000));
+        assert_eq!(count("1.5K"), Ok(1536));
+        assert_eq!(count("2M"), Ok(2 << 20));
+        assert_eq!(amount("0"), Ok(0));
+        for bad in ["", "k", "0", "-4", "1.5", "nan", "inf", "1e300", "4kk"] {
+            assert!(count(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_bound_may_be_none() {
+        assert_eq!(bound("-1"), Ok(None));
+        assert_eq!(bound("20"), Ok(Some(20)));
+        for bad in ["-2", "5G", "x", ""] {
+            assert!(bound(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn shares_and_seconds_have_ranges() {
+        assert_eq!(share("0.90"), Ok(0.9));
+        assert_eq!(seconds("2.5"), Ok(2.5));
+        for bad in ["0", "1.1", "-1", "nan", "x"] {
+            assert!(share(bad).is_err(), "{bad}");
+        }
+        for bad in ["-1", "1e9", "nan", "soon"] {
+            assert!(seconds(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn lists_are_plain_or_json() {
+        assert_eq!(text_list("*"), Ok(TextList(vec!["*".into()])));
+        assert_eq!(text_list(r#"["a", "b"]"#), Ok(TextList(vec!["a".into(), "b".into()])));
+        assert!(text_list("[1]").is_err());
+        assert!(text_list("[").is_err());
+    }
+
+    #[test]
+    fn only_objects_are_json_flags() {
+        assert!(json_object(r#"{"a": [1]}"#).is_ok());
+        for bad in ["[]", "1", "{", "", "null"] {
+            assert!(json_object(bad).is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_value_or_an_error(text in "\\PC{0,24}") {
+            let _ = (amount(&text), bound(&text), seconds(&text), share(&text), json_object(&text), text_list(&text));
+        }
+
+        #[test]
+        fn whole_numbers_are_themselves(value in 0u32..) {
+            prop_assert_eq!(amount(&value.to_string()), Ok(value as usize));
+        }
+    }
+}

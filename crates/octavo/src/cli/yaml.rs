@@ -1,0 +1,206 @@
+//! YAML as far as a configuration needs it: texts, lists and maps, whose plain texts keep the way they were written.
+
+use saphyr_parser::{Event, Parser, ScalarStyle, Span};
+use serde_json::{Map, Number, Value};
+
+/// Most lists and maps one in another.
+const MAX_DEPTH: usize = 64;
+
+/// A document, or a part of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Node {
+    /// `plain`: without quotes, so that it may be a number, a truth value or nothing.
+    Text {
+        text: String,
+        plain: bool,
+    },
+    List(Vec<Node>),
+    /// In the order of the text; no key is there twice.
+    Map(Vec<(String, Node)>),
+}
+
+impl Node {
+    /// Nothing, as YAML writes it.
+    pub(crate) fn is_null(&self) -> bool {
+        matches!(self, Self::Text { text, plain: true } if matches!(text.as_str(), "" | "~" | "null" | "Null" | "NULL"))
+    }
+
+    /// As it was written.
+    pub(crate) fn text(&self) -> Option<&str> {
+        match self {
+            Self::Text { text, .. } => Some(text),
+            Self::List(_) | Self::Map(_) => None,
+        }
+    }
+
+    /// As JSON, with YAML 1.2's rules for what plain texts are.
+    pub(crate) fn json(&self) -> Value {
+        match self {
+            Self::Text { .. } if self.is_null() => Value::Null,
+            Self::Text { text, plain: true } => plain(text),
+            Self::Text { text, plain: false } => Value::String(text.clone()),
+            Self::List(items) => Value::Array(items.iter().map(Self::json).collect()),
+            Self::Map(entries) => {
+                Value::Object(entries.iter().map(|(key, value)| (key.clone(), value.json())).collect::<Map<_, _>>())
+            }
+        }
+    }
+}
+
+fn plain(text: &str) -> Value {
+    match text {
+        "true" | "True" | "TRUE" => return Value::Bool(true),
+        "false" | "False" | "FALSE" => return Value::Bool(false),
+        _ => {}
+    }
+    let number = text.bytes().any(|b| b.is_ascii_digit())
+        && text.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'+' | b'-' | b'.' | b'e' | b'E'));
+    let number = number.then(|| {
+        let whole = text.parse::<i64>().ok().map(Number::from).or_else(|| text.parse::<u64>().ok().map(Number::from));
+        whole.or_else(|| Number::from_f64(text.parse().ok()?))
+    });
+    number.flatten().map_or_else(|| Value::String(text.to_owned()), Value::Number)
+}
+
+/// A list or a map whose end has not come.
+enum Open {
+    List(Vec<Node>),
+    Map { entries: Vec<(String, Node)>, key: Option<String> },
+}
+
+/// Reads one document; `None` if there is none.
+///
+/// # Errors
+/// It is not YAML, or uses what a configuration does not need: aliases, tags, several documents, keys that are no
+/// texts. Tells the line.
+pub(crate) fn read(text: &str) -> Result<Option<Node>, String> {
+    let (mut open, mut root) = (Vec::new(), None);
+    for event in Parser::new_from_str(text) {
+        let (event, span) = event.map_err(|error| error.to_string())?;
+        let closed = next(event, &mut open).and_then(|node| match node {
+            Some(node) => close(node, &mut open, &mut root),
+            None => Ok(()),
+        });
+        closed.map_err(|why| at(&span, why))?;
+    }
+    Ok(root)
+}
+
+fn at(span: &Span, why: &str) -> String {
+    format!("line {}: {why}", span.start.line())
+}
+
+/// Takes an event; the node that it completes, if it does.
+fn next(event: Event<'_>, open: &mut Vec<Open>) -> Result<Option<Node>, &'static str> {
+    match event {
+        Event::Scalar(text, style, _, None) => {
+            Ok(Some(Node::Text { text: text.into_owned(), plain: style == ScalarStyle::Plain }))
+        }
+        Event::SequenceStart(_, None) | Event::MappingStart(_, None) if open.len() >= MAX_DEPTH => {
+            Err("lists and maps are too deep in one another")
+        }
+        Event::SequenceStart(_, None) => {
+            open.push(Open::List(vec![]));
+            Ok(None)
+        }
+        Event::MappingStart(_, None) => {
+            open.push(Open::Map { entries: vec![], key: None });
+            Ok(None)
+        }
+        Event::SequenceEnd | Event::MappingEnd => Ok(open.pop().map(|open| match open {
+            Open::List(items) => Node::List(items),
+            Open::Map { entries, .. } => Node::Map(entries),
+        })),
+        Event::Scalar(..) | Event::SequenceStart(..) | Event::MappingStart(..) => Err("tags are not understood here"),
+        Event::Alias(_) => Err("aliases are not understood here"),
+        _ => Ok(None),
+    }
+}
+
+/// Puts a complete node where it belongs.
+fn close(node: Node, open: &mut [Open], root: &mut Option<Node>) -> Result<(), &'static str> {
+    match open.last_mut() {
+        None if root.is_some() => return Err("one document is expected"),
+        None => *root = Some(node),
+        Some(Open::List(items)) => items.push(node),
+        Some(Open::Map { entries, key }) => match key.take() {
+            Some(key) => entries.push((key, node)),
+            None => {
+                let Node::Text { text, .. } = node else { return Err("a key must be a text") };
+                if entries.iter().any(|(known, _)| *known == text) {
+                    return Err("the same key is there twice");
+                }
+                *key = Some(text);
+            }
+        },
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn as_json(text: &str) -> Value {
+        read(text).unwrap().unwrap().json()
+    }
+
+    #[test]
+    fn what_a_configuration_has_is_read() {
+        let text = "a: 1 # one\nb: [x, 'true', true, ~]\nc:\n  d: 0.5\n  e: {f: 4k}\ng: |\n  l1\n  l2\n";
+        let expected =
+            json!({"a": 1, "b": ["x", "true", true, null], "c": {"d": 0.5, "e": {"f": "4k"}}, "g": "l1\nl2\n"});
+        assert_eq!(as_json(text), expected);
+        assert_eq!(read("").unwrap(), None);
+        assert_eq!(read("# nothing\n").unwrap(), None);
+    }
+
+    #[test]
+    fn plain_texts_are_what_yaml_says_and_keep_their_spelling() {
+        for (text, expected) in [
+            ("-3", json!(-3)),
+            ("18446744073709551615", json!(u64::MAX)),
+            ("1e3", json!(1000.0)),
+            ("1.10", json!(1.1)),
+            ("nan", json!("nan")),
+            ("inf", json!("inf")),
+            ("1e999", json!("1e999")),
+            ("e", json!("e")),
+            ("1-2", json!("1-2")),
+            ("null", Value::Null),
+            ("False", json!(false)),
+        ] {
+            let node = read(text).unwrap().unwrap();
+            assert_eq!((node.json(), node.text()), (expected, Some(text)));
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named_with_its_line() {
+        let deep = "[".repeat(100);
+        for (text, part) in [
+            ("a: 1\na: 2", "line 2: the same key"),
+            ("a: &x 1\nb: *x", "line 2: aliases"),
+            ("a: !!int 1", "line 1: tags"),
+            ("[1]: 2", "a key must be a text"),
+            ("a\n---\nb", "one document"),
+            (deep.as_str(), "too deep"),
+            ("a: [", "line"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_document_or_an_error(text in "[a-c0-9:{}\\[\\],\\-&*!|>'\"#~ \n]{0,60}") {
+            if let Ok(Some(node)) = read(&text) {
+                node.json();
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Sampling defaults: `--generation-config`, then `--override-generation-config`.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use octavo_models::GenerationConfig;
+use octavo_server::SamplingDefaults;
+use serde_json::{Map, Value};
+
+use crate::cli::{GenerationSource, SamplingArgs};
+
+/// The file's name in a folder.
+const FILE: &str = "generation_config.json";
+
+/// What requests get for what they leave open; `model` is the checkpoint's recommendation.
+///
+/// # Errors
+/// A file that cannot be read, or a value that no request could ask for; names the flag and the key.
+pub(crate) fn defaults(args: &SamplingArgs, model: &GenerationConfig) -> Result<SamplingDefaults> {
+    let mut defaults = match &args.generation_config {
+        GenerationSource::Model => of_model(model),
+        GenerationSource::Api => SamplingDefaults::default(),
+        GenerationSource::Path(path) => {
+            of_file(path).with_context(|| format!("--generation-config {}", path.display()))?
+        }
+    };
+    for (key, value) in args.override_generation_config.iter().flat_map(|object| &object.0) {
+        let known = set(&mut defaults, key, value).context("--override-generation-config")?;
+        ensure!(known, "--override-generation-config: '{key}' is no sampling default that is served");
+    }
+    Ok(defaults)
+}
+
+fn of_model(generation: &GenerationConfig) -> SamplingDefaults {
+    SamplingDefaults {
+        temperature: generation.temperature,
+        top_p: generation.top_p,
+        top_k: generation.top_k,
+        min_p: generation.min_p,
+        repetition_penalty: generation.repetition_penalty,
+        max_new_tokens: generation.max_new_tokens,
+    }
+}
+
+/// Keys that are no sampling defaults are for other readers of the file.
+fn of_file(path: &Path) -> Result<SamplingDefaults> {
+    let path = if path.is_dir() { path.join(FILE) } else { path.to_owned() };
+    let object: Map<String, Value> = serde_json::from_str(&std::fs::read_to_string(&path)?)?;
+    let mut defaults = SamplingDefaults::default();
+    for (key, value) in &object {
+        set(&mut defaults, key, value)?;
+    }
+    Ok(defaults)
+}
+
+/// Sets a default; `null` clears it. False for a key that is none.
+fn set(defaults: &mut SamplingDefaults, key: &str, value: &Value) -> Result<bool> {
+    let number = |valid: fn(f64) -> bool, range: &str| -> Result<Option<f32>> {
+        match value.as_f64() {
+            None if value.is_null() => Ok(None),
+            Some(x) if valid(x) => Ok(Some(x as f32)),
+            _ => bail!("'{key}' is {value}, but must be {range}"),
+        }
+    };
+    let count = |least: i64| -> Result<Option<u32>> {
+        match value.as_i64() {
+            None if value.is_null() => Ok(None),
+            Some(n) if n >= least => Ok(Some(u32::try_from(n.max(0)).unwrap_or(u32::MAX))),
+            _ => bail!("'{key}' is {value}, but must be a whole number of at least {least}"),
+        }
+    };
+    match key {
+        "temperature" => defaults.temperature = number(|x| (0.0..=2.0).contains(&x), "from 0 to 2")?,
+        "top_p" => defaults.top_p = number(|x| x > 0.0 && x <= 1.0, "above 0 and up to 1")?,
+        // -1 is off, as 0 is.
+        "top_k" => defaults.top_k = count(-1)?,
+        "min_p" => defaults.min_p = number(|x| (0.0..=1.0).contains(&x), "from 0 to 1")?,
+        "repetition_penalty" => defaults.repetition_penalty = number(|x| x > 0.0, "above 0")?,
+        "max_new_tokens" | "max_tokens" => defaults.max_new_tokens = count(1)?,
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::JsonObject;
+
+    fn args(source: GenerationSource, over: &str) -> SamplingArgs {
+        SamplingArgs {
+            seed: None,
+            generation_config: source,
+            override_generation_config: Some(JsonObject(serde_json::from_str(over).unwrap())),
+            max_logprobs: Some(20),
+        }
+    }
+
+    fn model() -> GenerationConfig {
+        GenerationConfig { temperature: Some(0.7), top_k: Some(20), ..GenerationConfig::default() }
+    }
+
+    #[test]
+    fn the_override_wins_over_the_model() {
+        let over = r#"{"temperature": 0.5, "top_k": null, "max_new_tokens": 64}"#;
+        let defaults = defaults(&args(GenerationSource::Model, over), &model()).unwrap();
+        let expected =
+            SamplingDefaults { temperature: Some(0.5), max_new_tokens: Some(64), ..SamplingDefaults::default() };
+        assert_eq!(defaults, expected);
+    }
+
+    #[test]
+    fn the_api_knows_no_model() {
+        assert_eq!(defaults(&args(GenerationSource::Api, "{}"), &model()).unwrap(), SamplingDefaults::default());
+    }
+
+    #[test]
+    fn a_file_or_its_folder_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(FILE);
+        std::fs::write(&file, r#"{"top_p": 0.8, "top_k": -1, "eos_token_id": [1, 2], "do_sample": true}"#).unwrap();
+        for path in [folder.path(), &file] {
+            let defaults = defaults(&args(GenerationSource::Path(path.into()), "{}"), &model()).unwrap();
+            assert_eq!((defaults.top_p, defaults.top_k, defaults.temperature), (Some(0.8), Some(0), None));
+        }
+        let missing = args(GenerationSource::Path(folder.path().join("none")), "{}");
+        assert!(defaults(&missing, &model()).unwrap_err().to_string().contains("--generation-config"));
+    }
+
+    #[test]
+    fn what_no_request_could_ask_for_is_an_error() {
+        for over in [
+            r#"{"temperature": -1}"#,
+            r#"{"temperature": 3}"#,
+            r#"{"top_p": 0}"#,
+            r#"{"top_p": "high"}"#,
+            r#"{"top_k": -2}"#,
+            r#"{"top_k": 1.5}"#,
+            r#"{"max_new_tokens": 0}"#,
+            r#"{"temprature": 1}"#,
+        ] {
+            let error = format!("{:#}", defaults(&args(GenerationSource::Model, over), &model()).unwrap_err());
+            assert!(error.contains("--override-generation-config"), "{over}: {error}");
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The socket that `octavo serve` listens on.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result};
+use octavo_server::Listener;
+use tokio::net::TcpSocket;
+
+use crate::cli::NetworkArgs;
+use crate::serve::settings::Settings;
+
+/// Connections that wait to be accepted: a burst of clients must not see a refusal.
+const BACKLOG: u32 = 4096;
+
+/// A bound socket, and how a client on this machine reaches it.
+pub(crate) struct Bound {
+    pub(crate) listener: Listener,
+    /// For the log: `http://ADDRESS`, or the path of a Unix socket.
+    pub(crate) place: String,
+    /// What curl is told before the path of a route.
+    pub(crate) curl: String,
+}
+
+/// Binds what the flags say. Must be called on the runtime that will serve.
+///
+/// # Errors
+/// A sentence that names the flag: the address is taken or unknown, or a certificate is unusable.
+pub(crate) async fn bind(args: &NetworkArgs, settings: &Settings) -> Result<Bound> {
+    let scheme = if settings.tls.is_some() { "https" } else { "http" };
+    let (listener, place, curl) = match &settings.uds {
+        Some(path) => {
+            let listener = Listener::unix(path).await.with_context(|| format!("--uds {}", path.display()))?;
+            let path = path.display();
+            (listener, format!("unix:{path}"), format!("--unix-socket {path} {scheme}://localhost"))
+        }
+        None => {
+            let (listener, address) = tcp(args).await?;
+            let reached = if address.ip().is_unspecified() { "127.0.0.1".into() } else { address.ip().to_string() };
+            (listener, format!("{scheme}://{address}"), format!("{scheme}://{reached}:{}", address.port()))
+        }
+    };
+    let listener = match &settings.tls {
+        Some(tls) => listener.with_tls(tls)?,
+        None => listener,
+    };
+    Ok(Bound { listener, place, curl })
+}
+
+async fn tcp(args: &NetworkArgs) -> Result<(Listener, SocketAddr)> {
+    let target = format!("{}:{}", args.host, args.port);
+    let address = tokio::net::lookup_host((args.host.as_str(), args.port))
+        .await
+        .with_context(|| format!("--host {}: no such address", args.host))?
+        .next()
+        .with_context(|| format!("--host {}: no such address", args.host))?;
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    let listener =
+        socket.bind(address).and_then(|()| socket.listen(BACKLOG)).map_err(|error| listen_error(&target, &error))?;
+    let address = listener.local_addr()?;
+    Ok((listener.into(), address))
+}
+
+fn listen_error(target: &str, error: &std::io::Error) -> anyhow::Error {
+    match error.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            anyhow::anyhow!("{target} is in use by another process: choose another --port, or 0 for a free one")
+        }
+        _ => anyhow::anyhow!("cannot listen on {target}: {error}"),
+    }
+}

@@ -1,0 +1,265 @@
+//! From flags to the configurations of engine and server: the one place where a flag gets its effect.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use octavo_engine::{EngineConfig, SchedulingPolicy};
+use octavo_server::{ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, ServerConfig, TlsConfig};
+use octavo_text::{ReasoningSyntax, ToolSyntax};
+use serde_json::Value;
+use tracing::warn;
+
+use crate::cli::{ChatFormatArgs, ComposeArgs, EngineArgs, Environment, FingerprintMode, Policy, ServeArgs, TextList};
+use crate::serve::model::LoadedModel;
+
+/// Seconds a connection is kept open between requests.
+const KEEP_ALIVE: &str = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE";
+
+/// Keys of `--structured-outputs-config` that change nothing: one library compiles all grammars, and strictly.
+const STRUCTURED_NO_EFFECT: [&str; 3] = ["backend", "disable_fallback", "enable_in_reasoning"];
+
+/// How often `--enable-ssl-refresh` looks for changed files.
+const CERTIFICATE_REFRESH: Duration = Duration::from_secs(10);
+
+/// What the server is told beyond its model. Flags that it does not serve are rows of [`Settings::unserved`].
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Settings {
+    /// None: every route is open.
+    pub(crate) api_keys: Vec<String>,
+    pub(crate) connection: ConnectionLimits,
+    pub(crate) shutdown_timeout: Duration,
+    pub(crate) shutdown_lag: Duration,
+    pub(crate) log_stats: bool,
+
+    pub(crate) uds: Option<PathBuf>,
+    pub(crate) tls: Option<TlsConfig>,
+    pub(crate) cors: CorsConfig,
+    /// No slash at its end; empty or beginning with one.
+    pub(crate) root_path: String,
+    pub(crate) request_id_headers: bool,
+    pub(crate) sse_keep_alive: Option<Duration>,
+    pub(crate) track_load: bool,
+    pub(crate) no_docs: bool,
+    pub(crate) api: ApiConfig,
+
+    pub(crate) tokenizer_info: bool,
+    pub(crate) per_request_metrics: bool,
+    /// `None` is full.
+    pub(crate) fingerprint_mode: Option<FingerprintMode>,
+    pub(crate) log_requests: bool,
+    pub(crate) log_outputs: bool,
+    pub(crate) max_log_len: Option<usize>,
+}
+
+impl Settings {
+    /// Of a server with a socket.
+    ///
+    /// # Errors
+    /// Flags that contradict each other, or a variable that is not understood.
+    pub(crate) fn of_server(args: &ServeArgs, environment: &Environment<'_>) -> Result<Self> {
+        let (network, answers, log) = (&args.network, &args.answers, &args.log);
+        let mut connection = ConnectionLimits::default();
+        if let Some(value) = environment(KEEP_ALIVE).filter(|value| !value.is_empty()) {
+            match value.parse::<f64>() {
+                Ok(seconds) if (1.0..=86_400.0).contains(&seconds) => {
+                    connection.head_timeout = Duration::from_secs_f64(seconds);
+                }
+                _ => bail!("{KEEP_ALIVE}='{value}' is not a number of seconds between 1 and 86400"),
+            }
+        }
+        if let Some(bytes) = network.h11_max_incomplete_event_size {
+            connection.max_head_bytes = bytes;
+        }
+        if let Some(fields) = network.h11_max_header_count {
+            connection.max_headers = fields;
+        }
+        let api = ApiConfig {
+            prompt_tokens_details: answers.enable_prompt_tokens_details,
+            force_include_usage: answers.enable_force_include_usage,
+            stream_interval: u32::try_from(answers.stream_interval).unwrap_or(u32::MAX),
+            ..api_config(&args.compose.chat)?
+        };
+        Ok(Self {
+            api_keys: network.api_key.clone(),
+            connection,
+            shutdown_timeout: Duration::from_secs_f64(network.shutdown_timeout),
+            shutdown_lag: Duration::from_secs_f64(network.shutdown_lag),
+            log_stats: !log.disable_log_stats,
+            uds: network.uds.clone(),
+            tls: tls(args),
+            cors: CorsConfig {
+                allowed_origins: TextList::flat(&network.allowed_origins),
+                allowed_methods: TextList::flat(&network.allowed_methods),
+                allowed_headers: TextList::flat(&network.allowed_headers),
+                allow_credentials: network.allow_credentials,
+            },
+            root_path: root_path(&network.root_path),
+            request_id_headers: network.enable_request_id_headers,
+            sse_keep_alive: seconds(answers.sse_keep_alive_interval),
+            track_load: answers.enable_server_load_tracking,
+            no_docs: network.disable_fastapi_docs,
+            api,
+            tokenizer_info: network.enable_tokenizer_info_endpoint,
+            per_request_metrics: answers.enable_per_request_metrics,
+            fingerprint_mode: Some(answers.fingerprint_mode).filter(|mode| *mode != FingerprintMode::Full),
+            log_requests: log.enable_log_requests,
+            log_outputs: log.enable_log_outputs,
+            max_log_len: log.max_log_len,
+        })
+    }
+
+    /// Of a server that is asked in this process alone.
+    ///
+    /// # Errors
+    /// Flags that contradict each other.
+    pub(crate) fn in_process(args: &ComposeArgs) -> Result<Self> {
+        Ok(Self { api: api_config(&args.chat)?, ..Self::default() })
+    }
+
+    /// Flags that are understood and that the server does not serve: requests get all else. And whether one was given.
+    fn unserved(&self) -> [(&'static str, bool); 6] {
+        [
+            ("--enable-tokenizer-info-endpoint", self.tokenizer_info),
+            ("--enable-per-request-metrics", self.per_request_metrics),
+            ("--fingerprint-mode", self.fingerprint_mode.is_some()),
+            ("--enable-log-requests", self.log_requests),
+            ("--enable-log-outputs", self.log_outputs),
+            ("--max-log-len", self.max_log_len.is_some()),
+        ]
+    }
+
+    /// Says which of the flags given are not served.
+    pub(crate) fn warn(&self) {
+        for (flag, _) in self.unserved().into_iter().filter(|(_, given)| *given) {
+            warn!("{flag} has no effect: this server does not have it yet");
+        }
+    }
+}
+
+/// How chats are read and written.
+fn api_config(args: &ChatFormatArgs) -> Result<ApiConfig> {
+    if args.enable_auto_tool_choice && args.tool_call_parser.is_none() {
+        bail!("--enable-auto-tool-choice needs --tool-call-parser, which tells how the model writes its calls");
+    }
+    let tools = args.tool_call_parser.as_deref().map(str::parse::<ToolSyntax>).transpose();
+    let tools = tools.context("--tool-call-parser")?;
+    let mut api = ApiConfig {
+        response_role: args.response_role.clone(),
+        template_kwargs: args.default_chat_template_kwargs.clone().unwrap_or_default().0,
+        trust_request_chat_template: args.trust_request_chat_template,
+        tools: tools.filter(|_| args.enable_auto_tool_choice),
+        reasoning: reasoning(args.reasoning_parser.as_deref())?,
+        ..ApiConfig::default()
+    };
+    for (key, value) in args.structured_outputs_config.iter().flat_map(|object| &object.0) {
+        structured(&mut api, key, value).context("--structured-outputs-config")?;
+    }
+    Ok(api)
+}
+
+fn reasoning(name: Option<&str>) -> Result<Option<ReasoningSyntax>> {
+    let syntax = name.filter(|name| !name.is_empty()).map(str::parse).transpose();
+    syntax.context("--reasoning-parser")
+}
+
+fn structured(api: &mut ApiConfig, key: &str, value: &Value) -> Result<()> {
+    let switch = || match value {
+        Value::Null => Ok(false),
+        Value::Bool(on) => Ok(*on),
+        other => bail!("'{key}' is {other}, but must be true or false"),
+    };
+    match key {
+        "disable_any_whitespace" => api.disable_any_whitespace = switch()?,
+        "disable_additional_properties" => api.disable_additional_properties = switch()?,
+        "reasoning_parser" => match value.as_str() {
+            Some("") => {}
+            Some(name) => api.reasoning = reasoning(Some(name))?,
+            None => bail!("'{key}' is {value}, but must be a name"),
+        },
+        _ if STRUCTURED_NO_EFFECT.contains(&key) => {}
+        _ => bail!("'{key}' is no key of it"),
+    }
+    Ok(())
+}
+
+fn tls(args: &ServeArgs) -> Option<TlsConfig> {
+    let tls = &args.tls;
+    Some(TlsConfig {
+        cert_file: tls.ssl_certfile.clone()?,
+        key_file: tls.ssl_keyfile.clone(),
+        ca_certs: tls.ssl_ca_certs.clone(),
+        client_auth: match tls.ssl_cert_reqs {
+            0 => ClientAuth::None,
+            1 => ClientAuth::Optional,
+            _ => ClientAuth::Required,
+        },
+        refresh: tls.enable_ssl_refresh.then_some(CERTIFICATE_REFRESH),
+    })
+}
+
+fn root_path(given: &str) -> String {
+    match given.trim_matches('/') {
+        "" => String::new(),
+        path => format!("/{path}"),
+    }
+}
+
+fn seconds(seconds: f64) -> Option<Duration> {
+    (seconds > 0.0).then(|| Duration::from_secs_f64(seconds))
+}
+
+/// The engine's limits; `budget` is its token budget of a step.
+pub(crate) fn engine_config(args: &EngineArgs, max_model_len: usize, budget: usize) -> EngineConfig {
+    let defaults = EngineConfig::default();
+    EngineConfig {
+        max_model_len,
+        max_num_seqs: args.max_num_seqs,
+        max_num_batched_tokens: budget,
+        policy: match args.scheduling_policy {
+            Policy::Fcfs => SchedulingPolicy::Fcfs,
+            Policy::Priority => SchedulingPolicy::Priority,
+        },
+        enable_prefix_caching: args.enable_prefix_caching,
+        enable_chunked_prefill: args.enable_chunked_prefill,
+        long_prefill_token_threshold: args.long_prefill_token_threshold,
+        max_queued_requests: args.max_num_queued_reqs.unwrap_or(defaults.max_queued_requests),
+        max_queued_tokens: args.max_num_queued_tokens.unwrap_or(defaults.max_queued_tokens),
+    }
+}
+
+/// How the server presents `model`.
+pub(crate) fn server_config(
+    args: &ComposeArgs,
+    settings: &Settings,
+    model: &LoadedModel,
+    max_model_len: usize,
+) -> ServerConfig {
+    let (names, reference) = (&args.model.served_model_name, args.model.reference());
+    let vocab_size = model.program.vocab_size;
+    ServerConfig {
+        served_model_names: if names.is_empty() { vec![reference.to_owned()] } else { names.clone() },
+        model_root: reference.to_owned(),
+        max_model_len,
+        vocab_size,
+        eos_token_ids: model.eos_token_ids.clone(),
+        sampling_defaults: model.sampling_defaults,
+        seed: args.sampling.seed,
+        api_keys: settings.api_keys.clone(),
+        max_logprobs: args.sampling.max_logprobs.unwrap_or(u32::try_from(vocab_size).unwrap_or(u32::MAX)),
+        connection: settings.connection,
+        shutdown_timeout: settings.shutdown_timeout,
+        shutdown_lag: settings.shutdown_lag,
+        cors: settings.cors.clone(),
+        root_path: settings.root_path.clone(),
+        request_id_headers: settings.request_id_headers,
+        sse_keep_alive: settings.sse_keep_alive,
+        track_load: settings.track_load,
+        disable_docs: settings.no_docs,
+        api: settings.api.clone(),
+        ..ServerConfig::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,141 @@
+use std::ffi::OsString;
+
+use super::*;
+use crate::cli::{self, Command};
+
+fn args(line: &[&str]) -> ServeArgs {
+    let line = ["serve"].iter().chain(line).map(OsString::from).collect();
+    match cli::parse(line, &|_| None).unwrap().command {
+        Command::Serve(args) => *args,
+        other => panic!("not serve: {other:?}"),
+    }
+}
+
+fn settings(line: &[&str]) -> Result<Settings> {
+    Settings::of_server(&args(line), &|_| None)
+}
+
+#[test]
+fn only_what_is_not_served_is_warned_of() {
+    let given = |line: &[&str]| -> Vec<&str> {
+        settings(line).unwrap().unserved().into_iter().filter(|row| row.1).map(|row| row.0).collect()
+    };
+    assert!(given(&[]).is_empty());
+    assert!(given(&["--enable-log-requests", "--no-enable-log-requests"]).is_empty());
+    for line in [
+        &["--enable-tokenizer-info-endpoint"][..],
+        &["--enable-per-request-metrics"],
+        &["--fingerprint-mode", "none"],
+        &["--enable-log-requests"],
+        &["--enable-log-outputs"],
+        &["--max-log-len", "10"],
+    ] {
+        assert_eq!(given(line), [line[0]]);
+    }
+}
+
+#[test]
+fn parsers_are_vllms_by_name() {
+    let api = |line: &[&str]| settings(line).map(|settings| settings.api);
+    let tools = api(&["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]).unwrap();
+    assert_eq!(tools.tools, Some(ToolSyntax::Hermes));
+    assert_eq!(api(&["--tool-call-parser", "hermes"]).unwrap().tools, None, "auto choice was not enabled");
+    assert_eq!(api(&["--reasoning-parser", "deepseek_r1"]).unwrap().reasoning, Some(ReasoningSyntax::DeepSeekR1));
+    let nested = api(&["--structured-outputs-config.reasoning_parser", "qwen3"]).unwrap();
+    assert_eq!(nested.reasoning, Some(ReasoningSyntax::Qwen3));
+    for (line, flag) in [
+        (&["--enable-auto-tool-choice"][..], "--enable-auto-tool-choice"),
+        (&["--enable-auto-tool-choice", "--tool-call-parser", "nobodys"], "--tool-call-parser"),
+        (&["--reasoning-parser", "nobodys"], "--reasoning-parser"),
+    ] {
+        let error = format!("{:#}", api(line).unwrap_err());
+        assert!(error.starts_with(flag), "{error}");
+    }
+}
+
+#[test]
+fn values_arrive_in_their_units() {
+    let line = [
+        "--ssl-keyfile=k.pem",
+        "--ssl-certfile=c.pem",
+        "--ssl-cert-reqs=2",
+        "--enable-ssl-refresh",
+        "--root-path=llm/",
+        "--allowed-origins=[\"http://a\",\"http://b\"]",
+        "--sse-keep-alive-interval=2.5",
+        "--shutdown-timeout=3",
+        "--h11-max-incomplete-event-size=1M",
+        "--disable-log-stats",
+        "--api-key",
+        "a",
+        "b",
+    ];
+    let settings = settings(&line).unwrap();
+    let tls = TlsConfig {
+        key_file: Some("k.pem".into()),
+        cert_file: "c.pem".into(),
+        ca_certs: None,
+        client_auth: ClientAuth::Required,
+        refresh: Some(CERTIFICATE_REFRESH),
+    };
+    assert_eq!(settings.tls, Some(tls));
+    assert_eq!(settings.root_path, "/llm");
+    assert_eq!(settings.cors.allowed_origins, ["http://a", "http://b"]);
+    assert_eq!((settings.cors.allowed_methods, settings.cors.allowed_headers), (vec!["*".into()], vec!["*".into()]));
+    assert_eq!(settings.sse_keep_alive, Some(Duration::from_millis(2500)));
+    assert_eq!(settings.shutdown_timeout, Duration::from_secs(3));
+    assert_eq!(settings.connection.max_head_bytes, 1 << 20);
+    assert!(!settings.log_stats);
+    assert_eq!(settings.api_keys, ["a", "b"]);
+}
+
+#[test]
+fn the_keep_alive_time_is_a_variable() {
+    let with = |value: &'static str| {
+        Settings::of_server(&args(&[]), &move |name: &str| (name == KEEP_ALIVE).then(|| value.to_owned()))
+    };
+    assert_eq!(with("5").unwrap().connection.head_timeout, Duration::from_secs(5));
+    assert_eq!(with("").unwrap().connection, ConnectionLimits::default());
+    let error = with("soon").unwrap_err().to_string();
+    assert!(error.contains("VLLM_HTTP_TIMEOUT_KEEP_ALIVE='soon'"), "{error}");
+}
+
+#[test]
+fn contradictions_are_sentences() {
+    for (line, part) in [
+        (vec!["--enable-auto-tool-choice"], "needs --tool-call-parser"),
+        (vec!["--structured-outputs-config.backnd", "x"], "'backnd' is no key"),
+        (vec!["--structured-outputs-config.disable_any_whitespace", "1"], "must be true or false"),
+        (vec!["--structured-outputs-config.reasoning_parser", "1"], "must be a name"),
+    ] {
+        let error = format!("{:#}", settings(&line).unwrap_err());
+        assert!(error.contains(part), "{line:?}: {error}");
+    }
+    let known = [r#"--structured-outputs-config={"backend":"xgrammar","reasoning_parser":"qwen3"}"#];
+    assert_eq!(settings(&known).unwrap().api.reasoning, Some(ReasoningSyntax::Qwen3));
+}
+
+#[test]
+fn the_engine_gets_its_limits() {
+    let line = [
+        "--max-num-seqs=8",
+        "--no-enable-prefix-caching",
+        "--no-enable-chunked-prefill",
+        "--long-prefill-token-threshold=1k",
+        "--scheduling-policy=priority",
+        "--max-num-queued-reqs=7",
+    ];
+    let config = engine_config(&args(&line).compose.engine, 100, 200);
+    let expected = EngineConfig {
+        max_model_len: 100,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 200,
+        policy: SchedulingPolicy::Priority,
+        enable_prefix_caching: false,
+        enable_chunked_prefill: false,
+        long_prefill_token_threshold: 1000,
+        max_queued_requests: 7,
+        ..EngineConfig::default()
+    };
+    assert_eq!(config, expected);
+}
