@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use octavo_engine::internals::{ManualEngine, ManualKv, ManualScheduler};
 use octavo_engine::mock::{MockConfig, MockExecutor};
-use octavo_engine::{EngineConfig, KvCacheSpec, KvGroupSpec, Request, SamplingParams};
+use octavo_engine::{EngineConfig, KvCacheSpec, KvGroupSpec, Request, SamplingParams, Task};
 use octavo_telemetry::{Telemetry, TelemetryConfig};
 
 const RUNNING: usize = 256;
@@ -131,6 +131,7 @@ fn turn(c: &mut Criterion) {
                 let request = Request {
                     id: String::new(),
                     prompt: prompt(number, 128),
+                    task: Task::Generate,
                     params: Arc::new(SamplingParams { max_tokens: STEPS + 8, ..SamplingParams::default() }),
                     priority: 0,
                     arrival: Instant::now(),

@@ -1,20 +1,25 @@
-"""A running server with the default model for every test of the session."""
+"""Running servers and a browser, for every test of the session."""
 
+import contextlib
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import threading
+import warnings
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OCTAVO = pathlib.Path(os.environ.get("OCTAVO_BIN", ROOT / "target" / "debug" / "octavo"))
+BROWSERS = ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"]
 
 
-@pytest.fixture(scope="session")
-def base_url():
-    command = [OCTAVO, "serve", "--served-model-name", "default", "--host", "127.0.0.1", "--port", "0", "--max-model-len", "1024"]
+@contextlib.contextmanager
+def serving(*arguments):
+    """The URL of a server that runs inside the block, on a port of its own."""
+    command = [OCTAVO, "serve", "--host", "127.0.0.1", "--port", "0", *arguments]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     log = []
     for line in server.stderr:
@@ -24,6 +29,39 @@ def base_url():
     else:
         pytest.fail("the server did not start:\n" + "".join(log))
     threading.Thread(target=lambda: [None for _ in server.stderr], daemon=True).start()
-    yield match.group(1)
-    server.terminate()
-    assert server.wait(timeout=40) == 0
+    try:
+        yield match.group(1)
+    finally:
+        server.terminate()
+        status = server.wait(timeout=40)
+    assert status == 0
+
+
+@pytest.fixture(scope="session")
+def base_url():
+    """The default model."""
+    with serving("--served-model-name", "default", "--max-model-len", "1024") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def tiny_url():
+    """A model of a few thousand random weights: quick, and what it says means nothing."""
+    with serving(ROOT / "models" / "testdata" / "llama", "--served-model-name", "tiny") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless browser. Without one the tests that need it are skipped, loudly, or fail if one is required."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    path = os.environ.get("OCTAVO_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        message = "NO BROWSER: the pages were not tested. Install one of " + ", ".join(BROWSERS) + "."
+        if os.environ.get("OCTAVO_REQUIRE_BROWSER") == "1":
+            pytest.fail(message)
+        warnings.warn(message)
+        pytest.skip(message)
+    with playwright.sync_playwright() as driver:
+        # Chromium refuses its sandbox to root; it shows nothing here but our own pages.
+        yield driver.chromium.launch(executable_path=path, args=["--no-sandbox"])

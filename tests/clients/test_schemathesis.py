@@ -1,0 +1,106 @@
+"""What /openapi.json says is what the server does: requests made from it, right and wrong ones, never break anything."""
+
+import copy
+import json
+import urllib.request
+
+import hypothesis
+import openapi_spec_validator
+import pytest
+import requests
+import schemathesis
+from schemathesis import checks
+
+# Requests for each route that generates, and for each of the others; one run takes about a minute.
+MANY, FEW = 60, 4
+
+# Without these a random request may ask for as much as the context holds, some hundred times over.
+CAPS = {"max_tokens": 4, "max_completion_tokens": 4, "max_output_tokens": 4, "n": 3, "min_tokens": 4}
+
+# Token ids of the tiny model.
+VOCABULARY = 320
+
+CHECKS = [
+    checks.not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+    checks.response_headers_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def document(tiny_url):
+    with urllib.request.urlopen(f"{tiny_url}/openapi.json") as response:
+        return json.load(response)
+
+
+def know_tokens(node):
+    """Makes every list of integers one of tokens that the model has: with others hardly a request would be served."""
+    if isinstance(node, dict):
+        items = node.get("items")
+        if isinstance(items, dict) and items.get("type") == "integer":
+            items["maximum"] = VOCABULARY - 1
+        node = list(node.values())
+    if isinstance(node, list):
+        for part in node:
+            know_tokens(part)
+
+
+@pytest.fixture(scope="module")
+def operations(document, tiny_url):
+    capped = copy.deepcopy(document)
+    for schema in capped["components"]["schemas"].values():
+        for name, cap in CAPS.items():
+            if "integer" in schema.get("properties", {}).get(name, {}).get("type", ()):
+                schema["properties"][name]["maximum"] = cap
+        if "max_tokens" in schema.get("properties", {}):
+            schema["required"] = [*schema.get("required", []), "max_tokens"]
+    know_tokens(capped["components"]["schemas"])
+    # The only name that is served, beside the absent one.
+    capped["components"]["schemas"]["Model"]["enum"] = [None, "tiny"]
+    schema = schemathesis.openapi.from_dict(capped)
+    schema.config.update(base_url=tiny_url)
+    return [result.ok() for result in schema.get_all_operations()]
+
+
+def test_the_document_is_valid(document):
+    assert document["openapi"] == "3.1.0"
+    openapi_spec_validator.validate(document)
+
+
+def run(operation, mode, examples, session):
+    """Sends requests and counts the answers by status."""
+    answers = {}
+
+    @hypothesis.settings(
+        max_examples=examples, deadline=None, derandomize=True, database=None,
+        suppress_health_check=list(hypothesis.HealthCheck), phases=[hypothesis.Phase.generate],
+    )
+    @hypothesis.given(operation.as_strategy(generation_mode=mode))
+    def check(case):
+        response = case.call_and_validate(session=session, checks=CHECKS, timeout=60)
+        answers[response.status_code] = answers.get(response.status_code, 0) + 1
+
+    check()
+    return answers
+
+
+@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=lambda mode: mode.value)
+def test_requests_are_answered_as_documented(operations, tiny_url, mode):
+    report = {}
+    with requests.Session() as session:
+        for operation in operations:
+            takes_body = len(operation.body) > 0
+            if mode == schemathesis.GenerationMode.NEGATIVE and not takes_body:
+                continue  # There is nothing to get wrong.
+            report[operation.label] = run(operation, mode, MANY if takes_body else FEW, session)
+        assert session.get(f"{tiny_url}/health").status_code == 200, "the server broke"
+    print(json.dumps(report, indent=1))
+    for label, answers in report.items():
+        assert answers and all(status < 500 for status in answers), (label, answers)
+    chat = report["POST /v1/chat/completions"]
+    if mode == schemathesis.GenerationMode.POSITIVE:
+        assert chat.get(200), "no request of the document's was served"
+    else:
+        assert chat.get(400, 0) > MANY // 2, "what contradicts the document was taken"
