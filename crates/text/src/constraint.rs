@@ -9,6 +9,7 @@
 
 mod compiler;
 mod error;
+mod expansion;
 mod gbnf;
 mod limits;
 mod lower;

@@ -110,7 +110,8 @@ impl Shared {
         let mut matcher = Matcher::new(Ok(parser));
         // The first mask finds what is too complex before a request is accepted, and fills the lexer that is copied.
         matcher.compute_mask_or_eos().map_err(|error| self.explain(spec, &error.to_string()))?;
-        Ok(Grammar::new(matcher, Arc::clone(&self.eos)))
+        let vocab_size = self.factory.tok_env().tok_trie().vocab_size();
+        Ok(Grammar::new(matcher, Arc::clone(&self.eos), vocab_size))
     }
 
     /// llguidance's message as one of our errors.

@@ -41,7 +41,7 @@ impl Default for GrammarLimits {
             schema_nodes: 50_000,
             grammar_symbols: 200_000,
             compile_fuel: 1_000_000,
-            compile_time: Duration::from_secs(5),
+            compile_time: Duration::from_secs(10),
             compile_threads: 2,
             mask_fuel: 200_000,
             mask_items: 50_000,

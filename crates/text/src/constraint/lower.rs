@@ -4,6 +4,7 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::regex_to_lark;
 use serde_json::{Value, json};
 
+use super::expansion::largest_terminal;
 use super::schema::{JsonStyle, Schemas, prepare};
 use super::{GrammarError, GrammarLimits, gbnf, structural_tag};
 
@@ -24,7 +25,7 @@ pub enum GrammarSpec {
         /// Objects that name properties allow no others, unless the schema says otherwise.
         disable_additional_properties: bool,
     },
-    /// Text that matches a regex (Rust's syntax, no look-around) as a whole.
+    /// Text that matches a regex as a whole: Rust's syntax, where `\d` is a digit of any script; no look-around.
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
@@ -32,14 +33,14 @@ pub enum GrammarSpec {
     Grammar(String),
     /// Text with parts that follow schemas: `{"structures": [...], "triggers": [...]}` or `{"format": {...}}`.
     StructuralTag(Value),
-    /// A JSON array of `{"name", "parameters"}` objects, calls of these tools.
+    /// A JSON array of `{"name", "parameters"}` objects, calls of these tools. Whitespace is single spaces.
     ToolCalls {
         /// Names and schemas of the parameters.
         tools: Vec<(String, Value)>,
         /// Any number of calls from one; otherwise exactly one.
         parallel: bool,
     },
-    /// The arguments of one tool.
+    /// The arguments of one tool. Whitespace is single spaces.
     NamedTool {
         /// Their schema.
         parameters: Value,
@@ -104,7 +105,7 @@ impl GrammarSpec {
                 };
                 from_schema(schema, &style)
             }
-            Self::NamedTool { parameters } => from_schema(parameters, &JsonStyle::default()),
+            Self::NamedTool { parameters } => from_schema(parameters, &JsonStyle::call()),
             Self::ToolCalls { tools, parallel } => {
                 tool_calls(tools, *parallel, limits).map(TopLevelGrammar::from_json_schema)
             }
@@ -121,7 +122,7 @@ fn tool_calls(tools: &[(String, Value)], parallel: bool, limits: &GrammarLimits)
     if tools.is_empty() {
         return Err(GrammarError::Tools("there are none".to_owned()));
     }
-    let style = JsonStyle::default();
+    let style = JsonStyle::call();
     let mut schemas = Schemas::new(&style, limits);
     let mut calls = Vec::with_capacity(tools.len());
     for (name, parameters) in tools {
@@ -156,13 +157,14 @@ fn choice(choices: &[String]) -> Result<String, GrammarError> {
 
 /// A grammar in Lark, whatever it is written in.
 pub(super) fn lark(grammar: &str, limits: &GrammarLimits) -> Result<String, GrammarError> {
-    if gbnf::is_ebnf(grammar) {
-        return gbnf::to_lark(grammar, limits);
-    }
     if grammar.trim().is_empty() {
         return Err(GrammarError::Grammar("it is empty".to_owned()));
     }
-    Ok(grammar.to_owned())
+    let lark = if gbnf::is_ebnf(grammar) { gbnf::to_lark(grammar, limits)? } else { grammar.to_owned() };
+    if largest_terminal(&lark) > limits.grammar_symbols as u64 {
+        return Err(GrammarError::TooLarge { what: "grammar", limit: limits.grammar_symbols });
+    }
+    Ok(lark)
 }
 
 /// A text as a Lark string.

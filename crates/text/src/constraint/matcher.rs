@@ -14,6 +14,8 @@ pub struct Grammar {
     /// nor wait for another's lock.
     start: Arc<Matcher>,
     eos: Arc<[u32]>,
+    /// Ids below this are known to the matcher.
+    vocab_size: usize,
 }
 
 impl std::fmt::Debug for Grammar {
@@ -23,8 +25,8 @@ impl std::fmt::Debug for Grammar {
 }
 
 impl Grammar {
-    pub(super) fn new(start: Matcher, eos: Arc<[u32]>) -> Self {
-        Self { start: Arc::new(start), eos }
+    pub(super) fn new(start: Matcher, eos: Arc<[u32]>, vocab_size: usize) -> Self {
+        Self { start: Arc::new(start), eos, vocab_size }
     }
 
     /// A matcher for one sequence, at the start of its output.
@@ -67,7 +69,9 @@ impl Constraint for GrammarMatcher {
             self.ended += usize::from(allowed);
             return allowed;
         }
-        let allowed = self.ended == 0 && matches!(self.matcher.try_consume_tokens(&[token]), Ok(1));
+        // An id that it does not know would be the last that it looks at.
+        let known = (token as usize) < self.grammar.vocab_size;
+        let allowed = known && self.ended == 0 && matches!(self.matcher.try_consume_tokens(&[token]), Ok(1));
         if allowed {
             self.accepted.push(token);
         }

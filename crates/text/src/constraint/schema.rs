@@ -34,6 +34,13 @@ pub(super) struct JsonStyle {
     pub(super) close_objects: bool,
 }
 
+impl JsonStyle {
+    /// Of a call's arguments, which nobody reads as they stand: one space at most, so that the model cannot dally.
+    pub(super) fn call() -> Self {
+        Self { whitespace: Some(r"\x20".to_owned()), ..Self::default() }
+    }
+}
+
 /// Makes `schema` one that llguidance compiles.
 ///
 /// # Errors

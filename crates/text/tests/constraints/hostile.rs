@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::json::{GROUND, schema};
 use crate::support::Golden;
-use crate::walk::{Ground, Rng};
+use crate::walk::{Ground, Rng, limits};
 
 /// Far above what anything here takes on a slow machine in a debug build, far below what unbounded work would.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -88,6 +88,13 @@ fn others() -> Vec<(&'static str, GrammarSpec)> {
             "recursive rules that double",
             grammar(format!("root ::= r39 root | \"b\" root \"c\" | \"\"\nr0 ::= \"a\"\n{doubled}")),
         ),
+        (
+            "terminals that double",
+            grammar(format!(
+                "start: T39\nT0: \"a\"\n{}",
+                (1..40).map(|i| format!("T{i}: T{0} T{0}\n", i - 1)).collect::<String>()
+            )),
+        ),
         ("a chain of terminals", grammar(format!("start: T8999\nT0: \"a\"\n{terminals}"))),
         ("left recursion", grammar("root ::= root root | \"a\" | \"\"".to_owned())),
         ("ambiguity", grammar("root ::= root root root | [a-z] | root \"a\" root".to_owned())),
@@ -150,7 +157,7 @@ fn hostile_grammars_end() {
 fn limits_say_what_they_are() {
     let ground = |limits| Ground::new(Golden::byte_level().tokenizer(), &[2], 0, limits);
     let refused = |limits, spec: &GrammarSpec| ground(limits).compile(spec).unwrap_err();
-    let limits = GrammarLimits::default;
+
     let deep = schema(wrapped(9, json!({}), |value| json!({"items": value})));
     assert_eq!(
         refused(GrammarLimits { depth: 8, ..limits() }, &deep),
@@ -174,8 +181,8 @@ fn limits_say_what_they_are() {
 /// A matcher that llguidance gives up on says so by refusing, and can go back to where it had not.
 #[test]
 fn a_matcher_out_of_fuel_refuses_and_recovers() {
-    let limits = GrammarLimits { lexer_states: 400, ..GrammarLimits::default() };
-    let ground = Ground::new(Golden::byte_level().tokenizer(), &[2], 0, limits);
+    let few = GrammarLimits { lexer_states: 400, ..limits() };
+    let ground = Ground::new(Golden::byte_level().tokenizer(), &[2], 0, few);
     let grammar = ground.compile(&GrammarSpec::Regex("(a|b)*a(a|b){14}c?".to_owned())).unwrap();
     let mut constraint = grammar.constraint();
     let (a, b) = (ground.tokenizer.token_to_id("a").unwrap(), ground.tokenizer.token_to_id("b").unwrap());

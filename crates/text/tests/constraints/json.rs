@@ -2,14 +2,14 @@
 
 use std::sync::LazyLock;
 
-use octavo_text::{GrammarError, GrammarLimits, GrammarSpec};
+use octavo_text::{GrammarError, GrammarSpec};
 use serde_json::{Value, json};
 
 use crate::support::Golden;
-use crate::walk::{Ground, is_set};
+use crate::walk::{Ground, is_set, limits};
 
 pub static GROUND: LazyLock<Ground> =
-    LazyLock::new(|| Ground::new(Golden::byte_level().tokenizer(), &[2, 0], 41, GrammarLimits::default()));
+    LazyLock::new(|| Ground::new(Golden::byte_level().tokenizer(), &[2, 0], 41, limits()));
 
 pub fn schema(schema: Value) -> GrammarSpec {
     GrammarSpec::JsonSchema {

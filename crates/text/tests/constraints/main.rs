@@ -1,5 +1,8 @@
 //! Constraints, by random walks: tokens drawn from the masks must make texts that satisfy what was asked for.
 
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+#![allow(unreachable_pub, missing_docs, dead_code, reason = "helpers of one test binary")]
+
 #[path = "../support/mod.rs"]
 mod support;
 

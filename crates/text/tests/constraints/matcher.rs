@@ -1,13 +1,12 @@
 //! What holds for every grammar: ends, rollback, independence, the ids that are in no mask.
 
-use octavo_engine::Constraint;
-use octavo_text::{GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec};
+use octavo_text::{GrammarCompiler, GrammarError, GrammarSpec};
 use proptest::prelude::*;
 use serde_json::json;
 
 use crate::json::{GROUND, schema};
 use crate::support::Golden;
-use crate::walk::{Ground, Rng, Walk, is_set};
+use crate::walk::{Ground, Rng, Walk, is_set, limits};
 
 /// One of each kind.
 fn specs() -> Vec<GrammarSpec> {
@@ -60,7 +59,8 @@ proptest! {
         }
         prop_assert_eq!(&GROUND.mask(two.as_mut()), &start);
         let ended = matches!(GROUND.walk(two.as_mut(), &mut rng, 40), Walk::Stop(_));
-        prop_assert!(ended || one.accept(GROUND.draw(&GROUND.mask(one.as_mut()), &mut rng)));
+        let mask = GROUND.mask(one.as_mut());
+        prop_assert!(ended || one.accept(GROUND.draw(&mask, &mut rng)));
     }
 }
 
@@ -124,7 +124,7 @@ fn all_text_is_accepted_as_it_is_tokenized() {
 
 #[test]
 fn sentence_piece_vocabularies_work() {
-    let ground = Ground::new(Golden::sentence_piece().tokenizer(), &[2], 3, GrammarLimits::default());
+    let ground = Ground::new(Golden::sentence_piece().tokenizer(), &[2], 3, limits());
     for text in ground.texts(&GrammarSpec::JsonObject, 8, 160) {
         serde_json::from_str::<serde_json::Value>(&text).unwrap_or_else(|error| panic!("{text:?}: {error}"));
     }
@@ -134,7 +134,7 @@ fn sentence_piece_vocabularies_work() {
 fn vocabularies_without_a_usable_end_are_refused() {
     let tokenizer = Golden::byte_level().tokenizer();
     for (vocab_size, eos) in [(1200, &[][..]), (1200, &[1200]), (0, &[0]), (1 << 24, &[0])] {
-        let compiler = GrammarCompiler::new(&tokenizer, vocab_size, eos, GrammarLimits::default());
+        let compiler = GrammarCompiler::new(&tokenizer, vocab_size, eos, limits());
         assert!(matches!(compiler, Err(GrammarError::Vocabulary(_))), "{vocab_size} {eos:?}");
     }
 }

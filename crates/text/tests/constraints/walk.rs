@@ -1,5 +1,7 @@
 //! Walks through a constraint: texts drawn at random from its masks, and texts fed to it.
 
+use std::time::Duration;
+
 use octavo_engine::Constraint;
 use octavo_text::{Grammar, GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec, Tokenizer};
 
@@ -44,6 +46,11 @@ impl Rng {
 
 pub fn is_set(mask: &[u32], id: u32) -> bool {
     mask[id as usize / 32] >> (id % 32) & 1 == 1
+}
+
+/// The default limits, with time for a debug build on a busy machine: what must end soon must do so by the others.
+pub fn limits() -> GrammarLimits {
+    GrammarLimits { compile_time: Duration::from_secs(60), ..GrammarLimits::default() }
 }
 
 impl Ground {

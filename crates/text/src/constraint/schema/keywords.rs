@@ -61,7 +61,9 @@ pub(super) fn demands_nothing(keyword: &str, object: &Map<String, Value>) -> boo
     let value = &object[keyword];
     let is_empty = |value: &Value| value.as_object().is_some_and(Map::is_empty);
     match keyword {
-        "uniqueItems" => *value == false || object.get("maxItems").and_then(Value::as_u64).is_some_and(|max| max <= 1),
+        "uniqueItems" => {
+            *value == false || object.get("maxItems").and_then(Value::as_f64).is_some_and(|max| max <= 1.0)
+        }
         "if" => !object.contains_key("then") && !object.contains_key("else"),
         "not" => *value == false,
         "contains" => {

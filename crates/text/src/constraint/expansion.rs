@@ -1,0 +1,148 @@
+//! How large the terminals of a Lark grammar are once each name in them is replaced by what it stands for.
+//!
+//! llguidance puts terminals into each other that way, so forty lines in which every terminal is the one before it,
+//! twice, would be a terminal of 2⁴⁰ parts. None of its limits sees that before it is there.
+
+use std::collections::HashMap;
+
+/// The parts of one terminal, counted as far as they are written out.
+#[derive(Default)]
+struct Terminal<'a> {
+    /// Literals, regexes and names that are not terminals.
+    leaves: u64,
+    /// Terminals, each as often as it is named.
+    names: Vec<&'a str>,
+}
+
+/// The most parts that any terminal of `grammar` expands to; more than `u64` holds is `u64::MAX`.
+pub(super) fn largest_terminal(grammar: &str) -> u64 {
+    let mut terminals: HashMap<&str, Terminal<'_>> = HashMap::new();
+    let mut rest = grammar;
+    let mut current = None;
+    while let Some((word, after)) = next_word(rest) {
+        rest = after;
+        if let Some(body) = definition(rest).filter(|_| is_name(word)) {
+            rest = body;
+            current = is_terminal(word).then_some(word);
+            if current.is_some() {
+                terminals.entry(word).or_default();
+            }
+        } else if let Some(terminal) = current.and_then(|name| terminals.get_mut(name)) {
+            if is_terminal(word) { terminal.names.push(word) } else { terminal.leaves += 1 }
+        }
+    }
+    let mut sizes = HashMap::new();
+    terminals.keys().map(|name| size(name, &terminals, &mut sizes)).max().unwrap_or(0)
+}
+
+/// Parts of one terminal: iterative, since a chain of names may be as long as the grammar.
+fn size<'a>(name: &'a str, terminals: &HashMap<&'a str, Terminal<'a>>, sizes: &mut HashMap<&'a str, u64>) -> u64 {
+    let mut stack = vec![(name, false)];
+    while let Some((name, ready)) = stack.pop() {
+        let Some(terminal) = terminals.get(name) else { continue };
+        if ready {
+            let named = terminal.names.iter().map(|name| sizes.get(name).copied().unwrap_or(1));
+            let size = named.fold(terminal.leaves.max(1), u64::saturating_add);
+            sizes.insert(name, size);
+        } else if !sizes.contains_key(name) {
+            // What leads back to itself counts once: llguidance refuses it.
+            sizes.insert(name, 1);
+            stack.push((name, true));
+            stack.extend(terminal.names.iter().map(|name| (*name, false)));
+        }
+    }
+    sizes.get(name).copied().unwrap_or(0)
+}
+
+/// The next name, literal or regex; what stands between them does not matter.
+fn next_word(text: &str) -> Option<(&str, &str)> {
+    let mut rest = text;
+    loop {
+        let first = rest.chars().next()?;
+        let end = match first {
+            '"' => quoted(rest, '"'),
+            '/' if rest.starts_with("//") => {
+                rest = rest.split_once('\n')?.1;
+                continue;
+            }
+            '/' => quoted(rest, '/'),
+            '#' => {
+                rest = rest.split_once('\n')?.1;
+                continue;
+            }
+            c if c.is_ascii_alphabetic() || c == '_' => {
+                rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(rest.len())
+            }
+            c => {
+                rest = &rest[c.len_utf8()..];
+                continue;
+            }
+        };
+        return Some(rest.split_at(end));
+    }
+}
+
+/// Where a literal that begins here ends.
+fn quoted(text: &str, quote: char) -> usize {
+    let mut escaped = false;
+    let end = text.char_indices().skip(1).find(|&(_, c)| {
+        let ends = (c == quote && !escaped) || c == '\n';
+        escaped = c == '\\' && !escaped;
+        ends
+    });
+    end.map_or(text.len(), |(at, c)| at + c.len_utf8())
+}
+
+fn is_name(word: &str) -> bool {
+    word.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+}
+
+/// Lark tells terminals by their capitals.
+fn is_terminal(word: &str) -> bool {
+    is_name(word) && word.trim_start_matches('_').starts_with(|c: char| c.is_ascii_uppercase())
+}
+
+/// What a name before this is defined as: `: ...`, with a priority or attributes before the colon.
+fn definition(rest: &str) -> Option<&str> {
+    let mut rest = rest.trim_start_matches([' ', '\t']);
+    if let Some(priority) = rest.strip_prefix('.') {
+        rest = priority.trim_start_matches(|c: char| c == '-' || c.is_ascii_digit()).trim_start_matches([' ', '\t']);
+    }
+    if let Some((_, after)) = rest.strip_prefix('[').and_then(|attributes| attributes.split_once(']')) {
+        rest = after.trim_start_matches([' ', '\t']);
+    }
+    rest.strip_prefix(':')
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn parts_are_counted_through_names() {
+        for (grammar, size) in [
+            ("", 0),
+            ("start: \"a\"", 0),
+            ("start: A\nA: \"a\"", 1),
+            ("A: \"a\" /b\\/B:/ \"C: D\"\n// B: A A\nB[lazy]: A A // A", 6),
+            ("A.2: \"x\"\nB: A A\nstart: B B B\nC : B B | A", 5),
+            ("A: B\nB: A A", 3),
+        ] {
+            assert_eq!(largest_terminal(grammar), size, "{grammar}");
+        }
+        let doubled: String = (1..80).map(|i| format!("T{i}: T{0} T{0}\n", i - 1)).collect();
+        assert_eq!(largest_terminal(&format!("start: T79\nT0: \"a\"\n{doubled}")), u64::MAX);
+        let chain: String = (1..100_000).map(|i| format!("T{i}: T{}\n", i - 1)).collect();
+        assert!(largest_terminal(&format!("T0: \"a\"\n{chain}")) <= 100_000);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_has_a_size(text in r#"([ABab_:./"\\# \n\[\]|]|A: |B: A A\n){0,60}"#, other: String) {
+            largest_terminal(&text);
+            largest_terminal(&other);
+        }
+    }
+}
