@@ -108,6 +108,7 @@ pub(crate) fn routes() -> Vec<(&'static str, &'static str, MethodRouter<AppState
         ("POST", "/generate", post(generate::handle)),
         ("GET", "/server_info", get(server_info::handle)),
         ("GET", "/v1/models", get(models::handle)),
+        ("GET", "/v1/models/{model}", get(models::one)),
         ("GET", "/health", get(health::ready)),
         ("GET", "/ping", get(health::ready)),
         ("POST", "/ping", post(health::ready)),

@@ -30,7 +30,7 @@ pub struct ConnectionLimits {
     /// A client has this long to send a request's head, counted from the end of the previous response: it is the
     /// keep-alive time too.
     pub head_timeout: Duration,
-    /// Bytes of a request's head.
+    /// Bytes of a request's head. What arrives together is read together: up to twice as many may pass.
     pub max_head_bytes: usize,
     /// A client has this long to send a request's body.
     pub body_timeout: Duration,

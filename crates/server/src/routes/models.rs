@@ -1,11 +1,12 @@
-//! GET /v1/models
+//! GET /v1/models and GET /v1/models/{model}
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use uuid::Uuid;
 
 use crate::app::{App, AppState};
+use crate::error::ApiError;
 use crate::types::response::{ModelCard, ModelList, ModelPermission, Null};
 
 /// One card for each served name.
@@ -13,6 +14,15 @@ pub(crate) async fn handle(State(state): State<AppState>) -> Response {
     let config = &state.config;
     Json(ModelList { object: "list", data: config.served_model_names.iter().map(|id| card(id, &state)).collect() })
         .into_response()
+}
+
+/// The card of one served name; a slash in it is `%2F` in the path, as clients write it.
+pub(crate) async fn one(State(state): State<AppState>, Path(model): Path<String>) -> Response {
+    let names = &state.config.served_model_names;
+    match names.iter().find(|name| **name == model) {
+        Some(name) => Json(card(name, &state)).into_response(),
+        None => ApiError::model_not_found(&model, names).into_response(),
+    }
 }
 
 fn card<'a>(id: &'a str, state: &'a App) -> ModelCard<'a> {

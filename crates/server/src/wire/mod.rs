@@ -41,6 +41,8 @@ pub(crate) struct Whole {
     /// In order; neighbours are of different kinds.
     pub(crate) parts: Vec<OutputDelta>,
     pub(crate) tokens: Vec<TokenOutput>,
+    /// How many of them, from the first, are reasoning.
+    pub(crate) reasoning_tokens: usize,
     pub(crate) prompt_logprobs: Vec<octavo_engine::Logprobs>,
     pub(crate) finish: Option<Finish>,
 }
@@ -49,6 +51,7 @@ impl Whole {
     fn add(&mut self, output: Output) {
         output.parts.into_iter().for_each(|part| append(&mut self.parts, part));
         self.tokens.extend(output.tokens);
+        self.reasoning_tokens += output.reasoning_tokens;
         if !output.prompt_logprobs.is_empty() {
             self.prompt_logprobs = output.prompt_logprobs;
         }

@@ -294,9 +294,12 @@ impl Wire for ResponsesWire {
 
     fn whole(mut self, choices: Vec<Whole>, usage: Usage) -> Response {
         for whole in choices {
-            self.items.logprobs = self.logprobs_of(&whole.tokens);
+            let mut logprobs = self.logprobs_of(&whole.tokens[whole.reasoning_tokens..]);
             self.items.finish = whole.finish;
             for part in whole.parts {
+                if matches!(part, OutputDelta::Content(_)) {
+                    self.items.logprobs = std::mem::take(&mut logprobs);
+                }
                 self.items.push(part, None);
             }
         }

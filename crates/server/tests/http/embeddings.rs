@@ -27,7 +27,7 @@ async fn texts_become_vectors_of_length_one_in_order() {
     assert_ne!(vector(&both, 0), vector(&both, 1));
     let tokens = embed(&server, json!({"input": [[102, 105, 114, 115, 116]]})).await;
     assert_eq!(vector(&tokens, 0), vector(&both, 0));
-    assert_eq!(server.metric("vllm:generation_tokens_total{model_name=\"mock\",engine=\"0\"}"), 0.0);
+    assert_eq!(server.metric("vllm:generation_tokens_total{engine=\"0\",model_name=\"mock\"}"), 0.0);
     server.idle().await;
 }
 

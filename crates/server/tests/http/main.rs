@@ -8,6 +8,7 @@ mod access;
 mod chat;
 mod chat_stream;
 mod completions;
+mod corpus;
 mod disconnect;
 mod drain;
 mod embeddings;

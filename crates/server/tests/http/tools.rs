@@ -104,7 +104,7 @@ async fn a_forced_call_is_made_whatever_the_model_says() {
     let server = Setup::writing("I would rather not.").start().await;
     let named = json!({"type": "function", "function": {"name": "weather"}});
     for (choice, finish) in [(json!("required"), "tool_calls"), (named, "stop")] {
-        let rest = json!({"tools": tools(), "tool_choice": choice, "max_tokens": 400});
+        let rest = json!({"tools": tools(), "tool_choice": choice, "max_tokens": 400, "parallel_tool_calls": false});
         let body = ok(server.chat(rest.clone())).await;
         let calls = whole(&body)["calls"].clone();
         let first = &calls[0];

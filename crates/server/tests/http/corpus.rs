@@ -1,0 +1,233 @@
+//! Requests that clients really send, mutated: whatever comes of them, the answer is well formed and the server lives.
+//!
+//! `OCTAVO_FUZZ_SECONDS` says for how long (2 without it), `OCTAVO_FUZZ_SEED` where to begin.
+
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use octavo_text::{ReasoningSyntax, ToolSyntax};
+use reqwest::Response;
+use serde_json::{Map, Value, json};
+
+use crate::support::{Setup, TestServer};
+
+/// A line for each request: its path and its body.
+const CORPUS: &str = include_str!("data/corpus.jsonl");
+
+/// What the models "say": reasoning and calls of the syntaxes, some of them broken.
+const SAID: [&str; 6] = [
+    "<think>\nWell \u{1f600}\n</think>\nI will look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>",
+    "<think><tool_call>{\"name\": \"f\", \"arguments\": [1, {\"a\": \"\\ud83d\"",
+    "[TOOL_CALLS]f[ARGS]{\"a\": 1}[TOOL_CALLS][{\"name\": \"weather\", \"arguments\": {}}]",
+    "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call> and <function=",
+    "[weather(city='Rome'), f(a=[1, None])] {\"name\": \"f\", \"parameters\": {}}",
+    "<\u{ff5c}tool\u{2581}calls\u{2581}begin\u{ff5c}><\u{ff5c}tool\u{2581}call\u{2581}begin\u{ff5c}>function<\u{ff5c}tool\u{2581}sep\u{ff5c}>f\n```json\n{}\n```",
+];
+
+const SYNTAXES: [ToolSyntax; 6] = [
+    ToolSyntax::Hermes,
+    ToolSyntax::Hermes,
+    ToolSyntax::Mistral,
+    ToolSyntax::Qwen3Coder,
+    ToolSyntax::Pythonic,
+    ToolSyntax::DeepSeekV3,
+];
+
+/// SplitMix64: what failed is found again from its seed.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end.max(1) as u64) as usize
+    }
+
+    fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
+        &of[self.below(of.len())]
+    }
+}
+
+/// Every value inside of `value`, itself first.
+fn nodes<'a>(value: &'a Value, out: &mut Vec<&'a Value>) {
+    out.push(value);
+    match value {
+        Value::Array(items) => items.iter().for_each(|item| nodes(item, out)),
+        Value::Object(members) => members.values().for_each(|member| nodes(member, out)),
+        _ => {}
+    }
+}
+
+/// The `at`th of those, to be changed.
+fn node_mut<'a>(value: &'a mut Value, at: &mut usize) -> Option<&'a mut Value> {
+    if *at == 0 {
+        return Some(value);
+    }
+    *at -= 1;
+    match value {
+        Value::Array(items) => items.iter_mut().find_map(|item| node_mut(item, at)),
+        Value::Object(members) => members.values_mut().find_map(|member| node_mut(member, at)),
+        _ => None,
+    }
+}
+
+/// A value that is unlike what stands in the corpus.
+fn odd(rng: &mut Rng) -> Value {
+    match rng.below(12) {
+        0 => Value::Null,
+        1 => json!(rng.next() as i64),
+        2 => json!(-1),
+        3 => json!(1e308),
+        4 => json!(0),
+        5 => json!(""),
+        6 => json!("\u{0}\u{fffd}\u{1f468}\u{200d}\u{1f469}<|im_end|>"),
+        7 => json!("x".repeat(rng.below(3000))),
+        8 => json!([]),
+        9 => json!({}),
+        10 => json!(true),
+        _ => (0..rng.below(150)).fold(json!("deep"), |inner, _| json!([inner])),
+    }
+}
+
+fn mutate(body: &mut Value, corpus: &[(String, Value)], rng: &mut Rng) {
+    let mut other = Vec::new();
+    nodes(&rng.pick(corpus).1, &mut other);
+    let donor = (*rng.pick(&other)).clone();
+    let mut count = Vec::new();
+    nodes(body, &mut count);
+    let mut at = rng.below(count.len());
+    let Some(node) = node_mut(body, &mut at) else { return };
+    match (rng.below(5), &mut *node) {
+        (0, Value::Object(members)) if !members.is_empty() => {
+            let key = members.keys().nth(rng.below(members.len())).cloned().unwrap_or_default();
+            members.shift_remove(&key);
+        }
+        (0, Value::Array(items)) if !items.is_empty() => drop(items.remove(rng.below(items.len()))),
+        (1, Value::Object(members)) => {
+            if let Value::Object(more) = &rng.pick(corpus).1 {
+                members.extend(
+                    more.iter()
+                        .filter(|_| rng.below(3) == 0)
+                        .map(|(k, v)| (k.clone(), v.clone()))
+                        .collect::<Map<_, _>>(),
+                );
+            }
+        }
+        (1, Value::Array(items)) => items.extend(items.clone()),
+        (2, _) => *node = odd(rng),
+        _ => *node = donor,
+    }
+}
+
+/// A request, as bytes that are mostly JSON still.
+fn request(corpus: &[(String, Value)], rng: &mut Rng) -> (String, Vec<u8>) {
+    let (path, mut body) = rng.pick(corpus).clone();
+    for _ in 0..rng.below(4) {
+        mutate(&mut body, corpus, rng);
+    }
+    let mut bytes = body.to_string().into_bytes();
+    for _ in 0..rng.below(16).saturating_sub(12) {
+        let at = rng.below(bytes.len());
+        match rng.below(4) {
+            0 => bytes.truncate(at),
+            1 => bytes.insert(at, rng.next() as u8),
+            2 if at < bytes.len() => bytes[at] ^= 1 << rng.below(8),
+            _ => {
+                let again: Vec<u8> = bytes[at..].iter().copied().take(rng.below(200)).collect();
+                bytes.extend(again);
+            }
+        }
+    }
+    (path, bytes)
+}
+
+/// Reads the whole answer; an error says what is wrong with it.
+async fn check(response: Response) -> Result<(), String> {
+    let status = response.status();
+    let kind =
+        response.headers().get("content-type").and_then(|kind| kind.to_str().ok()).unwrap_or_default().to_owned();
+    let text = response.text().await.map_err(|error| error.to_string())?;
+    let json = |text: &str| serde_json::from_str::<Value>(text).map_err(|error| format!("{error} in {text}"));
+    if status.is_server_error() {
+        return Err(format!("{status}: {text}"));
+    }
+    if !status.is_success() {
+        let message = json(&text)?["error"]["message"].as_str().map(str::len);
+        return message.is_some_and(|length| length > 0).then_some(()).ok_or(format!("no message: {text}"));
+    }
+    if !kind.starts_with("text/event-stream") {
+        // The first server's streams are a JSON value a line.
+        return text.lines().try_for_each(|line| json(line).map(drop));
+    }
+    for event in text.split_terminator("\n\n") {
+        for line in event.lines() {
+            let data = line.strip_prefix("data: ").or(line.strip_prefix("event: ").map(|_| "[DONE]"));
+            match data {
+                Some("[DONE]") => {}
+                Some(data) => drop(json(data)?),
+                None => return Err(format!("neither data nor event: {line}")),
+            }
+        }
+    }
+    text.ends_with("\n\n").then_some(()).ok_or(format!("cut: {text}"))
+}
+
+async fn server(said: usize) -> TestServer {
+    let mut setup = Setup::writing(SAID[said]);
+    (setup.config.max_model_len, setup.engine.max_model_len) = (256, 256);
+    (setup.config.api.tools, setup.config.api.reasoning) = (Some(SYNTAXES[said]), Some(ReasoningSyntax::Qwen3));
+    setup.start().await
+}
+
+fn from_environment(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().unwrap_or_else(|_| panic!("{name}={value}")))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mutated_requests_are_answered_and_break_nothing() {
+    let corpus: Vec<(String, Value)> = CORPUS.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let mut rng = Rng(from_environment("OCTAVO_FUZZ_SEED", 0));
+    let until = Instant::now() + Duration::from_secs(from_environment("OCTAVO_FUZZ_SECONDS", 2));
+    let mut sent = 0;
+    let mut said = 0;
+    while sent == 0 || Instant::now() < until {
+        let server = server(said % SAID.len()).await;
+        said += 1;
+        let requests: Vec<_> = (0..200).map(|_| request(&corpus, &mut rng)).collect();
+        let exchanges = requests.iter().map(|(path, body)| {
+            let post = server.client.post(format!("{}{path}", server.url)).header("content-type", "application/json");
+            async move {
+                let exchange =
+                    async { check(post.body(body.clone()).send().await.map_err(|error| error.to_string())?).await };
+                let told = tokio::time::timeout(Duration::from_secs(60), exchange).await;
+                let wrong = told.unwrap_or_else(|_| Err("no end after a minute".to_owned())).err();
+                wrong.map(|wrong| format!("{path} {}\n{wrong}", String::from_utf8_lossy(body)))
+            }
+        });
+        let wrong: Vec<String> =
+            futures::stream::iter(exchanges).buffer_unordered(8).filter_map(std::future::ready).collect().await;
+        assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+        server.idle().await;
+        sent += requests.len();
+    }
+    println!("{sent} requests");
+}
+
+/// Without it the mutants would be refused for what the seeds have in common, and prove little.
+#[tokio::test]
+async fn the_seeds_are_served() {
+    let server = server(0).await;
+    for line in CORPUS.lines() {
+        let (path, body): (String, Value) = serde_json::from_str(line).unwrap();
+        let response = server.post(&path, &body).send().await.unwrap();
+        let refused = body.get("suffix").is_some();
+        let status = response.status();
+        let text = response.text().await.unwrap();
+        assert_eq!(status.is_success(), !refused, "{line}\n{text}");
+    }
+}
