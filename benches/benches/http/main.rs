@@ -3,13 +3,14 @@
 //! `cargo bench -p octavo-benches --bench http` prints one table and writes `target/bench-results/http.json`. Client and
 //! server share the machine's cores. Not Criterion: a run is one measurement of many requests, not many of one.
 
+mod bare;
 mod server;
 mod tokenizer;
 
 use std::error::Error;
 use std::fs;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http::Method;
@@ -17,13 +18,17 @@ use http_body_util::BodyExt;
 use octavo_bench::ProcessUsage;
 use octavo_bench::load::{self, Connection, LoadConfig, Report, Summary, Target};
 use serde_json::{Value, json};
-use server::{MODEL, ServerProcess};
+use server::{MODEL, ServerProcess, Stack};
 
 /// `(connections, streamed requests, requests of one token)` of a full run.
-const LOADS: [(usize, usize, usize); 3] = [(1, 500, 3000), (64, 8000, 20_000), (500, 10_000, 20_000)];
+const LOADS: [(usize, usize, usize); 4] =
+    [(1, 500, 3000), (64, 8000, 20_000), (256, 8000, 20_000), (500, 10_000, 20_000)];
 const OUTPUT_TOKENS: u32 = 64;
 const PROMPT_WORDS: usize = 9;
 const IDLE_CONNECTIONS: usize = 1000;
+
+/// What our stack adds to the first token: streams, requests, and a step of a model that leaves the cores room.
+const PACED: (usize, usize, Duration) = (64, 2000, Duration::from_millis(10));
 
 fn main() -> Result<(), Box<dyn Error>> {
     if server::is_server() {
@@ -40,11 +45,24 @@ async fn measure(scale: usize) -> Result<(), Box<dyn Error>> {
     let mut rows = Vec::new();
     println!("{}", Row::HEAD);
     for (connections, streamed, whole) in LOADS {
-        for (stream, requests) in [(true, streamed), (false, whole)] {
-            let row = Row::measure(connections, stream, (requests / scale).max(connections)).await?;
-            println!("{}", row.line());
-            rows.push(row.json());
+        for (stack, stream, requests) in
+            [(Stack::Server, true, streamed), (Stack::Bare, true, streamed), (Stack::Server, false, whole)]
+        {
+            let load = Load {
+                stack,
+                step: Duration::ZERO,
+                connections,
+                stream,
+                requests: (requests / scale).max(connections),
+            };
+            rows.push(Row::measure(load).await?.print());
         }
+    }
+    println!("\nsteps of {} ms", PACED.2.as_millis());
+    for stack in [Stack::Server, Stack::Bare, Stack::Server, Stack::Bare] {
+        let (connections, requests, step) = PACED;
+        let load = Load { stack, step, connections, stream: true, requests: (requests / scale).max(connections) };
+        rows.push(Row::measure(load).await?.print());
     }
     let idle = idle_connections(IDLE_CONNECTIONS / scale.min(10)).await?;
     println!(
@@ -71,21 +89,32 @@ async fn measure(scale: usize) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One load on a fresh server.
-struct Row {
+/// What is asked of which server.
+#[derive(Clone, Copy)]
+struct Load {
+    stack: Stack,
+    /// What a step of the mock takes.
+    step: Duration,
     connections: usize,
     stream: bool,
+    requests: usize,
+}
+
+/// One load on a fresh server.
+struct Row {
+    load: Load,
     report: Report,
     server_cpu_seconds: f64,
     resident_bytes: u64,
 }
 
 impl Row {
-    const HEAD: &str = "connections  answer              req/s     tok/s  TTFT p50/p99 ms   ITL p50/p99 ms  E2E p50/p99 ms  \
+    const HEAD: &str = "server  connections  answer              req/s     tok/s  TTFT p50/p99 ms   ITL p50/p99 ms  E2E p50/p99 ms  \
                         server µs/req  µs/tok  client µs/req  server MiB";
 
-    async fn measure(connections: usize, stream: bool, requests: usize) -> Result<Self, Box<dyn Error>> {
-        let server = ServerProcess::start()?;
+    async fn measure(load: Load) -> Result<Self, Box<dyn Error>> {
+        let Load { stack, step, connections, stream, requests } = load;
+        let server = ServerProcess::start(stack, step)?;
         let config = LoadConfig {
             base_url: server.url.clone(),
             model: MODEL.into(),
@@ -106,8 +135,7 @@ impl Row {
             return Err(format!("{} of {requests} requests failed, one with: {error}", report.failed).into());
         }
         Ok(Self {
-            connections,
-            stream,
+            load,
             report,
             server_cpu_seconds: (after.cpu - before.cpu).as_secs_f64(),
             resident_bytes: after.resident_bytes,
@@ -118,6 +146,12 @@ impl Row {
         1e6 * seconds / count.max(1) as f64
     }
 
+    /// Prints the row, and returns it for the file.
+    fn print(&self) -> Value {
+        println!("{}", self.line());
+        self.json()
+    }
+
     fn line(&self) -> String {
         let r = &self.report;
         let pair = |summary: &Option<Summary>| match summary {
@@ -125,9 +159,10 @@ impl Row {
             None => "-".to_owned(),
         };
         format!(
-            "{:>11}  {:<16} {:>8.0}  {:>8.0}  {:>15}  {:>15}  {:>14}  {:>13.1}  {:>6.2}  {:>13.1}  {:>10.1}",
-            self.connections,
-            if self.stream { "64 tokens, SSE" } else { "1 token, JSON" },
+            "{:<6}  {:>11}  {:<16} {:>8.0}  {:>8.0}  {:>15}  {:>15}  {:>14}  {:>13.1}  {:>6.2}  {:>13.1}  {:>10.1}",
+            self.load.stack.name(),
+            self.load.connections,
+            if self.load.stream { "64 tokens, SSE" } else { "1 token, JSON" },
             r.request_throughput,
             r.output_throughput,
             pair(&r.ttft),
@@ -142,8 +177,10 @@ impl Row {
 
     fn json(&self) -> Value {
         json!({
-            "connections": self.connections,
-            "stream": self.stream,
+            "server": self.load.stack.name(),
+            "step_micros": self.load.step.as_micros() as u64,
+            "connections": self.load.connections,
+            "stream": self.load.stream,
             "server_cpu_seconds": self.server_cpu_seconds,
             "server_cpu_us_per_request": self.micros_per(self.server_cpu_seconds, self.report.completed as u64),
             "server_cpu_us_per_token": self.micros_per(self.server_cpu_seconds, self.report.total_output_tokens),
@@ -161,7 +198,7 @@ struct Idle {
 
 /// Resident memory that a connection holds after one answered request.
 async fn idle_connections(connections: usize) -> Result<Idle, Box<dyn Error>> {
-    let server = ServerProcess::start()?;
+    let server = ServerProcess::start(Stack::Server, Duration::ZERO)?;
     let target = Target::new(&server.url, None)?;
     let resident = || ProcessUsage::of(server.pid()).map(|usage| usage.resident_bytes).ok_or("no usage");
     // The first ones also make the server's threads touch their memory.

@@ -5,6 +5,7 @@ use std::error::Error;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use octavo_engine::mock::{MockConfig, MockExecutor};
 use octavo_engine::{Engine, EngineConfig};
@@ -12,10 +13,33 @@ use octavo_server::{Server, ServerConfig, Shutdown, TextModel};
 use octavo_telemetry::{Telemetry, TelemetryConfig};
 use tokio::net::TcpListener;
 
+use crate::bare;
 use crate::tokenizer::{TEXT_TOKENS_START, tokenizer};
 
-/// Set in the child's environment.
+/// Set in the child's environment, to the name of a [`Stack`].
 const ROLE: &str = "OCTAVO_BENCH_SERVER";
+
+/// Set in the child's environment: what a step of the mock takes, in microseconds.
+const STEP: &str = "OCTAVO_BENCH_STEP_MICROS";
+
+/// What stands between the socket and the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stack {
+    /// The whole server.
+    Server,
+    /// A loop that writes ready bytes.
+    Bare,
+}
+
+impl Stack {
+    /// Its name in the environment and in tables.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Server => "octavo",
+            Self::Bare => "bare",
+        }
+    }
+}
 
 /// The served name.
 pub(crate) const MODEL: &str = "bench";
@@ -35,6 +59,7 @@ pub(crate) fn serve() -> Result<(), Box<dyn Error>> {
         blocks: 1 << 15,
         max_in_flight: 2,
         verify: false,
+        step_latency: Duration::from_micros(env::var(STEP)?.parse()?),
         ..MockConfig::default()
     };
     let limits = EngineConfig { max_num_seqs: 512, max_num_batched_tokens: 8192, ..EngineConfig::default() };
@@ -49,8 +74,15 @@ pub(crate) fn serve() -> Result<(), Box<dyn Error>> {
         io::stdout().flush()?;
         let shutdown = Shutdown::new();
         let ended = tokio::task::spawn_blocking(|| io::stdin().read_to_end(&mut Vec::new()));
+        let serving = async {
+            if env::var(ROLE)? == Stack::Bare.name() {
+                Ok(bare::serve(listener, engine.handle()).await?)
+            } else {
+                Ok(server.serve(listener, shutdown).await?)
+            }
+        };
         tokio::select! {
-            result = server.serve(listener, shutdown) => result.map_err(Into::into),
+            result = serving => result,
             _ = ended => Ok(()),
         }
     })
@@ -66,9 +98,13 @@ pub(crate) struct ServerProcess {
 
 impl ServerProcess {
     /// Starts this program again in the other role, and waits until it listens.
-    pub(crate) fn start() -> Result<Self, Box<dyn Error>> {
-        let mut child =
-            Command::new(env::current_exe()?).env(ROLE, "1").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    pub(crate) fn start(stack: Stack, step: Duration) -> Result<Self, Box<dyn Error>> {
+        let mut child = Command::new(env::current_exe()?)
+            .env(ROLE, stack.name())
+            .env(STEP, step.as_micros().to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
         let mut stdout = BufReader::new(child.stdout.take().ok_or("the server has no standard output")?);
         let mut port = String::new();
         stdout.read_line(&mut port)?;
