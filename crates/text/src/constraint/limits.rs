@@ -13,6 +13,8 @@ pub struct GrammarLimits {
     pub depth: usize,
     /// JSON values of a schema once references are followed.
     pub schema_nodes: usize,
+    /// Product of a schema's different `multipleOf`, each in units of its last digit: so many remainders are followed.
+    pub divisors: u64,
     /// Symbols in the productions of a compiled grammar.
     pub grammar_symbols: usize,
     /// Work to build the first lexer, in derivre's units; about 50 000 a millisecond.
@@ -39,6 +41,7 @@ impl Default for GrammarLimits {
             spec_bytes: 256 << 10,
             depth: 64,
             schema_nodes: 50_000,
+            divisors: 10_000,
             grammar_symbols: 200_000,
             compile_fuel: 1_000_000,
             compile_time: Duration::from_secs(10),

@@ -58,13 +58,23 @@ pub(super) struct Schemas<'a> {
     /// Index in `$defs`, by the address of the schema that is referred to.
     targets: HashMap<usize, usize>,
     definitions: Map<String, Value>,
+    /// Different divisors so far.
+    divisors: Vec<u64>,
     nodes: usize,
     levels: usize,
 }
 
 impl<'a> Schemas<'a> {
     pub(super) fn new(style: &'a JsonStyle, limits: &'a GrammarLimits) -> Self {
-        Self { style, limits, targets: HashMap::new(), definitions: Map::new(), nodes: 0, levels: 0 }
+        Self {
+            style,
+            limits,
+            targets: HashMap::new(),
+            definitions: Map::new(),
+            divisors: Vec::new(),
+            nodes: 0,
+            levels: 0,
+        }
     }
 
     /// Reduces a document; its references lead into the common `$defs`.
@@ -200,6 +210,11 @@ impl<'d> Walk<'_, '_, 'd> {
                 keywords::exact(value).map_err(|hint| self.unsupported(key, hint))?;
                 value.clone()
             }
+            Kind::Divisor => {
+                keywords::exact(value).map_err(|hint| self.unsupported(key, hint))?;
+                self.divisor(key, value)?;
+                value.clone()
+            }
             Kind::Format => return Ok(keywords::is_enforced_format(value).then(|| value.clone())),
             Kind::Pattern => {
                 if let Some(pattern) = value.as_str() {
@@ -297,6 +312,20 @@ impl<'d> Walk<'_, '_, 'd> {
                 }
                 Some(_) => return Err(self.unsupported(key, "; use additionalProperties or items")),
             }
+        }
+        Ok(())
+    }
+
+    /// Bounds the divisors of a schema together: where several apply to one number, their product counts.
+    fn divisor(&mut self, key: &str, value: &Value) -> Result<(), GrammarError> {
+        let Some(divisor) = keywords::divisor(value) else { return Ok(()) };
+        let divisors = &mut self.schemas.divisors;
+        if !divisors.contains(&divisor) {
+            divisors.push(divisor);
+        }
+        let product = divisors.iter().fold(1_u64, |product, divisor| product.saturating_mul(*divisor));
+        if product > self.schemas.limits.divisors {
+            return Err(self.unsupported(key, " with so many remainders; use a smaller or rounder divisor"));
         }
         Ok(())
     }

@@ -55,6 +55,8 @@ fn schemas() -> Vec<(&'static str, Value)> {
         ),
         ("many properties", json!({"type": "object", "minProperties": 100_000})),
         ("multiples", json!({"type": "integer", "multipleOf": 999_983})),
+        ("prime multiples", json!({"type": "integer", "multipleOf": 9973})),
+        ("multiples of several", json!({"allOf": [{"multipleOf": 97}, {"multipleOf": 89}, {"multipleOf": 83}]})),
         ("small multiples", json!({"type": "number", "multipleOf": 1e-9, "maximum": 1e300})),
         (
             "a product of unions",

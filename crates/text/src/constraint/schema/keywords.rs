@@ -26,6 +26,8 @@ pub(super) enum Kind {
     Upper,
     /// Enforced as it stands.
     Data,
+    /// `multipleOf`.
+    Divisor,
     /// A name of a kind of string.
     Format,
     /// A regular expression.
@@ -46,7 +48,8 @@ pub(super) fn kind(keyword: &str) -> Kind {
         "minItems" | "maxItems" | "minLength" | "maxLength" | "minProperties" | "maxProperties" => Kind::Size,
         "minimum" | "exclusiveMinimum" => Kind::Lower,
         "maximum" | "exclusiveMaximum" => Kind::Upper,
-        "type" | "required" | "const" | "enum" | "multipleOf" => Kind::Data,
+        "type" | "required" | "const" | "enum" => Kind::Data,
+        "multipleOf" => Kind::Divisor,
         "format" => Kind::Format,
         "pattern" => Kind::Pattern,
         "unevaluatedProperties" | "unevaluatedItems" => Kind::Unevaluated,
@@ -54,6 +57,19 @@ pub(super) fn kind(keyword: &str) -> Kind {
         | "if" | "not" | "propertyNames" | "uniqueItems" => Kind::Unsupported,
         _ => Kind::Annotation,
     }
+}
+
+/// A divisor in units of its last digit (0.25 is 25): as many remainders are followed. `None` of what divides nothing.
+pub(super) fn divisor(value: &Value) -> Option<u64> {
+    let text = value.as_number()?.to_string();
+    let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((&text, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let fraction = fraction.trim_end_matches('0');
+    let digits = format!("{whole}{fraction}");
+    let zeros = exponent.parse().unwrap_or(0_i64).saturating_sub(fraction.len() as i64).max(0);
+    let digits = digits.trim_start_matches(['-', '0']);
+    let zeros = 10_u64.saturating_pow(zeros.try_into().unwrap_or(u32::MAX));
+    (!digits.is_empty()).then(|| digits.parse().unwrap_or(u64::MAX).saturating_mul(zeros))
 }
 
 /// Whether an unsupported keyword, as it stands in `object`, excludes no value.
