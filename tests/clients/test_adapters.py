@@ -12,6 +12,8 @@ from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
 from test_openai_forms import Forecast
 
+# LangChain keeps its asynchronous client, and that keeps to the loop it began in.
+LOOP = asyncio.new_event_loop()
 ASK = [SystemMessage("Be brief."), HumanMessage("Well?")]
 
 
@@ -31,7 +33,7 @@ def test_langchain(to_tiny, responses):
     async def stream():
         return "".join([chunk.text async for chunk in model.astream(ASK)])
 
-    assert asyncio.run(stream()) == whole.text
+    assert LOOP.run_until_complete(stream()) == whole.text
     assert {answer.text for answer in model.batch([ASK] * 8)} == {whole.text}
 
 
