@@ -102,17 +102,13 @@ async fn compare(server: &Server, peer_url: &str, peer_model: &str) {
 }
 
 fn line(report: &Report) -> String {
-    let pair = |summary: &Option<Summary>| match summary {
-        Some(s) => format!("{:.2} / {:.2}", s.median, s.percentiles.first().map_or(f64::NAN, |p| p.1)),
-        None => "-".to_owned(),
-    };
     format!(
         "{:>7}  {:>7.1}  {:>8.0}  {:>16}  {:>16}",
         report.failed,
         report.request_throughput,
         report.output_throughput,
-        pair(&report.ttft),
-        pair(&report.itl)
+        Summary::cell(report.ttft.as_ref()),
+        Summary::cell(report.itl.as_ref())
     )
 }
 

@@ -154,10 +154,6 @@ impl Row {
 
     fn line(&self) -> String {
         let r = &self.report;
-        let pair = |summary: &Option<Summary>| match summary {
-            Some(s) => format!("{:.2} / {:.2}", s.median, s.percentiles.first().map_or(f64::NAN, |p| p.1)),
-            None => "-".to_owned(),
-        };
         format!(
             "{:<6}  {:>11}  {:<16} {:>8.0}  {:>8.0}  {:>15}  {:>15}  {:>14}  {:>13.1}  {:>6.2}  {:>13.1}  {:>10.1}",
             self.load.stack.name(),
@@ -165,9 +161,9 @@ impl Row {
             if self.load.stream { "64 tokens, SSE" } else { "1 token, JSON" },
             r.request_throughput,
             r.output_throughput,
-            pair(&r.ttft),
-            pair(&r.itl),
-            pair(&r.e2el),
+            Summary::cell(r.ttft.as_ref()),
+            Summary::cell(r.itl.as_ref()),
+            Summary::cell(r.e2el.as_ref()),
             self.micros_per(self.server_cpu_seconds, r.completed as u64),
             self.micros_per(self.server_cpu_seconds, r.total_output_tokens),
             self.micros_per(r.client_cpu_seconds.unwrap_or(f64::NAN), r.completed as u64),

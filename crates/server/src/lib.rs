@@ -42,6 +42,7 @@ mod stall;
 mod tls;
 mod types;
 mod unserved;
+mod watch;
 mod wire;
 mod workers;
 

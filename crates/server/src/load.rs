@@ -1,17 +1,14 @@
 //! How many generation requests run: what load balancers that know no metrics ask for.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
 
-use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
-use bytes::Bytes;
 use http::Method;
-use http_body::{Body as HttpBody, Frame, SizeHint};
+
+use crate::watch::watched;
 
 /// Routes that put work on the engine, whether they are served yet or not.
 const GENERATING: [&str; 17] = [
@@ -68,31 +65,9 @@ pub(crate) async fn track(State(load): State<Load>, request: Request, next: Next
     }
     let running = load.enter();
     let response = next.run(request).await;
-    response.map(|body| Body::new(Tracked { body, _running: running }))
-}
-
-/// A body that keeps its request counted.
-struct Tracked {
-    body: Body,
-    _running: Running,
-}
-
-impl HttpBody for Tracked {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
+    response.map(|body| {
+        watched(body, move |_| {
+            let _counted = &running;
+        })
+    })
 }

@@ -1,17 +1,16 @@
 //! HTTP metrics: every request is observed once, when the last byte of its response is out or its client has gone.
 
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Instant;
 
-use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 use bytes::Bytes;
 use http::{Method, StatusCode};
-use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body::Body;
 use octavo_telemetry::{HttpExchange, HttpMetrics};
+
+use crate::watch::watched;
 
 /// What a request whose client left before the response counts as, after nginx.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
@@ -29,7 +28,7 @@ pub(crate) async fn observe(State(metrics): State<HttpMetrics>, request: Request
     };
     let response = next.run(request).await;
     observation.status = response.status().as_u16();
-    response.map(|body| Body::new(Observed { body, observation }))
+    response.map(|body| watched(body, move |bytes| observation.count(bytes)))
 }
 
 /// Reports when dropped.
@@ -41,6 +40,13 @@ struct Observation {
     request_bytes: u64,
     status: u16,
     response_bytes: u64,
+}
+
+impl Observation {
+    /// A method, so that a closure that calls it holds all of the observation and not one field.
+    fn count(&mut self, bytes: &Bytes) {
+        self.response_bytes += bytes.len() as u64;
+    }
 }
 
 impl Drop for Observation {
@@ -58,36 +64,5 @@ impl Drop for Observation {
         if self.status != StatusCode::OK {
             tracing::debug!(method = %self.method, handler, status = self.status, ?duration, "request");
         }
-    }
-}
-
-/// A body that carries its request's observation to the end.
-struct Observed {
-    body: Body,
-    observation: Observation,
-}
-
-impl HttpBody for Observed {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        let frame = Pin::new(&mut self.body).poll_frame(cx);
-        if let Poll::Ready(Some(Ok(frame))) = &frame {
-            let bytes = frame.data_ref().map_or(0, Bytes::len);
-            self.observation.response_bytes += bytes as u64;
-        }
-        frame
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

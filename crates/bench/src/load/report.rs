@@ -100,6 +100,14 @@ impl Summary {
             percentiles: percentiles.iter().map(|&p| (p, percentile(&seconds, p))).collect(),
         })
     }
+
+    /// The cell of a table: the median and the first of the percentiles, or a dash.
+    pub fn cell(summary: Option<&Self>) -> String {
+        summary.map_or("-".to_owned(), |summary| {
+            let tail = summary.percentiles.first().map_or(f64::NAN, |&(_, value)| value);
+            format!("{:.2} / {tail:.2}", summary.median)
+        })
+    }
 }
 
 /// Linear interpolation between the two nearest ranks, as numpy's default.

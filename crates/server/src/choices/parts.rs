@@ -33,9 +33,8 @@ pub(crate) enum Calls {
 /// The taking apart of one sequence.
 pub(crate) struct Parts {
     parser: Option<Box<OutputParser>>,
-    /// The function whose arguments the content is, until its call has begun.
+    /// The function whose arguments the content is.
     named: Option<String>,
-    is_named: bool,
     hide_reasoning: bool,
     first_call_only: bool,
     /// At least one call has begun.
@@ -53,7 +52,6 @@ impl Parts {
         let parses = parsing.reasoning.is_some() || tools.is_some();
         Self {
             parser: parses.then(|| Box::new(OutputParser::new(parsing.reasoning, tools, &parsing.prompt_tail))),
-            is_named: named.is_some(),
             named,
             hide_reasoning: parsing.hide_reasoning,
             first_call_only: parsing.first_call_only,
@@ -87,7 +85,7 @@ impl Parts {
 
     /// Whether the model chose to call a function.
     pub(crate) fn has_called(&self) -> bool {
-        self.called && !self.is_named
+        self.called && self.named.is_none()
     }
 
     fn sort_out(&mut self, out: &mut Vec<OutputDelta>) {
@@ -96,10 +94,9 @@ impl Parts {
                 OutputDelta::Reasoning(_) if self.hide_reasoning => {}
                 OutputDelta::ToolCall { index, .. } | OutputDelta::Arguments { index, .. }
                     if self.first_call_only && index > 0 => {}
-                OutputDelta::Content(fragment) if self.is_named => {
-                    if let Some(name) = self.named.take() {
-                        self.called = true;
-                        out.push(OutputDelta::ToolCall { index: 0, name });
+                OutputDelta::Content(fragment) if self.named.is_some() => {
+                    if !std::mem::replace(&mut self.called, true) {
+                        out.extend(self.named.clone().map(|name| OutputDelta::ToolCall { index: 0, name }));
                     }
                     append(out, OutputDelta::Arguments { index: 0, fragment });
                 }
