@@ -13,7 +13,7 @@ import schemathesis
 from schemathesis import checks
 
 # Requests for each route that takes a body, and for each of the others.
-MANY, FEW = int(os.environ.get("OCTAVO_API_CASES", 25)), 4
+MANY, FEW = int(os.environ.get("OCTAVO_API_CASES", 60)), 4
 
 # Without these a random request may ask for as much as the context holds, some hundred times over.
 CAPS = {"max_tokens": 4, "max_completion_tokens": 4, "max_output_tokens": 4, "n": 3, "min_tokens": 4}
