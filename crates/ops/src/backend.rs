@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use crate::sampling::{SampleBatch, SampledToken};
-use crate::{BackendError, KvGroup, Program, StepBatch, StorageType, WeightError};
+use crate::{BackendError, KvGroup, Program, StepBatch, StorageType, WeightError, WeightPart};
 
 /// A tensor of a checkpoint in its storage type, usually a view of the mapped file.
 #[derive(Clone, Debug)]
@@ -14,6 +14,27 @@ pub struct TensorData<'a> {
     pub shape: Vec<usize>,
     /// Exactly `storage.bytes_for(product of shape)` bytes, little-endian, of any alignment.
     pub bytes: Cow<'a, [u8]>,
+}
+
+impl WeightPart {
+    /// Whether a checkpoint's tensor is what the program says of it, for a weight of `cols` columns.
+    pub fn check(&self, cols: usize, data: &TensorData<'_>) -> Result<(), WeightError> {
+        let invalid = |reason| Err(WeightError::Invalid { name: self.tensor.clone(), reason });
+        if data.storage != self.storage {
+            return invalid(format!("it is stored as {}, expected {}", data.storage, self.storage));
+        }
+        let elements = data.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        // A vector may be read as one row or as one column (the parts of a fused bias).
+        let is_vector = data.shape.len() <= 1;
+        if elements != self.rows.checked_mul(cols) || !(is_vector || data.shape.last() == Some(&cols)) {
+            return invalid(format!("its shape is {:?}, expected [{}, {cols}]", data.shape, self.rows));
+        }
+        let expected = elements.and_then(|n| self.storage.bytes_for(n)).unwrap_or(usize::MAX);
+        if expected != data.bytes.len() {
+            return invalid(format!("it holds {} bytes, its shape needs {expected}", data.bytes.len()));
+        }
+        Ok(())
+    }
 }
 
 /// Where a backend takes a program's weights from: a checkpoint.

@@ -1,5 +1,7 @@
 //! The flat arrays of one step.
 
+use crate::Program;
+
 /// The block tables of one KV group: row s holds the blocks of sequence s, padded with the null block 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockTables {
@@ -87,5 +89,36 @@ impl StepBatch {
         self.sampled_rows.clear();
         self.pooled_rows.clear();
         self.slots.clear();
+    }
+
+    /// That every index is in range and every array has its length, so that a defect of the caller is an error and not a
+    /// write to someone else's block; what is wrong, if anything. `kv` has tokens a block and blocks of each KV group.
+    pub fn check(&self, program: &Program, kv: &[(usize, usize)]) -> Result<(), &'static str> {
+        let (tokens, sequences) = (self.tokens(), self.sequences());
+        let require = |holds: bool, what| if holds { Ok(()) } else { Err(what) };
+        require(self.positions.len() == tokens, "positions")?;
+        require(self.query_start.len() == sequences + 1, "query starts")?;
+        require(self.query_start.first() == Some(&0), "the first query start")?;
+        require(self.query_start.last().map(|&end| end as usize) == Some(tokens), "the last query start")?;
+        require(self.query_start.is_sorted(), "the order of query starts")?;
+        require(
+            self.token_ids.iter().all(|&id| (id as usize) < program.vocab_size),
+            "a token id beyond the vocabulary",
+        )?;
+        require(self.sampled_rows.iter().all(|&row| (row as usize) < tokens), "a sampled row")?;
+        require(self.pooled_rows.iter().all(|&row| (row as usize) < tokens), "a pooled row")?;
+        require(self.pooled_rows.is_empty() || program.embedding().is_some(), "a pooled row of a model without any")?;
+        let groups = program.kv_groups.len();
+        require(kv.len() == groups, "no KV cache is allocated")?;
+        require(self.slot_mapping.len() == groups && self.block_tables.len() == groups, "the number of KV groups")?;
+        for ((&(size, blocks), slots), tables) in kv.iter().zip(&self.slot_mapping).zip(&self.block_tables) {
+            require(slots.len() == tokens, "slot mapping")?;
+            require(slots.iter().all(|&slot| (slot as usize) < blocks * size), "a slot beyond the KV cache")?;
+            require(tables.ids.len() == sequences * tables.stride, "block tables")?;
+            require(tables.ids.iter().all(|&id| (id as usize) < blocks), "a block beyond the KV cache")?;
+            let covered = tables.stride * size;
+            require(self.positions.iter().all(|&p| (p as usize) < covered), "a position beyond its table")?;
+        }
+        Ok(())
     }
 }

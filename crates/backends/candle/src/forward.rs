@@ -32,7 +32,8 @@ impl<'a> Forward<'a> {
         kv: &'a mut [KvCache],
         batch: &'a StepBatch,
     ) -> std::result::Result<Self, BackendError> {
-        check(program, kv, batch).map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
+        let memory: Vec<_> = kv.iter().map(|cache| (cache.block_size(), cache.blocks())).collect();
+        batch.check(program, &memory).map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
         let sequences = (0..batch.sequences()).flat_map(|s| batch.query_range(s).map(move |_| s)).collect();
         Ok(Self { program, weights, kv, batch, buffers: vec![None; program.buffers.len()], sequences })
     }
@@ -192,35 +193,4 @@ fn out_of(op: &Op) -> BufferId {
         Op::Logits(op) => op.out,
         Op::Sample { logits } => *logits,
     }
-}
-
-/// That every index of the batch is in range and every array has its length.
-fn check(program: &Program, kv: &[KvCache], batch: &StepBatch) -> std::result::Result<(), String> {
-    let (tokens, sequences) = (batch.tokens(), batch.sequences());
-    let require = |holds: bool, what: &str| if holds { Ok(()) } else { Err(what.to_owned()) };
-    require(batch.positions.len() == tokens, "positions")?;
-    require(batch.query_start.len() == sequences + 1, "query starts")?;
-    require(batch.query_start.first() == Some(&0), "the first query start")?;
-    require(batch.query_start.last().map(|&end| end as usize) == Some(tokens), "the last query start")?;
-    require(batch.query_start.is_sorted(), "the order of query starts")?;
-    require(batch.token_ids.iter().all(|&id| (id as usize) < program.vocab_size), "a token id beyond the vocabulary")?;
-    require(batch.sampled_rows.iter().all(|&row| (row as usize) < tokens), "a sampled row")?;
-    require(batch.pooled_rows.iter().all(|&row| (row as usize) < tokens), "a pooled row")?;
-    require(batch.pooled_rows.is_empty() || program.embedding().is_some(), "a pooled row of a model without any")?;
-    let groups = program.kv_groups.len();
-    require(kv.len() == groups, "no KV cache is allocated")?;
-    require(batch.slot_mapping.len() == groups && batch.block_tables.len() == groups, "the number of KV groups")?;
-    for ((cache, slots), tables) in kv.iter().zip(&batch.slot_mapping).zip(&batch.block_tables) {
-        let size = cache.block_size();
-        require(slots.len() == tokens, "slot mapping")?;
-        require(slots.iter().all(|&slot| (slot as usize) < cache.blocks() * size), "a slot beyond the KV cache")?;
-        require(tables.ids.len() == sequences * tables.stride, "block tables")?;
-        require(tables.ids.iter().all(|&id| (id as usize) < cache.blocks()), "a block beyond the KV cache")?;
-        for s in 0..sequences {
-            let covered = tables.stride * size;
-            let rows = batch.query_range(s);
-            require(batch.positions[rows].iter().all(|&p| (p as usize) < covered), "a position beyond its table")?;
-        }
-    }
-    Ok(())
 }

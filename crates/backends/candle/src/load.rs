@@ -3,7 +3,7 @@
 use candle_core::quantized::GgmlDType;
 use candle_core::{Device, Tensor};
 use half::{bf16, f16};
-use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightError, WeightPart, WeightSource};
+use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightSource};
 
 use crate::failed;
 
@@ -25,32 +25,13 @@ pub(crate) fn load_weight(
     values.try_reserve_exact(elements).map_err(|_| out_of_memory(elements))?;
     for part in &weight.parts {
         let data = source.tensor(&part.tensor)?;
-        check(part, weight.cols, &data)?;
+        part.check(weight.cols, &data)?;
         dequantise(&data, &mut values, progress)?;
     }
     if values.len() != elements {
         return Err(failed(format!("weight '{}' has {} elements, expected {elements}", weight.name, values.len())));
     }
     Tensor::from_vec(values, (weight.rows, weight.cols), &Device::Cpu).map_err(failed)
-}
-
-/// What the program says of a tensor against what the checkpoint holds.
-fn check(part: &WeightPart, cols: usize, data: &TensorData<'_>) -> Result<(), WeightError> {
-    let invalid = |reason| Err(WeightError::Invalid { name: part.tensor.clone(), reason });
-    if data.storage != part.storage {
-        return invalid(format!("it is stored as {}, expected {}", data.storage, part.storage));
-    }
-    let elements = data.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-    // A vector may be read as one row or as one column (the parts of a fused bias).
-    let is_vector = data.shape.len() <= 1;
-    if elements != part.rows.checked_mul(cols) || !(is_vector || data.shape.last() == Some(&cols)) {
-        return invalid(format!("its shape is {:?}, expected [{}, {cols}]", data.shape, part.rows));
-    }
-    let expected = elements.and_then(|n| part.storage.bytes_for(n)).unwrap_or(usize::MAX);
-    if expected != data.bytes.len() {
-        return invalid(format!("it holds {} bytes, its shape needs {expected}", data.bytes.len()));
-    }
-    Ok(())
 }
 
 /// Appends the tensor's elements to `out`.
@@ -124,6 +105,7 @@ impl Aligned {
 mod tests {
     use candle_core::quantized::QTensor;
     use octavo_ops::testing::TestRng;
+    use octavo_ops::{WeightError, WeightPart};
 
     use super::*;
 

@@ -1,14 +1,15 @@
 //! What the tests of every backend share: random models of any shape, their meaning in plain f64, and paged batches.
 //!
 //! A backend is right if, for every [`TinyModel`], its logits are near those of [`reference_logits`]; and, where it
-//! claims so, if a row's bits are the same however [`PagedBatches`] cuts the sequences into steps.
+//! claims so, if a row's bits are the same however [`PagedBatches`] cuts the sequences into steps: [`suite`] says all of it.
 
 mod batches;
 mod model;
 mod reference;
+pub mod suite;
 
 pub use batches::PagedBatches;
-pub use model::{MemoryWeights, QkNormWidth, TinyModel};
+pub use model::{MemoryWeights, QkNormWidth, TinyModel, random_blocks};
 pub use reference::{reference_embeddings, reference_logits};
 
 /// SplitMix64: a small generator for test data.

@@ -54,6 +54,8 @@ pub struct TinyModel {
     pub logits_softcap: Option<f32>,
     /// Factor on embeddings, and on logits.
     pub scales: (f32, f32),
+    /// Of the matrices whose rows are whole blocks of it; everything else is F32. Only with F32 has the model a reference.
+    pub storage: StorageType,
     /// Of the weights.
     pub seed: u64,
 }
@@ -79,13 +81,14 @@ impl Default for TinyModel {
             attention_softcap: None,
             logits_softcap: None,
             scales: (1.0, 1.0),
+            storage: StorageType::F32,
             seed: 1,
         }
     }
 }
 
 impl TinyModel {
-    /// The program and its weights, all F32.
+    /// The program and its weights.
     pub fn build(&self) -> Result<(Program, MemoryWeights), ProgramError> {
         Build::new(self).finish()
     }
@@ -251,12 +254,14 @@ impl<'a> Build<'a> {
     /// A weight of row parts; elements within `gain / sqrt(cols)`.
     fn matrix(&mut self, name: &str, parts: &[usize], cols: usize, gain: f32) -> WeightId {
         let scale = gain / (cols as f32).sqrt();
+        let fits = cols > 1 && self.model.storage.bytes_for(cols).is_some();
+        let storage = if fits { self.model.storage } else { StorageType::F32 };
         let parts = parts.iter().enumerate().map(|(i, &rows)| {
             let tensor = format!("{name}.{i}");
-            let values: Vec<f32> = (0..rows * cols).map(|_| self.rng.signed() * scale).collect();
             let shape = if cols == 1 { vec![rows] } else { vec![rows, cols] };
-            self.weights.insert(&tensor, shape, &values);
-            WeightPart { tensor, rows, storage: StorageType::F32 }
+            let bytes = Cow::Owned(random_blocks(storage, rows * cols, scale, &mut self.rng));
+            self.weights.tensors.insert(tensor.clone(), TensorData { storage, shape, bytes });
+            WeightPart { tensor, rows, storage }
         });
         let parts = parts.collect();
         self.builder.weight(name, cols, parts)
@@ -269,4 +274,54 @@ impl<'a> Build<'a> {
         let part = WeightPart { tensor: name.into(), rows: 1, storage: StorageType::F32 };
         self.builder.weight(name, len, vec![part])
     }
+}
+
+/// Random elements in whole blocks of a storage type, most of them within `scale` of zero.
+///
+/// # Panics
+/// If the elements fill no whole number of blocks.
+pub fn random_blocks(storage: StorageType, elements: usize, scale: f32, rng: &mut TestRng) -> Vec<u8> {
+    let len = storage.bytes_for(elements).expect("whole blocks");
+    let element = |rng: &mut TestRng| rng.signed() * scale;
+    match storage {
+        StorageType::F32 => (0..elements).flat_map(|_| element(rng).to_le_bytes()).collect(),
+        StorageType::BF16 => {
+            (0..elements).flat_map(|_| ((element(rng).to_bits() >> 16) as u16).to_le_bytes()).collect()
+        }
+        StorageType::F16 => (0..elements).flat_map(|_| half_bits(element(rng)).to_le_bytes()).collect(),
+        quantised => {
+            let mut bytes: Vec<u8> = (0..len).map(|_| rng.next_u64() as u8).collect();
+            for block in bytes.chunks_mut(quantised.block_bytes()) {
+                for (at, share) in scales_of(quantised) {
+                    let value = half_bits(scale * share * (0.75 + 0.25 * rng.signed()));
+                    block[*at..*at + 2].copy_from_slice(&value.to_le_bytes());
+                }
+            }
+            bytes
+        }
+    }
+}
+
+/// Where a block's f16 scales and minima are, and what shares of the elements' size make them small enough.
+const fn scales_of(storage: StorageType) -> &'static [(usize, f32)] {
+    match storage {
+        StorageType::F32 | StorageType::F16 | StorageType::BF16 => &[],
+        StorageType::Q4_0 => &[(0, 1.0 / 8.0)],
+        StorageType::Q4_1 => &[(0, 1.0 / 8.0), (2, -1.0)],
+        StorageType::Q5_0 => &[(0, 1.0 / 16.0)],
+        StorageType::Q5_1 => &[(0, 1.0 / 16.0), (2, -1.0)],
+        StorageType::Q8_0 => &[(0, 1.0 / 128.0)],
+        StorageType::Q2K => &[(80, 1.0 / 16.0), (82, 1.0 / 16.0)],
+        StorageType::Q3K => &[(108, 1.0 / 96.0)],
+        StorageType::Q4K => &[(0, 1.0 / 320.0), (2, 1.0 / 64.0)],
+        StorageType::Q5K => &[(0, 1.0 / 640.0), (2, 1.0 / 64.0)],
+        StorageType::Q6K => &[(208, 1.0 / 512.0)],
+    }
+}
+
+/// The bits of the f16 that a number is cut to; 0 for one too small for a normal f16.
+fn half_bits(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let (sign, exponent) = ((bits >> 16 & 0x8000) as u16, (bits >> 23 & 0xff) as i32 - 127 + 15);
+    if exponent <= 0 { sign } else { sign | (exponent as u16) << 10 | (bits >> 13 & 0x3ff) as u16 }
 }

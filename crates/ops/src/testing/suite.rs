@@ -1,0 +1,396 @@
+//! What every backend must do, whatever it is made of.
+
+use std::borrow::Cow;
+
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+
+use super::{MemoryWeights, PagedBatches, QkNormWidth, TestRng, TinyModel, reference_embeddings, reference_logits};
+use crate::sampling::{SampleBatch, SampleParams, SampleRow};
+use crate::{
+    Backend, BackendError, GluKind, HeadShape, NormKind, Op, Program, Rope, RopeStyle, StepBatch, StorageType,
+    TensorData, WeightError,
+};
+
+const BLOCK: usize = 16;
+const BLOCKS: usize = 64;
+
+/// A backend under test.
+pub struct Suite<'a> {
+    /// Makes one without a model.
+    pub backend: &'a dyn Fn() -> Box<dyn Backend>,
+    /// Of a result's error against f64, relative to the largest result.
+    pub worst: f64,
+    /// The same in the mean.
+    pub mean: f64,
+}
+
+fn tiny() -> (Program, MemoryWeights) {
+    TinyModel::default().build().expect("the default model is well formed")
+}
+
+fn first_batch(tokens: usize) -> StepBatch {
+    let mut batches = PagedBatches::new(BLOCK, 1, 8, &mut TestRng(3));
+    let sequence = batches.add(TestRng(4).tokens(tokens, 50));
+    batches.step(&[(sequence, tokens)])
+}
+
+/// The logits of a step's rows, then the hidden state of each, as bits.
+fn run(backend: &mut dyn Backend, program: &Program, batch: &StepBatch) -> Vec<Vec<u32>> {
+    backend.forward(batch).expect("the step runs");
+    let logits = backend.logits().expect("there are logits");
+    let mut hidden = vec![0.5];
+    backend.embeddings(&mut hidden).expect("there are hidden states");
+    let width = hidden.len() / batch.pooled_rows.len().max(1);
+    let rows = logits.chunks(program.vocab_size).zip(hidden.chunks(width.max(1)));
+    rows.map(|(logits, hidden)| logits.iter().chain(hidden).map(|x| x.to_bits()).collect()).collect()
+}
+
+impl Suite<'_> {
+    fn loaded(&self, program: &Program, weights: &MemoryWeights) -> Box<dyn Backend> {
+        let mut backend = (self.backend)();
+        backend.load(program, weights, &mut |_| {}).expect("the weights are loaded");
+        backend.allocate_kv(BLOCK, &vec![BLOCKS; program.kv_groups.len()]).expect("there is memory");
+        backend
+    }
+
+    /// The logits and hidden states of every token of a sequence that is alone and prefilled in one step.
+    fn alone(&self, program: &Program, weights: &MemoryWeights, tokens: &[u32]) -> Vec<Vec<u32>> {
+        let mut batches = PagedBatches::new(BLOCK, program.kv_groups.len(), BLOCKS, &mut TestRng(1));
+        let sequence = batches.add(tokens.to_vec());
+        let batch = batches.step(&[(sequence, tokens.len())]);
+        run(&mut *self.loaded(program, weights), program, &batch)
+    }
+
+    /// Every row of a sequence is near the naive f64 meaning of the ops.
+    pub fn near_reference(&self, model: &TinyModel, tokens: usize) -> Result<(), TestCaseError> {
+        let (program, weights) = model.build().expect("the model is well formed");
+        let tokens = TestRng(model.seed ^ 1).tokens(tokens, model.vocab_size);
+        let found = self.alone(&program, &weights, &tokens);
+        prop_assert_eq!(found.len(), tokens.len());
+        prop_assert!(found.iter().all(|row| row.len() == model.vocab_size + model.hidden));
+        let (logits, hidden): (Vec<_>, Vec<_>) = found.iter().map(|row| row.split_at(model.vocab_size)).unzip();
+        let expected = reference_logits(&program, &weights, &tokens).expect("the weights are F32");
+        self.near(&logits, &expected)?;
+        self.near(&hidden, &reference_embeddings(&program, &weights, &tokens).expect("the weights are F32"))
+    }
+
+    fn near(&self, found: &[&[u32]], expected: &[Vec<f64>]) -> Result<(), TestCaseError> {
+        let largest = expected.iter().flatten().fold(1.0f64, |m, x| m.max(x.abs()));
+        let differences: Vec<f64> = (found.iter().copied().flatten().zip(expected.iter().flatten()))
+            .map(|(found, expected)| (f64::from(f32::from_bits(*found)) - expected).abs() / largest)
+            .collect();
+        // Not `f64::max`, which would pass over NaN.
+        let worst = differences.iter().fold(0.0, |m: f64, &x| if m >= x { m } else { x });
+        let mean = differences.iter().sum::<f64>() / differences.len() as f64;
+        prop_assert!(worst < self.worst && mean < self.mean, "the rows are off by {worst}, {mean} in the mean");
+        Ok(())
+    }
+
+    /// Cuts sequences into steps at random and compares every row's bits with those of the sequence alone.
+    pub fn same_bits(&self, model: &TinyModel, seed: u64) -> Result<(), TestCaseError> {
+        let (program, weights) = &model.build().expect("the model is well formed");
+        let mut rng = TestRng(seed);
+        let mut batches = PagedBatches::new(BLOCK, program.kv_groups.len(), BLOCKS, &mut rng);
+        let mut backend = self.loaded(program, weights);
+        let mut expected = Vec::new();
+        for _ in 0..3 {
+            let length = 1 + rng.below(40);
+            let tokens = rng.tokens(length, program.vocab_size);
+            expected.push(self.alone(program, weights, &tokens));
+            batches.add(tokens);
+        }
+        // Shares the blocks of the first once those are computed.
+        let mut sharing = None;
+        while (0..expected.len()).any(|s| batches.left(s) > 0) || sharing.is_none() {
+            if batches.left(0) == 0 && sharing.is_none() {
+                let tokens = first_then(&batches, &mut rng, program.vocab_size);
+                expected.push(self.alone(program, weights, &tokens));
+                sharing = Some(batches.add_sharing(0, tokens));
+            }
+            let mut parts = Vec::new();
+            for sequence in 0..expected.len() {
+                let left = batches.left(sequence);
+                if left > 0 && rng.below(4) > 0 {
+                    let decode = rng.below(2) == 0;
+                    parts.push((sequence, if decode { 1 } else { 1 + rng.below(left) }));
+                }
+            }
+            let starts: Vec<_> = parts.iter().map(|&(sequence, _)| batches.computed(sequence)).collect();
+            let batch = batches.step(&parts);
+            let rows = run(&mut *backend, program, &batch);
+            let mut rows = rows.iter();
+            for (&(sequence, count), start) in parts.iter().zip(starts) {
+                for position in start..start + count {
+                    let expected = &expected[sequence][position];
+                    prop_assert_eq!(rows.next(), Some(expected), "sequence {}, position {}", sequence, position);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A checkpoint that does not fit its program is an error that says what is wrong.
+    pub fn unfit_checkpoints_are_errors(&self) {
+        assert_eq!(self.load_error(|w| drop(w.tensors.remove("last.0"))), "the checkpoint has no tensor 'last.0'");
+        let edit = |f: fn(&mut TensorData<'static>)| {
+            move |w: &mut MemoryWeights| f(w.tensors.get_mut("last.0").expect("the tensor is there"))
+        };
+        let prefix = "tensor 'last.0' of the checkpoint is unusable: ";
+        let message = self.load_error(edit(|t| t.storage = StorageType::F16));
+        assert_eq!(message, format!("{prefix}it is stored as F16, expected F32"));
+        let message = self.load_error(edit(|t| t.shape = vec![12, 48]));
+        assert_eq!(message, format!("{prefix}its shape is [12, 48], expected [24, 24]"));
+        let message = self.load_error(edit(|t| t.shape = vec![usize::MAX, 24]));
+        assert!(message.starts_with(&format!("{prefix}its shape is")), "{message}");
+        let message = self.load_error(edit(|t| t.bytes = Cow::Owned(vec![0; 100])));
+        assert_eq!(message, format!("{prefix}it holds 100 bytes, its shape needs 2304"));
+        let (program, _) = tiny();
+        let error = (self.backend)().load(&program, &MemoryWeights::default(), &mut |_| {}).err();
+        assert!(matches!(error, Some(BackendError::Weight(WeightError::Missing(name))) if name == "embed.0"));
+    }
+
+    fn load_error(&self, spoil: impl Fn(&mut MemoryWeights)) -> String {
+        let (program, mut weights) = tiny();
+        spoil(&mut weights);
+        (self.backend)().load(&program, &weights, &mut |_| {}).expect_err("it does not fit").to_string()
+    }
+
+    /// Progress counts the checkpoint's bytes.
+    pub fn progress_is_in_bytes(&self) {
+        let (program, weights) = tiny();
+        let mut seen = Vec::new();
+        let mut backend = (self.backend)();
+        assert_eq!(backend.weight_bytes(), 0);
+        backend.load(&program, &weights, &mut |bytes| seen.push(bytes)).expect("it fits");
+        assert!(seen.is_sorted());
+        assert_eq!(seen.last(), Some(&program.weight_bytes()));
+        assert!(backend.weight_bytes() >= program.weight_bytes());
+    }
+
+    /// A weight that cannot be held is an error.
+    pub fn too_large_weights_are_errors(&self) {
+        let mut b = crate::ProgramBuilder::new("large", 1 << 30);
+        let x = b.buffer("x", crate::Rows::Sampled, 1 << 28);
+        let y = b.buffer("y", crate::Rows::Tokens, 1 << 28);
+        let logits = b.buffer("logits", crate::Rows::Sampled, 1 << 30);
+        let part = crate::WeightPart { tensor: "t".into(), rows: 1 << 30, storage: StorageType::F32 };
+        let table = b.weight("table", 1 << 28, vec![part]);
+        b.push(Op::Embed { table, scale: 1.0, out: y });
+        b.push(Op::GatherRows { input: y, out: x });
+        b.push(Op::Logits(crate::Logits { weight: table, input: x, out: logits, scale: 1.0, softcap: None }));
+        b.push(Op::Sample { logits });
+        let program = b.finish().expect("the program is well formed");
+        let error = (self.backend)()
+            .load(&program, &MemoryWeights::default(), &mut |_| {})
+            .expect_err("there is no room")
+            .to_string();
+        assert!(error.starts_with("not enough memory for weight 'table': 1152921504606846976 bytes"), "{error}");
+    }
+
+    /// A KV cache that cannot be is an error, and one that can be is used.
+    pub fn impossible_caches_are_errors(&self) {
+        let (program, weights) = tiny();
+        let mut backend = self.loaded(&program, &weights);
+        let name = backend.name();
+        let error = backend.allocate_kv(24, &[10]).expect_err("no such size").to_string();
+        let sizes = backend.block_sizes();
+        assert_eq!(error, format!("the {name} backend does not support KV blocks of 24 tokens; it supports {sizes:?}"));
+        for blocks in [1 << 45, usize::MAX] {
+            let error = backend.allocate_kv(BLOCK, &[blocks]).expect_err("there is no room");
+            assert!(matches!(error, BackendError::OutOfMemory { .. }), "{error}");
+        }
+        assert!(backend.allocate_kv(BLOCK, &[4, 4]).is_err(), "two counts for one group");
+        assert!((self.backend)().allocate_kv(BLOCK, &[4]).is_err(), "no model");
+        backend.allocate_kv(BLOCK, &[8]).expect("there is room");
+        backend.forward(&first_batch(20)).expect("the step runs");
+    }
+
+    /// A malformed batch is an error, and the next one runs.
+    pub fn malformed_batches_are_errors(&self) {
+        let (program, weights) = tiny();
+        let mut backend = (self.backend)();
+        backend.load(&program, &weights, &mut |_| {}).expect("it fits");
+        assert!(backend.forward(&first_batch(20)).is_err(), "no KV cache yet");
+        backend.allocate_kv(BLOCK, &[8]).expect("there is room");
+        type Spoil = fn(&mut StepBatch);
+        let spoilt: [(&str, Spoil); 9] = [
+            ("positions", |b| b.positions.truncate(19)),
+            ("a token id beyond the vocabulary", |b| b.token_ids[3] = 50),
+            ("a slot beyond the KV cache", |b| b.slot_mapping[0][3] = 128),
+            ("a block beyond the KV cache", |b| b.block_tables[0].ids[1] = 8),
+            ("a position beyond its table", |b| b.positions[3] = 32),
+            ("a sampled row", |b| b.sampled_rows[0] = 20),
+            ("a pooled row", |b| b.pooled_rows[0] = 20),
+            ("the last query start", |b| b.query_start[1] = 19),
+            ("the number of KV groups", |b| b.slot_mapping.clear()),
+        ];
+        let name = backend.name();
+        for (what, spoil) in spoilt {
+            let mut batch = first_batch(20);
+            spoil(&mut batch);
+            let message = backend.forward(&batch).expect_err("the batch is malformed").to_string();
+            assert_eq!(message, format!("the {name} backend failed: the batch is malformed: {what}"));
+        }
+        backend.forward(&first_batch(20)).expect("the step runs");
+        assert_eq!(backend.logits().expect("there are logits").len(), 20 * 50);
+    }
+
+    /// A step may sample nothing.
+    pub fn nothing_may_be_sampled(&self) {
+        let (program, weights) = tiny();
+        let mut backend = self.loaded(&program, &weights);
+        let mut batch = first_batch(20);
+        batch.sampled_rows.clear();
+        backend.forward(&batch).expect("the step runs");
+        assert_eq!(backend.logits().expect("there are none").len(), 0);
+        let mut out = Vec::new();
+        backend.sample(&SampleBatch { rows: &[] }, &mut out).expect("nothing is sampled");
+        assert_eq!(out.len(), 0);
+        let params = SampleParams::default();
+        let row = SampleRow::new(&params);
+        let error = backend.sample(&SampleBatch { rows: &[row] }, &mut out).expect_err("there is no row").to_string();
+        let name = backend.name();
+        assert_eq!(error, format!("the {name} backend failed: 1 rows to sample, but the forward pass left 0"));
+    }
+
+    /// Hidden states are returned whether rows reach the head or not.
+    pub fn hidden_states_need_no_head(&self) {
+        let (program, weights) = tiny();
+        let mut backend = self.loaded(&program, &weights);
+        let mut batch = first_batch(20);
+        let mut hidden = |batch: &StepBatch| {
+            backend.forward(batch).expect("the step runs");
+            let mut out = Vec::new();
+            backend.embeddings(&mut out).expect("there are hidden states");
+            (out, backend.logits().expect("there may be none").len())
+        };
+        let (all, _) = hidden(&batch);
+        batch.sampled_rows.clear();
+        batch.pooled_rows = vec![3, 19];
+        let (some, logits) = hidden(&batch);
+        let width = all.len() / 20;
+        assert_eq!(some, [&all[3 * width..4 * width], &all[19 * width..]].concat());
+        assert_eq!(logits, 0);
+        batch.pooled_rows.clear();
+        assert_eq!(hidden(&batch).0.len(), 0, "those of an earlier step are gone");
+    }
+
+    /// Copied blocks serve as well as the originals.
+    pub fn copied_blocks_hold_the_same_keys(&self) {
+        let (program, weights) = tiny();
+        let mut backend = self.loaded(&program, &weights);
+        let mut batches = PagedBatches::new(BLOCK, 1, 8, &mut TestRng(3));
+        let sequence = batches.add(TestRng(4).tokens(33, 50));
+        backend.forward(&batches.step(&[(sequence, 32)])).expect("the step runs");
+        let mut last = batches.step(&[(sequence, 1)]);
+        backend.forward(&last).expect("the step runs");
+        let expected = backend.logits().expect("there are logits");
+        let pairs: Vec<_> = last.block_tables[0].ids.iter().map(|&id| (id, id + 20)).collect();
+        backend.copy_blocks(0, &pairs).expect("the blocks exist");
+        // The originals are overwritten.
+        let mut other = batches.clone();
+        let scribble = other.add_sharing(sequence, TestRng(9).tokens(33, 50));
+        let mut overwrite = other.step(&[(scribble, 33)]);
+        overwrite.block_tables[0] = last.block_tables[0].clone();
+        let slot = |p: usize| last.block_tables[0].ids[p / BLOCK] * BLOCK as u32 + (p % BLOCK) as u32;
+        overwrite.slot_mapping[0] = (0..33).map(slot).collect();
+        backend.forward(&overwrite).expect("the step runs");
+        last.block_tables[0].ids.iter_mut().for_each(|id| *id += 20);
+        last.slot_mapping[0].iter_mut().for_each(|slot| *slot += 20 * BLOCK as u32);
+        backend.forward(&last).expect("the step runs");
+        assert_eq!(backend.logits().expect("there are logits"), expected);
+        assert!(backend.copy_blocks(0, &[(0, BLOCKS as u32)]).is_err());
+        assert!(backend.copy_blocks(1, &[(0, 1)]).is_err());
+    }
+
+    /// Every row of a sequence is near what another backend makes of it, whose own error against f64 is small.
+    pub fn near_other(&self, other: &Self, model: &TinyModel, tokens: usize) -> Result<(), TestCaseError> {
+        let (program, weights) = model.build().expect("the model is well formed");
+        let tokens = TestRng(model.seed ^ 1).tokens(tokens, model.vocab_size);
+        let [found, expected] = [self, other].map(|suite| suite.alone(&program, &weights, &tokens));
+        let wide = |row: &Vec<u32>| row.iter().map(|&bits| f64::from(f32::from_bits(bits))).collect();
+        let expected: Vec<Vec<f64>> = expected.iter().map(wide).collect();
+        self.near(&found.iter().map(|row| &row[..]).collect::<Vec<_>>(), &expected)
+    }
+
+    /// What does not depend on the model's shape.
+    pub fn contract(&self) {
+        self.unfit_checkpoints_are_errors();
+        self.progress_is_in_bytes();
+        self.too_large_weights_are_errors();
+        self.impossible_caches_are_errors();
+        self.malformed_batches_are_errors();
+        self.nothing_may_be_sampled();
+        self.hidden_states_need_no_head();
+        self.copied_blocks_hold_the_same_keys();
+    }
+}
+
+/// The tokens of the first sequence and some more.
+fn first_then(batches: &PagedBatches, rng: &mut TestRng, vocab_size: usize) -> Vec<u32> {
+    let more = 1 + rng.below(20);
+    let mut tokens = batches.tokens(0).to_vec();
+    tokens.extend(rng.tokens(more, vocab_size));
+    tokens
+}
+
+/// The sizes of a real small model in one layer, at which products take their blocked and their parallel paths.
+pub fn real_sizes(vocab_size: usize) -> TinyModel {
+    TinyModel {
+        vocab_size,
+        hidden: 576,
+        inner: 1536,
+        heads: HeadShape { q: 9, kv: 3, dim: 64 },
+        layers: vec![0],
+        ..TinyModel::default()
+    }
+}
+
+fn ropes() -> impl Strategy<Value = Option<(RopeStyle, usize, f64)>> {
+    let style = prop_oneof![Just(RopeStyle::NeoX), Just(RopeStyle::GptJ)];
+    proptest::option::weighted(0.85, (style, 1usize..=4, prop_oneof![Just(1.0), 0.5f64..1.5]))
+}
+
+/// Models of every feature and of odd sizes.
+pub fn models() -> impl Strategy<Value = TinyModel> {
+    let sizes = (1usize..40, 1usize..50, 1usize..60, 1usize..4, 1usize..4, 4usize..20);
+    let windows = proptest::collection::vec(proptest::option::of(1usize..40), 1..3);
+    let glu = prop_oneof![Just(GluKind::Silu), Just(GluKind::Gelu), Just(GluKind::GeluTanh)];
+    let norm = prop_oneof![3 => Just(NormKind::Rms), 1 => Just(NormKind::Layer)];
+    let qk_norm = prop_oneof![Just(None), Just(Some(QkNormWidth::Head)), Just(Some(QkNormWidth::Row))];
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    let caps = (proptest::option::of(1.0f32..30.0), proptest::option::of(1.0f32..30.0));
+    let scales = (prop_oneof![Just(1.0f32), 0.3f32..4.0], prop_oneof![Just(1.0f32), 0.3f32..4.0]);
+    (sizes, windows, ropes(), glu, norm, qk_norm, flags, caps, scales, any::<u64>()).prop_map(
+        |(sizes, windows, rope, glu, norm, qk_norm, flags, caps, scales, seed)| {
+            let (hidden, inner, vocab_size, kv, group, dim) = sizes;
+            let layers = (0..windows.len() + 1).map(|layer| layer % windows.len()).collect();
+            let rope = rope.map(|(style, pairs, magnitude)| Rope {
+                style,
+                inv_freq: (0..pairs.min(dim / 2)).map(|i| 0.3f64.powi(i as i32)).collect(),
+                magnitude,
+            });
+            TinyModel {
+                vocab_size,
+                hidden,
+                inner,
+                heads: HeadShape { q: kv * group, kv, dim },
+                layers,
+                windows,
+                rope,
+                qk_norm,
+                norm,
+                unit_offset: flags.0,
+                biases: flags.1,
+                tied: flags.2,
+                glu,
+                attention_softcap: caps.0,
+                logits_softcap: caps.1,
+                scales,
+                storage: StorageType::F32,
+                seed,
+            }
+        },
+    )
+}
