@@ -20,7 +20,9 @@ BROWSERS = ["chromium-headless-shell", "chromium", "chromium-browser", "google-c
 def serving(*arguments):
     """The URL of a server that runs inside the block, on a port of its own."""
     command = [OCTAVO, "serve", "--host", "127.0.0.1", "--port", "0", *arguments]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    # Several servers run side by side here: the threads of each would wait for a processor that another one has.
+    environment = {"OCTAVO_CPU_THREADS": "1", **os.environ}
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment)
     log = []
     for line in server.stderr:
         log.append(line)

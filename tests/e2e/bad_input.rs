@@ -70,8 +70,8 @@ async fn bad_requests_are_answered_and_nobody_else_notices() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_goes_away_leaves_nothing_behind() {
-    let Some(server) = server(&["--max-model-len", "512"]) else { return };
-    let body = json!({"model": "default", "prompt": "Tell me", "max_tokens": 400, "ignore_eos": true, "stream": true});
+    let Some(server) = server(&["--max-model-len", "2048"]) else { return };
+    let body = json!({"model": "default", "prompt": "Tell me", "max_tokens": 2000, "ignore_eos": true, "stream": true});
     // Before the first token: the connection closes as soon as the request is written.
     let raw = |body: &Value| {
         let body = body.to_string();
@@ -94,7 +94,7 @@ async fn a_client_that_goes_away_leaves_nothing_behind() {
     let mut whole = body.clone();
     whole["stream"] = false.into();
     let waiting = server.client().post(server.url("/v1/completions")).json(&whole).timeout(Duration::from_millis(300));
-    assert!(waiting.send().await.is_err(), "400 tokens in 300 ms");
+    assert!(waiting.send().await.is_err(), "2000 tokens in 300 ms");
     server.idle().await;
     assert!(server.metric("vllm:request_success_total", "finished_reason=\"abort\"").await >= 2.0);
     server.complete("still here", &json!({"max_tokens": 2})).await;

@@ -21,5 +21,6 @@ fn model() -> Option<PathBuf> {
 
 /// A server of the default model, unless the model cannot be had.
 fn server(args: &[&str]) -> Option<Server> {
-    Some(Server::start(Path::new(OCTAVO), &model()?, args))
+    // Servers run side by side here: with more threads, those of each would wait for a processor that another one has.
+    Some(Server::start(Path::new(OCTAVO), &model()?, &[&["--cpu-threads", "1"], args].concat()))
 }

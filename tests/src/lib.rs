@@ -31,13 +31,13 @@ impl Server {
         Self::spawn(command, "listening on ")
     }
 
-    /// Starts it as [`Server::start`] does, and returns while it still loads the model.
+    /// Starts it with a model of the hub at `endpoint`, and returns while it still loads the model.
     ///
     /// # Panics
     /// If the server ends before it binds its port.
-    pub fn start_loading(binary: &Path, model: &Path) -> Server {
+    pub fn start_loading(binary: &Path, endpoint: &str) -> Server {
         let mut command = Command::new(binary);
-        command.arg("serve").arg(model);
+        command.args(["serve", "some/model"]).env("HF_ENDPOINT", endpoint);
         Self::spawn(command, "probes answer on ")
     }
 
