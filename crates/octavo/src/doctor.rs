@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use anyhow::Result;
-use octavo_backend_candle::CandleBackend;
+use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa};
 use octavo_models::ResolveOptions;
 use octavo_ops::Backend;
 
@@ -18,14 +18,19 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     row("CPUs usable", &system::cpus().to_string());
     row("memory", &format!("{}, {} available", memory(system::total_memory()), memory(system::available_memory())));
 
-    let candle = CandleBackend::new();
-    let blocks: Vec<_> = candle.block_sizes().iter().map(usize::to_string).collect();
+    let found: Vec<_> = Isa::ALL.into_iter().filter(|isa| isa.is_available()).map(Isa::name).collect();
+    row("instruction sets", &found.join(", "));
+    let config = CpuConfig { threads: None, isa: args.cpu_isa };
+    let cpu = CpuBackend::new(config)?;
+    let blocks: Vec<_> = cpu.block_sizes().iter().map(usize::to_string).collect();
     row(
         "backend",
         &format!(
-            "{}: computes in float32, KV in {}, blocks of {} tokens",
-            candle.name(),
-            candle.kv_dtype(),
+            "{}: {} threads, {} kernels, KV in {}, blocks of {} tokens",
+            cpu.name(),
+            cpu.threads(),
+            cpu.isa(),
+            cpu.kv_dtype(),
             blocks.join(", ")
         ),
     );

@@ -2,13 +2,16 @@
 
 use octavo_models::Checkpoint;
 
-use crate::support::{Golden, Session, checkpoint, relative_difference, testdata};
+use crate::support::{Golden, Session, checkpoint, instruction_sets, relative_difference, testdata};
 
 /// Largest difference from PyTorch's logits, relative to the largest logit. Both sides compute in f32 with sums in
 /// another order, and PyTorch takes rotary angles in f32.
 const TOLERANCE: f32 = 2e-5;
-/// Margin between the two likeliest tokens, relative to the largest logit, above which both must agree on the first.
-const CLEAR_MARGIN: f32 = 1e-3;
+/// The same for the CPU backend, which keeps keys and values in bf16, and multiplies bf16 weights with activations in
+/// bf16 where the processor has tiles for it.
+const CPU_TOLERANCE: f32 = 0.03;
+/// Margin between the two likeliest tokens, in tolerances, above which both must agree on the first.
+const CLEAR_MARGIN: f32 = 2.0;
 
 /// Prefills in chunks of the given sizes (repeated as needed), every position's logits in order.
 fn run(session: &mut Session, ids: &[u32], chunks: &[usize]) -> Vec<f32> {
@@ -29,7 +32,15 @@ fn check(name: &str) {
     let golden = Golden::read(name);
     let checkpoint = checkpoint(name);
     let vocab = checkpoint.config().vocab_size;
-    let mut session = Session::new(&checkpoint, golden.ids.len());
+    let candle = Session::new(&checkpoint, golden.ids.len());
+    check_session(candle, &format!("{name} on candle"), &golden, vocab, TOLERANCE);
+    for isa in instruction_sets() {
+        let session = Session::on_cpu(isa, &checkpoint, golden.ids.len());
+        check_session(session, &format!("{name} on {isa}"), &golden, vocab, CPU_TOLERANCE);
+    }
+}
+
+fn check_session(mut session: Session, name: &str, golden: &Golden, vocab: usize, tolerance: f32) {
     let whole = golden.ids.len();
     let modes: [(&str, &[usize]); 4] =
         [("whole", &[whole]), ("chunks of 7", &[7]), ("chunks of 16, 1, 23", &[16, 1, 23]), ("decode", &[1])];
@@ -37,16 +48,16 @@ fn check(name: &str) {
         let found = run(&mut session, &golden.ids, chunks);
         let difference = relative_difference(&found, &golden.logits);
         println!("{name}, {mode}: largest difference {difference:.1e} of the largest logit");
-        assert!(difference <= TOLERANCE, "{name}, {mode}: {difference}");
-        assert_same_top(&found, &golden.logits, vocab);
+        assert!(difference <= tolerance, "{name}, {mode}: {difference}");
+        assert_same_top(&found, &golden.logits, vocab, CLEAR_MARGIN * tolerance);
     }
 }
 
-fn assert_same_top(found: &[f32], expected: &[f32], vocab: usize) {
+fn assert_same_top(found: &[f32], expected: &[f32], vocab: usize, margin: f32) {
     let scale = expected.iter().fold(0f32, |m, x| m.max(x.abs()));
     for (position, (a, b)) in found.chunks(vocab).zip(expected.chunks(vocab)).enumerate() {
         let (top, second) = top_two(b);
-        if b[top] - b[second] > CLEAR_MARGIN * scale {
+        if b[top] - b[second] > margin * scale {
             assert_eq!(top_two(a).0, top, "position {position}");
         }
     }

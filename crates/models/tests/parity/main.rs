@@ -1,4 +1,5 @@
-//! Parity of the programs, run by the candle backend, with PyTorch (`golden`, `smollm2`) and with candle-transformers.
+//! Parity of the programs, run by the candle and the CPU backend, with PyTorch (`golden`, `smollm2`) and with
+//! candle-transformers.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 

@@ -1,19 +1,23 @@
 //! The default model against PyTorch on its dequantised weights, teacher-forced over varied prompts.
 
+use octavo_backend_cpu::Isa;
 use octavo_models::catalog::DEFAULT_MODEL;
 use octavo_models::{Checkpoint, InspectOptions, build_program, inspect, testing};
 use safetensors::SafeTensors;
 
-use crate::support::{Session, testdata, words};
+use crate::support::{Session, instruction_sets, testdata, words};
 
 /// Log-probabilities stored for a position.
 const TOP: usize = 8;
 /// Difference of the log-probabilities of the two likeliest tokens above which the first must be the same.
 const CLEAR_MARGIN: f32 = 0.1;
-/// Share of clear positions with the same first token.
-const AGREEMENT: f64 = 0.995;
-/// Median difference of log-probabilities.
-const MEDIAN: f64 = 0.01;
+/// Share of clear positions with the same first token: in f32, and with activations in 12 bits and a cache in bf16.
+const AGREEMENT: [f64; 2] = [0.995, 0.99];
+/// Median difference of log-probabilities, likewise.
+const MEDIAN: [f64; 2] = [0.01, 0.03];
+/// Texts that what is slow is compared on, unless this is set.
+const FEW: usize = 4;
+const ALL: &str = "OCTAVO_PARITY_ALL";
 
 /// `models/testdata/smollm2.safetensors`: N positions of several texts, end to end.
 struct Reference {
@@ -60,13 +64,13 @@ impl Tally {
         }
     }
 
-    fn assert_parity(mut self) {
+    fn assert_parity(mut self, name: &str, least_agreement: f64, most_difference: f64) {
         assert!(self.differences.iter().all(|d| d.is_finite()));
         self.differences.sort_by(f64::total_cmp);
         let quantile = |q: f64| self.differences[((self.differences.len() - 1) as f64 * q) as usize];
         let agreement = self.agreeing as f64 / self.clear as f64;
         println!(
-            "{DEFAULT_MODEL} against PyTorch: {} positions; top-1 the same at {} of the {} with a margin above {CLEAR_MARGIN} \
+            "{DEFAULT_MODEL} on {name} against PyTorch: {} positions; top-1 the same at {} of the {} with a margin above {CLEAR_MARGIN} \
              ({:.2} %); difference of log-probabilities: median {:.1e}, 99th percentile {:.1e}, largest {:.1e}",
             self.positions,
             self.agreeing,
@@ -76,8 +80,8 @@ impl Tally {
             quantile(0.99),
             quantile(1.0),
         );
-        assert!(agreement >= AGREEMENT);
-        assert!(quantile(0.5) <= MEDIAN);
+        assert!(agreement >= least_agreement);
+        assert!(quantile(0.5) <= most_difference);
     }
 }
 
@@ -93,15 +97,25 @@ fn smollm2_q4_1_agrees_with_pytorch() {
     let text = inspect(checkpoint.config(), &program, &InspectOptions::default());
     println!("{text}");
     assert!(text.contains("\n30 times:\n"), "the layers are alike");
-    let mut session = Session::new(&checkpoint, texts.iter().map(ExactSizeIterator::len).max().unwrap());
-    let mut tally = Tally::default();
-    for text in texts {
-        session.restart();
-        let logits = session.forward(&reference.ids[text.clone()]);
-        for (row, position) in logits.chunks(vocab).zip(text) {
-            let top = position * TOP..(position + 1) * TOP;
-            tally.add(row, &reference.top_ids[top.clone()], &reference.top_logprobs[top]);
+    let capacity = texts.iter().map(ExactSizeIterator::len).max().unwrap();
+    let tally = |mut session: Session, texts: &[std::ops::Range<usize>]| {
+        let mut tally = Tally::default();
+        for text in texts {
+            session.restart();
+            let logits = session.forward(&reference.ids[text.clone()]);
+            for (row, position) in logits.chunks(vocab).zip(text.clone()) {
+                let top = position * TOP..(position + 1) * TOP;
+                tally.add(row, &reference.top_ids[top.clone()], &reference.top_logprobs[top]);
+            }
         }
+        tally
+    };
+    let few = if std::env::var_os(ALL).is_some() { &texts[..] } else { &texts[..FEW] };
+    tally(Session::new(&checkpoint, capacity), few).assert_parity("candle", AGREEMENT[0], MEDIAN[0]);
+    // The plainest set is slow, and its integers are those of the others.
+    for isa in instruction_sets().filter(|&isa| isa != Isa::Portable) {
+        let session = Session::on_cpu(isa, &checkpoint, capacity);
+        let texts = if isa >= Isa::Avx512 { &texts } else { few };
+        tally(session, texts).assert_parity(isa.name(), AGREEMENT[1], MEDIAN[1]);
     }
-    tally.assert_parity();
 }

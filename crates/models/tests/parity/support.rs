@@ -1,8 +1,9 @@
-//! Runs one sequence through a checkpoint's program on the candle backend.
+//! Runs one sequence through a checkpoint's program.
 
 use std::path::{Path, PathBuf};
 
 use octavo_backend_candle::CandleBackend;
+use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa};
 use octavo_models::{Checkpoint, build_program};
 use octavo_ops::{Backend, BlockTables, Program, StepBatch};
 use safetensors::SafeTensors;
@@ -42,17 +43,27 @@ impl Golden {
 
 /// A loaded model with one sequence in its cache, in blocks that are not in order.
 pub(crate) struct Session {
-    backend: CandleBackend,
+    backend: Box<dyn Backend>,
     groups: usize,
     blocks: usize,
     past: usize,
 }
 
 impl Session {
-    /// Loads the program and makes room for `capacity` tokens.
+    /// On the candle backend, the reference.
     pub(crate) fn new(checkpoint: &Checkpoint, capacity: usize) -> Self {
+        Self::on(Box::new(CandleBackend::new()), checkpoint, capacity)
+    }
+
+    /// On the CPU backend with an instruction set that the machine has.
+    pub(crate) fn on_cpu(isa: Isa, checkpoint: &Checkpoint, capacity: usize) -> Self {
+        let backend = CpuBackend::new(CpuConfig { threads: None, isa: Some(isa) }).unwrap();
+        Self::on(Box::new(backend), checkpoint, capacity)
+    }
+
+    /// Loads the program and makes room for `capacity` tokens.
+    fn on(mut backend: Box<dyn Backend>, checkpoint: &Checkpoint, capacity: usize) -> Self {
         let program: Program = build_program(checkpoint).unwrap();
-        let mut backend = CandleBackend::new();
         backend.load(&program, checkpoint, &mut |_| {}).unwrap();
         let (groups, blocks) = (program.kv_groups.len(), capacity.div_ceil(BLOCK));
         backend.allocate_kv(BLOCK, &vec![blocks + 1; groups]).unwrap();
@@ -94,6 +105,16 @@ impl Session {
         self.backend.embeddings(&mut out).unwrap();
         out
     }
+}
+
+/// The instruction sets that this machine has; says which it has not.
+pub(crate) fn instruction_sets() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| {
+        if !isa.is_available() {
+            eprintln!("SKIPPED: this machine has no {isa}");
+        }
+        isa.is_available()
+    })
 }
 
 /// Largest difference relative to the largest reference value.

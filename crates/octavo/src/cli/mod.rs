@@ -19,11 +19,12 @@ use std::fmt;
 use clap::builder::BoolishValueParser;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use octavo_backend_cpu::Isa;
 
 pub(crate) use batch::RunBatchArgs;
 pub(crate) use client::{ChatArgs, ClientArgs, CompleteArgs};
 pub(crate) use layers::Environment;
-pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, SamplingArgs, SourceArgs};
+pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, ModelArgs, SamplingArgs, SourceArgs};
 pub(crate) use serve::{NetworkArgs, ServeArgs};
 #[cfg(test)]
 pub(crate) use values::JsonObject;
@@ -100,6 +101,10 @@ pub(crate) struct DoctorArgs {
     /// Model whose presence in the cache is checked.
     #[arg(default_value = DEFAULT_MODEL)]
     pub(crate) model: String,
+
+    /// Instruction set of the processor's kernels: portable, avx2, avx512 or amx [default: the best there is].
+    #[arg(long, value_name = "ISA")]
+    pub(crate) cpu_isa: Option<Isa>,
 }
 
 /// Why there is no command to run.

@@ -1,8 +1,10 @@
 //! Flags of the model and of its engine: what `serve`, `run-batch` and `chat` with a model share.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::Args;
+use octavo_backend_cpu::Isa;
 
 use crate::cli::DEFAULT_MODEL;
 use crate::cli::compat::CompatArgs;
@@ -77,6 +79,14 @@ pub(crate) struct ModelArgs {
     /// Precision of weights and arithmetic.
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     pub(crate) dtype: Dtype,
+
+    /// Threads that compute [default: the processors that this process may use].
+    #[arg(long, value_name = "N")]
+    pub(crate) cpu_threads: Option<NonZeroUsize>,
+
+    /// Instruction set of the processor's kernels: portable, avx2, avx512 or amx [default: the best there is].
+    #[arg(long, value_name = "ISA")]
+    pub(crate) cpu_isa: Option<Isa>,
 
     /// Only the model's own tokenizer is served: this must name the model.
     #[arg(long, value_name = "MODEL")]

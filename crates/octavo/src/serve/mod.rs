@@ -9,7 +9,7 @@ mod settings;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use octavo_backend_candle::CandleBackend;
+use octavo_backend_cpu::{CpuBackend, CpuConfig};
 use octavo_engine::Engine;
 use octavo_ops::Backend;
 use octavo_runner::{Runner, RunnerConfig};
@@ -17,15 +17,15 @@ use octavo_server::{Server, Shutdown, serve_while_loading};
 use octavo_telemetry::{LogConfig, Telemetry, TelemetryConfig};
 use tracing::{info, warn};
 
-use crate::cli::{ComposeArgs, Device, Dtype, EngineArgs, ServeArgs};
+use crate::cli::{ComposeArgs, Device, Dtype, EngineArgs, ModelArgs, ServeArgs};
 use crate::serve::listen::Bound;
 use crate::serve::model::LoadedModel;
 use crate::serve::settings::Settings;
 use crate::system::{self, human_bytes};
 
-/// Token budget of a step on the candle backend. Smaller than vLLM's 2048: a step of that many tokens takes this
-/// backend seconds, and every running request would wait for it.
-const CANDLE_BUDGET: usize = 512;
+/// Token budget of a step on processors. Smaller than vLLM's 2048: products are as fast from a few hundred tokens on, and
+/// every running request waits for the step.
+const CPU_BUDGET: usize = 512;
 
 pub(crate) fn run(args: ServeArgs) -> Result<()> {
     octavo_telemetry::init_logging(&LogConfig::default())?;
@@ -91,11 +91,11 @@ pub(crate) fn compose_in_process(args: &ComposeArgs) -> Result<Composed> {
 fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let limits = &args.engine;
     let model = LoadedModel::load(args)?;
-    let mut backend = CandleBackend::new();
+    let mut backend = cpu_backend(&args.model)?;
     model.load_into(&mut backend)?;
     let block_size = block_size(limits, &backend)?;
     let plan = kv::plan(limits, &model, &backend, block_size)?;
-    let budget = limits.max_num_batched_tokens.unwrap_or(CANDLE_BUDGET);
+    let budget = limits.max_num_batched_tokens.unwrap_or(CPU_BUDGET);
     let runner_config = RunnerConfig {
         block_size,
         max_num_seqs: limits.max_num_seqs,
@@ -151,16 +151,25 @@ fn check(args: &ComposeArgs, settings: &Settings) -> Result<()> {
 fn check_device(args: &ComposeArgs) -> Result<()> {
     match args.model.device {
         Device::Cuda => bail!("--device cuda: this build has no CUDA backend yet; use --device cpu"),
-        Device::Auto => info!("device: cpu (this build has no GPU backend yet), candle backend"),
-        Device::Cpu => info!("device: cpu, candle backend"),
+        Device::Auto => info!("device: cpu (this build has no GPU backend yet)"),
+        Device::Cpu => {}
     }
     if args.engine.gpu_memory_utilization.is_some() {
         warn!("--gpu-memory-utilization has no effect: no GPU is used; --kv-cache-memory-bytes sizes the KV cache");
     }
-    if matches!(args.model.dtype, Dtype::Bfloat16 | Dtype::Float16) {
-        warn!("--dtype: the candle backend computes in float32, which is at least as precise as what was asked for");
+    if args.model.dtype != Dtype::Auto {
+        warn!(
+            "--dtype has no effect: weights stay as they are stored, sums are in float32, keys and values are kept in bfloat16"
+        );
     }
     Ok(())
+}
+
+fn cpu_backend(args: &ModelArgs) -> Result<CpuBackend> {
+    let config = CpuConfig { threads: args.cpu_threads.map(usize::from), isa: args.cpu_isa };
+    let backend = CpuBackend::new(config)?;
+    info!("device: cpu, {} threads, {} kernels", backend.threads(), backend.isa());
+    Ok(backend)
 }
 
 fn block_size(args: &EngineArgs, backend: &dyn Backend) -> Result<usize> {

@@ -72,7 +72,7 @@ impl LoadedModel {
         backend.load(&self.program, &self.checkpoint, &mut |bytes| task.advance_to(bytes))?;
         task.finish();
         info!(
-            "dtype: float32 computation, weights {} in memory, read in {:.2} s",
+            "weights: {} in memory, read in {:.2} s",
             human_bytes(backend.weight_bytes()),
             begun.elapsed().as_secs_f64()
         );

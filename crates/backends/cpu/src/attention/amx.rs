@@ -1,0 +1,130 @@
+//! The kernel with AMX: queries and weights are rounded to bf16, as keys and values are, and sixteen rows meet sixteen keys
+//! in one product.
+
+use std::arch::x86_64::*;
+use std::cell::RefCell;
+
+use super::plain::{FLOOR, Running, visible, whole};
+use super::wide::weigh;
+use super::{Block, KEYS, ROWS};
+use crate::Isa;
+use crate::kv::{BLOCK, CHUNK};
+use crate::memory::{LINE, Lines};
+use crate::tiles::{self, SIDE, Strided, Tiles};
+
+/// What a thread works with.
+#[repr(align(64))]
+struct Scratch {
+    /// A tile's weights in bf16.
+    narrow: [[u16; KEYS]; ROWS],
+    /// What a tile adds to four chunks of the rows' output.
+    sums: [[[f32; CHUNK]; ROWS]; SIDE],
+    /// The queries in bf16.
+    q: Lines<u16>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Box<Scratch>> = RefCell::new(Box::new(Scratch {
+        narrow: [[0; KEYS]; ROWS],
+        sums: [[[0.0; CHUNK]; ROWS]; SIDE],
+        q: Lines::default(),
+    }));
+}
+
+/// Attention of up to [`ROWS`] rows, with heads of whole pairs of chunks.
+///
+/// # Safety
+/// AMX in bf16 and AVX-512 F, BW, DQ and BF16 must be available.
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+pub(super) unsafe fn attend(block: Block<'_>) {
+    let Block { keys, q, sees, softcap, weights, out, partial } = block;
+    let count = sees.len();
+    let width = q.len() / count;
+    assert!(count <= ROWS && width.is_multiple_of(2 * CHUNK) && out.len() == q.len());
+    let first = sees.iter().map(|see| see.0).min().unwrap_or(0);
+    let last = sees.iter().map(|see| see.1).max().unwrap_or(0);
+    let mut running = [Running { largest: FLOOR, sum: 0.0 }; ROWS];
+    let _tiles = Tiles::bf16(count);
+    SCRATCH.with_borrow_mut(|scratch| {
+        let Scratch { narrow, sums, q: narrow_q } = &mut **scratch;
+        narrow_q.reserve_zeroed(ROWS * width);
+        Isa::Amx.to_bf16(q, &mut narrow_q[..q.len()]);
+        out.fill(0.0);
+        for tile in first / KEYS..=last / KEYS {
+            let blocks = tile * (KEYS / BLOCK)..((tile + 1) * (KEYS / BLOCK)).min(last / BLOCK + 1);
+            for from in blocks.clone().step_by(SIDE) {
+                // Blocks that do not exist repeat the last one; their scores are not used.
+                let keys: [&[u32]; SIDE] = std::array::from_fn(|i| keys.block((from + i).min(blocks.end - 1)).0);
+                let at = (from - blocks.start) * BLOCK;
+                let scores = Strided {
+                    start: weights.as_mut_ptr().cast::<f32>().wrapping_add(at),
+                    stride: KEYS * size_of::<f32>(),
+                };
+                let q = Strided { start: narrow_q.as_ptr(), stride: width * size_of::<u16>() };
+                let keys = keys.map(|keys| keys.as_ptr().cast());
+                // SAFETY: the tiles are set up; a block has a tile for each 32 dimensions, queries and weights have all
+                // rows, and a tile of keys holds a multiple of four blocks.
+                unsafe { tiles::dot(q, keys, width / (2 * CHUNK), scores, BLOCK * size_of::<f32>()) };
+            }
+            let len = blocks.len() * BLOCK;
+            let mut fades = [0.0; ROWS];
+            for (row, &sees) in sees.iter().enumerate() {
+                let scores = &mut weights[row][..len];
+                if let Some(cap) = softcap {
+                    Isa::Amx.softcap(scores, cap);
+                }
+                visible(scores, tile * KEYS, sees);
+                // SAFETY: as the caller promises.
+                unsafe {
+                    fades[row] = weigh(scores, &mut running[row]);
+                    narrow_weights(scores, &mut narrow[row]);
+                }
+            }
+            let chunks = width / CHUNK;
+            for chunk in (0..chunks).step_by(SIDE) {
+                // SAFETY: the tiles are set up, as above.
+                unsafe { tiles::zero() };
+                for (index, block) in blocks.clone().enumerate() {
+                    let values = whole(&keys, block, partial);
+                    let chunk = |i: usize| (chunk + i).min(chunks - 1) * CHUNK * BLOCK / 2;
+                    let values: [*const u32; SIDE] = std::array::from_fn(|i| values[chunk(i)..].as_ptr());
+                    let weights = Strided {
+                        start: narrow.as_ptr().cast::<u16>().wrapping_add(index * BLOCK),
+                        stride: KEYS * size_of::<u16>(),
+                    };
+                    // SAFETY: as above; a block has half a tile for each chunk, and each row of weights has its block.
+                    unsafe { tiles::add(weights, values) };
+                }
+                // SAFETY: as above; there is room for four tiles.
+                unsafe {
+                    tiles::store(Strided { start: sums.as_mut_ptr().cast(), stride: LINE }, ROWS * LINE);
+                    for row in 0..count {
+                        let out = &mut out[row * width..][..width].as_chunks_mut::<CHUNK>().0[chunk..];
+                        for (out, sums) in out.iter_mut().zip(&*sums) {
+                            let fade = _mm512_set1_ps(fades[row]);
+                            let sum = _mm512_loadu_ps(sums[row].as_ptr());
+                            let faded = _mm512_fmadd_ps(_mm512_loadu_ps(out.as_ptr()), fade, sum);
+                            _mm512_storeu_ps(out.as_mut_ptr(), faded);
+                        }
+                    }
+                }
+            }
+        }
+    });
+    for (out, running) in out.chunks_exact_mut(width).zip(&running) {
+        Isa::Amx.scale(out, 1.0 / running.sum);
+    }
+}
+
+/// Rounds a row's weights to bf16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn narrow_weights(weights: &[f32], out: &mut [u16; KEYS]) {
+    for (weights, out) in weights.as_chunks::<BLOCK>().0.iter().zip(out.as_chunks_mut::<BLOCK>().0) {
+        // SAFETY: sixteen elements, and as many halves.
+        unsafe {
+            let narrow = _mm512_cvtneps_pbh(_mm512_loadu_ps(weights.as_ptr()));
+            *out = std::mem::transmute::<__m256bh, [u16; BLOCK]>(narrow);
+        }
+    }
+}

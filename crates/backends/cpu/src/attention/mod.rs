@@ -1,0 +1,199 @@
+//! Causal attention over the paged cache.
+//!
+//! A task is a few neighbouring rows of one sequence with the query heads that share a KV head: keys and values are read
+//! once for all of them. A row's keys are taken in tiles at fixed positions, in order, with a running maximum, so its bits
+//! depend on its query and its keys alone: keys that only its neighbours may see weigh exactly nothing.
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod plain;
+#[cfg(target_arch = "x86_64")]
+mod wide;
+
+use std::cell::RefCell;
+
+use octavo_ops::{BlockTables, HeadShape};
+
+use crate::activation::{Rows, Span};
+use crate::isa::{Isa, per_isa};
+use crate::kv::{BLOCK, CHUNK, LayerCache};
+use crate::memory::Lines;
+
+/// The most rows, each a token's query head, that a kernel takes at once.
+const ROWS: usize = 16;
+
+/// Keys between two looks at the maximum.
+const KEYS: usize = 8 * BLOCK;
+
+/// One layer's attention.
+pub(crate) struct Attention<'a> {
+    pub(crate) cache: LayerCache,
+    pub(crate) tables: &'a BlockTables,
+    pub(crate) heads: HeadShape,
+    pub(crate) scale: f32,
+    pub(crate) window: Option<usize>,
+    pub(crate) softcap: Option<f32>,
+    pub(crate) q: Rows,
+    pub(crate) out: Rows,
+    /// Whether the output's other forms can be made head by head.
+    pub(crate) prepares: bool,
+}
+
+/// Neighbouring rows of a step that are one sequence's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) sequence: usize,
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+    /// Of the first row.
+    pub(crate) position: usize,
+    /// Tokens of the sequence whose keys are there.
+    pub(crate) len: usize,
+}
+
+/// Whether queries and weights are rounded to bf16 and multiplied by tiles.
+fn by_tiles(isa: Isa, dim: usize) -> bool {
+    isa == Isa::Amx && dim.is_multiple_of(2 * CHUNK)
+}
+
+/// Rows that the kernel takes at once.
+fn most_rows(isa: Isa, dim: usize) -> usize {
+    if by_tiles(isa, dim) { ROWS } else { ROWS / 2 }
+}
+
+/// Tokens of a task: with their query heads, no more rows than the kernel takes.
+pub(crate) fn task_tokens(isa: Isa, heads: HeadShape) -> usize {
+    (most_rows(isa, heads.dim) / (heads.q / heads.kv)).max(1)
+}
+
+/// What one call of the kernel works on.
+pub(crate) struct Block<'a> {
+    keys: Keys<'a>,
+    /// `[rows, D]`, D rounded up to pairs; scaled.
+    q: &'a [f32],
+    /// The first and last position that each row sees.
+    sees: &'a [(usize, usize)],
+    softcap: Option<f32>,
+    weights: &'a mut [[f32; KEYS]; ROWS],
+    /// `[rows, D]`, D rounded up to chunks.
+    out: &'a mut [f32],
+    /// For the values of a block that is not full.
+    partial: &'a mut [u32],
+}
+
+/// The keys and values of one head of a sequence.
+#[derive(Clone, Copy)]
+pub(crate) struct Keys<'a> {
+    cache: LayerCache,
+    table: &'a [u32],
+    head: usize,
+    len: usize,
+}
+
+impl<'a> Keys<'a> {
+    /// Keys and values of a block of the sequence.
+    fn block(&self, index: usize) -> (&'a [u32], &'a [u32]) {
+        // SAFETY: nobody writes the cache while it is read.
+        unsafe { self.cache.read(self.table[index], self.head) }
+    }
+}
+
+per_isa! {
+    plain;
+    /// Attention of some rows, one by one.
+    fn attend(block: Block<'_>);
+}
+
+/// Attention of up to [`most_rows`].
+fn attend(isa: Isa, dim: usize, block: Block<'_>) {
+    #[cfg(target_arch = "x86_64")]
+    if by_tiles(isa, dim) {
+        // SAFETY: as below; the dimensions are as the kernel wants them.
+        return unsafe { amx::attend(block) };
+    }
+    #[cfg(target_arch = "x86_64")]
+    if isa >= Isa::Avx512 {
+        // SAFETY: an `Isa` is only used where it is available.
+        return unsafe { wide::attend(block) };
+    }
+    let _ = dim;
+    isa.attend(block);
+}
+
+struct Scratch {
+    q: Lines<f32>,
+    out: Lines<f32>,
+    partial: Lines<u32>,
+    weights: Box<[[f32; KEYS]; ROWS]>,
+    sees: Vec<(usize, usize)>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch {
+        q: Lines::default(),
+        out: Lines::default(),
+        partial: Lines::default(),
+        weights: Box::new([[0.0; KEYS]; ROWS]),
+        sees: Vec::with_capacity(ROWS),
+    });
+}
+
+impl Attention<'_> {
+    /// One KV head of a run.
+    ///
+    /// # Safety
+    /// Cache and activations must stay where they are; nobody may write the queries or the cache, or use these rows' and
+    /// heads' part of the output meanwhile.
+    pub(crate) unsafe fn run(&self, isa: Isa, run: Run, head: usize) {
+        let HeadShape { q, kv, dim } = self.heads;
+        let group = q / kv;
+        SCRATCH.with_borrow_mut(|scratch| {
+            let (padded, chunked) = (dim.next_multiple_of(2), dim.next_multiple_of(CHUNK));
+            scratch.q.reserve_zeroed(ROWS * padded);
+            scratch.out.reserve_zeroed(ROWS * chunked);
+            scratch.partial.reserve_zeroed(chunked * BLOCK / 2);
+            let (rows, most) = (run.count * group, most_rows(isa, dim));
+            for start in (0..rows).step_by(most) {
+                let rows = start..(start + most).min(rows);
+                let span = |row: usize| {
+                    let (token, member) = (row / group, row % group);
+                    Span { row: run.first + token, from: (head * group + member) * dim, len: dim }
+                };
+                scratch.sees.clear();
+                for (slot, row) in rows.clone().enumerate() {
+                    let last = run.position + row / group;
+                    scratch.sees.push((self.window.map_or(0, |window| (last + 1).saturating_sub(window)), last));
+                    let scaled = &mut scratch.q[slot * padded..][..padded];
+                    // SAFETY: as the caller promises.
+                    let q = unsafe { self.q.read(span(row)) };
+                    scaled[..dim].copy_from_slice(q);
+                    scaled[dim..].fill(0.0);
+                    isa.scale(scaled, self.scale);
+                }
+                attend(
+                    isa,
+                    dim,
+                    Block {
+                        keys: Keys { cache: self.cache, table: self.tables.row(run.sequence), head, len: run.len },
+                        q: &scratch.q[..rows.len() * padded],
+                        sees: &scratch.sees,
+                        softcap: self.softcap,
+                        weights: &mut scratch.weights,
+                        out: &mut scratch.out[..rows.len() * chunked],
+                        partial: &mut scratch.partial[..chunked * BLOCK / 2],
+                    },
+                );
+                for (slot, row) in rows.enumerate() {
+                    // SAFETY: as the caller promises.
+                    unsafe { self.out.write(span(row)) }.copy_from_slice(&scratch.out[slot * chunked..][..dim]);
+                }
+            }
+        });
+        if self.prepares {
+            for row in run.first..run.first + run.count {
+                // SAFETY: as the caller promises.
+                unsafe { self.out.prepare(isa, Span { row, from: head * group * dim, len: group * dim }) };
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The kernel in plain Rust, in lanes of sixteen.
+
+use super::{Block, KEYS, Keys};
+use crate::kv::{BLOCK, CHUNK};
+use crate::rows::{exp, fma, tanh};
+
+/// Below every score, and far enough from infinity to be subtracted.
+pub(super) const FLOOR: f32 = -1e30;
+
+/// What a row has gathered so far: the largest score, and the sum of `e^(score − largest)`.
+#[derive(Clone, Copy)]
+pub(super) struct Running {
+    pub(super) largest: f32,
+    pub(super) sum: f32,
+}
+
+/// One row after the other: an array of rows, each an array of lanes, does not become vector code.
+#[inline(always)]
+pub(super) fn attend<const FMA: bool>(block: Block<'_>) {
+    let Block { keys, q, sees, softcap, weights, out, partial } = block;
+    let (q_width, out_width) = (q.len() / sees.len(), out.len() / sees.len());
+    out.fill(0.0);
+    for ((q, out), &(first, last)) in q.chunks_exact(q_width).zip(out.chunks_exact_mut(out_width)).zip(sees) {
+        let weights = &mut weights[0];
+        let mut running = Running { largest: FLOOR, sum: 0.0 };
+        for tile in first / KEYS..=last / KEYS {
+            let blocks = tile * (KEYS / BLOCK)..((tile + 1) * (KEYS / BLOCK)).min(last / BLOCK + 1);
+            for (index, block) in blocks.clone().enumerate() {
+                let scores = score::<FMA>(q, keys.block(block).0);
+                weights[index * BLOCK..][..BLOCK].copy_from_slice(&scores);
+            }
+            let scores = &mut weights[..blocks.len() * BLOCK];
+            if let Some(cap) = softcap {
+                let inverse = 1.0 / cap;
+                scores.iter_mut().for_each(|x| *x = cap * tanh::<FMA>(*x * inverse));
+            }
+            visible(scores, tile * KEYS, (first, last));
+            let fade = weigh::<FMA>(scores, &mut running);
+            out.iter_mut().for_each(|x| *x *= fade);
+            for (weights, block) in scores.as_chunks::<BLOCK>().0.iter().zip(blocks) {
+                gather::<FMA>(whole(&keys, block, partial), weights, out);
+            }
+        }
+        let inverse = 1.0 / running.sum;
+        out.iter_mut().for_each(|x| *x *= inverse);
+    }
+}
+
+/// The low half of a word of two bf16, as f32.
+#[inline(always)]
+fn low(word: u32) -> f32 {
+    f32::from_bits(word << 16)
+}
+
+/// The high half.
+#[inline(always)]
+fn high(word: u32) -> f32 {
+    f32::from_bits(word & 0xffff_0000)
+}
+
+/// A row's scores with the sixteen keys of a block.
+#[inline(always)]
+fn score<const FMA: bool>(q: &[f32], keys: &[u32]) -> [f32; BLOCK] {
+    let (mut even, mut odd) = ([0.0; BLOCK], [0.0; BLOCK]);
+    for (&[a, b], words) in q.as_chunks().0.iter().zip(keys.as_chunks::<BLOCK>().0) {
+        for lane in 0..BLOCK {
+            even[lane] = fma::<FMA>(a, low(words[lane]), even[lane]);
+        }
+        for lane in 0..BLOCK {
+            odd[lane] = fma::<FMA>(b, high(words[lane]), odd[lane]);
+        }
+    }
+    for lane in 0..BLOCK {
+        even[lane] += odd[lane];
+    }
+    even
+}
+
+/// Hides the scores of keys that a row does not see; the first score is that of position `start`.
+#[inline(always)]
+pub(super) fn visible(scores: &mut [f32], start: usize, (first, last): (usize, usize)) {
+    let end = scores.len();
+    scores[..first.saturating_sub(start).min(end)].fill(f32::NEG_INFINITY);
+    scores[(last + 1).saturating_sub(start).min(end)..].fill(f32::NEG_INFINITY);
+}
+
+/// Turns a tile's scores into weights; by what to multiply what was gathered before.
+#[inline(always)]
+fn weigh<const FMA: bool>(scores: &mut [f32], running: &mut Running) -> f32 {
+    let mut largest = [running.largest; BLOCK];
+    for scores in scores.as_chunks::<BLOCK>().0 {
+        for lane in 0..BLOCK {
+            largest[lane] = if scores[lane] > largest[lane] { scores[lane] } else { largest[lane] };
+        }
+    }
+    let largest = largest.into_iter().fold(FLOOR, |a, b| if b > a { b } else { a });
+    scores.iter_mut().for_each(|score| *score = exp::<FMA>(*score - largest));
+    let mut sums = [0.0; BLOCK];
+    for scores in scores.as_chunks::<BLOCK>().0 {
+        for lane in 0..BLOCK {
+            sums[lane] += scores[lane];
+        }
+    }
+    let mut width = BLOCK;
+    while width > 1 {
+        width /= 2;
+        for lane in 0..width {
+            sums[lane] += sums[lane + width];
+        }
+    }
+    let fade = exp::<FMA>(running.largest - largest);
+    *running = Running { largest, sum: fma::<FMA>(running.sum, fade, sums[0]) };
+    fade
+}
+
+/// A block's values; slots that hold no token yet, which may hold anything, are zeros.
+#[inline(always)]
+pub(super) fn whole<'a>(keys: &Keys<'a>, block: usize, partial: &'a mut [u32]) -> &'a [u32] {
+    let values = keys.block(block).1;
+    let filled = keys.len.saturating_sub(block * BLOCK);
+    if filled >= BLOCK {
+        return values;
+    }
+    for (index, (out, words)) in partial.as_chunks_mut::<CHUNK>().0.iter_mut().zip(values.as_chunks().0).enumerate() {
+        let slot = index % (BLOCK / 2) * 2;
+        let keep = match filled.saturating_sub(slot) {
+            0 => 0,
+            1 => 0xffff,
+            _ => u32::MAX,
+        };
+        let words: &[u32; CHUNK] = words;
+        *out = words.map(|word| word & keep);
+    }
+    partial
+}
+
+/// Adds a block's values to what a row has gathered.
+#[inline(always)]
+fn gather<const FMA: bool>(values: &[u32], weights: &[f32; BLOCK], out: &mut [f32]) {
+    let chunks = values.as_chunks::<CHUNK>().0.as_chunks::<{ BLOCK / 2 }>().0;
+    for (out, pairs) in out.as_chunks_mut::<CHUNK>().0.iter_mut().zip(chunks) {
+        let mut sums = *out;
+        for (&[a, b], words) in weights.as_chunks().0.iter().zip(pairs) {
+            for lane in 0..CHUNK {
+                sums[lane] = fma::<FMA>(a, low(words[lane]), sums[lane]);
+            }
+            for lane in 0..CHUNK {
+                sums[lane] = fma::<FMA>(b, high(words[lane]), sums[lane]);
+            }
+        }
+        *out = sums;
+    }
+}

@@ -1,0 +1,187 @@
+//! The kernel with AVX-512: the same sums as in [`super::plain`], several rows at once, so that a key or value is widened
+//! once for all of them.
+
+use std::arch::x86_64::*;
+
+use super::plain::{FLOOR, Running, visible, whole};
+use super::{Block, KEYS, ROWS};
+use crate::kv::{BLOCK, CHUNK};
+
+/// Attention of up to half of [`ROWS`].
+///
+/// # Safety
+/// AVX-512 F, BW and DQ must be available.
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
+pub(super) unsafe fn attend(block: Block<'_>) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match block.sees.len() {
+            1 => rows::<1>(block),
+            2 => rows::<2>(block),
+            3 => rows::<3>(block),
+            4 => rows::<4>(block),
+            5 | 6 => rows::<6>(block),
+            _ => rows::<{ ROWS / 2 }>(block),
+        }
+    }
+}
+
+/// `R` rows; those that do not exist repeat the first.
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn rows<const R: usize>(block: Block<'_>) {
+    let Block { keys, q, sees, softcap, weights, out, partial } = block;
+    let count = sees.len();
+    let width = q.len() / count;
+    let row = |r: usize| if r < count { r } else { 0 };
+    let q: [&[f32]; R] = std::array::from_fn(|r| &q[row(r) * width..][..width]);
+    let sees: [(usize, usize); R] = std::array::from_fn(|r| sees[row(r)]);
+    let first = sees.iter().map(|see| see.0).min().unwrap_or(0);
+    let last = sees.iter().map(|see| see.1).max().unwrap_or(0);
+    let mut running = [Running { largest: FLOOR, sum: 0.0 }; R];
+    out.fill(0.0);
+    for tile in first / KEYS..=last / KEYS {
+        let blocks = tile * (KEYS / BLOCK)..((tile + 1) * (KEYS / BLOCK)).min(last / BLOCK + 1);
+        for (index, block) in blocks.clone().enumerate() {
+            // SAFETY: every row has as many pairs as a key; weights have room for a tile.
+            unsafe { score(&q, keys.block(block).0, weights, index * BLOCK) };
+        }
+        let len = blocks.len() * BLOCK;
+        let mut fades = [0.0; R];
+        for r in 0..R {
+            let scores = &mut weights[r][..len];
+            if let Some(cap) = softcap {
+                crate::Isa::Avx512.softcap(scores, cap);
+            }
+            visible(scores, tile * KEYS, sees[r]);
+            // SAFETY: as the caller promises.
+            fades[r] = unsafe { weigh(scores, &mut running[r]) };
+        }
+        for (index, block) in blocks.enumerate() {
+            let values = whole(&keys, block, partial);
+            let fades = if index == 0 { fades } else { [1.0; R] };
+            // SAFETY: as the caller promises; the output has as many chunks as a value.
+            unsafe { gather(values, weights, index * BLOCK, &fades, count, out) };
+        }
+    }
+    let width = out.len() / count;
+    for (out, running) in out.chunks_mut(width).zip(&running) {
+        crate::Isa::Avx512.scale(out, 1.0 / running.sum);
+    }
+}
+
+/// The low halves of sixteen words of two bf16, as f32.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn low(words: __m512i) -> __m512 {
+    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+}
+
+/// The high halves.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn high(words: __m512i) -> __m512 {
+    _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000_u32 as i32)))
+}
+
+/// The rows' scores with the sixteen keys of a block, to `weights[..][at..]`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn score<const R: usize>(q: &[&[f32]; R], keys: &[u32], weights: &mut [[f32; KEYS]; ROWS], at: usize) {
+    let (mut even, mut odd) = ([_mm512_setzero_ps(); R], [_mm512_setzero_ps(); R]);
+    for (pair, words) in keys.as_chunks::<BLOCK>().0.iter().enumerate() {
+        // SAFETY: a chunk is a register's worth of words; rows are as long as all pairs.
+        unsafe {
+            let words = _mm512_loadu_si512(words.as_ptr().cast());
+            let (low, high) = (low(words), high(words));
+            for r in 0..R {
+                even[r] = _mm512_fmadd_ps(_mm512_set1_ps(*q[r].get_unchecked(2 * pair)), low, even[r]);
+                odd[r] = _mm512_fmadd_ps(_mm512_set1_ps(*q[r].get_unchecked(2 * pair + 1)), high, odd[r]);
+            }
+        }
+    }
+    for r in 0..R {
+        let scores = &mut weights[r][at..][..BLOCK];
+        // SAFETY: sixteen elements.
+        unsafe { _mm512_storeu_ps(scores.as_mut_ptr(), _mm512_add_ps(even[r], odd[r])) };
+    }
+}
+
+/// Turns a tile's scores into weights; by what to multiply what was gathered before.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+pub(super) unsafe fn weigh(scores: &mut [f32], running: &mut Running) -> f32 {
+    let chunks = scores.as_chunks_mut::<BLOCK>().0;
+    let mut largest = _mm512_set1_ps(running.largest);
+    for scores in chunks.iter() {
+        // SAFETY: sixteen elements.
+        largest = _mm512_max_ps(largest, unsafe { _mm512_loadu_ps(scores.as_ptr()) });
+    }
+    let largest = _mm512_reduce_max_ps(largest).max(FLOOR);
+    let mut sums = _mm512_setzero_ps();
+    for scores in chunks {
+        // SAFETY: sixteen elements.
+        unsafe {
+            let x = _mm512_sub_ps(_mm512_loadu_ps(scores.as_ptr()), _mm512_set1_ps(largest));
+            let weights = exp(x);
+            _mm512_storeu_ps(scores.as_mut_ptr(), weights);
+            sums = _mm512_add_ps(sums, weights);
+        }
+    }
+    let fade = _mm512_cvtss_f32(exp(_mm512_set1_ps(running.largest - largest)));
+    *running = Running { largest, sum: running.sum.mul_add(fade, _mm512_reduce_add_ps(sums)) };
+    fade
+}
+
+/// `e^x` for x ≤ 0, as [`crate::rows::exp`] computes it; 0 below −87.3.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn exp(x: __m512) -> __m512 {
+    let least = _mm512_set1_ps(-87.3);
+    let clamped = _mm512_max_ps(x, least);
+    let n = _mm512_roundscale_ps::<0>(_mm512_mul_ps(clamped, _mm512_set1_ps(std::f32::consts::LOG2_E)));
+    let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693_359_4), clamped);
+    let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.121_944_4e-4), r);
+    let mut sum = _mm512_set1_ps(1.0 / 5040.0);
+    for term in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+        sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(term));
+    }
+    let value = _mm512_scalef_ps(sum, n);
+    _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x, least), value)
+}
+
+/// Adds a block's values to what the rows have gathered, which fades first.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn gather<const R: usize>(
+    values: &[u32],
+    weights: &[[f32; KEYS]; ROWS],
+    at: usize,
+    fades: &[f32; R],
+    count: usize,
+    out: &mut [f32],
+) {
+    let width = out.len() / count;
+    let weights: [&[f32; BLOCK]; R] = std::array::from_fn(|r| weights[r][at..].first_chunk().expect("a block"));
+    for (chunk, pairs) in values.as_chunks::<CHUNK>().0.as_chunks::<{ BLOCK / 2 }>().0.iter().enumerate() {
+        let mut sums = [_mm512_setzero_ps(); R];
+        for r in 0..R.min(count) {
+            let at = &out[r * width + chunk * CHUNK..][..CHUNK];
+            // SAFETY: sixteen elements.
+            sums[r] = _mm512_mul_ps(unsafe { _mm512_loadu_ps(at.as_ptr()) }, _mm512_set1_ps(fades[r]));
+        }
+        for (pair, words) in pairs.iter().enumerate() {
+            // SAFETY: a chunk is a register's worth of words.
+            let words = unsafe { _mm512_loadu_si512(words.as_ptr().cast()) };
+            let (low, high) = (low(words), high(words));
+            for r in 0..R {
+                sums[r] = _mm512_fmadd_ps(_mm512_set1_ps(weights[r][2 * pair]), low, sums[r]);
+                sums[r] = _mm512_fmadd_ps(_mm512_set1_ps(weights[r][2 * pair + 1]), high, sums[r]);
+            }
+        }
+        for r in 0..R.min(count) {
+            let at = &mut out[r * width + chunk * CHUNK..][..CHUNK];
+            // SAFETY: sixteen elements.
+            unsafe { _mm512_storeu_ps(at.as_mut_ptr(), sums[r]) };
+        }
+    }
+}

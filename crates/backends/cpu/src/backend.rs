@@ -1,0 +1,205 @@
+//! The [`Backend`] of this crate.
+
+use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
+use octavo_ops::{Backend, BackendError, KvGroup, Program, Rows, StepBatch, StorageType, WeightSource};
+
+use crate::activation::Activation;
+use crate::forward::{Forward, Scratch};
+use crate::kv::{self, BLOCK, KvCache};
+use crate::plan::{Loaded, Plan, vectors};
+use crate::pool::{Pool, available_threads};
+use crate::{Isa, NAME, failed, weights};
+
+/// Tokens a KV block; the one size supported.
+const BLOCK_SIZES: &[usize] = &[BLOCK];
+
+/// What to run on; the default is all that there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuConfig {
+    /// Threads; by default as many as this process may use processors.
+    pub threads: Option<usize>,
+    /// Instruction set; by default the best there is.
+    pub isa: Option<Isa>,
+}
+
+/// Runs programs on the processor's cores.
+pub struct CpuBackend {
+    isa: Isa,
+    pool: Pool,
+    model: Option<Model>,
+    kv: Vec<KvCache>,
+    scratch: Scratch,
+    /// Rows of the last forward pass that reached the head.
+    sampled: usize,
+    /// Rows of the last forward pass whose hidden state is returned.
+    pooled: usize,
+    sampler: Sampler,
+}
+
+struct Model {
+    program: Program,
+    plan: Plan,
+    /// By [`octavo_ops::WeightId`].
+    weights: Vec<Loaded>,
+    /// By [`octavo_ops::BufferId`].
+    activations: Vec<Activation>,
+}
+
+impl CpuBackend {
+    /// A backend without a model.
+    pub fn new(config: CpuConfig) -> Result<Self, BackendError> {
+        let threads = config.threads.unwrap_or_else(available_threads);
+        let isa = config.isa.unwrap_or_else(Isa::detect);
+        if !isa.is_available() {
+            return Err(BackendError::Unsupported { backend: NAME, what: format!("{isa} on this machine") });
+        }
+        let pool = Pool::new(threads).map_err(|error| failed(format!("cannot start {threads} threads: {error}")))?;
+        Ok(Self {
+            isa,
+            pool,
+            model: None,
+            kv: Vec::new(),
+            scratch: Scratch::default(),
+            sampled: 0,
+            pooled: 0,
+            sampler: Sampler::default(),
+        })
+    }
+
+    /// The instruction set that it uses.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// The threads that it uses, the caller's among them.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    fn model(&self) -> Result<&Model, BackendError> {
+        self.model.as_ref().ok_or_else(no_model)
+    }
+}
+
+fn no_model() -> BackendError {
+    failed("no model is loaded")
+}
+
+impl Backend for CpuBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn block_sizes(&self) -> &[usize] {
+        BLOCK_SIZES
+    }
+
+    fn kv_dtype(&self) -> &'static str {
+        "bfloat16"
+    }
+
+    fn kv_block_bytes(&self, group: &KvGroup, block_size: usize) -> u64 {
+        kv::block_bytes(group) * block_size.div_ceil(BLOCK) as u64
+    }
+
+    fn load(
+        &mut self,
+        program: &Program,
+        source: &dyn WeightSource,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), BackendError> {
+        (self.model, self.sampled, self.pooled) = (None, 0, 0);
+        self.kv.clear();
+        let mut read = 0;
+        let mut advance = |bytes: usize| {
+            read += bytes as u64;
+            progress(read);
+        };
+        let mut loaded = Vec::with_capacity(program.weights.len());
+        for (weight, is_vector) in program.weights.iter().zip(vectors(program)) {
+            loaded.push(if is_vector {
+                Loaded::Vector(weights::load_vector(weight, source, &mut advance)?)
+            } else {
+                Loaded::Matrix(weights::load(weight, source, &mut self.pool, &mut advance)?)
+            });
+        }
+        for storage in StorageType::ALL {
+            let kept = weights::kept_as(storage);
+            let parts = || program.weights.iter().flat_map(|weight| &weight.parts);
+            if kept != storage && parts().any(|part| part.storage == storage) {
+                tracing::info!("weights in {storage} are kept as {kept}: there are no kernels for them yet");
+            }
+        }
+        let plan = Plan::new(program, &loaded, self.isa)?;
+        let activations =
+            program.buffers.iter().zip(&plan.forms).map(|(b, &forms)| Activation::new(b.cols, forms)).collect();
+        self.model = Some(Model { program: program.clone(), plan, weights: loaded, activations });
+        Ok(())
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        let bytes = |loaded: &Loaded| match loaded {
+            Loaded::Matrix(matrix) => matrix.bytes(),
+            Loaded::Vector(values) => size_of_val(&values[..]) as u64,
+        };
+        self.model.iter().flat_map(|model| &model.weights).map(bytes).sum()
+    }
+
+    fn allocate_kv(&mut self, block_size: usize, blocks: &[usize]) -> Result<(), BackendError> {
+        if !BLOCK_SIZES.contains(&block_size) {
+            let what = format!("KV blocks of {block_size} tokens; it supports {BLOCK_SIZES:?}");
+            return Err(BackendError::Unsupported { backend: NAME, what });
+        }
+        let groups = &self.model()?.program.kv_groups;
+        if groups.len() != blocks.len() {
+            return Err(failed(format!("{} block counts for {} KV groups", blocks.len(), groups.len())));
+        }
+        let caches: Result<_, _> =
+            groups.iter().zip(blocks).map(|(group, &blocks)| KvCache::new(group, blocks)).collect();
+        self.kv = caches?;
+        Ok(())
+    }
+
+    fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError> {
+        (self.sampled, self.pooled) = (0, 0);
+        let Model { program, plan, weights, activations } = self.model.as_mut().ok_or_else(no_model)?;
+        let memory: Vec<_> = self.kv.iter().map(|cache| (BLOCK, cache.blocks())).collect();
+        batch.check(program, &memory).map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
+        let forward = Forward { isa: self.isa, program, plan, weights, batch };
+        forward.run(&mut self.pool, activations, &mut self.kv, &mut self.scratch);
+        (self.sampled, self.pooled) = (batch.sampled_rows.len(), batch.pooled_rows.len());
+        Ok(())
+    }
+
+    fn sample(&mut self, batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
+        let (wanted, found) = (batch.rows.len(), self.sampled);
+        if wanted != found {
+            return Err(failed(format!("{wanted} rows to sample, but the forward pass left {found}")));
+        }
+        let Model { program, plan, activations, .. } = self.model.as_ref().ok_or_else(no_model)?;
+        let logits = plan.logits.map_or(&[][..], |id| activations[id.0].rows(found));
+        debug_assert_eq!(logits.len(), found * program.vocab_size);
+        self.sampler.sample_batch(logits, batch, out);
+        Ok(())
+    }
+
+    fn embeddings(&mut self, out: &mut Vec<f32>) -> Result<(), BackendError> {
+        let Model { program, activations, .. } = self.model()?;
+        out.clear();
+        if let Some(id) = program.embedding() {
+            debug_assert_eq!(program.buffers[id.0].rows, Rows::Pooled);
+            out.extend_from_slice(activations[id.0].rows(self.pooled));
+        }
+        Ok(())
+    }
+
+    fn logits(&self) -> Result<Vec<f32>, BackendError> {
+        let Model { plan, activations, .. } = self.model()?;
+        Ok(plan.logits.map_or(&[][..], |id| activations[id.0].rows(self.sampled)).to_vec())
+    }
+
+    fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
+        let cache = self.kv.get_mut(group).ok_or_else(|| failed(format!("there is no KV group {group}")))?;
+        cache.copy_blocks(pairs)
+    }
+}

@@ -1,0 +1,382 @@
+//! One forward pass: a single parallel region, a barrier after each stage.
+
+use std::cell::RefCell;
+
+use octavo_ops::{
+    BufferId, Glu, NormKind, PagedAttention, Program, Rope, RopeStyle, Rows as RowCount, StepBatch, WeightId,
+};
+
+use crate::Isa;
+use crate::activation::{Activation, Rows, Span};
+use crate::attention::{Attention, Run};
+use crate::kv::{BLOCK, KvCache, LayerCache};
+use crate::memory::{Lines, Shared};
+use crate::plan::{HeadNorm, Loaded, Norm, Plan, Product, Projected, Stage, prepares_by_head};
+use crate::pool::{Pool, Worker};
+use crate::product::{self, Epilogue};
+use crate::rows;
+
+/// Columns of a gated activation that are a piece of work. Whole groups.
+const GLU_COLS: usize = 512;
+
+/// Memory that lasts from step to step.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    /// Rows that share a block, so that one thread writes what shares a word of the cache.
+    blocks: Vec<Run>,
+    /// By number of tokens: what attention is cut into.
+    tiles: Vec<Vec<Run>>,
+    /// By rotary embedding, `[T, pairs]`.
+    cos: Vec<Lines<f32>>,
+    sin: Vec<Lines<f32>>,
+    /// By buffer.
+    rows: Vec<Rows>,
+    /// By rotary embedding.
+    angles: Vec<(Shared<f32>, Shared<f32>)>,
+    /// By KV group and layer.
+    caches: Vec<Vec<LayerCache>>,
+}
+
+/// What a pass works with.
+pub(crate) struct Forward<'a> {
+    pub(crate) isa: Isa,
+    pub(crate) program: &'a Program,
+    pub(crate) plan: &'a Plan,
+    pub(crate) weights: &'a [Loaded],
+    pub(crate) batch: &'a StepBatch,
+}
+
+thread_local! {
+    /// For a row of a norm in place, or a key.
+    static ROW: RefCell<(Vec<f32>, Vec<u16>)> = RefCell::default();
+}
+
+impl Scratch {
+    fn set_up(&mut self, forward: &Forward<'_>, activations: &mut [Activation], kv: &mut [KvCache]) {
+        let Forward { plan, batch, .. } = forward;
+        runs(batch, &mut self.blocks, |position| BLOCK - position % BLOCK);
+        self.tiles.resize_with(plan.tiles.len(), Vec::new);
+        for (tile, &tokens) in self.tiles.iter_mut().zip(&plan.tiles) {
+            runs(batch, tile, |_| tokens);
+        }
+        self.rows.clear();
+        for (index, activation) in activations.iter_mut().enumerate() {
+            activation.reserve(forward.count(BufferId(index)));
+            self.rows.push(activation.shared());
+        }
+        for tables in [&mut self.cos, &mut self.sin] {
+            tables.resize_with(plan.ropes.len(), Lines::default);
+            for (table, rope) in tables.iter_mut().zip(&plan.ropes) {
+                table.reserve_zeroed(batch.tokens() * rope.inv_freq.len());
+            }
+        }
+        self.angles.clear();
+        let tables = self.cos.iter_mut().zip(&mut self.sin);
+        self.angles.extend(tables.map(|(cos, sin)| (Shared::new(cos), Shared::new(sin))));
+        self.caches.resize_with(kv.len(), Vec::new);
+        for ((caches, cache), group) in self.caches.iter_mut().zip(kv).zip(&forward.program.kv_groups) {
+            caches.clear();
+            caches.extend((0..group.layers.len()).map(|layer| cache.shared(layer)));
+        }
+    }
+}
+
+/// Cuts the sequences of a step into runs, each as long as `length` says for its first position, or shorter at the end.
+fn runs(batch: &StepBatch, out: &mut Vec<Run>, length: impl Fn(usize) -> usize) {
+    out.clear();
+    for sequence in 0..batch.sequences() {
+        let rows = batch.query_range(sequence);
+        let mut first = rows.start;
+        while first < rows.end {
+            let position = batch.positions[first] as usize;
+            let count = length(position).min(rows.end - first);
+            out.push(Run { sequence, first, count, position, len: batch.seq_lens[sequence] as usize });
+            first += count;
+        }
+    }
+}
+
+impl Forward<'_> {
+    /// Runs every stage. The batch must have been checked.
+    pub(crate) fn run(
+        &self,
+        pool: &mut Pool,
+        activations: &mut [Activation],
+        kv: &mut [KvCache],
+        scratch: &mut Scratch,
+    ) {
+        scratch.set_up(self, activations, kv);
+        let scratch = &*scratch;
+        pool.run(&|worker| {
+            for stage in &self.plan.stages {
+                // SAFETY: activations, caches and tables are borrowed until the region ends; a stage's threads write
+                // disjoint parts, and read nothing that the same stage writes elsewhere.
+                unsafe { self.stage(stage, worker, scratch) };
+                worker.barrier();
+            }
+        });
+    }
+
+    /// Rows of a buffer in this step.
+    fn count(&self, buffer: BufferId) -> usize {
+        match self.program.buffers[buffer.0].rows {
+            RowCount::Tokens => self.batch.tokens(),
+            RowCount::Sampled => self.batch.sampled_rows.len(),
+            RowCount::Pooled => self.batch.pooled_rows.len(),
+        }
+    }
+
+    /// A thread's part of a stage.
+    ///
+    /// # Safety
+    /// Every thread of the region must call this for the same stage, with a barrier before and after; activations, caches
+    /// and tables must stay where they are.
+    unsafe fn stage(&self, stage: &Stage, worker: Worker<'_>, scratch: &Scratch) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match stage {
+                Stage::Angles => self.angles(worker, scratch),
+                Stage::Embed { table, scale, out } => self.embed(worker, *table, *scale, scratch.rows[out.0]),
+                Stage::Norm(op) => self.norm(op, worker, scratch),
+                Stage::Product(op) => self.product(op, worker, scratch),
+                Stage::QkvPost(op) => self.qkv_post(op, worker, scratch),
+                Stage::Attention { op, tile } => self.attention(op, &scratch.tiles[*tile], worker, scratch),
+                Stage::Glu(op) => self.glu(op, worker, scratch),
+                Stage::Gather { input, out } => {
+                    let sources = match self.program.buffers[out.0].rows {
+                        RowCount::Pooled => &self.batch.pooled_rows,
+                        RowCount::Tokens | RowCount::Sampled => &self.batch.sampled_rows,
+                    };
+                    let (input, out) = (scratch.rows[input.0], scratch.rows[out.0]);
+                    worker.share(sources.len(), |row| {
+                        let source = input.read(input.span(sources[row] as usize));
+                        out.write(out.span(row)).copy_from_slice(source);
+                        out.prepare(self.isa, out.span(row));
+                    });
+                }
+                Stage::Prepare(buffer) => {
+                    let rows = scratch.rows[buffer.0];
+                    worker.share(self.count(*buffer), |row| rows.prepare(self.isa, rows.span(row)));
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for `stage`, in all of the following.
+    unsafe fn angles(&self, worker: Worker<'_>, scratch: &Scratch) {
+        worker.share(self.batch.tokens(), |row| {
+            let position = f64::from(self.batch.positions[row]);
+            for (rope, (cos, sin)) in self.plan.ropes.iter().zip(&scratch.angles) {
+                let pairs = rope.inv_freq.len();
+                // SAFETY: as the caller promises; the row is this thread's.
+                let (cos, sin) = unsafe { (cos.part(row * pairs, pairs), sin.part(row * pairs, pairs)) };
+                for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&rope.inv_freq) {
+                    let (s, c) = (position * frequency).sin_cos();
+                    (*cos, *sin) = ((c * rope.magnitude) as f32, (s * rope.magnitude) as f32);
+                }
+            }
+        });
+    }
+
+    unsafe fn embed(&self, worker: Worker<'_>, table: WeightId, scale: f32, out: Rows) {
+        let Loaded::Matrix(table) = &self.weights[table.0] else { unreachable!("a table is no vector") };
+        worker.share(self.batch.tokens(), |row| {
+            // SAFETY: as the caller promises; the row is this thread's.
+            unsafe {
+                let values = out.write(out.span(row));
+                product::read_row(self.isa, table, self.batch.token_ids[row] as usize, values);
+                if scale != 1.0 {
+                    self.isa.scale(values, scale);
+                }
+                out.prepare(self.isa, out.span(row));
+            }
+        });
+    }
+
+    unsafe fn norm(&self, op: &Norm, worker: Worker<'_>, scratch: &Scratch) {
+        let (input, out) = (scratch.rows[op.input.0], scratch.rows[op.out.0]);
+        let add = op.add.map(|id| scratch.rows[id.0]);
+        let norm = rows::Norm { kind: op.kind, weight: &op.weight, bias: op.bias.as_deref(), eps: op.eps };
+        worker.share(self.count(op.out), |row| {
+            let span = out.span(row);
+            // SAFETY: as the caller promises; the row is this thread's in every buffer.
+            let x = unsafe {
+                match add {
+                    Some(residual) => {
+                        let sum = residual.write(span);
+                        self.isa.add(sum, input.read(span));
+                        &*sum
+                    }
+                    None => input.read(span),
+                }
+            };
+            ROW.with_borrow_mut(|(scratch, _)| {
+                // The output may be the input.
+                scratch.resize(span.len, 0.0);
+                self.isa.norm(x, norm, scratch);
+                // SAFETY: as above; `x` is used no more.
+                unsafe {
+                    out.write(span).copy_from_slice(scratch);
+                    out.prepare(self.isa, span);
+                }
+            });
+        });
+    }
+
+    unsafe fn product(&self, op: &Product, worker: Worker<'_>, scratch: &Scratch) {
+        let Loaded::Matrix(matrix) = &self.weights[op.weight.0] else { unreachable!("a factor is no vector") };
+        let rows = self.count(op.out);
+        let add = op.add.map(|id| scratch.rows[id.0]);
+        let epilogue = Epilogue { bias: op.bias.as_deref(), scale: op.scale, softcap: op.softcap, add };
+        let (input, out) = (scratch.rows[op.input.0], scratch.rows[op.out.0]);
+        let product = product::Product { matrix, input, rows, out, epilogue };
+        // SAFETY: as the caller promises; each piece is drawn by one thread.
+        worker.share(product.pieces(), |piece| unsafe { product.run(self.isa, piece) });
+    }
+
+    unsafe fn qkv_post(&self, op: &Projected, worker: Worker<'_>, scratch: &Scratch) {
+        let cache = scratch.caches[op.group][op.layer];
+        let angles = op.rope.map(|rope| {
+            let ((cos, sin), Rope { inv_freq, style, .. }) = (scratch.angles[rope], &self.plan.ropes[rope]);
+            Angles { cos, sin, pairs: inv_freq.len(), style: *style }
+        });
+        let post = QkvPost {
+            isa: self.isa,
+            op,
+            input: scratch.rows[op.input.0],
+            out: scratch.rows[op.out.0],
+            cache,
+            slots: &self.batch.slot_mapping[op.group],
+            angles,
+        };
+        // A norm over all heads needs them together.
+        let together = op.norm.as_ref().is_some_and(|norm| norm.spans_heads(op.heads));
+        let parts = if together { 1 } else { op.heads.kv };
+        worker.share(scratch.blocks.len() * parts, |task| {
+            let (run, part) = (scratch.blocks[task / parts], task % parts);
+            let heads = if together { 0..op.heads.kv } else { part..part + 1 };
+            for row in run.first..run.first + run.count {
+                // SAFETY: as the caller promises; a run's rows and its block are this thread's, for these heads.
+                unsafe { post.row(row, heads.clone()) };
+            }
+        });
+    }
+
+    unsafe fn attention(&self, op: &PagedAttention, runs: &[Run], worker: Worker<'_>, scratch: &Scratch) {
+        let out = scratch.rows[op.out.0];
+        let attention = Attention {
+            cache: scratch.caches[op.group][op.layer],
+            tables: &self.batch.block_tables[op.group],
+            heads: op.heads,
+            scale: op.scale,
+            window: op.window,
+            softcap: op.softcap,
+            q: scratch.rows[op.q.0],
+            out,
+            prepares: out.forms.any() && prepares_by_head(op.heads),
+        };
+        let heads = op.heads.kv;
+        worker.share(runs.len() * heads, |task| {
+            // SAFETY: as the caller promises; each run and head is drawn by one thread.
+            unsafe { attention.run(self.isa, runs[task / heads], task % heads) };
+        });
+    }
+
+    unsafe fn glu(&self, op: &Glu, worker: Worker<'_>, scratch: &Scratch) {
+        let (input, out) = (scratch.rows[op.input.0], scratch.rows[op.out.0]);
+        let chunks = out.cols.div_ceil(GLU_COLS);
+        worker.share(self.count(op.out) * chunks, |task| {
+            let (row, from) = (task / chunks, task % chunks * GLU_COLS);
+            let span = Span { row, from, len: GLU_COLS.min(out.cols - from) };
+            // SAFETY: as the caller promises; the span is this thread's.
+            unsafe {
+                let gate = input.read(span);
+                let up = input.read(Span { from: out.cols + from, ..span });
+                self.isa.glu(op.kind, gate, up, out.write(span));
+                out.prepare(self.isa, span);
+            }
+        });
+    }
+}
+
+/// Norm, rotation and cache write of one layer.
+struct QkvPost<'a> {
+    isa: Isa,
+    op: &'a Projected,
+    input: Rows,
+    out: Rows,
+    cache: LayerCache,
+    slots: &'a [u32],
+    angles: Option<Angles>,
+}
+
+/// The rotary embedding of a layer.
+struct Angles {
+    cos: Shared<f32>,
+    sin: Shared<f32>,
+    pairs: usize,
+    style: RopeStyle,
+}
+
+impl QkvPost<'_> {
+    /// Some KV heads of a row, and the query heads that share them.
+    ///
+    /// # Safety
+    /// Nobody may write the input or the tables, use these heads of the row or write their block meanwhile.
+    unsafe fn row(&self, row: usize, heads: std::ops::Range<usize>) {
+        let shape = self.op.heads;
+        let group = shape.q / shape.kv;
+        let columns = |from: usize, heads: &std::ops::Range<usize>, each: usize| Span {
+            row,
+            from: from + heads.start * each,
+            len: heads.len() * each,
+        };
+        let q = columns(0, &heads, group * shape.dim);
+        // SAFETY: as the caller promises.
+        let (out, q, k, v) = unsafe {
+            let k = self.input.read(columns(shape.q_cols(), &heads, shape.dim));
+            let v = self.input.read(columns(shape.q_cols() + shape.kv_cols(), &heads, shape.dim));
+            (self.out.write(q), self.input.read(q), k, v)
+        };
+        let (q_norm, k_norm) = match &self.op.norm {
+            Some(HeadNorm { q, k, eps }) => (Some((&q[..], *eps)), Some((&k[..], *eps))),
+            None => (None, None),
+        };
+        ROW.with_borrow_mut(|(key, narrow)| {
+            self.turn(row, q, q_norm, out);
+            key.resize(k.len(), 0.0);
+            self.turn(row, k, k_norm, key);
+            narrow.resize(2 * k.len(), 0);
+            let (keys, values) = narrow.split_at_mut(k.len());
+            self.isa.to_bf16(key, keys);
+            self.isa.to_bf16(v, values);
+            let pairs = keys.chunks_exact(shape.dim).zip(values.chunks_exact(shape.dim));
+            for (head, (key, value)) in heads.zip(pairs) {
+                // SAFETY: as the caller promises.
+                unsafe { self.cache.write(self.slots[row], head, key, value) };
+            }
+        });
+    }
+
+    /// Norm and rotation of some heads.
+    fn turn(&self, row: usize, x: &[f32], norm: Option<(&[f32], f32)>, out: &mut [f32]) {
+        match norm {
+            Some((weight, eps)) => {
+                let width = weight.len();
+                for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+                    let norm = rows::Norm { kind: NormKind::Rms, weight, bias: None, eps };
+                    self.isa.norm(x, norm, out);
+                }
+            }
+            None => out.copy_from_slice(x),
+        }
+        if let Some(Angles { cos, sin, pairs, style }) = self.angles {
+            // SAFETY: the tables were written before the last barrier.
+            let (cos, sin) = unsafe { (cos.view(row * pairs, pairs), sin.view(row * pairs, pairs)) };
+            for head in out.chunks_exact_mut(self.op.heads.dim) {
+                self.isa.rotate(style, head, cos, sin);
+            }
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Memory in cache lines.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use octavo_ops::BackendError;
+
+/// Bytes of a cache line, and of a register of AVX-512.
+pub(crate) const LINE: usize = 64;
+
+/// Bytes of a huge page. Rows of activations and blocks of the cache lie far apart: with small pages, looking up where they
+/// are takes longer than reading them.
+const HUGE: usize = 2 << 20;
+
+/// Numbers of which every bit pattern, all zeros too, is one.
+///
+/// # Safety
+/// Zeroed bytes must be a valid value, and the type must need no drop.
+pub(crate) unsafe trait Plain: Copy + Send + Sync + 'static {}
+
+// SAFETY: numbers.
+unsafe impl Plain for u8 {}
+// SAFETY: as above.
+unsafe impl Plain for i8 {}
+// SAFETY: as above.
+unsafe impl Plain for u16 {}
+// SAFETY: as above.
+unsafe impl Plain for u32 {}
+// SAFETY: as above.
+unsafe impl Plain for i32 {}
+// SAFETY: as above.
+unsafe impl Plain for f32 {}
+
+/// A slice on the heap that begins with a cache line, or with a huge page if it fills one. Zeroed, and mapped by the system
+/// only when touched.
+pub(crate) struct Lines<T: Plain> {
+    start: NonNull<T>,
+    len: usize,
+    /// What the allocator gave: the elements begin within its first line.
+    block: NonNull<u8>,
+}
+
+// SAFETY: the memory is owned, and its elements are plain numbers.
+unsafe impl<T: Plain> Send for Lines<T> {}
+// SAFETY: as above; shared access only reads.
+unsafe impl<T: Plain> Sync for Lines<T> {}
+
+impl<T: Plain> Lines<T> {
+    /// That many zeros, or `None` where there is no memory for them.
+    fn try_zeroed(len: usize) -> Option<Self> {
+        let layout = Self::layout(len)?;
+        if len == 0 {
+            return Some(Self::default());
+        }
+        // SAFETY: the layout's size is not zero.
+        let block = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let align = Self::alignment(len);
+        let skip = block.as_ptr().align_offset(align);
+        // SAFETY: less is skipped than there is room for beside the elements.
+        let start = unsafe { block.add(skip) }.cast();
+        if align == HUGE {
+            advise_huge(start.cast(), len * size_of::<T>());
+        }
+        Some(Self { start, len, block })
+    }
+
+    /// That many zeros, or an error that says what they are for.
+    pub(crate) fn zeroed(len: usize, what: impl FnOnce() -> String) -> Result<Self, BackendError> {
+        let needed = (len as u64).saturating_mul(size_of::<T>() as u64);
+        Self::try_zeroed(len).ok_or_else(|| BackendError::OutOfMemory { what: what(), needed })
+    }
+
+    /// What the first element is aligned to.
+    fn alignment(len: usize) -> usize {
+        if len.saturating_mul(size_of::<T>()) >= HUGE { HUGE } else { LINE }
+    }
+
+    /// Room for the elements and to align them. Asked for without that alignment: for more than its own, the system's
+    /// allocator writes the zeros itself, and all the memory would be touched at once.
+    fn layout(len: usize) -> Option<Layout> {
+        let elements = Layout::array::<T>(len).ok()?;
+        Layout::from_size_align(elements.size().checked_add(Self::alignment(len))?, elements.align()).ok()
+    }
+
+    /// Makes room for at least `len` elements; what was there is lost if it has to grow.
+    pub(crate) fn reserve_zeroed(&mut self, len: usize) {
+        if len <= self.len {
+            return;
+        }
+        let grown = len.max(self.len + self.len / 2);
+        match Self::try_zeroed(grown).or_else(|| Self::try_zeroed(len)) {
+            Some(lines) => *self = lines,
+            None => handle_alloc_error(Self::layout(len).unwrap_or(Layout::new::<T>())),
+        }
+    }
+}
+
+impl<T: Plain> Default for Lines<T> {
+    fn default() -> Self {
+        Self { start: NonNull::dangling(), len: 0, block: NonNull::dangling() }
+    }
+}
+
+impl<T: Plain> Deref for Lines<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: `len` zeroed elements were allocated there, or it dangles and `len` is 0.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Plain> DerefMut for Lines<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`; the access is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Plain> Drop for Lines<T> {
+    fn drop(&mut self) {
+        if let Some(layout) = Self::layout(self.len).filter(|_| self.len > 0) {
+            // SAFETY: allocated with this very layout.
+            unsafe { dealloc(self.block.as_ptr(), layout) }
+        }
+    }
+}
+
+/// Asks for huge pages. Where there are none, small ones do.
+#[cfg(target_os = "linux")]
+fn advise_huge(start: NonNull<u8>, bytes: usize) {
+    // SAFETY: advice about memory of ours, which changes nothing of what is in it.
+    unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise_huge(_: NonNull<u8>, _: usize) {}
+
+/// A slice that the threads of a region write side by side, each its own part.
+#[derive(Clone, Copy)]
+pub(crate) struct Shared<T> {
+    start: *mut T,
+    len: usize,
+}
+
+// SAFETY: threads get at elements only through `part`, whose callers promise that no two parts overlap.
+unsafe impl<T: Plain> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T: Plain> Sync for Shared<T> {}
+
+impl<T: Plain> Shared<T> {
+    pub(crate) fn new(slice: &mut [T]) -> Self {
+        Self { start: slice.as_mut_ptr(), len: slice.len() }
+    }
+
+    /// The elements `from .. from + len`.
+    ///
+    /// # Safety
+    /// The slice that this was made of must still be there, and nobody else may write these elements, or read them while
+    /// the caller writes them.
+    ///
+    /// # Panics
+    /// If they are out of range.
+    #[allow(clippy::mut_from_ref, reason = "disjoint parts of one slice, as the caller promises")]
+    pub(crate) unsafe fn part<'a>(&self, from: usize, len: usize) -> &'a mut [T] {
+        // SAFETY: in range, as `at` asserts; exclusive, as the caller promises.
+        unsafe { std::slice::from_raw_parts_mut(self.at(from, len), len) }
+    }
+
+    /// Reads the elements `from .. from + len`.
+    ///
+    /// # Safety
+    /// The slice that this was made of must still be there, and nobody may write these elements meanwhile.
+    ///
+    /// # Panics
+    /// If they are out of range.
+    pub(crate) unsafe fn view<'a>(&self, from: usize, len: usize) -> &'a [T] {
+        // SAFETY: in range, as `at` asserts; unwritten, as the caller promises.
+        unsafe { std::slice::from_raw_parts(self.at(from, len), len) }
+    }
+
+    /// Reads all of it.
+    ///
+    /// # Safety
+    /// As for [`Shared::view`].
+    pub(crate) unsafe fn all<'a>(&self) -> &'a [T] {
+        // SAFETY: as the caller promises.
+        unsafe { self.view(0, self.len) }
+    }
+
+    fn at(&self, from: usize, len: usize) -> *mut T {
+        assert!(from <= self.len && len <= self.len - from, "{from} + {len} of {}", self.len);
+        // SAFETY: in range, as asserted.
+        unsafe { self.start.add(from) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_begins_with_a_line_and_is_zero() {
+        for len in [0, 1, 63, 1000, HUGE] {
+            let mut lines = Lines::<f32>::zeroed(len, || "a test".into()).unwrap();
+            assert_eq!(lines.len(), len);
+            assert!(lines.iter().all(|&x| x == 0.0));
+            assert!(len == 0 || (lines.as_ptr() as usize).is_multiple_of(LINE));
+            lines.iter_mut().for_each(|x| *x = 1.0);
+            lines.reserve_zeroed(len + 1);
+            assert!(lines.len() > len && lines.iter().all(|&x| x == 0.0));
+        }
+    }
+
+    #[test]
+    fn too_much_is_an_error() {
+        for len in [usize::MAX, 1 << 60] {
+            // Memory that nobody uses is optimised away, and what is not asked for is not refused.
+            let lines = std::hint::black_box(Lines::<u32>::zeroed(len, || "a test".into()));
+            let error = lines.err().unwrap().to_string();
+            assert!(error.starts_with("not enough memory for a test"), "{error}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "5 + 4 of 8")]
+    fn parts_are_in_range() {
+        let mut values = [0u8; 8];
+        // SAFETY: nobody else uses them.
+        let _ = unsafe { Shared::new(&mut values).part(5, 4) };
+    }
+}

@@ -1,0 +1,313 @@
+//! A program as this backend runs it.
+
+use octavo_ops::{
+    BackendError, BufferId, Glu, HeadShape, Logits, NormKind, NormOp, Op, PagedAttention, Program, QkNorm, QkvPost,
+    Rope, WeightId,
+};
+
+use crate::activation::Forms;
+use crate::attention::task_tokens;
+use crate::rows::GROUP;
+use crate::weights::{Kind, Matrix};
+use crate::{Isa, NAME};
+
+/// What is done between two barriers.
+pub(crate) enum Stage {
+    /// Cosines and sines of the rotary embeddings.
+    Angles,
+    Embed {
+        table: WeightId,
+        scale: f32,
+        out: BufferId,
+    },
+    Norm(Norm),
+    /// `Linear` or `Logits`.
+    Product(Product),
+    QkvPost(Projected),
+    Attention {
+        op: PagedAttention,
+        /// Index of the number of tokens of its tasks.
+        tile: usize,
+    },
+    Glu(Glu),
+    Gather {
+        input: BufferId,
+        out: BufferId,
+    },
+    /// Brings a buffer that a product or attention wrote into its other forms.
+    Prepare(BufferId),
+}
+
+pub(crate) struct Norm {
+    pub(crate) kind: NormKind,
+    pub(crate) weight: Vec<f32>,
+    pub(crate) bias: Option<Vec<f32>>,
+    pub(crate) eps: f32,
+    pub(crate) input: BufferId,
+    pub(crate) add: Option<BufferId>,
+    pub(crate) out: BufferId,
+}
+
+pub(crate) struct Product {
+    pub(crate) weight: WeightId,
+    pub(crate) bias: Option<Vec<f32>>,
+    pub(crate) scale: Option<f32>,
+    pub(crate) softcap: Option<f32>,
+    pub(crate) input: BufferId,
+    pub(crate) add: Option<BufferId>,
+    pub(crate) out: BufferId,
+}
+
+pub(crate) struct Projected {
+    pub(crate) input: BufferId,
+    pub(crate) out: BufferId,
+    pub(crate) heads: HeadShape,
+    pub(crate) norm: Option<HeadNorm>,
+    /// Index of the rotary embedding.
+    pub(crate) rope: Option<usize>,
+    pub(crate) group: usize,
+    pub(crate) layer: usize,
+}
+
+/// Weights of the norms of q and k, any offset added.
+pub(crate) struct HeadNorm {
+    pub(crate) q: Vec<f32>,
+    pub(crate) k: Vec<f32>,
+    pub(crate) eps: f32,
+}
+
+impl HeadNorm {
+    /// Whether it is over the whole row, so that heads are not independent.
+    pub(crate) fn spans_heads(&self, heads: HeadShape) -> bool {
+        self.q.len() != heads.dim || self.k.len() != heads.dim
+    }
+}
+
+/// The stages of a forward pass.
+pub(crate) struct Plan {
+    pub(crate) stages: Vec<Stage>,
+    /// Each once.
+    pub(crate) ropes: Vec<Rope>,
+    /// Tokens of attention tasks, each number once.
+    pub(crate) tiles: Vec<usize>,
+    /// By buffer.
+    pub(crate) forms: Vec<Forms>,
+    /// The one that `Logits` writes.
+    pub(crate) logits: Option<BufferId>,
+}
+
+/// Weights that are read as numbers, not multiplied: norms and biases.
+pub(crate) fn vectors(program: &Program) -> Vec<bool> {
+    let mut found = vec![false; program.weights.len()];
+    let mut mark = |id: WeightId| found[id.0] = true;
+    for op in &program.ops {
+        match op {
+            Op::Norm(op) => [Some(op.weight), op.bias].into_iter().flatten().for_each(&mut mark),
+            Op::Linear(op) => op.bias.into_iter().for_each(&mut mark),
+            Op::QkvPost(op) => op.norm.iter().flat_map(|norm| [norm.q, norm.k]).for_each(&mut mark),
+            _ => {}
+        }
+    }
+    found
+}
+
+/// A loaded weight.
+pub(crate) enum Loaded {
+    Matrix(Matrix),
+    Vector(Vec<f32>),
+}
+
+impl Loaded {
+    pub(crate) fn matrix(&self) -> Option<&Matrix> {
+        match self {
+            Self::Matrix(matrix) => Some(matrix),
+            Self::Vector(_) => None,
+        }
+    }
+}
+
+struct Planner<'a> {
+    weights: &'a [Loaded],
+    isa: Isa,
+    plan: Plan,
+}
+
+impl Plan {
+    /// Of a program whose weights are loaded.
+    pub(crate) fn new(program: &Program, weights: &[Loaded], isa: Isa) -> Result<Self, BackendError> {
+        let plan = Self {
+            stages: Vec::new(),
+            ropes: Vec::new(),
+            tiles: Vec::new(),
+            forms: vec![Forms::default(); program.buffers.len()],
+            logits: None,
+        };
+        let mut planner = Planner { weights, isa, plan };
+        let ops = program.forward_ops();
+        for (index, op) in ops.iter().enumerate() {
+            let stage = planner.stage(op)?;
+            planner.plan.stages.push(stage);
+            planner.prepare(op, &ops[index + 1..]);
+        }
+        if !planner.plan.ropes.is_empty() {
+            planner.plan.stages.insert(0, Stage::Angles);
+        }
+        Ok(planner.plan)
+    }
+}
+
+impl Planner<'_> {
+    fn stage(&mut self, op: &Op) -> Result<Stage, BackendError> {
+        Ok(match op {
+            Op::Embed { table, scale, out } => Stage::Embed { table: *table, scale: *scale, out: *out },
+            Op::Norm(op) => Stage::Norm(self.norm(op)),
+            Op::Linear(op) => {
+                if op.input == op.out {
+                    return Err(unsupported("a product whose output is its input"));
+                }
+                Stage::Product(Product {
+                    weight: op.weight,
+                    bias: op.bias.map(|id| self.vector(id, false)),
+                    scale: None,
+                    softcap: None,
+                    input: op.input,
+                    add: op.add,
+                    out: op.out,
+                })
+            }
+            Op::Logits(op) => Stage::Product(self.logits(op)),
+            Op::QkvPost(op) => Stage::QkvPost(self.projected(op)),
+            Op::PagedAttention(op) => {
+                let tile = index_of(&mut self.plan.tiles, task_tokens(self.isa, op.heads));
+                Stage::Attention { op: op.clone(), tile }
+            }
+            Op::Glu(op) => Stage::Glu(op.clone()),
+            Op::GatherRows { input, out } => Stage::Gather { input: *input, out: *out },
+            Op::Sample { .. } => return Err(unsupported("sampling inside the forward pass")),
+        })
+    }
+
+    fn norm(&self, op: &NormOp) -> Norm {
+        Norm {
+            kind: op.kind,
+            weight: self.vector(op.weight, op.unit_offset),
+            bias: op.bias.map(|id| self.vector(id, false)),
+            eps: op.eps,
+            input: op.input,
+            add: op.add,
+            out: op.out,
+        }
+    }
+
+    fn logits(&mut self, op: &Logits) -> Product {
+        self.plan.logits = Some(op.out);
+        Product {
+            weight: op.weight,
+            bias: None,
+            scale: (op.scale != 1.0).then_some(op.scale),
+            softcap: op.softcap,
+            input: op.input,
+            add: None,
+            out: op.out,
+        }
+    }
+
+    fn projected(&mut self, op: &QkvPost) -> Projected {
+        let norm = op.norm.as_ref().map(|norm: &QkNorm| HeadNorm {
+            q: self.vector(norm.q, norm.unit_offset),
+            k: self.vector(norm.k, norm.unit_offset),
+            eps: norm.eps,
+        });
+        let rope = op.rope.as_ref().map(|rope| index_of(&mut self.plan.ropes, rope.clone()));
+        Projected { input: op.input, out: op.out, heads: op.heads, norm, rope, group: op.group, layer: op.layer }
+    }
+
+    fn vector(&self, id: WeightId, unit_offset: bool) -> Vec<f32> {
+        let offset = if unit_offset { 1.0 } else { 0.0 };
+        match &self.weights[id.0] {
+            Loaded::Vector(values) => values.iter().map(|x| x + offset).collect(),
+            Loaded::Matrix(_) => unreachable!("loaded as `vectors` says"),
+        }
+    }
+
+    /// The forms in which later ops read what this one writes; and a stage that makes them, where the op cannot.
+    fn prepare(&mut self, op: &Op, later: &[Op]) {
+        for written in written(op) {
+            let forms = self.read_as(written, later);
+            if !forms.any() {
+                continue;
+            }
+            self.plan.forms[written.0] = self.plan.forms[written.0].and(forms);
+            let prepares = match op {
+                Op::Embed { .. } | Op::Glu(_) | Op::GatherRows { .. } => true,
+                Op::Norm(norm) => written == norm.out,
+                Op::PagedAttention(op) => prepares_by_head(op.heads),
+                _ => false,
+            };
+            if !prepares {
+                self.plan.stages.push(Stage::Prepare(written));
+            }
+        }
+    }
+
+    /// How the products that read a buffer before it is written again want it.
+    fn read_as(&self, buffer: BufferId, later: &[Op]) -> Forms {
+        let mut forms = Forms::default();
+        for op in later {
+            let read = match op {
+                Op::Linear(op) => Some((op.input, op.weight)),
+                Op::Logits(op) => Some((op.input, op.weight)),
+                _ => None,
+            };
+            if let Some((_, weight)) = read.filter(|(input, _)| *input == buffer) {
+                forms = forms.and(self.wanted(weight));
+            }
+            if written(op).contains(&buffer) {
+                break;
+            }
+        }
+        forms
+    }
+
+    fn wanted(&self, weight: WeightId) -> Forms {
+        let kinds = self.weights[weight.0].matrix().into_iter().flat_map(|matrix| &matrix.parts);
+        kinds.fold(Forms::default(), |forms, part| {
+            forms.and(match part.layout.kind {
+                Kind::Quant(..) => Forms { quant: true, bf16: false },
+                Kind::Bf16 => Forms { quant: false, bf16: self.isa == Isa::Amx },
+                Kind::F16 | Kind::F32 => Forms::default(),
+            })
+        })
+    }
+}
+
+/// Whether the query heads of a KV head fill whole groups, so that attention can quantise what it writes.
+pub(crate) fn prepares_by_head(heads: HeadShape) -> bool {
+    (heads.q / heads.kv * heads.dim).is_multiple_of(GROUP)
+}
+
+fn unsupported(what: &str) -> BackendError {
+    BackendError::Unsupported { backend: NAME, what: what.into() }
+}
+
+/// The index of a value in a list of different ones, to which it is added if it is new.
+fn index_of<T: PartialEq>(list: &mut Vec<T>, value: T) -> usize {
+    list.iter().position(|known| *known == value).unwrap_or_else(|| {
+        list.push(value);
+        list.len() - 1
+    })
+}
+
+/// The buffers that an op of the forward part writes.
+fn written(op: &Op) -> Vec<BufferId> {
+    match op {
+        Op::Embed { out, .. } | Op::GatherRows { out, .. } => vec![*out],
+        Op::Norm(op) => std::iter::once(op.out).chain(op.add).collect(),
+        Op::Linear(op) => vec![op.out],
+        Op::QkvPost(op) => vec![op.out],
+        Op::PagedAttention(op) => vec![op.out],
+        Op::Glu(op) => vec![op.out],
+        Op::Logits(op) => vec![op.out],
+        Op::Sample { .. } => vec![],
+    }
+}

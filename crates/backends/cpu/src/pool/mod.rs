@@ -1,0 +1,266 @@
+//! The threads of the backend.
+//!
+//! A step is one parallel region: every thread runs the same closure and the threads meet at barriers. Between regions
+//! the threads sleep; a region costs one wake-up, a barrier a few hundred nanoseconds while the threads keep pace.
+
+mod pinning;
+mod rendezvous;
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+pub(crate) use pinning::available_threads;
+use rendezvous::{Generation, Rendezvous};
+
+/// The closure of a region, its lifetime erased: `Pool::run` does not return before every thread is done with it.
+#[derive(Clone, Copy)]
+struct Region(*const (dyn Fn(Worker<'_>) + Sync));
+
+// SAFETY: the closure is `Sync`, and the pointer is followed only while `Pool::run` holds the closure.
+unsafe impl Send for Region {}
+
+struct State {
+    threads: usize,
+    /// Where the threads meet inside a region.
+    barrier: Rendezvous,
+    /// Moves on when a region begins.
+    begun: Generation,
+    /// The region; `None` ends the threads.
+    region: Mutex<Option<Region>>,
+    /// The next piece of the work between two barriers.
+    next: AtomicUsize,
+    /// What a thread panicked with.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// A team of threads, the caller's among them.
+pub(crate) struct Pool {
+    state: Arc<State>,
+    others: Vec<JoinHandle<()>>,
+}
+
+/// One thread in a region.
+#[derive(Clone, Copy)]
+pub(crate) struct Worker<'a> {
+    state: &'a State,
+}
+
+impl Pool {
+    /// A team of `threads`, at least one. If they are as many as the processors that this process may use, each of the
+    /// others stays on one of its own.
+    pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
+        let threads = threads.max(1);
+        let state = Arc::new(State {
+            threads,
+            barrier: Rendezvous::new(threads),
+            begun: Generation::default(),
+            region: Mutex::new(None),
+            next: AtomicUsize::new(0),
+            panic: Mutex::new(None),
+        });
+        let places = pinning::places(threads);
+        let mut pool = Self { state, others: Vec::with_capacity(threads - 1) };
+        for index in 1..threads {
+            let state = Arc::clone(&pool.state);
+            let place = places.as_ref().and_then(|places| places.get(index).copied());
+            let name = format!("octavo-cpu-{index}");
+            pool.others.push(std::thread::Builder::new().name(name).spawn(move || {
+                if let Some(place) = place {
+                    pinning::pin(place);
+                }
+                state.serve();
+            })?);
+        }
+        Ok(pool)
+    }
+
+    /// Threads of the team.
+    pub(crate) fn threads(&self) -> usize {
+        self.state.threads
+    }
+
+    /// Runs `work` on every thread and returns when all have finished.
+    ///
+    /// # Panics
+    /// If `work` panics on a thread; the others then leave the region at their next barrier.
+    pub(crate) fn run(&mut self, work: &(dyn Fn(Worker<'_>) + Sync)) {
+        let state = &*self.state;
+        // SAFETY: only the lifetime changes; no thread uses it once this call has passed the last barrier below.
+        let region: *const (dyn Fn(Worker<'_>) + Sync + 'static) = unsafe { std::mem::transmute(work as *const _) };
+        *lock(&state.region) = Some(Region(region));
+        state.next.store(0, Ordering::Relaxed);
+        state.begun.advance();
+        state.take_part(work);
+        state.barrier.reset();
+        if let Some(panic) = lock(&state.panic).take() {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        *lock(&self.state.region) = None;
+        self.state.begun.advance();
+        for thread in self.others.drain(..) {
+            // A thread catches the panics of its regions.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl State {
+    /// The life of a thread that is not the caller's.
+    fn serve(&self) {
+        let mut seen = 0;
+        loop {
+            seen = self.begun.wait_beyond(seen);
+            let Some(Region(region)) = *lock(&self.region) else { return };
+            // SAFETY: `Pool::run` keeps the closure until all threads have met at the end of `take_part`.
+            self.take_part(unsafe { &*region });
+        }
+    }
+
+    fn take_part(&self, work: &(dyn Fn(Worker<'_>) + Sync)) {
+        let outcome = catch_unwind(AssertUnwindSafe(|| flushing_denormals(|| work(Worker { state: self }))));
+        if let Err(panic) = outcome {
+            lock(&self.panic).get_or_insert(panic);
+            self.barrier.abandon();
+        }
+        self.barrier.leave();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Worker<'_> {
+    /// Waits until every thread has got here. What was written before is seen after. If another thread has panicked, this
+    /// one leaves the region too, without a word: what it would work on is not there.
+    pub(crate) fn barrier(&self) {
+        if !self.state.barrier.meet(|| self.state.next.store(0, Ordering::Relaxed)) {
+            resume_unwind(Box::new("another thread has panicked"));
+        }
+    }
+
+    /// Does the pieces `0..count` of work, together with the other threads, each of which must call this with the same
+    /// count; any order, each piece once. Only one such call may stand between two barriers.
+    pub(crate) fn share(&self, count: usize, mut piece: impl FnMut(usize)) {
+        loop {
+            let index = self.state.next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                return;
+            }
+            piece(index);
+        }
+    }
+}
+
+/// Runs `work` with denormal numbers taken as zero, as AMX does in any case: so that the same sums come out elsewhere, and
+/// since they are slow.
+#[cfg(target_arch = "x86_64")]
+fn flushing_denormals(work: impl FnOnce()) {
+    const FLUSH_TO_ZERO: u32 = 1 << 15;
+    const DENORMALS_ARE_ZERO: u32 = 1 << 6;
+
+    struct Restore(u32);
+
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            set_control(self.0);
+        }
+    }
+
+    let control = control();
+    let _restore = Restore(control);
+    set_control(control | FLUSH_TO_ZERO | DENORMALS_ARE_ZERO);
+    work();
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn flushing_denormals(work: impl FnOnce()) {
+    work();
+}
+
+/// The control and status register of SSE.
+#[cfg(target_arch = "x86_64")]
+fn control() -> u32 {
+    let mut value = 0u32;
+    // SAFETY: writes four bytes to `value`.
+    unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut value, options(nostack, preserves_flags)) };
+    value
+}
+
+#[cfg(target_arch = "x86_64")]
+fn set_control(value: u32) {
+    // SAFETY: reads four bytes of `value`, which this register held but for the two bits above.
+    unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const value, options(nostack, preserves_flags, readonly)) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    #[test]
+    fn every_piece_is_done_once_and_seen_after_the_barrier() {
+        for threads in [1, 2, 3, 8] {
+            let mut pool = Pool::new(threads).unwrap();
+            let done: Vec<AtomicU64> = (0..1000).map(|_| AtomicU64::new(0)).collect();
+            for round in 1..=50 {
+                pool.run(&|worker| {
+                    for phase in 0..5 {
+                        worker.share(done.len(), |i| {
+                            done[i].fetch_add(1, Ordering::Relaxed);
+                        });
+                        worker.barrier();
+                        let expected = (round - 1) * 5 + phase + 1;
+                        assert!(done.iter().all(|x| x.load(Ordering::Relaxed) >= expected));
+                        worker.barrier();
+                    }
+                });
+                assert!(done.iter().all(|x| x.load(Ordering::Relaxed) == round * 5));
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_team_goes_on() {
+        for culprit in [0, 2] {
+            let (mut pool, turn) = (Pool::new(3).unwrap(), AtomicUsize::new(0));
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(&|worker| {
+                    worker.barrier();
+                    let index = turn.fetch_add(1, Ordering::Relaxed);
+                    assert!(index != culprit, "culprit");
+                    worker.barrier();
+                    worker.barrier();
+                });
+            }));
+            assert_eq!(*outcome.unwrap_err().downcast::<&str>().unwrap(), "culprit");
+            let count = AtomicUsize::new(0);
+            pool.run(&|worker| {
+                worker.barrier();
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(count.into_inner(), 3);
+        }
+    }
+
+    #[test]
+    fn denormals_are_zero_inside_only() {
+        let tiny = std::hint::black_box(f32::MIN_POSITIVE);
+        let mut pool = Pool::new(2).unwrap();
+        let inside = Mutex::new(Vec::new());
+        pool.run(&|_| lock(&inside).push(std::hint::black_box(tiny) * 0.5));
+        if cfg!(target_arch = "x86_64") {
+            assert_eq!(*lock(&inside), [0.0, 0.0]);
+        }
+        assert!(tiny * 0.5 > 0.0);
+    }
+}

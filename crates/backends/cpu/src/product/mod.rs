@@ -1,0 +1,355 @@
+//! Matrix products: every row of an activation times every panel of a weight.
+//!
+//! The order of a row's sums is the same whatever kernel runs: integer products are exact within a group, and every kernel
+//! adds the groups in order, scale first, then minimum. For bf16, f16 and f32 weights an instruction set has one kernel,
+//! whose rows do not see each other.
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod plain;
+#[cfg(target_arch = "x86_64")]
+mod vnni;
+
+use std::cell::RefCell;
+
+use crate::activation::{Rows, Span, TILE};
+use crate::isa::{Isa, per_isa};
+use crate::memory::{LINE, Lines};
+use crate::rows::GROUP;
+#[cfg(target_arch = "x86_64")]
+use crate::tiles::{self, Strided, Tiles};
+use crate::weights::{Codes, Kind, Layout, Matrix, PANEL, Part, STEPS};
+
+/// Panels of a piece of work: enough that drawing pieces costs nothing, few enough that threads end together.
+const PIECE_PANELS: usize = 4;
+
+/// The same where there are few rows, and a piece is little work.
+const SKINNY_PANELS: usize = 2;
+
+/// Rows of a piece of work. A piece unpacks its panels anew.
+const PIECE_ROWS: usize = 256;
+
+/// Up to so many rows, integer weights are multiplied as they come, without unpacking them first.
+const SKINNY_ROWS: usize = 4;
+
+/// A product to be done by the threads of a region.
+pub(crate) struct Product<'a> {
+    pub(crate) matrix: &'a Matrix,
+    pub(crate) input: Rows,
+    pub(crate) rows: usize,
+    pub(crate) out: Rows,
+    pub(crate) epilogue: Epilogue<'a>,
+}
+
+/// What happens to a result before it is stored, in this order.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Epilogue<'a> {
+    pub(crate) bias: Option<&'a [f32]>,
+    pub(crate) scale: Option<f32>,
+    pub(crate) softcap: Option<f32>,
+    pub(crate) add: Option<Rows>,
+}
+
+/// Results of a panel for a tile of rows.
+#[repr(align(64))]
+pub(super) struct Tile([[f32; PANEL]; TILE]);
+
+/// Some panels, their codes as bytes and their scales as f32: what tiles of rows are multiplied with again and again.
+#[derive(Default)]
+pub(super) struct Unpacked {
+    groups: usize,
+    /// Bytes of the codes of a group.
+    group_codes: usize,
+    /// Per panel and group, `[STEPS][PANEL][4]`; twice for AMX, where codes have 4 bits: times 16 first.
+    codes: Lines<u8>,
+    /// Per panel and group, sixteen scales and sixteen minima.
+    scales: Lines<f32>,
+}
+
+/// Bytes of the codes of a group of a panel.
+const GROUP_CODES: usize = GROUP * PANEL;
+
+/// Scales and minima of a group of a panel.
+const GROUP_SCALES: usize = 2 * PANEL;
+
+impl Unpacked {
+    fn reserve(&mut self, groups: usize, group_codes: usize) {
+        (self.groups, self.group_codes) = (groups, group_codes);
+        self.codes.reserve_zeroed(PIECE_PANELS * groups * group_codes);
+        self.scales.reserve_zeroed(PIECE_PANELS * groups * GROUP_SCALES);
+    }
+
+    fn panel(&self, slot: usize) -> (&[u8], &[f32]) {
+        let (codes, scales) = (self.groups * self.group_codes, self.groups * GROUP_SCALES);
+        (&self.codes[slot * codes..][..codes], &self.scales[slot * scales..][..scales])
+    }
+
+    fn panel_mut(&mut self, slot: usize) -> (&mut [u8], &mut [f32]) {
+        let (codes, scales) = (self.groups * self.group_codes, self.groups * GROUP_SCALES);
+        (&mut self.codes[slot * codes..][..codes], &mut self.scales[slot * scales..][..scales])
+    }
+}
+
+thread_local! {
+    static UNPACKED: RefCell<Unpacked> = RefCell::default();
+}
+
+impl Product<'_> {
+    fn is_skinny(&self) -> bool {
+        self.rows <= SKINNY_ROWS
+    }
+
+    fn piece_panels(&self) -> usize {
+        if self.is_skinny() { SKINNY_PANELS } else { PIECE_PANELS }
+    }
+
+    /// Pieces of work.
+    pub(crate) fn pieces(&self) -> usize {
+        let chunks = |part: &Part| part.panels().div_ceil(self.piece_panels());
+        self.matrix.parts.iter().map(chunks).sum::<usize>() * self.rows.div_ceil(PIECE_ROWS)
+    }
+
+    /// Does one of them.
+    ///
+    /// # Safety
+    /// The activations must stay where they are, each piece must be done by one thread only, nobody may write the input or
+    /// use the output meanwhile.
+    pub(crate) unsafe fn run(&self, isa: Isa, piece: usize) {
+        let blocks = self.rows.div_ceil(PIECE_ROWS);
+        let (mut chunk, block) = (piece / blocks, piece % blocks);
+        let first = block * PIECE_ROWS;
+        let rows = first..(first + PIECE_ROWS).min(self.rows);
+        for part in &self.matrix.parts {
+            let chunks = part.panels().div_ceil(self.piece_panels());
+            if chunk < chunks {
+                let from = chunk * self.piece_panels();
+                let panels = from..(from + self.piece_panels()).min(part.panels());
+                // SAFETY: as the caller promises.
+                unsafe { self.run_panels(isa, part, panels, rows) };
+                return;
+            }
+            chunk -= chunks;
+        }
+    }
+
+    /// # Safety
+    /// As for `run`.
+    unsafe fn run_panels(&self, isa: Isa, part: &Part, panels: std::ops::Range<usize>, rows: std::ops::Range<usize>) {
+        let mut store = |row: usize, panel: usize, result: &[f32; PANEL]| {
+            // SAFETY: as the caller promises.
+            unsafe { self.store(isa, part, panel, row, result) }
+        };
+        match part.layout.kind {
+            Kind::Quant(..) => {
+                // SAFETY: as the caller promises.
+                let input = unsafe { self.input.quant() };
+                if self.is_skinny() && isa >= Isa::Avx512 {
+                    for panel in panels {
+                        skinny(isa, part, panel, &input, rows.clone(), &mut store);
+                    }
+                } else {
+                    quant(isa, part, panels, &input, rows, &mut store);
+                }
+            }
+            Kind::Bf16 if isa == Isa::Amx => {
+                // SAFETY: as the caller promises.
+                let (input, stride) = unsafe { self.input.bf16() };
+                bf16_tiles(part, panels, (input, stride), rows, &mut store);
+            }
+            _ => {
+                // SAFETY: as the caller promises.
+                let input = unsafe { self.input.read_rows(0, self.rows) };
+                dense(isa, part, panels, (input, self.input.cols), rows, &mut store);
+            }
+        }
+    }
+
+    /// Stores a row's results of a panel.
+    ///
+    /// # Safety
+    /// As for `run`.
+    unsafe fn store(&self, isa: Isa, part: &Part, panel: usize, row: usize, result: &[f32; PANEL]) {
+        let first = part.first + panel * PANEL;
+        let span = Span { row, from: first, len: part.rows_of(panel) };
+        let Epilogue { bias, scale, softcap, add } = self.epilogue;
+        let mut result = *result;
+        let result = &mut result[..span.len];
+        if let Some(bias) = bias {
+            isa.add(result, &bias[first..first + span.len]);
+        }
+        if let Some(scale) = scale {
+            isa.scale(result, scale);
+        }
+        if let Some(cap) = softcap {
+            isa.softcap(result, cap);
+        }
+        if let Some(add) = add {
+            // SAFETY: the same columns of a buffer that nobody else writes; it may be the output, which is not held yet.
+            isa.add(result, unsafe { add.read(span) });
+        }
+        // SAFETY: the columns of a panel belong to its piece.
+        unsafe { self.out.write(span) }.copy_from_slice(result);
+    }
+}
+
+per_isa! {
+    plain;
+    /// A tile of rows, from `first` on, times an unpacked panel.
+    fn multiply_integers(codes: &[u8], scales: &[f32], input: &Quant<'_>, first: usize, tile: &mut [[f32; PANEL]]);
+
+    /// Some rows times a panel of f32, f16 or bf16.
+    fn multiply_dense(kind: Kind, panel: &[u8], x: &[&[f32]], results: &mut [[f32; PANEL]]);
+}
+
+type Store<'s> = &'s mut dyn FnMut(usize, usize, &[f32; PANEL]);
+type Quant<'a> = crate::activation::QuantRows<'a>;
+type Range = std::ops::Range<usize>;
+
+/// Few rows times a panel of integers, straight from its packed form.
+#[cfg(target_arch = "x86_64")]
+fn skinny(_: Isa, part: &Part, panel: usize, input: &Quant<'_>, rows: Range, store: Store<'_>) {
+    let first = rows.start;
+    let mut results = [[0.0; PANEL]; SKINNY_ROWS];
+    let results = &mut results[..rows.len()];
+    // SAFETY: called where AVX-512 is available; the panel and the rows have what the layout says.
+    unsafe { vnni::skinny(part.panel(panel), &part.layout, input, first, results) };
+    for (row, result) in rows.zip(&*results) {
+        store(row, panel, result);
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn skinny(isa: Isa, part: &Part, panel: usize, input: &Quant<'_>, rows: Range, store: Store<'_>) {
+    quant(isa, part, panel..panel + 1, input, rows, store);
+}
+
+/// Any number of rows times some panels of integers.
+fn quant(isa: Isa, part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
+    UNPACKED.with_borrow_mut(|unpacked| {
+        let doubled = isa == Isa::Amx && matches!(part.layout.kind, Kind::Quant(Codes::Four, _));
+        unpacked.reserve(part.layout.groups(), if doubled { 2 * GROUP_CODES } else { GROUP_CODES });
+        for (slot, panel) in panels.clone().enumerate() {
+            let (codes, scales) = unpacked.panel_mut(slot);
+            unpack(isa, part.panel(panel), &part.layout, codes, scales);
+        }
+        #[cfg(target_arch = "x86_64")]
+        let _tiles = (isa == Isa::Amx).then(|| amx::tiles(doubled, rows.len()));
+        let mut tile = Tile([[0.0; PANEL]; TILE]);
+        for first in rows.clone().step_by(TILE) {
+            let tile = &mut tile.0[..(rows.end - first).min(TILE)];
+            for (slot, panel) in panels.clone().enumerate() {
+                multiply(isa, unpacked.panel(slot), input, first, tile);
+                for (row, result) in (first..).zip(&*tile) {
+                    store(row, panel, result);
+                }
+            }
+        }
+    });
+}
+
+/// A tile of rows times an unpacked panel. On AMX the tiles must be set up.
+fn multiply(isa: Isa, (codes, scales): (&[u8], &[f32]), input: &Quant<'_>, first: usize, tile: &mut [[f32; PANEL]]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the instruction set is available and its tiles are set up; the rows of whole tiles have room.
+        Isa::Amx => unsafe { amx::integers(codes, scales, input, first, tile) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the instruction set is available.
+        Isa::Avx512 => unsafe { vnni::integers(codes, scales, input, first, tile) },
+        _ => isa.multiply_integers(codes, scales, input, first, tile),
+    }
+}
+
+/// Codes to bytes, scales to f32.
+pub(crate) fn unpack(isa: Isa, panel: &[u8], layout: &Layout, codes: &mut [u8], scales: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if isa >= Isa::Avx512 {
+        // SAFETY: the instruction set is available.
+        return unsafe { vnni::unpack(panel, layout, codes, scales) };
+    }
+    let _ = isa;
+    plain::unpack(panel, layout, codes, scales);
+}
+
+/// Rows in bf16 times panels of bf16.
+#[cfg(target_arch = "x86_64")]
+fn bf16_tiles(part: &Part, panels: Range, (input, stride): (&[u16], usize), rows: Range, store: Store<'_>) {
+    let cols = part.layout.cols;
+    assert!(cols <= stride);
+    let _tiles = Tiles::bf16(TILE.min(rows.len()));
+    // Panels that do not exist repeat the last one; their results are not used.
+    let weights = std::array::from_fn(|slot| part.panel((panels.start + slot).min(panels.end - 1)).as_ptr());
+    let mut results = [const { Tile([[0.0; PANEL]; TILE]) }; PIECE_PANELS];
+    for first in rows.clone().step_by(TILE) {
+        let a = Strided { start: input[first * stride..][..TILE * stride].as_ptr(), stride: 2 * stride };
+        let out = Strided { start: results.as_mut_ptr().cast(), stride: LINE };
+        // SAFETY: the instruction set is available and its tiles are set up; sixteen rows are there, panels hold whole
+        // tiles, and so do the results.
+        unsafe { tiles::dot(a, weights, cols / GROUP, out, size_of::<Tile>()) };
+        let count = (rows.end - first).min(TILE);
+        for (panel, tile) in panels.clone().zip(&results) {
+            for (row, result) in (first..).zip(&tile.0[..count]) {
+                store(row, panel, result);
+            }
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn bf16_tiles(_: &Part, _: Range, _: (&[u16], usize), _: Range, _: Store<'_>) {
+    unreachable!("AMX is available on x86-64 only");
+}
+
+/// Rows in f32 times panels that are no integers.
+fn dense(isa: Isa, part: &Part, panels: Range, (input, cols): (&[f32], usize), rows: Range, store: Store<'_>) {
+    const ROWS: usize = 4;
+    let mut results = [[[0.0; PANEL]; ROWS]; PIECE_PANELS];
+    for first in rows.clone().step_by(ROWS) {
+        let count = (rows.end - first).min(ROWS);
+        let x: [&[f32]; ROWS] = std::array::from_fn(|i| &input[(first + i.min(count - 1)) * cols..][..cols]);
+        let weights: [&[u8]; PIECE_PANELS] =
+            std::array::from_fn(|i| part.panel((panels.start + i).min(panels.end - 1)));
+        #[cfg(target_arch = "x86_64")]
+        if isa >= Isa::Avx512 {
+            // SAFETY: the instruction set is available.
+            unsafe { vnni::dense(part.layout.kind, &weights, &x[..count], &mut results) };
+        }
+        if isa < Isa::Avx512 || cfg!(not(target_arch = "x86_64")) {
+            for (results, panel) in results.iter_mut().zip(&weights[..panels.len()]) {
+                isa.multiply_dense(part.layout.kind, panel, &x[..count], results);
+            }
+        }
+        for (panel, results) in panels.clone().zip(&results) {
+            for (row, result) in (first..).zip(&results[..count]) {
+                store(row, panel, result);
+            }
+        }
+    }
+}
+
+/// One row of a matrix, in f32.
+pub(crate) fn read_row(isa: Isa, matrix: &Matrix, row: usize, out: &mut [f32]) {
+    let part = matrix.part_of(row);
+    let (panel, lane) = ((row - part.first) / PANEL, (row - part.first) % PANEL);
+    let panel = part.panel(panel);
+    if !matches!(part.layout.kind, Kind::Quant(..)) {
+        return plain::read_dense(part.layout.kind, panel, lane, out);
+    }
+    UNPACKED.with_borrow_mut(|unpacked| {
+        unpacked.reserve(part.layout.groups(), GROUP_CODES);
+        let (codes, scales) = unpacked.panel_mut(0);
+        unpack(isa, panel, &part.layout, codes, scales);
+        let groups = codes.as_chunks::<GROUP_CODES>().0.iter().zip(scales.as_chunks::<GROUP_SCALES>().0);
+        for (out, (codes, scales)) in out.as_chunks_mut::<GROUP>().0.iter_mut().zip(groups) {
+            let (scale, min) = (scales[lane], scales[PANEL + lane]);
+            for step in 0..STEPS {
+                for i in 0..4 {
+                    out[step * 4 + i] = scale * f32::from(codes[(step * PANEL + lane) * 4 + i]) + min;
+                }
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,154 @@
+//! The kernels' one definition.
+
+use half::bf16;
+use octavo_ops::{GluKind, NormKind, RopeStyle};
+
+use super::math::{erf, exp, fma, round, tanh};
+use super::{GROUP, LANES, LOW_BITS, Norm, QuantRow};
+
+/// The sum of `f` over the elements: sixteen partial sums, added pairwise.
+#[inline(always)]
+fn sum<const FMA: bool>(x: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    let mut sums = [0.0f32; LANES];
+    for chunk in chunks {
+        for lane in 0..LANES {
+            sums[lane] = f(chunk[lane], sums[lane]);
+        }
+    }
+    for (lane, &x) in rest.iter().enumerate() {
+        sums[lane] = f(x, sums[lane]);
+    }
+    let mut width = LANES;
+    while width > 1 {
+        width /= 2;
+        for lane in 0..width {
+            sums[lane] += sums[lane + width];
+        }
+    }
+    sums[0]
+}
+
+#[inline(always)]
+pub(super) fn norm<const FMA: bool>(x: &[f32], norm: Norm<'_>, out: &mut [f32]) {
+    let count = x.len() as f32;
+    let mean = match norm.kind {
+        NormKind::Rms => 0.0,
+        NormKind::Layer => sum::<FMA>(x, |x, sum| sum + x) / count,
+    };
+    let squares = sum::<FMA>(x, |x, sum| fma::<FMA>(x - mean, x - mean, sum));
+    let factor = 1.0 / (squares / count + norm.eps).sqrt();
+    match norm.bias {
+        None => {
+            for ((out, &x), &weight) in out.iter_mut().zip(x).zip(norm.weight) {
+                *out = (x - mean) * factor * weight;
+            }
+        }
+        Some(bias) => {
+            for (((out, &x), &weight), &bias) in out.iter_mut().zip(x).zip(norm.weight).zip(bias) {
+                *out = fma::<FMA>((x - mean) * factor, weight, bias);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) fn add<const FMA: bool>(x: &mut [f32], y: &[f32]) {
+    for (x, y) in x.iter_mut().zip(y) {
+        *x += y;
+    }
+}
+
+#[inline(always)]
+pub(super) fn scale<const FMA: bool>(x: &mut [f32], factor: f32) {
+    for x in x {
+        *x *= factor;
+    }
+}
+
+#[inline(always)]
+pub(super) fn softcap<const FMA: bool>(x: &mut [f32], cap: f32) {
+    let inverse = 1.0 / cap;
+    for x in x {
+        *x = cap * tanh::<FMA>(*x * inverse);
+    }
+}
+
+#[inline(always)]
+pub(super) fn glu<const FMA: bool>(kind: GluKind, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    // One loop for each activation: a choice inside would keep it from becoming vector code.
+    match kind {
+        GluKind::Silu => gated(gate, up, out, |x| x / (1.0 + exp::<FMA>(-x))),
+        GluKind::Gelu => gated(gate, up, out, |x| 0.5 * x * (1.0 + erf::<FMA>(x * std::f32::consts::FRAC_1_SQRT_2))),
+        GluKind::GeluTanh => {
+            const ROOT: f32 = 0.797_884_6;
+            gated(gate, up, out, |x| 0.5 * x * (1.0 + tanh::<FMA>(ROOT * fma::<FMA>(0.044_715 * x * x, x, x))))
+        }
+    }
+}
+
+#[inline(always)]
+fn gated(gate: &[f32], up: &[f32], out: &mut [f32], activation: impl Fn(f32) -> f32) {
+    for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
+        *out = activation(gate) * up;
+    }
+}
+
+#[inline(always)]
+pub(super) fn rotate<const FMA: bool>(style: RopeStyle, head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let turn = |x: &mut f32, y: &mut f32, cos: f32, sin: f32| {
+        (*x, *y) = (fma::<FMA>(*x, cos, -(*y * sin)), fma::<FMA>(*y, cos, *x * sin));
+    };
+    let rotary = 2 * cos.len();
+    match style {
+        RopeStyle::NeoX => {
+            let (first, second) = head[..rotary].split_at_mut(cos.len());
+            for (((x, y), &cos), &sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+                turn(x, y, cos, sin);
+            }
+        }
+        RopeStyle::GptJ => {
+            for (([x, y], &cos), &sin) in head[..rotary].as_chunks_mut().0.iter_mut().zip(cos).zip(sin) {
+                turn(x, y, cos, sin);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) fn quantise<const FMA: bool>(x: &[f32], out: QuantRow<'_>) {
+    const LARGEST: f32 = (127 << LOW_BITS) as f32;
+    let groups = x.as_chunks::<GROUP>().0.iter().zip(out.codes.as_chunks_mut::<{ 2 * GROUP }>().0);
+    for (((x, codes), scale), sum) in groups.zip(out.scales).zip(out.sums) {
+        let (high, low) = codes.split_at_mut(GROUP);
+        let mut largest = [0.0f32; LANES];
+        for half in x.as_chunks::<LANES>().0 {
+            for lane in 0..LANES {
+                // Not `f32::max`, which would have to look for NaN.
+                let magnitude = half[lane].abs();
+                largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
+            }
+        }
+        let largest = largest.into_iter().fold(0.0, |a, b| if b > a { b } else { a });
+        let inverse = if largest > 0.0 { LARGEST / largest } else { 0.0 };
+        let mut total = 0;
+        for ((high, low), &x) in high.iter_mut().zip(low).zip(x) {
+            let code = round(x * inverse).1;
+            let upper = code.wrapping_add(1 << (LOW_BITS - 1)) >> LOW_BITS;
+            *high = upper as i8;
+            *low = code.wrapping_sub(upper << LOW_BITS) as i8;
+            total = code.wrapping_add(total);
+        }
+        *scale = largest / LARGEST;
+        *sum = *scale * total as f32;
+    }
+}
+
+#[inline(always)]
+pub(super) fn to_bf16<const FMA: bool>(x: &[f32], out: &mut [u16]) {
+    for (out, &x) in out.iter_mut().zip(x) {
+        let bits = x.to_bits();
+        let rounded = ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
+        *out = if x.is_nan() { bf16::NAN.to_bits() } else { rounded };
+    }
+}

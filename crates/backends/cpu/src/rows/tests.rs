@@ -1,0 +1,123 @@
+use half::bf16;
+use octavo_ops::testing::TestRng;
+
+use super::*;
+
+fn each(test: impl Fn(Isa)) {
+    Isa::ALL.into_iter().filter(|isa| isa.is_available()).for_each(test);
+}
+
+fn values(seed: u64, count: usize, size: f32) -> Vec<f32> {
+    let mut rng = TestRng(seed);
+    (0..count).map(|_| rng.signed() * size).collect()
+}
+
+fn near(found: &[f32], expected: impl IntoIterator<Item = f64>, tolerance: f64) {
+    for (i, (&found, expected)) in found.iter().zip(expected).enumerate() {
+        let error = (f64::from(found) - expected).abs() / expected.abs().max(1.0);
+        assert!(error <= tolerance, "element {i} is {found}, expected {expected}");
+    }
+}
+
+#[test]
+fn activations_are_near_their_definitions() {
+    let gate: Vec<f32> = (-3000..3000).map(|i| i as f32 * 0.01).chain([100.0, -100.0, 0.0, 1e-4]).collect();
+    let up = vec![1.0; gate.len()];
+    let wide = || gate.iter().map(|&x| f64::from(x));
+    each(|isa| {
+        let mut out = vec![0.0; gate.len()];
+        isa.glu(GluKind::Silu, &gate, &up, &mut out);
+        near(&out, wide().map(|x| x / (1.0 + (-x).exp())), 3e-7);
+        isa.glu(GluKind::GeluTanh, &gate, &up, &mut out);
+        let inner = |x: f64| (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+        near(&out, wide().map(|x| 0.5 * x * (1.0 + inner(x).tanh())), 3e-7);
+        let mut out = gate.clone();
+        isa.softcap(&mut out, 5.0);
+        near(&out, wide().map(|x| 5.0 * (x / 5.0).tanh()), 2e-6);
+        isa.glu(GluKind::Gelu, &[1.0, -1.0, 3.0], &[1.0; 3], &mut out[..3]);
+        near(&out[..3], [0.841_344_746, -0.158_655_254, 2.995_950_3], 1e-6);
+    });
+}
+
+#[test]
+fn norms_are_near_their_definitions() {
+    for count in [1, 15, 16, 100, 576] {
+        let (x, weight, bias) = (values(1, count, 3.0), values(2, count, 1.0), values(3, count, 1.0));
+        let wide: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
+        let mean = wide.iter().sum::<f64>() / count as f64;
+        let power = |mean: f64| wide.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count as f64 + 1e-5;
+        each(|isa| {
+            let mut out = vec![0.0; count];
+            isa.norm(&x, Norm { kind: NormKind::Rms, weight: &weight, bias: None, eps: 1e-5 }, &mut out);
+            near(&out, wide.iter().zip(&weight).map(|(x, &w)| x / power(0.0).sqrt() * f64::from(w)), 1e-5);
+            isa.norm(&x, Norm { kind: NormKind::Layer, weight: &weight, bias: Some(&bias), eps: 1e-5 }, &mut out);
+            let rows = wide.iter().zip(&weight).zip(&bias);
+            near(&out, rows.map(|((x, &w), &b)| (x - mean) / power(mean).sqrt() * f64::from(w) + f64::from(b)), 1e-4);
+        });
+    }
+}
+
+#[test]
+fn quantised_rows_are_near_and_their_sums_are_theirs() {
+    let mut x = values(4, 8 * GROUP, 2.0);
+    x[GROUP..2 * GROUP].fill(0.0);
+    x[2 * GROUP] = 1000.0;
+    each(|isa| {
+        let mut codes = vec![0i8; 2 * x.len()];
+        let (mut scales, mut sums) = (vec![0.0; 8], vec![0.0; 8]);
+        isa.quantise(&x, QuantRow { codes: &mut codes, scales: &mut scales, sums: &mut sums });
+        for ((group, x), codes) in x.chunks(GROUP).enumerate().zip(codes.chunks(2 * GROUP)) {
+            let (high, low) = codes.split_at(GROUP);
+            assert!(high.iter().all(|&h| h >= -127) && low.iter().all(|l| (-8..8).contains(l)));
+            let codes: Vec<i32> = high.iter().zip(low).map(|(&h, &l)| i32::from(h) * 16 + i32::from(l)).collect();
+            let largest = x.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+            assert_eq!(scales[group], largest / (127.0 * 16.0));
+            for (&code, &x) in codes.iter().zip(x) {
+                assert!((code as f32 * scales[group] - x).abs() <= scales[group] * 0.51);
+            }
+            let total: i32 = codes.iter().sum();
+            assert_eq!(sums[group], scales[group] * total as f32);
+        }
+    });
+}
+
+#[test]
+fn bf16_is_rounded_to_nearest_even() {
+    let mut x = values(5, 1000, 1e3);
+    x.extend([0.0, -0.0, f32::INFINITY, f32::MAX, f32::NAN, f32::from_bits(0x3f80_8000), f32::from_bits(0x3f81_8000)]);
+    each(|isa| {
+        let mut out = vec![0; x.len()];
+        isa.to_bf16(&x, &mut out);
+        let expected: Vec<u16> = x.iter().map(|&x| bf16::from_f32(x).to_bits()).collect();
+        assert_eq!(out, expected);
+    });
+}
+
+#[test]
+fn rotations_turn_pairs_and_leave_the_rest() {
+    let angles: Vec<f32> = (0..20).map(|i| i as f32 * 0.3).collect();
+    let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
+    let head = values(6, 47, 1.0);
+    each(|isa| {
+        for style in [RopeStyle::NeoX, RopeStyle::GptJ] {
+            let mut out = head.clone();
+            isa.rotate(style, &mut out, &cos, &sin);
+            for i in 0..20 {
+                let (a, b) = if style == RopeStyle::NeoX { (i, i + 20) } else { (2 * i, 2 * i + 1) };
+                near(&[out[a]], [f64::from(head[a] * cos[i] - head[b] * sin[i])], 1e-6);
+                near(&[out[b]], [f64::from(head[b] * cos[i] + head[a] * sin[i])], 1e-6);
+            }
+            assert_eq!(out[40..], head[40..]);
+        }
+    });
+}
+
+#[test]
+fn what_no_number_is_stays_in_its_place() {
+    each(|isa| {
+        let mut out = [0.0; 4];
+        let gate = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0];
+        isa.glu(GluKind::Silu, &gate, &[1.0; 4], &mut out);
+        assert!(out[0].is_nan() && out[1] == f32::INFINITY && out[3] > 0.7, "{out:?}");
+    });
+}

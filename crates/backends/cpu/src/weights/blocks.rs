@@ -1,0 +1,154 @@
+//! The block formats of GGML, read as groups of 32 weights.
+//!
+//! Every format is brought into one form: weight = scale · code + minimum, with a code of 4, 5 or 8 bits. Formats without
+//! a minimum have one all the same, a multiple of the scale: codes are then unsigned, as the integer products want them.
+//! Layouts after the definitions in ggml's `ggml-common.h` and its reference dequantisation.
+
+use half::f16;
+use octavo_ops::StorageType;
+
+use crate::rows::GROUP;
+
+/// A group of one row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Group {
+    pub(crate) codes: [u8; GROUP],
+    pub(crate) scale: GroupScale,
+}
+
+/// As the formats store it, so that nothing is lost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum GroupScale {
+    /// The minimum is a fixed multiple of it.
+    One(f16),
+    /// Scale and minimum.
+    Two(f16, f16),
+    /// Scale `d · scale`, minimum `−least · min`, of a super-block's `d` and `least`.
+    Super { d: f16, least: f16, scale: u8, min: u8 },
+}
+
+/// The minimum of a format that stores none, as a multiple of the scale: what its unsigned codes stand for too much.
+pub(crate) const fn offset(storage: StorageType) -> f32 {
+    match storage {
+        StorageType::Q4_0 => -8.0,
+        StorageType::Q5_0 => -16.0,
+        _ => -128.0,
+    }
+}
+
+/// Group `index` of a row of blocks.
+pub(crate) fn group(storage: StorageType, row: &[u8], index: usize) -> Group {
+    let block_groups = storage.block_elements() / GROUP;
+    let size = storage.block_bytes();
+    let block = &row[index / block_groups.max(1) * size..][..size];
+    match storage {
+        StorageType::Q4_0 => one(block, nibbles(&block[2..])),
+        StorageType::Q4_1 => two(block, nibbles(&block[4..])),
+        StorageType::Q5_0 => one(block, with_fifth(nibbles(&block[6..]), &block[2..])),
+        StorageType::Q5_1 => two(block, with_fifth(nibbles(&block[8..]), &block[4..])),
+        StorageType::Q8_0 => one(block, std::array::from_fn(|k| block[2 + k] ^ 0x80)),
+        StorageType::Q4K => super_block(block, index % block_groups, &block[16..], None),
+        StorageType::Q5K => super_block(block, index % block_groups, &block[48..], Some(&block[16..48])),
+        other => unreachable!("{other} is not kept in groups"),
+    }
+}
+
+fn half_at(bytes: &[u8], at: usize) -> f16 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn one(block: &[u8], codes: [u8; GROUP]) -> Group {
+    Group { codes, scale: GroupScale::One(half_at(block, 0)) }
+}
+
+fn two(block: &[u8], codes: [u8; GROUP]) -> Group {
+    Group { codes, scale: GroupScale::Two(half_at(block, 0), half_at(block, 2)) }
+}
+
+/// Element i is the low nibble of byte i, element i + 16 its high nibble.
+fn nibbles(bytes: &[u8]) -> [u8; GROUP] {
+    std::array::from_fn(|k| if k < 16 { bytes[k] & 15 } else { bytes[k - 16] >> 4 })
+}
+
+/// The fifth bit of element i is bit i of a little-endian word.
+fn with_fifth(codes: [u8; GROUP], bits: &[u8]) -> [u8; GROUP] {
+    std::array::from_fn(|k| codes[k] | (bits[k / 8] >> (k % 8) & 1) << 4)
+}
+
+/// A group of a Q4_K or Q5_K super-block: d, least, twelve bytes of 6-bit scales and minima, then the codes. Two groups
+/// share 32 bytes, the first in the low nibbles; bit g of byte k is the fifth bit of element k of group g.
+fn super_block(block: &[u8], group: usize, codes: &[u8], fifth: Option<&[u8]>) -> Group {
+    let packed = &block[4..16];
+    let (scale, min) = if group < 4 {
+        (packed[group] & 63, packed[group + 4] & 63)
+    } else {
+        let low = packed[group + 4];
+        (low & 15 | packed[group - 4] >> 6 << 4, low >> 4 | packed[group] >> 6 << 4)
+    };
+    let bytes = &codes[group / 2 * GROUP..][..GROUP];
+    let codes = std::array::from_fn(|k| {
+        let low = if group.is_multiple_of(2) { bytes[k] & 15 } else { bytes[k] >> 4 };
+        fifth.map_or(low, |bits| low | (bits[k] >> group & 1) << 4)
+    });
+    Group { codes, scale: GroupScale::Super { d: half_at(block, 0), least: half_at(block, 2), scale, min } }
+}
+
+/// Rounds a group of 32 weights to Q8_0.
+pub(crate) fn to_q8(values: &[f32; GROUP]) -> Group {
+    let largest = values.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+    let scale = f16::from_f32(largest / 127.0);
+    let inverse = if scale.to_f32() > 0.0 { 1.0 / scale.to_f32() } else { 0.0 };
+    let code = |x: f32| ((x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8 as u8) ^ 0x80;
+    Group { codes: values.map(code), scale: GroupScale::One(scale) }
+}
+
+/// The weights of a super-block that is kept as Q8_0: those whose scales are for sixteen weights.
+pub(crate) fn super_values(storage: StorageType, block: &[u8]) -> [f32; 256] {
+    match storage {
+        StorageType::Q2K => q2k(block),
+        StorageType::Q3K => q3k(block),
+        StorageType::Q6K => q6k(block),
+        other => unreachable!("{other} is kept as it is"),
+    }
+}
+
+/// Sixteen bytes of 4-bit scales and minima, 64 bytes of 2-bit codes, d and least. Element 128h + 32j + k has bits 2j of
+/// byte 32h + k.
+fn q2k(block: &[u8]) -> [f32; 256] {
+    let (d, least) = (half_at(block, 80).to_f32(), half_at(block, 82).to_f32());
+    std::array::from_fn(|i| {
+        let (half, shift, k) = (i / 128, i % 128 / 32 * 2, i % 32);
+        let code = block[16 + half * 32 + k] >> shift & 3;
+        let scale = block[i / 16];
+        d * f32::from(scale & 15) * f32::from(code) - least * f32::from(scale >> 4)
+    })
+}
+
+/// 32 bytes of third bits (set: not minus 4), 64 bytes of 2-bit codes as in Q2_K, twelve bytes of 6-bit scales, d.
+fn q3k(block: &[u8]) -> [f32; 256] {
+    let (d, packed) = (half_at(block, 108).to_f32(), &block[96..108]);
+    std::array::from_fn(|i| {
+        let (half, j, k) = (i / 128, i % 128 / 32, i % 32);
+        let low = (block[32 + half * 32 + k] >> (2 * j) & 3) as i8;
+        let third = block[k] >> (4 * half + j) & 1;
+        let code = if third == 1 { low } else { low - 4 };
+        let s = i / 16;
+        let low = if s < 8 { packed[s] & 15 } else { packed[s - 8] >> 4 };
+        let high = packed[8 + s % 4] >> (s / 4 * 2) & 3;
+        d * (f32::from(low | high << 4) - 32.0) * f32::from(code)
+    })
+}
+
+/// 128 bytes of low nibbles, 64 of upper bit pairs, sixteen signed scales, d. Of each half of 128 elements, the first 64
+/// have the low nibbles of 64 bytes and the others the high ones; element 32j + k has bits 2j of upper byte k.
+fn q6k(block: &[u8]) -> [f32; 256] {
+    let d = half_at(block, 208).to_f32();
+    std::array::from_fn(|i| {
+        let (half, j, k) = (i / 128, i % 128 / 32, i % 32);
+        let byte = block[half * 64 + j % 2 * 32 + k];
+        let low = if j < 2 { byte & 15 } else { byte >> 4 };
+        let high = block[128 + half * 32 + k] >> (2 * j) & 3;
+        let code = f32::from(low | high << 4) - 32.0;
+        d * f32::from(block[192 + i / 16] as i8) * code
+    })
+}

@@ -1,0 +1,153 @@
+//! Weights from a checkpoint into panels.
+
+use half::{bf16, f16};
+use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightPart, WeightSource};
+
+use super::blocks::{group, offset, super_values, to_q8};
+use super::layout::{Kind, Layout};
+use super::{Group, GroupScale, Matrix, PANEL, Part, kept_as};
+use crate::memory::{Lines, Shared};
+use crate::pool::Pool;
+use crate::rows::GROUP;
+
+/// Elements of a super-block, the largest block there is.
+const SUPER: usize = 256;
+
+/// Repacks the parts of a weight, on all threads. `progress` gets the bytes read since the last call.
+pub(crate) fn load(
+    weight: &Weight,
+    source: &dyn WeightSource,
+    pool: &mut Pool,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Matrix, BackendError> {
+    let mut parts: Vec<Part> = Vec::with_capacity(weight.parts.len());
+    let mut first = 0;
+    for part in &weight.parts {
+        let mut empty = room(weight, part, first)?;
+        let data = checked(part, weight.cols, source)?;
+        repack(&mut empty, weight.cols, &data, pool);
+        parts.push(empty);
+        first += part.rows;
+        progress(data.bytes.len());
+    }
+    Ok(Matrix { parts })
+}
+
+/// Reads the parts of a weight one after the other as numbers: norms and biases.
+pub(crate) fn load_vector(
+    weight: &Weight,
+    source: &dyn WeightSource,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Vec<f32>, BackendError> {
+    let mut values = Vec::new();
+    for part in &weight.parts {
+        let data = checked(part, weight.cols, source)?;
+        let cols = part.rows * weight.cols;
+        let start = values.len();
+        values.resize(start + cols, 0.0);
+        read_row(part.storage, &data.bytes, &mut values[start..]);
+        progress(data.bytes.len());
+    }
+    Ok(values)
+}
+
+fn checked<'a>(part: &WeightPart, cols: usize, source: &'a dyn WeightSource) -> Result<TensorData<'a>, BackendError> {
+    let data = source.tensor(&part.tensor)?;
+    part.check(cols, &data)?;
+    Ok(data)
+}
+
+/// A part of zeros. Before the checkpoint is read, so that one that is too large is known at once.
+fn room(weight: &Weight, part: &WeightPart, first: usize) -> Result<Part, BackendError> {
+    let what = || format!("weight '{}'", weight.name);
+    let layout = Layout::new(part.storage, weight.cols);
+    let bytes = layout.and_then(|layout| part.rows.div_ceil(PANEL).checked_mul(layout.bytes));
+    match (layout, bytes) {
+        (Some(layout), Some(bytes)) => Ok(Part { first, rows: part.rows, layout, data: Lines::zeroed(bytes, what)? }),
+        _ => Err(BackendError::OutOfMemory { what: what(), needed: u64::MAX }),
+    }
+}
+
+fn repack(part: &mut Part, cols: usize, data: &TensorData<'_>, pool: &mut Pool) {
+    let Part { rows, layout, .. } = *part;
+    let row_bytes = data.storage.bytes_for(cols).unwrap_or_default();
+    let panels = part.panels();
+    let out = Shared::new(&mut part.data);
+    pool.run(&|worker| {
+        let mut values = vec![0.0; cols];
+        worker.share(panels, |panel| {
+            // SAFETY: every panel is written by the one thread that drew it.
+            let out = unsafe { out.part(panel * layout.bytes, layout.bytes) };
+            let rows = panel * PANEL..((panel + 1) * PANEL).min(rows);
+            for (row, index) in rows.enumerate() {
+                let bytes = &data.bytes[index * row_bytes..][..row_bytes];
+                put_row(&layout, data.storage, out, row, bytes, &mut values);
+            }
+        });
+    });
+}
+
+/// Writes a row of a checkpoint into its panel; `values` is scratch for one row.
+fn put_row(layout: &Layout, storage: StorageType, panel: &mut [u8], row: usize, bytes: &[u8], values: &mut [f32]) {
+    match layout.kind {
+        Kind::F32 => put_plain::<4>(panel, row, bytes),
+        Kind::F16 => put_plain::<2>(panel, row, bytes),
+        Kind::Bf16 => {
+            for (k, x) in bytes.as_chunks::<2>().0.iter().enumerate() {
+                panel[((k / 2 * PANEL + row) * 2 + k % 2) * 2..][..2].copy_from_slice(x);
+            }
+        }
+        Kind::Quant(..) if kept_as(storage) == storage => {
+            for index in 0..layout.groups() {
+                layout.put(panel, row, index, &group(storage, bytes, index));
+            }
+        }
+        Kind::Quant(..) => {
+            read_row(storage, bytes, values);
+            for (index, group) in values.as_chunks().0.iter().enumerate() {
+                layout.put(panel, row, index, &to_q8(group));
+            }
+        }
+    }
+}
+
+/// Elements of `SIZE` bytes, sixteen rows side by side.
+fn put_plain<const SIZE: usize>(panel: &mut [u8], row: usize, bytes: &[u8]) {
+    for (k, x) in bytes.as_chunks::<SIZE>().0.iter().enumerate() {
+        panel[(k * PANEL + row) * SIZE..][..SIZE].copy_from_slice(x);
+    }
+}
+
+/// The numbers of a row of a checkpoint.
+fn read_row(storage: StorageType, bytes: &[u8], out: &mut [f32]) {
+    match storage {
+        StorageType::F32 => fill(out, bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
+        StorageType::F16 => fill(out, bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
+        StorageType::BF16 => fill(out, bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
+        StorageType::Q2K | StorageType::Q3K | StorageType::Q6K => {
+            let blocks = bytes.chunks_exact(storage.block_bytes());
+            for (out, block) in out.as_chunks_mut::<SUPER>().0.iter_mut().zip(blocks) {
+                *out = super_values(storage, block);
+            }
+        }
+        _ => {
+            for (index, out) in out.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
+                let group = group(storage, bytes, index);
+                let (scale, min) = scale_and_min(storage, group);
+                *out = group.codes.map(|code| scale * f32::from(code) + min);
+            }
+        }
+    }
+}
+
+fn fill(out: &mut [f32], values: impl Iterator<Item = f32>) {
+    out.iter_mut().zip(values).for_each(|(out, x)| *out = x);
+}
+
+fn scale_and_min(storage: StorageType, group: Group) -> (f32, f32) {
+    match group.scale {
+        GroupScale::One(d) => (d.to_f32(), offset(storage) * d.to_f32()),
+        GroupScale::Two(d, min) => (d.to_f32(), min.to_f32()),
+        GroupScale::Super { d, least, scale, min } => (d.to_f32() * f32::from(scale), -least.to_f32() * f32::from(min)),
+    }
+}

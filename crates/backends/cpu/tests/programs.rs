@@ -1,0 +1,117 @@
+//! Whole programs on every instruction set of the machine: near the naive f64 meaning of every op, and the same bits
+//! however the sequences are cut into steps.
+
+use octavo_backend_candle::CandleBackend;
+use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa};
+use octavo_ops::testing::TinyModel;
+use octavo_ops::testing::suite::{Suite, models, real_sizes};
+use octavo_ops::{Backend, HeadShape, StorageType};
+use proptest::prelude::*;
+
+/// Runs a test for each instruction set that there is, and says which there are not.
+fn each(test: impl Fn(&Suite<'_>)) {
+    for isa in Isa::ALL {
+        if !isa.is_available() {
+            eprintln!("SKIPPED: this machine has no {isa}");
+            continue;
+        }
+        let backend = || -> Box<dyn Backend> {
+            Box::new(CpuBackend::new(CpuConfig { threads: Some(2), isa: Some(isa) }).expect("the threads start"))
+        };
+        // Keys and values are kept in bf16, 8 bits of fraction; a norm over very few columns enlarges that a lot.
+        test(&Suite { backend: &backend, worst: 0.3, mean: 0.02 });
+    }
+}
+
+/// The same for a case of a property: the first failure.
+fn each_case(test: impl Fn(&Suite<'_>) -> Result<(), TestCaseError>) -> Result<(), TestCaseError> {
+    let outcome = std::cell::RefCell::new(Ok(()));
+    each(|suite| {
+        let mut outcome = outcome.borrow_mut();
+        if outcome.is_ok() {
+            *outcome = test(suite);
+        }
+    });
+    outcome.into_inner()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn logits_are_near_the_naive_ones(model in models(), tokens in 1usize..50) {
+        each_case(|suite| suite.near_reference(&model, tokens))?;
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_the_batch(model in models(), seed in any::<u64>()) {
+        each_case(|suite| suite.same_bits(&model, seed))?;
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_the_batch_at_real_sizes() {
+    each(|suite| suite.same_bits(&real_sizes(2048), 5).unwrap());
+}
+
+#[test]
+fn logits_at_real_sizes_are_near_the_naive_ones() {
+    each(|suite| Suite { worst: 6e-3, mean: 1e-3, ..*suite }.near_reference(&real_sizes(300), 12).unwrap());
+}
+
+/// Shapes that fit every format: rows of whole super-blocks, in odd numbers.
+fn quantised(storage: StorageType) -> TinyModel {
+    TinyModel {
+        vocab_size: 333,
+        hidden: 256,
+        inner: 512,
+        heads: HeadShape { q: 4, kv: 2, dim: 64 },
+        storage,
+        ..TinyModel::default()
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_the_batch_in_any_format() {
+    for storage in StorageType::ALL {
+        for tied in [true, false] {
+            each(|suite| suite.same_bits(&TinyModel { tied, ..quantised(storage) }, 7).unwrap());
+        }
+    }
+}
+
+#[test]
+fn every_format_means_what_candle_reads() {
+    let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
+    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0 };
+    for storage in StorageType::ALL {
+        // Three formats are kept in another one; activations are rounded to bf16 where weights are bf16.
+        let is_kept = !matches!(storage, StorageType::Q2K | StorageType::Q3K | StorageType::Q6K);
+        let (worst, mean) = if is_kept { (0.015, 0.003) } else { (0.15, 0.03) };
+        each(|suite| Suite { worst, mean, ..*suite }.near_other(&candle, &quantised(storage), 20).unwrap());
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_the_number_of_threads() {
+    let one = || -> Box<dyn Backend> {
+        Box::new(CpuBackend::new(CpuConfig { threads: Some(1), isa: None }).expect("the threads start"))
+    };
+    let five = || -> Box<dyn Backend> {
+        Box::new(CpuBackend::new(CpuConfig { threads: Some(5), isa: None }).expect("the threads start"))
+    };
+    // Nothing but 0 is below the smallest number.
+    let [one, five] = [&one as &dyn Fn() -> Box<dyn Backend>, &five].map(|backend| Suite {
+        backend,
+        worst: f64::MIN_POSITIVE,
+        mean: f64::MIN_POSITIVE,
+    });
+    for storage in [StorageType::F32, StorageType::BF16, StorageType::Q4_1] {
+        one.near_other(&five, &quantised(storage), 40).unwrap();
+    }
+}
+
+#[test]
+fn the_contract_is_kept() {
+    each(|suite| suite.contract());
+}
