@@ -19,7 +19,8 @@ BROWSERS = ["chromium-headless-shell", "chromium", "chromium-browser", "google-c
 @contextlib.contextmanager
 def serving(*arguments):
     """The URL of a server that runs inside the block, on a port of its own."""
-    command = [OCTAVO, "serve", "--host", "127.0.0.1", "--port", "0", *arguments]
+    # A debug build looks at every KV block after every step: a tiny model needs no million of them.
+    command = [OCTAVO, "serve", "--host", "127.0.0.1", "--port", "0", "--kv-cache-memory-bytes", str(2**28), *arguments]
     # Several servers run side by side here: the threads of each would wait for a processor that another one has.
     environment = {"OCTAVO_CPU_THREADS": "1", **os.environ}
     server = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment)
