@@ -95,8 +95,8 @@ async fn a_client_that_goes_away_leaves_nothing_behind() {
     whole["stream"] = false.into();
     let waiting = server.client().post(server.url("/v1/completions")).json(&whole).timeout(Duration::from_millis(300));
     assert!(waiting.send().await.is_err(), "2000 tokens in 300 ms");
+    server.reaches("vllm:request_success_total", "finished_reason=\"abort\"", 2.0).await;
     server.idle().await;
-    assert!(server.metric("vllm:request_success_total", "finished_reason=\"abort\"").await >= 2.0);
     server.complete("still here", &json!({"max_tokens": 2})).await;
 }
 

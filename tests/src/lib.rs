@@ -131,6 +131,22 @@ impl Server {
         series.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
+    /// Waits until the series of a metric that carry `labels` add up to `least`.
+    ///
+    /// # Panics
+    /// If that does not come about within a minute.
+    pub async fn reaches(&self, name: &str, labels: &str, least: f64) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let value = self.metric(name, labels).await;
+            if value >= least {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{name} of {labels} is still {value}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     /// Waits until nothing runs, waits or holds a KV block.
     ///
     /// # Panics

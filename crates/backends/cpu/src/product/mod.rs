@@ -135,9 +135,9 @@ impl Product<'_> {
     /// # Safety
     /// As for `run`.
     unsafe fn run_panels(&self, isa: Isa, part: &Part, panels: std::ops::Range<usize>, rows: std::ops::Range<usize>) {
-        let mut store = |row: usize, panel: usize, result: &[f32; PANEL]| {
+        let mut store = |first: usize, panel: usize, tile: &mut [[f32; PANEL]]| {
             // SAFETY: as the caller promises.
-            unsafe { self.store(isa, part, panel, row, result) }
+            unsafe { self.store(isa, part, panel, first, tile) }
         };
         match part.layout.kind {
             Kind::Quant(..) => {
@@ -164,31 +164,49 @@ impl Product<'_> {
         }
     }
 
-    /// Stores a row's results of a panel.
+    /// Stores the results of a panel for the rows from `first` on.
     ///
     /// # Safety
     /// As for `run`.
-    unsafe fn store(&self, isa: Isa, part: &Part, panel: usize, row: usize, result: &[f32; PANEL]) {
-        let first = part.first + panel * PANEL;
-        let span = Span { row, from: first, len: part.rows_of(panel) };
+    unsafe fn store(&self, isa: Isa, part: &Part, panel: usize, first: usize, tile: &mut [[f32; PANEL]]) {
+        let from = part.first + panel * PANEL;
+        let len = part.rows_of(panel);
         let Epilogue { bias, scale, softcap, add } = self.epilogue;
-        let mut result = *result;
-        let result = &mut result[..span.len];
-        if let Some(bias) = bias {
-            isa.add(result, &bias[first..first + span.len]);
+        let bias = bias.map(|bias| &bias[from..from + len]);
+        for (row, result) in (first..).zip(tile) {
+            let span = Span { row, from, len };
+            if let Some(bias) = bias {
+                add_lanes(result, bias);
+            }
+            if let Some(scale) = scale {
+                result.iter_mut().for_each(|x| *x *= scale);
+            }
+            if let Some(cap) = softcap {
+                isa.softcap(result, cap);
+            }
+            if let Some(add) = add {
+                // SAFETY: the same columns of a buffer that nobody else writes; it may be the output, which is not held yet.
+                add_lanes(result, unsafe { add.read(span) });
+            }
+            // SAFETY: the columns of a panel belong to its piece.
+            put_lanes(unsafe { self.out.write(span) }, result);
         }
-        if let Some(scale) = scale {
-            isa.scale(result, scale);
-        }
-        if let Some(cap) = softcap {
-            isa.softcap(result, cap);
-        }
-        if let Some(add) = add {
-            // SAFETY: the same columns of a buffer that nobody else writes; it may be the output, which is not held yet.
-            isa.add(result, unsafe { add.read(span) });
-        }
-        // SAFETY: the columns of a panel belong to its piece.
-        unsafe { self.out.write(span) }.copy_from_slice(result);
+    }
+}
+
+/// Adds to the lanes that exist. All of them is the common case, and then a few instructions.
+fn add_lanes(result: &mut [f32; PANEL], x: &[f32]) {
+    match x.first_chunk::<PANEL>() {
+        Some(x) => result.iter_mut().zip(x).for_each(|(result, x)| *result += x),
+        None => result.iter_mut().zip(x).for_each(|(result, x)| *result += x),
+    }
+}
+
+/// Stores the lanes that exist.
+fn put_lanes(out: &mut [f32], result: &[f32; PANEL]) {
+    match out.first_chunk_mut::<PANEL>() {
+        Some(out) => *out = *result,
+        None => out.copy_from_slice(&result[..out.len()]),
     }
 }
 
@@ -201,7 +219,7 @@ per_isa! {
     fn multiply_dense(kind: Kind, panel: &[u8], x: &[&[f32]], results: &mut [[f32; PANEL]]);
 }
 
-type Store<'s> = &'s mut dyn FnMut(usize, usize, &[f32; PANEL]);
+type Store<'s> = &'s mut dyn FnMut(usize, usize, &mut [[f32; PANEL]]);
 type Quant<'a> = crate::activation::QuantRows<'a>;
 type Range = std::ops::Range<usize>;
 
@@ -213,9 +231,7 @@ fn skinny(_: Isa, part: &Part, panel: usize, input: &Quant<'_>, rows: Range, sto
     let results = &mut results[..rows.len()];
     // SAFETY: called where AVX-512 is available; the panel and the rows have what the layout says.
     unsafe { vnni::skinny(part.panel(panel), &part.layout, input, first, results) };
-    for (row, result) in rows.zip(&*results) {
-        store(row, panel, result);
-    }
+    store(first, panel, results);
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -239,9 +255,7 @@ fn quant(isa: Isa, part: &Part, panels: Range, input: &Quant<'_>, rows: Range, s
             let tile = &mut tile.0[..(rows.end - first).min(TILE)];
             for (slot, panel) in panels.clone().enumerate() {
                 multiply(isa, unpacked.panel(slot), input, first, tile);
-                for (row, result) in (first..).zip(&*tile) {
-                    store(row, panel, result);
-                }
+                store(first, panel, tile);
             }
         }
     });
@@ -287,10 +301,8 @@ fn bf16_tiles(part: &Part, panels: Range, (input, stride): (&[u16], usize), rows
         // tiles, and so do the results.
         unsafe { tiles::dot(a, weights, cols / GROUP, out, size_of::<Tile>()) };
         let count = (rows.end - first).min(TILE);
-        for (panel, tile) in panels.clone().zip(&results) {
-            for (row, result) in (first..).zip(&tile.0[..count]) {
-                store(row, panel, result);
-            }
+        for (panel, tile) in panels.clone().zip(&mut results) {
+            store(first, panel, &mut tile.0[..count]);
         }
     }
 }
@@ -319,10 +331,8 @@ fn dense(isa: Isa, part: &Part, panels: Range, (input, cols): (&[f32], usize), r
                 isa.multiply_dense(part.layout.kind, panel, &x[..count], results);
             }
         }
-        for (panel, results) in panels.clone().zip(&results) {
-            for (row, result) in (first..).zip(&results[..count]) {
-                store(row, panel, result);
-            }
+        for (panel, results) in panels.clone().zip(&mut results) {
+            store(first, panel, &mut results[..count]);
         }
     }
 }
