@@ -79,3 +79,35 @@ async fn several_choices_share_the_prompt_and_differ() {
     let (_, again) = server.post("/v1/completions", &request).await;
     assert_eq!(answer["choices"], again["choices"], "the seed decides");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_load_of_bench_serve_is_answered_and_measured() {
+    let Some(server) = server(&["--max-model-len", "256"]) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = std::process::Command::new(crate::OCTAVO);
+    command.args(["bench", "serve", "--base-url", &server.url(""), "--num-prompts", "4", "--max-concurrency", "2"]);
+    command.args([
+        "--random-input-len",
+        "5",
+        "--random-output-len",
+        "6",
+        "--save-result",
+        "--result-filename",
+        "r.json",
+    ]);
+    command.arg("--result-dir").arg(folder.path());
+    let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    for line in ["Successful requests:                     4", "Total generated tokens:                  24"] {
+        assert!(said.contains(line), "{said}");
+    }
+    let saved: Value = serde_json::from_slice(&std::fs::read(folder.path().join("r.json")).unwrap()).unwrap();
+    assert_eq!((&saved["completed"], &saved["total_output_tokens"]), (&json!(4), &json!(24)));
+    // Nobody answers there any more.
+    let url = server.url("");
+    drop(server);
+    let output =
+        std::process::Command::new(crate::OCTAVO).args(["bench", "serve", "--base-url", &url]).output().unwrap();
+    assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("does not answer"));
+}

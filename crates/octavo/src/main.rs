@@ -1,6 +1,7 @@
 //! The `octavo` command: command line, configuration, composition.
 
 mod batch;
+mod bench;
 mod cli;
 mod client;
 mod doctor;
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
         Command::RunBatch(args) => batch::run(*args),
         Command::Chat(args) => client::chat(*args),
         Command::Complete(args) => client::complete(*args),
+        Command::Bench(args) => bench::run(args),
         Command::Pull(args) => pull::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Doctor(args) => doctor::run(&args),

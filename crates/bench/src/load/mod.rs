@@ -14,7 +14,7 @@ use std::time::Duration;
 
 pub use client::{ClientError, Connection, Target};
 pub use report::{Goodput, Report, RequestRecord, Summary};
-pub use run::run;
+pub use run::{run, run_watched};
 pub use sse::EventReader;
 
 /// Which route the load goes to.

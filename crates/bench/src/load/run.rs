@@ -23,6 +23,11 @@ const QUOTED: usize = 300;
 
 /// Sends the load and measures the answers. Runs on the caller's tokio runtime.
 pub async fn run(config: &LoadConfig) -> Result<Report, LoadError> {
+    run_watched(config, Arc::default()).await
+}
+
+/// The same, and counts the requests that have ended in `done`.
+pub async fn run_watched(config: &LoadConfig, done: Arc<AtomicUsize>) -> Result<Report, LoadError> {
     check(config)?;
     let target = Target::new(&config.base_url, config.api_key.as_deref())?;
     let path = config.endpoint.path();
@@ -40,6 +45,7 @@ pub async fn run(config: &LoadConfig) -> Result<Report, LoadError> {
         bodies: (0..config.requests).map(|index| Bytes::from(prompt::body(config, index))).collect(),
         arrivals: prompt::arrivals(config),
         next: AtomicUsize::new(0),
+        done,
         path,
         timeout: config.timeout,
     });
@@ -81,6 +87,7 @@ struct Plan {
     bodies: Vec<Bytes>,
     arrivals: Vec<Duration>,
     next: AtomicUsize,
+    done: Arc<AtomicUsize>,
     path: &'static str,
     timeout: Duration,
 }
@@ -95,6 +102,7 @@ async fn work(plan: Arc<Plan>, mut connection: Connection, start: Instant) -> Ve
             tokio::time::sleep_until(at.into()).await;
         }
         records.push(exchange(&mut connection, plan.path, body.clone(), start, plan.timeout).await);
+        plan.done.fetch_add(1, Relaxed);
     }
 }
 

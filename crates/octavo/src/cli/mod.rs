@@ -5,6 +5,7 @@
 
 mod argv;
 mod batch;
+mod bench;
 mod client;
 mod compat;
 mod layers;
@@ -22,6 +23,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Par
 use octavo_backend_cpu::Isa;
 
 pub(crate) use batch::RunBatchArgs;
+pub(crate) use bench::{BenchArgs, BenchCommand, BenchServeArgs, LoadBackend};
 pub(crate) use client::{ChatArgs, ClientArgs, CompleteArgs};
 pub(crate) use layers::Environment;
 pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, ModelArgs, SamplingArgs, SourceArgs};
@@ -64,6 +66,8 @@ pub(crate) enum Command {
     Chat(Box<ChatArgs>),
     /// Let a model continue texts: a running server's, or one that is loaded for it.
     Complete(Box<CompleteArgs>),
+    /// Measure a running server.
+    Bench(BenchArgs),
     /// Download a model into the cache and print where it lies.
     Pull(PullArgs),
     /// Print a model's program: ops, shapes, bytes and FLOPs.
@@ -156,20 +160,33 @@ impl From<clap::Error> for Failure {
 pub(crate) fn parse(args: Vec<OsString>, environment: &Environment<'_>) -> Result<Cli, Failure> {
     let command = command();
     let args = argv::entry(args);
-    let name = args.first().and_then(|arg| arg.to_str());
-    let Some(subcommand) = name.and_then(|name| command.find_subcommand(name)) else {
+    let (subcommand, names) = subcommand(&command, &args);
+    if names == 0 {
         return Ok(cli(&command, &args)?);
-    };
-    let mut spelled = args[..1].to_vec();
-    spelled.extend(argv::spell(args[1..].to_vec(), subcommand).map_err(Failure::Config)?);
+    }
+    let mut spelled = args[..names].to_vec();
+    spelled.extend(argv::spell(args[names..].to_vec(), subcommand).map_err(Failure::Config)?);
     let matches = matches(&command, &spelled)?;
-    let layered = matches.subcommand().map(|(_, given)| layers::settings(subcommand, given, environment));
-    let Some(settings) = layered.transpose().map_err(Failure::Config)?.filter(|settings| !settings.is_empty()) else {
+    let mut given = &matches;
+    while let Some((_, inner)) = given.subcommand() {
+        given = inner;
+    }
+    let settings = layers::settings(subcommand, given, environment).map_err(Failure::Config)?;
+    if settings.is_empty() {
         return Ok(Cli::from_arg_matches(&matches)?);
-    };
+    }
     let tokens = settings.iter().flat_map(layers::Setting::tokens);
-    spelled.splice(1..1, tokens);
+    spelled.splice(names..names, tokens);
     cli(&command, &spelled).map_err(|error| Failure::Usage { note: layers::origin(&settings, &error), error })
+}
+
+/// The subcommand that the first arguments name, and how many of them.
+fn subcommand<'a>(command: &'a clap::Command, args: &[OsString]) -> (&'a clap::Command, usize) {
+    let (mut found, mut names) = (command, 0);
+    while let Some(next) = args.get(names).and_then(|arg| found.find_subcommand(arg)) {
+        (found, names) = (next, names + 1);
+    }
+    (found, names)
 }
 
 fn cli(command: &clap::Command, args: &[OsString]) -> Result<Cli, clap::Error> {
@@ -183,7 +200,11 @@ fn matches(command: &clap::Command, args: &[OsString]) -> Result<ArgMatches, cla
 
 /// The definition, with every switch made one that can be switched off as well.
 fn command() -> clap::Command {
-    Cli::command().mut_subcommands(|subcommand| subcommand.mut_args(switch))
+    Cli::command().mut_subcommands(with_switches)
+}
+
+fn with_switches(command: clap::Command) -> clap::Command {
+    command.mut_args(switch).mut_subcommands(with_switches)
 }
 
 /// `--x` and `--x=false`: what `--no-x` is rewritten to.

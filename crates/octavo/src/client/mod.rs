@@ -10,7 +10,8 @@ use octavo_telemetry::LogConfig;
 use serde_json::{Value, json};
 
 use crate::cli::{ChatArgs, ClientArgs, CompleteArgs, ComposeArgs};
-use crate::client::connection::{Client, Piece};
+pub(crate) use crate::client::connection::Client;
+use crate::client::connection::Piece;
 use crate::client::terminal::{Input, Screen};
 use crate::serve::{self, Composed};
 
