@@ -309,6 +309,7 @@ def test_stopping_closes_the_connection(new_page, stand_in):
     until(page, "document.querySelector('.text')?.textContent === 'x'")
     page.get_by_role("button", name="Stop").click()
     until(page, "document.querySelector('.foot')?.textContent.includes('Stopped.')")
+    assert "Stopped." in last(page).inner_text()
     first.set()
     assert stand_in.gone.wait(20), "the server was left talking"
 

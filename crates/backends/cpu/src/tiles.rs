@@ -7,10 +7,8 @@
 
 use std::arch::asm;
 
+use crate::activation::TILE;
 use crate::memory::LINE;
-
-/// Rows of a tile.
-pub(crate) const ROWS: usize = 16;
 
 /// Results that are computed side by side.
 pub(crate) const SIDE: usize = 4;
@@ -40,8 +38,8 @@ impl Tiles {
     /// For [`dot`] and [`add`], with so many rows on the left, at most sixteen. Registers 0 to 3: results; 4: 32 inputs of
     /// rows; 5: 32 inputs of sixteen outputs; 6 and 7: the same of 16 inputs.
     pub(crate) fn bf16(rows: usize) -> Self {
-        let (left, right) = (Shape { rows, row_bytes: LINE }, Shape { rows: ROWS, row_bytes: LINE });
-        let (half_left, half_right) = (Shape { rows, row_bytes: LINE / 2 }, Shape { rows: ROWS / 2, row_bytes: LINE });
+        let (left, right) = (Shape { rows, row_bytes: LINE }, Shape { rows: TILE, row_bytes: LINE });
+        let (half_left, half_right) = (Shape { rows, row_bytes: LINE / 2 }, Shape { rows: TILE / 2, row_bytes: LINE });
         Self::set_up([left, left, left, left, left, right, half_left, half_right])
     }
 
@@ -86,11 +84,8 @@ pub(crate) unsafe fn dot(
     debug_assert!(steps > 0);
     // SAFETY: as the caller promises.
     unsafe {
+        zero();
         asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
             "2:",
             "tileloadd tmm4, [{a} + {a_stride}]",
             "tileloadd tmm5, [{b0} + {line}]",

@@ -283,11 +283,12 @@ unsafe fn unpack_as<C: ReadCodes, S: ReadScales>(
         // SAFETY: as the caller promises.
         unsafe {
             let at = codes.add(group * stride);
-            let after = at.add(stride - GROUP_CODES);
+            let last = at.add(stride - GROUP_CODES);
             for (step, codes) in C::read(panel.as_ptr(), layout, group).into_iter().enumerate() {
-                // The first of the two, if they are two.
-                _mm512_storeu_si512(at.add(step * LINE).cast(), _mm512_slli_epi16::<{ LOW_BITS }>(codes));
-                _mm512_storeu_si512(after.add(step * LINE).cast(), codes);
+                if stride > GROUP_CODES {
+                    _mm512_storeu_si512(at.add(step * LINE).cast(), _mm512_slli_epi16::<{ LOW_BITS }>(codes));
+                }
+                _mm512_storeu_si512(last.add(step * LINE).cast(), codes);
             }
             let (scale, min) = S::read(panel.as_ptr(), layout, group);
             _mm512_storeu_ps(scales.add(group * GROUP_SCALES), scale);
