@@ -33,7 +33,7 @@ pub use plan::{
     InputToken, Joined, Logprobs, PlannedSequence, Slot, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
 };
 pub use request::{
-    FinishReason, Pooling, RepetitionDetection, Request, RequestEvent, SamplingParams, SubmitError, Task,
+    FinishReason, Pooling, RepetitionDetection, Request, RequestEvent, SamplingParams, StageTimes, SubmitError, Task,
 };
 pub use status::{EngineState, EngineStatus};
 pub use stream::RequestStream;

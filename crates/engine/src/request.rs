@@ -1,7 +1,7 @@
 //! What a caller asks for and what comes back.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::Constraint;
 use crate::plan::{Logprobs, TokenOutput};
@@ -175,10 +175,23 @@ pub struct RequestEvent {
     pub prompt_logprobs: Vec<Logprobs>,
     /// New tokens. A stop token or end-of-sequence token is the last of them.
     pub tokens: Vec<TokenOutput>,
+    /// How long it took to the latest of them; `None` before the first.
+    pub times: Option<StageTimes>,
     /// `[H]`, set in the last event of a [`Task::Embed`] that ended as [`FinishReason::Stop`].
     pub embedding: Option<Vec<f32>>,
     /// Set in the last event.
     pub finish: Option<FinishReason>,
+}
+
+/// How long a request was in its stages, up to its latest token. Preemption is part of the stage that it interrupts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StageTimes {
+    /// Taken into the queue → first planned in a step.
+    pub queue: Duration,
+    /// First planned → first token.
+    pub prefill: Duration,
+    /// First token → latest token.
+    pub decode: Duration,
 }
 
 /// Why a request was not taken.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use crate::inbox::{End, Inbox, RequestId};
-use crate::{FinishReason, Logprobs, RequestEvent, TokenOutput};
+use crate::{FinishReason, Logprobs, RequestEvent, StageTimes, TokenOutput};
 
 /// Tokens that a mailbox holds before its memory grows: enough for a reader that keeps up.
 const MAILBOX_TOKENS: usize = 4;
@@ -23,6 +23,7 @@ pub(crate) struct Last {
     /// The request has its answer, or more of it, with this event.
     pub(crate) answered: bool,
     pub(crate) token: Option<TokenOutput>,
+    pub(crate) times: Option<StageTimes>,
     pub(crate) embedding: Option<Vec<f32>>,
 }
 
@@ -31,6 +32,7 @@ pub(crate) struct Last {
 struct Mailbox {
     tokens: Vec<TokenOutput>,
     first: Option<FirstEvent>,
+    times: Option<StageTimes>,
     embedding: Option<Vec<f32>>,
     finish: Option<FinishReason>,
     waker: Option<Waker>,
@@ -50,13 +52,19 @@ pub(crate) struct EventSender {
 }
 
 impl EventSender {
-    /// Adds a token, the first with what goes out beside it.
+    /// Adds a token, the first with what goes out beside it, and how long it took until then.
     ///
     /// The caller wakes the reader when it has the time.
-    pub(crate) fn send(&mut self, token: TokenOutput, first: Option<FirstEvent>) -> Option<Waker> {
+    pub(crate) fn send(
+        &mut self,
+        token: TokenOutput,
+        first: Option<FirstEvent>,
+        times: Option<StageTimes>,
+    ) -> Option<Waker> {
         debug_assert!(self.open, "a token after the end of its request");
         let mut mailbox = lock(&self.mailbox);
         mailbox.tokens.push(token);
+        mailbox.times = times;
         if first.is_some() {
             mailbox.first = first;
         }
@@ -68,6 +76,7 @@ impl EventSender {
         self.open = false;
         let mut mailbox = lock(&self.mailbox);
         mailbox.tokens.extend(last.token);
+        mailbox.times = last.times;
         mailbox.embedding = last.embedding;
         if first.is_some() {
             mailbox.first = first;
@@ -130,12 +139,13 @@ impl RequestStream {
         }
         std::mem::swap(&mut mailbox.tokens, &mut self.spare);
         let (first, embedding, finish) = (mailbox.first.take(), mailbox.embedding.take(), mailbox.finish.take());
+        let times = mailbox.times;
         drop(mailbox);
         self.done = finish.is_some();
         let cached_tokens = first.as_ref().map(|first| first.cached_tokens);
         let prompt_logprobs = first.map(|first| first.prompt_logprobs).unwrap_or_default();
         let tokens = std::mem::take(&mut self.spare);
-        Poll::Ready(Some(RequestEvent { cached_tokens, prompt_logprobs, tokens, embedding, finish }))
+        Poll::Ready(Some(RequestEvent { cached_tokens, prompt_logprobs, tokens, times, embedding, finish }))
     }
 
     /// Ends the request as stop: its text contains a stop string. Tokens drawn meanwhile are dropped.

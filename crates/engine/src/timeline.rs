@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use octavo_telemetry::EngineMetrics;
 
+use crate::StageTimes;
+
 /// Moments in a request's life.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timeline {
@@ -70,14 +72,24 @@ impl Timeline {
         }
     }
 
+    /// The stages up to the latest token; `None` before the first.
+    pub(crate) fn times(&self) -> Option<StageTimes> {
+        let ((first, latest), scheduled) = self.tokens.zip(self.scheduled)?;
+        Some(StageTimes {
+            queue: scheduled.saturating_duration_since(self.queued),
+            prefill: first.saturating_duration_since(scheduled),
+            decode: latest.saturating_duration_since(first),
+        })
+    }
+
     /// The stages of a request that ends now.
     pub(crate) fn stages(&self, now: Instant) -> Stages {
-        let since = |from: Instant, to: Instant| to.saturating_duration_since(from);
+        let times = self.times();
         Stages {
-            e2e: since(self.arrival, now),
-            queue: self.scheduled.map(|scheduled| since(self.queued, scheduled)),
-            prefill: self.scheduled.zip(self.tokens).map(|(scheduled, (first, _))| since(scheduled, first)),
-            decode: self.tokens.map(|(first, last)| since(first, last)),
+            e2e: now.saturating_duration_since(self.arrival),
+            queue: self.scheduled.map(|scheduled| scheduled.saturating_duration_since(self.queued)),
+            prefill: times.map(|times| times.prefill),
+            decode: times.map(|times| times.decode),
         }
     }
 }

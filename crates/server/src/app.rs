@@ -13,7 +13,7 @@ use octavo_text::{Grammar, GrammarCompiler, GrammarError, GrammarLimits, Grammar
 use tokio::time::{Instant, sleep_until};
 
 use crate::body::BodyBudget;
-use crate::config::{ServerConfig, TextModel};
+use crate::config::{FingerprintMode, ServerConfig, TextModel};
 use crate::drain::Shutdown;
 use crate::error::ApiError;
 use crate::layers;
@@ -44,7 +44,8 @@ pub(crate) struct App {
     pub(crate) config: ServerConfig,
     /// The name that responses carry.
     pub(crate) model: Arc<str>,
-    pub(crate) fingerprint: Arc<str>,
+    /// None if it is not told.
+    pub(crate) fingerprint: Option<Arc<str>>,
     /// Bytes of the longest token: no text has fewer tokens than its bytes over this.
     pub(crate) longest_token: usize,
     /// Unix time of the start.
@@ -103,12 +104,13 @@ pub(crate) fn routes() -> Vec<(&'static str, &'static str, MethodRouter<AppState
         ("POST", "/v1/messages/count_tokens", post(messages::count_tokens)),
         ("POST", "/v1/embeddings", post(embeddings::handle)),
         ("POST", "/tokenize", post(tokenize::tokenize)),
+        ("GET", "/tokenizer_info", get(tokenize::info)),
         ("POST", "/detokenize", post(tokenize::detokenize)),
         ("POST", "/invocations", post(invocations::handle)),
         ("POST", "/generate", post(generate::handle)),
         ("GET", "/server_info", get(server_info::handle)),
         ("GET", "/v1/models", get(models::handle)),
-        ("GET", "/v1/models/{model}", get(models::one)),
+        ("GET", "/v1/models/{*model}", get(models::one)),
         ("GET", "/health", get(health::ready)),
         ("GET", "/ping", get(health::ready)),
         ("POST", "/ping", post(health::ready)),
@@ -137,7 +139,7 @@ impl Server {
             engine,
             engine_metrics: telemetry.engine(),
             http_metrics: telemetry.http(&labels),
-            fingerprint: fingerprint(&config).into(),
+            fingerprint: fingerprint(&config).map(Arc::from),
             seeds: Seeds::new(config.seed),
             grammars: OnceLock::new(),
             load: Load::default(),
@@ -222,8 +224,12 @@ pub(crate) fn unix_time() -> u64 {
 }
 
 /// Stays the same as long as answers to the same seed do, as far as the configuration tells: FNV-1a of it.
-fn fingerprint(config: &ServerConfig) -> String {
+fn fingerprint(config: &ServerConfig) -> Option<String> {
     let identity = format!("{}\0{}\0{}", config.version, config.model_root, config.max_model_len);
     let hash = identity.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-    format!("octavo-{}-{hash:08x}", config.version)
+    match config.api.fingerprint {
+        FingerprintMode::Full => Some(format!("octavo-{}-{hash:08x}", config.version)),
+        FingerprintMode::Hash => Some(format!("octavo-{hash:08x}")),
+        FingerprintMode::None => None,
+    }
 }

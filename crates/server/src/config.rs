@@ -155,6 +155,10 @@ pub struct ServerConfig {
     pub track_load: bool,
     /// GET /docs, /redoc and /openapi.json are not there.
     pub disable_docs: bool,
+    /// GET /tokenizer_info is there, which shows the chat template.
+    pub tokenizer_info: bool,
+    /// What is logged of each request.
+    pub log: RequestLog,
     /// How requests are read and answered.
     pub api: ApiConfig,
 }
@@ -184,9 +188,34 @@ impl Default for ServerConfig {
             request_timeout: None,
             track_load: false,
             disable_docs: false,
+            tokenizer_info: false,
+            log: RequestLog::default(),
             api: ApiConfig::default(),
         }
     }
+}
+
+/// What `system_fingerprint` tells of the server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FingerprintMode {
+    /// Its version and a hash of its configuration.
+    #[default]
+    Full,
+    /// The hash alone.
+    Hash,
+    /// Nothing.
+    None,
+}
+
+/// What is logged of each request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestLog {
+    /// A line when its sequences are submitted; at the level `debug` their prompts too.
+    pub requests: bool,
+    /// A line with the text of each choice when it ends.
+    pub outputs: bool,
+    /// Characters of a text and tokens of a prompt that are logged; `None`: all.
+    pub max_len: Option<usize>,
 }
 
 /// How requests are read and answered.
@@ -204,6 +233,10 @@ pub struct ApiConfig {
     pub reasoning: Option<ReasoningSyntax>,
     /// The usage tells how many prompt tokens were in the prefix cache.
     pub prompt_tokens_details: bool,
+    /// Responses of a single sequence tell how long its stages took.
+    pub request_metrics: bool,
+    /// What `system_fingerprint` tells.
+    pub fingerprint: FingerprintMode,
     /// Streams tell the usage, asked or not.
     pub force_include_usage: bool,
     /// Tokens of a streamed chunk.
@@ -224,6 +257,8 @@ impl Default for ApiConfig {
             tools: None,
             reasoning: None,
             prompt_tokens_details: false,
+            request_metrics: false,
+            fingerprint: FingerprintMode::Full,
             force_include_usage: false,
             stream_interval: 1,
             disable_any_whitespace: false,

@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use crate::error::ApiError;
 use crate::keep_alive::is_event_stream;
 use crate::sse::Events;
+use crate::wire::{MessagesWire, Wire};
 
 /// Ends the request that passes through when `limit` is over: with 504 before its response has begun, with an error
 /// event after that. Whatever it runs in the engine is aborted then, however slowly its client reads.
@@ -25,7 +26,7 @@ pub(crate) async fn limit(State(limit): State<Duration>, request: Request, next:
     let Some(deadline) = Instant::now().checked_add(limit) else { return next.run(request).await };
     let dialect = Dialect::of(request.uri().path());
     match timeout_at(deadline, next.run(request)).await {
-        Err(_) => ApiError::request_timeout(limit).into_response(),
+        Err(_) => dialect.refuse(&ApiError::request_timeout(limit)),
         Ok(response) if is_event_stream(response.headers()) => {
             let last_words = dialect.error_event(&ApiError::request_timeout(limit));
             response.map(|body| Body::new(Bounded::new(body, deadline, last_words)))
@@ -34,7 +35,7 @@ pub(crate) async fn limit(State(limit): State<Duration>, request: Request, next:
     }
 }
 
-/// How a route's streams tell of an error.
+/// How a route tells of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dialect {
     /// An unnamed event with the error body, and the end mark.
@@ -51,6 +52,14 @@ impl Dialect {
             "/v1/messages" => Self::Messages,
             "/v1/responses" => Self::Responses,
             _ => Self::Completions,
+        }
+    }
+
+    /// The response to a request that failed before its first output.
+    fn refuse(self, error: &ApiError) -> Response {
+        match self {
+            Self::Completions | Self::Responses => error.clone().into_response(),
+            Self::Messages => MessagesWire::refuse(error),
         }
     }
 

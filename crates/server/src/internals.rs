@@ -22,7 +22,7 @@ impl ChatEvents {
             id: "chatcmpl-0123456789abcdef0123456789abcdef".into(),
             created: 1_700_000_000,
             model: "org/model".into(),
-            fingerprint: "octavo".into(),
+            fingerprint: Some("octavo".into()),
         };
         Self(ChatWire {
             envelope,

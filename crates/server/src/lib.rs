@@ -32,6 +32,7 @@ mod pages;
 mod params;
 mod prepare;
 mod request_id;
+mod request_log;
 mod restrictions;
 mod root_path;
 mod routes;
@@ -48,7 +49,8 @@ mod workers;
 
 pub use app::{Server, ServerError};
 pub use config::{
-    ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, SamplingDefaults, ServerConfig, TextModel, TlsConfig,
+    ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, RequestLog, SamplingDefaults, ServerConfig,
+    TextModel, TlsConfig,
 };
 pub use drain::Shutdown;
 pub use loading::serve_while_loading;

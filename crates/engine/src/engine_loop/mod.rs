@@ -359,13 +359,14 @@ impl EngineLoop {
             Some(reason) => self.end(key, Last { token: Some(token), answered: true, ..Last::default() }, reason, now),
             None => {
                 let first = sequence.first_event();
-                self.wakers.extend(sequence.sender.send(token, first));
+                let times = sequence.timeline.times();
+                self.wakers.extend(sequence.sender.send(token, first, times));
             }
         }
     }
 
     /// Ends a sequence: its one terminal event.
-    fn end(&mut self, key: SequenceKey, last: Last, reason: FinishReason, now: Instant) {
+    fn end(&mut self, key: SequenceKey, mut last: Last, reason: FinishReason, now: Instant) {
         let Some(mut sequence) = self.scheduler.remove(key) else { return };
         if !sequence.timeline.was_scheduled() {
             self.shared.inbox.leave_queue(sequence.prompt_len());
@@ -374,6 +375,7 @@ impl EngineLoop {
             tracing::debug!(request = sequence.name, %message, "request failed");
         }
         self.metrics.finished(&sequence.finished(&reason, now));
+        last.times = sequence.timeline.times();
         let first = if last.answered { sequence.first_event() } else { None };
         self.wakers.extend(sequence.sender.finish(last, first, reason));
     }

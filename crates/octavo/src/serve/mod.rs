@@ -39,7 +39,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
 async fn serve(args: ServeArgs) -> Result<()> {
     let begun = Instant::now();
     let settings = Settings::of_server(&args, &|name| std::env::var(name).ok())?;
-    check(&args.compose, &settings)?;
+    check(&args.compose)?;
     // Before the model is loaded, so that a taken port fails at once and probes get an answer.
     let Bound { listener, place, curl } = listen::bind(&args.network, &settings).await?;
     info!("loading; probes answer on {place}");
@@ -83,7 +83,7 @@ pub(crate) struct Composed {
 /// Flags that are refused, or whatever keeps the model from being loaded.
 pub(crate) fn compose_in_process(args: &ComposeArgs) -> Result<Composed> {
     let settings = Settings::in_process(args)?;
-    check(args, &settings)?;
+    check(args)?;
     compose(args, &settings)
 }
 
@@ -140,11 +140,10 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
 }
 
 /// Says what the flags come to, before anything is loaded.
-fn check(args: &ComposeArgs, settings: &Settings) -> Result<()> {
+fn check(args: &ComposeArgs) -> Result<()> {
     for warning in args.compat.check()? {
         warn!("{warning}");
     }
-    settings.warn();
     check_device(args)
 }
 

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use octavo_engine::{EngineConfig, SchedulingPolicy};
-use octavo_server::{ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, ServerConfig, TlsConfig};
+use octavo_server::{
+    ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, RequestLog, ServerConfig, TlsConfig,
+};
 use octavo_text::{ReasoningSyntax, ToolSyntax};
 use serde_json::Value;
-use tracing::warn;
 
-use crate::cli::{ChatFormatArgs, ComposeArgs, EngineArgs, Environment, FingerprintMode, Policy, ServeArgs, TextList};
+use crate::cli::{self, ChatFormatArgs, ComposeArgs, EngineArgs, Environment, Policy, ServeArgs, TextList};
 use crate::serve::model::LoadedModel;
 
 /// Seconds a connection is kept open between requests.
@@ -22,7 +23,7 @@ const STRUCTURED_NO_EFFECT: [&str; 3] = ["backend", "disable_fallback", "enable_
 /// How often `--enable-ssl-refresh` looks for changed files.
 const CERTIFICATE_REFRESH: Duration = Duration::from_secs(10);
 
-/// What the server is told beyond its model. Flags that it does not serve are rows of [`Settings::unserved`].
+/// What the server is told beyond its model.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Settings {
     /// None: every route is open.
@@ -44,12 +45,7 @@ pub(crate) struct Settings {
     pub(crate) api: ApiConfig,
 
     pub(crate) tokenizer_info: bool,
-    pub(crate) per_request_metrics: bool,
-    /// `None` is full.
-    pub(crate) fingerprint_mode: Option<FingerprintMode>,
-    pub(crate) log_requests: bool,
-    pub(crate) log_outputs: bool,
-    pub(crate) max_log_len: Option<usize>,
+    pub(crate) log: RequestLog,
 }
 
 impl Settings {
@@ -74,8 +70,17 @@ impl Settings {
         if let Some(fields) = network.h11_max_header_count {
             connection.max_headers = fields;
         }
+        if log.enable_log_outputs && !log.enable_log_requests {
+            bail!("--enable-log-outputs needs --enable-log-requests: an answer alone tells little");
+        }
         let api = ApiConfig {
             prompt_tokens_details: answers.enable_prompt_tokens_details,
+            request_metrics: answers.enable_per_request_metrics,
+            fingerprint: match answers.fingerprint_mode {
+                cli::FingerprintMode::Full => FingerprintMode::Full,
+                cli::FingerprintMode::Hash => FingerprintMode::Hash,
+                cli::FingerprintMode::None => FingerprintMode::None,
+            },
             force_include_usage: answers.enable_force_include_usage,
             stream_interval: u32::try_from(answers.stream_interval).unwrap_or(u32::MAX),
             ..api_config(&args.compose.chat)?
@@ -101,11 +106,11 @@ impl Settings {
             no_docs: network.disable_fastapi_docs,
             api,
             tokenizer_info: network.enable_tokenizer_info_endpoint,
-            per_request_metrics: answers.enable_per_request_metrics,
-            fingerprint_mode: Some(answers.fingerprint_mode).filter(|mode| *mode != FingerprintMode::Full),
-            log_requests: log.enable_log_requests,
-            log_outputs: log.enable_log_outputs,
-            max_log_len: log.max_log_len,
+            log: RequestLog {
+                requests: log.enable_log_requests,
+                outputs: log.enable_log_outputs,
+                max_len: log.max_log_len,
+            },
         })
     }
 
@@ -115,25 +120,6 @@ impl Settings {
     /// Flags that contradict each other.
     pub(crate) fn in_process(args: &ComposeArgs) -> Result<Self> {
         Ok(Self { api: api_config(&args.chat)?, ..Self::default() })
-    }
-
-    /// Flags that are understood and that the server does not serve: requests get all else. And whether one was given.
-    fn unserved(&self) -> [(&'static str, bool); 6] {
-        [
-            ("--enable-tokenizer-info-endpoint", self.tokenizer_info),
-            ("--enable-per-request-metrics", self.per_request_metrics),
-            ("--fingerprint-mode", self.fingerprint_mode.is_some()),
-            ("--enable-log-requests", self.log_requests),
-            ("--enable-log-outputs", self.log_outputs),
-            ("--max-log-len", self.max_log_len.is_some()),
-        ]
-    }
-
-    /// Says which of the flags given are not served.
-    pub(crate) fn warn(&self) {
-        for (flag, _) in self.unserved().into_iter().filter(|(_, given)| *given) {
-            warn!("{flag} has no effect: this server does not have it yet");
-        }
     }
 }
 
@@ -256,6 +242,8 @@ pub(crate) fn server_config(
         sse_keep_alive: settings.sse_keep_alive,
         track_load: settings.track_load,
         disable_docs: settings.no_docs,
+        tokenizer_info: settings.tokenizer_info,
+        log: settings.log,
         api: settings.api.clone(),
         ..ServerConfig::default()
     }

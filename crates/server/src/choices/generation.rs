@@ -104,6 +104,7 @@ impl Generation {
     /// Moves the next token into `output`, with what comes with it, and the end if that was the last one.
     fn take(&mut self, output: &mut Output) {
         output.cached_tokens = output.cached_tokens.or(self.event.cached_tokens.take());
+        output.times = self.event.times;
         if !self.event.prompt_logprobs.is_empty() {
             output.prompt_logprobs = std::mem::take(&mut self.event.prompt_logprobs);
         }

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures::stream::{SelectAll, Stream, StreamExt, unfold};
-use octavo_engine::{EngineState, FinishReason, Logprobs, Request, SubmitError, TokenOutput};
+use octavo_engine::{EngineState, FinishReason, Logprobs, Request, StageTimes, SubmitError, TokenOutput};
 use octavo_telemetry::Rejection;
 use octavo_text::{OutputDelta, TextStream};
 
 use crate::app::AppState;
 use crate::error::ApiError;
 use crate::params::Sampling;
+use crate::request_log::{self, OutputLog};
 use crate::restrictions::Restrictions;
 use crate::types::response::Finish;
 
@@ -59,6 +60,8 @@ pub(crate) struct Output {
     pub(crate) cached_tokens: Option<u32>,
     /// Those of the prompt from its second token on, in a choice's first output, if they were asked for.
     pub(crate) prompt_logprobs: Vec<Logprobs>,
+    /// How long it took to the latest of the tokens.
+    pub(crate) times: Option<StageTimes>,
     /// Set in a choice's last output.
     pub(crate) finish: Option<Finish>,
 }
@@ -72,6 +75,7 @@ pub(crate) struct Choices {
     /// Sequences a prompt, and for each prompt the most tokens any of them has generated; only tracked above 1.
     n: u32,
     generated: Vec<u32>,
+    log: Option<OutputLog>,
 }
 
 impl Choices {
@@ -88,7 +92,8 @@ impl Choices {
             running.push(Box::pin(unfold(generation, next)) as OutputStream);
         }
         let generated = if n > 1 { vec![0; sequences] } else { vec![] };
-        Ok(Self { running, state: state.clone(), n, generated })
+        let log = OutputLog::new(state.config.log, &submission.request_id, sequences);
+        Ok(Self { running, state: state.clone(), n, generated, log })
     }
 
     /// Sequences of each prompt.
@@ -104,6 +109,9 @@ impl Choices {
         };
         if output.finish == Some(Finish::Abort) && self.state.drain.is_ending() {
             return Some(Err(ApiError::shutting_down()));
+        }
+        if let Some(log) = &mut self.log {
+            log.add(&output);
         }
         if let Some(generated) = self.generated.get_mut(output.index as usize) {
             *generated = generated.saturating_add(u32::try_from(output.tokens.len()).unwrap_or(u32::MAX));
@@ -148,6 +156,7 @@ fn start(state: &AppState, submission: &Submission, index: usize) -> Result<Gene
 
 /// Gives a request to the engine.
 pub(crate) fn submit(state: &AppState, request: Request) -> Result<octavo_engine::RequestStream, ApiError> {
+    request_log::submitted(state, &request);
     state.engine.submit(request).map_err(|error| {
         match error {
             SubmitError::TooManyRequests { .. } => state.http_metrics.rejected(Rejection::Requests),

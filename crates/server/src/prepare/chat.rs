@@ -57,7 +57,11 @@ pub(crate) fn chat(state: &AppState, body: &[u8], headers: &Headers) -> Result<P
         spelling: spelling(state, common),
         return_token_ids: common.return_token_ids,
         prompt_text: request.return_prompt_text.then_some(text),
-        details: UsageDetails { prompt: api.prompt_tokens_details, completion: parsing.reasoning.is_some() },
+        details: UsageDetails {
+            prompt: api.prompt_tokens_details,
+            completion: parsing.reasoning.is_some(),
+            metrics: api.request_metrics,
+        },
         parses: parsing.reasoning.is_some() || !matches!(parsing.calls, Calls::None),
     };
     Ok(Prepared { submission, wire, stream: stream_options(state, common), grammar })

@@ -75,7 +75,11 @@ fn prepare(
         prompt_logprobs: common.prompt_logprobs.is_some(),
         spelling: spelling(state, common),
         return_token_ids: common.return_token_ids,
-        details: UsageDetails { prompt: config.api.prompt_tokens_details, completion: false },
+        details: UsageDetails {
+            prompt: config.api.prompt_tokens_details,
+            completion: false,
+            metrics: config.api.request_metrics,
+        },
         sent: vec![None; prompts.len() * sampling.n as usize],
     };
     let restricted = (restrictions(state, common)?, Parsing::default());

@@ -85,7 +85,7 @@ pub(crate) fn envelope(state: &AppState, id: String) -> Envelope {
         id,
         created: crate::app::unix_time(),
         model: Arc::clone(&state.model),
-        fingerprint: Arc::clone(&state.fingerprint),
+        fingerprint: state.fingerprint.clone(),
     }
 }
 

@@ -4,6 +4,7 @@ use crate::app::AppState;
 use crate::error::ApiError;
 use crate::prepare::chat::{Conversation, conversation};
 use crate::prepare::{Headers, Prepared, envelope, spelling};
+use crate::types::response::UsageDetails;
 use crate::types::responses::ResponsesRequest;
 use crate::wire::{Items, ResponsesWire};
 
@@ -25,6 +26,7 @@ pub(crate) fn responses(state: &AppState, body: &[u8], headers: &Headers) -> Res
         settings,
         logprobs: submission.sampling.logprobs(),
         spelling: spelling(state, &chat.common),
+        details: UsageDetails { metrics: state.config.api.request_metrics, ..UsageDetails::default() },
         items: Items::default(),
     };
     Ok(Prepared { submission, wire, stream: chat.common.stream, grammar })

@@ -16,7 +16,7 @@ pub(crate) async fn handle(State(state): State<AppState>) -> Response {
         .into_response()
 }
 
-/// The card of one served name; a slash in it is `%2F` in the path, as clients write it.
+/// The card of one served name. A slash in it may be written as `%2F`.
 pub(crate) async fn one(State(state): State<AppState>, Path(model): Path<String>) -> Response {
     let names = &state.config.served_model_names;
     match names.iter().find(|name| **name == model) {

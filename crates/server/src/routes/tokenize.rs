@@ -1,11 +1,11 @@
-//! POST /tokenize, POST /detokenize
+//! POST /tokenize, POST /detokenize, GET /tokenizer_info
 
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::app::AppState;
+use crate::app::{AppState, not_found};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::params::known_token;
@@ -21,6 +21,29 @@ pub(crate) async fn tokenize(State(state): State<AppState>, request: Request) ->
 /// The text of tokens.
 pub(crate) async fn detokenize(State(state): State<AppState>, request: Request) -> Response {
     answer(&state, request, text_of).await
+}
+
+/// What is known of the tokenizer, in the terms of a `tokenizer_config.json`. Only where the operator allows it: a chat
+/// template may be nobody else's business.
+pub(crate) async fn info(State(state): State<AppState>) -> Response {
+    if !state.config.tokenizer_info {
+        return not_found().await;
+    }
+    let tokenizer = &state.text.tokenizer;
+    let special = tokenizer.special();
+    Json(json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "vocab_size": tokenizer.vocab_size(),
+        "model_max_length": state.config.max_model_len,
+        "bos_token": special.bos,
+        "eos_token": special.eos,
+        "unk_token": special.unk,
+        "pad_token": special.pad,
+        "add_bos_token": special.add_bos,
+        "add_eos_token": special.add_eos,
+        "chat_template": state.text.template.as_ref().map(|template| template.source()),
+    }))
+    .into_response()
 }
 
 async fn answer(state: &AppState, request: Request, work: fn(&AppState, &[u8]) -> Result<Value, ApiError>) -> Response {

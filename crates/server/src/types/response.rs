@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
-use octavo_engine::FinishReason;
+use octavo_engine::{FinishReason, StageTimes};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
@@ -68,7 +69,7 @@ pub(crate) enum StopReason {
     Token(u32),
 }
 
-/// Token counts of a response.
+/// Token counts of a response, and the time that they took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) prompt_tokens: usize,
@@ -77,6 +78,8 @@ pub(crate) struct Usage {
     pub(crate) cached_tokens: usize,
     /// Completion tokens that were reasoning.
     pub(crate) reasoning_tokens: usize,
+    /// Up to the latest token; only of a single sequence.
+    pub(crate) times: Option<StageTimes>,
 }
 
 impl Usage {
@@ -90,6 +93,8 @@ impl Usage {
 pub(crate) struct UsageDetails {
     pub(crate) prompt: bool,
     pub(crate) completion: bool,
+    /// How long it took.
+    pub(crate) metrics: bool,
 }
 
 impl UsageDetails {
@@ -115,6 +120,39 @@ impl UsageDetails {
             completion_tokens: usage.completion_tokens,
             prompt_tokens_details: self.prompt.then_some(prompt),
             completion_tokens_details: self.completion.then_some(completion),
+        }
+    }
+
+    /// How long the response took, if that is told and known.
+    pub(crate) fn metrics(self, usage: Usage) -> Option<RequestMetrics> {
+        usage.times.filter(|_| self.metrics).map(|times| RequestMetrics::new(times, usage.completion_tokens))
+    }
+}
+
+/// How long a response took, as vLLM's `--enable-per-request-metrics` tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct RequestMetrics {
+    /// From its first step, so without the time in the queue.
+    time_to_first_token_ms: f64,
+    /// From the first token to the last.
+    generation_time_ms: f64,
+    queue_time_ms: f64,
+    /// None of a single token.
+    mean_itl_ms: Option<f64>,
+    /// Over the time from the first step to the last token; none if that was too short to measure.
+    tokens_per_second: Option<f64>,
+}
+
+impl RequestMetrics {
+    fn new(times: StageTimes, tokens: usize) -> Self {
+        let ms = |time: Duration| 1e3 * time.as_secs_f64();
+        let seconds = (times.prefill + times.decode).as_secs_f64();
+        Self {
+            time_to_first_token_ms: ms(times.prefill),
+            generation_time_ms: ms(times.decode),
+            queue_time_ms: ms(times.queue),
+            mean_itl_ms: (tokens > 1).then(|| ms(times.decode) / (tokens - 1) as f64),
+            tokens_per_second: (seconds > 0.0).then(|| tokens as f64 / seconds),
         }
     }
 }
@@ -180,14 +218,14 @@ pub(crate) struct ChatCompletion<'a> {
     pub(crate) model: &'a str,
     pub(crate) choices: Vec<ChatChoice<'a>>,
     pub(crate) service_tier: Null,
-    pub(crate) system_fingerprint: &'a str,
+    pub(crate) system_fingerprint: Option<&'a str>,
     pub(crate) usage: WholeUsage,
     pub(crate) prompt_logprobs: Option<PromptLogprobs>,
     pub(crate) prompt_token_ids: Option<&'a [u32]>,
     pub(crate) prompt_text: Option<&'a str>,
     pub(crate) kv_transfer_params: Null,
     pub(crate) ec_transfer_params: Null,
-    pub(crate) metrics: Null,
+    pub(crate) metrics: Option<RequestMetrics>,
 }
 
 #[derive(Serialize)]
@@ -265,6 +303,9 @@ pub(crate) struct ChatChunk<'a> {
     pub(crate) system_fingerprint: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) usage: Option<ChunkUsage>,
+    /// With the usage, in the last chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) metrics: Option<RequestMetrics>,
     /// In the first chunk of a choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) prompt_token_ids: Option<Option<&'a [u32]>>,
@@ -324,11 +365,11 @@ pub(crate) struct Completion<'a> {
     pub(crate) model: &'a str,
     pub(crate) choices: Vec<CompletionChoice>,
     pub(crate) service_tier: Null,
-    pub(crate) system_fingerprint: &'a str,
+    pub(crate) system_fingerprint: Option<&'a str>,
     pub(crate) usage: WholeUsage,
     pub(crate) kv_transfer_params: Null,
     pub(crate) ec_transfer_params: Null,
-    pub(crate) metrics: Null,
+    pub(crate) metrics: Option<RequestMetrics>,
 }
 
 #[derive(Serialize)]
@@ -380,6 +421,9 @@ pub(crate) struct CompletionChunk<'a> {
     pub(crate) system_fingerprint: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) usage: Option<ChunkUsage>,
+    /// With the usage, in the last chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) metrics: Option<RequestMetrics>,
 }
 
 #[derive(Serialize)]

@@ -46,8 +46,9 @@ impl ChatWire {
             created: *created,
             model,
             choices,
-            system_fingerprint: extras.fingerprint.then_some(&**fingerprint),
+            system_fingerprint: fingerprint.as_deref().filter(|_| extras.fingerprint),
             usage: extras.usage.map(|usage| self.details.chunk(usage)),
+            metrics: extras.usage.filter(|_| choices.is_empty()).and_then(|usage| self.details.metrics(usage)),
             prompt_token_ids: None,
         }
     }
@@ -193,14 +194,14 @@ impl Wire for ChatWire {
             model,
             choices: choices.into_iter().enumerate().map(choice).collect(),
             service_tier: Null,
-            system_fingerprint: fingerprint,
+            system_fingerprint: fingerprint.as_deref(),
             usage: self.details.whole(usage),
             prompt_logprobs: prompt_logprobs.map(|logprobs| self.spelling.prompt(&self.prompt, &logprobs)),
             prompt_token_ids: self.return_token_ids.then_some(&*self.prompt),
             prompt_text: self.prompt_text.as_deref(),
             kv_transfer_params: Null,
             ec_transfer_params: Null,
-            metrics: Null,
+            metrics: self.details.metrics(usage),
         })
         .into_response()
     }

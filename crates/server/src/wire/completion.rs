@@ -41,8 +41,9 @@ impl CompletionWire {
             created: *created,
             model,
             choices,
-            system_fingerprint: extras.fingerprint.then_some(&**fingerprint),
+            system_fingerprint: fingerprint.as_deref().filter(|_| extras.fingerprint),
             usage: extras.usage.map(|usage| self.details.chunk(usage)),
+            metrics: extras.usage.filter(|_| choices.is_empty()).and_then(|usage| self.details.metrics(usage)),
         }
     }
 
@@ -138,11 +139,11 @@ impl Wire for CompletionWire {
             model,
             choices: choices.into_iter().enumerate().map(choice).collect(),
             service_tier: Null,
-            system_fingerprint: fingerprint,
+            system_fingerprint: fingerprint.as_deref(),
             usage: self.details.whole(usage),
             kv_transfer_params: Null,
             ec_transfer_params: Null,
-            metrics: Null,
+            metrics: self.details.metrics(usage),
         })
         .into_response()
     }

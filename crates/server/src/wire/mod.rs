@@ -32,7 +32,8 @@ pub(crate) struct Envelope {
     /// Unix time.
     pub(crate) created: u64,
     pub(crate) model: Arc<str>,
-    pub(crate) fingerprint: Arc<str>,
+    /// None if it is not told.
+    pub(crate) fingerprint: Option<Arc<str>>,
 }
 
 /// A choice that has ended, whole.
@@ -81,6 +82,7 @@ impl Tally {
         usage.completion_tokens += output.tokens.len();
         usage.reasoning_tokens += output.reasoning_tokens;
         usage.cached_tokens += output.cached_tokens.unwrap_or(0) as usize;
+        usage.times = output.times.or(usage.times);
     }
 
     /// Of one choice.
@@ -96,6 +98,9 @@ impl Tally {
             total.cached_tokens += choices[0].cached_tokens;
             total.completion_tokens += choices.iter().map(|usage| usage.completion_tokens).sum::<usize>();
             total.reasoning_tokens += choices.iter().map(|usage| usage.reasoning_tokens).sum::<usize>();
+        }
+        if let [single] = &self.choices[..] {
+            total.times = single.times;
         }
         total
     }

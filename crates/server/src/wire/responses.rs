@@ -10,7 +10,7 @@ use crate::choices::Output;
 use crate::error::ApiError;
 use crate::logprobs::Spelling;
 use crate::sse::{Events, Extras};
-use crate::types::response::{ChatLogprobs, Finish, Usage};
+use crate::types::response::{ChatLogprobs, Finish, Usage, UsageDetails};
 use crate::wire::{Envelope, Whole, Wire};
 
 /// The responses route's [`Wire`].
@@ -22,6 +22,7 @@ pub(crate) struct ResponsesWire {
     /// Alternatives, if log-probabilities were asked for.
     pub(crate) logprobs: Option<u32>,
     pub(crate) spelling: Spelling,
+    pub(crate) details: UsageDetails,
     pub(crate) items: Items,
 }
 
@@ -218,6 +219,9 @@ impl ResponsesWire {
             ("usage", usage.map_or(Value::Null, usage_body)),
         ] {
             response.insert(key.into(), value);
+        }
+        if let Some(metrics) = usage.and_then(|usage| self.details.metrics(usage)) {
+            response.insert("metrics".into(), json!(metrics));
         }
         response.extend(self.settings.clone());
         Value::Object(response)

@@ -133,3 +133,53 @@ async fn stop_tokens_may_be_shown() {
     assert_eq!(body["choices"][0]["text"], "Hello world!");
     assert_eq!(body["choices"][0]["stop_reason"], id("!"));
 }
+
+#[tokio::test]
+async fn the_times_of_a_single_sequence_are_told_where_they_may_be() {
+    let mut setup = Setup::default();
+    setup.config.api.request_metrics = true;
+    setup.mock.step_latency = std::time::Duration::from_millis(5);
+    let server = setup.start().await;
+    let check = |metrics: &Value| {
+        let number = |key: &str| metrics[key].as_f64().unwrap_or_else(|| panic!("{key} of {metrics}"));
+        assert!(number("time_to_first_token_ms") >= 5.0, "{metrics}");
+        // Four tokens: three gaps of a step each.
+        assert!(number("generation_time_ms") >= 15.0, "{metrics}");
+        assert!((number("mean_itl_ms") * 3.0 - number("generation_time_ms")).abs() < 1e-6, "{metrics}");
+        assert!(number("queue_time_ms") >= 0.0);
+        let seconds = (number("time_to_first_token_ms") + number("generation_time_ms")) / 1e3;
+        assert!((number("tokens_per_second") * seconds - 4.0).abs() < 1e-6, "{metrics}");
+    };
+    check(&ok(server.completion(json!({}))).await["metrics"]);
+    check(&ok(server.chat(json!({}))).await["metrics"]);
+    check(&ok(server.post("/v1/responses", &json!({"input": "hi"}))).await["metrics"]);
+    let options = json!({"stream": true, "stream_options": {"include_usage": true}});
+    for request in [server.completion(options.clone()), server.chat(options)] {
+        let events = events(request).await;
+        let (last, others) = events.split_last().unwrap();
+        check(&last["metrics"]);
+        assert!(others.iter().all(|event| event.get("metrics").is_none()));
+    }
+    let two = ok(server.completion(json!({"n": 2, "temperature": 1.0}))).await;
+    assert_eq!(two["metrics"], Value::Null, "they would be those of one of the two");
+
+    let plain = Setup::default().start().await;
+    assert_eq!(ok(plain.completion(json!({}))).await["metrics"], Value::Null);
+}
+
+#[tokio::test]
+async fn the_fingerprint_tells_as_much_as_it_may() {
+    use octavo_server::FingerprintMode;
+
+    let fingerprint = async |mode: FingerprintMode| {
+        let mut setup = Setup::default();
+        setup.config.api.fingerprint = mode;
+        ok(setup.start().await.completion(json!({}))).await["system_fingerprint"].take()
+    };
+    let full = fingerprint(FingerprintMode::Full).await;
+    let hash = fingerprint(FingerprintMode::Hash).await;
+    let (full, hash) = (full.as_str().unwrap(), hash.as_str().unwrap());
+    assert!(full.starts_with("octavo-0.0.0-"), "{full}");
+    assert_eq!(full.replace("-0.0.0", ""), hash);
+    assert_eq!(fingerprint(FingerprintMode::None).await, Value::Null);
+}

@@ -75,6 +75,12 @@ async fn a_request_that_runs_too_long_ends_with_an_error() {
     setup.config.request_timeout = Some(Duration::from_millis(50));
     let server = setup.start().await;
     assert_eq!(server.chat(json!({"stream": true})).send().await.unwrap().status(), 504);
+    // Anthropic's clients look for their own kind of error.
+    let body = json!({"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]});
+    let late = server.post("/v1/messages", &body).send().await.unwrap();
+    assert_eq!(late.status(), 504);
+    let late: Value = late.json().await.unwrap();
+    assert_eq!((&late["type"], &late["error"]["type"]), (&json!("error"), &json!("api_error")));
     drop(gate);
     server.idle().await;
 }

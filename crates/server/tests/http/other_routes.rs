@@ -28,6 +28,19 @@ async fn texts_and_messages_become_tokens_and_back() {
 }
 
 #[tokio::test]
+async fn the_tokenizer_is_told_of_where_it_may_be() {
+    let server = Setup::default().start().await;
+    assert_eq!(server.get("/tokenizer_info").await.status(), 404);
+    let mut setup = Setup::default();
+    setup.config.tokenizer_info = true;
+    let server = setup.start().await;
+    let info: Value = server.get("/tokenizer_info").await.json().await.unwrap();
+    assert_eq!(info["model_max_length"], 4096);
+    assert!(info["vocab_size"].as_u64().unwrap() > 256);
+    assert!(info["chat_template"].as_str().unwrap().contains("messages"));
+}
+
+#[tokio::test]
 async fn one_route_takes_every_kind_of_request() {
     let server = Setup::default().start().await;
     let invoke = |body: Value| server.post("/invocations", &body);

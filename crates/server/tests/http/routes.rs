@@ -26,6 +26,20 @@ async fn models_are_listed_as_vllm_lists_them() {
 }
 
 #[tokio::test]
+async fn a_model_is_found_by_a_name_with_a_slash() {
+    let mut setup = Setup::default();
+    setup.config.served_model_names.push("org/model".into());
+    let server = setup.start().await;
+    for path in ["mock", "org/model", "org%2Fmodel"] {
+        let card: Value = server.get(&format!("/v1/models/{path}")).await.json().await.unwrap();
+        assert_eq!(card["id"], path.replace("%2F", "/"));
+    }
+    for path in ["org", "org/model/", "org/other"] {
+        assert_eq!(server.get(&format!("/v1/models/{path}")).await.status(), 404, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn probes_answer() {
     let server = Setup::default().start().await;
     for path in ["/health", "/ping", "/live"] {

@@ -45,6 +45,7 @@ pub struct TemplateInput<'a> {
 /// steps and in output, whatever the template and the messages are. It is not bounded in the memory of a template that
 /// doubles a string again and again: templates come from whoever runs the server.
 pub struct ChatTemplate {
+    source: String,
     environment: Environment<'static>,
     special: Vec<(&'static str, String)>,
     content_format: ContentFormat,
@@ -78,11 +79,17 @@ impl ChatTemplate {
             ("pad_token", &special.pad),
         ];
         Ok(Self {
+            source: source.to_owned(),
             environment,
             special: named.into_iter().filter_map(|(name, token)| Some((name, token.clone()?))).collect(),
             content_format: content_format::detect(source),
             mentions_content: source.contains("content"),
         })
+    }
+
+    /// The template as it was given.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Whether the template wants `content` as a string or as a list of parts.

@@ -16,22 +16,16 @@ fn settings(line: &[&str]) -> Result<Settings> {
 }
 
 #[test]
-fn only_what_is_not_served_is_warned_of() {
-    let given = |line: &[&str]| -> Vec<&str> {
-        settings(line).unwrap().unserved().into_iter().filter(|row| row.1).map(|row| row.0).collect()
-    };
-    assert!(given(&[]).is_empty());
-    assert!(given(&["--enable-log-requests", "--no-enable-log-requests"]).is_empty());
-    for line in [
-        &["--enable-tokenizer-info-endpoint"][..],
-        &["--enable-per-request-metrics"],
-        &["--fingerprint-mode", "none"],
-        &["--enable-log-requests"],
-        &["--enable-log-outputs"],
-        &["--max-log-len", "10"],
-    ] {
-        assert_eq!(given(line), [line[0]]);
-    }
+fn what_is_told_of_requests_arrives() {
+    let line = ["--enable-per-request-metrics", "--fingerprint-mode", "hash", "--enable-tokenizer-info-endpoint"];
+    let given = settings(&line).unwrap();
+    assert_eq!((given.api.request_metrics, given.api.fingerprint), (true, FingerprintMode::Hash));
+    assert!(given.tokenizer_info);
+    assert_eq!(given.log, RequestLog::default());
+    let line = ["--enable-log-requests", "--enable-log-outputs", "--max-log-len", "10"];
+    let log = RequestLog { requests: true, outputs: true, max_len: Some(10) };
+    assert_eq!(settings(&line).unwrap().log, log);
+    assert!(settings(&["--enable-log-outputs"]).unwrap_err().to_string().contains("--enable-log-requests"));
 }
 
 #[test]

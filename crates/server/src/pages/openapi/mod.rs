@@ -59,7 +59,8 @@ mod tests {
     }
 
     fn served() -> BTreeSet<String> {
-        routes().iter().map(|(method, path, _)| format!("{method} {path}")).collect()
+        // The router marks what may have slashes in it.
+        routes().iter().map(|(method, path, _)| format!("{method} {}", path.replace("{*", "{"))).collect()
     }
 
     fn names(document: &Value) -> BTreeSet<String> {
