@@ -1,7 +1,7 @@
-//! How fast the CPU backend runs a model: `backend_speed MODEL [CONTEXT [ISA]]`.
+//! How fast the CPU backend runs a model: `backend_speed MODEL [CONTEXT [ISA [SEQUENCES...]]]`.
 //!
 //! Prints the time to load, prompt tokens a second of a prefill in chunks of 512, and the tokens a second of decode steps
-//! of 1, 8 and 32 sequences that each have `CONTEXT` tokens (512).
+//! of so many sequences (1, 8 and 32) that each have `CONTEXT` tokens (512). An `ISA` of `auto` is the best there is.
 
 use std::error::Error;
 use std::path::Path;
@@ -16,13 +16,17 @@ const CHUNK: usize = 512;
 const DECODE_STEPS: usize = 16;
 const PREFILLS: usize = 4;
 const SEQUENCES: [usize; 3] = [1, 8, 32];
-const MOST_SEQUENCES: usize = 32;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let path = arguments.next().ok_or("usage: backend_speed MODEL [CONTEXT [ISA]]")?;
+    let path = arguments.next().ok_or("usage: backend_speed MODEL [CONTEXT [ISA [SEQUENCES...]]]")?;
     let context: usize = arguments.next().map_or(Ok(512), |text| text.parse())?;
-    let isa = arguments.next().map(|text| text.parse()).transpose()?;
+    let isa = arguments.next().filter(|isa| isa != "auto").map(|text| text.parse()).transpose()?;
+    let mut sequences = arguments.map(|text| text.parse()).collect::<Result<Vec<usize>, _>>()?;
+    if sequences.is_empty() {
+        sequences.extend(SEQUENCES);
+    }
+    let most = sequences.iter().copied().max().unwrap_or(1);
 
     let started = Instant::now();
     let checkpoint = Checkpoint::open(Path::new(&path))?;
@@ -33,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("load: {:.2} s, weights of {} MB", started.elapsed().as_secs_f64(), backend.weight_bytes() / 1_000_000);
 
     let blocks_each = (context + DECODE_STEPS + 1).div_ceil(BLOCK);
-    backend.allocate_kv(BLOCK, &vec![1 + MOST_SEQUENCES * blocks_each; program.kv_groups.len()])?;
+    backend.allocate_kv(BLOCK, &vec![1 + most * blocks_each; program.kv_groups.len()])?;
     let mut run = |sequences: usize, start: usize, rows: usize| -> Result<Duration, Box<dyn Error>> {
         let batch = batch(&program, sequences, start, rows, blocks_each);
         let started = Instant::now();
@@ -52,7 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (median, least) = spread(&mut prefills[1..]);
     let speed = |seconds: f64| context as f64 / seconds;
     println!("prefill of {context} tokens: {:.0} tokens/s, at best {:.0}", speed(median), speed(least));
-    for sequences in SEQUENCES {
+    for sequences in sequences {
         let mut steps = Vec::new();
         for step in 0..=DECODE_STEPS {
             steps.push(run(sequences, context + step, 1)?);

@@ -12,17 +12,24 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL, DQ and VNNI.
     Avx512,
+    /// The same with BF16: queries of attention, and activations where weights are bf16, are rounded to bf16.
+    Avx512Bf16,
     /// The same with AMX for 8-bit integers and bf16, granted to this process.
     Amx,
 }
 
 impl Isa {
     /// All of them, the plainest first.
-    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Amx];
+    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
 
     /// The best that this machine has.
     pub fn detect() -> Self {
         Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
+    }
+
+    /// Whether bf16 is multiplied as it is, and not widened to f32 first.
+    pub(crate) const fn multiplies_bf16(self) -> bool {
+        matches!(self, Self::Avx512Bf16 | Self::Amx)
     }
 
     /// Whether this machine has it, and the operating system lets this process use it.
@@ -31,7 +38,8 @@ impl Isa {
             Self::Portable => true,
             Self::Avx2 => x86::has_avx2(),
             Self::Avx512 => x86::has_avx2() && x86::has_avx512(),
-            Self::Amx => x86::has_avx2() && x86::has_avx512() && x86::has_amx(),
+            Self::Avx512Bf16 => Self::Avx512.is_available() && x86::has_avx512_bf16(),
+            Self::Amx => Self::Avx512Bf16.is_available() && x86::has_amx(),
         }
     }
 
@@ -41,6 +49,7 @@ impl Isa {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512-bf16",
             Self::Amx => "amx",
         }
     }
@@ -97,7 +106,7 @@ macro_rules! per_isa {
                         Self::Avx2 => unsafe { avx2::$name($($arg),*) },
                         #[cfg(target_arch = "x86_64")]
                         // SAFETY: as above.
-                        Self::Avx512 | Self::Amx => unsafe { avx512::$name($($arg),*) },
+                        Self::Avx512 | Self::Avx512Bf16 | Self::Amx => unsafe { avx512::$name($($arg),*) },
                         #[cfg(not(target_arch = "x86_64"))]
                         _ => $plain::$name::<false>($($arg),*),
                     }
@@ -123,6 +132,10 @@ mod x86 {
         has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512dq") && has!("avx512vnni")
     }
 
+    pub(super) fn has_avx512_bf16() -> bool {
+        has!("avx512bf16")
+    }
+
     /// The detection macro does not know AMX on stable Rust: CPUID leaf 7 (EDX bits 22 and 25), the tile state in XCR0
     /// (bits 17 and 18), and the kernel's permission, which a process must ask for.
     pub(super) fn has_amx() -> bool {
@@ -137,7 +150,7 @@ mod x86 {
             let features = __cpuid_count(7, 0).edx;
             let wanted = BF16 | TILE_AND_INT8;
             // SAFETY: the processor has XSAVE and, as the detection of AVX has shown, the system has turned it on.
-            features & wanted == wanted && has!("avx512bf16") && unsafe { xcr0() } & TILE_STATE == TILE_STATE && ask()
+            features & wanted == wanted && unsafe { xcr0() } & TILE_STATE == TILE_STATE && ask()
         })
     }
 
@@ -171,6 +184,10 @@ mod x86 {
         false
     }
 
+    pub(super) fn has_avx512_bf16() -> bool {
+        false
+    }
+
     pub(super) fn has_amx() -> bool {
         false
     }
@@ -191,7 +208,7 @@ mod tests {
     fn names_are_parsed_and_errors_say_what_there_is() {
         assert_eq!("portable".parse(), Ok(Isa::Portable));
         let error = "sse9".parse::<Isa>().unwrap_err();
-        assert_eq!(error, "'sse9' is no instruction set; known are portable, avx2, avx512, amx");
+        assert_eq!(error, "'sse9' is no instruction set; known are portable, avx2, avx512, avx512-bf16, amx");
         for isa in Isa::ALL.into_iter().filter(|isa| !isa.is_available()) {
             assert!(isa.name().parse::<Isa>().unwrap_err().starts_with(&format!("this machine has no {isa}")));
         }

@@ -274,7 +274,7 @@ impl Planner<'_> {
         kinds.fold(Forms::default(), |forms, part| {
             forms.and(match part.layout.kind {
                 Kind::Quant(..) => Forms { quant: true, bf16: false },
-                Kind::Bf16 => Forms { quant: false, bf16: self.isa == Isa::Amx },
+                Kind::Bf16 => Forms { quant: false, bf16: self.isa.multiplies_bf16() },
                 Kind::F16 | Kind::F32 => Forms::default(),
             })
         })

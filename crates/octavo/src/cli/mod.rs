@@ -106,7 +106,7 @@ pub(crate) struct DoctorArgs {
     #[arg(default_value = DEFAULT_MODEL)]
     pub(crate) model: String,
 
-    /// Instruction set of the processor's kernels: portable, avx2, avx512 or amx [default: the best there is].
+    /// Instruction set of the processor's kernels: portable, avx2, avx512, avx512-bf16 or amx [default: the best there is].
     #[arg(long, value_name = "ISA")]
     pub(crate) cpu_isa: Option<Isa>,
 }

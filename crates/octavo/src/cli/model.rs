@@ -84,7 +84,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "N")]
     pub(crate) cpu_threads: Option<NonZeroUsize>,
 
-    /// Instruction set of the processor's kernels: portable, avx2, avx512 or amx [default: the best there is].
+    /// Instruction set of the processor's kernels: portable, avx2, avx512, avx512-bf16 or amx [default: the best there is].
     #[arg(long, value_name = "ISA")]
     pub(crate) cpu_isa: Option<Isa>,
 

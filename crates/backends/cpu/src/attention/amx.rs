@@ -5,29 +5,23 @@ use std::arch::x86_64::*;
 use std::cell::RefCell;
 
 use super::plain::{FLOOR, Running, visible, whole};
-use super::wide::weigh;
+use super::wide::{narrow_weights, weigh};
 use super::{Block, KEYS, ROWS};
 use crate::Isa;
 use crate::kv::{BLOCK, CHUNK};
-use crate::memory::{LINE, Lines};
+use crate::memory::LINE;
 use crate::tiles::{self, SIDE, Strided, Tiles};
 
 /// What a thread works with.
 #[repr(align(64))]
 struct Scratch {
-    /// A tile's weights in bf16.
-    narrow: [[u16; KEYS]; ROWS],
     /// What a tile adds to four chunks of the rows' output.
     sums: [[[f32; CHUNK]; ROWS]; SIDE],
-    /// The queries in bf16.
-    q: Lines<u16>,
 }
 
 thread_local! {
     static SCRATCH: RefCell<Box<Scratch>> = RefCell::new(Box::new(Scratch {
-        narrow: [[0; KEYS]; ROWS],
         sums: [[[0.0; CHUNK]; ROWS]; SIDE],
-        q: Lines::default(),
     }));
 }
 
@@ -37,18 +31,16 @@ thread_local! {
 /// AMX in bf16 and AVX-512 F, BW, DQ and BF16 must be available.
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(super) unsafe fn attend(block: Block<'_>) {
-    let Block { keys, q, sees, softcap, weights, out, partial } = block;
+    let Block { keys, narrow_q, sees, softcap, weights, narrow_weights: narrow, out, partial, .. } = block;
     let count = sees.len();
-    let width = q.len() / count;
-    assert!(count <= ROWS && width.is_multiple_of(2 * CHUNK) && out.len() == q.len());
+    let width = out.len() / count;
+    assert!(count <= ROWS && width.is_multiple_of(2 * CHUNK) && narrow_q.len() >= ROWS * width);
     let first = sees.iter().map(|see| see.0).min().unwrap_or(0);
     let last = sees.iter().map(|see| see.1).max().unwrap_or(0);
     let mut running = [Running { largest: FLOOR, sum: 0.0 }; ROWS];
     let _tiles = Tiles::bf16(count);
     SCRATCH.with_borrow_mut(|scratch| {
-        let Scratch { narrow, sums, q: narrow_q } = &mut **scratch;
-        narrow_q.reserve_zeroed(ROWS * width);
-        Isa::Amx.to_bf16(q, &mut narrow_q[..q.len()]);
+        let Scratch { sums } = &mut **scratch;
         out.fill(0.0);
         for tile in first / KEYS..=last / KEYS {
             let blocks = tile * (KEYS / BLOCK)..((tile + 1) * (KEYS / BLOCK)).min(last / BLOCK + 1);
@@ -113,18 +105,5 @@ pub(super) unsafe fn attend(block: Block<'_>) {
     });
     for (out, running) in out.chunks_exact_mut(width).zip(&running) {
         Isa::Amx.scale(out, 1.0 / running.sum);
-    }
-}
-
-/// Rounds a row's weights to bf16.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn narrow_weights(weights: &[f32], out: &mut [u16; KEYS]) {
-    for (weights, out) in weights.as_chunks::<BLOCK>().0.iter().zip(out.as_chunks_mut::<BLOCK>().0) {
-        // SAFETY: sixteen elements, and as many halves.
-        unsafe {
-            let narrow = _mm512_cvtneps_pbh(_mm512_loadu_ps(weights.as_ptr()));
-            *out = std::mem::transmute::<__m256bh, [u16; BLOCK]>(narrow);
-        }
     }
 }

@@ -51,19 +51,14 @@ pub(crate) struct Run {
     pub(crate) len: usize,
 }
 
-/// Whether queries and weights are rounded to bf16 and multiplied by tiles.
-fn by_tiles(isa: Isa, dim: usize) -> bool {
-    isa == Isa::Amx && dim.is_multiple_of(2 * CHUNK)
-}
-
-/// Rows that the kernel takes at once.
-fn most_rows(isa: Isa, dim: usize) -> usize {
-    if by_tiles(isa, dim) { ROWS } else { ROWS / 2 }
+/// Rows that the kernel takes at once: in f32 they need more registers.
+fn most_rows(isa: Isa) -> usize {
+    if isa.multiplies_bf16() { ROWS } else { ROWS / 2 }
 }
 
 /// Tokens of a task: with their query heads, no more rows than the kernel takes.
 pub(crate) fn task_tokens(isa: Isa, heads: HeadShape) -> usize {
-    (most_rows(isa, heads.dim) / (heads.q / heads.kv)).max(1)
+    (most_rows(isa) / (heads.q / heads.kv)).max(1)
 }
 
 /// What one call of the kernel works on.
@@ -71,10 +66,14 @@ pub(crate) struct Block<'a> {
     keys: Keys<'a>,
     /// `[rows, D]`, D rounded up to pairs; scaled.
     q: &'a [f32],
+    /// The same in bf16, where that is multiplied.
+    narrow_q: &'a [u16],
     /// The first and last position that each row sees.
     sees: &'a [(usize, usize)],
     softcap: Option<f32>,
     weights: &'a mut [[f32; KEYS]; ROWS],
+    /// For weights in bf16.
+    narrow_weights: &'a mut [[u16; KEYS]; ROWS],
     /// `[rows, D]`, D rounded up to chunks.
     out: &'a mut [f32],
     /// For the values of a block that is not full.
@@ -107,14 +106,14 @@ per_isa! {
 /// Attention of up to [`most_rows`].
 fn attend(isa: Isa, dim: usize, block: Block<'_>) {
     #[cfg(target_arch = "x86_64")]
-    if by_tiles(isa, dim) {
-        // SAFETY: as below; the dimensions are as the kernel wants them.
-        return unsafe { amx::attend(block) };
-    }
-    #[cfg(target_arch = "x86_64")]
-    if isa >= Isa::Avx512 {
-        // SAFETY: an `Isa` is only used where it is available.
-        return unsafe { wide::attend(block) };
+    // SAFETY: an `Isa` is only used where it is available; tiles take the heads that they are made for.
+    unsafe {
+        match isa {
+            Isa::Amx if dim.is_multiple_of(2 * CHUNK) => return amx::attend(block),
+            Isa::Avx512Bf16 | Isa::Amx => return wide::attend_bf16(block),
+            Isa::Avx512 => return wide::attend(block),
+            Isa::Portable | Isa::Avx2 => {}
+        }
     }
     let _ = dim;
     isa.attend(block);
@@ -122,18 +121,22 @@ fn attend(isa: Isa, dim: usize, block: Block<'_>) {
 
 struct Scratch {
     q: Lines<f32>,
+    narrow_q: Lines<u16>,
     out: Lines<f32>,
     partial: Lines<u32>,
     weights: Box<[[f32; KEYS]; ROWS]>,
+    narrow_weights: Box<[[u16; KEYS]; ROWS]>,
     sees: Vec<(usize, usize)>,
 }
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch {
         q: Lines::default(),
+        narrow_q: Lines::default(),
         out: Lines::default(),
         partial: Lines::default(),
         weights: Box::new([[0.0; KEYS]; ROWS]),
+        narrow_weights: Box::new([[0; KEYS]; ROWS]),
         sees: Vec::with_capacity(ROWS),
     });
 }
@@ -150,9 +153,10 @@ impl Attention<'_> {
         SCRATCH.with_borrow_mut(|scratch| {
             let (padded, chunked) = (dim.next_multiple_of(2), dim.next_multiple_of(CHUNK));
             scratch.q.reserve_zeroed(ROWS * padded);
+            scratch.narrow_q.reserve_zeroed(ROWS * padded);
             scratch.out.reserve_zeroed(ROWS * chunked);
             scratch.partial.reserve_zeroed(chunked * BLOCK / 2);
-            let (rows, most) = (run.count * group, most_rows(isa, dim));
+            let (rows, most) = (run.count * group, most_rows(isa));
             for start in (0..rows).step_by(most) {
                 let rows = start..(start + most).min(rows);
                 let span = |row: usize| {
@@ -169,6 +173,9 @@ impl Attention<'_> {
                     scaled[..dim].copy_from_slice(q);
                     scaled[dim..].fill(0.0);
                     isa.scale(scaled, self.scale);
+                    if isa.multiplies_bf16() {
+                        isa.to_bf16(scaled, &mut scratch.narrow_q[slot * padded..][..padded]);
+                    }
                 }
                 attend(
                     isa,
@@ -176,9 +183,11 @@ impl Attention<'_> {
                     Block {
                         keys: Keys { cache: self.cache, table: self.tables.row(run.sequence), head, len: run.len },
                         q: &scratch.q[..rows.len() * padded],
+                        narrow_q: &scratch.narrow_q,
                         sees: &scratch.sees,
                         softcap: self.softcap,
                         weights: &mut scratch.weights,
+                        narrow_weights: &mut scratch.narrow_weights,
                         out: &mut scratch.out[..rows.len() * chunked],
                         partial: &mut scratch.partial[..chunked * BLOCK / 2],
                     },

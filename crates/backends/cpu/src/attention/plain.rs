@@ -17,7 +17,7 @@ pub(super) struct Running {
 /// One row after the other: an array of rows, each an array of lanes, does not become vector code.
 #[inline(always)]
 pub(super) fn attend<const FMA: bool>(block: Block<'_>) {
-    let Block { keys, q, sees, softcap, weights, out, partial } = block;
+    let Block { keys, q, sees, softcap, weights, out, partial, .. } = block;
     let (q_width, out_width) = (q.len() / sees.len(), out.len() / sees.len());
     out.fill(0.0);
     for ((q, out), &(first, last)) in q.chunks_exact(q_width).zip(out.chunks_exact_mut(out_width)).zip(sees) {

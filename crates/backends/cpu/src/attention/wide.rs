@@ -1,5 +1,5 @@
-//! The kernel with AVX-512: the same sums as in [`super::plain`], several rows at once, so that a key or value is widened
-//! once for all of them.
+//! The kernels with AVX-512, several rows at once. In f32: the same sums as in [`super::plain`], a key or value widened once
+//! for all rows. In bf16: queries and weights are rounded as keys and values are, and pairs are multiplied as they lie.
 
 use std::arch::x86_64::*;
 
@@ -7,7 +7,7 @@ use super::plain::{FLOOR, Running, visible, whole};
 use super::{Block, KEYS, ROWS};
 use crate::kv::{BLOCK, CHUNK};
 
-/// Attention of up to half of [`ROWS`].
+/// Attention of up to half of [`ROWS`], in f32.
 ///
 /// # Safety
 /// AVX-512 F, BW and DQ must be available.
@@ -26,46 +26,190 @@ pub(super) unsafe fn attend(block: Block<'_>) {
     }
 }
 
-/// `R` rows; those that do not exist repeat the first.
-#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn rows<const R: usize>(block: Block<'_>) {
-    let Block { keys, q, sees, softcap, weights, out, partial } = block;
-    let count = sees.len();
-    let width = q.len() / count;
-    let row = |r: usize| if r < count { r } else { 0 };
-    let q: [&[f32]; R] = std::array::from_fn(|r| &q[row(r) * width..][..width]);
-    let sees: [(usize, usize); R] = std::array::from_fn(|r| sees[row(r)]);
-    let first = sees.iter().map(|see| see.0).min().unwrap_or(0);
-    let last = sees.iter().map(|see| see.1).max().unwrap_or(0);
-    let mut running = [Running { largest: FLOOR, sum: 0.0 }; R];
-    out.fill(0.0);
-    for tile in first / KEYS..=last / KEYS {
-        let blocks = tile * (KEYS / BLOCK)..((tile + 1) * (KEYS / BLOCK)).min(last / BLOCK + 1);
-        for (index, block) in blocks.clone().enumerate() {
-            // SAFETY: every row has as many pairs as a key; weights have room for a tile.
-            unsafe { score(&q, keys.block(block).0, weights, index * BLOCK) };
-        }
-        let len = blocks.len() * BLOCK;
-        let mut fades = [0.0; R];
-        for r in 0..R {
-            let scores = &mut weights[r][..len];
-            if let Some(cap) = softcap {
-                crate::Isa::Avx512.softcap(scores, cap);
-            }
-            visible(scores, tile * KEYS, sees[r]);
-            // SAFETY: as the caller promises.
-            fades[r] = unsafe { weigh(scores, &mut running[r]) };
-        }
-        for (index, block) in blocks.enumerate() {
-            let values = whole(&keys, block, partial);
-            let fades = if index == 0 { fades } else { [1.0; R] };
-            // SAFETY: as the caller promises; the output has as many chunks as a value.
-            unsafe { gather(values, weights, index * BLOCK, &fades, count, out) };
+/// Attention of up to [`ROWS`], in bf16.
+///
+/// # Safety
+/// AVX-512 F, BW, DQ and BF16 must be available.
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+pub(super) unsafe fn attend_bf16(block: Block<'_>) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match block.sees.len() {
+            1 => rows_bf16::<1>(block),
+            2 => rows_bf16::<2>(block),
+            3 => rows_bf16::<3>(block),
+            4 => rows_bf16::<4>(block),
+            5 | 6 => rows_bf16::<6>(block),
+            7 | 8 => rows_bf16::<8>(block),
+            9..=12 => rows_bf16::<12>(block),
+            _ => rows_bf16::<ROWS>(block),
         }
     }
+}
+
+/// The walk over a block's keys, which is the same for both kinds of numbers: `$score` with a block of keys, `$narrow` a
+/// row's weights, `$gather` a block of values. A macro, as closures that hold registers are not always taken apart.
+macro_rules! walk {
+    ($block:ident, $rows:ident, $score:expr, $narrow:expr, $gather:expr) => {{
+        let Block { keys, sees, softcap, weights, narrow_weights, out, partial, .. } = $block;
+        let count = sees.len();
+        // Rows that do not exist repeat the first.
+        let sees: [(usize, usize); $rows] = std::array::from_fn(|r| sees[if r < count { r } else { 0 }]);
+        let first = sees.iter().map(|see| see.0).min().unwrap_or(0);
+        let last = sees.iter().map(|see| see.1).max().unwrap_or(0);
+        let mut running = [Running { largest: FLOOR, sum: 0.0 }; $rows];
+        out.fill(0.0);
+        for tile in first / KEYS..=last / KEYS {
+            let blocks = tile * (KEYS / BLOCK)..((tile + 1) * (KEYS / BLOCK)).min(last / BLOCK + 1);
+            for (index, block) in blocks.clone().enumerate() {
+                $score(keys.block(block).0, &mut *weights, index * BLOCK);
+            }
+            let len = blocks.len() * BLOCK;
+            let mut fades = [0.0; $rows];
+            for r in 0..$rows {
+                let scores = &mut weights[r][..len];
+                if let Some(cap) = softcap {
+                    crate::Isa::Avx512.softcap(scores, cap);
+                }
+                visible(scores, tile * KEYS, sees[r]);
+                fades[r] = weigh(scores, &mut running[r]);
+                $narrow(&*scores, &mut narrow_weights[r]);
+            }
+            for (index, block) in blocks.enumerate() {
+                let values = whole(&keys, block, partial);
+                let fades = if index == 0 { fades } else { [1.0; $rows] };
+                $gather(values, &*weights, &*narrow_weights, index * BLOCK, &fades, count, &mut *out);
+            }
+        }
+        let width = out.len() / count;
+        for (out, running) in out.chunks_mut(width).zip(&running) {
+            crate::Isa::Avx512.scale(out, 1.0 / running.sum);
+        }
+    }};
+}
+
+/// `R` rows in f32; those that do not exist repeat the first.
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn rows<const R: usize>(block: Block<'_>) {
+    let count = block.sees.len();
+    let (q, width) = (block.q, block.q.len() / count);
+    let q: [&[f32]; R] = std::array::from_fn(|r| &q[if r < count { r } else { 0 } * width..][..width]);
+    // SAFETY: as the caller promises; every row has as many pairs as a key, weights have room for a tile, and the output
+    // has as many chunks as a value.
+    unsafe {
+        walk!(
+            block,
+            R,
+            |keys, weights, at| score(&q, keys, weights, at),
+            |_: &[f32], _: &mut [u16; KEYS]| {},
+            |values, weights, _: &[[u16; KEYS]; ROWS], at, fades: &[f32; R], count, out| gather(
+                values, weights, at, fades, count, out
+            )
+        );
+    }
+}
+
+/// `R` rows in bf16; those that do not exist repeat the first.
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn rows_bf16<const R: usize>(block: Block<'_>) {
+    let count = block.sees.len();
+    let (q, width) = (block.narrow_q, block.q.len() / count);
+    let q: [&[u16]; R] = std::array::from_fn(|r| &q[if r < count { r } else { 0 } * width..][..width]);
+    // SAFETY: as above.
+    unsafe {
+        walk!(
+            block,
+            R,
+            |keys, weights, at| score_bf16(&q, keys, weights, at),
+            |scores: &[f32], narrow: &mut [u16; KEYS]| narrow_weights(scores, narrow),
+            |values, _: &[[f32; KEYS]; ROWS], narrow, at, fades: &[f32; R], count, out| gather_bf16(
+                values, narrow, at, fades, count, out
+            )
+        );
+    }
+}
+
+/// The rows' scores with the sixteen keys of a block, to `weights[..][at..]`: pairs of dimensions, one after the other.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn score_bf16<const R: usize>(q: &[&[u16]; R], keys: &[u32], weights: &mut [[f32; KEYS]; ROWS], at: usize) {
+    let mut sums = [_mm512_setzero_ps(); R];
+    for (pair, words) in keys.as_chunks::<BLOCK>().0.iter().enumerate() {
+        // SAFETY: a chunk is a register's worth of words; rows are as long as all pairs.
+        unsafe {
+            let words = pairs(_mm512_loadu_si512(words.as_ptr().cast()));
+            for r in 0..R {
+                let q = q[r].as_ptr().cast::<i32>().add(pair).read_unaligned();
+                sums[r] = _mm512_dpbf16_ps(sums[r], words, pairs(_mm512_set1_epi32(q)));
+            }
+        }
+    }
+    for r in 0..R {
+        let scores = &mut weights[r][at..][..BLOCK];
+        // SAFETY: sixteen elements.
+        unsafe { _mm512_storeu_ps(scores.as_mut_ptr(), sums[r]) };
+    }
+}
+
+/// Adds a block's values to what the rows have gathered, which fades first: pairs of slots, one after the other.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn gather_bf16<const R: usize>(
+    values: &[u32],
+    weights: &[[u16; KEYS]; ROWS],
+    at: usize,
+    fades: &[f32; R],
+    count: usize,
+    out: &mut [f32],
+) {
     let width = out.len() / count;
-    for (out, running) in out.chunks_mut(width).zip(&running) {
-        crate::Isa::Avx512.scale(out, 1.0 / running.sum);
+    for (chunk, words) in values.as_chunks::<CHUNK>().0.as_chunks::<{ BLOCK / 2 }>().0.iter().enumerate() {
+        let mut sums = [_mm512_setzero_ps(); R];
+        for r in 0..R {
+            if r < count {
+                let at = &out[r * width + chunk * CHUNK..][..CHUNK];
+                // SAFETY: sixteen elements.
+                sums[r] = _mm512_mul_ps(unsafe { _mm512_loadu_ps(at.as_ptr()) }, _mm512_set1_ps(fades[r]));
+            }
+        }
+        for (pair, words) in words.iter().enumerate() {
+            // SAFETY: a chunk is a register's worth of words; a row has a tile's weights.
+            unsafe {
+                let words = pairs(_mm512_loadu_si512(words.as_ptr().cast()));
+                for r in 0..R {
+                    let weight = weights[r].as_ptr().add(at).cast::<i32>().add(pair).read_unaligned();
+                    sums[r] = _mm512_dpbf16_ps(sums[r], words, pairs(_mm512_set1_epi32(weight)));
+                }
+            }
+        }
+        for r in 0..R {
+            if r < count {
+                let at = &mut out[r * width + chunk * CHUNK..][..CHUNK];
+                // SAFETY: sixteen elements.
+                unsafe { _mm512_storeu_ps(at.as_mut_ptr(), sums[r]) };
+            }
+        }
+    }
+}
+
+/// Words as pairs of bf16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn pairs(words: __m512i) -> __m512bh {
+    // SAFETY: both are 64 bytes without a meaning of their own.
+    unsafe { std::mem::transmute::<__m512i, __m512bh>(words) }
+}
+
+/// Rounds a row's weights to bf16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(super) unsafe fn narrow_weights(weights: &[f32], out: &mut [u16; KEYS]) {
+    for (weights, out) in weights.as_chunks::<BLOCK>().0.iter().zip(out.as_chunks_mut::<BLOCK>().0) {
+        // SAFETY: sixteen elements, and as many halves.
+        unsafe {
+            let narrow = _mm512_cvtneps_pbh(_mm512_loadu_ps(weights.as_ptr()));
+            *out = std::mem::transmute::<__m256bh, [u16; BLOCK]>(narrow);
+        }
     }
 }
 

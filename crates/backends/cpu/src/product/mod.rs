@@ -6,9 +6,15 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod bf16;
 mod plain;
 #[cfg(target_arch = "x86_64")]
+mod read;
+#[cfg(target_arch = "x86_64")]
 mod vnni;
+#[cfg(target_arch = "x86_64")]
+mod wide;
 
 use std::cell::RefCell;
 
@@ -29,8 +35,12 @@ const SKINNY_PANELS: usize = 2;
 /// Rows of a piece of work. A piece unpacks its panels anew.
 const PIECE_ROWS: usize = 256;
 
-/// Up to so many rows, integer weights are multiplied as they come, without unpacking them first.
+/// Up to so many rows, AMX leaves the work to VNNI, and pieces are small.
 const SKINNY_ROWS: usize = 4;
+
+/// Up to so many rows, VNNI multiplies weights as they are stored, without unpacking them first.
+#[cfg(target_arch = "x86_64")]
+const PACKED_ROWS: usize = 32;
 
 /// A product to be done by the threads of a region.
 pub(crate) struct Product<'a> {
@@ -143,18 +153,22 @@ impl Product<'_> {
             Kind::Quant(..) => {
                 // SAFETY: as the caller promises.
                 let input = unsafe { self.input.quant() };
-                if self.is_skinny() && isa >= Isa::Avx512 {
-                    for panel in panels {
-                        skinny(isa, part, panel, &input, rows.clone(), &mut store);
-                    }
-                } else {
-                    quant(isa, part, panels, &input, rows, &mut store);
+                #[cfg(target_arch = "x86_64")]
+                if isa == Isa::Avx512 || isa == Isa::Avx512Bf16 || isa == Isa::Amx && self.is_skinny() {
+                    // SAFETY: the instruction set is available; the input has room for whole tiles of rows.
+                    return unsafe { blocks(part, panels, &input, rows, &mut store) };
                 }
+                quant(isa, part, panels, &input, rows, &mut store);
             }
             Kind::Bf16 if isa == Isa::Amx => {
                 // SAFETY: as the caller promises.
                 let (input, stride) = unsafe { self.input.bf16() };
                 bf16_tiles(part, panels, (input, stride), rows, &mut store);
+            }
+            #[cfg(target_arch = "x86_64")]
+            Kind::Bf16 if isa == Isa::Avx512Bf16 => {
+                // SAFETY: as the caller promises; the instruction set is available.
+                unsafe { bf16_blocks(part, panels, self.input.bf16(), rows, &mut store) };
             }
             _ => {
                 // SAFETY: as the caller promises.
@@ -223,20 +237,51 @@ type Store<'s> = &'s mut dyn FnMut(usize, usize, &mut [[f32; PANEL]]);
 type Quant<'a> = crate::activation::QuantRows<'a>;
 type Range = std::ops::Range<usize>;
 
-/// Few rows times a panel of integers, straight from its packed form.
+/// Any number of rows times some panels of integers, in blocks of a few rows and panels each.
+///
+/// # Safety
+/// AVX-512 with VNNI must be available, and the input must have room for whole tiles of rows.
 #[cfg(target_arch = "x86_64")]
-fn skinny(_: Isa, part: &Part, panel: usize, input: &Quant<'_>, rows: Range, store: Store<'_>) {
-    let first = rows.start;
-    let mut results = [[0.0; PANEL]; SKINNY_ROWS];
-    let results = &mut results[..rows.len()];
-    // SAFETY: called where AVX-512 is available; the panel and the rows have what the layout says.
-    unsafe { vnni::skinny(part.panel(panel), &part.layout, input, first, results) };
-    store(first, panel, results);
-}
+unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
+    use vnni::{BLOCK_PANELS, BLOCK_ROWS};
 
-#[cfg(not(target_arch = "x86_64"))]
-fn skinny(isa: Isa, part: &Part, panel: usize, input: &Quant<'_>, rows: Range, store: Store<'_>) {
-    quant(isa, part, panel..panel + 1, input, rows, store);
+    let layout = &part.layout;
+    let mut results: vnni::Results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
+    UNPACKED.with_borrow_mut(|unpacked| {
+        let unpacks = rows.len() > PACKED_ROWS;
+        if unpacks {
+            unpacked.reserve(layout.groups(), GROUP_CODES);
+        }
+        for from in panels.clone().step_by(BLOCK_PANELS) {
+            let pair = from..(from + BLOCK_PANELS).min(panels.end);
+            // A panel that does not exist repeats the last one; its results are not used.
+            let panel = |slot: usize| part.panel((from + slot).min(pair.end - 1));
+            if unpacks {
+                for slot in 0..pair.len() {
+                    let (codes, scales) = unpacked.panel_mut(slot);
+                    unpack(Isa::Avx512, panel(slot), layout, codes, scales);
+                }
+            }
+            for first in rows.clone().step_by(BLOCK_ROWS) {
+                let count = (rows.end - first).min(BLOCK_ROWS);
+                // SAFETY: as the caller promises; the panels are of this layout.
+                unsafe {
+                    if unpacks {
+                        let panels = std::array::from_fn(|slot| unpacked.panel(slot.min(pair.len() - 1)));
+                        let narrow = matches!(layout.kind, Kind::Quant(Codes::Four, _));
+                        vnni::unpacked(panels, narrow, input, first, &mut results);
+                    } else {
+                        let panels = std::array::from_fn(panel);
+                        let ahead = if first == rows.start { BLOCK_PANELS } else { 0 };
+                        vnni::packed(panels, layout, input, (first, count), ahead, &mut results);
+                    }
+                }
+                for (panel, results) in pair.clone().zip(&mut results) {
+                    store(first, panel, &mut results[..count]);
+                }
+            }
+        }
+    });
 }
 
 /// Any number of rows times some panels of integers.
@@ -267,9 +312,6 @@ fn multiply(isa: Isa, (codes, scales): (&[u8], &[f32]), input: &Quant<'_>, first
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the instruction set is available and its tiles are set up; the rows of whole tiles have room.
         Isa::Amx => unsafe { amx::integers(codes, scales, input, first, tile) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the instruction set is available.
-        Isa::Avx512 => unsafe { vnni::integers(codes, scales, input, first, tile) },
         _ => isa.multiply_integers(codes, scales, input, first, tile),
     }
 }
@@ -283,6 +325,32 @@ pub(crate) fn unpack(isa: Isa, panel: &[u8], layout: &Layout, codes: &mut [u8], 
     }
     let _ = isa;
     plain::unpack(panel, layout, codes, scales);
+}
+
+/// Rows in bf16 times panels of bf16, in blocks of a few rows and panels each.
+///
+/// # Safety
+/// AVX-512 with BF16 must be available.
+#[cfg(target_arch = "x86_64")]
+unsafe fn bf16_blocks(part: &Part, panels: Range, (input, stride): (&[u16], usize), rows: Range, store: Store<'_>) {
+    use bf16::{BLOCK_PANELS, BLOCK_ROWS};
+
+    let cols = part.layout.cols;
+    assert!(cols <= stride);
+    let mut results: bf16::Results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
+    for from in panels.clone().step_by(BLOCK_PANELS) {
+        let some = from..(from + BLOCK_PANELS).min(panels.end);
+        // Panels that do not exist repeat the last one; their results are not used.
+        let weights = std::array::from_fn(|slot| part.panel((from + slot).min(some.end - 1)));
+        for first in rows.clone().step_by(BLOCK_ROWS) {
+            let count = (rows.end - first).min(BLOCK_ROWS);
+            // SAFETY: as the caller promises.
+            unsafe { bf16::multiply(weights, cols, (&input[first * stride..], stride), count, &mut results) };
+            for (panel, results) in some.clone().zip(&mut results) {
+                store(first, panel, &mut results[..count]);
+            }
+        }
+    }
 }
 
 /// Rows in bf16 times panels of bf16.
@@ -324,7 +392,7 @@ fn dense(isa: Isa, part: &Part, panels: Range, (input, cols): (&[f32], usize), r
         #[cfg(target_arch = "x86_64")]
         if isa >= Isa::Avx512 {
             // SAFETY: the instruction set is available.
-            unsafe { vnni::dense(part.layout.kind, &weights, &x[..count], &mut results) };
+            unsafe { wide::dense(part.layout.kind, &weights, &x[..count], &mut results) };
         }
         if isa < Isa::Avx512 || cfg!(not(target_arch = "x86_64")) {
             for (results, panel) in results.iter_mut().zip(&weights[..panels.len()]) {

@@ -1,151 +1,21 @@
-//! AVX-512 with VNNI.
+//! Integers by AVX-512 with VNNI.
 //!
 //! One register holds sixteen output rows, so nothing is ever added across lanes: an input is broadcast to all of them.
 
 use std::arch::x86_64::*;
 
-use super::{GROUP_CODES, GROUP_SCALES, PIECE_PANELS, Quant, SKINNY_ROWS};
-use crate::activation::Quantised;
+use super::read::{Eight, Five, Fixed, Four, Packed, Panel, ReadCodes, ReadScales, Super, Two, Unpacked};
+use super::{GROUP_CODES, GROUP_SCALES, Quant};
 use crate::memory::LINE;
-use crate::rows::LOW_BITS;
+use crate::rows::{GROUP, LOW_BITS};
 use crate::weights::{Codes, Kind, Layout, PANEL, STEPS, Scales};
 
-/// How a group's codes are read.
-trait ReadCodes {
-    /// One register a step.
-    ///
-    /// # Safety
-    /// AVX-512 F and BW must be available, and the panel must be one of this layout.
-    unsafe fn read(panel: *const u8, layout: &Layout, group: usize) -> [__m512i; STEPS];
-}
+/// Rows and panels of a block: their sums and one step's operands fill the registers.
+pub(super) const BLOCK_ROWS: usize = 4;
+pub(super) const BLOCK_PANELS: usize = 2;
 
-/// How a group's scales are read.
-trait ReadScales {
-    /// Scales and minima.
-    ///
-    /// # Safety
-    /// As for [`ReadCodes::read`].
-    unsafe fn read(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512);
-}
-
-struct Four;
-struct Five;
-struct Eight;
-struct Fixed;
-struct Two;
-struct Super;
-
-impl ReadCodes for Four {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn read(panel: *const u8, layout: &Layout, group: usize) -> [__m512i; STEPS] {
-        // SAFETY: as the caller promises.
-        unsafe { nibbles(panel.add(layout.codes_at(Codes::Four, group))) }
-    }
-}
-
-impl ReadCodes for Five {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn read(panel: *const u8, layout: &Layout, group: usize) -> [__m512i; STEPS] {
-        // SAFETY: as the caller promises.
-        unsafe {
-            let mut codes = nibbles(panel.add(layout.codes_at(Codes::Five, group)));
-            let masks = panel.add(layout.fifths_at(group)).cast::<u64>();
-            let fifth = _mm512_set1_epi8(16);
-            for (step, codes) in codes.iter_mut().enumerate() {
-                *codes = _mm512_mask_add_epi8(*codes, masks.add(step).read_unaligned(), *codes, fifth);
-            }
-            codes
-        }
-    }
-}
-
-impl ReadCodes for Eight {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn read(panel: *const u8, layout: &Layout, group: usize) -> [__m512i; STEPS] {
-        // SAFETY: as the caller promises.
-        unsafe {
-            let codes = panel.add(layout.codes_at(Codes::Eight, group));
-            std::array::from_fn(|step| line(codes.add(step * LINE)))
-        }
-    }
-}
-
-impl ReadScales for Fixed {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn read(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512) {
-        let Kind::Quant(_, kind @ Scales::Fixed(offset)) = layout.kind else { unreachable!("chosen by the kind") };
-        // SAFETY: as the caller promises.
-        let scale = unsafe { halves(panel.add(layout.scales_at(kind, group))) };
-        (scale, _mm512_mul_ps(scale, _mm512_set1_ps(offset)))
-    }
-}
-
-impl ReadScales for Two {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn read(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512) {
-        // SAFETY: as the caller promises.
-        unsafe {
-            let at = panel.add(layout.scales_at(Scales::Two, group));
-            (halves(at), halves(at.add(2 * PANEL)))
-        }
-    }
-}
-
-impl ReadScales for Super {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn read(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512) {
-        // SAFETY: as the caller promises.
-        unsafe {
-            let at = panel.add(layout.scales_at(Scales::Super, group));
-            let supers = panel.add(layout.supers_at(group));
-            let negative = _mm512_sub_ps(_mm512_setzero_ps(), halves(supers.add(2 * PANEL)));
-            let scale = _mm512_mul_ps(halves(supers), bytes(at));
-            (scale, _mm512_mul_ps(negative, bytes(at.add(PANEL))))
-        }
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn line(at: *const u8) -> __m512i {
-    // SAFETY: as the caller promises.
-    unsafe { _mm512_loadu_si512(at.cast()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn nibbles(at: *const u8) -> [__m512i; STEPS] {
-    let mask = _mm512_set1_epi8(15);
-    // SAFETY: as the caller promises.
-    let packed: [__m512i; STEPS / 2] = std::array::from_fn(|i| unsafe { line(at.add(i * LINE)) });
-    std::array::from_fn(|step| {
-        let packed = packed[step % (STEPS / 2)];
-        let shifted = if step < STEPS / 2 { packed } else { _mm512_srli_epi16::<4>(packed) };
-        _mm512_and_si512(shifted, mask)
-    })
-}
-
-/// Sixteen f16.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn halves(at: *const u8) -> __m512 {
-    // SAFETY: as the caller promises.
-    unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
-}
-
-/// Sixteen bytes.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn bytes(at: *const u8) -> __m512 {
-    // SAFETY: as the caller promises.
-    unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast()))) }
-}
+/// The results of a block of rows and panels.
+pub(super) type Results = [[[f32; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
 
 /// Calls a function with the types of a layout.
 macro_rules! with_kind {
@@ -163,101 +33,165 @@ macro_rules! with_kind {
     };
 }
 
-/// A few rows, from `first` on, times a panel as it is stored.
+/// Up to [`BLOCK_ROWS`] rows, from `first` on, times panels as they are stored. `ahead` asks for the panels that lie so
+/// many behind these, unless it is 0.
 ///
 /// # Safety
-/// AVX-512 with VNNI must be available, and the panel must be one of this layout.
+/// AVX-512 with VNNI must be available, the panels must be of this layout, and the input must have room for a block of rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn skinny(
-    panel: &[u8],
+pub(super) unsafe fn packed(
+    panels: [&[u8]; BLOCK_PANELS],
     layout: &Layout,
     input: &Quant<'_>,
-    first: usize,
-    results: &mut [[f32; PANEL]],
+    (first, count): (usize, usize),
+    ahead: usize,
+    results: &mut Results,
 ) {
-    assert!(panel.len() >= layout.bytes && input.cols == layout.cols);
+    assert_eq!(input.cols, layout.cols);
     // SAFETY: as the caller promises.
-    unsafe { with_kind!(layout.kind, skinny_as, (panel, layout, input, first, results)) }
+    unsafe { with_kind!(layout.kind, packed_as, (panels, layout, input, (first, count), ahead, results)) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn skinny_as<C: ReadCodes, S: ReadScales>(
-    panel: &[u8],
+unsafe fn packed_as<C: ReadCodes, S: ReadScales>(
+    panels: [&[u8]; BLOCK_PANELS],
     layout: &Layout,
     input: &Quant<'_>,
-    first: usize,
-    results: &mut [[f32; PANEL]],
+    (first, count): (usize, usize),
+    ahead: usize,
+    results: &mut Results,
 ) {
+    let panels = panels.map(|panel| Packed::<C, S>::new(panel, layout));
     // SAFETY: as the caller promises.
     unsafe {
-        match results.len() {
-            1 => skinny_rows::<C, S, 1>(panel, layout, input, first, results),
-            2 => skinny_rows::<C, S, 2>(panel, layout, input, first, results),
-            3 => skinny_rows::<C, S, 3>(panel, layout, input, first, results),
-            SKINNY_ROWS => skinny_rows::<C, S, SKINNY_ROWS>(panel, layout, input, first, results),
-            count => unreachable!("{count} rows are not few"),
+        match count {
+            1 => multiply::<_, 1>(panels, input, first, ahead, results),
+            2 => multiply::<_, 2>(panels, input, first, ahead, results),
+            _ => multiply::<_, BLOCK_ROWS>(panels, input, first, ahead, results),
         }
     }
 }
 
+/// [`BLOCK_ROWS`] rows, from `first` on, times unpacked panels. In those of `narrow` codes have 4 bits.
+///
+/// # Safety
+/// AVX-512 with VNNI must be available, the panels must have as many inputs as the rows, and the input must have room for a
+/// block of rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn skinny_rows<C: ReadCodes, S: ReadScales, const ROWS: usize>(
-    panel: &[u8],
-    layout: &Layout,
+pub(super) unsafe fn unpacked(
+    panels: [(&[u8], &[f32]); BLOCK_PANELS],
+    narrow: bool,
     input: &Quant<'_>,
     first: usize,
-    results: &mut [[f32; PANEL]],
+    results: &mut Results,
 ) {
-    let rows: [_; ROWS] = std::array::from_fn(|i| input.row(first + i));
-    let mut sums = [_mm512_setzero_ps(); ROWS];
-    for group in 0..layout.groups() {
-        // SAFETY: as the caller promises; rows have as many groups as the layout.
+    let groups = input.cols / GROUP;
+    // SAFETY: as the caller promises.
+    unsafe {
+        if narrow {
+            let panels = panels.map(|panel| Unpacked::<true>::new(panel, groups));
+            multiply::<_, BLOCK_ROWS>(panels, input, first, 0, results);
+        } else {
+            let panels = panels.map(|panel| Unpacked::<false>::new(panel, groups));
+            multiply::<_, BLOCK_ROWS>(panels, input, first, 0, results);
+        }
+    }
+}
+
+/// `ROWS` rows, from `first` on, times some panels.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn multiply<P: Panel, const ROWS: usize>(
+    panels: [P; BLOCK_PANELS],
+    input: &Quant<'_>,
+    first: usize,
+    ahead: usize,
+    results: &mut Results,
+) {
+    let groups = input.cols / GROUP;
+    let (codes, scales, totals) = input.from(first);
+    assert!(codes.len() >= ROWS * 2 * input.cols && scales.len() >= ROWS * groups && totals.len() >= ROWS * groups);
+    let mut sums = [[_mm512_setzero_ps(); ROWS]; BLOCK_PANELS];
+    for group in 0..groups {
+        if ahead > 0 {
+            panels.iter().for_each(|panel| panel.prefetch(group, ahead));
+        }
+        // SAFETY: the panels have these groups, as the caller promises, and so have the rows.
         unsafe {
-            let codes = C::read(panel.as_ptr(), layout, group);
-            let scales = S::read(panel.as_ptr(), layout, group);
-            for (sum, row) in sums.iter_mut().zip(&rows) {
-                *sum = add_group(*sum, &codes, scales, row, group);
+            let dots = dots::<P, ROWS>(panels, codes.as_ptr().add(group * 2 * GROUP), 2 * input.cols, group);
+            for p in 0..BLOCK_PANELS {
+                let (scale, min) = panels[p].scales(group);
+                for r in 0..ROWS {
+                    let at = r * groups + group;
+                    let scale = _mm512_mul_ps(scale, _mm512_set1_ps(*scales.get_unchecked(at)));
+                    let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[p][r]), scale, sums[p][r]);
+                    sums[p][r] = _mm512_fmadd_ps(min, _mm512_set1_ps(*totals.get_unchecked(at)), sum);
+                }
             }
         }
     }
-    for (result, sum) in results.iter_mut().zip(sums) {
-        // SAFETY: a result has sixteen elements.
-        unsafe { _mm512_storeu_ps(result.as_mut_ptr(), sum) };
+    for p in 0..BLOCK_PANELS {
+        for r in 0..ROWS {
+            // SAFETY: a result has sixteen elements.
+            unsafe { _mm512_storeu_ps(results[p][r].as_mut_ptr(), sums[p][r]) };
+        }
     }
 }
 
-/// Adds a group's product with a row.
+/// The exact products of a group with the rows whose codes are `stride` bytes apart.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn add_group(
-    sum: __m512,
-    codes: &[__m512i; STEPS],
-    (scale, min): (__m512, __m512),
-    row: &Quantised<'_>,
+unsafe fn dots<P: Panel, const ROWS: usize>(
+    panels: [P; BLOCK_PANELS],
+    rows: *const i8,
+    stride: usize,
     group: usize,
-) -> __m512 {
-    let high = row.codes[group].as_ptr().cast::<i32>();
-    let (mut high_dot, mut low_dot) = (_mm512_setzero_si512(), _mm512_setzero_si512());
-    for (step, &codes) in codes.iter().enumerate() {
-        // SAFETY: a group has STEPS times four codes, in each part.
-        let [high, low] = unsafe { [step, STEPS + step].map(|at| _mm512_set1_epi32(high.add(at).read_unaligned())) };
-        high_dot = _mm512_dpbusd_epi32(high_dot, codes, high);
-        low_dot = _mm512_dpbusd_epi32(low_dot, codes, low);
+) -> [[__m512i; ROWS]; BLOCK_PANELS] {
+    let mut high = [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS];
+    let mut low = high;
+    // Written out, and by index: what is in arrays here must end in registers.
+    macro_rules! step {
+        ($($step:literal)*) => {{$(
+            for p in 0..BLOCK_PANELS {
+                let codes = panels[p].step(group, $step);
+                let shifted = if P::NARROW { _mm512_slli_epi16::<LOW_BITS>(codes) } else { codes };
+                for r in 0..ROWS {
+                    let at = rows.add(r * stride).cast::<i32>();
+                    let a = _mm512_set1_epi32(at.add($step).read_unaligned());
+                    let b = _mm512_set1_epi32(at.add(STEPS + $step).read_unaligned());
+                    high[p][r] = _mm512_dpbusd_epi32(high[p][r], shifted, a);
+                    if P::NARROW {
+                        high[p][r] = _mm512_dpbusd_epi32(high[p][r], codes, b);
+                    } else {
+                        low[p][r] = _mm512_dpbusd_epi32(low[p][r], codes, b);
+                    }
+                }
+            }
+        )*}};
     }
-    let dot = _mm512_add_epi32(_mm512_slli_epi32::<LOW_BITS>(high_dot), low_dot);
-    let scale = _mm512_mul_ps(scale, _mm512_set1_ps(row.scales[group]));
-    let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, sum);
-    _mm512_fmadd_ps(min, _mm512_set1_ps(row.sums[group]), sum)
+    const { assert!(STEPS == 8) };
+    // SAFETY: as the caller promises; a group of a row has STEPS words of each part.
+    unsafe {
+        step!(0 1 2 3 4 5 6 7);
+    }
+    if !P::NARROW {
+        for p in 0..BLOCK_PANELS {
+            for r in 0..ROWS {
+                high[p][r] = _mm512_add_epi32(_mm512_slli_epi32::<LOW_BITS>(high[p][r]), low[p][r]);
+            }
+        }
+    }
+    high
 }
 
 /// Codes to bytes, scales to f32. Into twice as many codes go those of 4 bits times 16 first, group by group.
 ///
 /// # Safety
-/// As for [`skinny`].
+/// AVX-512 must be available, and the panel must be one of this layout.
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn unpack(panel: &[u8], layout: &Layout, codes: &mut [u8], scales: &mut [f32]) {
     let groups = layout.groups();
-    assert!(panel.len() >= layout.bytes && scales.len() >= groups * GROUP_SCALES);
+    assert!(scales.len() >= groups * GROUP_SCALES);
     let (codes_len, codes) = (codes.len(), codes.as_mut_ptr());
     let scales = scales.as_mut_ptr();
     // SAFETY: as the caller promises; there is room for every group, as asserted.
@@ -279,146 +213,22 @@ unsafe fn unpack_as<C: ReadCodes, S: ReadScales>(
     stride: usize,
     scales: *mut f32,
 ) {
+    let panel = Packed::<C, S>::new(panel, layout);
     for group in 0..layout.groups() {
         // SAFETY: as the caller promises.
         unsafe {
             let at = codes.add(group * stride);
             let last = at.add(stride - GROUP_CODES);
-            for (step, codes) in C::read(panel.as_ptr(), layout, group).into_iter().enumerate() {
+            for step in 0..STEPS {
+                let codes = panel.step(group, step);
                 if stride > GROUP_CODES {
                     _mm512_storeu_si512(at.add(step * LINE).cast(), _mm512_slli_epi16::<{ LOW_BITS }>(codes));
                 }
                 _mm512_storeu_si512(last.add(step * LINE).cast(), codes);
             }
-            let (scale, min) = S::read(panel.as_ptr(), layout, group);
+            let (scale, min) = panel.scales(group);
             _mm512_storeu_ps(scales.add(group * GROUP_SCALES), scale);
             _mm512_storeu_ps(scales.add(group * GROUP_SCALES + PANEL), min);
         }
     }
-}
-
-/// A tile of rows, from `first` on, times an unpacked panel.
-///
-/// # Safety
-/// AVX-512 with VNNI must be available.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn integers(
-    codes: &[u8],
-    scales: &[f32],
-    input: &Quant<'_>,
-    first: usize,
-    tile: &mut [[f32; PANEL]],
-) {
-    const ROWS: usize = 4;
-    for (index, results) in tile.chunks_mut(ROWS).enumerate() {
-        let row = |i: usize| input.row(first + index * ROWS + i.min(results.len() - 1));
-        let rows: [_; ROWS] = std::array::from_fn(row);
-        let mut sums = [_mm512_setzero_ps(); ROWS];
-        let groups = codes.as_chunks::<GROUP_CODES>().0.iter().zip(scales.as_chunks::<GROUP_SCALES>().0);
-        for (group, (codes, scales)) in groups.enumerate() {
-            // SAFETY: a group has STEPS lines of codes, sixteen scales and sixteen minima; rows have as many groups.
-            unsafe {
-                let codes: [__m512i; STEPS] = std::array::from_fn(|step| line(codes.as_ptr().add(step * LINE)));
-                let scales = (_mm512_loadu_ps(scales.as_ptr()), _mm512_loadu_ps(scales.as_ptr().add(PANEL)));
-                for (sum, row) in sums.iter_mut().zip(&rows) {
-                    *sum = add_group(*sum, &codes, scales, row, group);
-                }
-            }
-        }
-        for (result, sum) in results.iter_mut().zip(sums) {
-            // SAFETY: a result has sixteen elements.
-            unsafe { _mm512_storeu_ps(result.as_mut_ptr(), sum) };
-        }
-    }
-}
-
-/// A few rows times a few panels of f32, f16 or bf16.
-///
-/// # Safety
-/// AVX-512 must be available; every panel must hold as many inputs as the rows.
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn dense<const ROWS: usize>(
-    kind: Kind,
-    panels: &[&[u8]; PIECE_PANELS],
-    x: &[&[f32]],
-    results: &mut [[[f32; PANEL]; ROWS]; PIECE_PANELS],
-) {
-    let panels = panels.map(<[u8]>::as_ptr);
-    // SAFETY: as the caller promises.
-    unsafe {
-        match x {
-            [a] => dense_rows(kind, panels, [a], results),
-            [a, b] => dense_rows(kind, panels, [a, b], results),
-            [a, b, c] => dense_rows(kind, panels, [a, b, c], results),
-            [a, b, c, d] => dense_rows(kind, panels, [a, b, c, d], results),
-            _ => unreachable!("{} rows are not few", x.len()),
-        }
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn dense_rows<const M: usize, const ROWS: usize>(
-    kind: Kind,
-    panels: [*const u8; PIECE_PANELS],
-    x: [&[f32]; M],
-    results: &mut [[[f32; PANEL]; ROWS]; PIECE_PANELS],
-) {
-    let mut sums = [[_mm512_setzero_ps(); M]; PIECE_PANELS];
-    let cols = x[0].len();
-    // SAFETY: rows have `cols` elements, panels as many inputs of sixteen rows.
-    unsafe {
-        macro_rules! add {
-            ($k:expr, |$panel:ident| $weights:expr) => {
-                for (sums, &$panel) in sums.iter_mut().zip(&panels) {
-                    let weights = $weights;
-                    for (sum, x) in sums.iter_mut().zip(&x) {
-                        *sum = _mm512_fmadd_ps(weights, _mm512_set1_ps(*x.get_unchecked($k)), *sum);
-                    }
-                }
-            };
-        }
-        match kind {
-            Kind::F32 => {
-                for k in 0..cols {
-                    add!(k, |panel| _mm512_loadu_ps(panel.cast::<f32>().add(k * PANEL)));
-                }
-            }
-            Kind::F16 => {
-                for k in 0..cols {
-                    add!(k, |panel| halves(panel.add(k * 2 * PANEL)));
-                }
-            }
-            Kind::Bf16 => {
-                for pair in 0..cols / 2 {
-                    add!(2 * pair, |panel| even(line(panel.add(pair * LINE))));
-                    add!(2 * pair + 1, |panel| odd(line(panel.add(pair * LINE))));
-                }
-                if !cols.is_multiple_of(2) {
-                    add!(cols - 1, |panel| even(line(panel.add(cols / 2 * LINE))));
-                }
-            }
-            Kind::Quant(..) => unreachable!("integers are no plain elements"),
-        }
-    }
-    for (results, sums) in results.iter_mut().zip(sums) {
-        for (result, sum) in results.iter_mut().zip(sums) {
-            // SAFETY: a result has sixteen elements.
-            unsafe { _mm512_storeu_ps(result.as_mut_ptr(), sum) };
-        }
-    }
-}
-
-/// The even ones of 32 bf16, as f32.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-fn even(pairs: __m512i) -> __m512 {
-    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs))
-}
-
-/// The odd ones.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-fn odd(pairs: __m512i) -> __m512 {
-    _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000u32 as i32)))
 }

@@ -1,0 +1,254 @@
+//! How AVX-512 reads panels of integers: as they are stored, or unpacked before.
+
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+
+use super::{GROUP_CODES, GROUP_SCALES};
+use crate::memory::LINE;
+use crate::weights::{Codes, Kind, Layout, PANEL, STEPS, Scales};
+
+/// A panel of integers: sixteen rows, in groups of inputs.
+pub(super) trait Panel: Copy {
+    /// Codes have 4 bits: times 16 they are still bytes.
+    const NARROW: bool;
+
+    /// The codes of four inputs of a group: a register's worth of words, one for each row.
+    ///
+    /// # Safety
+    /// AVX-512 F and BW must be available, and the panel must have this group.
+    unsafe fn step(self, group: usize, step: usize) -> __m512i;
+
+    /// Scales and minima of a group.
+    ///
+    /// # Safety
+    /// As for [`Panel::step`].
+    unsafe fn scales(self, group: usize) -> (__m512, __m512);
+
+    /// Asks for what lies so many panels behind this group.
+    fn prefetch(self, group: usize, panels: usize);
+}
+
+/// How the codes of a stored panel are read.
+pub(super) trait ReadCodes: Copy {
+    const NARROW: bool;
+
+    /// # Safety
+    /// As for [`Panel::step`].
+    unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> __m512i;
+}
+
+/// How the scales of a stored panel are read.
+pub(super) trait ReadScales: Copy {
+    /// # Safety
+    /// As for [`Panel::step`].
+    unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512);
+}
+
+/// A panel as it is stored.
+pub(super) struct Packed<'a, C, S> {
+    at: *const u8,
+    layout: &'a Layout,
+    kind: PhantomData<(C, S)>,
+}
+
+impl<C, S> Clone for Packed<'_, C, S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<C, S> Copy for Packed<'_, C, S> {}
+
+impl<'a, C: ReadCodes, S: ReadScales> Packed<'a, C, S> {
+    pub(super) fn new(panel: &'a [u8], layout: &'a Layout) -> Self {
+        assert!(panel.len() >= layout.bytes);
+        Self { at: panel.as_ptr(), layout, kind: PhantomData }
+    }
+}
+
+impl<C: ReadCodes, S: ReadScales> Panel for Packed<'_, C, S> {
+    const NARROW: bool = C::NARROW;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn step(self, group: usize, step: usize) -> __m512i {
+        // SAFETY: as the caller promises.
+        unsafe { C::step(self.at, self.layout, group, step) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn scales(self, group: usize) -> (__m512, __m512) {
+        // SAFETY: as the caller promises.
+        unsafe { S::scales(self.at, self.layout, group) }
+    }
+
+    #[inline]
+    fn prefetch(self, group: usize, panels: usize) {
+        let (bytes, groups) = (self.layout.bytes, self.layout.groups());
+        let lines = (bytes / groups).div_ceil(LINE);
+        let from = self.at.wrapping_add(panels * bytes + group * (bytes / groups));
+        for line in 0..lines {
+            // SAFETY: a hint, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line * LINE).cast()) };
+        }
+    }
+}
+
+/// A panel whose codes are bytes and whose scales are f32.
+#[derive(Clone, Copy)]
+pub(super) struct Unpacked<const NARROW: bool> {
+    codes: *const u8,
+    scales: *const f32,
+}
+
+impl<const NARROW: bool> Unpacked<NARROW> {
+    /// Of so many groups.
+    pub(super) fn new((codes, scales): (&[u8], &[f32]), groups: usize) -> Self {
+        assert!(codes.len() >= groups * GROUP_CODES && scales.len() >= groups * GROUP_SCALES);
+        Self { codes: codes.as_ptr(), scales: scales.as_ptr() }
+    }
+}
+
+impl<const NARROW: bool> Panel for Unpacked<NARROW> {
+    const NARROW: bool = NARROW;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn step(self, group: usize, step: usize) -> __m512i {
+        // SAFETY: as the caller promises.
+        unsafe { line(self.codes.add(group * GROUP_CODES + step * LINE)) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn scales(self, group: usize) -> (__m512, __m512) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let at = self.scales.add(group * GROUP_SCALES);
+            (_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(PANEL)))
+        }
+    }
+
+    fn prefetch(self, _: usize, _: usize) {}
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Four;
+#[derive(Clone, Copy)]
+pub(super) struct Five;
+#[derive(Clone, Copy)]
+pub(super) struct Eight;
+#[derive(Clone, Copy)]
+pub(super) struct Fixed;
+#[derive(Clone, Copy)]
+pub(super) struct Two;
+#[derive(Clone, Copy)]
+pub(super) struct Super;
+
+impl ReadCodes for Four {
+    const NARROW: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> __m512i {
+        // SAFETY: as the caller promises.
+        unsafe { nibbles(panel.add(layout.codes_at(Codes::Four, group)), step) }
+    }
+}
+
+impl ReadCodes for Five {
+    const NARROW: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> __m512i {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let codes = nibbles(panel.add(layout.codes_at(Codes::Five, group)), step);
+            let fifths = panel.add(layout.fifths_at(group)).cast::<u64>().add(step).read_unaligned();
+            _mm512_mask_add_epi8(codes, fifths, codes, _mm512_set1_epi8(16))
+        }
+    }
+}
+
+impl ReadCodes for Eight {
+    const NARROW: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> __m512i {
+        // SAFETY: as the caller promises.
+        unsafe { line(panel.add(layout.codes_at(Codes::Eight, group) + step * LINE)) }
+    }
+}
+
+impl ReadScales for Fixed {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512) {
+        let Kind::Quant(_, kind @ Scales::Fixed(offset)) = layout.kind else { unreachable!("chosen by the kind") };
+        // SAFETY: as the caller promises.
+        let scale = unsafe { halves(panel.add(layout.scales_at(kind, group))) };
+        (scale, _mm512_mul_ps(scale, _mm512_set1_ps(offset)))
+    }
+}
+
+impl ReadScales for Two {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let at = panel.add(layout.scales_at(Scales::Two, group));
+            (halves(at), halves(at.add(2 * PANEL)))
+        }
+    }
+}
+
+impl ReadScales for Super {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let at = panel.add(layout.scales_at(Scales::Super, group));
+            let supers = panel.add(layout.supers_at(group));
+            let negative = _mm512_sub_ps(_mm512_setzero_ps(), halves(supers.add(2 * PANEL)));
+            let scale = _mm512_mul_ps(halves(supers), bytes(at));
+            (scale, _mm512_mul_ps(negative, bytes(at.add(PANEL))))
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn line(at: *const u8) -> __m512i {
+    // SAFETY: as the caller promises.
+    unsafe { _mm512_loadu_si512(at.cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn nibbles(at: *const u8, step: usize) -> __m512i {
+    // SAFETY: as the caller promises.
+    let packed = unsafe { line(at.add(step % (STEPS / 2) * LINE)) };
+    let shifted = if step < STEPS / 2 { packed } else { _mm512_srli_epi16::<4>(packed) };
+    _mm512_and_si512(shifted, _mm512_set1_epi8(15))
+}
+
+/// Sixteen f16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn halves(at: *const u8) -> __m512 {
+    // SAFETY: as the caller promises.
+    unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
+}
+
+/// Sixteen bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn bytes(at: *const u8) -> __m512 {
+    // SAFETY: as the caller promises.
+    unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast()))) }
+}
