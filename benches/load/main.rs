@@ -9,8 +9,8 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use octavo_bench::ProcessUsage;
-use octavo_bench::load::{Endpoint, LoadConfig, Report, Summary, run};
+use octavo_bench::load::{Endpoint, LoadConfig, Report, run};
+use octavo_bench::{ProcessUsage, Summary};
 use octavo_tests::Server;
 
 const RUNS: u64 = 10;

@@ -15,8 +15,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use http::Method;
 use http_body_util::BodyExt;
-use octavo_bench::ProcessUsage;
-use octavo_bench::load::{self, Connection, LoadConfig, Report, Summary, Target};
+use octavo_bench::load::{self, Connection, LoadConfig, Report, Target};
+use octavo_bench::{ProcessUsage, Summary};
 use serde_json::{Value, json};
 use server::{MODEL, ServerProcess, Stack};
 

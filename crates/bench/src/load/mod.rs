@@ -13,7 +13,7 @@ mod sse;
 use std::time::Duration;
 
 pub use client::{ClientError, Connection, Target};
-pub use report::{Goodput, Report, RequestRecord, Summary};
+pub use report::{Goodput, Report, RequestRecord};
 pub use run::{run, run_watched};
 pub use sse::EventReader;
 

@@ -6,6 +6,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::LoadConfig;
+use crate::plot::{Axis, Chart, Line, Scale};
+use crate::summary::{Summary, cumulative};
 
 /// One request, times in seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -69,54 +71,6 @@ impl Goodput {
     }
 }
 
-/// A distribution in milliseconds.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Summary {
-    /// Arithmetic mean.
-    pub mean: f64,
-    /// 50th percentile.
-    pub median: f64,
-    /// Population standard deviation.
-    pub std: f64,
-    /// `(percent, value)`.
-    pub percentiles: Vec<(f64, f64)>,
-}
-
-impl Summary {
-    /// Of values in seconds; `None` without any.
-    pub fn of(mut seconds: Vec<f64>, percentiles: &[f64]) -> Option<Self> {
-        if seconds.is_empty() {
-            return None;
-        }
-        seconds.iter_mut().for_each(|value| *value *= 1e3);
-        seconds.sort_by(f64::total_cmp);
-        let count = seconds.len() as f64;
-        let mean = seconds.iter().sum::<f64>() / count;
-        let variance = seconds.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count;
-        Some(Self {
-            mean,
-            median: percentile(&seconds, 50.0),
-            std: variance.sqrt(),
-            percentiles: percentiles.iter().map(|&p| (p, percentile(&seconds, p))).collect(),
-        })
-    }
-
-    /// The cell of a table: the median and the first of the percentiles, or a dash.
-    pub fn cell(summary: Option<&Self>) -> String {
-        summary.map_or("-".to_owned(), |summary| {
-            let tail = summary.percentiles.first().map_or(f64::NAN, |&(_, value)| value);
-            format!("{:.2} / {tail:.2}", summary.median)
-        })
-    }
-}
-
-/// Linear interpolation between the two nearest ranks, as numpy's default.
-fn percentile(sorted: &[f64], percent: f64) -> f64 {
-    let rank = percent / 100.0 * (sorted.len() - 1) as f64;
-    let (low, high) = (sorted[rank.floor() as usize], sorted[rank.ceil() as usize]);
-    low + (high - low) * rank.fract()
-}
-
 /// The result of a run. Throughputs divide by the wall time of the whole run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
@@ -146,13 +100,13 @@ pub struct Report {
     pub max_concurrency: Option<usize>,
     /// The configured arrivals a second.
     pub request_rate: Option<f64>,
-    /// Time to first token.
+    /// Time to first token, in milliseconds.
     pub ttft: Option<Summary>,
-    /// Time per output token, excluding the first.
+    /// Time per output token, excluding the first, in milliseconds.
     pub tpot: Option<Summary>,
-    /// Gaps between tokens, pooled over requests.
+    /// Gaps between tokens, pooled over requests, in milliseconds.
     pub itl: Option<Summary>,
-    /// End-to-end latency.
+    /// End-to-end latency, in milliseconds.
     pub e2el: Option<Summary>,
     /// CPU seconds of the client's process, where they can be read.
     pub client_cpu_seconds: Option<f64>,
@@ -172,7 +126,7 @@ impl Report {
         let input: u64 = good.iter().map(|r| r.input_tokens).sum();
         let output: u64 = good.iter().map(|r| r.output_tokens).sum();
         let rate = |count: f64| count / duration.max(f64::MIN_POSITIVE);
-        let summary = |values: Vec<f64>| Summary::of(values, &config.percentiles);
+        let summary = |seconds| Summary::of(milliseconds(seconds), &config.percentiles);
         let met = good.iter().filter(|r| config.goodput.is_met(r)).count();
         Self {
             duration,
@@ -236,6 +190,26 @@ impl Report {
         out
     }
 
+    /// The cumulative curves of TTFT, ITL and end-to-end latency of the completed requests; what was not measured is
+    /// left out.
+    pub fn chart(&self, title: String) -> Chart {
+        let good = || self.records.iter().filter(|r| r.error.is_none());
+        let distributions: [(&str, Vec<f64>); 3] = [
+            ("TTFT", good().filter_map(|r| r.ttft).collect()),
+            ("ITL", good().flat_map(|r| r.itl.iter().copied()).collect()),
+            ("E2EL", good().map(|r| r.latency).collect()),
+        ];
+        let measured = distributions.into_iter().filter(|(_, seconds)| !seconds.is_empty());
+        let lines = measured.map(|(name, seconds)| Line::new(name, cumulative(milliseconds(seconds)))).collect();
+        Chart {
+            title,
+            // Gaps between tokens are a hundredth of whole answers: only a logarithm shows both.
+            x: Axis::new("latency (ms)", Scale::Logarithmic),
+            y: Axis::new("observations (%)", Scale::FromZero),
+            lines,
+        }
+    }
+
     /// Short name, long name, figures.
     fn sections(&self) -> impl Iterator<Item = (&'static str, &'static str, Option<&Summary>)> {
         [
@@ -286,6 +260,10 @@ impl fmt::Display for Report {
         }
         writeln!(f, "{:=^50}", "")
     }
+}
+
+fn milliseconds(seconds: Vec<f64>) -> Vec<f64> {
+    seconds.into_iter().map(|value| value * 1e3).collect()
 }
 
 fn count(f: &mut fmt::Formatter<'_>, name: &str, value: impl fmt::Display) -> fmt::Result {
@@ -345,16 +323,6 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_numpys() {
-        let sorted = [1.0, 2.0, 4.0, 8.0];
-        for (percent, expected) in [(0.0, 1.0), (50.0, 3.0), (90.0, 6.8), (99.0, 7.88), (100.0, 8.0)] {
-            assert!((percentile(&sorted, percent) - expected).abs() < 1e-12, "{percent}");
-        }
-        assert_eq!(percentile(&[5.0], 99.0), 5.0);
-        assert_eq!(Summary::of(Vec::new(), &[99.0]), None);
-    }
-
-    #[test]
     fn the_table_is_vllms() {
         let expected = "\
 ============ Serving Benchmark Result ============
@@ -405,6 +373,24 @@ Client CPU time (s):                     0.12
         let detailed = report.to_json(true);
         assert_eq!(detailed["output_lens"], serde_json::json!([3, 1, 2]));
         assert_eq!(detailed["errors"][1], "no");
+    }
+
+    #[test]
+    fn the_plot_has_a_curve_for_what_was_measured() {
+        let mut report = report(Goodput::default());
+        let curves = |report: &Report| -> Vec<_> {
+            let lines = report.chart("t".into()).lines.into_iter();
+            lines.map(|line| (line.name, line.points[0].0, line.points.last().unwrap().0)).collect()
+        };
+        let expected = [("TTFT", 250.0, 500.0), ("ITL", 100.0, 300.0), ("E2EL", 375.0, 900.0)]
+            .map(|(n, a, b)| (n.to_owned(), a, b));
+        assert_eq!(curves(&report), expected);
+        for record in &mut report.records {
+            (record.ttft, record.itl) = (None, Vec::new());
+        }
+        assert_eq!(curves(&report), expected[2..]);
+        report.records.clear();
+        assert!(curves(&report).is_empty());
     }
 
     #[test]
