@@ -1,8 +1,9 @@
-//! The real binary with the default model, through the socket.
+//! The real binary: with the default model through the socket, with a tiny one without.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
 mod bad_input;
+mod bench;
 mod invariance;
 mod lifecycle;
 mod serving;

@@ -95,7 +95,7 @@ async fn the_load_of_bench_serve_is_answered_and_measured() {
         "--result-filename",
         "r.json",
     ]);
-    command.arg("--result-dir").arg(folder.path());
+    command.arg("--result-dir").arg(folder.path()).arg("--plot").arg(folder.path().join("p.svg"));
     let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
@@ -104,6 +104,8 @@ async fn the_load_of_bench_serve_is_answered_and_measured() {
     }
     let saved: Value = serde_json::from_slice(&std::fs::read(folder.path().join("r.json")).unwrap()).unwrap();
     assert_eq!((&saved["completed"], &saved["total_output_tokens"]), (&json!(4), &json!(24)));
+    let plot = std::fs::read_to_string(folder.path().join("p.svg")).unwrap();
+    assert!(plot.contains(">default: 4 requests<") && plot.matches("<polyline ").count() == 3, "{plot}");
     // Nobody answers there any more.
     let url = server.url("");
     drop(server);

@@ -1,30 +1,26 @@
-//! `octavo bench`: a load of random prompts against a running server, in vLLM's terms.
+//! `octavo bench serve`: a load of random prompts against a running server.
 
-use std::io::{IsTerminal, Write, stderr};
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use octavo_bench::load::{Endpoint, Goodput, LoadConfig, Report, run_watched};
 
-use crate::cli::{BenchArgs, BenchCommand, BenchServeArgs, LoadBackend};
+use super::bar::watched;
+use super::{write_json, write_plot};
+use crate::cli::{BenchServeArgs, LoadBackend};
 use crate::client::Client;
 
-/// Between two looks at how far it has come.
-const TICK: Duration = Duration::from_millis(200);
-
-/// Characters of the bar.
-const BAR: usize = 30;
-
-pub(crate) fn run(args: BenchArgs) -> Result<()> {
-    let BenchCommand::Serve(args) = args.command;
+pub(super) fn run(args: &BenchServeArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let report = runtime.block_on(serve(&args))?;
+    let (report, model) = runtime.block_on(serve(args))?;
     print!("{report}");
     if args.save_result || args.save_detailed {
-        save(&args, &report)?;
+        let seconds = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+        let name = args.result_filename.clone().unwrap_or_else(|| result_filename(&model, seconds));
+        write_json(&args.result_dir.join(name), &report.to_json(args.save_detailed))?;
+    }
+    if let Some(path) = &args.plot {
+        write_plot(path, &report.chart(format!("{model}: {} requests", report.completed)))?;
     }
     if let Some(error) = report.records.iter().find_map(|record| record.error.as_ref()) {
         bail!("{} of {} requests failed; the first: {error}", report.failed, report.records.len());
@@ -32,7 +28,13 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     Ok(())
 }
 
-async fn serve(args: &BenchServeArgs) -> Result<Report> {
+/// The name of a result that was given none.
+fn result_filename(model: &str, seconds: u64) -> String {
+    format!("bench-{}-{seconds}.json", model.trim_matches('/').replace('/', "-"))
+}
+
+/// The report, and the model's name in the requests.
+async fn serve(args: &BenchServeArgs) -> Result<(Report, String)> {
     let base_url = args.base_url.clone().unwrap_or_else(|| format!("http://{}:{}", args.host, args.port));
     let base_url = base_url.trim_end_matches('/').to_owned();
     let model = match &args.model {
@@ -40,15 +42,8 @@ async fn serve(args: &BenchServeArgs) -> Result<Report> {
         None => Client::connect(&format!("{base_url}/v1"), args.api_key.as_deref(), None).await?.model().to_owned(),
     };
     let config = config(args, base_url, model);
-    let done = Arc::new(AtomicUsize::new(0));
-    let bar = stderr().is_terminal().then(|| tokio::spawn(bar(Arc::clone(&done), config.requests)));
-    let report = run_watched(&config, done).await;
-    if let Some(bar) = bar {
-        bar.abort();
-        // Wipes the line; a terminal that is gone need not be told.
-        let _ = write!(stderr(), "\r{:80}\r", "");
-    }
-    Ok(report?)
+    let report = watched("requests", config.requests, async |done| run_watched(&config, done).await).await?;
+    Ok((report, config.model))
 }
 
 fn config(args: &BenchServeArgs, base_url: String, model: String) -> LoadConfig {
@@ -79,39 +74,12 @@ fn config(args: &BenchServeArgs, base_url: String, model: String) -> LoadConfig 
     }
 }
 
-/// Shows how many of the requests have ended, until it is stopped.
-async fn bar(done: Arc<AtomicUsize>, requests: usize) {
-    let begun = Instant::now();
-    loop {
-        tokio::time::sleep(TICK).await;
-        let line = line(done.load(Ordering::Relaxed), requests, begun.elapsed());
-        let _ = write!(stderr(), "\r{line}").and_then(|()| stderr().flush());
-    }
-}
-
-fn line(done: usize, requests: usize, elapsed: Duration) -> String {
-    let filled = BAR * done.min(requests) / requests.max(1);
-    let rate = done as f64 / elapsed.as_secs_f64().max(1e-3);
-    format!("[{:<BAR$}] {done} of {requests}, {rate:.1} a second", "#".repeat(filled))
-}
-
-fn save(args: &BenchServeArgs, report: &Report) -> Result<()> {
-    let name = args.result_filename.clone().unwrap_or_else(|| {
-        let seconds = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
-        let model = args.model.as_deref().unwrap_or("model").replace('/', "-");
-        format!("bench-{model}-{seconds}.json")
-    });
-    let path: PathBuf = args.result_dir.join(name);
-    let json = serde_json::to_vec_pretty(&report.to_json(args.save_detailed))?;
-    std::fs::write(&path, json).with_context(|| format!("cannot write {}", path.display()))?;
-    println!("saved to {}", path.display());
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::cli::{self, Command};
+    use crate::cli::{self, BenchArgs, BenchCommand, Command};
 
     fn parsed(line: &str) -> Result<LoadConfig, String> {
         let args = line.split_whitespace().map(Into::into).collect();
@@ -157,9 +125,8 @@ mod tests {
     }
 
     #[test]
-    fn the_bar_tells_how_far_it_is() {
-        let half = line(50, 100, Duration::from_secs(10));
-        assert_eq!(half, "[###############               ] 50 of 100, 5.0 a second");
-        assert!(line(0, 0, Duration::ZERO).starts_with("[ "));
+    fn a_result_carries_the_models_name() {
+        assert_eq!(result_filename("org/name", 7), "bench-org-name-7.json");
+        assert_eq!(result_filename("/models/m", 7), "bench-models-m-7.json");
     }
 }

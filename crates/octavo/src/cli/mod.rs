@@ -23,7 +23,10 @@ use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Par
 use octavo_backend_cpu::Isa;
 
 pub(crate) use batch::RunBatchArgs;
-pub(crate) use bench::{BenchArgs, BenchCommand, BenchServeArgs, LoadBackend};
+pub(crate) use bench::{
+    BatchArgs, BenchArgs, BenchCommand, BenchLatencyArgs, BenchServeArgs, BenchThroughputArgs, LoadBackend, ReportArgs,
+    RequestsArgs,
+};
 pub(crate) use client::{ChatArgs, ClientArgs, CompleteArgs};
 pub(crate) use layers::Environment;
 pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, ModelArgs, SamplingArgs, SourceArgs};
@@ -66,7 +69,7 @@ pub(crate) enum Command {
     Chat(Box<ChatArgs>),
     /// Let a model continue texts: a running server's, or one that is loaded for it.
     Complete(Box<CompleteArgs>),
-    /// Measure a running server.
+    /// Measure a running server, or a model that is loaded for it.
     Bench(BenchArgs),
     /// Download a model into the cache and print where it lies.
     Pull(PullArgs),

@@ -99,6 +99,11 @@ pub(crate) fn count(text: &str) -> Result<usize, String> {
     }
 }
 
+/// As [`count`], for what is counted in 32 bits.
+pub(crate) fn small_count(text: &str) -> Result<u32, String> {
+    u32::try_from(count(text)?).map_err(|_| format!("'{text}' is too large"))
+}
+
 /// As [`count`], 0 included.
 pub(crate) fn amount(text: &str) -> Result<usize, String> {
     let (digits, factor): (&str, f64) = match text.char_indices().last() {
@@ -180,6 +185,15 @@ pub(crate) fn generation_source(text: &str) -> Result<GenerationSource, String> 
     }
 }
 
+/// The name of a file for a plot.
+pub(crate) fn svg(text: &str) -> Result<std::path::PathBuf, String> {
+    let path = std::path::PathBuf::from(text);
+    match path.extension() {
+        Some(extension) if extension.eq_ignore_ascii_case("svg") => Ok(path),
+        _ => Err("plots are written as SVG: its name must end with .svg".into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -195,6 +209,18 @@ mod tests {
         for bad in ["", "k", "0", "-4", "1.5", "nan", "inf", "1e300", "4kk"] {
             assert!(count(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn small_counts_fit_32_bits() {
+        assert_eq!(small_count("4K"), Ok(4096));
+        assert!(small_count("0").is_err() && small_count("5G").is_err());
+    }
+
+    #[test]
+    fn plots_are_svg() {
+        assert_eq!(svg("a/b.SVG"), Ok("a/b.SVG".into()));
+        assert!(svg("b.png").is_err() && svg("svg").is_err());
     }
 
     #[test]

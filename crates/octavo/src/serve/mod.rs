@@ -55,7 +55,7 @@ async fn serve(args: ServeArgs) -> Result<()> {
             return Ok(());
         }
     };
-    let Composed { engine, server, telemetry, model_name } = composed;
+    let Composed { engine, server, telemetry, model_name, .. } = composed;
 
     info!("ready after {:.2} s, {} resident", begun.elapsed().as_secs_f64(), resident());
     info!("try: {}", curl_line(&curl, &model_name));
@@ -75,6 +75,10 @@ pub(crate) struct Composed {
     telemetry: Telemetry,
     /// The first served name.
     pub(crate) model_name: String,
+    /// Token ids are below it.
+    pub(crate) vocab_size: usize,
+    /// Tokens of a prompt and its answer together.
+    pub(crate) max_model_len: usize,
 }
 
 /// A model whose server is asked in this process, without a socket. Blocking, as [`compose`] is.
@@ -136,7 +140,8 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     ]);
     let engine = Engine::spawn(Box::new(runner), engine_config, telemetry.engine())?;
     let server = Server::new(engine.handle(), model.text, telemetry.clone(), server_config);
-    Ok(Composed { engine, server, telemetry, model_name })
+    let (vocab_size, max_model_len) = (model.program.vocab_size, plan.max_model_len);
+    Ok(Composed { engine, server, telemetry, model_name, vocab_size, max_model_len })
 }
 
 /// Says what the flags come to, before anything is loaded.

@@ -1,23 +1,13 @@
-//! Flags of `octavo bench`: those of `vllm bench`, with its defaults.
+//! Flags of `octavo bench serve`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, ValueEnum};
 use octavo_bench::load::Goodput;
 
-#[derive(Debug, Args)]
-pub(crate) struct BenchArgs {
-    #[command(subcommand)]
-    pub(crate) command: BenchCommand,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum BenchCommand {
-    /// Send random prompts to a running server and tell how fast it answers.
-    Serve(BenchServeArgs),
-}
+use crate::cli::values;
 
 /// How requests look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -175,4 +165,8 @@ pub(crate) struct BenchServeArgs {
     /// Name of that file [default: bench-MODEL-SECONDS.json].
     #[arg(long, value_name = "FILE")]
     pub(crate) result_filename: Option<String>,
+
+    /// Plot how TTFT, ITL and end-to-end latency are distributed.
+    #[arg(long, value_parser = values::svg, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
 }
