@@ -7,6 +7,7 @@
 //! - **Attention** ([`attention`]) reads a paged cache in bf16 that is laid out for it ([`kv`]).
 //! - **A step** is one parallel region of a pool of pinned threads ([`pool`]), with a barrier after each stage
 //!   ([`forward`]).
+//! - **The machine's limits** are measured by [`probe`]: how far a step is from what any implementation could do.
 //!
 //! The instruction set is chosen once, at run time ([`Isa`]).
 //!
@@ -25,6 +26,7 @@ mod kv;
 mod memory;
 mod plan;
 mod pool;
+pub mod probe;
 mod product;
 mod rows;
 #[cfg(target_arch = "x86_64")]

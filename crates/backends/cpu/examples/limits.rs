@@ -1,0 +1,15 @@
+//! What this machine can do at most: `limits`.
+//!
+//! Prints how fast memory is read and what each unit that multiplies computes, all threads together.
+
+use octavo_backend_cpu::probe::{Limits, ProbeConfig, Unit};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let limits = Limits::measure(&ProbeConfig::default())?;
+    println!("{} threads read {:.1} GB/s", limits.threads, limits.read_bandwidth / 1e9);
+    for unit in Unit::ALL {
+        let peak = limits.peak(unit).map_or("not there".to_owned(), |peak| format!("{:.3} TOP/s", peak / 1e12));
+        println!("{:<12}  {peak}", unit.name());
+    }
+    Ok(())
+}
