@@ -123,7 +123,7 @@ impl Connection {
         Ok(self.connect().await?.send_request(request).await?)
     }
 
-    /// Forgets the connection: its last answer was not read to the end.
+    /// Forgets the connection: its last answer was not read to the end, or it is not to be used again.
     pub fn close(&mut self) {
         self.sender = None;
     }

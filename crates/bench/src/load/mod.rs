@@ -10,9 +10,11 @@ mod report;
 mod run;
 mod sse;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use client::{ClientError, Connection, Target};
+pub use prompt::random_words;
 pub use report::{Goodput, Report, RequestRecord};
 pub use run::{run, run_watched};
 pub use sse::EventReader;
@@ -58,6 +60,11 @@ pub struct LoadConfig {
     pub stream: bool,
     /// Random words of a prompt, about a token each.
     pub input_len: usize,
+    /// What they are drawn from; none: a few common words. Words that the model's tokenizer holds as one token each make
+    /// prompts of an exact length.
+    pub words: Arc<[String]>,
+    /// What every prompt begins with, before its own words.
+    pub prefix: Arc<str>,
     /// Tokens to generate, no fewer (`ignore_eos`).
     pub output_len: u32,
     /// 0 is greedy.
@@ -66,6 +73,8 @@ pub struct LoadConfig {
     pub warmups: usize,
     /// Of prompts and arrivals.
     pub seed: u64,
+    /// A connection for each request, for a server that closes kept ones without saying so.
+    pub reconnect: bool,
     /// A request that takes longer has failed.
     pub timeout: Duration,
     /// Percentiles to report, in percent.
@@ -87,10 +96,13 @@ impl Default for LoadConfig {
             request_rate: None,
             stream: true,
             input_len: 1024,
+            words: Arc::default(),
+            prefix: Arc::default(),
             output_len: 128,
             temperature: 0.0,
             warmups: 0,
             seed: 0,
+            reconnect: false,
             timeout: Duration::from_secs(6 * 60 * 60),
             percentiles: vec![99.0],
             goodput: Goodput::default(),

@@ -18,22 +18,35 @@ const WORDS: [&str; 64] = [
 ];
 
 /// The prompt of request `index`: no two of a run share more than a chance prefix.
-pub(crate) fn text(seed: u64, index: usize, words: usize) -> String {
+pub(crate) fn text(config: &LoadConfig, index: usize) -> String {
+    let own = match &*config.words {
+        [] => random_words(&WORDS, config.seed, index, config.input_len),
+        words => random_words(words, config.seed, index, config.input_len),
+    };
+    match &*config.prefix {
+        "" => own,
+        prefix => format!("{prefix} {own}"),
+    }
+}
+
+/// `count` of the words, separated by spaces, drawn anew for each seed and index; empty where there are none to draw from.
+pub fn random_words(words: &[impl AsRef<str>], seed: u64, index: usize, count: usize) -> String {
     let mut state = mix(seed ^ mix(index as u64));
-    let mut out = String::with_capacity(words * 7);
-    for _ in 0..words {
+    let mut out = String::with_capacity(count * 7);
+    let count = if words.is_empty() { 0 } else { count };
+    for _ in 0..count {
         state = mix(state);
         if !out.is_empty() {
             out.push(' ');
         }
-        out.push_str(WORDS[(state % WORDS.len() as u64) as usize]);
+        out.push_str(words[(state % words.len() as u64) as usize].as_ref());
     }
     out
 }
 
 /// The JSON body of request `index`.
 pub(crate) fn body(config: &LoadConfig, index: usize) -> Vec<u8> {
-    let prompt = text(config.seed, index, config.input_len);
+    let prompt = text(config, index);
     let mut body = json!({
         "model": config.model,
         "max_tokens": config.output_len,
@@ -69,15 +82,29 @@ pub(crate) fn arrivals(config: &LoadConfig) -> Vec<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[test]
     fn prompts_differ_by_request_and_repeat_by_seed() {
+        let text = |seed, index, words| random_words(&WORDS, seed, index, words);
         assert_eq!(text(1, 2, 5).split(' ').count(), 5);
         assert_eq!(text(1, 2, 50), text(1, 2, 50));
         assert_ne!(text(1, 2, 50), text(1, 3, 50));
         assert_ne!(text(1, 2, 50), text(2, 2, 50));
         assert_eq!(text(1, 2, 0), "");
+        assert_eq!(random_words(&[] as &[&str], 1, 2, 5), "");
+    }
+
+    #[test]
+    fn prompts_have_the_words_and_the_beginning_that_were_asked_for() {
+        let words: Arc<[String]> = ["one".to_owned(), "two".to_owned()].into();
+        let config = LoadConfig { input_len: 40, words, ..LoadConfig::default() };
+        let own = text(&config, 3);
+        assert!(own.split(' ').count() == 40 && own.split(' ').all(|word| word == "one" || word == "two"), "{own}");
+        let shared = LoadConfig { prefix: "the same".into(), ..config };
+        assert_eq!(text(&shared, 3), format!("the same {own}"));
     }
 
     #[test]

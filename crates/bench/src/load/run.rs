@@ -35,6 +35,9 @@ pub async fn run_watched(config: &LoadConfig, done: Arc<AtomicUsize>) -> Result<
     for index in 0..config.warmups {
         let body = Bytes::from(prompt::body(config, config.requests + index));
         let record = exchange(&mut warm, path, body, Instant::now(), config.timeout).await;
+        if config.reconnect {
+            warm.close();
+        }
         if let Some(error) = record.error {
             return Err(LoadError::WarmUp(error));
         }
@@ -47,6 +50,7 @@ pub async fn run_watched(config: &LoadConfig, done: Arc<AtomicUsize>) -> Result<
         next: AtomicUsize::new(0),
         done,
         path,
+        reconnect: config.reconnect,
         timeout: config.timeout,
     });
     let cpu_before = ProcessUsage::own();
@@ -89,6 +93,7 @@ struct Plan {
     next: AtomicUsize,
     done: Arc<AtomicUsize>,
     path: &'static str,
+    reconnect: bool,
     timeout: Duration,
 }
 
@@ -103,6 +108,9 @@ async fn work(plan: Arc<Plan>, mut connection: Connection, start: Instant) -> Ve
         }
         records.push(exchange(&mut connection, plan.path, body.clone(), start, plan.timeout).await);
         plan.done.fetch_add(1, Relaxed);
+        if plan.reconnect {
+            connection.close();
+        }
     }
 }
 

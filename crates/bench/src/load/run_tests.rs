@@ -94,6 +94,14 @@ async fn streams_are_counted_from_usage_over_kept_alive_connections() {
 }
 
 #[tokio::test]
+async fn a_connection_can_be_for_one_request_only() {
+    let (url, connections) = serve(|_| events(&[TOKEN, TOKEN, TOKEN, USAGE, "[DONE]"])).await;
+    let report = run(&LoadConfig { warmups: 2, reconnect: true, ..config(url) }).await.unwrap();
+    assert_eq!((report.completed, report.failed), (10, 0));
+    assert_eq!(connections.load(Ordering::Relaxed), 12);
+}
+
+#[tokio::test]
 async fn whole_answers_have_a_latency_only() {
     let (url, _) =
         serve(|_| json("200 OK", r#"{"choices":[{}],"usage":{"prompt_tokens":2,"completion_tokens":3}}"#)).await;
