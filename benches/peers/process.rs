@@ -1,0 +1,214 @@
+//! A server as a child process: started, waited for, looked at, ended.
+
+use std::error::Error;
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{Method, StatusCode};
+use octavo_bench::ProcessUsage;
+use octavo_bench::load::{Connection, Target};
+use tokio::runtime::Runtime;
+
+use super::servers::Instance;
+use super::settings::Settings;
+
+/// Longest that a server may take to become ready: some compile first.
+const START: Duration = Duration::from_secs(600);
+
+/// Longest that it may take to end when it is asked to.
+const END: Duration = Duration::from_secs(30);
+
+/// Between two looks at something that is waited for.
+const TICK: Duration = Duration::from_millis(10);
+
+/// Lines of the log of a server that did not start that are shown.
+const QUOTED: usize = 15;
+
+/// A running server. Ended when dropped.
+pub(super) struct Process {
+    child: Child,
+    log: PathBuf,
+    pub(super) url: String,
+    /// When it was started.
+    pub(super) started: Instant,
+}
+
+/// Memory of a process and its descendants, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Memory {
+    /// Sum of their resident memory.
+    pub(super) resident: u64,
+    /// The same, what they share counted once (as far as nobody else has it too).
+    pub(super) proportional: u64,
+}
+
+impl Process {
+    /// Starts it and waits until it says that it is ready.
+    pub(super) fn start(
+        instance: &Instance,
+        settings: &Settings,
+        logs: &Path,
+        runtime: &Runtime,
+    ) -> Result<Self, Box<dyn Error>> {
+        fs::create_dir_all(logs)?;
+        let log = logs.join(instance.file_name()).with_extension("log");
+        let port = free_port()?;
+        let mut command = instance.command(port, settings);
+        let output = File::create(&log)?;
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let started = Instant::now();
+        let child = command.spawn().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
+        let mut process = Self { child, log, url: format!("http://127.0.0.1:{port}"), started };
+        process.wait_until_ready(runtime)?;
+        Ok(process)
+    }
+
+    fn wait_until_ready(&mut self, runtime: &Runtime) -> Result<(), Box<dyn Error>> {
+        let target = Target::new(&self.url, None)?;
+        while self.started.elapsed() < START {
+            if let Some(status) = self.child.try_wait()? {
+                return Err(self.no_start(&format!("it ended ({status})")).into());
+            }
+            if runtime.block_on(is_ready(&target)) {
+                return Ok(());
+            }
+            std::thread::sleep(TICK);
+        }
+        Err(self.no_start(&format!("it was not ready within {START:?}")).into())
+    }
+
+    /// It and its descendants.
+    pub(super) fn tree(&self) -> Vec<u32> {
+        tree(self.child.id(), &parents())
+    }
+
+    /// CPU time of all of them.
+    pub(super) fn cpu(&self) -> Duration {
+        self.tree().into_iter().filter_map(ProcessUsage::of).map(|usage| usage.cpu).sum()
+    }
+
+    /// Memory of all of them.
+    pub(super) fn memory(&self) -> Memory {
+        let mut memory = Memory::default();
+        for pid in self.tree() {
+            let resident = ProcessUsage::of(pid).map_or(0, |usage| usage.resident_bytes);
+            let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+            memory.resident += resident;
+            memory.proportional += kib(&rollup, "Pss:").map_or(resident, |kib| kib << 10);
+        }
+        memory
+    }
+
+    /// A line for the report; the end of the log is shown at once.
+    fn no_start(&self, what: &str) -> String {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        eprintln!("{what}; the end of its log:\n{}", lines[lines.len().saturating_sub(QUOTED)..].join("\n"));
+        format!("{what}; its log is {}", self.log.display())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let tree: Vec<_> = self.tree().into_iter().map(|pid| (pid, born(pid))).collect();
+        signal("-TERM", &[self.child.id()]);
+        let asked = Instant::now();
+        while asked.elapsed() < END && matches!(self.child.try_wait(), Ok(None)) {
+            std::thread::sleep(TICK);
+        }
+        // Itself, if it did not listen, and whatever it has left behind; not somebody else who was given the same number.
+        let left = tree.into_iter().filter(|&(pid, then)| then.is_some() && born(pid) == then);
+        signal("-KILL", &left.map(|(pid, _)| pid).collect::<Vec<_>>());
+        // It has been killed: there is nothing else to be done about it.
+        let _ = self.child.wait();
+    }
+}
+
+/// `GET /health` is answered with 200.
+async fn is_ready(target: &Target) -> bool {
+    let answer = async {
+        let request = target.request(Method::GET, "/health", Bytes::new()).ok()?;
+        Connection::new(target.clone()).send(request).await.ok()
+    };
+    let answer = tokio::time::timeout(Duration::from_secs(2), answer).await;
+    answer.ok().flatten().is_some_and(|response| response.status() == StatusCode::OK)
+}
+
+/// A port that nobody listened on a moment ago.
+fn free_port() -> std::io::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+fn signal(name: &str, pids: &[u32]) {
+    if !pids.is_empty() {
+        // A process that has ended needs no signal.
+        let _ = Command::new("kill").arg(name).args(pids.iter().map(u32::to_string)).stderr(Stdio::null()).status();
+    }
+}
+
+/// All processes, each with its parent.
+fn parents() -> Vec<(u32, u32)> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
+    let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    ids.filter_map(|pid: u32| Some((pid, field(&stat(pid)?, 4)?))).collect()
+}
+
+/// When a process was started, in the system's ticks.
+fn born(pid: u32) -> Option<u64> {
+    field(&stat(pid)?, 22)
+}
+
+fn stat(pid: u32) -> Option<String> {
+    fs::read_to_string(format!("/proc/{pid}/stat")).ok()
+}
+
+/// A field after the second of a process's `stat`, counted from 1. The second is its name, in parentheses, and may hold
+/// anything.
+fn field<T: FromStr>(stat: &str, number: usize) -> Option<T> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(number - 3)?.parse().ok()
+}
+
+/// A process, its children, theirs, and so on.
+fn tree(root: u32, parents: &[(u32, u32)]) -> Vec<u32> {
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        found.extend(parents.iter().filter(|&&(_, of)| of == parent).map(|&(pid, _)| pid));
+        next += 1;
+    }
+    found
+}
+
+/// The number of a line `Name:  123 kB`.
+fn kib(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_has_all_generations() {
+        let parents = [(2, 1), (3, 2), (4, 3), (5, 1), (6, 9)];
+        assert_eq!(tree(2, &parents), [2, 3, 4]);
+        assert_eq!(tree(7, &parents), [7]);
+    }
+
+    #[test]
+    fn what_the_system_tells_is_read() {
+        assert_eq!(field("12 (a) b) S 7 12 12 0", 4), Some(7));
+        assert_eq!(field::<u64>("12 (a) b) S 7", 22), None);
+        assert_eq!(kib("Rss:   20 kB\nPss:\t 17 kB\n", "Pss:"), Some(17));
+        assert_eq!(kib("Rss: 20 kB", "Pss:"), None);
+        if cfg!(target_os = "linux") {
+            let own = std::process::id();
+            assert!(born(own).is_some() && parents().iter().any(|&(pid, _)| pid == own));
+        }
+    }
+}
