@@ -1,5 +1,8 @@
 //! The [`Backend`] of this crate.
 
+use std::cell::RefCell;
+use std::sync::{Mutex, PoisonError};
+
 use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
 use octavo_ops::{Backend, BackendError, KvGroup, Program, Rows, StepBatch, StorageType, WeightSource};
 
@@ -12,6 +15,13 @@ use crate::{Isa, NAME, failed, weights};
 
 /// Tokens a KV block; the one size supported.
 const BLOCK_SIZES: &[usize] = &[BLOCK];
+
+/// Logits of a step from which on its rows are shared among the threads: less is drawn sooner than they wake.
+const SHARED_SAMPLING: usize = 1 << 15;
+
+thread_local! {
+    static SAMPLER: RefCell<Sampler> = RefCell::default();
+}
 
 /// What to run on; the default is all that there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,7 +43,8 @@ pub struct CpuBackend {
     sampled: usize,
     /// Rows of the last forward pass whose hidden state is returned.
     pooled: usize,
-    sampler: Sampler,
+    /// By row of the step: the token that a thread has drawn.
+    drawn: Vec<Mutex<Option<SampledToken>>>,
 }
 
 struct Model {
@@ -62,7 +73,7 @@ impl CpuBackend {
             scratch: Scratch::default(),
             sampled: 0,
             pooled: 0,
-            sampler: Sampler::default(),
+            drawn: Vec::new(),
         })
     }
 
@@ -179,7 +190,25 @@ impl Backend for CpuBackend {
         let Model { program, plan, activations, .. } = self.model.as_ref().ok_or_else(no_model)?;
         let logits = plan.logits.map_or(&[][..], |id| activations[id.0].rows(found));
         debug_assert_eq!(logits.len(), found * program.vocab_size);
-        self.sampler.sample_batch(logits, batch, out);
+        let (rows, vocab) = (batch.rows, program.vocab_size);
+        let sample =
+            |row: usize| SAMPLER.with_borrow_mut(|sampler| sampler.sample(&logits[row * vocab..][..vocab], &rows[row]));
+        out.clear();
+        if rows.len() < 2 || logits.len() < SHARED_SAMPLING {
+            out.extend((0..rows.len()).map(sample));
+            return Ok(());
+        }
+        if self.drawn.len() < rows.len() {
+            self.drawn.resize_with(rows.len(), Mutex::default);
+        }
+        let drawn = &self.drawn;
+        self.pool.run(&|worker| {
+            worker.share(rows.len(), |row| {
+                *drawn[row].lock().unwrap_or_else(PoisonError::into_inner) = Some(sample(row));
+            });
+        });
+        let take = |slot: &mut Mutex<Option<_>>| slot.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        out.extend(self.drawn[..rows.len()].iter_mut().filter_map(take));
         Ok(())
     }
 

@@ -61,9 +61,13 @@ impl Sampler {
     }
 
     fn draw(&mut self, raw: &[f32], row: &SampleRow<'_>) -> u32 {
+        let greedy = row.params.temperature <= 0.0 || row.params.temperature.is_nan();
+        if greedy && row.takes_logits_as_they_are() {
+            return largest(raw).unwrap_or_else(|| fallback(raw, row));
+        }
         self.adjust(raw, row);
-        let Some(best) = argmax(&self.logits, |_| true) else { return fallback(raw, row) };
-        if row.params.temperature <= 0.0 || row.params.temperature.is_nan() {
+        let Some(best) = largest(&self.logits) else { return fallback(raw, row) };
+        if greedy {
             return best;
         }
         self.weigh(best, row.params);
@@ -192,7 +196,7 @@ impl Sampler {
             Some(x) if !x.is_nan() => *x,
             _ => f32::NEG_INFINITY,
         };
-        let largest = argmax(raw, |_| true).map_or(f32::NEG_INFINITY, value);
+        let largest = largest(raw).map_or(f32::NEG_INFINITY, value);
         let weight = |x: f32| if x == largest { 1.0 } else { f64::from(x - largest).exp() };
         let log_sum = raw.iter().filter(|x| !x.is_nan()).map(|&x| weight(x)).sum::<f64>().ln();
         let logprob = |x: f32| match x {
@@ -230,7 +234,28 @@ fn allows(mask: &[u32], id: u32) -> bool {
     mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
 }
 
-/// The lowest id of the largest value above −∞ among the `allowed`; NaN is never it.
+/// The lowest id of the largest value above −∞; NaN is never it. In lanes, as a vocabulary is long: the value first, then
+/// where it stands.
+fn largest(row: &[f32]) -> Option<u32> {
+    const LANES: usize = 16;
+    let (chunks, rest) = row.as_chunks::<LANES>();
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(*lane, x);
+        }
+    }
+    let largest = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &b| larger(a, b));
+    if largest == f32::NEG_INFINITY {
+        return None;
+    }
+    let has = |chunk: &[f32; LANES]| chunk.iter().fold(false, |any, &x| any | (x == largest));
+    let from = chunks.iter().position(has).unwrap_or(chunks.len()) * LANES;
+    row[from..].iter().position(|&x| x == largest).map(|at| (from + at) as u32)
+}
+
+/// As [`largest`], among the `allowed`.
 fn argmax(row: &[f32], allowed: impl Fn(u32) -> bool) -> Option<u32> {
     let mut best = (None, f32::NEG_INFINITY);
     for (id, &x) in row.iter().enumerate() {
@@ -251,4 +276,25 @@ fn fallback(raw: &[f32], row: &SampleRow<'_>) -> u32 {
         .or_else(|| pick(&masked))
         .or_else(|| pick(&|id| !forbidden(id)))
         .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_largest_is_found_in_lanes_as_one_by_one(
+            row in proptest::collection::vec(prop_oneof![
+                (-2i8..3).prop_map(f32::from),
+                any::<f32>(),
+                Just(f32::NAN),
+                Just(f32::NEG_INFINITY),
+            ], 0..70),
+        ) {
+            prop_assert_eq!(largest(&row), argmax(&row, |_| true));
+        }
+    }
 }

@@ -112,6 +112,11 @@ impl<'a> SampleRow<'a> {
             logprob_ids: &[],
         }
     }
+
+    /// Whether nothing changes the logits before a token is chosen.
+    pub(crate) const fn takes_logits_as_they_are(&self) -> bool {
+        self.counts.is_none() && self.logit_bias.is_empty() && self.forbidden.is_empty() && self.mask.is_none()
+    }
 }
 
 /// The rows of a step, in the order of [`StepBatch::sampled_rows`](crate::StepBatch::sampled_rows).
