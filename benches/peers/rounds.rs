@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use octavo_backend_cpu::probe::{Limits, ProbeConfig};
 use octavo_bench::load::{self, LoadConfig, Report};
@@ -19,6 +20,10 @@ use super::settings::Settings;
 
 /// Share of a load's time in which servers that should be idle may compute.
 const IDLE: f64 = 0.03;
+
+/// How often, and over what time, it is looked whether the other servers rest.
+const SETTLE_LOOKS: usize = 40;
+const SETTLE_LOOK: Duration = Duration::from_millis(500);
 
 /// A server's values of a row.
 pub(super) struct Series {
@@ -201,6 +206,7 @@ impl Bench {
         instance: &Instance,
         running: &Running,
     ) -> Result<(Sample, Option<String>), Box<dyn Error>> {
+        running.settle(instance);
         let (cpu, stolen) = (running.cpu(instance), stolen_seconds());
         let report = self.send(config)?;
         let (cpu_after, stolen_after) = (running.cpu(instance), stolen_seconds());
@@ -281,6 +287,17 @@ struct Cpu {
 impl Running {
     fn of(&self, instance: &Instance) -> Option<&Process> {
         self.processes.iter().find(|(of, _)| of == instance).map(|(_, process)| process)
+    }
+
+    /// Waits until the others rest: some go on computing for seconds after their last answer.
+    fn settle(&self, instance: &Instance) {
+        for _ in 0..SETTLE_LOOKS {
+            let before = self.cpu(instance).others;
+            std::thread::sleep(SETTLE_LOOK);
+            if self.cpu(instance).others - before <= IDLE * SETTLE_LOOK.as_secs_f64() {
+                return;
+            }
+        }
     }
 
     fn cpu(&self, instance: &Instance) -> Cpu {

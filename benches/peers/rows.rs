@@ -151,7 +151,7 @@ impl Row {
             Self::Prefill => (4, 1, 0, 1500, 1),
             Self::Prefix => (32, 8, 1000, 64, 32),
             Self::Stack(1) => (50, 1, 0, 9, 64),
-            Self::Stack(connections) => ((4 * connections).max(640), connections, 0, 9, 64),
+            Self::Stack(connections) => ((12 * connections).max(1920), connections, 0, 9, 64),
             Self::Start | Self::Memory => return None,
         };
         Some(Load { requests, at_a_time, prefix, prompt, output })
