@@ -36,6 +36,9 @@ class StandIn:
         self.keys = []
         self.models = ["tiny"]
         self.key = None
+        # A question whose key is wrong is refused once this is set.
+        self.refuses = threading.Event()
+        self.refuses.set()
         # Each a list of what is sent, one flush each: text, bytes, or an event to wait for; or (status, body).
         self.answers = []
         self.gone = threading.Event()
@@ -87,6 +90,7 @@ class StandIn:
     def post(self, handler):
         body = handler.rfile.read(int(handler.headers["content-length"]))
         if not self.allowed(handler):
+            self.refuses.wait(30)
             return self.send(handler, 401, b'{"error":"Unauthorized"}')
         assert handler.path.removeprefix("/under/a/proxy") == "/v1/chat/completions"
         self.requests.append(json.loads(body))
@@ -369,6 +373,7 @@ def test_settings_reach_the_request_and_nothing_is_sent_without_them(new_page, s
 
 def test_a_key_is_asked_for_and_then_the_question_is_put_again(new_page, stand_in):
     page = new_page(stand_in.url)
+    until(page, "document.getElementById('served').textContent === 'tiny'")
     stand_in.key = "right"
     stand_in.answers = [[delta(content="Open."), DONE]]
     ask(page, "Sesame?")
@@ -379,6 +384,22 @@ def test_a_key_is_asked_for_and_then_the_question_is_put_again(new_page, stand_i
         page.keyboard.press("Enter")
     assert text(page) == "Open."
     assert last(page).locator(".problem").is_hidden()
+
+
+def test_a_key_given_before_the_refusal_arrives_is_used(new_page, stand_in):
+    page = new_page(stand_in.url)
+    until(page, "document.getElementById('served').textContent === 'tiny'")
+    stand_in.key = "right"
+    stand_in.answers = [[delta(content="Open."), DONE]]
+    stand_in.refuses.clear()
+    ask(page, "Sesame?")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("API key").fill("right")
+    page.get_by_role("button", name="Done").click()
+    until(page, "!document.getElementById('settings').open")
+    stand_in.refuses.set()
+    assert text(page) == "Open."
+    assert page.evaluate("!document.getElementById('settings').open")
 
 
 @pytest.mark.parametrize(
