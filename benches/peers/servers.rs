@@ -97,7 +97,7 @@ pub(super) struct Instance {
     pub(super) context: usize,
     /// GiB of KV cache, for the server that takes nothing finer.
     gib: usize,
-    /// Further flags.
+    /// Further flags; of vLLM the processors that it computes on, if not all.
     flags: String,
 }
 
@@ -112,6 +112,9 @@ impl Instance {
         let instance = |slots, flags: &str| Self { server, weights, slots, context, gib, flags: flags.to_owned() };
         match (server, weights) {
             (Server::Vllm, Weights::Q4_1) => vec![],
+            // So small a model may be computed sooner by one thread, with the other processors left to HTTP.
+            (Server::Octavo, Weights::Tiny) => ["", "--cpu-threads 1"].map(|flags| instance(most_slots, flags)).into(),
+            (Server::Vllm, Weights::Tiny) => ["", "0"].map(|bind| instance(most_slots, bind)).into(),
             (Server::Octavo | Server::Vllm, _) => vec![instance(most_slots, "")],
             // Each slot costs it something, used or not, and has its own share of the context.
             (Server::Llama, _) => {
@@ -135,7 +138,9 @@ impl Instance {
     pub(super) fn setting(&self) -> String {
         match self.server {
             Server::Llama => format!("-np {} {}", self.slots, self.flags).trim_end().to_owned(),
-            Server::Octavo | Server::Vllm => String::new(),
+            Server::Octavo => self.flags.clone(),
+            Server::Vllm if self.flags.is_empty() => String::new(),
+            Server::Vllm => format!("OMP bind {}", self.flags),
         }
     }
 
@@ -186,7 +191,7 @@ impl Instance {
                     &BLOCK.to_string(),
                 ]);
                 command.args(["--max-num-seqs", &slots, "--max-model-len", &context]);
-                command.args(["--num-gpu-blocks-override", &blocks.to_string()]);
+                command.args(["--num-gpu-blocks-override", &blocks.to_string()]).args(self.flags.split_whitespace());
             }
             Server::Llama => {
                 let (threads, all) = (settings.threads.to_string(), (self.slots * self.context).to_string());
@@ -211,7 +216,8 @@ impl Instance {
         let cache = peers.join("vllmcache");
         command.env("VLLM_CPU_KVCACHE_SPACE", self.gib.to_string());
         // Its own choice keeps a processor free, and is a third slower.
-        command.env("VLLM_CPU_OMP_THREADS_BIND", format!("0-{}", settings.threads - 1));
+        let all = format!("0-{}", settings.threads - 1);
+        command.env("VLLM_CPU_OMP_THREADS_BIND", if self.flags.is_empty() { &all } else { &self.flags });
         command.env("TORCHINDUCTOR_CACHE_DIR", cache.join("inductor")).env("VLLM_CACHE_ROOT", cache);
         command.envs([("VLLM_NO_USAGE_STATS", "1"), ("DO_NOT_TRACK", "1"), ("HF_HUB_OFFLINE", "1")]);
         let openmp = Some(environment.join("lib/libiomp5.so")).filter(|path| path.exists());
