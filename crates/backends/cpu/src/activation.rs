@@ -35,6 +35,7 @@ pub(crate) struct Activation {
     codes: Lines<i8>,
     scales: Lines<f32>,
     sums: Lines<f32>,
+    totals: Lines<[i32; 2]>,
     bf16: Lines<u16>,
 }
 
@@ -56,6 +57,7 @@ impl Activation {
             self.codes.reserve_zeroed(rows * 2 * self.cols);
             self.scales.reserve_zeroed(rows * (self.cols / GROUP));
             self.sums.reserve_zeroed(rows * (self.cols / GROUP));
+            self.totals.reserve_zeroed(rows * (self.cols / GROUP));
         }
         if self.forms.bf16 {
             self.bf16.reserve_zeroed(rows * bf16_stride(self.cols));
@@ -76,6 +78,7 @@ impl Activation {
             codes: Shared::new(&mut self.codes),
             scales: Shared::new(&mut self.scales),
             sums: Shared::new(&mut self.sums),
+            totals: Shared::new(&mut self.totals),
             bf16: Shared::new(&mut self.bf16),
         }
     }
@@ -92,6 +95,7 @@ pub(crate) struct Rows {
     codes: Shared<i8>,
     scales: Shared<f32>,
     sums: Shared<f32>,
+    totals: Shared<[i32; 2]>,
     bf16: Shared<u16>,
 }
 
@@ -102,6 +106,7 @@ pub(crate) struct QuantRows<'a> {
     codes: &'a [i8],
     scales: &'a [f32],
     sums: &'a [f32],
+    totals: &'a [[i32; 2]],
 }
 
 impl<'a> QuantRows<'a> {
@@ -110,13 +115,19 @@ impl<'a> QuantRows<'a> {
         let groups = self.cols / GROUP;
         let of = |values: &'a [f32]| &values[row * groups..][..groups];
         let codes = &self.codes[row * 2 * self.cols..][..2 * self.cols];
-        Quantised { codes: codes.as_chunks().0, scales: of(self.scales), sums: of(self.sums) }
+        let totals = &self.totals[row * groups..][..groups];
+        Quantised { codes: codes.as_chunks().0, scales: of(self.scales), sums: of(self.sums), totals }
     }
 
     /// Codes, scales and sums from a row on, to the end of the buffer.
     pub(crate) fn from(&self, row: usize) -> (&'a [i8], &'a [f32], &'a [f32]) {
         let at = row * (self.cols / GROUP);
         (&self.codes[row * 2 * self.cols..], &self.scales[at..], &self.sums[at..])
+    }
+
+    /// The totals of halves of groups, from a row on.
+    pub(crate) fn totals_from(&self, row: usize) -> &'a [[i32; 2]] {
+        &self.totals[row * (self.cols / GROUP)..]
     }
 }
 
@@ -127,6 +138,7 @@ pub(crate) struct Quantised<'a> {
     pub(crate) codes: &'a [[i8; 2 * GROUP]],
     pub(crate) scales: &'a [f32],
     pub(crate) sums: &'a [f32],
+    pub(crate) totals: &'a [[i32; 2]],
 }
 
 /// A slice of a row.
@@ -172,8 +184,15 @@ impl Rows {
     /// As for the type: nobody writes the form meanwhile.
     pub(crate) unsafe fn quant<'a>(&self) -> QuantRows<'a> {
         // SAFETY: as the caller promises.
-        let (codes, scales, sums) = unsafe { (self.codes.all(), self.scales.all(), self.sums.all()) };
-        QuantRows { cols: self.cols, codes, scales, sums }
+        unsafe {
+            QuantRows {
+                cols: self.cols,
+                codes: self.codes.all(),
+                scales: self.scales.all(),
+                sums: self.sums.all(),
+                totals: self.totals.all(),
+            }
+        }
     }
 
     /// All rows as bf16, and the elements from one row to the next.
@@ -205,6 +224,7 @@ impl Rows {
                     codes: self.codes.part(2 * (span.row * self.cols + span.from), 2 * span.len),
                     scales: self.scales.part(at, groups),
                     sums: self.sums.part(at, groups),
+                    totals: self.totals.part(at, groups),
                 }
             };
             isa.quantise(x, out);

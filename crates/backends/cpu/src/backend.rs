@@ -138,7 +138,7 @@ impl Backend for CpuBackend {
             let kept = weights::kept_as(storage);
             let parts = || program.weights.iter().flat_map(|weight| &weight.parts);
             if kept != storage && parts().any(|part| part.storage == storage) {
-                tracing::info!("weights in {storage} are kept as {kept}: there are no kernels for them yet");
+                tracing::info!("weights in {storage} are kept as {kept}, which there are kernels for");
             }
         }
         let plan = Plan::new(program, &loaded, self.isa)?;

@@ -211,16 +211,19 @@ impl Forward<'_> {
                     None => input.read(span),
                 }
             };
-            ROW.with_borrow_mut(|(scratch, _)| {
-                // The output may be the input.
-                scratch.resize(span.len, 0.0);
-                self.isa.norm(x, norm, scratch);
-                // SAFETY: as above; `x` is used no more.
-                unsafe {
-                    out.write(span).copy_from_slice(scratch);
-                    out.prepare(self.isa, span);
+            // SAFETY: as above; where the output is what is read, the row is written once it has been used.
+            unsafe {
+                if op.out == op.input || op.add == Some(op.out) {
+                    ROW.with_borrow_mut(|(scratch, _)| {
+                        scratch.resize(span.len, 0.0);
+                        self.isa.norm(x, norm, scratch);
+                        out.write(span).copy_from_slice(scratch);
+                    });
+                } else {
+                    self.isa.norm(x, norm, out.write(span));
                 }
-            });
+                out.prepare(self.isa, span);
+            }
         });
     }
 

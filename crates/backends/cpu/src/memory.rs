@@ -30,6 +30,8 @@ unsafe impl Plain for u32 {}
 // SAFETY: as above.
 unsafe impl Plain for i32 {}
 // SAFETY: as above.
+unsafe impl Plain for [i32; 2] {}
+// SAFETY: as above.
 unsafe impl Plain for f32 {}
 
 /// A slice on the heap that begins with a cache line, or with a huge page if it fills one. Zeroed, and mapped by the system

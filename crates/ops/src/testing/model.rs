@@ -315,7 +315,7 @@ const fn scales_of(storage: StorageType) -> &'static [(usize, f32)] {
         StorageType::Q3K => &[(108, 1.0 / 96.0)],
         StorageType::Q4K => &[(0, 1.0 / 320.0), (2, 1.0 / 64.0)],
         StorageType::Q5K => &[(0, 1.0 / 640.0), (2, 1.0 / 64.0)],
-        StorageType::Q6K => &[(208, 1.0 / 512.0)],
+        StorageType::Q6K => &[(208, 1.0 / 2048.0)],
     }
 }
 

@@ -154,9 +154,12 @@ impl Product<'_> {
                 // SAFETY: as the caller promises.
                 let input = unsafe { self.input.quant() };
                 #[cfg(target_arch = "x86_64")]
-                if isa == Isa::Avx512 || isa == Isa::Avx512Bf16 || isa == Isa::Amx && self.is_skinny() {
+                if isa >= Isa::Avx512 && (isa != Isa::Amx || self.is_skinny() || part.layout.kind.has_halves()) {
                     // SAFETY: the instruction set is available; the input has room for whole tiles of rows.
                     return unsafe { blocks(part, panels, &input, rows, &mut store) };
+                }
+                if part.layout.kind.has_halves() {
+                    return quant_halves(isa, part, panels, &input, rows, &mut store);
                 }
                 quant(isa, part, panels, &input, rows, &mut store);
             }
@@ -216,11 +219,11 @@ fn add_lanes(result: &mut [f32; PANEL], x: &[f32]) {
     }
 }
 
-/// Stores the lanes that exist.
+/// Stores the lanes that exist. One by one where some do not: two copies would become one call for any length.
 fn put_lanes(out: &mut [f32], result: &[f32; PANEL]) {
     match out.first_chunk_mut::<PANEL>() {
         Some(out) => *out = *result,
-        None => out.copy_from_slice(&result[..out.len()]),
+        None => out.iter_mut().zip(result).for_each(|(out, result)| *out = *result),
     }
 }
 
@@ -228,6 +231,9 @@ per_isa! {
     plain;
     /// A tile of rows, from `first` on, times an unpacked panel.
     fn multiply_integers(codes: &[u8], scales: &[f32], input: &Quant<'_>, first: usize, tile: &mut [[f32; PANEL]]);
+
+    /// A tile of rows, from `first` on, times a panel whose groups have a scale for each half.
+    fn multiply_halves(panel: &[u8], layout: &Layout, input: &Quant<'_>, first: usize, tile: &mut [[f32; PANEL]]);
 
     /// Some rows times a panel of f32, f16 or bf16.
     fn multiply_dense(kind: Kind, panel: &[u8], x: &[&[f32]], results: &mut [[f32; PANEL]]);
@@ -248,7 +254,7 @@ unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, sto
     let layout = &part.layout;
     let mut results: vnni::Results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
     UNPACKED.with_borrow_mut(|unpacked| {
-        let unpacks = rows.len() > PACKED_ROWS;
+        let unpacks = rows.len() > PACKED_ROWS && !layout.kind.has_halves();
         if unpacks {
             unpacked.reserve(layout.groups(), GROUP_CODES);
         }
@@ -304,6 +310,18 @@ fn quant(isa: Isa, part: &Part, panels: Range, input: &Quant<'_>, rows: Range, s
             }
         }
     });
+}
+
+/// Any number of rows times some panels of integers whose groups have a scale for each half.
+fn quant_halves(isa: Isa, part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
+    let mut tile = Tile([[0.0; PANEL]; TILE]);
+    for first in rows.clone().step_by(TILE) {
+        let tile = &mut tile.0[..(rows.end - first).min(TILE)];
+        for panel in panels.clone() {
+            isa.multiply_halves(part.panel(panel), &part.layout, input, first, tile);
+            store(first, panel, tile);
+        }
+    }
 }
 
 /// A tile of rows times an unpacked panel. On AMX the tiles must be set up.
@@ -412,6 +430,9 @@ pub(crate) fn read_row(isa: Isa, matrix: &Matrix, row: usize, out: &mut [f32]) {
     let panel = part.panel(panel);
     if !matches!(part.layout.kind, Kind::Quant(..)) {
         return plain::read_dense(part.layout.kind, panel, lane, out);
+    }
+    if part.layout.kind.has_halves() {
+        return plain::read_halves(panel, &part.layout, lane, out);
     }
     UNPACKED.with_borrow_mut(|unpacked| {
         unpacked.reserve(part.layout.groups(), GROUP_CODES);

@@ -5,31 +5,43 @@ use half::f16;
 use super::{GROUP_CODES, GROUP_SCALES, Quant};
 use crate::memory::LINE;
 use crate::rows::{GROUP, LOW_BITS, fma};
-use crate::weights::{Codes, Kind, Layout, PANEL, STEPS, Scales};
+use crate::weights::{Codes, HALVES_OFFSET, Kind, Layout, PANEL, STEPS, Scales};
 
 /// Codes to bytes, scales to f32.
 pub(super) fn unpack(panel: &[u8], layout: &Layout, codes: &mut [u8], scales: &mut [f32]) {
     let Kind::Quant(codes_kind, scales_kind) = layout.kind else { unreachable!("only integers are unpacked") };
     let groups = codes.as_chunks_mut::<GROUP_CODES>().0.iter_mut().zip(scales.as_chunks_mut::<GROUP_SCALES>().0);
     for (group, (codes, scales)) in groups.enumerate() {
-        unpack_codes(&panel[layout.codes_at(codes_kind, group)..], codes_kind, codes);
-        if codes_kind == Codes::Five {
-            let bits = &panel[layout.fifths_at(group)..][..LINE];
-            for (i, code) in codes.iter_mut().enumerate() {
-                *code |= (bits[i / 8] >> (i % 8) & 1) << 4;
-            }
-        }
+        unpack_codes(panel, layout, codes_kind, group, codes);
         unpack_scales(panel, layout, scales_kind, group, scales);
     }
 }
 
-fn unpack_codes(packed: &[u8], kind: Codes, codes: &mut [u8; GROUP_CODES]) {
+fn unpack_codes(panel: &[u8], layout: &Layout, kind: Codes, group: usize, codes: &mut [u8; GROUP_CODES]) {
+    let packed = &panel[layout.codes_at(kind, group)..];
     match kind {
         Codes::Eight => codes.copy_from_slice(&packed[..GROUP_CODES]),
-        Codes::Four | Codes::Five => {
+        Codes::Four | Codes::Five | Codes::Six => {
             let (low, high) = codes.split_at_mut(GROUP_CODES / 2);
             for ((low, high), &byte) in low.iter_mut().zip(high).zip(packed) {
                 (*low, *high) = (byte & 15, byte >> 4);
+            }
+        }
+    }
+    let uppers = &panel[layout.uppers_at(kind, group)..];
+    match kind {
+        Codes::Four | Codes::Eight => {}
+        Codes::Five => {
+            for (i, code) in codes.iter_mut().enumerate() {
+                *code |= (uppers[i / 8] >> (i % 8) & 1) << 4;
+            }
+        }
+        Codes::Six => {
+            for (step, codes) in codes.as_chunks_mut::<LINE>().0.iter_mut().enumerate() {
+                let uppers = &uppers[step % 2 * LINE..][..LINE];
+                for (code, upper) in codes.iter_mut().zip(uppers) {
+                    *code |= (upper >> (step / 2 * 2) & 3) << 4;
+                }
             }
         }
     }
@@ -42,8 +54,9 @@ fn unpack_scales(panel: &[u8], layout: &Layout, kind: Scales, group: usize, scal
         let (scale, min) = match kind {
             Scales::Fixed(offset) => (half_at(at + 2 * row), offset * half_at(at + 2 * row)),
             Scales::Two => (half_at(at + 2 * row), half_at(at + 2 * (PANEL + row))),
+            Scales::Halves => unreachable!("such a group has two"),
             Scales::Super => {
-                let supers = layout.supers_at(group);
+                let supers = layout.supers_at(kind, group);
                 let (scale, min) = (f32::from(panel[at + row]), f32::from(panel[at + PANEL + row]));
                 (half_at(supers + 2 * row) * scale, -half_at(supers + 2 * (PANEL + row)) * min)
             }
@@ -83,6 +96,70 @@ pub(super) fn multiply_integers<const FMA: bool>(
             }
         }
         *result = sums;
+    }
+}
+
+/// Rows from `first` on times a panel, as it is stored, whose groups have a scale for each half. The exact products of the
+/// halves times their factors are exact again, so a group is one number as elsewhere, and has no minimum left.
+#[inline(always)]
+pub(super) fn multiply_halves<const FMA: bool>(
+    panel: &[u8],
+    layout: &Layout,
+    input: &Quant<'_>,
+    first: usize,
+    tile: &mut [[f32; PANEL]],
+) {
+    tile.iter_mut().for_each(|result| *result = [0.0; PANEL]);
+    let mut codes = [0; GROUP_CODES];
+    for group in 0..layout.groups() {
+        unpack_codes(panel, layout, Codes::Six, group, &mut codes);
+        let (scales, factors) = halves(panel, layout, group);
+        for (row, result) in (first..).zip(tile.iter_mut()) {
+            let a = input.row(row);
+            let (codes_of_row, totals) = (&a.codes[group], &a.totals[group]);
+            let a: [i16; GROUP] =
+                std::array::from_fn(|k| (i16::from(codes_of_row[k]) << LOW_BITS) + i16::from(codes_of_row[GROUP + k]));
+            let mut dots = [0i32; PANEL];
+            for (half, (factors, total)) in factors.iter().zip(totals).enumerate() {
+                let mut sums = [-HALVES_OFFSET * total; PANEL];
+                for step in half * STEPS / 2..(half + 1) * STEPS / 2 {
+                    for (lane, sum) in sums.iter_mut().enumerate() {
+                        for i in 0..4 {
+                            *sum += i32::from(codes[(step * PANEL + lane) * 4 + i]) * i32::from(a[step * 4 + i]);
+                        }
+                    }
+                }
+                for ((dot, sum), factor) in dots.iter_mut().zip(sums).zip(factors) {
+                    *dot += sum * factor;
+                }
+            }
+            let a_scale = input.row(row).scales[group];
+            for lane in 0..PANEL {
+                result[lane] = fma::<FMA>(dots[lane] as f32, scales[lane] * a_scale, result[lane]);
+            }
+        }
+    }
+}
+
+/// The super-block's scales, and the factors of either half of a group.
+fn halves(panel: &[u8], layout: &Layout, group: usize) -> ([f32; PANEL], [[i32; PANEL]; 2]) {
+    let (supers, at) = (layout.supers_at(Scales::Halves, group), layout.scales_at(Scales::Halves, group));
+    let scales =
+        std::array::from_fn(|row| f16::from_le_bytes([panel[supers + 2 * row], panel[supers + 2 * row + 1]]).to_f32());
+    let factors = [0, 1].map(|half| std::array::from_fn(|row| i32::from(panel[at + half * PANEL + row] as i8)));
+    (scales, factors)
+}
+
+/// One row of a panel whose groups have a scale for each half.
+pub(super) fn read_halves(panel: &[u8], layout: &Layout, lane: usize, out: &mut [f32]) {
+    let mut codes = [0; GROUP_CODES];
+    for (group, out) in out.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
+        unpack_codes(panel, layout, Codes::Six, group, &mut codes);
+        let (scales, factors) = halves(panel, layout, group);
+        for (k, out) in out.iter_mut().enumerate() {
+            let code = i32::from(codes[(k / 4 * PANEL + lane) * 4 + k % 4]) - HALVES_OFFSET;
+            *out = scales[lane] * (factors[k * 2 / GROUP][lane] * code) as f32;
+        }
     }
 }
 

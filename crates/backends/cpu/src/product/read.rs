@@ -12,6 +12,9 @@ pub(super) trait Panel: Copy {
     /// Codes have 4 bits: times 16 they are still bytes.
     const NARROW: bool;
 
+    /// Either half of a group has a factor, and there is no minimum.
+    const HALVES: bool;
+
     /// The codes of four inputs of a group: a register's worth of words, one for each row.
     ///
     /// # Safety
@@ -23,6 +26,12 @@ pub(super) trait Panel: Copy {
     /// # Safety
     /// As for [`Panel::step`].
     unsafe fn scales(self, group: usize) -> (__m512, __m512);
+
+    /// The factors of a group's halves, where they have some.
+    ///
+    /// # Safety
+    /// As for [`Panel::step`].
+    unsafe fn factors(self, group: usize) -> [__m512i; 2];
 
     /// Asks for what lies so many panels behind this group.
     fn prefetch(self, group: usize, panels: usize);
@@ -39,9 +48,17 @@ pub(super) trait ReadCodes: Copy {
 
 /// How the scales of a stored panel are read.
 pub(super) trait ReadScales: Copy {
+    const HALVES: bool = false;
+
     /// # Safety
     /// As for [`Panel::step`].
     unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512);
+
+    /// # Safety
+    /// As for [`Panel::step`].
+    unsafe fn factors(_: *const u8, _: &Layout, _: usize) -> [__m512i; 2] {
+        unreachable!("a group has one scale")
+    }
 }
 
 /// A panel as it is stored.
@@ -68,6 +85,7 @@ impl<'a, C: ReadCodes, S: ReadScales> Packed<'a, C, S> {
 
 impl<C: ReadCodes, S: ReadScales> Panel for Packed<'_, C, S> {
     const NARROW: bool = C::NARROW;
+    const HALVES: bool = S::HALVES;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -81,6 +99,13 @@ impl<C: ReadCodes, S: ReadScales> Panel for Packed<'_, C, S> {
     unsafe fn scales(self, group: usize) -> (__m512, __m512) {
         // SAFETY: as the caller promises.
         unsafe { S::scales(self.at, self.layout, group) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn factors(self, group: usize) -> [__m512i; 2] {
+        // SAFETY: as the caller promises.
+        unsafe { S::factors(self.at, self.layout, group) }
     }
 
     #[inline]
@@ -112,6 +137,7 @@ impl<const NARROW: bool> Unpacked<NARROW> {
 
 impl<const NARROW: bool> Panel for Unpacked<NARROW> {
     const NARROW: bool = NARROW;
+    const HALVES: bool = false;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -130,6 +156,10 @@ impl<const NARROW: bool> Panel for Unpacked<NARROW> {
         }
     }
 
+    unsafe fn factors(self, _: usize) -> [__m512i; 2] {
+        unreachable!("a group has one scale")
+    }
+
     fn prefetch(self, _: usize, _: usize) {}
 }
 
@@ -138,6 +168,8 @@ pub(super) struct Four;
 #[derive(Clone, Copy)]
 pub(super) struct Five;
 #[derive(Clone, Copy)]
+pub(super) struct Six;
+#[derive(Clone, Copy)]
 pub(super) struct Eight;
 #[derive(Clone, Copy)]
 pub(super) struct Fixed;
@@ -145,6 +177,8 @@ pub(super) struct Fixed;
 pub(super) struct Two;
 #[derive(Clone, Copy)]
 pub(super) struct Super;
+#[derive(Clone, Copy)]
+pub(super) struct Halves;
 
 impl ReadCodes for Four {
     const NARROW: bool = true;
@@ -166,9 +200,31 @@ impl ReadCodes for Five {
         // SAFETY: as the caller promises.
         unsafe {
             let codes = nibbles(panel.add(layout.codes_at(Codes::Five, group)), step);
-            let fifths = panel.add(layout.fifths_at(group)).cast::<u64>().add(step).read_unaligned();
+            let fifths = panel.add(layout.uppers_at(Codes::Five, group)).cast::<u64>().add(step).read_unaligned();
             _mm512_mask_add_epi8(codes, fifths, codes, _mm512_set1_epi8(16))
         }
+    }
+}
+
+impl ReadCodes for Six {
+    const NARROW: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> __m512i {
+        // SAFETY: as the caller promises.
+        let (codes, uppers) = unsafe {
+            let uppers = panel.add(layout.uppers_at(Codes::Six, group) + step % 2 * LINE);
+            (nibbles(panel.add(layout.codes_at(Codes::Six, group)), step), line(uppers))
+        };
+        // To bits 4 and 5; what comes from the neighbouring byte lies beside them.
+        let uppers = match step / 2 {
+            0 => _mm512_slli_epi16::<4>(uppers),
+            1 => _mm512_slli_epi16::<2>(uppers),
+            2 => uppers,
+            _ => _mm512_srli_epi16::<2>(uppers),
+        };
+        _mm512_or_si512(codes, _mm512_and_si512(uppers, _mm512_set1_epi8(0x30)))
     }
 }
 
@@ -213,10 +269,31 @@ impl ReadScales for Super {
         // SAFETY: as the caller promises.
         unsafe {
             let at = panel.add(layout.scales_at(Scales::Super, group));
-            let supers = panel.add(layout.supers_at(group));
+            let supers = panel.add(layout.supers_at(Scales::Super, group));
             let negative = _mm512_sub_ps(_mm512_setzero_ps(), halves(supers.add(2 * PANEL)));
             let scale = _mm512_mul_ps(halves(supers), bytes(at));
             (scale, _mm512_mul_ps(negative, bytes(at.add(PANEL))))
+        }
+    }
+}
+
+impl ReadScales for Halves {
+    const HALVES: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512) {
+        // SAFETY: as the caller promises.
+        (unsafe { halves(panel.add(layout.supers_at(Scales::Halves, group))) }, _mm512_setzero_ps())
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn factors(panel: *const u8, layout: &Layout, group: usize) -> [__m512i; 2] {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let at = panel.add(layout.scales_at(Scales::Halves, group));
+            [at, at.add(PANEL)].map(|at| _mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())))
         }
     }
 }

@@ -4,11 +4,11 @@
 
 use std::arch::x86_64::*;
 
-use super::read::{Eight, Five, Fixed, Four, Packed, Panel, ReadCodes, ReadScales, Super, Two, Unpacked};
+use super::read::{Eight, Five, Fixed, Four, Halves, Packed, Panel, ReadCodes, ReadScales, Six, Super, Two, Unpacked};
 use super::{GROUP_CODES, GROUP_SCALES, Quant};
 use crate::memory::LINE;
 use crate::rows::{GROUP, LOW_BITS};
-use crate::weights::{Codes, Kind, Layout, PANEL, STEPS, Scales};
+use crate::weights::{Codes, HALVES_OFFSET, Kind, Layout, PANEL, STEPS, Scales};
 
 /// Rows and panels of a block: their sums and one step's operands fill the registers.
 pub(super) const BLOCK_ROWS: usize = 4;
@@ -27,6 +27,7 @@ macro_rules! with_kind {
             Kind::Quant(Codes::Five, Scales::Fixed(_)) => $function::<Five, Fixed>($($arg),*),
             Kind::Quant(Codes::Five, Scales::Two) => $function::<Five, Two>($($arg),*),
             Kind::Quant(Codes::Five, Scales::Super) => $function::<Five, Super>($($arg),*),
+            Kind::Quant(Codes::Six, Scales::Halves) => $function::<Six, Halves>($($arg),*),
             Kind::Quant(Codes::Eight, Scales::Fixed(_)) => $function::<Eight, Fixed>($($arg),*),
             other => unreachable!("{other:?} is no kind of integers"),
         }
@@ -109,8 +110,10 @@ unsafe fn multiply<P: Panel, const ROWS: usize>(
     results: &mut Results,
 ) {
     let groups = input.cols / GROUP;
-    let (codes, scales, totals) = input.from(first);
-    assert!(codes.len() >= ROWS * 2 * input.cols && scales.len() >= ROWS * groups && totals.len() >= ROWS * groups);
+    let (codes, scales, sums_of) = input.from(first);
+    assert!(codes.len() >= ROWS * 2 * input.cols && scales.len() >= ROWS * groups && sums_of.len() >= ROWS * groups);
+    let totals = input.totals_from(first);
+    assert!(totals.len() >= ROWS * groups);
     let mut sums = [[_mm512_setzero_ps(); ROWS]; BLOCK_PANELS];
     for group in 0..groups {
         if ahead > 0 {
@@ -118,14 +121,18 @@ unsafe fn multiply<P: Panel, const ROWS: usize>(
         }
         // SAFETY: the panels have these groups, as the caller promises, and so have the rows.
         unsafe {
-            let dots = dots::<P, ROWS>(panels, codes.as_ptr().add(group * 2 * GROUP), 2 * input.cols, group);
+            let rows = codes.as_ptr().add(group * 2 * GROUP);
+            let dots = dots::<P, ROWS>(panels, rows, 2 * input.cols, group, (totals.as_ptr().add(group), groups));
             for p in 0..BLOCK_PANELS {
                 let (scale, min) = panels[p].scales(group);
                 for r in 0..ROWS {
                     let at = r * groups + group;
                     let scale = _mm512_mul_ps(scale, _mm512_set1_ps(*scales.get_unchecked(at)));
-                    let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[p][r]), scale, sums[p][r]);
-                    sums[p][r] = _mm512_fmadd_ps(min, _mm512_set1_ps(*totals.get_unchecked(at)), sum);
+                    sums[p][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[p][r]), scale, sums[p][r]);
+                    if !P::HALVES {
+                        let sum = _mm512_set1_ps(*sums_of.get_unchecked(at));
+                        sums[p][r] = _mm512_fmadd_ps(min, sum, sums[p][r]);
+                    }
                 }
             }
         }
@@ -138,7 +145,9 @@ unsafe fn multiply<P: Panel, const ROWS: usize>(
     }
 }
 
-/// The exact products of a group with the rows whose codes are `stride` bytes apart.
+/// The exact products of a group with the rows whose codes are `stride` bytes apart. Where halves have factors: the
+/// products of either half, less what its codes stand for too much, times the factor; `totals` of the rows' halves are so
+/// many apart.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn dots<P: Panel, const ROWS: usize>(
@@ -146,6 +155,7 @@ unsafe fn dots<P: Panel, const ROWS: usize>(
     rows: *const i8,
     stride: usize,
     group: usize,
+    (totals, apart): (*const [i32; 2], usize),
 ) -> [[__m512i; ROWS]; BLOCK_PANELS] {
     let mut high = [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS];
     let mut low = high;
@@ -172,13 +182,43 @@ unsafe fn dots<P: Panel, const ROWS: usize>(
     const { assert!(STEPS == 8) };
     // SAFETY: as the caller promises; a group of a row has STEPS words of each part.
     unsafe {
-        step!(0 1 2 3 4 5 6 7);
+        if !P::HALVES {
+            step!(0 1 2 3 4 5 6 7);
+            return if P::NARROW { high } else { joined(high, low) };
+        }
+        let mut dots = [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS];
+        macro_rules! half {
+            ($half:literal) => {
+                let products = joined(high, low);
+                for p in 0..BLOCK_PANELS {
+                    let factor = panels[p].factors(group)[$half];
+                    for r in 0..ROWS {
+                        let offset = _mm512_set1_epi32(HALVES_OFFSET * (*totals.add(r * apart))[$half]);
+                        let product = _mm512_mullo_epi32(_mm512_sub_epi32(products[p][r], offset), factor);
+                        dots[p][r] = _mm512_add_epi32(dots[p][r], product);
+                    }
+                }
+            };
+        }
+        step!(0 1 2 3);
+        half!(0);
+        (high, low) = ([[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS], [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS]);
+        step!(4 5 6 7);
+        half!(1);
+        dots
     }
-    if !P::NARROW {
-        for p in 0..BLOCK_PANELS {
-            for r in 0..ROWS {
-                high[p][r] = _mm512_add_epi32(_mm512_slli_epi32::<LOW_BITS>(high[p][r]), low[p][r]);
-            }
+}
+
+/// The high parts' products and the low ones'.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn joined<const ROWS: usize>(
+    mut high: [[__m512i; ROWS]; BLOCK_PANELS],
+    low: [[__m512i; ROWS]; BLOCK_PANELS],
+) -> [[__m512i; ROWS]; BLOCK_PANELS] {
+    for p in 0..BLOCK_PANELS {
+        for r in 0..ROWS {
+            high[p][r] = _mm512_add_epi32(_mm512_slli_epi32::<LOW_BITS>(high[p][r]), low[p][r]);
         }
     }
     high

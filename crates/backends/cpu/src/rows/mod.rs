@@ -42,6 +42,8 @@ pub(crate) struct QuantRow<'a> {
     pub(crate) scales: &'a mut [f32],
     /// Each group's sum, as the codes have it.
     pub(crate) sums: &'a mut [f32],
+    /// For each half of each group the sum of its codes, for weights whose halves have a scale each.
+    pub(crate) totals: &'a mut [[i32; 2]],
 }
 
 per_isa! {

@@ -119,7 +119,7 @@ pub(super) fn rotate<const FMA: bool>(style: RopeStyle, head: &mut [f32], cos: &
 pub(super) fn quantise<const FMA: bool>(x: &[f32], out: QuantRow<'_>) {
     const LARGEST: f32 = (127 << LOW_BITS) as f32;
     let groups = x.as_chunks::<GROUP>().0.iter().zip(out.codes.as_chunks_mut::<{ 2 * GROUP }>().0);
-    for (((x, codes), scale), sum) in groups.zip(out.scales).zip(out.sums) {
+    for ((((x, codes), scale), sum), totals) in groups.zip(out.scales).zip(out.sums).zip(out.totals) {
         let (high, low) = codes.split_at_mut(GROUP);
         let mut largest = [0.0f32; LANES];
         for half in x.as_chunks::<LANES>().0 {
@@ -131,16 +131,19 @@ pub(super) fn quantise<const FMA: bool>(x: &[f32], out: QuantRow<'_>) {
         }
         let largest = largest.into_iter().fold(0.0, |a, b| if b > a { b } else { a });
         let inverse = if largest > 0.0 { LARGEST / largest } else { 0.0 };
-        let mut total = 0;
-        for ((high, low), &x) in high.iter_mut().zip(low).zip(x) {
-            let code = round(x * inverse).1;
-            let upper = code.wrapping_add(1 << (LOW_BITS - 1)) >> LOW_BITS;
-            *high = upper as i8;
-            *low = code.wrapping_sub(upper << LOW_BITS) as i8;
-            total = code.wrapping_add(total);
+        let halves = high.as_chunks_mut::<{ GROUP / 2 }>().0.iter_mut().zip(low.as_chunks_mut::<{ GROUP / 2 }>().0);
+        for (((high, low), x), total) in halves.zip(x.as_chunks::<{ GROUP / 2 }>().0).zip(totals.iter_mut()) {
+            *total = 0;
+            for ((high, low), &x) in high.iter_mut().zip(low).zip(x) {
+                let code = round(x * inverse).1;
+                let upper = code.wrapping_add(1 << (LOW_BITS - 1)) >> LOW_BITS;
+                *high = upper as i8;
+                *low = code.wrapping_sub(upper << LOW_BITS) as i8;
+                *total = code.wrapping_add(*total);
+            }
         }
         *scale = largest / LARGEST;
-        *sum = *scale * total as f32;
+        *sum = *scale * totals[0].wrapping_add(totals[1]) as f32;
     }
 }
 

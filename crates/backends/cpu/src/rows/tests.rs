@@ -65,7 +65,8 @@ fn quantised_rows_are_near_and_their_sums_are_theirs() {
     each(|isa| {
         let mut codes = vec![0i8; 2 * x.len()];
         let (mut scales, mut sums) = (vec![0.0; 8], vec![0.0; 8]);
-        isa.quantise(&x, QuantRow { codes: &mut codes, scales: &mut scales, sums: &mut sums });
+        let mut totals = vec![[0; 2]; 8];
+        isa.quantise(&x, QuantRow { codes: &mut codes, scales: &mut scales, sums: &mut sums, totals: &mut totals });
         for ((group, x), codes) in x.chunks(GROUP).enumerate().zip(codes.chunks(2 * GROUP)) {
             let (high, low) = codes.split_at(GROUP);
             assert!(high.iter().all(|&h| h >= -127) && low.iter().all(|l| (-8..8).contains(l)));
@@ -77,6 +78,7 @@ fn quantised_rows_are_near_and_their_sums_are_theirs() {
             }
             let total: i32 = codes.iter().sum();
             assert_eq!(sums[group], scales[group] * total as f32);
+            assert_eq!(totals[group], [0, 1].map(|half| codes[half * GROUP / 2..][..GROUP / 2].iter().sum::<i32>()));
         }
     });
 }

@@ -1,12 +1,14 @@
 //! The block formats of GGML, read as groups of 32 weights.
 //!
-//! Every format is brought into one form: weight = scale · code + minimum, with a code of 4, 5 or 8 bits. Formats without
-//! a minimum have one all the same, a multiple of the scale: codes are then unsigned, as the integer products want them.
+//! Every format is brought into one form: weight = scale · code + minimum, with a code of 4, 5, 6 or 8 bits. Formats
+//! without a minimum have one all the same, a multiple of the scale: codes are then unsigned, as the integer products want
+//! them.
 //! Layouts after the definitions in ggml's `ggml-common.h` and its reference dequantisation.
 
 use half::f16;
 use octavo_ops::StorageType;
 
+use super::layout::HALVES_OFFSET;
 use crate::rows::GROUP;
 
 /// A group of one row.
@@ -25,6 +27,29 @@ pub(crate) enum GroupScale {
     Two(f16, f16),
     /// Scale `d · scale`, minimum `−least · min`, of a super-block's `d` and `least`.
     Super { d: f16, least: f16, scale: u8, min: u8 },
+    /// A super-block's `d` times a factor for each half of the group; the minimum is −32 times the scale.
+    Halves(f16, [i8; 2]),
+}
+
+impl Group {
+    /// The weights, of a format whose own codes these are.
+    pub(crate) fn values(&self, storage: StorageType) -> [f32; GROUP] {
+        let [low, high] = match self.scale {
+            GroupScale::One(d) => [(d.to_f32(), offset(storage) * d.to_f32()); 2],
+            GroupScale::Two(d, min) => [(d.to_f32(), min.to_f32()); 2],
+            GroupScale::Super { d, least, scale, min } => {
+                [(d.to_f32() * f32::from(scale), -least.to_f32() * f32::from(min)); 2]
+            }
+            GroupScale::Halves(d, factors) => factors.map(|factor| {
+                let scale = d.to_f32() * f32::from(factor);
+                (scale, -(HALVES_OFFSET as f32) * scale)
+            }),
+        };
+        std::array::from_fn(|k| {
+            let (scale, min) = if k < GROUP / 2 { low } else { high };
+            scale * f32::from(self.codes[k]) + min
+        })
+    }
 }
 
 /// The minimum of a format that stores none, as a multiple of the scale: what its unsigned codes stand for too much.
@@ -49,6 +74,8 @@ pub(crate) fn group(storage: StorageType, row: &[u8], index: usize) -> Group {
         StorageType::Q8_0 => one(block, std::array::from_fn(|k| block[2 + k] ^ 0x80)),
         StorageType::Q4K => super_block(block, index % block_groups, &block[16..], None),
         StorageType::Q5K => super_block(block, index % block_groups, &block[48..], Some(&block[16..48])),
+        StorageType::Q3K => q3k(block, index % block_groups),
+        StorageType::Q6K => q6k(block, index % block_groups),
         other => unreachable!("{other} is not kept in groups"),
     }
 }
@@ -102,53 +129,47 @@ pub(crate) fn to_q8(values: &[f32; GROUP]) -> Group {
     Group { codes: values.map(code), scale: GroupScale::One(scale) }
 }
 
-/// The weights of a super-block that is kept as Q8_0: those whose scales are for sixteen weights.
-pub(crate) fn super_values(storage: StorageType, block: &[u8]) -> [f32; 256] {
-    match storage {
-        StorageType::Q2K => q2k(block),
-        StorageType::Q3K => q3k(block),
-        StorageType::Q6K => q6k(block),
-        other => unreachable!("{other} is kept as it is"),
-    }
+/// A group of a Q6_K super-block: 128 bytes of low nibbles, 64 of upper bit pairs, sixteen signed factors, d. Of each half
+/// of 128 elements, the first 64 have the low nibbles of 64 bytes and the others the high ones; element 32j + k has bits 2j
+/// of upper byte k.
+fn q6k(block: &[u8], group: usize) -> Group {
+    let (half, j) = (group / 4, group % 4);
+    let codes = std::array::from_fn(|k| {
+        let byte = block[half * 64 + j % 2 * 32 + k];
+        let low = if j < 2 { byte & 15 } else { byte >> 4 };
+        low | (block[128 + half * 32 + k] >> (2 * j) & 3) << 4
+    });
+    let factors = [0, 1].map(|i| block[192 + 2 * group + i] as i8);
+    Group { codes, scale: GroupScale::Halves(half_at(block, 208), factors) }
 }
 
-/// Sixteen bytes of 4-bit scales and minima, 64 bytes of 2-bit codes, d and least. Element 128h + 32j + k has bits 2j of
-/// byte 32h + k.
-fn q2k(block: &[u8]) -> [f32; 256] {
+/// A group of a Q3_K super-block: 32 bytes of third bits (set: not minus 4), 64 bytes of 2-bit codes as in Q2_K, twelve
+/// bytes of 6-bit factors, d.
+fn q3k(block: &[u8], group: usize) -> Group {
+    let (half, j, packed) = (group / 4, group % 4, &block[96..108]);
+    let codes = std::array::from_fn(|k| {
+        let low = block[32 + half * 32 + k] >> (2 * j) & 3;
+        let third = block[k] >> group & 1;
+        // As Q6_K has its codes: 32 too much.
+        low + 4 * third + 28
+    });
+    let factors = [0, 1].map(|i| {
+        let s = 2 * group + i;
+        let low = if s < 8 { packed[s] & 15 } else { packed[s - 8] >> 4 };
+        let high = packed[8 + s % 4] >> (s / 4 * 2) & 3;
+        (low | high << 4) as i8 - 32
+    });
+    Group { codes, scale: GroupScale::Halves(half_at(block, 108), factors) }
+}
+
+/// The weights of a Q2_K super-block: sixteen bytes of 4-bit scales and minima, 64 bytes of 2-bit codes, d and least.
+/// Element 128h + 32j + k has bits 2j of byte 32h + k.
+pub(crate) fn q2k(block: &[u8]) -> [f32; 256] {
     let (d, least) = (half_at(block, 80).to_f32(), half_at(block, 82).to_f32());
     std::array::from_fn(|i| {
         let (half, shift, k) = (i / 128, i % 128 / 32 * 2, i % 32);
         let code = block[16 + half * 32 + k] >> shift & 3;
         let scale = block[i / 16];
         d * f32::from(scale & 15) * f32::from(code) - least * f32::from(scale >> 4)
-    })
-}
-
-/// 32 bytes of third bits (set: not minus 4), 64 bytes of 2-bit codes as in Q2_K, twelve bytes of 6-bit scales, d.
-fn q3k(block: &[u8]) -> [f32; 256] {
-    let (d, packed) = (half_at(block, 108).to_f32(), &block[96..108]);
-    std::array::from_fn(|i| {
-        let (half, j, k) = (i / 128, i % 128 / 32, i % 32);
-        let low = (block[32 + half * 32 + k] >> (2 * j) & 3) as i8;
-        let third = block[k] >> (4 * half + j) & 1;
-        let code = if third == 1 { low } else { low - 4 };
-        let s = i / 16;
-        let low = if s < 8 { packed[s] & 15 } else { packed[s - 8] >> 4 };
-        let high = packed[8 + s % 4] >> (s / 4 * 2) & 3;
-        d * (f32::from(low | high << 4) - 32.0) * f32::from(code)
-    })
-}
-
-/// 128 bytes of low nibbles, 64 of upper bit pairs, sixteen signed scales, d. Of each half of 128 elements, the first 64
-/// have the low nibbles of 64 bytes and the others the high ones; element 32j + k has bits 2j of upper byte k.
-fn q6k(block: &[u8]) -> [f32; 256] {
-    let d = half_at(block, 208).to_f32();
-    std::array::from_fn(|i| {
-        let (half, j, k) = (i / 128, i % 128 / 32, i % 32);
-        let byte = block[half * 64 + j % 2 * 32 + k];
-        let low = if j < 2 { byte & 15 } else { byte >> 4 };
-        let high = block[128 + half * 32 + k] >> (2 * j) & 3;
-        let code = f32::from(low | high << 4) - 32.0;
-        d * f32::from(block[192 + i / 16] as i8) * code
     })
 }

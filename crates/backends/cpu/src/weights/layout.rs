@@ -20,6 +20,8 @@ pub(crate) enum Codes {
     Four,
     /// The same, and the fifth bits as a mask of 64 for each step.
     Five,
+    /// The same, and the two upper bits in two more registers: those of step j in register j % 2, from bit j / 2 · 2 on.
+    Six,
     /// A byte each.
     Eight,
 }
@@ -33,7 +35,12 @@ pub(crate) enum Scales {
     Two,
     /// 8-bit scales and minima of each group, after f16 `d` and `least` of each super-block.
     Super,
+    /// Signed 8-bit scales of either half of each group, after f16 `d` of each super-block. The minimum is −32 times the scale.
+    Halves,
 }
+
+/// What codes of [`Scales::Halves`] stand for too much.
+pub(crate) const HALVES_OFFSET: i32 = 32;
 
 /// What a panel is made of.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,8 +61,8 @@ pub(crate) struct Layout {
     pub(crate) kind: Kind,
     /// Inputs, padded as the kind wants.
     pub(crate) cols: usize,
-    /// Where the fifth bits begin.
-    fifths: usize,
+    /// Where the bits beyond the fourth begin.
+    uppers: usize,
     /// Where the groups' scales begin.
     scales: usize,
     /// Where the super-blocks' scales begin.
@@ -67,8 +74,17 @@ pub(crate) struct Layout {
 impl Codes {
     const fn bytes(self) -> usize {
         match self {
-            Self::Four | Self::Five => GROUP * PANEL / 2,
+            Self::Four | Self::Five | Self::Six => GROUP * PANEL / 2,
             Self::Eight => GROUP * PANEL,
+        }
+    }
+
+    /// Of a group's bits beyond the fourth.
+    const fn upper_bytes(self) -> usize {
+        match self {
+            Self::Four | Self::Eight => 0,
+            Self::Five => LINE,
+            Self::Six => 2 * LINE,
         }
     }
 }
@@ -77,8 +93,17 @@ impl Scales {
     /// Of a group.
     const fn bytes(self) -> usize {
         match self {
-            Self::Fixed(_) | Self::Super => 2 * PANEL,
+            Self::Fixed(_) | Self::Super | Self::Halves => 2 * PANEL,
             Self::Two => 4 * PANEL,
+        }
+    }
+
+    /// Of a super-block.
+    const fn super_bytes(self) -> usize {
+        match self {
+            Self::Fixed(_) | Self::Two => 0,
+            Self::Super => 4 * PANEL,
+            Self::Halves => 2 * PANEL,
         }
     }
 }
@@ -96,10 +121,14 @@ impl Kind {
             StorageType::BF16 => Self::Bf16,
             StorageType::F16 => Self::F16,
             StorageType::F32 => Self::F32,
-            StorageType::Q8_0 | StorageType::Q2K | StorageType::Q3K | StorageType::Q6K => {
-                Self::Quant(Codes::Eight, fixed)
-            }
+            StorageType::Q6K | StorageType::Q3K => Self::Quant(Codes::Six, Scales::Halves),
+            StorageType::Q8_0 | StorageType::Q2K => Self::Quant(Codes::Eight, fixed),
         }
+    }
+
+    /// Whether each half of a group has its own scale.
+    pub(crate) fn has_halves(self) -> bool {
+        matches!(self, Self::Quant(_, Scales::Halves))
     }
 }
 
@@ -110,7 +139,7 @@ impl Layout {
         let lines = |bytes: usize| bytes.checked_next_multiple_of(LINE);
         let plain = |cols: usize, size: usize| {
             let bytes = lines(cols.checked_mul(size * PANEL)?)?;
-            Some(Self { kind, cols, fifths: bytes, scales: bytes, supers: bytes, bytes })
+            Some(Self { kind, cols, uppers: bytes, scales: bytes, supers: bytes, bytes })
         };
         match kind {
             Kind::F32 => plain(cols, 4),
@@ -118,13 +147,11 @@ impl Layout {
             Kind::Bf16 => plain(cols.checked_next_multiple_of(GROUP)?, 2),
             Kind::Quant(codes, scales) => {
                 let groups = cols / GROUP;
-                let fifths = groups.checked_mul(codes.bytes())?;
-                let fifth_bytes = if codes == Codes::Five { groups.checked_mul(LINE)? } else { 0 };
-                let scales_at = fifths.checked_add(fifth_bytes)?;
+                let uppers = groups.checked_mul(codes.bytes())?;
+                let scales_at = uppers.checked_add(groups.checked_mul(codes.upper_bytes())?)?;
                 let supers = lines(scales_at.checked_add(groups.checked_mul(scales.bytes())?)?)?;
-                let super_bytes = if scales == Scales::Super { groups / SUPER * 4 * PANEL } else { 0 };
-                let bytes = lines(supers.checked_add(super_bytes)?)?;
-                Some(Self { kind, cols, fifths, scales: scales_at, supers, bytes })
+                let bytes = lines(supers.checked_add(groups / SUPER * scales.super_bytes())?)?;
+                Some(Self { kind, cols, uppers, scales: scales_at, supers, bytes })
             }
         }
     }
@@ -139,9 +166,9 @@ impl Layout {
         group * codes.bytes()
     }
 
-    /// Where a group's fifth bits begin.
-    pub(crate) fn fifths_at(&self, group: usize) -> usize {
-        self.fifths + group * LINE
+    /// Where a group's bits beyond the fourth begin.
+    pub(crate) fn uppers_at(&self, codes: Codes, group: usize) -> usize {
+        self.uppers + group * codes.upper_bytes()
     }
 
     /// Where a group's scales begin.
@@ -150,8 +177,8 @@ impl Layout {
     }
 
     /// Where the scales of a group's super-block begin.
-    pub(crate) fn supers_at(&self, group: usize) -> usize {
-        self.supers + group / SUPER * 4 * PANEL
+    pub(crate) fn supers_at(&self, scales: Scales, group: usize) -> usize {
+        self.supers + group / SUPER * scales.super_bytes()
     }
 
     /// Writes a group of one row of the panel.
@@ -165,15 +192,25 @@ impl Layout {
         };
         match codes {
             Codes::Eight => put_steps(&group.codes),
-            Codes::Four | Codes::Five => {
+            Codes::Four | Codes::Five | Codes::Six => {
                 let (low, high) = group.codes.split_at(GROUP / 2);
                 put_steps(&std::array::from_fn::<u8, { GROUP / 2 }, _>(|k| low[k] & 15 | high[k] << 4));
             }
         }
-        if codes == Codes::Five {
-            for (step, codes) in group.codes.as_chunks::<4>().0.iter().enumerate() {
-                let bits = codes.iter().enumerate().fold(0, |bits, (i, code)| bits | (code >> 4) << i);
-                panel[self.fifths_at(index) + step * 8 + row / 2] |= bits << (row % 2 * 4);
+        let uppers = self.uppers_at(codes, index);
+        for (step, four) in group.codes.as_chunks::<4>().0.iter().enumerate() {
+            match codes {
+                Codes::Four | Codes::Eight => {}
+                Codes::Five => {
+                    let bits = four.iter().enumerate().fold(0, |bits, (i, code)| bits | (code >> 4) << i);
+                    panel[uppers + step * 8 + row / 2] |= bits << (row % 2 * 4);
+                }
+                Codes::Six => {
+                    let at = uppers + step % 2 * LINE + row * 4;
+                    for (upper, code) in panel[at..at + 4].iter_mut().zip(four) {
+                        *upper |= (code >> 4) << (step / 2 * 2);
+                    }
+                }
             }
         }
         let at = self.scales_at(scales, index);
@@ -185,11 +222,16 @@ impl Layout {
                 put_half(at + 2 * (PANEL + row), min);
             }
             GroupScale::Super { d, least, scale, min } => {
-                let supers = self.supers_at(index);
+                let supers = self.supers_at(scales, index);
                 put_half(supers + 2 * row, d);
                 put_half(supers + 2 * (PANEL + row), least);
                 panel[at + row] = scale;
                 panel[at + PANEL + row] = min;
+            }
+            GroupScale::Halves(d, [first, second]) => {
+                put_half(self.supers_at(scales, index) + 2 * row, d);
+                panel[at + row] = first as u8;
+                panel[at + PANEL + row] = second as u8;
             }
         }
     }

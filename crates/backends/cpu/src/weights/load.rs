@@ -3,9 +3,9 @@
 use half::{bf16, f16};
 use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightPart, WeightSource};
 
-use super::blocks::{group, offset, super_values, to_q8};
+use super::blocks::{group, q2k, to_q8};
 use super::layout::{Kind, Layout};
-use super::{Group, GroupScale, Matrix, PANEL, Part, kept_as};
+use super::{Matrix, PANEL, Part};
 use crate::memory::{Lines, Shared};
 use crate::pool::Pool;
 use crate::rows::GROUP;
@@ -97,15 +97,15 @@ fn put_row(layout: &Layout, storage: StorageType, panel: &mut [u8], row: usize, 
                 panel[((k / 2 * PANEL + row) * 2 + k % 2) * 2..][..2].copy_from_slice(x);
             }
         }
-        Kind::Quant(..) if kept_as(storage) == storage => {
-            for index in 0..layout.groups() {
-                layout.put(panel, row, index, &group(storage, bytes, index));
-            }
-        }
-        Kind::Quant(..) => {
+        Kind::Quant(..) if storage == StorageType::Q2K => {
             read_row(storage, bytes, values);
             for (index, group) in values.as_chunks().0.iter().enumerate() {
                 layout.put(panel, row, index, &to_q8(group));
+            }
+        }
+        Kind::Quant(..) => {
+            for index in 0..layout.groups() {
+                layout.put(panel, row, index, &group(storage, bytes, index));
             }
         }
     }
@@ -124,17 +124,15 @@ fn read_row(storage: StorageType, bytes: &[u8], out: &mut [f32]) {
         StorageType::F32 => fill(out, bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
         StorageType::F16 => fill(out, bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
         StorageType::BF16 => fill(out, bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
-        StorageType::Q2K | StorageType::Q3K | StorageType::Q6K => {
+        StorageType::Q2K => {
             let blocks = bytes.chunks_exact(storage.block_bytes());
             for (out, block) in out.as_chunks_mut::<SUPER>().0.iter_mut().zip(blocks) {
-                *out = super_values(storage, block);
+                *out = q2k(block);
             }
         }
         _ => {
             for (index, out) in out.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
-                let group = group(storage, bytes, index);
-                let (scale, min) = scale_and_min(storage, group);
-                *out = group.codes.map(|code| scale * f32::from(code) + min);
+                *out = group(storage, bytes, index).values(storage);
             }
         }
     }
@@ -142,12 +140,4 @@ fn read_row(storage: StorageType, bytes: &[u8], out: &mut [f32]) {
 
 fn fill(out: &mut [f32], values: impl Iterator<Item = f32>) {
     out.iter_mut().zip(values).for_each(|(out, x)| *out = x);
-}
-
-fn scale_and_min(storage: StorageType, group: Group) -> (f32, f32) {
-    match group.scale {
-        GroupScale::One(d) => (d.to_f32(), offset(storage) * d.to_f32()),
-        GroupScale::Two(d, min) => (d.to_f32(), min.to_f32()),
-        GroupScale::Super { d, least, scale, min } => (d.to_f32() * f32::from(scale), -least.to_f32() * f32::from(min)),
-    }
 }

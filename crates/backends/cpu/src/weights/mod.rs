@@ -10,8 +10,8 @@ mod load;
 
 use octavo_ops::StorageType;
 
-pub(crate) use blocks::{Group, GroupScale};
-pub(crate) use layout::{Codes, Kind, Layout, STEPS, Scales};
+use blocks::{Group, GroupScale};
+pub(crate) use layout::{Codes, HALVES_OFFSET, Kind, Layout, STEPS, Scales};
 pub(crate) use load::{load, load_vector};
 
 use crate::memory::Lines;
@@ -67,8 +67,10 @@ impl Part {
 /// How a storage type is kept here: its own, or the nearest of those that there are kernels for.
 pub(crate) fn kept_as(storage: StorageType) -> StorageType {
     match storage {
-        // Their scales are for sixteen weights and fewer: 8 bits a weight hold all that they tell apart.
-        StorageType::Q2K | StorageType::Q3K | StorageType::Q6K => StorageType::Q8_0,
+        // Sixteen weights have a minimum of their own: 8 bits a weight hold all that it tells apart.
+        StorageType::Q2K => StorageType::Q8_0,
+        // The same scales and fewer bits: nothing is lost.
+        StorageType::Q3K => StorageType::Q6K,
         other => other,
     }
 }
