@@ -85,7 +85,8 @@ async fn a_failing_engine_is_an_error() {
     let failures = vec![MockFailure { step: 2, at: FailurePoint::Wait, fatal: true }];
     let engine = engine(MockConfig { failures, ..MockConfig::default() }, EngineConfig::default());
     let error = throughput(&engine.handle(), &requests(), &AtomicUsize::new(0)).await.unwrap_err();
-    assert!(matches!(error, OfflineError::Ended(_)), "{error}");
+    // The engine may be gone before it has been asked for all of them.
+    assert!(matches!(error, OfflineError::Ended(_) | OfflineError::Submit(SubmitError::Stopped)), "{error}");
     engine.join();
 }
 
