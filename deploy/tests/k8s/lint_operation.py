@@ -1,0 +1,277 @@
+"""Rules about resources, life and death, balance and safety; see lint.py."""
+
+import re
+from collections.abc import Iterator
+
+from lint import Complaint, World, rule
+from manifests import Manifests, Workload, at, environment, flags, quantity, selects
+
+# Seconds to load the largest model of the examples: 18 GB, fetched at 20 MB/s, and read.
+LOAD_SECONDS = 1200
+# Seconds in which a replica that has failed must be out of rotation.
+OUT_OF_ROTATION = 10
+# Seconds between the end of a drain and the kill.
+MARGIN = 15
+# Metrics of others that scaling may ask for.
+FOREIGN_METRICS = {"nginx_ingress_controller_requests"}
+# The server's own default.
+DEFAULT_SHUTDOWN_TIMEOUT = 25
+
+
+# ---- resources
+
+
+@rule
+def quantities(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.workloads:
+        for container in it.containers:
+            for kind in ("requests", "limits"):
+                for name, value in at(container, "resources", kind, default={}).items():
+                    if quantity(value) is None:
+                        yield it.object, f"{kind}.{name} cannot be {value!r}"
+        for volume in it.volumes.values():
+            size = at(volume, "emptyDir", "sizeLimit", default="0")
+            if quantity(size) is None:
+                yield it.object, f"sizeLimit cannot be {size!r}"
+    for it in m.of("PersistentVolumeClaim"):
+        if quantity(at(it, "spec", "resources", "requests", "storage", default="")) is None:
+            yield it, "storage is no quantity"
+
+
+@rule
+def resources_are_bounded(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.workloads:
+        for container in it.containers:
+            requests, limits = (at(container, "resources", kind, default={}) for kind in ("requests", "limits"))
+            for name in {"cpu", "memory", "ephemeral-storage"} - requests.keys():
+                yield it.object, f"{name} is not requested"
+            for name in {"memory", "ephemeral-storage"} - limits.keys():
+                yield it.object, f"{name} has no limit"
+            if "cpu" in limits:
+                yield it.object, "a limit on CPU throttles threads in the middle of a step"
+            for name in {name for name in [*requests, *limits] if "/" in name}:
+                if requests.get(name) != limits.get(name):
+                    yield it.object, f"the request of {name} is not its limit"
+
+
+@rule
+def disk_holds_the_volumes(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.workloads:
+        empty = [volume["emptyDir"] for volume in it.volumes.values() if volume.get("emptyDir") is not None]
+        if any("sizeLimit" not in one for one in empty):
+            yield it.object, "an emptyDir has no sizeLimit"
+        disk = sum(quantity(one.get("sizeLimit", 0)) or 0 for one in empty if one.get("medium") != "Memory")
+        limits = [at(one, "resources", "limits", "ephemeral-storage", default=0) for one in it.containers]
+        limit = sum(quantity(one) or 0 for one in limits)
+        if disk >= limit:
+            yield it.object, f"its volumes may fill {disk:.0f} bytes of disk, and {limit:.0f} are granted"
+
+
+# ---- life and death
+
+
+def shutdown_timeout(it: Workload) -> float:
+    return max(float(flags(one).get("--shutdown-timeout", DEFAULT_SHUTDOWN_TIMEOUT)) for one in it.containers)
+
+
+@rule
+def grace_covers_the_drain(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.servers:
+        before = max(at(one, "lifecycle", "preStop", "sleep", "seconds", default=0) for one in it.containers)
+        if before < 5:
+            yield it.object, "no preStop sleep: load balancers would still send requests"
+        grace = it.pod.get("terminationGracePeriodSeconds", 30)
+        if grace < before + shutdown_timeout(it) + MARGIN:
+            yield it.object, f"{grace} s of grace do not hold a preStop of {before} s and a drain of {shutdown_timeout(it)} s"
+
+
+@rule
+def drain_covers_the_proxies(m: Manifests, _: World) -> Iterator[Complaint]:
+    drain = min((shutdown_timeout(it) for it in m.servers), default=0)
+    for it in m.of("Ingress"):
+        for key in ("read", "send"):
+            value = at(it, "metadata", "annotations", f"nginx.ingress.kubernetes.io/proxy-{key}-timeout", default="60")
+            if float(value) > drain:
+                yield it, f"proxy-{key}-timeout is longer than the drain"
+    for it in m.of("HTTPRoute"):
+        for one in it["spec"]["rules"]:
+            timeout = at(one, "timeouts", "request", default="")
+            if one.get("backendRefs") and not (timeout.endswith("s") and 0 < float(timeout[:-1]) <= drain):
+                yield it, f"the request timeout {timeout or 'that is not set'} is not within the drain of {drain:.0f} s"
+
+
+@rule
+def probes_are_quick_and_patient(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.servers:
+        for container in it.containers:
+            probes = {kind: container.get(f"{kind}Probe", {}) for kind in ("startup", "readiness", "liveness")}
+            spans = {kind: one.get("periodSeconds", 10) * one.get("failureThreshold", 3) for kind, one in probes.items()}
+            if spans["startup"] < LOAD_SECONDS:
+                yield it.object, f"{spans['startup']} s are too few to load a model"
+            if any(one.get("initialDelaySeconds") for one in probes.values()):
+                yield it.object, "initialDelaySeconds delays a server that is ready: the startup probe waits already"
+            if spans["readiness"] > OUT_OF_ROTATION:
+                yield it.object, f"a failed replica stays in rotation for {spans['readiness']} s"
+            if at(probes["liveness"], "httpGet", "path") != "/live":
+                yield it.object, "liveness must ask /live: /health fails while requests drain"
+            if at(probes["readiness"], "httpGet", "path") != "/health":
+                yield it.object, "readiness must ask /health"
+            if it.spec.get("progressDeadlineSeconds", 600) < spans["startup"]:
+                yield it.object, "a rollout fails before a start may take its time"
+
+
+@rule
+def rollout_cannot_deadlock(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.servers:
+        strategy = it.spec.get("strategy", {})
+        rolling = strategy.get("rollingUpdate", {"maxSurge": "25%", "maxUnavailable": "25%"})
+        waits = strategy.get("type") != "Recreate" and rolling.get("maxUnavailable") in (0, "0", "0%")
+        affinity = at(it.pod, "affinity", "podAntiAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+        spread = [one["whenUnsatisfiable"] for one in it.pod.get("topologySpreadConstraints", [])]
+        if waits and (affinity or "DoNotSchedule" in spread):
+            yield it.object, "a surge pod finds no node before an old one goes, and none goes before it is ready"
+        claims = [at(volume, "persistentVolumeClaim", "claimName") for volume in it.volumes.values()]
+        alone = [m.find("PersistentVolumeClaim", name) for name in claims if name]
+        if any(at(one, "spec", "accessModes") == ["ReadWriteOnce"] for one in alone):
+            if strategy.get("type") != "Recreate" or it.spec.get("replicas") != 1:
+                yield it.object, "a claim that one node mounts needs one replica and the strategy Recreate"
+
+
+@rule
+def budget_lets_nodes_drain(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.of("PodDisruptionBudget"):
+        if it["spec"].get("maxUnavailable") in (None, 0, "0", "0%"):
+            yield it, "a node of a single replica could never be drained: use maxUnavailable"
+        if it["spec"].get("unhealthyPodEvictionPolicy") != "AlwaysAllow":
+            yield it, "a pod that never became ready would keep its node from being drained"
+
+
+@rule
+def model_cache_outlives_the_pod(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.servers:
+        for container in it.containers:
+            home = at(environment(container), "HF_HOME", "value", default="")
+            volume = next((one["name"] for one in container.get("volumeMounts", []) if one["mountPath"] == home), None)
+            if volume is None:
+                yield it.object, "HF_HOME is on no volume"
+            elif it.volumes.get(volume, {}).get("emptyDir") is not None:
+                yield it.object, "every pod downloads the model anew"
+
+
+# ---- balance and scale
+
+
+@rule
+def requests_are_spread(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.of("Service"):
+        if it["spec"].get("sessionAffinity", "None") != "None":
+            yield it, "sessionAffinity sends all of a client to one replica"
+    for it in m.of("Ingress"):
+        if any("affinity" in key or "session-cookie" in key for key in at(it, "metadata", "annotations", default={})):
+            yield it, "a cookie pins a client to one replica: the OpenAI SDK keeps cookies"
+
+
+@rule
+def streams_are_not_held_back(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.of("Ingress"):
+        if at(it, "metadata", "annotations", "nginx.ingress.kubernetes.io/proxy-buffering") != "off":
+            yield it, "proxy-buffering is not off"
+
+
+@rule
+def scaling_has_a_target(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.of("HorizontalPodAutoscaler", "ScaledObject"):
+        target = it["spec"]["scaleTargetRef"]
+        workload = m.find(target.get("kind", "Deployment"), target["name"])
+        if workload is None:
+            yield it, f"there is no {target['name']}"
+        elif "replicas" in workload["spec"]:
+            yield workload, "every apply would undo what the autoscaler did: leave replicas out"
+    if len(m.of("HorizontalPodAutoscaler", "ScaledObject")) > 1:
+        yield m.objects[0], "two autoscalers pull at one workload"
+
+
+@rule
+def scaling_asks_for_metrics_that_are(m: Manifests, world: World) -> Iterator[Complaint]:
+    for it in m.of("HorizontalPodAutoscaler"):
+        for metric in it["spec"]["metrics"]:
+            name = at(metric, "pods", "metric", "name")
+            if world.adapter.get(name) not in world.metrics:
+                yield it, f"nobody serves the metric {name}"
+    jobs = {at(it, "metadata", "labels", "app") for it in m.of("Service")}
+    for it in m.of("ScaledObject"):
+        for query in (trigger["metadata"]["query"] for trigger in it["spec"]["triggers"]):
+            for name in re.findall(r"([a-zA-Z_:][\w:]*)\{", query):
+                if name not in world.metrics | FOREIGN_METRICS:
+                    yield it, f"nobody exports the metric {name}"
+            if not set(re.findall(r'job="([^"]*)"', query)) <= jobs:
+                yield it, f"no Service has the job's label: {query}"
+
+
+# ---- safety
+
+
+@rule
+def images_are_pinned(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.workloads:
+        for image in (container["image"] for container in it.containers):
+            tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
+            if "@sha256:" not in image and tag in ("", "latest"):
+                yield it.object, f"nobody can say what {image} is"
+
+
+@rule
+def pods_are_restricted(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.workloads:
+        pod = it.pod.get("securityContext", {})
+        if pod.get("runAsNonRoot") is not True or pod.get("runAsUser") != 42420 or pod.get("fsGroup") != 42420:
+            yield it.object, "does not run as the image's user, 42420"
+        if at(pod, "seccompProfile", "type") != "RuntimeDefault":
+            yield it.object, "has no seccomp profile"
+        if it.pod.get("automountServiceAccountToken", True):
+            yield it.object, "gets a token of the API that it does not need"
+        for context in (container.get("securityContext", {}) for container in it.containers):
+            if context.get("allowPrivilegeEscalation", True) or not context.get("readOnlyRootFilesystem"):
+                yield it.object, "may gain privileges, or write into its image"
+            if at(context, "capabilities", "drop") != ["ALL"] or at(context, "capabilities", "add"):
+                yield it.object, "has capabilities"
+        enforced = {at(one, "metadata", "labels", "pod-security.kubernetes.io/enforce") for one in m.of("Namespace")}
+        if "restricted" in enforced and any("hostPath" in volume for volume in it.volumes.values()):
+            yield it.object, "its namespace allows no hostPath"
+
+
+@rule
+def read_only_root_has_room(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.workloads:
+        for container in it.containers:
+            mounted = {mount["mountPath"] for mount in container.get("volumeMounts", []) if not mount.get("readOnly")}
+            needed = {"/tmp", at(environment(container), "HF_HOME", "value", default="/workspace")}
+            for path in needed - mounted:
+                yield it.object, f"{path} cannot be written"
+
+
+@rule
+def secrets_stay_secret(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.of("Secret"):
+        yield it, "a secret in a manifest is none"
+    for it in m.workloads:
+        for container in it.containers:
+            for name, variable in environment(container).items():
+                if re.search("TOKEN|KEY|PASSWORD|SECRET", name) and variable.get("value"):
+                    yield it.object, f"{name} is a secret in plain text"
+
+
+@rule
+def network_is_closed(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.workloads:
+        policies = [one["spec"] for one in m.of("NetworkPolicy") if selects(one["spec"]["podSelector"], it.labels)]
+        for direction in ("Ingress", "Egress"):
+            if not any(direction in one["policyTypes"] for one in policies):
+                yield it.object, f"{direction} is open"
+        if any({} in one.get(direction, []) for one in policies for direction in ("ingress", "egress")):
+            yield it.object, "a policy lets everything through"
+    sources = {it["metadata"]["name"].rpartition("-from-")[2] for it in m.of("NetworkPolicy")}
+    callers = {"Ingress": "ingress-nginx", "HTTPRoute": "gateway", "ServiceMonitor": "prometheus", "PodMonitor": "prometheus"}
+    for kind, who in callers.items():
+        if m.of(kind) and who not in sources:
+            yield m.of(kind)[0], f"no policy lets {who} in"
