@@ -1,7 +1,7 @@
 """What a schema cannot know: whether the objects of a rendering fit each other, the server, and a safe rollout.
 
-A rule is a function that yields (object, complaint); here are those about names and references, in lint_operation.py those
-about running it. `mutants.py` has for every rule a change that it must complain about.
+A rule is a function that yields (object, complaint). Here are those about names and references, in lint_operation.py
+those about running it; mutants.py has for every rule a change that it must complain about.
 """
 
 import dataclasses
@@ -35,6 +35,9 @@ ENUM_LISTS = {
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
+# What the server reads besides its flags and OpenTelemetry's variables.
+HUB_VARIABLES = {"HF_HOME", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"}
+
 Complaint = tuple[Object, str]
 
 
@@ -42,9 +45,10 @@ Complaint = tuple[Object, str]
 class World:
     """What a rendering must fit."""
 
-    # Of the running server.
+    # Of the running server, and of `octavo serve --help`.
     routes: frozenset[str]
     metrics: frozenset[str]
+    help: str
     # Keys of the secrets that the operator creates, by name.
     secrets: dict[str, set[str]]
     # Names that prometheus-adapter gives to metrics of the server.
@@ -291,6 +295,20 @@ def port_is_the_servers(m: Manifests, _: World) -> Iterator[Complaint]:
 
 
 @rule
+def variables_are_known(m: Manifests, world: World) -> Iterator[Complaint]:
+    for it in m.servers:
+        for container in it.containers:
+            # Nobody complains of a variable that nobody reads, unlike of a flag.
+            line = str([*container.get("args", []), *container.get("env", [])])
+            for name in environment(container):
+                flag = name.removeprefix("OCTAVO_").lower().replace("_", "-")
+                ours = name.startswith("OCTAVO_") and re.search(rf"--{flag}[ \[<]", world.help)
+                theirs = name.startswith("OTEL_") and "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" in world.help
+                if not (ours or theirs or name in HUB_VARIABLES or f"$({name})" in line):
+                    yield it.object, f"the server does not read {name}"
+
+
+@rule
 def flags_are_set_once(m: Manifests, _: World) -> Iterator[Complaint]:
     for it in m.servers:
         for container in it.containers:
@@ -301,7 +319,8 @@ def flags_are_set_once(m: Manifests, _: World) -> Iterator[Complaint]:
                 if name.startswith("OCTAVO_")
             }
             files = [name for _, name, key in references(it) if key == "config.yaml"]
-            filed = {flag for name in files for flag in yaml.safe_load(at(m.find("ConfigMap", name), "data", "config.yaml"))}
+            contents = [at(m.find("ConfigMap", name), "data", "config.yaml", default="{}") for name in files]
+            filed = {flag for content in contents for flag in yaml.safe_load(content)}
             for flag in (given & variables) | (filed & variables) | (filed & given):
                 yield it.object, f"--{flag} is set in two places, and one is ignored"
 

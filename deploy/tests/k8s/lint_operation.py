@@ -82,7 +82,7 @@ def grace_covers_the_drain(m: Manifests, _: World) -> Iterator[Complaint]:
             yield it.object, "no preStop sleep: load balancers would still send requests"
         grace = it.pod.get("terminationGracePeriodSeconds", 30)
         if grace < before + shutdown_timeout(it) + MARGIN:
-            yield it.object, f"{grace} s of grace do not hold a preStop of {before} s and a drain of {shutdown_timeout(it)} s"
+            yield it.object, f"{grace} s do not hold a preStop of {before} s and a drain of {shutdown_timeout(it)} s"
 
 
 @rule
@@ -105,7 +105,9 @@ def probes_are_quick_and_patient(m: Manifests, _: World) -> Iterator[Complaint]:
     for it in m.servers:
         for container in it.containers:
             probes = {kind: container.get(f"{kind}Probe", {}) for kind in ("startup", "readiness", "liveness")}
-            spans = {kind: one.get("periodSeconds", 10) * one.get("failureThreshold", 3) for kind, one in probes.items()}
+            spans = {
+                kind: one.get("periodSeconds", 10) * one.get("failureThreshold", 3) for kind, one in probes.items()
+            }
             if spans["startup"] < LOAD_SECONDS:
                 yield it.object, f"{spans['startup']} s are too few to load a model"
             if any(one.get("initialDelaySeconds") for one in probes.values()):
@@ -271,7 +273,7 @@ def network_is_closed(m: Manifests, _: World) -> Iterator[Complaint]:
         if any({} in one.get(direction, []) for one in policies for direction in ("ingress", "egress")):
             yield it.object, "a policy lets everything through"
     sources = {it["metadata"]["name"].rpartition("-from-")[2] for it in m.of("NetworkPolicy")}
-    callers = {"Ingress": "ingress-nginx", "HTTPRoute": "gateway", "ServiceMonitor": "prometheus", "PodMonitor": "prometheus"}
-    for kind, who in callers.items():
+    monitors = dict.fromkeys(("ServiceMonitor", "PodMonitor"), "prometheus")
+    for kind, who in {"Ingress": "ingress-nginx", "HTTPRoute": "gateway", **monitors}.items():
         if m.of(kind) and who not in sources:
             yield m.of(kind)[0], f"no policy lets {who} in"

@@ -21,8 +21,10 @@ def quantity(text: str | int | float) -> float | None:
     if found is None:
         return None
     suffix = found.group(2) or ""
-    return float(str(text)) if suffix[:1] in ("", "e", "E") and suffix not in SCALE else (
-        float(found.group(1)) * SCALE.get(suffix, 1)
+    return (
+        float(str(text))
+        if suffix[:1] in ("", "e", "E") and suffix not in SCALE
+        else (float(found.group(1)) * SCALE.get(suffix, 1))
     )
 
 

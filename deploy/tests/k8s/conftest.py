@@ -1,0 +1,97 @@
+"""The tools, the renderings, and what the server says of itself."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+import render
+import tools
+from lint import World
+from manifests import Manifests, parse
+
+OCTAVO = pathlib.Path(os.environ.get("OCTAVO_BIN", tools.TARGET / "debug" / "octavo"))
+TINY = tools.ROOT / "models" / "testdata" / "llama"
+
+
+@contextlib.contextmanager
+def serving(*arguments: object, **variables: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """URL and process of a server, which is up but perhaps not ready."""
+    # The KV cache that a machine's memory allows would only take time to look at, in a debug build.
+    environment = {**os.environ, "OCTAVO_KV_CACHE_MEMORY_BYTES": str(2**26), **variables}
+    command = [OCTAVO, *map(str, arguments)]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment)
+    assert server.stderr is not None
+    log = []
+    for line in server.stderr:
+        log.append(line)
+        if found := re.search(r"listening on http://\S+:(\d+)", line):
+            break
+    else:
+        pytest.fail("the server did not start:\n" + "".join(log))
+    try:
+        yield f"http://127.0.0.1:{found.group(1)}", server
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def installed() -> None:
+    tools.install()
+
+
+@pytest.fixture(scope="session")
+def octavo() -> pathlib.Path:
+    if not OCTAVO.exists():
+        pytest.fail(f"{OCTAVO} is not there: build it, or name another one by OCTAVO_BIN")
+    return OCTAVO
+
+
+@pytest.fixture(scope="session")
+def kustomized(installed: None) -> dict[str, str]:
+    """Every kustomization, rendered."""
+    return {name: render.kustomize(folder) for name, folder in render.KUSTOMIZATIONS.items()}
+
+
+@pytest.fixture(scope="session")
+def charts(installed: None) -> dict[str, str]:
+    """The chart with each set of values, rendered."""
+    return {name: render.helm(values) for name, values in render.CHARTS.items()}
+
+
+@pytest.fixture(scope="session")
+def renderings(kustomized: dict[str, str], charts: dict[str, str]) -> dict[str, Manifests]:
+    """All of them, by the name of the tool and their own."""
+    named = {f"kustomize {name}": text for name, text in kustomized.items()}
+    named |= {f"helm {name}": text for name, text in charts.items()}
+    return {name: render.manifests(text) for name, text in named.items()}
+
+
+@pytest.fixture(scope="session")
+def world(octavo: pathlib.Path) -> World:
+    """What a running server has, and what operators are told to make."""
+    with serving("serve", TINY, "--host=127.0.0.1", "--port=0") as (url, _):
+        with urllib.request.urlopen(f"{url}/openapi.json") as answer:
+            routes = json.load(answer)["paths"]
+        with urllib.request.urlopen(f"{url}/metrics") as answer:
+            metrics = re.findall(r"^# TYPE (\S+)", answer.read().decode(), re.MULTILINE)
+    usage = subprocess.run([octavo, "serve", "--help"], capture_output=True, text=True, check=True).stdout
+    secrets: dict[str, set[str]] = {}
+    for path in render.DEPLOY.glob("k8s/**/secrets.example.yaml"):
+        secrets |= {it["metadata"]["name"]: set(it["stringData"]) for it in parse(path.read_text())}
+    values = yaml.safe_load((render.COMPONENTS / "hpa" / "prometheus-adapter-values.yaml").read_text())
+    adapter = {}
+    for series in values["rules"]["custom"]:
+        found = re.match(r"[\w:]+", series["seriesQuery"])
+        assert found is not None
+        assert re.fullmatch(series["name"]["matches"], found.group()) and found.group() in series["metricsQuery"]
+        adapter[series["name"]["as"]] = found.group()
+    return World(frozenset(routes), frozenset(metrics), usage, secrets, adapter)

@@ -1,0 +1,358 @@
+"""Changes to good renderings, each with the rule that must complain: what makes the lint more than a list of wishes.
+
+Among them is everything that validation against the schemas lets pass (see test_render.py for what it does catch).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from manifests import Manifests
+
+Change = Callable[[Manifests], None]
+DEPLOYMENT = ("Deployment", "octavo")
+POD = ("spec", "template", "spec")
+SERVER = (*POD, "containers", 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    rule: str
+    rendering: str
+    change: Change
+    why: str
+
+
+MUTANTS: list[Mutant] = []
+
+
+def breaks(rule: str, rendering: str, why: str, change: Change) -> None:
+    MUTANTS.append(Mutant(rule, rendering, change, why))
+
+
+def named(m: Manifests, kind: str, name: str) -> Any:
+    found = m.find(kind, name)
+    assert found is not None, f"the mutant's object is gone: {kind}/{name}"
+    return found
+
+
+def put(target: tuple[str, str], *path_and_value: Any) -> Change:
+    """Sets what lies at a path of an object; a path that ends in "+" appends."""
+    *path, value = path_and_value
+
+    def change(m: Manifests) -> None:
+        place = named(m, *target)
+        for key in path[:-1]:
+            place = place[key]
+        if path[-1] == "+":
+            place.append(value)
+        else:
+            place[path[-1]] = value
+
+    return change
+
+
+def drop(target: tuple[str, str], *path: Any) -> Change:
+    """Removes what lies at a path of an object, which must be there; without a path the object."""
+
+    def change(m: Manifests) -> None:
+        if not path:
+            m.objects.remove(named(m, *target))
+            return
+        place = named(m, *target)
+        for key in path[:-1]:
+            place = place[key]
+        del place[path[-1]]
+
+    return change
+
+
+def both(*changes: Change) -> Change:
+    def change(m: Manifests) -> None:
+        for one in changes:
+            one(m)
+
+    return change
+
+
+def twice(kind: str, name: str) -> Change:
+    return lambda m: m.objects.append(dict(named(m, kind, name)))
+
+
+def flag(name: str, value: str) -> Change:
+    """Gives a flag of the server another value."""
+
+    def change(m: Manifests) -> None:
+        words = named(m, *DEPLOYMENT)["spec"]["template"]["spec"]["containers"][0]["args"]
+        at = next(i for i, word in enumerate(words) if word.startswith(f"{name}="))
+        words[at] = f"{name}={value}"
+
+    return change
+
+
+def objects() -> None:
+    breaks("unique", "production", "two Services of one name", twice("Service", "octavo"))
+    breaks(
+        "names",
+        "production",
+        "a name with an underscore",
+        put(("Service", "octavo"), "metadata", "name", "octavo_1"),
+    )
+    breaks("names", "production", "a label with a blank", put(DEPLOYMENT, "metadata", "labels", "team", "a b"))
+    breaks(
+        "one-namespace",
+        "production",
+        "a Service elsewhere",
+        put(("Service", "octavo"), "metadata", "namespace", "x"),
+    )
+    breaks("one-namespace", "production", "an object without one", drop(("Gateway", "octavo"), "metadata", "namespace"))
+    breaks("enums", "production", "imagePullPolicy Sometimes", put(DEPLOYMENT, *SERVER, "imagePullPolicy", "Sometimes"))
+    spread = (*POD, "topologySpreadConstraints", 0, "whenUnsatisfiable")
+    breaks("enums", "production", "whenUnsatisfiable Maybe", put(DEPLOYMENT, *spread, "Maybe"))
+    claim = ("PersistentVolumeClaim", "octavo-models")
+    breaks("enums", "production", "an unknown access mode", put(claim, "spec", "accessModes", ["ReadWriteAll"]))
+
+
+def references() -> None:
+    breaks(
+        "workload-selects-its-pods",
+        "production",
+        "another label",
+        put(DEPLOYMENT, "spec", "selector", "matchLabels", "app", "x"),
+    )
+    service = ("Service", "octavo")
+    breaks("service-selects-servers-alone", "production", "no pods", put(service, "spec", "selector", "app", "other"))
+    pull = ("Job", "octavo-pull")
+    labels = ("spec", "template", "metadata", "labels", "app")
+    breaks("service-selects-servers-alone", "production", "a Job's pods too", put(pull, *labels, "octavo"))
+    breaks(
+        "service-ports-exist",
+        "production",
+        "a port of no container",
+        put(service, "spec", "ports", 0, "targetPort", "web"),
+    )
+    selector = ("spec", "selector", "matchLabels", "app", "other")
+    breaks(
+        "policies-select-pods",
+        "production",
+        "a budget of nothing",
+        put(("PodDisruptionBudget", "octavo"), *selector),
+    )
+    breaks("policies-select-pods", "routing", "a monitor of nothing", put(("PodMonitor", "octavo"), *selector))
+    policy = ("NetworkPolicy", "octavo")
+    pods = ("spec", "podSelector", "matchLabels", "app", "other")
+    breaks("policies-select-pods", "production", "a policy of nothing", put(policy, *pods))
+    monitor = ("ServiceMonitor", "octavo")
+    breaks("monitors-find-their-port", "production", "no such Service", put(monitor, *selector))
+    # The example's own mistake: the Service says gpu-metrics, the patch says metrics.
+    port = ("spec", "endpoints", 0, "port")
+    breaks("monitors-find-their-port", "production", "a port that is not named so", put(monitor, *port, "metrics"))
+    breaks("monitors-find-their-port", "production", "by number", put(service, "spec", "ports", 0, "name", "web"))
+    path = ("spec", "rules", 0, "http", "paths", 0, "backend", "service")
+    ingress = ("Ingress", "octavo")
+    breaks("backends-exist", "single-gpu", "no such Service", put(ingress, *path, "name", "octavo-1"))
+    breaks("backends-exist", "single-gpu", "no such port", put(ingress, *path, "port", "name", "web"))
+    route = ("HTTPRoute", "octavo")
+    backend = ("spec", "rules", 0, "backendRefs", 0)
+    breaks("backends-exist", "production", "a route to another port", put(route, *backend, "port", 80))
+    breaks("routes-have-a-gateway", "production", "a gateway of another name", drop(("Gateway", "octavo")))
+    breaks(
+        "routes-have-a-gateway",
+        "production",
+        "no such listener",
+        put(route, "spec", "parentRefs", 0, "sectionName", "tls"),
+    )
+    env = (*SERVER, "env", 0, "valueFrom", "configMapKeyRef")
+    breaks("references-exist", "production", "no such ConfigMap", put(DEPLOYMENT, *env, "name", "octavo-conf"))
+    breaks("references-exist", "production", "no such key", put(DEPLOYMENT, *env, "key", "modell"))
+    token = (*SERVER, "env", 2, "valueFrom", "secretKeyRef", "key")
+    breaks("references-exist", "production", "no such key of a secret", put(DEPLOYMENT, *token, "tokens"))
+    breaks("references-exist", "production", "no account", drop(("ServiceAccount", "octavo")))
+    breaks("references-exist", "production", "no claim", drop(("PersistentVolumeClaim", "octavo-models")))
+    breaks("references-exist", "ovh-mks", "no key of the article", drop(("ConfigMap", "vllm-config"), "data", "dtype"))
+    variable = put(DEPLOYMENT, *SERVER, "args", "+", "--dtype=$(DTYPE)")
+    breaks("variables-are-defined", "production", "a variable that nobody sets", variable)
+    breaks(
+        "mounts-have-volumes",
+        "production",
+        "a mount of nothing",
+        put(DEPLOYMENT, *SERVER, "volumeMounts", 0, "name", "x"),
+    )
+    extra = put(DEPLOYMENT, *POD, "volumes", "+", {"name": "spare", "emptyDir": {"sizeLimit": "1Mi"}})
+    breaks("mounts-have-volumes", "production", "a volume for nobody", extra)
+
+
+def server() -> None:
+    probe = (*SERVER, "readinessProbe", "httpGet")
+    breaks("probes-ask-what-is-served", "production", "no such route", put(DEPLOYMENT, *probe, "path", "/healthz"))
+    breaks("probes-ask-what-is-served", "production", "no such port", put(DEPLOYMENT, *probe, "port", "web"))
+    breaks("probes-ask-what-is-served", "production", "no probe", drop(DEPLOYMENT, *SERVER, "startupProbe"))
+    monitor = ("ServiceMonitor", "octavo")
+    scrape = put(monitor, "spec", "endpoints", 0, "path", "/prometheus")
+    breaks("probes-ask-what-is-served", "production", "a scrape of nothing", scrape)
+    breaks("port-is-the-servers", "production", "listens elsewhere", flag("--port", "8080"))
+    dtype = {"name": "OCTAVO_MAX_MODEL_LEN", "value": "4096"}
+    ignored = put(DEPLOYMENT, *SERVER, "env", "+", dtype)
+    breaks("flags-are-set-once", "production", "a variable that the file overrules", ignored)
+    for name in ("OCTAVO_MAX_NUM_SEQUENCES", "VLLM_PORT"):
+        unread = put(DEPLOYMENT, *SERVER, "env", "+", {"name": name, "value": "8"})
+        breaks("variables-are-known", "production", name, unread)
+    route = ("HTTPRoute", "octavo")
+    path = ("spec", "rules", 0, "matches", 0, "path", "value")
+    breaks("paths-are-public-and-served", "production", "everything", put(route, *path, "/"))
+    breaks("paths-are-public-and-served", "production", "without a match", drop(route, "spec", "rules", 0, "matches"))
+    breaks("paths-are-public-and-served", "production", "no such route", put(route, *path, "/v2"))
+    ingress = put(("Ingress", "octavo"), "spec", "rules", 0, "http", "paths", 2, "path", "/metrics")
+    breaks("paths-are-public-and-served", "single-gpu", "the metrics", ingress)
+    breaks(
+        "no-code-of-models",
+        "production",
+        "the example's flag",
+        put(DEPLOYMENT, *SERVER, "args", "+", "--trust-remote-code"),
+    )
+    breaks("no-service-links", "production", "OCTAVO_PORT", drop(DEPLOYMENT, *POD, "enableServiceLinks"))
+
+
+def resources() -> None:
+    limits, requests = (*SERVER, "resources", "limits"), (*SERVER, "resources", "requests")
+    breaks("quantities", "production", "60Gigs", put(DEPLOYMENT, *limits, "memory", "60Gigs"))
+    storage = put(("PersistentVolumeClaim", "octavo-models"), "spec", "resources", "requests", "storage", "50 Gi")
+    breaks("quantities", "production", "a blank", storage)
+    bounded = "resources-are-bounded"
+    breaks(
+        bounded,
+        "production",
+        "GPUs asked for are not those granted",
+        put(DEPLOYMENT, *limits, "nvidia.com/gpu", "2"),
+    )
+    breaks(bounded, "production", "GPUs only asked for", drop(DEPLOYMENT, *limits, "nvidia.com/gpu"))
+    breaks(bounded, "production", "memory without end", drop(DEPLOYMENT, *limits, "memory"))
+    breaks(bounded, "production", "throttled", put(DEPLOYMENT, *limits, "cpu", "8"))
+    breaks(bounded, "production", "processors not asked for", drop(DEPLOYMENT, *requests, "cpu"))
+    breaks("disk-holds-the-volumes", "base", "a small disk", put(DEPLOYMENT, *limits, "ephemeral-storage", "50Gi"))
+    endless = put(DEPLOYMENT, *POD, "volumes", "+", {"name": "more", "emptyDir": {}})
+    breaks("disk-holds-the-volumes", "production", "no bound", endless)
+
+
+def life() -> None:
+    grace = (*POD, "terminationGracePeriodSeconds")
+    breaks("grace-covers-the-drain", "production", "the default of 30 s", drop(DEPLOYMENT, *grace))
+    breaks("grace-covers-the-drain", "production", "a longer drain", flag("--shutdown-timeout", "301"))
+    breaks("grace-covers-the-drain", "production", "no preStop", drop(DEPLOYMENT, *SERVER, "lifecycle"))
+    breaks("drain-covers-the-proxies", "production", "a drain of 60 s", flag("--shutdown-timeout", "60"))
+    annotations = ("metadata", "annotations", "nginx.ingress.kubernetes.io/proxy-read-timeout")
+    breaks("drain-covers-the-proxies", "single-gpu", "a patient proxy", put(("Ingress", "octavo"), *annotations, "600"))
+    breaks(
+        "drain-covers-the-proxies",
+        "production",
+        "no bound",
+        drop(("HTTPRoute", "octavo"), "spec", "rules", 0, "timeouts"),
+    )
+    quick = "probes-are-quick-and-patient"
+    breaks(quick, "production", "two minutes to load", put(DEPLOYMENT, *SERVER, "startupProbe", "failureThreshold", 24))
+    # The example's readiness and liveness.
+    breaks(
+        quick,
+        "production",
+        "180 s of delay",
+        put(DEPLOYMENT, *SERVER, "readinessProbe", "initialDelaySeconds", 180),
+    )
+    breaks(quick, "production", "dead in rotation", put(DEPLOYMENT, *SERVER, "readinessProbe", "failureThreshold", 30))
+    liveness = (*SERVER, "livenessProbe", "httpGet", "path")
+    breaks(quick, "production", "killed while it drains", put(DEPLOYMENT, *liveness, "/health"))
+    breaks(
+        quick,
+        "production",
+        "in rotation while it loads",
+        put(DEPLOYMENT, *SERVER, "readinessProbe", "httpGet", "path", "/live"),
+    )
+    breaks(quick, "production", "a rollout's patience", put(DEPLOYMENT, "spec", "progressDeadlineSeconds", 600))
+    # The example's rollout.
+    surge = put(DEPLOYMENT, "spec", "strategy", "rollingUpdate", {"maxSurge": 1, "maxUnavailable": 0})
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "octavo"}}}
+    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    deadlock = both(surge, put(DEPLOYMENT, *POD, "affinity", apart))
+    breaks("rollout-cannot-deadlock", "production", "one GPU a node, surge first", deadlock)
+    spread = put(DEPLOYMENT, *POD, "topologySpreadConstraints", 0, "whenUnsatisfiable", "DoNotSchedule")
+    breaks("rollout-cannot-deadlock", "production", "one pod a node, surge first", both(surge, spread))
+    breaks("rollout-cannot-deadlock", "single-gpu", "two pods, one node's disk", put(DEPLOYMENT, "spec", "replicas", 2))
+    rolling = put(DEPLOYMENT, "spec", "strategy", {"type": "RollingUpdate"})
+    breaks("rollout-cannot-deadlock", "single-gpu", "the new pod waits for the old one's disk", rolling)
+    budget = ("PodDisruptionBudget", "octavo")
+    fixed = both(drop(budget, "spec", "maxUnavailable"), put(budget, "spec", "minAvailable", 1))
+    breaks("budget-lets-nodes-drain", "single-gpu", "the example's budget", fixed)
+    breaks(
+        "budget-lets-nodes-drain",
+        "production",
+        "sick pods stay",
+        drop(budget, "spec", "unhealthyPodEvictionPolicy"),
+    )
+    breaks(
+        "model-cache-outlives-the-pod",
+        "production",
+        "elsewhere",
+        put(DEPLOYMENT, *SERVER, "env", 1, "value", "/root"),
+    )
+    volume = {"name": "models", "emptyDir": {"sizeLimit": "50Gi"}}
+    gone = put(DEPLOYMENT, *POD, "volumes", 0, volume)
+    breaks("model-cache-outlives-the-pod", "production", "the example's cache", gone)
+
+
+def balance() -> None:
+    affinity = put(("Service", "octavo"), "spec", "sessionAffinity", "ClientIP")
+    breaks("requests-are-spread", "production", "the example's Service", affinity)
+    cookie = ("metadata", "annotations", "nginx.ingress.kubernetes.io/affinity")
+    breaks("requests-are-spread", "single-gpu", "the example's cookie", put(("Ingress", "octavo"), *cookie, "cookie"))
+    buffering = ("metadata", "annotations", "nginx.ingress.kubernetes.io/proxy-buffering")
+    breaks("streams-are-not-held-back", "single-gpu", "a buffer", put(("Ingress", "octavo"), *buffering, "on"))
+    target = ("spec", "scaleTargetRef", "name")
+    breaks("scaling-has-a-target", "routing", "nobody", put(("HorizontalPodAutoscaler", "octavo"), *target, "vllm"))
+    breaks("scaling-has-a-target", "elastic", "nobody", put(("ScaledObject", "octavo"), *target, "vllm"))
+    breaks("scaling-has-a-target", "routing", "replicas set back", put(DEPLOYMENT, "spec", "replicas", 2))
+    hpa = ("spec", "metrics", 0, "pods", "metric", "name")
+    asks = "scaling-asks-for-metrics-that-are"
+    breaks(
+        asks,
+        "routing",
+        "not the adapter's name",
+        put(("HorizontalPodAutoscaler", "octavo"), *hpa, "vllm:num_requests_waiting"),
+    )
+    query = ("spec", "triggers", 0, "metadata", "query")
+    scaled = ("ScaledObject", "octavo")
+    breaks(asks, "elastic", "a typo", put(scaled, *query, 'sum(vllm:num_request_waiting{job="octavo"})'))
+    breaks(asks, "elastic", "another job", put(scaled, *query, 'sum(vllm:num_requests_waiting{job="vllm"})'))
+
+
+def safety() -> None:
+    for image in ("octavo", "octavo:latest", "registry.example.com:5000/octavo"):
+        breaks("images-are-pinned", "production", image, put(DEPLOYMENT, *SERVER, "image", image))
+    restricted = "pods-are-restricted"
+    breaks(restricted, "production", "root", put(DEPLOYMENT, *POD, "securityContext", "runAsUser", 0))
+    breaks(restricted, "production", "no seccomp", drop(DEPLOYMENT, *POD, "securityContext", "seccompProfile"))
+    breaks(restricted, "production", "a token", drop(DEPLOYMENT, *POD, "automountServiceAccountToken"))
+    security = (*SERVER, "securityContext")
+    breaks(restricted, "production", "sudo", drop(DEPLOYMENT, *security, "allowPrivilegeEscalation"))
+    breaks(restricted, "production", "a writable image", put(DEPLOYMENT, *security, "readOnlyRootFilesystem", False))
+    breaks(restricted, "production", "a capability", put(DEPLOYMENT, *security, "capabilities", "add", ["SYS_ADMIN"]))
+    enforce = ("metadata", "labels", "pod-security.kubernetes.io/enforce")
+    breaks(restricted, "elastic", "a host's folder", put(("Namespace", "octavo"), *enforce, "restricted"))
+    breaks(
+        "read-only-root-has-room",
+        "production",
+        "no /tmp",
+        put(DEPLOYMENT, *SERVER, "volumeMounts", 3, "mountPath", "/t"),
+    )
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s", "namespace": "octavo"}}
+    breaks("secrets-stay-secret", "production", "a Secret", lambda m: m.objects.append(secret))
+    plain = {"name": "HF_TOKEN", "value": "hf_x"}
+    breaks("secrets-stay-secret", "production", "a token", put(DEPLOYMENT, *SERVER, "env", 2, plain))
+    closed = "network-is-closed"
+    breaks(closed, "production", "no policy", drop(("NetworkPolicy", "octavo")))
+    breaks(closed, "production", "no policy for the Job", drop(("NetworkPolicy", "octavo-pull")))
+    breaks(closed, "production", "all may leave", put(("NetworkPolicy", "octavo"), "spec", "egress", "+", {}))
+    breaks(closed, "production", "Prometheus is shut out", drop(("NetworkPolicy", "octavo-from-prometheus")))
+    breaks(closed, "production", "the gateway is shut out", drop(("NetworkPolicy", "octavo-from-gateway")))
+
+
+for group in (objects, references, server, resources, life, balance, safety):
+    group()

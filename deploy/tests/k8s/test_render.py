@@ -1,0 +1,201 @@
+"""Renderings are valid, equal where they should be, and change only when somebody wants them to."""
+
+import copy
+import os
+import re
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from yamllint import linter
+from yamllint.config import YamlLintConfig
+
+import crds
+import render
+from manifests import Manifests, at
+from tools import HELM
+
+VERSIONS = ["1.30", "1.34", "1.37"]
+HERE = render.pathlib.Path(__file__).parent
+LOOKS = YamlLintConfig(file=str(HERE / "yamllint.yaml"))
+# What tools write has no line lengths or indentation to argue about.
+SOUND = YamlLintConfig("{extends: relaxed, rules: {line-length: disable, indentation: disable}}")
+
+
+def sources() -> list[render.pathlib.Path]:
+    folders = [render.DEPLOY / "k8s", HERE, render.CHART, render.VALUES]
+    found = [path for folder in folders for path in folder.rglob("*.yaml") if "templates" not in path.parts]
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda it: str(it.relative_to(render.DEPLOY)))
+def test_sources_are_clean(path: render.pathlib.Path) -> None:
+    assert not list(linter.run(path.read_text(), LOOKS, str(path)))
+
+
+def test_renderings_are_sound_yaml(kustomized: dict[str, str], charts: dict[str, str]) -> None:
+    for text in [*kustomized.values(), *charts.values()]:
+        problems = [it for it in linter.run(text, SOUND) if it.level == "error"]
+        assert not problems, problems
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_objects_are_valid(version: str, renderings: dict[str, Manifests]) -> None:
+    seen = 0
+    for it in [it for m in renderings.values() for it in m.objects if it["kind"] not in crds.KINDS]:
+        kubernetes_validate.validate(it, version, strict=True)
+        seen += 1
+    assert seen > 100
+
+
+def test_custom_resources_are_valid(renderings: dict[str, Manifests]) -> None:
+    custom = [it for m in renderings.values() for it in m.of(*crds.KINDS)]
+    assert {it["kind"] for it in custom} == crds.KINDS
+    for it in custom:
+        crds.validate(it)
+
+
+CORE = [
+    (("template", "spec", "containers", 0, "imagePullpolicy"), "Always"),
+    (("replicas",), "two"),
+    (("template", "spec", "containers"), None),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), CORE)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_validation_is_strict(version: str, path: tuple, value: object, renderings: dict[str, Manifests]) -> None:
+    deployment = changed(renderings["kustomize production"], "Deployment", path, value)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(deployment, version, strict=True)
+
+
+CUSTOM = [
+    ("production", "ServiceMonitor", ("endpoints", 0, "intervall"), "15s"),
+    ("production", "ServiceMonitor", ("endpoints", 0, "scheme"), "htp"),
+    ("routing", "PodMonitor", ("selector",), None),
+    ("elastic", "ScaledObject", ("triggers", 0, "metadataa"), {}),
+    ("elastic", "ScaledObject", ("minReplicaCount",), "none"),
+    ("production", "Gateway", ("listeners", 0, "protocol"), "HTTP2"),
+    ("production", "HTTPRoute", ("rules", 0, "timeouts", "request"), "300"),
+    ("production", "HTTPRoute", ("rules", 0, "backendRef"), []),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "path", "value"), CUSTOM)
+def test_custom_validation_is_strict(
+    name: str, kind: str, path: tuple, value: object, renderings: dict[str, Manifests]
+) -> None:
+    with pytest.raises(ValueError):
+        crds.validate(changed(renderings[f"kustomize {name}"], kind, path, value))
+
+
+def changed(m: Manifests, kind: str, path: tuple, value: object) -> dict:
+    """The first object of a kind with another value in its spec; None takes it away."""
+    it = copy.deepcopy(m.of(kind)[0])
+    place = at(it, "spec", *path[:-1])
+    if value is None:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return it
+
+
+@pytest.mark.parametrize("name", render.CHARTS)
+def test_helm_renders_what_kustomize_does(name: str, charts: dict[str, str], kustomized: dict[str, str]) -> None:
+    helm, kustomize = render.comparable(charts[name]), render.comparable(kustomized[name])
+    assert helm == kustomize
+
+
+@pytest.mark.parametrize("name", render.CHARTS)
+def test_golden(name: str, charts: dict[str, str]) -> None:
+    path = render.GOLDEN / f"{name}.yaml"
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        path.write_text(charts[name])
+    assert charts[name] == path.read_text(), "it has changed; if that is right, run again with UPDATE_SNAPSHOTS=1"
+
+
+def test_golden_has_nothing_else() -> None:
+    assert {path.stem for path in render.GOLDEN.iterdir()} == render.CHARTS.keys()
+
+
+@pytest.mark.parametrize("name", render.CHARTS)
+def test_helm_lint(name: str) -> None:
+    values = render.CHARTS[name]
+    done = render.run(HELM, "lint", "--strict", render.CHART, *(["--values", values] if values else []))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_defaults_are_complete() -> None:
+    """Every value of the schema has a default, and every default a place in the schema: nothing is undocumented."""
+    schema = yaml.safe_load((render.CHART / "values.schema.json").read_text())
+    defaults = yaml.safe_load((render.CHART / "values.yaml").read_text())
+    jsonschema.Draft7Validator.check_schema(schema)
+
+    def compare(schema: dict, value: dict, path: str) -> None:
+        names = schema["properties"].keys() - {"global"}
+        assert names == value.keys(), f"{path}: {names ^ value.keys()}"
+        for name in names:
+            if "properties" in schema["properties"][name]:
+                compare(schema["properties"][name], value[name], f"{path}.{name}")
+
+    compare(schema, defaults, "values")
+
+
+# What is set, and what the refusal must say.
+REFUSED = [
+    ("replicas=two", "replicas"),
+    ("replica=3", "replica"),
+    ("image.tag=latest", "/image/tag"),
+    ("image.digest=sha256:12", "/image/digest"),
+    ("image.pullPolicy=Sometimes", "pullPolicy"),
+    ("resources.limits.memory=60Gigs", "/resources/limits/memory"),
+    ("resources.limits.cpu=8", "cpu"),
+    ("gpu.count=2", "/gpu/count"),
+    ("modelCache.type=nfs", "/modelCache/type"),
+    ("modelCache.accessMode=ReadWriteAll", "accessMode"),
+    ("metrics.monitor=yes", "/metrics/monitor"),
+    ("metrics.interval=fast", "/metrics/interval"),
+    ("ingress.annotations.nginx\\.ingress\\.kubernetes\\.io/affinity=cookie", "/ingress/annotations"),
+    ("podLabels.app=x", "/podLabels"),
+    ("service.port=70000", "/service/port"),
+    ("shutdown.preStopSeconds=0", "preStopSeconds"),
+    ("shutdown.timeoutSeconds=60", "a rollout would cut requests"),
+    ("requestTimeoutSeconds=900", "a rollout would cut requests"),
+    ("modelCache.preload=true", "modelCache.preload fills a claim"),
+    ("modelCache.type=pvc,modelCache.accessMode=ReadWriteOnce", "mounted by one node"),
+    ("ingress.tlsSecret=x", "ingress.tlsSecret needs ingress.host"),
+    ("gateway.tlsSecret=x", "gateway.tlsSecret needs gateway.host"),
+    ("gateway.inferencePool=true", "gateway.inferencePool needs gateway.enabled"),
+    ("autoscaling.minReplicas=9", "larger than autoscaling.maxReplicas"),
+    ("autoscaling.type=hpa,autoscaling.minReplicas=0", "cannot scale to zero"),
+    ("autoscaling.type=keda,autoscaling.minReplicas=0", "only the ingress controller can count"),
+    ("config.port=9000", "this flag is set by a value of its own"),
+    ('extraEnv[0].name=OCTAVO_MAX_MODEL_LEN,extraEnv[0].value="1"', "is ignored"),
+]
+
+
+@pytest.mark.parametrize(("setting", "reason"), REFUSED)
+def test_bad_values_are_refused(setting: str, reason: str) -> None:
+    done = render.template("--set", setting)
+    assert done.returncode != 0 and reason in done.stderr, done.stderr or "it was rendered"
+
+
+def test_other_names_do_not_collide() -> None:
+    """Two releases in one namespace have no object and no pod in common."""
+    values = render.VALUES / "production.yaml"
+    found = [render.run(HELM, "template", name, render.CHART, "--values", values) for name in ("chat", "code")]
+    first, second = (render.manifests(done.stdout) for done in found)
+    names = [{(it["kind"], it["metadata"]["name"]) for it in m.objects} for m in (first, second)]
+    assert names[0] and not names[0] & names[1]
+    assert not first.behind(second.of("Service")[0])
+
+
+def test_notes_tell_the_way_in() -> None:
+    for name, values in render.CHARTS.items():
+        arguments = ["--values", values] if values else []
+        done = render.run(HELM, "install", "octavo", render.CHART, "-n", "octavo", "--dry-run=client", *arguments)
+        assert done.returncode == 0, done.stderr
+        notes = done.stdout.partition("NOTES:")[2]
+        assert re.search(r"https?://\S+/v1/models", notes), f"{name}: {notes}"
