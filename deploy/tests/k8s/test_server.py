@@ -111,3 +111,20 @@ def test_probes_keys_and_drain(renderings: dict[str, Manifests], octavo: pathlib
         # Not ready, yet alive and at work: load balancers need a moment to notice.
         assert status(url, live) == 200 and status(url, "/v1/models", "first-key") == 200
         assert server.wait(timeout=it.pod["terminationGracePeriodSeconds"]) == 0
+
+
+# The article's container as it stands there, with its ConfigMap's values.
+ARTICLE = """
+-m vllm.entrypoints.openai.api_server --model Qwen/Qwen3-VL-8B-Instruct --served-model-name qwen3-vl-8b
+--tensor-parallel-size 1 --gpu-memory-utilization 0.90 --dtype bfloat16 --max-model-len 8192 --max-num-seqs 128
+--port 0 --host 0.0.0.0 --trust-remote-code --enable-prefix-caching
+"""
+
+
+def test_the_articles_own_command_is_understood(octavo: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Who changes nothing but the image's name: in ours `python3` is a name of octavo."""
+    python3 = tmp_path / "python3"
+    python3.symlink_to(octavo)
+    done = run(python3, ARTICLE.split(), {"HOME": str(tmp_path), "TOKENIZERS_PARALLELISM": "false"})
+    assert done.returncode == 1 and "--trust-remote-code has no effect" in done.stderr
+    assert "offline mode is on" in done.stderr, done.stderr
