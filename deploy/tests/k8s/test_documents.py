@@ -2,8 +2,12 @@
 
 import re
 import shlex
+import tomllib
+
+import yaml
 
 import render
+from manifests import Manifests
 
 PAGES = [render.DEPLOY / page for page in ("README.md", "k8s/README.md", "helm/octavo/README.md", "ovh/mks.md")]
 
@@ -39,3 +43,11 @@ def test_chart_takes_the_values_of_commands() -> None:
         values = [word for word in values if word != "--create-namespace"]
         done = render.template(*values)
         assert done.returncode == 0, done.stderr
+
+
+def test_versions_are_the_workspaces(renderings: dict[str, Manifests]) -> None:
+    version = tomllib.loads((render.ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
+    chart = yaml.safe_load((render.CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == version
+    images = {container["image"] for m in renderings.values() for it in m.workloads for container in it.containers}
+    assert images and {image.rpartition(":")[2].removesuffix("-cpu") for image in images} == {version}
