@@ -108,6 +108,14 @@ def test_helm_renders_what_kustomize_does(name: str, charts: dict[str, str], kus
     assert helm == kustomize
 
 
+@pytest.mark.parametrize(
+    "setting", ["replicas=3", "config.max-model-len=4096", "podAnnotations.a=b", "networkPolicy.enabled=false"]
+)
+def test_differences_are_noticed(setting: str, kustomized: dict[str, str]) -> None:
+    done = render.template("--set", setting)
+    assert done.returncode == 0 and render.comparable(done.stdout) != render.comparable(kustomized["base"])
+
+
 @pytest.mark.parametrize("name", render.CHARTS)
 def test_golden(name: str, charts: dict[str, str]) -> None:
     path = render.GOLDEN / f"{name}.yaml"

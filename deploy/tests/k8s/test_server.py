@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 import render
-from conftest import TINY, serving
 from manifests import Manifests, Workload, at, environment
+from serving import TINY, serving
 
 RENDERINGS = [f"kustomize {name}" for name in render.KUSTOMIZATIONS] + [f"helm {name}" for name in render.CHARTS]
 KEYS = "first-key second-key"
