@@ -50,8 +50,9 @@ impl Default for ConnectionLimits {
             head_timeout: Duration::from_secs(75),
             max_head_bytes: 64 << 10,
             body_timeout: Duration::from_secs(60),
-            max_body_bytes: 32 << 20,
-            max_buffered_bytes: 256 << 20,
+            // What the gateways in front of such servers commonly let through.
+            max_body_bytes: 100 << 20,
+            max_buffered_bytes: 512 << 20,
             // Longer than a terminal is paused by mistake, and short enough that a hundred dead readers are gone before
             // they matter. The kernel reports room only when a third of the send buffer is free, so this is also a
             // least speed, of about a kilobyte a second.

@@ -77,6 +77,10 @@ pub(crate) struct NetworkArgs {
     #[arg(long, value_parser = values::count, value_name = "BYTES")]
     pub(crate) h11_max_incomplete_event_size: Option<usize>,
 
+    /// Bytes of a request's body; 100 MiB if not given.
+    #[arg(long, value_parser = values::count, value_name = "BYTES")]
+    pub(crate) max_body_bytes: Option<usize>,
+
     /// Header fields of a request.
     #[arg(long, value_parser = values::count, value_name = "N")]
     pub(crate) h11_max_header_count: Option<usize>,

@@ -67,6 +67,11 @@ impl Settings {
         if let Some(bytes) = network.h11_max_incomplete_event_size {
             connection.max_head_bytes = bytes;
         }
+        if let Some(bytes) = network.max_body_bytes {
+            connection.max_body_bytes = bytes;
+            // Several such bodies must fit at once.
+            connection.max_buffered_bytes = connection.max_buffered_bytes.max(bytes.saturating_mul(4));
+        }
         if let Some(fields) = network.h11_max_header_count {
             connection.max_headers = fields;
         }

@@ -11,13 +11,17 @@ use crate::app::AppState;
 /// Whether requests should be sent here: 503 while shutting down, and when the engine has failed or is stuck.
 pub(crate) async fn ready(State(state): State<AppState>) -> StatusCode {
     let status = state.engine.status();
-    let working = status.state == EngineState::Running && !status.stuck();
-    if working && !state.drain.is_draining() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+    code(status.state == EngineState::Running && !status.stuck() && !state.drain.is_draining())
 }
 
-/// Whether the process is there.
-pub(crate) async fn live() -> StatusCode {
-    StatusCode::OK
+/// Whether only a restart helps: 503 when the engine has failed or is stuck, 200 while shutting down too.
+pub(crate) async fn live(State(state): State<AppState>) -> StatusCode {
+    let status = state.engine.status();
+    code(status.state != EngineState::Failed && !status.stuck())
+}
+
+fn code(good: bool) -> StatusCode {
+    if good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
 /// The server's version.

@@ -66,18 +66,46 @@ impl ResponsesRequest {
             fields.value_error("background", "background responses are not supported: this server stores none.");
         }
         let request =
-            Self { settings: settings(&fields), previous_response_id: fields.get("previous_response_id"), chat };
+            Self { settings: settings(&mut fields), previous_response_id: fields.get("previous_response_id"), chat };
         fields.finish()?;
         Ok(request)
     }
 }
 
-fn settings(fields: &Fields<'_>) -> Map<String, Value> {
-    let value = |name: &str, default: &str| {
+/// Levels of a setting. Events hold it deeper than the request did, and many readers of JSON stop at 128.
+const SETTING_LEVELS: usize = 100;
+
+fn settings(fields: &mut Fields<'_>) -> Map<String, Value> {
+    let mut value = |name: &'static str, default: &'static str| {
         let text = fields.raw(name).map_or(default, RawValue::get);
-        serde_json::from_str(text).unwrap_or(Value::Null)
+        let levels = levels(text);
+        let value = serde_json::from_str(text).unwrap_or(Value::Null);
+        if levels > SETTING_LEVELS {
+            let message = format_args!("{name} has {levels} levels, but at most {SETTING_LEVELS} are allowed.");
+            fields.value_error(name, message);
+        }
+        value
     };
     SETTINGS.iter().map(|(name, default)| ((*name).to_owned(), value(name, default))).collect()
+}
+
+/// Levels of arrays and objects of a JSON text.
+fn levels(text: &str) -> usize {
+    let (mut open, mut most, mut quoted) = (0usize, 0, false);
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'"' => quoted = !quoted,
+            b'\\' if quoted => _ = bytes.next(),
+            b'[' | b'{' if !quoted => {
+                open += 1;
+                most = most.max(open);
+            }
+            b']' | b'}' if !quoted => open = open.saturating_sub(1),
+            _ => {}
+        }
+    }
+    most
 }
 
 fn includes(fields: &mut Fields<'_>, what: &str) -> bool {
@@ -281,6 +309,17 @@ mod tests {
         assert_eq!(request.settings["metadata"], json!({"a": "b"}));
         assert_eq!(request.settings["truncation"], "disabled");
         assert_eq!(request.settings["max_output_tokens"], 7);
+    }
+
+    #[test]
+    fn settings_are_as_deep_as_readers_of_events_stand() {
+        let nested = |levels: usize| {
+            let deep = (1..levels).fold(json!([r#"text: "[[{"#]), |value, _| json!([value]));
+            parse(json!({"input": "hi", "metadata": deep}))
+        };
+        assert!(nested(SETTING_LEVELS).is_ok());
+        let error = nested(SETTING_LEVELS + 1).unwrap_err();
+        assert!(error.contains("metadata has 101 levels"), "{error}");
     }
 
     #[test]

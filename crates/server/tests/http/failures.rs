@@ -44,7 +44,7 @@ async fn a_step_that_fails_later_ends_the_stream_with_an_error() {
 }
 
 #[tokio::test]
-async fn a_dead_engine_is_500_and_unhealthy_but_alive() {
+async fn a_dead_engine_is_500_and_asks_to_be_restarted() {
     let server = failing(1, true).start().await;
     assert_eq!(server.chat(json!({})).send().await.unwrap().status(), 500);
     server.until("the engine is dead", |s| s.handle.status().state == octavo_engine::EngineState::Failed).await;
@@ -53,7 +53,7 @@ async fn a_dead_engine_is_500_and_unhealthy_but_alive() {
     assert_eq!(response.text().await.unwrap(), BODY);
     assert_eq!(server.get("/health").await.status(), 503);
     assert_eq!(server.get("/ping").await.status(), 503);
-    assert_eq!(server.get("/live").await.status(), 200);
+    assert_eq!(server.get("/live").await.status(), 503);
     assert_eq!(server.get("/metrics").await.status(), 200);
 }
 

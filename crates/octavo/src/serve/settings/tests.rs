@@ -95,6 +95,20 @@ fn the_keep_alive_time_is_a_variable() {
 }
 
 #[test]
+fn bodies_as_large_as_allowed_have_room() {
+    let of = |line: &[&str]| Settings::of_server(&args(line), &|_: &str| None).unwrap().connection;
+    assert_eq!(of(&[]), ConnectionLimits::default());
+    assert_eq!(ConnectionLimits::default().max_body_bytes, 100 << 20);
+    let small = of(&["--max-body-bytes", "1000"]);
+    assert_eq!(
+        (small.max_body_bytes, small.max_buffered_bytes),
+        (1000, ConnectionLimits::default().max_buffered_bytes)
+    );
+    let large = of(&["--max-body-bytes", "1000000000"]);
+    assert_eq!((large.max_body_bytes, large.max_buffered_bytes), (1_000_000_000, 4_000_000_000));
+}
+
+#[test]
 fn contradictions_are_sentences() {
     for (line, part) in [
         (vec!["--enable-auto-tool-choice"], "needs --tool-call-parser"),
