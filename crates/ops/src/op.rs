@@ -59,6 +59,35 @@ impl Op {
             Op::Sample { .. } => "Sample",
         }
     }
+
+    /// The buffers that it reads; one that is updated in place is among them.
+    pub fn inputs(&self) -> Vec<BufferId> {
+        match self {
+            Self::Embed { .. } => vec![],
+            Self::Norm(op) => std::iter::once(op.input).chain(op.add).collect(),
+            Self::Linear(op) => std::iter::once(op.input).chain(op.add).collect(),
+            Self::QkvPost(op) => vec![op.input],
+            Self::PagedAttention(op) => vec![op.q],
+            Self::Glu(op) => vec![op.input],
+            Self::GatherRows { input, .. } => vec![*input],
+            Self::Logits(op) => vec![op.input],
+            Self::Sample { logits } => vec![*logits],
+        }
+    }
+
+    /// The buffers that it writes, its own output first; then the residual that a norm updates.
+    pub fn outputs(&self) -> Vec<BufferId> {
+        match self {
+            Self::Embed { out, .. } | Self::GatherRows { out, .. } => vec![*out],
+            Self::Norm(op) => std::iter::once(op.out).chain(op.add).collect(),
+            Self::Linear(op) => vec![op.out],
+            Self::QkvPost(op) => vec![op.out],
+            Self::PagedAttention(op) => vec![op.out],
+            Self::Glu(op) => vec![op.out],
+            Self::Logits(op) => vec![op.out],
+            Self::Sample { .. } => vec![],
+        }
+    }
 }
 
 /// Which mean is taken out of a row.

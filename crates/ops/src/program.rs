@@ -165,7 +165,7 @@ impl Program {
     /// `[E,H]`: the hidden states that are returned, the last buffer of such rows that is written. `None` if the model
     /// returns none.
     pub fn embedding(&self) -> Option<BufferId> {
-        let mut written = self.ops.iter().rev().flat_map(outputs);
+        let mut written = self.ops.iter().rev().flat_map(Op::outputs);
         written.find(|id| self.buffers[id.0].rows == Rows::Pooled)
     }
 }
@@ -239,7 +239,7 @@ impl ProgramBuilder {
         if let Err(error) = self.check(&op) {
             self.fail(error);
         }
-        for out in outputs(&op) {
+        for out in op.outputs() {
             self.written[out.0] = true;
         }
         self.program.ops.push(op);
@@ -262,7 +262,7 @@ impl ProgramBuilder {
 
     fn check(&self, op: &Op) -> Result<(), ProgramError> {
         let index = self.program.ops.len();
-        for input in inputs(op) {
+        for input in op.inputs() {
             if !self.written[input.0] {
                 let buffer = self.program.buffers[input.0].name.clone();
                 return Err(ProgramError::ReadBeforeWrite { op: index, name: op.name(), buffer });
@@ -339,11 +339,12 @@ impl ProgramBuilder {
             },
             Op::Logits(_) | Op::Sample { .. } => (Some(Rows::Sampled), Rows::Sampled),
             Op::Norm(_) | Op::Linear(_) | Op::Glu(_) => {
-                let rows = inputs(op).first().map(|id| self.program.buffers[id.0].rows);
+                let rows = op.inputs().first().map(|id| self.program.buffers[id.0].rows);
                 (rows, rows.unwrap_or(Rows::Tokens))
             }
         };
-        let pairs = inputs(op).into_iter().map(|id| (id, from)).chain(outputs(op).into_iter().map(|id| (id, Some(to))));
+        let pairs =
+            op.inputs().into_iter().map(|id| (id, from)).chain(op.outputs().into_iter().map(|id| (id, Some(to))));
         for (id, expected) in pairs {
             let Buffer { name, rows, .. } = &self.program.buffers[id.0];
             if let Some(expected) = expected.filter(|expected| expected != rows) {
@@ -417,32 +418,5 @@ impl ProgramBuilder {
             }
         }
         Ok(())
-    }
-}
-
-fn inputs(op: &Op) -> Vec<BufferId> {
-    match op {
-        Op::Embed { .. } => vec![],
-        Op::Norm(n) => std::iter::once(n.input).chain(n.add).collect(),
-        Op::Linear(l) => std::iter::once(l.input).chain(l.add).collect(),
-        Op::QkvPost(q) => vec![q.input],
-        Op::PagedAttention(a) => vec![a.q],
-        Op::Glu(g) => vec![g.input],
-        Op::GatherRows { input, .. } => vec![*input],
-        Op::Logits(l) => vec![l.input],
-        Op::Sample { logits } => vec![*logits],
-    }
-}
-
-fn outputs(op: &Op) -> Vec<BufferId> {
-    match op {
-        Op::Embed { out, .. } | Op::GatherRows { out, .. } => vec![*out],
-        Op::Norm(n) => std::iter::once(n.out).chain(n.add).collect(),
-        Op::Linear(l) => vec![l.out],
-        Op::QkvPost(q) => vec![q.out],
-        Op::PagedAttention(a) => vec![a.out],
-        Op::Glu(g) => vec![g.out],
-        Op::Logits(l) => vec![l.out],
-        Op::Sample { .. } => vec![],
     }
 }

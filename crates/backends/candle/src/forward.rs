@@ -45,14 +45,14 @@ impl<'a> Forward<'a> {
         for op in ops {
             self.step(op)?;
         }
-        let logits = ops.iter().rev().map(out_of).find(|id| self.program.buffers[id.0].rows == Rows::Sampled);
+        let logits = ops.iter().rev().flat_map(Op::outputs).find(|id| self.program.buffers[id.0].rows == Rows::Sampled);
         let mut take = |id: Option<BufferId>| id.and_then(|id| self.buffers[id.0].take());
         Ok((take(logits), take(self.program.embedding())))
     }
 
     /// Runs one op, unless it is on no rows.
     fn step(&mut self, op: &Op) -> Result<()> {
-        let out = out_of(op);
+        let Some(&out) = op.outputs().first() else { bail!("{} is no part of the forward pass", op.name()) };
         let rows = match self.program.buffers[out.0].rows {
             Rows::Tokens => self.batch.tokens(),
             Rows::Sampled => self.batch.sampled_rows.len(),
@@ -178,19 +178,5 @@ impl<'a> Forward<'a> {
         };
         let out = attention.run(&q, self.batch, &self.sequences);
         Tensor::from_vec(out, (self.batch.tokens(), op.heads.q_cols()), &Device::Cpu)
-    }
-}
-
-/// The buffer that an op of the forward part writes, beside the residual that a norm updates.
-fn out_of(op: &Op) -> BufferId {
-    match op {
-        Op::Embed { out, .. } | Op::GatherRows { out, .. } => *out,
-        Op::Norm(op) => op.out,
-        Op::Linear(op) => op.out,
-        Op::QkvPost(op) => op.out,
-        Op::PagedAttention(op) => op.out,
-        Op::Glu(op) => op.out,
-        Op::Logits(op) => op.out,
-        Op::Sample { logits } => *logits,
     }
 }

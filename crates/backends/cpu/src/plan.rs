@@ -232,7 +232,7 @@ impl Planner<'_> {
 
     /// The forms in which later ops read what this one writes; and a stage that makes them, where the op cannot.
     fn prepare(&mut self, op: &Op, later: &[Op]) {
-        for written in written(op) {
+        for written in op.outputs() {
             let forms = self.read_as(written, later);
             if !forms.any() {
                 continue;
@@ -262,7 +262,7 @@ impl Planner<'_> {
             if let Some((_, weight)) = read.filter(|(input, _)| *input == buffer) {
                 forms = forms.and(self.wanted(weight));
             }
-            if written(op).contains(&buffer) {
+            if op.outputs().contains(&buffer) {
                 break;
             }
         }
@@ -296,18 +296,4 @@ fn index_of<T: PartialEq>(list: &mut Vec<T>, value: T) -> usize {
         list.push(value);
         list.len() - 1
     })
-}
-
-/// The buffers that an op of the forward part writes.
-fn written(op: &Op) -> Vec<BufferId> {
-    match op {
-        Op::Embed { out, .. } | Op::GatherRows { out, .. } => vec![*out],
-        Op::Norm(op) => std::iter::once(op.out).chain(op.add).collect(),
-        Op::Linear(op) => vec![op.out],
-        Op::QkvPost(op) => vec![op.out],
-        Op::PagedAttention(op) => vec![op.out],
-        Op::Glu(op) => vec![op.out],
-        Op::Logits(op) => vec![op.out],
-        Op::Sample { .. } => vec![],
-    }
 }
