@@ -1,4 +1,4 @@
-//! Metrics under vLLM's names, the statistics line, and logging.
+//! Metrics and traces under vLLM's names, the statistics line, and logging.
 //!
 //! Counters and gauges are handles of the `metrics` facade on a `metrics-exporter-prometheus` recorder; a scrape is what
 //! the exporter renders, followed by the histograms.
@@ -28,14 +28,19 @@ mod registry;
 mod series;
 mod spelling;
 mod stats;
+mod traces;
 mod upkeep;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 pub use engine::{EngineMetrics, FinishedRequest, StepStats};
 pub use http::{HttpExchange, HttpMetrics, Rejection};
-pub use logging::{LogConfig, LogError, init_logging};
+pub use logging::{LogConfig, LogError, LogFormat, init_logging};
 pub use stats::StatsLine;
+pub use traces::{
+    HttpOutcome, RequestSpan, SequenceTimes, TraceConfig, TraceError, TraceParent, TracedRequest, TracedSequence,
+    Tracer, Traces,
+};
 pub use upkeep::UpkeepGuard;
 
 use registry::Registry;
@@ -52,7 +57,7 @@ pub struct TelemetryConfig {
     pub max_model_len: usize,
 }
 
-/// The metrics of one server. Cheap to clone; clones share every series.
+/// The metrics of one server, and what begins its traces. Cheap to clone; clones share every series.
 #[derive(Clone, Debug)]
 pub struct Telemetry {
     inner: Arc<Inner>,
@@ -63,6 +68,7 @@ struct Inner {
     config: TelemetryConfig,
     registry: Registry,
     engine: Arc<EngineSeries>,
+    tracer: OnceLock<Tracer>,
 }
 
 impl Telemetry {
@@ -70,7 +76,7 @@ impl Telemetry {
     pub fn new(config: TelemetryConfig) -> Self {
         let registry = Registry::default();
         let engine = Arc::new(EngineSeries::register(&registry, &config));
-        Self { inner: Arc::new(Inner { config, registry, engine }) }
+        Self { inner: Arc::new(Inner { config, registry, engine, tracer: OnceLock::new() }) }
     }
 
     /// The body of `GET /metrics`: Prometheus' text format 0.0.4 ([`Telemetry::CONTENT_TYPE`]).
@@ -103,6 +109,22 @@ impl Telemetry {
             "Configuration of the KV cache, as labels; always 1.",
             &all,
         );
+    }
+
+    /// Starts the exporter of traces, whose counts are metrics. It ends when the result is dropped.
+    ///
+    /// # Errors
+    /// What `config` names cannot be used.
+    pub fn start_traces(&self, config: &TraceConfig) -> Result<Traces, TraceError> {
+        let traces = Traces::start(config, &self.inner.registry)?;
+        // The first exporter stays: nobody starts a second.
+        let _ = self.inner.tracer.set(traces.tracer());
+        Ok(traces)
+    }
+
+    /// What begins the spans of requests: none where no exporter was started before.
+    pub fn tracer(&self) -> Tracer {
+        self.inner.tracer.get().cloned().unwrap_or_default()
     }
 
     /// A statistics line over this server's counters, starting now.

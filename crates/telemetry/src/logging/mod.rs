@@ -1,14 +1,30 @@
 //! Log lines on standard error: time, level, where, message.
 
+mod json;
+
 use std::io::{self, IsTerminal};
 
 use tracing_subscriber::EnvFilter;
 
-/// Where the log level comes from.
+use json::{JsonFields, JsonLines};
+
+/// How lines are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// An object each, for programs.
+    Json,
+}
+
+/// What is logged, and how.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogConfig {
     /// A level (`debug`, `info`, `warning`, `error`, ..., in any case) that overrules the environment.
     pub level: Option<String>,
+    /// How lines are written.
+    pub format: LogFormat,
 }
 
 /// Why logging could not be set up.
@@ -31,20 +47,22 @@ pub enum LogError {
 }
 
 /// Installs the process's log: lines like `2026-01-02T03:04:05.678Z  INFO octavo_server: listening ...` on standard
-/// error, in colour on a terminal unless `NO_COLOR` is set. The level is [`LogConfig::level`], else the directives of
-/// `RUST_LOG`, else `VLLM_LOGGING_LEVEL`, else `info`; libraries log warnings only, except under `RUST_LOG`.
+/// error, in colour on a terminal unless `NO_COLOR` is set, or JSON objects. The level is [`LogConfig::level`], else the
+/// directives of `RUST_LOG`, else `VLLM_LOGGING_LEVEL`, else `info`; libraries log warnings only, except under `RUST_LOG`.
 pub fn init_logging(config: &LogConfig) -> Result<(), LogError> {
     let environment = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
     let directives = directives(config.level.as_deref(), environment("RUST_LOG"), environment("VLLM_LOGGING_LEVEL"))?;
     let filter = EnvFilter::try_new(&directives)
         .map_err(|error| LogError::Directives { directives, reason: error.to_string() })?;
-    let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(colour)
-        .try_init()
-        .map_err(|_| LogError::AlreadySet)
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let set = match config.format {
+        LogFormat::Text => {
+            let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+            lines.with_ansi(colour).try_init()
+        }
+        LogFormat::Json => lines.with_ansi(false).fmt_fields(JsonFields).event_format(JsonLines).try_init(),
+    };
+    set.map_err(|_| LogError::AlreadySet)
 }
 
 fn directives(
