@@ -8,10 +8,11 @@ use crate::auth::{self, ApiKeys};
 use crate::cors::{self, Cors};
 use crate::observe::observe;
 use crate::root_path::{self, RootPath};
-use crate::{deadline, keep_alive, load, request_id};
+use crate::{deadline, keep_alive, load, request_id, trace};
 
-/// Puts the layers around the routes. A request meets them in the order: root path, request id, metrics, CORS (outside
-/// the keys, so that a page can read that its key is wrong), keys, load, deadline, comments. What is off is not there.
+/// Puts the layers around the routes. A request meets them in the order: root path, request id, trace, metrics, CORS
+/// (outside the keys, so that a page can read that its key is wrong), keys, load, deadline, comments. What is off is not
+/// there.
 pub(crate) fn around(routes: Router, app: &App) -> Router {
     let config = &app.config;
     let mut router = routes;
@@ -27,7 +28,8 @@ pub(crate) fn around(routes: Router, app: &App) -> Router {
     router = router
         .layer(from_fn_with_state(ApiKeys::new(&config.api_keys), auth::guard))
         .layer(from_fn_with_state(Cors::new(&config.cors), cors::share))
-        .layer(from_fn_with_state(app.http_metrics.clone(), observe));
+        .layer(from_fn_with_state(app.http_metrics.clone(), observe))
+        .layer(from_fn_with_state(app.telemetry.tracer(), trace::follow));
     if config.request_id_headers {
         router = router.layer(from_fn(request_id::identify));
     }

@@ -41,6 +41,7 @@ mod sockets;
 mod sse;
 mod stall;
 mod tls;
+mod trace;
 mod types;
 mod unserved;
 mod watch;

@@ -31,6 +31,11 @@ const GENERATING: [&str; 17] = [
     "/inference/v1/generate",
 ];
 
+/// Whether a route puts work on the engine.
+pub(crate) fn generates(path: &str) -> bool {
+    GENERATING.contains(&path)
+}
+
 /// Generation requests that run. Clones count together.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Load(Arc<AtomicUsize>);
@@ -59,8 +64,7 @@ impl Drop for Running {
 /// Counts the request that passes through until its response is out or its client has gone.
 pub(crate) async fn track(State(load): State<Load>, request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
-    let generates = *request.method() == Method::POST && path.is_some_and(|path| GENERATING.contains(&path));
-    if !generates {
+    if *request.method() != Method::POST || !path.is_some_and(generates) {
         return next.run(request).await;
     }
     let running = load.enter();

@@ -41,9 +41,11 @@ impl Workers {
     ) -> Result<T, ApiError> {
         let lane = if bytes > LARGE_BODY { &self.large } else { &self.small };
         let Ok(permit) = Arc::clone(lane).acquire_owned().await else { return Err(ApiError::internal()) };
+        // What is logged there is about the same request.
+        let span = tracing::Span::current();
         let task = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            work()
+            span.in_scope(work)
         });
         task.await.unwrap_or_else(|error| {
             tracing::error!(%error, "a request could not be prepared");

@@ -372,7 +372,7 @@ impl EngineLoop {
             self.shared.inbox.leave_queue(sequence.prompt_len());
         }
         if let FinishReason::Error(message) = &reason {
-            tracing::debug!(request = sequence.name, %message, "request failed");
+            tracing::debug!(request_id = sequence.name, %message, "request failed");
         }
         self.metrics.finished(&sequence.finished(&reason, now));
         last.times = sequence.timeline.times();

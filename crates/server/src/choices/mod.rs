@@ -9,14 +9,15 @@ use std::time::Instant;
 
 use futures::stream::{SelectAll, Stream, StreamExt, unfold};
 use octavo_engine::{EngineState, FinishReason, Logprobs, Request, StageTimes, SubmitError, TokenOutput};
-use octavo_telemetry::Rejection;
+use octavo_telemetry::{Rejection, TracedRequest};
 use octavo_text::{OutputDelta, TextStream};
 
-use crate::app::AppState;
+use crate::app::{App, AppState};
 use crate::error::ApiError;
 use crate::params::Sampling;
 use crate::request_log::{self, OutputLog};
 use crate::restrictions::Restrictions;
+use crate::trace::{RequestTrace, TracedSequences};
 use crate::types::response::Finish;
 
 use generation::{Generation, Pace};
@@ -41,8 +42,22 @@ pub(crate) struct Submission {
     pub(crate) priority: i64,
     pub(crate) cache_salt: Option<Arc<str>>,
     pub(crate) arrival: Instant,
+    pub(crate) trace: RequestTrace,
     /// Tokens of an output.
     pub(crate) interval: u32,
+}
+
+impl Submission {
+    /// What a span tells of it.
+    fn describe(&self, app: &App, request: &mut TracedRequest) {
+        let (temperature, top_p) = self.sampling.temperature_and_top_p();
+        request.model = app.model.to_string();
+        request.n = Some(self.sampling.n);
+        request.temperature = Some(temperature);
+        request.top_p = Some(top_p);
+        request.max_tokens = self.prompts.iter().map(|prompt| prompt.max_tokens).max();
+        request.prompt_tokens = self.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+    }
 }
 
 /// What one engine output adds to a choice.
@@ -76,6 +91,7 @@ pub(crate) struct Choices {
     n: u32,
     generated: Vec<u32>,
     log: Option<OutputLog>,
+    traced: Option<TracedSequences>,
 }
 
 impl Choices {
@@ -86,14 +102,18 @@ impl Choices {
         }
         let n = submission.sampling.n;
         let sequences = submission.prompts.len() * n as usize;
+        let mut traced = TracedSequences::new(&submission.trace, |request| submission.describe(state, request));
         let mut running = SelectAll::new();
         for index in 0..sequences {
             let generation = start(state, &submission, index)?;
+            if let Some(traced) = &mut traced {
+                traced.submitted();
+            }
             running.push(Box::pin(unfold(generation, next)) as OutputStream);
         }
         let generated = if n > 1 { vec![0; sequences] } else { vec![] };
         let log = OutputLog::new(state.config.log, &submission.request_id, sequences);
-        Ok(Self { running, state: state.clone(), n, generated, log })
+        Ok(Self { running, state: state.clone(), n, generated, log, traced })
     }
 
     /// Sequences of each prompt.
@@ -105,10 +125,13 @@ impl Choices {
     pub(crate) async fn next(&mut self) -> Option<Result<Output, ApiError>> {
         let output = match self.running.next().await? {
             Ok(output) => output,
-            Err(error) => return Some(Err(error)),
+            Err(error) => return Some(Err(self.failed(error))),
         };
         if output.finish == Some(Finish::Abort) && self.state.drain.is_ending() {
-            return Some(Err(ApiError::shutting_down()));
+            return Some(Err(self.failed(ApiError::shutting_down())));
+        }
+        if let Some(traced) = &mut self.traced {
+            traced.output(&output);
         }
         if let Some(log) = &mut self.log {
             log.add(&output);
@@ -117,6 +140,14 @@ impl Choices {
             *generated = generated.saturating_add(u32::try_from(output.tokens.len()).unwrap_or(u32::MAX));
         }
         Some(Ok(output))
+    }
+
+    /// Tells the trace of an error.
+    fn failed(&mut self, error: ApiError) -> ApiError {
+        if let Some(traced) = &mut self.traced {
+            traced.failed(&error);
+        }
+        error
     }
 }
 

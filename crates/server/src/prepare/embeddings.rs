@@ -6,6 +6,7 @@ use std::time::Instant;
 use crate::app::AppState;
 use crate::error::ApiError;
 use crate::prepare::{Headers, check_model, prompt_of, prompt_tokens, truncate};
+use crate::trace::RequestTrace;
 use crate::types::embeddings::{EmbeddingRequest, Encoding, Input};
 
 /// Texts that are ready to be embedded.
@@ -17,6 +18,7 @@ pub(crate) struct PreparedEmbeddings {
     pub(crate) priority: i64,
     pub(crate) cache_salt: Option<Arc<str>>,
     pub(crate) arrival: Instant,
+    pub(crate) trace: RequestTrace,
 }
 
 /// Prepares an embeddings request.
@@ -42,6 +44,7 @@ pub(crate) fn embeddings(state: &AppState, body: &[u8], headers: &Headers) -> Re
         priority: headers.priority.unwrap_or(request.priority),
         cache_salt: request.cache_salt.as_deref().map(Arc::from),
         arrival: headers.arrival,
+        trace: headers.trace.clone(),
     })
 }
 

@@ -20,6 +20,7 @@ use crate::logprobs::Spelling;
 use crate::params::{Sampling, known_token};
 use crate::request_id::RequestId;
 use crate::restrictions::Restrictions;
+use crate::trace::RequestTrace;
 use crate::types::common::{CommonFields, MAX_REQUEST_ID, StreamOptions, Truncation};
 use crate::wire::Envelope;
 
@@ -46,6 +47,7 @@ pub(crate) struct Headers {
     assigned: Option<String>,
     priority: Option<i64>,
     arrival: Instant,
+    trace: RequestTrace,
 }
 
 impl Headers {
@@ -60,13 +62,17 @@ impl Headers {
         let usable = |id: &&str| (1..=MAX_REQUEST_ID).contains(&id.len());
         let request_id = text("x-request-id").filter(usable).map(str::to_owned);
         let assigned = request.extensions().get::<RequestId>().map(|id| id.as_str().to_owned());
-        Ok(Self { request_id, assigned, priority: priority.transpose()?, arrival: Instant::now() })
+        let trace = RequestTrace::of(request);
+        trace.begin();
+        Ok(Self { request_id, assigned, priority: priority.transpose()?, arrival: Instant::now(), trace })
     }
 
     /// The id of a request: the header's, the body's, or a new one.
     fn id(&self, body: Option<&String>) -> String {
         let given = self.request_id.as_ref().or(body).or(self.assigned.as_ref());
-        given.cloned().unwrap_or_else(|| Uuid::new_v4().simple().to_string())
+        let id = given.cloned().unwrap_or_else(|| Uuid::new_v4().simple().to_string());
+        self.trace.identify(&id);
+        id
     }
 }
 
@@ -115,6 +121,7 @@ fn submission(
         priority: headers.priority.unwrap_or(common.priority),
         cache_salt: common.cache_salt.as_deref().map(Arc::from),
         arrival: headers.arrival,
+        trace: headers.trace.clone(),
         interval: if common.stream.is_some() { interval } else { 1 },
     }
 }

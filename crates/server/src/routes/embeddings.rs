@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use futures::stream::{FuturesOrdered, StreamExt};
-use octavo_engine::{FinishReason, Pooling, RequestStream, SamplingParams, Task};
+use octavo_engine::{FinishReason, Pooling, RequestStream, SamplingParams, StageTimes, Task};
 use serde_json::{Value, json};
 
 use crate::app::AppState;
@@ -16,6 +16,7 @@ use crate::body::ReceivedBody;
 use crate::error::ApiError;
 use crate::prepare::{self, Headers, PreparedEmbeddings};
 use crate::routes::{blocking, receive};
+use crate::trace::TracedSequences;
 use crate::types::embeddings::Encoding;
 
 /// The last hidden states of texts, as vectors of length 1.
@@ -36,17 +37,27 @@ pub(crate) async fn answer(state: AppState, received: (ReceivedBody, Headers)) -
 
 async fn try_answer(state: &AppState, (body, headers): (ReceivedBody, Headers)) -> Result<Value, ApiError> {
     let prepared = blocking(state, body, move |state, body| prepare::embeddings(state, body, &headers)).await?;
+    let tokens: usize = prepared.prompts.iter().map(|prompt| prompt.len()).sum();
+    let mut traced = TracedSequences::new(&prepared.trace, |request| {
+        request.model = state.model.to_string();
+        request.prompt_tokens = tokens;
+    });
     let mut running = FuturesOrdered::new();
     for (index, prompt) in prepared.prompts.iter().enumerate() {
         running.push_back(vector(start(state, &prepared, index, Arc::clone(prompt))?));
+        if let Some(traced) = &mut traced {
+            traced.submitted();
+        }
     }
     let (mut data, mut index) = (Vec::with_capacity(prepared.prompts.len()), 0);
-    while let Some(vector) = running.next().await {
-        let embedding = encode(&shaped(vector?, prepared.dimensions)?, prepared.encoding);
+    while let Some(ended) = running.next().await {
+        if let Some(traced) = &mut traced {
+            told(traced, index, &ended);
+        }
+        let embedding = encode(&shaped(ended?.0, prepared.dimensions)?, prepared.encoding);
         data.push(json!({"index": index, "object": "embedding", "embedding": embedding}));
         index += 1;
     }
-    let tokens: usize = prepared.prompts.iter().map(|prompt| prompt.len()).sum();
     Ok(json!({
         "id": format!("embd-{}", prepared.request_id),
         "object": "list",
@@ -77,10 +88,24 @@ fn start(
     crate::choices::submit(state, request)
 }
 
-async fn vector(mut stream: RequestStream) -> Result<Vec<f32>, ApiError> {
+/// A vector, and how long it took.
+type Embedded = (Vec<f32>, Option<StageTimes>);
+
+/// Tells the trace of the end of a sequence.
+fn told(traced: &mut TracedSequences, index: usize, ended: &Result<Embedded, ApiError>) {
+    match ended {
+        Ok((_, times)) => {
+            traced.timed(index, *times);
+            traced.finished(index, "stop");
+        }
+        Err(error) => traced.failed(error),
+    }
+}
+
+async fn vector(mut stream: RequestStream) -> Result<Embedded, ApiError> {
     while let Some(event) = stream.next().await {
         match (event.embedding, event.finish) {
-            (Some(vector), _) => return Ok(vector),
+            (Some(vector), _) => return Ok((vector, event.times)),
             (None, None) => {}
             (None, Some(FinishReason::Abort)) => return Err(ApiError::shutting_down()),
             (None, Some(reason)) => {

@@ -22,11 +22,14 @@ mod loading;
 mod messages;
 mod other_routes;
 mod pages;
+#[path = "../../../telemetry/tests/traces/receiver.rs"]
+mod receiver;
 mod responses;
 mod routes;
 mod structured;
 mod support;
 mod tls;
 mod tools;
+mod traces;
 mod unix_socket;
 mod wire;

@@ -9,7 +9,7 @@ use octavo_engine::{
     Engine, EngineConfig, EngineHandle, Executor, ExecutorError, KvCacheSpec, StepId, StepMasks, StepOutput, StepPlan,
 };
 use octavo_server::{Server, ServerConfig, ServerError, Shutdown, TextModel};
-use octavo_telemetry::{Telemetry, TelemetryConfig};
+use octavo_telemetry::{Telemetry, TelemetryConfig, TraceConfig, Traces};
 use octavo_text::{ChatTemplate, SpecialTokens, Tokenizer};
 use reqwest::{Client, RequestBuilder, Response};
 use serde_json::{Map, Value, json};
@@ -119,6 +119,7 @@ pub struct Setup {
     pub engine: EngineConfig,
     pub config: ServerConfig,
     gate: Option<Receiver<()>>,
+    traces: Option<TraceConfig>,
 }
 
 impl Default for Setup {
@@ -144,6 +145,7 @@ impl Default for Setup {
                 ..ServerConfig::default()
             },
             gate: None,
+            traces: None,
         }
     }
 }
@@ -184,6 +186,13 @@ impl Setup {
         (self, Gate(open))
     }
 
+    /// Sends traces there over HTTP.
+    pub fn traced(mut self, endpoint: &str) -> Self {
+        let variable = |name: &str| (name == "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL").then(|| "http/protobuf".into());
+        self.traces = TraceConfig::new(Some(endpoint), false, &variable).unwrap();
+        self
+    }
+
     /// Everything but the socket.
     pub fn compose(self) -> (Server, Engine, Telemetry) {
         let max_model_len = self.config.max_model_len;
@@ -202,14 +211,16 @@ impl Setup {
 
     /// Serves on a free port.
     pub async fn start(self) -> TestServer {
+        let config = self.traces.clone();
         let (server, engine, telemetry) = self.compose();
+        let traces = config.map(|config| telemetry.start_traces(&config).unwrap());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = Shutdown::new();
         let task = tokio::spawn(server.serve(listener, shutdown.clone()));
         let url = format!("http://{address}");
         let client = Client::builder().no_proxy().build().unwrap();
-        TestServer { url, client, telemetry, shutdown, task, handle: engine.handle(), _engine: engine }
+        TestServer { url, client, telemetry, shutdown, task, traces, handle: engine.handle(), _engine: engine }
     }
 }
 
@@ -220,6 +231,8 @@ pub struct TestServer {
     pub telemetry: Telemetry,
     pub shutdown: Shutdown,
     pub task: JoinHandle<Result<(), ServerError>>,
+    /// Sends the last spans when taken and dropped.
+    pub traces: Option<Traces>,
     pub handle: EngineHandle,
     _engine: Engine,
 }

@@ -1,0 +1,172 @@
+//! Following a request: its span for the collector of traces, and its ids for the log.
+
+mod sequences;
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::extract::{MatchedPath, Request, State};
+use axum::middleware::Next;
+use axum::response::Response;
+use bytes::Bytes;
+use http::Method;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use octavo_telemetry::{HttpOutcome, RequestSpan, TraceParent, TracedRequest, Tracer};
+use tracing::field::{Empty, display};
+use tracing::{Instrument, Span};
+
+use crate::load;
+
+pub(crate) use sequences::TracedSequences;
+
+/// Follows the request that passes through: what is logged meanwhile carries its ids, and when its response is out, or
+/// its client has gone, its span ends.
+pub(crate) async fn follow(State(tracer): State<Tracer>, mut request: Request, next: Next) -> Response {
+    let path = request.extensions().get::<MatchedPath>().cloned();
+    let trace = RequestTrace::new(tracer, &request, path.as_ref());
+    request.extensions_mut().insert(trace.clone());
+    let log = trace.log.clone();
+    let mut following = Following { trace, path, status: None };
+    let response = next.run(request).instrument(log).await;
+    following.status = Some(response.status().as_u16());
+    response.map(|body| Body::new(Followed { body: Some(body), following }))
+}
+
+/// What the parts of the server that a request passes through know of its span. Clones are of one request; the default
+/// one is of none.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestTrace {
+    log: Span,
+    begun: Arc<Mutex<Begun>>,
+}
+
+#[derive(Debug)]
+enum Begun {
+    /// Nothing generates yet.
+    No {
+        tracer: Tracer,
+        parent: TraceParent,
+    },
+    Yes {
+        span: RequestSpan,
+        request: TracedRequest,
+    },
+    /// It is over, or never was.
+    Ended,
+}
+
+impl Default for RequestTrace {
+    fn default() -> Self {
+        Self { log: Span::none(), begun: Arc::new(Mutex::new(Begun::Ended)) }
+    }
+}
+
+impl RequestTrace {
+    fn new(tracer: Tracer, request: &Request, path: Option<&MatchedPath>) -> Self {
+        let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
+        let parent = TraceParent::read(header("traceparent"), header("tracestate"));
+        // At the level of errors, so that it is there whatever is logged.
+        let log = tracing::error_span!("request", request_id = Empty, trace_id = Empty, span_id = Empty);
+        if let Some(trace_id) = parent.trace_id() {
+            log.record("trace_id", display(trace_id));
+        }
+        let generates = *request.method() == Method::POST && path.is_some_and(|path| load::generates(path.as_str()));
+        let tracer = if generates { tracer } else { Tracer::default() };
+        Self { log, begun: Arc::new(Mutex::new(Begun::No { tracer, parent })) }
+    }
+
+    /// Of a request that passed through [`follow`].
+    pub(crate) fn of(request: &Request) -> Self {
+        request.extensions().get().cloned().unwrap_or_default()
+    }
+
+    /// The request arrives where answers are generated.
+    pub(crate) fn begin(&self) {
+        let mut begun = lock(&self.begun);
+        let Begun::No { tracer, parent } = &*begun else { return };
+        let Some(span) = tracer.begin(parent) else { return };
+        let (trace_id, span_id) = span.ids();
+        self.log.record("trace_id", display(trace_id)).record("span_id", display(span_id));
+        *begun = Begun::Yes { span, request: TracedRequest::default() };
+    }
+
+    /// The request has this id from now on.
+    pub(crate) fn identify(&self, id: &str) {
+        self.log.record("request_id", display(id));
+        self.tell(|request| id.clone_into(&mut request.id));
+    }
+
+    /// Whether anybody wants to be told of the request.
+    pub(crate) fn is_recorded(&self) -> bool {
+        matches!(&*lock(&self.begun), Begun::Yes { span, .. } if span.is_recorded())
+    }
+
+    /// Changes what the span tells, if it tells anything.
+    pub(crate) fn tell(&self, change: impl FnOnce(&mut TracedRequest)) {
+        if let Begun::Yes { span, request } = &mut *lock(&self.begun)
+            && span.is_recorded()
+        {
+            change(request);
+        }
+    }
+
+    fn end(&self, http: HttpOutcome<'_>) {
+        if let Begun::Yes { span, request } = std::mem::replace(&mut *lock(&self.begun), Begun::Ended) {
+            span.end(&request, http);
+        }
+    }
+}
+
+fn lock(begun: &Mutex<Begun>) -> MutexGuard<'_, Begun> {
+    begun.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends the span when dropped.
+struct Following {
+    trace: RequestTrace,
+    path: Option<MatchedPath>,
+    /// None until the response begins.
+    status: Option<u16>,
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        let route = self.path.as_ref().map(MatchedPath::as_str);
+        self.trace.end(HttpOutcome { route, status: self.status });
+    }
+}
+
+/// A body in whose frames and whose end the request's ids are logged.
+struct Followed {
+    /// Gone before the span ends: what generates tells its last words when it is dropped.
+    body: Option<Body>,
+    following: Following,
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        let _entered = self.following.trace.log.enter();
+        self.body = None;
+    }
+}
+
+impl HttpBody for Followed {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        let this = self.get_mut();
+        let _entered = this.following.trace.log.enter();
+        this.body.as_mut().map_or(Poll::Ready(None), |body| Pin::new(body).poll_frame(cx))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.as_ref().map_or_else(SizeHint::default, HttpBody::size_hint)
+    }
+}
