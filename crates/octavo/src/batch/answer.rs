@@ -63,13 +63,14 @@ pub(crate) async fn answer(router: &Router, line: &Line) -> Answer {
 
 async fn ask(router: &Router, request: &input::Request, request_id: &str) -> (StatusCode, Box<RawValue>) {
     for _ in 0..MAX_ATTEMPTS {
-        let request = Request::post(&request.url)
-            .header(CONTENT_TYPE, "application/json")
-            .header("x-request-id", request_id)
-            .body(Body::from(request.body.get().to_owned()));
-        let request = match request {
+        let mut post =
+            Request::post(&request.url).header(CONTENT_TYPE, "application/json").header("x-request-id", request_id);
+        for (name, value) in &request.trace {
+            post = post.header(*name, value);
+        }
+        let request = match post.body(Body::from(request.body.get().to_owned())) {
             Ok(request) => request,
-            Err(error) => return refusal(StatusCode::BAD_REQUEST, &format!("url: {error}")),
+            Err(error) => return refusal(StatusCode::BAD_REQUEST, &format!("url or trace: {error}")),
         };
         let response = match router.clone().oneshot(request).await {
             Ok(response) => response,

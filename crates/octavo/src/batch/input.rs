@@ -33,6 +33,8 @@ pub(crate) struct Request {
     pub(crate) url: String,
     /// A JSON object.
     pub(crate) body: Box<RawValue>,
+    /// The trace that it belongs to: names and values of the headers that tell a server.
+    pub(crate) trace: Vec<(&'static str, String)>,
 }
 
 /// What a whole input holds.
@@ -114,6 +116,8 @@ struct Fields {
     method: Option<Value>,
     url: Option<Value>,
     body: Option<Box<RawValue>>,
+    traceparent: Option<Value>,
+    tracestate: Option<Value>,
 }
 
 /// What of a body concerns a batch.
@@ -160,7 +164,9 @@ impl Request {
         if shape.stream.is_some_and(|stream| stream != Value::Bool(false)) {
             return Err("stream: an answer in a batch is whole; leave it out".into());
         }
-        Ok(Self { url, body })
+        let trace = [("traceparent", fields.traceparent), ("tracestate", fields.tracestate)];
+        let text = |(name, value)| if let Some(Value::String(text)) = value { Some((name, text)) } else { None };
+        Ok(Self { url, body, trace: trace.into_iter().filter_map(text).collect() })
     }
 }
 
@@ -189,6 +195,15 @@ mod tests {
         let request = lines[0].request.as_ref().unwrap();
         assert_eq!((request.url.as_str(), request.body.get()), ("/v1/x", r#"{"b": 0.1}"#));
         assert_eq!((lines.len(), lines[0].custom_id.as_deref()), (1, Some("a")));
+        assert!(request.trace.is_empty());
+    }
+
+    #[test]
+    fn a_request_may_belong_to_a_trace() {
+        let text =
+            br#"{"custom_id":"a","method":"POST","url":"/x","body":{},"traceparent":"00-1-2-01","tracestate":7}"#;
+        let request = lines(text).remove(0).request.unwrap();
+        assert_eq!(request.trace, [("traceparent", "00-1-2-01".to_owned())], "what is no text is nobody's trace");
     }
 
     #[test]

@@ -13,7 +13,6 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use axum::Router;
 use futures::{StreamExt, stream};
-use octavo_telemetry::LogConfig;
 use tokio::sync::Semaphore;
 use tracing::{info, warn};
 
@@ -22,12 +21,13 @@ use crate::batch::output::Output;
 use crate::batch::progress::Progress;
 use crate::cli::RunBatchArgs;
 use crate::serve;
+use crate::serve::settings::log_config;
 
 /// Answers that wait for an earlier one, for each request that runs.
 const REORDERED: usize = 4;
 
 pub(crate) fn run(args: RunBatchArgs) -> Result<()> {
-    octavo_telemetry::init_logging(&LogConfig::default())?;
+    octavo_telemetry::init_logging(&log_config(&args.compose.observe, None))?;
     let Some(mut batch) = Batch::open(&args.input_file, &args.output_file)? else {
         info!("{} is complete already", args.output_file.display());
         return Ok(());

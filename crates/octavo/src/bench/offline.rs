@@ -9,13 +9,13 @@ use octavo_bench::offline::{
 };
 use octavo_bench::plot::Chart;
 use octavo_engine::EngineHandle;
-use octavo_telemetry::LogConfig;
 use serde_json::Value;
 
 use super::bar::watched;
 use super::{write_json, write_plot};
 use crate::cli::{BatchArgs, BenchLatencyArgs, BenchThroughputArgs, ComposeArgs, ReportArgs, RequestsArgs};
 use crate::serve;
+use crate::serve::settings::log_config;
 
 pub(super) fn latency(args: &BenchLatencyArgs) -> Result<()> {
     let seed = seed(&args.compose);
@@ -50,7 +50,7 @@ fn with_engine<T>(
     args: &ComposeArgs,
     measure: impl AsyncFnOnce(&EngineHandle, ModelLimits) -> Result<T>,
 ) -> Result<(T, String)> {
-    octavo_telemetry::init_logging(&LogConfig::default())?;
+    octavo_telemetry::init_logging(&log_config(&args.observe, None))?;
     let composed = serve::compose_in_process(args)?;
     let limits = ModelLimits {
         vocab_size: u32::try_from(composed.vocab_size).unwrap_or(u32::MAX),

@@ -8,7 +8,8 @@ use crate::cli::model::ComposeArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct RunBatchArgs {
-    /// Requests, one JSON object a line: {custom_id, method, url, body}.
+    /// Requests, one JSON object a line: {custom_id, method, url, body}, and traceparent and tracestate if it belongs to
+    /// a trace.
     #[arg(short, long, value_name = "FILE", help_heading = "Batch")]
     pub(crate) input_file: PathBuf,
 

@@ -29,12 +29,12 @@ pub(crate) use bench::{
 };
 pub(crate) use client::{ChatArgs, ClientArgs, CompleteArgs};
 pub(crate) use layers::Environment;
-pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, ModelArgs, SamplingArgs, SourceArgs};
+pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, ModelArgs, ObserveArgs, SamplingArgs, SourceArgs};
 pub(crate) use serve::{NetworkArgs, ServeArgs};
 #[cfg(test)]
 pub(crate) use values::JsonObject;
 pub(crate) use values::{
-    ContentFormat, Device, Dtype, FingerprintMode, GenerationSource, MaxModelLen, Policy, TextList,
+    ContentFormat, Device, Dtype, FingerprintMode, GenerationSource, LogFormat, MaxModelLen, Policy, TextList,
 };
 
 /// The model that `octavo serve` takes when none is named.

@@ -9,7 +9,8 @@ use octavo_backend_cpu::Isa;
 use crate::cli::DEFAULT_MODEL;
 use crate::cli::compat::CompatArgs;
 use crate::cli::values::{
-    self, Bound, ContentFormat, Device, Dtype, GenerationSource, JsonObject, MaxModelLen, Policy,
+    self, Bound, ContentFormat, Device, Dtype, GenerationSource, JsonObject, LogFormat, MaxModelLen, Policy,
+    TracedModule,
 };
 
 /// Where a model comes from.
@@ -44,6 +45,8 @@ pub(crate) struct ComposeArgs {
     pub(crate) chat: ChatFormatArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) observe: ObserveArgs,
     #[command(flatten)]
     pub(crate) compat: CompatArgs,
 
@@ -222,4 +225,23 @@ pub(crate) struct SamplingArgs {
     /// Most log-probabilities a request may ask for at a position; -1 is no bound.
     #[arg(long, value_parser = values::bound, default_value = "20", allow_hyphen_values = true, value_name = "N")]
     pub(crate) max_logprobs: Bound,
+}
+
+/// What is told of requests beyond their answers.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Logging")]
+pub(crate) struct ObserveArgs {
+    /// How lines are written; a line about a request carries its id and its trace's.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub(crate) log_format: LogFormat,
+
+    /// Send a span for each request to this OTLP collector [default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or
+    /// OTEL_EXPORTER_OTLP_ENDPOINT; without one, nothing is sent]. OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is grpc, the
+    /// default, or http/protobuf; OpenTelemetry's other variables are honoured too.
+    #[arg(long, value_name = "URL")]
+    pub(crate) otlp_traces_endpoint: Option<String>,
+
+    /// Add spans for the stages of each sequence: queue, prefill and decode, whichever module is named.
+    #[arg(long, num_args = 1.., value_enum, value_delimiter = ',', value_name = "model|worker|all", hide_possible_values = true)]
+    pub(crate) collect_detailed_traces: Vec<TracedModule>,
 }

@@ -45,6 +45,23 @@ pub(crate) enum ContentFormat {
     Openai,
 }
 
+/// How log lines are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// An object each, for programs.
+    Json,
+}
+
+/// vLLM's parts that detailed traces can be had of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TracedModule {
+    Model,
+    Worker,
+    All,
+}
+
 /// What a response's `system_fingerprint` tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FingerprintMode {

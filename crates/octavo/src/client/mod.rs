@@ -6,13 +6,13 @@ mod terminal;
 use std::io::{self, Write};
 
 use anyhow::Result;
-use octavo_telemetry::LogConfig;
 use serde_json::{Value, json};
 
 use crate::cli::{ChatArgs, ClientArgs, CompleteArgs, ComposeArgs};
 pub(crate) use crate::client::connection::Client;
 use crate::client::connection::Piece;
 use crate::client::terminal::{Input, Screen};
+use crate::serve::settings::log_config;
 use crate::serve::{self, Composed};
 
 /// Where a server is looked for when neither it nor a model is named.
@@ -43,7 +43,7 @@ fn with_client(
     conversation: impl AsyncFnOnce(Client) -> Result<()>,
 ) -> Result<()> {
     let quiet = std::env::var_os("RUST_LOG").is_none() && std::env::var_os("VLLM_LOGGING_LEVEL").is_none();
-    octavo_telemetry::init_logging(&LogConfig { level: quiet.then(|| "warning".to_owned()) })?;
+    octavo_telemetry::init_logging(&log_config(&compose.observe, quiet.then_some("warning")))?;
     let local = args.url.is_none() && compose.model.given().is_some();
     let composed = local.then(|| serve::compose_in_process(compose)).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

@@ -4,7 +4,7 @@ mod generation;
 mod kv;
 mod listen;
 mod model;
-mod settings;
+pub(crate) mod settings;
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use octavo_engine::Engine;
 use octavo_ops::Backend;
 use octavo_runner::{Runner, RunnerConfig};
 use octavo_server::{Server, Shutdown, serve_while_loading};
-use octavo_telemetry::{LogConfig, Telemetry, TelemetryConfig};
+use octavo_telemetry::{Telemetry, TelemetryConfig, Traces};
 use tracing::{info, warn};
 
 use crate::cli::{ComposeArgs, Device, Dtype, EngineArgs, ModelArgs, ServeArgs};
@@ -33,7 +33,7 @@ const CPU_BUDGET: usize = 512;
 const HTTP_NICENESS: i32 = 5;
 
 pub(crate) fn run(args: ServeArgs) -> Result<()> {
-    octavo_telemetry::init_logging(&LogConfig::default())?;
+    octavo_telemetry::init_logging(&settings::log_config(&args.compose.observe, None))?;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.enable_all().thread_name("octavo-http").on_thread_start(make_way).build()?;
     let result = runtime.block_on(serve(args));
@@ -79,7 +79,7 @@ async fn serve(args: ServeArgs) -> Result<()> {
             return Ok(());
         }
     };
-    let Composed { engine, server, telemetry, model_name, .. } = composed;
+    let Composed { engine, server, telemetry, model_name, traces, .. } = composed;
 
     info!("ready after {:.2} s, {} resident", begun.elapsed().as_secs_f64(), resident());
     info!("try: {}", curl_line(&curl, &model_name));
@@ -87,7 +87,12 @@ async fn serve(args: ServeArgs) -> Result<()> {
     let upkeep = log_stats.then(|| telemetry.spawn_upkeep());
     let served = server.serve(listener, shutdown).await;
     drop(upkeep);
-    tokio::task::spawn_blocking(move || engine.join()).await?;
+    let end = move || {
+        engine.join();
+        // Every request has ended: what is still to be told of them leaves now.
+        drop(traces);
+    };
+    tokio::task::spawn_blocking(end).await?;
     info!("bye");
     Ok(served?)
 }
@@ -97,6 +102,8 @@ pub(crate) struct Composed {
     pub(crate) engine: Engine,
     pub(crate) server: Server,
     telemetry: Telemetry,
+    /// Sends the last traces when dropped, which blocks.
+    traces: Option<Traces>,
     /// The first served name.
     pub(crate) model_name: String,
     /// Token ids are below it.
@@ -110,7 +117,7 @@ pub(crate) struct Composed {
 /// # Errors
 /// Flags that are refused, or whatever keeps the model from being loaded.
 pub(crate) fn compose_in_process(args: &ComposeArgs) -> Result<Composed> {
-    let settings = Settings::in_process(args)?;
+    let settings = Settings::in_process(args, &|name| std::env::var(name).ok())?;
     check(args)?;
     compose(args, &settings)
 }
@@ -154,6 +161,10 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
         engine: 0,
         max_model_len: plan.max_model_len,
     });
+    let traces = settings.traces.as_ref().map(|config| telemetry.start_traces(config)).transpose()?;
+    if let Some(config) = &settings.traces {
+        info!("traces are sent to {}", config.endpoint());
+    }
     let engine_config = settings::engine_config(limits, plan.max_model_len, budget);
     telemetry.set_cache_config(&[
         ("block_size", block_size.to_string()),
@@ -165,7 +176,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let engine = Engine::spawn(Box::new(runner), engine_config, telemetry.engine())?;
     let server = Server::new(engine.handle(), model.text, telemetry.clone(), server_config);
     let (vocab_size, max_model_len) = (model.program.vocab_size, plan.max_model_len);
-    Ok(Composed { engine, server, telemetry, model_name, vocab_size, max_model_len })
+    Ok(Composed { engine, server, telemetry, traces, model_name, vocab_size, max_model_len })
 }
 
 /// Says what the flags come to, before anything is loaded.

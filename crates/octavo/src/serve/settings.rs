@@ -8,10 +8,13 @@ use octavo_engine::{EngineConfig, SchedulingPolicy};
 use octavo_server::{
     ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, RequestLog, ServerConfig, TlsConfig,
 };
+use octavo_telemetry::{LogConfig, LogFormat, TraceConfig};
 use octavo_text::{ReasoningSyntax, ToolSyntax};
 use serde_json::Value;
 
-use crate::cli::{self, ChatFormatArgs, ComposeArgs, EngineArgs, Environment, Policy, ServeArgs, TextList};
+use crate::cli::{
+    self, ChatFormatArgs, ComposeArgs, EngineArgs, Environment, ObserveArgs, Policy, ServeArgs, TextList,
+};
 use crate::serve::model::LoadedModel;
 
 /// Seconds a connection is kept open between requests.
@@ -46,6 +49,7 @@ pub(crate) struct Settings {
 
     pub(crate) tokenizer_info: bool,
     pub(crate) log: RequestLog,
+    pub(crate) traces: Option<TraceConfig>,
 }
 
 impl Settings {
@@ -116,16 +120,36 @@ impl Settings {
                 outputs: log.enable_log_outputs,
                 max_len: log.max_log_len,
             },
+            traces: traces(&args.compose.observe, environment)?,
         })
     }
 
     /// Of a server that is asked in this process alone.
     ///
     /// # Errors
-    /// Flags that contradict each other.
-    pub(crate) fn in_process(args: &ComposeArgs) -> Result<Self> {
-        Ok(Self { api: api_config(&args.chat)?, ..Self::default() })
+    /// Flags that contradict each other, or a variable that is not understood.
+    pub(crate) fn in_process(args: &ComposeArgs, environment: &Environment<'_>) -> Result<Self> {
+        let traces = traces(&args.observe, environment)?;
+        Ok(Self { api: api_config(&args.chat)?, traces, ..Self::default() })
     }
+}
+
+/// How the process logs, at the level `level` or the environment's.
+pub(crate) fn log_config(args: &ObserveArgs, level: Option<&str>) -> LogConfig {
+    let format = match args.log_format {
+        cli::LogFormat::Text => LogFormat::Text,
+        cli::LogFormat::Json => LogFormat::Json,
+    };
+    LogConfig { level: level.map(str::to_owned), format }
+}
+
+fn traces(args: &ObserveArgs, environment: &Environment<'_>) -> Result<Option<TraceConfig>> {
+    let (endpoint, detailed) = (args.otlp_traces_endpoint.as_deref(), !args.collect_detailed_traces.is_empty());
+    let traces = TraceConfig::new(endpoint, detailed, environment).context("--otlp-traces-endpoint")?;
+    if detailed && endpoint.is_none() && traces.is_none() {
+        bail!("--collect-detailed-traces needs --otlp-traces-endpoint, which tells where they go");
+    }
+    Ok(traces)
 }
 
 /// How chats are read and written.

@@ -22,7 +22,6 @@ const TRANSFER: Outcome = Refused("moving KV between servers is not served");
 const ACCESS_LOG: Outcome = NoEffect("no access log is written; --enable-log-requests logs requests");
 const REMOVED: Outcome = NoEffect("vLLM has removed it, and its scheduler's successor is what runs here");
 const EXPERTS: Outcome = NoEffect("one device holds all experts");
-const TRACES: Outcome = NoEffect("no traces are exported yet");
 const LLGUIDANCE: Outcome = NoEffect("grammars are compiled by one library, whatever is named");
 
 /// vLLM's flags that are not served, by subject. What is not here and not in the argument structs is unknown.
@@ -235,9 +234,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("log-error-stack", Switch, NoEffect("errors are logged as sentences")),
     flag("log-config-file", Value, NoEffect("the log's level is set by VLLM_LOGGING_LEVEL or RUST_LOG")),
     flag("show-hidden-metrics-for-version", Value, NoEffect("no metric is hidden")),
-    flag("collect-detailed-traces", Values, TRACES),
-    flag("otlp-traces-endpoint", Value, Refused("traces are not exported yet")),
-    flag("enable-layerwise-nvtx-tracing", Switch, TRACES),
+    flag("enable-layerwise-nvtx-tracing", Switch, NoEffect("no GPU is used whose profiler could show it")),
     flag("enable-mfu-metrics", Switch, NoEffect("`octavo inspect` prints the FLOPs and bytes of a model")),
     flag("enable-logging-iteration-details", Switch, NoEffect("steps are not logged")),
     flag("profiler-config", Json, NoEffect("/start_profile is not served; use perf")),

@@ -29,6 +29,33 @@ fn what_is_told_of_requests_arrives() {
 }
 
 #[test]
+fn traces_go_where_the_flag_or_a_variable_says_and_nowhere_else() {
+    let traces = |line: &[&str], variable: Option<&str>| {
+        let environment = |name: &str| variable.filter(|_| name == "OTEL_EXPORTER_OTLP_ENDPOINT").map(str::to_owned);
+        Settings::of_server(&args(line), &environment).map(|settings| settings.traces)
+    };
+    let endpoint = |line: &[&str], variable| traces(line, variable).unwrap().map(|config| config.endpoint().to_owned());
+    assert_eq!(endpoint(&[], None), None);
+    assert_eq!(endpoint(&["--otlp-traces-endpoint", "http://a:1"], Some("http://b:1")).unwrap(), "http://a:1");
+    assert_eq!(endpoint(&["--collect-detailed-traces", "model,worker"], Some("http://b:1")).unwrap(), "http://b:1");
+    for (line, part) in [
+        (&["--otlp-traces-endpoint", "nowhere://"][..], "--otlp-traces-endpoint"),
+        (&["--collect-detailed-traces", "all"], "needs --otlp-traces-endpoint"),
+    ] {
+        let error = format!("{:#}", traces(line, None).unwrap_err());
+        assert!(error.contains(part), "{error}");
+    }
+    let in_process = Settings::in_process(&args(&["--otlp-traces-endpoint", "http://a:1"]).compose, &|_| None);
+    assert_eq!(in_process.unwrap().traces.unwrap().endpoint(), "http://a:1");
+}
+
+#[test]
+fn lines_are_written_as_asked_for() {
+    let format = |line: &[&str]| log_config(&args(line).compose.observe, None).format;
+    assert_eq!((format(&[]), format(&["--log-format", "json"])), (LogFormat::Text, LogFormat::Json));
+}
+
+#[test]
 fn parsers_are_vllms_by_name() {
     let api = |line: &[&str]| settings(line).map(|settings| settings.api);
     let tools = api(&["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]).unwrap();
