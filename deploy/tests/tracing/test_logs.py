@@ -1,0 +1,52 @@
+"""Log lines as JSON, with the ids that lead from a request to its lines and to its trace."""
+
+import json
+import re
+import urllib.request
+
+from serving import serving, until
+
+SECRET = "the prompt that nobody may see"
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+HEADERS = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+LONG = {"prompt": SECRET, "n": 64, "max_tokens": 200, "ignore_eos": True, "stream": True}
+
+
+def lines_of(server, request_id):
+    lines = [json.loads(line) for line in list(server.log)]
+    return [line for line in lines if line.get("request_id") == request_id]
+
+
+def test_every_line_is_an_object_and_those_of_a_request_have_its_ids():
+    with serving("--log-format", "json", "--enable-log-requests", "--enable-log-outputs") as server:
+        for request_id, stream in [("r-1", False), ("r-2", True)]:
+            body = {"prompt": "x", "max_tokens": 3, "ignore_eos": True, "stream": stream}
+            assert server.ask(body, x_request_id=request_id, **HEADERS)[0] == 200
+            both = until(lambda: len(found := lines_of(server, request_id)) > 1 and found, lambda: server.log)
+            assert [line["message"] for line in both] == ["received a request", "generated a response"]
+            for line in both:
+                assert line["trace_id"] == TRACE
+                assert (line["level"], line["target"]) == ("INFO", "octavo_server::request_log")
+                assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", line["timestamp"])
+    for line in server.log:
+        assert {"timestamp", "level", "target", "message"} <= set(json.loads(line)), line
+
+
+def test_a_line_leads_to_the_span(collector):
+    with serving("--log-format=json", "--enable-log-requests", "--otlp-traces-endpoint", collector.addresses["grpc"]) as server:
+        assert server.ask({"prompt": "x", "max_tokens": 3}, x_request_id="r-3")[0] == 200
+        span = collector.span("r-3")
+        [line] = lines_of(server, "r-3")
+        assert (line["trace_id"], line["span_id"]) == (span["Trace ID"], span["ID"])
+
+
+def test_no_prompt_is_logged_unless_it_is_asked_for():
+    with serving("--log-format", "json", VLLM_LOGGING_LEVEL="DEBUG") as server:
+        assert server.ask({"prompt": SECRET, "max_tokens": 3})[0] == 200
+        assert server.ask({"prompt": SECRET, "max_tokens": -1})[0] == 400
+        with urllib.request.urlopen(server.request(LONG)) as answer:
+            answer.readline()
+    assert not [line for line in server.log if SECRET in line]
+    with serving("--enable-log-requests", VLLM_LOGGING_LEVEL="DEBUG") as server:
+        assert server.ask({"prompt": SECRET, "max_tokens": 3}, x_request_id="r-4")[0] == 200
+    assert [line for line in server.log if SECRET in line and "request_id=r-4" in line], server.log
