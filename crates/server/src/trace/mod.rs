@@ -50,8 +50,8 @@ enum Begun {
         parent: TraceParent,
     },
     Yes {
-        span: RequestSpan,
-        request: TracedRequest,
+        span: Box<RequestSpan>,
+        request: Box<TracedRequest>,
     },
     /// It is over, or never was.
     Ended,
@@ -89,7 +89,7 @@ impl RequestTrace {
         let Some(span) = tracer.begin(parent) else { return };
         let (trace_id, span_id) = span.ids();
         self.log.record("trace_id", display(trace_id)).record("span_id", display(span_id));
-        *begun = Begun::Yes { span, request: TracedRequest::default() };
+        *begun = Begun::Yes { span: Box::new(span), request: Box::default() };
     }
 
     /// The request has this id from now on.
