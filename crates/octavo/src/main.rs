@@ -5,6 +5,7 @@ mod bench;
 mod cli;
 mod client;
 mod doctor;
+mod health;
 mod inspect;
 mod pull;
 mod serve;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Pull(args) => pull::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Health(args) => health::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     };
     match result {

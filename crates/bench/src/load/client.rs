@@ -7,6 +7,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
 use super::LoadError;
@@ -88,6 +89,17 @@ impl Connection {
         Self { target, sender: None }
     }
 
+    /// Over a stream that is there already. It is not made again when it breaks, but replaced by one to the target.
+    ///
+    /// # Errors
+    /// The stream is closed.
+    pub async fn over<S>(target: Target, stream: S) -> Result<Self, ClientError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        Ok(Self { target, sender: Some(speak(stream).await?) })
+    }
+
     /// Where it goes.
     pub fn target(&self) -> &Target {
         &self.target
@@ -107,13 +119,7 @@ impl Connection {
             None => {
                 let stream = TcpStream::connect((self.target.host.as_str(), self.target.port)).await?;
                 stream.set_nodelay(true)?;
-                let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-                tokio::spawn(async move {
-                    if let Err(error) = connection.await {
-                        tracing::debug!(%error, "a connection ended");
-                    }
-                });
-                Ok(self.sender.insert(sender))
+                Ok(self.sender.insert(speak(stream).await?))
             }
         }
     }
@@ -127,6 +133,20 @@ impl Connection {
     pub fn close(&mut self) {
         self.sender = None;
     }
+}
+
+/// HTTP over a stream, until either side closes it.
+async fn speak<S>(stream: S) -> Result<SendRequest<Full<Bytes>>, ClientError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "a connection ended");
+        }
+    });
+    Ok(sender)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! Both become arguments in front of the user's own, in the form `--flag=value`, so that there is one reader of values.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::cli::yaml::{self, Node};
 use crate::cli::{argv, is_given, is_json, is_switch};
@@ -20,7 +20,10 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 const CONFIG: &str = "config";
 
 /// Commands whose flags are variables too; those of the others are typed by a person.
-const WITH_VARIABLES: [&str; 2] = ["serve", "run-batch"];
+const WITH_VARIABLES: [&str; 3] = ["serve", "run-batch", HEALTH];
+
+/// It has the variables of the server that it looks for, but no file.
+const HEALTH: &str = "health";
 
 /// A flag that was set elsewhere than on the command line.
 #[derive(Debug)]
@@ -49,7 +52,9 @@ pub(crate) fn settings(
     given: &ArgMatches,
     environment: &Environment<'_>,
 ) -> Result<Vec<Setting>, String> {
-    if !command.get_arguments().any(|arg| arg.get_long() == Some(CONFIG)) {
+    let with_file = find(command, CONFIG).is_some();
+    // `bench serve`, which has none either, is not `serve`.
+    if !with_file && command.get_name() != HEALTH {
         return Ok(vec![]);
     }
     let is_open = |flag: &str| find(command, flag).is_some_and(|arg| !is_given(given, arg.get_id().as_str()));
@@ -60,7 +65,8 @@ pub(crate) fn settings(
     let by_variable = variables.iter().position(|setting| setting.flag == CONFIG);
     let path = match by_variable {
         Some(at) => variables.remove(at).tokens[0].to_str().and_then(|token| Some(token.split_once('=')?.1.to_owned())),
-        None => given.get_one::<std::path::PathBuf>(CONFIG).map(|path| path.to_string_lossy().into_owned()),
+        None if with_file => given.get_one::<PathBuf>(CONFIG).map(|path| path.to_string_lossy().into_owned()),
+        None => None,
     };
     let mut settings = match path {
         Some(path) => from_file(command, Path::new(&path))?,

@@ -8,6 +8,7 @@ mod batch;
 mod bench;
 mod client;
 mod compat;
+mod health;
 mod layers;
 mod model;
 mod serve;
@@ -28,6 +29,7 @@ pub(crate) use bench::{
     RequestsArgs,
 };
 pub(crate) use client::{ChatArgs, ClientArgs, CompleteArgs};
+pub(crate) use health::HealthArgs;
 pub(crate) use layers::Environment;
 pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, ModelArgs, ObserveArgs, SamplingArgs, SourceArgs};
 pub(crate) use serve::{NetworkArgs, ServeArgs};
@@ -48,6 +50,10 @@ Names may be written with _ for -. A switch --x has its opposite --no-x. A JSON 
 time: --override-generation-config.temperature 0.5. Every flag is also a variable (--max-num-seqs: \
 OCTAVO_MAX_NUM_SEQS) and a key of the --config file. vLLM's other flags are accepted with a warning where they change \
 nothing here, and refused where ignoring them would.";
+
+const AFTER_HEALTH: &str = "\
+The variables of `octavo serve` (OCTAVO_HOST, OCTAVO_PORT, OCTAVO_UDS, OCTAVO_SSL_CERTFILE) are read here too. --url \
+http://127.0.0.1:8000/live asks whether the process answers, ready or not.";
 
 /// An OpenAI-compatible inference server.
 #[derive(Debug, Parser)]
@@ -75,6 +81,9 @@ pub(crate) enum Command {
     Pull(PullArgs),
     /// Print a model's program: ops, shapes, bytes and FLOPs.
     Inspect(InspectArgs),
+    /// Ask a server whether it is ready to serve; the exit code is 0 or 1.
+    #[command(after_help = AFTER_HEALTH)]
+    Health(HealthArgs),
     /// Say what this machine offers and what is missing.
     Doctor(DoctorArgs),
 }

@@ -1,0 +1,36 @@
+//! Flags of `octavo health`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::cli::values;
+
+/// Where the server is: named as for `octavo serve`, so that the variables that configure it (`OCTAVO_PORT`, ...) lead
+/// here as well.
+#[derive(Debug, Args)]
+pub(crate) struct HealthArgs {
+    /// What to ask, in place of the flags below: `http://` or `https://`, a host, and a path if not /health.
+    #[arg(long)]
+    pub(crate) url: Option<String>,
+
+    /// Address that the server listens on.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) host: String,
+
+    /// Port that the server listens on.
+    #[arg(long, default_value_t = 8000)]
+    pub(crate) port: u16,
+
+    /// Unix domain socket that the server listens on, in place of --host and --port.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) uds: Option<PathBuf>,
+
+    /// Certificate that the server was given: ask over HTTPS. Whether it is valid is not checked.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ssl_certfile: Option<PathBuf>,
+
+    /// Seconds to wait for the answer.
+    #[arg(long, default_value_t = 5.0, value_parser = values::seconds, value_name = "SECONDS")]
+    pub(crate) timeout: f64,
+}

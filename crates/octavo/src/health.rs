@@ -1,0 +1,249 @@
+//! `octavo health`: whether a server answers, for health checks of images that have no shell and no curl.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use http::{Method, Uri};
+use octavo_bench::load::{Connection, Target};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
+
+use crate::cli::HealthArgs;
+
+/// What is asked when no path is named.
+const PATH: &str = "/health";
+
+/// Prints one line that says what was asked and what came back.
+///
+/// # Errors
+/// The same line, where the answer is not 200 or none comes in time.
+pub(crate) fn run(args: &HealthArgs) -> Result<()> {
+    let place = Place::of(args)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let patience = Duration::from_secs_f64(args.timeout);
+    let answer = runtime.block_on(async { tokio::time::timeout(patience, place.ask()).await });
+    // A name that is still being looked up is not waited for.
+    runtime.shutdown_background();
+    let status = match answer {
+        Ok(answer) => answer.with_context(|| place.to_string())?,
+        Err(_) => bail!("{place}: no answer within {} s", args.timeout),
+    };
+    if status != http::StatusCode::OK {
+        bail!("{place}: {status}");
+    }
+    println!("{place}: {status}");
+    Ok(())
+}
+
+/// Where a server listens, and what it is asked.
+#[derive(Debug, PartialEq)]
+struct Place {
+    socket: Socket,
+    tls: bool,
+    path: String,
+}
+
+#[derive(Debug, PartialEq)]
+enum Socket {
+    Tcp { host: String, port: u16 },
+    Unix(PathBuf),
+}
+
+impl Place {
+    fn of(args: &HealthArgs) -> Result<Self> {
+        if let Some(url) = &args.url {
+            return Self::of_url(url);
+        }
+        let socket = match &args.uds {
+            Some(path) => Socket::Unix(path.clone()),
+            None => Socket::Tcp { host: reached(&args.host), port: args.port },
+        };
+        Ok(Self { socket, tls: args.ssl_certfile.is_some(), path: PATH.to_owned() })
+    }
+
+    fn of_url(url: &str) -> Result<Self> {
+        let uri: Uri = url.parse().with_context(|| format!("--url {url}"))?;
+        let (tls, port) = match uri.scheme_str() {
+            Some("http") => (false, 80),
+            Some("https") => (true, 443),
+            _ => bail!("--url {url}: it must start with http:// or https://"),
+        };
+        let host = uri.host().with_context(|| format!("--url {url}: it names no host"))?;
+        let socket = Socket::Tcp {
+            host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
+            port: uri.port_u16().unwrap_or(port),
+        };
+        let path = match uri.path() {
+            "" | "/" => PATH,
+            path => path,
+        };
+        Ok(Self { socket, tls, path: path.to_owned() })
+    }
+
+    /// The status of the answer.
+    async fn ask(&self) -> Result<http::StatusCode> {
+        match &self.socket {
+            Socket::Tcp { host, port } => {
+                let stream = TcpStream::connect((host.as_str(), *port)).await.context("connecting failed")?;
+                self.ask_over(stream, host).await
+            }
+            Socket::Unix(path) => {
+                let stream = UnixStream::connect(path).await.context("connecting failed")?;
+                self.ask_over(stream, "localhost").await
+            }
+        }
+    }
+
+    async fn ask_over<S>(&self, stream: S, host: &str) -> Result<http::StatusCode>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let target = match host.contains(':') {
+            true => Target::new(&format!("http://[{host}]"), None)?,
+            false => Target::new(&format!("http://{host}"), None)?,
+        };
+        let mut connection = match self.tls {
+            true => Connection::over(target, encrypted(stream, host).await?).await?,
+            false => Connection::over(target, stream).await?,
+        };
+        let request = connection.target().request(Method::GET, &self.path, Bytes::new())?;
+        Ok(connection.send(request).await?.status())
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.tls { "https" } else { "http" };
+        match &self.socket {
+            Socket::Tcp { host, port } if host.contains(':') => write!(f, "{scheme}://[{host}]:{port}{}", self.path),
+            Socket::Tcp { host, port } => write!(f, "{scheme}://{host}:{port}{}", self.path),
+            Socket::Unix(path) => write!(f, "{scheme}+unix:{}:{}", path.display(), self.path),
+        }
+    }
+}
+
+/// The address at which a server that listens on `host` is found from this machine.
+fn reached(host: &str) -> String {
+    match host.parse() {
+        Ok(IpAddr::V4(address)) if address.is_unspecified() => "127.0.0.1".to_owned(),
+        Ok(IpAddr::V6(address)) if address.is_unspecified() => "::1".to_owned(),
+        _ => host.to_owned(),
+    }
+}
+
+async fn encrypted<S: AsyncRead + AsyncWrite + Unpin>(stream: S, host: &str) -> Result<TlsStream<S>> {
+    let provider = Arc::new(ring::default_provider());
+    let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
+        .with_no_client_auth();
+    let name = ServerName::try_from(host.to_owned()).with_context(|| format!("{host} is no name of a server"))?;
+    TlsConnector::from(Arc::new(config)).connect(name, stream).await.context("the TLS handshake failed")
+}
+
+/// Takes any certificate, as the probes of Kubernetes do: it is issued for the name that clients use, never for the
+/// loopback address, and nothing secret is sent or believed.
+#[derive(Debug)]
+struct AnyCertificate(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{self, Command};
+
+    /// What the flags and variables lead to, or the error.
+    fn place(line: &str, variables: &[(&str, &str)]) -> Result<String, String> {
+        let environment =
+            |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        let args = ["health"].into_iter().chain(line.split_whitespace()).map(Into::into).collect();
+        let cli = cli::parse(args, &environment).map_err(|failure| failure.to_string())?;
+        let Command::Health(args) = cli.command else { return Err("another command".to_owned()) };
+        Place::of(&args).map(|place| place.to_string()).map_err(|error| format!("{error:#}"))
+    }
+
+    #[test]
+    fn the_flags_are_those_of_the_server() {
+        for (line, expected) in [
+            ("", "http://127.0.0.1:8000/health"),
+            ("--port 8080", "http://127.0.0.1:8080/health"),
+            ("--host 0.0.0.0", "http://127.0.0.1:8000/health"),
+            ("--host :: --port=80", "http://[::1]:80/health"),
+            ("--host 10.0.0.7 --ssl_certfile c.pem", "https://10.0.0.7:8000/health"),
+            ("--uds /run/s --port 9", "http+unix:/run/s:/health"),
+            ("--uds /run/s --ssl-certfile c.pem", "https+unix:/run/s:/health"),
+            ("--url http://h", "http://h:80/health"),
+            ("--url https://h/ --port 9", "https://h:443/health"),
+            ("--url https://[fe::1]:7/live", "https://[fe::1]:7/live"),
+        ] {
+            assert_eq!(place(line, &[]).as_deref(), Ok(expected), "{line}");
+        }
+        for (line, expected) in [
+            ("--url h:80", "it must start with http:// or https://"),
+            ("--url ftp://h", "it must start with http:// or https://"),
+            ("--port no", "--port"),
+            ("--timeout=-1", "seconds between 0 and 86400"),
+            ("--model m", "--model"),
+        ] {
+            let error = place(line, &[]).unwrap_err();
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_variables_are_those_of_the_server() {
+        let variables = [("OCTAVO_PORT", "8080"), ("OCTAVO_HOST", "0.0.0.0"), ("OCTAVO_SSL_CERTFILE", "/c.pem")];
+        assert_eq!(place("", &variables).as_deref(), Ok("https://127.0.0.1:8080/health"));
+        assert_eq!(place("--port 9", &variables).as_deref(), Ok("https://127.0.0.1:9/health"));
+        assert_eq!(place("--url http://h:1/live", &variables).as_deref(), Ok("http://h:1/live"));
+        // Of a Kubernetes service that is named octavo.
+        let variables = [("OCTAVO_PORT", "tcp://10.0.0.1:80"), ("OCTAVO_UDS", "")];
+        assert_eq!(place("", &variables).as_deref(), Ok("http://127.0.0.1:8000/health"));
+    }
+}
