@@ -9,7 +9,9 @@ use serde_json::{Map, Value};
 use crate::cli::{is_json, is_switch};
 
 /// What `python3 -m` runs in deployments of vLLM, and its name here.
-const MODULES: [(&str, &str); 3] = [
+const MODULES: [(&str, &str); 4] = [
+    // The older server, whose only route is /generate.
+    ("vllm.entrypoints.api_server", "serve"),
     ("vllm.entrypoints.openai.api_server", "serve"),
     ("vllm.entrypoints.openai.run_batch", "run-batch"),
     ("vllm.entrypoints.cli.main", ""),
@@ -42,12 +44,12 @@ const SHORT: [(&str, &str); 20] = [
 /// Most names that a dotted flag may have one in another.
 const MAX_DEPTH: usize = 32;
 
-/// `[python3] [-m vllm.entrypoints.openai.api_server] ARGS` and `ARGS` alone are `serve ARGS`; `vllm COMMAND` is
-/// `COMMAND`: what a deployment has in place of the image's entry point stays as it is.
+/// `[python3] [-m vllm.entrypoints.openai.api_server] ARGS` and `ARGS` alone are `serve ARGS`; `vllm COMMAND` and `octavo
+/// COMMAND` are `COMMAND`: a whole command stays as it is, be it in place of an image's entry point or after it.
 pub(crate) fn entry(mut args: Vec<OsString>) -> Vec<OsString> {
     let text = |args: &[OsString], at: usize| args.get(at).and_then(|arg| arg.to_str()).map(str::to_owned);
-    let program = |arg: String| arg.rsplit('/').next().is_some_and(|name| name.starts_with("python"));
-    if text(&args, 0).is_some_and(program) {
+    let name = |arg: &str| arg.rsplit('/').next().unwrap_or_default().to_owned();
+    if text(&args, 0).is_some_and(|arg| name(&arg).starts_with("python")) {
         args.remove(0);
         if text(&args, 0).as_deref() == Some("-u") {
             args.remove(0);
@@ -59,7 +61,7 @@ pub(crate) fn entry(mut args: Vec<OsString>) -> Vec<OsString> {
     {
         args.splice(..2, (!command.is_empty()).then(|| command.into()));
     }
-    if text(&args, 0).as_deref() == Some("vllm") && args.len() > 1 {
+    if args.len() > 1 && text(&args, 0).is_some_and(|arg| ["octavo", "vllm"].contains(&name(&arg).as_str())) {
         args.remove(0);
     }
     let first = text(&args, 0);
@@ -280,14 +282,17 @@ mod tests {
     }
 
     #[test]
-    fn entry_points_of_vllm_are_serve() {
+    fn whole_commands_and_entry_points_of_vllm_are_serve() {
         let module = "vllm.entrypoints.openai.api_server";
         for line in [
             vec!["--model", "m"],
             vec!["-m", module, "--model", "m"],
             vec!["python3", "-m", module, "--model", "m"],
             vec!["/usr/bin/python3.12", "-u", "-m", module, "--model", "m"],
+            vec!["python", "-m", "vllm.entrypoints.api_server", "--model", "m"],
             vec!["vllm", "serve", "--model", "m"],
+            vec!["octavo", "serve", "--model", "m"],
+            vec!["/usr/local/bin/octavo", "--model", "m"],
             vec!["python3", "-m", "vllm.entrypoints.cli.main", "serve", "--model", "m"],
         ] {
             assert_eq!(entry(words(&line)), words(&["serve", "--model", "m"]), "{line:?}");
@@ -298,7 +303,15 @@ mod tests {
 
     #[test]
     fn other_lines_stay_as_they_are() {
-        for line in [vec![], vec!["--help"], vec!["-V"], vec!["pull", "vllm"], vec!["vllm"], vec!["serve", "-m"]] {
+        for line in [
+            vec![],
+            vec!["--help"],
+            vec!["-V"],
+            vec!["pull", "vllm"],
+            vec!["vllm"],
+            vec!["octavo"],
+            vec!["serve", "-m"],
+        ] {
             assert_eq!(entry(words(&line)), words(&line), "{line:?}");
         }
         // Not a module of ours: serve, which then says that it knows no -m.
