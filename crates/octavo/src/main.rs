@@ -9,6 +9,7 @@ mod health;
 mod inspect;
 mod pull;
 mod serve;
+mod signals;
 mod system;
 
 use std::process::ExitCode;

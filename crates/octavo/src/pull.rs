@@ -6,9 +6,11 @@ use anyhow::Result;
 use octavo_models::{Progress, ResolveOptions, ResolvedModel, catalog};
 
 use crate::cli::{PullArgs, SourceArgs};
+use crate::signals;
 
 pub(crate) fn run(args: &PullArgs) -> Result<()> {
     octavo_telemetry::init_logging(&octavo_telemetry::LogConfig::default())?;
+    signals::end_first_process()?;
     if args.list {
         print!("{}", listing());
         return Ok(());

@@ -10,7 +10,7 @@ mod progress;
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use axum::Router;
 use futures::{StreamExt, stream};
 use tokio::sync::Semaphore;
@@ -19,9 +19,10 @@ use tracing::{info, warn};
 use crate::batch::input::Input;
 use crate::batch::output::Output;
 use crate::batch::progress::Progress;
-use crate::cli::RunBatchArgs;
-use crate::serve;
+use crate::cli::{ComposeArgs, RunBatchArgs};
 use crate::serve::settings::log_config;
+use crate::serve::{self, Composed};
+use crate::signals;
 
 /// Answers that wait for an earlier one, for each request that runs.
 const REORDERED: usize = 4;
@@ -33,30 +34,33 @@ pub(crate) fn run(args: RunBatchArgs) -> Result<()> {
         return Ok(());
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("octavo-batch").build()?;
-    let composed = serve::compose_in_process(&args.compose)?;
-    let answered = runtime.block_on(async {
+    let concurrency = args.compose.engine.max_num_seqs;
+    let (composed, answered) = runtime.block_on(async {
+        let mut interrupted = std::pin::pin!(signals::interrupted()?);
+        let composed = tokio::select! {
+            loaded = load(args.compose) => loaded?,
+            _ = &mut interrupted => bail!("interrupted before the model was loaded"),
+        };
         let router = composed.server.router();
-        let interrupted = interrupted()?;
-        tokio::select! {
-            answered = batch.answer(router, args.compose.engine.max_num_seqs) => answered,
-            () = interrupted => bail!("interrupted: {} The same command goes on from there", batch.kept()),
-        }
-    });
+        let answered = tokio::select! {
+            answered = batch.answer(router, concurrency) => answered,
+            _ = interrupted => Err(anyhow!("interrupted: {} The same command goes on from there", batch.kept())),
+        };
+        Ok((composed, answered))
+    })?;
     composed.engine.join();
     answered?;
     batch.finish()
 }
 
-/// SIGINT or SIGTERM.
-fn interrupted() -> Result<impl Future<Output = ()>> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    Ok(async move {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-    })
+/// Loads the model in a thread of its own, so that a signal is seen meanwhile.
+async fn load(compose: ComposeArgs) -> Result<Composed> {
+    let (loaded, load) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new().name("octavo-load".into()).spawn(move || {
+        // Nobody is there to take it after a signal.
+        let _ = loaded.send(serve::compose_in_process(&compose));
+    })?;
+    load.await.context("the thread that loads the model has died")?
 }
 
 /// A batch that is not finished: where its next request is, and where its answer goes.

@@ -11,8 +11,10 @@ use octavo_bench::plot::Chart;
 use serde_json::Value;
 
 use crate::cli::{BenchArgs, BenchCommand};
+use crate::signals;
 
 pub(crate) fn run(args: BenchArgs) -> Result<()> {
+    signals::end_first_process()?;
     match args.command {
         BenchCommand::Serve(args) => serve::run(&args),
         BenchCommand::Latency(args) => offline::latency(&args),
