@@ -118,7 +118,6 @@ def variable(name, label, values, *, everything=None):
         "name": name,
         "label": label,
         "datasource": SOURCE,
-        "definition": values,
         "query": {"query": values, "refId": name},
         "refresh": 2,
         "sort": 1,

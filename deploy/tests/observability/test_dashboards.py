@@ -1,0 +1,157 @@
+"""Every query of the article's dashboards and of ours, asked of a Prometheus that scrapes a server under load."""
+
+import json
+import math
+import re
+
+import pytest
+
+import article
+import client
+import gpus
+from processes import MONITORING, free_port, program, running, serving, until
+from prometheus import scraping
+
+# What a value of the unit may be. A time in milliseconds, a share times 100 or MiB for bytes would be outside.
+RANGES = {
+    "reqps": (0, 1e5),
+    "ops": (0, 1e6),
+    "tps": (0, 1e7),
+    "suffix: tok/s": (0, 1e7),
+    "short": (0, 1e9),
+    "s": (0, 60),
+    "percent": (0, 100),
+    "percentunit": (0, 1),
+    "Bps": (0, 1e11),
+    "bytes": (1e6, 1e13),
+    "decgbytes": (1, 200),
+    "hertz": (1e8, 2e10),
+    "celsius": (20, 100),
+    "watt": (50, 1000),
+    "joule": (1e-6, 1e5),
+}
+BOARDS = sorted((MONITORING / "dashboards").glob("*.json"))
+VALUES = {"$__rate_interval": "1m", "$__range": "5m", "$job": "octavo", "$pod": ".*", "$model_name": ".*", "$node": ".*", "$gpu": ".*"}
+
+
+def ours():
+    for path in BOARDS:
+        for panel in json.loads(path.read_text())["panels"]:
+            units = {o["matcher"]["options"]: o["properties"][0]["value"] for o in panel.get("fieldConfig", {}).get("overrides", [])}
+            names = next((t["options"]["renameByName"] for t in panel.get("transformations", []) if t["id"] == "organize"), {})
+            for target in panel.get("targets", []):
+                expression = target["expr"]
+                for variable, value in VALUES.items():
+                    expression = expression.replace(variable, value)
+                column = names.get(f"Value #{target['refId']}", names.get("Value"))
+                unit = units.get(column, panel["fieldConfig"]["defaults"]["unit"])
+                # A heat map's unit is that of its axis; its values are counts.
+                unit = "short" if panel["type"] == "heatmap" else unit
+                yield pytest.param(unit, expression, id=f"{path.stem}-{panel['id']}{target['refId']}-{panel['title']}")
+
+
+def theirs():
+    for name, queries in (("application", article.APPLICATION), ("hardware", article.HARDWARE)):
+        for number, (unit, expression) in enumerate(queries):
+            yield pytest.param(unit, expression, id=f"article-{name}-{number}")
+
+
+@pytest.fixture(scope="module")
+def loaded(model, tmp_path_factory):
+    """The server, the load and the Prometheus, once every kind of request has been seen."""
+    folder = tmp_path_factory.mktemp("dashboards")
+    node_port = free_port()
+    node = [program("prometheus-node-exporter"), f"--web.listen-address=127.0.0.1:{node_port}"]
+    with (
+        serving(model, folder / "octavo.log", *client.MixedLoad.FEW_BLOCKS) as server,
+        gpus.exporter() as gpu_port,
+        running(node, folder / "node.log", f"http://127.0.0.1:{node_port}/metrics"),
+        client.MixedLoad(server.port) as load,
+    ):
+        # The labels that ServiceMonitors add.
+        pod = {"pod": "octavo-a", "node": "node-a", "namespace": "vllm", "service": "octavo"}
+        gpu = {"kubernetes_node": "node-a", "namespace": "gpu-operator", "pod": "dcgm-a"}
+        jobs = {
+            "octavo": [(server.address, pod)],
+            "nvidia-dcgm-exporter": [(f"127.0.0.1:{gpu_port}", gpu)],
+            "node-exporter": [(f"127.0.0.1:{node_port}", {})],
+        }
+        rules = [MONITORING / "recording.yaml", MONITORING / "alerts.yaml"]
+        with scraping(folder, jobs, rules=rules) as prometheus:
+            until("scrapes", lambda: prometheus.value('min(count_over_time(up{job=~"octavo|n.*"}[1m]))') >= 8, pause=0.5)
+            yield server, load, prometheus
+
+
+def test_the_load_is_of_every_kind(loaded):
+    _, load, prometheus = loaded
+    assert not load.failures
+    increased = [
+        'vllm:request_success_total{finished_reason="length"}',
+        'vllm:request_success_total{finished_reason="abort"}',
+        "vllm:num_preemptions_total",
+        "vllm:prefix_cache_hits_total",
+        "vllm:prompt_tokens_cached_total",
+        'http_requests_total{handler="/v1/completions",status="2xx"}',
+    ]
+    for series in increased:
+        assert prometheus.value(f"sum(increase({series}[1m]))") > 0, series
+    assert prometheus.value("max_over_time(vllm:num_requests_waiting[1m])") > 0
+    assert prometheus.value("max_over_time(vllm:kv_cache_usage_perc[1m])") > 0.5
+
+
+@pytest.mark.parametrize(("unit", "expression"), [*theirs(), *ours()])
+def test_a_query_has_data_in_its_unit(loaded, unit, expression):
+    result = loaded[2].query(expression)
+    assert result, "no data"
+    low, high = RANGES[unit]
+    for labels, value in result:
+        assert math.isfinite(value) and low <= value <= high, f"{value} of {labels} is no value in {unit}"
+
+
+@pytest.mark.parametrize("expression", article.EMPTY)
+def test_the_known_exception_is_still_one(loaded, expression):
+    assert loaded[2].query(expression) == []
+
+
+def test_times_are_those_that_clients_see(loaded):
+    _, load, prometheus = loaded
+    bounds = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80]
+    seen = prometheus.value("histogram_quantile(0.95, sum by (le) (rate(vllm:time_to_first_token_seconds_bucket[5m])))")
+    slowest = max(load.first_event)
+    assert 0 < seen <= next(bound for bound in bounds if bound >= slowest)
+
+
+def test_counts_are_those_of_the_clients(loaded):
+    server, load, _ = loaded
+    # What is in flight is counted by the server alone; aborted streams too.
+    told, counted = load.tokens, server.metric("vllm:generation_tokens_total")
+    assert told <= counted <= 2 * told + 8 * load.TOKENS
+
+
+def test_alerts_that_need_no_cluster_are_quiet_and_evaluated(loaded):
+    prometheus = loaded[2]
+    groups = prometheus.api("rules")["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert {rule["health"] for rule in rules} == {"ok"}, [rule for rule in rules if rule["health"] != "ok"]
+    firing = {rule["name"] for rule in rules if rule.get("state") == "firing"}
+    assert not firing & {"OctavoDown", "OctavoAllDown", "OctavoTargetMissing", "OctavoStalled"}
+
+
+@pytest.mark.parametrize("page", sorted((MONITORING.parent / "runbooks").glob("*.md")), ids=lambda path: path.stem)
+def test_the_queries_of_a_runbook_are_understood(loaded, page):
+    queries = re.findall(r"```promql\n(.*?)```", page.read_text(), re.DOTALL)
+    assert queries
+    for query in queries:
+        loaded[2].query(query)
+
+
+def test_every_metric_of_ours_is_exported(loaded):
+    """Of rules, runbooks and dashboards; what comes from elsewhere is recognised by its prefix."""
+    prometheus = loaded[2]
+    known = set(prometheus.api("label/__name__/values"))
+    texts = [(MONITORING / name).read_text() for name in ("alerts.yaml", "recording.yaml")]
+    texts += [page.read_text() for page in (MONITORING.parent / "runbooks").glob("*.md")]
+    texts += [board.read_text() for board in BOARDS]
+    names = set(re.findall(r"\b(?:vllm:|http_|process_)[a-z0-9_]+", "\n".join(texts)))
+    assert len(names) > 25
+    assert names - known - {name[: -len(end)] for name in known for end in ("_bucket",)} == set()
