@@ -54,9 +54,10 @@ def first_token():
 
 def context():
     firing = 'count(ALERTS{alertname=~"Octavo.*|Gpu.*", alertstate="firing"}) or vector(0)'
+    requests = f"sum by (job, status) (namespace_job_status:octavo_requests:rate5m{{{JOB}}})"
     return row(
         "Context",
-        series("Requests", "reqps", query(f"namespace_job:octavo_requests:rate5m{{{JOB}}}", "{{job}}"), width=12),
+        series("Requests", "reqps", query(requests, "{{job}} {{status}}"), width=12),
         series("Alerts that fire", "short", query(firing, "all"), width=12),
     )
 
