@@ -10,13 +10,17 @@ RATE = "$__rate_interval"
 VARIABLES = [
     # No expression for All: it must stay a list of the jobs that serve, for http_requests_total is everybody's name.
     variable("job", "Job", "label_values(vllm:num_requests_running, job)"),
-    variable("model_name", "Model", 'label_values(vllm:num_requests_running{job=~"$job"}, model_name)', everything=".*"),
+    variable(
+        "model_name", "Model", 'label_values(vllm:num_requests_running{job=~"$job"}, model_name)', everything=".*"
+    ),
     variable("pod", "Pod", 'label_values(vllm:num_requests_running{job=~"$job"}, pod)', everything=".*"),
 ]
 
 
 def rate(metric, by="", selector=ENGINE):
-    return f"sum by ({by}) (rate({metric}{{{selector}}}[{RATE}]))" if by else f"sum(rate({metric}{{{selector}}}[{RATE}]))"
+    return (
+        f"sum by ({by}) (rate({metric}{{{selector}}}[{RATE}]))" if by else f"sum(rate({metric}{{{selector}}}[{RATE}]))"
+    )
 
 
 def ratio(part, whole, by="", selector=ENGINE):
@@ -32,7 +36,9 @@ def overview():
     failing = f'{SERVER}, status=~"5.."'
     return row(
         "Now",
-        stat("Requests", "reqps", rate("vllm:request_success_total"), help="Sequences that ended, whatever the reason."),
+        stat(
+            "Requests", "reqps", rate("vllm:request_success_total"), help="Sequences that ended, whatever the reason."
+        ),
         stat(
             "Failing",
             "percentunit",
@@ -47,7 +53,9 @@ def overview():
         stat("Generated", "suffix: tok/s", rate("vllm:generation_tokens_total")),
         stat("Prompts", "suffix: tok/s", rate("vllm:prompt_tokens_total")),
         stat("KV cache", "percentunit", f"max(vllm:kv_cache_usage_perc{{{ENGINE}}})", limits=(0.9, 0.95), top=1),
-        stat("Prefix cache hits", "percentunit", ratio("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")),
+        stat(
+            "Prefix cache hits", "percentunit", ratio("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
+        ),
         stat("Preemptions", "ops", rate("vllm:num_preemptions_total"), limits=(0.1, 1)),
         stat("Replicas up", "short", f"sum(up{{{SERVER}}})"),
     )
@@ -55,7 +63,7 @@ def overview():
 
 def traffic():
     seen = rate("http_requests_total", "status", SERVER)
-    refused = f'sum by (reason) (rate(vllm:admission_rejections_total{{{ENGINE}}}[{RATE}]))'
+    refused = f"sum by (reason) (rate(vllm:admission_rejections_total{{{ENGINE}}}[{RATE}]))"
     return row(
         "Traffic",
         series(
@@ -72,7 +80,9 @@ def traffic():
             query(rate("vllm:generation_tokens_total", "pod"), "{{pod}} generated"),
             query(rate("vllm:prompt_tokens_total", "pod"), "{{pod}} prompt"),
         ),
-        series("Refused for a full queue", "reqps", query(refused, "{{reason}}"), help="Answered 429, with Retry-After."),
+        series(
+            "Refused for a full queue", "reqps", query(refused, "{{reason}}"), help="Answered 429, with Retry-After."
+        ),
         series(
             "Bytes",
             "Bps",
@@ -85,7 +95,9 @@ def traffic():
 def latency():
     parts = [("queue", "queue"), ("prefill", "prefill"), ("decode", "decode"), ("inference", "prefill and decode")]
     phases = [query(p95(f"vllm:request_{part}_time_seconds"), legend) for part, legend in parts]
-    http = f"histogram_quantile(0.95, sum by (le) (rate(http_request_duration_highr_seconds_bucket{{{SERVER}}}[{RATE}])))"
+    http = (
+        f"histogram_quantile(0.95, sum by (le) (rate(http_request_duration_highr_seconds_bucket{{{SERVER}}}[{RATE}])))"
+    )
     return row(
         "Latency",
         quantiles("Time to first token", "vllm:time_to_first_token_seconds", "pod", ENGINE),
@@ -130,12 +142,20 @@ def cache():
     return row(
         "KV cache",
         series("Blocks in use", "percentunit", query(f"vllm:kv_cache_usage_perc{{{ENGINE}}}", "{{pod}}"), top=1),
-        series("Prefix cache hits", "percentunit", query(hits, "{{pod}}"), top=1, help="Share of the tokens looked up."),
+        series(
+            "Prefix cache hits", "percentunit", query(hits, "{{pod}}"), top=1, help="Share of the tokens looked up."
+        ),
         series("Prompt tokens by source", "suffix: tok/s", query(sources, "{{source}}")),
         table(
             "Configuration",
-            [("Replicas", "short", f"count by (job, block_size, num_gpu_blocks, kv_cache_size_tokens, cache_dtype,"
-              f" enable_prefix_caching) (vllm:cache_config_info{{{SERVER}}})")],
+            [
+                (
+                    "Replicas",
+                    "short",
+                    f"count by (job, block_size, num_gpu_blocks, kv_cache_size_tokens, cache_dtype,"
+                    f" enable_prefix_caching) (vllm:cache_config_info{{{SERVER}}})",
+                )
+            ],
             rename={
                 "job": "Job",
                 "block_size": "Tokens a block",
@@ -163,7 +183,9 @@ def lengths():
         quantiles("Prompt", "vllm:request_prompt_tokens", "pod", ENGINE, (0.5, 0.95), "short"),
         quantiles("Generated", "vllm:request_generation_tokens", "pod", ENGINE, (0.5, 0.95), "short"),
         quantiles("max_tokens asked for", "vllm:request_params_max_tokens", "pod", ENGINE, (0.5, 0.95), "short"),
-        quantiles("Prompt tokens computed", "vllm:request_prefill_kv_computed_tokens", "pod", ENGINE, (0.5, 0.95), "short"),
+        quantiles(
+            "Prompt tokens computed", "vllm:request_prefill_kv_computed_tokens", "pod", ENGINE, (0.5, 0.95), "short"
+        ),
         quantiles("Preemptions of a request", "vllm:request_num_preemptions", "pod", ENGINE, (0.95, 0.99), "short"),
     )
 
@@ -187,7 +209,7 @@ def board():
     return dashboard(
         "octavo-application",
         "Octavo: application",
-        "Traffic, latency, scheduler and cache of the model servers. The metrics are vLLM's: its pods show here as well.",
+        "Traffic, latency, scheduler and cache of the model servers. The metrics are vLLM's: its pods show here too.",
         VARIABLES,
         overview(),
         traffic(),

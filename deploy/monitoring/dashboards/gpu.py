@@ -18,7 +18,9 @@ POWER = f"sum(DCGM_FI_DEV_POWER_USAGE{{{GPU}}})"
 
 
 def overview():
-    faults = f"count((DCGM_FI_DEV_XID_ERRORS{{{GPU}}} > 0) or (DCGM_FI_DEV_ROW_REMAP_FAILURE{{{GPU}}} > 0)) or vector(0)"
+    faults = (
+        f"count((DCGM_FI_DEV_XID_ERRORS{{{GPU}}} > 0) or (DCGM_FI_DEV_ROW_REMAP_FAILURE{{{GPU}}} > 0)) or vector(0)"
+    )
     return row(
         "Now",
         stat("GPUs", "short", f"count(DCGM_FI_DEV_GPU_UTIL{{{GPU}}})"),

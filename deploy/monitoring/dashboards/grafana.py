@@ -111,7 +111,7 @@ def row(title, *panels):
 
 
 def variable(name, label, values, *, everything=None):
-    """A choice of label values, several at once. `everything` is the expression for All where the label may be missing."""
+    """A choice of label values, several at once. `everything` stands for All where the label may be missing."""
     more = {} if everything is None else {"allValue": everything}
     return {
         "type": "query",

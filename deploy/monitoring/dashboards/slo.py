@@ -24,14 +24,18 @@ def objective(title, slo, failing, recorded, labels):
         title,
         stat("Objective", "percentunit", f"1 - {budget(slo)}", decimals=2, width=6),
         stat("Met, over the time range", "percentunit", f"1 - ({failing})", decimals=3, width=6),
-        stat("Budget left, over the time range", "percentunit", f"1 - ({failing}) / {budget(slo)}", decimals=1, width=6),
-        stat("Burn rate, one hour", "short", f"max({recorded}1h{{{JOB}}}) / {budget(slo)}", limits=(SLOW, FAST), width=6),
+        stat(
+            "Budget left, over the time range", "percentunit", f"1 - ({failing}) / {budget(slo)}", decimals=1, width=6
+        ),
+        stat(
+            "Burn rate, one hour", "short", f"max({recorded}1h{{{JOB}}}) / {budget(slo)}", limits=(SLOW, FAST), width=6
+        ),
         series(
             "Burn rate",
             "short",
             *burn,
             width=12,
-            help=f"1 spends the budget of a period in that period. Alerts: {FAST} over 1h and 5m, {SLOW} over 6h and 30m.",
+            help=f"1 spends a period's budget in that period. Alerts: {FAST} over 1h and 5m, {SLOW} over 6h and 30m.",
         ),
         series("Share of requests that miss it", "percentunit", *ratio, width=12),
     )
@@ -67,7 +71,7 @@ def board():
     return dashboard(
         "octavo-slo",
         "Octavo: service-level objectives",
-        "Availability and time to first token against their objectives, with burn rates. Needs the rules of recording.yaml.",
+        "Availability and time to first token against their objectives. Needs the rules of recording.yaml.",
         VARIABLES,
         availability(),
         first_token(),

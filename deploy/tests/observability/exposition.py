@@ -133,7 +133,7 @@ def check_histogram(family):
         bound = labels.pop("le", None)
         if (bound is not None) != name.endswith("_bucket"):
             raise FormatError(f"{family.name}: `le` belongs to buckets, and to nothing else")
-        key = name[len(family.name):] if bound is None else float(bound)
+        key = name[len(family.name) :] if bound is None else float(bound)
         series.setdefault(frozenset(labels.items()), {})[key] = value
     for values in series.values():
         if not {"_sum", "_count", math.inf} <= values.keys():

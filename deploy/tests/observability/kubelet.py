@@ -122,7 +122,9 @@ class Pod:
     def launch(self):
         cluster = self.cluster
         times = [("--shutdown-timeout", cluster.life.shutdown_timeout), ("--shutdown-lag", cluster.life.shutdown_lag)]
-        flags = [word for name, seconds in times for word in (name, max(int(seconds > 0), round(seconds * cluster.scale)))]
+        flags = [
+            word for name, seconds in times for word in (name, max(int(seconds > 0), round(seconds * cluster.scale)))
+        ]
         command = serve_command(cluster.model, self.port, *cluster.flags, *flags)
         return start(command, cluster.folder / f"pod-{self.port}.log")
 

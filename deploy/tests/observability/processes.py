@@ -85,9 +85,11 @@ def running(command, log, ready, **environment):
     """A program that runs inside the block; `ready` is the URL that answers 200 once it does."""
     process = start(command, log, **environment)
     try:
+
         def answers():
             assert process.poll() is None, f"{command[0]} ended:\n{pathlib.Path(log).read_text()}"
             return get(ready)[0] == 200
+
         until(f"{ready} answers", answers)
         yield process
     finally:
@@ -96,8 +98,23 @@ def running(command, log, ready, **environment):
 
 def serve_command(model, port, *flags):
     """The command of a server of a small model that computes with one thread and ends as soon as it is asked to."""
-    return [OCTAVO, "serve", model, "--host", "127.0.0.1", "--port", port, "--served-model-name", "tiny",
-            "--cpu-threads", "1", "--disable-log-stats", "--shutdown-lag", "0", *flags]
+    return [
+        OCTAVO,
+        "serve",
+        model,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        port,
+        "--served-model-name",
+        "tiny",
+        "--cpu-threads",
+        "1",
+        "--disable-log-stats",
+        "--shutdown-lag",
+        "0",
+        *flags,
+    ]
 
 
 class Server:

@@ -43,7 +43,10 @@ def scraping(folder, jobs, *, rules=(), alertmanager=None):
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(path) for path in rules],
         "scrape_configs": [
-            {"job_name": name, "static_configs": [{"targets": [address], "labels": labels} for address, labels in targets]}
+            {
+                "job_name": name,
+                "static_configs": [{"targets": [address], "labels": labels} for address, labels in targets],
+            }
             for name, targets in jobs.items()
         ],
     }

@@ -31,22 +31,39 @@ RANGES = {
     "joule": (1e-6, 1e5),
 }
 BOARDS = sorted((MONITORING / "dashboards").glob("*.json"))
-VALUES = {"$__rate_interval": "1m", "$__range": "5m", "$job": "octavo", "$pod": ".*", "$model_name": ".*", "$node": ".*", "$gpu": ".*"}
+VALUES = {
+    "$__rate_interval": "1m",
+    "$__range": "5m",
+    "$job": "octavo",
+    "$pod": ".*",
+    "$model_name": ".*",
+    "$node": ".*",
+    "$gpu": ".*",
+}
+
+
+def with_values(expression):
+    for variable, value in VALUES.items():
+        expression = expression.replace(variable, value)
+    return expression
 
 
 def ours():
     for path in BOARDS:
         for panel in json.loads(path.read_text())["panels"]:
-            units = {o["matcher"]["options"]: o["properties"][0]["value"] for o in panel.get("fieldConfig", {}).get("overrides", [])}
-            names = next((t["options"]["renameByName"] for t in panel.get("transformations", []) if t["id"] == "organize"), {})
+            units = {
+                o["matcher"]["options"]: o["properties"][0]["value"]
+                for o in panel.get("fieldConfig", {}).get("overrides", [])
+            }
+            names = next(
+                (t["options"]["renameByName"] for t in panel.get("transformations", []) if t["id"] == "organize"), {}
+            )
             for target in panel.get("targets", []):
-                expression = target["expr"]
-                for variable, value in VALUES.items():
-                    expression = expression.replace(variable, value)
                 column = names.get(f"Value #{target['refId']}", names.get("Value"))
                 unit = units.get(column, panel["fieldConfig"]["defaults"]["unit"])
                 # A heat map's unit is that of its axis; its values are counts.
                 unit = "short" if panel["type"] == "heatmap" else unit
+                expression = with_values(target["expr"])
                 yield pytest.param(unit, expression, id=f"{path.stem}-{panel['id']}{target['refId']}-{panel['title']}")
 
 
@@ -78,7 +95,9 @@ def loaded(model, tmp_path_factory):
         }
         rules = [MONITORING / "recording.yaml", MONITORING / "alerts.yaml"]
         with scraping(folder, jobs, rules=rules) as prometheus:
-            until("scrapes", lambda: prometheus.value('min(count_over_time(up{job=~"octavo|n.*"}[1m]))') >= 8, pause=0.5)
+            until(
+                "scrapes", lambda: prometheus.value('min(count_over_time(up{job=~"octavo|n.*"}[1m]))') >= 8, pause=0.5
+            )
             yield server, load, prometheus
 
 
@@ -107,6 +126,17 @@ def test_a_query_has_data_in_its_unit(loaded, unit, expression):
     low, high = RANGES[unit]
     for labels, value in result:
         assert math.isfinite(value) and low <= value <= high, f"{value} of {labels} is no value in {unit}"
+
+
+def test_every_variable_has_values(loaded):
+    found = {}
+    for path in BOARDS:
+        for variable in json.loads(path.read_text())["templating"]["list"]:
+            if variable["type"] == "query":
+                series, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"]).groups()
+                found[variable["name"]] = loaded[2].api(f"label/{label}/values", **{"match[]": with_values(series)})
+    expected = {"job": ["octavo"], "model_name": ["tiny"], "pod": ["octavo-a"], "node": ["node-a"], "gpu": ["0", "1"]}
+    assert found == expected
 
 
 @pytest.mark.parametrize("expression", article.EMPTY)

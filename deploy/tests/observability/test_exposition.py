@@ -11,11 +11,10 @@ from processes import get, serving, until
 @pytest.fixture(scope="module")
 def page(model, tmp_path_factory):
     log = tmp_path_factory.mktemp("exposition") / "octavo.log"
-    with serving(model, log, *client.MixedLoad.FEW_BLOCKS) as server:
-        with client.MixedLoad(server.port):
-            until("preemptions", lambda: server.metric("vllm:num_preemptions_total") > 0)
-            until("aborts", lambda: server.metric("vllm:request_success_total", finished_reason="abort") > 0)
-            status, text = get(f"{server.url}/metrics")
+    with serving(model, log, *client.MixedLoad.FEW_BLOCKS) as server, client.MixedLoad(server.port):
+        until("preemptions", lambda: server.metric("vllm:num_preemptions_total") > 0)
+        until("aborts", lambda: server.metric("vllm:request_success_total", finished_reason="abort") > 0)
+        status, text = get(f"{server.url}/metrics")
     assert status == 200
     return text
 

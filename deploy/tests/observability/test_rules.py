@@ -1,4 +1,4 @@
-"""Prometheus' own checks of the configuration and the rules; the rules' unit tests; and that these tests see a change."""
+"""Prometheus' own checks of configuration and rules, the rules' unit tests, and that these tests see a change."""
 
 import concurrent.futures
 import re
@@ -43,13 +43,15 @@ def test_promtool_and_amtool_agree(command):
     ],
 )
 def test_alerts_go_where_they_should(labels, receiver):
-    status, output = run(program("amtool"), "config", "routes", "test", "--config.file=alertmanager.yaml", *labels.split())
+    status, output = run(
+        program("amtool"), "config", "routes", "test", "--config.file=alertmanager.yaml", *labels.split()
+    )
     # A warning may follow.
     assert (status, output.split()[0]) == (0, receiver)
 
 
 def mutants():
-    """Each threshold of each alert a tenth higher and a tenth lower; one of zero, and an alert without, out of reach."""
+    """Each threshold of each alert a tenth higher and lower; one of zero, and an alert without, out of reach."""
     for group in yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]:
         for rule in group["rules"]:
             numbers = sorted(set(re.findall(r"(?:[<>]=?|==) (\d+(?:\.\d+)?)", rule["expr"])))
