@@ -16,10 +16,11 @@ class Failure(Exception):
 
 
 class Answer:
-    """A streamed answer: the times of its events since the request, its text, its end."""
+    """A streamed answer: the times of its events since the request, its tokens by the server's count, its end."""
 
     def __init__(self):
         self.times = []
+        self.tokens = 0
         self.finish = None
         self.done = False
         self.backend = None
@@ -49,7 +50,7 @@ def stream(port, prompt, max_tokens, *, leave_after=None, timeout=60, **more):
     answer = Answer()
     begin = time.monotonic()
     try:
-        text = body(prompt, max_tokens, stream=True, **more)
+        text = body(prompt, max_tokens, stream=True, stream_options={"include_usage": True}, **more)
         connection.request("POST", "/v1/completions", text, {"Content-Type": "application/json"})
         response = connection.getresponse()
         answer.backend = response.headers.get("X-Backend")
@@ -61,6 +62,9 @@ def stream(port, prompt, max_tokens, *, leave_after=None, timeout=60, **more):
             if line == b"data: [DONE]\n":
                 answer.done = True
                 break
+            if b'"usage":{' in line:
+                answer.tokens = json.loads(line[6:])["usage"]["completion_tokens"]
+                continue
             answer.times.append(time.monotonic() - begin)
             if leave_after and len(answer.times) >= leave_after:
                 return answer
@@ -95,7 +99,7 @@ class MixedLoad:
         self.stopping = threading.Event()
         self.failures = []
         self.first_event = []
-        self.tokens = 0
+        self.tokens = []
         self.threads = [threading.Thread(target=self.work, args=(index,), daemon=True) for index in range(clients)]
 
     def __enter__(self):
@@ -125,7 +129,8 @@ class MixedLoad:
         if kind == 1:
             status, _, text = post(self.port, body(words, self.TOKENS))
             assert status == 200, text
+            self.tokens.append(json.loads(text)["usage"]["completion_tokens"])
         else:
-            prompt = self.SHARED + words if kind == 2 else words
-            self.first_event.append(stream(self.port, prompt, self.TOKENS).times[0])
-        self.tokens += self.TOKENS
+            answer = stream(self.port, self.SHARED + words if kind == 2 else words, self.TOKENS)
+            self.first_event.append(answer.times[0])
+            self.tokens.append(answer.tokens)
