@@ -69,7 +69,7 @@ def test_an_aborted_request(server, collector):
     span = collector.span(request_id)
     assert (span["Trace ID"], span["Parent ID"]) == (trace.id, trace.parent)
     assert "abort" in span["gen_ai.response.finish_reasons"]
-    assert 64 <= span["gen_ai.usage.completion_tokens"] < 64 * 200
+    assert 1 <= span["gen_ai.usage.completion_tokens"] < 64 * 200
     assert span["Status code"] == "STATUS_CODE_UNSET", "it is not the server's fault"
 
 

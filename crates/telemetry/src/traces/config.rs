@@ -201,17 +201,17 @@ mod tests {
     #[test]
     fn an_address_is_what_its_protocol_takes() {
         let insecure = ("OTEL_EXPORTER_OTLP_TRACES_INSECURE", "true");
-        let cases: &[(&str, &[(&str, &str)], &str)] = &[
-            ("grpc://c:4317", &[insecure], "http://c:4317"),
-            ("grpc://c:4317", &[], "https://c:4317"),
-            ("c:4317", &[insecure], "http://c:4317"),
-            ("https://c:4317", &[insecure], "https://c:4317"),
-            ("http://c:4318", &[HTTP], "http://c:4318/v1/traces"),
-            ("http://c:4318/", &[HTTP], "http://c:4318/v1/traces"),
-            ("http://c:4318/otlp/v1/traces", &[HTTP], "http://c:4318/otlp/v1/traces"),
+        let cases = [
+            ("grpc://c:4317", vec![insecure], "http://c:4317"),
+            ("grpc://c:4317", vec![], "https://c:4317"),
+            ("c:4317", vec![insecure], "http://c:4317"),
+            ("https://c:4317", vec![insecure], "https://c:4317"),
+            ("http://c:4318", vec![HTTP], "http://c:4318/v1/traces"),
+            ("http://c:4318/", vec![HTTP], "http://c:4318/v1/traces"),
+            ("http://c:4318/otlp/v1/traces", vec![HTTP], "http://c:4318/otlp/v1/traces"),
         ];
         for (given, variables, expected) in cases {
-            assert_eq!(endpoint(Some(given), variables).as_deref(), Some(*expected), "{given} {variables:?}");
+            assert_eq!(endpoint(Some(given), &variables).as_deref(), Some(expected), "{given} {variables:?}");
         }
         assert_eq!(endpoint(None, &[HTTP, (COMMON, "http://c/otlp/")]).unwrap(), "http://c/otlp/v1/traces");
     }
