@@ -17,6 +17,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("octavo-models", &["octavo-ops"]),
     ("octavo-engine", &["octavo-telemetry"]),
     ("octavo-text", &["octavo-engine"]),
+    ("octavo-kv-events", &["octavo-engine"]),
     ("octavo-runner", &["octavo-engine", "octavo-models", "octavo-ops", "octavo-telemetry"]),
     ("octavo-server", &["octavo-text", "octavo-media", "octavo-engine", "octavo-telemetry"]),
     ("octavo-bench", &["octavo-engine", "octavo-ops"]),

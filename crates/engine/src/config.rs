@@ -35,6 +35,8 @@ pub struct EngineConfig {
     pub policy: SchedulingPolicy,
     /// Find full blocks of earlier requests instead of computing them.
     pub enable_prefix_caching: bool,
+    /// What the hashes of blocks begin with, `PYTHONHASHSEED` in vLLM; engines with the same one name a prefix alike.
+    pub prefix_seed: Option<String>,
     /// Prefill a prompt in several steps when it does not fit the budget. Without it, `max_num_batched_tokens` must be
     /// at least `max_model_len`, and only a prompt whose log-probabilities are asked for is cut, to
     /// [`StepPlan::MAX_SCORED_ROWS`](crate::StepPlan::MAX_SCORED_ROWS) rows a step.
@@ -55,6 +57,7 @@ impl Default for EngineConfig {
             max_num_batched_tokens: 2048,
             policy: SchedulingPolicy::Fcfs,
             enable_prefix_caching: true,
+            prefix_seed: None,
             enable_chunked_prefill: true,
             long_prefill_token_threshold: 0,
             max_queued_requests: 8192,

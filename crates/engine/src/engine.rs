@@ -11,7 +11,8 @@ use crate::kv::{KvLayout, SequenceKv, TokenHistory};
 use crate::sequence::Sequence;
 use crate::status::StatusCells;
 use crate::{
-    EngineConfig, EngineError, EngineState, EngineStatus, Executor, Request, RequestStream, SubmitError, Task,
+    EngineConfig, EngineError, EngineState, EngineStatus, Executor, KvEventSink, Request, RequestStream, SubmitError,
+    Task,
 };
 
 /// What the engine thread and the handles share.
@@ -29,7 +30,7 @@ impl Shared {
         Self {
             inbox: Arc::new(Inbox::new(config)),
             status: StatusCells::new(blocks),
-            layout: KvLayout::new(spec, config.enable_prefix_caching),
+            layout: KvLayout::new(spec, config.enable_prefix_caching).seeded(config.prefix_seed.as_deref()),
             max_model_len: config.max_model_len,
         }
     }
@@ -83,13 +84,26 @@ impl Engine {
         config: EngineConfig,
         metrics: EngineMetrics,
     ) -> Result<Engine, EngineError> {
+        Self::spawn_with_events(executor, config, metrics, None)
+    }
+
+    /// As [`Engine::spawn`]; `events` is told what becomes of the blocks in which prefixes are found.
+    ///
+    /// # Errors
+    /// Those of [`Engine::spawn`].
+    pub fn spawn_with_events(
+        executor: Box<dyn Executor>,
+        config: EngineConfig,
+        metrics: EngineMetrics,
+        events: Option<Box<dyn KvEventSink>>,
+    ) -> Result<Engine, EngineError> {
         config.check(executor.kv_cache_spec())?;
         let shared = Arc::new(Shared::new(&*executor, &config));
         let thread = std::thread::Builder::new().name("octavo-engine".into()).spawn({
             let shared = shared.clone();
             move || {
                 let mut last_words = LastWords { shared: shared.clone(), state: EngineState::Failed };
-                if EngineLoop::new(shared, executor, config, metrics).run() == Exit::Stopped {
+                if EngineLoop::new(shared, executor, config, metrics, events).run() == Exit::Stopped {
                     last_words.state = EngineState::Stopped;
                 }
             }

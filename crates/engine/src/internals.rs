@@ -9,7 +9,7 @@ use octavo_telemetry::EngineMetrics;
 use crate::engine::Shared;
 use crate::engine_loop::{EngineLoop, Turn};
 use crate::inbox::Inbox;
-use crate::kv::{KvCache, SequenceKv, TokenHistory};
+use crate::kv::{KvCache, KvLayout, SequenceKv, TokenHistory};
 use crate::scheduler::{Scheduler, StepRecord};
 use crate::sequence::Sequence;
 use crate::{
@@ -31,7 +31,7 @@ impl ManualEngine {
     pub fn new(executor: Box<dyn Executor>, config: EngineConfig, metrics: EngineMetrics) -> Result<Self, EngineError> {
         config.check(executor.kv_cache_spec())?;
         let shared = Arc::new(Shared::new(&*executor, &config));
-        Ok(Self { engine: EngineLoop::new(shared.clone(), executor, config, metrics), shared })
+        Ok(Self { engine: EngineLoop::new(shared.clone(), executor, config, metrics, None), shared })
     }
 
     /// As [`EngineHandle::submit`](crate::EngineHandle::submit).
@@ -132,7 +132,7 @@ pub struct ManualKv {
 impl ManualKv {
     /// All blocks free; the sequence has this prompt.
     pub fn new(spec: &KvCacheSpec, prompt: Arc<[u32]>) -> Self {
-        let cache = KvCache::new(spec, true);
+        let cache = KvCache::new(spec, KvLayout::new(spec, true));
         let history = TokenHistory::new(prompt);
         let sequence = SequenceKv::new(cache.layout(), &history, None);
         Self { cache, history, sequence }

@@ -29,6 +29,7 @@ pub use config::{EngineConfig, EngineError, SchedulingPolicy};
 pub use constraint::Constraint;
 pub use engine::{Engine, EngineHandle};
 pub use executor::{Executor, ExecutorError, KvCacheSpec, KvGroupSpec};
+pub use kv::{BlockHash, KvEvent, KvEventSink};
 pub use plan::{
     InputToken, Joined, Logprobs, PlannedSequence, Slot, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
 };

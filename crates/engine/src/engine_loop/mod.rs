@@ -23,8 +23,8 @@ use crate::sequence::{Answer, SequenceKey};
 use crate::stop::stop_reason;
 use crate::stream::Last;
 use crate::{
-    EngineConfig, EngineState, Executor, ExecutorError, FinishReason, StepId, StepMasks, StepOutput, StepPlan,
-    TokenOutput,
+    EngineConfig, EngineState, Executor, ExecutorError, FinishReason, KvEventSink, StepId, StepMasks, StepOutput,
+    StepPlan, TokenOutput,
 };
 
 /// How the engine ended.
@@ -61,6 +61,8 @@ pub(crate) struct EngineLoop {
     executor: Box<dyn Executor>,
     metrics: EngineMetrics,
     scheduler: Scheduler,
+    /// Who is told what becomes of the blocks in which prefixes are found.
+    kv_events: Option<Box<dyn KvEventSink>>,
     /// Steps that may be in flight.
     depth: usize,
     /// Oldest first. Only the newest may wait for its masks.
@@ -83,13 +85,20 @@ impl EngineLoop {
         executor: Box<dyn Executor>,
         config: EngineConfig,
         metrics: EngineMetrics,
+        kv_events: Option<Box<dyn KvEventSink>>,
     ) -> Self {
         let depth = executor.max_in_flight().clamp(1, 2);
+        let wakers = Vec::with_capacity(config.max_num_seqs);
+        let mut scheduler = Scheduler::new(config, executor.kv_cache_spec());
+        if kv_events.is_some() {
+            scheduler.kv_mut().record_events();
+        }
         Self {
             shared,
             metrics,
-            wakers: Vec::with_capacity(config.max_num_seqs),
-            scheduler: Scheduler::new(config, executor.kv_cache_spec()),
+            wakers,
+            scheduler,
+            kv_events,
             executor,
             depth,
             in_flight: VecDeque::with_capacity(depth),
@@ -126,6 +135,7 @@ impl EngineLoop {
             None => self.work(back),
         };
         debug_assert_eq!(self.scheduler.check_integrity(), Ok(()));
+        self.publish_kv_events();
         match worked {
             Ok(()) if self.in_flight.is_empty() && self.scheduler.is_idle() => {
                 self.report(StepStats::default());
@@ -408,6 +418,14 @@ impl EngineLoop {
             self.settling = false;
         }
         self.starved = false;
+    }
+
+    fn publish_kv_events(&mut self) {
+        let Some(sink) = &mut self.kv_events else { return };
+        let events = self.scheduler.kv_mut().take_events();
+        if !events.is_empty() {
+            sink.publish(events);
+        }
     }
 
     /// Sets gauges and status, and counts a step that computed something.

@@ -1,41 +1,106 @@
 //! Names of block contents.
 //!
-//! The hash is SHA-256, of the crates in the lock file the one whose collisions nobody can make: a client that could
-//! would read another's prefix, as the compared token ids are those of one block and not of its ancestors. A block of 16
-//! tokens costs two compressions, 0.1 to 0.2 µs with the SHA instructions of every server CPU since 2019, mostly on the
-//! submitting thread.
+//! The hash is vLLM's `sha256_cbor`: SHA-256 of the parent's hash, the block's tokens and what else its content depends on,
+//! as canonical CBOR, so that a router which knows vLLM's names knows ours. A client that could make collisions would read
+//! another's prefix, as the compared token ids are those of one block and not of its ancestors; nobody can make SHA-256's.
+//! A block of 16 tokens costs two compressions, 0.1 to 0.2 µs with the SHA instructions of every server CPU since 2019,
+//! mostly on the submitting thread.
 
 use sha2::{Digest, Sha256};
 
 use super::TokenSpan;
 
+/// What the chains of vLLM begin with where `PYTHONHASHSEED` is not set.
+pub(crate) const DEFAULT_SEED: &str = "vllm-none-hash";
+
 /// Names the tokens of a sequence up to the end of a full block, and all else that changes their keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ChainKey([u8; 32]);
+pub(crate) struct ChainKey(pub(crate) [u8; 32]);
 
 impl ChainKey {
-    /// What the first block of a sequence continues. Sequences with different salts share no block.
-    pub(crate) fn root(cache_salt: Option<&str>) -> Self {
-        let hash = Sha256::new_with_prefix(b"octavo block chain 1");
-        Self(match cache_salt {
-            Some(salt) => hash.chain_update([1]).chain_update(salt).finalize().into(),
-            None => hash.chain_update([0]).finalize().into(),
-        })
+    /// What the first block of a sequence continues. With different seeds no two blocks have the same name.
+    pub(crate) fn root(seed: &str) -> Self {
+        let mut cbor = Cbor::new();
+        cbor.text(seed);
+        cbor.finish()
     }
 
-    /// The key of the block that holds `tokens` and follows this one.
-    pub(crate) fn child(&self, tokens: TokenSpan<'_>) -> Self {
-        let mut hash = Sha256::new_with_prefix(self.0);
-        for part in [tokens.head, tokens.tail] {
-            for chunk in part.chunks(16) {
-                let mut bytes = [0; 64];
-                for (four, token) in bytes.chunks_exact_mut(4).zip(chunk) {
-                    four.copy_from_slice(&token.to_le_bytes());
-                }
-                hash.update(&bytes[..4 * chunk.len()]);
+    /// The key of the block that holds `tokens` and follows this one. A salt is for the first block of a sequence: the
+    /// chain carries it on, and sequences with different salts share no block.
+    pub(crate) fn child(&self, tokens: TokenSpan<'_>, salt: Option<&str>) -> Self {
+        let mut cbor = Cbor::new();
+        cbor.head(Cbor::ARRAY, 3);
+        cbor.head(Cbor::BYTES, self.0.len());
+        cbor.put(&self.0);
+        cbor.head(Cbor::ARRAY, tokens.len());
+        for token in tokens.iter() {
+            cbor.head(Cbor::UINT, token as usize);
+        }
+        match salt {
+            None => cbor.put(&[Cbor::NULL]),
+            Some(salt) => {
+                cbor.head(Cbor::ARRAY, 1);
+                cbor.head(Cbor::ARRAY, 2);
+                cbor.text("cache_salt");
+                cbor.text(salt);
             }
         }
-        Self(hash.finalize().into())
+        cbor.finish()
+    }
+}
+
+/// Canonical CBOR on its way into a hash.
+struct Cbor {
+    hash: Sha256,
+    /// What is not hashed yet: a call for every token would cost more than its hash.
+    pending: [u8; 128],
+    len: usize,
+}
+
+impl Cbor {
+    /// Major types, where a head has them.
+    const UINT: u8 = 0;
+    const BYTES: u8 = 2 << 5;
+    const TEXT: u8 = 3 << 5;
+    const ARRAY: u8 = 4 << 5;
+    const NULL: u8 = 0xf6;
+
+    fn new() -> Self {
+        Self { hash: Sha256::new(), pending: [0; 128], len: 0 }
+    }
+
+    /// A type and a number of 32 bits, in the shortest form.
+    fn head(&mut self, kind: u8, number: usize) {
+        let [.., a, b, c, d] = number.to_be_bytes();
+        match number {
+            0..24 => self.put(&[kind | d]),
+            24..0x100 => self.put(&[kind | 24, d]),
+            0x100..0x1_0000 => self.put(&[kind | 25, c, d]),
+            _ => self.put(&[kind | 26, a, b, c, d]),
+        }
+    }
+
+    fn text(&mut self, text: &str) {
+        self.head(Self::TEXT, text.len());
+        self.put(text.as_bytes());
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        if self.len + bytes.len() > self.pending.len() {
+            self.hash.update(&self.pending[..self.len]);
+            self.len = 0;
+        }
+        match self.pending.get_mut(self.len..self.len + bytes.len()) {
+            Some(room) => {
+                room.copy_from_slice(bytes);
+                self.len += bytes.len();
+            }
+            None => self.hash.update(bytes),
+        }
+    }
+
+    fn finish(self) -> ChainKey {
+        ChainKey(self.hash.chain_update(&self.pending[..self.len]).finalize().into())
     }
 }
 
@@ -64,35 +129,56 @@ mod tests {
         TokenSpan { head: tokens, tail: &[] }
     }
 
+    fn root() -> ChainKey {
+        ChainKey::root(DEFAULT_SEED)
+    }
+
     #[test]
     fn keys_follow_content_and_ancestors() {
-        let root = ChainKey::root(None);
-        let a = root.child(span(&[1, 2, 3, 4]));
-        assert_eq!(a, ChainKey::root(None).child(span(&[1, 2, 3, 4])));
-        assert_eq!(a, root.child(TokenSpan { head: &[1], tail: &[2, 3, 4] }), "where the tokens lie does not matter");
-        assert_ne!(a, root.child(span(&[1, 2, 3, 5])));
-        assert_ne!(a, root.child(span(&[1, 2, 3])));
-        assert_ne!(a.child(span(&[9])), root.child(span(&[9])), "the parent is part of the key");
+        let a = root().child(span(&[1, 2, 3, 4]), None);
+        assert_eq!(a, root().child(span(&[1, 2, 3, 4]), None));
+        let parted = TokenSpan { head: &[1], tail: &[2, 3, 4] };
+        assert_eq!(a, root().child(parted, None), "where the tokens lie does not matter");
+        assert_ne!(a, root().child(span(&[1, 2, 3, 5]), None));
+        assert_ne!(a, root().child(span(&[1, 2, 3]), None));
+        assert_ne!(a.child(span(&[9]), None), root().child(span(&[9]), None), "the parent is part of the key");
+        assert_ne!(a, ChainKey::root("0").child(span(&[1, 2, 3, 4]), None), "and so is the seed");
     }
 
     #[test]
     fn the_salt_is_part_of_every_key_of_the_chain() {
-        let roots = [ChainKey::root(None), ChainKey::root(Some("")), ChainKey::root(Some("a"))];
-        for (i, a) in roots.iter().enumerate() {
-            for b in &roots[..i] {
+        let firsts = [None, Some(""), Some("a")].map(|salt| root().child(span(&[1]), salt));
+        for (i, a) in firsts.iter().enumerate() {
+            for b in &firsts[..i] {
                 assert_ne!(a, b);
-                assert_ne!(a.child(span(&[1])).child(span(&[2])), b.child(span(&[1])).child(span(&[2])));
+                assert_ne!(a.child(span(&[2]), None), b.child(span(&[2]), None));
             }
         }
     }
 
     #[test]
     fn long_blocks_hash_like_their_parts_would() {
-        let tokens: Vec<u32> = (0..100).collect();
-        let whole = ChainKey::root(None).child(span(&tokens));
+        let tokens: Vec<u32> = (0..100).map(|n| n * 1000).collect();
+        let whole = root().child(span(&tokens), None);
         for cut in [0, 1, 15, 16, 17, 99, 100] {
             let (head, tail) = tokens.split_at(cut);
-            assert_eq!(whole, ChainKey::root(None).child(TokenSpan { head, tail }));
+            assert_eq!(whole, root().child(TokenSpan { head, tail }, None));
         }
+    }
+
+    /// Made by Python: `hashlib.sha256(cbor2.dumps((parent, tokens, extra), canonical=True))`.
+    #[test]
+    fn keys_are_those_of_vllm() {
+        let hex = |key: ChainKey| key.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let first = root().child(span(&(0..16).collect::<Vec<_>>()), None);
+        assert_eq!(hex(root()), "9bd96a485ad84efdafb72ee48a1d7a69bcead0f8f0433173941b276b9581eef0");
+        assert_eq!(hex(first), "dc918a88b139e5afe60b88eda27508d4aee16c10fdc354791efea06206ac0749");
+        let wide = [0, 23, 24, 255, 256, 65535, 65536, 128_255, 151_643, 7, 8, 9, 10, 11, 12, 13];
+        assert_eq!(
+            hex(first.child(span(&wide), None)),
+            "134ab55fd72585d9f517c22e6894d0d8fedac491a00bc438f8d4f46e99331211"
+        );
+        let salted = ChainKey::root("0").child(span(&[1, 2, 3]), Some("tenant-1"));
+        assert_eq!(hex(salted), "70c3d2c347cfbffeb162b1827a77a8d10720b76aef704059b874b086cee7bedf");
     }
 }

@@ -70,16 +70,16 @@ impl BlockPool {
         self.free -= 1;
     }
 
-    /// Takes the head of the free list and drops what it held.
-    pub(crate) fn allocate(&mut self) -> Option<BlockId> {
+    /// Takes the head of the free list and drops what it held, of which the key is returned.
+    pub(crate) fn allocate(&mut self) -> Option<(BlockId, Option<BlockKey>)> {
         let id = self.blocks[NULL_BLOCK as usize].next;
         if id == NULL_BLOCK {
             return None;
         }
         self.unlink(id);
-        self.index.remove(id);
+        let dropped = self.index.remove(id);
         self.blocks[id as usize].references = 1;
-        Some(id)
+        Some((id, dropped))
     }
 
     /// The block with this content, used or free.
@@ -95,10 +95,10 @@ impl BlockPool {
         self.blocks[id as usize].references += 1;
     }
 
-    /// Makes a full block of a sequence findable.
-    pub(crate) fn index(&mut self, id: BlockId, key: BlockKey, tokens: TokenSpan<'_>) {
+    /// Makes a full block of a sequence findable; `false` if its content was already.
+    pub(crate) fn index(&mut self, id: BlockId, key: BlockKey, tokens: TokenSpan<'_>) -> bool {
         debug_assert!(!self.is_free(id) && id != NULL_BLOCK);
-        self.index.insert(id, key, tokens);
+        self.index.insert(id, key, tokens)
     }
 
     /// Gives a reference back. Without references a block with a prefix is the last to be allocated, another the first.

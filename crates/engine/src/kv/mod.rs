@@ -2,15 +2,20 @@
 
 mod block_key;
 mod block_pool;
+mod events;
 mod prefix_index;
 #[cfg(test)]
 mod tests;
 mod tokens;
 
+use std::sync::Arc;
+
 use crate::KvCacheSpec;
 use block_key::BlockKey;
 pub(crate) use block_key::ChainKey;
 use block_pool::BlockPool;
+use events::EventLog;
+pub use events::{BlockHash, KvEvent, KvEventSink};
 use prefix_index::PrefixIndex;
 pub(crate) use tokens::{TokenHistory, TokenSpan};
 
@@ -25,8 +30,8 @@ pub(crate) const NULL_BLOCK: BlockId = 0;
 pub(crate) struct SequenceKv {
     /// A block table for each KV group.
     pub(crate) tables: Vec<Vec<BlockId>>,
-    /// What the first block continues.
-    root: ChainKey,
+    /// What the key of the first block has besides its tokens.
+    salt: Option<Arc<str>>,
     /// Keys of the leading full blocks, as far as they were needed; they outlive the tables of a preempted sequence.
     keys: Vec<ChainKey>,
     /// Leading blocks that came from the index or went to it.
@@ -36,8 +41,8 @@ pub(crate) struct SequenceKv {
 impl SequenceKv {
     /// No blocks. The keys of the prompt's full blocks are computed here, on the caller's thread.
     pub(crate) fn new(layout: &KvLayout, history: &TokenHistory, cache_salt: Option<&str>) -> Self {
-        let root = ChainKey::root(cache_salt);
-        let mut kv = Self { tables: vec![Vec::new(); layout.groups], root, keys: Vec::new(), indexed: 0 };
+        let salt = cache_salt.map(Arc::from);
+        let mut kv = Self { tables: vec![Vec::new(); layout.groups], salt, keys: Vec::new(), indexed: 0 };
         if layout.caching {
             kv.extend_keys(layout, history, history.len() / layout.block_size);
         }
@@ -50,9 +55,10 @@ impl SequenceKv {
             return;
         }
         self.keys.reserve(blocks - self.keys.len());
-        let mut parent = *self.keys.last().unwrap_or(&self.root);
+        let mut parent = *self.keys.last().unwrap_or(&layout.root);
         for block in self.keys.len()..blocks {
-            parent = parent.child(layout.block_tokens(history, block));
+            let salt = self.salt.as_deref().filter(|_| block == 0);
+            parent = parent.child(layout.block_tokens(history, block), salt);
             self.keys.push(parent);
         }
     }
@@ -77,12 +83,20 @@ pub(crate) struct KvLayout {
     groups: usize,
     /// Full blocks are indexed and looked up.
     caching: bool,
+    /// What the first block of a sequence continues.
+    root: ChainKey,
 }
 
 impl KvLayout {
     pub(crate) fn new(spec: &KvCacheSpec, enable_prefix_caching: bool) -> Self {
         let groups = spec.groups.len();
-        Self { block_size: spec.block_size.max(1), groups, caching: enable_prefix_caching && groups > 0 }
+        let root = ChainKey::root(block_key::DEFAULT_SEED);
+        Self { block_size: spec.block_size.max(1), groups, caching: enable_prefix_caching && groups > 0, root }
+    }
+
+    /// The same with keys that begin with `seed`.
+    pub(crate) fn seeded(self, seed: Option<&str>) -> Self {
+        Self { root: seed.map_or(self.root, ChainKey::root), ..self }
     }
 
     /// Whether prefixes are looked up.
@@ -110,6 +124,9 @@ pub(crate) struct KvCache {
     pools: Vec<BlockPool>,
     /// By group, the blocks that the last [`KvCache::lookup`] found.
     found: Vec<Vec<BlockId>>,
+    /// What becomes of the first group's blocks, if anybody wants to know: a prefix is found where all groups have it, so
+    /// that one of them stands for all.
+    events: Option<EventLog>,
 }
 
 /// A prefix found in the cache, valid until the cache changes.
@@ -121,10 +138,10 @@ pub(crate) struct Hit {
 }
 
 impl KvCache {
-    pub(crate) fn new(spec: &KvCacheSpec, enable_prefix_caching: bool) -> Self {
-        let layout = KvLayout::new(spec, enable_prefix_caching);
+    pub(crate) fn new(spec: &KvCacheSpec, layout: KvLayout) -> Self {
         Self {
             layout,
+            events: None,
             pools: spec.groups.iter().map(|group| BlockPool::new(group.blocks, layout.indexed_tokens())).collect(),
             found: spec.groups.iter().map(|group| Vec::with_capacity(group.blocks)).collect(),
         }
@@ -132,6 +149,16 @@ impl KvCache {
 
     pub(crate) fn layout(&self) -> &KvLayout {
         &self.layout
+    }
+
+    /// From now on events are kept until they are taken.
+    pub(crate) fn record_events(&mut self) {
+        self.events = Some(EventLog::default());
+    }
+
+    /// What happened since the last call.
+    pub(crate) fn take_events(&mut self) -> Vec<KvEvent> {
+        self.events.as_mut().map(EventLog::take).unwrap_or_default()
     }
 
     /// Blocks in use, over all groups.
@@ -153,7 +180,7 @@ impl KvCache {
     /// The longest prefix of whole blocks that every group still holds, of `most` tokens at most. At least one token is
     /// left to compute, as its logits are needed.
     pub(crate) fn lookup(&mut self, kv: &mut SequenceKv, history: &TokenHistory, most: usize) -> Hit {
-        let Self { layout, pools, found } = self;
+        let Self { layout, pools, found, .. } = self;
         let most = most.min(history.len() - 1);
         let mut blocks = if layout.caching { most / layout.block_size } else { 0 };
         kv.extend_keys(layout, history, blocks);
@@ -196,10 +223,13 @@ impl KvCache {
         if self.pools.iter().zip(&kv.tables).any(short) {
             return false;
         }
-        for (pool, table) in self.pools.iter_mut().zip(&mut kv.tables) {
+        for (group, (pool, table)) in self.pools.iter_mut().zip(&mut kv.tables).enumerate() {
             while table.len() < need {
-                let Some(id) = pool.allocate() else { return false };
+                let Some((id, dropped)) = pool.allocate() else { return false };
                 table.push(id);
+                if let (0, Some(key), Some(events)) = (group, dropped, &mut self.events) {
+                    events.removed(key.chain);
+                }
             }
         }
         true
@@ -216,8 +246,11 @@ impl KvCache {
         for (group, (pool, table)) in self.pools.iter_mut().zip(&kv.tables).enumerate() {
             let blocks = table.iter().zip(&kv.keys).enumerate().take(full).skip(kv.indexed);
             for (block, (&id, &chain)) in blocks {
-                let key = BlockKey { chain, group: group as u32 };
-                pool.index(id, key, self.layout.block_tokens(history, block));
+                let (key, tokens) = (BlockKey { chain, group: group as u32 }, self.layout.block_tokens(history, block));
+                let new = pool.index(id, key, tokens);
+                if let (0, true, Some(events)) = (group, new, &mut self.events) {
+                    events.stored(block, &kv.keys, tokens, kv.salt.as_ref());
+                }
             }
         }
         kv.indexed = full;

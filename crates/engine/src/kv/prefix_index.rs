@@ -74,11 +74,11 @@ impl PrefixIndex {
         self.entries[id as usize].key.is_some()
     }
 
-    /// Makes a block findable, unless it is already, or another one has the key.
-    pub(crate) fn insert(&mut self, id: BlockId, key: BlockKey, tokens: TokenSpan<'_>) {
+    /// Makes a block findable, unless it is already, or another one has the key: `false`.
+    pub(crate) fn insert(&mut self, id: BlockId, key: BlockKey, tokens: TokenSpan<'_>) -> bool {
         debug_assert_eq!(tokens.len(), self.block_size);
         if self.contains(id) || self.by_key(&key).is_some() {
-            return;
+            return false;
         }
         let start = id as usize * self.block_size;
         let (head, tail) = self.tokens[start..start + self.block_size].split_at_mut(tokens.head.len());
@@ -87,27 +87,29 @@ impl PrefixIndex {
         let bucket = self.bucket(&key);
         self.entries[id as usize] = Entry { key: Some(key), next: self.buckets[bucket] };
         self.buckets[bucket] = id;
+        true
     }
 
-    /// Forgets a block, if it is indexed.
-    pub(crate) fn remove(&mut self, id: BlockId) {
-        let Some(key) = self.entries[id as usize].key.take() else { return };
+    /// Forgets a block, if it is indexed, and returns its key.
+    pub(crate) fn remove(&mut self, id: BlockId) -> Option<BlockKey> {
+        let key = self.entries[id as usize].key.take()?;
         let after = std::mem::replace(&mut self.entries[id as usize].next, NULL_BLOCK);
         let bucket = self.bucket(&key);
         if self.buckets[bucket] == id {
             self.buckets[bucket] = after;
-            return;
+            return Some(key);
         }
         let mut before = self.buckets[bucket];
         while before != NULL_BLOCK {
             let next = &mut self.entries[before as usize].next;
             if *next == id {
                 *next = after;
-                return;
+                return Some(key);
             }
             before = *next;
         }
         debug_assert!(false, "block {id} has a key but is in no bucket");
+        Some(key)
     }
 
     /// Every indexed block is found by its own key, and nothing else is.
@@ -141,7 +143,7 @@ mod tests {
     use super::*;
 
     fn key(n: u32) -> BlockKey {
-        BlockKey { chain: ChainKey::root(None).child(TokenSpan { head: &[n], tail: &[] }), group: 0 }
+        BlockKey { chain: ChainKey::root("").child(TokenSpan { head: &[n], tail: &[] }, None), group: 0 }
     }
 
     fn span(tokens: &[u32]) -> TokenSpan<'_> {

@@ -10,6 +10,10 @@ fn spec(block_size: usize, blocks: &[usize]) -> KvCacheSpec {
     KvCacheSpec { block_size, groups: blocks.iter().map(group).collect() }
 }
 
+fn caching(spec: &KvCacheSpec) -> KvCache {
+    KvCache::new(spec, KvLayout::new(spec, true))
+}
+
 /// A sequence as the scheduler would treat it: looked up, given blocks for all its tokens, computed at once.
 struct Holder {
     history: TokenHistory,
@@ -50,7 +54,7 @@ fn tokens(from: u32, count: u32) -> Vec<u32> {
 /// vLLM's `test_evict`: 10 usable blocks of 16.
 #[test]
 fn freed_blocks_queue_as_in_vllm_evict() {
-    let mut cache = KvCache::new(&spec(16, &[11]), true);
+    let mut cache = caching(&spec(16, &[11]));
     let mut a = Holder::new(&mut cache, &tokens(0, 5 * 16 + 7), None);
     assert_eq!(a.blocks(), [1, 2, 3, 4, 5, 6]);
     let mut b = Holder::new(&mut cache, &tokens(1000, 3 * 16), None);
@@ -69,7 +73,7 @@ fn freed_blocks_queue_as_in_vllm_evict() {
 /// vLLM's `test_prefill`: shared blocks are freed with their last holder.
 #[test]
 fn freed_blocks_queue_as_in_vllm_prefill() {
-    let mut cache = KvCache::new(&spec(16, &[11]), true);
+    let mut cache = caching(&spec(16, &[11]));
     let common = tokens(0, 48);
     let with = |unique: u32, count: u32| [common.as_slice(), &tokens(unique, count)].concat();
     let mut a = Holder::new(&mut cache, &with(3000, 7), None);
@@ -89,7 +93,7 @@ fn freed_blocks_queue_as_in_vllm_prefill() {
 
 #[test]
 fn a_full_hit_leaves_the_last_block_to_compute() {
-    let mut cache = KvCache::new(&spec(4, &[20]), true);
+    let mut cache = caching(&spec(4, &[20]));
     let _a = Holder::new(&mut cache, &tokens(0, 12), None);
     for (prompt, hit) in [(12, 8), (13, 12), (9, 8), (8, 4), (5, 4), (4, 0), (1, 0)] {
         assert_eq!(Holder::hit(&mut cache, &tokens(0, prompt), None), hit, "prompt of {prompt}");
@@ -98,7 +102,7 @@ fn a_full_hit_leaves_the_last_block_to_compute() {
 
 #[test]
 fn the_salt_separates_entries() {
-    let mut cache = KvCache::new(&spec(4, &[20]), true);
+    let mut cache = caching(&spec(4, &[20]));
     let _a = Holder::new(&mut cache, &tokens(0, 9), Some("a"));
     assert_eq!(Holder::hit(&mut cache, &tokens(0, 9), Some("a")), 8);
     assert_eq!(Holder::hit(&mut cache, &tokens(0, 9), Some("b")), 0);
@@ -107,7 +111,7 @@ fn the_salt_separates_entries() {
 
 #[test]
 fn a_hit_is_the_minimum_over_groups() {
-    let mut cache = KvCache::new(&spec(4, &[20, 6]), true);
+    let mut cache = caching(&spec(4, &[20, 6]));
     let mut a = Holder::new(&mut cache, &tokens(0, 17), None);
     assert_eq!(a.kv.tables[1], [1, 2, 3, 4, 5]);
     cache.release(&mut a.kv);
@@ -119,7 +123,7 @@ fn a_hit_is_the_minimum_over_groups() {
 
 #[test]
 fn growth_is_all_or_nothing() {
-    let mut cache = KvCache::new(&spec(4, &[20, 4]), true);
+    let mut cache = caching(&spec(4, &[20, 4]));
     let history = TokenHistory::new(tokens(0, 30).into());
     let mut kv = SequenceKv::new(cache.layout(), &history, None);
     assert!(cache.grow(&mut kv, 9));
@@ -132,7 +136,7 @@ fn growth_is_all_or_nothing() {
 
 #[test]
 fn without_groups_everything_fits_and_nothing_is_found() {
-    let mut cache = KvCache::new(&KvCacheSpec::default(), true);
+    let mut cache = caching(&KvCacheSpec::default());
     let mut a = Holder::new(&mut cache, &tokens(0, 1000), None);
     assert_eq!(Holder::hit(&mut cache, &tokens(0, 1000), None), 0);
     assert_eq!((cache.usage(), cache.used(), cache.exhausted()), (0.0, 0, false));
@@ -141,7 +145,7 @@ fn without_groups_everything_fits_and_nothing_is_found() {
 
 #[test]
 fn generated_blocks_are_found_too() {
-    let mut cache = KvCache::new(&spec(4, &[20]), true);
+    let mut cache = caching(&spec(4, &[20]));
     let mut a = Holder::new(&mut cache, &tokens(0, 6), None);
     a.history.output.extend([6, 7, 8, 9, 10]);
     assert!(cache.grow(&mut a.kv, 10));
@@ -151,7 +155,7 @@ fn generated_blocks_are_found_too() {
 
 #[test]
 fn switched_off_nothing_is_kept() {
-    let mut cache = KvCache::new(&spec(4, &[6]), false);
+    let mut cache = KvCache::new(&spec(4, &[6]), KvLayout::new(&spec(4, &[6]), false));
     let mut a = Holder::new(&mut cache, &tokens(0, 8), None);
     cache.release(&mut a.kv);
     assert_eq!(free_list(&cache), [1, 2, 3, 4, 5], "the last block first, all at the head");
@@ -183,7 +187,7 @@ proptest! {
     /// Whatever comes and goes: the pools stay whole, and a block that is found holds the tokens asked for.
     #[test]
     fn blocks_come_and_go(acts in acts(), sizes in prop::collection::vec(2..24usize, 1..3), block_size in 1..6usize) {
-        let mut cache = KvCache::new(&spec(block_size, &sizes), true);
+        let mut cache = caching(&spec(block_size, &sizes));
         let mut holders: Vec<Holder> = Vec::new();
         // What a block was last filled with, by group and block: its whole prefix.
         let mut filled: Vec<Vec<Option<Content>>> = sizes.iter().map(|&n| vec![None; n]).collect();
@@ -222,7 +226,7 @@ proptest! {
                 _ => {}
             }
             for Holder { history, kv } in &mut holders {
-                let salt = kv.root != ChainKey::root(None);
+                let salt = kv.salt.is_some();
                 for (group, table) in kv.tables.iter().enumerate() {
                     for block in kv.indexed..history.len() / block_size {
                         let prefix = history.span(0..(block + 1) * block_size).iter().collect();
@@ -238,4 +242,63 @@ proptest! {
         }
         prop_assert_eq!(cache.used(), 0);
     }
+}
+
+fn hashes(cache: &KvCache, history: &TokenHistory) -> Vec<BlockHash> {
+    SequenceKv::new(cache.layout(), history, None).keys.iter().map(|key| key.0).collect()
+}
+
+#[test]
+fn events_tell_what_can_be_found() {
+    let mut cache = caching(&spec(4, &[6]));
+    cache.record_events();
+    let prompt = tokens(0, 10);
+    let mut first = Holder::new(&mut cache, &prompt, None);
+    let all = hashes(&cache, &first.history);
+    let stored = |parent, hashes: &[BlockHash], tokens: &[u32]| KvEvent::Stored {
+        parent,
+        hashes: hashes.to_vec(),
+        tokens: tokens.to_vec(),
+        block_size: 4,
+        cache_salt: None,
+    };
+    assert_eq!(cache.take_events(), [stored(None, &all[..2], &prompt[..8])], "full blocks, in one event");
+    assert_eq!(cache.take_events(), []);
+
+    // The third block becomes full.
+    first.history.output.extend([10, 11]);
+    cache.commit(&mut first.kv, &first.history, 12);
+    let third = hashes(&cache, &first.history)[2];
+    assert_eq!(cache.take_events(), [stored(Some(all[1]), &[third], &[8, 9, 10, 11])]);
+
+    // A hit and what is there already are no events; other blocks go first, then the last of the chain.
+    cache.release(&mut first.kv);
+    let mut second = Holder::new(&mut cache, &tokens(100, 12), None);
+    let [KvEvent::Removed { hashes: gone }, KvEvent::Stored { parent: None, hashes: new, .. }] =
+        &cache.take_events()[..]
+    else {
+        panic!("one block makes way for three")
+    };
+    assert_eq!((&gone[..], new.len()), (&[third][..], 3));
+    cache.release(&mut second.kv);
+    assert_eq!(Holder::hit(&mut cache, &prompt, None), 8);
+    assert_eq!(cache.take_events(), []);
+}
+
+#[test]
+fn a_salt_is_told_with_the_first_block_of_a_sequence() {
+    let mut cache = caching(&spec(2, &[9]));
+    cache.record_events();
+    let mut holder = Holder::new(&mut cache, &[1, 2, 3], Some("s"));
+    holder.history.output.push(4);
+    cache.commit(&mut holder.kv, &holder.history, 4);
+    let salts: Vec<_> = cache
+        .take_events()
+        .into_iter()
+        .map(|event| match event {
+            KvEvent::Stored { cache_salt, hashes, .. } => (cache_salt.as_deref().map(str::to_owned), hashes.len()),
+            KvEvent::Removed { .. } => panic!("nothing makes way"),
+        })
+        .collect();
+    assert_eq!(salts, [(Some("s".to_owned()), 2)], "what follows at once is the same event");
 }

@@ -10,7 +10,7 @@ mod tests;
 mod write_plan;
 
 use crate::inbox::RequestId;
-use crate::kv::KvCache;
+use crate::kv::{KvCache, KvLayout};
 use crate::sequence::{Answer, Residence, Sequence, SequenceKey, SequenceTable};
 use crate::{EngineConfig, KvCacheSpec, SchedulingPolicy, Slot, StepId, StepPlan};
 use queue::{Rank, WaitingQueue};
@@ -120,7 +120,10 @@ impl Scheduler {
     pub(crate) fn new(config: EngineConfig, spec: &KvCacheSpec) -> Self {
         let seats = config.max_num_seqs;
         Self {
-            kv: KvCache::new(spec, config.enable_prefix_caching),
+            kv: KvCache::new(
+                spec,
+                KvLayout::new(spec, config.enable_prefix_caching).seeded(config.prefix_seed.as_deref()),
+            ),
             sequences: SequenceTable::default(),
             waiting: WaitingQueue::new(config.policy),
             running: Vec::with_capacity(seats),
@@ -131,6 +134,10 @@ impl Scheduler {
             counts: Vec::new(),
             config,
         }
+    }
+
+    pub(crate) fn kv_mut(&mut self) -> &mut KvCache {
+        &mut self.kv
     }
 
     pub(crate) fn kv(&self) -> &KvCache {

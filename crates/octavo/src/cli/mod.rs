@@ -33,10 +33,9 @@ pub(crate) use health::HealthArgs;
 pub(crate) use layers::Environment;
 pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, ModelArgs, ObserveArgs, SamplingArgs, SourceArgs};
 pub(crate) use serve::{NetworkArgs, ServeArgs};
-#[cfg(test)]
-pub(crate) use values::JsonObject;
 pub(crate) use values::{
-    ContentFormat, Device, Dtype, FingerprintMode, GenerationSource, LogFormat, MaxModelLen, Policy, TextList,
+    ContentFormat, Device, Dtype, FingerprintMode, GenerationSource, JsonObject, LogFormat, MaxModelLen, Policy,
+    TextList,
 };
 
 /// The model that `octavo serve` takes when none is named.

@@ -136,6 +136,11 @@ pub(crate) struct EngineArgs {
     #[arg(long, default_value_t = true)]
     pub(crate) enable_prefix_caching: bool,
 
+    /// Publish what the prefix cache holds over ZeroMQ, for routers that look for prefixes: enable_kv_cache_events, endpoint,
+    /// replay_endpoint, topic, ...; encoding is map, or array for readers of older releases.
+    #[arg(long, value_parser = values::json_object, value_name = "JSON")]
+    pub(crate) kv_events_config: Option<JsonObject>,
+
     /// Tokens of a KV-cache block.
     #[arg(long, value_parser = values::count, value_name = "TOKENS")]
     pub(crate) block_size: Option<usize>,

@@ -267,7 +267,6 @@ fn unserved_flags_warn_or_refuse() {
         vec!["--kv-transfer-config", r#"{"kv_connector":"x"}"#],
         vec!["--load-format", "dummy"],
         vec!["--hf-overrides.x", "1"],
-        vec!["--kv-events-config", r#"{"enable_kv_cache_events":true}"#],
         vec!["--logprobs-mode", "processed_logits"],
     ] {
         let error = check(&line).unwrap_err().to_string();

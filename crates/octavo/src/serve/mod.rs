@@ -2,6 +2,7 @@
 
 mod generation;
 mod kv;
+mod kv_events;
 mod listen;
 mod model;
 pub(crate) mod settings;
@@ -10,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use octavo_backend_cpu::{CpuBackend, CpuConfig};
-use octavo_engine::Engine;
+use octavo_engine::{Engine, KvEventSink};
+use octavo_kv_events::Publisher;
 use octavo_ops::Backend;
 use octavo_runner::{Runner, RunnerConfig};
 use octavo_server::{Server, Shutdown, serve_while_loading};
@@ -104,6 +106,8 @@ pub(crate) struct Composed {
     telemetry: Telemetry,
     /// Sends the last traces when dropped, which blocks.
     traces: Option<Traces>,
+    /// Lives as long as there is anything to publish.
+    _publisher: Option<Publisher>,
     /// The first served name.
     pub(crate) model_name: String,
     /// Token ids are below it.
@@ -165,7 +169,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     if let Some(config) = &settings.traces {
         info!("traces are sent to {}", config.endpoint());
     }
-    let engine_config = settings::engine_config(limits, plan.max_model_len, budget);
+    let engine_config = settings::engine_config(limits, settings, plan.max_model_len, budget);
     telemetry.set_cache_config(&[
         ("block_size", block_size.to_string()),
         ("num_gpu_blocks", memory.blocks.to_string()),
@@ -173,10 +177,18 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
         ("enable_prefix_caching", if engine_config.enable_prefix_caching { "True" } else { "False" }.to_owned()),
         ("kv_cache_size_tokens", tokens.to_string()),
     ]);
-    let engine = Engine::spawn(Box::new(runner), engine_config, telemetry.engine())?;
+    let (publisher, sink) = match &settings.kv_events {
+        Some(config) => {
+            let (publisher, sink) = Publisher::start(config.clone())?;
+            info!("KV events are published at {}", config.endpoint);
+            (Some(publisher), Some(Box::new(sink) as Box<dyn KvEventSink>))
+        }
+        None => (None, None),
+    };
+    let engine = Engine::spawn_with_events(Box::new(runner), engine_config, telemetry.engine(), sink)?;
     let server = Server::new(engine.handle(), model.text, telemetry.clone(), server_config);
     let (vocab_size, max_model_len) = (model.program.vocab_size, plan.max_model_len);
-    Ok(Composed { engine, server, telemetry, traces, model_name, vocab_size, max_model_len })
+    Ok(Composed { engine, server, telemetry, traces, _publisher: publisher, model_name, vocab_size, max_model_len })
 }
 
 /// Says what the flags come to, before anything is loaded.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use octavo_engine::{EngineConfig, SchedulingPolicy};
+use octavo_kv_events::KvEventsConfig;
 use octavo_server::{
     ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, RequestLog, ServerConfig, TlsConfig,
 };
@@ -15,6 +16,7 @@ use serde_json::Value;
 use crate::cli::{
     self, ChatFormatArgs, ComposeArgs, EngineArgs, Environment, ObserveArgs, Policy, ServeArgs, TextList,
 };
+use crate::serve::kv_events;
 use crate::serve::model::LoadedModel;
 
 /// Seconds a connection is kept open between requests.
@@ -50,6 +52,9 @@ pub(crate) struct Settings {
     pub(crate) tokenizer_info: bool,
     pub(crate) log: RequestLog,
     pub(crate) traces: Option<TraceConfig>,
+    pub(crate) kv_events: Option<KvEventsConfig>,
+    /// What the hashes of KV blocks begin with.
+    pub(crate) prefix_seed: Option<String>,
 }
 
 impl Settings {
@@ -121,6 +126,8 @@ impl Settings {
                 max_len: log.max_log_len,
             },
             traces: traces(&args.compose.observe, environment)?,
+            kv_events: kv_events(&args.compose.engine, environment)?,
+            prefix_seed: prefix_seed(environment),
         })
     }
 
@@ -130,7 +137,8 @@ impl Settings {
     /// Flags that contradict each other, or a variable that is not understood.
     pub(crate) fn in_process(args: &ComposeArgs, environment: &Environment<'_>) -> Result<Self> {
         let traces = traces(&args.observe, environment)?;
-        Ok(Self { api: api_config(&args.chat)?, traces, ..Self::default() })
+        let (kv_events, prefix_seed) = (kv_events(&args.engine, environment)?, prefix_seed(environment));
+        Ok(Self { api: api_config(&args.chat)?, traces, kv_events, prefix_seed, ..Self::default() })
     }
 }
 
@@ -224,8 +232,26 @@ fn seconds(seconds: f64) -> Option<Duration> {
     (seconds > 0.0).then(|| Duration::from_secs_f64(seconds))
 }
 
+fn kv_events(args: &EngineArgs, environment: &Environment<'_>) -> Result<Option<KvEventsConfig>> {
+    let config = kv_events::config(args.kv_events_config.as_ref(), environment).context("--kv-events-config")?;
+    if config.is_some() && !args.enable_prefix_caching {
+        bail!("--kv-events-config needs prefix caching: without it no block is kept for others");
+    }
+    Ok(config)
+}
+
+/// As vLLM reads it: servers with the same one name a prefix alike.
+fn prefix_seed(environment: &Environment<'_>) -> Option<String> {
+    environment("PYTHONHASHSEED").filter(|seed| !seed.is_empty())
+}
+
 /// The engine's limits; `budget` is its token budget of a step.
-pub(crate) fn engine_config(args: &EngineArgs, max_model_len: usize, budget: usize) -> EngineConfig {
+pub(crate) fn engine_config(
+    args: &EngineArgs,
+    settings: &Settings,
+    max_model_len: usize,
+    budget: usize,
+) -> EngineConfig {
     let defaults = EngineConfig::default();
     EngineConfig {
         max_model_len,
@@ -236,6 +262,7 @@ pub(crate) fn engine_config(args: &EngineArgs, max_model_len: usize, budget: usi
             Policy::Priority => SchedulingPolicy::Priority,
         },
         enable_prefix_caching: args.enable_prefix_caching,
+        prefix_seed: settings.prefix_seed.clone(),
         enable_chunked_prefill: args.enable_chunked_prefill,
         long_prefill_token_threshold: args.long_prefill_token_threshold,
         max_queued_requests: args.max_num_queued_reqs.unwrap_or(defaults.max_queued_requests),

@@ -89,7 +89,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     ),
     flag("calculate-kv-scales", Switch, NoEffect("the KV cache is not quantised")),
     flag("kv-sharing-fast-prefill", Switch, NoEffect("no model that is served shares KV between layers")),
-    flag("prefix-caching-hash-algo", Value, NoEffect("block keys have a hash of their own, and tokens are compared")),
+    flag("prefix-caching-hash-algo", Value, NoEffect("block keys are sha256_cbor's, and tokens are compared")),
     flag("kv-cache-metrics", Switch, NoEffect("the ages of blocks are not measured")),
     flag("kv-cache-metrics-sample", Value, NoEffect("the ages of blocks are not measured")),
     flag(
@@ -240,7 +240,6 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("profiler-config", Json, NoEffect("/start_profile is not served; use perf")),
     flag("custom-histogram-buckets", Json, Refused("histograms have the default buckets")),
     // Other systems.
-    flag("kv-events-config", Json, Refused("KV events are not published yet")),
     flag("kv-transfer-config", Json, TRANSFER),
     flag("ec-transfer-config", Json, TRANSFER),
     flag("weight-transfer-config", Json, TRANSFER),

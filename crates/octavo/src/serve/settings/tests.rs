@@ -160,7 +160,7 @@ fn the_engine_gets_its_limits() {
         "--scheduling-policy=priority",
         "--max-num-queued-reqs=7",
     ];
-    let config = engine_config(&args(&line).compose.engine, 100, 200);
+    let config = engine_config(&args(&line).compose.engine, &Settings::default(), 100, 200);
     let expected = EngineConfig {
         max_model_len: 100,
         max_num_seqs: 8,

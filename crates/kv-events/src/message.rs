@@ -1,0 +1,231 @@
+//! Batches of events as MessagePack, as vLLM's readers decode it.
+
+use octavo_engine::{BlockHash, KvEvent};
+
+use crate::Batch;
+
+/// Where the blocks of the engine's own cache are, whatever its device: what a router takes for the fastest tier.
+const MEDIUM: &str = "GPU";
+
+/// How an event is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Encoding {
+    /// As a map with the key `type`, as vLLM 0.33 does.
+    #[default]
+    Maps,
+    /// As an array that begins with the type, as older releases did.
+    Arrays,
+}
+
+/// A batch: its time, its events, and the rank that they are of.
+pub(crate) fn encode(batch: &Batch, encoding: Encoding, int_hashes: bool) -> Vec<u8> {
+    let mut out = Writer { bytes: Vec::with_capacity(256), int_hashes };
+    out.array(3);
+    out.float(batch.time);
+    out.array(batch.events.len());
+    for event in &batch.events {
+        match encoding {
+            Encoding::Maps => map(&mut out, event),
+            Encoding::Arrays => array(&mut out, event),
+        }
+    }
+    out.uint(0);
+    out.bytes
+}
+
+fn map(out: &mut Writer, event: &KvEvent) {
+    match event {
+        KvEvent::Stored { cache_salt, .. } => {
+            out.map(8 + usize::from(cache_salt.is_some()));
+            out.text("type");
+            out.text("BlockStored");
+            stored(out, event, true);
+        }
+        KvEvent::Removed { hashes } => {
+            out.map(3);
+            out.text("type");
+            out.text("BlockRemoved");
+            out.text("block_hashes");
+            out.hashes(hashes);
+            out.text("medium");
+            out.text(MEDIUM);
+        }
+    }
+}
+
+fn array(out: &mut Writer, event: &KvEvent) {
+    match event {
+        KvEvent::Stored { cache_salt, .. } => {
+            out.array(8 + usize::from(cache_salt.is_some()));
+            out.text("BlockStored");
+            stored(out, event, false);
+        }
+        KvEvent::Removed { hashes } => {
+            out.array(3);
+            out.text("BlockRemoved");
+            out.hashes(hashes);
+            out.text(MEDIUM);
+        }
+    }
+}
+
+/// The fields of stored blocks in vLLM's order, with or without their names.
+fn stored(out: &mut Writer, event: &KvEvent, named: bool) {
+    let KvEvent::Stored { parent, hashes, tokens, block_size, cache_salt } = event else { return };
+    let name = |out: &mut Writer, name: &str| {
+        if named {
+            out.text(name);
+        }
+    };
+    name(out, "block_hashes");
+    out.hashes(hashes);
+    name(out, "parent_block_hash");
+    match parent {
+        Some(parent) => out.hash(parent),
+        None => out.nil(),
+    }
+    name(out, "token_ids");
+    out.array(tokens.len());
+    tokens.iter().for_each(|&token| out.uint(u64::from(token)));
+    name(out, "block_size");
+    out.uint(*block_size as u64);
+    name(out, "lora_id");
+    out.nil();
+    name(out, "medium");
+    out.text(MEDIUM);
+    name(out, "lora_name");
+    out.nil();
+    if let Some(salt) = cache_salt {
+        // What went into the hash of each block beside its tokens: the salt into the first of the sequence.
+        name(out, "extra_keys");
+        out.array(hashes.len());
+        out.array(1);
+        out.array(2);
+        out.text("cache_salt");
+        out.text(salt);
+        (1..hashes.len()).for_each(|_| out.nil());
+    }
+}
+
+/// Appends values.
+struct Writer {
+    bytes: Vec<u8>,
+    int_hashes: bool,
+}
+
+impl Writer {
+    fn nil(&mut self) {
+        self.bytes.push(0xc0);
+    }
+
+    fn float(&mut self, value: f64) {
+        self.bytes.push(0xcb);
+        self.bytes.extend(value.to_be_bytes());
+    }
+
+    fn uint(&mut self, value: u64) {
+        match value {
+            0..0x80 => self.bytes.push(value as u8),
+            0x80..0x100 => self.bytes.extend([0xcc, value as u8]),
+            0x100..0x1_0000 => self.tagged(0xcd, &(value as u16).to_be_bytes()),
+            0x1_0000..0x1_0000_0000 => self.tagged(0xce, &(value as u32).to_be_bytes()),
+            _ => self.tagged(0xcf, &value.to_be_bytes()),
+        }
+    }
+
+    fn text(&mut self, text: &str) {
+        match text.len() {
+            len @ 0..32 => self.bytes.push(0xa0 | len as u8),
+            len @ 32..0x100 => self.bytes.extend([0xd9, len as u8]),
+            len => self.tagged(0xdb, &(len as u32).to_be_bytes()),
+        }
+        self.bytes.extend_from_slice(text.as_bytes());
+    }
+
+    fn array(&mut self, len: usize) {
+        match len {
+            0..16 => self.bytes.push(0x90 | len as u8),
+            16..0x1_0000 => self.tagged(0xdc, &(len as u16).to_be_bytes()),
+            _ => self.tagged(0xdd, &(len as u32).to_be_bytes()),
+        }
+    }
+
+    /// Of fewer than 16 keys.
+    fn map(&mut self, len: usize) {
+        self.bytes.push(0x80 | len as u8);
+    }
+
+    fn hash(&mut self, hash: &BlockHash) {
+        if self.int_hashes {
+            let [.., a, b, c, d, e, f, g, h] = *hash;
+            self.uint(u64::from_be_bytes([a, b, c, d, e, f, g, h]));
+        } else {
+            self.bytes.extend([0xc4, hash.len() as u8]);
+            self.bytes.extend_from_slice(hash);
+        }
+    }
+
+    fn hashes(&mut self, hashes: &[BlockHash]) {
+        self.array(hashes.len());
+        hashes.iter().for_each(|hash| self.hash(hash));
+    }
+
+    fn tagged(&mut self, tag: u8, rest: &[u8]) {
+        self.bytes.push(tag);
+        self.bytes.extend_from_slice(rest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hash(last: u8) -> BlockHash {
+        let mut hash = [0xee; 32];
+        hash[24..].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, last]);
+        hash
+    }
+
+    fn encoded(event: KvEvent, encoding: Encoding, int_hashes: bool) -> Vec<u8> {
+        encode(&Batch { sequence: 0, time: 1.5, events: vec![event] }, encoding, int_hashes)
+    }
+
+    #[test]
+    fn a_removal_is_spelled_as_its_readers_expect() {
+        let removed = || KvEvent::Removed { hashes: vec![hash(7)] };
+        let head = b"\x93\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00\x91";
+        let map = b"\x83\xa4type\xacBlockRemoved\xacblock_hashes\x91\x07\xa6medium\xa3GPU\x00";
+        assert_eq!(encoded(removed(), Encoding::Maps, true), [&head[..], map].concat());
+        let array = b"\x93\xacBlockRemoved\x91\x07\xa3GPU\x00";
+        assert_eq!(encoded(removed(), Encoding::Arrays, true), [&head[..], array].concat());
+        let raw = [&head[..], b"\x93\xacBlockRemoved\x91\xc4\x20", &hash(7), b"\xa3GPU\x00"].concat();
+        assert_eq!(encoded(removed(), Encoding::Arrays, false), raw);
+    }
+
+    #[test]
+    fn whole_numbers_take_the_shortest_form() {
+        let uint = |value| {
+            let mut out = Writer { bytes: vec![], int_hashes: true };
+            out.uint(value);
+            out.bytes
+        };
+        assert_eq!([uint(0x7f), uint(0x80), uint(0xff)], [vec![0x7f], vec![0xcc, 0x80], vec![0xcc, 0xff]]);
+        assert_eq!([uint(0x100), uint(0xffff)], [[0xcd, 1, 0], [0xcd, 0xff, 0xff]]);
+        assert_eq!([uint(0x1_0000), uint(0xffff_ffff)], [[0xce, 0, 1, 0, 0], [0xce, 0xff, 0xff, 0xff, 0xff]]);
+        assert_eq!(uint(1 << 32), [0xcf, 0, 0, 0, 1, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn stored_blocks_tell_all_that_their_hash_is_made_of() {
+        let stored = KvEvent::Stored {
+            parent: None,
+            hashes: vec![hash(1), hash(2)],
+            tokens: vec![3, 4, 5, 300],
+            block_size: 2,
+            cache_salt: Some("s".into()),
+        };
+        let bytes = encoded(stored, Encoding::Arrays, true);
+        let expected = b"\x99\xabBlockStored\x92\x01\x02\xc0\x94\x03\x04\x05\xcd\x01\x2c\x02\xc0\xa3GPU\xc0\x92\x91\x92\xaacache_salt\xa1s\xc0\x00";
+        assert_eq!(bytes[11..], expected[..]);
+    }
+}

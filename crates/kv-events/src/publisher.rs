@@ -1,0 +1,305 @@
+//! The publisher's thread: batches to subscribers, and again to those who missed some.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, split};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{sleep, timeout};
+
+use crate::address::Address;
+use crate::message::encode;
+use crate::zmtp::{Kind, Wish, handshake, message, read_frame};
+use crate::{Batch, Frames, KvEventsConfig, KvEventsError, Sink};
+
+/// The sequence number of the end of a replay.
+const END: [u8; 8] = [0xff; 8];
+
+/// How long a peer has to introduce itself.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+
+/// Between two attempts to connect to a subscriber.
+const RECONNECT: Duration = Duration::from_secs(1);
+
+/// Subscribers and replays at a time, and topics of a subscriber.
+const MAX_PEERS: usize = 256;
+const MAX_TOPICS: usize = 256;
+
+/// The running publisher; ends when dropped, with all its connections.
+#[derive(Debug)]
+pub struct Publisher {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Publisher {
+    /// Listens where `config` says and starts a thread; the sink is the engine's.
+    ///
+    /// # Errors
+    /// An endpoint that is not understood or is taken.
+    pub fn start(config: KvEventsConfig) -> Result<(Self, Sink), KvEventsError> {
+        let endpoint = Address::parse(&config.endpoint)?;
+        let replay = config.replay_endpoint.as_deref().map(Address::parse_bound).transpose()?;
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(KvEventsError::Thread)?;
+        let entered = runtime.enter();
+        let endpoint = Door::open(endpoint, &config.endpoint)?;
+        let replay_name = config.replay_endpoint.clone().unwrap_or_default();
+        let replay = replay.map(|address| Door::open(address, &replay_name)).transpose()?;
+        drop(entered);
+        let (queue, batches) = mpsc::channel(config.max_queue_size.max(1));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let thread = std::thread::Builder::new().name("octavo-kv-events".into()).spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = run(Arc::new(Shared::new(config)), batches, endpoint, replay) => {}
+                    _ = stopped => {}
+                }
+            });
+        });
+        let thread = Some(thread.map_err(KvEventsError::Thread)?);
+        Ok((Self { stop: Some(stop), thread }, Sink { queue, next: 0, full: false }))
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the publisher of KV events had panicked");
+        }
+    }
+}
+
+/// Where connections come from.
+enum Door {
+    Tcp(TcpListener),
+    Ipc(UnixListener),
+    /// They are made, not taken.
+    Out(String),
+}
+
+impl Door {
+    fn open(address: Address, endpoint: &str) -> Result<Self, KvEventsError> {
+        let failed = |error| KvEventsError::Listen { endpoint: endpoint.to_owned(), error };
+        match address {
+            Address::Connect(place) => Ok(Self::Out(place)),
+            Address::Ipc(path) => {
+                // One that a process before this one has left.
+                let _ = std::fs::remove_file(&path);
+                UnixListener::bind(path).map(Self::Ipc).map_err(failed)
+            }
+            Address::Bind(host, port) => {
+                let host = if host.is_empty() { "0.0.0.0" } else { &host };
+                let listener = std::net::TcpListener::bind((host, port)).map_err(failed)?;
+                listener.set_nonblocking(true).map_err(failed)?;
+                TcpListener::from_std(listener).map(Self::Tcp).map_err(failed)
+            }
+        }
+    }
+}
+
+/// What all connections see.
+struct Shared {
+    config: KvEventsConfig,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    subscribers: Vec<Subscriber>,
+    /// The latest batches, oldest first.
+    replayable: VecDeque<(u64, Bytes)>,
+    peers: usize,
+}
+
+struct Subscriber {
+    /// Beginnings of the topics that it asked for, each as often as it did.
+    wanted: Arc<Mutex<Vec<Bytes>>>,
+    queue: mpsc::Sender<Frames>,
+}
+
+impl Shared {
+    fn new(config: KvEventsConfig) -> Self {
+        Self { config, state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a batch to whoever wants it and keeps it for the others.
+    fn publish(&self, batch: &Batch) {
+        let config = &self.config;
+        let payload: Bytes = encode(batch, config.encoding, config.int_hashes).into();
+        let topic = config.topic.as_bytes();
+        let frames = message(&[topic, &batch.sequence.to_be_bytes(), &payload]);
+        let mut state = self.state();
+        state.subscribers.retain(|subscriber| {
+            if topics(&subscriber.wanted).iter().any(|wanted| topic.starts_with(wanted)) {
+                // Whoever is too slow misses this one, as with any publisher of ZeroMQ.
+                drop(subscriber.queue.try_send(frames.clone()));
+            }
+            !subscriber.queue.is_closed()
+        });
+        if config.buffer_steps > 0 {
+            if state.replayable.len() == config.buffer_steps {
+                state.replayable.pop_front();
+            }
+            state.replayable.push_back((batch.sequence, payload));
+        }
+    }
+}
+
+fn topics(wanted: &Mutex<Vec<Bytes>>) -> MutexGuard<'_, Vec<Bytes>> {
+    wanted.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Publishes until the engine is gone.
+async fn run(shared: Arc<Shared>, mut batches: mpsc::Receiver<Batch>, endpoint: Door, replay: Option<Door>) {
+    tokio::spawn(serve(Arc::clone(&shared), endpoint, Kind::Publish));
+    if let Some(replay) = replay {
+        tokio::spawn(serve(Arc::clone(&shared), replay, Kind::Route));
+    }
+    while let Some(batch) = batches.recv().await {
+        shared.publish(&batch);
+    }
+}
+
+async fn serve(shared: Arc<Shared>, door: Door, kind: Kind) {
+    loop {
+        let accepted = match &door {
+            Door::Tcp(listener) => listener.accept().await.map(|(stream, _)| {
+                let shared = Arc::clone(&shared);
+                tokio::spawn(async move { peer(&shared, stream, kind).await });
+            }),
+            Door::Ipc(listener) => listener.accept().await.map(|(stream, _)| {
+                let shared = Arc::clone(&shared);
+                tokio::spawn(async move { peer(&shared, stream, kind).await });
+            }),
+            Door::Out(place) => {
+                if let Ok(stream) = TcpStream::connect(place).await {
+                    peer(&shared, stream, kind).await;
+                }
+                sleep(RECONNECT).await;
+                Ok(())
+            }
+        };
+        if let Err(error) = accepted {
+            tracing::warn!(%error, "no subscriber of KV events can be taken");
+            sleep(RECONNECT).await;
+        }
+    }
+}
+
+/// One connection, until it ends.
+async fn peer(shared: &Shared, mut stream: impl AsyncRead + AsyncWrite + Unpin, kind: Kind) {
+    {
+        let mut state = shared.state();
+        if state.peers >= MAX_PEERS {
+            tracing::warn!(peers = state.peers, "a subscriber of KV events is sent away: there are too many");
+            return;
+        }
+        state.peers += 1;
+    }
+    let ended = match timeout(HANDSHAKE, handshake(&mut stream, kind)).await {
+        Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        Ok(Err(error)) => Err(error),
+        Ok(Ok(())) if kind == Kind::Publish => subscriber(shared, stream).await,
+        Ok(Ok(())) => replay(shared, stream).await,
+    };
+    shared.state().peers -= 1;
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection for KV events ended");
+    }
+}
+
+async fn subscriber(shared: &Shared, stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
+    let (reader, writer) = split(stream);
+    let (queue, frames) = mpsc::channel(shared.config.hwm.max(1));
+    let (answer, answers) = mpsc::channel(4);
+    let wanted = Arc::new(Mutex::new(vec![]));
+    shared.state().subscribers.push(Subscriber { wanted: Arc::clone(&wanted), queue });
+    tokio::select! {
+        ended = listen(reader, &wanted, answer) => ended,
+        ended = send(writer, frames, answers) => ended,
+    }
+}
+
+/// Reads what a subscriber wants.
+async fn listen(
+    mut reader: impl AsyncRead + Unpin,
+    wanted: &Mutex<Vec<Bytes>>,
+    answer: mpsc::Sender<Bytes>,
+) -> io::Result<()> {
+    loop {
+        match Wish::of(&read_frame(&mut reader).await?) {
+            Wish::Subscribe(topic) if topics(wanted).len() < MAX_TOPICS => topics(wanted).push(topic),
+            Wish::Subscribe(_) => return Err(io::ErrorKind::InvalidData.into()),
+            Wish::Cancel(topic) => {
+                let mut topics = topics(wanted);
+                if let Some(index) = topics.iter().position(|known| *known == topic) {
+                    topics.swap_remove(index);
+                }
+            }
+            // A peer whose answers pile up does not read them.
+            Wish::Pong(pong) => drop(answer.try_send(pong)),
+            Wish::Nothing => {}
+        }
+    }
+}
+
+async fn send(
+    mut writer: impl AsyncWrite + Unpin,
+    mut frames: mpsc::Receiver<Frames>,
+    mut answers: mpsc::Receiver<Bytes>,
+) -> io::Result<()> {
+    loop {
+        let bytes = tokio::select! {
+            frames = frames.recv() => frames,
+            answer = answers.recv() => answer,
+        };
+        let Some(bytes) = bytes else { return Ok(()) };
+        writer.write_all(&bytes).await?;
+    }
+}
+
+/// Sends the batches from the one that is asked for on, and an end mark.
+async fn replay(shared: &Shared, mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
+    let topic = shared.config.topic.as_bytes();
+    loop {
+        let mut frames = vec![];
+        loop {
+            let frame = read_frame(&mut stream).await?;
+            if frame.command {
+                if let Wish::Pong(pong) = Wish::of(&frame) {
+                    stream.write_all(&pong).await?;
+                }
+                continue;
+            }
+            let more = frame.more;
+            frames.push(frame.body);
+            if !more || frames.len() > 2 {
+                break;
+            }
+        }
+        let [delimiter, start] = &frames[..] else { return Err(io::ErrorKind::InvalidData.into()) };
+        let Ok(start) = <[u8; 8]>::try_from(&start[..]) else { return Err(io::ErrorKind::InvalidData.into()) };
+        let start = u64::from_be_bytes(start);
+        let missed: Vec<(u64, Bytes)> = {
+            let state = shared.state();
+            state.replayable.iter().filter(|(sequence, _)| *sequence >= start).cloned().collect()
+        };
+        for (sequence, payload) in missed {
+            stream.write_all(&message(&[delimiter, topic, &sequence.to_be_bytes(), &payload])).await?;
+        }
+        stream.write_all(&message(&[delimiter, topic, &END, b""])).await?;
+    }
+}
