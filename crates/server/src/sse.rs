@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::stream::unfold;
-use http::header;
+use http::{HeaderName, header};
 use serde::Serialize;
 
 use crate::choices::{Choices, Output};
@@ -92,7 +92,12 @@ pub(crate) async fn respond<W: Wire>(
         let frame = streaming.next_frame().await?;
         Some((Ok::<_, Infallible>(frame), streaming))
     });
-    let headers = [(header::CONTENT_TYPE, W::STREAM_TYPE), (header::CACHE_CONTROL, "no-cache")];
+    let headers = [
+        (header::CONTENT_TYPE, W::STREAM_TYPE),
+        (header::CACHE_CONTROL, "no-cache"),
+        // Asks nginx and what is built on it to pass each event on, whatever its settings.
+        (HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
     Ok((headers, Body::from_stream(frames)).into_response())
 }
 

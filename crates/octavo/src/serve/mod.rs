@@ -85,6 +85,7 @@ async fn serve(args: ServeArgs) -> Result<()> {
 
     info!("ready after {:.2} s, {} resident", begun.elapsed().as_secs_f64(), resident());
     info!("try: {}", curl_line(&curl, &model_name));
+    info!("for scripts that wait for vLLM's words: Uvicorn running on {place}");
     info!("listening on {place}");
     let upkeep = log_stats.then(|| telemetry.spawn_upkeep());
     let served = server.serve(listener, shutdown).await;

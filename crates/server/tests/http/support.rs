@@ -338,6 +338,7 @@ pub async fn step_by_step(request: RequestBuilder, gate: &Gate, expected: &[Stri
     gate.step();
     let mut response = request.send().await.unwrap();
     assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");
+    assert_eq!(response.headers()["x-accel-buffering"], "no");
     let mut wanted = steps.next().unwrap().clone();
     let mut sent = String::new();
     loop {
