@@ -105,9 +105,10 @@ impl Choices {
         let mut traced = TracedSequences::new(&submission.trace, |request| submission.describe(state, request));
         let mut running = SelectAll::new();
         for index in 0..sequences {
+            let submitted = Instant::now();
             let generation = start(state, &submission, index)?;
             if let Some(traced) = &mut traced {
-                traced.submitted();
+                traced.submitted(submitted);
             }
             running.push(Box::pin(unfold(generation, next)) as OutputStream);
         }

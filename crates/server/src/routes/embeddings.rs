@@ -1,6 +1,7 @@
 //! POST /v1/embeddings
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -44,9 +45,10 @@ async fn try_answer(state: &AppState, (body, headers): (ReceivedBody, Headers)) 
     });
     let mut running = FuturesOrdered::new();
     for (index, prompt) in prepared.prompts.iter().enumerate() {
+        let submitted = Instant::now();
         running.push_back(vector(start(state, &prepared, index, Arc::clone(prompt))?));
         if let Some(traced) = &mut traced {
-            traced.submitted();
+            traced.submitted(submitted);
         }
     }
     let (mut data, mut index) = (Vec::with_capacity(prepared.prompts.len()), 0);

@@ -26,9 +26,9 @@ impl TracedSequences {
         Some(Self { trace: trace.clone(), sequences: vec![], ended: None })
     }
 
-    /// The engine has taken the next sequence.
-    pub(crate) fn submitted(&mut self) {
-        let submitted = Instant::now();
+    /// The engine has taken the next sequence, which it was offered at `submitted`: a moment after that it may have
+    /// computed for a while already.
+    pub(crate) fn submitted(&mut self, submitted: Instant) {
         self.sequences.push(TracedSequence { submitted, times: None, tokens: 0, cached_tokens: 0, finish: None });
     }
 

@@ -80,7 +80,7 @@ pub struct TracedRequest {
 /// One sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TracedSequence {
-    /// The engine took it.
+    /// It was given to the engine.
     pub submitted: Instant,
     /// How long its stages took; `None` before its first token.
     pub times: Option<SequenceTimes>,
