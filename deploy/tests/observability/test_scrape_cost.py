@@ -10,8 +10,9 @@ from processes import SMALL, serving
 RATE = 20
 WINDOWS = 3
 SECONDS = 2
-# The aim is 1 % of a core in a release build; what fails the test is thrice that, for a debug build on a busy machine.
-LIMIT = 0.03
+# The aim is 1 % of a core in a release build. A debug build costs thrice as much and the machine may be busy: what fails the
+# test is more than both together explain.
+LIMIT = 0.06
 
 
 def processor_seconds(pid):

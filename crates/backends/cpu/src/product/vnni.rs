@@ -121,8 +121,13 @@ unsafe fn multiply<P: Panel, const ROWS: usize>(
         }
         // SAFETY: the panels have these groups, as the caller promises, and so have the rows.
         unsafe {
-            let rows = codes.as_ptr().add(group * 2 * GROUP);
-            let dots = dots::<P, ROWS>(panels, rows, 2 * input.cols, group, (totals.as_ptr().add(group), groups));
+            let (rows, stride) = (codes.as_ptr().add(group * 2 * GROUP), 2 * input.cols);
+            let dots = if P::HALVES {
+                let totals = (totals.as_ptr().add(group), groups);
+                dots_of_halves::<P, ROWS>(panels, rows, stride, group, totals)
+            } else {
+                dots::<P, ROWS>(panels, rows, stride, group)
+            };
             for p in 0..BLOCK_PANELS {
                 let (scale, min) = panels[p].scales(group);
                 for r in 0..ROWS {
@@ -145,9 +150,28 @@ unsafe fn multiply<P: Panel, const ROWS: usize>(
     }
 }
 
-/// The exact products of a group with the rows whose codes are `stride` bytes apart. Where halves have factors: the
-/// products of either half, less what its codes stand for too much, times the factor; `totals` of the rows' halves are so
-/// many apart.
+/// Adds the products of some steps of a group. Written out, and by index: what is in arrays here must end in registers.
+macro_rules! steps {
+    ($panels:ident, $group:ident, $rows:ident, $stride:ident, $high:ident, $low:ident, $($step:literal)*) => {{$(
+        for p in 0..BLOCK_PANELS {
+            let codes = $panels[p].step($group, $step);
+            let shifted = if P::NARROW { _mm512_slli_epi16::<LOW_BITS>(codes) } else { codes };
+            for r in 0..ROWS {
+                let at = $rows.add(r * $stride).cast::<i32>();
+                let a = _mm512_set1_epi32(at.add($step).read_unaligned());
+                let b = _mm512_set1_epi32(at.add(STEPS + $step).read_unaligned());
+                $high[p][r] = _mm512_dpbusd_epi32($high[p][r], shifted, a);
+                if P::NARROW {
+                    $high[p][r] = _mm512_dpbusd_epi32($high[p][r], codes, b);
+                } else {
+                    $low[p][r] = _mm512_dpbusd_epi32($low[p][r], codes, b);
+                }
+            }
+        }
+    )*}};
+}
+
+/// The exact products of a group with the rows whose codes are `stride` bytes apart.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn dots<P: Panel, const ROWS: usize>(
@@ -155,58 +179,49 @@ unsafe fn dots<P: Panel, const ROWS: usize>(
     rows: *const i8,
     stride: usize,
     group: usize,
-    (totals, apart): (*const [i32; 2], usize),
 ) -> [[__m512i; ROWS]; BLOCK_PANELS] {
     let mut high = [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS];
     let mut low = high;
-    // Written out, and by index: what is in arrays here must end in registers.
-    macro_rules! step {
-        ($($step:literal)*) => {{$(
-            for p in 0..BLOCK_PANELS {
-                let codes = panels[p].step(group, $step);
-                let shifted = if P::NARROW { _mm512_slli_epi16::<LOW_BITS>(codes) } else { codes };
-                for r in 0..ROWS {
-                    let at = rows.add(r * stride).cast::<i32>();
-                    let a = _mm512_set1_epi32(at.add($step).read_unaligned());
-                    let b = _mm512_set1_epi32(at.add(STEPS + $step).read_unaligned());
-                    high[p][r] = _mm512_dpbusd_epi32(high[p][r], shifted, a);
-                    if P::NARROW {
-                        high[p][r] = _mm512_dpbusd_epi32(high[p][r], codes, b);
-                    } else {
-                        low[p][r] = _mm512_dpbusd_epi32(low[p][r], codes, b);
-                    }
-                }
-            }
-        )*}};
-    }
     const { assert!(STEPS == 8) };
     // SAFETY: as the caller promises; a group of a row has STEPS words of each part.
-    unsafe {
-        if !P::HALVES {
-            step!(0 1 2 3 4 5 6 7);
-            return if P::NARROW { high } else { joined(high, low) };
-        }
-        let mut dots = [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS];
-        macro_rules! half {
-            ($half:literal) => {
-                let products = joined(high, low);
-                for p in 0..BLOCK_PANELS {
-                    let factor = panels[p].factors(group)[$half];
-                    for r in 0..ROWS {
-                        let offset = _mm512_set1_epi32(HALVES_OFFSET * (*totals.add(r * apart))[$half]);
-                        let product = _mm512_mullo_epi32(_mm512_sub_epi32(products[p][r], offset), factor);
-                        dots[p][r] = _mm512_add_epi32(dots[p][r], product);
-                    }
+    unsafe { steps!(panels, group, rows, stride, high, low, 0 1 2 3 4 5 6 7) };
+    if P::NARROW { high } else { joined(high, low) }
+}
+
+/// The same where halves have factors: the products of either half, less what its codes stand for too much, times the
+/// factor. `totals` of the rows' halves are so many apart.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn dots_of_halves<P: Panel, const ROWS: usize>(
+    panels: [P; BLOCK_PANELS],
+    rows: *const i8,
+    stride: usize,
+    group: usize,
+    (totals, apart): (*const [i32; 2], usize),
+) -> [[__m512i; ROWS]; BLOCK_PANELS] {
+    let zeros = [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS];
+    let mut dots = zeros;
+    macro_rules! half {
+        ($half:literal, $($step:literal)*) => {
+            let (mut high, mut low) = (zeros, zeros);
+            steps!(panels, group, rows, stride, high, low, $($step)*);
+            let products = joined(high, low);
+            for p in 0..BLOCK_PANELS {
+                let factor = panels[p].factors(group)[$half];
+                for r in 0..ROWS {
+                    let offset = _mm512_set1_epi32(HALVES_OFFSET * (*totals.add(r * apart))[$half]);
+                    let product = _mm512_mullo_epi32(_mm512_sub_epi32(products[p][r], offset), factor);
+                    dots[p][r] = _mm512_add_epi32(dots[p][r], product);
                 }
-            };
-        }
-        step!(0 1 2 3);
-        half!(0);
-        (high, low) = ([[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS], [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS]);
-        step!(4 5 6 7);
-        half!(1);
-        dots
+            }
+        };
     }
+    // SAFETY: as the caller promises; a group of a row has STEPS words of each part, and a total for each half.
+    unsafe {
+        half!(0, 0 1 2 3);
+        half!(1, 4 5 6 7);
+    }
+    dots
 }
 
 /// The high parts' products and the low ones'.

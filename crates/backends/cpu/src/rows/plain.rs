@@ -118,6 +118,16 @@ pub(super) fn rotate<const FMA: bool>(style: RopeStyle, head: &mut [f32], cos: &
 #[inline(always)]
 pub(super) fn quantise<const FMA: bool>(x: &[f32], out: QuantRow<'_>) {
     const LARGEST: f32 = (127 << LOW_BITS) as f32;
+    // All bits of what counts: one loop over a group is compiled to vectors, two over its halves are not.
+    const FIRST_HALF: [i32; GROUP] = {
+        let mut mask = [0; GROUP];
+        let mut k = 0;
+        while k < GROUP / 2 {
+            mask[k] = -1;
+            k += 1;
+        }
+        mask
+    };
     let groups = x.as_chunks::<GROUP>().0.iter().zip(out.codes.as_chunks_mut::<{ 2 * GROUP }>().0);
     for ((((x, codes), scale), sum), totals) in groups.zip(out.scales).zip(out.sums).zip(out.totals) {
         let (high, low) = codes.split_at_mut(GROUP);
@@ -131,19 +141,18 @@ pub(super) fn quantise<const FMA: bool>(x: &[f32], out: QuantRow<'_>) {
         }
         let largest = largest.into_iter().fold(0.0, |a, b| if b > a { b } else { a });
         let inverse = if largest > 0.0 { LARGEST / largest } else { 0.0 };
-        let halves = high.as_chunks_mut::<{ GROUP / 2 }>().0.iter_mut().zip(low.as_chunks_mut::<{ GROUP / 2 }>().0);
-        for (((high, low), x), total) in halves.zip(x.as_chunks::<{ GROUP / 2 }>().0).zip(totals.iter_mut()) {
-            *total = 0;
-            for ((high, low), &x) in high.iter_mut().zip(low).zip(x) {
-                let code = round(x * inverse).1;
-                let upper = code.wrapping_add(1 << (LOW_BITS - 1)) >> LOW_BITS;
-                *high = upper as i8;
-                *low = code.wrapping_sub(upper << LOW_BITS) as i8;
-                *total = code.wrapping_add(*total);
-            }
+        let (mut total, mut first) = (0i32, 0i32);
+        for (((high, low), &x), in_first) in high.iter_mut().zip(low).zip(x).zip(FIRST_HALF) {
+            let code = round(x * inverse).1;
+            let upper = code.wrapping_add(1 << (LOW_BITS - 1)) >> LOW_BITS;
+            *high = upper as i8;
+            *low = code.wrapping_sub(upper << LOW_BITS) as i8;
+            total = code.wrapping_add(total);
+            first = (code & in_first).wrapping_add(first);
         }
         *scale = largest / LARGEST;
-        *sum = *scale * totals[0].wrapping_add(totals[1]) as f32;
+        *sum = *scale * total as f32;
+        *totals = [first, total.wrapping_sub(first)];
     }
 }
 
