@@ -54,7 +54,8 @@ def tiny_url():
     # Left to itself it would fill an answer in JSON with blanks and with keys of its own.
     terse = '{"disable_any_whitespace": true, "disable_additional_properties": true}'
     model = ROOT / "models" / "testdata" / "llama"
-    with serving(model, "--served-model-name", "tiny", "--structured-outputs-config", terse) as url:
+    flags = ["--structured-outputs-config", terse, "--enable-tokenizer-info-endpoint"]
+    with serving(model, "--served-model-name", "tiny", *flags) as url:
         yield url
 
 

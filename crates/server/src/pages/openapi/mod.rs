@@ -20,11 +20,16 @@ static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
     document
 });
 
-/// The document of a server: with its version, and its names as examples of a model.
+/// The document of a server: with its version, its names as examples of a model, and without routes that it does not serve.
 pub(super) fn page(config: &ServerConfig) -> Page {
     let mut document = DOCUMENT.clone();
     document["info"]["version"] = config.version.as_str().into();
     document["components"]["schemas"]["Model"]["examples"] = config.served_model_names.as_slice().into();
+    if !config.tokenizer_info
+        && let Some(paths) = document["paths"].as_object_mut()
+    {
+        paths.remove("/tokenizer_info");
+    }
     Page::json(document.to_string().into_bytes())
 }
 
@@ -116,6 +121,10 @@ mod tests {
             ServerConfig { served_model_names: names.clone(), version: "9.9".into(), ..ServerConfig::default() };
         let document: Value = serde_json::from_slice(page(&config).body()).unwrap();
         assert_eq!(document["info"]["version"], "9.9");
+        assert!(document["paths"].get("/tokenizer_info").is_none());
+        let config = ServerConfig { tokenizer_info: true, ..config };
+        let document: Value = serde_json::from_slice(page(&config).body()).unwrap();
+        assert!(document["paths"]["/tokenizer_info"].is_object());
         let mut examples = vec![];
         having(&document["components"]["schemas"], "Model", &mut examples);
         assert_eq!(examples[0]["examples"], serde_json::json!(names));
