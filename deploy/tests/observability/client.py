@@ -124,11 +124,15 @@ class MixedLoad:
 
     def request(self, kind, words):
         if kind == 0:
-            stream(self.port, self.SHARED + words, self.TOKENS, leave_after=3)
+            answer = stream(self.port, self.SHARED + words, self.TOKENS, leave_after=3)
+            self.first_event.append(answer.times[0])
             return
         if kind == 1:
+            begin = time.monotonic()
             status, _, text = post(self.port, body(words, self.TOKENS))
             assert status == 200, text
+            # All that is known of its first token: it was there by then.
+            self.first_event.append(time.monotonic() - begin)
             self.tokens.append(json.loads(text)["usage"]["completion_tokens"])
         else:
             answer = stream(self.port, self.SHARED + words if kind == 2 else words, self.TOKENS)

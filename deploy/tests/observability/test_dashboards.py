@@ -148,7 +148,8 @@ def test_times_are_those_that_clients_see(loaded):
     _, load, prometheus = loaded
     bounds = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80]
     seen = prometheus.value("histogram_quantile(0.95, sum by (le) (rate(vllm:time_to_first_token_seconds_bucket[5m])))")
-    slowest = max(load.first_event)
+    # The slowest may still be under way.
+    slowest = 2 * max(load.first_event)
     assert 0 < seen <= next(bound for bound in bounds if bound >= slowest)
 
 
