@@ -269,6 +269,7 @@ def test_everything_works_from_the_keyboard(new_page, stand_in):
     stand_in.answers = [[delta(content="One", usage=1), delta(content=" two", usage=2), go, delta(content="never"), DONE]]
     page = new_page(stand_in.url)
     # The first key lands in the message without a click.
+    until(page, "document.activeElement.id === 'input'")
     page.keyboard.type("first line")
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("second line")
