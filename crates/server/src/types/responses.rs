@@ -78,8 +78,8 @@ const SETTING_LEVELS: usize = 100;
 fn settings(fields: &mut Fields<'_>) -> Map<String, Value> {
     let mut value = |name: &'static str, default: &'static str| {
         let text = fields.raw(name).map_or(default, RawValue::get);
-        let levels = levels(text);
         let value = serde_json::from_str(text).unwrap_or(Value::Null);
+        let levels = structured::depth(&value);
         if levels > SETTING_LEVELS {
             let message = format_args!("{name} has {levels} levels, but at most {SETTING_LEVELS} are allowed.");
             fields.value_error(name, message);
@@ -87,25 +87,6 @@ fn settings(fields: &mut Fields<'_>) -> Map<String, Value> {
         value
     };
     SETTINGS.iter().map(|(name, default)| ((*name).to_owned(), value(name, default))).collect()
-}
-
-/// Levels of arrays and objects of a JSON text.
-fn levels(text: &str) -> usize {
-    let (mut open, mut most, mut quoted) = (0usize, 0, false);
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        match byte {
-            b'"' => quoted = !quoted,
-            b'\\' if quoted => _ = bytes.next(),
-            b'[' | b'{' if !quoted => {
-                open += 1;
-                most = most.max(open);
-            }
-            b']' | b'}' if !quoted => open = open.saturating_sub(1),
-            _ => {}
-        }
-    }
-    most
 }
 
 fn includes(fields: &mut Fields<'_>, what: &str) -> bool {

@@ -196,7 +196,7 @@ fn value_within_depth(raw: &RawValue) -> Option<Value> {
 }
 
 /// Levels of a value; the parser has bounded them already.
-fn depth(value: &Value) -> usize {
+pub(crate) fn depth(value: &Value) -> usize {
     match value {
         Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
         Value::Object(fields) => 1 + fields.values().map(depth).max().unwrap_or(0),

@@ -65,6 +65,12 @@ fn unpack_scales(panel: &[u8], layout: &Layout, kind: Scales, group: usize, scal
     }
 }
 
+/// The two parts of a group's codes put together: numbers of 16 bits, so that two products are one instruction.
+#[inline(always)]
+fn joined(codes: &[i8; 2 * GROUP]) -> [i16; GROUP] {
+    std::array::from_fn(|k| (i16::from(codes[k]) << LOW_BITS) + i16::from(codes[GROUP + k]))
+}
+
 /// Rows from `first` on times an unpacked panel.
 #[inline(always)]
 pub(super) fn multiply_integers<const FMA: bool>(
@@ -80,8 +86,7 @@ pub(super) fn multiply_integers<const FMA: bool>(
         let groups = codes.as_chunks::<GROUP_CODES>().0.iter().zip(scales.as_chunks::<GROUP_SCALES>().0);
         let mut sums = [0.0f32; PANEL];
         for (((a, &a_scale), &a_sum), (codes, scales)) in a.zip(groups) {
-            // Numbers of 16 bits, so that two products are one instruction.
-            let a: [i16; GROUP] = std::array::from_fn(|k| (i16::from(a[k]) << LOW_BITS) + i16::from(a[GROUP + k]));
+            let a = joined(a);
             let mut dots = [0i32; PANEL];
             for step in 0..STEPS {
                 for (lane, dot) in dots.iter_mut().enumerate() {
@@ -115,12 +120,10 @@ pub(super) fn multiply_halves<const FMA: bool>(
         unpack_codes(panel, layout, Codes::Six, group, &mut codes);
         let (scales, factors) = halves(panel, layout, group);
         for (row, result) in (first..).zip(tile.iter_mut()) {
-            let a = input.row(row);
-            let (codes_of_row, totals) = (&a.codes[group], &a.totals[group]);
-            let a: [i16; GROUP] =
-                std::array::from_fn(|k| (i16::from(codes_of_row[k]) << LOW_BITS) + i16::from(codes_of_row[GROUP + k]));
+            let row = input.row(row);
+            let (a, a_scale) = (joined(&row.codes[group]), row.scales[group]);
             let mut dots = [0i32; PANEL];
-            for (half, (factors, total)) in factors.iter().zip(totals).enumerate() {
+            for (half, (factors, total)) in factors.iter().zip(row.totals[group]).enumerate() {
                 let mut sums = [-HALVES_OFFSET * total; PANEL];
                 for step in half * STEPS / 2..(half + 1) * STEPS / 2 {
                     for (lane, sum) in sums.iter_mut().enumerate() {
@@ -133,7 +136,6 @@ pub(super) fn multiply_halves<const FMA: bool>(
                     *dot += sum * factor;
                 }
             }
-            let a_scale = input.row(row).scales[group];
             for lane in 0..PANEL {
                 result[lane] = fma::<FMA>(dots[lane] as f32, scales[lane] * a_scale, result[lane]);
             }
