@@ -27,7 +27,7 @@ mod loads;
 mod machine;
 mod process;
 mod report;
-mod roof;
+pub mod roof;
 mod rounds;
 mod rows;
 mod servers;

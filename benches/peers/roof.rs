@@ -7,17 +7,17 @@ use serde::Serialize;
 
 use super::rows::Load;
 
-/// What a load, or a step of it, needs of the machine at least.
+/// What a load, a step of it or some of its ops need of the machine at least.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(super) struct Need {
+pub struct Need {
     /// Bytes of weights and KV cache that are read and written. Activations are not among them: they can stay in the caches.
-    pub(super) bytes: f64,
+    pub bytes: f64,
     /// Operations on integer weights.
-    pub(super) integer: f64,
+    pub integer: f64,
     /// The other ones.
-    pub(super) float: f64,
+    pub float: f64,
     /// Time that nothing on this machine can be faster than.
-    pub(super) seconds: f64,
+    pub seconds: f64,
 }
 
 impl Need {
@@ -26,16 +26,22 @@ impl Need {
     pub(super) fn of(program: &Program, load: &Load, limits: &Limits) -> Self {
         let mut wave = Self::default();
         for shape in steps(load) {
-            wave.add(&Self::of_step(program, &shape, limits));
+            wave.add(&Self::of_ops(program, &program.ops, &shape, limits));
         }
         let waves = load.requests as f64 / load.at_a_time as f64;
         let Self { bytes, integer, float, seconds } = wave;
         Self { bytes: waves * bytes, integer: waves * integer, float: waves * float, seconds: waves * seconds }
     }
 
-    fn of_step(program: &Program, shape: &StepShape, limits: &Limits) -> Self {
+    /// Of some ops of a step, which may overlap.
+    pub fn of_ops<'a>(
+        program: &Program,
+        ops: impl IntoIterator<Item = &'a Op>,
+        shape: &StepShape,
+        limits: &Limits,
+    ) -> Self {
         let mut need = Self::default();
-        for op in &program.ops {
+        for op in ops {
             let cost = op_cost(program, op, shape, ElementBytes::HALF);
             need.bytes += (cost.weight_bytes + cost.kv_bytes) as f64;
             match is_integer(program, op) {
@@ -96,7 +102,7 @@ fn best(limits: &Limits, integer: bool) -> Option<f64> {
 }
 
 /// The highest of several measurements of each limit: what the machine can do when nobody disturbs it.
-pub(super) fn highest(measured: &[Limits]) -> Option<Limits> {
+pub fn highest(measured: &[Limits]) -> Option<Limits> {
     let mut all = measured.iter();
     let first = all.next()?.clone();
     Some(all.fold(first, |mut highest, limits| {

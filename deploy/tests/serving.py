@@ -3,19 +3,14 @@
 import contextlib
 import json
 import os
-import pathlib
 import re
-import socket
 import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-OCTAVO = pathlib.Path(os.environ.get("OCTAVO_BIN", TARGET / "debug" / "octavo"))
-MODEL = ROOT / "models" / "testdata" / "llama"
+from places import OCTAVO, TINY
 
 # Spans leave soon, and nothing that is set outside counts.
 QUICK = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
@@ -48,7 +43,7 @@ class Server:
     """A server that runs, and what it has logged."""
 
     def __init__(self, *arguments, **variables):
-        line = command("serve", MODEL, "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "0",
+        line = command("serve", TINY, "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "0",
                        "--shutdown-lag", "0", *arguments)
         self.process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=environment(variables))
         self.log = []
@@ -88,9 +83,3 @@ def serving(*arguments, **variables):
     finally:
         server.process.kill()
         server.process.wait()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

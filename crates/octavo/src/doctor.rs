@@ -20,7 +20,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
 
     let found: Vec<_> = Isa::ALL.into_iter().filter(|isa| isa.is_available()).map(Isa::name).collect();
     row("instruction sets", &found.join(", "));
-    let config = CpuConfig { threads: None, isa: args.cpu_isa };
+    let config = CpuConfig { threads: None, isa: args.cpu_isa, ..CpuConfig::default() };
     let cpu = CpuBackend::new(config)?;
     let blocks: Vec<_> = cpu.block_sizes().iter().map(usize::to_string).collect();
     row(

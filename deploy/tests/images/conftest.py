@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -15,12 +14,10 @@ import warnings
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
-DEPLOY = ROOT / "deploy"
-TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-OCTAVO = pathlib.Path(os.environ.get("OCTAVO_BIN", TARGET / "debug" / "octavo"))
-# A Llama of random weights with a context of 256 tokens.
-TINY = ROOT / "models" / "testdata" / "llama"
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from places import OCTAVO  # noqa: E402
+
 # Few KV blocks, because a debug build looks at each of them after every step, and one thread.
 SMALL = {"OCTAVO_NUM_GPU_BLOCKS_OVERRIDE": "64", "OCTAVO_CPU_THREADS": "1"}
 
@@ -43,12 +40,6 @@ def missing(message):
 
 def octavo(*arguments):
     return subprocess.run([OCTAVO, *arguments], capture_output=True, text=True, timeout=60)
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def ask(url, body=None, headers=None):

@@ -9,7 +9,8 @@ import subprocess
 import pytest
 import yaml
 
-from conftest import DEPLOY, ROOT, missing, octavo, tool
+from conftest import missing, octavo, tool
+from places import DEPLOY, ROOT
 
 OURS = ["docker", "ovh", "slurm", "systemd", "compose.yaml", "gpu-operator.md"]
 TEXTS = [file for name in OURS for file in [DEPLOY / name, *(DEPLOY / name).glob("*")] if file.is_file()]

@@ -15,7 +15,8 @@ import subprocess
 
 import pytest
 
-from conftest import DEPLOY, OCTAVO, ROOT, SMALL, TINY, ask, free_port, missing, tool, wait_until
+from conftest import SMALL, ask, missing, tool, wait_until
+from places import DEPLOY, OCTAVO, ROOT, TINY, free_port
 
 UID = 42420
 APPLETS = ["sh", "mkdir", "cp", "chmod", "ln"]

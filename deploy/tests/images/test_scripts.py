@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from conftest import DEPLOY, OCTAVO, SMALL, TINY, ask, free_port, running
+from conftest import SMALL, ask, running
+from places import DEPLOY, OCTAVO, TINY, free_port
 
 # Writes its arguments to $NOTED.
 NOTE = """#!{python}

@@ -7,7 +7,8 @@ import subprocess
 
 import yaml
 
-from conftest import DEPLOY, OCTAVO, SMALL, TINY, ask, free_port, healthy, octavo, tool, wait_until
+from conftest import SMALL, ask, healthy, octavo, tool, wait_until
+from places import DEPLOY, OCTAVO, TINY, free_port
 
 UNIT = DEPLOY / "systemd" / "octavo.service"
 

@@ -1,136 +1,28 @@
-"""KV events of the real server as a router reads them: with ZeroMQ's own library, vLLM's message types and its hashes."""
+"""KV events of the real server."""
 
-import contextlib
-import hashlib
 import json
 import socket as sockets
 import time
-from typing import Any
 
-import cbor2
 import msgspec
 import pytest
 import zmq
 
-from serving import free_port, serving, until
+from places import free_port
+from serving import serving, until
+from subscriber import BLOCK, WAIT, Batch, BlockRemoved, BlockStored, OldBatch, Subscriber, ask, chain, publishing, short
 
-BLOCK = 16
-WAIT = 10_000
 PROMPT = [3 + n % 250 for n in range(100)]
-
-
-class Event(msgspec.Struct, omit_defaults=True, tag=True):
-    pass
-
-
-class BlockStored(Event):
-    block_hashes: list[int | bytes]
-    parent_block_hash: int | bytes | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None
-    medium: str | None
-    lora_name: str | None
-    extra_keys: list[tuple[Any, ...] | None] | None = None
-
-
-class BlockRemoved(Event):
-    block_hashes: list[int | bytes]
-    medium: str | None
-
-
-class Batch(msgspec.Struct, array_like=True, omit_defaults=True):
-    ts: float
-    events: list[BlockStored | BlockRemoved]
-    data_parallel_rank: int | None = None
-
-
-class OldEvent(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
-    pass
-
-
-class OldStored(OldEvent, tag="BlockStored"):
-    block_hashes: list[int | bytes]
-    parent_block_hash: int | bytes | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None
-    medium: str | None
-
-
-class OldRemoved(OldEvent, tag="BlockRemoved"):
-    block_hashes: list[int | bytes]
-    medium: str | None
-
-
-class OldBatch(msgspec.Struct, array_like=True, omit_defaults=True):
-    ts: float
-    events: list[OldStored | OldRemoved]
-    data_parallel_rank: int | None = None
-
-
-def chain(tokens, seed="vllm-none-hash", salt=None):
-    """The hashes of the full blocks of a prompt, as vLLM's sha256_cbor makes them."""
-    digest = lambda value: hashlib.sha256(cbor2.dumps(value, canonical=True)).digest()
-    parent, hashes = digest(seed), []
-    for start in range(0, len(tokens) - len(tokens) % BLOCK, BLOCK):
-        extra = (("cache_salt", salt),) if salt and start == 0 else None
-        parent = digest((parent, tuple(tokens[start:start + BLOCK]), extra))
-        hashes.append(parent)
-    return hashes
-
-
-def short(digest):
-    return int.from_bytes(digest, "big") & (2**64 - 1)
-
-
-class Router:
-    """A subscriber."""
-
-    def __init__(self, port, topic="", batch=Batch, bind=False):
-        self.socket = zmq.Context.instance().socket(zmq.SUB)
-        self.socket.setsockopt(zmq.RCVTIMEO, WAIT)
-        self.socket.setsockopt_string(zmq.SUBSCRIBE, topic)
-        address = f"tcp://127.0.0.1:{port}"
-        self.socket.bind(address) if bind else self.socket.connect(address)
-        self.decoder = msgspec.msgpack.Decoder(batch)
-
-    def next(self):
-        topic, sequence, payload = self.socket.recv_multipart()
-        return topic.decode(), int.from_bytes(sequence, "big"), self.decoder.decode(payload)
-
-    def close(self):
-        self.socket.close(linger=0)
-
-
-@contextlib.contextmanager
-def publishing(*flags, variables=None, **config):
-    config = {"enable_kv_cache_events": True, "publisher": "zmq", **config}
-    with serving("--kv-events-config", json.dumps(config), "--block-size", str(BLOCK), *flags, **(variables or {})) as server:
-        yield server
-
-
-def ask(server, prompt=PROMPT, **more):
-    status, text = server.ask({"prompt": prompt, "max_tokens": 1, "temperature": 0, **more})
-    assert status == 200, text
 
 
 def listening(server, router, other):
     """A subscription takes a moment to arrive: requests until a batch does."""
-    router.socket.setsockopt(zmq.RCVTIMEO, 200)
     for attempt in range(50):
         ask(server, [other, attempt + 3] * BLOCK)
-        with contextlib.suppress(zmq.Again):
-            seen = router.next()
-            break
-    else:
-        pytest.fail("nothing is published")
-    # Whatever was on its way comes before what the test is about.
-    with contextlib.suppress(zmq.Again):
-        while True:
-            seen = router.next()
-    router.socket.setsockopt(zmq.RCVTIMEO, WAIT)
-    return seen[1]
+        # Whatever was on its way comes before what the test is about.
+        if seen := list(router.waiting(200)):
+            return seen[-1][1]
+    pytest.fail("nothing is published")
 
 
 @pytest.mark.parametrize("numbers", [True, False])
@@ -139,9 +31,9 @@ def test_what_is_stored_has_vllms_hashes(numbers):
     variables = {} if numbers else {"VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0"}
     shown = short if numbers else bytes
     with publishing(endpoint=f"tcp://*:{port}", topic="kv@tiny", variables=variables) as server:
-        router = Router(port, "kv@")
+        router = Subscriber(port, "kv@")
         last = listening(server, router, 260)
-        ask(server)
+        ask(server, PROMPT)
         topic, sequence, batch = router.next()
         assert (topic, sequence, batch.data_parallel_rank) == ("kv@tiny", last + 1, 0)
         assert abs(batch.ts - time.time()) < 60
@@ -150,7 +42,7 @@ def test_what_is_stored_has_vllms_hashes(numbers):
         assert (event.parent_block_hash, event.block_size, event.medium) == (None, BLOCK, "GPU")
         assert event.token_ids == PROMPT[:96]
         # The same again stores nothing; what goes on from there names its parent.
-        ask(server)
+        ask(server, PROMPT)
         ask(server, PROMPT[:96] + [9] * 32)
         _, sequence, batch = router.next()
         longer = chain(PROMPT[:96] + [9] * 32)
@@ -164,9 +56,9 @@ def test_what_is_stored_has_vllms_hashes(numbers):
 def test_salt_and_seed_are_in_the_hashes():
     port = free_port()
     with publishing(endpoint=f"tcp://*:{port}", variables={"PYTHONHASHSEED": "0"}) as server:
-        router = Router(port)
+        router = Subscriber(port)
         listening(server, router, 260)
-        ask(server, cache_salt="tenant-1")
+        ask(server, PROMPT, cache_salt="tenant-1")
         [event] = router.next()[2].events
         assert event.block_hashes == [short(digest) for digest in chain(PROMPT, "0", "tenant-1")]
         assert event.extra_keys == [(["cache_salt", "tenant-1"],)] + [None] * 5
@@ -176,17 +68,13 @@ def test_salt_and_seed_are_in_the_hashes():
 def test_what_is_evicted_is_removed():
     port = free_port()
     with publishing("--num-gpu-blocks-override", "17", "--max-model-len", "128", endpoint=f"tcp://*:{port}") as server:
-        router = Router(port)
+        router = Subscriber(port)
         listening(server, router, 260)
-        ask(server)
+        ask(server, PROMPT)
         known = set()
         for first in range(3, 30):
             ask(server, [first, first + 1] * 48)
-        seen = []
-        router.socket.setsockopt(zmq.RCVTIMEO, 500)
-        with contextlib.suppress(zmq.Again):
-            while True:
-                seen += router.next()[2].events
+        seen = [event for _, _, batch in router.waiting(500) for event in batch.events]
         mine = {short(digest) for digest in chain(PROMPT)}
         for event in seen:
             if isinstance(event, BlockStored):
@@ -231,10 +119,10 @@ def test_missed_batches_are_replayed():
 
 def test_a_router_may_listen_and_older_ones_read_arrays():
     port = free_port()
-    router = Router(port, batch=OldBatch, bind=True)
+    router = Subscriber(port, batch=OldBatch, bind=True)
     with publishing(endpoint=f"tcp://127.0.0.1:{port}", encoding="array") as server:
         listening(server, router, 260)
-        ask(server)
+        ask(server, PROMPT)
         [event] = router.next()[2].events
         assert event.block_hashes == [short(digest) for digest in chain(PROMPT)]
         assert (event.token_ids, event.medium) == (PROMPT[:96], "GPU")
@@ -250,7 +138,7 @@ def test_strangers_and_silent_subscribers_delay_nobody():
         silent = sockets.create_connection(("127.0.0.1", port))
         greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32)
         silent.sendall(greeting[:64] + b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB" + b"\x00\x01\x01")
-        router = Router(port)
+        router = Subscriber(port)
         listening(server, router, 260)
         for first in range(3, 200):
             ask(server, [first, 3] * 48)
@@ -263,6 +151,6 @@ def test_nothing_listens_unless_it_is_asked_for():
     port = free_port()
     config = json.dumps({"enable_kv_cache_events": False, "endpoint": f"tcp://*:{port}"})
     with serving("--kv-events-config", config) as server:
-        ask(server)
+        ask(server, PROMPT)
         with sockets.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0

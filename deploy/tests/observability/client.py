@@ -81,26 +81,14 @@ def stream(port, prompt, max_tokens, *, leave_after=None, timeout=60, **more):
     return answer
 
 
-class MixedLoad:
-    """Streams, whole answers, aborted streams and prompts that begin alike, in rounds until it is stopped.
+class Team:
+    """Threads that send one request after the other until they are stopped."""
 
-    A round's requests come at the same time and ask for more KV blocks than `FEW_BLOCKS` gives: some wait, some are
-    preempted. Between two rounds the machine rests.
-    """
-
-    FEW_BLOCKS = ("--max-model-len", "256", "--max-num-seqs", "6", "--num-gpu-blocks-override", "24")
-    ROUND = 0.3
-    TOKENS = 180
-
-    SHARED = "These words are the beginning of every other prompt here. " * 2
-
-    def __init__(self, port, clients=8):
+    def __init__(self, port, count):
         self.port = port
         self.stopping = threading.Event()
         self.failures = []
-        self.first_event = []
-        self.tokens = []
-        self.threads = [threading.Thread(target=self.work, args=(index,), daemon=True) for index in range(clients)]
+        self.threads = [threading.Thread(target=self.work, args=(index,), daemon=True) for index in range(count)]
 
     def __enter__(self):
         for thread in self.threads:
@@ -116,11 +104,37 @@ class MixedLoad:
         for turn in itertools.count():
             if self.stopping.is_set():
                 return
-            try:
-                self.request((index + turn) % 4, f"{index} {turn} ")
-            except Exception as error:
-                self.failures.append(error)
-            self.stopping.wait(self.ROUND - time.monotonic() % self.ROUND)
+            self.turn(index, turn)
+
+    def turn(self, index, turn):
+        """One request of a thread, its failure among the others."""
+        raise NotImplementedError
+
+
+class MixedLoad(Team):
+    """Streams, whole answers, aborted streams and prompts that begin alike, in rounds until it is stopped.
+
+    A round's requests come at the same time and ask for more KV blocks than `FEW_BLOCKS` gives: some wait, some are
+    preempted. Between two rounds the machine rests.
+    """
+
+    FEW_BLOCKS = ("--max-model-len", "256", "--max-num-seqs", "6", "--num-gpu-blocks-override", "24")
+    ROUND = 0.3
+    TOKENS = 180
+
+    SHARED = "These words are the beginning of every other prompt here. " * 2
+
+    def __init__(self, port, clients=8):
+        super().__init__(port, clients)
+        self.first_event = []
+        self.tokens = []
+
+    def turn(self, index, turn):
+        try:
+            self.request((index + turn) % 4, f"{index} {turn} ")
+        except Exception as error:
+            self.failures.append(error)
+        self.stopping.wait(self.ROUND - time.monotonic() % self.ROUND)
 
     def request(self, kind, words):
         if kind == 0:

@@ -1,10 +1,14 @@
 """What every test here shares: the binary and the model."""
 
 import json
+import pathlib
+import sys
 
 import pytest
 
-from processes import OCTAVO, ROOT
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from places import OCTAVO, TINY  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -17,11 +21,10 @@ def binary():
 @pytest.fixture(scope="session")
 def model(binary, tmp_path_factory):
     """The smallest checkpoint, with room for streams that last seconds: it makes thousands of tokens in each."""
-    source = ROOT / "models" / "testdata" / "llama"
     folder = tmp_path_factory.mktemp("model")
-    for file in source.iterdir():
+    for file in TINY.iterdir():
         (folder / file.name).symlink_to(file)
-    config = json.loads((source / "config.json").read_text())
+    config = json.loads((TINY / "config.json").read_text())
     (folder / "config.json").unlink()
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 65536}))
     return folder

@@ -16,9 +16,10 @@ import time
 
 import yaml
 
-from processes import ROOT, free_port, get, serve_command, start
+from places import DEPLOY, free_port
+from processes import get, serve_command, start
 
-MANIFEST = pathlib.Path(os.environ.get("OCTAVO_DEPLOYMENT", ROOT / "deploy" / "k8s" / "base" / "deployment.yaml"))
+MANIFEST = pathlib.Path(os.environ.get("OCTAVO_DEPLOYMENT", DEPLOY / "k8s" / "base" / "deployment.yaml"))
 
 
 @dataclasses.dataclass(frozen=True)

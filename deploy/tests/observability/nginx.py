@@ -2,7 +2,8 @@
 
 import contextlib
 
-from processes import free_port, get, program, start, stop, until
+from places import free_port
+from processes import get, program, start, stop, until
 
 CONFIGURATION = """\
 daemon off;

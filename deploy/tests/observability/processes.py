@@ -6,16 +6,13 @@ import os
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
-TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-OCTAVO = pathlib.Path(os.environ.get("OCTAVO_BIN", TARGET / "debug" / "octavo"))
-MONITORING = ROOT / "deploy" / "monitoring"
+from places import OCTAVO, free_port
+
 # None of what is asked here is on the other side of a proxy.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -28,13 +25,6 @@ def program(name):
     path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
     assert path, f"{name} is not installed: run deploy/tests/observability/install.sh"
     return path
-
-
-def free_port():
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def get(url, timeout=5):

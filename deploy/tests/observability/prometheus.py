@@ -7,7 +7,8 @@ import urllib.parse
 
 import yaml
 
-from processes import free_port, get, program, running
+from places import free_port
+from processes import get, program, running
 
 
 class Prometheus:

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from processes import MONITORING, SMALL, free_port, program, running, serving, until
+from places import MONITORING, free_port
+from processes import SMALL, program, running, serving, until
 from prometheus import scraping
 
 

@@ -9,7 +9,8 @@ import pytest
 import article
 import client
 import gpus
-from processes import MONITORING, free_port, program, running, serving, until
+from places import MONITORING, free_port
+from processes import program, running, serving, until
 from prometheus import scraping
 
 # What a value of the unit may be. A time in milliseconds, a share times 100 or MiB for bytes would be outside.

@@ -10,7 +10,7 @@ import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from processes import MONITORING, ROOT
+from places import MONITORING, ROOT
 
 GENERATOR = MONITORING / "dashboards" / "generate.py"
 BOARDS = sorted((MONITORING / "dashboards").glob("*.json"))

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import threading
 import time
 
 import pytest
@@ -19,35 +18,17 @@ TOKENS = 3_000
 FLAGS = ["--max-model-len", "4096", "--num-gpu-blocks-override", "2000", "--stream-interval", "50"]
 
 
-class Clients:
+class Clients(client.Team):
     """Closed-loop clients that stream, each with its next request as soon as the last one has ended."""
 
     def __init__(self, port, count=6, retries=0):
-        self.port = port
+        super().__init__(port, count)
         self.retries = retries
-        self.stopping = threading.Event()
-        self.failures = []
         self.lost = []
         self.backends = []
-        self.threads = [threading.Thread(target=self.work, args=(index,), daemon=True) for index in range(count)]
 
-    def __enter__(self):
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.stopping.set()
-        for thread in self.threads:
-            thread.join(60)
-
-    def work(self, index):
-        turn = 0
-        while not self.stopping.is_set():
-            turn += 1
-            self.request(f"{index} {turn}")
-
-    def request(self, prompt):
+    def turn(self, index, turn):
+        prompt = f"{index} {turn}"
         for attempt in range(self.retries + 1):
             try:
                 self.backends.append(client.stream(self.port, prompt, TOKENS).backend)

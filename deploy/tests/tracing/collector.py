@@ -7,7 +7,8 @@ import subprocess
 
 import rotel
 
-from serving import follow, free_port, until
+from places import free_port
+from serving import follow, until
 
 AGENT = pathlib.Path(rotel.__file__).parent / "rotel-agent"
 

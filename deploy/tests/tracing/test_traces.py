@@ -11,7 +11,8 @@ import uuid
 
 import pytest
 
-from serving import MODEL, command, environment, serving, until
+from places import TINY
+from serving import command, environment, serving, until
 
 SECRET = "the prompt that nobody may see"
 
@@ -132,7 +133,7 @@ def test_lines_of_a_batch_belong_to_their_traces(collector, tmp_path):
     lines = [{"custom_id": "a", "traceparent": traced.header, **line}, {"custom_id": "b", **line}]
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    flags = ["-i", source, "-o", target, "--model", MODEL, "--served-model-name", "tiny"]
+    flags = ["-i", source, "-o", target, "--model", TINY, "--served-model-name", "tiny"]
     endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.addresses["http/protobuf"],
                 "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
     subprocess.run(command("run-batch", *flags), env=environment(endpoint), check=True, timeout=30, capture_output=True)
@@ -242,6 +243,6 @@ def test_a_collector_that_is_gone_harms_nobody(posts):
     (["--collect-detailed-traces", "all"], {}, "needs --otlp-traces-endpoint"),
 ])
 def test_what_cannot_work_is_refused_at_once(flags, variables, part):
-    run = subprocess.run(command("serve", MODEL, "--port", "0", *flags), env=environment(variables), timeout=10,
+    run = subprocess.run(command("serve", TINY, "--port", "0", *flags), env=environment(variables), timeout=10,
                          capture_output=True, text=True)
     assert run.returncode == 1 and part in run.stderr, run.stderr

@@ -2,13 +2,14 @@
 
 use std::cell::RefCell;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
 use octavo_ops::{Backend, BackendError, KvGroup, Program, Rows, StepBatch, StorageType, WeightSource};
 
 use crate::activation::Activation;
 use crate::forward::{Forward, Scratch};
-use crate::kv::{self, BLOCK, KvCache};
+use crate::kv::{self, BLOCK, KvCache, KvDtype};
 use crate::plan::{Loaded, Plan, vectors};
 use crate::pool::{Pool, available_threads};
 use crate::{Isa, NAME, failed, weights};
@@ -16,7 +17,7 @@ use crate::{Isa, NAME, failed, weights};
 /// Tokens a KV block; the one size supported.
 const BLOCK_SIZES: &[usize] = &[BLOCK];
 
-/// Logits of a step from which on its rows are shared among the threads: less is drawn sooner than they wake.
+/// Logits from which on a step's rows are shared among the threads: less is drawn sooner than they wake.
 const SHARED_SAMPLING: usize = 1 << 15;
 
 thread_local! {
@@ -30,11 +31,14 @@ pub struct CpuConfig {
     pub threads: Option<usize>,
     /// Instruction set; by default the best there is.
     pub isa: Option<Isa>,
+    /// What keys and values are kept as.
+    pub kv: KvDtype,
 }
 
 /// Runs programs on the processor's cores.
 pub struct CpuBackend {
     isa: Isa,
+    kv_dtype: KvDtype,
     pool: Pool,
     model: Option<Model>,
     kv: Vec<KvCache>,
@@ -67,6 +71,7 @@ impl CpuBackend {
         let pool = Pool::new(threads).map_err(|error| failed(format!("cannot start {threads} threads: {error}")))?;
         Ok(Self {
             isa,
+            kv_dtype: config.kv,
             pool,
             model: None,
             kv: Vec::new(),
@@ -85,6 +90,35 @@ impl CpuBackend {
     /// The threads that it uses, the caller's among them.
     pub fn threads(&self) -> usize {
         self.pool.threads()
+    }
+
+    /// Runs a forward pass as [`Backend::forward`] does, but stops after each stage, and says how long each took: the index of
+    /// its op, none for what serves all of them, and its time. For benches: together the stages take longer than a pass, by
+    /// what waking and joining the threads costs.
+    ///
+    /// # Errors
+    /// As [`Backend::forward`].
+    pub fn profile(&mut self, batch: &StepBatch) -> Result<Vec<(Option<usize>, Duration)>, BackendError> {
+        let times = self
+            .pass(batch, |forward, pool, activations, kv, scratch| forward.profile(pool, activations, kv, scratch))?;
+        let ops = &self.model()?.plan.ops;
+        Ok(ops.iter().copied().zip(times).collect())
+    }
+
+    /// Checks a batch and runs the forward pass in one way or another.
+    fn pass<T>(
+        &mut self,
+        batch: &StepBatch,
+        run: impl FnOnce(&Forward<'_>, &mut Pool, &mut [Activation], &mut [KvCache], &mut Scratch) -> T,
+    ) -> Result<T, BackendError> {
+        (self.sampled, self.pooled) = (0, 0);
+        let Model { program, plan, weights, activations } = self.model.as_mut().ok_or_else(no_model)?;
+        let memory: Vec<_> = self.kv.iter().map(|cache| (BLOCK, cache.blocks())).collect();
+        batch.check(program, &memory).map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
+        let forward = Forward { isa: self.isa, program, plan, weights, batch };
+        let result = run(&forward, &mut self.pool, activations, &mut self.kv, &mut self.scratch);
+        (self.sampled, self.pooled) = (batch.sampled_rows.len(), batch.pooled_rows.len());
+        Ok(result)
     }
 
     fn model(&self) -> Result<&Model, BackendError> {
@@ -106,11 +140,11 @@ impl Backend for CpuBackend {
     }
 
     fn kv_dtype(&self) -> &'static str {
-        "bfloat16"
+        self.kv_dtype.name()
     }
 
     fn kv_block_bytes(&self, group: &KvGroup, block_size: usize) -> u64 {
-        kv::block_bytes(group) * block_size.div_ceil(BLOCK) as u64
+        kv::block_bytes(group, self.kv_dtype) * block_size.div_ceil(BLOCK) as u64
     }
 
     fn load(
@@ -166,20 +200,13 @@ impl Backend for CpuBackend {
             return Err(failed(format!("{} block counts for {} KV groups", blocks.len(), groups.len())));
         }
         let caches: Result<_, _> =
-            groups.iter().zip(blocks).map(|(group, &blocks)| KvCache::new(group, blocks)).collect();
+            groups.iter().zip(blocks).map(|(group, &blocks)| KvCache::new(group, blocks, self.kv_dtype)).collect();
         self.kv = caches?;
         Ok(())
     }
 
     fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError> {
-        (self.sampled, self.pooled) = (0, 0);
-        let Model { program, plan, weights, activations } = self.model.as_mut().ok_or_else(no_model)?;
-        let memory: Vec<_> = self.kv.iter().map(|cache| (BLOCK, cache.blocks())).collect();
-        batch.check(program, &memory).map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
-        let forward = Forward { isa: self.isa, program, plan, weights, batch };
-        forward.run(&mut self.pool, activations, &mut self.kv, &mut self.scratch);
-        (self.sampled, self.pooled) = (batch.sampled_rows.len(), batch.pooled_rows.len());
-        Ok(())
+        self.pass(batch, |forward, pool, activations, kv, scratch| forward.run(pool, activations, kv, scratch))
     }
 
     fn sample(&mut self, batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
@@ -187,14 +214,21 @@ impl Backend for CpuBackend {
         if wanted != found {
             return Err(failed(format!("{wanted} rows to sample, but the forward pass left {found}")));
         }
-        let Model { program, plan, activations, .. } = self.model.as_ref().ok_or_else(no_model)?;
-        let logits = plan.logits.map_or(&[][..], |id| activations[id.0].rows(found));
-        debug_assert_eq!(logits.len(), found * program.vocab_size);
-        let (rows, vocab) = (batch.rows, program.vocab_size);
-        let sample =
-            |row: usize| SAMPLER.with_borrow_mut(|sampler| sampler.sample(&logits[row * vocab..][..vocab], &rows[row]));
+        let Model { program, plan, activations, weights } = self.model.as_ref().ok_or_else(no_model)?;
         out.clear();
-        if rows.len() < 2 || logits.len() < SHARED_SAMPLING {
+        let Some((logits, head)) = plan.logits else { return Ok(()) };
+        let (logits, head) = (activations[logits.0].rows(found), weights[head.0].factor());
+        let (rows, vocab, scratch) = (batch.rows, program.vocab_size, &self.scratch);
+        let sample = |row: usize| {
+            let logits = &logits[row * vocab..][..vocab];
+            let largest = rows[row].wants_the_largest().then(|| scratch.argmax(head, row, found, logits)).flatten();
+            match largest {
+                Some(id) => SampledToken { id, logprobs: None },
+                None => SAMPLER.with_borrow_mut(|sampler| sampler.sample(logits, &rows[row])),
+            }
+        };
+        let work = rows.iter().filter(|row| !row.wants_the_largest()).count() * vocab;
+        if rows.len() < 2 || work < SHARED_SAMPLING {
             out.extend((0..rows.len()).map(sample));
             return Ok(());
         }
@@ -224,7 +258,7 @@ impl Backend for CpuBackend {
 
     fn logits(&self) -> Result<Vec<f32>, BackendError> {
         let Model { plan, activations, .. } = self.model()?;
-        Ok(plan.logits.map_or(&[][..], |id| activations[id.0].rows(self.sampled)).to_vec())
+        Ok(plan.logits.map_or(&[][..], |(id, _)| activations[id.0].rows(self.sampled)).to_vec())
     }
 
     fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError> {

@@ -1,6 +1,7 @@
 //! One forward pass: a single parallel region, a barrier after each stage.
 
 use std::cell::RefCell;
+use std::time::{Duration, Instant};
 
 use octavo_ops::{
     BufferId, Glu, NormKind, PagedAttention, Program, Rope, RopeStyle, Rows as RowCount, StepBatch, WeightId,
@@ -9,12 +10,13 @@ use octavo_ops::{
 use crate::Isa;
 use crate::activation::{Activation, Rows, Span};
 use crate::attention::{Attention, Run};
-use crate::kv::{BLOCK, KvCache, LayerCache};
+use crate::kv::{BLOCK, KvCache, KvDtype, LayerCache};
 use crate::memory::{Lines, Shared};
 use crate::plan::{HeadNorm, Loaded, Norm, Plan, Product, Projected, Stage, prepares_by_head};
 use crate::pool::{Pool, Worker};
 use crate::product::{self, Epilogue};
-use crate::rows;
+use crate::rows::{self, CodedRow};
+use crate::weights::Matrix;
 
 /// Columns of a gated activation that are a piece of work. Whole groups.
 const GLU_COLS: usize = 512;
@@ -35,6 +37,9 @@ pub(crate) struct Scratch {
     angles: Vec<(Shared<f32>, Shared<f32>)>,
     /// By KV group and layer.
     caches: Vec<Vec<LayerCache>>,
+    /// By row and chunk of the head: the largest logit.
+    tops: Lines<f32>,
+    largest: Option<Shared<f32>>,
 }
 
 /// What a pass works with.
@@ -47,8 +52,10 @@ pub(crate) struct Forward<'a> {
 }
 
 thread_local! {
-    /// For a row of a norm in place, or a key.
-    static ROW: RefCell<(Vec<f32>, Vec<u16>)> = RefCell::default();
+    /// For a row of a norm in place, or the keys of a row.
+    static ROW: RefCell<Vec<f32>> = RefCell::default();
+    /// For keys and values as they are kept.
+    static KEPT: RefCell<(Vec<u16>, Vec<i8>)> = RefCell::default();
 }
 
 impl Scratch {
@@ -73,11 +80,32 @@ impl Scratch {
         self.angles.clear();
         let tables = self.cos.iter_mut().zip(&mut self.sin);
         self.angles.extend(tables.map(|(cos, sin)| (Shared::new(cos), Shared::new(sin))));
+        if let Some((out, weight)) = plan.logits {
+            let rows = forward.count(out);
+            self.tops.reserve_zeroed(rows * product::chunks(forward.weights[weight.0].factor(), rows));
+            self.largest = Some(Shared::new(&mut self.tops));
+        }
         self.caches.resize_with(kv.len(), Vec::new);
         for ((caches, cache), group) in self.caches.iter_mut().zip(kv).zip(&forward.program.kv_groups) {
             caches.clear();
             caches.extend((0..group.layers.len()).map(|layer| cache.shared(layer)));
         }
+    }
+}
+
+impl Scratch {
+    /// The largest of a row of the last pass's logits, the first among equals. `None` where none is above −∞.
+    pub(crate) fn argmax(&self, head: &Matrix, row: usize, rows: usize, logits: &[f32]) -> Option<u32> {
+        let chunks = product::chunks(head, rows);
+        let tops = &self.tops[row * chunks..][..chunks];
+        let (mut chunk, mut largest) = (0, f32::NEG_INFINITY);
+        for (index, &top) in tops.iter().enumerate() {
+            if top > largest {
+                (chunk, largest) = (index, top);
+            }
+        }
+        let mut columns = product::chunk_columns(head, rows, chunk);
+        columns.find(|&column| logits[column] == largest && largest > f32::NEG_INFINITY).map(|column| column as u32)
     }
 }
 
@@ -115,6 +143,25 @@ impl Forward<'_> {
                 worker.barrier();
             }
         });
+    }
+
+    /// Runs every stage in a region of its own, and says how long each took. The batch must have been checked.
+    pub(crate) fn profile(
+        &self,
+        pool: &mut Pool,
+        activations: &mut [Activation],
+        kv: &mut [KvCache],
+        scratch: &mut Scratch,
+    ) -> Vec<Duration> {
+        scratch.set_up(self, activations, kv);
+        let scratch = &*scratch;
+        let time = |stage| {
+            let begun = Instant::now();
+            // SAFETY: as in `run`.
+            pool.run(&|worker| unsafe { self.stage(stage, worker, scratch) });
+            begun.elapsed()
+        };
+        self.plan.stages.iter().map(time).collect()
     }
 
     /// Rows of a buffer in this step.
@@ -180,7 +227,7 @@ impl Forward<'_> {
     }
 
     unsafe fn embed(&self, worker: Worker<'_>, table: WeightId, scale: f32, out: Rows) {
-        let Loaded::Matrix(table) = &self.weights[table.0] else { unreachable!("a table is no vector") };
+        let table = self.weights[table.0].factor();
         worker.share(self.batch.tokens(), |row| {
             // SAFETY: as the caller promises; the row is this thread's.
             unsafe {
@@ -214,7 +261,7 @@ impl Forward<'_> {
             // SAFETY: as above; where the output is what is read, the row is written once it has been used.
             unsafe {
                 if op.out == op.input || op.add == Some(op.out) {
-                    ROW.with_borrow_mut(|(scratch, _)| {
+                    ROW.with_borrow_mut(|scratch| {
                         scratch.resize(span.len, 0.0);
                         self.isa.norm(x, norm, scratch);
                         out.write(span).copy_from_slice(scratch);
@@ -228,12 +275,13 @@ impl Forward<'_> {
     }
 
     unsafe fn product(&self, op: &Product, worker: Worker<'_>, scratch: &Scratch) {
-        let Loaded::Matrix(matrix) = &self.weights[op.weight.0] else { unreachable!("a factor is no vector") };
+        let matrix = self.weights[op.weight.0].factor();
         let rows = self.count(op.out);
         let add = op.add.map(|id| scratch.rows[id.0]);
         let epilogue = Epilogue { bias: op.bias.as_deref(), scale: op.scale, softcap: op.softcap, add };
         let (input, out) = (scratch.rows[op.input.0], scratch.rows[op.out.0]);
-        let product = product::Product { matrix, input, rows, out, epilogue };
+        let largest = op.is_head.then(|| scratch.largest.expect("room was made for the head's"));
+        let product = product::Product { matrix, input, rows, out, epilogue, largest };
         // SAFETY: as the caller promises; each piece is drawn by one thread.
         worker.share(product.pieces(), |piece| unsafe { product.run(self.isa, piece) });
     }
@@ -346,20 +394,50 @@ impl QkvPost<'_> {
             Some(HeadNorm { q, k, eps }) => (Some((&q[..], *eps)), Some((&k[..], *eps))),
             None => (None, None),
         };
-        ROW.with_borrow_mut(|(key, narrow)| {
+        ROW.with_borrow_mut(|key| {
             self.turn(row, q, q_norm, out);
             key.resize(k.len(), 0.0);
             self.turn(row, k, k_norm, key);
-            narrow.resize(2 * k.len(), 0);
-            let (keys, values) = narrow.split_at_mut(k.len());
-            self.isa.to_bf16(key, keys);
-            self.isa.to_bf16(v, values);
-            let pairs = keys.chunks_exact(shape.dim).zip(values.chunks_exact(shape.dim));
-            for (head, (key, value)) in heads.zip(pairs) {
-                // SAFETY: as the caller promises.
-                unsafe { self.cache.write(self.slots[row], head, key, value) };
+            // SAFETY: as the caller promises.
+            unsafe { self.keep(self.slots[row], heads, key, v) };
+        });
+    }
+
+    /// Writes the keys and values of some heads of a row to the cache.
+    ///
+    /// # Safety
+    /// Nobody may use the block of the slot, for these heads, meanwhile.
+    unsafe fn keep(&self, slot: u32, heads: std::ops::Range<usize>, key: &[f32], value: &[f32]) {
+        let dim = self.op.heads.dim;
+        KEPT.with_borrow_mut(|(narrow, codes)| match self.cache.dtype() {
+            KvDtype::Bf16 => {
+                narrow.resize(2 * key.len(), 0);
+                let (keys, values) = narrow.split_at_mut(key.len());
+                self.isa.to_bf16(key, keys);
+                self.isa.to_bf16(value, values);
+                let pairs = keys.chunks_exact(dim).zip(values.chunks_exact(dim));
+                for (head, (key, value)) in heads.zip(pairs) {
+                    // SAFETY: as the caller promises.
+                    unsafe { self.cache.write(slot, head, key, value) };
+                }
+            }
+            KvDtype::Int8 => {
+                codes.resize(2 * dim, 0);
+                let (keys, values) = codes.split_at_mut(dim);
+                let pairs = key.chunks_exact(dim).zip(value.chunks_exact(dim));
+                for (head, (key, value)) in heads.zip(pairs) {
+                    let (key, value) = (self.code(key, keys), self.code(value, values));
+                    // SAFETY: as the caller promises.
+                    unsafe { self.cache.write_codes(slot, head, key, value) };
+                }
             }
         });
+    }
+
+    fn code<'c>(&self, x: &[f32], codes: &'c mut [i8]) -> CodedRow<'c> {
+        let mut scale = 0.0;
+        self.isa.code(x, codes, &mut scale);
+        CodedRow { codes, scale }
     }
 
     /// Norm and rotation of some heads.

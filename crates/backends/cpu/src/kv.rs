@@ -1,9 +1,12 @@
-//! The paged KV cache of one group, in bf16.
+//! The paged KV cache of one group.
+
+use std::fmt;
 
 use octavo_ops::{BackendError, HeadShape, KvGroup};
 
 use crate::failed;
 use crate::memory::{Lines, Shared};
+use crate::rows::CodedRow;
 
 /// Tokens of a block: the lanes in which a query meets its keys.
 pub(crate) const BLOCK: usize = 16;
@@ -11,12 +14,48 @@ pub(crate) const BLOCK: usize = 16;
 /// Dimensions of a chunk of a value.
 pub(crate) const CHUNK: usize = 16;
 
+/// What the elements of the cache are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvDtype {
+    /// bfloat16.
+    #[default]
+    Bf16,
+    /// Integers of 8 bits, with a scale for the key and one for the value of each token and head: about half the memory.
+    Int8,
+}
+
+impl KvDtype {
+    /// For people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bfloat16",
+            Self::Int8 => "int8",
+        }
+    }
+
+    /// Elements in a word.
+    const fn in_a_word(self) -> usize {
+        match self {
+            Self::Bf16 => 2,
+            Self::Int8 => 4,
+        }
+    }
+}
+
+impl fmt::Display for KvDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// Keys and values of the layers of one KV group.
 ///
-/// A layer's blocks follow each other; a block holds, head after head, its keys and then its values. Elements are pairs of
-/// bf16 in a word, the first in the low half: keys as `[D/2][slot]`, pairs of dimensions, so that sixteen slots meet one
+/// A layer's blocks follow each other; a block holds, head after head, its keys and then its values. In bf16 elements are
+/// pairs in a word, the first in the low half: keys as `[D/2][slot]`, pairs of dimensions, so that sixteen slots meet one
 /// pair of a query in one register; values as `[D/16][slot/2][16]`, pairs of slots, so that a weight meets sixteen
-/// dimensions. Both are what tiles of bf16 want, too.
+/// dimensions. Both are what tiles of bf16 want, too. Integers lie in the same way, four in a word for two, so that a row of
+/// words becomes two rows of bf16, in which they are exact; the scales of the keys and of the values, `[slot]` each, follow
+/// them, and are multiplied with scores and weights, not with keys and values.
 pub(crate) struct KvCache {
     blocks: usize,
     layers: Vec<Layer>,
@@ -27,44 +66,56 @@ pub(crate) struct KvCache {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layer {
     pub(crate) heads: HeadShape,
+    pub(crate) dtype: KvDtype,
     start: usize,
 }
 
-/// Words of a head's keys in a block.
-fn key_words(dim: usize) -> usize {
-    dim.div_ceil(2) * BLOCK
-}
-
-/// Words of a head's values in a block.
-fn value_words(dim: usize) -> usize {
-    dim.div_ceil(CHUNK) * CHUNK * BLOCK / 2
-}
-
 impl Layer {
-    fn block_words(&self) -> usize {
-        self.heads.kv * (key_words(self.heads.dim) + value_words(self.heads.dim))
+    /// Words of a head's keys in a block.
+    fn key_words(&self) -> usize {
+        self.heads.dim.div_ceil(self.dtype.in_a_word()) * BLOCK
     }
 
-    /// Where a head's keys in a block begin; its values follow.
+    /// Words of a head's values in a block.
+    fn value_words(&self) -> usize {
+        self.heads.dim.next_multiple_of(CHUNK) * BLOCK / self.dtype.in_a_word()
+    }
+
+    /// Words of a head's scales in a block.
+    fn scale_words(&self) -> usize {
+        match self.dtype {
+            KvDtype::Bf16 => 0,
+            KvDtype::Int8 => 2 * BLOCK,
+        }
+    }
+
+    fn head_words(&self) -> usize {
+        self.key_words() + self.value_words() + self.scale_words()
+    }
+
+    fn block_words(&self) -> usize {
+        self.heads.kv * self.head_words()
+    }
+
+    /// Where a head's keys in a block begin; its values follow, and then their scales.
     fn at(&self, block: usize, head: usize) -> usize {
-        let head_words = key_words(self.heads.dim) + value_words(self.heads.dim);
-        self.start + block * self.block_words() + head * head_words
+        self.start + block * self.block_words() + head * self.head_words()
     }
 }
 
 /// Bytes of a block over all layers of a group.
-pub(crate) fn block_bytes(group: &KvGroup) -> u64 {
-    let words = |heads: &HeadShape| Layer { heads: *heads, start: 0 }.block_words();
+pub(crate) fn block_bytes(group: &KvGroup, dtype: KvDtype) -> u64 {
+    let words = |heads: &HeadShape| Layer { heads: *heads, dtype, start: 0 }.block_words();
     group.layers.iter().map(|heads| (words(heads) * size_of::<u32>()) as u64).sum()
 }
 
 impl KvCache {
     /// Zeroed blocks for every layer of the group.
-    pub(crate) fn new(group: &KvGroup, blocks: usize) -> Result<Self, BackendError> {
+    pub(crate) fn new(group: &KvGroup, blocks: usize, dtype: KvDtype) -> Result<Self, BackendError> {
         let mut layers = Vec::with_capacity(group.layers.len());
         let mut start = 0usize;
         for &heads in &group.layers {
-            let layer = Layer { heads, start };
+            let layer = Layer { heads, dtype, start };
             start = layer.block_words().checked_mul(blocks).and_then(|n| n.checked_add(start)).unwrap_or(usize::MAX);
             layers.push(layer);
         }
@@ -104,23 +155,30 @@ pub(crate) struct LayerCache {
     data: Shared<u32>,
 }
 
+/// A head's keys, values and scales in a block, as they lie.
+pub(crate) struct HeadBlock<'a> {
+    pub(crate) keys: &'a [u32],
+    pub(crate) values: &'a [u32],
+    /// Of the keys, then of the values; none in bf16. The bits of f32.
+    pub(crate) scales: &'a [u32],
+}
+
 impl LayerCache {
+    pub(crate) fn dtype(&self) -> KvDtype {
+        self.layer.dtype
+    }
+
     /// Writes a head's key and value, in bf16, to a slot.
     ///
     /// # Safety
-    /// As for the type. Slots that share a word must be written by the same thread: [`LayerCache::same_word`].
+    /// As for the type. Slots that share a word, which are of one block, must be written by the same thread.
     pub(crate) unsafe fn write(&self, slot: u32, head: usize, key: &[u16], value: &[u16]) {
-        let dim = self.layer.heads.dim;
-        let (block, slot) = (slot as usize / BLOCK, slot as usize % BLOCK);
-        let at = self.layer.at(block, head);
         // SAFETY: as the caller promises.
-        let keys = unsafe { self.data.part(at, key_words(dim)) };
+        let (keys, values, _, slot) = unsafe { self.slot(slot, head) };
         for (pair, key) in key.chunks(2).enumerate() {
             let high = key.get(1).copied().unwrap_or(0);
             keys[pair * BLOCK + slot] = u32::from(key[0]) | u32::from(high) << 16;
         }
-        // SAFETY: as the caller promises.
-        let values = unsafe { self.data.part(at + key_words(dim), value_words(dim)) };
         let (shift, keep) = if slot.is_multiple_of(2) { (0, 0xffff_0000) } else { (16, 0xffff) };
         for (d, &value) in value.iter().enumerate() {
             let word = &mut values[(d / CHUNK * (BLOCK / 2) + slot / 2) * CHUNK + d % CHUNK];
@@ -128,14 +186,48 @@ impl LayerCache {
         }
     }
 
+    /// The same in integers.
+    ///
+    /// # Safety
+    /// As for [`LayerCache::write`].
+    pub(crate) unsafe fn write_codes(&self, slot: u32, head: usize, key: CodedRow<'_>, value: CodedRow<'_>) {
+        // SAFETY: as the caller promises.
+        let (keys, values, scales, slot) = unsafe { self.slot(slot, head) };
+        for (quad, key) in key.codes.chunks(4).enumerate() {
+            let bytes = std::array::from_fn(|i| key.get(i).copied().unwrap_or(0) as u8);
+            keys[quad * BLOCK + slot] = u32::from_le_bytes(bytes);
+        }
+        let shift = slot % 4 * 8;
+        for (d, &code) in value.codes.iter().enumerate() {
+            let word = &mut values[(d / CHUNK * (BLOCK / 4) + slot / 4) * CHUNK + d % CHUNK];
+            *word = *word & !(0xff << shift) | u32::from(code as u8) << shift;
+        }
+        scales[slot] = key.scale.to_bits();
+        scales[BLOCK + slot] = value.scale.to_bits();
+    }
+
+    /// The parts of a head's block that a slot lies in, and where in them.
+    ///
+    /// # Safety
+    /// As for [`LayerCache::write`].
+    unsafe fn slot<'a>(&self, slot: u32, head: usize) -> (&'a mut [u32], &'a mut [u32], &'a mut [u32], usize) {
+        let (block, slot) = (slot as usize / BLOCK, slot as usize % BLOCK);
+        // SAFETY: as the caller promises.
+        let words = unsafe { self.data.part(self.layer.at(block, head), self.layer.head_words()) };
+        let (keys, rest) = words.split_at_mut(self.layer.key_words());
+        let (values, scales) = rest.split_at_mut(self.layer.value_words());
+        (keys, values, scales, slot)
+    }
+
     /// A head's keys and values in a block.
     ///
     /// # Safety
     /// As for the type.
-    pub(crate) unsafe fn read<'a>(&self, block: u32, head: usize) -> (&'a [u32], &'a [u32]) {
-        let dim = self.layer.heads.dim;
-        let at = self.layer.at(block as usize, head);
+    pub(crate) unsafe fn read<'a>(&self, block: u32, head: usize) -> HeadBlock<'a> {
         // SAFETY: as the caller promises.
-        unsafe { (self.data.view(at, key_words(dim)), self.data.view(at + key_words(dim), value_words(dim))) }
+        let words = unsafe { self.data.view(self.layer.at(block as usize, head), self.layer.head_words()) };
+        let (keys, rest) = words.split_at(self.layer.key_words());
+        let (values, scales) = rest.split_at(self.layer.value_words());
+        HeadBlock { keys, values, scales }
     }
 }

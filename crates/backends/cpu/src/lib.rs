@@ -4,7 +4,7 @@
 //!   them, about as large as in the checkpoint.
 //! - **Products** ([`product`]) of integers are exact within a quant block: with AVX-512 VNNI for a few rows, with AMX for
 //!   more. Activations are quantised once, where they are made ([`activation`]).
-//! - **Attention** ([`attention`]) reads a paged cache in bf16 that is laid out for it ([`kv`]).
+//! - **Attention** ([`attention`]) reads a paged cache, in bf16 or in integers of 8 bits, that is laid out for it ([`kv`]).
 //! - **A step** is one parallel region of a pool of pinned threads ([`pool`]), with a barrier after each stage
 //!   ([`forward`]).
 //! - **The machine's limits** are measured by [`probe`]: how far a step is from what any implementation could do.
@@ -35,6 +35,7 @@ mod weights;
 
 pub use backend::{CpuBackend, CpuConfig};
 pub use isa::Isa;
+pub use kv::KvDtype;
 
 /// Name of the backend, for people and errors.
 const NAME: &str = "cpu";

@@ -49,6 +49,8 @@ pub(crate) struct Norm {
 }
 
 pub(crate) struct Product {
+    /// Whether it makes the logits, of which most steps want the largest alone.
+    pub(crate) is_head: bool,
     pub(crate) weight: WeightId,
     pub(crate) bias: Option<Vec<f32>>,
     pub(crate) scale: Option<f32>,
@@ -86,14 +88,16 @@ impl HeadNorm {
 /// The stages of a forward pass.
 pub(crate) struct Plan {
     pub(crate) stages: Vec<Stage>,
+    /// By stage: the index of the op that it is, or is part of.
+    pub(crate) ops: Vec<Option<usize>>,
     /// Each once.
     pub(crate) ropes: Vec<Rope>,
     /// Tokens of attention tasks, each number once.
     pub(crate) tiles: Vec<usize>,
     /// By buffer.
     pub(crate) forms: Vec<Forms>,
-    /// The one that `Logits` writes.
-    pub(crate) logits: Option<BufferId>,
+    /// What `Logits` writes, and the weight it reads.
+    pub(crate) logits: Option<(BufferId, WeightId)>,
 }
 
 /// Weights that are read as numbers, not multiplied: norms and biases.
@@ -118,6 +122,11 @@ pub(crate) enum Loaded {
 }
 
 impl Loaded {
+    /// One that products or an embedding read.
+    pub(crate) fn factor(&self) -> &Matrix {
+        self.matrix().unwrap_or_else(|| unreachable!("loaded as `vectors` says"))
+    }
+
     pub(crate) fn matrix(&self) -> Option<&Matrix> {
         match self {
             Self::Matrix(matrix) => Some(matrix),
@@ -137,6 +146,7 @@ impl Plan {
     pub(crate) fn new(program: &Program, weights: &[Loaded], isa: Isa) -> Result<Self, BackendError> {
         let plan = Self {
             stages: Vec::new(),
+            ops: Vec::new(),
             ropes: Vec::new(),
             tiles: Vec::new(),
             forms: vec![Forms::default(); program.buffers.len()],
@@ -148,9 +158,11 @@ impl Plan {
             let stage = planner.stage(op)?;
             planner.plan.stages.push(stage);
             planner.prepare(op, &ops[index + 1..]);
+            planner.plan.ops.resize(planner.plan.stages.len(), Some(index));
         }
         if !planner.plan.ropes.is_empty() {
             planner.plan.stages.insert(0, Stage::Angles);
+            planner.plan.ops.insert(0, None);
         }
         Ok(planner.plan)
     }
@@ -166,6 +178,7 @@ impl Planner<'_> {
                     return Err(unsupported("a product whose output is its input"));
                 }
                 Stage::Product(Product {
+                    is_head: false,
                     weight: op.weight,
                     bias: op.bias.map(|id| self.vector(id, false)),
                     scale: None,
@@ -200,8 +213,9 @@ impl Planner<'_> {
     }
 
     fn logits(&mut self, op: &Logits) -> Product {
-        self.plan.logits = Some(op.out);
+        self.plan.logits = Some((op.out, op.weight));
         Product {
+            is_head: true,
             weight: op.weight,
             bias: None,
             scale: (op.scale != 1.0).then_some(op.scale),

@@ -2,21 +2,26 @@
 //! however the sequences are cut into steps.
 
 use octavo_backend_candle::CandleBackend;
-use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa};
+use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa, KvDtype};
 use octavo_ops::testing::TinyModel;
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
-use octavo_ops::{Backend, HeadShape, StorageType};
+use octavo_ops::{Backend, HeadShape, KvGroup, StorageType};
 use proptest::prelude::*;
 
 /// Runs a test for each instruction set that there is, and says which there are not.
 fn each(test: impl Fn(&Suite<'_>)) {
+    each_with(KvDtype::Bf16, test);
+}
+
+/// The same with keys and values kept in some way.
+fn each_with(kv: KvDtype, test: impl Fn(&Suite<'_>)) {
     for isa in Isa::ALL {
         if !isa.is_available() {
             eprintln!("SKIPPED: this machine has no {isa}");
             continue;
         }
         let backend = || -> Box<dyn Backend> {
-            Box::new(CpuBackend::new(CpuConfig { threads: Some(2), isa: Some(isa) }).expect("the threads start"))
+            Box::new(CpuBackend::new(CpuConfig { threads: Some(2), isa: Some(isa), kv }).expect("the threads start"))
         };
         // Keys and values are kept in bf16, 8 bits of fraction; a norm over very few columns enlarges that a lot.
         test(&Suite { backend: &backend, worst: 0.3, mean: 0.02 });
@@ -24,9 +29,9 @@ fn each(test: impl Fn(&Suite<'_>)) {
 }
 
 /// The same for a case of a property: the first failure.
-fn each_case(test: impl Fn(&Suite<'_>) -> Result<(), TestCaseError>) -> Result<(), TestCaseError> {
+fn each_case(kv: KvDtype, test: impl Fn(&Suite<'_>) -> Result<(), TestCaseError>) -> Result<(), TestCaseError> {
     let outcome = std::cell::RefCell::new(Ok(()));
-    each(|suite| {
+    each_with(kv, |suite| {
         let mut outcome = outcome.borrow_mut();
         if outcome.is_ok() {
             *outcome = test(suite);
@@ -44,12 +49,21 @@ proptest! {
         model in models().prop_filter("too few columns", |model| model.hidden >= 8),
         tokens in 1usize..50,
     ) {
-        each_case(|suite| suite.near_reference(&model, tokens))?;
+        each_case(KvDtype::Bf16, |suite| suite.near_reference(&model, tokens))?;
     }
 
     #[test]
-    fn bits_do_not_depend_on_the_batch(model in models(), seed in any::<u64>()) {
-        each_case(|suite| suite.same_bits(&model, seed))?;
+    fn logits_with_8_bits_a_key_are_near_the_naive_ones(
+        model in models().prop_filter("too few columns", |model| model.hidden >= 8),
+        tokens in 1usize..50,
+    ) {
+        each_case(KvDtype::Int8, |suite| suite.near_reference(&model, tokens))?;
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_the_batch(model in models(), seed in any::<u64>(), coded in any::<bool>()) {
+        let kv = if coded { KvDtype::Int8 } else { KvDtype::Bf16 };
+        each_case(kv, |suite| suite.same_bits(&model, seed))?;
     }
 }
 
@@ -61,6 +75,23 @@ fn bits_do_not_depend_on_the_batch_at_real_sizes() {
 #[test]
 fn logits_at_real_sizes_are_near_the_naive_ones() {
     each(|suite| Suite { worst: 6e-3, mean: 1e-3, ..*suite }.near_reference(&real_sizes(300), 12).unwrap());
+    // A key and a value are off by at most 1/254 of their head's largest element, as against 1/512 of each element.
+    each_with(KvDtype::Int8, |suite| {
+        Suite { worst: 1e-2, mean: 2e-3, ..*suite }.near_reference(&real_sizes(300), 12).unwrap();
+    });
+}
+
+#[test]
+fn a_key_of_8_bits_takes_about_half_the_memory() {
+    let bytes = |kv| {
+        let backend = CpuBackend::new(CpuConfig { threads: Some(1), isa: None, kv }).unwrap();
+        let layers = vec![HeadShape { q: 9, kv: 3, dim: 64 }; 2];
+        backend.kv_block_bytes(&KvGroup { layers, window: None }, 16)
+    };
+    let elements = 2 * 3 * 64 * 16 * 2;
+    assert_eq!(bytes(KvDtype::Bf16), 2 * elements);
+    // A scale of f32 for each key and value of each head.
+    assert_eq!(bytes(KvDtype::Int8), elements + elements / 64 * 4);
 }
 
 /// Shapes that fit every format: rows of whole super-blocks, in odd numbers.
@@ -99,10 +130,10 @@ fn every_format_means_what_candle_reads() {
 #[test]
 fn bits_do_not_depend_on_the_number_of_threads() {
     let one = || -> Box<dyn Backend> {
-        Box::new(CpuBackend::new(CpuConfig { threads: Some(1), isa: None }).expect("the threads start"))
+        Box::new(CpuBackend::new(CpuConfig { threads: Some(1), ..CpuConfig::default() }).expect("the threads start"))
     };
     let five = || -> Box<dyn Backend> {
-        Box::new(CpuBackend::new(CpuConfig { threads: Some(5), isa: None }).expect("the threads start"))
+        Box::new(CpuBackend::new(CpuConfig { threads: Some(5), ..CpuConfig::default() }).expect("the threads start"))
     };
     // Nothing but 0 is below the smallest number.
     let [one, five] = [&one as &dyn Fn() -> Box<dyn Backend>, &five].map(|backend| Suite {
@@ -118,4 +149,5 @@ fn bits_do_not_depend_on_the_number_of_threads() {
 #[test]
 fn the_contract_is_kept() {
     each(|suite| suite.contract());
+    each_with(KvDtype::Int8, |suite| suite.contract());
 }

@@ -57,7 +57,7 @@ impl Session {
 
     /// On the CPU backend with an instruction set that the machine has.
     pub(crate) fn on_cpu(isa: Isa, checkpoint: &Checkpoint, capacity: usize) -> Self {
-        let backend = CpuBackend::new(CpuConfig { threads: None, isa: Some(isa) }).unwrap();
+        let backend = CpuBackend::new(CpuConfig { threads: None, isa: Some(isa), ..CpuConfig::default() }).unwrap();
         Self::on(Box::new(backend), checkpoint, capacity)
     }
 

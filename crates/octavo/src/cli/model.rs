@@ -83,6 +83,10 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     pub(crate) dtype: Dtype,
 
+    /// What keys and values are kept as: auto (bfloat16), or int8_per_token_head, in about half the memory.
+    #[arg(long, default_value = "auto", value_name = "DTYPE")]
+    pub(crate) kv_cache_dtype: String,
+
     /// Threads that compute [default: the processors that this process may use].
     #[arg(long, value_name = "N")]
     pub(crate) cpu_threads: Option<NonZeroUsize>,

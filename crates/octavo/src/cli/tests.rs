@@ -259,7 +259,6 @@ fn unserved_flags_warn_or_refuse() {
         vec!["--tensor-parallel-size", "2"],
         vec!["-pp", "2"],
         vec!["-dp", "4"],
-        vec!["--kv-cache-dtype", "fp8_e5m2"],
         vec!["--quantization", "awq"],
         vec!["--enable-lora"],
         vec!["--lora-modules", "a=/a"],

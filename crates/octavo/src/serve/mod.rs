@@ -10,7 +10,7 @@ pub(crate) mod settings;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use octavo_backend_cpu::{CpuBackend, CpuConfig};
+use octavo_backend_cpu::{CpuBackend, CpuConfig, KvDtype};
 use octavo_engine::{Engine, KvEventSink};
 use octavo_kv_events::Publisher;
 use octavo_ops::Backend;
@@ -130,9 +130,8 @@ pub(crate) fn compose_in_process(args: &ComposeArgs) -> Result<Composed> {
 /// Loads the model and puts the parts together. Blocking: minutes where a model is downloaded.
 fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let limits = &args.engine;
-    let model = LoadedModel::load(args)?;
     let mut backend = cpu_backend(&args.model)?;
-    model.load_into(&mut backend)?;
+    let model = LoadedModel::load(args, &mut backend)?;
     let block_size = block_size(limits, &backend)?;
     let plan = kv::plan(limits, &model, &backend, block_size)?;
     let budget = limits.max_num_batched_tokens.unwrap_or(CPU_BUDGET);
@@ -174,7 +173,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     telemetry.set_cache_config(&[
         ("block_size", block_size.to_string()),
         ("num_gpu_blocks", memory.blocks.to_string()),
-        ("cache_dtype", "auto".to_owned()),
+        ("cache_dtype", args.model.kv_cache_dtype.clone()),
         ("enable_prefix_caching", if engine_config.enable_prefix_caching { "True" } else { "False" }.to_owned()),
         ("kv_cache_size_tokens", tokens.to_string()),
     ]);
@@ -211,17 +210,31 @@ fn check_device(args: &ComposeArgs) -> Result<()> {
     }
     if args.model.dtype != Dtype::Auto {
         warn!(
-            "--dtype has no effect: weights stay as they are stored, sums are in float32, keys and values are kept in bfloat16"
+            "--dtype has no effect: weights stay as they are stored, sums are in float32; --kv-cache-dtype says what keys and values are kept as"
         );
     }
     Ok(())
 }
 
 fn cpu_backend(args: &ModelArgs) -> Result<CpuBackend> {
-    let config = CpuConfig { threads: args.cpu_threads.map(usize::from), isa: args.cpu_isa };
+    let kv = kv_dtype(&args.kv_cache_dtype)?;
+    let config = CpuConfig { threads: args.cpu_threads.map(usize::from), isa: args.cpu_isa, kv };
     let backend = CpuBackend::new(config)?;
     info!("device: cpu, {} threads, {} kernels", backend.threads(), backend.isa());
     Ok(backend)
+}
+
+/// What keys and values are kept as, by vLLM's names.
+fn kv_dtype(name: &str) -> Result<KvDtype> {
+    match name {
+        "auto" | "bfloat16" => Ok(KvDtype::Bf16),
+        "float16" | "half" | "float32" | "float" => {
+            warn!("--kv-cache-dtype {name}: keys and values are kept in bfloat16");
+            Ok(KvDtype::Bf16)
+        }
+        "int8_per_token_head" | "int8" => Ok(KvDtype::Int8),
+        _ => bail!("--kv-cache-dtype {name}: not supported; accepted: auto, bfloat16, int8_per_token_head"),
+    }
 }
 
 fn block_size(args: &EngineArgs, backend: &dyn Backend) -> Result<usize> {

@@ -15,7 +15,7 @@ use crate::pull;
 use crate::serve::generation;
 use crate::system::human_bytes;
 
-/// A model whose files are open; weights are read by [`LoadedModel::load_into`].
+/// A model whose weights are in a backend.
 pub(crate) struct LoadedModel {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) program: Arc<Program>,
@@ -25,7 +25,8 @@ pub(crate) struct LoadedModel {
 }
 
 impl LoadedModel {
-    pub(crate) fn load(args: &ComposeArgs) -> Result<Self> {
+    /// Opens a model's files; its weights are read into `backend` while its tokenizer is built, which takes as long.
+    pub(crate) fn load(args: &ComposeArgs, backend: &mut dyn Backend) -> Result<Self> {
         let reference = args.model.reference();
         if let Some(tokenizer) = args.model.tokenizer.as_deref().filter(|tokenizer| *tokenizer != reference) {
             bail!("--tokenizer {tokenizer}: only the model's own tokenizer is served, that of {reference}");
@@ -47,37 +48,46 @@ impl LoadedModel {
             config.dtype,
             path.display()
         );
-        let tokenizer = Arc::new(tokenizer(checkpoint.tokenizer()?).with_context(|| path.display().to_string())?);
-        let template = template(args.chat.chat_template.as_deref(), &checkpoint, tokenizer.special())?;
-        let template = match args.chat.chat_template_content_format {
-            ContentFormat::Auto => template,
-            ContentFormat::String => template.map(|t| t.with_content_format(octavo_text::ContentFormat::String)),
-            ContentFormat::Openai => template.map(|t| t.with_content_format(octavo_text::ContentFormat::OpenAi)),
-        };
+        let text = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("octavo-text".into());
+            let text = thread.spawn_scoped(scope, || text_model(args, &checkpoint))?;
+            let weights = load_weights(&program, &checkpoint, backend);
+            let text = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let text = text.with_context(|| path.display().to_string())?;
+            weights.map(|()| text)
+        })?;
         let generation = checkpoint.generation_config();
         Ok(Self {
             eos_token_ids: generation.eos_token_ids.clone(),
             sampling_defaults: generation::defaults(&args.sampling, generation)?,
             program: Arc::new(program),
-            text: TextModel { tokenizer, template: template.map(Arc::new) },
+            text,
             checkpoint,
         })
     }
+}
 
-    /// Reads the weights into `backend`, with progress on a terminal or in the log.
-    pub(crate) fn load_into(&self, backend: &mut dyn Backend) -> Result<()> {
-        let begun = Instant::now();
-        let progress = pull::progress();
-        let task = progress.begin("loading weights", Some(self.program.weight_bytes()));
-        backend.load(&self.program, &self.checkpoint, &mut |bytes| task.advance_to(bytes))?;
-        task.finish();
-        info!(
-            "weights: {} in memory, read in {:.2} s",
-            human_bytes(backend.weight_bytes()),
-            begun.elapsed().as_secs_f64()
-        );
-        Ok(())
-    }
+/// Reads the weights into `backend`, with progress on a terminal or in the log.
+fn load_weights(program: &Program, checkpoint: &Checkpoint, backend: &mut dyn Backend) -> Result<()> {
+    let begun = Instant::now();
+    let progress = pull::progress();
+    let task = progress.begin("loading weights", Some(program.weight_bytes()));
+    backend.load(program, checkpoint, &mut |bytes| task.advance_to(bytes))?;
+    task.finish();
+    info!("weights: {} in memory, read in {:.2} s", human_bytes(backend.weight_bytes()), begun.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Tokenizer and chat template.
+fn text_model(args: &ComposeArgs, checkpoint: &Checkpoint) -> Result<TextModel> {
+    let tokenizer = Arc::new(tokenizer(checkpoint.tokenizer()?)?);
+    let template = template(args.chat.chat_template.as_deref(), checkpoint, tokenizer.special())?;
+    let template = match args.chat.chat_template_content_format {
+        ContentFormat::Auto => template,
+        ContentFormat::String => template.map(|t| t.with_content_format(octavo_text::ContentFormat::String)),
+        ContentFormat::Openai => template.map(|t| t.with_content_format(octavo_text::ContentFormat::OpenAi)),
+    };
+    Ok(TextModel { tokenizer, template: template.map(Arc::new) })
 }
 
 /// The text layer's view of what the checkpoint carries.

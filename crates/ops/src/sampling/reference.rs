@@ -61,7 +61,7 @@ impl Sampler {
     }
 
     fn draw(&mut self, raw: &[f32], row: &SampleRow<'_>) -> u32 {
-        let greedy = row.params.temperature <= 0.0 || row.params.temperature.is_nan();
+        let greedy = row.params.is_greedy();
         if greedy && row.takes_logits_as_they_are() {
             return largest(raw).unwrap_or_else(|| fallback(raw, row));
         }

@@ -24,6 +24,11 @@ pub struct SampleParams {
 }
 
 impl SampleParams {
+    /// Whether the most likely token is taken; a temperature that is no number counts as 0.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature <= 0.0 || self.temperature.is_nan()
+    }
+
     /// Whether the row's [`TokenCounts`] matter.
     pub fn needs_counts(&self) -> bool {
         self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repetition_penalty != 1.0
@@ -111,6 +116,13 @@ impl<'a> SampleRow<'a> {
             forced: None,
             logprob_ids: &[],
         }
+    }
+
+    /// Whether the row's token is the largest of its logits as they are, the lowest id among equals, and nothing else is
+    /// asked of it. Where no logit is above −∞, [`Sampler`](super::Sampler) says what comes out.
+    pub fn wants_the_largest(&self) -> bool {
+        let free = self.forced.is_none() && self.params.logprobs.is_none();
+        free && self.params.is_greedy() && self.takes_logits_as_they_are()
     }
 
     /// Whether nothing changes the logits before a token is chosen.

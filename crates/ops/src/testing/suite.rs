@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use super::{MemoryWeights, PagedBatches, QkNormWidth, TestRng, TinyModel, reference_embeddings, reference_logits};
-use crate::sampling::{SampleBatch, SampleParams, SampleRow};
+use crate::sampling::{SampleBatch, SampleParams, SampleRow, Sampler};
 use crate::{
     Backend, BackendError, GluKind, HeadShape, NormKind, Op, Program, Rope, RopeStyle, StepBatch, StorageType,
     TensorData, WeightError,
@@ -254,6 +254,26 @@ impl Suite<'_> {
         assert_eq!(error, format!("the {name} backend failed: 1 rows to sample, but the forward pass left 0"));
     }
 
+    /// Greedy rows, next to others, whatever way a backend has to find them; of few rows and of many.
+    pub fn greedy_tokens_are_the_largest_logits(&self) {
+        for vocab_size in [50, 2048] {
+            let model = TinyModel { vocab_size, ..TinyModel::default() };
+            let (program, weights) = model.build().expect("the model is well formed");
+            let mut backend = self.loaded(&program, &weights);
+            for tokens in [1, 3, 40] {
+                backend.forward(&first_batch(tokens)).expect("the step runs");
+                let logits = backend.logits().expect("there are logits");
+                let drawn = SampleParams { temperature: 1.0, seed: 7, ..SampleParams::default() };
+                let params = [SampleParams::default(), drawn, SampleParams { logprobs: Some(2), ..drawn }];
+                let rows: Vec<_> = (0..tokens).map(|row| SampleRow::new(&params[row % 3])).collect();
+                let (mut found, mut expected) = (Vec::new(), Vec::new());
+                backend.sample(&SampleBatch { rows: &rows }, &mut found).expect("rows are sampled");
+                Sampler::new().sample_batch(&logits, &SampleBatch { rows: &rows }, &mut expected);
+                assert_eq!(found, expected);
+            }
+        }
+    }
+
     /// Hidden states are returned whether rows reach the head or not.
     pub fn hidden_states_need_no_head(&self) {
         let (program, weights) = tiny();
@@ -322,6 +342,7 @@ impl Suite<'_> {
         self.impossible_caches_are_errors();
         self.malformed_batches_are_errors();
         self.nothing_may_be_sampled();
+        self.greedy_tokens_are_the_largest_logits();
         self.hidden_states_need_no_head();
         self.copied_blocks_hold_the_same_keys();
     }

@@ -31,7 +31,7 @@ thread_local! {
 /// AMX in bf16 and AVX-512 F, BW, DQ and BF16 must be available.
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(super) unsafe fn attend(block: Block<'_>) {
-    let Block { keys, narrow_q, sees, softcap, weights, narrow_weights: narrow, out, partial, .. } = block;
+    let Block { mut keys, narrow_q, sees, softcap, weights, narrow_weights: narrow, out, partial, .. } = block;
     let count = sees.len();
     let width = out.len() / count;
     assert!(count <= ROWS && width.is_multiple_of(2 * CHUNK) && narrow_q.len() >= ROWS * width);
@@ -44,6 +44,7 @@ pub(super) unsafe fn attend(block: Block<'_>) {
         out.fill(0.0);
         for tile in first / KEYS..=last / KEYS {
             let blocks = tile * (KEYS / BLOCK)..((tile + 1) * (KEYS / BLOCK)).min(last / BLOCK + 1);
+            keys.enter(Isa::Amx, blocks.clone());
             for from in blocks.clone().step_by(SIDE) {
                 // Blocks that do not exist repeat the last one; their scores are not used.
                 let keys: [&[u32]; SIDE] = std::array::from_fn(|i| keys.block((from + i).min(blocks.end - 1)).0);
@@ -62,6 +63,9 @@ pub(super) unsafe fn attend(block: Block<'_>) {
             let mut fades = [0.0; ROWS];
             for (row, &sees) in sees.iter().enumerate() {
                 let scores = &mut weights[row][..len];
+                if let Some((scales, _)) = keys.scales() {
+                    Isa::Amx.multiply(scores, scales);
+                }
                 if let Some(cap) = softcap {
                     Isa::Amx.softcap(scores, cap);
                 }
@@ -69,6 +73,9 @@ pub(super) unsafe fn attend(block: Block<'_>) {
                 // SAFETY: as the caller promises.
                 unsafe {
                     fades[row] = weigh(scores, &mut running[row]);
+                    if let Some((_, scales)) = keys.scales() {
+                        Isa::Amx.multiply(scores, scales);
+                    }
                     narrow_weights(scores, &mut narrow[row]);
                 }
             }

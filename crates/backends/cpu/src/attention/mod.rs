@@ -16,7 +16,7 @@ use octavo_ops::{BlockTables, HeadShape};
 
 use crate::activation::{Rows, Span};
 use crate::isa::{Isa, per_isa};
-use crate::kv::{BLOCK, CHUNK, LayerCache};
+use crate::kv::{BLOCK, CHUNK, KvDtype, LayerCache};
 use crate::memory::Lines;
 
 /// The most rows, each a token's query head, that a kernel takes at once.
@@ -81,26 +81,85 @@ pub(crate) struct Block<'a> {
 }
 
 /// The keys and values of one head of a sequence.
-#[derive(Clone, Copy)]
 pub(crate) struct Keys<'a> {
     cache: LayerCache,
     table: &'a [u32],
     head: usize,
+    dim: usize,
     len: usize,
+    widened: &'a mut Widened,
 }
 
-impl<'a> Keys<'a> {
-    /// Keys and values of a block of the sequence.
-    fn block(&self, index: usize) -> (&'a [u32], &'a [u32]) {
-        // SAFETY: nobody writes the cache while it is read.
-        unsafe { self.cache.read(self.table[index], self.head) }
+/// What a tile's integers become.
+struct Widened {
+    /// By block: keys, then values, in bf16 as [`crate::kv`] describes them.
+    words: Lines<u32>,
+    /// By slot of the tile.
+    key_scales: [f32; KEYS],
+    /// The same; 0 for slots that hold no token yet, which may hold anything.
+    value_scales: [f32; KEYS],
+}
+
+impl Keys<'_> {
+    /// Words of the keys of a block in bf16.
+    fn key_words(&self) -> usize {
+        self.dim.div_ceil(2) * BLOCK
+    }
+
+    /// Words from one widened block to the next: keys, padded to whole words of integers, and values.
+    fn stride(dim: usize) -> usize {
+        (dim.next_multiple_of(4) + dim.next_multiple_of(CHUNK)) * BLOCK / 2
+    }
+
+    /// Makes a tile's blocks ready to be read, which those in bf16 always are. Before any of its blocks is asked for.
+    fn enter(&mut self, isa: Isa, blocks: std::ops::Range<usize>) {
+        if self.cache.dtype() == KvDtype::Bf16 {
+            return;
+        }
+        for index in blocks {
+            // SAFETY: nobody writes the cache while it is read.
+            let block = unsafe { self.cache.read(self.table[index], self.head) };
+            let slot = index % (KEYS / BLOCK);
+            let stride = Self::stride(self.dim);
+            let (keys, values) = self.widened.words[slot * stride..][..stride].split_at_mut(2 * block.keys.len());
+            isa.widen(block.keys, keys);
+            isa.widen(block.values, values);
+            let filled = self.len.saturating_sub(index * BLOCK);
+            let (key_scales, value_scales) = block.scales.split_at(BLOCK);
+            for lane in 0..BLOCK {
+                self.widened.key_scales[slot * BLOCK + lane] = f32::from_bits(key_scales[lane]);
+                let scale = if lane < filled { f32::from_bits(value_scales[lane]) } else { 0.0 };
+                self.widened.value_scales[slot * BLOCK + lane] = scale;
+            }
+        }
+    }
+
+    /// Keys and values of a block of the sequence, in bf16.
+    fn block(&self, index: usize) -> (&[u32], &[u32]) {
+        if self.cache.dtype() == KvDtype::Bf16 {
+            // SAFETY: nobody writes the cache while it is read.
+            let block = unsafe { self.cache.read(self.table[index], self.head) };
+            return (block.keys, block.values);
+        }
+        let stride = Self::stride(self.dim);
+        let block = &self.widened.words[index % (KEYS / BLOCK) * stride..][..stride];
+        (&block[..self.key_words()], &block[self.dim.next_multiple_of(4) * BLOCK / 2..])
+    }
+
+    /// What the scores of the tile that was entered are to be multiplied with, and what its weights, where there is
+    /// something.
+    fn scales(&self) -> Option<(&[f32; KEYS], &[f32; KEYS])> {
+        match self.cache.dtype() {
+            KvDtype::Bf16 => None,
+            KvDtype::Int8 => Some((&self.widened.key_scales, &self.widened.value_scales)),
+        }
     }
 }
 
 per_isa! {
     plain;
-    /// Attention of some rows, one by one.
-    fn attend(block: Block<'_>);
+    /// Attention of some rows, one by one, on an instruction set that is this one or has none of its own.
+    fn attend_plain(isa: Isa, block: Block<'_>);
 }
 
 /// Attention of up to [`most_rows`].
@@ -116,7 +175,7 @@ fn attend(isa: Isa, dim: usize, block: Block<'_>) {
         }
     }
     let _ = dim;
-    isa.attend(block);
+    isa.attend_plain(isa, block);
 }
 
 struct Scratch {
@@ -126,6 +185,7 @@ struct Scratch {
     partial: Lines<u32>,
     weights: Box<[[f32; KEYS]; ROWS]>,
     narrow_weights: Box<[[u16; KEYS]; ROWS]>,
+    widened: Widened,
     sees: Vec<(usize, usize)>,
 }
 
@@ -137,6 +197,7 @@ thread_local! {
         partial: Lines::default(),
         weights: Box::new([[0.0; KEYS]; ROWS]),
         narrow_weights: Box::new([[0; KEYS]; ROWS]),
+        widened: Widened { words: Lines::default(), key_scales: [0.0; KEYS], value_scales: [0.0; KEYS] },
         sees: Vec::with_capacity(ROWS),
     });
 }
@@ -156,6 +217,9 @@ impl Attention<'_> {
             scratch.narrow_q.reserve_zeroed(ROWS * padded);
             scratch.out.reserve_zeroed(ROWS * chunked);
             scratch.partial.reserve_zeroed(chunked * BLOCK / 2);
+            if self.cache.dtype() == KvDtype::Int8 {
+                scratch.widened.words.reserve_zeroed(KEYS / BLOCK * Keys::stride(dim));
+            }
             let (rows, most) = (run.count * group, most_rows(isa));
             for start in (0..rows).step_by(most) {
                 let rows = start..(start + most).min(rows);
@@ -181,7 +245,14 @@ impl Attention<'_> {
                     isa,
                     dim,
                     Block {
-                        keys: Keys { cache: self.cache, table: self.tables.row(run.sequence), head, len: run.len },
+                        keys: Keys {
+                            cache: self.cache,
+                            table: self.tables.row(run.sequence),
+                            head,
+                            dim,
+                            len: run.len,
+                            widened: &mut scratch.widened,
+                        },
                         q: &scratch.q[..rows.len() * padded],
                         narrow_q: &scratch.narrow_q,
                         sees: &scratch.sees,

@@ -1,6 +1,7 @@
 //! The kernel in plain Rust, in lanes of sixteen.
 
 use super::{Block, KEYS, Keys};
+use crate::Isa;
 use crate::kv::{BLOCK, CHUNK};
 use crate::rows::{exp, fma, tanh};
 
@@ -16,8 +17,8 @@ pub(super) struct Running {
 
 /// One row after the other: an array of rows, each an array of lanes, does not become vector code.
 #[inline(always)]
-pub(super) fn attend<const FMA: bool>(block: Block<'_>) {
-    let Block { keys, q, sees, softcap, weights, out, partial, .. } = block;
+pub(super) fn attend_plain<const FMA: bool>(isa: Isa, block: Block<'_>) {
+    let Block { mut keys, q, sees, softcap, weights, out, partial, .. } = block;
     let (q_width, out_width) = (q.len() / sees.len(), out.len() / sees.len());
     out.fill(0.0);
     for ((q, out), &(first, last)) in q.chunks_exact(q_width).zip(out.chunks_exact_mut(out_width)).zip(sees) {
@@ -25,17 +26,24 @@ pub(super) fn attend<const FMA: bool>(block: Block<'_>) {
         let mut running = Running { largest: FLOOR, sum: 0.0 };
         for tile in first / KEYS..=last / KEYS {
             let blocks = tile * (KEYS / BLOCK)..((tile + 1) * (KEYS / BLOCK)).min(last / BLOCK + 1);
+            keys.enter(isa, blocks.clone());
             for (index, block) in blocks.clone().enumerate() {
                 let scores = score::<FMA>(q, keys.block(block).0);
                 weights[index * BLOCK..][..BLOCK].copy_from_slice(&scores);
             }
             let scores = &mut weights[..blocks.len() * BLOCK];
+            if let Some((scales, _)) = keys.scales() {
+                isa.multiply(scores, scales);
+            }
             if let Some(cap) = softcap {
                 let inverse = 1.0 / cap;
                 scores.iter_mut().for_each(|x| *x = cap * tanh::<FMA>(*x * inverse));
             }
             visible(scores, tile * KEYS, (first, last));
             let fade = weigh::<FMA>(scores, &mut running);
+            if let Some((_, scales)) = keys.scales() {
+                isa.multiply(scores, scales);
+            }
             out.iter_mut().for_each(|x| *x *= fade);
             for (weights, block) in scores.as_chunks::<BLOCK>().0.iter().zip(blocks) {
                 gather::<FMA>(whole(&keys, block, partial), weights, out);
@@ -115,7 +123,7 @@ fn weigh<const FMA: bool>(scores: &mut [f32], running: &mut Running) -> f32 {
 
 /// A block's values; slots that hold no token yet, which may hold anything, are zeros.
 #[inline(always)]
-pub(super) fn whole<'a>(keys: &Keys<'a>, block: usize, partial: &'a mut [u32]) -> &'a [u32] {
+pub(super) fn whole<'a>(keys: &'a Keys<'_>, block: usize, partial: &'a mut [u32]) -> &'a [u32] {
     let values = keys.block(block).1;
     let filled = keys.len.saturating_sub(block * BLOCK);
     if filled >= BLOCK {

@@ -51,7 +51,7 @@ pub(super) unsafe fn attend_bf16(block: Block<'_>) {
 /// row's weights, `$gather` a block of values. A macro, as closures that hold registers are not always taken apart.
 macro_rules! walk {
     ($block:ident, $rows:ident, $score:expr, $narrow:expr, $gather:expr) => {{
-        let Block { keys, sees, softcap, weights, narrow_weights, out, partial, .. } = $block;
+        let Block { mut keys, sees, softcap, weights, narrow_weights, out, partial, .. } = $block;
         let count = sees.len();
         // Rows that do not exist repeat the first.
         let sees: [(usize, usize); $rows] = std::array::from_fn(|r| sees[if r < count { r } else { 0 }]);
@@ -61,6 +61,7 @@ macro_rules! walk {
         out.fill(0.0);
         for tile in first / KEYS..=last / KEYS {
             let blocks = tile * (KEYS / BLOCK)..((tile + 1) * (KEYS / BLOCK)).min(last / BLOCK + 1);
+            keys.enter(crate::Isa::Avx512, blocks.clone());
             for (index, block) in blocks.clone().enumerate() {
                 $score(keys.block(block).0, &mut *weights, index * BLOCK);
             }
@@ -68,11 +69,17 @@ macro_rules! walk {
             let mut fades = [0.0; $rows];
             for r in 0..$rows {
                 let scores = &mut weights[r][..len];
+                if let Some((scales, _)) = keys.scales() {
+                    crate::Isa::Avx512.multiply(scores, scales);
+                }
                 if let Some(cap) = softcap {
                     crate::Isa::Avx512.softcap(scores, cap);
                 }
                 visible(scores, tile * KEYS, sees[r]);
                 fades[r] = weigh(scores, &mut running[r]);
+                if let Some((_, scales)) = keys.scales() {
+                    crate::Isa::Avx512.multiply(scores, scales);
+                }
                 $narrow(&*scores, &mut narrow_weights[r]);
             }
             for (index, block) in blocks.enumerate() {

@@ -22,6 +22,11 @@ struct Region(*const (dyn Fn(Worker<'_>) + Sync));
 // SAFETY: the closure is `Sync`, and the pointer is followed only while `Pool::run` holds the closure.
 unsafe impl Send for Region {}
 
+/// A number in a cache line of its own.
+#[derive(Default)]
+#[repr(align(64))]
+struct Counter(AtomicUsize);
+
 struct State {
     threads: usize,
     /// Where the threads meet inside a region.
@@ -30,8 +35,8 @@ struct State {
     begun: Generation,
     /// The region; `None` ends the threads.
     region: Mutex<Option<Region>>,
-    /// The next piece of the work between two barriers.
-    next: AtomicUsize,
+    /// By thread: how many pieces of its part of the work between two barriers are drawn.
+    drawn: Box<[Counter]>,
     /// What a thread panicked with.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
@@ -46,6 +51,7 @@ pub(crate) struct Pool {
 #[derive(Clone, Copy)]
 pub(crate) struct Worker<'a> {
     state: &'a State,
+    index: usize,
 }
 
 impl Pool {
@@ -58,7 +64,7 @@ impl Pool {
             barrier: Rendezvous::new(threads),
             begun: Generation::default(),
             region: Mutex::new(None),
-            next: AtomicUsize::new(0),
+            drawn: (0..threads).map(|_| Counter::default()).collect(),
             panic: Mutex::new(None),
         });
         let places = pinning::places(threads);
@@ -71,7 +77,7 @@ impl Pool {
                 if let Some(place) = place {
                     pinning::pin(place);
                 }
-                state.serve();
+                state.serve(index);
             })?);
         }
         Ok(pool)
@@ -91,9 +97,9 @@ impl Pool {
         // SAFETY: only the lifetime changes; no thread uses it once this call has passed the last barrier below.
         let region: *const (dyn Fn(Worker<'_>) + Sync + 'static) = unsafe { std::mem::transmute(work as *const _) };
         *lock(&state.region) = Some(Region(region));
-        state.next.store(0, Ordering::Relaxed);
+        state.draw_anew();
         state.begun.advance();
-        state.take_part(work);
+        state.take_part(0, work);
         state.barrier.reset();
         if let Some(panic) = lock(&state.panic).take() {
             resume_unwind(panic);
@@ -114,18 +120,23 @@ impl Drop for Pool {
 
 impl State {
     /// The life of a thread that is not the caller's.
-    fn serve(&self) {
+    fn serve(&self, index: usize) {
         let mut seen = 0;
         loop {
             seen = self.begun.wait_beyond(seen);
             let Some(Region(region)) = *lock(&self.region) else { return };
             // SAFETY: `Pool::run` keeps the closure until all threads have met at the end of `take_part`.
-            self.take_part(unsafe { &*region });
+            self.take_part(index, unsafe { &*region });
         }
     }
 
-    fn take_part(&self, work: &(dyn Fn(Worker<'_>) + Sync)) {
-        let outcome = catch_unwind(AssertUnwindSafe(|| flushing_denormals(|| work(Worker { state: self }))));
+    /// Makes all work undone. While no thread draws any.
+    fn draw_anew(&self) {
+        self.drawn.iter().for_each(|counter| counter.0.store(0, Ordering::Relaxed));
+    }
+
+    fn take_part(&self, index: usize, work: &(dyn Fn(Worker<'_>) + Sync)) {
+        let outcome = catch_unwind(AssertUnwindSafe(|| flushing_denormals(|| work(Worker { state: self, index }))));
         if let Err(panic) = outcome {
             lock(&self.panic).get_or_insert(panic);
             self.barrier.abandon();
@@ -142,20 +153,28 @@ impl Worker<'_> {
     /// Waits until every thread has got here. What was written before is seen after. If another thread has panicked, this
     /// one leaves the region too, without a word: what it would work on is not there.
     pub(crate) fn barrier(&self) {
-        if !self.state.barrier.meet(|| self.state.next.store(0, Ordering::Relaxed)) {
+        if !self.state.barrier.meet(|| self.state.draw_anew()) {
             resume_unwind(Box::new("another thread has panicked"));
         }
     }
 
     /// Does the pieces `0..count` of work, together with the other threads, each of which must call this with the same
-    /// count; any order, each piece once. Only one such call may stand between two barriers.
+    /// count; each piece once. Only one such call may stand between two barriers.
+    ///
+    /// Each thread begins with neighbouring pieces of its own, in order, so that it reads weights as they lie, and finds rows
+    /// in its cache that it wrote a stage before; then it helps the others.
     pub(crate) fn share(&self, count: usize, mut piece: impl FnMut(usize)) {
-        loop {
-            let index = self.state.next.fetch_add(1, Ordering::Relaxed);
-            if index >= count {
-                return;
+        let threads = self.state.threads;
+        let start = |thread: usize| thread * count / threads;
+        for thread in (self.index..threads).chain(0..self.index) {
+            let (start, end) = (start(thread), start(thread + 1));
+            loop {
+                let index = start + self.state.drawn[thread].0.fetch_add(1, Ordering::Relaxed);
+                if index >= end {
+                    break;
+                }
+                piece(index);
             }
-            piece(index);
         }
     }
 }

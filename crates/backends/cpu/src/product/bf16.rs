@@ -12,7 +12,8 @@ pub(super) const BLOCK_PANELS: usize = 2;
 /// The results of a block of rows and panels.
 pub(super) type Results = [[[f32; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
 
-/// Up to [`BLOCK_ROWS`] rows, which lie `stride` elements apart, times panels of `cols` inputs, a multiple of two.
+/// Up to [`BLOCK_ROWS`] rows, which lie `stride` elements apart, times panels of `cols` inputs, a multiple of two. `ahead`
+/// asks for the panels that follow in memory.
 ///
 /// # Safety
 /// AVX-512 F and BF16 must be available.
@@ -22,15 +23,16 @@ pub(super) unsafe fn multiply(
     cols: usize,
     (input, stride): (&[u16], usize),
     count: usize,
+    ahead: bool,
     results: &mut Results,
 ) {
     // SAFETY: as the caller promises.
     unsafe {
         match count {
-            1 => rows::<1>(panels, cols, (input, stride), results),
-            2 => rows::<2>(panels, cols, (input, stride), results),
-            3 | 4 => rows::<4>(panels, cols, (input, stride), results),
-            _ => rows::<BLOCK_ROWS>(panels, cols, (input, stride), results),
+            1 => rows::<1>(panels, cols, (input, stride), ahead, results),
+            2 => rows::<2>(panels, cols, (input, stride), ahead, results),
+            3 | 4 => rows::<4>(panels, cols, (input, stride), ahead, results),
+            _ => rows::<BLOCK_ROWS>(panels, cols, (input, stride), ahead, results),
         }
     }
 }
@@ -42,6 +44,7 @@ unsafe fn rows<const ROWS: usize>(
     panels: [&[u8]; BLOCK_PANELS],
     cols: usize,
     (input, stride): (&[u16], usize),
+    ahead: bool,
     results: &mut Results,
 ) {
     let bytes = cols * size_of::<u16>() * PANEL;
@@ -52,7 +55,11 @@ unsafe fn rows<const ROWS: usize>(
         unsafe {
             let mut weights = [_mm512_setzero_si512(); BLOCK_PANELS];
             for p in 0..BLOCK_PANELS {
-                weights[p] = _mm512_loadu_si512(panels[p].as_ptr().add(pair * LINE).cast());
+                let line = panels[p].as_ptr().add(pair * LINE);
+                weights[p] = _mm512_loadu_si512(line.cast());
+                if ahead {
+                    _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(BLOCK_PANELS * bytes).cast());
+                }
             }
             for r in 0..ROWS {
                 let x = input.as_ptr().add(r * stride).cast::<i32>().add(pair).read_unaligned();

@@ -20,7 +20,7 @@ use std::cell::RefCell;
 
 use crate::activation::{Rows, Span, TILE};
 use crate::isa::{Isa, per_isa};
-use crate::memory::{LINE, Lines};
+use crate::memory::{LINE, Lines, Shared};
 use crate::rows::GROUP;
 #[cfg(target_arch = "x86_64")]
 use crate::tiles::{self, Strided, Tiles};
@@ -49,6 +49,8 @@ pub(crate) struct Product<'a> {
     pub(crate) rows: usize,
     pub(crate) out: Rows,
     pub(crate) epilogue: Epilogue<'a>,
+    /// Where the largest result of each row in each chunk goes, by row: [`chunks`] of them. −∞ where there is none above it.
+    pub(crate) largest: Option<Shared<f32>>,
 }
 
 /// What happens to a result before it is stored, in this order.
@@ -104,19 +106,43 @@ thread_local! {
     static UNPACKED: RefCell<Unpacked> = RefCell::default();
 }
 
+/// Panels of a piece, where there are so many rows.
+fn piece_panels(rows: usize) -> usize {
+    if rows <= SKINNY_ROWS { SKINNY_PANELS } else { PIECE_PANELS }
+}
+
+/// Chunks of columns that the product of so many rows is cut into.
+pub(crate) fn chunks(matrix: &Matrix, rows: usize) -> usize {
+    matrix.parts.iter().map(|part| part.panels().div_ceil(piece_panels(rows))).sum()
+}
+
+/// The part and its panels that are a chunk.
+fn chunk(matrix: &Matrix, rows: usize, mut index: usize) -> (&Part, Range) {
+    let each = piece_panels(rows);
+    for part in &matrix.parts {
+        let chunks = part.panels().div_ceil(each);
+        if index < chunks {
+            return (part, index * each..((index + 1) * each).min(part.panels()));
+        }
+        index -= chunks;
+    }
+    unreachable!("the caller counts the chunks")
+}
+
+/// The columns of a chunk.
+pub(crate) fn chunk_columns(matrix: &Matrix, rows: usize, index: usize) -> Range {
+    let (part, panels) = chunk(matrix, rows, index);
+    part.first + panels.start * PANEL..part.first + (panels.end * PANEL).min(part.rows)
+}
+
 impl Product<'_> {
     fn is_skinny(&self) -> bool {
         self.rows <= SKINNY_ROWS
     }
 
-    fn piece_panels(&self) -> usize {
-        if self.is_skinny() { SKINNY_PANELS } else { PIECE_PANELS }
-    }
-
     /// Pieces of work.
     pub(crate) fn pieces(&self) -> usize {
-        let chunks = |part: &Part| part.panels().div_ceil(self.piece_panels());
-        self.matrix.parts.iter().map(chunks).sum::<usize>() * self.rows.div_ceil(PIECE_ROWS)
+        chunks(self.matrix, self.rows) * self.rows.div_ceil(PIECE_ROWS)
     }
 
     /// Does one of them.
@@ -126,19 +152,21 @@ impl Product<'_> {
     /// use the output meanwhile.
     pub(crate) unsafe fn run(&self, isa: Isa, piece: usize) {
         let blocks = self.rows.div_ceil(PIECE_ROWS);
-        let (mut chunk, block) = (piece / blocks, piece % blocks);
+        let (index, block) = (piece / blocks, piece % blocks);
         let first = block * PIECE_ROWS;
         let rows = first..(first + PIECE_ROWS).min(self.rows);
-        for part in &self.matrix.parts {
-            let chunks = part.panels().div_ceil(self.piece_panels());
-            if chunk < chunks {
-                let from = chunk * self.piece_panels();
-                let panels = from..(from + self.piece_panels()).min(part.panels());
-                // SAFETY: as the caller promises.
-                unsafe { self.run_panels(isa, part, panels, rows) };
-                return;
+        let (part, panels) = chunk(self.matrix, self.rows, index);
+        // SAFETY: as the caller promises.
+        unsafe { self.run_panels(isa, part, panels, rows.clone()) };
+        let Some(largest) = self.largest else { return };
+        let columns = chunk_columns(self.matrix, self.rows, index);
+        let chunks = chunks(self.matrix, self.rows);
+        for row in rows {
+            // SAFETY: as the caller promises; this piece has just written the columns, and nobody else writes its place.
+            unsafe {
+                let results = self.out.read(Span { row, from: columns.start, len: columns.len() });
+                isa.largest(results, &mut largest.part(row * chunks + index, 1)[0]);
             }
-            chunk -= chunks;
         }
     }
 
@@ -363,7 +391,10 @@ unsafe fn bf16_blocks(part: &Part, panels: Range, (input, stride): (&[u16], usiz
         for first in rows.clone().step_by(BLOCK_ROWS) {
             let count = (rows.end - first).min(BLOCK_ROWS);
             // SAFETY: as the caller promises.
-            unsafe { bf16::multiply(weights, cols, (&input[first * stride..], stride), count, &mut results) };
+            unsafe {
+                let rest = &input[first * stride..];
+                bf16::multiply(weights, cols, (rest, stride), count, first == rows.start, &mut results);
+            }
             for (panel, results) in some.clone().zip(&mut results) {
                 store(first, panel, &mut results[..count]);
             }

@@ -18,7 +18,7 @@ pub(crate) const GROUP: usize = 32;
 pub(crate) const LOW_BITS: u32 = 4;
 
 /// Independent partial sums.
-const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 
 /// What a normalisation needs beside its input.
 #[derive(Clone, Copy)]
@@ -44,6 +44,13 @@ pub(crate) struct QuantRow<'a> {
     pub(crate) sums: &'a mut [f32],
     /// For each half of each group the sum of its codes, for weights whose halves have a scale each.
     pub(crate) totals: &'a mut [[i32; 2]],
+}
+
+/// A row as integers of 8 bits with one scale: an element is `code · scale`.
+#[derive(Clone, Copy)]
+pub(crate) struct CodedRow<'a> {
+    pub(crate) codes: &'a [i8],
+    pub(crate) scale: f32,
 }
 
 per_isa! {
@@ -72,6 +79,18 @@ per_isa! {
 
     /// Rounds to bf16, ties to even.
     fn to_bf16(x: &[f32], out: &mut [u16]);
+
+    /// Rounds to integers of 8 bits, ties to even; the scale is the largest magnitude over 127.
+    fn code(x: &[f32], codes: &mut [i8], scale: &mut f32);
+
+    /// Four integers of 8 bits in a word to bf16, two in a word: a row of sixteen words becomes two.
+    fn widen(words: &[u32], out: &mut [u32]);
+
+    /// The largest element; −∞ where all are NaN or there is none.
+    fn largest(x: &[f32], found: &mut f32);
+
+    /// `x *= factors`, one by one.
+    fn multiply(x: &mut [f32], factors: &[f32]);
 }
 
 #[cfg(test)]

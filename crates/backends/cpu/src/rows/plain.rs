@@ -164,3 +164,59 @@ pub(super) fn to_bf16<const FMA: bool>(x: &[f32], out: &mut [u16]) {
         *out = if x.is_nan() { bf16::NAN.to_bits() } else { rounded };
     }
 }
+
+/// One loop over all elements for each step: the compiler makes vectors of it.
+#[inline(always)]
+pub(super) fn code<const FMA: bool>(x: &[f32], codes: &mut [i8], scale: &mut f32) {
+    const LARGEST: f32 = 127.0;
+    let mut largest = [0.0f32; LANES];
+    for chunk in x.chunks(LANES) {
+        for (largest, x) in largest.iter_mut().zip(chunk) {
+            let magnitude = x.abs();
+            *largest = if magnitude > *largest { magnitude } else { *largest };
+        }
+    }
+    let largest = largest.into_iter().fold(0.0, |a, b| if b > a { b } else { a });
+    let inverse = if largest > 0.0 { LARGEST / largest } else { 0.0 };
+    for (code, &x) in codes.iter_mut().zip(x) {
+        *code = round(x * inverse).1 as i8;
+    }
+    *scale = largest / LARGEST;
+}
+
+#[inline(always)]
+pub(super) fn widen<const FMA: bool>(words: &[u32], out: &mut [u32]) {
+    // An integer of 8 bits is exact in bf16, which is the upper half of its f32.
+    let float = |word: u32, byte: u32| ((word << (24 - 8 * byte)) as i32 >> 24) as f32;
+    let pair = |word: u32, byte: u32| float(word, byte).to_bits() >> 16 | float(word, byte + 1).to_bits();
+    for (words, out) in words.as_chunks::<LANES>().0.iter().zip(out.as_chunks_mut::<{ 2 * LANES }>().0) {
+        let (first, second) = out.split_at_mut(LANES);
+        for lane in 0..LANES {
+            first[lane] = pair(words[lane], 0);
+        }
+        for lane in 0..LANES {
+            second[lane] = pair(words[lane], 2);
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) fn multiply<const FMA: bool>(x: &mut [f32], factors: &[f32]) {
+    for (x, factor) in x.iter_mut().zip(factors) {
+        *x *= factor;
+    }
+}
+
+#[inline(always)]
+pub(super) fn largest<const FMA: bool>(x: &[f32], found: &mut f32) {
+    // Not `f32::max`, which would have to look for NaN: a comparison with it is false.
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for chunk in chunks {
+        for lane in 0..LANES {
+            lanes[lane] = larger(lanes[lane], chunk[lane]);
+        }
+    }
+    *found = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &b| larger(a, b));
+}

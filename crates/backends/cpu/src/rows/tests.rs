@@ -123,3 +123,56 @@ fn what_no_number_is_stays_in_its_place() {
         assert!(out[0].is_nan() && out[1] == f32::INFINITY && out[3] > 0.7, "{out:?}");
     });
 }
+
+#[test]
+fn codes_of_a_row_are_near_it_and_exact_when_widened() {
+    // Of every remainder of lanes; a row of zeros; one that is the largest negative number of a row.
+    for count in [1, 4, 15, 16, 64, 100] {
+        let mut x = values(11, count, 3.0);
+        x[count / 2] = -5.0;
+        each(|isa| {
+            let (mut codes, mut scale) = (vec![0i8; count], 0.0);
+            isa.code(&x, &mut codes, &mut scale);
+            assert_eq!(scale, 5.0 / 127.0);
+            for (&x, &code) in x.iter().zip(&codes) {
+                assert!((f32::from(code) * scale - x).abs() <= scale * 0.501, "{x} became {code}");
+            }
+            isa.code(&vec![0.0; count], &mut codes, &mut scale);
+            assert!(scale == 0.0 && codes.iter().all(|&code| code == 0));
+        });
+    }
+    let words: Vec<u32> =
+        (0..2 * LANES as u32).map(|i| u32::from_le_bytes([i as u8, 128 - i as u8, 127, 129])).collect();
+    each(|isa| {
+        let mut out = vec![0; 2 * words.len()];
+        isa.widen(&words, &mut out);
+        let number = |half: u32| bf16::from_bits(half as u16).to_f32();
+        for (words, out) in words.chunks(LANES).zip(out.chunks(2 * LANES)) {
+            for (lane, word) in words.iter().enumerate() {
+                let pairs = [out[lane], out[LANES + lane]];
+                let found = pairs.map(|pair| [number(pair & 0xffff), number(pair >> 16)]);
+                let bytes = word.to_le_bytes().map(|byte| f32::from(byte as i8));
+                assert_eq!(found.as_flattened(), bytes);
+            }
+        }
+    });
+}
+
+#[test]
+fn the_largest_element_is_found_among_numbers_that_are_none() {
+    each(|isa| {
+        let largest = |x: &[f32]| {
+            let mut found = 0.0;
+            isa.largest(x, &mut found);
+            found
+        };
+        for at in [0, 15, 16, 69] {
+            let mut x = values(12, 70, 1.0);
+            x[at] = 2.0;
+            x[(at + 1) % 70] = f32::NAN;
+            assert_eq!(largest(&x), 2.0);
+        }
+        assert_eq!(largest(&[f32::NAN, f32::NEG_INFINITY]), f32::NEG_INFINITY);
+        assert_eq!(largest(&[]), f32::NEG_INFINITY);
+    });
+}

@@ -183,18 +183,13 @@ impl Layout {
 
     /// Writes a group of one row of the panel.
     pub(crate) fn put(&self, panel: &mut [u8], row: usize, index: usize, group: &Group) {
-        let Kind::Quant(codes, scales) = self.kind else { unreachable!("only integers have groups") };
-        let at = self.codes_at(codes, index) + row * 4;
-        let mut put_steps = |bytes: &[u8]| {
-            for (step, bytes) in bytes.as_chunks::<4>().0.iter().enumerate() {
-                panel[at + step * LINE..][..4].copy_from_slice(bytes);
-            }
-        };
+        let Kind::Quant(codes, _) = self.kind else { unreachable!("only integers have groups") };
         match codes {
-            Codes::Eight => put_steps(&group.codes),
+            Codes::Eight => self.put_codes(panel, row, index, &group.codes),
             Codes::Four | Codes::Five | Codes::Six => {
                 let (low, high) = group.codes.split_at(GROUP / 2);
-                put_steps(&std::array::from_fn::<u8, { GROUP / 2 }, _>(|k| low[k] & 15 | high[k] << 4));
+                let pairs: [u8; GROUP / 2] = std::array::from_fn(|k| low[k] & 15 | high[k] << 4);
+                self.put_codes(panel, row, index, &pairs);
             }
         }
         let uppers = self.uppers_at(codes, index);
@@ -213,9 +208,32 @@ impl Layout {
                 }
             }
         }
+        self.put_scale(panel, row, index, group.scale);
+    }
+
+    /// Writes the codes of a group of one row as they lie in a panel: bytes, or the low four bits of the first half in the low
+    /// nibbles and those of the second in the high ones.
+    #[inline]
+    pub(crate) fn put_codes<const BYTES: usize>(
+        &self,
+        panel: &mut [u8],
+        row: usize,
+        index: usize,
+        bytes: &[u8; BYTES],
+    ) {
+        let panel = &mut panel[index * BYTES * PANEL..][..BYTES * PANEL];
+        for (bytes, line) in bytes.as_chunks::<4>().0.iter().zip(panel.as_chunks_mut::<LINE>().0) {
+            line[row * 4..][..4].copy_from_slice(bytes);
+        }
+    }
+
+    /// Writes the scale of a group of one row.
+    #[inline]
+    pub(crate) fn put_scale(&self, panel: &mut [u8], row: usize, index: usize, scale: GroupScale) {
+        let Kind::Quant(_, scales) = self.kind else { unreachable!("only integers have groups") };
         let at = self.scales_at(scales, index);
         let mut put_half = |at: usize, x: half::f16| panel[at..at + 2].copy_from_slice(&x.to_le_bytes());
-        match group.scale {
+        match scale {
             GroupScale::One(d) => put_half(at + 2 * row, d),
             GroupScale::Two(d, min) => {
                 put_half(at + 2 * row, d);

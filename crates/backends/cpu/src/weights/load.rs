@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightPart, WeightSource};
 
-use super::blocks::{group, q2k, to_q8};
+use super::blocks::{GroupScale, group, q2k, to_q8};
 use super::layout::{Kind, Layout};
 use super::{Matrix, PANEL, Part};
 use crate::memory::{Lines, Shared};
@@ -79,31 +79,57 @@ fn repack(part: &mut Part, cols: usize, data: &TensorData<'_>, pool: &mut Pool) 
             // SAFETY: every panel is written by the one thread that drew it.
             let out = unsafe { out.part(panel * layout.bytes, layout.bytes) };
             let rows = panel * PANEL..((panel + 1) * PANEL).min(rows);
-            for (row, index) in rows.enumerate() {
-                let bytes = &data.bytes[index * row_bytes..][..row_bytes];
-                put_row(&layout, data.storage, out, row, bytes, &mut values);
-            }
+            let bytes = &data.bytes[rows.start * row_bytes..rows.end * row_bytes];
+            put_rows(&layout, data.storage, out, bytes, &mut values);
         });
     });
 }
 
-/// Writes a row of a checkpoint into its panel; `values` is scratch for one row.
-fn put_row(layout: &Layout, storage: StorageType, panel: &mut [u8], row: usize, bytes: &[u8], values: &mut [f32]) {
+/// Writes up to sixteen rows of a checkpoint, one after the other in `bytes`, into their panel; `values` is scratch for one
+/// row.
+fn put_rows(layout: &Layout, storage: StorageType, panel: &mut [u8], bytes: &[u8], values: &mut [f32]) {
+    let row_bytes = storage.bytes_for(values.len()).unwrap_or_default();
+    if row_bytes == 0 {
+        return;
+    }
+    let rows = bytes.chunks_exact(row_bytes).enumerate();
     match layout.kind {
-        Kind::F32 => put_plain::<4>(panel, row, bytes),
-        Kind::F16 => put_plain::<2>(panel, row, bytes),
+        Kind::F32 => put_plain::<4>(panel, bytes, row_bytes),
+        Kind::F16 => put_plain::<2>(panel, bytes, row_bytes),
+        // Pairs; the last element of an odd row is half of one.
         Kind::Bf16 => {
-            for (k, x) in bytes.as_chunks::<2>().0.iter().enumerate() {
-                panel[((k / 2 * PANEL + row) * 2 + k % 2) * 2..][..2].copy_from_slice(x);
+            put_plain::<4>(panel, bytes, row_bytes);
+            for (row, bytes) in rows {
+                if let (pairs, [low, high]) = bytes.as_chunks::<4>() {
+                    panel[(pairs.len() * PANEL + row) * 4..][..2].copy_from_slice(&[*low, *high]);
+                }
             }
         }
-        Kind::Quant(..) if storage == StorageType::Q2K => {
+        Kind::Quant(..) => {
+            for (row, bytes) in rows {
+                put_groups(layout, storage, panel, row, bytes, values);
+            }
+        }
+    }
+}
+
+/// Writes a row of integers into its panel.
+fn put_groups(layout: &Layout, storage: StorageType, panel: &mut [u8], row: usize, bytes: &[u8], values: &mut [f32]) {
+    let half = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]);
+    match storage {
+        StorageType::Q2K => {
             read_row(storage, bytes, values);
             for (index, group) in values.as_chunks().0.iter().enumerate() {
                 layout.put(panel, row, index, &to_q8(group));
             }
         }
-        Kind::Quant(..) => {
+        // The commonest formats have their codes in the panel's order: nothing is taken apart.
+        StorageType::Q4_0 => put_stored::<18, 16>(layout, panel, row, bytes, |block| GroupScale::One(half(block, 0))),
+        StorageType::Q4_1 => {
+            put_stored::<20, 16>(layout, panel, row, bytes, |block| GroupScale::Two(half(block, 0), half(block, 2)));
+        }
+        StorageType::Q8_0 => put_stored::<34, 32>(layout, panel, row, bytes, |block| GroupScale::One(half(block, 0))),
+        _ => {
             for index in 0..layout.groups() {
                 layout.put(panel, row, index, &group(storage, bytes, index));
             }
@@ -111,10 +137,45 @@ fn put_row(layout: &Layout, storage: StorageType, panel: &mut [u8], row: usize, 
     }
 }
 
-/// Elements of `SIZE` bytes, sixteen rows side by side.
-fn put_plain<const SIZE: usize>(panel: &mut [u8], row: usize, bytes: &[u8]) {
-    for (k, x) in bytes.as_chunks::<SIZE>().0.iter().enumerate() {
-        panel[(k * PANEL + row) * SIZE..][..SIZE].copy_from_slice(x);
+/// Writes a row of blocks of `BYTES` bytes that end with a group's `CODES` bytes of codes.
+fn put_stored<const BYTES: usize, const CODES: usize>(
+    layout: &Layout,
+    panel: &mut [u8],
+    row: usize,
+    bytes: &[u8],
+    scale: impl Fn(&[u8; BYTES]) -> GroupScale,
+) {
+    // Signed bytes become unsigned ones.
+    let flip = if CODES == GROUP { 0x80 } else { 0 };
+    for (index, block) in bytes.as_chunks::<BYTES>().0.iter().enumerate() {
+        let codes: &[u8; CODES] = block.last_chunk().expect("a block holds its codes");
+        layout.put_codes(panel, row, index, &codes.map(|code| code ^ flip));
+        layout.put_scale(panel, row, index, scale(block));
+    }
+}
+
+/// Elements of `SIZE` bytes, sixteen rows side by side: a few elements of each row at a time, so that what they become is
+/// still near when the next row's turn comes.
+fn put_plain<const SIZE: usize>(panel: &mut [u8], bytes: &[u8], row_bytes: usize) {
+    const AT_ONCE: usize = 16;
+    let columns = panel.as_chunks_mut::<SIZE>().0.chunks_mut(AT_ONCE * PANEL);
+    for (block, columns) in columns.enumerate() {
+        for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
+            let elements = bytes.as_chunks::<SIZE>().0;
+            let elements = &elements[(block * AT_ONCE).min(elements.len())..];
+            match (elements.first_chunk::<AT_ONCE>(), columns.first_chunk_mut::<{ AT_ONCE * PANEL }>()) {
+                (Some(elements), Some(columns)) => {
+                    for (k, x) in elements.iter().enumerate() {
+                        columns[k * PANEL + row] = *x;
+                    }
+                }
+                _ => {
+                    for (column, x) in columns.chunks_mut(PANEL).zip(elements) {
+                        column[row] = *x;
+                    }
+                }
+            }
+        }
     }
 }
 

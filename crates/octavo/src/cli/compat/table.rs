@@ -82,12 +82,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("cpu-offload-gb", Value, NoEffect("weights are in the processor's memory already")),
     flag("kv-offloading-size", Value, NoEffect("the KV cache is in the processor's memory already")),
     flag("kv-offloading-backend", Value, NoEffect("the KV cache is in the processor's memory already")),
-    flag(
-        "kv-cache-dtype",
-        Value,
-        Only(&["auto", "bfloat16", "float16", "half", "float32"], "the KV cache is not quantised"),
-    ),
-    flag("calculate-kv-scales", Switch, NoEffect("the KV cache is not quantised")),
+    flag("calculate-kv-scales", Switch, NoEffect("an 8-bit KV cache has a scale for each token and head")),
     flag("kv-sharing-fast-prefill", Switch, NoEffect("no model that is served shares KV between layers")),
     flag("prefix-caching-hash-algo", Value, NoEffect("block keys are sha256_cbor's, and tokens are compared")),
     flag("kv-cache-metrics", Switch, NoEffect("the ages of blocks are not measured")),

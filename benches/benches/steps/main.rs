@@ -1,0 +1,227 @@
+//! How fast the CPU backend computes the steps of a model, and what each kind of op takes of them:
+//! `cargo bench --workspace --bench steps -- [MODEL [CONTEXT [ISA [SEQUENCES...]]]]`.
+//!
+//! Prints the time to load, prompt tokens a second of a prefill in chunks of 512, and decode steps of so many sequences (1, 8
+//! and 32) that each have `CONTEXT` tokens (512); under each the ops by kind and shape, with the share of the machine's
+//! limits that they reach. An `ISA` of `auto` is the best there is; `MODEL` is the default model if it is not given.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use octavo_backend_cpu::probe::{Limits, ProbeConfig};
+use octavo_backend_cpu::{CpuBackend, CpuConfig};
+use octavo_benches::peers::roof::Need;
+use octavo_models::{Checkpoint, build_program};
+use octavo_ops::cost::StepShape;
+use octavo_ops::{Backend, BlockTables, Op, Program, StepBatch};
+
+const BLOCK: usize = 16;
+const CHUNK: usize = 512;
+const DECODE_STEPS: usize = 16;
+const PREFILLS: usize = 4;
+const SEQUENCES: [usize; 3] = [1, 8, 32];
+
+/// Steps of which the median of each op counts.
+const PROFILES: usize = 9;
+
+fn main() -> ExitCode {
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    // `cargo test` builds and runs benches too, but only for their smoke tests: this one has none.
+    let Some(at) = arguments.iter().position(|argument| argument == "--bench") else { return ExitCode::SUCCESS };
+    arguments.remove(at);
+    match run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Vec<String>) -> Result<(), Box<dyn Error>> {
+    let mut arguments = arguments.into_iter();
+    let path = arguments.next().map(PathBuf::from).or_else(octavo_models::testing::default_model);
+    let path = path.ok_or("usage: steps [MODEL [CONTEXT [ISA [SEQUENCES...]]]]")?;
+    let context: usize = arguments.next().map_or(Ok(512), |text| text.parse())?;
+    let isa = arguments.next().filter(|isa| isa != "auto").map(|text| text.parse()).transpose()?;
+    let mut sequences = arguments.map(|text| text.parse()).collect::<Result<Vec<usize>, _>>()?;
+    if sequences.is_empty() {
+        sequences.extend(SEQUENCES);
+    }
+    let most = sequences.iter().copied().max().unwrap_or(1);
+
+    let started = Instant::now();
+    let checkpoint = Checkpoint::open(&path)?;
+    let program = build_program(&checkpoint)?;
+    let mut backend = CpuBackend::new(CpuConfig { isa, ..CpuConfig::default() })?;
+    let limits = Limits::measure(&ProbeConfig::default())?;
+    println!(
+        "{} kernels, {} threads; {:.1} GB/s of reads",
+        backend.isa(),
+        backend.threads(),
+        limits.read_bandwidth / 1e9
+    );
+    for (unit, peak) in &limits.peaks {
+        println!("{}: {:.2} T operations/s", unit.name(), peak / 1e12);
+    }
+    backend.load(&program, &checkpoint, &mut |_| {})?;
+    println!("load: {:.2} s, weights of {} MB", started.elapsed().as_secs_f64(), backend.weight_bytes() / 1_000_000);
+    let blocks_each = (context + DECODE_STEPS + 1).div_ceil(BLOCK);
+    backend.allocate_kv(BLOCK, &vec![1 + most * blocks_each; program.kv_groups.len()])?;
+
+    let mut bench = Bench { program, backend, limits, blocks_each };
+    bench.prefill(context)?;
+    for sequences in sequences {
+        bench.decode(sequences, context)?;
+    }
+    Ok(())
+}
+
+struct Bench {
+    program: Program,
+    backend: CpuBackend,
+    limits: Limits,
+    blocks_each: usize,
+}
+
+impl Bench {
+    fn prefill(&mut self, context: usize) -> Result<(), Box<dyn Error>> {
+        // The first of them touches the memory.
+        let mut times = Vec::new();
+        for _ in 0..=PREFILLS {
+            let mut time = Duration::ZERO;
+            for start in (0..context).step_by(CHUNK) {
+                time += self.step(&self.batch(1, start, CHUNK.min(context - start)))?;
+            }
+            times.push(time);
+        }
+        let (median, least) = spread(&mut times[1..]);
+        let speed = |seconds: f64| context as f64 / seconds;
+        println!("\nprefill of {context} tokens: {:.0} tokens/s, at best {:.0}", speed(median), speed(least));
+        let last = (context - 1) / CHUNK * CHUNK;
+        println!("its last step, of {} tokens:", context - last);
+        self.ops(&self.batch(1, last, context - last))
+    }
+
+    fn decode(&mut self, sequences: usize, context: usize) -> Result<(), Box<dyn Error>> {
+        let mut times = Vec::new();
+        for step in 0..=DECODE_STEPS {
+            times.push(self.step(&self.batch(sequences, context + step, 1))?);
+        }
+        let (median, least) = spread(&mut times[1..]);
+        let batch = self.batch(sequences, context, 1);
+        let need = Need::of_ops(&self.program, self.program.forward_ops(), &StepShape::of(&batch), &self.limits);
+        println!(
+            "\ndecode of {sequences}: {:.1} ms a step, at best {:.1}; {:.1} tokens/s; {:.0} % of the machine's limits",
+            median * 1e3,
+            least * 1e3,
+            sequences as f64 / median,
+            100.0 * need.seconds / median
+        );
+        self.ops(&batch)
+    }
+
+    fn step(&mut self, batch: &StepBatch) -> Result<Duration, Box<dyn Error>> {
+        let started = Instant::now();
+        self.backend.forward(batch)?;
+        Ok(started.elapsed())
+    }
+
+    /// A table of what the ops of a step take, by kind and shape, the dearest first.
+    fn ops(&mut self, batch: &StepBatch) -> Result<(), Box<dyn Error>> {
+        let (shape, all) = (StepShape::of(batch), self.program.forward_ops());
+        let mut kinds: Vec<Kind> = Vec::new();
+        let mut kind_of: Vec<usize> = Vec::new();
+        for (index, op) in all.iter().enumerate() {
+            let name = name(&self.program, op);
+            let kind = kinds.iter().position(|kind| kind.name == name).unwrap_or_else(|| {
+                kinds.push(Kind { name, ops: Vec::new(), times: Vec::new() });
+                kinds.len() - 1
+            });
+            kinds[kind].ops.push(index);
+            kind_of.push(kind);
+        }
+        kinds.push(Kind { name: "angles".into(), ops: Vec::new(), times: Vec::new() });
+        for _ in 0..PROFILES {
+            kinds.iter_mut().for_each(|kind| kind.times.push(Duration::ZERO));
+            for (op, time) in self.backend.profile(batch)? {
+                let kind = op.map_or(kinds.len() - 1, |op| kind_of[op]);
+                *kinds[kind].times.last_mut().expect("one was just added") += time;
+            }
+        }
+        let mut rows: Vec<(f64, &Kind)> = kinds.iter_mut().map(|kind| (spread(&mut kind.times).0, &*kind)).collect();
+        rows.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let total: f64 = rows.iter().map(|row| row.0).sum();
+        println!("{:<32} {:>5} {:>9} {:>6} {:>7} {:>8}", "op", "count", "ms", "%", "GB/s", "limit %");
+        for (seconds, kind) in rows {
+            let ops = kind.ops.iter().map(|&op| &all[op]);
+            let need = Need::of_ops(&self.program, ops, &shape, &self.limits);
+            println!(
+                "{:<32} {:>5} {:>9.3} {:>6.1} {:>7.1} {:>8.1}",
+                kind.name,
+                kind.ops.len(),
+                seconds * 1e3,
+                100.0 * seconds / total,
+                need.bytes / seconds / 1e9,
+                100.0 * need.seconds / seconds
+            );
+        }
+        Ok(())
+    }
+
+    /// `rows` tokens from position `start` of each sequence, the last of which is sampled.
+    fn batch(&self, sequences: usize, start: usize, rows: usize) -> StepBatch {
+        let (groups, blocks_each) = (self.program.kv_groups.len(), self.blocks_each);
+        let block = |s: usize, index: usize| (1 + s * blocks_each + index) as u32;
+        let slot = |s: usize, p: usize| block(s, p / BLOCK) * BLOCK as u32 + (p % BLOCK) as u32;
+        let tokens = (0..sequences).flat_map(|s| (start..start + rows).map(move |p| (s, p)));
+        let slots: Vec<u32> = tokens.clone().map(|(s, p)| slot(s, p)).collect();
+        let ids = (0..sequences).flat_map(|s| (0..blocks_each).map(move |index| block(s, index))).collect();
+        StepBatch {
+            token_ids: tokens.clone().map(|(s, p)| ((s * 131 + p * 17) % self.program.vocab_size) as u32).collect(),
+            positions: tokens.map(|(_, p)| p as u32).collect(),
+            slot_mapping: vec![slots; groups],
+            block_tables: vec![BlockTables { stride: blocks_each, ids }; groups],
+            query_start: (0..=sequences).map(|s| (s * rows) as u32).collect(),
+            seq_lens: vec![(start + rows) as u32; sequences],
+            sampled_rows: (1..=sequences).map(|s| (s * rows - 1) as u32).collect(),
+            slots: (0..sequences as u32).collect(),
+            pooled_rows: vec![],
+        }
+    }
+}
+
+/// Ops that are alike.
+struct Kind {
+    name: String,
+    /// Indices of ops.
+    ops: Vec<usize>,
+    /// Of all of them, by step.
+    times: Vec<Duration>,
+}
+
+/// An op's name, with the shape and the storage types of its weight.
+fn name(program: &Program, op: &Op) -> String {
+    let weight = match op {
+        Op::Linear(op) => op.weight,
+        Op::Logits(op) => op.weight,
+        _ => return op.name().into(),
+    };
+    let weight = &program.weights[weight.0];
+    let mut name = format!("{} {}x{}", op.name(), weight.rows, weight.cols);
+    let mut storages: Vec<_> = weight.parts.iter().map(|part| part.storage).collect();
+    storages.dedup();
+    for storage in storages {
+        write!(name, " {storage}").expect("a string takes all");
+    }
+    name
+}
+
+/// Median and least, in seconds.
+fn spread(times: &mut [Duration]) -> (f64, f64) {
+    times.sort_unstable();
+    (times[times.len() / 2].as_secs_f64(), times[0].as_secs_f64())
+}

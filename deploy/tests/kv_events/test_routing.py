@@ -1,0 +1,129 @@
+"""Two replicas behind a picker that follows their KV events: what a router that looks for prefixes gains by them.
+
+The picker does what the precise prefix scorer of the Gateway API inference extension does: it keeps which replica has which
+block, hashes a prompt's blocks itself, and sends it where the longest run of them is."""
+
+import contextlib
+import re
+import urllib.request
+
+
+from places import free_port
+from serving import until
+from subscriber import BLOCK, BlockStored, Subscriber, ask, chain, publishing, short
+
+# Prompts of six tenants, each with ten blocks of its own in front. One replica has room for three of them.
+TENANTS = 6
+PREFIX = 10 * BLOCK
+ROUNDS = 6
+BLOCKS = 45
+
+
+def prompt(tenant, question):
+    return [3 + tenant] * PREFIX + [20 + question, 40 + tenant] * 4
+
+
+def hits(server):
+    """Prompt tokens that the prefix cache had."""
+    with urllib.request.urlopen(server.url + "/metrics") as answer:
+        text = answer.read().decode()
+    return float(re.search(r"^vllm:prefix_cache_hits_total\{[^}]*\} (\S+)", text, re.MULTILINE).group(1))
+
+
+class RoundRobin:
+    def __init__(self, replicas):
+        self.replicas, self.turn = replicas, 0
+
+    def pick(self, tokens):
+        self.turn += 1
+        return self.turn % len(self.replicas)
+
+
+class Picker(RoundRobin):
+    """Where the longest prefix is; where there is none, whose turn it is."""
+
+    def __init__(self, replicas, ports):
+        super().__init__(replicas)
+        self.subscribers = [Subscriber(port) for port in ports]
+        self.known = [set() for _ in replicas]
+
+    def follow(self):
+        for subscriber, known in zip(self.subscribers, self.known):
+            for _, _, batch in subscriber.waiting():
+                for event in batch.events:
+                    if isinstance(event, BlockStored):
+                        known.update(event.block_hashes)
+                    else:
+                        known.difference_update(event.block_hashes)
+
+    def pick(self, tokens):
+        self.follow()
+        hashes = [short(digest) for digest in chain(tokens)]
+        lengths = [next((i for i, digest in enumerate(hashes) if digest not in known), len(hashes)) for known in self.known]
+        longest = max(lengths)
+        return lengths.index(longest) if longest else super().pick(tokens)
+
+    def subscribed(self):
+        """A subscription takes a moment to arrive: requests until a batch of each replica does."""
+        for replica, known in zip(self.replicas, self.known):
+            attempts = iter(range(3, 200))
+
+            def heard():
+                ask(replica, [250, next(attempts)] * BLOCK)
+                self.follow()
+                return known
+
+            until(heard, "nothing is published")
+
+    def close(self):
+        for subscriber in self.subscribers:
+            subscriber.close()
+
+
+@contextlib.contextmanager
+def two_replicas():
+    ports = [free_port(), free_port()]
+    flags = ["--num-gpu-blocks-override", str(BLOCKS), "--max-model-len", "256"]
+    with contextlib.ExitStack() as stack:
+        replicas = [stack.enter_context(publishing(*flags, endpoint=f"tcp://*:{port}")) for port in ports]
+        yield replicas, ports
+
+
+def share_of_prefixes_found(replicas, picker):
+    """Of the tokens of the prefixes, from the second round on."""
+    before = 0
+    for question in range(ROUNDS):
+        if question == 1:
+            before = sum(map(hits, replicas))
+        for tenant in range(TENANTS):
+            tokens = prompt(tenant, question)
+            ask(replicas[picker.pick(tokens)], tokens)
+    return (sum(map(hits, replicas)) - before) / ((ROUNDS - 1) * TENANTS * PREFIX)
+
+
+def test_prompts_go_where_their_prefix_is():
+    with two_replicas() as (replicas, ports):
+        picker = Picker(replicas, ports)
+        picker.subscribed()
+        assert share_of_prefixes_found(replicas, picker) > 0.95
+        # Each tenant's blocks are on one replica alone.
+        picker.follow()
+        for tenant in range(TENANTS):
+            first = short(chain(prompt(tenant, 0))[0])
+            assert sum(first in known for known in picker.known) == 1
+        picker.close()
+
+
+def test_without_the_events_each_replica_sees_them_all_and_keeps_none():
+    with two_replicas() as (replicas, _):
+        # An odd number of turns in a round, so that a tenant does not stay with a replica by chance.
+        picker = RoundRobin(replicas)
+        share = 0
+        for question in range(ROUNDS):
+            before = sum(map(hits, replicas))
+            for tenant in range(TENANTS):
+                tokens = prompt(tenant, question)
+                ask(replicas[picker.pick(tokens)], tokens)
+            picker.turn += 1
+            share = max(share, (sum(map(hits, replicas)) - before) / (TENANTS * PREFIX))
+        assert share < 0.5
