@@ -53,7 +53,6 @@ fn run(arguments: Vec<String>) -> Result<(), Box<dyn Error>> {
     }
     let most = sequences.iter().copied().max().unwrap_or(1);
 
-    let started = Instant::now();
     let checkpoint = Checkpoint::open(&path)?;
     let program = build_program(&checkpoint)?;
     let mut backend = CpuBackend::new(CpuConfig { isa, ..CpuConfig::default() })?;
@@ -67,6 +66,7 @@ fn run(arguments: Vec<String>) -> Result<(), Box<dyn Error>> {
     for (unit, peak) in &limits.peaks {
         println!("{}: {:.2} T operations/s", unit.name(), peak / 1e12);
     }
+    let started = Instant::now();
     backend.load(&program, &checkpoint, &mut |_| {})?;
     println!("load: {:.2} s, weights of {} MB", started.elapsed().as_secs_f64(), backend.weight_bytes() / 1_000_000);
     let blocks_each = (context + DECODE_STEPS + 1).div_ceil(BLOCK);

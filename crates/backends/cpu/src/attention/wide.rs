@@ -7,6 +7,12 @@ use super::plain::{FLOOR, Running, visible, whole};
 use super::{Block, KEYS, ROWS};
 use crate::kv::{BLOCK, CHUNK};
 
+/// Up to so many rows, which is so in decoding, memory is what takes the time: keys and values are asked for ahead.
+const FEW_ROWS: usize = 4;
+
+/// Blocks between the keys that are read and those that are asked for.
+const AHEAD: usize = 2;
+
 /// Attention of up to half of [`ROWS`], in f32.
 ///
 /// # Safety
@@ -63,7 +69,9 @@ macro_rules! walk {
             let blocks = tile * (KEYS / BLOCK)..((tile + 1) * (KEYS / BLOCK)).min(last / BLOCK + 1);
             keys.enter(crate::Isa::Avx512, blocks.clone());
             for (index, block) in blocks.clone().enumerate() {
-                $score(keys.block(block).0, &mut *weights, index * BLOCK);
+                // Values are wanted after all keys of the tile.
+                let ahead = (keys.block((block + AHEAD).min(blocks.end - 1)).0, keys.block(block).1);
+                $score(keys.block(block).0, ahead, &mut *weights, index * BLOCK);
             }
             let len = blocks.len() * BLOCK;
             let mut fades = [0.0; $rows];
@@ -107,7 +115,7 @@ unsafe fn rows<const R: usize>(block: Block<'_>) {
         walk!(
             block,
             R,
-            |keys, weights, at| score(&q, keys, weights, at),
+            |keys, _, weights, at| score(&q, keys, weights, at),
             |_: &[f32], _: &mut [u16; KEYS]| {},
             |values, weights, _: &[[u16; KEYS]; ROWS], at, fades: &[f32; R], count, out| gather(
                 values, weights, at, fades, count, out
@@ -127,7 +135,7 @@ unsafe fn rows_bf16<const R: usize>(block: Block<'_>) {
         walk!(
             block,
             R,
-            |keys, weights, at| score_bf16(&q, keys, weights, at),
+            |keys, ahead, weights, at| score_bf16(&q, keys, ahead, weights, at),
             |scores: &[f32], narrow: &mut [u16; KEYS]| narrow_weights(scores, narrow),
             |values, _: &[[f32; KEYS]; ROWS], narrow, at, fades: &[f32; R], count, out| gather_bf16(
                 values, narrow, at, fades, count, out
@@ -139,9 +147,20 @@ unsafe fn rows_bf16<const R: usize>(block: Block<'_>) {
 /// The rows' scores with the sixteen keys of a block, to `weights[..][at..]`: pairs of dimensions, one after the other.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn score_bf16<const R: usize>(q: &[&[u16]; R], keys: &[u32], weights: &mut [[f32; KEYS]; ROWS], at: usize) {
+unsafe fn score_bf16<const R: usize>(
+    q: &[&[u16]; R],
+    keys: &[u32],
+    (later_keys, values): (&[u32], &[u32]),
+    weights: &mut [[f32; KEYS]; ROWS],
+    at: usize,
+) {
     let mut sums = [_mm512_setzero_ps(); R];
     for (pair, words) in keys.as_chunks::<BLOCK>().0.iter().enumerate() {
+        if R <= FEW_ROWS {
+            let line = pair * BLOCK;
+            _mm_prefetch::<_MM_HINT_T0>(later_keys.as_ptr().wrapping_add(line).cast());
+            _mm_prefetch::<_MM_HINT_T0>(values.as_ptr().wrapping_add(line).cast());
+        }
         // SAFETY: a chunk is a register's worth of words; rows are as long as all pairs.
         unsafe {
             let words = pairs(_mm512_loadu_si512(words.as_ptr().cast()));
