@@ -3,7 +3,7 @@
 //!
 //! Prints the time to load, prompt tokens a second of a prefill in chunks of 512, and decode steps of so many sequences (1, 8
 //! and 32) that each have `CONTEXT` tokens (512); under each the ops by kind and shape, with the share of the machine's
-//! limits that they reach. An `ISA` of `auto` is the best there is; `MODEL` is the default model if it is not given.
+//! limits that they reach. `OCTAVO_CPU_ACTIVATION_BITS=8` is what `--cpu-activation-bits 8` is. An `ISA` of `auto` is the best there is; `MODEL` is the default model if it is not given.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -55,7 +55,8 @@ fn run(arguments: Vec<String>) -> Result<(), Box<dyn Error>> {
 
     let checkpoint = Checkpoint::open(&path)?;
     let program = build_program(&checkpoint)?;
-    let mut backend = CpuBackend::new(CpuConfig { isa, ..CpuConfig::default() })?;
+    let coarse_activations = std::env::var("OCTAVO_CPU_ACTIVATION_BITS").is_ok_and(|bits| bits == "8");
+    let mut backend = CpuBackend::new(CpuConfig { isa, coarse_activations, ..CpuConfig::default() })?;
     let limits = Limits::measure(&ProbeConfig::default())?;
     println!(
         "{} kernels, {} threads; {:.1} GB/s of reads",

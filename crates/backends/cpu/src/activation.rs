@@ -12,6 +12,8 @@ pub(crate) const TILE: usize = 16;
 pub(crate) struct Forms {
     /// Integers, for weights that are.
     pub(crate) quant: bool,
+    /// Of 8 bits, where there are integers.
+    pub(crate) coarse: bool,
     /// For tiles of bf16.
     pub(crate) bf16: bool,
 }
@@ -22,7 +24,7 @@ impl Forms {
     }
 
     pub(crate) fn and(self, other: Self) -> Self {
-        Self { quant: self.quant || other.quant, bf16: self.bf16 || other.bf16 }
+        Self { quant: self.quant || other.quant, coarse: self.coarse || other.coarse, bf16: self.bf16 || other.bf16 }
     }
 }
 
@@ -103,6 +105,8 @@ pub(crate) struct Rows {
 #[derive(Clone, Copy)]
 pub(crate) struct QuantRows<'a> {
     pub(crate) cols: usize,
+    /// Whether all low parts are zeros.
+    pub(crate) coarse: bool,
     codes: &'a [i8],
     scales: &'a [f32],
     sums: &'a [f32],
@@ -187,6 +191,7 @@ impl Rows {
         unsafe {
             QuantRows {
                 cols: self.cols,
+                coarse: self.forms.coarse,
                 codes: self.codes.all(),
                 scales: self.scales.all(),
                 sums: self.sums.all(),
@@ -227,7 +232,11 @@ impl Rows {
                     totals: self.totals.part(at, groups),
                 }
             };
-            isa.quantise(x, out);
+            if self.forms.coarse {
+                isa.quantise_coarsely(x, out);
+            } else {
+                isa.quantise(x, out);
+            }
         }
         if self.forms.bf16 {
             // SAFETY: as the caller promises.

@@ -138,12 +138,13 @@ impl Loaded {
 struct Planner<'a> {
     weights: &'a [Loaded],
     isa: Isa,
+    coarse: bool,
     plan: Plan,
 }
 
 impl Plan {
-    /// Of a program whose weights are loaded.
-    pub(crate) fn new(program: &Program, weights: &[Loaded], isa: Isa) -> Result<Self, BackendError> {
+    /// Of a program whose weights are loaded. `coarse`: activations that meet integers have 8 bits.
+    pub(crate) fn new(program: &Program, weights: &[Loaded], isa: Isa, coarse: bool) -> Result<Self, BackendError> {
         let plan = Self {
             stages: Vec::new(),
             ops: Vec::new(),
@@ -152,7 +153,7 @@ impl Plan {
             forms: vec![Forms::default(); program.buffers.len()],
             logits: None,
         };
-        let mut planner = Planner { weights, isa, plan };
+        let mut planner = Planner { weights, isa, coarse, plan };
         let ops = program.forward_ops();
         for (index, op) in ops.iter().enumerate() {
             let stage = planner.stage(op)?;
@@ -287,8 +288,8 @@ impl Planner<'_> {
         let kinds = self.weights[weight.0].matrix().into_iter().flat_map(|matrix| &matrix.parts);
         kinds.fold(Forms::default(), |forms, part| {
             forms.and(match part.layout.kind {
-                Kind::Quant(..) => Forms { quant: true, bf16: false },
-                Kind::Bf16 => Forms { quant: false, bf16: self.isa.multiplies_bf16() },
+                Kind::Quant(..) => Forms { quant: true, coarse: self.coarse, bf16: false },
+                Kind::Bf16 => Forms { bf16: self.isa.multiplies_bf16(), ..Forms::default() },
                 Kind::F16 | Kind::F32 => Forms::default(),
             })
         })

@@ -218,7 +218,8 @@ fn check_device(args: &ComposeArgs) -> Result<()> {
 
 fn cpu_backend(args: &ModelArgs) -> Result<CpuBackend> {
     let kv = kv_dtype(&args.kv_cache_dtype)?;
-    let config = CpuConfig { threads: args.cpu_threads.map(usize::from), isa: args.cpu_isa, kv };
+    let coarse_activations = args.cpu_activation_bits.as_deref() == Some("8");
+    let config = CpuConfig { threads: args.cpu_threads.map(usize::from), isa: args.cpu_isa, kv, coarse_activations };
     let backend = CpuBackend::new(config)?;
     info!("device: cpu, {} threads, {} kernels", backend.threads(), backend.isa());
     Ok(backend)

@@ -23,7 +23,7 @@ fn matrix(storage: StorageType, cols: usize) -> Matrix {
 /// The product of random rows with all of a matrix.
 fn product(isa: Isa, matrix: &Matrix, cols: usize, rows: usize) -> Vec<f32> {
     let mut rng = TestRng(4);
-    let mut input = Activation::new(cols, Forms { quant: cols.is_multiple_of(GROUP), bf16: true });
+    let mut input = Activation::new(cols, Forms { quant: cols.is_multiple_of(GROUP), coarse: false, bf16: true });
     let mut out = Activation::new(93, Forms::default());
     input.reserve(rows);
     out.reserve(rows);

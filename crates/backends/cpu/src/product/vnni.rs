@@ -65,10 +65,13 @@ unsafe fn packed_as<C: ReadCodes, S: ReadScales>(
     let panels = panels.map(|panel| Packed::<C, S>::new(panel, layout));
     // SAFETY: as the caller promises.
     unsafe {
-        match count {
-            1 => multiply::<_, 1>(panels, input, first, ahead, results),
-            2 => multiply::<_, 2>(panels, input, first, ahead, results),
-            _ => multiply::<_, BLOCK_ROWS>(panels, input, first, ahead, results),
+        match (count, input.coarse) {
+            (1, false) => multiply::<_, 1, false>(panels, input, first, ahead, results),
+            (2, false) => multiply::<_, 2, false>(panels, input, first, ahead, results),
+            (_, false) => multiply::<_, BLOCK_ROWS, false>(panels, input, first, ahead, results),
+            (1, true) => multiply::<_, 1, true>(panels, input, first, ahead, results),
+            (2, true) => multiply::<_, 2, true>(panels, input, first, ahead, results),
+            (_, true) => multiply::<_, BLOCK_ROWS, true>(panels, input, first, ahead, results),
         }
     }
 }
@@ -91,18 +94,26 @@ pub(super) unsafe fn unpacked(
     unsafe {
         if narrow {
             let panels = panels.map(|panel| Unpacked::<true>::new(panel, groups));
-            multiply::<_, BLOCK_ROWS>(panels, input, first, 0, results);
+            if input.coarse {
+                multiply::<_, BLOCK_ROWS, true>(panels, input, first, 0, results);
+            } else {
+                multiply::<_, BLOCK_ROWS, false>(panels, input, first, 0, results);
+            }
         } else {
             let panels = panels.map(|panel| Unpacked::<false>::new(panel, groups));
-            multiply::<_, BLOCK_ROWS>(panels, input, first, 0, results);
+            if input.coarse {
+                multiply::<_, BLOCK_ROWS, true>(panels, input, first, 0, results);
+            } else {
+                multiply::<_, BLOCK_ROWS, false>(panels, input, first, 0, results);
+            }
         }
     }
 }
 
-/// `ROWS` rows, from `first` on, times some panels.
+/// `ROWS` rows, from `first` on, times some panels. `COARSE`: the rows' low parts are zeros, and are not multiplied.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn multiply<P: Panel, const ROWS: usize>(
+unsafe fn multiply<P: Panel, const ROWS: usize, const COARSE: bool>(
     panels: [P; BLOCK_PANELS],
     input: &Quant<'_>,
     first: usize,
@@ -124,9 +135,9 @@ unsafe fn multiply<P: Panel, const ROWS: usize>(
             let (rows, stride) = (codes.as_ptr().add(group * 2 * GROUP), 2 * input.cols);
             let dots = if P::HALVES {
                 let totals = (totals.as_ptr().add(group), groups);
-                dots_of_halves::<P, ROWS>(panels, rows, stride, group, totals)
+                dots_of_halves::<P, ROWS, COARSE>(panels, rows, stride, group, totals)
             } else {
-                dots::<P, ROWS>(panels, rows, stride, group)
+                dots::<P, ROWS, COARSE>(panels, rows, stride, group)
             };
             for p in 0..BLOCK_PANELS {
                 let (scale, min) = panels[p].scales(group);
@@ -155,12 +166,15 @@ macro_rules! steps {
     ($panels:ident, $group:ident, $rows:ident, $stride:ident, $high:ident, $low:ident, $($step:literal)*) => {{$(
         for p in 0..BLOCK_PANELS {
             let codes = $panels[p].step($group, $step);
-            let shifted = if P::NARROW { _mm512_slli_epi16::<LOW_BITS>(codes) } else { codes };
+            let shifted = if P::NARROW && !COARSE { _mm512_slli_epi16::<LOW_BITS>(codes) } else { codes };
             for r in 0..ROWS {
                 let at = $rows.add(r * $stride).cast::<i32>();
                 let a = _mm512_set1_epi32(at.add($step).read_unaligned());
-                let b = _mm512_set1_epi32(at.add(STEPS + $step).read_unaligned());
                 $high[p][r] = _mm512_dpbusd_epi32($high[p][r], shifted, a);
+                if COARSE {
+                    continue;
+                }
+                let b = _mm512_set1_epi32(at.add(STEPS + $step).read_unaligned());
                 if P::NARROW {
                     $high[p][r] = _mm512_dpbusd_epi32($high[p][r], codes, b);
                 } else {
@@ -174,7 +188,7 @@ macro_rules! steps {
 /// The exact products of a group with the rows whose codes are `stride` bytes apart.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn dots<P: Panel, const ROWS: usize>(
+unsafe fn dots<P: Panel, const ROWS: usize, const COARSE: bool>(
     panels: [P; BLOCK_PANELS],
     rows: *const i8,
     stride: usize,
@@ -185,14 +199,14 @@ unsafe fn dots<P: Panel, const ROWS: usize>(
     const { assert!(STEPS == 8) };
     // SAFETY: as the caller promises; a group of a row has STEPS words of each part.
     unsafe { steps!(panels, group, rows, stride, high, low, 0 1 2 3 4 5 6 7) };
-    if P::NARROW { high } else { joined(high, low) }
+    if P::NARROW && !COARSE { high } else { joined(high, low) }
 }
 
 /// The same where halves have factors: the products of either half, less what its codes stand for too much, times the
 /// factor. `totals` of the rows' halves are so many apart.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn dots_of_halves<P: Panel, const ROWS: usize>(
+unsafe fn dots_of_halves<P: Panel, const ROWS: usize, const COARSE: bool>(
     panels: [P; BLOCK_PANELS],
     rows: *const i8,
     stride: usize,

@@ -77,6 +77,9 @@ per_isa! {
     /// even.
     fn quantise(x: &[f32], out: QuantRow<'_>);
 
+    /// The same with 8 bits: the low parts are zeros.
+    fn quantise_coarsely(x: &[f32], out: QuantRow<'_>);
+
     /// Rounds to bf16, ties to even.
     fn to_bf16(x: &[f32], out: &mut [u16]);
 

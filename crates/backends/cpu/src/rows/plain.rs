@@ -117,6 +117,16 @@ pub(super) fn rotate<const FMA: bool>(style: RopeStyle, head: &mut [f32], cos: &
 
 #[inline(always)]
 pub(super) fn quantise<const FMA: bool>(x: &[f32], out: QuantRow<'_>) {
+    quantised::<false>(x, out);
+}
+
+#[inline(always)]
+pub(super) fn quantise_coarsely<const FMA: bool>(x: &[f32], out: QuantRow<'_>) {
+    quantised::<true>(x, out);
+}
+
+#[inline(always)]
+fn quantised<const COARSE: bool>(x: &[f32], out: QuantRow<'_>) {
     const LARGEST: f32 = (127 << LOW_BITS) as f32;
     // All bits of what counts: one loop over a group is compiled to vectors, two over its halves are not.
     const FIRST_HALF: [i32; GROUP] = {
@@ -146,6 +156,7 @@ pub(super) fn quantise<const FMA: bool>(x: &[f32], out: QuantRow<'_>) {
             let code = round(x * inverse).1;
             let upper = code.wrapping_add(1 << (LOW_BITS - 1)) >> LOW_BITS;
             *high = upper as i8;
+            let code = if COARSE { upper << LOW_BITS } else { code };
             *low = code.wrapping_sub(upper << LOW_BITS) as i8;
             total = code.wrapping_add(total);
             first = (code & in_first).wrapping_add(first);
