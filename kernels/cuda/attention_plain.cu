@@ -1,0 +1,74 @@
+// Attention for every element type and head size, decode and prefill alike: a CTA a query and head, products in f32. It is the
+// path of f32 and of head sizes that the tensor-core kernels are not made for.
+#include "attention.h"
+
+constexpr u32 PLAIN_THREADS = 128;
+// Elements of the output that a thread sums: heads have up to 256.
+constexpr u32 PLAIN_ELEMENTS = 2;
+
+// The sequence that a row of q belongs to: the last one that starts at or before it.
+DEVICE u32 sequence_of(const AttentionParams& p, u32 row) {
+    u32 low = 0, high = p.sequences;
+    while (high - low > 1) {
+        const u32 middle = (low + high) / 2;
+        if (p.query_start[middle] <= row) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+// Grid: (tokens, q_heads). Keys are taken PLAIN_THREADS at a time, one a thread for the scores; then a thread sums its elements
+// of the output over them. Maximum, sum and output are carried along and rescaled when the maximum grows.
+template <class T>
+DEVICE void paged_attention(const AttentionParams& p) {
+    SHARED_ARRAY(float, query, PLAIN_ELEMENTS * PLAIN_THREADS);
+    SHARED_ARRAY(float, weights, PLAIN_THREADS);
+    SHARED_ARRAY(float, scratch, 32);
+    const u32 row = blockIdx.x, head = blockIdx.y, thread = threadIdx.x, size = p.head_size;
+    const u32 sequence = sequence_of(p, row);
+    const u32 length = p.seq_lens[sequence], later = p.query_start[sequence + 1] - row;
+    const u32 keys = length >= later ? length - later + 1 : 0;  // up to and with the query's own
+    const u32 first = keys ? first_key(p, keys - 1) : 0;
+    const u32 kv_head = head / (p.q_heads / p.kv_heads);
+    const u32* blocks = p.block_table + (u64)sequence * p.table_stride;
+    const Cache<T> k(p, p.k_cache, blocks, kv_head, size), v(p, p.v_cache, blocks, kv_head, size);
+
+    const u64 at = ((u64)row * p.q_heads + head) * size;
+    for (u32 i = thread; i < size; i += PLAIN_THREADS) query[i] = to_float(((const T*)p.q)[at + i]);
+    __syncthreads();
+
+    float largest = LOWEST, sum = 0.0f, out[PLAIN_ELEMENTS] = {};
+    for (u32 start = first; start < keys; start += PLAIN_THREADS) {
+        const u32 key = start + thread;
+        float score = minus_infinity();
+        if (key < keys) {
+            const T* vector = k.at(key);
+            float product = 0.0f;
+            for (u32 i = 0; i < size; ++i) product += query[i] * to_float(vector[i]);
+            score = score_of(p, product);
+        }
+        const float next = fmaxf(largest, block_max(score, scratch));
+        const float shrink = exp2_fast(largest - next), weight = exp2_fast(score - next);
+        largest = next;
+        sum = sum * shrink + weight;
+        weights[thread] = weight;
+        __syncthreads();
+        const u32 count = min(PLAIN_THREADS, keys - start);
+        for (u32 e = 0; e < PLAIN_ELEMENTS; ++e) {
+            const u32 element = thread + e * PLAIN_THREADS;
+            if (element >= size) break;
+            out[e] *= shrink;
+            for (u32 i = 0; i < count; ++i) out[e] += weights[i] * to_float(v.at(start + i)[element]);
+        }
+        // The barriers of the next block_max come before weights are written again.
+    }
+    sum = block_sum(sum, scratch);
+    const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+    for (u32 e = 0; e < PLAIN_ELEMENTS; ++e) {
+        const u32 element = thread + e * PLAIN_THREADS;
+        if (element < size) ((T*)p.out)[at + element] = from_float<T>(out[e] * inverse);
+    }
+}

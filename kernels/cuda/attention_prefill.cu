@@ -1,0 +1,189 @@
+// Prefill attention over the paged cache, on the tensor cores of sm_80 and later: sequences of many queries, of any lengths, each
+// at its offset in its sequence. The scheme is FlashAttention-2's: a CTA holds 64 queries of one head, 16 a warp, and walks over
+// the keys in tiles; scores never leave registers. Keys of the next tile travel while this one's values are multiplied,
+// values while its keys are.
+//
+// Tiles of keys begin at multiples of their size, and a tile that a query sees nothing of changes nothing of it: its result
+// is the same, bit for bit, however its sequence is cut into chunks. A value that is NaN spoils the queries of its tile of
+// queries that come before it too (0 · NaN), not those of other tiles.
+#include "attention.h"
+
+constexpr u32 PREFILL_THREADS = 128;
+
+// One warp's share: 16 queries. Of the fragments, a lane holds the rows `lane / 4` and 8 further.
+template <class T, int D>
+struct PrefillWarp {
+    static constexpr u32 KEYS = D > 128 ? 32 : 64;  // of a tile
+    static constexpr u32 STRIDE = D + 8;            // of a row in shared memory: rows begin in different banks
+    // Queries of large heads would not fit into registers beside the output; they stay in shared memory.
+    static constexpr bool Q_IN_REGISTERS = D <= 128;
+
+    u32 q[Q_IN_REGISTERS ? D / 16 : 1][4];
+    float scores[KEYS / 8][4];
+    float out[D / 8][4] = {};
+    float largest[2] = {LOWEST, LOWEST};
+    float sum[2] = {};  // this lane's columns only
+
+    static DEVICE u32 query(u32 half) { return warp_id() * 16 + lane_id() / 4 + 8 * half; }
+
+    DEVICE void load_queries(const T* input, u64 stride, u32 queries) {
+#pragma unroll
+        for (u32 k = 0; k < D / 16; ++k) {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                const u32 row = query(i % 2), column = k * 16 + lane_id() % 4 * 2 + i / 2 * 8;
+                q[k][i] = row < queries ? *(const u32*)(input + row * stride + column) : 0;
+            }
+        }
+    }
+
+    // scores = q · keysᵀ.
+    DEVICE void multiply_keys(const T* keys, const T* queries) {
+        const u32 lane = lane_id();
+#pragma unroll
+        for (u32 n = 0; n < KEYS / 8; ++n) {
+            for (u32 i = 0; i < 4; ++i) scores[n][i] = 0.0f;
+        }
+#pragma unroll
+        for (u32 k = 0; k < D / 16; ++k) {
+            u32 a[4], b[4];
+            if constexpr (Q_IN_REGISTERS) {
+                for (u32 i = 0; i < 4; ++i) a[i] = q[k][i];
+            } else {
+                ldmatrix_x4(a, queries + (warp_id() * 16 + lane % 16) * STRIDE + k * 16 + lane / 16 * 8);
+            }
+#pragma unroll
+            for (u32 n = 0; n < KEYS / 16; ++n) {
+                // Two tiles of eight keys: the lower and the upper half of the 16 columns of each.
+                ldmatrix_x4(b, keys + (n * 16 + lane % 8 + lane / 16 * 8) * STRIDE + k * 16 + lane / 8 % 2 * 8);
+                mma_m16n8k16(scores[2 * n], a, b, T());
+                mma_m16n8k16(scores[2 * n + 1], a, b + 2, T());
+            }
+        }
+    }
+
+    // Turns scores into weights relative to the new maximum, which sum and output follow.
+    DEVICE void soften(const AttentionParams& p, const PrefillTile& tile, u32 key) {
+        const bool all = tile.all_see(p, key, KEYS);
+        float next[2] = {largest[0], largest[1]};
+#pragma unroll
+        for (u32 n = 0; n < KEYS / 8; ++n) {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                const bool seen = all || tile.sees(p, query(i / 2), key + n * 8 + lane_id() % 4 * 2 + i % 2);
+                scores[n][i] = seen ? score_of(p, scores[n][i]) : minus_infinity();
+                next[i / 2] = fmaxf(next[i / 2], scores[n][i]);
+            }
+        }
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+            next[half] = warp_max<4>(next[half]);
+            const float shrink = exp2_fast(largest[half] - next[half]);
+            largest[half] = next[half];
+            sum[half] *= shrink;
+#pragma unroll
+            for (u32 n = 0; n < D / 8; ++n) {
+                out[n][2 * half] *= shrink;
+                out[n][2 * half + 1] *= shrink;
+            }
+        }
+#pragma unroll
+        for (u32 n = 0; n < KEYS / 8; ++n) {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                scores[n][i] = exp2_fast(scores[n][i] - largest[i / 2]);
+                sum[i / 2] += scores[n][i];
+            }
+        }
+    }
+
+    // out += weights · values. The sums of scores lie in registers as the left factor of a product is wanted.
+    DEVICE void multiply_values(const T* values) {
+        const u32 lane = lane_id();
+#pragma unroll
+        for (u32 k = 0; k < KEYS / 16; ++k) {
+            u32 a[4], b[4];
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                const float* pair = &scores[2 * k + i / 2][i % 2 * 2];
+                a[i] = pack_pair<T>(pair[0], pair[1]);
+            }
+#pragma unroll
+            for (u32 n = 0; n < D / 16; ++n) {
+                ldmatrix_x4_trans(b, values + (k * 16 + lane % 16) * STRIDE + n * 16 + lane / 16 * 8);
+                mma_m16n8k16(out[2 * n], a, b, T());
+                mma_m16n8k16(out[2 * n + 1], a, b + 2, T());
+            }
+        }
+    }
+
+    DEVICE void store_output(T* output, u64 stride, u32 queries) const {
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+            const float total = warp_sum<4>(sum[half]), inverse = total > 0.0f ? 1.0f / total : 0.0f;
+            if (query(half) >= queries) continue;
+            T* row = output + query(half) * stride + lane_id() % 4 * 2;
+#pragma unroll
+            for (u32 n = 0; n < D / 8; ++n) {
+                *(u32*)(row + n * 8) = pack_pair<T>(out[n][2 * half] * inverse, out[n][2 * half + 1] * inverse);
+            }
+        }
+    }
+};
+
+// Starts the copy of ROWS rows of D elements, of which row r begins at `row(r)`; rows outside begin .. end are zeros.
+template <u32 ROWS, int D, class T, class Row>
+DEVICE void copy_rows(T* shared, u32 begin, u32 end, Row row) {
+    constexpr u32 PIECES = D / WIDE<T>;
+#pragma unroll
+    for (u32 i = threadIdx.x; i < ROWS * PIECES; i += PREFILL_THREADS) {
+        const u32 r = i / PIECES, column = i % PIECES * WIDE<T>;
+        const bool valid = r >= begin && r < end;
+        // What is not valid is not read, but its address must be one.
+        cp_async_16(shared + r * (D + 8) + column, row(valid ? r : begin) + column, valid);
+    }
+    cp_async_commit();
+}
+
+// Grid: (the plan's tiles, q_heads).
+template <class T, int D>
+DEVICE void paged_prefill(const AttentionParams& p) {
+    using Warp = PrefillWarp<T, D>;
+    DYNAMIC_SHARED(memory);
+    T* const keys = (T*)memory;
+    T* const values = keys + Warp::KEYS * Warp::STRIDE;
+    T* const queries = values + Warp::KEYS * Warp::STRIDE;  // of large heads only
+    const PrefillTile tile(p, blockIdx.x);
+    const u32 head = blockIdx.y, kv_head = head / (p.q_heads / p.kv_heads);
+    const Cache<T> k(p, p.k_cache, tile.blocks, kv_head, D), v(p, p.v_cache, tile.blocks, kv_head, D);
+    const u64 stride = (u64)p.q_heads * D, at = tile.row * stride + head * D;
+    const T* q = (const T*)p.q + at;
+
+    Warp warp;
+    if constexpr (Warp::Q_IN_REGISTERS) {
+        warp.load_queries(q, stride, tile.queries);
+    } else {
+        copy_rows<PrefillTile::QUERIES, D>(queries, 0, tile.queries, [&](u32 r) { return q + r * stride; });
+    }
+    const u32 begin = tile.first / Warp::KEYS * Warp::KEYS;
+    const auto copy_tile = [&](T* shared, const Cache<T>& cache, u32 key) {
+        // A tile beyond the last one is an empty group: the waits below count groups.
+        if (key >= tile.keys) return cp_async_commit();
+        // What no query sees is not read: it may belong to others, and no weight makes a NaN vanish.
+        copy_rows<Warp::KEYS, D>(shared, tile.begin_in(key), tile.keys - key, [&](u32 r) { return cache.at(key + r); });
+    };
+    copy_tile(keys, k, begin);
+    for (u32 key = begin; key < tile.keys; key += Warp::KEYS) {
+        cp_async_wait<0>();
+        __syncthreads();
+        copy_tile(values, v, key);
+        warp.multiply_keys(keys, queries);
+        __syncthreads();
+        copy_tile(keys, k, key + Warp::KEYS);
+        warp.soften(p, tile, key);
+        cp_async_wait<1>();
+        __syncthreads();
+        warp.multiply_values(values);
+    }
+    warp.store_output((T*)p.out + at, stride, tile.queries);
+}

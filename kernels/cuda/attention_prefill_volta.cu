@@ -1,0 +1,176 @@
+// Prefill attention on the tensor cores of Volta, in f16: the scheme of attention_prefill.cu with what sm_70 has. There is no
+// cp.async (tiles go through registers), no ldmatrix (fragments are plain loads), and m8n8k4 gives sums in another layout
+// than it takes factors in, so weights pass through shared memory.
+//
+// One instruction is four products of 8x8x4. Here they are the quarters of a 16x16x4: product q (lanes with lane / 4 % 4 == q)
+// is rows 8 * (q / 2) and columns 8 * (q % 2).
+#include "attention.h"
+
+constexpr u32 VOLTA_THREADS = 128;
+constexpr u32 VOLTA_KEYS = 32;  // of a tile
+
+template <int D>
+struct VoltaWarp {
+    static constexpr u32 STRIDE = D + 8;           // of a row of queries, keys or values in shared memory
+    static constexpr u32 WEIGHTS = VOLTA_KEYS + 8; // of a row of weights
+
+    float scores[VOLTA_KEYS / 16][8];
+    float out[D / 16][8] = {};
+    float largest[2] = {LOWEST, LOWEST};
+    float sum[2] = {};  // this lane's columns only
+
+    // Of the left factor's rows, and of the right factor's columns, the one whose fragment the lane holds.
+    static DEVICE u32 fragment() { return lane_id() % 4 + lane_id() / 16 * 4; }
+    static DEVICE u32 row_half() { return lane_id() / 8 % 2 * 8; }
+    static DEVICE u32 column_half() { return lane_id() / 4 % 2 * 8; }
+    // Where element i of a sum lies in its 16x16.
+    static DEVICE u32 row(u32 i) { return row_half() + lane_id() % 2 + (i & 2) + lane_id() / 16 * 4; }
+    static DEVICE u32 column(u32 i) { return column_half() + (i & 4) + (lane_id() & 2) + (i & 1); }
+    static DEVICE u32 query(u32 i) { return warp_id() * 16 + row(i); }
+
+    DEVICE void multiply_keys(const f16* queries, const f16* keys) {
+#pragma unroll
+        for (u32 n = 0; n < VOLTA_KEYS / 16; ++n) {
+            for (u32 i = 0; i < 8; ++i) scores[n][i] = 0.0f;
+        }
+        const f16* left = queries + (warp_id() * 16 + row_half() + fragment()) * STRIDE;
+        const f16* right = keys + (column_half() + fragment()) * STRIDE;
+#pragma unroll
+        for (u32 k = 0; k < D; k += 8) {
+            const Vec<u32, 4> a = load<4>((const u32*)(left + k));
+#pragma unroll
+            for (u32 n = 0; n < VOLTA_KEYS / 16; ++n) {
+                const Vec<u32, 4> b = load<4>((const u32*)(right + n * 16 * STRIDE + k));
+                mma_m8n8k4_row_col(scores[n], a.x, b.x);
+                mma_m8n8k4_row_col(scores[n], a.x + 2, b.x + 2);
+            }
+        }
+    }
+
+    // Turns scores into weights relative to the new maximum, which sum and output follow. The lanes that differ in bits 1 and 2
+    // of their number hold columns of the same rows: of those that elements i with bit 1 clear, or set, lie in.
+    DEVICE void soften(const AttentionParams& p, const PrefillTile& tile, u32 key) {
+        const bool all = tile.all_see(p, key, VOLTA_KEYS);
+        float next[2] = {largest[0], largest[1]};
+#pragma unroll
+        for (u32 n = 0; n < VOLTA_KEYS / 16; ++n) {
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) {
+                const bool seen = all || tile.sees(p, query(i), key + n * 16 + column(i));
+                scores[n][i] = seen ? score_of(p, scores[n][i]) : minus_infinity();
+                next[i / 2 % 2] = fmaxf(next[i / 2 % 2], scores[n][i]);
+            }
+        }
+        float shrink[2];
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+            next[half] = fmaxf(next[half], __shfl_xor_sync(ALL_LANES, next[half], 2));
+            next[half] = fmaxf(next[half], __shfl_xor_sync(ALL_LANES, next[half], 4));
+            shrink[half] = exp2_fast(largest[half] - next[half]);
+            largest[half] = next[half];
+            sum[half] *= shrink[half];
+        }
+#pragma unroll
+        for (u32 n = 0; n < D / 16; ++n) {
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) out[n][i] *= shrink[i / 2 % 2];
+        }
+#pragma unroll
+        for (u32 n = 0; n < VOLTA_KEYS / 16; ++n) {
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) {
+                scores[n][i] = exp2_fast(scores[n][i] - largest[i / 2 % 2]);
+                sum[i / 2 % 2] += scores[n][i];
+            }
+        }
+    }
+
+    // out += weights · values; `weights` is shared memory of the warp.
+    DEVICE void multiply_values(f16* weights, const f16* values) {
+#pragma unroll
+        for (u32 n = 0; n < VOLTA_KEYS / 16; ++n) {
+#pragma unroll
+            for (u32 i = 0; i < 8; i += 2) {
+                u32* pair = (u32*)(weights + row(i) * WEIGHTS + n * 16 + column(i));
+                *pair = pack_pair<f16>(scores[n][i], scores[n][i + 1]);
+            }
+        }
+        __syncwarp();
+        const f16* left = weights + (row_half() + fragment()) * WEIGHTS;
+        const f16* right = values + lane_id() % 4 * STRIDE + column_half() + lane_id() / 16 * 4;
+#pragma unroll
+        for (u32 k = 0; k < VOLTA_KEYS; k += 4) {
+            const Vec<u32, 2> a = load<2>((const u32*)(left + k));
+#pragma unroll
+            for (u32 n = 0; n < D / 16; ++n) {
+                const Vec<u32, 2> b = load<2>((const u32*)(right + k * STRIDE + n * 16));
+                mma_m8n8k4_row_row(out[n], a.x, b.x);
+            }
+        }
+    }
+
+    DEVICE void store_output(f16* output, u64 stride, u32 queries) const {
+        float inverse[2];
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+            float total = sum[half];
+            total += __shfl_xor_sync(ALL_LANES, total, 2);
+            total += __shfl_xor_sync(ALL_LANES, total, 4);
+            inverse[half] = total > 0.0f ? 1.0f / total : 0.0f;
+        }
+#pragma unroll
+        for (u32 n = 0; n < D / 16; ++n) {
+#pragma unroll
+            for (u32 i = 0; i < 8; i += 2) {
+                if (query(i) >= queries) continue;
+                const float scale = inverse[i / 2 % 2];
+                *(u32*)(output + query(i) * stride + n * 16 + column(i)) =
+                    pack_pair<f16>(out[n][i] * scale, out[n][i + 1] * scale);
+            }
+        }
+    }
+};
+
+// ROWS rows of D elements, of which row r begins at `row(r)`; rows outside begin .. end are zeros.
+template <u32 ROWS, int D, class Row>
+DEVICE void copy_rows(f16* shared, u32 begin, u32 end, Row row) {
+    constexpr u32 PIECES = D / 8;
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < ROWS * PIECES; i += VOLTA_THREADS) {
+        const u32 r = i / PIECES, column = i % PIECES * 8;
+        Vec<f16, 8> piece = {};
+        if (r >= begin && r < end) piece = load<8>(row(r) + column);
+        store(shared + r * (D + 8) + column, piece);
+    }
+}
+
+// Grid: (the plan's tiles, q_heads).
+template <int D>
+DEVICE void paged_prefill_volta(const AttentionParams& p) {
+    using Warp = VoltaWarp<D>;
+    DYNAMIC_SHARED(memory);
+    f16* const queries = (f16*)memory;
+    f16* const keys = queries + PrefillTile::QUERIES * Warp::STRIDE;
+    f16* const values = keys + VOLTA_KEYS * Warp::STRIDE;
+    f16* const weights = values + VOLTA_KEYS * Warp::STRIDE + warp_id() * 16 * Warp::WEIGHTS;
+    const PrefillTile tile(p, blockIdx.x);
+    const u32 head = blockIdx.y, kv_head = head / (p.q_heads / p.kv_heads);
+    const Cache<f16> k(p, p.k_cache, tile.blocks, kv_head, D), v(p, p.v_cache, tile.blocks, kv_head, D);
+    const u64 stride = (u64)p.q_heads * D, at = tile.row * stride + head * D;
+    const f16* q = (const f16*)p.q + at;
+
+    copy_rows<PrefillTile::QUERIES, D>(queries, 0, tile.queries, [&](u32 r) { return q + r * stride; });
+    Warp warp;
+    for (u32 key = tile.first / VOLTA_KEYS * VOLTA_KEYS; key < tile.keys; key += VOLTA_KEYS) {
+        // What no query sees is not read: it may belong to others, and no weight makes a NaN vanish.
+        const u32 begin = tile.begin_in(key), end = tile.keys - key;
+        copy_rows<VOLTA_KEYS, D>(keys, begin, end, [&](u32 r) { return k.at(key + r); });
+        copy_rows<VOLTA_KEYS, D>(values, begin, end, [&](u32 r) { return v.at(key + r); });
+        __syncthreads();
+        warp.multiply_keys(queries, keys);
+        warp.soften(p, tile, key);
+        warp.multiply_values(weights, values);
+        __syncthreads();
+    }
+    warp.store_output((f16*)p.out + at, stride, tile.queries);
+}

@@ -1,0 +1,51 @@
+// Dense matrix product for at most ROWS rows: every weight is read once, in loads of 16 bytes, at the speed of memory.
+//
+// A warp computes OUTPUTS neighbouring outputs of all rows. A lane sums over its pieces of 16 bytes in order, then the lanes are
+// summed in one fixed order: neither ROWS nor what the other rows hold changes a row's bits.
+#include "linear.h"
+
+template <class T, class O, int ROWS>
+DEVICE void gemv(const LinearParams& p) {
+    constexpr u32 OUTPUTS = 2;
+    // Loads of weights that are under way at once, in each lane, for each output.
+    constexpr u32 AHEAD = ROWS <= 4 ? 4 : 2;
+    constexpr u32 LANE = WIDE<T>, STEP = 32 * LANE;
+    const u32 n0 = (blockIdx.x * (blockDim.x / 32) + warp_id()) * OUTPUTS;
+    if (n0 >= p.n) return;
+
+    const T* weight[OUTPUTS];
+#pragma unroll
+    for (u32 j = 0; j < OUTPUTS; ++j) weight[j] = (const T*)p.weight + (u64)min(n0 + j, p.n - 1) * p.k;
+
+    float sums[ROWS][OUTPUTS] = {};
+    for (u32 k0 = lane_id() * LANE; k0 < p.k; k0 += AHEAD * STEP) {
+        Vec<T, WIDE<T>> w[AHEAD][OUTPUTS];
+#pragma unroll
+        for (u32 ahead = 0; ahead < AHEAD; ++ahead)
+#pragma unroll
+            for (u32 j = 0; j < OUTPUTS; ++j)
+                if (k0 + ahead * STEP < p.k) w[ahead][j] = load_once(weight[j] + k0 + ahead * STEP);
+#pragma unroll
+        for (u32 ahead = 0; ahead < AHEAD; ++ahead) {
+            const u32 k = k0 + ahead * STEP;
+            if (k >= p.k) break;
+#pragma unroll
+            for (u32 i = 0; i < ROWS; ++i) {
+                // Rows beyond the last are computed as the last, and not written.
+                Vec<T, WIDE<T>> x = load<WIDE<T>>((const T*)p.input + (u64)min(i, p.m - 1) * p.k + k);
+#pragma unroll
+                for (u32 e = 0; e < LANE; ++e)
+#pragma unroll
+                    for (u32 j = 0; j < OUTPUTS; ++j)
+                        sums[i][j] = fmaf(to_float(x.x[e]), to_float(w[ahead][j].x[e]), sums[i][j]);
+            }
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < ROWS; ++i)
+#pragma unroll
+        for (u32 j = 0; j < OUTPUTS; ++j) {
+            float sum = warp_sum(sums[i][j]);
+            if (lane_id() == (i * OUTPUTS + j) % 32) write_output<O>(p, i, n0 + j, sum);
+        }
+}

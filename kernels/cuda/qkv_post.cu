@@ -1,0 +1,91 @@
+// What follows the fused qkv projection, in one kernel: split, RMS norm of q and k, rotary embedding, write to the paged cache.
+#include "gpu.h"
+
+constexpr u32 QKV_POST_WARPS = 4;
+constexpr u32 MAX_HEAD_SIZE = 256;
+
+// The sum of squares of `cols` elements, by a warp.
+template <int N, class T>
+DEVICE float sum_of_squares(const T* x, u32 cols) {
+    float sum = 0.0f;
+    for (u32 c = lane_id() * N; c < cols; c += 32 * N) {
+        Vec<T, N> v = load<N>(x + c);
+#pragma unroll
+        for (int i = 0; i < N; ++i) sum += to_float(v.x[i]) * to_float(v.x[i]);
+    }
+    return warp_sum(sum);
+}
+
+// Element `i` of the head `x` after its pair has been turned by the angle of the token's position.
+DEVICE float rotated(const QkvPostParams& p, const float* x, u32 i, const float* cosine, const float* sine) {
+    if (i >= p.rotary_dim) return x[i];
+    const u32 half = p.rotary_dim / 2;
+    if (p.rope_interleaved) {
+        float c = cosine[i / 2], s = sine[i / 2];
+        return i % 2 == 0 ? x[i] * c - x[i + 1] * s : x[i] * c + x[i - 1] * s;
+    }
+    return i < half ? x[i] * cosine[i] - x[i + half] * sine[i] : x[i] * cosine[i - half] + x[i - half] * sine[i - half];
+}
+
+// One head by one warp. `part` is the whole row of q, k or v that the head is number `head` of, `weight` its norm's, or null;
+// `x` is shared memory of the warp, because the two elements of a pair may belong to different lanes.
+template <int N, class T>
+DEVICE void post_head(const QkvPostParams& p, T* out, const T* part, u32 head, u32 heads, const float* weight, bool rotate,
+                      float* x) {
+    const T* input = part + head * p.head_size;
+    float inverse = 0.0f;
+    if (weight) {
+        const u32 cols = p.norm_whole_row ? heads * p.head_size : p.head_size;
+        inverse = rsqrtf(sum_of_squares<N>(p.norm_whole_row ? part : input, cols) / cols + p.eps);
+        if (p.norm_whole_row) weight += head * p.head_size;
+    }
+    for (u32 c = lane_id() * N; c < p.head_size; c += 32 * N) {
+        Vec<T, N> v = load<N>(input + c);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            float value = to_float(v.x[i]);
+            x[c + i] = weight ? value * inverse * (weight[c + i] + p.weight_offset) : value;
+        }
+    }
+    __syncwarp();
+    const u64 angles = rotate ? (u64)p.positions[blockIdx.x] * (p.rotary_dim / 2) : 0;
+    for (u32 c = lane_id() * N; c < p.head_size; c += 32 * N) {
+        Vec<T, N> v;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            v.x[i] = from_float<T>(rotate ? rotated(p, x, c + i, p.cosine + angles, p.sine + angles) : x[c + i]);
+        }
+        store(out + c, v);
+    }
+}
+
+// Grid: (tokens, heads of q, k and v by QKV_POST_WARPS). A warp a head.
+template <class T>
+DEVICE void qkv_post(const QkvPostParams& p) {
+    SHARED_ARRAY(float, heads, QKV_POST_WARPS * MAX_HEAD_SIZE);
+    const u32 token = blockIdx.x, number = blockIdx.y * QKV_POST_WARPS + warp_id();
+    if (number >= p.q_heads + 2 * p.kv_heads) return;
+    const bool is_q = number < p.q_heads, is_v = number >= p.q_heads + p.kv_heads;
+    const u32 first = is_q ? 0 : is_v ? p.q_heads + p.kv_heads : p.q_heads;
+    const u32 head = number - first;
+
+    T* out;
+    if (is_q) {
+        out = (T*)p.q + ((u64)token * p.q_heads + head) * p.head_size;
+    } else {
+        const u32 slot = p.slots[token];
+        if (slot == NO_SLOT) return;
+        out = (T*)(is_v ? p.v_cache : p.k_cache) + slot / KV_BLOCK * p.block_stride +
+              (slot % KV_BLOCK * p.kv_heads + head) * p.head_size;
+    }
+    const T* part = (const T*)p.qkv + ((u64)token * (p.q_heads + 2 * p.kv_heads) + first) * p.head_size;
+    const float* weight = is_q ? p.q_weight : is_v ? nullptr : p.k_weight;
+    const bool rotate = !is_v && p.cosine;
+    float* x = heads + warp_id() * MAX_HEAD_SIZE;
+    // Eight bytes a lane: a head of 128 keeps every lane of its warp busy.
+    if (p.head_size % 4 == 0) {
+        post_head<4>(p, out, part, head, is_q ? p.q_heads : p.kv_heads, weight, rotate, x);
+    } else {
+        post_head<1>(p, out, part, head, is_q ? p.q_heads : p.kv_heads, weight, rotate, x);
+    }
+}

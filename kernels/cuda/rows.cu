@@ -1,0 +1,174 @@
+// Kernels that work row by row: embedding, norm, gated activation, gather; and the copy of whole KV blocks. All of them are bound
+// by memory: what matters is that loads are 16 bytes wide and that nothing is read twice.
+//
+// Rows are moved N elements at a time: 16 bytes where a row is a multiple of that, else one element.
+#include "gpu.h"
+
+// ------------------------------------------------------------------------------------------- embedding
+
+template <int N, class T>
+DEVICE void scale_row(T* out, const T* input, u32 cols, float scale) {
+    for (u32 c = threadIdx.x * N; c < cols; c += blockDim.x * N) {
+        Vec<T, N> x = load<N>(input + c);
+#pragma unroll
+        for (int i = 0; i < N; ++i) x.x[i] = from_float<T>(to_float(x.x[i]) * scale);
+        store(out + c, x);
+    }
+}
+
+// Grid: a CTA a token.
+template <class T>
+DEVICE void embed(const EmbedParams& p) {
+    const T* row = (const T*)p.table + (u64)p.ids[blockIdx.x] * p.cols;
+    T* out = (T*)p.out + (u64)blockIdx.x * p.cols;
+    if (p.cols % WIDE<T> == 0) {
+        scale_row<WIDE<T>>(out, row, p.cols, p.scale);
+    } else {
+        scale_row<1>(out, row, p.cols, p.scale);
+    }
+}
+
+// ------------------------------------------------------------------------------------------- norm
+
+constexpr bool RMS = false;
+constexpr bool LAYER = true;
+
+// N floats, which are aligned as 16 bytes if there are four or more.
+template <int N>
+DEVICE void load_floats(float* out, const float* address) {
+    if constexpr (N % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            Vec<float, 4> x = load<4>(address + i);
+            for (int j = 0; j < 4; ++j) out[i + j] = x.x[j];
+        }
+    } else {
+        for (int i = 0; i < N; ++i) out[i] = address[i];
+    }
+}
+
+// The row, after the residual has been added and stored, lies in `row` as f32; each thread reads back what it wrote itself.
+template <int N, bool IS_LAYER, class T>
+DEVICE void norm_row(const NormParams& p, T* out, const T* input, T* residual, float* row, float* scratch) {
+    const u32 first = threadIdx.x * N, step = blockDim.x * N;
+    float sum = 0.0f;
+    for (u32 c = first; c < p.cols; c += step) {
+        Vec<T, N> x = load<N>(input + c);
+        if (residual) {
+            Vec<T, N> old = load<N>(residual + c);
+#pragma unroll
+            for (int i = 0; i < N; ++i) x.x[i] = from_float<T>(to_float(old.x[i]) + to_float(x.x[i]));
+            store(residual + c, x);
+        }
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            float value = to_float(x.x[i]);
+            row[c + i] = value;
+            sum += IS_LAYER ? value : value * value;
+        }
+    }
+    float mean = 0.0f, variance = block_sum(sum, scratch) / p.cols;
+    if constexpr (IS_LAYER) {
+        // The variance in a second pass: E[x²] − E[x]² would cancel where the mean is large.
+        mean = variance;
+        float squares = 0.0f;
+        for (u32 c = first; c < p.cols; c += step) {
+#pragma unroll
+            for (int i = 0; i < N; ++i) squares += (row[c + i] - mean) * (row[c + i] - mean);
+        }
+        variance = block_sum(squares, scratch) / p.cols;
+    }
+    const float inverse = rsqrtf(variance + p.eps);
+    for (u32 c = first; c < p.cols; c += step) {
+        float weight[N], bias[N] = {};
+        load_floats<N>(weight, p.weight + c);
+        if (IS_LAYER && p.bias) load_floats<N>(bias, p.bias + c);
+        Vec<T, N> y;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            y.x[i] = from_float<T>((row[c + i] - mean) * inverse * (weight[i] + p.weight_offset) + bias[i]);
+        }
+        store(out + c, y);
+    }
+}
+
+// Grid: a CTA a row. Dynamic shared memory: the row as f32.
+template <class T, bool IS_LAYER>
+DEVICE void norm(const NormParams& p) {
+    DYNAMIC_SHARED(row);
+    SHARED_ARRAY(float, scratch, 32);
+    const u64 start = (u64)blockIdx.x * p.cols;
+    T* out = (T*)p.out + start;
+    const T* input = (const T*)p.input + start;
+    T* residual = p.residual ? (T*)p.residual + start : nullptr;
+    if (p.cols % WIDE<T> == 0) {
+        norm_row<WIDE<T>, IS_LAYER>(p, out, input, residual, (float*)row, scratch);
+    } else {
+        norm_row<1, IS_LAYER>(p, out, input, residual, (float*)row, scratch);
+    }
+}
+
+// ------------------------------------------------------------------------------------------- gated activation
+
+enum Activation { SILU, GELU, GELU_TANH };
+
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp2_fast(-LOG2_E * x)); }
+
+template <Activation KIND>
+DEVICE float activate(float x) {
+    if constexpr (KIND == SILU) return x * sigmoid(x);
+    // 1 + erf would cancel below 0.
+    if constexpr (KIND == GELU) return 0.5f * x * erfcf(-0.70710678118654752440f * x);
+    // ½ (1 + tanh u) is the sigmoid of 2u; here u = √(2/π) (x + 0.044715 x³).
+    return x * sigmoid(1.59576912160573071176f * (x + 0.044715f * x * x * x));
+}
+
+template <int N, Activation KIND, class T>
+DEVICE void glu_row(T* out, const T* gate, const T* up, u32 cols) {
+    for (u32 c = (blockIdx.y * blockDim.x + threadIdx.x) * N; c < cols; c += gridDim.y * blockDim.x * N) {
+        Vec<T, N> x = load<N>(gate + c), y = load<N>(up + c);
+#pragma unroll
+        for (int i = 0; i < N; ++i) x.x[i] = from_float<T>(activate<KIND>(to_float(x.x[i])) * to_float(y.x[i]));
+        store(out + c, x);
+    }
+}
+
+// Grid: (rows, parts of a row).
+template <class T, Activation KIND>
+DEVICE void glu(const GluParams& p) {
+    T* out = (T*)p.out + (u64)blockIdx.x * p.cols;
+    const T* gate = (const T*)p.input + (u64)blockIdx.x * 2 * p.cols;
+    if (p.cols % WIDE<T> == 0) {
+        glu_row<WIDE<T>, KIND>(out, gate, gate + p.cols, p.cols);
+    } else {
+        glu_row<1, KIND>(out, gate, gate + p.cols, p.cols);
+    }
+}
+
+// ------------------------------------------------------------------------------------------- copies
+
+template <int N, class T>
+DEVICE void copy_row(T* out, const T* input, u32 cols) {
+    for (u32 c = threadIdx.x * N; c < cols; c += blockDim.x * N) store(out + c, load<N>(input + c));
+}
+
+// Grid: a CTA a row of `out`.
+template <class T>
+DEVICE void gather_rows(const GatherRowsParams& p) {
+    T* out = (T*)p.out + (u64)blockIdx.x * p.cols;
+    const T* input = (const T*)p.input + (u64)p.row_index[blockIdx.x] * p.cols;
+    if (p.cols % WIDE<T> == 0) {
+        copy_row<WIDE<T>>(out, input, p.cols);
+    } else {
+        copy_row<1>(out, input, p.cols);
+    }
+}
+
+// A block is contiguous over all its layers. Grid: (pairs, parts of a block).
+DEVICE void copy_pairs(const CopyBlocksParams& p) {
+    const u32* pair = p.pairs + 2 * blockIdx.x;
+    const u64 count = p.block_bytes / sizeof(uint4);
+    const uint4* from = (const uint4*)p.cache + pair[0] * count;
+    uint4* to = (uint4*)p.cache + pair[1] * count;
+    for (u64 i = blockIdx.y * blockDim.x + threadIdx.x; i < count; i += gridDim.y * blockDim.x) to[i] = from[i];
+}

@@ -1,0 +1,571 @@
+// libcuda.so.1 of the stand-in. Settings, read when they are needed:
+//   OCTAVO_STANDIN_DRIVER   CUDA version of the driver, as cuDriverGetVersion tells it [13000]
+//   OCTAVO_STANDIN_FAULT    function:calls:error: after so many calls of the function, by any thread, it and all others fail for good
+//   OCTAVO_STANDIN_DEVICES  name:compute capability:MiB of memory, separated by commas; empty for a machine without a GPU
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "driver.h"
+#include "emu.h"
+
+namespace {
+
+enum Result {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
+    INVALID_CONTEXT = 201,
+    NO_BINARY_FOR_GPU = 209,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    LAUNCH_FAILED = 719,
+    STREAM_CAPTURE_UNSUPPORTED = 900,
+};
+
+// ------------------------------------------------------------------------------------------- devices
+
+struct Device {
+    std::string name;
+    int capability;
+    uint64_t memory;
+};
+
+const char* setting(const char* name, const char* fallback) {
+    const char* value = getenv(name);
+    return value ? value : fallback;
+}
+
+// Read once: what a process has seen of its devices does not change.
+const std::vector<Device>& devices() {
+    static const std::vector<Device> all = [] {
+        std::vector<Device> found;
+        const char* usual = "Emulated H200:90:1024,Emulated L40S:89:1024,Emulated V100:70:1024,Emulated P100:60:1024,Small H200:90:8";
+        std::string text = setting("OCTAVO_STANDIN_DEVICES", usual);
+        for (size_t at = 0; at < text.size();) {
+            size_t end = std::min(text.find(',', at), text.size());
+            std::string one = text.substr(at, end - at);
+            size_t first = one.find(':'), second = one.find(':', first + 1);
+            found.push_back({one.substr(0, first), atoi(one.c_str() + first + 1),
+                             strtoull(one.c_str() + second + 1, nullptr, 10) << 20});
+            at = end + 1;
+        }
+        return found;
+    }();
+    return all;
+}
+
+const Device* device(int number) {
+    return number >= 0 && (size_t)number < devices().size() ? &devices()[number] : nullptr;
+}
+
+int shared_memory(int capability) { return capability >= 90 ? 227 << 10 : capability >= 80 ? 99 << 10 : 96 << 10; }
+
+// A context is the address of its device's element here: all are the primary one.
+char contexts[64];
+thread_local int current = -1;
+
+// ------------------------------------------------------------------------------------------- faults and counts, by thread
+
+struct Fault {
+    unsigned after;
+    int code;
+    bool sticky;
+};
+thread_local std::map<std::string, Fault> faults;
+thread_local std::map<std::string, uint64_t> calls;
+thread_local int sticky_error = SUCCESS;
+thread_local int captures = 0;
+
+// The fault that the environment asks for: a device that is lost while a server runs.
+int fault_of_process(const char* function) {
+    static const std::string text = setting("OCTAVO_STANDIN_FAULT", "");
+    if (text.empty()) return SUCCESS;
+    static std::atomic<int> left{atoi(text.c_str() + text.find(':') + 1)};
+    if (text.compare(0, text.find(':'), function) == 0) left--;
+    return left < 0 ? atoi(text.c_str() + text.rfind(':') + 1) : SUCCESS;
+}
+
+int entered(const char* function, bool needs_context) {
+    calls[function]++;
+    if (int error = fault_of_process(function)) return error;
+    auto fault = faults.find(function);
+    if (fault != faults.end() && fault->second.after-- == 0) {
+        Fault found = fault->second;
+        faults.erase(fault);
+        if (found.sticky) sticky_error = found.code;
+        return found.code;
+    }
+    if (needs_context && sticky_error) return sticky_error;
+    if (needs_context && current < 0) return INVALID_CONTEXT;
+    return SUCCESS;
+}
+
+#define ENTER() \
+    if (int error = entered(__func__, true)) return error
+#define ENTER_ANYWHERE() \
+    if (int error = entered(__func__, false)) return error
+
+// ------------------------------------------------------------------------------------------- memory
+
+struct Allocation {
+    size_t bytes;
+    int device;  // -1: page-locked memory of the host
+};
+std::mutex memory_lock;
+std::map<uint64_t, Allocation> allocations;
+uint64_t in_use[64];
+
+// More is not touched by poisoning it: a test of large memory would need all of it.
+constexpr size_t POISONED = 256 << 20;
+
+uint64_t allocate(size_t bytes, int number) {
+    size_t mapped = (bytes + 4095) & ~(size_t)4095;
+    void* start = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) return 0;
+    if (bytes <= POISONED) memset(start, 0xff, mapped);
+    std::lock_guard<std::mutex> guard(memory_lock);
+    allocations[(uint64_t)start] = {bytes, number};
+    return (uint64_t)start;
+}
+
+// The allocation that holds all of a range.
+const Allocation* holding(uint64_t address, size_t bytes) {
+    auto after = allocations.upper_bound(address);
+    if (after == allocations.begin()) return nullptr;
+    const auto& [start, found] = *std::prev(after);
+    return address - start <= found.bytes && bytes <= found.bytes - (address - start) ? &found : nullptr;
+}
+
+bool is_device(uint64_t address, size_t bytes) {
+    std::lock_guard<std::mutex> guard(memory_lock);
+    const Allocation* found = holding(address, bytes);
+    return found && found->device >= 0;
+}
+
+bool is_pinned(const void* address, size_t bytes) {
+    std::lock_guard<std::mutex> guard(memory_lock);
+    const Allocation* found = holding((uint64_t)address, bytes);
+    return found && found->device < 0;
+}
+
+int release(uint64_t address, bool pinned) {
+    std::lock_guard<std::mutex> guard(memory_lock);
+    auto found = allocations.find(address);
+    if (found == allocations.end() || (found->second.device < 0) != pinned) return INVALID_VALUE;
+    if (!pinned) in_use[found->second.device] -= found->second.bytes;
+    munmap((void*)address, (found->second.bytes + 4095) & ~(size_t)4095);
+    allocations.erase(found);
+    return SUCCESS;
+}
+
+// ------------------------------------------------------------------------------------------- streams
+
+using Work = std::function<int()>;
+struct Stream {
+    bool capturing = false;
+    std::vector<Work> recorded, waiting;
+};
+struct Graph {
+    std::vector<Work> work;
+};
+struct Event {
+    Stream* stream = nullptr;
+    size_t position = 0;
+};
+
+int submit(void* handle, Work work) {
+    auto* stream = (Stream*)handle;
+    if (!stream) return INVALID_HANDLE;
+    (stream->capturing ? stream->recorded : stream->waiting).push_back(std::move(work));
+    return SUCCESS;
+}
+
+int run_waiting(Stream* stream) {
+    if (stream->capturing) return STREAM_CAPTURE_UNSUPPORTED;
+    auto waiting = std::move(stream->waiting);
+    stream->waiting.clear();
+    for (auto& work : waiting) {
+        if (int error = work()) return sticky_error = error;
+    }
+    return SUCCESS;
+}
+
+// ------------------------------------------------------------------------------------------- modules
+
+// An object file of kernels, with the functions of emulation/emu.h.
+struct Object {
+    decltype(&emu_find) find = nullptr;
+    decltype(&emu_launch) launch = nullptr;
+    decltype(&emu_error) error = nullptr;
+};
+struct Module {
+    const Object* object;
+    int device;
+};
+struct Function {
+    const Object* object;
+    std::string name;
+    size_t params_bytes;
+    unsigned threads;
+    int device;
+    int allowed_shared;
+};
+
+// Loads an object file, each once and for good: threads keep state of it.
+int load_object(const std::string& code, const Object** loaded) {
+    static std::mutex lock;
+    static std::map<std::string, Object> objects;
+    std::lock_guard<std::mutex> guard(lock);
+    Object& object = objects[code];
+    *loaded = &object;
+    if (object.launch) return SUCCESS;
+    int file = memfd_create("kernels", 0);
+    if (file < 0 || write(file, code.data(), code.size()) != (ssize_t)code.size()) return OUT_OF_MEMORY;
+    // The descriptor stays open: its number is part of the path by which the loader knows what it has loaded.
+    void* handle = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!handle) {
+        fprintf(stderr, "stand-in driver: %s\n", dlerror());
+        return INVALID_IMAGE;
+    }
+    object.find = (decltype(object.find))dlsym(handle, "emu_find");
+    object.error = (decltype(object.error))dlsym(handle, "emu_error");
+    object.launch = (decltype(object.launch))dlsym(handle, "emu_launch");
+    return object.find && object.error && object.launch ? SUCCESS : INVALID_IMAGE;
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------- beside NVIDIA's interface
+
+API int standin_submit(void* stream, int (*work)(void*), void* data, void (*destroy)(void*)) {
+    std::shared_ptr<void> owned(data, destroy);
+    return submit(stream, [=] { return work(owned.get()); });
+}
+API int standin_is_device_memory(uint64_t address, size_t bytes) { return is_device(address, bytes); }
+API void standin_fail(const char* function, unsigned after, int code, int sticky) {
+    faults[function] = {after, code, sticky != 0};
+}
+API void standin_reset() {
+    faults.clear();
+    calls.clear();
+    sticky_error = SUCCESS;
+}
+API uint64_t standin_calls(const char* function) { return calls[function]; }
+API uint64_t standin_memory_in_use(int number) {
+    std::lock_guard<std::mutex> guard(memory_lock);
+    return in_use[number];
+}
+
+// ------------------------------------------------------------------------------------------- the driver's interface
+
+API int cuInit(unsigned) {
+    ENTER_ANYWHERE();
+    return devices().empty() ? NO_DEVICE : SUCCESS;
+}
+API int cuDriverGetVersion(int* version) {
+    ENTER_ANYWHERE();
+    *version = atoi(setting("OCTAVO_STANDIN_DRIVER", "13000"));
+    return SUCCESS;
+}
+API int cuGetErrorName(int error, const char** name) {
+    static const std::map<int, const char*> names = {
+        {SUCCESS, "CUDA_SUCCESS"},
+        {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"},
+        {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
+        {NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED"},
+        {NO_DEVICE, "CUDA_ERROR_NO_DEVICE"},
+        {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE"},
+        {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE"},
+        {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"},
+        {NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+        {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE"},
+        {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},
+        {NOT_READY, "CUDA_ERROR_NOT_READY"},
+        {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+        {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"},
+        {STREAM_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+    };
+    auto found = names.find(error);
+    if (found == names.end()) return INVALID_VALUE;
+    *name = found->second;
+    return SUCCESS;
+}
+
+API int cuDeviceGetCount(int* count) {
+    ENTER_ANYWHERE();
+    *count = (int)devices().size();
+    return SUCCESS;
+}
+API int cuDeviceGet(int* found, int ordinal) {
+    ENTER_ANYWHERE();
+    *found = ordinal;
+    return device(ordinal) ? SUCCESS : INVALID_DEVICE;
+}
+API int cuDeviceGetName(char* name, int length, int number) {
+    ENTER_ANYWHERE();
+    snprintf(name, (size_t)length, "%s", device(number)->name.c_str());
+    return SUCCESS;
+}
+API int cuDeviceTotalMem_v2(size_t* bytes, int number) {
+    ENTER_ANYWHERE();
+    *bytes = device(number)->memory;
+    return SUCCESS;
+}
+API int cuDeviceGetAttribute(int* value, int attribute, int number) {
+    ENTER_ANYWHERE();
+    int capability = device(number)->capability;
+    switch (attribute) {
+        case 16: *value = 4; return SUCCESS;  // multiprocessors
+        case 75: *value = capability / 10; return SUCCESS;
+        case 76: *value = capability % 10; return SUCCESS;
+        case 97: *value = shared_memory(capability); return SUCCESS;
+        default: return INVALID_VALUE;
+    }
+}
+API int cuDevicePrimaryCtxRetain(void** context, int number) {
+    ENTER_ANYWHERE();
+    *context = &contexts[number];
+    return SUCCESS;
+}
+API int cuDevicePrimaryCtxRelease_v2(int) {
+    ENTER_ANYWHERE();
+    return SUCCESS;
+}
+API int cuCtxSetCurrent(void* context) {
+    ENTER_ANYWHERE();
+    current = context ? (int)((char*)context - contexts) : -1;
+    return SUCCESS;
+}
+
+API int cuMemGetInfo_v2(size_t* free, size_t* total) {
+    ENTER();
+    *total = devices()[current].memory;
+    *free = *total - standin_memory_in_use(current);
+    return SUCCESS;
+}
+API int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+    ENTER();
+    if (captures) return STREAM_CAPTURE_UNSUPPORTED;
+    if (!bytes) return INVALID_VALUE;
+    {
+        std::lock_guard<std::mutex> guard(memory_lock);
+        if (bytes > devices()[current].memory - in_use[current]) return OUT_OF_MEMORY;
+        in_use[current] += bytes;
+    }
+    *address = allocate(bytes, current);
+    return *address ? SUCCESS : OUT_OF_MEMORY;
+}
+API int cuMemFree_v2(uint64_t address) {
+    ENTER();
+    return captures ? STREAM_CAPTURE_UNSUPPORTED : release(address, false);
+}
+API int cuMemHostAlloc(void** address, size_t bytes, unsigned) {
+    ENTER();
+    if (captures) return STREAM_CAPTURE_UNSUPPORTED;
+    *address = (void*)allocate(bytes, -1);
+    return *address ? SUCCESS : OUT_OF_MEMORY;
+}
+API int cuMemFreeHost(void* address) {
+    ENTER();
+    return release((uint64_t)address, true);
+}
+API int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
+    ENTER();
+    if (!is_device(to, bytes)) return INVALID_VALUE;
+    if (is_pinned(from, bytes)) {
+        return submit(stream, [=] { memcpy((void*)to, from, bytes); return 0; });
+    }
+    // Other memory is staged before the call returns, which a capture does not allow.
+    if (captures) return STREAM_CAPTURE_UNSUPPORTED;
+    auto staged = std::make_shared<std::string>((const char*)from, bytes);
+    return submit(stream, [=] { memcpy((void*)to, staged->data(), bytes); return 0; });
+}
+API int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
+    ENTER();
+    if (!is_device(from, bytes)) return INVALID_VALUE;
+    return submit(stream, [=] { memcpy(to, (void*)from, bytes); return 0; });
+}
+API int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
+    ENTER();
+    if (!is_device(to, bytes) || !is_device(from, bytes)) return INVALID_VALUE;
+    return submit(stream, [=] { memmove((void*)to, (void*)from, bytes); return 0; });
+}
+API int cuMemsetD8Async(uint64_t at, unsigned char value, size_t bytes, void* stream) {
+    ENTER();
+    if (!is_device(at, bytes)) return INVALID_VALUE;
+    return submit(stream, [=] { memset((void*)at, value, bytes); return 0; });
+}
+
+API int cuStreamCreate(void** stream, unsigned) {
+    ENTER();
+    *stream = new Stream;
+    return SUCCESS;
+}
+API int cuStreamDestroy_v2(void* stream) {
+    ENTER();
+    delete (Stream*)stream;
+    return SUCCESS;
+}
+API int cuStreamSynchronize(void* stream) {
+    ENTER();
+    return stream ? run_waiting((Stream*)stream) : INVALID_HANDLE;
+}
+
+API int cuEventCreate(void** event, unsigned) {
+    ENTER();
+    *event = new Event;
+    return SUCCESS;
+}
+API int cuEventDestroy_v2(void* event) {
+    ENTER();
+    delete (Event*)event;
+    return SUCCESS;
+}
+API int cuEventRecord(void* event, void* stream) {
+    ENTER();
+    *(Event*)event = {(Stream*)stream, ((Stream*)stream)->waiting.size()};
+    return SUCCESS;
+}
+API int cuEventQuery(void* event) {
+    ENTER();
+    auto* found = (Event*)event;
+    return found->stream && !found->stream->waiting.empty() && found->position ? NOT_READY : SUCCESS;
+}
+API int cuEventSynchronize(void* event) {
+    ENTER();
+    auto* stream = ((Event*)event)->stream;
+    return stream ? run_waiting(stream) : SUCCESS;
+}
+
+API int cuModuleLoadData(void** module, const void* image) {
+    ENTER();
+    if (captures) return STREAM_CAPTURE_UNSUPPORTED;
+    auto* header = (const CodeHeader*)image;
+    if (memcmp(header->magic, CODE_MAGIC, sizeof CODE_MAGIC)) return INVALID_IMAGE;
+    int capability = devices()[current].capability;
+    // The `a` of sm_90a binds the code to that chip; without it, it would run on later ones of its major too.
+    if (atoi(header->chip + 3) != capability) return NO_BINARY_FOR_GPU;
+    const Object* object;
+    if (int error = load_object({(const char*)(header + 1), header->bytes}, &object)) return error;
+    *module = new Module{object, current};
+    return SUCCESS;
+}
+API int cuModuleUnload(void* module) {
+    ENTER();
+    delete (Module*)module;
+    return SUCCESS;
+}
+API int cuModuleGetFunction(void** function, void* module, const char* name) {
+    ENTER();
+    auto& of = *(Module*)module;
+    size_t params_bytes;
+    unsigned threads;
+    if (of.object->find(name, &params_bytes, &threads)) return NOT_FOUND;
+    // Never freed, as the driver's own live as long as their module.
+    *function = new Function{of.object, name, params_bytes, threads, of.device, 48 << 10};
+    return SUCCESS;
+}
+API int cuFuncSetAttribute(void* function, int attribute, int value) {
+    ENTER();
+    auto* found = (Function*)function;
+    if (attribute != 8 || value > shared_memory(devices()[found->device].capability)) return INVALID_VALUE;
+    found->allowed_shared = value;
+    return SUCCESS;
+}
+
+struct LaunchConfig {
+    unsigned grid[3], block[3], shared;
+    void* stream;
+    void* attributes;
+    unsigned attribute_count;
+};
+
+API int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** arguments, void** extra) {
+    ENTER();
+    auto* found = (Function*)function;
+    const unsigned *grid = config->grid, *block = config->block;
+    bool grid_fits = grid[0] && grid[1] && grid[2] && grid[0] < 1u << 31 && grid[1] < 1 << 16 && grid[2] < 1 << 16;
+    // KERNEL's launch bounds: fewer threads would run on a GPU, but no kernel is made for that.
+    bool block_fits = block[0] == found->threads && block[1] == 1 && block[2] == 1;
+    if (!grid_fits || !block_fits || (int)config->shared > found->allowed_shared || found->device != current || extra ||
+        config->attribute_count) {
+        return INVALID_VALUE;
+    }
+    auto params = std::make_shared<std::string>((const char*)arguments[0], found->params_bytes);
+    std::array<uint32_t, 3> blocks{grid[0], grid[1], grid[2]}, threads{block[0], 1, 1};
+    unsigned shared = config->shared;
+    return submit(config->stream, [=] {
+        const Object& object = *found->object;
+        if (!object.launch(found->name.c_str(), blocks.data(), threads.data(), shared, params->data(), params->size())) {
+            return SUCCESS;
+        }
+        fprintf(stderr, "stand-in driver: %s\n", object.error());
+        return LAUNCH_FAILED;
+    });
+}
+
+API int cuStreamBeginCapture_v2(void* stream, int) {
+    ENTER();
+    auto* found = (Stream*)stream;
+    if (!found || found->capturing) return INVALID_VALUE;
+    found->capturing = true;
+    captures++;
+    return SUCCESS;
+}
+API int cuStreamEndCapture(void* stream, void** graph) {
+    ENTER();
+    auto* found = (Stream*)stream;
+    if (!found->capturing) return INVALID_VALUE;
+    found->capturing = false;
+    captures--;
+    *graph = new Graph{std::move(found->recorded)};
+    found->recorded.clear();
+    return SUCCESS;
+}
+API int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {
+    ENTER();
+    *executable = new Graph(*(Graph*)graph);
+    return SUCCESS;
+}
+API int cuGraphUpload(void*, void*) {
+    ENTER();
+    return SUCCESS;
+}
+API int cuGraphLaunch(void* executable, void* stream) {
+    ENTER();
+    auto work = std::make_shared<std::vector<Work>>(((Graph*)executable)->work);
+    return submit(stream, [=] {
+        for (auto& one : *work) {
+            if (int error = one()) return error;
+        }
+        return (int)SUCCESS;
+    });
+}
+API int cuGraphDestroy(void* graph) {
+    ENTER();
+    delete (Graph*)graph;
+    return SUCCESS;
+}
+API int cuGraphExecDestroy(void* graph) {
+    ENTER();
+    delete (Graph*)graph;
+    return SUCCESS;
+}

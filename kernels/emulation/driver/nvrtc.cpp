@@ -1,0 +1,155 @@
+// libnvrtc.so.12 and .13 of the stand-in: compiles with g++, for the emulation, what NVRTC would compile for a chip. Its release
+// is that of its file's name: 12.9, which knows Volta, or 13.0, which does not.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "driver.h"
+
+extern char** environ;
+
+namespace {
+
+enum Result { SUCCESS = 0, INVALID_INPUT = 3, INVALID_OPTION = 5, COMPILATION = 6, INTERNAL_ERROR = 11 };
+
+struct Program {
+    std::string name, source, log, code;
+    std::vector<std::pair<std::string, std::string>> headers;
+};
+
+bool is_13() {
+    Dl_info info;
+    return dladdr((void*)is_13, &info) && strstr(info.dli_fname, ".so.13");
+}
+
+const std::vector<int>& architectures() {
+    static const std::vector<int> twelve = {50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 90, 100, 101, 103, 120, 121};
+    static const std::vector<int> thirteen = {75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121};
+    return is_13() ? thirteen : twelve;
+}
+
+std::string read(const std::filesystem::path& path) {
+    std::stringstream text;
+    text << std::ifstream(path, std::ios::binary).rdbuf();
+    return text.str();
+}
+
+// Runs a command with its messages in a file; whether it succeeded.
+bool run(std::vector<std::string> command, const std::string& messages) {
+    std::vector<char*> arguments;
+    for (auto& word : command) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 2, messages.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    pid_t child;
+    int status = posix_spawnp(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
+    posix_spawn_file_actions_destroy(&actions);
+    return status == 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+int compile(Program& program, const std::string& chip, const std::filesystem::path& folder) {
+    for (auto& [name, text] : program.headers) std::ofstream(folder / name) << text;
+    std::ofstream(folder / "kernels.cpp") << program.source;
+    std::string object = folder / "kernels.so";
+    const char* compiler = getenv("CXX");
+    // The program's own headers come before those of the package.
+    std::vector<std::string> command = {compiler ? compiler : "g++", "-I" + folder.string(), EMULATION_ARGUMENTS};
+    for (std::string word : {std::string("-x"), std::string("c++"), (folder / "kernels.cpp").string(), std::string("-o"), object}) {
+        command.push_back(word);
+    }
+    bool compiled = run(command, folder / "messages");
+    program.log = read(folder / "messages");
+    if (!compiled) return COMPILATION;
+    std::string bytes = read(object);
+    CodeHeader header = {};
+    memcpy(header.magic, CODE_MAGIC, sizeof header.magic);
+    strncpy(header.chip, chip.c_str(), sizeof header.chip - 1);
+    header.bytes = bytes.size();
+    program.code.assign((const char*)&header, sizeof header);
+    program.code += bytes;
+    return SUCCESS;
+}
+
+}  // namespace
+
+API const char* nvrtcGetErrorString(int result) {
+    switch (result) {
+        case SUCCESS: return "NVRTC_SUCCESS";
+        case INVALID_OPTION: return "NVRTC_ERROR_INVALID_OPTION";
+        case COMPILATION: return "NVRTC_ERROR_COMPILATION";
+        default: return "NVRTC_ERROR_INTERNAL_ERROR";
+    }
+}
+API int nvrtcVersion(int* major, int* minor) {
+    *major = is_13() ? 13 : 12;
+    *minor = is_13() ? 0 : 9;
+    return SUCCESS;
+}
+API int nvrtcGetNumSupportedArchs(int* count) {
+    *count = (int)architectures().size();
+    return SUCCESS;
+}
+API int nvrtcGetSupportedArchs(int* archs) {
+    memcpy(archs, architectures().data(), architectures().size() * sizeof(int));
+    return SUCCESS;
+}
+API int nvrtcCreateProgram(void** program, const char* source, const char* name, int count, const char* const* headers,
+                           const char* const* names) {
+    auto* made = new Program{name, source, "", "", {}};
+    for (int i = 0; i < count; i++) made->headers.emplace_back(names[i], headers[i]);
+    *program = made;
+    return SUCCESS;
+}
+API int nvrtcDestroyProgram(void** program) {
+    delete (Program*)*program;
+    *program = nullptr;
+    return SUCCESS;
+}
+API int nvrtcCompileProgram(void* handle, int count, const char* const* options) {
+    auto& program = *(Program*)handle;
+    const char prefix[] = "--gpu-architecture=sm_";
+    std::string chip;
+    for (int i = 0; i < count; i++) {
+        if (!strncmp(options[i], prefix, sizeof prefix - 1)) chip = options[i] + strlen("--gpu-architecture=");
+    }
+    bool known = false;
+    for (int architecture : architectures()) known |= !chip.empty() && atoi(chip.c_str() + 3) == architecture;
+    if (!known) {
+        program.log = "nvrtc: error: invalid value for --gpu-architecture (-arch)";
+        return INVALID_OPTION;
+    }
+    char folder[] = "/tmp/octavo-nvrtc-XXXXXX";
+    if (!mkdtemp(folder)) return INTERNAL_ERROR;
+    int result = compile(program, chip, folder);
+    std::filesystem::remove_all(folder);
+    return result;
+}
+API int nvrtcGetProgramLogSize(void* program, size_t* size) {
+    *size = ((Program*)program)->log.size() + 1;
+    return SUCCESS;
+}
+API int nvrtcGetProgramLog(void* program, char* log) {
+    strcpy(log, ((Program*)program)->log.c_str());
+    return SUCCESS;
+}
+API int nvrtcGetCUBINSize(void* program, size_t* size) {
+    *size = ((Program*)program)->code.size();
+    return SUCCESS;
+}
+API int nvrtcGetCUBIN(void* program, char* code) {
+    auto& made = ((Program*)program)->code;
+    memcpy(code, made.data(), made.size());
+    return made.empty() ? INVALID_INPUT : SUCCESS;
+}

@@ -1,0 +1,270 @@
+// Runs CUDA C++ kernels on a CPU: what gpu.h includes when the compiler is not NVRTC. Each thread of a CTA is a fiber; the CTAs of
+// a launch run one after the other on the caller's thread. A fiber gives way only where CUDA threads wait for each other: at
+// barriers and at operations of a warp, which the last lane to arrive carries out for all. So what no barrier orders happens
+// in the order that the scheduler likes, and tests ask for several (emu_set_order).
+//
+// Not modelled: time, bank conflicts, races that need two threads at one instant, the tensor cores' rounding of sums.
+#pragma once
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "params.h"
+
+#define DEVICE inline __attribute__((always_inline))
+
+// ------------------------------------------------------------------------------------------- the machine
+
+namespace emu {
+
+struct Dim3 {
+    u32 x = 1, y = 1, z = 1;
+};
+
+// The built-in variables of the thread that runs.
+struct Builtins {
+    Dim3 thread, block, block_size, grid_size;
+};
+Builtins& builtins();
+
+// What a lane brings to an operation of its warp: addresses of its operand and its result, and two numbers.
+struct Offer {
+    const void* operand;
+    void* result;
+    int first, second;
+};
+
+// Carries an operation out for the lanes of `mask`, whose offers lie at their lane numbers.
+using Operation = void (*)(const Offer* offers, u32 mask);
+
+void barrier();
+// Returns when all lanes of `mask` have called it and the operation is done.
+void warp_operation(u32 mask, const Offer& offer, Operation operation, const char* name);
+
+// Ends the launch with an error. Does not return.
+[[noreturn]] void fail(const char* what);
+
+unsigned char* dynamic_shared();
+// Shared memory is NaN before each CTA; arrays of static size are told of by being constructed.
+void poison_each_block(void* memory, size_t bytes);
+
+template <class T, size_t COUNT>
+struct SharedArray {
+    alignas(16) T elements[COUNT];
+    SharedArray() { poison_each_block(elements, sizeof elements); }
+};
+
+struct Kernel {
+    const char* name;
+    void (*run)(const void* params);
+    size_t params_size;
+    u32 threads;
+    const Kernel* next;
+    Kernel(const char* name, void (*run)(const void*), size_t params_size, u32 threads);
+};
+
+}  // namespace emu
+
+#define SHARED_ARRAY(TYPE, NAME, COUNT)                              \
+    static thread_local emu::SharedArray<TYPE, COUNT> NAME##_memory; \
+    TYPE* const NAME = NAME##_memory.elements
+#define DYNAMIC_SHARED(NAME) unsigned char* const NAME = emu::dynamic_shared()
+
+#define KERNEL(NAME, THREADS, PARAMS, ...)                                                             \
+    static void NAME(const void* params) { __VA_ARGS__(*static_cast<const PARAMS*>(params)); }         \
+    static const emu::Kernel NAME##_kernel(#NAME, NAME, sizeof(PARAMS), THREADS);
+#define KERNEL_ALONE KERNEL
+
+// ------------------------------------------------------------------------------------------- CUDA's names
+
+#define threadIdx (emu::builtins().thread)
+#define blockIdx (emu::builtins().block)
+#define blockDim (emu::builtins().block_size)
+#define gridDim (emu::builtins().grid_size)
+
+struct float2 {
+    float x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(8) int2 {
+    int x, y;
+};
+struct alignas(16) int4 {
+    int x, y, z, w;
+};
+struct alignas(8) uint2 {
+    u32 x, y;
+};
+struct alignas(16) uint4 {
+    u32 x, y, z, w;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
+inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+
+inline u32 __float_as_uint(float value) {
+    u32 bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+inline float __uint_as_float(u32 bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+inline int __float_as_int(float value) { return (int)__float_as_uint(value); }
+inline float __int_as_float(int bits) { return __uint_as_float((u32)bits); }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float __expf(float x) { return expf(x); }
+inline float __logf(float x) { return logf(x); }
+inline int __popc(u32 x) { return __builtin_popcount(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz((u32)x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline u32 __umulhi(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
+template <class T>
+inline T __ldg(const T* address) {
+    return *address;
+}
+template <class T>
+inline T min(T a, T b) {
+    return b < a ? b : a;
+}
+template <class T>
+inline T max(T a, T b) {
+    return a < b ? b : a;
+}
+
+inline void __syncthreads() { emu::barrier(); }
+inline void __syncwarp(u32 mask = 0xffffffffu) {
+    emu::warp_operation(mask, {}, [](const emu::Offer*, u32) {}, "__syncwarp");
+}
+// A launch runs on one thread of the CPU.
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+
+namespace emu {
+
+// Each lane of `mask` receives the operand of lane `first`; `second` bytes.
+void exchange(const Offer* offers, u32 mask);
+void ballot(const Offer* offers, u32 mask);
+
+template <class T>
+inline T shuffle(u32 mask, const T& value, int source) {
+    T result;
+    warp_operation(mask, {&value, &result, source, (int)sizeof(T)}, exchange, "__shfl_sync");
+    return result;
+}
+
+inline int this_lane() {
+    const Builtins& b = builtins();
+    return (int)((b.thread.x + b.block_size.x * (b.thread.y + b.block_size.y * b.thread.z)) % 32);
+}
+
+}  // namespace emu
+
+// Groups of `width` lanes shuffle among themselves; who would look beyond its group keeps its own value.
+template <class T>
+inline T __shfl_sync(u32 mask, T value, int lane, int width = 32) {
+    int group = emu::this_lane() & ~(width - 1);
+    return emu::shuffle(mask, value, group + (lane & (width - 1)));
+}
+template <class T>
+inline T __shfl_xor_sync(u32 mask, T value, int bits, int width = 32) {
+    int self = emu::this_lane(), source = self ^ bits, group = self & ~(width - 1);
+    return emu::shuffle(mask, value, source < group + width ? source : self);
+}
+template <class T>
+inline T __shfl_up_sync(u32 mask, T value, int delta, int width = 32) {
+    int self = emu::this_lane(), source = self - delta, group = self & ~(width - 1);
+    return emu::shuffle(mask, value, source >= group ? source : self);
+}
+template <class T>
+inline T __shfl_down_sync(u32 mask, T value, int delta, int width = 32) {
+    int self = emu::this_lane(), source = self + delta, group = self & ~(width - 1);
+    return emu::shuffle(mask, value, source < group + width ? source : self);
+}
+inline u32 __ballot_sync(u32 mask, int predicate) {
+    u32 result;
+    emu::warp_operation(mask, {nullptr, &result, predicate != 0, 0}, emu::ballot, "__ballot_sync");
+    return result;
+}
+inline int __any_sync(u32 mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+inline int __all_sync(u32 mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
+
+template <class T>
+inline T atomicAdd(T* address, T value) {
+    static_assert(std::is_integral_v<T>, "sums of floats would depend on who comes first");
+    return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
+template <class T>
+inline T atomicExch(T* address, T value) {
+    return __atomic_exchange_n(address, value, __ATOMIC_RELAXED);
+}
+template <class T>
+inline T atomicOr(T* address, T value) {
+    return __atomic_fetch_or(address, value, __ATOMIC_RELAXED);
+}
+template <class T>
+inline T atomicMax(T* address, T value) {
+    T old = *address;
+    *address = max(old, value);
+    return old;
+}
+template <class T>
+inline T atomicMin(T* address, T value) {
+    T old = *address;
+    *address = min(old, value);
+    return old;
+}
+
+// ------------------------------------------------------------------------------------------- gpu.h's wrappers
+
+inline float to_float(f16 value) {
+    _Float16 number;
+    memcpy(&number, &value, sizeof number);
+    return (float)number;
+}
+inline f16 to_f16(float value) {
+    _Float16 number = (_Float16)value;
+    f16 result;
+    memcpy(&result, &number, sizeof number);
+    return result;
+}
+inline bf16 to_bf16(float value) {
+    u32 bits = __float_as_uint(value);
+    return {value != value ? (u16)0x7fff : (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+inline u32 pack_pair(float low, float high, f16) { return (u32)to_f16(low).bits | (u32)to_f16(high).bits << 16; }
+inline u32 pack_pair(float low, float high, bf16) { return (u32)to_bf16(low).bits | (u32)to_bf16(high).bits << 16; }
+inline float exp2_fast(float x) { return exp2f(x); }
+inline uint4 load_once(const uint4* address) { return *address; }
+inline float load_fresh(const float* address) { return *address; }
+inline int dot4(int a, int b, int sum) {
+    for (int i = 0; i < 32; i += 8) sum += (int8_t)(a >> i) * (int8_t)(b >> i);
+    return sum;
+}
+
+// The copy happens when it is waited for, and what was there is gone before: a kernel that reads too early reads NaN.
+void cp_async_16(void* shared, const void* global, bool valid = true);
+void cp_async_commit();
+namespace emu {
+void wait_for_copies(size_t pending);
+}
+template <int PENDING>
+inline void cp_async_wait() {
+    emu::wait_for_copies(PENDING);
+}
+
+void ldmatrix_x4(u32* result, const void* row);
+void ldmatrix_x4_trans(u32* result, const void* row);
+void mma_m16n8k16(float* d, const u32* a, const u32* b, f16);
+void mma_m16n8k16(float* d, const u32* a, const u32* b, bf16);
+void mma_m8n8k4_row_col(float* d, const u32* a, const u32* b);
+void mma_m8n8k4_row_row(float* d, const u32* a, const u32* b);

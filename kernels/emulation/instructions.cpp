@@ -1,0 +1,155 @@
+// The instructions of a warp, and copies in the background. Fragments lie as "Warp Level Matrix Instructions" of the PTX ISA
+// says; a number of a fragment is named by its (row, column) here.
+#include "machine.h"
+
+namespace emu {
+
+void exchange(const Offer* offers, u32 mask) {
+    for (u32 rest = mask; rest; rest &= rest - 1) {
+        const Offer& offer = offers[__builtin_ctz(rest)];
+        // What a lane outside the mask would give is undefined: NaN.
+        if (mask >> offer.first & 1) {
+            memcpy(offer.result, offers[offer.first].operand, (size_t)offer.second);
+        } else {
+            memset(offer.result, 0xff, (size_t)offer.second);
+        }
+    }
+}
+
+void ballot(const Offer* offers, u32 mask) {
+    u32 votes = 0;
+    for (u32 rest = mask; rest; rest &= rest - 1) {
+        int lane = __builtin_ctz(rest);
+        votes |= (u32)offers[lane].first << lane;
+    }
+    for (u32 rest = mask; rest; rest &= rest - 1) memcpy(offers[__builtin_ctz(rest)].result, &votes, sizeof votes);
+}
+
+void wait_for_copies(size_t pending) {
+    CopyQueue& queue = copy_queue();
+    if (queue.group_ends.size() <= pending) return;
+    size_t groups = queue.group_ends.size() - pending, copies = queue.group_ends[groups - 1];
+    for (size_t i = 0; i < copies; ++i) {
+        const CopyQueue::Copy& copy = queue.copies[i];
+        if (copy.valid) {
+            memcpy(copy.shared, copy.global, 16);
+        } else {
+            memset(copy.shared, 0, 16);
+        }
+    }
+    queue.copies.erase(queue.copies.begin(), queue.copies.begin() + (ptrdiff_t)copies);
+    queue.group_ends.erase(queue.group_ends.begin(), queue.group_ends.begin() + (ptrdiff_t)groups);
+    for (size_t& end : queue.group_ends) end -= copies;
+}
+
+namespace {
+
+bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
+
+u16 element(const Offer* offers, int matrix, int row, int column) {
+    return static_cast<const u16*>(offers[8 * matrix + row].operand)[column];
+}
+
+template <bool TRANSPOSED>
+void load_matrices(const Offer* offers, u32) {
+    for (int lane = 0; lane < 32; ++lane) {
+        for (int matrix = 0; matrix < 4; ++matrix) {
+            int row = lane / 4, column = 2 * (lane % 4);
+            u16 low = TRANSPOSED ? element(offers, matrix, column, row) : element(offers, matrix, row, column);
+            u16 high = TRANSPOSED ? element(offers, matrix, column + 1, row) : element(offers, matrix, row, column + 1);
+            static_cast<u32*>(offers[lane].result)[matrix] = low | (u32)high << 16;
+        }
+    }
+}
+
+// A lane's fragments of the two factors.
+struct Factors {
+    const u32 *a, *b;
+};
+
+// Element i of a fragment of 16-bit elements.
+template <class T>
+float unpack(const u32* fragment, int i) {
+    return to_float(T{(u16)(fragment[i / 2] >> 16 * (i % 2))});
+}
+
+template <class T>
+void multiply_16x8x16(const Offer* offers, u32) {
+    float a[16][16], b[16][8];
+    for (int lane = 0; lane < 32; ++lane) {
+        const Factors& factors = *static_cast<const Factors*>(offers[lane].operand);
+        int group = lane / 4, pair = 2 * (lane % 4);
+        for (int i = 0; i < 8; ++i) a[group + 8 * (i / 2 % 2)][pair + i % 2 + 8 * (i / 4)] = unpack<T>(factors.a, i);
+        for (int i = 0; i < 4; ++i) b[pair + i % 2 + 8 * (i / 2)][group] = unpack<T>(factors.b, i);
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+        float* d = static_cast<float*>(offers[lane].result);
+        for (int i = 0; i < 4; ++i) {
+            int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+            float sum = 0.0f;
+            for (int k = 0; k < 16; ++k) sum += a[row][k] * b[k][column];
+            d[i] += sum;
+        }
+    }
+}
+
+template <bool B_BY_ROWS>
+void multiply_8x8x4(const Offer* offers, u32) {
+    for (int product = 0; product < 4; ++product) {
+        float a[8][4], b[4][8];
+        for (int r = 0; r < 8; ++r) {
+            int lane = 4 * product + r % 4 + 16 * (r / 4);
+            const Factors& factors = *static_cast<const Factors*>(offers[lane].operand);
+            for (int i = 0; i < 4; ++i) {
+                a[r][i] = unpack<f16>(factors.a, i);
+                (B_BY_ROWS ? b[r % 4][4 * (r / 4) + i] : b[i][r]) = unpack<f16>(factors.b, i);
+            }
+        }
+        for (int r = 0; r < 8; ++r) {
+            int lane = 4 * product + r % 4 + 16 * (r / 4);
+            float* d = static_cast<float*>(offers[lane].result);
+            for (int i = 0; i < 8; ++i) {
+                int row = lane % 2 + (i & 2) + 4 * (lane / 16), column = (i & 4) + (lane & 2) + (i & 1);
+                float sum = 0.0f;
+                for (int k = 0; k < 4; ++k) sum += a[row][k] * b[k][column];
+                d[i] += sum;
+            }
+        }
+    }
+}
+
+void multiply(float* d, const u32* a, const u32* b, Operation operation, const char* name) {
+    Factors factors{a, b};
+    warp_operation(ALL_LANES, {&factors, d, 0, 0}, operation, name);
+}
+
+}  // namespace
+}  // namespace emu
+
+using namespace emu;
+
+void cp_async_16(void* shared, const void* global, bool valid) {
+    if (!is_aligned(shared) || !is_aligned(global)) fail("cp.async of an address that is no multiple of 16");
+    memset(shared, 0xff, 16);
+    copy_queue().copies.push_back({shared, global, valid});
+}
+
+void cp_async_commit() {
+    CopyQueue& queue = copy_queue();
+    queue.group_ends.push_back(queue.copies.size());
+}
+
+void ldmatrix_x4(u32* result, const void* row) {
+    if (!is_aligned(row)) fail("ldmatrix of an address that is no multiple of 16");
+    warp_operation(ALL_LANES, {row, result, 0, 0}, load_matrices<false>, "ldmatrix");
+}
+
+void ldmatrix_x4_trans(u32* result, const void* row) {
+    if (!is_aligned(row)) fail("ldmatrix of an address that is no multiple of 16");
+    warp_operation(ALL_LANES, {row, result, 0, 0}, load_matrices<true>, "ldmatrix.trans");
+}
+
+void mma_m16n8k16(float* d, const u32* a, const u32* b, f16) { multiply(d, a, b, multiply_16x8x16<f16>, "mma.m16n8k16"); }
+void mma_m16n8k16(float* d, const u32* a, const u32* b, bf16) { multiply(d, a, b, multiply_16x8x16<bf16>, "mma.m16n8k16"); }
+void mma_m8n8k4_row_col(float* d, const u32* a, const u32* b) { multiply(d, a, b, multiply_8x8x4<false>, "mma.m8n8k4"); }
+void mma_m8n8k4_row_row(float* d, const u32* a, const u32* b) { multiply(d, a, b, multiply_8x8x4<true>, "mma.m8n8k4"); }

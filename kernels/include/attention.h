@@ -1,0 +1,68 @@
+// What the attention kernels share: who sees which keys, where keys lie, what becomes of a score.
+#pragma once
+#include "gpu.h"
+
+// The first key that a query sees; `position` is the query's own.
+DEVICE u32 first_key(const AttentionParams& p, u32 position) {
+    return p.window && position + 1 > p.window ? position + 1 - p.window : 0;
+}
+
+// A score from the product of query and key: scaled, capped, and times log2(e), so that the softmax is one of powers of two.
+DEVICE float score_of(const AttentionParams& p, float product) {
+    if (p.softcap > 0.0f) return p.softcap * LOG2_E * tanhf(product * p.scale / p.softcap);
+    return product * (p.scale * LOG2_E);
+}
+
+// The keys, or the values, of one KV head of one sequence.
+template <class T>
+struct Cache {
+    const T* base;
+    const u32* blocks;  // those of the sequence
+    u64 block_stride;
+    u32 key_stride;
+
+    DEVICE Cache(const AttentionParams& p, const void* layer, const u32* blocks, u32 kv_head, u32 head_size)
+        : base((const T*)layer + kv_head * head_size),
+          blocks(blocks),
+          block_stride(p.block_stride),
+          key_stride(p.kv_heads * head_size) {}
+
+    DEVICE const T* at(u32 key) const { return base + blocks[key / KV_BLOCK] * block_stride + key % KV_BLOCK * key_stride; }
+};
+
+// A tile of prefill: up to QUERIES neighbouring queries of one sequence, and the keys that any of them sees.
+struct PrefillTile {
+    static constexpr u32 QUERIES = 64;
+
+    u32 row;        // of the first query, in q and out
+    u32 queries;    // how many there are
+    u32 position;   // of the first one
+    u32 keys;       // the last one's position and one more; 0 if the sequence has none
+    u32 first;      // the first key that any of them sees
+    const u32* blocks;
+
+    DEVICE PrefillTile(const AttentionParams& p, u32 tile) {
+        const u32 sequence = p.plan[2 * tile], offset = p.plan[2 * tile + 1];
+        const u32 start = p.query_start[sequence], count = p.query_start[sequence + 1] - start;
+        const u32 length = p.seq_lens[sequence];
+        row = start + offset;
+        queries = min(QUERIES, count - offset);
+        position = length - count + offset;
+        keys = length >= count ? position + queries : 0;
+        first = first_key(p, position);
+        blocks = p.block_table + (u64)sequence * p.table_stride;
+    }
+
+    // Of the keys from `key` on, the first that any of them sees, counted from there.
+    DEVICE u32 begin_in(u32 key) const { return first > key ? first - key : 0; }
+
+    // Whether query `query` of the tile sees the key.
+    DEVICE bool sees(const AttentionParams& p, u32 query, u32 key) const {
+        return key <= position + query && key >= first_key(p, position + query);
+    }
+
+    // Whether all queries see all of `count` keys from `key` on.
+    DEVICE bool all_see(const AttentionParams& p, u32 key, u32 count) const {
+        return key + count <= position + 1 && key >= first_key(p, position + queries - 1);
+    }
+};

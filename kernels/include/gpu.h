@@ -1,0 +1,318 @@
+// The one header that a kernel includes. Under NVRTC it wraps the PTX that kernels use and needs no other file of anybody's;
+// under g++ it brings in the emulation, which gives CUDA's own names (threadIdx, __syncthreads, __shfl_xor_sync, ...) and
+// the same wrappers their meaning on a CPU. Below the two halves is what both share.
+//
+// Rules for kernels: include this header only; shared memory through SHARED_ARRAY and DYNAMIC_SHARED; PTX only in this file.
+#pragma once
+#include "params.h"
+
+// IEEE half precision and bfloat16: 16 bits that are converted to be computed with.
+struct f16 {
+    u16 bits;
+};
+struct bf16 {
+    u16 bits;
+};
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+// cp.async, ldmatrix, m16n8k16 and bf16 arithmetic exist. The emulation has everything.
+#define HAS_SM80 1
+#endif
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 800
+// m8n8k4, the tensor-core instruction of Volta, is the one to use.
+#define HAS_SM70_MMA 1
+#endif
+
+#ifdef __CUDACC__
+
+#define DEVICE __device__ __forceinline__
+
+// Shared memory of a size known when the kernel is compiled.
+#define SHARED_ARRAY(TYPE, NAME, COUNT) __shared__ __align__(16) TYPE NAME[COUNT]
+
+// Shared memory of the size that the launch asks for, as bytes.
+#define DYNAMIC_SHARED(NAME) extern __shared__ __align__(128) unsigned char NAME[]
+
+// An instance: the entry point NAME, launched with THREADS threads and one PARAMS, which runs the template given last.
+#define KERNEL(NAME, THREADS, PARAMS, ...) ENTRY_POINT(NAME, __launch_bounds__(THREADS), PARAMS, __VA_ARGS__)
+// The same for a kernel of which one CTA a multiprocessor is enough: it may use all registers.
+#define KERNEL_ALONE(NAME, THREADS, PARAMS, ...) ENTRY_POINT(NAME, __launch_bounds__(THREADS, 1), PARAMS, __VA_ARGS__)
+#define ENTRY_POINT(NAME, BOUNDS, PARAMS, ...)                                              \
+    extern "C" __global__ void BOUNDS NAME(const __grid_constant__ PARAMS params) {         \
+        __VA_ARGS__(params);                                                                \
+    }
+
+DEVICE float to_float(f16 value) {
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
+    return result;
+}
+
+DEVICE f16 to_f16(float value) {
+    f16 result;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+    return result;
+}
+
+DEVICE bf16 to_bf16(float value) {
+    bf16 result;
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+#else
+    // Round to nearest even: a carry out of the lower half is what rounds up. NaN would overflow to infinity.
+    u32 bits = __float_as_uint(value);
+    result.bits = value != value ? 0x7fff : (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+#endif
+    return result;
+}
+
+// Two elements in one register, the first in the lower half.
+DEVICE u32 pack_pair(float low, float high, f16) {
+#if __CUDA_ARCH__ >= 800
+    u32 result;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+    return result;
+#else
+    return (u32)to_f16(low).bits | (u32)to_f16(high).bits << 16;
+#endif
+}
+
+DEVICE u32 pack_pair(float low, float high, bf16) {
+#if __CUDA_ARCH__ >= 800
+    u32 result;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+    return result;
+#else
+    return (u32)to_bf16(low).bits | (u32)to_bf16(high).bits << 16;
+#endif
+}
+
+// 2^x to within two units in the last place; results below the normal range are 0.
+DEVICE float exp2_fast(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+// sum + a·b over four signed bytes.
+DEVICE int dot4(int a, int b, int sum) {
+    int result;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(sum));
+    return result;
+}
+
+// 16 bytes that are read once: weights and the cache. They pass the first-level cache by.
+DEVICE uint4 load_once(const uint4* address) {
+    uint4 result;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(result.x), "=r"(result.y), "=r"(result.z), "=r"(result.w)
+                 : "l"(address));
+    return result;
+}
+
+// What another CTA of this launch may have written: not from the first-level cache, which no other CTA's store reaches.
+DEVICE float load_fresh(const float* address) {
+    float result;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(result) : "l"(address) : "memory");
+    return result;
+}
+
+#ifdef HAS_SM80
+DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+
+// Starts copying 16 bytes to shared memory, or zeros if not `valid`. They are there after a cp_async_wait and a barrier.
+DEVICE void cp_async_16(void* shared, const void* global, bool valid = true) {
+    u32 bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
+                 : "memory");
+}
+
+// Ends a group of copies.
+DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most PENDING of this thread's groups are not done.
+template <int PENDING>
+DEVICE void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// Four 8x8 matrices of 16-bit elements: lane 8i + r gives the address of row r of matrix i (16 bytes, aligned so) and receives
+// in result[i] the elements (lane / 4, 2 * (lane % 4) and the next) of matrix i.
+DEVICE void ldmatrix_x4(u32* result, const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(result[0]), "=r"(result[1]), "=r"(result[2]), "=r"(result[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// The same, each matrix transposed.
+DEVICE void ldmatrix_x4_trans(u32* result, const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(result[0]), "=r"(result[1]), "=r"(result[2]), "=r"(result[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// d += a·b for a 16x16 (row-major), b 16x8 (column-major), d 16x8 in f32. With g = lane / 4 and c = 2 * (lane % 4), a lane has
+//   a[0], a[1]: (g, c), (g + 8, c) and the element to the right; a[2], a[3]: the same 8 columns on
+//   b[0], b[1]: (c, g), (c + 8, g) and the element below
+//   d[0], d[1]: (g, c), (g, c + 1); d[2], d[3]: the same 8 rows down
+#define MMA_M16N8K16(TYPE)                                                                                              \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "     \
+                 "{%8, %9}, {%0, %1, %2, %3};"                                                                          \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                       \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+DEVICE void mma_m16n8k16(float* d, const u32* a, const u32* b, f16) { MMA_M16N8K16("f16"); }
+DEVICE void mma_m16n8k16(float* d, const u32* a, const u32* b, bf16) { MMA_M16N8K16("bf16"); }
+#undef MMA_M16N8K16
+#endif  // HAS_SM80
+
+#ifdef HAS_SM70_MMA
+// Four independent products at once, d += a·b for a 8x4, b 4x8, d 8x8, in f16 with f32 sums: product q is that of the eight lanes
+// 4q .. 4q + 3 and 4q + 16 .. 4q + 19. With r = lane % 4 + 4 * (lane / 16), a lane has
+//   a[0], a[1]: row r of a
+//   b[0], b[1]: column r of b (row_col), or of row lane % 4 the columns 4 * (lane / 16) .. + 3 (row_row)
+//   d[i]: (lane % 2 + i & 2 + 4 * (lane / 16), i & 4 + lane & 2 + i & 1)
+#define MMA_M8N8K4(LAYOUT)                                                                                              \
+    asm volatile("mma.sync.aligned.m8n8k4." LAYOUT ".f32.f16.f16.f32 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9}, "      \
+                 "{%10, %11}, {%0, %1, %2, %3, %4, %5, %6, %7};"                                                        \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])       \
+                 : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(b[1]))
+DEVICE void mma_m8n8k4_row_col(float* d, const u32* a, const u32* b) { MMA_M8N8K4("row.col"); }
+DEVICE void mma_m8n8k4_row_row(float* d, const u32* a, const u32* b) { MMA_M8N8K4("row.row"); }
+#undef MMA_M8N8K4
+#endif  // HAS_SM70_MMA
+
+#else
+#include "emulation.h"
+#endif  // __CUDACC__
+
+// ------------------------------------------------------------------------------------------- both
+
+constexpr u32 ALL_LANES = 0xffffffffu;
+constexpr float LOG2_E = 1.44269504088896340736f;
+// What a maximum starts from: finite, so that no difference of two of them is NaN.
+constexpr float LOWEST = -1e30f;
+
+DEVICE float minus_infinity() { return __uint_as_float(0xff800000u); }
+
+DEVICE float to_float(float value) { return value; }
+DEVICE float to_float(bf16 value) { return __uint_as_float((u32)value.bits << 16); }
+
+template <class T>
+struct Convert;
+template <>
+struct Convert<float> {
+    static DEVICE float from(float value) { return value; }
+};
+template <>
+struct Convert<f16> {
+    static DEVICE f16 from(float value) { return to_f16(value); }
+};
+template <>
+struct Convert<bf16> {
+    static DEVICE bf16 from(float value) { return to_bf16(value); }
+};
+
+// A float rounded to T.
+template <class T>
+DEVICE T from_float(float value) {
+    return Convert<T>::from(value);
+}
+
+// Two floats as T in one register, the first in the lower half.
+template <class T>
+DEVICE u32 pack_pair(float low, float high) {
+    return pack_pair(low, high, T());
+}
+
+// The registers that hold so many bytes.
+template <int BYTES>
+struct Registers;
+template <>
+struct Registers<2> {
+    using type = u16;
+};
+template <>
+struct Registers<4> {
+    using type = u32;
+};
+template <>
+struct Registers<8> {
+    using type = uint2;
+};
+template <>
+struct Registers<16> {
+    using type = uint4;
+};
+
+// N neighbours that are loaded and stored at once; their address is a multiple of their size.
+template <class T, int N>
+union Vec {
+    typename Registers<N * sizeof(T)>::type registers;
+    T x[N];
+};
+
+// Elements in 16 bytes: the widest load.
+template <class T>
+constexpr int WIDE = 16 / sizeof(T);
+
+template <int N, class T>
+DEVICE Vec<T, N> load(const T* address) {
+    Vec<T, N> result;
+    result.registers = *(const decltype(result.registers)*)address;
+    return result;
+}
+
+template <int N, class T>
+DEVICE void store(T* address, const Vec<T, N>& value) {
+    *(decltype(value.registers)*)address = value.registers;
+}
+
+// 16 bytes that are read once.
+template <class T>
+DEVICE Vec<T, WIDE<T>> load_once(const T* address) {
+    Vec<T, WIDE<T>> result;
+    result.registers = load_once((const uint4*)address);
+    return result;
+}
+
+DEVICE u32 lane_id() { return threadIdx.x % 32; }
+DEVICE u32 warp_id() { return threadIdx.x / 32; }
+
+// Sum and maximum over groups of LANES neighbouring lanes, the same in each of them, in one fixed order.
+template <int LANES = 32>
+DEVICE float warp_sum(float value) {
+#pragma unroll
+    for (int offset = LANES / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(ALL_LANES, value, offset);
+    return value;
+}
+
+template <int LANES = 32>
+DEVICE float warp_max(float value) {
+#pragma unroll
+    for (int offset = LANES / 2; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, offset));
+    return value;
+}
+
+// Sum and maximum over a CTA of whole warps, the same in each thread, in one fixed order. `scratch` is shared, one number a warp;
+// it is free again on return.
+DEVICE float block_sum(float value, float* scratch) {
+    value = warp_sum(value);
+    if (lane_id() == 0) scratch[warp_id()] = value;
+    __syncthreads();
+    float sum = 0.0f;
+    for (u32 warp = 0; warp < blockDim.x / 32; ++warp) sum += scratch[warp];
+    __syncthreads();
+    return sum;
+}
+
+DEVICE float block_max(float value, float* scratch) {
+    value = warp_max(value);
+    if (lane_id() == 0) scratch[warp_id()] = value;
+    __syncthreads();
+    float result = scratch[0];
+    for (u32 warp = 1; warp < blockDim.x / 32; ++warp) result = fmaxf(result, scratch[warp]);
+    __syncthreads();
+    return result;
+}

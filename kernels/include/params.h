@@ -1,0 +1,246 @@
+// The parameters of every kernel: one plain struct each, which the host fills and passes by value. kernels/src/params/ has
+// the same structs in Rust, with shapes, units and what may be null; a test compares size and offsets. Pointers come first, so
+// that a struct has no hidden padding; what would be hidden is spelled `reserved`.
+//
+// T is the element type of activations, weights and cache (float, f16 or bf16) and a template argument of the kernel, so
+// pointers to it are void here.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// Tokens of a KV block.
+constexpr u32 KV_BLOCK = 16;
+// The slot of a token whose key and value are not written: a padding row of a captured graph.
+constexpr u32 NO_SLOT = 0xffffffffu;
+
+// ------------------------------------------------------------------------------------------- rows: cuda/rows.cu
+
+struct EmbedParams {
+    void* out;          // T [tokens, cols]
+    const void* table;  // T [vocabulary, cols]
+    const u32* ids;     // [tokens]
+    u32 tokens;
+    u32 cols;
+    float scale;
+    u32 reserved;
+};
+
+struct NormParams {
+    void* out;            // T [rows, cols]; may be input
+    const void* input;    // T [rows, cols]
+    void* residual;       // T [rows, cols], updated in place; null: none
+    const float* weight;  // [cols]
+    const float* bias;    // [cols]; null: none
+    u32 rows;
+    u32 cols;
+    float eps;
+    float weight_offset;  // added to the weight
+};
+
+struct GluParams {
+    void* out;          // T [rows, cols]
+    const void* input;  // T [rows, 2 * cols]: gate, then up
+    u32 rows;
+    u32 cols;
+};
+
+struct GatherRowsParams {
+    void* out;             // T [count, cols]
+    const void* input;     // T [., cols]
+    const u32* row_index;  // [count]
+    u32 count;
+    u32 cols;
+};
+
+struct CopyBlocksParams {
+    void* cache;       // of one KV group
+    const u32* pairs;  // [count, 2]: from, to
+    u64 block_bytes;
+    u32 count;
+    u32 reserved;
+};
+
+// ------------------------------------------------------------------------------------------- attention: cuda/qkv_post.cu
+
+struct QkvPostParams {
+    void* q;                // T [tokens, q_heads * head_size]
+    void* k_cache;          // T: the layer's keys in block 0, [KV_BLOCK, kv_heads, head_size]
+    void* v_cache;          // T: likewise its values
+    const void* qkv;        // T [tokens, (q_heads + 2 * kv_heads) * head_size]: q, k, v
+    const float* q_weight;  // [head_size], or [q_heads * head_size] if norm_whole_row; null: no norm
+    const float* k_weight;  // [head_size] or [kv_heads * head_size]; null: no norm
+    const float* cosine;    // [positions, rotary_dim / 2]; null: no rotary embedding
+    const float* sine;      // [positions, rotary_dim / 2]
+    const u32* positions;   // [tokens]
+    const u32* slots;       // [tokens]; NO_SLOT: not written
+    u64 block_stride;       // elements between the same layer of two blocks
+    u32 tokens;
+    u32 q_heads;
+    u32 kv_heads;
+    u32 head_size;
+    u32 rotary_dim;
+    u32 rope_interleaved;  // 0: pairs (i, i + rotary_dim / 2); 1: pairs (2i, 2i + 1)
+    u32 norm_whole_row;    // 0: each head by itself
+    float eps;
+    float weight_offset;
+    u32 reserved;
+};
+
+// ------------------------------------------------------------------------------------------- attention: cuda/attention_*.cu
+
+// Of prefill and of the plain kernel; decode adds to it.
+struct AttentionParams {
+    void* out;                // T [tokens, q_heads * head_size]
+    const void* q;            // T [tokens, q_heads * head_size]
+    const void* k_cache;      // T: the layer's keys in block 0, [KV_BLOCK, kv_heads, head_size]
+    const void* v_cache;      // T: likewise its values
+    const u32* block_table;   // [sequences, table_stride]
+    const u32* query_start;   // [sequences + 1]
+    const u32* seq_lens;      // [sequences]
+    const u32* plan;          // decode, prefill: what is to be done, see kernels/src/plan.rs
+    u64 block_stride;         // elements between the same layer of two blocks
+    u32 table_stride;
+    u32 sequences;
+    u32 q_heads;
+    u32 kv_heads;
+    u32 head_size;
+    u32 window;               // tokens that a query sees, itself included; 0: all
+    float scale;              // of the scores
+    float softcap;            // cap * tanh(score / cap); 0: none
+};
+
+struct PagedDecodeParams {
+    float* partial_out;   // [plan's splits, q_heads, head_size]: outputs of splits, not yet divided by their sums
+    float* partial_sums;  // [plan's splits, q_heads, 2]: maximum of the scores (base 2), sum of the weights
+    u32* tickets;         // [sequences, kv_heads * head_tiles], zero before the first launch, and left zero
+    AttentionParams attention;
+    u32 split_tokens;     // of a split, a multiple of KV_BLOCK
+    u32 reserved;
+};
+
+// ------------------------------------------------------------------------------------------- linear: cuda/gemm_*.cu, gemv.cu
+
+typedef signed char i8;
+
+// O is T, or float for Logits.
+// out[i, j] = softcap(scale * sum over c of input[i, c] * weight[j, c] + bias[j] + add[i, j])
+struct LinearParams {
+    const void* input;   // [m, k] T
+    const void* weight;  // [n, k] T
+    const float* bias;   // [n], or null
+    const void* add;     // [m, n] O with rows out_stride apart, or null; may be out itself
+    void* out;           // [m, n] O with rows out_stride apart
+    u32 m, n;
+    u32 k;               // a multiple of 8
+    u32 out_stride;      // elements, at least n
+    float scale;         // 1 for Linear
+    float softcap;       // cap * tanh(x / cap); 0: none
+};
+
+// ------------------------------------------------------------------------------------------- linear: cuda/quantized.cu
+
+// The planes of a repacked weight [n, k] (QuantLayout in Rust says what lies in each); those a format lacks are null.
+struct QuantWeight {
+    const u8* codes;   // 4-bit formats: 16 bytes a 32 elements; Q8_0: 32 bytes
+    const u8* high;    // Q6_K: 8 bytes a 32 elements, the upper two bits of the codes
+    const u8* scales;  // Q4_K: 16 bytes a 256 elements; Q6_K: one signed byte a 16 elements
+    const u8* deltas;  // Q4_0, Q8_0: f16 a 32 elements; Q4_1: two f16 a 32 elements; Q6_K: f16 a 256 elements
+};
+
+// Activations rounded to 8 bits in blocks of 32: codes * scale.
+struct QuantizeParams {
+    const void* input;  // [m, k] T
+    i8* codes;          // [m, k], -127..127
+    float* scales;      // [m, k / 32, 2]: scale, and scale * sum of the block's codes
+    u32 m;
+    u32 k;              // a multiple of 32
+};
+
+// As LinearParams, with a quantised weight and the activations that quantize_activations has made.
+struct QuantLinearParams {
+    QuantWeight weight;   // [n, k]
+    const i8* input;      // [m, k]
+    const float* scales;  // [m, k / 32, 2]
+    const float* bias;    // [n], or null
+    const void* add;      // [m, n] O with rows out_stride apart, or null; may be out itself
+    void* out;            // [m, n] O with rows out_stride apart
+    u32 m;                // at most the rows of the instance
+    u32 n, k;
+    u32 out_stride;
+    float scale;
+    float softcap;
+};
+
+// out[i, c] = scale * weight[r, c], r = row_ids[i] or i
+struct DequantizeParams {
+    QuantWeight weight;
+    const u32* row_ids;  // [rows], or null: the rows 0 .. rows in order
+    void* out;           // [rows, k] T
+    u32 rows;
+    u32 k;
+    float scale;
+    u32 reserved;
+};
+
+// ------------------------------------------------------------------------------------------- sampling: cuda/sampling_*.cu
+
+// What one row asks of the sampler.
+struct SamplingRow {
+    u64 seed;
+    u32 output_position;             // the draw is keyed by seed and output_position
+    u32 flags;                       // SAMPLING_*
+    float temperature;               // 0, below or NaN: greedy
+    u32 top_k;                       // 0: all
+    float top_p;                     // 1: all
+    float min_p;                     // 0: all
+    float presence_penalty;
+    float frequency_penalty;
+    float repetition_penalty;        // 1: none
+    u32 forced;                      // the token that is given, or SAMPLING_NONE
+    u32 mask_row;                    // row of masks, or SAMPLING_NONE
+    u32 bias_start, bias_end;        // entries of bias_ids and bias_values
+    u32 forbidden_start, forbidden_end;  // entries of forbidden_ids
+    u32 counts_start, counts_end;    // entries of count_ids and count_times
+    u32 listed_start, listed_end;    // entries of listed_ids: tokens to report in place of the most likely ones
+    u32 top;                         // tokens to report beside the row's own, at most SAMPLING_MAX_TOP
+};
+
+struct SamplingParams {
+    const float* logits;        // [rows, vocab] with rows row_stride apart, as the model gave them
+    float* adjusted;            // of the same shape: scratch for rows whose logits are changed before the choice
+    const SamplingRow* rows_of; // [rows]
+    const u32* masks;           // [.., mask_words]: bit id % 32 of word id / 32 set: allowed
+    const u32* bias_ids;
+    const float* bias_values;
+    const u32* forbidden_ids;
+    const u32* count_ids;       // tokens of prompt or output, each once a row
+    const u32* count_times;     // times generated; 0: in the prompt alone
+    const u32* listed_ids;
+    u32* ids;                   // [rows]: the token
+    u32* status;                // [rows]: SAMPLING_STATUS_*
+    float* logprobs;            // [rows]: of the token
+    u32* ranks;                 // [rows]: of the token, 1 for the most likely
+    u32* top_counts;            // [rows]: entries of top_ids and top_logprobs
+    u32* top_ids;               // [rows, top_stride], most likely first, ties by id
+    float* top_logprobs;        // [rows, top_stride]
+    u32 rows, vocab;
+    u32 row_stride;             // elements, a multiple of 4
+    u32 mask_words;             // ceil(vocab / 32)
+    u32 top_stride;
+    u32 reserved;
+};
+
+// Flags of a SamplingRow.
+constexpr u32 SAMPLING_ADJUST = 1;    // bias, forbidden tokens, mask or counts are given
+constexpr u32 SAMPLING_LOGPROBS = 2;  // log-probabilities are reported
+constexpr u32 SAMPLING_PADDING = 4;   // nothing is computed, nothing written
+
+// No token was left above minus infinity: the most likely allowed one was taken.
+constexpr u32 SAMPLING_STATUS_EXHAUSTED = 1;
+
+constexpr u32 SAMPLING_NONE = 0xffffffffu;
+// Most tokens that a row may report.
+constexpr u32 SAMPLING_MAX_TOP = 1024;

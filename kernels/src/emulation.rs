@@ -1,0 +1,278 @@
+//! Kernels on the CPU, for tests: the text that NVRTC would be given, compiled by g++ against the emulation in `emulation/`.
+//!
+//! [`compile`] makes a shared library of a program, once for each content; [`Emulation`] loads those of some instances and
+//! launches them. With `OCTAVO_EMULATION_SANITIZE` set, libraries are built with the address and undefined-behaviour sanitizers; the
+//! process must then run with `LD_PRELOAD` of [`address_sanitizer`].
+
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::{env, fs, io};
+
+use crate::manifest::{self, Instance};
+use crate::params::Params;
+
+/// The environment variable that asks for sanitizers.
+pub const SANITIZE: &str = "OCTAVO_EMULATION_SANITIZE";
+
+/// Why kernels could not be compiled, loaded or launched.
+#[derive(Debug)]
+pub struct EmulationError(String);
+
+impl std::fmt::Display for EmulationError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for EmulationError {}
+
+fn io_error(what: &Path) -> impl Fn(io::Error) -> EmulationError + '_ {
+    move |error| EmulationError(format!("{}: {error}", what.display()))
+}
+
+/// The order in which threads that could all go on do so, and CTAs run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Ascending.
+    Forward,
+    /// Descending.
+    Reverse,
+    /// By a generator of this seed.
+    Random(u64),
+}
+
+/// The folder of the emulation's sources.
+pub const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/emulation");
+
+/// The folder of this package's sources.
+fn package() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// What every compilation is given.
+fn options(sanitize: bool) -> Vec<String> {
+    let include = |folder| format!("-I{}", package().join(folder).display());
+    let mut options = vec![include("include"), include("emulation")];
+    options.extend(
+        "-std=c++17 -fPIC -fvisibility=hidden -fno-gnu-unique -fno-strict-aliasing -march=x86-64-v3 -Wall -Wextra -Wno-unknown-pragmas"
+            .split(' ')
+            .map(String::from),
+    );
+    options.extend(match sanitize {
+        // Frames are kept: reports are read by people.
+        true => "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
+            .split(' ')
+            .map(String::from)
+            .collect(),
+        false => vec!["-O2".to_owned()],
+    });
+    options
+}
+
+/// Where libraries are kept: in cargo's target folder if the running program lies in one, else among temporary files.
+pub fn cache_folder() -> PathBuf {
+    let executable = env::current_exe().unwrap_or_default();
+    let target = executable.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists());
+    target.map_or_else(env::temp_dir, Path::to_path_buf).join("emulation")
+}
+
+/// A hash of everything that a compilation of `text` depends on, the compiler's version included.
+fn key(text: &str, options: &[String]) -> Result<u64, EmulationError> {
+    let mut hasher = DefaultHasher::new();
+    (text, options, compiler_version()?).hash(&mut hasher);
+    for folder in ["include", "emulation"] {
+        hash_sources(&package().join(folder), &mut hasher)?;
+    }
+    Ok(hasher.finish())
+}
+
+/// Hashes the C++ files of a folder.
+fn hash_sources(folder: &Path, hasher: &mut DefaultHasher) -> Result<(), EmulationError> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).map_err(io_error(folder))? {
+        files.push(entry.map_err(io_error(folder))?.path());
+    }
+    files.sort();
+    for file in files.iter().filter(|f| f.extension().is_some_and(|e| e == "h" || e == "cpp")) {
+        fs::read(file).map_err(io_error(file))?.hash(hasher);
+    }
+    Ok(())
+}
+
+/// A hash of the emulation and of the sources in a folder below it.
+pub fn sources_key(folder: &str) -> Result<u64, EmulationError> {
+    let mut hasher = DefaultHasher::new();
+    key("", &options(is_sanitized()))?.hash(&mut hasher);
+    hash_sources(&Path::new(FOLDER).join(folder), &mut hasher)?;
+    Ok(hasher.finish())
+}
+
+fn is_sanitized() -> bool {
+    env::var_os(SANITIZE).is_some()
+}
+
+/// The C++ compiler: that of CXX, or g++.
+pub fn compiler() -> Command {
+    Command::new(env::var_os("CXX").as_deref().unwrap_or(OsStr::new("g++")))
+}
+
+/// Runs a command; what it printed.
+pub fn run(command: &mut Command) -> Result<Vec<u8>, EmulationError> {
+    let output = command.output().map_err(|e| EmulationError(format!("{command:?}: {e}")))?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    Err(EmulationError(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr))))
+}
+
+fn compiler_version() -> Result<Vec<u8>, EmulationError> {
+    run(compiler().arg("--version"))
+}
+
+/// The address sanitizer's library, which must be loaded before everything else.
+pub fn address_sanitizer() -> Result<PathBuf, EmulationError> {
+    let path = run(compiler().arg("-print-file-name=libasan.so"))?;
+    Ok(String::from_utf8_lossy(&path).trim().into())
+}
+
+/// Makes `path` by `make`, which is given a name of its own beside it: whoever else wants the same file sees all of it or nothing.
+pub fn make_once(path: &Path, make: impl FnOnce(&Path) -> Result<(), EmulationError>) -> Result<(), EmulationError> {
+    // One process compiles one thing at a time, so that threads that want the same library compile it once.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if path.exists() {
+        return Ok(());
+    }
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(io_error(folder))?;
+    }
+    let partial = path.with_extension(format!("{}.partial", std::process::id()));
+    make(&partial)?;
+    fs::rename(&partial, path).map_err(io_error(path))
+}
+
+/// What the compiler is given to make a library of kernels, beside their text: options, and the emulation's objects, which are
+/// compiled unless they have been before.
+pub fn library_arguments() -> Result<(Vec<String>, Vec<PathBuf>), EmulationError> {
+    let mut options = options(is_sanitized());
+    let folder = cache_folder();
+    let mut objects = Vec::new();
+    let machine = key("", &options)?;
+    for part in ["scheduler", "instructions"] {
+        let object = folder.join(format!("{part}-{machine:016x}.o"));
+        make_once(&object, |partial| {
+            let source = package().join("emulation").join(part).with_extension("cpp");
+            run(compiler().args(&options).arg("-c").arg(source).arg("-o").arg(partial)).map(drop)
+        })?;
+        objects.push(object);
+    }
+    options.extend(["-shared".to_owned(), "-Wl,-Bsymbolic".to_owned()]);
+    Ok((options, objects))
+}
+
+/// The shared library of a program, as [`manifest::program`] writes it: its kernels by name, behind the functions of
+/// `emulation/emu.h`. It is compiled unless it has been before.
+pub fn compile(program: &str) -> Result<PathBuf, EmulationError> {
+    let (options, objects) = library_arguments()?;
+    let library = cache_folder().join(format!("kernels-{:016x}.so", key(program, &options)?));
+    make_once(&library, |partial| {
+        let source = library.with_extension("cpp");
+        fs::write(&source, program).map_err(io_error(&source))?;
+        let mut command = compiler();
+        command.args(&options).args(&objects).args(["-x", "c++"]).arg(source).arg("-o").arg(partial);
+        run(&mut command).map(drop)
+    })?;
+    Ok(library)
+}
+
+type Launch = unsafe extern "C" fn(*const c_char, *const u32, *const u32, u32, *const c_void, usize) -> c_int;
+type SetOrder = unsafe extern "C" fn(c_int, u64);
+type Error = unsafe extern "C" fn() -> *const c_char;
+
+/// A library of kernels that has been loaded. It stays loaded: threads keep state of it.
+struct Library {
+    launch: Launch,
+    set_order: SetOrder,
+    error: Error,
+}
+
+impl Library {
+    fn open(path: &Path) -> Result<Self, EmulationError> {
+        let failed = |e: libloading::Error| EmulationError(format!("{}: {e}", path.display()));
+        // SAFETY: the library is ours, and its constructors only list its kernels; `emu.h` declares the functions with
+        // these types, and they stay valid because the library is never closed.
+        unsafe {
+            let library = std::mem::ManuallyDrop::new(libloading::Library::new(path).map_err(failed)?);
+            Ok(Self {
+                launch: *library.get::<Launch>("emu_launch").map_err(failed)?,
+                set_order: *library.get::<SetOrder>("emu_set_order").map_err(failed)?,
+                error: *library.get::<Error>("emu_error").map_err(failed)?,
+            })
+        }
+    }
+}
+
+/// Instances that can be launched.
+pub struct Emulation {
+    /// By name of the instance.
+    kernels: Vec<(Instance, usize)>,
+    libraries: Vec<Library>,
+}
+
+impl Emulation {
+    /// Compiles and loads `instances`.
+    pub fn new(instances: &[Instance]) -> Result<Self, EmulationError> {
+        let mut this = Self { kernels: Vec::new(), libraries: Vec::new() };
+        for source in manifest::sources(instances) {
+            this.libraries.push(Library::open(&compile(&manifest::program(source, instances))?)?);
+            let of_source = instances.iter().filter(|i| i.source == source);
+            this.kernels.extend(of_source.map(|i| (i.clone(), this.libraries.len() - 1)));
+        }
+        Ok(this)
+    }
+
+    /// Runs a kernel to its end on the calling thread.
+    ///
+    /// # Safety
+    /// What the kernel reads and writes through the addresses in `params` is memory that it may read and write.
+    pub unsafe fn launch<P: Params>(
+        &self,
+        order: Order,
+        instance: &Instance,
+        grid: [u32; 3],
+        dynamic_shared: usize,
+        params: &P,
+    ) -> Result<(), EmulationError> {
+        let (found, library) = self
+            .kernels
+            .iter()
+            .find(|(i, _)| i == instance)
+            .ok_or_else(|| EmulationError(format!("{} has not been compiled", instance.name)))?;
+        let library = &self.libraries[*library];
+        if found.params != P::NAME || dynamic_shared > found.dynamic_shared {
+            let reason = format!("{} takes {} and {} bytes", found.name, found.params, found.dynamic_shared);
+            return Err(EmulationError(reason));
+        }
+        let name = CString::new(found.name.as_str()).map_err(|e| EmulationError(e.to_string()))?;
+        let (order, seed) = match order {
+            Order::Forward => (0, 0),
+            Order::Reverse => (1, 0),
+            Order::Random(seed) => (2, seed),
+        };
+        let (block, bytes) = ([found.threads, 1, 1], params.bytes());
+        // SAFETY: the arguments are what `emu.h` says; the kernel's own accesses are the caller's promise.
+        let status = unsafe {
+            (library.set_order)(order, seed);
+            let params = bytes.as_ptr().cast();
+            (library.launch)(name.as_ptr(), grid.as_ptr(), block.as_ptr(), dynamic_shared as u32, params, bytes.len())
+        };
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: the string lives until this thread's next launch.
+        Err(EmulationError(unsafe { CStr::from_ptr((library.error)()) }.to_string_lossy().into_owned()))
+    }
+}

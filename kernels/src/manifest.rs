@@ -1,0 +1,280 @@
+//! Every kernel instance: which template with which arguments, from which source, launched with how many threads.
+//!
+//! Whoever launches a kernel asks for its instance by typed values ([`gemv`], [`paged_decode`], ...) and never writes a name.
+//! [`all`] lists what a chip can be asked for: it is what `octavo kernels build` makes and what the compile check covers.
+
+mod attention;
+mod linear;
+mod rows;
+mod sampling;
+
+use std::fmt::Write as _;
+
+pub use attention::{HEAD_SIZES, decode_head_tile, paged_attention, paged_decode, paged_prefill, qkv_post};
+pub use linear::{GemmTile, dequantize, gemm, gemv, gemv_rows, mmvq, mmvq_rows, quantize_activations};
+pub use rows::{Activation, NormMean, copy_blocks, embed, gather_rows, glu, norm};
+pub use sampling::{sampling_adjust, sampling_draw, sampling_logprobs};
+
+use crate::params::Params;
+use crate::sources::Source;
+
+/// Element type of activations, dense weights and the KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Dtype {
+    /// IEEE single precision: for exactness and for checks.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16; from sm_80 on.
+    Bf16,
+}
+
+impl Dtype {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
+
+    /// As in names of instances and in `--dtype`'s short forms.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    /// The type's name in C.
+    pub const fn c_name(self) -> &'static str {
+        match self {
+            Self::F32 => "float",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    /// Bytes of an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
+/// A chip by its compute capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Chip {
+    /// 7 for Volta and Turing, 8 for Ampere and Ada, 9 for Hopper.
+    pub major: u32,
+    /// 0 for a V100, 9 for an L40S, 0 for an H100.
+    pub minor: u32,
+}
+
+impl Chip {
+    /// V100.
+    pub const SM_70: Self = Self { major: 7, minor: 0 };
+    /// L40S.
+    pub const SM_89: Self = Self { major: 8, minor: 9 };
+    /// H100 and H200.
+    pub const SM_90: Self = Self { major: 9, minor: 0 };
+    /// The chips that every change is compiled for.
+    pub const CHECKED: [Self; 3] = [Self::SM_70, Self::SM_89, Self::SM_90];
+
+    /// The compiler's name of the chip: `sm_89`, and `sm_90a` with what only that chip has.
+    pub fn arch(self) -> String {
+        let suffix = if self == Self::SM_90 { "a" } else { "" };
+        format!("sm_{}{}{suffix}", self.major, self.minor)
+    }
+
+    /// The chip of a compiler's name.
+    pub fn parse(arch: &str) -> Option<Self> {
+        let digits = arch.strip_prefix("sm_")?.trim_end_matches('a');
+        let at = digits.len().checked_sub(1)?;
+        let chip = Self { major: digits.get(..at)?.parse().ok()?, minor: digits.get(at..)?.parse().ok()? };
+        (chip.arch() == arch).then_some(chip)
+    }
+
+    /// Whether there are bf16, `cp.async`, `ldmatrix` and the tensor-core instructions of Ampere.
+    pub const fn has_sm80(self) -> bool {
+        self.major >= 8
+    }
+
+    /// Whether kernels of this element type are made for the chip.
+    pub const fn has(self, dtype: Dtype) -> bool {
+        !matches!(dtype, Dtype::Bf16) || self.has_sm80()
+    }
+}
+
+/// The chips that an instance is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chips {
+    /// Every one.
+    All,
+    /// Up to sm_75.
+    BeforeSm80,
+    /// sm_80 and later.
+    FromSm80,
+}
+
+impl Chips {
+    /// Whether `chip` is among them.
+    pub const fn contains(self, chip: Chip) -> bool {
+        match self {
+            Self::All => true,
+            Self::BeforeSm80 => !chip.has_sm80(),
+            Self::FromSm80 => chip.has_sm80(),
+        }
+    }
+}
+
+/// One entry point.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Instance {
+    /// The file with its template.
+    pub source: Source,
+    /// Name of the entry point, unique in the manifest.
+    pub name: String,
+    /// The template with its arguments, as C++.
+    pub call: String,
+    /// Name of the parameter struct.
+    pub params: &'static str,
+    /// Its bytes.
+    pub params_bytes: usize,
+    /// Threads of a CTA.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory of a launch; where a launch may ask for less, the most.
+    pub dynamic_shared: usize,
+    /// Where it can run.
+    pub chips: Chips,
+    /// Whether one CTA a multiprocessor is enough, so that the compiler need save no registers for a second one.
+    pub alone: bool,
+}
+
+impl Instance {
+    /// An instance with parameters P, without dynamic shared memory, for every chip.
+    pub(crate) fn new<P: Params>(source: Source, name: String, call: String, threads: u32) -> Self {
+        Self {
+            source,
+            name,
+            call,
+            params: P::NAME,
+            params_bytes: size_of::<P>(),
+            threads,
+            dynamic_shared: 0,
+            chips: Chips::All,
+            alone: false,
+        }
+    }
+
+    /// With all registers.
+    pub(crate) fn alone(self) -> Self {
+        Self { alone: true, ..self }
+    }
+
+    /// With that much dynamic shared memory.
+    pub(crate) fn with_shared(self, dynamic_shared: usize) -> Self {
+        Self { dynamic_shared, ..self }
+    }
+
+    /// For these chips alone.
+    pub(crate) fn on(self, chips: Chips) -> Self {
+        Self { chips, ..self }
+    }
+
+    /// For the chips that have the element type.
+    pub(crate) fn of(self, dtype: Dtype) -> Self {
+        if dtype == Dtype::Bf16 { self.on(Chips::FromSm80) } else { self }
+    }
+
+    /// The line that makes the entry point.
+    fn line(&self) -> String {
+        let kernel = if self.alone { "KERNEL_ALONE" } else { "KERNEL" };
+        format!("{kernel}({}, {}, {}, {})", self.name, self.threads, self.params, self.call)
+    }
+}
+
+/// Every instance that can be asked for on a chip.
+pub fn all(chip: Chip) -> Vec<Instance> {
+    let families = [rows::all(chip), attention::all(chip), linear::all(chip), sampling::all()];
+    let instances: Vec<_> = families.into_iter().flatten().collect();
+    debug_assert!(instances.iter().all(|i| i.chips.contains(chip)));
+    instances
+}
+
+/// The sources of `instances`, each once, in order of first mention.
+pub fn sources(instances: &[Instance]) -> Vec<Source> {
+    let mut sources: Vec<Source> = Vec::new();
+    for instance in instances {
+        if !sources.contains(&instance.source) {
+            sources.push(instance.source);
+        }
+    }
+    sources
+}
+
+/// The text that a compiler is given, beside the [`HEADERS`](crate::sources::HEADERS): the source with an entry point for each
+/// of `instances` that is of it.
+pub fn program(source: Source, instances: &[Instance]) -> String {
+    let mut text = format!("#line 1 \"{}\"\n{}\n#line 1 \"manifest\"\n", source.path, source.text);
+    for instance in instances.iter().filter(|i| i.source == source) {
+        let _ = writeln!(text, "{}", instance.line());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_say_one_thing() {
+        for chip in Chip::CHECKED {
+            let instances = all(chip);
+            assert!(!instances.is_empty());
+            let names: BTreeSet<_> = instances.iter().map(|i| i.name.as_str()).collect();
+            assert_eq!(names.len(), instances.len(), "{}: a name twice", chip.arch());
+            let calls: BTreeSet<_> = instances.iter().map(|i| (i.call.as_str(), i.threads)).collect();
+            assert_eq!(calls.len(), instances.len(), "{}: an instance under two names", chip.arch());
+        }
+    }
+
+    #[test]
+    fn a_name_means_the_same_on_every_chip() {
+        let instances: Vec<_> = Chip::CHECKED.into_iter().flat_map(all).collect();
+        for (i, a) in instances.iter().enumerate() {
+            assert!(instances[..i].iter().all(|b| a.name != b.name || a == b), "{} is two instances", a.name);
+        }
+    }
+
+    #[test]
+    fn volta_is_not_asked_for_what_it_lacks() {
+        let instances = all(Chip::SM_70);
+        assert!(instances.iter().all(|i| !i.name.contains("bf16") && i.chips != Chips::FromSm80));
+        assert!(instances.iter().any(|i| i.chips == Chips::BeforeSm80));
+        assert!(all(Chip::SM_89).iter().any(|i| i.name.contains("bf16")));
+    }
+
+    #[test]
+    fn every_source_is_used_and_holds_what_is_called() {
+        let instances: Vec<_> = Chip::CHECKED.into_iter().flat_map(all).collect();
+        assert_eq!(sources(&instances).len(), crate::sources::SOURCES.len());
+        for instance in instances {
+            let template = instance.call.split('<').next().expect("a name");
+            assert_ne!(template, instance.name, "an entry point beside a function of its name cannot call it");
+            let defined = format!("void {template}(const {}& ", instance.params);
+            assert!(instance.source.text.contains(&defined), "{}: no `{defined}`", instance.source.path);
+        }
+    }
+
+    #[test]
+    fn chips_are_read_as_they_are_written() {
+        for chip in Chip::CHECKED {
+            assert_eq!(Chip::parse(&chip.arch()), Some(chip));
+        }
+        assert_eq!(Chip::parse("sm_86"), Some(Chip { major: 8, minor: 6 }));
+        for wrong in ["", "sm_", "sm_9", "90", "sm_90", "sm_89a", "compute_70"] {
+            assert_eq!(Chip::parse(wrong), None, "{wrong}");
+        }
+    }
+}

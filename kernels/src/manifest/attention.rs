@@ -1,0 +1,81 @@
+//! The attention family: `QkvPost`, `PagedAttention`.
+
+use super::{Chip, Chips, Dtype, Instance};
+use crate::params::{AttentionParams, PagedDecodeParams, QkvPostParams};
+use crate::plan::PrefillPlan;
+use crate::sources;
+
+/// Head sizes that the kernels of 16-bit types are made for; [`paged_attention`] takes the others.
+pub const HEAD_SIZES: [usize; 4] = [64, 96, 128, 256];
+
+/// Query heads that a CTA of [`paged_decode`] takes at once.
+const HEAD_TILES: [u32; 4] = [1, 2, 4, 8];
+
+/// The head tile of the [`paged_decode`] instance for `group` query heads a KV head: it takes them all, or eight at a time.
+pub fn decode_head_tile(group: usize) -> u32 {
+    HEAD_TILES.into_iter().find(|&tile| group <= tile as usize).unwrap_or(8)
+}
+
+/// Split of qkv, norm and rotary embedding of q and k, cache write.
+pub fn qkv_post(dtype: Dtype) -> Instance {
+    let (call, name) = (format!("qkv_post<{}>", dtype.c_name()), format!("qkv_post_{}", dtype.name()));
+    Instance::new::<QkvPostParams>(sources::QKV_POST, name, call, 128).of(dtype)
+}
+
+/// Attention of any head size, decode and prefill alike, by f32 arithmetic.
+pub fn paged_attention(dtype: Dtype) -> Instance {
+    let (call, name) = (format!("paged_attention<{}>", dtype.c_name()), format!("paged_attention_{}", dtype.name()));
+    Instance::new::<AttentionParams>(sources::ATTENTION_PLAIN, name, call, 128).of(dtype)
+}
+
+/// Decode attention for `group` query heads a KV head; `None` where [`paged_attention`] has to do.
+pub fn paged_decode(dtype: Dtype, head_size: usize, group: usize) -> Option<Instance> {
+    if dtype == Dtype::F32 || !HEAD_SIZES.contains(&head_size) {
+        return None;
+    }
+    let tile = decode_head_tile(group);
+    let call = format!("paged_decode<{}, {head_size}, {tile}>", dtype.c_name());
+    let name = format!("paged_decode_{}_d{head_size}_g{tile}", dtype.name());
+    let instance = Instance::new::<PagedDecodeParams>(sources::ATTENTION_DECODE, name, call, 128).of(dtype);
+    // Left to itself the compiler spills a little for a CTA more.
+    Some(if tile == 1 { instance.alone() } else { instance })
+}
+
+/// Prefill attention on a chip's tensor cores; `None` where [`paged_attention`] has to do.
+pub fn paged_prefill(chip: Chip, dtype: Dtype, head_size: usize) -> Option<Instance> {
+    if dtype == Dtype::F32 || !HEAD_SIZES.contains(&head_size) {
+        return None;
+    }
+    let queries = PrefillPlan::QUERIES as usize;
+    // A row in shared memory is a head and 16 bytes, of 16-bit elements.
+    let row_bytes = (head_size + 8) * 2;
+    if chip.has_sm80() {
+        // Keys and values of a tile; queries too where they do not fit into registers.
+        let rows = if head_size > 128 { queries + 2 * 32 } else { 2 * 64 };
+        let call = format!("paged_prefill<{}, {head_size}>", dtype.c_name());
+        let name = format!("paged_prefill_{}_d{head_size}", dtype.name());
+        let instance = Instance::new::<AttentionParams>(sources::ATTENTION_PREFILL, name, call, 128);
+        return Some(instance.with_shared(rows * row_bytes).on(Chips::FromSm80));
+    }
+    if dtype != Dtype::F16 {
+        return None;
+    }
+    // Queries, a tile of 32 keys and one of values; each query's weights of the tile, in rows of 32 and 8 more.
+    let shared = (queries + 2 * 32) * row_bytes + queries * (32 + 8) * 2;
+    let call = format!("paged_prefill_volta<{head_size}>");
+    let name = format!("paged_prefill_volta_d{head_size}");
+    let instance = Instance::new::<AttentionParams>(sources::ATTENTION_PREFILL_VOLTA, name, call, 128);
+    Some(instance.with_shared(shared).on(Chips::BeforeSm80))
+}
+
+pub(super) fn all(chip: Chip) -> Vec<Instance> {
+    let mut instances = Vec::new();
+    for dtype in Dtype::ALL.into_iter().filter(|&d| chip.has(d)) {
+        instances.extend([qkv_post(dtype), paged_attention(dtype)]);
+        for size in HEAD_SIZES {
+            instances.extend(HEAD_TILES.into_iter().filter_map(|tile| paged_decode(dtype, size, tile as usize)));
+            instances.extend(paged_prefill(chip, dtype, size));
+        }
+    }
+    instances
+}

@@ -1,0 +1,93 @@
+//! Kernels that work row by row: `Embed`, `Norm`, `Glu`, `GatherRows`, and the copy of KV blocks.
+
+use super::{Chip, Dtype, Instance};
+use crate::params::{CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams, Params};
+use crate::sources;
+
+/// Which mean a norm takes out of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormMean {
+    /// RMS norm: none.
+    Rms,
+    /// Layer norm: the arithmetic one.
+    Layer,
+}
+
+/// The activation of a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x · sigmoid(x)`.
+    Silu,
+    /// Gaussian error linear unit by the error function.
+    Gelu,
+    /// Its tanh approximation.
+    GeluTanh,
+}
+
+impl NormMean {
+    const ALL: [Self; 2] = [Self::Rms, Self::Layer];
+
+    const fn c_name(self) -> &'static str {
+        match self {
+            Self::Rms => "RMS",
+            Self::Layer => "LAYER",
+        }
+    }
+}
+
+impl Activation {
+    const ALL: [Self; 3] = [Self::Silu, Self::Gelu, Self::GeluTanh];
+
+    const fn c_name(self) -> &'static str {
+        match self {
+            Self::Silu => "SILU",
+            Self::Gelu => "GELU",
+            Self::GeluTanh => "GELU_TANH",
+        }
+    }
+}
+
+fn instance<P: Params>(template: &str, dtype: Dtype, variant: &str, threads: u32) -> Instance {
+    let (c_name, name) = (dtype.c_name(), dtype.name());
+    let [call, name] = match variant {
+        "" => [format!("{template}<{c_name}>"), format!("{template}_{name}")],
+        _ => [format!("{template}<{c_name}, {variant}>"), format!("{template}_{}_{name}", variant.to_lowercase())],
+    };
+    Instance::new::<P>(sources::ROWS, name, call, threads).of(dtype)
+}
+
+/// Rows of a dense embedding table.
+pub fn embed(dtype: Dtype) -> Instance {
+    instance::<EmbedParams>("embed", dtype, "", 128)
+}
+
+/// RMS norm or layer norm, with the residual added first where there is one.
+pub fn norm(dtype: Dtype, mean: NormMean) -> Instance {
+    let shared = NormParams::dynamic_shared(MAX_NORM_COLS);
+    instance::<NormParams>("norm", dtype, mean.c_name(), 256).with_shared(shared)
+}
+
+/// The gated activation.
+pub fn glu(dtype: Dtype, activation: Activation) -> Instance {
+    instance::<GluParams>("glu", dtype, activation.c_name(), 128)
+}
+
+/// Rows by their numbers.
+pub fn gather_rows(dtype: Dtype) -> Instance {
+    instance::<GatherRowsParams>("gather_rows", dtype, "", 128)
+}
+
+/// Whole KV blocks, of any element type.
+pub fn copy_blocks() -> Instance {
+    Instance::new::<CopyBlocksParams>(sources::ROWS, "copy_blocks".into(), "copy_pairs".into(), 256)
+}
+
+pub(super) fn all(chip: Chip) -> Vec<Instance> {
+    let mut instances = vec![copy_blocks()];
+    for dtype in Dtype::ALL.into_iter().filter(|&d| chip.has(d)) {
+        instances.extend([embed(dtype), gather_rows(dtype)]);
+        instances.extend(NormMean::ALL.map(|mean| norm(dtype, mean)));
+        instances.extend(Activation::ALL.map(|activation| glu(dtype, activation)));
+    }
+    instances
+}

@@ -1,0 +1,225 @@
+//! NVRTC, the compiler of CUDA C++ that is a library: opened at run time from a path, so nothing of CUDA is linked.
+//!
+//! It needs neither a GPU nor a driver, makes code for any chip that it knows, and may be called by several threads at once.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::Path;
+use std::ptr;
+
+use libloading::Library;
+
+use crate::manifest::Chip;
+use crate::sources::HEADERS;
+
+/// Options that every program is compiled with, beside the chip: part of what a cached result depends on.
+pub const OPTIONS: &[&str] = &["--std=c++17", "--ptxas-options=-v", "--ptxas-options=--warn-on-spills"];
+
+/// Why nothing was compiled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NvrtcError {
+    /// The file is not there, or is no NVRTC.
+    Open(String),
+    /// A call failed: which, and what NVRTC says of it.
+    Call(&'static str, String),
+    /// The program is wrong, or the chip is unknown: the compiler's messages.
+    Compile(String),
+}
+
+impl std::fmt::Display for NvrtcError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Open(reason) => write!(f, "NVRTC cannot be opened: {reason}"),
+            Self::Call(call, reason) => write!(f, "{call} failed: {reason}"),
+            Self::Compile(log) => write!(f, "NVRTC refuses the program:\n{log}"),
+        }
+    }
+}
+
+impl std::error::Error for NvrtcError {}
+
+/// What a compilation gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compiled {
+    /// Code for the chip, as the driver loads it.
+    pub cubin: Vec<u8>,
+    /// Warnings, and what each kernel uses (registers, shared memory, spills).
+    pub log: String,
+}
+
+type Program = *mut c_void;
+type Status = c_int;
+
+/// The functions that are used, as `nvrtc.h` declares them.
+#[derive(Debug)]
+struct Functions {
+    error_string: unsafe extern "C" fn(Status) -> *const c_char,
+    version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status,
+    arch_count: unsafe extern "C" fn(*mut c_int) -> Status,
+    archs: unsafe extern "C" fn(*mut c_int) -> Status,
+    create: unsafe extern "C" fn(
+        *mut Program,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> Status,
+    destroy: unsafe extern "C" fn(*mut Program) -> Status,
+    compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> Status,
+    cubin_size: unsafe extern "C" fn(Program, *mut usize) -> Status,
+    cubin: unsafe extern "C" fn(Program, *mut c_char) -> Status,
+    log_size: unsafe extern "C" fn(Program, *mut usize) -> Status,
+    log: unsafe extern "C" fn(Program, *mut c_char) -> Status,
+}
+
+/// An opened library.
+#[derive(Debug)]
+pub struct Nvrtc {
+    functions: Functions,
+    version: (u32, u32),
+    archs: Vec<u32>,
+    /// Last, as the functions are of it.
+    _library: Library,
+}
+
+impl Nvrtc {
+    /// Opens the library at `path`, or of that name where the system looks for libraries.
+    pub fn open(path: &Path) -> Result<Self, NvrtcError> {
+        let reason = |e: libloading::Error| NvrtcError::Open(format!("{}: {e}", path.display()));
+        // SAFETY: initialisers of NVRTC have no preconditions; another library at this path is the caller's doing.
+        let library = unsafe { Library::new(path) }.map_err(reason)?;
+        /// Looks a function up.
+        macro_rules! symbol {
+            ($name:literal) => {
+                // SAFETY: the field that it initialises has the type that `nvrtc.h` gives to this function, and the library
+                // is kept as long as the pointer.
+                *unsafe { library.get($name.as_bytes()) }.map_err(reason)?
+            };
+        }
+        let functions = Functions {
+            error_string: symbol!("nvrtcGetErrorString"),
+            version: symbol!("nvrtcVersion"),
+            arch_count: symbol!("nvrtcGetNumSupportedArchs"),
+            archs: symbol!("nvrtcGetSupportedArchs"),
+            create: symbol!("nvrtcCreateProgram"),
+            destroy: symbol!("nvrtcDestroyProgram"),
+            compile: symbol!("nvrtcCompileProgram"),
+            cubin_size: symbol!("nvrtcGetCUBINSize"),
+            cubin: symbol!("nvrtcGetCUBIN"),
+            log_size: symbol!("nvrtcGetProgramLogSize"),
+            log: symbol!("nvrtcGetProgramLog"),
+        };
+        let mut nvrtc = Self { functions, version: (0, 0), archs: Vec::new(), _library: library };
+        let (mut major, mut minor, mut count) = (0, 0, 0);
+        // SAFETY: both write the numbers that they are given the addresses of.
+        nvrtc.check("nvrtcVersion", unsafe { (nvrtc.functions.version)(&mut major, &mut minor) })?;
+        // SAFETY: as above.
+        nvrtc.check("nvrtcGetNumSupportedArchs", unsafe { (nvrtc.functions.arch_count)(&mut count) })?;
+        let mut archs = vec![0; usize::try_from(count).unwrap_or(0)];
+        // SAFETY: it writes as many numbers as the call before has told.
+        nvrtc.check("nvrtcGetSupportedArchs", unsafe { (nvrtc.functions.archs)(archs.as_mut_ptr()) })?;
+        nvrtc.version = (major.unsigned_abs(), minor.unsigned_abs());
+        nvrtc.archs = archs.into_iter().map(i32::unsigned_abs).collect();
+        Ok(nvrtc)
+    }
+
+    /// `(12, 9)`.
+    pub fn version(&self) -> (u32, u32) {
+        self.version
+    }
+
+    /// Whether it makes code for the chip: version 13 does not for a V100.
+    pub fn supports(&self, chip: Chip) -> bool {
+        self.archs.contains(&(chip.major * 10 + chip.minor))
+    }
+
+    /// Compiles the text of a [`program`](crate::manifest::program) to code for `chip`. `name` stands in messages.
+    pub fn compile(&self, name: &str, text: &str, chip: Chip) -> Result<Compiled, NvrtcError> {
+        let program = self.create(name, text)?;
+        let options = options(chip).into_iter().map(c_string).collect::<Result<Vec<_>, _>>()?;
+        let pointers: Vec<_> = options.iter().map(|o| o.as_ptr()).collect();
+        let count = c_int::try_from(pointers.len()).unwrap_or(c_int::MAX);
+        // SAFETY: the program exists, and the options are as many strings as are said.
+        let status = unsafe { (self.functions.compile)(program.handle, count, pointers.as_ptr()) };
+        let log = self.read("nvrtcGetProgramLog", program.handle, self.functions.log_size, self.functions.log)?;
+        let log = String::from_utf8_lossy(log.strip_suffix(&[0]).unwrap_or(&log)).into_owned();
+        if status != 0 {
+            return Err(NvrtcError::Compile(if log.trim().is_empty() { self.message(status) } else { log }));
+        }
+        let cubin = self.read("nvrtcGetCUBIN", program.handle, self.functions.cubin_size, self.functions.cubin)?;
+        Ok(Compiled { cubin, log })
+    }
+
+    fn create(&self, name: &str, text: &str) -> Result<Handle<'_>, NvrtcError> {
+        let (name, text) = (c_string(name)?, c_string(text)?);
+        let include_names = HEADERS.iter().map(|h| c_string(h.0)).collect::<Result<Vec<_>, _>>()?;
+        let headers = HEADERS.iter().map(|h| c_string(h.1)).collect::<Result<Vec<_>, _>>()?;
+        let pointers = |strings: &[CString]| strings.iter().map(|s| s.as_ptr()).collect::<Vec<_>>();
+        let (include_names, headers) = (pointers(&include_names), pointers(&headers));
+        let mut handle = ptr::null_mut();
+        // SAFETY: all strings end with 0 and outlive the call, which copies them; there are as many headers as names.
+        let status = unsafe {
+            let count = c_int::try_from(headers.len()).unwrap_or(0);
+            (self.functions.create)(
+                &mut handle,
+                text.as_ptr(),
+                name.as_ptr(),
+                count,
+                headers.as_ptr(),
+                include_names.as_ptr(),
+            )
+        };
+        self.check("nvrtcCreateProgram", status)?;
+        Ok(Handle { nvrtc: self, handle })
+    }
+
+    /// What a pair of functions gives: the size, then so many bytes.
+    fn read(
+        &self,
+        call: &'static str,
+        program: Program,
+        size_of: unsafe extern "C" fn(Program, *mut usize) -> Status,
+        read: unsafe extern "C" fn(Program, *mut c_char) -> Status,
+    ) -> Result<Vec<u8>, NvrtcError> {
+        let mut size = 0;
+        // SAFETY: it writes the number that it is given the address of.
+        self.check(call, unsafe { size_of(program, &mut size) })?;
+        let mut bytes = vec![0; size];
+        // SAFETY: it writes as many bytes as the call before has told.
+        self.check(call, unsafe { read(program, bytes.as_mut_ptr().cast()) })?;
+        Ok(bytes)
+    }
+
+    fn check(&self, call: &'static str, status: Status) -> Result<(), NvrtcError> {
+        if status == 0 { Ok(()) } else { Err(NvrtcError::Call(call, self.message(status))) }
+    }
+
+    fn message(&self, status: Status) -> String {
+        // SAFETY: it gives a constant string for every number.
+        let message = unsafe { CStr::from_ptr((self.functions.error_string)(status)) };
+        message.to_string_lossy().into_owned()
+    }
+}
+
+/// A program that is destroyed with its handle.
+struct Handle<'a> {
+    nvrtc: &'a Nvrtc,
+    handle: Program,
+}
+
+impl Drop for Handle<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the program exists and is used no more. A failure would leave memory in use, no more.
+        unsafe { (self.nvrtc.functions.destroy)(&mut self.handle) };
+    }
+}
+
+/// The options for a chip.
+pub fn options(chip: Chip) -> Vec<String> {
+    let arch = format!("--gpu-architecture={}", chip.arch());
+    std::iter::once(arch).chain(OPTIONS.iter().map(|o| (*o).to_owned())).collect()
+}
+
+fn c_string(text: impl Into<Vec<u8>>) -> Result<CString, NvrtcError> {
+    CString::new(text).map_err(|_| NvrtcError::Compile("a text with a zero byte".into()))
+}

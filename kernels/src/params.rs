@@ -1,0 +1,77 @@
+//! The parameters of every kernel: the structs of `include/params.h` in Rust. A kernel has one parameter, its struct by value.
+//!
+//! T in the comments is the element type of activations, weights and cache: `f32`, `f16` or `bf16`, one for a whole program.
+
+mod attention;
+mod linear;
+mod rows;
+mod sampling;
+
+pub use attention::{
+    AttentionParams, MAX_HEAD_SIZE, MAX_SPLIT_TOKENS, PagedDecodeParams, QKV_POST_HEADS, QkvPostParams,
+};
+pub use linear::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams};
+pub use rows::{CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams};
+pub use sampling::{
+    SAMPLING_ADJUST, SAMPLING_LOGPROBS, SAMPLING_MAX_TOP, SAMPLING_NONE, SAMPLING_PADDING, SAMPLING_STATUS_EXHAUSTED,
+    SamplingParams, SamplingRow,
+};
+
+/// An address on the device; 0 is null.
+pub type DevicePtr = u64;
+
+/// Tokens of a KV block.
+pub const KV_BLOCK: usize = 16;
+
+/// The slot of a token whose key and value are not written: a padding row of a captured graph.
+pub const NO_SLOT: u32 = u32::MAX;
+
+/// A parameter struct, as the launch needs it and as the test of its layout does.
+///
+/// # Safety
+/// The type is `repr(C)`, has no padding and holds plain numbers only: [`Params::bytes`] reads all of it.
+pub unsafe trait Params: Copy {
+    /// Its name, here and in C.
+    const NAME: &'static str;
+    /// Every field with its offset in bytes.
+    const FIELDS: &'static [(&'static str, usize)];
+
+    /// The struct as a launch passes it.
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the trait promises that every byte of the struct is initialised.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
+    }
+}
+
+/// Defines parameter structs: `repr(C)`, all fields public, [`Params`] implemented, padding refused.
+macro_rules! params {
+    ($($(#[$struct_doc:meta])* $name:ident { $($(#[$doc:meta])* $field:ident: $type:ty,)* })*) => {$(
+        $(#[$struct_doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq)]
+        pub struct $name { $($(#[$doc])* pub $field: $type,)* }
+
+        const _: () = assert!(0 $(+ size_of::<$type>())* == size_of::<$name>(), "hidden padding");
+
+        // SAFETY: `repr(C)`; the assertion above shows that there is no padding, and fields are numbers or such structs.
+        unsafe impl $crate::params::Params for $name {
+            const NAME: &'static str = stringify!($name);
+            const FIELDS: &'static [(&'static str, usize)] =
+                &[$((stringify!($field), std::mem::offset_of!($name, $field))),*];
+        }
+    )*};
+}
+pub(crate) use params;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_the_fields_in_order() {
+        let params = GatherRowsParams { out: 1, input: 2, row_index: 3, count: 4, cols: 5 };
+        let expected = [1u64, 2, 3].iter().flat_map(|x| x.to_le_bytes()).chain([4, 0, 0, 0, 5, 0, 0, 0]);
+        assert_eq!(params.bytes(), expected.collect::<Vec<u8>>());
+        assert_eq!(GatherRowsParams::FIELDS[3], ("count", 24));
+    }
+}

@@ -1,0 +1,143 @@
+//! Parameters of the matrix products. M = rows, N = outputs, K = inputs; T is the element type of activations.
+
+use super::{DevicePtr, params};
+
+params! {
+    /// `out[i, j] = softcap(scale · Σ_c input[i, c] · weight[j, c] + bias[j] + add[i, j])`, by `gemm_*` and `gemv`. O is T, or
+    /// f32 for the logits.
+    LinearParams {
+        /// `[M, K]` of T.
+        input: DevicePtr,
+        /// `[N, K]` of T.
+        weight: DevicePtr,
+        /// `[N]` of f32, or null.
+        bias: DevicePtr,
+        /// `[M, N]` of O, rows `out_stride` apart, or null. May be `out` itself.
+        add: DevicePtr,
+        /// `[M, N]` of O, rows `out_stride` apart.
+        out: DevicePtr,
+        /// M.
+        m: u32,
+        /// N.
+        n: u32,
+        /// K, a multiple of 8.
+        k: u32,
+        /// Elements from one row of `out` and `add` to the next; N or more, where `out` holds the parts of a fused weight.
+        out_stride: u32,
+        /// Factor on the sum; 1 for `Linear`.
+        scale: f32,
+        /// `cap · tanh(x / cap)` of the result; 0 for none.
+        softcap: f32,
+    }
+
+    /// Where the planes of a repacked weight are, see [`QuantLayout`](crate::quant::QuantLayout), which also fills it. Null
+    /// where the format has no such plane.
+    QuantWeight {
+        /// The codes, or their lower four bits.
+        codes: DevicePtr,
+        /// Q6_K: the upper two bits of the codes.
+        high: DevicePtr,
+        /// Q4_K: the 16 bytes of scales and minima of a super-block; Q6_K: the signed factors.
+        scales: DevicePtr,
+        /// The f16 scales (Q4_1: scales and minima).
+        deltas: DevicePtr,
+    }
+
+    /// Rounds activations to 8 bits in blocks of 32, by `quantize_activations`.
+    QuantizeParams {
+        /// `[M, K]` of T.
+        input: DevicePtr,
+        /// `[M, K]` of i8.
+        codes: DevicePtr,
+        /// `[M, K / 32, 2]` of f32: a block's scale, and that times the sum of its codes.
+        scales: DevicePtr,
+        /// M.
+        m: u32,
+        /// K, a multiple of 32.
+        k: u32,
+    }
+
+    /// As [`LinearParams`], of a quantised weight and quantised activations, by `mmvq`.
+    QuantLinearParams {
+        /// `[N, K]`.
+        weight: QuantWeight,
+        /// `[M, K]` of i8, as `quantize_activations` makes it.
+        input: DevicePtr,
+        /// `[M, K / 32, 2]` of f32, likewise.
+        scales: DevicePtr,
+        /// `[N]` of f32, or null.
+        bias: DevicePtr,
+        /// `[M, N]` of O, rows `out_stride` apart, or null. May be `out` itself.
+        add: DevicePtr,
+        /// `[M, N]` of O, rows `out_stride` apart.
+        out: DevicePtr,
+        /// M, at most the rows of the instance.
+        m: u32,
+        /// N.
+        n: u32,
+        /// K, a multiple of the format's block.
+        k: u32,
+        /// Elements from one row of `out` and `add` to the next.
+        out_stride: u32,
+        /// Factor on the sum; 1 for `Linear`.
+        scale: f32,
+        /// `cap · tanh(x / cap)` of the result; 0 for none.
+        softcap: f32,
+    }
+
+    /// `out[i, c] = scale · weight[r, c]` with `r = row_ids[i]`, by `dequantize`: a weight for a dense product, or the rows of an
+    /// embedding table.
+    DequantizeParams {
+        /// `[N, K]`.
+        weight: QuantWeight,
+        /// `[rows]` of u32, or null: `r = i`.
+        row_ids: DevicePtr,
+        /// `[rows, K]` of T.
+        out: DevicePtr,
+        /// Rows of `out`.
+        rows: u32,
+        /// K, a multiple of the format's block.
+        k: u32,
+        /// Factor on the values.
+        scale: f32,
+        /// 0.
+        reserved: u32,
+    }
+}
+
+/// Outputs of a CTA of [`gemv`](crate::manifest::gemv) and [`mmvq`](crate::manifest::mmvq).
+const VECTOR_OUTPUTS: u32 = 8;
+
+impl LinearParams {
+    /// CTAs of a launch of [`gemm`](crate::manifest::gemm) with tiles of `[tile_m, tile_n]` outputs.
+    pub fn gemm_grid(&self, [tile_m, tile_n]: [u32; 2]) -> [u32; 3] {
+        // Neighbours in x share the rows of the weight, the larger operand where rows are few.
+        [self.m.div_ceil(tile_m), self.n.div_ceil(tile_n), 1]
+    }
+
+    /// CTAs of a launch of [`gemv`](crate::manifest::gemv).
+    pub fn gemv_grid(&self) -> [u32; 3] {
+        [self.n.div_ceil(VECTOR_OUTPUTS), 1, 1]
+    }
+}
+
+impl QuantizeParams {
+    /// CTAs of the launch of `threads` threads each: a thread has 8 elements.
+    pub fn grid(&self, threads: u32) -> [u32; 3] {
+        [self.m, (self.k / 8).div_ceil(threads), 1]
+    }
+}
+
+impl QuantLinearParams {
+    /// CTAs of the launch.
+    pub fn grid(&self) -> [u32; 3] {
+        [self.n.div_ceil(VECTOR_OUTPUTS), 1, 1]
+    }
+}
+
+impl DequantizeParams {
+    /// CTAs of the launch of `threads` threads each: a thread has 32 elements.
+    pub fn grid(&self, threads: u32) -> [u32; 3] {
+        [self.rows, (self.k / 32).div_ceil(threads), 1]
+    }
+}

@@ -1,0 +1,248 @@
+//! How quantised weights lie on the device.
+//!
+//! GGUF blocks are of 18 to 210 bytes, so in a file neither codes nor scales are aligned. On the device a weight `[N, K]` is a few
+//! **planes**, each `[N, K / group]` of one kind of item and aligned to 16 bytes: the codes of 32 neighbours are one load of 16
+//! bytes (two for Q8_0), next to those of the following 32. Nothing is rounded and nothing is added: the planes hold the
+//! file's bits, in as many bytes.
+//!
+//! | format | `codes`, 32 elements | `high`, 32 elements | `scales` | `deltas` |
+//! |---|---|---|---|---|
+//! | Q4_0 | 16 bytes | | | f16 scale a 32 |
+//! | Q4_1 | 16 bytes | | | f16 scale, f16 minimum a 32 |
+//! | Q8_0 | 32 signed bytes | | | f16 scale a 32 |
+//! | Q4_K | 16 bytes | | the 16 bytes before a block's codes a 256 | |
+//! | Q6_K | 16 bytes | 8 bytes | i8 factor a 16 | f16 scale a 256 |
+//!
+//! Byte i of 16 holds element i in its low nibble and element i + 16 in its high one. Of 8 bytes, byte j of the first word has
+//! bits 4 and 5 of the elements j, 4 + j, 8 + j and 12 + j, from the lowest bits up; the second word those of elements 16 on.
+
+use crate::params::{DevicePtr, QuantWeight};
+
+/// A storage type that is kept quantised on the device, named as in GGUF.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QuantFormat {
+    /// 4-bit blocks of 32, one f16 scale.
+    Q4_0,
+    /// 4-bit blocks of 32, f16 scale and minimum.
+    Q4_1,
+    /// 8-bit blocks of 32, one f16 scale.
+    Q8_0,
+    /// 4-bit super-blocks of 256.
+    Q4K,
+    /// 6-bit super-blocks of 256.
+    Q6K,
+}
+
+/// Planes start at multiples of this.
+const ALIGNMENT: usize = 16;
+
+/// Elements whose codes are loaded together.
+const GROUP: usize = 32;
+
+impl QuantFormat {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Q4_0, Self::Q4_1, Self::Q8_0, Self::Q4K, Self::Q6K];
+
+    /// As in names of instances.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Q4_0 => "q4_0",
+            Self::Q4_1 => "q4_1",
+            Self::Q8_0 => "q8_0",
+            Self::Q4K => "q4_k",
+            Self::Q6K => "q6_k",
+        }
+    }
+
+    /// The type that stands for it in C.
+    pub const fn c_name(self) -> &'static str {
+        match self {
+            Self::Q4_0 => "Q4_0",
+            Self::Q4_1 => "Q4_1",
+            Self::Q8_0 => "Q8_0",
+            Self::Q4K => "Q4_K",
+            Self::Q6K => "Q6_K",
+        }
+    }
+
+    /// Elements of a block of the file; K is a multiple of it.
+    pub const fn block_elements(self) -> usize {
+        match self {
+            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 => 32,
+            Self::Q4K | Self::Q6K => 256,
+        }
+    }
+
+    /// Bytes of a block of the file.
+    pub const fn block_bytes(self) -> usize {
+        let planes = self.plane_bytes();
+        planes[0] + planes[1] + planes[2] + planes[3]
+    }
+
+    /// What a block of the file gives to each plane: codes, high, scales, deltas.
+    const fn plane_bytes(self) -> [usize; 4] {
+        match self {
+            Self::Q4_0 => [16, 0, 0, 2],
+            Self::Q4_1 => [16, 0, 0, 4],
+            Self::Q8_0 => [32, 0, 0, 2],
+            Self::Q4K => [128, 0, 16, 0],
+            Self::Q6K => [128, 64, 16, 2],
+        }
+    }
+}
+
+/// Where the planes of a weight `[N, K]` are in its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuantLayout {
+    format: QuantFormat,
+    /// N · K / elements of a block.
+    blocks: usize,
+    /// Offset of each plane; the last is the end.
+    starts: [usize; 5],
+}
+
+impl QuantLayout {
+    /// The layout of `rows` rows of `cols` elements. `None` if `cols` is no multiple of the format's block, or the size overflows.
+    pub fn new(format: QuantFormat, rows: usize, cols: usize) -> Option<Self> {
+        if !cols.is_multiple_of(format.block_elements()) {
+            return None;
+        }
+        let blocks = rows.checked_mul(cols / format.block_elements())?;
+        let mut starts = [0usize; 5];
+        for (plane, bytes) in format.plane_bytes().into_iter().enumerate() {
+            let end = starts[plane].checked_add(blocks.checked_mul(bytes)?)?;
+            starts[plane + 1] = end.checked_next_multiple_of(ALIGNMENT)?;
+        }
+        Some(Self { format, blocks, starts })
+    }
+
+    /// Bytes on the device, a multiple of 16.
+    pub const fn bytes(&self) -> usize {
+        self.starts[4]
+    }
+
+    /// The planes of a weight that lies at `base`, a multiple of 16.
+    pub fn planes(&self, base: DevicePtr) -> QuantWeight {
+        let bytes = self.format.plane_bytes();
+        let at = |plane: usize| if bytes[plane] == 0 { 0 } else { base + self.starts[plane] as u64 };
+        QuantWeight { codes: at(0), high: at(1), scales: at(2), deltas: at(3) }
+    }
+
+    /// Writes the device's form of the file's `blocks` into `out`.
+    ///
+    /// # Panics
+    /// If `blocks` is not the whole weight or `out` is not [`QuantLayout::bytes`] long.
+    pub fn repack(&self, blocks: &[u8], out: &mut [u8]) {
+        let size = self.format.block_bytes();
+        assert_eq!(blocks.len(), self.blocks * size, "the weight's blocks");
+        assert_eq!(out.len(), self.bytes(), "the weight's memory");
+        out.fill(0);
+        let bytes = self.format.plane_bytes();
+        for (i, block) in blocks.chunks_exact(size).enumerate() {
+            let mut plane = |p: usize, write: &mut dyn FnMut(&mut [u8])| {
+                write(&mut out[self.starts[p] + i * bytes[p]..][..bytes[p]]);
+            };
+            match self.format {
+                QuantFormat::Q4_0 | QuantFormat::Q4_1 | QuantFormat::Q8_0 => {
+                    plane(3, &mut |to| to.copy_from_slice(&block[..bytes[3]]));
+                    plane(0, &mut |to| to.copy_from_slice(&block[bytes[3]..]));
+                }
+                QuantFormat::Q4K => {
+                    plane(2, &mut |to| to.copy_from_slice(&block[..16]));
+                    plane(0, &mut |to| repack_q4_k_codes(&block[16..], to));
+                }
+                QuantFormat::Q6K => {
+                    plane(0, &mut |to| repack_q6_k_low(block, to));
+                    plane(1, &mut |to| repack_q6_k_high(block, to));
+                    plane(2, &mut |to| to.copy_from_slice(&block[192..208]));
+                    plane(3, &mut |to| to.copy_from_slice(&block[208..]));
+                }
+            }
+        }
+    }
+}
+
+/// Writes the low nibbles of 32 elements: element i beside element i + 16.
+fn pack_nibbles(element: impl Fn(usize) -> u8, to: &mut [u8]) {
+    for (i, byte) in to.iter_mut().enumerate() {
+        *byte = element(i) & 15 | element(i + GROUP / 2) << 4;
+    }
+}
+
+/// In the file, two groups of 32 share 32 bytes: the first has the low nibbles, the second the high ones.
+fn repack_q4_k_codes(codes: &[u8], to: &mut [u8]) {
+    for (group, to) in to.chunks_exact_mut(GROUP / 2).enumerate() {
+        let bytes = &codes[group / 2 * GROUP..][..GROUP];
+        pack_nibbles(|i| bytes[i] >> (group % 2 * 4), to);
+    }
+}
+
+/// The upper two bits of element k of a group of 32 of a Q6_K block. Of each half of 128 elements, group j has bits 2j of 32 bytes.
+fn q6_k_high(block: &[u8], group: usize, k: usize) -> u8 {
+    block[128 + group / 4 * GROUP + k] >> (group % 4 * 2) & 3
+}
+
+/// In the file, of each half of 128 elements the first 64 have the low nibbles of 64 bytes and the others the high ones.
+fn repack_q6_k_low(block: &[u8], to: &mut [u8]) {
+    for (group, to) in to.chunks_exact_mut(GROUP / 2).enumerate() {
+        let (half, j) = (group / 4, group % 4);
+        let bytes = &block[half * 64 + j % 2 * GROUP..][..GROUP];
+        pack_nibbles(|i| bytes[i] >> (j / 2 * 4), to);
+    }
+}
+
+fn repack_q6_k_high(block: &[u8], to: &mut [u8]) {
+    for (group, to) in to.chunks_exact_mut(GROUP / 4).enumerate() {
+        for (i, byte) in to.iter_mut().enumerate() {
+            let (word, j) = (i / 4, i % 4);
+            let bits = |field: usize| q6_k_high(block, group, word * 16 + field * 4 + j) << (2 * field);
+            *byte = (0..4).map(bits).sum();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn planes_take_no_more_than_the_file() {
+        for format in QuantFormat::ALL {
+            let layout = QuantLayout::new(format, 16, 512).expect("whole blocks");
+            assert_eq!(layout.bytes(), 16 * 512 / format.block_elements() * format.block_bytes(), "{format:?}");
+        }
+        assert_eq!(QuantLayout::new(QuantFormat::Q4K, 4, 128), None, "half a block");
+        assert_eq!(QuantLayout::new(QuantFormat::Q8_0, usize::MAX, 32), None, "too large");
+    }
+
+    #[test]
+    fn planes_are_aligned_and_missing_ones_null() {
+        let layout = QuantLayout::new(QuantFormat::Q6K, 1, 256).expect("whole blocks");
+        let planes = layout.planes(1 << 20);
+        assert_eq!(
+            [planes.codes, planes.high, planes.scales, planes.deltas].map(|p| p - (1 << 20)),
+            [0, 128, 192, 208]
+        );
+        let layout = QuantLayout::new(QuantFormat::Q4_0, 1, 32).expect("whole blocks");
+        assert_eq!(layout.planes(0), QuantWeight { codes: 0, high: 0, scales: 0, deltas: 16 });
+        assert_eq!(layout.bytes(), 32, "18 bytes, planes aligned");
+    }
+
+    #[test]
+    fn every_bit_of_the_file_is_kept() {
+        // A bit that is set alone in the file is set alone on the device.
+        for format in QuantFormat::ALL {
+            let size = format.block_bytes();
+            let layout = QuantLayout::new(format, 1, format.block_elements()).expect("whole blocks");
+            let mut seen = std::collections::BTreeSet::new();
+            for bit in 0..size * 8 {
+                let (mut block, mut out) = (vec![0; size], vec![0; layout.bytes()]);
+                block[bit / 8] = 1 << (bit % 8);
+                layout.repack(&block, &mut out);
+                let set: Vec<_> = (0..out.len() * 8).filter(|i| out[i / 8] >> (i % 8) & 1 == 1).collect();
+                assert_eq!(set.len(), 1, "{format:?} bit {bit}");
+                assert!(seen.insert(set[0]), "{format:?} bit {bit} falls on another");
+            }
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! Paged attention: steps over drawn sequences, in drawn layouts of the cache.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{LazyLock, Mutex};
+
+use octavo_kernels::emulation::{Emulation, Order};
+use octavo_kernels::manifest::{self, Chip, Dtype, Instance};
+use octavo_kernels::params::{AttentionParams, KV_BLOCK, PagedDecodeParams};
+use octavo_kernels::plan::{DecodePlan, PrefillPlan};
+use octavo_ops::testing::TestRng;
+
+use crate::common::{assert_near, in_every_order, launch, rng};
+use crate::support::{Array, Tolerance, address, emulation, pick};
+
+/// Which kernels run a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Path {
+    /// The one for every head size.
+    Plain,
+    /// Decode with splits of so many tokens and so many CTAs to share them, and prefill as of a chip.
+    Fast { chip: Chip, split_tokens: u32, columns: u32 },
+}
+
+impl Path {
+    pub(crate) const AMPERE: Self = Self::Fast { chip: Chip::SM_89, split_tokens: 32, columns: 3 };
+    pub(crate) const VOLTA: Self = Self::Fast { chip: Chip::SM_70, split_tokens: 32, columns: 3 };
+}
+
+/// What all sequences of a test share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup {
+    pub(crate) dtype: Dtype,
+    pub(crate) q_heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) size: usize,
+    pub(crate) window: Option<usize>,
+    pub(crate) softcap: Option<f32>,
+    pub(crate) path: Path,
+}
+
+/// Queries, keys and values at every position, `[position][heads * size]`, rounded to the element type.
+#[derive(Clone)]
+pub(crate) struct Sequence {
+    pub(crate) q: Array,
+    pub(crate) k: Array,
+    pub(crate) v: Array,
+}
+
+/// A sequence's rows in a step: the queries at these positions. Keys up to the end exist.
+pub(crate) type Chunk<'a> = (&'a Sequence, Range<usize>);
+
+impl Setup {
+    pub(crate) fn q_cols(&self) -> usize {
+        self.q_heads * self.size
+    }
+
+    pub(crate) fn kv_cols(&self) -> usize {
+        self.kv_heads * self.size
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.size as f32).sqrt()
+    }
+
+    pub(crate) fn sequence(&self, len: usize, rng: &mut TestRng) -> Sequence {
+        let mut array = |cols| Array::random(self.dtype, len * cols, rng);
+        Sequence { q: array(self.q_cols()), k: array(self.kv_cols()), v: array(self.kv_cols()) }
+    }
+
+    fn instances(&self) -> Vec<Instance> {
+        match self.path {
+            Path::Plain => vec![manifest::paged_attention(self.dtype)],
+            Path::Fast { chip, .. } => {
+                let decode = manifest::paged_decode(self.dtype, self.size, self.q_heads / self.kv_heads);
+                let prefill = manifest::paged_prefill(chip, self.dtype, self.size);
+                vec![decode.expect("a decode kernel"), prefill.expect("a prefill kernel")]
+            }
+        }
+    }
+
+    /// A query's output in f64, `[q_cols]`, from queries, keys and values as f64.
+    fn expected(&self, [q, k, v]: [&[f64]; 3], position: usize) -> Vec<f64> {
+        let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
+        let mut out = vec![0.0; self.q_cols()];
+        for (head, out) in out.chunks_mut(self.size).enumerate() {
+            let q = &q[position * self.q_cols() + head * self.size..][..self.size];
+            let kv_head = head / (self.q_heads / self.kv_heads);
+            let at = |key| key * self.kv_cols() + kv_head * self.size;
+            let score = |key| {
+                let product: f64 = q.iter().zip(&k[at(key)..]).map(|(q, k)| q * k).sum();
+                let score = product * f64::from(self.scale());
+                self.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
+            };
+            let scores: Vec<f64> = (first..=position).map(score).collect();
+            let largest = scores.iter().copied().fold(f64::MIN, f64::max);
+            let sum: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
+            for (key, score) in (first..=position).zip(&scores) {
+                let weight = (score - largest).exp() / sum;
+                out.iter_mut().zip(&v[at(key)..]).for_each(|(o, v)| *o += weight * v);
+            }
+        }
+        out
+    }
+
+    /// That the outputs of a step, one array a chunk, are near those in f64.
+    pub(crate) fn check(&self, chunks: &[Chunk<'_>], outputs: &[Array]) {
+        let tolerance = Tolerance::Attention.of(self.dtype);
+        for ((sequence, positions), output) in chunks.iter().zip(outputs) {
+            let [q, k, v] = [&sequence.q, &sequence.k, &sequence.v].map(Array::values);
+            for (i, position) in positions.clone().enumerate() {
+                let got = output.range(i * self.q_cols()..(i + 1) * self.q_cols());
+                let label = format!("{self:?}, position {position} of {positions:?}");
+                assert_near(&got, &self.expected([&q, &k, &v], position), tolerance, &label);
+            }
+        }
+    }
+
+    /// The outputs of a step, one array a chunk: the same bits in every scheduling order.
+    pub(crate) fn run(&self, chunks: &[Chunk<'_>], layout: u64) -> Vec<Array> {
+        in_every_order(|order| Step::new(self, chunks, layout).run(order))
+    }
+
+    /// The same in a batch that is padded with that many rows without keys.
+    pub(crate) fn run_padded(&self, chunks: &[Chunk<'_>], nothing: &Sequence, padding: usize) -> Vec<Array> {
+        in_every_order(|order| {
+            let mut step = Step::new(self, chunks, 1);
+            for _ in 0..padding {
+                step.pad(nothing);
+            }
+            step.run(order)
+        })
+    }
+}
+
+/// The instances in use, compiled once a process.
+fn kernels(setup: &Setup) -> &'static Emulation {
+    static LOADED: LazyLock<Mutex<HashMap<String, &'static Emulation>>> = LazyLock::new(Mutex::default);
+    let instances = setup.instances();
+    let names: Vec<&str> = instances.iter().map(|i| i.name.as_str()).collect();
+    let mut loaded = LOADED.lock().expect("no test has failed to compile them");
+    loaded.entry(names.join(" ")).or_insert_with(|| Box::leak(Box::new(emulation(&instances))))
+}
+
+/// A step's arrays. Layer 1 of 2 is attended; the other, blocks that belong to nobody and slots beyond a sequence's end are NaN.
+struct Step<'a> {
+    setup: &'a Setup,
+    rows: Vec<Range<usize>>,
+    q: Array,
+    cache: Array,
+    table: Vec<u32>,
+    table_stride: usize,
+    query_start: Vec<u32>,
+    seq_lens: Vec<u32>,
+}
+
+impl<'a> Step<'a> {
+    const LAYERS: usize = 2;
+
+    fn new(setup: &'a Setup, chunks: &[Chunk<'_>], layout: u64) -> Self {
+        let mut rng = TestRng(layout);
+        let blocks_of = |(_, positions): &Chunk<'_>| positions.end.div_ceil(KV_BLOCK);
+        let table_stride = chunks.iter().map(blocks_of).max().unwrap_or(0) + rng.below(3);
+        let blocks = 1 + chunks.iter().map(blocks_of).sum::<usize>() + rng.below(4);
+        let mut free: Vec<u32> = (1..blocks as u32).collect();
+        let mut step = Self {
+            setup,
+            rows: Vec::new(),
+            q: Array::poisoned(setup.dtype, chunks.iter().map(|(_, p)| p.len()).sum::<usize>() * setup.q_cols()),
+            cache: Array::poisoned(setup.dtype, blocks * Self::LAYERS * 2 * KV_BLOCK * setup.kv_cols()),
+            table: Vec::new(),
+            table_stride,
+            query_start: vec![0],
+            seq_lens: chunks.iter().map(|(_, p)| p.end as u32).collect(),
+        };
+        for chunk in chunks {
+            let (sequence, positions) = chunk;
+            let row: Vec<u32> = (0..blocks_of(chunk)).map(|_| free.swap_remove(rng.below(free.len()))).collect();
+            // What the window has passed by belongs to nobody any more.
+            let seen = setup.window.map_or(0, |w| (positions.start + 1).saturating_sub(w));
+            for key in seen..positions.end {
+                let at = step.slot(row[key / KV_BLOCK] as usize, key % KV_BLOCK);
+                let cols = key * setup.kv_cols()..(key + 1) * setup.kv_cols();
+                step.cache.copy_from(at, &sequence.k, cols.clone());
+                step.cache.copy_from(at + KV_BLOCK * setup.kv_cols(), &sequence.v, cols);
+            }
+            step.table.extend(&row);
+            step.table.resize(step.table.len() + table_stride - row.len(), 0);
+            let start = *step.query_start.last().expect("a start") as usize;
+            let cols = positions.start * setup.q_cols()..positions.end * setup.q_cols();
+            step.q.copy_from(start * setup.q_cols(), &sequence.q, cols);
+            step.rows.push(start..start + positions.len());
+            step.query_start.push((start + positions.len()) as u32);
+        }
+        step
+    }
+
+    /// Appends a sequence of one query and no keys.
+    fn pad(&mut self, nothing: &Sequence) {
+        let (row, cols) = (self.q.len() / self.setup.q_cols(), self.setup.q_cols());
+        let mut q = Array::poisoned(self.setup.dtype, (row + 1) * cols);
+        q.copy_from(0, &self.q, 0..row * cols);
+        q.copy_from(row * cols, &nothing.q, 0..cols);
+        self.q = q;
+        self.table.resize(self.table.len() + self.table_stride, 0);
+        self.rows.push(row..row + 1);
+        self.query_start.push(row as u32 + 1);
+        self.seq_lens.push(0);
+    }
+
+    /// Where the key of a slot lies in the cache; its value follows a plane further.
+    fn slot(&self, block: usize, offset: usize) -> usize {
+        let plane = KV_BLOCK * self.setup.kv_cols();
+        (block * Self::LAYERS + 1) * 2 * plane + offset * self.setup.kv_cols()
+    }
+
+    /// Parameters that all kernels share, with an output and a plan.
+    fn params(&self, out: u64, plan: u64) -> AttentionParams {
+        let plane = KV_BLOCK * self.setup.kv_cols();
+        let layer = |number: usize| self.cache.ptr() + (number * plane * self.setup.dtype.bytes()) as u64;
+        AttentionParams {
+            out,
+            q: self.q.ptr(),
+            k_cache: layer(2),
+            v_cache: layer(3),
+            block_table: address(&self.table),
+            query_start: address(&self.query_start),
+            seq_lens: address(&self.seq_lens),
+            plan,
+            block_stride: (Self::LAYERS * 2 * plane) as u64,
+            table_stride: self.table_stride as u32,
+            sequences: self.seq_lens.len() as u32,
+            q_heads: self.setup.q_heads as u32,
+            kv_heads: self.setup.kv_heads as u32,
+            head_size: self.setup.size as u32,
+            window: self.setup.window.map_or(0, |w| w as u32),
+            scale: self.setup.scale(),
+            softcap: self.setup.softcap.unwrap_or(0.0),
+        }
+    }
+
+    fn run(&self, order: Order) -> Vec<Array> {
+        let (kernels, instances) = (kernels(self.setup), self.setup.instances());
+        let mut out = Array::poisoned(self.setup.dtype, self.q.len());
+        match self.setup.path {
+            Path::Plain => {
+                let params = self.params(out.ptr_mut(), 0);
+                let tokens = *self.query_start.last().expect("a start");
+                launch(kernels, order, &instances[0], params.plain_grid(tokens), &params);
+            }
+            Path::Fast { split_tokens, columns, .. } => {
+                self.decode(kernels, order, &instances[0], &mut out, (split_tokens, columns));
+                let mut plan = Vec::new();
+                let PrefillPlan { tiles } = PrefillPlan::write(&self.query_start, &self.seq_lens, &mut plan);
+                if tiles > 0 {
+                    let params = self.params(out.ptr_mut(), address(&plan));
+                    launch(kernels, order, &instances[1], params.prefill_grid(tiles), &params);
+                }
+            }
+        }
+        let array = |rows: &Range<usize>| {
+            let cols = self.setup.q_cols();
+            let mut array = Array::poisoned(self.setup.dtype, rows.len() * cols);
+            array.copy_from(0, &out, rows.start * cols..rows.end * cols);
+            array
+        };
+        self.rows.iter().map(array).collect()
+    }
+
+    fn decode(&self, kernels: &Emulation, order: Order, instance: &Instance, out: &mut Array, shape: (u32, u32)) {
+        let (split_tokens, columns) = shape;
+        let (setup, mut plan) = (self.setup, Vec::new());
+        let DecodePlan { splits } = DecodePlan::write(&self.query_start, &self.seq_lens, split_tokens, &mut plan);
+        if splits == 0 {
+            return;
+        }
+        let partials = splits as usize * setup.q_heads;
+        let mut partial_out = Array::poisoned(Dtype::F32, partials * setup.size);
+        let mut partial_sums = Array::poisoned(Dtype::F32, partials * 2);
+        let mut params = PagedDecodeParams {
+            partial_out: partial_out.ptr_mut(),
+            partial_sums: partial_sums.ptr_mut(),
+            tickets: 0,
+            attention: self.params(out.ptr_mut(), address(&plan)),
+            split_tokens,
+            reserved: 0,
+        };
+        let tile = manifest::decode_head_tile(setup.q_heads / setup.kv_heads);
+        let grid = params.grid(tile, columns);
+        let mut tickets = vec![0u32; self.seq_lens.len() * grid[1] as usize];
+        params.tickets = tickets.as_mut_ptr() as u64;
+        launch(kernels, order, instance, grid, &params);
+        assert!(tickets.iter().all(|&t| t == 0), "tickets are ready for the next launch");
+    }
+}
+
+/// Shapes that every path is tested with: head sizes with an element type and heads each.
+pub(crate) fn setups() -> Vec<Setup> {
+    let setup = |dtype, (q_heads, kv_heads), size, path| {
+        let (window, softcap) = (None, None);
+        Setup { dtype, q_heads, kv_heads, size, window, softcap, path }
+    };
+    vec![
+        setup(Dtype::Bf16, (4, 1), 128, Path::AMPERE),
+        setup(Dtype::F16, (6, 2), 64, Path::AMPERE),
+        setup(Dtype::F16, (2, 2), 96, Path::AMPERE),
+        setup(Dtype::Bf16, (10, 1), 256, Path::AMPERE),
+        setup(Dtype::F16, (4, 1), 128, Path::VOLTA),
+        setup(Dtype::F16, (6, 2), 64, Path::VOLTA),
+        setup(Dtype::F16, (2, 2), 96, Path::VOLTA),
+        setup(Dtype::F16, (10, 1), 256, Path::VOLTA),
+        setup(Dtype::F32, (4, 2), 16, Path::Plain),
+        setup(Dtype::Bf16, (3, 1), 80, Path::Plain),
+        setup(Dtype::F16, (2, 1), 256, Path::Plain),
+    ]
+}
+
+/// With a window, a cap, both or none.
+pub(crate) fn with_options(setup: Setup, rng: &mut TestRng) -> Setup {
+    let window = pick(rng, &[None, Some(1), Some(19), Some(70)]);
+    Setup { window, softcap: pick(rng, &[None, Some(2.0)]), ..setup }
+}
+
+/// A step of decodes and chunks of any length, at any offset.
+fn check_drawn_step(setup: &Setup, rng: &mut TestRng, longest: usize) {
+    let sequences: Vec<(Sequence, Range<usize>)> = (0..1 + rng.below(4))
+        .map(|_| {
+            let end = 1 + rng.below(longest);
+            let any = 1 + rng.below(end);
+            let queries = pick(rng, &[1, any]);
+            (setup.sequence(end, rng), end - queries..end)
+        })
+        .collect();
+    let chunks: Vec<Chunk<'_>> = sequences.iter().map(|(s, positions)| (s, positions.clone())).collect();
+    setup.check(&chunks, &setup.run(&chunks, rng.next_u64()));
+}
+
+#[test]
+fn attention_is_as_in_f64() {
+    let rng = &mut rng();
+    for setup in setups() {
+        check_drawn_step(&setup, rng, 150);
+        for _ in 0..2 {
+            check_drawn_step(&with_options(setup, rng), rng, 150);
+        }
+    }
+}
+
+#[test]
+fn small_attention() {
+    let setups = setups();
+    let rng = &mut rng();
+    for setup in [setups[1], setups[5], setups[8]] {
+        check_drawn_step(&with_options(setup, rng), rng, 80);
+    }
+}

@@ -1,0 +1,145 @@
+//! What holds for attention whatever the numbers are.
+
+use octavo_kernels::manifest::{Chip, Dtype};
+use octavo_ops::testing::TestRng;
+
+use crate::attention::{Chunk, Path, Sequence, Setup, setups, with_options};
+use crate::common::{assert_near, rng};
+use crate::support::{Array, Tolerance};
+
+/// Setups of the tensor-core paths and a plain one, few enough to be compared in many ways.
+fn few() -> [Setup; 3] {
+    let all = setups();
+    [all[1], all[5], all[8]]
+}
+
+/// Sequences of these lengths.
+fn sequences(setup: &Setup, lens: &[usize], rng: &mut TestRng) -> Vec<Sequence> {
+    lens.iter().map(|&len| setup.sequence(len, rng)).collect()
+}
+
+#[test]
+fn a_row_depends_neither_on_where_its_blocks_lie_nor_on_the_batch() {
+    let rng = &mut rng();
+    for setup in few() {
+        let setup = with_options(setup, rng);
+        let s = sequences(&setup, &[40, 90, 17, 71], rng);
+        let chunks: [Chunk<'_>; 4] = [(&s[0], 39..40), (&s[1], 20..90), (&s[2], 0..17), (&s[3], 70..71)];
+        let together = setup.run(&chunks, 1);
+        assert!(together == setup.run(&chunks, 2), "other blocks");
+        let reordered = setup.run(&[2, 0, 3, 1].map(|i| chunks[i].clone()), 3);
+        assert!([1, 3, 0, 2].map(|i| reordered[i].clone()) == together[..], "another order");
+        for (chunk, expected) in chunks.iter().zip(&together) {
+            assert!(setup.run(std::slice::from_ref(chunk), 4)[0] == *expected, "alone");
+        }
+        // Rows that pad a captured graph: a query of NaN, no keys.
+        let nothing = Sequence {
+            q: Array::poisoned(setup.dtype, setup.q_cols()),
+            k: Array::poisoned(setup.dtype, 0),
+            v: Array::poisoned(setup.dtype, 0),
+        };
+        let padded = setup.run_padded(&chunks, &nothing, 2);
+        assert!(padded[..4] == together[..], "with padding");
+        assert!(padded[4..].iter().all(|row| row.values().iter().all(|&x| x == 0.0)), "padding is 0");
+    }
+}
+
+#[test]
+fn chunks_of_any_size_give_the_bits_of_one() {
+    let rng = &mut rng();
+    for setup in few() {
+        for setup in [setup, with_options(setup, rng)] {
+            let s = &sequences(&setup, &[150], rng)[0];
+            let whole = &setup.run(&[(s, 0..150)], 1)[0];
+            let mut start = 0;
+            while start < 150 {
+                // A chunk of one token is decode's.
+                let end = match (start + 2 + rng.below(80)).min(150) {
+                    149 => 150,
+                    end => end,
+                };
+                let chunk = &setup.run(&[(s, start..end)], 2 + start as u64)[0];
+                let cols = setup.q_cols();
+                let expected = whole.bits(start * cols..end * cols);
+                assert!(chunk.bits(0..chunk.len()) == expected, "{setup:?}: {start}..{end}");
+                start = end;
+            }
+        }
+    }
+}
+
+#[test]
+fn decode_is_the_last_row_of_prefill() {
+    let rng = &mut rng();
+    for setup in few() {
+        for setup in [setup, with_options(setup, rng)] {
+            for len in [2, 16, 17, 33, 64, 65, 130] {
+                let s = &sequences(&setup, &[len], rng)[0];
+                let last = (len - 1) * setup.q_cols()..len * setup.q_cols();
+                let prefill = setup.run(&[(s, 0..len)], 1)[0].range(last);
+                let decode = setup.run(&[(s, len - 1..len)], 2)[0].values();
+                // Both round, so they differ by up to twice as much as one from what is right.
+                let tolerance = 2.0 * Tolerance::Attention.of(setup.dtype);
+                assert_near(&decode, &prefill, tolerance, &format!("{setup:?}, {len} tokens"));
+            }
+        }
+    }
+}
+
+#[test]
+fn splits_of_any_size_agree_and_their_ctas_do_not_matter() {
+    let fast = |split_tokens, columns| Path::Fast { chip: Chip::SM_89, split_tokens, columns };
+    let rng = &mut rng();
+    let setup = setups()[1];
+    for setup in [setup, with_options(setup, rng), with_options(setup, rng)] {
+        let s = sequences(&setup, &[200, 1, 33], rng);
+        let chunks: [Chunk<'_>; 3] = [(&s[0], 199..200), (&s[1], 0..1), (&s[2], 32..33)];
+        for split_tokens in [16, 48, 64, 208, 2048] {
+            let run = |columns| Setup { path: fast(split_tokens, columns), ..setup }.run(&chunks, 5);
+            let out = run(1);
+            setup.check(&chunks, &out);
+            assert!(out == run(2) && out == run(40), "splits of {split_tokens}");
+        }
+    }
+}
+
+#[test]
+fn shared_kv_heads_are_as_repeated_ones() {
+    let rng = &mut rng();
+    for setup in [setups()[0], setups()[4], setups()[8]] {
+        let group = setup.q_heads / setup.kv_heads;
+        let repeated = Setup { kv_heads: setup.q_heads, ..setup };
+        let s = &sequences(&setup, &[70], rng)[0];
+        let repeat = |array: &Array| {
+            let mut out = Array::poisoned(setup.dtype, array.len() * group);
+            for head in 0..70 * setup.q_heads {
+                let from = head / group * setup.size;
+                out.copy_from(head * setup.size, array, from..from + setup.size);
+            }
+            out
+        };
+        let alone = Sequence { q: s.q.clone(), k: repeat(&s.k), v: repeat(&s.v) };
+        for positions in [0..70, 69..70] {
+            let shared = setup.run(&[(s, positions.clone())], 1);
+            let own = repeated.run(&[(&alone, positions)], 2);
+            let tolerance = 2.0 * Tolerance::Attention.of(setup.dtype);
+            assert_near(&shared[0].values(), &own[0].values(), tolerance, "heads");
+        }
+    }
+}
+
+/// Scores so large that their powers overflow f32, and so small that all but one vanish.
+#[test]
+fn extreme_scores_stay_finite() {
+    let rng = &mut rng();
+    for setup in few() {
+        let mut s = sequences(&setup, &[40], rng).remove(0);
+        for i in 0..s.q.len() {
+            s.q.set(i, s.q.get(i) * if setup.dtype == Dtype::F32 { 1e4 } else { 60.0 });
+        }
+        for positions in [0..40, 39..40] {
+            let out = setup.run(&[(&s, positions)], 1);
+            assert!(out[0].values().iter().all(|x| x.is_finite() && x.abs() < 10.0), "{setup:?}");
+        }
+    }
+}

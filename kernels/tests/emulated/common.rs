@@ -1,0 +1,63 @@
+//! What the tests of kernels share: element types, orders of threads, errors.
+
+use half::{bf16, f16};
+use octavo_kernels::emulation::{Emulation, Order};
+use octavo_kernels::manifest::{Dtype, Instance};
+use octavo_kernels::params::Params;
+use octavo_ops::testing::TestRng;
+
+/// A generator for this run: drawn shapes differ from run to run. `OCTAVO_TEST_SEED` repeats one.
+pub(crate) fn rng() -> TestRng {
+    let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+    let seed = std::env::var("OCTAVO_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(now);
+    println!("OCTAVO_TEST_SEED={seed}");
+    TestRng(seed)
+}
+
+/// The bytes of a number that is rounded to `dtype`.
+pub(crate) fn encode(dtype: Dtype, value: f32) -> Vec<u8> {
+    match dtype {
+        Dtype::F32 => value.to_le_bytes().to_vec(),
+        Dtype::F16 => f16::from_f32(value).to_le_bytes().to_vec(),
+        Dtype::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),
+    }
+}
+
+/// The number that the bytes are.
+pub(crate) fn decode(dtype: Dtype, bytes: &[u8]) -> f64 {
+    match dtype {
+        Dtype::F32 => f64::from(f32::from_le_bytes(bytes.try_into().expect("four bytes"))),
+        Dtype::F16 => f16::from_le_bytes(bytes.try_into().expect("two bytes")).to_f64(),
+        Dtype::Bf16 => bf16::from_le_bytes(bytes.try_into().expect("two bytes")).to_f64(),
+    }
+}
+
+/// What `run` gives, which is the same in every order of threads and when it is done again.
+pub(crate) fn in_every_order<R: PartialEq>(mut run: impl FnMut(Order) -> R) -> R {
+    let result = run(Order::Forward);
+    for order in [Order::Reverse, Order::Random(7), Order::Forward] {
+        assert!(run(order) == result, "other bits in order {order:?}");
+    }
+    result
+}
+
+/// Launches an instance with the shared memory that it declares.
+pub(crate) fn launch<P: Params>(emulation: &Emulation, order: Order, instance: &Instance, grid: [u32; 3], params: &P) {
+    // SAFETY: tests give addresses of memory that they own and that outlives the launch.
+    let result = unsafe { emulation.launch(order, instance, grid, instance.dynamic_shared, params) };
+    result.unwrap_or_else(|e| panic!("{}: {e}", instance.name));
+}
+
+/// That `found` is near `expected`: the error's norm is at most `tolerance` of the norm, and no element is further off than twenty
+/// times that share of the largest. NaN is never near.
+pub(crate) fn assert_near(found: &[f64], expected: &[f64], tolerance: f64, context: &str) {
+    assert_eq!(found.len(), expected.len(), "{context}");
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let error = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+    let size = norm(&mut expected.iter().copied());
+    assert!(error <= tolerance * size + 1e-30, "{context}: error {error:.3e} of {size:.3e}, tolerance {tolerance:.1e}");
+    let largest = expected.iter().fold(0.0f64, |a, b| a.max(b.abs()));
+    for (i, (a, b)) in found.iter().zip(expected).enumerate() {
+        assert!((a - b).abs() <= 20.0 * tolerance * largest + 1e-30, "{context}: element {i} is {a}, not {b}");
+    }
+}

@@ -1,0 +1,66 @@
+//! The parameter structs have one layout in Rust and in C.
+
+use std::fmt::Write as _;
+
+use octavo_kernels::emulation::Order;
+use octavo_kernels::manifest::{Chips, Instance};
+use octavo_kernels::params::{
+    AttentionParams, CopyBlocksParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, LinearParams,
+    NormParams, PagedDecodeParams, Params, QkvPostParams, QuantLinearParams, QuantWeight, QuantizeParams,
+    SamplingParams, SamplingRow,
+};
+use octavo_kernels::sources::Source;
+
+use crate::common::launch;
+use crate::support::emulation;
+
+/// Statements that write the offsets of a struct's fields and its size, as C sees them; and the same numbers as Rust sees them.
+fn layout<P: Params>(text: &mut String, expected: &mut Vec<(String, u32)>) {
+    for (field, offset) in P::FIELDS {
+        let _ = writeln!(text, "    *out++ = offsetof({}, {field});", P::NAME);
+        expected.push((format!("{}::{field}", P::NAME), *offset as u32));
+    }
+    let _ = writeln!(text, "    *out++ = sizeof({});", P::NAME);
+    expected.push((format!("{}'s size", P::NAME), size_of::<P>() as u32));
+}
+
+#[test]
+fn structs_lie_as_in_c() {
+    let (mut text, mut expected) = (String::new(), Vec::new());
+    text += "#include \"gpu.h\"\ntemplate <class T> void offsets(const GatherRowsParams& p) {\n    u32* out = (u32*)p.out;\n";
+    let mut check = |layout: fn(&mut String, &mut Vec<(String, u32)>)| layout(&mut text, &mut expected);
+    check(layout::<EmbedParams>);
+    check(layout::<NormParams>);
+    check(layout::<GluParams>);
+    check(layout::<GatherRowsParams>);
+    check(layout::<CopyBlocksParams>);
+    check(layout::<QkvPostParams>);
+    check(layout::<AttentionParams>);
+    check(layout::<PagedDecodeParams>);
+    check(layout::<LinearParams>);
+    check(layout::<QuantWeight>);
+    check(layout::<QuantizeParams>);
+    check(layout::<QuantLinearParams>);
+    check(layout::<DequantizeParams>);
+    check(layout::<SamplingRow>);
+    check(layout::<SamplingParams>);
+    text += "}\n";
+
+    let instance = Instance {
+        source: Source { path: "layout.cu", text: text.leak() },
+        name: "offsets".into(),
+        call: "offsets<u32>".into(),
+        params: GatherRowsParams::NAME,
+        params_bytes: size_of::<GatherRowsParams>(),
+        threads: 1,
+        dynamic_shared: 0,
+        chips: Chips::All,
+        alone: false,
+    };
+    let mut found = vec![u32::MAX; expected.len()];
+    let params = GatherRowsParams { out: found.as_mut_ptr() as u64, ..Default::default() };
+    launch(&emulation(std::slice::from_ref(&instance)), Order::Forward, &instance, [1; 3], &params);
+    for ((what, expected), found) in expected.iter().zip(found) {
+        assert_eq!(found, *expected, "{what}");
+    }
+}

@@ -1,0 +1,222 @@
+//! Dense products against f64.
+
+use octavo_kernels::emulation::{Emulation, Order};
+use octavo_kernels::manifest::{self, Chip, Dtype, GemmTile, Instance};
+use octavo_kernels::params::LinearParams;
+use octavo_ops::testing::TestRng;
+
+use crate::common::{assert_near, in_every_order, launch, rng};
+use crate::support::{Array, Tolerance, address, emulation, uniform};
+
+/// A product with everything that may be asked of it.
+struct Case {
+    out: Dtype,
+    m: usize,
+    n: usize,
+    k: usize,
+    /// Elements between rows of the output.
+    stride: usize,
+    input: Array,
+    weight: Array,
+    bias: Option<Vec<f32>>,
+    add: Option<Array>,
+    /// The addend is what the output holds before.
+    in_place: bool,
+    scale: f32,
+    softcap: f32,
+}
+
+impl Case {
+    fn draw(rng: &mut TestRng, dtype: Dtype, out: Dtype, [m, n, k]: [usize; 3]) -> Self {
+        let stride = n + rng.below(3) * rng.below(9);
+        let bias = (rng.below(2) == 0).then(|| (0..n).map(|_| rng.signed()).collect());
+        let add = (rng.below(2) == 0).then(|| uniform(out, m * stride, 2.0, rng));
+        let logits = rng.below(3) == 0;
+        Self {
+            out,
+            m,
+            n,
+            k,
+            stride,
+            input: uniform(dtype, m * k, 1.0, rng),
+            weight: uniform(dtype, n * k, 1.0, rng),
+            bias,
+            in_place: add.is_some() && rng.below(2) == 0,
+            add,
+            scale: if logits { 0.25 } else { 1.0 },
+            softcap: if logits { 3.0 } else { 0.0 },
+        }
+    }
+
+    fn params(&self, out: &mut Array) -> LinearParams {
+        LinearParams {
+            input: self.input.ptr(),
+            weight: self.weight.ptr(),
+            bias: self.bias.as_ref().map_or(0, |bias| address(bias)),
+            add: if self.in_place { out.ptr_mut() } else { self.add.as_ref().map_or(0, Array::ptr) },
+            out: out.ptr_mut(),
+            m: self.m as u32,
+            n: self.n as u32,
+            k: self.k as u32,
+            out_stride: self.stride as u32,
+            scale: self.scale,
+            softcap: self.softcap,
+        }
+    }
+
+    /// What the output holds after a launch.
+    fn run(
+        &self,
+        emulation: &Emulation,
+        order: Order,
+        instance: &Instance,
+        grid: impl Fn(&LinearParams) -> [u32; 3],
+    ) -> Array {
+        let mut out = match &self.add {
+            Some(add) if self.in_place => add.clone(),
+            _ => Array::poisoned(self.out, self.m * self.stride),
+        };
+        let params = self.params(&mut out);
+        launch(emulation, order, instance, grid(&params), &params);
+        out
+    }
+
+    fn check(&self, found: &Array, context: &str) {
+        let context = format!("{context} m {} n {} k {} stride {}", self.m, self.n, self.k, self.stride);
+        let (input, weight) = (self.input.values(), self.weight.values());
+        let (mut near, mut expected) = (Vec::new(), Vec::new());
+        for i in 0..self.m {
+            for j in 0..self.stride {
+                let at = i * self.stride + j;
+                let add = self.add.as_ref().map(|add| add.get(at));
+                if j >= self.n {
+                    let untouched = if self.in_place { add == Some(found.get(at)) } else { found.get(at).is_nan() };
+                    assert!(untouched, "{context}: wrote beyond the columns, row {i} column {j}");
+                    continue;
+                }
+                let (row, column) = (&input[i * self.k..][..self.k], &weight[j * self.k..][..self.k]);
+                let sum: f64 = row.iter().zip(column).map(|(a, b)| a * b).sum();
+                let bias = self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[j]));
+                let value = sum * f64::from(self.scale) + bias + add.unwrap_or(0.0);
+                let cap = f64::from(self.softcap);
+                expected.push(if cap == 0.0 { value } else { cap * (value / cap).tanh() });
+                near.push(found.get(at));
+            }
+        }
+        assert_near(&near, &expected, Tolerance::Product.of(self.out), &context);
+    }
+}
+
+/// Every pair of an element type and a result type.
+fn types() -> Vec<(Dtype, Dtype)> {
+    use Dtype::{Bf16, F16, F32};
+    vec![(F32, F32), (F16, F16), (F16, F32), (Bf16, Bf16), (Bf16, F32)]
+}
+
+/// The chips whose kernels differ, with the types that they have.
+fn gemm_types() -> Vec<(Chip, Dtype, Dtype)> {
+    let volta = types().into_iter().filter(|t| t.0 == Dtype::F16).map(|(dtype, out)| (Chip::SM_70, dtype, out));
+    types().into_iter().map(|(dtype, out)| (Chip::SM_89, dtype, out)).chain(volta).collect()
+}
+
+fn gemm_grid(dtype: Dtype, tile: GemmTile) -> impl Fn(&LinearParams) -> [u32; 3] {
+    move |p| p.gemm_grid(tile.outputs(dtype))
+}
+
+#[test]
+fn gemm_of_drawn_shapes_is_near_f64_and_tiles_give_the_same_bits() {
+    let mut rng = rng();
+    for (chip, dtype, out) in gemm_types() {
+        let [large, small] = [GemmTile::Large, GemmTile::Small].map(|tile| manifest::gemm(chip, dtype, out, tile));
+        let emulation = emulation(&[large.clone(), small.clone()]);
+        let edges = [[1, 1, 8], [129, 130, 32], [16, 64, 104]];
+        let drawn = [(); 3].map(|()| [1 + rng.below(150), 1 + rng.below(200), 8 * (1 + rng.below(30))]);
+        for shape in edges.into_iter().chain(drawn) {
+            let case = Case::draw(&mut rng, dtype, out, shape);
+            let grid = gemm_grid(dtype, GemmTile::Large);
+            let found = in_every_order(|order| case.run(&emulation, order, &large, &grid));
+            case.check(&found, &large.name);
+            let grid = gemm_grid(dtype, GemmTile::Small);
+            let other = in_every_order(|order| case.run(&emulation, order, &small, &grid));
+            assert!(found == other, "{} differs from {}", small.name, large.name);
+        }
+    }
+}
+
+#[test]
+fn gemv_of_drawn_shapes_is_near_f64_and_instances_give_the_same_bits() {
+    let mut rng = rng();
+    for (dtype, out) in types() {
+        let instances = [1, 2, 4, 8, 16].map(|rows| manifest::gemv(dtype, out, rows));
+        let emulation = emulation(&instances);
+        for (rows, instance) in [1, 2, 4, 8, 16].into_iter().zip(&instances) {
+            assert_eq!(manifest::gemv_rows(rows), Some(rows as u32));
+            for _ in 0..2 {
+                let m = rows - rng.below(rows.div_ceil(2));
+                let shape = [m, 1 + rng.below(40), 8 * (1 + rng.below(300))];
+                let case = Case::draw(&mut rng, dtype, out, shape);
+                let run = |order| case.run(&emulation, order, instance, LinearParams::gemv_grid);
+                let found = in_every_order(run);
+                case.check(&found, &instance.name);
+                let widest = case.run(&emulation, Order::Forward, &instances[4], LinearParams::gemv_grid);
+                assert!(found == widest, "{} differs from {}", instances[4].name, instance.name);
+            }
+        }
+    }
+}
+
+/// CTAs of a launch.
+type Grid = Box<dyn Fn(&LinearParams) -> [u32; 3]>;
+
+/// A row alone: of the input, and of what is added.
+fn row_of(case: &Case, row: usize) -> Case {
+    let cut = |array: &Array, cols: usize| Array::of(array.dtype, &array.range(row * cols..(row + 1) * cols));
+    Case {
+        m: 1,
+        input: cut(&case.input, case.k),
+        weight: case.weight.clone(),
+        bias: case.bias.clone(),
+        add: case.add.as_ref().map(|add| cut(add, case.stride)),
+        ..*case
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_among_others() {
+    let mut rng = rng();
+    let gemms = gemm_types().into_iter().map(|(chip, dtype, out)| {
+        let grid: Grid = Box::new(gemm_grid(dtype, GemmTile::Large));
+        (manifest::gemm(chip, dtype, out, GemmTile::Large), dtype, out, 70, grid)
+    });
+    let gemvs = types().into_iter().map(|(dtype, out)| {
+        let grid: Grid = Box::new(LinearParams::gemv_grid);
+        (manifest::gemv(dtype, out, 8), dtype, out, 8, grid)
+    });
+    for (instance, dtype, out, rows, grid) in gemms.chain(gemvs) {
+        let emulation = emulation(std::slice::from_ref(&instance));
+        let k = 8 * (1 + rng.below(40));
+        let case = Case::draw(&mut rng, dtype, out, [rows, 24, k]);
+        let all = case.run(&emulation, Order::Forward, &instance, &grid);
+        let row = rng.below(rows);
+        let alone = row_of(&case, row).run(&emulation, Order::Forward, &instance, &grid);
+        let stride = case.stride;
+        assert!(all.bits(row * stride..(row + 1) * stride) == alone.bits(0..stride), "{} row {row}", instance.name);
+    }
+}
+
+#[test]
+fn small_nan_in_one_row_stays_there() {
+    let mut rng = rng();
+    for (chip, dtype, out) in gemm_types() {
+        let instance = manifest::gemm(chip, dtype, out, GemmTile::Small);
+        let emulation = emulation(std::slice::from_ref(&instance));
+        let mut case = Case::draw(&mut rng, dtype, out, [20, 33, 48]);
+        case.add = None;
+        case.in_place = false;
+        case.input.set(5 * case.k + 7, f64::NAN);
+        let found = case.run(&emulation, Order::Forward, &instance, gemm_grid(dtype, GemmTile::Small)).values();
+        for (i, row) in found.chunks(case.stride).enumerate() {
+            assert!(row[..case.n].iter().all(|x| x.is_nan() == (i == 5)), "{} row {i}", instance.name);
+        }
+    }
+}

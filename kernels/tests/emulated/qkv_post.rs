@@ -1,0 +1,225 @@
+//! Split, norm, rotary embedding and cache write.
+
+use std::sync::LazyLock;
+
+use octavo_kernels::emulation::Emulation;
+use octavo_kernels::manifest::{self, Dtype};
+use octavo_kernels::params::{KV_BLOCK, NO_SLOT, QkvPostParams};
+use octavo_ops::testing::TestRng;
+
+use crate::common::{assert_near, in_every_order, launch, rng};
+use crate::support::{Array, Tolerance, address, emulation, normal, pick};
+
+static KERNELS: LazyLock<Emulation> = LazyLock::new(|| emulation(&Dtype::ALL.map(manifest::qkv_post)));
+
+/// Norm weights of q and k, over a head or over the whole row.
+#[derive(Clone)]
+struct Norm {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    whole_row: bool,
+    offset: f32,
+}
+
+/// Tables of cosine and sine, `[positions, rotary_dim / 2]`.
+#[derive(Clone)]
+struct Rope {
+    dim: usize,
+    interleaved: bool,
+    cosine: Vec<f32>,
+    sine: Vec<f32>,
+}
+
+#[derive(Clone)]
+struct Case {
+    dtype: Dtype,
+    q_heads: usize,
+    kv_heads: usize,
+    size: usize,
+    norm: Option<Norm>,
+    rope: Option<Rope>,
+    positions: Vec<u32>,
+    slots: Vec<u32>,
+    qkv: Array,
+    /// Layers of the group; the last one is written.
+    layers: usize,
+    blocks: usize,
+}
+
+const EPS: f32 = 1e-6;
+const POSITIONS: usize = 40;
+
+impl Case {
+    fn draw(dtype: Dtype, rng: &mut TestRng) -> Self {
+        let kv_heads = 1 + rng.below(3);
+        let q_heads = kv_heads * (1 + rng.below(3));
+        let size = pick(rng, &[6, 16, 64, 96, 128, 256]);
+        let tokens = 1 + rng.below(6);
+        let (layers, blocks) = (1 + rng.below(2), 3);
+        // Slots in any order, each used once; one row in four is padding.
+        let mut free: Vec<u32> = (KV_BLOCK as u32..(blocks * KV_BLOCK) as u32).collect();
+        let mut slots = Vec::new();
+        for _ in 0..tokens {
+            let slot = free.swap_remove(rng.below(free.len()));
+            slots.push(if rng.below(4) == 0 { NO_SLOT } else { slot });
+        }
+        let weights = |rng: &mut TestRng, len: usize| (0..len).map(|_| normal(rng) as f32).collect();
+        let norm = (rng.below(3) > 0).then(|| {
+            let whole_row = rng.below(2) == 0;
+            let len = |heads| if whole_row { heads * size } else { size };
+            let (q, k) = (weights(rng, len(q_heads)), weights(rng, len(kv_heads)));
+            Norm { q, k, whole_row, offset: pick(rng, &[0.0, 1.0]) }
+        });
+        let rope = (rng.below(4) > 0).then(|| {
+            let dim = pick(rng, &[size, size / 2 / 2 * 2]);
+            let angle = |i: usize| (i / (dim / 2)) as f64 * 10000f64.powf(-((2 * (i % (dim / 2))) as f64) / dim as f64);
+            let table = |f: fn(f64) -> f64| (0..POSITIONS * dim / 2).map(|i| (1.1 * f(angle(i))) as f32).collect();
+            Rope { dim, interleaved: rng.below(2) == 0, cosine: table(f64::cos), sine: table(f64::sin) }
+        });
+        let qkv = Array::random(dtype, tokens * (q_heads + 2 * kv_heads) * size, rng);
+        let positions = rng.tokens(tokens, POSITIONS);
+        Self { dtype, q_heads, kv_heads, size, norm, rope, positions, slots, qkv, layers, blocks }
+    }
+
+    fn row(&self) -> usize {
+        (self.q_heads + 2 * self.kv_heads) * self.size
+    }
+
+    /// Elements of one layer's keys in a block.
+    fn plane(&self) -> usize {
+        KV_BLOCK * self.kv_heads * self.size
+    }
+
+    fn block_stride(&self) -> usize {
+        self.layers * 2 * self.plane()
+    }
+
+    /// q, and the cache of all layers.
+    fn run(&self) -> (Array, Array) {
+        in_every_order(|order| {
+            let tokens = self.slots.len();
+            let mut q = Array::poisoned(self.dtype, tokens * self.q_heads * self.size);
+            let mut cache = Array::poisoned(self.dtype, self.blocks * self.block_stride());
+            let plane = |number: usize| (number * self.plane() * self.dtype.bytes()) as u64;
+            let base = cache.ptr_mut();
+            let norm = self.norm.as_ref();
+            let rope = self.rope.as_ref();
+            let params = QkvPostParams {
+                q: q.ptr_mut(),
+                k_cache: base + plane(2 * (self.layers - 1)),
+                v_cache: base + plane(2 * (self.layers - 1) + 1),
+                qkv: self.qkv.ptr(),
+                q_weight: norm.map_or(0, |n| address(&n.q)),
+                k_weight: norm.map_or(0, |n| address(&n.k)),
+                cosine: rope.map_or(0, |r| address(&r.cosine)),
+                sine: rope.map_or(0, |r| address(&r.sine)),
+                positions: address(&self.positions),
+                slots: address(&self.slots),
+                block_stride: self.block_stride() as u64,
+                tokens: tokens as u32,
+                q_heads: self.q_heads as u32,
+                kv_heads: self.kv_heads as u32,
+                head_size: self.size as u32,
+                rotary_dim: rope.map_or(0, |r| r.dim as u32),
+                rope_interleaved: rope.is_some_and(|r| r.interleaved).into(),
+                norm_whole_row: norm.is_some_and(|n| n.whole_row).into(),
+                eps: EPS,
+                weight_offset: norm.map_or(0.0, |n| n.offset),
+                reserved: 0,
+            };
+            launch(&KERNELS, order, &manifest::qkv_post(self.dtype), params.grid(), &params);
+            (q, cache)
+        })
+    }
+
+    /// q or k of one token in f64.
+    fn expected(&self, token: usize, row: &[f64], weight: Option<&[f32]>) -> Vec<f64> {
+        let mut out = row.to_vec();
+        if let (Some(norm), Some(weight)) = (&self.norm, weight) {
+            for part in out.chunks_mut(weight.len()) {
+                let mean = part.iter().map(|x| x * x).sum::<f64>() / part.len() as f64;
+                let root = (mean + f64::from(EPS)).sqrt();
+                part.iter_mut()
+                    .zip(weight)
+                    .for_each(|(x, w)| *x = *x / root * (f64::from(*w) + f64::from(norm.offset)));
+            }
+        }
+        let Some(rope) = &self.rope else { return out };
+        for head in out.chunks_mut(self.size) {
+            for i in 0..rope.dim / 2 {
+                let (a, b) = if rope.interleaved { (2 * i, 2 * i + 1) } else { (i, i + rope.dim / 2) };
+                let at = self.positions[token] as usize * rope.dim / 2 + i;
+                let (cosine, sine) = (f64::from(rope.cosine[at]), f64::from(rope.sine[at]));
+                (head[a], head[b]) = (head[a] * cosine - head[b] * sine, head[b] * cosine + head[a] * sine);
+            }
+        }
+        out
+    }
+
+    fn check(&self) {
+        let (q, cache) = self.run();
+        let tolerance = Tolerance::Elementwise.of(self.dtype);
+        let (q_cols, kv_cols) = (self.q_heads * self.size, self.kv_heads * self.size);
+        let mut written = vec![false; cache.len()];
+        for (token, &slot) in self.slots.iter().enumerate() {
+            let start = token * self.row();
+            let norm = self.norm.as_ref();
+            let expected = self.expected(token, &self.qkv.range(start..start + q_cols), norm.map(|n| &n.q[..]));
+            assert_near(&q.range(token * q_cols..(token + 1) * q_cols), &expected, tolerance, "q");
+            if slot == NO_SLOT {
+                continue;
+            }
+            let k = start + q_cols;
+            let expected = self.expected(token, &self.qkv.range(k..k + kv_cols), norm.map(|n| &n.k[..]));
+            let (block, offset) = (slot as usize / KV_BLOCK, slot as usize % KV_BLOCK);
+            let at = block * self.block_stride() + 2 * (self.layers - 1) * self.plane() + offset * kv_cols;
+            assert_near(&cache.range(at..at + kv_cols), &expected, tolerance, "k");
+            let (v, v_at) = (k + kv_cols, at + self.plane());
+            assert!(cache.bits(v_at..v_at + kv_cols) == self.qkv.bits(v..v + kv_cols), "values are copied");
+            written[at..at + kv_cols].fill(true);
+            written[v_at..v_at + kv_cols].fill(true);
+        }
+        let untouched = (0..cache.len()).filter(|&i| !written[i]).all(|i| cache.get(i).is_nan());
+        assert!(untouched, "nothing but the tokens' slots of the layer is written");
+    }
+}
+
+#[test]
+fn qkv_is_as_in_f64() {
+    let rng = &mut rng();
+    for _ in 0..12 {
+        Dtype::ALL.into_iter().for_each(|dtype| Case::draw(dtype, rng).check());
+    }
+}
+
+#[test]
+fn small_qkv() {
+    let rng = &mut rng();
+    Dtype::ALL.into_iter().for_each(|dtype| Case::draw(dtype, rng).check());
+}
+
+/// Turning q and k by the same number of positions more changes no product of the two.
+#[test]
+fn rotary_products_depend_on_the_distance_alone() {
+    let rng = &mut rng();
+    for interleaved in [false, true] {
+        let mut case = Case::draw(Dtype::F32, rng);
+        while case.rope.is_none() {
+            case = Case::draw(Dtype::F32, rng);
+        }
+        case.rope = case.rope.map(|rope| Rope { interleaved, ..rope });
+        case.slots = vec![KV_BLOCK as u32];
+        case.qkv = Array::random(Dtype::F32, case.row(), rng);
+        let product = |position: u32, distance: u32| {
+            let key = Case { positions: vec![position], ..case.clone() }.run().1;
+            let query = Case { positions: vec![position + distance], ..case.clone() }.run().0;
+            let at = case.block_stride() + 2 * (case.layers - 1) * case.plane();
+            (0..case.size).map(|i| query.get(i) * key.get(at + i)).sum::<f64>()
+        };
+        let near = product(0, 5);
+        for position in [1, 7, 30] {
+            let far = product(position, 5);
+            assert!((far - near).abs() <= 1e-4 * (1.0 + near.abs()), "{far} at {position}, {near} at 0");
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! Quantised weights: their values and their products, against the formats' definition in f64.
+
+use half::f16;
+use octavo_kernels::emulation::Emulation;
+use octavo_kernels::manifest::{self, Dtype, Instance};
+use octavo_kernels::params::{DequantizeParams, QuantLinearParams, QuantizeParams};
+use octavo_kernels::quant::{QuantFormat, QuantLayout};
+use octavo_ops::StorageType;
+use octavo_ops::testing::{TestRng, random_blocks};
+
+use crate::common::{assert_near, in_every_order, launch, rng};
+use crate::support::{Array, Tolerance, address, emulation, uniform};
+
+fn storage(format: QuantFormat) -> StorageType {
+    match format {
+        QuantFormat::Q4_0 => StorageType::Q4_0,
+        QuantFormat::Q4_1 => StorageType::Q4_1,
+        QuantFormat::Q8_0 => StorageType::Q8_0,
+        QuantFormat::Q4K => StorageType::Q4K,
+        QuantFormat::Q6K => StorageType::Q6K,
+    }
+}
+
+/// The elements of a block of a file, as GGUF defines them.
+fn elements(format: QuantFormat, block: &[u8]) -> Vec<f64> {
+    let half = |at: usize| f64::from(f16::from_le_bytes([block[at], block[at + 1]]));
+    let low = |byte: u8| f64::from(byte & 15);
+    let high = |byte: u8| f64::from(byte >> 4);
+    match format {
+        QuantFormat::Q4_0 => {
+            let codes = block[2..].iter().map(|b| low(*b)).chain(block[2..].iter().map(|b| high(*b)));
+            codes.map(|q| half(0) * (q - 8.0)).collect()
+        }
+        QuantFormat::Q4_1 => {
+            let codes = block[4..].iter().map(|b| low(*b)).chain(block[4..].iter().map(|b| high(*b)));
+            codes.map(|q| half(0) * q + half(2)).collect()
+        }
+        QuantFormat::Q8_0 => block[2..].iter().map(|b| half(0) * f64::from(*b as i8)).collect(),
+        QuantFormat::Q4K => {
+            let packed = &block[4..16];
+            let factors = |j: usize| match j {
+                0..4 => (packed[j] & 63, packed[j + 4] & 63),
+                _ => (packed[j + 4] & 15 | packed[j - 4] >> 6 << 4, packed[j + 4] >> 4 | packed[j] >> 6 << 4),
+            };
+            let group = |j: usize| {
+                let (scale, min) = factors(j);
+                block[16 + j / 2 * 32..][..32].iter().map(move |b| {
+                    let q = if j.is_multiple_of(2) { low(*b) } else { high(*b) };
+                    half(0) * f64::from(scale) * q - half(2) * f64::from(min)
+                })
+            };
+            (0..8).flat_map(group).collect()
+        }
+        QuantFormat::Q6K => {
+            let mut values = vec![0.0; 256];
+            for (i, value) in values.iter_mut().enumerate() {
+                // Halves of 128 elements; in each, four quarters of 32.
+                let (part, quarter, l) = (i / 128, i % 128 / 32, i % 32);
+                let byte = block[part * 64 + quarter % 2 * 32 + l];
+                let lower = if quarter < 2 { byte & 15 } else { byte >> 4 };
+                let upper = block[128 + part * 32 + l] >> (2 * quarter) & 3;
+                let factor = block[192 + i / 16] as i8;
+                *value = half(208) * f64::from(factor) * (f64::from(lower | upper << 4) - 32.0);
+            }
+            values
+        }
+    }
+}
+
+/// A random weight `[n, k]`: its values, and how it lies on the device.
+struct Weight {
+    layout: QuantLayout,
+    memory: Vec<u8>,
+    values: Vec<f64>,
+}
+
+impl Weight {
+    fn draw(rng: &mut TestRng, format: QuantFormat, n: usize, k: usize) -> Self {
+        let blocks = random_blocks(storage(format), n * k, 1.0, rng);
+        let layout = QuantLayout::new(format, n, k).expect("whole blocks");
+        let mut bytes = vec![0; layout.bytes()];
+        layout.repack(&blocks, &mut bytes);
+        let values = blocks.chunks(format.block_bytes()).flat_map(|block| elements(format, block)).collect();
+        Self { layout, memory: bytes, values }
+    }
+}
+
+#[test]
+fn values_are_those_of_the_format() {
+    let mut rng = rng();
+    for format in QuantFormat::ALL {
+        let instances = Dtype::ALL.map(|dtype| manifest::dequantize(format, dtype));
+        let emulation = emulation(&instances);
+        for (dtype, instance) in Dtype::ALL.into_iter().zip(&instances) {
+            let (n, k) = (1 + rng.below(20), format.block_elements() * (1 + rng.below(5)));
+            let weight = Weight::draw(&mut rng, format, n, k);
+            // All rows in order, then some of them scaled: a weight, and an embedding.
+            let ids: Vec<u32> = (0..1 + rng.below(9)).map(|_| rng.below(n) as u32).collect();
+            for (row_ids, scale) in [(None, 1.0f32), (Some(ids), 1.75)] {
+                let rows: Vec<u32> = row_ids.clone().unwrap_or_else(|| (0..n as u32).collect());
+                let found = in_every_order(|order| {
+                    let mut out = Array::poisoned(dtype, rows.len() * k);
+                    let params = DequantizeParams {
+                        weight: weight.layout.planes(address(&weight.memory)),
+                        row_ids: row_ids.as_ref().map_or(0, |ids| address(ids)),
+                        out: out.ptr_mut(),
+                        rows: rows.len() as u32,
+                        k: k as u32,
+                        scale,
+                        reserved: 0,
+                    };
+                    launch(&emulation, order, instance, params.grid(instance.threads), &params);
+                    out
+                });
+                let row = |r: &u32| weight.values[*r as usize * k..][..k].iter().map(|x| x * f64::from(scale));
+                let expected: Vec<f64> = rows.iter().flat_map(row).collect();
+                assert_near(&found.values(), &expected, Tolerance::Elementwise.of(dtype), &instance.name);
+            }
+        }
+    }
+}
+
+/// Activations `[m, k]` in 8 bits, as the kernel makes them.
+struct Activations {
+    codes: Vec<i8>,
+    /// Of each block of 32: its scale, and that times the sum of its codes.
+    scales: Vec<[f32; 2]>,
+}
+
+fn quantize(emulation: &Emulation, input: &Array, m: usize, k: usize) -> Activations {
+    let instance = manifest::quantize_activations(input.dtype);
+    // By bits, as scales may be NaN.
+    let (codes, bits) = in_every_order(|order| {
+        let (mut codes, mut scales) = (vec![-128i8; m * k], vec![[f32::NAN; 2]; m * k / 32]);
+        let params = QuantizeParams {
+            input: input.ptr(),
+            codes: codes.as_mut_ptr() as u64,
+            scales: scales.as_mut_ptr() as u64,
+            m: m as u32,
+            k: k as u32,
+        };
+        launch(emulation, order, &instance, params.grid(instance.threads), &params);
+        (codes, scales.into_iter().map(|pair| pair.map(f32::to_bits)).collect::<Vec<_>>())
+    });
+    Activations { codes, scales: bits.into_iter().map(|pair| pair.map(f32::from_bits)).collect() }
+}
+
+#[test]
+fn activations_are_rounded_to_the_nearest_of_255_levels() {
+    let mut rng = rng();
+    let instances = Dtype::ALL.map(manifest::quantize_activations);
+    let emulation = emulation(&instances);
+    for dtype in Dtype::ALL {
+        let (m, k) = (1 + rng.below(4), 32 * (1 + rng.below(40)));
+        let mut input = uniform(dtype, m * k, 4.0, &mut rng);
+        (0..32).for_each(|i| input.set(i, 0.0));
+        let quantised = quantize(&emulation, &input, m, k);
+        for (block, x) in input.values().chunks(32).enumerate() {
+            let largest = x.iter().fold(0.0f64, |a, b| a.max(b.abs()));
+            let codes = &quantised.codes[block * 32..][..32];
+            let [scale, scaled_sum] = quantised.scales[block].map(f64::from);
+            assert!((scale - largest / 127.0).abs() <= 1e-7 * largest, "{dtype:?}: the largest has code 127");
+            let sum: i32 = codes.iter().map(|code| i32::from(*code)).sum();
+            assert!((scaled_sum - scale * f64::from(sum)).abs() <= 1e-6 * scaled_sum.abs(), "{dtype:?}: the sum");
+            for (code, x) in codes.iter().zip(x) {
+                assert!((f64::from(*code) * scale - x).abs() <= 0.5001 * scale, "{dtype:?}: {x} is {code}");
+            }
+        }
+    }
+}
+
+#[test]
+fn small_block_that_is_not_finite_gives_nan_and_its_neighbours_do_not() {
+    let instance = manifest::quantize_activations(Dtype::F32);
+    let emulation = emulation(&[instance]);
+    for wrong in [f64::NAN, f64::INFINITY] {
+        let mut values = vec![1.0; 96];
+        values[40] = wrong;
+        let scales = quantize(&emulation, &Array::of(Dtype::F32, &values), 1, 96).scales;
+        assert_eq!([0, 1, 2].map(|block| scales[block].iter().all(|s| s.is_finite())), [true, false, true]);
+        assert!(scales[1][1].is_nan(), "what it gives to a sum is NaN");
+    }
+}
+
+/// A product by an instance, in every order. `params` has the sizes and what is added.
+fn product(
+    emulation: &Emulation,
+    instance: &Instance,
+    weight: &Weight,
+    x: &Activations,
+    (params, out): (QuantLinearParams, Dtype),
+) -> Array {
+    in_every_order(|order| {
+        let mut found = Array::poisoned(out, params.m as usize * params.out_stride as usize);
+        let params = QuantLinearParams {
+            weight: weight.layout.planes(address(&weight.memory)),
+            input: address(&x.codes),
+            scales: address(&x.scales),
+            out: found.ptr_mut(),
+            ..params
+        };
+        launch(emulation, order, instance, params.grid(), &params);
+        found
+    })
+}
+
+/// Of a product with activations that were rounded to 8 bits, to one with those that were not.
+const ROUNDING: f64 = 1e-2;
+
+#[test]
+fn mmvq_of_drawn_shapes_is_near_the_formats_own_product() {
+    let mut rng = rng();
+    for format in QuantFormat::ALL {
+        for out in Dtype::ALL {
+            let rows = [1, 2, 4, 8];
+            let mut instances = rows.map(|rows| manifest::mmvq(format, out, rows)).to_vec();
+            instances.push(manifest::quantize_activations(Dtype::F32));
+            let emulation = emulation(&instances);
+            for (rows, instance) in rows.into_iter().zip(&instances) {
+                assert_eq!(manifest::mmvq_rows(rows as usize), Some(rows));
+                let m = rows as usize - rng.below((rows as usize).div_ceil(2));
+                let (n, k) = (1 + rng.below(40), format.block_elements() * (1 + rng.below(8)));
+                let weight = Weight::draw(&mut rng, format, n, k);
+                let input = uniform(Dtype::F32, m * k, 2.0, &mut rng);
+                let x = quantize(&emulation, &input, m, k);
+                let bias: Vec<f32> = (0..n).map(|_| rng.signed()).collect();
+                let add = uniform(out, m * n, 1.0, &mut rng);
+                let params = QuantLinearParams {
+                    bias: address(&bias),
+                    add: add.ptr(),
+                    m: m as u32,
+                    n: n as u32,
+                    k: k as u32,
+                    out_stride: n as u32,
+                    scale: 1.0,
+                    ..QuantLinearParams::default()
+                };
+                let found = product(&emulation, instance, &weight, &x, (params, out));
+                let widest = product(&emulation, &instances[3], &weight, &x, (params, out));
+                assert!(found == widest, "{} differs from {}", instances[3].name, instance.name);
+
+                let codes = x.codes.iter().enumerate();
+                let rounded: Vec<f64> =
+                    codes.map(|(i, code)| f64::from(*code) * f64::from(x.scales[i / 32][0])).collect();
+                let expected = |input: &[f64]| -> Vec<f64> {
+                    let dot = |i: usize, j: usize| -> f64 {
+                        input[i * k..][..k].iter().zip(&weight.values[j * k..][..k]).map(|(a, b)| a * b).sum()
+                    };
+                    let value = |at: usize| dot(at / n, at % n) + f64::from(bias[at % n]) + add.get(at);
+                    (0..m * n).map(value).collect()
+                };
+                let context = format!("{} m {m} n {n} k {k}", instance.name);
+                let tolerance = Tolerance::Product.of(out);
+                assert_near(&found.values(), &expected(&rounded), tolerance, &context);
+                // Of few products, all may happen to be small against what they are sums of.
+                if m * n >= 64 {
+                    assert_near(&found.values(), &expected(&input.values()), ROUNDING.max(tolerance), &context);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_among_others() {
+    let mut rng = rng();
+    for format in QuantFormat::ALL {
+        let instances = [manifest::mmvq(format, Dtype::F32, 8), manifest::quantize_activations(Dtype::F32)];
+        let emulation = emulation(&instances);
+        let (n, k) = (9, 512);
+        let weight = Weight::draw(&mut rng, format, n, k);
+        let input = uniform(Dtype::F32, 8 * k, 1.0, &mut rng);
+        let run = |input: &Array| {
+            let m = input.len() / k;
+            let x = quantize(&emulation, input, m, k);
+            let params = QuantLinearParams {
+                m: m as u32,
+                n: n as u32,
+                k: k as u32,
+                out_stride: n as u32,
+                scale: 0.5,
+                softcap: 30.0,
+                ..QuantLinearParams::default()
+            };
+            product(&emulation, &instances[0], &weight, &x, (params, Dtype::F32))
+        };
+        let all = run(&input);
+        let row = rng.below(8);
+        let alone = run(&Array::of(Dtype::F32, &input.range(row * k..(row + 1) * k)));
+        assert!(alone.bits(0..n) == all.bits(row * n..(row + 1) * n), "{format:?}");
+    }
+}

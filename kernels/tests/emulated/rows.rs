@@ -1,0 +1,245 @@
+//! Kernels that work row by row.
+
+use std::sync::LazyLock;
+
+use octavo_kernels::emulation::{Emulation, Order};
+use octavo_kernels::manifest::{self, Activation, Dtype, NormMean};
+use octavo_kernels::params::{CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, NormParams};
+use octavo_ops::testing::TestRng;
+
+use crate::common::{assert_near, in_every_order, launch, rng};
+use crate::support::{Array, Tolerance, address, emulation, normal, pick};
+
+static KERNELS: LazyLock<Emulation> = LazyLock::new(|| {
+    let mut instances = vec![manifest::copy_blocks()];
+    for dtype in Dtype::ALL {
+        instances.extend([manifest::embed(dtype), manifest::gather_rows(dtype)]);
+        instances.extend([NormMean::Rms, NormMean::Layer].map(|mean| manifest::norm(dtype, mean)));
+        instances
+            .extend([Activation::Silu, Activation::Gelu, Activation::GeluTanh].map(|kind| manifest::glu(dtype, kind)));
+    }
+    emulation(&instances)
+});
+
+/// Columns: whole 16-byte pieces or not, fewer and more than a CTA's threads take at once.
+const COLS: [usize; 7] = [1, 7, 24, 64, 100, 1024, 2312];
+
+fn f32s(len: usize, rng: &mut TestRng) -> Vec<f32> {
+    (0..len).map(|_| normal(rng) as f32).collect()
+}
+
+fn check_embed(dtype: Dtype, rng: &mut TestRng) {
+    let (vocabulary, cols, tokens) = (9, pick(rng, &COLS), 1 + rng.below(5));
+    let table = Array::random(dtype, vocabulary * cols, rng);
+    let ids = rng.tokens(tokens, vocabulary);
+    let scale = pick(rng, &[1.0, 11.3137]);
+    let out = in_every_order(|order| {
+        let mut out = Array::poisoned(dtype, tokens * cols);
+        let params = EmbedParams {
+            out: out.ptr_mut(),
+            table: table.ptr(),
+            ids: address(&ids),
+            tokens: tokens as u32,
+            cols: cols as u32,
+            scale,
+            reserved: 0,
+        };
+        launch(&KERNELS, order, &manifest::embed(dtype), params.grid(), &params);
+        out
+    });
+    for (t, &id) in ids.iter().enumerate() {
+        let row = id as usize * cols..(id as usize + 1) * cols;
+        if scale == 1.0 {
+            assert!(out.bits(t * cols..(t + 1) * cols) == table.bits(row), "an unscaled row is copied");
+        } else {
+            let expected: Vec<f64> = table.range(row).iter().map(|x| x * f64::from(scale)).collect();
+            let got = out.range(t * cols..(t + 1) * cols);
+            assert_near(&got, &expected, Tolerance::Elementwise.of(dtype), "embed");
+        }
+    }
+}
+
+fn norm_in_f64(mean: NormMean, row: &[f64], weight: &[f32], bias: Option<&[f32]>, eps: f32, offset: f32) -> Vec<f64> {
+    let n = row.len() as f64;
+    let centre = if mean == NormMean::Layer { row.iter().sum::<f64>() / n } else { 0.0 };
+    let variance = row.iter().map(|x| (x - centre).powi(2)).sum::<f64>() / n;
+    let root = (variance + f64::from(eps)).sqrt();
+    let value = |(i, x): (usize, &f64)| {
+        (x - centre) / root * (f64::from(weight[i]) + f64::from(offset)) + bias.map_or(0.0, |b| f64::from(b[i]))
+    };
+    row.iter().enumerate().map(value).collect()
+}
+
+fn check_norm(dtype: Dtype, mean: NormMean, rng: &mut TestRng) {
+    let (rows, cols) = (1 + rng.below(4), pick(rng, &COLS[1..]));
+    // Far from 0, where a variance by differences of squares would be lost.
+    let shift = if mean == NormMean::Layer { 8.0 } else { 0.0 };
+    let input = Array::of(dtype, &(0..rows * cols).map(|_| shift + normal(rng)).collect::<Vec<_>>());
+    let residual = (rng.below(2) == 0).then(|| Array::random(dtype, rows * cols, rng));
+    let weight = f32s(cols, rng);
+    let bias = (mean == NormMean::Layer && rng.below(2) == 0).then(|| f32s(cols, rng));
+    let (eps, offset) = (1e-5, pick(rng, &[0.0, 1.0]));
+    let in_place = rng.below(2) == 0;
+    let (out, stream) = in_every_order(|order| {
+        let (mut input, mut stream) = (input.clone(), residual.clone());
+        let mut out = Array::poisoned(dtype, rows * cols);
+        let params = NormParams {
+            out: if in_place { input.ptr_mut() } else { out.ptr_mut() },
+            input: input.ptr(),
+            residual: stream.as_mut().map_or(0, Array::ptr_mut),
+            weight: address(&weight),
+            bias: bias.as_deref().map_or(0, address),
+            rows: rows as u32,
+            cols: cols as u32,
+            eps,
+            weight_offset: offset,
+        };
+        let instance = manifest::norm(dtype, mean);
+        let shared = NormParams::dynamic_shared(cols);
+        // SAFETY: the arrays are of the lengths that the struct asks for.
+        let launched = unsafe { KERNELS.launch(order, &instance, params.grid(), shared, &params) };
+        launched.expect("the launch is in order");
+        (if in_place { input } else { out }, stream)
+    });
+    let mut read = input.clone();
+    if let (Some(before), Some(after)) = (&residual, &stream) {
+        let sums: Vec<f64> = before.values().iter().zip(input.values()).map(|(a, b)| a + b).collect();
+        assert_near(&after.values(), &sums, Tolerance::Elementwise.of(dtype), "residual");
+        read = after.clone();
+    }
+    for r in 0..rows {
+        let row = r * cols..(r + 1) * cols;
+        let expected = norm_in_f64(mean, &read.range(row.clone()), &weight, bias.as_deref(), eps, offset);
+        // A mean is subtracted: the rounding of f32 is that of numbers as large as the mean.
+        let tolerance = Tolerance::Elementwise.of(dtype) * (1.0 + shift);
+        assert_near(&out.range(row), &expected, tolerance, "norm");
+    }
+}
+
+/// The error function by its Taylor series, which converges everywhere; enough for the arguments drawn here.
+fn erf(x: f64) -> f64 {
+    let (mut term, mut sum, mut n) = (x, x, 0.0);
+    while term.abs() > 1e-17 {
+        n += 1.0;
+        term *= -x * x / n;
+        sum += term / (2.0 * n + 1.0);
+    }
+    2.0 / std::f64::consts::PI.sqrt() * sum
+}
+
+fn activation_in_f64(kind: Activation, x: f64) -> f64 {
+    match kind {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+        Activation::GeluTanh => {
+            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())
+        }
+    }
+}
+
+fn check_glu(dtype: Dtype, kind: Activation, rng: &mut TestRng) {
+    let (rows, cols) = (1 + rng.below(4), pick(rng, &COLS));
+    let input = Array::random(dtype, rows * 2 * cols, rng);
+    let out = in_every_order(|order| {
+        let mut out = Array::poisoned(dtype, rows * cols);
+        let params = GluParams { out: out.ptr_mut(), input: input.ptr(), rows: rows as u32, cols: cols as u32 };
+        let instance = manifest::glu(dtype, kind);
+        launch(&KERNELS, order, &instance, params.grid(instance.threads), &params);
+        out
+    });
+    for r in 0..rows {
+        let value = |c| activation_in_f64(kind, input.get(r * 2 * cols + c)) * input.get((r * 2 + 1) * cols + c);
+        let expected: Vec<f64> = (0..cols).map(value).collect();
+        let got = out.range(r * cols..(r + 1) * cols);
+        // One column may be next to a zero of the gate, where nothing is left of its f32 arithmetic but its last bits.
+        let tolerance = Tolerance::Elementwise.of(dtype) * if cols < 8 { 4.0 } else { 1.0 };
+        assert_near(&got, &expected, tolerance, "glu");
+    }
+}
+
+fn check_gather(dtype: Dtype, rng: &mut TestRng) {
+    let (rows, count, cols) = (6, 1 + rng.below(8), pick(rng, &COLS));
+    let mut input = Array::random(dtype, rows * cols, rng);
+    // Rows that nobody asks for may hold anything.
+    let row_index = rng.tokens(count, rows - 1);
+    input.copy_from((rows - 1) * cols, &Array::poisoned(dtype, cols), 0..cols);
+    let out = in_every_order(|order| {
+        let mut out = Array::poisoned(dtype, count * cols);
+        let params = GatherRowsParams {
+            out: out.ptr_mut(),
+            input: input.ptr(),
+            row_index: address(&row_index),
+            count: count as u32,
+            cols: cols as u32,
+        };
+        launch(&KERNELS, order, &manifest::gather_rows(dtype), params.grid(), &params);
+        out
+    });
+    for (i, &row) in row_index.iter().enumerate() {
+        let from = row as usize * cols..(row as usize + 1) * cols;
+        assert!(out.bits(i * cols..(i + 1) * cols) == input.bits(from), "row {i}");
+    }
+}
+
+fn check_copy_blocks(rng: &mut TestRng) {
+    let (blocks, size) = (6, pick(rng, &[4, 256, 5000]));
+    let before = Array::random(Dtype::F32, blocks * size, rng);
+    let pairs = [1u32, 4, 3, 5];
+    let after = in_every_order(|order| {
+        let mut cache = before.clone();
+        let params = CopyBlocksParams {
+            cache: cache.ptr_mut(),
+            pairs: address(&pairs),
+            block_bytes: size as u64 * 4,
+            count: 2,
+            reserved: 0,
+        };
+        let instance = manifest::copy_blocks();
+        launch(&KERNELS, order, &instance, params.grid(instance.threads), &params);
+        cache
+    });
+    for (block, source) in [0, 1, 2, 3, 1, 3].into_iter().enumerate() {
+        let bits = |array: &Array, block| array.bits(block * size..(block + 1) * size).to_vec();
+        assert!(bits(&after, block) == bits(&before, source), "block {block}");
+    }
+}
+
+fn check_all(cases: u64) {
+    let rng = &mut rng();
+    for _ in 0..cases {
+        for dtype in Dtype::ALL {
+            check_embed(dtype, rng);
+            check_norm(dtype, NormMean::Rms, rng);
+            check_norm(dtype, NormMean::Layer, rng);
+            check_glu(dtype, Activation::Silu, rng);
+            check_glu(dtype, Activation::Gelu, rng);
+            check_glu(dtype, Activation::GeluTanh, rng);
+            check_gather(dtype, rng);
+        }
+        check_copy_blocks(rng);
+    }
+}
+
+#[test]
+fn rows_are_as_in_f64() {
+    check_all(12);
+}
+
+#[test]
+fn small_rows() {
+    check_all(2);
+}
+
+#[test]
+fn activations_end_well_at_both_ends() {
+    let gates = [-1e4, -100.0, -20.0, 0.0, 20.0, 100.0, 1e4];
+    for kind in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+        let row: Vec<f64> = gates.iter().copied().chain([1.0; 7]).collect();
+        let (input, mut out) = (Array::of(Dtype::F32, &row), Array::poisoned(Dtype::F32, 7));
+        let params = GluParams { out: out.ptr_mut(), input: input.ptr(), rows: 1, cols: 7 };
+        let instance = manifest::glu(Dtype::F32, kind);
+        launch(&KERNELS, Order::Forward, &instance, params.grid(instance.threads), &params);
+        let expected = gates.map(|x: f64| x.max(0.0));
+        assert_near(&out.values(), &expected, 1e-7, "activation");
+    }
+}

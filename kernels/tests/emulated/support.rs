@@ -1,0 +1,123 @@
+//! Arrays of a kernel's element type.
+
+use std::ops::Range;
+
+use octavo_kernels::emulation::Emulation;
+use octavo_kernels::manifest::{Dtype, Instance};
+use octavo_ops::testing::TestRng;
+
+use crate::common::{decode, encode};
+
+/// Elements of one type, at an address that is a multiple of 16, with nothing allocated right behind them.
+#[derive(Clone, PartialEq)]
+pub(crate) struct Array {
+    pub(crate) dtype: Dtype,
+    bytes: Vec<u8>,
+}
+
+impl Array {
+    /// All NaN, in every element type.
+    pub(crate) fn poisoned(dtype: Dtype, len: usize) -> Self {
+        Self { dtype, bytes: vec![0xff; len * dtype.bytes()] }
+    }
+
+    pub(crate) fn of(dtype: Dtype, values: &[f64]) -> Self {
+        let mut this = Self::poisoned(dtype, values.len());
+        values.iter().enumerate().for_each(|(i, &x)| this.set(i, x));
+        this
+    }
+
+    /// Roughly normal, of variance 1.
+    pub(crate) fn random(dtype: Dtype, len: usize, rng: &mut TestRng) -> Self {
+        Self::of(dtype, &(0..len).map(|_| normal(rng)).collect::<Vec<_>>())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len() / self.dtype.bytes()
+    }
+
+    pub(crate) fn get(&self, i: usize) -> f64 {
+        decode(self.dtype, self.bits(i..i + 1))
+    }
+
+    /// Rounds to the element type.
+    pub(crate) fn set(&mut self, i: usize, value: f64) {
+        let at = i * self.dtype.bytes();
+        self.bytes[at..at + self.dtype.bytes()].copy_from_slice(&encode(self.dtype, value as f32));
+    }
+
+    pub(crate) fn values(&self) -> Vec<f64> {
+        self.range(0..self.len())
+    }
+
+    pub(crate) fn range(&self, range: Range<usize>) -> Vec<f64> {
+        range.map(|i| self.get(i)).collect()
+    }
+
+    /// The elements as they lie in memory.
+    pub(crate) fn bits(&self, range: Range<usize>) -> &[u8] {
+        &self.bytes[range.start * self.dtype.bytes()..range.end * self.dtype.bytes()]
+    }
+
+    pub(crate) fn copy_from(&mut self, at: usize, other: &Self, range: Range<usize>) {
+        let size = self.dtype.bytes();
+        let bits = other.bits(range);
+        self.bytes[at * size..at * size + bits.len()].copy_from_slice(bits);
+    }
+
+    /// For a kernel that reads.
+    pub(crate) fn ptr(&self) -> u64 {
+        address(&self.bytes)
+    }
+
+    /// For a kernel that writes.
+    pub(crate) fn ptr_mut(&mut self) -> u64 {
+        self.bytes.as_mut_ptr() as u64
+    }
+}
+
+/// Where a kernel reads the elements.
+pub(crate) fn address<T>(values: &[T]) -> u64 {
+    values.as_ptr() as u64
+}
+
+/// A sum of uniform numbers: roughly normal, of variance 1.
+pub(crate) fn normal(rng: &mut TestRng) -> f64 {
+    (0..3).map(|_| f64::from(rng.signed())).sum()
+}
+
+/// Uniform in [-scale, scale).
+pub(crate) fn uniform(dtype: Dtype, len: usize, scale: f32, rng: &mut TestRng) -> Array {
+    Array::of(dtype, &(0..len).map(|_| f64::from(rng.signed() * scale)).collect::<Vec<_>>())
+}
+
+/// One of the choices.
+pub(crate) fn pick<T: Copy>(rng: &mut TestRng, choices: &[T]) -> T {
+    choices[rng.below(choices.len())]
+}
+
+pub(crate) fn emulation(instances: &[Instance]) -> Emulation {
+    Emulation::new(instances).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The error that a kind of kernel may have, relative to the norm of what is right.
+pub(crate) enum Tolerance {
+    /// Elementwise kernels, norms, rotary embedding.
+    Elementwise,
+    /// Matrix products, sums in f32.
+    Product,
+    Attention,
+}
+
+impl Tolerance {
+    pub(crate) fn of(self, dtype: Dtype) -> f64 {
+        match (self, dtype) {
+            (Self::Elementwise, Dtype::F32) => 1e-6,
+            (Self::Elementwise | Self::Product, Dtype::F16) => 6e-4,
+            (Self::Elementwise | Self::Product, Dtype::Bf16) => 4e-3,
+            (Self::Product | Self::Attention, Dtype::F32) => 1e-5,
+            (Self::Attention, Dtype::F16) => 1e-3,
+            (Self::Attention, Dtype::Bf16) => 5e-3,
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Every instance of the manifest compiles for every chip, uses what `budget.toml` says that it uses, and multiplies by the
+//! instruction that was meant. Needs the packages of `tests/requirements.txt`, no GPU.
+
+mod tools;
+mod usage;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+use octavo_kernels::manifest::{self, Chip, Instance};
+use octavo_kernels::nvrtc::Compiled;
+use octavo_kernels::sources::{self, Source};
+use usage::Usage;
+
+/// Programs that are compiled at once.
+const THREADS: usize = 2;
+/// Set to 1, the budget is rewritten with what was found.
+const REWRITE: &str = "OCTAVO_WRITE_BUDGET";
+/// The release of NVRTC that the budget is of.
+const RELEASE: (u32, u32) = (12, 9);
+
+/// What each instance uses, by chip and name.
+type Budget = BTreeMap<String, BTreeMap<String, Usage>>;
+
+/// A source with its instances, compiled for a chip.
+struct Program {
+    chip: Chip,
+    source: Source,
+    instances: Vec<Instance>,
+    compiled: Compiled,
+}
+
+/// Everything compiled, once for all tests; empty where there is no compiler.
+fn programs() -> &'static [Program] {
+    static PROGRAMS: OnceLock<Vec<Program>> = OnceLock::new();
+    PROGRAMS.get_or_init(|| {
+        let Some(nvrtc) = tools::nvrtc() else { return Vec::new() };
+        assert_eq!(nvrtc.version(), RELEASE, "the budget is of another release");
+        let mut jobs = Vec::new();
+        for chip in Chip::CHECKED {
+            assert!(nvrtc.supports(chip), "{}", chip.arch());
+            let instances = manifest::all(chip);
+            for source in manifest::sources(&instances) {
+                let own: Vec<_> = instances.iter().filter(|i| i.source == source).cloned().collect();
+                jobs.push((chip, source, own));
+            }
+        }
+        let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    while let Some((chip, source, instances)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let text = manifest::program(*source, instances);
+                        let compiled = nvrtc
+                            .compile(source.path, &text, *chip)
+                            .unwrap_or_else(|e| panic!("{} for {}: {e}", source.path, chip.arch()));
+                        let program = Program { chip: *chip, source: *source, instances: instances.clone(), compiled };
+                        done.lock().expect("no panic").push(program);
+                    }
+                });
+            }
+        });
+        done.into_inner().expect("no panic")
+    })
+}
+
+fn budget_file() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("budget.toml")
+}
+
+fn found() -> Budget {
+    let mut found = Budget::new();
+    for program in programs() {
+        let used = usage::from_log(&program.compiled.log);
+        let names: Vec<_> = program.instances.iter().map(|i| i.name.as_str()).collect();
+        assert_eq!(used.len(), names.len(), "{}: {used:?}", program.source.path);
+        let of_chip = found.entry(program.chip.arch()).or_default();
+        for (name, usage) in used {
+            assert!(names.contains(&name.as_str()), "{name} is no instance");
+            of_chip.insert(name, usage);
+        }
+    }
+    found
+}
+
+/// The budget as it is committed: a line an instance.
+fn written(budget: &Budget) -> String {
+    let mut text = String::from(
+        "# What each instance uses, as NVRTC 12.9 compiles it; `tests/nvrtc` holds every instance to it. A kernel that is changed on\n\
+         # purpose: OCTAVO_WRITE_BUDGET=1 cargo test -p octavo-kernels --test nvrtc, and look at the difference.\n\
+         # registers: of a thread. shared: bytes of a CTA beside what a launch asks for. Nothing spills, and nothing has a stack.\n",
+    );
+    for (chip, instances) in budget {
+        let _ = writeln!(text, "\n[{chip}]");
+        for (name, usage) in instances {
+            let line = toml::Value::try_from(usage).expect("numbers");
+            let _ = writeln!(text, "{name} = {line}");
+        }
+    }
+    text
+}
+
+#[test]
+fn every_instance_keeps_its_budget() {
+    let found = found();
+    if found.is_empty() {
+        return;
+    }
+    if std::env::var_os(REWRITE).is_some_and(|v| v == "1") {
+        std::fs::write(budget_file(), written(&found)).expect("the budget is writable");
+    }
+    let text = std::fs::read_to_string(budget_file()).expect("the budget");
+    let budget: Budget = toml::from_str(&text).expect("the budget is well formed");
+    let mut differences = String::new();
+    for (chip, instances) in &found {
+        let allowed = budget.get(chip).cloned().unwrap_or_default();
+        for (name, usage) in instances {
+            if allowed.get(name) != Some(usage) {
+                let _ = writeln!(differences, "{chip} {name}: {usage:?}, budget {:?}", allowed.get(name));
+            }
+        }
+        for name in allowed.keys().filter(|name| !instances.contains_key(*name)) {
+            let _ = writeln!(differences, "{chip} {name}: in the budget, but no instance");
+        }
+    }
+    assert!(differences.is_empty(), "if this is meant, {REWRITE}=1 writes the budget anew:\n{differences}");
+}
+
+/// Bytes of shared memory that a CTA may have by asking for it.
+fn shared_limit(chip: Chip) -> usize {
+    match chip {
+        Chip::SM_70 => 96 << 10,
+        Chip::SM_89 => 99 << 10,
+        _ => 227 << 10,
+    }
+}
+
+#[test]
+fn every_instance_can_be_launched() {
+    let found = found();
+    for program in programs() {
+        for instance in &program.instances {
+            let used = &found[&program.chip.arch()][&instance.name];
+            // Registers are given out by eights.
+            let registers = used.registers.next_multiple_of(8) * instance.threads;
+            assert!(registers <= 65536 && instance.threads <= 1024, "{}: {registers} registers", instance.name);
+            let shared = used.shared as usize + instance.dynamic_shared;
+            assert!(shared <= shared_limit(program.chip), "{}: {shared} bytes of shared memory", instance.name);
+            assert!(used.shared <= 48 << 10, "{}: static shared memory is at most 48 KiB", instance.name);
+        }
+    }
+}
+
+/// The tensor-core instruction that an instance is meant to use on a chip.
+fn tensor_instruction(instance: &Instance) -> Option<&'static str> {
+    let calls = |wrapper: &str| instance.source.text.contains(wrapper);
+    if calls("mma_m8n8k4_") {
+        Some("HMMA.884.F32.F32")
+    } else if calls("mma_m16n8k16(") {
+        Some(if instance.name.contains("bf16") { "HMMA.16816.F32.BF16" } else { "HMMA.16816.F32" })
+    } else {
+        None
+    }
+}
+
+/// Whether an instance streams memory, so that it must load 16 bytes at once.
+fn streams(instance: &Instance) -> bool {
+    [sources::GEMV, sources::QUANTIZED].contains(&instance.source) && !instance.name.starts_with("quantize_")
+}
+
+#[test]
+fn machine_code_is_what_was_meant() {
+    for chip in Chip::CHECKED {
+        let programs: Vec<_> = programs().iter().filter(|p| p.chip == chip).collect();
+        if programs.is_empty() {
+            continue;
+        }
+        let Some(nvdisasm) = tools::nvdisasm(chip) else { continue };
+        for program in programs {
+            let name = format!("{}-{}", chip.arch(), program.source.path.replace('/', "-"));
+            let text = tools::disassemble(&nvdisasm, &name, &program.compiled.cubin);
+            let code = usage::instructions(&text);
+            for instance in &program.instances {
+                check_code(instance, chip, &code[&instance.name]);
+            }
+        }
+    }
+}
+
+fn check_code(instance: &Instance, chip: Chip, code: &std::collections::BTreeSet<String>) {
+    let context = format!("{} on {}", instance.name, chip.arch());
+    // The four steps of Volta's instruction are one.
+    let tensor: Vec<_> = code.iter().filter(|c| c.starts_with("HMMA")).map(|c| c.split(".STEP").next()).collect();
+    match tensor_instruction(instance) {
+        Some(meant) => assert!(
+            !tensor.is_empty() && tensor.iter().all(|found| *found == Some(meant)),
+            "{context}: {tensor:?}, not {meant}"
+        ),
+        None => assert!(tensor.is_empty(), "{context}: {tensor:?}"),
+    }
+    if streams(instance) {
+        assert!(
+            code.iter().any(|c| c.starts_with("LDG.E") && c.contains(".128")),
+            "{context} has no load of 16 bytes: {code:?}"
+        );
+    }
+    if instance.name.starts_with("mmvq") {
+        assert!(code.iter().any(|c| c.starts_with("IDP.4A")), "{context} multiplies no four bytes at once");
+    }
+    if instance.source == sources::GEMM_MMA {
+        assert!(code.iter().any(|c| c.starts_with("LDGSTS.E.BYPASS")), "{context} does not copy behind its back");
+        assert!(code.iter().any(|c| c.starts_with("LDSM")), "{context} has no ldmatrix");
+    }
+}

@@ -1,0 +1,66 @@
+//! Where the compiler and the disassemblers are.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use octavo_kernels::manifest::Chip;
+use octavo_kernels::nvrtc::Nvrtc;
+
+/// The Python environment with the tools; without it, where `.ci/run` makes it.
+const FOLDER: &str = "OCTAVO_CUDA_TOOLS";
+/// Set to 1, a missing tool is a failure.
+const REQUIRED: &str = "OCTAVO_REQUIRE_NVRTC";
+
+const NVRTC: &str = "nvidia/cuda_nvrtc/lib/libnvrtc.so.12";
+const NVDISASM: [&str; 2] = ["nvidia/cu13/bin/nvdisasm", "nvidia/cuda_nvdisasm/bin/nvdisasm"];
+const NVDISASM_WITH_SM70: &str = "triton/backends/nvidia/bin/nvdisasm";
+
+fn folder() -> PathBuf {
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/ci-venv-cuda");
+    std::env::var_os(FOLDER).map_or_else(default, PathBuf::from)
+}
+
+/// The first of `files` that is in an environment's packages.
+fn find(files: &[&str]) -> Option<PathBuf> {
+    let versions = fs::read_dir(folder().join("lib")).ok()?;
+    let mut packages: Vec<_> = versions.flatten().map(|version| version.path().join("site-packages")).collect();
+    packages.sort();
+    packages.iter().flat_map(|package| files.iter().map(move |file| package.join(file))).find(|path| path.exists())
+}
+
+/// Says that something was not done. libtest would keep what a passing test prints with `println!`.
+fn skipped(what: &str) {
+    let message = format!("skipped: {what} (expected in {}, or name the folder in {FOLDER})", folder().display());
+    assert!(std::env::var_os(REQUIRED).is_none_or(|v| v != "1"), "{REQUIRED} is 1, but {message}");
+    let _ = writeln!(std::io::stderr(), "{message}");
+}
+
+/// The compiler, if it is there.
+pub(crate) fn nvrtc() -> Option<Nvrtc> {
+    let Some(path) = find(&[NVRTC]) else {
+        skipped("no NVRTC, so kernels were not compiled for a GPU");
+        return None;
+    };
+    Some(Nvrtc::open(&path).expect("a library that is there opens"))
+}
+
+/// The disassembler for a chip, if it is there.
+pub(crate) fn nvdisasm(chip: Chip) -> Option<PathBuf> {
+    let found = if chip == Chip::SM_70 { find(&[NVDISASM_WITH_SM70]) } else { find(&NVDISASM) };
+    if found.is_none() {
+        skipped(&format!("no nvdisasm for {}, so its machine code was not looked at", chip.arch()));
+    }
+    found
+}
+
+/// The machine code of a cubin as text.
+pub(crate) fn disassemble(nvdisasm: &Path, name: &str, cubin: &[u8]) -> String {
+    let file = std::env::temp_dir().join(format!("octavo-{}-{name}.cubin", std::process::id()));
+    fs::write(&file, cubin).expect("a temporary file");
+    let output = Command::new(nvdisasm).arg("--print-code").arg(&file).output().expect("nvdisasm runs");
+    let _ = fs::remove_file(&file);
+    assert!(output.status.success(), "nvdisasm: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
