@@ -81,4 +81,12 @@ pub enum BackendError {
         /// The device's own words.
         reason: String,
     },
+    /// The device is lost: nothing runs on it any more, and what was in its memory is gone.
+    #[error("the {backend} backend lost its device: {reason}")]
+    DeviceLost {
+        /// Backend name.
+        backend: &'static str,
+        /// The device's own words.
+        reason: String,
+    },
 }

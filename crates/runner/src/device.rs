@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 
 use octavo_engine::{ExecutorError, Logprobs, StepMasks, StepOutput, StepPlan, TokenOutput};
 use octavo_ops::sampling::{SampleBatch, SampleRow, SampledToken};
-use octavo_ops::{Backend, StepBatch};
+use octavo_ops::{Backend, BackendError, StepBatch};
 
 use crate::RunnerConfig;
 use crate::fill::fill;
@@ -53,6 +53,11 @@ fn lost(message: impl std::fmt::Display) -> ExecutorError {
     ExecutorError { message: message.to_string(), fatal: false }
 }
 
+/// A step that the backend failed at; the device goes on, unless it is gone.
+fn refused(error: BackendError) -> ExecutorError {
+    ExecutorError { message: error.to_string(), fatal: matches!(error, BackendError::DeviceLost { .. }) }
+}
+
 impl Device {
     pub(crate) fn new(backend: Box<dyn Backend>, groups: usize, config: &RunnerConfig) -> Self {
         let (tokens, sequences) = (config.max_num_batched_tokens.min(RESERVED), config.max_num_seqs.min(RESERVED));
@@ -95,7 +100,7 @@ impl Device {
             self.slots.join(joined).map_err(malformed)?;
         }
         fill(&mut self.batch, plan, self.block_size, self.groups, &self.drawn).map_err(malformed)?;
-        self.backend.forward(&self.batch).map_err(lost)
+        self.backend.forward(&self.batch).map_err(refused)
     }
 
     /// Samples the step that was computed last.
@@ -125,7 +130,7 @@ impl Device {
 
     /// Fetches the hidden states of the sequences that want them.
     fn pool(&mut self, plan: &StepPlan, embeddings: &mut Vec<Vec<f32>>) -> Result<(), ExecutorError> {
-        self.backend.embeddings(&mut self.hidden).map_err(lost)?;
+        self.backend.embeddings(&mut self.hidden).map_err(refused)?;
         let rows = plan.pooled_rows();
         let width = self.hidden.len() / rows.max(1);
         if width == 0 || self.hidden.len() != rows * width {
@@ -153,7 +158,7 @@ impl Device {
             rows.push(self.slots.row(sequence, mask).map_err(|reason| malformed(&reason))?);
         }
         if !rows.is_empty() {
-            self.backend.sample(&SampleBatch { rows: &rows }, &mut self.sampled).map_err(lost)?;
+            self.backend.sample(&SampleBatch { rows: &rows }, &mut self.sampled).map_err(refused)?;
         }
         if self.sampled.len() != rows.len() {
             return Err(lost(format!("{} tokens were drawn for {} rows", self.sampled.len(), rows.len())));

@@ -22,6 +22,7 @@ enum Fate {
     ForwardPanics,
     SampleFails,
     SamplePanics,
+    DeviceIsLost,
 }
 
 /// What the sampler was asked for one row.
@@ -105,6 +106,7 @@ impl Backend for FakeBackend {
         match self.fates.get(self.steps - 1) {
             Some(Fate::ForwardFails) => Err(failure()),
             Some(Fate::ForwardPanics) => panic!("told to {}", "panic"),
+            Some(Fate::DeviceIsLost) => Err(BackendError::DeviceLost { backend: "fake", reason: "told to".into() }),
             _ => Ok(()),
         }
     }
@@ -420,6 +422,16 @@ fn a_backend_that_panics_is_not_used_again() {
         let error = run(&mut runner, prefill(2, SamplingParams::default())).unwrap_err();
         assert_eq!(error, "fatal the device thread has ended");
     }
+}
+
+#[test]
+fn a_backend_without_its_device_is_not_used_again() {
+    let (mut runner, _) = start(backend(&[Fate::Succeeds, Fate::DeviceIsLost]));
+    run(&mut runner, prefill(1, SamplingParams::default())).unwrap();
+    let error = run(&mut runner, decode(2, 3, InputToken::Drawn { row: 0 })).unwrap_err();
+    assert_eq!(error, "fatal the fake backend lost its device: told to");
+    let error = run(&mut runner, prefill(3, SamplingParams::default())).unwrap_err();
+    assert_eq!(error, "fatal the device thread has ended");
 }
 
 #[test]

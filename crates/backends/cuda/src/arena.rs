@@ -1,0 +1,94 @@
+//! The one piece of device memory, and how it is divided.
+
+use std::sync::Arc;
+
+use octavo_ops::BackendError;
+
+use crate::driver::{DeviceMemory, Gpu};
+use crate::failed;
+
+/// What every region begins at: more than any kernel's widest load needs, and a multiple of a memory transaction.
+const ALIGNMENT: u64 = 256;
+
+/// Where things will lie, before there is memory: offsets are handed out one after the other.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Plan {
+    bytes: u64,
+}
+
+/// A region of the arena, as offset and size in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Region {
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Plan {
+    /// A region of that many bytes; saturates, so that what overflows is too large for any device.
+    pub(crate) fn take(&mut self, bytes: u64) -> Region {
+        let offset = self.bytes;
+        self.bytes = offset.saturating_add(bytes).checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX);
+        Region { offset, bytes }
+    }
+
+    /// Bytes in all.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// The memory of a loaded model: weights, step buffers, KV cache, in this order.
+pub(crate) struct Arena {
+    memory: DeviceMemory,
+}
+
+impl Arena {
+    /// Allocates it.
+    pub(crate) fn new(gpu: &Arc<Gpu>, bytes: u64) -> Result<Self, BackendError> {
+        let out_of_memory = |error: crate::DriverError| match error.code {
+            OUT_OF_MEMORY => {
+                BackendError::OutOfMemory { what: "weights, step buffers and KV cache".into(), needed: bytes }
+            }
+            _ => failed(error),
+        };
+        DeviceMemory::new(gpu, bytes).map(|memory| Self { memory }).map_err(out_of_memory)
+    }
+
+    /// Where a region begins on the device.
+    pub(crate) fn at(&self, region: Region) -> u64 {
+        debug_assert!(
+            region.offset.saturating_add(region.bytes) <= self.memory.bytes(),
+            "{region:?} is beyond the arena"
+        );
+        self.memory.address() + region.offset
+    }
+
+    /// Its size.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+}
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: u32 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_are_aligned_and_do_not_overlap() {
+        let mut plan = Plan::default();
+        let regions = [1, 256, 0, 300].map(|bytes| plan.take(bytes));
+        assert_eq!(regions.map(|r| r.offset), [0, 256, 512, 512]);
+        assert_eq!(plan.bytes(), 1024);
+    }
+
+    #[test]
+    fn what_overflows_is_too_large() {
+        let mut plan = Plan::default();
+        plan.take(u64::MAX - 5);
+        plan.take(1000);
+        assert_eq!(plan.bytes(), u64::MAX);
+    }
+}

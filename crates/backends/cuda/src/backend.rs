@@ -1,0 +1,189 @@
+//! The [`Backend`] of this crate.
+
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use octavo_kernels::manifest::{Chip, Dtype};
+use octavo_kernels::params::{KV_BLOCK, NO_SLOT};
+use octavo_ops::sampling::{SampleBatch, SampledToken};
+use octavo_ops::{Backend, BackendError, KvGroup, Program, StepBatch, WeightSource};
+
+use crate::driver::{DeviceInfo, Driver, Gpu, Unavailable};
+use crate::layout::Limits;
+use crate::libraries::Version;
+use crate::lower::block_elements;
+use crate::model::{Model, Opened};
+use crate::{CudaConfig, Memory, NAME, failed, unsupported};
+
+/// Tokens a KV block; the one size supported.
+const BLOCK_SIZES: &[usize] = &[KV_BLOCK];
+
+/// Runs programs on an NVIDIA GPU.
+pub struct CudaBackend {
+    config: CudaConfig,
+    driver: Version,
+    gpu: Arc<Gpu>,
+    dtype: Dtype,
+    model: Option<Model>,
+}
+
+/// The element type for a chip, where none is asked for.
+const fn usual_dtype(chip: Chip) -> Dtype {
+    if chip.has(Dtype::Bf16) { Dtype::Bf16 } else { Dtype::F16 }
+}
+
+/// As `--dtype` has it.
+const fn long_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "float32",
+        Dtype::F16 => "float16",
+        Dtype::Bf16 => "bfloat16",
+    }
+}
+
+impl CudaBackend {
+    /// A backend without a model.
+    ///
+    /// # Errors
+    /// Why the GPU cannot be used.
+    pub fn new(config: CudaConfig) -> Result<Self, Unavailable> {
+        let driver = Driver::open(&config.libraries)?;
+        let info = driver.device(config.device)?;
+        info.check()?;
+        let dtype = config.dtype.unwrap_or_else(|| usual_dtype(info.chip));
+        if !info.chip.has(dtype) {
+            return Err(Unavailable::Dtype { name: info.name, chip: info.chip.arch(), dtype: long_name(dtype) });
+        }
+        let gpu = Gpu::new(info).map_err(Unavailable::Broken)?;
+        Ok(Self { config, driver: driver.version, gpu, dtype, model: None })
+    }
+
+    /// The GPU.
+    pub fn device(&self) -> &DeviceInfo {
+        self.gpu.info()
+    }
+
+    /// Element type of weights, activations and KV cache (`bfloat16`).
+    pub fn dtype(&self) -> &'static str {
+        long_name(self.dtype)
+    }
+
+    /// Changes how much memory the next model takes.
+    pub fn set_memory(&mut self, memory: Memory) {
+        self.config.memory = memory;
+    }
+
+    /// The CUDA that the driver supports.
+    pub fn driver(&self) -> Version {
+        self.driver
+    }
+
+    /// Bytes that a loaded model leaves to the KV cache.
+    pub fn kv_bytes(&self) -> u64 {
+        self.model.as_ref().map_or(0, Model::kv_bytes)
+    }
+
+    /// Bytes of the step's buffers of a loaded model.
+    pub fn step_bytes(&self) -> u64 {
+        self.model.as_ref().map_or(0, Model::step_bytes)
+    }
+
+    /// Steps that ran as a recorded graph, and steps that were launched op by op, since the model was loaded.
+    pub fn graph_steps(&self) -> (u64, u64) {
+        self.model.as_ref().map_or((0, 0), |model| model.steps)
+    }
+
+    fn model(&self) -> Result<&Model, BackendError> {
+        self.model.as_ref().ok_or_else(no_model)
+    }
+
+    /// The model, with the device ready to be used by this thread.
+    fn bound(&mut self) -> Result<&mut Model, BackendError> {
+        self.gpu.bind()?;
+        self.model.as_mut().ok_or_else(no_model)
+    }
+}
+
+fn no_model() -> BackendError {
+    failed("no model is loaded")
+}
+
+impl Backend for CudaBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn block_sizes(&self) -> &[usize] {
+        BLOCK_SIZES
+    }
+
+    fn kv_dtype(&self) -> &'static str {
+        long_name(self.dtype)
+    }
+
+    fn kv_block_bytes(&self, group: &KvGroup, block_size: usize) -> u64 {
+        block_elements(group) * block_size.div_ceil(KV_BLOCK) as u64 * self.dtype.bytes() as u64
+    }
+
+    fn load(
+        &mut self,
+        program: &Program,
+        weights: &dyn WeightSource,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), BackendError> {
+        self.model = None;
+        self.gpu.bind()?;
+        let opened = Opened { gpu: &self.gpu, driver: self.driver, config: &self.config, dtype: self.dtype };
+        self.model = Some(Model::load(&opened, program, weights, progress)?);
+        Ok(())
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.model.as_ref().map_or(0, Model::weight_bytes)
+    }
+
+    fn allocate_kv(&mut self, block_size: usize, blocks: &[usize]) -> Result<(), BackendError> {
+        if !BLOCK_SIZES.contains(&block_size) {
+            return Err(unsupported(format!("KV blocks of {block_size} tokens; it supports {BLOCK_SIZES:?}")));
+        }
+        if let Some(too_many) = blocks.iter().find(|blocks| **blocks > NO_SLOT as usize / KV_BLOCK) {
+            let needed = (*too_many as u64).saturating_mul(KV_BLOCK as u64);
+            return Err(BackendError::OutOfMemory { what: "the KV cache".into(), needed });
+        }
+        let graphs = self.config.graphs;
+        let model = self.bound()?;
+        model.allocate_kv(blocks)?;
+        if graphs { model.record() } else { Ok(()) }
+    }
+
+    fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError> {
+        let limits = Limits::new(&self.config);
+        self.bound()?.forward(batch, &limits)
+    }
+
+    fn sample(&mut self, batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
+        self.bound()?.sample(batch, out)
+    }
+
+    fn embeddings(&mut self, out: &mut Vec<f32>) -> Result<(), BackendError> {
+        let dtype = self.dtype;
+        out.clear();
+        let words = self.bound()?.embeddings()?;
+        let halves = || words.iter().flat_map(|word| [*word as u16, (word >> 16) as u16]);
+        match dtype {
+            Dtype::F32 => out.extend(words.iter().map(|&word| f32::from_bits(word))),
+            Dtype::F16 => out.extend(halves().map(|bits| f16::from_bits(bits).to_f32())),
+            Dtype::Bf16 => out.extend(halves().map(|bits| bf16::from_bits(bits).to_f32())),
+        }
+        Ok(())
+    }
+
+    fn logits(&self) -> Result<Vec<f32>, BackendError> {
+        self.gpu.bind()?;
+        self.model()?.logits()
+    }
+
+    fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
+        self.bound()?.copy_blocks(group, pairs)
+    }
+}

@@ -1,0 +1,84 @@
+//! What the driver tells of a device.
+
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+use octavo_kernels::manifest::Chip;
+
+use super::{Driver, DriverError, Unavailable, check};
+use crate::libraries::OLDEST_CHIP;
+
+/// A GPU as the driver describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Its number, from 0.
+    pub ordinal: usize,
+    /// Its name.
+    pub name: String,
+    /// Its compute capability.
+    pub chip: Chip,
+    /// Bytes of its memory.
+    pub memory: u64,
+    /// Multiprocessors.
+    pub processors: u32,
+    /// Bytes of shared memory that a thread block may ask for.
+    pub shared_memory: u32,
+}
+
+impl DeviceInfo {
+    /// Whether there are kernels for its chip.
+    pub fn check(&self) -> Result<(), Unavailable> {
+        if self.chip >= OLDEST_CHIP {
+            return Ok(());
+        }
+        let Chip { major, minor } = self.chip;
+        Err(Unavailable::OldChip { name: self.name.clone(), major, minor })
+    }
+}
+
+impl Driver {
+    /// How many GPUs there are.
+    pub(crate) fn devices(self) -> Result<usize, Unavailable> {
+        let mut count = 0;
+        // SAFETY: the driver is initialised; the count is written to a number of ours.
+        check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) }).map_err(Unavailable::Broken)?;
+        match usize::try_from(count) {
+            Ok(count) if count > 0 => Ok(count),
+            _ => Err(Unavailable::NoDevice),
+        }
+    }
+
+    /// A GPU by its number.
+    pub(crate) fn device(self, ordinal: usize) -> Result<DeviceInfo, Unavailable> {
+        let found = self.devices()?;
+        let number = i32::try_from(ordinal).ok().filter(|_| ordinal < found);
+        let number = number.ok_or(Unavailable::NoSuchDevice { wanted: ordinal, found })?;
+        describe(ordinal, number).map_err(Unavailable::Broken)
+    }
+}
+
+fn describe(ordinal: usize, number: i32) -> Result<DeviceInfo, DriverError> {
+    let (mut device, mut memory, mut name) = (0, 0, [0; 128]);
+    // SAFETY: the driver is initialised; results are written to variables of ours, the name with its length.
+    unsafe {
+        check("cuDeviceGet", sys::cuDeviceGet(&raw mut device, number))?;
+        check("cuDeviceTotalMem", sys::cuDeviceTotalMem_v2(&raw mut memory, device))?;
+        check("cuDeviceGetName", sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device))?;
+    }
+    let name: Vec<u8> = name.iter().take_while(|&&c| c != 0).map(|&c| c as u8).collect();
+    let attribute = |attribute| {
+        let mut value = 0;
+        // SAFETY: as above.
+        let result = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) };
+        check("cuDeviceGetAttribute", result).map(|()| value.unsigned_abs())
+    };
+    Ok(DeviceInfo {
+        ordinal,
+        name: String::from_utf8_lossy(&name).into_owned(),
+        chip: Chip {
+            major: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            minor: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        },
+        memory: memory as u64,
+        processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        shared_memory: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+    })
+}

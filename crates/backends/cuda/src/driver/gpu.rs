@@ -1,0 +1,268 @@
+//! A device that is in use: its context, its one stream, and what runs there.
+
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use octavo_kernels::manifest::Instance;
+use octavo_kernels::params::Params;
+
+use super::{DeviceInfo, DriverError, check};
+
+/// The device's primary context and a stream in it. Everything runs on this stream, in order.
+pub(crate) struct Gpu {
+    info: DeviceInfo,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+}
+
+// SAFETY: contexts and streams may be used from any thread; the handles are never changed.
+unsafe impl Send for Gpu {}
+// SAFETY: as above; the driver's functions take their own locks.
+unsafe impl Sync for Gpu {}
+
+impl Gpu {
+    /// Takes a device into use.
+    pub(crate) fn new(info: DeviceInfo) -> Result<Arc<Self>, DriverError> {
+        let mut device = 0;
+        let mut context = std::ptr::null_mut();
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: the driver is initialised and has a device of that number; handles are written to variables of ours.
+        unsafe {
+            check("cuDeviceGet", sys::cuDeviceGet(&raw mut device, info.ordinal as i32))?;
+            check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&raw mut context, device))?;
+            check("cuCtxSetCurrent", sys::cuCtxSetCurrent(context))?;
+            let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            check("cuStreamCreate", sys::cuStreamCreate(&raw mut stream, flags))?;
+        }
+        Ok(Arc::new(Self { info, context, stream }))
+    }
+
+    pub(crate) fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// The stream, for libraries that launch by themselves.
+    pub(crate) fn stream(&self) -> *mut c_void {
+        self.stream.cast()
+    }
+
+    /// Makes the context the calling thread's.
+    pub(crate) fn bind(&self) -> Result<(), DriverError> {
+        // SAFETY: the context is retained as long as `self` lives.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+
+    /// Bytes that are free, and in all.
+    pub(crate) fn memory(&self) -> Result<(u64, u64), DriverError> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the context is current; sizes are written to numbers of ours.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Waits for everything that was launched. Here errors of kernels come to light.
+    pub(crate) fn synchronize(&self) -> Result<(), DriverError> {
+        // SAFETY: the stream is alive.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
+    }
+
+    /// Waits, whatever comes of it: before memory is freed.
+    pub(super) fn settle(&self) {
+        if self.bind().and_then(|()| self.synchronize()).is_err() {
+            tracing::debug!("the device is lost: what ran there is void");
+        }
+    }
+
+    /// Copies to the device, in the stream's order. The words must stay as they are until the stream has come by.
+    pub(crate) fn upload(&self, to: u64, from: &[u32]) -> Result<(), DriverError> {
+        let bytes = size_of_val(from);
+        // SAFETY: `from` is readable for its length; the driver refuses a target that is not the device's memory.
+        let result = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, self.stream) };
+        check("cuMemcpyHtoDAsync", result)
+    }
+
+    /// Copies from the device once all that was launched is done, and waits for it.
+    pub(crate) fn download(&self, to: &mut [u32], from: u64) -> Result<(), DriverError> {
+        let bytes = size_of_val(to);
+        // SAFETY: `to` is writable for its length, and is not touched before the copy is over.
+        let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, bytes, self.stream) };
+        check("cuMemcpyDtoHAsync", result)?;
+        self.synchronize()
+    }
+
+    /// Copies within the device, in the stream's order.
+    pub(crate) fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<(), DriverError> {
+        // SAFETY: the driver refuses what is not the device's memory.
+        let result = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes as usize, self.stream) };
+        check("cuMemcpyDtoDAsync", result)
+    }
+
+    /// Writes zeros, in the stream's order.
+    pub(crate) fn zero(&self, at: u64, bytes: u64) -> Result<(), DriverError> {
+        // SAFETY: the driver refuses what is not the device's memory.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(at, 0, bytes as usize, self.stream) })
+    }
+
+    /// Launches a kernel whose one parameter is `params`, with `shared` bytes of dynamic shared memory.
+    pub(crate) fn launch<P: Params>(
+        &self,
+        kernel: Kernel,
+        grid: [u32; 3],
+        shared: u32,
+        params: &P,
+    ) -> Result<(), DriverError> {
+        debug_assert_eq!(size_of::<P>(), kernel.params_bytes, "the kernel's own parameter");
+        let [x, y, z] = grid;
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: kernel.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: self.stream,
+            // Room for what Hopper can do: the overlap of a kernel's start with the end of the one before.
+            attrs: std::ptr::null_mut(),
+            numAttrs: 0,
+        };
+        let mut arguments = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
+        // SAFETY: the kernel has one parameter of the size of `P`, which the driver copies before it returns.
+        let result = unsafe {
+            sys::cuLaunchKernelEx(&raw const config, kernel.function, arguments.as_mut_ptr(), std::ptr::null_mut())
+        };
+        check("cuLaunchKernelEx", result)
+    }
+
+    /// Records what `work` launches, in place of running it.
+    pub(crate) fn capture<E: From<DriverError>>(
+        self: &Arc<Self>,
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Graph, E> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is not captured already: captures are not nested.
+        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.stream, mode) })?;
+        let worked = work();
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: begun above; the graph is written to a pointer of ours. Also after an error: the capture must end.
+        let ended = check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.stream, &raw mut graph) });
+        worked?;
+        ended?;
+        let mut executable = std::ptr::null_mut();
+        // SAFETY: the graph was captured; it is not needed once instantiated.
+        let instantiated = unsafe {
+            let result = sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0);
+            sys::cuGraphDestroy(graph);
+            result
+        };
+        check("cuGraphInstantiate", instantiated)?;
+        let graph = Graph { gpu: self.clone(), executable };
+        // SAFETY: the graph is alive.
+        check("cuGraphUpload", unsafe { sys::cuGraphUpload(graph.executable, self.stream) })?;
+        Ok(graph)
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // SAFETY: created in `new` and released once, after everything that holds `self`. Errors mean that the device is
+        // lost, and there is nothing more to do about it.
+        unsafe {
+            let _ = sys::cuCtxSetCurrent(self.context);
+            let _ = sys::cuStreamDestroy_v2(self.stream);
+            let mut device = 0;
+            if sys::cuDeviceGet(&raw mut device, self.info.ordinal as i32) == sys::CUresult::CUDA_SUCCESS {
+                let _ = sys::cuDevicePrimaryCtxRelease_v2(device);
+            }
+        }
+    }
+}
+
+/// Launches that were recorded, to be run again at once.
+pub(crate) struct Graph {
+    gpu: Arc<Gpu>,
+    executable: sys::CUgraphExec,
+}
+
+// SAFETY: a graph may be launched from any thread, one at a time, which `&self` on the device's one thread is.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Runs it after what was launched before.
+    pub(crate) fn launch(&self) -> Result<(), DriverError> {
+        // SAFETY: the graph and the stream are alive.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.executable, self.gpu.stream) })
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        self.gpu.settle();
+        // SAFETY: instantiated once and destroyed once.
+        let _ = unsafe { sys::cuGraphExecDestroy(self.executable) };
+    }
+}
+
+/// Compiled kernels, loaded.
+pub(crate) struct Module {
+    gpu: Arc<Gpu>,
+    module: sys::CUmodule,
+}
+
+// SAFETY: modules may be used from any thread.
+unsafe impl Send for Module {}
+
+impl Module {
+    /// Loads machine code for the device's chip.
+    pub(crate) fn new(gpu: &Arc<Gpu>, code: &[u8]) -> Result<Self, DriverError> {
+        gpu.bind()?;
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the code is an object file whose header tells its size; whoever calls has checked that it is whole.
+        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut module, code.as_ptr().cast()) })?;
+        Ok(Self { gpu: gpu.clone(), module })
+    }
+
+    /// A kernel of it.
+    pub(crate) fn kernel(&self, instance: &Instance) -> Result<Kernel, DriverError> {
+        let symbol = CString::new(instance.name.as_str()).unwrap_or_default();
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module is loaded; the name ends with a zero.
+        let result = unsafe { sys::cuModuleGetFunction(&raw mut function, self.module, symbol.as_ptr()) };
+        check("cuModuleGetFunction", result)?;
+        let shared = u32::try_from(instance.dynamic_shared).unwrap_or(u32::MAX);
+        if shared > WITHOUT_LEAVE {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function is of a loaded module.
+            let result = unsafe { sys::cuFuncSetAttribute(function, attribute, shared as i32) };
+            check("cuFuncSetAttribute", result)?;
+        }
+        Ok(Kernel { function, threads: instance.threads, shared, params_bytes: instance.params_bytes })
+    }
+}
+
+/// Bytes of shared memory that a launch may ask for without being allowed to.
+const WITHOUT_LEAVE: u32 = 48 << 10;
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        self.gpu.settle();
+        // SAFETY: loaded once and unloaded once.
+        let _ = unsafe { sys::cuModuleUnload(self.module) };
+    }
+}
+
+/// A kernel of a [`Module`], which must outlive its launches.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernel {
+    function: sys::CUfunction,
+    /// Threads of a block.
+    pub(crate) threads: u32,
+    /// Bytes of dynamic shared memory, at most.
+    pub(crate) shared: u32,
+    params_bytes: usize,
+}
+
+// SAFETY: functions may be launched from any thread.
+unsafe impl Send for Kernel {}

@@ -1,0 +1,219 @@
+//! A step's launches.
+
+use std::sync::Arc;
+
+use octavo_kernels::params::{
+    AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, NormParams, PagedDecodeParams, Params,
+    QkvPostParams,
+};
+use octavo_ops::{BackendError, Rows};
+
+use crate::build::{KernelId, Kernels};
+use crate::driver::Gpu;
+use crate::libraries::cublaslt::{CublasLt, bucket};
+use crate::lower::{Attention, CacheLayer, Stage};
+use crate::step::StepShape;
+
+/// Thread blocks of decode attention that a multiprocessor holds at once. More would only wait, fewer leave memory idle; the
+/// result is the same.
+const DECODE_BLOCKS: u32 = 4;
+
+/// A program, ready to be launched.
+pub(crate) struct Machine {
+    pub(crate) gpu: Arc<Gpu>,
+    pub(crate) kernels: Kernels,
+    pub(crate) cublaslt: Option<CublasLt>,
+    pub(crate) stages: Vec<Stage>,
+    pub(crate) scratch: Scratch,
+    /// Bytes of an element.
+    pub(crate) element: u64,
+}
+
+/// Memory that products share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scratch {
+    /// Values of a quantised weight.
+    pub(crate) values: u64,
+    /// Rounded activations, and their scales.
+    pub(crate) rounded: (u64, u64),
+}
+
+/// A KV group's blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cache {
+    /// Of block 0.
+    pub(crate) address: u64,
+    /// Elements of a block, over all layers.
+    pub(crate) block_elements: u64,
+    /// The null block included.
+    pub(crate) blocks: usize,
+}
+
+/// A step's arrays on the device, and the caches that it works on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step<'a> {
+    pub(crate) shape: StepShape,
+    /// Of the block.
+    pub(crate) address: u64,
+    /// By KV group.
+    pub(crate) caches: &'a [Cache],
+}
+
+impl Step<'_> {
+    /// The address of an array by its first word.
+    fn at(&self, word: usize) -> u64 {
+        self.address + (word * size_of::<u32>()) as u64
+    }
+
+    fn rows(&self, rows: Rows) -> u32 {
+        let rows = match rows {
+            Rows::Tokens => self.shape.tokens,
+            Rows::Sampled => self.shape.sampled,
+            Rows::Pooled => self.shape.pooled,
+        };
+        rows as u32
+    }
+
+    fn row_index(&self, rows: Rows) -> u64 {
+        match rows {
+            Rows::Pooled => self.at(self.shape.pooled_rows()),
+            Rows::Tokens | Rows::Sampled => self.at(self.shape.sampled_rows()),
+        }
+    }
+}
+
+impl Machine {
+    /// Launches a kernel with all the shared memory that it may have.
+    pub(crate) fn launch<P: Params>(&self, id: KernelId, grid: [u32; 3], params: &P) -> Result<(), BackendError> {
+        let kernel = self.kernels.get(id);
+        Ok(self.gpu.launch(kernel, grid, kernel.shared, params)?)
+    }
+
+    /// Lets cuBLASLt plan every product that steps of at most these numbers of tokens and rows may ask for.
+    pub(crate) fn plan_products(&mut self, tokens: usize, rows: usize) -> Result<(), BackendError> {
+        let Some(library) = &mut self.cublaslt else { return Ok(()) };
+        for stage in &self.stages {
+            let Stage::Product { product, rows: of } = stage else { continue };
+            let most = if *of == Rows::Tokens { tokens } else { rows } as u32;
+            for shape in product.parts.iter().filter_map(|part| part.library_shape()) {
+                let mut planned = 1;
+                while planned <= most {
+                    library.prepare(shape, bucket(planned))?;
+                    planned = bucket(planned) + 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Launches the forward part.
+    pub(crate) fn run(&self, step: &Step<'_>) -> Result<(), BackendError> {
+        self.stages.iter().try_for_each(|stage| self.stage(stage, step))
+    }
+
+    /// Launches one op, unless it is on no rows.
+    fn stage(&self, stage: &Stage, step: &Step<'_>) -> Result<(), BackendError> {
+        let tokens = step.shape.tokens as u32;
+        match stage {
+            Stage::Embed { kernel, params } => {
+                let ids = step.at(step.shape.token_ids());
+                let params = EmbedParams { ids, tokens, ..*params };
+                some(tokens, || self.launch(*kernel, params.grid(), &params))
+            }
+            Stage::EmbedQuantised { kernel, params } => {
+                let row_ids = step.at(step.shape.token_ids());
+                let params = DequantizeParams { row_ids, rows: tokens, ..*params };
+                some(tokens, || self.launch(*kernel, params.grid(self.kernels.get(*kernel).threads), &params))
+            }
+            Stage::Norm { kernel, params, rows } => {
+                let params = NormParams { rows: step.rows(*rows), ..*params };
+                let shared = NormParams::dynamic_shared(params.cols as usize) as u32;
+                some(params.rows, || Ok(self.gpu.launch(self.kernels.get(*kernel), params.grid(), shared, &params)?))
+            }
+            Stage::Product { product, rows } => {
+                let rows = step.rows(*rows);
+                some(rows, || self.product(product, rows))
+            }
+            Stage::QkvPost { kernel, params, cache } => some(tokens, || self.qkv_post(*kernel, params, *cache, step)),
+            Stage::Attention { attention, cache } => some(tokens, || self.attention(attention, *cache, step)),
+            Stage::Glu { kernel, params, rows } => {
+                let params = GluParams { rows: step.rows(*rows), ..*params };
+                let threads = self.kernels.get(*kernel).threads;
+                some(params.rows, || self.launch(*kernel, params.grid(threads), &params))
+            }
+            Stage::Gather { kernel, params, rows } => {
+                let params = GatherRowsParams { row_index: step.row_index(*rows), count: step.rows(*rows), ..*params };
+                some(params.count, || self.launch(*kernel, params.grid(), &params))
+            }
+        }
+    }
+
+    /// Addresses of a layer's keys and values in block 0, and the elements of a block.
+    fn cache(&self, layer: CacheLayer, step: &Step<'_>) -> (u64, u64, u64) {
+        let Cache { address, block_elements, .. } = step.caches[layer.group];
+        (address + layer.keys * self.element, address + layer.values * self.element, block_elements)
+    }
+
+    fn qkv_post(
+        &self,
+        kernel: KernelId,
+        params: &QkvPostParams,
+        layer: CacheLayer,
+        step: &Step<'_>,
+    ) -> Result<(), BackendError> {
+        let (k_cache, v_cache, block_stride) = self.cache(layer, step);
+        let params = QkvPostParams {
+            k_cache,
+            v_cache,
+            block_stride,
+            positions: step.at(step.shape.positions()),
+            slots: step.at(step.shape.slots(layer.group)),
+            tokens: step.shape.tokens as u32,
+            ..*params
+        };
+        self.launch(kernel, params.grid(), &params)
+    }
+
+    fn attention(&self, attention: &Attention, layer: CacheLayer, step: &Step<'_>) -> Result<(), BackendError> {
+        let (k_cache, v_cache, block_stride) = self.cache(layer, step);
+        let shape = &step.shape;
+        let fill = |params: &AttentionParams, plan: usize| AttentionParams {
+            k_cache,
+            v_cache,
+            block_stride,
+            block_table: step.at(shape.table(layer.group)),
+            query_start: step.at(shape.query_start()),
+            seq_lens: step.at(shape.seq_lens()),
+            plan: step.at(plan),
+            table_stride: shape.table_stride as u32,
+            sequences: shape.sequences as u32,
+            ..*params
+        };
+        match attention {
+            Attention::Plain { kernel, params } => {
+                let params = AttentionParams { plan: 0, ..fill(params, 0) };
+                self.launch(*kernel, params.plain_grid(shape.tokens as u32), &params)
+            }
+            Attention::Planned { decode, head_tile, prefill, params } => {
+                if shape.splits > 0 {
+                    let filled = fill(&params.attention, shape.decode_plan());
+                    let params = PagedDecodeParams { attention: filled, ..*params };
+                    let heads = params.grid(*head_tile, 1)[1];
+                    let held = (self.gpu.info().processors * DECODE_BLOCKS).div_ceil(heads);
+                    let columns = held.min(shape.splits as u32);
+                    self.launch(*decode, params.grid(*head_tile, columns), &params)?;
+                }
+                if shape.tiles > 0 {
+                    let params = fill(&params.attention, shape.prefill_plan());
+                    self.launch(*prefill, params.prefill_grid(shape.tiles as u32), &params)?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Launches, if there is anything to do: a grid of no thread blocks is an error.
+fn some(rows: u32, launch: impl FnOnce() -> Result<(), BackendError>) -> Result<(), BackendError> {
+    if rows == 0 { Ok(()) } else { launch() }
+}

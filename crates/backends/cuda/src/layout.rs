@@ -1,0 +1,241 @@
+//! What the arena holds, and how large each of it is.
+
+use octavo_kernels::manifest::Dtype;
+use octavo_kernels::params::{KV_BLOCK, MAX_SPLIT_TOKENS, SamplingRow};
+use octavo_kernels::plan::PrefillPlan;
+use octavo_ops::{BackendError, HeadShape, Op, Program, Rope, Rows};
+
+use crate::CudaConfig;
+use crate::arena::{Plan, Region};
+use crate::libraries::cublaslt::{self, bucket};
+use crate::linear::ROUNDED_ROWS;
+use crate::step::StepShape;
+use crate::unsupported;
+use crate::weights::{Placed, place};
+
+/// Words of the lists that a row of `Sample` may bring, on average over the rows of a step: biases, forbidden and counted tokens.
+const LIST_WORDS: usize = 1024;
+
+/// Tokens that a row of `Sample` may report beside its own, on average over the rows of a step.
+const REPORTED: usize = 32;
+
+/// Sizes that a backend is made for, in the form in which they are needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    pub(crate) tokens: usize,
+    pub(crate) sequences: usize,
+    pub(crate) rows: usize,
+    pub(crate) positions: usize,
+    /// Tokens of a split of decode attention.
+    pub(crate) split_tokens: u32,
+}
+
+impl Limits {
+    pub(crate) fn new(config: &CudaConfig) -> Self {
+        let positions = config.max_model_len.max(1);
+        // Few splits of long sequences, so that partial results stay small; enough of short ones to occupy the device.
+        let split_tokens = (positions / 32).next_power_of_two().clamp(256, MAX_SPLIT_TOKENS) as u32;
+        Self {
+            tokens: config.max_num_batched_tokens.max(1),
+            sequences: config.max_num_seqs.max(1),
+            rows: config.max_rows.max(1),
+            positions,
+            split_tokens,
+        }
+    }
+
+    /// Entries of a row of a block table.
+    pub(crate) fn table_stride(&self) -> usize {
+        self.positions.div_ceil(KV_BLOCK)
+    }
+
+    /// Splits of decode attention of that many sequences.
+    pub(crate) fn splits(&self, sequences: usize) -> usize {
+        sequences * self.positions.div_ceil(self.split_tokens as usize)
+    }
+
+    /// The largest step.
+    pub(crate) fn largest_step(&self, groups: usize) -> StepShape {
+        StepShape {
+            tokens: self.tokens,
+            sequences: self.sequences,
+            sampled: self.rows,
+            pooled: self.rows,
+            groups,
+            table_stride: self.table_stride(),
+            tiles: self.tokens / PrefillPlan::QUERIES as usize + self.sequences,
+            splits: self.splits(self.sequences),
+        }
+    }
+
+    /// Rows of a buffer, those that cuBLASLt computes in surplus included.
+    fn rows_of(&self, rows: Rows) -> u64 {
+        let rows = match rows {
+            Rows::Tokens => self.tokens,
+            Rows::Sampled | Rows::Pooled => self.rows,
+        };
+        u64::from(bucket(u32::try_from(rows).unwrap_or(u32::MAX / 2)))
+    }
+}
+
+/// Regions of the arena; those of the weights first, the KV cache after all.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    /// By [`octavo_ops::WeightId`].
+    pub(crate) weights: Vec<Placed>,
+    /// Bytes of the weights.
+    pub(crate) weight_bytes: u64,
+    /// By [`octavo_ops::BufferId`].
+    pub(crate) buffers: Vec<Region>,
+    /// Each rotary embedding once, with its tables of cosines and sines.
+    pub(crate) ropes: Vec<(Rope, Region, Region)>,
+    /// The step's block.
+    pub(crate) step: Region,
+    /// Values of a quantised weight.
+    pub(crate) values: Region,
+    /// Rounded activations, and their scales.
+    pub(crate) rounded: (Region, Region),
+    /// Partial results of decode attention, their sums, and the tickets.
+    pub(crate) partial: (Region, Region, Region),
+    /// Of cuBLASLt.
+    pub(crate) workspace: Region,
+    pub(crate) sampling: Sampling,
+    /// What is used so far: where the KV cache begins.
+    pub(crate) plan: Plan,
+}
+
+/// Regions of `Sample`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sampling {
+    /// Logits after penalties and the like.
+    pub(crate) adjusted: Region,
+    /// Rows and lists, as they are copied.
+    pub(crate) input: Region,
+    /// Tokens and what is reported of them, as it is copied back.
+    pub(crate) output: Region,
+}
+
+impl Layout {
+    /// Of a program whose activations are of `dtype`.
+    pub(crate) fn new(program: &Program, dtype: Dtype, limits: &Limits) -> Result<Self, BackendError> {
+        let mut plan = Plan::default();
+        let weights = place(program, dtype, &mut plan)?;
+        let weight_bytes = plan.bytes();
+        let buffers = buffers(program, dtype, limits, &mut plan);
+        let ropes = ropes(program, limits, &mut plan);
+        let words = |words: usize| (words * size_of::<u32>()) as u64;
+        let step = plan.take(words(limits.largest_step(program.kv_groups.len()).words()));
+        let (values, widest) = quantised(program, &weights);
+        let values = plan.take(values.saturating_mul(dtype.bytes() as u64));
+        let codes = plan.take(ROUNDED_ROWS * widest);
+        let scales = plan.take(ROUNDED_ROWS * widest / 32 * 2 * size_of::<f32>() as u64);
+        let (elements, heads) = attention(program)?;
+        let splits = limits.splits(limits.sequences) as u64;
+        let floats = size_of::<f32>() as u64;
+        let partial = (
+            plan.take(splits * elements * floats),
+            plan.take(splits * heads * 2 * floats),
+            plan.take(limits.sequences as u64 * heads * size_of::<u32>() as u64),
+        );
+        let workspace = plan.take(if dtype == Dtype::F32 { 0 } else { cublaslt::WORKSPACE });
+        let sampling = Sampling {
+            adjusted: plan.take(limits.rows as u64 * logits_stride(program.vocab_size) * floats),
+            input: plan.take(words(sampling_words(program.vocab_size, limits.rows))),
+            output: plan.take(words(limits.rows * (5 + 2 * REPORTED))),
+        };
+        Ok(Self {
+            weights,
+            weight_bytes,
+            buffers,
+            ropes,
+            step,
+            values,
+            rounded: (codes, scales),
+            partial,
+            workspace,
+            sampling,
+            plan,
+        })
+    }
+}
+
+/// Elements from one row of logits to the next.
+pub(crate) fn logits_stride(vocab_size: usize) -> u64 {
+    (vocab_size as u64).next_multiple_of(4)
+}
+
+/// Words of the rows of `Sample` with their lists and a mask for each.
+fn sampling_words(vocab_size: usize, rows: usize) -> usize {
+    rows * (size_of::<SamplingRow>() / size_of::<u32>() + vocab_size.div_ceil(32) + LIST_WORDS)
+}
+
+/// The buffer that `Logits` writes, in f32.
+pub(crate) fn is_logits(program: &Program, buffer: usize) -> bool {
+    program.ops.iter().any(|op| matches!(op, Op::Logits(op) if op.out.0 == buffer))
+}
+
+fn buffers(program: &Program, dtype: Dtype, limits: &Limits, plan: &mut Plan) -> Vec<Region> {
+    let region = |(index, buffer): (usize, &octavo_ops::Buffer)| {
+        let row = match is_logits(program, index) {
+            true => logits_stride(buffer.cols).saturating_mul(size_of::<f32>() as u64),
+            false => (buffer.cols as u64).saturating_mul(dtype.bytes() as u64),
+        };
+        plan.take(row.saturating_mul(limits.rows_of(buffer.rows)))
+    };
+    program.buffers.iter().enumerate().map(region).collect()
+}
+
+fn ropes(program: &Program, limits: &Limits, plan: &mut Plan) -> Vec<(Rope, Region, Region)> {
+    let mut ropes: Vec<(Rope, Region, Region)> = Vec::new();
+    for op in &program.ops {
+        let Op::QkvPost(octavo_ops::QkvPost { rope: Some(rope), .. }) = op else { continue };
+        if !ropes.iter().any(|(known, ..)| known == rope) {
+            let bytes = (limits.positions * rope.inv_freq.len() * size_of::<f32>()) as u64;
+            ropes.push((rope.clone(), plan.take(bytes), plan.take(bytes)));
+        }
+    }
+    ropes
+}
+
+/// Elements of the largest quantised part, and its columns at most.
+fn quantised(program: &Program, weights: &[Placed]) -> (u64, u64) {
+    let (mut most, mut widest) = (0, 0);
+    for (weight, placed) in program.weights.iter().zip(weights) {
+        let Placed::Matrix(parts) = placed else { continue };
+        for part in parts.iter().filter(|part| part.quant.is_some()) {
+            most = most.max(part.rows as u64 * weight.cols as u64);
+            widest = widest.max(weight.cols as u64);
+        }
+    }
+    (most, widest)
+}
+
+/// The most elements and heads of q in a layer.
+fn attention(program: &Program) -> Result<(u64, u64), BackendError> {
+    let (mut elements, mut heads) = (0, 0);
+    for &HeadShape { q, dim, .. } in program.kv_groups.iter().flat_map(|group| &group.layers) {
+        if dim > octavo_kernels::params::MAX_HEAD_SIZE {
+            return Err(unsupported(format!("heads of {dim} elements")));
+        }
+        elements = elements.max((q * dim) as u64);
+        heads = heads.max(q as u64);
+    }
+    Ok((elements, heads))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splits_grow_with_the_context() {
+        let limits = |max_model_len| {
+            let config = CudaConfig { max_model_len, ..crate::config::tests::config() };
+            Limits::new(&config)
+        };
+        let splits = [1, 8192, 20_000, 40_960, 1 << 20].map(|len| limits(len).split_tokens);
+        assert_eq!(splits, [256, 256, 1024, 2048, 2048]);
+        assert_eq!(limits(40_960).splits(2), 40);
+        assert_eq!(limits(100).table_stride(), 7);
+    }
+}

@@ -1,0 +1,69 @@
+//! The libraries beside the driver: finding them, and calling the few functions that are needed.
+//!
+//! They are opened by the exact file that was chosen. `cudarc` would ask the loader for names, newest first, and so take
+//! CUDA 13 for a V100 where both are installed.
+
+pub(crate) mod cublaslt;
+mod pairing;
+mod search;
+
+use std::path::PathBuf;
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use octavo_kernels::manifest::Chip;
+use octavo_kernels::nvrtc::Nvrtc;
+
+pub(crate) use pairing::ranked;
+pub use pairing::{Candidate, Kind, OLDEST_CHIP, Unfit, Version, fits};
+pub(crate) use search::Places;
+
+/// The compiler for a chip, and its file.
+///
+/// # Errors
+/// A sentence that says what is missing and how to get it.
+pub(crate) fn compiler(folders: &[PathBuf], driver: Version, chip: Chip) -> Result<(Nvrtc, PathBuf), String> {
+    let mut refused = String::new();
+    for candidate in ranked(&Places::usual(folders).find(Kind::Nvrtc), Kind::Nvrtc, driver, chip) {
+        match Nvrtc::open(&candidate.path) {
+            Ok(nvrtc) if nvrtc.supports(chip) => return Ok((nvrtc, candidate.path.clone())),
+            Ok(_) => refused = format!(" ({} makes no code for it)", candidate.path.display()),
+            // Names that only the loader could know say nothing.
+            Err(reason) if candidate.path.is_absolute() => refused = format!(" ({reason})"),
+            Err(_) => {}
+        }
+    }
+    let (arch, package) = (chip.arch(), Kind::Nvrtc.package(12));
+    Err(format!(
+        "no NVRTC is found that compiles for {arch} under a driver of CUDA {driver}{refused}: `pip install {package}`, or name \
+         its folder in OCTAVO_CUDA_LIBS"
+    ))
+}
+
+/// Opens a library for good, and reads a table of its functions.
+fn open<T>(candidate: &Candidate, table: impl FnOnce(&Library) -> Result<T, libloading::Error>) -> Result<T, String> {
+    // SAFETY: NVIDIA's own initialisers run, as in every program that uses the library.
+    let library = unsafe { Library::open(Some(&candidate.path), RTLD_NOW | RTLD_LOCAL) };
+    let library = library.map_err(|error| error.to_string())?;
+    let table = table(&library).map_err(|error| format!("{}: {error}", candidate.path.display()))?;
+    // Its functions are called as long as the process lives.
+    std::mem::forget(library);
+    Ok(table)
+}
+
+/// Declares a table of a library's functions. All return a status, 0 for success.
+macro_rules! functions {
+    ($(#[$doc:meta])* $table:ident { $($name:ident: fn($($argument:ty),*);)* }) => {
+        $(#[$doc])*
+        #[allow(non_snake_case, reason = "the library's own names")]
+        #[derive(Clone, Copy)]
+        pub(crate) struct $table { $($name: unsafe extern "C" fn($($argument),*) -> i32,)* }
+
+        impl $table {
+            fn read(library: &libloading::os::unix::Library) -> Result<Self, libloading::Error> {
+                // SAFETY: the types are those of the library's header.
+                unsafe { Ok(Self { $($name: *library.get(concat!(stringify!($name), "\0").as_bytes())?,)* }) }
+            }
+        }
+    };
+}
+use functions;

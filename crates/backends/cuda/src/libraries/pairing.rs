@@ -1,0 +1,220 @@
+//! Which library goes with which driver and chip: pure functions over what was found.
+
+use std::cmp::Reverse;
+use std::fmt;
+use std::path::PathBuf;
+
+use octavo_kernels::manifest::Chip;
+
+/// The oldest chip that there are kernels for.
+pub const OLDEST_CHIP: Chip = Chip::SM_70;
+
+/// 70, 89, 90: the number that compilers and libraries go by.
+const fn number(chip: Chip) -> u32 {
+    chip.major * 10 + chip.minor
+}
+
+/// A release of CUDA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// 12 of 12.9.
+    pub major: u32,
+    /// 9 of 12.9.
+    pub minor: u32,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// A library that CUDA programs load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The compiler of kernels.
+    Nvrtc,
+    /// Matrix products.
+    CublasLt,
+}
+
+impl Kind {
+    /// The start of the file's name.
+    pub const fn stem(self) -> &'static str {
+        match self {
+            Self::Nvrtc => "libnvrtc",
+            Self::CublasLt => "libcublasLt",
+        }
+    }
+
+    /// The Python package that has it, for a CUDA major.
+    pub fn package(self, major: u32) -> String {
+        let name = match self {
+            Self::Nvrtc => "nvidia-cuda-nvrtc",
+            Self::CublasLt => "nvidia-cublas",
+        };
+        // From CUDA 13 on the packages carry no suffix.
+        if major >= 13 { format!("{name}=={major}.*") } else { format!("{name}-cu{major}") }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nvrtc => "NVRTC",
+            Self::CublasLt => "cuBLASLt",
+        })
+    }
+}
+
+/// A library as its file's name tells of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// What it is.
+    pub kind: Kind,
+    /// The file; a bare name is left to the system's loader.
+    pub path: PathBuf,
+    /// CUDA major of its soname; the numbers after it where the file's full name tells them.
+    pub version: Vec<u32>,
+    /// Whether it lies in a folder that the user named: such go first.
+    pub configured: bool,
+}
+
+impl Candidate {
+    /// CUDA major.
+    pub fn major(&self) -> u32 {
+        self.version.first().copied().unwrap_or(0)
+    }
+}
+
+/// Why a library is not for this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// Made for a newer driver.
+    Driver(Version),
+    /// Its CUDA no longer knows the chip.
+    Chip(Chip),
+    /// Its CUDA is older than what is supported.
+    TooOld,
+}
+
+impl fmt::Display for Unfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Driver(driver) => write!(f, "the driver supports CUDA {driver} only"),
+            Self::Chip(chip) => write!(f, "it no longer knows {}", chip.arch()),
+            Self::TooOld => write!(f, "CUDA {OLDEST_MAJOR} or later is needed"),
+        }
+    }
+}
+
+/// The oldest CUDA that is loaded.
+const OLDEST_MAJOR: u32 = 12;
+
+/// The oldest chip that a CUDA major makes code for.
+const fn oldest_target(major: u32) -> u32 {
+    match major {
+        ..=12 => 50,
+        _ => 75,
+    }
+}
+
+/// Whether a library of this CUDA major runs with the driver and has code for the chip. Within a major every minor goes with
+/// every driver (CUDA's minor-version compatibility), since kernels travel as machine code, not as PTX.
+pub fn fits(major: u32, driver: Version, chip: Chip) -> Result<(), Unfit> {
+    if major > driver.major {
+        Err(Unfit::Driver(driver))
+    } else if major < OLDEST_MAJOR {
+        Err(Unfit::TooOld)
+    } else if number(chip) < oldest_target(major) {
+        Err(Unfit::Chip(chip))
+    } else {
+        Ok(())
+    }
+}
+
+/// The candidates that fit, best first: those of the configured folder, then the newest.
+pub(crate) fn ranked(found: &[Candidate], kind: Kind, driver: Version, chip: Chip) -> Vec<&Candidate> {
+    let fitting = |c: &&Candidate| c.kind == kind && fits(c.major(), driver, chip).is_ok();
+    let mut ranked: Vec<_> = found.iter().filter(fitting).collect();
+    // Stable: of equal ones, the first found.
+    ranked.sort_by_key(|c| Reverse((c.configured, &c.version)));
+    ranked
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V100: Chip = Chip::SM_70;
+    const L40S: Chip = Chip::SM_89;
+    const H200: Chip = Chip::SM_90;
+    const R525: Version = Version { major: 12, minor: 0 };
+    const R575: Version = Version { major: 12, minor: 9 };
+    const R580: Version = Version { major: 13, minor: 0 };
+
+    fn library(path: &str, version: &[u32]) -> Candidate {
+        Candidate { kind: Kind::Nvrtc, path: path.into(), version: version.to_vec(), configured: false }
+    }
+
+    fn best(found: &[Candidate], driver: Version, chip: Chip) -> Option<&str> {
+        ranked(found, Kind::Nvrtc, driver, chip).first().map(|c| c.path.to_str().unwrap())
+    }
+
+    #[test]
+    fn every_pairing() {
+        let both = [library("a/libnvrtc.so.12", &[12]), library("b/libnvrtc.so.13", &[13])];
+        let [twelve, thirteen] = ["a/libnvrtc.so.12", "b/libnvrtc.so.13"].map(Some);
+        for (driver, chip, expected) in [
+            (R525, V100, twelve),
+            (R575, V100, twelve),
+            (R580, V100, twelve),
+            (R525, L40S, twelve),
+            (R575, L40S, twelve),
+            (R580, L40S, thirteen),
+            (R525, H200, twelve),
+            (R575, H200, twelve),
+            (R580, H200, thirteen),
+        ] {
+            assert_eq!(best(&both, driver, chip), expected, "driver {driver}, {}", chip.arch());
+            assert_eq!(best(&both[..1], driver, chip), twelve, "driver {driver}, {}", chip.arch());
+            let only_13 = expected.filter(|_| expected == thirteen);
+            assert_eq!(best(&both[1..], driver, chip), only_13, "driver {driver}, {}", chip.arch());
+            assert_eq!(best(&[library("libnvrtc.so.11", &[11])], driver, chip), None);
+            assert_eq!(best(&[], driver, chip), None);
+        }
+    }
+
+    #[test]
+    fn why_a_library_is_left() {
+        assert_eq!(fits(13, R575, H200), Err(Unfit::Driver(R575)));
+        assert_eq!(fits(13, R580, V100), Err(Unfit::Chip(V100)));
+        assert_eq!(fits(11, R580, H200), Err(Unfit::TooOld));
+        assert_eq!(fits(13, R580, Chip { major: 7, minor: 5 }), Ok(()));
+        assert_eq!(Unfit::Driver(R575).to_string(), "the driver supports CUDA 12.9 only");
+    }
+
+    #[test]
+    fn the_newest_of_a_major_wins_and_the_configured_folder_over_all() {
+        let mut found = vec![
+            library("old", &[12, 4, 127]),
+            library("wheel", &[12]),
+            library("new", &[12, 9, 86]),
+            library("same", &[12, 9, 86]),
+        ];
+        assert_eq!(best(&found, R580, L40S), Some("new"));
+        found.push(library("thirteen", &[13, 0]));
+        assert_eq!(best(&found, R580, L40S), Some("thirteen"));
+        found[0].configured = true;
+        assert_eq!(best(&found, R580, L40S), Some("old"));
+        found[4].configured = true;
+        assert_eq!(best(&found, R580, L40S), Some("thirteen"), "the newest of those configured");
+        assert_eq!(best(&found, R580, V100), Some("old"));
+    }
+
+    #[test]
+    fn packages_are_named_by_their_major() {
+        assert_eq!(Kind::Nvrtc.package(12), "nvidia-cuda-nvrtc-cu12");
+        assert_eq!(Kind::CublasLt.package(13), "nvidia-cublas==13.*");
+    }
+}

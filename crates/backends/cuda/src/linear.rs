@@ -1,0 +1,188 @@
+//! Products: which kernel for which weight and how many rows.
+
+use octavo_kernels::manifest::{self, Dtype, GemmTile};
+use octavo_kernels::params::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams};
+use octavo_kernels::quant::QuantFormat;
+use octavo_ops::BackendError;
+
+use crate::build::{Instances, KernelId};
+use crate::forward::Machine;
+use crate::libraries::cublaslt::{Operands, Shape, bucket};
+
+/// A product as it was lowered: one for each row part of the weight.
+#[derive(Clone, Debug)]
+pub(crate) struct Product {
+    pub(crate) parts: Vec<ProductPart>,
+}
+
+/// A part of a product, which writes its own columns of the output.
+#[derive(Clone, Debug)]
+pub(crate) struct ProductPart {
+    /// All but `m`, and, for a quantised weight, but where its values are.
+    pub(crate) params: LinearParams,
+    /// Whether it goes to cuBLASLt where there is one, and what it is to it.
+    library: Option<(Shape, u64)>,
+    dense: Dense,
+    quant: Option<Quant>,
+}
+
+/// The kernels of a dense product.
+#[derive(Clone, Debug)]
+struct Dense {
+    /// With the rows that they are for; ascending.
+    vectors: Vec<(u32, KernelId)>,
+    small: KernelId,
+    large: KernelId,
+    dtype: Dtype,
+}
+
+/// The kernels of a quantised weight.
+#[derive(Clone, Debug)]
+struct Quant {
+    weight: QuantWeight,
+    quantize: KernelId,
+    /// With the rows that they are for; ascending.
+    vectors: Vec<(u32, KernelId)>,
+    dequantize: KernelId,
+}
+
+/// What is known of a product when a program is lowered.
+pub(crate) struct Wanted {
+    /// As [`ProductPart::params`].
+    pub(crate) params: LinearParams,
+    /// The bias in the element type, or 0.
+    pub(crate) narrow_bias: u64,
+    /// Of the output.
+    pub(crate) out: Dtype,
+    /// Planes of a quantised weight.
+    pub(crate) quant: Option<(QuantFormat, QuantWeight)>,
+}
+
+/// Rows that there may be instances for.
+const VECTOR_ROWS: [u32; 5] = [1, 2, 4, 8, 16];
+
+/// Most rows of an activation that is rounded.
+pub(crate) const ROUNDED_ROWS: u64 = VECTOR_ROWS[VECTOR_ROWS.len() - 1] as u64;
+
+impl ProductPart {
+    /// Chooses kernels. With `batch_invariant` there is one for any number of rows, so that a row's bits do not depend on it.
+    pub(crate) fn new(wanted: &Wanted, setting: &Setting, instances: &mut Instances) -> Self {
+        let Setting { chip, dtype, batch_invariant, .. } = *setting;
+        let Wanted { params, narrow_bias, out, quant } = wanted;
+        let mut of_rows = |make: &dyn Fn(u32) -> manifest::Instance, known: &dyn Fn(usize) -> Option<u32>| {
+            let rows = VECTOR_ROWS.into_iter().filter(|&rows| known(rows as usize) == Some(rows) && !batch_invariant);
+            rows.map(|rows| (rows, instances.id(make(rows)))).collect::<Vec<_>>()
+        };
+        let vectors = of_rows(&|rows| manifest::gemv(dtype, *out, rows), &manifest::gemv_rows);
+        let quant_vectors =
+            quant.map(|(format, _)| of_rows(&|r| manifest::mmvq(format, *out, r), &manifest::mmvq_rows));
+        let mut gemm = |tile| instances.id(manifest::gemm(chip, dtype, *out, tile));
+        let dense = Dense { vectors, small: gemm(GemmTile::Small), large: gemm(GemmTile::Large), dtype };
+        let shape = Shape { n: params.n, k: params.k, stride: params.out_stride, out: *out, bias: *narrow_bias != 0 };
+        // It has no cap, and a bias has the output's type.
+        let fits = params.softcap == 0.0 && (*narrow_bias == 0 || *out == dtype) && dtype != Dtype::F32;
+        let library = (fits && !batch_invariant).then_some((shape, *narrow_bias));
+        let quant = quant.map(|(format, weight)| Quant {
+            weight,
+            quantize: instances.id(manifest::quantize_activations(dtype)),
+            vectors: quant_vectors.unwrap_or_default(),
+            dequantize: instances.id(manifest::dequantize(format, dtype)),
+        });
+        Self { params: *params, library, dense, quant }
+    }
+
+    /// What cuBLASLt is to plan, if it may be used.
+    pub(crate) fn library_shape(&self) -> Option<Shape> {
+        self.library.map(|(shape, _)| shape)
+    }
+}
+
+/// What all products of a program share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setting {
+    pub(crate) chip: manifest::Chip,
+    pub(crate) dtype: Dtype,
+    pub(crate) batch_invariant: bool,
+}
+
+/// The first of some kernels that is for at least that many rows.
+fn for_rows(kernels: &[(u32, KernelId)], rows: u32) -> Option<KernelId> {
+    kernels.iter().find(|(most, _)| rows <= *most).map(|(_, id)| *id)
+}
+
+impl Machine {
+    /// Launches a product on that many rows.
+    pub(crate) fn product(&self, product: &Product, rows: u32) -> Result<(), BackendError> {
+        let mut rounded = false;
+        for part in &product.parts {
+            match &part.quant {
+                None => self.dense(part, rows, part.params.weight)?,
+                Some(quant) => match for_rows(&quant.vectors, rows) {
+                    Some(kernel) => {
+                        // The parts of a fused weight have one input.
+                        if !rounded {
+                            self.round(part, quant, rows)?;
+                            rounded = true;
+                        }
+                        self.quantised(part, quant, kernel, rows)?;
+                    }
+                    None => {
+                        self.values(part, quant)?;
+                        self.dense(part, rows, self.scratch.values)?;
+                    }
+                },
+            }
+        }
+        Ok(())
+    }
+
+    fn dense(&self, part: &ProductPart, rows: u32, weight: u64) -> Result<(), BackendError> {
+        let params = LinearParams { m: rows, weight, ..part.params };
+        if let Some(kernel) = for_rows(&part.dense.vectors, rows) {
+            return self.launch(kernel, params.gemv_grid(), &params);
+        }
+        if let (Some(library), Some((shape, bias))) = (&self.cublaslt, part.library) {
+            let LinearParams { input, add, out, scale, .. } = params;
+            return library.run(shape, bucket(rows), &Operands { input, weight, bias, add, out, scale });
+        }
+        let tile = GemmTile::for_rows(rows as usize);
+        let kernel = match tile {
+            GemmTile::Small => part.dense.small,
+            GemmTile::Large => part.dense.large,
+        };
+        self.launch(kernel, params.gemm_grid(tile.outputs(part.dense.dtype)), &params)
+    }
+
+    /// Rounds the input of a quantised product.
+    fn round(&self, part: &ProductPart, quant: &Quant, rows: u32) -> Result<(), BackendError> {
+        let (codes, scales) = self.scratch.rounded;
+        let params = QuantizeParams { input: part.params.input, codes, scales, m: rows, k: part.params.k };
+        let threads = self.kernels.get(quant.quantize).threads;
+        self.launch(quant.quantize, params.grid(threads), &params)
+    }
+
+    fn quantised(&self, part: &ProductPart, quant: &Quant, kernel: KernelId, rows: u32) -> Result<(), BackendError> {
+        let LinearParams { bias, add, out, n, k, out_stride, scale, softcap, .. } = part.params;
+        let (input, scales) = self.scratch.rounded;
+        let weight = quant.weight;
+        let params =
+            QuantLinearParams { weight, input, scales, bias, add, out, m: rows, n, k, out_stride, scale, softcap };
+        self.launch(kernel, params.grid(), &params)
+    }
+
+    /// Writes the values of a quantised weight.
+    fn values(&self, part: &ProductPart, quant: &Quant) -> Result<(), BackendError> {
+        let params = DequantizeParams {
+            weight: quant.weight,
+            row_ids: 0,
+            out: self.scratch.values,
+            rows: part.params.n,
+            k: part.params.k,
+            scale: 1.0,
+            reserved: 0,
+        };
+        // Rows are counted in the grid's second number, which is 16 bits wide.
+        let threads = self.kernels.get(quant.dequantize).threads;
+        self.launch(quant.dequantize, params.grid(threads), &params)
+    }
+}

@@ -1,0 +1,322 @@
+//! From the ops of a program to launches.
+
+use octavo_kernels::manifest::{self, Dtype};
+use octavo_kernels::params::{
+    AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, KV_BLOCK, LinearParams, MAX_NORM_COLS,
+    NormParams, PagedDecodeParams, QkvPostParams,
+};
+use octavo_ops::{
+    BackendError, BufferId, GluKind, HeadShape, Linear, Logits, NormKind, NormOp, Op, PagedAttention, Program, QkvPost,
+    RopeStyle, Rows, WeightId,
+};
+
+use crate::arena::Arena;
+use crate::build::{Instances, KernelId};
+use crate::layout::{Layout, logits_stride};
+use crate::linear::{Product, ProductPart, Setting, Wanted};
+use crate::unsupported;
+use crate::weights::{Part, Placed};
+
+/// An op with its kernels and every parameter that no step changes.
+#[derive(Clone, Debug)]
+pub(crate) enum Stage {
+    Embed { kernel: KernelId, params: EmbedParams },
+    EmbedQuantised { kernel: KernelId, params: DequantizeParams },
+    Norm { kernel: KernelId, params: NormParams, rows: Rows },
+    Product { product: Product, rows: Rows },
+    QkvPost { kernel: KernelId, params: QkvPostParams, cache: CacheLayer },
+    Attention { attention: Attention, cache: CacheLayer },
+    Glu { kernel: KernelId, params: GluParams, rows: Rows },
+    Gather { kernel: KernelId, params: GatherRowsParams, rows: Rows },
+}
+
+impl Stage {
+    /// Whether it reads the plans of attention.
+    pub(crate) fn is_planned(&self) -> bool {
+        matches!(self, Self::Attention { attention: Attention::Planned { .. }, .. })
+    }
+}
+
+/// A layer of the KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CacheLayer {
+    pub(crate) group: usize,
+    /// Elements from a block's start to the layer's keys, and to its values.
+    pub(crate) keys: u64,
+    pub(crate) values: u64,
+}
+
+/// How a layer attends.
+#[derive(Clone, Debug)]
+pub(crate) enum Attention {
+    /// One kernel for all sequences, which reads every key in one order.
+    Plain { kernel: KernelId, params: AttentionParams },
+    /// One kernel for the sequences that decode, and one for those that prefill.
+    Planned { decode: KernelId, head_tile: u32, prefill: KernelId, params: PagedDecodeParams },
+}
+
+/// Elements of a block of a KV group, over all layers.
+pub(crate) fn block_elements(group: &octavo_ops::KvGroup) -> u64 {
+    (group.elements_per_token() * KV_BLOCK) as u64
+}
+
+/// Lowers the ops of a program.
+pub(crate) struct Lowering<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) layout: &'a Layout,
+    pub(crate) arena: &'a Arena,
+    pub(crate) setting: Setting,
+    pub(crate) split_tokens: u32,
+    pub(crate) instances: Instances,
+}
+
+impl Lowering<'_> {
+    /// The stages of the forward part.
+    pub(crate) fn stages(&mut self) -> Result<Vec<Stage>, BackendError> {
+        self.program.forward_ops().iter().map(|op| self.stage(op)).collect()
+    }
+
+    fn stage(&mut self, op: &Op) -> Result<Stage, BackendError> {
+        let dtype = self.setting.dtype;
+        Ok(match op {
+            Op::Embed { table, scale, out } => self.embed(*table, *scale, *out)?,
+            Op::Norm(op) => self.norm(op)?,
+            Op::Linear(op) => self.linear(op)?,
+            Op::QkvPost(op) => self.qkv_post(op),
+            Op::PagedAttention(op) => self.attention(op),
+            Op::Glu(op) => {
+                let kind = match op.kind {
+                    GluKind::Silu => manifest::Activation::Silu,
+                    GluKind::Gelu => manifest::Activation::Gelu,
+                    GluKind::GeluTanh => manifest::Activation::GeluTanh,
+                };
+                let kernel = self.instances.id(manifest::glu(dtype, kind));
+                let cols = self.cols(op.out);
+                let params = GluParams { out: self.buffer(op.out), input: self.buffer(op.input), rows: 0, cols };
+                Stage::Glu { kernel, params, rows: self.rows(op.out) }
+            }
+            Op::GatherRows { input, out } => {
+                let kernel = self.instances.id(manifest::gather_rows(dtype));
+                let (cols, rows) = (self.cols(*out), self.rows(*out));
+                let (out, input) = (self.buffer(*out), self.buffer(*input));
+                Stage::Gather { kernel, params: GatherRowsParams { out, input, row_index: 0, count: 0, cols }, rows }
+            }
+            Op::Logits(op) => self.logits(op)?,
+            Op::Sample { .. } => return Err(unsupported("sampling inside the forward pass")),
+        })
+    }
+
+    fn buffer(&self, id: BufferId) -> u64 {
+        self.arena.at(self.layout.buffers[id.0])
+    }
+
+    fn cols(&self, id: BufferId) -> u32 {
+        self.program.buffers[id.0].cols as u32
+    }
+
+    fn rows(&self, id: BufferId) -> Rows {
+        self.program.buffers[id.0].rows
+    }
+
+    /// The address of a vector in f32.
+    fn vector(&self, id: WeightId) -> u64 {
+        match &self.layout.weights[id.0] {
+            Placed::Vector(region) | Placed::Bias(region, _) => self.arena.at(*region),
+            Placed::Matrix(_) => unreachable!("placed by its use"),
+        }
+    }
+
+    fn matrix(&self, id: WeightId) -> &[Part] {
+        match &self.layout.weights[id.0] {
+            Placed::Matrix(parts) => parts,
+            Placed::Vector(_) | Placed::Bias(..) => unreachable!("placed by its use"),
+        }
+    }
+
+    fn embed(&mut self, table: WeightId, scale: f32, out: BufferId) -> Result<Stage, BackendError> {
+        let (dtype, cols, out) = (self.setting.dtype, self.cols(out), self.buffer(out));
+        let [part] = self.matrix(table) else {
+            return Err(unsupported("an embedding table of parts that are stored in different ways"));
+        };
+        let (address, planes, quant) = (self.arena.at(part.region), part.planes(self.arena), part.quant);
+        Ok(match quant {
+            None => {
+                let kernel = self.instances.id(manifest::embed(dtype));
+                let params = EmbedParams { out, table: address, ids: 0, tokens: 0, cols, scale, reserved: 0 };
+                Stage::Embed { kernel, params }
+            }
+            Some((format, _)) => {
+                let kernel = self.instances.id(manifest::dequantize(format, dtype));
+                let params = DequantizeParams { weight: planes, row_ids: 0, out, rows: 0, k: cols, scale, reserved: 0 };
+                Stage::EmbedQuantised { kernel, params }
+            }
+        })
+    }
+
+    fn norm(&mut self, op: &NormOp) -> Result<Stage, BackendError> {
+        let mean = match op.kind {
+            NormKind::Rms => manifest::NormMean::Rms,
+            NormKind::Layer => manifest::NormMean::Layer,
+        };
+        if self.cols(op.out) as usize > MAX_NORM_COLS {
+            return Err(unsupported(format!("a norm over {} columns", self.cols(op.out))));
+        }
+        let kernel = self.instances.id(manifest::norm(self.setting.dtype, mean));
+        let params = NormParams {
+            out: self.buffer(op.out),
+            input: self.buffer(op.input),
+            residual: op.add.map_or(0, |id| self.buffer(id)),
+            weight: self.vector(op.weight),
+            bias: op.bias.map_or(0, |id| self.vector(id)),
+            rows: 0,
+            cols: self.cols(op.out),
+            eps: op.eps,
+            weight_offset: offset(op.unit_offset),
+        };
+        Ok(Stage::Norm { kernel, params, rows: self.rows(op.out) })
+    }
+
+    fn linear(&mut self, op: &Linear) -> Result<Stage, BackendError> {
+        if op.input == op.out {
+            return Err(unsupported("a product whose output is its input"));
+        }
+        let bias = op.bias.map(|id| match &self.layout.weights[id.0] {
+            Placed::Bias(wide, narrow) => (self.arena.at(*wide), self.arena.at(*narrow)),
+            Placed::Vector(_) | Placed::Matrix(_) => unreachable!("placed by its use"),
+        });
+        let params = LinearParams {
+            input: self.buffer(op.input),
+            add: op.add.map_or(0, |id| self.buffer(id)),
+            out: self.buffer(op.out),
+            k: self.cols(op.input),
+            out_stride: self.cols(op.out),
+            scale: 1.0,
+            ..LinearParams::default()
+        };
+        let product = self.product(op.weight, &params, bias, self.setting.dtype);
+        Ok(Stage::Product { product, rows: self.rows(op.out) })
+    }
+
+    fn logits(&mut self, op: &Logits) -> Result<Stage, BackendError> {
+        let params = LinearParams {
+            input: self.buffer(op.input),
+            out: self.buffer(op.out),
+            k: self.cols(op.input),
+            out_stride: logits_stride(self.program.vocab_size) as u32,
+            scale: op.scale,
+            softcap: op.softcap.unwrap_or(0.0),
+            ..LinearParams::default()
+        };
+        let product = self.product(op.weight, &params, None, Dtype::F32);
+        Ok(Stage::Product { product, rows: self.rows(op.out) })
+    }
+
+    /// A product part by part. `bias` is in f32, and in the element type.
+    fn product(&mut self, weight: WeightId, params: &LinearParams, bias: Option<(u64, u64)>, out: Dtype) -> Product {
+        let (mut parts, mut column) = (Vec::new(), 0);
+        for part in self.matrix(weight).to_vec() {
+            let beside = |address: u64, size: usize| match address {
+                0 => 0,
+                start => start + column * size as u64,
+            };
+            let (wide, narrow) = bias.unwrap_or((0, 0));
+            let wanted = Wanted {
+                params: LinearParams {
+                    weight: self.arena.at(part.region),
+                    bias: beside(wide, size_of::<f32>()),
+                    add: beside(params.add, out.bytes()),
+                    out: beside(params.out, out.bytes()),
+                    n: part.rows as u32,
+                    ..*params
+                },
+                narrow_bias: beside(narrow, self.setting.dtype.bytes()),
+                out,
+                quant: part.quant.map(|(format, _)| (format, part.planes(self.arena))),
+            };
+            parts.push(ProductPart::new(&wanted, &self.setting, &mut self.instances));
+            column += part.rows as u64;
+        }
+        Product { parts }
+    }
+
+    fn cache_layer(&self, group: usize, layer: usize) -> CacheLayer {
+        let half = |heads: &HeadShape| (KV_BLOCK * heads.kv_cols()) as u64;
+        let layers = &self.program.kv_groups[group].layers;
+        let keys = layers[..layer].iter().map(|heads| 2 * half(heads)).sum();
+        CacheLayer { group, keys, values: keys + half(&layers[layer]) }
+    }
+
+    fn qkv_post(&mut self, op: &QkvPost) -> Stage {
+        let kernel = self.instances.id(manifest::qkv_post(self.setting.dtype));
+        let tables = op.rope.as_ref().and_then(|rope| {
+            let (_, cosine, sine) = self.layout.ropes.iter().find(|(known, ..)| known == rope)?;
+            Some((self.arena.at(*cosine), self.arena.at(*sine)))
+        });
+        let (cosine, sine) = tables.unwrap_or((0, 0));
+        let is_whole = |norm: &octavo_ops::QkNorm| self.program.weights[norm.q.0].elements() != op.heads.dim;
+        let norm = op.norm.as_ref();
+        let params = QkvPostParams {
+            q: self.buffer(op.out),
+            qkv: self.buffer(op.input),
+            q_weight: norm.map_or(0, |norm| self.vector(norm.q)),
+            k_weight: norm.map_or(0, |norm| self.vector(norm.k)),
+            cosine,
+            sine,
+            q_heads: op.heads.q as u32,
+            kv_heads: op.heads.kv as u32,
+            head_size: op.heads.dim as u32,
+            rotary_dim: op.rope.as_ref().map_or(0, |rope| rope.rotary_dim() as u32),
+            rope_interleaved: op.rope.as_ref().map_or(0, |rope| u32::from(rope.style == RopeStyle::GptJ)),
+            norm_whole_row: norm.map_or(0, |norm| u32::from(is_whole(norm))),
+            eps: norm.map_or(0.0, |norm| norm.eps),
+            weight_offset: norm.map_or(0.0, |norm| offset(norm.unit_offset)),
+            ..QkvPostParams::default()
+        };
+        Stage::QkvPost { kernel, params, cache: self.cache_layer(op.group, op.layer) }
+    }
+
+    fn attention(&mut self, op: &PagedAttention) -> Stage {
+        let Setting { chip, dtype, batch_invariant } = self.setting;
+        let HeadShape { q, kv, dim } = op.heads;
+        let params = AttentionParams {
+            out: self.buffer(op.out),
+            q: self.buffer(op.q),
+            q_heads: q as u32,
+            kv_heads: kv as u32,
+            head_size: dim as u32,
+            window: op.window.map_or(0, |window| u32::try_from(window).unwrap_or(0)),
+            scale: op.scale,
+            softcap: op.softcap.unwrap_or(0.0),
+            ..AttentionParams::default()
+        };
+        let planned = manifest::paged_decode(dtype, dim, q / kv).zip(manifest::paged_prefill(chip, dtype, dim));
+        let attention = match planned.filter(|_| !batch_invariant) {
+            None => {
+                let kernel = self.instances.id(manifest::paged_attention(dtype));
+                Attention::Plain { kernel, params }
+            }
+            Some((decode, prefill)) => {
+                let (sums, partial, tickets) = (self.layout.partial.1, self.layout.partial.0, self.layout.partial.2);
+                Attention::Planned {
+                    decode: self.instances.id(decode),
+                    head_tile: manifest::decode_head_tile(q / kv),
+                    prefill: self.instances.id(prefill),
+                    params: PagedDecodeParams {
+                        partial_out: self.arena.at(partial),
+                        partial_sums: self.arena.at(sums),
+                        tickets: self.arena.at(tickets),
+                        attention: params,
+                        split_tokens: self.split_tokens,
+                        reserved: 0,
+                    },
+                }
+            }
+        };
+        Stage::Attention { attention, cache: self.cache_layer(op.group, op.layer) }
+    }
+}
+
+/// What is added to a norm's weight.
+fn offset(unit_offset: bool) -> f32 {
+    if unit_offset { 1.0 } else { 0.0 }
+}

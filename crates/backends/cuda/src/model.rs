@@ -1,0 +1,457 @@
+//! A loaded model: its memory, its kernels, its recorded steps.
+
+use std::sync::Arc;
+
+use octavo_kernels::manifest::Dtype;
+use octavo_kernels::params::KV_BLOCK;
+use octavo_ops::sampling::{SampleBatch, SampledToken};
+use octavo_ops::{BackendError, BufferId, Op, Program, StepBatch, WeightSource};
+
+use crate::arena::Arena;
+use crate::build::{Builder, Instances};
+use crate::cache::KernelCache;
+use crate::driver::{Gpu, Graph, Pinned};
+use crate::forward::{Cache, Machine, Scratch, Step};
+use crate::layout::{Layout, Limits, logits_stride};
+use crate::libraries::cublaslt::CublasLt;
+use crate::libraries::{Kind, Places, Version, compiler, ranked};
+use crate::linear::Setting;
+use crate::lower::{Lowering, block_elements};
+use crate::sample::{SampleKernels, Sampling};
+use crate::step::{Attention, Filler, StepShape};
+use crate::weights::{Loader, STAGING_WORDS};
+use crate::{CudaConfig, Memory, failed};
+
+/// Bytes that are left to the driver under a share of the memory: for code, stacks and graphs.
+const RESERVED: u64 = 256 << 20;
+
+/// Bytes that aligning the KV groups may cost.
+const SLACK: u64 = 4096;
+
+/// Numbers of sequences that decode steps are recorded for.
+const GRAPH_SEQUENCES: [usize; 16] = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256];
+
+/// What a model is loaded onto.
+pub(crate) struct Opened<'a> {
+    pub(crate) gpu: &'a Arc<Gpu>,
+    pub(crate) driver: Version,
+    pub(crate) config: &'a CudaConfig,
+    pub(crate) dtype: Dtype,
+}
+
+/// A program with its weights and its KV cache on the device. What is recorded or loaded goes before the memory that it uses.
+pub(crate) struct Model {
+    /// By number of sequences, ascending.
+    graphs: Vec<Recorded>,
+    machine: Machine,
+    sampling: Sampling,
+    block: Pinned,
+    filler: Filler,
+    attention: Attention,
+    arena: Arena,
+    layout: Layout,
+    program: Program,
+    limits: Limits,
+    caches: Vec<Cache>,
+    /// Of each cache, the tokens of a block and the blocks.
+    cache_sizes: Vec<(usize, usize)>,
+    /// Sampled and pooled rows of the last step.
+    last: (usize, usize),
+    /// Whether a step was launched and nobody has waited for it: its block must not be written.
+    pending: bool,
+    /// Hidden states on their way to the caller.
+    hidden: Vec<u32>,
+    /// Steps that were replayed, and launched op by op.
+    pub(crate) steps: (u64, u64),
+}
+
+/// A step that was recorded.
+struct Recorded {
+    shape: StepShape,
+    graph: Graph,
+}
+
+impl Opened<'_> {
+    /// cuBLASLt, where it is to be used and there is one. Says at the start what multiplies.
+    fn cublaslt(&self, workspace: u64) -> Option<CublasLt> {
+        let chip = self.gpu.info().chip;
+        if self.config.batch_invariant {
+            tracing::info!(
+                "products: own kernels, one for any number of rows (batch-invariant); cuBLASLt would be faster"
+            );
+            return None;
+        }
+        if self.dtype == Dtype::F32 {
+            tracing::info!("products: own kernels in float32");
+            return None;
+        }
+        let found = Places::usual(&self.config.libraries).find(Kind::CublasLt);
+        for candidate in ranked(&found, Kind::CublasLt, self.driver, chip) {
+            match CublasLt::open(candidate, self.gpu, self.dtype, workspace) {
+                Ok(library) => {
+                    tracing::info!("products: cuBLASLt ({})", library.path.display());
+                    return Some(library);
+                }
+                Err(reason) => tracing::debug!(reason, "cuBLASLt is not used"),
+            }
+        }
+        let package = Kind::CublasLt.package(12);
+        tracing::warn!(
+            "products: own kernels, as no cuBLASLt is found; prompts take longer (`pip install {package}` brings it)"
+        );
+        None
+    }
+
+    /// Bytes of the arena, of which `fixed` are not the KV cache's.
+    fn arena_bytes(&self, fixed: u64) -> Result<u64, BackendError> {
+        let (free, total) = self.gpu.memory()?;
+        let short = |needed| BackendError::OutOfMemory {
+            what: format!("weights and step buffers on {} ({free} of {total} bytes are free)", self.gpu.info().name),
+            needed,
+        };
+        match self.config.memory {
+            Memory::KvCache(bytes) => {
+                let needed = fixed.saturating_add(bytes).saturating_add(SLACK);
+                if needed > free { Err(short(needed)) } else { Ok(needed) }
+            }
+            Memory::Share(share) => {
+                let used = total.saturating_sub(free).saturating_add(RESERVED);
+                let budget = ((total as f64 * share) as u64).saturating_sub(used).min(free);
+                if fixed.saturating_add(SLACK) > budget { Err(short(fixed)) } else { Ok(budget) }
+            }
+        }
+    }
+}
+
+impl Model {
+    /// Reads the weights and builds the kernels.
+    pub(crate) fn load(
+        opened: &Opened<'_>,
+        program: &Program,
+        source: &dyn WeightSource,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, BackendError> {
+        let (gpu, dtype, limits) = (opened.gpu, opened.dtype, Limits::new(opened.config));
+        too_large(program, dtype, gpu.memory()?.1)?;
+        let layout = Layout::new(program, dtype, &limits)?;
+        let arena = Arena::new(gpu, opened.arena_bytes(layout.plan.bytes())?)?;
+        load_weights(opened, program, &layout, &arena, source, progress)?;
+
+        let chip = gpu.info().chip;
+        let setting = Setting { chip, dtype, batch_invariant: opened.config.batch_invariant };
+        let mut lowering = Lowering {
+            program,
+            layout: &layout,
+            arena: &arena,
+            setting,
+            split_tokens: limits.split_tokens,
+            instances: Instances::default(),
+        };
+        let stages = lowering.stages()?;
+        let sample_kernels = SampleKernels::new(&mut lowering.instances);
+        let cache = KernelCache::new(&opened.config.kernel_cache);
+        let nvrtc = compiler(&opened.config.libraries, opened.driver, chip);
+        if let Ok((nvrtc, path)) = &nvrtc {
+            let (major, minor) = nvrtc.version();
+            tracing::info!("compiler: NVRTC {major}.{minor} ({})", path.display());
+        }
+        let nvrtc = nvrtc.map(|(nvrtc, _)| nvrtc);
+        let builder = Builder { gpu, cache: &cache, compiler: nvrtc.as_ref().map_err(String::as_str) };
+        let kernels = builder.build(&lowering.instances)?;
+        let planned = stages.iter().any(|stage| stage.is_planned());
+        let (codes, scales) = layout.rounded;
+        let mut machine = Machine {
+            gpu: gpu.clone(),
+            kernels,
+            cublaslt: opened.cublaslt(arena.at(layout.workspace)),
+            stages,
+            scratch: Scratch { values: arena.at(layout.values), rounded: (arena.at(codes), arena.at(scales)) },
+            element: dtype.bytes() as u64,
+        };
+        machine.plan_products(limits.tokens, limits.rows)?;
+        let logits = logits_buffer(program).map_or(0, |id| arena.at(layout.buffers[id.0]));
+        let sampling = Sampling::new(&machine, sample_kernels, logits, &arena, &layout, program.vocab_size)?;
+        let largest = limits.largest_step(program.kv_groups.len());
+        gpu.synchronize()?;
+        Ok(Self {
+            graphs: Vec::new(),
+            block: Pinned::new(gpu, largest.words())?,
+            filler: Filler::with_capacity(largest.tiles, largest.splits),
+            attention: Attention { split_tokens: limits.split_tokens, planned },
+            machine,
+            sampling,
+            arena,
+            layout,
+            program: program.clone(),
+            limits,
+            caches: Vec::new(),
+            cache_sizes: Vec::new(),
+            last: (0, 0),
+            pending: false,
+            hidden: Vec::new(),
+            steps: (0, 0),
+        })
+    }
+
+    pub(crate) fn weight_bytes(&self) -> u64 {
+        self.layout.weight_bytes
+    }
+
+    pub(crate) fn step_bytes(&self) -> u64 {
+        self.layout.plan.bytes() - self.layout.weight_bytes
+    }
+
+    pub(crate) fn kv_bytes(&self) -> u64 {
+        (self.arena.bytes() - self.layout.plan.bytes()).saturating_sub(SLACK)
+    }
+
+    /// Divides what is left of the arena into zeroed blocks.
+    pub(crate) fn allocate_kv(&mut self, blocks: &[usize]) -> Result<(), BackendError> {
+        let groups = &self.program.kv_groups;
+        if groups.len() != blocks.len() {
+            return Err(failed(format!("{} block counts for {} KV groups", blocks.len(), groups.len())));
+        }
+        let mut plan = self.layout.plan.clone();
+        let sizes = groups.iter().zip(blocks).map(|(group, &blocks)| {
+            let block_elements = block_elements(group);
+            let bytes = block_elements.saturating_mul(self.machine.element).saturating_mul(blocks as u64);
+            (plan.take(bytes), block_elements, blocks)
+        });
+        let sizes: Vec<_> = sizes.collect();
+        if plan.bytes() > self.arena.bytes() {
+            let needed = plan.bytes().saturating_sub(self.layout.plan.bytes());
+            return Err(BackendError::OutOfMemory { what: "the KV cache".into(), needed });
+        }
+        self.graphs.clear();
+        self.caches.clear();
+        self.cache_sizes.clear();
+        for (region, block_elements, blocks) in sizes {
+            let address = self.arena.at(region);
+            self.machine.gpu.zero(address, region.bytes)?;
+            self.caches.push(Cache { address, block_elements, blocks });
+            self.cache_sizes.push((KV_BLOCK, blocks));
+        }
+        Ok(self.machine.gpu.synchronize()?)
+    }
+
+    /// Records the steps in which all sequences decode, for the largest number of sequences first.
+    pub(crate) fn record(&mut self) -> Result<(), BackendError> {
+        let limits = self.limits;
+        let most = limits.sequences.min(limits.tokens).min(limits.rows);
+        let mut sizes: Vec<_> = GRAPH_SEQUENCES.into_iter().filter(|&size| size < most).collect();
+        sizes.push(most.min(GRAPH_SEQUENCES[GRAPH_SEQUENCES.len() - 1]));
+        for &sequences in sizes.iter().rev() {
+            let shape = StepShape {
+                tokens: sequences,
+                sequences,
+                sampled: sequences,
+                splits: if self.attention.planned { limits.splits(sequences) } else { 0 },
+                tiles: 0,
+                pooled: 0,
+                ..limits.largest_step(self.caches.len())
+            };
+            self.pad(&shape)?;
+            let address = self.arena.at(self.layout.step);
+            let step = Step { shape, address, caches: &self.caches };
+            // Once as it is: whatever a kernel or a library does on first use must not be part of the graph.
+            self.machine.run(&step)?;
+            self.machine.gpu.synchronize()?;
+            let graph = self.machine.gpu.capture(|| self.machine.run(&step))?;
+            self.graphs.insert(0, Recorded { shape, graph });
+        }
+        tracing::info!("graphs: decode steps of {} sizes are recorded, up to {most} sequences", self.graphs.len());
+        Ok(())
+    }
+
+    /// Writes a step of nothing but padding.
+    fn pad(&mut self, shape: &StepShape) -> Result<(), BackendError> {
+        let groups = self.caches.len();
+        let mut empty = StepBatch::with_capacity(0, 0, 0, groups);
+        empty.query_start.push(0);
+        self.filler.plan(&empty, self.attention);
+        self.upload(&empty, shape)
+    }
+
+    /// Writes a step into the block and copies it to the device.
+    fn upload(&mut self, batch: &StepBatch, shape: &StepShape) -> Result<(), BackendError> {
+        if std::mem::take(&mut self.pending) {
+            self.machine.gpu.synchronize()?;
+        }
+        if shape.words() > self.block.len() {
+            return Err(failed(format!(
+                "a step of {} words is more than the {} it was made for",
+                shape.words(),
+                self.block.len()
+            )));
+        }
+        let used = self.filler.write(batch, shape, &mut self.block);
+        self.machine.gpu.upload(self.arena.at(self.layout.step), &self.block[..used])?;
+        self.pending = true;
+        Ok(())
+    }
+
+    pub(crate) fn forward(&mut self, batch: &StepBatch, limits: &Limits) -> Result<(), BackendError> {
+        self.last = (0, 0);
+        let checked = batch.check(&self.program, &self.cache_sizes);
+        checked.map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
+        check_limits(batch, limits)?;
+        let exact = self.filler.plan(batch, self.attention);
+        let recorded = self.recorded(batch, &exact);
+        let shape = recorded.map_or(exact, |at| self.graphs[at].shape);
+        self.upload(batch, &shape)?;
+        match recorded {
+            Some(at) => self.graphs[at].graph.launch()?,
+            None => {
+                let address = self.arena.at(self.layout.step);
+                self.machine.run(&Step { shape, address, caches: &self.caches })?;
+            }
+        }
+        let (replayed, launched) = &mut self.steps;
+        *(if recorded.is_some() { replayed } else { launched }) += 1;
+        self.last = (batch.sampled_rows.len(), batch.pooled_rows.len());
+        Ok(())
+    }
+
+    /// The recorded step that a batch fits: all its sequences decode and are sampled.
+    fn recorded(&self, batch: &StepBatch, exact: &StepShape) -> Option<usize> {
+        let decodes = exact.tokens == exact.sequences
+            && exact.sequences > 0
+            && exact.pooled == 0
+            && batch.query_start.iter().zip(0..).all(|(&start, row)| start == row)
+            && batch.sampled_rows.len() == exact.tokens
+            && batch.sampled_rows.iter().zip(0..).all(|(&sampled, row)| sampled == row);
+        let fits = |recorded: &Recorded| {
+            let shape = &recorded.shape;
+            exact.sequences <= shape.sequences
+                && exact.table_stride <= shape.table_stride
+                && exact.splits <= shape.splits
+        };
+        if decodes { self.graphs.iter().position(fits) } else { None }
+    }
+
+    pub(crate) fn sample(&mut self, batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
+        let (wanted, found) = (batch.rows.len(), self.last.0);
+        if wanted != found {
+            return Err(failed(format!("{wanted} rows to sample, but the forward pass left {found}")));
+        }
+        self.sampling.sample(&self.machine, batch, out)?;
+        self.pending = false;
+        Ok(())
+    }
+
+    /// The hidden states of the last step, two of 16 bits in a word.
+    pub(crate) fn embeddings(&mut self) -> Result<&[u32], BackendError> {
+        self.hidden.clear();
+        if let Some(id) = self.program.embedding() {
+            let elements = (self.program.buffers[id.0].cols * self.last.1) as u64;
+            // Columns are a multiple of 8, so words are whole.
+            self.hidden.resize((elements * self.machine.element / size_of::<u32>() as u64) as usize, 0);
+            self.machine.gpu.download(&mut self.hidden, self.arena.at(self.layout.buffers[id.0]))?;
+            self.pending = false;
+        }
+        Ok(&self.hidden)
+    }
+
+    pub(crate) fn logits(&self) -> Result<Vec<f32>, BackendError> {
+        let Some(id) = logits_buffer(&self.program) else { return Ok(Vec::new()) };
+        let stride = logits_stride(self.program.vocab_size) as usize;
+        let mut words = vec![0; self.last.0 * stride];
+        self.machine.gpu.download(&mut words, self.arena.at(self.layout.buffers[id.0]))?;
+        let rows = words.chunks_exact(stride).map(|row| &row[..self.program.vocab_size]);
+        Ok(rows.flatten().map(|&word| f32::from_bits(word)).collect())
+    }
+
+    pub(crate) fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
+        let cache = *self.caches.get(group).ok_or_else(|| failed(format!("there is no KV group {group}")))?;
+        let bytes = cache.block_elements * self.machine.element;
+        for &(from, to) in pairs {
+            if from.max(to) as usize >= cache.blocks {
+                return Err(failed(format!("cannot copy block {from} to {to}: there are {} blocks", cache.blocks)));
+            }
+            let [from, to] = [from, to].map(|block| cache.address + u64::from(block) * bytes);
+            self.machine.gpu.copy(to, from, bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// The buffer of the logits.
+fn logits_buffer(program: &Program) -> Option<BufferId> {
+    program.ops.iter().find_map(|op| match op {
+        Op::Logits(op) => Some(op.out),
+        _ => None,
+    })
+}
+
+/// An error if a weight alone is more than the device holds.
+fn too_large(program: &Program, dtype: Dtype, memory: u64) -> Result<(), BackendError> {
+    for weight in &program.weights {
+        let plain = |part: &octavo_ops::WeightPart| part.storage.block_elements() == 1;
+        let needed = match weight.parts.iter().all(plain) {
+            true => (weight.elements() as u64).saturating_mul(dtype.bytes() as u64),
+            false => weight.bytes(),
+        };
+        if needed > memory {
+            return Err(BackendError::OutOfMemory { what: format!("weight '{}'", weight.name), needed });
+        }
+    }
+    Ok(())
+}
+
+/// That a batch is no larger than what buffers were made for.
+fn check_limits(batch: &StepBatch, limits: &Limits) -> Result<(), BackendError> {
+    let counts = [
+        ("tokens", batch.tokens(), limits.tokens),
+        ("sequences", batch.sequences(), limits.sequences),
+        ("sampled rows", batch.sampled_rows.len(), limits.rows),
+        ("pooled rows", batch.pooled_rows.len(), limits.rows),
+        ("positions", batch.positions.iter().max().map_or(0, |&last| last as usize + 1), limits.positions),
+        ("tokens of a sequence", batch.seq_lens.iter().max().map_or(0, |&len| len as usize), limits.positions),
+    ];
+    let covered = batch.block_tables.iter().map(|tables| tables.stride * KV_BLOCK).min().unwrap_or(usize::MAX);
+    if batch.seq_lens.iter().any(|&len| len as usize > covered) {
+        return Err(failed("the batch is malformed: a sequence longer than its table"));
+    }
+    match counts.into_iter().find(|(_, found, most)| found > most) {
+        Some((what, found, most)) => Err(failed(format!("a step has {found} {what}, but memory was taken for {most}"))),
+        None => Ok(()),
+    }
+}
+
+/// Copies weights and tables of angles to the device, and clears what must begin as zero.
+fn load_weights(
+    opened: &Opened<'_>,
+    program: &Program,
+    layout: &Layout,
+    arena: &Arena,
+    source: &dyn WeightSource,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(), BackendError> {
+    let (gpu, dtype) = (opened.gpu, opened.dtype);
+    let mut staging = Pinned::new(gpu, STAGING_WORDS)?;
+    let mut read = 0;
+    let mut advance = |bytes: usize| {
+        read += bytes as u64;
+        progress(read);
+    };
+    let mut loader = Loader { gpu, arena, dtype, source, staging: &mut staging, progress: &mut advance };
+    for (weight, placed) in program.weights.iter().zip(&layout.weights) {
+        loader.load(weight, placed)?;
+    }
+    for (rope, cosine, sine) in &layout.ropes {
+        let pairs = rope.inv_freq.len();
+        let positions = cosine.bytes as usize / (pairs * size_of::<f32>());
+        for (region, of) in [(cosine, f64::cos as fn(f64) -> f64), (sine, f64::sin)] {
+            let mut table = Vec::with_capacity(positions * pairs);
+            for position in 0..positions {
+                let angles = rope.inv_freq.iter().map(|frequency| position as f64 * frequency);
+                table.extend(angles.map(|angle| ((of(angle) * rope.magnitude) as f32).to_bits()));
+            }
+            gpu.upload(arena.at(*region), &table)?;
+        }
+    }
+    let tickets = layout.partial.2;
+    gpu.zero(arena.at(tickets), tickets.bytes)?;
+    // The staging memory is still being read.
+    Ok(gpu.synchronize()?)
+}

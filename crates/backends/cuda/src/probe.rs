@@ -1,0 +1,84 @@
+//! What there is of CUDA on this machine: for `octavo doctor`, and to choose a device.
+
+use std::path::PathBuf;
+
+use octavo_kernels::manifest::Chip;
+
+use crate::driver::{DeviceInfo, Driver, Unavailable};
+use crate::libraries::{Candidate, Kind, Places, Unfit, Version, compiler, fits, ranked};
+
+/// The driver, its devices, and the libraries that were found.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The CUDA that the driver supports.
+    pub driver: Result<Version, Unavailable>,
+    /// Every GPU that the driver finds.
+    pub devices: Vec<DeviceInfo>,
+    /// Every library that was found, whether it fits or not.
+    pub libraries: Vec<Candidate>,
+    /// Folders that the user named.
+    folders: Vec<PathBuf>,
+}
+
+/// A library that was found, and whether it is for a chip.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found<'a> {
+    /// The library.
+    pub library: &'a Candidate,
+    /// Why it is not used, if it is not.
+    pub verdict: Result<(), Unfit>,
+}
+
+/// Looks for the driver, GPUs and libraries: in `folders`, then in the usual places.
+pub fn probe(folders: &[PathBuf]) -> Report {
+    let places = Places::usual(folders);
+    let libraries = [Kind::Nvrtc, Kind::CublasLt].into_iter().flat_map(|kind| places.find(kind)).collect();
+    let driver = match Driver::open(folders) {
+        Ok(driver) => driver,
+        Err(reason) => {
+            return Report { driver: Err(reason), devices: Vec::new(), libraries, folders: folders.to_vec() };
+        }
+    };
+    let count = driver.devices().unwrap_or(0);
+    let devices = (0..count).filter_map(|ordinal| driver.device(ordinal).ok()).collect();
+    Report { driver: driver.devices().map(|_| driver.version), devices, libraries, folders: folders.to_vec() }
+}
+
+impl Report {
+    /// The GPU of that number, if it can be used.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn usable(&self, ordinal: usize) -> Result<&DeviceInfo, Unavailable> {
+        if let Err(reason) = &self.driver {
+            return Err(reason.clone());
+        }
+        let missing = Unavailable::NoSuchDevice { wanted: ordinal, found: self.devices.len() };
+        let device = self.devices.iter().find(|device| device.ordinal == ordinal).ok_or(missing)?;
+        device.check().map(|()| device)
+    }
+
+    /// The libraries of a kind for a chip, with what is wrong with each; names that only the system's loader knows are left out
+    /// where a file was found.
+    pub fn libraries_for(&self, kind: Kind, chip: Chip) -> Vec<Found<'_>> {
+        let driver = self.driver.clone().unwrap_or(Version { major: 0, minor: 0 });
+        let is_file = |library: &&Candidate| library.path.is_absolute();
+        let of_kind = self.libraries.iter().filter(|library| library.kind == kind).filter(is_file);
+        of_kind.map(|library| Found { library, verdict: fits(library.major(), driver, chip) }).collect()
+    }
+
+    /// The file and the release of the compiler for a chip.
+    ///
+    /// # Errors
+    /// A sentence that says what is missing and how to get it.
+    pub fn compiler(&self, chip: Chip) -> Result<(PathBuf, (u32, u32)), String> {
+        let driver = self.driver.as_ref().map_err(ToString::to_string)?;
+        compiler(&self.folders, *driver, chip).map(|(nvrtc, path)| (path, nvrtc.version()))
+    }
+
+    /// The library of a kind that is tried first for a chip.
+    pub fn chosen(&self, kind: Kind, chip: Chip) -> Option<&Candidate> {
+        let driver = self.driver.as_ref().ok()?;
+        ranked(&self.libraries, kind, *driver, chip).into_iter().find(|library| library.path.is_absolute())
+    }
+}

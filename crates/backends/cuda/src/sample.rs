@@ -1,0 +1,380 @@
+//! `Sample`: from logits on the device to tokens.
+
+use octavo_kernels::manifest;
+use octavo_kernels::params::{
+    Params, SAMPLING_ADJUST, SAMPLING_LOGPROBS, SAMPLING_MAX_TOP, SAMPLING_NONE, SAMPLING_PADDING, SamplingParams,
+    SamplingRow,
+};
+use octavo_ops::BackendError;
+use octavo_ops::sampling::{SampleBatch, SampleRow, SampledToken, Sampler, TokenCounts, TokenLogprobs};
+
+use crate::arena::{Arena, Region};
+use crate::build::{Instances, KernelId};
+use crate::driver::Pinned;
+use crate::failed;
+use crate::forward::Machine;
+use crate::layout::{Layout, logits_stride};
+
+/// Words of a row as the kernels read it.
+const ROW_WORDS: usize = size_of::<SamplingRow>() / size_of::<u32>();
+
+/// Arrays begin at multiples of 16 bytes.
+const ALIGNMENT: usize = 4;
+
+/// The kernels, in the order of their launches.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SampleKernels {
+    adjust: KernelId,
+    draw: KernelId,
+    logprobs: KernelId,
+}
+
+impl SampleKernels {
+    pub(crate) fn new(instances: &mut Instances) -> Self {
+        Self {
+            adjust: instances.id(manifest::sampling_adjust()),
+            draw: instances.id(manifest::sampling_draw()),
+            logprobs: instances.id(manifest::sampling_logprobs()),
+        }
+    }
+}
+
+/// What rows bring along, one array after the other; kept for its memory.
+#[derive(Debug, Default)]
+struct Lists {
+    rows: Vec<SamplingRow>,
+    bias_ids: Vec<u32>,
+    bias_values: Vec<u32>,
+    forbidden: Vec<u32>,
+    count_ids: Vec<u32>,
+    count_times: Vec<u32>,
+    listed: Vec<u32>,
+    masks: Vec<u32>,
+}
+
+impl Lists {
+    fn clear(&mut self) {
+        self.rows.clear();
+        self.arrays().into_iter().for_each(Vec::clear);
+    }
+
+    fn arrays(&mut self) -> [&mut Vec<u32>; 7] {
+        let Self { bias_ids, bias_values, forbidden, count_ids, count_times, listed, masks, .. } = self;
+        [bias_ids, bias_values, forbidden, count_ids, count_times, listed, masks]
+    }
+
+    /// Adds a row with its lists.
+    fn push(&mut self, row: &SampleRow<'_>, vocab: usize) {
+        let mut out = plain(row);
+        (out.bias_start, out.forbidden_start) = (self.bias_ids.len() as u32, self.forbidden.len() as u32);
+        for &(id, bias) in row.logit_bias.iter().filter(|(id, _)| (*id as usize) < vocab) {
+            self.bias_ids.push(id);
+            self.bias_values.push(bias.to_bits());
+        }
+        self.forbidden.extend(row.forbidden.iter().filter(|&&id| (id as usize) < vocab));
+        (out.bias_end, out.forbidden_end) = (self.bias_ids.len() as u32, self.forbidden.len() as u32);
+        out.counts_start = self.count_ids.len() as u32;
+        if let Some(counts) = row.counts.filter(|_| row.params.needs_counts()) {
+            self.count(counts, vocab);
+        }
+        out.counts_end = self.count_ids.len() as u32;
+        if let Some(mask) = row.mask {
+            let words = vocab.div_ceil(32);
+            out.mask_row = (self.masks.len() / words) as u32;
+            // Words that are missing allow nothing.
+            self.masks.extend(mask.iter().copied().chain(std::iter::repeat(0)).take(words));
+        }
+        let lists =
+            [out.bias_end - out.bias_start, out.forbidden_end - out.forbidden_start, out.counts_end - out.counts_start];
+        if row.mask.is_some() || lists != [0; 3] {
+            out.flags |= SAMPLING_ADJUST;
+        }
+        out.listed_start = self.listed.len() as u32;
+        if out.flags & SAMPLING_LOGPROBS != 0 {
+            self.listed.extend(row.logprob_ids);
+        }
+        out.listed_end = self.listed.len() as u32;
+        self.rows.push(out);
+    }
+
+    /// Tokens of prompt or output, each once.
+    fn count(&mut self, counts: &TokenCounts, vocab: usize) {
+        for &(id, times) in counts.output.iter().filter(|(id, _)| (*id as usize) < vocab) {
+            self.count_ids.push(id);
+            self.count_times.push(times);
+        }
+        for &id in counts.prompt.iter().filter(|&&id| (id as usize) < vocab) {
+            if counts.output.binary_search_by_key(&id, |(id, _)| *id).is_err() {
+                self.count_ids.push(id);
+                self.count_times.push(0);
+            }
+        }
+    }
+
+    /// Words of all arrays.
+    fn words(&mut self) -> usize {
+        let rows = (self.rows.len() * ROW_WORDS).next_multiple_of(ALIGNMENT);
+        rows + self.arrays().iter().map(|array| array.len().next_multiple_of(ALIGNMENT)).sum::<usize>()
+    }
+}
+
+/// A row but for its lists.
+fn plain(row: &SampleRow<'_>) -> SamplingRow {
+    let params = row.params;
+    SamplingRow {
+        seed: params.seed,
+        output_position: row.output_position,
+        flags: if params.logprobs.is_some() { SAMPLING_LOGPROBS } else { 0 },
+        temperature: params.temperature,
+        top_k: params.top_k,
+        top_p: params.top_p,
+        min_p: params.min_p,
+        presence_penalty: params.presence_penalty,
+        frequency_penalty: params.frequency_penalty,
+        repetition_penalty: params.repetition_penalty,
+        forced: row.forced.unwrap_or(SAMPLING_NONE),
+        top: params.logprobs.unwrap_or(0),
+        ..SamplingRow::GREEDY
+    }
+}
+
+/// Tokens that a row reports beside its own.
+fn reported(row: &SampleRow<'_>, vocab: usize) -> usize {
+    match row.params.logprobs {
+        None => 0,
+        Some(_) if !row.logprob_ids.is_empty() => row.logprob_ids.len(),
+        Some(top) => (top as usize).min(vocab),
+    }
+}
+
+/// Samples on the device; a row that brings or reports more than there is memory for, on the host, which gives the same.
+pub(crate) struct Sampling {
+    kernels: SampleKernels,
+    logits: u64,
+    adjusted: u64,
+    input: (u64, Pinned),
+    output: (u64, Pinned),
+    vocab: usize,
+    lists: Lists,
+    /// Rows that are sampled on the host.
+    on_host: Vec<usize>,
+    sampler: Sampler,
+}
+
+impl Sampling {
+    /// `logits` is the address of the rows that `Logits` wrote.
+    pub(crate) fn new(
+        machine: &Machine,
+        kernels: SampleKernels,
+        logits: u64,
+        arena: &Arena,
+        layout: &Layout,
+        vocab: usize,
+    ) -> Result<Self, BackendError> {
+        let pinned = |region: Region| Pinned::new(&machine.gpu, region.bytes as usize / size_of::<u32>());
+        let regions = &layout.sampling;
+        Ok(Self {
+            kernels,
+            logits,
+            adjusted: arena.at(regions.adjusted),
+            input: (arena.at(regions.input), pinned(regions.input)?),
+            output: (arena.at(regions.output), pinned(regions.output)?),
+            vocab,
+            lists: Lists::default(),
+            on_host: Vec::new(),
+            sampler: Sampler::new(),
+        })
+    }
+
+    /// Draws a token for each row into `out`. Waits for the step.
+    pub(crate) fn sample(
+        &mut self,
+        machine: &Machine,
+        batch: &SampleBatch<'_>,
+        out: &mut Vec<SampledToken>,
+    ) -> Result<(), BackendError> {
+        out.clear();
+        if batch.rows.is_empty() {
+            return Ok(machine.gpu.synchronize()?);
+        }
+        let stride = self.gather(batch);
+        let (params, flags) = self.upload(machine, stride)?;
+        if flags & SAMPLING_ADJUST != 0 {
+            machine.launch(self.kernels.adjust, params.grid(), &params)?;
+        }
+        machine.launch(self.kernels.draw, params.grid(), &params)?;
+        if flags & SAMPLING_LOGPROBS != 0 {
+            machine.launch(self.kernels.logprobs, params.grid(), &params)?;
+        }
+        self.fetch(machine, batch, stride, flags, out)?;
+        self.host_rows(machine, batch, out)
+    }
+
+    /// Collects the rows' lists; the most tokens that a row reports beside its own.
+    fn gather(&mut self, batch: &SampleBatch<'_>) -> usize {
+        self.lists.clear();
+        self.on_host.clear();
+        let room = self.output.1.len() / batch.rows.len();
+        let most = (room.saturating_sub(5) / 2).min(SAMPLING_MAX_TOP as usize);
+        let mut stride = 0;
+        for (index, row) in batch.rows.iter().enumerate() {
+            let wanted = reported(row, self.vocab);
+            let brought = row.logit_bias.len() * 2 + row.forbidden.len() + row.logprob_ids.len();
+            let counted = row.counts.map_or(0, |counts| 2 * (counts.prompt.len() + counts.output.len()));
+            let masked = row.mask.map_or(0, |_| self.vocab.div_ceil(32));
+            // Each of the seven lists may be followed by padding; rows that are still to come have their own words.
+            let rest = (batch.rows.len() - index) * ROW_WORDS + 8 * ALIGNMENT;
+            if wanted > most || self.lists.words() + rest + brought + counted + masked > self.input.1.len() {
+                self.on_host.push(index);
+                self.lists.rows.push(SamplingRow { flags: SAMPLING_PADDING, ..SamplingRow::GREEDY });
+            } else {
+                self.lists.push(row, self.vocab);
+                stride = stride.max(wanted);
+            }
+        }
+        stride
+    }
+
+    /// Copies rows and lists to the device; the parameters of the launches and the flags of all rows together.
+    fn upload(&mut self, machine: &Machine, stride: usize) -> Result<(SamplingParams, u32), BackendError> {
+        let (address, block) = &mut self.input;
+        let rows = self.lists.rows.len();
+        let mut end = 0;
+        for row in &self.lists.rows {
+            let words = row.bytes().as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word));
+            block[end..end + ROW_WORDS].iter_mut().zip(words).for_each(|(out, word)| *out = word);
+            end += ROW_WORDS;
+        }
+        let flags = self.lists.rows.iter().fold(0, |flags, row| flags | row.flags);
+        let arrays = self.lists.arrays().map(|array| {
+            end = end.next_multiple_of(ALIGNMENT);
+            let start = end;
+            end += array.len();
+            block[start..end].copy_from_slice(array);
+            if array.is_empty() { 0 } else { *address + (start * size_of::<u32>()) as u64 }
+        });
+        machine.gpu.upload(*address, &block[..end])?;
+        let [bias_ids, bias_values, forbidden_ids, count_ids, count_times, listed_ids, masks] = arrays;
+        let output = |words: usize| self.output.0 + (words * size_of::<u32>()) as u64;
+        let params = SamplingParams {
+            logits: self.logits,
+            adjusted: self.adjusted,
+            rows_of: *address,
+            masks,
+            bias_ids,
+            bias_values,
+            forbidden_ids,
+            count_ids,
+            count_times,
+            listed_ids,
+            ids: output(0),
+            status: output(rows),
+            logprobs: output(2 * rows),
+            ranks: output(3 * rows),
+            top_counts: output(4 * rows),
+            top_ids: output(5 * rows),
+            top_logprobs: output((5 + stride) * rows),
+            rows: rows as u32,
+            vocab: self.vocab as u32,
+            row_stride: logits_stride(self.vocab) as u32,
+            mask_words: self.vocab.div_ceil(32) as u32,
+            top_stride: stride as u32,
+            reserved: 0,
+        };
+        Ok((params, flags))
+    }
+
+    /// Copies the results back, waits for them, and reads them.
+    fn fetch(
+        &mut self,
+        machine: &Machine,
+        batch: &SampleBatch<'_>,
+        stride: usize,
+        flags: u32,
+        out: &mut Vec<SampledToken>,
+    ) -> Result<(), BackendError> {
+        let rows = batch.rows.len();
+        let words = if flags & SAMPLING_LOGPROBS != 0 { rows * (5 + 2 * stride) } else { rows };
+        let (address, block) = &mut self.output;
+        machine.gpu.download(&mut block[..words], *address)?;
+        for (index, row) in self.lists.rows.iter().enumerate() {
+            let logprobs = (row.flags & SAMPLING_LOGPROBS != 0).then(|| {
+                let of = |array: usize| block[array * rows + index];
+                let start = |array: usize| array * rows + index * stride;
+                let count = (of(4) as usize).min(stride);
+                let ids = &block[start(5)..][..count];
+                let values = &block[start(5 + stride)..][..count];
+                let top = ids.iter().zip(values).map(|(&id, &value)| (id, f32::from_bits(value))).collect();
+                TokenLogprobs { logprob: f32::from_bits(of(2)), rank: of(3), top }
+            });
+            out.push(SampledToken { id: block[index], logprobs });
+        }
+        match out.iter().enumerate().find(|(i, t)| t.id as usize >= self.vocab && !self.on_host.contains(i)) {
+            Some((row, token)) if batch.rows[row].forced != Some(token.id) => {
+                Err(failed(format!("row {row} drew the token {}, of {}", token.id, self.vocab)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Samples the rows that there was no memory for.
+    fn host_rows(
+        &mut self,
+        machine: &Machine,
+        batch: &SampleBatch<'_>,
+        out: &mut [SampledToken],
+    ) -> Result<(), BackendError> {
+        for &index in &self.on_host {
+            let mut words = vec![0; self.vocab];
+            let row = index as u64 * logits_stride(self.vocab) * size_of::<f32>() as u64;
+            machine.gpu.download(&mut words, self.logits + row)?;
+            let logits: Vec<f32> = words.into_iter().map(f32::from_bits).collect();
+            out[index] = self.sampler.sample(&logits, &batch.rows[index]);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use octavo_ops::sampling::SampleParams;
+
+    use super::*;
+
+    #[test]
+    fn lists_are_told_by_ranges() {
+        let greedy = SampleParams::default();
+        let penalised = SampleParams { repetition_penalty: 1.2, logprobs: Some(2), ..greedy };
+        let counts = TokenCounts { prompt: vec![1, 4], output: vec![(2, 3), (4, 1)] };
+        let mask = [0b1010];
+        let mut lists = Lists::default();
+        lists.push(&SampleRow::new(&greedy), 40);
+        lists.push(
+            &SampleRow {
+                counts: Some(&counts),
+                logit_bias: &[(3, 1.5), (99, 2.0)],
+                forbidden: &[7, 40],
+                mask: Some(&mask),
+                logprob_ids: &[9],
+                ..SampleRow::new(&penalised)
+            },
+            40,
+        );
+        assert_eq!(lists.rows[0], SamplingRow::GREEDY);
+        let row = lists.rows[1];
+        assert_eq!(row.flags, SAMPLING_ADJUST | SAMPLING_LOGPROBS);
+        assert_eq!((row.bias_start..row.bias_end, row.forbidden_start..row.forbidden_end), (0..1, 0..1));
+        assert_eq!((row.counts_start..row.counts_end, row.listed_start..row.listed_end), (0..3, 0..1));
+        assert_eq!((&lists.count_ids[..], &lists.count_times[..]), (&[2, 4, 1][..], &[3, 1, 0][..]));
+        assert_eq!((row.mask_row, &lists.masks[..]), (0, &[0b1010, 0][..]));
+        assert_eq!(lists.words(), 44 + 4 * 7);
+    }
+
+    #[test]
+    fn counts_without_a_penalty_are_not_sent() {
+        let (greedy, counts) = (SampleParams::default(), TokenCounts::new(&[1], &[2]));
+        let mut lists = Lists::default();
+        lists.push(&SampleRow { counts: Some(&counts), ..SampleRow::new(&greedy) }, 40);
+        assert_eq!(lists.rows[0], SamplingRow::GREEDY);
+    }
+}

@@ -1,0 +1,251 @@
+//! The arrays of a step, as one block of words that travels in one copy.
+
+use octavo_kernels::params::NO_SLOT;
+use octavo_kernels::plan::{DecodePlan, PrefillPlan};
+use octavo_ops::StepBatch;
+
+/// How many there are of everything: what the layout of a step's block depends on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StepShape {
+    /// T.
+    pub(crate) tokens: usize,
+    /// S.
+    pub(crate) sequences: usize,
+    /// R.
+    pub(crate) sampled: usize,
+    /// E.
+    pub(crate) pooled: usize,
+    /// KV groups.
+    pub(crate) groups: usize,
+    /// Entries of a row of a block table.
+    pub(crate) table_stride: usize,
+    /// Tiles of prefill attention.
+    pub(crate) tiles: usize,
+    /// Splits of decode attention.
+    pub(crate) splits: usize,
+}
+
+/// Arrays begin at multiples of 16 bytes.
+const ALIGNMENT: usize = 4;
+
+const fn aligned(words: usize) -> usize {
+    words.next_multiple_of(ALIGNMENT)
+}
+
+/// Where each array begins, in words.
+impl StepShape {
+    pub(crate) const fn token_ids(&self) -> usize {
+        0
+    }
+
+    pub(crate) const fn positions(&self) -> usize {
+        aligned(self.tokens)
+    }
+
+    pub(crate) const fn slots(&self, group: usize) -> usize {
+        (2 + group) * aligned(self.tokens)
+    }
+
+    pub(crate) const fn query_start(&self) -> usize {
+        self.slots(self.groups)
+    }
+
+    pub(crate) const fn seq_lens(&self) -> usize {
+        self.query_start() + aligned(self.sequences + 1)
+    }
+
+    pub(crate) const fn sampled_rows(&self) -> usize {
+        self.seq_lens() + aligned(self.sequences)
+    }
+
+    pub(crate) const fn pooled_rows(&self) -> usize {
+        self.sampled_rows() + aligned(self.sampled)
+    }
+
+    pub(crate) const fn table(&self, group: usize) -> usize {
+        self.pooled_rows() + aligned(self.pooled) + group * aligned(self.sequences * self.table_stride)
+    }
+
+    pub(crate) const fn prefill_plan(&self) -> usize {
+        self.table(self.groups)
+    }
+
+    /// The last array: of the room for a graph's splits, a step copies what it uses.
+    pub(crate) const fn decode_plan(&self) -> usize {
+        self.prefill_plan() + aligned(2 * self.tiles)
+    }
+
+    /// Words of all of it.
+    pub(crate) const fn words(&self) -> usize {
+        self.decode_plan() + aligned(DecodePlan::len(self.splits))
+    }
+}
+
+/// Writes steps into blocks. Keeps its memory.
+#[derive(Debug, Default)]
+pub(crate) struct Filler {
+    prefill: Vec<u32>,
+    decode: Vec<u32>,
+}
+
+/// Sizes of attention's work that the filler plans with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Attention {
+    /// Tokens of a split of decode attention.
+    pub(crate) split_tokens: u32,
+    /// Whether the plans are read at all.
+    pub(crate) planned: bool,
+}
+
+impl Filler {
+    /// With memory for steps of that many tiles and splits.
+    pub(crate) fn with_capacity(tiles: usize, splits: usize) -> Self {
+        Self { prefill: Vec::with_capacity(2 * tiles), decode: Vec::with_capacity(DecodePlan::len(splits)) }
+    }
+
+    /// The shape of a batch as it is.
+    pub(crate) fn plan(&mut self, batch: &StepBatch, attention: Attention) -> StepShape {
+        self.prefill.clear();
+        self.decode.clear();
+        let (mut tiles, mut splits) = (0, 0);
+        if attention.planned {
+            tiles = PrefillPlan::write(&batch.query_start, &batch.seq_lens, &mut self.prefill).tiles as usize;
+            let split = attention.split_tokens;
+            splits = DecodePlan::write(&batch.query_start, &batch.seq_lens, split, &mut self.decode).splits as usize;
+        }
+        StepShape {
+            tokens: batch.tokens(),
+            sequences: batch.sequences(),
+            sampled: batch.sampled_rows.len(),
+            pooled: batch.pooled_rows.len(),
+            groups: batch.block_tables.len(),
+            table_stride: batch.block_tables.iter().map(|tables| tables.stride).max().unwrap_or(0),
+            tiles,
+            splits,
+        }
+    }
+
+    /// Writes the batch that was planned last into a block of the given shape, which has room for it. What there is more room for is
+    /// padding: sequences of one row that reads nothing and is written nowhere. The words that are in use.
+    ///
+    /// Padding is for batches of one row a sequence, all of which are sampled.
+    pub(crate) fn write(&self, batch: &StepBatch, shape: &StepShape, out: &mut [u32]) -> usize {
+        let padding = shape.sequences - batch.sequences();
+        debug_assert_eq!(shape.tokens, batch.tokens() + padding);
+        debug_assert_eq!(shape.sampled, batch.sampled_rows.len() + padding);
+        let mut array = |at: usize, values: &[u32], len: usize, rest: u32| {
+            out[at..at + values.len()].copy_from_slice(values);
+            out[at + values.len()..at + len].fill(rest);
+        };
+        array(shape.token_ids(), &batch.token_ids, shape.tokens, 0);
+        array(shape.positions(), &batch.positions, shape.tokens, 0);
+        for (group, slots) in batch.slot_mapping.iter().enumerate() {
+            array(shape.slots(group), slots, shape.tokens, NO_SLOT);
+        }
+        array(shape.query_start(), &batch.query_start, batch.sequences() + 1, 0);
+        array(shape.seq_lens(), &batch.seq_lens, shape.sequences, 0);
+        array(shape.sampled_rows(), &batch.sampled_rows, batch.sampled_rows.len(), 0);
+        array(shape.pooled_rows(), &batch.pooled_rows, shape.pooled, 0);
+        for (group, tables) in batch.block_tables.iter().enumerate() {
+            for sequence in 0..shape.sequences {
+                let row = if sequence < batch.sequences() { tables.row(sequence) } else { &[] };
+                array(shape.table(group) + sequence * shape.table_stride, row, shape.table_stride, 0);
+            }
+        }
+        array(shape.prefill_plan(), &self.prefill, self.prefill.len(), 0);
+        array(shape.decode_plan(), &self.decode, self.decode.len(), 0);
+        for extra in 0..padding {
+            let row = batch.tokens() + extra;
+            out[shape.query_start() + batch.sequences() + 1 + extra] = row as u32 + 1;
+            out[shape.sampled_rows() + batch.sampled_rows.len() + extra] = row as u32;
+        }
+        shape.decode_plan() + self.decode.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use octavo_ops::BlockTables;
+
+    use super::*;
+
+    const ATTENTION: Attention = Attention { split_tokens: 32, planned: true };
+
+    fn decodes() -> StepBatch {
+        StepBatch {
+            token_ids: vec![5, 6, 7],
+            positions: vec![40, 3, 31],
+            slot_mapping: vec![vec![24, 35, 63]],
+            block_tables: vec![BlockTables { stride: 3, ids: vec![4, 5, 1, 2, 0, 0, 9, 3, 0] }],
+            query_start: vec![0, 1, 2, 3],
+            seq_lens: vec![41, 4, 32],
+            sampled_rows: vec![0, 1, 2],
+            pooled_rows: vec![],
+            slots: vec![0, 1, 2],
+        }
+    }
+
+    #[test]
+    fn arrays_follow_each_other() {
+        let shape = StepShape {
+            tokens: 5,
+            sequences: 2,
+            sampled: 3,
+            pooled: 1,
+            groups: 2,
+            table_stride: 3,
+            tiles: 1,
+            splits: 2,
+        };
+        let starts = [
+            shape.token_ids(),
+            shape.positions(),
+            shape.slots(0),
+            shape.slots(1),
+            shape.query_start(),
+            shape.seq_lens(),
+            shape.sampled_rows(),
+            shape.pooled_rows(),
+            shape.table(0),
+            shape.table(1),
+            shape.prefill_plan(),
+            shape.decode_plan(),
+            shape.words(),
+        ];
+        assert_eq!(starts, [0, 8, 16, 24, 32, 36, 40, 44, 48, 56, 64, 68, 80]);
+    }
+
+    #[test]
+    fn a_batch_is_written_as_it_is() {
+        let (batch, mut filler) = (decodes(), Filler::default());
+        let shape = filler.plan(&batch, ATTENTION);
+        assert_eq!((shape.splits, shape.tiles, shape.table_stride), (4, 0, 3));
+        let mut block = vec![77; shape.words()];
+        let used = filler.write(&batch, &shape, &mut block);
+        assert_eq!(used, shape.decode_plan() + DecodePlan::len(4));
+        assert_eq!(block[shape.token_ids()..][..3], [5, 6, 7]);
+        assert_eq!(block[shape.positions()..][..3], [40, 3, 31]);
+        assert_eq!(block[shape.slots(0)..][..3], [24, 35, 63]);
+        assert_eq!(block[shape.query_start()..][..4], [0, 1, 2, 3]);
+        assert_eq!(block[shape.seq_lens()..][..3], [41, 4, 32]);
+        assert_eq!(block[shape.sampled_rows()..][..3], [0, 1, 2]);
+        assert_eq!(block[shape.table(0)..][..9], [4, 5, 1, 2, 0, 0, 9, 3, 0]);
+        assert_eq!(block[shape.decode_plan()], 4);
+    }
+
+    #[test]
+    fn padding_reads_and_writes_nothing() {
+        let (batch, mut filler) = (decodes(), Filler::default());
+        let exact = filler.plan(&batch, ATTENTION);
+        let shape = StepShape { tokens: 5, sequences: 5, sampled: 5, table_stride: 4, splits: 20, ..exact };
+        let mut block = vec![77; shape.words()];
+        let used = filler.write(&batch, &shape, &mut block);
+        assert_eq!(used, shape.decode_plan() + DecodePlan::len(4), "not the room for more splits");
+        assert_eq!(block[shape.slots(0)..][..5], [24, 35, 63, NO_SLOT, NO_SLOT]);
+        assert_eq!(block[shape.query_start()..][..6], [0, 1, 2, 3, 4, 5]);
+        assert_eq!(block[shape.seq_lens()..][..5], [41, 4, 32, 0, 0]);
+        assert_eq!(block[shape.sampled_rows()..][..5], [0, 1, 2, 3, 4]);
+        assert_eq!(block[shape.table(0)..][..8], [4, 5, 1, 0, 2, 0, 0, 0]);
+        assert_eq!(block[shape.table(0) + 12..][..8], [0; 8]);
+    }
+}

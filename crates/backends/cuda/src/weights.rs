@@ -1,0 +1,326 @@
+//! Weights from a checkpoint to the device.
+
+use half::{bf16, f16};
+use octavo_kernels::manifest::Dtype;
+use octavo_kernels::params::QuantWeight;
+use octavo_kernels::quant::{QuantFormat, QuantLayout};
+use octavo_ops::{BackendError, Op, Program, StorageType, TensorData, Weight, WeightError, WeightId, WeightSource};
+
+use crate::arena::{Arena, Plan, Region};
+use crate::driver::{Gpu, Pinned};
+use crate::{failed, unsupported};
+
+/// Words of the host's memory through which weights travel.
+pub(crate) const STAGING_WORDS: usize = 4 << 20;
+
+/// Where a weight lies and how.
+#[derive(Clone, Debug)]
+pub(crate) enum Placed {
+    /// Numbers in f32: norms.
+    Vector(Region),
+    /// Numbers in f32, and again in the element type, for cuBLASLt: biases.
+    Bias(Region, Region),
+    /// A matrix to multiply with, as row parts.
+    Matrix(Vec<Part>),
+}
+
+/// Consecutive rows of a matrix.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    /// Of the part.
+    pub(crate) rows: usize,
+    pub(crate) region: Region,
+    /// `None` for numbers of the element type, `[rows, cols]`.
+    pub(crate) quant: Option<(QuantFormat, QuantLayout)>,
+}
+
+impl Part {
+    /// The planes of a quantised part.
+    pub(crate) fn planes(&self, arena: &Arena) -> QuantWeight {
+        self.quant.map_or_else(QuantWeight::default, |(_, layout)| layout.planes(arena.at(self.region)))
+    }
+}
+
+/// The format in which a storage type is kept; `None` for plain numbers.
+fn format_of(storage: StorageType) -> Result<Option<QuantFormat>, BackendError> {
+    match storage {
+        StorageType::F32 | StorageType::F16 | StorageType::BF16 => Ok(None),
+        StorageType::Q4_0 => Ok(Some(QuantFormat::Q4_0)),
+        StorageType::Q4_1 => Ok(Some(QuantFormat::Q4_1)),
+        StorageType::Q8_0 => Ok(Some(QuantFormat::Q8_0)),
+        StorageType::Q4K => Ok(Some(QuantFormat::Q4K)),
+        StorageType::Q6K => Ok(Some(QuantFormat::Q6K)),
+        other => {
+            Err(unsupported(format!("weights stored as {other}: it has kernels for Q4_0, Q4_1, Q8_0, Q4_K and Q6_K")))
+        }
+    }
+}
+
+/// How the ops of a program read a weight.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Matrix,
+    Vector,
+    Bias,
+}
+
+fn uses(program: &Program) -> Vec<Use> {
+    let mut uses = vec![Use::Matrix; program.weights.len()];
+    let mut mark = |id: WeightId, how| uses[id.0] = how;
+    for op in &program.ops {
+        match op {
+            Op::Norm(op) => [Some(op.weight), op.bias].into_iter().flatten().for_each(|id| mark(id, Use::Vector)),
+            Op::Linear(op) => op.bias.into_iter().for_each(|id| mark(id, Use::Bias)),
+            Op::QkvPost(op) => {
+                op.norm.iter().flat_map(|norm| [norm.q, norm.k]).for_each(|id| mark(id, Use::Vector));
+            }
+            _ => {}
+        }
+    }
+    uses
+}
+
+/// Where the weights of a program will lie, by [`WeightId`].
+pub(crate) fn place(program: &Program, dtype: Dtype, plan: &mut Plan) -> Result<Vec<Placed>, BackendError> {
+    let place_one = |(weight, how): (&Weight, Use)| -> Result<Placed, BackendError> {
+        let bytes = |size: usize| (weight.elements() as u64).saturating_mul(size as u64);
+        Ok(match how {
+            Use::Vector => Placed::Vector(plan.take(bytes(size_of::<f32>()))),
+            Use::Bias => Placed::Bias(plan.take(bytes(size_of::<f32>())), plan.take(bytes(dtype.bytes()))),
+            Use::Matrix => Placed::Matrix(place_matrix(weight, dtype, plan)?),
+        })
+    };
+    program.weights.iter().zip(uses(program)).map(place_one).collect()
+}
+
+/// Neighbouring parts of plain numbers become one.
+fn place_matrix(weight: &Weight, dtype: Dtype, plan: &mut Plan) -> Result<Vec<Part>, BackendError> {
+    let mut parts: Vec<Part> = Vec::new();
+    let mut rest = &weight.parts[..];
+    while let Some(first) = rest.first() {
+        let format = format_of(first.storage)?;
+        let mut together = 1;
+        if format.is_none() {
+            for part in &rest[1..] {
+                if format_of(part.storage)?.is_some() {
+                    break;
+                }
+                together += 1;
+            }
+        }
+        let rows = rest[..together].iter().map(|part| part.rows).sum();
+        rest = &rest[together..];
+        let too_large = || unsupported(format!("the size of weight '{}'", weight.name));
+        let quant = match format {
+            Some(format) => Some((format, QuantLayout::new(format, rows, weight.cols).ok_or_else(too_large)?)),
+            None if !weight.cols.is_multiple_of(8) => {
+                let (name, cols) = (&weight.name, weight.cols);
+                return Err(unsupported(format!("rows of {cols} elements, no multiple of 8 (weight '{name}')")));
+            }
+            None => None,
+        };
+        let plain = (rows as u64).saturating_mul(weight.cols as u64).saturating_mul(dtype.bytes() as u64);
+        let region = plan.take(quant.map_or(plain, |(_, layout)| layout.bytes() as u64));
+        parts.push(Part { rows, region, quant });
+    }
+    Ok(parts)
+}
+
+/// Reads weights and copies them to where they were placed.
+pub(crate) struct Loader<'a> {
+    pub(crate) gpu: &'a Gpu,
+    pub(crate) arena: &'a Arena,
+    pub(crate) dtype: Dtype,
+    pub(crate) source: &'a dyn WeightSource,
+    /// Of [`STAGING_WORDS`].
+    pub(crate) staging: &'a mut Pinned,
+    /// Gets the bytes read since the last call.
+    pub(crate) progress: &'a mut dyn FnMut(usize),
+}
+
+impl Loader<'_> {
+    /// Loads one weight.
+    pub(crate) fn load(&mut self, weight: &Weight, placed: &Placed) -> Result<(), BackendError> {
+        match placed {
+            Placed::Vector(region) => self.load_plain(weight, &weight.parts, &[(*region, Dtype::F32)]),
+            Placed::Bias(wide, narrow) => {
+                self.load_plain(weight, &weight.parts, &[(*wide, Dtype::F32), (*narrow, self.dtype)])
+            }
+            Placed::Matrix(parts) => {
+                let mut rest = &weight.parts[..];
+                for part in parts {
+                    let mut rows = 0;
+                    let count = rest.iter().take_while(|of| {
+                        let more = rows < part.rows;
+                        rows += of.rows;
+                        more
+                    });
+                    let (these, others) = rest.split_at(count.count());
+                    rest = others;
+                    match part.quant {
+                        None => self.load_plain(weight, these, &[(part.region, self.dtype)])?,
+                        Some((_, layout)) => self.load_quantised(weight, &these[0], part.region, layout)?,
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Numbers, one part after the other, to each target in its own type.
+    fn load_plain(
+        &mut self,
+        weight: &Weight,
+        parts: &[octavo_ops::WeightPart],
+        targets: &[(Region, Dtype)],
+    ) -> Result<(), BackendError> {
+        let mut elements = 0;
+        for part in parts {
+            let data = self.source.tensor(&part.tensor)?;
+            part.check(weight.cols, &data)?;
+            if data.storage.block_elements() != 1 {
+                return Err(unsupported(format!("the vector '{}' stored as {}", part.tensor, data.storage)));
+            }
+            let size = data.storage.block_bytes();
+            for &(region, dtype) in targets {
+                let mut at = self.arena.at(region) + (elements * dtype.bytes()) as u64;
+                // As many elements as fit the staging memory, an even number.
+                for chunk in data.bytes.chunks(self.staging.len() * size_of::<u32>() / size_of::<f32>() * size) {
+                    let count = chunk.len() / size;
+                    self.upload(at, count * dtype.bytes(), &part.tensor, |out| {
+                        convert(data.storage, chunk, dtype, out)
+                    })?;
+                    at += (count * dtype.bytes()) as u64;
+                }
+            }
+            (self.progress)(data.bytes.len());
+            elements += data.bytes.len() / size;
+        }
+        Ok(())
+    }
+
+    fn load_quantised(
+        &mut self,
+        weight: &Weight,
+        part: &octavo_ops::WeightPart,
+        region: Region,
+        layout: QuantLayout,
+    ) -> Result<(), BackendError> {
+        let data: TensorData<'_> = self.source.tensor(&part.tensor)?;
+        part.check(weight.cols, &data)?;
+        let mut out = vec![0; layout.bytes()];
+        layout.repack(&data.bytes, &mut out);
+        let mut at = self.arena.at(region);
+        for chunk in out.chunks(self.staging.len() * size_of::<u32>()) {
+            self.upload(at, chunk.len(), &part.tensor, |out| {
+                out.copy_from_slice(chunk);
+                true
+            })?;
+            at += chunk.len() as u64;
+        }
+        (self.progress)(data.bytes.len());
+        Ok(())
+    }
+
+    /// Copies what `fill` writes; it says whether the numbers could be told in their type.
+    fn upload(
+        &mut self,
+        at: u64,
+        bytes: usize,
+        tensor: &str,
+        fill: impl FnOnce(&mut [u8]) -> bool,
+    ) -> Result<(), BackendError> {
+        let words = bytes.div_ceil(size_of::<u32>());
+        let staging = self.staging.get_mut(..words).ok_or_else(|| failed("the staging memory is too small"))?;
+        if !fill(&mut bytes_of(staging)[..bytes]) {
+            let reason = "it has values beyond the range of float16: use --dtype float32".to_owned();
+            return Err(WeightError::Invalid { name: tensor.to_owned(), reason }.into());
+        }
+        // Regions are aligned to more than a word, so that the last word's rest overwrites nothing.
+        self.gpu.upload(at, staging)?;
+        Ok(self.gpu.synchronize()?)
+    }
+}
+
+fn bytes_of(words: &mut [u32]) -> &mut [u8] {
+    // SAFETY: numbers without padding; bytes have no alignment; the borrow is exclusive.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
+}
+
+/// Writes elements in another type; `false` where a finite one has become infinite.
+fn convert(storage: StorageType, bytes: &[u8], dtype: Dtype, out: &mut [u8]) -> bool {
+    match storage {
+        StorageType::F16 => write(bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()), dtype, out),
+        StorageType::BF16 => write(bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()), dtype, out),
+        _ => write(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)), dtype, out),
+    }
+}
+
+fn write(values: impl Iterator<Item = f32>, dtype: Dtype, out: &mut [u8]) -> bool {
+    let mut whole = true;
+    match dtype {
+        Dtype::F32 => out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(out, x)| *out = x.to_le_bytes()),
+        Dtype::Bf16 => {
+            let bits = values.map(|x| bf16::from_f32(x).to_le_bytes());
+            out.as_chunks_mut().0.iter_mut().zip(bits).for_each(|(out, x)| *out = x);
+        }
+        Dtype::F16 => {
+            for (out, x) in out.as_chunks_mut().0.iter_mut().zip(values) {
+                let half = f16::from_f32(x);
+                whole &= half.is_finite() || !x.is_finite();
+                *out = half.to_le_bytes();
+            }
+        }
+    }
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use octavo_ops::testing::TinyModel;
+
+    use super::*;
+
+    #[test]
+    fn numbers_are_told_in_every_type() {
+        let from: Vec<u8> = [1.5f32, -0.25, 300.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+        let mut out = vec![0; 6];
+        assert!(convert(StorageType::F32, &from, Dtype::F16, &mut out));
+        let found: Vec<_> = out.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect();
+        assert_eq!(found, [1.5, -0.25, 300.0]);
+        assert!(convert(StorageType::F32, &from, Dtype::Bf16, &mut out));
+        let mut back = vec![0; 12];
+        assert!(convert(StorageType::BF16, &out, Dtype::F32, &mut back));
+        assert_eq!(back, from);
+    }
+
+    #[test]
+    fn what_f16_cannot_tell_is_noticed() {
+        let mut out = [0; 2];
+        assert!(!convert(StorageType::BF16, &bf16::from_f32(1e5).to_le_bytes(), Dtype::F16, &mut out));
+        assert!(convert(StorageType::BF16, &bf16::INFINITY.to_le_bytes(), Dtype::F16, &mut out), "it was infinite");
+    }
+
+    #[test]
+    fn parts_of_plain_numbers_are_one() {
+        let (program, _) = TinyModel { biases: true, ..TinyModel::default() }.build().unwrap();
+        let mut plan = Plan::default();
+        let placed = place(&program, Dtype::Bf16, &mut plan).unwrap();
+        let of = |name: &str| &placed[program.weights.iter().position(|w| w.name == name).unwrap()];
+        assert!(matches!(of("0.qkv"), Placed::Matrix(parts) if parts.len() == 1 && parts[0].rows == 64));
+        assert!(matches!(of("0.in.norm"), Placed::Vector(region) if region.bytes == 24 * 4));
+        let biases =
+            placed.iter().filter(|p| matches!(p, Placed::Bias(wide, narrow) if wide.bytes == 2 * narrow.bytes));
+        assert!(biases.count() > 0);
+    }
+
+    #[test]
+    fn what_no_kernel_takes_is_said() {
+        let model = TinyModel { hidden: 12, ..TinyModel::default() };
+        let (program, _) = model.build().unwrap();
+        let error = place(&program, Dtype::F32, &mut Plan::default()).unwrap_err().to_string();
+        assert_eq!(error, "the cuda backend does not support rows of 12 elements, no multiple of 8 (weight 'embed')");
+        let error = format_of(StorageType::Q5K).unwrap_err().to_string();
+        assert!(error.contains("weights stored as Q5_K"), "{error}");
+    }
+}

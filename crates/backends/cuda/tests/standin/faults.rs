@@ -1,0 +1,152 @@
+//! What goes wrong is an error that says so, and never a panic.
+
+use octavo_backend_cuda::testing::{Control, kernel_cache};
+use octavo_backend_cuda::{CudaConfig, Dtype, Memory};
+use octavo_ops::sampling::{SampleBatch, SampleParams, SampleRow};
+use octavo_ops::testing::{PagedBatches, TestRng, TinyModel};
+use octavo_ops::{Backend, BackendError, StepBatch};
+
+use crate::{config, loaded, open};
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: i32 = 2;
+/// `CUDA_ERROR_INVALID_VALUE`.
+const INVALID_VALUE: i32 = 1;
+/// `CUDA_ERROR_ILLEGAL_ADDRESS`.
+const ILLEGAL_ADDRESS: i32 = 700;
+
+fn batch(tokens: usize) -> StepBatch {
+    let mut batches = PagedBatches::new(16, 1, 8, &mut TestRng(3));
+    let sequence = batches.add(TestRng(4).tokens(tokens, 50));
+    let mut batch = batches.step(&[(sequence, tokens)]);
+    batch.sampled_rows = vec![tokens as u32 - 1];
+    batch.pooled_rows.clear();
+    batch
+}
+
+#[test]
+fn a_failed_allocation_is_an_error_and_the_next_one_works() {
+    let control = Control::new();
+    let (program, weights) = TinyModel::default().build().unwrap();
+    let mut backend = open(config());
+    control.reset();
+    control.fail("cuMemAlloc_v2", 0, OUT_OF_MEMORY, false);
+    let error = backend.load(&program, &weights, &mut |_| {}).unwrap_err();
+    assert!(matches!(error, BackendError::OutOfMemory { .. }), "{error}");
+    control.fail("cuMemHostAlloc", 1, OUT_OF_MEMORY, false);
+    let error = backend.load(&program, &weights, &mut |_| {}).unwrap_err().to_string();
+    assert_eq!(error, "the cuda backend failed: cuMemHostAlloc: CUDA_ERROR_OUT_OF_MEMORY");
+    backend.load(&program, &weights, &mut |_| {}).expect("there is memory now");
+    backend.allocate_kv(16, &[8]).unwrap();
+    backend.forward(&batch(20)).unwrap();
+}
+
+#[test]
+fn a_refused_launch_is_an_error_and_the_next_step_runs() {
+    let control = Control::new();
+    let mut backend = loaded(config(), &TinyModel::default(), 8);
+    control.reset();
+    control.fail("cuLaunchKernelEx", 3, INVALID_VALUE, false);
+    let error = backend.forward(&batch(20)).unwrap_err();
+    assert_eq!(error.to_string(), "the cuda backend failed: cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE");
+    let (params, mut out) = (SampleParams::default(), Vec::new());
+    let rows = [SampleRow::new(&params)];
+    let error = backend.sample(&SampleBatch { rows: &rows }, &mut out).unwrap_err().to_string();
+    assert_eq!(error, "the cuda backend failed: 1 rows to sample, but the forward pass left 0");
+    backend.forward(&batch(20)).unwrap();
+    backend.sample(&SampleBatch { rows: &rows }, &mut out).unwrap();
+    assert_eq!(out.len(), 1);
+}
+
+#[test]
+fn a_device_that_is_lost_is_told_apart() {
+    let control = Control::new();
+    let mut backend = loaded(config(), &TinyModel::default(), 8);
+    control.reset();
+    // As a kernel that goes astray: it shows when somebody waits, and stays.
+    control.fail("cuStreamSynchronize", 0, ILLEGAL_ADDRESS, true);
+    backend.forward(&batch(20)).unwrap();
+    let (params, mut out) = (SampleParams::default(), Vec::new());
+    let rows = [SampleRow::new(&params)];
+    let expected = "the cuda backend lost its device: cuStreamSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS";
+    let error = backend.sample(&SampleBatch { rows: &rows }, &mut out).unwrap_err();
+    assert!(matches!(error, BackendError::DeviceLost { .. }));
+    assert_eq!(error.to_string(), expected);
+    for _ in 0..2 {
+        let error = backend.forward(&batch(20)).unwrap_err();
+        assert!(matches!(error, BackendError::DeviceLost { .. }), "{error}");
+    }
+    // Nor does it end in a panic.
+    drop(backend);
+    control.reset();
+}
+
+#[test]
+fn an_error_while_recording_ends_the_recording() {
+    let control = Control::new();
+    let (program, weights) = TinyModel::default().build().unwrap();
+    let mut backend = open(CudaConfig { graphs: true, ..config() });
+    backend.load(&program, &weights, &mut |_| {}).unwrap();
+    control.reset();
+    control.fail("cuStreamEndCapture", 0, INVALID_VALUE, false);
+    assert!(backend.allocate_kv(16, &[8]).is_err());
+    control.reset();
+}
+
+#[test]
+fn steps_beyond_what_memory_was_taken_for_are_errors() {
+    let config = CudaConfig { max_num_batched_tokens: 16, max_model_len: 64, max_rows: 4, ..config() };
+    let mut backend = loaded(config, &TinyModel::default(), 8);
+    let error = backend.forward(&batch(20)).unwrap_err().to_string();
+    assert_eq!(error, "the cuda backend failed: a step has 20 tokens, but memory was taken for 16");
+    let mut many = batch(10);
+    many.sampled_rows = (0..5).collect();
+    let error = backend.forward(&many).unwrap_err().to_string();
+    assert!(error.ends_with("a step has 5 sampled rows, but memory was taken for 4"), "{error}");
+    backend.forward(&batch(16)).unwrap();
+}
+
+#[test]
+fn too_little_memory_is_said() {
+    let (program, weights) = TinyModel::default().build().unwrap();
+    for memory in [Memory::KvCache(2 << 30), Memory::Share(0.2)] {
+        let mut backend = open(CudaConfig { memory, ..config() });
+        let error = backend.load(&program, &weights, &mut |_| {}).unwrap_err().to_string();
+        assert!(error.starts_with("not enough memory for weights and step buffers on Emulated H200"), "{error}");
+    }
+}
+
+#[test]
+fn a_share_of_the_memory_leaves_the_rest_to_the_cache() {
+    let (program, weights) = TinyModel::default().build().unwrap();
+    let mut backend = open(CudaConfig { device: 1, memory: Memory::Share(0.4), ..config() });
+    backend.load(&program, &weights, &mut |_| {}).unwrap();
+    let taken = backend.weight_bytes() + backend.step_bytes() + backend.kv_bytes();
+    // 0.4 GiB but for what the driver is left; others may hold some of this device's memory too.
+    assert!(taken < (1 << 30) * 4 / 10 - (200 << 20), "{taken}");
+    assert!(backend.kv_bytes() > 0);
+    assert_eq!(backend.kv_dtype(), "float32");
+}
+
+#[test]
+fn a_corrupt_kernel_cache_is_compiled_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    // With entries that are all there and all wrong.
+    for entry in std::fs::read_dir(kernel_cache()).into_iter().flatten().flatten() {
+        let copy = folder.path().join(entry.file_name());
+        std::fs::create_dir(&copy).unwrap();
+        std::fs::write(copy.join("code.cubin"), b"not a cubin").unwrap();
+        std::fs::write(copy.join("code.sha256"), b"0").unwrap();
+    }
+    let config = CudaConfig { kernel_cache: folder.path().into(), ..config() };
+    loaded(config.clone(), &TinyModel::default(), 8).forward(&batch(20)).unwrap();
+    // And from what has been compiled, with no compiler at hand.
+    let mut backend = loaded(config, &TinyModel::default(), 8);
+    backend.forward(&batch(20)).unwrap();
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_costs_only_time() {
+    let config = CudaConfig { kernel_cache: "/proc/no/such/folder".into(), dtype: Some(Dtype::F32), ..config() };
+    loaded(config, &TinyModel::default(), 8).forward(&batch(20)).unwrap();
+}
