@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod bench;
+mod cuda;
 mod health;
 mod invariance;
 mod lifecycle;

@@ -16,6 +16,8 @@ const START: Duration = Duration::from_secs(120);
 pub struct Server {
     child: Child,
     base: String,
+    /// What it said before it was ready.
+    start: String,
     log: mpsc::Receiver<String>,
     client: reqwest::Client,
 }
@@ -26,8 +28,17 @@ impl Server {
     /// # Panics
     /// If the server ends or does not become ready; the message carries its log.
     pub fn start(binary: &Path, model: &Path, args: &[&str]) -> Server {
+        Self::start_in(binary, model, args, &[])
+    }
+
+    /// The same with variables in its environment.
+    ///
+    /// # Panics
+    /// As [`Server::start`].
+    pub fn start_in(binary: &Path, model: &Path, args: &[&str], variables: &[(&str, &Path)]) -> Server {
         let mut command = Command::new(binary);
         command.arg("serve").arg(model).args(["--served-model-name", "default"]).args(args);
+        command.envs(variables.iter().copied());
         Self::spawn(command, "listening on ")
     }
 
@@ -73,7 +84,7 @@ impl Server {
             }
         };
         let client = reqwest::Client::builder().no_proxy().build().expect("an HTTP client");
-        Server { child, base, log, client }
+        Server { child, base, start: seen, log, client }
     }
 
     /// `http://127.0.0.1:PORT` with `path` appended.
@@ -186,7 +197,12 @@ impl Server {
         }
     }
 
-    /// Log lines so far.
+    /// Log lines until it was ready.
+    pub fn start_log(&self) -> &str {
+        &self.start
+    }
+
+    /// Log lines since it was ready.
     pub fn log(&self) -> Vec<String> {
         self.log.try_iter().collect()
     }

@@ -4,10 +4,12 @@ use std::process::{Command, Stdio};
 
 use anyhow::Result;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa};
+use octavo_backend_cuda::{Found, Kind};
 use octavo_models::ResolveOptions;
 use octavo_ops::Backend;
 
 use crate::cli::DoctorArgs;
+use crate::serve::device;
 use crate::system::{self, human_bytes};
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
@@ -34,7 +36,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
             blocks.join(", ")
         ),
     );
-    row("GPU", "not looked for: this build has no CUDA backend yet");
+    gpus();
 
     let mut options = ResolveOptions::from_env();
     options.offline = true;
@@ -49,6 +51,42 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
 
 fn row(name: &str, value: &str) {
     println!("{name:<24} {value}");
+}
+
+/// The driver, its GPUs, and for the first of them the libraries: which are used, which not and why, what is missing.
+fn gpus() {
+    let report = octavo_backend_cuda::probe(&device::libraries());
+    match &report.driver {
+        Ok(version) => row("NVIDIA driver", &format!("supports CUDA {version}")),
+        Err(reason) => return row("GPU", &format!("none: {reason}")),
+    }
+    for found in &report.devices {
+        let verdict = found.check().map_or_else(|reason| format!(": {reason}"), |()| String::new());
+        row(&format!("GPU {}", found.ordinal), &(device::described(found) + &verdict));
+    }
+    let Ok(found) = report.usable(0) else { return };
+    for kind in [Kind::Nvrtc, Kind::CublasLt] {
+        for Found { library, verdict } in report.libraries_for(kind, found.chip) {
+            let path = library.path.display();
+            let used = report.chosen(kind, found.chip).is_some_and(|chosen| chosen.path == library.path);
+            let note = match verdict {
+                Ok(()) if used => String::new(),
+                Ok(()) => " (not used: another one goes first)".to_owned(),
+                Err(reason) => format!(" (not used: {reason})"),
+            };
+            row(&kind.to_string(), &format!("{path}{note}"));
+        }
+    }
+    match report.compiler(found.chip) {
+        Ok((path, (major, minor))) => {
+            row("kernels", &format!("compiled by NVRTC {major}.{minor} ({})", path.display()))
+        }
+        Err(reason) => row("kernels", &format!("cannot be compiled: {reason}")),
+    }
+    if report.chosen(Kind::CublasLt, found.chip).is_none() {
+        let package = Kind::CublasLt.package(12);
+        row("cuBLASLt", &format!("missing: products are our own, slower for prompts (`pip install {package}`)"));
+    }
 }
 
 /// pip's version: the default model comes as a Python package.

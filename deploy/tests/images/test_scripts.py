@@ -138,15 +138,15 @@ def test_ai_training_answers_a_file(noted, tmp_path):
 @pytest.mark.parametrize(
     ("script", "arguments"), [("ovh/ai-deploy.sh", []), ("ovh/ai-training.sh", ["batch@GRA"])], ids=["deploy", "training"]
 )
-def test_gpus_are_asked_for_and_refused_by_a_build_without_cuda(noted, script, arguments, tmp_path):
-    """What the pages say of GPUs. When there is a CUDA backend, they and this test change together."""
+def test_gpus_are_asked_for_and_missed_where_there_are_none(noted, script, arguments, tmp_path):
+    """What the pages say of GPUs."""
     options, command = noted(script, "i", str(TINY), *arguments, GPUS="1")
     assert value(options, "--gpu") == "1" and "--cpu" not in options
     assert value(command, "--device") == "cuda"
     requests(tmp_path / "requests.jsonl", ["a"])
     command = [word.replace("/workspace/batch", str(tmp_path)) for word in command] + (["--port", "0"] if not arguments else [])
     refused = subprocess.run([OCTAVO, *command], capture_output=True, text=True, env=SMALL, timeout=60)
-    assert refused.returncode == 1 and "no CUDA backend yet" in refused.stderr, refused.stderr
+    assert refused.returncode == 1 and "--device cuda: there is no NVIDIA driver" in refused.stderr, refused.stderr
 
 
 @pytest.fixture

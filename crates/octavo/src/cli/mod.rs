@@ -31,7 +31,7 @@ pub(crate) use bench::{
 pub(crate) use client::{ChatArgs, ClientArgs, CompleteArgs};
 pub(crate) use health::HealthArgs;
 pub(crate) use layers::Environment;
-pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, ModelArgs, ObserveArgs, SamplingArgs, SourceArgs};
+pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, ObserveArgs, SamplingArgs, SourceArgs};
 pub(crate) use serve::{NetworkArgs, ServeArgs};
 pub(crate) use values::{
     ContentFormat, Device, Dtype, FingerprintMode, GenerationSource, JsonObject, LogFormat, MaxModelLen, Policy,

@@ -75,11 +75,12 @@ pub(crate) struct ModelArgs {
     #[arg(long, num_args = 1.., value_name = "NAME")]
     pub(crate) served_model_name: Vec<String>,
 
-    /// Where to compute.
+    /// Where to compute. A GPU's driver, NVRTC and cuBLASLt are looked for in the folders of OCTAVO_CUDA_LIBS (separated by
+    /// colons), then in the usual places.
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(crate) device: Device,
 
-    /// Precision of weights and arithmetic.
+    /// Precision of weights, activations and KV cache on a GPU; auto is bfloat16, or float16 on Volta and Turing.
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     pub(crate) dtype: Dtype,
 
@@ -165,6 +166,14 @@ pub(crate) struct EngineArgs {
     /// KV-cache blocks, in place of what fits in memory.
     #[arg(long, value_parser = values::count, value_name = "BLOCKS")]
     pub(crate) num_gpu_blocks_override: Option<usize>,
+
+    /// On a GPU, a request's tokens do not depend on the others in its batch: slower, as kernels are not chosen by the batch.
+    #[arg(long)]
+    pub(crate) batch_invariant: bool,
+
+    /// On a GPU, launch every kernel of a step instead of replaying recorded graphs: for debugging.
+    #[arg(long)]
+    pub(crate) enforce_eager: bool,
 
     /// Which waiting request is next.
     #[arg(long, value_enum, default_value_t = Policy::Fcfs)]

@@ -237,7 +237,6 @@ fn unserved_flags_warn_or_refuse() {
     let check = |line: &[&str]| serve(line).unwrap().compose.compat.check();
     for line in [
         vec!["--trust-remote-code"],
-        vec!["--enforce-eager"],
         vec!["--swap-space", "4"],
         vec!["--swap-space", "4", "--swap_space=8"],
         vec!["--disable-log-requests"],

@@ -22,32 +22,39 @@ pub(crate) struct KvPlan {
     pub(crate) max_model_len: usize,
 }
 
-pub(crate) fn plan(args: &EngineArgs, model: &LoadedModel, backend: &dyn Backend, block_size: usize) -> Result<KvPlan> {
+/// `device_bytes` is what the device has left for it; `None` where the cache lies in the processor's memory.
+pub(crate) fn plan(
+    args: &EngineArgs,
+    model: &LoadedModel,
+    backend: &dyn Backend,
+    device_bytes: Option<u64>,
+    block_size: usize,
+) -> Result<KvPlan> {
     let block_bytes: u64 = model.program.kv_groups.iter().map(|g| backend.kv_block_bytes(g, block_size)).sum();
-    let budget = budget(args);
+    let budget = budget(args, device_bytes);
     let blocks = match budget {
         KvBudget::Blocks(blocks) => blocks,
         KvBudget::Bytes(bytes) => usize::try_from(bytes / block_bytes.max(1)).unwrap_or(usize::MAX),
     };
     // Block 0 is the null block.
     let fits = blocks.saturating_sub(1).saturating_mul(block_size);
-    let max_model_len = max_model_len(args, model.checkpoint.config().max_position_embeddings, fits)?;
+    let max_model_len = max_model_len(args, model.checkpoint.config().max_position_embeddings, fits, device_bytes)?;
     Ok(KvPlan { budget, max_model_len })
 }
 
-fn budget(args: &EngineArgs) -> KvBudget {
+fn budget(args: &EngineArgs, device_bytes: Option<u64>) -> KvBudget {
     if let Some(blocks) = args.num_gpu_blocks_override {
         return KvBudget::Blocks(blocks);
     }
-    if let Some(bytes) = args.kv_cache_memory_bytes {
-        return KvBudget::Bytes(bytes as u64);
+    if let Some(bytes) = args.kv_cache_memory_bytes.map(|bytes| bytes as u64).or(device_bytes) {
+        return KvBudget::Bytes(bytes);
     }
     let share = system::available_memory().map(|bytes| (bytes as f64 * SHARE) as u64);
     KvBudget::Bytes(share.map_or(DEFAULT_LIMIT, |share| share.min(DEFAULT_LIMIT)))
 }
 
 /// The context: as asked for, at most the model's, and it must fit the cache.
-fn max_model_len(args: &EngineArgs, trained: usize, fits: usize) -> Result<usize> {
+fn max_model_len(args: &EngineArgs, trained: usize, fits: usize, device_bytes: Option<u64>) -> Result<usize> {
     let asked = match args.max_model_len {
         Some(MaxModelLen::Tokens(tokens)) if tokens > trained => {
             bail!("--max-model-len {tokens}: the model was made for at most {trained} tokens")
@@ -61,7 +68,8 @@ fn max_model_len(args: &EngineArgs, trained: usize, fits: usize) -> Result<usize
         None => trained,
     };
     if asked > fits || asked == 0 {
-        let memory = system::available_memory().map_or_else(|| "unknown".into(), human_bytes);
+        let available = device_bytes.or_else(system::available_memory);
+        let memory = available.map_or_else(|| "unknown".into(), human_bytes);
         bail!(
             "the KV cache holds {fits} tokens, too few for one request of {asked}: use --max-model-len {fits} or \
              less, or give the cache more with --kv-cache-memory-bytes (memory available: {memory})"

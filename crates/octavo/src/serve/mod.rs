@@ -1,5 +1,6 @@
 //! `octavo serve`: resolve, load, compose, listen.
 
+pub(crate) mod device;
 mod generation;
 mod kv;
 mod kv_events;
@@ -10,7 +11,6 @@ pub(crate) mod settings;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use octavo_backend_cpu::{CpuBackend, CpuConfig, KvDtype};
 use octavo_engine::{Engine, KvEventSink};
 use octavo_kv_events::Publisher;
 use octavo_ops::Backend;
@@ -19,15 +19,12 @@ use octavo_server::{Server, Shutdown, serve_while_loading};
 use octavo_telemetry::{Telemetry, TelemetryConfig, Traces};
 use tracing::{info, warn};
 
-use crate::cli::{ComposeArgs, Device, Dtype, EngineArgs, ModelArgs, ServeArgs};
+use crate::cli::{ComposeArgs, EngineArgs, ServeArgs};
+use crate::serve::device::Computer;
 use crate::serve::listen::Bound;
-use crate::serve::model::LoadedModel;
+use crate::serve::model::ModelFiles;
 use crate::serve::settings::Settings;
 use crate::system::{self, human_bytes};
-
-/// Token budget of a step on processors. Smaller than vLLM's 2048: products are as fast from a few hundred tokens on, and
-/// every running request waits for the step.
-const CPU_BUDGET: usize = 512;
 
 /// By how much the threads of HTTP are nicer than those that compute: a third of the weight, enough to answer a probe in
 /// milliseconds on a machine that is fully used.
@@ -130,11 +127,11 @@ pub(crate) fn compose_in_process(args: &ComposeArgs) -> Result<Composed> {
 /// Loads the model and puts the parts together. Blocking: minutes where a model is downloaded.
 fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let limits = &args.engine;
-    let mut backend = cpu_backend(&args.model)?;
-    let model = LoadedModel::load(args, &mut backend)?;
-    let block_size = block_size(limits, &backend)?;
-    let plan = kv::plan(limits, &model, &backend, block_size)?;
-    let budget = limits.max_num_batched_tokens.unwrap_or(CPU_BUDGET);
+    let choice = device::choose(args)?;
+    let (model, Computer { backend, budget, kv_bytes }) = device::load(&choice, args, ModelFiles::open(args)?)?;
+    let block_size = block_size(limits, backend.as_ref())?;
+    let plan = kv::plan(limits, &model, backend.as_ref(), kv_bytes, block_size)?;
+    let budget = limits.max_num_batched_tokens.unwrap_or(budget);
     let runner_config = RunnerConfig {
         block_size,
         max_num_seqs: limits.max_num_seqs,
@@ -142,7 +139,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
         max_model_len: plan.max_model_len,
         kv: plan.budget,
     };
-    let runner = Runner::new(Box::new(backend), model.program.clone(), runner_config)?;
+    let runner = Runner::new(backend, model.program.clone(), runner_config)?;
     let memory = runner.memory_plan().clone();
     let tokens = (memory.blocks - 1) * block_size;
     info!(
@@ -196,46 +193,7 @@ fn check(args: &ComposeArgs) -> Result<()> {
     for warning in args.compat.check()? {
         warn!("{warning}");
     }
-    check_device(args)
-}
-
-fn check_device(args: &ComposeArgs) -> Result<()> {
-    match args.model.device {
-        Device::Cuda => bail!("--device cuda: this build has no CUDA backend yet; use --device cpu"),
-        Device::Auto => info!("device: cpu (this build has no GPU backend yet)"),
-        Device::Cpu => {}
-    }
-    if args.engine.gpu_memory_utilization.is_some() {
-        warn!("--gpu-memory-utilization has no effect: no GPU is used; --kv-cache-memory-bytes sizes the KV cache");
-    }
-    if args.model.dtype != Dtype::Auto {
-        warn!(
-            "--dtype has no effect: weights stay as they are stored, sums are in float32; --kv-cache-dtype says what keys and values are kept as"
-        );
-    }
     Ok(())
-}
-
-fn cpu_backend(args: &ModelArgs) -> Result<CpuBackend> {
-    let kv = kv_dtype(&args.kv_cache_dtype)?;
-    let coarse_activations = args.cpu_activation_bits.as_deref() == Some("8");
-    let config = CpuConfig { threads: args.cpu_threads.map(usize::from), isa: args.cpu_isa, kv, coarse_activations };
-    let backend = CpuBackend::new(config)?;
-    info!("device: cpu, {} threads, {} kernels", backend.threads(), backend.isa());
-    Ok(backend)
-}
-
-/// What keys and values are kept as, by vLLM's names.
-fn kv_dtype(name: &str) -> Result<KvDtype> {
-    match name {
-        "auto" | "bfloat16" => Ok(KvDtype::Bf16),
-        "float16" | "half" | "float32" | "float" => {
-            warn!("--kv-cache-dtype {name}: keys and values are kept in bfloat16");
-            Ok(KvDtype::Bf16)
-        }
-        "int8_per_token_head" | "int8" => Ok(KvDtype::Int8),
-        _ => bail!("--kv-cache-dtype {name}: not supported; accepted: auto, bfloat16, int8_per_token_head"),
-    }
 }
 
 fn block_size(args: &EngineArgs, backend: &dyn Backend) -> Result<usize> {

@@ -1,5 +1,6 @@
 //! From a reference to a program, its weights' source and a tokenizer.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,6 +16,13 @@ use crate::pull;
 use crate::serve::generation;
 use crate::system::human_bytes;
 
+/// A model whose files are open.
+pub(crate) struct ModelFiles {
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) program: Program,
+    path: PathBuf,
+}
+
 /// A model whose weights are in a backend.
 pub(crate) struct LoadedModel {
     pub(crate) checkpoint: Checkpoint,
@@ -24,9 +32,8 @@ pub(crate) struct LoadedModel {
     pub(crate) sampling_defaults: SamplingDefaults,
 }
 
-impl LoadedModel {
-    /// Opens a model's files; its weights are read into `backend` while its tokenizer is built, which takes as long.
-    pub(crate) fn load(args: &ComposeArgs, backend: &mut dyn Backend) -> Result<Self> {
+impl ModelFiles {
+    pub(crate) fn open(args: &ComposeArgs) -> Result<Self> {
         let reference = args.model.reference();
         if let Some(tokenizer) = args.model.tokenizer.as_deref().filter(|tokenizer| *tokenizer != reference) {
             bail!("--tokenizer {tokenizer}: only the model's own tokenizer is served, that of {reference}");
@@ -48,6 +55,12 @@ impl LoadedModel {
             config.dtype,
             path.display()
         );
+        Ok(Self { checkpoint, program, path: resolved.path })
+    }
+
+    /// Reads the weights into `backend` while the tokenizer is built, which takes as long.
+    pub(crate) fn load(self, args: &ComposeArgs, backend: &mut dyn Backend) -> Result<LoadedModel> {
+        let Self { checkpoint, program, path } = self;
         let text = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("octavo-text".into());
             let text = thread.spawn_scoped(scope, || text_model(args, &checkpoint))?;
@@ -57,7 +70,7 @@ impl LoadedModel {
             weights.map(|()| text)
         })?;
         let generation = checkpoint.generation_config();
-        Ok(Self {
+        Ok(LoadedModel {
             eos_token_ids: generation.eos_token_ids.clone(),
             sampling_defaults: generation::defaults(&args.sampling, generation)?,
             program: Arc::new(program),

@@ -8,7 +8,8 @@ const fn flag(name: &'static str, takes: Takes, outcome: Outcome) -> Flag {
     Flag { name, takes, outcome }
 }
 
-const GRAPHS: Outcome = NoEffect("nothing is compiled or captured as a graph here");
+const GRAPHS: Outcome =
+    NoEffect("what is compiled and recorded as a graph is not configurable, but for --enforce-eager");
 const ONE_RANK: Outcome = NoEffect("one process serves one copy of the model");
 const ONE: Outcome = Only(&["1"], "one device computes; run one server for each, behind a load balancer");
 const FIRST: Outcome = Only(&["0"], "one device computes; run one server for each, behind a load balancer");
@@ -64,7 +65,6 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("disable-cascade-attn", Switch, NoEffect("attention has one implementation")),
     flag("enable-sleep-mode", Switch, NoEffect("/sleep is not served; scale the deployment to zero instead")),
     // Compilation and graphs.
-    flag("enforce-eager", Switch, GRAPHS),
     flag("optimization-level", Value, GRAPHS),
     flag("compilation-config", Json, GRAPHS),
     flag("cudagraph-capture-sizes", Values, GRAPHS),

@@ -1,0 +1,195 @@
+//! Which device computes.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use octavo_backend_cpu::{CpuBackend, CpuConfig, KvDtype};
+use octavo_backend_cuda::{CudaBackend, CudaConfig, DeviceInfo, Memory, probe};
+use octavo_engine::StepPlan;
+use octavo_models::ResolveOptions;
+use octavo_ops::Backend;
+use tracing::{info, warn};
+
+use crate::cli::{ComposeArgs, Device, Dtype, MaxModelLen};
+use crate::serve::model::{LoadedModel, ModelFiles};
+use crate::system::human_bytes;
+
+/// Token budget of a step on processors. Smaller than vLLM's 2048: products are as fast from a few hundred tokens on, and
+/// every running request waits for the step.
+const CPU_BUDGET: usize = 512;
+
+/// The same on a GPU, as vLLM's: it takes as many tokens to keep one busy.
+const GPU_BUDGET: usize = 2048;
+
+/// Share of a GPU's memory, as vLLM's.
+const GPU_SHARE: f64 = 0.9;
+
+/// Folders in which the driver and CUDA's libraries are looked for before the usual ones, separated by colons.
+const LIBRARIES: &str = "OCTAVO_CUDA_LIBS";
+
+/// What was chosen, before the model is known.
+#[derive(Debug)]
+pub(crate) enum Choice {
+    Cpu(CpuConfig),
+    Cuda,
+}
+
+/// A device with the model's weights.
+pub(crate) struct Computer {
+    pub(crate) backend: Box<dyn Backend>,
+    /// Token budget of a step unless a flag says otherwise.
+    pub(crate) budget: usize,
+    /// Bytes that the device has for the KV cache; `None` where it is the processor's memory.
+    pub(crate) kv_bytes: Option<u64>,
+}
+
+/// Folders that the user names.
+pub(crate) fn libraries() -> Vec<PathBuf> {
+    std::env::var_os(LIBRARIES).map(|folders| std::env::split_paths(&folders).collect()).unwrap_or_default()
+}
+
+/// What the processor keeps keys and values as, by vLLM's names.
+fn kv_dtype(name: &str) -> Result<KvDtype> {
+    match name {
+        "auto" | "bfloat16" => Ok(KvDtype::Bf16),
+        "float16" | "half" | "float32" | "float" => {
+            warn!("--kv-cache-dtype {name}: keys and values are kept in bfloat16");
+            Ok(KvDtype::Bf16)
+        }
+        "int8_per_token_head" | "int8" => Ok(KvDtype::Int8),
+        _ => bail!("--kv-cache-dtype {name}: not supported; accepted: auto, bfloat16, int8_per_token_head"),
+    }
+}
+
+/// Says which device it is, and why.
+pub(crate) fn choose(args: &ComposeArgs) -> Result<Choice> {
+    let gpu = match args.model.device {
+        Device::Cuda => true,
+        Device::Cpu => false,
+        Device::Auto => automatic(),
+    };
+    if gpu {
+        let kept = &args.model.kv_cache_dtype;
+        if kept != "auto" {
+            bail!("--kv-cache-dtype {kept}: on a GPU keys and values are kept as --dtype says; accepted: auto");
+        }
+        return Ok(Choice::Cuda);
+    }
+    for warning in without_effect(args) {
+        warn!("{warning}");
+    }
+    Ok(Choice::Cpu(CpuConfig {
+        threads: args.model.cpu_threads.map(usize::from),
+        isa: args.model.cpu_isa,
+        kv: kv_dtype(&args.model.kv_cache_dtype)?,
+        coarse_activations: args.model.cpu_activation_bits.as_deref() == Some("8"),
+    }))
+}
+
+/// The GPU, if it is usable.
+fn automatic() -> bool {
+    let report = probe(&libraries());
+    let usable = report.usable(0).map_err(|reason| reason.to_string());
+    match usable.and_then(|device| report.compiler(device.chip).map(|_| device)) {
+        Ok(device) => {
+            info!("device: cuda, as {} is usable", described(device));
+            true
+        }
+        Err(reason) => {
+            info!("device: cpu, as no GPU is usable: {reason}");
+            false
+        }
+    }
+}
+
+/// `NVIDIA H200 (sm_90a, 140.4 GiB)`.
+pub(crate) fn described(device: &DeviceInfo) -> String {
+    format!("{} ({}, {})", device.name, device.chip.arch(), human_bytes(device.memory))
+}
+
+/// Flags that mean nothing to the processor.
+fn without_effect(args: &ComposeArgs) -> Vec<&'static str> {
+    let gpu_memory = args.engine.gpu_memory_utilization.is_some();
+    let flags = [
+        (
+            gpu_memory,
+            "--gpu-memory-utilization has no effect: no GPU is used; --kv-cache-memory-bytes sizes the KV cache",
+        ),
+        (
+            args.model.dtype != Dtype::Auto,
+            "--dtype has no effect: weights stay as they are stored, sums are in float32; --kv-cache-dtype says what keys and values are kept as",
+        ),
+        (args.engine.batch_invariant, "--batch-invariant has no effect: the processor's results are so in any case"),
+        (
+            args.engine.enforce_eager,
+            "--enforce-eager has no effect: no GPU is used, and nothing is recorded as a graph",
+        ),
+    ];
+    flags.into_iter().filter_map(|(given, warning)| given.then_some(warning)).collect()
+}
+
+/// Opens the device and loads the model.
+pub(crate) fn load(choice: &Choice, args: &ComposeArgs, files: ModelFiles) -> Result<(LoadedModel, Computer)> {
+    match choice {
+        Choice::Cpu(config) => {
+            let mut backend = CpuBackend::new(*config)?;
+            info!("device: cpu, {} threads, {} kernels", backend.threads(), backend.isa());
+            let model = files.load(args, &mut backend)?;
+            Ok((model, Computer { backend: Box::new(backend), budget: CPU_BUDGET, kv_bytes: None }))
+        }
+        Choice::Cuda => {
+            let mut backend = cuda_backend(args, &files)?;
+            let model = files.load(args, &mut backend)?;
+            let kv_bytes = backend.kv_bytes();
+            info!(
+                "step buffers: {}; left for the KV cache: {}",
+                human_bytes(backend.step_bytes()),
+                human_bytes(kv_bytes)
+            );
+            Ok((model, Computer { backend: Box::new(backend), budget: GPU_BUDGET, kv_bytes: Some(kv_bytes) }))
+        }
+    }
+}
+
+fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
+    let limits = &args.engine;
+    let trained = files.checkpoint.config().max_position_embeddings;
+    let max_model_len = match limits.max_model_len {
+        // Checked against the model's own where the cache is sized.
+        Some(MaxModelLen::Tokens(tokens)) => tokens.min(trained),
+        Some(MaxModelLen::Auto) | None => trained,
+    };
+    let memory = match limits.kv_cache_memory_bytes {
+        Some(bytes) => Memory::KvCache(bytes as u64),
+        None => Memory::Share(limits.gpu_memory_utilization.unwrap_or(GPU_SHARE)),
+    };
+    let config = CudaConfig {
+        device: 0,
+        dtype: match args.model.dtype {
+            Dtype::Auto => None,
+            Dtype::Float32 => Some(octavo_backend_cuda::Dtype::F32),
+            Dtype::Float16 => Some(octavo_backend_cuda::Dtype::F16),
+            Dtype::Bfloat16 => Some(octavo_backend_cuda::Dtype::Bf16),
+        },
+        libraries: libraries(),
+        kernel_cache: ResolveOptions::from_env().cache_dir.join("kernels"),
+        max_num_batched_tokens: limits.max_num_batched_tokens.unwrap_or(GPU_BUDGET),
+        max_num_seqs: limits.max_num_seqs,
+        max_rows: limits.max_num_seqs.saturating_add(StepPlan::MAX_SCORED_ROWS),
+        max_model_len,
+        memory,
+        graphs: !limits.enforce_eager,
+        batch_invariant: limits.batch_invariant,
+    };
+    let mut backend = match CudaBackend::new(config) {
+        Ok(backend) => backend,
+        Err(reason) => bail!("--device cuda: {reason}"),
+    };
+    if let Some(blocks) = limits.num_gpu_blocks_override {
+        let size = *backend.block_sizes().first().context("the backend has no block size")?;
+        let row: u64 = files.program.kv_groups.iter().map(|group| backend.kv_block_bytes(group, size)).sum();
+        backend.set_memory(Memory::KvCache(row.saturating_mul(blocks as u64)));
+    }
+    info!("device: cuda, {}, {}", described(backend.device()), backend.dtype());
+    Ok(backend)
+}

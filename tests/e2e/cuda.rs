@@ -1,0 +1,167 @@
+//! `--device cuda` over a stand-in for the driver and CUDA's libraries: the whole server, its kernels on the CPU emulation.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use octavo_backend_cuda::testing::{cache, standin};
+use octavo_tests::Server;
+use serde_json::{Value, json};
+
+use crate::OCTAVO;
+
+fn testdata(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata").join(name)
+}
+
+/// Small steps: the emulation takes a while for each.
+const SIZES: [&str; 6] = ["--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--kv-cache-memory-bytes", "4M"];
+
+fn server(model: &str, args: &[&str]) -> Server {
+    let args = [args, &SIZES].concat();
+    Server::start_in(
+        Path::new(OCTAVO),
+        &testdata(model),
+        &args,
+        &[("OCTAVO_CUDA_LIBS", &standin()), ("OCTAVO_CACHE", &cache())],
+    )
+}
+
+/// Text and token ids of a greedy answer.
+async fn ask(server: &Server) -> (String, Value) {
+    let request = json!({
+        "model": "default",
+        "messages": [{"role": "user", "content": "Which block holds sixteen tokens?"}],
+        "temperature": 0,
+        "max_tokens": 12,
+        "ignore_eos": true,
+        "return_token_ids": true
+    });
+    let (status, answer) = server.post("/v1/chat/completions", &request).await;
+    assert_eq!(status, 200, "{answer}");
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["finish_reason"], "length", "{answer}");
+    (choice["message"]["content"].as_str().unwrap().to_owned(), choice["token_ids"].clone())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_is_answered_on_the_gpu_as_on_the_processor() {
+    // The processor keeps keys and values in bf16, and this model's tokens do not hang on that.
+    let expected = ask(&server("qwen3", &["--device", "cpu", "--cpu-threads", "1"])).await;
+    assert_eq!(expected.1.as_array().map(Vec::len), Some(12), "{expected:?}");
+    for args in [
+        &["--device", "cuda", "--dtype", "float32"][..],
+        &["--device", "cuda", "--dtype", "float32", "--enforce-eager"],
+    ] {
+        let server = server("qwen3", args);
+        assert_eq!(ask(&server).await, expected, "{args:?}");
+        server.idle().await;
+        let log = server.start_log();
+        assert!(log.contains("device: cuda, Emulated H200 (sm_90a, 1.00 GiB), float32"), "{log}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_gpu_is_chosen_where_there_is_one() {
+    let server = server("qwen3", &[]);
+    let log = server.start_log();
+    assert!(log.contains("device: cuda, as Emulated H200 (sm_90a, 1.00 GiB) is usable"), "{log}");
+    assert!(log.contains("graphs: decode steps of 3 sizes are recorded, up to 4 sequences"), "{log}");
+    // In bfloat16, several at once.
+    let answers = futures::future::join_all((0..3).map(|_| ask(&server))).await;
+    assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_device_fails_its_requests_and_the_health_check() {
+    let args = [&["--device", "cuda"], &SIZES[..]].concat();
+    // The seventh decode step finds that a kernel went astray; from then on every call fails.
+    let fault = Path::new("cuGraphLaunch:6:700");
+    let (libraries, cache) = (standin(), cache());
+    let variables =
+        [("OCTAVO_CUDA_LIBS", libraries.as_path()), ("OCTAVO_CACHE", cache.as_path()), ("OCTAVO_STANDIN_FAULT", fault)];
+    let server = Server::start_in(Path::new(OCTAVO), &testdata("qwen3"), &args, &variables);
+    assert_eq!(server.get("/health").await.0, 200);
+    let request = json!({"model": "default", "prompt": "one", "max_tokens": 30, "ignore_eos": true});
+    let (first, second) =
+        tokio::join!(server.post("/v1/completions", &request), server.post("/v1/completions", &request));
+    for (status, answer) in [first, second] {
+        assert_eq!(status, 500, "{answer}");
+    }
+    assert_eq!(server.get("/health").await.0, 503);
+    let (status, answer) = server.post("/v1/completions", &request).await;
+    assert!(status >= 500, "{status}: {answer}");
+    let log = server.log().join("\n");
+    assert!(log.contains("the cuda backend lost its device: cuGraphLaunch: CUDA_ERROR_ILLEGAL_ADDRESS"), "{log}");
+}
+
+/// What the command says with a stand-in that pretends something.
+fn said(arguments: &[&str], pretended: &[(&str, &str)], libraries: &Path) -> (bool, String) {
+    let mut command = Command::new(OCTAVO);
+    command.args(arguments).env("OCTAVO_CUDA_LIBS", libraries).env("OCTAVO_CACHE", cache());
+    let output = command.envs(pretended.iter().copied()).output().expect("octavo runs");
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    (output.status.success(), text)
+}
+
+#[test]
+fn the_doctor_tells_what_there_is() {
+    let (well, said) = said(&["doctor"], &[], &standin());
+    assert!(well, "{said}");
+    let folder = standin();
+    let folder = folder.display();
+    for line in [
+        "supports CUDA 13.0",
+        "Emulated H200 (sm_90a, 1.00 GiB)",
+        "Emulated P100 (sm_60, 1.00 GiB): Emulated P100 is too old: its compute capability is 6.0, but 7.0 is needed",
+        &format!("{folder}/libnvrtc.so.12 (not used: another one goes first)"),
+        &format!("compiled by NVRTC 13.0 ({folder}/libnvrtc.so.13)"),
+        &format!("{folder}/libcublasLt.so.12"),
+    ] {
+        assert!(said.contains(line), "no '{line}' in:\n{said}");
+    }
+}
+
+#[test]
+fn what_keeps_a_gpu_from_being_used_is_said() {
+    let v100 = ("OCTAVO_STANDIN_DEVICES", "Emulated V100:70:1024");
+    let cases: [(&[(&str, &str)], &str); 5] = [
+        (&[("OCTAVO_STANDIN_DRIVER", "11040")], "it supports CUDA 11.4, but 12.0 is needed (driver 525 or later)"),
+        (&[("OCTAVO_STANDIN_DEVICES", "")], "the NVIDIA driver finds no GPU"),
+        (&[("OCTAVO_STANDIN_DEVICES", "Old:61:1024")], "Old is too old: its compute capability is 6.1"),
+        (&[("OCTAVO_STANDIN_DEVICES", "Tiny:90:16")], "not enough memory for weights and step buffers on Tiny"),
+        // bf16 checkpoints become f16 there, and the compiler is the one that knows the chip.
+        (&[v100], "has no bfloat16: use --dtype half"),
+    ];
+    let model = testdata("qwen3");
+    let model = model.to_str().unwrap();
+    for (pretended, expected) in cases {
+        let dtype = if pretended.contains(&v100) { "bfloat16" } else { "auto" };
+        let arguments = ["serve", model, "--device", "cuda", "--dtype", dtype, "--port", "0"];
+        let (well, said) = said(&[&arguments[..], &SIZES].concat(), pretended, &standin());
+        assert!(!well && said.contains(expected), "no '{expected}' in:\n{said}");
+        assert!(!said.contains("panicked"), "{said}");
+    }
+    // CUDA 13 is not for a driver of CUDA 12, nor for a V100.
+    for (pretended, unfit) in [
+        (("OCTAVO_STANDIN_DRIVER", "12040"), "libnvrtc.so.13 (not used: the driver supports CUDA 12.4 only)"),
+        (v100, "libnvrtc.so.13 (not used: it no longer knows sm_70)"),
+    ] {
+        let (well, said) = said(&["doctor"], &[pretended], &standin());
+        assert!(well && said.contains(unfit) && said.contains("compiled by NVRTC 12.9"), "{said}");
+    }
+}
+
+#[test]
+fn a_machine_without_a_driver_is_told_so() {
+    let nothing = tempfile::tempdir().unwrap();
+    let (well, told) = said(&["doctor"], &[], nothing.path());
+    assert!(well, "{told}");
+    if !told.contains("none: there is no NVIDIA driver") {
+        eprintln!("skipped: this machine has a driver of its own");
+        return;
+    }
+    let model = testdata("qwen3");
+    let (well, told) =
+        said(&["serve", model.to_str().unwrap(), "--device", "cuda", "--port", "0"], &[], nothing.path());
+    assert!(!well && told.contains("--device cuda: there is no NVIDIA driver"), "{told}");
+}
