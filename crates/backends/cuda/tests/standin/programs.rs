@@ -2,12 +2,12 @@
 
 use octavo_backend_cuda::testing::devices::{H200, L40S, V100};
 use octavo_backend_cuda::{CudaConfig, Dtype};
-use octavo_ops::testing::TinyModel;
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
-use octavo_ops::{Backend, HeadShape};
+use octavo_ops::testing::{PagedBatches, TestRng, TinyModel};
+use octavo_ops::{Backend, HeadShape, StepBatch};
 use proptest::prelude::*;
 
-use crate::{config, open, wide};
+use crate::{config, loaded, open, wide};
 
 /// The model with sizes that kernels are made for: products of 8 inputs at a time.
 fn fitting(model: TinyModel) -> TinyModel {
@@ -65,4 +65,28 @@ fn bits_of_sixteen_do_not_depend_on_the_batch_if_that_is_asked_for() {
 #[test]
 fn the_contract_is_kept() {
     with_suite(config(), 3e-4, 2e-5, |suite| suite.contract());
+}
+
+#[test]
+fn rows_for_the_head_and_rows_that_are_returned_are_told_apart() {
+    // So that five rows have the bits of twenty.
+    let mut backend = loaded(CudaConfig { batch_invariant: true, ..config() }, &TinyModel::default(), 8);
+    let mut batches = PagedBatches::new(16, 1, 8, &mut TestRng(3));
+    let sequence = batches.add(TestRng(4).tokens(20, 50));
+    let mut batch = batches.step(&[(sequence, 20)]);
+    let mut run = |batch: &StepBatch| {
+        backend.forward(batch).unwrap();
+        let mut hidden = Vec::new();
+        backend.embeddings(&mut hidden).unwrap();
+        (backend.logits().unwrap(), hidden)
+    };
+    let (logits, hidden) = run(&batch);
+    batch.sampled_rows = vec![5, 7, 8, 9, 19];
+    batch.pooled_rows = vec![3, 11];
+    let (some_logits, some_hidden) = run(&batch);
+    let of = |all: &[f32], width: usize, rows: &[u32]| -> Vec<f32> {
+        rows.iter().flat_map(|&row| all[row as usize * width..][..width].to_vec()).collect()
+    };
+    assert_eq!(some_logits, of(&logits, 50, &batch.sampled_rows));
+    assert_eq!(some_hidden, of(&hidden, 24, &batch.pooled_rows));
 }
