@@ -7,7 +7,8 @@ import subprocess
 import pytest
 import yaml
 
-from processes import MONITORING, program
+from places import MONITORING
+from processes import program
 
 TESTS = MONITORING / "alerts_test.yaml"
 RULES = ("recording.yaml", "alerts.yaml")
