@@ -33,7 +33,7 @@ pub struct CpuConfig {
     pub isa: Option<Isa>,
     /// What keys and values are kept as.
     pub kv: KvDtype,
-    /// Whether activations that meet quantised weights are rounded to 8 bits in place of 12: up to twice the speed where
+    /// Whether activations that meet quantised weights are rounded to 8 bits in place of 12: up to 1.4 times the speed where
     /// arithmetic is what takes the time, and about the accuracy of llama.cpp, which rounds so too.
     pub coarse_activations: bool,
 }

@@ -92,7 +92,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "N")]
     pub(crate) cpu_threads: Option<NonZeroUsize>,
 
-    /// Bits of activations that meet quantised weights, 12 or 8 [default: 12]. With 8 large steps are up to twice as fast, and
+    /// Bits of activations that meet quantised weights, 12 or 8 [default: 12]. With 8 large steps are up to 1.4 times as fast, and
     /// answers about as far from those of the same weights in float32 as llama.cpp's.
     #[arg(long, value_name = "BITS", value_parser = clap::builder::PossibleValuesParser::new(["8", "12"]))]
     pub(crate) cpu_activation_bits: Option<String>,
