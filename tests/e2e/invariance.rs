@@ -53,3 +53,14 @@ async fn batches_chunks_prefix_hits_and_preemption_do_not_change_a_token() {
     assert!(server.metric("vllm:num_preemptions_total", "").await > 0.0, "the pool was meant to run out");
     server.idle().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn neither_do_they_with_8_bits_a_key_and_an_activation() {
+    let coarse = ["--max-model-len", "512", "--kv-cache-dtype", "int8_per_token_head", "--cpu-activation-bits", "8"];
+    let Some(server) = server(&coarse) else { return };
+    let alone = one_by_one(&server).await;
+    assert_eq!(all_at_once(&server).await, alone, "in one batch, prompts found in the prefix cache");
+    assert!(alone.iter().all(|answer| !answer.text.is_empty()));
+    let (_, metrics) = server.get("/metrics").await;
+    assert!(metrics.contains(r#"cache_dtype="int8_per_token_head""#));
+}
