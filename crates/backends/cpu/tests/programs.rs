@@ -65,7 +65,8 @@ proptest! {
         model in models().prop_filter("too few columns", |model| model.hidden >= 8),
         tokens in 1usize..50,
     ) {
-        each_case(INT8, |suite| suite.near_reference(&model, tokens))?;
+        // A bit less than bf16 has, in elements that are much smaller than their head's largest even more.
+        each_case(INT8, |suite| Suite { worst: 0.8, mean: 0.04, ..*suite }.near_reference(&model, tokens))?;
     }
 
     #[test]
