@@ -80,3 +80,10 @@ async fn a_second_signal_ends_it_now() {
     server.signal("TERM");
     server.ended(Duration::from_secs(10)).await;
 }
+
+#[test]
+fn the_doctor_uses_the_instruction_set_that_is_forced() {
+    let doctor = std::process::Command::new(OCTAVO).arg("doctor").env("OCTAVO_CPU_ISA", "portable").output();
+    let said = String::from_utf8(doctor.unwrap().stdout).unwrap();
+    assert!(said.contains("instruction sets") && said.contains(" portable kernels"), "{said}");
+}

@@ -118,7 +118,7 @@ pub(crate) struct DoctorArgs {
     pub(crate) model: String,
 
     /// Instruction set of the processor's kernels: portable, avx2, avx512, avx512-bf16 or amx [default: the best there is].
-    #[arg(long, value_name = "ISA")]
+    #[arg(long, value_name = "ISA", env = "OCTAVO_CPU_ISA")]
     pub(crate) cpu_isa: Option<Isa>,
 }
 
