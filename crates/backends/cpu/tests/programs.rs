@@ -32,7 +32,7 @@ fn each_with(config: CpuConfig, test: impl Fn(&Suite<'_>)) {
             )
         };
         // Keys and values are kept in bf16, 8 bits of fraction; a norm over very few columns enlarges that a lot.
-        test(&Suite { backend: &backend, worst: 0.3, mean: 0.02 });
+        test(&Suite { backend: &backend, worst: 0.5, mean: 0.02 });
     }
 }
 
