@@ -11,7 +11,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn logits_are_near_the_naive_ones(model in models(), tokens in 1usize..50) {
+    fn logits_are_near_the_naive_ones(
+        // A norm over a few columns is nearly their signs, which a rounding error may turn.
+        model in models().prop_filter("too few columns", |model| model.hidden >= 8),
+        tokens in 1usize..50,
+    ) {
         SUITE.near_reference(&model, tokens)?;
     }
 
