@@ -121,7 +121,7 @@ def test_every_flag_that_is_named_exists(flags):
     wrong = [(name, sub, flag) for name, sub, given in found for flag in given if flag not in flags(sub)]
     assert not wrong
     assert {"serve", "run-batch", "health"} <= {subcommand for _, subcommand, _ in found}
-    assert sum(len(given) for *_, given in found) > 20, "the flags are not found any more"
+    assert sum(len(given) for *_, given in found) > 15, "the flags are not found any more"
     assert [*commands("$ octavo serve m --prot 1 \\\n  --host x | tee --append f")] == [("serve", ["--prot", "--host"])]
     assert "--prot" not in flags("serve")
 
