@@ -63,6 +63,10 @@ class Picker(RoundRobin):
         longest = max(lengths)
         return lengths.index(longest) if longest else super().pick(tokens)
 
+    def knows(self, index, tokens):
+        self.follow()
+        return short(chain(tokens)[0]) in self.known[index]
+
     def subscribed(self):
         """A subscription takes a moment to arrive: requests until a batch of each replica does."""
         for replica, known in zip(self.replicas, self.known):
@@ -97,7 +101,10 @@ def share_of_prefixes_found(replicas, picker):
             before = sum(map(hits, replicas))
         for tenant in range(TENANTS):
             tokens = prompt(tenant, question)
-            ask(replicas[picker.pick(tokens)], tokens)
+            index = picker.pick(tokens)
+            ask(replicas[index], tokens)
+            # An answer may be there a moment before its blocks are told.
+            until(lambda: picker.knows(index, tokens), "its blocks are not told")
     return (sum(map(hits, replicas)) - before) / ((ROUNDS - 1) * TENANTS * PREFIX)
 
 
