@@ -41,11 +41,5 @@ DEVICE void gemv(const LinearParams& p) {
             }
         }
     }
-#pragma unroll
-    for (u32 i = 0; i < ROWS; ++i)
-#pragma unroll
-        for (u32 j = 0; j < OUTPUTS; ++j) {
-            float sum = warp_sum(sums[i][j]);
-            if (lane_id() == (i * OUTPUTS + j) % 32) write_output<O>(p, i, n0 + j, sum);
-        }
+    write_warp_sums<O>(p, n0, sums);
 }

@@ -214,13 +214,7 @@ DEVICE void mmvq(const QuantLinearParams& p) {
             for (u32 j = 0; j < OUTPUTS; ++j) sums[i][j] = accumulate<F>(weight[j], x, scales.x[0], scales.x[1], sums[i][j]);
         }
     }
-#pragma unroll
-    for (u32 i = 0; i < ROWS; ++i)
-#pragma unroll
-        for (u32 j = 0; j < OUTPUTS; ++j) {
-            float sum = warp_sum(sums[i][j]);
-            if (lane_id() == (i * OUTPUTS + j) % 32) write_output<O>(p, i, n0 + j, sum);
-        }
+    write_warp_sums<O>(p, n0, sums);
 }
 
 // ------------------------------------------------------------------------------------------- values

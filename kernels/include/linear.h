@@ -17,6 +17,18 @@ DEVICE void write_output(const P& p, u32 row, u32 col, float sum) {
     if (row < p.m && col < p.n) ((O*)p.out)[(u64)row * p.out_stride + col] = from_float<O>(finished<O>(p, row, col, sum));
 }
 
+// The sums that a warp's lanes have parts of: ROWS rows of OUTPUTS neighbouring columns from `n0` on. Each is written by one lane.
+template <class O, u32 ROWS, u32 OUTPUTS, class P>
+DEVICE void write_warp_sums(const P& p, u32 n0, const float (&sums)[ROWS][OUTPUTS]) {
+#pragma unroll
+    for (u32 i = 0; i < ROWS; ++i)
+#pragma unroll
+        for (u32 j = 0; j < OUTPUTS; ++j) {
+            float sum = warp_sum(sums[i][j]);
+            if (lane_id() == (i * OUTPUTS + j) % 32) write_output<O>(p, i, n0 + j, sum);
+        }
+}
+
 // The results of two neighbouring columns, in one store where they are aligned for it.
 template <class O, class P>
 DEVICE void write_output_pair(const P& p, u32 row, u32 col, float left, float right) {

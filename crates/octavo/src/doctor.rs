@@ -55,7 +55,7 @@ fn row(name: &str, value: &str) {
 
 /// The driver, its GPUs, and for the first of them the libraries: which are used, which not and why, what is missing.
 fn gpus() {
-    let report = octavo_backend_cuda::probe(&device::libraries());
+    let report = octavo_backend_cuda::probe(&octavo_backend_cuda::named_folders());
     match &report.driver {
         Ok(version) => row("NVIDIA driver", &format!("supports CUDA {version}")),
         Err(reason) => return row("GPU", &format!("none: {reason}")),

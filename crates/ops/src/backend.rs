@@ -43,6 +43,29 @@ pub trait WeightSource: Send + Sync {
     fn tensor(&self, name: &str) -> Result<TensorData<'_>, WeightError>;
 }
 
+/// That a backend has KV blocks of `size` tokens.
+///
+/// # Errors
+/// [`BackendError::Unsupported`], which names the sizes that it has.
+pub fn check_block_size(backend: &'static str, sizes: &[usize], size: usize) -> Result<(), BackendError> {
+    if sizes.contains(&size) {
+        return Ok(());
+    }
+    Err(BackendError::Unsupported { backend, what: format!("KV blocks of {size} tokens; it supports {sizes:?}") })
+}
+
+/// That there is a number of blocks for each KV group of a program.
+///
+/// # Errors
+/// [`BackendError::Failed`], which tells both numbers.
+pub fn check_block_counts(backend: &'static str, groups: &[KvGroup], blocks: &[usize]) -> Result<(), BackendError> {
+    if groups.len() == blocks.len() {
+        return Ok(());
+    }
+    let reason = format!("{} block counts for {} KV groups", blocks.len(), groups.len());
+    Err(BackendError::Failed { backend, reason })
+}
+
 /// A device that runs programs. One backend holds one model.
 ///
 /// How weights and KV lie in memory is the backend's business: callers know names, shapes and block ids.

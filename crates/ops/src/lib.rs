@@ -17,7 +17,7 @@ mod storage;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use backend::{Backend, TensorData, WeightSource};
+pub use backend::{Backend, TensorData, WeightSource, check_block_counts, check_block_size};
 pub use batch::{BlockTables, StepBatch};
 pub use error::{BackendError, ProgramError, WeightError};
 pub use op::{Glu, GluKind, Linear, Logits, NormKind, NormOp, Op, PagedAttention, QkNorm, QkvPost, Rope, RopeStyle};

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use octavo_kernels::emulation::{Emulation, Order};
 use octavo_kernels::manifest::{self, Activation, Dtype, NormMean};
 use octavo_kernels::params::{CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, NormParams};
-use octavo_ops::testing::TestRng;
+use octavo_ops::testing::{TestRng, erf};
 
 use crate::common::{assert_near, in_every_order, launch, rng};
 use crate::support::{Array, Tolerance, address, emulation, normal, pick};
@@ -114,17 +114,6 @@ fn check_norm(dtype: Dtype, mean: NormMean, rng: &mut TestRng) {
         let tolerance = Tolerance::Elementwise.of(dtype) * (1.0 + shift);
         assert_near(&out.range(row), &expected, tolerance, "norm");
     }
-}
-
-/// The error function by its Taylor series, which converges everywhere; enough for the arguments drawn here.
-fn erf(x: f64) -> f64 {
-    let (mut term, mut sum, mut n) = (x, x, 0.0);
-    while term.abs() > 1e-17 {
-        n += 1.0;
-        term *= -x * x / n;
-        sum += term / (2.0 * n + 1.0);
-    }
-    2.0 / std::f64::consts::PI.sqrt() * sum
 }
 
 fn activation_in_f64(kind: Activation, x: f64) -> f64 {

@@ -2,7 +2,9 @@
 
 use candle_core::Tensor;
 use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
-use octavo_ops::{Backend, BackendError, KvGroup, Program, StepBatch, WeightSource};
+use octavo_ops::{
+    Backend, BackendError, KvGroup, Program, StepBatch, WeightSource, check_block_counts, check_block_size,
+};
 
 use crate::forward::Forward;
 use crate::kv::KvCache;
@@ -83,14 +85,9 @@ impl Backend for CandleBackend {
     }
 
     fn allocate_kv(&mut self, block_size: usize, blocks: &[usize]) -> Result<(), BackendError> {
-        if !BLOCK_SIZES.contains(&block_size) {
-            let what = format!("KV blocks of {block_size} tokens; it supports {BLOCK_SIZES:?}");
-            return Err(BackendError::Unsupported { backend: NAME, what });
-        }
+        check_block_size(NAME, BLOCK_SIZES, block_size)?;
         let groups = &self.model()?.program.kv_groups;
-        if groups.len() != blocks.len() {
-            return Err(failed(format!("{} block counts for {} KV groups", blocks.len(), groups.len())));
-        }
+        check_block_counts(NAME, groups, blocks)?;
         let caches: Result<_, _> =
             groups.iter().zip(blocks).map(|(group, &blocks)| KvCache::new(group, block_size, blocks)).collect();
         self.kv = caches?;
@@ -111,10 +108,7 @@ impl Backend for CandleBackend {
 
     fn sample(&mut self, batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
         let vocab = self.model()?.program.vocab_size;
-        if self.logits.len() != batch.rows.len() * vocab {
-            let rows = self.logits.len() / vocab;
-            return Err(failed(format!("{} rows to sample, but the forward pass left {rows}", batch.rows.len())));
-        }
+        batch.check(NAME, self.logits.len() / vocab)?;
         self.sampler.sample_batch(&self.logits, batch, out);
         Ok(())
     }

@@ -5,7 +5,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
-use octavo_ops::{Backend, BackendError, KvGroup, Program, Rows, StepBatch, StorageType, WeightSource};
+use octavo_ops::{
+    Backend, BackendError, KvGroup, Program, Rows, StepBatch, StorageType, WeightSource, check_block_counts,
+    check_block_size,
+};
 
 use crate::activation::Activation;
 use crate::forward::{Forward, Scratch};
@@ -196,14 +199,9 @@ impl Backend for CpuBackend {
     }
 
     fn allocate_kv(&mut self, block_size: usize, blocks: &[usize]) -> Result<(), BackendError> {
-        if !BLOCK_SIZES.contains(&block_size) {
-            let what = format!("KV blocks of {block_size} tokens; it supports {BLOCK_SIZES:?}");
-            return Err(BackendError::Unsupported { backend: NAME, what });
-        }
+        check_block_size(NAME, BLOCK_SIZES, block_size)?;
         let groups = &self.model()?.program.kv_groups;
-        if groups.len() != blocks.len() {
-            return Err(failed(format!("{} block counts for {} KV groups", blocks.len(), groups.len())));
-        }
+        check_block_counts(NAME, groups, blocks)?;
         let caches: Result<_, _> =
             groups.iter().zip(blocks).map(|(group, &blocks)| KvCache::new(group, blocks, self.kv_dtype)).collect();
         self.kv = caches?;
@@ -215,10 +213,8 @@ impl Backend for CpuBackend {
     }
 
     fn sample(&mut self, batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
-        let (wanted, found) = (batch.rows.len(), self.sampled);
-        if wanted != found {
-            return Err(failed(format!("{wanted} rows to sample, but the forward pass left {found}")));
-        }
+        let found = self.sampled;
+        batch.check(NAME, found)?;
         let Model { program, plan, activations, weights } = self.model.as_ref().ok_or_else(no_model)?;
         out.clear();
         let Some((logits, head)) = plan.logits else { return Ok(()) };

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use octavo_ops::{
-    BufferId, Glu, NormKind, PagedAttention, Program, Rope, RopeStyle, Rows as RowCount, StepBatch, WeightId,
+    BufferId, Glu, NormKind, PagedAttention, Program, Rope, RopeStyle, Rows as RowCount, StepBatch, WeightId, sampling,
 };
 
 use crate::Isa;
@@ -104,8 +104,8 @@ impl Scratch {
                 (chunk, largest) = (index, top);
             }
         }
-        let mut columns = product::chunk_columns(head, rows, chunk);
-        columns.find(|&column| logits[column] == largest && largest > f32::NEG_INFINITY).map(|column| column as u32)
+        let columns = product::chunk_columns(head, rows, chunk);
+        sampling::largest(&logits[columns.clone()]).map(|id| columns.start as u32 + id)
     }
 }
 

@@ -6,14 +6,14 @@ use half::{bf16, f16};
 use octavo_kernels::manifest::{Chip, Dtype};
 use octavo_kernels::params::{KV_BLOCK, NO_SLOT};
 use octavo_ops::sampling::{SampleBatch, SampledToken};
-use octavo_ops::{Backend, BackendError, KvGroup, Program, StepBatch, WeightSource};
+use octavo_ops::{Backend, BackendError, KvGroup, Program, StepBatch, WeightSource, check_block_size};
 
 use crate::driver::{DeviceInfo, Driver, Gpu, Unavailable};
 use crate::layout::Limits;
 use crate::libraries::Version;
 use crate::lower::block_elements;
 use crate::model::{Model, Opened};
-use crate::{CudaConfig, Memory, NAME, failed, unsupported};
+use crate::{CudaConfig, Memory, NAME, failed};
 
 /// Tokens a KV block; the one size supported.
 const BLOCK_SIZES: &[usize] = &[KV_BLOCK];
@@ -143,9 +143,7 @@ impl Backend for CudaBackend {
     }
 
     fn allocate_kv(&mut self, block_size: usize, blocks: &[usize]) -> Result<(), BackendError> {
-        if !BLOCK_SIZES.contains(&block_size) {
-            return Err(unsupported(format!("KV blocks of {block_size} tokens; it supports {BLOCK_SIZES:?}")));
-        }
+        check_block_size(NAME, BLOCK_SIZES, block_size)?;
         if let Some(too_many) = blocks.iter().find(|blocks| **blocks > NO_SLOT as usize / KV_BLOCK) {
             let needed = (*too_many as u64).saturating_mul(KV_BLOCK as u64);
             return Err(BackendError::OutOfMemory { what: "the KV cache".into(), needed });

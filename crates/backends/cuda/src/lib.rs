@@ -35,7 +35,7 @@ mod weights;
 pub use backend::CudaBackend;
 pub use config::{CudaConfig, Memory};
 pub use driver::{DeviceInfo, DriverError, Unavailable};
-pub use libraries::{Candidate, Kind, OLDEST_CHIP, Unfit, Version, fits};
+pub use libraries::{Candidate, Kind, OLDEST_CHIP, Unfit, Version, fits, named_folders};
 pub use octavo_kernels::manifest::{Chip, Dtype};
 pub use probe::{Found, Report, probe};
 

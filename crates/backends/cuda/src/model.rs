@@ -5,7 +5,7 @@ use std::sync::Arc;
 use octavo_kernels::manifest::Dtype;
 use octavo_kernels::params::KV_BLOCK;
 use octavo_ops::sampling::{SampleBatch, SampledToken};
-use octavo_ops::{BackendError, BufferId, Op, Program, StepBatch, WeightSource};
+use octavo_ops::{BackendError, BufferId, Op, Program, StepBatch, WeightSource, check_block_counts};
 
 use crate::arena::Arena;
 use crate::build::{Builder, Instances};
@@ -20,7 +20,7 @@ use crate::lower::{Lowering, block_elements};
 use crate::sample::{SampleKernels, Sampling};
 use crate::step::{Attention, Filler, StepShape};
 use crate::weights::{Loader, STAGING_WORDS};
-use crate::{CudaConfig, Memory, failed};
+use crate::{CudaConfig, Memory, NAME, failed};
 
 /// Bytes that are left to the driver under a share of the memory: for code, stacks and graphs.
 const RESERVED: u64 = 256 << 20;
@@ -150,7 +150,7 @@ impl Model {
         let stages = lowering.stages()?;
         let sample_kernels = SampleKernels::new(&mut lowering.instances);
         let cache = KernelCache::new(&opened.config.kernel_cache);
-        let nvrtc = compiler(&opened.config.libraries, opened.driver, chip);
+        let nvrtc = compiler(&Places::usual(&opened.config.libraries).find(Kind::Nvrtc), opened.driver, chip);
         if let Ok((nvrtc, path)) = &nvrtc {
             let (major, minor) = nvrtc.version();
             tracing::info!("compiler: NVRTC {major}.{minor} ({})", path.display());
@@ -208,9 +208,7 @@ impl Model {
     /// Divides what is left of the arena into zeroed blocks.
     pub(crate) fn allocate_kv(&mut self, blocks: &[usize]) -> Result<(), BackendError> {
         let groups = &self.program.kv_groups;
-        if groups.len() != blocks.len() {
-            return Err(failed(format!("{} block counts for {} KV groups", blocks.len(), groups.len())));
-        }
+        check_block_counts(NAME, groups, blocks)?;
         let mut plan = self.layout.plan.clone();
         let sizes = groups.iter().zip(blocks).map(|(group, &blocks)| {
             let block_elements = block_elements(group);
@@ -330,10 +328,7 @@ impl Model {
     }
 
     pub(crate) fn sample(&mut self, batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
-        let (wanted, found) = (batch.rows.len(), self.last.0);
-        if wanted != found {
-            return Err(failed(format!("{wanted} rows to sample, but the forward pass left {found}")));
-        }
+        batch.check(NAME, self.last.0)?;
         self.sampling.sample(&self.machine, batch, out)?;
         self.pending = false;
         Ok(())

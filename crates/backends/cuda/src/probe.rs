@@ -14,10 +14,8 @@ pub struct Report {
     pub driver: Result<Version, Unavailable>,
     /// Every GPU that the driver finds.
     pub devices: Vec<DeviceInfo>,
-    /// Every library that was found, whether it fits or not.
+    /// Every library that was found, whether it fits or not; none is looked for where there is no driver.
     pub libraries: Vec<Candidate>,
-    /// Folders that the user named.
-    folders: Vec<PathBuf>,
 }
 
 /// A library that was found, and whether it is for a chip.
@@ -31,17 +29,15 @@ pub struct Found<'a> {
 
 /// Looks for the driver, GPUs and libraries: in `folders`, then in the usual places.
 pub fn probe(folders: &[PathBuf]) -> Report {
-    let places = Places::usual(folders);
-    let libraries = [Kind::Nvrtc, Kind::CublasLt].into_iter().flat_map(|kind| places.find(kind)).collect();
     let driver = match Driver::open(folders) {
         Ok(driver) => driver,
-        Err(reason) => {
-            return Report { driver: Err(reason), devices: Vec::new(), libraries, folders: folders.to_vec() };
-        }
+        Err(reason) => return Report { driver: Err(reason), devices: Vec::new(), libraries: Vec::new() },
     };
+    let places = Places::usual(folders);
+    let libraries = [Kind::Nvrtc, Kind::CublasLt].into_iter().flat_map(|kind| places.find(kind)).collect();
     let count = driver.devices().unwrap_or(0);
     let devices = (0..count).filter_map(|ordinal| driver.device(ordinal).ok()).collect();
-    Report { driver: driver.devices().map(|_| driver.version), devices, libraries, folders: folders.to_vec() }
+    Report { driver: driver.devices().map(|_| driver.version), devices, libraries }
 }
 
 impl Report {
@@ -73,7 +69,7 @@ impl Report {
     /// A sentence that says what is missing and how to get it.
     pub fn compiler(&self, chip: Chip) -> Result<(PathBuf, (u32, u32)), String> {
         let driver = self.driver.as_ref().map_err(ToString::to_string)?;
-        compiler(&self.folders, *driver, chip).map(|(nvrtc, path)| (path, nvrtc.version()))
+        compiler(&self.libraries, *driver, chip).map(|(nvrtc, path)| (path, nvrtc.version()))
     }
 
     /// The library of a kind that is tried first for a chip.

@@ -1,10 +1,8 @@
 //! Which device computes.
 
-use std::path::PathBuf;
-
 use anyhow::{Context, Result, bail};
 use octavo_backend_cpu::{CpuBackend, CpuConfig, KvDtype};
-use octavo_backend_cuda::{CudaBackend, CudaConfig, DeviceInfo, Memory, probe};
+use octavo_backend_cuda::{CudaBackend, CudaConfig, DeviceInfo, Memory, named_folders, probe};
 use octavo_engine::StepPlan;
 use octavo_models::ResolveOptions;
 use octavo_ops::Backend;
@@ -24,9 +22,6 @@ const GPU_BUDGET: usize = 2048;
 /// Share of a GPU's memory, as vLLM's.
 const GPU_SHARE: f64 = 0.9;
 
-/// Folders in which the driver and CUDA's libraries are looked for before the usual ones, separated by colons.
-const LIBRARIES: &str = "OCTAVO_CUDA_LIBS";
-
 /// What was chosen, before the model is known.
 #[derive(Debug)]
 pub(crate) enum Choice {
@@ -41,11 +36,6 @@ pub(crate) struct Computer {
     pub(crate) budget: usize,
     /// Bytes that the device has for the KV cache; `None` where it is the processor's memory.
     pub(crate) kv_bytes: Option<u64>,
-}
-
-/// Folders that the user names.
-pub(crate) fn libraries() -> Vec<PathBuf> {
-    std::env::var_os(LIBRARIES).map(|folders| std::env::split_paths(&folders).collect()).unwrap_or_default()
 }
 
 /// What the processor keeps keys and values as, by vLLM's names.
@@ -88,7 +78,7 @@ pub(crate) fn choose(args: &ComposeArgs) -> Result<Choice> {
 
 /// The GPU, if it is usable.
 fn automatic() -> bool {
-    let report = probe(&libraries());
+    let report = probe(&named_folders());
     let usable = report.usable(0).map_err(|reason| reason.to_string());
     match usable.and_then(|device| report.compiler(device.chip).map(|_| device)) {
         Ok(device) => {
@@ -171,7 +161,7 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
             Dtype::Float16 => Some(octavo_backend_cuda::Dtype::F16),
             Dtype::Bfloat16 => Some(octavo_backend_cuda::Dtype::Bf16),
         },
-        libraries: libraries(),
+        libraries: named_folders(),
         kernel_cache: ResolveOptions::from_env().cache_dir.join("kernels"),
         max_num_batched_tokens: limits.max_num_batched_tokens.unwrap_or(GPU_BUDGET),
         max_num_seqs: limits.max_num_seqs,

@@ -12,5 +12,5 @@ mod reference;
 mod types;
 
 pub use philox::{philox4x32, uniform};
-pub use reference::Sampler;
+pub use reference::{Sampler, largest, largest_value};
 pub use types::{SampleBatch, SampleParams, SampleRow, SampledToken, TokenCounts, TokenLogprobs};

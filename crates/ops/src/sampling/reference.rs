@@ -234,11 +234,15 @@ fn allows(mask: &[u32], id: u32) -> bool {
     mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
 }
 
-/// The lowest id of the largest value above −∞; NaN is never it. In lanes, as a vocabulary is long: the value first, then
-/// where it stands.
-fn largest(row: &[f32]) -> Option<u32> {
-    const LANES: usize = 16;
+/// Values that are looked at side by side, as a vocabulary is long.
+const LANES: usize = 16;
+
+/// The largest value; NaN is never it, and −∞ is it where there is no other. Inlined, so that it becomes what the caller's
+/// instruction set has.
+#[inline(always)]
+pub fn largest_value(row: &[f32]) -> f32 {
     let (chunks, rest) = row.as_chunks::<LANES>();
+    // Not `f32::max`, which would have to look for NaN: a comparison with it is false.
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; LANES];
     for chunk in chunks {
@@ -246,10 +250,16 @@ fn largest(row: &[f32]) -> Option<u32> {
             *lane = larger(*lane, x);
         }
     }
-    let largest = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &b| larger(a, b));
+    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &b| larger(a, b))
+}
+
+/// The lowest id of the largest value above −∞; NaN is never it.
+pub fn largest(row: &[f32]) -> Option<u32> {
+    let largest = largest_value(row);
     if largest == f32::NEG_INFINITY {
         return None;
     }
+    let chunks = row.as_chunks::<LANES>().0;
     let has = |chunk: &[f32; LANES]| chunk.iter().fold(false, |any, &x| any | (x == largest));
     let from = chunks.iter().position(has).unwrap_or(chunks.len()) * LANES;
     row[from..].iter().position(|&x| x == largest).map(|at| (from + at) as u32)

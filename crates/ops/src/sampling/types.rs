@@ -1,5 +1,7 @@
 //! What the `Sample` op reads and writes.
 
+use crate::BackendError;
+
 /// What one row asks of the sampler. Plain numbers: ranges are checked where the request is parsed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleParams {
@@ -136,6 +138,21 @@ impl<'a> SampleRow<'a> {
 pub struct SampleBatch<'a> {
     /// R rows.
     pub rows: &'a [SampleRow<'a>],
+}
+
+impl SampleBatch<'_> {
+    /// That there is a row for each that the last forward pass left.
+    ///
+    /// # Errors
+    /// [`BackendError::Failed`], which tells both numbers.
+    pub fn check(&self, backend: &'static str, left: usize) -> Result<(), BackendError> {
+        let wanted = self.rows.len();
+        if wanted == left {
+            return Ok(());
+        }
+        let reason = format!("{wanted} rows to sample, but the forward pass left {left}");
+        Err(BackendError::Failed { backend, reason })
+    }
 }
 
 /// A drawn token, or the forced one.

@@ -10,7 +10,7 @@ pub mod suite;
 
 pub use batches::PagedBatches;
 pub use model::{MemoryWeights, QkNormWidth, TinyModel, random_blocks};
-pub use reference::{reference_embeddings, reference_logits};
+pub use reference::{erf, reference_embeddings, reference_logits};
 
 /// SplitMix64: a small generator for test data.
 #[derive(Clone, Debug)]

@@ -240,7 +240,7 @@ fn activation(kind: GluKind, x: f64) -> f64 {
 }
 
 /// The error function by its Taylor series; beyond 4 it is 1 to within 2e-8.
-fn erf(x: f64) -> f64 {
+pub fn erf(x: f64) -> f64 {
     if x.abs() > 4.0 {
         return x.signum();
     }

@@ -1,6 +1,7 @@
 //! The kernels' one definition.
 
 use half::bf16;
+use octavo_ops::sampling::largest_value;
 use octavo_ops::{GluKind, NormKind, RopeStyle};
 
 use super::math::{erf, exp, fma, round, tanh};
@@ -220,14 +221,5 @@ pub(super) fn multiply<const FMA: bool>(x: &mut [f32], factors: &[f32]) {
 
 #[inline(always)]
 pub(super) fn largest<const FMA: bool>(x: &[f32], found: &mut f32) {
-    // Not `f32::max`, which would have to look for NaN: a comparison with it is false.
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
-    let (chunks, rest) = x.as_chunks::<LANES>();
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    for chunk in chunks {
-        for lane in 0..LANES {
-            lanes[lane] = larger(lanes[lane], chunk[lane]);
-        }
-    }
-    *found = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &b| larger(a, b));
+    *found = largest_value(x);
 }

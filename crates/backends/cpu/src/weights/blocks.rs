@@ -80,7 +80,7 @@ pub(crate) fn group(storage: StorageType, row: &[u8], index: usize) -> Group {
     }
 }
 
-fn half_at(bytes: &[u8], at: usize) -> f16 {
+pub(crate) fn half_at(bytes: &[u8], at: usize) -> f16 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightPart, WeightSource};
 
-use super::blocks::{GroupScale, group, q2k, to_q8};
+use super::blocks::{GroupScale, group, half_at, q2k, to_q8};
 use super::layout::{Kind, Layout};
 use super::{Matrix, PANEL, Part};
 use crate::memory::{Lines, Shared};
@@ -115,7 +115,6 @@ fn put_rows(layout: &Layout, storage: StorageType, panel: &mut [u8], bytes: &[u8
 
 /// Writes a row of integers into its panel.
 fn put_groups(layout: &Layout, storage: StorageType, panel: &mut [u8], row: usize, bytes: &[u8], values: &mut [f32]) {
-    let half = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]);
     match storage {
         StorageType::Q2K => {
             read_row(storage, bytes, values);
@@ -124,11 +123,17 @@ fn put_groups(layout: &Layout, storage: StorageType, panel: &mut [u8], row: usiz
             }
         }
         // The commonest formats have their codes in the panel's order: nothing is taken apart.
-        StorageType::Q4_0 => put_stored::<18, 16>(layout, panel, row, bytes, |block| GroupScale::One(half(block, 0))),
-        StorageType::Q4_1 => {
-            put_stored::<20, 16>(layout, panel, row, bytes, |block| GroupScale::Two(half(block, 0), half(block, 2)));
+        StorageType::Q4_0 => {
+            put_stored::<18, 16>(layout, panel, row, bytes, |block| GroupScale::One(half_at(block, 0)))
         }
-        StorageType::Q8_0 => put_stored::<34, 32>(layout, panel, row, bytes, |block| GroupScale::One(half(block, 0))),
+        StorageType::Q4_1 => {
+            put_stored::<20, 16>(layout, panel, row, bytes, |block| {
+                GroupScale::Two(half_at(block, 0), half_at(block, 2))
+            });
+        }
+        StorageType::Q8_0 => {
+            put_stored::<34, 32>(layout, panel, row, bytes, |block| GroupScale::One(half_at(block, 0)))
+        }
         _ => {
             for index in 0..layout.groups() {
                 layout.put(panel, row, index, &group(storage, bytes, index));

@@ -15,15 +15,16 @@ use octavo_kernels::nvrtc::Nvrtc;
 
 pub(crate) use pairing::ranked;
 pub use pairing::{Candidate, Kind, OLDEST_CHIP, Unfit, Version, fits};
-pub(crate) use search::Places;
+pub use search::named_folders;
+pub(crate) use search::{LIBRARIES, Places};
 
-/// The compiler for a chip, and its file.
+/// The compiler for a chip among those that were found, and its file.
 ///
 /// # Errors
 /// A sentence that says what is missing and how to get it.
-pub(crate) fn compiler(folders: &[PathBuf], driver: Version, chip: Chip) -> Result<(Nvrtc, PathBuf), String> {
+pub(crate) fn compiler(found: &[Candidate], driver: Version, chip: Chip) -> Result<(Nvrtc, PathBuf), String> {
     let mut refused = String::new();
-    for candidate in ranked(&Places::usual(folders).find(Kind::Nvrtc), Kind::Nvrtc, driver, chip) {
+    for candidate in ranked(found, Kind::Nvrtc, driver, chip) {
         match Nvrtc::open(&candidate.path) {
             Ok(nvrtc) if nvrtc.supports(chip) => return Ok((nvrtc, candidate.path.clone())),
             Ok(_) => refused = format!(" ({} makes no code for it)", candidate.path.display()),
@@ -35,7 +36,7 @@ pub(crate) fn compiler(folders: &[PathBuf], driver: Version, chip: Chip) -> Resu
     let (arch, package) = (chip.arch(), Kind::Nvrtc.package(12));
     Err(format!(
         "no NVRTC is found that compiles for {arch} under a driver of CUDA {driver}{refused}: `pip install {package}`, or name \
-         its folder in OCTAVO_CUDA_LIBS"
+         its folder in {LIBRARIES}"
     ))
 }
 

@@ -5,6 +5,14 @@ use std::path::{Path, PathBuf};
 
 use super::pairing::{Candidate, Kind};
 
+/// Variable with folders in which the driver and CUDA's libraries are looked for before the usual ones, separated by colons.
+pub(crate) const LIBRARIES: &str = "OCTAVO_CUDA_LIBS";
+
+/// The folders that the user names in `OCTAVO_CUDA_LIBS`.
+pub fn named_folders() -> Vec<PathBuf> {
+    std::env::var_os(LIBRARIES).map(|folders| std::env::split_paths(&folders).collect()).unwrap_or_default()
+}
+
 /// CUDA majors that are asked for by name in the loader's own path.
 const MAJORS: [u32; 2] = [13, 12];
 
