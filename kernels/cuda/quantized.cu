@@ -224,7 +224,7 @@ template <class F, class T>
 DEVICE void dequantize(const DequantizeParams& p) {
     const u32 groups = p.k / 32, at = blockIdx.y * blockDim.x + threadIdx.x, row = blockIdx.x;
     if (at >= groups) return;
-    const u64 from = p.row_ids ? p.row_ids[row] : row;
+    const u64 from = p.row_ids ? token_row(p.row_ids, p.drawn, row, p.n) : row;
     const QuantGroup group = F::read(p.weight, from * groups + at);
     T* out = (T*)p.out + ((u64)row * groups + at) * 32;
 #pragma unroll

@@ -19,7 +19,7 @@ DEVICE void scale_row(T* out, const T* input, u32 cols, float scale) {
 // Grid: a CTA a token.
 template <class T>
 DEVICE void embed(const EmbedParams& p) {
-    const T* row = (const T*)p.table + (u64)p.ids[blockIdx.x] * p.cols;
+    const T* row = (const T*)p.table + (u64)token_row(p.ids, p.drawn, blockIdx.x, p.vocabulary) * p.cols;
     T* out = (T*)p.out + (u64)blockIdx.x * p.cols;
     if (p.cols % WIDE<T> == 0) {
         scale_row<WIDE<T>>(out, row, p.cols, p.scale);

@@ -277,6 +277,14 @@ DEVICE Vec<T, WIDE<T>> load_once(const T* address) {
     return result;
 }
 
+// The row of an embedding table of `rows` for the token at `at`. What a failed draw left is no row; the host finds it out from
+// the same number.
+DEVICE u32 token_row(const u32* ids, const u32* drawn, u32 at, u32 rows) {
+    const u32 id = ids[at];
+    const u32 row = id & DRAWN_TOKEN ? drawn[id & ~DRAWN_TOKEN] : id;
+    return row < rows ? row : 0;
+}
+
 DEVICE u32 lane_id() { return threadIdx.x % 32; }
 DEVICE u32 warp_id() { return threadIdx.x / 32; }
 

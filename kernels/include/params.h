@@ -16,16 +16,20 @@ constexpr u32 KV_BLOCK = 16;
 // The slot of a token whose key and value are not written: a padding row of a captured graph.
 constexpr u32 NO_SLOT = 0xffffffffu;
 
+// A token that is named by the row of the step before that drew it.
+constexpr u32 DRAWN_TOKEN = 0x80000000u;
+
 // ------------------------------------------------------------------------------------------- rows: cuda/rows.cu
 
 struct EmbedParams {
     void* out;          // T [tokens, cols]
     const void* table;  // T [vocabulary, cols]
-    const u32* ids;     // [tokens]
+    const u32* ids;     // [tokens]; DRAWN_TOKEN | r: drawn[r]
+    const u32* drawn;   // tokens that the step before drew
     u32 tokens;
     u32 cols;
+    u32 vocabulary;
     float scale;
-    u32 reserved;
 };
 
 struct NormParams {
@@ -177,12 +181,13 @@ struct QuantLinearParams {
 // out[i, c] = scale * weight[r, c], r = row_ids[i] or i
 struct DequantizeParams {
     QuantWeight weight;
-    const u32* row_ids;  // [rows], or null: the rows 0 .. rows in order
+    const u32* row_ids;  // [rows], or null: the rows 0 .. rows in order; DRAWN_TOKEN | r: drawn[r]
+    const u32* drawn;    // tokens that the step before drew
     void* out;           // [rows, k] T
     u32 rows;
     u32 k;
+    u32 n;
     float scale;
-    u32 reserved;
 };
 
 // ------------------------------------------------------------------------------------------- sampling: cuda/sampling_*.cu

@@ -26,6 +26,9 @@ pub const KV_BLOCK: usize = 16;
 /// The slot of a token whose key and value are not written: a padding row of a captured graph.
 pub const NO_SLOT: u32 = u32::MAX;
 
+/// Set in a token id, the rest of which is the row of the step before that drew the token.
+pub const DRAWN_TOKEN: u32 = 1 << 31;
+
 /// A parameter struct, as the launch needs it and as the test of its layout does.
 ///
 /// # Safety

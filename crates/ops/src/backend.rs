@@ -97,20 +97,33 @@ pub trait Backend: Send {
     /// Allocates `blocks[g]` blocks (the null block 0 included) of `block_size` tokens for each KV group g, zeroed.
     fn allocate_kv(&mut self, block_size: usize, blocks: &[usize]) -> Result<(), BackendError>;
 
-    /// Steps that may be submitted before the oldest is waited for; 1 for a backend that works on the caller's thread.
+    /// Steps that may be under way: 2 where calls launch work and return, so that a step can be launched before the tokens
+    /// of the one before have been taken; 1 for a backend that works on the caller's thread.
     fn max_in_flight(&self) -> usize {
         1
     }
 
-    /// Runs the forward part of the program. The logits `[R,V]` stay on the device for [`Backend::sample`], the hidden
-    /// states `[E,H]` for [`Backend::embeddings`].
+    /// Runs the forward part of the program. The logits `[R,V]` stay on the device for the sampling, the hidden states
+    /// `[E,H]` for [`Backend::embeddings`]. Where two steps may be under way, tokens may be named as
+    /// [`StepBatch::drawn`] of the step that was sampled last.
     fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError>;
 
-    /// Draws one token for each of the R rows of the last forward pass, or takes the one that is forced, in order, into
-    /// `out` (cleared first).
-    fn sample(&mut self, batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) -> Result<(), BackendError>;
+    /// Starts to draw one token for each of the R rows of the last forward pass, or takes the one that is forced. After an
+    /// error there is nothing to take.
+    fn start_sampling(&mut self, batch: &SampleBatch<'_>) -> Result<(), BackendError>;
 
-    /// The hidden states `[E,H]` of the last forward pass, row by row, into `out` (cleared first).
+    /// Waits for the tokens of the oldest step whose sampling was started and which nobody has taken; in the order of its
+    /// rows, into `out` (cleared first).
+    fn take_tokens(&mut self, out: &mut Vec<SampledToken>) -> Result<(), BackendError>;
+
+    /// Draws the tokens of the last forward pass into `out` (cleared first).
+    fn sample(&mut self, batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
+        out.clear();
+        self.start_sampling(batch)?;
+        self.take_tokens(out)
+    }
+
+    /// The hidden states `[E,H]` of the last forward pass, row by row, into `out` (cleared first). Waits for the step.
     fn embeddings(&mut self, out: &mut Vec<f32>) -> Result<(), BackendError>;
 
     /// The logits `[R,V]` of the last forward pass, for parity tests and tools.

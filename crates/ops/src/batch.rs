@@ -25,7 +25,7 @@ impl BlockTables {
 /// one of many.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepBatch {
-    /// `[T]`.
+    /// `[T]`: ids, or [`StepBatch::drawn`] where the id is still on the device.
     pub token_ids: Vec<u32>,
     /// `[T]`: position of each token in its sequence.
     pub positions: Vec<u32>,
@@ -46,6 +46,14 @@ pub struct StepBatch {
 }
 
 impl StepBatch {
+    /// What [`StepBatch::drawn`] sets. No vocabulary is that large.
+    pub const DRAWN: u32 = 1 << 31;
+
+    /// Stands in [`StepBatch::token_ids`] for the token that row `row` of the step before drew.
+    pub const fn drawn(row: u32) -> u32 {
+        Self::DRAWN | row
+    }
+
     /// An empty batch with memory for steps of that many tokens and sequences, and `rows` rows that reach the head; block
     /// tables grow as they are filled.
     pub fn with_capacity(tokens: usize, sequences: usize, rows: usize, kv_groups: usize) -> Self {
@@ -92,8 +100,9 @@ impl StepBatch {
     }
 
     /// That every index is in range and every array has its length, so that a defect of the caller is an error and not a
-    /// write to someone else's block; what is wrong, if anything. `kv` has tokens a block and blocks of each KV group.
-    pub fn check(&self, program: &Program, kv: &[(usize, usize)]) -> Result<(), &'static str> {
+    /// write to someone else's block; what is wrong, if anything. `kv` has tokens a block and blocks of each KV group; `drawn`
+    /// is how many rows of the step before tokens may be named by.
+    pub fn check(&self, program: &Program, kv: &[(usize, usize)], drawn: usize) -> Result<(), &'static str> {
         let (tokens, sequences) = (self.tokens(), self.sequences());
         let require = |holds: bool, what| if holds { Ok(()) } else { Err(what) };
         require(self.positions.len() == tokens, "positions")?;
@@ -101,10 +110,10 @@ impl StepBatch {
         require(self.query_start.first() == Some(&0), "the first query start")?;
         require(self.query_start.last().map(|&end| end as usize) == Some(tokens), "the last query start")?;
         require(self.query_start.is_sorted(), "the order of query starts")?;
-        require(
-            self.token_ids.iter().all(|&id| (id as usize) < program.vocab_size),
-            "a token id beyond the vocabulary",
-        )?;
+        let rows = self.token_ids.iter().filter(|&id| id & Self::DRAWN != 0).map(|id| id & !Self::DRAWN);
+        require(rows.max().is_none_or(|row| (row as usize) < drawn), "a token that was not drawn")?;
+        let known = |&id: &u32| id & Self::DRAWN != 0 || (id as usize) < program.vocab_size;
+        require(self.token_ids.iter().all(known), "a token id beyond the vocabulary")?;
         require(self.sampled_rows.iter().all(|&row| (row as usize) < tokens), "a sampled row")?;
         require(self.pooled_rows.iter().all(|&row| (row as usize) < tokens), "a pooled row")?;
         require(self.pooled_rows.is_empty() || program.embedding().is_some(), "a pooled row of a model without any")?;

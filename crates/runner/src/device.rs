@@ -1,5 +1,6 @@
 //! The device thread: owns the backend and does all that a step needs, in order.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender};
 
@@ -8,13 +9,13 @@ use octavo_ops::sampling::{SampleBatch, SampleRow, SampledToken};
 use octavo_ops::{Backend, BackendError, StepBatch};
 
 use crate::RunnerConfig;
-use crate::fill::fill;
+use crate::fill::{Drawn, fill};
 use crate::slots::Slots;
 
 /// Tokens or sequences of a step for which memory is taken at the start; the arrays of larger steps grow when they come.
 const RESERVED: usize = 1 << 16;
 
-/// What the engine thread asks for. A step is a `Forward`, then a `Sample`.
+/// What the engine thread asks for. A step is a `Forward`, then a `Sample`; somebody waits for each.
 pub(crate) enum Command {
     /// Run the forward pass of a plan.
     Forward(StepPlan),
@@ -25,12 +26,18 @@ pub(crate) enum Command {
         /// Memory of an earlier step's output.
         rows: Vec<TokenOutput>,
     },
+    /// The engine waits for the oldest step.
+    Deliver,
 }
 
 /// What comes back for each step.
 pub(crate) type StepResult = Result<StepOutput, ExecutorError>;
 
 /// The state of the device thread.
+///
+/// A backend that works on the caller's thread has a step's tokens when it is sampled, and they leave at once. One that only
+/// launches is asked for them when the engine waits, or when the next step's sampling needs them: until then it has been
+/// given what comes next.
 pub(crate) struct Device {
     backend: Box<dyn Backend>,
     block_size: usize,
@@ -39,13 +46,36 @@ pub(crate) struct Device {
     batch: StepBatch,
     /// The step between its `Forward` and its `Sample`.
     step: Option<(StepPlan, Result<(), ExecutorError>)>,
-    /// The tokens of the latest step's rows.
-    drawn: Vec<u32>,
+    /// Steps that are being sampled, oldest first.
+    under_way: VecDeque<UnderWay>,
+    /// What the rows of the step that was sampled last have drawn.
+    drawn: Drawn,
+    /// Why the backend is beyond repair: every step that is still to end, ends with it.
+    broken: Option<ExecutorError>,
     sampled: Vec<SampledToken>,
     /// Hidden states of the step, one after the other.
     hidden: Vec<f32>,
     /// Kept for its memory; empty between steps.
     rows: Vec<SampleRow<'static>>,
+}
+
+/// A step whose sampling was started.
+struct UnderWay {
+    plan: StepPlan,
+    /// Filled when the tokens are taken from the backend.
+    rows: Vec<TokenOutput>,
+    embeddings: Vec<Vec<f32>>,
+    state: State,
+}
+
+/// How far a step is.
+enum State {
+    /// The backend has its tokens.
+    Drawing,
+    /// They have been taken, or it has none.
+    Complete,
+    /// It is lost.
+    Failed(ExecutorError),
 }
 
 /// A step that failed; the device goes on.
@@ -69,7 +99,9 @@ impl Device {
             slots: Slots::new(config.max_num_seqs),
             batch: StepBatch::with_capacity(tokens, sequences, rows, groups),
             step: None,
-            drawn: Vec::with_capacity(rows),
+            under_way: VecDeque::with_capacity(2),
+            drawn: Drawn { ids: Vec::with_capacity(rows), on_device: 0 },
+            broken: None,
             sampled: Vec::with_capacity(rows),
             hidden: Vec::new(),
             rows: Vec::with_capacity(rows),
@@ -78,15 +110,24 @@ impl Device {
 
     /// Serves commands until the engine has gone, or the backend is beyond repair.
     pub(crate) fn run(mut self, commands: &Receiver<Command>, results: &SyncSender<StepResult>) {
+        let launches_only = self.backend.max_in_flight() > 1;
         for command in commands {
-            let result = match command {
+            match command {
                 Command::Forward(plan) => {
-                    let outcome = guard(|| self.forward(&plan));
+                    let outcome = self.attempt(|device| device.forward(&plan));
                     self.step = Some((plan, outcome));
                     continue;
                 }
-                Command::Sample { masks, rows } => self.finish(&masks, rows),
-            };
+                Command::Sample { masks, rows } => {
+                    self.start_sampling(&masks, rows);
+                    if launches_only {
+                        continue;
+                    }
+                }
+                Command::Deliver => {}
+            }
+            // Nothing is under way if the tokens have left already.
+            let Some(result) = self.deliver() else { continue };
             let over = result.as_ref().is_err_and(|error| error.fatal);
             if results.send(result).is_err() || over {
                 return;
@@ -94,49 +135,114 @@ impl Device {
         }
     }
 
+    /// Does something that may fail or panic, unless the backend is beyond repair.
+    fn attempt(&mut self, work: impl FnOnce(&mut Self) -> Result<(), ExecutorError>) -> Result<(), ExecutorError> {
+        let result = match self.broken.clone() {
+            None => guard(|| work(self)),
+            Some(error) => Err(error),
+        };
+        if let Err(error) = &result
+            && error.fatal
+        {
+            self.broken = Some(error.clone());
+        }
+        result
+    }
+
     fn forward(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let malformed = |reason: String| lost(format!("step {} is malformed: {reason}", plan.step));
         for joined in &plan.joined {
-            self.slots.join(joined).map_err(malformed)?;
+            self.slots.join(plan.step, joined).map_err(malformed)?;
         }
         fill(&mut self.batch, plan, self.block_size, self.groups, &self.drawn).map_err(malformed)?;
         self.backend.forward(&self.batch).map_err(refused)
     }
 
-    /// Samples the step that was computed last.
-    fn finish(&mut self, masks: &StepMasks, mut rows: Vec<TokenOutput>) -> StepResult {
-        let (plan, outcome) = self.step.take().ok_or_else(|| lost("no step was submitted"))?;
-        self.drawn.clear();
-        self.sampled.clear();
-        outcome.and_then(|()| guard(|| self.sample(&plan, masks)))?;
-        let mut embeddings = Vec::new();
-        if plan.sequences.iter().any(|sequence| sequence.pools) {
-            guard(|| self.pool(&plan, &mut embeddings))?;
+    /// Starts to sample the step that was computed last.
+    fn start_sampling(&mut self, masks: &StepMasks, rows: Vec<TokenOutput>) {
+        let none = || (StepPlan::default(), Err(lost("no step was submitted")));
+        let (plan, outcome) = self.step.take().unwrap_or_else(none);
+        let mut step = UnderWay { plan, rows, embeddings: Vec::new(), state: State::Complete };
+        if step.plan.sequences.iter().any(|sequence| sequence.samples && self.slots.counts(sequence.slot)) {
+            self.take_tokens(self.under_way.len());
         }
-        let mut sampled = self.sampled.drain(..);
-        for sequence in &plan.sequences {
-            for (index, token) in sampled.by_ref().take(sequence.rows()).enumerate() {
-                if index == sequence.scores.len() {
-                    self.slots.push(sequence.slot, token.id);
-                }
-                self.drawn.push(token.id);
-                let logprobs = token.logprobs.map(|l| Logprobs { logprob: l.logprob, rank: l.rank, top: l.top });
-                rows.push(TokenOutput { id: token.id, logprobs });
-            }
-        }
-        drop(sampled);
-        Ok(StepOutput { rows, embeddings, plan })
+        let outcome = outcome.and_then(|()| {
+            self.attempt(|device| {
+                device.pool(&mut step)?;
+                device.sample(&step.plan, masks)
+            })
+        });
+        self.drawn.ids.clear();
+        self.drawn.on_device = if outcome.is_ok() { step.plan.rows() } else { 0 };
+        step.state = match outcome {
+            Ok(()) if step.plan.rows() > 0 => State::Drawing,
+            Ok(()) => State::Complete,
+            Err(error) => State::Failed(error),
+        };
+        self.under_way.push_back(step);
     }
 
-    /// Fetches the hidden states of the sequences that want them.
-    fn pool(&mut self, plan: &StepPlan, embeddings: &mut Vec<Vec<f32>>) -> Result<(), ExecutorError> {
+    /// The result of the oldest step that is under way, once it is there.
+    fn deliver(&mut self) -> Option<StepResult> {
+        self.take_tokens(1);
+        let UnderWay { plan, rows, embeddings, state } = self.under_way.pop_front()?;
+        Some(match state {
+            State::Failed(error) => Err(error),
+            State::Drawing | State::Complete => Ok(StepOutput { rows, embeddings, plan }),
+        })
+    }
+
+    /// Waits for the tokens of the oldest steps, so many, and gives them to their rows and slots.
+    fn take_tokens(&mut self, steps: usize) {
+        for number in 0..steps.min(self.under_way.len()) {
+            if !matches!(self.under_way[number].state, State::Drawing) {
+                continue;
+            }
+            let rows = self.under_way[number].plan.rows();
+            let taken = self.attempt(|device| {
+                device.backend.take_tokens(&mut device.sampled).map_err(refused)?;
+                let found = device.sampled.len();
+                if found == rows { Ok(()) } else { Err(lost(format!("{found} tokens were drawn for {rows} rows"))) }
+            });
+            match taken {
+                Ok(()) => self.give_out(number),
+                Err(error) => self.under_way[number].state = State::Failed(error),
+            }
+        }
+    }
+
+    /// Gives the tokens that were taken to the rows of a step that is under way, and to its slots.
+    fn give_out(&mut self, number: usize) {
+        let latest = number + 1 == self.under_way.len();
+        let step = &mut self.under_way[number];
+        let mut sampled = self.sampled.drain(..);
+        for sequence in &step.plan.sequences {
+            for (index, token) in sampled.by_ref().take(sequence.rows()).enumerate() {
+                if index == sequence.scores.len() {
+                    self.slots.push(step.plan.step, sequence.slot, token.id);
+                }
+                let logprobs = token.logprobs.map(|l| Logprobs { logprob: l.logprob, rank: l.rank, top: l.top });
+                step.rows.push(TokenOutput { id: token.id, logprobs });
+            }
+        }
+        if latest {
+            self.drawn.ids.extend(step.rows.iter().map(|row| row.id));
+        }
+        step.state = State::Complete;
+    }
+
+    /// Fetches the hidden states of the sequences that want them: the next forward pass takes their place.
+    fn pool(&mut self, step: &mut UnderWay) -> Result<(), ExecutorError> {
+        if !step.plan.sequences.iter().any(|sequence| sequence.pools) {
+            return Ok(());
+        }
         self.backend.embeddings(&mut self.hidden).map_err(refused)?;
-        let rows = plan.pooled_rows();
+        let rows = step.plan.pooled_rows();
         let width = self.hidden.len() / rows.max(1);
         if width == 0 || self.hidden.len() != rows * width {
             return Err(lost(format!("{} values of hidden states for {rows} rows", self.hidden.len())));
         }
-        embeddings.extend(self.hidden.chunks_exact(width).map(<[f32]>::to_vec));
+        step.embeddings.extend(self.hidden.chunks_exact(width).map(<[f32]>::to_vec));
         Ok(())
     }
 
@@ -158,10 +264,7 @@ impl Device {
             rows.push(self.slots.row(sequence, mask).map_err(|reason| malformed(&reason))?);
         }
         if !rows.is_empty() {
-            self.backend.sample(&SampleBatch { rows: &rows }, &mut self.sampled).map_err(refused)?;
-        }
-        if self.sampled.len() != rows.len() {
-            return Err(lost(format!("{} tokens were drawn for {} rows", self.sampled.len(), rows.len())));
+            self.backend.start_sampling(&SampleBatch { rows: &rows }).map_err(refused)?;
         }
         self.rows = emptied(rows);
         Ok(())

@@ -3,6 +3,23 @@
 use octavo_engine::{InputToken, PlannedSequence, StepPlan};
 use octavo_ops::{BlockTables, StepBatch};
 
+/// What the rows of a step drew.
+#[derive(Debug, Default)]
+pub(crate) struct Drawn {
+    /// The ids, if they are here.
+    pub(crate) ids: Vec<u32>,
+    /// Rows whose tokens the device has.
+    pub(crate) on_device: usize,
+}
+
+impl Drawn {
+    /// A row's token, or how the device is told to look for it.
+    fn token(&self, row: u32) -> Option<u32> {
+        let known = self.ids.get(row as usize).copied();
+        known.or_else(|| ((row as usize) < self.on_device).then(|| StepBatch::drawn(row)))
+    }
+}
+
 /// Writes the plan into the batch, whose memory is kept. `drawn` is what the rows of the step before drew.
 ///
 /// An error says what about the plan is malformed.
@@ -11,7 +28,7 @@ pub(crate) fn fill(
     plan: &StepPlan,
     block_size: usize,
     groups: usize,
-    drawn: &[u32],
+    drawn: &Drawn,
 ) -> Result<(), String> {
     batch.clear();
     batch.slot_mapping.resize_with(groups, Vec::new);
@@ -34,7 +51,7 @@ fn push_sequence(
     batch: &mut StepBatch,
     plan: &StepPlan,
     sequence: &PlannedSequence,
-    drawn: &[u32],
+    drawn: &Drawn,
 ) -> Result<(), String> {
     let tokens = plan.tokens.get(sequence.tokens.clone()).filter(|tokens| !tokens.is_empty());
     let tokens = tokens.ok_or_else(|| format!("slot {} has the tokens {:?}", sequence.slot, sequence.tokens))?;
@@ -42,7 +59,7 @@ fn push_sequence(
         let id = match *token {
             InputToken::Id(id) => id,
             InputToken::Drawn { row } => {
-                let id = drawn.get(row as usize).copied();
+                let id = drawn.token(row);
                 id.ok_or_else(|| format!("row {row} of the step before was not drawn"))?
             }
         };
@@ -120,10 +137,23 @@ mod tests {
         }
     }
 
+    fn drawn(ids: &[u32]) -> Drawn {
+        Drawn { ids: ids.to_vec(), on_device: 0 }
+    }
+
+    #[test]
+    fn a_token_that_is_still_on_the_device_is_named_by_its_row() {
+        let mut batch = StepBatch::default();
+        fill(&mut batch, &plan(), 4, 2, &Drawn { ids: Vec::new(), on_device: 2 }).unwrap();
+        assert_eq!(batch.token_ids, [10, 11, 12, StepBatch::drawn(1)]);
+        let error = fill(&mut batch, &plan(), 4, 2, &Drawn { ids: Vec::new(), on_device: 1 }).unwrap_err();
+        assert_eq!(error, "row 1 of the step before was not drawn");
+    }
+
     #[test]
     fn every_array_is_as_defined() {
         let mut batch = StepBatch::default();
-        fill(&mut batch, &plan(), 4, 2, &[70, 71]).unwrap();
+        fill(&mut batch, &plan(), 4, 2, &drawn(&[70, 71])).unwrap();
         let expected = StepBatch {
             token_ids: vec![10, 11, 12, 71],
             positions: vec![3, 4, 5, 8],
@@ -140,7 +170,7 @@ mod tests {
         };
         assert_eq!(batch, expected);
         let memory = batch.token_ids.as_ptr();
-        fill(&mut batch, &plan(), 4, 2, &[70, 71]).unwrap();
+        fill(&mut batch, &plan(), 4, 2, &drawn(&[70, 71])).unwrap();
         assert_eq!(batch, expected, "filled again");
         assert_eq!(batch.token_ids.as_ptr(), memory);
     }
@@ -151,13 +181,13 @@ mod tests {
         let mut plan = plan();
         plan.sequences[0].scores = 4..6;
         plan.sequences[0].pools = true;
-        fill(&mut batch, &plan, 4, 2, &[70, 71]).unwrap();
+        fill(&mut batch, &plan, 4, 2, &drawn(&[70, 71])).unwrap();
         assert_eq!(
             (batch.sampled_rows.as_slice(), batch.pooled_rows.as_slice()),
             ([1, 2, 3].as_slice(), [2].as_slice())
         );
         plan.sequences[0].samples = true;
-        fill(&mut batch, &plan, 4, 2, &[70, 71]).unwrap();
+        fill(&mut batch, &plan, 4, 2, &drawn(&[70, 71])).unwrap();
         assert_eq!(batch.sampled_rows, [1, 2, 2, 3]);
     }
 
@@ -166,7 +196,7 @@ mod tests {
         let message = |edit: &dyn Fn(&mut StepPlan)| {
             let mut plan = plan();
             edit(&mut plan);
-            fill(&mut StepBatch::default(), &plan, 4, 2, &[70]).unwrap_err()
+            fill(&mut StepBatch::default(), &plan, 4, 2, &drawn(&[70])).unwrap_err()
         };
         assert_eq!(message(&|_| {}), "row 1 of the step before was not drawn");
         assert_eq!(message(&|p| p.sequences[0].tokens = 2..9), "slot 4 has the tokens 2..9");

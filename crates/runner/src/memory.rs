@@ -24,6 +24,9 @@ pub struct RunnerConfig {
     pub max_model_len: usize,
     /// Size of the KV cache.
     pub kv: KvBudget,
+    /// Whether a step is submitted before the tokens of the one before are known; `None` leaves it to the backend
+    /// ([`Backend::max_in_flight`]).
+    pub async_scheduling: Option<bool>,
 }
 
 /// Where the memory goes; for the start-up log.

@@ -47,9 +47,12 @@ impl Runner {
         let memory = MemoryPlan::new(backend.as_ref(), &program, &config)?;
         let groups = program.kv_groups.len();
         backend.allocate_kv(config.block_size, &vec![memory.blocks; groups])?;
-        let max_in_flight = backend.max_in_flight().max(1);
-        // Two commands a step: the engine thread never waits to send one.
-        let (commands, receiver) = sync_channel(2 * max_in_flight);
+        let max_in_flight = match config.async_scheduling {
+            Some(two) => 1 + usize::from(two),
+            None => backend.max_in_flight().clamp(1, 2),
+        };
+        // Three commands a step, and one for a step that is not waited for any more: the engine thread never waits to send one.
+        let (commands, receiver) = sync_channel(3 * max_in_flight + 1);
         let (sender, results) = sync_channel(max_in_flight);
         let device = Device::new(backend, groups, &config);
         let thread = std::thread::Builder::new().name("octavo-device".into());
@@ -115,6 +118,8 @@ impl Executor for Runner {
     }
 
     fn wait(&mut self) -> Result<StepOutput, ExecutorError> {
+        // If the device thread has ended, what it had to say may still be there.
+        let _ = self.send(Command::Deliver);
         self.results.recv().unwrap_or_else(|_| Err(gone()))
     }
 

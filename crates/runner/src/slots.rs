@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use octavo_engine::{Joined, PlannedSequence, SamplingParams, Slot};
+use octavo_engine::{Joined, PlannedSequence, SamplingParams, Slot, StepId};
 use octavo_ops::sampling::{SampleParams, SampleRow, TokenCounts};
 
 /// The sequences by slot.
@@ -14,6 +14,8 @@ pub(crate) struct Slots {
 }
 
 struct SlotState {
+    /// The step with which it begins.
+    since: StepId,
     requested: Arc<SamplingParams>,
     params: SampleParams,
     /// Of the rows that score the prompt.
@@ -32,7 +34,7 @@ impl Slots {
     }
 
     /// A sequence takes a slot, whoever had it before.
-    pub(crate) fn join(&mut self, joined: &Joined) -> Result<(), String> {
+    pub(crate) fn join(&mut self, step: StepId, joined: &Joined) -> Result<(), String> {
         let slot = joined.slot as usize;
         if slot >= self.limit {
             return Err(format!("slot {slot} of {}", self.limit));
@@ -40,7 +42,7 @@ impl Slots {
         if slot >= self.states.len() {
             self.states.resize_with(slot + 1, || None);
         }
-        self.states[slot] = Some(SlotState::new(joined));
+        self.states[slot] = Some(SlotState::new(step, joined));
         Ok(())
     }
 
@@ -77,9 +79,14 @@ impl Slots {
         state.ok_or_else(|| format!("nobody has slot {slot}"))
     }
 
-    /// A token was drawn for a slot.
-    pub(crate) fn push(&mut self, slot: Slot, token: u32) {
-        let state = self.states.get_mut(slot as usize).and_then(Option::as_mut);
+    /// Whether drawing for a slot needs every token that was drawn for it before.
+    pub(crate) fn counts(&self, slot: Slot) -> bool {
+        self.state(slot).is_ok_and(|state| state.counts.is_some())
+    }
+
+    /// A step drew a token for a slot: for whoever had it then, and who may have left it meanwhile.
+    pub(crate) fn push(&mut self, step: StepId, slot: Slot, token: u32) {
+        let state = self.states.get_mut(slot as usize).and_then(Option::as_mut).filter(|state| state.since <= step);
         if let Some(counts) = state.and_then(|state| state.counts.as_mut()) {
             counts.push(token);
         }
@@ -87,7 +94,7 @@ impl Slots {
 }
 
 impl SlotState {
-    fn new(joined: &Joined) -> Self {
+    fn new(since: StepId, joined: &Joined) -> Self {
         let requested = &joined.params;
         let params = SampleParams {
             temperature: requested.temperature,
@@ -107,6 +114,6 @@ impl SlotState {
             _ => requested.eos_token_ids.iter().chain(&requested.stop_token_ids).copied().collect(),
         };
         let scoring = SampleParams { logprobs: requested.prompt_logprobs, ..SampleParams::default() };
-        Self { requested: requested.clone(), params, scoring, prompt: joined.prompt.clone(), counts, ends }
+        Self { since, requested: requested.clone(), params, scoring, prompt: joined.prompt.clone(), counts, ends }
     }
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test may panic, as it may")]
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,8 +11,9 @@ use octavo_engine::{
     Engine, EngineConfig, FinishReason, Logprobs, Pooling, Request, RequestEvent, RequestStream, SamplingParams, Task,
     TokenOutput,
 };
-use octavo_ops::Backend;
+use octavo_ops::sampling::{SampleBatch, SampledToken};
 use octavo_ops::testing::{QkNormWidth, TestRng, TinyModel};
+use octavo_ops::{Backend, BackendError, KvGroup, Program, StepBatch, WeightSource};
 use octavo_runner::{KvBudget, Runner, RunnerConfig};
 use octavo_telemetry::{Telemetry, TelemetryConfig};
 
@@ -29,9 +31,108 @@ fn model() -> TinyModel {
     }
 }
 
-fn engine(config: EngineConfig, blocks: usize) -> (Engine, Telemetry) {
+/// How steps follow each other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Steps {
+    /// One after the other.
+    Apart,
+    /// The next is submitted while the backend computes.
+    Queued,
+    /// The next is launched before the tokens are taken.
+    Launched,
+}
+
+/// Candle as a device that is given work ahead: tokens are taken later than they are drawn, and the next step may name
+/// them.
+struct Launching {
+    inner: CandleBackend,
+    /// Tokens that nobody has taken, oldest step first.
+    waiting: VecDeque<Vec<SampledToken>>,
+    /// Ids that the last step drew.
+    drawn: Vec<u32>,
+}
+
+impl Backend for Launching {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn block_sizes(&self) -> &[usize] {
+        self.inner.block_sizes()
+    }
+
+    fn kv_dtype(&self) -> &'static str {
+        self.inner.kv_dtype()
+    }
+
+    fn kv_block_bytes(&self, group: &KvGroup, block_size: usize) -> u64 {
+        self.inner.kv_block_bytes(group, block_size)
+    }
+
+    fn load(
+        &mut self,
+        program: &Program,
+        weights: &dyn WeightSource,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), BackendError> {
+        self.inner.load(program, weights, progress)
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.inner.weight_bytes()
+    }
+
+    fn allocate_kv(&mut self, block_size: usize, blocks: &[usize]) -> Result<(), BackendError> {
+        self.inner.allocate_kv(block_size, blocks)
+    }
+
+    fn max_in_flight(&self) -> usize {
+        2
+    }
+
+    fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError> {
+        let mut batch = batch.clone();
+        for id in batch.token_ids.iter_mut().filter(|id| **id & StepBatch::DRAWN != 0) {
+            *id = self.drawn[(*id & !StepBatch::DRAWN) as usize];
+        }
+        self.inner.forward(&batch)
+    }
+
+    fn start_sampling(&mut self, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
+        assert!(self.waiting.len() < 2, "more steps are under way than was said");
+        let mut tokens = Vec::new();
+        self.inner.sample(batch, &mut tokens)?;
+        self.drawn = tokens.iter().map(|token| token.id).collect();
+        self.waiting.push_back(tokens);
+        Ok(())
+    }
+
+    fn take_tokens(&mut self, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
+        *out = self.waiting.pop_front().expect("a step was sampled");
+        Ok(())
+    }
+
+    fn embeddings(&mut self, out: &mut Vec<f32>) -> Result<(), BackendError> {
+        self.inner.embeddings(out)
+    }
+
+    fn logits(&self) -> Result<Vec<f32>, BackendError> {
+        self.inner.logits()
+    }
+
+    fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
+        self.inner.copy_blocks(group, pairs)
+    }
+}
+
+fn engine(config: EngineConfig, blocks: usize, steps: Steps) -> (Engine, Telemetry) {
     let (program, weights) = model().build().unwrap();
-    let mut backend = CandleBackend::new();
+    let mut backend: Box<dyn Backend> = match steps {
+        Steps::Apart | Steps::Queued => Box::new(CandleBackend::new()),
+        Steps::Launched => {
+            Box::new(Launching { inner: CandleBackend::new(), waiting: VecDeque::new(), drawn: Vec::new() })
+        }
+    };
     backend.load(&program, &weights, &mut |_| {}).unwrap();
     let runner_config = RunnerConfig {
         block_size: 16,
@@ -39,11 +140,14 @@ fn engine(config: EngineConfig, blocks: usize) -> (Engine, Telemetry) {
         max_num_batched_tokens: config.max_num_batched_tokens,
         max_model_len: config.max_model_len,
         kv: KvBudget::Blocks(blocks),
+        async_scheduling: (steps == Steps::Queued).then_some(true),
     };
-    let runner = Runner::new(Box::new(backend), Arc::new(program), runner_config).unwrap();
+    let runner = Runner::new(backend, Arc::new(program), runner_config).unwrap();
     let telemetry = Telemetry::new(TelemetryConfig { model_name: "tiny".into(), engine: 0, max_model_len: MAX_LEN });
     (Engine::spawn(Box::new(runner), config, telemetry.engine()).unwrap(), telemetry)
 }
+
+const STEPS: [Steps; 3] = [Steps::Apart, Steps::Queued, Steps::Launched];
 
 fn config() -> EngineConfig {
     EngineConfig { max_model_len: MAX_LEN, max_num_seqs: 8, max_num_batched_tokens: 256, ..EngineConfig::default() }
@@ -132,7 +236,7 @@ async fn all_at_once(engine: &Engine) -> Vec<(Vec<TokenOutput>, FinishReason)> {
 
 #[tokio::test]
 async fn the_same_request_gives_the_same_tokens() {
-    let (alone, _) = engine(EngineConfig { enable_prefix_caching: false, ..config() }, 64);
+    let (alone, _) = engine(EngineConfig { enable_prefix_caching: false, ..config() }, 64, Steps::Apart);
     let expected = one_by_one(&alone).await;
     assert!(expected.iter().all(|(tokens, _)| tokens.len() >= 4), "min_tokens");
     assert!(expected.iter().any(|(tokens, _)| tokens.len() >= 14));
@@ -146,14 +250,16 @@ async fn the_same_request_gives_the_same_tokens() {
         // Eight sequences of up to five blocks in twelve: some are preempted and recomputed.
         ("preempted", EngineConfig { max_num_batched_tokens: 48, ..config() }, 13),
     ];
-    for (name, config, blocks) in settings {
-        let (engine, telemetry) = engine(config, blocks);
+    let all = settings.into_iter().flat_map(|setting| STEPS.map(|steps| (setting.clone(), steps)));
+    for ((name, config, blocks), steps) in all {
+        let (engine, telemetry) = engine(config, blocks, steps);
+        let name = &format!("{name}, {steps:?}");
         assert_eq!(all_at_once(&engine).await, expected, "{name}");
         // Now with what the prefix cache has kept.
         assert_eq!(one_by_one(&engine).await, expected, "{name}, again");
         let (preemptions, hits) = ("vllm:num_preemptions_total{", "vllm:prefix_cache_hits_total{");
-        assert_eq!(counter(&telemetry, preemptions) > 0.0, name == "preempted", "{name}");
-        assert_eq!(counter(&telemetry, hits) > 0.0, name != "without prefix cache", "{name}");
+        assert_eq!(counter(&telemetry, preemptions) > 0.0, name.starts_with("preempted"), "{name}");
+        assert_eq!(counter(&telemetry, hits) > 0.0, !name.starts_with("without prefix cache"), "{name}");
         engine.join();
     }
 }
@@ -170,13 +276,14 @@ async fn whole(mut stream: RequestStream) -> RequestEvent {
     all
 }
 
-/// Settings under which a request must get the same bits: `(name, limits, blocks)`.
-fn settings() -> [(&'static str, EngineConfig, usize); 4] {
+/// Settings under which a request must get the same bits: `(name, limits, blocks, steps)`.
+fn settings() -> [(&'static str, EngineConfig, usize, Steps); 5] {
     [
-        ("batched", config(), 64),
-        ("chunked", EngineConfig { max_num_batched_tokens: 7, ..config() }, 64),
-        ("without prefix cache", EngineConfig { enable_prefix_caching: false, ..config() }, 64),
-        ("preempted", EngineConfig { max_num_batched_tokens: 48, ..config() }, 13),
+        ("batched", config(), 64, Steps::Apart),
+        ("chunked", EngineConfig { max_num_batched_tokens: 7, ..config() }, 64, Steps::Launched),
+        ("without prefix cache", EngineConfig { enable_prefix_caching: false, ..config() }, 64, Steps::Launched),
+        ("preempted", EngineConfig { max_num_batched_tokens: 48, ..config() }, 13, Steps::Launched),
+        ("queued", EngineConfig { max_num_batched_tokens: 7, ..config() }, 64, Steps::Queued),
     ]
 }
 
@@ -193,7 +300,7 @@ fn bits(logprobs: &[Logprobs]) -> Vec<Bits> {
 /// prompt is computed.
 #[tokio::test]
 async fn a_prompt_s_log_probabilities_are_those_of_generating_it() {
-    let (alone, _) = engine(EngineConfig { enable_prefix_caching: false, ..config() }, 64);
+    let (alone, _) = engine(EngineConfig { enable_prefix_caching: false, ..config() }, 64, Steps::Apart);
     let mut prompts = Vec::new();
     for (prompt, params) in requests() {
         let params = SamplingParams { eos_token_ids: vec![], logprobs: Some(3), ..params };
@@ -206,8 +313,8 @@ async fn a_prompt_s_log_probabilities_are_those_of_generating_it() {
     }
     alone.join();
     let mut expected: Vec<Vec<Logprobs>> = Vec::new();
-    for (name, config, blocks) in settings() {
-        let (engine, telemetry) = engine(config, blocks);
+    for (name, config, blocks, steps) in settings() {
+        let (engine, telemetry) = engine(config, blocks, steps);
         // Some go on generating, some are only scored.
         let submit = |(i, (forced, ..)): (usize, &(Vec<u32>, usize, Vec<Logprobs>))| {
             let max_tokens = if i % 2 == 0 && name != "preempted" { 0 } else { 20 };
@@ -233,7 +340,7 @@ async fn a_prompt_s_log_probabilities_are_those_of_generating_it() {
 
 #[tokio::test]
 async fn chosen_tokens_have_the_log_probabilities_of_the_most_likely() {
-    let (engine, _) = engine(config(), 64);
+    let (engine, _) = engine(config(), 64, Steps::Apart);
     let params = SamplingParams { logprobs: Some(50), ..SamplingParams::default() };
     let all = whole(engine.handle().submit(request(&[3, 1, 4], &params)).unwrap()).await;
     let params = SamplingParams { logprobs: Some(0), logprob_token_ids: vec![40, 7, 7, 11], ..params };
@@ -252,7 +359,7 @@ async fn the_same_prompt_gives_the_same_embedding() {
         let request = Request { task: Task::Embed(Pooling::Last), ..request(prompt, &SamplingParams::default()) };
         engine.handle().submit(request).unwrap()
     };
-    let (alone, _) = engine(EngineConfig { enable_prefix_caching: false, ..config() }, 64);
+    let (alone, _) = engine(EngineConfig { enable_prefix_caching: false, ..config() }, 64, Steps::Apart);
     let mut expected = Vec::new();
     for (prompt, _) in requests() {
         let event = whole(embed(&alone, &prompt)).await;
@@ -262,8 +369,8 @@ async fn the_same_prompt_gives_the_same_embedding() {
         expected.push(embedding);
     }
     alone.join();
-    for (name, config, blocks) in settings() {
-        let (engine, telemetry) = engine(config, blocks);
+    for (name, config, blocks, steps) in settings() {
+        let (engine, telemetry) = engine(config, blocks, steps);
         for round in 0..2 {
             // Among requests that generate; in the second round with what the prefix cache has kept.
             let others: Vec<_> = requests()

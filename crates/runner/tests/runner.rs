@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test may panic, as it may")]
 
+use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
@@ -22,6 +23,8 @@ enum Fate {
     ForwardPanics,
     SampleFails,
     SamplePanics,
+    TakeFails,
+    TakeLosesTheDevice,
     DeviceIsLost,
 }
 
@@ -45,6 +48,8 @@ struct Log {
     rows: Vec<Vec<SeenRow>>,
     thread: Option<String>,
     kv: Vec<usize>,
+    /// What the backend was asked, by step.
+    calls: Vec<(&'static str, usize)>,
 }
 
 struct FakeBackend {
@@ -54,10 +59,16 @@ struct FakeBackend {
     in_flight: usize,
     /// A forward pass waits for one of these, if there is the other end.
     gate: Option<Receiver<()>>,
+    /// Tokens that nobody has taken, with the number of their step.
+    waiting: VecDeque<(usize, Vec<SampledToken>)>,
 }
 
 fn failure() -> BackendError {
     BackendError::Failed { backend: "fake", reason: "told to".into() }
+}
+
+fn device_lost() -> BackendError {
+    BackendError::DeviceLost { backend: "fake", reason: "told to".into() }
 }
 
 impl Backend for FakeBackend {
@@ -101,18 +112,19 @@ impl Backend for FakeBackend {
         let mut log = self.log.lock().unwrap();
         log.thread = std::thread::current().name().map(str::to_owned);
         log.batches.push(batch.clone());
-        drop(log);
         self.steps += 1;
+        log.calls.push(("forward", self.steps));
+        drop(log);
         match self.fates.get(self.steps - 1) {
             Some(Fate::ForwardFails) => Err(failure()),
             Some(Fate::ForwardPanics) => panic!("told to {}", "panic"),
-            Some(Fate::DeviceIsLost) => Err(BackendError::DeviceLost { backend: "fake", reason: "told to".into() }),
+            Some(Fate::DeviceIsLost) => Err(device_lost()),
             _ => Ok(()),
         }
     }
 
     /// Row r of the n-th step (from 1) draws 10·n + r.
-    fn sample(&mut self, batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
+    fn start_sampling(&mut self, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
         let rows = batch.rows.iter().map(|row| SeenRow {
             seed: row.params.seed,
             output_position: row.output_position,
@@ -124,18 +136,34 @@ impl Backend for FakeBackend {
             logprobs: row.params.logprobs,
             logprob_ids: row.logprob_ids.to_vec(),
         });
-        self.log.lock().unwrap().rows.push(rows.collect());
+        let mut log = self.log.lock().unwrap();
+        log.rows.push(rows.collect());
+        log.calls.push(("start", self.steps));
+        drop(log);
         match self.fates.get(self.steps - 1) {
             Some(Fate::SampleFails) => return Err(failure()),
             Some(Fate::SamplePanics) => panic!("told to panic"),
             _ => {}
         }
-        out.clear();
-        out.extend(batch.rows.iter().enumerate().map(|(r, row)| SampledToken {
+        let tokens = batch.rows.iter().enumerate().map(|(r, row)| SampledToken {
             id: row.forced.unwrap_or((10 * self.steps + r) as u32),
             logprobs: row.params.logprobs.map(|_| TokenLogprobs { logprob: -0.5, rank: 2, top: vec![(7, -0.1)] }),
-        }));
+        });
+        self.waiting.push_back((self.steps, tokens.collect()));
         Ok(())
+    }
+
+    fn take_tokens(&mut self, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
+        let (step, tokens) = self.waiting.pop_front().unwrap();
+        self.log.lock().unwrap().calls.push(("take", step));
+        match self.fates.get(step - 1) {
+            Some(Fate::TakeFails) => Err(failure()),
+            Some(Fate::TakeLosesTheDevice) => Err(device_lost()),
+            _ => {
+                *out = tokens;
+                Ok(())
+            }
+        }
     }
 
     /// Row e of the n-th step is [n, the row of the step that is pooled].
@@ -162,6 +190,7 @@ const CONFIG: RunnerConfig = RunnerConfig {
     max_num_batched_tokens: 16,
     max_model_len: 20,
     kv: KvBudget::Blocks(9),
+    async_scheduling: None,
 };
 
 fn program() -> Arc<Program> {
@@ -174,7 +203,14 @@ fn start(backend: FakeBackend) -> (Runner, Arc<Mutex<Log>>) {
 }
 
 fn backend(fates: &[Fate]) -> FakeBackend {
-    FakeBackend { log: Arc::default(), fates: fates.to_vec(), steps: 0, in_flight: 1, gate: None }
+    FakeBackend {
+        log: Arc::default(),
+        fates: fates.to_vec(),
+        steps: 0,
+        in_flight: 1,
+        gate: None,
+        waiting: VecDeque::new(),
+    }
 }
 
 fn joined(slot: Slot, params: SamplingParams, output: &[u32]) -> Joined {
@@ -251,16 +287,25 @@ fn a_plan_becomes_a_batch_and_its_memory_comes_back() {
     assert_eq!(log.batches[1].block_tables[0].ids, [2, 5]);
 }
 
-#[test]
-fn tokens_that_the_engine_has_not_seen_are_filled_in() {
-    let (mut runner, log) = start(FakeBackend { in_flight: 2, ..backend(&[]) });
-    assert_eq!(runner.max_in_flight(), 2);
-    let mut first = prefill(1, SamplingParams::default());
-    first.joined.push(joined(2, SamplingParams::default(), &[]));
+/// A step of the sequences in slots 1 and 2, and the one after it, in another order, whose tokens are not known yet.
+fn two_steps(params: &SamplingParams) -> [StepPlan; 2] {
+    let mut first = prefill(1, params.clone());
+    first.joined.push(joined(2, params.clone(), &[]));
     push(&mut first, 2, 0, &[InputToken::Id(5)], true);
     let mut second = StepPlan { step: 2, ..StepPlan::default() };
     push(&mut second, 2, 1, &[InputToken::Drawn { row: 1 }], true);
     push(&mut second, 1, 3, &[InputToken::Drawn { row: 0 }], true);
+    [first, second]
+}
+
+#[test]
+fn tokens_that_the_engine_has_not_seen_are_filled_in() {
+    let config = RunnerConfig { async_scheduling: Some(true), ..CONFIG };
+    let backend = backend(&[]);
+    let log = backend.log.clone();
+    let mut runner = Runner::new(Box::new(backend), program(), config).unwrap();
+    assert_eq!(runner.max_in_flight(), 2);
+    let [first, second] = two_steps(&SamplingParams::default());
     runner.submit(first).unwrap();
     runner.sample(1, StepMasks::default()).unwrap();
     runner.submit(second).unwrap();
@@ -268,6 +313,80 @@ fn tokens_that_the_engine_has_not_seen_are_filled_in() {
     runner.sample(2, StepMasks::default()).unwrap();
     assert_eq!(ids(&runner.wait().unwrap()), [20, 21]);
     assert_eq!(log.lock().unwrap().batches[1].token_ids, [11, 10]);
+}
+
+/// Of each step its tokens, or its error.
+type Results = Vec<Result<Vec<u32>, String>>;
+
+/// Two steps of which the second is asked for as early as can be.
+fn run_ahead(backend: FakeBackend, params: &SamplingParams) -> (Results, Arc<Mutex<Log>>) {
+    let (mut runner, log) = start(FakeBackend { in_flight: 2, ..backend });
+    assert_eq!(runner.max_in_flight(), 2);
+    let [first, second] = two_steps(params);
+    runner.submit(first).unwrap();
+    runner.sample(1, StepMasks::default()).unwrap();
+    runner.submit(second).unwrap();
+    runner.sample(2, StepMasks::default()).unwrap();
+    let results = (0..2).map(|_| match runner.wait() {
+        Ok(output) => Ok(ids(&output)),
+        Err(error) => Err(format!("{} {error}", if error.fatal { "fatal" } else { "lost" })),
+    });
+    (results.collect(), log)
+}
+
+#[test]
+fn a_backend_that_launches_has_the_next_step_before_its_tokens_are_taken() {
+    let (results, log) = run_ahead(backend(&[]), &SamplingParams::default());
+    assert_eq!(results, [Ok(vec![10, 11]), Ok(vec![20, 21])]);
+    let log = log.lock().unwrap();
+    assert_eq!(log.batches[1].token_ids, [StepBatch::drawn(1), StepBatch::drawn(0)]);
+    let calls = [("forward", 1), ("start", 1), ("forward", 2), ("start", 2), ("take", 1), ("take", 2)];
+    assert_eq!(log.calls, calls);
+}
+
+#[test]
+fn a_step_with_penalties_is_sampled_when_the_tokens_before_are_known() {
+    let params = SamplingParams { frequency_penalty: 1.0, ..SamplingParams::default() };
+    let (results, log) = run_ahead(backend(&[]), &params);
+    assert_eq!(results, [Ok(vec![10, 11]), Ok(vec![20, 21])]);
+    let log = log.lock().unwrap();
+    let calls = [("forward", 1), ("start", 1), ("forward", 2), ("take", 1), ("start", 2), ("take", 2)];
+    assert_eq!(log.calls, calls);
+    let counted: Vec<_> = log.rows[1].iter().map(|row| row.counts.clone().unwrap().output).collect();
+    assert_eq!(counted, [vec![(11, 1)], vec![(10, 1)]]);
+}
+
+#[test]
+fn a_token_counts_for_whom_it_was_drawn() {
+    let (mut runner, log) = start(FakeBackend { in_flight: 2, ..backend(&[]) });
+    let params = SamplingParams { frequency_penalty: 1.0, ..SamplingParams::default() };
+    runner.submit(prefill(1, params.clone())).unwrap();
+    runner.sample(1, StepMasks::default()).unwrap();
+    // Another sequence takes the slot while the first one's token is under way.
+    runner.submit(prefill(2, params)).unwrap();
+    runner.sample(2, StepMasks::default()).unwrap();
+    assert_eq!(ids(&runner.wait().unwrap()), [10]);
+    assert_eq!(ids(&runner.wait().unwrap()), [20]);
+    assert_eq!(log.lock().unwrap().rows[1][0].counts.as_ref().unwrap().output, []);
+}
+
+#[test]
+fn a_failure_is_told_to_those_who_wait_for_its_step() {
+    let told = "the fake backend failed: told to";
+    let not_drawn = "step 2 is malformed: row 1 of the step before was not drawn";
+    let (lost, gone) =
+        (|reason: &str| Err(format!("lost {reason}")), "fatal the fake backend lost its device: told to");
+    let second = || Ok(vec![20, 21]);
+    for (fate, expected) in [
+        (Fate::ForwardFails, [lost(told), lost(not_drawn)]),
+        (Fate::SampleFails, [lost(told), lost(not_drawn)]),
+        (Fate::TakeFails, [lost(told), second()]),
+        (Fate::DeviceIsLost, [Err(gone.into()), Err("fatal the device thread has ended".into())]),
+        (Fate::TakeLosesTheDevice, [Err(gone.into()), Err("fatal the device thread has ended".into())]),
+    ] {
+        let (results, _) = run_ahead(backend(&[fate]), &SamplingParams::default());
+        assert_eq!(results, expected);
+    }
 }
 
 #[test]

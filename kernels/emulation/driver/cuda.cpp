@@ -182,13 +182,15 @@ using Work = std::function<int()>;
 struct Stream {
     bool capturing = false;
     std::vector<Work> recorded, waiting;
+    uint64_t done = 0;
 };
 struct Graph {
     std::vector<Work> work;
 };
 struct Event {
     Stream* stream = nullptr;
-    size_t position = 0;
+    uint64_t position = 0;  // of `done`, once it has come
+    uint64_t left() const { return stream && position > stream->done ? position - stream->done : 0; }
 };
 
 int submit(void* handle, Work work) {
@@ -198,11 +200,14 @@ int submit(void* handle, Work work) {
     return SUCCESS;
 }
 
-int run_waiting(Stream* stream) {
+// Does what waits, up to a number of pieces.
+int run_waiting(Stream* stream, size_t pieces = SIZE_MAX) {
     if (stream->capturing) return STREAM_CAPTURE_UNSUPPORTED;
-    auto waiting = std::move(stream->waiting);
-    stream->waiting.clear();
-    for (auto& work : waiting) {
+    auto end = stream->waiting.begin() + std::min(pieces, stream->waiting.size());
+    std::vector<Work> now(std::make_move_iterator(stream->waiting.begin()), std::make_move_iterator(end));
+    stream->waiting.erase(stream->waiting.begin(), end);
+    stream->done += now.size();
+    for (auto& work : now) {
         if (int error = work()) return sticky_error = error;
     }
     return SUCCESS;
@@ -441,18 +446,19 @@ API int cuEventDestroy_v2(void* event) {
 }
 API int cuEventRecord(void* event, void* stream) {
     ENTER();
-    *(Event*)event = {(Stream*)stream, ((Stream*)stream)->waiting.size()};
+    auto* found = (Stream*)stream;
+    if (!found || found->capturing) return INVALID_HANDLE;
+    *(Event*)event = {found, found->done + found->waiting.size()};
     return SUCCESS;
 }
 API int cuEventQuery(void* event) {
     ENTER();
-    auto* found = (Event*)event;
-    return found->stream && !found->stream->waiting.empty() && found->position ? NOT_READY : SUCCESS;
+    return ((Event*)event)->left() ? NOT_READY : SUCCESS;
 }
 API int cuEventSynchronize(void* event) {
     ENTER();
-    auto* stream = ((Event*)event)->stream;
-    return stream ? run_waiting(stream) : SUCCESS;
+    auto* found = (Event*)event;
+    return found->left() ? run_waiting(found->stream, found->left()) : SUCCESS;
 }
 
 API int cuModuleLoadData(void** module, const void* image) {

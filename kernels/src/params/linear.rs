@@ -90,18 +90,20 @@ params! {
     DequantizeParams {
         /// `[N, K]`.
         weight: QuantWeight,
-        /// `[rows]` of u32, or null: `r = i`.
+        /// `[rows]` of u32, or null: `r = i`; [`DRAWN_TOKEN`](super::DRAWN_TOKEN) | d stands for `drawn[d]`.
         row_ids: DevicePtr,
+        /// u32: the tokens that the step before drew, by row.
+        drawn: DevicePtr,
         /// `[rows, K]` of T.
         out: DevicePtr,
         /// Rows of `out`.
         rows: u32,
         /// K, a multiple of the format's block.
         k: u32,
+        /// N.
+        n: u32,
         /// Factor on the values.
         scale: f32,
-        /// 0.
-        reserved: u32,
     }
 }
 

@@ -9,16 +9,18 @@ params! {
         out: DevicePtr,
         /// T `[vocabulary, cols]`.
         table: DevicePtr,
-        /// u32 `[tokens]`, each below the vocabulary.
+        /// u32 `[tokens]`, each below the vocabulary, or [`DRAWN_TOKEN`](super::DRAWN_TOKEN) | r for `drawn[r]`.
         ids: DevicePtr,
+        /// u32: the tokens that the step before drew, by row.
+        drawn: DevicePtr,
         /// Rows of `out`.
         tokens: u32,
         /// Columns: the hidden size.
         cols: u32,
+        /// Rows of `table`.
+        vocabulary: u32,
         /// Factor on the row.
         scale: f32,
-        /// 0.
-        reserved: u32,
     }
 
     /// `residual += input` where there is a residual, then `out = norm(residual or input)`. Grid: a CTA a row.

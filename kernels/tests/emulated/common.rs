@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use octavo_kernels::emulation::{Emulation, Order};
 use octavo_kernels::manifest::{Dtype, Instance};
-use octavo_kernels::params::Params;
+use octavo_kernels::params::{DRAWN_TOKEN, Params};
 use octavo_ops::testing::TestRng;
 
 /// A generator for this run: drawn shapes differ from run to run. `OCTAVO_TEST_SEED` repeats one.
@@ -30,6 +30,20 @@ pub(crate) fn decode(dtype: Dtype, bytes: &[u8]) -> f64 {
         Dtype::F16 => f16::from_le_bytes(bytes.try_into().expect("two bytes")).to_f64(),
         Dtype::Bf16 => bf16::from_le_bytes(bytes.try_into().expect("two bytes")).to_f64(),
     }
+}
+
+/// Token ids as a step may name them, some by a row of the step before, and what the rows of that step drew.
+pub(crate) fn by_rows(ids: &[u32], rng: &mut TestRng) -> (Vec<u32>, Vec<u32>) {
+    let mut drawn = vec![u32::MAX];
+    let mut name = |&id: &u32| match rng.below(2) {
+        0 => id,
+        _ => {
+            drawn.push(id);
+            DRAWN_TOKEN | (drawn.len() as u32 - 1)
+        }
+    };
+    let named = ids.iter().map(&mut name).collect();
+    (named, drawn)
 }
 
 /// What `run` gives, which is the same in every order of threads and when it is done again.

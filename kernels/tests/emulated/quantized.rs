@@ -8,7 +8,7 @@ use octavo_kernels::quant::{QuantFormat, QuantLayout};
 use octavo_ops::StorageType;
 use octavo_ops::testing::{TestRng, random_blocks};
 
-use crate::common::{assert_near, in_every_order, launch, rng};
+use crate::common::{assert_near, by_rows, in_every_order, launch, rng};
 use crate::support::{Array, Tolerance, address, emulation, uniform};
 
 fn storage(format: QuantFormat) -> StorageType {
@@ -98,16 +98,18 @@ fn values_are_those_of_the_format() {
             let ids: Vec<u32> = (0..1 + rng.below(9)).map(|_| rng.below(n) as u32).collect();
             for (row_ids, scale) in [(None, 1.0f32), (Some(ids), 1.75)] {
                 let rows: Vec<u32> = row_ids.clone().unwrap_or_else(|| (0..n as u32).collect());
+                let (named, drawn) = by_rows(&rows, &mut rng);
                 let found = in_every_order(|order| {
                     let mut out = Array::poisoned(dtype, rows.len() * k);
                     let params = DequantizeParams {
                         weight: weight.layout.planes(address(&weight.memory)),
-                        row_ids: row_ids.as_ref().map_or(0, |ids| address(ids)),
+                        row_ids: row_ids.as_ref().map_or(0, |_| address(&named)),
+                        drawn: address(&drawn),
                         out: out.ptr_mut(),
                         rows: rows.len() as u32,
                         k: k as u32,
+                        n: n as u32,
                         scale,
-                        reserved: 0,
                     };
                     launch(&emulation, order, instance, params.grid(instance.threads), &params);
                     out

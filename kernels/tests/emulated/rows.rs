@@ -7,7 +7,7 @@ use octavo_kernels::manifest::{self, Activation, Dtype, NormMean};
 use octavo_kernels::params::{CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, NormParams};
 use octavo_ops::testing::{TestRng, erf};
 
-use crate::common::{assert_near, in_every_order, launch, rng};
+use crate::common::{assert_near, by_rows, in_every_order, launch, rng};
 use crate::support::{Array, Tolerance, address, emulation, normal, pick};
 
 static KERNELS: LazyLock<Emulation> = LazyLock::new(|| {
@@ -32,17 +32,19 @@ fn check_embed(dtype: Dtype, rng: &mut TestRng) {
     let (vocabulary, cols, tokens) = (9, pick(rng, &COLS), 1 + rng.below(5));
     let table = Array::random(dtype, vocabulary * cols, rng);
     let ids = rng.tokens(tokens, vocabulary);
+    let (named, drawn) = by_rows(&ids, rng);
     let scale = pick(rng, &[1.0, 11.3137]);
     let out = in_every_order(|order| {
         let mut out = Array::poisoned(dtype, tokens * cols);
         let params = EmbedParams {
             out: out.ptr_mut(),
             table: table.ptr(),
-            ids: address(&ids),
+            ids: address(&named),
+            drawn: address(&drawn),
             tokens: tokens as u32,
             cols: cols as u32,
+            vocabulary: vocabulary as u32,
             scale,
-            reserved: 0,
         };
         launch(&KERNELS, order, &manifest::embed(dtype), params.grid(), &params);
         out

@@ -24,6 +24,8 @@ pub struct CandleBackend {
     /// `[E,H]` of the last forward pass.
     embeddings: Vec<f32>,
     sampler: Sampler,
+    /// Of the last step, until they are taken.
+    tokens: Vec<SampledToken>,
 }
 
 /// A program and its weights, by [`octavo_ops::WeightId`].
@@ -106,10 +108,16 @@ impl Backend for CandleBackend {
         Ok(())
     }
 
-    fn sample(&mut self, batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
+    fn start_sampling(&mut self, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
         let vocab = self.model()?.program.vocab_size;
         batch.check(NAME, self.logits.len() / vocab)?;
-        self.sampler.sample_batch(&self.logits, batch, out);
+        self.sampler.sample_batch(&self.logits, batch, &mut self.tokens);
+        Ok(())
+    }
+
+    fn take_tokens(&mut self, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
+        std::mem::swap(out, &mut self.tokens);
+        self.tokens.clear();
         Ok(())
     }
 

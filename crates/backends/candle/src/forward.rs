@@ -33,7 +33,7 @@ impl<'a> Forward<'a> {
         batch: &'a StepBatch,
     ) -> std::result::Result<Self, BackendError> {
         let memory: Vec<_> = kv.iter().map(|cache| (cache.block_size(), cache.blocks())).collect();
-        batch.check(program, &memory).map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
+        batch.check(program, &memory, 0).map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
         let sequences = (0..batch.sequences()).flat_map(|s| batch.query_range(s).map(move |_| s)).collect();
         Ok(Self { program, weights, kv, batch, buffers: vec![None; program.buffers.len()], sequences })
     }

@@ -56,6 +56,8 @@ pub struct CpuBackend {
     pooled: usize,
     /// By row of the step: the token that a thread has drawn.
     drawn: Vec<Mutex<Option<SampledToken>>>,
+    /// Tokens of the last step that nobody has taken.
+    tokens: Vec<SampledToken>,
 }
 
 struct Model {
@@ -87,6 +89,7 @@ impl CpuBackend {
             sampled: 0,
             pooled: 0,
             drawn: Vec::new(),
+            tokens: Vec::new(),
         })
     }
 
@@ -122,7 +125,7 @@ impl CpuBackend {
         (self.sampled, self.pooled) = (0, 0);
         let Model { program, plan, weights, activations } = self.model.as_mut().ok_or_else(no_model)?;
         let memory: Vec<_> = self.kv.iter().map(|cache| (BLOCK, cache.blocks())).collect();
-        batch.check(program, &memory).map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
+        batch.check(program, &memory, 0).map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
         let forward = Forward { isa: self.isa, program, plan, weights, batch };
         let result = run(&forward, &mut self.pool, activations, &mut self.kv, &mut self.scratch);
         (self.sampled, self.pooled) = (batch.sampled_rows.len(), batch.pooled_rows.len());
@@ -212,10 +215,11 @@ impl Backend for CpuBackend {
         self.pass(batch, |forward, pool, activations, kv, scratch| forward.run(pool, activations, kv, scratch))
     }
 
-    fn sample(&mut self, batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
+    fn start_sampling(&mut self, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
         let found = self.sampled;
         batch.check(NAME, found)?;
         let Model { program, plan, activations, weights } = self.model.as_ref().ok_or_else(no_model)?;
+        let out = &mut self.tokens;
         out.clear();
         let Some((logits, head)) = plan.logits else { return Ok(()) };
         let (logits, head) = (activations[logits.0].rows(found), weights[head.0].factor());
@@ -244,6 +248,12 @@ impl Backend for CpuBackend {
         });
         let take = |slot: &mut Mutex<Option<_>>| slot.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         out.extend(self.drawn[..rows.len()].iter_mut().filter_map(take));
+        Ok(())
+    }
+
+    fn take_tokens(&mut self, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
+        std::mem::swap(out, &mut self.tokens);
+        self.tokens.clear();
         Ok(())
     }
 

@@ -154,13 +154,21 @@ impl Backend for CudaBackend {
         if graphs { model.record() } else { Ok(()) }
     }
 
+    fn max_in_flight(&self) -> usize {
+        2
+    }
+
     fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError> {
         let limits = Limits::new(&self.config);
         self.bound()?.forward(batch, &limits)
     }
 
-    fn sample(&mut self, batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
-        self.bound()?.sample(batch, out)
+    fn start_sampling(&mut self, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
+        self.bound()?.start_sampling(batch)
+    }
+
+    fn take_tokens(&mut self, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
+        self.bound()?.take_tokens(out)
     }
 
     fn embeddings(&mut self, out: &mut Vec<f32>) -> Result<(), BackendError> {

@@ -175,11 +175,12 @@ impl Machine {
         let params = DequantizeParams {
             weight: quant.weight,
             row_ids: 0,
+            drawn: 0,
             out: self.scratch.values,
             rows: part.params.n,
             k: part.params.k,
+            n: part.params.n,
             scale: 1.0,
-            reserved: 0,
         };
         // Rows are counted in the grid's second number, which is 16 bits wide.
         let threads = self.kernels.get(quant.dequantize).threads;

@@ -139,15 +139,18 @@ impl Lowering<'_> {
             return Err(unsupported("an embedding table of parts that are stored in different ways"));
         };
         let (address, planes, quant) = (self.arena.at(part.region), part.planes(self.arena), part.quant);
+        let (drawn, rows) = (self.arena.at(self.layout.sampling.output), part.rows as u32);
         Ok(match quant {
             None => {
                 let kernel = self.instances.id(manifest::embed(dtype));
-                let params = EmbedParams { out, table: address, ids: 0, tokens: 0, cols, scale, reserved: 0 };
+                let params =
+                    EmbedParams { out, table: address, ids: 0, drawn, tokens: 0, cols, vocabulary: rows, scale };
                 Stage::Embed { kernel, params }
             }
             Some((format, _)) => {
                 let kernel = self.instances.id(manifest::dequantize(format, dtype));
-                let params = DequantizeParams { weight: planes, row_ids: 0, out, rows: 0, k: cols, scale, reserved: 0 };
+                let params =
+                    DequantizeParams { weight: planes, row_ids: 0, drawn, out, rows: 0, k: cols, n: rows, scale };
                 Stage::EmbedQuantised { kernel, params }
             }
         })

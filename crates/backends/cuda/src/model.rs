@@ -10,7 +10,7 @@ use octavo_ops::{BackendError, BufferId, Op, Program, StepBatch, WeightSource, c
 use crate::arena::Arena;
 use crate::build::{Builder, Instances};
 use crate::cache::KernelCache;
-use crate::driver::{Gpu, Graph, Pinned};
+use crate::driver::{Event, Gpu, Graph, Pinned};
 use crate::forward::{Cache, Machine, Scratch, Step};
 use crate::layout::{Layout, Limits, logits_stride};
 use crate::libraries::cublaslt::CublasLt;
@@ -45,7 +45,8 @@ pub(crate) struct Model {
     graphs: Vec<Recorded>,
     machine: Machine,
     sampling: Sampling,
-    block: Pinned,
+    /// The next step's block and the one before.
+    blocks: [Block; 2],
     filler: Filler,
     attention: Attention,
     arena: Arena,
@@ -57,18 +58,29 @@ pub(crate) struct Model {
     cache_sizes: Vec<(usize, usize)>,
     /// Sampled and pooled rows of the last step.
     last: (usize, usize),
-    /// Whether a step was launched and nobody has waited for it: its block must not be written.
-    pending: bool,
     /// Hidden states on their way to the caller.
     hidden: Vec<u32>,
     /// Steps that were replayed, and launched op by op.
     pub(crate) steps: (u64, u64),
 }
 
+/// A step's arrays in the host's memory, on their way to the device.
+struct Block {
+    words: Pinned,
+    /// They have been copied.
+    copied: Event,
+}
+
 /// A step that was recorded.
 struct Recorded {
     shape: StepShape,
     graph: Graph,
+}
+
+impl Block {
+    fn new(gpu: &Arc<Gpu>, words: usize) -> Result<Self, BackendError> {
+        Ok(Self { words: Pinned::new(gpu, words)?, copied: Event::new(gpu)? })
+    }
 }
 
 impl Opened<'_> {
@@ -175,7 +187,7 @@ impl Model {
         gpu.synchronize()?;
         Ok(Self {
             graphs: Vec::new(),
-            block: Pinned::new(gpu, largest.words())?,
+            blocks: [Block::new(gpu, largest.words())?, Block::new(gpu, largest.words())?],
             filler: Filler::with_capacity(largest.tiles, largest.splits),
             attention: Attention { split_tokens: limits.split_tokens, planned },
             machine,
@@ -187,7 +199,6 @@ impl Model {
             caches: Vec::new(),
             cache_sizes: Vec::new(),
             last: (0, 0),
-            pending: false,
             hidden: Vec::new(),
             steps: (0, 0),
         })
@@ -272,25 +283,21 @@ impl Model {
 
     /// Writes a step into the block and copies it to the device.
     fn upload(&mut self, batch: &StepBatch, shape: &StepShape) -> Result<(), BackendError> {
-        if std::mem::take(&mut self.pending) {
-            self.machine.gpu.synchronize()?;
+        self.blocks.reverse();
+        let Block { words, copied } = &mut self.blocks[0];
+        if shape.words() > words.len() {
+            let (needed, found) = (shape.words(), words.len());
+            return Err(failed(format!("a step of {needed} words is more than the {found} it was made for")));
         }
-        if shape.words() > self.block.len() {
-            return Err(failed(format!(
-                "a step of {} words is more than the {} it was made for",
-                shape.words(),
-                self.block.len()
-            )));
-        }
-        let used = self.filler.write(batch, shape, &mut self.block);
-        self.machine.gpu.upload(self.arena.at(self.layout.step), &self.block[..used])?;
-        self.pending = true;
-        Ok(())
+        copied.wait()?;
+        let used = self.filler.write(batch, shape, words);
+        self.machine.gpu.upload(self.arena.at(self.layout.step), &words[..used])?;
+        Ok(copied.record()?)
     }
 
     pub(crate) fn forward(&mut self, batch: &StepBatch, limits: &Limits) -> Result<(), BackendError> {
         self.last = (0, 0);
-        let checked = batch.check(&self.program, &self.cache_sizes);
+        let checked = batch.check(&self.program, &self.cache_sizes, self.sampling.drawn());
         checked.map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
         check_limits(batch, limits)?;
         let exact = self.filler.plan(batch, self.attention);
@@ -327,11 +334,13 @@ impl Model {
         if decodes { self.graphs.iter().position(fits) } else { None }
     }
 
-    pub(crate) fn sample(&mut self, batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
+    pub(crate) fn start_sampling(&mut self, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
         batch.check(NAME, self.last.0)?;
-        self.sampling.sample(&self.machine, batch, out)?;
-        self.pending = false;
-        Ok(())
+        self.sampling.start(&self.machine, batch)
+    }
+
+    pub(crate) fn take_tokens(&mut self, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
+        self.sampling.take(out)
     }
 
     /// The hidden states of the last step, two of 16 bits in a word.
@@ -342,7 +351,6 @@ impl Model {
             // Columns are a multiple of 8, so words are whole.
             self.hidden.resize((elements * self.machine.element / size_of::<u32>() as u64) as usize, 0);
             self.machine.gpu.download(&mut self.hidden, self.arena.at(self.layout.buffers[id.0]))?;
-            self.pending = false;
         }
         Ok(&self.hidden)
     }

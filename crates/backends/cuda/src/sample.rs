@@ -1,5 +1,7 @@
 //! `Sample`: from logits on the device to tokens.
 
+use std::sync::Arc;
+
 use octavo_kernels::manifest;
 use octavo_kernels::params::{
     Params, SAMPLING_ADJUST, SAMPLING_LOGPROBS, SAMPLING_MAX_TOP, SAMPLING_NONE, SAMPLING_PADDING, SamplingParams,
@@ -10,10 +12,10 @@ use octavo_ops::sampling::{SampleBatch, SampleRow, SampledToken, Sampler, TokenC
 
 use crate::arena::{Arena, Region};
 use crate::build::{Instances, KernelId};
-use crate::driver::Pinned;
+use crate::driver::{Event, Gpu, Pinned};
 use crate::failed;
 use crate::forward::Machine;
-use crate::layout::{Layout, logits_stride};
+use crate::layout::{self, Layout, logits_stride};
 
 /// Words of a row as the kernels read it.
 const ROW_WORDS: usize = size_of::<SamplingRow>() / size_of::<u32>();
@@ -147,18 +149,79 @@ fn reported(row: &SampleRow<'_>, vocab: usize) -> usize {
     }
 }
 
+/// Host memory of a step that is being sampled.
+struct Slot {
+    /// Rows and lists on their way to the device.
+    input: Pinned,
+    /// Tokens and what is reported of them, once `done` has passed.
+    output: Pinned,
+    done: Event,
+    /// The step's rows.
+    rows: Vec<SamplingRow>,
+    /// Most tokens that a row reports beside its own.
+    stride: usize,
+    /// What was drawn on the host, by row.
+    on_host: Vec<(usize, SampledToken)>,
+}
+
+impl Slot {
+    fn new(gpu: &Arc<Gpu>, regions: &layout::Sampling) -> Result<Self, BackendError> {
+        let pinned = |region: Region| Pinned::new(gpu, region.bytes as usize / size_of::<u32>());
+        Ok(Self {
+            input: pinned(regions.input)?,
+            output: pinned(regions.output)?,
+            done: Event::new(gpu)?,
+            rows: Vec::new(),
+            stride: 0,
+            on_host: Vec::new(),
+        })
+    }
+
+    fn flags(&self) -> u32 {
+        self.rows.iter().fold(0, |flags, row| flags | row.flags)
+    }
+
+    /// Words of the results.
+    fn words(&self) -> usize {
+        self.rows.len() * if self.flags() & SAMPLING_LOGPROBS != 0 { 5 + 2 * self.stride } else { 1 }
+    }
+
+    /// Reads the results of a row; `None` where the host has drawn it.
+    fn token(&self, index: usize) -> Option<SampledToken> {
+        let (flags, rows, stride) = (self.rows[index].flags, self.rows.len(), self.stride);
+        let logprobs = (flags & SAMPLING_LOGPROBS != 0).then(|| {
+            let of = |array: usize| self.output[array * rows + index];
+            let start = |array: usize| array * rows + index * stride;
+            let count = (of(4) as usize).min(stride);
+            let ids = &self.output[start(5)..][..count];
+            let values = &self.output[start(5 + stride)..][..count];
+            let top = ids.iter().zip(values).map(|(&id, &value)| (id, f32::from_bits(value))).collect();
+            TokenLogprobs { logprob: f32::from_bits(of(2)), rank: of(3), top }
+        });
+        (flags & SAMPLING_PADDING == 0).then(|| SampledToken { id: self.output[index], logprobs })
+    }
+}
+
 /// Samples on the device; a row that brings or reports more than there is memory for, on the host, which gives the same.
+///
+/// Two steps may be under way: while the tokens of one travel, the next one reads them from where they were drawn.
 pub(crate) struct Sampling {
     kernels: SampleKernels,
     logits: u64,
     adjusted: u64,
-    input: (u64, Pinned),
-    output: (u64, Pinned),
+    /// Where rows and lists lie on the device, and the results. A step reads and writes them in its turn.
+    input: u64,
+    output: u64,
     vocab: usize,
     lists: Lists,
-    /// Rows that are sampled on the host.
-    on_host: Vec<usize>,
     sampler: Sampler,
+    slots: [Slot; 2],
+    /// The slot of the next step.
+    next: usize,
+    /// Steps whose tokens nobody has taken.
+    under_way: usize,
+    /// Rows of the latest step, by which the next may name its tokens.
+    drawn: usize,
 }
 
 impl Sampling {
@@ -171,52 +234,74 @@ impl Sampling {
         layout: &Layout,
         vocab: usize,
     ) -> Result<Self, BackendError> {
-        let pinned = |region: Region| Pinned::new(&machine.gpu, region.bytes as usize / size_of::<u32>());
         let regions = &layout.sampling;
         Ok(Self {
             kernels,
             logits,
             adjusted: arena.at(regions.adjusted),
-            input: (arena.at(regions.input), pinned(regions.input)?),
-            output: (arena.at(regions.output), pinned(regions.output)?),
+            input: arena.at(regions.input),
+            output: arena.at(regions.output),
             vocab,
             lists: Lists::default(),
-            on_host: Vec::new(),
             sampler: Sampler::new(),
+            slots: [Slot::new(&machine.gpu, regions)?, Slot::new(&machine.gpu, regions)?],
+            next: 0,
+            under_way: 0,
+            drawn: 0,
         })
     }
 
-    /// Draws a token for each row into `out`. Waits for the step.
-    pub(crate) fn sample(
-        &mut self,
-        machine: &Machine,
-        batch: &SampleBatch<'_>,
-        out: &mut Vec<SampledToken>,
-    ) -> Result<(), BackendError> {
-        out.clear();
-        if batch.rows.is_empty() {
-            return Ok(machine.gpu.synchronize()?);
-        }
-        let stride = self.gather(batch);
-        let (params, flags) = self.upload(machine, stride)?;
-        if flags & SAMPLING_ADJUST != 0 {
-            machine.launch(self.kernels.adjust, params.grid(), &params)?;
-        }
-        machine.launch(self.kernels.draw, params.grid(), &params)?;
-        if flags & SAMPLING_LOGPROBS != 0 {
-            machine.launch(self.kernels.logprobs, params.grid(), &params)?;
-        }
-        self.fetch(machine, batch, stride, flags, out)?;
-        self.host_rows(machine, batch, out)
+    /// Rows of the step that was sampled last, whose tokens are still on the device.
+    pub(crate) fn drawn(&self) -> usize {
+        self.drawn
     }
 
-    /// Collects the rows' lists; the most tokens that a row reports beside its own.
-    fn gather(&mut self, batch: &SampleBatch<'_>) -> usize {
-        self.lists.clear();
-        self.on_host.clear();
-        let room = self.output.1.len() / batch.rows.len();
+    /// Starts to draw a token for each row.
+    pub(crate) fn start(&mut self, machine: &Machine, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
+        self.drawn = 0;
+        if self.under_way == self.slots.len() {
+            return Err(failed("the tokens of the step before the last have not been taken"));
+        }
+        let launched = self.launch(machine, batch);
+        if launched.is_err() {
+            // What was launched may use the slot's memory, which the next step gets. If waiting fails too, nothing runs any more.
+            let _ = machine.gpu.synchronize();
+        }
+        launched?;
+        self.drawn = batch.rows.len();
+        self.next = 1 - self.next;
+        self.under_way += 1;
+        Ok(())
+    }
+
+    fn launch(&mut self, machine: &Machine, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
+        self.gather(batch);
+        if !batch.rows.is_empty() {
+            let params = self.upload(machine)?;
+            let flags = self.slots[self.next].flags();
+            if flags & SAMPLING_ADJUST != 0 {
+                machine.launch(self.kernels.adjust, params.grid(), &params)?;
+            }
+            machine.launch(self.kernels.draw, params.grid(), &params)?;
+            if flags & SAMPLING_LOGPROBS != 0 {
+                machine.launch(self.kernels.logprobs, params.grid(), &params)?;
+            }
+            self.draw_on_host(machine, batch)?;
+            let slot = &mut self.slots[self.next];
+            let words = slot.words();
+            machine.gpu.fetch(&mut slot.output, words, self.output)?;
+        }
+        Ok(self.slots[self.next].done.record()?)
+    }
+
+    /// Collects the rows, which are the slot's then, and their lists.
+    fn gather(&mut self, batch: &SampleBatch<'_>) {
+        let (lists, slot) = (&mut self.lists, &mut self.slots[self.next]);
+        lists.clear();
+        slot.on_host.clear();
+        slot.stride = 0;
+        let room = slot.output.len() / batch.rows.len().max(1);
         let most = (room.saturating_sub(5) / 2).min(SAMPLING_MAX_TOP as usize);
-        let mut stride = 0;
         for (index, row) in batch.rows.iter().enumerate() {
             let wanted = reported(row, self.vocab);
             let brought = row.logit_bias.len() * 2 + row.forbidden.len() + row.logprob_ids.len();
@@ -224,42 +309,40 @@ impl Sampling {
             let masked = row.mask.map_or(0, |_| self.vocab.div_ceil(32));
             // Each of the seven lists may be followed by padding; rows that are still to come have their own words.
             let rest = (batch.rows.len() - index) * ROW_WORDS + 8 * ALIGNMENT;
-            if wanted > most || self.lists.words() + rest + brought + counted + masked > self.input.1.len() {
-                self.on_host.push(index);
-                self.lists.rows.push(SamplingRow { flags: SAMPLING_PADDING, ..SamplingRow::GREEDY });
+            if wanted > most || lists.words() + rest + brought + counted + masked > slot.input.len() {
+                lists.rows.push(SamplingRow { flags: SAMPLING_PADDING, ..SamplingRow::GREEDY });
             } else {
-                self.lists.push(row, self.vocab);
-                stride = stride.max(wanted);
+                lists.push(row, self.vocab);
+                slot.stride = slot.stride.max(wanted);
             }
         }
-        stride
+        std::mem::swap(&mut lists.rows, &mut slot.rows);
     }
 
-    /// Copies rows and lists to the device; the parameters of the launches and the flags of all rows together.
-    fn upload(&mut self, machine: &Machine, stride: usize) -> Result<(SamplingParams, u32), BackendError> {
-        let (address, block) = &mut self.input;
-        let rows = self.lists.rows.len();
+    /// Copies rows and lists to the device; the parameters of the launches.
+    fn upload(&mut self, machine: &Machine) -> Result<SamplingParams, BackendError> {
+        let (lists, slot) = (&mut self.lists, &mut self.slots[self.next]);
+        let rows = slot.rows.len();
         let mut end = 0;
-        for row in &self.lists.rows {
+        for row in &slot.rows {
             let words = row.bytes().as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word));
-            block[end..end + ROW_WORDS].iter_mut().zip(words).for_each(|(out, word)| *out = word);
+            slot.input[end..end + ROW_WORDS].iter_mut().zip(words).for_each(|(out, word)| *out = word);
             end += ROW_WORDS;
         }
-        let flags = self.lists.rows.iter().fold(0, |flags, row| flags | row.flags);
-        let arrays = self.lists.arrays().map(|array| {
+        let arrays = lists.arrays().map(|array| {
             end = end.next_multiple_of(ALIGNMENT);
             let start = end;
             end += array.len();
-            block[start..end].copy_from_slice(array);
-            if array.is_empty() { 0 } else { *address + (start * size_of::<u32>()) as u64 }
+            slot.input[start..end].copy_from_slice(array);
+            if array.is_empty() { 0 } else { self.input + (start * size_of::<u32>()) as u64 }
         });
-        machine.gpu.upload(*address, &block[..end])?;
+        machine.gpu.upload(self.input, &slot.input[..end])?;
         let [bias_ids, bias_values, forbidden_ids, count_ids, count_times, listed_ids, masks] = arrays;
-        let output = |words: usize| self.output.0 + (words * size_of::<u32>()) as u64;
-        let params = SamplingParams {
+        let output = |words: usize| self.output + (words * size_of::<u32>()) as u64;
+        Ok(SamplingParams {
             logits: self.logits,
             adjusted: self.adjusted,
-            rows_of: *address,
+            rows_of: self.input,
             masks,
             bias_ids,
             bias_values,
@@ -273,63 +356,51 @@ impl Sampling {
             ranks: output(3 * rows),
             top_counts: output(4 * rows),
             top_ids: output(5 * rows),
-            top_logprobs: output((5 + stride) * rows),
+            top_logprobs: output((5 + slot.stride) * rows),
             rows: rows as u32,
             vocab: self.vocab as u32,
             row_stride: logits_stride(self.vocab) as u32,
             mask_words: self.vocab.div_ceil(32) as u32,
-            top_stride: stride as u32,
+            top_stride: slot.stride as u32,
             reserved: 0,
-        };
-        Ok((params, flags))
+        })
     }
 
-    /// Copies the results back, waits for them, and reads them.
-    fn fetch(
-        &mut self,
-        machine: &Machine,
-        batch: &SampleBatch<'_>,
-        stride: usize,
-        flags: u32,
-        out: &mut Vec<SampledToken>,
-    ) -> Result<(), BackendError> {
-        let rows = batch.rows.len();
-        let words = if flags & SAMPLING_LOGPROBS != 0 { rows * (5 + 2 * stride) } else { rows };
-        let (address, block) = &mut self.output;
-        machine.gpu.download(&mut block[..words], *address)?;
-        for (index, row) in self.lists.rows.iter().enumerate() {
-            let logprobs = (row.flags & SAMPLING_LOGPROBS != 0).then(|| {
-                let of = |array: usize| block[array * rows + index];
-                let start = |array: usize| array * rows + index * stride;
-                let count = (of(4) as usize).min(stride);
-                let ids = &block[start(5)..][..count];
-                let values = &block[start(5 + stride)..][..count];
-                let top = ids.iter().zip(values).map(|(&id, &value)| (id, f32::from_bits(value))).collect();
-                TokenLogprobs { logprob: f32::from_bits(of(2)), rank: of(3), top }
-            });
-            out.push(SampledToken { id: block[index], logprobs });
-        }
-        match out.iter().enumerate().find(|(i, t)| t.id as usize >= self.vocab && !self.on_host.contains(i)) {
-            Some((row, token)) if batch.rows[row].forced != Some(token.id) => {
-                Err(failed(format!("row {row} drew the token {}, of {}", token.id, self.vocab)))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Samples the rows that there was no memory for.
-    fn host_rows(
-        &mut self,
-        machine: &Machine,
-        batch: &SampleBatch<'_>,
-        out: &mut [SampledToken],
-    ) -> Result<(), BackendError> {
-        for &index in &self.on_host {
+    /// Samples the rows that there was no memory for, and tells the device the tokens. Waits for the step.
+    fn draw_on_host(&mut self, machine: &Machine, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
+        let slot = &mut self.slots[self.next];
+        let rows = slot.rows.iter().enumerate().filter(|(_, row)| row.flags & SAMPLING_PADDING != 0);
+        for (index, _) in rows {
             let mut words = vec![0; self.vocab];
             let row = index as u64 * logits_stride(self.vocab) * size_of::<f32>() as u64;
             machine.gpu.download(&mut words, self.logits + row)?;
             let logits: Vec<f32> = words.into_iter().map(f32::from_bits).collect();
-            out[index] = self.sampler.sample(&logits, &batch.rows[index]);
+            let token = self.sampler.sample(&logits, &batch.rows[index]);
+            machine.gpu.upload(self.output + (index * size_of::<u32>()) as u64, &[token.id])?;
+            machine.gpu.synchronize()?;
+            slot.on_host.push((index, token));
+        }
+        Ok(())
+    }
+
+    /// Waits for the tokens of the oldest step that is under way, and reads them.
+    pub(crate) fn take(&mut self, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
+        out.clear();
+        if self.under_way == 0 {
+            return Err(failed("no step is being sampled"));
+        }
+        let slot = &mut self.slots[(self.next + self.under_way) % 2];
+        self.under_way -= 1;
+        slot.done.wait()?;
+        let mut on_host = std::mem::take(&mut slot.on_host).into_iter();
+        for (index, row) in slot.rows.iter().enumerate() {
+            let token = slot.token(index).or_else(|| on_host.next().map(|(_, token)| token));
+            let token = token.ok_or_else(|| failed(format!("row {index} was not drawn")))?;
+            let given = row.flags & SAMPLING_PADDING != 0 || row.forced != SAMPLING_NONE;
+            if token.id as usize >= self.vocab && !given {
+                return Err(failed(format!("row {index} drew the token {}, of {}", token.id, self.vocab)));
+            }
+            out.push(token);
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The arrays of a step, as one block of words that travels in one copy.
 
-use octavo_kernels::params::NO_SLOT;
+use octavo_kernels::params::{DRAWN_TOKEN, NO_SLOT};
 use octavo_kernels::plan::{DecodePlan, PrefillPlan};
 use octavo_ops::StepBatch;
 
@@ -24,6 +24,9 @@ pub(crate) struct StepShape {
     /// Splits of decode attention.
     pub(crate) splits: usize,
 }
+
+// Token ids are copied as they are.
+const _: () = assert!(StepBatch::DRAWN == DRAWN_TOKEN);
 
 /// Arrays begin at multiples of 16 bytes.
 const ALIGNMENT: usize = 4;

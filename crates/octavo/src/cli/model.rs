@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::BoolishValueParser;
 use octavo_backend_cpu::Isa;
 
 use crate::cli::DEFAULT_MODEL;
@@ -174,6 +175,19 @@ pub(crate) struct EngineArgs {
     /// On a GPU, launch every kernel of a step instead of replaying recorded graphs: for debugging.
     #[arg(long)]
     pub(crate) enforce_eager: bool,
+
+    /// Plan and submit a step before the tokens of the one before are known [default: on a GPU]. On the processor that gains
+    /// little, and a new request waits for one step more.
+    #[arg(
+        long,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new(),
+        value_name = "BOOL",
+        hide_possible_values = true
+    )]
+    pub(crate) async_scheduling: Option<bool>,
 
     /// Which waiting request is next.
     #[arg(long, value_enum, default_value_t = Policy::Fcfs)]

@@ -240,8 +240,6 @@ fn unserved_flags_warn_or_refuse() {
         vec!["--swap-space", "4"],
         vec!["--swap-space", "4", "--swap_space=8"],
         vec!["--disable-log-requests"],
-        vec!["--async-scheduling"],
-        vec!["--no-async-scheduling"],
         vec!["--compilation-config.level", "3"],
         vec!["-O3"],
         vec!["--cudagraph-capture-sizes", "1", "2"],
@@ -306,6 +304,14 @@ fn both_spellings_of_a_flag_are_one() {
     assert_eq!(args.model.served_model_name, ["a_b", "c"]);
     assert_eq!(args.model.reference(), "m");
     assert_eq!(serve(&[]).unwrap().compose.model.reference(), DEFAULT_MODEL);
+}
+
+#[test]
+fn a_switch_may_be_left_to_the_device() {
+    let scheduling = |line: &[&str]| serve(line).unwrap().compose.engine.async_scheduling;
+    assert_eq!(scheduling(&[]), None);
+    assert_eq!(scheduling(&["--async-scheduling"]), Some(true));
+    assert_eq!(scheduling(&["--no-async-scheduling"]), Some(false));
 }
 
 #[test]

@@ -138,6 +138,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
         max_num_batched_tokens: budget,
         max_model_len: plan.max_model_len,
         kv: plan.budget,
+        async_scheduling: limits.async_scheduling,
     };
     let runner = Runner::new(backend, model.program.clone(), runner_config)?;
     let memory = runner.memory_plan().clone();

@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use octavo_kernels::manifest::Instance;
 use octavo_kernels::params::Params;
 
-use super::{DeviceInfo, DriverError, check};
+use super::{DeviceInfo, DriverError, Pinned, check};
 
 /// The device's primary context and a stream in it. Everything runs on this stream, in order.
 pub(crate) struct Gpu {
@@ -90,6 +90,15 @@ impl Gpu {
         let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, bytes, self.stream) };
         check("cuMemcpyDtoHAsync", result)?;
         self.synchronize()
+    }
+
+    /// Copies the first words from the device, in the stream's order. They must not be looked at before an event that is
+    /// recorded after this has passed.
+    pub(crate) fn fetch(&self, to: &mut Pinned, words: usize, from: u64) -> Result<(), DriverError> {
+        let to = &mut to[..words];
+        // SAFETY: `to` is writable for its length and lives until the stream has come by: it is freed only then.
+        let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, size_of_val(to), self.stream) };
+        check("cuMemcpyDtoHAsync", result)
     }
 
     /// Copies within the device, in the stream's order.

@@ -78,16 +78,16 @@ impl std::ops::Deref for Pinned {
     type Target = [u32];
 
     fn deref(&self) -> &[u32] {
-        // SAFETY: `words` initialised numbers lie there; the device writes them only in `Gpu::download`, which has it
-        // exclusively and waits.
+        // SAFETY: `words` initialised numbers lie there; after `Gpu::fetch`, which lets the device write them, its caller waits
+        // for an event before it reads.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 }
 
 impl std::ops::DerefMut for Pinned {
     fn deref_mut(&mut self) -> &mut [u32] {
-        // SAFETY: as in `deref`; the access is exclusive, and a copy to the device is over before the next step is written
-        // (its owner waits for the step's results).
+        // SAFETY: as in `deref`; the access is exclusive, and whoever let the device read this waits for an event before it
+        // writes.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.words) }
     }
 }

@@ -4,6 +4,7 @@
 //! allow, and panics where there is no driver.
 
 mod device;
+mod event;
 mod gpu;
 mod memory;
 
@@ -17,6 +18,7 @@ use octavo_ops::BackendError;
 
 use crate::libraries::Version;
 pub use device::DeviceInfo;
+pub(crate) use event::Event;
 pub(crate) use gpu::{Gpu, Graph, Kernel, Module};
 pub(crate) use memory::{DeviceMemory, Pinned};
 

@@ -64,11 +64,11 @@ fn a_device_that_is_lost_is_told_apart() {
     let mut backend = loaded(config(), &TinyModel::default(), 8);
     control.reset();
     // As a kernel that goes astray: it shows when somebody waits, and stays.
-    control.fail("cuStreamSynchronize", 0, ILLEGAL_ADDRESS, true);
+    control.fail("cuEventSynchronize", 1, ILLEGAL_ADDRESS, true);
     backend.forward(&batch(20)).unwrap();
     let (params, mut out) = (SampleParams::default(), Vec::new());
     let rows = [SampleRow::new(&params)];
-    let expected = "the cuda backend lost its device: cuStreamSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS";
+    let expected = "the cuda backend lost its device: cuEventSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS";
     let error = backend.sample(&SampleBatch { rows: &rows }, &mut out).unwrap_err();
     assert!(matches!(error, BackendError::DeviceLost { .. }));
     assert_eq!(error.to_string(), expected);

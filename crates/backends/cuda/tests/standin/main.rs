@@ -6,6 +6,7 @@ mod checkpoints;
 mod devices;
 mod faults;
 mod graphs;
+mod overlap;
 mod programs;
 mod quantised;
 mod sampling;

@@ -97,7 +97,6 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("mamba-block-size", Value, NoEffect("no model that is served has state-space layers")),
     flag("mamba-cache-mode", Value, NoEffect("no model that is served has state-space layers")),
     // Scheduler.
-    flag("async-scheduling", Switch, NoEffect("a step is always planned while the one before runs")),
     flag("watermark", Value, NoEffect("no block is kept free; a request that finds none waits or preempts")),
     flag("scheduler-reserve-full-isl", Switch, NoEffect("a prompt is admitted by chunks")),
     flag("max-num-partial-prefills", Value, NoEffect("prompts share the step's token budget in their order")),
