@@ -16,15 +16,18 @@ DEVICE float sum_of_squares(const T* x, u32 cols) {
     return warp_sum(sum);
 }
 
-// Element `i` of the head `x` after its pair has been turned by the angle of the token's position.
-DEVICE float rotated(const QkvPostParams& p, const float* x, u32 i, const float* cosine, const float* sine) {
+// Element `i` of the head `x` after its pair has been turned by the angle of the token's position in the pair's stream.
+DEVICE float rotated(const QkvPostParams& p, const float* x, u32 i) {
     if (i >= p.rotary_dim) return x[i];
     const u32 half = p.rotary_dim / 2;
-    if (p.rope_interleaved) {
-        float c = cosine[i / 2], s = sine[i / 2];
-        return i % 2 == 0 ? x[i] * c - x[i + 1] * s : x[i] * c + x[i - 1] * s;
-    }
-    return i < half ? x[i] * cosine[i] - x[i + half] * sine[i] : x[i] * cosine[i - half] + x[i - half] * sine[i - half];
+    const bool first = p.rope_interleaved ? i % 2 == 0 : i < half;
+    const u32 step = p.rope_interleaved ? 1 : half;
+    const float left = first ? x[i] : x[i - step], right = first ? x[i + step] : x[i];
+    const u32 pair = p.rope_interleaved ? i / 2 : first ? i : i - half;
+    const u32 stream = p.streams ? p.streams[pair] : 0;
+    const u64 angle = (u64)p.positions[stream * p.position_stride + blockIdx.x] * half + pair;
+    const float c = p.cosine[angle], s = p.sine[angle];
+    return first ? left * c - right * s : right * c + left * s;
 }
 
 // One head by one warp. `part` is the whole row of q, k or v that the head is number `head` of, `weight` its norm's, or null;
@@ -48,12 +51,11 @@ DEVICE void post_head(const QkvPostParams& p, T* out, const T* part, u32 head, u
         }
     }
     __syncwarp();
-    const u64 angles = rotate ? (u64)p.positions[blockIdx.x] * (p.rotary_dim / 2) : 0;
     for (u32 c = lane_id() * N; c < p.head_size; c += 32 * N) {
         Vec<T, N> v;
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            v.x[i] = from_float<T>(rotate ? rotated(p, x, c + i, p.cosine + angles, p.sine + angles) : x[c + i]);
+            v.x[i] = from_float<T>(rotate ? rotated(p, x, c + i) : x[c + i]);
         }
         store(out + c, v);
     }

@@ -78,7 +78,8 @@ struct QkvPostParams {
     const float* k_weight;  // [head_size] or [kv_heads * head_size]; null: no norm
     const float* cosine;    // [positions, rotary_dim / 2]; null: no rotary embedding
     const float* sine;      // [positions, rotary_dim / 2]
-    const u32* positions;   // [tokens]
+    const u32* positions;   // [streams, position_stride]
+    const u32* streams;     // [rotary_dim / 2]: by which positions a pair turns; null: by the first
     const u32* slots;       // [tokens]; NO_SLOT: not written
     u64 block_stride;       // elements between the same layer of two blocks
     u32 tokens;
@@ -88,9 +89,9 @@ struct QkvPostParams {
     u32 rotary_dim;
     u32 rope_interleaved;  // 0: pairs (i, i + rotary_dim / 2); 1: pairs (2i, 2i + 1)
     u32 norm_whole_row;    // 0: each head by itself
+    u32 position_stride;   // at least tokens
     float eps;
     float weight_offset;
-    u32 reserved;
 };
 
 // ------------------------------------------------------------------------------------------- attention: cuda/attention_*.cu

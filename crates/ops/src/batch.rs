@@ -27,7 +27,8 @@ impl BlockTables {
 pub struct StepBatch {
     /// `[T]`: ids, or [`StepBatch::drawn`] where the id is still on the device.
     pub token_ids: Vec<u32>,
-    /// `[T]`: position of each token in its sequence.
+    /// `[P,T]`: positions of each token for the rotary embedding, as many as [`Program::position_streams`] says. The first is its
+    /// place in the sequence, but for tokens of images.
     pub positions: Vec<u32>,
     /// Per KV group `[T]`: `block · block_size + offset` that the token's key and value are written to.
     pub slot_mapping: Vec<Vec<u32>>,
@@ -86,6 +87,12 @@ impl StepBatch {
         self.query_start[s] as usize..self.query_start[s + 1] as usize
     }
 
+    /// The places in their sequence of the rows of sequence `s`.
+    pub fn places(&self, s: usize) -> std::ops::Range<usize> {
+        let end = self.seq_lens[s] as usize;
+        end - self.query_range(s).len()..end
+    }
+
     /// Empties the arrays and keeps their memory.
     pub fn clear(&mut self) {
         self.token_ids.clear();
@@ -105,7 +112,7 @@ impl StepBatch {
     pub fn check(&self, program: &Program, kv: &[(usize, usize)], drawn: usize) -> Result<(), &'static str> {
         let (tokens, sequences) = (self.tokens(), self.sequences());
         let require = |holds: bool, what| if holds { Ok(()) } else { Err(what) };
-        require(self.positions.len() == tokens, "positions")?;
+        require(self.positions.len() == program.position_streams() * tokens, "positions")?;
         require(self.query_start.len() == sequences + 1, "query starts")?;
         require(self.query_start.first() == Some(&0), "the first query start")?;
         require(self.query_start.last().map(|&end| end as usize) == Some(tokens), "the last query start")?;
@@ -117,6 +124,8 @@ impl StepBatch {
         require(self.sampled_rows.iter().all(|&row| (row as usize) < tokens), "a sampled row")?;
         require(self.pooled_rows.iter().all(|&row| (row as usize) < tokens), "a pooled row")?;
         require(self.pooled_rows.is_empty() || program.embedding().is_some(), "a pooled row of a model without any")?;
+        let whole = |s| self.query_range(s).len() <= self.seq_lens[s] as usize;
+        require((0..sequences).all(whole), "a sequence shorter than its rows")?;
         let groups = program.kv_groups.len();
         require(kv.len() == groups, "no KV cache is allocated")?;
         require(self.slot_mapping.len() == groups && self.block_tables.len() == groups, "the number of KV groups")?;
@@ -126,7 +135,7 @@ impl StepBatch {
             require(tables.ids.len() == sequences * tables.stride, "block tables")?;
             require(tables.ids.iter().all(|&id| (id as usize) < blocks), "a block beyond the KV cache")?;
             let covered = tables.stride * size;
-            require(self.positions.iter().all(|&p| (p as usize) < covered), "a position beyond its table")?;
+            require(self.seq_lens.iter().all(|&len| len as usize <= covered), "a sequence longer than its table")?;
         }
         Ok(())
     }

@@ -159,12 +159,20 @@ pub struct Rope {
     pub inv_freq: Vec<f64>,
     /// Factor on cosine and sine (YaRN's attention factor; 1 otherwise).
     pub magnitude: f64,
+    /// Which of a token's positions turns each pair (mrope: time, height and width of an image's patch, in whatever
+    /// order a model cuts its heads); empty: the first turns all.
+    pub streams: Vec<usize>,
 }
 
 impl Rope {
     /// Leading elements of each head that are rotated; the rest pass through.
     pub fn rotary_dim(&self) -> usize {
         2 * self.inv_freq.len()
+    }
+
+    /// Which of a token's positions turns a pair.
+    pub fn stream(&self, pair: usize) -> usize {
+        self.streams.get(pair).copied().unwrap_or(0)
     }
 }
 

@@ -162,6 +162,15 @@ impl Program {
         }
     }
 
+    /// P: positions of a token, 1 unless a rotary embedding turns by more.
+    pub fn position_streams(&self) -> usize {
+        let streams = self.ops.iter().flat_map(|op| match op {
+            Op::QkvPost(QkvPost { rope: Some(rope), .. }) => &rope.streams[..],
+            _ => &[],
+        });
+        1 + streams.max().copied().unwrap_or(0)
+    }
+
     /// `[E,H]`: the hidden states that are returned, the last buffer of such rows that is written. `None` if the model
     /// returns none.
     pub fn embedding(&self) -> Option<BufferId> {
@@ -409,6 +418,10 @@ impl ProgramBuilder {
         let HeadShape { dim, .. } = op.heads;
         if let Some(rope) = op.rope.as_ref().filter(|rope| rope.rotary_dim() > dim || rope.rotary_dim() == 0) {
             return Err(format!("a rotary embedding of {} elements in heads of {dim}", rope.rotary_dim()));
+        }
+        let sizes = op.rope.as_ref().map(|rope| (rope.streams.len(), rope.inv_freq.len()));
+        if let Some((streams, pairs)) = sizes.filter(|&(streams, pairs)| streams != 0 && streams != pairs) {
+            return Err(format!("a rotary embedding that names the positions of {streams} of its {pairs} pairs"));
         }
         if let Some(norm) = &op.norm {
             let widths = [norm.q, norm.k].map(|id| self.of(id).elements());

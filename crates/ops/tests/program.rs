@@ -50,7 +50,7 @@ fn build(edit: impl Fn(&mut Op)) -> Result<Program, ProgramError> {
         })
     };
     let linear = |weight, bias, input, add, out| Op::Linear(Linear { weight, bias, input, add, out });
-    let rope = Rope { style: RopeStyle::NeoX, inv_freq: vec![1.0], magnitude: 1.0 };
+    let rope = Rope { style: RopeStyle::NeoX, inv_freq: vec![1.0], magnitude: 1.0, streams: vec![] };
     let norm_qk = QkNorm { q: qk_norm, k: qk_norm, eps: 1e-6, unit_offset: false };
     let (heads, layer) = (HEADS, 0);
     let mut ops = vec![

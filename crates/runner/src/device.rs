@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 
 use octavo_engine::{ExecutorError, Logprobs, StepMasks, StepOutput, StepPlan, TokenOutput};
 use octavo_ops::sampling::{SampleBatch, SampleRow, SampledToken};
-use octavo_ops::{Backend, BackendError, StepBatch};
+use octavo_ops::{Backend, BackendError, Program, StepBatch};
 
 use crate::RunnerConfig;
 use crate::fill::{Drawn, fill};
@@ -42,6 +42,8 @@ pub(crate) struct Device {
     backend: Box<dyn Backend>,
     block_size: usize,
     groups: usize,
+    /// Positions of a token.
+    streams: usize,
     slots: Slots,
     batch: StepBatch,
     /// The step between its `Forward` and its `Sample`.
@@ -89,13 +91,15 @@ fn refused(error: BackendError) -> ExecutorError {
 }
 
 impl Device {
-    pub(crate) fn new(backend: Box<dyn Backend>, groups: usize, config: &RunnerConfig) -> Self {
+    pub(crate) fn new(backend: Box<dyn Backend>, program: &Program, config: &RunnerConfig) -> Self {
+        let groups = program.kv_groups.len();
         let (tokens, sequences) = (config.max_num_batched_tokens.min(RESERVED), config.max_num_seqs.min(RESERVED));
         let rows = sequences + StepPlan::MAX_SCORED_ROWS;
         Self {
             backend,
             block_size: config.block_size,
             groups,
+            streams: program.position_streams(),
             slots: Slots::new(config.max_num_seqs),
             batch: StepBatch::with_capacity(tokens, sequences, rows, groups),
             step: None,
@@ -154,7 +158,7 @@ impl Device {
         for joined in &plan.joined {
             self.slots.join(plan.step, joined).map_err(malformed)?;
         }
-        fill(&mut self.batch, plan, self.block_size, self.groups, &self.drawn).map_err(malformed)?;
+        fill(&mut self.batch, plan, self.block_size, (self.groups, self.streams), &self.drawn).map_err(malformed)?;
         self.backend.forward(&self.batch).map_err(refused)
     }
 

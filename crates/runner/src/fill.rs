@@ -20,14 +20,14 @@ impl Drawn {
     }
 }
 
-/// Writes the plan into the batch, whose memory is kept. `drawn` is what the rows of the step before drew.
+/// Writes the plan into the batch, whose memory is kept, for that many KV groups and positions of a token. `drawn` is what the rows of the step before drew.
 ///
 /// An error says what about the plan is malformed.
 pub(crate) fn fill(
     batch: &mut StepBatch,
     plan: &StepPlan,
     block_size: usize,
-    groups: usize,
+    (groups, streams): (usize, usize),
     drawn: &Drawn,
 ) -> Result<(), String> {
     batch.clear();
@@ -43,6 +43,10 @@ pub(crate) fn fill(
         for group in 0..groups {
             push_blocks(batch, plan, sequence, group, block_size)?;
         }
+    }
+    // Of text all positions are alike.
+    for _ in 1..streams {
+        batch.positions.extend_from_within(..batch.token_ids.len());
     }
     Ok(())
 }
@@ -144,16 +148,16 @@ mod tests {
     #[test]
     fn a_token_that_is_still_on_the_device_is_named_by_its_row() {
         let mut batch = StepBatch::default();
-        fill(&mut batch, &plan(), 4, 2, &Drawn { ids: Vec::new(), on_device: 2 }).unwrap();
+        fill(&mut batch, &plan(), 4, (2, 1), &Drawn { ids: Vec::new(), on_device: 2 }).unwrap();
         assert_eq!(batch.token_ids, [10, 11, 12, StepBatch::drawn(1)]);
-        let error = fill(&mut batch, &plan(), 4, 2, &Drawn { ids: Vec::new(), on_device: 1 }).unwrap_err();
+        let error = fill(&mut batch, &plan(), 4, (2, 1), &Drawn { ids: Vec::new(), on_device: 1 }).unwrap_err();
         assert_eq!(error, "row 1 of the step before was not drawn");
     }
 
     #[test]
     fn every_array_is_as_defined() {
         let mut batch = StepBatch::default();
-        fill(&mut batch, &plan(), 4, 2, &drawn(&[70, 71])).unwrap();
+        fill(&mut batch, &plan(), 4, (2, 1), &drawn(&[70, 71])).unwrap();
         let expected = StepBatch {
             token_ids: vec![10, 11, 12, 71],
             positions: vec![3, 4, 5, 8],
@@ -170,9 +174,16 @@ mod tests {
         };
         assert_eq!(batch, expected);
         let memory = batch.token_ids.as_ptr();
-        fill(&mut batch, &plan(), 4, 2, &drawn(&[70, 71])).unwrap();
+        fill(&mut batch, &plan(), 4, (2, 1), &drawn(&[70, 71])).unwrap();
         assert_eq!(batch, expected, "filled again");
         assert_eq!(batch.token_ids.as_ptr(), memory);
+    }
+
+    #[test]
+    fn all_positions_of_text_are_alike() {
+        let mut batch = StepBatch::default();
+        fill(&mut batch, &plan(), 4, (2, 3), &drawn(&[70, 71])).unwrap();
+        assert_eq!(batch.positions, [[3, 4, 5, 8]; 3].concat());
     }
 
     #[test]
@@ -181,13 +192,13 @@ mod tests {
         let mut plan = plan();
         plan.sequences[0].scores = 4..6;
         plan.sequences[0].pools = true;
-        fill(&mut batch, &plan, 4, 2, &drawn(&[70, 71])).unwrap();
+        fill(&mut batch, &plan, 4, (2, 1), &drawn(&[70, 71])).unwrap();
         assert_eq!(
             (batch.sampled_rows.as_slice(), batch.pooled_rows.as_slice()),
             ([1, 2, 3].as_slice(), [2].as_slice())
         );
         plan.sequences[0].samples = true;
-        fill(&mut batch, &plan, 4, 2, &drawn(&[70, 71])).unwrap();
+        fill(&mut batch, &plan, 4, (2, 1), &drawn(&[70, 71])).unwrap();
         assert_eq!(batch.sampled_rows, [1, 2, 2, 3]);
     }
 
@@ -196,7 +207,7 @@ mod tests {
         let message = |edit: &dyn Fn(&mut StepPlan)| {
             let mut plan = plan();
             edit(&mut plan);
-            fill(&mut StepBatch::default(), &plan, 4, 2, &drawn(&[70])).unwrap_err()
+            fill(&mut StepBatch::default(), &plan, 4, (2, 1), &drawn(&[70])).unwrap_err()
         };
         assert_eq!(message(&|_| {}), "row 1 of the step before was not drawn");
         assert_eq!(message(&|p| p.sequences[0].tokens = 2..9), "slot 4 has the tokens 2..9");

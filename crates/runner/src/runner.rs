@@ -54,7 +54,7 @@ impl Runner {
         // Three commands a step, and one for a step that is not waited for any more: the engine thread never waits to send one.
         let (commands, receiver) = sync_channel(3 * max_in_flight + 1);
         let (sender, results) = sync_channel(max_in_flight);
-        let device = Device::new(backend, groups, &config);
+        let device = Device::new(backend, &program, &config);
         let thread = std::thread::Builder::new().name("octavo-device".into());
         let thread = thread.spawn(move || device.run(&receiver, &sender))?;
         tracing::debug!(blocks = memory.blocks, groups, max_in_flight, "the device thread runs");

@@ -25,8 +25,10 @@ params! {
         cosine: DevicePtr,
         /// f32 `[positions, rotary_dim / 2]`, magnitude included.
         sine: DevicePtr,
-        /// u32 `[tokens]`: rows of `cosine` and `sine`.
+        /// u32 `[streams, position_stride]`: rows of `cosine` and `sine`.
         positions: DevicePtr,
+        /// u32 `[rotary_dim / 2]`: which of the streams of positions turns a pair; null: the first turns all.
+        streams: DevicePtr,
         /// u32 `[tokens]`: block · KV_BLOCK + offset, or [`NO_SLOT`](super::NO_SLOT).
         slots: DevicePtr,
         /// Elements between the same layer of two blocks.
@@ -45,12 +47,12 @@ params! {
         rope_interleaved: u32,
         /// 0: each head is normalised by itself. 1: the whole row of q, and of k.
         norm_whole_row: u32,
+        /// Elements from one stream of positions to the next.
+        position_stride: u32,
         /// Added under the root.
         eps: f32,
         /// Added to the weights: 1 for Gemma, else 0.
         weight_offset: f32,
-        /// 0.
-        reserved: u32,
     }
 
     /// Attention over a paged cache, causal: the query at position p sees keys `max(0, p + 1 − window) ..= p`. The last query of

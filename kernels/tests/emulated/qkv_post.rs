@@ -24,6 +24,8 @@ struct Norm {
 /// Tables of cosine and sine, `[positions, rotary_dim / 2]`.
 #[derive(Clone)]
 struct Rope {
+    /// Which of the token's positions turns each pair; empty: the first turns all.
+    streams: Vec<u32>,
     dim: usize,
     interleaved: bool,
     cosine: Vec<f32>,
@@ -38,6 +40,7 @@ struct Case {
     size: usize,
     norm: Option<Norm>,
     rope: Option<Rope>,
+    /// `[STREAMS, tokens]`.
     positions: Vec<u32>,
     slots: Vec<u32>,
     qkv: Array,
@@ -48,6 +51,7 @@ struct Case {
 
 const EPS: f32 = 1e-6;
 const POSITIONS: usize = 40;
+const STREAMS: usize = 3;
 
 impl Case {
     fn draw(dtype: Dtype, rng: &mut TestRng) -> Self {
@@ -74,10 +78,14 @@ impl Case {
             let dim = pick(rng, &[size, size / 2 / 2 * 2]);
             let angle = |i: usize| (i / (dim / 2)) as f64 * 10000f64.powf(-((2 * (i % (dim / 2))) as f64) / dim as f64);
             let table = |f: fn(f64) -> f64| (0..POSITIONS * dim / 2).map(|i| (1.1 * f(angle(i))) as f32).collect();
-            Rope { dim, interleaved: rng.below(2) == 0, cosine: table(f64::cos), sine: table(f64::sin) }
+            let streams = match rng.below(2) {
+                0 => Vec::new(),
+                _ => (0..dim / 2).map(|_| rng.below(STREAMS) as u32).collect(),
+            };
+            Rope { streams, dim, interleaved: rng.below(2) == 0, cosine: table(f64::cos), sine: table(f64::sin) }
         });
         let qkv = Array::random(dtype, tokens * (q_heads + 2 * kv_heads) * size, rng);
-        let positions = rng.tokens(tokens, POSITIONS);
+        let positions = rng.tokens(STREAMS * tokens, POSITIONS);
         Self { dtype, q_heads, kv_heads, size, norm, rope, positions, slots, qkv, layers, blocks }
     }
 
@@ -114,6 +122,7 @@ impl Case {
                 cosine: rope.map_or(0, |r| address(&r.cosine)),
                 sine: rope.map_or(0, |r| address(&r.sine)),
                 positions: address(&self.positions),
+                streams: rope.filter(|r| !r.streams.is_empty()).map_or(0, |r| address(&r.streams)),
                 slots: address(&self.slots),
                 block_stride: self.block_stride() as u64,
                 tokens: tokens as u32,
@@ -123,9 +132,9 @@ impl Case {
                 rotary_dim: rope.map_or(0, |r| r.dim as u32),
                 rope_interleaved: rope.is_some_and(|r| r.interleaved).into(),
                 norm_whole_row: norm.is_some_and(|n| n.whole_row).into(),
+                position_stride: tokens as u32,
                 eps: EPS,
                 weight_offset: norm.map_or(0.0, |n| n.offset),
-                reserved: 0,
             };
             launch(&KERNELS, order, &manifest::qkv_post(self.dtype), params.grid(), &params);
             (q, cache)
@@ -148,7 +157,8 @@ impl Case {
         for head in out.chunks_mut(self.size) {
             for i in 0..rope.dim / 2 {
                 let (a, b) = if rope.interleaved { (2 * i, 2 * i + 1) } else { (i, i + rope.dim / 2) };
-                let at = self.positions[token] as usize * rope.dim / 2 + i;
+                let stream = rope.streams.get(i).map_or(0, |&stream| stream as usize);
+                let at = self.positions[stream * self.slots.len() + token] as usize * rope.dim / 2 + i;
                 let (cosine, sine) = (f64::from(rope.cosine[at]), f64::from(rope.sine[at]));
                 (head[a], head[b]) = (head[a] * cosine - head[b] * sine, head[b] * cosine + head[a] * sine);
             }
@@ -211,8 +221,8 @@ fn rotary_products_depend_on_the_distance_alone() {
         case.slots = vec![KV_BLOCK as u32];
         case.qkv = Array::random(Dtype::F32, case.row(), rng);
         let product = |position: u32, distance: u32| {
-            let key = Case { positions: vec![position], ..case.clone() }.run().1;
-            let query = Case { positions: vec![position + distance], ..case.clone() }.run().0;
+            let key = Case { positions: vec![position; STREAMS], ..case.clone() }.run().1;
+            let query = Case { positions: vec![position + distance; STREAMS], ..case.clone() }.run().0;
             let at = case.block_stride() + 2 * (case.layers - 1) * case.plane();
             (0..case.size).map(|i| query.get(i) * key.get(at + i)).sum::<f64>()
         };

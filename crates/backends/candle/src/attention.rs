@@ -43,9 +43,10 @@ impl Attention<'_> {
         let tasks = out.par_chunks_mut(width).zip(q.par_chunks(width)).enumerate();
         tasks.for_each_init(Vec::new, |scores, (task, (out, q))| {
             let (row, head) = (task / kv_heads, task % kv_heads);
-            let last = batch.positions[row] as usize;
+            let sequence = sequences[row];
+            let last = batch.places(sequence).start + row - batch.query_range(sequence).start;
             let first = self.window.map_or(0, |window| (last + 1).saturating_sub(window));
-            let table = self.tables.row(sequences[row]);
+            let table = self.tables.row(sequence);
             let view = View { cache: self.cache, layer: self.layer, head, dim, table, first, last };
             for (out, q) in out.chunks_exact_mut(dim).zip(q.chunks_exact(dim)) {
                 self.attend(q, &view, scores, out);

@@ -3,12 +3,12 @@
 use candle_core::{D, Device, Result, Tensor};
 use octavo_ops::{Rope, RopeStyle};
 
-/// Rotates the leading elements of every head of `x[T, heads, D]` by its row's position.
+/// Rotates the leading elements of every head of `x[T, heads, D]` by its row's positions `[P,T]`.
 pub(crate) fn rotate(x: &Tensor, rope: &Rope, positions: &[u32]) -> Result<Tensor> {
     let (tokens, heads, dim) = x.dims3()?;
     let pairs = rope.inv_freq.len();
     let rotary = rope.rotary_dim();
-    let (cos, sin) = angles(rope, positions)?;
+    let (cos, sin) = angles(rope, positions, tokens)?;
     let rotated = x.narrow(D::Minus1, 0, rotary)?;
     // The pair is (first, second) along a dimension of two: NeoX has it outside, GPT-J inside.
     let (shape, axis) = match rope.style {
@@ -28,11 +28,14 @@ pub(crate) fn rotate(x: &Tensor, rope: &Rope, positions: &[u32]) -> Result<Tenso
 }
 
 /// Cosine and sine `[T, 1, rotary_dim / 2]`, from angles in f64.
-fn angles(rope: &Rope, positions: &[u32]) -> Result<(Tensor, Tensor)> {
+fn angles(rope: &Rope, positions: &[u32], tokens: usize) -> Result<(Tensor, Tensor)> {
+    let angle =
+        |token: usize, pair: usize| f64::from(positions[rope.stream(pair) * tokens + token]) * rope.inv_freq[pair];
     let table = |f: fn(f64) -> f64| {
-        let rows = positions.iter().flat_map(|&p| rope.inv_freq.iter().map(move |w| f64::from(p) * w));
-        let values: Vec<f32> = rows.map(|angle| (f(angle) * rope.magnitude) as f32).collect();
-        Tensor::from_vec(values, (positions.len(), 1, rope.inv_freq.len()), &Device::Cpu)
+        let pairs = rope.inv_freq.len();
+        let angles = (0..tokens).flat_map(|token| (0..pairs).map(move |pair| angle(token, pair)));
+        let values: Vec<f32> = angles.map(|angle| (f(angle) * rope.magnitude) as f32).collect();
+        Tensor::from_vec(values, (tokens, 1, pairs), &Device::Cpu)
     };
     Ok((table(f64::cos)?, table(f64::sin)?))
 }

@@ -109,14 +109,14 @@ impl Scratch {
     }
 }
 
-/// Cuts the sequences of a step into runs, each as long as `length` says for its first position, or shorter at the end.
+/// Cuts the sequences of a step into runs, each as long as `length` says for its first place, or shorter at the end.
 fn runs(batch: &StepBatch, out: &mut Vec<Run>, length: impl Fn(usize) -> usize) {
     out.clear();
     for sequence in 0..batch.sequences() {
         let rows = batch.query_range(sequence);
         let mut first = rows.start;
         while first < rows.end {
-            let position = batch.positions[first] as usize;
+            let position = batch.places(sequence).start + first - rows.start;
             let count = length(position).min(rows.end - first);
             out.push(Run { sequence, first, count, position, len: batch.seq_lens[sequence] as usize });
             first += count;
@@ -213,12 +213,13 @@ impl Forward<'_> {
     /// As for `stage`, in all of the following.
     unsafe fn angles(&self, worker: Worker<'_>, scratch: &Scratch) {
         worker.share(self.batch.tokens(), |row| {
-            let position = f64::from(self.batch.positions[row]);
+            let (positions, tokens) = (&self.batch.positions, self.batch.tokens());
             for (rope, (cos, sin)) in self.plan.ropes.iter().zip(&scratch.angles) {
                 let pairs = rope.inv_freq.len();
                 // SAFETY: as the caller promises; the row is this thread's.
                 let (cos, sin) = unsafe { (cos.part(row * pairs, pairs), sin.part(row * pairs, pairs)) };
-                for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&rope.inv_freq) {
+                for (pair, ((cos, sin), frequency)) in cos.iter_mut().zip(sin).zip(&rope.inv_freq).enumerate() {
+                    let position = f64::from(positions[rope.stream(pair) * tokens + row]);
                     let (s, c) = (position * frequency).sin_cos();
                     (*cos, *sin) = ((c * rope.magnitude) as f32, (s * rope.magnitude) as f32);
                 }

@@ -167,6 +167,7 @@ impl Machine {
             v_cache,
             block_stride,
             positions: step.at(step.shape.positions()),
+            position_stride: step.shape.position_stride() as u32,
             slots: step.at(step.shape.slots(layer.group)),
             tokens: step.shape.tokens as u32,
             ..*params

@@ -55,13 +55,14 @@ impl Limits {
     }
 
     /// The largest step.
-    pub(crate) fn largest_step(&self, groups: usize) -> StepShape {
+    pub(crate) fn largest_step(&self, program: &Program) -> StepShape {
         StepShape {
             tokens: self.tokens,
             sequences: self.sequences,
             sampled: self.rows,
             pooled: self.rows,
-            groups,
+            groups: program.kv_groups.len(),
+            streams: program.position_streams(),
             table_stride: self.table_stride(),
             tiles: self.tokens / PrefillPlan::QUERIES as usize + self.sequences,
             splits: self.splits(self.sequences),
@@ -87,8 +88,8 @@ pub(crate) struct Layout {
     pub(crate) weight_bytes: u64,
     /// By [`octavo_ops::BufferId`].
     pub(crate) buffers: Vec<Region>,
-    /// Each rotary embedding once, with its tables of cosines and sines.
-    pub(crate) ropes: Vec<(Rope, Region, Region)>,
+    /// Each rotary embedding once.
+    pub(crate) ropes: Vec<RopeTables>,
     /// The step's block.
     pub(crate) step: Region,
     /// Values of a quantised weight.
@@ -102,6 +103,17 @@ pub(crate) struct Layout {
     pub(crate) sampling: Sampling,
     /// What is used so far: where the KV cache begins.
     pub(crate) plan: Plan,
+}
+
+/// What the device holds of a rotary embedding.
+#[derive(Clone, Debug)]
+pub(crate) struct RopeTables {
+    pub(crate) rope: Rope,
+    /// `[positions, pairs]`.
+    pub(crate) cosine: Region,
+    pub(crate) sine: Region,
+    /// `[pairs]`: which positions turn each; `None` where the first turn all.
+    pub(crate) streams: Option<Region>,
 }
 
 /// Regions of `Sample`.
@@ -124,7 +136,7 @@ impl Layout {
         let buffers = buffers(program, dtype, limits, &mut plan);
         let ropes = ropes(program, limits, &mut plan);
         let words = |words: usize| (words * size_of::<u32>()) as u64;
-        let step = plan.take(words(limits.largest_step(program.kv_groups.len()).words()));
+        let step = plan.take(words(limits.largest_step(program).words()));
         let (values, widest) = quantised(program, &weights);
         let values = plan.take(values.saturating_mul(dtype.bytes() as u64));
         let codes = plan.take(ROUNDED_ROWS * widest);
@@ -185,13 +197,16 @@ fn buffers(program: &Program, dtype: Dtype, limits: &Limits, plan: &mut Plan) ->
     program.buffers.iter().enumerate().map(region).collect()
 }
 
-fn ropes(program: &Program, limits: &Limits, plan: &mut Plan) -> Vec<(Rope, Region, Region)> {
-    let mut ropes: Vec<(Rope, Region, Region)> = Vec::new();
+fn ropes(program: &Program, limits: &Limits, plan: &mut Plan) -> Vec<RopeTables> {
+    let mut ropes: Vec<RopeTables> = Vec::new();
     for op in &program.ops {
         let Op::QkvPost(octavo_ops::QkvPost { rope: Some(rope), .. }) = op else { continue };
-        if !ropes.iter().any(|(known, ..)| known == rope) {
-            let bytes = (limits.positions * rope.inv_freq.len() * size_of::<f32>()) as u64;
-            ropes.push((rope.clone(), plan.take(bytes), plan.take(bytes)));
+        if !ropes.iter().any(|known| known.rope == *rope) {
+            let pairs = rope.inv_freq.len();
+            let bytes = (limits.positions * pairs * size_of::<f32>()) as u64;
+            let (cosine, sine) = (plan.take(bytes), plan.take(bytes));
+            let streams = (!rope.streams.is_empty()).then(|| plan.take((pairs * size_of::<u32>()) as u64));
+            ropes.push(RopeTables { rope: rope.clone(), cosine, sine, streams });
         }
     }
     ropes

@@ -252,10 +252,11 @@ impl Lowering<'_> {
     fn qkv_post(&mut self, op: &QkvPost) -> Stage {
         let kernel = self.instances.id(manifest::qkv_post(self.setting.dtype));
         let tables = op.rope.as_ref().and_then(|rope| {
-            let (_, cosine, sine) = self.layout.ropes.iter().find(|(known, ..)| known == rope)?;
-            Some((self.arena.at(*cosine), self.arena.at(*sine)))
+            let known = self.layout.ropes.iter().find(|known| known.rope == *rope)?;
+            let streams = known.streams.map_or(0, |region| self.arena.at(region));
+            Some((self.arena.at(known.cosine), self.arena.at(known.sine), streams))
         });
-        let (cosine, sine) = tables.unwrap_or((0, 0));
+        let (cosine, sine, streams) = tables.unwrap_or((0, 0, 0));
         let is_whole = |norm: &octavo_ops::QkNorm| self.program.weights[norm.q.0].elements() != op.heads.dim;
         let norm = op.norm.as_ref();
         let params = QkvPostParams {
@@ -265,6 +266,7 @@ impl Lowering<'_> {
             k_weight: norm.map_or(0, |norm| self.vector(norm.k)),
             cosine,
             sine,
+            streams,
             q_heads: op.heads.q as u32,
             kv_heads: op.heads.kv as u32,
             head_size: op.heads.dim as u32,

@@ -12,7 +12,7 @@ use crate::build::{Builder, Instances};
 use crate::cache::KernelCache;
 use crate::driver::{Event, Gpu, Graph, Pinned};
 use crate::forward::{Cache, Machine, Scratch, Step};
-use crate::layout::{Layout, Limits, logits_stride};
+use crate::layout::{Layout, Limits, RopeTables, logits_stride};
 use crate::libraries::cublaslt::CublasLt;
 use crate::libraries::{Kind, Places, Version, compiler, ranked};
 use crate::linear::Setting;
@@ -183,7 +183,7 @@ impl Model {
         machine.plan_products(limits.tokens, limits.rows)?;
         let logits = logits_buffer(program).map_or(0, |id| arena.at(layout.buffers[id.0]));
         let sampling = Sampling::new(&machine, sample_kernels, logits, &arena, &layout, program.vocab_size)?;
-        let largest = limits.largest_step(program.kv_groups.len());
+        let largest = limits.largest_step(program);
         gpu.synchronize()?;
         Ok(Self {
             graphs: Vec::new(),
@@ -257,7 +257,7 @@ impl Model {
                 splits: if self.attention.planned { limits.splits(sequences) } else { 0 },
                 tiles: 0,
                 pooled: 0,
-                ..limits.largest_step(self.caches.len())
+                ..limits.largest_step(&self.program)
             };
             self.pad(&shape)?;
             let address = self.arena.at(self.layout.step);
@@ -277,7 +277,7 @@ impl Model {
         let groups = self.caches.len();
         let mut empty = StepBatch::with_capacity(0, 0, 0, groups);
         empty.query_start.push(0);
-        self.filler.plan(&empty, self.attention);
+        self.filler.plan(&empty, shape.streams, self.attention);
         self.upload(&empty, shape)
     }
 
@@ -300,7 +300,7 @@ impl Model {
         let checked = batch.check(&self.program, &self.cache_sizes, self.sampling.drawn());
         checked.map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
         check_limits(batch, limits)?;
-        let exact = self.filler.plan(batch, self.attention);
+        let exact = self.filler.plan(batch, self.program.position_streams(), self.attention);
         let recorded = self.recorded(batch, &exact);
         let shape = recorded.map_or(exact, |at| self.graphs[at].shape);
         self.upload(batch, &shape)?;
@@ -411,10 +411,6 @@ fn check_limits(batch: &StepBatch, limits: &Limits) -> Result<(), BackendError> 
         ("positions", batch.positions.iter().max().map_or(0, |&last| last as usize + 1), limits.positions),
         ("tokens of a sequence", batch.seq_lens.iter().max().map_or(0, |&len| len as usize), limits.positions),
     ];
-    let covered = batch.block_tables.iter().map(|tables| tables.stride * KV_BLOCK).min().unwrap_or(usize::MAX);
-    if batch.seq_lens.iter().any(|&len| len as usize > covered) {
-        return Err(failed("the batch is malformed: a sequence longer than its table"));
-    }
     match counts.into_iter().find(|(_, found, most)| found > most) {
         Some((what, found, most)) => Err(failed(format!("a step has {found} {what}, but memory was taken for {most}"))),
         None => Ok(()),
@@ -441,7 +437,7 @@ fn load_weights(
     for (weight, placed) in program.weights.iter().zip(&layout.weights) {
         loader.load(weight, placed)?;
     }
-    for (rope, cosine, sine) in &layout.ropes {
+    for RopeTables { rope, cosine, sine, streams } in &layout.ropes {
         let pairs = rope.inv_freq.len();
         let positions = cosine.bytes as usize / (pairs * size_of::<f32>());
         for (region, of) in [(cosine, f64::cos as fn(f64) -> f64), (sine, f64::sin)] {
@@ -450,6 +446,10 @@ fn load_weights(
                 let angles = rope.inv_freq.iter().map(|frequency| position as f64 * frequency);
                 table.extend(angles.map(|angle| ((of(angle) * rope.magnitude) as f32).to_bits()));
             }
+            gpu.upload(arena.at(*region), &table)?;
+        }
+        if let Some(region) = streams {
+            let table: Vec<u32> = rope.streams.iter().map(|&stream| stream as u32).collect();
             gpu.upload(arena.at(*region), &table)?;
         }
     }

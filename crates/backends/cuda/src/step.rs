@@ -17,6 +17,8 @@ pub(crate) struct StepShape {
     pub(crate) pooled: usize,
     /// KV groups.
     pub(crate) groups: usize,
+    /// P.
+    pub(crate) streams: usize,
     /// Entries of a row of a block table.
     pub(crate) table_stride: usize,
     /// Tiles of prefill attention.
@@ -45,8 +47,13 @@ impl StepShape {
         aligned(self.tokens)
     }
 
+    /// Words from one stream of positions to the next.
+    pub(crate) const fn position_stride(&self) -> usize {
+        aligned(self.tokens)
+    }
+
     pub(crate) const fn slots(&self, group: usize) -> usize {
-        (2 + group) * aligned(self.tokens)
+        (1 + self.streams + group) * aligned(self.tokens)
     }
 
     pub(crate) const fn query_start(&self) -> usize {
@@ -107,7 +114,7 @@ impl Filler {
     }
 
     /// The shape of a batch as it is.
-    pub(crate) fn plan(&mut self, batch: &StepBatch, attention: Attention) -> StepShape {
+    pub(crate) fn plan(&mut self, batch: &StepBatch, streams: usize, attention: Attention) -> StepShape {
         self.prefill.clear();
         self.decode.clear();
         let (mut tiles, mut splits) = (0, 0);
@@ -122,6 +129,7 @@ impl Filler {
             sampled: batch.sampled_rows.len(),
             pooled: batch.pooled_rows.len(),
             groups: batch.block_tables.len(),
+            streams,
             table_stride: batch.block_tables.iter().map(|tables| tables.stride).max().unwrap_or(0),
             tiles,
             splits,
@@ -141,7 +149,10 @@ impl Filler {
             out[at + values.len()..at + len].fill(rest);
         };
         array(shape.token_ids(), &batch.token_ids, shape.tokens, 0);
-        array(shape.positions(), &batch.positions, shape.tokens, 0);
+        for stream in 0..shape.streams {
+            let positions = &batch.positions[stream * batch.tokens()..][..batch.tokens()];
+            array(shape.positions() + stream * shape.position_stride(), positions, shape.tokens, 0);
+        }
         for (group, slots) in batch.slot_mapping.iter().enumerate() {
             array(shape.slots(group), slots, shape.tokens, NO_SLOT);
         }
@@ -196,6 +207,7 @@ mod tests {
             sampled: 3,
             pooled: 1,
             groups: 2,
+            streams: 2,
             table_stride: 3,
             tiles: 1,
             splits: 2,
@@ -215,13 +227,13 @@ mod tests {
             shape.decode_plan(),
             shape.words(),
         ];
-        assert_eq!(starts, [0, 8, 16, 24, 32, 36, 40, 44, 48, 56, 64, 68, 80]);
+        assert_eq!(starts, [0, 8, 24, 32, 40, 44, 48, 52, 56, 64, 72, 76, 88]);
     }
 
     #[test]
     fn a_batch_is_written_as_it_is() {
         let (batch, mut filler) = (decodes(), Filler::default());
-        let shape = filler.plan(&batch, ATTENTION);
+        let shape = filler.plan(&batch, 1, ATTENTION);
         assert_eq!((shape.splits, shape.tiles, shape.table_stride), (4, 0, 3));
         let mut block = vec![77; shape.words()];
         let used = filler.write(&batch, &shape, &mut block);
@@ -239,7 +251,7 @@ mod tests {
     #[test]
     fn padding_reads_and_writes_nothing() {
         let (batch, mut filler) = (decodes(), Filler::default());
-        let exact = filler.plan(&batch, ATTENTION);
+        let exact = filler.plan(&batch, 1, ATTENTION);
         let shape = StepShape { tokens: 5, sequences: 5, sampled: 5, table_stride: 4, splits: 20, ..exact };
         let mut block = vec![77; shape.words()];
         let used = filler.write(&batch, &shape, &mut block);

@@ -123,7 +123,7 @@ impl RopeConfig {
                 magnitude = attention_factor;
             }
         }
-        Rope { style: self.style, inv_freq, magnitude }
+        Rope { style: self.style, inv_freq, magnitude, streams: Vec::new() }
     }
 
     /// First and last pair of YaRN's ramp: where a frequency makes `fast` and `slow` rotations over the original context.

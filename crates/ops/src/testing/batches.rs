@@ -1,7 +1,17 @@
 //! Steps over paged sequences.
 
 use super::TestRng;
-use crate::{BlockTables, StepBatch};
+use crate::{BlockTables, Program, StepBatch};
+
+/// A position of the token at a place of its sequence. Those after the first differ from it, and repeat, as in an image.
+pub fn position(place: usize, stream: usize) -> u32 {
+    let position = match stream {
+        0 => place,
+        1 => place / 3,
+        _ => place % 3,
+    };
+    position as u32
+}
 
 /// Cuts sequences into steps, as an engine would: hands out blocks and writes [`StepBatch`]es. Every row is
 /// sampled, and returned.
@@ -10,6 +20,8 @@ pub struct PagedBatches {
     block_size: usize,
     /// Per KV group, blocks that are free, in random order.
     free: Vec<Vec<u32>>,
+    /// Positions of a token.
+    streams: usize,
     sequences: Vec<Sequence>,
 }
 
@@ -31,7 +43,13 @@ impl PagedBatches {
             }
             ids
         };
-        Self { block_size, free: (0..groups).map(shuffled).collect(), sequences: Vec::new() }
+        Self { block_size, free: (0..groups).map(shuffled).collect(), streams: 1, sequences: Vec::new() }
+    }
+
+    /// The same for a program: with its KV groups, and as many positions for a token as it turns by.
+    pub fn of(program: &Program, block_size: usize, blocks: usize, rng: &mut TestRng) -> Self {
+        let streams = program.position_streams();
+        Self { streams, ..Self::new(block_size, program.kv_groups.len(), blocks, rng) }
     }
 
     /// Adds a sequence of which nothing is computed; its number.
@@ -83,7 +101,6 @@ impl PagedBatches {
             let positions = sequence.computed..sequence.computed + count;
             sequence.computed = positions.end;
             batch.token_ids.extend_from_slice(&sequence.tokens[positions.clone()]);
-            batch.positions.extend(positions.clone().map(|p| p as u32));
             batch.query_start.push(batch.token_ids.len() as u32);
             batch.seq_lens.push(positions.end as u32);
             batch.slots.push(index as u32);
@@ -93,6 +110,12 @@ impl PagedBatches {
                 }
                 let slot = |p: usize| table[p / self.block_size] as usize * self.block_size + p % self.block_size;
                 batch.slot_mapping[group].extend(positions.clone().map(|p| slot(p) as u32));
+            }
+        }
+        for stream in 0..self.streams {
+            for sequence in 0..batch.sequences() {
+                let places = batch.places(sequence);
+                batch.positions.extend(places.map(|place| position(place, stream)));
             }
         }
         batch.sampled_rows = (0..batch.token_ids.len() as u32).collect();

@@ -8,7 +8,7 @@ mod model;
 mod reference;
 pub mod suite;
 
-pub use batches::PagedBatches;
+pub use batches::{PagedBatches, position};
 pub use model::{MemoryWeights, QkNormWidth, TinyModel, random_blocks};
 pub use reference::{erf, reference_embeddings, reference_logits};
 

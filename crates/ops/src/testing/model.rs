@@ -63,7 +63,12 @@ pub struct TinyModel {
 impl Default for TinyModel {
     /// A two-layer Llama.
     fn default() -> Self {
-        let rope = Rope { style: crate::RopeStyle::NeoX, inv_freq: vec![1.0, 0.1, 0.01, 0.001], magnitude: 1.0 };
+        let rope = Rope {
+            style: crate::RopeStyle::NeoX,
+            inv_freq: vec![1.0, 0.1, 0.01, 0.001],
+            magnitude: 1.0,
+            streams: vec![],
+        };
         Self {
             vocab_size: 50,
             hidden: 24,

@@ -1,5 +1,6 @@
 //! The meaning of every op, in the most literal f64.
 
+use super::position;
 use crate::{
     BufferId, GluKind, Linear, Logits, NormKind, NormOp, Op, PagedAttention, Program, QkvPost, Rope, RopeStyle,
     WeightError, WeightId, WeightSource,
@@ -215,13 +216,14 @@ fn normalise(kind: NormKind, x: &[f64], weight: &[f64], bias: Option<&[f64]>, ep
     x.iter().zip(weight).enumerate().map(|(i, (x, w))| (x - mean) / root * (w + offset) + bias(i)).collect()
 }
 
-fn rotate(head: &mut [f64], rope: &Rope, position: usize) {
+/// `place` is the token's in its sequence.
+fn rotate(head: &mut [f64], rope: &Rope, place: usize) {
     for (i, frequency) in rope.inv_freq.iter().enumerate() {
         let (a, b) = match rope.style {
             RopeStyle::NeoX => (i, i + rope.inv_freq.len()),
             RopeStyle::GptJ => (2 * i, 2 * i + 1),
         };
-        let (sin, cos) = (position as f64 * frequency).sin_cos();
+        let (sin, cos) = (f64::from(position(place, rope.stream(i))) * frequency).sin_cos();
         let (x, y) = (head[a], head[b]);
         head[a] = (x * cos - y * sin) * rope.magnitude;
         head[b] = (y * cos + x * sin) * rope.magnitude;
@@ -269,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_rotation_keeps_lengths_and_turns_by_the_angle() {
-        let rope = Rope { style: RopeStyle::GptJ, inv_freq: vec![0.25], magnitude: 1.0 };
+        let rope = Rope { style: RopeStyle::GptJ, inv_freq: vec![0.25], magnitude: 1.0, streams: vec![] };
         let mut head = [1.0, 0.0, 7.0];
         rotate(&mut head, &rope, 2);
         assert!((head[0] - 0.5f64.cos()).abs() < 1e-15 && (head[1] - 0.5f64.sin()).abs() < 1e-15);

@@ -56,7 +56,7 @@ impl Suite<'_> {
 
     /// The logits and hidden states of every token of a sequence that is alone and prefilled in one step.
     fn alone(&self, program: &Program, weights: &MemoryWeights, tokens: &[u32]) -> Vec<Vec<u32>> {
-        let mut batches = PagedBatches::new(BLOCK, program.kv_groups.len(), BLOCKS, &mut TestRng(1));
+        let mut batches = PagedBatches::of(program, BLOCK, BLOCKS, &mut TestRng(1));
         let sequence = batches.add(tokens.to_vec());
         let batch = batches.step(&[(sequence, tokens.len())]);
         run(&mut *self.loaded(program, weights), program, &batch)
@@ -91,7 +91,7 @@ impl Suite<'_> {
     pub fn same_bits(&self, model: &TinyModel, seed: u64) -> Result<(), TestCaseError> {
         let (program, weights) = &model.build().expect("the model is well formed");
         let mut rng = TestRng(seed);
-        let mut batches = PagedBatches::new(BLOCK, program.kv_groups.len(), BLOCKS, &mut rng);
+        let mut batches = PagedBatches::of(program, BLOCK, BLOCKS, &mut rng);
         let mut backend = self.loaded(program, weights);
         let mut expected = Vec::new();
         for _ in 0..3 {
@@ -214,12 +214,13 @@ impl Suite<'_> {
         assert!(backend.forward(&first_batch(20)).is_err(), "no KV cache yet");
         backend.allocate_kv(BLOCK, &[8]).expect("there is room");
         type Spoil = fn(&mut StepBatch);
-        let spoilt: [(&str, Spoil); 9] = [
+        let spoilt: [(&str, Spoil); 10] = [
             ("positions", |b| b.positions.truncate(19)),
             ("a token id beyond the vocabulary", |b| b.token_ids[3] = 50),
             ("a slot beyond the KV cache", |b| b.slot_mapping[0][3] = 128),
             ("a block beyond the KV cache", |b| b.block_tables[0].ids[1] = 8),
-            ("a position beyond its table", |b| b.positions[3] = 32),
+            ("a sequence longer than its table", |b| b.seq_lens[0] = 33),
+            ("a sequence shorter than its rows", |b| b.seq_lens[0] = 19),
             ("a sampled row", |b| b.sampled_rows[0] = 20),
             ("a pooled row", |b| b.pooled_rows[0] = 20),
             ("the last query start", |b| b.query_start[1] = 19),
@@ -368,9 +369,11 @@ pub fn real_sizes(vocab_size: usize) -> TinyModel {
     }
 }
 
-fn ropes() -> impl Strategy<Value = Option<(RopeStyle, usize, f64)>> {
+/// Style, pairs, magnitude, streams of positions.
+fn ropes() -> impl Strategy<Value = Option<(RopeStyle, usize, f64, Vec<usize>)>> {
     let style = prop_oneof![Just(RopeStyle::NeoX), Just(RopeStyle::GptJ)];
-    proptest::option::weighted(0.85, (style, 1usize..=4, prop_oneof![Just(1.0), 0.5f64..1.5]))
+    let streams = prop_oneof![2 => Just(Vec::new()), 1 => proptest::collection::vec(0usize..3, 4)];
+    proptest::option::weighted(0.85, (style, 1usize..=4, prop_oneof![Just(1.0), 0.5f64..1.5], streams))
 }
 
 /// Models of every feature and of odd sizes.
@@ -387,10 +390,10 @@ pub fn models() -> impl Strategy<Value = TinyModel> {
         |(sizes, windows, rope, glu, norm, qk_norm, flags, caps, scales, seed)| {
             let (hidden, inner, vocab_size, kv, group, dim) = sizes;
             let layers = (0..windows.len() + 1).map(|layer| layer % windows.len()).collect();
-            let rope = rope.map(|(style, pairs, magnitude)| Rope {
-                style,
-                inv_freq: (0..pairs.min(dim / 2)).map(|i| 0.3f64.powi(i as i32)).collect(),
-                magnitude,
+            let rope = rope.map(|(style, pairs, magnitude, mut streams)| {
+                let pairs = pairs.min(dim / 2);
+                streams.truncate(pairs);
+                Rope { style, inv_freq: (0..pairs).map(|i| 0.3f64.powi(i as i32)).collect(), magnitude, streams }
             });
             TinyModel {
                 vocab_size,
