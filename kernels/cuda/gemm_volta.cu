@@ -78,19 +78,16 @@ DEVICE void gemm_volta(const LinearParams& p) {
                 b_rows[j] = *(const uint4*)(b + staged(warp_n + j * 16 + quarter_n + line, piece));
             // The first four of the eight inputs, then the others.
 #pragma unroll
-            for (u32 i = 0; i < TILES_M; ++i)
+            for (u32 half = 0; half < 2; ++half)
 #pragma unroll
-                for (u32 j = 0; j < TILES_N; ++j) {
-                    u32 a_four[2] = {a_rows[i].x, a_rows[i].y}, b_four[2] = {b_rows[j].x, b_rows[j].y};
-                    mma_m8n8k4_row_col(sums[i][j], a_four, b_four);
-                }
+                for (u32 i = 0; i < TILES_M; ++i)
 #pragma unroll
-            for (u32 i = 0; i < TILES_M; ++i)
-#pragma unroll
-                for (u32 j = 0; j < TILES_N; ++j) {
-                    u32 a_four[2] = {a_rows[i].z, a_rows[i].w}, b_four[2] = {b_rows[j].z, b_rows[j].w};
-                    mma_m8n8k4_row_col(sums[i][j], a_four, b_four);
-                }
+                    for (u32 j = 0; j < TILES_N; ++j) {
+                        const uint4 x = a_rows[i], y = b_rows[j];
+                        u32 a_four[2] = {half ? x.z : x.x, half ? x.w : x.y};
+                        u32 b_four[2] = {half ? y.z : y.x, half ? y.w : y.y};
+                        mma_m8n8k4_row_col(sums[i][j], a_four, b_four);
+                    }
         }
         // The other stage: everyone left it before the last barrier.
         if (step + 1 < steps) write(step + 1);

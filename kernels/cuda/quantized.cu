@@ -2,11 +2,13 @@
 // they lie in memory.
 #include "linear.h"
 
-// 32 neighbouring weights of a row: (q[w] byte e) * scale[w / 4] + min, element 4w + e, codes signed.
+// 32 neighbouring weights of a row: (q[w] byte e) * scale[w / 4] + min[w / 4], element 4w + e, codes signed.
 struct QuantGroup {
     int q[8];
-    float scale[2];  // of the first and the last 16; the same but for Q6_K
-    float min;
+    float scale[2], min[2];  // of the first and the last 16: where a format has one for both, they are the same
+
+    DEVICE void set_scale(float value) { scale[0] = scale[1] = value; }
+    DEVICE void set_min(float value) { min[0] = min[1] = value; }
 };
 
 DEVICE float half_at(const u8* plane, u64 index) {
@@ -26,38 +28,106 @@ DEVICE void read_nibbles(int* q, const u8* plane, u64 index) {
     }
 }
 
-// The formats: `read` gives the group with that index in the whole weight. SCALES: how many differ; HAS_MIN: whether there is one.
+// The codes of group `index` of a plane of pairs of bits.
+DEVICE void read_pairs(int* q, const u8* plane, u64 index) {
+    uint2 codes = *((const uint2*)plane + index);
+#pragma unroll
+    for (u32 w = 0; w < 4; ++w) {
+        q[w] = (int)(codes.x >> 2 * w & 0x03030303);
+        q[w + 4] = (int)(codes.y >> 2 * w & 0x03030303);
+    }
+}
+
+// Adds the bits of group `index` of a plane as bit BIT of the codes.
+template <u32 BIT>
+DEVICE void add_bits(int* q, const u8* plane, u64 index) {
+    const u32 bits = *((const u32*)plane + index);
+#pragma unroll
+    for (u32 w = 0; w < 8; ++w) q[w] |= (int)((bits >> w & 0x01010101) << BIT);
+}
+
+// Takes VALUE from each code: bit 7 is lent, so that no byte borrows from its neighbour.
+template <u32 VALUE>
+DEVICE void subtract_from_codes(int* q) {
+#pragma unroll
+    for (u32 w = 0; w < 8; ++w) q[w] = (int)((((u32)q[w] | 0x80808080) - VALUE * 0x01010101) ^ 0x80808080);
+}
+
+// Scale and minimum of a group of Q4_K or Q5_K: two f16, then twelve bytes with 6-bit factors of eight groups: those of the last
+// four have their upper bits in the first eight bytes.
+DEVICE void read_super_scales(QuantGroup& group, const u8* plane, u64 index) {
+    uint4 header = *((const uint4*)plane + index / 8);
+    const u32 shift = index % 4 * 8;
+    const u32 a = header.y >> shift, b = header.z >> shift, c = header.w >> shift;
+    u32 scale = a & 63, min = b & 63;
+    if (index % 8 >= 4) {
+        scale = (c & 15) | (a & 0xc0) >> 2;
+        min = (c >> 4 & 15) | (b & 0xc0) >> 2;
+    }
+    Vec<f16, 2> pair;
+    pair.registers = header.x;
+    group.set_scale(to_float(pair.x[0]) * (float)scale);
+    group.set_min(-to_float(pair.x[1]) * (float)min);
+}
+
+// Scale and minimum of a group of its own.
+DEVICE void read_scale_and_min(QuantGroup& group, const u8* plane, u64 index) {
+    Vec<f16, 2> pair = load<2>((const f16*)plane + index * 2);
+    group.set_scale(to_float(pair.x[0]));
+    group.set_min(to_float(pair.x[1]));
+}
+
+// The formats: `read` gives the group with that index in the whole weight. SCALES and MINS: how many of each a group has.
 
 struct Q4_0 {
-    static constexpr u32 SCALES = 1;
-    static constexpr bool HAS_MIN = true;
+    static constexpr u32 SCALES = 1, MINS = 1;
     static DEVICE QuantGroup read(const QuantWeight& weight, u64 index) {
         QuantGroup group;
         read_nibbles(group.q, weight.codes, index);
-        float scale = half_at(weight.deltas, index);
+        const float scale = half_at(weight.deltas, index);
         // Codes are from 0: what they are too much by is a minimum.
-        group.scale[0] = group.scale[1] = scale;
-        group.min = -8.0f * scale;
+        group.set_scale(scale);
+        group.set_min(-8.0f * scale);
         return group;
     }
 };
 
 struct Q4_1 {
-    static constexpr u32 SCALES = 1;
-    static constexpr bool HAS_MIN = true;
+    static constexpr u32 SCALES = 1, MINS = 1;
     static DEVICE QuantGroup read(const QuantWeight& weight, u64 index) {
         QuantGroup group;
         read_nibbles(group.q, weight.codes, index);
-        Vec<f16, 2> pair = load<2>((const f16*)weight.deltas + index * 2);
-        group.scale[0] = group.scale[1] = to_float(pair.x[0]);
-        group.min = to_float(pair.x[1]);
+        read_scale_and_min(group, weight.deltas, index);
+        return group;
+    }
+};
+
+struct Q5_0 {
+    static constexpr u32 SCALES = 1, MINS = 1;
+    static DEVICE QuantGroup read(const QuantWeight& weight, u64 index) {
+        QuantGroup group;
+        read_nibbles(group.q, weight.codes, index);
+        add_bits<4>(group.q, weight.high, index);
+        const float scale = half_at(weight.deltas, index);
+        group.set_scale(scale);
+        group.set_min(-16.0f * scale);
+        return group;
+    }
+};
+
+struct Q5_1 {
+    static constexpr u32 SCALES = 1, MINS = 1;
+    static DEVICE QuantGroup read(const QuantWeight& weight, u64 index) {
+        QuantGroup group;
+        read_nibbles(group.q, weight.codes, index);
+        add_bits<4>(group.q, weight.high, index);
+        read_scale_and_min(group, weight.deltas, index);
         return group;
     }
 };
 
 struct Q8_0 {
-    static constexpr u32 SCALES = 1;
-    static constexpr bool HAS_MIN = false;
+    static constexpr u32 SCALES = 1, MINS = 0;
     static DEVICE QuantGroup read(const QuantWeight& weight, u64 index) {
         QuantGroup group;
 #pragma unroll
@@ -68,56 +138,85 @@ struct Q8_0 {
             group.q[half * 4 + 2] = (int)codes.z;
             group.q[half * 4 + 3] = (int)codes.w;
         }
-        group.scale[0] = group.scale[1] = half_at(weight.deltas, index);
-        group.min = 0.0f;
+        group.set_scale(half_at(weight.deltas, index));
+        group.set_min(0.0f);
+        return group;
+    }
+};
+
+struct Q2_K {
+    static constexpr u32 SCALES = 2, MINS = 2;
+    static DEVICE QuantGroup read(const QuantWeight& weight, u64 index) {
+        QuantGroup group;
+        read_pairs(group.q, weight.codes, index);
+        Vec<f16, 2> pair = load<2>((const f16*)weight.deltas + index / 8 * 2);
+        const u32 factors = *((const u16*)weight.scales + index);
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+            group.scale[half] = to_float(pair.x[0]) * (float)(factors >> 8 * half & 15);
+            group.min[half] = -to_float(pair.x[1]) * (float)(factors >> (8 * half + 4) & 15);
+        }
+        return group;
+    }
+};
+
+struct Q3_K {
+    static constexpr u32 SCALES = 2, MINS = 0;
+    static DEVICE QuantGroup read(const QuantWeight& weight, u64 index) {
+        QuantGroup group;
+        read_pairs(group.q, weight.codes, index);
+        add_bits<2>(group.q, weight.high, index);
+        subtract_from_codes<4>(group.q);
+        // Of the sixteen factors of a block, eight bytes have the low four bits, the last eight of them in the upper nibbles, and
+        // four bytes the upper two, those of factors 4i to 4i + 3 in bits 2i and 2i + 1. A group has two neighbours.
+        const u16* packed = (const u16*)weight.scales + index / 8 * 6;
+        const u32 at = index % 8;
+        const u32 low = packed[at % 4] >> at / 4 * 4 & 0x0f0f, high = packed[4 + at % 2] >> at / 2 * 2 & 0x0303;
+        const u32 factors = low | high << 4;
+        const float scale = half_at(weight.deltas, index / 8);
+        group.scale[0] = scale * (float)((int)(factors & 63) - 32);
+        group.scale[1] = scale * (float)((int)(factors >> 8) - 32);
+        group.set_min(0.0f);
         return group;
     }
 };
 
 struct Q4_K {
-    static constexpr u32 SCALES = 1;
-    static constexpr bool HAS_MIN = true;
+    static constexpr u32 SCALES = 1, MINS = 1;
     static DEVICE QuantGroup read(const QuantWeight& weight, u64 index) {
         QuantGroup group;
         read_nibbles(group.q, weight.codes, index);
-        // Two f16, then twelve bytes with 6-bit factors of eight groups: those of the last four have their upper bits in the first
-        // eight bytes.
-        uint4 header = *((const uint4*)weight.scales + index / 8);
-        const u32 shift = index % 4 * 8;
-        const u32 a = header.y >> shift, b = header.z >> shift, c = header.w >> shift;
-        u32 scale = a & 63, min = b & 63;
-        if (index % 8 >= 4) {
-            scale = (c & 15) | (a & 0xc0) >> 2;
-            min = (c >> 4 & 15) | (b & 0xc0) >> 2;
-        }
-        Vec<f16, 2> pair;
-        pair.registers = header.x;
-        group.scale[0] = group.scale[1] = to_float(pair.x[0]) * (float)scale;
-        group.min = -to_float(pair.x[1]) * (float)min;
+        read_super_scales(group, weight.scales, index);
+        return group;
+    }
+};
+
+struct Q5_K {
+    static constexpr u32 SCALES = 1, MINS = 1;
+    static DEVICE QuantGroup read(const QuantWeight& weight, u64 index) {
+        QuantGroup group;
+        read_nibbles(group.q, weight.codes, index);
+        add_bits<4>(group.q, weight.high, index);
+        read_super_scales(group, weight.scales, index);
         return group;
     }
 };
 
 struct Q6_K {
-    static constexpr u32 SCALES = 2;
-    static constexpr bool HAS_MIN = false;
+    static constexpr u32 SCALES = 2, MINS = 0;
     static DEVICE QuantGroup read(const QuantWeight& weight, u64 index) {
         QuantGroup group;
         read_nibbles(group.q, weight.codes, index);
-        uint2 high = *((const uint2*)weight.high + index);
+        int high[8];
+        read_pairs(high, weight.high, index);
 #pragma unroll
-        for (u32 w = 0; w < 4; ++w) {
-            group.q[w] |= (int)((high.x >> 2 * w & 0x03030303) << 4);
-            group.q[w + 4] |= (int)((high.y >> 2 * w & 0x03030303) << 4);
-        }
-        // Minus 32 in each byte: bit 7 is lent, so that no byte borrows from its neighbour.
-#pragma unroll
-        for (u32 w = 0; w < 8; ++w) group.q[w] = (int)((((u32)group.q[w] | 0x80808080) - 0x20202020) ^ 0x80808080);
+        for (u32 w = 0; w < 8; ++w) group.q[w] |= high[w] << 4;
+        subtract_from_codes<32>(group.q);
         const float scale = half_at(weight.deltas, index / 8);
         const i8* factors = (const i8*)weight.scales + index * 2;
         group.scale[0] = scale * (float)factors[0];
         group.scale[1] = scale * (float)factors[1];
-        group.min = 0.0f;
+        group.set_min(0.0f);
         return group;
     }
 };
@@ -185,7 +284,17 @@ DEVICE float accumulate(const QuantGroup& group, const int* x, float scale, floa
         sum = fmaf(group.scale[0] * scale, (float)low, sum);
         sum = fmaf(group.scale[1] * scale, (float)high, sum);
     }
-    return F::HAS_MIN ? fmaf(group.min, scaled_sum, sum) : sum;
+    if (F::MINS == 1) sum = fmaf(group.min[0], scaled_sum, sum);
+    if (F::MINS == 2) {
+        // The inputs' own sum is of all 32: that of their first half is found here.
+        int first = 0;
+#pragma unroll
+        for (u32 w = 0; w < 4; ++w) first = dot4(0x01010101, x[w], first);
+        const float scaled_first = scale * (float)first;
+        sum = fmaf(group.min[0], scaled_first, sum);
+        sum = fmaf(group.min[1], scaled_sum - scaled_first, sum);
+    }
+    return sum;
 }
 
 // A warp computes OUTPUTS neighbouring outputs of all rows. A lane sums over its groups in order, then the lanes are summed in one
@@ -234,7 +343,7 @@ DEVICE void dequantize(const DequantizeParams& p) {
         for (u32 i = 0; i < WIDE<T>; ++i) {
             const u32 element = e + i;
             const float code = (float)(i8)(group.q[element / 4] >> element % 4 * 8);
-            values.x[i] = from_float<T>(fmaf(code, group.scale[element / 16], group.min) * p.scale);
+            values.x[i] = from_float<T>(fmaf(code, group.scale[element / 16], group.min[element / 16]) * p.scale);
         }
         store(out + e, values);
     }

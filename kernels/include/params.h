@@ -149,10 +149,10 @@ struct LinearParams {
 
 // The planes of a repacked weight [n, k] (QuantLayout in Rust says what lies in each); those a format lacks are null.
 struct QuantWeight {
-    const u8* codes;   // 4-bit formats: 16 bytes a 32 elements; Q8_0: 32 bytes
-    const u8* high;    // Q6_K: 8 bytes a 32 elements, the upper two bits of the codes
-    const u8* scales;  // Q4_K: 16 bytes a 256 elements; Q6_K: one signed byte a 16 elements
-    const u8* deltas;  // Q4_0, Q8_0: f16 a 32 elements; Q4_1: two f16 a 32 elements; Q6_K: f16 a 256 elements
+    const u8* codes;   // the codes, or their lower bits
+    const u8* high;    // the upper bits of the codes: Q5_0, Q5_1, Q3_K, Q5_K, Q6_K
+    const u8* scales;  // the factors of a super-block's groups
+    const u8* deltas;  // f16 scales, or scales and minima: all but Q4_K and Q5_K
 };
 
 // Activations rounded to 8 bits in blocks of 32: codes * scale.

@@ -68,6 +68,8 @@ struct Functions {
     compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> Status,
     cubin_size: unsafe extern "C" fn(Program, *mut usize) -> Status,
     cubin: unsafe extern "C" fn(Program, *mut c_char) -> Status,
+    ptx_size: unsafe extern "C" fn(Program, *mut usize) -> Status,
+    ptx: unsafe extern "C" fn(Program, *mut c_char) -> Status,
     log_size: unsafe extern "C" fn(Program, *mut usize) -> Status,
     log: unsafe extern "C" fn(Program, *mut c_char) -> Status,
 }
@@ -106,6 +108,8 @@ impl Nvrtc {
             compile: symbol!("nvrtcCompileProgram"),
             cubin_size: symbol!("nvrtcGetCUBINSize"),
             cubin: symbol!("nvrtcGetCUBIN"),
+            ptx_size: symbol!("nvrtcGetPTXSize"),
+            ptx: symbol!("nvrtcGetPTX"),
             log_size: symbol!("nvrtcGetProgramLogSize"),
             log: symbol!("nvrtcGetProgramLog"),
         };
@@ -135,8 +139,23 @@ impl Nvrtc {
 
     /// Compiles the text of a [`program`](crate::manifest::program) to code for `chip`. `name` stands in messages.
     pub fn compile(&self, name: &str, text: &str, chip: Chip) -> Result<Compiled, NvrtcError> {
+        let (program, log) = self.compiled(name, text, options(chip))?;
+        let cubin = self.read("nvrtcGetCUBIN", program.handle, self.functions.cubin_size, self.functions.cubin)?;
+        Ok(Compiled { cubin, log })
+    }
+
+    /// Compiles it to PTX for `chip`, which a driver makes code of for that chip and for later ones: a way to run a chip's
+    /// source where there is none of it. The text ends with a zero, as drivers want it.
+    pub fn compile_ptx(&self, name: &str, text: &str, chip: Chip) -> Result<Vec<u8>, NvrtcError> {
+        let arch = format!("--gpu-architecture=compute_{}{}", chip.major, chip.minor);
+        let (program, _) = self.compiled(name, text, vec![arch, "--std=c++17".to_owned()])?;
+        self.read("nvrtcGetPTX", program.handle, self.functions.ptx_size, self.functions.ptx)
+    }
+
+    /// A program that has been compiled, and the compiler's messages.
+    fn compiled(&self, name: &str, text: &str, options: Vec<String>) -> Result<(Handle<'_>, String), NvrtcError> {
         let program = self.create(name, text)?;
-        let options = options(chip).into_iter().map(c_string).collect::<Result<Vec<_>, _>>()?;
+        let options = options.into_iter().map(c_string).collect::<Result<Vec<_>, _>>()?;
         let pointers: Vec<_> = options.iter().map(|o| o.as_ptr()).collect();
         let count = c_int::try_from(pointers.len()).unwrap_or(c_int::MAX);
         // SAFETY: the program exists, and the options are as many strings as are said.
@@ -146,8 +165,7 @@ impl Nvrtc {
         if status != 0 {
             return Err(NvrtcError::Compile(if log.trim().is_empty() { self.message(status) } else { log }));
         }
-        let cubin = self.read("nvrtcGetCUBIN", program.handle, self.functions.cubin_size, self.functions.cubin)?;
-        Ok(Compiled { cubin, log })
+        Ok((program, log))
     }
 
     fn create(&self, name: &str, text: &str) -> Result<Handle<'_>, NvrtcError> {

@@ -2,19 +2,28 @@
 //!
 //! GGUF blocks are of 18 to 210 bytes, so in a file neither codes nor scales are aligned. On the device a weight `[N, K]` is a few
 //! **planes**, each `[N, K / group]` of one kind of item and aligned to 16 bytes: the codes of 32 neighbours are one load of 16
-//! bytes (two for Q8_0), next to those of the following 32. Nothing is rounded and nothing is added: the planes hold the
-//! file's bits, in as many bytes.
+//! bytes (two for Q8_0, 8 bytes for codes of 2 bits), next to those of the following 32. Nothing is rounded and nothing is added:
+//! the planes hold the file's bits, in as many bytes.
 //!
 //! | format | `codes`, 32 elements | `high`, 32 elements | `scales` | `deltas` |
 //! |---|---|---|---|---|
-//! | Q4_0 | 16 bytes | | | f16 scale a 32 |
-//! | Q4_1 | 16 bytes | | | f16 scale, f16 minimum a 32 |
+//! | Q4_0 | nibbles | | | f16 scale a 32 |
+//! | Q4_1 | nibbles | | | f16 scale, f16 minimum a 32 |
+//! | Q5_0 | nibbles | bits | | f16 scale a 32 |
+//! | Q5_1 | nibbles | bits | | f16 scale, f16 minimum a 32 |
 //! | Q8_0 | 32 signed bytes | | | f16 scale a 32 |
-//! | Q4_K | 16 bytes | | the 16 bytes before a block's codes a 256 | |
-//! | Q6_K | 16 bytes | 8 bytes | i8 factor a 16 | f16 scale a 256 |
+//! | Q2_K | pairs | | factor in the low nibble and minimum in the high one a 16 | f16 scale, f16 scale of minima a 256 |
+//! | Q3_K | pairs | bits | the file's 12 bytes of factors a 256 | f16 scale a 256 |
+//! | Q4_K | nibbles | | the 16 bytes before a block's codes a 256 | |
+//! | Q5_K | nibbles | bits | the 16 bytes before a block's codes a 256 | |
+//! | Q6_K | nibbles | pairs | i8 factor a 16 | f16 scale a 256 |
 //!
-//! Byte i of 16 holds element i in its low nibble and element i + 16 in its high one. Of 8 bytes, byte j of the first word has
-//! bits 4 and 5 of the elements j, 4 + j, 8 + j and 12 + j, from the lowest bits up; the second word those of elements 16 on.
+//! - **Nibbles**: byte i of 16 holds element i in its low nibble and element i + 16 in its high one.
+//! - **Pairs** of bits: of 8 bytes, byte j of the first word has those of the elements j, 4 + j, 8 + j and 12 + j, from the lowest
+//!   bits up; the second word those of elements 16 on.
+//! - **Bits**: of 4 bytes, byte j has those of the elements j, 4 + j, ..., 28 + j, from the lowest bit up.
+//!
+//! So a shift and a mask of a word give the codes of four neighbours, a byte each.
 
 use crate::params::{DevicePtr, QuantWeight};
 
@@ -25,10 +34,20 @@ pub enum QuantFormat {
     Q4_0,
     /// 4-bit blocks of 32, f16 scale and minimum.
     Q4_1,
+    /// 5-bit blocks of 32, one f16 scale.
+    Q5_0,
+    /// 5-bit blocks of 32, f16 scale and minimum.
+    Q5_1,
     /// 8-bit blocks of 32, one f16 scale.
     Q8_0,
+    /// 2-bit super-blocks of 256.
+    Q2K,
+    /// 3-bit super-blocks of 256.
+    Q3K,
     /// 4-bit super-blocks of 256.
     Q4K,
+    /// 5-bit super-blocks of 256.
+    Q5K,
     /// 6-bit super-blocks of 256.
     Q6K,
 }
@@ -41,15 +60,31 @@ const GROUP: usize = 32;
 
 impl QuantFormat {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Q4_0, Self::Q4_1, Self::Q8_0, Self::Q4K, Self::Q6K];
+    pub const ALL: [Self; 10] = [
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q8_0,
+        Self::Q2K,
+        Self::Q3K,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+    ];
 
     /// As in names of instances.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Q4_0 => "q4_0",
             Self::Q4_1 => "q4_1",
+            Self::Q5_0 => "q5_0",
+            Self::Q5_1 => "q5_1",
             Self::Q8_0 => "q8_0",
+            Self::Q2K => "q2_k",
+            Self::Q3K => "q3_k",
             Self::Q4K => "q4_k",
+            Self::Q5K => "q5_k",
             Self::Q6K => "q6_k",
         }
     }
@@ -59,8 +94,13 @@ impl QuantFormat {
         match self {
             Self::Q4_0 => "Q4_0",
             Self::Q4_1 => "Q4_1",
+            Self::Q5_0 => "Q5_0",
+            Self::Q5_1 => "Q5_1",
             Self::Q8_0 => "Q8_0",
+            Self::Q2K => "Q2_K",
+            Self::Q3K => "Q3_K",
             Self::Q4K => "Q4_K",
+            Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
         }
     }
@@ -68,8 +108,8 @@ impl QuantFormat {
     /// Elements of a block of the file; K is a multiple of it.
     pub const fn block_elements(self) -> usize {
         match self {
-            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 => 32,
-            Self::Q4K | Self::Q6K => 256,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => 256,
         }
     }
 
@@ -84,8 +124,13 @@ impl QuantFormat {
         match self {
             Self::Q4_0 => [16, 0, 0, 2],
             Self::Q4_1 => [16, 0, 0, 4],
+            Self::Q5_0 => [16, 4, 0, 2],
+            Self::Q5_1 => [16, 4, 0, 4],
             Self::Q8_0 => [32, 0, 0, 2],
+            Self::Q2K => [64, 0, 16, 4],
+            Self::Q3K => [64, 32, 12, 2],
             Self::Q4K => [128, 0, 16, 0],
+            Self::Q5K => [128, 32, 16, 0],
             Self::Q6K => [128, 64, 16, 2],
         }
     }
@@ -147,13 +192,36 @@ impl QuantLayout {
                     plane(3, &mut |to| to.copy_from_slice(&block[..bytes[3]]));
                     plane(0, &mut |to| to.copy_from_slice(&block[bytes[3]..]));
                 }
+                QuantFormat::Q5_0 | QuantFormat::Q5_1 => {
+                    let (scales, rest) = block.split_at(bytes[3]);
+                    plane(3, &mut |to| to.copy_from_slice(scales));
+                    // The fifth bit of element k is bit k of a word.
+                    plane(1, &mut |to| pack_bits(|k| rest[k / 8] >> (k % 8), to));
+                    plane(0, &mut |to| to.copy_from_slice(&rest[4..]));
+                }
+                QuantFormat::Q2K => {
+                    plane(2, &mut |to| to.copy_from_slice(&block[..16]));
+                    plane(0, &mut |to| repack_pairs(&block[16..80], to));
+                    plane(3, &mut |to| to.copy_from_slice(&block[80..]));
+                }
+                QuantFormat::Q3K => {
+                    plane(1, &mut |to| repack_bits(&block[..32], to));
+                    plane(0, &mut |to| repack_pairs(&block[32..96], to));
+                    plane(2, &mut |to| to.copy_from_slice(&block[96..108]));
+                    plane(3, &mut |to| to.copy_from_slice(&block[108..]));
+                }
                 QuantFormat::Q4K => {
                     plane(2, &mut |to| to.copy_from_slice(&block[..16]));
                     plane(0, &mut |to| repack_q4_k_codes(&block[16..], to));
                 }
+                QuantFormat::Q5K => {
+                    plane(2, &mut |to| to.copy_from_slice(&block[..16]));
+                    plane(1, &mut |to| repack_bits(&block[16..48], to));
+                    plane(0, &mut |to| repack_q4_k_codes(&block[48..], to));
+                }
                 QuantFormat::Q6K => {
                     plane(0, &mut |to| repack_q6_k_low(block, to));
-                    plane(1, &mut |to| repack_q6_k_high(block, to));
+                    plane(1, &mut |to| repack_pairs(&block[128..192], to));
                     plane(2, &mut |to| to.copy_from_slice(&block[192..208]));
                     plane(3, &mut |to| to.copy_from_slice(&block[208..]));
                 }
@@ -169,17 +237,27 @@ fn pack_nibbles(element: impl Fn(usize) -> u8, to: &mut [u8]) {
     }
 }
 
+/// Writes the low two bits of 32 elements, as pairs lie.
+fn pack_pairs(element: impl Fn(usize) -> u8, to: &mut [u8]) {
+    for (i, byte) in to.iter_mut().enumerate() {
+        let (word, j) = (i / 4, i % 4);
+        *byte = (0..4).map(|field| (element(word * 16 + field * 4 + j) & 3) << (2 * field)).sum();
+    }
+}
+
+/// Writes the lowest bits of 32 elements, as bits lie.
+fn pack_bits(element: impl Fn(usize) -> u8, to: &mut [u8]) {
+    for (j, byte) in to.iter_mut().enumerate() {
+        *byte = (0..8).map(|field| (element(field * 4 + j) & 1) << field).sum();
+    }
+}
+
 /// In the file, two groups of 32 share 32 bytes: the first has the low nibbles, the second the high ones.
 fn repack_q4_k_codes(codes: &[u8], to: &mut [u8]) {
     for (group, to) in to.chunks_exact_mut(GROUP / 2).enumerate() {
         let bytes = &codes[group / 2 * GROUP..][..GROUP];
         pack_nibbles(|i| bytes[i] >> (group % 2 * 4), to);
     }
-}
-
-/// The upper two bits of element k of a group of 32 of a Q6_K block. Of each half of 128 elements, group j has bits 2j of 32 bytes.
-fn q6_k_high(block: &[u8], group: usize, k: usize) -> u8 {
-    block[128 + group / 4 * GROUP + k] >> (group % 4 * 2) & 3
 }
 
 /// In the file, of each half of 128 elements the first 64 have the low nibbles of 64 bytes and the others the high ones.
@@ -191,13 +269,18 @@ fn repack_q6_k_low(block: &[u8], to: &mut [u8]) {
     }
 }
 
-fn repack_q6_k_high(block: &[u8], to: &mut [u8]) {
+/// In the file, four groups of 32 share 32 bytes: group j of them has bits 2j and 2j + 1.
+fn repack_pairs(bytes: &[u8], to: &mut [u8]) {
     for (group, to) in to.chunks_exact_mut(GROUP / 4).enumerate() {
-        for (i, byte) in to.iter_mut().enumerate() {
-            let (word, j) = (i / 4, i % 4);
-            let bits = |field: usize| q6_k_high(block, group, word * 16 + field * 4 + j) << (2 * field);
-            *byte = (0..4).map(bits).sum();
-        }
+        let bytes = &bytes[group / 4 * GROUP..][..GROUP];
+        pack_pairs(|k| bytes[k] >> (group % 4 * 2), to);
+    }
+}
+
+/// In the file, eight groups of 32 share 32 bytes: group g has bit g.
+fn repack_bits(bytes: &[u8], to: &mut [u8]) {
+    for (group, to) in to.chunks_exact_mut(GROUP / 8).enumerate() {
+        pack_bits(|k| bytes[k] >> group, to);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use octavo_backend_cuda::testing::{cache, standin};
 use octavo_tests::Server;
@@ -71,27 +72,66 @@ async fn the_gpu_is_chosen_where_there_is_one() {
     assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lost_device_fails_its_requests_and_the_health_check() {
-    let args = [&["--device", "cuda"], &SIZES[..]].concat();
-    // The seventh decode step finds that a kernel went astray; from then on every call fails.
-    let fault = Path::new("cuGraphLaunch:6:700");
+/// Longest that a request to a server whose device is lost may take. A hang would be for ever.
+const ANSWERED: Duration = Duration::from_secs(60);
+
+async fn is_lost_by(fault: &str, more: &[&str], reason: &str) {
+    let args = [&["--device", "cuda"], more, &SIZES[..]].concat();
     let (libraries, cache) = (standin(), cache());
-    let variables =
-        [("OCTAVO_CUDA_LIBS", libraries.as_path()), ("OCTAVO_CACHE", cache.as_path()), ("OCTAVO_STANDIN_FAULT", fault)];
+    let variables = [
+        ("OCTAVO_CUDA_LIBS", libraries.as_path()),
+        ("OCTAVO_CACHE", cache.as_path()),
+        ("OCTAVO_STANDIN_FAULT", Path::new(fault)),
+    ];
     let server = Server::start_in(Path::new(OCTAVO), &testdata("qwen3"), &args, &variables);
     assert_eq!(server.get("/health").await.0, 200);
     let request = json!({"model": "default", "prompt": "one", "max_tokens": 30, "ignore_eos": true});
-    let (first, second) =
-        tokio::join!(server.post("/v1/completions", &request), server.post("/v1/completions", &request));
+    let both =
+        async { tokio::join!(server.post("/v1/completions", &request), server.post("/v1/completions", &request)) };
+    let (first, second) = tokio::time::timeout(ANSWERED, both).await.expect("requests end when the device is lost");
     for (status, answer) in [first, second] {
-        assert_eq!(status, 500, "{answer}");
+        assert_eq!(status, 500, "{fault}: {answer}");
     }
-    assert_eq!(server.get("/health").await.0, 503);
-    let (status, answer) = server.post("/v1/completions", &request).await;
-    assert!(status >= 500, "{status}: {answer}");
+    assert_eq!(server.get("/health").await.0, 503, "{fault}");
+    let later = tokio::time::timeout(ANSWERED, server.post("/v1/completions", &request));
+    let (status, answer) = later.await.expect("requests that come later end too");
+    assert!(status >= 500, "{fault}: {status}: {answer}");
     let log = server.log().join("\n");
-    assert!(log.contains("the cuda backend lost its device: cuGraphLaunch: CUDA_ERROR_ILLEGAL_ADDRESS"), "{log}");
+    assert!(log.contains(&format!("the cuda backend lost its device: {reason}")), "{fault}: {log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_device_fails_its_requests_and_the_health_check() {
+    // The seventh decode step finds that a kernel went astray; from then on every call fails.
+    is_lost_by("cuGraphLaunch:6:700", &[], "cuGraphLaunch: CUDA_ERROR_ILLEGAL_ADDRESS").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_device_may_be_lost_in_the_midst_of_a_step() {
+    let reason = "cuLaunchKernelEx: CUDA_ERROR_LAUNCH_FAILED";
+    is_lost_by("cuLaunchKernelEx:100:719", &["--enforce-eager"], reason).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_servers_may_fill_one_cache_of_kernels() {
+    let cache = tempfile::tempdir().unwrap();
+    let libraries = standin();
+    let start = || {
+        let (cache, libraries) = (cache.path().to_owned(), libraries.clone());
+        tokio::task::spawn_blocking(move || {
+            let variables = [("OCTAVO_CUDA_LIBS", libraries.as_path()), ("OCTAVO_CACHE", cache.as_path())];
+            let args = [&["--device", "cuda", "--dtype", "float32", "--enforce-eager"], &SIZES[..]].concat();
+            Server::start_in(Path::new(OCTAVO), &testdata("qwen3"), &args, &variables)
+        })
+    };
+    let (first, second) = tokio::join!(start(), start());
+    let (first, second) = (first.unwrap(), second.unwrap());
+    let expected = ask(&first).await;
+    assert_eq!(ask(&second).await, expected);
+    // A third one finds every kernel.
+    let third = start().await.unwrap();
+    assert!(third.start_log().contains(" 0 of them compiled"), "{}", third.start_log());
+    assert_eq!(ask(&third).await, expected);
 }
 
 /// What the command says with a stand-in that pretends something.

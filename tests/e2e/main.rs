@@ -5,6 +5,7 @@
 mod bad_input;
 mod bench;
 mod cuda;
+mod gpu_suite;
 mod health;
 mod invariance;
 mod lifecycle;

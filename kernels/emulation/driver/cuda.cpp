@@ -467,8 +467,10 @@ API int cuModuleLoadData(void** module, const void* image) {
     auto* header = (const CodeHeader*)image;
     if (memcmp(header->magic, CODE_MAGIC, sizeof CODE_MAGIC)) return INVALID_IMAGE;
     int capability = devices()[current].capability;
-    // The `a` of sm_90a binds the code to that chip; without it, it would run on later ones of its major too.
-    if (atoi(header->chip + 3) != capability) return NO_BINARY_FOR_GPU;
+    // The `a` of sm_90a binds the code to that chip; without it, it would run on later ones of its major too. PTX is for its
+    // architecture and all later ones.
+    int made_for = architecture_of(header->chip);
+    if (is_ptx(header->chip) ? made_for > capability : made_for != capability) return NO_BINARY_FOR_GPU;
     const Object* object;
     if (int error = load_object({(const char*)(header + 1), header->bytes}, &object)) return error;
     *module = new Module{object, current};

@@ -9,16 +9,26 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 
 #define API extern "C" __attribute__((visibility("default")))
 
-// What precedes the object file in an emulated "cubin".
+// What precedes the object file in an emulated "cubin" or "PTX".
 struct CodeHeader {
     char magic[16];  // CODE_MAGIC
-    char chip[16];   // sm_89
+    char chip[16];   // sm_89, or compute_70 for PTX
     uint64_t bytes;  // of the object file that follows
 };
 constexpr char CODE_MAGIC[16] = "emulated cubin\n";
+
+inline bool is_ptx(const char* chip) { return !strncmp(chip, "compute_", 8); }
+
+// 89 of sm_89 and of compute_89; 0 of anything else.
+inline int architecture_of(const char* chip) {
+    const char* number = is_ptx(chip) ? chip + 8 : !strncmp(chip, "sm_", 3) ? chip + 3 : "";
+    return atoi(number);
+}
 
 // Runs `work` with `data` on a stream, in its order, or records it during a capture; then `destroy` frees the data.
 API int standin_submit(void* stream, int (*work)(void*), void* data, void (*destroy)(void*));

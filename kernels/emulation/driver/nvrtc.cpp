@@ -119,13 +119,13 @@ API int nvrtcDestroyProgram(void** program) {
 }
 API int nvrtcCompileProgram(void* handle, int count, const char* const* options) {
     auto& program = *(Program*)handle;
-    const char prefix[] = "--gpu-architecture=sm_";
+    const char prefix[] = "--gpu-architecture=";
     std::string chip;
     for (int i = 0; i < count; i++) {
-        if (!strncmp(options[i], prefix, sizeof prefix - 1)) chip = options[i] + strlen("--gpu-architecture=");
+        if (!strncmp(options[i], prefix, sizeof prefix - 1)) chip = options[i] + sizeof prefix - 1;
     }
     bool known = false;
-    for (int architecture : architectures()) known |= !chip.empty() && atoi(chip.c_str() + 3) == architecture;
+    for (int architecture : architectures()) known |= architecture_of(chip.c_str()) == architecture;
     if (!known) {
         program.log = "nvrtc: error: invalid value for --gpu-architecture (-arch)";
         return INVALID_OPTION;
@@ -144,12 +144,27 @@ API int nvrtcGetProgramLog(void* program, char* log) {
     strcpy(log, ((Program*)program)->log.c_str());
     return SUCCESS;
 }
+// As the real one: code for a chip there is where a chip was named, and PTX where only an architecture was.
+const std::string& made(void* handle, bool ptx) {
+    static const std::string none;
+    auto& code = ((Program*)handle)->code;
+    return !code.empty() && is_ptx(((CodeHeader*)code.data())->chip) == ptx ? code : none;
+}
 API int nvrtcGetCUBINSize(void* program, size_t* size) {
-    *size = ((Program*)program)->code.size();
+    *size = made(program, false).size();
     return SUCCESS;
 }
 API int nvrtcGetCUBIN(void* program, char* code) {
-    auto& made = ((Program*)program)->code;
-    memcpy(code, made.data(), made.size());
-    return made.empty() ? INVALID_INPUT : SUCCESS;
+    auto& bytes = made(program, false);
+    memcpy(code, bytes.data(), bytes.size());
+    return bytes.empty() ? INVALID_INPUT : SUCCESS;
+}
+API int nvrtcGetPTXSize(void* program, size_t* size) {
+    *size = made(program, true).size();
+    return SUCCESS;
+}
+API int nvrtcGetPTX(void* program, char* code) {
+    auto& bytes = made(program, true);
+    memcpy(code, bytes.data(), bytes.size());
+    return bytes.empty() ? INVALID_INPUT : SUCCESS;
 }

@@ -113,7 +113,8 @@ pub fn mmvq(format: QuantFormat, out: Dtype, rows: u32) -> Instance {
     let name = format!("mmvq_{}_{}_m{rows}", format.name(), out.name());
     let instance = Instance::new::<QuantLinearParams>(sources::QUANTIZED, name, call, 128).of(out);
     // Left to itself the compiler spills a little for a CTA more.
-    if rows == 8 { instance.alone() } else { instance }
+    let alone = rows == 8 || matches!((format, rows), (QuantFormat::Q5_1, 1) | (QuantFormat::Q2K, 4));
+    if alone { instance.alone() } else { instance }
 }
 
 /// Rounds activations to 8 bits, for [`mmvq`].

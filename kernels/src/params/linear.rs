@@ -33,13 +33,13 @@ params! {
     /// Where the planes of a repacked weight are, see [`QuantLayout`](crate::quant::QuantLayout), which also fills it. Null
     /// where the format has no such plane.
     QuantWeight {
-        /// The codes, or their lower four bits.
+        /// The codes, or their lower bits.
         codes: DevicePtr,
-        /// Q6_K: the upper two bits of the codes.
+        /// The upper bits of the codes.
         high: DevicePtr,
-        /// Q4_K: the 16 bytes of scales and minima of a super-block; Q6_K: the signed factors.
+        /// The factors, or factors and minima, of a super-block's groups.
         scales: DevicePtr,
-        /// The f16 scales (Q4_1: scales and minima).
+        /// The f16 scales, or scales and minima.
         deltas: DevicePtr,
     }
 

@@ -1,6 +1,6 @@
 //! What holds for attention whatever the numbers are.
 
-use octavo_kernels::manifest::{Chip, Dtype};
+use octavo_kernels::manifest::Dtype;
 use octavo_ops::testing::TestRng;
 
 use crate::attention::{Chunk, Path, Sequence, Setup, setups, with_options};
@@ -41,6 +41,29 @@ fn a_row_depends_neither_on_where_its_blocks_lie_nor_on_the_batch() {
         let padded = setup.run_padded(&chunks, &nothing, 2);
         assert!(padded[..4] == together[..], "with padding");
         assert!(padded[4..].iter().all(|row| row.values().iter().all(|&x| x == 0.0)), "padding is 0");
+    }
+}
+
+#[test]
+fn tokens_to_come_reach_no_row_before_them() {
+    let rng = &mut rng();
+    for setup in few() {
+        for setup in [setup, with_options(setup, rng)] {
+            let s = sequences(&setup, &[90, 90], rng);
+            let expected = setup.run(&[(&s[0], 0..90)], 1).remove(0);
+            let (from, q_cols, kv_cols) = (1 + rng.below(89), setup.q_cols(), setup.kv_cols());
+            let mut other = s[0].clone();
+            let nothing = Array::poisoned(setup.dtype, 90 * q_cols);
+            other.q.copy_from(from * q_cols, &nothing, from * q_cols..90 * q_cols);
+            other.k.copy_from(from * kv_cols, &nothing, from * kv_cols..90 * kv_cols);
+            // Tensor cores multiply a tile's values by the weights 0 of what is to come: NaN there, in the sequence's own chunk, is
+            // the one thing that would reach rows before it.
+            let values = if setup.path == Path::Plain { &nothing } else { &s[1].v };
+            other.v.copy_from(from * kv_cols, values, from * kv_cols..90 * kv_cols);
+            let found = setup.run(&[(&other, 0..90)], 2).remove(0);
+            let before = 0..from * q_cols;
+            assert!(found.bits(before.clone()) == expected.bits(before), "{setup:?}: from position {from} on");
+        }
     }
 }
 
@@ -88,9 +111,10 @@ fn decode_is_the_last_row_of_prefill() {
 
 #[test]
 fn splits_of_any_size_agree_and_their_ctas_do_not_matter() {
-    let fast = |split_tokens, columns| Path::Fast { chip: Chip::SM_89, split_tokens, columns };
     let rng = &mut rng();
     let setup = setups()[1];
+    let Path::Fast { chip, .. } = setup.path else { unreachable!("it is one of the fast paths") };
+    let fast = |split_tokens, columns| Path::Fast { chip, split_tokens, columns };
     for setup in [setup, with_options(setup, rng), with_options(setup, rng)] {
         let s = sequences(&setup, &[200, 1, 33], rng);
         let chunks: [Chunk<'_>; 3] = [(&s[0], 199..200), (&s[1], 0..1), (&s[2], 32..33)];

@@ -1,10 +1,12 @@
 //! What the tests of kernels share: element types, orders of threads, errors.
 
 use half::{bf16, f16};
-use octavo_kernels::emulation::{Emulation, Order};
+use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{Dtype, Instance};
 use octavo_kernels::params::{DRAWN_TOKEN, Params};
 use octavo_ops::testing::TestRng;
+
+use crate::launcher::Kernels;
 
 /// A generator for this run: drawn shapes differ from run to run. `OCTAVO_TEST_SEED` repeats one.
 pub(crate) fn rng() -> TestRng {
@@ -56,10 +58,8 @@ pub(crate) fn in_every_order<R: PartialEq>(mut run: impl FnMut(Order) -> R) -> R
 }
 
 /// Launches an instance with the shared memory that it declares.
-pub(crate) fn launch<P: Params>(emulation: &Emulation, order: Order, instance: &Instance, grid: [u32; 3], params: &P) {
-    // SAFETY: tests give addresses of memory that they own and that outlives the launch.
-    let result = unsafe { emulation.launch(order, instance, grid, instance.dynamic_shared, params) };
-    result.unwrap_or_else(|e| panic!("{}: {e}", instance.name));
+pub(crate) fn launch<P: Params>(kernels: &Kernels, order: Order, instance: &Instance, grid: [u32; 3], params: &P) {
+    kernels.launch(order, instance, grid, instance.dynamic_shared, params);
 }
 
 /// That `found` is near `expected`: the error's norm is at most `tolerance` of the norm, and no element is further off than twenty

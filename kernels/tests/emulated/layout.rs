@@ -12,7 +12,7 @@ use octavo_kernels::params::{
 use octavo_kernels::sources::Source;
 
 use crate::common::launch;
-use crate::support::emulation;
+use crate::launcher::{Kernels, address_mut};
 
 /// Statements that write the offsets of a struct's fields and its size, as C sees them; and the same numbers as Rust sees them.
 fn layout<P: Params>(text: &mut String, expected: &mut Vec<(String, u32)>) {
@@ -58,8 +58,8 @@ fn structs_lie_as_in_c() {
         alone: false,
     };
     let mut found = vec![u32::MAX; expected.len()];
-    let params = GatherRowsParams { out: found.as_mut_ptr() as u64, ..Default::default() };
-    launch(&emulation(std::slice::from_ref(&instance)), Order::Forward, &instance, [1; 3], &params);
+    let params = GatherRowsParams { out: address_mut(&mut found), ..Default::default() };
+    launch(&Kernels::new(std::slice::from_ref(&instance)), Order::Forward, &instance, [1; 3], &params);
     for ((what, expected), found) in expected.iter().zip(found) {
         assert_eq!(found, *expected, "{what}");
     }

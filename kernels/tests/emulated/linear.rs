@@ -1,12 +1,13 @@
 //! Dense products against f64.
 
-use octavo_kernels::emulation::{Emulation, Order};
+use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{self, Chip, Dtype, GemmTile, Instance};
 use octavo_kernels::params::LinearParams;
 use octavo_ops::testing::TestRng;
 
 use crate::common::{assert_near, in_every_order, launch, rng};
-use crate::support::{Array, Tolerance, address, emulation, uniform};
+use crate::launcher::{Kernels, address, dtypes, has_sm80};
+use crate::support::{Array, Tolerance, uniform};
 
 /// A product with everything that may be asked of it.
 struct Case {
@@ -67,7 +68,7 @@ impl Case {
     /// What the output holds after a launch.
     fn run(
         &self,
-        emulation: &Emulation,
+        kernels: &Kernels,
         order: Order,
         instance: &Instance,
         grid: impl Fn(&LinearParams) -> [u32; 3],
@@ -77,7 +78,7 @@ impl Case {
             _ => Array::poisoned(self.out, self.m * self.stride),
         };
         let params = self.params(&mut out);
-        launch(emulation, order, instance, grid(&params), &params);
+        launch(kernels, order, instance, grid(&params), &params);
         out
     }
 
@@ -110,13 +111,18 @@ impl Case {
 /// Every pair of an element type and a result type.
 fn types() -> Vec<(Dtype, Dtype)> {
     use Dtype::{Bf16, F16, F32};
-    vec![(F32, F32), (F16, F16), (F16, F32), (Bf16, Bf16), (Bf16, F32)]
+    let all = [(F32, F32), (F16, F16), (F16, F32), (Bf16, Bf16), (Bf16, F32)];
+    all.into_iter().filter(|(dtype, _)| dtypes().contains(dtype)).collect()
 }
 
 /// The chips whose kernels differ, with the types that they have.
 fn gemm_types() -> Vec<(Chip, Dtype, Dtype)> {
     let volta = types().into_iter().filter(|t| t.0 == Dtype::F16).map(|(dtype, out)| (Chip::SM_70, dtype, out));
-    types().into_iter().map(|(dtype, out)| (Chip::SM_89, dtype, out)).chain(volta).collect()
+    let ampere = types()
+        .into_iter()
+        .filter(|(dtype, _)| has_sm80() || *dtype == Dtype::F32)
+        .map(|(dtype, out)| (Chip::SM_89, dtype, out));
+    ampere.chain(volta).collect()
 }
 
 fn gemm_grid(dtype: Dtype, tile: GemmTile) -> impl Fn(&LinearParams) -> [u32; 3] {
@@ -128,16 +134,16 @@ fn gemm_of_drawn_shapes_is_near_f64_and_tiles_give_the_same_bits() {
     let mut rng = rng();
     for (chip, dtype, out) in gemm_types() {
         let [large, small] = [GemmTile::Large, GemmTile::Small].map(|tile| manifest::gemm(chip, dtype, out, tile));
-        let emulation = emulation(&[large.clone(), small.clone()]);
+        let kernels = Kernels::new(&[large.clone(), small.clone()]);
         let edges = [[1, 1, 8], [129, 130, 32], [16, 64, 104]];
         let drawn = [(); 3].map(|()| [1 + rng.below(150), 1 + rng.below(200), 8 * (1 + rng.below(30))]);
         for shape in edges.into_iter().chain(drawn) {
             let case = Case::draw(&mut rng, dtype, out, shape);
             let grid = gemm_grid(dtype, GemmTile::Large);
-            let found = in_every_order(|order| case.run(&emulation, order, &large, &grid));
+            let found = in_every_order(|order| case.run(&kernels, order, &large, &grid));
             case.check(&found, &large.name);
             let grid = gemm_grid(dtype, GemmTile::Small);
-            let other = in_every_order(|order| case.run(&emulation, order, &small, &grid));
+            let other = in_every_order(|order| case.run(&kernels, order, &small, &grid));
             assert!(found == other, "{} differs from {}", small.name, large.name);
         }
     }
@@ -148,17 +154,17 @@ fn gemv_of_drawn_shapes_is_near_f64_and_instances_give_the_same_bits() {
     let mut rng = rng();
     for (dtype, out) in types() {
         let instances = [1, 2, 4, 8, 16].map(|rows| manifest::gemv(dtype, out, rows));
-        let emulation = emulation(&instances);
+        let kernels = Kernels::new(&instances);
         for (rows, instance) in [1, 2, 4, 8, 16].into_iter().zip(&instances) {
             assert_eq!(manifest::gemv_rows(rows), Some(rows as u32));
             for _ in 0..2 {
                 let m = rows - rng.below(rows.div_ceil(2));
                 let shape = [m, 1 + rng.below(40), 8 * (1 + rng.below(300))];
                 let case = Case::draw(&mut rng, dtype, out, shape);
-                let run = |order| case.run(&emulation, order, instance, LinearParams::gemv_grid);
+                let run = |order| case.run(&kernels, order, instance, LinearParams::gemv_grid);
                 let found = in_every_order(run);
                 case.check(&found, &instance.name);
-                let widest = case.run(&emulation, Order::Forward, &instances[4], LinearParams::gemv_grid);
+                let widest = case.run(&kernels, Order::Forward, &instances[4], LinearParams::gemv_grid);
                 assert!(found == widest, "{} differs from {}", instances[4].name, instance.name);
             }
         }
@@ -193,12 +199,12 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
         (manifest::gemv(dtype, out, 8), dtype, out, 8, grid)
     });
     for (instance, dtype, out, rows, grid) in gemms.chain(gemvs) {
-        let emulation = emulation(std::slice::from_ref(&instance));
+        let kernels = Kernels::new(std::slice::from_ref(&instance));
         let k = 8 * (1 + rng.below(40));
         let case = Case::draw(&mut rng, dtype, out, [rows, 24, k]);
-        let all = case.run(&emulation, Order::Forward, &instance, &grid);
+        let all = case.run(&kernels, Order::Forward, &instance, &grid);
         let row = rng.below(rows);
-        let alone = row_of(&case, row).run(&emulation, Order::Forward, &instance, &grid);
+        let alone = row_of(&case, row).run(&kernels, Order::Forward, &instance, &grid);
         let stride = case.stride;
         assert!(all.bits(row * stride..(row + 1) * stride) == alone.bits(0..stride), "{} row {row}", instance.name);
     }
@@ -209,12 +215,12 @@ fn small_nan_in_one_row_stays_there() {
     let mut rng = rng();
     for (chip, dtype, out) in gemm_types() {
         let instance = manifest::gemm(chip, dtype, out, GemmTile::Small);
-        let emulation = emulation(std::slice::from_ref(&instance));
+        let kernels = Kernels::new(std::slice::from_ref(&instance));
         let mut case = Case::draw(&mut rng, dtype, out, [20, 33, 48]);
         case.add = None;
         case.in_place = false;
         case.input.set(5 * case.k + 7, f64::NAN);
-        let found = case.run(&emulation, Order::Forward, &instance, gemm_grid(dtype, GemmTile::Small)).values();
+        let found = case.run(&kernels, Order::Forward, &instance, gemm_grid(dtype, GemmTile::Small)).values();
         for (i, row) in found.chunks(case.stride).enumerate() {
             assert!(row[..case.n].iter().all(|x| x.is_nan() == (i == 5)), "{} row {i}", instance.name);
         }

@@ -6,7 +6,6 @@ use octavo_kernels::params::{GatherRowsParams, Params};
 use octavo_kernels::sources::Source;
 
 use crate::common::rng;
-use crate::support::emulation;
 
 /// Kernels of [`GatherRowsParams`], of which they use `out` and `input` as arrays of f32 or u32.
 const SOURCE: Source = Source { path: "machine.cu", text: include_str!("machine.cu") };
@@ -29,7 +28,7 @@ impl Machine {
             chips: Chips::All,
             alone: false,
         };
-        Self { emulation: emulation(std::slice::from_ref(&instance)), instance }
+        Self { emulation: Emulation::new(std::slice::from_ref(&instance)).unwrap_or_else(|e| panic!("{e}")), instance }
     }
 
     /// Runs a CTA, or more, on `input`; what is in `out` afterwards.

@@ -1,9 +1,11 @@
 //! The kernels on the CPU emulation, each against the same in scalar f64: drawn shapes, every scheduling order, twice for the same
-//! bits, outputs NaN before they are written.
+//! bits, outputs NaN before they are written. With OCTAVO_GPU=1 on a GPU in place of the emulation; `tests/gpu/run.sh` does that.
 
 mod attention;
 mod attention_properties;
 mod common;
+mod device;
+mod launcher;
 mod layout;
 mod linear;
 mod machine;

@@ -2,15 +2,18 @@
 
 use std::sync::LazyLock;
 
-use octavo_kernels::emulation::Emulation;
 use octavo_kernels::manifest::{self, Dtype};
 use octavo_kernels::params::{KV_BLOCK, NO_SLOT, QkvPostParams};
 use octavo_ops::testing::TestRng;
 
 use crate::common::{assert_near, in_every_order, launch, rng};
-use crate::support::{Array, Tolerance, address, emulation, normal, pick};
+use crate::launcher::{Kernels, address, dtypes};
+use crate::support::{Array, Tolerance, normal, pick};
 
-static KERNELS: LazyLock<Emulation> = LazyLock::new(|| emulation(&Dtype::ALL.map(manifest::qkv_post)));
+static KERNELS: LazyLock<Kernels> = LazyLock::new(|| {
+    let instances: Vec<_> = dtypes().into_iter().map(manifest::qkv_post).collect();
+    Kernels::new(&instances)
+});
 
 /// Norm weights of q and k, over a head or over the whole row.
 #[derive(Clone)]
@@ -198,14 +201,39 @@ impl Case {
 fn qkv_is_as_in_f64() {
     let rng = &mut rng();
     for _ in 0..12 {
-        Dtype::ALL.into_iter().for_each(|dtype| Case::draw(dtype, rng).check());
+        dtypes().into_iter().for_each(|dtype| Case::draw(dtype, rng).check());
     }
 }
 
 #[test]
 fn small_qkv() {
     let rng = &mut rng();
-    Dtype::ALL.into_iter().for_each(|dtype| Case::draw(dtype, rng).check());
+    dtypes().into_iter().for_each(|dtype| Case::draw(dtype, rng).check());
+}
+
+/// Turning a head changes its length by nothing but the tables' own factor.
+#[test]
+fn rotary_embedding_keeps_lengths() {
+    let rng = &mut rng();
+    for interleaved in [false, true] {
+        let mut case = Case::draw(Dtype::F32, rng);
+        while case.rope.is_none() {
+            case = Case::draw(Dtype::F32, rng);
+        }
+        case.rope = case.rope.map(|rope| Rope { interleaved, ..rope });
+        case.norm = None;
+        let (q, _) = case.run();
+        let dim = case.rope.as_ref().map_or(0, |rope| rope.dim);
+        for token in 0..case.slots.len() {
+            for head in 0..case.q_heads {
+                let length =
+                    |array: &Array, at: usize| array.range(at..at + dim).iter().map(|x| x * x).sum::<f64>().sqrt();
+                let before = length(&case.qkv, token * case.row() + head * case.size);
+                let after = length(&q, (token * case.q_heads + head) * case.size);
+                assert!((after - 1.1 * before).abs() <= 1e-5 * after, "{after}, not 1.1 times {before}");
+            }
+        }
+    }
 }
 
 /// Turning q and k by the same number of positions more changes no product of the two.

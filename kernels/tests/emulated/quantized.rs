@@ -1,7 +1,6 @@
 //! Quantised weights: their values and their products, against the formats' definition in f64.
 
 use half::f16;
-use octavo_kernels::emulation::Emulation;
 use octavo_kernels::manifest::{self, Dtype, Instance};
 use octavo_kernels::params::{DequantizeParams, QuantLinearParams, QuantizeParams};
 use octavo_kernels::quant::{QuantFormat, QuantLayout};
@@ -9,14 +8,20 @@ use octavo_ops::StorageType;
 use octavo_ops::testing::{TestRng, random_blocks};
 
 use crate::common::{assert_near, by_rows, in_every_order, launch, rng};
-use crate::support::{Array, Tolerance, address, emulation, uniform};
+use crate::launcher::{Kernels, address, address_mut, dtypes};
+use crate::support::{Array, Tolerance, uniform};
 
 fn storage(format: QuantFormat) -> StorageType {
     match format {
         QuantFormat::Q4_0 => StorageType::Q4_0,
         QuantFormat::Q4_1 => StorageType::Q4_1,
+        QuantFormat::Q5_0 => StorageType::Q5_0,
+        QuantFormat::Q5_1 => StorageType::Q5_1,
         QuantFormat::Q8_0 => StorageType::Q8_0,
+        QuantFormat::Q2K => StorageType::Q2K,
+        QuantFormat::Q3K => StorageType::Q3K,
         QuantFormat::Q4K => StorageType::Q4K,
+        QuantFormat::Q5K => StorageType::Q5K,
         QuantFormat::Q6K => StorageType::Q6K,
     }
 }
@@ -35,17 +40,50 @@ fn elements(format: QuantFormat, block: &[u8]) -> Vec<f64> {
             let codes = block[4..].iter().map(|b| low(*b)).chain(block[4..].iter().map(|b| high(*b)));
             codes.map(|q| half(0) * q + half(2)).collect()
         }
+        QuantFormat::Q5_0 | QuantFormat::Q5_1 => {
+            let (scales, rest) = block.split_at(format.block_bytes() - 20);
+            let bits = u32::from_le_bytes(rest[..4].try_into().expect("four bytes"));
+            let codes = rest[4..].iter().map(|b| low(*b)).chain(rest[4..].iter().map(|b| high(*b)));
+            let codes = codes.enumerate().map(|(k, q)| q + f64::from(bits >> k & 1) * 16.0);
+            let least = if scales.len() == 2 { -16.0 * half(0) } else { half(2) };
+            codes.map(|q| half(0) * q + least).collect()
+        }
         QuantFormat::Q8_0 => block[2..].iter().map(|b| half(0) * f64::from(*b as i8)).collect(),
-        QuantFormat::Q4K => {
+        QuantFormat::Q2K => {
+            let value = |i: usize| {
+                // Halves of 128 elements; in each, four quarters of 32.
+                let (part, quarter, l) = (i / 128, i % 128 / 32, i % 32);
+                let q = f64::from(block[16 + part * 32 + l] >> (2 * quarter) & 3);
+                half(80) * low(block[i / 16]) * q - half(82) * high(block[i / 16])
+            };
+            (0..256).map(value).collect()
+        }
+        QuantFormat::Q3K => {
+            let factor = |j: usize| {
+                let packed = &block[96..108];
+                let lower = if j < 8 { packed[j] & 15 } else { packed[j - 8] >> 4 };
+                f64::from(lower | (packed[8 + j % 4] >> (2 * (j / 4)) & 3) << 4) - 32.0
+            };
+            let value = |i: usize| {
+                let (part, quarter, l) = (i / 128, i % 128 / 32, i % 32);
+                let q = f64::from(block[32 + part * 32 + l] >> (2 * quarter) & 3);
+                let missing = if block[l] >> (i / 32) & 1 == 0 { 4.0 } else { 0.0 };
+                half(108) * factor(i / 16) * (q - missing)
+            };
+            (0..256).map(value).collect()
+        }
+        QuantFormat::Q4K | QuantFormat::Q5K => {
             let packed = &block[4..16];
+            let (fifth, codes) = block[16..].split_at(block.len() - 16 - 128);
             let factors = |j: usize| match j {
                 0..4 => (packed[j] & 63, packed[j + 4] & 63),
                 _ => (packed[j + 4] & 15 | packed[j - 4] >> 6 << 4, packed[j + 4] >> 4 | packed[j] >> 6 << 4),
             };
             let group = |j: usize| {
                 let (scale, min) = factors(j);
-                block[16 + j / 2 * 32..][..32].iter().map(move |b| {
+                codes[j / 2 * 32..][..32].iter().enumerate().map(move |(l, b)| {
                     let q = if j.is_multiple_of(2) { low(*b) } else { high(*b) };
+                    let q = q + 16.0 * fifth.get(l).map_or(0.0, |bits| f64::from(bits >> j & 1));
                     half(0) * f64::from(scale) * q - half(2) * f64::from(min)
                 })
             };
@@ -89,9 +127,9 @@ impl Weight {
 fn values_are_those_of_the_format() {
     let mut rng = rng();
     for format in QuantFormat::ALL {
-        let instances = Dtype::ALL.map(|dtype| manifest::dequantize(format, dtype));
-        let emulation = emulation(&instances);
-        for (dtype, instance) in Dtype::ALL.into_iter().zip(&instances) {
+        let instances = dtypes().into_iter().map(|dtype| manifest::dequantize(format, dtype)).collect::<Vec<_>>();
+        let kernels = Kernels::new(&instances);
+        for (dtype, instance) in dtypes().into_iter().zip(&instances) {
             let (n, k) = (1 + rng.below(20), format.block_elements() * (1 + rng.below(5)));
             let weight = Weight::draw(&mut rng, format, n, k);
             // All rows in order, then some of them scaled: a weight, and an embedding.
@@ -111,7 +149,7 @@ fn values_are_those_of_the_format() {
                         n: n as u32,
                         scale,
                     };
-                    launch(&emulation, order, instance, params.grid(instance.threads), &params);
+                    launch(&kernels, order, instance, params.grid(instance.threads), &params);
                     out
                 });
                 let row = |r: &u32| weight.values[*r as usize * k..][..k].iter().map(|x| x * f64::from(scale));
@@ -129,19 +167,19 @@ struct Activations {
     scales: Vec<[f32; 2]>,
 }
 
-fn quantize(emulation: &Emulation, input: &Array, m: usize, k: usize) -> Activations {
+fn quantize(kernels: &Kernels, input: &Array, m: usize, k: usize) -> Activations {
     let instance = manifest::quantize_activations(input.dtype);
     // By bits, as scales may be NaN.
     let (codes, bits) = in_every_order(|order| {
         let (mut codes, mut scales) = (vec![-128i8; m * k], vec![[f32::NAN; 2]; m * k / 32]);
         let params = QuantizeParams {
             input: input.ptr(),
-            codes: codes.as_mut_ptr() as u64,
-            scales: scales.as_mut_ptr() as u64,
+            codes: address_mut(&mut codes),
+            scales: address_mut(&mut scales),
             m: m as u32,
             k: k as u32,
         };
-        launch(emulation, order, &instance, params.grid(instance.threads), &params);
+        launch(kernels, order, &instance, params.grid(instance.threads), &params);
         (codes, scales.into_iter().map(|pair| pair.map(f32::to_bits)).collect::<Vec<_>>())
     });
     Activations { codes, scales: bits.into_iter().map(|pair| pair.map(f32::from_bits)).collect() }
@@ -150,13 +188,13 @@ fn quantize(emulation: &Emulation, input: &Array, m: usize, k: usize) -> Activat
 #[test]
 fn activations_are_rounded_to_the_nearest_of_255_levels() {
     let mut rng = rng();
-    let instances = Dtype::ALL.map(manifest::quantize_activations);
-    let emulation = emulation(&instances);
-    for dtype in Dtype::ALL {
+    let instances = dtypes().into_iter().map(manifest::quantize_activations).collect::<Vec<_>>();
+    let kernels = Kernels::new(&instances);
+    for dtype in dtypes() {
         let (m, k) = (1 + rng.below(4), 32 * (1 + rng.below(40)));
         let mut input = uniform(dtype, m * k, 4.0, &mut rng);
         (0..32).for_each(|i| input.set(i, 0.0));
-        let quantised = quantize(&emulation, &input, m, k);
+        let quantised = quantize(&kernels, &input, m, k);
         for (block, x) in input.values().chunks(32).enumerate() {
             let largest = x.iter().fold(0.0f64, |a, b| a.max(b.abs()));
             let codes = &quantised.codes[block * 32..][..32];
@@ -174,11 +212,11 @@ fn activations_are_rounded_to_the_nearest_of_255_levels() {
 #[test]
 fn small_block_that_is_not_finite_gives_nan_and_its_neighbours_do_not() {
     let instance = manifest::quantize_activations(Dtype::F32);
-    let emulation = emulation(&[instance]);
+    let kernels = Kernels::new(&[instance]);
     for wrong in [f64::NAN, f64::INFINITY] {
         let mut values = vec![1.0; 96];
         values[40] = wrong;
-        let scales = quantize(&emulation, &Array::of(Dtype::F32, &values), 1, 96).scales;
+        let scales = quantize(&kernels, &Array::of(Dtype::F32, &values), 1, 96).scales;
         assert_eq!([0, 1, 2].map(|block| scales[block].iter().all(|s| s.is_finite())), [true, false, true]);
         assert!(scales[1][1].is_nan(), "what it gives to a sum is NaN");
     }
@@ -186,7 +224,7 @@ fn small_block_that_is_not_finite_gives_nan_and_its_neighbours_do_not() {
 
 /// A product by an instance, in every order. `params` has the sizes and what is added.
 fn product(
-    emulation: &Emulation,
+    kernels: &Kernels,
     instance: &Instance,
     weight: &Weight,
     x: &Activations,
@@ -201,7 +239,7 @@ fn product(
             out: found.ptr_mut(),
             ..params
         };
-        launch(emulation, order, instance, params.grid(), &params);
+        launch(kernels, order, instance, params.grid(), &params);
         found
     })
 }
@@ -213,18 +251,18 @@ const ROUNDING: f64 = 1e-2;
 fn mmvq_of_drawn_shapes_is_near_the_formats_own_product() {
     let mut rng = rng();
     for format in QuantFormat::ALL {
-        for out in Dtype::ALL {
+        for out in dtypes() {
             let rows = [1, 2, 4, 8];
             let mut instances = rows.map(|rows| manifest::mmvq(format, out, rows)).to_vec();
             instances.push(manifest::quantize_activations(Dtype::F32));
-            let emulation = emulation(&instances);
+            let kernels = Kernels::new(&instances);
             for (rows, instance) in rows.into_iter().zip(&instances) {
                 assert_eq!(manifest::mmvq_rows(rows as usize), Some(rows));
                 let m = rows as usize - rng.below((rows as usize).div_ceil(2));
                 let (n, k) = (1 + rng.below(40), format.block_elements() * (1 + rng.below(8)));
                 let weight = Weight::draw(&mut rng, format, n, k);
                 let input = uniform(Dtype::F32, m * k, 2.0, &mut rng);
-                let x = quantize(&emulation, &input, m, k);
+                let x = quantize(&kernels, &input, m, k);
                 let bias: Vec<f32> = (0..n).map(|_| rng.signed()).collect();
                 let add = uniform(out, m * n, 1.0, &mut rng);
                 let params = QuantLinearParams {
@@ -237,8 +275,8 @@ fn mmvq_of_drawn_shapes_is_near_the_formats_own_product() {
                     scale: 1.0,
                     ..QuantLinearParams::default()
                 };
-                let found = product(&emulation, instance, &weight, &x, (params, out));
-                let widest = product(&emulation, &instances[3], &weight, &x, (params, out));
+                let found = product(&kernels, instance, &weight, &x, (params, out));
+                let widest = product(&kernels, &instances[3], &weight, &x, (params, out));
                 assert!(found == widest, "{} differs from {}", instances[3].name, instance.name);
 
                 let codes = x.codes.iter().enumerate();
@@ -268,13 +306,13 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
     let mut rng = rng();
     for format in QuantFormat::ALL {
         let instances = [manifest::mmvq(format, Dtype::F32, 8), manifest::quantize_activations(Dtype::F32)];
-        let emulation = emulation(&instances);
+        let kernels = Kernels::new(&instances);
         let (n, k) = (9, 512);
         let weight = Weight::draw(&mut rng, format, n, k);
         let input = uniform(Dtype::F32, 8 * k, 1.0, &mut rng);
         let run = |input: &Array| {
             let m = input.len() / k;
-            let x = quantize(&emulation, input, m, k);
+            let x = quantize(&kernels, input, m, k);
             let params = QuantLinearParams {
                 m: m as u32,
                 n: n as u32,
@@ -284,7 +322,7 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
                 softcap: 30.0,
                 ..QuantLinearParams::default()
             };
-            product(&emulation, &instances[0], &weight, &x, (params, Dtype::F32))
+            product(&kernels, &instances[0], &weight, &x, (params, Dtype::F32))
         };
         let all = run(&input);
         let row = rng.below(8);

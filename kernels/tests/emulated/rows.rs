@@ -2,23 +2,24 @@
 
 use std::sync::LazyLock;
 
-use octavo_kernels::emulation::{Emulation, Order};
+use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{self, Activation, Dtype, NormMean};
 use octavo_kernels::params::{CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, NormParams};
 use octavo_ops::testing::{TestRng, erf};
 
 use crate::common::{assert_near, by_rows, in_every_order, launch, rng};
-use crate::support::{Array, Tolerance, address, emulation, normal, pick};
+use crate::launcher::{Kernels, address, dtypes};
+use crate::support::{Array, Tolerance, normal, pick};
 
-static KERNELS: LazyLock<Emulation> = LazyLock::new(|| {
+static KERNELS: LazyLock<Kernels> = LazyLock::new(|| {
     let mut instances = vec![manifest::copy_blocks()];
-    for dtype in Dtype::ALL {
+    for dtype in dtypes() {
         instances.extend([manifest::embed(dtype), manifest::gather_rows(dtype)]);
         instances.extend([NormMean::Rms, NormMean::Layer].map(|mean| manifest::norm(dtype, mean)));
         instances
             .extend([Activation::Silu, Activation::Gelu, Activation::GeluTanh].map(|kind| manifest::glu(dtype, kind)));
     }
-    emulation(&instances)
+    Kernels::new(&instances)
 });
 
 /// Columns: whole 16-byte pieces or not, fewer and more than a CTA's threads take at once.
@@ -98,9 +99,7 @@ fn check_norm(dtype: Dtype, mean: NormMean, rng: &mut TestRng) {
         };
         let instance = manifest::norm(dtype, mean);
         let shared = NormParams::dynamic_shared(cols);
-        // SAFETY: the arrays are of the lengths that the struct asks for.
-        let launched = unsafe { KERNELS.launch(order, &instance, params.grid(), shared, &params) };
-        launched.expect("the launch is in order");
+        KERNELS.launch(order, &instance, params.grid(), shared, &params);
         (if in_place { input } else { out }, stream)
     });
     let mut read = input.clone();
@@ -198,7 +197,7 @@ fn check_copy_blocks(rng: &mut TestRng) {
 fn check_all(cases: u64) {
     let rng = &mut rng();
     for _ in 0..cases {
-        for dtype in Dtype::ALL {
+        for dtype in dtypes() {
             check_embed(dtype, rng);
             check_norm(dtype, NormMean::Rms, rng);
             check_norm(dtype, NormMean::Layer, rng);

@@ -1,6 +1,6 @@
 //! Sampling against `octavo_ops::sampling`'s scalar definition.
 
-use octavo_kernels::emulation::{Emulation, Order};
+use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest;
 use octavo_kernels::params::{
     SAMPLING_ADJUST, SAMPLING_LOGPROBS, SAMPLING_NONE, SAMPLING_PADDING, SAMPLING_STATUS_EXHAUSTED, SamplingParams,
@@ -10,7 +10,8 @@ use octavo_ops::sampling::{SampleParams, SampleRow, SampledToken, Sampler, Token
 use octavo_ops::testing::TestRng;
 
 use crate::common::{in_every_order, launch, rng};
-use crate::support::{address, emulation, pick};
+use crate::launcher::{Kernels, address, address_mut};
+use crate::support::pick;
 
 /// Entries of a row of reported tokens.
 const TOP_STRIDE: usize = 24;
@@ -107,12 +108,12 @@ impl Lists {
     }
 }
 
-struct Kernels(Emulation);
+struct Sampling(Kernels);
 
-impl Kernels {
+impl Sampling {
     fn new() -> Self {
         let instances = [manifest::sampling_adjust(), manifest::sampling_draw(), manifest::sampling_logprobs()];
-        Self(emulation(&instances))
+        Self(Kernels::new(&instances))
     }
 
     /// Tokens and statuses of rows of `vocab` logits each.
@@ -137,7 +138,7 @@ impl Kernels {
         let mut top_logprobs = vec![f32::NAN; rows * TOP_STRIDE];
         let params = SamplingParams {
             logits: address(&logits),
-            adjusted: adjusted.as_mut_ptr() as u64,
+            adjusted: address_mut(&mut adjusted),
             rows_of: address(&lists.rows),
             masks: address(&lists.masks),
             bias_ids: address(&lists.bias_ids),
@@ -146,13 +147,13 @@ impl Kernels {
             count_ids: address(&lists.count_ids),
             count_times: address(&lists.count_times),
             listed_ids: address(&lists.listed_ids),
-            ids: ids.as_mut_ptr() as u64,
-            status: status.as_mut_ptr() as u64,
-            logprobs: logprobs.as_mut_ptr() as u64,
-            ranks: ranks.as_mut_ptr() as u64,
-            top_counts: top_counts.as_mut_ptr() as u64,
-            top_ids: top_ids.as_mut_ptr() as u64,
-            top_logprobs: top_logprobs.as_mut_ptr() as u64,
+            ids: address_mut(&mut ids),
+            status: address_mut(&mut status),
+            logprobs: address_mut(&mut logprobs),
+            ranks: address_mut(&mut ranks),
+            top_counts: address_mut(&mut top_counts),
+            top_ids: address_mut(&mut top_ids),
+            top_logprobs: address_mut(&mut top_logprobs),
             rows: rows as u32,
             vocab: vocab as u32,
             row_stride: stride as u32,
@@ -267,7 +268,7 @@ fn assert_same(found: &SampledToken, expected: &SampledToken, context: &str) {
 
 #[test]
 fn tokens_of_drawn_rows_are_the_definitions() {
-    let (mut rng, kernels, mut sampler) = (rng(), Kernels::new(), Sampler::new());
+    let (mut rng, kernels, mut sampler) = (rng(), Sampling::new(), Sampler::new());
     for vocab in [1, 2, 31, 130, 1 + rng.below(600), 1000 + rng.below(3000), 4096, 5001] {
         let asked: Vec<Asked> = (0..24).map(|_| draw_asked(&mut rng, vocab)).collect();
         let logits: Vec<f32> = asked.iter().flat_map(|_| draw_logits(&mut rng, vocab)).collect();
@@ -286,7 +287,7 @@ fn tokens_of_drawn_rows_are_the_definitions() {
 
 #[test]
 fn a_row_draws_the_same_alone_and_among_others() {
-    let (mut rng, kernels) = (rng(), Kernels::new());
+    let (mut rng, kernels) = (rng(), Sampling::new());
     let vocab = 300 + rng.below(900);
     let asked: Vec<Asked> = (0..8).map(|_| draw_asked(&mut rng, vocab)).collect();
     let logits: Vec<f32> = asked.iter().flat_map(|_| draw_logits(&mut rng, vocab)).collect();
@@ -299,7 +300,7 @@ fn a_row_draws_the_same_alone_and_among_others() {
 
 #[test]
 fn only_allowed_tokens_are_drawn() {
-    let (mut rng, kernels) = (rng(), Kernels::new());
+    let (mut rng, kernels) = (rng(), Sampling::new());
     let vocab = 200usize;
     let mask: Vec<u32> = (0..vocab.div_ceil(32)).map(|_| (rng.next_u64() & rng.next_u64()) as u32 | 1).collect();
     let asked: Vec<Asked> = (0..200)
@@ -321,7 +322,7 @@ fn only_allowed_tokens_are_drawn() {
 
 #[test]
 fn small_row_of_which_nothing_is_left_is_flagged() {
-    let (kernels, vocab) = (Kernels::new(), 70);
+    let (kernels, vocab) = (Sampling::new(), 70);
     let mut row: Vec<f32> = (0..vocab).map(|i| (i % 7) as f32).collect();
     row[3] = f32::NAN;
     let asked = |mask: Option<Vec<u32>>, forbidden: Vec<u32>| Asked { mask, forbidden, ..Asked::default() };
@@ -347,7 +348,7 @@ fn small_row_of_which_nothing_is_left_is_flagged() {
 
 #[test]
 fn padding_is_left_alone() {
-    let (kernels, vocab) = (Kernels::new(), 40);
+    let (kernels, vocab) = (Sampling::new(), 40);
     let mut lists = Lists::default();
     let report = Asked { params: SampleParams { logprobs: Some(3), ..SampleParams::default() }, ..Asked::default() };
     lists.push(&report, 2);
@@ -365,7 +366,7 @@ fn padding_is_left_alone() {
 #[test]
 fn draws_follow_the_law() {
     const DRAWS: usize = 3000;
-    let (mut rng, kernels) = (rng(), Kernels::new());
+    let (mut rng, kernels) = (rng(), Sampling::new());
     let row = [0.0f32, 1.0, -1.0, 2.0, 0.5, -3.0, 1.5, 0.25];
     let params =
         SampleParams { temperature: 0.8, top_k: 6, min_p: 0.05, seed: rng.next_u64(), ..SampleParams::default() };

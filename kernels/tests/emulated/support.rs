@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use octavo_kernels::emulation::Emulation;
-use octavo_kernels::manifest::{Dtype, Instance};
+use octavo_kernels::manifest::Dtype;
 use octavo_ops::testing::TestRng;
 
 use crate::common::{decode, encode};
+use crate::launcher::{address, address_mut};
 
 /// Elements of one type, at an address that is a multiple of 16, with nothing allocated right behind them.
 #[derive(Clone, PartialEq)]
@@ -72,13 +72,8 @@ impl Array {
 
     /// For a kernel that writes.
     pub(crate) fn ptr_mut(&mut self) -> u64 {
-        self.bytes.as_mut_ptr() as u64
+        address_mut(&mut self.bytes)
     }
-}
-
-/// Where a kernel reads the elements.
-pub(crate) fn address<T>(values: &[T]) -> u64 {
-    values.as_ptr() as u64
 }
 
 /// A sum of uniform numbers: roughly normal, of variance 1.
@@ -94,10 +89,6 @@ pub(crate) fn uniform(dtype: Dtype, len: usize, scale: f32, rng: &mut TestRng) -
 /// One of the choices.
 pub(crate) fn pick<T: Copy>(rng: &mut TestRng, choices: &[T]) -> T {
     choices[rng.below(choices.len())]
-}
-
-pub(crate) fn emulation(instances: &[Instance]) -> Emulation {
-    Emulation::new(instances).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// The error that a kind of kernel may have, relative to the norm of what is right.

@@ -2,6 +2,10 @@
 //! `octavo-kernels`. It comes in as a folder of libraries ([`CudaConfig::libraries`](crate::CudaConfig::libraries)); the
 //! backend does not know of it.
 
+mod kernels;
+#[cfg(test)]
+mod tests;
+
 use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,6 +13,8 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_NOW, Symbol};
 use octavo_kernels::emulation::{self, EmulationError};
+
+pub use kernels::{DeviceKernels, HostArray};
 
 /// Devices of the stand-in, unless OCTAVO_STANDIN_DEVICES names others.
 pub mod devices {

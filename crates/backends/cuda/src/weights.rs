@@ -42,17 +42,19 @@ impl Part {
 }
 
 /// The format in which a storage type is kept; `None` for plain numbers.
-fn format_of(storage: StorageType) -> Result<Option<QuantFormat>, BackendError> {
+const fn format_of(storage: StorageType) -> Option<QuantFormat> {
     match storage {
-        StorageType::F32 | StorageType::F16 | StorageType::BF16 => Ok(None),
-        StorageType::Q4_0 => Ok(Some(QuantFormat::Q4_0)),
-        StorageType::Q4_1 => Ok(Some(QuantFormat::Q4_1)),
-        StorageType::Q8_0 => Ok(Some(QuantFormat::Q8_0)),
-        StorageType::Q4K => Ok(Some(QuantFormat::Q4K)),
-        StorageType::Q6K => Ok(Some(QuantFormat::Q6K)),
-        other => {
-            Err(unsupported(format!("weights stored as {other}: it has kernels for Q4_0, Q4_1, Q8_0, Q4_K and Q6_K")))
-        }
+        StorageType::F32 | StorageType::F16 | StorageType::BF16 => None,
+        StorageType::Q4_0 => Some(QuantFormat::Q4_0),
+        StorageType::Q4_1 => Some(QuantFormat::Q4_1),
+        StorageType::Q5_0 => Some(QuantFormat::Q5_0),
+        StorageType::Q5_1 => Some(QuantFormat::Q5_1),
+        StorageType::Q8_0 => Some(QuantFormat::Q8_0),
+        StorageType::Q2K => Some(QuantFormat::Q2K),
+        StorageType::Q3K => Some(QuantFormat::Q3K),
+        StorageType::Q4K => Some(QuantFormat::Q4K),
+        StorageType::Q5K => Some(QuantFormat::Q5K),
+        StorageType::Q6K => Some(QuantFormat::Q6K),
     }
 }
 
@@ -98,16 +100,11 @@ fn place_matrix(weight: &Weight, dtype: Dtype, plan: &mut Plan) -> Result<Vec<Pa
     let mut parts: Vec<Part> = Vec::new();
     let mut rest = &weight.parts[..];
     while let Some(first) = rest.first() {
-        let format = format_of(first.storage)?;
-        let mut together = 1;
-        if format.is_none() {
-            for part in &rest[1..] {
-                if format_of(part.storage)?.is_some() {
-                    break;
-                }
-                together += 1;
-            }
-        }
+        let format = format_of(first.storage);
+        let together = match format {
+            Some(_) => 1,
+            None => rest.iter().take_while(|part| format_of(part.storage).is_none()).count(),
+        };
         let rows = rest[..together].iter().map(|part| part.rows).sum();
         rest = &rest[together..];
         let too_large = || unsupported(format!("the size of weight '{}'", weight.name));
@@ -315,12 +312,24 @@ mod tests {
     }
 
     #[test]
+    fn formats_are_those_of_the_files() {
+        for storage in StorageType::ALL {
+            match format_of(storage) {
+                None => assert_eq!(storage.block_elements(), 1, "{storage}"),
+                Some(format) => {
+                    let (elements, bytes) = (format.block_elements(), format.block_bytes());
+                    assert_eq!((elements, bytes), (storage.block_elements(), storage.block_bytes()), "{storage}");
+                    assert_eq!(format.name().to_uppercase(), storage.name());
+                }
+            }
+        }
+    }
+
+    #[test]
     fn what_no_kernel_takes_is_said() {
         let model = TinyModel { hidden: 12, ..TinyModel::default() };
         let (program, _) = model.build().unwrap();
         let error = place(&program, Dtype::F32, &mut Plan::default()).unwrap_err().to_string();
         assert_eq!(error, "the cuda backend does not support rows of 12 elements, no multiple of 8 (weight 'embed')");
-        let error = format_of(StorageType::Q5K).unwrap_err().to_string();
-        assert!(error.contains("weights stored as Q5_K"), "{error}");
     }
 }

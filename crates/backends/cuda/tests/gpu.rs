@@ -3,23 +3,19 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
-use std::path::PathBuf;
+mod common;
 
-use octavo_backend_candle::CandleBackend;
-use octavo_backend_cuda::{CudaBackend, CudaConfig, Dtype, Memory, probe};
-use octavo_ops::testing::suite::{Suite, real_sizes};
-use octavo_ops::testing::{PagedBatches, TestRng, TinyModel};
-use octavo_ops::{Backend, HeadShape, StorageType};
+use octavo_backend_cuda::{CudaConfig, Dtype, Memory, named_folders, probe};
+use octavo_ops::StorageType;
+use octavo_ops::testing::suite::real_sizes;
 
-/// Folders of libraries beside the usual ones, separated by colons.
-const LIBRARIES: &str = "OCTAVO_CUDA_LIBS";
+use crate::common::quantised::{format_agrees, mixture_agrees};
+use crate::common::{BLOCKS, checkpoints, generate, loaded, open, wide, with_suite};
 
 /// Settings for small models in an element type, or `None` where there is no GPU for it.
 fn config(dtype: Dtype) -> Option<CudaConfig> {
-    let libraries: Vec<PathBuf> =
-        std::env::var_os(LIBRARIES).map(|folders| std::env::split_paths(&folders).collect()).unwrap_or_default();
-    let report = probe(&libraries);
-    match report.usable(0) {
+    let libraries = named_folders();
+    match probe(&libraries).usable(0) {
         Ok(device) if device.chip.has(dtype) => Some(CudaConfig {
             device: 0,
             dtype: Some(dtype),
@@ -41,25 +37,6 @@ fn config(dtype: Dtype) -> Option<CudaConfig> {
             eprintln!("skipped: no GPU: {reason}");
             None
         }
-    }
-}
-
-fn with_suite<T>(config: &CudaConfig, worst: f64, mean: f64, test: impl FnOnce(&Suite<'_>) -> T) -> T {
-    let backend = || -> Box<dyn Backend> { Box::new(CudaBackend::new(config.clone()).unwrap()) };
-    test(&Suite { backend: &backend, worst, mean })
-}
-
-/// A model whose heads the tensor-core kernels are made for: grouped queries, norms, biases, a window in every other layer.
-fn wide() -> TinyModel {
-    TinyModel {
-        vocab_size: 101,
-        hidden: 64,
-        inner: 96,
-        heads: HeadShape { q: 4, kv: 2, dim: 64 },
-        layers: vec![0, 1],
-        windows: vec![None, Some(24)],
-        biases: true,
-        ..TinyModel::default()
     }
 }
 
@@ -93,12 +70,18 @@ fn bits_do_not_depend_on_the_batch_if_that_is_asked_for() {
 #[test]
 fn quantised_weights_mean_what_candle_reads() {
     let Some(config) = config(Dtype::F32) else { return };
-    let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
-    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0 };
-    for storage in [StorageType::Q4_0, StorageType::Q4_1, StorageType::Q8_0, StorageType::Q4K, StorageType::Q6K] {
-        let model = TinyModel { vocab_size: 256, hidden: 256, inner: 512, storage, ..wide() };
-        with_suite(&config, 0.06, 0.012, |suite| suite.near_other(&candle, &model, 20)).unwrap();
+    for storage in StorageType::ALL.into_iter().filter(|storage| storage.block_elements() > 1) {
+        format_agrees(&config, storage);
     }
+    use StorageType::{Q3K, Q4K, Q5K, Q6K};
+    mixture_agrees(&config, &[Q4K, Q4K, Q6K]);
+    mixture_agrees(&config, &[Q3K, Q5K]);
+}
+
+#[test]
+fn greedy_tokens_of_checkpoints_are_those_of_candle() {
+    let Some(config) = config(Dtype::F32) else { return };
+    checkpoints::agree(|graphs| open(CudaConfig { max_num_seqs: 2, graphs, ..config.clone() }));
 }
 
 #[test]
@@ -106,34 +89,14 @@ fn recorded_decode_steps_have_the_bits_of_launched_ones_and_of_themselves() {
     for dtype in Dtype::ALL {
         let Some(eager) = config(dtype) else { continue };
         let recorded = CudaConfig { graphs: true, ..eager.clone() };
-        let expected = decode(eager);
-        assert_eq!(decode(recorded.clone()), expected, "{dtype:?}");
-        assert_eq!(decode(recorded), expected, "{dtype:?}, once more");
+        let run = |config: &CudaConfig| {
+            let mut backend = loaded(config.clone(), &wide(), BLOCKS);
+            let bits = generate(&mut backend, || {});
+            (bits, backend.graph_steps().0 > 0)
+        };
+        let (expected, _) = run(&eager);
+        for time in ["once", "once more"] {
+            assert_eq!(run(&recorded), (expected.clone(), true), "{dtype:?}, {time}");
+        }
     }
-}
-
-/// The bits of the logits of some sequences that decode together.
-fn decode(config: CudaConfig) -> Vec<Vec<u32>> {
-    let (program, weights) = wide().build().unwrap();
-    let mut backend = CudaBackend::new(config).unwrap();
-    backend.load(&program, &weights, &mut |_| {}).unwrap();
-    backend.allocate_kv(16, &vec![64; program.kv_groups.len()]).unwrap();
-    let mut batches = PagedBatches::new(16, program.kv_groups.len(), 64, &mut TestRng(5));
-    let mut rng = TestRng(6);
-    let lengths = [70, 13, 33, 17, 40];
-    for length in lengths {
-        batches.add(rng.tokens(length, 101));
-    }
-    let mut steps = vec![lengths.map(|length| length - 5)];
-    steps.extend([[1; 5]; 5]);
-    let mut bits = Vec::new();
-    for rows in steps {
-        let parts: Vec<_> = rows.into_iter().enumerate().collect();
-        let mut batch = batches.step(&parts);
-        batch.pooled_rows.clear();
-        batch.sampled_rows = batch.query_start[1..].iter().map(|end| end - 1).collect();
-        backend.forward(&batch).unwrap();
-        bits.push(backend.logits().unwrap().into_iter().map(f32::to_bits).collect());
-    }
-    bits
 }

@@ -1,87 +1,11 @@
-//! Greedy tokens of every architecture's tiny checkpoint are those of the candle backend.
+//! Greedy tokens of every architecture's tiny checkpoint.
 
-use std::path::Path;
-
-use octavo_backend_candle::CandleBackend;
 use octavo_backend_cuda::CudaConfig;
-use octavo_models::{Checkpoint, build_program};
-use octavo_ops::sampling::{SampleBatch, SampleParams, SampleRow};
-use octavo_ops::testing::{PagedBatches, TestRng};
-use octavo_ops::{Backend, Program};
 
-use crate::{config, open};
-
-const CHECKPOINTS: [&str; 9] = [
-    "llama",
-    "llama3-rope",
-    "llama-linear",
-    "llama-yarn",
-    "mistral",
-    "qwen2",
-    "qwen2-window",
-    "qwen3",
-    "qwen3-sharded",
-];
-
-/// Tokens that two sequences generate side by side, and the largest margin by which a choice was made, in the order of steps.
-fn generate(backend: &mut dyn Backend, program: &Program, checkpoint: &Checkpoint) -> (Vec<u32>, Vec<f32>) {
-    backend.load(program, checkpoint, &mut |_| {}).expect("the checkpoint is loaded");
-    let groups = program.kv_groups.len();
-    backend.allocate_kv(16, &vec![16; groups]).expect("there is memory");
-    let mut prompts = TestRng(12);
-    let mut sequences: Vec<Vec<u32>> = [37, 5].map(|len| prompts.tokens(len, program.vocab_size)).into();
-    let params = SampleParams::default();
-    let (mut tokens, mut margins, mut computed) = (Vec::new(), Vec::new(), vec![0; sequences.len()]);
-    for _ in 0..12 {
-        // Blocks are handed out afresh in each step, alike: the same sequence has the same blocks.
-        let mut batches = PagedBatches::new(16, groups, 16, &mut TestRng(8));
-        let parts: Vec<_> = sequences.iter().map(|tokens| batches.add(tokens.clone())).collect();
-        let before: Vec<_> =
-            parts.iter().zip(&computed).filter(|(_, done)| **done > 0).map(|(&s, &done)| (s, done)).collect();
-        if !before.is_empty() {
-            batches.step(&before);
-        }
-        let next: Vec<_> = parts.iter().map(|&s| (s, batches.left(s))).collect();
-        let mut batch = batches.step(&next);
-        batch.pooled_rows.clear();
-        batch.sampled_rows = batch.query_start[1..].iter().map(|end| end - 1).collect();
-        backend.forward(&batch).expect("the step runs");
-        let logits = backend.logits().expect("there are logits");
-        margins.extend(logits.chunks(program.vocab_size).map(margin));
-        let rows = vec![SampleRow::new(&params); sequences.len()];
-        let mut drawn = Vec::new();
-        backend.sample(&SampleBatch { rows: &rows }, &mut drawn).expect("it is sampled");
-        for ((sequence, done), token) in sequences.iter_mut().zip(&mut computed).zip(&drawn) {
-            *done = sequence.len();
-            sequence.push(token.id);
-            tokens.push(token.id);
-        }
-    }
-    (tokens, margins)
-}
-
-/// By how much the most likely token leads, of the largest logit.
-fn margin(row: &[f32]) -> f32 {
-    let mut sorted = row.to_vec();
-    sorted.sort_by(|a, b| b.total_cmp(a));
-    (sorted[0] - sorted[1]) / sorted[0].abs()
-}
+use crate::common::{checkpoints, open};
+use crate::config;
 
 #[test]
 fn greedy_tokens_are_those_of_candle() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../models/testdata");
-    for name in CHECKPOINTS {
-        let checkpoint = Checkpoint::open(&folder.join(name)).expect("the checkpoint is readable");
-        let program = build_program(&checkpoint).expect("the architecture is known");
-        let (expected, margins) = generate(&mut CandleBackend::new(), &program, &checkpoint);
-        // Sums in another order must not be what decides.
-        let least = margins.iter().fold(f32::INFINITY, |least, margin| least.min(*margin));
-        assert!(least > 1e-4, "{name}: a margin of {least} decides nothing");
-        for graphs in [true, false] {
-            let mut backend = open(CudaConfig { max_num_seqs: 2, graphs, ..config() });
-            let (found, _) = generate(&mut backend, &program, &checkpoint);
-            assert_eq!(found, expected, "{name}, graphs: {graphs}");
-            assert_eq!(backend.graph_steps().0 > 0, graphs);
-        }
-    }
+    checkpoints::agree(|graphs| open(CudaConfig { max_num_seqs: 2, graphs, ..config() }));
 }

@@ -5,7 +5,8 @@ use octavo_backend_cuda::testing::standin;
 use octavo_backend_cuda::{CudaBackend, CudaConfig, Dtype, Kind, Unavailable, probe};
 use octavo_ops::Backend;
 
-use crate::{config, open};
+use crate::common::open;
+use crate::config;
 
 #[test]
 fn the_element_type_is_that_of_the_chip() {

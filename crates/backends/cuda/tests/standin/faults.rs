@@ -6,7 +6,8 @@ use octavo_ops::sampling::{SampleBatch, SampleParams, SampleRow};
 use octavo_ops::testing::{PagedBatches, TestRng, TinyModel};
 use octavo_ops::{Backend, BackendError, StepBatch};
 
-use crate::{config, loaded, open};
+use crate::common::{loaded, open};
+use crate::config;
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;

@@ -2,48 +2,12 @@
 
 use octavo_backend_cuda::testing::Control;
 use octavo_backend_cuda::testing::devices::{H200, V100};
-use octavo_backend_cuda::{CudaBackend, CudaConfig, Dtype};
+use octavo_backend_cuda::{CudaConfig, Dtype};
 use octavo_ops::Backend;
-use octavo_ops::sampling::{SampleBatch, SampleParams, SampleRow, SampledToken};
 use octavo_ops::testing::{PagedBatches, TestRng};
 
-use crate::{config, loaded, wide};
-
-const BLOCKS: usize = 64;
-
-/// Prefills some sequences and lets them decode together, sequences ending one by one. The bits of every step's logits.
-fn generate(backend: &mut CudaBackend, control: Option<&Control>) -> Vec<Vec<u32>> {
-    let mut batches = PagedBatches::new(16, 2, BLOCKS, &mut TestRng(5));
-    let mut rng = TestRng(6);
-    let lengths = [70, 3, 33, 17, 40];
-    for length in lengths {
-        batches.add(rng.tokens(length, 101));
-    }
-    let params = SampleParams::default();
-    let mut sampled: Vec<SampledToken> = Vec::with_capacity(16);
-    let mut bits = Vec::new();
-    let mut step = |parts: &[(usize, usize)]| {
-        let mut batch = batches.step(parts);
-        // As an engine asks: no hidden states, and of each sequence its last row.
-        batch.pooled_rows.clear();
-        batch.sampled_rows = batch.query_start[1..].iter().map(|end| end - 1).collect();
-        backend.forward(&batch).expect("the step runs");
-        let rows = vec![SampleRow::new(&params); batch.sampled_rows.len()];
-        backend.sample(&SampleBatch { rows: &rows }, &mut sampled).expect("it is sampled");
-        bits.push(backend.logits().expect("there are logits").into_iter().map(f32::to_bits).collect());
-    };
-    // All but five tokens, then one at a time; the second has no more than its prompt.
-    step(&[(0, 65), (1, 1), (2, 28), (3, 12), (4, 35)]);
-    if let Some(control) = control {
-        control.reset();
-    }
-    for left in 0..5 {
-        let parts: Vec<_> =
-            (0..lengths.len()).filter(|&s| s + left < 6 && (s != 1 || left < 2)).map(|s| (s, 1)).collect();
-        step(&parts);
-    }
-    bits
-}
+use crate::common::{BLOCKS, generate, loaded, wide};
+use crate::config;
 
 #[test]
 fn a_recorded_step_has_the_bits_of_one_that_is_launched() {
@@ -51,7 +15,7 @@ fn a_recorded_step_has_the_bits_of_one_that_is_launched() {
         let eager = CudaConfig { device, dtype: Some(dtype), ..config() };
         let recorded = CudaConfig { graphs: true, ..eager.clone() };
         let [mut eager, mut recorded] = [eager, recorded].map(|config| loaded(config, &wide(), BLOCKS));
-        assert_eq!(generate(&mut recorded, None), generate(&mut eager, None), "{dtype:?}");
+        assert_eq!(generate(&mut recorded, || {}), generate(&mut eager, || {}), "{dtype:?}");
         assert_eq!(eager.graph_steps(), (0, 6));
         assert_eq!(recorded.graph_steps(), (5, 1), "the prefill is launched, the decodes are replayed");
     }
@@ -66,7 +30,7 @@ fn nothing_is_allocated_after_the_start() {
         let mut backend = loaded(config, &wide(), BLOCKS);
         assert!(control.allocations() > 0, "the start allocates");
         control.reset();
-        generate(&mut backend, None);
+        generate(&mut backend, || {});
         assert_eq!(control.allocations(), 0);
         assert_eq!(control.calls("cuModuleLoadData"), 0);
     }
@@ -77,7 +41,7 @@ fn a_step_is_one_copy_to_the_device_and_one_for_sampling() {
     let control = Control::new();
     let config = CudaConfig { dtype: Some(Dtype::Bf16), graphs: true, ..config() };
     let mut backend = loaded(config, &wide(), BLOCKS);
-    generate(&mut backend, Some(&control));
+    generate(&mut backend, || control.reset());
     assert_eq!(control.calls("cuGraphLaunch"), 5);
     assert_eq!(control.calls("cuMemcpyHtoDAsync_v2"), 2 * 5);
     // The tokens, and the logits that the test asks for.
@@ -88,7 +52,7 @@ fn a_step_is_one_copy_to_the_device_and_one_for_sampling() {
 #[test]
 fn two_runs_have_the_same_bits() {
     let config = CudaConfig { dtype: Some(Dtype::Bf16), graphs: true, ..config() };
-    let [first, second] = [(); 2].map(|()| generate(&mut loaded(config.clone(), &wide(), BLOCKS), None));
+    let [first, second] = [(); 2].map(|()| generate(&mut loaded(config.clone(), &wide(), BLOCKS), || {}));
     assert_eq!(first, second);
 }
 

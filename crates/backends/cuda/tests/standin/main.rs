@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
 mod checkpoints;
+#[path = "../common/mod.rs"]
+mod common;
 mod devices;
 mod faults;
 mod graphs;
@@ -12,9 +14,7 @@ mod quantised;
 mod sampling;
 
 use octavo_backend_cuda::testing::{devices::H200, kernel_cache, standin};
-use octavo_backend_cuda::{CudaBackend, CudaConfig, Dtype, Memory};
-use octavo_ops::testing::TinyModel;
-use octavo_ops::{Backend, HeadShape};
+use octavo_backend_cuda::{CudaConfig, Dtype, Memory};
 
 /// Sizes for the shared suite and for small models, on the newest of the stand-in's devices.
 fn config() -> CudaConfig {
@@ -30,32 +30,5 @@ fn config() -> CudaConfig {
         memory: Memory::KvCache(16 << 20),
         graphs: false,
         batch_invariant: false,
-    }
-}
-
-fn open(config: CudaConfig) -> CudaBackend {
-    CudaBackend::new(config).expect("the stand-in has such a device")
-}
-
-/// A backend that holds a model, with `blocks` blocks for each of its KV groups.
-fn loaded(config: CudaConfig, model: &TinyModel, blocks: usize) -> CudaBackend {
-    let (program, weights) = model.build().expect("the model is well formed");
-    let mut backend = open(config);
-    backend.load(&program, &weights, &mut |_| {}).expect("the model is loaded");
-    backend.allocate_kv(16, &vec![blocks; program.kv_groups.len()]).expect("there is memory");
-    backend
-}
-
-/// A model whose heads the tensor-core kernels are made for: grouped queries, norms, biases, a window in every other layer.
-fn wide() -> TinyModel {
-    TinyModel {
-        vocab_size: 101,
-        hidden: 64,
-        inner: 96,
-        heads: HeadShape { q: 4, kv: 2, dim: 64 },
-        layers: vec![0, 1],
-        windows: vec![None, Some(24)],
-        biases: true,
-        ..TinyModel::default()
     }
 }

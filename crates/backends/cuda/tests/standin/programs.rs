@@ -2,12 +2,13 @@
 
 use octavo_backend_cuda::testing::devices::{H200, L40S, V100};
 use octavo_backend_cuda::{CudaConfig, Dtype};
-use octavo_ops::testing::suite::{Suite, models, real_sizes};
+use octavo_ops::testing::suite::{models, real_sizes};
 use octavo_ops::testing::{PagedBatches, TestRng, TinyModel};
 use octavo_ops::{Backend, HeadShape, StepBatch};
 use proptest::prelude::*;
 
-use crate::{config, loaded, open, wide};
+use crate::common::{loaded, wide, with_suite};
+use crate::config;
 
 /// The model with sizes that kernels are made for: products of 8 inputs at a time.
 fn fitting(model: TinyModel) -> TinyModel {
@@ -16,29 +17,24 @@ fn fitting(model: TinyModel) -> TinyModel {
     TinyModel { hidden: up(model.hidden), inner: up(model.inner), heads: HeadShape { q, kv, dim: up(dim) }, ..model }
 }
 
-fn with_suite<T>(config: CudaConfig, worst: f64, mean: f64, test: impl FnOnce(&Suite<'_>) -> T) -> T {
-    let backend = || -> Box<dyn Backend> { Box::new(open(config.clone())) };
-    test(&Suite { backend: &backend, worst, mean })
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 8, ..ProptestConfig::default() })]
 
     #[test]
     fn logits_are_near_the_naive_ones(model in models().prop_map(fitting), tokens in 1usize..50) {
-        with_suite(config(), 3e-4, 2e-5, |suite| suite.near_reference(&model, tokens))?;
+        with_suite(&config(), 3e-4, 2e-5, |suite| suite.near_reference(&model, tokens))?;
     }
 
     #[test]
     fn bits_do_not_depend_on_the_batch_if_that_is_asked_for(model in models().prop_map(fitting), seed in any::<u64>()) {
         let config = CudaConfig { batch_invariant: true, ..config() };
-        with_suite(config, 3e-4, 2e-5, |suite| suite.same_bits(&model, seed))?;
+        with_suite(&config, 3e-4, 2e-5, |suite| suite.same_bits(&model, seed))?;
     }
 }
 
 #[test]
 fn logits_at_real_sizes_are_near_the_naive_ones() {
-    with_suite(config(), 3e-4, 2e-5, |suite| suite.near_reference(&real_sizes(300), 12)).unwrap();
+    with_suite(&config(), 3e-4, 2e-5, |suite| suite.near_reference(&real_sizes(300), 12)).unwrap();
 }
 
 /// Each type on a chip that has it: other kernels for attention and products, cuBLASLt for more than 16 rows.
@@ -49,22 +45,22 @@ fn sixteen_bits_are_as_near_as_their_rounding_allows() {
     {
         let config = CudaConfig { device, dtype: Some(dtype), ..config() };
         for tokens in [1, 12, 40] {
-            with_suite(config.clone(), worst, mean, |suite| suite.near_reference(&wide(), tokens)).unwrap();
+            with_suite(&config, worst, mean, |suite| suite.near_reference(&wide(), tokens)).unwrap();
         }
         // Heads that only the plain kernel takes.
-        with_suite(config, worst, mean, |suite| suite.near_reference(&TinyModel::default(), 20)).unwrap();
+        with_suite(&config, worst, mean, |suite| suite.near_reference(&TinyModel::default(), 20)).unwrap();
     }
 }
 
 #[test]
 fn bits_of_sixteen_do_not_depend_on_the_batch_if_that_is_asked_for() {
     let config = CudaConfig { dtype: Some(Dtype::Bf16), batch_invariant: true, ..config() };
-    with_suite(config, 1.0, 1.0, |suite| suite.same_bits(&wide(), 11)).unwrap();
+    with_suite(&config, 1.0, 1.0, |suite| suite.same_bits(&wide(), 11)).unwrap();
 }
 
 #[test]
 fn the_contract_is_kept() {
-    with_suite(config(), 3e-4, 2e-5, |suite| suite.contract());
+    with_suite(&config(), 3e-4, 2e-5, |suite| suite.contract());
 }
 
 #[test]

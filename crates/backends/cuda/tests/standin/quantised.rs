@@ -1,45 +1,34 @@
 //! Weights that stay quantised.
 
-use octavo_backend_candle::CandleBackend;
 use octavo_backend_cuda::testing::devices::{H200, V100};
 use octavo_backend_cuda::{CudaConfig, Dtype};
-use octavo_ops::testing::TinyModel;
-use octavo_ops::testing::suite::Suite;
-use octavo_ops::{Backend, HeadShape, StorageType};
+use octavo_ops::StorageType::{F16, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 
-use crate::{config, open};
+use crate::common::quantised::{format_agrees, mixture_agrees};
+use crate::config;
 
-/// Shapes that fit every format: rows of whole super-blocks.
-fn model(storage: StorageType) -> TinyModel {
-    TinyModel {
-        vocab_size: 90,
-        hidden: 256,
-        inner: 256,
-        heads: HeadShape { q: 4, kv: 2, dim: 64 },
-        layers: vec![0],
-        storage,
-        ..TinyModel::default()
+#[test]
+fn every_format_means_what_candle_reads() {
+    for (storage, device, dtype) in [
+        (Q4_0, H200, Dtype::F32),
+        (Q4_1, H200, Dtype::Bf16),
+        (Q5_0, V100, Dtype::F16),
+        (Q5_1, H200, Dtype::F32),
+        (Q8_0, H200, Dtype::F32),
+        (Q2K, H200, Dtype::F32),
+        (Q3K, H200, Dtype::Bf16),
+        (Q4K, V100, Dtype::F16),
+        (Q5K, H200, Dtype::F32),
+        (Q6K, H200, Dtype::F32),
+    ] {
+        format_agrees(&CudaConfig { device, dtype: Some(dtype), ..config() }, storage);
     }
 }
 
 #[test]
-fn every_format_means_what_candle_reads() {
-    let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
-    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0 };
-    use StorageType::{Q4_0, Q4_1, Q4K, Q6K, Q8_0};
-    for (storage, device, dtype) in [
-        (Q4_0, H200, Dtype::F32),
-        (Q4_1, H200, Dtype::Bf16),
-        (Q8_0, H200, Dtype::F32),
-        (Q4K, V100, Dtype::F16),
-        (Q6K, H200, Dtype::F32),
-    ] {
-        let config = CudaConfig { device, dtype: Some(dtype), ..config() };
-        let backend = || -> Box<dyn Backend> { Box::new(open(config.clone())) };
-        // Few rows are multiplied with activations of 8 bits, many with the values of the weights.
-        let suite = Suite { backend: &backend, worst: 0.08, mean: 0.015 };
-        for tokens in [3, 20] {
-            suite.near_other(&candle, &model(storage), tokens).unwrap_or_else(|e| panic!("{storage}: {e}"));
-        }
+fn parts_of_a_weight_may_be_of_different_types() {
+    // As files of Q4_K_M, Q5_K_M and Q3_K_M have them, and such as nobody makes.
+    for storages in [&[Q4K, Q4K, Q6K][..], &[Q5K, Q6K], &[Q3K, Q5K, Q4K], &[Q5_0, Q8_0, F16, Q2K]] {
+        mixture_agrees(&config(), storages);
     }
 }

@@ -5,7 +5,8 @@ use octavo_ops::Backend;
 use octavo_ops::sampling::{SampleBatch, SampleParams, SampleRow, SampledToken, Sampler, TokenCounts};
 use octavo_ops::testing::{PagedBatches, TestRng, TinyModel};
 
-use crate::{config, loaded};
+use crate::common::loaded;
+use crate::config;
 
 const VOCAB: usize = 150;
 

@@ -1,0 +1,183 @@
+//! Kernels one by one on a device: for tests of kernels what the emulation does on a CPU.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use octavo_kernels::manifest::{self, Chip, Instance};
+use octavo_kernels::params::Params;
+
+use crate::DriverError;
+use crate::driver::{DeviceMemory, Driver, Gpu, Kernel, Module};
+use crate::libraries::{Kind, Places, compiler};
+
+/// Memory of the host whose address a kernel is given, and which it is to find on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostArray {
+    /// Its address.
+    pub start: u64,
+    /// Its length.
+    pub bytes: usize,
+    /// Whether the kernel may change it.
+    pub writable: bool,
+}
+
+/// Instances that were compiled for the first device and loaded.
+pub struct DeviceKernels {
+    /// One launch at a time: tests share it.
+    loaded: Mutex<Loaded>,
+}
+
+struct Loaded {
+    gpu: Arc<Gpu>,
+    kernels: Vec<(Instance, Kernel)>,
+    /// What holds their code.
+    _modules: Vec<Module>,
+}
+
+/// An array's copy on the device.
+struct Copy {
+    array: HostArray,
+    memory: DeviceMemory,
+    /// What was copied there: the array, and zeros up to a whole word.
+    before: Vec<u32>,
+}
+
+impl DeviceKernels {
+    /// Compiles and loads instances for the first device, with libraries as [`CudaConfig::libraries`] has them. Those of its chip
+    /// are compiled for it; those that are for a V100 only, or with `as_volta` all that a V100 has, become PTX of sm_70, of which
+    /// the driver makes code.
+    ///
+    /// [`CudaConfig::libraries`]: crate::CudaConfig::libraries
+    ///
+    /// # Errors
+    /// A sentence that says what is missing, or what the compiler or the driver says.
+    pub fn new(folders: &[PathBuf], instances: &[Instance], as_volta: bool) -> Result<Self, String> {
+        let driver = Driver::open(folders).map_err(|e| e.to_string())?;
+        let info = driver.device(0).map_err(|e| e.to_string())?;
+        let chip = info.chip;
+        let gpu = Gpu::new(info).map_err(|e| e.to_string())?;
+        let found = Places::usual(folders).find(Kind::Nvrtc);
+        let is_ptx = |i: &Instance| i.chips.contains(Chip::SM_70) && (as_volta || !i.chips.contains(chip));
+        let (mut kernels, mut modules) = (Vec::new(), Vec::new());
+        for source in manifest::sources(instances) {
+            for ptx in [false, true] {
+                let is_own = |i: &&Instance| i.source == source && is_ptx(i) == ptx;
+                let own: Vec<_> = instances.iter().filter(is_own).cloned().collect();
+                if own.is_empty() {
+                    continue;
+                }
+                let text = manifest::program(source, &own);
+                let (nvrtc, _) = compiler(&found, driver.version, if ptx { Chip::SM_70 } else { chip })?;
+                let code = match ptx {
+                    true => nvrtc.compile_ptx(source.path, &text, Chip::SM_70),
+                    false => nvrtc.compile(source.path, &text, chip).map(|compiled| compiled.cubin),
+                };
+                let code = code.map_err(|e| e.to_string())?;
+                let module = Module::new(&gpu, &code).map_err(|e| format!("{}: {e}", source.path))?;
+                for instance in own {
+                    let kernel = module.kernel(&instance).map_err(|e| format!("{}: {e}", instance.name))?;
+                    kernels.push((instance, kernel));
+                }
+                modules.push(module);
+            }
+        }
+        Ok(Self { loaded: Mutex::new(Loaded { gpu, kernels, _modules: modules }) })
+    }
+
+    /// Runs a kernel to its end. Addresses in `params` that lie in one of `arrays` are replaced by those of its copy on the device;
+    /// afterwards the arrays hold what the copies do.
+    ///
+    /// # Safety
+    /// The arrays that `params` points to are memory of that length, which nobody else touches meanwhile, and which may be written
+    /// if it is writable.
+    ///
+    /// # Errors
+    /// What the driver says, or that the kernel changed an array that it may only read.
+    pub unsafe fn launch<P: Params>(
+        &self,
+        instance: &Instance,
+        grid: [u32; 3],
+        dynamic_shared: usize,
+        params: &P,
+        arrays: &[HostArray],
+    ) -> Result<(), String> {
+        let loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let kernel = loaded.kernels.iter().find(|(known, _)| known == instance);
+        let kernel = kernel.ok_or_else(|| format!("{} has not been compiled", instance.name))?.1;
+        let gpu = &loaded.gpu;
+        let mut copies: Vec<Copy> = Vec::new();
+        let mut params = *params;
+        for word in words(&mut params) {
+            let Some(array) = arrays.iter().find(|array| array.holds(*word)) else { continue };
+            let at = match copies.iter().position(|copy| copy.array == *array) {
+                Some(at) => at,
+                None => {
+                    // SAFETY: an address of it is among the parameters, so the caller promises that it is there.
+                    copies.push(unsafe { Copy::new(gpu, *array) }.map_err(|e| e.to_string())?);
+                    copies.len() - 1
+                }
+            };
+            *word = copies[at].memory.address() + (*word - array.start);
+        }
+        let shared = u32::try_from(dynamic_shared).map_err(|e| e.to_string())?;
+        gpu.launch(kernel, grid, shared, &params).and_then(|()| gpu.synchronize()).map_err(|e| e.to_string())?;
+        for copy in &copies {
+            // SAFETY: as the caller promises of arrays that may be written.
+            let unchanged = unsafe { copy.back(gpu) }.map_err(|e| e.to_string())?;
+            if !unchanged {
+                return Err(format!("{} wrote to an array that it may only read", instance.name));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The parameters, eight bytes at a time: addresses are aligned so.
+fn words<P: Params>(params: &mut P) -> &mut [u64] {
+    const { assert!(align_of::<P>() == 8 && size_of::<P>().is_multiple_of(8), "parameters begin with an address") };
+    // SAFETY: `Params` promises plain numbers without padding; size and alignment are those of as many words.
+    unsafe { std::slice::from_raw_parts_mut(std::ptr::from_mut(params).cast(), size_of::<P>() / 8) }
+}
+
+impl HostArray {
+    fn holds(&self, address: u64) -> bool {
+        address.checked_sub(self.start).is_some_and(|at| at < self.bytes as u64)
+    }
+}
+
+impl Copy {
+    /// # Safety
+    /// The array is readable.
+    unsafe fn new(gpu: &Arc<Gpu>, array: HostArray) -> Result<Self, DriverError> {
+        let mut before = vec![0u32; array.bytes.div_ceil(size_of::<u32>())];
+        // SAFETY: the array is readable, as the caller promises, and there is room for it.
+        unsafe {
+            std::ptr::copy_nonoverlapping(array.start as *const u8, before.as_mut_ptr().cast::<u8>(), array.bytes);
+        }
+        let memory = DeviceMemory::new(gpu, size_of_val(&before[..]) as u64)?;
+        gpu.upload(memory.address(), &before)?;
+        gpu.synchronize()?;
+        Ok(Self { array, memory, before })
+    }
+
+    /// Copies it back if it may be written; whether it is as it was if it may not.
+    ///
+    /// # Safety
+    /// A writable array may be written.
+    unsafe fn back(&self, gpu: &Gpu) -> Result<bool, DriverError> {
+        let mut after = vec![0u32; self.before.len()];
+        gpu.download(&mut after, self.memory.address())?;
+        if self.array.writable {
+            // SAFETY: the array may be written, as the caller promises, and is of that length.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    after.as_ptr().cast::<u8>(),
+                    self.array.start as *mut u8,
+                    self.array.bytes,
+                );
+            }
+            return Ok(true);
+        }
+        Ok(after == self.before)
+    }
+}

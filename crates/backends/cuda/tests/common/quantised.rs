@@ -1,0 +1,80 @@
+//! Weights that stay quantised mean what candle reads.
+
+use std::borrow::Cow;
+
+use octavo_backend_candle::CandleBackend;
+use octavo_backend_cuda::CudaConfig;
+use octavo_ops::testing::suite::Suite;
+use octavo_ops::testing::{MemoryWeights, PagedBatches, TestRng, TinyModel, random_blocks};
+use octavo_ops::{Backend, HeadShape, Program, StorageType, TensorData};
+
+use super::{open, with_suite};
+
+/// Off by at most this, of the largest number, at the worst and in the mean: activations are rounded to 8 bits where rows are few.
+const WORST: f64 = 0.08;
+const MEAN: f64 = 0.015;
+
+/// Rows of whole super-blocks.
+fn model(storage: StorageType) -> TinyModel {
+    TinyModel {
+        vocab_size: 90,
+        hidden: 256,
+        inner: 256,
+        heads: HeadShape { q: 4, kv: 2, dim: 64 },
+        layers: vec![0],
+        storage,
+        ..TinyModel::default()
+    }
+}
+
+/// Every row of a model whose matrices are stored so, with few tokens and with many.
+pub(crate) fn format_agrees(config: &CudaConfig, storage: StorageType) {
+    let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
+    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0 };
+    with_suite(config, WORST, MEAN, |suite| {
+        for tokens in [3, 20] {
+            suite.near_other(&candle, &model(storage), tokens).unwrap_or_else(|e| panic!("{storage}: {e}"));
+        }
+    });
+}
+
+/// A model whose fused weights have parts of different types, as files of mixed precision do.
+fn mixed(storages: &[StorageType]) -> (Program, MemoryWeights) {
+    let (mut program, mut weights) = model(StorageType::F32).build().expect("the model is well formed");
+    let (mut rng, mut next) = (TestRng(31), storages.iter().cycle());
+    for weight in program.weights.iter_mut().filter(|weight| weight.parts.len() > 1) {
+        let scale = 1.5 / (weight.cols as f32).sqrt();
+        for part in &mut weight.parts {
+            let storage = *next.next().expect("a cycle has no end");
+            let bytes = Cow::Owned(random_blocks(storage, part.rows * weight.cols, scale, &mut rng));
+            let tensor = TensorData { storage, shape: vec![part.rows, weight.cols], bytes };
+            weights.tensors.insert(part.tensor.clone(), tensor);
+            part.storage = storage;
+        }
+    }
+    (program, weights)
+}
+
+/// Logits of every row of one sequence.
+fn logits(backend: &mut dyn Backend, (program, weights): &(Program, MemoryWeights), tokens: usize) -> Vec<f32> {
+    backend.load(program, weights, &mut |_| {}).expect("the model is loaded");
+    backend.allocate_kv(16, &vec![8; program.kv_groups.len()]).expect("there is memory");
+    let mut batches = PagedBatches::new(16, program.kv_groups.len(), 8, &mut TestRng(3));
+    let sequence = batches.add(TestRng(4).tokens(tokens, program.vocab_size));
+    let batch = batches.step(&[(sequence, tokens)]);
+    backend.forward(&batch).expect("the step runs");
+    backend.logits().expect("there are logits")
+}
+
+/// Fused weights whose parts are stored as `storages`, in turn.
+pub(crate) fn mixture_agrees(config: &CudaConfig, storages: &[StorageType]) {
+    let model = mixed(storages);
+    for tokens in [2, 20] {
+        let expected = logits(&mut CandleBackend::new(), &model, tokens);
+        let found = logits(&mut open(config.clone()), &model, tokens);
+        let largest = expected.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+        let worst = found.iter().zip(&expected).map(|(a, b)| f64::from((a - b).abs() / largest)).fold(0.0, f64::max);
+        assert!(found.len() == expected.len() && found.iter().all(|x| x.is_finite()), "{storages:?}");
+        assert!(worst < WORST, "{storages:?}, {tokens} tokens: off by {worst}");
+    }
+}

@@ -1,0 +1,53 @@
+//! The tests on a device: that they get there, over a stand-in for the driver.
+
+use std::process::Command;
+
+use octavo_backend_cuda::testing::{DeviceKernels, HostArray, standin};
+use octavo_kernels::manifest::{self, Dtype};
+use octavo_kernels::params::GatherRowsParams;
+
+use crate::launcher::GPU;
+
+const V100: &str = "Emulated V100:70:1024";
+
+/// A test run in a process of its own, kernels launched by the driver of such devices.
+fn run(arguments: &[&str], asked: &str, devices: Option<&str>) -> (bool, String) {
+    let mut command = Command::new(std::env::current_exe().expect("a path"));
+    command.args(arguments).env(GPU, asked).env("OCTAVO_CUDA_LIBS", standin());
+    command.envs(devices.map(|devices| ("OCTAVO_STANDIN_DEVICES", devices)));
+    let output = command.output().expect("it starts");
+    let text = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).join("\n");
+    (output.status.success(), text)
+}
+
+/// As code of the chip; where a V100 has them, as its PTX; and on a V100 itself, which lacks some.
+#[test]
+fn tests_reach_a_device() {
+    for (asked, devices) in [("1", None), ("volta", None), ("1", Some(V100))] {
+        let (passed, text) = run(&["small_", "--skip", "machine::", "--skip", "sanitizers::"], asked, devices);
+        assert!(passed && text.contains("test attention::small_attention ... ok"), "{text}");
+    }
+    // It is the driver that launches: without a device there is nothing to run on.
+    let (passed, text) = run(&["--exact", "rows::small_rows"], "1", Some(""));
+    assert!(!passed && text.contains("the NVIDIA driver finds no GPU"), "{text}");
+}
+
+#[test]
+fn an_array_that_may_only_be_read_stays_as_it_is() {
+    let instance = manifest::gather_rows(Dtype::F32);
+    let kernels =
+        DeviceKernels::new(&[standin()], std::slice::from_ref(&instance), false).expect("the stand-in's device");
+    let (input, ids, mut out) = ([1.0f32, 2.0, 3.0, 4.0], [1u32], [f32::NAN; 2]);
+    let array = |start: u64, bytes, writable| HostArray { start, bytes, writable };
+    let (input_at, ids_at, out_at) = (input.as_ptr() as u64, ids.as_ptr() as u64, out.as_mut_ptr() as u64);
+    let params = GatherRowsParams { out: out_at, input: input_at, row_index: ids_at, count: 1, cols: 2 };
+    let launch = |writable| {
+        let arrays = [array(input_at, 16, false), array(ids_at, 4, false), array(out_at, 8, writable)];
+        // SAFETY: the arrays are of these lengths, and `out` may be written.
+        unsafe { kernels.launch(&instance, params.grid(), instance.dynamic_shared, &params, &arrays) }
+    };
+    let error = launch(false).expect_err("the output is not writable");
+    assert_eq!(error, format!("{} wrote to an array that it may only read", instance.name));
+    launch(true).expect("the launch is in order");
+    assert_eq!(out, [3.0, 4.0]);
+}

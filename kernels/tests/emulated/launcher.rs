@@ -1,0 +1,108 @@
+//! Where kernels run: on the CPU emulation, or with `OCTAVO_GPU=1` on the first GPU. There, arrays of tests are copied to the device
+//! for each launch and back, so that a test need not know.
+
+use std::cell::RefCell;
+use std::sync::LazyLock;
+
+use octavo_backend_cuda::testing::{DeviceKernels, HostArray};
+use octavo_backend_cuda::{named_folders, probe};
+use octavo_kernels::emulation::{Emulation, Order};
+use octavo_kernels::manifest::{Chip, Dtype, Instance};
+use octavo_kernels::params::Params;
+
+/// Set to 1, kernels run on the first GPU; set to `volta`, too, and of what a V100 has as the PTX that it would be given.
+pub(crate) const GPU: &str = "OCTAVO_GPU";
+
+fn gpu() -> Option<String> {
+    std::env::var(GPU).ok().filter(|asked| asked != "0" && !asked.is_empty())
+}
+
+/// The chip that kernels run on; `None` for the emulation, which is every chip.
+fn chip() -> Option<Chip> {
+    static CHIP: LazyLock<Option<Chip>> =
+        LazyLock::new(|| gpu().map(|_| probe(&named_folders()).usable(0).unwrap_or_else(|e| panic!("{e}")).chip));
+    *CHIP
+}
+
+/// The element types that there are kernels of, where kernels run.
+pub(crate) fn dtypes() -> Vec<Dtype> {
+    Dtype::ALL.into_iter().filter(|dtype| chip().is_none_or(|chip| chip.has(*dtype))).collect()
+}
+
+/// Whether kernels run that are for sm_80 and later.
+pub(crate) fn has_sm80() -> bool {
+    chip().is_none_or(Chip::has_sm80)
+}
+
+/// Instances that can be launched.
+pub(crate) enum Kernels {
+    Emulated(Emulation),
+    OnDevice(DeviceKernels),
+}
+
+impl Kernels {
+    pub(crate) fn new(instances: &[Instance]) -> Self {
+        match gpu() {
+            None => Self::Emulated(Emulation::new(instances).unwrap_or_else(|e| panic!("{e}"))),
+            Some(asked) => {
+                let kernels = DeviceKernels::new(&named_folders(), instances, asked == "volta");
+                Self::OnDevice(kernels.unwrap_or_else(|e| panic!("{e}")))
+            }
+        }
+    }
+
+    /// Launches an instance with that much dynamic shared memory. The order of threads is the emulation's; on a device it is a
+    /// matter of chance.
+    pub(crate) fn launch<P: Params>(
+        &self,
+        order: Order,
+        instance: &Instance,
+        grid: [u32; 3],
+        dynamic_shared: usize,
+        params: &P,
+    ) {
+        // SAFETY: tests give addresses of memory that they own and that outlives the launch, by `address` and `address_mut`.
+        let result = unsafe {
+            match self {
+                Self::Emulated(emulation) => {
+                    emulation.launch(order, instance, grid, dynamic_shared, params).map_err(|e| e.to_string())
+                }
+                Self::OnDevice(kernels) => {
+                    ARRAYS.with_borrow(|arrays| kernels.launch(instance, grid, dynamic_shared, params, arrays))
+                }
+            }
+        };
+        result.unwrap_or_else(|e| panic!("{}: {e}", instance.name));
+    }
+}
+
+thread_local! {
+    /// Arrays whose addresses this thread has asked for. Of some the memory has been given back since: no parameters point there.
+    static ARRAYS: RefCell<Vec<HostArray>> = const { RefCell::new(Vec::new()) };
+}
+
+fn note<T>(values: &[T], writable: bool) -> u64 {
+    let mut array = HostArray { start: values.as_ptr() as u64, bytes: size_of_val(values), writable };
+    if array.bytes > 0 && gpu().is_some() {
+        ARRAYS.with_borrow_mut(|arrays| {
+            // One that is read and written by the same launch stays writable; what else lay here is gone.
+            array.writable |=
+                arrays.iter().any(|old| (old.start, old.bytes, old.writable) == (array.start, array.bytes, true));
+            arrays.retain(|old| {
+                old.start >= array.start + array.bytes as u64 || array.start >= old.start + old.bytes as u64
+            });
+            arrays.push(array);
+        });
+    }
+    array.start
+}
+
+/// Where a kernel reads the elements.
+pub(crate) fn address<T>(values: &[T]) -> u64 {
+    note(values, false)
+}
+
+/// Where a kernel reads and writes the elements.
+pub(crate) fn address_mut<T>(values: &mut [T]) -> u64 {
+    note(values, true)
+}

@@ -1,0 +1,66 @@
+//! `tests/gpu/run.sh` where there is no GPU, and over a stand-in for one.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use octavo_backend_cuda::testing::{cache, standin};
+use serde_json::Value;
+
+use crate::OCTAVO;
+
+/// Runs parts of the suite with the program under test, its results in `folder`.
+fn run(parts: &[&str], folder: &Path, variables: &[(&str, &str)]) -> (Output, String) {
+    let suite = folder.join("suite");
+    if !suite.exists() {
+        std::fs::create_dir(&suite).unwrap();
+        std::os::unix::fs::symlink(OCTAVO, suite.join("octavo")).unwrap();
+        std::fs::write(suite.join("COMMIT"), "0123abc\n").unwrap();
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gpu/run.sh");
+    let mut command = Command::new(script);
+    command.args(parts).env("OCTAVO_GPU_SUITE", &suite).env("OCTAVO_GPU_RESULTS", folder).env("OCTAVO_CACHE", cache());
+    let output = command.envs(variables.iter().copied()).output().expect("the script starts");
+    let text = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat();
+    (output, text)
+}
+
+#[test]
+fn without_a_gpu_it_is_skipped() {
+    let folder = tempfile::tempdir().unwrap();
+    let (output, said) = run(&[], folder.path(), &[("OCTAVO_CUDA_LIBS", "/nowhere")]);
+    if !said.contains("skipped: no GPU") {
+        eprintln!("skipped: this machine has a GPU of its own");
+        return;
+    }
+    assert!(output.status.success(), "{said}");
+    let (output, said) = run(&["everything"], folder.path(), &[]);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("no part is called everything: there are correctness volta"), "{said}");
+}
+
+#[test]
+fn a_part_is_run_and_its_result_is_kept() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        eprintln!("skipped: no python3");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let libraries = standin();
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/testdata/qwen3");
+    let model = format!(
+        "{model} --max-num-seqs 4 --max-num-batched-tokens 64 --kv-cache-memory-bytes 4M --tokens 6 --characters 60"
+    );
+    let variables = [("OCTAVO_CUDA_LIBS", libraries.to_str().unwrap()), ("OCTAVO_GPU_MODEL", model.as_str())];
+    let (output, said) = run(&["agreement"], folder.path(), &variables);
+    assert!(output.status.success(), "{said}");
+    let results = std::fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.path());
+    let results = results.filter(|path| path.join("summary.json").exists()).collect::<Vec<_>>();
+    let [results] = &results[..] else { panic!("{results:?}\n{said}") };
+    let name = results.file_name().unwrap().to_string_lossy().into_owned();
+    assert!(name.ends_with("-0123abc-emulated-h200"), "{name}");
+    let json = |name: &str| -> Value { serde_json::from_slice(&std::fs::read(results.join(name)).unwrap()).unwrap() };
+    let summary = json("summary.json");
+    assert_eq!(summary["parts"][0]["part"], "agreement", "{summary}");
+    assert_eq!(summary["parts"][0]["result"], "passed", "{summary}");
+    assert_eq!(json("agreement.json")["answers"].as_array().map(Vec::len), Some(4));
+}
