@@ -9,6 +9,7 @@ use octavo_backend_cuda::{CudaConfig, Dtype, Memory, named_folders, probe};
 use octavo_ops::StorageType;
 use octavo_ops::testing::suite::real_sizes;
 
+use crate::common::overlap::{ahead, one_by_one};
 use crate::common::quantised::{format_agrees, mixture_agrees};
 use crate::common::{BLOCKS, checkpoints, generate, loaded, open, wide, with_suite};
 
@@ -97,6 +98,18 @@ fn recorded_decode_steps_have_the_bits_of_launched_ones_and_of_themselves() {
         let (expected, _) = run(&eager);
         for time in ["once", "once more"] {
             assert_eq!(run(&recorded), (expected.clone(), true), "{dtype:?}, {time}");
+        }
+    }
+}
+
+#[test]
+fn tokens_are_the_same_whether_anybody_waits_for_a_step_or_not() {
+    for dtype in Dtype::ALL {
+        let Some(config) = config(dtype) else { continue };
+        for graphs in [true, false] {
+            let mut backend = loaded(CudaConfig { graphs, ..config.clone() }, &wide(), BLOCKS);
+            let expected = one_by_one(&mut backend, &[]);
+            assert_eq!(ahead(&mut backend, &[]), expected, "{dtype:?}, graphs: {graphs}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What the suites over the stand-in and on a GPU share: models, and what is asked of a backend that runs them.
 
 pub(crate) mod checkpoints;
+pub(crate) mod overlap;
 pub(crate) mod quantised;
 
 use octavo_backend_cuda::{CudaBackend, CudaConfig};

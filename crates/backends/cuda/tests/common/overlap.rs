@@ -1,0 +1,92 @@
+//! Sequences that decode, each step launched when the one before has been waited for, or before that.
+
+use octavo_backend_cuda::CudaBackend;
+use octavo_ops::sampling::{SampleBatch, SampleParams, SampleRow, SampledToken};
+use octavo_ops::testing::{PagedBatches, TestRng};
+use octavo_ops::{Backend, StepBatch};
+
+use super::BLOCKS;
+
+/// Decode steps.
+pub(crate) const STEPS: usize = 6;
+
+/// What a test asks of three sequences, of which the last brings these biases.
+pub(crate) struct Generation<'a> {
+    pub(crate) batches: PagedBatches,
+    bias: &'a [(u32, f32)],
+}
+
+impl Generation<'_> {
+    pub(crate) fn new(bias: &[(u32, f32)]) -> Generation<'_> {
+        let mut batches = PagedBatches::new(16, 2, BLOCKS, &mut TestRng(5));
+        let mut rng = TestRng(6);
+        for length in [20, 3, 33] {
+            // The tokens that are generated are filled in.
+            let mut tokens = rng.tokens(length, 101);
+            tokens.resize(length + STEPS, 0);
+            batches.add(tokens);
+        }
+        Generation { batches, bias }
+    }
+
+    /// Sequences change places from step to step.
+    pub(crate) fn order(step: usize) -> [usize; 3] {
+        [[0, 1, 2], [2, 0, 1], [1, 2, 0]][step % 3]
+    }
+
+    /// Starts a step: the prompts, or a token of each sequence, which `token` gives by its row in the step before.
+    pub(crate) fn start(&mut self, backend: &mut CudaBackend, step: usize, token: &dyn Fn(u32) -> u32) {
+        let order = Self::order(step);
+        let parts = order.map(|s| (s, if step == 0 { [20, 3, 33][s] } else { 1 }));
+        let mut batch = self.batches.step(&parts);
+        batch.pooled_rows.clear();
+        batch.sampled_rows = batch.query_start[1..].iter().map(|end| end - 1).collect();
+        if step > 0 {
+            let before = Self::order(step - 1);
+            let row = |s: usize| before.iter().position(|&other| other == s).unwrap() as u32;
+            batch.token_ids = order.iter().map(|&s| token(row(s))).collect();
+        }
+        backend.forward(&batch).expect("the step runs");
+        let drawn = |s: usize| SampleParams { temperature: 0.8, seed: s as u64, ..SampleParams::default() };
+        let params = [SampleParams::default(), drawn(1), drawn(2)];
+        let rows = order.map(|s| SampleRow {
+            output_position: step as u32,
+            logit_bias: if s == 2 { self.bias } else { &[] },
+            ..SampleRow::new(&params[s])
+        });
+        backend.start_sampling(&SampleBatch { rows: &rows }).expect("it is sampled");
+    }
+}
+
+/// The tokens of the oldest step.
+pub(crate) fn take(backend: &mut CudaBackend) -> Vec<u32> {
+    let mut tokens: Vec<SampledToken> = Vec::new();
+    backend.take_tokens(&mut tokens).expect("the step has tokens");
+    tokens.iter().map(|token| token.id).collect()
+}
+
+/// Each step waits for the one before.
+pub(crate) fn one_by_one(backend: &mut CudaBackend, bias: &[(u32, f32)]) -> Vec<Vec<u32>> {
+    let mut generation = Generation::new(bias);
+    let mut tokens: Vec<Vec<u32>> = Vec::new();
+    for step in 0..=STEPS {
+        let before = tokens.last().cloned().unwrap_or_default();
+        generation.start(backend, step, &|row| before[row as usize]);
+        tokens.push(take(backend));
+    }
+    tokens
+}
+
+/// Each step is launched before the tokens of the one before are taken.
+pub(crate) fn ahead(backend: &mut CudaBackend, bias: &[(u32, f32)]) -> Vec<Vec<u32>> {
+    let mut generation = Generation::new(bias);
+    let mut tokens = Vec::new();
+    for step in 0..=STEPS {
+        generation.start(backend, step, &StepBatch::drawn);
+        if step > 0 {
+            tokens.push(take(backend));
+        }
+    }
+    tokens.push(take(backend));
+    tokens
+}
