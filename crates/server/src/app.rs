@@ -21,8 +21,8 @@ use crate::listener::Connections;
 use crate::load::Load;
 use crate::pages;
 use crate::routes::{
-    chat, completions, embeddings, generate, health, invocations, load, messages, metrics, models, responses,
-    server_info, tokenize,
+    chat, completions, embeddings, generate, health, invocations, kv_event_sources, load, messages, metrics, models,
+    responses, server_info, tokenize,
 };
 use crate::seeds::Seeds;
 use crate::sockets::Listener;
@@ -117,6 +117,7 @@ pub(crate) fn routes() -> Vec<(&'static str, &'static str, MethodRouter<AppState
         ("GET", "/live", get(health::live)),
         ("GET", "/version", get(health::version)),
         ("GET", "/load", get(load::handle)),
+        ("GET", "/kv_event_sources", get(kv_event_sources::handle)),
         ("GET", "/metrics", get(metrics::handle)),
         ("GET", "/metrics/", get(metrics::handle)),
         ("GET", "/", get(pages::chat)),

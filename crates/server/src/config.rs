@@ -158,6 +158,8 @@ pub struct ServerConfig {
     pub disable_docs: bool,
     /// GET /tokenizer_info is there, which shows the chat template.
     pub tokenizer_info: bool,
+    /// What GET /kv_event_sources tells: one for each engine that publishes.
+    pub kv_event_sources: Vec<KvEventSource>,
     /// What is logged of each request.
     pub log: RequestLog,
     /// How requests are read and answered.
@@ -190,10 +192,26 @@ impl Default for ServerConfig {
             track_load: false,
             disable_docs: false,
             tokenizer_info: false,
+            kv_event_sources: vec![],
             log: RequestLog::default(),
             api: ApiConfig::default(),
         }
     }
+}
+
+/// Where an engine publishes what its prefix cache holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvEventSource {
+    /// The engine, counted from 0.
+    pub rank: u32,
+    /// ZeroMQ's endpoint, as it was configured.
+    pub endpoint: String,
+    /// Where missed batches are asked for.
+    pub replay_endpoint: Option<String>,
+    /// What every message begins with.
+    pub topic: String,
+    /// Tokens of a block.
+    pub block_size: usize,
 }
 
 /// What `system_fingerprint` tells of the server.

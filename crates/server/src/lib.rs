@@ -50,8 +50,8 @@ mod workers;
 
 pub use app::{Server, ServerError};
 pub use config::{
-    ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, RequestLog, SamplingDefaults, ServerConfig,
-    TextModel, TlsConfig,
+    ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, KvEventSource, RequestLog, SamplingDefaults,
+    ServerConfig, TextModel, TlsConfig,
 };
 pub use drain::Shutdown;
 pub use loading::serve_while_loading;

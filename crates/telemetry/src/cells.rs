@@ -6,49 +6,31 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// A sum that only grows. The exported handle cannot be read; the total beside it is for the statistics line.
-#[derive(Clone, Debug)]
-pub(crate) struct Counter {
-    exported: metrics::Counter,
-    total: Arc<AtomicU64>,
-}
+/// A sum that only grows.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counter(Arc<AtomicU64>);
 
 impl Counter {
-    pub(crate) fn new(exported: metrics::Counter) -> Self {
-        Self { exported, total: Arc::default() }
-    }
-
     pub(crate) fn add(&self, value: u64) {
-        self.exported.increment(value);
-        self.total.fetch_add(value, Relaxed);
+        self.0.fetch_add(value, Relaxed);
     }
 
-    /// What was added through this handle and its clones.
     pub(crate) fn get(&self) -> u64 {
-        self.total.load(Relaxed)
+        self.0.load(Relaxed)
     }
 }
 
-/// The latest value; beside the exported one, the bits of an f64 for the statistics line.
-#[derive(Clone, Debug)]
-pub(crate) struct Gauge {
-    exported: metrics::Gauge,
-    latest: Arc<AtomicU64>,
-}
+/// The latest value: the bits of an f64.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Gauge(Arc<AtomicU64>);
 
 impl Gauge {
-    pub(crate) fn new(exported: metrics::Gauge) -> Self {
-        Self { exported, latest: Arc::default() }
-    }
-
     pub(crate) fn set(&self, value: f64) {
-        self.exported.set(value);
-        self.latest.store(value.to_bits(), Relaxed);
+        self.0.store(value.to_bits(), Relaxed);
     }
 
-    /// What was set last through this handle or a clone of it.
     pub(crate) fn get(&self) -> f64 {
-        f64::from_bits(self.latest.load(Relaxed))
+        f64::from_bits(self.0.load(Relaxed))
     }
 }
 

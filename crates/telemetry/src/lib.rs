@@ -1,7 +1,7 @@
 //! Metrics and traces under vLLM's names, the statistics line, and logging.
 //!
-//! Counters and gauges are handles of the `metrics` facade on a `metrics-exporter-prometheus` recorder; a scrape is what
-//! the exporter renders, followed by the histograms.
+//! `metrics-exporter-prometheus` lays out the counters and gauges that are registered with it through the `metrics` facade,
+//! histograms follow it, and a scrape writes the numbers of the moment into that page (`page.rs`).
 //!
 //! # Why histograms are our own
 //!
@@ -23,6 +23,7 @@ mod cells;
 mod engine;
 mod http;
 mod logging;
+mod page;
 mod process;
 mod registry;
 mod series;
@@ -32,6 +33,7 @@ mod traces;
 mod upkeep;
 
 use std::sync::{Arc, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use engine::{EngineMetrics, FinishedRequest, StepStats};
 pub use http::{HttpExchange, HttpMetrics, Rejection};
@@ -57,6 +59,19 @@ pub struct TelemetryConfig {
     pub max_model_len: usize,
 }
 
+/// What [`Telemetry::set_build_info`] shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BuildInfo<'a> {
+    /// The program's version.
+    pub version: &'a str,
+    /// The revision of its source.
+    pub revision: &'a str,
+    /// What runs the model: `cpu` or `cuda`.
+    pub backend: &'a str,
+    /// The processor's instruction set or the GPU's name.
+    pub device: &'a str,
+}
+
 /// The metrics of one server, and what begins its traces. Cheap to clone; clones share every series.
 #[derive(Clone, Debug)]
 pub struct Telemetry {
@@ -76,6 +91,10 @@ impl Telemetry {
     pub fn new(config: TelemetryConfig) -> Self {
         let registry = Registry::default();
         let engine = Arc::new(EngineSeries::register(&registry, &config));
+        // No adapters are served, and endpoint pickers report a family that they do not find at every scrape.
+        let none = [("max_lora", "0"), ("running_lora_adapters", ""), ("waiting_lora_adapters", "")];
+        let help = "LoRA adapters in use, as labels; the value is the Unix time of the last change.";
+        registry.set_info("vllm:lora_requests_info", help, &none, unix_seconds());
         Self { inner: Arc::new(Inner { config, registry, engine, tracer: OnceLock::new() }) }
     }
 
@@ -108,7 +127,19 @@ impl Telemetry {
             "vllm:cache_config_info",
             "Configuration of the KV cache, as labels; always 1.",
             &all,
+            1.0,
         );
+    }
+
+    /// Sets `octavo_build_info`, constant 1 with what runs as labels. A second call replaces the first.
+    pub fn set_build_info(&self, info: &BuildInfo<'_>) {
+        let labels = [
+            ("version", info.version),
+            ("revision", info.revision),
+            ("backend", info.backend),
+            ("device", info.device),
+        ];
+        self.inner.registry.set_info("octavo_build_info", "What runs, as labels; always 1.", &labels, 1.0);
     }
 
     /// Starts the exporter of traces, whose counts are metrics. It ends when the result is dropped.
@@ -137,4 +168,8 @@ impl Telemetry {
     pub fn spawn_upkeep(&self) -> UpkeepGuard {
         UpkeepGuard::spawn(self.stats_line(), stats::interval_from_env())
     }
+}
+
+fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }

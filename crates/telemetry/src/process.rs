@@ -1,9 +1,18 @@
 //! `process_*` metrics, read from `/proc` when they are scraped. Other systems than Linux have none.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::sync::OnceLock;
 
-use crate::registry::push_family;
+/// Name, help and type of each family, in the order of [`values`].
+pub(crate) const FAMILIES: [(&str, &str, &str); 6] = [
+    ("process_virtual_memory_bytes", "Virtual memory.", "gauge"),
+    ("process_resident_memory_bytes", "Resident memory.", "gauge"),
+    ("process_cpu_seconds_total", "User and system CPU time.", "counter"),
+    ("process_start_time_seconds", "Unix time of the process's start.", "gauge"),
+    ("process_open_fds", "Open file descriptors.", "gauge"),
+    ("process_max_fds", "Most file descriptors allowed.", "gauge"),
+];
 
 /// Constants of the process.
 struct Fixed {
@@ -13,32 +22,20 @@ struct Fixed {
     max_fds: Option<f64>,
 }
 
-/// Appends what can be read.
-pub(crate) fn render(out: &mut String) {
+/// What can be read, at this moment.
+pub(crate) fn values() -> [Option<f64>; FAMILIES.len()] {
     static FIXED: OnceLock<Option<Fixed>> = OnceLock::new();
-    let Some(fixed) = FIXED.get_or_init(Fixed::read) else { return };
-    if let Some((virtual_pages, resident_pages)) = statm() {
-        gauge(out, "process_virtual_memory_bytes", "Virtual memory.", virtual_pages * fixed.page_bytes);
-        gauge(out, "process_resident_memory_bytes", "Resident memory.", resident_pages * fixed.page_bytes);
-    }
-    if let Some(start) = fixed.start_seconds {
-        gauge(out, "process_start_time_seconds", "Unix time of the process's start.", start);
-    }
-    if let Some(ticks) = cpu_ticks() {
-        let help = "User and system CPU time.";
-        push_family(out, "process_cpu_seconds_total", help, "counter", ticks / fixed.ticks_per_second);
-    }
-    if let Ok(entries) = fs::read_dir("/proc/self/fd") {
-        // One of them is this directory.
-        gauge(out, "process_open_fds", "Open file descriptors.", entries.count().saturating_sub(1) as f64);
-    }
-    if let Some(max) = fixed.max_fds {
-        gauge(out, "process_max_fds", "Most file descriptors allowed.", max);
-    }
-}
-
-fn gauge(out: &mut String, name: &str, help: &str, value: f64) {
-    push_family(out, name, help, "gauge", value);
+    let Some(fixed) = FIXED.get_or_init(Fixed::read) else { return [None; FAMILIES.len()] };
+    let stat = Stat::read();
+    let of = |value: fn(&Stat, &Fixed) -> f64| stat.as_ref().map(|stat| value(stat, fixed));
+    [
+        of(|stat, _| stat.virtual_bytes),
+        of(|stat, fixed| stat.resident_pages * fixed.page_bytes),
+        of(|stat, fixed| (stat.user_ticks + stat.system_ticks) / fixed.ticks_per_second),
+        fixed.start_seconds,
+        open_fds().map(|open| open as f64),
+        fixed.max_fds,
+    ]
 }
 
 impl Fixed {
@@ -47,9 +44,7 @@ impl Fixed {
         let boot = fs::read_to_string("/proc/stat")
             .ok()
             .and_then(|stat| stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse::<f64>().ok());
-        // Field 22 of the stat line, in ticks since boot.
-        let since_boot = stat_fields().and_then(|fields| fields.get(19)?.parse::<f64>().ok());
-        let start_seconds = boot.zip(since_boot).map(|(boot, ticks)| boot + ticks / ticks_per_second);
+        let start_seconds = boot.zip(Stat::read()).map(|(boot, stat)| boot + stat.start_ticks / ticks_per_second);
         let max_fds = fs::read_to_string("/proc/self/limits").ok().and_then(|limits| {
             limits.lines().find_map(|line| line.strip_prefix("Max open files"))?.split_whitespace().next()?.parse().ok()
         });
@@ -68,37 +63,54 @@ fn auxiliary_vector(bytes: &[u8]) -> Option<(f64, f64)> {
     Some((find(AT_PAGESZ)?, find(AT_CLKTCK)?))
 }
 
-/// Virtual and resident pages.
-fn statm() -> Option<(f64, f64)> {
-    let text = fs::read_to_string("/proc/self/statm").ok()?;
-    let mut fields = text.split_whitespace().map(str::parse::<f64>);
-    Some((fields.next()?.ok()?, fields.next()?.ok()?))
+/// What is read of `/proc/self/stat`.
+struct Stat {
+    user_ticks: f64,
+    system_ticks: f64,
+    /// Since the machine started.
+    start_ticks: f64,
+    virtual_bytes: f64,
+    resident_pages: f64,
 }
 
-fn cpu_ticks() -> Option<f64> {
-    let fields = stat_fields()?;
-    let user: f64 = fields.get(11)?.parse().ok()?;
-    let system: f64 = fields.get(12)?.parse().ok()?;
-    Some(user + system)
+impl Stat {
+    fn read() -> Option<Self> {
+        // One line, of a few hundred bytes: fifty numbers and a name of at most 15 bytes.
+        let mut line = [0; 2048];
+        let read = File::open("/proc/self/stat").ok()?.read(&mut line).ok()?;
+        let text = String::from_utf8_lossy(&line[..read]);
+        // The second field is the program's name and may hold anything.
+        let (_, rest) = text.rsplit_once(')')?;
+        let mut fields = rest.split_ascii_whitespace();
+        // Skipping so many of those that are left.
+        let mut number = |skipped| fields.nth(skipped)?.parse::<f64>().ok();
+        Some(Self {
+            // Field 14, then 15, 22, 23 and 24.
+            user_ticks: number(11)?,
+            system_ticks: number(0)?,
+            start_ticks: number(6)?,
+            virtual_bytes: number(0)?,
+            resident_pages: number(0)?,
+        })
+    }
 }
 
-/// The fields of `/proc/self/stat` from the third on; the second is the program's name and may hold anything.
-fn stat_fields() -> Option<Vec<String>> {
-    let text = fs::read_to_string("/proc/self/stat").ok()?;
-    let (_, rest) = text.rsplit_once(')')?;
-    Some(rest.split_whitespace().map(str::to_owned).collect())
+fn open_fds() -> Option<u64> {
+    // Linux 6.2 and later count them; before, they must be listed, and one of them is the directory.
+    match fs::metadata("/proc/self/fd").ok()?.len() {
+        0 => Some(fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1) as u64),
+        open => Some(open),
+    }
 }
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
+    use super::*;
+
     #[test]
     fn the_process_has_memory_time_and_files() {
-        let mut text = String::new();
-        super::render(&mut text);
-        let value = |name: &str| -> f64 {
-            let line = text.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
-            line.and_then(|line| line.rsplit_once(' ')).unwrap().1.parse().unwrap()
-        };
+        let values = values().map(Option::unwrap);
+        let value = |name| values[FAMILIES.iter().position(|family| family.0 == name).unwrap()];
         assert!(value("process_resident_memory_bytes") > 1e6);
         assert!(value("process_virtual_memory_bytes") >= value("process_resident_memory_bytes"));
         assert!(value("process_cpu_seconds_total") >= 0.0);

@@ -1,16 +1,17 @@
 //! Everything that a scrape prints.
 //!
-//! Counters and gauges live in the exporter. Histograms are ours, printed after them: their sample lines are spelled up to
-//! the value when a series is registered; a scrape copies them and appends numbers.
+//! Counters and gauges are laid out by the exporter (names, help, types, labels), histograms by us; the numbers are read when a
+//! scrape comes. The exporter would read and spell them too, but builds maps of all series for it, each time.
 
-use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use metrics::{Key, KeyName, Label, Level, Metadata, Recorder};
 use metrics_exporter_prometheus::formatting::{write_help_line, write_type_line};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
 
 use crate::cells::{Counter, Gauge, Histogram, Unit};
+use crate::page::{Page, Source};
 use crate::process;
 use crate::spelling::{label_set, push_number};
 
@@ -20,36 +21,54 @@ pub(crate) type Labels<'a> = &'a [(&'a str, &'a str)];
 /// What the facade wants to know of a registration; the exporter looks at none of it.
 const METADATA: Metadata<'static> = Metadata::new("octavo", Level::INFO, None);
 
-/// The exporter, and the histograms in the order of their registration.
-#[derive(Debug)]
+/// Every series of a server.
+#[derive(Debug, Default)]
 pub(crate) struct Registry {
-    exporter: PrometheusRecorder,
-    families: Mutex<Vec<Family>>,
-    /// Families of one series of value 1 that is all labels, by name, as they are printed. The exporter would keep every
-    /// set of labels that it has seen.
-    infos: Mutex<BTreeMap<&'static str, String>>,
+    series: Mutex<Series>,
+    /// Made of `series` by the first scrape after a registration.
+    page: Mutex<Option<Arc<Page>>>,
 }
 
+#[derive(Debug)]
+struct Series {
+    /// Spells counters and gauges. What it holds as the value of one is its position in `sources`.
+    exporter: PrometheusRecorder,
+    sources: Vec<Source>,
+    positions: HashMap<Key, usize>,
+    /// Families of one series that is all labels, by name, as they are printed. The exporter would keep every set of
+    /// labels that it has seen.
+    infos: BTreeMap<&'static str, String>,
+    /// In the order of their registration.
+    histograms: Vec<Family>,
+}
+
+/// Histograms or summaries of one name.
 #[derive(Debug)]
 struct Family {
     name: &'static str,
     /// The `# HELP` and `# TYPE` lines.
     header: String,
-    series: Vec<Series>,
+    series: Vec<Distribution>,
 }
 
 #[derive(Debug)]
-struct Series {
+struct Distribution {
     labels: String,
-    /// Each sample's line up to its value: the buckets, of which a summary has none, `_sum`, `_count`.
+    /// Each sample's line up to its number.
     lines: Vec<String>,
+    source: Source,
     histogram: Histogram,
 }
 
-impl Default for Registry {
+impl Default for Series {
     fn default() -> Self {
-        let exporter = PrometheusBuilder::new().build_recorder();
-        Self { exporter, families: Mutex::default(), infos: Mutex::default() }
+        Self {
+            exporter: PrometheusBuilder::new().build_recorder(),
+            sources: Vec::new(),
+            positions: HashMap::new(),
+            infos: BTreeMap::new(),
+            histograms: Vec::new(),
+        }
     }
 }
 
@@ -57,14 +76,29 @@ impl Registry {
     /// The counter `name` with these labels, registered at the first call. `name` ends in `_total`.
     pub(crate) fn counter(&self, name: &'static str, help: &'static str, labels: Labels<'_>) -> Counter {
         debug_assert!(name.ends_with("_total"), "{name}");
-        self.exporter.describe_counter(KeyName::from_const_str(name), None, help.into());
-        Counter::new(self.exporter.register_counter(&key(name, labels), &METADATA))
+        let mut series = self.change();
+        series.exporter.describe_counter(KeyName::from_const_str(name), None, help.into());
+        let key = key(name, labels);
+        let position = series.position(&key, || Source::Counter(Counter::default()));
+        series.exporter.register_counter(&key, &METADATA).absolute(position as u64);
+        match &series.sources[position] {
+            Source::Counter(counter) => counter.clone(),
+            // Counted, but not shown: the name is a gauge's.
+            _ => Counter::default(),
+        }
     }
 
     /// The gauge `name` with these labels, registered at the first call.
     pub(crate) fn gauge(&self, name: &'static str, help: &'static str, labels: Labels<'_>) -> Gauge {
-        self.exporter.describe_gauge(KeyName::from_const_str(name), None, help.into());
-        Gauge::new(self.exporter.register_gauge(&key(name, labels), &METADATA))
+        let mut series = self.change();
+        series.exporter.describe_gauge(KeyName::from_const_str(name), None, help.into());
+        let key = key(name, labels);
+        let position = series.position(&key, || Source::Gauge(Gauge::default()));
+        series.exporter.register_gauge(&key, &METADATA).set(position as f64);
+        match &series.sources[position] {
+            Source::Gauge(gauge) => gauge.clone(),
+            _ => Gauge::default(),
+        }
     }
 
     /// The histogram `name` with these labels, registered at the first call.
@@ -75,100 +109,122 @@ impl Registry {
         labels: Labels<'_>,
         (unit, bounds): (Unit, &[f64]),
     ) -> Histogram {
-        self.series(name, help, "histogram", labels, || {
+        self.distribution(name, (help, "histogram"), labels, || {
+            let histogram = Histogram::new(unit, bounds);
             let bounds_and_all = bounds.iter().copied().chain([f64::INFINITY]);
             let lines = bounds_and_all.map(|bound| bucket_line(name, labels, bound));
-            (Histogram::new(unit, bounds), lines.chain(sum_and_count_lines(name, labels)).collect())
+            (Source::Histogram(histogram.clone()), histogram, lines.chain(sum_and_count_lines(name, labels)).collect())
         })
     }
 
     /// The summary `name` (sum and count, no quantiles) with these labels, registered at the first call.
     pub(crate) fn summary(&self, name: &'static str, help: &'static str, labels: Labels<'_>) -> Histogram {
-        self.series(name, help, "summary", labels, || {
-            (Histogram::new(Unit::Items, &[]), sum_and_count_lines(name, labels).into())
+        self.distribution(name, (help, "summary"), labels, || {
+            let histogram = Histogram::new(Unit::Items, &[]);
+            (Source::Summary(histogram.clone()), histogram, sum_and_count_lines(name, labels).into())
         })
     }
 
-    /// Makes the family `name` one series of value 1 with these labels, whatever they were before.
-    pub(crate) fn set_info(&self, name: &'static str, help: &str, labels: Labels<'_>) {
+    /// Makes the family `name` one series with these labels and this value, whatever they were before.
+    pub(crate) fn set_info(&self, name: &'static str, help: &str, labels: Labels<'_>, value: f64) {
         let mut text = header(name, help, "gauge");
-        push_sample(&mut text, &format!("{name}{} ", label_set(labels)), 1.0);
-        lock(&self.infos).insert(name, text);
+        text.push_str(&format!("{name}{} ", label_set(labels)));
+        push_number(&mut text, value);
+        text.push('\n');
+        self.change().infos.insert(name, text);
     }
 
     /// Every sample, then the process's own.
     pub(crate) fn render(&self) -> String {
-        let mut out = self.exporter.handle().render();
-        lock(&self.infos).values().for_each(|text| out.push_str(text));
-        let families = lock(&self.families);
-        let lines = families.iter().flat_map(|f| &f.series).flat_map(|s| &s.lines);
-        out.reserve(lines.map(|line| line.len() + 16).sum::<usize>() + 256 * families.len());
-        for family in families.iter() {
-            out.push_str(&family.header);
-            for series in &family.series {
-                series.render(&mut out);
-            }
-        }
-        drop(families);
-        process::render(&mut out);
+        let mut out = String::new();
+        self.page().fill(&mut out);
         out
     }
 
-    fn series(
+    /// The page as of the last registration.
+    fn page(&self) -> Arc<Page> {
+        let mut page = lock(&self.page);
+        Arc::clone(page.get_or_insert_with(|| Arc::new(lock(&self.series).lay_out())))
+    }
+
+    /// The series, of which something is about to change.
+    fn change(&self) -> MutexGuard<'_, Series> {
+        // Whoever lays the page out again waits for the series, and so for the change. Locks in the order of `page`.
+        let mut page = lock(&self.page);
+        let series = lock(&self.series);
+        *page = None;
+        series
+    }
+
+    fn distribution(
         &self,
         name: &'static str,
-        help: &'static str,
-        kind: &str,
+        (help, kind): (&'static str, &str),
         labels: Labels<'_>,
-        new: impl FnOnce() -> (Histogram, Vec<String>),
+        new: impl FnOnce() -> (Source, Histogram, Vec<String>),
     ) -> Histogram {
         let labels = label_set(labels);
-        let mut families = lock(&self.families);
+        let mut series = self.change();
+        let families = &mut series.histograms;
         let index = families.iter().position(|f| f.name == name).unwrap_or_else(|| {
             families.push(Family { name, header: header(name, help, kind), series: Vec::new() });
             families.len() - 1
         });
         let family = &mut families[index];
-        if let Some(series) = family.series.iter().find(|s| s.labels == labels) {
-            return series.histogram.clone();
+        if let Some(known) = family.series.iter().find(|s| s.labels == labels) {
+            return known.histogram.clone();
         }
-        let (histogram, lines) = new();
-        family.series.push(Series { labels, lines, histogram: histogram.clone() });
+        let (source, histogram, lines) = new();
+        family.series.push(Distribution { labels, lines, source, histogram: histogram.clone() });
         histogram
+    }
+}
+
+impl Series {
+    /// Where the series of this key is, or from now on where `new` is.
+    fn position(&mut self, key: &Key, new: impl FnOnce() -> Source) -> usize {
+        if let Some(&position) = self.positions.get(key) {
+            return position;
+        }
+        self.sources.push(new());
+        self.positions.insert(key.clone(), self.sources.len() - 1);
+        self.sources.len() - 1
+    }
+
+    fn lay_out(&self) -> Page {
+        let mut page = Page::default();
+        // The exporter sets families apart by empty lines.
+        for line in self.exporter.handle().render().lines().filter(|line| !line.is_empty()) {
+            let sample = line.rsplit_once(' ').filter(|_| !line.starts_with('#'));
+            match sample.and_then(|(name, position)| Some((name, self.sources.get(position.parse::<usize>().ok()?)?))) {
+                Some((name, source)) => {
+                    page.sample(&format!("{name} "));
+                    page.source(source.clone());
+                }
+                None => page.text(&format!("{line}\n")),
+            }
+        }
+        self.infos.values().for_each(|text| page.text(text));
+        for family in &self.histograms {
+            page.text(&family.header);
+            for series in &family.series {
+                series.lines.iter().for_each(|line| page.sample(line));
+                page.source(series.source.clone());
+            }
+        }
+        let shown = process::values().map(|value| value.is_some());
+        for ((name, help, kind), _) in process::FAMILIES.iter().zip(shown).filter(|(_, shown)| *shown) {
+            page.text(&header(name, help, kind));
+            page.sample(&format!("{name} "));
+        }
+        page.source(Source::Process(shown));
+        page
     }
 }
 
 /// What a panic left is still whole: every change under these locks is one insertion.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Series {
-    fn render(&self, out: &mut String) {
-        let (buckets, sum_and_count) = self.lines.split_at(self.lines.len() - 2);
-        let mut count = 0;
-        let mut buckets = buckets.iter();
-        for total in self.histogram.cumulative() {
-            count = total;
-            if let Some(line) = buckets.next() {
-                push_sample(out, line, count as f64);
-            }
-        }
-        push_sample(out, &sum_and_count[0], self.histogram.sum());
-        push_sample(out, &sum_and_count[1], count as f64);
-    }
-}
-
-/// Appends a family of one sample that is read when it is scraped.
-pub(crate) fn push_family(out: &mut String, name: &str, help: &str, kind: &str, value: f64) {
-    out.push_str(&header(name, help, kind));
-    push_sample(out, &format!("{name} "), value);
-}
-
-fn push_sample(out: &mut String, line: &str, value: f64) {
-    out.push_str(line);
-    push_number(out, value);
-    out.push('\n');
 }
 
 /// The exporter's name of a series; labels in name order, as [`label_set`] has them.

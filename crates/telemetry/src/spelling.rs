@@ -18,6 +18,21 @@ pub(crate) fn push_number(out: &mut String, value: f64) {
     };
 }
 
+/// Appends a count as [`push_number`] would.
+pub(crate) fn push_count(out: &mut String, value: u64) {
+    if value < 1_000_000 {
+        push_integer(out, value);
+        out.push_str(".0");
+    } else {
+        push_number(out, value as f64);
+    }
+}
+
+/// Appends all digits of an integer.
+pub(crate) fn push_integer(out: &mut String, value: u64) {
+    out.push_str(itoa::Buffer::new().format(value));
+}
+
 /// `{a="1",b="2"}` in name order, values escaped; nothing for no labels.
 pub(crate) fn label_set(labels: &[(&str, &str)]) -> String {
     if labels.is_empty() {
@@ -75,6 +90,16 @@ mod tests {
             let mut out = String::new();
             push_number(&mut out, value);
             assert_eq!(out, expected);
+        }
+    }
+
+    #[test]
+    fn counts_are_spelled_as_numbers_are() {
+        for value in [0, 1, 42, 999_999, 1_000_000, 1_234_567, u64::MAX] {
+            let (mut count, mut number) = (String::new(), String::new());
+            push_count(&mut count, value);
+            push_number(&mut number, value as f64);
+            assert_eq!(count, number);
         }
     }
 

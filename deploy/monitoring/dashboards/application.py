@@ -201,6 +201,20 @@ def processes():
         series("Scrapes that succeed", "short", query(f"up{{{SERVER}}}", "{{pod}}"), top=1),
         series("Time of a scrape", "s", query(f"scrape_duration_seconds{{{SERVER}}}", "{{pod}}")),
         series("File descriptors in use", "percentunit", query(files, "{{pod}}"), top=1),
+        table(
+            "Builds",
+            [("Replicas", "short", f"count by (job, version, revision, backend, device) (octavo_build_info{{{SERVER}}})")],
+            rename={
+                "job": "Job",
+                "version": "Version",
+                "revision": "Revision",
+                "backend": "Backend",
+                "device": "Device",
+            },
+            width=24,
+            height=5,
+            help="More than one line while a rollout goes on. vLLM's pods do not tell.",
+        ),
     )
 
 

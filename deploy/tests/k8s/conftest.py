@@ -4,16 +4,20 @@ import json
 import pathlib
 import re
 import subprocess
+import sys
 import urllib.request
 
 import pytest
 import yaml
 
-import render
-import tools
-from lint import World
-from manifests import Manifests, parse
-from serving import OCTAVO, TINY, serving
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import render  # noqa: E402
+import tools  # noqa: E402
+from lint import World  # noqa: E402
+from manifests import Manifests, parse  # noqa: E402
+from places import OCTAVO  # noqa: E402
+from serving import serving  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,15 +55,16 @@ def renderings(kustomized: dict[str, str], charts: dict[str, str]) -> dict[str, 
 @pytest.fixture(scope="session")
 def world(octavo: pathlib.Path) -> World:
     """What a running server has, and what operators are told to make."""
-    with serving("serve", TINY, "--host=127.0.0.1", "--port=0") as (url, _):
-        with urllib.request.urlopen(f"{url}/openapi.json") as answer:
+    with serving() as server:
+        with urllib.request.urlopen(f"{server.url}/openapi.json") as answer:
             routes = json.load(answer)["paths"]
-        with urllib.request.urlopen(f"{url}/metrics") as answer:
+        with urllib.request.urlopen(f"{server.url}/metrics") as answer:
             metrics = re.findall(r"^# TYPE (\S+)", answer.read().decode(), re.MULTILINE)
     usage = subprocess.run([octavo, "serve", "--help"], capture_output=True, text=True, check=True).stdout
-    secrets: dict[str, set[str]] = {}
+    given: dict[tuple[str, str], set[str]] = {}
     for path in render.DEPLOY.glob("k8s/**/secrets.example.yaml"):
-        secrets |= {it["metadata"]["name"]: set(it["stringData"]) for it in parse(path.read_text())}
+        objects = parse(path.read_text())
+        given |= {(it["kind"], it["metadata"]["name"]): set(it.get("stringData", it.get("data"))) for it in objects}
     values = yaml.safe_load((render.COMPONENTS / "hpa" / "prometheus-adapter-values.yaml").read_text())
     adapter = {}
     for series in values["rules"]["custom"]:
@@ -67,4 +72,4 @@ def world(octavo: pathlib.Path) -> World:
         assert found is not None
         assert re.fullmatch(series["name"]["matches"], found.group()) and found.group() in series["metricsQuery"]
         adapter[series["name"]["as"]] = found.group()
-    return World(frozenset(routes), frozenset(metrics), usage, secrets, adapter)
+    return World(frozenset(routes), frozenset(metrics), usage, given, adapter)

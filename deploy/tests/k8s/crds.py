@@ -76,7 +76,18 @@ ROUTE = strict(
         )
     ),
 )
-SPECS = {"Gateway": GATEWAY, "HTTPRoute": ROUTE}
+REFERENCE = {"group": {"const": ""}, "name": TEXT}
+BACKEND_TLS = strict(
+    ["targetRefs", "validation"],
+    targetRefs=several(strict(["group", "kind", "name"], **REFERENCE, kind={"const": "Service"}, sectionName=TEXT)),
+    validation=strict(
+        ["hostname"],
+        hostname={"type": "string", "pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"},
+        caCertificateRefs=several(strict(["group", "kind", "name"], **REFERENCE, kind={"enum": ["ConfigMap", "Secret"]})),
+        wellKnownCACertificates={"const": "System"},
+    ),
+)
+SPECS = {"Gateway": GATEWAY, "HTTPRoute": ROUTE, "BackendTLSPolicy": BACKEND_TLS}
 KINDS = MODELS.keys() | SPECS.keys()
 
 

@@ -36,7 +36,7 @@ NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
 # What the server reads besides its flags and OpenTelemetry's variables.
-HUB_VARIABLES = {"HF_HOME", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"}
+FURTHER_VARIABLES = {"HF_HOME", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "PYTHONHASHSEED"}
 
 Complaint = tuple[Object, str]
 
@@ -49,8 +49,8 @@ class World:
     routes: frozenset[str]
     metrics: frozenset[str]
     help: str
-    # Keys of the secrets that the operator creates, by name.
-    secrets: dict[str, set[str]]
+    # Keys of the secrets and ConfigMaps that the operator creates, by kind and name.
+    given: dict[tuple[str, str], set[str]]
     # Names that prometheus-adapter gives to metrics of the server.
     adapter: dict[str, str]
 
@@ -216,7 +216,7 @@ def routes_have_a_gateway(m: Manifests, _: World) -> Iterator[Complaint]:
 def references_exist(m: Manifests, world: World) -> Iterator[Complaint]:
     for it in m.workloads:
         for kind, name, key in references(it):
-            keys = at(m.find("ConfigMap", name), "data") if kind == "ConfigMap" else world.secrets.get(name)
+            keys = keys_of(m, world, kind, name)
             if keys is None:
                 yield it.object, f"nobody makes the {kind} {name}"
             elif key is not None and key not in keys:
@@ -234,6 +234,11 @@ def references_exist(m: Manifests, world: World) -> Iterator[Complaint]:
                     yield it.object, f"there is no claim {claim}"
 
 
+def keys_of(m: Manifests, world: World, kind: str, name: str) -> Iterable[str] | None:
+    """The keys of a ConfigMap or a secret, whoever makes it."""
+    return at(m.find(kind, name), "data", default=world.given.get((kind, name)))
+
+
 def references(it: Workload) -> Iterator[tuple[str, str, str | None]]:
     for container in it.containers:
         for variable in container.get("env", []):
@@ -243,6 +248,20 @@ def references(it: Workload) -> Iterator[tuple[str, str, str | None]]:
     for volume in it.volumes.values():
         if config := volume.get("configMap"):
             yield from (("ConfigMap", config["name"], item["key"]) for item in config.get("items", [{"key": None}]))
+        if secret := volume.get("secret"):
+            mounts = [mount for one in it.containers for mount in one.get("volumeMounts", [])]
+            paths = [f"{mount['mountPath']}/" for mount in mounts if mount["name"] == volume["name"]]
+            files = [(path, value) for path in paths for one in it.containers for value in values(one)]
+            yield "Secret", secret["secretName"], None
+            yield from (
+                ("Secret", secret["secretName"], value.removeprefix(path)) for path, value in files if value.startswith(path)
+            )
+
+
+def values(container: Object) -> Iterator[str]:
+    """What flags and variables are set to."""
+    yield from flags(container).values()
+    yield from (variable.get("value", "") for variable in container.get("env", []))
 
 
 @rule
@@ -302,9 +321,9 @@ def variables_are_known(m: Manifests, world: World) -> Iterator[Complaint]:
             line = str([*container.get("args", []), *container.get("env", [])])
             for name in environment(container):
                 flag = name.removeprefix("OCTAVO_").lower().replace("_", "-")
-                ours = name.startswith("OCTAVO_") and re.search(rf"--{flag}[ \[<]", world.help)
+                ours = name.startswith("OCTAVO_") and re.search(rf"--{flag}[\s\[<]", world.help)
                 theirs = name.startswith("OTEL_") and "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" in world.help
-                if not (ours or theirs or name in HUB_VARIABLES or f"$({name})" in line):
+                if not (ours or theirs or name in FURTHER_VARIABLES or f"$({name})" in line):
                     yield it.object, f"the server does not read {name}"
 
 

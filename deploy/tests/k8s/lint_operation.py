@@ -1,9 +1,10 @@
 """Rules about resources, life and death, balance and safety; see lint.py."""
 
+import json
 import re
 from collections.abc import Iterator
 
-from lint import Complaint, World, rule
+from lint import Complaint, World, keys_of, rule
 from manifests import Manifests, Workload, at, environment, flags, quantity, selects
 
 # Seconds to load the largest model of the examples: 18 GB, fetched at 20 MB/s, and read.
@@ -140,6 +141,16 @@ def rollout_cannot_deadlock(m: Manifests, _: World) -> Iterator[Complaint]:
 
 
 @rule
+def spread_counts_nodes_that_take_pods(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.servers:
+        for one in it.pod.get("topologySpreadConstraints", []):
+            if one["whenUnsatisfiable"] == "DoNotSchedule" and one.get("nodeTaintsPolicy") != "Honor":
+                yield it.object, "a cordoned node counts as an empty one: no pod could be placed beside it"
+            if not selects(one.get("labelSelector"), it.labels):
+                yield it.object, "a spread counts other pods"
+
+
+@rule
 def budget_lets_nodes_drain(m: Manifests, _: World) -> Iterator[Complaint]:
     for it in m.of("PodDisruptionBudget"):
         if it["spec"].get("maxUnavailable") in (None, 0, "0", "0%"):
@@ -259,7 +270,7 @@ def secrets_stay_secret(m: Manifests, _: World) -> Iterator[Complaint]:
     for it in m.workloads:
         for container in it.containers:
             for name, variable in environment(container).items():
-                if re.search("TOKEN|KEY|PASSWORD|SECRET", name) and variable.get("value"):
+                if re.search("TOKEN|KEY(?!FILE)|PASSWORD|SECRET", name) and variable.get("value"):
                     yield it.object, f"{name} is a secret in plain text"
 
 
@@ -277,3 +288,85 @@ def network_is_closed(m: Manifests, _: World) -> Iterator[Complaint]:
     for kind, who in {"Ingress": "ingress-nginx", "HTTPRoute": "gateway", **monitors}.items():
         if m.of(kind) and who not in sources:
             yield m.of(kind)[0], f"no policy lets {who} in"
+
+
+# ---- who speaks what
+
+
+def encrypted(it: Workload) -> bool:
+    """Whether a server takes TLS alone."""
+    given = {name for one in it.containers for name in [*flags(one), *environment(one)]}
+    return bool(given & {"--ssl-certfile", "OCTAVO_SSL_CERTFILE"})
+
+
+@rule
+def all_speak_tls_or_none(m: Manifests, _: World) -> Iterator[Complaint]:
+    tls = any(encrypted(it) for it in m.servers)
+    what = "the server takes TLS alone" if tls else "the server takes no TLS"
+    for it in m.servers:
+        for container in it.containers:
+            for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+                if (at(container, kind, "httpGet", "scheme", default="HTTP") == "HTTPS") != tls:
+                    yield it.object, f"{kind}: {what}"
+    for it in m.of("ServiceMonitor", "PodMonitor"):
+        for endpoint in it["spec"].get("endpoints", it["spec"].get("podMetricsEndpoints")):
+            if (endpoint.get("scheme", "http") == "https") != tls:
+                yield it, what
+    for it in m.of("Ingress"):
+        protocol = at(it, "metadata", "annotations", "nginx.ingress.kubernetes.io/backend-protocol", default="HTTP")
+        if (protocol == "HTTPS") != tls:
+            yield it, what
+    covered = {ref["name"] for it in m.of("BackendTLSPolicy") for ref in it["spec"]["targetRefs"]}
+    for it in m.of("HTTPRoute"):
+        for backend in [ref for one in it["spec"]["rules"] for ref in one.get("backendRefs", [])]:
+            if tls and backend.get("kind", "Service") != "Service":
+                yield it, f"{what}, and a BackendTLSPolicy is for Services"
+            elif tls != (backend["name"] in covered):
+                yield it, what
+
+
+@rule
+def certificates_are_checked(m: Manifests, world: World) -> Iterator[Complaint]:
+    for it in m.of("ServiceMonitor", "PodMonitor"):
+        for endpoint in it["spec"].get("endpoints", it["spec"].get("podMetricsEndpoints")):
+            tls = endpoint.get("tlsConfig", {})
+            if endpoint.get("scheme") == "https" and (tls.get("insecureSkipVerify") or not tls.get("serverName")):
+                yield it, "whoever answers would be believed"
+            ca = at(tls, "ca", "secret")
+            if ca and ca["key"] not in (keys_of(m, world, "Secret", ca["name"]) or ()):
+                yield it, f"nobody makes {ca}"
+    for it in m.of("Ingress"):
+        prefix = "nginx.ingress.kubernetes.io/"
+        notes = {key.removeprefix(prefix): value for key, value in at(it, "metadata", "annotations", default={}).items()}
+        if notes.get("backend-protocol") == "HTTPS":
+            space, _, name = notes.get("proxy-ssl-secret", "").partition("/")
+            if notes.get("proxy-ssl-verify") != "on" or not notes.get("proxy-ssl-name"):
+                yield it, "whoever answers would be believed"
+            if space != it["metadata"]["namespace"] or "ca.crt" not in (keys_of(m, world, "Secret", name) or ()):
+                yield it, f"proxy-ssl-secret: nobody makes {space}/{name} with a ca.crt"
+    for it in m.of("BackendTLSPolicy"):
+        for ref in it["spec"]["targetRefs"]:
+            if m.find(ref["kind"], ref["name"]) is None:
+                yield it, f"there is no {ref['kind']} {ref['name']}"
+        for ref in it["spec"]["validation"].get("caCertificateRefs", []):
+            if "ca.crt" not in (keys_of(m, world, ref["kind"], ref["name"]) or ()):
+                yield it, f"nobody makes the {ref['kind']} {ref['name']} with a ca.crt"
+
+
+@rule
+def kv_events_are_reachable(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.servers:
+        policies = [one["spec"] for one in m.of("NetworkPolicy") if selects(one["spec"]["podSelector"], it.labels)]
+        open_ports = {port["port"] for one in policies for way in one.get("ingress", []) for port in way.get("ports", [])}
+        reachable = {it.port(port) for port in open_ports}
+        for container in it.containers:
+            text = at(environment(container), "OCTAVO_KV_EVENTS_CONFIG", "value", default="{}")
+            config = json.loads(text)
+            if config and not config.get("enable_kv_cache_events"):
+                yield it.object, "KV events are configured, and not enabled"
+            for key in ("endpoint", "replay_endpoint"):
+                port = config.get(key, "").rpartition(":")[2]
+                if port and it.port(int(port)) is None:
+                    yield it.object, f"{key}: {port} is no port of the container"
+                elif port and int(port) not in reachable:
+                    yield it.object, f"{key}: no policy lets anybody in at {port}"

@@ -90,6 +90,16 @@ def flag(name: str, value: str) -> Change:
     return change
 
 
+def variable(name: str, value: str) -> Change:
+    """Gives a variable of the server another value."""
+
+    def change(m: Manifests) -> None:
+        variables = named(m, *DEPLOYMENT)["spec"]["template"]["spec"]["containers"][0]["env"]
+        next(one for one in variables if one["name"] == name)["value"] = value
+
+    return change
+
+
 def objects() -> None:
     breaks("unique", "production", "two Services of one name", twice("Service", "octavo"))
     breaks(
@@ -354,5 +364,45 @@ def safety() -> None:
     breaks(closed, "production", "the gateway is shut out", drop(("NetworkPolicy", "octavo-from-gateway")))
 
 
-for group in (objects, references, server, resources, life, balance, safety):
+def speech() -> None:
+    env, probe = (*SERVER, "env"), (*SERVER, "livenessProbe", "httpGet", "scheme")
+    tls = "all-speak-tls-or-none"
+    monitor, ingress, policy = (("ServiceMonitor", "octavo"), ("Ingress", "octavo"), ("BackendTLSPolicy", "octavo"))
+    notes = ("metadata", "annotations")
+    breaks(tls, "encrypted", "a plain probe", put(DEPLOYMENT, *probe, "HTTP"))
+    breaks(tls, "encrypted", "a plain scrape", drop(monitor, "spec", "endpoints", 0, "scheme"))
+    plain = drop(ingress, *notes, "nginx.ingress.kubernetes.io/backend-protocol")
+    breaks(tls, "encrypted", "an ingress that speaks HTTP", plain)
+    breaks(tls, "encrypted", "a gateway that speaks HTTP", drop(policy))
+    pool = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "octavo"}
+    breaks(tls, "encrypted", "a pool", put(("HTTPRoute", "octavo"), "spec", "rules", 0, "backendRefs", 0, pool))
+    breaks(tls, "production", "a probe that speaks TLS", put(DEPLOYMENT, *probe, "HTTPS"))
+    checked = "certificates-are-checked"
+    config = ("spec", "endpoints", 0, "tlsConfig")
+    breaks(checked, "encrypted", "any certificate", put(monitor, *config, "insecureSkipVerify", True))
+    breaks(checked, "encrypted", "no such key", put(monitor, *config, "ca", "secret", "key", "ca.pem"))
+    verify = put(ingress, *notes, "nginx.ingress.kubernetes.io/proxy-ssl-verify", "off")
+    breaks(checked, "encrypted", "any certificate will do for the ingress", verify)
+    elsewhere = put(ingress, *notes, "nginx.ingress.kubernetes.io/proxy-ssl-secret", "default/octavo-pod-tls")
+    breaks(checked, "encrypted", "a secret of another namespace", elsewhere)
+    breaks(checked, "encrypted", "a policy for nobody", put(policy, "spec", "targetRefs", 0, "name", "x"))
+    authority = ("spec", "validation", "caCertificateRefs", 0, "name")
+    breaks(checked, "encrypted", "nobody's certificate", put(policy, *authority, "octavo-ca"))
+    key = put(DEPLOYMENT, *env, 0, {"name": "OCTAVO_SSL_KEYFILE", "value": "/etc/octavo-tls/tls.pem"})
+    breaks("references-exist", "encrypted", "a file that the secret has not", key)
+    reachable = "kv-events-are-reachable"
+    breaks(reachable, "multi-node", "nobody is let in", drop(("NetworkPolicy", "octavo-kv-events-from-epp")))
+    for why, config in (
+        ("another port", '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5600"}'),
+        ("not enabled", '{"endpoint": "tcp://*:5557"}'),
+    ):
+        breaks(reachable, "multi-node", why, variable("OCTAVO_KV_EVENTS_CONFIG", config))
+    spread = (*POD, "topologySpreadConstraints", 0)
+    counts = "spread-counts-nodes-that-take-pods"
+    breaks(counts, "multi-node", "cordoned nodes", drop(DEPLOYMENT, *spread, "nodeTaintsPolicy"))
+    other = put(DEPLOYMENT, *spread, "labelSelector", {"matchLabels": {"app": "x"}})
+    breaks(counts, "multi-node", "other pods", other)
+
+
+for group in (objects, references, server, resources, life, balance, safety, speech):
     group()

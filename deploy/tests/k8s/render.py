@@ -8,9 +8,9 @@ import subprocess
 import yaml
 
 from manifests import Manifests, Object, parse
-from tools import HELM, KUBECTL, ROOT
+from places import DEPLOY, ROOT  # noqa: F401
+from tools import HELM, KUBECTL
 
-DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm" / "octavo"
 GOLDEN = DEPLOY / "helm" / "golden"
 COMPONENTS = DEPLOY / "k8s" / "components"

@@ -101,6 +101,7 @@ def picker_faults(values: Object, m: Manifests, world: World) -> list[str]:
     if not used or not used <= known:
         faults.append("a profile names a plug-in that is not there")
     protocol = {"num_requests_waiting", "num_requests_running", "kv_cache_usage_perc", "cache_config_info"}
+    protocol |= {"lora_requests_info"}
     if not {f"vllm:{name}" for name in protocol} <= world.metrics:
         faults.append("a metric of the model-server protocol is missing")
     return faults

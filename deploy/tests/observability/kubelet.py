@@ -17,7 +17,8 @@ import time
 import yaml
 
 from places import DEPLOY, free_port
-from processes import get, serve_command, start
+from processes import get, start
+from serving import OWN, command
 
 MANIFEST = pathlib.Path(os.environ.get("OCTAVO_DEPLOYMENT", DEPLOY / "k8s" / "base" / "deployment.yaml"))
 
@@ -126,8 +127,8 @@ class Pod:
         flags = [
             word for name, seconds in times for word in (name, max(int(seconds > 0), round(seconds * cluster.scale)))
         ]
-        command = serve_command(cluster.model, self.port, *cluster.flags, *flags)
-        return start(command, cluster.folder / f"pod-{self.port}.log")
+        line = command(*cluster.flags, *flags, model=cluster.model, port=self.port)
+        return start(line, cluster.folder / f"pod-{self.port}.log", **OWN)
 
     def succeeds(self, probe):
         return get(f"http://127.0.0.1:{self.port}{probe.path}", timeout=2)[0] == 200

@@ -46,24 +46,29 @@ http {{
         proxy_send_timeout 300s;
         proxy_read_timeout 300s;
         location = /nginx {{ return 200 "here"; }}
-        location / {{ proxy_pass http://octavo; }}
+        location / {{ proxy_pass {scheme}://octavo; {tls} }}
     }}
     # The same, impatient: what a read timeout does is seen without waiting five minutes.
     server {{
         listen 127.0.0.1:{impatient_port};
         proxy_read_timeout 500ms;
-        location / {{ proxy_pass http://octavo; }}
+        location / {{ proxy_pass {scheme}://octavo; {tls} }}
     }}
 }}
 """
 
 
+# What ingress-nginx makes of its annotations backend-protocol and proxy-ssl-*, as the component pod-tls sets them.
+TLS = "proxy_ssl_verify on; proxy_ssl_trusted_certificate {authority}; proxy_ssl_name {name}; proxy_ssl_server_name on;"
+
+
 class Nginx:
     """A running nginx, whose servers can be changed."""
 
-    def __init__(self, folder, next_upstream):
+    def __init__(self, folder, next_upstream, tls):
         self.folder = folder
         self.next_upstream = next_upstream
+        self.tls = tls
         self.port = free_port()
         self.impatient_port = free_port()
         self.process = None
@@ -77,6 +82,8 @@ class Nginx:
             port=self.port,
             impatient_port=self.impatient_port,
             next_upstream=self.next_upstream,
+            scheme="https" if self.tls else "http",
+            tls=TLS.format(**self.tls) if self.tls else "",
         )
         (self.folder / "nginx.conf").write_text(text)
         if self.process:
@@ -88,10 +95,11 @@ class Nginx:
 
 
 @contextlib.contextmanager
-def proxying(folder, ports, *, next_upstream="error timeout"):
-    """nginx in front of these ports, inside the block."""
+def proxying(folder, ports, *, next_upstream="error timeout", tls=None):
+    """nginx in front of these ports, inside the block. With `tls` it speaks TLS to them, and checks: a file with the
+    `authority` and the `name` that the certificate must have."""
     folder.mkdir()
-    nginx = Nginx(folder, next_upstream)
+    nginx = Nginx(folder, next_upstream, tls)
     nginx.configure(ports)
     assert nginx.command("-t").wait() == 0, (folder / "nginx.log").read_text()
     nginx.process = nginx.command()

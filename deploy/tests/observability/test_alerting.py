@@ -11,8 +11,9 @@ import time
 import pytest
 
 from places import MONITORING, free_port
-from processes import SMALL, program, running, serving, until
+from processes import program, running, until
 from prometheus import scraping
+from serving import SMALL, serving
 
 
 @contextlib.contextmanager
@@ -85,8 +86,8 @@ def test_a_killed_server_is_reported_and_then_that_none_is_left(model, tmp_path)
     with contextlib.ExitStack() as stack:
         port, arrived = stack.enter_context(webhook())
         manager = stack.enter_context(alertmanager(tmp_path, port))
-        stays = stack.enter_context(serving(model, tmp_path / "a.log", *SMALL))
-        goes = stack.enter_context(serving(model, tmp_path / "b.log", *SMALL))
+        stays = stack.enter_context(serving(*SMALL, model=model))
+        goes = stack.enter_context(serving(*SMALL, model=model))
         targets = [(server.address, {"pod": name}) for name, server in (("stays", stays), ("goes", goes))]
         jobs = {"octavo": targets}
         prometheus = stack.enter_context(scraping(tmp_path, jobs, rules=hastened(tmp_path), alertmanager=manager))

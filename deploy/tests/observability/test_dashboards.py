@@ -10,8 +10,9 @@ import article
 import client
 import gpus
 from places import MONITORING, free_port
-from processes import program, running, serving, until
+from processes import program, running, until
 from prometheus import scraping
+from serving import serving
 
 # What a value of the unit may be. A time in milliseconds, a share times 100 or MiB for bytes would be outside.
 RANGES = {
@@ -81,7 +82,7 @@ def loaded(model, tmp_path_factory):
     node_port = free_port()
     node = [program("prometheus-node-exporter"), f"--web.listen-address=127.0.0.1:{node_port}"]
     with (
-        serving(model, folder / "octavo.log", *client.MixedLoad.FEW_BLOCKS) as server,
+        serving(*client.MixedLoad.FEW_BLOCKS, model=model) as server,
         gpus.exporter() as gpu_port,
         running(node, folder / "node.log", f"http://127.0.0.1:{node_port}/metrics"),
         client.MixedLoad(server.port) as load,

@@ -5,13 +5,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import client
 from exposition import FormatError, families
-from processes import get, serving, until
+from processes import get, until
+from serving import serving
 
 
 @pytest.fixture(scope="module")
-def page(model, tmp_path_factory):
-    log = tmp_path_factory.mktemp("exposition") / "octavo.log"
-    with serving(model, log, *client.MixedLoad.FEW_BLOCKS) as server, client.MixedLoad(server.port):
+def page(model):
+    with serving(*client.MixedLoad.FEW_BLOCKS, model=model) as server, client.MixedLoad(server.port):
         until("preemptions", lambda: server.metric("vllm:num_preemptions_total") > 0)
         until("aborts", lambda: server.metric("vllm:request_success_total", finished_reason="abort") > 0)
         status, text = get(f"{server.url}/metrics")

@@ -8,17 +8,17 @@ import pytest
 
 import client
 from nginx import proxying
-from processes import serving, until
+from processes import until
+from serving import serving
 
 ARTICLE_LIMIT = 100 * 1024 * 1024
 
 
 @pytest.fixture(scope="module")
-def server(model, tmp_path_factory):
-    log = tmp_path_factory.mktemp("proxied") / "octavo.log"
+def server(model):
     # Events of 50 tokens: the model makes thousands a second, and the test is not about reading so many.
     flags = ["--max-model-len", "65536", "--num-gpu-blocks-override", "4100", "--stream-interval", "50"]
-    with serving(model, log, *flags) as server:
+    with serving(*flags, model=model) as server:
         yield server
 
 

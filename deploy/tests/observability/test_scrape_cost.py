@@ -5,14 +5,19 @@ import pathlib
 import statistics
 import time
 
-from processes import SMALL, serving
+from places import OCTAVO
+from serving import SMALL, serving
 
 RATE = 20
-WINDOWS = 3
 SECONDS = 2
-# The aim is 1 % of a core in a release build. A debug build costs thrice as much and the machine may be busy: what fails the
-# test is more than both together explain.
-LIMIT = 0.06
+# Neighbours on the machine can only add to what is measured: the least disturbed window is the nearest to the truth, and one
+# window within the limit is enough. One that is not may have had bad luck.
+WINDOWS = 10
+# Of a core, and so half a millisecond for each scrape.
+LIMIT = 0.01
+# A release build (OCTAVO_BIN) must do all of it within the limit. In a debug build reading a request and sending an answer are
+# many times as slow, whatever is asked for; what the page takes beyond that must be within the limit all the same.
+RELEASE = "release" in OCTAVO.parts
 
 
 def processor_seconds(pid):
@@ -21,38 +26,44 @@ def processor_seconds(pid):
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
-def scrape(connection):
-    """Seconds until the page was there, and its bytes."""
+def ask(connection, path):
+    """Seconds until the answer was there, and its bytes."""
     asked = time.monotonic()
-    connection.request("GET", "/metrics")
+    connection.request("GET", path)
     response = connection.getresponse()
     size = len(response.read())
     assert response.status == 200
     return time.monotonic() - asked, size
 
 
-def window(pid, connection):
-    """The share of a core that the server used, the seconds of each answer, the bytes of a page."""
+def window(pid, connection, path):
+    """The share of a core that the server used, the median of the seconds of each answer, the bytes of an answer."""
     begin, before = time.monotonic(), processor_seconds(pid)
     times = []
     for turn in range(RATE * SECONDS):
         time.sleep(max(0.0, begin + turn / RATE - time.monotonic()))
-        seconds, size = scrape(connection)
+        seconds, size = ask(connection, path)
         times.append(seconds)
     time.sleep(max(0.0, begin + SECONDS - time.monotonic()))
-    return (processor_seconds(pid) - before) / (time.monotonic() - begin), times, size
+    return (processor_seconds(pid) - before) / (time.monotonic() - begin), statistics.median(times), size
 
 
-def test_twenty_scrapes_a_second(model, tmp_path, record_property):
-    with serving(model, tmp_path / "octavo.log", *SMALL) as server:
+def test_twenty_scrapes_a_second(model, record_property):
+    with serving("--cpu-threads", "1", *SMALL, model=model) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port)
-        windows = [window(server.process.pid, connection) for _ in range(WINDOWS)]
+        pid = server.process.pid
+        ask(connection, "/metrics")
+        floor = 0.0 if RELEASE else min(window(pid, connection, "/version")[0] for _ in range(2))
+        best = None
+        for _ in range(WINDOWS):
+            best = min(filter(None, (best, window(pid, connection, "/metrics"))))
+            if best[0] - floor < LIMIT:
+                break
         connection.close()
-    # Neighbours on the machine can only add to it: the least disturbed window is the nearest to what it costs.
-    share, times, size = min(windows)
+    share, median, size = best
     print(
         f"\n{RATE} scrapes/s of {size} bytes: {share:.2%} of a core, {share / RATE * 1e3:.2f} ms each,"
-        f" answered in {statistics.median(times) * 1e3:.2f} ms (median), {max(times) * 1e3:.1f} ms (longest)"
+        f" {(share - floor) / RATE * 1e3:.2f} ms more than an empty answer; there in {median * 1e3:.2f} ms (median)"
     )
     record_property("share_of_a_core", share)
-    assert share < LIMIT
+    assert share - floor < LIMIT

@@ -8,7 +8,7 @@ import subprocess
 import rotel
 
 from places import free_port
-from serving import follow, until
+from processes import follow, until
 
 AGENT = pathlib.Path(rotel.__file__).parent / "rotel-agent"
 
@@ -24,9 +24,9 @@ class Collector:
         self.process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines = []
         follow(self.process.stdout, self.lines)
-        until(lambda: any("Starting" in line for line in self.lines), lambda: "\n".join(self.lines))
+        until(lambda: "\n".join(self.lines), lambda: any("Starting" in line for line in self.lines))
         for address in (grpc, http):
-            until(lambda: self._answers(address), f"Rotel does not listen on {address}")
+            until(f"Rotel listens on {address}", lambda: self._answers(address))
 
     @staticmethod
     def _answers(address):
@@ -54,7 +54,7 @@ class Collector:
     def span(self, request_id):
         """The span of one request."""
         wanted = lambda: [span for span in self.spans() if span.get("gen_ai.request.id") == request_id]
-        found = until(wanted, lambda: f"no span of {request_id}:\n" + "\n".join(self.lines[-60:]))
+        found = until(lambda: f"no span of {request_id}:\n" + "\n".join(self.lines[-60:]), wanted)
         assert len(found) == 1, found
         return found[0]
 

@@ -4,7 +4,8 @@ import json
 import re
 import urllib.request
 
-from serving import serving, until
+from processes import until
+from serving import serving
 
 SECRET = "the prompt that nobody may see"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -22,7 +23,7 @@ def test_every_line_is_an_object_and_those_of_a_request_have_its_ids():
         for request_id, stream in [("r-1", False), ("r-2", True)]:
             body = {"prompt": "x", "max_tokens": 3, "ignore_eos": True, "stream": stream}
             assert server.ask(body, x_request_id=request_id, **HEADERS)[0] == 200
-            both = until(lambda: len(found := lines_of(server, request_id)) > 1 and found, lambda: server.log)
+            both = until(lambda: server.log, lambda: len(found := lines_of(server, request_id)) > 1 and found)
             assert [line["message"] for line in both] == ["received a request", "generated a response"]
             for line in both:
                 assert line["trace_id"] == TRACE

@@ -11,8 +11,9 @@ import uuid
 
 import pytest
 
-from places import TINY
-from serving import command, environment, serving, until
+from places import DEPLOY, OCTAVO, TINY
+from processes import until
+from serving import command, environment, serving
 
 SECRET = "the prompt that nobody may see"
 
@@ -79,7 +80,7 @@ def test_a_refused_request(server, collector):
     status, _ = server.ask({"prompt": SECRET, "max_tokens": -1}, traceparent=trace.header)
     assert status == 400
     of_trace = lambda: [span for span in collector.spans() if span.get("Trace ID") == trace.id]
-    [span] = until(of_trace, "the span of a refused request")
+    [span] = until("the span of a refused request", of_trace)
     assert (span["http.response.status_code"], span["error.type"]) == (400, "400")
     assert "gen_ai.usage.prompt_tokens" not in span
 
@@ -106,7 +107,7 @@ def test_a_parent_that_is_not_sampled_is_followed(server, collector):
     for trace in (unsampled, sampled):
         assert server.ask({"prompt": "x", "max_tokens": 1}, traceparent=trace.header)[0] == 200
     seen = lambda: {span.get("Trace ID") for span in collector.spans()} & {unsampled.id, sampled.id}
-    assert until(seen, "the sampled one") == {sampled.id}
+    assert until("the sampled one", seen) == {sampled.id}
 
 
 def test_nothing_of_a_prompt_is_sent(server, collector):
@@ -123,7 +124,7 @@ def test_stages_are_told_where_details_are_asked_for(collector):
         assert server.ask({"prompt": "x", "max_tokens": 3}, x_request_id=request_id)[0] == 200
         span = collector.span(request_id)
         below = lambda: [stage for stage in collector.spans() if stage.get("Parent ID") == span["ID"]]
-        until(lambda: len(below()) == 3, "three stages")
+        until("three stages", lambda: len(below()) == 3)
         assert [stage["Name"] for stage in below()] == ["queue", "prefill", "decode"]
 
 
@@ -136,7 +137,7 @@ def test_lines_of_a_batch_belong_to_their_traces(collector, tmp_path):
     flags = ["-i", source, "-o", target, "--model", TINY, "--served-model-name", "tiny"]
     endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.addresses["http/protobuf"],
                 "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
-    subprocess.run(command("run-batch", *flags), env=environment(endpoint), check=True, timeout=30, capture_output=True)
+    subprocess.run([OCTAVO, "run-batch", *flags], env=environment(endpoint), check=True, timeout=30, capture_output=True)
     answers = [json.loads(line) for line in target.read_text().splitlines()]
     spans = [collector.span(answer["response"]["request_id"]) for answer in answers]
     assert (spans[0]["Trace ID"], spans[0]["Parent ID"]) == (traced.id, traced.parent)
@@ -180,7 +181,7 @@ def test_variables_alone_are_enough(posts):
     # Spans are few and small: that compression is not served is a warning, and no reason to send none.
     with serving(**variables_of(posts, OTEL_EXPORTER_OTLP_COMPRESSION="gzip", **headers)) as server:
         assert server.ask({"prompt": "x", "max_tokens": 1}, x_request_id="by-variables")[0] == 200
-        [(path, headers, body)] = until(lambda: posts.posts, "a post")
+        [(path, headers, body)] = until("a post", lambda: posts.posts)
     assert path == "/otlp/v1/traces"
     assert (headers["authorization"], headers["x-scope"]) == ("Bearer k", "a")
     assert headers["content-type"] == "application/x-protobuf"
@@ -232,7 +233,7 @@ def test_a_collector_that_is_gone_harms_nobody(posts):
     posts.server_close()
     with serving(**variables_of(posts, OTEL_EXPORTER_OTLP_TIMEOUT="500")) as server:
         assert server.ask({"prompt": "x", "max_tokens": 4})[0] == 200
-        until(lambda: any("traces cannot be exported" in line for line in server.log), lambda: "\n".join(server.log))
+        until(lambda: "\n".join(server.log), lambda: any("traces cannot be exported" in line for line in server.log))
         with urllib.request.urlopen(server.url + "/metrics") as answer:
             assert 'octavo_trace_spans_total{result="failed"} 1' in answer.read().decode()
 
@@ -243,6 +244,6 @@ def test_a_collector_that_is_gone_harms_nobody(posts):
     (["--collect-detailed-traces", "all"], {}, "needs --otlp-traces-endpoint"),
 ])
 def test_what_cannot_work_is_refused_at_once(flags, variables, part):
-    run = subprocess.run(command("serve", TINY, "--port", "0", *flags), env=environment(variables), timeout=10,
+    run = subprocess.run(command(*flags), env=environment(variables), timeout=10,
                          capture_output=True, text=True)
     assert run.returncode == 1 and part in run.stderr, run.stderr

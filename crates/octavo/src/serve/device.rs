@@ -32,6 +32,8 @@ pub(crate) enum Choice {
 /// A device with the model's weights.
 pub(crate) struct Computer {
     pub(crate) backend: Box<dyn Backend>,
+    /// The processor's instruction set, or the GPU's name.
+    pub(crate) device: String,
     /// Token budget of a step unless a flag says otherwise.
     pub(crate) budget: usize,
     /// Bytes that the device has for the KV cache; `None` where it is the processor's memory.
@@ -124,19 +126,20 @@ pub(crate) fn load(choice: &Choice, args: &ComposeArgs, files: ModelFiles) -> Re
         Choice::Cpu(config) => {
             let mut backend = CpuBackend::new(*config)?;
             info!("device: cpu, {} threads, {} kernels", backend.threads(), backend.isa());
+            let device = backend.isa().to_string();
             let model = files.load(args, &mut backend)?;
-            Ok((model, Computer { backend: Box::new(backend), budget: CPU_BUDGET, kv_bytes: None }))
+            Ok((model, Computer { backend: Box::new(backend), device, budget: CPU_BUDGET, kv_bytes: None }))
         }
         Choice::Cuda => {
             let mut backend = cuda_backend(args, &files)?;
             let model = files.load(args, &mut backend)?;
-            let kv_bytes = backend.kv_bytes();
+            let (device, kv_bytes) = (backend.device().name.clone(), backend.kv_bytes());
             info!(
                 "step buffers: {}; left for the KV cache: {}",
                 human_bytes(backend.step_bytes()),
                 human_bytes(kv_bytes)
             );
-            Ok((model, Computer { backend: Box::new(backend), budget: GPU_BUDGET, kv_bytes: Some(kv_bytes) }))
+            Ok((model, Computer { backend: Box::new(backend), device, budget: GPU_BUDGET, kv_bytes: Some(kv_bytes) }))
         }
     }
 }

@@ -15,8 +15,8 @@ use octavo_engine::{Engine, KvEventSink};
 use octavo_kv_events::Publisher;
 use octavo_ops::Backend;
 use octavo_runner::{Runner, RunnerConfig};
-use octavo_server::{Server, Shutdown, serve_while_loading};
-use octavo_telemetry::{Telemetry, TelemetryConfig, Traces};
+use octavo_server::{KvEventSource, Server, Shutdown, serve_while_loading};
+use octavo_telemetry::{BuildInfo, Telemetry, TelemetryConfig, Traces};
 use tracing::{info, warn};
 
 use crate::cli::{ComposeArgs, EngineArgs, ServeArgs};
@@ -128,7 +128,8 @@ pub(crate) fn compose_in_process(args: &ComposeArgs) -> Result<Composed> {
 fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let limits = &args.engine;
     let choice = device::choose(args)?;
-    let (model, Computer { backend, budget, kv_bytes }) = device::load(&choice, args, ModelFiles::open(args)?)?;
+    let (model, Computer { backend, device, budget, kv_bytes }) = device::load(&choice, args, ModelFiles::open(args)?)?;
+    let backend_name = backend.name();
     let block_size = block_size(limits, backend.as_ref())?;
     let plan = kv::plan(limits, &model, backend.as_ref(), kv_bytes, block_size)?;
     let budget = limits.max_num_batched_tokens.unwrap_or(budget);
@@ -156,7 +157,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
         tokens as f64 / plan.max_model_len as f64
     );
 
-    let server_config = settings::server_config(args, settings, &model, plan.max_model_len);
+    let mut server_config = settings::server_config(args, settings, &model, plan.max_model_len);
     let model_name = server_config.served_model_names[0].clone();
     let telemetry = Telemetry::new(TelemetryConfig {
         model_name: model_name.clone(),
@@ -175,10 +176,23 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
         ("enable_prefix_caching", if engine_config.enable_prefix_caching { "True" } else { "False" }.to_owned()),
         ("kv_cache_size_tokens", tokens.to_string()),
     ]);
+    telemetry.set_build_info(&BuildInfo {
+        version: env!("CARGO_PKG_VERSION"),
+        revision: env!("OCTAVO_REVISION"),
+        backend: backend_name,
+        device: &device,
+    });
     let (publisher, sink) = match &settings.kv_events {
         Some(config) => {
             let (publisher, sink) = Publisher::start(config.clone())?;
             info!("KV events are published at {}", config.endpoint);
+            server_config.kv_event_sources.push(KvEventSource {
+                rank: 0,
+                endpoint: config.endpoint.clone(),
+                replay_endpoint: config.replay_endpoint.clone(),
+                topic: config.topic.clone(),
+                block_size,
+            });
             (Some(publisher), Some(Box::new(sink) as Box<dyn KvEventSink>))
         }
         None => (None, None),

@@ -6,6 +6,7 @@ pub(crate) mod embeddings;
 pub(crate) mod generate;
 pub(crate) mod health;
 pub(crate) mod invocations;
+pub(crate) mod kv_event_sources;
 pub(crate) mod load;
 pub(crate) mod messages;
 pub(crate) mod metrics;

@@ -1,5 +1,6 @@
 //! Routes beside the API's own: tokens, SageMaker, the first server's.
 
+use octavo_server::KvEventSource;
 use serde_json::{Value, json};
 
 use crate::support::{IM_END, Setup, id, ok, text};
@@ -78,4 +79,30 @@ async fn the_configuration_is_told_without_its_secrets() {
     assert_eq!(body["vllm_config"]["max_model_len"], 4096);
     let text = text(ask("/server_info")).await;
     assert!(text.contains("max_model_len") && !text.contains("secret-key"), "{text}");
+}
+
+#[tokio::test]
+async fn routers_learn_where_kv_events_are_published() {
+    let silent = Setup::default().start().await;
+    assert_eq!(ok(silent.client.get(format!("{}/kv_event_sources", silent.url))).await, json!([]));
+
+    let mut setup = Setup::default();
+    // A router has no key, as a scraper has none.
+    setup.config.api_keys = vec!["secret-key".into()];
+    setup.config.kv_event_sources = vec![KvEventSource {
+        rank: 0,
+        endpoint: "tcp://*:5557".into(),
+        replay_endpoint: Some("tcp://*:5558".into()),
+        topic: "kv@mock".into(),
+        block_size: 16,
+    }];
+    let server = setup.start().await;
+    let expected = json!([{
+        "data_parallel_rank": 0,
+        "endpoint": "tcp://127.0.0.1:5557",
+        "replay_endpoint": "tcp://127.0.0.1:5558",
+        "topic": "kv@mock",
+        "block_size": 16,
+    }]);
+    assert_eq!(ok(server.client.get(format!("{}/kv_event_sources", server.url))).await, expected);
 }

@@ -33,6 +33,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end }}
 
+{{/* The name that responses and metrics carry. */}}
+{{- define "octavo.servedName" -}}
+{{- $served := index .Values.config "served-model-name" -}}
+{{- if kindIs "slice" $served -}}
+{{- first $served -}}
+{{- else -}}
+{{- default .Values.model $served -}}
+{{- end -}}
+{{- end }}
+
 {{/* The claim with the models; the chart's own unless one is there. */}}
 {{- define "octavo.claim" -}}
 {{- default (printf "%s-models" (include "octavo.fullname" .)) .Values.modelCache.existingClaim -}}
@@ -60,6 +70,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- if and $v.gateway.inferencePool (not $v.gateway.enabled) -}}
 {{- fail "gateway.inferencePool needs gateway.enabled" -}}
+{{- end -}}
+{{- if and $v.podTls.secret $v.gateway.inferencePool -}}
+{{- fail "podTls.secret and gateway.inferencePool exclude each other: a BackendTLSPolicy is for Services" -}}
+{{- end -}}
+{{- if and $v.kvEvents.enabled (not $v.gateway.inferencePool) -}}
+{{- fail "kvEvents.enabled needs gateway.inferencePool, whose endpoint picker follows the events" -}}
+{{- end -}}
+{{- if and (eq $v.spread.nodes "require") (eq $v.strategy.type "surge") -}}
+{{- fail "spread.nodes require and strategy.type surge exclude each other: a new pod would wait for a node that an old one has" -}}
 {{- end -}}
 {{- if gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas) -}}
 {{- fail "autoscaling.minReplicas is larger than autoscaling.maxReplicas" -}}

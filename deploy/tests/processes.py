@@ -1,4 +1,4 @@
-"""Programs that run beside a test, and the model server among them."""
+"""Programs that run beside a test."""
 
 import contextlib
 import http.client
@@ -7,17 +7,13 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
 
-from places import OCTAVO, free_port
-
 # None of what is asked here is on the other side of a proxy.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-# For a server that is only looked at.
-SMALL = ("--max-model-len", "256", "--num-gpu-blocks-override", "64")
 
 
 def program(name):
@@ -39,12 +35,18 @@ def get(url, timeout=5):
 
 
 def until(what, condition, limit=30.0, pause=0.05):
-    """Waits for `condition` to be true and returns what it returned."""
+    """Waits for `condition` to be true and returns what it returned. `what` is a text, or what tells one."""
     deadline = time.monotonic() + limit
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {limit} s: {what}"
+        late = time.monotonic() >= deadline
+        assert not late, f"not within {limit} s: {what() if callable(what) else what}"
         time.sleep(pause)
     return value
+
+
+def follow(stream, lines):
+    """Collects the lines of a stream as they come."""
+    threading.Thread(target=lambda: lines.extend(line.rstrip("\n") for line in stream), daemon=True).start()
 
 
 def start(command, log, **environment):
@@ -84,54 +86,3 @@ def running(command, log, ready, **environment):
         yield process
     finally:
         stop(process)
-
-
-def serve_command(model, port, *flags):
-    """The command of a server of a small model that computes with one thread and ends as soon as it is asked to."""
-    return [
-        OCTAVO,
-        "serve",
-        model,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        port,
-        "--served-model-name",
-        "tiny",
-        "--cpu-threads",
-        "1",
-        "--disable-log-stats",
-        "--shutdown-lag",
-        "0",
-        *flags,
-    ]
-
-
-class Server:
-    """A model server's address."""
-
-    def __init__(self, port, process):
-        self.port = port
-        self.process = process
-        self.address = f"127.0.0.1:{port}"
-        self.url = f"http://{self.address}"
-
-    def metric(self, name, **labels):
-        """The sum of a metric's series that carry the labels."""
-        status, text = get(f"{self.url}/metrics")
-        assert status == 200, text
-        lines = (line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(pair in line for pair in wanted))
-
-    def idle(self):
-        """Waits until nothing runs or waits."""
-        until("idle", lambda: self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting") == 0)
-
-
-@contextlib.contextmanager
-def serving(model, log, *flags):
-    """A model server inside the block."""
-    port = free_port()
-    with running(serve_command(model, port, *flags), log, f"http://127.0.0.1:{port}/health") as process:
-        yield Server(port, process)
