@@ -7,6 +7,7 @@ mod bench;
 mod cuda;
 mod health;
 mod invariance;
+mod kernels;
 mod lifecycle;
 mod serving;
 
