@@ -8,6 +8,7 @@ mod cuda;
 mod gpu_suite;
 mod health;
 mod invariance;
+mod kernels;
 mod lifecycle;
 mod serving;
 

@@ -4,11 +4,12 @@ use std::process::{Command, Stdio};
 
 use anyhow::Result;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa};
-use octavo_backend_cuda::{Found, Kind};
+use octavo_backend_cuda::{Found, KernelPack, Kind};
 use octavo_models::ResolveOptions;
 use octavo_ops::Backend;
 
 use crate::cli::DoctorArgs;
+use crate::kernels;
 use crate::serve::device;
 use crate::system::{self, human_bytes};
 
@@ -36,7 +37,10 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
             blocks.join(", ")
         ),
     );
-    gpus();
+    let pack = kernels::pack(args.kernel_pack.as_deref());
+    let pack = pack.map(|found| found.map(|(_, pack)| pack)).map_err(|error| error.to_string());
+    row("kernel pack", &described_pack(&pack));
+    gpus(pack.ok().flatten().as_ref());
 
     let mut options = ResolveOptions::from_env();
     options.offline = true;
@@ -53,8 +57,20 @@ fn row(name: &str, value: &str) {
     println!("{name:<24} {value}");
 }
 
+/// The pack of kernels, whether there is a GPU or not.
+fn described_pack(pack: &Result<Option<KernelPack>, String>) -> String {
+    match pack {
+        Ok(Some(pack)) => match pack.check_all() {
+            Ok(()) => pack.to_string(),
+            Err(reason) => format!("{pack}: not used: {reason}"),
+        },
+        Ok(None) => "none: `octavo kernels build` makes one, for GPUs without NVRTC beside them".to_owned(),
+        Err(reason) => reason.clone(),
+    }
+}
+
 /// The driver, its GPUs, and for the first of them the libraries: which are used, which not and why, what is missing.
-fn gpus() {
+fn gpus(pack: Option<&KernelPack>) {
     let report = octavo_backend_cuda::probe(&octavo_backend_cuda::named_folders());
     match &report.driver {
         Ok(version) => row("NVIDIA driver", &format!("supports CUDA {version}")),
@@ -77,12 +93,20 @@ fn gpus() {
             row(&kind.to_string(), &format!("{path}{note}"));
         }
     }
-    match report.compiler(found.chip) {
-        Ok((path, (major, minor))) => {
-            row("kernels", &format!("compiled by NVRTC {major}.{minor} ({})", path.display()))
+    let takes = pack.map(|pack| report.takes(pack, found.chip));
+    let kernels = match (takes, report.compiler(found.chip)) {
+        (Some(Ok(())), _) => format!("from the pack, for {}", found.chip.arch()),
+        (not_taken, compiler) => {
+            let note = not_taken
+                .and_then(Result::err)
+                .map_or_else(String::new, |reason| format!("; the pack is not used: {reason}"));
+            match compiler {
+                Ok((path, (major, minor))) => format!("compiled by NVRTC {major}.{minor} ({}){note}", path.display()),
+                Err(reason) => format!("cannot be compiled: {reason}{note}"),
+            }
         }
-        Err(reason) => row("kernels", &format!("cannot be compiled: {reason}")),
-    }
+    };
+    row("kernels", &kernels);
     if report.chosen(Kind::CublasLt, found.chip).is_none() {
         let package = Kind::CublasLt.package(12);
         row("cuBLASLt", &format!("missing: products are our own, slower for prompts (`pip install {package}`)"));

@@ -7,6 +7,7 @@ mod client;
 mod doctor;
 mod health;
 mod inspect;
+mod kernels;
 mod pull;
 mod serve;
 mod signals;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args),
         Command::Health(args) => health::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Kernels(args) => kernels::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,18 +1,19 @@
-//! From instances to loaded kernels: looked up on disk, compiled where they are missing, in parallel.
+//! From instances to loaded kernels: from the pack, from the cache, or compiled, in parallel.
 
 use std::collections::HashMap;
+use std::panic::resume_unwind;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use octavo_kernels::manifest::{self, Instance};
-use octavo_kernels::nvrtc::{self, Nvrtc};
-use octavo_kernels::sources::{HEADERS, Source};
+use octavo_kernels::nvrtc::Nvrtc;
 use octavo_ops::BackendError;
 
-use crate::cache::KernelCache;
+use crate::cache::{KernelCache, Key};
 use crate::driver::{Gpu, Kernel, Module};
-use crate::failed;
+use crate::libraries::{Kind, Places, Version, compiler, fits};
+use crate::{CudaConfig, KernelPack, failed};
 
 /// The instances that a program needs, each once.
 #[derive(Debug, Default)]
@@ -50,108 +51,166 @@ impl Kernels {
     }
 }
 
-/// Who compiles: needed only for what is not on disk.
+/// Who loads kernels for a device.
 pub(crate) struct Builder<'a> {
     pub(crate) gpu: &'a Arc<Gpu>,
-    pub(crate) cache: &'a KernelCache,
-    /// Or a sentence that says why there is none.
-    pub(crate) compiler: Result<&'a Nvrtc, &'a str>,
+    pub(crate) driver: Version,
+    pub(crate) config: &'a CudaConfig,
 }
 
+/// Where the code of kernels came from.
+#[derive(Debug, Default)]
+struct Origins {
+    pack: usize,
+    cache: AtomicUsize,
+    compiled: AtomicUsize,
+}
+
+/// The compiler, or a sentence that says why there is none.
+type Compiler = Result<Nvrtc, String>;
+
 impl Builder<'_> {
-    /// Loads the instances: those of a source are one module.
+    /// Loads the instances. Says where their code came from.
     pub(crate) fn build(&self, instances: &Instances) -> Result<Kernels, BackendError> {
         let begun = Instant::now();
-        let sources = manifest::sources(&instances.list);
-        let compiled = AtomicUsize::new(0);
-        let codes = self.codes(&sources, &instances.list, &compiled)?;
-        let modules: Result<Vec<_>, _> = codes.iter().map(|code| Module::new(self.gpu, code)).collect();
+        let chip = self.gpu.info().chip;
+        let keys: Vec<_> = instances.list.iter().map(|instance| Key::new(instance, chip)).collect();
+        let mut origins = Origins::default();
+        let pack = self.pack();
+        let mut codes: Vec<Option<Vec<u8>>> = vec![None; keys.len()];
+        if let Ok(Some(pack)) = &pack {
+            codes = keys.iter().map(|key| pack.code(key, chip)).collect();
+            origins.pack = codes.iter().flatten().count();
+        }
+        if origins.pack < keys.len() {
+            // Opened only now: it is large, and a machine with a pack may have none.
+            let compiler = self.compiler().map_err(|reason| match &pack {
+                Err(unfit) => format!("{reason}; {unfit}"),
+                Ok(_) => reason,
+            });
+            self.fill(&mut codes, &instances.list, &keys, &compiler, &origins).map_err(failed)?;
+        }
+        let modules: Result<Vec<_>, _> = codes.iter().flatten().map(|code| Module::new(self.gpu, code)).collect();
         let modules = modules?;
-        let kernel = |instance: &Instance| {
-            let at = sources.iter().position(|source| *source == instance.source);
-            at.map(|at| modules[at].kernel(instance))
-                .ok_or_else(|| failed("a kernel without a source"))?
-                .map_err(failed)
-        };
-        let kernels = instances.list.iter().map(kernel).collect::<Result<Vec<_>, _>>()?;
+        let kernels: Result<Vec<_>, _> =
+            modules.iter().zip(&instances.list).map(|(module, instance)| module.kernel(instance)).collect();
+        let kernels = kernels?;
+        let Origins { pack, cache, compiled } = origins;
         tracing::info!(
-            "{} kernels in {} modules, {} of them compiled, after {:.1} s",
+            "kernels: {} for {}: {pack} from the pack, {} from the cache, {} compiled; after {:.1} s",
             kernels.len(),
-            modules.len(),
+            chip.arch(),
+            cache.into_inner(),
             compiled.into_inner(),
             begun.elapsed().as_secs_f64()
         );
         Ok(Kernels { kernels, _modules: modules })
     }
 
-    /// The code of each source, on as many threads as there are processors.
-    fn codes(
-        &self,
-        sources: &[Source],
-        instances: &[Instance],
-        compiled: &AtomicUsize,
-    ) -> Result<Vec<Vec<u8>>, BackendError> {
-        let next = AtomicUsize::new(0);
-        let work = || {
-            let mut done = Vec::new();
-            loop {
-                let at = next.fetch_add(1, Ordering::Relaxed);
-                let Some(source) = sources.get(at) else { return done };
-                let code = self.code(*source, instances, compiled);
-                if code.is_err() {
-                    // The others need not begin anything more.
-                    next.store(sources.len(), Ordering::Relaxed);
-                }
-                done.push((at, code));
-            }
-        };
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(sources.len());
-        let done: Vec<_> = std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-            workers.into_iter().flat_map(|worker| worker.join().unwrap_or_default()).collect()
+    /// The pack, if there is one for this device; or a sentence that says why it is not used, which is logged too.
+    fn pack(&self) -> Result<Option<KernelPack>, String> {
+        let Some(folder) = &self.config.kernel_pack else { return Ok(None) };
+        let usable = KernelPack::read(folder).map_err(|error| error.to_string()).and_then(|pack| {
+            let fits = pack.check(self.gpu.info().chip, Some(self.driver));
+            fits.map(|()| pack).map_err(|reason| format!("the kernel pack {} is not used: {reason}", folder.display()))
         });
-        let mut codes = vec![Vec::new(); sources.len()];
-        for (at, code) in done {
-            codes[at] = code.map_err(failed)?;
+        match &usable {
+            Ok(pack) => tracing::info!("kernel pack: {pack}"),
+            Err(reason) => tracing::warn!("{reason}"),
         }
-        match codes.iter().position(Vec::is_empty) {
-            Some(at) => Err(failed(format!("{} was not compiled", sources[at].path))),
-            None => Ok(codes),
-        }
+        usable.map(Some)
     }
 
-    /// The code of the instances of a source, from disk or compiled.
-    fn code(&self, source: Source, instances: &[Instance], compiled: &AtomicUsize) -> Result<Vec<u8>, String> {
-        let (text, chip) = (manifest::program(source, instances), self.gpu.info().chip);
-        let key = key(&text, &nvrtc::options(chip));
-        let nvrtc = match self.compiler {
-            Ok(nvrtc) => nvrtc,
-            // What was compiled ahead of time serves, whichever release compiled it.
-            Err(reason) => return self.cache.get_any(&key).ok_or_else(|| reason.to_owned()),
-        };
-        let (major, minor) = nvrtc.version();
-        let version = format!("{major}.{minor}");
-        if let Some(code) = self.cache.get(&key, &version) {
-            return Ok(code);
+    fn compiler(&self) -> Compiler {
+        let found = Places::usual(&self.config.libraries).find(Kind::Nvrtc);
+        let (nvrtc, path) = compiler(&found, self.driver, self.gpu.info().chip)?;
+        tracing::info!("compiler: NVRTC {} ({})", Version::of(&nvrtc), path.display());
+        Ok(nvrtc)
+    }
+
+    /// Finds what is missing in the cache, or compiles it.
+    fn fill(
+        &self,
+        codes: &mut [Option<Vec<u8>>],
+        instances: &[Instance],
+        keys: &[Key],
+        compiler: &Compiler,
+        origins: &Origins,
+    ) -> Result<(), String> {
+        let cache = KernelCache::new(&self.config.kernel_cache);
+        let (chip, told) = (self.gpu.info().chip, AtomicBool::new(false));
+        let missing: Vec<_> = (0..codes.len()).filter(|at| codes[*at].is_none()).collect();
+        let made = in_parallel(missing.len(), |number| -> Result<_, String> {
+            let (instance, key) = (&instances[missing[number]], &keys[missing[number]]);
+            let count = |counter: &AtomicUsize| counter.fetch_add(1, Ordering::Relaxed);
+            let kept = match compiler {
+                Ok(nvrtc) => cache.get(key, Version::of(nvrtc)),
+                // What was compiled before serves, whichever release compiled it, if the driver takes it.
+                Err(_) => cache.get_any(key, |release| fits(release.major, self.driver, chip).is_ok()),
+            };
+            if let Some(code) = kept {
+                count(&origins.cache);
+                return Ok(code);
+            }
+            let nvrtc = compiler.as_ref().map_err(Clone::clone)?;
+            let code = compile(nvrtc, instance, chip)?;
+            count(&origins.compiled);
+            if let Err(error) = cache.put(key, Version::of(nvrtc), &code)
+                && !told.swap(true, Ordering::Relaxed)
+            {
+                let path = self.config.kernel_cache.display();
+                tracing::warn!(%path, %error, "the kernel cache cannot be written: kernels are compiled at every start");
+            }
+            Ok(code)
+        })?;
+        for (at, code) in missing.into_iter().zip(made) {
+            codes[at] = Some(code);
         }
-        compiled.fetch_add(1, Ordering::Relaxed);
-        tracing::debug!(path = source.path, "compiling");
-        let made = nvrtc.compile(source.path, &text, chip).map_err(|error| error.to_string())?;
-        self.cache.put(&key, &version, &made.cubin);
-        Ok(made.cubin)
+        Ok(())
     }
 }
 
-/// What code depends on beside the compiler's release: the text with its headers, the options with the chip.
-fn key(text: &str, options: &[String]) -> String {
-    let headers = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
-    let options = options.iter().map(String::as_str);
-    KernelCache::key([text].into_iter().chain(headers).chain(options))
+/// Compiles an instance by itself: what its code is does not depend on what else a program needs, so that every program, the
+/// cache and a pack mean the same by it.
+pub(crate) fn compile(nvrtc: &Nvrtc, instance: &Instance, chip: manifest::Chip) -> Result<Vec<u8>, String> {
+    tracing::debug!(kernel = instance.name, chip = chip.arch(), "compiling");
+    let text = manifest::program(instance.source, std::slice::from_ref(instance));
+    let made = nvrtc.compile(instance.source.path, &text, chip);
+    made.map(|made| made.cubin).map_err(|error| format!("{}: {error}", instance.name))
+}
+
+/// `work` for each number below `count`, on as many threads as there are processors. After an error nothing more is begun.
+pub(crate) fn in_parallel<T: Send, E: Send>(
+    count: usize,
+    work: impl Fn(usize) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
+    let next = AtomicUsize::new(0);
+    let run = || {
+        let mut done = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= count {
+                return done;
+            }
+            let result = work(number);
+            if result.is_err() {
+                next.store(count, Ordering::Relaxed);
+            }
+            done.push((number, result));
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(count);
+    let mut done: Vec<_> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    done.sort_by_key(|(number, _)| *number);
+    done.into_iter().map(|(_, result)| result).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use octavo_kernels::manifest::{Chip, sampling_adjust, sampling_draw};
+    use octavo_kernels::manifest::{sampling_adjust, sampling_draw};
 
     use super::*;
 
@@ -164,11 +223,16 @@ mod tests {
     }
 
     #[test]
-    fn a_key_tells_text_and_chip() {
-        let (volta, ada) = (nvrtc::options(Chip::SM_70), nvrtc::options(Chip::SM_89));
-        let keys = [key("a", &volta), key("b", &volta), key("a", &ada)];
-        for (i, key) in keys.iter().enumerate() {
-            assert!(!keys[..i].contains(key));
-        }
+    fn work_in_parallel_keeps_its_order_and_stops_at_an_error() {
+        let squares = in_parallel(100, |number| Ok::<_, ()>(number * number)).unwrap();
+        assert!(squares.iter().enumerate().all(|(number, square)| *square == number * number));
+        assert_eq!(in_parallel(0, |_| Ok::<(), ()>(())), Ok(Vec::new()));
+        let begun = AtomicUsize::new(0);
+        let result = in_parallel(1_000_000, |number| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            if number == 3 { Err("three") } else { Ok(number) }
+        });
+        assert_eq!(result, Err("three"));
+        assert!(begun.into_inner() < 1_000_000);
     }
 }

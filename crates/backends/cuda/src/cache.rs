@@ -1,20 +1,69 @@
-//! Compiled kernels on disk.
+//! Compiled kernels on disk: the form of the kernel cache, and of a [pack](crate::pack).
 //!
-//! An entry is a folder with the code and its checksum, named by the hash of what was compiled and the compiler's release. It is made
-//! beside its place and renamed to it, so that it is there whole or not at all; of two processes that make the same, one wins.
-//! What cannot be read, or was altered, counts as missing; what cannot be written is only slow next time.
+//! An entry is the code of one instance for one chip: a file with the code, and behind it the SHA-256 of it. Its name says what it
+//! is, holds a hash of everything that the code depends on, and ends with the compiler's release. It is written under another
+//! name and renamed, so that it is there whole or not at all; of two processes that make the same, the later replaces like by
+//! like, and whoever reads the earlier's file keeps it. What cannot be read, or was altered, counts as missing.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::slice;
 
+use octavo_kernels::manifest::{self, Chip, Instance};
+use octavo_kernels::nvrtc;
+use octavo_kernels::sources::HEADERS;
 use sha2::{Digest, Sha256};
 
-const CODE: &str = "code.cubin";
-const CHECKSUM: &str = "code.sha256";
+use crate::libraries::Version;
 
-/// The folder of compiled kernels.
+/// Bytes of the checksum at an entry's end.
+const CHECKSUM: usize = 32;
+
+/// How the name of an entry ends.
+const ENDING: &str = ".cubin";
+
+/// How the names of unfinished files begin.
+const DRAFT: &str = ".draft-";
+
+/// Everything that an entry's code depends on, but for the compiler's release.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key(String);
+
+impl Key {
+    /// That of an instance for a chip.
+    pub(crate) fn new(instance: &Instance, chip: Chip) -> Self {
+        let text = manifest::program(instance.source, slice::from_ref(instance));
+        let options = nvrtc::options(chip);
+        let headers = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
+        let parts = [text.as_str()].into_iter().chain(headers).chain(options.iter().map(String::as_str));
+        Self(format!("{}-{}-{}", chip.arch(), instance.name, hash(parts)))
+    }
+
+    /// One hash for many keys.
+    pub(crate) fn digest(keys: &[Self]) -> String {
+        hash(keys.iter().map(|key| key.0.as_str()))
+    }
+
+    /// The name of its entry.
+    pub(crate) fn file(&self, release: Version) -> String {
+        format!("{}-{release}{ENDING}", self.0)
+    }
+}
+
+/// The hash of a list of texts: 128 bits of it, in hexadecimal.
+fn hash<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        // With the length, so that no two lists read alike.
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A folder of entries.
 #[derive(Clone, Debug)]
 pub(crate) struct KernelCache {
     folder: PathBuf,
@@ -26,135 +75,130 @@ impl KernelCache {
         Self { folder: folder.into() }
     }
 
-    /// The name of an entry: a hash of what its code depends on.
-    pub(crate) fn key<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
-        let mut hash = Sha256::new();
-        for part in parts {
-            // With the length, so that no two lists read alike.
-            hash.update((part.len() as u64).to_le_bytes());
-            hash.update(part);
-        }
-        hex(&hash.finalize())
-    }
-
     /// The code of an entry, if it is there and whole.
-    pub(crate) fn get(&self, key: &str, version: &str) -> Option<Vec<u8>> {
-        self.read(&entry(key, version))
+    pub(crate) fn get(&self, key: &Key, release: Version) -> Option<Vec<u8>> {
+        self.read(&key.file(release))
     }
 
-    /// The code of an entry of any release.
-    pub(crate) fn get_any(&self, key: &str) -> Option<Vec<u8>> {
-        let names = fs::read_dir(&self.folder).ok()?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-        let releases = names.filter(|name| {
-            let release = name.strip_prefix(key).and_then(|rest| rest.strip_prefix('-'));
-            release.is_some_and(|release| release.bytes().all(|b| b.is_ascii_digit() || b == b'.'))
+    /// The code of an entry of any release that is wanted.
+    pub(crate) fn get_any(&self, key: &Key, wanted: impl Fn(Version) -> bool) -> Option<Vec<u8>> {
+        let names = self.names();
+        let of_key = names.iter().filter(|name| {
+            let rest = name.strip_prefix(&key.0).and_then(|rest| rest.strip_prefix('-')?.strip_suffix(ENDING));
+            rest.and_then(Version::parse).is_some_and(&wanted)
         });
-        releases.filter_map(|name| self.read(&name)).next()
+        of_key.filter_map(|name| self.read(name)).next()
+    }
+
+    /// Keeps the code of an entry, in place of what is there.
+    pub(crate) fn put(&self, key: &Key, release: Version, code: &[u8]) -> io::Result<()> {
+        let checksum = Sha256::digest(code);
+        self.write(&key.file(release), &[code, &checksum[..]])
+    }
+
+    /// Writes a file of the folder: whole, or not at all.
+    pub(crate) fn write(&self, name: &str, parts: &[&[u8]]) -> io::Result<()> {
+        fs::create_dir_all(&self.folder)?;
+        // By its random name it is nobody else's, also where containers with the same process numbers share the folder. And
+        // other users may read it, as far as the mask allows.
+        let mut builder = tempfile::Builder::new();
+        let mut draft = builder.prefix(DRAFT).permissions(Permissions::from_mode(0o666)).tempfile_in(&self.folder)?;
+        for part in parts {
+            draft.write_all(part)?;
+        }
+        // The rename must not be on the disk before what it names.
+        draft.as_file().sync_all()?;
+        draft.persist(self.folder.join(name)).map(drop).map_err(|error| error.error)
+    }
+
+    /// Removes entries and unfinished files, except the entries of these names.
+    pub(crate) fn keep_only(&self, names: &[String]) -> io::Result<()> {
+        let others = self.names().into_iter().filter(|name| !names.contains(name));
+        for name in others.filter(|name| name.ends_with(ENDING) || name.starts_with(DRAFT)) {
+            fs::remove_file(self.folder.join(name))?;
+        }
+        Ok(())
+    }
+
+    /// The names of what is in the folder.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
     }
 
     fn read(&self, name: &str) -> Option<Vec<u8>> {
-        let folder = self.folder.join(name);
-        let code = fs::read(folder.join(CODE)).ok()?;
-        let whole = fs::read_to_string(folder.join(CHECKSUM)).is_ok_and(|sum| sum == hex(&Sha256::digest(&code)));
-        if !whole {
-            tracing::warn!(path = %folder.display(), "an entry of the kernel cache is corrupt: it is compiled again");
+        let path = self.folder.join(name);
+        let mut bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) => return unusable(&path, &error.to_string()),
+        };
+        let code = bytes.len().saturating_sub(CHECKSUM);
+        if code == 0 || Sha256::digest(&bytes[..code])[..] != bytes[code..] {
+            return unusable(&path, "it is corrupt");
         }
-        whole.then_some(code)
-    }
-
-    /// Keeps the code of an entry, in place of a corrupt one.
-    pub(crate) fn put(&self, key: &str, version: &str, code: &[u8]) {
-        if let Err(error) = self.try_put(&entry(key, version), code) {
-            tracing::warn!(path = %self.folder.display(), %error, "the kernel cache cannot be written");
-        }
-    }
-
-    fn try_put(&self, name: &str, code: &[u8]) -> io::Result<()> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let place = self.folder.join(name);
-        let unique = format!("{name}-draft.{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let draft = self.folder.join(&unique);
-        fs::create_dir_all(&draft)?;
-        let written = write(&draft.join(CODE), code)
-            .and_then(|()| write(&draft.join(CHECKSUM), hex(&Sha256::digest(code)).as_bytes()))
-            .and_then(|()| self.place(name, &draft, &place, &unique));
-        if written.is_err() {
-            let _ = fs::remove_dir_all(&draft);
-        }
-        written
-    }
-
-    /// Renames a finished draft to its place.
-    fn place(&self, name: &str, draft: &Path, place: &Path, unique: &str) -> io::Result<()> {
-        if fs::rename(draft, place).is_ok() {
-            return Ok(());
-        }
-        if self.read(name).is_some() {
-            // Another process was faster.
-            return fs::remove_dir_all(draft);
-        }
-        // A folder that is not empty is not replaced by a rename.
-        let corrupt = self.folder.join(format!("{unique}.corrupt"));
-        fs::rename(place, &corrupt)?;
-        let placed = fs::rename(draft, place);
-        fs::remove_dir_all(corrupt)?;
-        placed
+        bytes.truncate(code);
+        Some(bytes)
     }
 }
 
-/// The name of an entry.
-fn entry(key: &str, version: &str) -> String {
-    format!("{key}-{version}")
-}
-
-/// Writes a file, and waits until it is on the disk: a rename must not be there before what it names.
-fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = fs::File::create(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+/// Says why an entry is not used.
+fn unusable(path: &Path, reason: &str) -> Option<Vec<u8>> {
+    tracing::warn!(path = %path.display(), reason, "a compiled kernel is not used");
+    None
 }
 
 #[cfg(test)]
 mod tests {
+    use octavo_kernels::manifest::{sampling_adjust, sampling_draw};
+
     use super::*;
+
+    const RELEASE: Version = Version { major: 12, minor: 9 };
+    const OTHER: Version = Version { major: 13, minor: 0 };
+
+    fn key(name: &str) -> Key {
+        Key(name.to_owned())
+    }
 
     #[test]
     fn what_was_put_is_got() {
         let root = tempfile::tempdir().unwrap();
         let cache = KernelCache::new(root.path().join("not/yet"));
-        assert_eq!(cache.get("k", "12.9"), None);
-        cache.put("k", "12.9", b"code");
-        assert_eq!(cache.get("k", "12.9").as_deref(), Some(&b"code"[..]));
-        assert_eq!([cache.get("other", "12.9"), cache.get("k", "12.8")], [None, None]);
-        assert_eq!(cache.get_any("k").as_deref(), Some(&b"code"[..]));
-        assert_eq!([cache.get_any("other"), cache.get_any("")], [None, None]);
-        let entries = fs::read_dir(root.path().join("not/yet")).unwrap().count();
-        assert_eq!(entries, 1, "no draft is left");
+        let (k, other) = (key("k"), key("k-other"));
+        assert_eq!(cache.get(&k, RELEASE), None);
+        cache.put(&k, RELEASE, b"code").unwrap();
+        assert_eq!(cache.get(&k, RELEASE).as_deref(), Some(&b"code"[..]));
+        assert_eq!([cache.get(&other, RELEASE), cache.get(&k, OTHER)], [None, None]);
+        assert_eq!(cache.get_any(&k, |release| release == RELEASE).as_deref(), Some(&b"code"[..]));
+        assert_eq!([cache.get_any(&k, |release| release == OTHER), cache.get_any(&other, |_| true)], [None, None]);
+        cache.put(&other, RELEASE, b"another").unwrap();
+        assert_eq!(cache.get_any(&k, |_| true).as_deref(), Some(&b"code"[..]), "the start of a name is not the name");
+        let names = cache.names();
+        assert_eq!(names.len(), 2, "no draft is left: {names:?}");
+        let mode = fs::metadata(root.path().join("not/yet/k-12.9.cubin")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o400, 0o400);
+        assert_ne!(mode & 0o044, 0, "others may read it, under the usual mask");
     }
 
     #[test]
     fn a_corrupt_entry_is_missing_and_replaced() {
         let root = tempfile::tempdir().unwrap();
         let cache = KernelCache::new(root.path());
-        type Spoil = fn(&Path);
-        let spoils: [Spoil; 4] = [
-            |entry| fs::write(entry.join(CODE), b"codf").unwrap(),
-            |entry| fs::write(entry.join(CODE), b"").unwrap(),
-            |entry| fs::remove_file(entry.join(CHECKSUM)).unwrap(),
-            |entry| fs::remove_file(entry.join(CODE)).unwrap(),
-        ];
-        for spoil in spoils {
-            cache.put("k", "1", b"code");
-            spoil(&root.path().join("k-1"));
-            assert_eq!([cache.get("k", "1"), cache.get_any("k")], [None, None]);
-            cache.put("k", "1", b"code");
-            assert_eq!(cache.get("k", "1").as_deref(), Some(&b"code"[..]));
+        let path = root.path().join("k-12.9.cubin");
+        let whole = || {
+            cache.put(&key("k"), RELEASE, b"code").unwrap();
+            fs::read(&path).unwrap()
+        };
+        let mut altered = whole();
+        altered[0] ^= 1;
+        let spoiled = [altered, whole()[1..].to_vec(), whole()[..35].to_vec(), b"code".to_vec(), Vec::new()];
+        for bytes in spoiled {
+            fs::write(&path, &bytes).unwrap();
+            assert_eq!([cache.get(&key("k"), RELEASE), cache.get_any(&key("k"), |_| true)], [None, None], "{bytes:?}");
+            whole();
+            assert_eq!(cache.get(&key("k"), RELEASE).as_deref(), Some(&b"code"[..]));
         }
-        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 1, "nothing corrupt is left");
     }
 
     #[test]
@@ -164,31 +208,62 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
-                    for key in 0..20 {
-                        let (key, code) = (key.to_string(), format!("code {key}"));
-                        cache.put(&key, "1", code.as_bytes());
-                        assert_eq!(cache.get(&key, "1").as_deref(), Some(code.as_bytes()));
+                    for number in 0..20 {
+                        let (key, code) = (key(&number.to_string()), format!("code {number}"));
+                        cache.put(&key, RELEASE, code.as_bytes()).unwrap();
+                        assert_eq!(cache.get(&key, RELEASE).as_deref(), Some(code.as_bytes()));
                     }
                 });
             }
         });
-        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 20);
+        assert_eq!(cache.names().len(), 20);
     }
 
     #[test]
-    fn a_folder_that_cannot_be_is_no_error() {
-        let cache = KernelCache::new("/proc/no/such/folder");
-        cache.put("k", "1", b"code");
-        assert_eq!(cache.get("k", "1"), None);
-    }
-
-    #[test]
-    fn keys_tell_every_part() {
-        assert_eq!(KernelCache::key(["a", "b"]), KernelCache::key(["a", "b"]));
-        let others = [vec!["ab"], vec!["a", "", "b"], vec!["b", "a"], vec!["ab", ""], vec!["a"]];
-        for other in others {
-            assert_ne!(KernelCache::key(["a", "b"]), KernelCache::key(other));
+    fn what_is_not_to_be_kept_is_removed_and_nothing_else() {
+        let root = tempfile::tempdir().unwrap();
+        let cache = KernelCache::new(root.path());
+        for name in ["a", "b"] {
+            cache.put(&key(name), RELEASE, b"code").unwrap();
         }
-        assert_eq!(KernelCache::key(["a"]).len(), 64);
+        for name in [".draft-1", "notes.txt"] {
+            fs::write(root.path().join(name), "").unwrap();
+        }
+        cache.keep_only(&[key("b").file(RELEASE)]).unwrap();
+        let mut names = cache.names();
+        names.sort();
+        assert_eq!(names, ["b-12.9.cubin", "notes.txt"]);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_is_an_error_of_writing_alone() {
+        let cache = KernelCache::new("/proc/no/such/folder");
+        assert!(cache.put(&key("k"), RELEASE, b"code").is_err());
+        assert_eq!(cache.get(&key("k"), RELEASE), None);
+    }
+
+    #[test]
+    fn a_key_tells_instance_and_chip_and_the_text() {
+        let draw = Key::new(&sampling_draw(), Chip::SM_70);
+        assert!(draw.0.starts_with("sm_70-sampling_draw-"), "{draw:?}");
+        assert_eq!(draw, Key::new(&sampling_draw(), Chip::SM_70));
+        let longer = Instance { call: sampling_draw().call + " ", ..sampling_draw() };
+        for other in [
+            Key::new(&sampling_draw(), Chip::SM_89),
+            Key::new(&sampling_adjust(), Chip::SM_70),
+            Key::new(&longer, Chip::SM_70),
+        ] {
+            assert_ne!(draw, other);
+        }
+        assert_ne!(Key::digest(std::slice::from_ref(&draw)), Key::digest(&[draw.clone(), draw]));
+    }
+
+    #[test]
+    fn hashes_tell_every_part() {
+        assert_eq!(hash(["a", "b"]), hash(["a", "b"]));
+        for other in [vec!["ab"], vec!["a", "", "b"], vec!["b", "a"], vec!["ab", ""], vec!["a"]] {
+            assert_ne!(hash(["a", "b"]), hash(other));
+        }
+        assert_eq!(hash(["a"]).len(), 32);
     }
 }

@@ -13,7 +13,10 @@ pub struct CudaConfig {
     pub dtype: Option<Dtype>,
     /// Folders in which the driver and the libraries are looked for before the usual ones.
     pub libraries: Vec<PathBuf>,
-    /// Folder of compiled kernels.
+    /// Folder of kernels that were compiled ahead of time ([`build_pack`](crate::build_pack)), which are used before those of the
+    /// cache.
+    pub kernel_pack: Option<PathBuf>,
+    /// Folder in which compiled kernels are kept.
     pub kernel_cache: PathBuf,
     /// Tokens of a step, at most.
     pub max_num_batched_tokens: usize,
@@ -51,6 +54,7 @@ pub(crate) mod tests {
             device: 0,
             dtype: None,
             libraries: Vec::new(),
+            kernel_pack: None,
             kernel_cache: PathBuf::new(),
             max_num_batched_tokens: 128,
             max_num_seqs: 8,

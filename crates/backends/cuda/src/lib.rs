@@ -2,7 +2,8 @@
 //!
 //! Nothing of CUDA is needed to build it, and nothing is linked: the driver, NVRTC and cuBLASLt are looked for when a backend is
 //! made ([`CudaBackend::new`]), and where one is missing an error says which and how to get it. Kernels are CUDA C++
-//! (`octavo-kernels`), compiled by NVRTC for the chip at hand when a model is loaded, and kept on disk.
+//! (`octavo-kernels`), compiled by NVRTC for the chip at hand when a model is loaded, and kept on disk; or ahead of time
+//! ([`build_pack`]), and then there need be no NVRTC.
 //!
 //! One piece of device memory holds weights, step buffers and the KV cache; after [`Backend::allocate_kv`] nothing is
 //! allocated any more. A step is one copy to the device, the launches of the program, or of a CUDA graph that was recorded
@@ -25,6 +26,7 @@ mod libraries;
 mod linear;
 mod lower;
 mod model;
+mod pack;
 mod probe;
 mod sample;
 mod step;
@@ -37,6 +39,7 @@ pub use config::{CudaConfig, Memory};
 pub use driver::{DeviceInfo, DriverError, Unavailable};
 pub use libraries::{Candidate, Kind, OLDEST_CHIP, Unfit, Version, fits, named_folders};
 pub use octavo_kernels::manifest::{Chip, Dtype};
+pub use pack::{KernelPack, PackError, PackMade, PackOrder, PackUnfit, build_pack};
 pub use probe::{Found, Report, probe};
 
 /// Name of the backend, for people and errors.

@@ -9,12 +9,11 @@ use octavo_ops::{BackendError, BufferId, Op, Program, StepBatch, WeightSource, c
 
 use crate::arena::Arena;
 use crate::build::{Builder, Instances};
-use crate::cache::KernelCache;
 use crate::driver::{Event, Gpu, Graph, Pinned};
 use crate::forward::{Cache, Machine, Scratch, Step};
 use crate::layout::{Layout, Limits, RopeTables, logits_stride};
 use crate::libraries::cublaslt::CublasLt;
-use crate::libraries::{Kind, Places, Version, compiler, ranked};
+use crate::libraries::{Kind, Places, Version, ranked};
 use crate::linear::Setting;
 use crate::lower::{Lowering, block_elements};
 use crate::sample::{SampleKernels, Sampling};
@@ -161,14 +160,7 @@ impl Model {
         };
         let stages = lowering.stages()?;
         let sample_kernels = SampleKernels::new(&mut lowering.instances);
-        let cache = KernelCache::new(&opened.config.kernel_cache);
-        let nvrtc = compiler(&Places::usual(&opened.config.libraries).find(Kind::Nvrtc), opened.driver, chip);
-        if let Ok((nvrtc, path)) = &nvrtc {
-            let (major, minor) = nvrtc.version();
-            tracing::info!("compiler: NVRTC {major}.{minor} ({})", path.display());
-        }
-        let nvrtc = nvrtc.map(|(nvrtc, _)| nvrtc);
-        let builder = Builder { gpu, cache: &cache, compiler: nvrtc.as_ref().map_err(String::as_str) };
+        let builder = Builder { gpu, driver: opened.driver, config: opened.config };
         let kernels = builder.build(&lowering.instances)?;
         let planned = stages.iter().any(|stage| stage.is_planned());
         let (codes, scales) = layout.rounded;

@@ -6,6 +6,7 @@ use octavo_kernels::manifest::Chip;
 
 use crate::driver::{DeviceInfo, Driver, Unavailable};
 use crate::libraries::{Candidate, Kind, Places, Unfit, Version, compiler, fits, ranked};
+use crate::{KernelPack, PackUnfit};
 
 /// The driver, its devices, and the libraries that were found.
 #[derive(Clone, Debug)]
@@ -70,6 +71,14 @@ impl Report {
     pub fn compiler(&self, chip: Chip) -> Result<(PathBuf, (u32, u32)), String> {
         let driver = self.driver.as_ref().map_err(ToString::to_string)?;
         compiler(&self.libraries, *driver, chip).map(|(nvrtc, path)| (path, nvrtc.version()))
+    }
+
+    /// Whether the kernels of a pack are used on a chip.
+    ///
+    /// # Errors
+    /// Why they are not.
+    pub fn takes(&self, pack: &KernelPack, chip: Chip) -> Result<(), PackUnfit> {
+        pack.check(chip, self.driver.as_ref().ok().copied())
     }
 
     /// The library of a kind that is tried first for a chip.

@@ -21,6 +21,7 @@ fn config(dtype: Dtype) -> Option<CudaConfig> {
             device: 0,
             dtype: Some(dtype),
             libraries,
+            kernel_pack: None,
             kernel_cache: std::env::temp_dir().join("octavo-gpu-tests"),
             max_num_batched_tokens: 512,
             max_num_seqs: 64,

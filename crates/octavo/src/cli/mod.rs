@@ -9,6 +9,7 @@ mod bench;
 mod client;
 mod compat;
 mod health;
+mod kernels;
 mod layers;
 mod model;
 mod serve;
@@ -17,6 +18,7 @@ mod yaml;
 
 use std::ffi::OsString;
 use std::fmt;
+use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::parser::ValueSource;
@@ -30,6 +32,7 @@ pub(crate) use bench::{
 };
 pub(crate) use client::{ChatArgs, ClientArgs, CompleteArgs};
 pub(crate) use health::HealthArgs;
+pub(crate) use kernels::{KernelsArgs, KernelsBuildArgs, KernelsCommand};
 pub(crate) use layers::Environment;
 pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, ObserveArgs, SamplingArgs, SourceArgs};
 pub(crate) use serve::{NetworkArgs, ServeArgs};
@@ -85,6 +88,8 @@ pub(crate) enum Command {
     Health(HealthArgs),
     /// Say what this machine offers and what is missing.
     Doctor(DoctorArgs),
+    /// Compile the kernels for GPUs ahead of time.
+    Kernels(KernelsArgs),
 }
 
 #[derive(Debug, Args)]
@@ -120,6 +125,10 @@ pub(crate) struct DoctorArgs {
     /// Instruction set of the processor's kernels: portable, avx2, avx512, avx512-bf16 or amx [default: the best there is].
     #[arg(long, value_name = "ISA", env = "OCTAVO_CPU_ISA")]
     pub(crate) cpu_isa: Option<Isa>,
+
+    /// Folder of kernels compiled ahead of time, as in `octavo serve`.
+    #[arg(long, value_name = "DIR", env = "OCTAVO_KERNEL_PACK")]
+    pub(crate) kernel_pack: Option<PathBuf>,
 }
 
 /// Why there is no command to run.

@@ -81,6 +81,11 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(crate) device: Device,
 
+    /// Folder of kernels compiled ahead of time (`octavo kernels build`), for which no NVRTC is needed [default:
+    /// ../share/octavo/kernels from a binary in a folder `bin`, if it is there].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) kernel_pack: Option<PathBuf>,
+
     /// Precision of weights, activations and KV cache on a GPU; auto is bfloat16, or float16 on Volta and Turing.
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     pub(crate) dtype: Dtype,

@@ -9,6 +9,7 @@ use octavo_ops::Backend;
 use tracing::{info, warn};
 
 use crate::cli::{ComposeArgs, Device, Dtype, MaxModelLen};
+use crate::kernels;
 use crate::serve::model::{LoadedModel, ModelFiles};
 use crate::system::human_bytes;
 
@@ -58,7 +59,7 @@ pub(crate) fn choose(args: &ComposeArgs) -> Result<Choice> {
     let gpu = match args.model.device {
         Device::Cuda => true,
         Device::Cpu => false,
-        Device::Auto => automatic(),
+        Device::Auto => automatic(args)?,
     };
     if gpu {
         let kept = &args.model.kv_cache_dtype;
@@ -78,18 +79,23 @@ pub(crate) fn choose(args: &ComposeArgs) -> Result<Choice> {
     }))
 }
 
-/// The GPU, if it is usable.
-fn automatic() -> bool {
+/// The GPU, if it is usable: with a driver that works, and with kernels or what compiles them.
+fn automatic(args: &ComposeArgs) -> Result<bool> {
+    let pack = kernels::pack(args.model.kernel_pack.as_deref())?;
     let report = probe(&named_folders());
     let usable = report.usable(0).map_err(|reason| reason.to_string());
-    match usable.and_then(|device| report.compiler(device.chip).map(|_| device)) {
+    let ready = |device: &DeviceInfo| match &pack {
+        Some((_, pack)) if report.takes(pack, device.chip).is_ok() => Ok(()),
+        _ => report.compiler(device.chip).map(drop),
+    };
+    match usable.and_then(|device| ready(device).map(|()| device)) {
         Ok(device) => {
             info!("device: cuda, as {} is usable", described(device));
-            true
+            Ok(true)
         }
         Err(reason) => {
             info!("device: cpu, as no GPU is usable: {reason}");
-            false
+            Ok(false)
         }
     }
 }
@@ -165,6 +171,7 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
             Dtype::Bfloat16 => Some(octavo_backend_cuda::Dtype::Bf16),
         },
         libraries: named_folders(),
+        kernel_pack: kernels::pack(args.model.kernel_pack.as_deref())?.map(|(folder, _)| folder),
         kernel_cache: ResolveOptions::from_env().cache_dir.join("kernels"),
         max_num_batched_tokens: limits.max_num_batched_tokens.unwrap_or(GPU_BUDGET),
         max_num_seqs: limits.max_num_seqs,

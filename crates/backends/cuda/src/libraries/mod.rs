@@ -14,6 +14,7 @@ use octavo_kernels::manifest::Chip;
 use octavo_kernels::nvrtc::Nvrtc;
 
 pub(crate) use pairing::ranked;
+use pairing::{ANY_DRIVER, ranked_for_packs};
 pub use pairing::{Candidate, Kind, OLDEST_CHIP, Unfit, Version, fits};
 pub use search::named_folders;
 pub(crate) use search::{LIBRARIES, Places};
@@ -23,20 +24,44 @@ pub(crate) use search::{LIBRARIES, Places};
 /// # Errors
 /// A sentence that says what is missing and how to get it.
 pub(crate) fn compiler(found: &[Candidate], driver: Version, chip: Chip) -> Result<(Nvrtc, PathBuf), String> {
-    let mut refused = String::new();
-    for candidate in ranked(found, Kind::Nvrtc, driver, chip) {
+    let purpose = format!("{} under a driver of CUDA {driver}", chip.arch());
+    opened(found, &ranked(found, Kind::Nvrtc, driver, chip), driver, chip, &purpose)
+}
+
+/// The compiler for a pack's kernels for a chip, and its file.
+///
+/// # Errors
+/// As [`compiler`].
+pub(crate) fn compiler_for_packs(found: &[Candidate], chip: Chip) -> Result<(Nvrtc, PathBuf), String> {
+    opened(found, &ranked_for_packs(found, Kind::Nvrtc, chip), ANY_DRIVER, chip, &chip.arch())
+}
+
+/// The first of the ranked compilers that opens and knows the chip.
+fn opened(
+    found: &[Candidate],
+    ranked: &[&Candidate],
+    driver: Version,
+    chip: Chip,
+    purpose: &str,
+) -> Result<(Nvrtc, PathBuf), String> {
+    // Names that only the loader could know say nothing.
+    let files = found.iter().filter(|candidate| candidate.path.is_absolute());
+    let unfit = files.filter_map(|candidate| {
+        let reason = fits(candidate.major(), driver, chip).err()?;
+        Some(format!(" ({}: {reason})", candidate.path.display()))
+    });
+    let mut refused = unfit.collect::<String>();
+    for candidate in ranked {
         match Nvrtc::open(&candidate.path) {
             Ok(nvrtc) if nvrtc.supports(chip) => return Ok((nvrtc, candidate.path.clone())),
             Ok(_) => refused = format!(" ({} makes no code for it)", candidate.path.display()),
-            // Names that only the loader could know say nothing.
             Err(reason) if candidate.path.is_absolute() => refused = format!(" ({reason})"),
             Err(_) => {}
         }
     }
-    let (arch, package) = (chip.arch(), Kind::Nvrtc.package(12));
+    let package = Kind::Nvrtc.package(12);
     Err(format!(
-        "no NVRTC is found that compiles for {arch} under a driver of CUDA {driver}{refused}: `pip install {package}`, or name \
-         its folder in {LIBRARIES}"
+        "no NVRTC is found that compiles for {purpose}{refused}: `pip install {package}`, or name its folder in {LIBRARIES}"
     ))
 }
 

@@ -5,6 +5,8 @@ use std::fmt;
 use std::path::PathBuf;
 
 use octavo_kernels::manifest::Chip;
+use octavo_kernels::nvrtc::Nvrtc;
+use serde::{Deserialize, Serialize};
 
 /// The oldest chip that there are kernels for.
 pub const OLDEST_CHIP: Chip = Chip::SM_70;
@@ -14,8 +16,9 @@ const fn number(chip: Chip) -> u32 {
     chip.major * 10 + chip.minor
 }
 
-/// A release of CUDA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A release of CUDA. In files it is written as a text, `12.9`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Version {
     /// 12 of 12.9.
     pub major: u32,
@@ -23,9 +26,37 @@ pub struct Version {
     pub minor: u32,
 }
 
+impl Version {
+    /// The release of a `12.9`.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (major, minor) = text.split_once('.')?;
+        Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? })
+    }
+
+    /// That of a compiler.
+    pub(crate) fn of(nvrtc: &Nvrtc) -> Self {
+        let (major, minor) = nvrtc.version();
+        Self { major, minor }
+    }
+}
+
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+impl TryFrom<String> for Version {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        Self::parse(&text).ok_or_else(|| format!("{text} is no release of CUDA"))
+    }
+}
+
+impl From<Version> for String {
+    fn from(version: Version) -> Self {
+        version.to_string()
     }
 }
 
@@ -142,6 +173,17 @@ pub(crate) fn ranked(found: &[Candidate], kind: Kind, driver: Version, chip: Chi
     ranked
 }
 
+/// Stands for the driver of a machine that is not at hand.
+pub(crate) const ANY_DRIVER: Version = Version { major: u32::MAX, minor: 0 };
+
+/// The candidates whose code for the chip is fit to be carried to other machines, best first: those of the configured folder, then
+/// the oldest CUDA, which every driver takes that is supported, and of it the newest.
+pub(crate) fn ranked_for_packs(found: &[Candidate], kind: Kind, chip: Chip) -> Vec<&Candidate> {
+    let mut ranked = ranked(found, kind, ANY_DRIVER, chip);
+    ranked.sort_by_key(|c| (!c.configured, c.major()));
+    ranked
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,6 +252,35 @@ mod tests {
         found[4].configured = true;
         assert_eq!(best(&found, R580, L40S), Some("thirteen"), "the newest of those configured");
         assert_eq!(best(&found, R580, V100), Some("old"));
+    }
+
+    #[test]
+    fn packs_are_compiled_by_the_oldest_cuda_and_its_newest_release() {
+        let mut found = vec![
+            library("12.4", &[12, 4, 127]),
+            library("12.9", &[12, 9, 86]),
+            library("13", &[13, 0]),
+            library("11", &[11]),
+        ];
+        let order = |found: &[Candidate], chip| -> Vec<String> {
+            ranked_for_packs(found, Kind::Nvrtc, chip).iter().map(|c| c.path.display().to_string()).collect()
+        };
+        assert_eq!(order(&found, L40S), ["12.9", "12.4", "13"]);
+        assert_eq!(order(&found, V100), ["12.9", "12.4"]);
+        found[2].configured = true;
+        assert_eq!(order(&found, H200), ["13", "12.9", "12.4"]);
+    }
+
+    #[test]
+    fn releases_are_read_as_they_are_written() {
+        for version in [R525, R575, R580] {
+            assert_eq!(Version::parse(&version.to_string()), Some(version));
+            let text = serde_json::to_string(&version).unwrap();
+            assert_eq!(serde_json::from_str::<Version>(&text).unwrap(), version);
+        }
+        for wrong in ["", "12", "12.", "12.9.1", "a.b", "-1.0"] {
+            assert_eq!(Version::parse(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! What goes wrong is an error that says so, and never a panic.
 
-use octavo_backend_cuda::testing::{Control, kernel_cache};
+use std::collections::BTreeMap;
+
+use octavo_backend_cuda::testing::Control;
 use octavo_backend_cuda::{CudaConfig, Dtype, Memory};
 use octavo_ops::sampling::{SampleBatch, SampleParams, SampleRow};
 use octavo_ops::testing::{PagedBatches, TestRng, TinyModel};
@@ -132,18 +134,22 @@ fn a_share_of_the_memory_leaves_the_rest_to_the_cache() {
 #[test]
 fn a_corrupt_kernel_cache_is_compiled_anew() {
     let folder = tempfile::tempdir().unwrap();
-    // With entries that are all there and all wrong.
-    for entry in std::fs::read_dir(kernel_cache()).into_iter().flatten().flatten() {
-        let copy = folder.path().join(entry.file_name());
-        std::fs::create_dir(&copy).unwrap();
-        std::fs::write(copy.join("code.cubin"), b"not a cubin").unwrap();
-        std::fs::write(copy.join("code.sha256"), b"0").unwrap();
-    }
     let config = CudaConfig { kernel_cache: folder.path().into(), ..config() };
+    let entries = || {
+        let paths = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+        paths.map(|path| (std::fs::read(&path).unwrap(), path)).collect::<BTreeMap<_, _>>()
+    };
+    loaded(config.clone(), &TinyModel::default(), 8);
+    let whole = entries();
+    assert!(whole.len() > 5, "{}", whole.len());
+    for (number, path) in whole.values().enumerate() {
+        let spoiled = if number % 2 == 0 { &b"not a cubin"[..] } else { &[] };
+        std::fs::write(path, spoiled).unwrap();
+    }
     loaded(config.clone(), &TinyModel::default(), 8).forward(&batch(20)).unwrap();
-    // And from what has been compiled, with no compiler at hand.
-    let mut backend = loaded(config, &TinyModel::default(), 8);
-    backend.forward(&batch(20)).unwrap();
+    assert_eq!(entries(), whole);
+    // And from what has been compiled.
+    loaded(config, &TinyModel::default(), 8).forward(&batch(20)).unwrap();
 }
 
 #[test]

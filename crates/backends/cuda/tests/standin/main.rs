@@ -22,6 +22,7 @@ fn config() -> CudaConfig {
         device: H200,
         dtype: Some(Dtype::F32),
         libraries: vec![standin()],
+        kernel_pack: None,
         kernel_cache: kernel_cache(),
         max_num_batched_tokens: 256,
         max_num_seqs: 8,

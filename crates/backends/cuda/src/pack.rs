@@ -1,0 +1,406 @@
+//! Kernels compiled ahead of time: a read-only folder of [entries](crate::cache) with a list of what it has.
+//!
+//! It is looked at before the cache and before a compiler, so a machine with a pack for its chip needs no NVRTC, and one that has
+//! an NVRTC uses the pack's code all the same, whichever release compiled it: machine code for a chip asks no more of the machine
+//! than a driver of its CUDA major. A pack is for the kernels of one build of octavo: the list holds, for each chip, a hash
+//! of all that there are, and where it is another one the pack is not used, and that is said.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use octavo_kernels::manifest::{self, Chip, Instance};
+use serde::{Deserialize, Serialize};
+
+use crate::build::{compile, in_parallel};
+use crate::cache::{KernelCache, Key};
+use crate::libraries::{Kind, OLDEST_CHIP, Places, Version, compiler_for_packs};
+
+/// The list's file.
+const INDEX: &str = "pack.json";
+
+/// What a pack has.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Index {
+    /// The release of octavo that made it.
+    octavo: String,
+    /// By the compiler's name of the chip; none while the pack is being made.
+    chips: BTreeMap<String, Part>,
+}
+
+/// What a pack has for a chip.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Part {
+    /// The release of NVRTC that compiled it.
+    nvrtc: Version,
+    /// How many it has.
+    kernels: usize,
+    /// The hash of all kernels for the chip, those included that were left out of the pack.
+    digest: String,
+}
+
+/// A folder of kernels that were compiled ahead of time.
+#[derive(Clone, Debug)]
+pub struct KernelPack {
+    folder: PathBuf,
+    entries: KernelCache,
+    index: Index,
+}
+
+/// Why there is no pack.
+#[derive(Debug, thiserror::Error)]
+pub enum PackError {
+    /// The folder has none.
+    #[error("{0} holds no kernel pack (no {INDEX}): `octavo kernels build --output {0}` makes one")]
+    Missing(PathBuf),
+    /// Its list is not understood.
+    #[error("the kernel pack {0} cannot be read: {1}")]
+    Broken(PathBuf, String),
+    /// It cannot be written.
+    #[error("the kernel pack {0} cannot be written: {1}")]
+    Unwritable(PathBuf, std::io::Error),
+    /// Something else is in the folder.
+    #[error("{0} is neither empty nor a kernel pack: name a folder of its own")]
+    Occupied(PathBuf),
+    /// There are no kernels for such a chip.
+    #[error("there are no kernels for {chip}: {oldest} is the oldest chip", chip = _0.arch(), oldest = OLDEST_CHIP.arch())]
+    Chip(Chip),
+    /// No kernel has a name that begins so.
+    #[error("no kernel for {0} has a name that begins with {1}")]
+    Name(String, String),
+    /// Something is not compiled: a sentence.
+    #[error("{0}")]
+    Compiler(String),
+}
+
+/// Why a pack is not used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PackUnfit {
+    /// It has nothing for the chip.
+    #[error("it has kernels for {has}, not for {wanted}")]
+    Chip {
+        /// The chip.
+        wanted: String,
+        /// The chips that it is for.
+        has: String,
+    },
+    /// It is of another build.
+    #[error("octavo {made} made it from other kernels than those of this one: `octavo kernels build` makes it anew")]
+    Stale {
+        /// The release that made it.
+        made: String,
+    },
+    /// The driver does not take its code.
+    #[error("NVRTC {nvrtc} compiled it, and the driver supports CUDA {driver} only")]
+    Driver {
+        /// The compiler's release.
+        nvrtc: Version,
+        /// What the driver supports.
+        driver: Version,
+    },
+}
+
+/// The hash of all kernels for a chip.
+fn digest(chip: Chip) -> String {
+    let mut keys: Vec<_> = manifest::all(chip).iter().map(|instance| Key::new(instance, chip)).collect();
+    keys.sort();
+    Key::digest(&keys)
+}
+
+impl KernelPack {
+    /// Reads the list of the pack in a folder.
+    ///
+    /// # Errors
+    /// There is none, or it is not understood.
+    pub fn read(folder: &Path) -> Result<Self, PackError> {
+        let path = folder.join(INDEX);
+        let broken = |reason: String| PackError::Broken(folder.to_owned(), reason);
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(PackError::Missing(folder.to_owned()));
+            }
+            Err(error) => return Err(broken(error.to_string())),
+        };
+        let index = serde_json::from_slice(&text).map_err(|error| broken(error.to_string()))?;
+        Ok(Self { folder: folder.to_owned(), entries: KernelCache::new(folder), index })
+    }
+
+    /// Whether its kernels are those of this octavo for a chip, and run with a driver of that CUDA, if one is given.
+    ///
+    /// # Errors
+    /// Why they are not used.
+    pub fn check(&self, chip: Chip, driver: Option<Version>) -> Result<(), PackUnfit> {
+        let wanted = chip.arch();
+        let Some(part) = self.index.chips.get(&wanted) else {
+            return Err(PackUnfit::Chip { wanted, has: self.chips() });
+        };
+        if part.digest != digest(chip) {
+            return Err(PackUnfit::Stale { made: self.index.octavo.clone() });
+        }
+        match driver {
+            Some(driver) if part.nvrtc.major > driver.major => Err(PackUnfit::Driver { nvrtc: part.nvrtc, driver }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether it is stale for every chip that it has.
+    ///
+    /// # Errors
+    /// The first reason that keeps one of its chips from being used.
+    pub fn check_all(&self) -> Result<(), PackUnfit> {
+        self.index.chips.keys().filter_map(|arch| Chip::parse(arch)).try_for_each(|chip| self.check(chip, None))
+    }
+
+    /// The code of an entry, if it has it. [`check`](Self::check) first.
+    pub(crate) fn code(&self, key: &Key, chip: Chip) -> Option<Vec<u8>> {
+        self.entries.get(key, self.index.chips.get(&chip.arch())?.nvrtc)
+    }
+
+    /// `sm_70, sm_89`.
+    fn chips(&self) -> String {
+        match self.index.chips.is_empty() {
+            true => "no chip (it was not finished)".to_owned(),
+            false => self.index.chips.keys().map(String::as_str).collect::<Vec<_>>().join(", "),
+        }
+    }
+}
+
+/// `/usr/share/octavo/kernels (sm_70, sm_89; NVRTC 12.9)`.
+impl fmt::Display for KernelPack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}", self.folder.display(), self.chips())?;
+        let mut releases: Vec<_> = self.index.chips.values().map(|part| part.nvrtc).collect();
+        releases.sort();
+        releases.dedup();
+        for release in releases {
+            write!(f, "; NVRTC {release}")?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// What a pack is to have.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PackOrder {
+    /// For which chips.
+    pub chips: Vec<Chip>,
+    /// Only the instances whose names begin with one of these; all if there are none.
+    pub only: Vec<String>,
+    /// Where: a folder that is not there yet, is empty, or has a pack already, which is replaced.
+    pub folder: PathBuf,
+    /// Folders in which NVRTC is looked for before the usual places.
+    pub libraries: Vec<PathBuf>,
+}
+
+/// What was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackMade {
+    /// Kernels in the pack.
+    pub kernels: usize,
+    /// Those of them that were compiled; the others were there already.
+    pub compiled: usize,
+    /// Bytes of their code.
+    pub bytes: u64,
+    /// The compilers' releases and files, each once.
+    pub compilers: Vec<(Version, PathBuf)>,
+}
+
+/// An entry to be made.
+struct Job {
+    instance: Instance,
+    chip: Chip,
+    key: Key,
+    /// Number of its compiler.
+    compiler: usize,
+}
+
+/// Makes a pack, on all processors; no driver and no GPU is needed. `progress` is told how many kernels of how many are there.
+///
+/// # Errors
+/// A chip or a name that there is not, no compiler, or a folder that cannot be written; what was compiled until then stays, and
+/// is not compiled again by the next attempt.
+pub fn build_pack(order: &PackOrder, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<PackMade, PackError> {
+    let found = Places::usual(&order.libraries).find(Kind::Nvrtc);
+    let mut compilers = Vec::new();
+    let mut jobs = Vec::new();
+    for &chip in &order.chips {
+        let instances = wanted(chip, &order.only)?;
+        let (nvrtc, path) = compiler_for_packs(&found, chip).map_err(PackError::Compiler)?;
+        let known = compilers.iter().position(|(_, known)| *known == path);
+        let compiler = known.unwrap_or_else(|| {
+            compilers.push((nvrtc, path));
+            compilers.len() - 1
+        });
+        jobs.extend(instances.into_iter().map(|instance| {
+            let key = Key::new(&instance, chip);
+            Job { instance, chip, key, compiler }
+        }));
+    }
+    let compilers: Vec<_> = compilers.into_iter().map(|(nvrtc, path)| (Version::of(&nvrtc), path, nvrtc)).collect();
+
+    let entries = begin(&order.folder)?;
+    let unwritable = |error| PackError::Unwritable(order.folder.clone(), error);
+    let there = AtomicUsize::new(0);
+    let made = in_parallel(jobs.len(), |number| -> Result<_, PackError> {
+        let job = &jobs[number];
+        let (release, _, nvrtc) = &compilers[job.compiler];
+        let kept = entries.get(&job.key, *release).map(|code| (code.len(), false));
+        let size = match kept {
+            Some(kept) => kept,
+            None => {
+                let code = compile(nvrtc, &job.instance, job.chip).map_err(PackError::Compiler)?;
+                entries.put(&job.key, *release, &code).map_err(unwritable)?;
+                (code.len(), true)
+            }
+        };
+        progress(there.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
+        Ok(size)
+    })?;
+    let names: Vec<_> = jobs.iter().map(|job| job.key.file(compilers[job.compiler].0)).collect();
+    entries.keep_only(&names).map_err(unwritable)?;
+    let part = |chip: Chip| {
+        let of_chip: Vec<_> = jobs.iter().filter(|job| job.chip == chip).collect();
+        let nvrtc = compilers[of_chip.first()?.compiler].0;
+        Some((chip.arch(), Part { nvrtc, kernels: of_chip.len(), digest: digest(chip) }))
+    };
+    write_index(&entries, order.chips.iter().filter_map(|&chip| part(chip)).collect()).map_err(unwritable)?;
+    Ok(PackMade {
+        kernels: made.len(),
+        compiled: made.iter().filter(|(_, compiled)| *compiled).count(),
+        bytes: made.iter().map(|(bytes, _)| *bytes as u64).sum(),
+        compilers: compilers.into_iter().map(|(release, path, _)| (release, path)).collect(),
+    })
+}
+
+/// The instances for a chip whose names begin with one of `only`.
+fn wanted(chip: Chip, only: &[String]) -> Result<Vec<Instance>, PackError> {
+    if (chip.major, chip.minor) < (OLDEST_CHIP.major, OLDEST_CHIP.minor) {
+        return Err(PackError::Chip(chip));
+    }
+    let mut instances = manifest::all(chip);
+    let begins = |instance: &Instance, start: &String| instance.name.starts_with(start);
+    if let Some(start) = only.iter().find(|start| !instances.iter().any(|instance| begins(instance, start))) {
+        return Err(PackError::Name(chip.arch(), start.clone()));
+    }
+    if !only.is_empty() {
+        instances.retain(|instance| only.iter().any(|start| begins(instance, start)));
+    }
+    Ok(instances)
+}
+
+/// The folder of a pack that is about to be made: marked as one, so that an attempt that is cut short can be resumed.
+fn begin(folder: &Path) -> Result<KernelCache, PackError> {
+    let entries = KernelCache::new(folder);
+    match KernelPack::read(folder) {
+        Err(PackError::Missing(_)) if entries.names().is_empty() => {}
+        Err(PackError::Missing(folder)) => return Err(PackError::Occupied(folder)),
+        // One that is not understood is replaced too.
+        Ok(_) | Err(_) => {}
+    }
+    write_index(&entries, BTreeMap::new()).map_err(|error| PackError::Unwritable(folder.to_owned(), error))?;
+    Ok(entries)
+}
+
+fn write_index(entries: &KernelCache, chips: BTreeMap<String, Part>) -> std::io::Result<()> {
+    let index = Index { octavo: env!("CARGO_PKG_VERSION").to_owned(), chips };
+    let mut text = serde_json::to_vec_pretty(&index)?;
+    text.push(b'\n');
+    entries.write(INDEX, &[&text])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const R12: Version = Version { major: 12, minor: 9 };
+    const R13: Version = Version { major: 13, minor: 0 };
+
+    /// A pack that claims to have been made so.
+    fn pack(folder: &Path, octavo: &str, chips: &[(Chip, Version, String)]) -> KernelPack {
+        let part = |(chip, nvrtc, digest): &(Chip, Version, String)| {
+            (chip.arch(), Part { nvrtc: *nvrtc, kernels: 1, digest: digest.clone() })
+        };
+        let index = Index { octavo: octavo.to_owned(), chips: chips.iter().map(part).collect() };
+        std::fs::write(folder.join(INDEX), serde_json::to_vec(&index).unwrap()).unwrap();
+        KernelPack::read(folder).unwrap()
+    }
+
+    #[test]
+    fn a_pack_is_for_its_chips_its_kernels_and_drivers_that_take_it() {
+        let root = tempfile::tempdir().unwrap();
+        let chips = [
+            (Chip::SM_70, R12, digest(Chip::SM_70)),
+            (Chip::SM_89, R13, digest(Chip::SM_89)),
+            (Chip::SM_90, R12, digest(Chip::SM_70)),
+        ];
+        let pack = pack(root.path(), "0.0.9", &chips);
+        assert_eq!(
+            pack.to_string(),
+            format!("{} (sm_70, sm_89, sm_90a; NVRTC 12.9; NVRTC 13.0)", root.path().display())
+        );
+        for driver in [None, Some(Version { major: 12, minor: 0 }), Some(R13)] {
+            assert_eq!(pack.check(Chip::SM_70, driver), Ok(()), "a minor release is no matter");
+        }
+        assert_eq!(pack.check(Chip::SM_89, Some(R13)), Ok(()));
+        let said = |chip, driver| pack.check(chip, driver).unwrap_err().to_string();
+        assert_eq!(said(Chip::SM_89, Some(R12)), "NVRTC 13.0 compiled it, and the driver supports CUDA 12.9 only");
+        assert_eq!(
+            said(Chip::SM_90, None),
+            "octavo 0.0.9 made it from other kernels than those of this one: `octavo kernels build` makes it anew"
+        );
+        // Code for 8.9 does not run on 8.6, nor the other way round.
+        let sm_86 = Chip { major: 8, minor: 6 };
+        assert_eq!(said(sm_86, None), "it has kernels for sm_70, sm_89, sm_90a, not for sm_86");
+        assert!(matches!(pack.check_all(), Err(PackUnfit::Stale { .. })));
+    }
+
+    #[test]
+    fn the_digest_is_of_every_kernel_for_the_chip() {
+        let digests = Chip::CHECKED.map(digest);
+        assert_eq!(digests, Chip::CHECKED.map(digest));
+        assert_ne!(digests[1], digests[2]);
+    }
+
+    #[test]
+    fn a_folder_without_a_pack_or_with_a_broken_one_is_said() {
+        let root = tempfile::tempdir().unwrap();
+        let said = || KernelPack::read(root.path()).unwrap_err().to_string();
+        let path = root.path().display();
+        assert_eq!(
+            said(),
+            format!("{path} holds no kernel pack (no pack.json): `octavo kernels build --output {path}` makes one")
+        );
+        std::fs::write(root.path().join(INDEX), "{").unwrap();
+        assert!(said().starts_with(&format!("the kernel pack {path} cannot be read: EOF")), "{}", said());
+        std::fs::write(root.path().join(INDEX), r#"{"octavo": "0.1.0", "chips": {}}"#).unwrap();
+        let unfinished = KernelPack::read(root.path()).unwrap().check(Chip::SM_70, None).unwrap_err().to_string();
+        assert_eq!(unfinished, "it has kernels for no chip (it was not finished), not for sm_70");
+    }
+
+    #[test]
+    fn a_pack_is_put_where_nothing_else_is() {
+        let root = tempfile::tempdir().unwrap();
+        begin(&root.path().join("new")).unwrap();
+        begin(&root.path().join("new")).unwrap();
+        std::fs::write(root.path().join("new").join(INDEX), "{").unwrap();
+        begin(&root.path().join("new")).unwrap();
+        let error = begin(root.path()).unwrap_err();
+        assert!(matches!(error, PackError::Occupied(_)), "{error}");
+        assert!(matches!(begin(Path::new("/proc/no/such")).unwrap_err(), PackError::Unwritable(..)));
+    }
+
+    #[test]
+    fn instances_are_chosen_by_the_start_of_their_names() {
+        let all = manifest::all(Chip::SM_70);
+        assert_eq!(wanted(Chip::SM_70, &[]).unwrap(), all);
+        let some = wanted(Chip::SM_70, &["sampling".into(), "copy_blocks".into()]).unwrap();
+        assert!(some.len() > 1 && some.len() < all.len());
+        assert!(some.iter().all(|i| i.name.starts_with("sampling") || i.name == "copy_blocks"));
+        let error = wanted(Chip::SM_70, &["sampling".into(), "nothing".into()]).unwrap_err().to_string();
+        assert_eq!(error, "no kernel for sm_70 has a name that begins with nothing");
+        let error = wanted(Chip { major: 6, minor: 1 }, &[]).unwrap_err().to_string();
+        assert_eq!(error, "there are no kernels for sm_61: sm_70 is the oldest chip");
+    }
+}
