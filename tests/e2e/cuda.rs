@@ -112,28 +112,6 @@ async fn a_device_may_be_lost_in_the_midst_of_a_step() {
     is_lost_by("cuLaunchKernelEx:100:719", &["--enforce-eager"], reason).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn two_servers_may_fill_one_cache_of_kernels() {
-    let cache = tempfile::tempdir().unwrap();
-    let libraries = standin();
-    let start = || {
-        let (cache, libraries) = (cache.path().to_owned(), libraries.clone());
-        tokio::task::spawn_blocking(move || {
-            let variables = [("OCTAVO_CUDA_LIBS", libraries.as_path()), ("OCTAVO_CACHE", cache.as_path())];
-            let args = [&["--device", "cuda", "--dtype", "float32", "--enforce-eager"], &SIZES[..]].concat();
-            Server::start_in(Path::new(OCTAVO), &testdata("qwen3"), &args, &variables)
-        })
-    };
-    let (first, second) = tokio::join!(start(), start());
-    let (first, second) = (first.unwrap(), second.unwrap());
-    let expected = ask(&first).await;
-    assert_eq!(ask(&second).await, expected);
-    // A third one finds every kernel.
-    let third = start().await.unwrap();
-    assert!(third.start_log().contains(" 0 of them compiled"), "{}", third.start_log());
-    assert_eq!(ask(&third).await, expected);
-}
-
 /// What the command says with a stand-in that pretends something.
 fn said(arguments: &[&str], pretended: &[(&str, &str)], libraries: &Path) -> (bool, String) {
     let mut command = Command::new(OCTAVO);
