@@ -167,7 +167,7 @@ struct QuantizeParams {
 // As LinearParams, with a quantised weight and the activations that quantize_activations has made.
 struct QuantLinearParams {
     QuantWeight weight;   // [n, k]
-    const i8* input;      // [m, k]
+    const void* input;    // [m, k]: i8 for mmvq, T for gemm_quant
     const float* scales;  // [m, k / 32, 2]
     const float* bias;    // [n], or null
     const void* add;      // [m, n] O with rows out_stride apart, or null; may be out itself

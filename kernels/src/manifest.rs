@@ -11,7 +11,9 @@ mod sampling;
 use std::fmt::Write as _;
 
 pub use attention::{HEAD_SIZES, decode_head_tile, paged_attention, paged_decode, paged_prefill, qkv_post};
-pub use linear::{GemmTile, dequantize, gemm, gemv, gemv_rows, mmvq, mmvq_rows, quantize_activations};
+pub use linear::{
+    GEMM_QUANT_TILES, GemmTile, dequantize, gemm, gemm_quant, gemv, gemv_rows, mmvq, mmvq_rows, quantize_activations,
+};
 pub use rows::{Activation, NormMean, copy_blocks, embed, gather_rows, glu, norm};
 pub use sampling::{sampling_adjust, sampling_draw, sampling_logprobs};
 

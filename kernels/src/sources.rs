@@ -42,6 +42,8 @@ sources! {
     GEMV = "cuda/gemv.cu",
     /// Products with quantised weights, and their values.
     QUANTIZED = "cuda/quantized.cu",
+    /// Products of 16-bit activations with quantised weights, by the tensor cores of sm_80 and later.
+    GEMM_QUANT = "cuda/gemm_quant.cu",
     /// From logits to tokens.
     SAMPLING = "cuda/sampling.cu",
 }
@@ -52,4 +54,5 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("params.h", include_str!("../include/params.h")),
     ("attention.h", include_str!("../include/attention.h")),
     ("linear.h", include_str!("../include/linear.h")),
+    ("quant.h", include_str!("../include/quant.h")),
 ];

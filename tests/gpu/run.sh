@@ -34,22 +34,35 @@ volta() {
     kernels volta
 }
 
-sanitizer_program() {
-    local folder
-    command -v compute-sanitizer && return 0
-    for folder in "${VIRTUAL_ENV:-/usr}"/lib/python3*/*-packages /usr/local/lib/python3*/*-packages "$HOME"/.local/lib/python3*/site-packages; do
-        find "$folder"/nvidia/*/bin "$folder"/nvidia/*/compute-sanitizer -maxdepth 1 -name compute-sanitizer 2>/dev/null
-    done | sed -n 1p
+# Puts the words of the command into `sanitizer`: of a toolkit, or of the Python package.
+find_sanitizer() {
+    local home package
+    sanitizer=()
+    if command -v compute-sanitizer >/dev/null; then
+        sanitizer=(compute-sanitizer)
+        return
+    fi
+    for home in "${VIRTUAL_ENV:-/usr}" /usr/local "$HOME/.local"; do
+        for package in "$home"/lib/python3*/*-packages/nvidia/cuda_sanitizer_api; do
+            [ -e "$package/bin/compute-sanitizer" ] || continue
+            # The package has it without leave to be executed, and its libraries elsewhere than it looks.
+            copy=$(mktemp)
+            trap 'rm -f "$copy"' EXIT
+            install "$package/bin/compute-sanitizer" "$copy"
+            sanitizer=("$copy" --injection-path "$package/lib")
+            return
+        done
+    done
 }
 
 # The small tests under each tool of compute-sanitizer.
 sanitizer() {
-    local program tool
-    program=$(sanitizer_program)
-    [ -n "$program" ] || skip "no compute-sanitizer (pip install nvidia-cuda-sanitizer-api-cu12)" || return
+    local tool sanitizer
+    find_sanitizer
+    [ ${#sanitizer[@]} -gt 0 ] || skip "no compute-sanitizer (pip install nvidia-cuda-sanitizer-api-cu12)" || return
     for tool in memcheck racecheck initcheck; do
         echo "--- $tool"
-        OCTAVO_GPU=1 "$program" --tool "$tool" --error-exitcode 1 --target-processes all \
+        OCTAVO_GPU=1 "${sanitizer[@]}" --tool "$tool" --error-exitcode 1 \
             "$suite/kernels" --skip machine:: --skip sanitizers:: --test-threads 1 small_
     done
 }

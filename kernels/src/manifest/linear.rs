@@ -117,6 +117,17 @@ pub fn mmvq(format: QuantFormat, out: Dtype, rows: u32) -> Instance {
     if alone { instance.alone() } else { instance }
 }
 
+/// Rows of a tile of [`gemm_quant`], with the most rows of a product that it is for. A row's bits are the same whichever.
+pub const GEMM_QUANT_TILES: [(u32, u32); 2] = [(16, 16), (32, 64)];
+
+/// The product of activations of a 16-bit type with a quantised weight, in tiles of so many rows.
+pub fn gemm_quant(format: QuantFormat, dtype: Dtype, out: Dtype, tile_rows: u32) -> Instance {
+    let types_in_c = format!("{}, {}, {}", format.c_name(), dtype.c_name(), out.c_name());
+    let call = format!("gemm_quant<{types_in_c}, {}>", tile_rows / 16);
+    let name = format!("gemm_quant_{}_{}_m{tile_rows}", format.name(), types(dtype, out));
+    Instance::new::<QuantLinearParams>(sources::GEMM_QUANT, name, call, 256).on(Chips::FromSm80)
+}
+
 /// Rounds activations to 8 bits, for [`mmvq`].
 pub fn quantize_activations(dtype: Dtype) -> Instance {
     let call = format!("quantize_activations<{}>", dtype.c_name());
@@ -142,6 +153,11 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
         instances.push(quantize_activations(dtype));
         for format in QuantFormat::ALL {
             instances.extend(MMVQ_ROWS.map(|rows| mmvq(format, dtype, rows)));
+            if chip.has_sm80() && dtype != Dtype::F32 {
+                let pairs =
+                    [dtype, Dtype::F32].into_iter().flat_map(|out| GEMM_QUANT_TILES.map(|(rows, _)| (out, rows)));
+                instances.extend(pairs.map(|(out, rows)| gemm_quant(format, dtype, out, rows)));
+            }
             instances.push(dequantize(format, dtype));
         }
     }

@@ -57,13 +57,13 @@ params! {
         k: u32,
     }
 
-    /// As [`LinearParams`], of a quantised weight and quantised activations, by `mmvq`.
+    /// As [`LinearParams`], of a quantised weight: with quantised activations by `mmvq`, with activations of T by `gemm_quant`.
     QuantLinearParams {
         /// `[N, K]`.
         weight: QuantWeight,
-        /// `[M, K]` of i8, as `quantize_activations` makes it.
+        /// `[M, K]` of i8, as `quantize_activations` makes it; for `gemm_quant` of T.
         input: DevicePtr,
-        /// `[M, K / 32, 2]` of f32, likewise.
+        /// `[M, K / 32, 2]` of f32, likewise; for `gemm_quant` null.
         scales: DevicePtr,
         /// `[N]` of f32, or null.
         bias: DevicePtr,
@@ -71,7 +71,7 @@ params! {
         add: DevicePtr,
         /// `[M, N]` of O, rows `out_stride` apart.
         out: DevicePtr,
-        /// M, at most the rows of the instance.
+        /// M; for `mmvq` at most the rows of the instance.
         m: u32,
         /// N.
         n: u32,
@@ -110,6 +110,9 @@ params! {
 /// Outputs of a CTA of [`gemv`](crate::manifest::gemv) and [`mmvq`](crate::manifest::mmvq).
 const VECTOR_OUTPUTS: u32 = 8;
 
+/// Outputs of a CTA of [`gemm_quant`](crate::manifest::gemm_quant).
+const GEMM_QUANT_OUTPUTS: u32 = 16;
+
 impl LinearParams {
     /// CTAs of a launch of [`gemm`](crate::manifest::gemm) with tiles of `[tile_m, tile_n]` outputs.
     pub fn gemm_grid(&self, [tile_m, tile_n]: [u32; 2]) -> [u32; 3] {
@@ -131,9 +134,14 @@ impl QuantizeParams {
 }
 
 impl QuantLinearParams {
-    /// CTAs of the launch.
+    /// CTAs of a launch of [`mmvq`](crate::manifest::mmvq).
     pub fn grid(&self) -> [u32; 3] {
         [self.n.div_ceil(VECTOR_OUTPUTS), 1, 1]
+    }
+
+    /// CTAs of a launch of [`gemm_quant`](crate::manifest::gemm_quant) with tiles of so many rows.
+    pub fn gemm_grid(&self, tile_rows: u32) -> [u32; 3] {
+        [self.n.div_ceil(GEMM_QUANT_OUTPUTS), self.m.div_ceil(tile_rows), 1]
     }
 }
 

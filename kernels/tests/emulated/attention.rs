@@ -11,7 +11,7 @@ use octavo_kernels::plan::{DecodePlan, PrefillPlan};
 use octavo_ops::testing::TestRng;
 
 use crate::common::{assert_near, in_every_order, launch, rng};
-use crate::launcher::{Kernels, address, address_mut, dtypes, has_sm80};
+use crate::launcher::{Kernels, address, address_mut, dtypes, has_sm80, on_device};
 use crate::support::{Array, Tolerance, pick};
 
 /// Which kernels run a step.
@@ -347,6 +347,33 @@ fn attention_is_as_in_f64() {
         for _ in 0..2 {
             check_drawn_step(&with_options(setup, rng), rng, 150);
         }
+    }
+}
+
+/// What the manifest has for each 16-bit type, head size and number of queries a KV head.
+fn every_setup() -> Vec<Setup> {
+    let mut all = Vec::new();
+    for dtype in dtypes().into_iter().filter(|dtype| *dtype != Dtype::F32) {
+        for (size, q_heads) in manifest::HEAD_SIZES.into_iter().flat_map(|size| [1, 2, 4, 8].map(|group| (size, group)))
+        {
+            let setup = |path| Setup { dtype, q_heads, kv_heads: 1, size, window: None, softcap: None, path };
+            all.extend(has_sm80().then(|| setup(Path::AMPERE)));
+            all.extend((dtype == Dtype::F16).then(|| setup(Path::VOLTA)));
+        }
+    }
+    all
+}
+
+#[test]
+fn every_instance_is_as_in_f64() {
+    let rng = &mut rng();
+    let mut setups = every_setup();
+    // For the emulation each is compiled for seconds: it has a few of them.
+    while !on_device() && setups.len() > 3 {
+        setups.swap_remove(rng.below(setups.len()));
+    }
+    for setup in setups {
+        check_drawn_step(&with_options(setup, rng), rng, 100);
     }
 }
 

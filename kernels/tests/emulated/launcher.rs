@@ -17,6 +17,11 @@ fn gpu() -> Option<String> {
     std::env::var(GPU).ok().filter(|asked| asked != "0" && !asked.is_empty())
 }
 
+/// Whether kernels run on a device.
+pub(crate) fn on_device() -> bool {
+    gpu().is_some()
+}
+
 /// The chip that kernels run on; `None` for the emulation, which is every chip.
 fn chip() -> Option<Chip> {
     static CHIP: LazyLock<Option<Chip>> =
@@ -83,7 +88,7 @@ thread_local! {
 
 fn note<T>(values: &[T], writable: bool) -> u64 {
     let mut array = HostArray { start: values.as_ptr() as u64, bytes: size_of_val(values), writable };
-    if array.bytes > 0 && gpu().is_some() {
+    if array.bytes > 0 && on_device() {
         ARRAYS.with_borrow_mut(|arrays| {
             // One that is read and written by the same launch stays writable; what else lay here is gone.
             array.writable |=

@@ -8,7 +8,7 @@ use octavo_ops::StorageType;
 use octavo_ops::testing::{TestRng, random_blocks};
 
 use crate::common::{assert_near, by_rows, in_every_order, launch, rng};
-use crate::launcher::{Kernels, address, address_mut, dtypes};
+use crate::launcher::{Kernels, address, address_mut, dtypes, has_sm80};
 use crate::support::{Array, Tolerance, uniform};
 
 fn storage(format: QuantFormat) -> StorageType {
@@ -298,6 +298,97 @@ fn mmvq_of_drawn_shapes_is_near_the_formats_own_product() {
                 }
             }
         }
+    }
+}
+
+/// A product of activations that are not rounded, in every order.
+fn tiled(
+    kernels: &Kernels,
+    instance: &Instance,
+    tile: u32,
+    weight: &Weight,
+    (input, params): (&Array, QuantLinearParams),
+) -> Array {
+    let out = if instance.name.contains("_f32_m") { Dtype::F32 } else { input.dtype };
+    in_every_order(|order| {
+        let mut found = Array::poisoned(out, params.m as usize * params.out_stride as usize);
+        let params = QuantLinearParams {
+            weight: weight.layout.planes(address(&weight.memory)),
+            input: input.ptr(),
+            out: found.ptr_mut(),
+            ..params
+        };
+        launch(kernels, order, instance, params.gemm_grid(tile), &params);
+        found
+    })
+}
+
+/// Types of activations with those of outputs, for which there are tiles.
+fn tiled_types() -> Vec<(Dtype, Dtype)> {
+    let narrow = dtypes().into_iter().filter(|dtype| *dtype != Dtype::F32 && has_sm80());
+    narrow.flat_map(|dtype| [(dtype, dtype), (dtype, Dtype::F32)]).collect()
+}
+
+/// Compares with the product of the weight's values as they are rounded to the activations' type; a row alone, and with others of
+/// which one is NaN, by either instance.
+fn check_tiled(format: QuantFormat, dtype: Dtype, out: Dtype, rng: &mut TestRng) {
+    let tiles = manifest::GEMM_QUANT_TILES.map(|(rows, _)| rows);
+    let instances = tiles.map(|rows| manifest::gemm_quant(format, dtype, out, rows));
+    let kernels = Kernels::new(&instances);
+    let (m, n, k) = (1 + rng.below(40), 1 + rng.below(40), format.block_elements() * (1 + rng.below(4)));
+    let weight = Weight::draw(rng, format, n, k);
+    let mut input = uniform(dtype, m * k, 2.0, rng);
+    let bias: Vec<f32> = (0..n).map(|_| rng.signed()).collect();
+    let add = uniform(out, m * n, 1.0, rng);
+    let params = |m: usize| QuantLinearParams {
+        bias: address(&bias),
+        m: m as u32,
+        n: n as u32,
+        k: k as u32,
+        out_stride: n as u32,
+        scale: 1.0,
+        ..QuantLinearParams::default()
+    };
+    let context = format!("{} m {m} n {n} k {k}", instances[0].name);
+    let with_add = QuantLinearParams { add: add.ptr(), ..params(m) };
+    let [found, other] = [0, 1].map(|i| tiled(&kernels, &instances[i], tiles[i], &weight, (&input, with_add)));
+    assert!(found == other, "{context}: tiles of {tiles:?} rows differ");
+    let (x, w) = (input.values(), Array::of(dtype, &weight.values).values());
+    let dot = |i: usize, j: usize| -> f64 { x[i * k..][..k].iter().zip(&w[j * k..][..k]).map(|(a, b)| a * b).sum() };
+    let value = |at: usize| dot(at / n, at % n) + f64::from(bias[at % n]) + add.get(at);
+    let expected: Vec<f64> = (0..m * n).map(value).collect();
+    assert_near(&found.values(), &expected, Tolerance::Product.of(out), &context);
+
+    let row = rng.below(m);
+    let alone = Array::of(dtype, &input.range(row * k..(row + 1) * k));
+    let alone = tiled(&kernels, &instances[0], tiles[0], &weight, (&alone, params(1)));
+    if m > 1 {
+        let wrong = (row + 1) % m;
+        input.set(wrong * k + rng.below(k), f64::NAN);
+    }
+    let all = tiled(&kernels, &instances[1], tiles[1], &weight, (&input, params(m)));
+    for i in 0..m {
+        let is_nan = all.range(i * n..(i + 1) * n).iter().all(|x| x.is_nan());
+        assert_eq!(is_nan, m > 1 && i == (row + 1) % m, "{context}: NaN stays in its row");
+    }
+    assert!(alone.bits(0..n) == all.bits(row * n..(row + 1) * n), "{context}: row {row} alone");
+}
+
+#[test]
+fn tiles_of_drawn_shapes_are_near_the_product_of_the_values() {
+    let mut rng = rng();
+    for format in QuantFormat::ALL {
+        for (dtype, out) in tiled_types() {
+            check_tiled(format, dtype, out, &mut rng);
+        }
+    }
+}
+
+#[test]
+fn small_tiles() {
+    let mut rng = rng();
+    for format in [QuantFormat::Q4K, QuantFormat::Q3K] {
+        tiled_types().into_iter().take(1).for_each(|(dtype, out)| check_tiled(format, dtype, out, &mut rng));
     }
 }
 

@@ -43,6 +43,8 @@ struct Quant {
     quantize: KernelId,
     /// With the rows that they are for; ascending.
     vectors: Vec<(u32, KernelId)>,
+    /// For more rows: with those that they are for, and those of a tile.
+    tiles: Vec<(u32, (KernelId, u32))>,
     dequantize: KernelId,
 }
 
@@ -82,13 +84,24 @@ impl ProductPart {
         // It has no cap, and a bias has the output's type.
         let fits = params.softcap == 0.0 && (*narrow_bias == 0 || *out == dtype) && dtype != Dtype::F32;
         let library = (fits && !batch_invariant).then_some((shape, *narrow_bias));
+        let tiled = chip.has_sm80() && dtype != Dtype::F32 && !batch_invariant;
         let quant = quant.map(|(format, weight)| Quant {
             weight,
+            tiles: (manifest::GEMM_QUANT_TILES.into_iter().filter(|_| tiled))
+                .map(|(rows, most)| (most, (instances.id(manifest::gemm_quant(format, dtype, *out, rows)), rows)))
+                .collect(),
             quantize: instances.id(manifest::quantize_activations(dtype)),
             vectors: quant_vectors.unwrap_or_default(),
             dequantize: instances.id(manifest::dequantize(format, dtype)),
         });
         Self { params: *params, library, dense, quant }
+    }
+
+    /// The product of an input, with its scales if it is rounded, with a quantised weight.
+    fn quantised(&self, quant: &Quant, (input, scales): (u64, u64), rows: u32) -> QuantLinearParams {
+        let LinearParams { bias, add, out, n, k, out_stride, scale, softcap, .. } = self.params;
+        let weight = quant.weight;
+        QuantLinearParams { weight, input, scales, bias, add, out, m: rows, n, k, out_stride, scale, softcap }
     }
 
     /// What cuBLASLt is to plan, if it may be used.
@@ -106,8 +119,8 @@ pub(crate) struct Setting {
 }
 
 /// The first of some kernels that is for at least that many rows.
-fn for_rows(kernels: &[(u32, KernelId)], rows: u32) -> Option<KernelId> {
-    kernels.iter().find(|(most, _)| rows <= *most).map(|(_, id)| *id)
+fn for_rows<K: Copy>(kernels: &[(u32, K)], rows: u32) -> Option<K> {
+    kernels.iter().find(|(most, _)| rows <= *most).map(|(_, kernel)| *kernel)
 }
 
 impl Machine {
@@ -117,20 +130,23 @@ impl Machine {
         for part in &product.parts {
             match &part.quant {
                 None => self.dense(part, rows, part.params.weight)?,
-                Some(quant) => match for_rows(&quant.vectors, rows) {
-                    Some(kernel) => {
+                Some(quant) => {
+                    if let Some(kernel) = for_rows(&quant.vectors, rows) {
                         // The parts of a fused weight have one input.
                         if !rounded {
                             self.round(part, quant, rows)?;
                             rounded = true;
                         }
-                        self.quantised(part, quant, kernel, rows)?;
-                    }
-                    None => {
+                        let params = part.quantised(quant, self.scratch.rounded, rows);
+                        self.launch(kernel, params.grid(), &params)?;
+                    } else if let Some((kernel, tile_rows)) = for_rows(&quant.tiles, rows) {
+                        let params = part.quantised(quant, (part.params.input, 0), rows);
+                        self.launch(kernel, params.gemm_grid(tile_rows), &params)?;
+                    } else {
                         self.values(part, quant)?;
                         self.dense(part, rows, self.scratch.values)?;
                     }
-                },
+                }
             }
         }
         Ok(())
@@ -159,15 +175,6 @@ impl Machine {
         let params = QuantizeParams { input: part.params.input, codes, scales, m: rows, k: part.params.k };
         let threads = self.kernels.get(quant.quantize).threads;
         self.launch(quant.quantize, params.grid(threads), &params)
-    }
-
-    fn quantised(&self, part: &ProductPart, quant: &Quant, kernel: KernelId, rows: u32) -> Result<(), BackendError> {
-        let LinearParams { bias, add, out, n, k, out_stride, scale, softcap, .. } = part.params;
-        let (input, scales) = self.scratch.rounded;
-        let weight = quant.weight;
-        let params =
-            QuantLinearParams { weight, input, scales, bias, add, out, m: rows, n, k, out_stride, scale, softcap };
-        self.launch(kernel, params.grid(), &params)
     }
 
     /// Writes the values of a quantised weight.

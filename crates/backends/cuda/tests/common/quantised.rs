@@ -27,12 +27,13 @@ fn model(storage: StorageType) -> TinyModel {
     }
 }
 
-/// Every row of a model whose matrices are stored so, with few tokens and with many.
+/// Every row of a model whose matrices are stored so: with activations of 8 bits, with tiles where the device has them, and with the
+/// weights' values written first.
 pub(crate) fn format_agrees(config: &CudaConfig, storage: StorageType) {
     let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
     let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0 };
     with_suite(config, WORST, MEAN, |suite| {
-        for tokens in [3, 20] {
+        for tokens in [3, 20, 70] {
             suite.near_other(&candle, &model(storage), tokens).unwrap_or_else(|e| panic!("{storage}: {e}"));
         }
     });
@@ -69,7 +70,7 @@ fn logits(backend: &mut dyn Backend, (program, weights): &(Program, MemoryWeight
 /// Fused weights whose parts are stored as `storages`, in turn.
 pub(crate) fn mixture_agrees(config: &CudaConfig, storages: &[StorageType]) {
     let model = mixed(storages);
-    for tokens in [2, 20] {
+    for tokens in [2, 20, 70] {
         let expected = logits(&mut CandleBackend::new(), &model, tokens);
         let found = logits(&mut open(config.clone()), &model, tokens);
         let largest = expected.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));

@@ -1,0 +1,74 @@
+// Product of activations of 16 bits with a quantised weight, by the tensor cores of sm_80 and later: for more rows than MMVQ takes
+// and too few to write the weight's values first. Activations are not rounded; a weight's value is, to their type.
+//
+// A CTA computes TILES_M * 16 rows of 16 outputs. Its warps take turns at pairs of groups of 32 inputs and are summed in their order
+// at the end, so a row's bits depend neither on TILES_M nor on the other rows. A lane makes its own fragments, weights from codes and
+// activations from memory: which of a group's elements are which inputs of an instruction is free, as long as both agree, so a
+// lane takes the two words of four elements whose codes lie in one word of the plane.
+#include "linear.h"
+#include "quant.h"
+
+// Two neighbouring weights in one register: elements `e` and e + 1 of a word.
+template <class T>
+DEVICE u32 weight_pair(int word, u32 e, float scale, float min) {
+    const float low = fmaf((float)(i8)(word >> e * 8), scale, min), high = fmaf((float)(i8)(word >> (e + 1) * 8), scale, min);
+    return pack_pair<T>(low, high);
+}
+
+template <class F, class T, class O, int TILES_M>
+DEVICE void gemm_quant(const QuantLinearParams& p) {
+    constexpr u32 WARPS = 8, TILES_N = 2, SLOTS = TILES_M * TILES_N * 4;
+    SHARED_ARRAY(float, partial, WARPS * SLOTS * 32);
+    const u32 lane = lane_id(), line = lane / 4, part = lane % 4;
+    const u32 m0 = blockIdx.y * TILES_M * 16, n0 = blockIdx.x * TILES_N * 8;
+    const u32 groups = p.k / 32;
+    const T* input = (const T*)p.input + part * 4;
+
+    float sums[TILES_M][TILES_N][4] = {};
+    for (u32 pair = warp_id(); pair * 2 < groups; pair += WARPS) {
+#pragma unroll
+        for (u32 second = 0; second < 2; ++second) {
+            const u32 at = pair * 2 + second;
+            if (at >= groups) continue;
+            // Of each half of the group, as the instruction wants its columns.
+            u32 b[TILES_N][2][2];
+#pragma unroll
+            for (u32 j = 0; j < TILES_N; ++j) {
+                const u32 row = min(n0 + j * 8 + line, p.n - 1);
+                const QuantGroup<2> group = F::template read<2>(p.weight, (u64)row * groups + at, part);
+#pragma unroll
+                for (u32 half = 0; half < 2; ++half)
+#pragma unroll
+                    for (u32 i = 0; i < 2; ++i)
+                        b[j][half][i] = weight_pair<T>(group.q[half], i * 2, group.scale[half], group.min[half]);
+            }
+#pragma unroll
+            for (u32 i = 0; i < TILES_M; ++i) {
+                // Rows beyond the last are computed as the last, and not written.
+                const u32 row = m0 + i * 16 + line;
+                const T* upper = input + ((u64)min(row, p.m - 1) * p.k + at * 32);
+                const T* lower = input + ((u64)min(row + 8, p.m - 1) * p.k + at * 32);
+#pragma unroll
+                for (u32 half = 0; half < 2; ++half) {
+                    const uint2 x = load<4>(upper + half * 16).registers, y = load<4>(lower + half * 16).registers;
+                    const u32 a[4] = {x.x, y.x, x.y, y.y};
+#pragma unroll
+                    for (u32 j = 0; j < TILES_N; ++j) mma_m16n8k16(sums[i][j], a, b[j][half], T());
+                }
+            }
+        }
+    }
+
+#pragma unroll
+    for (u32 slot = 0; slot < SLOTS; ++slot)
+        partial[(warp_id() * SLOTS + slot) * 32 + lane] = sums[slot / 4 / TILES_N][slot / 4 % TILES_N][slot % 4];
+    __syncthreads();
+    for (u32 at = threadIdx.x; at < SLOTS * 32; at += blockDim.x) {
+        const u32 slot = at / 32, of = at % 32;
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 warp = 0; warp < WARPS; ++warp) sum += partial[(warp * SLOTS + slot) * 32 + of];
+        const u32 row = m0 + slot / 4 / TILES_N * 16 + slot % 4 / 2 * 8 + of / 4;
+        write_output<O>(p, row, n0 + slot / 4 % TILES_N * 8 + of % 4 * 2 + slot % 2, sum);
+    }
+}

@@ -1,0 +1,261 @@
+// Quantised weights: how each format is read. kernels/src/quant.rs says how they lie in memory.
+#pragma once
+#include "gpu.h"
+
+// A group of 32 neighbouring weights of a row, or what one of four lanes that share a group has of it: WORDS words of four codes,
+// signed. All eight, word w with the elements 4w to 4w + 3; or, of two, those of the words `part` and part + 4.
+// A weight is code * scale + min: the first for words of the first 16 elements, the second for the others. Where a format has one
+// for both, they are the same.
+template <int WORDS>
+struct QuantGroup {
+    static_assert(WORDS == 8 || WORDS == 2, "a whole group, or a quarter");
+    int q[WORDS];
+    float scale[2], min[2];
+
+    DEVICE void set_scale(float value) { scale[0] = scale[1] = value; }
+    DEVICE void set_min(float value) { min[0] = min[1] = value; }
+
+    // The word that q[i] is.
+    static DEVICE u32 word(u32 i, u32 part) { return WORDS == 8 ? i : part + 4 * i; }
+    // Which scale and minimum q[i] has.
+    static DEVICE u32 half(u32 i) { return i * 2 / WORDS; }
+
+    // The codes of group `index` of a plane of 4-bit codes: elements 0..15 in the low nibbles, 16..31 in the high ones.
+    DEVICE void read_nibbles(const u8* plane, u64 index, u32 part) {
+        if constexpr (WORDS == 8) {
+            uint4 codes = load_once((const uint4*)plane + index);
+            const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+            for (u32 w = 0; w < 4; ++w) {
+                q[w] = (int)(words[w] & 0x0f0f0f0f);
+                q[w + 4] = (int)(words[w] >> 4 & 0x0f0f0f0f);
+            }
+        } else {
+            const u32 codes = ((const u32*)plane)[index * 4 + part];
+            q[0] = (int)(codes & 0x0f0f0f0f);
+            q[1] = (int)(codes >> 4 & 0x0f0f0f0f);
+        }
+    }
+
+    // Of a plane of bytes.
+    DEVICE void read_bytes(const u8* plane, u64 index, u32 part) {
+        if constexpr (WORDS == 8) {
+#pragma unroll
+            for (u32 i = 0; i < 2; ++i) {
+                uint4 codes = load_once((const uint4*)plane + index * 2 + i);
+                q[i * 4] = (int)codes.x;
+                q[i * 4 + 1] = (int)codes.y;
+                q[i * 4 + 2] = (int)codes.z;
+                q[i * 4 + 3] = (int)codes.w;
+            }
+        } else {
+            q[0] = ((const int*)plane)[index * 8 + part];
+            q[1] = ((const int*)plane)[index * 8 + 4 + part];
+        }
+    }
+
+    // Adds those of a plane of pairs of bits, from bit BIT on.
+    template <u32 BIT>
+    DEVICE void add_pairs(const u8* plane, u64 index, u32 part) {
+        const uint2 codes = *((const uint2*)plane + index);
+#pragma unroll
+        for (u32 i = 0; i < WORDS; ++i)
+            q[i] |= (int)(((half(i) ? codes.y : codes.x) >> 2 * (word(i, part) % 4) & 0x03030303) << BIT);
+    }
+
+    // Adds those of a plane of bits, as bit BIT.
+    template <u32 BIT>
+    DEVICE void add_bits(const u8* plane, u64 index, u32 part) {
+        const u32 bits = *((const u32*)plane + index);
+#pragma unroll
+        for (u32 i = 0; i < WORDS; ++i) q[i] |= (int)((bits >> word(i, part) & 0x01010101) << BIT);
+    }
+
+    DEVICE void clear() {
+#pragma unroll
+        for (u32 i = 0; i < WORDS; ++i) q[i] = 0;
+    }
+
+    // Takes VALUE from each code: bit 7 is lent, so that no byte borrows from its neighbour.
+    template <u32 VALUE>
+    DEVICE void subtract_from_codes() {
+#pragma unroll
+        for (u32 i = 0; i < WORDS; ++i) q[i] = (int)((((u32)q[i] | 0x80808080) - VALUE * 0x01010101) ^ 0x80808080);
+    }
+
+    // Scale and minimum of a group of Q4_K or Q5_K: two f16, then twelve bytes with 6-bit factors of eight groups: those of the last
+    // four have their upper bits in the first eight bytes.
+    DEVICE void read_super_scales(const u8* plane, u64 index) {
+        uint4 header = *((const uint4*)plane + index / 8);
+        const u32 shift = index % 4 * 8;
+        const u32 a = header.y >> shift, b = header.z >> shift, c = header.w >> shift;
+        u32 factor = a & 63, least = b & 63;
+        if (index % 8 >= 4) {
+            factor = (c & 15) | (a & 0xc0) >> 2;
+            least = (c >> 4 & 15) | (b & 0xc0) >> 2;
+        }
+        Vec<f16, 2> pair;
+        pair.registers = header.x;
+        set_scale(to_float(pair.x[0]) * (float)factor);
+        set_min(-to_float(pair.x[1]) * (float)least);
+    }
+
+    // Scale and minimum of a group of its own.
+    DEVICE void read_scale_and_min(const u8* plane, u64 index) {
+        Vec<f16, 2> pair = load<2>((const f16*)plane + index * 2);
+        set_scale(to_float(pair.x[0]));
+        set_min(to_float(pair.x[1]));
+    }
+};
+
+DEVICE float half_at(const u8* plane, u64 index) {
+    f16 value;
+    value.bits = ((const u16*)plane)[index];
+    return to_float(value);
+}
+
+// The formats: `read` gives the group with that index in the whole weight. SCALES and MINS: how many of each a group has.
+
+struct Q4_0 {
+    static constexpr u32 SCALES = 1, MINS = 1;
+    template <int WORDS>
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+        QuantGroup<WORDS> group;
+        group.read_nibbles(weight.codes, index, part);
+        const float scale = half_at(weight.deltas, index);
+        // Codes are from 0: what they are too much by is a minimum.
+        group.set_scale(scale);
+        group.set_min(-8.0f * scale);
+        return group;
+    }
+};
+
+struct Q4_1 {
+    static constexpr u32 SCALES = 1, MINS = 1;
+    template <int WORDS>
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+        QuantGroup<WORDS> group;
+        group.read_nibbles(weight.codes, index, part);
+        group.read_scale_and_min(weight.deltas, index);
+        return group;
+    }
+};
+
+struct Q5_0 {
+    static constexpr u32 SCALES = 1, MINS = 1;
+    template <int WORDS>
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+        QuantGroup<WORDS> group;
+        group.read_nibbles(weight.codes, index, part);
+        group.template add_bits<4>(weight.high, index, part);
+        const float scale = half_at(weight.deltas, index);
+        group.set_scale(scale);
+        group.set_min(-16.0f * scale);
+        return group;
+    }
+};
+
+struct Q5_1 {
+    static constexpr u32 SCALES = 1, MINS = 1;
+    template <int WORDS>
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+        QuantGroup<WORDS> group;
+        group.read_nibbles(weight.codes, index, part);
+        group.template add_bits<4>(weight.high, index, part);
+        group.read_scale_and_min(weight.deltas, index);
+        return group;
+    }
+};
+
+struct Q8_0 {
+    static constexpr u32 SCALES = 1, MINS = 0;
+    template <int WORDS>
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+        QuantGroup<WORDS> group;
+        group.read_bytes(weight.codes, index, part);
+        group.set_scale(half_at(weight.deltas, index));
+        group.set_min(0.0f);
+        return group;
+    }
+};
+
+struct Q2_K {
+    static constexpr u32 SCALES = 2, MINS = 2;
+    template <int WORDS>
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+        QuantGroup<WORDS> group;
+        group.clear();
+        group.template add_pairs<0>(weight.codes, index, part);
+        Vec<f16, 2> pair = load<2>((const f16*)weight.deltas + index / 8 * 2);
+        const u32 factors = *((const u16*)weight.scales + index);
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+            group.scale[half] = to_float(pair.x[0]) * (float)(factors >> 8 * half & 15);
+            group.min[half] = -to_float(pair.x[1]) * (float)(factors >> (8 * half + 4) & 15);
+        }
+        return group;
+    }
+};
+
+struct Q3_K {
+    static constexpr u32 SCALES = 2, MINS = 0;
+    template <int WORDS>
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+        QuantGroup<WORDS> group;
+        group.clear();
+        group.template add_pairs<0>(weight.codes, index, part);
+        group.template add_bits<2>(weight.high, index, part);
+        group.template subtract_from_codes<4>();
+        // Of the sixteen factors of a block, eight bytes have the low four bits, the last eight of them in the upper nibbles, and
+        // four bytes the upper two, those of factors 4i to 4i + 3 in bits 2i and 2i + 1. A group has two neighbours.
+        const u16* packed = (const u16*)weight.scales + index / 8 * 6;
+        const u32 at = index % 8;
+        const u32 low = packed[at % 4] >> at / 4 * 4 & 0x0f0f, high = packed[4 + at % 2] >> at / 2 * 2 & 0x0303;
+        const u32 factors = low | high << 4;
+        const float scale = half_at(weight.deltas, index / 8);
+        group.scale[0] = scale * (float)((int)(factors & 63) - 32);
+        group.scale[1] = scale * (float)((int)(factors >> 8) - 32);
+        group.set_min(0.0f);
+        return group;
+    }
+};
+
+struct Q4_K {
+    static constexpr u32 SCALES = 1, MINS = 1;
+    template <int WORDS>
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+        QuantGroup<WORDS> group;
+        group.read_nibbles(weight.codes, index, part);
+        group.read_super_scales(weight.scales, index);
+        return group;
+    }
+};
+
+struct Q5_K {
+    static constexpr u32 SCALES = 1, MINS = 1;
+    template <int WORDS>
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+        QuantGroup<WORDS> group;
+        group.read_nibbles(weight.codes, index, part);
+        group.template add_bits<4>(weight.high, index, part);
+        group.read_super_scales(weight.scales, index);
+        return group;
+    }
+};
+
+struct Q6_K {
+    static constexpr u32 SCALES = 2, MINS = 0;
+    template <int WORDS>
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+        QuantGroup<WORDS> group;
+        group.read_nibbles(weight.codes, index, part);
+        group.template add_pairs<4>(weight.high, index, part);
+        group.template subtract_from_codes<32>();
+        const float scale = half_at(weight.deltas, index / 8);
+        const i8* factors = (const i8*)weight.scales + index * 2;
+        group.scale[0] = scale * (float)factors[0];
+        group.scale[1] = scale * (float)factors[1];
+        group.set_min(0.0f);
+        return group;
+    }
+};
