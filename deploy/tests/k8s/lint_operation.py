@@ -1,4 +1,4 @@
-"""Rules about resources, life and death, balance and safety; see lint.py."""
+"""Rules about resources, life and death, balance, safety, and who speaks what; see lint.py."""
 
 import json
 import re
