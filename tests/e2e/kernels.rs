@@ -13,17 +13,8 @@ use serde_json::json;
 
 use crate::OCTAVO;
 
-const SERVE: [&str; 9] = [
-    "--device",
-    "cuda",
-    "--max-num-seqs",
-    "2",
-    "--max-num-batched-tokens",
-    "32",
-    "--kv-cache-memory-bytes",
-    "4M",
-    "--enforce-eager",
-];
+const SERVE: [&str; 7] =
+    ["--max-num-seqs", "2", "--max-num-batched-tokens", "32", "--kv-cache-memory-bytes", "4M", "--enforce-eager"];
 
 fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata/qwen3")
@@ -38,8 +29,8 @@ fn driver_only(root: &Path) -> PathBuf {
 }
 
 fn start(libraries: &Path, cache: &Path, variables: &[(&str, &Path)]) -> Server {
-    let places = [("OCTAVO_CUDA_LIBS", libraries), ("OCTAVO_CACHE", cache)];
-    Server::start_in(Path::new(OCTAVO), &model(), &SERVE, &[&places, variables].concat())
+    let usual = [("OCTAVO_CUDA_LIBS", libraries), ("OCTAVO_CACHE", cache), ("OCTAVO_DEVICE", Path::new("cuda"))];
+    Server::start_in(Path::new(OCTAVO), &model(), &SERVE, &[&usual, variables].concat())
 }
 
 /// What the command says, and whether it ended well.
@@ -135,9 +126,11 @@ fn a_server_with_a_pack_needs_no_compiler() {
     assert!(well && told.contains(", 0 of them compiled by"), "{told}");
 
     let named = [("OCTAVO_KERNEL_PACK", pack.as_path())];
-    let server = start(&driver, &cache, &named);
+    // The GPU is usable without a compiler, too, where it is to be found out.
+    let server = start(&driver, &cache, &[&named[..], &[("OCTAVO_DEVICE", Path::new("auto"))]].concat());
     assert_eq!(origins(&server), [kernels.len(), 0, 0]);
     let log = server.start_log();
+    assert!(log.contains("device: cuda, as Emulated H200 (sm_90a, 1.00 GiB) is usable"), "{log}");
     assert!(log.contains(&format!("kernel pack: {} (sm_90a; NVRTC 12.9)", pack.display())), "{log}");
     assert_eq!(tokio::runtime::Runtime::new().unwrap().block_on(answer(&server)), *expected);
     assert!(!cache.join("kernels").exists(), "nothing had to be kept");

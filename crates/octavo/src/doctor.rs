@@ -1,5 +1,6 @@
 //! `octavo doctor`: what this machine offers, and what is missing.
 
+use std::io::{Write, stdout};
 use std::process::{Command, Stdio};
 
 use anyhow::Result;
@@ -54,7 +55,8 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
 }
 
 fn row(name: &str, value: &str) {
-    println!("{name:<24} {value}");
+    // Whoever reads only the first lines has closed the pipe, and is not to be told of it.
+    let _ = writeln!(stdout(), "{name:<24} {value}");
 }
 
 /// The pack of kernels, whether there is a GPU or not.

@@ -81,6 +81,30 @@ def running(command, port, **options):
         process.wait()
 
 
+@pytest.fixture(scope="session")
+def images(tmp_path_factory):
+    """Builds images, by target."""
+    from images import Images
+
+    images = Images(tmp_path_factory.mktemp("image"))
+    yield images
+    images.remove()
+
+
+@pytest.fixture
+def container():
+    """Makes containers of an image."""
+    from images import UID, Container
+
+    if os.geteuid() != 0:
+        missing("containers are run as root here")
+
+    def make(image, name, command, uid=UID, gid=UID, writable=(), **variables):
+        return Container(image, name, command, uid, gid, writable, variables)
+
+    return make
+
+
 @pytest.fixture
 def figure():
     """Takes a line for the end of the test run's output."""

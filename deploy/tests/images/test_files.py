@@ -12,7 +12,7 @@ import yaml
 from conftest import missing, octavo, tool
 from places import DEPLOY, ROOT
 
-OURS = ["docker", "ovh", "slurm", "systemd", "compose.yaml", "gpu-operator.md"]
+OURS = ["docker", "ovh", "slurm", "systemd", "compose.yaml", "compose.gpu.yaml", "gpu-operator.md"]
 TEXTS = [file for name in OURS for file in [DEPLOY / name, *(DEPLOY / name).glob("*")] if file.is_file()]
 SCRIPTS = [file for file in TEXTS if file.read_text().startswith("#!")]
 PAGES = [file for file in TEXTS if file.suffix == ".md"]
@@ -96,7 +96,7 @@ def test_commands_of_pages_are_shell(page, tmp_path):
 def commands(text):
     """(subcommand, flags) of every `octavo SUBCOMMAND ...` of a text."""
     joined = re.sub(r"\\\n", " ", text)
-    words = r"(serve|run-batch|health|pull|doctor|inspect|chat|complete|bench (?:serve|latency|throughput))"
+    words = r"(serve|run-batch|health|pull|doctor|inspect|chat|complete|kernels build|bench (?:serve|latency|throughput))"
     for found in re.finditer(rf"(?:\boctavo|\boctavo:\S+) {words}\b([^|;&`\n]*)", joined):
         yield found[1], re.findall(r"(?<=\s)(--?[a-z][\w-]*)", found[2])
 
@@ -148,11 +148,13 @@ def compose(tmp_path_factory):
     # Compose reads the file's folder for `build` and for mounts, so that a copy must lie beside them.
     folder = tmp_path_factory.mktemp("project") / "deploy"
 
-    def read(text, **variables):
+    def read(*texts, **variables):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        (folder / "compose.yaml").write_text(text)
-        command = [program, "-f", folder / "compose.yaml", "config"]
+        files = [folder / f"compose.{number}.yaml" for number in range(len(texts))]
+        for file, text in zip(files, texts):
+            file.write_text(text)
+        command = [program, *(word for file in files for word in ("-f", file)), "config"]
         read = subprocess.run(command, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", **variables})
         return yaml.safe_load(read.stdout) if read.returncode == 0 else read.stderr
 
@@ -171,6 +173,20 @@ def test_compose_understands_the_file(compose):
         assert ":" in service["image"] and not service["image"].endswith(":latest"), name
         assert all(port["host_ip"] == "127.0.0.1" for port in service["ports"]), f"{name} is open to the network"
     assert "GRAFANA_PASSWORD" in compose(COMPOSE.read_text()), "there must be no password that everybody knows"
+
+
+def test_compose_has_the_server_on_a_gpu(compose):
+    texts = [COMPOSE.read_text(), COMPOSE.with_name("compose.gpu.yaml").read_text()]
+    servers = [compose(*texts[: files + 1], GRAFANA_PASSWORD="p")["services"]["octavo"] for files in range(2)]
+    images = [(server["image"].partition(":")[2], server["build"]["target"]) for server in servers]
+    version = images[1][0]
+    assert images == [(f"{version}-cpu", "cpu"), (version, "full")]
+    dockerfile = (DEPLOY / "docker" / "Dockerfile").read_text()
+    assert all(re.search(rf"^FROM .* AS {target}$", dockerfile, re.M) for _, target in images)
+    (device,) = servers[1]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia" and device["capabilities"] == ["gpu"]
+    assert servers[1]["read_only"] and servers[1]["volumes"] == servers[0]["volumes"]
+    assert "'capability' not allowed" in compose(texts[0], texts[1].replace("capabilities", "capability"), GRAFANA_PASSWORD="p")
 
 
 @pytest.mark.parametrize(

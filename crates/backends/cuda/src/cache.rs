@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::slice;
+use std::time::Duration;
 
 use octavo_kernels::manifest::{self, Chip, Instance};
 use octavo_kernels::nvrtc;
@@ -26,6 +27,9 @@ const ENDING: &str = ".cubin";
 
 /// How the names of unfinished files begin.
 const DRAFT: &str = ".draft-";
+
+/// How old an unfinished file is that belongs to a process which has died: a file takes less than a second.
+const GIVEN_UP: Duration = Duration::from_secs(3600);
 
 /// Everything that an entry's code depends on, but for the compiler's release.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -111,11 +115,14 @@ impl KernelCache {
         draft.persist(self.folder.join(name)).map(drop).map_err(|error| error.error)
     }
 
-    /// Removes entries and unfinished files, except the entries of these names.
+    /// Removes entries, except those of these names, and what was never finished.
     pub(crate) fn keep_only(&self, names: &[String]) -> io::Result<()> {
-        let others = self.names().into_iter().filter(|name| !names.contains(name));
-        for name in others.filter(|name| name.ends_with(ENDING) || name.starts_with(DRAFT)) {
-            fs::remove_file(self.folder.join(name))?;
+        for name in self.names() {
+            let path = self.folder.join(&name);
+            let entry = name.ends_with(ENDING) && !names.contains(&name);
+            if entry || name.starts_with(DRAFT) && is_given_up(&path) {
+                fs::remove_file(path)?;
+            }
         }
         Ok(())
     }
@@ -140,6 +147,12 @@ impl KernelCache {
         bytes.truncate(code);
         Some(bytes)
     }
+}
+
+/// Whether an unfinished file is so old that nobody writes it any more.
+fn is_given_up(path: &Path) -> bool {
+    let changed = fs::metadata(path).and_then(|metadata| metadata.modified());
+    changed.is_ok_and(|changed| changed.elapsed().is_ok_and(|age| age > GIVEN_UP))
 }
 
 /// Says why an entry is not used.
@@ -226,13 +239,15 @@ mod tests {
         for name in ["a", "b"] {
             cache.put(&key(name), RELEASE, b"code").unwrap();
         }
-        for name in [".draft-1", "notes.txt"] {
+        for name in [".draft-1", ".draft-2", "notes.txt"] {
             fs::write(root.path().join(name), "").unwrap();
         }
+        let died = fs::File::options().write(true).open(root.path().join(".draft-1")).unwrap();
+        died.set_modified(std::time::SystemTime::now() - 2 * GIVEN_UP).unwrap();
         cache.keep_only(&[key("b").file(RELEASE)]).unwrap();
         let mut names = cache.names();
         names.sort();
-        assert_eq!(names, ["b-12.9.cubin", "notes.txt"]);
+        assert_eq!(names, [".draft-2", "b-12.9.cubin", "notes.txt"], "somebody may be writing the second");
     }
 
     #[test]

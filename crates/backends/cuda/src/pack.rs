@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use octavo_kernels::manifest::{self, Chip, Instance};
+use octavo_kernels::nvrtc::Nvrtc;
 use serde::{Deserialize, Serialize};
 
 use crate::build::{compile, in_parallel};
@@ -216,62 +217,83 @@ struct Job {
     compiler: usize,
 }
 
+/// A compiler of a pack.
+struct Compiler {
+    nvrtc: Nvrtc,
+    path: PathBuf,
+}
+
+impl Compiler {
+    fn release(&self) -> Version {
+        Version::of(&self.nvrtc)
+    }
+}
+
 /// Makes a pack, on all processors; no driver and no GPU is needed. `progress` is told how many kernels of how many are there.
 ///
 /// # Errors
 /// A chip or a name that there is not, no compiler, or a folder that cannot be written; what was compiled until then stays, and
 /// is not compiled again by the next attempt.
 pub fn build_pack(order: &PackOrder, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<PackMade, PackError> {
-    let found = Places::usual(&order.libraries).find(Kind::Nvrtc);
-    let mut compilers = Vec::new();
-    let mut jobs = Vec::new();
-    for &chip in &order.chips {
-        let instances = wanted(chip, &order.only)?;
-        let (nvrtc, path) = compiler_for_packs(&found, chip).map_err(PackError::Compiler)?;
-        let known = compilers.iter().position(|(_, known)| *known == path);
-        let compiler = known.unwrap_or_else(|| {
-            compilers.push((nvrtc, path));
-            compilers.len() - 1
-        });
-        jobs.extend(instances.into_iter().map(|instance| {
-            let key = Key::new(&instance, chip);
-            Job { instance, chip, key, compiler }
-        }));
-    }
-    let compilers: Vec<_> = compilers.into_iter().map(|(nvrtc, path)| (Version::of(&nvrtc), path, nvrtc)).collect();
-
+    let (jobs, compilers) = plan(order)?;
     let entries = begin(&order.folder)?;
     let unwritable = |error| PackError::Unwritable(order.folder.clone(), error);
     let there = AtomicUsize::new(0);
     let made = in_parallel(jobs.len(), |number| -> Result<_, PackError> {
         let job = &jobs[number];
-        let (release, _, nvrtc) = &compilers[job.compiler];
-        let kept = entries.get(&job.key, *release).map(|code| (code.len(), false));
+        let compiler = &compilers[job.compiler];
+        let kept = entries.get(&job.key, compiler.release()).map(|code| (code.len(), false));
         let size = match kept {
             Some(kept) => kept,
             None => {
-                let code = compile(nvrtc, &job.instance, job.chip).map_err(PackError::Compiler)?;
-                entries.put(&job.key, *release, &code).map_err(unwritable)?;
+                let code = compile(&compiler.nvrtc, &job.instance, job.chip).map_err(PackError::Compiler)?;
+                entries.put(&job.key, compiler.release(), &code).map_err(unwritable)?;
                 (code.len(), true)
             }
         };
         progress(there.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
         Ok(size)
     })?;
-    let names: Vec<_> = jobs.iter().map(|job| job.key.file(compilers[job.compiler].0)).collect();
+    let names: Vec<_> = jobs.iter().map(|job| job.key.file(compilers[job.compiler].release())).collect();
     entries.keep_only(&names).map_err(unwritable)?;
-    let part = |chip: Chip| {
-        let of_chip: Vec<_> = jobs.iter().filter(|job| job.chip == chip).collect();
-        let nvrtc = compilers[of_chip.first()?.compiler].0;
-        Some((chip.arch(), Part { nvrtc, kernels: of_chip.len(), digest: digest(chip) }))
-    };
-    write_index(&entries, order.chips.iter().filter_map(|&chip| part(chip)).collect()).map_err(unwritable)?;
+    write_index(&entries, parts(&jobs, &compilers)).map_err(unwritable)?;
     Ok(PackMade {
         kernels: made.len(),
         compiled: made.iter().filter(|(_, compiled)| *compiled).count(),
         bytes: made.iter().map(|(bytes, _)| *bytes as u64).sum(),
-        compilers: compilers.into_iter().map(|(release, path, _)| (release, path)).collect(),
+        compilers: compilers.into_iter().map(|compiler| (compiler.release(), compiler.path)).collect(),
     })
+}
+
+/// The entries to be made, and who compiles them.
+fn plan(order: &PackOrder) -> Result<(Vec<Job>, Vec<Compiler>), PackError> {
+    let found = Places::usual(&order.libraries).find(Kind::Nvrtc);
+    let (mut jobs, mut compilers) = (Vec::new(), Vec::<Compiler>::new());
+    for &chip in &order.chips {
+        let instances = wanted(chip, &order.only)?;
+        let (nvrtc, path) = compiler_for_packs(&found, chip).map_err(PackError::Compiler)?;
+        let known = compilers.iter().position(|known| known.path == path);
+        let compiler = known.unwrap_or(compilers.len());
+        if known.is_none() {
+            compilers.push(Compiler { nvrtc, path });
+        }
+        jobs.extend(instances.into_iter().map(|instance| {
+            let key = Key::new(&instance, chip);
+            Job { instance, chip, key, compiler }
+        }));
+    }
+    Ok((jobs, compilers))
+}
+
+/// What the list says of the entries.
+fn parts(jobs: &[Job], compilers: &[Compiler]) -> BTreeMap<String, Part> {
+    let mut parts = BTreeMap::new();
+    for job in jobs {
+        let nvrtc = compilers[job.compiler].release();
+        let part = parts.entry(job.chip.arch()).or_insert_with(|| Part { nvrtc, kernels: 0, digest: digest(job.chip) });
+        part.kernels += 1;
+    }
+    parts
 }
 
 /// The instances for a chip whose names begin with one of `only`.
