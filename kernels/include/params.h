@@ -16,6 +16,17 @@ constexpr u32 KV_BLOCK = 16;
 // The slot of a token whose key and value are not written: a padding row of a captured graph.
 constexpr u32 NO_SLOT = 0xffffffffu;
 
+// ------------------------------------------------------------------------------------------- made-up weights: cuda/fill.cu
+
+struct FillParams {
+    void* out;  // T [count]
+    u64 count;
+    u32 seed;
+    float centre;
+    float spread;
+    u32 reserved;
+};
+
 // ------------------------------------------------------------------------------------------- rows: cuda/rows.cu
 
 struct EmbedParams {

@@ -42,6 +42,8 @@ sources! {
     GEMV = "cuda/gemv.cu",
     /// Products with quantised weights, and their values.
     QUANTIZED = "cuda/quantized.cu",
+    /// Made-up weights.
+    FILL = "cuda/fill.cu",
     /// From logits to tokens.
     SAMPLING = "cuda/sampling.cu",
 }

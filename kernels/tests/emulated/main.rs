@@ -4,6 +4,7 @@
 mod attention;
 mod attention_properties;
 mod common;
+mod fill;
 mod layout;
 mod linear;
 mod machine;

@@ -19,6 +19,7 @@ mod build;
 mod cache;
 mod config;
 mod driver;
+mod dummy;
 mod forward;
 mod layout;
 mod libraries;

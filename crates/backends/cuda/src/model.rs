@@ -11,6 +11,7 @@ use crate::arena::Arena;
 use crate::build::{Builder, Instances};
 use crate::cache::KernelCache;
 use crate::driver::{Gpu, Graph, Pinned};
+use crate::dummy::Fill;
 use crate::forward::{Cache, Machine, Scratch, Step};
 use crate::layout::{Layout, Limits, logits_stride};
 use crate::libraries::cublaslt::CublasLt;
@@ -73,7 +74,7 @@ struct Recorded {
 
 impl Opened<'_> {
     /// cuBLASLt, where it is to be used and there is one. Says at the start what multiplies.
-    fn cublaslt(&self, workspace: u64) -> Option<CublasLt> {
+    pub(crate) fn cublaslt(&self, workspace: u64) -> Option<CublasLt> {
         let chip = self.gpu.info().chip;
         if self.config.batch_invariant {
             tracing::info!(
@@ -135,7 +136,6 @@ impl Model {
         too_large(program, dtype, gpu.memory()?.1)?;
         let layout = Layout::new(program, dtype, &limits)?;
         let arena = Arena::new(gpu, opened.arena_bytes(layout.plan.bytes())?)?;
-        load_weights(opened, program, &layout, &arena, source, progress)?;
 
         let chip = gpu.info().chip;
         let setting = Setting { chip, dtype, batch_invariant: opened.config.batch_invariant };
@@ -157,6 +157,8 @@ impl Model {
         }
         let nvrtc = nvrtc.map(|(nvrtc, _)| nvrtc);
         let builder = Builder { gpu, cache: &cache, compiler: nvrtc.as_ref().map_err(String::as_str) };
+        let fill = Fill::new(&builder, dtype, program, source)?;
+        load_weights(opened, program, &layout, &arena, (source, fill.as_ref()), progress)?;
         let kernels = builder.build(&lowering.instances)?;
         let planned = stages.iter().any(|stage| stage.is_planned());
         let (codes, scales) = layout.rounded;
@@ -195,6 +197,10 @@ impl Model {
 
     pub(crate) fn weight_bytes(&self) -> u64 {
         self.layout.weight_bytes
+    }
+
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.machine.gpu.info().memory
     }
 
     pub(crate) fn step_bytes(&self) -> u64 {
@@ -419,7 +425,7 @@ fn load_weights(
     program: &Program,
     layout: &Layout,
     arena: &Arena,
-    source: &dyn WeightSource,
+    (source, fill): (&dyn WeightSource, Option<&Fill>),
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), BackendError> {
     let (gpu, dtype) = (opened.gpu, opened.dtype);
@@ -429,7 +435,7 @@ fn load_weights(
         read += bytes as u64;
         progress(read);
     };
-    let mut loader = Loader { gpu, arena, dtype, source, staging: &mut staging, progress: &mut advance };
+    let mut loader = Loader { gpu, arena, dtype, source, staging: &mut staging, fill, progress: &mut advance };
     for (weight, placed) in program.weights.iter().zip(&layout.weights) {
         loader.load(weight, placed)?;
     }

@@ -34,8 +34,8 @@ pub(crate) use layers::Environment;
 pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, ObserveArgs, SamplingArgs, SourceArgs};
 pub(crate) use serve::{NetworkArgs, ServeArgs};
 pub(crate) use values::{
-    ContentFormat, Device, Dtype, FingerprintMode, GenerationSource, JsonObject, LogFormat, MaxModelLen, Policy,
-    TextList,
+    ContentFormat, Device, Dtype, FingerprintMode, GenerationSource, JsonObject, LoadFormat, LogFormat, MaxModelLen,
+    Policy, TextList,
 };
 
 /// The model that `octavo serve` takes when none is named.

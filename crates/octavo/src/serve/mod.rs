@@ -7,6 +7,7 @@ mod kv_events;
 mod listen;
 mod model;
 pub(crate) mod settings;
+mod stand_in;
 
 use std::time::{Duration, Instant};
 

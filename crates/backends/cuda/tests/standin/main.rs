@@ -4,6 +4,7 @@
 
 mod checkpoints;
 mod devices;
+mod dummy;
 mod faults;
 mod graphs;
 mod programs;
