@@ -9,6 +9,7 @@ use octavo_ops::{Backend, BackendError, StepBatch};
 
 use crate::RunnerConfig;
 use crate::fill::fill;
+use crate::meter::StepMeter;
 use crate::slots::Slots;
 
 /// Tokens or sequences of a step for which memory is taken at the start; the arrays of larger steps grow when they come.
@@ -36,6 +37,7 @@ pub(crate) struct Device {
     block_size: usize,
     groups: usize,
     slots: Slots,
+    meter: StepMeter,
     batch: StepBatch,
     /// The step between its `Forward` and its `Sample`.
     step: Option<(StepPlan, Result<(), ExecutorError>)>,
@@ -59,7 +61,7 @@ fn refused(error: BackendError) -> ExecutorError {
 }
 
 impl Device {
-    pub(crate) fn new(backend: Box<dyn Backend>, groups: usize, config: &RunnerConfig) -> Self {
+    pub(crate) fn new(backend: Box<dyn Backend>, groups: usize, config: &RunnerConfig, meter: StepMeter) -> Self {
         let (tokens, sequences) = (config.max_num_batched_tokens.min(RESERVED), config.max_num_seqs.min(RESERVED));
         let rows = sequences + StepPlan::MAX_SCORED_ROWS;
         Self {
@@ -67,6 +69,7 @@ impl Device {
             block_size: config.block_size,
             groups,
             slots: Slots::new(config.max_num_seqs),
+            meter,
             batch: StepBatch::with_capacity(tokens, sequences, rows, groups),
             step: None,
             drawn: Vec::with_capacity(rows),
@@ -100,6 +103,7 @@ impl Device {
             self.slots.join(joined).map_err(malformed)?;
         }
         fill(&mut self.batch, plan, self.block_size, self.groups, &self.drawn).map_err(malformed)?;
+        self.meter.begin(plan.step, &self.batch);
         self.backend.forward(&self.batch).map_err(refused)
     }
 
@@ -125,6 +129,7 @@ impl Device {
             }
         }
         drop(sampled);
+        self.meter.end(plan.step, self.backend.step_counts());
         Ok(StepOutput { rows, embeddings, plan })
     }
 

@@ -83,9 +83,9 @@ impl Registry {
     }
 
     /// The summary `name` (sum and count, no quantiles) with these labels, registered at the first call.
-    pub(crate) fn summary(&self, name: &'static str, help: &'static str, labels: Labels<'_>) -> Histogram {
+    pub(crate) fn summary(&self, name: &'static str, help: &'static str, labels: Labels<'_>, unit: Unit) -> Histogram {
         self.series(name, help, "summary", labels, || {
-            (Histogram::new(Unit::Items, &[]), sum_and_count_lines(name, labels).into())
+            (Histogram::new(unit, &[]), sum_and_count_lines(name, labels).into())
         })
     }
 

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use octavo_kernels::manifest::{Chip, Dtype};
 use octavo_kernels::params::{KV_BLOCK, NO_SLOT};
+use octavo_ops::cost::ElementBytes;
 use octavo_ops::sampling::{SampleBatch, SampledToken};
-use octavo_ops::{Backend, BackendError, KvGroup, Program, StepBatch, WeightSource, check_block_size};
+use octavo_ops::{Backend, BackendError, DeviceProfile, KvGroup, Program, StepBatch, WeightSource, check_block_size};
 
 use crate::driver::{DeviceInfo, Driver, Gpu, Unavailable};
 use crate::layout::Limits;
 use crate::libraries::Version;
 use crate::lower::block_elements;
 use crate::model::{Model, Opened};
+use crate::peaks::peaks;
 use crate::{CudaConfig, Memory, NAME, failed};
 
 /// Tokens a KV block; the one size supported.
@@ -183,5 +185,18 @@ impl Backend for CudaBackend {
 
     fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
         self.bound()?.copy_blocks(group, pairs)
+    }
+
+    fn device_profile(&self) -> DeviceProfile {
+        let size = self.dtype.bytes() as u64;
+        DeviceProfile {
+            elements: ElementBytes { activation: size, kv: size },
+            peaks: peaks(self.gpu.info(), self.dtype),
+            memory: self.model.as_ref().map(|model| (model.memory_bytes(), model.step_bytes())),
+        }
+    }
+
+    fn step_counts(&self) -> Option<(u64, u64)> {
+        Some(self.graph_steps())
     }
 }

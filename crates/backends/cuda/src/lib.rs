@@ -26,6 +26,7 @@ mod libraries;
 mod linear;
 mod lower;
 mod model;
+mod peaks;
 mod probe;
 mod sample;
 mod step;

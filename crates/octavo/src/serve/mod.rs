@@ -140,7 +140,14 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
         max_model_len: plan.max_model_len,
         kv: plan.budget,
     };
-    let runner = Runner::new(backend, model.program.clone(), runner_config)?;
+    let server_config = settings::server_config(args, settings, &model, plan.max_model_len);
+    let model_name = server_config.served_model_names[0].clone();
+    let telemetry = Telemetry::new(TelemetryConfig {
+        model_name: model_name.clone(),
+        engine: 0,
+        max_model_len: plan.max_model_len,
+    });
+    let runner = Runner::observed(backend, model.program.clone(), runner_config, |known| telemetry.device(known))?;
     let memory = runner.memory_plan().clone();
     let tokens = (memory.blocks - 1) * block_size;
     info!(
@@ -156,13 +163,6 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
         tokens as f64 / plan.max_model_len as f64
     );
 
-    let server_config = settings::server_config(args, settings, &model, plan.max_model_len);
-    let model_name = server_config.served_model_names[0].clone();
-    let telemetry = Telemetry::new(TelemetryConfig {
-        model_name: model_name.clone(),
-        engine: 0,
-        max_model_len: plan.max_model_len,
-    });
     let traces = settings.traces.as_ref().map(|config| telemetry.start_traces(config)).transpose()?;
     if let Some(config) = &settings.traces {
         info!("traces are sent to {}", config.endpoint());
