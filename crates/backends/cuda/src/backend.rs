@@ -95,6 +95,11 @@ impl CudaBackend {
         self.model.as_ref().map_or((0, 0), |model| model.steps)
     }
 
+    /// What a model is loaded onto.
+    pub(crate) fn opened(&self) -> Opened<'_> {
+        Opened { gpu: &self.gpu, driver: self.driver, config: &self.config, dtype: self.dtype }
+    }
+
     fn model(&self) -> Result<&Model, BackendError> {
         self.model.as_ref().ok_or_else(no_model)
     }
@@ -135,8 +140,8 @@ impl Backend for CudaBackend {
     ) -> Result<(), BackendError> {
         self.model = None;
         self.gpu.bind()?;
-        let opened = Opened { gpu: &self.gpu, driver: self.driver, config: &self.config, dtype: self.dtype };
-        self.model = Some(Model::load(&opened, program, weights, progress)?);
+        let model = Model::load(&self.opened(), program, weights, progress)?;
+        self.model = Some(model);
         Ok(())
     }
 

@@ -15,6 +15,7 @@
 
 mod arena;
 mod backend;
+mod bench;
 mod build;
 mod cache;
 mod config;
@@ -35,6 +36,7 @@ pub mod testing;
 mod weights;
 
 pub use backend::CudaBackend;
+pub use bench::{KernelBench, KernelTime, KernelTimes};
 pub use config::{CudaConfig, Memory};
 pub use driver::{DeviceInfo, DriverError, Unavailable};
 pub use libraries::{Candidate, Kind, OLDEST_CHIP, Unfit, Version, fits, named_folders};
