@@ -18,6 +18,16 @@ constexpr u32 NO_SLOT = 0xffffffffu;
 
 // A token that is named by the row of the step before that drew it.
 constexpr u32 DRAWN_TOKEN = 0x80000000u;
+// ------------------------------------------------------------------------------------------- made-up weights: cuda/fill.cu
+
+struct FillParams {
+    void* out;  // T [count]
+    u64 count;
+    u32 seed;
+    float centre;
+    float spread;
+    u32 reserved;
+};
 
 // ------------------------------------------------------------------------------------------- rows: cuda/rows.cu
 

@@ -4,6 +4,7 @@
 //! [`all`] lists what a chip can be asked for: it is what `octavo kernels build` makes and what the compile check covers.
 
 mod attention;
+mod fill;
 mod linear;
 mod rows;
 mod sampling;
@@ -11,6 +12,7 @@ mod sampling;
 use std::fmt::Write as _;
 
 pub use attention::{HEAD_SIZES, decode_head_tile, paged_attention, paged_decode, paged_prefill, qkv_post};
+pub use fill::fill;
 pub use linear::{
     GEMM_QUANT_TILES, GemmTile, dequantize, gemm, gemm_quant, gemv, gemv_rows, mmvq, mmvq_rows, quantize_activations,
 };
@@ -196,7 +198,7 @@ impl Instance {
 
 /// Every instance that can be asked for on a chip.
 pub fn all(chip: Chip) -> Vec<Instance> {
-    let families = [rows::all(chip), attention::all(chip), linear::all(chip), sampling::all()];
+    let families = [rows::all(chip), attention::all(chip), linear::all(chip), sampling::all(), fill::all(chip)];
     let instances: Vec<_> = families.into_iter().flatten().collect();
     debug_assert!(instances.iter().all(|i| i.chips.contains(chip)));
     instances

@@ -3,6 +3,7 @@
 //! T in the comments is the element type of activations, weights and cache: `f32`, `f16` or `bf16`, one for a whole program.
 
 mod attention;
+mod fill;
 mod linear;
 mod rows;
 mod sampling;
@@ -10,6 +11,7 @@ mod sampling;
 pub use attention::{
     AttentionParams, MAX_HEAD_SIZE, MAX_SPLIT_TOKENS, PagedDecodeParams, QKV_POST_HEADS, QkvPostParams,
 };
+pub use fill::FillParams;
 pub use linear::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams};
 pub use rows::{CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams};
 pub use sampling::{

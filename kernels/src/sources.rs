@@ -44,6 +44,8 @@ sources! {
     QUANTIZED = "cuda/quantized.cu",
     /// Products of 16-bit activations with quantised weights, by the tensor cores of sm_80 and later.
     GEMM_QUANT = "cuda/gemm_quant.cu",
+    /// Made-up weights.
+    FILL = "cuda/fill.cu",
     /// From logits to tokens.
     SAMPLING = "cuda/sampling.cu",
 }

@@ -1,8 +1,9 @@
-//! `octavo bench latency` and `octavo bench throughput` with a tiny model, and what they leave behind.
+//! `octavo bench` with a tiny model, and what it leaves behind.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
+use octavo_backend_cuda::testing::{cache, standin};
 use serde_json::Value;
 
 /// A Llama of random weights with a context of 256 tokens.
@@ -64,4 +65,126 @@ fn what_does_not_fit_the_context_is_said_before_it_runs() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && said.contains("do not fit a context of 256 tokens"), "{said}");
     }
+}
+
+/// Runs `octavo bench ARGS` on the stand-in for a GPU, with a file of figures; what was said, and the figures.
+fn on_standin(args: &[&str]) -> (String, Value) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("figures.json");
+    let mut command = Command::new(crate::OCTAVO);
+    command.arg("bench").args(args).arg("--output-json").arg(&path);
+    command.env("OCTAVO_CUDA_LIBS", standin()).env("OCTAVO_CACHE", cache());
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    (said, serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap())
+}
+
+/// That every one of some figures has a time, and rates that follow from it.
+fn check_rates(rows: &[Value]) {
+    for row in rows {
+        let figure = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("no {key}: {row}"));
+        let seconds = figure("seconds");
+        assert!(seconds > 0.0, "{row}");
+        assert!((figure("bytes_per_second") * seconds / figure("bytes") - 1.0).abs() < 1e-9, "{row}");
+        let flops = figure("flops_per_second") * seconds - figure("flops");
+        assert!(flops.abs() <= 1e-6 * figure("flops"), "{row}");
+    }
+}
+
+#[test]
+fn steps_are_held_against_the_processors_limits() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("figures.json");
+    let mut command = Command::new(crate::OCTAVO);
+    command.args(["bench", "roofline", TINY, "--device", "cpu", "--batch-sizes", "1,3", "--contexts", "40"]);
+    command.args(["--prefill", "50", "--max-num-batched-tokens", "20", "--num-gpu-blocks-override", "7"]);
+    let output = command.args(["--min-time", "0.02", "--output-json"]).arg(&path).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    let json: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let bandwidth = json["limits"]["bandwidth_bytes_per_second"].as_f64().unwrap();
+    assert!(bandwidth > 1e8 && said.contains("(measured: reads of memory, the fastest unit)"), "{said}");
+    let steps = json["steps"].as_array().unwrap();
+    let kinds: Vec<&str> = steps.iter().map(|step| step["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["decode", "decode", "prefill"]);
+    // Three sequences of 40 tokens are 9 blocks and the null block, of which there are 7.
+    assert_eq!(steps[1]["error"], "it does not fit the KV cache");
+    assert!(said.contains("decode 3 x 40: does not fit the KV cache"), "{said}");
+    let measured = [steps[0].clone(), steps[2].clone()];
+    check_rates(&measured);
+    for step in &measured {
+        let figure = |key: &str| step[key].as_f64().unwrap();
+        assert!((figure("fraction_of_bound") * figure("seconds") / figure("bound_seconds") - 1.0).abs() < 1e-9);
+        assert!(figure("bound_seconds") >= figure("bytes") / bandwidth * 0.999, "{step}");
+        assert!(figure("least_seconds") <= figure("seconds"), "{step}");
+    }
+    // The prompt's weights are read in each of its three steps.
+    let weights = |step: &Value| step["weight_bytes"].as_u64().unwrap();
+    assert!(weights(&measured[1]) > 2 * weights(&measured[0]), "{measured:?}");
+}
+
+#[test]
+fn steps_and_kernels_are_measured_on_a_gpu() {
+    let shape = Path::new(TINY).join("../qwen3");
+    let sizes = ["--batch-sizes", "1,3", "--contexts", "20", "--prefill", "24", "--min-time", "0"];
+    let model = shape.to_str().unwrap();
+    let roofline = ["roofline", model, "--device", "cuda", "--load-format", "dummy", "--kv-cache-memory-bytes", "4M"];
+    let (said, json) = on_standin(&[&roofline[..], &sizes].concat());
+    assert!(said.contains("Emulated H200 (sm_90a, 1.00 GiB), bfloat16"), "{said}");
+    // Nobody states the limits of an emulation.
+    assert!(said.contains("limits: not known") && json["limits"].is_null(), "{said}");
+    let steps = json["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 3);
+    check_rates(steps);
+    assert!(steps.iter().all(|step| step["fraction_of_bound"].is_null()), "{steps:?}");
+
+    let (said, json) = on_standin(&[&["kernels", model][..], &sizes].concat());
+    let kernels = json["kernels"].as_array().unwrap();
+    check_rates(kernels);
+    assert!(kernels.iter().all(|kernel| kernel["copies"].as_u64().unwrap() >= 2), "{kernels:?}");
+    let families = [
+        "gemv_bf16",
+        "gemm_mma_bf16",
+        "cublasLt",
+        "paged_attention",
+        "norm_rms",
+        "embed",
+        "glu_silu",
+        "gather_rows",
+        "qkv_post",
+        "copy_blocks",
+        "sampling_draw",
+        "mmvq_q4_0",
+        "mmvq_q8_0",
+        "dequantize_q4_1",
+        "quantize_activations",
+    ];
+    for family in families {
+        let named = |kernel: &&Value| kernel["kernel"].as_str().unwrap().starts_with(family);
+        assert!(kernels.iter().any(|kernel| named(&kernel)) && said.contains(family), "no {family} in {said}");
+    }
+    let (_, json) = on_standin(&[&["kernels", model, "--filter", "head"][..], &sizes].concat());
+    let kernels = json["kernels"].as_array().unwrap();
+    assert!(!kernels.is_empty() && kernels.iter().all(|kernel| kernel["on"].as_str().unwrap().contains("head")));
+    // Three rows of the head: 320 outputs in f32 of 64 inputs.
+    let gemm = kernels.iter().find(|kernel| kernel["on"] == "head 320x64, 3 rows").unwrap();
+    assert_eq!(
+        (gemm["flops"].as_u64(), gemm["bytes"].as_u64()),
+        (Some(2 * 3 * 320 * 64), Some(2 * (320 + 3) * 64 + 3 * 320 * 4))
+    );
+}
+
+#[test]
+fn without_a_gpu_no_kernel_is_measured() {
+    let mut command = Command::new(crate::OCTAVO);
+    command.args(["bench", "kernels"]).env("OCTAVO_CUDA_LIBS", standin()).env("OCTAVO_STANDIN_DEVICES", "");
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(
+        said.contains("kernels are measured on a GPU, and none can be used: the NVIDIA driver finds no GPU"),
+        "{said}"
+    );
 }

@@ -183,3 +183,42 @@ fn a_machine_without_a_driver_is_told_so() {
         said(&["serve", model.to_str().unwrap(), "--device", "cuda", "--port", "0"], &[], nothing.path());
     assert!(!well && told.contains("--device cuda: there is no NVIDIA driver"), "{told}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_configuration_alone_is_served_with_made_up_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(testdata("qwen3").join("config.json"), folder.path().join("config.json")).unwrap();
+    let (libraries, cache) = (standin(), cache());
+    let variables = [("OCTAVO_CUDA_LIBS", libraries.as_path()), ("OCTAVO_CACHE", cache.as_path())];
+    for device in ["cuda", "cpu"] {
+        let args = [&["--device", device, "--load-format", "dummy"], &SIZES[..]].concat();
+        let server = Server::start_in(Path::new(OCTAVO), folder.path(), &args, &variables);
+        let request = json!({
+            "model": "default", "prompt": " time year people", "max_tokens": 9, "temperature": 0, "ignore_eos": true
+        });
+        let (status, answer) = server.post("/v1/completions", &request).await;
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!((&answer["usage"]["prompt_tokens"], &answer["usage"]["completion_tokens"]), (&3.into(), &9.into()));
+        assert!(!answer["choices"][0]["text"].as_str().unwrap().is_empty(), "{answer}");
+        let log = server.start_log();
+        assert!(log.contains("the weights are made up") && log.contains("there is no tokenizer.json"), "{log}");
+
+        // A prefill and eight decodes of a model of so many weights.
+        let metric = async |name: &str| -> f64 {
+            let (_, text) = server.get("/metrics").await;
+            let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name}: {text}"));
+            line.rsplit_once(' ').unwrap().1.parse().unwrap()
+        };
+        assert!(metric("vllm:estimated_read_bytes_per_gpu_total{").await > 9.0 * 100_000.0);
+        assert!(metric("vllm:estimated_flops_per_gpu_total{").await > 11.0 * 100_000.0);
+        assert!(metric("octavo_step_busy_seconds_sum{").await > 0.0);
+        let (_, text) = server.get("/metrics").await;
+        assert_eq!(text.contains("octavo_device_memory_bytes{"), device == "cuda", "{text}");
+        let replayed = text.lines().find(|line| line.contains("mode=\"replayed\""));
+        assert_eq!(
+            replayed.is_some_and(|line| line.ends_with(" 8") || line.ends_with(" 8.0")),
+            device == "cuda",
+            "{text}"
+        );
+    }
+}

@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 
 use octavo_backend_cpu::probe::{Limits, ProbeConfig};
 use octavo_backend_cpu::{CpuBackend, CpuConfig};
+use octavo_bench::roofline::StepLayout;
 use octavo_benches::peers::roof::Need;
 use octavo_models::{Checkpoint, build_program};
 use octavo_ops::cost::StepShape;
-use octavo_ops::{Backend, BlockTables, Op, Program, StepBatch};
+use octavo_ops::{Backend, Op, Program, StepBatch};
 
 const BLOCK: usize = 16;
 const CHUNK: usize = 512;
@@ -175,23 +176,9 @@ impl Bench {
 
     /// `rows` tokens from position `start` of each sequence, the last of which is sampled.
     fn batch(&self, sequences: usize, start: usize, rows: usize) -> StepBatch {
-        let (groups, blocks_each) = (self.program.kv_groups.len(), self.blocks_each);
-        let block = |s: usize, index: usize| (1 + s * blocks_each + index) as u32;
-        let slot = |s: usize, p: usize| block(s, p / BLOCK) * BLOCK as u32 + (p % BLOCK) as u32;
-        let tokens = (0..sequences).flat_map(|s| (start..start + rows).map(move |p| (s, p)));
-        let slots: Vec<u32> = tokens.clone().map(|(s, p)| slot(s, p)).collect();
-        let ids = (0..sequences).flat_map(|s| (0..blocks_each).map(move |index| block(s, index))).collect();
-        StepBatch {
-            token_ids: tokens.clone().map(|(s, p)| ((s * 131 + p * 17) % self.program.vocab_size) as u32).collect(),
-            positions: tokens.map(|(_, p)| p as u32).collect(),
-            slot_mapping: vec![slots; groups],
-            block_tables: vec![BlockTables { stride: blocks_each, ids }; groups],
-            query_start: (0..=sequences).map(|s| (s * rows) as u32).collect(),
-            seq_lens: vec![(start + rows) as u32; sequences],
-            sampled_rows: (1..=sequences).map(|s| (s * rows - 1) as u32).collect(),
-            slots: (0..sequences as u32).collect(),
-            pooled_rows: vec![],
-        }
+        let (groups, vocab_size) = (self.program.kv_groups.len(), self.program.vocab_size);
+        let layout = StepLayout { groups, block_size: BLOCK, blocks_each: self.blocks_each, vocab_size };
+        layout.batch(sequences, start, rows)
     }
 }
 

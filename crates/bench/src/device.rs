@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use octavo_ops::datasheet::DataSheet;
+
 /// A device as a roofline: peaks, memory, and a fixed cost of every step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Device {
@@ -24,48 +26,30 @@ const GB: u64 = 1_000_000_000;
 /// Launch and synchronisation of a step that replays captured graphs. An assumption, no data sheet states it.
 const GRAPH_STEP: Duration = Duration::from_micros(100);
 
+/// By its data sheet, with so many GB of memory.
+const fn preset(name: &'static str, sheet: DataSheet, gigabytes: u64) -> Device {
+    Device {
+        name,
+        bandwidth: sheet.bandwidth,
+        peak_flops: sheet.half_flops,
+        memory_bytes: gigabytes * GB,
+        step_overhead: GRAPH_STEP,
+        source: sheet.source,
+    }
+}
+
 impl Device {
     /// NVIDIA V100 SXM2, 32 GB.
-    pub const V100: Self = Self {
-        name: "v100",
-        bandwidth: 900e9,
-        peak_flops: 125e12,
-        memory_bytes: 32 * GB,
-        step_overhead: GRAPH_STEP,
-        source: "NVIDIA V100 data sheet (January 2020): 900 GB/s HBM2, 125 TFLOP/s tensor FP16, 32 GB",
-    };
+    pub const V100: Self = preset("v100", DataSheet::V100, 32);
 
     /// NVIDIA L40S.
-    pub const L40S: Self = Self {
-        name: "l40s",
-        bandwidth: 864e9,
-        peak_flops: 362.05e12,
-        memory_bytes: 48 * GB,
-        step_overhead: GRAPH_STEP,
-        source: "NVIDIA L40S data sheet: 864 GB/s GDDR6, 362.05 TFLOP/s BF16 tensor without sparsity, 48 GB",
-    };
+    pub const L40S: Self = preset("l40s", DataSheet::L40S, 48);
 
     /// NVIDIA H100 SXM5.
-    pub const H100: Self = Self {
-        name: "h100",
-        bandwidth: 3.35e12,
-        peak_flops: 989.5e12,
-        memory_bytes: 80 * GB,
-        step_overhead: GRAPH_STEP,
-        source: "NVIDIA H100 data sheet, SXM: 3.35 TB/s HBM3, 1,979 TFLOP/s BF16 tensor with sparsity (half without), \
-                 80 GB",
-    };
+    pub const H100: Self = preset("h100", DataSheet::H100, 80);
 
     /// NVIDIA H200 SXM.
-    pub const H200: Self = Self {
-        name: "h200",
-        bandwidth: 4.8e12,
-        peak_flops: 989.5e12,
-        memory_bytes: 141 * GB,
-        step_overhead: GRAPH_STEP,
-        source: "NVIDIA H200 data sheet, SXM: 4.8 TB/s HBM3e, 1,979 TFLOP/s BF16 tensor with sparsity (half without), \
-                 141 GB",
-    };
+    pub const H200: Self = preset("h200", DataSheet::H200, 141);
 
     /// Every preset.
     pub const PRESETS: [Self; 4] = [Self::V100, Self::L40S, Self::H100, Self::H200];

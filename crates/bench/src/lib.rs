@@ -1,5 +1,5 @@
 //! Measuring tools: an executor that only takes the time a device would take, a load generator for the HTTP side,
-//! measurements of an engine without it, and the plots of both.
+//! measurements of an engine without it and of a backend's steps, and plots.
 //!
 //! **Invariant:** nothing here is needed to serve; only the command line and the benches use it.
 
@@ -7,6 +7,7 @@ mod device;
 pub mod load;
 pub mod offline;
 pub mod plot;
+pub mod roofline;
 mod simulator;
 mod summary;
 mod usage;

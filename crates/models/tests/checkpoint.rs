@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use octavo_models::{Checkpoint, Format, TokenizerData, build_program};
+use octavo_ops::dummy::DummyWeights;
 use octavo_ops::{StorageType, WeightError, WeightSource};
 use serde_json::{Value, json};
 
@@ -276,4 +277,39 @@ fn what_is_no_checkpoint_is_refused_by_name() {
     let copy = Copy::of("qwen2");
     let error = copy.open().unwrap().tokenizer().unwrap_err().to_string();
     names(&error, &["tokenizer.json"]);
+}
+
+#[test]
+fn a_configuration_alone_is_a_model_of_made_up_weights() {
+    let (folder, whole) = (tempfile::tempdir().unwrap(), testdata("qwen3"));
+    std::fs::copy(whole.join("config.json"), folder.path().join("config.json")).unwrap();
+    let dummy = Checkpoint::open_without_weights(folder.path()).unwrap();
+    assert!(dummy.is_dummy() && !dummy.has_tokenizer());
+    let program = build_program(&dummy).unwrap();
+    assert_eq!(program, build_program(&Checkpoint::open(&whole).unwrap()).unwrap(), "as with the weights");
+    let weights = DummyWeights::new(&program);
+    for weight in &program.weights {
+        for part in &weight.parts {
+            let data = weights.tensor(&part.tensor).unwrap();
+            part.check(weight.cols, &data).unwrap();
+            assert_eq!(weights.tensor(&part.tensor).unwrap().bytes, data.bytes, "the same every time");
+        }
+    }
+    assert!(weights.tensor("another").is_err());
+    // Nothing is made up that was not asked for.
+    let error = Checkpoint::open(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("neither model.safetensors nor"), "{error}");
+    let error = Checkpoint::open_without_weights(&testdata("llama-gguf/model.gguf")).unwrap_err().to_string();
+    assert!(error.contains("a directory with a config.json only"), "{error}");
+}
+
+#[test]
+fn the_shape_for_benchmarks_is_qwen3_8bs() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shapes/qwen3-8b");
+    let checkpoint = Checkpoint::open_without_weights(&path).unwrap();
+    let program = build_program(&checkpoint).unwrap();
+    // The parameters of the model by its card: 8.2 billion, 6.95 without the embedding and the head.
+    assert_eq!(program.parameters(), 8_190_735_360);
+    assert_eq!(program.weight_bytes(), 2 * program.parameters());
+    assert_eq!(checkpoint.config().dtype, "bfloat16");
 }

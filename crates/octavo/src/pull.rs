@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use anyhow::Result;
 use octavo_models::{Progress, ResolveOptions, ResolvedModel, catalog};
 
-use crate::cli::{PullArgs, SourceArgs};
+use crate::cli::{LoadFormat, PullArgs, SourceArgs};
 use crate::signals;
 
 pub(crate) fn run(args: &PullArgs) -> Result<()> {
@@ -15,17 +15,18 @@ pub(crate) fn run(args: &PullArgs) -> Result<()> {
         print!("{}", listing());
         return Ok(());
     }
-    let model = resolve(&args.model, &args.source)?;
+    let model = resolve(&args.model, &args.source, LoadFormat::Auto)?;
     println!("{}", model.path.display());
     Ok(())
 }
 
 /// From a name to a local file or directory, downloading if need be.
-pub(crate) fn resolve(reference: &str, source: &SourceArgs) -> Result<ResolvedModel> {
+pub(crate) fn resolve(reference: &str, source: &SourceArgs, format: LoadFormat) -> Result<ResolvedModel> {
     let progress = progress();
     let mut options = ResolveOptions::from_env();
     options.revision.clone_from(&source.revision);
     options.offline |= source.offline;
+    options.without_weights = format == LoadFormat::Dummy;
     if let Some(token) = &source.hf_token {
         options.hub.token = Some(token.clone());
     }

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use crate::cost::{ElementBytes, Peaks};
+use crate::dummy::DummyRule;
 use crate::sampling::{SampleBatch, SampledToken};
 use crate::{BackendError, KvGroup, Program, StepBatch, StorageType, WeightError, WeightPart};
 
@@ -41,6 +43,22 @@ impl WeightPart {
 pub trait WeightSource: Send + Sync {
     /// The tensor called `name`, as named by [`WeightPart::tensor`](crate::WeightPart::tensor).
     fn tensor(&self, name: &str) -> Result<TensorData<'_>, WeightError>;
+
+    /// How the values of a plain tensor are made, where they are made up: a device may then make them itself.
+    fn rule(&self, _name: &str) -> Option<DummyRule> {
+        None
+    }
+}
+
+/// What tells how well a device is used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceProfile {
+    /// What a backend keeps activations and keys in.
+    pub elements: ElementBytes,
+    /// `None` where nobody has stated them.
+    pub peaks: Option<Peaks>,
+    /// Bytes of the device's own memory, and of the buffers of a step in it; `None` where it is the host's.
+    pub memory: Option<(u64, u64)>,
 }
 
 /// That a backend has KV blocks of `size` tokens.
@@ -131,4 +149,15 @@ pub trait Backend: Send {
 
     /// Copies whole blocks `(from, to)` of a KV group.
     fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError>;
+
+    /// What tells how well the device is used; once a model is loaded.
+    fn device_profile(&self) -> DeviceProfile {
+        DeviceProfile { elements: ElementBytes::F32, peaks: None, memory: None }
+    }
+
+    /// Steps that were replayed as they had been recorded, and steps that were launched op by op, since the model was loaded;
+    /// `None` for a device that records none.
+    fn step_counts(&self) -> Option<(u64, u64)> {
+        None
+    }
 }

@@ -15,6 +15,8 @@ pub struct Cost {
     pub kv_bytes: u64,
     /// Activation bytes read and written.
     pub activation_bytes: u64,
+    /// How many of the KV and activation bytes are written; all others are read.
+    pub written_bytes: u64,
     /// Floating-point operations.
     pub flops: u64,
 }
@@ -25,10 +27,31 @@ impl Cost {
         self.weight_bytes + self.kv_bytes + self.activation_bytes
     }
 
+    /// All bytes that are read.
+    pub const fn read_bytes(&self) -> u64 {
+        self.bytes().saturating_sub(self.written_bytes)
+    }
+
     /// The least time in seconds on a device of `bandwidth` bytes/s and `peak` FLOP/s.
     pub fn roofline_seconds(&self, bandwidth: f64, peak: f64) -> f64 {
         (self.bytes() as f64 / bandwidth).max(self.flops as f64 / peak)
     }
+
+    /// The least time in seconds that any implementation takes on a device, even one whose caches hold every activation:
+    /// weights and KV come from memory.
+    pub fn bound_seconds(&self, peaks: &Peaks) -> f64 {
+        let bytes = self.weight_bytes + self.kv_bytes;
+        (bytes as f64 / peaks.bandwidth).max(self.flops as f64 / peaks.flops)
+    }
+}
+
+/// What a device can do at most.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Peaks {
+    /// Bytes of memory in a second.
+    pub bandwidth: f64,
+    /// Floating-point operations in a second, of dense products in the element type that is computed in.
+    pub flops: f64,
 }
 
 impl std::ops::AddAssign for Cost {
@@ -36,7 +59,36 @@ impl std::ops::AddAssign for Cost {
         self.weight_bytes += other.weight_bytes;
         self.kv_bytes += other.kv_bytes;
         self.activation_bytes += other.activation_bytes;
+        self.written_bytes += other.written_bytes;
         self.flops += other.flops;
+    }
+}
+
+impl std::ops::Sub for Cost {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        Self {
+            weight_bytes: self.weight_bytes - other.weight_bytes,
+            kv_bytes: self.kv_bytes - other.kv_bytes,
+            activation_bytes: self.activation_bytes - other.activation_bytes,
+            written_bytes: self.written_bytes - other.written_bytes,
+            flops: self.flops - other.flops,
+        }
+    }
+}
+
+impl std::ops::Mul<u64> for Cost {
+    type Output = Self;
+
+    fn mul(self, times: u64) -> Self {
+        Self {
+            weight_bytes: self.weight_bytes * times,
+            kv_bytes: self.kv_bytes * times,
+            activation_bytes: self.activation_bytes * times,
+            written_bytes: self.written_bytes * times,
+            flops: self.flops * times,
+        }
     }
 }
 
@@ -74,15 +126,22 @@ impl StepShape {
 
     /// Query-key pairs of causal attention, and keys read, under a sliding window.
     fn attention(&self, window: Option<usize>) -> (u64, u64) {
-        let window = window.unwrap_or(usize::MAX);
-        let (mut pairs, mut keys) = (0u64, 0u64);
-        for &(queries, context) in &self.sequences {
-            let first = context - queries;
-            pairs += (first..context).map(|p| (p + 1).min(window) as u64).sum::<u64>();
-            keys += (context - (first + 1).saturating_sub(window)) as u64;
-        }
-        (pairs, keys)
+        self.sequences.iter().fold((0, 0), |(pairs, keys), &(queries, context)| {
+            let (more_pairs, more_keys) = attended(queries, context, window);
+            (pairs + more_pairs, keys + more_keys)
+        })
     }
+}
+
+/// Query-key pairs, and keys read, of the last `queries` of `context` tokens under causal attention.
+fn attended(queries: usize, context: usize, window: Option<usize>) -> (u64, u64) {
+    let (queries, context) = (queries as u64, context as u64);
+    let window = window.map_or(u64::MAX, |window| window as u64);
+    let first = context - queries;
+    // The query at position p sees p + 1 keys, or the window.
+    let short = context.min(window).saturating_sub(first);
+    let pairs = short * (2 * first + short + 1) / 2 + (queries - short) * window.min(context);
+    (pairs, context - (first + 1).saturating_sub(window).min(context))
 }
 
 /// Element sizes that are the backend's choice.
@@ -154,9 +213,11 @@ impl Pricer<'_> {
             Op::Embed { table, out, .. } => {
                 let table = self.weight(*table);
                 let row = table.bytes() / table.rows.max(1) as u64;
+                let out = self.activations(&[*out]);
                 Cost {
                     weight_bytes: row * self.step.tokens as u64,
-                    activation_bytes: self.activations(&[*out]),
+                    activation_bytes: out,
+                    written_bytes: out,
                     ..Cost::default()
                 }
             }
@@ -168,34 +229,44 @@ impl Pricer<'_> {
                 Cost {
                     weight_bytes: self.vectors(weights),
                     activation_bytes: self.activations(&buffers),
+                    written_bytes: self.activations(&[n.out]) + n.add.map_or(0, |b| self.activations(&[b])),
                     flops: elements * if n.add.is_some() { 5 } else { 4 },
                     ..Cost::default()
                 }
             }
             Op::Linear(l) => {
                 let mut cost = self.matmul(l.weight, l.input, l.out);
-                cost.weight_bytes += self.vectors(l.bias);
+                cost.weight_bytes += self.vectors(l.bias.filter(|_| self.rows(l.input) > 0));
                 cost.activation_bytes += l.add.map_or(0, |b| self.activations(&[b]));
                 cost
             }
-            Op::QkvPost(q) => Cost {
-                weight_bytes: self.vectors(q.norm.iter().flat_map(|n| [n.q, n.k])),
-                kv_bytes: (self.step.tokens * 2 * q.heads.kv_cols()) as u64 * self.size.kv,
-                activation_bytes: self.activations(&[q.input, q.out]),
-                flops: (self.step.tokens * (q.heads.q_cols() + q.heads.kv_cols())) as u64
-                    * if q.norm.is_some() { 7 } else { 3 },
-            },
-            Op::PagedAttention(a) => self.attention(a.heads, a.window, &[a.q, a.out]),
+            Op::QkvPost(q) => {
+                let kv_bytes = (self.step.tokens * 2 * q.heads.kv_cols()) as u64 * self.size.kv;
+                Cost {
+                    weight_bytes: self.vectors(q.norm.iter().filter(|_| kv_bytes > 0).flat_map(|n| [n.q, n.k])),
+                    kv_bytes,
+                    activation_bytes: self.activations(&[q.input, q.out]),
+                    written_bytes: kv_bytes + self.activations(&[q.out]),
+                    flops: (self.step.tokens * (q.heads.q_cols() + q.heads.kv_cols())) as u64
+                        * if q.norm.is_some() { 7 } else { 3 },
+                }
+            }
+            Op::PagedAttention(a) => self.attention(a.heads, a.window, [a.q, a.out]),
             Op::Glu(g) => Cost {
                 activation_bytes: self.activations(&[g.input, g.out]),
+                written_bytes: self.activations(&[g.out]),
                 flops: 6 * self.elements(g.out),
                 ..Cost::default()
             },
-            Op::GatherRows { out, .. } => Cost { activation_bytes: 2 * self.activations(&[*out]), ..Cost::default() },
+            Op::GatherRows { out, .. } => {
+                let written_bytes = self.activations(&[*out]);
+                Cost { activation_bytes: 2 * written_bytes, written_bytes, ..Cost::default() }
+            }
             Op::Logits(l) => {
                 let mut cost = self.matmul(l.weight, l.input, l.out);
                 // Logits are f32 whatever the activations are.
-                cost.activation_bytes = self.activations(&[l.input]) + 4 * self.elements(l.out);
+                cost.written_bytes = 4 * self.elements(l.out);
+                cost.activation_bytes = self.activations(&[l.input]) + cost.written_bytes;
                 cost
             }
             Op::Sample { logits } => Cost { activation_bytes: 4 * self.elements(*logits), ..Cost::default() },
@@ -208,18 +279,89 @@ impl Pricer<'_> {
         Cost {
             weight_bytes: if rows == 0 { 0 } else { w.bytes() },
             activation_bytes: self.activations(&[input, out]),
+            written_bytes: self.activations(&[out]),
             flops: 2 * rows * (w.rows * w.cols) as u64,
             ..Cost::default()
         }
     }
 
-    fn attention(&self, heads: HeadShape, window: Option<usize>, io: &[crate::BufferId]) -> Cost {
+    fn attention(&self, heads: HeadShape, window: Option<usize>, [q, out]: [crate::BufferId; 2]) -> Cost {
         let (pairs, keys) = self.step.attention(window);
         Cost {
             kv_bytes: keys * 2 * heads.kv_cols() as u64 * self.size.kv,
-            activation_bytes: self.activations(io),
+            activation_bytes: self.activations(&[q, out]),
+            written_bytes: self.activations(&[out]),
             flops: 4 * pairs * heads.q_cols() as u64,
             ..Cost::default()
         }
+    }
+}
+
+/// A program's prices, added up ahead of time: pricing a step is a pass over its sequences that takes no memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepPricer {
+    /// Of tokens, sampled and pooled rows: what any row costs at all, and what each of them costs.
+    rows: [(Cost, Cost); 3],
+    /// Layers by their window.
+    windows: Vec<WindowPrice>,
+}
+
+/// What the layers of one window pay for attention, beside their activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct WindowPrice {
+    window: Option<usize>,
+    flops_a_pair: u64,
+    bytes_a_key: u64,
+}
+
+impl StepPricer {
+    /// Of a program whose activations and KV cache have these sizes.
+    pub fn new(program: &Program, size: ElementBytes) -> Self {
+        let price = |tokens, sampled, pooled| {
+            step_cost(program, &StepShape { tokens, sampled, pooled, sequences: Vec::new() }, size)
+        };
+        // But for attention, which has no sequences here, a step costs the same for every row; the first brings the weights.
+        let of = |one: Cost, two: Cost| {
+            let each = two - one;
+            (one - each, each)
+        };
+        let rows = [
+            of(price(1, 0, 0), price(2, 0, 0)),
+            of(price(0, 1, 0), price(0, 2, 0)),
+            of(price(0, 0, 1), price(0, 0, 2)),
+        ];
+        let mut windows: Vec<WindowPrice> = Vec::new();
+        for op in &program.ops {
+            let Op::PagedAttention(attention) = op else { continue };
+            let window = attention.window;
+            let at = windows.iter().position(|known| known.window == window).unwrap_or_else(|| {
+                windows.push(WindowPrice { window, flops_a_pair: 0, bytes_a_key: 0 });
+                windows.len() - 1
+            });
+            windows[at].flops_a_pair += 4 * attention.heads.q_cols() as u64;
+            windows[at].bytes_a_key += 2 * attention.heads.kv_cols() as u64 * size.kv;
+        }
+        Self { rows, windows }
+    }
+
+    /// What a batch costs: [`step_cost`] of its shape.
+    pub fn price(&self, batch: &StepBatch) -> Cost {
+        let counts = [batch.tokens(), batch.sampled_rows.len(), batch.pooled_rows.len()];
+        let mut total = Cost::default();
+        for ((any, each), count) in self.rows.into_iter().zip(counts) {
+            if count > 0 {
+                total += any;
+                total += each * count as u64;
+            }
+        }
+        for s in 0..batch.sequences() {
+            let (queries, context) = (batch.query_range(s).len(), batch.seq_lens[s] as usize);
+            for price in &self.windows {
+                let (pairs, keys) = attended(queries, context, price.window);
+                total.flops += pairs * price.flops_a_pair;
+                total.kv_bytes += keys * price.bytes_a_key;
+            }
+        }
+        total
     }
 }

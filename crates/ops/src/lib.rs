@@ -9,6 +9,8 @@
 mod backend;
 mod batch;
 pub mod cost;
+pub mod datasheet;
+pub mod dummy;
 pub mod error;
 mod op;
 mod program;
@@ -17,7 +19,7 @@ mod storage;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use backend::{Backend, TensorData, WeightSource, check_block_counts, check_block_size};
+pub use backend::{Backend, DeviceProfile, TensorData, WeightSource, check_block_counts, check_block_size};
 pub use batch::{BlockTables, StepBatch};
 pub use error::{BackendError, ProgramError, WeightError};
 pub use op::{Glu, GluKind, Linear, Logits, NormKind, NormOp, Op, PagedAttention, QkNorm, QkvPost, Rope, RopeStyle};

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test may panic, as it may")]
 
-use octavo_ops::cost::{Cost, ElementBytes, StepShape, op_cost, step_cost};
+use octavo_ops::cost::{Cost, ElementBytes, Peaks, StepPricer, StepShape, op_cost, step_cost};
 use octavo_ops::*;
 use proptest::prelude::*;
 
@@ -215,25 +215,67 @@ fn costs_are_those_worked_out_by_hand() {
     // Three rows of one sequence whose keys are then 5, and a decode whose keys are then 7; both sampled.
     let step = StepShape { tokens: 4, sampled: 2, pooled: 0, sequences: vec![(3, 5), (1, 7)] };
     let cost = |op: usize| op_cost(&program, &program.ops[op], &step, ElementBytes::F32);
-    let expect =
-        |weight_bytes, kv_bytes, activation_bytes, flops| Cost { weight_bytes, kv_bytes, activation_bytes, flops };
-    assert_eq!(cost(0), expect(4 * 32, 0, 4 * 32, 0), "Embed reads the rows of its tokens");
-    assert_eq!(cost(1), expect(32, 0, 2 * 4 * 32, 4 * 32), "Norm");
-    assert_eq!(cost(6), expect(32, 0, 4 * 4 * 32, 5 * 32), "Norm with a residual, read and written");
-    assert_eq!(cost(2), expect(16 * 8 * 4 + 64, 0, 4 * (32 + 64), 2 * 4 * 16 * 8), "Linear with a bias");
-    assert_eq!(cost(9), expect(96 * 4, 0, 4 * 4 * (12 + 8 + 8), 2 * 4 * 96), "Linear that adds");
-    assert_eq!(cost(3), expect(16, 4 * 8 * 4, 4 * 4 * (16 + 8), 4 * 12 * 7), "QkvPost");
+    // Bytes of weights, KV and activations; those that are written; FLOPs.
+    let expect = |weight_bytes, kv_bytes, activation_bytes, written_bytes, flops| Cost {
+        weight_bytes,
+        kv_bytes,
+        activation_bytes,
+        written_bytes,
+        flops,
+    };
+    assert_eq!(cost(0), expect(4 * 32, 0, 4 * 32, 4 * 32, 0), "Embed reads the rows of its tokens");
+    assert_eq!(cost(1), expect(32, 0, 2 * 4 * 32, 4 * 32, 4 * 32), "Norm");
+    assert_eq!(cost(6), expect(32, 0, 4 * 4 * 32, 2 * 4 * 32, 5 * 32), "Norm with a residual, read and written");
+    assert_eq!(cost(2), expect(16 * 8 * 4 + 64, 0, 4 * (32 + 64), 4 * 64, 2 * 4 * 16 * 8), "Linear with a bias");
+    assert_eq!(cost(9), expect(96 * 4, 0, 4 * 4 * (12 + 8 + 8), 4 * 4 * 8, 2 * 4 * 96), "Linear that adds");
+    assert_eq!(cost(3), expect(16, 4 * 8 * 4, 4 * 4 * (16 + 8), 4 * 8 * 4 + 4 * 4 * 8, 4 * 12 * 7), "QkvPost");
     // Pairs: 3 + 4 + 5 and 7; keys: 5 and 7.
-    assert_eq!(cost(4), expect(0, 12 * 8 * 4, 4 * 4 * 16, 4 * 19 * 8), "PagedAttention");
-    assert_eq!(cost(8), expect(0, 0, 4 * 4 * (24 + 12), 6 * 48), "Glu");
-    assert_eq!(cost(10), expect(0, 0, 2 * 2 * 32, 0), "GatherRows");
-    assert_eq!(cost(12), expect(320, 0, 2 * 32 + 2 * 40, 2 * 2 * 80), "Logits");
+    assert_eq!(cost(4), expect(0, 12 * 8 * 4, 4 * 4 * 16, 4 * 4 * 8, 4 * 19 * 8), "PagedAttention");
+    assert_eq!(cost(8), expect(0, 0, 4 * 4 * (24 + 12), 4 * 4 * 12, 6 * 48), "Glu");
+    assert_eq!(cost(10), expect(0, 0, 2 * 2 * 32, 2 * 32, 0), "GatherRows");
+    assert_eq!(cost(12), expect(320, 0, 2 * 32 + 2 * 40, 2 * 40, 2 * 2 * 80), "Logits");
     let half = op_cost(&program, &program.ops[12], &step, ElementBytes::HALF);
     assert_eq!(half.activation_bytes, 2 * 16 + 2 * 40, "logits are f32");
     let mut total = Cost::default();
     (0..program.ops.len()).for_each(|op| total += cost(op));
     assert_eq!(step_cost(&program, &step, ElementBytes::F32), total);
     assert_eq!(total.bytes(), total.weight_bytes + total.kv_bytes + total.activation_bytes);
+    assert_eq!(total.read_bytes() + total.written_bytes, total.bytes());
+}
+
+#[test]
+fn a_step_is_priced_as_the_sum_of_its_ops() {
+    let windowed = |window| {
+        let mut program = tiny();
+        for op in &mut program.ops {
+            if let Op::PagedAttention(a) = op {
+                a.window = window;
+            }
+        }
+        program
+    };
+    let programs = [windowed(None), windowed(Some(1)), windowed(Some(4)), pooling(Rows::Sampled).unwrap()];
+    for program in programs {
+        for size in [ElementBytes::F32, ElementBytes::HALF] {
+            let pricer = StepPricer::new(&program, size);
+            // Sequences as (query rows, keys); rows that are sampled and pooled.
+            for (sequences, sampled, pooled) in
+                [(&[(1, 1)][..], 1, 0), (&[(3, 5), (1, 7)], 2, 0), (&[(6, 6), (1, 3), (2, 9)], 0, 2), (&[(4, 4)], 4, 1)]
+            {
+                let mut batch = StepBatch::with_capacity(16, 4, 4, 1);
+                batch.query_start.push(0);
+                for &(queries, keys) in sequences {
+                    batch.token_ids.extend(vec![0; queries]);
+                    batch.query_start.push(batch.token_ids.len() as u32);
+                    batch.seq_lens.push(keys as u32);
+                }
+                batch.sampled_rows.extend(vec![0; sampled]);
+                batch.pooled_rows.extend(vec![0; pooled]);
+                let expected = step_cost(&program, &StepShape::of(&batch), size);
+                assert_eq!(pricer.price(&batch), expected, "{sequences:?}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -288,9 +330,12 @@ fn pooled_rows_are_returned_and_never_reach_the_head() {
 
 #[test]
 fn the_roofline_is_the_slower_of_memory_and_arithmetic() {
-    let cost = Cost { weight_bytes: 100, kv_bytes: 50, activation_bytes: 50, flops: 1000 };
+    let cost = Cost { weight_bytes: 100, kv_bytes: 50, activation_bytes: 50, flops: 1000, ..Cost::default() };
     assert_eq!(cost.roofline_seconds(100.0, 1000.0), 2.0);
     assert_eq!(cost.roofline_seconds(1000.0, 100.0), 10.0);
+    // Activations may stay in caches.
+    assert_eq!(cost.bound_seconds(&Peaks { bandwidth: 100.0, flops: 1000.0 }), 1.5);
+    assert_eq!(cost.bound_seconds(&Peaks { bandwidth: 1000.0, flops: 100.0 }), 10.0);
 }
 
 fn batch() -> StepBatch {

@@ -10,6 +10,7 @@ use octavo_ops::{Backend, BackendError, Program, StepBatch};
 
 use crate::RunnerConfig;
 use crate::fill::{Drawn, fill};
+use crate::meter::StepMeter;
 use crate::slots::Slots;
 
 /// Tokens or sequences of a step for which memory is taken at the start; the arrays of larger steps grow when they come.
@@ -45,6 +46,7 @@ pub(crate) struct Device {
     /// Positions of a token.
     streams: usize,
     slots: Slots,
+    meter: StepMeter,
     batch: StepBatch,
     /// The step between its `Forward` and its `Sample`.
     step: Option<(StepPlan, Result<(), ExecutorError>)>,
@@ -91,7 +93,7 @@ fn refused(error: BackendError) -> ExecutorError {
 }
 
 impl Device {
-    pub(crate) fn new(backend: Box<dyn Backend>, program: &Program, config: &RunnerConfig) -> Self {
+    pub(crate) fn new(backend: Box<dyn Backend>, program: &Program, config: &RunnerConfig, meter: StepMeter) -> Self {
         let groups = program.kv_groups.len();
         let (tokens, sequences) = (config.max_num_batched_tokens.min(RESERVED), config.max_num_seqs.min(RESERVED));
         let rows = sequences + StepPlan::MAX_SCORED_ROWS;
@@ -101,6 +103,7 @@ impl Device {
             groups,
             streams: program.position_streams(),
             slots: Slots::new(config.max_num_seqs),
+            meter,
             batch: StepBatch::with_capacity(tokens, sequences, rows, groups),
             step: None,
             under_way: VecDeque::with_capacity(2),
@@ -159,6 +162,7 @@ impl Device {
             self.slots.join(plan.step, joined).map_err(malformed)?;
         }
         fill(&mut self.batch, plan, self.block_size, (self.groups, self.streams), &self.drawn).map_err(malformed)?;
+        self.meter.begin(plan.step, &self.batch);
         self.backend.forward(&self.batch).map_err(refused)
     }
 
@@ -192,7 +196,10 @@ impl Device {
         let UnderWay { plan, rows, embeddings, state } = self.under_way.pop_front()?;
         Some(match state {
             State::Failed(error) => Err(error),
-            State::Drawing | State::Complete => Ok(StepOutput { rows, embeddings, plan }),
+            State::Drawing | State::Complete => {
+                self.meter.end(plan.step, self.backend.step_counts());
+                Ok(StepOutput { rows, embeddings, plan })
+            }
         })
     }
 

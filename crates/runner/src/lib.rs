@@ -10,6 +10,7 @@
 mod device;
 mod fill;
 mod memory;
+mod meter;
 mod runner;
 mod slots;
 

@@ -7,10 +7,13 @@ use std::thread::JoinHandle;
 use octavo_engine::{
     Executor, ExecutorError, KvCacheSpec, KvGroupSpec, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
 };
+use octavo_ops::cost::StepPricer;
 use octavo_ops::{Backend, Program};
+use octavo_telemetry::{DeviceConfig, DeviceMemory, DeviceMetrics};
 
 use crate::device::{Command, Device, StepResult};
 use crate::memory::{MemoryPlan, RunnerConfig, RunnerError};
+use crate::meter::StepMeter;
 
 /// Runs the steps of one model on one backend, on a thread of its own called `octavo-device`.
 ///
@@ -30,10 +33,16 @@ pub struct Runner {
 
 impl Runner {
     /// Allocates the KV cache of a backend that has `program` loaded, and starts the device thread.
-    pub fn new(
+    pub fn new(backend: Box<dyn Backend>, program: Arc<Program>, config: RunnerConfig) -> Result<Runner, RunnerError> {
+        Self::observed(backend, program, config, |_| DeviceMetrics::disabled())
+    }
+
+    /// As [`Runner::new`], with metrics of how well the device is used; `register` makes them from what is known of it.
+    pub fn observed(
         mut backend: Box<dyn Backend>,
         program: Arc<Program>,
         config: RunnerConfig,
+        register: impl FnOnce(&DeviceConfig) -> DeviceMetrics,
     ) -> Result<Runner, RunnerError> {
         for (limit, name) in [
             (config.max_num_seqs, "max_num_seqs"),
@@ -54,7 +63,19 @@ impl Runner {
         // Three commands a step, and one for a step that is not waited for any more: the engine thread never waits to send one.
         let (commands, receiver) = sync_channel(3 * max_in_flight + 1);
         let (sender, results) = sync_channel(max_in_flight);
-        let device = Device::new(backend, &program, &config);
+        let profile = backend.device_profile();
+        let metrics = register(&DeviceConfig {
+            memory: profile.memory.map(|(total, workspace)| DeviceMemory {
+                total,
+                weights: memory.weight_bytes,
+                kv_cache: memory.kv_bytes,
+                workspace,
+            }),
+            peaks: profile.peaks.map(|peaks| (peaks.bandwidth, peaks.flops)),
+            records_steps: backend.step_counts().is_some(),
+        });
+        let meter = StepMeter::new(StepPricer::new(&program, profile.elements), metrics, max_in_flight);
+        let device = Device::new(backend, &program, &config, meter);
         let thread = std::thread::Builder::new().name("octavo-device".into());
         let thread = thread.spawn(move || device.run(&receiver, &sender))?;
         tracing::debug!(blocks = memory.blocks, groups, max_in_flight, "the device thread runs");

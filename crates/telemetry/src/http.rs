@@ -146,11 +146,13 @@ impl Route {
                 "http_request_size_bytes",
                 "Bytes of request bodies, by handler.",
                 &[("handler", handler)],
+                Unit::Items,
             ),
             response_bytes: registry.summary(
                 "http_response_size_bytes",
                 "Bytes of response bodies, by handler.",
                 &[("handler", handler)],
+                Unit::Items,
             ),
         }
     }

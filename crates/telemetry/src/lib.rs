@@ -20,6 +20,7 @@
 
 mod buckets;
 mod cells;
+mod device;
 mod engine;
 mod http;
 mod logging;
@@ -35,6 +36,7 @@ mod upkeep;
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+pub use device::{DeviceConfig, DeviceMemory, DeviceMetrics, DeviceStep};
 pub use engine::{EngineMetrics, FinishedRequest, StepStats};
 pub use http::{HttpExchange, HttpMetrics, Rejection};
 pub use logging::{LogConfig, LogError, LogFormat, init_logging};
@@ -115,6 +117,11 @@ impl Telemetry {
     /// request for anything else counts under the handler `none`. Calling it again returns the same series.
     pub fn http(&self, routes: &[(&'static str, &'static str)]) -> HttpMetrics {
         HttpMetrics::register(&self.inner.registry, &self.inner.config.model_name, routes)
+    }
+
+    /// The handle that observes how well the device is used.
+    pub fn device(&self, device: &DeviceConfig) -> DeviceMetrics {
+        DeviceMetrics::register(&self.inner.registry, &self.inner.config, device)
     }
 
     /// Sets `vllm:cache_config_info`, constant 1 with the KV-cache configuration as labels; the label `engine` is

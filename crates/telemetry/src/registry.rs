@@ -118,9 +118,9 @@ impl Registry {
     }
 
     /// The summary `name` (sum and count, no quantiles) with these labels, registered at the first call.
-    pub(crate) fn summary(&self, name: &'static str, help: &'static str, labels: Labels<'_>) -> Histogram {
+    pub(crate) fn summary(&self, name: &'static str, help: &'static str, labels: Labels<'_>, unit: Unit) -> Histogram {
         self.distribution(name, (help, "summary"), labels, || {
-            let histogram = Histogram::new(Unit::Items, &[]);
+            let histogram = Histogram::new(unit, &[]);
             (Source::Summary(histogram.clone()), histogram, sum_and_count_lines(name, labels).into())
         })
     }

@@ -170,6 +170,34 @@ def cache():
     )
 
 
+def device():
+    flops, busy = "vllm:estimated_flops_per_gpu_total", "octavo_step_busy_seconds_sum"
+    read, written = "vllm:estimated_read_bytes_per_gpu_total", "vllm:estimated_write_bytes_per_gpu_total"
+    moved = f"{rate(read, 'pod')} + {rate(written, 'pod')}"
+    return row(
+        "Steps on the device",
+        series(
+            "Busy with steps",
+            "percentunit",
+            # The rate of a counter that is extrapolated may be a little more.
+            query(f"clamp_max({rate(busy, 'pod')}, 1)", "{{pod}}"),
+            top=1,
+            help="Share of the time. The rest is waiting for requests, or for the engine.",
+        ),
+        series(
+            "Bytes moved while busy, by the model",
+            "Bps",
+            query(f"({moved}) / {rate(busy, 'pod')}", "{{pod}}"),
+            help="Weights, keys, values and activations of the steps. Shares of a GPU's limits are on its own dashboard.",
+        ),
+        series(
+            "FLOP/s while busy, by the model",
+            "flops",
+            query(f"{rate(flops, 'pod')} / {rate(busy, 'pod')}", "{{pod}}"),
+        ),
+    )
+
+
 def lengths():
     ends = "vllm:request_success_total"
     return row(
@@ -230,6 +258,7 @@ def board():
         latency(),
         scheduler(),
         cache(),
+        device(),
         lengths(),
         processes(),
     )

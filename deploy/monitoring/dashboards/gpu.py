@@ -70,6 +70,32 @@ def gpus():
     )
 
 
+def steps():
+    """Of servers on a GPU: nobody else tells these."""
+    pod = "{{pod}} {{model_name}}"
+    replayed = 'octavo_cuda_graph_steps_total{mode="replayed"}'
+    graphs = f"sum by (pod) (rate({replayed}[{RATE}])) / sum by (pod) (rate(octavo_cuda_graph_steps_total[{RATE}]))"
+    return row(
+        "Steps",
+        series(
+            "Memory bandwidth reached",
+            "percentunit",
+            query("octavo_step_bandwidth_utilization", pod),
+            top=1,
+            help="Share of the device's limit that the latest steps reached while they ran, by the model's cost.",
+        ),
+        series(
+            "Arithmetic reached",
+            "percentunit",
+            query("octavo_step_flops_utilization", pod),
+            top=1,
+            help="Share of the device's limit that the latest steps reached while they ran, by the model's cost.",
+        ),
+        series("Steps replayed as graphs", "percentunit", query(graphs, "{{pod}}"), top=1),
+        series("Memory of the server", "bytes", query('octavo_device_memory_bytes{kind!="total"}', "{{pod}} {{kind}}")),
+    )
+
+
 def energy():
     tokens = f"sum(rate(vllm:generation_tokens_total[{RATE}]))"
     counted = f"sum(rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{{{GPU}}}[{RATE}])) / 1000"
@@ -139,6 +165,7 @@ def board():
         VARIABLES,
         overview(),
         gpus(),
+        steps(),
         energy(),
         health(),
         machines(),

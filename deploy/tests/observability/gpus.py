@@ -1,4 +1,5 @@
-"""A target that looks like dcgm-exporter with its default counters on a machine of two GPUs."""
+"""A target that looks like dcgm-exporter with its default counters on a machine of two GPUs, and like a server on one of them in
+what no server on a processor tells."""
 
 import contextlib
 import http.server
@@ -24,9 +25,28 @@ COUNTERS = [
     ("DCGM_FI_DEV_ROW_REMAP_FAILURE", "gauge", 0, 0, 0),
 ]
 
+# Name, type, label, value, and what a counter gains in a second.
+SERVER = [
+    ("octavo_step_bandwidth_utilization", "gauge", "", 0.71, 0),
+    ("octavo_step_flops_utilization", "gauge", "", 0.12, 0),
+    ("octavo_device_memory_bytes", "gauge", 'kind="weights"', 16.4e9, 0),
+    ("octavo_cuda_graph_steps_total", "counter", 'mode="replayed"', 100, 50),
+    ("octavo_cuda_graph_steps_total", "counter", 'mode="launched"', 100, 5),
+]
+
+
+def server(begin):
+    lines = []
+    for name, kind, label, value, gain in SERVER:
+        head = [f"# HELP {name} {name}.", f"# TYPE {name} {kind}"]
+        lines += [] if head[0] in lines else head
+        labels = ",".join(filter(None, ['engine="0",model_name="m"', label]))
+        lines.append(f"{name}{{{labels}}} {value + gain * (time.monotonic() - begin)}")
+    return lines
+
 
 def page(begin):
-    lines = []
+    lines = server(begin)
     for name, kind, value, more, gain in COUNTERS:
         lines += [f"# HELP {name} {name}.", f"# TYPE {name} {kind}"]
         for gpu in range(2):

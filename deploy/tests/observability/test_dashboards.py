@@ -25,6 +25,7 @@ RANGES = {
     "percent": (0, 100),
     "percentunit": (0, 1),
     "Bps": (0, 1e11),
+    "flops": (0, 1e15),
     "bytes": (1e6, 1e13),
     "decgbytes": (1, 200),
     "hertz": (1e8, 2e10),

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{Chips, Instance};
 use octavo_kernels::params::{
-    AttentionParams, CopyBlocksParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, LinearParams,
-    NormParams, PagedDecodeParams, Params, QkvPostParams, QuantLinearParams, QuantWeight, QuantizeParams,
+    AttentionParams, CopyBlocksParams, DequantizeParams, EmbedParams, FillParams, GatherRowsParams, GluParams,
+    LinearParams, NormParams, PagedDecodeParams, Params, QkvPostParams, QuantLinearParams, QuantWeight, QuantizeParams,
     SamplingParams, SamplingRow,
 };
 use octavo_kernels::sources::Source;
@@ -29,6 +29,7 @@ fn structs_lie_as_in_c() {
     let (mut text, mut expected) = (String::new(), Vec::new());
     text += "#include \"gpu.h\"\ntemplate <class T> void offsets(const GatherRowsParams& p) {\n    u32* out = (u32*)p.out;\n";
     let mut check = |layout: fn(&mut String, &mut Vec<(String, u32)>)| layout(&mut text, &mut expected);
+    check(layout::<FillParams>);
     check(layout::<EmbedParams>);
     check(layout::<NormParams>);
     check(layout::<GluParams>);

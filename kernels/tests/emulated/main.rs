@@ -5,6 +5,7 @@ mod attention;
 mod attention_properties;
 mod common;
 mod device;
+mod fill;
 mod launcher;
 mod layout;
 mod linear;

@@ -4,10 +4,11 @@ use std::cell::RefCell;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use octavo_ops::cost::ElementBytes;
 use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
 use octavo_ops::{
-    Backend, BackendError, KvGroup, Program, Rows, StepBatch, StorageType, WeightSource, check_block_counts,
-    check_block_size,
+    Backend, BackendError, DeviceProfile, KvGroup, Program, Rows, StepBatch, StorageType, WeightSource,
+    check_block_counts, check_block_size,
 };
 
 use crate::activation::Activation;
@@ -209,6 +210,15 @@ impl Backend for CpuBackend {
             groups.iter().zip(blocks).map(|(group, &blocks)| KvCache::new(group, blocks, self.kv_dtype)).collect();
         self.kv = caches?;
         Ok(())
+    }
+
+    /// Without limits: measuring them takes longer than loading a small model.
+    fn device_profile(&self) -> DeviceProfile {
+        let kv = match self.kv_dtype {
+            KvDtype::Bf16 => 2,
+            KvDtype::Int8 => 1,
+        };
+        DeviceProfile { elements: ElementBytes { activation: 4, kv }, peaks: None, memory: None }
     }
 
     fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError> {

@@ -63,6 +63,11 @@ impl Arena {
         self.memory.address() + region.offset
     }
 
+    /// Where it begins on the device.
+    pub(crate) fn start(&self) -> u64 {
+        self.memory.address()
+    }
+
     /// Its size.
     pub(crate) fn bytes(&self) -> u64 {
         self.memory.bytes()

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use octavo_kernels::manifest::{Chip, Dtype};
 use octavo_kernels::params::{KV_BLOCK, NO_SLOT};
+use octavo_ops::cost::ElementBytes;
 use octavo_ops::sampling::{SampleBatch, SampledToken};
-use octavo_ops::{Backend, BackendError, KvGroup, Program, StepBatch, WeightSource, check_block_size};
+use octavo_ops::{Backend, BackendError, DeviceProfile, KvGroup, Program, StepBatch, WeightSource, check_block_size};
 
 use crate::driver::{DeviceInfo, Driver, Gpu, Unavailable};
 use crate::layout::Limits;
 use crate::libraries::Version;
 use crate::lower::block_elements;
 use crate::model::{Model, Opened};
+use crate::peaks::peaks;
 use crate::{CudaConfig, Memory, NAME, failed};
 
 /// Tokens a KV block; the one size supported.
@@ -93,6 +95,11 @@ impl CudaBackend {
         self.model.as_ref().map_or((0, 0), |model| model.steps)
     }
 
+    /// What a model is loaded onto.
+    pub(crate) fn opened(&self) -> Opened<'_> {
+        Opened { gpu: &self.gpu, driver: self.driver, config: &self.config, dtype: self.dtype }
+    }
+
     fn model(&self) -> Result<&Model, BackendError> {
         self.model.as_ref().ok_or_else(no_model)
     }
@@ -133,8 +140,8 @@ impl Backend for CudaBackend {
     ) -> Result<(), BackendError> {
         self.model = None;
         self.gpu.bind()?;
-        let opened = Opened { gpu: &self.gpu, driver: self.driver, config: &self.config, dtype: self.dtype };
-        self.model = Some(Model::load(&opened, program, weights, progress)?);
+        let model = Model::load(&self.opened(), program, weights, progress)?;
+        self.model = Some(model);
         Ok(())
     }
 
@@ -191,5 +198,18 @@ impl Backend for CudaBackend {
 
     fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
         self.bound()?.copy_blocks(group, pairs)
+    }
+
+    fn device_profile(&self) -> DeviceProfile {
+        let size = self.dtype.bytes() as u64;
+        DeviceProfile {
+            elements: ElementBytes { activation: size, kv: size },
+            peaks: peaks(self.gpu.info(), self.dtype),
+            memory: self.model.as_ref().map(|model| (model.memory_bytes(), model.step_bytes())),
+        }
+    }
+
+    fn step_counts(&self) -> Option<(u64, u64)> {
+        Some(self.graph_steps())
     }
 }

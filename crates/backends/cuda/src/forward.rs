@@ -16,7 +16,7 @@ use crate::step::StepShape;
 
 /// Thread blocks of decode attention that a multiprocessor holds at once. More would only wait, fewer leave memory idle; the
 /// result is the same.
-const DECODE_BLOCKS: u32 = 4;
+pub(crate) const DECODE_BLOCKS: u32 = 4;
 
 /// A program, ready to be launched.
 pub(crate) struct Machine {

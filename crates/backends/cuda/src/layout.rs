@@ -33,14 +33,12 @@ pub(crate) struct Limits {
 impl Limits {
     pub(crate) fn new(config: &CudaConfig) -> Self {
         let positions = config.max_model_len.max(1);
-        // Few splits of long sequences, so that partial results stay small; enough of short ones to occupy the device.
-        let split_tokens = (positions / 32).next_power_of_two().clamp(256, MAX_SPLIT_TOKENS) as u32;
         Self {
             tokens: config.max_num_batched_tokens.max(1),
             sequences: config.max_num_seqs.max(1),
             rows: config.max_rows.max(1),
             positions,
-            split_tokens,
+            split_tokens: split_tokens(positions),
         }
     }
 
@@ -77,6 +75,12 @@ impl Limits {
         };
         u64::from(bucket(u32::try_from(rows).unwrap_or(u32::MAX / 2)))
     }
+}
+
+/// Tokens of a split of decode attention of sequences of at most so many tokens: few splits of long ones, so that partial results
+/// stay small; enough of short ones to occupy the device.
+pub(crate) fn split_tokens(positions: usize) -> u32 {
+    (positions / 32).next_power_of_two().clamp(256, MAX_SPLIT_TOKENS) as u32
 }
 
 /// Regions of the arena; those of the weights first, the KV cache after all.

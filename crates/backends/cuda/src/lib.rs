@@ -16,10 +16,12 @@
 
 mod arena;
 mod backend;
+mod bench;
 mod build;
 mod cache;
 mod config;
 mod driver;
+mod dummy;
 mod forward;
 mod layout;
 mod libraries;
@@ -27,6 +29,7 @@ mod linear;
 mod lower;
 mod model;
 mod pack;
+mod peaks;
 mod probe;
 mod sample;
 mod step;
@@ -35,6 +38,7 @@ pub mod testing;
 mod weights;
 
 pub use backend::CudaBackend;
+pub use bench::{KernelBench, KernelTime, KernelTimes};
 pub use config::{CudaConfig, Memory};
 pub use driver::{DeviceInfo, DriverError, Unavailable};
 pub use libraries::{Candidate, Kind, OLDEST_CHIP, Unfit, Version, fits, named_folders};

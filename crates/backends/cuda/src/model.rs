@@ -10,6 +10,7 @@ use octavo_ops::{BackendError, BufferId, Op, Program, StepBatch, WeightSource, c
 use crate::arena::Arena;
 use crate::build::{Builder, Instances};
 use crate::driver::{Event, Gpu, Graph, Pinned};
+use crate::dummy::Fill;
 use crate::forward::{Cache, Machine, Scratch, Step};
 use crate::layout::{Layout, Limits, RopeTables, logits_stride};
 use crate::libraries::cublaslt::CublasLt;
@@ -84,7 +85,7 @@ impl Block {
 
 impl Opened<'_> {
     /// cuBLASLt, where it is to be used and there is one. Says at the start what multiplies.
-    fn cublaslt(&self, workspace: u64) -> Option<CublasLt> {
+    pub(crate) fn cublaslt(&self, workspace: u64) -> Option<CublasLt> {
         let chip = self.gpu.info().chip;
         if self.config.batch_invariant {
             tracing::info!(
@@ -146,7 +147,6 @@ impl Model {
         too_large(program, dtype, gpu.memory()?.1)?;
         let layout = Layout::new(program, dtype, &limits)?;
         let arena = Arena::new(gpu, opened.arena_bytes(layout.plan.bytes())?)?;
-        load_weights(opened, program, &layout, &arena, source, progress)?;
 
         let chip = gpu.info().chip;
         let setting = Setting { chip, dtype, batch_invariant: opened.config.batch_invariant };
@@ -161,6 +161,8 @@ impl Model {
         let stages = lowering.stages()?;
         let sample_kernels = SampleKernels::new(&mut lowering.instances);
         let builder = Builder { gpu, driver: opened.driver, config: opened.config };
+        let fill = Fill::new(&builder, dtype, program, source)?;
+        load_weights(opened, program, &layout, &arena, (source, fill.as_ref()), progress)?;
         let kernels = builder.build(&lowering.instances)?;
         let planned = stages.iter().any(|stage| stage.is_planned());
         let (codes, scales) = layout.rounded;
@@ -198,6 +200,10 @@ impl Model {
 
     pub(crate) fn weight_bytes(&self) -> u64 {
         self.layout.weight_bytes
+    }
+
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.machine.gpu.info().memory
     }
 
     pub(crate) fn step_bytes(&self) -> u64 {
@@ -415,7 +421,7 @@ fn load_weights(
     program: &Program,
     layout: &Layout,
     arena: &Arena,
-    source: &dyn WeightSource,
+    (source, fill): (&dyn WeightSource, Option<&Fill>),
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), BackendError> {
     let (gpu, dtype) = (opened.gpu, opened.dtype);
@@ -425,7 +431,7 @@ fn load_weights(
         read += bytes as u64;
         progress(read);
     };
-    let mut loader = Loader { gpu, arena, dtype, source, staging: &mut staging, progress: &mut advance };
+    let mut loader = Loader { gpu, arena, dtype, source, staging: &mut staging, fill, progress: &mut advance };
     for (weight, placed) in program.weights.iter().zip(&layout.weights) {
         loader.load(weight, placed)?;
     }

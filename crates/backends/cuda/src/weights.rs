@@ -8,6 +8,7 @@ use octavo_ops::{BackendError, Op, Program, StorageType, TensorData, Weight, Wei
 
 use crate::arena::{Arena, Plan, Region};
 use crate::driver::{Gpu, Pinned};
+use crate::dummy::Fill;
 use crate::{failed, unsupported};
 
 /// Words of the host's memory through which weights travel.
@@ -131,6 +132,8 @@ pub(crate) struct Loader<'a> {
     pub(crate) source: &'a dyn WeightSource,
     /// Of [`STAGING_WORDS`].
     pub(crate) staging: &'a mut Pinned,
+    /// Of a source whose weights are made up.
+    pub(crate) fill: Option<&'a Fill>,
     /// Gets the bytes read since the last call.
     pub(crate) progress: &'a mut dyn FnMut(usize),
 }
@@ -173,6 +176,16 @@ impl Loader<'_> {
     ) -> Result<(), BackendError> {
         let mut elements = 0;
         for part in parts {
+            if let (Some(fill), Some(rule)) = (self.fill, self.source.rule(&part.tensor)) {
+                let count = part.rows * weight.cols;
+                for &(region, dtype) in targets {
+                    let at = self.arena.at(region) + (elements * dtype.bytes()) as u64;
+                    fill.write(at, count as u64, dtype, &rule)?;
+                }
+                (self.progress)(part.storage.bytes_for(count).unwrap_or(0));
+                elements += count;
+                continue;
+            }
             let data = self.source.tensor(&part.tensor)?;
             part.check(weight.cols, &data)?;
             if data.storage.block_elements() != 1 {

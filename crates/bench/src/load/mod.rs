@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use client::{ClientError, Connection, Target};
-pub use prompt::random_words;
+pub use prompt::{WORDS, random_words};
 pub use report::{Goodput, Report, RequestRecord};
 pub use run::{run, run_watched};
 pub use sse::EventReader;

@@ -8,7 +8,7 @@ use super::{Endpoint, LoadConfig};
 use crate::simulator::mix;
 
 /// Words that common tokenizers hold as one token each, with the space before it.
-const WORDS: [&str; 64] = [
+pub const WORDS: [&str; 64] = [
     "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state",
     "family", "student", "group", "country", "problem", "hand", "part", "place", "case", "week", "company", "system",
     "program", "question", "work", "number", "night", "point", "home", "water", "room", "mother", "area", "money",

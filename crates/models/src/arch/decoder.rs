@@ -222,11 +222,11 @@ impl<'a> Decoder<'a> {
 
     /// A tensor of the checkpoint as `rows` rows of a weight, if it has the shape.
     fn part(&self, tensor: String, rows: usize, expected: &[usize]) -> Result<WeightPart, ModelError> {
-        let found = self.checkpoint.tensor(&tensor)?;
-        if found.shape != expected {
-            return Err(ModelError::Shape { name: tensor, found: found.shape, expected: expected.to_vec() });
+        let (storage, found) = self.checkpoint.describe(&tensor, expected)?;
+        if found != expected {
+            return Err(ModelError::Shape { name: tensor, found, expected: expected.to_vec() });
         }
-        Ok(WeightPart { tensor, rows, storage: found.storage })
+        Ok(WeightPart { tensor, rows, storage })
     }
 }
 

@@ -116,6 +116,10 @@ impl Texts {
         })
     }
 
+    pub(super) fn has_tokenizer(&self) -> bool {
+        self.directory.join(TOKENIZER).exists()
+    }
+
     fn tokenizer_json(&self) -> Result<Option<Vec<u8>>, CheckpointError> {
         read_bounded(&self.directory.join(TOKENIZER), MAX_TOKENIZER_BYTES)
     }

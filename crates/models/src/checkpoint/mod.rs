@@ -113,8 +113,19 @@ pub struct Checkpoint {
 
 #[derive(Debug)]
 enum Files {
-    Gguf { file: MappedFile, header: gguf::Header },
-    HuggingFace { shards: safetensors::Shards, texts: Box<hf::Texts> },
+    Gguf {
+        file: MappedFile,
+        header: gguf::Header,
+    },
+    HuggingFace {
+        shards: safetensors::Shards,
+        texts: Box<hf::Texts>,
+    },
+    /// A directory whose weights are not looked at.
+    Dummy {
+        storage: StorageType,
+        texts: Box<hf::Texts>,
+    },
 }
 
 impl Checkpoint {
@@ -150,6 +161,35 @@ impl Checkpoint {
         Ok(Self { path: path.to_owned(), files, config, generation, chat_template })
     }
 
+    /// Opens a Hugging Face directory without its weights, which need not be there: its program is that of tensors in the
+    /// element type that `config.json` names, to be filled with [`octavo_ops::dummy::DummyWeights`].
+    ///
+    /// # Errors
+    /// It is no such directory, or its files are damaged.
+    pub fn open_without_weights(path: &Path) -> Result<Checkpoint, CheckpointError> {
+        if !path.is_dir() {
+            return Err(CheckpointError::Unrecognised {
+                path: path.to_owned(),
+                reason: "weights are made up (dummy) for a directory with a config.json only".into(),
+            });
+        }
+        let texts = hf::Texts::open(path)?;
+        let config = texts.model_config()?;
+        let storage = match config.dtype.as_str() {
+            "float16" | "half" => StorageType::F16,
+            "bfloat16" => StorageType::BF16,
+            _ => StorageType::F32,
+        };
+        let (generation, chat_template) = (texts.generation_config()?, texts.chat_template()?);
+        let files = Files::Dummy { storage, texts: Box::new(texts) };
+        Ok(Self { path: path.to_owned(), files, config, generation, chat_template })
+    }
+
+    /// Whether there are no weights, and they are to be made up.
+    pub const fn is_dummy(&self) -> bool {
+        matches!(self.files, Files::Dummy { .. })
+    }
+
     /// The file or directory it was opened from.
     pub fn path(&self) -> &Path {
         &self.path
@@ -159,7 +199,7 @@ impl Checkpoint {
     pub const fn format(&self) -> Format {
         match self.files {
             Files::Gguf { .. } => Format::Gguf,
-            Files::HuggingFace { .. } => Format::HuggingFace,
+            Files::HuggingFace { .. } | Files::Dummy { .. } => Format::HuggingFace,
         }
     }
 
@@ -187,7 +227,15 @@ impl Checkpoint {
                     .and_then(|data| data.ok_or_else(missing))
                     .map_err(|source| CheckpointError::Config { path: self.path.clone(), source })
             }
-            Files::HuggingFace { texts, .. } => texts.tokenizer(),
+            Files::HuggingFace { texts, .. } | Files::Dummy { texts, .. } => texts.tokenizer(),
+        }
+    }
+
+    /// Whether there is something to make a tokenizer from.
+    pub fn has_tokenizer(&self) -> bool {
+        match &self.files {
+            Files::Gguf { .. } => true,
+            Files::HuggingFace { texts, .. } | Files::Dummy { texts, .. } => texts.has_tokenizer(),
         }
     }
 
@@ -196,6 +244,7 @@ impl Checkpoint {
         match &self.files {
             Files::Gguf { header, .. } => totals(header.tensors().values()),
             Files::HuggingFace { shards, .. } => totals(shards.infos()),
+            Files::Dummy { .. } => Vec::new(),
         }
     }
 
@@ -209,7 +258,16 @@ impl Checkpoint {
         match &self.files {
             Files::Gguf { file, header } => header.tensors().get(name).map(|info| (info, file.bytes())),
             Files::HuggingFace { shards, .. } => shards.find(name),
+            Files::Dummy { .. } => None,
         }
+    }
+
+    /// Storage type and shape of a tensor; of one that is made up, the shape that is needed.
+    pub(crate) fn describe(&self, name: &str, needed: &[usize]) -> Result<(StorageType, Vec<usize>), WeightError> {
+        if let Files::Dummy { storage, .. } = &self.files {
+            return Ok((*storage, needed.to_vec()));
+        }
+        self.tensor(name).map(|tensor| (tensor.storage, tensor.shape))
     }
 }
 

@@ -127,13 +127,13 @@ impl RepoCache {
     }
 
     /// What is there of a model directory at `commit`.
-    pub(super) fn directory(&self, commit: &str) -> Cached {
+    pub(super) fn directory(&self, commit: &str, with_weights: bool) -> Cached {
         let folder = self.snapshot(commit);
         let has = |name: &str| folder.join(name).is_file();
         if !has(CONFIG) {
             return Cached::Incomplete(CONFIG.to_owned());
         }
-        if let Err(missing) = self.weights_are_there(commit, &folder) {
+        if with_weights && let Err(missing) = self.weights_are_there(commit, &folder) {
             return Cached::Incomplete(missing);
         }
         let known = |name: &&str| has(name) || self.missing_mark(commit, name).exists();

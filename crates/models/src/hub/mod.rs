@@ -51,6 +51,8 @@ pub(crate) struct HubRepo<'a> {
     pub(crate) repo: &'a str,
     /// Branch, tag or commit.
     pub(crate) revision: &'a str,
+    /// Whether the weights of a directory are wanted.
+    pub(crate) with_weights: bool,
 }
 
 impl HubRepo<'_> {
@@ -61,7 +63,7 @@ impl HubRepo<'_> {
         let mut missing = String::new();
         let mut fallback = None;
         if let Some(commit) = cache.commit_of(self.revision) {
-            match cache.directory(&commit) {
+            match cache.directory(&commit, self.with_weights) {
                 Cached::Complete(path) if !self.refresh => return Ok(HubModel { path, commit }),
                 Cached::Complete(path) | Cached::Usable(path) => fallback = Some(HubModel { path, commit }),
                 Cached::Incomplete(what) => match gguf_files(&cache.files(&commit)).as_slice() {
@@ -147,7 +149,7 @@ impl HubRepo<'_> {
         let names = info.names();
         let has = |name: &str| names.iter().any(|other| other == name);
         let weights = weights(&names);
-        if weights == Weights::None {
+        if weights == Weights::None && self.with_weights {
             let path = self.only_gguf(&names).and_then(|name| self.fetch_one(&client, cache, &info.commit, &name))?;
             return Ok(HubModel { path, commit: info.commit });
         }
@@ -166,6 +168,7 @@ impl HubRepo<'_> {
             }
         }
         match weights {
+            _ if !self.with_weights => {}
             Weights::Sharded => self.fetch_shards(&download, &names)?,
             Weights::Files(files) => files.iter().try_for_each(|name| download.file(name).map(drop))?,
             Weights::None => {}

@@ -82,8 +82,9 @@ impl Resolver<'_> {
     }
 
     fn hub(&self, repo: &str, revision: &str, gguf: Option<&GgufChoice>) -> Result<ResolvedModel, ResolveError> {
-        let ResolveOptions { hub: options, offline, refresh, .. } = self.options;
-        let repo = HubRepo { options, offline: *offline, refresh: *refresh, progress: self.progress, repo, revision };
+        let ResolveOptions { hub: options, offline, refresh, without_weights, .. } = self.options;
+        let (offline, refresh, with_weights) = (*offline, *refresh, !without_weights);
+        let repo = HubRepo { options, offline, refresh, progress: self.progress, repo, revision, with_weights };
         let HubModel { path, commit } = match gguf {
             Some(choice) => repo.gguf(choice)?,
             None => repo.directory()?,

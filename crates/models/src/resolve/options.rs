@@ -17,6 +17,8 @@ pub struct ResolveOptions {
     pub refresh: bool,
     /// Refuse a catalog model whose architecture is not served, before anything is downloaded.
     pub require_served: bool,
+    /// Of a Hugging Face directory, leave out the weights: they are to be made up.
+    pub without_weights: bool,
     /// Octavo's own cache (`OCTAVO_CACHE`, else `octavo` under `HF_HOME`, `XDG_CACHE_HOME` or `~/.cache`).
     pub cache_dir: PathBuf,
     /// How to run pip; `None` looks for it.
@@ -128,6 +130,7 @@ impl ResolveOptions {
             offline,
             refresh: false,
             require_served: false,
+            without_weights: false,
             cache_dir,
             pip: None,
             hub: HubOptions {

@@ -30,6 +30,23 @@ fn a_directory_is_fetched_into_the_layout_of_the_python_clients() {
 }
 
 #[test]
+fn weights_that_are_to_be_made_up_are_not_fetched() {
+    let hub = Hub::start();
+    publish(&hub, COMMIT, &small_model(5000));
+    let mut machine = Machine::with(&hub);
+    machine.options.without_weights = true;
+    let model = machine.resolve(REPO).unwrap();
+    assert!(model.path.join("config.json").exists() && !model.path.join("model.safetensors").exists());
+    let requests = hub.seen().len();
+    assert_eq!(machine.resolve(REPO).unwrap(), model);
+    assert_eq!(hub.seen().len(), requests, "what is there is enough");
+    // Who wants the weights gets them.
+    machine.options.without_weights = false;
+    assert_eq!(machine.resolve(REPO).unwrap(), model);
+    assert_eq!(std::fs::read(model.path.join("model.safetensors")).unwrap(), content(5000));
+}
+
+#[test]
 fn a_second_resolve_asks_nobody() {
     let hub = Hub::start();
     publish(&hub, COMMIT, &small_model(5000));

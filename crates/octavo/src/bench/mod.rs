@@ -1,7 +1,9 @@
-//! `octavo bench`: measurements in vLLM's terms.
+//! `octavo bench`: measurements in vLLM's terms, and against a device's limits.
 
 mod bar;
+mod kernels;
 mod offline;
+mod roofline;
 mod serve;
 
 use std::path::Path;
@@ -19,6 +21,8 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
         BenchCommand::Serve(args) => serve::run(&args),
         BenchCommand::Latency(args) => offline::latency(&args),
         BenchCommand::Throughput(args) => offline::throughput(&args),
+        BenchCommand::Kernels(args) => kernels::run(&args),
+        BenchCommand::Roofline(args) => roofline::run(*args),
     }
 }
 

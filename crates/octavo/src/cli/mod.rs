@@ -27,8 +27,8 @@ use octavo_backend_cpu::Isa;
 
 pub(crate) use batch::RunBatchArgs;
 pub(crate) use bench::{
-    BatchArgs, BenchArgs, BenchCommand, BenchLatencyArgs, BenchServeArgs, BenchThroughputArgs, LoadBackend, ReportArgs,
-    RequestsArgs,
+    BatchArgs, BenchArgs, BenchCommand, BenchKernelsArgs, BenchLatencyArgs, BenchRooflineArgs, BenchServeArgs,
+    BenchThroughputArgs, LoadBackend, ReportArgs, RequestsArgs, SizesArgs,
 };
 pub(crate) use client::{ChatArgs, ClientArgs, CompleteArgs};
 pub(crate) use health::HealthArgs;
@@ -37,8 +37,8 @@ pub(crate) use layers::Environment;
 pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, ObserveArgs, SamplingArgs, SourceArgs};
 pub(crate) use serve::{NetworkArgs, ServeArgs};
 pub(crate) use values::{
-    ContentFormat, Device, Dtype, FingerprintMode, GenerationSource, JsonObject, LogFormat, MaxModelLen, Policy,
-    TextList,
+    ContentFormat, Device, Dtype, FingerprintMode, GenerationSource, JsonObject, LoadFormat, LogFormat, MaxModelLen,
+    Policy, TextList,
 };
 
 /// The model that `octavo serve` takes when none is named.

@@ -10,8 +10,8 @@ use octavo_backend_cpu::Isa;
 use crate::cli::DEFAULT_MODEL;
 use crate::cli::compat::CompatArgs;
 use crate::cli::values::{
-    self, Bound, ContentFormat, Device, Dtype, GenerationSource, JsonObject, LogFormat, MaxModelLen, Policy,
-    TracedModule,
+    self, Bound, ContentFormat, Device, Dtype, GenerationSource, JsonObject, LoadFormat, LogFormat, MaxModelLen,
+    Policy, TracedModule,
 };
 
 /// Where a model comes from.
@@ -71,6 +71,11 @@ pub(crate) struct ModelArgs {
 
     #[command(flatten)]
     pub(crate) source: SourceArgs,
+
+    /// Where weights come from: the model's files, or nowhere. dummy makes them up, for measuring: a folder with a config.json is
+    /// enough, and of a hub's model no weights are fetched.
+    #[arg(long, value_enum, default_value_t = LoadFormat::Auto)]
+    pub(crate) load_format: LoadFormat,
 
     /// Names the API answers to; the first is the label of the metrics. Default: the model as given.
     #[arg(long, num_args = 1.., value_name = "NAME")]

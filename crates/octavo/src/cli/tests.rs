@@ -261,7 +261,6 @@ fn unserved_flags_warn_or_refuse() {
         vec!["--lora-modules", "a=/a"],
         vec!["--speculative-config.method", "ngram"],
         vec!["--kv-transfer-config", r#"{"kv_connector":"x"}"#],
-        vec!["--load-format", "dummy"],
         vec!["--hf-overrides.x", "1"],
         vec!["--logprobs-mode", "processed_logits"],
     ] {

@@ -25,6 +25,16 @@ pub(crate) enum Dtype {
     Float16,
 }
 
+/// Where weights come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LoadFormat {
+    /// The model's files.
+    #[value(aliases = ["safetensors", "gguf", "hf"])]
+    Auto,
+    /// Nowhere: they are made up.
+    Dummy,
+}
+
 /// Which waiting request is next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Policy {

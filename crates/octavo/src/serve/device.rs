@@ -39,6 +39,8 @@ pub(crate) struct Computer {
     pub(crate) budget: usize,
     /// Bytes that the device has for the KV cache; `None` where it is the processor's memory.
     pub(crate) kv_bytes: Option<u64>,
+    /// For people: `NVIDIA H200 (sm_90a, 140.4 GiB), bfloat16`.
+    pub(crate) name: String,
 }
 
 /// What the processor keeps keys and values as, by vLLM's names.
@@ -131,10 +133,11 @@ pub(crate) fn load(choice: &Choice, args: &ComposeArgs, files: ModelFiles) -> Re
     match choice {
         Choice::Cpu(config) => {
             let mut backend = CpuBackend::new(*config)?;
-            info!("device: cpu, {} threads, {} kernels", backend.threads(), backend.isa());
             let device = backend.isa().to_string();
+            let name = format!("cpu, {} threads, {device} kernels", backend.threads());
+            info!("device: {name}");
             let model = files.load(args, &mut backend)?;
-            Ok((model, Computer { backend: Box::new(backend), device, budget: CPU_BUDGET, kv_bytes: None }))
+            Ok((model, Computer { backend: Box::new(backend), device, budget: CPU_BUDGET, kv_bytes: None, name }))
         }
         Choice::Cuda => {
             let mut backend = cuda_backend(args, &files)?;
@@ -145,8 +148,20 @@ pub(crate) fn load(choice: &Choice, args: &ComposeArgs, files: ModelFiles) -> Re
                 human_bytes(backend.step_bytes()),
                 human_bytes(kv_bytes)
             );
-            Ok((model, Computer { backend: Box::new(backend), device, budget: GPU_BUDGET, kv_bytes: Some(kv_bytes) }))
+            let name = format!("{}, {}", described(backend.device()), backend.dtype());
+            let kv_bytes = Some(kv_bytes);
+            Ok((model, Computer { backend: Box::new(backend), device, budget: GPU_BUDGET, kv_bytes, name }))
         }
+    }
+}
+
+/// What a GPU computes in; `None` leaves it to the chip.
+pub(crate) const fn element_type(dtype: Dtype) -> Option<octavo_backend_cuda::Dtype> {
+    match dtype {
+        Dtype::Auto => None,
+        Dtype::Float32 => Some(octavo_backend_cuda::Dtype::F32),
+        Dtype::Float16 => Some(octavo_backend_cuda::Dtype::F16),
+        Dtype::Bfloat16 => Some(octavo_backend_cuda::Dtype::Bf16),
     }
 }
 
@@ -164,12 +179,7 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
     };
     let config = CudaConfig {
         device: 0,
-        dtype: match args.model.dtype {
-            Dtype::Auto => None,
-            Dtype::Float32 => Some(octavo_backend_cuda::Dtype::F32),
-            Dtype::Float16 => Some(octavo_backend_cuda::Dtype::F16),
-            Dtype::Bfloat16 => Some(octavo_backend_cuda::Dtype::Bf16),
-        },
+        dtype: element_type(args.model.dtype),
         libraries: named_folders(),
         kernel_pack: kernels::pack(args.model.kernel_pack.as_deref())?.map(|(folder, _)| folder),
         kernel_cache: ResolveOptions::from_env().cache_dir.join("kernels"),

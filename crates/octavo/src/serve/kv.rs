@@ -1,7 +1,7 @@
 //! How much KV cache, and how long a context fits it.
 
 use anyhow::{Result, bail};
-use octavo_ops::Backend;
+use octavo_ops::{Backend, Program};
 use octavo_runner::KvBudget;
 use tracing::{info, warn};
 
@@ -30,16 +30,28 @@ pub(crate) fn plan(
     device_bytes: Option<u64>,
     block_size: usize,
 ) -> Result<KvPlan> {
-    let block_bytes: u64 = model.program.kv_groups.iter().map(|g| backend.kv_block_bytes(g, block_size)).sum();
+    let (budget, blocks) = blocks(args, &model.program, backend, device_bytes, block_size);
+    // Block 0 is the null block.
+    let fits = blocks.saturating_sub(1).saturating_mul(block_size);
+    let max_model_len = max_model_len(args, model.checkpoint.config().max_position_embeddings, fits, device_bytes)?;
+    Ok(KvPlan { budget, max_model_len })
+}
+
+/// What the cache may take, and the blocks that it then has, the null block included.
+pub(crate) fn blocks(
+    args: &EngineArgs,
+    program: &Program,
+    backend: &dyn Backend,
+    device_bytes: Option<u64>,
+    block_size: usize,
+) -> (KvBudget, usize) {
+    let block_bytes: u64 = program.kv_groups.iter().map(|g| backend.kv_block_bytes(g, block_size)).sum();
     let budget = budget(args, device_bytes);
     let blocks = match budget {
         KvBudget::Blocks(blocks) => blocks,
         KvBudget::Bytes(bytes) => usize::try_from(bytes / block_bytes.max(1)).unwrap_or(usize::MAX),
     };
-    // Block 0 is the null block.
-    let fits = blocks.saturating_sub(1).saturating_mul(block_size);
-    let max_model_len = max_model_len(args, model.checkpoint.config().max_position_embeddings, fits, device_bytes)?;
-    Ok(KvPlan { budget, max_model_len })
+    (budget, blocks)
 }
 
 fn budget(args: &EngineArgs, device_bytes: Option<u64>) -> KvBudget {

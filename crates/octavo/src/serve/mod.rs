@@ -7,19 +7,21 @@ mod kv_events;
 mod listen;
 mod model;
 pub(crate) mod settings;
+mod stand_in;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use octavo_engine::{Engine, KvEventSink};
 use octavo_kv_events::Publisher;
-use octavo_ops::Backend;
+use octavo_ops::{Backend, Program};
 use octavo_runner::{Runner, RunnerConfig};
 use octavo_server::{KvEventSource, Server, Shutdown, serve_while_loading};
 use octavo_telemetry::{BuildInfo, Telemetry, TelemetryConfig, Traces};
 use tracing::{info, warn};
 
-use crate::cli::{ComposeArgs, EngineArgs, ServeArgs};
+use crate::cli::{ComposeArgs, EngineArgs, MaxModelLen, ServeArgs};
 use crate::serve::device::Computer;
 use crate::serve::listen::Bound;
 use crate::serve::model::ModelFiles;
@@ -124,11 +126,51 @@ pub(crate) fn compose_in_process(args: &ComposeArgs) -> Result<Composed> {
     compose(args, &settings)
 }
 
+/// A model on its device, without an engine; its KV cache is not yet allocated.
+pub(crate) struct BareModel {
+    pub(crate) backend: Box<dyn Backend>,
+    pub(crate) program: Arc<Program>,
+    /// As it was asked for.
+    pub(crate) name: String,
+    /// For people.
+    pub(crate) device: String,
+    /// Whether the processor computes.
+    pub(crate) on_host: bool,
+    /// Tokens of a KV block.
+    pub(crate) block_size: usize,
+    /// Blocks that there is memory for, the null block included.
+    pub(crate) blocks: usize,
+}
+
+/// Loads a model for sequences of at most `--max-model-len` tokens. Blocking, as [`compose`] is.
+///
+/// # Errors
+/// Flags that are refused, or whatever keeps the model from being loaded.
+pub(crate) fn load_model(args: &ComposeArgs) -> Result<BareModel> {
+    check(args)?;
+    let choice = device::choose(args)?;
+    let files = ModelFiles::open(args)?;
+    let trained = files.checkpoint.config().max_position_embeddings;
+    if let Some(MaxModelLen::Tokens(tokens)) = args.engine.max_model_len
+        && tokens > trained
+    {
+        bail!("the model was made for at most {trained} tokens, not for {tokens}");
+    }
+    let (model, computer) = device::load(&choice, args, files)?;
+    let Computer { backend, kv_bytes, name: device, .. } = computer;
+    let block_size = block_size(&args.engine, backend.as_ref())?;
+    let (_, blocks) = kv::blocks(&args.engine, &model.program, backend.as_ref(), kv_bytes, block_size);
+    let name = args.model.reference().to_owned();
+    let on_host = kv_bytes.is_none();
+    Ok(BareModel { backend, program: model.program, name, device, on_host, block_size, blocks })
+}
+
 /// Loads the model and puts the parts together. Blocking: minutes where a model is downloaded.
 fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let limits = &args.engine;
     let choice = device::choose(args)?;
-    let (model, Computer { backend, device, budget, kv_bytes }) = device::load(&choice, args, ModelFiles::open(args)?)?;
+    let files = ModelFiles::open(args)?;
+    let (model, Computer { backend, device, budget, kv_bytes, .. }) = device::load(&choice, args, files)?;
     let backend_name = backend.name();
     let block_size = block_size(limits, backend.as_ref())?;
     let plan = kv::plan(limits, &model, backend.as_ref(), kv_bytes, block_size)?;
@@ -141,7 +183,14 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
         kv: plan.budget,
         async_scheduling: limits.async_scheduling,
     };
-    let runner = Runner::new(backend, model.program.clone(), runner_config)?;
+    let mut server_config = settings::server_config(args, settings, &model, plan.max_model_len);
+    let model_name = server_config.served_model_names[0].clone();
+    let telemetry = Telemetry::new(TelemetryConfig {
+        model_name: model_name.clone(),
+        engine: 0,
+        max_model_len: plan.max_model_len,
+    });
+    let runner = Runner::observed(backend, model.program.clone(), runner_config, |known| telemetry.device(known))?;
     let memory = runner.memory_plan().clone();
     let tokens = (memory.blocks - 1) * block_size;
     info!(
@@ -157,13 +206,6 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
         tokens as f64 / plan.max_model_len as f64
     );
 
-    let mut server_config = settings::server_config(args, settings, &model, plan.max_model_len);
-    let model_name = server_config.served_model_names[0].clone();
-    let telemetry = Telemetry::new(TelemetryConfig {
-        model_name: model_name.clone(),
-        engine: 0,
-        max_model_len: plan.max_model_len,
-    });
     let traces = settings.traces.as_ref().map(|config| telemetry.start_traces(config)).transpose()?;
     if let Some(config) = &settings.traces {
         info!("traces are sent to {}", config.endpoint());

@@ -6,14 +6,15 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use octavo_models::{Checkpoint, TokenizerData};
-use octavo_ops::{Backend, Program};
+use octavo_ops::dummy::DummyWeights;
+use octavo_ops::{Backend, Program, WeightSource};
 use octavo_server::{SamplingDefaults, TextModel};
 use octavo_text::{ChatTemplate, GgufVocabulary, SpecialTokens, Tokenizer};
 use tracing::{info, warn};
 
-use crate::cli::{ComposeArgs, ContentFormat};
+use crate::cli::{ComposeArgs, ContentFormat, LoadFormat};
 use crate::pull;
-use crate::serve::generation;
+use crate::serve::{generation, stand_in};
 use crate::system::human_bytes;
 
 /// A model whose files are open.
@@ -38,12 +39,16 @@ impl ModelFiles {
         if let Some(tokenizer) = args.model.tokenizer.as_deref().filter(|tokenizer| *tokenizer != reference) {
             bail!("--tokenizer {tokenizer}: only the model's own tokenizer is served, that of {reference}");
         }
-        let resolved = pull::resolve(reference, &args.model.source)?;
+        let format = args.model.load_format;
+        let resolved = pull::resolve(reference, &args.model.source, format)?;
         if let Some(entry) = resolved.entry.filter(|entry| !entry.served) {
             bail!("{}: the architecture '{}' is not served yet", entry.name, entry.architecture);
         }
         let path = &resolved.path;
-        let checkpoint = Checkpoint::open(path)?;
+        let checkpoint = match format {
+            LoadFormat::Auto => Checkpoint::open(path)?,
+            LoadFormat::Dummy => Checkpoint::open_without_weights(path).context("--load-format dummy")?,
+        };
         let config = checkpoint.config();
         let program = octavo_models::build_program(&checkpoint).with_context(|| path.display().to_string())?;
         info!(
@@ -84,16 +89,28 @@ impl ModelFiles {
 fn load_weights(program: &Program, checkpoint: &Checkpoint, backend: &mut dyn Backend) -> Result<()> {
     let begun = Instant::now();
     let progress = pull::progress();
+    let made_up = checkpoint.is_dummy().then(|| DummyWeights::new(program));
+    let (source, how): (&dyn WeightSource, _) = match &made_up {
+        Some(weights) => (weights, "made up"),
+        None => (checkpoint, "read"),
+    };
     let task = progress.begin("loading weights", Some(program.weight_bytes()));
-    backend.load(program, checkpoint, &mut |bytes| task.advance_to(bytes))?;
+    backend.load(program, source, &mut |bytes| task.advance_to(bytes))?;
     task.finish();
-    info!("weights: {} in memory, read in {:.2} s", human_bytes(backend.weight_bytes()), begun.elapsed().as_secs_f64());
+    let (memory, seconds) = (human_bytes(backend.weight_bytes()), begun.elapsed().as_secs_f64());
+    info!("weights: {memory} in memory, {how} in {seconds:.2} s");
+    if made_up.is_some() {
+        warn!("--load-format dummy: the weights are made up, so the answers mean nothing");
+    }
     Ok(())
 }
 
 /// Tokenizer and chat template.
 fn text_model(args: &ComposeArgs, checkpoint: &Checkpoint) -> Result<TextModel> {
-    let tokenizer = Arc::new(tokenizer(checkpoint.tokenizer()?)?);
+    let tokenizer = Arc::new(match checkpoint.is_dummy() && !checkpoint.has_tokenizer() {
+        true => stand_in::tokenizer(checkpoint.config().vocab_size)?,
+        false => tokenizer(checkpoint.tokenizer()?)?,
+    });
     let template = template(args.chat.chat_template.as_deref(), checkpoint, tokenizer.special())?;
     let template = match args.chat.chat_template_content_format {
         ContentFormat::Auto => template,

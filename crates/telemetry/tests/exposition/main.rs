@@ -7,8 +7,8 @@ mod parser;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use octavo_telemetry::{
-    BuildInfo, EngineMetrics, FinishedRequest, HttpExchange, HttpMetrics, Rejection, StepStats, Telemetry,
-    TelemetryConfig,
+    BuildInfo, DeviceConfig, DeviceMemory, DeviceStep, EngineMetrics, FinishedRequest, HttpExchange, HttpMetrics,
+    Rejection, StepStats, Telemetry, TelemetryConfig,
 };
 use parser::{Family, parse};
 use proptest::prelude::*;
@@ -438,4 +438,49 @@ proptest! {
         let sum = gaps.iter().sum::<u64>() as f64 / 1e9;
         prop_assert_eq!(family.value("_sum", &[]), sum);
     }
+}
+
+#[test]
+fn steps_of_the_device_are_counted_and_held_against_its_limits() {
+    let telemetry = telemetry("m");
+    let memory = DeviceMemory { total: 100, weights: 40, kv_cache: 30, workspace: 20 };
+    let config = DeviceConfig { memory: Some(memory), peaks: Some((1000.0, 4000.0)), records_steps: true };
+    let device = telemetry.device(&config);
+    let at_rest = scrape(&telemetry);
+    for name in ["flops", "read_bytes", "write_bytes"] {
+        assert_eq!(family(&at_rest, &format!("vllm:estimated_{name}_per_gpu_total")).value("", &[]), 0.0);
+    }
+    assert_eq!(family(&at_rest, "octavo_cuda_graph_steps_total").label_values("mode"), ["launched", "replayed"]);
+    assert_eq!(family(&at_rest, "octavo_step_flops_utilization").value("", &[]), 0.0);
+    let step = DeviceStep { flops: 1000, read_bytes: 300, written_bytes: 100, busy: Duration::from_millis(500) };
+    for _ in 0..2 {
+        device.step(&step);
+    }
+    device.steps(5, 1);
+    device.utilization(&step);
+    let families = scrape(&telemetry);
+    let value = |name: &str, labels: &[(&str, &str)]| family(&families, name).value("", labels);
+    assert_eq!(value("vllm:estimated_flops_per_gpu_total", &[]), 2000.0);
+    assert_eq!(value("vllm:estimated_read_bytes_per_gpu_total", &[]), 600.0);
+    assert_eq!(value("vllm:estimated_write_bytes_per_gpu_total", &[]), 200.0);
+    assert_eq!(family(&families, "octavo_step_busy_seconds").value("_sum", &[]), 1.0);
+    assert_eq!(family(&families, "octavo_step_busy_seconds").value("_count", &[]), 2.0);
+    assert_eq!(value("octavo_cuda_graph_steps_total", &[("mode", "replayed")]), 5.0);
+    assert_eq!(value("octavo_device_memory_bytes", &[("kind", "kv_cache")]), 30.0);
+    assert_eq!(value("octavo_step_bandwidth_utilization", &[]), 0.8);
+    assert_eq!(value("octavo_step_flops_utilization", &[]), 0.5);
+    assert_eq!(value("octavo_device_peak_bytes_per_second", &[]), 1000.0);
+}
+
+#[test]
+fn of_a_device_that_states_nothing_no_shares_are_told() {
+    let telemetry = telemetry("m");
+    let device = telemetry.device(&DeviceConfig::default());
+    device.step(&DeviceStep { flops: 1, read_bytes: 1, written_bytes: 1, busy: Duration::from_millis(1) });
+    device.utilization(&DeviceStep::default());
+    device.steps(1, 1);
+    let families = scrape(&telemetry);
+    let named = |part: &str| families.iter().any(|family| family.name.contains(part));
+    assert!(named("estimated_flops") && named("step_busy_seconds"));
+    assert!(!named("utilization") && !named("peak") && !named("device_memory") && !named("cuda_graph"));
 }

@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
+mod bench;
 mod checkpoints;
 #[path = "../common/mod.rs"]
 mod common;
 mod devices;
+mod dummy;
 mod faults;
 mod graphs;
 mod overlap;

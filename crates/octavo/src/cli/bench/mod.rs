@@ -1,10 +1,12 @@
 //! Flags of `octavo bench`: those of `vllm bench`, with its defaults.
 
+mod device;
 mod offline;
 mod serve;
 
 use clap::{Args, Subcommand};
 
+pub(crate) use device::{BenchKernelsArgs, BenchRooflineArgs, SizesArgs};
 pub(crate) use offline::{BatchArgs, BenchLatencyArgs, BenchThroughputArgs, ReportArgs, RequestsArgs};
 pub(crate) use serve::{BenchServeArgs, LoadBackend};
 
@@ -22,4 +24,8 @@ pub(crate) enum BenchCommand {
     Latency(Box<BenchLatencyArgs>),
     /// Run many random prompts at once, without a server, and tell how much gets done in a second.
     Throughput(Box<BenchThroughputArgs>),
+    /// Measure each kernel of the GPU at the sizes of a model, and hold it against the GPU's limits.
+    Kernels(Box<BenchKernelsArgs>),
+    /// Measure a model's steps, and hold each against the least time that its bytes and FLOPs take on the device.
+    Roofline(Box<BenchRooflineArgs>),
 }

@@ -1,0 +1,169 @@
+//! The kernels to measure: instance, sizes, operands.
+
+use octavo_kernels::manifest::{Chip, Dtype, Instance};
+use octavo_kernels::params::Params;
+use octavo_ops::BackendError;
+
+use super::{At, CACHES, KernelBench, Launcher, MOST, unplanned};
+use crate::DeviceInfo;
+use crate::arena::Plan;
+use crate::build::Instances;
+use crate::libraries::cublaslt::{Operands, Shape, bucket};
+
+/// A kernel on operands of some sizes.
+pub(crate) struct Case {
+    pub(crate) kernel: String,
+    pub(crate) what: String,
+    pub(crate) bytes: u64,
+    pub(crate) flops: u64,
+    /// Bytes of one copy of the operands.
+    pub(crate) footprint: u64,
+    /// Arrays of numbers: ids, positions, block tables, plans.
+    pub(crate) tables: Vec<u32>,
+    pub(crate) needs_library: bool,
+    pub(crate) launch: Launch,
+}
+
+type Launch = Box<dyn Fn(&Launcher, At) -> Result<(), BackendError>>;
+
+impl Case {
+    /// Copies of the operands that fill the level-2 cache a few times over; two at least.
+    pub(crate) fn copies(&self, cache_bytes: u64) -> usize {
+        let copies = (CACHES * cache_bytes).div_ceil(self.footprint.max(1)) + 1;
+        copies.clamp(2, MOST as u64) as usize
+    }
+}
+
+/// What a kernel does, for whoever adds its case.
+pub(super) struct Work {
+    /// On what.
+    pub(super) what: String,
+    /// Moved at least.
+    pub(super) bytes: usize,
+    pub(super) flops: usize,
+    /// Where operands lie in a copy.
+    pub(super) plan: Plan,
+    pub(super) tables: Tables,
+}
+
+/// The cases that are wanted.
+pub(super) struct Cases<'a> {
+    pub(super) bench: &'a KernelBench,
+    pub(super) device: &'a DeviceInfo,
+    pub(super) dtype: Dtype,
+    pub(super) list: Vec<Case>,
+    pub(super) instances: Instances,
+    /// What cuBLASLt is to plan.
+    pub(super) products: Vec<(Shape, u32)>,
+}
+
+impl<'a> Cases<'a> {
+    pub(super) fn new(bench: &'a KernelBench, device: &'a DeviceInfo, dtype: Dtype) -> Self {
+        Self { bench, device, dtype, list: Vec::new(), instances: Instances::default(), products: Vec::new() }
+    }
+
+    pub(super) fn all(&mut self, with_library: bool) {
+        self.products(with_library);
+        self.attention();
+        self.rows();
+        self.sampling();
+    }
+
+    pub(super) fn chip(&self) -> Chip {
+        self.device.chip
+    }
+
+    /// Bytes of an element.
+    pub(super) fn size(&self) -> usize {
+        self.dtype.bytes()
+    }
+
+    /// Rows of every step.
+    pub(super) fn row_counts(&self) -> Vec<usize> {
+        let mut rows: Vec<usize> = self.bench.batch_sizes.iter().chain(&self.bench.prefill).copied().collect();
+        rows.sort_unstable();
+        rows.dedup();
+        rows
+    }
+
+    fn wants(&self, kernel: &str, what: &str) -> bool {
+        self.bench
+            .filter
+            .as_ref()
+            .is_none_or(|filter| kernel.contains(filter.as_str()) || what.contains(filter.as_str()))
+    }
+
+    /// Adds a kernel; `make` gives its parameters and its grid, which may depend on the threads of a block.
+    pub(super) fn kernel<P: Params + 'static>(
+        &mut self,
+        instance: Instance,
+        work: Work,
+        make: impl Fn(At, u32) -> (P, [u32; 3]) + 'static,
+    ) {
+        self.kernel_with_shared(instance, work, None, make);
+    }
+
+    /// The same, with so many bytes of dynamic shared memory in place of the most.
+    pub(super) fn kernel_with_shared<P: Params + 'static>(
+        &mut self,
+        instance: Instance,
+        work: Work,
+        shared: Option<u32>,
+        make: impl Fn(At, u32) -> (P, [u32; 3]) + 'static,
+    ) {
+        if !self.wants(&instance.name, &work.what) {
+            return;
+        }
+        let name = instance.name.clone();
+        let id = self.instances.id(instance);
+        let launch = move |launcher: &Launcher, at: At| {
+            let kernel = launcher.kernels.get(id);
+            let (params, grid) = make(at, kernel.threads);
+            Ok(launcher.gpu.launch(kernel, grid, shared.unwrap_or(kernel.shared), &params)?)
+        };
+        self.push(name, work, false, Box::new(launch));
+    }
+
+    /// Adds a product of cuBLASLt's.
+    pub(super) fn library(&mut self, shape: Shape, rows: u32, work: Work, make: impl Fn(At) -> Operands + 'static) {
+        const NAME: &str = "cublasLt";
+        if !self.wants(NAME, &work.what) {
+            return;
+        }
+        let rows = bucket(rows);
+        self.products.push((shape, rows));
+        let launch = move |launcher: &Launcher, at: At| {
+            let library = launcher.library.as_ref().ok_or_else(unplanned)?;
+            library.run(shape, rows, &make(at))
+        };
+        self.push(NAME.to_owned(), work, true, Box::new(launch));
+    }
+
+    fn push(&mut self, kernel: String, work: Work, needs_library: bool, launch: Launch) {
+        let Work { what, bytes, flops, plan, tables } = work;
+        let (bytes, flops, tables) = (bytes as u64, flops as u64, tables.words);
+        self.list.push(Case { kernel, what, bytes, flops, footprint: plan.bytes(), tables, needs_library, launch });
+    }
+}
+
+/// Arrays of numbers, one after the other.
+#[derive(Debug, Default)]
+pub(super) struct Tables {
+    words: Vec<u32>,
+}
+
+impl Tables {
+    /// Adds an array; its first word.
+    pub(super) fn add(&mut self, values: impl IntoIterator<Item = u32>) -> usize {
+        // At multiples of 16 bytes, as in a step.
+        self.words.resize(self.words.len().next_multiple_of(4), 0);
+        let start = self.words.len();
+        self.words.extend(values);
+        start
+    }
+}
+
+/// `1 row`, `8 rows`.
+pub(super) fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}

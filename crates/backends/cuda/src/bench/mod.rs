@@ -1,0 +1,234 @@
+//! How long each kernel takes at the sizes of a model: for `octavo bench kernels`.
+//!
+//! A kernel is launched again and again on other copies of its operands, so many of them that none is still in the level-2 cache
+//! when its turn comes again, in one recorded graph, whose time is divided by its launches. Operands are made-up numbers,
+//! never zeros, which a device multiplies faster.
+
+mod attention;
+mod cases;
+mod products;
+mod rows;
+
+use std::time::{Duration, Instant};
+
+use octavo_kernels::manifest::Dtype;
+use octavo_ops::BackendError;
+use octavo_ops::cost::Peaks;
+use octavo_ops::dummy::DummyRule;
+
+use crate::arena::{Arena, Region};
+use crate::build::{Builder, Kernels};
+use crate::driver::Gpu;
+use crate::dummy::Fill;
+use crate::libraries::cublaslt::{CublasLt, WORKSPACE};
+use crate::model::Opened;
+use crate::peaks::{cache_bytes, peaks};
+use crate::{CudaBackend, failed};
+
+use cases::{Case, Cases};
+
+/// Sizes of the model and of the steps whose kernels are measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelBench {
+    /// H.
+    pub hidden: usize,
+    /// Columns of the gated activation.
+    pub inner: usize,
+    /// Query heads, key-value heads, elements of a head.
+    pub heads: octavo_ops::HeadShape,
+    /// Layers: a KV block holds all of them.
+    pub layers: usize,
+    /// V.
+    pub vocab_size: usize,
+    /// Rows of decode steps.
+    pub batch_sizes: Vec<usize>,
+    /// Tokens of each of their sequences.
+    pub contexts: Vec<usize>,
+    /// Rows of prefill steps: the tokens of one prompt.
+    pub prefill: Vec<usize>,
+    /// Only kernels whose name or sizes contain it.
+    pub filter: Option<String>,
+    /// For how long a kernel is repeated for one measurement.
+    pub min_time: Duration,
+}
+
+/// A kernel's time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelTime {
+    /// The instance's name, or `cublasLt`.
+    pub kernel: String,
+    /// On what: `gate_up 24576x4096, 8 rows`.
+    pub what: String,
+    /// The median of a launch, the start of the next one included; `None` where operands do not fit the memory.
+    pub seconds: Option<f64>,
+    /// Bytes that it moves at least.
+    pub bytes: u64,
+    /// Floating-point operations.
+    pub flops: u64,
+    /// Copies of its operands that took turns.
+    pub copies: usize,
+}
+
+/// Every kernel's time, on one device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelTimes {
+    /// The device's limits, if they are known.
+    pub peaks: Option<Peaks>,
+    /// The times.
+    pub times: Vec<KernelTime>,
+}
+
+/// Measurements of a kernel, whose median counts.
+const MEASUREMENTS: usize = 7;
+
+/// Launches of a graph, at most.
+const MOST: usize = 4096;
+
+/// Level-2 caches that the copies of operands fill.
+const CACHES: u64 = 3;
+
+/// What operands are made of.
+const OPERANDS: DummyRule = DummyRule { seed: 1, centre: 0.0, spread: 1.0 };
+
+/// Where a case's operands lie: a copy of its data, and the arrays of numbers that all copies share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct At {
+    data: u64,
+    tables: u64,
+}
+
+impl At {
+    /// The address of an operand.
+    fn data(self, region: Region) -> u64 {
+        self.data + region.offset
+    }
+
+    /// The address of an array by its first word.
+    fn table(self, word: usize) -> u64 {
+        self.tables + (word * size_of::<u32>()) as u64
+    }
+}
+
+impl CudaBackend {
+    /// Measures kernels; no model need be loaded. `begun` is told each one before it is measured.
+    ///
+    /// # Errors
+    /// There is no compiler for the kernels, or the device fails.
+    pub fn bench_kernels(
+        &self,
+        bench: &KernelBench,
+        begun: &mut dyn FnMut(&str, &str),
+    ) -> Result<KernelTimes, BackendError> {
+        let opened = self.opened();
+        opened.gpu.bind()?;
+        let mut bencher = Bencher::new(&opened, bench)?;
+        let cases = std::mem::take(&mut bencher.cases);
+        let times = cases.iter().map(|case| {
+            begun(&case.kernel, &case.what);
+            bencher.measure(case)
+        });
+        let times = times.collect::<Result<Vec<_>, _>>()?;
+        Ok(KernelTimes { peaks: peaks(opened.gpu.info(), opened.dtype), times })
+    }
+}
+
+struct Bencher<'a> {
+    gpu: &'a std::sync::Arc<Gpu>,
+    dtype: Dtype,
+    launcher: Launcher,
+    fill: Fill,
+    cases: Vec<Case>,
+    memory: Arena,
+    /// Bytes of cuBLASLt's workspace and of the arrays of numbers, which lie before the operands.
+    table_bytes: u64,
+    cache_bytes: u64,
+    min_time: Duration,
+}
+
+/// What launches a case.
+pub(crate) struct Launcher {
+    gpu: std::sync::Arc<Gpu>,
+    kernels: Kernels,
+    library: Option<CublasLt>,
+}
+
+impl<'a> Bencher<'a> {
+    fn new(opened: &Opened<'a>, bench: &KernelBench) -> Result<Self, BackendError> {
+        let (gpu, dtype) = (opened.gpu, opened.dtype);
+        let builder = Builder { gpu, driver: opened.driver, config: opened.config };
+        let with_library = dtype != Dtype::F32;
+        let mut cases = Cases::new(bench, gpu.info(), dtype);
+        cases.all(with_library);
+        let Cases { list, instances, products, .. } = cases;
+        let kernels = builder.build(&instances)?;
+
+        let cache_bytes = cache_bytes(gpu.info()).unwrap_or(0);
+        let words = list.iter().map(|case| case.tables.len()).max().unwrap_or(0);
+        let table_bytes = ((words * size_of::<u32>()) as u64).next_multiple_of(ALIGNMENT);
+        let free = gpu.memory()?.0 / 10 * 9;
+        let operands = list.iter().map(|case| case.footprint * case.copies(cache_bytes) as u64);
+        let wanted = operands.max().unwrap_or(0) + table_bytes + WORKSPACE;
+        let memory = Arena::new(gpu, wanted.min(free))?;
+        let library = if with_library && !products.is_empty() { opened.cublaslt(memory.start()) } else { None };
+        let mut launcher = Launcher { gpu: gpu.clone(), kernels, library };
+        if let Some(library) = &mut launcher.library {
+            for (shape, rows) in products {
+                library.prepare(shape, rows)?;
+            }
+        }
+        let table_bytes = table_bytes + WORKSPACE;
+        let fill = Fill::of(&builder, dtype)?;
+        let min_time = bench.min_time;
+        let cases = list.into_iter().filter(|case| launcher.library.is_some() || !case.needs_library).collect();
+        Ok(Self { gpu, dtype, launcher, fill, cases, memory, table_bytes, cache_bytes, min_time })
+    }
+
+    fn measure(&self, case: &Case) -> Result<KernelTime, BackendError> {
+        let room = self.memory.bytes().saturating_sub(self.table_bytes);
+        let copies = case.copies(self.cache_bytes).min((room / case.footprint.max(1)) as usize);
+        let seconds = if copies > 0 { Some(self.seconds(case, copies)?) } else { None };
+        let (kernel, what) = (case.kernel.clone(), case.what.clone());
+        Ok(KernelTime { kernel, what, seconds, bytes: case.bytes, flops: case.flops, copies })
+    }
+
+    fn seconds(&self, case: &Case, copies: usize) -> Result<f64, BackendError> {
+        // Anew for each: what one case has computed grows when the next computes with it.
+        let operands = copies as u64 * case.footprint / self.dtype.bytes() as u64;
+        self.fill.write(self.memory.start() + self.table_bytes, operands, self.dtype, &OPERANDS)?;
+        let tables = self.memory.start() + WORKSPACE;
+        if !case.tables.is_empty() {
+            self.gpu.upload(tables, &case.tables)?;
+        }
+        let at = |copy: usize| At {
+            data: self.memory.start() + self.table_bytes + (copy % copies) as u64 * case.footprint,
+            tables,
+        };
+        let timed = |work: &dyn Fn() -> Result<(), BackendError>| -> Result<Duration, BackendError> {
+            let begun = Instant::now();
+            work()?;
+            self.gpu.synchronize()?;
+            Ok(begun.elapsed())
+        };
+        // The first launch pays for what happens on first use.
+        (case.launch)(&self.launcher, at(0))?;
+        self.gpu.synchronize()?;
+        let once = timed(&|| (case.launch)(&self.launcher, at(1)))?;
+        let repetitions = self.min_time.as_secs_f64() / once.as_secs_f64().max(1e-9);
+        let launches = (repetitions as usize).clamp(1, MOST);
+        let record = || (0..launches).try_for_each(|launch| (case.launch)(&self.launcher, at(launch)));
+        let graph = self.gpu.capture(record)?;
+        let run = || Ok(graph.launch()?);
+        timed(&run)?;
+        let mut times = (0..MEASUREMENTS).map(|_| timed(&run)).collect::<Result<Vec<_>, _>>()?;
+        times.sort_unstable();
+        Ok(times[MEASUREMENTS / 2].as_secs_f64() / launches as f64)
+    }
+}
+
+/// What operands begin at.
+const ALIGNMENT: u64 = 256;
+
+/// A product that cuBLASLt was not asked to plan: a defect of the cases.
+fn unplanned() -> BackendError {
+    failed("cuBLASLt is not there")
+}

@@ -1,0 +1,219 @@
+//! Products, dense and quantised.
+
+use octavo_kernels::manifest::{self, Dtype, GemmTile};
+use octavo_kernels::params::{DequantizeParams, LinearParams, QuantLinearParams, QuantizeParams};
+use octavo_kernels::quant::{QuantFormat, QuantLayout};
+
+use super::At;
+use super::cases::{Cases, Tables, Work, counted};
+use crate::arena::{Plan, Region};
+use crate::libraries::cublaslt::{Operands, Shape, bucket};
+
+/// A weight `[n, k]`.
+#[derive(Clone, Copy)]
+struct Weight {
+    name: &'static str,
+    n: usize,
+    k: usize,
+    /// Of the output.
+    out: Dtype,
+}
+
+/// Where the operands of a dense product lie.
+#[derive(Clone, Copy)]
+struct Dense {
+    input: Region,
+    weight: Region,
+    out: Region,
+}
+
+impl Cases<'_> {
+    fn weights(&self) -> [Weight; 5] {
+        let (bench, dtype) = (self.bench, self.dtype);
+        let weight = |name, n, k, out| Weight { name, n, k, out };
+        [
+            weight("qkv", bench.heads.qkv_cols(), bench.hidden, dtype),
+            weight("output", bench.hidden, bench.heads.q_cols(), dtype),
+            weight("gate_up", 2 * bench.inner, bench.hidden, dtype),
+            weight("down", bench.hidden, bench.inner, dtype),
+            weight("head", bench.vocab_size, bench.hidden, Dtype::F32),
+        ]
+    }
+
+    pub(super) fn products(&mut self, with_library: bool) {
+        for weight in self.weights() {
+            for rows in self.row_counts() {
+                // Of a prompt, the head sees one row.
+                if weight.name != "head" || self.bench.batch_sizes.contains(&rows) {
+                    self.dense(weight, rows, with_library);
+                }
+            }
+        }
+        let [_, _, gate_up, ..] = self.weights();
+        for format in QuantFormat::ALL {
+            if let Some(layout) = QuantLayout::new(format, gate_up.n, gate_up.k) {
+                self.quantised(gate_up, format, layout);
+            }
+        }
+        for rows in self.bench.batch_sizes.clone() {
+            self.round(gate_up.k, rows);
+        }
+    }
+
+    fn dense_work(&self, weight: Weight, rows: usize) -> (Work, Dense) {
+        let Weight { name, n, k, out } = weight;
+        let size = self.size();
+        // cuBLASLt computes a few rows more.
+        let room = bucket(rows as u32) as usize;
+        let mut plan = Plan::default();
+        let mut take = |elements: usize, size: usize| plan.take((elements * size) as u64);
+        let dense = Dense { weight: take(n * k, size), input: take(room * k, size), out: take(room * n, out.bytes()) };
+        let bytes = (n * k + rows * k) * size + rows * n * out.bytes();
+        let what = format!("{name} {n}x{k}, {}", counted(rows, "row"));
+        (Work { what, bytes, flops: 2 * rows * n * k, plan, tables: Tables::default() }, dense)
+    }
+
+    fn dense(&mut self, weight: Weight, rows: usize, with_library: bool) {
+        let Weight { n, k, out, .. } = weight;
+        let params = move |at: At, dense: Dense| LinearParams {
+            input: at.data(dense.input),
+            weight: at.data(dense.weight),
+            out: at.data(dense.out),
+            m: rows as u32,
+            n: n as u32,
+            k: k as u32,
+            out_stride: n as u32,
+            scale: 1.0,
+            ..LinearParams::default()
+        };
+        let dtype = self.dtype;
+        if let Some(instance) = manifest::gemv_rows(rows).map(|most| manifest::gemv(dtype, out, most)) {
+            let (work, dense) = self.dense_work(weight, rows);
+            self.kernel(instance, work, move |at, _| {
+                let params = params(at, dense);
+                (params, params.gemv_grid())
+            });
+        }
+        let (work, dense) = self.dense_work(weight, rows);
+        let tile = GemmTile::for_rows(rows);
+        self.kernel(manifest::gemm(self.chip(), dtype, out, tile), work, move |at, _| {
+            let params = params(at, dense);
+            (params, params.gemm_grid(tile.outputs(dtype)))
+        });
+        if with_library {
+            let (work, dense) = self.dense_work(weight, rows);
+            let shape = Shape { n: n as u32, k: k as u32, stride: n as u32, out, bias: false };
+            self.library(shape, rows as u32, work, move |at| Operands {
+                input: at.data(dense.input),
+                weight: at.data(dense.weight),
+                bias: 0,
+                add: 0,
+                out: at.data(dense.out),
+                scale: 1.0,
+            });
+        }
+    }
+
+    fn quantised(&mut self, weight: Weight, format: QuantFormat, layout: QuantLayout) {
+        let Weight { name, n, k, .. } = weight;
+        let (dtype, size) = (self.dtype, self.size());
+        for rows in self.bench.batch_sizes.clone() {
+            let Some(most) = manifest::mmvq_rows(rows) else {
+                self.tiled(weight, format, layout, rows);
+                continue;
+            };
+            let mut plan = Plan::default();
+            let planes = plan.take(layout.bytes() as u64);
+            let codes = plan.take((rows * k) as u64);
+            let scales = plan.take((rows * k / 32 * 2 * size_of::<f32>()) as u64);
+            let out = plan.take((rows * n * size) as u64);
+            let bytes = layout.bytes() + rows * k + rows * k / 4 + rows * n * size;
+            let what = format!("{name} {n}x{k}, {}", counted(rows, "row"));
+            let work = Work { what, bytes, flops: 2 * rows * n * k, plan, tables: Tables::default() };
+            self.kernel(manifest::mmvq(format, dtype, most), work, move |at, _| {
+                let params = QuantLinearParams {
+                    weight: layout.planes(at.data(planes)),
+                    input: at.data(codes),
+                    scales: at.data(scales),
+                    out: at.data(out),
+                    m: rows as u32,
+                    n: n as u32,
+                    k: k as u32,
+                    out_stride: n as u32,
+                    scale: 1.0,
+                    ..QuantLinearParams::default()
+                };
+                (params, params.grid())
+            });
+        }
+        let mut plan = Plan::default();
+        let planes = plan.take(layout.bytes() as u64);
+        let out = plan.take((n * k * size) as u64);
+        let bytes = layout.bytes() + n * k * size;
+        let work = Work { what: format!("{name} {n}x{k}"), bytes, flops: n * k, plan, tables: Tables::default() };
+        self.kernel(manifest::dequantize(format, dtype), work, move |at, threads| {
+            let params = DequantizeParams {
+                weight: layout.planes(at.data(planes)),
+                row_ids: 0,
+                drawn: 0,
+                out: at.data(out),
+                rows: n as u32,
+                k: k as u32,
+                n: n as u32,
+                scale: 1.0,
+            };
+            (params, params.grid(threads))
+        });
+    }
+
+    /// The product of activations as they are with a quantised weight, if there is a kernel for so many rows.
+    fn tiled(&mut self, weight: Weight, format: QuantFormat, layout: QuantLayout, rows: usize) {
+        let Weight { name, n, k, .. } = weight;
+        let (dtype, size) = (self.dtype, self.size());
+        let tile = manifest::GEMM_QUANT_TILES.into_iter().find(|(_, most)| rows as u32 <= *most);
+        let Some((tile_rows, _)) = tile.filter(|_| self.chip().has_sm80() && dtype != Dtype::F32) else { return };
+        let mut plan = Plan::default();
+        let planes = plan.take(layout.bytes() as u64);
+        let [input, out] = [k, n].map(|cols| plan.take((rows * cols * size) as u64));
+        let bytes = layout.bytes() + rows * (k + n) * size;
+        let what = format!("{name} {n}x{k}, {}", counted(rows, "row"));
+        let work = Work { what, bytes, flops: 2 * rows * n * k, plan, tables: Tables::default() };
+        self.kernel(manifest::gemm_quant(format, dtype, dtype, tile_rows), work, move |at, _| {
+            let params = QuantLinearParams {
+                weight: layout.planes(at.data(planes)),
+                input: at.data(input),
+                out: at.data(out),
+                m: rows as u32,
+                n: n as u32,
+                k: k as u32,
+                out_stride: n as u32,
+                scale: 1.0,
+                ..QuantLinearParams::default()
+            };
+            (params, params.gemm_grid(tile_rows))
+        });
+    }
+
+    fn round(&mut self, k: usize, rows: usize) {
+        if !k.is_multiple_of(32) || manifest::mmvq_rows(rows).is_none() {
+            return;
+        }
+        let mut plan = Plan::default();
+        let input = plan.take((rows * k * self.size()) as u64);
+        let codes = plan.take((rows * k) as u64);
+        let scales = plan.take((rows * k / 32 * 2 * size_of::<f32>()) as u64);
+        let bytes = rows * k * (self.size() + 1) + rows * k / 4;
+        let what = format!("{k} columns, {}", counted(rows, "row"));
+        let work = Work { what, bytes, flops: 3 * rows * k, plan, tables: Tables::default() };
+        self.kernel(manifest::quantize_activations(self.dtype), work, move |at, threads| {
+            let params = QuantizeParams {
+                input: at.data(input),
+                codes: at.data(codes),
+                scales: at.data(scales),
+                m: rows as u32,
+                k: k as u32,
+            };
+            (params, params.grid(threads))
+        });
+    }
+}

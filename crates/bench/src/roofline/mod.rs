@@ -1,0 +1,228 @@
+//! Steps of a backend, each held against the least time that its bytes and FLOPs take on the device.
+//!
+//! The keys and values that a step reads are those of a prompt, in blocks of each sequence's own: no step reads zeros, and none
+//! finds in a cache what another sequence has just read.
+
+mod layout;
+mod report;
+
+use std::time::{Duration, Instant};
+
+use octavo_ops::cost::{Cost, ElementBytes, Peaks, StepShape, step_cost};
+use octavo_ops::sampling::{SampleBatch, SampleParams, SampleRow, SampledToken};
+use octavo_ops::{Backend, BackendError, Program, StepBatch};
+
+pub use layout::StepLayout;
+pub use report::{Figures, Limits, RooflineReport, table};
+
+/// Repetitions of a step, at least; the median counts.
+const FEWEST: usize = 5;
+
+/// Repetitions of a step, at most.
+const MOST: usize = 1000;
+
+/// The steps to measure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RooflineConfig {
+    /// Sequences that decode together.
+    pub batch_sizes: Vec<usize>,
+    /// Tokens that each of them has, the one of the step included.
+    pub contexts: Vec<usize>,
+    /// Tokens of prompts.
+    pub prefill: Vec<usize>,
+    /// Tokens of a step, at most: longer prompts are computed in several.
+    pub max_num_batched_tokens: usize,
+    /// Tokens of a KV block.
+    pub block_size: usize,
+    /// For how long each step is repeated.
+    pub min_time: Duration,
+}
+
+/// A step, or the steps of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// So many sequences that each have `context` tokens afterwards.
+    Decode {
+        /// Sequences.
+        sequences: usize,
+        /// Tokens of each.
+        context: usize,
+    },
+    /// A prompt.
+    Prefill {
+        /// Its tokens.
+        tokens: usize,
+    },
+}
+
+impl Step {
+    /// Sequences, and tokens that each has afterwards.
+    const fn extent(self) -> (usize, usize) {
+        match self {
+            Self::Decode { sequences, context } => (sequences, context),
+            Self::Prefill { tokens } => (1, tokens),
+        }
+    }
+
+    /// Tokens that are computed.
+    pub const fn tokens(self) -> usize {
+        match self {
+            Self::Decode { sequences, .. } => sequences,
+            Self::Prefill { tokens } => tokens,
+        }
+    }
+}
+
+impl RooflineConfig {
+    /// The steps in the order in which they are measured.
+    pub fn steps(&self) -> impl Iterator<Item = Step> {
+        let decodes = self
+            .contexts
+            .iter()
+            .flat_map(|&context| self.batch_sizes.iter().map(move |&sequences| Step::Decode { sequences, context }));
+        decodes.chain(self.prefill.iter().map(|&tokens| Step::Prefill { tokens }))
+    }
+
+    /// Blocks that a step needs, the null block included.
+    pub fn blocks(&self, step: Step) -> usize {
+        let (sequences, tokens) = step.extent();
+        1 + sequences * tokens.div_ceil(self.block_size.max(1))
+    }
+}
+
+/// A step's time, and what it costs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepTime {
+    /// The step.
+    pub step: Step,
+    /// Median and least, in seconds; `None` where the KV cache has no room for it.
+    pub seconds: Option<(f64, f64)>,
+    /// Of all of its steps.
+    pub cost: Cost,
+    /// Seconds that each of its steps takes at least, added up; `None` where the device's limits are not known.
+    pub bound: Option<f64>,
+}
+
+/// Measures every step on a backend that has the program loaded and `blocks` blocks of each KV group. `begun` is told each step
+/// before it is measured.
+///
+/// # Errors
+/// The backend fails at a step.
+pub fn measure(
+    backend: &mut dyn Backend,
+    program: &Program,
+    blocks: usize,
+    config: &RooflineConfig,
+    peaks: Option<Peaks>,
+    begun: &mut dyn FnMut(Step),
+) -> Result<Vec<StepTime>, BackendError> {
+    let elements = backend.device_profile().elements;
+    let mut bench = Bench { backend, program, config, blocks, sampled: Vec::new() };
+    let mut times = Vec::new();
+    for step in config.steps() {
+        begun(step);
+        let batches = bench.batches(step);
+        let (cost, bound) = price(program, &batches, elements, peaks);
+        let seconds = if config.blocks(step) <= blocks { Some(bench.measure(step, &batches)?) } else { None };
+        times.push(StepTime { step, seconds, cost, bound });
+    }
+    Ok(times)
+}
+
+/// What some steps cost, and the least time that they take one after the other.
+fn price(
+    program: &Program,
+    batches: &[StepBatch],
+    elements: ElementBytes,
+    peaks: Option<Peaks>,
+) -> (Cost, Option<f64>) {
+    let (mut total, mut bound) = (Cost::default(), peaks.map(|_| 0.0));
+    for batch in batches {
+        let cost = step_cost(program, &StepShape::of(batch), elements);
+        total += cost;
+        bound = bound.zip(peaks).map(|(bound, peaks)| bound + cost.bound_seconds(&peaks));
+    }
+    (total, bound)
+}
+
+struct Bench<'a> {
+    backend: &'a mut dyn Backend,
+    program: &'a Program,
+    config: &'a RooflineConfig,
+    blocks: usize,
+    sampled: Vec<SampledToken>,
+}
+
+impl Bench<'_> {
+    fn layout(&self, tokens: usize) -> StepLayout {
+        let block_size = self.config.block_size.max(1);
+        StepLayout {
+            groups: self.program.kv_groups.len(),
+            block_size,
+            blocks_each: tokens.div_ceil(block_size),
+            vocab_size: self.program.vocab_size,
+        }
+    }
+
+    /// The batches of a step: one, or the chunks of a prompt.
+    fn batches(&self, step: Step) -> Vec<StepBatch> {
+        match step {
+            Step::Decode { sequences, context } => vec![self.layout(context).batch(sequences, context - 1, 1)],
+            Step::Prefill { tokens } => self.chunks(&self.layout(tokens), tokens),
+        }
+    }
+
+    /// A prompt of the first sequence, in steps of the budget.
+    fn chunks(&self, layout: &StepLayout, tokens: usize) -> Vec<StepBatch> {
+        let budget = self.config.max_num_batched_tokens.max(1);
+        let starts = (0..tokens).step_by(budget);
+        starts.map(|start| layout.batch(1, start, budget.min(tokens - start))).collect()
+    }
+
+    fn measure(&mut self, step: Step, batches: &[StepBatch]) -> Result<(f64, f64), BackendError> {
+        self.fill(step)?;
+        // What happens on first use is no part of a step.
+        self.run(batches)?;
+        let mut times = Vec::new();
+        let begun = Instant::now();
+        while times.len() < FEWEST || (begun.elapsed() < self.config.min_time && times.len() < MOST) {
+            times.push(self.run(batches)?.as_secs_f64());
+        }
+        times.sort_by(f64::total_cmp);
+        Ok((times[times.len() / 2], times[0]))
+    }
+
+    /// Gives every sequence of a decode step the keys and values of a prompt: computed once, and copied.
+    fn fill(&mut self, step: Step) -> Result<(), BackendError> {
+        let Step::Decode { sequences, context } = step else { return Ok(()) };
+        let layout = self.layout(context);
+        debug_assert!(layout.blocks(sequences) <= self.blocks);
+        let prompt = self.chunks(&layout, context);
+        self.run(&prompt)?;
+        for sequence in 1..sequences {
+            let pairs: Vec<_> =
+                (0..layout.blocks_each).map(|index| (layout.block(0, index), layout.block(sequence, index))).collect();
+            for group in 0..layout.groups {
+                self.backend.copy_blocks(group, &pairs)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs steps one after the other, each until its tokens are there.
+    fn run(&mut self, batches: &[StepBatch]) -> Result<Duration, BackendError> {
+        let params = SampleParams::default();
+        let mut taken = Duration::ZERO;
+        for batch in batches {
+            let rows = vec![SampleRow::new(&params); batch.sampled_rows.len()];
+            let begun = Instant::now();
+            self.backend.forward(batch)?;
+            self.backend.sample(&SampleBatch { rows: &rows }, &mut self.sampled)?;
+            taken += begun.elapsed();
+        }
+        Ok(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests;

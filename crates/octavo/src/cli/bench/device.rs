@@ -1,0 +1,71 @@
+//! Flags of `octavo bench kernels` and `octavo bench roofline`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::cli::model::{ComposeArgs, SourceArgs};
+use crate::cli::values::{self, Dtype};
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchRooflineArgs {
+    #[command(flatten)]
+    pub(crate) sizes: SizesArgs,
+
+    /// For how long each step is repeated.
+    #[arg(long, default_value_t = 1.0, value_parser = values::seconds, value_name = "SECONDS", help_heading = "Benchmark")]
+    pub(crate) min_time: f64,
+
+    /// Write the figures to a JSON file.
+    #[arg(long, value_name = "FILE", help_heading = "Benchmark")]
+    pub(crate) output_json: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) compose: ComposeArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchKernelsArgs {
+    /// Model whose sizes are measured: a name of the catalog, a hub id or a path, of which only the configuration is read [default:
+    /// the sizes of Qwen3-8B].
+    pub(crate) model: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) sizes: SizesArgs,
+
+    /// Only kernels whose name or sizes contain this: gemv, paged_decode, gate_up, ...
+    #[arg(long, value_name = "TEXT", help_heading = "Benchmark")]
+    pub(crate) filter: Option<String>,
+
+    /// For how long a kernel is repeated for one of seven measurements.
+    #[arg(long, default_value_t = 0.02, value_parser = values::seconds, value_name = "SECONDS", help_heading = "Benchmark")]
+    pub(crate) min_time: f64,
+
+    /// Write the figures to a JSON file.
+    #[arg(long, value_name = "FILE", help_heading = "Benchmark")]
+    pub(crate) output_json: Option<PathBuf>,
+
+    /// Precision of weights, activations and KV cache; auto is bfloat16, or float16 on Volta and Turing.
+    #[arg(long, value_enum, default_value_t = Dtype::Auto)]
+    pub(crate) dtype: Dtype,
+
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+}
+
+/// The steps that are measured.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Benchmark")]
+pub(crate) struct SizesArgs {
+    /// Sequences that decode together.
+    #[arg(long, value_parser = values::count, value_delimiter = ',', default_value = "1,8,32,128,256", value_name = "N,...")]
+    pub(crate) batch_sizes: Vec<usize>,
+
+    /// Tokens that each of them has.
+    #[arg(long, value_parser = values::count, value_delimiter = ',', default_value = "1024,4096", value_name = "TOKENS,...")]
+    pub(crate) contexts: Vec<usize>,
+
+    /// Tokens of prompts.
+    #[arg(long, value_parser = values::count, value_delimiter = ',', default_value = "512,2048,8192", value_name = "TOKENS,...")]
+    pub(crate) prefill: Vec<usize>,
+}

@@ -1,0 +1,54 @@
+//! A vocabulary for a model that has none, as its weights are made up.
+
+use anyhow::{Result, bail};
+use octavo_bench::load::WORDS;
+use octavo_text::{GgufVocabulary, Tokenizer};
+use tracing::warn;
+
+/// A space, as byte-level vocabularies spell it.
+const SPACE: char = '\u{120}';
+
+/// Every byte, then the words of the load generator's prompts, so that they have as many tokens as words, then names: each id has a
+/// text, as an answer of drawn ids needs.
+pub(super) fn tokenizer(vocab_size: usize) -> Result<Tokenizer> {
+    if vocab_size < 256 {
+        bail!("there is no tokenizer.json, and {vocab_size} tokens are too few to stand in for every byte");
+    }
+    warn!("there is no tokenizer.json: every byte and a few words are tokens, which no other server of this model has");
+    let words = WORDS.iter().map(|word| format!("{SPACE}{word}"));
+    let names = (0..vocab_size).map(|number| format!("{SPACE}t{number}"));
+    Ok(Tokenizer::from_gguf(GgufVocabulary {
+        model: "gpt2".into(),
+        // Whole words are looked up before they are taken apart.
+        pre: Some("llama-bpe".into()),
+        tokens: (0..=u8::MAX).map(spelled).chain(words).chain(names).take(vocab_size).collect(),
+        add_bos: Some(false),
+        ..GgufVocabulary::default()
+    })?)
+}
+
+/// A byte as byte-level vocabularies spell it: visible ones as themselves, the others in order from U+0100 on.
+fn spelled(byte: u8) -> String {
+    let visible = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let hidden = (0..byte).filter(|&other| !visible(other)).count() as u32;
+    let code = if visible(byte) { u32::from(byte) } else { 0x100 + hidden };
+    char::from_u32(code).map(String::from).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_text_has_tokens_and_every_token_a_text() {
+        let tokenizer = tokenizer(1000).unwrap();
+        assert_eq!(tokenizer.vocab_size(), 1000);
+        for text in ["Hello, world!\n", "\u{e9}\u{20ac}\u{1f600} \u{0} tab\t", " time year people"] {
+            let ids = tokenizer.encode(text, true).unwrap();
+            assert_eq!(tokenizer.decode(&ids, true).unwrap(), text);
+        }
+        assert_eq!(tokenizer.encode(" time year people", true).unwrap().len(), 3, "words are tokens");
+        assert!((0..1000).all(|id| !tokenizer.decode(&[id], true).unwrap().is_empty()));
+        assert!(super::tokenizer(255).is_err());
+    }
+}

@@ -1,0 +1,126 @@
+//! What steps cost, held against the time that they take.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use octavo_engine::StepId;
+use octavo_ops::StepBatch;
+use octavo_ops::cost::StepPricer;
+use octavo_telemetry::{DeviceMetrics, DeviceStep};
+
+/// Time of steps over which shares are told: one step alone says little.
+const WINDOW: Duration = Duration::from_secs(1);
+
+/// Counts the steps of a device. Steps begin and end in one order; several may be under way.
+///
+/// A step's time is that from its begin, or from the end of the one before where that is later, to its end: what it keeps the
+/// device for.
+pub(crate) struct StepMeter {
+    pricer: StepPricer,
+    metrics: DeviceMetrics,
+    under_way: VecDeque<(StepId, Instant, DeviceStep)>,
+    /// Steps under way, at most: more were begun and failed.
+    in_flight: usize,
+    last_end: Option<Instant>,
+    /// Of the steps since shares were told.
+    window: DeviceStep,
+    /// Steps that were replayed and launched, as they were told last.
+    counts: (u64, u64),
+}
+
+impl StepMeter {
+    /// For at most `in_flight` steps under way, at least 1; takes no more memory for so many.
+    pub(crate) fn new(pricer: StepPricer, metrics: DeviceMetrics, in_flight: usize) -> Self {
+        let under_way = VecDeque::with_capacity(in_flight);
+        Self { pricer, metrics, under_way, in_flight, last_end: None, window: DeviceStep::default(), counts: (0, 0) }
+    }
+
+    /// A step is handed to the device.
+    pub(crate) fn begin(&mut self, step: StepId, batch: &StepBatch) {
+        let cost = self.pricer.price(batch);
+        let (read_bytes, written_bytes) = (cost.read_bytes(), cost.written_bytes);
+        let priced = DeviceStep { flops: cost.flops, read_bytes, written_bytes, busy: Duration::ZERO };
+        if self.under_way.len() == self.in_flight {
+            self.under_way.pop_front();
+        }
+        self.under_way.push_back((step, Instant::now(), priced));
+    }
+
+    /// A step's results are there. Those before it that have not ended have failed. `counts` is what the backend has counted.
+    pub(crate) fn end(&mut self, step: StepId, counts: Option<(u64, u64)>) {
+        let now = Instant::now();
+        while let Some((ended, begun, priced)) = self.under_way.pop_front() {
+            if ended == step {
+                let from = self.last_end.map_or(begun, |last| begun.max(last));
+                self.count(DeviceStep { busy: now - from, ..priced });
+                break;
+            }
+        }
+        self.last_end = Some(now);
+        if let Some((replayed, launched)) = counts {
+            self.metrics.steps(replayed.saturating_sub(self.counts.0), launched.saturating_sub(self.counts.1));
+            self.counts = (replayed, launched);
+        }
+    }
+
+    fn count(&mut self, step: DeviceStep) {
+        self.metrics.step(&step);
+        self.window.flops += step.flops;
+        self.window.read_bytes += step.read_bytes;
+        self.window.written_bytes += step.written_bytes;
+        self.window.busy += step.busy;
+        if self.window.busy >= WINDOW {
+            self.metrics.utilization(&self.window);
+            self.window = DeviceStep::default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use octavo_ops::cost::{ElementBytes, StepShape, step_cost};
+    use octavo_ops::testing::TinyModel;
+    use octavo_telemetry::{DeviceConfig, Telemetry, TelemetryConfig};
+
+    use super::*;
+
+    fn scraped(telemetry: &Telemetry, name: &str) -> f64 {
+        let text = telemetry.render();
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {text}"));
+        line.rsplit_once(' ').unwrap().1.parse().unwrap()
+    }
+
+    #[test]
+    fn steps_are_counted_once_and_lost_ones_not_at_all() {
+        let (program, _) = TinyModel::default().build().unwrap();
+        let telemetry = Telemetry::new(TelemetryConfig { model_name: "m".into(), engine: 0, max_model_len: 8 });
+        let metrics = telemetry.device(&DeviceConfig { records_steps: true, ..DeviceConfig::default() });
+        let mut meter = StepMeter::new(StepPricer::new(&program, ElementBytes::F32), metrics, 2);
+        let mut batch = StepBatch::with_capacity(4, 2, 2, 1);
+        batch.token_ids.extend([1, 2]);
+        batch.query_start.extend([0, 1, 2]);
+        batch.seq_lens.extend([5, 9]);
+        batch.sampled_rows.extend([0, 1]);
+        let cost = step_cost(&program, &StepShape::of(&batch), ElementBytes::F32);
+        let begun = Instant::now();
+        // Two under way, the first of which is lost; then one, and one that nobody began.
+        meter.begin(1, &batch);
+        meter.begin(2, &batch);
+        meter.end(2, Some((1, 1)));
+        meter.begin(3, &batch);
+        std::thread::sleep(Duration::from_millis(20));
+        meter.end(3, Some((2, 1)));
+        meter.end(9, Some((2, 1)));
+        let flops = scraped(&telemetry, "vllm:estimated_flops_per_gpu_total{");
+        assert_eq!(flops, 2.0 * cost.flops as f64);
+        assert_eq!(scraped(&telemetry, "vllm:estimated_write_bytes_per_gpu_total{"), 2.0 * cost.written_bytes as f64);
+        assert_eq!(scraped(&telemetry, "octavo_step_busy_seconds_count"), 2.0);
+        let busy = scraped(&telemetry, "octavo_step_busy_seconds_sum");
+        assert!((0.02..=begun.elapsed().as_secs_f64()).contains(&busy), "{busy}");
+        let text = telemetry.render();
+        for (mode, count) in [("replayed", 2), ("launched", 1)] {
+            let line = text.lines().find(|line| line.contains(&format!("mode=\"{mode}\""))).unwrap();
+            assert!(line.ends_with(&format!(" {count}")) || line.ends_with(&format!(" {count}.0")), "{line}");
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Made-up weights.
+
+use super::{Chip, Dtype, Instance};
+use crate::params::FillParams;
+use crate::sources;
+
+/// Values that hang on their place alone.
+pub fn fill(dtype: Dtype) -> Instance {
+    let (call, name) = (format!("fill<{}>", dtype.c_name()), format!("fill_{}", dtype.name()));
+    Instance::new::<FillParams>(sources::FILL, name, call, 256).of(dtype)
+}
+
+pub(super) fn all(chip: Chip) -> Vec<Instance> {
+    Dtype::ALL.into_iter().filter(|&dtype| chip.has(dtype)).map(fill).collect()
+}
