@@ -6,7 +6,7 @@
 
 use crate::cells::{Counter, Gauge, Histogram};
 use crate::process;
-use crate::spelling::{push_count, push_integer, push_number};
+use crate::spelling::{push_count, push_gauge, push_integer, push_number};
 
 /// Where the numbers of one or more samples come from.
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ impl Page {
         for source in &self.sources {
             match source {
                 Source::Counter(counter) => filling.next(|out| push_integer(out, counter.get())),
-                Source::Gauge(gauge) => filling.next(|out| push_number(out, gauge.get())),
+                Source::Gauge(gauge) => filling.next(|out| push_gauge(out, gauge.get())),
                 Source::Histogram(histogram) => filling.histogram(histogram),
                 Source::Process(shown) => {
                     for (value, _) in process::values().iter().zip(shown).filter(|(_, shown)| **shown) {

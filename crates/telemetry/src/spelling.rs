@@ -28,6 +28,16 @@ pub(crate) fn push_count(out: &mut String, value: u64) {
     }
 }
 
+/// Appends a gauge's value as the exporter would: whole numbers without a fraction.
+pub(crate) fn push_gauge(out: &mut String, value: f64) {
+    // All whole numbers up to here are exact.
+    if value.fract() == 0.0 && (0.0..9e15).contains(&value) {
+        push_integer(out, value as u64);
+    } else {
+        push_number(out, value);
+    }
+}
+
 /// Appends all digits of an integer.
 pub(crate) fn push_integer(out: &mut String, value: u64) {
     out.push_str(itoa::Buffer::new().format(value));
@@ -101,6 +111,25 @@ mod tests {
             push_number(&mut number, value as f64);
             assert_eq!(count, number);
         }
+    }
+
+    #[test]
+    fn gauges_are_whole_where_they_can_be() {
+        let spelled = |value| {
+            let mut out = String::new();
+            push_gauge(&mut out, value);
+            out
+        };
+        let cases = [
+            (0.0, "0"),
+            (3.0, "3"),
+            (2e6, "2000000"),
+            (0.25, "0.25"),
+            (-1.0, "-1.0"),
+            (1e16, "1e+16"),
+            (f64::NAN, "NaN"),
+        ];
+        cases.into_iter().for_each(|(value, expected)| assert_eq!(spelled(value), expected));
     }
 
     #[test]
