@@ -152,9 +152,18 @@ fn a_server_with_a_pack_needs_no_compiler() {
     let (well, told) = said(&pack_flag, &standin(), &cache);
     assert!(well && told.contains(stale) && told.contains("compiled by NVRTC 13.0"), "{told}");
     let model = model();
-    let serve =
-        [&["serve", model.to_str().unwrap(), "--port", "0", "--kernel-pack", pack.to_str().unwrap()], &SERVE[..]];
-    let (well, told) = said(&serve.concat(), &driver, &root.path().join("empty"));
+    let serve = [
+        "serve",
+        model.to_str().unwrap(),
+        "--port",
+        "0",
+        "--device",
+        "cuda",
+        "--kernel-pack",
+        named[0].1.to_str().unwrap(),
+    ];
+    let serve = [&serve[..], &SERVE].concat();
+    let (well, told) = said(&serve, &driver, &root.path().join("empty"));
     if told.contains("compiler: NVRTC") {
         eprintln!("skipped: this machine has an NVRTC of its own");
     } else {
