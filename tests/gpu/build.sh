@@ -22,7 +22,8 @@ for i in 0 1 2; do
 done
 rm -rf $suite/testdata
 cp -r models/testdata $suite/testdata
-cp tests/gpu/run.sh tests/gpu/*.py tests/gpu/*.json $suite/
+cp tests/gpu/run.sh tests/gpu/*.py $suite/
+cp models/shapes/qwen3-8b/config.json $suite/qwen3-8b.json
 changed=$(git status --porcelain --untracked-files=no)
 echo "$(git rev-parse --short HEAD)${changed:+-changed}" >$suite/COMMIT
 du -sh $suite

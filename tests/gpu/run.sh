@@ -82,7 +82,7 @@ agreement() {
 shape() {
     local folder=$out/shape
     mkdir -p "$folder"
-    cp "${OCTAVO_GPU_SHAPE:-$here/qwen3-8b.json}" "$folder/config.json"
+    cp "${OCTAVO_GPU_SHAPE:-$suite/qwen3-8b.json}" "$folder/config.json"
     cp "$suite"/testdata/qwen3/tokenizer*.json "$folder/"
     echo "$folder"
 }
@@ -100,7 +100,7 @@ roofline() {
 
 # The same steps by PyTorch.
 pytorch() {
-    python "$here/pytorch.py" --config "${OCTAVO_GPU_SHAPE:-$here/qwen3-8b.json}" --device "$device" \
+    python "$here/pytorch.py" --config "${OCTAVO_GPU_SHAPE:-$suite/qwen3-8b.json}" --device "$device" \
         --batch-sizes "$batch_sizes" --contexts "$contexts" --prefill "$prefill" --json "$out/pytorch.json"
 }
 
