@@ -95,6 +95,9 @@ fn gpus(pack: Option<&KernelPack>) {
             row(&kind.to_string(), &format!("{path}{note}"));
         }
     }
+    if let Some(library) = report.nccl().next() {
+        row(&library.kind.to_string(), &format!("{} (not used: a server computes on one GPU)", library.path.display()));
+    }
     let takes = pack.map(|pack| report.takes(pack, found.chip));
     let kernels = match (takes, report.compiler(found.chip)) {
         (Some(Ok(())), _) => format!("from the pack, for {}", found.chip.arch()),

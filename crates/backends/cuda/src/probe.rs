@@ -35,7 +35,8 @@ pub fn probe(folders: &[PathBuf]) -> Report {
         Err(reason) => return Report { driver: Err(reason), devices: Vec::new(), libraries: Vec::new() },
     };
     let places = Places::usual(folders);
-    let libraries = [Kind::Nvrtc, Kind::CublasLt].into_iter().flat_map(|kind| places.find(kind)).collect();
+    let kinds = [Kind::Nvrtc, Kind::CublasLt, Kind::Nccl];
+    let libraries = kinds.into_iter().flat_map(|kind| places.find(kind)).collect();
     let count = driver.devices().unwrap_or(0);
     let devices = (0..count).filter_map(|ordinal| driver.device(ordinal).ok()).collect();
     Report { driver: driver.devices().map(|_| driver.version), devices, libraries }
@@ -62,6 +63,11 @@ impl Report {
         let is_file = |library: &&Candidate| library.path.is_absolute();
         let of_kind = self.libraries.iter().filter(|library| library.kind == kind).filter(is_file);
         of_kind.map(|library| Found { library, verdict: fits(library.major(), driver, chip) }).collect()
+    }
+
+    /// The files of NCCL that were found, which no pairing is needed for: nothing uses them yet.
+    pub fn nccl(&self) -> impl Iterator<Item = &Candidate> {
+        self.libraries.iter().filter(|library| library.kind == Kind::Nccl && library.path.is_absolute())
     }
 
     /// The file and the release of the compiler for a chip.

@@ -67,6 +67,8 @@ pub enum Kind {
     Nvrtc,
     /// Matrix products.
     CublasLt,
+    /// What several GPUs talk by. Found and told of; nothing here uses it yet. Its numbers are its own, not CUDA's.
+    Nccl,
 }
 
 impl Kind {
@@ -75,6 +77,15 @@ impl Kind {
         match self {
             Self::Nvrtc => "libnvrtc",
             Self::CublasLt => "libcublasLt",
+            Self::Nccl => "libnccl",
+        }
+    }
+
+    /// The numbers that its file's name may end with where the loader is asked by name, best first.
+    pub(crate) const fn sonames(self) -> &'static [u32] {
+        match self {
+            Self::Nvrtc | Self::CublasLt => &[13, 12],
+            Self::Nccl => &[2],
         }
     }
 
@@ -83,6 +94,8 @@ impl Kind {
         let name = match self {
             Self::Nvrtc => "nvidia-cuda-nvrtc",
             Self::CublasLt => "nvidia-cublas",
+            // Its packages are told apart by their names under CUDA 13 too.
+            Self::Nccl => return format!("nvidia-nccl-cu{major}"),
         };
         // From CUDA 13 on the packages carry no suffix.
         if major >= 13 { format!("{name}=={major}.*") } else { format!("{name}-cu{major}") }
@@ -94,6 +107,7 @@ impl fmt::Display for Kind {
         f.write_str(match self {
             Self::Nvrtc => "NVRTC",
             Self::CublasLt => "cuBLASLt",
+            Self::Nccl => "NCCL",
         })
     }
 }
@@ -105,7 +119,7 @@ pub struct Candidate {
     pub kind: Kind,
     /// The file; a bare name is left to the system's loader.
     pub path: PathBuf,
-    /// CUDA major of its soname; the numbers after it where the file's full name tells them.
+    /// CUDA major of its soname (of [`Kind::Nccl`] its own); the numbers after it where the file's full name tells them.
     pub version: Vec<u32>,
     /// Whether it lies in a folder that the user named: such go first.
     pub configured: bool,

@@ -13,9 +13,6 @@ pub fn named_folders() -> Vec<PathBuf> {
     std::env::var_os(LIBRARIES).map(|folders| std::env::split_paths(&folders).collect()).unwrap_or_default()
 }
 
-/// CUDA majors that are asked for by name in the loader's own path.
-const MAJORS: [u32; 2] = [13, 12];
-
 /// What the search depends on, so that tests have their own machine.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Places {
@@ -67,7 +64,7 @@ impl Places {
                 }
             }
         }
-        let by_name = MAJORS.into_iter().filter(|_| self.loader).map(|major| {
+        let by_name = kind.sonames().iter().filter(|_| self.loader).map(|&major| {
             let path = format!("{}.so.{major}", kind.stem()).into();
             Candidate { kind, path, version: vec![major], configured: false }
         });
@@ -142,6 +139,7 @@ mod tests {
         touch(&at("venv/lib/python3.11/site-packages/nvidia/cu13/lib/libnvrtc.so.13"));
         touch(&at("mine/libnvrtc.so.12"));
         touch(&at("mine/libcublasLt.so.12"));
+        touch(&at("venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"));
         let places = Places {
             configured: vec![at("mine"), at("missing")],
             system: vec![at("usr/local/cuda*/lib64")],
@@ -168,5 +166,7 @@ mod tests {
         let lt: Vec<_> = places.find(Kind::CublasLt).into_iter().map(|c| c.path).collect();
         assert_eq!(lt[0], at("mine/libcublasLt.so.12"));
         assert_eq!(lt.len(), 3, "and two names for the loader");
+        let nccl: Vec<_> = places.find(Kind::Nccl).into_iter().map(|c| c.path).collect();
+        assert_eq!(nccl, [at(&format!("{wheels}/nccl/lib/libnccl.so.2")), "libnccl.so.2".into()]);
     }
 }

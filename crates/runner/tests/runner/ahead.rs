@@ -1,0 +1,111 @@
+//! Steps that are asked for before the tokens of the ones before are known.
+
+use std::sync::{Arc, Mutex};
+
+use octavo_engine::{Executor, InputToken, SamplingParams, StepMasks, StepPlan};
+use octavo_ops::StepBatch;
+use octavo_runner::{Runner, RunnerConfig};
+
+use crate::fake::{CONFIG, FakeBackend, Fate, Log, backend, ids, joined, prefill, program, push, start};
+
+/// A step of the sequences in slots 1 and 2, and the one after it, in another order, whose tokens are not known yet.
+fn two_steps(params: &SamplingParams) -> [StepPlan; 2] {
+    let mut first = prefill(1, params.clone());
+    first.joined.push(joined(2, params.clone(), &[]));
+    push(&mut first, 2, 0, &[InputToken::Id(5)], true);
+    let mut second = StepPlan { step: 2, ..StepPlan::default() };
+    push(&mut second, 2, 1, &[InputToken::Drawn { row: 1 }], true);
+    push(&mut second, 1, 3, &[InputToken::Drawn { row: 0 }], true);
+    [first, second]
+}
+
+#[test]
+fn tokens_that_the_engine_has_not_seen_are_filled_in() {
+    let config = RunnerConfig { async_scheduling: Some(true), ..CONFIG };
+    let backend = backend(&[]);
+    let log = backend.log.clone();
+    let mut runner = Runner::new(Box::new(backend), program(), config).unwrap();
+    assert_eq!(runner.max_in_flight(), 2);
+    let [first, second] = two_steps(&SamplingParams::default());
+    runner.submit(first).unwrap();
+    runner.sample(1, StepMasks::default()).unwrap();
+    runner.submit(second).unwrap();
+    assert_eq!(ids(&runner.wait().unwrap()), [10, 11]);
+    runner.sample(2, StepMasks::default()).unwrap();
+    assert_eq!(ids(&runner.wait().unwrap()), [20, 21]);
+    assert_eq!(log.lock().unwrap().batches[1].token_ids, [11, 10]);
+}
+
+/// Of each step its tokens, or its error.
+type Results = Vec<Result<Vec<u32>, String>>;
+
+/// Two steps of which the second is asked for as early as can be.
+fn run_ahead(backend: FakeBackend, params: &SamplingParams) -> (Results, Arc<Mutex<Log>>) {
+    let (mut runner, log) = start(FakeBackend { in_flight: 2, ..backend });
+    assert_eq!(runner.max_in_flight(), 2);
+    let [first, second] = two_steps(params);
+    runner.submit(first).unwrap();
+    runner.sample(1, StepMasks::default()).unwrap();
+    runner.submit(second).unwrap();
+    runner.sample(2, StepMasks::default()).unwrap();
+    let results = (0..2).map(|_| match runner.wait() {
+        Ok(output) => Ok(ids(&output)),
+        Err(error) => Err(format!("{} {error}", if error.fatal { "fatal" } else { "lost" })),
+    });
+    (results.collect(), log)
+}
+
+#[test]
+fn a_backend_that_launches_has_the_next_step_before_its_tokens_are_taken() {
+    let (results, log) = run_ahead(backend(&[]), &SamplingParams::default());
+    assert_eq!(results, [Ok(vec![10, 11]), Ok(vec![20, 21])]);
+    let log = log.lock().unwrap();
+    assert_eq!(log.batches[1].token_ids, [StepBatch::drawn(1), StepBatch::drawn(0)]);
+    let calls = [("forward", 1), ("start", 1), ("forward", 2), ("start", 2), ("take", 1), ("take", 2)];
+    assert_eq!(log.calls, calls);
+}
+
+#[test]
+fn a_step_with_penalties_is_sampled_when_the_tokens_before_are_known() {
+    let params = SamplingParams { frequency_penalty: 1.0, ..SamplingParams::default() };
+    let (results, log) = run_ahead(backend(&[]), &params);
+    assert_eq!(results, [Ok(vec![10, 11]), Ok(vec![20, 21])]);
+    let log = log.lock().unwrap();
+    let calls = [("forward", 1), ("start", 1), ("forward", 2), ("take", 1), ("start", 2), ("take", 2)];
+    assert_eq!(log.calls, calls);
+    let counted: Vec<_> = log.rows[1].iter().map(|row| row.counts.clone().unwrap().output).collect();
+    assert_eq!(counted, [vec![(11, 1)], vec![(10, 1)]]);
+}
+
+#[test]
+fn a_token_counts_for_whom_it_was_drawn() {
+    let (mut runner, log) = start(FakeBackend { in_flight: 2, ..backend(&[]) });
+    let params = SamplingParams { frequency_penalty: 1.0, ..SamplingParams::default() };
+    runner.submit(prefill(1, params.clone())).unwrap();
+    runner.sample(1, StepMasks::default()).unwrap();
+    // Another sequence takes the slot while the first one's token is under way.
+    runner.submit(prefill(2, params)).unwrap();
+    runner.sample(2, StepMasks::default()).unwrap();
+    assert_eq!(ids(&runner.wait().unwrap()), [10]);
+    assert_eq!(ids(&runner.wait().unwrap()), [20]);
+    assert_eq!(log.lock().unwrap().rows[1][0].counts.as_ref().unwrap().output, []);
+}
+
+#[test]
+fn a_failure_is_told_to_those_who_wait_for_its_step() {
+    let told = "the fake backend failed: told to";
+    let not_drawn = "step 2 is malformed: row 1 of the step before was not drawn";
+    let (lost, gone) =
+        (|reason: &str| Err(format!("lost {reason}")), "fatal the fake backend lost its device: told to");
+    let second = || Ok(vec![20, 21]);
+    for (fate, expected) in [
+        (Fate::ForwardFails, [lost(told), lost(not_drawn)]),
+        (Fate::SampleFails, [lost(told), lost(not_drawn)]),
+        (Fate::TakeFails, [lost(told), second()]),
+        (Fate::DeviceIsLost, [Err(gone.into()), Err("fatal the device thread has ended".into())]),
+        (Fate::TakeLosesTheDevice, [Err(gone.into()), Err("fatal the device thread has ended".into())]),
+    ] {
+        let (results, _) = run_ahead(backend(&[fate]), &SamplingParams::default());
+        assert_eq!(results, expected);
+    }
+}

@@ -1,0 +1,276 @@
+//! The runner over a backend that records what it is asked.
+
+#![allow(clippy::unwrap_used, reason = "the helpers of a test may panic, as it may")]
+
+mod ahead;
+mod fake;
+
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+
+use octavo_engine::{Executor, InputToken, SamplingParams, StepMasks, StepPlan};
+use octavo_ops::sampling::TokenCounts;
+use octavo_ops::testing::TinyModel;
+use octavo_runner::{KvBudget, Runner, RunnerConfig, RunnerError};
+
+use crate::fake::{
+    CONFIG, FakeBackend, Fate, SeenRow, backend, decode, ids, joined, prefill, program, push, run, start,
+};
+
+#[test]
+fn a_plan_becomes_a_batch_and_its_memory_comes_back() {
+    let (mut runner, log) = start(backend(&[]));
+    let plan = prefill(1, SamplingParams { logprobs: Some(1), ..SamplingParams::default() });
+    let memory = plan.tokens.as_ptr();
+    let output = run(&mut runner, plan).unwrap();
+    assert_eq!(output.plan.tokens.as_ptr(), memory);
+    assert_eq!(ids(&output), [10]);
+    let logprobs = output.rows[0].logprobs.clone().unwrap();
+    assert_eq!((logprobs.logprob, logprobs.rank, logprobs.top), (-0.5, 2, vec![(7, -0.1)]));
+    let mut rows = output.rows;
+    rows.clear();
+    let memory = rows.as_ptr();
+    runner.recycle(rows);
+    let output = run(&mut runner, decode(2, 3, InputToken::Id(9))).unwrap();
+    assert_eq!(output.rows.as_ptr(), memory, "the memory of rows is used again");
+    let log = log.lock().unwrap();
+    assert_eq!(log.thread.as_deref(), Some("octavo-device"));
+    assert_eq!(log.kv, [9]);
+    let batch = &log.batches[0];
+    assert_eq!((&batch.token_ids[..], &batch.positions[..]), (&[3, 1, 3][..], &[0, 1, 2][..]));
+    assert_eq!(batch.slot_mapping[0], [8, 9, 10]);
+    assert_eq!((&batch.seq_lens[..], &batch.sampled_rows[..], &batch.slots[..]), (&[3][..], &[2][..], &[1][..]));
+    assert_eq!(log.batches[1].block_tables[0].ids, [2, 5]);
+}
+
+#[test]
+fn the_sampler_gets_what_the_sequence_asked_for() {
+    let (mut runner, log) = start(backend(&[]));
+    let params = SamplingParams {
+        presence_penalty: 0.5,
+        seed: 77,
+        min_tokens: 2,
+        eos_token_ids: vec![2],
+        stop_token_ids: vec![4],
+        ignore_eos: true,
+        logit_bias: vec![(6, 1.5)],
+        logprobs: Some(3),
+        logprob_token_ids: vec![7, 5],
+        prompt_logprobs: Some(4),
+        ..SamplingParams::default()
+    };
+    let mut plan = prefill(1, params.clone());
+    plan.joined.push(joined(0, SamplingParams { seed: 5, ..SamplingParams::default() }, &[]));
+    plan.joined.push(joined(2, SamplingParams { frequency_penalty: 1.0, ..params.clone() }, &[9, 8, 9]));
+    push(&mut plan, 0, 0, &[InputToken::Id(5)], false);
+    push(&mut plan, 2, 0, &[3, 1, 3, 9, 8, 9].map(InputToken::Id), true);
+    plan.sequences[2].constrained = true;
+    runner.submit(plan).unwrap();
+    runner.sample(1, StepMasks { words: 2, bits: vec![0xf0, 0x1] }).unwrap();
+    runner.wait().unwrap();
+    run(&mut runner, decode(2, 3, InputToken::Id(10))).unwrap();
+    run(&mut runner, decode(3, 4, InputToken::Id(20))).unwrap();
+    // Another sequence takes the slot.
+    run(&mut runner, prefill(4, SamplingParams::default())).unwrap();
+    let log = log.lock().unwrap();
+    let prompt = vec![1, 3];
+    let row = SeenRow {
+        seed: 77,
+        output_position: 0,
+        counts: Some(TokenCounts { prompt: prompt.clone(), output: vec![] }),
+        bias: vec![(6, 1.5)],
+        forbidden: vec![2, 4],
+        mask: None,
+        forced: None,
+        logprobs: Some(3),
+        logprob_ids: vec![7, 5],
+    };
+    let returned = SeenRow {
+        output_position: 3,
+        counts: Some(TokenCounts { prompt: prompt.clone(), output: vec![(8, 1), (9, 2)] }),
+        forbidden: vec![],
+        mask: Some(vec![0xf0, 0x1]),
+        ..row.clone()
+    };
+    assert_eq!(log.rows[0], [row.clone(), returned], "the sequence that does not sample has no row");
+    let counts = |output: &[(u32, u32)]| Some(TokenCounts { prompt: prompt.clone(), output: output.to_vec() });
+    assert_eq!(log.rows[1], [SeenRow { output_position: 1, counts: counts(&[(10, 1)]), ..row.clone() }]);
+    let free = SeenRow { output_position: 2, counts: counts(&[(10, 1), (20, 1)]), forbidden: vec![], ..row.clone() };
+    assert_eq!(log.rows[2], [free], "min_tokens are reached");
+    let nothing = SeenRow { logprobs: None, logprob_ids: vec![], bias: vec![], forbidden: vec![], ..row };
+    let plain = SeenRow { seed: 0, counts: None, ..nothing };
+    assert_eq!(log.rows[3], [plain]);
+}
+
+#[test]
+fn scored_rows_are_forced_and_come_first() {
+    let (mut runner, log) = start(backend(&[]));
+    let params = SamplingParams {
+        prompt_logprobs: Some(4),
+        logprob_token_ids: vec![7],
+        frequency_penalty: 1.0,
+        seed: 9,
+        ..SamplingParams::default()
+    };
+    let mut plan = prefill(1, params.clone());
+    plan.sequences[0].scores = 0..2;
+    plan.joined.push(joined(2, params, &[]));
+    push(&mut plan, 2, 0, &[3, 1].map(InputToken::Id), false);
+    plan.sequences[1].scores = 1..2;
+    let output = run(&mut runner, plan).unwrap();
+    assert_eq!(ids(&output), [1, 3, 12, 3], "prompt tokens 1 and 2, the drawn one, prompt token 2");
+    assert!(output.rows[0].logprobs.is_some() && output.rows[2].logprobs.is_none());
+    run(&mut runner, decode(2, 3, InputToken::Drawn { row: 2 })).unwrap();
+    let log = log.lock().unwrap();
+    assert_eq!(log.batches[0].sampled_rows, [0, 1, 2, 4]);
+    assert_eq!(log.batches[1].token_ids, [12], "rows are numbered with the scored ones");
+    let scored = &log.rows[0][0];
+    assert_eq!((scored.forced, scored.logprobs, scored.seed), (Some(1), Some(4), 0));
+    assert_eq!((&scored.counts, scored.logprob_ids.len()), (&None, 0));
+    let drawn = &log.rows[0][2];
+    assert_eq!((drawn.forced, drawn.logprobs, drawn.seed), (None, None, 9));
+    let counts = log.rows[1][0].counts.as_ref().unwrap();
+    assert_eq!(counts.output, [(12, 1)], "what is scored is not generated");
+}
+
+#[test]
+fn hidden_states_come_apart_from_the_rows() {
+    let (mut runner, log) = start(backend(&[]));
+    let mut plan = prefill(1, SamplingParams::default());
+    plan.sequences[0].samples = false;
+    plan.sequences[0].pools = true;
+    plan.joined.push(joined(0, SamplingParams::default(), &[]));
+    push(&mut plan, 0, 0, &[5, 6].map(InputToken::Id), true);
+    plan.joined.push(joined(2, SamplingParams::default(), &[]));
+    push(&mut plan, 2, 0, &[5].map(InputToken::Id), false);
+    plan.sequences[2].pools = true;
+    let output = run(&mut runner, plan).unwrap();
+    assert_eq!((ids(&output), output.embeddings), (vec![10], vec![vec![1.0, 2.0], vec![1.0, 5.0]]));
+    let log = log.lock().unwrap();
+    assert_eq!(
+        (log.batches[0].pooled_rows.as_slice(), log.batches[0].sampled_rows.as_slice()),
+        (&[2, 5][..], &[4][..])
+    );
+}
+
+#[test]
+fn a_step_that_samples_nothing_returns_no_rows() {
+    let (mut runner, log) = start(backend(&[]));
+    let mut plan = prefill(1, SamplingParams::default());
+    plan.sequences[0].samples = false;
+    assert_eq!(ids(&run(&mut runner, plan).unwrap()), [0u32; 0]);
+    assert_eq!(log.lock().unwrap().rows.len(), 0, "the backend is not asked");
+}
+
+#[test]
+fn the_engine_thread_does_not_wait_for_the_device() {
+    let (open, gate): (Sender<()>, _) = channel();
+    let (mut runner, log) = start(FakeBackend { gate: Some(gate), ..backend(&[]) });
+    runner.submit(prefill(1, SamplingParams::default())).unwrap();
+    runner.sample(1, StepMasks::default()).unwrap();
+    assert_eq!(log.lock().unwrap().batches.len(), 0, "the forward pass has not begun");
+    open.send(()).unwrap();
+    assert_eq!(ids(&runner.wait().unwrap()), [10]);
+}
+
+#[test]
+fn a_step_that_fails_is_lost_and_the_runner_goes_on() {
+    for fate in [Fate::ForwardFails, Fate::SampleFails] {
+        let (mut runner, _) = start(backend(&[Fate::Succeeds, fate]));
+        run(&mut runner, prefill(1, SamplingParams::default())).unwrap();
+        let error = run(&mut runner, decode(2, 3, InputToken::Drawn { row: 0 })).unwrap_err();
+        assert_eq!(error, "lost the fake backend failed: told to");
+        let error = run(&mut runner, decode(3, 4, InputToken::Drawn { row: 0 })).unwrap_err();
+        assert_eq!(error, "lost step 3 is malformed: row 0 of the step before was not drawn");
+        assert_eq!(ids(&run(&mut runner, prefill(4, SamplingParams::default())).unwrap()), [30]);
+    }
+}
+
+#[test]
+fn a_backend_that_panics_is_not_used_again() {
+    for fate in [Fate::ForwardPanics, Fate::SamplePanics] {
+        let (mut runner, _) = start(backend(&[fate]));
+        let error = run(&mut runner, prefill(1, SamplingParams::default())).unwrap_err();
+        assert_eq!(error, "fatal the device thread panicked: told to panic");
+        let error = run(&mut runner, prefill(2, SamplingParams::default())).unwrap_err();
+        assert_eq!(error, "fatal the device thread has ended");
+    }
+}
+
+#[test]
+fn a_backend_without_its_device_is_not_used_again() {
+    let (mut runner, _) = start(backend(&[Fate::Succeeds, Fate::DeviceIsLost]));
+    run(&mut runner, prefill(1, SamplingParams::default())).unwrap();
+    let error = run(&mut runner, decode(2, 3, InputToken::Drawn { row: 0 })).unwrap_err();
+    assert_eq!(error, "fatal the fake backend lost its device: told to");
+    let error = run(&mut runner, prefill(3, SamplingParams::default())).unwrap_err();
+    assert_eq!(error, "fatal the device thread has ended");
+}
+
+#[test]
+fn a_malformed_plan_is_lost() {
+    let (mut runner, log) = start(backend(&[]));
+    let error = |runner: &mut Runner, edit: &dyn Fn(&mut StepPlan)| {
+        let mut plan = prefill(1, SamplingParams::default());
+        edit(&mut plan);
+        run(runner, plan).unwrap_err()
+    };
+    let lost = |reason: &str| format!("lost step 1 is malformed: {reason}");
+    assert_eq!(error(&mut runner, &|p| p.joined[0].slot = 3), lost("slot 3 of 3"));
+    assert_eq!(error(&mut runner, &|p| p.joined.clear()), lost("nobody has slot 1"));
+    assert_eq!(error(&mut runner, &|p| p.sequences[0].constrained = true), lost("a mask is missing"));
+    let message = lost("slot 1 scores position 2, its prompt ends there");
+    assert_eq!(error(&mut runner, &|p| p.sequences[0].scores = 2..3), message);
+    assert_eq!(error(&mut runner, &|p| p.blocks.clear()), lost("slot 1 lacks a block table"));
+    assert_eq!(log.lock().unwrap().batches.len(), 3);
+    run(&mut runner, prefill(1, SamplingParams::default())).unwrap();
+}
+
+#[test]
+fn the_kv_cache_is_sized_by_bytes_or_blocks() {
+    // Two layers, two heads of 8, key and value, four tokens, four bytes.
+    let block = 2 * 2 * 8 * 2 * 4 * 4;
+    let plan = |kv| {
+        let runner = Runner::new(Box::new(backend(&[])), program(), RunnerConfig { kv, ..CONFIG })?;
+        assert_eq!(runner.kv_cache_spec().groups[0].blocks, runner.memory_plan().blocks);
+        assert_eq!(runner.kv_cache_spec().groups[0].block_bytes, block);
+        Ok::<_, RunnerError>(runner.memory_plan().clone())
+    };
+    let by_bytes = plan(KvBudget::Bytes(11 * block + 5)).unwrap();
+    assert_eq!((by_bytes.blocks, by_bytes.kv_bytes, by_bytes.weight_bytes), (11, 11 * block, 1234));
+    assert_eq!((by_bytes.kv_tokens(), by_bytes.max_concurrency()), (40, 2.0));
+    assert_eq!(plan(KvBudget::Blocks(6)).unwrap().max_concurrency(), 1.0);
+    let error = plan(KvBudget::Blocks(5)).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "one request of --max-model-len 20 needs a KV cache of 6144 bytes, but it has 5120: lower --max-model-len to \
+         16 or give the cache more memory"
+    );
+    assert!(matches!(plan(KvBudget::Bytes(0)), Err(RunnerError::KvCacheTooSmall { fits: 0, .. })));
+}
+
+#[test]
+fn every_kv_group_gets_as_many_blocks() {
+    let model = TinyModel { layers: vec![0, 1, 0], windows: vec![None, Some(8)], ..TinyModel::default() };
+    let (program, _) = model.build().unwrap();
+    let backend = backend(&[]);
+    let log = backend.log.clone();
+    let block = 2 * 8 * 2 * 4 * 4;
+    let config = RunnerConfig { kv: KvBudget::Bytes(3 * block * 7), ..CONFIG };
+    let runner = Runner::new(Box::new(backend), Arc::new(program), config).unwrap();
+    assert_eq!(log.lock().unwrap().kv, [7, 7]);
+    let groups: Vec<_> =
+        runner.kv_cache_spec().groups.iter().map(|g| (g.layers, g.block_bytes, g.blocks, g.window)).collect();
+    assert_eq!(groups, [(2, 2 * block, 7, None), (1, block, 7, Some(8))]);
+}
+
+#[test]
+fn limits_that_cannot_be_are_errors() {
+    let error = |config| match Runner::new(Box::new(backend(&[])), program(), config) {
+        Ok(_) => panic!("the runner started"),
+        Err(error) => error.to_string(),
+    };
+    let message = error(RunnerConfig { block_size: 16, ..CONFIG });
+    assert_eq!(message, "the fake backend has no KV blocks of 16 tokens: choose --block-size from [4, 8]");
+    assert_eq!(error(RunnerConfig { max_num_seqs: 0, ..CONFIG }), "max_num_seqs must be at least 1");
+}
