@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Where there is no repository, as in the build of an image, this variable names the revision.
-const VARIABLE: &str = "OCTAVO_REVISION";
+/// Where there is no repository, as in the build of an image, this variable names the revision. Not `OCTAVO_*`: `cargo run` hands it
+/// to the program too, which reads those as flags.
+const VARIABLE: &str = "VCS_REVISION";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -220,7 +220,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     ]);
     telemetry.set_build_info(&BuildInfo {
         version: env!("CARGO_PKG_VERSION"),
-        revision: env!("OCTAVO_REVISION"),
+        revision: env!("VCS_REVISION"),
         backend: backend_name,
         device: &device,
     });
