@@ -96,3 +96,16 @@ fn only_backends_touch_a_device() {
         assert_eq!(device, None, "{name} links a device crate");
     }
 }
+
+/// `cargo run` hands what a build script sets to the program too, and the program reads `OCTAVO_*` as flags.
+#[test]
+fn build_scripts_set_no_variable_that_is_read_as_a_flag() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let crates = ["crates", "crates/backends"].map(|folder| std::fs::read_dir(format!("{root}/{folder}")));
+    let scripts = crates.into_iter().flatten().flatten().flatten().map(|entry| entry.path().join("build.rs"));
+    let scripts: Vec<_> = scripts.filter_map(|path| std::fs::read_to_string(path).ok()).collect();
+    assert!(!scripts.is_empty(), "there is one in crates/octavo");
+    for script in scripts {
+        assert!(!script.contains("\"OCTAVO_") && !script.contains("=OCTAVO_"), "{script}");
+    }
+}
