@@ -92,6 +92,16 @@ impl Case {
         Self { dtype, q_heads, kv_heads, size, norm, rope, positions, slots, qkv, layers, blocks }
     }
 
+    /// One in f32 that has a rotary embedding, of that pairing.
+    fn draw_rotated(interleaved: bool, rng: &mut TestRng) -> Self {
+        loop {
+            let case = Self::draw(Dtype::F32, rng);
+            if let Some(rope) = case.rope {
+                return Self { rope: Some(Rope { interleaved, ..rope }), ..case };
+            }
+        }
+    }
+
     fn row(&self) -> usize {
         (self.q_heads + 2 * self.kv_heads) * self.size
     }
@@ -216,11 +226,7 @@ fn small_qkv() {
 fn rotary_embedding_keeps_lengths() {
     let rng = &mut rng();
     for interleaved in [false, true] {
-        let mut case = Case::draw(Dtype::F32, rng);
-        while case.rope.is_none() {
-            case = Case::draw(Dtype::F32, rng);
-        }
-        case.rope = case.rope.map(|rope| Rope { interleaved, ..rope });
+        let mut case = Case::draw_rotated(interleaved, rng);
         case.norm = None;
         let (q, _) = case.run();
         let dim = case.rope.as_ref().map_or(0, |rope| rope.dim);
@@ -241,11 +247,7 @@ fn rotary_embedding_keeps_lengths() {
 fn rotary_products_depend_on_the_distance_alone() {
     let rng = &mut rng();
     for interleaved in [false, true] {
-        let mut case = Case::draw(Dtype::F32, rng);
-        while case.rope.is_none() {
-            case = Case::draw(Dtype::F32, rng);
-        }
-        case.rope = case.rope.map(|rope| Rope { interleaved, ..rope });
+        let mut case = Case::draw_rotated(interleaved, rng);
         case.slots = vec![KV_BLOCK as u32];
         case.qkv = Array::random(Dtype::F32, case.row(), rng);
         let product = |position: u32, distance: u32| {

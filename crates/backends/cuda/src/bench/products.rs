@@ -19,6 +19,25 @@ struct Weight {
     out: Dtype,
 }
 
+impl Weight {
+    /// The product of so many rows with this weight quantised, of the addresses of planes, input and output. Without the scales of
+    /// an input that is rounded.
+    fn product(&self, layout: QuantLayout, [planes, input, out]: [u64; 3], rows: usize) -> QuantLinearParams {
+        let (n, k) = (self.n as u32, self.k as u32);
+        QuantLinearParams {
+            weight: layout.planes(planes),
+            input,
+            out,
+            m: rows as u32,
+            n,
+            k,
+            out_stride: n,
+            scale: 1.0,
+            ..QuantLinearParams::default()
+        }
+    }
+}
+
 /// Where the operands of a dense product lie.
 #[derive(Clone, Copy)]
 struct Dense {
@@ -131,19 +150,9 @@ impl Cases<'_> {
             let what = format!("{name} {n}x{k}, {}", counted(rows, "row"));
             let work = Work { what, bytes, flops: 2 * rows * n * k, plan, tables: Tables::default() };
             self.kernel(manifest::mmvq(format, dtype, most), work, move |at, _| {
-                let params = QuantLinearParams {
-                    weight: layout.planes(at.data(planes)),
-                    input: at.data(codes),
-                    scales: at.data(scales),
-                    out: at.data(out),
-                    m: rows as u32,
-                    n: n as u32,
-                    k: k as u32,
-                    out_stride: n as u32,
-                    scale: 1.0,
-                    ..QuantLinearParams::default()
-                };
-                (params, params.grid())
+                let scales = at.data(scales);
+                let params = weight.product(layout, [planes, codes, out].map(|region| at.data(region)), rows);
+                (QuantLinearParams { scales, ..params }, params.grid())
             });
         }
         let mut plan = Plan::default();
@@ -179,17 +188,7 @@ impl Cases<'_> {
         let what = format!("{name} {n}x{k}, {}", counted(rows, "row"));
         let work = Work { what, bytes, flops: 2 * rows * n * k, plan, tables: Tables::default() };
         self.kernel(manifest::gemm_quant(format, dtype, dtype, tile_rows), work, move |at, _| {
-            let params = QuantLinearParams {
-                weight: layout.planes(at.data(planes)),
-                input: at.data(input),
-                out: at.data(out),
-                m: rows as u32,
-                n: n as u32,
-                k: k as u32,
-                out_stride: n as u32,
-                scale: 1.0,
-                ..QuantLinearParams::default()
-            };
+            let params = weight.product(layout, [planes, input, out].map(|region| at.data(region)), rows);
             (params, params.gemm_grid(tile_rows))
         });
     }
