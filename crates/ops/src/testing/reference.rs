@@ -1,42 +1,83 @@
 //! The meaning of every op, in the most literal f64.
 
-use super::position;
+use super::{TestRng, position};
 use crate::{
     BufferId, GluKind, Linear, Logits, NormKind, NormOp, Op, PagedAttention, Program, QkvPost, Rope, RopeStyle,
     WeightError, WeightId, WeightSource,
 };
 
-type Rows = Vec<Vec<f64>>;
+pub(super) type Rows = Vec<Vec<f64>>;
 
-/// The logits after each of `tokens`, which are a whole sequence: row t is what token t + 1 would be drawn from.
+/// How far the queries, keys and values of attention may be from what they should be.
+///
+/// Most backends keep keys and values in fewer bits than they compute with. What that does to the results is a property of the
+/// model: a norm over a few columns may enlarge it a hundredfold. So it is measured, by disturbing the exact meaning that much.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rounding {
+    /// Of each number.
+    pub relative: f64,
+    /// Of the largest of the head's numbers.
+    pub of_largest: f64,
+}
+
+impl Rounding {
+    /// None that matters: arithmetic in f32.
+    pub const F32: Self = Self { relative: 0.0, of_largest: 0.0 };
+    /// To bf16, which has 8 bits of fraction with the one that is not stored.
+    pub const BF16: Self = Self { relative: 1.0 / 256.0, of_largest: 0.0 };
+    /// Keys and values to whole multiples of 1/127 of their head's largest; the other operands to bf16.
+    pub const INT8: Self = Self { relative: 1.0 / 256.0, of_largest: 1.0 / 254.0 };
+}
+
+/// Draws what [`Rounding`] may do.
+pub(super) struct Disturbance {
+    pub rounding: Rounding,
+    pub rng: TestRng,
+    /// Whether all tokens are disturbed alike, as equal tokens are rounded alike.
+    pub is_shared: bool,
+}
+
+impl Disturbance {
+    /// Of one layer's queries, keys or values, by token.
+    fn disturb(&mut self, rows: &mut Rows, dim: usize) {
+        let start = self.rng.clone();
+        for row in rows {
+            if self.is_shared {
+                self.rng = start.clone();
+            }
+            for head in row.chunks_mut(dim) {
+                let largest = head.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+                let Rounding { relative, of_largest } = self.rounding;
+                for x in head {
+                    *x += f64::from(self.rng.signed()) * (relative * x.abs() + of_largest * largest);
+                }
+            }
+        }
+    }
+}
+
+/// What a program makes of a sequence, by token.
+pub(super) struct Meaning {
+    /// Row t is what token t + 1 would be drawn from.
+    pub logits: Rows,
+    /// Hidden states; none if the program returns none.
+    pub hidden: Rows,
+}
+
+/// The exact meaning of a program for `tokens`, which are a whole sequence; or the disturbed one.
 ///
 /// Weights must be stored as F32. Nothing is paged: keys and values are lists.
 ///
 /// # Panics
 /// If the program is not well formed.
-pub fn reference_logits(
+pub(super) fn reference(
     program: &Program,
     weights: &dyn WeightSource,
     tokens: &[u32],
-) -> Result<Vec<Vec<f64>>, WeightError> {
-    Ok(reference(program, weights, tokens)?.0)
-}
-
-/// As [`reference_logits`], the hidden states after each of `tokens`.
-///
-/// # Panics
-/// As there, and if the program returns no hidden states.
-pub fn reference_embeddings(
-    program: &Program,
-    weights: &dyn WeightSource,
-    tokens: &[u32],
-) -> Result<Vec<Vec<f64>>, WeightError> {
-    Ok(reference(program, weights, tokens)?.1)
-}
-
-/// Logits and hidden states.
-fn reference(program: &Program, weights: &dyn WeightSource, tokens: &[u32]) -> Result<(Rows, Rows), WeightError> {
+    disturbance: Option<Disturbance>,
+) -> Result<Meaning, WeightError> {
     let mut interpreter = Interpreter {
+        disturbance,
         weights: program.weights.iter().map(|w| read(w, weights)).collect::<Result<_, _>>()?,
         buffers: vec![Rows::new(); program.buffers.len()],
         kv: program.kv_groups.iter().map(|g| vec![(Rows::new(), Rows::new()); g.layers.len()]).collect(),
@@ -45,8 +86,8 @@ fn reference(program: &Program, weights: &dyn WeightSource, tokens: &[u32]) -> R
     for op in program.forward_ops() {
         out = interpreter.run(op, tokens);
     }
-    let embeddings = program.embedding().map(|id| interpreter.buffer(id).clone()).unwrap_or_default();
-    Ok((std::mem::take(&mut interpreter.buffers[out.0]), embeddings))
+    let hidden = program.embedding().map(|id| interpreter.buffer(id).clone()).unwrap_or_default();
+    Ok(Meaning { logits: std::mem::take(&mut interpreter.buffers[out.0]), hidden })
 }
 
 /// A weight as rows.
@@ -60,6 +101,7 @@ fn read(weight: &crate::Weight, source: &dyn WeightSource) -> Result<Rows, Weigh
 }
 
 struct Interpreter {
+    disturbance: Option<Disturbance>,
     weights: Vec<Rows>,
     buffers: Vec<Rows>,
     /// Keys and values by group and layer.
@@ -155,6 +197,11 @@ impl Interpreter {
             q_rows.push(q);
             keys.push(k);
             values.push(v.to_vec());
+        }
+        if let Some(disturbance) = &mut self.disturbance {
+            for rows in [&mut q_rows, &mut keys, &mut values] {
+                disturbance.disturb(rows, op.heads.dim);
+            }
         }
         self.kv[op.group][op.layer] = (keys, values);
         q_rows
