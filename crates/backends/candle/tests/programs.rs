@@ -1,13 +1,11 @@
 //! Whole programs: near the naive f64 meaning of every op, and the same bits however the sequences are cut into steps.
 
 use octavo_backend_candle::CandleBackend;
-use octavo_ops::testing::Rounding;
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
 use proptest::prelude::*;
 
 // A norm over few columns may enlarge a rounding error a hundredfold, but not many of them.
-const SUITE: Suite<'_> =
-    Suite { backend: &|| Box::new(CandleBackend::new()), worst: 3e-4, mean: 2e-5, rounding: Rounding::F32 };
+const SUITE: Suite<'_> = Suite { backend: &|| Box::new(CandleBackend::new()), worst: 3e-4, mean: 2e-5 };
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]

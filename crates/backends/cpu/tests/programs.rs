@@ -4,7 +4,7 @@
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa, KvDtype};
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
-use octavo_ops::testing::{Rounding, TinyModel};
+use octavo_ops::testing::{Reference, Rounding, TinyModel};
 use octavo_ops::{Backend, HeadShape, KvGroup, StorageType};
 use proptest::prelude::*;
 
@@ -31,11 +31,15 @@ fn each_with(config: CpuConfig, test: impl Fn(&Suite<'_>)) {
                 CpuBackend::new(CpuConfig { threads: Some(2), isa: Some(isa), ..config }).expect("the threads start"),
             )
         };
-        let rounding = match config.kv {
-            KvDtype::Bf16 => Rounding::BF16,
-            KvDtype::Int8 => Rounding::INT8,
-        };
-        test(&Suite { backend: &backend, worst: 3e-4, mean: 2e-5, rounding });
+        test(&Suite { backend: &backend, worst: 3e-4, mean: 2e-5 });
+    }
+}
+
+/// What keys and values are rounded to.
+fn rounding(config: CpuConfig) -> Rounding {
+    match config.kv {
+        KvDtype::Bf16 => Rounding::BF16,
+        KvDtype::Int8 => Rounding::INT8,
     }
 }
 
@@ -59,16 +63,11 @@ proptest! {
         // A norm over a few columns is nearly their signs, which rounding to bf16 may turn.
         model in models().prop_filter("too few columns", |model| model.hidden >= 8),
         tokens in 1usize..50,
+        coded in any::<bool>(),
     ) {
-        each_case(CpuConfig::default(), |suite| suite.near_reference(&model, tokens))?;
-    }
-
-    #[test]
-    fn logits_with_8_bits_a_key_are_near_the_naive_ones(
-        model in models().prop_filter("too few columns", |model| model.hidden >= 8),
-        tokens in 1usize..50,
-    ) {
-        each_case(INT8, |suite| suite.near_reference(&model, tokens))?;
+        let config = if coded { INT8 } else { CpuConfig::default() };
+        let reference = Reference::new(&model, tokens, rounding(config));
+        each_case(config, |suite| suite.near_meaning(&reference))?;
     }
 
     #[test]
@@ -85,7 +84,8 @@ fn bits_do_not_depend_on_the_batch_at_real_sizes() {
 #[test]
 fn logits_at_real_sizes_are_near_the_naive_ones() {
     for config in [CpuConfig::default(), INT8] {
-        each_with(config, |suite| suite.near_reference(&real_sizes(300), 12).unwrap());
+        let reference = Reference::new(&real_sizes(300), 12, rounding(config));
+        each_with(config, |suite| suite.near_meaning(&reference).unwrap());
     }
 }
 
@@ -127,7 +127,7 @@ fn bits_do_not_depend_on_the_batch_in_any_format() {
 #[test]
 fn every_format_means_what_candle_reads() {
     let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
-    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0, rounding: Rounding::F32 };
+    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0 };
     for storage in StorageType::ALL {
         // One format is rounded to another one; activations are rounded to bf16 where weights are bf16.
         let is_kept = storage != StorageType::Q2K;
@@ -153,7 +153,6 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         backend,
         worst: f64::MIN_POSITIVE,
         mean: f64::MIN_POSITIVE,
-        rounding: Rounding::F32,
     });
     for storage in [StorageType::F32, StorageType::BF16, StorageType::Q4_1] {
         one.near_other(&five, &quantised(storage), 40).unwrap();

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use octavo_engine::{Engine, KvEventSink};
-use octavo_kv_events::Publisher;
+use octavo_kv_events::{KvEventsConfig, Publisher};
 use octavo_ops::{Backend, Program};
-use octavo_runner::{Runner, RunnerConfig};
+use octavo_runner::{MemoryPlan, Runner, RunnerConfig};
 use octavo_server::{KvEventSource, Server, Shutdown, serve_while_loading};
 use octavo_telemetry::{BuildInfo, Telemetry, TelemetryConfig, Traces};
 use tracing::{info, warn};
@@ -193,18 +193,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let runner = Runner::observed(backend, model.program.clone(), runner_config, |known| telemetry.device(known))?;
     let memory = runner.memory_plan().clone();
     let tokens = (memory.blocks - 1) * block_size;
-    info!(
-        "memory: weights {}, KV cache {} in {} blocks of {block_size} tokens",
-        human_bytes(memory.weight_bytes),
-        human_bytes(memory.kv_bytes),
-        memory.blocks - 1
-    );
-    info!("KV cache size: {tokens} tokens");
-    info!(
-        "Maximum concurrency for {} tokens per request: {:.2}x",
-        plan.max_model_len,
-        tokens as f64 / plan.max_model_len as f64
-    );
+    log_memory(&memory, block_size, plan.max_model_len);
 
     let traces = settings.traces.as_ref().map(|config| telemetry.start_traces(config)).transpose()?;
     if let Some(config) = &settings.traces {
@@ -224,25 +213,44 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
         backend: backend_name,
         device: &device,
     });
-    let (publisher, sink) = match &settings.kv_events {
-        Some(config) => {
-            let (publisher, sink) = Publisher::start(config.clone())?;
-            info!("KV events are published at {}", config.endpoint);
-            server_config.kv_event_sources.push(KvEventSource {
-                rank: 0,
-                endpoint: config.endpoint.clone(),
-                replay_endpoint: config.replay_endpoint.clone(),
-                topic: config.topic.clone(),
-                block_size,
-            });
-            (Some(publisher), Some(Box::new(sink) as Box<dyn KvEventSink>))
-        }
-        None => (None, None),
-    };
+    let (publisher, sink) = settings.kv_events.as_ref().map(publish).transpose()?.unzip();
+    server_config.kv_event_sources.extend(settings.kv_events.as_ref().map(|config| event_source(config, block_size)));
     let engine = Engine::spawn_with_events(Box::new(runner), engine_config, telemetry.engine(), sink)?;
     let server = Server::new(engine.handle(), model.text, telemetry.clone(), server_config);
     let (vocab_size, max_model_len) = (model.program.vocab_size, plan.max_model_len);
     Ok(Composed { engine, server, telemetry, traces, _publisher: publisher, model_name, vocab_size, max_model_len })
+}
+
+/// What the KV cache holds, in vLLM's words where it has them.
+fn log_memory(memory: &MemoryPlan, block_size: usize, max_model_len: usize) {
+    let blocks = memory.blocks - 1;
+    let tokens = blocks * block_size;
+    info!(
+        "memory: weights {}, KV cache {} in {blocks} blocks of {block_size} tokens",
+        human_bytes(memory.weight_bytes),
+        human_bytes(memory.kv_bytes),
+    );
+    info!("KV cache size: {tokens} tokens");
+    let concurrency = tokens as f64 / max_model_len as f64;
+    info!("Maximum concurrency for {max_model_len} tokens per request: {concurrency:.2}x");
+}
+
+/// Begins to publish KV events: the publisher, and where the engine puts them.
+fn publish(config: &KvEventsConfig) -> Result<(Publisher, Box<dyn KvEventSink>)> {
+    let (publisher, sink) = Publisher::start(config.clone())?;
+    info!("KV events are published at {}", config.endpoint);
+    Ok((publisher, Box::new(sink)))
+}
+
+/// What subscribers are told of them.
+fn event_source(config: &KvEventsConfig, block_size: usize) -> KvEventSource {
+    KvEventSource {
+        rank: 0,
+        endpoint: config.endpoint.clone(),
+        replay_endpoint: config.replay_endpoint.clone(),
+        topic: config.topic.clone(),
+        block_size,
+    }
 }
 
 /// Says what the flags come to, before anything is loaded.

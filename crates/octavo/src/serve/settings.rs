@@ -14,7 +14,7 @@ use octavo_text::{ReasoningSyntax, ToolSyntax};
 use serde_json::Value;
 
 use crate::cli::{
-    self, ChatFormatArgs, ComposeArgs, EngineArgs, Environment, ObserveArgs, Policy, ServeArgs, TextList,
+    self, ChatFormatArgs, ComposeArgs, EngineArgs, Environment, NetworkArgs, ObserveArgs, Policy, ServeArgs, TextList,
 };
 use crate::serve::kv_events;
 use crate::serve::model::LoadedModel;
@@ -64,26 +64,6 @@ impl Settings {
     /// Flags that contradict each other, or a variable that is not understood.
     pub(crate) fn of_server(args: &ServeArgs, environment: &Environment<'_>) -> Result<Self> {
         let (network, answers, log) = (&args.network, &args.answers, &args.log);
-        let mut connection = ConnectionLimits::default();
-        if let Some(value) = environment(KEEP_ALIVE).filter(|value| !value.is_empty()) {
-            match value.parse::<f64>() {
-                Ok(seconds) if (1.0..=86_400.0).contains(&seconds) => {
-                    connection.head_timeout = Duration::from_secs_f64(seconds);
-                }
-                _ => bail!("{KEEP_ALIVE}='{value}' is not a number of seconds between 1 and 86400"),
-            }
-        }
-        if let Some(bytes) = network.h11_max_incomplete_event_size {
-            connection.max_head_bytes = bytes;
-        }
-        if let Some(bytes) = network.max_body_bytes {
-            connection.max_body_bytes = bytes;
-            // Several such bodies must fit at once.
-            connection.max_buffered_bytes = connection.max_buffered_bytes.max(bytes.saturating_mul(4));
-        }
-        if let Some(fields) = network.h11_max_header_count {
-            connection.max_headers = fields;
-        }
         if log.enable_log_outputs && !log.enable_log_requests {
             bail!("--enable-log-outputs needs --enable-log-requests: an answer alone tells little");
         }
@@ -101,7 +81,7 @@ impl Settings {
         };
         Ok(Self {
             api_keys: network.api_key.clone(),
-            connection,
+            connection: connection(network, environment)?,
             shutdown_timeout: Duration::from_secs_f64(network.shutdown_timeout),
             shutdown_lag: Duration::from_secs_f64(network.shutdown_lag),
             log_stats: !log.disable_log_stats,
@@ -140,6 +120,31 @@ impl Settings {
         let (kv_events, prefix_seed) = (kv_events(&args.engine, environment)?, prefix_seed(environment));
         Ok(Self { api: api_config(&args.chat)?, traces, kv_events, prefix_seed, ..Self::default() })
     }
+}
+
+/// What a connection may take.
+fn connection(network: &NetworkArgs, environment: &Environment<'_>) -> Result<ConnectionLimits> {
+    let mut connection = ConnectionLimits::default();
+    if let Some(value) = environment(KEEP_ALIVE).filter(|value| !value.is_empty()) {
+        match value.parse::<f64>() {
+            Ok(seconds) if (1.0..=86_400.0).contains(&seconds) => {
+                connection.head_timeout = Duration::from_secs_f64(seconds);
+            }
+            _ => bail!("{KEEP_ALIVE}='{value}' is not a number of seconds between 1 and 86400"),
+        }
+    }
+    if let Some(bytes) = network.h11_max_incomplete_event_size {
+        connection.max_head_bytes = bytes;
+    }
+    if let Some(bytes) = network.max_body_bytes {
+        connection.max_body_bytes = bytes;
+        // Several such bodies must fit at once.
+        connection.max_buffered_bytes = connection.max_buffered_bytes.max(bytes.saturating_mul(4));
+    }
+    if let Some(fields) = network.h11_max_header_count {
+        connection.max_headers = fields;
+    }
+    Ok(connection)
 }
 
 /// How the process logs, at the level `level` or the environment's.

@@ -1,6 +1,6 @@
 //! What the tests of every backend share: random models of any shape, their meaning in plain f64, and paged batches.
 //!
-//! A backend is right if, for every [`TinyModel`], its logits are near those that f64 gives; and, where it
+//! A backend is right if, for every [`TinyModel`], its logits are near those of its [`Reference`]; and, where it
 //! claims so, if a row's bits are the same however [`PagedBatches`] cuts the sequences into steps: [`suite`] says all of it.
 
 mod batches;
@@ -10,7 +10,7 @@ pub mod suite;
 
 pub use batches::{PagedBatches, position};
 pub use model::{MemoryWeights, QkNormWidth, TinyModel, random_blocks};
-pub use reference::{Rounding, erf};
+pub use reference::{Reference, Rounding, erf};
 
 /// SplitMix64: a small generator for test data.
 #[derive(Clone, Debug)]

@@ -1,12 +1,15 @@
 //! The meaning of every op, in the most literal f64.
 
-use super::{TestRng, position};
+use super::{MemoryWeights, TestRng, TinyModel, position};
 use crate::{
     BufferId, GluKind, Linear, Logits, NormKind, NormOp, Op, PagedAttention, Program, QkvPost, Rope, RopeStyle,
     WeightError, WeightId, WeightSource,
 };
 
 pub(super) type Rows = Vec<Vec<f64>>;
+
+/// Disturbed runs, the worst of which says what rounding may do to a model.
+const DISTURBED: u64 = 8;
 
 /// How far the queries, keys and values of attention may be from what they should be.
 ///
@@ -15,9 +18,9 @@ pub(super) type Rows = Vec<Vec<f64>>;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rounding {
     /// Of each number.
-    pub relative: f64,
+    relative: f64,
     /// Of the largest of the head's numbers.
-    pub of_largest: f64,
+    of_largest: f64,
 }
 
 impl Rounding {
@@ -25,34 +28,38 @@ impl Rounding {
     pub const F32: Self = Self { relative: 0.0, of_largest: 0.0 };
     /// To bf16, which has 8 bits of fraction with the one that is not stored.
     pub const BF16: Self = Self { relative: 1.0 / 256.0, of_largest: 0.0 };
-    /// Keys and values to whole multiples of 1/127 of their head's largest; the other operands to bf16.
+    /// Keys and values to whole multiples of 1/127 of their head's largest; queries to bf16.
     pub const INT8: Self = Self { relative: 1.0 / 256.0, of_largest: 1.0 / 254.0 };
 }
 
-/// Draws what [`Rounding`] may do.
-pub(super) struct Disturbance {
-    pub rounding: Rounding,
-    pub rng: TestRng,
-    /// Whether all tokens are disturbed alike, as equal tokens are rounded alike.
-    pub is_shared: bool,
+/// A model, a sequence and what the one makes of the other, in f64.
+pub struct Reference {
+    pub(super) program: Program,
+    pub(super) weights: MemoryWeights,
+    pub(super) tokens: Vec<u32>,
+    pub(super) exact: Meaning,
+    /// What else might be found after rounding.
+    pub(super) disturbed: Vec<Meaning>,
 }
 
-impl Disturbance {
-    /// Of one layer's queries, keys or values, by token.
-    fn disturb(&mut self, rows: &mut Rows, dim: usize) {
-        let start = self.rng.clone();
-        for row in rows {
-            if self.is_shared {
-                self.rng = start.clone();
-            }
-            for head in row.chunks_mut(dim) {
-                let largest = head.iter().fold(0.0f64, |m, x| m.max(x.abs()));
-                let Rounding { relative, of_largest } = self.rounding;
-                for x in head {
-                    *x += f64::from(self.rng.signed()) * (relative * x.abs() + of_largest * largest);
-                }
-            }
-        }
+impl Reference {
+    /// For so many random tokens.
+    ///
+    /// # Panics
+    /// If the model is not well formed, or its weights are not stored as F32.
+    pub fn new(model: &TinyModel, tokens: usize, rounding: Rounding) -> Self {
+        let (program, weights) = model.build().expect("the model is well formed");
+        let tokens = TestRng(model.seed ^ 1).tokens(tokens, model.vocab_size);
+        let draws = if rounding == Rounding::F32 { 0 } else { DISTURBED };
+        let disturbances = (0..draws).map(|draw| Disturbance {
+            rounding,
+            rng: TestRng(model.seed ^ (2 + draw)),
+            is_shared: draw % 2 == 0,
+        });
+        let meaning = |disturbance| meaning(&program, &weights, &tokens, disturbance).expect("the weights are F32");
+        let exact = meaning(None);
+        let disturbed = disturbances.map(|disturbance| meaning(Some(disturbance))).collect();
+        Self { program, weights, tokens, exact, disturbed }
     }
 }
 
@@ -64,13 +71,37 @@ pub(super) struct Meaning {
     pub hidden: Rows,
 }
 
+/// Draws what [`Rounding`] may do.
+struct Disturbance {
+    rounding: Rounding,
+    rng: TestRng,
+    /// Whether all tokens are disturbed alike, as equal tokens are rounded alike.
+    is_shared: bool,
+}
+
+impl Disturbance {
+    /// Of one layer's queries, keys or values, by token.
+    fn disturb(&mut self, rows: &mut Rows, dim: usize) {
+        let Rounding { relative, of_largest } = self.rounding;
+        let start = self.rng.clone();
+        for row in rows {
+            if self.is_shared {
+                self.rng = start.clone();
+            }
+            for head in row.chunks_mut(dim) {
+                let largest = head.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+                for x in head {
+                    *x += f64::from(self.rng.signed()) * (relative * x.abs() + of_largest * largest);
+                }
+            }
+        }
+    }
+}
+
 /// The exact meaning of a program for `tokens`, which are a whole sequence; or the disturbed one.
 ///
-/// Weights must be stored as F32. Nothing is paged: keys and values are lists.
-///
-/// # Panics
-/// If the program is not well formed.
-pub(super) fn reference(
+/// Nothing is paged: keys and values are lists.
+fn meaning(
     program: &Program,
     weights: &dyn WeightSource,
     tokens: &[u32],

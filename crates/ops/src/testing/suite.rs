@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use super::reference::{Disturbance, Rows, reference};
+use super::reference::{Reference, Rows};
 use super::{MemoryWeights, PagedBatches, QkNormWidth, Rounding, TestRng, TinyModel};
 use crate::sampling::{SampleBatch, SampleParams, SampleRow, Sampler};
 use crate::{
@@ -16,21 +16,17 @@ use crate::{
 const BLOCK: usize = 16;
 const BLOCKS: usize = 64;
 
-/// Disturbed runs of the reference, the worst of which says what rounding may do to a model.
-const DISTURBED: u64 = 8;
-/// How many times as much a backend may be off: its own rounding is drawn once more.
+/// How many times as far as the disturbed meanings a backend may be off: its own rounding is drawn once more.
 const MARGIN: f64 = 4.0;
 
 /// A backend under test.
 pub struct Suite<'a> {
     /// Makes one without a model.
     pub backend: &'a dyn Fn() -> Box<dyn Backend>,
-    /// Of a result's error against f64, relative to the largest result, beyond what `rounding` explains.
+    /// Of a result's error against f64, relative to the largest result, beyond what its rounding explains.
     pub worst: f64,
     /// The same in the mean.
     pub mean: f64,
-    /// What the backend's attention works with.
-    pub rounding: Rounding,
 }
 
 /// Errors of results, relative to the largest: of one, and the mean.
@@ -87,23 +83,19 @@ impl Suite<'_> {
         run(&mut *self.loaded(program, weights), program, &batch)
     }
 
-    /// Every row of a sequence is near the naive f64 meaning of the ops.
+    /// Every row of a sequence is near the naive f64 meaning of the ops, with a backend that computes and remembers in f32.
     pub fn near_reference(&self, model: &TinyModel, tokens: usize) -> Result<(), TestCaseError> {
-        let (program, weights) = model.build().expect("the model is well formed");
-        let tokens = TestRng(model.seed ^ 1).tokens(tokens, model.vocab_size);
-        let found = self.alone(&program, &weights, &tokens);
+        self.near_meaning(&Reference::new(model, tokens, Rounding::F32))
+    }
+
+    /// Every row of a sequence is as near its meaning as the rounding allows.
+    pub fn near_meaning(&self, reference: &Reference) -> Result<(), TestCaseError> {
+        let Reference { program, weights, tokens, exact, disturbed } = reference;
+        let found = self.alone(program, weights, tokens);
         prop_assert_eq!(found.len(), tokens.len());
-        prop_assert!(found.iter().all(|row| row.len() == model.vocab_size + model.hidden));
-        let (logits, hidden): (Vec<_>, Vec<_>) = found.iter().map(|row| row.split_at(model.vocab_size)).unzip();
-        let meaning = |disturbance| reference(&program, &weights, &tokens, disturbance).expect("the weights are F32");
-        let exact = meaning(None);
-        let draws = if self.rounding == Rounding::F32 { 0 } else { DISTURBED };
-        let disturbances = (0..draws).map(|draw| Disturbance {
-            rounding: self.rounding,
-            rng: TestRng(model.seed ^ (2 + draw)),
-            is_shared: draw % 2 == 0,
-        });
-        let disturbed: Vec<_> = disturbances.map(|disturbance| meaning(Some(disturbance))).collect();
+        let width = program.vocab_size + exact.hidden[0].len();
+        prop_assert!(found.iter().all(|row| row.len() == width));
+        let (logits, hidden): (Vec<_>, Vec<_>) = found.iter().map(|row| row.split_at(program.vocab_size)).unzip();
         self.near(&logits, &exact.logits, disturbed.iter().map(|meaning| &meaning.logits))?;
         self.near(&hidden, &exact.hidden, disturbed.iter().map(|meaning| &meaning.hidden))
     }

@@ -202,6 +202,20 @@ thread_local! {
     });
 }
 
+impl Scratch {
+    /// Room for heads of `dim` elements.
+    fn reserve(&mut self, dim: usize, cache: KvDtype) {
+        let (padded, chunked) = (dim.next_multiple_of(2), dim.next_multiple_of(CHUNK));
+        self.q.reserve_zeroed(ROWS * padded);
+        self.narrow_q.reserve_zeroed(ROWS * padded);
+        self.out.reserve_zeroed(ROWS * chunked);
+        self.partial.reserve_zeroed(chunked * BLOCK / 2);
+        if cache == KvDtype::Int8 {
+            self.widened.words.reserve_zeroed(KEYS / BLOCK * Keys::stride(dim));
+        }
+    }
+}
+
 impl Attention<'_> {
     /// One KV head of a run.
     ///
@@ -213,13 +227,7 @@ impl Attention<'_> {
         let group = q / kv;
         SCRATCH.with_borrow_mut(|scratch| {
             let (padded, chunked) = (dim.next_multiple_of(2), dim.next_multiple_of(CHUNK));
-            scratch.q.reserve_zeroed(ROWS * padded);
-            scratch.narrow_q.reserve_zeroed(ROWS * padded);
-            scratch.out.reserve_zeroed(ROWS * chunked);
-            scratch.partial.reserve_zeroed(chunked * BLOCK / 2);
-            if self.cache.dtype() == KvDtype::Int8 {
-                scratch.widened.words.reserve_zeroed(KEYS / BLOCK * Keys::stride(dim));
-            }
+            scratch.reserve(dim, self.cache.dtype());
             let (rows, most) = (run.count * group, most_rows(isa));
             for start in (0..rows).step_by(most) {
                 let rows = start..(start + most).min(rows);

@@ -7,7 +7,7 @@ pub(crate) mod quantised;
 use octavo_backend_cuda::{CudaBackend, CudaConfig};
 use octavo_ops::sampling::{SampleBatch, SampleParams, SampleRow, SampledToken};
 use octavo_ops::testing::suite::Suite;
-use octavo_ops::testing::{PagedBatches, Rounding, TestRng, TinyModel};
+use octavo_ops::testing::{PagedBatches, TestRng, TinyModel};
 use octavo_ops::{Backend, HeadShape};
 
 /// KV blocks of each group in [`generate`].
@@ -29,7 +29,7 @@ pub(crate) fn loaded(config: CudaConfig, model: &TinyModel, blocks: usize) -> Cu
 /// The suite of all backends, with the errors that are allowed at the worst and in the mean.
 pub(crate) fn with_suite<T>(config: &CudaConfig, worst: f64, mean: f64, test: impl FnOnce(&Suite<'_>) -> T) -> T {
     let backend = || -> Box<dyn Backend> { Box::new(open(config.clone())) };
-    test(&Suite { backend: &backend, worst, mean, rounding: Rounding::F32 })
+    test(&Suite { backend: &backend, worst, mean })
 }
 
 /// A model whose heads the tensor-core kernels are made for: grouped queries, norms, biases, a window in every other layer.

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cuda::CudaConfig;
 use octavo_ops::testing::suite::Suite;
-use octavo_ops::testing::{MemoryWeights, PagedBatches, Rounding, TestRng, TinyModel, random_blocks};
+use octavo_ops::testing::{MemoryWeights, PagedBatches, TestRng, TinyModel, random_blocks};
 use octavo_ops::{Backend, HeadShape, Program, StorageType, TensorData};
 
 use super::{open, with_suite};
@@ -31,7 +31,7 @@ fn model(storage: StorageType) -> TinyModel {
 /// weights' values written first.
 pub(crate) fn format_agrees(config: &CudaConfig, storage: StorageType) {
     let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
-    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0, rounding: Rounding::F32 };
+    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0 };
     with_suite(config, WORST, MEAN, |suite| {
         for tokens in [3, 20, 70] {
             suite.near_other(&candle, &model(storage), tokens).unwrap_or_else(|e| panic!("{storage}: {e}"));
