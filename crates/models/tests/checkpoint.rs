@@ -296,6 +296,8 @@ fn a_configuration_alone_is_a_model_of_made_up_weights() {
         }
     }
     assert!(weights.tensor("another").is_err());
+    assert!(Checkpoint::open_shape(folder.path()).unwrap().is_dummy());
+    assert!(!Checkpoint::open_shape(&whole).unwrap().is_dummy(), "weights that are there are looked at");
     // Nothing is made up that was not asked for.
     let error = Checkpoint::open(folder.path()).unwrap_err().to_string();
     assert!(error.contains("neither model.safetensors nor"), "{error}");

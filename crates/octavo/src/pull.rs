@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use anyhow::Result;
-use octavo_models::{Progress, ResolveOptions, ResolvedModel, catalog};
+use octavo_models::{Checkpoint, Progress, ResolveOptions, ResolvedModel, catalog};
 
 use crate::cli::{LoadFormat, PullArgs, SourceArgs};
 use crate::signals;
@@ -34,6 +34,11 @@ pub(crate) fn resolve(reference: &str, source: &SourceArgs, format: LoadFormat) 
         options.hub.cache_dir.clone_from(folder);
     }
     Ok(octavo_models::resolve(reference, &options, progress.as_ref())?)
+}
+
+/// A model to look at: no weights of a hub's repository are fetched for it, and of a folder none need be there.
+pub(crate) fn open_shape(reference: &str, source: &SourceArgs) -> Result<Checkpoint> {
+    Ok(Checkpoint::open_shape(&resolve(reference, source, LoadFormat::Dummy)?.path)?)
 }
 
 /// A bar on a terminal, log lines elsewhere.

@@ -185,6 +185,18 @@ impl Checkpoint {
         Ok(Self { path: path.to_owned(), files, config, generation, chat_template })
     }
 
+    /// Opens a checkpoint to look at its shape: with its weights if there are any, which say more exactly than `config.json` how
+    /// they are stored, else without.
+    ///
+    /// # Errors
+    /// As those of [`Self::open`] and [`Self::open_without_weights`].
+    pub fn open_shape(path: &Path) -> Result<Checkpoint, CheckpointError> {
+        if path.is_dir() && !safetensors::Shards::are_in(path) {
+            return Self::open_without_weights(path);
+        }
+        Self::open(path)
+    }
+
     /// Whether there are no weights, and they are to be made up.
     pub const fn is_dummy(&self) -> bool {
         matches!(self.files, Files::Dummy { .. })

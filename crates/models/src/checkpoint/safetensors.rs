@@ -31,6 +31,12 @@ struct Index {
 }
 
 impl Shards {
+    /// Whether the directory has any file of weights.
+    pub(super) fn are_in(directory: &Path) -> bool {
+        let names = std::fs::read_dir(directory).into_iter().flatten().flatten();
+        names.map(|entry| entry.path()).any(|path| path.extension().is_some_and(|it| it == "safetensors"))
+    }
+
     /// Maps `model.safetensors`, or every shard that the index names.
     pub(super) fn open(directory: &Path) -> Result<Self, CheckpointError> {
         let mut shards = Self { files: Vec::new(), tensors: HashMap::new() };

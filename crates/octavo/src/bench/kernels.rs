@@ -5,14 +5,14 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use octavo_backend_cuda::{CudaBackend, CudaConfig, KernelBench, KernelTime, KernelTimes, Memory, named_folders};
 use octavo_bench::roofline::{Figures, Limits, table};
-use octavo_models::{Checkpoint, ModelConfig, ResolveOptions};
+use octavo_models::{ModelConfig, ResolveOptions};
 use octavo_ops::HeadShape;
 use octavo_ops::cost::{Cost, Peaks};
 use serde_json::{Value, json};
 use tracing::info;
 
 use super::write_json;
-use crate::cli::{BenchKernelsArgs, LoadFormat, SizesArgs};
+use crate::cli::{BenchKernelsArgs, SizesArgs};
 use crate::serve::device::{described, element_type};
 use crate::{kernels, pull};
 
@@ -50,12 +50,7 @@ pub(super) fn run(args: &BenchKernelsArgs) -> Result<()> {
 fn bench(args: &BenchKernelsArgs) -> Result<KernelBench> {
     let shape = match &args.model {
         None => SHAPE,
-        Some(model) => {
-            let path = pull::resolve(model, &args.source, LoadFormat::Dummy)?.path;
-            let checkpoint =
-                if path.is_dir() { Checkpoint::open_without_weights(&path)? } else { Checkpoint::open(&path)? };
-            sizes(checkpoint.config())
-        }
+        Some(model) => sizes(pull::open_shape(model, &args.source)?.config()),
     };
     let (hidden, inner, heads, layers, vocab_size) = shape;
     let SizesArgs { batch_sizes, contexts, prefill } = &args.sizes;
@@ -133,7 +128,7 @@ mod tests {
     #[test]
     fn the_usual_sizes_are_those_of_the_shape() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shapes/qwen3-8b");
-        assert_eq!(sizes(Checkpoint::open_without_weights(&path).unwrap().config()), SHAPE);
+        assert_eq!(sizes(octavo_models::Checkpoint::open_without_weights(&path).unwrap().config()), SHAPE);
     }
 
     #[test]

@@ -108,7 +108,7 @@ pub(crate) struct PullArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// Catalog name, hub id or path.
+    /// Catalog name, hub id or path. A folder with a config.json is enough, and of a hub's model no weights are fetched.
     #[arg(default_value = DEFAULT_MODEL)]
     pub(crate) model: String,
 
