@@ -9,20 +9,30 @@ use octavo_ops::sampling::{SampleBatch, SampleParams, SampleRow};
 use octavo_ops::testing::{PagedBatches, TestRng};
 use octavo_ops::{Backend, Program};
 
-const CHECKPOINTS: [&str; 9] = [
-    "llama",
-    "llama3-rope",
-    "llama-linear",
-    "llama-yarn",
-    "mistral",
-    "qwen2",
-    "qwen2-window",
-    "qwen3",
-    "qwen3-sharded",
+/// Checkpoints, and by how much of the largest logit a token must lead for the choice to be clear: sums in another order decide
+/// below the one, activations of 8 bits for quantised weights below the other.
+const CHECKPOINTS: [(&str, f32); 11] = [
+    ("llama", 1e-4),
+    ("llama3-rope", 1e-4),
+    ("llama-linear", 1e-4),
+    ("llama-yarn", 1e-4),
+    ("mistral", 1e-4),
+    ("qwen2", 1e-4),
+    ("qwen2-window", 1e-4),
+    ("qwen3", 1e-4),
+    ("qwen3-sharded", 1e-4),
+    ("llama-gguf/model.gguf", 0.03),
+    ("qwen2-gguf/model.gguf", 0.03),
 ];
 
-/// Tokens that two sequences generate side by side, and the largest margin by which a choice was made, in the order of steps.
-fn generate(backend: &mut dyn Backend, program: &Program, checkpoint: &Checkpoint) -> (Vec<u32>, Vec<f32>) {
+/// Tokens that two sequences choose side by side, and by which margins, in the order of steps. They go on with the tokens of
+/// `script`, or else with their own.
+fn generate(
+    backend: &mut dyn Backend,
+    program: &Program,
+    checkpoint: &Checkpoint,
+    script: Option<&[u32]>,
+) -> (Vec<u32>, Vec<f32>) {
     backend.load(program, checkpoint, &mut |_| {}).expect("the checkpoint is loaded");
     let groups = program.kv_groups.len();
     backend.allocate_kv(16, &vec![16; groups]).expect("there is memory");
@@ -51,7 +61,7 @@ fn generate(backend: &mut dyn Backend, program: &Program, checkpoint: &Checkpoin
         backend.sample(&SampleBatch { rows: &rows }, &mut drawn).expect("it is sampled");
         for ((sequence, done), token) in sequences.iter_mut().zip(&mut computed).zip(&drawn) {
             *done = sequence.len();
-            sequence.push(token.id);
+            sequence.push(script.map_or(token.id, |script| script[tokens.len()]));
             tokens.push(token.id);
         }
     }
@@ -73,17 +83,19 @@ fn folder() -> PathBuf {
 
 /// Compares every checkpoint with and without recorded steps; `open` opens a backend in f32 for two sequences.
 pub(crate) fn agree(open: impl Fn(bool) -> CudaBackend) {
-    for name in CHECKPOINTS {
+    for (name, clear) in CHECKPOINTS {
         let checkpoint = Checkpoint::open(&folder().join(name)).expect("the checkpoint is readable");
         let program = build_program(&checkpoint).expect("the architecture is known");
-        let (expected, margins) = generate(&mut CandleBackend::new(), &program, &checkpoint);
-        // Sums in another order must not be what decides.
-        let least = margins.iter().fold(f32::INFINITY, |least, margin| least.min(*margin));
-        assert!(least > 1e-4, "{name}: a margin of {least} decides nothing");
+        let (expected, margins) = generate(&mut CandleBackend::new(), &program, &checkpoint, None);
+        let is_clear: Vec<_> = margins.iter().map(|margin| *margin > clear).collect();
+        let count = is_clear.iter().filter(|is_clear| **is_clear).count();
+        assert!(2 * count > expected.len(), "{name}: {count} of {} choices are clear", expected.len());
         for graphs in [true, false] {
             let mut backend = open(graphs);
-            let (found, _) = generate(&mut backend, &program, &checkpoint);
-            assert_eq!(found, expected, "{name}, graphs: {graphs}");
+            let (found, _) = generate(&mut backend, &program, &checkpoint, Some(&expected));
+            for (step, is_clear) in is_clear.iter().enumerate() {
+                assert!(found[step] == expected[step] || !is_clear, "{name}, graphs: {graphs}, choice {step}");
+            }
             assert_eq!(backend.graph_steps().0 > 0, graphs);
         }
     }
