@@ -4,7 +4,7 @@
 //! KV that attention reads and writes); FLOPs count a multiply-add as two. Together with a device's bandwidth and peak
 //! they give the roofline bound of a step: `max(bytes / bandwidth, flops / peak)`.
 
-use crate::{HeadShape, Op, Program, Rows, StepBatch};
+use crate::{BufferId, HeadShape, Linear, Logits, NormOp, Op, Program, QkvPost, Rows, StepBatch, Weight, WeightId};
 
 /// Bytes and FLOPs of an op or a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -182,12 +182,12 @@ struct Pricer<'a> {
 }
 
 impl Pricer<'_> {
-    fn elements(&self, id: crate::BufferId) -> u64 {
+    fn elements(&self, id: BufferId) -> u64 {
         let buffer = &self.program.buffers[id.0];
         (self.rows(id) * buffer.cols) as u64
     }
 
-    fn rows(&self, id: crate::BufferId) -> usize {
+    fn rows(&self, id: BufferId) -> usize {
         match self.program.buffers[id.0].rows {
             Rows::Tokens => self.step.tokens,
             Rows::Sampled => self.step.sampled,
@@ -195,62 +195,25 @@ impl Pricer<'_> {
         }
     }
 
-    fn activations(&self, ids: &[crate::BufferId]) -> u64 {
+    fn activations(&self, ids: &[BufferId]) -> u64 {
         ids.iter().map(|&id| self.elements(id)).sum::<u64>() * self.size.activation
     }
 
-    fn weight(&self, id: crate::WeightId) -> &crate::Weight {
+    fn weight(&self, id: WeightId) -> &Weight {
         &self.program.weights[id.0]
     }
 
     /// Bytes of weights that are small enough to be read once whatever the rows.
-    fn vectors(&self, ids: impl IntoIterator<Item = crate::WeightId>) -> u64 {
+    fn vectors(&self, ids: impl IntoIterator<Item = WeightId>) -> u64 {
         ids.into_iter().map(|id| self.weight(id).bytes()).sum()
     }
 
     fn price(&self, op: &Op) -> Cost {
         match op {
-            Op::Embed { table, out, .. } => {
-                let table = self.weight(*table);
-                let row = table.bytes() / table.rows.max(1) as u64;
-                let out = self.activations(&[*out]);
-                Cost {
-                    weight_bytes: row * self.step.tokens as u64,
-                    activation_bytes: out,
-                    written_bytes: out,
-                    ..Cost::default()
-                }
-            }
-            Op::Norm(n) => {
-                let mut buffers = vec![n.input, n.out];
-                buffers.extend(n.add.iter().flat_map(|&b| [b, b]));
-                let elements = self.elements(n.input);
-                let weights = std::iter::once(n.weight).chain(n.bias).filter(|_| elements > 0);
-                Cost {
-                    weight_bytes: self.vectors(weights),
-                    activation_bytes: self.activations(&buffers),
-                    written_bytes: self.activations(&[n.out]) + n.add.map_or(0, |b| self.activations(&[b])),
-                    flops: elements * if n.add.is_some() { 5 } else { 4 },
-                    ..Cost::default()
-                }
-            }
-            Op::Linear(l) => {
-                let mut cost = self.matmul(l.weight, l.input, l.out);
-                cost.weight_bytes += self.vectors(l.bias.filter(|_| self.rows(l.input) > 0));
-                cost.activation_bytes += l.add.map_or(0, |b| self.activations(&[b]));
-                cost
-            }
-            Op::QkvPost(q) => {
-                let kv_bytes = (self.step.tokens * 2 * q.heads.kv_cols()) as u64 * self.size.kv;
-                Cost {
-                    weight_bytes: self.vectors(q.norm.iter().filter(|_| kv_bytes > 0).flat_map(|n| [n.q, n.k])),
-                    kv_bytes,
-                    activation_bytes: self.activations(&[q.input, q.out]),
-                    written_bytes: kv_bytes + self.activations(&[q.out]),
-                    flops: (self.step.tokens * (q.heads.q_cols() + q.heads.kv_cols())) as u64
-                        * if q.norm.is_some() { 7 } else { 3 },
-                }
-            }
+            Op::Embed { table, out, .. } => self.embed(*table, *out),
+            Op::Norm(norm) => self.norm(norm),
+            Op::Linear(linear) => self.linear(linear),
+            Op::QkvPost(post) => self.qkv_post(post),
             Op::PagedAttention(a) => self.attention(a.heads, a.window, [a.q, a.out]),
             Op::Glu(g) => Cost {
                 activation_bytes: self.activations(&[g.input, g.out]),
@@ -262,18 +225,65 @@ impl Pricer<'_> {
                 let written_bytes = self.activations(&[*out]);
                 Cost { activation_bytes: 2 * written_bytes, written_bytes, ..Cost::default() }
             }
-            Op::Logits(l) => {
-                let mut cost = self.matmul(l.weight, l.input, l.out);
-                // Logits are f32 whatever the activations are.
-                cost.written_bytes = 4 * self.elements(l.out);
-                cost.activation_bytes = self.activations(&[l.input]) + cost.written_bytes;
-                cost
-            }
+            Op::Logits(logits) => self.logits(logits),
             Op::Sample { logits } => Cost { activation_bytes: 4 * self.elements(*logits), ..Cost::default() },
         }
     }
 
-    fn matmul(&self, weight: crate::WeightId, input: crate::BufferId, out: crate::BufferId) -> Cost {
+    fn embed(&self, table: WeightId, out: BufferId) -> Cost {
+        let table = self.weight(table);
+        let row = table.bytes() / table.rows.max(1) as u64;
+        let out = self.activations(&[out]);
+        Cost {
+            weight_bytes: row * self.step.tokens as u64,
+            activation_bytes: out,
+            written_bytes: out,
+            ..Cost::default()
+        }
+    }
+
+    fn norm(&self, n: &NormOp) -> Cost {
+        let mut buffers = vec![n.input, n.out];
+        buffers.extend(n.add.iter().flat_map(|&b| [b, b]));
+        let elements = self.elements(n.input);
+        let weights = std::iter::once(n.weight).chain(n.bias).filter(|_| elements > 0);
+        Cost {
+            weight_bytes: self.vectors(weights),
+            activation_bytes: self.activations(&buffers),
+            written_bytes: self.activations(&[n.out]) + n.add.map_or(0, |b| self.activations(&[b])),
+            flops: elements * if n.add.is_some() { 5 } else { 4 },
+            ..Cost::default()
+        }
+    }
+
+    fn linear(&self, l: &Linear) -> Cost {
+        let mut cost = self.matmul(l.weight, l.input, l.out);
+        cost.weight_bytes += self.vectors(l.bias.filter(|_| self.rows(l.input) > 0));
+        cost.activation_bytes += l.add.map_or(0, |b| self.activations(&[b]));
+        cost
+    }
+
+    fn qkv_post(&self, q: &QkvPost) -> Cost {
+        let kv_bytes = (self.step.tokens * 2 * q.heads.kv_cols()) as u64 * self.size.kv;
+        Cost {
+            weight_bytes: self.vectors(q.norm.iter().filter(|_| kv_bytes > 0).flat_map(|n| [n.q, n.k])),
+            kv_bytes,
+            activation_bytes: self.activations(&[q.input, q.out]),
+            written_bytes: kv_bytes + self.activations(&[q.out]),
+            flops: (self.step.tokens * (q.heads.q_cols() + q.heads.kv_cols())) as u64
+                * if q.norm.is_some() { 7 } else { 3 },
+        }
+    }
+
+    fn logits(&self, l: &Logits) -> Cost {
+        let mut cost = self.matmul(l.weight, l.input, l.out);
+        // Logits are f32 whatever the activations are.
+        cost.written_bytes = 4 * self.elements(l.out);
+        cost.activation_bytes = self.activations(&[l.input]) + cost.written_bytes;
+        cost
+    }
+
+    fn matmul(&self, weight: WeightId, input: BufferId, out: BufferId) -> Cost {
         let w = self.weight(weight);
         let rows = self.rows(input) as u64;
         Cost {
@@ -285,7 +295,7 @@ impl Pricer<'_> {
         }
     }
 
-    fn attention(&self, heads: HeadShape, window: Option<usize>, [q, out]: [crate::BufferId; 2]) -> Cost {
+    fn attention(&self, heads: HeadShape, window: Option<usize>, [q, out]: [BufferId; 2]) -> Cost {
         let (pairs, keys) = self.step.attention(window);
         Cost {
             kv_bytes: keys * 2 * heads.kv_cols() as u64 * self.size.kv,

@@ -141,6 +141,8 @@ pub struct Program {
     pub ops: Vec<Op>,
     /// V.
     pub vocab_size: usize,
+    /// P.
+    streams: usize,
 }
 
 impl Program {
@@ -164,11 +166,7 @@ impl Program {
 
     /// P: positions of a token, 1 unless a rotary embedding turns by more.
     pub fn position_streams(&self) -> usize {
-        let streams = self.ops.iter().flat_map(|op| match op {
-            Op::QkvPost(QkvPost { rope: Some(rope), .. }) => &rope.streams[..],
-            _ => &[],
-        });
-        1 + streams.max().copied().unwrap_or(0)
+        self.streams
     }
 
     /// `[E,H]`: the hidden states that are returned, the last buffer of such rows that is written. `None` if the model
@@ -197,6 +195,7 @@ impl ProgramBuilder {
             kv_groups: Vec::new(),
             ops: Vec::new(),
             vocab_size,
+            streams: 1,
         };
         Self { program, written: Vec::new(), error: None }
     }
@@ -250,6 +249,10 @@ impl ProgramBuilder {
         }
         for out in op.outputs() {
             self.written[out.0] = true;
+        }
+        if let Op::QkvPost(QkvPost { rope: Some(rope), .. }) = &op {
+            let last = rope.streams.iter().max().copied().unwrap_or(0);
+            self.program.streams = self.program.streams.max(1 + last);
         }
         self.program.ops.push(op);
     }
