@@ -1,6 +1,6 @@
 //! Where libraries are looked for.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use super::pairing::{Candidate, Kind};
@@ -26,25 +26,62 @@ pub(crate) struct Places {
     pub(crate) loader: bool,
 }
 
+/// Where a toolkit's libraries lie below its own folder.
+const TOOLKIT: [&str; 3] = ["lib64", "targets/*/lib", "lib"];
+
+/// Folders of the system that libraries lie in.
+const SYSTEM: [&str; 6] = [
+    "usr/local/cuda*/lib64",
+    "usr/local/cuda*/targets/*/lib",
+    if cfg!(target_arch = "aarch64") { "usr/lib/aarch64-linux-gnu" } else { "usr/lib/x86_64-linux-gnu" },
+    "usr/lib64",
+    "opt/cuda/lib64",
+    "opt/nvidia/hpc_sdk/Linux*/*/cuda/lib64",
+];
+
+/// Where a Python's packages lie below its own folder; Debian calls them otherwise.
+const PACKAGES: [&str; 4] = [
+    "lib/python3*/site-packages",
+    "lib64/python3*/site-packages",
+    "lib/python3*/dist-packages",
+    "local/lib/python3*/dist-packages",
+];
+
 impl Places {
     /// The usual places of this machine, after the folders named by the user.
     pub(crate) fn usual(configured: &[PathBuf]) -> Self {
-        let variable = |name| std::env::var_os(name).map(PathBuf::from);
-        let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable).map(|home| home.join("lib64"));
-        let loaders = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-        let loaders: Vec<_> = std::env::split_paths(&loaders).filter(|folder| folder.is_absolute()).collect();
-        let own =
-            if cfg!(target_arch = "aarch64") { "/usr/lib/aarch64-linux-gnu" } else { "/usr/lib/x86_64-linux-gnu" };
-        let system = ["/usr/local/cuda*/lib64", own, "/usr/lib64", "/opt/cuda/lib64"];
-        let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable);
-        let mut python: Vec<_> = environments.map(|home| home.join("lib/python3*/site-packages")).collect();
-        python.extend(variable("HOME").map(|home| home.join(".local/lib/python3*/site-packages")));
-        for folder in ["/usr/local/lib/python3*/site-packages", "/usr/local/lib/python3*/dist-packages"] {
-            python.push(folder.into());
+        let places = Self::of(&|name| std::env::var_os(name), Path::new("/"));
+        Self { configured: configured.to_vec(), loader: true, ..places }
+    }
+
+    /// Those that variables name, and those of a system below `root`.
+    fn of(variable: &dyn Fn(&str) -> Option<OsString>, root: &Path) -> Self {
+        let folders = |name: &str| -> Vec<PathBuf> {
+            let folders = variable(name).unwrap_or_default();
+            std::env::split_paths(&folders).filter(|folder| folder.is_absolute()).collect()
+        };
+        let conda = folders("CONDA_PREFIX");
+        // Toolkits as NVIDIA's packages lay them out, and their wheels and Conda's likewise.
+        let toolkit = |home: &PathBuf| TOOLKIT.map(|folder| home.join(folder));
+        let named = [folders("CUDA_HOME"), folders("CUDA_PATH"), conda.clone()].concat();
+        let below = |folders: &[&str]| -> Vec<PathBuf> { folders.iter().map(|folder| root.join(folder)).collect() };
+        let mut system = folders("LD_LIBRARY_PATH");
+        system.extend(named.iter().flat_map(toolkit));
+        system.extend(below(&SYSTEM));
+
+        // A Python that is found first by its name has its packages beside it, whoever made the environment.
+        let interpreters = folders("PATH").into_iter().filter(|folder| folder.join("python3").exists());
+        let homes = interpreters.filter_map(|folder| Some(folder.parent()?.to_owned()));
+        let homes = [folders("VIRTUAL_ENV"), conda, homes.collect()].concat();
+        let local = folders("HOME").into_iter().map(|home| home.join(".local"));
+        let homes = homes.into_iter().chain(local).chain(below(&["usr/local", "usr"]));
+        let mut python: Vec<PathBuf> = Vec::new();
+        for folder in homes.flat_map(|home| PACKAGES.map(|folder| home.join(folder))) {
+            if !python.contains(&folder) {
+                python.push(folder);
+            }
         }
-        python.push("/usr/lib/python3/dist-packages".into());
-        let system = loaders.into_iter().chain(toolkits).chain(system.into_iter().map(PathBuf::from)).collect();
-        Self { configured: configured.to_vec(), system, python, loader: true }
+        Self { system, python, ..Self::default() }
     }
 
     /// Every library of a kind, in the order of the places; a file that is found twice once.
@@ -124,6 +161,58 @@ mod tests {
     fn touch(path: &Path) {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, "").unwrap();
+    }
+
+    /// What is found on a machine of these files, with these variables; `~` stands for its root in both.
+    fn found_with(files: &[&str], variables: &[(&str, &str)]) -> Vec<String> {
+        let root = tempfile::tempdir().unwrap();
+        let base = root.path().to_str().unwrap().to_owned();
+        for file in files {
+            touch(&root.path().join(file));
+        }
+        let variable = |name: &str| {
+            let (_, value) = variables.iter().find(|(known, _)| *known == name)?;
+            Some(OsString::from(value.replace('~', &base)))
+        };
+        let found = Places::of(&variable, root.path()).find(Kind::Nvrtc);
+        let relative = |c: Candidate| c.path.strip_prefix(root.path()).unwrap().display().to_string();
+        found.into_iter().map(relative).collect()
+    }
+
+    #[test]
+    fn every_layout_of_a_real_machine_is_known() {
+        let layouts: [(&str, &[(&str, &str)]); 13] = [
+            // Packages of Debian, Ubuntu and RHEL; with the usual link, and where only the folder of a target is there.
+            ("usr/local/cuda-12.9/lib64/libnvrtc.so.12", &[]),
+            ("usr/local/cuda-12.9/targets/x86_64-linux/lib/libnvrtc.so.12", &[]),
+            ("usr/lib64/libnvrtc.so.12", &[]),
+            // Wheels of CUDA 12 and 13, of a system's Python and of one that only PATH knows.
+            ("usr/local/lib/python3.12/dist-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12", &[]),
+            ("usr/local/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13", &[]),
+            ("venv/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13", &[("VIRTUAL_ENV", "~/venv")]),
+            (
+                "opt/venv/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13",
+                &[("PATH", "/bin:~/opt/venv/bin")],
+            ),
+            ("me/.local/lib/python3.9/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12", &[("HOME", "~/me")]),
+            // Conda's packages of CUDA, and a toolkit somewhere else.
+            ("conda/lib/libnvrtc.so.12", &[("CONDA_PREFIX", "~/conda")]),
+            ("conda/targets/x86_64-linux/lib/libnvrtc.so.12", &[("CONDA_PREFIX", "~/conda")]),
+            ("sw/cuda/lib64/libnvrtc.so.12", &[("CUDA_HOME", "~/sw/cuda")]),
+            ("sw/cuda/lib/libnvrtc.so.13", &[("CUDA_PATH", "~/sw/cuda")]),
+            ("sw/lib/libnvrtc.so.12", &[("LD_LIBRARY_PATH", "relative:~/sw/lib")]),
+        ];
+        for (file, variables) in layouts {
+            assert_eq!(found_with(&["opt/venv/bin/python3", file], variables), [file], "{variables:?}");
+        }
+        assert_eq!(
+            found_with(
+                &["opt/venv/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13"],
+                &[("PATH", "~/opt/venv/bin")]
+            ),
+            [""; 0],
+            "no Python is there"
+        );
     }
 
     #[test]
