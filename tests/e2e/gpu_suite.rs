@@ -64,3 +64,37 @@ fn a_part_is_run_and_its_result_is_kept() {
     assert_eq!(summary["parts"][0]["result"], "passed", "{summary}");
     assert_eq!(json("agreement.json")["answers"].as_array().map(Vec::len), Some(4));
 }
+
+/// Beside its programs, as in a copy that has lost what it was allowed to, started from its own folder.
+#[test]
+fn a_part_that_fails_keeps_nothing_else_from_being_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let suite = folder.path().join("suite");
+    std::fs::create_dir(&suite).unwrap();
+    std::os::unix::fs::symlink(OCTAVO, suite.join("octavo")).unwrap();
+    let write = |name: &str, text: &str| std::fs::write(suite.join(name), text).unwrap();
+    for name in ["run.sh", "report.py"] {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gpu").join(name);
+        write(name, &std::fs::read_to_string(source).unwrap());
+    }
+    write("COMMIT", "0123abc\n");
+    write("kernels", "#!/bin/sh\necho kernels on $OCTAVO_GPU\nexit 3\n");
+    write("backend", "#!/bin/sh\necho backend with $OCTAVO_TESTDATA\n");
+    let mut command = Command::new("bash");
+    command.args(["run.sh", "correctness", "volta"]).current_dir(&suite).env_remove("OCTAVO_GPU_SUITE");
+    command.env("OCTAVO_GPU_RESULTS", folder.path()).env("OCTAVO_CACHE", cache()).env("OCTAVO_CUDA_LIBS", standin());
+    let output = command.output().expect("bash starts");
+    let said = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for words in ["kernels on 1", "backend with /", "kernels on volta"] {
+        assert!(said.contains(words), "{words} is not in {said}");
+    }
+    let results = std::fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.path());
+    let results = results.filter(|path| path.join("summary.json").exists()).collect::<Vec<_>>();
+    let [results] = &results[..] else { panic!("{results:?}\n{said}") };
+    let summary: Value = serde_json::from_slice(&std::fs::read(results.join("summary.json")).unwrap()).unwrap();
+    let found: Vec<_> =
+        summary["parts"].as_array().unwrap().iter().map(|part| [&part["part"], &part["result"]]).collect();
+    assert_eq!(found, [["correctness", "failed"], ["volta", "failed"]], "{summary}");
+    assert!(std::fs::read_to_string(results.join("doctor.log")).unwrap().contains("Emulated H200"));
+}

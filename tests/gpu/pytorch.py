@@ -154,6 +154,11 @@ class Bench:
         self.torch, self.model, self.device, self.dtype = torch, model, device, dtype
         self.layers = {"eager": model.layer}
         if compiles:
+            # A program for each shape, as was meant: beyond a few, what is called compiled would run uncompiled.
+            limits = torch._dynamo.config
+            for name in ("recompile_limit", "cache_size_limit", "accumulated_recompile_limit", "accumulated_cache_size_limit"):
+                if hasattr(limits, name):
+                    setattr(limits, name, 1024)
             self.layers["compiled"] = torch.compile(model.layer, dynamic=False)
 
     def fastest(self, ways):
@@ -249,6 +254,8 @@ def main():
                 if device == "cuda":
                     torch.cuda.empty_cache()
             rows.append(row)
+            # What has been measured is kept if time runs out.
+            write_json(arguments.json, {"torch": torch.__version__, "dtype": str(dtype), "steps": rows})
             time_taken = f"{row['seconds'] * 1e3:.3f} ms, {row['way']}" if row.get("seconds") else row.get("note", "failed")
             print(f"{kind}, {label}: {time_taken}", flush=True)
 
@@ -258,7 +265,6 @@ def main():
                 measured("decode", sizes, batch * context, lambda b=batch, c=context: bench.decode(b, c))
         for tokens in arguments.prefill:
             measured("prefill", {"tokens": tokens}, tokens, lambda n=tokens: bench.prefill(n))
-    write_json(arguments.json, {"torch": torch.__version__, "dtype": str(dtype), "steps": rows})
     return 0
 
 

@@ -5,7 +5,11 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 suite=${OCTAVO_GPU_SUITE:-$here}
-[ -x "$suite/octavo" ] || suite=$root/target/gpu-suite
+[ -f "$suite/octavo" ] || suite=$root/target/gpu-suite
+# A copy may have lost what it was allowed to.
+for program in octavo kernels backend; do
+    [ ! -f "$suite/$program" ] || [ -x "$suite/$program" ] || chmod +x "$suite/$program"
+done
 parts=(correctness volta sanitizer agreement roofline pytorch serving)
 # Of a part, in seconds.
 limit=${OCTAVO_GPU_LIMIT:-600}
@@ -25,8 +29,11 @@ skip() {
 # Every instance of the manifest against f64, by the tests that run on the emulation elsewhere; then the backend above them: small
 # models in each element type, every storage type, recorded steps, the checkpoints of all architectures.
 correctness() {
-    kernels 1
-    OCTAVO_TESTDATA=$suite/testdata "$suite/backend"
+    local failed=0
+    kernels 1 || failed=1
+    # Whatever came of them: what fails first is not all there is to know.
+    OCTAVO_TESTDATA=$suite/testdata "$suite/backend" || failed=1
+    return $failed
 }
 
 # What a V100 is given, as PTX that the driver makes code of for this chip.
@@ -42,7 +49,12 @@ find_sanitizer() {
         sanitizer=(compute-sanitizer)
         return
     fi
-    for home in "${VIRTUAL_ENV:-/usr}" /usr/local "$HOME/.local"; do
+    for home in /usr/local/cuda /usr/local/cuda-*; do
+        [ -x "$home/bin/compute-sanitizer" ] || continue
+        sanitizer=("$home/bin/compute-sanitizer")
+        return
+    done
+    for home in "$(python3 -c 'import sys; print(sys.prefix)' 2>/dev/null)" /usr /usr/local "${HOME:-/root}/.local"; do
         for package in "$home"/lib/python3*/*-packages/nvidia/cuda_sanitizer_api; do
             [ -e "$package/bin/compute-sanitizer" ] || continue
             # The package has it without leave to be executed, and its libraries elsewhere than it looks.
@@ -57,14 +69,15 @@ find_sanitizer() {
 
 # The small tests under each tool of compute-sanitizer.
 sanitizer() {
-    local tool sanitizer
+    local tool sanitizer failed=0
     find_sanitizer
     [ ${#sanitizer[@]} -gt 0 ] || skip "no compute-sanitizer (pip install nvidia-cuda-sanitizer-api-cu12)" || return
     for tool in memcheck racecheck initcheck; do
         echo "--- $tool"
         OCTAVO_GPU=1 "${sanitizer[@]}" --tool "$tool" --error-exitcode 1 \
-            "$suite/kernels" --skip machine:: --skip sanitizers:: --test-threads 1 small_
+            "$suite/kernels" --skip machine:: --skip sanitizers:: --skip device:: --test-threads 1 small_ || failed=1
     done
+    return $failed
 }
 
 python() {
@@ -74,6 +87,9 @@ python() {
 
 # The default model's answers and log-probabilities on the GPU and on the processor.
 agreement() {
+    if [ -z "${OCTAVO_GPU_MODEL:-}" ] && ! "$suite/octavo" pull; then
+        skip "the default model cannot be fetched here (OCTAVO_GPU_MODEL names another)" || return
+    fi
     # shellcheck disable=SC2086 # A model and its flags are words.
     python "$here/agreement.py" --octavo "$suite/octavo" --json "$out/agreement.json" ${OCTAVO_GPU_MODEL:-}
 }
@@ -139,9 +155,10 @@ if [ ! -x "$suite/octavo" ]; then
     command -v cargo >/dev/null || { echo "no programs in $suite: build.sh makes them on a machine with cargo" >&2 && exit 2; }
     "$here/build.sh"
 fi
-gpu=$("$suite/octavo" doctor | sed -n 's/^GPU 0 *//p')
+doctor=$("$suite/octavo" doctor) || { echo "octavo doctor fails: $doctor" >&2 && exit 1; }
+gpu=$(sed -n 's/^GPU 0 *//p' <<<"$doctor")
 if [ -z "$gpu" ]; then
-    echo "skipped: no GPU"
+    echo "skipped: no GPU ($(sed -n 's/^GPU *none: //p' <<<"$doctor"))"
     exit 0
 fi
 
@@ -152,13 +169,14 @@ results=${OCTAVO_GPU_RESULTS:-$root/benches/results/gpu}
 [ -d "$results" ] || results=$PWD
 out=$results/$name
 mkdir -p "$out"
+echo "$doctor" >"$out/doctor.log"
 echo "commit $commit, $date, $gpu; results in $out"
 
 json="" table="" status=0
 for part in "$@"; do
     echo "=== $part"
     begun=$SECONDS code=0
-    OCTAVO_GPU_OUT=$out timeout -k 10 "$limit" "${BASH_SOURCE[0]}" --only "$part" 2>&1 | tee "$out/$part.log" || code=${PIPESTATUS[0]}
+    OCTAVO_GPU_OUT=$out timeout -k 10 "$limit" bash "$here/run.sh" --only "$part" 2>&1 | tee "$out/$part.log" || code=${PIPESTATUS[0]}
     case $code in
         0) verdict=passed ;;
         "$skipped") verdict=skipped ;;
