@@ -13,8 +13,8 @@ use crate::kv::{KvCache, KvLayout, SequenceKv, TokenHistory};
 use crate::scheduler::{Scheduler, StepRecord};
 use crate::sequence::Sequence;
 use crate::{
-    EngineConfig, EngineError, Executor, KvCacheSpec, Request, RequestStream, SamplingParams, StepId, StepPlan,
-    SubmitError, Task, stream,
+    EngineConfig, EngineError, Executor, KvCacheSpec, KvEventSink, Request, RequestStream, SamplingParams, StepId,
+    StepPlan, SubmitError, Task, stream,
 };
 
 /// An engine whose owner is its thread.
@@ -29,9 +29,22 @@ impl ManualEngine {
     /// # Errors
     /// As there.
     pub fn new(executor: Box<dyn Executor>, config: EngineConfig, metrics: EngineMetrics) -> Result<Self, EngineError> {
+        Self::with_events(executor, config, metrics, None)
+    }
+
+    /// As [`Engine::spawn_with_events`](crate::Engine::spawn_with_events).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_events(
+        executor: Box<dyn Executor>,
+        config: EngineConfig,
+        metrics: EngineMetrics,
+        events: Option<Box<dyn KvEventSink>>,
+    ) -> Result<Self, EngineError> {
         config.check(executor.kv_cache_spec())?;
         let shared = Arc::new(Shared::new(&*executor, &config));
-        Ok(Self { engine: EngineLoop::new(shared.clone(), executor, config, metrics, None), shared })
+        Ok(Self { engine: EngineLoop::new(shared.clone(), executor, config, metrics, events), shared })
     }
 
     /// As [`EngineHandle::submit`](crate::EngineHandle::submit).

@@ -1,7 +1,8 @@
 //! Random lives of an engine: every invariant after every step, every request ends once, with the tokens that it gets
 //! alone.
 
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -12,8 +13,8 @@ use super::{Exit, Turn};
 use crate::internals::ManualEngine;
 use crate::mock::{FailurePoint, MockConfig, MockExecutor, MockFailure};
 use crate::{
-    Constraint, EngineConfig, FinishReason, Logprobs, Pooling, RepetitionDetection, Request, RequestStream,
-    SamplingParams, SchedulingPolicy, Task,
+    BlockHash, Constraint, EngineConfig, FinishReason, KvEvent, KvEventSink, Logprobs, Pooling, RepetitionDetection,
+    Request, RequestStream, SamplingParams, SchedulingPolicy, Task,
 };
 
 const MAX_LEN: usize = 40;
@@ -297,6 +298,43 @@ fn together(engine: &mut ManualEngine, lives: &[Life]) -> (Vec<Seen>, Option<Exi
     (seen, None)
 }
 
+/// What a router knows of the prefix cache that is told of every change.
+#[derive(Clone, Default)]
+struct Router(Arc<Mutex<Known>>);
+
+#[derive(Default)]
+struct Known {
+    /// The blocks that can be found.
+    blocks: HashSet<BlockHash>,
+    /// Of every block that could ever be found, all tokens up to its end. A block may outlive the one before it, of which another
+    /// sequence had the copy that was found.
+    ever: HashMap<BlockHash, Vec<u32>>,
+}
+
+impl KvEventSink for Router {
+    fn publish(&mut self, events: Vec<KvEvent>) {
+        assert!(!events.is_empty(), "never nothing");
+        let mut known = self.0.lock().unwrap();
+        for event in events {
+            match event {
+                KvEvent::Stored { parent, hashes, tokens, block_size, .. } => {
+                    let mut chain = parent.map_or_else(Vec::new, |parent| known.ever[&parent].clone());
+                    assert_eq!(tokens.len(), hashes.len() * block_size);
+                    for (hash, block) in hashes.into_iter().zip(tokens.chunks(block_size)) {
+                        chain.extend(block);
+                        assert!(known.blocks.insert(hash), "stored twice");
+                        let before = known.ever.insert(hash, chain.clone());
+                        assert!(before.is_none_or(|before| before == chain), "other tokens under the same name");
+                    }
+                }
+                KvEvent::Removed { hashes } => {
+                    hashes.iter().for_each(|hash| assert!(known.blocks.remove(hash), "removed twice"));
+                }
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
@@ -309,22 +347,31 @@ proptest! {
         let telemetry = Telemetry::new(TelemetryConfig { model_name: "m".into(), engine: 0, max_model_len: MAX_LEN });
         let fails = !mock.failures.is_empty();
         let executor = Box::new(MockExecutor::new(mock));
-        let mut engine = ManualEngine::new(executor, config, telemetry.engine()).unwrap();
+        let router = Router::default();
+        let sink = Box::new(router.clone());
+        let mut engine = ManualEngine::with_events(executor, config, telemetry.engine(), Some(sink)).unwrap();
         let (mut seen, exit) = together(&mut engine, &lives);
         prop_assert!(exit.is_none() || (fails && exit == Some(Exit::Failed)));
 
         let submitted = seen.len();
+        let mut whole: Vec<Vec<u32>> = Vec::new();
         for seen in &mut seen {
             let left = seen.stream.is_none() && seen.finish.is_none();
             seen.read();
             seen.check();
             let (tokens, finish) = alone(&seen.life);
+            whole.push([&seen.life.prompt[..], &tokens].concat());
             prop_assert!(tokens.starts_with(&seen.tokens), "{:?} is not the start of {:?}", seen.tokens, tokens);
             match &seen.finish {
                 None => prop_assert!(left, "no terminal event"),
                 Some(FinishReason::Error(message)) => prop_assert!(fails && message.contains("told to fail"), "{message}"),
                 Some(reason) => prop_assert_eq!((&seen.tokens, reason), (&tokens, &finish)),
             }
+        }
+
+        // A block is found by tokens that a request has, and not by what a step in flight was to draw.
+        for chain in router.0.lock().unwrap().ever.values() {
+            prop_assert!(whole.iter().any(|tokens| tokens.starts_with(chain)), "{chain:?} is nobody's");
         }
 
         prop_assert!(engine.engine.scheduler.is_idle());
