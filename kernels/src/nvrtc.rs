@@ -87,7 +87,7 @@ pub struct Nvrtc {
 impl Nvrtc {
     /// Opens the library at `path`, or of that name where the system looks for libraries.
     pub fn open(path: &Path) -> Result<Self, NvrtcError> {
-        let reason = |e: libloading::Error| NvrtcError::Open(format!("{}: {e}", path.display()));
+        let reason = |e: libloading::Error| NvrtcError::Open(format!("{}: {}", path.display(), loaders_words(&e)));
         // SAFETY: initialisers of NVRTC have no preconditions; another library at this path is the caller's doing.
         let library = unsafe { Library::new(path) }.map_err(reason)?;
         /// Looks a function up.
@@ -230,6 +230,11 @@ impl Drop for Handle<'_> {
         // SAFETY: the program exists and is used no more. A failure would leave memory in use, no more.
         unsafe { (self.nvrtc.functions.destroy)(&mut self.handle) };
     }
+}
+
+/// Why a library is not loaded or lacks a function: what the system says of it, which the error itself leaves to its source.
+pub fn loaders_words(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// The options for a chip.

@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "driver.h"
@@ -38,6 +39,7 @@ enum Result {
     NOT_READY = 600,
     LAUNCH_FAILED = 719,
     STREAM_CAPTURE_UNSUPPORTED = 900,
+    STREAM_CAPTURE_INVALIDATED = 901,
 };
 
 // ------------------------------------------------------------------------------------------- devices
@@ -57,7 +59,7 @@ const char* setting(const char* name, const char* fallback) {
 const std::vector<Device>& devices() {
     static const std::vector<Device> all = [] {
         std::vector<Device> found;
-        const char* usual = "Emulated H200:90:1024,Emulated L40S:89:1024,Emulated V100:70:1024,Emulated P100:60:1024,Small H200:90:8";
+        const char* usual = "Emulated H200:90:1024,Emulated L40S:89:1024,Emulated V100:70:1024,Emulated P100:60:1024,Small H200:90:8,Emulated T4:75:1024";
         std::string text = setting("OCTAVO_STANDIN_DEVICES", usual);
         for (size_t at = 0; at < text.size();) {
             size_t end = std::min(text.find(',', at), text.size());
@@ -76,7 +78,9 @@ const Device* device(int number) {
     return number >= 0 && (size_t)number < devices().size() ? &devices()[number] : nullptr;
 }
 
-int shared_memory(int capability) { return capability >= 90 ? 227 << 10 : capability >= 80 ? 99 << 10 : 96 << 10; }
+int shared_memory(int capability) {
+    return capability >= 90 ? 227 << 10 : capability >= 80 ? 99 << 10 : capability >= 75 ? 64 << 10 : 96 << 10;
+}
 
 // A context is the address of its device's element here: all are the primary one.
 char contexts[64];
@@ -93,6 +97,13 @@ thread_local std::map<std::string, Fault> faults;
 thread_local std::map<std::string, uint64_t> calls;
 thread_local int sticky_error = SUCCESS;
 thread_local int captures = 0;
+thread_local bool spoilt = false;
+
+// What a capture does not allow is an error, and the end of the capture.
+int unsupported() {
+    spoilt = true;
+    return STREAM_CAPTURE_UNSUPPORTED;
+}
 
 // The fault that the environment asks for: a device that is lost while a server runs.
 int fault_of_process(const char* function) {
@@ -202,7 +213,7 @@ int submit(void* handle, Work work) {
 
 // Does what waits, up to a number of pieces.
 int run_waiting(Stream* stream, size_t pieces = SIZE_MAX) {
-    if (stream->capturing) return STREAM_CAPTURE_UNSUPPORTED;
+    if (stream->capturing) return unsupported();
     auto end = stream->waiting.begin() + std::min(pieces, stream->waiting.size());
     std::vector<Work> now(std::make_move_iterator(stream->waiting.begin()), std::make_move_iterator(end));
     stream->waiting.erase(stream->waiting.begin(), end);
@@ -264,6 +275,7 @@ API int standin_submit(void* stream, int (*work)(void*), void* data, void (*dest
     std::shared_ptr<void> owned(data, destroy);
     return submit(stream, [=] { return work(owned.get()); });
 }
+API int standin_enter(const char* function) { return entered(function, false); }
 API int standin_is_device_memory(uint64_t address, size_t bytes) { return is_device(address, bytes); }
 API void standin_fail(const char* function, unsigned after, int code, int sticky) {
     faults[function] = {after, code, sticky != 0};
@@ -307,6 +319,7 @@ API int cuGetErrorName(int error, const char** name) {
         {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
         {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"},
         {STREAM_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+        {STREAM_CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
     };
     auto found = names.find(error);
     if (found == names.end()) return INVALID_VALUE;
@@ -368,7 +381,7 @@ API int cuMemGetInfo_v2(size_t* free, size_t* total) {
 }
 API int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     ENTER();
-    if (captures) return STREAM_CAPTURE_UNSUPPORTED;
+    if (captures) return unsupported();
     if (!bytes) return INVALID_VALUE;
     {
         std::lock_guard<std::mutex> guard(memory_lock);
@@ -380,11 +393,11 @@ API int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
 }
 API int cuMemFree_v2(uint64_t address) {
     ENTER();
-    return captures ? STREAM_CAPTURE_UNSUPPORTED : release(address, false);
+    return captures ? unsupported() : release(address, false);
 }
 API int cuMemHostAlloc(void** address, size_t bytes, unsigned) {
     ENTER();
-    if (captures) return STREAM_CAPTURE_UNSUPPORTED;
+    if (captures) return unsupported();
     *address = (void*)allocate(bytes, -1);
     return *address ? SUCCESS : OUT_OF_MEMORY;
 }
@@ -395,17 +408,15 @@ API int cuMemFreeHost(void* address) {
 API int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
     ENTER();
     if (!is_device(to, bytes)) return INVALID_VALUE;
-    if (is_pinned(from, bytes)) {
-        return submit(stream, [=] { memcpy((void*)to, from, bytes); return 0; });
-    }
-    // Other memory is staged before the call returns, which a capture does not allow.
-    if (captures) return STREAM_CAPTURE_UNSUPPORTED;
-    auto staged = std::make_shared<std::string>((const char*)from, bytes);
-    return submit(stream, [=] { memcpy((void*)to, staged->data(), bytes); return 0; });
+    // Most drivers stage memory that is not page-locked before the call returns, which a capture does not allow. Where the device
+    // shares the host's page tables it is read when its turn comes, like the other.
+    if (captures && !is_pinned(from, bytes)) return unsupported();
+    return submit(stream, [=] { memcpy((void*)to, from, bytes); return 0; });
 }
 API int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
     ENTER();
     if (!is_device(from, bytes)) return INVALID_VALUE;
+    if (captures && !is_pinned(to, bytes)) return unsupported();
     return submit(stream, [=] { memcpy(to, (void*)from, bytes); return 0; });
 }
 API int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
@@ -415,7 +426,7 @@ API int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* str
 }
 API int cuMemsetD8Async(uint64_t at, unsigned char value, size_t bytes, void* stream) {
     ENTER();
-    if (!is_device(at, bytes)) return INVALID_VALUE;
+    if (!bytes || !is_device(at, bytes)) return INVALID_VALUE;
     return submit(stream, [=] { memset((void*)at, value, bytes); return 0; });
 }
 
@@ -463,7 +474,7 @@ API int cuEventSynchronize(void* event) {
 
 API int cuModuleLoadData(void** module, const void* image) {
     ENTER();
-    if (captures) return STREAM_CAPTURE_UNSUPPORTED;
+    if (captures) return unsupported();
     auto* header = (const CodeHeader*)image;
     if (memcmp(header->magic, CODE_MAGIC, sizeof CODE_MAGIC)) return INVALID_IMAGE;
     int capability = devices()[current].capability;
@@ -544,8 +555,11 @@ API int cuStreamEndCapture(void* stream, void** graph) {
     if (!found->capturing) return INVALID_VALUE;
     found->capturing = false;
     captures--;
-    *graph = new Graph{std::move(found->recorded)};
+    std::vector<Work> recorded = std::move(found->recorded);
     found->recorded.clear();
+    *graph = nullptr;
+    if (std::exchange(spoilt, false)) return STREAM_CAPTURE_INVALIDATED;
+    *graph = new Graph{std::move(recorded)};
     return SUCCESS;
 }
 API int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {

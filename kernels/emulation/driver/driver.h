@@ -3,8 +3,8 @@
 // beside NVIDIA's interface: for the other two libraries, and for tests, which find it by dlsym.
 //
 // Faithful where a mistake would show: work on a stream waits until somebody waits for it, so results that are read too early
-// are not there and host memory that is overwritten too early is seen overwritten; memory is NaN until written; an
-// allocation during a capture is an error; a launch with the wrong number of threads, with more shared memory than was
+// are not there and host memory, page-locked or not, that is overwritten too early is seen overwritten; memory is NaN until
+// written; an allocation during a capture is an error; a launch with the wrong number of threads, with more shared memory than was
 // allowed, or of code for another chip, is one too. Not modelled: more than one stream at a time, and time.
 #pragma once
 #include <cstddef>
@@ -29,6 +29,9 @@ inline int architecture_of(const char* chip) {
     const char* number = is_ptx(chip) ? chip + 8 : !strncmp(chip, "sm_", 3) ? chip + 3 : "";
     return atoi(number);
 }
+
+// Counts a call of a function of the other libraries; the error that it is to fail with, or 0.
+API int standin_enter(const char* function);
 
 // Runs `work` with `data` on a stream, in its order, or records it during a capture; then `destroy` frees the data.
 API int standin_submit(void* stream, int (*work)(void*), void* data, void (*destroy)(void*));

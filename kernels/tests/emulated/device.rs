@@ -1,5 +1,6 @@
 //! The tests on a device: that they get there, over a stand-in for the driver.
 
+use std::path::Path;
 use std::process::Command;
 
 use octavo_backend_cuda::testing::{DeviceKernels, HostArray, standin};
@@ -12,8 +13,13 @@ const V100: &str = "Emulated V100:70:1024";
 
 /// A test run in a process of its own, kernels launched by the driver of such devices.
 fn run(arguments: &[&str], asked: &str, devices: Option<&str>) -> (bool, String) {
+    run_with(&standin(), arguments, asked, devices)
+}
+
+/// The same with libraries of a folder.
+fn run_with(libraries: &Path, arguments: &[&str], asked: &str, devices: Option<&str>) -> (bool, String) {
     let mut command = Command::new(std::env::current_exe().expect("a path"));
-    command.args(arguments).env(GPU, asked).env("OCTAVO_CUDA_LIBS", standin());
+    command.args(arguments).env(GPU, asked).env("OCTAVO_CUDA_LIBS", libraries);
     command.envs(devices.map(|devices| ("OCTAVO_STANDIN_DEVICES", devices)));
     let output = command.output().expect("it starts");
     let text = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).join("\n");
@@ -27,6 +33,15 @@ fn tests_reach_a_device() {
         let (passed, text) = run(&["small_", "--skip", "machine::", "--skip", "sanitizers::"], asked, devices);
         assert!(passed && text.contains("test attention::small_attention ... ok"), "{text}");
     }
+    // Of CUDA 13 alone there is no PTX for a V100.
+    let thirteen = Path::new(env!("CARGO_TARGET_TMPDIR")).join("thirteen");
+    let _ = std::fs::remove_dir_all(&thirteen);
+    std::fs::create_dir_all(&thirteen).expect("a folder");
+    for name in ["libcuda.so.1", "libnvrtc.so.13", "objects"] {
+        std::os::unix::fs::symlink(standin().join(name), thirteen.join(name)).expect("a link");
+    }
+    let (passed, text) = run_with(&thirteen, &["attention::small_attention"], "volta", None);
+    assert!(passed && text.contains("test attention::small_attention ... ok"), "{text}");
     // It is the driver that launches: without a device there is nothing to run on.
     let (passed, text) = run(&["--exact", "rows::small_rows"], "1", Some(""));
     assert!(!passed && text.contains("the NVIDIA driver finds no GPU"), "{text}");

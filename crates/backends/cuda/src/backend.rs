@@ -56,7 +56,7 @@ impl CudaBackend {
         if !info.chip.has(dtype) {
             return Err(Unavailable::Dtype { name: info.name, chip: info.chip.arch(), dtype: long_name(dtype) });
         }
-        let gpu = Gpu::new(info).map_err(Unavailable::Broken)?;
+        let gpu = Gpu::new(driver, info).map_err(Unavailable::Broken)?;
         Ok(Self { config, driver: driver.version, gpu, dtype, model: None })
     }
 
@@ -204,7 +204,7 @@ impl Backend for CudaBackend {
         let size = self.dtype.bytes() as u64;
         DeviceProfile {
             elements: ElementBytes { activation: size, kv: size },
-            peaks: peaks(self.gpu.info(), self.dtype),
+            peaks: peaks(&self.gpu, self.dtype),
             memory: self.model.as_ref().map(|model| (model.memory_bytes(), model.step_bytes())),
         }
     }

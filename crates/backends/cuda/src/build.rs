@@ -13,7 +13,7 @@ use octavo_ops::BackendError;
 use crate::cache::{KernelCache, Key};
 use crate::driver::{Gpu, Kernel, Module};
 use crate::libraries::{Kind, Places, Version, compiler, fits};
-use crate::{CudaConfig, KernelPack, failed};
+use crate::{CudaConfig, DeviceInfo, KernelPack, failed, unsupported};
 
 /// The instances that a program needs, each once.
 #[derive(Debug, Default)]
@@ -27,14 +27,27 @@ pub(crate) struct Instances {
 pub(crate) struct KernelId(usize);
 
 impl Instances {
-    /// The number of an instance, which is added if it is new.
+    /// The number of an instance, which is added if it is new. Of its launches, the one that asks for most shared memory counts.
     pub(crate) fn id(&mut self, instance: Instance) -> KernelId {
         let next = KernelId(self.list.len());
         let id = *self.by_name.entry(instance.name.clone()).or_insert(next);
-        if id == next {
-            self.list.push(instance);
+        match self.list.get_mut(id.0) {
+            Some(known) => known.dynamic_shared = known.dynamic_shared.max(instance.dynamic_shared),
+            None => self.list.push(instance),
         }
         id
+    }
+
+    /// That a device has the shared memory that launches ask for.
+    fn fit(&self, device: &DeviceInfo) -> Result<(), BackendError> {
+        let most = device.shared_memory as usize;
+        match self.list.iter().find(|instance| instance.dynamic_shared > most) {
+            Some(Instance { name, dynamic_shared: needed, .. }) => Err(unsupported(format!(
+                "this model on {}: the kernel {name} needs {needed} bytes of shared memory, and it has {most}",
+                device.name
+            ))),
+            None => Ok(()),
+        }
     }
 }
 
@@ -74,6 +87,7 @@ impl Builder<'_> {
     pub(crate) fn build(&self, instances: &Instances) -> Result<Kernels, BackendError> {
         let begun = Instant::now();
         let chip = self.gpu.info().chip;
+        instances.fit(self.gpu.info())?;
         let keys: Vec<_> = instances.list.iter().map(|instance| Key::new(instance, chip)).collect();
         let mut origins = Origins::default();
         let pack = self.pack();
@@ -210,9 +224,10 @@ pub(crate) fn in_parallel<T: Send, E: Send>(
 
 #[cfg(test)]
 mod tests {
-    use octavo_kernels::manifest::{sampling_adjust, sampling_draw};
+    use octavo_kernels::manifest::{Dtype, NormMean, sampling_adjust, sampling_draw};
 
     use super::*;
+    use crate::lower::norm_instance;
 
     #[test]
     fn an_instance_has_one_number() {
@@ -220,6 +235,30 @@ mod tests {
         let ids = [sampling_draw(), sampling_adjust(), sampling_draw()].map(|instance| instances.id(instance));
         assert_eq!(ids, [KernelId(0), KernelId(1), KernelId(0)]);
         assert_eq!(instances.list.len(), 2);
+    }
+
+    #[test]
+    fn the_launch_that_asks_for_most_shared_memory_counts() {
+        let mut instances = Instances::default();
+        for cols in [128, 4096, 1024] {
+            instances.id(norm_instance(Dtype::F16, NormMean::Rms, cols));
+        }
+        assert_eq!(instances.list.iter().map(|instance| instance.dynamic_shared).collect::<Vec<_>>(), [4 * 4096]);
+        let mut device = DeviceInfo {
+            ordinal: 0,
+            name: "X".into(),
+            chip: manifest::Chip::SM_70,
+            memory: 0,
+            processors: 1,
+            shared_memory: 4 * 4096,
+        };
+        instances.fit(&device).unwrap();
+        device.shared_memory -= 1;
+        let error = instances.fit(&device).unwrap_err().to_string();
+        assert!(
+            error.ends_with("the kernel norm_rms_f16 needs 16384 bytes of shared memory, and it has 16383"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -164,7 +164,7 @@ impl Lowering<'_> {
         if self.cols(op.out) as usize > MAX_NORM_COLS {
             return Err(unsupported(format!("a norm over {} columns", self.cols(op.out))));
         }
-        let kernel = self.instances.id(manifest::norm(self.setting.dtype, mean));
+        let kernel = self.instances.id(norm_instance(self.setting.dtype, mean, self.cols(op.out) as usize));
         let params = NormParams {
             out: self.buffer(op.out),
             input: self.buffer(op.input),
@@ -319,6 +319,12 @@ impl Lowering<'_> {
         };
         Stage::Attention { attention, cache: self.cache_layer(op.group, op.layer) }
     }
+}
+
+/// A norm's kernel for rows of so many columns, which is how much shared memory it needs: a device need not have what the longest
+/// rows take.
+pub(crate) fn norm_instance(dtype: Dtype, mean: manifest::NormMean, cols: usize) -> manifest::Instance {
+    manifest::Instance { dynamic_shared: NormParams::dynamic_shared(cols), ..manifest::norm(dtype, mean) }
 }
 
 /// What is added to a norm's weight.

@@ -161,9 +161,10 @@ impl Model {
         let stages = lowering.stages()?;
         let sample_kernels = SampleKernels::new(&mut lowering.instances);
         let builder = Builder { gpu, driver: opened.driver, config: opened.config };
+        // Before the weights, which take longer: whoever lacks a compiler hears of it at once.
+        let kernels = builder.build(&lowering.instances)?;
         let fill = Fill::new(&builder, dtype, program, source)?;
         load_weights(opened, program, &layout, &arena, (source, fill.as_ref()), progress)?;
-        let kernels = builder.build(&lowering.instances)?;
         let planned = stages.iter().any(|stage| stage.is_planned());
         let (codes, scales) = layout.rounded;
         let mut machine = Machine {
@@ -289,7 +290,7 @@ impl Model {
         }
         copied.wait()?;
         let used = self.filler.write(batch, shape, words);
-        self.machine.gpu.upload(self.arena.at(self.layout.step), &words[..used])?;
+        self.machine.gpu.upload(self.arena.at(self.layout.step), words, used)?;
         Ok(copied.record()?)
     }
 
@@ -444,11 +445,11 @@ fn load_weights(
                 let angles = rope.inv_freq.iter().map(|frequency| position as f64 * frequency);
                 table.extend(angles.map(|angle| ((of(angle) * rope.magnitude) as f32).to_bits()));
             }
-            gpu.upload(arena.at(*region), &table)?;
+            gpu.write(arena.at(*region), &table)?;
         }
         if let Some(region) = streams {
             let table: Vec<u32> = rope.streams.iter().map(|&stream| stream as u32).collect();
-            gpu.upload(arena.at(*region), &table)?;
+            gpu.write(arena.at(*region), &table)?;
         }
     }
     let tickets = layout.partial.2;

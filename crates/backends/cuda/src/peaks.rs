@@ -1,11 +1,12 @@
 //! What a GPU can do at most: by its data sheet, or by its clocks where it has none here.
 
-use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use octavo_kernels::manifest::{Chip, Dtype};
 use octavo_ops::cost::Peaks;
 use octavo_ops::datasheet::DataSheet;
 
 use crate::DeviceInfo;
+use crate::driver::Gpu;
 
 /// What the driver tells of clocks and memory; 0 is nothing.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,41 +20,29 @@ struct Clocks {
 }
 
 /// The limits of a device for products of an element type; `None` where nobody states them.
-pub(crate) fn peaks(device: &DeviceInfo, dtype: Dtype) -> Option<Peaks> {
+pub(crate) fn peaks(gpu: &Gpu, dtype: Dtype) -> Option<Peaks> {
+    let device = gpu.info();
     match DataSheet::of(&device.name, device.processors) {
         Some(sheet) => Some(sheet.peaks(dtype != Dtype::F32)),
         // Its clocks are those of the whole device.
         None if device.name.contains("MIG") => None,
-        None => by_clocks(device, dtype, &clocks(device)),
+        None => by_clocks(device, dtype, &clocks(gpu)),
     }
 }
 
 /// Bytes of the level-2 cache, if the driver tells.
-pub(crate) fn cache_bytes(device: &DeviceInfo) -> Option<u64> {
-    Some(attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)).filter(|&bytes| bytes > 0)
+pub(crate) fn cache_bytes(gpu: &Gpu) -> Option<u64> {
+    Some(gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)).filter(|&bytes| bytes > 0)
 }
 
 /// The driver still tells clocks in CUDA 13, where only the runtime's struct of properties has lost them; on devices that share
 /// the host's memory they are 0.
-fn clocks(device: &DeviceInfo) -> Clocks {
+fn clocks(gpu: &Gpu) -> Clocks {
     Clocks {
-        processors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE),
-        memory: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE),
-        bus: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH),
+        processors: gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE),
+        memory: gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE),
+        bus: gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH),
     }
-}
-
-fn attribute(device: &DeviceInfo, attribute: Attribute) -> u64 {
-    let (mut handle, mut value) = (0, 0);
-    // SAFETY: the driver is initialised, as it has described the device; results are written to variables of ours.
-    let results = unsafe {
-        [
-            sys::cuDeviceGet(&raw mut handle, device.ordinal as i32),
-            sys::cuDeviceGetAttribute(&raw mut value, attribute, handle),
-        ]
-    };
-    let known = results.iter().all(|result| *result == sys::CUresult::CUDA_SUCCESS);
-    if known { u64::from(value.unsigned_abs()) } else { 0 }
 }
 
 fn by_clocks(device: &DeviceInfo, dtype: Dtype, clocks: &Clocks) -> Option<Peaks> {

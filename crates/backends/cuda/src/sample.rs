@@ -336,7 +336,7 @@ impl Sampling {
             slot.input[start..end].copy_from_slice(array);
             if array.is_empty() { 0 } else { self.input + (start * size_of::<u32>()) as u64 }
         });
-        machine.gpu.upload(self.input, &slot.input[..end])?;
+        machine.gpu.upload(self.input, &slot.input, end)?;
         let [bias_ids, bias_values, forbidden_ids, count_ids, count_times, listed_ids, masks] = arrays;
         let output = |words: usize| self.output + (words * size_of::<u32>()) as u64;
         Ok(SamplingParams {
@@ -376,8 +376,7 @@ impl Sampling {
             machine.gpu.download(&mut words, self.logits + row)?;
             let logits: Vec<f32> = words.into_iter().map(f32::from_bits).collect();
             let token = self.sampler.sample(&logits, &batch.rows[index]);
-            machine.gpu.upload(self.output + (index * size_of::<u32>()) as u64, &[token.id])?;
-            machine.gpu.synchronize()?;
+            machine.gpu.write(self.output + (index * size_of::<u32>()) as u64, &[token.id])?;
             slot.on_host.push((index, token));
         }
         Ok(())

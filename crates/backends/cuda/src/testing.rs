@@ -28,6 +28,8 @@ pub mod devices {
     pub const P100: usize = 3;
     /// sm_90, 8 MiB.
     pub const SMALL: usize = 4;
+    /// sm_75, 1 GiB, with less shared memory than its older kin.
+    pub const T4: usize = 5;
 }
 
 /// The stand-in's libraries and their sources.
@@ -72,9 +74,7 @@ fn build() -> Result<PathBuf, EmulationError> {
             command.args(["-std=c++17", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC"]);
             command.arg(format!("-I{}", emulation::FOLDER));
             command.arg(format!("-DEMULATION_ARGUMENTS={}", quoted.join(", ")));
-            // By this name the bindings ask first; a real driver's library would otherwise come before the stand-in's.
-            let soname = if library.starts_with("libcuda") { "libcuda.so" } else { library };
-            command.arg(format!("-Wl,-soname,{soname}")).arg(source).arg("-ldl").arg("-o").arg(partial);
+            command.arg(format!("-Wl,-soname,{library}")).arg(source).arg("-ldl").arg("-o").arg(partial);
             run(&mut command)
         })?;
     }

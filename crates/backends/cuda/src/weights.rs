@@ -247,7 +247,7 @@ impl Loader<'_> {
             return Err(WeightError::Invalid { name: tensor.to_owned(), reason }.into());
         }
         // Regions are aligned to more than a word, so that the last word's rest overwrites nothing.
-        self.gpu.upload(at, staging)?;
+        self.gpu.upload(at, self.staging, words)?;
         Ok(self.gpu.synchronize()?)
     }
 }

@@ -128,7 +128,7 @@ impl CudaBackend {
             bencher.measure(case)
         });
         let times = times.collect::<Result<Vec<_>, _>>()?;
-        Ok(KernelTimes { peaks: peaks(opened.gpu.info(), opened.dtype), times })
+        Ok(KernelTimes { peaks: peaks(opened.gpu, opened.dtype), times })
     }
 }
 
@@ -162,7 +162,7 @@ impl<'a> Bencher<'a> {
         let Cases { list, instances, products, .. } = cases;
         let kernels = builder.build(&instances)?;
 
-        let cache_bytes = cache_bytes(gpu.info()).unwrap_or(0);
+        let cache_bytes = cache_bytes(gpu).unwrap_or(0);
         let words = list.iter().map(|case| case.tables.len()).max().unwrap_or(0);
         let table_bytes = ((words * size_of::<u32>()) as u64).next_multiple_of(ALIGNMENT);
         let free = gpu.memory()?.0 / 10 * 9;
@@ -197,7 +197,7 @@ impl<'a> Bencher<'a> {
         self.fill.write(self.memory.start() + self.table_bytes, operands, self.dtype, &OPERANDS)?;
         let tables = self.memory.start() + WORKSPACE;
         if !case.tables.is_empty() {
-            self.gpu.upload(tables, &case.tables)?;
+            self.gpu.write(tables, &case.tables)?;
         }
         let at = |copy: usize| At {
             data: self.memory.start() + self.table_bytes + (copy % copies) as u64 * case.footprint,

@@ -9,6 +9,7 @@ use octavo_kernels::params::{
 use super::cases::{Cases, Tables, Work, counted};
 use crate::arena::Plan;
 use crate::layout::logits_stride;
+use crate::lower::norm_instance;
 
 /// Positions that there are angles for.
 const POSITIONS: usize = 4096;
@@ -60,7 +61,7 @@ impl Cases<'_> {
         let what = format!("{hidden} columns, {}", counted(rows, "row"));
         let work = Work { what, bytes, flops: 5 * rows * hidden, plan, tables: Tables::default() };
         let shared = NormParams::dynamic_shared(hidden) as u32;
-        self.kernel_with_shared(manifest::norm(self.dtype, NormMean::Rms), work, Some(shared), move |at, _| {
+        self.kernel_with_shared(norm_instance(self.dtype, NormMean::Rms, hidden), work, Some(shared), move |at, _| {
             let params = NormParams {
                 out: at.data(out),
                 input: at.data(input),

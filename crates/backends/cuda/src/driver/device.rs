@@ -1,9 +1,9 @@
 //! What the driver tells of a device.
 
-use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use octavo_kernels::manifest::Chip;
 
-use super::{Driver, DriverError, Unavailable, check};
+use super::{Driver, DriverError, Unavailable};
 use crate::libraries::OLDEST_CHIP;
 
 /// A GPU as the driver describes it.
@@ -39,7 +39,8 @@ impl Driver {
     pub(crate) fn devices(self) -> Result<usize, Unavailable> {
         let mut count = 0;
         // SAFETY: the driver is initialised; the count is written to a number of ours.
-        check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) }).map_err(Unavailable::Broken)?;
+        let result = unsafe { (self.api.cuDeviceGetCount)(&raw mut count) };
+        self.api.check("cuDeviceGetCount", result).map_err(Unavailable::Broken)?;
         match usize::try_from(count) {
             Ok(count) if count > 0 => Ok(count),
             _ => Err(Unavailable::NoDevice),
@@ -51,34 +52,38 @@ impl Driver {
         let found = self.devices()?;
         let number = i32::try_from(ordinal).ok().filter(|_| ordinal < found);
         let number = number.ok_or(Unavailable::NoSuchDevice { wanted: ordinal, found })?;
-        describe(ordinal, number).map_err(Unavailable::Broken)
+        self.describe(ordinal, number).map_err(Unavailable::Broken)
     }
-}
 
-fn describe(ordinal: usize, number: i32) -> Result<DeviceInfo, DriverError> {
-    let (mut device, mut memory, mut name) = (0, 0, [0; 128]);
-    // SAFETY: the driver is initialised; results are written to variables of ours, the name with its length.
-    unsafe {
-        check("cuDeviceGet", sys::cuDeviceGet(&raw mut device, number))?;
-        check("cuDeviceTotalMem", sys::cuDeviceTotalMem_v2(&raw mut memory, device))?;
-        check("cuDeviceGetName", sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device))?;
-    }
-    let name: Vec<u8> = name.iter().take_while(|&&c| c != 0).map(|&c| c as u8).collect();
-    let attribute = |attribute| {
+    /// The driver's word about a device; an error if it does not know of such a thing.
+    pub(super) fn attribute(self, device: i32, attribute: Attribute) -> Result<u32, DriverError> {
         let mut value = 0;
-        // SAFETY: as above.
-        let result = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) };
-        check("cuDeviceGetAttribute", result).map(|()| value.unsigned_abs())
-    };
-    Ok(DeviceInfo {
-        ordinal,
-        name: String::from_utf8_lossy(&name).into_owned(),
-        chip: Chip {
-            major: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            minor: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        },
-        memory: memory as u64,
-        processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        shared_memory: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
-    })
+        // SAFETY: the driver is initialised; the result is written to a number of ours.
+        let result = unsafe { (self.api.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
+        self.api.check("cuDeviceGetAttribute", result).map(|()| value.unsigned_abs())
+    }
+
+    fn describe(self, ordinal: usize, number: i32) -> Result<DeviceInfo, DriverError> {
+        let (mut device, mut memory, mut name) = (0, 0, [0; 128]);
+        // SAFETY: the driver is initialised; results are written to variables of ours, the name with its length.
+        unsafe {
+            self.api.check("cuDeviceGet", (self.api.cuDeviceGet)(&raw mut device, number))?;
+            self.api.check("cuDeviceTotalMem", (self.api.cuDeviceTotalMem_v2)(&raw mut memory, device))?;
+            self.api
+                .check("cuDeviceGetName", (self.api.cuDeviceGetName)(name.as_mut_ptr(), name.len() as i32, device))?;
+        }
+        let name: Vec<u8> = name.iter().take_while(|&&c| c != 0).map(|&c| c as u8).collect();
+        let attribute = |attribute| self.attribute(device, attribute);
+        Ok(DeviceInfo {
+            ordinal,
+            name: String::from_utf8_lossy(&name).into_owned(),
+            chip: Chip {
+                major: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                minor: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            },
+            memory: memory as u64,
+            processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            shared_memory: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        })
+    }
 }

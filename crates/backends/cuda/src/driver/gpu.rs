@@ -7,10 +7,13 @@ use cudarc::driver::sys;
 use octavo_kernels::manifest::Instance;
 use octavo_kernels::params::Params;
 
-use super::{DeviceInfo, DriverError, Pinned, check};
+use super::api::Functions;
+use super::{DeviceInfo, Driver, DriverError, Pinned};
 
 /// The device's primary context and a stream in it. Everything runs on this stream, in order.
 pub(crate) struct Gpu {
+    pub(super) api: &'static Functions,
+    driver: Driver,
     info: DeviceInfo,
     context: sys::CUcontext,
     stream: sys::CUstream,
@@ -23,23 +26,33 @@ unsafe impl Sync for Gpu {}
 
 impl Gpu {
     /// Takes a device into use.
-    pub(crate) fn new(info: DeviceInfo) -> Result<Arc<Self>, DriverError> {
+    pub(crate) fn new(driver: Driver, info: DeviceInfo) -> Result<Arc<Self>, DriverError> {
+        let api = driver.api;
         let mut device = 0;
         let mut context = std::ptr::null_mut();
         let mut stream = std::ptr::null_mut();
         // SAFETY: the driver is initialised and has a device of that number; handles are written to variables of ours.
         unsafe {
-            check("cuDeviceGet", sys::cuDeviceGet(&raw mut device, info.ordinal as i32))?;
-            check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&raw mut context, device))?;
-            check("cuCtxSetCurrent", sys::cuCtxSetCurrent(context))?;
+            api.check("cuDeviceGet", (api.cuDeviceGet)(&raw mut device, info.ordinal as i32))?;
+            api.check("cuDevicePrimaryCtxRetain", (api.cuDevicePrimaryCtxRetain)(&raw mut context, device))?;
+            api.check("cuCtxSetCurrent", (api.cuCtxSetCurrent)(context))?;
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-            check("cuStreamCreate", sys::cuStreamCreate(&raw mut stream, flags))?;
+            api.check("cuStreamCreate", (api.cuStreamCreate)(&raw mut stream, flags))?;
         }
-        Ok(Arc::new(Self { info, context, stream }))
+        Ok(Arc::new(Self { api, driver, info, context, stream }))
     }
 
     pub(crate) fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// The driver's word about the device; 0 if it does not know of such a thing.
+    pub(crate) fn attribute(&self, attribute: sys::CUdevice_attribute) -> u64 {
+        let mut device = 0;
+        // SAFETY: the handle is written to a variable of ours.
+        let result = unsafe { (self.api.cuDeviceGet)(&raw mut device, self.info.ordinal as i32) };
+        let found = self.api.check("cuDeviceGet", result).and_then(|()| self.driver.attribute(device, attribute));
+        found.map_or(0, u64::from)
     }
 
     /// The stream, for libraries that launch by themselves.
@@ -50,7 +63,7 @@ impl Gpu {
     /// Makes the context the calling thread's.
     pub(crate) fn bind(&self) -> Result<(), DriverError> {
         // SAFETY: the context is retained as long as `self` lives.
-        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+        self.api.check("cuCtxSetCurrent", unsafe { (self.api.cuCtxSetCurrent)(self.context) })
     }
 
     /// Bytes that are free, and in all.
@@ -58,14 +71,14 @@ impl Gpu {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the context is current; sizes are written to numbers of ours.
-        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
+        self.api.check("cuMemGetInfo", unsafe { (self.api.cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
         Ok((free as u64, total as u64))
     }
 
     /// Waits for everything that was launched. Here errors of kernels come to light.
     pub(crate) fn synchronize(&self) -> Result<(), DriverError> {
         // SAFETY: the stream is alive.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
+        self.api.check("cuStreamSynchronize", unsafe { (self.api.cuStreamSynchronize)(self.stream) })
     }
 
     /// Waits, whatever comes of it: before memory is freed.
@@ -75,20 +88,37 @@ impl Gpu {
         }
     }
 
-    /// Copies to the device, in the stream's order. The words must stay as they are until the stream has come by.
-    pub(crate) fn upload(&self, to: u64, from: &[u32]) -> Result<(), DriverError> {
+    /// Copies the first words to the device, in the stream's order. They must stay as they are until the stream has come by.
+    pub(crate) fn upload(&self, to: u64, from: &Pinned, words: usize) -> Result<(), DriverError> {
+        self.send(to, &from[..words])
+    }
+
+    /// Copies any memory of the host to the device, and waits for it: a device that shares the host's page tables may read it when
+    /// the stream comes by, and not before the call returns, as others do.
+    pub(crate) fn write(&self, to: u64, from: &[u32]) -> Result<(), DriverError> {
+        self.send(to, from)?;
+        self.synchronize()
+    }
+
+    fn send(&self, to: u64, from: &[u32]) -> Result<(), DriverError> {
         let bytes = size_of_val(from);
+        if bytes == 0 {
+            return Ok(());
+        }
         // SAFETY: `from` is readable for its length; the driver refuses a target that is not the device's memory.
-        let result = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, self.stream) };
-        check("cuMemcpyHtoDAsync", result)
+        let result = unsafe { (self.api.cuMemcpyHtoDAsync_v2)(to, from.as_ptr().cast(), bytes, self.stream) };
+        self.api.check("cuMemcpyHtoDAsync", result)
     }
 
     /// Copies from the device once all that was launched is done, and waits for it.
     pub(crate) fn download(&self, to: &mut [u32], from: u64) -> Result<(), DriverError> {
         let bytes = size_of_val(to);
+        if bytes == 0 {
+            return self.synchronize();
+        }
         // SAFETY: `to` is writable for its length, and is not touched before the copy is over.
-        let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, bytes, self.stream) };
-        check("cuMemcpyDtoHAsync", result)?;
+        let result = unsafe { (self.api.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, bytes, self.stream) };
+        self.api.check("cuMemcpyDtoHAsync", result)?;
         self.synchronize()
     }
 
@@ -97,21 +127,26 @@ impl Gpu {
     pub(crate) fn fetch(&self, to: &mut Pinned, words: usize, from: u64) -> Result<(), DriverError> {
         let to = &mut to[..words];
         // SAFETY: `to` is writable for its length and lives until the stream has come by: it is freed only then.
-        let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, size_of_val(to), self.stream) };
-        check("cuMemcpyDtoHAsync", result)
+        let result =
+            unsafe { (self.api.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, size_of_val(to), self.stream) };
+        self.api.check("cuMemcpyDtoHAsync", result)
     }
 
     /// Copies within the device, in the stream's order.
     pub(crate) fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<(), DriverError> {
         // SAFETY: the driver refuses what is not the device's memory.
-        let result = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes as usize, self.stream) };
-        check("cuMemcpyDtoDAsync", result)
+        let result = unsafe { (self.api.cuMemcpyDtoDAsync_v2)(to, from, bytes as usize, self.stream) };
+        self.api.check("cuMemcpyDtoDAsync", result)
     }
 
     /// Writes zeros, in the stream's order.
     pub(crate) fn zero(&self, at: u64, bytes: u64) -> Result<(), DriverError> {
+        // The driver refuses to do nothing.
+        if bytes == 0 {
+            return Ok(());
+        }
         // SAFETY: the driver refuses what is not the device's memory.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(at, 0, bytes as usize, self.stream) })
+        self.api.check("cuMemsetD8Async", unsafe { (self.api.cuMemsetD8Async)(at, 0, bytes as usize, self.stream) })
     }
 
     /// Launches a kernel whose one parameter is `params`, with `shared` bytes of dynamic shared memory.
@@ -140,9 +175,14 @@ impl Gpu {
         let mut arguments = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
         // SAFETY: the kernel has one parameter of the size of `P`, which the driver copies before it returns.
         let result = unsafe {
-            sys::cuLaunchKernelEx(&raw const config, kernel.function, arguments.as_mut_ptr(), std::ptr::null_mut())
+            (self.api.cuLaunchKernelEx)(
+                &raw const config,
+                kernel.function,
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
         };
-        check("cuLaunchKernelEx", result)
+        self.api.check("cuLaunchKernelEx", result)
     }
 
     /// Records what `work` launches, in place of running it.
@@ -152,24 +192,27 @@ impl Gpu {
     ) -> Result<Graph, E> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is not captured already: captures are not nested.
-        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.stream, mode) })?;
+        self.api.check("cuStreamBeginCapture", unsafe { (self.api.cuStreamBeginCapture_v2)(self.stream, mode) })?;
         let worked = work();
         let mut graph = std::ptr::null_mut();
         // SAFETY: begun above; the graph is written to a pointer of ours. Also after an error: the capture must end.
-        let ended = check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.stream, &raw mut graph) });
-        worked?;
-        ended?;
+        let ended =
+            self.api.check("cuStreamEndCapture", unsafe { (self.api.cuStreamEndCapture)(self.stream, &raw mut graph) });
         let mut executable = std::ptr::null_mut();
-        // SAFETY: the graph was captured; it is not needed once instantiated.
-        let instantiated = unsafe {
-            let result = sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0);
-            sys::cuGraphDestroy(graph);
-            result
-        };
-        check("cuGraphInstantiate", instantiated)?;
+        let instantiated = worked.and_then(|()| {
+            ended?;
+            // SAFETY: the graph was captured.
+            let result = unsafe { (self.api.cuGraphInstantiateWithFlags)(&raw mut executable, graph, 0) };
+            Ok(self.api.check("cuGraphInstantiate", result)?)
+        });
+        if !graph.is_null() {
+            // SAFETY: it is not needed once instantiated, nor if it is not to be.
+            let _ = unsafe { (self.api.cuGraphDestroy)(graph) };
+        }
+        instantiated?;
         let graph = Graph { gpu: self.clone(), executable };
         // SAFETY: the graph is alive.
-        check("cuGraphUpload", unsafe { sys::cuGraphUpload(graph.executable, self.stream) })?;
+        self.api.check("cuGraphUpload", unsafe { (self.api.cuGraphUpload)(graph.executable, self.stream) })?;
         Ok(graph)
     }
 }
@@ -179,11 +222,11 @@ impl Drop for Gpu {
         // SAFETY: created in `new` and released once, after everything that holds `self`. Errors mean that the device is
         // lost, and there is nothing more to do about it.
         unsafe {
-            let _ = sys::cuCtxSetCurrent(self.context);
-            let _ = sys::cuStreamDestroy_v2(self.stream);
+            let _ = (self.api.cuCtxSetCurrent)(self.context);
+            let _ = (self.api.cuStreamDestroy_v2)(self.stream);
             let mut device = 0;
-            if sys::cuDeviceGet(&raw mut device, self.info.ordinal as i32) == sys::CUresult::CUDA_SUCCESS {
-                let _ = sys::cuDevicePrimaryCtxRelease_v2(device);
+            if (self.api.cuDeviceGet)(&raw mut device, self.info.ordinal as i32) == 0 {
+                let _ = (self.api.cuDevicePrimaryCtxRelease_v2)(device);
             }
         }
     }
@@ -202,7 +245,7 @@ impl Graph {
     /// Runs it after what was launched before.
     pub(crate) fn launch(&self) -> Result<(), DriverError> {
         // SAFETY: the graph and the stream are alive.
-        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.executable, self.gpu.stream) })
+        self.gpu.api.check("cuGraphLaunch", unsafe { (self.gpu.api.cuGraphLaunch)(self.executable, self.gpu.stream) })
     }
 }
 
@@ -210,7 +253,7 @@ impl Drop for Graph {
     fn drop(&mut self) {
         self.gpu.settle();
         // SAFETY: instantiated once and destroyed once.
-        let _ = unsafe { sys::cuGraphExecDestroy(self.executable) };
+        let _ = unsafe { (self.gpu.api.cuGraphExecDestroy)(self.executable) };
     }
 }
 
@@ -229,7 +272,8 @@ impl Module {
         gpu.bind()?;
         let mut module = std::ptr::null_mut();
         // SAFETY: the code is an object file whose header tells its size; whoever calls has checked that it is whole.
-        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut module, code.as_ptr().cast()) })?;
+        let result = unsafe { (gpu.api.cuModuleLoadData)(&raw mut module, code.as_ptr().cast()) };
+        gpu.api.check("cuModuleLoadData", result)?;
         Ok(Self { gpu: gpu.clone(), module })
     }
 
@@ -238,27 +282,25 @@ impl Module {
         let symbol = CString::new(instance.name.as_str()).unwrap_or_default();
         let mut function = std::ptr::null_mut();
         // SAFETY: the module is loaded; the name ends with a zero.
-        let result = unsafe { sys::cuModuleGetFunction(&raw mut function, self.module, symbol.as_ptr()) };
-        check("cuModuleGetFunction", result)?;
+        let result = unsafe { (self.gpu.api.cuModuleGetFunction)(&raw mut function, self.module, symbol.as_ptr()) };
+        self.gpu.api.check("cuModuleGetFunction", result)?;
         let shared = u32::try_from(instance.dynamic_shared).unwrap_or(u32::MAX);
-        if shared > WITHOUT_LEAVE {
+        // A device grants 48 KiB unasked, what the kernel itself declares included.
+        if shared > 0 {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function is of a loaded module.
-            let result = unsafe { sys::cuFuncSetAttribute(function, attribute, shared as i32) };
-            check("cuFuncSetAttribute", result)?;
+            let result = unsafe { (self.gpu.api.cuFuncSetAttribute)(function, attribute, shared as i32) };
+            self.gpu.api.check("cuFuncSetAttribute", result)?;
         }
         Ok(Kernel { function, threads: instance.threads, shared, params_bytes: instance.params_bytes })
     }
 }
 
-/// Bytes of shared memory that a launch may ask for without being allowed to.
-const WITHOUT_LEAVE: u32 = 48 << 10;
-
 impl Drop for Module {
     fn drop(&mut self) {
         self.gpu.settle();
         // SAFETY: loaded once and unloaded once.
-        let _ = unsafe { sys::cuModuleUnload(self.module) };
+        let _ = unsafe { (self.gpu.api.cuModuleUnload)(self.module) };
     }
 }
 

@@ -3,9 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use cudarc::driver::sys;
-
-use super::{DriverError, Gpu, check};
+use super::{DriverError, Gpu};
 
 /// A piece of the device's memory, freed when dropped.
 pub(crate) struct DeviceMemory {
@@ -20,7 +18,7 @@ impl DeviceMemory {
         gpu.bind()?;
         let mut address = 0;
         // SAFETY: the context is current; the address is written to a number of ours. 0 bytes are refused by the driver.
-        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes.max(1) as usize) })?;
+        gpu.api.check("cuMemAlloc", unsafe { (gpu.api.cuMemAlloc_v2)(&raw mut address, bytes.max(1) as usize) })?;
         Ok(Self { gpu: gpu.clone(), address, bytes })
     }
 
@@ -40,7 +38,7 @@ impl Drop for DeviceMemory {
         // What was launched may still use it.
         self.gpu.settle();
         // SAFETY: allocated in `new` and freed once. An error means that the device is lost, and its memory with it.
-        let _ = self.gpu.bind().map(|()| unsafe { sys::cuMemFree_v2(self.address) });
+        let _ = self.gpu.bind().map(|()| unsafe { (self.gpu.api.cuMemFree_v2)(self.address) });
     }
 }
 
@@ -62,7 +60,7 @@ impl Pinned {
         let bytes = words.max(1) * size_of::<u32>();
         let mut start = std::ptr::null_mut();
         // SAFETY: the context is current; the address is written to a pointer of ours.
-        check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&raw mut start, bytes, 0) })?;
+        gpu.api.check("cuMemHostAlloc", unsafe { (gpu.api.cuMemHostAlloc)(&raw mut start, bytes, 0) })?;
         let start = NonNull::new(start.cast::<u32>()).ok_or(DriverError {
             call: "cuMemHostAlloc",
             code: 0,
@@ -96,6 +94,6 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         self.gpu.settle();
         // SAFETY: allocated in `new` and freed once; an error means that the device is lost.
-        let _ = self.gpu.bind().map(|()| unsafe { sys::cuMemFreeHost(self.start.as_ptr().cast()) });
+        let _ = self.gpu.bind().map(|()| unsafe { (self.gpu.api.cuMemFreeHost)(self.start.as_ptr().cast()) });
     }
 }

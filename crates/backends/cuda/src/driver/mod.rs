@@ -1,22 +1,20 @@
 //! The NVIDIA driver: finding it, its errors, its devices.
 //!
-//! `cudarc`'s raw bindings are called, not its safe layer: that one tracks events by itself, which graph capture does not
-//! allow, and panics where there is no driver.
+//! Its functions are called as they are, not through `cudarc`'s safe layer: that one tracks events by itself, which graph capture
+//! does not allow, and panics where there is no driver.
 
+mod api;
 mod device;
 mod event;
 mod gpu;
 mod memory;
 
-use std::ffi::CStr;
 use std::path::PathBuf;
-use std::sync::OnceLock;
 
-use cudarc::driver::sys;
-use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use octavo_ops::BackendError;
 
 use crate::libraries::Version;
+use api::Functions;
 pub use device::DeviceInfo;
 pub(crate) use event::Event;
 pub(crate) use gpu::{Gpu, Graph, Kernel, Module};
@@ -24,12 +22,6 @@ pub(crate) use memory::{DeviceMemory, Pinned};
 
 /// The oldest driver whose CUDA is supported: every function that is called is in it.
 pub(crate) const OLDEST_DRIVER: Version = Version { major: 12, minor: 0 };
-
-/// What the driver's library is called, first as it is installed.
-const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
-
-/// Where it lies on systems whose loader does not look there: containers and WSL.
-const FOLDERS: [&str; 3] = ["/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", "/usr/lib/x86_64-linux-gnu"];
 
 /// A call of the driver that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,8 +38,31 @@ pub struct DriverError {
 impl DriverError {
     /// Whether the error stays: the context is gone, and with it all that was in it.
     fn is_lost(&self) -> bool {
-        // A defect of the memory, kernels that went astray, and whatever the driver cannot name.
-        matches!(self.code, 214 | 220..=221 | 700 | 702 | 709..=710 | 714..=719 | 999)
+        // Defects of memory and links, kernels that went astray, a client that MPS gave up, and whatever the driver cannot name.
+        matches!(self.code, 214 | 220 | 226 | 700 | 702 | 709..=710 | 714..=719 | 721 | 806 | 810 | 999)
+    }
+
+    /// What may help where a driver or a device does not start; nothing, or text to go on with.
+    fn advice(&self) -> &'static str {
+        match self.code {
+            2 => ": the GPU's memory is full",
+            34 => {
+                ": the library is a toolkit's stub; the driver's own is not here (a container needs the NVIDIA runtime)"
+            }
+            46 => ": another process has the GPU for itself, as its compute mode is exclusive",
+            802 => {
+                ": the links between GPUs are not set up (is nvidia-fabricmanager running, in the driver's release?)"
+            }
+            803 => {
+                ": the library and the kernel module are of different releases (reboot after an update of the driver)"
+            }
+            804 => {
+                ": a cuda-compat library was found, which does not go with this GPU (keep its folder from the loader)"
+            }
+            805..=809 => ": MPS is on, and its server does not take this process",
+            304 | 999 => ": the kernel module nvidia_uvm may not be loaded (`nvidia-modprobe -u` loads it)",
+            _ => "",
+        }
     }
 }
 
@@ -69,8 +84,16 @@ pub enum Unavailable {
     )]
     NoDriver,
     /// There is one, which does not work.
-    #[error("the NVIDIA driver does not start: {0}")]
+    #[error("the NVIDIA driver does not start: {0}{advice}", advice = .0.advice())]
     Broken(DriverError),
+    /// There is one, which lacks a function.
+    #[error("the NVIDIA driver {path} cannot be used: {reason}")]
+    Incomplete {
+        /// Its file.
+        path: PathBuf,
+        /// The loader's own words.
+        reason: String,
+    },
     /// There is one, but it is too old.
     #[error("the NVIDIA driver is too old: it supports CUDA {found}, but {oldest} is needed (driver 525 or later)", oldest = OLDEST_DRIVER)]
     OldDriver {
@@ -78,7 +101,7 @@ pub enum Unavailable {
         found: Version,
     },
     /// The driver finds no GPU.
-    #[error("the NVIDIA driver finds no GPU")]
+    #[error("the NVIDIA driver finds no GPU (CUDA_VISIBLE_DEVICES may hide it, or a container was given none)")]
     NoDevice,
     /// There are fewer GPUs.
     #[error("there is no GPU {wanted}: the driver finds {found}")]
@@ -110,25 +133,10 @@ pub enum Unavailable {
     },
 }
 
-/// The result of a driver's call.
-pub(crate) fn check(call: &'static str, result: sys::CUresult) -> Result<(), DriverError> {
-    if result == sys::CUresult::CUDA_SUCCESS {
-        return Ok(());
-    }
-    let mut name = std::ptr::null();
-    // SAFETY: the driver is loaded, as it gave a result; the name is written to a pointer of ours.
-    let known = unsafe { sys::cuGetErrorName(result, &raw mut name) } == sys::CUresult::CUDA_SUCCESS;
-    let name = match known && !name.is_null() {
-        // SAFETY: the driver's names are constants that end with a zero.
-        true => unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(),
-        false => format!("error {}", result as u32),
-    };
-    Err(DriverError { call, code: result as u32, name })
-}
-
 /// The driver, initialised.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Driver {
+    api: &'static Functions,
     /// The CUDA that it supports.
     pub(crate) version: Version,
 }
@@ -136,44 +144,63 @@ pub(crate) struct Driver {
 impl Driver {
     /// Loads the driver and initialises it, once in a process: `folders` matter to the first call only.
     pub(crate) fn open(folders: &[PathBuf]) -> Result<Self, Unavailable> {
-        static LOADED: OnceLock<bool> = OnceLock::new();
-        if !*LOADED.get_or_init(|| preload(folders)) {
-            return Err(Unavailable::NoDriver);
-        }
-        // SAFETY: the library is loaded; no flags are defined.
-        check("cuInit", unsafe { sys::cuInit(0) }).map_err(|error| match error.code {
+        let api = Functions::loaded(folders)?;
+        // SAFETY: no flags are defined.
+        api.check("cuInit", unsafe { (api.cuInit)(0) }).map_err(|error| match error.code {
             NO_DEVICE => Unavailable::NoDevice,
             _ => Unavailable::Broken(error),
         })?;
         let mut number = 0;
         // SAFETY: the version is written to a number of ours.
-        check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&raw mut number) })
-            .map_err(Unavailable::Broken)?;
-        let number = number.unsigned_abs();
-        let version = Version { major: number / 1000, minor: number % 1000 / 10 };
+        let result = unsafe { (api.cuDriverGetVersion)(&raw mut number) };
+        api.check("cuDriverGetVersion", result).map_err(Unavailable::Broken)?;
+        let version = Version::of_number(number);
         if version < OLDEST_DRIVER {
             return Err(Unavailable::OldDriver { found: version });
         }
-        Ok(Self { version })
+        Ok(Self { api, version })
     }
 }
 
 /// `CUDA_ERROR_NO_DEVICE`.
 const NO_DEVICE: u32 = 100;
 
-/// Loads the library for good, from the first folder that has it or else from where the loader looks. Afterwards the
-/// bindings, which ask for it by name, get this very one.
-fn preload(folders: &[PathBuf]) -> bool {
-    let named = NAMES.iter().map(PathBuf::from);
-    let usual = FOLDERS.iter().map(|folder| PathBuf::from(folder).join(NAMES[0]));
-    let configured = folders.iter().flat_map(|folder| NAMES.iter().map(move |name| folder.join(name)));
-    for path in configured.chain(named).chain(usual) {
-        // SAFETY: the driver's own initialisers run, as in every program that uses a GPU.
-        if let Ok(library) = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
-            tracing::debug!(path = %path.display(), "the driver's library is loaded");
-            std::mem::forget(library);
-            return true;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(code: u32) -> DriverError {
+        DriverError { call: "cuInit", code, name: format!("error {code}") }
+    }
+
+    #[test]
+    fn what_stays_is_told_from_what_does_not() {
+        // An ECC error, one that the chip contained, a stray access, a failed launch, tensor memory that leaked, a client that MPS
+        // ended; whatever the driver cannot name.
+        for code in [214, 220, 226, 700, 702, 709, 710, 716, 719, 721, 806, 810, 999] {
+            assert!(matches!(error(code).into(), BackendError::DeviceLost { .. }), "{code}");
+        }
+        // No memory, no compiler for PTX, too many registers, a recording that cannot be.
+        for code in [1, 2, 209, 221, 222, 701, 900, 901] {
+            assert!(matches!(error(code).into(), BackendError::Failed { .. }), "{code}");
         }
     }
-    false
+
+    #[test]
+    fn a_driver_that_does_not_start_says_what_may_help() {
+        let said = |code| Unavailable::Broken(error(code)).to_string();
+        assert_eq!(said(3), "the NVIDIA driver does not start: cuInit: error 3");
+        for (code, word) in [
+            (2, "memory is full"),
+            (34, "stub"),
+            (46, "compute mode"),
+            (802, "nvidia-fabricmanager"),
+            (803, "reboot"),
+            (804, "cuda-compat"),
+            (807, "MPS"),
+            (999, "nvidia_uvm"),
+        ] {
+            assert!(said(code).contains(word), "{}", said(code));
+        }
+    }
 }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use octavo_kernels::manifest::Chip;
-use octavo_kernels::nvrtc::Nvrtc;
+use octavo_kernels::nvrtc::{Nvrtc, loaders_words};
 
 pub(crate) use pairing::ranked;
 use pairing::{ANY_DRIVER, ranked_for_packs};
@@ -69,8 +69,8 @@ fn opened(
 fn open<T>(candidate: &Candidate, table: impl FnOnce(&Library) -> Result<T, libloading::Error>) -> Result<T, String> {
     // SAFETY: NVIDIA's own initialisers run, as in every program that uses the library.
     let library = unsafe { Library::open(Some(&candidate.path), RTLD_NOW | RTLD_LOCAL) };
-    let library = library.map_err(|error| error.to_string())?;
-    let table = table(&library).map_err(|error| format!("{}: {error}", candidate.path.display()))?;
+    let library = library.map_err(|error| loaders_words(&error))?;
+    let table = table(&library).map_err(|error| format!("{}: {}", candidate.path.display(), loaders_words(&error)))?;
     // Its functions are called as long as the process lives.
     std::mem::forget(library);
     Ok(table)
@@ -82,14 +82,34 @@ macro_rules! functions {
         $(#[$doc])*
         #[allow(non_snake_case, reason = "the library's own names")]
         #[derive(Clone, Copy)]
-        pub(crate) struct $table { $($name: unsafe extern "C" fn($($argument),*) -> i32,)* }
+        pub(crate) struct $table { $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> i32,)* }
 
         impl $table {
-            fn read(library: &libloading::os::unix::Library) -> Result<Self, libloading::Error> {
+            pub(super) fn read(library: &libloading::os::unix::Library) -> Result<Self, libloading::Error> {
                 // SAFETY: the types are those of the library's header.
                 unsafe { Ok(Self { $($name: *library.get(concat!(stringify!($name), "\0").as_bytes())?,)* }) }
             }
         }
     };
 }
-use functions;
+pub(crate) use functions;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn why_a_library_does_not_open_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("libnvrtc.so.12");
+        std::fs::write(&path, vec![b'x'; 4096]).unwrap();
+        let found = Candidate { kind: Kind::Nvrtc, path: path.clone(), version: vec![12], configured: true };
+        let (driver, chip) = (Version { major: 12, minor: 4 }, Chip::SM_90);
+        let said = compiler(std::slice::from_ref(&found), driver, chip).err().unwrap();
+        let expected = format!(
+            "no NVRTC is found that compiles for sm_90a under a driver of CUDA 12.4 (NVRTC cannot be opened: {}",
+            path.display()
+        );
+        assert!(said.starts_with(&expected) && said.contains("invalid ELF header"), "{said}");
+    }
+}

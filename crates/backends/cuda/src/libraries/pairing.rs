@@ -33,6 +33,12 @@ impl Version {
         Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? })
     }
 
+    /// The release of a `12090`, as the driver numbers them.
+    pub(crate) fn of_number(number: i32) -> Self {
+        let number = number.unsigned_abs();
+        Self { major: number / 1000, minor: number % 1000 / 10 }
+    }
+
     /// That of a compiler.
     pub(crate) fn of(nvrtc: &Nvrtc) -> Self {
         let (major, minor) = nvrtc.version();

@@ -7,6 +7,7 @@ use octavo_kernels::manifest::{self, Chip, Instance};
 use octavo_kernels::params::Params;
 
 use crate::DriverError;
+use crate::build::in_parallel;
 use crate::driver::{DeviceMemory, Driver, Gpu, Kernel, Module};
 use crate::libraries::{Kind, Places, compiler};
 
@@ -42,10 +43,13 @@ struct Copy {
     before: Vec<u32>,
 }
 
+/// The oldest chip that CUDA 13 knows, which is given what a V100 is.
+const TURING: Chip = Chip { major: 7, minor: 5 };
+
 impl DeviceKernels {
     /// Compiles and loads instances for the first device, with libraries as [`CudaConfig::libraries`] has them. Those of its chip
     /// are compiled for it; those that are for a V100 only, or with `as_volta` all that a V100 has, become PTX of sm_70, of which
-    /// the driver makes code.
+    /// the driver makes code; of sm_75 where no compiler knows a V100.
     ///
     /// [`CudaConfig::libraries`]: crate::CudaConfig::libraries
     ///
@@ -55,31 +59,38 @@ impl DeviceKernels {
         let driver = Driver::open(folders).map_err(|e| e.to_string())?;
         let info = driver.device(0).map_err(|e| e.to_string())?;
         let chip = info.chip;
-        let gpu = Gpu::new(info).map_err(|e| e.to_string())?;
+        let gpu = Gpu::new(driver, info).map_err(|e| e.to_string())?;
         let found = Places::usual(folders).find(Kind::Nvrtc);
         let is_ptx = |i: &Instance| i.chips.contains(Chip::SM_70) && (as_volta || !i.chips.contains(chip));
-        let (mut kernels, mut modules) = (Vec::new(), Vec::new());
+        let mut programs = Vec::new();
         for source in manifest::sources(instances) {
             for ptx in [false, true] {
                 let is_own = |i: &&Instance| i.source == source && is_ptx(i) == ptx;
                 let own: Vec<_> = instances.iter().filter(is_own).cloned().collect();
-                if own.is_empty() {
-                    continue;
+                if !own.is_empty() {
+                    programs.push((source, ptx, own));
                 }
-                let text = manifest::program(source, &own);
-                let (nvrtc, _) = compiler(&found, driver.version, if ptx { Chip::SM_70 } else { chip })?;
-                let code = match ptx {
-                    true => nvrtc.compile_ptx(source.path, &text, Chip::SM_70),
-                    false => nvrtc.compile(source.path, &text, chip).map(|compiled| compiled.cubin),
-                };
-                let code = code.map_err(|e| e.to_string())?;
-                let module = Module::new(&gpu, &code).map_err(|e| format!("{}: {e}", source.path))?;
-                for instance in own {
-                    let kernel = module.kernel(&instance).map_err(|e| format!("{}: {e}", instance.name))?;
-                    kernels.push((instance, kernel));
-                }
-                modules.push(module);
             }
+        }
+        let volta = if compiler(&found, driver.version, Chip::SM_70).is_ok() { Chip::SM_70 } else { TURING };
+        let codes = in_parallel(programs.len(), |number| {
+            let (source, ptx, own) = &programs[number];
+            let text = manifest::program(*source, own);
+            let (nvrtc, _) = compiler(&found, driver.version, if *ptx { volta } else { chip })?;
+            let code = match ptx {
+                true => nvrtc.compile_ptx(source.path, &text, volta),
+                false => nvrtc.compile(source.path, &text, chip).map(|compiled| compiled.cubin),
+            };
+            code.map_err(|e| e.to_string())
+        })?;
+        let (mut kernels, mut modules) = (Vec::new(), Vec::new());
+        for ((source, _, own), code) in programs.into_iter().zip(codes) {
+            let module = Module::new(&gpu, &code).map_err(|e| format!("{}: {e}", source.path))?;
+            for instance in own {
+                let kernel = module.kernel(&instance).map_err(|e| format!("{}: {e}", instance.name))?;
+                kernels.push((instance, kernel));
+            }
+            modules.push(module);
         }
         Ok(Self { loaded: Mutex::new(Loaded { gpu, kernels, _modules: modules }) })
     }
@@ -155,8 +166,7 @@ impl Copy {
             std::ptr::copy_nonoverlapping(array.start as *const u8, before.as_mut_ptr().cast::<u8>(), array.bytes);
         }
         let memory = DeviceMemory::new(gpu, size_of_val(&before[..]) as u64)?;
-        gpu.upload(memory.address(), &before)?;
-        gpu.synchronize()?;
+        gpu.write(memory.address(), &before)?;
         Ok(Self { array, memory, before })
     }
 

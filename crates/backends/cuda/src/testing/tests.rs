@@ -12,7 +12,7 @@ use crate::libraries::{Kind, Places, compiler};
 
 fn gpu() -> Arc<Gpu> {
     let driver = Driver::open(&[standin()]).unwrap();
-    Gpu::new(driver.device(H200).unwrap()).unwrap()
+    Gpu::new(driver, driver.device(H200).unwrap()).unwrap()
 }
 
 fn name(result: Result<(), DriverError>) -> String {
@@ -41,12 +41,24 @@ fn what_is_changed_before_it_was_copied_is_seen_changed() {
     let memory = DeviceMemory::new(&gpu, 4).unwrap();
     let mut host = Pinned::new(&gpu, 1).unwrap();
     host[0] = 7;
-    gpu.upload(memory.address(), &host).unwrap();
+    gpu.upload(memory.address(), &host, 1).unwrap();
     // Nobody has waited.
     host[0] = 9;
     let mut found = [0];
     gpu.download(&mut found, memory.address()).unwrap();
     assert_eq!(found, [9]);
+}
+
+#[test]
+fn what_is_written_is_there_at_once() {
+    let gpu = gpu();
+    let memory = DeviceMemory::new(&gpu, 4).unwrap();
+    let mut host = [7];
+    gpu.write(memory.address(), &host).unwrap();
+    host[0] = 9;
+    let mut found = [0];
+    gpu.download(&mut found, memory.address()).unwrap();
+    assert_eq!((found, host), ([7], [9]));
 }
 
 #[test]
