@@ -90,20 +90,23 @@ impl Machine {
     }
 
     /// Lets cuBLASLt plan every product that steps of at most these numbers of tokens and rows may ask for.
-    pub(crate) fn plan_products(&mut self, tokens: usize, rows: usize) -> Result<(), BackendError> {
-        let Some(library) = &mut self.cublaslt else { return Ok(()) };
+    pub(crate) fn plan_products(&mut self, tokens: usize, rows: usize) {
+        let Some(library) = &mut self.cublaslt else { return };
         for stage in &self.stages {
             let Stage::Product { product, rows: of } = stage else { continue };
             let most = if *of == Rows::Tokens { tokens } else { rows } as u32;
-            for shape in product.parts.iter().filter_map(|part| part.library_shape()) {
+            for (shape, operands) in product.parts.iter().filter_map(|part| part.for_library(self.scratch.values)) {
                 let mut planned = 1;
                 while planned <= most {
-                    library.prepare(shape, bucket(planned))?;
+                    library.prepare(shape, bucket(planned), Some(&operands));
                     planned = bucket(planned) + 1;
                 }
             }
         }
-        Ok(())
+        let (products, refused) = library.counts();
+        if refused > 0 {
+            tracing::warn!("products: cuBLASLt does not do {refused} of {products}, which our own kernels do");
+        }
     }
 
     /// Launches the forward part.

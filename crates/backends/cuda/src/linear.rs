@@ -7,7 +7,7 @@ use octavo_ops::BackendError;
 
 use crate::build::{Instances, KernelId};
 use crate::forward::Machine;
-use crate::libraries::cublaslt::{Operands, Shape, bucket};
+use crate::libraries::cublaslt::{LEAST_ALIGNMENT, Operands, Shape, alignment_of, bucket};
 
 /// A product as it was lowered: one for each row part of the weight.
 #[derive(Clone, Debug)]
@@ -70,7 +70,7 @@ impl ProductPart {
     /// Chooses kernels. With `batch_invariant` there is one for any number of rows, so that a row's bits do not depend on it.
     pub(crate) fn new(wanted: &Wanted, setting: &Setting, instances: &mut Instances) -> Self {
         let Setting { chip, dtype, batch_invariant, .. } = *setting;
-        let Wanted { params, narrow_bias, out, quant } = wanted;
+        let Wanted { params, out, quant, .. } = wanted;
         let mut of_rows = |make: &dyn Fn(u32) -> manifest::Instance, known: &dyn Fn(usize) -> Option<u32>| {
             let rows = VECTOR_ROWS.into_iter().filter(|&rows| known(rows as usize) == Some(rows) && !batch_invariant);
             rows.map(|rows| (rows, instances.id(make(rows)))).collect::<Vec<_>>()
@@ -80,10 +80,7 @@ impl ProductPart {
             quant.map(|(format, _)| of_rows(&|r| manifest::mmvq(format, *out, r), &manifest::mmvq_rows));
         let mut gemm = |tile| instances.id(manifest::gemm(chip, dtype, *out, tile));
         let dense = Dense { vectors, small: gemm(GemmTile::Small), large: gemm(GemmTile::Large), dtype };
-        let shape = Shape { n: params.n, k: params.k, stride: params.out_stride, out: *out, bias: *narrow_bias != 0 };
-        // It has no cap, and a bias has the output's type.
-        let fits = params.softcap == 0.0 && (*narrow_bias == 0 || *out == dtype) && dtype != Dtype::F32;
-        let library = (fits && !batch_invariant).then_some((shape, *narrow_bias));
+        let library = library_shape(wanted, dtype).filter(|_| !batch_invariant);
         let tiled = chip.has_sm80() && dtype != Dtype::F32 && !batch_invariant;
         let quant = quant.map(|(format, weight)| Quant {
             weight,
@@ -104,10 +101,27 @@ impl ProductPart {
         QuantLinearParams { weight, input, scales, bias, add, out, m: rows, n, k, out_stride, scale, softcap }
     }
 
-    /// What cuBLASLt is to plan, if it may be used.
-    pub(crate) fn library_shape(&self) -> Option<Shape> {
-        self.library.map(|(shape, _)| shape)
+    /// What cuBLASLt is to plan, if it may be used, with the operands; `values` is where those of a quantised weight are.
+    pub(crate) fn for_library(&self, values: u64) -> Option<(Shape, Operands)> {
+        let weight = if self.quant.is_some() { values } else { self.params.weight };
+        self.library.map(|(shape, bias)| (shape, self.operands(weight, bias)))
     }
+
+    fn operands(&self, weight: u64, bias: u64) -> Operands {
+        let LinearParams { input, add, out, scale, .. } = self.params;
+        Operands { input, weight, bias, add, out, scale }
+    }
+}
+
+/// What a product is to cuBLASLt, and its bias, if the library can do it: it has no cap, a bias has the output's type, and all of
+/// it is aligned.
+fn library_shape(wanted: &Wanted, dtype: Dtype) -> Option<(Shape, u64)> {
+    let Wanted { params: LinearParams { n, k, out_stride: stride, .. }, narrow_bias: bias, out, .. } = *wanted;
+    // Nothing is added from 0, and 0 is aligned.
+    let alignment = alignment_of(wanted.params.out | wanted.params.add);
+    let aligned = alignment >= LEAST_ALIGNMENT && alignment_of(bias) >= LEAST_ALIGNMENT;
+    let fits = wanted.params.softcap == 0.0 && (bias == 0 || out == dtype) && dtype != Dtype::F32;
+    (fits && aligned).then_some((Shape { n, k, stride, out, bias: bias != 0, alignment }, bias))
 }
 
 /// What all products of a program share.
@@ -157,9 +171,10 @@ impl Machine {
         if let Some(kernel) = for_rows(&part.dense.vectors, rows) {
             return self.launch(kernel, params.gemv_grid(), &params);
         }
-        if let (Some(library), Some((shape, bias))) = (&self.cublaslt, part.library) {
-            let LinearParams { input, add, out, scale, .. } = params;
-            return library.run(shape, bucket(rows), &Operands { input, weight, bias, add, out, scale });
+        if let (Some(library), Some((shape, bias))) = (&self.cublaslt, part.library)
+            && library.run(shape, bucket(rows), &part.operands(weight, bias))?
+        {
+            return Ok(());
         }
         let tile = GemmTile::for_rows(rows as usize);
         let kernel = match tile {

@@ -175,7 +175,7 @@ impl Model {
             scratch: Scratch { values: arena.at(layout.values), rounded: (arena.at(codes), arena.at(scales)) },
             element: dtype.bytes() as u64,
         };
-        machine.plan_products(limits.tokens, limits.rows)?;
+        machine.plan_products(limits.tokens, limits.rows);
         let logits = logits_buffer(program).map_or(0, |id| arena.at(layout.buffers[id.0]));
         let sampling = Sampling::new(&machine, sample_kernels, logits, &arena, &layout, program.vocab_size)?;
         let largest = limits.largest_step(program);

@@ -76,8 +76,10 @@ fn quantised_weights_mean_what_candle_reads() {
         format_agrees(&config, storage);
     }
     use StorageType::{Q3K, Q4K, Q5K, Q6K};
-    mixture_agrees(&config, &[Q4K, Q4K, Q6K]);
-    mixture_agrees(&config, &[Q3K, Q5K]);
+    for config in Dtype::ALL.into_iter().filter_map(self::config) {
+        mixture_agrees(&config, &[Q4K, Q4K, Q6K]);
+        mixture_agrees(&config, &[Q3K, Q5K]);
+    }
 }
 
 #[test]

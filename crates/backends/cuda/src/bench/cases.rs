@@ -5,10 +5,10 @@ use octavo_kernels::params::Params;
 use octavo_ops::BackendError;
 
 use super::{At, CACHES, KernelBench, Launcher, MOST, unplanned};
-use crate::DeviceInfo;
 use crate::arena::Plan;
 use crate::build::Instances;
 use crate::libraries::cublaslt::{Operands, Shape, bucket};
+use crate::{DeviceInfo, failed};
 
 /// A kernel on operands of some sizes.
 pub(crate) struct Case {
@@ -134,7 +134,10 @@ impl<'a> Cases<'a> {
         self.products.push((shape, rows));
         let launch = move |launcher: &Launcher, at: At| {
             let library = launcher.library.as_ref().ok_or_else(unplanned)?;
-            library.run(shape, rows, &make(at))
+            match library.run(shape, rows, &make(at))? {
+                true => Ok(()),
+                false => Err(failed(format!("cuBLASLt does not multiply {shape:?} on {rows} rows"))),
+            }
         };
         self.push(NAME.to_owned(), work, true, Box::new(launch));
     }

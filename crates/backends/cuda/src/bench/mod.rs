@@ -173,7 +173,7 @@ impl<'a> Bencher<'a> {
         let mut launcher = Launcher { gpu: gpu.clone(), kernels, library };
         if let Some(library) = &mut launcher.library {
             for (shape, rows) in products {
-                library.prepare(shape, rows)?;
+                library.prepare(shape, rows, None);
             }
         }
         let table_bytes = table_bytes + WORKSPACE;

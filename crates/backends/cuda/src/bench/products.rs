@@ -7,7 +7,7 @@ use octavo_kernels::quant::{QuantFormat, QuantLayout};
 use super::At;
 use super::cases::{Cases, Tables, Work, counted};
 use crate::arena::{Plan, Region};
-use crate::libraries::cublaslt::{Operands, Shape, bucket};
+use crate::libraries::cublaslt::{Operands, Shape, USUAL_ALIGNMENT, bucket};
 
 /// A weight `[n, k]`.
 #[derive(Clone, Copy)]
@@ -121,7 +121,8 @@ impl Cases<'_> {
         });
         if with_library {
             let (work, dense) = self.dense_work(weight, rows);
-            let shape = Shape { n: n as u32, k: k as u32, stride: n as u32, out, bias: false };
+            let (n, k, alignment) = (n as u32, k as u32, USUAL_ALIGNMENT);
+            let shape = Shape { n, k, stride: n, out, bias: false, alignment };
             self.library(shape, rows as u32, work, move |at| Operands {
                 input: at.data(dense.input),
                 weight: at.data(dense.weight),

@@ -39,18 +39,33 @@ enum Attribute {
     BiasPointer = 8,
 }
 
-/// `CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES`.
-const MAX_WORKSPACE_BYTES: i32 = 1;
+/// What an algorithm is chosen by, `cublasLtMatmulPreferenceAttributes_t`.
+#[repr(i32)]
+enum Preference {
+    MaxWorkspaceBytes = 1,
+    ReductionSchemeMask = 3,
+    MinAlignmentC = 7,
+    MinAlignmentD = 8,
+}
+
+/// `CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE`: where inputs are split, partial sums are added in f32, and not in the output's type.
+const SUMS_IN_F32: u32 = 2;
+
+/// The alignment that is assumed of what nothing else is said of, and which regions of the arena have.
+pub(crate) const USUAL_ALIGNMENT: u32 = 256;
+
+/// Bytes that outputs and biases begin at a multiple of, or a product is not cuBLASLt's: its kernels store 16 bytes at a time.
+pub(crate) const LEAST_ALIGNMENT: u32 = 16;
 
 /// `cublasLtMatmulAlgo_t`.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Algorithm([u64; 8]);
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Algorithm([u64; 8]);
 
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Heuristic {
+pub(super) struct Heuristic {
     algorithm: Algorithm,
     workspace: usize,
     state: i32,
@@ -92,6 +107,13 @@ pub(crate) struct Shape {
     pub(crate) out: Dtype,
     /// Whether a bias is added.
     pub(crate) bias: bool,
+    /// Bytes that the output, and what is added to it, begin at a multiple of: from [`LEAST_ALIGNMENT`] to [`USUAL_ALIGNMENT`].
+    pub(crate) alignment: u32,
+}
+
+/// By how many bytes an address is aligned, as far as it matters.
+pub(crate) fn alignment_of(address: u64) -> u32 {
+    1 << address.trailing_zeros().min(USUAL_ALIGNMENT.trailing_zeros())
 }
 
 /// Where a product's matrices lie.
@@ -116,13 +138,19 @@ pub(crate) struct CublasLt {
     /// Of activations and weights.
     dtype: Dtype,
     workspace: u64,
-    plans: HashMap<(Shape, u32), Plan>,
+    /// `None` where it has no algorithm, or one that does not run.
+    plans: HashMap<(Shape, u32), Option<Plan>>,
+    /// Whether an algorithm has run, by what it writes.
+    tried: HashMap<(Algorithm, Dtype, bool), Result<(), Refused>>,
     /// The file.
     pub(crate) path: PathBuf,
 }
 
 // SAFETY: handles may be used from any thread, one at a time, which `&mut self` and the device's one thread are.
 unsafe impl Send for CublasLt {}
+
+/// The library's word about what it does not do.
+type Refused = String;
 
 struct Plan {
     description: Handle,
@@ -150,89 +178,142 @@ impl CublasLt {
         // SAFETY: the handle is written to a pointer of ours.
         let result = unsafe { (functions.cublasLtCreate)(&raw mut handle) };
         let path = candidate.path.clone();
-        if result != 0 {
-            return Err(format!("{} does not start (error {result})", path.display()));
-        }
-        Ok(Self { gpu: gpu.clone(), functions, handle, dtype, workspace, plans: HashMap::new(), path })
+        check("cublasLtCreate", result).map_err(|reason| format!("{} does not start: {reason}", path.display()))?;
+        let (plans, tried) = (HashMap::new(), HashMap::new());
+        Ok(Self { gpu: gpu.clone(), functions, handle, dtype, workspace, plans, tried, path })
     }
 
-    /// Plans a product of that many rows (a [`bucket`]); nothing if it is planned already.
-    pub(crate) fn prepare(&mut self, shape: Shape, rows: u32) -> Result<(), BackendError> {
-        if !self.plans.contains_key(&(shape, rows)) {
-            let plan = self.plan(shape, rows)?;
-            self.plans.insert((shape, rows), plan);
+    /// Plans a product of that many rows (a [`bucket`]), unless it is planned already. Of `operands`, if there are some, an
+    /// algorithm is run that has not run before: the library loads a kernel when it first runs, which takes memory and time, and
+    /// says only then if it cannot. What it refuses, [`CublasLt::run`] leaves to others.
+    pub(crate) fn prepare(&mut self, shape: Shape, rows: u32, operands: Option<&Operands>) {
+        if self.plans.contains_key(&(shape, rows)) {
+            return;
+        }
+        let planned = self.plan(shape, rows, operands).and_then(|plan| {
+            let tried = self.try_once(&plan, shape, operands);
+            if tried.is_err() {
+                self.destroy(&plan);
+            }
+            tried.map(|()| plan)
+        });
+        if let Err(reason) = &planned {
+            tracing::debug!(reason, ?shape, rows, "cuBLASLt does not multiply this");
+        }
+        self.plans.insert((shape, rows), planned.ok());
+    }
+
+    /// Products that were to be planned, and those of them that it does not do.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.plans.len(), self.plans.values().filter(|plan| plan.is_none()).count())
+    }
+
+    fn try_once(&mut self, plan: &Plan, shape: Shape, operands: Option<&Operands>) -> Result<(), Refused> {
+        let Some(operands) = operands else { return Ok(()) };
+        let key = (plan.algorithm, shape.out, shape.bias);
+        if let Some(known) = self.tried.get(&key) {
+            return known.clone();
+        }
+        let result = self.launch(plan, shape, operands);
+        self.tried.insert(key, result.clone());
+        result
+    }
+
+    fn plan(&self, shape: Shape, rows: u32, operands: Option<&Operands>) -> Result<Plan, Refused> {
+        let [description, weight, input, out] = [null_mut(); 4];
+        let mut plan = Plan { description, weight, input, out, algorithm: Algorithm::default() };
+        let described = self.describe(&mut plan, shape, rows, operands).and_then(|()| self.choose(&plan, shape));
+        match described {
+            Ok(algorithm) => Ok(Plan { algorithm, ..plan }),
+            Err(refused) => {
+                self.destroy(&plan);
+                Err(refused)
+            }
+        }
+    }
+
+    fn describe(&self, plan: &mut Plan, shape: Shape, rows: u32, operands: Option<&Operands>) -> Result<(), Refused> {
+        let f = &self.functions;
+        let (n, k, m) = (u64::from(shape.n), u64::from(shape.k), u64::from(rows));
+        let layout = |to: &mut Handle, dtype: Dtype, rows, columns, stride: u32| {
+            // SAFETY: the handle is written to a pointer of ours.
+            let result =
+                unsafe { (f.cublasLtMatrixLayoutCreate)(&raw mut *to, data_type(dtype), rows, columns, stride.into()) };
+            check("cublasLtMatrixLayoutCreate", result)
+        };
+        layout(&mut plan.weight, self.dtype, k, n, shape.k)?;
+        layout(&mut plan.input, self.dtype, k, m, shape.k)?;
+        layout(&mut plan.out, shape.out, n, m, shape.stride)?;
+        // SAFETY: as above.
+        let result =
+            unsafe { (f.cublasLtMatmulDescCreate)(&raw mut plan.description, COMPUTE_F32, data_type(Dtype::F32)) };
+        check("cublasLtMatmulDescCreate", result)?;
+        self.set(plan, Attribute::TransposeA, &TRANSPOSED)?;
+        if shape.bias {
+            self.set(plan, Attribute::Epilogue, &EPILOGUE_BIAS)?;
+            // An algorithm is chosen for a bias at hand; which one it is, each launch says.
+            self.set(plan, Attribute::BiasPointer, &operands.map_or(self.workspace, |operands| operands.bias))?;
         }
         Ok(())
     }
 
-    fn plan(&self, shape: Shape, rows: u32) -> Result<Plan, BackendError> {
-        let f = &self.functions;
-        let (n, k, m) = (u64::from(shape.n), u64::from(shape.k), u64::from(rows));
-        let layout = |dtype: Dtype, rows, columns, stride: u32| {
-            let mut layout = null_mut();
-            // SAFETY: the handle is written to a pointer of ours.
-            let result = unsafe {
-                (f.cublasLtMatrixLayoutCreate)(&raw mut layout, data_type(dtype), rows, columns, stride.into())
-            };
-            check("cublasLtMatrixLayoutCreate", result).map(|()| layout)
-        };
-        let mut description = null_mut();
-        // SAFETY: as above.
-        let result = unsafe { (f.cublasLtMatmulDescCreate)(&raw mut description, COMPUTE_F32, data_type(Dtype::F32)) };
-        check("cublasLtMatmulDescCreate", result)?;
-        let mut plan = Plan {
-            description,
-            weight: layout(self.dtype, k, n, shape.k)?,
-            input: layout(self.dtype, k, m, shape.k)?,
-            out: layout(shape.out, n, m, shape.stride)?,
-            algorithm: Algorithm::default(),
-        };
-        self.set(&plan, Attribute::TransposeA, &TRANSPOSED)?;
-        if shape.bias {
-            self.set(&plan, Attribute::Epilogue, &EPILOGUE_BIAS)?;
-        }
-        plan.algorithm = self.choose(&plan, shape, rows)?;
-        Ok(plan)
-    }
-
     /// The library's first choice for a product.
-    fn choose(&self, plan: &Plan, shape: Shape, rows: u32) -> Result<Algorithm, BackendError> {
+    fn choose(&self, plan: &Plan, shape: Shape) -> Result<Algorithm, Refused> {
         let f = &self.functions;
         let (mut preference, mut found, mut count) = (null_mut(), Heuristic::default(), 0);
-        let bytes = WORKSPACE as usize;
-        // SAFETY: handles and results are written to variables of ours; one result is asked for, as there is room for; the
-        // preference is destroyed once.
-        let result = unsafe {
-            check("cublasLtMatmulPreferenceCreate", (f.cublasLtMatmulPreferenceCreate)(&raw mut preference))?;
-            (f.cublasLtMatmulPreferenceSetAttribute)(
-                preference,
-                MAX_WORKSPACE_BYTES,
-                (&raw const bytes).cast(),
-                size_of::<usize>(),
-            );
-            let result = (f.cublasLtMatmulAlgoGetHeuristic)(
-                self.handle,
-                plan.description,
-                plan.weight,
-                plan.input,
-                plan.out,
-                plan.out,
-                preference,
-                1,
-                &raw mut found,
-                &raw mut count,
-            );
-            (f.cublasLtMatmulPreferenceDestroy)(preference);
-            result
-        };
-        check("cublasLtMatmulAlgoGetHeuristic", result)?;
-        if count < 1 {
-            return Err(failed(format!("cuBLASLt has no algorithm for {shape:?} on {rows} rows")));
+        // SAFETY: the handle is written to a variable of ours.
+        let result = unsafe { (f.cublasLtMatmulPreferenceCreate)(&raw mut preference) };
+        check("cublasLtMatmulPreferenceCreate", result)?;
+        let chosen = self.prefer(preference, shape).and_then(|()| {
+            // SAFETY: the plan's handles are alive; one result is asked for, as there is room for.
+            let result = unsafe {
+                (f.cublasLtMatmulAlgoGetHeuristic)(
+                    self.handle,
+                    plan.description,
+                    plan.weight,
+                    plan.input,
+                    plan.out,
+                    plan.out,
+                    preference,
+                    1,
+                    &raw mut found,
+                    &raw mut count,
+                )
+            };
+            check("cublasLtMatmulAlgoGetHeuristic", result)
+        });
+        // SAFETY: made above, and destroyed once.
+        unsafe { (f.cublasLtMatmulPreferenceDestroy)(preference) };
+        chosen?;
+        match count {
+            ..1 => Err("cublasLtMatmulAlgoGetHeuristic: no algorithm".into()),
+            // Only then is the rest of the result valid.
+            _ => check("the algorithm", found.state).map(|()| found.algorithm),
         }
-        Ok(found.algorithm)
     }
 
-    fn set<T>(&self, plan: &Plan, attribute: Attribute, value: &T) -> Result<(), BackendError> {
+    /// Says what an algorithm must be content with.
+    fn prefer(&self, preference: Handle, shape: Shape) -> Result<(), Refused> {
+        let set = |attribute: Preference, value: *const c_void, bytes| {
+            // SAFETY: the value is a number of that size.
+            let result = unsafe {
+                (self.functions.cublasLtMatmulPreferenceSetAttribute)(preference, attribute as i32, value, bytes)
+            };
+            check("cublasLtMatmulPreferenceSetAttribute", result)
+        };
+        let workspace = WORKSPACE as usize;
+        set(Preference::MaxWorkspaceBytes, (&raw const workspace).cast(), size_of::<usize>())?;
+        for (attribute, value) in [
+            (Preference::ReductionSchemeMask, SUMS_IN_F32),
+            (Preference::MinAlignmentC, shape.alignment),
+            (Preference::MinAlignmentD, shape.alignment),
+        ] {
+            set(attribute, (&raw const value).cast(), size_of::<u32>())?;
+        }
+        Ok(())
+    }
+
+    fn set<T>(&self, plan: &Plan, attribute: Attribute, value: &T) -> Result<(), Refused> {
         let value = std::ptr::from_ref(value).cast();
         // SAFETY: the attribute's value has the size of `T`.
         let result = unsafe {
@@ -241,11 +322,16 @@ impl CublasLt {
         check("cublasLtMatmulDescSetAttribute", result)
     }
 
-    /// Launches a product that is planned, in the stream's order.
-    pub(crate) fn run(&self, shape: Shape, rows: u32, operands: &Operands) -> Result<(), BackendError> {
-        let Some(plan) = self.plans.get(&(shape, rows)) else {
-            return Err(failed(format!("a product of {shape:?} on {rows} rows was not planned")));
-        };
+    /// Launches a product that is planned, in the stream's order; `false` where the library does not do it.
+    pub(crate) fn run(&self, shape: Shape, rows: u32, operands: &Operands) -> Result<bool, BackendError> {
+        match self.plans.get(&(shape, rows)) {
+            Some(Some(plan)) => self.launch(plan, shape, operands).map(|()| true).map_err(failed),
+            Some(None) => Ok(false),
+            None => Err(failed(format!("a product of {shape:?} on {rows} rows was not planned"))),
+        }
+    }
+
+    fn launch(&self, plan: &Plan, shape: Shape, operands: &Operands) -> Result<(), Refused> {
         if shape.bias {
             self.set(plan, Attribute::BiasPointer, &operands.bias)?;
         }
@@ -276,22 +362,26 @@ impl CublasLt {
         };
         check("cublasLtMatmul", result)
     }
+
+    fn destroy(&self, plan: &Plan) {
+        let f = &self.functions;
+        // SAFETY: made once and destroyed once.
+        unsafe {
+            if !plan.description.is_null() {
+                (f.cublasLtMatmulDescDestroy)(plan.description);
+            }
+            for layout in [plan.weight, plan.input, plan.out].into_iter().filter(|layout| !layout.is_null()) {
+                (f.cublasLtMatrixLayoutDestroy)(layout);
+            }
+        }
+    }
 }
 
 impl Drop for CublasLt {
     fn drop(&mut self) {
-        let f = &self.functions;
-        for plan in self.plans.values() {
-            // SAFETY: made once and destroyed once.
-            unsafe {
-                (f.cublasLtMatmulDescDestroy)(plan.description);
-                for layout in [plan.weight, plan.input, plan.out] {
-                    (f.cublasLtMatrixLayoutDestroy)(layout);
-                }
-            }
-        }
+        self.plans.values().flatten().for_each(|plan| self.destroy(plan));
         // SAFETY: as above.
-        unsafe { (f.cublasLtDestroy)(self.handle) };
+        unsafe { (self.functions.cublasLtDestroy)(self.handle) };
     }
 }
 
@@ -304,13 +394,33 @@ fn data_type(dtype: Dtype) -> i32 {
     }
 }
 
-fn check(call: &str, result: i32) -> Result<(), BackendError> {
-    if result == 0 { Ok(()) } else { Err(failed(format!("{call}: error {result}"))) }
+fn check(call: &str, result: i32) -> Result<(), Refused> {
+    // `cublasStatus_t`.
+    let name = match result {
+        0 => return Ok(()),
+        1 => "NOT_INITIALIZED",
+        3 => "ALLOC_FAILED",
+        7 => "INVALID_VALUE",
+        8 => "ARCH_MISMATCH",
+        11 => "MAPPING_ERROR",
+        13 => "EXECUTION_FAILED",
+        14 => "INTERNAL_ERROR",
+        15 => "NOT_SUPPORTED",
+        other => return Err(format!("{call}: error {other}")),
+    };
+    Err(format!("{call}: CUBLAS_STATUS_{name}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_tell_their_alignment() {
+        let cases =
+            [(0, 256), (256, 256), (1 << 40, 256), (1152, 128), (384, 128), (0x7f00_0000_0010, 16), (8, 8), (3, 1)];
+        assert_eq!(cases.map(|(address, _)| alignment_of(address)), cases.map(|(_, alignment)| alignment));
+    }
 
     #[test]
     fn buckets_cover_and_waste_little() {

@@ -8,7 +8,7 @@ use octavo_ops::sampling::{SampleBatch, SampleParams, SampleRow};
 use octavo_ops::testing::{PagedBatches, TestRng, TinyModel};
 use octavo_ops::{Backend, BackendError, StepBatch};
 
-use crate::common::{loaded, open};
+use crate::common::{loaded, open, wide};
 use crate::config;
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -82,6 +82,36 @@ fn a_device_that_is_lost_is_told_apart() {
     // Nor does it end in a panic.
     drop(backend);
     control.reset();
+}
+
+/// What cuBLASLt refuses when it is asked for an algorithm, or when the algorithm first runs, is our own kernels'; nothing fails.
+#[test]
+fn what_the_library_does_not_multiply_our_own_kernels_do() {
+    /// `CUBLAS_STATUS_NOT_SUPPORTED`.
+    const NOT_SUPPORTED: i32 = 15;
+    let control = Control::new();
+    let run = |refuses: Option<(&str, u32)>| {
+        let config = CudaConfig { dtype: Some(Dtype::Bf16), ..config() };
+        let (program, weights) = wide().build().unwrap();
+        let mut backend = open(config);
+        control.reset();
+        refuses.into_iter().for_each(|(function, after)| control.fail(function, after, NOT_SUPPORTED, false));
+        backend.load(&program, &weights, &mut |_| {}).unwrap();
+        backend.allocate_kv(16, &vec![8; program.kv_groups.len()]).unwrap();
+        let mut batches = PagedBatches::new(16, 2, 8, &mut TestRng(3));
+        let sequence = batches.add(TestRng(4).tokens(40, 101));
+        backend.forward(&batches.step(&[(sequence, 40)])).unwrap();
+        (backend.logits().unwrap(), control.calls("cublasLtMatmul"))
+    };
+    let (expected, products) = run(None);
+    // The first product's plan for 48 rows; and the first algorithm, whatever it is for.
+    for (function, after) in [("cublasLtMatmulAlgoGetHeuristic", 2), ("cublasLtMatmul", 0)] {
+        let (found, fewer) = run(Some((function, after)));
+        assert!(fewer < products, "{function}: {fewer} of {products}");
+        let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let worst = found.iter().zip(&expected).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+        assert!(found.len() == expected.len() && worst <= 0.06 * largest, "{function}: off by {worst} of {largest}");
+    }
 }
 
 #[test]
