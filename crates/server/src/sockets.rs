@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixSocket, UnixStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -27,6 +27,12 @@ const SEND_BUFFER: usize = 256 << 10;
 
 /// A handshake that takes longer is given up.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a client that is turned away may take to hang up.
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The answer to plain HTTP where TLS is expected.
+const PLAIN_HTTP: &str = r#"{"error":{"message":"This port takes HTTPS, and the request came as plain HTTP: ask https:// instead.","type":"BadRequestError","param":null,"code":400}}"#;
 
 /// A listening socket. Dropped, it listens no more, and a Unix socket's file is removed.
 pub struct Listener {
@@ -181,20 +187,62 @@ enum Stream {
 }
 
 impl Accepted {
-    /// Shakes hands, where there is something to shake.
+    /// Shakes hands, where there is something to shake. Who speaks plain HTTP instead is told so, and turned away.
     pub(crate) async fn open(self, limits: &ConnectionLimits) -> io::Result<Connection> {
+        let Some(tls) = self.tls else { return Ok(self.stream.guarded(limits)) };
+        let handshake = async {
+            let plain = self.stream.begins_like_http().await?;
+            let socket = self.stream.guarded(limits);
+            if plain {
+                turn_away(socket).await?;
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "plain HTTP where TLS is expected"));
+            }
+            tls.accept(socket).await
+        };
+        let secured = timeout(HANDSHAKE_TIMEOUT.min(limits.head_timeout), handshake).await;
+        Ok(Box::pin(secured.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake took too long"))??))
+    }
+}
+
+impl Stream {
+    fn guarded(self, limits: &ConnectionLimits) -> Connection {
         let stall = limits.write_stall_timeout;
-        let socket: Connection = match self.stream {
-            Stream::Tcp(stream) => {
+        match self {
+            Self::Tcp(stream) => {
                 tune(&stream);
                 Box::pin(StallGuard::new(stream, stall))
             }
-            Stream::Unix(stream) => Box::pin(StallGuard::new(stream, stall)),
-        };
-        let Some(tls) = self.tls else { return Ok(socket) };
-        let secured = timeout(HANDSHAKE_TIMEOUT.min(limits.head_timeout), tls.accept(socket)).await;
-        Ok(Box::pin(secured.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake took too long"))??))
+            Self::Unix(stream) => Box::pin(StallGuard::new(stream, stall)),
+        }
     }
+
+    /// Whether the first byte, which stays where it is, begins a method of HTTP; that of TLS is 22. Waits for it.
+    /// Unix sockets are not looked at: whoever sets TLS up on one knows that it is there.
+    async fn begins_like_http(&self) -> io::Result<bool> {
+        let Self::Tcp(stream) = self else { return Ok(false) };
+        let mut first = [0];
+        Ok(stream.peek(&mut first).await? == 1 && first[0].is_ascii_uppercase())
+    }
+}
+
+/// Answers a client that speaks plain HTTP in what it understands. The handshake would send an alert of TLS, over which
+/// nginx leaves its client waiting until that gives up.
+async fn turn_away(mut socket: Connection) -> io::Result<()> {
+    let length = PLAIN_HTTP.len();
+    let head = format!(
+        "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
+         connection: close\r\n\r\n"
+    );
+    socket.write_all(head.as_bytes()).await?;
+    socket.write_all(PLAIN_HTTP.as_bytes()).await?;
+    socket.shutdown().await?;
+    // Closed with bytes unread the connection would be reset, and the answer could be lost on its way.
+    let mut rest = [0; 4096];
+    let hang_up = async {
+        while socket.read(&mut rest).await? > 0 {}
+        Ok(())
+    };
+    timeout(FAREWELL_TIMEOUT, hang_up).await.unwrap_or(Ok(()))
 }
 
 fn tune(stream: &TcpStream) {

@@ -1,5 +1,7 @@
 """nginx that speaks TLS to the server and checks its certificate, as the component pod-tls has it."""
 
+import time
+
 import pytest
 import trustme
 
@@ -49,6 +51,12 @@ def test_streams_pass_over_tls(server, authority, tmp_path):
         assert times[0] < 0.2 * times[-1] and 0.2 * times[-1] < times[len(times) // 2] < 0.8 * times[-1]
         # Over the connection that is open already.
         assert client.post(nginx.port, client.body("Hello", 4))[0] == 200
+
+
+def test_a_proxy_that_speaks_no_tls_is_told_so_at_once(status):
+    begun = time.monotonic()
+    assert status(None) == 400
+    assert time.monotonic() - begun < 5, "it waited for an answer of HTTP/0.9 to end"
 
 
 def test_a_certificate_of_another_authority_is_refused(status, tmp_path):

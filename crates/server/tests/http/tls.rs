@@ -188,6 +188,24 @@ async fn what_is_no_tls_is_turned_away() {
     }
 }
 
+/// A client, or a proxy, that was told http:// by mistake reads why, though it leaves its side open and sends a body.
+#[tokio::test]
+async fn plain_http_is_answered_in_plain_http() {
+    let authority = Authority::new();
+    let secured = Secured::start(Setup::default(), &authority.config(ClientAuth::None)).await;
+    let body = "x".repeat(1 << 20);
+    for line in ["GET /health", "POST /v1/completions", "OPTIONS /"] {
+        let begun = Instant::now();
+        let socket = TcpStream::connect(&secured.address).await.unwrap();
+        let answer = exchange(socket, line, &[], if line.starts_with("POST") { &body } else { "" }).await.unwrap();
+        assert_eq!(answer.status, 400, "{line}");
+        let error: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+        assert!(error["error"]["message"].as_str().unwrap().contains("https://"), "{error}");
+        assert_eq!(error["error"]["code"], 400);
+        assert!(begun.elapsed() < Duration::from_secs(8), "it waited for nothing");
+    }
+}
+
 #[tokio::test]
 async fn handshakes_that_do_not_end_hold_up_nobody_and_are_given_up() {
     let authority = Authority::new();
