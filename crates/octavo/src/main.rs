@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(failure) => return ExitCode::from(failure.report()),
     };
+    let json = cli.command.logs_json();
     let result = match cli.command {
         Command::Serve(args) => serve::run(*args),
         Command::RunBatch(args) => batch::run(*args),
@@ -37,7 +38,12 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("octavo: {error:#}");
+            // Also false where logging itself could not be set up.
+            if json && tracing::enabled!(tracing::Level::ERROR) {
+                tracing::error!("{error:#}");
+            } else {
+                eprintln!("octavo: {error:#}");
+            }
             ExitCode::FAILURE
         }
     }

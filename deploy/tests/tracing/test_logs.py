@@ -2,10 +2,14 @@
 
 import json
 import re
+import subprocess
 import urllib.request
 
+import pytest
+
+from places import OCTAVO
 from processes import until
-from serving import serving
+from serving import environment, serving
 
 SECRET = "the prompt that nobody may see"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -51,3 +55,16 @@ def test_no_prompt_is_logged_unless_it_is_asked_for():
     with serving("--enable-log-requests", VLLM_LOGGING_LEVEL="DEBUG") as server:
         assert server.ask({"prompt": SECRET, "max_tokens": 3}, x_request_id="r-4")[0] == 200
     assert [line for line in server.log if SECRET in line and "request_id=r-4" in line], server.log
+
+
+@pytest.mark.parametrize("subcommand", [["serve", "/no/such/model", "--port", "0"], ["run-batch", "-i", "/no/such/file", "-o", "/x"]])
+def test_why_it_does_not_start_is_a_line_of_the_log(subcommand):
+    """What a crash loop has to say is all there is to find it by."""
+    command = [OCTAVO, *subcommand, "--log-format", "json"]
+    failed = subprocess.run(command, capture_output=True, text=True, env=environment({}), timeout=60)
+    assert failed.returncode == 1
+    last = [json.loads(line) for line in failed.stderr.splitlines()][-1]
+    assert (last["level"], last["target"]) == ("ERROR", "octavo") and "/no/such/" in last["message"], last
+    # Where nothing is logged it is still told.
+    silent = subprocess.run(command, capture_output=True, text=True, env=environment({"VLLM_LOGGING_LEVEL": "off"}), timeout=60)
+    assert silent.returncode == 1 and silent.stderr.startswith("octavo: ") and "/no/such/" in silent.stderr

@@ -92,6 +92,18 @@ pub(crate) enum Command {
     Kernels(KernelsArgs),
 }
 
+impl Command {
+    /// Whether what it logs is for programs, which then read of its failure there too.
+    pub(crate) fn logs_json(&self) -> bool {
+        let observe = match self {
+            Self::Serve(args) => &args.compose.observe,
+            Self::RunBatch(args) => &args.compose.observe,
+            _ => return false,
+        };
+        matches!(observe.log_format, LogFormat::Json)
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct PullArgs {
     /// Catalog name, hub id (`org/name`, `org/name:file.gguf`) or path.

@@ -135,6 +135,21 @@ mod tests {
     }
 
     #[test]
+    fn a_panic_is_one_line() {
+        let lines = logged(|| {
+            let before = std::panic::take_hook();
+            std::panic::set_hook(Box::new(crate::logging::log_panic));
+            let caught = std::panic::catch_unwind(|| panic!("no \"luck\"\n{}", 7));
+            std::panic::set_hook(before);
+            assert!(caught.is_err());
+        });
+        let [line] = &lines[..] else { panic!("{lines:?}") };
+        assert_eq!((&line["level"], &line["message"]), (&json!("ERROR"), &json!("panicked: no \"luck\"\n7")));
+        let place = line["location"].as_str().unwrap();
+        assert!(place.contains("logging/json.rs:"), "{place}");
+    }
+
+    #[test]
     fn a_line_is_an_object_with_the_fields_of_its_event() {
         let lines = logged(|| {
             let (text, error) = ("a \"b\"\n\u{1}", io::Error::other("no"));

@@ -2,7 +2,10 @@
 
 mod json;
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal};
+use std::panic::{self, PanicHookInfo};
+use std::thread;
 
 use tracing_subscriber::EnvFilter;
 
@@ -49,6 +52,7 @@ pub enum LogError {
 /// Installs the process's log: lines like `2026-01-02T03:04:05.678Z  INFO octavo_server: listening ...` on standard
 /// error, in colour on a terminal unless `NO_COLOR` is set, or JSON objects. The level is [`LogConfig::level`], else the
 /// directives of `RUST_LOG`, else `VLLM_LOGGING_LEVEL`, else `info`; libraries log warnings only, except under `RUST_LOG`.
+/// With JSON, panics are lines of the log too.
 pub fn init_logging(config: &LogConfig) -> Result<(), LogError> {
     let environment = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
     let directives = directives(config.level.as_deref(), environment("RUST_LOG"), environment("VLLM_LOGGING_LEVEL"))?;
@@ -62,7 +66,28 @@ pub fn init_logging(config: &LogConfig) -> Result<(), LogError> {
         }
         LogFormat::Json => lines.with_ansi(false).fmt_fields(JsonFields).event_format(JsonLines).try_init(),
     };
-    set.map_err(|_| LogError::AlreadySet)
+    set.map_err(|_| LogError::AlreadySet)?;
+    if config.format == LogFormat::Json {
+        panic::set_hook(Box::new(log_panic));
+    }
+    Ok(())
+}
+
+/// Tells of a panic in a single line, where the standard library would print several that are no JSON.
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let backtrace = Backtrace::capture();
+    let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
+    let payload = panic.payload();
+    let message =
+        payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    tracing::error!(
+        target: "octavo::panic",
+        thread = thread::current().name(),
+        location = panic.location().map(ToString::to_string),
+        backtrace,
+        "panicked: {}",
+        message.unwrap_or("no message")
+    );
 }
 
 fn directives(
