@@ -24,8 +24,8 @@ def rate(metric, by="", selector=ENGINE):
 
 
 def ratio(part, whole, by="", selector=ENGINE):
-    # Both sides are sums: request_success_total has a label that the token counters lack.
-    return f"{rate(part, by, selector)} / {rate(whole, by, selector)}"
+    # Both sides are sums: request_success_total has a label that the token counters lack. Nothing of nothing is no share.
+    return f"{rate(part, by, selector)} / ({rate(whole, by, selector)} > 0)"
 
 
 def p95(metric):
@@ -42,12 +42,13 @@ def overview():
         stat(
             "Failing",
             "percentunit",
-            f"{rate('http_requests_total', selector=failing)} / {rate('http_requests_total', selector=SERVER)}",
+            f"{rate('http_requests_total', selector=failing)} / ({rate('http_requests_total', selector=SERVER)} > 0)",
             limits=(0.001, 0.01),
             help="Share of HTTP requests answered with a 5xx.",
         ),
-        stat("Time to first token, p95", "s", p95("vllm:time_to_first_token_seconds"), limits=(1, 10)),
-        stat("Time between tokens, p95", "s", p95("vllm:inter_token_latency_seconds"), limits=(0.1, 0.2)),
+        # What is compared with zero is a number: a quantile of no request is none.
+        stat("Time to first token, p95", "s", f"{p95('vllm:time_to_first_token_seconds')} >= 0", limits=(1, 10)),
+        stat("Time between tokens, p95", "s", f"{p95('vllm:inter_token_latency_seconds')} >= 0", limits=(0.1, 0.2)),
         stat("Running", "short", f"sum(vllm:num_requests_running{{{ENGINE}}})"),
         stat("Waiting", "short", f"sum(vllm:num_requests_waiting{{{ENGINE}}})", limits=(10, 50)),
         stat("Generated", "suffix: tok/s", rate("vllm:generation_tokens_total")),

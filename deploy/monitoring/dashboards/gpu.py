@@ -101,7 +101,13 @@ def energy():
     counted = f"sum(rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{{{GPU}}}[{RATE}])) / 1000"
     return row(
         "Energy",
-        series("Energy per generated token", "joule", query(f"{POWER} / {tokens}", "power / tokens"), width=12),
+        series(
+            "Energy per generated token",
+            "joule",
+            query(f"{POWER} / ({tokens} > 0)", "power / tokens"),
+            width=12,
+            help="Of the GPUs chosen above, for the tokens of all servers: choose all that serve.",
+        ),
         # The counter is in millijoules.
         series("Power by the energy counter", "watt", query(counted, "all GPUs"), width=12),
     )

@@ -19,6 +19,8 @@ def panel(kind, title, unit, queries, *, help="", width=8, height=8, limits=(), 
         defaults["decimals"] = decimals
     if top is not None:
         defaults["max"] = top
+    if kind == "stat":
+        defaults["noValue"] = "–"
     if kind == "timeseries":
         defaults["custom"] = {"lineWidth": 1, "fillOpacity": 8, "showPoints": "never", "spanNulls": False}
     targets = [

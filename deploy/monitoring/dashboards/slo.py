@@ -28,7 +28,7 @@ def objective(title, slo, failing, recorded, labels):
             "Budget left, over the time range", "percentunit", f"1 - ({failing}) / {budget(slo)}", decimals=1, width=6
         ),
         stat(
-            "Burn rate, one hour", "short", f"max({recorded}1h{{{JOB}}}) / {budget(slo)}", limits=(SLOW, FAST), width=6
+            "Burn rate, one hour", "short", f"max({recorded}1h{{{JOB}}} >= 0) / {budget(slo)}", limits=(SLOW, FAST), width=6
         ),
         series(
             "Burn rate",
@@ -45,13 +45,13 @@ def availability():
     answers = f"sum(increase(http_requests_total{{{JOB}, {HANDLERS}}}[$__range]))"
     failed = f'sum(increase(http_requests_total{{{JOB}, status=~"5..", {HANDLERS}}}[$__range]))'
     recorded = "namespace_job:octavo_request_errors:ratio_rate"
-    return objective("Availability: no 5xx", "availability", f"{failed} / {answers}", recorded, "{{job}}")
+    return objective("Availability: no 5xx", "availability", f"{failed} / ({answers} > 0)", recorded, "{{job}}")
 
 
 def first_token():
     metric = "vllm:time_to_first_token_seconds"
     fast = f'sum(increase({metric}_bucket{{{JOB}, le="1.0"}}[$__range]))'
-    slow = f"1 - {fast} / sum(increase({metric}_count{{{JOB}}}[$__range]))"
+    slow = f"1 - {fast} / (sum(increase({metric}_count{{{JOB}}}[$__range])) > 0)"
     recorded = "namespace_job_model:octavo_ttft_over_1s:ratio_rate"
     return objective("First token within a second", "ttft", slow, recorded, "{{model_name}}")
 

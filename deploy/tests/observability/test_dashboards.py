@@ -12,7 +12,7 @@ import gpus
 from places import MONITORING, free_port
 from processes import program, running, until
 from prometheus import scraping
-from serving import serving
+from serving import SMALL, serving
 
 # What a value of the unit may be. A time in milliseconds, a share times 100 or MiB for bytes would be outside.
 RANGES = {
@@ -129,6 +129,35 @@ def test_a_query_has_data_in_its_unit(loaded, unit, expression):
     low, high = RANGES[unit]
     for labels, value in result:
         assert math.isfinite(value) and low <= value <= high, f"{value} of {labels} is no value in {unit}"
+
+
+@pytest.fixture(scope="module")
+def idle(model, tmp_path_factory):
+    """A server that nobody asks anything, and its Prometheus."""
+    folder = tmp_path_factory.mktemp("idle")
+    with serving(*SMALL, model=model) as server, gpus.exporter() as gpu_port:
+        jobs = {
+            "octavo": [(server.address, {"pod": "octavo-a", "namespace": "vllm"})],
+            "nvidia-dcgm-exporter": [(f"127.0.0.1:{gpu_port}", {"kubernetes_node": "node-a"})],
+        }
+        with scraping(folder, jobs, rules=[MONITORING / "recording.yaml"]) as prometheus:
+            until("scrapes", lambda: prometheus.value('min(count_over_time(up{job="octavo"}[1m]))') >= 4, pause=0.5)
+            yield prometheus
+
+
+def numbers():
+    """The expressions of the panels that show one number."""
+    for path in BOARDS:
+        for panel in json.loads(path.read_text())["panels"]:
+            if panel["type"] == "stat" or panel.get("fieldConfig", {}).get("defaults", {}).get("unit") == "joule":
+                for target in panel["targets"]:
+                    yield pytest.param(with_values(target["expr"]), id=f"{path.stem}-{panel['title']}")
+
+
+@pytest.mark.parametrize("expression", [*numbers()])
+def test_a_number_is_never_nan_or_infinite(idle, expression):
+    """Nor over a night without requests, where shares and quantiles are of nothing."""
+    assert all(math.isfinite(value) for _, value in idle.query(expression)), idle.query(expression)
 
 
 def test_every_variable_has_values(loaded):
