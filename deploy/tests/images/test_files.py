@@ -15,7 +15,7 @@ from places import DEPLOY, ROOT
 OURS = ["docker", "ovh", "slurm", "systemd", "compose.yaml", "compose.gpu.yaml", "gpu-operator.md"]
 TEXTS = [file for name in OURS for file in [DEPLOY / name, *(DEPLOY / name).glob("*")] if file.is_file()]
 SCRIPTS = [file for file in TEXTS if file.read_text().startswith("#!")]
-PAGES = [file for file in TEXTS if file.suffix == ".md"]
+PAGES = [file for file in sorted(DEPLOY.rglob("*.md")) if "```sh\n" in file.read_text()]
 COMPOSE = DEPLOY / "compose.yaml"
 
 
@@ -80,12 +80,14 @@ def test_scripts_pass_shellcheck(tmp_path):
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_commands_of_pages_are_shell(page, tmp_path):
     blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.M | re.S)
-    assert blocks, "a page shows commands"
+    assert blocks
     for number, block in enumerate(blocks):
         script = tmp_path / f"{number}.sh"
         script.write_text("#!/usr/bin/env bash\nset -e\n" + block)
-        # A block may use what the reader has set before (SC2154) and export what it sets (SC2034).
-        command = [tool("shellcheck"), "--exclude=SC2154,SC2034", script]
+        # A block may export what it sets (SC2034), and use what the reader has set before (SC2154): not a runbook, whose
+        # reader has set nothing. There $p is a mistake, and was one.
+        known = "SC2034" if page.parent.name == "runbooks" else "SC2154,SC2034"
+        command = [tool("shellcheck"), f"--exclude={known}", script]
         checked = subprocess.run(command, capture_output=True, text=True)
         assert checked.returncode == 0, checked.stdout
 

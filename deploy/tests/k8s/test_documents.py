@@ -1,14 +1,21 @@
-"""The documents name what is there."""
+"""The documents name what is there: files, headings, values, flags."""
 
 import re
 import shlex
+import subprocess
 import tomllib
 
+import pytest
 import yaml
 
 import render
 from manifests import Manifests
 
+EVERY_PAGE = sorted(path for path in render.DEPLOY.rglob("*.md") if "golden" not in path.parts)
+# Of other programs, by whose name they stand in the text.
+FOREIGN_FLAGS = {"--build-arg", "--env", "--export", "--gres", "--probe-path", "--requeue", "--runbooks", "--set", "--target"}
+FOREIGN_FLAGS |= {"--trust-remote-code"}
+SUBCOMMANDS = ("serve", "run-batch", "health", "pull", "doctor", "kernels build")
 PAGES = [render.DEPLOY / page for page in ("README.md", "k8s/README.md", "helm/octavo/README.md", "ovh/mks.md")]
 
 
@@ -16,6 +23,51 @@ def commands(page: render.pathlib.Path) -> list[str]:
     """The lines of a page's shell blocks, continued ones joined."""
     blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
     return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+def headings(page: render.pathlib.Path) -> set[str]:
+    """What links to the headings of a page end in."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in found}
+
+
+def dead_links(page: render.pathlib.Path, text: str) -> list[str]:
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        path, _, heading = link.partition("#")
+        if re.match(r"[a-z]+:", link):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or heading and heading not in headings(target):
+            dead.append(link)
+    return dead
+
+
+def test_links_lead_somewhere() -> None:
+    assert len(EVERY_PAGE) > 40
+    assert {page.name: dead for page in EVERY_PAGE if (dead := dead_links(page, page.read_text()))} == {}
+    page = render.DEPLOY / "README.md"
+    assert dead_links(page, "[a](k8s/README.md#tls) [b](gone.md) [c](#gone) [d](https://x)") == ["gone.md", "#gone"]
+
+
+def named_files(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w/.-])deploy/[\w./-]*\w", text))
+
+
+@pytest.mark.parametrize("kind", ["*.md", "*.yaml", "*.tpl", "*.txt", "*.py"])
+def test_files_that_are_named_exist(kind: str) -> None:
+    files = [path for path in render.DEPLOY.rglob(kind) if path != render.pathlib.Path(__file__)]
+    missing = {(path.name, name) for path in files for name in named_files(path.read_text())}
+    assert files and {(at, name) for at, name in missing if not (render.ROOT / name).exists()} == set()
+
+
+def test_flags_that_are_named_exist(octavo: render.pathlib.Path) -> None:
+    """Those in the running text; whole commands are read by deploy/tests/images."""
+    helps = [subprocess.run([octavo, *words.split(), "--help"], capture_output=True, text=True) for words in SUBCOMMANDS]
+    known = {flag for done in helps for flag in re.findall(r"--[a-z][a-z0-9-]+", done.stdout)}
+    named = {(page.name, flag) for page in EVERY_PAGE for flag in re.findall(r"`(--[a-z][\w-]+)", page.read_text())}
+    assert len({flag for _, flag in named}) > 20
+    assert {(page, flag) for page, flag in named if flag not in known | FOREIGN_FLAGS} == set()
 
 
 def test_every_component_and_overlay_is_described() -> None:
