@@ -10,7 +10,7 @@ import jsonschema
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
 from cloudcoil.models.prometheus_operator.v1 import PodMonitor, ServiceMonitor
 
-from manifests import Object
+from manifests import Object, at
 
 MODELS = {it.__name__: it for it in (ScaledObject, ServiceMonitor, PodMonitor)}
 
@@ -87,6 +87,8 @@ BACKEND_TLS = strict(
         wellKnownCACertificates={"const": "System"},
     ),
 )
+# What fallback.behavior may be since KEDA 2.17, which the models are older than.
+FALLBACKS = {"static", "currentReplicas", "currentReplicasIfHigher", "currentReplicasIfLower"}
 SPECS = {"Gateway": GATEWAY, "HTTPRoute": ROUTE, "BackendTLSPolicy": BACKEND_TLS}
 KINDS = MODELS.keys() | SPECS.keys()
 
@@ -99,6 +101,11 @@ def validate(it: Object) -> None:
         except jsonschema.ValidationError as error:
             raise ValueError(error.message) from error
         return
+    if "behavior" in (fallback := at(it, "spec", "fallback", default={})):
+        if fallback["behavior"] not in FALLBACKS:
+            raise ValueError(f"fallback.behavior cannot be {fallback['behavior']}")
+        plain = {key: value for key, value in fallback.items() if key != "behavior"}
+        it = {**it, "spec": {**it["spec"], "fallback": plain}}
     known = MODELS[it["kind"]].model_validate(it).model_dump(mode="json", by_alias=True, exclude_unset=True)
     if known["spec"] != it["spec"]:
         raise ValueError(f"of {it['spec']} only {known['spec']} is understood")

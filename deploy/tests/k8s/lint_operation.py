@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from lint import Complaint, World, keys_of, rule
-from manifests import Manifests, Workload, at, environment, flags, quantity, selects
+from manifests import Manifests, Object, Workload, at, environment, flags, quantity, selects
 
 # Seconds to load the largest model of the examples: 18 GB, fetched at 20 MB/s, and read.
 LOAD_SECONDS = 1200
@@ -221,6 +221,26 @@ def scaling_asks_for_metrics_that_are(m: Manifests, world: World) -> Iterator[Co
                 yield it, f"no Service has the job's label: {query}"
 
 
+@rule
+def scaling_outlives_its_metrics(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.of("ScaledObject"):
+        fallback = it["spec"].get("fallback")
+        if fallback and fallback.get("behavior") != "currentReplicasIfHigher":
+            yield it, "without Prometheus replicas would be taken away under load"
+        for query in (trigger["metadata"]["query"] for trigger in it["spec"]["triggers"]):
+            for series in re.findall(r"increase\((.*?)\[", query):
+                if f"{series} unless {series} offset" not in query:
+                    yield it, f"a first request begins a series, which has not increased: {query}"
+
+
+@rule
+def gpus_of_one_capability(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.servers:
+        nodes = it.pod.get("nodeSelector", {})
+        if "nvidia.com/gpu.compute.major" in nodes and "nvidia.com/gpu.compute.minor" not in nodes:
+            yield it.object, "7 is the T4 (7.5) too, 8 the A100 (8.0) and the L40S (8.9)"
+
+
 # ---- safety
 
 
@@ -248,9 +268,30 @@ def pods_are_restricted(m: Manifests, _: World) -> Iterator[Complaint]:
                 yield it.object, "may gain privileges, or write into its image"
             if at(context, "capabilities", "drop") != ["ALL"] or at(context, "capabilities", "add"):
                 yield it.object, "has capabilities"
-        enforced = {at(one, "metadata", "labels", "pod-security.kubernetes.io/enforce") for one in m.of("Namespace")}
-        if "restricted" in enforced and any("hostPath" in volume for volume in it.volumes.values()):
+        if enforced(m) & {"restricted", "baseline"} and any("hostPath" in volume for volume in it.volumes.values()):
             yield it.object, "its namespace allows no hostPath"
+
+
+def enforced(m: Manifests) -> set[str]:
+    """What Pod Security admits in the namespace."""
+    key = "pod-security.kubernetes.io/enforce"
+    return {at(one, "metadata", "labels", key) for one in m.of("Namespace")} - {None}
+
+
+@rule
+def pools_have_their_picker(m: Manifests, _: World) -> Iterator[Complaint]:
+    for route in m.of("HTTPRoute"):
+        backends = [ref for one in route["spec"]["rules"] for ref in one.get("backendRefs", [])]
+        for pool in [ref["name"] for ref in backends if ref.get("kind") == "InferencePool"]:
+            # The pool has the name of its chart's release, which in a namespace is nobody else's.
+            if m.find("Service", pool):
+                yield route, f"the release {pool} is the chart's own already: the pool needs another name"
+            picker = {"inferencepool": f"{pool[:40]}-epp"}
+            sources = [one for it in m.of("NetworkPolicy") for way in it["spec"].get("ingress", []) for one in way["from"]]
+            if not any(selects(one["podSelector"], picker) for one in sources if "podSelector" in one):
+                yield route, f"no policy lets the picker of {pool} in"
+            if "restricted" in enforced(m):
+                yield route, "the picker's chart sets no securityContext: `restricted` admits none of its pods"
 
 
 @rule
@@ -283,11 +324,18 @@ def network_is_closed(m: Manifests, _: World) -> Iterator[Complaint]:
                 yield it.object, f"{direction} is open"
         if any({} in one.get(direction, []) for one in policies for direction in ("ingress", "egress")):
             yield it.object, "a policy lets everything through"
+    everywhere = [at(to, "ipBlock", "cidr") for one in m.of("NetworkPolicy") for to in destinations(one)]
+    if everywhere.count("0.0.0.0/0") != everywhere.count("::/0"):
+        yield m.objects[0], "the hub is reached over one family of addresses only"
     sources = {it["metadata"]["name"].rpartition("-from-")[2] for it in m.of("NetworkPolicy")}
     monitors = dict.fromkeys(("ServiceMonitor", "PodMonitor"), "prometheus")
     for kind, who in {"Ingress": "ingress-nginx", "HTTPRoute": "gateway", **monitors}.items():
         if m.of(kind) and who not in sources:
             yield m.of(kind)[0], f"no policy lets {who} in"
+
+
+def destinations(policy: Object) -> Iterator[Object]:
+    yield from (to for way in policy["spec"].get("egress", []) for to in way.get("to", []))
 
 
 # ---- who speaks what

@@ -320,6 +320,14 @@ def balance() -> None:
     breaks("scaling-has-a-target", "elastic", "nobody", put(("ScaledObject", "octavo"), *target, "vllm"))
     breaks("scaling-has-a-target", "routing", "replicas set back", put(DEPLOYMENT, "spec", "replicas", 2))
     hpa = ("spec", "metrics", 0, "pods", "metric", "name")
+    outlives = "scaling-outlives-its-metrics"
+    breaks(outlives, "offline", "fewer under load", drop(("ScaledObject", "octavo"), "spec", "fallback", "behavior"))
+    requests = 'nginx_ingress_controller_requests{exported_namespace="octavo",ingress="octavo"}'
+    keepalive = ("spec", "triggers", 2, "metadata", "query")
+    grown = put(("ScaledObject", "octavo"), *keepalive, f"sum(increase({requests}[10m])) > bool 0")
+    breaks(outlives, "elastic", "a series that has just begun", grown)
+    minor = (*POD, "nodeSelector", "nvidia.com/gpu.compute.minor")
+    breaks("gpus-of-one-capability", "elastic", "T4 too", drop(DEPLOYMENT, *minor))
     asks = "scaling-asks-for-metrics-that-are"
     breaks(
         asks,
@@ -346,6 +354,12 @@ def safety() -> None:
     breaks(restricted, "production", "a capability", put(DEPLOYMENT, *security, "capabilities", "add", ["SYS_ADMIN"]))
     enforce = ("metadata", "labels", "pod-security.kubernetes.io/enforce")
     breaks(restricted, "elastic", "a host's folder", put(("Namespace", "octavo"), *enforce, "restricted"))
+    breaks(restricted, "elastic", "a host's folder, almost", put(("Namespace", "octavo"), *enforce, "baseline"))
+    picker = "pools-have-their-picker"
+    breaks(picker, "routing", "no pod of it is admitted", put(("Namespace", "octavo"), *enforce, "restricted"))
+    breaks(picker, "routing", "it is shut out", drop(("NetworkPolicy", "octavo-from-epp")))
+    backend = ("spec", "rules", 0, "backendRefs", 0, "name")
+    breaks(picker, "routing", "two releases of one name", put(("HTTPRoute", "octavo"), *backend, "octavo"))
     breaks(
         "read-only-root-has-room",
         "production",
@@ -360,6 +374,8 @@ def safety() -> None:
     breaks(closed, "production", "no policy", drop(("NetworkPolicy", "octavo")))
     breaks(closed, "production", "no policy for the Job", drop(("NetworkPolicy", "octavo-pull")))
     breaks(closed, "production", "all may leave", put(("NetworkPolicy", "octavo"), "spec", "egress", "+", {}))
+    four = ("spec", "egress", 1, "to", 1)
+    breaks(closed, "production", "IPv4 only", drop(("NetworkPolicy", "octavo"), *four))
     breaks(closed, "production", "Prometheus is shut out", drop(("NetworkPolicy", "octavo-from-prometheus")))
     breaks(closed, "production", "the gateway is shut out", drop(("NetworkPolicy", "octavo-from-gateway")))
 

@@ -82,6 +82,16 @@ def test_ingress_is_the_articles_without_its_cookie(article: Manifests) -> None:
     assert ingress["spec"]["ingressClassName"] == "nginx" and "host" not in ingress["spec"]["rules"][0]
 
 
+def test_the_load_balancer_is_more_patient_than_the_ingress(article: Manifests) -> None:
+    overlay = render.DEPLOY / "k8s" / "overlays" / "ovh-mks"
+    values = yaml.safe_load((overlay / "ingress-nginx-values.yaml").read_text())
+    annotations = values["controller"]["service"]["annotations"]
+    ingress = article.find("Ingress", "qwen3-vl-ingress")["metadata"]["annotations"]
+    longest = max(float(ingress[f"nginx.ingress.kubernetes.io/proxy-{way}-timeout"]) for way in ("read", "send"))
+    for side in ("client", "member"):
+        assert float(annotations[f"loadbalancer.openstack.org/timeout-{side}-data"]) > 1000 * longest
+
+
 def picker_faults(values: Object, m: Manifests, world: World) -> list[str]:
     """Why the endpoint picker would not find the pods, or nothing to go by."""
     pool, extension = values["inferencePool"], values["inferenceExtension"]
@@ -113,9 +123,9 @@ def test_endpoint_picker_fits(renderings: dict[str, Manifests], world: World) ->
     assert not picker_faults(values, m, world)
     # The pool has the name of the chart's release, and the picker's pods carry it.
     (backend,) = m.find("HTTPRoute", "octavo")["spec"]["rules"][0]["backendRefs"]
-    assert backend == {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "octavo"}
+    assert backend == {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "octavo-pool"}
     picker = m.find("NetworkPolicy", "octavo-from-epp")["spec"]["ingress"][0]["from"][0]["podSelector"]
-    assert selects(picker, {"inferencepool": "octavo-epp"})
+    assert selects(picker, {"inferencepool": "octavo-pool-epp"})
 
     def broken(*path_and_value: object) -> Object:
         *path, value = path_and_value

@@ -77,6 +77,8 @@ CUSTOM = [
     ("routing", "PodMonitor", ("selector",), None),
     ("elastic", "ScaledObject", ("triggers", 0, "metadataa"), {}),
     ("elastic", "ScaledObject", ("minReplicaCount",), "none"),
+    ("offline", "ScaledObject", ("fallback", "behavior"), "higher"),
+    ("offline", "ScaledObject", ("fallback", "replica"), 2),
     ("production", "Gateway", ("listeners", 0, "protocol"), "HTTP2"),
     ("production", "HTTPRoute", ("rules", 0, "timeouts", "request"), "300"),
     ("production", "HTTPRoute", ("rules", 0, "backendRef"), []),
@@ -191,6 +193,11 @@ REFUSED = [
     ("autoscaling.minReplicas=9", "larger than autoscaling.maxReplicas"),
     ("autoscaling.type=hpa,autoscaling.minReplicas=0", "cannot scale to zero"),
     ("autoscaling.type=keda,autoscaling.minReplicas=0", "only the ingress controller can count"),
+    ("modelCache.size=50G", "whole Gi or Ti"),
+    ("extraArgs={--port=9000}", "extraArgs: --port is set by a value of its own"),
+    ("extraArgs={--shutdown_timeout=60}", "extraArgs: --shutdown-timeout is set"),
+    ("gpu.runtimeClassName=Nvidia", "/gpu/runtimeClassName"),
+    ("ingress.namespace=", "/ingress/namespace"),
     ("config.port=9000", "this flag is set by a value of its own"),
     ('extraEnv[0].name=OCTAVO_MAX_MODEL_LEN,extraEnv[0].value="1"', "is ignored"),
 ]
@@ -200,6 +207,23 @@ REFUSED = [
 def test_bad_values_are_refused(setting: str, reason: str) -> None:
     done = render.template("--set", setting)
     assert done.returncode != 0 and reason in done.stderr, done.stderr or "it was rendered"
+
+
+@pytest.mark.parametrize(("size", "disk"), [("200Gi", "204Gi"), ("1Ti", "1028Gi")])
+def test_the_disk_grows_with_the_cache(size: str, disk: str) -> None:
+    done = render.template("--set", f"modelCache.size={size}")
+    assert done.returncode == 0, done.stderr
+    (server,) = render.manifests(done.stdout).servers
+    resources = server.containers[0]["resources"]
+    assert [resources[kind]["ephemeral-storage"] for kind in ("requests", "limits")] == [disk, disk]
+
+
+def test_a_fallback_is_within_the_bounds() -> None:
+    for bounds, replicas in (("1,4", 2), ("3,4", 3), ("1,1", 1)):
+        low, high = bounds.split(",")
+        values = f"autoscaling.type=keda,autoscaling.minReplicas={low},autoscaling.maxReplicas={high}"
+        (scaled,) = render.manifests(render.template("--set", values).stdout).of("ScaledObject")
+        assert scaled["spec"]["fallback"]["replicas"] == replicas
 
 
 def test_other_names_do_not_collide() -> None:

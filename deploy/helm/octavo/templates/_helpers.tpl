@@ -48,6 +48,32 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- default (printf "%s-models" (include "octavo.fullname" .)) .Values.modelCache.existingClaim -}}
 {{- end }}
 
+{{/* The InferencePool: the release of its chart, so no name of ours; and what that chart calls its picker. */}}
+{{- define "octavo.pool" -}}
+{{- printf "%s-pool" (include "octavo.fullname" . | trunc 48 | trimSuffix "-") -}}
+{{- end }}
+
+{{- define "octavo.picker" -}}
+{{- printf "%s-epp" (include "octavo.pool" . | trunc 40) -}}
+{{- end }}
+
+{{/* Disk of the node: the cache, if it lies there, and 4Gi for the other volumes, the log and what the runtime writes. */}}
+{{- define "octavo.disk" -}}
+{{- $given := index .Values.resources.requests "ephemeral-storage" -}}
+{{- $size := .Values.modelCache.size -}}
+{{- if $given -}}
+{{- $given -}}
+{{- else if ne .Values.modelCache.type "emptyDir" -}}
+4Gi
+{{- else if regexMatch "^[0-9]+Gi$" $size -}}
+{{- printf "%dGi" (add (trimSuffix "Gi" $size) 4) -}}
+{{- else if regexMatch "^[0-9]+Ti$" $size -}}
+{{- printf "%dGi" (add (mul (trimSuffix "Ti" $size) 1024) 4) -}}
+{{- else -}}
+{{- fail "modelCache.size of an emptyDir is whole Gi or Ti, or resources.requests.ephemeral-storage says what the pod needs" -}}
+{{- end -}}
+{{- end }}
+
 {{/* What no schema can say: values that contradict each other. */}}
 {{- define "octavo.validate" -}}
 {{- $v := .Values -}}
@@ -93,6 +119,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $flag := $variable.name | trimPrefix "OCTAVO_" | lower | replace "_" "-" -}}
 {{- if and (hasPrefix "OCTAVO_" $variable.name) (hasKey $v.config $flag) -}}
 {{- fail (printf "extraEnv.%s is ignored: config.%s wins" $variable.name $flag) -}}
+{{- end -}}
+{{- end -}}
+{{- range $word := $v.extraArgs -}}
+{{- $flag := regexReplaceAll "=.*" $word "" | trimPrefix "--" | replace "_" "-" -}}
+{{- if and (hasPrefix "--" $word) (has $flag (list "config" "model" "host" "port" "shutdown-timeout" "api-key" "hf-token")) -}}
+{{- fail (printf "extraArgs: --%s is set by a value of its own" $flag) -}}
 {{- end -}}
 {{- end -}}
 {{- range $flag := list "model" "host" "port" "shutdown-timeout" "device" "dtype" "api-key" -}}
@@ -161,6 +193,11 @@ capabilities:
           - 169.254.0.0/16
           - 172.16.0.0/12
           - 192.168.0.0/16
+    - ipBlock:
+        cidr: ::/0
+        except:
+          - fc00::/7
+          - fe80::/10
   ports:
     - port: 443
       protocol: TCP

@@ -1,0 +1,55 @@
+"""The query that wakes a deployment from zero and lets it go again, asked of Prometheus' own evaluator."""
+
+import subprocess
+
+import pytest
+import yaml
+
+from places import DEPLOY
+from processes import program
+
+COMPONENT = DEPLOY / "k8s" / "components" / "keda-to-zero" / "kustomization.yaml"
+SERIES = 'nginx_ingress_controller_requests{exported_namespace="octavo", ingress="octavo", status="%s"}'
+
+
+@pytest.fixture(scope="module")
+def query():
+    (patch,) = yaml.safe_load(COMPONENT.read_text())["patches"]
+    added = [step["value"] for step in yaml.safe_load(patch["patch"]) if step["path"].endswith("triggers/-")]
+    return added[0]["metadata"]["query"]
+
+
+def replicas(folder, query, series, minutes):
+    """Whether the query is 1 or 0 at each of these minutes, as promtool says; the series have a value a minute."""
+    expected = [{"eval_time": f"{at}m", "expr": query, "exp_samples": [{"labels": "{}", "value": value}]} for at, value in minutes.items()]
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": expected}
+    path = folder / "test.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [], "evaluation_interval": "1m", "tests": [test]}))
+    done = subprocess.run([program("promtool"), "test", "rules", path], capture_output=True, text=True)
+    return done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_first_request_wakes_and_a_pause_lets_go(query, tmp_path):
+    # The controller has answered other requests long ago; its first 503 begins a series, and there is no other.
+    series = [
+        {"series": SERIES % "200", "values": "7x60"},
+        {"series": SERIES % "503", "values": "_x20 1x40"},
+        {"series": SERIES.replace('"octavo", ingress', '"other", ingress') % "200", "values": "0+5x60"},
+    ]
+    minutes = {15: 0, 20: 1, 29: 1, 31: 0, 45: 0}
+    right, output = replicas(tmp_path, query, series, minutes)
+    assert right, output
+    # What the query was before: it sees no increase.
+    grown = f"sum(increase({(SERIES % '503').replace(', status=' + chr(34) + '503' + chr(34), '')}[10m])) > bool 0"
+    assert not replicas(tmp_path, grown, series, minutes)[0]
+
+
+def test_traffic_keeps_it_awake_at_one(query, tmp_path):
+    series = [{"series": SERIES % "200", "values": "_x5 1+1x20 21x40"}, {"series": SERIES % "503", "values": "_x5 3x60"}]
+    right, output = replicas(tmp_path, query, series, {4: 0, 6: 1, 20: 1, 30: 1, 37: 0})
+    assert right, output
+
+
+def test_without_an_ingress_controller_it_is_zero(query, tmp_path):
+    right, output = replicas(tmp_path, query, [{"series": "up", "values": "1x10"}], {5: 0})
+    assert right, output
