@@ -36,7 +36,7 @@ NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
 # What the server reads besides its flags and OpenTelemetry's variables.
-FURTHER_VARIABLES = {"HF_HOME", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "PYTHONHASHSEED"}
+FURTHER_VARIABLES = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "HF_HOME", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "PYTHONHASHSEED"}
 
 Complaint = tuple[Object, str]
 

@@ -17,6 +17,8 @@ MARGIN = 15
 FOREIGN_METRICS = {"nginx_ingress_controller_requests"}
 # The server's own default.
 DEFAULT_SHUTDOWN_TIMEOUT = 25
+# Seconds for which idle connections are kept: by the server, by ingress-nginx (upstream-keepalive-timeout) and by Envoy.
+DEFAULT_KEEP_ALIVE, NGINX_KEEP_ALIVE, ENVOY_KEEP_ALIVE = 75, 60, 3600
 
 
 # ---- resources
@@ -189,6 +191,17 @@ def streams_are_not_held_back(m: Manifests, _: World) -> Iterator[Complaint]:
     for it in m.of("Ingress"):
         if at(it, "metadata", "annotations", "nginx.ingress.kubernetes.io/proxy-buffering") != "off":
             yield it, "proxy-buffering is not off"
+
+
+@rule
+def idle_connections_outlive_the_proxy(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.servers:
+        for container in it.containers:
+            variable = environment(container).get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", {})
+            kept = float(variable.get("value", DEFAULT_KEEP_ALIVE))
+            for kind, proxy in (("Ingress", NGINX_KEEP_ALIVE), ("HTTPRoute", ENVOY_KEEP_ALIVE)):
+                if m.of(kind) and kept <= proxy:
+                    yield it.object, f"closes an idle connection after {kept:.0f} s, which the proxy keeps for {proxy} s"
 
 
 @rule

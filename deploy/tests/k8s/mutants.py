@@ -315,6 +315,14 @@ def balance() -> None:
     breaks("requests-are-spread", "single-gpu", "the example's cookie", put(("Ingress", "octavo"), *cookie, "cookie"))
     buffering = ("metadata", "annotations", "nginx.ingress.kubernetes.io/proxy-buffering")
     breaks("streams-are-not-held-back", "single-gpu", "a buffer", put(("Ingress", "octavo"), *buffering, "on"))
+    breaks(
+        "idle-connections-outlive-the-proxy",
+        "production",
+        "a minute, and Envoy's an hour",
+        variable("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "75"),
+    )
+    seconds = {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": "5"}
+    breaks("idle-connections-outlive-the-proxy", "single-gpu", "vLLM's own", put(DEPLOYMENT, *SERVER, "env", "+", seconds))
     target = ("spec", "scaleTargetRef", "name")
     breaks("scaling-has-a-target", "routing", "nobody", put(("HorizontalPodAutoscaler", "octavo"), *target, "vllm"))
     breaks("scaling-has-a-target", "elastic", "nobody", put(("ScaledObject", "octavo"), *target, "vllm"))

@@ -1,12 +1,15 @@
 """What others rely on: the article that the overlay ovh-mks stands in for, and the endpoint picker's chart."""
 
 import copy
+import pathlib
+import shutil
 
 import pytest
 import yaml
 
+import lint_operation  # noqa: F401  (its rules join those of lint)
 import render
-from lint import World
+from lint import World, lint
 from manifests import Manifests, Object, Workload, at, environment, selects
 
 # The article's objects, and what its text, its commands and its dashboards say of them.
@@ -90,6 +93,31 @@ def test_the_load_balancer_is_more_patient_than_the_ingress(article: Manifests) 
     longest = max(float(ingress[f"nginx.ingress.kubernetes.io/proxy-{way}-timeout"]) for way in ("read", "send"))
     for side in ("client", "member"):
         assert float(annotations[f"loadbalancer.openstack.org/timeout-{side}-data"]) > 1000 * longest
+
+
+ADDED = {
+    "keys and traces": ("- ../../components/servicemonitor", ["servicemonitor", "api-key", "ingress-nginx-tls", "otel"]),
+    "a gateway": ("- ../../components/ingress-nginx", ["gateway-api", "api-key"]),
+}
+
+
+@pytest.mark.parametrize("case", ADDED)
+def test_what_the_page_offers_can_be_added(case: str, world: World, tmp_path: pathlib.Path) -> None:
+    """Components in the overlay, as mks.md has it, are not undone by the overlay's own patches."""
+    shutil.copytree(render.DEPLOY / "k8s", tmp_path / "k8s")
+    overlay = tmp_path / "k8s" / "overlays" / "ovh-mks"
+    line, components = ADDED[case]
+    lines = (overlay / "kustomization.yaml").read_text().splitlines()
+    place = next(number for number, one in enumerate(lines) if one.strip() == line)
+    lines[place : place + 1] = [f"  - ../../components/{name}" for name in components]
+    (overlay / "kustomization.yaml").write_text("\n".join(lines) + "\n")
+    m = render.manifests(render.kustomize(overlay))
+    assert not lint(m, world)
+    (server,) = m.servers
+    given = environment(server.containers[0])
+    assert given["OCTAVO_API_KEY"]["valueFrom"]["secretKeyRef"]["name"] == "octavo-api-key"
+    assert ("OTEL_SERVICE_NAME" in given) == ("otel" in components)
+    assert "OCTAVO_MODEL" not in given and given["HF_HOME"]["value"] == "/models"
 
 
 def picker_faults(values: Object, m: Manifests, world: World) -> list[str]:

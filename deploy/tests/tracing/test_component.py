@@ -11,7 +11,7 @@ from serving import serving
 
 ENVIRONMENT = DEPLOY / "k8s" / "components" / "otel" / "environment.yaml"
 # What the kubelet fills in.
-FIELDS = {"metadata.name": "octavo-7d9f-x2x", "spec.nodeName": "node-3"}
+FIELDS = {"metadata.name": "octavo-7d9f-x2x", "metadata.namespace": "serve", "spec.nodeName": "node-3"}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_spans_arrive_with_the_pod_s_name(variables, collector):
         assert server.ask(body, traceparent=f"00-{trace}-{'2' * 16}-01", x_request_id=request_id)[0] == 200
         span = collector.span(request_id)
         assert span["Trace ID"] == trace
-        names = ("service.name", "k8s.pod.name", "k8s.node.name")
+        names = ("service.name", "k8s.pod.name", "k8s.namespace.name", "k8s.node.name")
         assert [span["resource"][name] for name in names] == ["octavo", *FIELDS.values()]
         assert not [span for span in collector.spans() if span.get("Trace ID") == dropped]
     assert all(isinstance(json.loads(line), dict) for line in server.log)
