@@ -226,6 +226,16 @@ def test_a_fallback_is_within_the_bounds() -> None:
         assert scaled["spec"]["fallback"]["replicas"] == replicas
 
 
+def test_another_job_has_another_name() -> None:
+    """A Job cannot be changed, and an upgrade that tries to fails."""
+    preload = "modelCache.type=pvc,modelCache.preload=true"
+    changes = ("model=a/b", "image.tag=0.2.0", "hub.tokenSecret=other", "image.pullPolicy=Always", "imagePullSecrets[0].name=x")
+    jobs = [render.manifests(render.template("--set", f"{preload},{one}").stdout).of("Job")[0] for one in ("replicas=2", *changes)]
+    assert len({job["metadata"]["name"] for job in jobs}) == len(jobs)
+    same = render.manifests(render.template("--set", f"{preload},replicas=3").stdout).of("Job")[0]
+    assert same == jobs[0]
+
+
 def test_other_names_do_not_collide() -> None:
     """Two releases in one namespace have no object and no pod in common."""
     values = render.VALUES / "production.yaml"
