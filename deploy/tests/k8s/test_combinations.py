@@ -1,0 +1,67 @@
+"""Values of the chart in combinations that nobody has written down: refused with a sentence, or as sound as the others."""
+
+import random
+import re
+import subprocess
+
+import kubernetes_validate
+import pytest
+
+import crds
+import lint_operation  # noqa: F401  (its rules join those of lint)
+import render
+from lint import World, lint
+
+# Settings that stand together, to choose one from each.
+CHOICES = [
+    ["", "gateway.enabled=true", "gateway.enabled=true,gateway.host=a.example,gateway.tlsSecret=octavo-tls"],
+    ["", "gateway.inferencePool=true", "gateway.inferencePool=true,kvEvents.enabled=true"],
+    ["", "ingress.enabled=true", "ingress.enabled=true,ingress.host=a.example,ingress.tlsSecret=octavo-tls"],
+    ["", "apiKey.secret=octavo-api-key"],
+    ["", "", "podTls.secret=octavo-pod-tls"],
+    ["", "metrics.monitor=service", "metrics.monitor=pod"],
+    ["", "otel.endpoint=http://otel-collector.observability:4317"],
+    ["", "autoscaling.type=hpa", "autoscaling.type=keda", "autoscaling.type=keda,autoscaling.minReplicas=0"],
+    ["", "modelCache.type=pvc", "modelCache.type=clone", "modelCache.type=hostPath"],
+    ["", "modelCache.preload=true"],
+    ["", "modelCache.accessMode=ReadWriteOnce"],
+    ["", "modelCache.size=300Gi", "modelCache.size=1Ti"],
+    ["", "strategy.type=surge", "strategy.type=recreate,replicas=1"],
+    ["", "gpu.enabled=false", "gpu.sm70=true,gpu.runtimeClassName=nvidia"],
+    ["", "spread.nodes=require", "spread.zones=true"],
+    ["", "hub.offline=true"],
+    ["", "podDisruptionBudget.enabled=false"],
+    ["", "service.port=80"],
+    ["", "requestTimeoutSeconds=60,shutdown.timeoutSeconds=90,shutdown.preStopSeconds=20"],
+    ["", "fullnameOverride=a-name-that-is-as-long-as-a-name-of-an-object-may-well-be-here"],
+]
+SAMPLES = 48
+
+
+def drawn(seed: int) -> tuple[list[str], subprocess.CompletedProcess[str]]:
+    """Settings, and what the chart makes of them."""
+    draw = random.Random(seed)
+    settings = [one for one in (draw.choice(options) for options in CHOICES) if one]
+    return settings, render.template(*(word for one in settings for word in ("--set", one)))
+
+
+@pytest.mark.parametrize("seed", range(SAMPLES))
+def test_a_combination_is_sound_or_refused(seed: int, world: World) -> None:
+    settings, done = drawn(seed)
+    if done.returncode != 0:
+        # A sentence of the chart's own, and no fault of a template.
+        assert re.search(r"execution error at \(octavo/templates/\S+\): [a-zA-Z]", done.stderr), done.stderr
+        return
+    m = render.manifests(done.stdout)
+    # The cache that goes with the pod is the default.
+    waived = [] if any("modelCache.type" in one for one in settings) else ["model-cache-outlives-the-pod"]
+    assert lint(m, world, waived) == [], settings
+    for it in m.objects:
+        if it["kind"] in crds.KINDS:
+            crds.validate(it)
+        else:
+            kubernetes_validate.validate(it, "1.34", strict=True)
+
+
+def test_enough_of_them_are_rendered() -> None:
+    assert sum(drawn(seed)[1].returncode == 0 for seed in range(SAMPLES)) >= SAMPLES // 4
