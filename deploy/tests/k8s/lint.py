@@ -271,6 +271,12 @@ def variables_are_defined(m: Manifests, _: World) -> Iterator[Complaint]:
             line = " ".join([*container.get("command", []), *container.get("args", [])])
             for name in set(re.findall(r"(?<!\$)\$\(([^)]+)\)", line)) - environment(container).keys():
                 yield it.object, f"$({name}) is not defined"
+            # One variable may refer to another that stands before it; otherwise the reference stays as it is.
+            before: set[str] = set()
+            for variable in container.get("env", []):
+                for name in set(re.findall(r"(?<!\$)\$\(([^)]+)\)", variable.get("value", ""))) - before:
+                    yield it.object, f"{variable['name']}: $({name}) is defined later, or nowhere"
+                before.add(variable["name"])
 
 
 @rule

@@ -182,6 +182,11 @@ def references() -> None:
     breaks("references-exist", "ovh-mks", "no key of the article", drop(("ConfigMap", "vllm-config"), "data", "dtype"))
     variable = put(DEPLOYMENT, *SERVER, "args", "+", "--dtype=$(DTYPE)")
     breaks("variables-are-defined", "production", "a variable that nobody sets", variable)
+
+    def last_first(m: Manifests) -> None:
+        named(m, *DEPLOYMENT)["spec"]["template"]["spec"]["containers"][0]["env"].reverse()
+
+    breaks("variables-are-defined", "routing", "a variable that is set too late", last_first)
     breaks(
         "mounts-have-volumes",
         "production",
