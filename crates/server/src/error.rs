@@ -88,6 +88,11 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "Bad Request", message)
     }
 
+    /// 400: plain HTTP on a port of TLS.
+    pub(crate) fn plain_http() -> Self {
+        Self::bad_request("This port takes HTTPS, and the request came as plain HTTP: ask https:// instead.")
+    }
+
     /// 404: not one of the served models.
     pub(crate) fn model_not_found(model: &str, aliases: &[String]) -> Self {
         let message = format!("The model `{}` does not exist. Valid aliases: {}.", cut(model), aliases.join(", "));

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use crate::config::{ConnectionLimits, TlsConfig};
+use crate::error::ApiError;
 use crate::stall::StallGuard;
 use crate::tls::{Tls, TlsError};
 
@@ -30,9 +31,6 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a client that is turned away may take to hang up.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The answer to plain HTTP where TLS is expected.
-const PLAIN_HTTP: &str = r#"{"error":{"message":"This port takes HTTPS, and the request came as plain HTTP: ask https:// instead.","type":"BadRequestError","param":null,"code":400}}"#;
 
 /// A listening socket. Dropped, it listens no more, and a Unix socket's file is removed.
 pub struct Listener {
@@ -228,13 +226,13 @@ impl Stream {
 /// Answers a client that speaks plain HTTP in what it understands. The handshake would send an alert of TLS, over which
 /// nginx leaves its client waiting until that gives up.
 async fn turn_away(mut socket: Connection) -> io::Result<()> {
-    let length = PLAIN_HTTP.len();
+    let error = ApiError::plain_http();
+    let body = serde_json::to_string(&error.body())?;
+    let (status, length) = (error.status(), body.len());
     let head = format!(
-        "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
-         connection: close\r\n\r\n"
+        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
     );
-    socket.write_all(head.as_bytes()).await?;
-    socket.write_all(PLAIN_HTTP.as_bytes()).await?;
+    socket.write_all((head + &body).as_bytes()).await?;
     socket.shutdown().await?;
     // Closed with bytes unread the connection would be reset, and the answer could be lost on its way.
     let mut rest = [0; 4096];
