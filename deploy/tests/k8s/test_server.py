@@ -105,6 +105,16 @@ def test_command_lines_that_are_not_understood_are_noticed(
     assert run(octavo, arguments, given).returncode == 2
 
 
+def test_an_empty_secret_opens_no_server(
+    renderings: dict[str, Manifests], octavo: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    m = renderings["kustomize production"]
+    arguments, given = prepared(m, m.servers[0], tmp_path)
+    for key in ("", " "):
+        done = run(octavo, arguments, {**given, "OCTAVO_API_KEY": key})
+        assert done.returncode == 1 and "holds no key" in done.stderr, done.stderr
+
+
 def status(server: Server, path: str, key: str | None = None, context: ssl.SSLContext | None = None) -> int:
     """What a path is answered; over TLS, by a server that `context` takes for octavo's."""
     connection = (

@@ -21,6 +21,7 @@ use crate::serve::model::LoadedModel;
 
 /// Seconds a connection is kept open between requests.
 const KEEP_ALIVE: &str = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE";
+const API_KEY: &str = "OCTAVO_API_KEY";
 
 /// Keys of `--structured-outputs-config` that change nothing: one library compiles all grammars, and strictly.
 const STRUCTURED_NO_EFFECT: [&str; 3] = ["backend", "disable_fallback", "enable_in_reasoning"];
@@ -80,7 +81,7 @@ impl Settings {
             ..api_config(&args.compose.chat)?
         };
         Ok(Self {
-            api_keys: network.api_key.clone(),
+            api_keys: api_keys(network, environment)?,
             connection: connection(network, environment)?,
             shutdown_timeout: Duration::from_secs_f64(network.shutdown_timeout),
             shutdown_lag: Duration::from_secs_f64(network.shutdown_lag),
@@ -120,6 +121,14 @@ impl Settings {
         let (kv_events, prefix_seed) = (kv_events(&args.engine, environment)?, prefix_seed(environment));
         Ok(Self { api: api_config(&args.chat)?, traces, kv_events, prefix_seed, ..Self::default() })
     }
+}
+
+fn api_keys(network: &NetworkArgs, environment: &Environment<'_>) -> Result<Vec<String>> {
+    // A secret that came out empty must not open the server to everyone. vLLM's variable may be empty, as it may with vLLM.
+    if environment(API_KEY).is_some() && network.api_key.iter().all(|key| key.trim().is_empty()) {
+        bail!("{API_KEY} is set and holds no key: unset it to serve everyone without one");
+    }
+    Ok(network.api_key.clone())
 }
 
 /// What a connection may take.

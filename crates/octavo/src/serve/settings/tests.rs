@@ -122,6 +122,18 @@ fn the_keep_alive_time_is_a_variable() {
 }
 
 #[test]
+fn an_empty_secret_opens_no_server() {
+    for value in ["", " ", "\n"] {
+        let set = move |name: &str| (name == API_KEY).then(|| value.to_owned());
+        let error = Settings::of_server(&args(&[]), &set).unwrap_err().to_string();
+        assert!(error.contains("OCTAVO_API_KEY is set and holds no key"), "{error}");
+        assert!(Settings::of_server(&args(&["--api-key", "k"]), &set).is_ok());
+        let vllms = move |name: &str| (name == "VLLM_API_KEY").then(|| value.to_owned());
+        assert!(Settings::of_server(&args(&[]), &vllms).is_ok());
+    }
+}
+
+#[test]
 fn bodies_as_large_as_allowed_have_room() {
     let of = |line: &[&str]| Settings::of_server(&args(line), &|_: &str| None).unwrap().connection;
     assert_eq!(of(&[]), ConnectionLimits::default());
