@@ -104,6 +104,8 @@ fn what_the_library_does_not_multiply_our_own_kernels_do() {
         (backend.logits().unwrap(), control.calls("cublasLtMatmul"))
     };
     let (expected, products) = run(None);
+    // Four products a layer and the logits; and before, each algorithm once: with a bias, without, and in f32.
+    assert_eq!(products, 2 * 4 + 1 + 3);
     // The first product's plan for 48 rows; and the first algorithm, whatever it is for.
     for (function, after) in [("cublasLtMatmulAlgoGetHeuristic", 2), ("cublasLtMatmul", 0)] {
         let (found, fewer) = run(Some((function, after)));
