@@ -1,7 +1,7 @@
 // Decode attention over the paged cache: one query a sequence. It reads each key and value once and is bound by that, so
 // - all query heads of a KV head share what is loaded,
-// - a long sequence is cut into splits, which different CTAs work on; a split has a fixed size, so a sequence's sums are the
-//   same whatever else is in the batch,
+// - a long sequence is cut into splits, which different CTAs work on; their size hangs on the sequence's length alone, so its sums are
+//   the same whatever else is in the batch,
 // - the CTA that ends last merges the splits, always in their order: who that is changes nothing.
 // (Split-KV decoding and its merge are FlashDecoding's and FlashInfer's idea.)
 //
@@ -57,26 +57,28 @@ struct Split {
     u32 number;      // of the split within its sequence
     u32 partial;     // where its partial result belongs
     u32 row;         // of the query
-    u32 begin, end;  // keys
+    u32 start;       // the first key of the split, seen or not
+    u32 begin, end;  // keys that are seen
     u32 first;       // the first split that the query sees anything of
     u32 count;       // splits from there on; none of them is empty unless the sequence is
     u32 kv_head;
     u32 head, heads;  // query heads
 
     template <int HEADS>
-    static DEVICE Split of(const PagedDecodeParams& params, u32 item) {
-        const AttentionParams& p = params.attention;
+    static DEVICE Split of(const AttentionParams& p, u32 item) {
         const uint4 work = ((const uint4*)p.plan)[1 + item];
         Split s;
         s.sequence = work.x;
         s.number = work.y;
         s.partial = work.z;
         s.row = p.query_start[s.sequence];
+        const u32 tokens = work.w;
         const u32 length = p.seq_lens[s.sequence], seen = length ? first_key(p, length - 1) : 0;
-        s.begin = max(s.number * params.split_tokens, seen);
-        s.end = min((s.number + 1) * params.split_tokens, length);
-        s.first = seen / params.split_tokens;
-        s.count = max((length + params.split_tokens - 1) / params.split_tokens, 1u) - s.first;
+        s.start = s.number * tokens;
+        s.begin = max(s.start, seen);
+        s.end = min(s.start + tokens, length);
+        s.first = seen / tokens;
+        s.count = max((length + tokens - 1) / tokens, 1u) - s.first;
         const u32 group = p.q_heads / p.kv_heads, tiles = (group + HEADS - 1) / HEADS;
         s.kv_head = blockIdx.y / tiles;
         const u32 offset = blockIdx.y % tiles * HEADS;
@@ -88,7 +90,7 @@ struct Split {
 
 // The softmax of a team over its keys of the split. `blocks` are the split's, in shared memory.
 template <int D, int HEADS, int LANES, class T>
-DEVICE void attend(const AttentionParams& p, const Split& s, const Cache<T>& k, const Cache<T>& v, u32 split_begin,
+DEVICE void attend(const AttentionParams& p, const Split& s, const Cache<T>& k, const Cache<T>& v,
                    Softmax<HEADS, WIDE<T>>& softmax) {
     constexpr u32 N = WIDE<T>, TEAMS = 32 / LANES;
     // Keys that a lane has in flight.
@@ -113,66 +115,115 @@ DEVICE void attend(const AttentionParams& p, const Split& s, const Cache<T>& k, 
         for (u32 j = 0; j < DEPTH; ++j) {
             const u32 key = step + (warp_id() * DEPTH + j) * TEAMS + team;
             valid[j] = key >= s.begin && key < s.end;
-            keys[j] = values[j] = Vec<T, N>();
-            if (valid[j] && holds) {
-                keys[j] = load_once(k.at(key - split_begin) + part);
-                values[j] = load_once(v.at(key - split_begin) + part);
-            }
+            // What is not valid is not read, but its address is looked up.
+            const u32 at = min(max(key, s.begin), s.end - 1) - s.start;
+            keys[j] = load_once_if(k.at(at) + part, valid[j] && holds);
+            values[j] = load_once_if(v.at(at) + part, valid[j] && holds);
         }
+        float scores[HEADS][DEPTH];
 #pragma unroll
-        for (u32 h = 0; h < HEADS; ++h) {
-            float scores[DEPTH], next = softmax.largest[h];
+        for (u32 j = 0; j < DEPTH; ++j) {
 #pragma unroll
-            for (u32 j = 0; j < DEPTH; ++j) {
+            for (u32 h = 0; h < HEADS; ++h) {
                 float product = 0.0f;
 #pragma unroll
                 for (u32 i = 0; i < N; ++i) product += q[h][i] * to_float(keys[j].x[i]);
-                product = warp_sum<LANES>(product);
-                scores[j] = valid[j] ? score_of(p, product) : minus_infinity();
-                next = fmaxf(next, scores[j]);
+                scores[h][j] = warp_sum<LANES>(product);
+            }
+        }
+        score(p, scores);
+#pragma unroll
+        for (u32 h = 0; h < HEADS; ++h) {
+            float next = softmax.largest[h];
+#pragma unroll
+            for (u32 j = 0; j < DEPTH; ++j) {
+                scores[h][j] = valid[j] ? scores[h][j] : minus_infinity();
+                next = fmaxf(next, scores[h][j]);
             }
             softmax.raise(h, next);
 #pragma unroll
             for (u32 j = 0; j < DEPTH; ++j) {
-                const float weight = exp2_fast(scores[j] - next);
-                softmax.sum[h] += weight;
+                scores[h][j] = exp2_fast(scores[h][j] - next);
+                softmax.sum[h] += scores[h][j];
+            }
+        }
 #pragma unroll
-                for (u32 i = 0; i < N; ++i) softmax.out[h][i] += weight * to_float(values[j].x[i]);
+        for (u32 j = 0; j < DEPTH; ++j) {
+#pragma unroll
+            for (u32 i = 0; i < N; ++i) {
+                const float value = to_float(values[j].x[i]);
+#pragma unroll
+                for (u32 h = 0; h < HEADS; ++h) softmax.out[h][i] += scores[h][j] * value;
             }
         }
     }
 }
 
-// Whether this CTA is the last of `count` to come here with the ticket; its threads then see what the others wrote.
+// Whether this CTA is the last of `count` to come here with the ticket; its threads then see what the others wrote, by
+// load_fresh. One thread's fences do for all of a CTA: what a barrier has put before a fence, the fence carries along.
 DEVICE bool is_last(u32* ticket, u32 count, u32* flag) {
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
+        __threadfence();
         *flag = atomicAdd(ticket, 1u) == count - 1;
+        __threadfence();
         // Nobody else comes: it is ready for the next launch.
         if (*flag) *ticket = 0;
     }
     __syncthreads();
-    const bool last = *flag;
-    __threadfence();
-    return last;
+    return *flag;
 }
 
-// The output of head `head`, element `d`, from all splits of a sequence, in their order.
+// QUAD neighbouring elements of a head are one thread's.
+constexpr u32 QUAD = 4;
+
+// What a sequence, or a part of one, adds up to: for a head the maximum and the sum, and of its output a quad.
+struct Merged {
+    float largest = LOWEST, sum = 0.0f, out[QUAD] = {};
+
+    // Adds a part to those before.
+    DEVICE void add(float maximum, float weights, const Vec<float, QUAD>& part) {
+        const float next = fmaxf(largest, maximum), old = exp2_fast(largest - next), scale = exp2_fast(maximum - next);
+        largest = next;
+        sum = sum * old + weights * scale;
+#pragma unroll
+        for (u32 i = 0; i < QUAD; ++i) out[i] = out[i] * old + part.x[i] * scale;
+    }
+
+    // The output, which is 0 where there is no key; NaN stays NaN.
+    template <class T>
+    DEVICE void write(T* output) const {
+        const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+        Vec<T, QUAD> result;
+#pragma unroll
+        for (u32 i = 0; i < QUAD; ++i) result.x[i] = from_float<T>(out[i] * inverse);
+        store(output, result);
+    }
+};
+
+// All splits of a sequence, in their order: of head `head`, from element `d` on.
 template <int D>
-DEVICE float merged(const PagedDecodeParams& params, const Split& s, u32 head, u32 d) {
+DEVICE Merged merged_splits(const PagedDecodeParams& params, const Split& s, u32 head, u32 d) {
+    // Splits that are loaded at once: one after the other, each would wait for memory.
+    constexpr u32 AHEAD = 8;
     const u64 heads = params.attention.q_heads;
     const u64 start = (u64)(s.partial - (s.number - s.first)) * heads + head;
-    float largest = LOWEST, sum = 0.0f, out = 0.0f;
-    for (u32 i = 0; i < s.count; ++i) {
-        const u64 at = start + i * heads;
-        const float next = fmaxf(largest, load_fresh(params.partial_sums + 2 * at));
-        const float old = exp2_fast(largest - next), add = exp2_fast(load_fresh(params.partial_sums + 2 * at) - next);
-        sum = sum * old + load_fresh(params.partial_sums + 2 * at + 1) * add;
-        out = out * old + load_fresh(params.partial_out + at * D + d) * add;
-        largest = next;
+    Merged all;
+    for (u32 first = 0; first < s.count; first += AHEAD) {
+        Vec<float, 2> sums[AHEAD];
+        Vec<float, QUAD> outs[AHEAD];
+#pragma unroll
+        for (u32 j = 0; j < AHEAD; ++j) {
+            const u64 at = start + min(first + j, s.count - 1) * heads;
+            sums[j] = load_fresh<2>(params.partial_sums + 2 * at);
+            outs[j] = load_fresh<QUAD>(params.partial_out + at * D + d);
+        }
+#pragma unroll
+        for (u32 j = 0; j < AHEAD; ++j) {
+            if (first + j < s.count) all.add(sums[j].x[0], sums[j].x[1], outs[j]);
+        }
     }
-    return sum > 0.0f ? out / sum : 0.0f;
+    return all;
 }
 
 // The CTA's warps, each of them with the same result in all of its teams.
@@ -193,15 +244,15 @@ struct WarpResults {
         }
     }
 
-    // Maximum, sum and output of element d of head h, over the warps in their order.
-    DEVICE void merge(u32 h, u32 d, float& largest, float& sum, float& out) const {
-        largest = LOWEST, sum = out = 0.0f;
-        for (u32 w = 0; w < DECODE_WARPS; ++w) largest = fmaxf(largest, maxima[w * HEADS + h]);
+    // Head h from element d on, over the warps in their order.
+    DEVICE Merged merge(u32 h, u32 d) const {
+        Merged all;
+#pragma unroll
         for (u32 w = 0; w < DECODE_WARPS; ++w) {
-            const float weight = exp2_fast(maxima[w * HEADS + h] - largest);
-            sum += sums[w * HEADS + h] * weight;
-            out += outs[(w * HEADS + h) * D + d] * weight;
+            const u32 at = w * HEADS + h;
+            all.add(maxima[at], sums[at], load<QUAD>(outs + at * D + d));
         }
+        return all;
     }
 };
 
@@ -219,37 +270,37 @@ DEVICE void paged_decode(const PagedDecodeParams& params) {
     WarpResults<D, HEADS> results{outs, maxima, sums};
 
     for (u32 item = blockIdx.x; item < p.plan[0]; item += gridDim.x) {
-        const Split s = Split::of<HEADS>(params, item);
+        const Split s = Split::of<HEADS>(p, item);
         if (s.number < s.first) continue;
-        const u32 split_begin = s.number * params.split_tokens;
-        const u32* table = p.block_table + (u64)s.sequence * p.table_stride + split_begin / KV_BLOCK;
-        const u32 first_block = s.begin / KV_BLOCK - split_begin / KV_BLOCK;
-        for (u32 i = first_block + threadIdx.x; split_begin + i * KV_BLOCK < s.end; i += DECODE_THREADS) blocks[i] = table[i];
+        const u32* table = p.block_table + (u64)s.sequence * p.table_stride + s.start / KV_BLOCK;
+        const u32 first_block = (s.begin - s.start) / KV_BLOCK;
+        for (u32 i = first_block + threadIdx.x; s.start + i * KV_BLOCK < s.end; i += DECODE_THREADS) blocks[i] = table[i];
         __syncthreads();
 
         Softmax<HEADS, N> softmax;
         const Cache<T> k(p, p.k_cache, blocks, s.kv_head, D), v(p, p.v_cache, blocks, s.kv_head, D);
-        attend<D, HEADS, LANES>(p, s, k, v, split_begin, softmax);
+        attend<D, HEADS, LANES>(p, s, k, v, softmax);
         softmax.template merge_teams<LANES>();
         results.put(softmax);
         __syncthreads();
 
         T* const output = (T*)p.out + ((u64)s.row * p.q_heads + s.head) * D;
-        for (u32 i = threadIdx.x; i < s.heads * D; i += DECODE_THREADS) {
+        for (u32 i = threadIdx.x * QUAD; i < s.heads * D; i += DECODE_THREADS * QUAD) {
             const u32 h = i / D, d = i % D;
-            float largest, sum, out;
-            results.merge(h, d, largest, sum, out);
+            const Merged split = results.merge(h, d);
             if (s.count == 1) {
-                output[i] = from_float<T>(sum > 0.0f ? out / sum : 0.0f);
-            } else {
-                const u64 at = (u64)s.partial * p.q_heads + s.head + h;
-                params.partial_out[at * D + d] = out;
-                if (d == 0) params.partial_sums[2 * at] = largest, params.partial_sums[2 * at + 1] = sum;
+                split.write(output + i);
+                continue;
             }
+            const u64 at = (u64)s.partial * p.q_heads + s.head + h;
+            Vec<float, QUAD> out;
+            for (u32 e = 0; e < QUAD; ++e) out.x[e] = split.out[e];
+            store(params.partial_out + at * D + d, out);
+            if (d == 0) params.partial_sums[2 * at] = split.largest, params.partial_sums[2 * at + 1] = split.sum;
         }
         if (s.count > 1 && is_last(params.tickets + (u64)s.sequence * gridDim.y + blockIdx.y, s.count, flag)) {
-            for (u32 i = threadIdx.x; i < s.heads * D; i += DECODE_THREADS) {
-                output[i] = from_float<T>(merged<D>(params, s, s.head + i / D, i % D));
+            for (u32 i = threadIdx.x * QUAD; i < s.heads * D; i += DECODE_THREADS * QUAD) {
+                merged_splits<D>(params, s, s.head + i / D, i % D).write(output + i);
             }
         }
         __syncthreads();

@@ -48,7 +48,7 @@ DEVICE void paged_attention(const AttentionParams& p) {
             const T* vector = k.at(key);
             float product = 0.0f;
             for (u32 i = 0; i < size; ++i) product += query[i] * to_float(vector[i]);
-            score = score_of(p, product);
+            score = p.softcap > 0.0f ? capped(p, product) : scaled(p, product);
         }
         const float next = fmaxf(largest, block_max(score, scratch));
         const float shrink = exp2_fast(largest - next), weight = exp2_fast(score - next);

@@ -64,16 +64,21 @@ struct PrefillWarp {
 
     // Turns scores into weights relative to the new maximum, which sum and output follow.
     DEVICE void soften(const AttentionParams& p, const PrefillTile& tile, u32 key) {
-        const bool all = tile.all_see(p, key, KEYS);
+        score(p, scores);
+        if (!tile.all_see(p, key, KEYS)) {
+#pragma unroll
+            for (u32 n = 0; n < KEYS / 8; ++n) {
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) {
+                    if (!tile.sees(p, query(i / 2), key + n * 8 + lane_id() % 4 * 2 + i % 2)) scores[n][i] = minus_infinity();
+                }
+            }
+        }
         float next[2] = {largest[0], largest[1]};
 #pragma unroll
         for (u32 n = 0; n < KEYS / 8; ++n) {
 #pragma unroll
-            for (u32 i = 0; i < 4; ++i) {
-                const bool seen = all || tile.sees(p, query(i / 2), key + n * 8 + lane_id() % 4 * 2 + i % 2);
-                scores[n][i] = seen ? score_of(p, scores[n][i]) : minus_infinity();
-                next[i / 2] = fmaxf(next[i / 2], scores[n][i]);
-            }
+            for (u32 i = 0; i < 4; ++i) next[i / 2] = fmaxf(next[i / 2], scores[n][i]);
         }
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
@@ -134,13 +139,20 @@ struct PrefillWarp {
 // Starts the copy of ROWS rows of D elements, of which row r begins at `row(r)`; rows outside begin .. end are zeros.
 template <u32 ROWS, int D, class T, class Row>
 DEVICE void copy_rows(T* shared, u32 begin, u32 end, Row row) {
-    constexpr u32 PIECES = D / WIDE<T>;
+    constexpr u32 PIECES = D / WIDE<T>, EACH = ROWS * PIECES / PREFILL_THREADS;
+    static_assert(ROWS * PIECES % PREFILL_THREADS == 0, "threads copy equally many pieces");
+    // Rows are looked up before anything is copied, and without a branch: no lookup waits for another. What is not valid is not read,
+    // but its address must be one.
+    const T* from[EACH];
 #pragma unroll
-    for (u32 i = threadIdx.x; i < ROWS * PIECES; i += PREFILL_THREADS) {
-        const u32 r = i / PIECES, column = i % PIECES * WIDE<T>;
-        const bool valid = r >= begin && r < end;
-        // What is not valid is not read, but its address must be one.
-        cp_async_16(shared + r * (D + 8) + column, row(valid ? r : begin) + column, valid);
+    for (u32 i = 0; i < EACH; ++i) {
+        const u32 at = i * PREFILL_THREADS + threadIdx.x;
+        from[i] = row(min(max(at / PIECES, begin), end - 1)) + at % PIECES * WIDE<T>;
+    }
+#pragma unroll
+    for (u32 i = 0; i < EACH; ++i) {
+        const u32 at = i * PREFILL_THREADS + threadIdx.x, r = at / PIECES;
+        cp_async_16(shared + r * (D + 8) + at % PIECES * WIDE<T>, from[i], r >= begin && r < end);
     }
     cp_async_commit();
 }

@@ -3,7 +3,8 @@
 // than it takes factors in, so weights pass through shared memory.
 //
 // One instruction is four products of 8x8x4. Here they are the quarters of a 16x16x4: product q (lanes with lane / 4 % 4 == q)
-// is rows 8 * (q / 2) and columns 8 * (q % 2).
+// is the rows whose bit 2 is q / 2, and the columns whose bit 2 is q % 2. So eight lanes that load together have eight neighbouring
+// rows, which lie in different banks; were the quarters halves of rows and columns, row r and r + 8 would meet in one.
 #include "attention.h"
 
 constexpr u32 VOLTA_THREADS = 128;
@@ -19,13 +20,12 @@ struct VoltaWarp {
     float largest[2] = {LOWEST, LOWEST};
     float sum[2] = {};  // this lane's columns only
 
-    // Of the left factor's rows, and of the right factor's columns, the one whose fragment the lane holds.
-    static DEVICE u32 fragment() { return lane_id() % 4 + lane_id() / 16 * 4; }
-    static DEVICE u32 row_half() { return lane_id() / 8 % 2 * 8; }
-    static DEVICE u32 column_half() { return lane_id() / 4 % 2 * 8; }
+    // The row of the left factor, and the column of the right one, whose fragment the lane holds.
+    static DEVICE u32 left_row() { return lane_id() % 4 + lane_id() / 8 % 2 * 4 + lane_id() / 16 * 8; }
+    static DEVICE u32 right_column() { return lane_id() % 8 + lane_id() / 16 * 8; }
     // Where element i of a sum lies in its 16x16.
-    static DEVICE u32 row(u32 i) { return row_half() + lane_id() % 2 + (i & 2) + lane_id() / 16 * 4; }
-    static DEVICE u32 column(u32 i) { return column_half() + (i & 4) + (lane_id() & 2) + (i & 1); }
+    static DEVICE u32 row(u32 i) { return lane_id() % 2 + (i & 2) + lane_id() / 8 % 2 * 4 + lane_id() / 16 * 8; }
+    static DEVICE u32 column(u32 i) { return (i & 1) + (lane_id() & 6) + (i & 4) * 2; }
     static DEVICE u32 query(u32 i) { return warp_id() * 16 + row(i); }
 
     DEVICE void multiply_keys(const f16* queries, const f16* keys) {
@@ -33,8 +33,8 @@ struct VoltaWarp {
         for (u32 n = 0; n < VOLTA_KEYS / 16; ++n) {
             for (u32 i = 0; i < 8; ++i) scores[n][i] = 0.0f;
         }
-        const f16* left = queries + (warp_id() * 16 + row_half() + fragment()) * STRIDE;
-        const f16* right = keys + (column_half() + fragment()) * STRIDE;
+        const f16* left = queries + (warp_id() * 16 + left_row()) * STRIDE;
+        const f16* right = keys + right_column() * STRIDE;
 #pragma unroll
         for (u32 k = 0; k < D; k += 8) {
             const Vec<u32, 4> a = load<4>((const u32*)(left + k));
@@ -50,16 +50,21 @@ struct VoltaWarp {
     // Turns scores into weights relative to the new maximum, which sum and output follow. The lanes that differ in bits 1 and 2
     // of their number hold columns of the same rows: of those that elements i with bit 1 clear, or set, lie in.
     DEVICE void soften(const AttentionParams& p, const PrefillTile& tile, u32 key) {
-        const bool all = tile.all_see(p, key, VOLTA_KEYS);
+        score(p, scores);
+        if (!tile.all_see(p, key, VOLTA_KEYS)) {
+#pragma unroll
+            for (u32 n = 0; n < VOLTA_KEYS / 16; ++n) {
+#pragma unroll
+                for (u32 i = 0; i < 8; ++i) {
+                    if (!tile.sees(p, query(i), key + n * 16 + column(i))) scores[n][i] = minus_infinity();
+                }
+            }
+        }
         float next[2] = {largest[0], largest[1]};
 #pragma unroll
         for (u32 n = 0; n < VOLTA_KEYS / 16; ++n) {
 #pragma unroll
-            for (u32 i = 0; i < 8; ++i) {
-                const bool seen = all || tile.sees(p, query(i), key + n * 16 + column(i));
-                scores[n][i] = seen ? score_of(p, scores[n][i]) : minus_infinity();
-                next[i / 2 % 2] = fmaxf(next[i / 2 % 2], scores[n][i]);
-            }
+            for (u32 i = 0; i < 8; ++i) next[i / 2 % 2] = fmaxf(next[i / 2 % 2], scores[n][i]);
         }
         float shrink[2];
 #pragma unroll
@@ -91,13 +96,13 @@ struct VoltaWarp {
         for (u32 n = 0; n < VOLTA_KEYS / 16; ++n) {
 #pragma unroll
             for (u32 i = 0; i < 8; i += 2) {
-                u32* pair = (u32*)(weights + row(i) * WEIGHTS + n * 16 + column(i));
-                *pair = pack_pair<f16>(scores[n][i], scores[n][i + 1]);
+                Vec<u32, 1> pair = {pack_pair<f16>(scores[n][i], scores[n][i + 1])};
+                store((u32*)(weights + row(i) * WEIGHTS + n * 16 + column(i)), pair);
             }
         }
         __syncwarp();
-        const f16* left = weights + (row_half() + fragment()) * WEIGHTS;
-        const f16* right = values + lane_id() % 4 * STRIDE + column_half() + lane_id() / 16 * 4;
+        const f16* left = weights + left_row() * WEIGHTS;
+        const f16* right = values + lane_id() % 4 * STRIDE + right_column() / 4 * 4;
 #pragma unroll
         for (u32 k = 0; k < VOLTA_KEYS; k += 4) {
             const Vec<u32, 2> a = load<2>((const u32*)(left + k));

@@ -37,8 +37,5 @@ DEVICE void gemm_f32(const LinearParams& p) {
         }
         __syncthreads();
     }
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i)
-#pragma unroll
-        for (u32 j = 0; j < 4; j += 2) write_output_pair<float>(p, m0 + row + i, n0 + col + j, sums[i][j], sums[i][j + 1]);
+    write_pairs<float>(p, (float (&)[8][2])sums, [&](u32 i) { return make_uint2(m0 + row + i / 2, n0 + col + i % 2 * 2); });
 }

@@ -8,10 +8,12 @@
 // Starts copying a stage: the inputs from `k0` on of ROWS rows of a matrix [rows, k], from `row0` on. Zeros beyond the matrix.
 template <u32 ROWS, u32 THREADS, class T>
 DEVICE void fill_stage(T* stage, const T* matrix, u32 rows, u32 k, u32 row0, u32 k0) {
-    static_assert(ROWS * PIECES % THREADS == 0 || ROWS * PIECES < THREADS, "threads copy equally many pieces");
+    constexpr u32 EACH = (ROWS * PIECES + THREADS - 1) / THREADS;
+    static_assert(ROWS * PIECES % THREADS == 0 || EACH == 1, "threads copy equally many pieces");
 #pragma unroll
-    for (u32 i = threadIdx.x; i < ROWS * PIECES; i += THREADS) {
-        u32 row = i / PIECES, piece = i % PIECES, column = k0 + piece * 8;
+    for (u32 i = 0; i < EACH; ++i) {
+        const u32 at = i * THREADS + threadIdx.x, row = at / PIECES, piece = at % PIECES, column = k0 + piece * 8;
+        if (ROWS * PIECES < THREADS && at >= ROWS * PIECES) continue;
         bool valid = row0 + row < rows && column < k;
         const T* from = valid ? matrix + ((u64)(row0 + row) * k + column) : matrix;
         cp_async_16(stage + staged(row, piece), from, valid);
@@ -69,12 +71,10 @@ DEVICE void gemm_mma(const LinearParams& p) {
         }
     }
 
-#pragma unroll
-    for (u32 i = 0; i < TILES_M; ++i)
-#pragma unroll
-        for (u32 j = 0; j < TILES_N; ++j)
-#pragma unroll
-            for (u32 half = 0; half < 2; ++half)
-                write_output_pair<O>(p, m0 + warp_m + i * 16 + half * 8 + lane / 4, n0 + warp_n + j * 8 + lane % 4 * 2,
-                                     sums[i][j][half * 2], sums[i][j][half * 2 + 1]);
+    // Each 16x8 is two pairs a thread, eight rows apart.
+    write_pairs<O>(p, (float (&)[TILES_M * TILES_N * 2][2])sums, [&](u32 i) {
+        const u32 tile = i / 2;
+        return make_uint2(m0 + warp_m + tile / TILES_N * 16 + i % 2 * 8 + lane / 4,
+                          n0 + warp_n + tile % TILES_N * 8 + lane % 4 * 2);
+    });
 }

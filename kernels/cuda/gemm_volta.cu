@@ -25,7 +25,9 @@ struct Pieces {
 #pragma unroll
         for (u32 i = 0; i < COUNT; ++i) {
             u32 at = threadIdx.x + i * THREADS;
-            if (at < ROWS * PIECES) *(uint4*)(stage + staged(at / PIECES, at % PIECES)) = held[i];
+            Vec<f16, 8> piece;
+            piece.registers = held[i];
+            if (at < ROWS * PIECES) store(stage + staged(at / PIECES, at % PIECES), piece);
         }
     }
 };
@@ -33,7 +35,8 @@ struct Pieces {
 template <class O, int BM, int BN, int WM, int WN>
 DEVICE void gemm_volta(const LinearParams& p) {
     constexpr u32 WARPS_N = BN / WN, THREADS = BM / WM * WARPS_N * 32;
-    // An instruction multiplies four 8x8 tiles, one each eight lanes: here the quarters of a 16x16 tile.
+    // An instruction multiplies four 8x8 tiles, one each eight lanes: here the quarters of a 16x16 tile by bit 2 of row and column, so
+    // that eight lanes which load together have eight neighbouring rows of an operand, in different banks.
     constexpr u32 TILES_M = WM / 16, TILES_N = WN / 16;
     constexpr u32 STAGE = (BM + BN) * STAGE_INPUTS;
     static_assert(WM % 16 == 0 && WN % 16 == 0, "a warp's part is of whole tensor-core tiles");
@@ -44,8 +47,7 @@ DEVICE void gemm_volta(const LinearParams& p) {
     const u32 m0 = blockIdx.x * BM, n0 = blockIdx.y * BN;
     const u32 warp_m = warp_id() / WARPS_N * WM, warp_n = warp_id() % WARPS_N * WN;
     const u32 steps = (p.k + STAGE_INPUTS - 1) / STAGE_INPUTS;
-    const u32 quarter_m = lane / 8 % 2 * 8, quarter_n = lane / 4 % 2 * 8;
-    const u32 line = lane % 4 + lane / 16 * 4;
+    const u32 line_m = lane % 4 + lane / 8 % 2 * 4 + lane / 16 * 8, line_n = lane % 8 + lane / 16 * 8;
 
     Pieces<BM, THREADS> input;
     Pieces<BN, THREADS> weight;
@@ -72,10 +74,10 @@ DEVICE void gemm_volta(const LinearParams& p) {
             uint4 a_rows[TILES_M], b_rows[TILES_N];
 #pragma unroll
             for (u32 i = 0; i < TILES_M; ++i)
-                a_rows[i] = *(const uint4*)(a + staged(warp_m + i * 16 + quarter_m + line, piece));
+                a_rows[i] = load<8>(a + staged(warp_m + i * 16 + line_m, piece)).registers;
 #pragma unroll
             for (u32 j = 0; j < TILES_N; ++j)
-                b_rows[j] = *(const uint4*)(b + staged(warp_n + j * 16 + quarter_n + line, piece));
+                b_rows[j] = load<8>(b + staged(warp_n + j * 16 + line_n, piece)).registers;
             // The first four of the eight inputs, then the others.
 #pragma unroll
             for (u32 half = 0; half < 2; ++half)
@@ -94,12 +96,10 @@ DEVICE void gemm_volta(const LinearParams& p) {
         __syncthreads();
     }
 
-    const u32 row = m0 + warp_m + quarter_m + lane % 2 + lane / 16 * 4, col = n0 + warp_n + quarter_n + (lane & 2);
-#pragma unroll
-    for (u32 i = 0; i < TILES_M; ++i)
-#pragma unroll
-        for (u32 j = 0; j < TILES_N; ++j)
-#pragma unroll
-            for (u32 e = 0; e < 8; e += 2)
-                write_output_pair<O>(p, row + i * 16 + (e & 2), col + j * 16 + (e & 4), sums[i][j][e], sums[i][j][e + 1]);
+    const u32 row = m0 + warp_m + lane % 2 + lane / 8 % 2 * 4 + lane / 16 * 8, col = n0 + warp_n + (lane & 6);
+    // Each 16x16 is four pairs a thread: the second two rows down, the third and fourth eight columns on.
+    write_pairs<O>(p, (float (&)[TILES_M * TILES_N * 4][2])sums, [&](u32 i) {
+        const u32 tile = i / 4;
+        return make_uint2(row + tile / TILES_N * 16 + i % 2 * 2, col + tile % TILES_N * 16 + i / 2 % 2 * 8);
+    });
 }

@@ -75,7 +75,7 @@ struct Kernel {
 #define KERNEL(NAME, THREADS, PARAMS, ...)                                                             \
     static void NAME(const void* params) { __VA_ARGS__(*static_cast<const PARAMS*>(params)); }         \
     static const emu::Kernel NAME##_kernel(#NAME, NAME, sizeof(PARAMS), THREADS);
-#define KERNEL_ALONE KERNEL
+#define KERNEL_RESIDENT(NAME, THREADS, CTAS, PARAMS, ...) KERNEL(NAME, THREADS, PARAMS, __VA_ARGS__)
 
 // ------------------------------------------------------------------------------------------- CUDA's names
 
@@ -245,7 +245,9 @@ inline u32 pack_pair(float low, float high, f16) { return (u32)to_f16(low).bits 
 inline u32 pack_pair(float low, float high, bf16) { return (u32)to_bf16(low).bits | (u32)to_bf16(high).bits << 16; }
 inline float exp2_fast(float x) { return exp2f(x); }
 inline uint4 load_once(const uint4* address) { return *address; }
-inline float load_fresh(const float* address) { return *address; }
+inline uint4 load_once_if(const uint4* address, bool valid) { return valid ? *address : uint4{0, 0, 0, 0}; }
+inline uint2 load_fresh(const uint2* address) { return *address; }
+inline uint4 load_fresh(const uint4* address) { return *address; }
 inline int dot4(int a, int b, int sum) {
     for (int i = 0; i < 32; i += 8) sum += (int8_t)(a >> i) * (int8_t)(b >> i);
     return sum;

@@ -7,10 +7,29 @@ DEVICE u32 first_key(const AttentionParams& p, u32 position) {
     return p.window && position + 1 > p.window ? position + 1 - p.window : 0;
 }
 
-// A score from the product of query and key: scaled, capped, and times log2(e), so that the softmax is one of powers of two.
-DEVICE float score_of(const AttentionParams& p, float product) {
-    if (p.softcap > 0.0f) return p.softcap * LOG2_E * tanhf(product * p.scale / p.softcap);
-    return product * (p.scale * LOG2_E);
+// The score of a product of query and key: scaled, capped, and times log2(e), so that the softmax is one of powers of two.
+DEVICE float scaled(const AttentionParams& p, float product) { return product * (p.scale * LOG2_E); }
+DEVICE float capped(const AttentionParams& p, float product) {
+    return p.softcap * LOG2_E * tanhf(product * p.scale / p.softcap);
+}
+
+// Turns products into their scores. Whether there is a cap is asked once: a branch at each score would let none begin before the one
+// before it is done.
+template <u32 A, u32 B>
+DEVICE void score(const AttentionParams& p, float (&products)[A][B]) {
+    if (p.softcap > 0.0f) {
+#pragma unroll
+        for (u32 a = 0; a < A; ++a) {
+#pragma unroll
+            for (u32 b = 0; b < B; ++b) products[a][b] = capped(p, products[a][b]);
+        }
+    } else {
+#pragma unroll
+        for (u32 a = 0; a < A; ++a) {
+#pragma unroll
+            for (u32 b = 0; b < B; ++b) products[a][b] = scaled(p, products[a][b]);
+        }
+    }
 }
 
 // The keys, or the values, of one KV head of one sequence.

@@ -35,8 +35,9 @@ struct bf16 {
 
 // An instance: the entry point NAME, launched with THREADS threads and one PARAMS, which runs the template given last.
 #define KERNEL(NAME, THREADS, PARAMS, ...) ENTRY_POINT(NAME, __launch_bounds__(THREADS), PARAMS, __VA_ARGS__)
-// The same for a kernel of which one CTA a multiprocessor is enough: it may use all registers.
-#define KERNEL_ALONE(NAME, THREADS, PARAMS, ...) ENTRY_POINT(NAME, __launch_bounds__(THREADS, 1), PARAMS, __VA_ARGS__)
+// The same for a kernel of which a multiprocessor holds at least CTAS at once: it may use the registers that so many leave.
+#define KERNEL_RESIDENT(NAME, THREADS, CTAS, PARAMS, ...) \
+    ENTRY_POINT(NAME, __launch_bounds__(THREADS, CTAS), PARAMS, __VA_ARGS__)
 #define ENTRY_POINT(NAME, BOUNDS, PARAMS, ...)                                              \
     extern "C" __global__ void BOUNDS NAME(const __grid_constant__ PARAMS params) {         \
         __VA_ARGS__(params);                                                                \
@@ -110,10 +111,28 @@ DEVICE uint4 load_once(const uint4* address) {
     return result;
 }
 
+// The same, or zeros if not `valid`: without a branch, so that loads which follow need not wait for it.
+DEVICE uint4 load_once_if(const uint4* address, bool valid) {
+    uint4 result = {0, 0, 0, 0};
+    asm volatile("{ .reg .pred valid; setp.ne.u32 valid, %5, 0;\n"
+                 "@valid ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                 : "+r"(result.x), "+r"(result.y), "+r"(result.z), "+r"(result.w)
+                 : "l"(address), "r"((u32)valid));
+    return result;
+}
+
 // What another CTA of this launch may have written: not from the first-level cache, which no other CTA's store reaches.
-DEVICE float load_fresh(const float* address) {
-    float result;
-    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(result) : "l"(address) : "memory");
+DEVICE uint2 load_fresh(const uint2* address) {
+    uint2 result;
+    asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(result.x), "=r"(result.y) : "l"(address) : "memory");
+    return result;
+}
+DEVICE uint4 load_fresh(const uint4* address) {
+    uint4 result;
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(result.x), "=r"(result.y), "=r"(result.z), "=r"(result.w)
+                 : "l"(address)
+                 : "memory");
     return result;
 }
 
@@ -274,6 +293,21 @@ template <class T>
 DEVICE Vec<T, WIDE<T>> load_once(const T* address) {
     Vec<T, WIDE<T>> result;
     result.registers = load_once((const uint4*)address);
+    return result;
+}
+
+// N neighbours that another CTA of this launch may have written.
+template <int N, class T>
+DEVICE Vec<T, N> load_fresh(const T* address) {
+    Vec<T, N> result;
+    result.registers = load_fresh((const decltype(result.registers)*)address);
+    return result;
+}
+
+template <class T>
+DEVICE Vec<T, WIDE<T>> load_once_if(const T* address, bool valid) {
+    Vec<T, WIDE<T>> result;
+    result.registers = load_once_if((const uint4*)address, valid);
     return result;
 }
 

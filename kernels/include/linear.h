@@ -2,19 +2,25 @@
 #pragma once
 #include "gpu.h"
 
-// The result of one sum: P is LinearParams or QuantLinearParams.
+// What is added to one sum: P is LinearParams or QuantLinearParams.
 template <class O, class P>
-DEVICE float finished(const P& p, u32 row, u32 col, float sum) {
+DEVICE float added(const P& p, u32 row, u32 col, float sum) {
     float value = sum * p.scale;
     if (p.bias) value += p.bias[col];
     if (p.add) value += to_float(((const O*)p.add)[(u64)row * p.out_stride + col]);
-    if (p.softcap != 0.0f) value = p.softcap * tanhf(value / p.softcap);
     return value;
+}
+
+template <class P>
+DEVICE float capped(const P& p, float value) {
+    return p.softcap * tanhf(value / p.softcap);
 }
 
 template <class O, class P>
 DEVICE void write_output(const P& p, u32 row, u32 col, float sum) {
-    if (row < p.m && col < p.n) ((O*)p.out)[(u64)row * p.out_stride + col] = from_float<O>(finished<O>(p, row, col, sum));
+    if (row >= p.m || col >= p.n) return;
+    const float value = added<O>(p, row, col, sum);
+    ((O*)p.out)[(u64)row * p.out_stride + col] = from_float<O>(p.softcap != 0.0f ? capped(p, value) : value);
 }
 
 // The sums that a warp's lanes have parts of: ROWS rows of OUTPUTS neighbouring columns from `n0` on. Each is written by one lane.
@@ -29,19 +35,42 @@ DEVICE void write_warp_sums(const P& p, u32 n0, const float (&sums)[ROWS][OUTPUT
         }
 }
 
-// The results of two neighbouring columns, in one store where they are aligned for it.
+// Two neighbouring columns, in one store where they are aligned for it.
 template <class O, class P>
-DEVICE void write_output_pair(const P& p, u32 row, u32 col, float left, float right) {
+DEVICE void write_pair(const P& p, u32 row, u32 col, const float* pair) {
+    if (row >= p.m || col >= p.n) return;
     O* at = (O*)p.out + ((u64)row * p.out_stride + col);
-    if (row < p.m && col + 1 < p.n && ((u64)at & (2 * sizeof(O) - 1)) == 0) {
-        Vec<O, 2> pair;
-        pair.x[0] = from_float<O>(finished<O>(p, row, col, left));
-        pair.x[1] = from_float<O>(finished<O>(p, row, col + 1, right));
-        store(at, pair);
+    Vec<O, 2> both;
+    both.x[0] = from_float<O>(pair[0]);
+    both.x[1] = from_float<O>(pair[1]);
+    if (col + 1 < p.n && ((u64)at & (2 * sizeof(O) - 1)) == 0) {
+        store(at, both);
     } else {
-        write_output<O>(p, row, col, left);
-        write_output<O>(p, row, col + 1, right);
+        at[0] = both.x[0];
+        if (col + 1 < p.n) at[1] = both.x[1];
     }
+}
+
+// What a thread's sums become: N pairs of neighbouring columns, pair i at place(i) = {row, column}. Whether there is a cap is asked once:
+// a tanh at each sum would make the code of the tile's end longer than the cache of instructions.
+template <class O, u32 N, class P, class Place>
+DEVICE void write_pairs(const P& p, float (&sums)[N][2], Place place) {
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) {
+        const uint2 at = place(i);
+#pragma unroll
+        for (u32 e = 0; e < 2; ++e)
+            if (at.x < p.m && at.y + e < p.n) sums[i][e] = added<O>(p, at.x, at.y + e, sums[i][e]);
+    }
+    if (p.softcap != 0.0f) {
+#pragma unroll
+        for (u32 i = 0; i < N; ++i) {
+#pragma unroll
+            for (u32 e = 0; e < 2; ++e) sums[i][e] = capped(p, sums[i][e]);
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) write_pair<O>(p, place(i).x, place(i).y, sums[i]);
 }
 
 // ------------------------------------------------------------------------------------------- tiles of 16-bit elements

@@ -132,8 +132,6 @@ struct PagedDecodeParams {
     float* partial_sums;  // [plan's splits, q_heads, 2]: maximum of the scores (base 2), sum of the weights
     u32* tickets;         // [sequences, kv_heads * head_tiles], zero before the first launch, and left zero
     AttentionParams attention;
-    u32 split_tokens;     // of a split, a multiple of KV_BLOCK
-    u32 reserved;
 };
 
 // ------------------------------------------------------------------------------------------- linear: cuda/gemm_*.cu, gemv.cu

@@ -11,7 +11,9 @@ mod sampling;
 
 use std::fmt::Write as _;
 
-pub use attention::{HEAD_SIZES, decode_head_tile, paged_attention, paged_decode, paged_prefill, qkv_post};
+pub use attention::{
+    HEAD_SIZES, decode_ctas, decode_head_tile, paged_attention, paged_decode, paged_prefill, qkv_post,
+};
 pub use fill::fill;
 pub use linear::{
     GEMM_QUANT_TILES, GemmTile, dequantize, gemm, gemm_quant, gemv, gemv_rows, mmvq, mmvq_rows, quantize_activations,
@@ -149,8 +151,9 @@ pub struct Instance {
     pub dynamic_shared: usize,
     /// Where it can run.
     pub chips: Chips,
-    /// Whether one CTA a multiprocessor is enough, so that the compiler need save no registers for a second one.
-    pub alone: bool,
+    /// CTAs that a multiprocessor holds at once, at least: the compiler may use the registers that so many leave. 0: as it
+    /// thinks best.
+    pub resident: u32,
 }
 
 impl Instance {
@@ -165,13 +168,13 @@ impl Instance {
             threads,
             dynamic_shared: 0,
             chips: Chips::All,
-            alone: false,
+            resident: 0,
         }
     }
 
-    /// With all registers.
-    pub(crate) fn alone(self) -> Self {
-        Self { alone: true, ..self }
+    /// With the registers that so many CTAs a multiprocessor leave.
+    pub(crate) fn resident(self, ctas: u32) -> Self {
+        Self { resident: ctas, ..self }
     }
 
     /// With that much dynamic shared memory.
@@ -191,8 +194,11 @@ impl Instance {
 
     /// The line that makes the entry point.
     fn line(&self) -> String {
-        let kernel = if self.alone { "KERNEL_ALONE" } else { "KERNEL" };
-        format!("{kernel}({}, {}, {}, {})", self.name, self.threads, self.params, self.call)
+        let Self { name, threads, resident, params, call, .. } = self;
+        match resident {
+            0 => format!("KERNEL({name}, {threads}, {params}, {call})"),
+            ctas => format!("KERNEL_RESIDENT({name}, {threads}, {ctas}, {params}, {call})"),
+        }
     }
 }
 

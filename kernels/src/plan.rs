@@ -3,12 +3,31 @@
 //! A sequence of one query is decode's, a longer one prefill's. Neither plan depends on anything but the sequence itself, so
 //! a sequence's sums are the same in every batch.
 
-use crate::params::KV_BLOCK;
+use crate::params::{KV_BLOCK, MAX_SPLIT_TOKENS};
 
-/// The splits of decode attention: `[splits, 0, 0, 0]`, then four numbers a split (sequence, split, index of its partial result, 0), a
-/// sequence's splits one after the other.
+/// Tokens of the smallest split of decode attention: of fewer, what a split costs by itself would be much beside its keys.
+const MIN_SPLIT_TOKENS: u32 = 128;
+
+/// Splits that a sequence is cut into at most, until they are of [`MAX_SPLIT_TOKENS`]. As every split is worked on for each KV head,
+/// one sequence alone occupies a device of a hundred multiprocessors.
+const SPLITS: u32 = 32;
+
+/// Tokens of a split of decode attention of a sequence of so many tokens: many small splits as long as their partial results stay few.
+/// It hangs on nothing else, so that a sequence's sums are the same in every batch.
+pub fn split_tokens(seq_len: u32) -> u32 {
+    seq_len.div_ceil(SPLITS).next_power_of_two().clamp(MIN_SPLIT_TOKENS, MAX_SPLIT_TOKENS)
+}
+
+/// Splits of decode attention of a sequence of at most so many tokens, at most.
+pub fn most_splits(seq_len: usize) -> usize {
+    let [splits, smallest, largest] = [SPLITS, MIN_SPLIT_TOKENS, MAX_SPLIT_TOKENS].map(|n| n as usize);
+    seq_len.div_ceil(smallest).min(splits).max(seq_len.div_ceil(largest)).max(1)
+}
+
+/// The splits of decode attention: `[splits, 0, 0, 0]`, then four numbers a split (sequence, split, index of its partial result, tokens
+/// of the sequence's splits), a sequence's splits one after the other.
 ///
-/// A split is the keys `split · split_tokens ..` of its sequence. A sequence of no keys has one empty split, which writes
+/// A split is the keys `split · tokens ..` of its sequence, as many as that. A sequence of no keys has one empty split, which writes
 /// zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodePlan {
@@ -17,19 +36,15 @@ pub struct DecodePlan {
 }
 
 impl DecodePlan {
-    /// Splits of a sequence of `seq_len` tokens.
-    pub fn splits_of(seq_len: u32, split_tokens: u32) -> u32 {
-        seq_len.div_ceil(split_tokens).max(1)
-    }
-
     /// Numbers of a plan of `splits` splits.
     pub const fn len(splits: usize) -> usize {
         4 + 4 * splits
     }
 
-    /// Appends the plan of the sequences of one query to `out`. `query_start` is `[S + 1]`, `seq_lens` `[S]`.
-    pub fn write(query_start: &[u32], seq_lens: &[u32], split_tokens: u32, out: &mut Vec<u32>) -> Self {
-        debug_assert!((split_tokens as usize).is_multiple_of(KV_BLOCK) && split_tokens > 0);
+    /// Appends the plan of the sequences of one query to `out`. `query_start` is `[S + 1]`, `seq_lens` `[S]`. `split_tokens` gives
+    /// the tokens of a split of a sequence of so many: multiples of [`KV_BLOCK`] of at most [`MAX_SPLIT_TOKENS`], as
+    /// [`split_tokens`](self::split_tokens()) does.
+    pub fn write(query_start: &[u32], seq_lens: &[u32], split_tokens: impl Fn(u32) -> u32, out: &mut Vec<u32>) -> Self {
         let head = out.len();
         out.extend([0; 4]);
         let mut splits = 0;
@@ -37,8 +52,10 @@ impl DecodePlan {
             if range[1] - range[0] != 1 {
                 continue;
             }
-            for split in 0..Self::splits_of(len, split_tokens) {
-                out.extend([sequence as u32, split, splits, 0]);
+            let tokens = split_tokens(len);
+            debug_assert!((tokens as usize).is_multiple_of(KV_BLOCK) && (1..=MAX_SPLIT_TOKENS).contains(&tokens));
+            for split in 0..len.div_ceil(tokens).max(1) {
+                out.extend([sequence as u32, split, splits, tokens]);
                 splits += 1;
             }
         }
@@ -85,10 +102,23 @@ mod tests {
     #[test]
     fn decode_takes_sequences_of_one_query() {
         let mut plan = vec![7];
-        let written = DecodePlan::write(&[0, 1, 4, 5, 5, 6], &[33, 40, 32, 9, 0], 32, &mut plan);
+        let written = DecodePlan::write(&[0, 1, 4, 5, 5, 6], &[33, 40, 32, 9, 0], |_| 32, &mut plan);
         assert_eq!(written.splits, 4);
-        assert_eq!(plan, [7, 4, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 2, 0, 2, 0, 4, 0, 3, 0]);
+        assert_eq!(plan, [7, 4, 0, 0, 0, 0, 0, 0, 32, 0, 1, 1, 32, 2, 0, 2, 32, 4, 0, 3, 32]);
         assert_eq!(plan.len() - 1, DecodePlan::len(4));
+    }
+
+    #[test]
+    fn one_sequence_is_cut_finely_however_long_others_may_be() {
+        assert_eq!(
+            [0, 128, 1000, 4096, 4097, 40_000, 131_072, 1 << 20].map(split_tokens),
+            [128, 128, 128, 128, 256, 2048, 2048, 2048]
+        );
+        let splits = |len: u32| len.div_ceil(split_tokens(len));
+        // With eight KV heads, a CTA for each multiprocessor of an H200 and more.
+        assert!((4096..=65_536).all(|len| (17..=32).contains(&splits(len))));
+        assert_eq!([0, 1, 1000, 5000, 131_072].map(most_splits), [1, 1, 8, 32, 64]);
+        assert!((1..200_000u32).all(|len| splits(len) as usize <= most_splits(len as usize)));
     }
 
     #[test]

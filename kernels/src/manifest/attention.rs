@@ -11,9 +11,26 @@ pub const HEAD_SIZES: [usize; 4] = [64, 96, 128, 256];
 /// Query heads that a CTA of [`paged_decode`] takes at once.
 const HEAD_TILES: [u32; 4] = [1, 2, 4, 8];
 
+/// CTAs of prefill that a multiprocessor holds at once, at least: for a third one the compiler would spill, and of large heads the shared
+/// memory of an L40S holds one.
+const fn prefill_ctas(head_size: usize) -> u32 {
+    if head_size > 128 { 1 } else { 2 }
+}
+
 /// The head tile of the [`paged_decode`] instance for `group` query heads a KV head: it takes them all, or eight at a time.
 pub fn decode_head_tile(group: usize) -> u32 {
     HEAD_TILES.into_iter().find(|&tile| group <= tile as usize).unwrap_or(8)
+}
+
+/// CTAs of a [`paged_decode`] instance with that head tile that a multiprocessor holds at once: as many as keep their loads under way
+/// with no register spilled. A launch has no more: they share the work evenly, and those that had to wait would come when the
+/// others are done.
+pub const fn decode_ctas(head_tile: u32) -> u32 {
+    match head_tile {
+        1 | 2 => 4,
+        4 => 3,
+        _ => 2,
+    }
 }
 
 /// Split of qkv, norm and rotary embedding of q and k, cache write.
@@ -37,8 +54,7 @@ pub fn paged_decode(dtype: Dtype, head_size: usize, group: usize) -> Option<Inst
     let call = format!("paged_decode<{}, {head_size}, {tile}>", dtype.c_name());
     let name = format!("paged_decode_{}_d{head_size}_g{tile}", dtype.name());
     let instance = Instance::new::<PagedDecodeParams>(sources::ATTENTION_DECODE, name, call, 128).of(dtype);
-    // Left to itself the compiler spills a little for a CTA more.
-    Some(if tile == 1 { instance.alone() } else { instance })
+    Some(instance.resident(decode_ctas(tile)))
 }
 
 /// Prefill attention on a chip's tensor cores; `None` where [`paged_attention`] has to do.
@@ -55,7 +71,7 @@ pub fn paged_prefill(chip: Chip, dtype: Dtype, head_size: usize) -> Option<Insta
         let call = format!("paged_prefill<{}, {head_size}>", dtype.c_name());
         let name = format!("paged_prefill_{}_d{head_size}", dtype.name());
         let instance = Instance::new::<AttentionParams>(sources::ATTENTION_PREFILL, name, call, 128);
-        return Some(instance.with_shared(rows * row_bytes).on(Chips::FromSm80));
+        return Some(instance.with_shared(rows * row_bytes).resident(prefill_ctas(head_size)).on(Chips::FromSm80));
     }
     if dtype != Dtype::F16 {
         return None;

@@ -96,7 +96,7 @@ pub fn gemv(dtype: Dtype, out: Dtype, rows: u32) -> Instance {
     let name = format!("gemv_{}_m{rows}", types(dtype, out));
     let instance = Instance::new::<LinearParams>(sources::GEMV, name, call, 128).of(dtype);
     // Left to itself the compiler spills a little for a CTA more.
-    if dtype == Dtype::F32 { instance.alone() } else { instance }
+    if dtype == Dtype::F32 { instance.resident(1) } else { instance }
 }
 
 /// Rows that [`mmvq`] has instances for.
@@ -114,7 +114,7 @@ pub fn mmvq(format: QuantFormat, out: Dtype, rows: u32) -> Instance {
     let instance = Instance::new::<QuantLinearParams>(sources::QUANTIZED, name, call, 128).of(out);
     // Left to itself the compiler spills a little for a CTA more.
     let alone = rows == 8 || matches!((format, rows), (QuantFormat::Q5_1, 1) | (QuantFormat::Q2K, 4));
-    if alone { instance.alone() } else { instance }
+    if alone { instance.resident(1) } else { instance }
 }
 
 /// Rows of a tile of [`gemm_quant`], with the most rows of a product that it is for. A row's bits are the same whichever.

@@ -8,7 +8,7 @@ use crate::sources;
 const THREADS: u32 = 1024;
 
 fn instance(name: &str, call: &str) -> Instance {
-    Instance::new::<SamplingParams>(sources::SAMPLING, name.into(), call.into(), THREADS).alone()
+    Instance::new::<SamplingParams>(sources::SAMPLING, name.into(), call.into(), THREADS).resident(1)
 }
 
 /// Bias, forbidden tokens, mask and penalties, for rows that have any.

@@ -96,7 +96,7 @@ params! {
         softcap: f32,
     }
 
-    /// Decode attention: a sequence's keys are cut into splits of a fixed size; the CTA that finishes last merges them in their
+    /// Decode attention: a sequence's keys are cut into the plan's splits; the CTA that finishes last merges them in their
     /// order. Grid: [`PagedDecodeParams::grid`].
     PagedDecodeParams {
         /// f32 `[splits, q_heads, head_size]`, for as many splits as the plan has.
@@ -107,10 +107,6 @@ params! {
         tickets: DevicePtr,
         /// What all attention kernels have.
         attention: AttentionParams,
-        /// Tokens of a split: a multiple of [`KV_BLOCK`](super::KV_BLOCK), at most [`MAX_SPLIT_TOKENS`], and as the plan's.
-        split_tokens: u32,
-        /// 0.
-        reserved: u32,
     }
 }
 
@@ -118,7 +114,7 @@ params! {
 pub const MAX_HEAD_SIZE: usize = 256;
 
 /// The largest split of decode attention, in tokens.
-pub const MAX_SPLIT_TOKENS: usize = 2048;
+pub const MAX_SPLIT_TOKENS: u32 = 2048;
 
 /// Heads that a CTA of `QkvPost` works on: its warps.
 pub const QKV_POST_HEADS: u32 = 4;

@@ -271,7 +271,7 @@ impl<'a> Step<'a> {
     fn decode(&self, kernels: &Kernels, order: Order, instance: &Instance, out: &mut Array, shape: (u32, u32)) {
         let (split_tokens, columns) = shape;
         let (setup, mut plan) = (self.setup, Vec::new());
-        let DecodePlan { splits } = DecodePlan::write(&self.query_start, &self.seq_lens, split_tokens, &mut plan);
+        let DecodePlan { splits } = DecodePlan::write(&self.query_start, &self.seq_lens, |_| split_tokens, &mut plan);
         if splits == 0 {
             return;
         }
@@ -283,8 +283,6 @@ impl<'a> Step<'a> {
             partial_sums: partial_sums.ptr_mut(),
             tickets: 0,
             attention: self.params(out.ptr_mut(), address(&plan)),
-            split_tokens,
-            reserved: 0,
         };
         let tile = manifest::decode_head_tile(setup.q_heads / setup.kv_heads);
         let grid = params.grid(tile, columns);

@@ -67,6 +67,22 @@ fn tokens_to_come_reach_no_row_before_them() {
     }
 }
 
+/// A query that sees a key of NaN has no output, whichever kernel it meets: nothing finite that looks like one.
+#[test]
+fn nan_in_a_key_is_not_hidden() {
+    let rng = &mut rng();
+    for setup in few() {
+        let mut s = sequences(&setup, &[90], rng).remove(0);
+        let (at, q_cols, kv_cols) = (40, setup.q_cols(), setup.kv_cols());
+        s.k.copy_from(at * kv_cols, &Array::poisoned(setup.dtype, kv_cols), 0..kv_cols);
+        let prefill = setup.run(&[(&s, 0..90)], 1)[0].values();
+        let [before, after] = [&prefill[..at * q_cols], &prefill[at * q_cols..]];
+        assert!(before.iter().all(|x| x.is_finite()) && after.iter().all(|x| x.is_nan()), "{setup:?}, prefill");
+        let decode = setup.run(&[(&s, 89..90)], 2)[0].values();
+        assert!(decode.iter().all(|x| x.is_nan()), "{setup:?}, decode");
+    }
+}
+
 #[test]
 fn chunks_of_any_size_give_the_bits_of_one() {
     let rng = &mut rng();

@@ -56,7 +56,7 @@ fn structs_lie_as_in_c() {
         threads: 1,
         dynamic_shared: 0,
         chips: Chips::All,
-        alone: false,
+        resident: 0,
     };
     let mut found = vec![u32::MAX; expected.len()];
     let params = GatherRowsParams { out: address_mut(&mut found), ..Default::default() };

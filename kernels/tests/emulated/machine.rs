@@ -26,7 +26,7 @@ impl Machine {
             threads,
             dynamic_shared: 4096,
             chips: Chips::All,
-            alone: false,
+            resident: 0,
         };
         Self { emulation: Emulation::new(std::slice::from_ref(&instance)).unwrap_or_else(|e| panic!("{e}")), instance }
     }

@@ -150,6 +150,15 @@ fn every_instance_can_be_launched() {
             let shared = used.shared as usize + instance.dynamic_shared;
             assert!(shared <= shared_limit(program.chip), "{}: {shared} bytes of shared memory", instance.name);
             assert!(used.shared <= 48 << 10, "{}: static shared memory is at most 48 KiB", instance.name);
+            let resident = instance.resident.max(1);
+            assert!(resident * registers <= 65536, "{}: {resident} times {registers} registers", instance.name);
+            // The system takes a little of each.
+            let shared = (shared + (1 << 10)) * resident as usize;
+            assert!(
+                shared <= shared_limit(program.chip) + (1 << 10),
+                "{}: {shared} bytes of shared memory",
+                instance.name
+            );
         }
     }
 }

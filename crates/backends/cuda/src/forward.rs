@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use octavo_kernels::manifest;
 use octavo_kernels::params::{
     AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, NormParams, PagedDecodeParams, Params,
     QkvPostParams,
@@ -14,9 +15,12 @@ use crate::libraries::cublaslt::{CublasLt, bucket};
 use crate::lower::{Attention, CacheLayer, Stage};
 use crate::step::StepShape;
 
-/// Thread blocks of decode attention that a multiprocessor holds at once. More would only wait, fewer leave memory idle; the
-/// result is the same.
-pub(crate) const DECODE_BLOCKS: u32 = 4;
+/// Thread blocks that share the splits of decode attention: as many as the device holds at once. More would only wait, fewer leave
+/// memory idle; the result is the same.
+pub(crate) fn decode_columns(params: &PagedDecodeParams, head_tile: u32, processors: u32, splits: u32) -> u32 {
+    let rows = params.grid(head_tile, 1)[1];
+    (processors * manifest::decode_ctas(head_tile)).div_ceil(rows).min(splits)
+}
 
 /// A program, ready to be launched.
 pub(crate) struct Machine {
@@ -202,9 +206,8 @@ impl Machine {
                 if shape.splits > 0 {
                     let filled = fill(&params.attention, shape.decode_plan());
                     let params = PagedDecodeParams { attention: filled, ..*params };
-                    let heads = params.grid(*head_tile, 1)[1];
-                    let held = (self.gpu.info().processors * DECODE_BLOCKS).div_ceil(heads);
-                    let columns = held.min(shape.splits as u32);
+                    let processors = self.gpu.info().processors;
+                    let columns = decode_columns(&params, *head_tile, processors, shape.splits as u32);
                     self.launch(*decode, params.grid(*head_tile, columns), &params)?;
                 }
                 if shape.tiles > 0 {

@@ -1,8 +1,8 @@
 //! What the arena holds, and how large each of it is.
 
 use octavo_kernels::manifest::Dtype;
-use octavo_kernels::params::{KV_BLOCK, MAX_SPLIT_TOKENS, SamplingRow};
-use octavo_kernels::plan::PrefillPlan;
+use octavo_kernels::params::{KV_BLOCK, SamplingRow};
+use octavo_kernels::plan::{PrefillPlan, most_splits};
 use octavo_ops::{BackendError, HeadShape, Op, Program, Rope, Rows};
 
 use crate::CudaConfig;
@@ -26,8 +26,6 @@ pub(crate) struct Limits {
     pub(crate) sequences: usize,
     pub(crate) rows: usize,
     pub(crate) positions: usize,
-    /// Tokens of a split of decode attention.
-    pub(crate) split_tokens: u32,
 }
 
 impl Limits {
@@ -38,7 +36,6 @@ impl Limits {
             sequences: config.max_num_seqs.max(1),
             rows: config.max_rows.max(1),
             positions,
-            split_tokens: split_tokens(positions),
         }
     }
 
@@ -49,7 +46,7 @@ impl Limits {
 
     /// Splits of decode attention of that many sequences.
     pub(crate) fn splits(&self, sequences: usize) -> usize {
-        sequences * self.positions.div_ceil(self.split_tokens as usize)
+        sequences * most_splits(self.positions)
     }
 
     /// The largest step.
@@ -75,12 +72,6 @@ impl Limits {
         };
         u64::from(bucket(u32::try_from(rows).unwrap_or(u32::MAX / 2)))
     }
-}
-
-/// Tokens of a split of decode attention of sequences of at most so many tokens: few splits of long ones, so that partial results
-/// stay small; enough of short ones to occupy the device.
-pub(crate) fn split_tokens(positions: usize) -> u32 {
-    (positions / 32).next_power_of_two().clamp(256, MAX_SPLIT_TOKENS) as u32
 }
 
 /// Regions of the arena; those of the weights first, the KV cache after all.
@@ -252,9 +243,7 @@ mod tests {
             let config = CudaConfig { max_model_len, ..crate::config::tests::config() };
             Limits::new(&config)
         };
-        let splits = [1, 8192, 20_000, 40_960, 1 << 20].map(|len| limits(len).split_tokens);
-        assert_eq!(splits, [256, 256, 1024, 2048, 2048]);
-        assert_eq!(limits(40_960).splits(2), 40);
+        assert_eq!([1, 1000, 40_960, 1 << 20].map(|len| limits(len).splits(2)), [2, 16, 64, 1024]);
         assert_eq!(limits(100).table_stride(), 7);
     }
 }

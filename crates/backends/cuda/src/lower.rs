@@ -66,7 +66,6 @@ pub(crate) struct Lowering<'a> {
     pub(crate) layout: &'a Layout,
     pub(crate) arena: &'a Arena,
     pub(crate) setting: Setting,
-    pub(crate) split_tokens: u32,
     pub(crate) instances: Instances,
 }
 
@@ -311,8 +310,6 @@ impl Lowering<'_> {
                         partial_sums: self.arena.at(sums),
                         tickets: self.arena.at(tickets),
                         attention: params,
-                        split_tokens: self.split_tokens,
-                        reserved: 0,
                     },
                 }
             }

@@ -18,7 +18,7 @@ use crate::libraries::{Kind, Places, Version, ranked};
 use crate::linear::Setting;
 use crate::lower::{Lowering, block_elements};
 use crate::sample::{SampleKernels, Sampling};
-use crate::step::{Attention, Filler, StepShape};
+use crate::step::{Filler, StepShape};
 use crate::weights::{Loader, STAGING_WORDS};
 use crate::{CudaConfig, Memory, NAME, failed};
 
@@ -48,7 +48,8 @@ pub(crate) struct Model {
     /// The next step's block and the one before.
     blocks: [Block; 2],
     filler: Filler,
-    attention: Attention,
+    /// Whether attention is by plans.
+    planned: bool,
     arena: Arena,
     layout: Layout,
     program: Program,
@@ -150,14 +151,8 @@ impl Model {
 
         let chip = gpu.info().chip;
         let setting = Setting { chip, dtype, batch_invariant: opened.config.batch_invariant };
-        let mut lowering = Lowering {
-            program,
-            layout: &layout,
-            arena: &arena,
-            setting,
-            split_tokens: limits.split_tokens,
-            instances: Instances::default(),
-        };
+        let mut lowering =
+            Lowering { program, layout: &layout, arena: &arena, setting, instances: Instances::default() };
         let stages = lowering.stages()?;
         let sample_kernels = SampleKernels::new(&mut lowering.instances);
         let builder = Builder { gpu, driver: opened.driver, config: opened.config };
@@ -184,7 +179,7 @@ impl Model {
             graphs: Vec::new(),
             blocks: [Block::new(gpu, largest.words())?, Block::new(gpu, largest.words())?],
             filler: Filler::with_capacity(largest.tiles, largest.splits),
-            attention: Attention { split_tokens: limits.split_tokens, planned },
+            planned,
             machine,
             sampling,
             arena,
@@ -253,7 +248,7 @@ impl Model {
                 tokens: sequences,
                 sequences,
                 sampled: sequences,
-                splits: if self.attention.planned { limits.splits(sequences) } else { 0 },
+                splits: if self.planned { limits.splits(sequences) } else { 0 },
                 tiles: 0,
                 pooled: 0,
                 ..limits.largest_step(&self.program)
@@ -276,7 +271,7 @@ impl Model {
         let groups = self.caches.len();
         let mut empty = StepBatch::with_capacity(0, 0, 0, groups);
         empty.query_start.push(0);
-        self.filler.plan(&empty, shape.streams, self.attention);
+        self.filler.plan(&empty, shape.streams, self.planned);
         self.upload(&empty, shape)
     }
 
@@ -299,7 +294,7 @@ impl Model {
         let checked = batch.check(&self.program, &self.cache_sizes, self.sampling.drawn());
         checked.map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
         check_limits(batch, limits)?;
-        let exact = self.filler.plan(batch, self.program.position_streams(), self.attention);
+        let exact = self.filler.plan(batch, self.program.position_streams(), self.planned);
         let recorded = self.recorded(batch, &exact);
         let shape = recorded.map_or(exact, |at| self.graphs[at].shape);
         self.upload(batch, &shape)?;

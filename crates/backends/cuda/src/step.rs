@@ -1,7 +1,7 @@
 //! The arrays of a step, as one block of words that travels in one copy.
 
 use octavo_kernels::params::{DRAWN_TOKEN, NO_SLOT};
-use octavo_kernels::plan::{DecodePlan, PrefillPlan};
+use octavo_kernels::plan::{DecodePlan, PrefillPlan, split_tokens};
 use octavo_ops::StepBatch;
 
 /// How many there are of everything: what the layout of a step's block depends on.
@@ -98,30 +98,21 @@ pub(crate) struct Filler {
     decode: Vec<u32>,
 }
 
-/// Sizes of attention's work that the filler plans with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Attention {
-    /// Tokens of a split of decode attention.
-    pub(crate) split_tokens: u32,
-    /// Whether the plans are read at all.
-    pub(crate) planned: bool,
-}
-
 impl Filler {
     /// With memory for steps of that many tiles and splits.
     pub(crate) fn with_capacity(tiles: usize, splits: usize) -> Self {
         Self { prefill: Vec::with_capacity(2 * tiles), decode: Vec::with_capacity(DecodePlan::len(splits)) }
     }
 
-    /// The shape of a batch as it is.
-    pub(crate) fn plan(&mut self, batch: &StepBatch, streams: usize, attention: Attention) -> StepShape {
+    /// The shape of a batch as it is; `planned`: whether the plans of attention are read at all.
+    pub(crate) fn plan(&mut self, batch: &StepBatch, streams: usize, planned: bool) -> StepShape {
         self.prefill.clear();
         self.decode.clear();
         let (mut tiles, mut splits) = (0, 0);
-        if attention.planned {
+        if planned {
             tiles = PrefillPlan::write(&batch.query_start, &batch.seq_lens, &mut self.prefill).tiles as usize;
-            let split = attention.split_tokens;
-            splits = DecodePlan::write(&batch.query_start, &batch.seq_lens, split, &mut self.decode).splits as usize;
+            let plan = DecodePlan::write(&batch.query_start, &batch.seq_lens, split_tokens, &mut self.decode);
+            splits = plan.splits as usize;
         }
         StepShape {
             tokens: batch.tokens(),
@@ -183,8 +174,6 @@ mod tests {
 
     use super::*;
 
-    const ATTENTION: Attention = Attention { split_tokens: 32, planned: true };
-
     fn decodes() -> StepBatch {
         StepBatch {
             token_ids: vec![5, 6, 7],
@@ -233,11 +222,11 @@ mod tests {
     #[test]
     fn a_batch_is_written_as_it_is() {
         let (batch, mut filler) = (decodes(), Filler::default());
-        let shape = filler.plan(&batch, 1, ATTENTION);
-        assert_eq!((shape.splits, shape.tiles, shape.table_stride), (4, 0, 3));
+        let shape = filler.plan(&batch, 1, true);
+        assert_eq!((shape.splits, shape.tiles, shape.table_stride), (3, 0, 3));
         let mut block = vec![77; shape.words()];
         let used = filler.write(&batch, &shape, &mut block);
-        assert_eq!(used, shape.decode_plan() + DecodePlan::len(4));
+        assert_eq!(used, shape.decode_plan() + DecodePlan::len(3));
         assert_eq!(block[shape.token_ids()..][..3], [5, 6, 7]);
         assert_eq!(block[shape.positions()..][..3], [40, 3, 31]);
         assert_eq!(block[shape.slots(0)..][..3], [24, 35, 63]);
@@ -245,17 +234,17 @@ mod tests {
         assert_eq!(block[shape.seq_lens()..][..3], [41, 4, 32]);
         assert_eq!(block[shape.sampled_rows()..][..3], [0, 1, 2]);
         assert_eq!(block[shape.table(0)..][..9], [4, 5, 1, 2, 0, 0, 9, 3, 0]);
-        assert_eq!(block[shape.decode_plan()], 4);
+        assert_eq!(block[shape.decode_plan()], 3);
     }
 
     #[test]
     fn padding_reads_and_writes_nothing() {
         let (batch, mut filler) = (decodes(), Filler::default());
-        let exact = filler.plan(&batch, 1, ATTENTION);
+        let exact = filler.plan(&batch, 1, true);
         let shape = StepShape { tokens: 5, sequences: 5, sampled: 5, table_stride: 4, splits: 20, ..exact };
         let mut block = vec![77; shape.words()];
         let used = filler.write(&batch, &shape, &mut block);
-        assert_eq!(used, shape.decode_plan() + DecodePlan::len(4), "not the room for more splits");
+        assert_eq!(used, shape.decode_plan() + DecodePlan::len(3), "not the room for more splits");
         assert_eq!(block[shape.slots(0)..][..5], [24, 35, 63, NO_SLOT, NO_SLOT]);
         assert_eq!(block[shape.query_start()..][..6], [0, 1, 2, 3, 4, 5]);
         assert_eq!(block[shape.seq_lens()..][..5], [41, 4, 32, 0, 0]);

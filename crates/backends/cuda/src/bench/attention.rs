@@ -2,13 +2,12 @@
 
 use octavo_kernels::manifest;
 use octavo_kernels::params::{AttentionParams, KV_BLOCK, PagedDecodeParams};
-use octavo_kernels::plan::{DecodePlan, PrefillPlan};
+use octavo_kernels::plan::{DecodePlan, PrefillPlan, split_tokens};
 
 use super::At;
 use super::cases::{Cases, Tables, Work, counted};
 use crate::arena::{Plan, Region};
-use crate::forward::DECODE_BLOCKS;
-use crate::layout::split_tokens;
+use crate::forward::decode_columns;
 
 /// Sequences of one length in blocks of their own, and where their arrays lie.
 #[derive(Clone, Copy)]
@@ -106,7 +105,6 @@ impl Cases<'_> {
         let Some(instance) = manifest::paged_decode(self.dtype, heads.dim, group) else {
             return self.plain(layer, sequences, work);
         };
-        let split_tokens = split_tokens(tokens);
         let starts: Vec<u32> = (0..=sequences as u32).collect();
         let mut split_plan = Vec::new();
         let splits = DecodePlan::write(&starts, &vec![tokens as u32; sequences], split_tokens, &mut split_plan).splits;
@@ -123,12 +121,8 @@ impl Cases<'_> {
                 partial_sums: at.data(partial_sums),
                 tickets: at.table(tickets),
                 attention: layer.params(at, split_plan),
-                split_tokens,
-                reserved: 0,
             };
-            let rows = params.grid(head_tile, 1)[1];
-            let columns = (processors * DECODE_BLOCKS).div_ceil(rows).min(splits);
-            (params, params.grid(head_tile, columns))
+            (params, params.grid(head_tile, decode_columns(&params, head_tile, processors, splits)))
         });
     }
 
