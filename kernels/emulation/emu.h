@@ -27,6 +27,14 @@ int emu_find(const char* name, size_t* params_size, uint32_t* threads);
 int emu_launch(const char* name, const uint32_t* grid, const uint32_t* block, uint32_t shared_bytes, const void* params,
                size_t params_size);
 
+/* Whether launches of the calling thread count how they use the banks of shared memory, from now on. */
+void emu_count_banks(int on);
+
+/* What has been counted since the last call: `phases`, the parts that a warp's accesses by load, store, ldmatrix and cp.async fall
+ * into, of 128 bytes at most, and `wavefronts`, the turns that they take. The difference is what bank conflicts cost. Lanes of a
+ * warp are taken to make their accesses together, the first with the first, and so on. */
+void emu_bank_wavefronts(uint64_t* phases, uint64_t* wavefronts);
+
 /* What was wrong with the calling thread's last launch; valid until its next one. */
 const char* emu_error(void);
 

@@ -3,7 +3,8 @@
 // barriers and at operations of a warp, which the last lane to arrive carries out for all. So what no barrier orders happens
 // in the order that the scheduler likes, and tests ask for several (emu_set_order).
 //
-// Not modelled: time, bank conflicts, races that need two threads at one instant, the tensor cores' rounding of sums.
+// Vector accesses must be aligned, and those to shared memory can be counted by banks (emu_count_banks). Not modelled: time, races
+// that need two threads at one instant, the tensor cores' rounding of sums.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -45,6 +46,12 @@ void warp_operation(u32 mask, const Offer& offer, Operation operation, const cha
 
 // Ends the launch with an error. Does not return.
 [[noreturn]] void fail(const char* what);
+
+// Whether accesses to shared memory are counted; each is then told of, by every lane in its own order.
+extern thread_local bool counts_banks;
+void count_access(const void* address, u32 bytes);
+// Those of a warp in one instruction: that of lane i at addresses[i], or null.
+void count_accesses(const void* const* addresses, u32 bytes);
 
 unsigned char* dynamic_shared();
 // Shared memory is NaN before each CTA; arrays of static size are told of by being constructed.
@@ -244,10 +251,24 @@ inline bf16 to_bf16(float value) {
 inline u32 pack_pair(float low, float high, f16) { return (u32)to_f16(low).bits | (u32)to_f16(high).bits << 16; }
 inline u32 pack_pair(float low, float high, bf16) { return (u32)to_bf16(low).bits | (u32)to_bf16(high).bits << 16; }
 inline float exp2_fast(float x) { return exp2f(x); }
-inline uint4 load_once(const uint4* address) { return *address; }
-inline uint4 load_once_if(const uint4* address, bool valid) { return valid ? *address : uint4{0, 0, 0, 0}; }
-inline uint2 load_fresh(const uint2* address) { return *address; }
-inline uint4 load_fresh(const uint4* address) { return *address; }
+// x86 would not mind a misaligned access, and the sanitizers see the small tests only.
+inline void check_access(const void* address, u32 bytes) {
+    if ((uintptr_t)address % bytes != 0) emu::fail("a load or store at an address that is no multiple of its size");
+    if (emu::counts_banks) emu::count_access(address, bytes);
+}
+inline uint4 load_once(const uint4* address) {
+    check_access(address, sizeof *address);
+    return *address;
+}
+inline uint4 load_once_if(const uint4* address, bool valid) { return valid ? load_once(address) : uint4{0, 0, 0, 0}; }
+inline uint2 load_fresh(const uint2* address) {
+    check_access(address, sizeof *address);
+    return *address;
+}
+inline uint4 load_fresh(const uint4* address) {
+    check_access(address, sizeof *address);
+    return *address;
+}
 inline int dot4(int a, int b, int sum) {
     for (int i = 0; i < 32; i += 8) sum += (int8_t)(a >> i) * (int8_t)(b >> i);
     return sum;

@@ -52,6 +52,9 @@ u16 element(const Offer* offers, int matrix, int row, int column) {
 
 template <bool TRANSPOSED>
 void load_matrices(const Offer* offers, u32) {
+    const void* rows[32];
+    for (int lane = 0; lane < 32; ++lane) rows[lane] = offers[lane].operand;
+    if (counts_banks) count_accesses(rows, 16);
     for (int lane = 0; lane < 32; ++lane) {
         for (int matrix = 0; matrix < 4; ++matrix) {
             int row = lane / 4, column = 2 * (lane % 4);
@@ -130,6 +133,7 @@ using namespace emu;
 
 void cp_async_16(void* shared, const void* global, bool valid) {
     if (!is_aligned(shared) || !is_aligned(global)) fail("cp.async of an address that is no multiple of 16");
+    if (counts_banks) count_access(shared, 16);
     memset(shared, 0xff, 16);
     copy_queue().copies.push_back({shared, global, valid});
 }

@@ -1,10 +1,12 @@
 // The machine: fibers, their scheduler, launches.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "emu.h"
@@ -65,6 +67,8 @@ struct Fiber {
     u32 lane = 0;
     Warp* warp = nullptr;
     CopyQueue copies;
+    // Of shared memory, where they are counted.
+    std::vector<std::pair<const void*, u32>> accesses;
 };
 
 // Masks have a bit a lane.
@@ -95,6 +99,8 @@ struct Machine {
 
     unsigned char* dynamic_shared = nullptr;
     std::vector<std::pair<void*, size_t>> static_shared;
+
+    u64 phases = 0, wavefronts = 0;
 
     int order = EMU_FORWARD;
     u64 random_state = 1;
@@ -214,6 +220,7 @@ void prepare_fiber(Machine& m, u32 number) {
     fiber.warp->lanes[fiber.lane] = &fiber;
     fiber.copies.copies.clear();
     fiber.copies.group_ends.clear();
+    fiber.accesses.clear();
     // The functions that the fiber was in when its last CTA ended never returned, so the sanitizer still guards their variables.
     ASAN_UNPOISON_MEMORY_REGION(fiber.stack, STACK_BYTES);
     // As if run_thread had been called and had just been switched away from: a null return address that keeps the
@@ -249,6 +256,24 @@ void run_block(Machine& m, u32 shared_bytes) {
     emu_switch_stack(&m.launcher_stack_pointer, m.running->stack_pointer);
 }
 
+// Adds up the accesses of a CTA that has ended: the first of every lane of a warp, the second, ...
+void count_warps(Machine& m) {
+    for (const Warp& warp : m.warps) {
+        for (size_t number = 0;; ++number) {
+            const void* addresses[32] = {};
+            u32 bytes = 0;
+            for (u32 lane = 0; lane < 32; ++lane) {
+                if (!warp.lanes[lane] || number >= warp.lanes[lane]->accesses.size()) continue;
+                const auto [address, size] = warp.lanes[lane]->accesses[number];
+                addresses[lane] = address;
+                bytes = std::max(bytes, size);
+            }
+            if (bytes == 0) break;
+            count_accesses(addresses, bytes);
+        }
+    }
+}
+
 // Whether a device would take the launch; if not, why.
 const char* refuse(const Kernel* kernel, const u32* grid, const u32* block, u32 shared_bytes, size_t params_size) {
     if (!kernel) return "no such kernel";
@@ -276,6 +301,40 @@ u64 block_at(Machine& m, u64 turn, u64 blocks, u64 stride) {
 u64 common_divisor(u64 a, u64 b) { return b == 0 ? a : common_divisor(b, a % b); }
 
 }  // namespace
+
+thread_local bool counts_banks = false;
+
+void count_access(const void* address, u32 bytes) {
+    Machine& m = machine();
+    const auto within = [&](const void* memory, size_t size) {
+        return (uintptr_t)address - (uintptr_t)memory < size;
+    };
+    bool shared = within(m.dynamic_shared, MAX_SHARED_BYTES);
+    for (auto [memory, size] : m.static_shared) shared |= within(memory, size);
+    if (shared) m.running->accesses.push_back({address, bytes});
+}
+
+// Shared memory has 32 banks of four bytes. It gives 128 bytes in a turn: accesses of 16 bytes by eight lanes, of eight by sixteen. A
+// phase takes as many turns as there are different words in one bank.
+void count_accesses(const void* const* addresses, u32 bytes) {
+    Machine& m = machine();
+    const u32 lanes = bytes > 4 ? 128 / bytes : 32;
+    for (u32 first = 0; first < 32; first += lanes) {
+        std::vector<uintptr_t> banks[32];
+        size_t turns = 0;
+        for (u32 lane = first; lane < first + lanes; ++lane) {
+            if (!addresses[lane]) continue;
+            const uintptr_t start = (uintptr_t)addresses[lane] / 4, end = ((uintptr_t)addresses[lane] + bytes - 1) / 4;
+            for (uintptr_t word = start; word <= end; ++word) {
+                auto& bank = banks[word % 32];
+                if (std::find(bank.begin(), bank.end(), word) == bank.end()) bank.push_back(word);
+                turns = std::max(turns, bank.size());
+            }
+        }
+        m.phases += turns > 0;
+        m.wavefronts += turns;
+    }
+}
 
 Builtins& builtins() { return machine().builtins; }
 CopyQueue& copy_queue() { return machine().running->copies; }
@@ -371,6 +430,7 @@ int emu_launch(const char* name, const uint32_t* grid, const uint32_t* block, ui
         u64 b = block_at(m, turn, blocks, stride);
         m.builtins.block = {(u32)(b % grid[0]), (u32)(b / grid[0] % grid[1]), (u32)(b / grid[0] / grid[1])};
         run_block(m, shared_bytes);
+        if (counts_banks) count_warps(m);
         if (m.error.empty()) continue;
         const Dim3& at = m.builtins.block;
         m.error = std::string(name) + ", CTA " + std::to_string(at.x) + "," + std::to_string(at.y) + "," +
@@ -378,6 +438,14 @@ int emu_launch(const char* name, const uint32_t* grid, const uint32_t* block, ui
         return -1;
     }
     return 0;
+}
+
+void emu_count_banks(int on) { counts_banks = on != 0; }
+
+void emu_bank_wavefronts(uint64_t* phases, uint64_t* wavefronts) {
+    Machine& m = machine();
+    *phases = std::exchange(m.phases, 0);
+    *wavefronts = std::exchange(m.wavefronts, 0);
 }
 
 const char* emu_error(void) { return machine().error.c_str(); }

@@ -136,6 +136,9 @@ DEVICE uint4 load_fresh(const uint4* address) {
     return result;
 }
 
+// What the emulation looks at in a vector access: alignment, and the banks of shared memory.
+DEVICE void check_access(const void*, u32) {}
+
 #ifdef HAS_SM80
 DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
@@ -279,12 +282,14 @@ constexpr int WIDE = 16 / sizeof(T);
 template <int N, class T>
 DEVICE Vec<T, N> load(const T* address) {
     Vec<T, N> result;
+    check_access(address, sizeof result);
     result.registers = *(const decltype(result.registers)*)address;
     return result;
 }
 
 template <int N, class T>
 DEVICE void store(T* address, const Vec<T, N>& value) {
+    check_access(address, sizeof value);
     *(decltype(value.registers)*)address = value.registers;
 }
 

@@ -191,12 +191,25 @@ pub fn compile(program: &str) -> Result<PathBuf, EmulationError> {
 type Launch = unsafe extern "C" fn(*const c_char, *const u32, *const u32, u32, *const c_void, usize) -> c_int;
 type SetOrder = unsafe extern "C" fn(c_int, u64);
 type Error = unsafe extern "C" fn() -> *const c_char;
+type CountBanks = unsafe extern "C" fn(c_int);
+type BankWavefronts = unsafe extern "C" fn(*mut u64, *mut u64);
+
+/// How launches use the banks of shared memory, by vector loads and stores, `ldmatrix` and `cp.async`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BankUse {
+    /// The parts of at most 128 bytes that accesses of warps fall into.
+    pub phases: u64,
+    /// The turns that they take: as many as the phases, and more where lanes want different words of one bank.
+    pub wavefronts: u64,
+}
 
 /// A library of kernels that has been loaded. It stays loaded: threads keep state of it.
 struct Library {
     launch: Launch,
     set_order: SetOrder,
     error: Error,
+    count_banks: CountBanks,
+    bank_wavefronts: BankWavefronts,
 }
 
 impl Library {
@@ -210,6 +223,8 @@ impl Library {
                 launch: *library.get::<Launch>("emu_launch").map_err(failed)?,
                 set_order: *library.get::<SetOrder>("emu_set_order").map_err(failed)?,
                 error: *library.get::<Error>("emu_error").map_err(failed)?,
+                count_banks: *library.get::<CountBanks>("emu_count_banks").map_err(failed)?,
+                bank_wavefronts: *library.get::<BankWavefronts>("emu_bank_wavefronts").map_err(failed)?,
             })
         }
     }
@@ -232,6 +247,24 @@ impl Emulation {
             this.kernels.extend(of_source.map(|i| (i.clone(), this.libraries.len() - 1)));
         }
         Ok(this)
+    }
+
+    /// How the launches that `work` does on the calling thread use the banks of shared memory, together.
+    pub fn bank_use(&self, work: impl FnOnce()) -> BankUse {
+        // SAFETY: `emu.h` says that the function takes any number.
+        let count = |on| self.libraries.iter().for_each(|library| unsafe { (library.count_banks)(on) });
+        count(1);
+        work();
+        count(0);
+        let mut all = BankUse::default();
+        for library in &self.libraries {
+            let mut one = BankUse::default();
+            // SAFETY: it writes the two numbers that it is given the addresses of.
+            unsafe { (library.bank_wavefronts)(&mut one.phases, &mut one.wavefronts) };
+            all.phases += one.phases;
+            all.wavefronts += one.wavefronts;
+        }
+        all
     }
 
     /// Runs a kernel to its end on the calling thread.

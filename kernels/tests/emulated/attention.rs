@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{LazyLock, Mutex};
 
-use octavo_kernels::emulation::Order;
+use octavo_kernels::emulation::{BankUse, Order};
 use octavo_kernels::manifest::{self, Chip, Dtype, Instance};
 use octavo_kernels::params::{AttentionParams, KV_BLOCK, PagedDecodeParams};
 use octavo_kernels::plan::{DecodePlan, PrefillPlan};
@@ -120,6 +120,11 @@ impl Setup {
     /// The outputs of a step, one array a chunk: the same bits in every scheduling order.
     pub(crate) fn run(&self, chunks: &[Chunk<'_>], layout: u64) -> Vec<Array> {
         in_every_order(|order| Step::new(self, chunks, layout).run(order))
+    }
+
+    /// How a step uses the banks of shared memory.
+    pub(crate) fn bank_use(&self, chunks: &[Chunk<'_>]) -> Option<BankUse> {
+        kernels(self).bank_use(|| drop(Step::new(self, chunks, 1).run(Order::Forward)))
     }
 
     /// The same in a batch that is padded with that many rows without keys.

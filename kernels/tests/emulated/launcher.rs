@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use octavo_backend_cuda::testing::{DeviceKernels, HostArray};
 use octavo_backend_cuda::{named_folders, probe};
-use octavo_kernels::emulation::{Emulation, Order};
+use octavo_kernels::emulation::{BankUse, Emulation, Order};
 use octavo_kernels::manifest::{Chip, Dtype, Instance};
 use octavo_kernels::params::Params;
 
@@ -53,6 +53,14 @@ impl Kernels {
                 let kernels = DeviceKernels::new(&named_folders(), instances, asked == "volta");
                 Self::OnDevice(kernels.unwrap_or_else(|e| panic!("{e}")))
             }
+        }
+    }
+
+    /// How the launches that `work` does use the banks of shared memory; a device does not tell.
+    pub(crate) fn bank_use(&self, work: impl FnOnce()) -> Option<BankUse> {
+        match self {
+            Self::Emulated(emulation) => Some(emulation.bank_use(work)),
+            Self::OnDevice(_) => None,
         }
     }
 

@@ -10,7 +10,7 @@ use crate::launcher::{Kernels, address, dtypes, has_sm80};
 use crate::support::{Array, Tolerance, uniform};
 
 /// A product with everything that may be asked of it.
-struct Case {
+pub(crate) struct Case {
     out: Dtype,
     m: usize,
     n: usize,
@@ -28,7 +28,7 @@ struct Case {
 }
 
 impl Case {
-    fn draw(rng: &mut TestRng, dtype: Dtype, out: Dtype, [m, n, k]: [usize; 3]) -> Self {
+    pub(crate) fn draw(rng: &mut TestRng, dtype: Dtype, out: Dtype, [m, n, k]: [usize; 3]) -> Self {
         let stride = n + rng.below(3) * rng.below(9);
         let bias = (rng.below(2) == 0).then(|| (0..n).map(|_| rng.signed()).collect());
         let add = (rng.below(2) == 0).then(|| uniform(out, m * stride, 2.0, rng));
@@ -66,7 +66,7 @@ impl Case {
     }
 
     /// What the output holds after a launch.
-    fn run(
+    pub(crate) fn run(
         &self,
         kernels: &Kernels,
         order: Order,

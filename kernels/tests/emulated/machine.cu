@@ -47,6 +47,20 @@ DEVICE void read_shared_template(const GatherRowsParams& p) {
     ((T*)memory)[threadIdx.x] = fixed[threadIdx.x] = 1.0f;
 }
 
+template <class T>
+DEVICE void misaligned_template(const GatherRowsParams& p) {
+    store((T*)p.out, load<4>((const T*)p.input + threadIdx.x));
+}
+
+// A warp's 16 bytes a lane from shared memory, rows of 64 bytes; then of 80, as far apart as their banks are.
+template <class T>
+DEVICE void strided_template(const GatherRowsParams& p) {
+    DYNAMIC_SHARED(memory);
+    const T* const shared = (const T*)memory;
+    store((T*)p.out + threadIdx.x * 8, load<4>(shared + threadIdx.x * 16));
+    store((T*)p.out + threadIdx.x * 8 + 4, load<4>(shared + threadIdx.x * 20));
+}
+
 // ------------------------------------------------------------------------------------------- what is right
 
 template <class T>

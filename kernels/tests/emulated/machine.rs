@@ -1,6 +1,6 @@
 //! The emulation itself: kernels with known defects are caught, and instructions do what the PTX ISA says.
 
-use octavo_kernels::emulation::{Emulation, EmulationError, Order};
+use octavo_kernels::emulation::{BankUse, Emulation, EmulationError, Order};
 use octavo_kernels::manifest::{Chips, Instance};
 use octavo_kernels::params::{GatherRowsParams, Params};
 use octavo_kernels::sources::Source;
@@ -94,6 +94,22 @@ fn background_copies_are_there_when_they_have_been_waited_for() {
         assert_eq!(out[128..256], input[..128], "the older group");
         assert!(out[256..320] == input[128..192] && out[320..].iter().all(|&x| x == 0.0), "both");
     }
+}
+
+#[test]
+fn a_misaligned_access_is_an_error() {
+    let error = Machine::new("misaligned", 32).error(&[0.0; 64]);
+    assert!(error.contains("no multiple of its size"), "{error}");
+}
+
+#[test]
+fn bank_conflicts_are_counted() {
+    let machine = Machine::new("strided", 32);
+    let bank_use = machine.emulation.bank_use(|| drop(machine.run(Order::Forward, 1, &[], 256)));
+    // Eight lanes read at once. Of rows of 64 bytes, every second begins in the same bank; of rows of 80, the first after eight.
+    assert_eq!(bank_use, BankUse { phases: 8, wavefronts: 4 * 4 + 4 });
+    let none = machine.emulation.bank_use(|| ());
+    assert_eq!(none, BankUse::default());
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod attention;
 mod attention_properties;
+mod banks;
 mod common;
 mod device;
 mod fill;

@@ -1,0 +1,56 @@
+//! How the tensor-core kernels use the banks of shared memory: every turn that a warp waits for another is time.
+
+use octavo_kernels::emulation::{BankUse, Order};
+use octavo_kernels::manifest::{self, Chip, Dtype, GemmTile};
+
+use crate::attention::{Path, Setup, setups};
+use crate::common::rng;
+use crate::launcher::Kernels;
+use crate::linear::Case;
+
+/// Turns beyond one a phase, for each hundred phases.
+fn conflicts(bank_use: BankUse) -> f64 {
+    assert!(bank_use.phases > 0, "shared memory is used");
+    100.0 * (bank_use.wavefronts - bank_use.phases) as f64 / bank_use.phases as f64
+}
+
+#[test]
+fn dense_products_meet_in_no_bank() {
+    let rng = &mut rng();
+    for chip in [Chip::SM_70, Chip::SM_89] {
+        for tile in GemmTile::ALL {
+            let instance = manifest::gemm(chip, Dtype::F16, Dtype::F16, tile);
+            let kernels = Kernels::new(std::slice::from_ref(&instance));
+            let case = Case::draw(rng, Dtype::F16, Dtype::F16, [128, 128, 128]);
+            let bank_use = kernels.bank_use(|| {
+                case.run(&kernels, Order::Forward, &instance, |p| p.gemm_grid(tile.outputs(Dtype::F16)));
+            });
+            if let Some(bank_use) = bank_use {
+                assert_eq!(bank_use.wavefronts, bank_use.phases, "{}: {bank_use:?}", instance.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn prefill_seldom_meets_in_a_bank() {
+    let rng = &mut rng();
+    for setup in setups().into_iter().filter(|setup| setup.path != Path::Plain) {
+        let setup = Setup { window: None, softcap: None, ..setup };
+        let sequence = setup.sequence(128, rng);
+        let Some(bank_use) = setup.bank_use(&[(&sequence, 0..128)]) else { return };
+        // Rows of 96 elements are twelve pieces, so eight threads that fill them together may meet at a row's end. On Volta weights pass
+        // through shared memory, in an order that no padding suits altogether.
+        let volta = matches!(setup.path, Path::Fast { chip: Chip::SM_70, .. });
+        let most = if volta {
+            12.0
+        } else if setup.size == 96 {
+            8.0
+        } else {
+            0.0
+        };
+        let found = conflicts(bank_use);
+        println!("{} {}: {found:.1}", if volta { "sm_70" } else { "sm_80" }, setup.size);
+        assert!(found <= most, "{setup:?}: {found:.1} conflicts in a hundred phases");
+    }
+}
