@@ -201,7 +201,7 @@ fn machine_code_is_what_was_meant() {
     }
 }
 
-fn check_code(instance: &Instance, chip: Chip, code: &std::collections::BTreeSet<String>) {
+fn check_code(instance: &Instance, chip: Chip, code: &[String]) {
     let context = format!("{} on {}", instance.name, chip.arch());
     // The four steps of Volta's instruction are one.
     let tensor: Vec<_> = code.iter().filter(|c| c.starts_with("HMMA")).map(|c| c.split(".STEP").next()).collect();
@@ -225,4 +225,22 @@ fn check_code(instance: &Instance, chip: Chip, code: &std::collections::BTreeSet
         assert!(code.iter().any(|c| c.starts_with("LDGSTS.E.BYPASS")), "{context} does not copy behind its back");
         assert!(code.iter().any(|c| c.starts_with("LDSM")), "{context} has no ldmatrix");
     }
+    if instance.source == sources::ATTENTION_DECODE {
+        let step = |c: &[String]| count(c, "LDG.E", ".128") >= 4 && count(c, "SHFL", "") >= 12;
+        assert!(stretches(code).any(step), "{context}: branches part the loads, or the shuffles, of a step");
+    }
+    if instance.source == sources::ATTENTION_PREFILL {
+        let tile = |c: &[String]| count(c, "LDGSTS", ".128") >= 4 && count(c, "LDG.E", "") >= 4;
+        assert!(stretches(code).any(tile), "{context}: branches part the lookups of a tile");
+    }
+}
+
+/// The stretches of code that no branch parts.
+fn stretches(code: &[String]) -> impl Iterator<Item = &[String]> {
+    code.split(|instruction| instruction.starts_with("BRA"))
+}
+
+/// Instructions of that kind.
+fn count(code: &[String], start: &str, part: &str) -> usize {
+    code.iter().filter(|c| c.starts_with(start) && c.contains(part)).count()
 }

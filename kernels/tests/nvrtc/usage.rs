@@ -1,6 +1,6 @@
 //! What a kernel uses, from the compiler's log and from its machine code.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -54,9 +54,9 @@ fn number_before(line: &str, word: &str) -> Option<u32> {
     before.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// The instructions of each kernel of a disassembled cubin.
-pub(crate) fn instructions(text: &str) -> BTreeMap<String, BTreeSet<String>> {
-    let mut kernels: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+/// The instructions of each kernel of a disassembled cubin, in their order.
+pub(crate) fn instructions(text: &str) -> BTreeMap<String, Vec<String>> {
+    let mut kernels: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut current = None;
     for line in text.lines() {
         if let Some((_, name)) = line.split_once(".section\t.text.") {
@@ -69,7 +69,7 @@ pub(crate) fn instructions(text: &str) -> BTreeMap<String, BTreeSet<String>> {
             continue;
         };
         if let Some(mnemonic) = code.split_whitespace().find(|word| !word.starts_with(['@', '{'])) {
-            kernels.entry(name.clone()).or_default().insert(mnemonic.trim_end_matches(';').to_owned());
+            kernels.entry(name.clone()).or_default().push(mnemonic.trim_end_matches(';').to_owned());
         }
     }
     kernels
@@ -104,6 +104,6 @@ ptxas info    : Used 12 registers, 416 bytes cmem[0]
         let text = "\t.section\t.text.first,\"ax\",@progbits\n        /*0000*/                   LDG.E.128 R4, [R2.64] ;\n        \
                     /*0010*/              @!P0 HMMA.884.F32.F32.STEP0 R8, R2, R4, R8 ;\n\t.section\t.nv.info\n";
         let found = instructions(text);
-        assert_eq!(found["first"].iter().collect::<Vec<_>>(), ["HMMA.884.F32.F32.STEP0", "LDG.E.128"]);
+        assert_eq!(found["first"], ["LDG.E.128", "HMMA.884.F32.F32.STEP0"]);
     }
 }
