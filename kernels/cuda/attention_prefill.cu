@@ -4,8 +4,8 @@
 // values while its keys are.
 //
 // Tiles of keys begin at multiples of their size, and a tile that a query sees nothing of changes nothing of it: its result
-// is the same, bit for bit, however its sequence is cut into chunks. A value that is NaN spoils the queries of its tile of
-// queries that come before it too (0 · NaN), not those of other tiles.
+// is the same, bit for bit, however its sequence is cut into chunks. Values must be finite: a NaN would spoil the queries of its
+// tile that come before it too (0 · NaN). qkv_post.cu sees to that.
 #include "attention.h"
 
 constexpr u32 PREFILL_THREADS = 128;

@@ -1,4 +1,8 @@
 // What follows the fused qkv projection, in one kernel: split, RMS norm of q and k, rotary embedding, write to the paged cache.
+//
+// A value that is not finite is kept as 0, and its key as NaN. The tensor cores multiply a tile's values by the weights of all of its
+// queries, the weight 0 of those that do not see the key among them, and no weight makes a NaN vanish: tokens before it, whose
+// blocks other sequences may share, would be spoilt. A score that is NaN spoils those that see the key, and nobody else.
 #include "gpu.h"
 
 constexpr u32 QKV_POST_WARPS = 4;
@@ -30,18 +34,42 @@ DEVICE float rotated(const QkvPostParams& p, const float* x, u32 i) {
     return first ? left * c - right * s : right * c + left * s;
 }
 
-// One head by one warp. `part` is the whole row of q, k or v that the head is number `head` of, `weight` its norm's, or null;
-// `x` is shared memory of the warp, because the two elements of a pair may belong to different lanes.
+DEVICE bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
+
+// Whether all of `cols` elements are finite, by a warp.
 template <int N, class T>
-DEVICE void post_head(const QkvPostParams& p, T* out, const T* part, u32 head, u32 heads, const float* weight, bool rotate,
-                      float* x) {
-    const T* input = part + head * p.head_size;
+DEVICE bool are_finite(const T* x, u32 cols) {
+    float others = 0.0f;
+    for (u32 c = lane_id() * N; c < cols; c += 32 * N) {
+        Vec<T, N> v = load<N>(x + c);
+#pragma unroll
+        for (int i = 0; i < N; ++i) others += is_finite(to_float(v.x[i])) ? 0.0f : 1.0f;
+    }
+    return warp_sum(others) == 0.0f;
+}
+
+template <class T>
+struct Head {
+    T* out;
+    const T* part;        // the whole row of q, k or v
+    u32 number, heads;    // which it is of how many
+    const float* weight;  // of its norm, or null
+    bool rotate, is_value;
+    const T* value;       // of a key: the head that goes with it; else null
+};
+
+// One head by one warp. `x` is shared memory of the warp, because the two elements of a pair may belong to different lanes.
+template <int N, class T>
+DEVICE void post_head(const QkvPostParams& p, const Head<T>& head, float* x) {
+    const T* input = head.part + head.number * p.head_size;
+    const float* weight = head.weight;
     float inverse = 0.0f;
     if (weight) {
-        const u32 cols = p.norm_whole_row ? heads * p.head_size : p.head_size;
-        inverse = rsqrtf(sum_of_squares<N>(p.norm_whole_row ? part : input, cols) / cols + p.eps);
-        if (p.norm_whole_row) weight += head * p.head_size;
+        const u32 cols = p.norm_whole_row ? head.heads * p.head_size : p.head_size;
+        inverse = rsqrtf(sum_of_squares<N>(p.norm_whole_row ? head.part : input, cols) / cols + p.eps);
+        if (p.norm_whole_row) weight += head.number * p.head_size;
     }
+    const bool spoilt = head.value && !are_finite<N>(head.value, p.head_size);
     for (u32 c = lane_id() * N; c < p.head_size; c += 32 * N) {
         Vec<T, N> v = load<N>(input + c);
 #pragma unroll
@@ -55,9 +83,11 @@ DEVICE void post_head(const QkvPostParams& p, T* out, const T* part, u32 head, u
         Vec<T, N> v;
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            v.x[i] = from_float<T>(rotate ? rotated(p, x, c + i) : x[c + i]);
+            float value = head.rotate ? rotated(p, x, c + i) : x[c + i];
+            if (head.is_value && !is_finite(value)) value = 0.0f;
+            v.x[i] = from_float<T>(spoilt ? __uint_as_float(0x7fffffffu) : value);
         }
-        store(out + c, v);
+        store(head.out + c, v);
     }
 }
 
@@ -69,25 +99,26 @@ DEVICE void qkv_post(const QkvPostParams& p) {
     if (number >= p.q_heads + 2 * p.kv_heads) return;
     const bool is_q = number < p.q_heads, is_v = number >= p.q_heads + p.kv_heads;
     const u32 first = is_q ? 0 : is_v ? p.q_heads + p.kv_heads : p.q_heads;
-    const u32 head = number - first;
 
     T* out;
     if (is_q) {
-        out = (T*)p.q + ((u64)token * p.q_heads + head) * p.head_size;
+        out = (T*)p.q + ((u64)token * p.q_heads + number) * p.head_size;
     } else {
         const u32 slot = p.slots[token];
         if (slot == NO_SLOT) return;
         out = (T*)(is_v ? p.v_cache : p.k_cache) + slot / KV_BLOCK * p.block_stride +
-              (slot % KV_BLOCK * p.kv_heads + head) * p.head_size;
+              (slot % KV_BLOCK * p.kv_heads + number - first) * p.head_size;
     }
-    const T* part = (const T*)p.qkv + ((u64)token * (p.q_heads + 2 * p.kv_heads) + first) * p.head_size;
+    const u32 stride = p.q_heads + 2 * p.kv_heads;
+    const T* part = (const T*)p.qkv + ((u64)token * stride + first) * p.head_size;
+    const T* value = is_q || is_v ? nullptr : part + (p.kv_heads + number - first) * p.head_size;
     const float* weight = is_q ? p.q_weight : is_v ? nullptr : p.k_weight;
-    const bool rotate = !is_v && p.cosine;
+    const Head<T> head{out, part, number - first, is_q ? p.q_heads : p.kv_heads, weight, !is_v && p.cosine, is_v, value};
     float* x = heads + warp_id() * MAX_HEAD_SIZE;
     // Eight bytes a lane: a head of 128 keeps every lane of its warp busy.
     if (p.head_size % 4 == 0) {
-        post_head<4>(p, out, part, head, is_q ? p.q_heads : p.kv_heads, weight, rotate, x);
+        post_head<4>(p, head, x);
     } else {
-        post_head<1>(p, out, part, head, is_q ? p.q_heads : p.kv_heads, weight, rotate, x);
+        post_head<1>(p, head, x);
     }
 }

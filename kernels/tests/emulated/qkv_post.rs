@@ -263,3 +263,28 @@ fn rotary_products_depend_on_the_distance_alone() {
         }
     }
 }
+
+/// A value that is not finite is kept as 0 and told by its key; what belongs to other tokens and heads keeps its bits.
+#[test]
+fn values_that_are_not_finite_are_told_by_their_keys() {
+    let rng = &mut rng();
+    for (dtype, bad) in dtypes().into_iter().zip([f64::NAN, f64::INFINITY, f64::NEG_INFINITY].into_iter().cycle()) {
+        let mut case = Case::draw(dtype, rng);
+        case.slots.iter_mut().zip(KV_BLOCK as u32..).for_each(|(slot, free)| *slot = free);
+        let expected = case.run().1;
+        let (token, head, element) = (rng.below(case.slots.len()), rng.below(case.kv_heads), rng.below(case.size));
+        let (q_cols, kv_cols) = (case.q_heads * case.size, case.kv_heads * case.size);
+        case.qkv.set(token * case.row() + q_cols + kv_cols + head * case.size + element, bad);
+        let found = case.run().1;
+        let keys = case.block_stride() + 2 * (case.layers - 1) * case.plane();
+        let key = keys + token * kv_cols + head * case.size;
+        let value = key + case.plane() + element;
+        for i in 0..found.len() {
+            match i {
+                _ if (key..key + case.size).contains(&i) => assert!(found.get(i).is_nan(), "{dtype:?}: {i}"),
+                _ if i == value => assert_eq!(found.get(i), 0.0, "{dtype:?}"),
+                _ => assert!(found.bits(i..i + 1) == expected.bits(i..i + 1), "{dtype:?}: {i}"),
+            }
+        }
+    }
+}

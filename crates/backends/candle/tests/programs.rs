@@ -1,6 +1,7 @@
 //! Whole programs: near the naive f64 meaning of every op, and the same bits however the sequences are cut into steps.
 
 use octavo_backend_candle::CandleBackend;
+use octavo_ops::testing::TinyModel;
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
 use proptest::prelude::*;
 
@@ -38,4 +39,9 @@ fn logits_at_real_sizes_are_near_the_naive_ones() {
 #[test]
 fn the_contract_is_kept() {
     SUITE.contract();
+}
+
+#[test]
+fn what_is_no_number_reaches_no_row_before_it() {
+    SUITE.what_is_no_number_reaches_no_row_before_it(&TinyModel::default());
 }

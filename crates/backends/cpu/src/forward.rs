@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
+use half::bf16;
 use octavo_ops::{
     BufferId, Glu, NormKind, PagedAttention, Program, Rope, RopeStyle, Rows as RowCount, StepBatch, WeightId, sampling,
 };
@@ -352,6 +353,11 @@ impl Forward<'_> {
     }
 }
 
+/// Whether something holds for all elements: without a way out of the loop, so that it is one of vectors.
+fn all<T: Copy>(x: &[T], holds: impl Fn(T) -> bool) -> bool {
+    x.iter().fold(true, |all, &x| all & holds(x))
+}
+
 /// Norm, rotation and cache write of one layer.
 struct QkvPost<'a> {
     isa: Isa,
@@ -406,6 +412,9 @@ impl QkvPost<'_> {
 
     /// Writes the keys and values of some heads of a row to the cache.
     ///
+    /// A value that is not finite is kept as 0, and its key as NaN. Values are multiplied by blocks, by weights of 0 too, of queries
+    /// that do not see the key, and no weight makes a NaN vanish; a score that is NaN spoils those that see it, and nobody else.
+    ///
     /// # Safety
     /// Nobody may use the block of the slot, for these heads, meanwhile.
     unsafe fn keep(&self, slot: u32, heads: std::ops::Range<usize>, key: &[f32], value: &[f32]) {
@@ -416,8 +425,12 @@ impl QkvPost<'_> {
                 let (keys, values) = narrow.split_at_mut(key.len());
                 self.isa.to_bf16(key, keys);
                 self.isa.to_bf16(value, values);
-                let pairs = keys.chunks_exact(dim).zip(values.chunks_exact(dim));
+                let pairs = keys.chunks_exact_mut(dim).zip(values.chunks_exact_mut(dim));
                 for (head, (key, value)) in heads.zip(pairs) {
+                    if !all(value, |x| bf16::from_bits(x).is_finite()) {
+                        key.fill(bf16::NAN.to_bits());
+                        value.fill(0);
+                    }
                     // SAFETY: as the caller promises.
                     unsafe { self.cache.write(slot, head, key, value) };
                 }
@@ -427,9 +440,16 @@ impl QkvPost<'_> {
                 let (keys, values) = codes.split_at_mut(dim);
                 let pairs = key.chunks_exact(dim).zip(value.chunks_exact(dim));
                 for (head, (key, value)) in heads.zip(pairs) {
-                    let (key, value) = (self.code(key, keys), self.code(value, values));
+                    let (mut key_row, mut value_row) = (self.code(key, keys), self.code(value, values));
+                    if !all(value, f32::is_finite) {
+                        (key_row.scale, value_row.scale) = (f32::NAN, 0.0);
+                    }
+                    // No code is a NaN.
+                    if !all(key, f32::is_finite) {
+                        key_row.scale = f32::NAN;
+                    }
                     // SAFETY: as the caller promises.
-                    unsafe { self.cache.write_codes(slot, head, key, value) };
+                    unsafe { self.cache.write_codes(slot, head, key_row, value_row) };
                 }
             }
         });

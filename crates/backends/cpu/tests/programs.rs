@@ -165,3 +165,10 @@ fn the_contract_is_kept() {
     each(|suite| suite.contract());
     each_with(INT8, |suite| suite.contract());
 }
+
+#[test]
+fn what_is_no_number_reaches_no_row_before_it() {
+    for config in [CpuConfig::default(), INT8] {
+        each_with(config, |suite| suite.what_is_no_number_reaches_no_row_before_it(&quantised(StorageType::F32)));
+    }
+}

@@ -369,6 +369,29 @@ impl Suite<'_> {
         self.near(&found.iter().map(|row| &row[..]).collect::<Vec<_>>(), &expected, std::iter::empty(), 0.0)
     }
 
+    /// A token that has become no number, as one that overflows does, reaches no row before it: their blocks may be others' too.
+    pub fn what_is_no_number_reaches_no_row_before_it(&self, model: &TinyModel) {
+        const BAD: usize = 7;
+        let model = TinyModel { tied: false, ..model.clone() };
+        let (program, mut weights) = model.build().expect("the model is well formed");
+        let table = weights.tensors.get_mut("embed.0").expect("the tensor is there");
+        let row = model.hidden * size_of::<f32>();
+        table.bytes.to_mut()[BAD * row..(BAD + 1) * row].fill(0xff);
+        let mut tokens = TestRng(5).tokens(40, BAD);
+        for at in [1, 13, 39] {
+            let [expected, found] = [0, BAD as u32].map(|token| {
+                tokens[at] = token;
+                self.alone(&program, &weights, &tokens)
+            });
+            tokens[at] = 0;
+            assert_eq!(found[..at], expected[..at], "before {at}");
+            let is_nan = |bits: &u32| f32::from_bits(*bits).is_nan();
+            for (row, found) in found.iter().enumerate().skip(at) {
+                assert!(found.iter().all(is_nan), "row {row}, from {at} on");
+            }
+        }
+    }
+
     /// What does not depend on the model's shape.
     pub fn contract(&self) {
         self.unfit_checkpoints_are_errors();

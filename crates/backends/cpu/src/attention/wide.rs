@@ -302,12 +302,13 @@ pub(super) unsafe fn weigh(scores: &mut [f32], running: &mut Running) -> f32 {
     fade
 }
 
-/// `e^x` for x ≤ 0, as [`crate::rows::exp`] computes it; 0 below −87.3.
+/// `e^x` for x ≤ 0, as [`crate::rows::exp`] computes it; 0 below −87.3. NaN stays NaN: of two operands the instruction for the
+/// maximum gives the second if one is NaN.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn exp(x: __m512) -> __m512 {
     let least = _mm512_set1_ps(-87.3);
-    let clamped = _mm512_max_ps(x, least);
+    let clamped = _mm512_max_ps(least, x);
     let n = _mm512_roundscale_ps::<0>(_mm512_mul_ps(clamped, _mm512_set1_ps(std::f32::consts::LOG2_E)));
     let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693_359_4), clamped);
     let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.121_944_4e-4), r);
@@ -316,7 +317,7 @@ fn exp(x: __m512) -> __m512 {
         sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(term));
     }
     let value = _mm512_scalef_ps(sum, n);
-    _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x, least), value)
+    _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, least), value)
 }
 
 /// Adds a block's values to what the rows have gathered, which fades first.

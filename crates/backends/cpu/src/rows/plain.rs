@@ -172,7 +172,7 @@ fn quantised<const COARSE: bool>(x: &[f32], out: QuantRow<'_>) {
 pub(super) fn to_bf16<const FMA: bool>(x: &[f32], out: &mut [u16]) {
     for (out, &x) in out.iter_mut().zip(x) {
         let bits = x.to_bits();
-        let rounded = ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
+        let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
         *out = if x.is_nan() { bf16::NAN.to_bits() } else { rounded };
     }
 }

@@ -62,6 +62,14 @@ fn bits_of_sixteen_do_not_depend_on_the_batch_if_that_is_asked_for() {
 }
 
 #[test]
+fn what_is_no_number_reaches_no_row_before_it() {
+    for (device, dtype) in [(H200, Dtype::Bf16), (L40S, Dtype::F16), (V100, Dtype::F16), (V100, Dtype::F32)] {
+        let config = CudaConfig { device, dtype: Some(dtype), ..config() };
+        with_suite(&config, 0.0, 0.0, |suite| suite.what_is_no_number_reaches_no_row_before_it(&wide()));
+    }
+}
+
+#[test]
 fn the_contract_is_kept() {
     with_suite(&config(), 3e-4, 2e-5, |suite| suite.contract());
 }
