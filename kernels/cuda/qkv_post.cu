@@ -39,13 +39,13 @@ DEVICE bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
 // Whether all of `cols` elements are finite, by a warp.
 template <int N, class T>
 DEVICE bool are_finite(const T* x, u32 cols) {
-    float others = 0.0f;
+    bool finite = true;
     for (u32 c = lane_id() * N; c < cols; c += 32 * N) {
         Vec<T, N> v = load<N>(x + c);
 #pragma unroll
-        for (int i = 0; i < N; ++i) others += is_finite(to_float(v.x[i])) ? 0.0f : 1.0f;
+        for (int i = 0; i < N; ++i) finite &= is_finite(to_float(v.x[i]));
     }
-    return warp_sum(others) == 0.0f;
+    return __all_sync(ALL_LANES, finite);
 }
 
 template <class T>
