@@ -24,15 +24,18 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(executor: &dyn Executor, config: &EngineConfig) -> Self {
+    /// # Errors
+    /// The configuration contradicts itself, or does not fit the executor's KV cache.
+    pub(crate) fn new(executor: &dyn Executor, config: &EngineConfig) -> Result<Self, EngineError> {
         let spec = executor.kv_cache_spec();
+        config.check(spec)?;
         let blocks = spec.groups.iter().map(|group| group.blocks.saturating_sub(1)).sum();
-        Self {
+        Ok(Self {
             inbox: Arc::new(Inbox::new(config)),
             status: StatusCells::new(blocks),
             layout: KvLayout::new(spec, config.enable_prefix_caching).seeded(config.prefix_seed.as_deref()),
             max_model_len: config.max_model_len,
-        }
+        })
     }
 
     pub(crate) fn submit(&self, request: Request) -> Result<RequestStream, SubmitError> {
@@ -97,8 +100,7 @@ impl Engine {
         metrics: EngineMetrics,
         events: Option<Box<dyn KvEventSink>>,
     ) -> Result<Engine, EngineError> {
-        config.check(executor.kv_cache_spec())?;
-        let shared = Arc::new(Shared::new(&*executor, &config));
+        let shared = Arc::new(Shared::new(&*executor, &config)?);
         let thread = std::thread::Builder::new().name("octavo-engine".into()).spawn({
             let shared = shared.clone();
             move || {

@@ -42,8 +42,7 @@ impl ManualEngine {
         metrics: EngineMetrics,
         events: Option<Box<dyn KvEventSink>>,
     ) -> Result<Self, EngineError> {
-        config.check(executor.kv_cache_spec())?;
-        let shared = Arc::new(Shared::new(&*executor, &config));
+        let shared = Arc::new(Shared::new(&*executor, &config)?);
         Ok(Self { engine: EngineLoop::new(shared.clone(), executor, config, metrics, events), shared })
     }
 

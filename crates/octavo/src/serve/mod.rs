@@ -192,8 +192,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     });
     let runner = Runner::observed(backend, model.program.clone(), runner_config, |known| telemetry.device(known))?;
     let memory = runner.memory_plan().clone();
-    let tokens = (memory.blocks - 1) * block_size;
-    log_memory(&memory, block_size, plan.max_model_len);
+    log_memory(&memory);
 
     let traces = settings.traces.as_ref().map(|config| telemetry.start_traces(config)).transpose()?;
     if let Some(config) = &settings.traces {
@@ -205,7 +204,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
         ("num_gpu_blocks", memory.blocks.to_string()),
         ("cache_dtype", args.model.kv_cache_dtype.clone()),
         ("enable_prefix_caching", if engine_config.enable_prefix_caching { "True" } else { "False" }.to_owned()),
-        ("kv_cache_size_tokens", tokens.to_string()),
+        ("kv_cache_size_tokens", memory.kv_tokens().to_string()),
     ]);
     telemetry.set_build_info(&BuildInfo {
         version: env!("CARGO_PKG_VERSION"),
@@ -222,9 +221,9 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
 }
 
 /// What the KV cache holds, in vLLM's words where it has them.
-fn log_memory(memory: &MemoryPlan, block_size: usize, max_model_len: usize) {
-    let blocks = memory.blocks - 1;
-    let tokens = blocks * block_size;
+fn log_memory(memory: &MemoryPlan) {
+    let &MemoryPlan { blocks, block_size, max_model_len, .. } = memory;
+    let (blocks, tokens) = (blocks.saturating_sub(1), memory.kv_tokens());
     info!(
         "memory: weights {}, KV cache {} in {blocks} blocks of {block_size} tokens",
         human_bytes(memory.weight_bytes),
