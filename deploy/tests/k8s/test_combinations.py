@@ -1,5 +1,6 @@
 """Values of the chart in combinations that nobody has written down: refused with a sentence, or as sound as the others."""
 
+import functools
 import random
 import re
 import subprocess
@@ -38,6 +39,7 @@ CHOICES = [
 SAMPLES = 48
 
 
+@functools.cache
 def drawn(seed: int) -> tuple[list[str], subprocess.CompletedProcess[str]]:
     """Settings, and what the chart makes of them."""
     draw = random.Random(seed)
