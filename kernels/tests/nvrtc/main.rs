@@ -1,8 +1,9 @@
 //! Every instance of the manifest compiles for every chip, uses what `budget.toml` says that it uses, and multiplies by the
 //! instruction that was meant. Needs the packages of `tests/requirements.txt`, no GPU.
 
+mod code;
+mod residency;
 mod tools;
-mod usage;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,7 +14,7 @@ use std::sync::{Mutex, OnceLock};
 use octavo_kernels::manifest::{self, Chip, Instance};
 use octavo_kernels::nvrtc::Compiled;
 use octavo_kernels::sources::{self, Source};
-use usage::Usage;
+use octavo_kernels::usage::{self, Usage};
 
 /// Programs that are compiled at once.
 const THREADS: usize = 2;
@@ -71,6 +72,11 @@ fn budget_file() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("budget.toml")
 }
 
+fn budget() -> Budget {
+    let text = std::fs::read_to_string(budget_file()).expect("the budget");
+    toml::from_str(&text).expect("the budget is well formed")
+}
+
 fn found() -> Budget {
     let mut found = Budget::new();
     for program in programs() {
@@ -112,8 +118,7 @@ fn every_instance_keeps_its_budget() {
     if std::env::var_os(REWRITE).is_some_and(|v| v == "1") {
         std::fs::write(budget_file(), written(&found)).expect("the budget is writable");
     }
-    let text = std::fs::read_to_string(budget_file()).expect("the budget");
-    let budget: Budget = toml::from_str(&text).expect("the budget is well formed");
+    let budget = budget();
     let mut differences = String::new();
     for (chip, instances) in &found {
         let allowed = budget.get(chip).cloned().unwrap_or_default();
@@ -193,9 +198,9 @@ fn machine_code_is_what_was_meant() {
         for program in programs {
             let name = format!("{}-{}", chip.arch(), program.source.path.replace('/', "-"));
             let text = tools::disassemble(&nvdisasm, &name, &program.compiled.cubin);
-            let code = usage::instructions(&text);
+            let instructions = code::instructions(&text);
             for instance in &program.instances {
-                check_code(instance, chip, &code[&instance.name]);
+                check_code(instance, chip, &instructions[&instance.name]);
             }
         }
     }
