@@ -8,11 +8,14 @@ use std::ptr;
 
 use libloading::Library;
 
-use crate::manifest::Chip;
+use crate::manifest::{Chip, Target};
 use crate::sources::HEADERS;
 
-/// Options that every program is compiled with, beside the chip: part of what a cached result depends on.
-pub const OPTIONS: &[&str] = &["--std=c++17", "--ptxas-options=-v", "--ptxas-options=--warn-on-spills"];
+/// Options of every compilation, beside the target.
+const OPTIONS: &[&str] = &["--std=c++17"];
+
+/// Options of a compilation to machine code.
+const ASSEMBLER_OPTIONS: &[&str] = &["--ptxas-options=-v", "--ptxas-options=--warn-on-spills"];
 
 /// Why nothing was compiled.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,9 +43,9 @@ impl std::error::Error for NvrtcError {}
 /// What a compilation gives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
-    /// Code for the chip, as the driver loads it.
-    pub cubin: Vec<u8>,
-    /// Warnings, and what each kernel uses (registers, shared memory, spills).
+    /// Machine code, or PTX that ends with a zero: either is loaded by the driver as it is.
+    pub code: Vec<u8>,
+    /// Warnings; for machine code also the resources that each kernel uses ([`usage`](crate::usage)).
     pub log: String,
 }
 
@@ -137,19 +140,15 @@ impl Nvrtc {
         self.archs.contains(&(chip.major * 10 + chip.minor))
     }
 
-    /// Compiles the text of a [`program`](crate::manifest::program) to code for `chip`. `name` stands in messages.
-    pub fn compile(&self, name: &str, text: &str, chip: Chip) -> Result<Compiled, NvrtcError> {
-        let (program, log) = self.compiled(name, text, options(chip))?;
-        let cubin = self.read("nvrtcGetCUBIN", program.handle, self.functions.cubin_size, self.functions.cubin)?;
-        Ok(Compiled { cubin, log })
-    }
-
-    /// Compiles it to PTX for `chip`, which a driver makes code of for that chip and for later ones: a way to run a chip's
-    /// source where there is none of it. The text ends with a zero, as drivers want it.
-    pub fn compile_ptx(&self, name: &str, text: &str, chip: Chip) -> Result<Vec<u8>, NvrtcError> {
-        let arch = format!("--gpu-architecture=compute_{}{}", chip.major, chip.minor);
-        let (program, _) = self.compiled(name, text, vec![arch, "--std=c++17".to_owned()])?;
-        self.read("nvrtcGetPTX", program.handle, self.functions.ptx_size, self.functions.ptx)
+    /// Compiles the text of a [`program`](crate::manifest::program) for `target`. `name` stands in messages.
+    pub fn compile(&self, name: &str, text: &str, target: Target) -> Result<Compiled, NvrtcError> {
+        let (program, log) = self.compiled(name, text, options(target))?;
+        let Functions { cubin_size, cubin, ptx_size, ptx, .. } = self.functions;
+        let code = match target {
+            Target::Code(_) => self.read("nvrtcGetCUBIN", program.handle, cubin_size, cubin)?,
+            Target::Ptx(_) => self.read("nvrtcGetPTX", program.handle, ptx_size, ptx)?,
+        };
+        Ok(Compiled { code, log })
     }
 
     /// A program that has been compiled, and the compiler's messages.
@@ -237,10 +236,11 @@ pub fn loaders_words(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// The options for a chip.
-pub fn options(chip: Chip) -> Vec<String> {
-    let arch = format!("--gpu-architecture={}", chip.arch());
-    std::iter::once(arch).chain(OPTIONS.iter().map(|o| (*o).to_owned())).collect()
+/// The options for a target.
+pub fn options(target: Target) -> Vec<String> {
+    let arch = format!("--gpu-architecture={}", target.arch());
+    let assembler: &[&str] = if matches!(target, Target::Code(_)) { ASSEMBLER_OPTIONS } else { &[] };
+    std::iter::once(arch).chain([OPTIONS, assembler].concat().into_iter().map(str::to_owned)).collect()
 }
 
 fn c_string(text: impl Into<Vec<u8>>) -> Result<CString, NvrtcError> {

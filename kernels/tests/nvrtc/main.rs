@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use octavo_kernels::manifest::{self, Chip, Instance};
+use octavo_kernels::manifest::{self, Chip, Instance, Target};
 use octavo_kernels::nvrtc::Compiled;
 use octavo_kernels::sources::{self, Source};
 use octavo_kernels::usage::{self, Usage};
@@ -56,7 +56,7 @@ fn programs() -> &'static [Program] {
                     while let Some((chip, source, instances)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                         let text = manifest::program(*source, instances);
                         let compiled = nvrtc
-                            .compile(source.path, &text, *chip)
+                            .compile(source.path, &text, Target::Code(*chip))
                             .unwrap_or_else(|e| panic!("{} for {}: {e}", source.path, chip.arch()));
                         let program = Program { chip: *chip, source: *source, instances: instances.clone(), compiled };
                         done.lock().expect("no panic").push(program);
@@ -197,7 +197,7 @@ fn machine_code_is_what_was_meant() {
         let Some(nvdisasm) = tools::nvdisasm(chip) else { continue };
         for program in programs {
             let name = format!("{}-{}", chip.arch(), program.source.path.replace('/', "-"));
-            let text = tools::disassemble(&nvdisasm, &name, &program.compiled.cubin);
+            let text = tools::disassemble(&nvdisasm, &name, &program.compiled.code);
             let instructions = code::instructions(&text);
             for instance in &program.instances {
                 check_code(instance, chip, &instructions[&instance.name]);

@@ -87,6 +87,64 @@ impl Sampler {
         best
     }
 
+    /// Whether a backend may draw `id` from a row of raw logits where this sampler draws another token, because its exponentials
+    /// differ from the ones here by at most a share `error` of their value. Temperature 0 and forced tokens take no exponential.
+    pub fn may_draw(&mut self, raw: &[f32], row: &SampleRow<'_>, id: u32, error: f64) -> bool {
+        if row.forced.is_some() || row.params.is_greedy() {
+            return false;
+        }
+        self.adjust(raw, row);
+        let Some(best) = largest(&self.logits) else { return false };
+        self.weigh(best, row.params);
+        let (low, high) = (1.0 - error, 1.0 + error);
+        let sum = |candidates: &[Candidate]| candidates.iter().map(|c| f64::from(c.weight)).sum::<f64>();
+        let min_p = f64::from(row.params.min_p.min(1.0));
+        self.candidates.retain(|c| f64::from(c.weight) * high >= min_p);
+        self.candidates.sort_unstable_by(Candidate::order);
+        if row.params.top_k > 0 {
+            self.candidates.truncate(row.params.top_k as usize);
+        }
+        if row.params.top_p < 1.0 {
+            // The shortest and the longest nucleus that the errors allow, of which the longest has all that may be drawn.
+            let needed = f64::from(row.params.top_p) * sum(&self.candidates) * high;
+            let mut reached = 0.0;
+            let whole = self.candidates.iter().position(|c| {
+                reached += f64::from(c.weight) * low;
+                reached >= needed
+            });
+            self.candidates.truncate(whole.map_or(usize::MAX, |at| at + 1));
+        }
+        // What lies between the shortest and the longest list of candidates moves the target as well.
+        let certain = self.certain(row.params, error);
+        let (least, most) = (sum(&self.candidates[..certain]) * low, sum(&self.candidates) * high);
+        let u = philox::uniform(row.params.seed, row.output_position);
+        let Some(at) = self.candidates.iter().position(|c| c.id == id) else { return false };
+        let chosen = self.candidates[at];
+        let before = |candidates: &[Candidate]| {
+            candidates.iter().filter(|c| c.id < id).map(|c| f64::from(c.weight)).sum::<f64>()
+        };
+        let start = before(&self.candidates[..certain]) * low;
+        let end = (before(&self.candidates) + f64::from(chosen.weight)) * high;
+        u * least <= end && u * most >= start
+    }
+
+    /// Number of the sorted candidates that are kept whatever the errors of the weights are.
+    fn certain(&self, params: &SampleParams, error: f64) -> usize {
+        let (low, high) = (1.0 - error, 1.0 + error);
+        let by_min_p =
+            self.candidates.partition_point(|c| f64::from(c.weight) * low >= f64::from(params.min_p.min(1.0)));
+        if params.top_p >= 1.0 {
+            return by_min_p;
+        }
+        let total: f64 = self.candidates[..by_min_p].iter().map(|c| f64::from(c.weight)).sum();
+        let (needed, mut reached) = (f64::from(params.top_p) * total * low, 0.0);
+        let by_p = self.candidates.iter().position(|c| {
+            reached += f64::from(c.weight) * high;
+            reached >= needed
+        });
+        by_min_p.min(by_p.map_or(usize::MAX, |at| at + 1))
+    }
+
     /// Bias, forbidden tokens, mask and penalties.
     fn adjust(&mut self, raw: &[f32], row: &SampleRow<'_>) {
         self.logits.clear();
