@@ -97,52 +97,44 @@ impl Sampler {
         let Some(best) = largest(&self.logits) else { return false };
         self.weigh(best, row.params);
         let (low, high) = (1.0 - error, 1.0 + error);
-        let sum = |candidates: &[Candidate]| candidates.iter().map(|c| f64::from(c.weight)).sum::<f64>();
         let min_p = f64::from(row.params.min_p.min(1.0));
         self.candidates.retain(|c| f64::from(c.weight) * high >= min_p);
         self.candidates.sort_unstable_by(Candidate::order);
         if row.params.top_k > 0 {
             self.candidates.truncate(row.params.top_k as usize);
         }
-        if row.params.top_p < 1.0 {
-            // The shortest and the longest nucleus that the errors allow, of which the longest has all that may be drawn.
-            let needed = f64::from(row.params.top_p) * sum(&self.candidates) * high;
-            let mut reached = 0.0;
-            let whole = self.candidates.iter().position(|c| {
-                reached += f64::from(c.weight) * low;
-                reached >= needed
-            });
-            self.candidates.truncate(whole.map_or(usize::MAX, |at| at + 1));
-        }
-        // What lies between the shortest and the longest list of candidates moves the target as well.
-        let certain = self.certain(row.params, error);
-        let (least, most) = (sum(&self.candidates[..certain]) * low, sum(&self.candidates) * high);
+        let (longest, certain) = self.nucleus_sizes(row.params, error);
+        self.candidates.truncate(longest);
+        // Each list of candidates between the shortest and the longest has a total of its own.
         let u = philox::uniform(row.params.seed, row.output_position);
-        let Some(at) = self.candidates.iter().position(|c| c.id == id) else { return false };
-        let chosen = self.candidates[at];
-        let before = |candidates: &[Candidate]| {
-            candidates.iter().filter(|c| c.id < id).map(|c| f64::from(c.weight)).sum::<f64>()
-        };
-        let start = before(&self.candidates[..certain]) * low;
-        let end = (before(&self.candidates) + f64::from(chosen.weight)) * high;
-        u * least <= end && u * most >= start
+        (certain..=self.candidates.len()).any(|kept| {
+            let kept = &self.candidates[..kept];
+            let Some(chosen) = kept.iter().find(|c| c.id == id) else { return false };
+            let before: f64 = kept.iter().filter(|c| c.id < id).map(|c| f64::from(c.weight)).sum();
+            let total: f64 = kept.iter().map(|c| f64::from(c.weight)).sum();
+            let (target, end) = (u * total, before + f64::from(chosen.weight));
+            target * low <= end * high && target * high >= before * low
+        })
     }
 
-    /// Number of the sorted candidates that are kept whatever the errors of the weights are.
-    fn certain(&self, params: &SampleParams, error: f64) -> usize {
+    /// How many of the sorted candidates are kept at most and at least, whatever the errors of their weights are.
+    fn nucleus_sizes(&self, params: &SampleParams, error: f64) -> (usize, usize) {
         let (low, high) = (1.0 - error, 1.0 + error);
-        let by_min_p =
-            self.candidates.partition_point(|c| f64::from(c.weight) * low >= f64::from(params.min_p.min(1.0)));
-        if params.top_p >= 1.0 {
-            return by_min_p;
-        }
-        let total: f64 = self.candidates[..by_min_p].iter().map(|c| f64::from(c.weight)).sum();
-        let (needed, mut reached) = (f64::from(params.top_p) * total * low, 0.0);
-        let by_p = self.candidates.iter().position(|c| {
-            reached += f64::from(c.weight) * high;
-            reached >= needed
-        });
-        by_min_p.min(by_p.map_or(usize::MAX, |at| at + 1))
+        let min_p = f64::from(params.min_p.min(1.0));
+        let by_min_p = self.candidates.partition_point(|c| f64::from(c.weight) * low >= min_p);
+        let total = |count: usize| self.candidates[..count].iter().map(|c| f64::from(c.weight)).sum::<f64>();
+        // The shortest head whose weights, off by a factor, reach the nucleus's share of a total.
+        let head = |total: f64, factor: f64| {
+            let (needed, mut reached) = (f64::from(params.top_p) * total, 0.0);
+            let last = self.candidates.iter().position(|c| {
+                reached += f64::from(c.weight) * factor;
+                reached >= needed
+            });
+            last.filter(|_| params.top_p < 1.0).map_or(self.candidates.len(), |at| at + 1)
+        };
+        let longest = head(total(self.candidates.len()) * high, low);
+        let shortest = head(total(by_min_p) * low, high);
+        (longest, shortest.min(by_min_p).clamp(1, longest))
     }
 
     /// Bias, forbidden tokens, mask and penalties.
