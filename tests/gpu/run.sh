@@ -15,6 +15,8 @@ slot3=(conversation:75 agreement:90 serving:180 pytorch:540)
 # Seconds of a slot, and of any part of it.
 slot_limit=${OCTAVO_GPU_SLOT_LIMIT:-540}
 part_limit=${OCTAVO_GPU_PART_LIMIT:-540}
+# What outlives a slot on the same machine: pieces of the model, the kinds of tests that passed.
+keep=${OCTAVO_GPU_KEEP:-${TMPDIR:-/tmp}/octavo-gpu-keep}
 # Seconds between two archives while a part runs.
 pack_every=${OCTAVO_GPU_PACK_EVERY:-10}
 # Bytes of an archive.
@@ -78,12 +80,16 @@ measured_ceilings() {
 }
 
 # Runs some tests of a program, a kind of kernels or of steps, in a process of its own: a fault of the device spoils that process
-# alone. Ends at the first failure, whose message is printed as it happens.
+# alone. Ends at the first failure, whose message is printed as it happens. Slot 2 leaves out kinds that passed in slot 1.
 kind() {
-    local name=$1 begun=$SECONDS code=0 verdict=passed
+    local name=$1 begun=$SECONDS code=0 verdict=passed passed=$keep/passed-$(cat "$suite/COMMIT")
     shift
+    if [ -n "${OCTAVO_GPU_SKIP_PASSED:-}" ] && grep -qxF "$name" "$passed" 2>/dev/null; then
+        echo "--- $name: passed in an earlier slot"
+        return
+    fi
     "$@" --nocapture 2>&1 | awk '{ print; fflush() } / FAILED$/ { failed = 1; exit } END { exit failed }' || code=1
-    [ "$code" = 0 ] || verdict=failed
+    if [ "$code" = 0 ]; then echo "$name" >>"$passed"; else verdict=failed; fi
     echo "--- $name: $verdict, $((SECONDS - begun)) s"
     return $code
 }
@@ -103,7 +109,7 @@ kernels() {
     local failed=0 name mode=$1
     shift
     for name in $(kernel_kinds); do
-        kind "kernels $name" env OCTAVO_GPU="$mode" "$suite/bin/kernels" "$name::" "$@" || failed=1
+        kind "kernels $name ($mode)" env OCTAVO_GPU="$mode" "$suite/bin/kernels" "$name::" "$@" || failed=1
     done
     return $failed
 }
@@ -118,7 +124,7 @@ smoke() {
     # Their names begin with small_; kinds without one have nothing to do.
     local name
     for name in $(kernel_kinds); do
-        kind "kernels $name" env OCTAVO_GPU=1 "$suite/bin/kernels" "$name::small_" || failed=1
+        kind "kernels $name (small)" env OCTAVO_GPU=1 "$suite/bin/kernels" "$name::small_" || failed=1
     done
     for name in recorded_decode_steps tokens_are_the_same; do
         backend $name || failed=1
@@ -157,7 +163,7 @@ roofline() {
 # What the profiler says of the kernels that decide: decode attention of 32 sequences, products of few rows, prefill attention.
 ncu() {
     local tool="" candidate failed=0
-    for candidate in "$(command -v ncu || true)" /usr/local/cuda*/bin/ncu /opt/nvidia/nsight-compute/*/ncu; do
+    for candidate in "$(type -P ncu || true)" /usr/local/cuda*/bin/ncu /opt/nvidia/nsight-compute/*/ncu; do
         [ -x "$candidate" ] && tool=$candidate && break
     done
     [ -n "$tool" ] || skip "no ncu (Nsight Compute)" || return
@@ -253,11 +259,10 @@ sanitizer() {
 
 # The file of the default model in `model`, with flags: OCTAVO_GPU_MODEL, pieces that came along, or a download.
 find_model() {
-    local keep=${OCTAVO_GPU_KEEP:-${TMPDIR:-/tmp}/octavo-gpu-model} folder name
+    local folder name
     # shellcheck disable=SC2206 # A model and its flags are words.
     model=(${OCTAVO_GPU_MODEL:-})
     [ ${#model[@]} -eq 0 ] || return 0
-    mkdir -p "$keep"
     for folder in "$here"/../gpu-suite-model/* "$here"/model/*; do
         [ ! -d "$folder" ] || cp "$folder"/* "$keep/"
     done
@@ -278,14 +283,18 @@ find_model() {
 conversation() {
     local model
     find_model || return
-    python "$here/conversation.py" --octavo "$suite/bin/octavo" --device "$device" --json "$out/conversation.json" "${model[@]}"
+    # shellcheck disable=SC2086 # Flags are words.
+    python "$here/conversation.py" --octavo "$suite/bin/octavo" --device "$device" --json "$out/conversation.json" \
+        ${OCTAVO_GPU_CONVERSATION_FLAGS:-} "${model[@]}"
 }
 
 # The default model's answers and log-probabilities on the GPU and on the processor.
 agreement() {
     local model
     find_model || return
-    python "$here/agreement.py" --octavo "$suite/bin/octavo" --json "$out/agreement.json" "${model[@]}"
+    # shellcheck disable=SC2086 # Flags are words.
+    python "$here/agreement.py" --octavo "$suite/bin/octavo" --json "$out/agreement.json" \
+        ${OCTAVO_GPU_AGREEMENT_FLAGS:-} "${model[@]}"
 }
 
 # The steps of `roofline` by PyTorch.
@@ -322,20 +331,24 @@ limit_of() {
     done
     return 1
 }
+# As SLOT:PART; a part that is named by itself is its own slot.
 parts=() label=""
-for word in "${@:-slot1 slot2 slot3}"; do
-    for word in $word; do
-        case $word in
-            slot1) parts+=("${slot1[@]%:*}") ;;
-            slot2) parts+=("${slot2[@]%:*}") ;;
-            slot3) parts+=("${slot3[@]%:*}") ;;
-            *)
-                limit_of "$word" >/dev/null || { echo "no slot or part is called $word: there are slot1 slot2 slot3 $(printf '%s\n' "${all[@]%:*}" | awk '!seen[$0]++' | paste -sd' ')" >&2 && exit 2; }
-                parts+=("$word")
-                ;;
-        esac
-        label+=${label:+-}$word
-    done
+[ $# -gt 0 ] || set -- slot1 slot2 slot3
+for word in "$@"; do
+    case $word in
+        slot1) parts+=("${slot1[@]/#/slot1:}") ;;
+        slot2) parts+=("${slot2[@]/#/slot2:}") ;;
+        slot3) parts+=("${slot3[@]/#/slot3:}") ;;
+        *)
+            if ! limit_of "$word" >/dev/null; then
+                echo "no slot or part is called $word: there are slot1 slot2 slot3" \
+                    "$(printf '%s\n' "${all[@]%:*}" | awk '!seen[$0]++' | paste -sd' ')" >&2
+                exit 2
+            fi
+            parts+=("$word:$word:")
+            ;;
+    esac
+    label+=${label:+-}$word
 done
 
 find_suite
@@ -356,6 +369,7 @@ date=$(date -u +%F)
 name=$date-$commit-$(sed 's/ (.*//; s/[^[:alnum:]]/-/g' <<<"${gpu#NVIDIA }" | tr '[:upper:]' '[:lower:]')-$label
 results=${OCTAVO_GPU_RESULTS:-$root/benches/results/gpu}
 [ -d "$results" ] || results=$PWD
+mkdir -p "$keep"
 scratch=$(mktemp -d)
 out=$scratch/$name
 mkdir -p "$out"
@@ -400,35 +414,40 @@ finish() {
     exit "$code"
 }
 trap finish EXIT
+write_summary
+pack
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
 # While a part runs, the archive follows it.
-begun=$SECONDS current=""
+begun=$SECONDS
 (
     trap - EXIT INT TERM
     while sleep "$pack_every"; do pack; done
 ) &
 packer=$!
 
-for part in "${parts[@]}"; do
+slot="" slot_begun=$SECONDS
+for entry in "${parts[@]}"; do
+    part=${entry#*:} part=${part%%:*}
+    if [ "$slot" != "${entry%%:*}" ]; then
+        slot=${entry%%:*} slot_begun=$SECONDS
+        [ "$slot" != slot2 ] || export OCTAVO_GPU_SKIP_PASSED=1
+    fi
     echo "=== $part"
     begun=$SECONDS code=0 verdict=""
-    left=$((slot_limit - SECONDS))
     limit=$(limit_of "$part")
-    for most in $left "$part_limit"; do
+    for most in $((slot_limit - (SECONDS - slot_begun))) "$part_limit"; do
         [ "$most" -ge "$limit" ] || limit=$most
     done
-    # Slots that run together have the time of each.
-    [ "$label" = "${label#*slot*slot}" ] || limit=$(limit_of "$part")
-    if [ "$limit" -lt 5 ] && [ "$part_limit" -ge 5 ]; then
+    if [ "$limit" -lt 1 ]; then
         verdict="not run: no time was left"
     else
         write_summary "$part"
         pack
         setsid timeout -k 5 "$limit" bash "$here/run.sh" --only "$part" >"$out/$part.log" 2>&1 &
         child=$!
-        tail -n +1 -f --pid=$child "$out/$part.log" 2>/dev/null || true
+        tail -n +1 -s 0.1 -f --pid=$child "$out/$part.log" 2>/dev/null || true
         wait $child || code=$?
         child=""
         case $code in
