@@ -72,7 +72,7 @@ if [ -z "${OCTAVO_GPU_NO_MODEL:-}" ]; then
         >"$stage/model.sha256"
 fi
 tar -C "$stage" -c . | gzip -9 >"$suite/payload.tar.gz"
-cp tests/gpu/run.sh tests/gpu/*.py tests/gpu/README.md "$suite/"
+cp tests/gpu/run.sh tests/gpu/parts.sh tests/gpu/*.py tests/gpu/README.md "$suite/"
 bytes=$(du -sb "$suite" | cut -f1)
 echo "$suite: $bytes bytes"
 for piece in "$suite-model"/*/; do
