@@ -1,4 +1,4 @@
-//! Storage sizes, the builder's checks and the cost model, against figures worked out by hand.
+//! Tests of storage sizes, the builder's checks and the cost model against figures computed by hand.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test may panic, as it may")]
 
@@ -15,7 +15,7 @@ fn part(tensor: &str, rows: usize) -> WeightPart {
     WeightPart { tensor: tensor.into(), rows, storage: StorageType::F32 }
 }
 
-/// One Llama-like layer; `edit` may spoil an op before it is pushed.
+/// Builds one Llama-like layer. `edit` may corrupt an op before it is pushed.
 fn build(edit: impl Fn(&mut Op)) -> Result<Program, ProgramError> {
     let mut b = ProgramBuilder::new("tiny", VOCAB);
     let x = b.buffer("x", Rows::Tokens, H);
@@ -212,10 +212,11 @@ fn sizes_of_heads_saturate() {
 #[test]
 fn costs_are_those_worked_out_by_hand() {
     let program = tiny();
-    // Three rows of one sequence whose keys are then 5, and a decode whose keys are then 7; both sampled.
+    // The step has three rows of one sequence that then has 5 keys, and a decode that then has 7 keys; both are
+    // sampled.
     let step = StepShape { tokens: 4, sampled: 2, pooled: 0, sequences: vec![(3, 5), (1, 7)] };
     let cost = |op: usize| op_cost(&program, &program.ops[op], &step, ElementBytes::F32);
-    // Bytes of weights, KV and activations; those that are written; FLOPs.
+    // The arguments are the bytes of weights, KV and activations, the bytes written and the FLOPs.
     let expect = |weight_bytes, kv_bytes, activation_bytes, written_bytes, flops| Cost {
         weight_bytes,
         kv_bytes,
@@ -229,7 +230,7 @@ fn costs_are_those_worked_out_by_hand() {
     assert_eq!(cost(2), expect(16 * 8 * 4 + 64, 0, 4 * (32 + 64), 4 * 64, 2 * 4 * 16 * 8), "Linear with a bias");
     assert_eq!(cost(9), expect(96 * 4, 0, 4 * 4 * (12 + 8 + 8), 4 * 4 * 8, 2 * 4 * 96), "Linear that adds");
     assert_eq!(cost(3), expect(16, 4 * 8 * 4, 4 * 4 * (16 + 8), 4 * 8 * 4 + 4 * 4 * 8, 4 * 12 * 7), "QkvPost");
-    // Pairs: 3 + 4 + 5 and 7; keys: 5 and 7.
+    // The pairs are 3 + 4 + 5 and 7; the keys are 5 and 7.
     assert_eq!(cost(4), expect(0, 12 * 8 * 4, 4 * 4 * 16, 4 * 4 * 8, 4 * 19 * 8), "PagedAttention");
     assert_eq!(cost(8), expect(0, 0, 4 * 4 * (24 + 12), 4 * 4 * 12, 6 * 48), "Glu");
     assert_eq!(cost(10), expect(0, 0, 2 * 2 * 32, 2 * 32, 0), "GatherRows");
