@@ -117,8 +117,8 @@ def sentence_piece():
             return 4
         return 6 if model.is_byte(i) else 1
 
-    # What the two treat differently on purpose is left out: here, as in llama.cpp and transformers, names of control
-    # tokens in a text are those tokens, and text after an added token starts with a space again.
+    # Intentional differences are left out: here, as in llama.cpp and transformers, names of control tokens in a text
+    # are those tokens, and text after an added token starts with a space again.
     cases = []
     for text in texts() + ["a<tool>", "x 1 <tool>"]:
         if any(name in text for name in ("<s>", "</s>", "<unk>", "\x00")) or "<tool>" in text[:-6]:
