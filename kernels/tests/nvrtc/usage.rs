@@ -1,22 +1,22 @@
-//! What a kernel uses, from the compiler's log and from its machine code.
+//! Resource usage of a kernel, from the compiler's log and from its machine code.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What one instance uses on one chip, as the budget holds it.
+/// Usage of one instance on one chip, as in the budget.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Usage {
-    /// Of a thread.
+    /// Number of registers of a thread.
     pub(crate) registers: u32,
-    /// Bytes of a CTA that the kernel has by itself, beside what a launch asks for.
+    /// Static shared memory of a CTA in bytes, without the dynamic memory of a launch.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) shared: u32,
-    /// Bytes of a thread that are not in registers: arrays that are indexed by what is not known before. The budget has none.
+    /// Stack of a thread in bytes: arrays whose index is not known at compile time. The budget has none.
     #[serde(skip)]
     pub(crate) stack: u32,
-    /// Bytes of a thread that are stored for lack of registers. The budget has none.
+    /// Spilled registers of a thread in bytes. The budget has none.
     #[serde(skip)]
     pub(crate) spills: u32,
 }
@@ -26,7 +26,7 @@ fn is_zero(n: &u32) -> bool {
     *n == 0
 }
 
-/// What the compiler's log says of each kernel (`--ptxas-options=-v`).
+/// Parses the usage of each kernel from the compiler's log (`--ptxas-options=-v`).
 pub(crate) fn from_log(log: &str) -> BTreeMap<String, Usage> {
     let mut kernels = BTreeMap::new();
     let mut current: Option<String> = None;
@@ -54,7 +54,7 @@ fn number_before(line: &str, word: &str) -> Option<u32> {
     before.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// The instructions of each kernel of a disassembled cubin, in their order.
+/// Returns the instructions of each kernel of a disassembled cubin, in order.
 pub(crate) fn instructions(text: &str) -> BTreeMap<String, Vec<String>> {
     let mut kernels: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut current = None;
@@ -63,7 +63,7 @@ pub(crate) fn instructions(text: &str) -> BTreeMap<String, Vec<String>> {
             current = Some(name.split(',').next().expect("a name").to_owned());
         }
         let Some(name) = &current else { continue };
-        // `/*0010*/ @!P0 LDG.E.128 R4, [R2.64] ;`
+        // The format is `/*0010*/ @!P0 LDG.E.128 R4, [R2.64] ;`.
         let Some((_, code)) = line.split_once("*/").filter(|(address, _)| address.trim_start().starts_with("/*"))
         else {
             continue;
