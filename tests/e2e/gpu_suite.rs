@@ -1,4 +1,4 @@
-//! `tests/gpu/run.sh` where there is no GPU, and over a stand-in for one.
+//! Tests of `tests/gpu/run.sh` without a GPU, and over a stand-in for one.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::OCTAVO;
 
-/// Runs parts of the suite with the program under test, its results in `folder`.
+/// Runs parts of the suite with the program under test and its results in `folder`.
 fn run(parts: &[&str], folder: &Path, variables: &[(&str, &str)]) -> (Output, String) {
     let suite = folder.join("suite");
     if !suite.exists() {
@@ -65,7 +65,7 @@ fn a_part_is_run_and_its_result_is_kept() {
     assert_eq!(json("agreement.json")["answers"].as_array().map(Vec::len), Some(4));
 }
 
-/// Beside its programs, as in a copy that has lost what it was allowed to, started from its own folder.
+/// The suite runs next to its programs, from its own folder, as in a copy that has lost its executable bits.
 #[test]
 fn a_part_that_fails_keeps_nothing_else_from_being_known() {
     let folder = tempfile::tempdir().unwrap();
