@@ -180,7 +180,8 @@ DEVICE void ldmatrix_x4_trans(u32* result, const void* row) {
                  : "memory");
 }
 
-// d += a·b for a 16x16 (row-major), b 16x8 (column-major), d 16x8 in f32. With g = lane / 4 and c = 2 * (lane % 4), a lane has
+// Computes d += a·b for a 16x16 (row-major), b 16x8 (column-major), d 16x8 in f32. With g = lane / 4 and
+// c = 2 * (lane % 4), a lane has
 //   a[0], a[1]: (g, c), (g + 8, c) and the element to the right; a[2], a[3]: the same 8 columns on
 //   b[0], b[1]: (c, g), (c + 8, g) and the element below
 //   d[0], d[1]: (g, c), (g, c + 1); d[2], d[3]: the same 8 rows down
@@ -195,8 +196,8 @@ DEVICE void mma_m16n8k16(float* d, const u32* a, const u32* b, bf16) { MMA_M16N8
 #endif  // HAS_SM80
 
 #ifdef HAS_SM70_MMA
-// Four independent products at once, d += a·b for a 8x4, b 4x8, d 8x8, in f16 with f32 sums: product q is that of the eight lanes
-// 4q .. 4q + 3 and 4q + 16 .. 4q + 19. With r = lane % 4 + 4 * (lane / 16), a lane has
+// Computes four independent products at once, d += a·b for a 8x4, b 4x8, d 8x8, in f16 with f32 sums. The eight lanes
+// 4q .. 4q + 3 and 4q + 16 .. 4q + 19 compute product q. With r = lane % 4 + 4 * (lane / 16), a lane has
 //   a[0], a[1]: row r of a
 //   b[0], b[1]: column r of b (row_col), or of row lane % 4 the columns 4 * (lane / 16) .. + 3 (row_row)
 //   d[i]: (lane % 2 + i & 2 + 4 * (lane / 16), i & 4 + lane & 2 + i & 1)

@@ -1,7 +1,7 @@
-// libcuda.so.1 of the stand-in. Settings, read when they are needed:
-//   OCTAVO_STANDIN_DRIVER   CUDA version of the driver, as cuDriverGetVersion tells it [13000]
-//   OCTAVO_STANDIN_FAULT    function:calls:error: after so many calls of the function, by any thread, it and all others fail for good
-//   OCTAVO_STANDIN_DEVICES  name:compute capability:MiB of memory, separated by commas; empty for a machine without a GPU
+// libcuda.so.1 of the stand-in. Environment variables, read when they are needed:
+//   OCTAVO_STANDIN_DRIVER   CUDA version of the driver, as returned by cuDriverGetVersion [13000]
+//   OCTAVO_STANDIN_FAULT    function:calls:error: after this number of calls of the function, by any thread, all functions fail with the error
+//   OCTAVO_STANDIN_DEVICES  name:compute capability:MiB of memory, separated by commas; empty means no GPU
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
