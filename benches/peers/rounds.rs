@@ -21,7 +21,7 @@ use super::settings::Settings;
 /// Maximum share of a load's time in which servers that should be idle may compute.
 const IDLE: f64 = 0.03;
 
-/// Number of checks, and the time over which they run, whether the other servers are idle.
+/// Number of checks whether the other servers are idle, and the interval between them.
 const SETTLE_LOOKS: usize = 40;
 const SETTLE_LOOK: Duration = Duration::from_millis(500);
 

@@ -108,7 +108,7 @@ DEVICE void mmvq(const QuantLinearParams& p) {
     write_warp_sums<O>(p, n0, sums);
 }
 
-// ------------------------------------------------------------------------------------------- values
+// ------------------------------------------------------------------------------------------- dequantisation
 
 // A thread writes 32 adjacent values.
 template <class F, class T>

@@ -282,7 +282,7 @@ DEVICE Cut filter(const SamplingRow& asked, const float* row, u32 vocab, const W
     return select(row, vocab, weights, needed, lowest, highest, scratch);
 }
 
-// ------------------------------------------------------------------------------------------- draws
+// ------------------------------------------------------------------------------------------- random choice
 
 // Returns bits 64 to 127 of a product.
 DEVICE u64 multiply_high(u64 a, u64 b) {

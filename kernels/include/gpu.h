@@ -215,7 +215,7 @@ DEVICE void mma_m8n8k4_row_row(float* d, const u32* a, const u32* b) { MMA_M8N8K
 #include "emulation.h"
 #endif  // __CUDACC__
 
-// ------------------------------------------------------------------------------------------- both
+// ------------------------------------------------------------------------------------------- shared by both
 
 constexpr u32 ALL_LANES = 0xffffffffu;
 constexpr float LOG2_E = 1.44269504088896340736f;

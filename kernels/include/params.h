@@ -18,7 +18,7 @@ constexpr u32 NO_SLOT = 0xffffffffu;
 
 // Bit of a token id that refers to the row of the preceding step which sampled the token.
 constexpr u32 DRAWN_TOKEN = 0x80000000u;
-// ------------------------------------------------------------------------------------------- made-up weights: cuda/fill.cu
+// ------------------------------------------------------------------------------------------- dummy weights: cuda/fill.cu
 
 struct FillParams {
     void* out;  // T [count]

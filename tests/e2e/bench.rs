@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use octavo_backend_cuda::testing::{cache, standin};
 use serde_json::Value;
 
-/// A Llama of random weights with a context of 256 tokens.
+/// A Llama with random weights and a context of 256 tokens.
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/testdata/llama");
 
 /// Runs `octavo bench WHAT TINY ARGS` with both kinds of output files in `folder`.

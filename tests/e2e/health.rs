@@ -9,7 +9,7 @@ use octavo_tests::Server;
 
 use crate::OCTAVO;
 
-/// A Llama of random weights with a context of 256 tokens.
+/// A Llama with random weights and a context of 256 tokens.
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/testdata/llama");
 
 fn start(flags: &[&str]) -> Server {

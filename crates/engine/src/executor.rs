@@ -38,8 +38,8 @@ pub struct ExecutorError {
 /// step, with up to [`Executor::max_in_flight`] steps between their `submit` and their `wait`. `sample(n)` comes before
 /// `submit(n + 1)`.
 ///
-/// An error ends its step: after a failed `submit` or `sample` the step is not waited for, and after a failed `wait` it
-/// is the oldest step that is over. The engine then waits for what else is in flight before it submits again.
+/// An error ends its step: after a failed `submit` or `sample` the engine does not wait for the step, and a failed
+/// `wait` ends the oldest step. The engine then waits for all other steps in flight before it submits again.
 pub trait Executor: Send {
     /// Returns the blocks and groups of the KV cache, which do not change.
     fn kv_cache_spec(&self) -> &KvCacheSpec;

@@ -72,11 +72,11 @@ pub struct StepPlan {
     /// Sequences in scheduling order. The step's rows are numbered from 0 in this order: first the rows that a sequence
     /// scores, by position, then the row that it samples, if any. Embeddings have their own numbering.
     pub sequences: Vec<PlannedSequence>,
-    /// Block tables as ranges of [`StepPlan::blocks`]; `sequences[i].tables` indexes here, one range a KV group.
+    /// Block tables as ranges of [`StepPlan::blocks`]. `sequences[i].tables` selects one range per KV group.
     pub tables: Vec<Range<usize>>,
-    /// Block ids.
+    /// Block ids of all tables.
     pub blocks: Vec<u32>,
-    /// Sequences that take a slot in this step; applied before [`StepPlan::sequences`] is read.
+    /// Sequences that take a slot in this step. They are applied before [`StepPlan::sequences`] is read.
     pub joined: Vec<Joined>,
 }
 

@@ -210,7 +210,7 @@ fn weights_of(op: &Op) -> Vec<WeightId> {
     }
 }
 
-/// `layers.12.qkv` → `layers.*.qkv`.
+/// Replaces the layer: `layers.12.qkv` → `layers.*.qkv`.
 fn without_layer(name: &str) -> String {
     let numeric = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
     name.split('.').map(|part| if numeric(part) { "*" } else { part }).collect::<Vec<_>>().join(".")

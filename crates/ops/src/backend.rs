@@ -12,7 +12,7 @@ use crate::{BackendError, KvGroup, Program, StepBatch, StorageType, WeightError,
 pub struct TensorData<'a> {
     /// Layout of `bytes`.
     pub storage: StorageType,
-    /// Row-major, outermost dimension first; the last is the input dimension.
+    /// Shape, row-major, outermost dimension first; the last is the input dimension.
     pub shape: Vec<usize>,
     /// Exactly `storage.bytes_for(product of shape)` bytes, little-endian, of any alignment.
     pub bytes: Cow<'a, [u8]>,

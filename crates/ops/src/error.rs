@@ -13,7 +13,7 @@ pub enum ProgramError {
         /// Name of the buffer.
         buffer: String,
     },
-    /// Two sizes that must agree do not.
+    /// Two sizes that must agree differ.
     #[error("op {op} ({name}): the size of {what} is {found}, expected {expected}")]
     Shape {
         /// Index of the op.

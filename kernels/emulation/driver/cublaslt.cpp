@@ -155,7 +155,7 @@ API int cublasLtMatmulPreferenceSetAttribute(void* preference, int attribute, co
         default: return NOT_SUPPORTED;
     }
 }
-// The algorithm is one that requires the full alignment that it is told.
+// The chosen algorithm requires the full alignment that the preference states.
 API int cublasLtMatmulAlgoGetHeuristic(void*, void* description, void* a, void* b, void* c, void* d, void* preference,
                                        int wanted, Heuristic* found, int* count) {
     if (int error = of_driver<int (*)(const char*)>("standin_enter")(__func__)) return error;

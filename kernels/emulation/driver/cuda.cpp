@@ -269,7 +269,7 @@ int load_object(const std::string& code, const Object** loaded) {
 
 }  // namespace
 
-// ------------------------------------------------------------------------------------------- beside NVIDIA's interface
+// ------------------------------------------------------------------------------------------- outside NVIDIA's interface
 
 API int standin_submit(void* stream, int (*work)(void*), void* data, void (*destroy)(void*)) {
     std::shared_ptr<void> owned(data, destroy);

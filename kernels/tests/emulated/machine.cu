@@ -62,7 +62,7 @@ DEVICE void strided_template(const GatherRowsParams& p) {
     store((T*)p.out + threadIdx.x * 8 + 4, load<4>(shared + threadIdx.x * 20));
 }
 
-// ------------------------------------------------------------------------------------------- what is right
+// ------------------------------------------------------------------------------------------- correct kernels
 
 template <class T>
 DEVICE void reverse_with_barrier_template(const GatherRowsParams& p) {

@@ -160,14 +160,14 @@ impl Rows {
     }
 
     /// # Safety
-    /// The conditions of the type apply: nobody may write these elements meanwhile.
+    /// The conditions of the type apply: no thread may write these elements while the result is in use.
     pub(crate) unsafe fn read<'a>(&self, span: Span) -> &'a [f32] {
         // SAFETY: the caller guarantees this.
         unsafe { self.plain.view(span.row * self.cols + span.from, span.len) }
     }
 
     /// # Safety
-    /// The conditions of the type apply: nobody else may use these elements meanwhile.
+    /// The conditions of the type apply: no other code may use these elements while the result is in use.
     pub(crate) unsafe fn write<'a>(&self, span: Span) -> &'a mut [f32] {
         // SAFETY: the caller guarantees this.
         unsafe { self.plain.part(span.row * self.cols + span.from, span.len) }
@@ -176,7 +176,7 @@ impl Rows {
     /// Returns `count` rows in f32, from row `from` on.
     ///
     /// # Safety
-    /// The conditions of the type apply: nobody may write these rows meanwhile.
+    /// The conditions of the type apply: no thread may write these rows while the result is in use.
     pub(crate) unsafe fn read_rows<'a>(&self, from: usize, count: usize) -> &'a [f32] {
         // SAFETY: the caller guarantees this.
         unsafe { self.plain.view(from * self.cols, count * self.cols) }
@@ -185,7 +185,7 @@ impl Rows {
     /// Returns all rows as integers, including rows that do not exist.
     ///
     /// # Safety
-    /// The conditions of the type apply: nobody may write this representation meanwhile.
+    /// The conditions of the type apply: no thread may write this representation while the result is in use.
     pub(crate) unsafe fn quant<'a>(&self) -> QuantRows<'a> {
         // SAFETY: the caller guarantees this.
         unsafe {
@@ -203,7 +203,7 @@ impl Rows {
     /// Returns all rows as bf16, and the number of elements from one row to the next.
     ///
     /// # Safety
-    /// The conditions of the type apply: nobody may write this representation meanwhile.
+    /// The conditions of the type apply: no thread may write this representation while the result is in use.
     pub(crate) unsafe fn bf16<'a>(&self) -> (&'a [u16], usize) {
         // SAFETY: the caller guarantees this.
         (unsafe { self.bf16.all() }, bf16_stride(self.cols))
@@ -213,7 +213,8 @@ impl Rows {
     /// whole groups.
     ///
     /// # Safety
-    /// The conditions of the type apply: nobody else may use these elements, in any representation, meanwhile.
+    /// The conditions of the type apply: no other thread may use these elements, in any representation, during the
+    /// call.
     pub(crate) unsafe fn prepare(&self, isa: Isa, span: Span) {
         if !self.forms.any() {
             return;

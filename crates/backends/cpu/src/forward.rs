@@ -383,7 +383,8 @@ impl QkvPost<'_> {
     /// Processes some KV heads of a row, and the query heads that share them.
     ///
     /// # Safety
-    /// Nobody may write the input or the tables, use these heads of the row or write their block meanwhile.
+    /// During the call, no other thread may write the input or the tables, use these heads of the row or write their
+    /// block.
     unsafe fn row(&self, row: usize, heads: std::ops::Range<usize>) {
         let shape = self.op.heads;
         let group = shape.q / shape.kv;
@@ -419,7 +420,7 @@ impl QkvPost<'_> {
     /// that see it.
     ///
     /// # Safety
-    /// Nobody may use the block of the slot for these heads meanwhile.
+    /// During the call, no other thread may use the block of the slot for these heads.
     unsafe fn keep(&self, slot: u32, heads: std::ops::Range<usize>, key: &[f32], value: &[f32]) {
         let dim = self.op.heads.dim;
         KEPT.with_borrow_mut(|(narrow, codes)| match self.cache.dtype() {

@@ -159,8 +159,8 @@ impl<T: Plain> Shared<T> {
     /// Returns the elements `from .. from + len` for writing.
     ///
     /// # Safety
-    /// The slice that this was made from must still exist, and nobody else may write these elements, or read them while
-    /// the caller writes them.
+    /// The slice that this was made from must still exist. While the result is in use, no other code may write these
+    /// elements or read them while the caller writes them.
     ///
     /// # Panics
     /// Panics if they are out of range.
@@ -173,12 +173,13 @@ impl<T: Plain> Shared<T> {
     /// Returns the elements `from .. from + len` for reading.
     ///
     /// # Safety
-    /// The slice that this was made from must still exist, and nobody may write these elements meanwhile.
+    /// The slice that this was made from must still exist, and no thread may write these elements while the result is
+    /// in use.
     ///
     /// # Panics
     /// Panics if they are out of range.
     pub(crate) unsafe fn view<'a>(&self, from: usize, len: usize) -> &'a [T] {
-        // SAFETY: the range is checked by `at`; the caller guarantees that nobody writes.
+        // SAFETY: the range is checked by `at`; the caller guarantees that no thread writes.
         unsafe { std::slice::from_raw_parts(self.at(from, len), len) }
     }
 
@@ -229,7 +230,7 @@ mod tests {
     #[should_panic(expected = "5 + 4 of 8")]
     fn parts_are_in_range() {
         let mut values = [0u8; 8];
-        // SAFETY: nobody else uses the slice.
+        // SAFETY: no other code uses the slice.
         let _ = unsafe { Shared::new(&mut values).part(5, 4) };
     }
 }

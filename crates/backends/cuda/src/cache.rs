@@ -150,7 +150,7 @@ impl KernelCache {
     }
 }
 
-/// Returns whether an unfinished file is so old that nobody writes it any more.
+/// Returns whether an unfinished file is so old that no process writes it any more.
 fn is_given_up(path: &Path) -> bool {
     let changed = fs::metadata(path).and_then(|metadata| metadata.modified());
     changed.is_ok_and(|changed| changed.elapsed().is_ok_and(|age| age > GIVEN_UP))

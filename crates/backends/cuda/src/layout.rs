@@ -115,7 +115,7 @@ pub(crate) struct RopeTables {
 /// Regions of `Sample`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sampling {
-    /// Logits after penalties and the like.
+    /// Logits after bias, masks and penalties.
     pub(crate) adjusted: Region,
     /// Rows and lists, in the form in which they are copied.
     pub(crate) input: Region,

@@ -3,7 +3,7 @@
 //! A pack has priority over the cache and the compiler. A machine with a pack for its chip needs no NVRTC, and a
 //! machine with NVRTC uses the pack's code too, whichever release compiled it, because machine code for a chip requires
 //! only a driver of its CUDA major. A pack belongs to one build of octavo: the index contains a hash of all kernels for
-//! each chip, and if the hash differs, the pack is not used and a message says so.
+//! each chip, and if the hash differs, the pack is not used and a warning is logged.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -78,7 +78,7 @@ impl<'a> Decoder<'a> {
         Ok(out)
     }
 
-    /// `x += output(attention(qkv(norm(x))))`.
+    /// Emits `x += output(attention(qkv(norm(x))))`.
     pub(super) fn attention(&mut self, layer: usize, x: BufferId, parts: Attention) -> Result<(), ModelError> {
         let config = self.config();
         let heads = config.head_shape();
@@ -113,7 +113,7 @@ impl<'a> Decoder<'a> {
         Ok(())
     }
 
-    /// `x += down(act(gate(norm(x))) · up(norm(x)))`.
+    /// Emits `x += down(act(gate(norm(x))) · up(norm(x)))`.
     pub(super) fn gated_mlp(&mut self, layer: usize, x: BufferId) -> Result<(), ModelError> {
         let config = self.config();
         let Scratch { normed, gate_up, hidden, .. } = self.scratch;

@@ -26,7 +26,7 @@ pub struct CatalogEntry {
     pub gated: bool,
     /// Number of weights, in which a tied head is not counted again.
     pub parameters: u64,
-    /// Longest context that the checkpoint declares, in tokens.
+    /// Maximum context length that the checkpoint declares, in tokens.
     pub context: u32,
     /// Size of the checkpoint's stored tensors in bytes.
     pub weight_bytes: u64,
@@ -121,7 +121,7 @@ pub enum SourceKind {
     },
     /// A repository of the Hugging Face hub.
     Hub {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
         /// Branch, tag or commit.
         revision: String,

@@ -22,10 +22,10 @@ impl MappedFile {
             });
         }
         let file = File::open(path).map_err(fail)?;
-        // SAFETY: the mapping is private to this process and is only read. The compiler assumes that nobody changes or
-        // truncates the file meanwhile. Checkpoints are replaced by renaming, never in place (our own downloads are),
-        // and the bytes are plain data that is validated or used as numbers, so a change could give wrong numbers but
-        // no invalid value of any Rust type.
+        // SAFETY: the mapping is private to this process and is only read. The compiler assumes that no process changes
+        // or truncates the file at the same time. Checkpoints are replaced by renaming, never in place (our own
+        // downloads are), and the bytes are plain data that is validated or used as numbers, so a change could give
+        // wrong numbers but no invalid value of any Rust type.
         let map = unsafe { Mmap::map(&file) }.map_err(fail)?;
         Ok(Self(map))
     }

@@ -39,7 +39,7 @@ pub enum CheckpointError {
     Unrecognised {
         /// Path of the file or directory.
         path: PathBuf,
-        /// Description of what is missing.
+        /// Reason, which names the missing part.
         reason: String,
     },
     /// The GGUF header is damaged or hostile.

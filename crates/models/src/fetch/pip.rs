@@ -189,7 +189,7 @@ fn last_of(mut stream: impl Read) -> String {
 }
 
 /// Returns the size of the largest file in a folder and its subfolders, because pip downloads the wheel to one place
-/// and copies it to another. Files that disappear meanwhile are ignored.
+/// and copies it to another. Files that disappear during the search are ignored.
 fn largest_file(folder: &Path) -> u64 {
     let Ok(listing) = std::fs::read_dir(folder) else {
         return 0;

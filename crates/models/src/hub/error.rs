@@ -10,7 +10,7 @@ pub enum HubError {
     /// The hub answered 401 or 403.
     #[error("{}", access_denied(.repo, *.status, .page, *.has_token, .detail))]
     AccessDenied {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
         /// HTTP status.
         status: u16,
@@ -24,7 +24,7 @@ pub enum HubError {
     /// The hub answered 404 for the repository.
     #[error("there is no model {repo} on {endpoint} (a private one needs HF_TOKEN): check the name")]
     NoSuchRepository {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
         /// URL of the hub.
         endpoint: String,
@@ -32,7 +32,7 @@ pub enum HubError {
     /// The hub answered 404 for the revision.
     #[error("{repo} has no branch, tag or commit {revision}")]
     NoSuchRevision {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
         /// Requested revision.
         revision: String,
@@ -40,7 +40,7 @@ pub enum HubError {
     /// The hub answered 404 for the file.
     #[error("{repo} has no file {file} at {revision}")]
     NoSuchFile {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
         /// Path inside the repository.
         file: String,
@@ -75,7 +75,7 @@ pub enum HubError {
         "{file} of {repo} ended after {got} of {expected} bytes ({reason}); what is there is kept, pull again to go on"
     )]
     Truncated {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
         /// Path inside the repository.
         file: String,
@@ -99,7 +99,7 @@ pub enum HubError {
         "{file} of {repo} has the SHA-256 {actual}, the hub says {expected}: it was damaged on the way and dropped"
     )]
     WrongChecksum {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
         /// Path inside the repository.
         file: String,
@@ -111,7 +111,7 @@ pub enum HubError {
     /// A file name would leave its folder.
     #[error("{repo} lists a file with the unsafe name {name:?}: nothing of it is used")]
     UnsafeName {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
         /// Name of the file.
         name: String,
@@ -119,17 +119,17 @@ pub enum HubError {
     /// The repository contains no model, or none in a supported format.
     #[error("{repo} at {revision} cannot be served: {reason}")]
     NotAModel {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
         /// Revision of the request.
         revision: String,
-        /// Description of what is missing.
+        /// Missing part.
         reason: String,
     },
     /// The repository has several GGUF files, or none that matches the request.
     #[error("{reason}; name one of: {}", choices(.repo, .available))]
     Choose {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
         /// Reason why no file was chosen.
         reason: String,
@@ -143,7 +143,7 @@ pub enum HubError {
         what: String,
         /// Folder of the hub cache.
         folder: PathBuf,
-        /// Description of what is missing; may be empty.
+        /// Missing part; may be empty.
         detail: String,
     },
     /// The certificates of `SSL_CERT_FILE` cannot be used.

@@ -47,7 +47,7 @@ pub(crate) struct HubRepo<'a> {
     /// Whether the hub is asked even if the model is complete in the cache.
     pub(crate) refresh: bool,
     pub(crate) progress: &'a dyn Progress,
-    /// `org/name`.
+    /// Repository, `org/name`.
     pub(crate) repo: &'a str,
     /// Branch, tag or commit.
     pub(crate) revision: &'a str,

@@ -16,7 +16,7 @@ pub(super) enum Reference {
     Catalog(&'static CatalogEntry),
     /// A repository of the hub or a GGUF file in one.
     Hub {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
         /// Choice of a GGUF file; `None` means the whole model.
         gguf: Option<GgufChoice>,

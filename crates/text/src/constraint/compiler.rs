@@ -91,7 +91,7 @@ impl GrammarCompiler {
             .name("grammar".to_owned())
             .stack_size(STACK_BYTES)
             .spawn(move || {
-                // After the time limit nobody receives the result.
+                // After the time limit the receiver is gone.
                 let _ = sender.send(slot.0.compile(&spec));
             })
             .map_err(|error| GrammarError::Grammar(format!("no thread to compile it ({error})")))?;

@@ -63,7 +63,7 @@ impl Writer<'_> {
     /// Returns a term for one format.
     fn format(&mut self, format: &Value) -> Result<String, GrammarError> {
         self.depth += 1;
-        // Each level of Lark's own parser takes two of these.
+        // One level of Lark's own parser corresponds to two of these levels.
         if self.depth > self.limits.depth {
             return Err(GrammarError::TooDeep { what: "structural tag", limit: self.limits.depth });
         }

@@ -64,8 +64,8 @@ impl Frame {
 
 /// Separates content from calls.
 ///
-/// Text that turns out not to be a call before its name is known becomes content again, including the marker. A call
-/// that breaks later keeps what was passed on, and the following text is content.
+/// Text that proves not to be a call before its name is known becomes content again, including the marker. A call that
+/// breaks later keeps the parts already passed on, and the following text is content.
 #[derive(Debug)]
 pub(super) struct ToolParser {
     syntax: ToolSyntax,

@@ -8,7 +8,7 @@ use super::syntax::{END_THINK, ReasoningSyntax, THINK, ToolSyntax};
 /// the last one.
 const TURNS: [&str; 3] = ["<|im_start|>", "<｜Assistant｜>", "<|start_header_id|>"];
 
-/// Separates reasoning from what follows it.
+/// Separates reasoning from the text that follows it.
 ///
 /// Line breaks directly after the start marker and around the end marker belong to neither part: the models' own
 /// templates write them there and strip them when the message comes back. (vLLM keeps them.) A second block of

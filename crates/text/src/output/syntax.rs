@@ -29,7 +29,7 @@ pub enum ToolSyntax {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReasoningSyntax {
     /// `<think>…</think>`, opened by the prompt or by the model's first text. Otherwise everything is content,
-    /// including `</think>`, because a stream cannot take back what it has sent.
+    /// including `</think>`, because a stream cannot take back text that it has sent.
     Qwen3,
     /// `<think>…</think>`, open from the start: without `</think>` everything is reasoning. A prompt may have closed
     /// it.

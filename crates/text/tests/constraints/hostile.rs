@@ -9,8 +9,7 @@ use crate::json::{GROUND, schema};
 use crate::support::Golden;
 use crate::walk::{Ground, Rng, limits};
 
-/// Time limit, far above what any test takes on a slow machine in a debug build and far below what unlimited work would
-/// take.
+/// Time limit, far above the time of any test on a slow machine in a debug build and far below that of unlimited work.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn wrapped(levels: usize, inner: Value, wrap: impl Fn(Value) -> Value) -> Value {

@@ -121,7 +121,7 @@ impl Keys<'_> {
             return;
         }
         for index in blocks {
-            // SAFETY: nobody writes the cache while it is read.
+            // SAFETY: no thread writes the cache while it is read.
             let block = unsafe { self.cache.read(self.table[index], self.head) };
             let slot = index % (KEYS / BLOCK);
             let stride = Self::stride(self.dim);
@@ -141,7 +141,7 @@ impl Keys<'_> {
     /// Returns keys and values of a block of the sequence, in bf16.
     fn block(&self, index: usize) -> (&[u32], &[u32]) {
         if self.cache.dtype() == KvDtype::Bf16 {
-            // SAFETY: nobody writes the cache while it is read.
+            // SAFETY: no thread writes the cache while it is read.
             let block = unsafe { self.cache.read(self.table[index], self.head) };
             return (block.keys, block.values);
         }
@@ -223,8 +223,8 @@ impl Attention<'_> {
     /// Computes one KV head of a run.
     ///
     /// # Safety
-    /// Cache and activations must not be moved; nobody may write the queries or the cache, or use the output of these
-    /// rows and heads meanwhile.
+    /// Cache and activations must not be moved. During the call, no other thread may write the queries or the cache, or
+    /// use the output of these rows and heads.
     pub(crate) unsafe fn run(&self, isa: Isa, run: Run, head: usize) {
         let HeadShape { q, kv, dim } = self.heads;
         let group = q / kv;

@@ -70,7 +70,7 @@ pub(crate) struct Rendezvous {
     threads: usize,
     arrived: AtomicUsize,
     met: Generation,
-    /// Whether a thread has gone for good, after which nobody waits in this region.
+    /// Whether a thread has gone for good, after which no thread waits in this region.
     abandoned: AtomicBool,
     /// Number of threads that have left the region.
     left: AtomicUsize,

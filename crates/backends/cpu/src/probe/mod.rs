@@ -142,7 +142,7 @@ fn read_bandwidth(pool: &mut Pool, bytes: usize) -> Result<f64, BackendError> {
         pool.run(&|worker| {
             let mut sum = 0;
             worker.share(pieces, |piece| {
-                // SAFETY: nobody writes, and the buffer outlives the region.
+                // SAFETY: no thread writes, and the buffer outlives the region.
                 isa.add_up(unsafe { shared.view(piece * PIECE, PIECE) }, &mut sum);
             });
             black_box(sum);

@@ -150,8 +150,8 @@ impl Product<'_> {
     /// Computes one piece.
     ///
     /// # Safety
-    /// The activations must not be moved, each piece must be computed by one thread only, and nobody may write the
-    /// input or use the output meanwhile.
+    /// The activations must not be moved, and each piece must be computed by one thread only. During the call, no other
+    /// thread may write the input or use the piece's output.
     pub(crate) unsafe fn run(&self, isa: Isa, piece: usize) {
         let blocks = self.rows.div_ceil(PIECE_ROWS);
         let (index, block) = (piece / blocks, piece % blocks);
@@ -164,8 +164,8 @@ impl Product<'_> {
         let columns = chunk_columns(self.matrix, self.rows, index);
         let chunks = chunks(self.matrix, self.rows);
         for row in rows {
-            // SAFETY: the caller guarantees this; this piece has just written the columns, and nobody else writes its
-            // result.
+            // SAFETY: the caller guarantees this; this piece has just written the columns, and no other thread writes
+            // its result.
             unsafe {
                 let results = self.out.read(Span { row, from: columns.start, len: columns.len() });
                 isa.largest(results, &mut largest.part(row * chunks + index, 1)[0]);
@@ -233,8 +233,8 @@ impl Product<'_> {
                 isa.softcap(result, cap);
             }
             if let Some(add) = add {
-                // SAFETY: nobody else writes these columns of the buffer. It may be the output, to which no reference
-                // exists yet.
+                // SAFETY: no other thread writes these columns of the buffer. It may be the output, to which no
+                // reference exists yet.
                 add_lanes(result, unsafe { add.read(span) });
             }
             // SAFETY: the columns of a panel belong to its piece.

@@ -99,8 +99,8 @@ impl DeviceKernels {
     /// the device. Afterwards the arrays have the content of the copies.
     ///
     /// # Safety
-    /// The arrays to which `params` points must be memory of that length, which nobody else accesses meanwhile and
-    /// which may be written if it is writable.
+    /// The arrays to which `params` points must be memory of that length, which no other code accesses during the call
+    /// and which may be written if it is writable.
     ///
     /// # Errors
     /// Returns the message of the driver, or an error if the kernel changed a read-only array.

@@ -7,7 +7,7 @@ use super::GgufError;
 use super::cursor::Cursor;
 use crate::config::ConfigError;
 
-/// Longest key that the format's specification allows.
+/// Maximum length of a key in the format's specification.
 const MAX_KEY_BYTES: usize = 65_535;
 /// Maximum number of keys accepted; real files have a few dozen.
 const MAX_KEYS: usize = 65_536;

@@ -24,7 +24,7 @@ const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_TENSORS: usize = 262_144;
 /// Minimum size of a tensor's description: length of an empty name, rank, one dimension, type, offset.
 const MIN_TENSOR_BYTES: usize = 8 + 4 + 8 + 4 + 8;
-/// Longest tensor name accepted; the reference implementation allows 63.
+/// Maximum length of a tensor name accepted; the reference implementation allows 63.
 const MAX_NAME_BYTES: usize = 1024;
 /// Maximum number of dimensions in the format.
 const MAX_DIMS: u32 = 4;
