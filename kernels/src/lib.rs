@@ -18,3 +18,5 @@ pub mod params;
 pub mod plan;
 pub mod quant;
 pub mod sources;
+#[cfg(feature = "nvrtc")]
+pub mod usage;

@@ -110,6 +110,41 @@ impl Chip {
     }
 }
 
+/// Form that kernels are compiled to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Target {
+    /// Machine code for a chip.
+    Code(Chip),
+    /// PTX for a chip, which the driver compiles for that chip or a later one.
+    Ptx(Chip),
+}
+
+impl Target {
+    /// The chip that kernels are made for.
+    pub const fn chip(self) -> Chip {
+        match self {
+            Self::Code(chip) | Self::Ptx(chip) => chip,
+        }
+    }
+
+    /// The compiler's name of the target: `sm_89`, or `compute_89` for PTX.
+    pub fn arch(self) -> String {
+        match self {
+            Self::Code(chip) => chip.arch(),
+            Self::Ptx(Chip { major, minor }) => format!("compute_{major}{minor}"),
+        }
+    }
+
+    /// The target of a compiler's name.
+    pub fn parse(arch: &str) -> Option<Self> {
+        let ptx = arch.strip_prefix("compute_").and_then(|digits| {
+            let chip = Chip::parse(&format!("sm_{digits}")).or_else(|| Chip::parse(&format!("sm_{digits}a")))?;
+            Some(Self::Ptx(chip)).filter(|target| target.arch() == arch)
+        });
+        ptx.or_else(|| Chip::parse(arch).map(Self::Code))
+    }
+}
+
 /// Chips that an instance supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chips {
@@ -285,6 +320,12 @@ mod tests {
         assert_eq!(Chip::parse("sm_86"), Some(Chip { major: 8, minor: 6 }));
         for wrong in ["", "sm_", "sm_9", "90", "sm_90", "sm_89a", "compute_70"] {
             assert_eq!(Chip::parse(wrong), None, "{wrong}");
+        }
+        for target in Chip::CHECKED.into_iter().flat_map(|chip| [Target::Code(chip), Target::Ptx(chip)]) {
+            assert_eq!(Target::parse(&target.arch()), Some(target));
+        }
+        for wrong in ["compute_", "compute_90a", "compute_7", "70", "sm_90"] {
+            assert_eq!(Target::parse(wrong), None, "{wrong}");
         }
     }
 }

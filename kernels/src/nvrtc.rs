@@ -9,11 +9,14 @@ use std::ptr;
 
 use libloading::Library;
 
-use crate::manifest::Chip;
+use crate::manifest::{Chip, Target};
 use crate::sources::HEADERS;
 
-/// Options of every compilation except the chip. They are part of the key of a cached result.
-pub const OPTIONS: &[&str] = &["--std=c++17", "--ptxas-options=-v", "--ptxas-options=--warn-on-spills"];
+/// Options of every compilation, beside the target.
+const OPTIONS: &[&str] = &["--std=c++17"];
+
+/// Options of a compilation to machine code.
+const ASSEMBLER_OPTIONS: &[&str] = &["--ptxas-options=-v", "--ptxas-options=--warn-on-spills"];
 
 /// Reason why a compilation failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,9 +44,9 @@ impl std::error::Error for NvrtcError {}
 /// Result of a compilation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
-    /// Machine code for the chip, in the form that the driver loads.
-    pub cubin: Vec<u8>,
-    /// Warnings, and the resource usage of each kernel (registers, shared memory, spills).
+    /// Machine code, or PTX that ends with a zero: either is loaded by the driver as it is.
+    pub code: Vec<u8>,
+    /// Warnings; for machine code also the resources that each kernel uses ([`usage`](crate::usage)).
     pub log: String,
 }
 
@@ -139,19 +142,15 @@ impl Nvrtc {
         self.archs.contains(&(chip.major * 10 + chip.minor))
     }
 
-    /// Compiles the text of a [`program`](crate::manifest::program) to code for `chip`. `name` appears in messages.
-    pub fn compile(&self, name: &str, text: &str, chip: Chip) -> Result<Compiled, NvrtcError> {
-        let (program, log) = self.compiled(name, text, options(chip))?;
-        let cubin = self.read("nvrtcGetCUBIN", program.handle, self.functions.cubin_size, self.functions.cubin)?;
-        Ok(Compiled { cubin, log })
-    }
-
-    /// Compiles the text to PTX for `chip`, which a driver compiles for that chip and for later ones. With it, code for
-    /// a chip can run where there is no such chip. The text ends with a zero, as drivers require.
-    pub fn compile_ptx(&self, name: &str, text: &str, chip: Chip) -> Result<Vec<u8>, NvrtcError> {
-        let arch = format!("--gpu-architecture=compute_{}{}", chip.major, chip.minor);
-        let (program, _) = self.compiled(name, text, vec![arch, "--std=c++17".to_owned()])?;
-        self.read("nvrtcGetPTX", program.handle, self.functions.ptx_size, self.functions.ptx)
+    /// Compiles the text of a [`program`](crate::manifest::program) for `target`. `name` stands in messages.
+    pub fn compile(&self, name: &str, text: &str, target: Target) -> Result<Compiled, NvrtcError> {
+        let (program, log) = self.compiled(name, text, options(target))?;
+        let Functions { cubin_size, cubin, ptx_size, ptx, .. } = self.functions;
+        let code = match target {
+            Target::Code(_) => self.read("nvrtcGetCUBIN", program.handle, cubin_size, cubin)?,
+            Target::Ptx(_) => self.read("nvrtcGetPTX", program.handle, ptx_size, ptx)?,
+        };
+        Ok(Compiled { code, log })
     }
 
     /// Returns a compiled program and the compiler's messages.
@@ -240,10 +239,11 @@ pub fn loaders_words(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// Returns the options for a chip.
-pub fn options(chip: Chip) -> Vec<String> {
-    let arch = format!("--gpu-architecture={}", chip.arch());
-    std::iter::once(arch).chain(OPTIONS.iter().map(|o| (*o).to_owned())).collect()
+/// The options for a target.
+pub fn options(target: Target) -> Vec<String> {
+    let arch = format!("--gpu-architecture={}", target.arch());
+    let assembler: &[&str] = if matches!(target, Target::Code(_)) { ASSEMBLER_OPTIONS } else { &[] };
+    std::iter::once(arch).chain([OPTIONS, assembler].concat().into_iter().map(str::to_owned)).collect()
 }
 
 fn c_string(text: impl Into<Vec<u8>>) -> Result<CString, NvrtcError> {

@@ -13,7 +13,7 @@ mod sampling;
 pub use attention::{
     AttentionParams, MAX_HEAD_SIZE, MAX_SPLIT_TOKENS, PagedDecodeParams, QKV_POST_HEADS, QkvPostParams,
 };
-pub use fill::FillParams;
+pub use fill::{FILL_CTAS, FillParams};
 pub use linear::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams};
 pub use rows::{CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams};
 pub use sampling::{

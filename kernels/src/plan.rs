@@ -3,6 +3,7 @@
 //! A sequence of one query is decode's, a longer one prefill's. Neither plan depends on anything but the sequence itself, so
 //! a sequence's sums are the same in every batch.
 
+use crate::manifest;
 use crate::params::{KV_BLOCK, MAX_SPLIT_TOKENS};
 
 /// Tokens of the smallest split of decode attention: of fewer, what a split costs by itself would be much beside its keys.
@@ -64,6 +65,17 @@ impl DecodePlan {
     }
 }
 
+/// CTAs that share the splits of decode attention: `columns` of [`PagedDecodeParams::grid`], for a grid of `rows` KV heads and tiles
+/// of query heads on a device of `processors` multiprocessors.
+///
+/// Rounds down, so that all CTAs are resident at once: they share the work evenly, and a single CTA that had to wait for the others
+/// would double the time of the kernel. The result of the kernel does not depend on the number.
+///
+/// [`PagedDecodeParams::grid`]: crate::params::PagedDecodeParams::grid
+pub fn decode_columns(rows: u32, head_tile: u32, processors: u32, splits: u32) -> u32 {
+    (processors * manifest::decode_ctas(head_tile) / rows.max(1)).min(splits).max(1)
+}
+
 /// The tiles of prefill attention: two numbers a tile (sequence, its first query within the sequence's rows).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefillPlan {
@@ -119,6 +131,15 @@ mod tests {
         assert!((4096..=65_536).all(|len| (17..=32).contains(&splits(len))));
         assert_eq!([0, 1, 1000, 5000, 131_072].map(most_splits), [1, 1, 8, 32, 64]);
         assert!((1..200_000u32).all(|len| splits(len) as usize <= most_splits(len as usize)));
+    }
+
+    #[test]
+    fn every_block_of_decode_is_resident() {
+        // Qwen3-8B on an H200: 8 KV heads, 4 query heads each, 3 CTAs a multiprocessor.
+        assert_eq!(decode_columns(8, 4, 132, 1024), 49);
+        assert_eq!(decode_columns(8, 4, 132, 7), 7);
+        // More heads than a device holds CTAs.
+        assert_eq!(decode_columns(1000, 8, 80, 5), 1);
     }
 
     #[test]

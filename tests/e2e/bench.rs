@@ -133,7 +133,7 @@ fn steps_and_kernels_are_measured_on_a_gpu() {
     let (said, json) = on_standin(&[&roofline[..], &sizes].concat());
     assert!(said.contains("Emulated H200 (sm_90a, 1.00 GiB), bfloat16"), "{said}");
     // The limits of an emulation are unknown.
-    assert!(said.contains("limits: not known") && json["limits"].is_null(), "{said}");
+    assert!(said.contains("limits: unknown") && json["limits"].is_null(), "{said}");
     let steps = json["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 3);
     check_rates(steps);

@@ -1,24 +1,48 @@
 #!/usr/bin/env bash
-# What only a GPU can show, in parts of at most ten minutes each: tests/gpu/run.sh [PART...]. README.md says what the parts show.
-# Programs come from target/gpu-suite, where build.sh puts them, or lie beside this script in a copy of that folder.
+# Runs what only a GPU can show: tests/gpu/run.sh [SLOT | PART]... README.md describes slots and parts.
+#
+# Results are crash-safe. Each part writes to a work folder as it goes, and everything in that folder is packed into one archive after
+# each part, every few seconds while a part runs, and at the end, whatever the end is.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
-suite=${OCTAVO_GPU_SUITE:-$here}
-[ -f "$suite/octavo" ] || suite=$root/target/gpu-suite
-# A copy may have lost what it was allowed to.
-for program in octavo kernels backend; do
-    [ ! -f "$suite/$program" ] || [ -x "$suite/$program" ] || chmod +x "$suite/$program"
-done
-parts=(correctness volta sanitizer agreement roofline pytorch serving)
-# Of a part, in seconds.
-limit=${OCTAVO_GPU_LIMIT:-600}
-# As automake has it: a part that cannot be run here, and says why.
+
+# Parts of each slot, the most information per second first, with the most seconds that each may take. The last part of a slot takes
+# what the others left.
+slot1=(limits:30 smoke:75 bench_kernels:150 roofline:150 ncu:70 correctness:540)
+slot2=(compilers:60 sanitizer:200 volta:180 correctness:540)
+slot3=(conversation:75 agreement:90 serving:180 pytorch:540)
+# Seconds of a slot, and of any part of it.
+slot_limit=${OCTAVO_GPU_SLOT_LIMIT:-540}
+part_limit=${OCTAVO_GPU_PART_LIMIT:-540}
+# Seconds between two archives while a part runs.
+pack_every=${OCTAVO_GPU_PACK_EVERY:-10}
+# Bytes of an archive.
+archive_limit=${OCTAVO_GPU_ARCHIVE_LIMIT:-$((16 << 20))}
+# Automake's exit status of a test that cannot run here. The part says why.
 skipped=77
 
-# The tests of kernels but those that are about the emulation.
-kernels() {
-    OCTAVO_GPU=$1 "$suite/kernels" --skip machine:: --skip sanitizers:: --skip layout:: --skip device::
+# ------------------------------------------------------------------------------------------- the programs
+
+# The folder of the programs: a copy of the suite as build.sh packs it, the one in target/, or any that has them.
+suite=${OCTAVO_GPU_SUITE:-}
+find_suite() {
+    [ -z "$suite" ] || return 0
+    local folder payload
+    for folder in "$here" "$root/target/gpu-suite"; do
+        [ -f "$folder/bin/octavo" ] && suite=$folder && return
+        payload=$folder/payload.tar.gz
+        [ -f "$payload" ] || continue
+        suite=${TMPDIR:-/tmp}/octavo-gpu-suite-$(sha256sum "$payload" | head -c 16)
+        if [ ! -f "$suite/COMMIT" ]; then
+            mkdir -p "$suite"
+            tar -xzf "$payload" -C "$suite"
+        fi
+        return
+    done
+    command -v cargo >/dev/null || { echo "no programs beside run.sh: build.sh makes them on a machine with cargo" >&2 && exit 2; }
+    "$here/build.sh"
+    find_suite
 }
 
 skip() {
@@ -26,19 +50,166 @@ skip() {
     return "$skipped"
 }
 
-# Every instance of the manifest against f64, by the tests that run on the emulation elsewhere; then the backend above them: small
-# models in each element type, every storage type, recorded steps, the checkpoints of all architectures.
-correctness() {
-    local failed=0
-    kernels 1 || failed=1
-    # Whatever came of them: what fails first is not all there is to know.
-    OCTAVO_TESTDATA=$suite/testdata "$suite/backend" || failed=1
+# Python scripts lie beside run.sh.
+python() {
+    command -v python3 >/dev/null || skip "no python3" || return
+    python3 "$@"
+}
+
+# ------------------------------------------------------------------------------------------- the parts
+
+device=${OCTAVO_GPU_DEVICE:-cuda}
+batch_sizes=${OCTAVO_GPU_BATCH_SIZES:-1,8,32,128}
+contexts=${OCTAVO_GPU_CONTEXTS:-1024,4096}
+prefill=${OCTAVO_GPU_PREFILL:-2048,8192}
+kernel_rows=${OCTAVO_GPU_KERNEL_ROWS:-1,4,8,16,32,128}
+min_time=${OCTAVO_GPU_MIN_TIME:-0.02}
+
+# The ceilings of this very chip: copy bandwidth, and large products of cuBLASLt in bf16 and fp16 on random data.
+limits() {
+    "$suite/bin/octavo" bench limits --output-json "$out/limits.json" \
+        --copy-bytes "${OCTAVO_GPU_COPY_BYTES:-4G}" --product-size "${OCTAVO_GPU_PRODUCT_SIZE:-8192}"
+}
+
+# Puts the flag that names the ceilings into `ceilings`, if they were measured.
+measured_ceilings() {
+    ceilings=()
+    [ ! -f "$out/limits.json" ] || ceilings=(--limits "$out/limits.json")
+}
+
+# Runs some tests of a program, a kind of kernels or of steps, in a process of its own: a fault of the device spoils that process
+# alone. Ends at the first failure, whose message is printed as it happens.
+kind() {
+    local name=$1 begun=$SECONDS code=0 verdict=passed
+    shift
+    "$@" --nocapture 2>&1 | awk '{ print; fflush() } / FAILED$/ { failed = 1; exit } END { exit failed }' || code=1
+    [ "$code" = 0 ] || verdict=failed
+    echo "--- $name: $verdict, $((SECONDS - begun)) s"
+    return $code
+}
+
+# Kinds of the tests of kernels that a device can run, attention and products first.
+kernel_kinds() {
+    local all name
+    all=$("$suite/bin/kernels" --list 2>/dev/null | sed -n 's/^\([a-z_]*\)::.*: test$/\1/p' | sort -u)
+    for name in attention attention_properties linear quantized; do
+        grep -x "$name" <<<"$all" || true
+    done
+    grep -vxE "attention|attention_properties|linear|quantized|machine|sanitizers|layout|device|banks" <<<"$all" || true
+}
+
+# Tests of kernels by their kinds. $1 is the value of OCTAVO_GPU; what follows goes to the program.
+kernels() {
+    local failed=0 name mode=$1
+    shift
+    for name in $(kernel_kinds); do
+        kind "kernels $name" env OCTAVO_GPU="$mode" "$suite/bin/kernels" "$name::" "$@" || failed=1
+    done
     return $failed
 }
 
-# What a V100 is given, as PTX that the driver makes code of for this chip.
+backend() {
+    kind "backend $1" env OCTAVO_TESTDATA="$suite/testdata" "$suite/bin/backend" "$1"
+}
+
+# A first answer in a minute: the small tests of every kind of kernels, recorded steps, steps that overlap.
+smoke() {
+    local failed=0
+    # Their names begin with small_; kinds without one have nothing to do.
+    local name
+    for name in $(kernel_kinds); do
+        kind "kernels $name" env OCTAVO_GPU=1 "$suite/bin/kernels" "$name::small_" || failed=1
+    done
+    for name in recorded_decode_steps tokens_are_the_same; do
+        backend $name || failed=1
+    done
+    return $failed
+}
+
+# Each kernel at the sizes of Qwen3-8B.
+bench_kernels() {
+    local ceilings
+    measured_ceilings
+    "$suite/bin/octavo" bench kernels ${OCTAVO_GPU_KERNEL_MODEL:+"$OCTAVO_GPU_KERNEL_MODEL"} --min-time "$min_time" \
+        --batch-sizes "$kernel_rows" --contexts "$contexts" --prefill "$prefill" "${ceilings[@]}" \
+        --output-json "$out/kernels.json"
+}
+
+# A folder that holds the shape of Qwen3-8B, and the tokenizer of a test checkpoint.
+shape() {
+    local folder=$scratch/shape
+    mkdir -p "$folder"
+    cp "${OCTAVO_GPU_SHAPE:-$suite/qwen3-8b.json}" "$folder/config.json"
+    cp "$suite"/testdata/qwen3/tokenizer*.json "$folder/"
+    echo "$folder"
+}
+
+# Steps of Qwen3-8B's shape.
+roofline() {
+    local ceilings
+    measured_ceilings
+    # shellcheck disable=SC2086 # Flags are words.
+    "$suite/bin/octavo" bench roofline "$(shape)" --load-format dummy --device "$device" --batch-sizes "$batch_sizes" \
+        --contexts "$contexts" --prefill "$prefill" "${ceilings[@]}" --output-json "$out/roofline.json" \
+        ${OCTAVO_GPU_ROOFLINE_FLAGS:-}
+}
+
+# What the profiler says of the kernels that decide: decode attention of 32 sequences, products of few rows, prefill attention.
+ncu() {
+    local tool="" candidate failed=0
+    for candidate in "$(command -v ncu || true)" /usr/local/cuda*/bin/ncu /opt/nvidia/nsight-compute/*/ncu; do
+        [ -x "$candidate" ] && tool=$candidate && break
+    done
+    [ -n "$tool" ] || skip "no ncu (Nsight Compute)" || return
+    profile() {
+        local name=$1 kernel=$2
+        shift 2
+        echo "--- $name"
+        "$tool" --clock-control none --set full --force-overwrite -o "$out/ncu-$name" --kernel-name "regex:$kernel" \
+            --launch-count 1 "$suite/bin/octavo" bench kernels --min-time 0 "$@" >"$scratch/ncu.log" 2>&1 ||
+            { tail -20 "$scratch/ncu.log" && failed=1 && return 0; }
+        "$tool" --import "$out/ncu-$name.ncu-rep" --page details || failed=1
+    }
+    profile decode "^paged_decode" --filter paged_decode --batch-sizes 32 --contexts 4096 --prefill 16
+    profile gemv1 "^gemv_.*_m1$" --filter gate_up --batch-sizes 1 --contexts 16 --prefill 16
+    profile gemv8 "^gemv_.*_m8$" --filter gate_up --batch-sizes 8 --contexts 16 --prefill 16
+    profile prefill "^paged_prefill" --filter paged_prefill --batch-sizes 1 --contexts 16 --prefill 8192
+    return $failed
+}
+
+# Every instance of the manifest against f64, by the tests that run on the emulation elsewhere; then the backend above them: small
+# models in each element type, every storage type, the checkpoints of all architectures.
+correctness() {
+    local failed=0 name
+    kernels 1 || failed=1
+    # A failure hides nothing of what follows.
+    for name in the_contract logits_are_near bits_do_not quantised_weights greedy_tokens; do
+        backend $name || failed=1
+    done
+    return $failed
+}
+
+# The kernels of a V100, as PTX that the driver compiles for this chip.
 volta() {
+    if [ ! -f "$suite/share/octavo/kernels/pack.json" ] || ! grep -q compute_70 "$suite/share/octavo/kernels/pack.json"; then
+        echo "the suite has no PTX for sm_70: NVRTC 12 compiles it here; NVRTC 13 knows no sm_70, and compiles for sm_75"
+    fi
     kernels volta
+}
+
+# Registers and spills of the kernels by this machine's compiler, beside those of the compiler that was tested.
+compilers() {
+    local chip release
+    chip=$(sed -n 's/^GPU 0 .*(\(sm_[0-9a-z]*\),.*/\1/p' "$out/doctor.log")
+    release=$(sed -n 's/.*compiled by NVRTC \([0-9.]*\).*/\1/p;s/^NVRTC *\([^ ]*\).*/\1/p' "$out/doctor.log" | head -1)
+    [ -n "$release" ] || skip "no NVRTC on this machine" || return
+    "$suite/bin/octavo" kernels build --arch "$chip" --output "$scratch/own-pack" ${OCTAVO_GPU_ONLY_KERNELS:+--only "$OCTAVO_GPU_ONLY_KERNELS"}
+    cp "$scratch/own-pack/usage.json" "$out/usage-machine.json"
+    cp "$scratch/own-pack/pack.json" "$out/pack-machine.json"
+    [ -f "$suite/share/octavo/kernels/usage.json" ] || skip "the suite has no kernels to compare with" || return
+    cp "$suite/share/octavo/kernels/usage.json" "$out/usage-suite.json"
+    cp "$suite/share/octavo/kernels/pack.json" "$out/pack-suite.json"
+    python "$here/usage.py" "$out/usage-suite.json" "$out/usage-machine.json"
 }
 
 # Puts the words of the command into `sanitizer`: of a toolkit, or of the Python package.
@@ -58,63 +229,66 @@ find_sanitizer() {
         for package in "$home"/lib/python3*/*-packages/nvidia/cuda_sanitizer_api; do
             [ -e "$package/bin/compute-sanitizer" ] || continue
             # The package has it without leave to be executed, and its libraries elsewhere than it looks.
-            copy=$(mktemp)
-            trap 'rm -f "$copy"' EXIT
-            install "$package/bin/compute-sanitizer" "$copy"
-            sanitizer=("$copy" --injection-path "$package/lib")
+            install "$package/bin/compute-sanitizer" "$scratch/compute-sanitizer"
+            sanitizer=("$scratch/compute-sanitizer" --injection-path "$package/lib")
             return
         done
     done
 }
 
-# The small tests under each tool of compute-sanitizer.
+# The small tests under the tools of compute-sanitizer.
 sanitizer() {
     local tool sanitizer failed=0
     find_sanitizer
     [ ${#sanitizer[@]} -gt 0 ] || skip "no compute-sanitizer (pip install nvidia-cuda-sanitizer-api-cu12)" || return
-    for tool in memcheck racecheck initcheck; do
-        echo "--- $tool"
+    for tool in racecheck memcheck initcheck; do
+        local begun=$SECONDS verdict=passed
         OCTAVO_GPU=1 "${sanitizer[@]}" --tool "$tool" --error-exitcode 1 \
-            "$suite/kernels" --skip machine:: --skip sanitizers:: --skip device:: --test-threads 1 small_ || failed=1
+            "$suite/bin/kernels" --skip machine:: --skip sanitizers:: --skip device:: --test-threads 1 small_ || verdict=failed
+        [ "$verdict" = passed ] || failed=1
+        echo "--- $tool: $verdict, $((SECONDS - begun)) s"
     done
     return $failed
 }
 
-python() {
-    command -v python3 >/dev/null || skip "no python3" || return
-    python3 "$@"
+# The file of the default model in `model`, with flags: OCTAVO_GPU_MODEL, pieces that came along, or a download.
+find_model() {
+    local keep=${OCTAVO_GPU_KEEP:-${TMPDIR:-/tmp}/octavo-gpu-model} folder name
+    # shellcheck disable=SC2206 # A model and its flags are words.
+    model=(${OCTAVO_GPU_MODEL:-})
+    [ ${#model[@]} -eq 0 ] || return 0
+    mkdir -p "$keep"
+    for folder in "$here"/../gpu-suite-model/* "$here"/model/*; do
+        [ ! -d "$folder" ] || cp "$folder"/* "$keep/"
+    done
+    if [ -f "$suite/model.sha256" ]; then
+        name=$(sed -n 's/^[0-9a-f]*  \(.*\.gguf\)$/\1/p' "$suite/model.sha256")
+        [ -f "$keep/$name" ] || cat "$keep/$name".part* >"$keep/$name" 2>/dev/null || true
+        if (cd "$keep" && sha256sum --status -c <(grep "  $name$" "$suite/model.sha256")); then
+            model=("$keep/$name")
+            return
+        fi
+        echo "pieces of the default model in $keep: $(cd "$keep" && ls | grep -c part || true) of $(grep -c part "$suite/model.sha256")"
+        rm -f "$keep/$name"
+    fi
+    "$suite/bin/octavo" pull || skip "the default model is not here and cannot be fetched (OCTAVO_GPU_MODEL names another)"
+}
+
+# Questions and answers of the default model through the socket, alone and several at once.
+conversation() {
+    local model
+    find_model || return
+    python "$here/conversation.py" --octavo "$suite/bin/octavo" --device "$device" --json "$out/conversation.json" "${model[@]}"
 }
 
 # The default model's answers and log-probabilities on the GPU and on the processor.
 agreement() {
-    if [ -z "${OCTAVO_GPU_MODEL:-}" ] && ! "$suite/octavo" pull; then
-        skip "the default model cannot be fetched here (OCTAVO_GPU_MODEL names another)" || return
-    fi
-    # shellcheck disable=SC2086 # A model and its flags are words.
-    python "$here/agreement.py" --octavo "$suite/octavo" --json "$out/agreement.json" ${OCTAVO_GPU_MODEL:-}
+    local model
+    find_model || return
+    python "$here/agreement.py" --octavo "$suite/bin/octavo" --json "$out/agreement.json" "${model[@]}"
 }
 
-# A folder that holds the shape of Qwen3-8B, and the tokenizer of a test checkpoint.
-shape() {
-    local folder=$out/shape
-    mkdir -p "$folder"
-    cp "${OCTAVO_GPU_SHAPE:-$suite/qwen3-8b.json}" "$folder/config.json"
-    cp "$suite"/testdata/qwen3/tokenizer*.json "$folder/"
-    echo "$folder"
-}
-
-batch_sizes=${OCTAVO_GPU_BATCH_SIZES:-1,8,32,128,256}
-contexts=${OCTAVO_GPU_CONTEXTS:-1024,4096}
-prefill=${OCTAVO_GPU_PREFILL:-512,2048,8192}
-device=${OCTAVO_GPU_DEVICE:-cuda}
-
-# Steps of Qwen3-8B's shape against what the chip could do at most.
-roofline() {
-    "$suite/octavo" bench roofline "$(shape)" --load-format dummy --device "$device" --batch-sizes "$batch_sizes" \
-        --contexts "$contexts" --prefill "$prefill" --output-json "$out/roofline.json"
-}
-
-# The same steps by PyTorch.
+# The steps of `roofline` by PyTorch.
 pytorch() {
     python "$here/pytorch.py" --config "${OCTAVO_GPU_SHAPE:-$suite/qwen3-8b.json}" --device "$device" \
         --batch-sizes "$batch_sizes" --contexts "$contexts" --prefill "$prefill" --json "$out/pytorch.json"
@@ -123,39 +297,54 @@ pytorch() {
 # As many requests as the server takes, of 1024 tokens in and out, through the socket.
 serving() {
     local requests=${OCTAVO_GPU_REQUESTS:-512}
-    python "$here/serving.py" --octavo "$suite/octavo" --model "$(shape)" --device "$device" --max-num-seqs "$requests" \
-        --tokens "${OCTAVO_GPU_TOKENS:-1024}" --requests "$requests" --result-dir "$out"
+    # shellcheck disable=SC2086 # Flags are words.
+    python "$here/serving.py" --octavo "$suite/bin/octavo" --model "$(shape)" --device "$device" --max-num-seqs "$requests" \
+        --tokens "${OCTAVO_GPU_TOKENS:-1024}" --requests "$requests" --result-dir "$out" ${OCTAVO_GPU_SERVING_FLAGS:-}
 }
 
-# ------------------------------------------------------------------------------------------- the whole
+# ------------------------------------------------------------------------------------------- one part
 
-# One part in a process of its own, so that a time limit ends all of it.
+# One part in a process group of its own, so that a time limit ends all of it.
 if [ "${1:-}" = --only ]; then
-    out=$OCTAVO_GPU_OUT
-    case $2 in
-        correctness) correctness ;;
-        volta) volta ;;
-        sanitizer) sanitizer ;;
-        agreement) agreement ;;
-        roofline) roofline ;;
-        pytorch) pytorch ;;
-        serving) serving ;;
-    esac
+    out=$OCTAVO_GPU_OUT scratch=$OCTAVO_GPU_SCRATCH
+    "$2"
     exit
 fi
 
-[ $# -gt 0 ] || set -- "${parts[@]}"
-for part in "$@"; do
-    case " ${parts[*]} " in
-        *" $part "*) ;;
-        *) echo "no part is called $part: there are ${parts[*]}" >&2 && exit 2 ;;
-    esac
+# ------------------------------------------------------------------------------------------- the whole
+
+all=("${slot1[@]}" "${slot2[@]}" "${slot3[@]}")
+# The most seconds of a part.
+limit_of() {
+    local entry
+    for entry in "${all[@]}"; do
+        [ "${entry%:*}" != "$1" ] || { echo "${entry#*:}" && return; }
+    done
+    return 1
+}
+parts=() label=""
+for word in "${@:-slot1 slot2 slot3}"; do
+    for word in $word; do
+        case $word in
+            slot1) parts+=("${slot1[@]%:*}") ;;
+            slot2) parts+=("${slot2[@]%:*}") ;;
+            slot3) parts+=("${slot3[@]%:*}") ;;
+            *)
+                limit_of "$word" >/dev/null || { echo "no slot or part is called $word: there are slot1 slot2 slot3 $(printf '%s\n' "${all[@]%:*}" | awk '!seen[$0]++' | paste -sd' ')" >&2 && exit 2; }
+                parts+=("$word")
+                ;;
+        esac
+        label+=${label:+-}$word
+    done
 done
-if [ ! -x "$suite/octavo" ]; then
-    command -v cargo >/dev/null || { echo "no programs in $suite: build.sh makes them on a machine with cargo" >&2 && exit 2; }
-    "$here/build.sh"
-fi
-doctor=$("$suite/octavo" doctor) || { echo "octavo doctor fails: $doctor" >&2 && exit 1; }
+
+find_suite
+# Programs of a copy may have lost the permission to be executed.
+chmod +x "$suite"/bin/* 2>/dev/null || true
+export OCTAVO_GPU_SUITE=$suite
+# Kernels come from the suite's pack, so that what runs is what was checked.
+[ ! -f "$suite/share/octavo/kernels/pack.json" ] || export OCTAVO_KERNEL_PACK=$suite/share/octavo/kernels
+doctor=$("$suite/bin/octavo" doctor) || { echo "octavo doctor fails: $doctor" >&2 && exit 1; }
 gpu=$(sed -n 's/^GPU 0 *//p' <<<"$doctor")
 if [ -z "$gpu" ]; then
     echo "skipped: no GPU ($(sed -n 's/^GPU *none: //p' <<<"$doctor"))"
@@ -164,32 +353,99 @@ fi
 
 commit=$(cat "$suite/COMMIT")
 date=$(date -u +%F)
-name=$date-$commit-$(sed 's/ (.*//; s/[^[:alnum:]]/-/g' <<<"${gpu#NVIDIA }" | tr '[:upper:]' '[:lower:]')
+name=$date-$commit-$(sed 's/ (.*//; s/[^[:alnum:]]/-/g' <<<"${gpu#NVIDIA }" | tr '[:upper:]' '[:lower:]')-$label
 results=${OCTAVO_GPU_RESULTS:-$root/benches/results/gpu}
 [ -d "$results" ] || results=$PWD
-out=$results/$name
+scratch=$(mktemp -d)
+out=$scratch/$name
 mkdir -p "$out"
+export OCTAVO_GPU_OUT=$out OCTAVO_GPU_SCRATCH=$scratch
 echo "$doctor" >"$out/doctor.log"
-echo "commit $commit, $date, $gpu; results in $out"
+echo "commit $commit, $date, $gpu; results in $results/$name.tar.gz"
 
 json="" table="" status=0
-for part in "$@"; do
+
+# Writes the parts that ended, and the one that runs, if one does.
+write_summary() {
+    local running=${1:+$(printf '{"part": "%s", "result": "running", "seconds": %d}' "$1" "$((SECONDS - begun))")}
+    local entries=$json${json:+${running:+, }}$running
+    printf '{"commit": "%s", "date": "%s", "gpu": "%s", "slots": "%s", "parts": [%s]}\n' \
+        "$commit" "$date" "$gpu" "$label" "$entries" >"$out/.summary"
+    mv "$out/.summary" "$out/summary.json"
+}
+
+# Packs the work folder. Reports of the profiler, and then the beginnings of long logs, are left out of an archive that is too large.
+pack() {
+    local draft=$results/.$name.$BASHPID
+    tar -czf "$draft" -C "$scratch" --exclude '.*' "$name" 2>/dev/null || true
+    if [ "$(stat -c %s "$draft")" -gt "$archive_limit" ]; then
+        rm -rf "$scratch/small" && cp -r "$out" "$scratch/small"
+        find "$scratch/small" -name '*.ncu-rep' -delete
+        find "$scratch/small" -name '*.log' -size +512k | while read -r log; do
+            tail -c 256K "$log" >"$log.end" && mv "$log.end" "$log"
+        done
+        tar -czf "$draft" -C "$scratch" --transform "s|^small|$name|" small
+    fi
+    mv "$draft" "$results/$name.tar.gz"
+}
+
+packer="" child=""
+finish() {
+    local code=$?
+    trap - EXIT INT TERM
+    [ -z "$child" ] || kill -KILL -- "-$child" 2>/dev/null || true
+    [ -z "$packer" ] || kill "$packer" 2>/dev/null || true
+    pack
+    rm -rf "$scratch" "$results/.$name".*
+    exit "$code"
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# While a part runs, the archive follows it.
+begun=$SECONDS current=""
+(
+    trap - EXIT INT TERM
+    while sleep "$pack_every"; do pack; done
+) &
+packer=$!
+
+for part in "${parts[@]}"; do
     echo "=== $part"
-    begun=$SECONDS code=0
-    OCTAVO_GPU_OUT=$out timeout -k 10 "$limit" bash "$here/run.sh" --only "$part" 2>&1 | tee "$out/$part.log" || code=${PIPESTATUS[0]}
-    case $code in
-        0) verdict=passed ;;
-        "$skipped") verdict=skipped ;;
-        124 | 137) verdict="cut off after $limit s" status=1 ;;
-        *) verdict=failed status=1 ;;
-    esac
-    json+=${json:+, }$(printf '{"part": "%s", "result": "%s", "seconds": %d}' "$part" "$verdict" $((SECONDS - begun)))
-    table+=$(printf '\n%-12s %-24s %4d s' "$part" "$verdict" $((SECONDS - begun)))
+    begun=$SECONDS code=0 verdict=""
+    left=$((slot_limit - SECONDS))
+    limit=$(limit_of "$part")
+    for most in $left "$part_limit"; do
+        [ "$most" -ge "$limit" ] || limit=$most
+    done
+    # Slots that run together have the time of each.
+    [ "$label" = "${label#*slot*slot}" ] || limit=$(limit_of "$part")
+    if [ "$limit" -lt 5 ] && [ "$part_limit" -ge 5 ]; then
+        verdict="not run: no time was left"
+    else
+        write_summary "$part"
+        pack
+        setsid timeout -k 5 "$limit" bash "$here/run.sh" --only "$part" >"$out/$part.log" 2>&1 &
+        child=$!
+        tail -n +1 -f --pid=$child "$out/$part.log" 2>/dev/null || true
+        wait $child || code=$?
+        child=""
+        case $code in
+            0) verdict=passed ;;
+            "$skipped") verdict=skipped ;;
+            124 | 137) verdict="cut off after $limit s" status=1 ;;
+            *) verdict=failed status=1 ;;
+        esac
+    fi
+    seconds=$((SECONDS - begun))
+    json+=${json:+, }$(printf '{"part": "%s", "result": "%s", "seconds": %d}' "$part" "$verdict" $seconds)
+    table+=$(printf '\n%-14s %-26s %4d s' "$part" "$verdict" $seconds)
+    write_summary
+    pack
 done
-printf '{"commit": "%s", "date": "%s", "gpu": "%s", "parts": [%s]}\n' "$commit" "$date" "$gpu" "$json" >"$out/summary.json"
-rm -rf "$out/shape"
 echo "=== summary$table"
 if command -v python3 >/dev/null; then
-    python3 "$here/report.py" "$out"
+    python3 "$here/report.py" "$out" >"$out/page.md" && cp "$out/page.md" "$results/$name.md" && cat "$out/page.md"
 fi
 exit $status

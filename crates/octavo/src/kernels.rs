@@ -47,11 +47,11 @@ fn build(args: &KernelsBuildArgs) -> Result<()> {
     let Some(folder) = args.output.clone().or_else(usual_folder) else {
         bail!("--output DIR is needed: this binary is not in a folder `bin`, beside which kernels would be looked for");
     };
-    let mut chips = args.arch.clone();
-    chips.sort();
-    chips.dedup();
-    let names = chips.iter().map(|chip| chip.arch()).collect::<Vec<_>>().join(", ");
-    let order = PackOrder { chips, only: args.only.clone(), folder, libraries: named_folders() };
+    let mut targets = args.arch.clone();
+    targets.sort();
+    targets.dedup();
+    let names = targets.iter().map(|target| target.arch()).collect::<Vec<_>>().join(", ");
+    let order = PackOrder { targets, only: args.only.clone(), folder, libraries: named_folders() };
     let (begun, shown) = (Instant::now(), AtomicUsize::new(0));
     let made = build_pack(&order, &|done, of| show(done, of, &shown))?;
     if stderr().is_terminal() {

@@ -383,3 +383,39 @@ proptest! {
         prop_assert_eq!(logprobs.logprob, logprobs.top[0].1);
     }
 }
+
+proptest! {
+    /// A temperature that is one unit in the last place larger stands for exponentials that round otherwise.
+    #[test]
+    fn a_draw_by_other_exponentials_is_possible_and_few_others_are(
+        logits in proptest::collection::vec(-8.0f32..8.0, 2..200),
+        temperature in 0.3f32..2.0,
+        top_k in prop_oneof![Just(0u32), 1..50u32],
+        top_p in prop_oneof![Just(1.0f32), 0.05f32..1.0],
+        min_p in prop_oneof![Just(0.0f32), 0.001f32..0.5],
+        seed in any::<u64>(),
+    ) {
+        let params = SampleParams { temperature, top_k, top_p, min_p, seed, ..RANDOM };
+        let other = SampleParams { temperature: temperature.next_up(), ..params };
+        let mut sampler = Sampler::new();
+        for output_position in 0..20 {
+            let own = SampleRow { output_position, ..row(&params) };
+            let drawn = sampler.sample(&logits, &own).id;
+            prop_assert!(sampler.may_draw(&logits, &own, drawn, 0.0));
+            let drawn = sampler.sample(&logits, &SampleRow { output_position, ..row(&other) }).id;
+            prop_assert!(sampler.may_draw(&logits, &own, drawn, 1e-5));
+            let possible = (0..logits.len() as u32).filter(|id| sampler.may_draw(&logits, &own, *id, 1e-6));
+            prop_assert!(possible.count() <= 4);
+        }
+    }
+}
+
+#[test]
+fn no_exponential_decides_a_greedy_or_a_forced_token() {
+    let (mut sampler, logits) = (Sampler::new(), [0.0, 1.0, 1.0]);
+    let greedy = SampleParams { temperature: 0.0, ..RANDOM };
+    assert!((0..3).all(|id| !sampler.may_draw(&logits, &row(&greedy), id, 0.1)));
+    assert!(!sampler.may_draw(&logits, &SampleRow { forced: Some(1), ..row(&RANDOM) }, 1, 0.1));
+    // One that is masked is never possible.
+    assert!(!sampler.may_draw(&logits, &SampleRow { mask: Some(&[0b011]), ..row(&RANDOM) }, 2, 0.5));
+}

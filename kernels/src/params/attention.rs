@@ -139,11 +139,16 @@ impl AttentionParams {
 }
 
 impl PagedDecodeParams {
-    /// Returns the grid of the launch for an instance that processes `head_tile` query heads at once. `columns` CTAs
-    /// share the plan's splits. Use the number of CTAs that the device runs at once divided by the second number, or
-    /// the number of splits if there are fewer; the result does not depend on it.
-    pub fn grid(&self, head_tile: u32, columns: u32) -> [u32; 3] {
+    /// KV heads, each as often as an instance of `head_tile` query heads needs to cover its query heads: the second number of
+    /// the grid.
+    pub fn rows(&self, head_tile: u32) -> u32 {
         let heads = self.attention.q_heads / self.attention.kv_heads;
-        [columns, self.attention.kv_heads * heads.div_ceil(head_tile), 1]
+        self.attention.kv_heads * heads.div_ceil(head_tile)
+    }
+
+    /// CTAs of the launch, for an instance that takes `head_tile` query heads at once. `columns` CTAs share the plan's splits, as
+    /// [`decode_columns`](crate::plan::decode_columns) gives them; the result does not depend on it.
+    pub fn grid(&self, head_tile: u32, columns: u32) -> [u32; 3] {
+        [columns, self.rows(head_tile), 1]
     }
 }

@@ -20,13 +20,14 @@ params! {
     }
 }
 
-/// Maximum number of CTAs of a launch: as many as the largest device runs at once.
-const MOST: u64 = 4096;
+/// CTAs of a launch for each multiprocessor, at most. Every chip holds as many at once, and they keep enough stores under way.
+pub const FILL_CTAS: u32 = 4;
 
 impl FillParams {
-    /// Returns the grid of the launch with `threads` threads per CTA.
-    pub fn grid(&self, threads: u32) -> [u32; 3] {
+    /// CTAs of the launch of `threads` threads each, on a device of `processors` multiprocessors.
+    pub fn grid(&self, threads: u32, processors: u32) -> [u32; 3] {
+        let most = u64::from(processors * FILL_CTAS).max(1);
         // The limit keeps it within 32 bits.
-        [self.count.div_ceil(u64::from(threads)).clamp(1, MOST) as u32, 1, 1]
+        [self.count.div_ceil(u64::from(threads)).clamp(1, most) as u32, 1, 1]
     }
 }

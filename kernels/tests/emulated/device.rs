@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use octavo_backend_cuda::testing::{DeviceKernels, HostArray, standin};
+use octavo_backend_cuda::testing::{DeviceKernels, HostArray, KernelPlaces, standin};
 use octavo_kernels::manifest::{self, Dtype};
 use octavo_kernels::params::GatherRowsParams;
 
@@ -50,8 +50,8 @@ fn tests_reach_a_device() {
 #[test]
 fn an_array_that_may_only_be_read_stays_as_it_is() {
     let instance = manifest::gather_rows(Dtype::F32);
-    let kernels =
-        DeviceKernels::new(&[standin()], std::slice::from_ref(&instance), false).expect("the stand-in's device");
+    let places = KernelPlaces { libraries: vec![standin()], pack: None };
+    let kernels = DeviceKernels::new(&places, std::slice::from_ref(&instance), false).expect("the stand-in's device");
     let (input, ids, mut out) = ([1.0f32, 2.0, 3.0, 4.0], [1u32], [f32::NAN; 2]);
     let array = |start: u64, bytes, writable| HostArray { start, bytes, writable };
     let (input_at, ids_at, out_at) = (input.as_ptr() as u64, ids.as_ptr() as u64, out.as_mut_ptr() as u64);

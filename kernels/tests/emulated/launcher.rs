@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::sync::LazyLock;
 
-use octavo_backend_cuda::testing::{DeviceKernels, HostArray};
+use octavo_backend_cuda::testing::{DeviceKernels, HostArray, KernelPlaces};
 use octavo_backend_cuda::{named_folders, probe};
 use octavo_kernels::emulation::{BankUse, Emulation, Order};
 use octavo_kernels::manifest::{Chip, Dtype, Instance};
@@ -50,7 +50,8 @@ impl Kernels {
         match gpu() {
             None => Self::Emulated(Emulation::new(instances).unwrap_or_else(|e| panic!("{e}"))),
             Some(asked) => {
-                let kernels = DeviceKernels::new(&named_folders(), instances, asked == "volta");
+                let places = KernelPlaces::from_env();
+                let kernels = places.and_then(|places| DeviceKernels::new(&places, instances, asked == "volta"));
                 Self::OnDevice(kernels.unwrap_or_else(|e| panic!("{e}")))
             }
         }

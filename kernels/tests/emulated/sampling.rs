@@ -266,6 +266,23 @@ fn assert_same(found: &SampledToken, expected: &SampledToken, context: &str) {
     }
 }
 
+/// Share of its value by which a device's exponential may differ from the host's: `expf` of CUDA is off by up to two units in the
+/// last place, and its argument, at most 100 here, is rounded once more.
+const EXPONENTIAL_ERROR: f64 = 1e-5;
+
+/// The definition's result for a row. On a device a token that only the rounding of an exponential decides may be another one, which
+/// is reported; its log-probabilities are then those of the token that was found.
+fn expected(sampler: &mut Sampler, logits: &[f32], asked: &Asked, found: u32, context: &str) -> SampledToken {
+    let expected = sampler.sample(logits, &asked.row());
+    let rounded =
+        on_device() && found != expected.id && sampler.may_draw(logits, &asked.row(), found, EXPONENTIAL_ERROR);
+    if !rounded {
+        return expected;
+    }
+    eprintln!("rounding of expf: token {found} in place of {}, {context}", expected.id);
+    sampler.sample(logits, &SampleRow { forced: Some(found), ..asked.row() })
+}
+
 #[test]
 fn tokens_of_drawn_rows_are_the_definitions() {
     let (mut rng, kernels, mut sampler) = (rng(), Sampling::new(), Sampler::new());
@@ -279,8 +296,10 @@ fn tokens_of_drawn_rows_are_the_definitions() {
         let tokens = kernels.sample(Order::Forward, &logits, vocab, &asked);
         assert_eq!(format!("{tokens:?}"), found);
         for (r, (asked, (token, _))) in asked.iter().zip(&tokens).enumerate() {
-            let expected = sampler.sample(&logits[r * vocab..][..vocab], &asked.row());
-            assert_same(token, &expected, &format!("vocabulary {vocab}, row {r}: {asked:?}"));
+            let logits = &logits[r * vocab..][..vocab];
+            let context = format!("vocabulary {vocab}, row {r}: {asked:?}");
+            let expected = expected(&mut sampler, logits, asked, token.id, &context);
+            assert_same(token, &expected, &context);
         }
     }
 }

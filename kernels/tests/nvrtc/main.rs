@@ -1,8 +1,9 @@
 //! Checks that every instance of the manifest compiles for every chip, uses the resources in `budget.toml`, and
 //! multiplies by the intended instruction. Needs the packages of `tests/requirements.txt`, but no GPU.
 
+mod code;
+mod residency;
 mod tools;
-mod usage;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,10 +11,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use octavo_kernels::manifest::{self, Chip, Instance};
+use octavo_kernels::manifest::{self, Chip, Instance, Target};
 use octavo_kernels::nvrtc::Compiled;
 use octavo_kernels::sources::{self, Source};
-use usage::Usage;
+use octavo_kernels::usage::{self, Usage};
 
 /// Number of programs that are compiled at once.
 const THREADS: usize = 2;
@@ -55,7 +56,7 @@ fn programs() -> &'static [Program] {
                     while let Some((chip, source, instances)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                         let text = manifest::program(*source, instances);
                         let compiled = nvrtc
-                            .compile(source.path, &text, *chip)
+                            .compile(source.path, &text, Target::Code(*chip))
                             .unwrap_or_else(|e| panic!("{} for {}: {e}", source.path, chip.arch()));
                         let program = Program { chip: *chip, source: *source, instances: instances.clone(), compiled };
                         done.lock().expect("no panic").push(program);
@@ -69,6 +70,11 @@ fn programs() -> &'static [Program] {
 
 fn budget_file() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("budget.toml")
+}
+
+fn budget() -> Budget {
+    let text = std::fs::read_to_string(budget_file()).expect("the budget");
+    toml::from_str(&text).expect("the budget is well formed")
 }
 
 fn found() -> Budget {
@@ -112,8 +118,7 @@ fn every_instance_keeps_its_budget() {
     if std::env::var_os(REWRITE).is_some_and(|v| v == "1") {
         std::fs::write(budget_file(), written(&found)).expect("the budget is writable");
     }
-    let text = std::fs::read_to_string(budget_file()).expect("the budget");
-    let budget: Budget = toml::from_str(&text).expect("the budget is well formed");
+    let budget = budget();
     let mut differences = String::new();
     for (chip, instances) in &found {
         let allowed = budget.get(chip).cloned().unwrap_or_default();
@@ -192,10 +197,10 @@ fn machine_code_is_what_was_meant() {
         let Some(nvdisasm) = tools::nvdisasm(chip) else { continue };
         for program in programs {
             let name = format!("{}-{}", chip.arch(), program.source.path.replace('/', "-"));
-            let text = tools::disassemble(&nvdisasm, &name, &program.compiled.cubin);
-            let code = usage::instructions(&text);
+            let text = tools::disassemble(&nvdisasm, &name, &program.compiled.code);
+            let instructions = code::instructions(&text);
             for instance in &program.instances {
-                check_code(instance, chip, &code[&instance.name]);
+                check_code(instance, chip, &instructions[&instance.name]);
             }
         }
     }

@@ -35,7 +35,7 @@ const fn usual_dtype(chip: Chip) -> Dtype {
 }
 
 /// Returns the value of `--dtype`.
-const fn long_name(dtype: Dtype) -> &'static str {
+pub(crate) const fn long_name(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::F32 => "float32",
         Dtype::F16 => "float16",

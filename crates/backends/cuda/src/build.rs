@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use octavo_kernels::manifest::{self, Instance};
-use octavo_kernels::nvrtc::Nvrtc;
+use octavo_kernels::manifest::{self, Instance, Target};
+use octavo_kernels::nvrtc::{Compiled, Nvrtc};
 use octavo_ops::BackendError;
 
 use crate::cache::{KernelCache, Key};
@@ -89,12 +89,12 @@ impl Builder<'_> {
         let begun = Instant::now();
         let chip = self.gpu.info().chip;
         instances.fit(self.gpu.info())?;
-        let keys: Vec<_> = instances.list.iter().map(|instance| Key::new(instance, chip)).collect();
+        let keys: Vec<_> = instances.list.iter().map(|instance| Key::new(instance, Target::Code(chip))).collect();
         let mut origins = Origins::default();
         let pack = self.pack();
         let mut codes: Vec<Option<Vec<u8>>> = vec![None; keys.len()];
         if let Ok(Some(pack)) = &pack {
-            codes = keys.iter().map(|key| pack.code(key, chip)).collect();
+            codes = keys.iter().map(|key| pack.code(key, Target::Code(chip))).collect();
             origins.pack = codes.iter().flatten().count();
         }
         if origins.pack < keys.len() {
@@ -127,7 +127,7 @@ impl Builder<'_> {
     fn pack(&self) -> Result<Option<KernelPack>, String> {
         let Some(folder) = &self.config.kernel_pack else { return Ok(None) };
         let usable = KernelPack::read(folder).map_err(|error| error.to_string()).and_then(|pack| {
-            let fits = pack.check(self.gpu.info().chip, Some(self.driver));
+            let fits = pack.check(Target::Code(self.gpu.info().chip), Some(self.driver));
             fits.map(|()| pack).map_err(|reason| format!("the kernel pack {} is not used: {reason}", folder.display()))
         });
         match &usable {
@@ -169,7 +169,7 @@ impl Builder<'_> {
                 return Ok(code);
             }
             let nvrtc = compiler.as_ref().map_err(Clone::clone)?;
-            let code = compile(nvrtc, instance, chip)?;
+            let code = compile(nvrtc, instance, Target::Code(chip))?.code;
             count(&origins.compiled);
             if let Err(error) = cache.put(key, Version::of(nvrtc), &code)
                 && !told.swap(true, Ordering::Relaxed)
@@ -188,11 +188,10 @@ impl Builder<'_> {
 
 /// Compiles an instance on its own: its code does not depend on the other kernels of a program, so that it is the same
 /// for every program, the cache and a pack.
-pub(crate) fn compile(nvrtc: &Nvrtc, instance: &Instance, chip: manifest::Chip) -> Result<Vec<u8>, String> {
-    tracing::debug!(kernel = instance.name, chip = chip.arch(), "compiling");
+pub(crate) fn compile(nvrtc: &Nvrtc, instance: &Instance, target: Target) -> Result<Compiled, String> {
+    tracing::debug!(kernel = instance.name, target = target.arch(), "compiling");
     let text = manifest::program(instance.source, std::slice::from_ref(instance));
-    let made = nvrtc.compile(instance.source.path, &text, chip);
-    made.map(|made| made.cubin).map_err(|error| format!("{}: {error}", instance.name))
+    nvrtc.compile(instance.source.path, &text, target).map_err(|error| format!("{}: {error}", instance.name))
 }
 
 /// Calls `work` for each number below `count`, on as many threads as there are processors. After an error no further

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::slice;
 use std::time::Duration;
 
-use octavo_kernels::manifest::{self, Chip, Instance};
+use octavo_kernels::manifest::{self, Instance, Target};
 use octavo_kernels::nvrtc;
 use octavo_kernels::sources::HEADERS;
 use sha2::{Digest, Sha256};
@@ -23,8 +23,8 @@ use crate::libraries::Version;
 /// Length of the checksum at the end of an entry, in bytes.
 const CHECKSUM: usize = 32;
 
-/// Suffix of an entry's name.
-const ENDING: &str = ".cubin";
+/// How the names of entries end: of machine code, and of PTX.
+const ENDINGS: [&str; 2] = [".cubin", ".ptx"];
 
 /// Prefix of the names of unfinished files.
 const DRAFT: &str = ".draft-";
@@ -34,26 +34,34 @@ const GIVEN_UP: Duration = Duration::from_secs(3600);
 
 /// Everything on which an entry's code depends, except the compiler's release.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Key(String);
+pub(crate) struct Key {
+    /// Target, name of the instance, hash.
+    stem: String,
+    ending: &'static str,
+}
 
 impl Key {
-    /// Returns the key of an instance for a chip.
-    pub(crate) fn new(instance: &Instance, chip: Chip) -> Self {
+    /// The key of an instance for a target.
+    pub(crate) fn new(instance: &Instance, target: Target) -> Self {
         let text = manifest::program(instance.source, slice::from_ref(instance));
-        let options = nvrtc::options(chip);
+        let options = nvrtc::options(target);
         let headers = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
         let parts = [text.as_str()].into_iter().chain(headers).chain(options.iter().map(String::as_str));
-        Self(format!("{}-{}-{}", chip.arch(), instance.name, hash(parts)))
+        let [code, ptx] = ENDINGS;
+        Self {
+            stem: format!("{}-{}-{}", target.arch(), instance.name, hash(parts)),
+            ending: if matches!(target, Target::Code(_)) { code } else { ptx },
+        }
     }
 
     /// Returns one hash of many keys.
     pub(crate) fn digest(keys: &[Self]) -> String {
-        hash(keys.iter().map(|key| key.0.as_str()))
+        hash(keys.iter().map(|key| key.stem.as_str()))
     }
 
     /// Returns the name of its entry.
     pub(crate) fn file(&self, release: Version) -> String {
-        format!("{}-{release}{ENDING}", self.0)
+        format!("{}-{release}{}", self.stem, self.ending)
     }
 }
 
@@ -89,7 +97,7 @@ impl KernelCache {
     pub(crate) fn get_any(&self, key: &Key, wanted: impl Fn(Version) -> bool) -> Option<Vec<u8>> {
         let names = self.names();
         let of_key = names.iter().filter(|name| {
-            let rest = name.strip_prefix(&key.0).and_then(|rest| rest.strip_prefix('-')?.strip_suffix(ENDING));
+            let rest = name.strip_prefix(&key.stem).and_then(|rest| rest.strip_prefix('-')?.strip_suffix(key.ending));
             rest.and_then(Version::parse).is_some_and(&wanted)
         });
         of_key.filter_map(|name| self.read(name)).next()
@@ -120,7 +128,7 @@ impl KernelCache {
     pub(crate) fn keep_only(&self, names: &[String]) -> io::Result<()> {
         for name in self.names() {
             let path = self.folder.join(&name);
-            let entry = name.ends_with(ENDING) && !names.contains(&name);
+            let entry = ENDINGS.iter().any(|ending| name.ends_with(ending)) && !names.contains(&name);
             if entry || name.starts_with(DRAFT) && is_given_up(&path) {
                 fs::remove_file(path)?;
             }
@@ -164,7 +172,7 @@ fn unusable(path: &Path, reason: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use octavo_kernels::manifest::{sampling_adjust, sampling_draw};
+    use octavo_kernels::manifest::{Chip, sampling_adjust, sampling_draw};
 
     use super::*;
 
@@ -172,7 +180,7 @@ mod tests {
     const OTHER: Version = Version { major: 13, minor: 0 };
 
     fn key(name: &str) -> Key {
-        Key(name.to_owned())
+        Key { stem: name.to_owned(), ending: ENDINGS[0] }
     }
 
     #[test]
@@ -260,14 +268,17 @@ mod tests {
 
     #[test]
     fn a_key_tells_instance_and_chip_and_the_text() {
-        let draw = Key::new(&sampling_draw(), Chip::SM_70);
-        assert!(draw.0.starts_with("sm_70-sampling_draw-"), "{draw:?}");
-        assert_eq!(draw, Key::new(&sampling_draw(), Chip::SM_70));
+        let volta = Target::Code(Chip::SM_70);
+        let draw = Key::new(&sampling_draw(), volta);
+        assert!(draw.stem.starts_with("sm_70-sampling_draw-"), "{draw:?}");
+        assert_eq!(draw, Key::new(&sampling_draw(), volta));
+        let ptx = Key::new(&sampling_draw(), Target::Ptx(Chip::SM_70)).file(RELEASE);
+        assert!(ptx.starts_with("compute_70-sampling_draw-") && ptx.ends_with("-12.9.ptx"), "{ptx}");
         let longer = Instance { call: sampling_draw().call + " ", ..sampling_draw() };
         for other in [
-            Key::new(&sampling_draw(), Chip::SM_89),
-            Key::new(&sampling_adjust(), Chip::SM_70),
-            Key::new(&longer, Chip::SM_70),
+            Key::new(&sampling_draw(), Target::Code(Chip::SM_89)),
+            Key::new(&sampling_adjust(), volta),
+            Key::new(&longer, volta),
         ] {
             assert_ne!(draw, other);
         }

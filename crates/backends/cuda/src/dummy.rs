@@ -45,6 +45,7 @@ impl Fill {
         let id = self.ids.iter().find(|(known, _)| *known == dtype).map(|(_, id)| *id);
         let kernel = self.kernels.get(id.ok_or_else(|| crate::failed("no kernel fills such elements"))?);
         let params = FillParams { out: at, count, seed, centre, spread, reserved: 0 };
-        Ok(self.gpu.launch(kernel, params.grid(kernel.threads), kernel.shared, &params)?)
+        let grid = params.grid(kernel.threads, self.gpu.info().processors);
+        Ok(self.gpu.launch(kernel, grid, kernel.shared, &params)?)
     }
 }

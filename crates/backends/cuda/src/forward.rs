@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use octavo_kernels::manifest;
 use octavo_kernels::params::{
     AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, NormParams, PagedDecodeParams, Params,
     QkvPostParams,
 };
+use octavo_kernels::plan::decode_columns;
 use octavo_ops::{BackendError, Rows};
 
 use crate::build::{KernelId, Kernels};
@@ -14,13 +14,6 @@ use crate::driver::Gpu;
 use crate::libraries::cublaslt::{CublasLt, bucket};
 use crate::lower::{Attention, CacheLayer, Stage};
 use crate::step::StepShape;
-
-/// Returns the number of thread blocks that share the splits of decode attention: as many as the device can run at
-/// once. More would wait and fewer would leave bandwidth unused; the result is the same.
-pub(crate) fn decode_columns(params: &PagedDecodeParams, head_tile: u32, processors: u32, splits: u32) -> u32 {
-    let rows = params.grid(head_tile, 1)[1];
-    (processors * manifest::decode_ctas(head_tile)).div_ceil(rows).min(splits)
-}
 
 /// A program that is ready to launch.
 pub(crate) struct Machine {
@@ -206,8 +199,8 @@ impl Machine {
                 if shape.splits > 0 {
                     let filled = fill(&params.attention, shape.decode_plan());
                     let params = PagedDecodeParams { attention: filled, ..*params };
-                    let processors = self.gpu.info().processors;
-                    let columns = decode_columns(&params, *head_tile, processors, shape.splits as u32);
+                    let (processors, rows) = (self.gpu.info().processors, params.rows(*head_tile));
+                    let columns = decode_columns(rows, *head_tile, processors, shape.splits as u32);
                     self.launch(*decode, params.grid(*head_tile, columns), &params)?;
                 }
                 if shape.tiles > 0 {

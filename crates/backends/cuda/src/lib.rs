@@ -38,11 +38,11 @@ pub mod testing;
 mod weights;
 
 pub use backend::CudaBackend;
-pub use bench::{KernelBench, KernelTime, KernelTimes};
+pub use bench::{Ceilings, CeilingsBench, KernelBench, KernelBencher, KernelTime, ProductRate, Unmeasured};
 pub use config::{CudaConfig, Memory};
 pub use driver::{DeviceInfo, DriverError, Unavailable};
 pub use libraries::{Candidate, Kind, OLDEST_CHIP, Unfit, Version, fits, named_folders};
-pub use octavo_kernels::manifest::{Chip, Dtype};
+pub use octavo_kernels::manifest::{Chip, Dtype, Target};
 pub use pack::{KernelPack, PackError, PackMade, PackOrder, PackUnfit, build_pack};
 pub use probe::{Found, Report, probe};
 

@@ -32,6 +32,7 @@ const SLACK: u64 = 4096;
 const GRAPH_SEQUENCES: [usize; 16] = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256];
 
 /// Device and settings for loading a model.
+#[derive(Clone, Copy)]
 pub(crate) struct Opened<'a> {
     pub(crate) gpu: &'a Arc<Gpu>,
     pub(crate) driver: Version,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use octavo_kernels::manifest::Chip;
+use octavo_kernels::manifest::{Chip, Target};
 
 use crate::driver::{DeviceInfo, Driver, Unavailable};
 use crate::libraries::{Candidate, Kind, Places, Unfit, Version, compiler, fits, ranked};
@@ -84,7 +84,7 @@ impl Report {
     /// # Errors
     /// Returns the reason why they are not used.
     pub fn takes(&self, pack: &KernelPack, chip: Chip) -> Result<(), PackUnfit> {
-        pack.check(chip, self.driver.as_ref().ok().copied())
+        pack.check(Target::Code(chip), self.driver.as_ref().ok().copied())
     }
 
     /// Returns the library of a kind that is tried first for a chip.

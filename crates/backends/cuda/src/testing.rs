@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use libloading::os::unix::{Library, RTLD_NOW, Symbol};
 use octavo_kernels::emulation::{self, EmulationError};
 
-pub use kernels::{DeviceKernels, HostArray};
+pub use kernels::{DeviceKernels, HostArray, KernelPlaces, pack_folder};
 
 /// Devices of the stand-in, unless OCTAVO_STANDIN_DEVICES lists others.
 pub mod devices {

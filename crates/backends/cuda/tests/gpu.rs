@@ -5,6 +5,7 @@
 
 mod common;
 
+use octavo_backend_cuda::testing::pack_folder;
 use octavo_backend_cuda::{CudaConfig, Dtype, Memory, named_folders, probe};
 use octavo_ops::StorageType;
 use octavo_ops::testing::suite::real_sizes;
@@ -21,7 +22,7 @@ fn config(dtype: Dtype) -> Option<CudaConfig> {
             device: 0,
             dtype: Some(dtype),
             libraries,
-            kernel_pack: None,
+            kernel_pack: pack_folder(),
             kernel_cache: std::env::temp_dir().join("octavo-gpu-tests"),
             max_num_batched_tokens: 512,
             max_num_seqs: 64,

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use octavo_backend_cpu::probe::{self, ProbeConfig};
-use octavo_bench::roofline::{Limits, RooflineConfig, RooflineReport, Step, measure};
+use octavo_bench::roofline::{Bounds, Limits, RooflineBench, RooflineConfig, RooflineReport, Step};
 use octavo_ops::cost::Peaks;
 use tracing::{info, warn};
 
-use super::write_json;
+use super::{Growing, limits};
 use crate::cli::{BenchRooflineArgs, MaxModelLen, SizesArgs};
 use crate::serve;
 use crate::serve::settings::log_config;
@@ -22,22 +22,28 @@ pub(super) fn run(mut args: BenchRooflineArgs) -> Result<()> {
     let Some(blocks) = needed else {
         bail!("the KV cache holds {} blocks, too few for any of the steps: ask for smaller ones", model.blocks);
     };
-    let limits = limits(model.backend.device_profile().peaks, model.on_host);
+    let limits = stated_limits(model.backend.device_profile().peaks, model.on_host);
+    let ceilings = args.limits.as_deref().map(|path| limits::read(path, &model.device, model.backend.kv_dtype()));
+    let bounds = Bounds { limits, ceilings: ceilings.transpose()?.flatten() };
     model.backend.allocate_kv(model.block_size, &vec![blocks; model.program.kv_groups.len()])?;
-    let peaks = limits.as_ref().map(|limits| limits.peaks);
-    let steps = measure(model.backend.as_mut(), &model.program, blocks, &config, peaks, &mut told)?;
-    let report = RooflineReport { model: model.name, device: model.device, limits, steps };
-    print!("{report}");
-    match &args.output_json {
-        Some(path) => write_json(path, &report.to_json()),
-        None => Ok(()),
+    let mut bench = RooflineBench::new(model.backend.as_mut(), &model.program, blocks, &config, &bounds);
+    let (planned, steps) = (config.steps().count(), Vec::new());
+    let mut report = RooflineReport { model: model.name, device: model.device, bounds: bounds.clone(), planned, steps };
+    let figures = Growing { path: args.output_json.as_deref() };
+    for step in config.steps() {
+        info!("{}", described(step));
+        report.steps.push(bench.measure(step)?);
+        figures.write(|| report.to_json())?;
     }
+    print!("{report}");
+    figures.finish();
+    Ok(())
 }
 
-fn told(step: Step) {
+fn described(step: Step) -> String {
     match step {
-        Step::Decode { sequences, context } => info!("decode, {sequences} x {context} tokens"),
-        Step::Prefill { tokens } => info!("prefill of {tokens} tokens"),
+        Step::Decode { sequences, context } => format!("decode, {sequences} x {context} tokens"),
+        Step::Prefill { tokens } => format!("prefill of {tokens} tokens"),
     }
 }
 
@@ -63,8 +69,8 @@ fn config(args: &BenchRooflineArgs, block_size: usize) -> RooflineConfig {
     }
 }
 
-/// What is stated of the device, or what is measured of the processor: how fast memory is read, and its fastest unit.
-fn limits(stated: Option<Peaks>, on_host: bool) -> Option<Limits> {
+/// Limits that the maker states; of the processor the measured ones: the bandwidth of reads, and the rate of its fastest unit.
+fn stated_limits(stated: Option<Peaks>, on_host: bool) -> Option<Limits> {
     if let Some(peaks) = stated {
         return Some(Limits { peaks, source: "data sheet or clocks" });
     }

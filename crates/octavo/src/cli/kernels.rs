@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use octavo_backend_cuda::Chip;
+use octavo_backend_cuda::Target;
 
 #[derive(Debug, Args)]
 pub(crate) struct KernelsArgs {
@@ -20,9 +20,10 @@ pub(crate) enum KernelsCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct KernelsBuildArgs {
-    /// Chips, separated by commas: sm_70 (V100), sm_75 (T4), sm_80 (A100), sm_86 (A10), sm_89 (L40S), sm_90a (H100, H200), ...
-    #[arg(long, value_delimiter = ',', value_parser = chip, default_value = "sm_70,sm_89,sm_90a", value_name = "CHIP,...")]
-    pub(crate) arch: Vec<Chip>,
+    /// Chips to compile for, separated by commas: sm_70 (V100), sm_75 (T4), sm_80 (A100), sm_86 (A10), sm_89 (L40S), sm_90a (H100,
+    /// H200), ...; compute_70 and so on for PTX, which the tests of kernels run on later chips.
+    #[arg(long, value_delimiter = ',', value_parser = target, default_value = "sm_70,sm_89,sm_90a", value_name = "CHIP,...")]
+    pub(crate) arch: Vec<Target>,
 
     /// Folder of the pack: one that is not there yet, is empty, or has a pack, which is replaced [default: where `octavo serve`
     /// looks, ../share/octavo/kernels from a binary in a folder `bin`].
@@ -34,11 +35,11 @@ pub(crate) struct KernelsBuildArgs {
     pub(crate) only: Vec<String>,
 }
 
-/// A chip by the compiler's name.
-fn chip(text: &str) -> Result<Chip, String> {
+/// A target by the compiler's name.
+fn target(text: &str) -> Result<Target, String> {
     let hint = match text {
         "sm_90" | "90" | "9.0" | "90a" => "sm_90a is meant",
         _ => "a name such as sm_70, sm_89 or sm_90a is expected",
     };
-    Chip::parse(text).ok_or_else(|| hint.to_owned())
+    Target::parse(text).ok_or_else(|| hint.to_owned())
 }

@@ -27,8 +27,8 @@ use octavo_backend_cpu::Isa;
 
 pub(crate) use batch::RunBatchArgs;
 pub(crate) use bench::{
-    BatchArgs, BenchArgs, BenchCommand, BenchKernelsArgs, BenchLatencyArgs, BenchRooflineArgs, BenchServeArgs,
-    BenchThroughputArgs, LoadBackend, ReportArgs, RequestsArgs, SizesArgs,
+    BatchArgs, BenchArgs, BenchCommand, BenchKernelsArgs, BenchLatencyArgs, BenchLimitsArgs, BenchRooflineArgs,
+    BenchServeArgs, BenchThroughputArgs, LoadBackend, ReportArgs, RequestsArgs, SizesArgs,
 };
 pub(crate) use client::{ChatArgs, ClientArgs, CompleteArgs};
 pub(crate) use health::HealthArgs;

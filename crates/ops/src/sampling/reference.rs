@@ -86,6 +86,56 @@ impl Sampler {
         best
     }
 
+    /// Whether a backend may draw `id` from a row of raw logits where this sampler draws another token, because its exponentials
+    /// differ from the ones here by at most a share `error` of their value. Temperature 0 and forced tokens take no exponential.
+    pub fn may_draw(&mut self, raw: &[f32], row: &SampleRow<'_>, id: u32, error: f64) -> bool {
+        if row.forced.is_some() || row.params.is_greedy() {
+            return false;
+        }
+        self.adjust(raw, row);
+        let Some(best) = largest(&self.logits) else { return false };
+        self.weigh(best, row.params);
+        let (low, high) = (1.0 - error, 1.0 + error);
+        let min_p = f64::from(row.params.min_p.min(1.0));
+        self.candidates.retain(|c| f64::from(c.weight) * high >= min_p);
+        self.candidates.sort_unstable_by(Candidate::order);
+        if row.params.top_k > 0 {
+            self.candidates.truncate(row.params.top_k as usize);
+        }
+        let (longest, certain) = self.nucleus_sizes(row.params, error);
+        self.candidates.truncate(longest);
+        // Each list of candidates between the shortest and the longest has a total of its own.
+        let u = philox::uniform(row.params.seed, row.output_position);
+        (certain..=self.candidates.len()).any(|kept| {
+            let kept = &self.candidates[..kept];
+            let Some(chosen) = kept.iter().find(|c| c.id == id) else { return false };
+            let before: f64 = kept.iter().filter(|c| c.id < id).map(|c| f64::from(c.weight)).sum();
+            let total: f64 = kept.iter().map(|c| f64::from(c.weight)).sum();
+            let (target, end) = (u * total, before + f64::from(chosen.weight));
+            target * low <= end * high && target * high >= before * low
+        })
+    }
+
+    /// How many of the sorted candidates are kept at most and at least, whatever the errors of their weights are.
+    fn nucleus_sizes(&self, params: &SampleParams, error: f64) -> (usize, usize) {
+        let (low, high) = (1.0 - error, 1.0 + error);
+        let min_p = f64::from(params.min_p.min(1.0));
+        let by_min_p = self.candidates.partition_point(|c| f64::from(c.weight) * low >= min_p);
+        let total = |count: usize| self.candidates[..count].iter().map(|c| f64::from(c.weight)).sum::<f64>();
+        // The shortest head whose weights, off by a factor, reach the nucleus's share of a total.
+        let head = |total: f64, factor: f64| {
+            let (needed, mut reached) = (f64::from(params.top_p) * total, 0.0);
+            let last = self.candidates.iter().position(|c| {
+                reached += f64::from(c.weight) * factor;
+                reached >= needed
+            });
+            last.filter(|_| params.top_p < 1.0).map_or(self.candidates.len(), |at| at + 1)
+        };
+        let longest = head(total(self.candidates.len()) * high, low);
+        let shortest = head(total(by_min_p) * low, high);
+        (longest, shortest.min(by_min_p).clamp(1, longest))
+    }
+
     /// Applies bias, forbidden tokens, mask and penalties.
     fn adjust(&mut self, raw: &[f32], row: &SampleRow<'_>) {
         self.logits.clear();

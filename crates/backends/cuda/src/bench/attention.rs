@@ -2,12 +2,11 @@
 
 use octavo_kernels::manifest;
 use octavo_kernels::params::{AttentionParams, KV_BLOCK, PagedDecodeParams};
-use octavo_kernels::plan::{DecodePlan, PrefillPlan, split_tokens};
+use octavo_kernels::plan::{DecodePlan, PrefillPlan, decode_columns, split_tokens};
 
 use super::At;
 use super::cases::{Cases, Tables, Work, counted};
 use crate::arena::{Plan, Region};
-use crate::forward::decode_columns;
 
 /// Sequences of one length in blocks of their own, and where their arrays lie.
 #[derive(Clone, Copy)]
@@ -122,7 +121,8 @@ impl Cases<'_> {
                 tickets: at.table(tickets),
                 attention: layer.params(at, split_plan),
             };
-            (params, params.grid(head_tile, decode_columns(&params, head_tile, processors, splits)))
+            let columns = decode_columns(params.rows(head_tile), head_tile, processors, splits);
+            (params, params.grid(head_tile, columns))
         });
     }
 

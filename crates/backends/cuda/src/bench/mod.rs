@@ -6,9 +6,11 @@
 
 mod attention;
 mod cases;
+mod ceilings;
 mod products;
 mod rows;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use octavo_kernels::manifest::Dtype;
@@ -26,6 +28,7 @@ use crate::peaks::{cache_bytes, peaks};
 use crate::{CudaBackend, failed};
 
 use cases::{Case, Cases};
+pub use ceilings::{Ceilings, CeilingsBench, ProductRate};
 
 /// Sizes of the model and of the steps whose kernels are measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,8 +62,11 @@ pub struct KernelTime {
     pub kernel: String,
     /// On what: `gate_up 24576x4096, 8 rows`.
     pub what: String,
-    /// The median of a launch, the start of the next one included; `None` where operands do not fit the memory.
-    pub seconds: Option<f64>,
+    /// The median of a launch in seconds, the start of the next one included.
+    ///
+    /// # Errors
+    /// The reason why there is no time.
+    pub seconds: Result<f64, Unmeasured>,
     /// Bytes that it moves at least.
     pub bytes: u64,
     /// Floating-point operations.
@@ -69,13 +75,18 @@ pub struct KernelTime {
     pub copies: usize,
 }
 
-/// Every kernel's time, on one device.
-#[derive(Clone, Debug, PartialEq)]
-pub struct KernelTimes {
-    /// The device's limits, if they are known.
-    pub peaks: Option<Peaks>,
-    /// The times.
-    pub times: Vec<KernelTime>,
+/// A kernel that was not measured, while others may be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unmeasured {
+    /// Its operands are larger than the memory.
+    #[error("does not fit the memory")]
+    Memory,
+    /// A library that it needs was not found.
+    #[error("{0} is missing")]
+    Missing(&'static str),
+    /// A library or the driver refused the launch.
+    #[error("refused: {0}")]
+    Refused(String),
 }
 
 /// Measurements of a kernel, whose median counts.
@@ -110,30 +121,26 @@ impl At {
 }
 
 impl CudaBackend {
-    /// Measures kernels; no model need be loaded. `begun` is told each one before it is measured.
+    /// The device's limits as its maker states them, for the backend's element type; `None` if they are not known.
+    pub fn stated_peaks(&self) -> Option<Peaks> {
+        let opened = self.opened();
+        peaks(opened.gpu, opened.dtype)
+    }
+
+    /// Prepares the measurement of kernels; no model need be loaded.
     ///
     /// # Errors
     /// There is no compiler for the kernels, or the device fails.
-    pub fn bench_kernels(
-        &self,
-        bench: &KernelBench,
-        begun: &mut dyn FnMut(&str, &str),
-    ) -> Result<KernelTimes, BackendError> {
+    pub fn kernel_bencher(&self, bench: &KernelBench) -> Result<KernelBencher<'_>, BackendError> {
         let opened = self.opened();
         opened.gpu.bind()?;
-        let mut bencher = Bencher::new(&opened, bench)?;
-        let cases = std::mem::take(&mut bencher.cases);
-        let times = cases.iter().map(|case| {
-            begun(&case.kernel, &case.what);
-            bencher.measure(case)
-        });
-        let times = times.collect::<Result<Vec<_>, _>>()?;
-        Ok(KernelTimes { peaks: peaks(opened.gpu, opened.dtype), times })
+        KernelBencher::new(&opened, bench)
     }
 }
 
-struct Bencher<'a> {
-    gpu: &'a std::sync::Arc<Gpu>,
+/// Measures kernels one after the other.
+pub struct KernelBencher<'a> {
+    gpu: &'a Arc<Gpu>,
     dtype: Dtype,
     launcher: Launcher,
     fill: Fill,
@@ -145,14 +152,14 @@ struct Bencher<'a> {
     min_time: Duration,
 }
 
-/// What launches a case.
+/// Launches cases.
 pub(crate) struct Launcher {
-    gpu: std::sync::Arc<Gpu>,
+    gpu: Arc<Gpu>,
     kernels: Kernels,
     library: Option<CublasLt>,
 }
 
-impl<'a> Bencher<'a> {
+impl<'a> KernelBencher<'a> {
     fn new(opened: &Opened<'a>, bench: &KernelBench) -> Result<Self, BackendError> {
         let (gpu, dtype) = (opened.gpu, opened.dtype);
         let builder = Builder { gpu, driver: opened.driver, config: opened.config };
@@ -183,10 +190,31 @@ impl<'a> Bencher<'a> {
         Ok(Self { gpu, dtype, launcher, fill, cases, memory, table_bytes, cache_bytes, min_time })
     }
 
-    fn measure(&self, case: &Case) -> Result<KernelTime, BackendError> {
+    /// Kernels and their sizes, in the order of their numbers.
+    pub fn cases(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        self.cases.iter().map(|case| (case.kernel.as_str(), case.what.as_str()))
+    }
+
+    /// Measures a kernel by its number.
+    ///
+    /// # Errors
+    /// The device no longer works, so that no other kernel can be measured either. A launch that a library or the driver refuses is
+    /// part of the result.
+    pub fn measure(&self, number: usize) -> Result<KernelTime, BackendError> {
+        let case = &self.cases[number];
         let room = self.memory.bytes().saturating_sub(self.table_bytes);
         let copies = case.copies(self.cache_bytes).min((room / case.footprint.max(1)) as usize);
-        let seconds = if copies > 0 { Some(self.seconds(case, copies)?) } else { None };
+        let seconds = match copies {
+            0 => Err(Unmeasured::Memory),
+            _ => match self.seconds(case, copies) {
+                Ok(seconds) => Ok(seconds),
+                // After a fault of a kernel every call fails; after a refusal the device is as before.
+                Err(error) => match self.gpu.synchronize() {
+                    Ok(()) => Err(Unmeasured::Refused(error.to_string())),
+                    Err(_) => return Err(error),
+                },
+            },
+        };
         let (kernel, what) = (case.kernel.clone(), case.what.clone());
         Ok(KernelTime { kernel, what, seconds, bytes: case.bytes, flops: case.flops, copies })
     }
@@ -203,26 +231,35 @@ impl<'a> Bencher<'a> {
             data: self.memory.start() + self.table_bytes + (copy % copies) as u64 * case.footprint,
             tables,
         };
-        let timed = |work: &dyn Fn() -> Result<(), BackendError>| -> Result<Duration, BackendError> {
-            let begun = Instant::now();
-            work()?;
-            self.gpu.synchronize()?;
-            Ok(begun.elapsed())
-        };
-        // The first launch pays for what happens on first use.
-        (case.launch)(&self.launcher, at(0))?;
-        self.gpu.synchronize()?;
-        let once = timed(&|| (case.launch)(&self.launcher, at(1)))?;
-        let repetitions = self.min_time.as_secs_f64() / once.as_secs_f64().max(1e-9);
-        let launches = (repetitions as usize).clamp(1, MOST);
-        let record = || (0..launches).try_for_each(|launch| (case.launch)(&self.launcher, at(launch)));
-        let graph = self.gpu.capture(record)?;
-        let run = || Ok(graph.launch()?);
-        timed(&run)?;
-        let mut times = (0..MEASUREMENTS).map(|_| timed(&run)).collect::<Result<Vec<_>, _>>()?;
-        times.sort_unstable();
-        Ok(times[MEASUREMENTS / 2].as_secs_f64() / launches as f64)
+        launch_seconds(self.gpu, self.min_time, &|launch| (case.launch)(&self.launcher, at(launch)))
     }
+}
+
+/// Median time of a launch in seconds. `launch` is given the launch's number. Launches of at least `min_time` are recorded as one
+/// graph, which runs [`MEASUREMENTS`] times.
+fn launch_seconds(
+    gpu: &Arc<Gpu>,
+    min_time: Duration,
+    launch: &dyn Fn(usize) -> Result<(), BackendError>,
+) -> Result<f64, BackendError> {
+    let timed = |work: &dyn Fn() -> Result<(), BackendError>| -> Result<Duration, BackendError> {
+        let begun = Instant::now();
+        work()?;
+        gpu.synchronize()?;
+        Ok(begun.elapsed())
+    };
+    // The first launch pays for what happens on first use.
+    launch(0)?;
+    gpu.synchronize()?;
+    let once = timed(&|| launch(1))?;
+    let repetitions = min_time.as_secs_f64() / once.as_secs_f64().max(1e-9);
+    let launches = (repetitions as usize).clamp(1, MOST);
+    let graph = gpu.capture(|| (0..launches).try_for_each(launch))?;
+    let run = || Ok(graph.launch()?);
+    timed(&run)?;
+    let mut times = (0..MEASUREMENTS).map(|_| timed(&run)).collect::<Result<Vec<_>, _>>()?;
+    times.sort_unstable();
+    Ok(times[MEASUREMENTS / 2].as_secs_f64() / launches as f64)
 }
 
 /// What operands begin at.

@@ -3,13 +3,15 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use octavo_kernels::manifest::{self, Chip, Instance};
+use octavo_kernels::manifest::{self, Chip, Instance, Target};
 use octavo_kernels::params::Params;
 
 use crate::DriverError;
+use crate::KernelPack;
 use crate::build::in_parallel;
+use crate::cache::Key;
 use crate::driver::{DeviceMemory, Driver, Gpu, Kernel, Module};
-use crate::libraries::{Kind, Places, compiler};
+use crate::libraries::{Kind, Places, compiler, named_folders};
 
 /// Host memory whose address is passed to a kernel, and which the kernel finds on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,11 +30,54 @@ pub struct DeviceKernels {
     loaded: Mutex<Loaded>,
 }
 
+/// Where the code of kernels comes from.
+#[derive(Clone, Debug, Default)]
+pub struct KernelPlaces {
+    /// Folders of libraries, as [`CudaConfig::libraries`](crate::CudaConfig::libraries).
+    pub libraries: Vec<PathBuf>,
+    /// Kernels that were compiled ahead of time, which go before a compiler.
+    pub pack: Option<KernelPack>,
+}
+
+impl KernelPlaces {
+    /// The folders of `OCTAVO_CUDA_LIBS` and the pack of `OCTAVO_KERNEL_PACK`.
+    ///
+    /// # Errors
+    /// The named pack cannot be read, or is of another build of octavo.
+    pub fn from_env() -> Result<Self, String> {
+        let pack = pack_folder().map(|folder| KernelPack::read(&folder)).transpose().map_err(|e| e.to_string())?;
+        pack.iter().try_for_each(KernelPack::check_all).map_err(|unfit| format!("OCTAVO_KERNEL_PACK: {unfit}"))?;
+        Ok(Self { libraries: named_folders(), pack })
+    }
+}
+
+/// The folder that `OCTAVO_KERNEL_PACK` names, if it is set.
+pub fn pack_folder() -> Option<PathBuf> {
+    std::env::var_os("OCTAVO_KERNEL_PACK").filter(|folder| !folder.is_empty()).map(PathBuf::from)
+}
+
 struct Loaded {
     gpu: Arc<Gpu>,
     kernels: Vec<(Instance, Kernel)>,
     /// Modules that hold their code.
     _modules: Vec<Module>,
+}
+
+impl Loaded {
+    /// Loads the code of some instances.
+    fn add(&mut self, code: &[u8], instances: &[Instance]) -> Result<(), String> {
+        let named = |error: DriverError| {
+            let names: Vec<_> = instances.iter().map(|instance| instance.name.as_str()).collect();
+            format!("{}: {error}", names.join(", "))
+        };
+        let module = Module::new(&self.gpu, code).map_err(named)?;
+        for instance in instances {
+            let kernel = module.kernel(instance).map_err(named)?;
+            self.kernels.push((instance.clone(), kernel));
+        }
+        self._modules.push(module);
+        Ok(())
+    }
 }
 
 /// An array's copy on the device.
@@ -47,26 +92,44 @@ struct Copy {
 const TURING: Chip = Chip { major: 7, minor: 5 };
 
 impl DeviceKernels {
-    /// Compiles and loads instances for the first device, with libraries from the folders of [`CudaConfig::libraries`].
-    /// Instances of its chip are compiled for it. Instances for a V100 only, or with `as_volta` all instances of a
-    /// V100, become PTX of sm_70, which the driver compiles; PTX of sm_75 if no compiler supports a V100.
+    /// Loads instances for the first device, from the pack or compiled with libraries as [`CudaConfig::libraries`] has them. An
+    /// instance for the device's chip is machine code. An instance for a V100 alone, or with `as_volta` every instance that a
+    /// V100 has, is PTX of sm_70, which the driver compiles; PTX of sm_75 where neither the pack nor a compiler knows a V100.
     ///
     /// [`CudaConfig::libraries`]: crate::CudaConfig::libraries
     ///
     /// # Errors
-    /// Returns a sentence that names what is missing, or the message of the compiler or the driver.
-    pub fn new(folders: &[PathBuf], instances: &[Instance], as_volta: bool) -> Result<Self, String> {
+    /// A sentence that says what is missing, or the message of the compiler or the driver.
+    pub fn new(places: &KernelPlaces, instances: &[Instance], as_volta: bool) -> Result<Self, String> {
+        let folders = &places.libraries;
         let driver = Driver::open(folders).map_err(|e| e.to_string())?;
         let info = driver.device(0).map_err(|e| e.to_string())?;
         let chip = info.chip;
         let gpu = Gpu::new(driver, info).map_err(|e| e.to_string())?;
-        let found = Places::usual(folders).find(Kind::Nvrtc);
         let is_ptx = |i: &Instance| i.chips.contains(Chip::SM_70) && (as_volta || !i.chips.contains(chip));
+        let mut loaded = Loaded { gpu, kernels: Vec::new(), _modules: Vec::new() };
+        let packed = |instance: &Instance| {
+            let target = if is_ptx(instance) { Target::Ptx(Chip::SM_70) } else { Target::Code(chip) };
+            let pack = places.pack.as_ref()?;
+            pack.check(target, Some(driver.version)).ok()?;
+            pack.code(&Key::new(instance, target), target)
+        };
+        let mut missing = Vec::new();
+        for instance in instances {
+            match packed(instance) {
+                Some(code) => loaded.add(&code, std::slice::from_ref(instance))?,
+                None => missing.push(instance.clone()),
+            }
+        }
+        if missing.is_empty() {
+            return Ok(Self { loaded: Mutex::new(loaded) });
+        }
+        let found = Places::usual(folders).find(Kind::Nvrtc);
         let mut programs = Vec::new();
-        for source in manifest::sources(instances) {
+        for source in manifest::sources(&missing) {
             for ptx in [false, true] {
                 let is_own = |i: &&Instance| i.source == source && is_ptx(i) == ptx;
-                let own: Vec<_> = instances.iter().filter(is_own).cloned().collect();
+                let own: Vec<_> = missing.iter().filter(is_own).cloned().collect();
                 if !own.is_empty() {
                     programs.push((source, ptx, own));
                 }
@@ -76,23 +139,14 @@ impl DeviceKernels {
         let codes = in_parallel(programs.len(), |number| {
             let (source, ptx, own) = &programs[number];
             let text = manifest::program(*source, own);
-            let (nvrtc, _) = compiler(&found, driver.version, if *ptx { volta } else { chip })?;
-            let code = match ptx {
-                true => nvrtc.compile_ptx(source.path, &text, volta),
-                false => nvrtc.compile(source.path, &text, chip).map(|compiled| compiled.cubin),
-            };
-            code.map_err(|e| e.to_string())
+            let target = if *ptx { Target::Ptx(volta) } else { Target::Code(chip) };
+            let (nvrtc, _) = compiler(&found, driver.version, target.chip())?;
+            nvrtc.compile(source.path, &text, target).map(|compiled| compiled.code).map_err(|e| e.to_string())
         })?;
-        let (mut kernels, mut modules) = (Vec::new(), Vec::new());
-        for ((source, _, own), code) in programs.into_iter().zip(codes) {
-            let module = Module::new(&gpu, &code).map_err(|e| format!("{}: {e}", source.path))?;
-            for instance in own {
-                let kernel = module.kernel(&instance).map_err(|e| format!("{}: {e}", instance.name))?;
-                kernels.push((instance, kernel));
-            }
-            modules.push(module);
+        for ((_, _, own), code) in programs.into_iter().zip(codes) {
+            loaded.add(&code, &own)?;
         }
-        Ok(Self { loaded: Mutex::new(Loaded { gpu, kernels, _modules: modules }) })
+        Ok(Self { loaded: Mutex::new(loaded) })
     }
 
     /// Runs a kernel to its end. Addresses in `params` that are in one of `arrays` are replaced by those of its copy on

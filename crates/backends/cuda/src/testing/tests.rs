@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use octavo_kernels::manifest::{self, Dtype};
+use octavo_kernels::manifest::{self, Dtype, Target};
 use octavo_kernels::params::GatherRowsParams;
 
 use super::devices::{H200, L40S};
@@ -26,7 +26,7 @@ fn code(device: usize) -> Vec<u8> {
     let (nvrtc, _) = compiler(&Places::usual(&[standin()]).find(Kind::Nvrtc), driver.version, chip).unwrap();
     let instance = manifest::gather_rows(Dtype::F32);
     let text = manifest::program(instance.source, &[instance]);
-    nvrtc.compile("rows.cu", &text, chip).unwrap().cubin
+    nvrtc.compile("rows.cu", &text, Target::Code(chip)).unwrap().code
 }
 
 fn gather(gpu: &Arc<Gpu>) -> (Module, Kernel) {

@@ -1,4 +1,4 @@
-//! Flags of `octavo bench kernels` and `octavo bench roofline`.
+//! Flags of `octavo bench limits`, `octavo bench kernels` and `octavo bench roofline`.
 
 use std::path::PathBuf;
 
@@ -16,12 +16,35 @@ pub(crate) struct BenchRooflineArgs {
     #[arg(long, default_value_t = 1.0, value_parser = values::seconds, value_name = "SECONDS", help_heading = "Benchmark")]
     pub(crate) min_time: f64,
 
-    /// Write the figures to a JSON file.
+    /// Write the figures to a JSON file, which grows with each step.
     #[arg(long, value_name = "FILE", help_heading = "Benchmark")]
     pub(crate) output_json: Option<PathBuf>,
 
+    /// Compare the times also with the rates that `octavo bench limits --output-json FILE` measured on this GPU.
+    #[arg(long, value_name = "FILE", help_heading = "Benchmark")]
+    pub(crate) limits: Option<PathBuf>,
+
     #[command(flatten)]
     pub(crate) compose: ComposeArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchLimitsArgs {
+    /// Bytes that a copy reads: more than the GPU's caches hold.
+    #[arg(long, value_parser = values::count, default_value = "4G", value_name = "BYTES")]
+    pub(crate) copy_bytes: usize,
+
+    /// Rows, inputs and outputs of a matrix product.
+    #[arg(long, value_parser = values::small_count, default_value_t = 8192, value_name = "N")]
+    pub(crate) product_size: u32,
+
+    /// Duration of each of seven measurements.
+    #[arg(long, default_value_t = 0.2, value_parser = values::seconds, value_name = "SECONDS")]
+    pub(crate) min_time: f64,
+
+    /// Write the figures to a JSON file, which `octavo bench kernels` and `octavo bench roofline` take with `--limits`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) output_json: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -41,9 +64,13 @@ pub(crate) struct BenchKernelsArgs {
     #[arg(long, default_value_t = 0.02, value_parser = values::seconds, value_name = "SECONDS", help_heading = "Benchmark")]
     pub(crate) min_time: f64,
 
-    /// Write the figures to a JSON file.
+    /// Write the figures to a JSON file, which grows with each kernel.
     #[arg(long, value_name = "FILE", help_heading = "Benchmark")]
     pub(crate) output_json: Option<PathBuf>,
+
+    /// Compare the times also with the rates that `octavo bench limits --output-json FILE` measured on this GPU.
+    #[arg(long, value_name = "FILE", help_heading = "Benchmark")]
+    pub(crate) limits: Option<PathBuf>,
 
     /// Precision of weights, activations and KV cache; auto is bfloat16, or float16 on Volta and Turing.
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]

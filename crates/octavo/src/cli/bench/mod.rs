@@ -6,7 +6,7 @@ mod serve;
 
 use clap::{Args, Subcommand};
 
-pub(crate) use device::{BenchKernelsArgs, BenchRooflineArgs, SizesArgs};
+pub(crate) use device::{BenchKernelsArgs, BenchLimitsArgs, BenchRooflineArgs, SizesArgs};
 pub(crate) use offline::{BatchArgs, BenchLatencyArgs, BenchThroughputArgs, ReportArgs, RequestsArgs};
 pub(crate) use serve::{BenchServeArgs, LoadBackend};
 
@@ -24,6 +24,8 @@ pub(crate) enum BenchCommand {
     Latency(Box<BenchLatencyArgs>),
     /// Run many random prompts at once, without a server, and tell how much gets done in a second.
     Throughput(Box<BenchThroughputArgs>),
+    /// Measure the rates that the GPU reaches in a large copy and in large matrix products.
+    Limits(BenchLimitsArgs),
     /// Measure each kernel of the GPU at the sizes of a model, and hold it against the GPU's limits.
     Kernels(Box<BenchKernelsArgs>),
     /// Measure a model's steps, and hold each against the least time that its bytes and FLOPs take on the device.
