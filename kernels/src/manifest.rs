@@ -110,7 +110,7 @@ impl Chip {
     }
 }
 
-/// Form that kernels are compiled to.
+/// Form to which kernels are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Target {
     /// Machine code for a chip.
@@ -120,14 +120,14 @@ pub enum Target {
 }
 
 impl Target {
-    /// The chip that kernels are made for.
+    /// Returns the chip for which kernels are compiled.
     pub const fn chip(self) -> Chip {
         match self {
             Self::Code(chip) | Self::Ptx(chip) => chip,
         }
     }
 
-    /// The compiler's name of the target: `sm_89`, or `compute_89` for PTX.
+    /// Returns the compiler's name of the target: `sm_89`, or `compute_89` for PTX.
     pub fn arch(self) -> String {
         match self {
             Self::Code(chip) => chip.arch(),
@@ -135,7 +135,7 @@ impl Target {
         }
     }
 
-    /// The target of a compiler's name.
+    /// Parses a compiler's name of a target.
     pub fn parse(arch: &str) -> Option<Self> {
         let ptx = arch.strip_prefix("compute_").and_then(|digits| {
             let chip = Chip::parse(&format!("sm_{digits}")).or_else(|| Chip::parse(&format!("sm_{digits}a")))?;

@@ -12,7 +12,7 @@ use libloading::Library;
 use crate::manifest::{Chip, Target};
 use crate::sources::HEADERS;
 
-/// Options of every compilation, beside the target.
+/// Options of every compilation except the target.
 const OPTIONS: &[&str] = &["--std=c++17"];
 
 /// Options of a compilation to machine code.
@@ -44,7 +44,7 @@ impl std::error::Error for NvrtcError {}
 /// Result of a compilation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
-    /// Machine code, or PTX that ends with a zero: either is loaded by the driver as it is.
+    /// Machine code, or PTX that ends with a zero; the driver loads both unchanged.
     pub code: Vec<u8>,
     /// Warnings; for machine code also the resources that each kernel uses ([`usage`](crate::usage)).
     pub log: String,
@@ -142,7 +142,7 @@ impl Nvrtc {
         self.archs.contains(&(chip.major * 10 + chip.minor))
     }
 
-    /// Compiles the text of a [`program`](crate::manifest::program) for `target`. `name` stands in messages.
+    /// Compiles the text of a [`program`](crate::manifest::program) for `target`. `name` appears in messages.
     pub fn compile(&self, name: &str, text: &str, target: Target) -> Result<Compiled, NvrtcError> {
         let (program, log) = self.compiled(name, text, options(target))?;
         let Functions { cubin_size, cubin, ptx_size, ptx, .. } = self.functions;
@@ -239,7 +239,7 @@ pub fn loaders_words(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// The options for a target.
+/// Returns the options for a target.
 pub fn options(target: Target) -> Vec<String> {
     let arch = format!("--gpu-architecture={}", target.arch());
     let assembler: &[&str] = if matches!(target, Target::Code(_)) { ASSEMBLER_OPTIONS } else { &[] };

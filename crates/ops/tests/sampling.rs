@@ -385,7 +385,7 @@ proptest! {
 }
 
 proptest! {
-    /// A temperature that is one unit in the last place larger stands for exponentials that round otherwise.
+    /// A temperature that is one unit in the last place larger represents exponentials that round differently.
     #[test]
     fn a_draw_by_other_exponentials_is_possible_and_few_others_are(
         logits in proptest::collection::vec(-8.0f32..8.0, 2..200),
@@ -416,6 +416,6 @@ fn no_exponential_decides_a_greedy_or_a_forced_token() {
     let greedy = SampleParams { temperature: 0.0, ..RANDOM };
     assert!((0..3).all(|id| !sampler.may_draw(&logits, &row(&greedy), id, 0.1)));
     assert!(!sampler.may_draw(&logits, &SampleRow { forced: Some(1), ..row(&RANDOM) }, 1, 0.1));
-    // One that is masked is never possible.
+    // A masked token is never possible.
     assert!(!sampler.may_draw(&logits, &SampleRow { mask: Some(&[0b011]), ..row(&RANDOM) }, 2, 0.5));
 }

@@ -105,8 +105,8 @@ int build(Program& program, const std::filesystem::path& folder, const std::file
     return error ? INTERNAL_ERROR : SUCCESS;
 }
 
-// What the assembler says of each entry point, by the lines that make them: KERNEL(name, ...), KERNEL_RESIDENT(name, ...). Version 13
-// claims more registers, as another compiler would.
+// Returns the assembler's report on each entry point, from the lines that define them: KERNEL(name, ...),
+// KERNEL_RESIDENT(name, ...). Version 13 reports more registers, as another compiler would.
 std::string usage(const std::string& source, const std::string& chip) {
     if (chip.rfind("sm_", 0) != 0) return "";
     std::stringstream lines(source);

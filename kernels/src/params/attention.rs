@@ -139,15 +139,16 @@ impl AttentionParams {
 }
 
 impl PagedDecodeParams {
-    /// KV heads, each as often as an instance of `head_tile` query heads needs to cover its query heads: the second number of
-    /// the grid.
+    /// Returns the second dimension of the grid: the number of KV heads times the number of tiles of `head_tile` query
+    /// heads that cover the query heads of each.
     pub fn rows(&self, head_tile: u32) -> u32 {
         let heads = self.attention.q_heads / self.attention.kv_heads;
         self.attention.kv_heads * heads.div_ceil(head_tile)
     }
 
-    /// CTAs of the launch, for an instance that takes `head_tile` query heads at once. `columns` CTAs share the plan's splits, as
-    /// [`decode_columns`](crate::plan::decode_columns) gives them; the result does not depend on it.
+    /// Returns the grid of the launch for an instance that processes `head_tile` query heads at once. `columns` CTAs
+    /// share the plan's splits; [`decode_columns`](crate::plan::decode_columns) returns their number, on which the
+    /// result does not depend.
     pub fn grid(&self, head_tile: u32, columns: u32) -> [u32; 3] {
         [columns, self.rows(head_tile), 1]
     }

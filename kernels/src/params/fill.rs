@@ -20,11 +20,12 @@ params! {
     }
 }
 
-/// CTAs of a launch for each multiprocessor, at most. Every chip holds as many at once, and they keep enough stores under way.
+/// Maximum number of CTAs of a launch per multiprocessor. Every chip holds this many at once, and they keep enough
+/// stores in flight.
 pub const FILL_CTAS: u32 = 4;
 
 impl FillParams {
-    /// CTAs of the launch of `threads` threads each, on a device of `processors` multiprocessors.
+    /// Returns the grid of the launch with `threads` threads per CTA on a device of `processors` multiprocessors.
     pub fn grid(&self, threads: u32, processors: u32) -> [u32; 3] {
         let most = u64::from(processors * FILL_CTAS).max(1);
         // The limit keeps it within 32 bits.

@@ -266,12 +266,12 @@ fn assert_same(found: &SampledToken, expected: &SampledToken, context: &str) {
     }
 }
 
-/// Share of its value by which a device's exponential may differ from the host's: `expf` of CUDA is off by up to two units in the
-/// last place, and its argument, at most 100 here, is rounded once more.
+/// Maximum relative difference of a device's exponential from the host's: CUDA's `expf` has an error of up to two units
+/// in the last place, and its argument, at most 100 here, is rounded once more.
 const EXPONENTIAL_ERROR: f64 = 1e-5;
 
-/// The definition's result for a row. On a device a token that only the rounding of an exponential decides may be another one, which
-/// is reported; its log-probabilities are then those of the token that was found.
+/// Returns the definition's result for a row. On a device another token may result if only the rounding of an
+/// exponential decides; this is reported, and the log-probabilities are then those of the token that was found.
 fn expected(sampler: &mut Sampler, logits: &[f32], asked: &Asked, found: u32, context: &str) -> SampledToken {
     let expected = sampler.sample(logits, &asked.row());
     let rounded =

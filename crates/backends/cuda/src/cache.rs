@@ -23,7 +23,7 @@ use crate::libraries::Version;
 /// Length of the checksum at the end of an entry, in bytes.
 const CHECKSUM: usize = 32;
 
-/// How the names of entries end: of machine code, and of PTX.
+/// Suffixes of the names of entries: of machine code, and of PTX.
 const ENDINGS: [&str; 2] = [".cubin", ".ptx"];
 
 /// Prefix of the names of unfinished files.
@@ -35,13 +35,13 @@ const GIVEN_UP: Duration = Duration::from_secs(3600);
 /// Everything on which an entry's code depends, except the compiler's release.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
-    /// Target, name of the instance, hash.
+    /// Target, name of the instance and hash.
     stem: String,
     ending: &'static str,
 }
 
 impl Key {
-    /// The key of an instance for a target.
+    /// Returns the key of an instance for a target.
     pub(crate) fn new(instance: &Instance, target: Target) -> Self {
         let text = manifest::program(instance.source, slice::from_ref(instance));
         let options = nvrtc::options(target);

@@ -22,7 +22,7 @@ use crate::libraries::{Kind, OLDEST_CHIP, Places, Version, compiler_for_packs};
 /// File name of the index.
 const INDEX: &str = "pack.json";
 
-/// The file with the resources of each entry of machine code, by the entry's file name.
+/// File with the resources of each entry of machine code, by the entry's file name.
 const USAGE: &str = "usage.json";
 
 /// Index of a pack.
@@ -30,11 +30,11 @@ const USAGE: &str = "usage.json";
 struct Index {
     /// Release of octavo that built it.
     octavo: String,
-    /// Its parts by the compiler's name of the target; none while the pack is being made.
+    /// Parts by the compiler's name of the target; empty while the pack is being built.
     chips: BTreeMap<String, Part>,
 }
 
-/// What a pack has for a target.
+/// The part of a pack for one target.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Part {
     /// Release of the NVRTC that compiled it.
@@ -106,7 +106,7 @@ pub enum PackUnfit {
     },
 }
 
-/// The hash of all kernels for a target.
+/// Returns the hash of all kernels for a target.
 fn digest(target: Target) -> String {
     let mut keys: Vec<_> = manifest::all(target.chip()).iter().map(|instance| Key::new(instance, target)).collect();
     keys.sort();
@@ -132,7 +132,8 @@ impl KernelPack {
         Ok(Self { folder: folder.to_owned(), entries: KernelCache::new(folder), index })
     }
 
-    /// Checks that its kernels for a target are those of this octavo, and that a driver of that CUDA, if one is given, takes them.
+    /// Checks that its kernels for a target are those of this octavo and, if a driver is given, that the driver
+    /// supports them.
     ///
     /// # Errors
     /// Returns the reason why they are not used.
@@ -144,7 +145,7 @@ impl KernelPack {
         if part.digest != digest(target) {
             return Err(PackUnfit::Stale { made: self.index.octavo.clone() });
         }
-        // A driver takes machine code of any release of its major, but PTX only of releases that it knows.
+        // A driver supports machine code of any release of its major, but PTX only of releases that it knows.
         let newest = |driver: Version| match target {
             Target::Code(_) => Version { minor: u32::MAX, ..driver },
             Target::Ptx(_) => driver,
@@ -194,7 +195,7 @@ impl fmt::Display for KernelPack {
 /// Content of a pack to build.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackOrder {
-    /// For which chips, and in which form.
+    /// Targets to compile for: chips, with the form of the code.
     pub targets: Vec<Target>,
     /// Prefixes of the names of the instances to include; empty includes all.
     pub only: Vec<String>,
@@ -271,16 +272,16 @@ pub fn build_pack(order: &PackOrder, progress: &(dyn Fn(usize, usize) + Sync)) -
     })
 }
 
-/// An entry that is in the pack.
+/// An entry in the pack.
 struct Entry {
     bytes: usize,
-    /// Whether it was compiled now.
+    /// Whether it was compiled by this build.
     compiled: bool,
-    /// `None` for PTX: the driver decides.
+    /// Resources; `None` for PTX, because the driver determines them.
     usage: Option<Usage>,
 }
 
-/// Why an entry was not made.
+/// Reason why an entry was not built.
 enum EntryError {
     Compiler(String),
     Unwritable(std::io::Error),
@@ -291,14 +292,15 @@ enum EntryError {
 #[serde(transparent)]
 struct Usages(BTreeMap<String, Usage>);
 
-/// The resources of the entries of an earlier pack; nothing where they are not known, so that the entries are compiled again.
+/// Reads the resources of the entries of an earlier pack; empty if they are unknown, so that the entries are compiled
+/// again.
 fn read_usages(folder: &Path) -> Usages {
     let text = std::fs::read(folder.join(USAGE)).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
 impl Job {
-    /// Finds the entry in the folder, or compiles it.
+    /// Returns the entry from the folder, or compiles it.
     fn entry(&self, compilers: &[Compiler], entries: &KernelCache, known: &Usages) -> Result<Entry, EntryError> {
         let compiler = &compilers[self.compiler];
         let usage = known.0.get(&self.key.file(compiler.release())).cloned();
@@ -346,7 +348,7 @@ fn parts(jobs: &[Job], compilers: &[Compiler]) -> BTreeMap<String, Part> {
     parts
 }
 
-/// The instances for a target whose names begin with one of `only`.
+/// Returns the instances for a target whose names begin with one of `only`.
 fn wanted(target: Target, only: &[String]) -> Result<Vec<Instance>, PackError> {
     let chip = target.chip();
     if (chip.major, chip.minor) < (OLDEST_CHIP.major, OLDEST_CHIP.minor) {
@@ -426,7 +428,7 @@ mod tests {
         }
         assert_eq!(pack.check(ADA, Some(R13)), Ok(()));
         let said = |target, driver| pack.check(target, driver).unwrap_err().to_string();
-        // But for PTX it is.
+        // The check succeeds for PTX.
         assert_eq!(pack.check(Target::Ptx(Chip::SM_70), Some(R12)), Ok(()));
         assert_eq!(
             said(Target::Ptx(Chip::SM_70), Some(Version { major: 12, minor: 0 })),

@@ -86,8 +86,9 @@ impl Sampler {
         best
     }
 
-    /// Whether a backend may draw `id` from a row of raw logits where this sampler draws another token, because its exponentials
-    /// differ from the ones here by at most a share `error` of their value. Temperature 0 and forced tokens take no exponential.
+    /// Returns whether a backend may sample `id` from a row of raw logits where this sampler samples another token,
+    /// because its exponentials differ from the ones here by at most a share `error` of their value. Temperature 0 and
+    /// forced tokens use no exponential.
     pub fn may_draw(&mut self, raw: &[f32], row: &SampleRow<'_>, id: u32, error: f64) -> bool {
         if row.forced.is_some() || row.params.is_greedy() {
             return false;
@@ -104,7 +105,7 @@ impl Sampler {
         }
         let (longest, certain) = self.nucleus_sizes(row.params, error);
         self.candidates.truncate(longest);
-        // Each list of candidates between the shortest and the longest has a total of its own.
+        // Each list of candidates between the shortest and the longest has its own total.
         let u = philox::uniform(row.params.seed, row.output_position);
         (certain..=self.candidates.len()).any(|kept| {
             let kept = &self.candidates[..kept];
@@ -116,13 +117,13 @@ impl Sampler {
         })
     }
 
-    /// How many of the sorted candidates are kept at most and at least, whatever the errors of their weights are.
+    /// Returns the maximum and the minimum number of sorted candidates that are kept, for any errors of their weights.
     fn nucleus_sizes(&self, params: &SampleParams, error: f64) -> (usize, usize) {
         let (low, high) = (1.0 - error, 1.0 + error);
         let min_p = f64::from(params.min_p.min(1.0));
         let by_min_p = self.candidates.partition_point(|c| f64::from(c.weight) * low >= min_p);
         let total = |count: usize| self.candidates[..count].iter().map(|c| f64::from(c.weight)).sum::<f64>();
-        // The shortest head whose weights, off by a factor, reach the nucleus's share of a total.
+        // Returns the shortest head whose weights, scaled by a factor, reach the nucleus's share of a total.
         let head = |total: f64, factor: f64| {
             let (needed, mut reached) = (f64::from(params.top_p) * total, 0.0);
             let last = self.candidates.iter().position(|c| {

@@ -30,20 +30,20 @@ pub struct DeviceKernels {
     loaded: Mutex<Loaded>,
 }
 
-/// Where the code of kernels comes from.
+/// Sources of the code of kernels.
 #[derive(Clone, Debug, Default)]
 pub struct KernelPlaces {
-    /// Folders of libraries, as [`CudaConfig::libraries`](crate::CudaConfig::libraries).
+    /// Folders of libraries, as in [`CudaConfig::libraries`](crate::CudaConfig::libraries).
     pub libraries: Vec<PathBuf>,
-    /// Kernels that were compiled ahead of time, which go before a compiler.
+    /// Precompiled kernels, which have priority over a compiler.
     pub pack: Option<KernelPack>,
 }
 
 impl KernelPlaces {
-    /// The folders of `OCTAVO_CUDA_LIBS` and the pack of `OCTAVO_KERNEL_PACK`.
+    /// Reads the folders of `OCTAVO_CUDA_LIBS` and the pack of `OCTAVO_KERNEL_PACK`.
     ///
     /// # Errors
-    /// The named pack cannot be read, or is of another build of octavo.
+    /// Returns an error if the named pack cannot be read or belongs to another build of octavo.
     pub fn from_env() -> Result<Self, String> {
         let pack = pack_folder().map(|folder| KernelPack::read(&folder)).transpose().map_err(|e| e.to_string())?;
         pack.iter().try_for_each(KernelPack::check_all).map_err(|unfit| format!("OCTAVO_KERNEL_PACK: {unfit}"))?;
@@ -51,7 +51,7 @@ impl KernelPlaces {
     }
 }
 
-/// The folder that `OCTAVO_KERNEL_PACK` names, if it is set.
+/// Returns the folder in `OCTAVO_KERNEL_PACK`, if it is set.
 pub fn pack_folder() -> Option<PathBuf> {
     std::env::var_os("OCTAVO_KERNEL_PACK").filter(|folder| !folder.is_empty()).map(PathBuf::from)
 }
@@ -92,14 +92,15 @@ struct Copy {
 const TURING: Chip = Chip { major: 7, minor: 5 };
 
 impl DeviceKernels {
-    /// Loads instances for the first device, from the pack or compiled with libraries as [`CudaConfig::libraries`] has them. An
-    /// instance for the device's chip is machine code. An instance for a V100 alone, or with `as_volta` every instance that a
-    /// V100 has, is PTX of sm_70, which the driver compiles; PTX of sm_75 where neither the pack nor a compiler knows a V100.
+    /// Loads instances for the first device, from the pack or compiled with libraries from the folders of
+    /// [`CudaConfig::libraries`]. An instance for the device's chip is machine code. An instance for a V100 only, or
+    /// with `as_volta` every instance of a V100, is PTX of sm_70, which the driver compiles; PTX of sm_75 if neither
+    /// the pack nor a compiler supports a V100.
     ///
     /// [`CudaConfig::libraries`]: crate::CudaConfig::libraries
     ///
     /// # Errors
-    /// A sentence that says what is missing, or the message of the compiler or the driver.
+    /// Returns a sentence that names what is missing, or the message of the compiler or the driver.
     pub fn new(places: &KernelPlaces, instances: &[Instance], as_volta: bool) -> Result<Self, String> {
         let folders = &places.libraries;
         let driver = Driver::open(folders).map_err(|e| e.to_string())?;

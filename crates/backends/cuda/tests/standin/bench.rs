@@ -26,7 +26,7 @@ fn sizes(filter: Option<&str>) -> KernelBench {
     }
 }
 
-/// The times on a device, whose limits are not known.
+/// Returns the times on a device without known limits.
 fn times(device: usize, dtype: Dtype, filter: Option<&str>) -> Vec<KernelTime> {
     let backend = open(CudaConfig { device, dtype: Some(dtype), ..config() });
     assert_eq!(backend.stated_peaks(), None);
@@ -114,7 +114,7 @@ fn a_refusal_of_cublaslt_is_one_row() {
     let backend = open(CudaConfig { device: H200, dtype: Some(Dtype::Bf16), ..config() });
     let control = Control::new();
     control.reset();
-    // No algorithm for the first product, and a launch of a later one that fails: CUBLAS_STATUS_NOT_SUPPORTED.
+    // The first product has no algorithm, and the launch of a later one fails with CUBLAS_STATUS_NOT_SUPPORTED.
     control.fail("cublasLtMatmulAlgoGetHeuristic", 0, 15, false);
     let bencher = backend.kernel_bencher(&sizes(Some("cublasLt"))).unwrap();
     control.reset();
@@ -124,7 +124,7 @@ fn a_refusal_of_cublaslt_is_one_row() {
     let refused: Vec<_> = times.iter().filter(|time| matches!(time.seconds, Err(Unmeasured::Refused(_)))).collect();
     assert!(times.len() > 5 && refused.len() == 2, "{times:?}");
     assert!(times.iter().filter(|time| time.seconds.is_ok()).count() == times.len() - 2, "{times:?}");
-    // A fault of the device is none: nothing more can be measured.
+    // After a fault of the device nothing more can be measured.
     control.fail("cuLaunchKernelEx", 0, 700, true);
     control.fail("cuStreamSynchronize", 0, 700, true);
     control.fail("cublasLtMatmul", 0, 700, true);
