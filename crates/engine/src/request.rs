@@ -166,8 +166,8 @@ impl FinishReason {
     }
 }
 
-/// An event of a [`RequestStream`]: newly sampled tokens, and in the last event the end of the request. A slow reader
-/// gets several tokens in one event.
+/// An event of a [`RequestStream`](crate::RequestStream): newly sampled tokens, and in the last event the end of the
+/// request. A slow reader gets several tokens in one event.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestEvent {
     /// Number of prompt tokens found in the prefix cache; set in the first event.
