@@ -1,29 +1,30 @@
-//! How long work (a download, the load of weights) is shown: a bar on a terminal, log lines elsewhere.
+//! Progress of long operations (a download, loading weights): a bar on a terminal, log lines elsewhere.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Receives what long work does. Implementations must be cheap: `advance_to` is called for every buffer.
+/// Receives the progress of long operations. Implementations must be cheap, because `advance_to` is called for every
+/// buffer.
 pub trait Progress: Send + Sync {
-    /// Starts a task. `total` is in bytes, `None` when unknown.
+    /// Starts a task. `total` is in bytes; `None` if unknown.
     fn begin(&self, label: &str, total: Option<u64>) -> Box<dyn ProgressTask>;
 
-    /// Says something once, between tasks.
+    /// Shows a message between tasks.
     fn message(&self, text: &str);
 }
 
-/// One task of a [`Progress`]. Dropping it without [`finish`](ProgressTask::finish) means that it was given up.
+/// A task of a [`Progress`]. Dropping it without [`finish`](ProgressTask::finish) means that it was abandoned.
 pub trait ProgressTask: Send + Sync {
-    /// `done` bytes are there, out of the total. It may go back when a download restarts.
+    /// Reports that `done` bytes of the total are complete. The value may decrease when a download restarts.
     fn advance_to(&self, done: u64);
 
-    /// The task is complete.
+    /// Reports that the task is complete.
     fn finish(self: Box<Self>);
 }
 
-/// A bar on standard error if that is a terminal, else log lines at every tenth.
+/// Returns a bar on standard error if that is a terminal, else log lines at every tenth.
 pub fn progress_for(terminal: bool) -> Box<dyn Progress> {
     if terminal { Box::new(BarProgress) } else { Box::new(LogProgress) }
 }
@@ -46,7 +47,7 @@ impl ProgressTask for Silent {
     fn finish(self: Box<Self>) {}
 }
 
-/// Draws a bar a task on standard error.
+/// Shows a bar for each task on standard error.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BarProgress;
 
@@ -71,7 +72,7 @@ impl Progress for BarProgress {
     }
 
     fn message(&self, text: &str) {
-        // Plain output: a task is never drawn while something is said.
+        // Plain output is enough, because no bar is shown while a message is printed.
         eprintln!("{text}");
     }
 }
@@ -98,13 +99,13 @@ impl Drop for BarTask {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogProgress;
 
-/// Bytes between two lines of a task whose total is unknown.
+/// Number of bytes between two lines of a task whose total is unknown.
 const LOG_EVERY: u64 = 64 << 20;
 
 struct LogTask {
     label: String,
     total: Option<u64>,
-    /// Tenths (or multiples of [`LOG_EVERY`]) already logged.
+    /// Number of tenths (or multiples of [`LOG_EVERY`]) already logged.
     logged: AtomicU64,
 }
 
@@ -123,7 +124,7 @@ impl Progress for LogProgress {
 }
 
 impl LogTask {
-    /// The line to log now, if one is due.
+    /// Returns the line to log now, if one is due.
     fn due(&self, done: u64) -> Option<String> {
         let step = match self.total {
             Some(0) => return None,
@@ -153,7 +154,7 @@ impl ProgressTask for LogTask {
     }
 }
 
-/// A byte count as people read it: decimal units, one decimal.
+/// Formats a number of bytes in decimal units with one decimal.
 pub(crate) fn in_units(bytes: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "kB")];
     for (size, unit) in UNITS {
