@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Renders docs/terminal.svg, the picture in the README, from a real session.
+"""Renders tests/readme/terminal.svg, the picture in the README, from a real session.
 
     cargo build --release
     pip install rich==15.0.0                   # and curl and jq, from the system
-    python docs/terminal.py                    # --octavo PATH, --port PORT, --output FILE
+    python tests/readme/terminal.py                    # --octavo PATH, --port PORT, --output FILE
 
 The script starts `octavo serve` in a pseudo-terminal, waits until the server is ready, sends one request with curl and
 stops the server. It then draws the commands and their output as an SVG, with the colours of the terminal. The home
@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 COLUMNS = 132
 READY_SECONDS = 300
 # What the README says; the answer is the same on every machine because sampling is greedy.
@@ -124,7 +124,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--octavo", type=pathlib.Path, default=ROOT / "target/release/octavo")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "docs/terminal.svg")
+    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "tests/readme/terminal.svg")
     arguments = parser.parse_args()
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", arguments.port)) == 0:
