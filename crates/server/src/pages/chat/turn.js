@@ -1,0 +1,178 @@
+//! A question and its answer on the screen.
+
+import { copyText } from "./clipboard.js";
+import { element, iconButton } from "./elements.js";
+import { Markdown } from "./markdown.js";
+
+/** Drawing an answer takes at most this part of the time while it streams. */
+const DRAWING_SHARE = 0.2;
+
+/**
+ * The view of a turn.
+ *
+ * `actions` are what its buttons do: `edit(turn, text)` asks again with another question, `amend(turn, text)` replaces the
+ * answer, `again(turn)` answers the question again, `version(turn, step)` shows another version of the turn, `busy()` says
+ * whether the chat is being answered, and `speak(text)` has a screen reader say a text.
+ */
+export class TurnView {
+  constructor(turn, actions) {
+    this.turn = turn;
+    this.actions = actions;
+    this.streaming = false;
+    this.thinking = false;
+    this.node = element("section", "turn");
+    this.buildQuestion();
+    this.buildAnswer();
+    this.node.append(this.question, this.reply);
+  }
+
+  buildQuestion() {
+    this.question = element("div", "question");
+    this.user = element("div", "user", this.turn.user);
+    this.editButton = iconButton("edit", "Edit message", () => this.editQuestion());
+    this.questionTools = element("div", "tools");
+    this.questionTools.append(this.editButton);
+    this.question.append(element("h2", "unseen", "You"), this.user, this.questionTools);
+  }
+
+  buildAnswer() {
+    this.reply = element("div", "answer");
+    this.thought = element("details");
+    const thoughts = element("div", "markdown"), content = element("div", "markdown");
+    this.thought.append(element("summary", "", "Reasoning"), thoughts);
+    this.text = element("div", "text");
+    this.calls = element("div", "calls");
+    this.text.append(content, this.calls);
+    this.problem = element("p", "problem");
+    this.reasoning = new Markdown(thoughts);
+    this.content = new Markdown(content, (node) => this.streaming && this.actions.speak(spoken(node)));
+    this.buildFoot();
+    this.reply.append(element("h2", "unseen", "Answer"), this.thought, this.text, this.problem, this.foot);
+  }
+
+  buildFoot() {
+    this.foot = element("div", "foot");
+    this.facts = element("span", "facts");
+    this.picker = element("span", "versions");
+    this.earlier = iconButton("left", "Earlier version", () => this.turnTo(-1));
+    this.later = iconButton("right", "Later version", () => this.turnTo(1));
+    this.place = element("span");
+    this.picker.append(this.earlier, this.place, this.later);
+    this.tools = element("span", "tools");
+    this.copy = iconButton("copy", "Copy answer", () => copyText(this.turn.content, this.copy));
+    this.amend = iconButton("edit", "Edit answer", () => this.editAnswer());
+    this.again = iconButton("again", "Try again", () => this.actions.again(this.turn));
+    this.again.append(element("span", "", "Try again"));
+    this.tools.append(this.copy, this.amend, this.again);
+    this.foot.append(this.picker, this.tools, this.facts);
+  }
+
+  turnTo(step) {
+    const other = this.versions[this.versions.indexOf(this.turn) + step];
+    if (other) this.actions.version(other, step);
+  }
+
+  /** Draws the turn. `versions` are all that stand at its place, itself among them. */
+  draw(streaming, versions = this.versions) {
+    this.versions = versions;
+    const { turn } = this;
+    this.reply.setAttribute("aria-busy", streaming);
+    this.thought.hidden = !turn.reasoning;
+    // Opened and closed once each: in between it is the reader's.
+    const first = streaming && !turn.content && !turn.calls.length;
+    if (first !== this.thinking) this.thought.open = this.thinking = first;
+    this.reasoning.show(turn.reasoning.trim(), !streaming);
+    this.content.show(turn.content, !streaming);
+    this.streaming = streaming;
+    this.calls.replaceChildren(...turn.calls.filter(Boolean).map(callNode));
+    this.problem.hidden = !turn.problem;
+    this.problem.textContent = turn.problem;
+    this.facts.textContent = [turn.note, turn.stats].filter(Boolean).join(" · ");
+    this.foot.classList.toggle("empty", !turn.content);
+    this.again.classList.toggle("urgent", Boolean(turn.problem) || !turn.content);
+    this.copy.hidden = this.amend.hidden = !turn.content;
+    this.tools.hidden = streaming || this.text.hidden;
+    this.drawVersions(streaming);
+  }
+
+  drawVersions(streaming) {
+    const place = this.versions.indexOf(this.turn) + 1, count = this.versions.length;
+    this.picker.hidden = streaming || count < 2;
+    this.place.textContent = `${place}/${count}`;
+    this.earlier.disabled = place <= 1;
+    this.later.disabled = place >= count;
+  }
+
+  /** Draws the turn again soon: at a frame, and the later the longer the last drawing took. `then` follows. */
+  update(then) {
+    if (this.waits) return;
+    this.waits = true;
+    setTimeout(() => requestAnimationFrame(() => {
+      this.waits = false;
+      if (!this.streaming || !this.node.isConnected) return;
+      const begun = performance.now();
+      this.draw(true);
+      this.pause = (performance.now() - begun) / DRAWING_SHARE;
+      then();
+    }), this.pause ?? 0);
+  }
+
+  editQuestion() {
+    edit(this.user, this.questionTools, this.turn.user, { label: "Edit message", submit: "Send", back: this.editButton }, (text) => {
+      if (this.actions.busy()) return false;
+      this.actions.edit(this.turn, text);
+      return true;
+    });
+  }
+
+  editAnswer() {
+    edit(this.text, this.tools, this.turn.content, { label: "Edit answer", submit: "Save", back: this.amend }, (text) => {
+      this.actions.amend(this.turn, text);
+      return true;
+    });
+  }
+}
+
+const callNode = (call) => {
+  const node = element("pre", "call", `${call.name}(${call.arguments})`);
+  node.tabIndex = 0;
+  return node;
+};
+
+/** What a screen reader says of a block. */
+function spoken(node) {
+  if (!node.matches?.("figure.code")) return node.textContent;
+  const lines = node.querySelector("code").textContent.split("\n").length;
+  return `Code, ${node.querySelector(".language").textContent}, ${lines} line${lines === 1 ? "" : "s"}.`;
+}
+
+/** Puts an editor in the place of `shown` and `tools`. `accept` takes the text, or returns false. */
+function edit(shown, tools, text, { label, submit, back }, accept) {
+  const form = element("form", "editor"), input = element("textarea"), row = element("div", "row");
+  const cancel = element("button", "plain", "Cancel"), send = element("button", "primary", submit);
+  cancel.type = "button";
+  input.value = text;
+  input.setAttribute("aria-label", label);
+  row.append(cancel, send);
+  form.append(input, row);
+  const close = (focus) => {
+    form.remove();
+    shown.hidden = tools.hidden = false;
+    if (focus) back.focus();
+  };
+  const take = () => input.value.trim() && accept(input.value) && close(true);
+  cancel.addEventListener("click", () => close(true));
+  form.addEventListener("submit", (event) => (event.preventDefault(), take()));
+  form.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      close(true);
+    } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.isComposing) {
+      event.preventDefault();
+      take();
+    }
+  });
+  shown.before(form);
+  shown.hidden = tools.hidden = true;
+  input.focus();
+}
