@@ -1,4 +1,4 @@
-"""What the tests of the chat page share: a server that answers exactly as a test says, and looks at the page."""
+"""Helpers for tests of the chat page: a server with scripted answers, and queries of the page."""
 
 import http.server
 import json
@@ -31,7 +31,7 @@ class StandIn:
         self.keys = []
         self.models = ["tiny"]
         self.key = None
-        # The sampling defaults that the server tells, if any, and the keys with which it was asked for them.
+        # The sampling defaults that the server reports, if any, and the keys of the requests for them.
         self.defaults = None
         self.info_keys = []
         # A question whose key is wrong is refused once this is set.

@@ -45,7 +45,7 @@ def pieces(content, size):
 
 
 def markup(page):
-    """What the newest answer is made of, without the buttons' icons."""
+    """The markup of the newest answer."""
     last(page)
     return page.evaluate("document.querySelector('.turn:last-child .text > .markdown').innerHTML")
 
@@ -99,7 +99,7 @@ def test_an_answer_that_streams_ends_like_one_that_came_at_once(new_page, stand_
 
 @pytest.mark.parametrize("size", [1, 13])
 def test_what_is_shown_meanwhile_is_what_would_be_shown_at_the_end(new_page, stand_in, size):
-    """Blocks that are done are not parsed again, and must be what parsing everything would give."""
+    """Complete blocks are not parsed again, so they must equal the result of parsing the whole text."""
     content = "Para\n#no heading\n\n1. a\n\n2. b\n   - c\n\n   d\n\n3. e\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\ntext\n\n```py\nx\n\n\ny\n```\nmore\n***\n> q\n\n> r\n\nTitle\n=====\n\nend"
     page = new_page(stand_in.url)
     compare = """async ([content, size]) => {
@@ -118,7 +118,7 @@ def test_what_is_shown_meanwhile_is_what_would_be_shown_at_the_end(new_page, sta
 
 
 def test_a_long_answer_is_not_drawn_again_and_again(new_page, stand_in):
-    """Time for a text of many blocks grows with its length, not with its square."""
+    """The parsed text grows with the length of the answer, not with its square."""
     page = new_page(stand_in.url)
     measure = """async (count) => {
       const { Markdown } = await import(new URL("assets/markdown.js", document.baseURI));
@@ -170,7 +170,7 @@ def test_code_has_its_language_its_colours_and_a_button(new_page, stand_in):
 def test_copying_works_without_tls_too(new_page, stand_in):
     page = new_page(stand_in.url, permissions=["clipboard-read", "clipboard-write"])
     answer = answered(page, stand_in, "```\nwithout\n```")
-    # Pages without TLS have no clipboard, but for those of this machine.
+    # Browsers offer no clipboard to pages without TLS, except on localhost.
     page.evaluate("window.clipboard = navigator.clipboard; Object.defineProperty(navigator, 'clipboard', { value: undefined })")
     answer.get_by_role("button", name="Copy", exact=True).click()
     until(page, "document.querySelector('.copy').innerText === 'Copied'")
@@ -216,7 +216,7 @@ ATTACKS = [
     "![x](https://example.com/pixel.png) ![x](javascript:attack()) ![x](data:image/svg+xml,<svg/onload=attack()>)",
     "[x]: javascript:attack()\n\n[x] ![x]",
     "[a](https://example.com/\"onmouseover=\"attack()) [b](https://example.com 'x\" onclick=\"attack()')",
-    # What a sanitiser's two parsers may understand differently.
+    # Markup that a sanitiser and a browser may parse differently.
     "<math><mtext><table><mglyph><style><!--</style><img title=\"--&gt;&lt;img src=1 onerror=attack()&gt;\">",
     "<noscript><p title=\"</noscript><img src=x onerror=attack()>\">",
     "<svg></p><style><a id=\"</style><img src=1 onerror=attack()>\">",
@@ -255,7 +255,7 @@ def test_nothing_that_a_model_says_can_run_load_or_lead_astray(new_page, stand_i
     }"""
     assert page.evaluate(check) == {"elements": [], "attributes": [], "links": [], "local": 0, "attacked": False}
     assert page.evaluate("location.href") == stand_in.url + "/"
-    # Nothing is lost either: what is not shown as an element is shown as text.
+    # Nothing is lost either: markup that becomes no element is shown as text.
     assert "<svg onload=attack()>" in page.locator(".answer .text").all_inner_texts()[4]
     for link in page.locator("#log a").all():
         assert link.get_attribute("title") == link.get_attribute("href")

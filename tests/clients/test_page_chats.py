@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from chat_page import DONE, answered, ask, delta, last, new_chat, text, until
+from chat_page import CONTRASTS, DONE, answered, ask, delta, last, new_chat, text, until
 
 
 def asked(stand_in, index=-1):
@@ -18,7 +18,7 @@ def chats(page):
 
 
 def open_menu(page, title, item):
-    page.get_by_role("button", name=f"Options of “{title}”").click()
+    page.get_by_role("button", name=f"Options for “{title}”").click()
     page.get_by_role("menuitem", name=item).click()
 
 
@@ -266,6 +266,7 @@ def test_full_storage_is_told_of_and_nothing_else_breaks(new_page, stand_in, fil
     assert "storage for this page is full" in page.get_by_role("alert").locator("visible=true").inner_text()
     answered(page, stand_in, "Again.", "And again?")
     assert len(asked(stand_in)) == 3
+    assert "Again." in saved(page, lambda: open_menu(page, "Does it work?", "Export as Markdown"))[1]
     if filler.startswith("octavo"):
         open_menu(page, "Old", "Delete")
         page.get_by_role("button", name="Dismiss").click()
@@ -293,7 +294,7 @@ def test_damaged_storage_does_not_stop_the_page(new_page, stand_in):
 def test_the_list_of_chats_works_from_the_keyboard(new_page, stand_in):
     page = new_page(stand_in.url)
     answered(page, stand_in, "Yes.", "Old?")
-    page.get_by_role("button", name="Options of “Old?”").focus()
+    page.get_by_role("button", name="Options for “Old?”").focus()
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.textContent") == "Rename"
     for key, item in [("ArrowDown", "Export as Markdown"), ("End", "Delete"), ("ArrowDown", "Rename"), ("ArrowUp", "Delete"), ("Home", "Rename")]:
@@ -301,7 +302,7 @@ def test_the_list_of_chats_works_from_the_keyboard(new_page, stand_in):
         assert page.evaluate("document.activeElement.textContent") == item
     page.keyboard.press("Escape")
     assert page.get_by_role("menu").is_hidden()
-    assert page.evaluate("document.activeElement.ariaLabel") == "Options of “Old?”"
+    assert page.evaluate("document.activeElement.ariaLabel") == "Options for “Old?”"
     page.locator("#chats").focus()
     page.keyboard.press("Enter")
     assert page.locator("#side").is_hidden() and page.locator("#chats").get_attribute("aria-expanded") == "false"
@@ -324,6 +325,23 @@ def test_on_a_narrow_screen_the_list_covers_the_chat(new_page, stand_in):
     page.get_by_role("button", name="Settings").click()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert page.evaluate("(box => box.left >= 0 && box.right <= 360)(document.querySelector('dialog').getBoundingClientRect())")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_menus_dialogs_and_editors_can_be_read(new_page, stand_in, scheme):
+    page = new_page(stand_in.url, color_scheme=scheme)
+    for title in ["One?", "Two?"]:
+        new_chat(page)
+        answered(page, stand_in, "Yes.", title)
+    open_menu(page, "One?", "Delete")
+    page.get_by_role("button", name="Edit message").click()
+    page.get_by_role("button", name="Options for “Two?”").click()
+    shown = page.evaluate(CONTRASTS)
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Settings").click()
+    shown |= page.evaluate(CONTRASTS)
+    assert {"button.danger#delete", "span.#toast-text", "button.primary#", "legend.#"} <= set(shown)
+    assert min(shown.values()) >= 4.5, shown
 
 
 # --------------------------------------------------------------------------------------------------- settings

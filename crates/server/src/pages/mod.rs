@@ -41,7 +41,7 @@ static ASSETS: LazyLock<HashMap<&'static str, Page>> = LazyLock::new(|| {
     ])
 });
 
-/// The licences of the vendored libraries, which ask to be passed on with them.
+/// The licences of the vendored libraries. They must accompany every copy.
 const LICENCES: &str = concat!(
     "highlight.js\n\n",
     include_str!("chat/vendor/highlight.LICENSE.txt"),

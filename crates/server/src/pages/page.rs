@@ -22,8 +22,8 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// A page that is one file. It may run its inline scripts and styles and speak to this server, and nothing else. The
-    /// policy names scripts and styles by their hashes, so that markup which came from elsewhere runs nowhere.
+    /// A page in one file. It may run its inline scripts and styles and send requests to this server, and nothing else. The
+    /// policy names scripts and styles by their hashes, so injected markup cannot run.
     pub(super) fn html(text: &'static str) -> Self {
         Self::confined(text, "", "'none'")
     }
@@ -33,7 +33,7 @@ impl Page {
         Self::confined(text, " 'self'", "'self'")
     }
 
-    /// `files` is the source of scripts and styles beside the inline ones, `base` what the page may set as its base.
+    /// `files` is the source of scripts and styles besides the inline ones. `base` is the source of the page's base address.
     fn confined(text: &'static str, files: &str, base: &str) -> Self {
         let policy = format!(
             "default-src 'none'; script-src{}{files}; style-src{}{files}; img-src data:; connect-src 'self'; base-uri {base}; \

@@ -60,6 +60,8 @@ async fn the_chat_and_its_files_need_no_key_and_follow_the_root_path() {
             );
         }
     }
+    let url = format!("{}/server_info?config_format=json", server.url);
+    assert_eq!(server.client.get(url).bearer_auth("key").send().await.unwrap().status(), 200);
     for path in ["/server_info?config_format=json", "/v1/models", "/assets", "/assets/"] {
         assert_eq!(server.get(path).await.status(), 401, "{path}");
     }

@@ -7,7 +7,7 @@ const at = (path) => new URL(path, document.baseURI);
 /** An error whose message is meant for the reader. */
 export class Problem extends Error {}
 
-/** What is called, with a sentence, when a key is missing or wrong. */
+/** The callback for a missing or wrong key. It receives a sentence. */
 let onRefused = () => {};
 export const whenRefused = (callback) => (onRefused = callback);
 
@@ -33,7 +33,7 @@ async function* events(body) {
   }
 }
 
-/** What an error body says, as a sentence. */
+/** The message of an error body, as a sentence. */
 function sentence(text, status) {
   let said;
   try {
@@ -47,7 +47,7 @@ function sentence(text, status) {
   return status ? `The server answered ${status}${said ? `: ${said}` : "."}` : said;
 }
 
-/** Asks the server; anything but success is a Problem. */
+/** Sends a request. Throws a Problem unless it succeeds. */
 async function ask(path, options = {}) {
   const { key } = tab;
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
@@ -71,7 +71,7 @@ async function ask(path, options = {}) {
 /** The names under which the model is served. */
 export const modelNames = async () => (await (await ask("v1/models")).json()).data.map((model) => model.id);
 
-/** The sampling defaults of the model, or null if the server does not tell them. */
+/** The sampling defaults of the model, or null if the server does not report them. */
 export async function samplingDefaults() {
   try {
     return (await (await ask("server_info?config_format=json")).json()).vllm_config.sampling_defaults ?? null;
@@ -89,7 +89,7 @@ export async function hasDocs() {
   }
 }
 
-/** The messages of a request: the turns before that were answered, then the question of the last turn. */
+/** The messages of a request: the earlier turns that have an answer, then the question of the last turn. */
 function messages(turns) {
   const earlier = turns.slice(0, -1).filter((turn) => turn.content);
   const list = earlier.flatMap((turn) => [{ role: "user", content: turn.user }, { role: "assistant", content: turn.content }]);
@@ -97,7 +97,7 @@ function messages(turns) {
   return [...list, { role: "user", content: turns.at(-1).user }];
 }
 
-/** The body of a request for the answer of the last of `turns`. What the user did not set is left to the server. */
+/** The body of a request for the answer to the last of `turns`. It leaves out every setting that the user did not set. */
 function requestBody(turns) {
   const body = { messages: messages(turns), stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
   if (settings.model) body.model = settings.model;
@@ -107,7 +107,7 @@ function requestBody(turns) {
   return body;
 }
 
-/** Streams the answer of the last of `turns` into it, and calls `onUpdate` after each part. */
+/** Streams the answer to the last of `turns` into that turn, and calls `onUpdate` after each part. */
 export async function answer(turns, signal, onUpdate) {
   const turn = turns.at(-1);
   const clock = { start: performance.now(), first: 0, last: 0, tokens: 0 };

@@ -4,7 +4,7 @@ import { element, icon } from "./elements.js";
 
 const SHOWN_MS = 1500;
 
-/** Copies a text where the browser offers no clipboard: it does so on pages without TLS, except those of this machine. */
+/** Copies a text without the clipboard API, which browsers offer only to pages with TLS and to localhost. */
 function copyBySelection(text) {
   const area = element("textarea", "unseen");
   area.value = text;

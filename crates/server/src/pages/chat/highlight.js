@@ -2,10 +2,10 @@
 
 import hljs from "./vendor/highlight.min.js";
 
-/** Colouring takes time; code longer than this stays plain. */
+/** Longer code stays plain, because colouring takes time. */
 const MOST_CHARACTERS = 50_000;
 
-/** Receives the highlighter's findings and makes nodes of them, where its own emitter would write HTML. */
+/** Builds DOM nodes from the highlighter's output. The highlighter's own emitter would write HTML. */
 class NodeEmitter {
   constructor() {
     this.root = document.createDocumentFragment();
@@ -48,7 +48,7 @@ class NodeEmitter {
 
 hljs.configure({ __emitter: NodeEmitter });
 
-/** The code as a node, in colours if its language is known. */
+/** The code as a node, coloured if the language is known. */
 export function highlight(code, language) {
   if (language && code.length <= MOST_CHARACTERS && hljs.getLanguage(language)) {
     const root = hljs.highlight(code, { language, ignoreIllegals: true })._emitter?.root;

@@ -1,4 +1,4 @@
-//! The chat page: the open conversation, its composer, and what runs.
+//! The chat page: the open conversation, the composer, and the running requests.
 
 import { Problem, answer, hasDocs, modelNames, samplingDefaults, whenRefused } from "./api.js";
 import { copyText } from "./clipboard.js";
@@ -10,10 +10,10 @@ import { TurnView } from "./turn.js";
 const $ = (id) => document.getElementById(id);
 const main = document.querySelector("main");
 
-/** So near to its end a conversation follows the answer. */
+/** The page follows the answer while the end of the conversation is at most this far out of view. */
 const NEAR_PX = 80;
 
-/** A screen reader is left the last blocks only: it has read the others. */
+/** The number of blocks that stay in the live region. The screen reader has read the earlier ones. */
 const MOST_SPOKEN = 3;
 
 /** The conversation that is shown. */
@@ -25,7 +25,7 @@ const runs = new Map();
 /** The views of the turns that are shown, by the identifiers of the turns. */
 const views = new Map();
 
-/** Whether the page is being left: a connection that is then lost was not lost by the server. */
+/** Whether the user is leaving the page. A connection that breaks then is not the server's fault. */
 let leaving = false;
 
 /** Whether the end of the conversation is in view. */
@@ -50,7 +50,7 @@ const actions = {
   speak,
   edit: (turn, text) => run(addTurn(chat, turn.parent, text)),
   again(turn) {
-    // An attempt that gave nothing is no version worth keeping.
+    // A failed attempt without an answer is replaced, not kept as a version.
     const next = turn.problem && !turn.content ? turn : addTurn(chat, turn.parent, turn.user);
     chat.head = next.id;
     run(next);
@@ -238,6 +238,7 @@ startSidebar({
     $("input").focus();
   },
   current: () => chat.id,
+  held: () => [...new Set([chat, ...[...runs.values()].map((running) => running.chat)])].filter(({ turns }) => turns.length),
   isRunning: (id) => runs.has(id),
   deleted(ids) {
     for (const id of ids) {

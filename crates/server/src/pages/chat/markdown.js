@@ -1,15 +1,16 @@
 //! Markdown as DOM nodes.
 //!
-//! No text becomes HTML: the parser's tokens choose from the elements that are made here, and everything else is text. So no
-//! answer can run a script, load a file or show a form, and the page's policy can forbid every conversion of text to HTML.
+//! No text is ever parsed as HTML. Each token of the parser becomes one of the elements that this file creates, and everything
+//! else becomes a text node. An answer therefore cannot run a script, load a file or show a form, and the page's policy forbids
+//! every conversion of text to HTML.
 
 import { Marked } from "./vendor/marked.esm.js";
 import { highlight } from "./highlight.js";
 import { element, icon } from "./elements.js";
 
-/** Formulas stay as they are written: their underscores and asterisks mark no emphasis. */
+/** Formulas are shown as they are written. Their underscores and asterisks do not mark emphasis. */
 const MATH = {
-  // What is displayed ends at its closing mark or, while that is missing, at a blank line.
+  // A displayed formula ends at its closing mark or, if that is missing, at a blank line.
   block: /^ {0,3}(?:\$\$(?:(?!\n[^\S\n]*\n)[^])+?\$\$|\\\[(?:(?!\n[^\S\n]*\n)[^])+?\\\])[^\S\n]*(?:\n|$)|^ {0,3}(?:\$\$|\\\[)[^\S\n]*\n(?:(?!\n[^\S\n]*\n)[^])+/,
   inline: /^(?:\$\$(?:[^$\n]|\n(?!\n))+\$\$|\\\((?:[^\n]|\n(?!\n))+?\\\)|\\\[(?:[^\n]|\n(?!\n))+?\\\]|\$(?!\s)(?:\\.|[^\\$\n])*?[^\s\\$]\$(?!\d))/,
 };
@@ -28,7 +29,7 @@ const parser = new Marked({
   ],
 });
 
-/** The parser's tokens. A text that it cannot parse, such as one with thousands of nested quotes, is a single paragraph. */
+/** The parser's tokens. A text that it cannot parse, such as thousands of nested quotes, becomes a single paragraph. */
 function parse(text) {
   try {
     return parser.lexer(text);
@@ -39,7 +40,7 @@ function parse(text) {
 
 // ----------------------------------------------------------------------------------------------- inline elements
 
-/** Elements that answers use as HTML inside a line. They take no attributes here. */
+/** HTML elements that an answer may use inside a line, without attributes. */
 const INLINE_HTML = new Set(["b", "del", "em", "i", "kbd", "mark", "s", "strong", "sub", "sup", "u"]);
 
 const ENTITIES = {
@@ -58,7 +59,7 @@ function decode(text) {
   });
 }
 
-/** An address that may be opened, or null. Relative ones are not: an answer has no place on this server. */
+/** An address that may be opened, or null. Relative addresses are refused, because they would point to this server. */
 function address(href) {
   try {
     const url = new URL(decode(href));
@@ -68,7 +69,7 @@ function address(href) {
   }
 }
 
-/** A link, or its source if it leads nowhere that may be opened. An image is a link too: loading it would tell others of the chat. */
+/** A link, or its source if its address may not be opened. An image becomes a link too: loading it would reveal the chat to its host. */
 function link(token) {
   const href = address(token.href);
   if (!href) return document.createTextNode(token.raw);
@@ -192,14 +193,14 @@ function table(token) {
   body.append(...token.rows.map((cells) => row(cells, "td")));
   node.append(head, body);
   frame.append(node);
-  // What scrolls sideways can be reached and scrolled with the keyboard.
+  // The keyboard can reach and scroll a table that is too wide.
   frame.tabIndex = 0;
   frame.setAttribute("role", "region");
   frame.setAttribute("aria-label", "Table");
   return frame;
 }
 
-/** Code with its language and a button that copies it. Without any code there is nothing to show. */
+/** Code with its language and a button that copies it, or null if the block is empty. */
 function code(token) {
   if (!token.text) return null;
   const language = token.lang?.match(/^[^\s{,:]+/)?.[0] ?? "";
@@ -217,7 +218,7 @@ function code(token) {
 
 // ----------------------------------------------------------------------------------------------------- streaming
 
-/** Makes `old` look like `fresh` and returns the node that now stands there. What is alike stays, with its scroll position and selection. */
+/** Makes `old` equal to `fresh` and returns the resulting node. Unchanged nodes stay, with their scroll position and selection. */
 function morph(old, fresh) {
   if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName) {
     old.replaceWith(fresh);
@@ -233,7 +234,7 @@ function morph(old, fresh) {
   for (const { name, value } of fresh.attributes) {
     if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   }
-  // A button shows for a moment that it has copied.
+  // A button may be showing that it has just copied.
   if (old.localName !== "button") morphChildren(old, [...fresh.childNodes]);
   return old;
 }
@@ -246,14 +247,14 @@ function morphChildren(parent, fresh, from = 0) {
   while (parent.childNodes.length > from + fresh.length) parent.lastChild.remove();
 }
 
-/** A mark of a fence that is still being written, at the end of a text. */
+/** The beginning of a fence at the end of a text. */
 const HALF_FENCE = /(?:^|\n) {0,3}(?:`{1,2}|~{1,2})$/;
 
 /**
  * Shows a growing text in a node.
  *
- * Only what may still change is parsed again: all but the last two blocks are done, because a block ends no later than where
- * the next but one begins. `onBlock` is called with each node that is done.
+ * Each call parses only the blocks that may still change, which are the last two: later text never changes a block that two
+ * others follow. `onBlock` is called once with each node that is complete.
  */
 export class Markdown {
   constructor(node, onBlock = () => {}) {
@@ -264,12 +265,12 @@ export class Markdown {
 
   reset() {
     this.node.replaceChildren();
-    this.done = ""; // The text of the blocks that are done,
-    this.count = 0; // and how many nodes these are.
-    this.told = 0;
+    this.done = ""; // The text of the complete blocks.
+    this.count = 0; // The number of their nodes.
+    this.told = 0; // The number of nodes that `onBlock` received.
   }
 
-  /** Shows `text`. If it is `complete`, nothing will follow. */
+  /** Shows `text`. `complete` says that no more text will follow. */
   show(text, complete) {
     text = text.replace(/\r\n?/g, "\n").trimEnd();
     if (!text.startsWith(this.done)) this.reset();
@@ -280,7 +281,7 @@ export class Markdown {
     const visible = entries.filter((entry) => entry.node);
     const keep = visible.at(-2);
     for (const { raw, node } of entries.slice(0, keep ? entries.indexOf(keep) : 0)) {
-      // The parser's pieces are the text itself; if they ever were not, the rest would be parsed again and again, and be right.
+      // The parser's pieces add up to the text. If they did not, the rest would be parsed each time and still be right.
       if (!text.startsWith(raw, this.done.length)) break;
       this.done += raw;
       if (node) this.count += 1;
@@ -288,7 +289,7 @@ export class Markdown {
     this.tell(this.count);
   }
 
-  /** Shows the whole text, for a definition at its end may make links of what stands before. */
+  /** Parses and shows the whole text, because a definition at its end may turn earlier text into links. */
   finish(text) {
     const fresh = blocks(parse(text));
     morphChildren(this.node, fresh);

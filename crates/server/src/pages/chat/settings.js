@@ -5,14 +5,14 @@ import { SAMPLING, saveSettings, saveTab, settings, tab } from "./store.js";
 const $ = (id) => document.getElementById(id);
 const form = document.querySelector("#settings form");
 
-/** What applies if neither the user nor the model says anything. */
+/** The values that apply if neither the user nor the model sets one. */
 const NEUTRAL = { temperature: 1, top_p: 1, top_k: "off", min_p: "off", repetition_penalty: 1 };
 
 /** Opens the dialog, with a sentence if a key is asked for. */
 export function openSettings(problem = "") {
   $("ask").textContent = problem;
   $("ask").hidden = !problem;
-  // What is being typed stays.
+  // An open dialog keeps its input.
   if ($("settings").open) return;
   form.elements.key.value = tab.key;
   for (const name of ["system", ...SAMPLING]) form.elements[name].value = settings[name];
@@ -29,7 +29,7 @@ export function showDefaults(defaults) {
   form.elements.max_completion_tokens.placeholder = defaults?.max_new_tokens ?? "no limit";
 }
 
-/** `onKey(asked)` is called when the key was changed; `asked` says whether the server had asked for it. */
+/** Calls `onKey(asked)` when the key changes. `asked` says whether the server asked for it. */
 export function startSettings(onKey) {
   form.addEventListener("submit", () => {
     const before = tab.key;

@@ -2,14 +2,14 @@
 
 import { saveFile } from "./clipboard.js";
 import { element, iconButton } from "./elements.js";
-import { deleteChat, loadChat, loadChats, saveChat, saveSettings, settings, shown } from "./store.js";
+import { deleteChat, loadChats, saveChat, saveSettings, settings, shown } from "./store.js";
 
 const $ = (id) => document.getElementById(id);
 
-/** Narrower than this, the list covers the chat. */
+/** On a narrow screen the list covers the chat. */
 const narrow = matchMedia("(max-width: 56rem)");
 
-/** What the rest of the page does: `open(id)`, `current()`, `isRunning(id)`, `deleted(ids)`, `renamed(chat)`, `problem(text)`. */
+/** The actions of the rest of the page: `open(id)`, `current()`, `held()`, `isRunning(id)`, `deleted(ids)`, `renamed(id, title)`, `problem(text)`. */
 let page;
 
 /** The chat whose menu is open. */
@@ -33,12 +33,18 @@ export function startSidebar(actions) {
   $("export-markdown").addEventListener("click", () => choose(exportMarkdown));
   $("export-json").addEventListener("click", () => choose((chat) => saveFile(`${fileName(chat.title)}.json`, "application/json", JSON.stringify(chat, null, 2))));
   $("delete").addEventListener("click", () => choose((chat) => remove([chat])));
-  $("export-all").addEventListener("click", () => saveFile("octavo-chats.json", "application/json", JSON.stringify(loadChats(), null, 2)));
-  $("delete-all").addEventListener("click", () => remove(loadChats()));
+  $("export-all").addEventListener("click", () => saveFile("octavo-chats.json", "application/json", JSON.stringify(all(), null, 2)));
+  $("delete-all").addEventListener("click", () => remove(all()));
   $("undo").addEventListener("click", undo);
   $("dismiss").addEventListener("click", () => dismiss(true));
   $("menu").addEventListener("keydown", moveInMenu);
   setOpen(!narrow.matches && settings.side);
+}
+
+/** All chats, the latest first. A chat in memory may be newer than its stored copy, or not stored at all. */
+function all() {
+  const held = page.held(), ids = new Set(held.map((chat) => chat.id));
+  return [...held, ...loadChats().filter((chat) => !ids.has(chat.id))].sort((a, b) => b.updated - a.updated);
 }
 
 /** Shows or hides the list. */
@@ -62,7 +68,7 @@ export const uncover = () => narrow.matches && !$("side").hidden && setOpen(fals
 
 /** Shows all chats again. */
 export function drawSidebar() {
-  const chats = loadChats();
+  const chats = all();
   const focused = $("list").contains(document.activeElement) ? document.activeElement.closest("li")?.dataset.id : null;
   $("list").replaceChildren(...chats.map(entry));
   $("none").hidden = chats.length > 0;
@@ -74,7 +80,7 @@ const find = (id) => [...$("list").children].find((node) => node.dataset.id === 
 
 function entry(chat) {
   const node = element("li"), open = element("button", "chat", chat.title || "Untitled");
-  const more = iconButton("more", `Options of “${chat.title}”`, () => openMenu(chat, more));
+  const more = iconButton("more", `Options for “${chat.title}”`, () => openMenu(chat, more));
   node.dataset.id = chat.id;
   open.type = "button";
   open.title = chat.title;
@@ -109,7 +115,7 @@ function moveInMenu(event) {
 /** Closes the menu and does something with its chat. */
 function choose(action) {
   $("menu").hidePopover();
-  const chat = loadChat(chosen);
+  const chat = all().find(({ id }) => id === chosen);
   if (chat) action(chat);
 }
 

@@ -1,4 +1,4 @@
-//! What the browser keeps: conversations and settings in localStorage, the API key and the open conversation in sessionStorage.
+//! Storage in the browser: chats and settings in localStorage, the API key and the open chat's identifier in sessionStorage.
 
 /** Servers behind one proxy share an origin; each has its own path. */
 const path = new URL(document.baseURI).pathname;
@@ -6,10 +6,10 @@ const CHATS = `octavo:chat:${path}:`;
 const SETTINGS = `octavo:settings:${path}`;
 const TAB = `octavo:tab:${path}`;
 
-/** All conversations together, in UTF-16 code units. Browsers allow about five million for everything of an origin. */
+/** The limit for all chats together, in UTF-16 code units. Browsers allow about five million per origin. */
 const MOST_STORED = 4_000_000;
 
-const FULL = "The browser's storage for this page is full, so this chat will be lost when the tab is closed. Delete chats that you no longer need, or export this one.";
+const FULL = "The browser's storage for this page is full, so this chat is not saved. Delete chats that you no longer need, or export this one.";
 
 /** The sampling settings, by their names in a request. Each is a string, empty if the user did not set it. */
 export const SAMPLING = [
@@ -20,7 +20,7 @@ function read(storage, key) {
   try {
     return JSON.parse(storage.getItem(key) ?? "null");
   } catch {
-    return null; // A damaged entry is left alone and not shown; a browser may also refuse any storage.
+    return null; // The entry is damaged, or the browser refuses access.
   }
 }
 
@@ -36,7 +36,7 @@ function write(storage, key, value) {
 /** The settings that stay when the tab is closed. */
 export const settings = { model: "", system: "", side: true, ...Object.fromEntries(SAMPLING.map((name) => [name, ""])), ...read(localStorage, SETTINGS) };
 
-/** What ends with the tab. */
+/** The values that are lost when the tab is closed. */
 export const tab = { key: "", chat: "", ...read(sessionStorage, TAB) };
 
 export const saveSettings = () => write(localStorage, SETTINGS, settings);
@@ -63,13 +63,12 @@ const keys = () => {
   }
 };
 
-/** All chats, the latest first. */
+/** All stored chats. */
 export function loadChats() {
-  const chats = keys().map((key) => read(localStorage, key)).filter(valid);
-  return chats.sort((a, b) => b.updated - a.updated);
+  return keys().map((key) => read(localStorage, key)).filter(valid);
 }
 
-/** Keeps a chat. Returns a sentence if it cannot be kept. */
+/** Stores a chat. Returns a sentence if that fails, and an empty string otherwise. */
 export function saveChat(chat) {
   const key = CHATS + chat.id, text = JSON.stringify(chat);
   const others = keys().filter((other) => other !== key).reduce((sum, other) => sum + localStorage.getItem(other).length, 0);
@@ -85,10 +84,10 @@ export function saveChat(chat) {
 export function deleteChat(id) {
   try {
     localStorage.removeItem(CHATS + id);
-  } catch { /* Without storage there is nothing to delete. */ }
+  } catch { /* The browser refuses access, so nothing is stored. */ }
 }
 
-/** Calls back with the identifier of each chat that another tab changed or deleted. */
+/** Calls `callback` with the identifier of each chat that another tab changes or deletes, or with "" if it clears the storage. */
 export function onOtherTab(callback) {
   addEventListener("storage", (event) => {
     if (event.key === null) callback("");
@@ -104,10 +103,10 @@ export function shown(chat) {
   return list.reverse();
 }
 
-/** The versions of a turn: those that follow the same turn, the oldest first. */
+/** All turns that follow the same turn as `turn`, the oldest first. */
 export const versions = (chat, turn) => chat.turns.filter((other) => other.parent === turn.parent);
 
-/** Adds a turn after `parent` (empty: at the start) and shows it. */
+/** Adds a turn after the turn `parent` ("": at the start) and makes it the head. */
 export function addTurn(chat, parent, user) {
   const turn = { id: newChat().id, parent, user, ...EMPTY() };
   chat.turns.push(turn);
@@ -116,10 +115,10 @@ export function addTurn(chat, parent, user) {
   return turn;
 }
 
-/** An answer that has not begun. */
+/** The fields of an answer that has not begun. */
 export const EMPTY = () => ({ content: "", reasoning: "", calls: [], note: "", problem: "", stats: "" });
 
-/** Shows a turn and the latest of what followed it. */
+/** Shows a turn and the newest of its follow-up turns. */
 export function showVersion(chat, turn) {
   for (let next = turn; next; next = chat.turns.findLast((other) => other.parent === next.id)) chat.head = next.id;
 }

@@ -4,13 +4,13 @@ import { copyText } from "./clipboard.js";
 import { element, iconButton } from "./elements.js";
 import { Markdown } from "./markdown.js";
 
-/** Drawing an answer takes at most this part of the time while it streams. */
+/** The largest part of the time that drawing may take while an answer streams. */
 const DRAWING_SHARE = 0.2;
 
 /**
  * The view of a turn.
  *
- * `actions` are what its buttons do: `edit(turn, text)` asks again with another question, `amend(turn, text)` replaces the
+ * `actions` are the effects of its buttons: `edit(turn, text)` asks again with another question, `amend(turn, text)` replaces the
  * answer, `again(turn)` answers the question again, `version(turn, step)` shows another version of the turn, `busy()` says
  * whether the chat is being answered, and `speak(text)` has a screen reader say a text.
  */
@@ -72,13 +72,13 @@ export class TurnView {
     if (other) this.actions.version(other, step);
   }
 
-  /** Draws the turn. `versions` are all that stand at its place, itself among them. */
+  /** Draws the turn. `versions` are all turns at its place, including itself. */
   draw(streaming, versions = this.versions) {
     this.versions = versions;
     const { turn } = this;
     this.reply.setAttribute("aria-busy", streaming);
     this.thought.hidden = !turn.reasoning;
-    // Opened and closed once each: in between it is the reader's.
+    // The page opens and closes it once each, and leaves it to the reader otherwise.
     const first = streaming && !turn.content && !turn.calls.length;
     if (first !== this.thinking) this.thought.open = this.thinking = first;
     this.reasoning.show(turn.reasoning.trim(), !streaming);
@@ -103,7 +103,7 @@ export class TurnView {
     this.later.disabled = place >= count;
   }
 
-  /** Draws the turn again soon: at a frame, and the later the longer the last drawing took. `then` follows. */
+  /** Draws the turn at a later frame, then calls `then`. The delay grows with the duration of the last drawing. */
   update(then) {
     if (this.waits) return;
     this.waits = true;
@@ -139,14 +139,14 @@ const callNode = (call) => {
   return node;
 };
 
-/** What a screen reader says of a block. */
+/** The text that a screen reader reads for a block. */
 function spoken(node) {
   if (!node.matches?.("figure.code")) return node.textContent;
   const lines = node.querySelector("code").textContent.split("\n").length;
   return `Code, ${node.querySelector(".language").textContent}, ${lines} line${lines === 1 ? "" : "s"}.`;
 }
 
-/** Puts an editor in the place of `shown` and `tools`. `accept` takes the text, or returns false. */
+/** Replaces `shown` and `tools` by an editor until the user cancels or `accept(text)` returns true. */
 function edit(shown, tools, text, { label, submit, back }, accept) {
   const form = element("form", "editor"), input = element("textarea"), row = element("div", "row");
   const cancel = element("button", "plain", "Cancel"), send = element("button", "primary", submit);
