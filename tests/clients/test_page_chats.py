@@ -103,7 +103,8 @@ def test_nothing_is_edited_while_an_answer_is_written(new_page, stand_in):
     stand_in.answers = [[delta(content="Sec"), go, delta(content="ond."), DONE]]
     ask(page, "Two?")
     until(page, "document.querySelectorAll('.text')[1]?.textContent === 'Sec'")
-    assert page.get_by_role("button", name="Try again").count() == 0
+    again = page.get_by_role("button", name="Try again")
+    assert again.count() == 1 and again.is_disabled()
     page.get_by_role("button", name="Send").locator("visible=true").click()
     until(page, "document.querySelector('#status').textContent === 'Wait until the answer is complete, or stop it.'")
     assert len(stand_in.requests) == 2
@@ -322,6 +323,11 @@ def test_on_a_narrow_screen_the_list_covers_the_chat(new_page, stand_in):
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Old?", exact=True).click()
     assert page.locator("#side").is_hidden() and not page.evaluate("document.querySelector('#page').inert")
+    page.get_by_role("button", name="Chats", exact=True).click()
+    open_menu(page, "Old?", "Delete")
+    assert page.locator("#side").is_hidden() and page.evaluate("document.activeElement.id") == "undo"
+    page.keyboard.press("Enter")
+    assert text(page) == "Yes."
     page.get_by_role("button", name="Settings").click()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert page.evaluate("(box => box.left >= 0 && box.right <= 360)(document.querySelector('dialog').getBoundingClientRect())")

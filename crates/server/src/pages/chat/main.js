@@ -43,10 +43,8 @@ function speak(text) {
 }
 
 const actions = {
-  busy() {
-    if (runs.has(chat.id)) say("Wait until the answer is complete, or stop it.");
-    return runs.has(chat.id);
-  },
+  busy: () => runs.has(chat.id),
+  say,
   speak,
   edit: (turn, text) => run(addTurn(chat, turn.parent, text)),
   again(turn) {
@@ -97,7 +95,6 @@ function showAll() {
   $("welcome").hidden = turns.length > 0;
   $("send").hidden = Boolean(running);
   $("stop").hidden = !running;
-  $("log").classList.toggle("busy", Boolean(running));
   document.title = chat.title ? `${chat.title} · Octavo` : "Octavo";
 }
 
@@ -198,7 +195,7 @@ main.addEventListener("scroll", () => {
   $("to-end").hidden = atEnd;
 });
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !$("settings").open && !$("menu").matches(":popover-open")) stop();
+  if (event.key === "Escape" && !$("settings").open && !$("menu").matches(":popover-open") && !uncover(true)) stop();
   if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey) && !event.shiftKey && !event.altKey) {
     event.preventDefault();
     if (!$("settings").open) fresh();

@@ -23,11 +23,6 @@ export function startSidebar(actions) {
   $("chats").addEventListener("click", () => setOpen($("side").hidden, true));
   $("veil").addEventListener("click", () => setOpen(false, true));
   $("close-side").addEventListener("click", () => setOpen(false, true));
-  $("side").addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || !narrow.matches) return;
-    event.stopPropagation();
-    setOpen(false, true);
-  });
   narrow.addEventListener("change", () => setOpen(!narrow.matches && settings.side));
   $("rename").addEventListener("click", rename);
   $("export-markdown").addEventListener("click", () => choose(exportMarkdown));
@@ -63,8 +58,12 @@ function setOpen(open, byHand = false) {
   else if (!open) $("chats").focus();
 }
 
-/** Hides the list if it covers the chat. */
-export const uncover = () => narrow.matches && !$("side").hidden && setOpen(false);
+/** Hides the list if it covers the chat, and says whether it did. */
+export function uncover(byHand = false) {
+  const covers = narrow.matches && !$("side").hidden;
+  if (covers) setOpen(false, byHand);
+  return covers;
+}
 
 /** Shows all chats again. */
 export function drawSidebar() {
@@ -161,7 +160,8 @@ function remove(chats) {
   drawSidebar();
   $("toast-text").textContent = chats.length === 1 ? `Deleted “${chats[0].title}”.` : `Deleted ${chats.length} chats.`;
   $("toast").hidden = false;
-  // The button that was pressed is gone or has nothing left to do.
+  // The pressed button is gone or has nothing left to do, and the list may cover the one that undoes it.
+  uncover();
   $("undo").focus();
 }
 

@@ -12,7 +12,7 @@ const DRAWING_SHARE = 0.2;
  *
  * `actions` are the effects of its buttons: `edit(turn, text)` asks again with another question, `amend(turn, text)` replaces the
  * answer, `again(turn)` answers the question again, `version(turn, step)` shows another version of the turn, `busy()` says
- * whether the chat is being answered, and `speak(text)` has a screen reader say a text.
+ * whether the chat is being answered, `say(text)` shows a status, and `speak(text)` has a screen reader read a text.
  */
 export class TurnView {
   constructor(turn, actions) {
@@ -92,6 +92,7 @@ export class TurnView {
     this.again.classList.toggle("urgent", Boolean(turn.problem) || !turn.content);
     this.copy.hidden = this.amend.hidden = !turn.content;
     this.tools.hidden = streaming || this.text.hidden;
+    this.editButton.disabled = this.amend.disabled = this.again.disabled = this.actions.busy();
     this.drawVersions(streaming);
   }
 
@@ -119,7 +120,11 @@ export class TurnView {
 
   editQuestion() {
     edit(this.user, this.questionTools, this.turn.user, { label: "Edit message", submit: "Send", back: this.editButton }, (text) => {
-      if (this.actions.busy()) return false;
+      // The editor may have been open before the answer began.
+      if (this.actions.busy()) {
+        this.actions.say("Wait until the answer is complete, or stop it.");
+        return false;
+      }
       this.actions.edit(this.turn, text);
       return true;
     });
