@@ -67,6 +67,20 @@ def test_an_edit_can_be_left(new_page, stand_in):
     assert len(stand_in.requests) == 1
 
 
+def test_a_question_is_edited_from_the_keyboard(new_page, stand_in):
+    page = new_page(stand_in.url)
+    answered(page, stand_in, "First.", "One?")
+    stand_in.answers = [[delta(content="Other."), DONE]]
+    page.get_by_role("button", name="Edit message").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Control+End")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("Two?")
+    page.keyboard.press("Enter")
+    assert text(page) == "Other."
+    assert asked(stand_in) == [("user", "One?\nTwo?")]
+
+
 def test_any_answer_can_be_generated_again(new_page, stand_in):
     page = new_page(stand_in.url)
     answered(page, stand_in, "First.", "One?")

@@ -119,7 +119,7 @@ export class TurnView {
   }
 
   editQuestion() {
-    edit(this.user, this.questionTools, this.turn.user, { label: "Edit message", submit: "Send", back: this.editButton }, (text) => {
+    edit(this.user, this.questionTools, this.turn.user, { label: "Edit message", submit: "Send", back: this.editButton, enterSends: true }, (text) => {
       // The editor may have been open before the answer began.
       if (this.actions.busy()) {
         this.actions.say("Wait until the answer is complete, or stop it.");
@@ -152,7 +152,7 @@ function spoken(node) {
 }
 
 /** Replaces `shown` and `tools` by an editor until the user cancels or `accept(text)` returns true. */
-function edit(shown, tools, text, { label, submit, back }, accept) {
+function edit(shown, tools, text, { label, submit, back, enterSends = false }, accept) {
   const form = element("form", "editor"), input = element("textarea"), row = element("div", "row");
   const cancel = element("button", "plain", "Cancel"), send = element("button", "primary", submit);
   cancel.type = "button";
@@ -165,6 +165,7 @@ function edit(shown, tools, text, { label, submit, back }, accept) {
     shown.hidden = tools.hidden = false;
     if (focus) back.focus();
   };
+  const sends = (event) => !event.isComposing && (event.ctrlKey || event.metaKey || (enterSends && !event.shiftKey));
   const take = () => input.value.trim() && accept(input.value) && close(true);
   cancel.addEventListener("click", () => close(true));
   form.addEventListener("submit", (event) => (event.preventDefault(), take()));
@@ -172,7 +173,7 @@ function edit(shown, tools, text, { label, submit, back }, accept) {
     if (event.key === "Escape") {
       event.stopPropagation();
       close(true);
-    } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.isComposing) {
+    } else if (event.key === "Enter" && event.target === input && sends(event)) {
       event.preventDefault();
       take();
     }
