@@ -121,6 +121,7 @@ pub(crate) fn routes() -> Vec<(&'static str, &'static str, MethodRouter<AppState
         ("GET", "/metrics", get(metrics::handle)),
         ("GET", "/metrics/", get(metrics::handle)),
         ("GET", "/", get(pages::chat)),
+        ("GET", "/assets/{*file}", get(pages::asset)),
         ("GET", "/docs", get(pages::docs)),
         ("GET", "/redoc", get(pages::docs)),
         ("GET", "/openapi.json", get(pages::openapi)),

@@ -12,8 +12,9 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 /// Routes that need no key: probes, metrics and pages that only describe the server. Whatever is not listed is guarded,
 /// a path without a route too. vLLM guards /v1, /v2, /inference and /cohere alone, and leaves /invocations, /pooling or
 /// /tokenize to everyone.
-const OPEN: [&str; 13] = [
+const OPEN: [&str; 14] = [
     "/",
+    "/assets/{*file}",
     "/docs",
     "/favicon.ico",
     "/health",
