@@ -11,10 +11,14 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
+use crate::batch::failures;
 use crate::batch::input::{self, Line};
 
 /// Bytes of an answer.
 const MAX_ANSWER: usize = 256 << 20;
+
+/// Characters of a failure's reason.
+const MAX_REASON: usize = 200;
 
 /// How often a request is sent again because the server is busy with the others of its batch.
 const MAX_ATTEMPTS: usize = 600;
@@ -23,8 +27,8 @@ const MAX_ATTEMPTS: usize = 600;
 pub(crate) struct Answer {
     /// JSON without a line break.
     pub(crate) line: Vec<u8>,
-    /// The status is one of success.
-    pub(crate) ok: bool,
+    /// The name of the request and the reason, if it failed.
+    pub(crate) failure: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -50,15 +54,20 @@ pub(crate) async fn answer(router: &Router, line: &Line) -> Answer {
         Ok(request) => ask(router, request, &request_id).await,
         Err(why) => refusal(StatusCode::BAD_REQUEST, why),
     };
-    let ok = status.is_success();
+    let error = (!status.is_success()).then(|| error_of(&body));
+    let failure = error.as_ref().map(|error| {
+        let message: String = error["message"].as_str().unwrap_or_default().chars().take(MAX_REASON).collect();
+        let name = failures::name(line.number, line.custom_id.as_deref());
+        format!("{name}: {}", if message.is_empty() { format!("status {status}") } else { message })
+    });
     let answer = AnswerLine {
         id: format!("batch_req_{}", uuid::Uuid::new_v4().simple()),
         custom_id: line.custom_id.as_deref(),
-        error: (!ok).then(|| error_of(&body)),
+        error,
         response: Response { status_code: status.as_u16(), request_id: &request_id, body },
     };
     // Texts, numbers and JSON that was read as such: there is nothing that could not be written.
-    Answer { line: serde_json::to_vec(&answer).unwrap_or_default(), ok }
+    Answer { line: serde_json::to_vec(&answer).unwrap_or_default(), failure }
 }
 
 async fn ask(router: &Router, request: &input::Request, request_id: &str) -> (StatusCode, Box<RawValue>) {
@@ -86,7 +95,7 @@ async fn ask(router: &Router, request: &input::Request, request_id: &str) -> (St
             Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, &format!("the answer broke off: {error}")),
         };
     }
-    refusal(StatusCode::TOO_MANY_REQUESTS, "the server was busy for too long")
+    refusal(StatusCode::TOO_MANY_REQUESTS, "the server stayed busy for too long")
 }
 
 fn pause(headers: &HeaderMap) -> Duration {
