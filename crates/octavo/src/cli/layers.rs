@@ -20,7 +20,10 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 const CONFIG: &str = "config";
 
 /// Commands whose flags are variables too; those of the others are typed by a person.
-const WITH_VARIABLES: [&str; 3] = ["serve", "run-batch", HEALTH];
+pub(crate) const WITH_VARIABLES: [&str; 3] = ["serve", "run-batch", HEALTH];
+
+/// The beginning of the variables' names.
+pub(crate) const PREFIX: &str = "OCTAVO_";
 
 /// It has the variables of the server that it looks for, but no file.
 const HEALTH: &str = "health";
@@ -99,12 +102,17 @@ fn token(flag: &str, value: &str) -> OsString {
     format!("--{flag}={value}").into()
 }
 
-/// Every flag that is served and whose variable is set and not empty.
+/// The name of the variable that sets a flag.
+pub(crate) fn variable(flag: &str) -> String {
+    format!("{PREFIX}{}", flag.replace('-', "_").to_ascii_uppercase())
+}
+
+/// Every supported flag whose variable is set and not empty.
 fn from_environment(command: &Command, environment: &Environment<'_>) -> Vec<Setting> {
     let mut settings = vec![];
     for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
         let Some(flag) = arg.get_long() else { continue };
-        let name = format!("OCTAVO_{}", flag.replace('-', "_").to_ascii_uppercase());
+        let name = variable(flag);
         let Some(value) = environment(&name).filter(|value| !value.is_empty()) else { continue };
         // Kubernetes sets this one for a service that is named octavo.
         if flag == "port" && value.contains("://") {
@@ -202,7 +210,7 @@ fn unknown(command: &Command, name: &str) -> String {
 }
 
 /// Letters to insert, delete or replace. The names are flags', hence short; longer ones are like nothing.
-fn distance(known: &str, name: &str) -> usize {
+pub(crate) fn distance(known: &str, name: &str) -> usize {
     if name.len() > 64 {
         return usize::MAX;
     }

@@ -26,12 +26,11 @@ pub(crate) enum Dtype {
 }
 
 /// Where weights come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LoadFormat {
     /// The model's files.
-    #[value(aliases = ["safetensors", "gguf", "hf"])]
     Auto,
-    /// Nowhere: they are made up.
+    /// Nowhere: they are generated at random.
     Dummy,
 }
 
@@ -148,7 +147,7 @@ pub(crate) fn amount(text: &str) -> Result<usize, String> {
     let value: f64 = digits.parse().map_err(|_| format!("'{text}' is not a number such as 4096, 4k or 4K"))?;
     let value = value * factor;
     if value < 0.0 || value.fract() != 0.0 || value.is_nan() || value > (1u64 << 53) as f64 {
-        return Err(format!("'{text}' is not a whole number that is not negative"));
+        return Err(format!("'{text}' is not a whole number of at least 0"));
     }
     Ok(value as usize)
 }
@@ -158,6 +157,25 @@ pub(crate) fn max_model_len(text: &str) -> Result<MaxModelLen, String> {
         "auto" | "-1" => Ok(MaxModelLen::Auto),
         _ => count(text).map(MaxModelLen::Tokens),
     }
+}
+
+/// A [`LoadFormat`] by vLLM's names; those of loaders that are not supported are refused with the reason.
+pub(crate) fn load_format(text: &str) -> Result<LoadFormat, String> {
+    let reason = match text {
+        "auto" | "hf" | "safetensors" | "gguf" => return Ok(LoadFormat::Auto),
+        "dummy" => return Ok(LoadFormat::Dummy),
+        "bitsandbytes" => "weights are not quantized while they are loaded; use a GGUF file of the model",
+        "mistral" => {
+            "Mistral's own checkpoint layout is not read; use a repository with config.json and safetensors files"
+        }
+        "runai_streamer" | "runai_streamer_sharded" | "tensorizer" | "fastsafetensors" | "instanttensor" => {
+            "weights are memory-mapped from local safetensors or GGUF files; use auto"
+        }
+        "sharded_state" => "a server computes on one device, so there are no shards of its state",
+        "pt" | "npcache" => "PyTorch files are not read; convert the model to safetensors or GGUF",
+        _ => "no such format; accepted: auto, safetensors, gguf, dummy",
+    };
+    Err(reason.to_owned())
 }
 
 /// An upper bound, or none.
@@ -190,7 +208,7 @@ pub(crate) fn share(text: &str) -> Result<f64, String> {
 pub(crate) fn json_object(text: &str) -> Result<JsonObject, String> {
     match serde_json::from_str(text) {
         Ok(Value::Object(object)) => Ok(JsonObject(object)),
-        Ok(_) => Err(format!("'{text}' is JSON but no object such as {{\"key\": 1}}")),
+        Ok(_) => Err(format!("'{text}' is JSON but not an object such as {{\"key\": 1}}")),
         Err(error) => Err(format!("'{text}' is not JSON: {error}")),
     }
 }
@@ -235,6 +253,23 @@ mod tests {
         assert_eq!(amount("0"), Ok(0));
         for bad in ["", "k", "0", "-4", "1.5", "nan", "inf", "1e300", "4kk"] {
             assert!(count(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_load_format_is_supported_or_refused_with_a_reason() {
+        assert_eq!(
+            ["auto", "hf", "gguf"].map(load_format),
+            [Ok(LoadFormat::Auto), Ok(LoadFormat::Auto), Ok(LoadFormat::Auto)]
+        );
+        assert_eq!(load_format("dummy"), Ok(LoadFormat::Dummy));
+        for (name, part) in [
+            ("bitsandbytes", "GGUF"),
+            ("mistral", "safetensors"),
+            ("runai_streamer", "memory-mapped"),
+            ("x", "accepted: auto"),
+        ] {
+            assert!(load_format(name).unwrap_err().contains(part), "{name}");
         }
     }
 
