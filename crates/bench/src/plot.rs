@@ -27,6 +27,12 @@ const LEAST_SPAN: f64 = 1e-9;
 /// Okabe and Ito's, which the colour-blind tell apart as well.
 const COLOURS: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
 
+/// Most points of a line that are marked.
+pub(crate) const FEW_POINTS: usize = 40;
+
+/// Radius of a marked point, in pixels.
+const MARK: f64 = 3.0;
+
 /// About what a letter of a legend takes, in pixels.
 const LETTER: f64 = 7.0;
 
@@ -128,10 +134,15 @@ impl fmt::Display for Chart {
         writeln!(f, r#"<text x="{LEFT}" y="26" font-size="15">{}</text>"#, Escaped(&self.title))?;
         self.write_axes(f, &x, &y)?;
         for (line, colour) in self.lines.iter().zip(COLOURS.iter().cycle()) {
-            let points: Vec<String> =
-                line.finite().map(|(a, b)| format!("{:.1},{:.1}", x.pixel(a), y.pixel(b))).collect();
+            let pixels: Vec<(f64, f64)> = line.finite().map(|(a, b)| (x.pixel(a), y.pixel(b))).collect();
+            let points: Vec<String> = pixels.iter().map(|(a, b)| format!("{a:.1},{b:.1}")).collect();
             let points = points.join(" ");
             writeln!(f, r#"<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>"#)?;
+            // A line of one point would not be seen at all, and few points tell less than the line suggests.
+            let marked = if pixels.len() <= FEW_POINTS { &pixels[..] } else { &[] };
+            for (a, b) in marked {
+                writeln!(f, r#"<circle cx="{a:.1}" cy="{b:.1}" r="{MARK}" fill="{colour}"/>"#)?;
+            }
         }
         if self.lines.len() > 1 {
             self.write_legend(f)?;
@@ -317,6 +328,15 @@ mod tests {
         assert_eq!(labels(&logarithmic_ticks(1.0, 1.0)), ["1", "2"]);
         let wide = logarithmic_ticks(1.0, 9999.0);
         assert_eq!(labels(&wide)[..4], ["1", "", "", "10"]);
+    }
+
+    #[test]
+    fn few_points_are_marked() {
+        let marks = |count: u32| {
+            let points: Vec<_> = (0..count).map(|x| (f64::from(x), f64::from(x))).collect();
+            chart(Scale::Fitted, &[&points]).to_string().matches("<circle ").count()
+        };
+        assert_eq!([marks(0), marks(1), marks(40), marks(41)], [0, 1, 40, 0]);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::plot::FEW_POINTS;
+
 /// Steps of a cumulative curve: as many as a plot can show.
 const CURVE_STEPS: u32 = 200;
 
@@ -45,12 +47,16 @@ impl Summary {
     }
 }
 
-/// The cumulative curve of values: `(value, percent of all that are not above it)`; empty without any.
+/// The cumulative curve of values: `(value, percent of all values that are not above it)`. Few values are points of it
+/// themselves; without values it is empty.
 pub(crate) fn cumulative(mut values: Vec<f64>) -> Vec<(f64, f64)> {
-    if values.is_empty() {
-        return Vec::new();
-    }
     values.sort_by(f64::total_cmp);
+    if values.len() <= FEW_POINTS {
+        let last = values.len().saturating_sub(1).max(1) as f64;
+        let single = values.len() == 1;
+        let percent = |rank: usize| if single { 100.0 } else { 100.0 * rank as f64 / last };
+        return values.into_iter().enumerate().map(|(rank, value)| (value, percent(rank))).collect();
+    }
     let percents = (0..=CURVE_STEPS).map(|step| 100.0 * f64::from(step) / f64::from(CURVE_STEPS));
     percents.map(|percent| (percentile(&values, percent), percent)).collect()
 }
@@ -78,9 +84,15 @@ mod tests {
 
     #[test]
     fn a_curve_goes_from_the_least_to_the_most() {
-        let curve = cumulative(vec![3.0, 1.0, 2.0]);
-        assert_eq!((curve[0], curve[100], curve[200]), ((1.0, 0.0), (2.0, 50.0), (3.0, 100.0)));
+        let curve = cumulative((0..=100).map(f64::from).rev().collect());
+        assert_eq!((curve[0], curve[100], curve[200]), ((0.0, 0.0), (50.0, 50.0), (100.0, 100.0)));
         assert!(curve.windows(2).all(|pair| pair[0].0 <= pair[1].0 && pair[0].1 < pair[1].1));
         assert!(cumulative(Vec::new()).is_empty());
+    }
+
+    #[test]
+    fn few_values_are_the_points_of_their_curve() {
+        assert_eq!(cumulative(vec![3.0, 1.0, 2.0]), [(1.0, 0.0), (2.0, 50.0), (3.0, 100.0)]);
+        assert_eq!(cumulative(vec![3.0]), [(3.0, 100.0)]);
     }
 }

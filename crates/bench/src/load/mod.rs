@@ -4,7 +4,9 @@
 //! worker, event lines cut in place, and of every event only what a measurement needs is parsed. A report states the
 //! client's own CPU time all the same.
 
+mod arrivals;
 mod client;
+mod dataset;
 mod prompt;
 mod report;
 mod run;
@@ -13,9 +15,16 @@ mod sse;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderMap;
+use serde_json::{Map, Value};
+
+pub use arrivals::{RampUp, RampUpStrategy};
 pub use client::{ClientError, Connection, Target};
+pub use dataset::{
+    Exchange, Lengths, Prompt, Sample, custom, oversample, random_lengths, sharegpt, sharegpt_keeps, text_of_length,
+};
 pub use prompt::{WORDS, random_words};
-pub use report::{Goodput, Report, RequestRecord};
+pub use report::{Goodput, Metric, Report, RequestRecord};
 pub use run::{run, run_watched};
 pub use sse::EventReader;
 
@@ -44,8 +53,10 @@ impl Endpoint {
 pub struct LoadConfig {
     /// `http://host:port`, with an optional path before `/v1`.
     pub base_url: String,
-    /// Route.
+    /// The route, which decides the form of requests.
     pub endpoint: Endpoint,
+    /// The path of the route; `None` for the endpoint's own.
+    pub path: Option<String>,
     /// Model name.
     pub model: String,
     /// Sent as a bearer token.
@@ -54,8 +65,14 @@ pub struct LoadConfig {
     pub requests: usize,
     /// Requests at a time; `None`: all of them.
     pub max_concurrency: Option<usize>,
-    /// Mean arrivals a second, exponentially spaced; `None`: all at once.
+    /// Mean arrivals per second; `None` sends all requests at once.
     pub request_rate: Option<f64>,
+    /// Shape of the gamma distribution of the gaps between arrivals: 1 is a Poisson process, lower values are burstier.
+    pub burstiness: f64,
+    /// A rate that grows during the run, in place of `request_rate`.
+    pub ramp_up: Option<RampUp>,
+    /// The requests in the order they are sent; if empty, random words of `input_len` and `output_len`.
+    pub samples: Arc<[Sample]>,
     /// Stream the answers. Without it there is only an end-to-end latency.
     pub stream: bool,
     /// Random words of a prompt, about a token each.
@@ -65,10 +82,18 @@ pub struct LoadConfig {
     pub words: Arc<[String]>,
     /// What every prompt begins with, before its own words.
     pub prefix: Arc<str>,
-    /// Tokens to generate, no fewer (`ignore_eos`).
+    /// Tokens to generate.
     pub output_len: u32,
-    /// 0 is greedy.
+    /// Generate no fewer tokens: an end-of-sequence token does not end the answer.
+    pub ignore_eos: bool,
+    /// Sampling temperature; 0 is greedy.
     pub temperature: f32,
+    /// Further fields of every body; they replace fields of the same name.
+    pub extra_body: Map<String, Value>,
+    /// Further headers of every request.
+    pub headers: HeaderMap,
+    /// Requests carry an `X-Request-Id` of this prefix and their number.
+    pub request_id_prefix: Option<String>,
     /// Requests sent first, one after the other, and not measured.
     pub warmups: usize,
     /// Of prompts and arrivals.
@@ -77,6 +102,8 @@ pub struct LoadConfig {
     pub reconnect: bool,
     /// A request that takes longer has failed.
     pub timeout: Duration,
+    /// Metrics to report.
+    pub metrics: Vec<Metric>,
     /// Percentiles to report, in percent.
     pub percentiles: Vec<f64>,
     /// Bounds that a good request meets.
@@ -89,21 +116,30 @@ impl Default for LoadConfig {
         Self {
             base_url: "http://127.0.0.1:8000".into(),
             endpoint: Endpoint::Completions,
+            path: None,
             model: String::new(),
             api_key: None,
             requests: 1000,
             max_concurrency: None,
             request_rate: None,
+            burstiness: 1.0,
+            ramp_up: None,
+            samples: Arc::default(),
             stream: true,
             input_len: 1024,
             words: Arc::default(),
             prefix: Arc::default(),
             output_len: 128,
+            ignore_eos: true,
             temperature: 0.0,
+            extra_body: Map::new(),
+            headers: HeaderMap::new(),
+            request_id_prefix: None,
             warmups: 0,
             seed: 0,
             reconnect: false,
             timeout: Duration::from_secs(6 * 60 * 60),
+            metrics: Metric::ALL.to_vec(),
             percentiles: vec![99.0],
             goodput: Goodput::default(),
         }
@@ -114,7 +150,7 @@ impl Default for LoadConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The target is not a URL that can be used.
-    #[error("'{url}' is not usable as a base URL: {reason}")]
+    #[error("'{url}' cannot be used as a base URL: {reason}")]
     BaseUrl {
         /// As given.
         url: String,
@@ -124,6 +160,9 @@ pub enum LoadError {
     /// A setting out of range.
     #[error("{0}")]
     Config(&'static str),
+    /// A dataset cannot be used.
+    #[error("the dataset cannot be used: {0}")]
+    Dataset(String),
     /// A warm-up request failed: the server is not ready for a measurement.
     #[error("a warm-up request failed: {0}")]
     WarmUp(String),

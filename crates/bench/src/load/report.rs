@@ -48,6 +48,34 @@ impl RequestRecord {
     }
 }
 
+/// A metric of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metric {
+    /// Time to first token.
+    Ttft,
+    /// Time per output token after the first.
+    Tpot,
+    /// Inter-token latency.
+    Itl,
+    /// End-to-end latency.
+    E2el,
+}
+
+impl Metric {
+    /// All metrics in the order of the table.
+    pub const ALL: [Self; 4] = [Self::Ttft, Self::Tpot, Self::Itl, Self::E2el];
+
+    /// vLLM's name, as flags and JSON keys have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ttft => "ttft",
+            Self::Tpot => "tpot",
+            Self::Itl => "itl",
+            Self::E2el => "e2el",
+        }
+    }
+}
+
 /// Bounds that a request must meet to count as good.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Goodput {
@@ -126,7 +154,10 @@ impl Report {
         let input: u64 = good.iter().map(|r| r.input_tokens).sum();
         let output: u64 = good.iter().map(|r| r.output_tokens).sum();
         let rate = |count: f64| count / duration.max(f64::MIN_POSITIVE);
-        let summary = |seconds| Summary::of(milliseconds(seconds), &config.percentiles);
+        let summary = |metric, seconds| {
+            let values = if config.metrics.contains(&metric) { milliseconds(seconds) } else { vec![] };
+            Summary::of(values, &config.percentiles)
+        };
         let met = good.iter().filter(|r| config.goodput.is_met(r)).count();
         Self {
             duration,
@@ -142,10 +173,10 @@ impl Report {
             max_concurrent_requests: peak_open(&good),
             max_concurrency: config.max_concurrency,
             request_rate: config.request_rate,
-            ttft: summary(good.iter().filter_map(|r| r.ttft).collect()),
-            tpot: summary(good.iter().filter_map(|r| r.tpot()).collect()),
-            itl: summary(good.iter().flat_map(|r| r.itl.iter().copied()).collect()),
-            e2el: summary(good.iter().map(|r| r.latency).collect()),
+            ttft: summary(Metric::Ttft, good.iter().filter_map(|r| r.ttft).collect()),
+            tpot: summary(Metric::Tpot, good.iter().filter_map(|r| r.tpot()).collect()),
+            itl: summary(Metric::Itl, good.iter().flat_map(|r| r.itl.iter().copied()).collect()),
+            e2el: summary(Metric::E2el, good.iter().map(|r| r.latency).collect()),
             client_cpu_seconds: client_cpu.map(|cpu| cpu.as_secs_f64()),
             records,
         }
@@ -361,6 +392,16 @@ Client CPU time (s):                     0.12
         let text = report(Goodput { ttft: Some(Duration::from_millis(300)), ..Goodput::default() }).to_string();
         let trimmed: String = text.lines().map(|line| format!("{}\n", line.trim_end())).collect();
         assert_eq!(trimmed, expected);
+    }
+
+    #[test]
+    fn only_the_metrics_asked_for_are_reported() {
+        let config = LoadConfig { metrics: vec![Metric::Itl], ..LoadConfig::default() };
+        let report = Report::new(&config, vec![record(0.0, 0.5, &[0.1])], Duration::from_secs(1), None);
+        assert!(report.ttft.is_none() && report.tpot.is_none() && report.e2el.is_none());
+        let text = report.to_string();
+        assert!(text.contains("Mean ITL (ms):") && !text.contains("TTFT"), "{text}");
+        assert!(report.to_json(false).get("mean_ttft_ms").is_none());
     }
 
     #[test]
