@@ -2,6 +2,8 @@
 
 use std::fs;
 
+pub(crate) use octavo_models::human_bytes;
+
 /// Bytes of memory this process may still take: what the kernel calls available, capped by the control group's limit.
 pub(crate) fn available_memory() -> Option<u64> {
     let host = meminfo("MemAvailable:");
@@ -56,18 +58,6 @@ fn cgroup_free() -> Option<u64> {
     Some(limit.saturating_sub(used))
 }
 
-/// `1.5 GiB`, for people.
-pub(crate) fn human_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.2} {}", UNITS[unit]) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,12 +66,5 @@ mod tests {
     fn proc_fields_are_kibibytes() {
         assert_eq!(field("MemTotal:       24684000 kB\n", "MemTotal:"), Some(24_684_000 * 1024));
         assert_eq!(field("MemTotal: x kB\n", "MemTotal:"), None);
-    }
-
-    #[test]
-    fn bytes_are_readable() {
-        assert_eq!(human_bytes(0), "0 B");
-        assert_eq!(human_bytes(1536), "1.50 KiB");
-        assert_eq!(human_bytes(3 << 30), "3.00 GiB");
     }
 }

@@ -170,9 +170,9 @@ impl Server {
         layers::around(router, &self.state)
     }
 
-    /// Serves until `shutdown` is signalled: readiness turns false at once, new requests are served for `shutdown_lag`,
-    /// running ones have `shutdown_timeout` in all, and what is left then ends with an error. A second signal returns
-    /// at once.
+    /// Serves until `shutdown` is signalled: readiness turns false at once, new requests are served for `shutdown_lag`
+    /// (unless it was interrupted), running ones have `shutdown_timeout` in all, and what is left then ends with an
+    /// error. A second signal returns at once.
     ///
     /// # Errors
     /// The listening socket is unusable.
@@ -193,15 +193,19 @@ impl Server {
         }
         let begun = Instant::now();
         let (lag, deadline) = (begun + config.shutdown_lag, begun + config.shutdown_timeout);
-        tracing::info!(connections = connections.len(), timeout = ?config.shutdown_timeout, "shutting down");
+        tracing::debug!(connections = connections.len(), timeout = ?config.shutdown_timeout, "draining");
         tokio::select! {
             error = connections.accept(&listener, router) => return Err(error.into()),
             () = sleep_until(lag.min(deadline)) => {}
+            () = drain.closing() => {}
         }
         drop(listener);
         connections.close();
         if !connections.closed(deadline).await {
-            tracing::warn!(connections = connections.len(), "time is up: ending the requests that still run");
+            tracing::warn!(
+                connections = connections.len(),
+                "the shutdown timeout is over: ending the requests that still run"
+            );
             drain.end();
             self.state.engine.abort_all();
             connections.closed(Instant::now() + LAST_WORDS).await;

@@ -1,4 +1,4 @@
-//! Going away without dropping anyone: the first signal drains, the second ends.
+//! Graceful shutdown: the first signal drains, the second ends the server at once.
 
 use std::sync::Arc;
 
@@ -12,6 +12,8 @@ enum Phase {
     Ready,
     /// Not ready any more; new requests are still served until the lag is over.
     Draining,
+    /// New requests are refused; running ones are finished.
+    Closing,
     /// Time is up: what still runs is being ended.
     Ending,
     /// Asked to stop at once.
@@ -36,10 +38,20 @@ impl Shutdown {
         Self { phase: Arc::new(watch::Sender::new(Phase::Ready)) }
     }
 
-    /// What a signal does: the first call begins the graceful shutdown, the second ends it at once.
+    /// Takes a signal of whatever stops the server while clients may still be sent to it (SIGTERM). The first call begins
+    /// the graceful shutdown: new requests are served until the lag is over. The second call ends the server at once.
     pub fn signal(&self) {
+        self.step(Phase::Draining);
+    }
+
+    /// Takes a signal of somebody who stops the server by hand (SIGINT): as [`Shutdown::signal`], without the lag.
+    pub fn interrupt(&self) {
+        self.step(Phase::Closing);
+    }
+
+    fn step(&self, first: Phase) {
         self.phase.send_modify(|phase| {
-            *phase = if *phase == Phase::Ready { Phase::Draining } else { Phase::Now };
+            *phase = if *phase == Phase::Ready { first } else { Phase::Now };
         });
     }
 
@@ -63,10 +75,16 @@ impl Shutdown {
         self.reached(Phase::Draining).await;
     }
 
+    /// Waits until new requests are to be refused without further lag.
+    pub(crate) async fn closing(&self) {
+        self.reached(Phase::Closing).await;
+    }
+
     /// Passes on the signals of `other`; returns after the second.
     pub(crate) async fn follow(&self, other: &Self) {
         other.draining().await;
-        self.signal();
+        let first = *other.phase.borrow();
+        self.advance(first);
         other.reached(Phase::Now).await;
     }
 
@@ -102,6 +120,20 @@ mod tests {
         shutdown.end();
         assert!(shutdown.is_ending() && !waiter.is_finished());
         shutdown.signal();
+        waiter.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_interrupt_has_no_lag_and_counts_as_a_signal() {
+        let (outer, inner) = (Shutdown::new(), Shutdown::new());
+        let waiter = tokio::spawn({
+            let (outer, inner) = (outer.clone(), inner.clone());
+            async move { inner.follow(&outer).await }
+        });
+        outer.interrupt();
+        inner.closing().await;
+        assert!(inner.is_draining() && !inner.is_ending() && !waiter.is_finished());
+        outer.interrupt();
         waiter.await.unwrap();
     }
 }

@@ -44,7 +44,7 @@ impl Connections {
                         Failure::Connection => {}
                         Failure::Exhausted => {
                             let open = self.tasks.len();
-                            tracing::warn!(%error, open, "no connection can be accepted: raise the limit of open files");
+                            tracing::warn!(%error, open, "cannot accept connections: raise the limit of open files");
                             sleep(EXHAUSTED_PAUSE).await;
                         }
                         Failure::Listener => return error,

@@ -165,15 +165,17 @@ impl Telemetry {
         self.inner.tracer.get().cloned().unwrap_or_default()
     }
 
-    /// A statistics line over this server's counters, starting now.
-    pub fn stats_line(&self) -> StatsLine {
-        StatsLine::new(Arc::clone(&self.inner.engine), self.inner.config.engine)
+    /// A statistics line over this server's counters, starting now. With `on_gpu` it speaks of the "GPU KV cache", as
+    /// vLLM's line always does.
+    pub fn stats_line(&self, on_gpu: bool) -> StatsLine {
+        StatsLine::new(Arc::clone(&self.inner.engine), self.inner.config.engine, on_gpu)
     }
 
     /// Starts the timer thread that logs the statistics line every `VLLM_LOG_STATS_INTERVAL` seconds (10 by default);
-    /// it ends when the guard is dropped. The metrics themselves need no upkeep.
-    pub fn spawn_upkeep(&self) -> UpkeepGuard {
-        UpkeepGuard::spawn(self.stats_line(), stats::interval_from_env())
+    /// it ends when the guard is dropped. The metrics themselves need no upkeep. For `on_gpu` see
+    /// [`Telemetry::stats_line`].
+    pub fn spawn_upkeep(&self, on_gpu: bool) -> UpkeepGuard {
+        UpkeepGuard::spawn(self.stats_line(on_gpu), stats::interval_from_env())
     }
 }
 

@@ -46,6 +46,7 @@ struct Lookups {
 pub struct StatsLine {
     series: Arc<EngineSeries>,
     prefix: String,
+    kv_cache: &'static str,
     last: Totals,
     was_busy: bool,
     /// What was looked up in past intervals, youngest last, covering about the last thousand requests.
@@ -53,9 +54,10 @@ pub struct StatsLine {
 }
 
 impl StatsLine {
-    pub(crate) fn new(series: Arc<EngineSeries>, engine: u32) -> Self {
+    pub(crate) fn new(series: Arc<EngineSeries>, engine: u32, on_gpu: bool) -> Self {
         let last = Totals::of(&series);
-        Self { series, prefix: format!("Engine {engine:03}: "), last, was_busy: false, window: VecDeque::new() }
+        let (prefix, kv_cache) = (format!("Engine {engine:03}: "), if on_gpu { "GPU KV cache" } else { "KV cache" });
+        Self { series, prefix, kv_cache, last, was_busy: false, window: VecDeque::new() }
     }
 
     /// The line for the `elapsed` time since the last call; `None` if the engine was idle in it. The first idle
@@ -91,7 +93,8 @@ impl StatsLine {
         }
         let _ = write!(
             line,
-            "GPU KV cache usage: {:.1}%, Prefix cache hit rate: {:.1}%",
+            "{} usage: {:.1}%, Prefix cache hit rate: {:.1}%",
+            self.kv_cache,
             100.0 * self.series.state.kv_usage.get(),
             100.0 * self.hit_rate()
         );
@@ -143,7 +146,17 @@ mod tests {
     fn fixture() -> (EngineMetrics, StatsLine) {
         let config = TelemetryConfig { model_name: "m".into(), engine: 0, max_model_len: 100 };
         let telemetry = Telemetry::new(config);
-        (telemetry.engine(), telemetry.stats_line())
+        (telemetry.engine(), telemetry.stats_line(true))
+    }
+
+    #[test]
+    fn only_the_cache_of_a_gpu_is_called_one() {
+        let config = TelemetryConfig { model_name: "m".into(), engine: 0, max_model_len: 100 };
+        let telemetry = Telemetry::new(config);
+        let mut stats = telemetry.stats_line(false);
+        telemetry.engine().generated(1);
+        let line = stats.line(TEN).unwrap();
+        assert!(line.contains(" reqs, KV cache usage: 0.0%,"), "{line}");
     }
 
     #[test]

@@ -30,7 +30,7 @@ impl UpkeepGuard {
             Ok(thread) => Self { stop: Some(stop), thread: Some(thread) },
             Err(error) => {
                 // The server works without its statistics line.
-                tracing::warn!(%error, "no statistics line: the timer thread could not be started");
+                tracing::warn!(%error, "no statistics line will be logged: the timer thread could not be started");
                 Self { stop: None, thread: None }
             }
         }
@@ -55,7 +55,7 @@ mod tests {
     #[test]
     fn dropping_the_guard_ends_the_thread_at_once() {
         let telemetry = Telemetry::new(TelemetryConfig { model_name: "m".into(), engine: 0, max_model_len: 1 });
-        let guard = UpkeepGuard::spawn(telemetry.stats_line(), Duration::from_secs(3600));
+        let guard = UpkeepGuard::spawn(telemetry.stats_line(false), Duration::from_secs(3600));
         drop(guard);
     }
 }

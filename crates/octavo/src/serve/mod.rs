@@ -5,7 +5,7 @@ mod generation;
 mod kv;
 mod kv_events;
 mod listen;
-mod model;
+pub(crate) mod model;
 pub(crate) mod settings;
 mod stand_in;
 
@@ -21,7 +21,7 @@ use octavo_server::{KvEventSource, Server, Shutdown, serve_while_loading};
 use octavo_telemetry::{BuildInfo, Telemetry, TelemetryConfig, Traces};
 use tracing::{info, warn};
 
-use crate::cli::{ComposeArgs, EngineArgs, MaxModelLen, ServeArgs};
+use crate::cli::{self, ComposeArgs, EngineArgs, MaxModelLen, ServeArgs};
 use crate::serve::device::Computer;
 use crate::serve::listen::Bound;
 use crate::serve::model::ModelFiles;
@@ -49,7 +49,7 @@ fn make_way() {
     // Linux counts niceness by thread; elsewhere it would be the whole process that waits.
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::nice(HTTP_NICENESS) {
-        tracing::debug!(%error, "the threads of HTTP have no lower priority");
+        tracing::debug!(%error, "cannot lower the priority of the HTTP threads");
     }
 }
 
@@ -58,44 +58,47 @@ async fn serve(args: ServeArgs) -> Result<()> {
     let settings = Settings::of_server(&args, &|name| std::env::var(name).ok())?;
     check(&args.compose)?;
     // Before the model is loaded, so that a taken port fails at once and probes get an answer.
-    let Bound { listener, place, curl } = listen::bind(&args.network, &settings).await?;
+    let Bound { listener, place, page, curl } = listen::bind(&args.network, &settings).await?;
     info!("loading; probes answer on {place}");
     let shutdown = Shutdown::new();
     spawn_signals(&shutdown)?;
 
-    let (limits, log_stats) = (settings.connection, settings.log_stats);
+    let (limits, log_stats, with_key) = (settings.connection, settings.log_stats, !settings.api_keys.is_empty());
     // A thread of its own: those that compute begin there, and inherit its priority.
     let (loaded, load) = tokio::sync::oneshot::channel();
     let loader = std::thread::Builder::new().name("octavo-load".into());
     loader.spawn(move || {
-        // Nobody is there to take it if the server ended before.
+        // The receiver is gone if the server has ended before.
         let _ = loaded.send(compose(&args.compose, &settings));
     })?;
     let composed = tokio::select! {
         loaded = serve_while_loading(&listener, limits, load) => {
-            loaded?.context("the thread that loads the model has died")??
+            loaded?.context("the thread that loads the model panicked")??
         }
         () = shutdown.draining() => {
-            info!("ended before the model was loaded");
+            info!("stopped before the model was loaded");
             return Ok(());
         }
     };
-    let Composed { engine, server, telemetry, model_name, traces, .. } = composed;
+    let Composed { engine, server, telemetry, model_name, on_gpu, traces, .. } = composed;
 
-    info!("ready after {:.2} s, {} resident", begun.elapsed().as_secs_f64(), resident());
-    info!("try: {}", curl_line(&curl, &model_name));
-    info!("for scripts that wait for vLLM's words: Uvicorn running on {place}");
+    info!("ready after {:.3} s, {} resident", begun.elapsed().as_secs_f64(), resident());
+    info!("Uvicorn running on {place} (for scripts that wait for vLLM's message)");
     info!("listening on {place}");
-    let upkeep = log_stats.then(|| telemetry.spawn_upkeep());
+    if let Some(page) = page {
+        info!("chat page: {page}/");
+    }
+    info!("try: {}", curl_line(&curl, &model_name, with_key));
+    let upkeep = log_stats.then(|| telemetry.spawn_upkeep(on_gpu));
     let served = server.serve(listener, shutdown).await;
     drop(upkeep);
     let end = move || {
         engine.join();
-        // Every request has ended: what is still to be told of them leaves now.
+        // Every request has ended: the remaining traces are sent now.
         drop(traces);
     };
     tokio::task::spawn_blocking(end).await?;
-    info!("bye");
+    info!("stopped");
     Ok(served?)
 }
 
@@ -108,6 +111,8 @@ pub(crate) struct Composed {
     traces: Option<Traces>,
     /// Lives as long as there is anything to publish.
     _publisher: Option<Publisher>,
+    /// Whether the KV cache is in a GPU's memory.
+    on_gpu: bool,
     /// The first served name.
     pub(crate) model_name: String,
     /// Token ids are below it.
@@ -154,7 +159,7 @@ pub(crate) fn load_model(args: &ComposeArgs) -> Result<BareModel> {
     if let Some(MaxModelLen::Tokens(tokens)) = args.engine.max_model_len
         && tokens > trained
     {
-        bail!("the model was made for at most {trained} tokens, not for {tokens}");
+        bail!("--max-model-len {tokens}: the model supports at most {trained} tokens");
     }
     let (model, computer) = device::load(&choice, args, files)?;
     let Computer { backend, kv_bytes, name: device, .. } = computer;
@@ -171,7 +176,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let choice = device::choose(args)?;
     let files = ModelFiles::open(args)?;
     let (model, Computer { backend, device, budget, kv_bytes, .. }) = device::load(&choice, args, files)?;
-    let backend_name = backend.name();
+    let (backend_name, on_gpu) = (backend.name(), kv_bytes.is_some());
     let block_size = block_size(limits, backend.as_ref())?;
     let plan = kv::plan(limits, &model, backend.as_ref(), kv_bytes, block_size)?;
     let budget = limits.max_num_batched_tokens.unwrap_or(budget);
@@ -196,7 +201,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
 
     let traces = settings.traces.as_ref().map(|config| telemetry.start_traces(config)).transpose()?;
     if let Some(config) = &settings.traces {
-        info!("traces are sent to {}", config.endpoint());
+        info!("exporting traces to {}", config.endpoint());
     }
     let engine_config = settings::engine_config(limits, settings, plan.max_model_len, budget);
     telemetry.set_cache_config(&[
@@ -217,7 +222,17 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let engine = Engine::spawn_with_events(Box::new(runner), engine_config, telemetry.engine(), sink)?;
     let server = Server::new(engine.handle(), model.text, telemetry.clone(), server_config);
     let (vocab_size, max_model_len) = (model.program.vocab_size, plan.max_model_len);
-    Ok(Composed { engine, server, telemetry, traces, _publisher: publisher, model_name, vocab_size, max_model_len })
+    Ok(Composed {
+        engine,
+        server,
+        telemetry,
+        traces,
+        _publisher: publisher,
+        on_gpu,
+        model_name,
+        vocab_size,
+        max_model_len,
+    })
 }
 
 /// What the KV cache holds, in vLLM's words where it has them.
@@ -237,7 +252,7 @@ fn log_memory(memory: &MemoryPlan) {
 /// Begins to publish KV events: the publisher, and where the engine puts them.
 fn publish(config: &KvEventsConfig) -> Result<(Publisher, Box<dyn KvEventSink>)> {
     let (publisher, sink) = Publisher::start(config.clone())?;
-    info!("KV events are published at {}", config.endpoint);
+    info!("publishing KV events at {}", config.endpoint);
     Ok((publisher, Box::new(sink)))
 }
 
@@ -252,12 +267,20 @@ fn event_source(config: &KvEventsConfig, block_size: usize) -> KvEventSource {
     }
 }
 
-/// Says what the flags come to, before anything is loaded.
+/// Warns of flags and variables without an effect and refuses unsupported flags, before anything is loaded.
 fn check(args: &ComposeArgs) -> Result<()> {
+    for warning in cli::unknown_variables(environment()) {
+        warn!("{warning}");
+    }
     for warning in args.compat.check()? {
         warn!("{warning}");
     }
     Ok(())
+}
+
+/// The process's variables that are text.
+fn environment() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
 fn block_size(args: &EngineArgs, backend: &dyn Backend) -> Result<usize> {
@@ -268,30 +291,45 @@ fn block_size(args: &EngineArgs, backend: &dyn Backend) -> Result<usize> {
         Some(size) if sizes.contains(&size) => Ok(size),
         Some(size) => {
             let known: Vec<_> = sizes.iter().map(usize::to_string).collect();
-            bail!("--block-size {size}: the {} backend has blocks of {} tokens", backend.name(), known.join(", "))
+            bail!(
+                "--block-size {size}: the {} backend supports block sizes of {} tokens",
+                backend.name(),
+                known.join(", ")
+            )
         }
     }
 }
 
-/// SIGTERM and SIGINT: the first begins the graceful shutdown, the second ends it.
+/// Signals that arrive within this time of the first are the same signal: a supervisor often signals the process and its
+/// whole group.
+const SAME_SIGNAL: Duration = Duration::from_secs(1);
+
+/// SIGTERM and SIGINT: the first begins the graceful shutdown, a later one ends the process at once.
 fn spawn_signals(shutdown: &Shutdown) -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let shutdown = shutdown.clone();
     tokio::spawn(async move {
-        for count in 1.. {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
+        let mut first: Option<Instant> = None;
+        loop {
+            let (name, begin): (_, fn(&Shutdown)) = tokio::select! {
+                _ = terminate.recv() => ("SIGTERM", Shutdown::signal),
+                _ = interrupt.recv() => ("SIGINT", Shutdown::interrupt),
+            };
+            match first {
+                None => {
+                    first = Some(Instant::now());
+                    info!("{name} received: shutting down");
+                    begin(&shutdown);
+                }
+                Some(first) if first.elapsed() < SAME_SIGNAL => {}
+                Some(_) => {
+                    // The graceful shutdown was given up: whatever still loads or runs ends with the process.
+                    warn!("{name} received again: ending now");
+                    std::process::exit(1);
+                }
             }
-            if count > 1 {
-                // The graceful way was given up: whatever still loads or runs ends with the process.
-                warn!("second signal: ending now");
-                std::process::exit(1);
-            }
-            info!("signal received: shutting down");
-            shutdown.signal();
         }
     });
     Ok(())
@@ -301,13 +339,27 @@ fn resident() -> String {
     system::resident_memory().map_or_else(|| "unknown memory".into(), human_bytes)
 }
 
-fn curl_line(target: &str, model: &str) -> String {
-    // Bounded: a small model that draws at temperature 1 may ramble to the end of its context.
+fn curl_line(target: &str, model: &str, with_key: bool) -> String {
+    // Bounded: a small model at temperature 1 may not end before its context is full.
     let body = serde_json::json!({
         "model": model,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "temperature": 0,
         "max_tokens": 64,
     });
-    format!("curl {target}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
+    // The key itself is not logged.
+    let key = if with_key { " -H \"Authorization: Bearer $OCTAVO_API_KEY\"" } else { "" };
+    format!("curl {target}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_curl_line_names_a_key_where_one_is_needed() {
+        let open = curl_line("http://127.0.0.1:8000", "m", false);
+        assert!(open.starts_with("curl http://127.0.0.1:8000/v1/chat/completions -H ") && !open.contains("Bearer"));
+        assert!(curl_line("http://x", "m", true).contains(" -H \"Authorization: Bearer $OCTAVO_API_KEY\" -d "));
+    }
 }

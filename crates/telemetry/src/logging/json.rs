@@ -6,9 +6,11 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
+
+use super::time::Milliseconds;
 
 /// Writes an event: `timestamp`, `level`, `target`, the event's fields with `message` among them, and what the spans
 /// around it know, such as `request_id` and `trace_id`.
@@ -21,7 +23,7 @@ where
 {
     fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let (metadata, mut time) = (event.metadata(), String::new());
-        SystemTime.format_time(&mut Writer::new(&mut time))?;
+        Milliseconds.format_time(&mut Writer::new(&mut time))?;
         write!(writer, "{{\"timestamp\":{}", quoted(&time))?;
         write!(writer, ",\"level\":\"{}\",\"target\":{}", metadata.level(), quoted(metadata.target()))?;
         write_fields(&mut writer, event)?;
@@ -157,7 +159,7 @@ mod tests {
         });
         let [line] = &lines[..] else { panic!("{lines:?}") };
         let time = line["timestamp"].as_str().unwrap();
-        assert!(time.len() == 27 && time.ends_with('Z'), "{time}");
+        assert!(time.len() == 24 && time.ends_with('Z'), "{time}");
         assert_eq!((&line["level"], &line["message"]), (&json!("WARN"), &json!("it 1 happened")));
         assert!(line["target"].as_str().unwrap().starts_with("octavo_telemetry"));
         let fields = json!({"error": "no", "text": "a \"b\"\n\u{1}", "n": 3, "half": 0.5, "yes": true, "nan": null});

@@ -61,7 +61,7 @@ pub enum TraceError {
         reason: String,
     },
     /// The exporter does not start.
-    #[error("the exporter of traces cannot be started: {0}")]
+    #[error("the trace exporter cannot be started: {0}")]
     Exporter(String),
 }
 

@@ -137,7 +137,7 @@ impl SpanProcessor for Bounded {
         counts.dropped.add(1);
         if !counts.told.swap(true, Ordering::Relaxed) {
             let limit = self.limit;
-            tracing::warn!(limit, "spans are dropped: too many wait for the collector (octavo_trace_spans_total)");
+            tracing::warn!(limit, "dropping spans: too many wait for the collector (see octavo_trace_spans_total)");
         }
     }
 
@@ -172,13 +172,13 @@ impl SpanExporter for Counted {
             Ok(()) => {
                 self.counts.exported.add(spans as u64);
                 if self.failing.swap(false, Ordering::Relaxed) {
-                    tracing::info!("traces are exported again");
+                    tracing::info!("exporting traces again");
                 }
             }
             Err(error) => {
                 self.counts.failed.add(spans as u64);
                 if !self.failing.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(%error, "traces cannot be exported");
+                    tracing::warn!(%error, "cannot export traces");
                 }
             }
         }
