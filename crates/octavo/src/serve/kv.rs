@@ -69,12 +69,12 @@ fn budget(args: &EngineArgs, device_bytes: Option<u64>) -> KvBudget {
 fn max_model_len(args: &EngineArgs, trained: usize, fits: usize, device_bytes: Option<u64>) -> Result<usize> {
     let asked = match args.max_model_len {
         Some(MaxModelLen::Tokens(tokens)) if tokens > trained => {
-            bail!("--max-model-len {tokens}: the model was made for at most {trained} tokens")
+            bail!("--max-model-len {tokens}: the model supports at most {trained} tokens")
         }
         Some(MaxModelLen::Tokens(tokens)) => tokens,
         Some(MaxModelLen::Auto) => {
             let length = trained.min(fits);
-            info!("context: {length} tokens, the largest that fits");
+            info!("context: {length} tokens, the longest that fits the KV cache");
             length
         }
         None => trained,
@@ -88,7 +88,7 @@ fn max_model_len(args: &EngineArgs, trained: usize, fits: usize, device_bytes: O
         );
     }
     if args.max_model_len.is_none() && trained > 4 * 8192 {
-        warn!("context: {trained} tokens, the model's own; a smaller --max-model-len lets more requests run at once");
+        warn!("context: {trained} tokens, the model's own; a smaller --max-model-len lets more requests run at a time");
     }
     Ok(asked)
 }

@@ -50,10 +50,10 @@ fn set(
             config.encoding = match value.as_str() {
                 Some("map") => Encoding::Maps,
                 Some("array") => Encoding::Arrays,
-                _ => bail!("it must be map, as vLLM 0.33 writes events, or array, as older releases did"),
+                _ => bail!("it must be map, the format of vLLM 0.33, or array, that of older releases"),
             }
         }
-        _ => bail!("it is no key of KV events"),
+        _ => bail!("unknown key"),
     }
     Ok(())
 }
@@ -116,7 +116,7 @@ mod tests {
     fn what_is_not_understood_is_told() {
         for (object, part) in [
             (json!({"enable_kv_cache_events": "yes"}), "enable_kv_cache_events"),
-            (json!({"endpoints": "tcp://*:1"}), "no key"),
+            (json!({"endpoints": "tcp://*:1"}), "'endpoints': unknown key"),
             (json!({"publisher": "kafka"}), "kafka"),
             (json!({"hwm": -1}), "whole number"),
             (json!({"encoding": "json"}), "map"),

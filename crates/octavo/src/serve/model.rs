@@ -37,7 +37,7 @@ impl ModelFiles {
     pub(crate) fn open(args: &ComposeArgs) -> Result<Self> {
         let reference = args.model.reference();
         if let Some(tokenizer) = args.model.tokenizer.as_deref().filter(|tokenizer| *tokenizer != reference) {
-            bail!("--tokenizer {tokenizer}: only the model's own tokenizer is served, that of {reference}");
+            bail!("--tokenizer {tokenizer}: only the model's own tokenizer is supported, that of {reference}");
         }
         let format = args.model.load_format;
         let resolved = pull::resolve(reference, &args.model.source, format)?;
@@ -91,16 +91,16 @@ fn load_weights(program: &Program, checkpoint: &Checkpoint, backend: &mut dyn Ba
     let progress = pull::progress();
     let made_up = checkpoint.is_dummy().then(|| DummyWeights::new(program));
     let (source, how): (&dyn WeightSource, _) = match &made_up {
-        Some(weights) => (weights, "made up"),
+        Some(weights) => (weights, "generated"),
         None => (checkpoint, "read"),
     };
     let task = progress.begin("loading weights", Some(program.weight_bytes()));
     backend.load(program, source, &mut |bytes| task.advance_to(bytes))?;
     task.finish();
     let (memory, seconds) = (human_bytes(backend.weight_bytes()), begun.elapsed().as_secs_f64());
-    info!("weights: {memory} in memory, {how} in {seconds:.2} s");
+    info!("weights: {memory} in memory, {how} in {seconds:.3} s");
     if made_up.is_some() {
-        warn!("--load-format dummy: the weights are made up, so the answers mean nothing");
+        warn!("--load-format dummy: the weights are random, so the answers are meaningless");
     }
     Ok(())
 }
@@ -120,8 +120,8 @@ fn text_model(args: &ComposeArgs, checkpoint: &Checkpoint) -> Result<TextModel> 
     Ok(TextModel { tokenizer, template: template.map(Arc::new) })
 }
 
-/// The text layer's view of what the checkpoint carries.
-fn tokenizer(data: TokenizerData) -> Result<Tokenizer> {
+/// Builds the tokenizer that a checkpoint carries.
+pub(crate) fn tokenizer(data: TokenizerData) -> Result<Tokenizer> {
     let tokenizer = match data {
         TokenizerData::Json { tokenizer_json, bos, eos, unk, pad, add_bos, add_eos } => {
             Tokenizer::from_json(&tokenizer_json, SpecialTokens { bos, eos, unk, pad, add_bos, add_eos })?
@@ -152,13 +152,13 @@ fn template(given: Option<&str>, checkpoint: &Checkpoint, special: &SpecialToken
         return Ok(Some(ChatTemplate::new(&source, special).context(named)?));
     }
     let Some(source) = checkpoint.chat_template() else {
-        warn!("the model has no chat template: chat requests will be refused; give one with --chat-template");
+        warn!("the model has no chat template, so chat requests will be refused; set one with --chat-template");
         return Ok(None);
     };
     match ChatTemplate::new(source, special) {
         Ok(template) => Ok(Some(template)),
         Err(error) => {
-            warn!("the model's chat template is unusable, chat requests will be refused: {error}");
+            warn!("the model's chat template does not compile, so chat requests will be refused: {error}");
             Ok(None)
         }
     }

@@ -66,7 +66,7 @@ impl Settings {
     pub(crate) fn of_server(args: &ServeArgs, environment: &Environment<'_>) -> Result<Self> {
         let (network, answers, log) = (&args.network, &args.answers, &args.log);
         if log.enable_log_outputs && !log.enable_log_requests {
-            bail!("--enable-log-outputs needs --enable-log-requests: an answer alone tells little");
+            bail!("--enable-log-outputs needs --enable-log-requests");
         }
         let api = ApiConfig {
             prompt_tokens_details: answers.enable_prompt_tokens_details,
@@ -126,7 +126,7 @@ impl Settings {
 fn api_keys(network: &NetworkArgs, environment: &Environment<'_>) -> Result<Vec<String>> {
     // A secret that came out empty must not open the server to everyone. vLLM's variable may be empty, as it may with vLLM.
     if environment(API_KEY).is_some() && network.api_key.iter().all(|key| key.trim().is_empty()) {
-        bail!("{API_KEY} is set and holds no key: unset it to serve everyone without one");
+        bail!("{API_KEY} is set but empty: unset it to serve without API keys");
     }
     Ok(network.api_key.clone())
 }
@@ -169,7 +169,7 @@ fn traces(args: &ObserveArgs, environment: &Environment<'_>) -> Result<Option<Tr
     let (endpoint, detailed) = (args.otlp_traces_endpoint.as_deref(), !args.collect_detailed_traces.is_empty());
     let traces = TraceConfig::new(endpoint, detailed, environment).context("--otlp-traces-endpoint")?;
     if detailed && endpoint.is_none() && traces.is_none() {
-        bail!("--collect-detailed-traces needs --otlp-traces-endpoint, which tells where they go");
+        bail!("--collect-detailed-traces needs --otlp-traces-endpoint, the address of the collector");
     }
     Ok(traces)
 }
@@ -177,7 +177,7 @@ fn traces(args: &ObserveArgs, environment: &Environment<'_>) -> Result<Option<Tr
 /// How chats are read and written.
 fn api_config(args: &ChatFormatArgs) -> Result<ApiConfig> {
     if args.enable_auto_tool_choice && args.tool_call_parser.is_none() {
-        bail!("--enable-auto-tool-choice needs --tool-call-parser, which tells how the model writes its calls");
+        bail!("--enable-auto-tool-choice needs --tool-call-parser, the syntax of the model's tool calls");
     }
     let tools = args.tool_call_parser.as_deref().map(str::parse::<ToolSyntax>).transpose();
     let tools = tools.context("--tool-call-parser")?;
@@ -215,7 +215,7 @@ fn structured(api: &mut ApiConfig, key: &str, value: &Value) -> Result<()> {
             None => bail!("'{key}' is {value}, but must be a name"),
         },
         _ if STRUCTURED_NO_EFFECT.contains(&key) => {}
-        _ => bail!("'{key}' is no key of it"),
+        _ => bail!("unknown key '{key}'"),
     }
     Ok(())
 }
@@ -249,7 +249,7 @@ fn seconds(seconds: f64) -> Option<Duration> {
 fn kv_events(args: &EngineArgs, environment: &Environment<'_>) -> Result<Option<KvEventsConfig>> {
     let config = kv_events::config(args.kv_events_config.as_ref(), environment).context("--kv-events-config")?;
     if config.is_some() && !args.enable_prefix_caching {
-        bail!("--kv-events-config needs prefix caching: without it no block is kept for others");
+        bail!("--kv-events-config needs prefix caching, whose blocks the events describe");
     }
     Ok(config)
 }

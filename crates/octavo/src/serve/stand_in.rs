@@ -12,9 +12,13 @@ const SPACE: char = '\u{120}';
 /// text, as an answer of drawn ids needs.
 pub(super) fn tokenizer(vocab_size: usize) -> Result<Tokenizer> {
     if vocab_size < 256 {
-        bail!("there is no tokenizer.json, and {vocab_size} tokens are too few to stand in for every byte");
+        bail!(
+            "the model has no tokenizer.json, and a stand-in needs a vocabulary of at least 256 tokens, not {vocab_size}"
+        );
     }
-    warn!("there is no tokenizer.json: every byte and a few words are tokens, which no other server of this model has");
+    warn!(
+        "the model has no tokenizer.json; a stand-in of bytes and a few words is used, so token counts differ from other servers'"
+    );
     let words = WORDS.iter().map(|word| format!("{SPACE}{word}"));
     let names = (0..vocab_size).map(|number| format!("{SPACE}t{number}"));
     Ok(Tokenizer::from_gguf(GgufVocabulary {
