@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// How far the shutdown has come.
+/// The progress of the shutdown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
     /// Serving.
@@ -14,13 +14,13 @@ enum Phase {
     Draining,
     /// New requests are refused; running ones are finished.
     Closing,
-    /// Time is up: what still runs is being ended.
+    /// The timeout is over: requests that still run are being ended.
     Ending,
     /// Asked to stop at once.
     Now,
 }
 
-/// The handle by which a server is told to go away. Clones are the same handle.
+/// A handle that shuts a server down. Clones share the state.
 #[derive(Clone, Debug)]
 pub struct Shutdown {
     phase: Arc<watch::Sender<Phase>>,
@@ -33,18 +33,18 @@ impl Default for Shutdown {
 }
 
 impl Shutdown {
-    /// A handle that nobody has pulled.
+    /// A handle without a signal.
     pub fn new() -> Self {
         Self { phase: Arc::new(watch::Sender::new(Phase::Ready)) }
     }
 
-    /// Takes a signal of whatever stops the server while clients may still be sent to it (SIGTERM). The first call begins
-    /// the graceful shutdown: new requests are served until the lag is over. The second call ends the server at once.
+    /// Signals a shutdown while load balancers may still send requests (SIGTERM). The first call begins the graceful
+    /// shutdown, in which new requests are served until the lag is over. The second call ends the server at once.
     pub fn signal(&self) {
         self.step(Phase::Draining);
     }
 
-    /// Takes a signal of somebody who stops the server by hand (SIGINT): as [`Shutdown::signal`], without the lag.
+    /// Signals a shutdown by hand (SIGINT): as [`Shutdown::signal`], without the lag.
     pub fn interrupt(&self) {
         self.step(Phase::Closing);
     }
@@ -60,12 +60,12 @@ impl Shutdown {
         *self.phase.borrow() >= Phase::Draining
     }
 
-    /// Whether what still runs is being ended.
+    /// Whether requests that still run are being ended.
     pub(crate) fn is_ending(&self) -> bool {
         *self.phase.borrow() >= Phase::Ending
     }
 
-    /// Time is up.
+    /// Marks the end of the timeout.
     pub(crate) fn end(&self) {
         self.advance(Phase::Ending);
     }
@@ -75,7 +75,7 @@ impl Shutdown {
         self.reached(Phase::Draining).await;
     }
 
-    /// Waits until new requests are to be refused without further lag.
+    /// Waits until new requests are to be refused.
     pub(crate) async fn closing(&self) {
         self.reached(Phase::Closing).await;
     }
@@ -97,7 +97,7 @@ impl Shutdown {
     }
 
     async fn reached(&self, target: Phase) {
-        // The sender lives in `self`, so the only way out is the phase.
+        // The sender lives in `self`, so the wait ends only by the phase.
         let _ = self.phase.subscribe().wait_for(|phase| *phase >= target).await;
     }
 }
