@@ -1,13 +1,13 @@
-//! Distributions: mean, percentiles, cumulative curve.
+//! Distributions: mean, percentiles and cumulative curve.
 
 use serde::Serialize;
 
 use crate::plot::FEW_POINTS;
 
-/// Steps of a cumulative curve: as many as a plot can show.
+/// Number of steps of a cumulative curve, as many as a plot can show.
 const CURVE_STEPS: u32 = 200;
 
-/// A distribution, in the unit of its values.
+/// The figures of a distribution, in the unit of its values.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
     /// Arithmetic mean.
@@ -21,7 +21,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of finite values; `None` without any. Percents lie between 0 and 100.
+    /// Summarises finite values; `None` without values. Percentiles are between 0 and 100.
     pub fn of(mut values: Vec<f64>, percentiles: &[f64]) -> Option<Self> {
         if values.is_empty() {
             return None;
@@ -38,7 +38,7 @@ impl Summary {
         })
     }
 
-    /// The cell of a table: the median and the first of the percentiles, or a dash.
+    /// A table cell with the median and the first percentile, or a dash.
     pub fn cell(summary: Option<&Self>) -> String {
         summary.map_or("-".to_owned(), |summary| {
             let tail = summary.percentiles.first().map_or(f64::NAN, |&(_, value)| value);
@@ -47,8 +47,8 @@ impl Summary {
     }
 }
 
-/// The cumulative curve of values: `(value, percent of all values that are not above it)`. Few values are points of it
-/// themselves; without values it is empty.
+/// The cumulative curve of values: `(value, percentage of values up to it)`. Few values are the points of their curve;
+/// without values it is empty.
 pub(crate) fn cumulative(mut values: Vec<f64>) -> Vec<(f64, f64)> {
     values.sort_by(f64::total_cmp);
     if values.len() <= FEW_POINTS {
@@ -61,7 +61,7 @@ pub(crate) fn cumulative(mut values: Vec<f64>) -> Vec<(f64, f64)> {
     percents.map(|percent| (percentile(&values, percent), percent)).collect()
 }
 
-/// Linear interpolation between the two nearest ranks, as numpy's default.
+/// Linear interpolation between the two nearest ranks, numpy's default.
 fn percentile(sorted: &[f64], percent: f64) -> f64 {
     let rank = percent / 100.0 * (sorted.len() - 1) as f64;
     let (low, high) = (sorted[rank.floor() as usize], sorted[rank.ceil() as usize]);

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use crate::series::EngineSeries;
 
-/// Requests that the prefix cache's hit rate covers.
+/// Number of requests that the hit rate of the prefix cache covers.
 const HIT_RATE_REQUESTS: u64 = 1000;
 
-/// Seconds between lines where `VLLM_LOG_STATS_INTERVAL` does not say otherwise.
+/// Default interval of the lines, which `VLLM_LOG_STATS_INTERVAL` overrides.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) fn interval_from_env() -> Duration {
@@ -24,7 +24,7 @@ fn parse_interval(text: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(seconds).ok()
 }
 
-/// Totals at one moment.
+/// The totals at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Totals {
     prompt_tokens: u64,
@@ -41,7 +41,7 @@ struct Lookups {
     hits: u64,
 }
 
-/// The line that vLLM logs every ten seconds while it is busy, from the difference of the counters.
+/// The line that vLLM logs every ten seconds while it is busy, computed from the change of the counters.
 #[derive(Debug)]
 pub struct StatsLine {
     series: Arc<EngineSeries>,
@@ -49,7 +49,7 @@ pub struct StatsLine {
     kv_cache: &'static str,
     last: Totals,
     was_busy: bool,
-    /// What was looked up in past intervals, youngest last, covering about the last thousand requests.
+    /// Lookups of past intervals, latest last, over about the last thousand requests.
     window: VecDeque<Lookups>,
 }
 
@@ -60,8 +60,8 @@ impl StatsLine {
         Self { series, prefix, kv_cache, last, was_busy: false, window: VecDeque::new() }
     }
 
-    /// The line for the `elapsed` time since the last call; `None` if the engine was idle in it. The first idle
-    /// interval after a busy one still gets a line, so that a log ends with zeros.
+    /// The line for the `elapsed` time since the last call; `None` if the engine was idle. The first idle interval after a
+    /// busy one has a line as well, so that the log ends with zeros.
     pub fn line(&mut self, elapsed: Duration) -> Option<String> {
         let now = Totals::of(&self.series);
         let last = std::mem::replace(&mut self.last, now);
@@ -123,7 +123,7 @@ impl StatsLine {
 impl Totals {
     fn of(series: &EngineSeries) -> Self {
         Self {
-            // As in vLLM, cached prompt tokens are no throughput.
+            // As in vLLM, cached prompt tokens do not count as throughput.
             prompt_tokens: series.counts.prompt_computed.get(),
             generation_tokens: series.counts.generation_tokens.get(),
             preemptions: series.counts.preemptions.get(),

@@ -1,4 +1,4 @@
-//! The timer thread.
+//! The timer thread of the statistics line.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::StatsLine;
 
-/// Keeps the timer thread alive; dropping it ends the thread.
+/// Keeps the timer thread running; dropping it stops the thread.
 #[derive(Debug)]
 pub struct UpkeepGuard {
     stop: Option<Sender<()>>,
@@ -41,7 +41,7 @@ impl Drop for UpkeepGuard {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A panic there has been reported by the thread itself.
+            // The thread itself reports a panic.
             let _ = thread.join();
         }
     }

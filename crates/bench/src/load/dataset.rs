@@ -1,4 +1,4 @@
-//! Prompts from files, and the lengths of random ones, as `vllm bench serve` draws and filters them.
+//! Prompts from files and the lengths of random prompts, sampled and filtered as `vllm bench serve` does.
 
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
@@ -7,30 +7,30 @@ use serde::Deserialize;
 
 use super::LoadError;
 
-/// Fewest tokens of a prompt and of an answer that are kept of a ShareGPT file.
+/// Minimum number of tokens of a ShareGPT prompt and of its answer.
 const SHAREGPT_LEAST: usize = 4;
 
-/// Most tokens of a ShareGPT prompt.
+/// Maximum number of tokens of a ShareGPT prompt.
 const SHAREGPT_PROMPT: usize = 1024;
 
-/// Most tokens of a ShareGPT prompt and its answer together.
+/// Maximum number of tokens of a ShareGPT prompt and its answer together.
 const SHAREGPT_TOTAL: usize = 2048;
 
-/// What is asked of the model.
+/// The prompt of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
     /// A text, which the server tokenizes.
     Text(String),
-    /// Token ids, for the completions route alone.
+    /// Token ids, for the completions route only.
     Tokens(Vec<u32>),
 }
 
 /// A request to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// What is asked.
+    /// The prompt.
     pub prompt: Prompt,
-    /// Tokens to generate at most.
+    /// Maximum number of generated tokens.
     pub output_len: u32,
 }
 
@@ -123,16 +123,16 @@ pub fn oversample(samples: &mut Vec<Sample>, count: usize, seed: u64) {
 /// The lengths of a random prompt and its answer, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lengths {
-    /// Of the prompt after its prefix.
+    /// Length of the prompt after its prefix.
     pub input: usize,
-    /// Of the answer.
+    /// Length of the answer.
     pub output: u32,
-    /// Where the prompt's tokens begin in the vocabulary.
+    /// Position in the vocabulary at which the prompt's tokens begin.
     pub offset: usize,
 }
 
-/// Draws the lengths of `count` random prompts: uniformly from `length · (1 ∓ ratio)`, and at least one token of answer.
-/// Offsets are below `vocab_size`.
+/// Samples the lengths of `count` random prompts uniformly between `length · (1 - ratio)` and `length · (1 + ratio)`,
+/// with at least one token of answer. Offsets are below `vocab_size`.
 ///
 /// # Errors
 /// The ratio is not at least 0 and below 1.
@@ -161,11 +161,11 @@ pub fn random_lengths(
     Ok((0..count).map(|_| draw()).collect())
 }
 
-/// Makes a text of exactly `target` tokens out of `ids`, as vLLM does: decode, encode again, then cut or add `filler`
-/// tokens, up to ten times. Some vocabularies have no such text; the last attempt is then returned.
+/// Makes a text of exactly `target` tokens from `ids`, as vLLM does: it decodes and encodes them, then truncates or adds
+/// `filler` tokens, up to ten times. If no attempt has the length, the last one is returned.
 ///
 /// # Errors
-/// What `decode` and `encode` fail with.
+/// `decode` or `encode` fails.
 pub fn text_of_length<E>(
     mut ids: Vec<u32>,
     target: usize,

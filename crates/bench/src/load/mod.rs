@@ -1,8 +1,8 @@
-//! A load generator for OpenAI-compatible servers, with vLLM's terms and table.
+//! A load generator for OpenAI-compatible servers that reports in vLLM's terms.
 //!
-//! The client is cheap, so that it measures the server and not itself: one task and one kept-alive HTTP/1.1 connection a
-//! worker, event lines cut in place, and of every event only what a measurement needs is parsed. A report states the
-//! client's own CPU time all the same.
+//! The client is cheap, so that it measures the server rather than itself: a worker is one task with one kept-alive
+//! HTTP/1.1 connection, event lines are split in place, and only the measured fields of an event are parsed. The report
+//! states the client's own CPU time as well.
 
 mod arrivals;
 mod client;
@@ -28,7 +28,7 @@ pub use report::{Goodput, Metric, Report, RequestRecord};
 pub use run::{run, run_watched};
 pub use sse::EventReader;
 
-/// Which route the load goes to.
+/// The route that receives the load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Endpoint {
     /// `POST /v1/completions`.
@@ -39,7 +39,7 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// Its path.
+    /// The path of the route.
     pub const fn path(self) -> &'static str {
         match self {
             Self::Completions => "/v1/completions",
@@ -48,7 +48,7 @@ impl Endpoint {
     }
 }
 
-/// What to send, and how fast.
+/// The requests and their timing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadConfig {
     /// `http://host:port`, with an optional path before `/v1`.
@@ -59,11 +59,11 @@ pub struct LoadConfig {
     pub path: Option<String>,
     /// Model name.
     pub model: String,
-    /// Sent as a bearer token.
+    /// API key, sent as a bearer token.
     pub api_key: Option<String>,
-    /// Requests in all.
+    /// Number of requests.
     pub requests: usize,
-    /// Requests at a time; `None`: all of them.
+    /// Maximum number of requests at a time; `None` for no limit.
     pub max_concurrency: Option<usize>,
     /// Mean arrivals per second; `None` sends all requests at once.
     pub request_rate: Option<f64>,
@@ -73,18 +73,18 @@ pub struct LoadConfig {
     pub ramp_up: Option<RampUp>,
     /// The requests in the order they are sent; if empty, random words of `input_len` and `output_len`.
     pub samples: Arc<[Sample]>,
-    /// Stream the answers. Without it there is only an end-to-end latency.
+    /// Whether answers are streamed. Otherwise, only end-to-end latencies are measured.
     pub stream: bool,
     /// Random words of a prompt, about a token each.
     pub input_len: usize,
-    /// What they are drawn from; none: a few common words. Words that the model's tokenizer holds as one token each make
+    /// The words to choose from; by default, a few common words. Words that are one token each in the model's tokenizer make
     /// prompts of an exact length.
     pub words: Arc<[String]>,
-    /// What every prompt begins with, before its own words.
+    /// The beginning of every prompt, before its own words.
     pub prefix: Arc<str>,
-    /// Tokens to generate.
+    /// Number of tokens to generate.
     pub output_len: u32,
-    /// Generate no fewer tokens: an end-of-sequence token does not end the answer.
+    /// Whether answers continue after an end-of-sequence token.
     pub ignore_eos: bool,
     /// Sampling temperature; 0 is greedy.
     pub temperature: f32,
@@ -94,24 +94,25 @@ pub struct LoadConfig {
     pub headers: HeaderMap,
     /// Requests carry an `X-Request-Id` of this prefix and their number.
     pub request_id_prefix: Option<String>,
-    /// Requests sent first, one after the other, and not measured.
+    /// Number of requests that are sent one after the other before the measurement.
     pub warmups: usize,
-    /// Of prompts and arrivals.
+    /// Random seed for prompts and arrival times.
     pub seed: u64,
-    /// A connection for each request, for a server that closes kept ones without saying so.
+    /// Whether every request has its own connection, for servers that close kept connections without notice.
     pub reconnect: bool,
-    /// A request that takes longer has failed.
+    /// Time after which a request fails.
     pub timeout: Duration,
     /// Metrics to report.
     pub metrics: Vec<Metric>,
     /// Percentiles to report, in percent.
     pub percentiles: Vec<f64>,
-    /// Bounds that a good request meets.
+    /// Service level objectives of the goodput.
     pub goodput: Goodput,
 }
 
 impl Default for LoadConfig {
-    /// 1000 streamed completions of 1024 words and 128 tokens each against port 8000, all at once, as `vllm bench serve`.
+    /// The defaults of `vllm bench serve`: 1000 streamed completions of 1024 words and 128 tokens each, sent to port 8000 at
+    /// once.
     fn default() -> Self {
         Self {
             base_url: "http://127.0.0.1:8000".into(),
@@ -146,15 +147,15 @@ impl Default for LoadConfig {
     }
 }
 
-/// Why a run could not be made. A request that fails is part of the report.
+/// The reason why a run is impossible. Failed requests are part of the report instead.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The target is not a URL that can be used.
+    /// The URL of the server cannot be used.
     #[error("'{url}' cannot be used as a base URL: {reason}")]
     BaseUrl {
-        /// As given.
+        /// The URL as given.
         url: String,
-        /// What is wrong.
+        /// The reason.
         reason: &'static str,
     },
     /// A setting out of range.

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{Endpoint, LoadConfig, Prompt};
 use crate::simulator::mix;
 
-/// Words that common tokenizers hold as one token each, with the space before it.
+/// Words that are one token each in common tokenizers, including the space before the word.
 pub const WORDS: [&str; 64] = [
     "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state",
     "family", "student", "group", "country", "problem", "hand", "part", "place", "case", "week", "company", "system",
@@ -15,7 +15,7 @@ pub const WORDS: [&str; 64] = [
     "car",
 ];
 
-/// The prompt of request `index`: no two of a run share more than a chance prefix.
+/// The prompt of request `index`. Two prompts of a run share a prefix only by chance.
 pub(crate) fn text(config: &LoadConfig, index: usize) -> String {
     let own = match &*config.words {
         [] => random_words(&WORDS, config.seed, index, config.input_len),
@@ -27,7 +27,7 @@ pub(crate) fn text(config: &LoadConfig, index: usize) -> String {
     }
 }
 
-/// `count` of the words, separated by spaces, drawn anew for each seed and index; empty where there are none to draw from.
+/// `count` random words, separated by spaces, which depend on seed and index; empty if there are no words.
 pub fn random_words(words: &[impl AsRef<str>], seed: u64, index: usize, count: usize) -> String {
     let mut state = mix(seed ^ mix(index as u64));
     let mut out = String::with_capacity(count * 7);

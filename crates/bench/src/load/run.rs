@@ -1,4 +1,4 @@
-//! A run: workers that take the next request until none is left.
+//! A run: workers send the next request until none is left.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -20,7 +20,7 @@ use super::sse::EventReader;
 use super::{Endpoint, LoadConfig, LoadError};
 use crate::ProcessUsage;
 
-/// Error bodies are quoted up to this length.
+/// Maximum length of a quoted error body.
 const QUOTED: usize = 300;
 
 /// Sends the load and measures the answers. Runs on the caller's tokio runtime.
@@ -28,7 +28,7 @@ pub async fn run(config: &LoadConfig) -> Result<Report, LoadError> {
     run_watched(config, Arc::default()).await
 }
 
-/// The same, and counts the requests that have ended in `done`.
+/// Does the same as [`run`] and counts completed requests in `done`.
 pub async fn run_watched(config: &LoadConfig, done: Arc<AtomicUsize>) -> Result<Report, LoadError> {
     check(config)?;
     let target = Target::new(&config.base_url, config.api_key.as_deref())?;
@@ -66,7 +66,7 @@ pub async fn run_watched(config: &LoadConfig, done: Arc<AtomicUsize>) -> Result<
         (0..workers).map(|_| tokio::spawn(work(Arc::clone(&plan), Connection::new(target.clone()), start))).collect();
     let mut records = Vec::with_capacity(config.requests);
     for task in tasks {
-        // A worker has no way to panic or to be cancelled; if it did, its requests are missing from the report.
+        // Workers do not panic and are not cancelled; if one were, its requests would be missing from the report.
         if let Ok(mut done) = task.await {
             records.append(&mut done);
         }
@@ -102,7 +102,7 @@ fn is_tokens(sample: &Sample) -> bool {
     matches!(sample.prompt, Prompt::Tokens(_))
 }
 
-/// What the workers share.
+/// The state that workers share.
 struct Plan {
     bodies: Vec<Bytes>,
     arrivals: Vec<Duration>,
@@ -185,7 +185,7 @@ impl Call {
     }
 }
 
-/// What is known of an answer so far.
+/// The state of an answer.
 struct Answer {
     first: Option<Instant>,
     last: Instant,
@@ -202,7 +202,7 @@ struct Usage {
     completion_tokens: u64,
 }
 
-/// What a measurement needs of an event or a whole answer.
+/// The measured fields of an event or a whole answer.
 #[derive(Deserialize)]
 struct Body {
     #[serde(default)]
@@ -272,7 +272,7 @@ impl Answer {
         self.last = now;
     }
 
-    /// What is wrong with an answer that came to its end.
+    /// The defect of a complete answer, if any.
     fn defect(&mut self) -> Option<String> {
         let failure = self.failure.take();
         failure.or_else(|| {

@@ -1,4 +1,4 @@
-//! Log lines as JSON objects: one a line, all fields at the top level, those of the enclosing spans included.
+//! Log lines as JSON objects: one per line, with all fields at the top level, including those of the enclosing spans.
 
 use std::fmt;
 
@@ -12,8 +12,8 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::time::Milliseconds;
 
-/// Writes an event: `timestamp`, `level`, `target`, the event's fields with `message` among them, and what the spans
-/// around it know, such as `request_id` and `trace_id`.
+/// Writes an event: `timestamp`, `level`, `target`, the event's fields, including `message`, and the fields of the
+/// enclosing spans, such as `request_id` and `trace_id`.
 pub(super) struct JsonLines;
 
 impl<S, N> FormatEvent<S, N> for JsonLines
@@ -36,7 +36,7 @@ where
     }
 }
 
-/// Keeps the fields of a span as they will be written: each with a comma before it.
+/// Formats the fields of a span for later output, each with a comma before it.
 pub(super) struct JsonFields;
 
 impl<'a> FormatFields<'a> for JsonFields {
@@ -74,7 +74,7 @@ impl Members<'_, '_> {
 }
 
 impl Visit for Members<'_, '_> {
-    /// What is no number is null, since JSON has no word for it.
+    /// NaN and infinity become null, since JSON cannot represent them.
     fn record_f64(&mut self, field: &Field, value: f64) {
         self.member(field, &value.into());
     }

@@ -13,37 +13,37 @@ use tracing_subscriber::EnvFilter;
 use json::{JsonFields, JsonLines};
 use time::Milliseconds;
 
-/// How lines are written.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
-    /// An object each, for programs.
+    /// A JSON object per line, for programs.
     Json,
 }
 
-/// What is logged, and how.
+/// The configuration of logging.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogConfig {
-    /// A level (`debug`, `info`, `warning`, `error`, ..., in any case) that overrules the environment.
+    /// A level (`debug`, `info`, `warning`, `error`, ..., in any case) that overrides the environment.
     pub level: Option<String>,
-    /// How lines are written.
+    /// The format of log lines.
     pub format: LogFormat,
 }
 
-/// Why logging could not be set up.
+/// The reason why logging cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// No such level.
+    /// The level does not exist.
     #[error("'{0}' is not a log level: use trace, debug, info, warning, error or off")]
     Level(String),
     /// `RUST_LOG` does not parse.
     #[error("RUST_LOG='{directives}' does not parse: {reason}")]
     Directives {
-        /// Its value.
+        /// The value of the variable.
         directives: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// A subscriber is installed already.
