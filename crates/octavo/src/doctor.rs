@@ -1,4 +1,4 @@
-//! `octavo doctor`: what this machine offers, and what is missing.
+//! `octavo doctor`: checks hardware and dependencies.
 
 use std::io::{Write, stdout};
 use std::process::{Command, Stdio};
@@ -55,11 +55,11 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
 }
 
 fn row(name: &str, value: &str) {
-    // Whoever reads only the first lines has closed the pipe, and is not to be told of it.
+    // A reader of the first lines alone closes the pipe, which is not an error.
     let _ = writeln!(stdout(), "{name:<24} {value}");
 }
 
-/// The pack of kernels, whether there is a GPU or not.
+/// Describes the kernel pack, with or without a GPU.
 fn described_pack(pack: &Result<Option<KernelPack>, String>) -> String {
     match pack {
         Ok(Some(pack)) => match pack.check_all() {
@@ -71,7 +71,8 @@ fn described_pack(pack: &Result<Option<KernelPack>, String>) -> String {
     }
 }
 
-/// The driver, its GPUs, and for the first of them the libraries: which are used, which not and why, what is missing.
+/// Prints the driver, its GPUs, and the libraries for the first GPU: those in use, those not in use with the reason, and
+/// those that are missing.
 fn gpus(pack: Option<&KernelPack>) {
     let report = octavo_backend_cuda::probe(&octavo_backend_cuda::named_folders());
     match &report.driver {
@@ -123,7 +124,7 @@ fn gpus(pack: Option<&KernelPack>) {
     }
 }
 
-/// pip's version: the default model comes as a Python package.
+/// The version of pip, which downloads the default model as a Python package.
 fn pip() -> String {
     let mut command = Command::new("python3");
     let output = command.args(["-m", "pip", "--version"]).stdin(Stdio::null()).output();

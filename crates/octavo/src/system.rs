@@ -1,10 +1,10 @@
-//! What the machine, or the container we are in, gives this process.
+//! The resources that the machine or the container gives this process.
 
 use std::fs;
 
 pub(crate) use octavo_models::human_bytes;
 
-/// Bytes of memory this process may still take: what the kernel calls available, capped by the control group's limit.
+/// Available memory in bytes: the kernel's estimate, limited by the control group.
 pub(crate) fn available_memory() -> Option<u64> {
     let host = meminfo("MemAvailable:");
     let group = cgroup_free();
@@ -19,7 +19,7 @@ pub(crate) fn total_memory() -> Option<u64> {
     meminfo("MemTotal:")
 }
 
-/// CPUs this process may use, control-group quota and affinity included.
+/// Number of CPUs that this process may use, limited by control group and affinity.
 pub(crate) fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -46,7 +46,7 @@ fn field(text: &str, name: &str) -> Option<u64> {
     line[name.len()..].split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// Limit less usage of the control group (version 2, then 1); `None` without a limit.
+/// Limit minus usage of the control group (version 2, then 1); `None` without a limit.
 fn cgroup_free() -> Option<u64> {
     let read = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let v2 = || Some((read("/sys/fs/cgroup/memory.max")?, read("/sys/fs/cgroup/memory.current")?));

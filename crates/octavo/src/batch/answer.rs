@@ -14,13 +14,13 @@ use tower::ServiceExt;
 use crate::batch::failures;
 use crate::batch::input::{self, Line};
 
-/// Bytes of an answer.
+/// Maximum size of an answer in bytes.
 const MAX_ANSWER: usize = 256 << 20;
 
 /// Characters of a failure's reason.
 const MAX_REASON: usize = 200;
 
-/// How often a request is sent again because the server is busy with the others of its batch.
+/// Maximum number of attempts while the server is busy with other requests of the batch.
 const MAX_ATTEMPTS: usize = 600;
 
 /// A line of the output.
@@ -36,7 +36,7 @@ struct AnswerLine<'a> {
     id: String,
     custom_id: Option<&'a str>,
     response: Response<'a>,
-    /// What the body says, again, for readers that look here.
+    /// The error of the body, repeated for readers that expect it here.
     error: Option<Value>,
 }
 
@@ -47,7 +47,7 @@ struct Response<'a> {
     body: Box<RawValue>,
 }
 
-/// Asks `router`; whatever goes wrong becomes the answer.
+/// Sends a request to `router`. Any failure becomes the answer.
 pub(crate) async fn answer(router: &Router, line: &Line) -> Answer {
     let request_id = uuid::Uuid::new_v4().simple().to_string();
     let (status, body) = match &line.request {
@@ -66,7 +66,7 @@ pub(crate) async fn answer(router: &Router, line: &Line) -> Answer {
         error,
         response: Response { status_code: status.as_u16(), request_id: &request_id, body },
     };
-    // Texts, numbers and JSON that was read as such: there is nothing that could not be written.
+    // The answer consists of texts, numbers and valid JSON, so writing it cannot fail.
     Answer { line: serde_json::to_vec(&answer).unwrap_or_default(), failure }
 }
 
@@ -103,18 +103,18 @@ fn pause(headers: &HeaderMap) -> Duration {
     Duration::from_secs(seconds.unwrap_or(1).clamp(1, 60))
 }
 
-/// An answer of ours, in the shape of the server's.
+/// An error answer in the form of the server's errors.
 fn refusal(status: StatusCode, message: &str) -> (StatusCode, Box<RawValue>) {
     let kind = if status.is_server_error() { "InternalServerError" } else { "BadRequestError" };
     let error = json!({"error": {"message": message, "type": kind, "param": null, "code": status.as_u16()}});
     (status, raw(&error))
 }
 
-/// A body as JSON without line breaks; what is no JSON is a JSON text.
+/// A body as JSON without line breaks. A body that is not JSON becomes a JSON string.
 fn one_line(bytes: &[u8]) -> Box<RawValue> {
     match serde_json::from_slice::<Box<RawValue>>(bytes) {
         Ok(body) if !body.get().contains(['\n', '\r']) => body,
-        // Between values a line break is blank space; within a text it cannot be.
+        // Line breaks occur only between values, where a space is equivalent.
         Ok(body) => RawValue::from_string(body.get().replace(['\n', '\r'], " ")).unwrap_or_else(|_| raw(&Value::Null)),
         Err(_) => raw(&Value::String(String::from_utf8_lossy(bytes).into_owned())),
     }
@@ -124,7 +124,7 @@ fn raw(value: &Value) -> Box<RawValue> {
     serde_json::value::to_raw_value(value).unwrap_or_default()
 }
 
-/// The error that a body tells of.
+/// The error in a body.
 fn error_of(body: &RawValue) -> Value {
     let value: Value = serde_json::from_str(body.get()).unwrap_or_default();
     match value.get("error") {

@@ -1,7 +1,7 @@
-//! `octavo run-batch`: a file of requests, answered by the server's own routes without a socket.
+//! `octavo run-batch`: answers the requests in a file through the server's routes, without a socket.
 //!
-//! Answers are written in the order of the requests, so the output is at any time a prefix of the whole: to go on after
-//! an interruption is to count its lines.
+//! Answers are written in the order of the requests, so the output is always a prefix of the complete one. Counting its
+//! lines is therefore enough to resume an interrupted batch.
 
 mod answer;
 mod failures;
@@ -26,7 +26,7 @@ use crate::serve::settings::log_config;
 use crate::serve::{self, Composed};
 use crate::signals;
 
-/// Answers that wait for an earlier one, for each request that runs.
+/// Maximum number of answers that wait for an earlier one, per running request.
 const REORDERED: usize = 4;
 
 pub(crate) fn run(args: RunBatchArgs) -> Result<()> {
@@ -70,17 +70,17 @@ fn report(failures: &Failures, fail: bool) -> Result<()> {
     Ok(())
 }
 
-/// Loads the model in a thread of its own, so that a signal is seen meanwhile.
+/// Loads the model in a separate thread, so that signals are handled meanwhile.
 async fn load(compose: ComposeArgs) -> Result<Composed> {
     let (loaded, load) = tokio::sync::oneshot::channel();
     std::thread::Builder::new().name("octavo-load".into()).spawn(move || {
-        // Nobody is there to take it after a signal.
+        // The receiver is gone after a signal.
         let _ = loaded.send(serve::compose_in_process(&compose));
     })?;
     load.await.context("the thread that loads the model panicked")?
 }
 
-/// A batch that is not finished: where its next request is, and where its answer goes.
+/// An unfinished batch: the position in the input and the output.
 struct Batch {
     input: Input,
     output: Output,
@@ -113,10 +113,10 @@ impl Batch {
         Ok(Opened::Unfinished(Self { input, output, progress }))
     }
 
-    /// Answers what is left, `concurrency` requests at a time. Dropping the future keeps every answer that is written.
+    /// Answers the remaining requests, `concurrency` at a time. Dropping the future keeps all answers that are written.
     ///
     /// # Errors
-    /// A file cannot be read or written any more. A request that fails is an answer.
+    /// A file can no longer be read or written. A failed request is an answer, not an error.
     async fn answer(&mut self, router: Router, concurrency: usize) -> Result<()> {
         let running = Semaphore::new(concurrency);
         let asked = self.input.by_ref().map(|line| {

@@ -1,4 +1,4 @@
-//! The file of answers: appended to as `FILE.partial`, renamed when it is complete.
+//! The file of answers, which is named `FILE.partial` until it is complete.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -14,7 +14,7 @@ use crate::batch::answer::Answer;
 use crate::batch::failures::{self, Failures};
 use crate::batch::input::Input;
 
-/// An output that is being written. The lock on it ends with the process.
+/// An unfinished output. The lock on the file ends with the process.
 #[derive(Debug)]
 pub(crate) struct Output {
     file: File,
@@ -91,12 +91,12 @@ impl Output {
         &self.failures
     }
 
-    /// Lines that are written.
+    /// Number of answers that are written.
     pub(crate) fn answers(&self) -> usize {
         self.answers
     }
 
-    /// Where they are.
+    /// Path of the unfinished file.
     pub(crate) fn partial(&self) -> &Path {
         &self.partial
     }
@@ -117,7 +117,7 @@ impl Output {
         let named = || format!("--output-file {}", self.path.display());
         self.file.sync_all().with_context(named)?;
         std::fs::rename(&self.partial, &self.path).with_context(named)?;
-        // The name is the folder's content.
+        // Syncing the folder makes the new name durable.
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(folder).and_then(|folder| folder.sync_all()).with_context(named)?;
         Ok(self.failures)

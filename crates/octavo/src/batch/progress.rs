@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use tracing::info;
 
-/// Between two lines of the log.
+/// Minimum interval of log lines.
 const INTERVAL: Duration = Duration::from_secs(5);
 
 pub(crate) struct Progress {
     total: usize,
     done: usize,
     failed: usize,
-    /// Answers of an earlier run.
+    /// Number of answers of an earlier run.
     kept: usize,
     begun: Instant,
     told: Instant,
@@ -24,7 +24,7 @@ impl Progress {
         Self { total, done: kept, failed, kept, begun: now, told: now }
     }
 
-    /// One more answer.
+    /// Counts an answer.
     pub(crate) fn advance(&mut self, ok: bool) {
         self.done += 1;
         self.failed += usize::from(!ok);
@@ -34,7 +34,7 @@ impl Progress {
         }
     }
 
-    /// The last line.
+    /// Logs the last line.
     pub(crate) fn finish(&self) {
         info!("{}", self.line(self.begun.elapsed()));
     }

@@ -18,16 +18,16 @@ use crate::cli::{Dataset, DatasetArgs, LoadFormat, SourceArgs};
 use crate::pull;
 use crate::serve::model;
 
-/// Most bytes of an answer of /tokenize.
+/// Maximum size of an answer of /tokenize in bytes.
 const MAX_ANSWER: usize = 64 << 20;
 
-/// Longest wait for an answer of /tokenize.
+/// Time limit for an answer of /tokenize.
 const TOKENIZE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Words of the prefix that random prompts share: their index in the sequence of prompts.
+/// Prompt index of the prefix that random prompts share.
 const PREFIX: usize = usize::MAX;
 
-/// The requests that the flags ask for. `target` and `model` are those of the server, whose route is `endpoint`.
+/// The requests of a run. `target` and `model` identify the server, `endpoint` its route.
 ///
 /// # Errors
 /// A flag, the dataset or the tokenizer cannot be used, or the server does not tokenize.
@@ -102,7 +102,7 @@ async fn custom(
     let output_len = args.output_len.unwrap_or(args.custom_output_len);
     let mut samples = Vec::new();
     for prompt in prompts.into_iter().take(args.num_prompts) {
-        // The server applies the template to chats.
+        // The chat route of the server applies the template itself.
         let prompt = match endpoint {
             Endpoint::Completions if !args.skip_chat_template => Prompt::Tokens(counter.chat(&prompt).await?),
             _ => Prompt::Text(prompt),
@@ -213,7 +213,7 @@ struct Local {
 impl Local {
     /// Opens the tokenizer of a model; no weights are fetched for it.
     fn open(reference: &str) -> Result<Self> {
-        // A file of its own or a folder that has nothing else.
+        // A folder with a tokenizer but no model.
         let file = Path::new(reference).join("tokenizer.json");
         if file.is_file() && !Path::new(reference).join("config.json").is_file() {
             let tokenizer = Tokenizer::from_json(&std::fs::read(file)?, octavo_text::SpecialTokens::default())?;

@@ -1,4 +1,4 @@
-//! `octavo bench serve`: a load of requests against a running server.
+//! `octavo bench serve`: measures a running server.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -15,7 +15,7 @@ use super::{dataset, write_json, write_plot};
 use crate::cli::{BenchServeArgs, Dataset, RequestArgs, TrafficArgs};
 use crate::client::Client;
 
-/// Time between two attempts to reach a server that is not ready.
+/// Interval of attempts to reach a server that is not ready.
 const READY_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) fn run(args: &BenchServeArgs) -> Result<()> {
@@ -36,7 +36,7 @@ pub(super) fn run(args: &BenchServeArgs) -> Result<()> {
     Ok(())
 }
 
-/// Writes the JSON file, if one is asked for.
+/// Writes the JSON file, if requested.
 fn save(args: &BenchServeArgs, report: &Report, config: &LoadConfig) -> Result<()> {
     let result = &args.result;
     if !(result.save_result || result.save_detailed || result.append_result) {
@@ -51,7 +51,7 @@ fn save(args: &BenchServeArgs, report: &Report, config: &LoadConfig) -> Result<(
     if result.append_result { append_json(&path, &figures) } else { write_json(&path, &figures) }
 }
 
-/// The figures with the settings that vLLM writes beside them.
+/// The figures together with the settings that vLLM adds to them.
 fn figures(args: &BenchServeArgs, report: &Report, config: &LoadConfig) -> Value {
     let rate = config.request_rate.map_or_else(|| json!("inf"), |rate| json!(rate));
     let mut figures = json!({
@@ -75,7 +75,7 @@ fn figures(args: &BenchServeArgs, report: &Report, config: &LoadConfig) -> Value
     figures
 }
 
-/// Adds the figures to a file of one JSON object per line.
+/// Appends the figures to a file of JSON lines.
 fn append_json(path: &Path, figures: &Value) -> Result<()> {
     let named = || format!("cannot write {}", path.display());
     let mut file = OpenOptions::new().create(true).append(true).open(path).with_context(named)?;
@@ -84,12 +84,12 @@ fn append_json(path: &Path, figures: &Value) -> Result<()> {
     Ok(())
 }
 
-/// The name of a result that was given none.
+/// Default name of the result file.
 fn result_filename(label: &str, model: &str, seconds: u64) -> String {
     format!("{label}-{}-{seconds}.json", model.trim_matches('/').replace('/', "-"))
 }
 
-/// The report, and what was sent.
+/// Runs the benchmark. Returns the report and the configuration of the load.
 async fn serve(args: &BenchServeArgs) -> Result<(Report, LoadConfig)> {
     let target = &args.target;
     let base_url = target.base_url.clone().unwrap_or_else(|| format!("http://{}:{}", target.host, target.port));
@@ -111,7 +111,7 @@ async fn serve(args: &BenchServeArgs) -> Result<(Report, LoadConfig)> {
     Ok((report, config))
 }
 
-/// The first model of the server, which may need some time to become ready.
+/// The first model of the server, which is awaited until it is ready.
 async fn first_model(args: &BenchServeArgs, base_url: &str) -> Result<String> {
     let deadline = Instant::now() + Duration::from_secs(args.target.ready_check_timeout_sec);
     loop {
@@ -167,7 +167,7 @@ fn ramp_up(traffic: &TrafficArgs) -> Result<Option<RampUp>> {
     Ok(Some(RampUp { strategy, start, end }))
 }
 
-/// The fields of every request beside those that all loads have.
+/// The optional fields of every request.
 fn extra_body(request: &RequestArgs) -> Map<String, Value> {
     let given = [
         ("top_p", request.top_p.map(Value::from)),

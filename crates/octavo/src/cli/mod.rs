@@ -1,7 +1,8 @@
-//! The command line. Names, spellings and defaults are vLLM's where it has the flag.
+//! The command line. Flags that vLLM has keep their names, forms and defaults.
 //!
-//! A flag of vLLM is served (the argument structs), accepted with a warning or refused with a reason ([`compat`]), or
-//! unknown. Values come from the command line, then `--config`, then the environment, then the defaults ([`layers`]).
+//! A flag of vLLM is supported (the argument structs), accepted with a warning or refused with a reason ([`compat`]), or
+//! unknown. The command line takes precedence over `--config`, the environment and the defaults, in this order
+//! ([`layers`]).
 
 mod argv;
 mod batch;

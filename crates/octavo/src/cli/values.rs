@@ -1,12 +1,12 @@
-//! Values of flags, read as vLLM reads them.
+//! Values of flags, parsed as vLLM parses them.
 
 use clap::ValueEnum;
 use serde_json::{Map, Value};
 
-/// Where to compute.
+/// The device that computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Device {
-    /// The best there is.
+    /// A usable GPU, otherwise the processor.
     Auto,
     /// The processor.
     Cpu,
@@ -25,16 +25,16 @@ pub(crate) enum Dtype {
     Float16,
 }
 
-/// Where weights come from.
+/// The source of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LoadFormat {
     /// The model's files.
     Auto,
-    /// Nowhere: they are generated at random.
+    /// Random weights.
     Dummy,
 }
 
-/// Which waiting request is next.
+/// The order of waiting requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Policy {
     /// First come, first served.
@@ -43,27 +43,27 @@ pub(crate) enum Policy {
     Priority,
 }
 
-/// What a chat template expects as the content of a message.
+/// The form of message content that a chat template expects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ContentFormat {
-    /// What the template reads, as found in its source.
+    /// The form that the template's source suggests.
     Auto,
-    /// Text: the parts of a message are joined by newlines.
+    /// A string, in which newlines join the parts of a message.
     String,
     /// A list of parts.
     Openai,
 }
 
-/// How log lines are written.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
-    /// An object each, for programs.
+    /// A JSON object per line, for programs.
     Json,
 }
 
-/// vLLM's parts that detailed traces can be had of.
+/// The modules of vLLM that can have detailed traces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TracedModule {
     Model,
@@ -71,7 +71,7 @@ pub(crate) enum TracedModule {
     All,
 }
 
-/// What a response's `system_fingerprint` tells.
+/// The content of `system_fingerprint`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FingerprintMode {
     /// Version and a hash of the configuration.
@@ -85,20 +85,20 @@ pub(crate) enum FingerprintMode {
 /// Context length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MaxModelLen {
-    /// As much as the model has and the memory holds.
+    /// The model's context, limited by the memory.
     Auto,
-    /// Prompt and output together, in tokens.
+    /// Maximum length of prompt and output together, in tokens.
     Tokens(usize),
 }
 
-/// Where sampling defaults come from.
+/// The source of sampling defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum GenerationSource {
     /// The model's `generation_config.json`.
     Model,
-    /// The API's own defaults.
+    /// The defaults of the API.
     Api,
-    /// A `generation_config.json`, or a folder that has one.
+    /// The path of a `generation_config.json` or of a folder that contains one.
     Path(std::path::PathBuf),
 }
 
@@ -106,12 +106,12 @@ pub(crate) enum GenerationSource {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct JsonObject(pub(crate) Map<String, Value>);
 
-/// Several texts: each value is one, or a JSON list of them.
+/// A list of texts. Each value is one text or a JSON list of texts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TextList(pub(crate) Vec<String>);
 
 impl TextList {
-    /// One list of all that were given.
+    /// All texts in one list.
     pub(crate) fn flat(lists: &[Self]) -> Vec<String> {
         lists.iter().flat_map(|list| list.0.iter().cloned()).collect()
     }
@@ -125,12 +125,12 @@ pub(crate) fn count(text: &str) -> Result<usize, String> {
     }
 }
 
-/// As [`count`], for what is counted in 32 bits.
+/// As [`count`], for 32-bit counts.
 pub(crate) fn small_count(text: &str) -> Result<u32, String> {
     u32::try_from(count(text)?).map_err(|_| format!("'{text}' is too large"))
 }
 
-/// As [`count`], 0 included.
+/// As [`count`], but including 0.
 pub(crate) fn amount(text: &str) -> Result<usize, String> {
     let (digits, factor): (&str, f64) = match text.char_indices().last() {
         Some((at, suffix)) => match suffix {
@@ -178,10 +178,10 @@ pub(crate) fn load_format(text: &str) -> Result<LoadFormat, String> {
     Err(reason.to_owned())
 }
 
-/// An upper bound, or none.
+/// An optional upper bound.
 pub(crate) type Bound = Option<u32>;
 
-/// A [`Bound`]; `-1` is none.
+/// A [`Bound`]; `-1` means none.
 pub(crate) fn bound(text: &str) -> Result<Bound, String> {
     if text == "-1" {
         return Ok(None);
@@ -197,7 +197,7 @@ pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A share of a whole, more than nothing and at most all of it.
+/// A fraction above 0 and up to 1.
 pub(crate) fn share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
@@ -230,7 +230,7 @@ pub(crate) fn generation_source(text: &str) -> Result<GenerationSource, String> 
     }
 }
 
-/// The name of a file for a plot.
+/// The path of a plot.
 pub(crate) fn svg(text: &str) -> Result<std::path::PathBuf, String> {
     let path = std::path::PathBuf::from(text);
     match path.extension() {

@@ -4,10 +4,10 @@ use clap::{Arg, Command};
 
 use crate::cli::layers::{PREFIX, WITH_VARIABLES, distance, variable};
 
-/// Variables that are not flags.
+/// Variables that do not set a flag.
 const OTHERS: [&str; 2] = ["OCTAVO_CACHE", "OCTAVO_CUDA_LIBS"];
 
-/// Beginnings of the variables that tests, benches and scripts of this repository read.
+/// Prefixes of variables that tests, benches and scripts of this repository read.
 const DEVELOPMENT: [&str; 21] = [
     "OCTAVO_API_CASES",
     "OCTAVO_BENCH_",
@@ -32,7 +32,7 @@ const DEVELOPMENT: [&str; 21] = [
     "OCTAVO_WRITE_BUDGET",
 ];
 
-/// A warning for each of the `variables` that looks like one of Octavo's and that nothing reads.
+/// A warning for each of the `variables` that has Octavo's prefix but is unknown.
 pub(crate) fn unknown(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
     let flags = flags(&super::command());
     let mut warnings: Vec<_> = variables
@@ -44,7 +44,7 @@ pub(crate) fn unknown(variables: impl Iterator<Item = (String, String)>) -> Vec<
     warnings
 }
 
-/// The variables of all flags that have one.
+/// The variables of all flags.
 fn flags(command: &Command) -> Vec<String> {
     let commands = WITH_VARIABLES.iter().filter_map(|name| command.find_subcommand(name));
     let served = commands.flat_map(Command::get_arguments).filter(|arg| !arg.is_hide_set());
@@ -57,7 +57,7 @@ fn is_known(flags: &[String], name: &str) -> bool {
         || DEVELOPMENT.iter().any(|start| name.starts_with(start))
 }
 
-/// Whether Kubernetes sets the variable for a service whose name begins with octavo.
+/// Whether the variable is one that Kubernetes sets for a service whose name begins with octavo.
 fn is_of_a_service(name: &str, value: &str) -> bool {
     let of_port = name.contains("_PORT_") && ["_TCP", "_UDP", "_SCTP"].iter().any(|protocol| name.contains(protocol));
     of_port || name.ends_with("_SERVICE_HOST") || name.contains("_SERVICE_PORT") || value.contains("://")

@@ -1,4 +1,4 @@
-//! Which device computes.
+//! The choice of the device.
 
 use anyhow::{Context, Result, bail};
 use octavo_backend_cpu::{CpuBackend, CpuConfig, KvDtype};
@@ -13,17 +13,17 @@ use crate::kernels;
 use crate::serve::model::{LoadedModel, ModelFiles};
 use crate::system::human_bytes;
 
-/// Token budget of a step on processors. Smaller than vLLM's 2048: products are as fast from a few hundred tokens on, and
-/// every running request waits for the step.
+/// Token budget of a step on processors. It is smaller than vLLM's 2048, because matrix products reach their full speed
+/// with a few hundred tokens and every running request waits for the step.
 const CPU_BUDGET: usize = 512;
 
-/// The same on a GPU, as vLLM's: it takes as many tokens to keep one busy.
+/// Token budget of a step on a GPU, which is vLLM's: a GPU needs that many tokens to be busy.
 const GPU_BUDGET: usize = 2048;
 
-/// Share of a GPU's memory, as vLLM's.
+/// Default share of a GPU's memory, which is vLLM's.
 const GPU_SHARE: f64 = 0.9;
 
-/// What was chosen, before the model is known.
+/// The chosen device, before the model is known.
 #[derive(Debug)]
 pub(crate) enum Choice {
     Cpu(CpuConfig),
@@ -37,13 +37,13 @@ pub(crate) struct Computer {
     pub(crate) device: String,
     /// Token budget of a step unless a flag says otherwise.
     pub(crate) budget: usize,
-    /// Bytes that the device has for the KV cache; `None` where it is the processor's memory.
+    /// Bytes that a GPU has for the KV cache; `None` on a processor.
     pub(crate) kv_bytes: Option<u64>,
-    /// For people: `NVIDIA H200 (sm_90a, 140.4 GiB), bfloat16`.
+    /// Description such as `NVIDIA H200 (sm_90a, 140.40 GiB), bfloat16`.
     pub(crate) name: String,
 }
 
-/// What the processor keeps keys and values as, by vLLM's names.
+/// The type of the KV cache on a processor, by vLLM's names.
 fn kv_dtype(name: &str) -> Result<KvDtype> {
     match name {
         "auto" | "bfloat16" => Ok(KvDtype::Bf16),
@@ -56,7 +56,7 @@ fn kv_dtype(name: &str) -> Result<KvDtype> {
     }
 }
 
-/// Says which device it is, and why.
+/// Chooses the device, and logs the choice with its reason.
 pub(crate) fn choose(args: &ComposeArgs) -> Result<Choice> {
     let gpu = match args.model.device {
         Device::Cuda => true,
@@ -81,7 +81,7 @@ pub(crate) fn choose(args: &ComposeArgs) -> Result<Choice> {
     }))
 }
 
-/// The GPU, if it is usable: with a driver that works, and with kernels or what compiles them.
+/// Whether a GPU is usable: it needs a working driver, and a kernel pack or a compiler.
 fn automatic(args: &ComposeArgs) -> Result<bool> {
     let pack = kernels::pack(args.model.kernel_pack.as_deref())?;
     let report = probe(&named_folders());
@@ -102,12 +102,12 @@ fn automatic(args: &ComposeArgs) -> Result<bool> {
     }
 }
 
-/// `NVIDIA H200 (sm_90a, 140.4 GiB)`.
+/// Describes a GPU: `NVIDIA H200 (sm_90a, 140.40 GiB)`.
 pub(crate) fn described(device: &DeviceInfo) -> String {
     format!("{} ({}, {})", device.name, device.chip.arch(), human_bytes(device.memory))
 }
 
-/// Flags that mean nothing to the processor.
+/// Warnings for flags without an effect on a processor.
 fn without_effect(args: &ComposeArgs) -> Vec<&'static str> {
     let gpu_memory = args.engine.gpu_memory_utilization.is_some();
     let flags = [
@@ -155,7 +155,7 @@ pub(crate) fn load(choice: &Choice, args: &ComposeArgs, files: ModelFiles) -> Re
     }
 }
 
-/// What a GPU computes in; `None` leaves it to the chip.
+/// The element type on a GPU; `None` for the default of the chip.
 pub(crate) const fn element_type(dtype: Dtype) -> Option<octavo_backend_cuda::Dtype> {
     match dtype {
         Dtype::Auto => None,
@@ -169,7 +169,7 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
     let limits = &args.engine;
     let trained = files.checkpoint.config().max_position_embeddings;
     let max_model_len = match limits.max_model_len {
-        // Checked against the model's own where the cache is sized.
+        // The sizing of the KV cache checks it against the model's limit.
         Some(MaxModelLen::Tokens(tokens)) => tokens.min(trained),
         Some(MaxModelLen::Auto) | None => trained,
     };

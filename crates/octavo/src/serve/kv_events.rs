@@ -1,4 +1,4 @@
-//! `--kv-events-config`: from vLLM's JSON object to where events go.
+//! `--kv-events-config`: vLLM's JSON object for publishing KV events.
 
 use anyhow::{Context, Result, bail};
 use octavo_kv_events::{Encoding, KvEventsConfig};
@@ -6,13 +6,13 @@ use serde_json::Value;
 
 use crate::cli::{Environment, JsonObject};
 
-/// Whether hashes are published as numbers, as vLLM's variable says.
+/// vLLM's variable for publishing hashes as numbers.
 const INT_HASHES: &str = "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES";
 
-/// None if events are not asked for.
+/// Reads the object; `None` if events are disabled.
 ///
 /// # Errors
-/// A key or a value that is not understood.
+/// A key is unknown or a value is invalid.
 pub(crate) fn config(object: Option<&JsonObject>, environment: &Environment<'_>) -> Result<Option<KvEventsConfig>> {
     let Some(JsonObject(keys)) = object else { return Ok(None) };
     let mut config = KvEventsConfig {

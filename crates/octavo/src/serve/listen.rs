@@ -9,13 +9,13 @@ use tokio::net::TcpSocket;
 use crate::cli::NetworkArgs;
 use crate::serve::settings::Settings;
 
-/// Connections that wait to be accepted: a burst of clients must not see a refusal.
+/// Backlog of the socket, large enough that a burst of clients is not refused.
 const BACKLOG: u32 = 4096;
 
-/// A bound socket, and how a client on this machine reaches it.
+/// A bound socket and its addresses for clients on this machine.
 pub(crate) struct Bound {
     pub(crate) listener: Listener,
-    /// For the log: `http://ADDRESS`, or the path of a Unix socket.
+    /// The address in the log: `http://ADDRESS` or the path of a Unix socket.
     pub(crate) place: String,
     /// The address of the server for a browser on this machine; `None` for a Unix socket.
     pub(crate) page: Option<String>,
@@ -23,10 +23,10 @@ pub(crate) struct Bound {
     pub(crate) curl: String,
 }
 
-/// Binds what the flags say. Must be called on the runtime that will serve.
+/// Binds the configured address. It must be called on the runtime that will serve.
 ///
 /// # Errors
-/// A sentence that names the flag: the address is taken or unknown, or a certificate is unusable.
+/// The address is in use or unknown, or a certificate cannot be used; the error names the flag.
 pub(crate) async fn bind(args: &NetworkArgs, settings: &Settings) -> Result<Bound> {
     let scheme = if settings.tls.is_some() { "https" } else { "http" };
     let (listener, place, page, curl) = match &settings.uds {
@@ -48,7 +48,7 @@ pub(crate) async fn bind(args: &NetworkArgs, settings: &Settings) -> Result<Boun
     Ok(Bound { listener, place, page, curl })
 }
 
-/// How a client on this machine reaches a listener: an unspecified address stands for all of the machine's.
+/// The address at which a client on this machine reaches a listener. An unspecified address includes the loopback one.
 fn reached(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         address.set_ip(Ipv4Addr::LOCALHOST.into());

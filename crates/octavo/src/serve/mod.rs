@@ -1,4 +1,4 @@
-//! `octavo serve`: resolve, load, compose, listen.
+//! `octavo serve`: resolves and loads a model, composes the server and listens.
 
 pub(crate) mod device;
 mod generation;
@@ -28,8 +28,8 @@ use crate::serve::model::ModelFiles;
 use crate::serve::settings::Settings;
 use crate::system::{self, human_bytes};
 
-/// By how much the threads of HTTP are nicer than those that compute: a third of the weight, enough to answer a probe in
-/// milliseconds on a machine that is fully used.
+/// Niceness of HTTP threads relative to compute threads: a third of the weight, which still answers a probe within
+/// milliseconds on a busy machine.
 #[cfg(target_os = "linux")]
 const HTTP_NICENESS: i32 = 5;
 
@@ -38,15 +38,15 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.enable_all().thread_name("octavo-http").on_thread_start(make_way).build()?;
     let result = runtime.block_on(serve(args));
-    // Tasks that are still running serve nobody any more.
+    // Tasks that still run have no clients any more.
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
 }
 
-/// Lets the threads that compute go first where processors are short: a step that is late delays every request, an answer
-/// that is late one. Tokens that have piled up meanwhile leave in one write.
+/// Runs HTTP threads at lower priority than compute threads, since a delayed step delays every request, but a delayed
+/// answer only one. Tokens that accumulate meanwhile are sent in one write.
 fn make_way() {
-    // Linux counts niceness by thread; elsewhere it would be the whole process that waits.
+    // On Linux, niceness is per thread; elsewhere it would apply to the whole process.
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::nice(HTTP_NICENESS) {
         tracing::debug!(%error, "cannot lower the priority of the HTTP threads");
@@ -64,7 +64,7 @@ async fn serve(args: ServeArgs) -> Result<()> {
     spawn_signals(&shutdown)?;
 
     let (limits, log_stats, with_key) = (settings.connection, settings.log_stats, !settings.api_keys.is_empty());
-    // A thread of its own: those that compute begin there, and inherit its priority.
+    // A separate thread, whose priority the compute threads inherit.
     let (loaded, load) = tokio::sync::oneshot::channel();
     let loader = std::thread::Builder::new().name("octavo-load".into());
     loader.spawn(move || {
@@ -102,55 +102,55 @@ async fn serve(args: ServeArgs) -> Result<()> {
     Ok(served?)
 }
 
-/// Everything that runs, not yet reachable.
+/// The composed server before it listens.
 pub(crate) struct Composed {
     pub(crate) engine: Engine,
     pub(crate) server: Server,
     telemetry: Telemetry,
-    /// Sends the last traces when dropped, which blocks.
+    /// The trace exporter, which blocks on drop to send the last traces.
     traces: Option<Traces>,
-    /// Lives as long as there is anything to publish.
+    /// The publisher, which must live as long as the engine.
     _publisher: Option<Publisher>,
     /// Whether the KV cache is in a GPU's memory.
     on_gpu: bool,
     /// The first served name.
     pub(crate) model_name: String,
-    /// Token ids are below it.
+    /// Exclusive upper bound of token ids.
     pub(crate) vocab_size: usize,
-    /// Tokens of a prompt and its answer together.
+    /// Maximum number of tokens of a prompt and its answer together.
     pub(crate) max_model_len: usize,
 }
 
-/// A model whose server is asked in this process, without a socket. Blocking, as [`compose`] is.
+/// Composes a server for use in this process, without a socket. It blocks, as [`compose`] does.
 ///
 /// # Errors
-/// Flags that are refused, or whatever keeps the model from being loaded.
+/// A flag is refused, or the model cannot be loaded.
 pub(crate) fn compose_in_process(args: &ComposeArgs) -> Result<Composed> {
     let settings = Settings::in_process(args, &|name| std::env::var(name).ok())?;
     check(args)?;
     compose(args, &settings)
 }
 
-/// A model on its device, without an engine; its KV cache is not yet allocated.
+/// A model on its device, without an engine. Its KV cache is not allocated yet.
 pub(crate) struct BareModel {
     pub(crate) backend: Box<dyn Backend>,
     pub(crate) program: Arc<Program>,
-    /// As it was asked for.
+    /// The name as given.
     pub(crate) name: String,
-    /// For people.
+    /// Description of the device.
     pub(crate) device: String,
-    /// Whether the processor computes.
+    /// Whether the model runs on the processor.
     pub(crate) on_host: bool,
-    /// Tokens of a KV block.
+    /// Tokens per KV block.
     pub(crate) block_size: usize,
-    /// Blocks that there is memory for, the null block included.
+    /// Number of blocks that fit the memory, including the null block.
     pub(crate) blocks: usize,
 }
 
-/// Loads a model for sequences of at most `--max-model-len` tokens. Blocking, as [`compose`] is.
+/// Loads a model for sequences of at most `--max-model-len` tokens. It blocks, as [`compose`] does.
 ///
 /// # Errors
-/// Flags that are refused, or whatever keeps the model from being loaded.
+/// A flag is refused, or the model cannot be loaded.
 pub(crate) fn load_model(args: &ComposeArgs) -> Result<BareModel> {
     check(args)?;
     let choice = device::choose(args)?;
@@ -170,7 +170,7 @@ pub(crate) fn load_model(args: &ComposeArgs) -> Result<BareModel> {
     Ok(BareModel { backend, program: model.program, name, device, on_host, block_size, blocks })
 }
 
-/// Loads the model and puts the parts together. Blocking: minutes where a model is downloaded.
+/// Loads the model and composes the server. It blocks, for minutes if the model is downloaded.
 fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let limits = &args.engine;
     let choice = device::choose(args)?;
@@ -235,7 +235,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     })
 }
 
-/// What the KV cache holds, in vLLM's words where it has them.
+/// Logs the capacity of the KV cache, in vLLM's words where it has them.
 fn log_memory(memory: &MemoryPlan) {
     let &MemoryPlan { blocks, block_size, max_model_len, .. } = memory;
     let (blocks, tokens) = (blocks.saturating_sub(1), memory.kv_tokens());
@@ -249,14 +249,14 @@ fn log_memory(memory: &MemoryPlan) {
     info!("Maximum concurrency for {max_model_len} tokens per request: {concurrency:.2}x");
 }
 
-/// Begins to publish KV events: the publisher, and where the engine puts them.
+/// Starts publishing KV events. Returns the publisher and the sink for the engine.
 fn publish(config: &KvEventsConfig) -> Result<(Publisher, Box<dyn KvEventSink>)> {
     let (publisher, sink) = Publisher::start(config.clone())?;
     info!("publishing KV events at {}", config.endpoint);
     Ok((publisher, Box::new(sink)))
 }
 
-/// What subscribers are told of them.
+/// The description of the publisher for subscribers.
 fn event_source(config: &KvEventsConfig, block_size: usize) -> KvEventSource {
     KvEventSource {
         rank: 0,
@@ -278,7 +278,7 @@ fn check(args: &ComposeArgs) -> Result<()> {
     Ok(())
 }
 
-/// The process's variables that are text.
+/// The environment variables that are valid Unicode.
 fn environment() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }

@@ -1,4 +1,4 @@
-//! From a reference to a program, its weights' source and a tokenizer.
+//! Opening and loading a model: program, weights and tokenizer.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use crate::pull;
 use crate::serve::{generation, stand_in};
 use crate::system::human_bytes;
 
-/// A model whose files are open.
+/// A model with open files.
 pub(crate) struct ModelFiles {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) program: Program,
     path: PathBuf,
 }
 
-/// A model whose weights are in a backend.
+/// A model with its weights in a backend.
 pub(crate) struct LoadedModel {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) program: Arc<Program>,
@@ -63,7 +63,7 @@ impl ModelFiles {
         Ok(Self { checkpoint, program, path: resolved.path })
     }
 
-    /// Reads the weights into `backend` while the tokenizer is built, which takes as long.
+    /// Reads the weights into `backend` while another thread builds the tokenizer, which takes about as long.
     pub(crate) fn load(self, args: &ComposeArgs, backend: &mut dyn Backend) -> Result<LoadedModel> {
         let Self { checkpoint, program, path } = self;
         let text = std::thread::scope(|scope| {
@@ -85,7 +85,7 @@ impl ModelFiles {
     }
 }
 
-/// Reads the weights into `backend`, with progress on a terminal or in the log.
+/// Reads the weights into `backend` and reports the progress on a terminal or in the log.
 fn load_weights(program: &Program, checkpoint: &Checkpoint, backend: &mut dyn Backend) -> Result<()> {
     let begun = Instant::now();
     let progress = pull::progress();
@@ -105,7 +105,7 @@ fn load_weights(program: &Program, checkpoint: &Checkpoint, backend: &mut dyn Ba
     Ok(())
 }
 
-/// Tokenizer and chat template.
+/// Builds the tokenizer and the chat template.
 fn text_model(args: &ComposeArgs, checkpoint: &Checkpoint) -> Result<TextModel> {
     let tokenizer = Arc::new(match checkpoint.is_dummy() && !checkpoint.has_tokenizer() {
         true => stand_in::tokenizer(checkpoint.config().vocab_size)?,
@@ -145,7 +145,8 @@ pub(crate) fn tokenizer(data: TokenizerData) -> Result<Tokenizer> {
     Ok(tokenizer)
 }
 
-/// `--chat-template`, or the checkpoint's. A checkpoint's broken template costs chat, not completions.
+/// The template of `--chat-template` or of the checkpoint. An invalid template of a checkpoint disables chat but not
+/// completions.
 fn template(given: Option<&str>, checkpoint: &Checkpoint, special: &SpecialTokens) -> Result<Option<ChatTemplate>> {
     if let Some(given) = given {
         let (source, named) = template_source(given)?;
@@ -164,7 +165,7 @@ fn template(given: Option<&str>, checkpoint: &Checkpoint, special: &SpecialToken
     }
 }
 
-/// A file's content, or the template itself where no such file is and it cannot be the name of one; and a name for it.
+/// The template and its name: the content of a file, or the value itself if it cannot be the name of a file.
 fn template_source(given: &str) -> Result<(String, String)> {
     match std::fs::read_to_string(given) {
         Ok(source) => Ok((source, format!("--chat-template {given}"))),

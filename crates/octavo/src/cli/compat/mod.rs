@@ -11,7 +11,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 pub(crate) use table::{FLAGS, flag};
 
-/// What follows a flag on the command line, so that it takes no more and no less.
+/// The values that a flag takes on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Takes {
     /// Nothing; `--no-NAME` is its opposite.
@@ -24,18 +24,18 @@ pub(crate) enum Takes {
     Json,
 }
 
-/// What a flag comes to.
+/// The effect of an unsupported flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Accepted with a warning: why it changes nothing here.
+    /// Accepted with a warning that gives the reason.
     NoEffect(&'static str),
-    /// A start-up error: why it cannot be ignored.
+    /// Refused with the reason.
     Refused(&'static str),
-    /// These values change nothing; other values are a start-up error: why.
+    /// These values are accepted silently; other values are refused with the reason.
     Only(&'static [&'static str], &'static str),
 }
 
-/// A flag of vLLM that this server does not serve.
+/// An unsupported flag of vLLM.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Flag {
     /// Without the dashes.
@@ -72,7 +72,7 @@ impl<T: Table> Unsupported<T> {
     /// The warnings to log, one for each flag.
     ///
     /// # Errors
-    /// Flags that would change results or need what is not there; one line each.
+    /// Some flags are refused; the error has one line for each.
     pub(crate) fn check(&self) -> Result<Vec<String>> {
         let (mut warnings, mut errors) = (vec![], vec![]);
         for (flag, values) in &self.given {
@@ -94,7 +94,7 @@ impl<T: Table> Unsupported<T> {
     }
 }
 
-/// Whether a value says that a feature is not wanted.
+/// Whether a value disables a feature.
 fn is_off(value: &str) -> bool {
     ["false", "none", "null", "{}", "[]", "0", ""].iter().any(|off| value.eq_ignore_ascii_case(off))
 }
@@ -112,7 +112,7 @@ impl<T: Table> Args for Unsupported<T> {
 fn argument(flag: &'static Flag) -> Arg {
     let arg = Arg::new(flag.name).long(flag.name).hide(true);
     match flag.takes {
-        // Made a switch with an opposite by `cli::command`, as all are.
+        // `cli::command` makes it a switch with an opposite, as all switches.
         Takes::Switch => arg.action(ArgAction::SetTrue).value_parser(BoolishValueParser::new()),
         Takes::Value => arg.action(ArgAction::Append).num_args(1).allow_negative_numbers(true),
         Takes::Json => arg.action(ArgAction::Append).num_args(1).value_name(crate::cli::JSON),
