@@ -222,6 +222,34 @@ mod tests {
         assert_eq!((config.goodput.tpot, config.goodput.e2el), (None, Some(Duration::from_secs(1))));
     }
 
+    /// The flags of `vllm bench serve`, with a value where they take one.
+    const VLLM: &str = "--seed 1|--num-prompts 5|--dataset-name random|--no-stream|--dataset-path f|--no-oversample|\
+        --skip-chat-template|--disable-shuffle|--custom-output-len 9|--spec-bench-output-len 9|--spec-bench-category x|\
+        --sonnet-input-len 9|--sonnet-output-len 9|--sonnet-prefix-len 9|--sharegpt-output-len 9|--blazedit-min-distance 0|\
+        --blazedit-max-distance 1|--random-input-len 9|--random-output-len 9|--random-range-ratio 0.5|--random-prefix-len 9|\
+        --random-batch-size 1|--no-reranker|--random-mm-base-items-per-request 1|--random-mm-num-mm-items-range-ratio 0|\
+        --random-mm-limit-mm-per-prompt {}|--random-mm-bucket-config {}|--hf-subset x|--hf-split x|--hf-name x|\
+        --hf-output-len 9|--prefix-repetition-prefix-len 9|--prefix-repetition-suffix-len 9|\
+        --prefix-repetition-num-prefixes 9|--prefix-repetition-output-len 9|--label x|--backend vllm|--endpoint-type openai|\
+        --base-url http://x|--host x|--port 9|--endpoint /v1/completions|--header a=b|--max-concurrency 9|--model m|\
+        --input-len 9|--output-len 9|--tokenizer t|--tokenizer-mode auto|--use-beam-search|--logprobs 3|--request-rate inf|\
+        --burstiness 2|--probe-request-rate 0.0|--trust-remote-code|--disable-tqdm|--num-warmups 2|--profile|--save-result|\
+        --save-detailed|--append-result|--metadata a=b|--result-dir d|--result-filename f|--ignore-eos|--self-timed|\
+        --no-self-timed|--percentile-metrics ttft,tpot,itl|--metric-percentiles 25,99|--goodput ttft:9|\
+        --request-id-prefix x|--top-p 0.9|--top-k 9|--min-p 0.1|--temperature 0|--frequency-penalty -1|\
+        --presence-penalty -1|--repetition-penalty 1|--served-model-name m|--lora-modules a|--lora-assignment random|\
+        --ramp-up-start-rps 1|--ramp-up-end-rps 9|--ready-check-timeout-sec 0|--chat-template-kwargs {}|--extra-body {}|\
+        --skip-tokenizer-init|--insecure|--plot-timeline|--timeline-itl-thresholds 25,50|--plot-dataset-stats";
+
+    #[test]
+    fn every_flag_of_vllm_is_understood() {
+        for flag in VLLM.split('|') {
+            let line = format!("bench serve {} --seed 7", flag.trim());
+            let seed = parsed(&line).unwrap_or_else(|error| panic!("{line}: {error}")).seed;
+            assert_eq!(seed, 7, "{line}");
+        }
+    }
+
     #[test]
     fn the_endpoint_decides_the_form_of_requests() {
         let endpoint = |line: &str| parsed(&format!("bench serve {line}")).map(|config| (config.endpoint, config.path));
