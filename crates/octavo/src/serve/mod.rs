@@ -314,8 +314,10 @@ fn spawn_signals(shutdown: &Shutdown) -> Result<()> {
         let mut first: Option<Instant> = None;
         loop {
             let (name, begin): (_, fn(&Shutdown)) = tokio::select! {
-                _ = terminate.recv() => ("SIGTERM", Shutdown::signal),
+                // Of two signals at once, the one without a lag counts.
+                biased;
                 _ = interrupt.recv() => ("SIGINT", Shutdown::interrupt),
+                _ = terminate.recv() => ("SIGTERM", Shutdown::signal),
             };
             match first {
                 None => {
