@@ -1,4 +1,5 @@
-//! Resources that a compiled kernel uses, as the compiler's log states them, and how many CTAs they let a multiprocessor hold.
+//! Resource usage of a compiled kernel, from the compiler's log, and the number of CTAs that a multiprocessor can hold
+//! with it.
 
 use std::collections::BTreeMap;
 
@@ -6,19 +7,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::manifest::Chip;
 
-/// Resources of one instance on one chip.
+/// Resource usage of one instance on one chip.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Usage {
-    /// Registers of a thread.
+    /// Number of registers of a thread.
     pub registers: u32,
-    /// Bytes of static shared memory of a CTA, beside those that a launch asks for.
+    /// Static shared memory of a CTA in bytes, without the dynamic memory of a launch.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub shared: u32,
-    /// Bytes of a thread's stack: arrays that the compiler cannot keep in registers.
+    /// Stack of a thread in bytes: arrays that the compiler cannot keep in registers.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub stack: u32,
-    /// Bytes of a thread that the compiler stores to memory for lack of registers.
+    /// Spilled registers of a thread in bytes.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub spills: u32,
 }
@@ -60,16 +61,16 @@ fn number_before(line: &str, word: &str) -> Option<u32> {
 struct Multiprocessor {
     threads: u32,
     ctas: u32,
-    /// Bytes of shared memory.
+    /// Shared memory in bytes.
     shared: u32,
-    /// Bytes of shared memory that the system takes of each CTA.
+    /// Shared memory in bytes that the system reserves for each CTA.
     reserved: u32,
 }
 
-/// Registers of a multiprocessor on every chip.
+/// Number of registers of a multiprocessor on every chip.
 const REGISTERS: u32 = 65_536;
 
-/// Registers are allocated to a warp in units of that many.
+/// Unit in which registers are allocated to a warp.
 const REGISTER_UNIT: u32 = 256;
 
 impl Multiprocessor {
@@ -87,8 +88,8 @@ impl Multiprocessor {
     }
 }
 
-/// CTAs that a multiprocessor of a chip holds at once, each of `threads` threads with `dynamic_shared` bytes of shared memory beside
-/// the kernel's own. `None` for a chip whose limits are not known here.
+/// Returns the number of CTAs that a multiprocessor of a chip holds at once, each with `threads` threads and
+/// `dynamic_shared` bytes of shared memory in addition to the kernel's own; `None` for a chip with unknown limits.
 pub fn occupancy(chip: Chip, usage: &Usage, threads: u32, dynamic_shared: usize) -> Option<u32> {
     let limits = Multiprocessor::of(chip)?;
     let warps = threads.div_ceil(32).max(1);
@@ -125,11 +126,11 @@ ptxas info    : Used 12 registers, 416 bytes cmem[0]
     #[test]
     fn the_scarcest_resource_limits_occupancy() {
         let of = |registers, shared| Usage { registers, shared, ..Usage::default() };
-        // 168 registers of 128 threads are 21504, three times in 65536.
+        // 168 registers of 128 threads are 21504, which fits three times in 65536.
         assert_eq!(occupancy(Chip::SM_90, &of(168, 0), 128, 0), Some(3));
-        // 169 are allocated as 176.
+        // 169 registers are allocated as 176.
         assert_eq!(occupancy(Chip::SM_90, &of(169, 0), 128, 0), Some(2));
-        // Threads, CTAs, and shared memory with what the system takes.
+        // The limits are threads, CTAs, and shared memory including the reserved part.
         assert_eq!(occupancy(Chip::SM_89, &of(16, 0), 256, 0), Some(6));
         assert_eq!(occupancy(Chip::SM_89, &of(16, 0), 32, 0), Some(24));
         assert_eq!(occupancy(Chip::SM_90, &of(32, 40 << 10), 128, 72 << 10), Some(2));

@@ -1,4 +1,4 @@
-//! `octavo bench` with a tiny model, and what it leaves behind.
+//! Tests of `octavo bench` with a tiny model, and of the files it writes.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -7,10 +7,10 @@ use octavo_backend_cuda::testing::{cache, standin};
 use octavo_tests::Server;
 use serde_json::Value;
 
-/// A Llama of random weights with a context of 256 tokens.
+/// A Llama with random weights and a context of 256 tokens.
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/testdata/llama");
 
-/// Runs `octavo bench WHAT TINY ARGS` with both kinds of files in `folder`.
+/// Runs `octavo bench WHAT TINY ARGS` with both kinds of output files in `folder`.
 fn bench(what: &str, args: &[&str], folder: &Path) -> Output {
     let mut command = Command::new(crate::OCTAVO);
     command.args(["bench", what, TINY, "--cpu-threads", "1", "--num-gpu-blocks-override", "64"]).args(args);
@@ -18,7 +18,7 @@ fn bench(what: &str, args: &[&str], folder: &Path) -> Output {
     command.output().unwrap()
 }
 
-/// What was said, and the JSON that was written.
+/// Returns the output and the JSON that was written.
 fn figures(output: &Output, folder: &Path) -> (String, Value) {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
@@ -119,7 +119,7 @@ fn conversations_are_measured_by_the_servers_tokenizer() {
     assert_eq!(json["completed"], 2);
 }
 
-/// Runs `octavo bench ARGS` on the stand-in for a GPU, with a file of figures; what was said, and the figures.
+/// Runs `octavo bench ARGS` on the stand-in for a GPU, with a file of results. Returns the output and the results.
 fn on_standin(args: &[&str]) -> (String, Value) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("figures.json");
@@ -132,7 +132,7 @@ fn on_standin(args: &[&str]) -> (String, Value) {
     (said, serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap())
 }
 
-/// That every one of some figures has a time, and rates that follow from it.
+/// Checks that each result has a time, and rates that match it.
 fn check_rates(rows: &[Value]) {
     for row in rows {
         let figure = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("no {key}: {row}"));
@@ -160,7 +160,7 @@ fn steps_are_held_against_the_processors_limits() {
     let steps = json["steps"].as_array().unwrap();
     let kinds: Vec<&str> = steps.iter().map(|step| step["kind"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["decode", "decode", "prefill"]);
-    // Three sequences of 40 tokens are 9 blocks and the null block, of which there are 7.
+    // Three sequences of 40 tokens need 9 blocks and the null block, but there are only 7.
     assert_eq!(steps[1]["error"], "it does not fit the KV cache");
     assert!(said.contains("decode 3 x 40: does not fit the KV cache"), "{said}");
     let measured = [steps[0].clone(), steps[2].clone()];
@@ -184,7 +184,7 @@ fn steps_and_kernels_are_measured_on_a_gpu() {
     let roofline = ["roofline", model, "--device", "cuda", "--load-format", "dummy", "--kv-cache-memory-bytes", "4M"];
     let (said, json) = on_standin(&[&roofline[..], &sizes].concat());
     assert!(said.contains("Emulated H200 (sm_90a, 1.00 GiB), bfloat16"), "{said}");
-    // Nobody states the limits of an emulation.
+    // The limits of an emulation are unknown.
     assert!(said.contains("limits: unknown") && json["limits"].is_null(), "{said}");
     let steps = json["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 3);
@@ -219,7 +219,7 @@ fn steps_and_kernels_are_measured_on_a_gpu() {
     let (_, json) = on_standin(&[&["kernels", model, "--filter", "head"][..], &sizes].concat());
     let kernels = json["kernels"].as_array().unwrap();
     assert!(!kernels.is_empty() && kernels.iter().all(|kernel| kernel["on"].as_str().unwrap().contains("head")));
-    // Three rows of the head: 320 outputs in f32 of 64 inputs.
+    // Three rows of the head have 320 outputs in f32 from 64 inputs.
     let gemm = kernels.iter().find(|kernel| kernel["on"] == "head 320x64, 3 rows").unwrap();
     assert_eq!(
         (gemm["flops"].as_u64(), gemm["bytes"].as_u64()),

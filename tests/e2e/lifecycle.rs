@@ -1,4 +1,4 @@
-//! Start, health, drain and end.
+//! Tests of start, health, drain and end.
 
 use std::path::Path;
 use std::time::Duration;
@@ -28,7 +28,7 @@ async fn health_is_there_when_the_server_is_ready() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn while_it_loads_it_is_alive_not_ready_and_can_be_ended() {
-    // A hub that takes requests and never answers.
+    // The hub accepts requests and never answers.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut server = Server::start_loading(Path::new(OCTAVO), &format!("http://{}", silent.local_addr().unwrap()));
     assert_eq!(server.get("/live").await.0, 200);

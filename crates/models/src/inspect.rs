@@ -1,4 +1,4 @@
-//! The text of `octavo inspect`: what a program is and what it costs.
+//! The output of `octavo inspect`: a program and its cost.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,28 +9,29 @@ use octavo_ops::{BufferId, Op, Program, WeightId};
 use crate::config::ModelConfig;
 use crate::progress::human_bytes;
 
-/// Longest block of ops that is looked for when repeated layers are folded.
+/// Maximum number of ops in a block when repeated layers are folded.
 const MAX_PERIOD: usize = 64;
 
-/// The steps that [`inspect`] prices.
+/// Steps whose cost [`inspect`] computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InspectOptions {
-    /// Keys that the decoded token attends to, itself included; at least 1.
+    /// Number of keys that the decoded token attends to, including its own; at least 1.
     pub context: usize,
-    /// Tokens of the prefilled prompt.
+    /// Number of tokens of the prefilled prompt.
     pub prompt: usize,
     /// Element sizes of activations and KV cache.
     pub elements: ElementBytes,
 }
 
 impl Default for InspectOptions {
-    /// One token at 1024 tokens of context, a prompt of 512, f32 throughout.
+    /// Returns one token at a context of 1024 tokens, a prompt of 512 tokens, and f32 throughout.
     fn default() -> Self {
         Self { context: 1024, prompt: 512, elements: ElementBytes::F32 }
     }
 }
 
-/// The program as text: a header, one line per op (repeated layers folded), and the totals of a decode and a prefill.
+/// Returns the program as text: a header, one line per op (repeated layers folded), and the totals of a decode and a
+/// prefill.
 pub fn inspect(config: &ModelConfig, program: &Program, options: &InspectOptions) -> String {
     let report = Report {
         program,
@@ -75,11 +76,11 @@ fn header(config: &ModelConfig, program: &Program, options: &InspectOptions) -> 
     lines.join("\n") + "\n\n"
 }
 
-/// One op, priced.
+/// An op with its cost.
 struct Line {
     name: &'static str,
     shapes: String,
-    /// Its weights, layer numbers replaced by `*` so that repeated layers read the same.
+    /// Weights of the op. Layer numbers are replaced by `*`, so that repeated layers are equal.
     weights: String,
     decode: Cost,
     prefill: Cost,
@@ -199,7 +200,7 @@ impl Report<'_> {
     }
 }
 
-/// The weights an op reads.
+/// Returns the weights that an op reads.
 fn weights_of(op: &Op) -> Vec<WeightId> {
     match op {
         Op::Embed { table, .. } => vec![*table],
@@ -211,13 +212,14 @@ fn weights_of(op: &Op) -> Vec<WeightId> {
     }
 }
 
-/// `layers.12.qkv` → `layers.*.qkv`.
+/// Replaces the layer: `layers.12.qkv` → `layers.*.qkv`.
 fn without_layer(name: &str) -> String {
     let numeric = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
     name.split('.').map(|part| if numeric(part) { "*" } else { part }).collect::<Vec<_>>().join(".")
 }
 
-/// The block at the start of `lines` whose repetitions cover most of them: `(lines a block, times)`.
+/// Finds the block at the start of `lines` whose repetitions cover most lines. Returns its length and the number of
+/// repetitions.
 fn repetition(lines: &[Line]) -> (usize, usize) {
     let mut best = (1, 1);
     for period in 1..=MAX_PERIOD.min(lines.len() / 2) {

@@ -5,21 +5,22 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Receives what long work does. Implementations must be cheap: `advance_to` is called for every buffer.
+/// Receives the progress of long operations. Implementations must be cheap, because `advance_to` is called for every
+/// buffer.
 pub trait Progress: Send + Sync {
-    /// Starts a task. `total` is in bytes, `None` when unknown.
+    /// Starts a task. `total` is in bytes; `None` if unknown.
     fn begin(&self, label: &str, total: Option<u64>) -> Box<dyn ProgressTask>;
 
-    /// Says something once, between tasks.
+    /// Shows a message between tasks.
     fn message(&self, text: &str);
 }
 
-/// One task of a [`Progress`]. Dropping it without [`finish`](ProgressTask::finish) means that it was given up.
+/// A task of a [`Progress`]. Dropping it without [`finish`](ProgressTask::finish) means that it was abandoned.
 pub trait ProgressTask: Send + Sync {
-    /// `done` bytes are there, out of the total. It may go back when a download restarts.
+    /// Reports that `done` bytes of the total are complete. The value may decrease when a download restarts.
     fn advance_to(&self, done: u64);
 
-    /// The task is complete.
+    /// Reports that the task is complete.
     fn finish(self: Box<Self>);
 }
 
@@ -46,7 +47,7 @@ impl ProgressTask for Silent {
     fn finish(self: Box<Self>) {}
 }
 
-/// Draws a bar a task on standard error.
+/// Shows a bar for each task on standard error.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BarProgress;
 
@@ -71,7 +72,7 @@ impl Progress for BarProgress {
     }
 
     fn message(&self, text: &str) {
-        // Plain output: a task is never drawn while something is said.
+        // Plain output is enough, because no bar is shown while a message is printed.
         eprintln!("{text}");
     }
 }
@@ -99,7 +100,7 @@ impl Drop for BarTask {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogProgress;
 
-/// Bytes between two lines of a task whose total is unknown.
+/// Number of bytes between two lines of a task whose total is unknown.
 const LOG_EVERY: u64 = 64 << 20;
 
 /// Least time between two lines of a task.

@@ -1,4 +1,4 @@
-//! Made-up weights: the bits of the host's.
+//! Tests that dummy weights have the bits of the host's.
 
 use std::sync::LazyLock;
 
@@ -11,7 +11,7 @@ use crate::common::{encode, in_every_order, launch};
 use crate::launcher::{Kernels, dtypes};
 use crate::support::Array;
 
-/// Multiprocessors that the grid is made for.
+/// Number of multiprocessors for which the grid is computed.
 const PROCESSORS: u32 = 132;
 
 static KERNELS: LazyLock<Kernels> =
@@ -20,7 +20,8 @@ static KERNELS: LazyLock<Kernels> =
 #[test]
 fn values_have_the_hosts_bits() {
     for dtype in dtypes() {
-        // A spread that no type holds exactly; a norm's; and more elements than a pass of the grid takes.
+        // The cases are a spread that no type represents exactly, that of a norm, and more elements than one pass of
+        // the grid takes.
         for (seed, centre, spread, count) in [(1, 0.0, 0.0270633, 1000), (77, 1.0, 0.125, 5), (3, 0.0, 0.5, 150_000)] {
             let rule = DummyRule { seed, centre, spread };
             let instance = manifest::fill(dtype);

@@ -1,8 +1,8 @@
-//! The machine code of compiled kernels.
+//! Machine code of compiled kernels.
 
 use std::collections::BTreeMap;
 
-/// The instructions of each kernel of a disassembled cubin, in their order.
+/// Returns the instructions of each kernel of a disassembled cubin, in order.
 pub(crate) fn instructions(text: &str) -> BTreeMap<String, Vec<String>> {
     let mut kernels: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut current = None;
@@ -11,7 +11,7 @@ pub(crate) fn instructions(text: &str) -> BTreeMap<String, Vec<String>> {
             current = Some(name.split(',').next().expect("a name").to_owned());
         }
         let Some(name) = &current else { continue };
-        // `/*0010*/ @!P0 LDG.E.128 R4, [R2.64] ;`
+        // The format is `/*0010*/ @!P0 LDG.E.128 R4, [R2.64] ;`.
         let Some((_, code)) = line.split_once("*/").filter(|(address, _)| address.trim_start().starts_with("/*"))
         else {
             continue;

@@ -1,5 +1,5 @@
-//! Every instance of the manifest compiles for every chip, uses what `budget.toml` says that it uses, and multiplies by the
-//! instruction that was meant. Needs the packages of `tests/requirements.txt`, no GPU.
+//! Checks that every instance of the manifest compiles for every chip, uses the resources in `budget.toml`, and
+//! multiplies by the intended instruction. Needs the packages of `tests/requirements.txt`, but no GPU.
 
 mod code;
 mod residency;
@@ -16,14 +16,14 @@ use octavo_kernels::nvrtc::Compiled;
 use octavo_kernels::sources::{self, Source};
 use octavo_kernels::usage::{self, Usage};
 
-/// Programs that are compiled at once.
+/// Number of programs that are compiled at once.
 const THREADS: usize = 2;
-/// Set to 1, the budget is rewritten with what was found.
+/// Environment variable: with 1, the budget is rewritten with the usage found.
 const REWRITE: &str = "OCTAVO_WRITE_BUDGET";
-/// The release of NVRTC that the budget is of.
+/// NVRTC release of the budget.
 const RELEASE: (u32, u32) = (12, 9);
 
-/// What each instance uses, by chip and name.
+/// Usage of each instance, by chip and name.
 type Budget = BTreeMap<String, BTreeMap<String, Usage>>;
 
 /// A source with its instances, compiled for a chip.
@@ -34,7 +34,7 @@ struct Program {
     compiled: Compiled,
 }
 
-/// Everything compiled, once for all tests; empty where there is no compiler.
+/// Returns all compiled programs, compiled once for all tests; empty without a compiler.
 fn programs() -> &'static [Program] {
     static PROGRAMS: OnceLock<Vec<Program>> = OnceLock::new();
     PROGRAMS.get_or_init(|| {
@@ -92,7 +92,7 @@ fn found() -> Budget {
     found
 }
 
-/// The budget as it is committed: a line an instance.
+/// Formats the budget as committed: one line per instance.
 fn written(budget: &Budget) -> String {
     let mut text = String::from(
         "# What each instance uses, as NVRTC 12.9 compiles it; `tests/nvrtc` holds every instance to it. A kernel that is changed on\n\
@@ -134,7 +134,7 @@ fn every_instance_keeps_its_budget() {
     assert!(differences.is_empty(), "if this is meant, {REWRITE}=1 writes the budget anew:\n{differences}");
 }
 
-/// Bytes of shared memory that a CTA may have by asking for it.
+/// Returns the maximum shared memory of a CTA in bytes.
 fn shared_limit(chip: Chip) -> usize {
     match chip {
         Chip::SM_70 => 96 << 10,
@@ -149,7 +149,7 @@ fn every_instance_can_be_launched() {
     for program in programs() {
         for instance in &program.instances {
             let used = &found[&program.chip.arch()][&instance.name];
-            // Registers are given out by eights.
+            // Registers are allocated in units of eight.
             let registers = used.registers.next_multiple_of(8) * instance.threads;
             assert!(registers <= 65536 && instance.threads <= 1024, "{}: {registers} registers", instance.name);
             let shared = used.shared as usize + instance.dynamic_shared;
@@ -157,7 +157,7 @@ fn every_instance_can_be_launched() {
             assert!(used.shared <= 48 << 10, "{}: static shared memory is at most 48 KiB", instance.name);
             let resident = instance.resident.max(1);
             assert!(resident * registers <= 65536, "{}: {resident} times {registers} registers", instance.name);
-            // The system takes a little of each.
+            // The system takes a little of each CTA's memory.
             let shared = (shared + (1 << 10)) * resident as usize;
             assert!(
                 shared <= shared_limit(program.chip) + (1 << 10),
@@ -168,7 +168,7 @@ fn every_instance_can_be_launched() {
     }
 }
 
-/// The tensor-core instruction that an instance is meant to use on a chip.
+/// Returns the tensor-core instruction that an instance should use on a chip.
 fn tensor_instruction(instance: &Instance) -> Option<&'static str> {
     let calls = |wrapper: &str| instance.source.text.contains(wrapper);
     if calls("mma_m8n8k4_") {
@@ -180,9 +180,9 @@ fn tensor_instruction(instance: &Instance) -> Option<&'static str> {
     }
 }
 
-/// Whether an instance streams memory, so that it must load 16 bytes at once.
+/// Returns whether an instance streams memory, so that it must load 16 bytes at once.
 fn streams(instance: &Instance) -> bool {
-    // The 32 codes of 2 bits that a thread writes the values of are 8 bytes.
+    // A thread dequantises 32 codes of 2 bits, which are 8 bytes.
     let short = ["dequantize_q2_k", "dequantize_q3_k"].iter().any(|name| instance.name.starts_with(name));
     [sources::GEMV, sources::QUANTIZED].contains(&instance.source) && !instance.name.starts_with("quantize_") && !short
 }
@@ -208,7 +208,7 @@ fn machine_code_is_what_was_meant() {
 
 fn check_code(instance: &Instance, chip: Chip, code: &[String]) {
     let context = format!("{} on {}", instance.name, chip.arch());
-    // The four steps of Volta's instruction are one.
+    // The four steps of Volta's instruction count as one.
     let tensor: Vec<_> = code.iter().filter(|c| c.starts_with("HMMA")).map(|c| c.split(".STEP").next()).collect();
     match tensor_instruction(instance) {
         Some(meant) => assert!(
@@ -240,12 +240,12 @@ fn check_code(instance: &Instance, chip: Chip, code: &[String]) {
     }
 }
 
-/// The stretches of code that no branch parts.
+/// Returns the stretches of code without a branch.
 fn stretches(code: &[String]) -> impl Iterator<Item = &[String]> {
     code.split(|instruction| instruction.starts_with("BRA"))
 }
 
-/// Instructions of that kind.
+/// Counts the instructions of a kind.
 fn count(code: &[String], start: &str, part: &str) -> usize {
     code.iter().filter(|c| c.starts_with(start) && c.contains(part)).count()
 }

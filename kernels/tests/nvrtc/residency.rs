@@ -1,6 +1,6 @@
-//! Kernels that share their work among a fixed number of CTAs have no more of them than a device holds at once: a CTA that waits
-//! for another to end costs a second wave, up to twice the time of the kernel. The registers and the shared memory are those of the
-//! budget, so the check needs neither a compiler nor a GPU.
+//! Checks that kernels which share their work among a fixed number of CTAs have no more CTAs than a device holds at
+//! once: a CTA that waits for another to end costs a second wave, up to twice the time of the kernel. The registers and
+//! the shared memory are those of the budget, so the check needs neither a compiler nor a GPU.
 
 use octavo_kernels::manifest::{self, Chip, Dtype, HEAD_SIZES, Instance};
 use octavo_kernels::params::{AttentionParams, FILL_CTAS, FillParams, PagedDecodeParams};
@@ -10,17 +10,17 @@ use octavo_kernels::usage::{Usage, occupancy};
 
 use crate::{Budget, budget};
 
-/// Multiprocessors of the GPUs that a chip's kernels run on: whole ones, small ones, and slices.
+/// Numbers of multiprocessors of the GPUs with a chip: whole ones, small ones, and slices.
 const PROCESSORS: [(Chip, &[u32]); 3] =
     [(Chip::SM_70, &[80, 72]), (Chip::SM_89, &[142, 128, 58]), (Chip::SM_90, &[132, 114, 78, 60, 16])];
 
-/// CTAs that a device of the chip holds at once for each multiprocessor, by the budget.
+/// Returns the number of CTAs that a multiprocessor of the chip holds at once, according to the budget.
 fn resident(budget: &Budget, chip: Chip, instance: &Instance) -> u32 {
     let usage: &Usage = &budget[&chip.arch()][&instance.name];
     occupancy(chip, usage, instance.threads, instance.dynamic_shared).expect("the chip's limits are known")
 }
 
-/// Grid of decode attention for sequences of some lengths.
+/// Returns the grid of decode attention for sequences of these lengths.
 fn decode_grid([q_heads, kv_heads]: [u32; 2], lengths: &[u32], processors: u32) -> [u32; 3] {
     let params = PagedDecodeParams {
         attention: AttentionParams { q_heads, kv_heads, ..AttentionParams::default() },
@@ -53,7 +53,7 @@ fn decode_attention_runs_in_one_wave() {
                     let lengths = vec![lengths.1; lengths.0];
                     let [x, y, z] = decode_grid([kv_heads * group, kv_heads], &lengths, processors);
                     let context = format!("{} on {} of {processors}: grid {x} x {y}", instance.name, chip.arch());
-                    // One column is the least: of a slice of a GPU some models have more heads than it holds CTAs.
+                    // One column is the minimum: on a slice of a GPU some models have more heads than it holds CTAs.
                     assert!(x * y * z <= processors * held || x == 1, "{context}, {held} resident");
                     checked += usize::from(x > 1);
                 }
@@ -76,7 +76,7 @@ fn made_up_weights_are_written_in_one_wave() {
     }
 }
 
-/// A kernel whose CTAs stride over the first dimension of the grid is checked above.
+/// Kernels whose CTAs stride over the first dimension of the grid are checked above.
 #[test]
 fn no_other_kernel_shares_work_among_a_fixed_number_of_blocks() {
     let strides = |text: &str| text.contains("gridDim.x");

@@ -1,9 +1,9 @@
-//! Kernels compiled ahead of time: a read-only folder of [entries](crate::cache) with a list of what it has.
+//! Precompiled kernels: a read-only folder of [entries](crate::cache) with an index.
 //!
-//! It is looked at before the cache and before a compiler, so a machine with a pack for its chip needs no NVRTC, and one that has
-//! an NVRTC uses the pack's code all the same, whichever release compiled it: machine code for a chip asks no more of the machine
-//! than a driver of its CUDA major. A pack is for the kernels of one build of octavo: the list holds, for each chip, a hash
-//! of all that there are, and where it is another one the pack is not used, and that is said.
+//! A pack has priority over the cache and the compiler. A machine with a pack for its chip needs no NVRTC, and a
+//! machine with NVRTC uses the pack's code too, whichever release compiled it, because machine code for a chip requires
+//! only a driver of its CUDA major. A pack belongs to one build of octavo: the index contains a hash of all kernels for
+//! each chip, and if the hash differs, the pack is not used and a warning is logged.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,33 +19,33 @@ use crate::build::{compile, in_parallel};
 use crate::cache::{KernelCache, Key};
 use crate::libraries::{Kind, OLDEST_CHIP, Places, Version, compiler_for_packs};
 
-/// The list's file.
+/// File name of the index.
 const INDEX: &str = "pack.json";
 
-/// The file with the resources of each entry of machine code, by the entry's file name.
+/// File with the resources of each entry of machine code, by the entry's file name.
 const USAGE: &str = "usage.json";
 
-/// What a pack has.
+/// Index of a pack.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Index {
-    /// The release of octavo that made it.
+    /// Release of octavo that built it.
     octavo: String,
-    /// Its parts by the compiler's name of the target; none while the pack is being made.
+    /// Parts by the compiler's name of the target; empty while the pack is being built.
     chips: BTreeMap<String, Part>,
 }
 
-/// What a pack has for a target.
+/// The part of a pack for one target.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Part {
-    /// The release of NVRTC that compiled it.
+    /// Release of the NVRTC that compiled it.
     nvrtc: Version,
-    /// How many it has.
+    /// Number of kernels.
     kernels: usize,
-    /// The hash of all kernels for the chip, those included that were left out of the pack.
+    /// Hash of all kernels for the chip, including those left out of the pack.
     digest: String,
 }
 
-/// A folder of kernels that were compiled ahead of time.
+/// A folder of precompiled kernels.
 #[derive(Clone, Debug)]
 pub struct KernelPack {
     folder: PathBuf,
@@ -53,60 +53,60 @@ pub struct KernelPack {
     index: Index,
 }
 
-/// Why there is no pack.
+/// Reason why there is no pack.
 #[derive(Debug, thiserror::Error)]
 pub enum PackError {
-    /// The folder has none.
+    /// The folder has no index.
     #[error("{0} holds no kernel pack (no {INDEX}): `octavo kernels build --output {0}` makes one")]
     Missing(PathBuf),
-    /// Its list is not understood.
+    /// The index cannot be parsed.
     #[error("the kernel pack {0} cannot be read: {1}")]
     Broken(PathBuf, String),
-    /// It cannot be written.
+    /// The pack cannot be written.
     #[error("the kernel pack {0} cannot be written: {1}")]
     Unwritable(PathBuf, std::io::Error),
-    /// Something else is in the folder.
+    /// The folder contains something else.
     #[error("{0} is neither empty nor a kernel pack: name a folder of its own")]
     Occupied(PathBuf),
-    /// There are no kernels for such a chip.
+    /// There are no kernels for the chip.
     #[error("there are no kernels for {chip}: {oldest} is the oldest chip", chip = _0.arch(), oldest = OLDEST_CHIP.arch())]
     Chip(Chip),
-    /// No kernel has a name that begins so.
+    /// No kernel has a name with this prefix.
     #[error("no kernel for {0} has a name that begins with {1}")]
     Name(String, String),
-    /// Something is not compiled: a sentence.
+    /// A kernel could not be compiled; contains a sentence.
     #[error("{0}")]
     Compiler(String),
 }
 
-/// Why a pack is not used.
+/// Reason why a pack is not used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PackUnfit {
-    /// It has nothing for the chip.
+    /// The pack has no kernels for the chip.
     #[error("it has kernels for {has}, not for {wanted}")]
     Chip {
-        /// The chip.
+        /// Requested chip.
         wanted: String,
-        /// The chips that it is for.
+        /// Chips in the pack.
         has: String,
     },
-    /// It is of another build.
+    /// The pack belongs to another build.
     #[error("octavo {made} made it from other kernels than those of this one: `octavo kernels build` makes it anew")]
     Stale {
-        /// The release that made it.
+        /// Release that built it.
         made: String,
     },
-    /// The driver does not take its code.
+    /// The driver does not support its code.
     #[error("NVRTC {nvrtc} compiled it, and the driver supports CUDA {driver} only")]
     Driver {
-        /// The compiler's release.
+        /// Release of the compiler.
         nvrtc: Version,
-        /// What the driver supports.
+        /// CUDA version that the driver supports.
         driver: Version,
     },
 }
 
-/// The hash of all kernels for a target.
+/// Returns the hash of all kernels for a target.
 fn digest(target: Target) -> String {
     let mut keys: Vec<_> = manifest::all(target.chip()).iter().map(|instance| Key::new(instance, target)).collect();
     keys.sort();
@@ -114,10 +114,10 @@ fn digest(target: Target) -> String {
 }
 
 impl KernelPack {
-    /// Reads the list of the pack in a folder.
+    /// Reads the index of the pack in a folder.
     ///
     /// # Errors
-    /// There is none, or it is not understood.
+    /// Returns an error if there is no index or it cannot be parsed.
     pub fn read(folder: &Path) -> Result<Self, PackError> {
         let path = folder.join(INDEX);
         let broken = |reason: String| PackError::Broken(folder.to_owned(), reason);
@@ -132,10 +132,11 @@ impl KernelPack {
         Ok(Self { folder: folder.to_owned(), entries: KernelCache::new(folder), index })
     }
 
-    /// Checks that its kernels for a target are those of this octavo, and that a driver of that CUDA, if one is given, takes them.
+    /// Checks that its kernels for a target are those of this octavo and, if a driver is given, that the driver
+    /// supports them.
     ///
     /// # Errors
-    /// Why they are not used.
+    /// Returns the reason why they are not used.
     pub fn check(&self, target: Target, driver: Option<Version>) -> Result<(), PackUnfit> {
         let wanted = target.arch();
         let Some(part) = self.index.chips.get(&wanted) else {
@@ -144,7 +145,7 @@ impl KernelPack {
         if part.digest != digest(target) {
             return Err(PackUnfit::Stale { made: self.index.octavo.clone() });
         }
-        // A driver takes machine code of any release of its major, but PTX only of releases that it knows.
+        // A driver supports machine code of any release of its major, but PTX only of releases that it knows.
         let newest = |driver: Version| match target {
             Target::Code(_) => Version { minor: u32::MAX, ..driver },
             Target::Ptx(_) => driver,
@@ -155,20 +156,20 @@ impl KernelPack {
         }
     }
 
-    /// Whether it is stale for every chip that it has.
+    /// Checks every chip of the pack.
     ///
     /// # Errors
-    /// The first reason that keeps one of its chips from being used.
+    /// Returns the first reason why one of its chips cannot be used.
     pub fn check_all(&self) -> Result<(), PackUnfit> {
         self.index.chips.keys().filter_map(|arch| Target::parse(arch)).try_for_each(|target| self.check(target, None))
     }
 
-    /// The code of an entry, if it has it. [`check`](Self::check) first.
+    /// Returns the code of an entry, if the pack contains it. Call [`check`](Self::check) first.
     pub(crate) fn code(&self, key: &Key, target: Target) -> Option<Vec<u8>> {
         self.entries.get(key, self.index.chips.get(&target.arch())?.nvrtc)
     }
 
-    /// `sm_70, sm_89`.
+    /// Returns the chips as text: `sm_70, sm_89`.
     fn chips(&self) -> String {
         match self.index.chips.is_empty() {
             true => "no chip (it was not finished)".to_owned(),
@@ -177,7 +178,7 @@ impl KernelPack {
     }
 }
 
-/// `/usr/share/octavo/kernels (sm_70, sm_89; NVRTC 12.9)`.
+/// Formats as `/usr/share/octavo/kernels (sm_70, sm_89; NVRTC 12.9)`.
 impl fmt::Display for KernelPack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({}", self.folder.display(), self.chips())?;
@@ -191,38 +192,38 @@ impl fmt::Display for KernelPack {
     }
 }
 
-/// What a pack is to have.
+/// Content of a pack to build.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackOrder {
-    /// For which chips, and in which form.
+    /// Targets to compile for: chips, with the form of the code.
     pub targets: Vec<Target>,
-    /// Only the instances whose names begin with one of these; all if there are none.
+    /// Prefixes of the names of the instances to include; empty includes all.
     pub only: Vec<String>,
-    /// Where: a folder that is not there yet, is empty, or has a pack already, which is replaced.
+    /// Folder of the pack: one that does not exist yet, is empty, or has a pack already, which is replaced.
     pub folder: PathBuf,
-    /// Folders in which NVRTC is looked for before the usual places.
+    /// Folders in which NVRTC is searched before the usual places.
     pub libraries: Vec<PathBuf>,
 }
 
-/// What was made.
+/// Result of building a pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackMade {
-    /// Kernels in the pack.
+    /// Number of kernels in the pack.
     pub kernels: usize,
-    /// Those of them that were compiled; the others were there already.
+    /// Number of kernels that were compiled; the others existed already.
     pub compiled: usize,
-    /// Bytes of their code.
+    /// Size of their code in bytes.
     pub bytes: u64,
-    /// The compilers' releases and files, each once.
+    /// Releases and paths of the compilers, each once.
     pub compilers: Vec<(Version, PathBuf)>,
 }
 
-/// An entry to be made.
+/// An entry to build.
 struct Job {
     instance: Instance,
     target: Target,
     key: Key,
-    /// Number of its compiler.
+    /// Index of its compiler.
     compiler: usize,
 }
 
@@ -238,11 +239,12 @@ impl Compiler {
     }
 }
 
-/// Makes a pack, on all processors; no driver and no GPU is needed. `progress` is told how many kernels of how many are there.
+/// Builds a pack on all processors. No driver and no GPU is needed. `progress` is called with the number of finished
+/// kernels and of all kernels.
 ///
 /// # Errors
-/// A chip or a name that there is not, no compiler, or a folder that cannot be written; what was compiled until then stays, and
-/// is not compiled again by the next attempt.
+/// Returns an error for an unknown chip or name, without a compiler, or if the folder cannot be written. Finished
+/// kernels are kept and not compiled again by the next attempt.
 pub fn build_pack(order: &PackOrder, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<PackMade, PackError> {
     let (jobs, compilers) = plan(order)?;
     let entries = begin(&order.folder)?;
@@ -270,16 +272,16 @@ pub fn build_pack(order: &PackOrder, progress: &(dyn Fn(usize, usize) + Sync)) -
     })
 }
 
-/// An entry that is in the pack.
+/// An entry in the pack.
 struct Entry {
     bytes: usize,
-    /// Whether it was compiled now.
+    /// Whether it was compiled by this build.
     compiled: bool,
-    /// `None` for PTX: the driver decides.
+    /// Resources; `None` for PTX, because the driver determines them.
     usage: Option<Usage>,
 }
 
-/// Why an entry was not made.
+/// Reason why an entry was not built.
 enum EntryError {
     Compiler(String),
     Unwritable(std::io::Error),
@@ -290,14 +292,15 @@ enum EntryError {
 #[serde(transparent)]
 struct Usages(BTreeMap<String, Usage>);
 
-/// The resources of the entries of an earlier pack; nothing where they are not known, so that the entries are compiled again.
+/// Reads the resources of the entries of an earlier pack; empty if they are unknown, so that the entries are compiled
+/// again.
 fn read_usages(folder: &Path) -> Usages {
     let text = std::fs::read(folder.join(USAGE)).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
 impl Job {
-    /// Finds the entry in the folder, or compiles it.
+    /// Returns the entry from the folder, or compiles it.
     fn entry(&self, compilers: &[Compiler], entries: &KernelCache, known: &Usages) -> Result<Entry, EntryError> {
         let compiler = &compilers[self.compiler];
         let usage = known.0.get(&self.key.file(compiler.release())).cloned();
@@ -312,7 +315,7 @@ impl Job {
     }
 }
 
-/// The entries to be made, and who compiles them.
+/// Returns the entries to build and their compilers.
 fn plan(order: &PackOrder) -> Result<(Vec<Job>, Vec<Compiler>), PackError> {
     let found = Places::usual(&order.libraries).find(Kind::Nvrtc);
     let (mut jobs, mut compilers) = (Vec::new(), Vec::<Compiler>::new());
@@ -333,7 +336,7 @@ fn plan(order: &PackOrder) -> Result<(Vec<Job>, Vec<Compiler>), PackError> {
     Ok((jobs, compilers))
 }
 
-/// What the list says of the entries.
+/// Returns the parts of the index for the entries.
 fn parts(jobs: &[Job], compilers: &[Compiler]) -> BTreeMap<String, Part> {
     let mut parts = BTreeMap::new();
     for job in jobs {
@@ -345,7 +348,7 @@ fn parts(jobs: &[Job], compilers: &[Compiler]) -> BTreeMap<String, Part> {
     parts
 }
 
-/// The instances for a target whose names begin with one of `only`.
+/// Returns the instances for a target whose names begin with one of `only`.
 fn wanted(target: Target, only: &[String]) -> Result<Vec<Instance>, PackError> {
     let chip = target.chip();
     if (chip.major, chip.minor) < (OLDEST_CHIP.major, OLDEST_CHIP.minor) {
@@ -362,13 +365,13 @@ fn wanted(target: Target, only: &[String]) -> Result<Vec<Instance>, PackError> {
     Ok(instances)
 }
 
-/// The folder of a pack that is about to be made: marked as one, so that an attempt that is cut short can be resumed.
+/// Prepares the folder of a pack and marks it as one, so that an interrupted build can be resumed.
 fn begin(folder: &Path) -> Result<KernelCache, PackError> {
     let entries = KernelCache::new(folder);
     match KernelPack::read(folder) {
         Err(PackError::Missing(_)) if entries.names().is_empty() => {}
         Err(PackError::Missing(folder)) => return Err(PackError::Occupied(folder)),
-        // One that is not understood is replaced too.
+        // An index that cannot be parsed is replaced too.
         Ok(_) | Err(_) => {}
     }
     write_index(&entries, BTreeMap::new()).map_err(|error| PackError::Unwritable(folder.to_owned(), error))?;
@@ -396,7 +399,7 @@ mod tests {
     const ADA: Target = Target::Code(Chip::SM_89);
     const HOPPER: Target = Target::Code(Chip::SM_90);
 
-    /// A pack that claims to have been made so.
+    /// Returns a pack whose index has this content.
     fn pack(folder: &Path, octavo: &str, chips: &[(Target, Version, String)]) -> KernelPack {
         let part = |(target, nvrtc, digest): &(Target, Version, String)| {
             (target.arch(), Part { nvrtc: *nvrtc, kernels: 1, digest: digest.clone() })
@@ -425,7 +428,7 @@ mod tests {
         }
         assert_eq!(pack.check(ADA, Some(R13)), Ok(()));
         let said = |target, driver| pack.check(target, driver).unwrap_err().to_string();
-        // But for PTX it is.
+        // The check succeeds for PTX.
         assert_eq!(pack.check(Target::Ptx(Chip::SM_70), Some(R12)), Ok(()));
         assert_eq!(
             said(Target::Ptx(Chip::SM_70), Some(Version { major: 12, minor: 0 })),
@@ -436,7 +439,7 @@ mod tests {
             said(HOPPER, None),
             "octavo 0.0.9 made it from other kernels than those of this one: `octavo kernels build` makes it anew"
         );
-        // Code for 8.9 does not run on 8.6, nor the other way round.
+        // Code for 8.9 does not run on 8.6, and vice versa.
         let sm_86 = Target::Code(Chip { major: 8, minor: 6 });
         assert_eq!(said(sm_86, None), "it has kernels for compute_70, sm_70, sm_89, sm_90a, not for sm_86");
         assert!(matches!(pack.check_all(), Err(PackUnfit::Stale { .. })));

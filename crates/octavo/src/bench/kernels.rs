@@ -33,7 +33,15 @@ pub(super) fn run(args: &BenchKernelsArgs) -> Result<()> {
     let stated = backend.stated_peaks().map(|peaks| Limits { peaks, source: "data sheet or clocks" });
     let model = args.model.as_deref().unwrap_or("Qwen3-8B").to_owned();
     let bounds = Bounds { limits: stated, ceilings };
-    let mut report = KernelReport { model, device, dtype, bounds, planned: bencher.cases().len(), times: Vec::new() };
+    let mut report = KernelReport {
+        model,
+        device,
+        dtype,
+        layers: bench.layers,
+        bounds,
+        planned: bencher.cases().len(),
+        times: Vec::new(),
+    };
     let figures = Growing { path: args.output_json.as_deref() };
     for (number, (kernel, what)) in bencher.cases().enumerate() {
         info!("{kernel}: {what}");
@@ -99,6 +107,7 @@ struct KernelReport {
     model: String,
     device: String,
     dtype: &'static str,
+    layers: usize,
     bounds: Bounds,
     /// Number of kernels to measure.
     planned: usize,
@@ -139,10 +148,16 @@ impl KernelReport {
 
     fn to_json(&self) -> Value {
         let kernels: Vec<Value> = self.times.iter().map(|time| self.json(time)).collect();
-        let Self { model, device, dtype, planned, .. } = self;
+        let Self { model, device, dtype, layers, planned, .. } = self;
         let complete = kernels.len() == *planned;
-        let mut value =
-            json!({"model": model, "device": device, "dtype": dtype, "complete": complete, "kernels": kernels});
+        let mut value = json!({
+            "model": model,
+            "device": device,
+            "dtype": dtype,
+            "layers": layers,
+            "complete": complete,
+            "kernels": kernels,
+        });
         self.bounds.add_to(&mut value);
         value
     }
@@ -193,8 +208,15 @@ mod tests {
         let limits = Some(Limits { peaks, source: "data sheet" });
         let ceilings = Some(Peaks { bandwidth: 0.8e12, flops: 0.5e15 });
         let bounds = Bounds { limits, ceilings };
-        let mut report =
-            KernelReport { model: "m".into(), device: "d".into(), dtype: "bfloat16", bounds, planned: 5, times };
+        let mut report = KernelReport {
+            model: "m".into(),
+            device: "d".into(),
+            dtype: "bfloat16",
+            layers: 2,
+            bounds,
+            planned: 5,
+            times,
+        };
         let text = report.to_string();
         let rows: Vec<Vec<&str>> = text.lines().skip(3).map(|line| line.split_whitespace().collect()).collect();
         let heads = ["kernel", "on", "ms", "GB/s", "TFLOP/s", "bound", "ms", "of", "bound", "of", "ceiling"];

@@ -1,4 +1,4 @@
-//! Attention over the paged cache, of one layer.
+//! Cases of attention over the paged cache, for one layer.
 
 use octavo_kernels::manifest;
 use octavo_kernels::params::{AttentionParams, KV_BLOCK, PagedDecodeParams};
@@ -8,7 +8,7 @@ use super::At;
 use super::cases::{Cases, Tables, Work, counted};
 use crate::arena::{Plan, Region};
 
-/// Sequences of one length in blocks of their own, and where their arrays lie.
+/// Sequences of the same length in separate blocks, and the locations of their arrays.
 #[derive(Clone, Copy)]
 struct Layer {
     out: Region,
@@ -20,12 +20,12 @@ struct Layer {
     stride: usize,
     sequences: usize,
     heads: octavo_ops::HeadShape,
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     size: usize,
 }
 
 impl Layer {
-    /// `queries` queries of each of `sequences` sequences of `tokens` tokens.
+    /// Plans `queries` queries of each of `sequences` sequences of `tokens` tokens.
     fn new(cases: &Cases<'_>, [sequences, queries, tokens]: [usize; 3], plan: &mut Plan, tables: &mut Tables) -> Self {
         let (heads, size) = (cases.bench.heads, cases.size());
         let stride = tokens.div_ceil(KV_BLOCK);
@@ -76,7 +76,7 @@ impl Cases<'_> {
         }
     }
 
-    /// Attention of so many sequences, queries of each, and tokens of each.
+    /// Adds attention for the numbers of sequences, of queries of each, and of tokens of each.
     fn attend(&mut self, sizes: [usize; 3]) {
         let [sequences, queries, tokens] = sizes;
         let (heads, size) = (self.bench.heads, self.size());
@@ -139,7 +139,7 @@ impl Cases<'_> {
         });
     }
 
-    /// The kernel for every element type and head size.
+    /// Adds the kernel for every element type and head size.
     fn plain(&mut self, layer: Layer, tokens: usize, work: Work) {
         self.kernel(manifest::paged_attention(self.dtype), work, move |at, _| {
             let params = AttentionParams { plan: 0, ..layer.params(at, 0) };

@@ -29,29 +29,30 @@ pub struct CeilingsBench {
 /// The rate of products with operands of one element type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProductRate {
-    /// As `--dtype` has it.
+    /// Value of `--dtype` for the element type.
     pub dtype: &'static str,
-    /// FLOP/s.
+    /// Rate in FLOP/s.
     ///
     /// # Errors
-    /// The reason why there is no rate.
+    /// Contains the reason why there is no rate.
     pub flops: Result<f64, Unmeasured>,
 }
 
 /// Rates that a device reaches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ceilings {
-    /// Bytes a second that a copy within the device's memory reads and writes, together.
+    /// Number of bytes per second that a copy within the device's memory reads and writes together.
     pub bandwidth: f64,
-    /// Products with operands of each 16-bit type that the chip has.
+    /// Rates of products with operands of each 16-bit type that the chip supports.
     pub products: Vec<ProductRate>,
 }
 
 impl CudaBackend {
-    /// Measures the device's ceilings on random data; no model need be loaded.
+    /// Measures the device's ceilings on random data. No model needs to be loaded.
     ///
     /// # Errors
-    /// The operands do not fit the memory, there is no compiler for the kernel that writes them, or the device fails.
+    /// Returns an error if the operands exceed the memory, there is no compiler for the kernel that writes them, or the
+    /// device fails.
     pub fn measure_ceilings(&self, bench: &CeilingsBench) -> Result<Ceilings, BackendError> {
         let opened = self.opened();
         opened.gpu.bind()?;
@@ -65,14 +66,14 @@ impl CudaBackend {
     }
 }
 
-/// Writes random elements to device memory. Zeros would be multiplied faster than anything real.
+/// Writes random elements to device memory. Zeros would be multiplied faster than any real data.
 fn fill(opened: &Opened<'_>, at: u64, bytes: u64) -> Result<(), BackendError> {
     let builder = Builder { gpu: opened.gpu, driver: opened.driver, config: opened.config };
     let count = bytes / opened.dtype.bytes() as u64;
     Fill::of(&builder, opened.dtype)?.write(at, count, opened.dtype, &OPERANDS)
 }
 
-/// Bytes a second.
+/// Measures the rate of a copy in bytes per second.
 fn copy_rate(opened: &Opened<'_>, bench: &CeilingsBench) -> Result<f64, BackendError> {
     let mut plan = Plan::default();
     let [from, to] = [(); 2].map(|()| plan.take(bench.copy_bytes));
@@ -82,7 +83,7 @@ fn copy_rate(opened: &Opened<'_>, bench: &CeilingsBench) -> Result<f64, BackendE
     Ok((2 * bench.copy_bytes) as f64 / launch_seconds(opened.gpu, bench.min_time, &copy)?)
 }
 
-/// FLOP/s.
+/// Measures the rate of a product in FLOP/s.
 fn product_rate(opened: &Opened<'_>, bench: &CeilingsBench) -> Result<Result<f64, Unmeasured>, BackendError> {
     let size = bench.product_size;
     let bytes = u64::from(size) * u64::from(size) * opened.dtype.bytes() as u64;
@@ -105,7 +106,7 @@ fn product_rate(opened: &Opened<'_>, bench: &CeilingsBench) -> Result<Result<f64
     let multiply = |_| library.run(shape, size, &operands)?.then_some(()).ok_or_else(refused);
     match launch_seconds(opened.gpu, bench.min_time, &multiply) {
         Ok(seconds) => Ok(Ok(2.0 * f64::from(size).powi(3) / seconds)),
-        // A refusal leaves the device as it was.
+        // A refusal leaves the device unchanged.
         Err(error) => {
             opened.gpu.synchronize().map(|()| Err(Unmeasured::Refused(error.to_string()))).map_err(Into::into)
         }

@@ -1,4 +1,4 @@
-//! Kernels that are measured: which, and that every one of them runs. Times on an emulation mean nothing.
+//! Tests of the kernel benches: their selection, and that every kernel runs. Times on an emulation have no meaning.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn sizes(filter: Option<&str>) -> KernelBench {
     }
 }
 
-/// The times on a device, whose limits are not known.
+/// Returns the times on a device without known limits.
 fn times(device: usize, dtype: Dtype, filter: Option<&str>) -> Vec<KernelTime> {
     let backend = open(CudaConfig { device, dtype: Some(dtype), ..config() });
     assert_eq!(backend.stated_peaks(), None);
@@ -39,7 +39,7 @@ fn times(device: usize, dtype: Dtype, filter: Option<&str>) -> Vec<KernelTime> {
     bencher.cases().enumerate().map(measured).collect()
 }
 
-/// Names of kernels without what tells their instances apart.
+/// Returns the names of kernels without the suffixes of their instances.
 fn families(times: &[KernelTime]) -> BTreeSet<&str> {
     times.iter().map(|time| time.kernel.split('_').next().unwrap_or_default()).collect()
 }
@@ -70,7 +70,7 @@ fn every_family_of_kernels_is_measured_on_every_chip() {
         ];
         assert!(expected.iter().all(|family| found.contains(family)), "{found:?}");
         let named = |name: &str| times.iter().any(|time| time.kernel.starts_with(name));
-        // The kernels of tensor cores where there are any, and cuBLASLt beside our own.
+        // Kernels with tensor cores are used if there are any, and cuBLASLt beside our own.
         assert_eq!(named("paged_decode") && named("paged_prefill"), dtype != Dtype::F32);
         assert_eq!(named("paged_prefill_volta") && named("gemm_volta"), device == V100);
         assert_eq!(named("cublasLt"), dtype != Dtype::F32);
@@ -84,10 +84,10 @@ fn bytes_and_flops_are_those_of_the_sizes() {
         let time = all.iter().find(|time| time.kernel.starts_with(kernel) && time.what == what);
         time.map(|time| (time.bytes, time.flops)).unwrap_or_else(|| panic!("no {kernel} on {what}"))
     };
-    // Weight, input and output once; a multiply-add is two.
+    // Weight, input and output count once; a multiply-add is two FLOPs.
     assert_eq!(of("gemv_bf16_m2", "qkv 512x64, 2 rows"), (2 * (512 * 64 + 2 * 64 + 2 * 512), 2 * 2 * 512 * 64));
     assert_eq!(of("cublasLt", "head 101x64, 1 row"), (2 * (101 * 64 + 64) + 4 * 101, 2 * 101 * 64));
-    // Keys and values of two heads of 64, queries and outputs of four.
+    // The bytes are keys and values of two heads of 64, and queries and outputs of four.
     assert_eq!(of("paged_decode", "2 sequences of 300 tokens"), (2 * 2 * (300 * 2 * 128 + 2 * 256), 4 * 2 * 300 * 256));
     assert_eq!(of("paged_prefill", "a prompt of 70 tokens"), (2 * 70 * (2 * 128 + 2 * 256), 4 * 256 * 70 * 71 / 2));
     assert_eq!(of("sampling_draw", "greedy, 101 tokens, 1 row").0, 101 * 4);
@@ -114,7 +114,7 @@ fn a_refusal_of_cublaslt_is_one_row() {
     let backend = open(CudaConfig { device: H200, dtype: Some(Dtype::Bf16), ..config() });
     let control = Control::new();
     control.reset();
-    // No algorithm for the first product, and a launch of a later one that fails: CUBLAS_STATUS_NOT_SUPPORTED.
+    // The first product has no algorithm, and the launch of a later one fails with CUBLAS_STATUS_NOT_SUPPORTED.
     control.fail("cublasLtMatmulAlgoGetHeuristic", 0, 15, false);
     let bencher = backend.kernel_bencher(&sizes(Some("cublasLt"))).unwrap();
     control.reset();
@@ -124,7 +124,7 @@ fn a_refusal_of_cublaslt_is_one_row() {
     let refused: Vec<_> = times.iter().filter(|time| matches!(time.seconds, Err(Unmeasured::Refused(_)))).collect();
     assert!(times.len() > 5 && refused.len() == 2, "{times:?}");
     assert!(times.iter().filter(|time| time.seconds.is_ok()).count() == times.len() - 2, "{times:?}");
-    // A fault of the device is none: nothing more can be measured.
+    // After a fault of the device nothing more can be measured.
     control.fail("cuLaunchKernelEx", 0, 700, true);
     control.fail("cuStreamSynchronize", 0, 700, true);
     control.fail("cublasLtMatmul", 0, 700, true);
