@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use octavo_backend_cuda::testing::{cache, standin};
+use octavo_tests::Server;
 use serde_json::Value;
 
 /// A Llama with random weights and a context of 256 tokens.
@@ -65,6 +66,57 @@ fn what_does_not_fit_the_context_is_said_before_it_runs() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && said.contains("do not fit a context of 256 tokens"), "{said}");
     }
+}
+
+/// Runs `octavo bench serve ARGS` against a server of the tiny model; what was said, and the file of figures.
+fn load(server: &Server, args: &[&str]) -> (String, Value) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(crate::OCTAVO);
+    command.args(["bench", "serve", "--base-url", &server.url(""), "--save-detailed", "--result-filename", "f.json"]);
+    let output = command.arg("--result-dir").arg(folder.path()).args(args).output().unwrap();
+    let said = String::from_utf8_lossy(&[output.stderr, output.stdout].concat()).into_owned();
+    assert!(output.status.success(), "{said}");
+    (said, serde_json::from_slice(&std::fs::read(folder.path().join("f.json")).unwrap()).unwrap())
+}
+
+#[test]
+fn a_whole_line_of_vllm_measures_a_server() {
+    let server = Server::start(Path::new(crate::OCTAVO), Path::new(TINY), &["--cpu-threads", "1"]);
+    let line = "--backend vllm --endpoint /v1/completions --dataset-name random --random-input-len 20 --random-output-len 6 \
+                --random-range-ratio 0.25 --random-prefix-len 8 --num-prompts 9 --request-rate 200 --burstiness 0.5 \
+                --max-concurrency 3 --num-warmups 1 --seed 4 --ignore-eos --trust-remote-code --percentile-metrics ttft,e2el \
+                --metric-percentiles 50,90 --goodput ttft:60000 --metadata run=7 --tokenizer";
+    let line: Vec<&str> = line.split_whitespace().chain([TINY]).collect();
+    let (said, json) = load(&server, &line);
+    assert!(said.contains("--trust-remote-code has no effect: "), "{said}");
+    assert!(said.contains("P90 E2EL (ms):") && !said.contains("ITL"), "{said}");
+    assert_eq!((&json["completed"], &json["failed"], &json["run"]), (&9.into(), &0.into(), &"7".into()));
+    let lengths = |key: &str| serde_json::from_value::<Vec<u64>>(json[key].clone()).unwrap();
+    assert!(lengths("input_lens").iter().all(|tokens| (23..=33).contains(tokens)), "{json}");
+    assert!(lengths("output_lens").iter().all(|tokens| (4..=8).contains(tokens)), "{json}");
+    assert!(json["request_goodput"].as_f64().unwrap() > 0.0 && json["burstiness"] == 0.5, "{json}");
+}
+
+#[test]
+fn conversations_are_measured_by_the_servers_tokenizer() {
+    let server = Server::start(Path::new(crate::OCTAVO), Path::new(TINY), &["--cpu-threads", "1"]);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let turns =
+        |prompt: &str, answer: &str| serde_json::json!({"conversations": [{"value": prompt}, {"value": answer}]});
+    let entries = [turns("What is it?", "It is something else."), turns("", "This prompt is too short.")];
+    std::fs::write(file.path(), serde_json::to_string(&entries).unwrap()).unwrap();
+    let path = file.path().to_str().unwrap();
+    let sharegpt = ["--dataset-name", "sharegpt", "--dataset-path", path, "--num-prompts", "3", "--ignore-eos"];
+    let (said, json) = load(&server, &sharegpt);
+    assert!(said.contains("the dataset has 1 usable prompts; some are repeated"), "{said}");
+    let lengths = |key: &str| serde_json::from_value::<Vec<u64>>(json[key].clone()).unwrap();
+    assert_eq!((lengths("input_lens").len(), json["completed"].as_u64()), (3, Some(3)));
+    assert!(lengths("output_lens").iter().all(|tokens| *tokens == lengths("output_lens")[0] && *tokens >= 4), "{json}");
+
+    std::fs::write(file.path(), "{\"prompt\": \"Hello\"}\n").unwrap();
+    let custom = ["--dataset-name", "custom", "--dataset-path", path, "--num-prompts", "2", "--custom-output-len", "5"];
+    let (_, json) = load(&server, &[&custom[..], &["--skip-chat-template", "--extra-body.seed", "3"]].concat());
+    assert_eq!(json["completed"], 2);
 }
 
 /// Runs `octavo bench ARGS` on the stand-in for a GPU, with a file of results. Returns the output and the results.

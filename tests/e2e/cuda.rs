@@ -66,7 +66,7 @@ async fn a_chat_is_answered_on_the_gpu_as_on_the_processor() {
 async fn the_gpu_is_chosen_where_there_is_one() {
     let server = server("qwen3", &[]);
     let log = server.start_log();
-    assert!(log.contains("device: cuda, as Emulated H200 (sm_90a, 1.00 GiB) is usable"), "{log}");
+    assert!(log.contains("device: cuda, because Emulated H200 (sm_90a, 1.00 GiB) is usable"), "{log}");
     assert!(log.contains("graphs: decode steps of 3 sizes are recorded, up to 4 sequences"), "{log}");
     // This server uses bfloat16 and runs several requests at once.
     let answers = futures::future::join_all((0..3).map(|_| ask(&server))).await;
@@ -132,7 +132,7 @@ fn the_doctor_tells_what_there_is() {
         "supports CUDA 13.0",
         "Emulated H200 (sm_90a, 1.00 GiB)",
         "Emulated P100 (sm_60, 1.00 GiB): Emulated P100 is too old: its compute capability is 6.0, but 7.0 is needed",
-        &format!("{folder}/libnvrtc.so.12 (not used: another one goes first)"),
+        &format!("{folder}/libnvrtc.so.12 (not used: another one takes precedence)"),
         &format!("compiled by NVRTC 13.0 ({folder}/libnvrtc.so.13)"),
         &format!("{folder}/libcublasLt.so.12"),
     ] {
@@ -202,7 +202,7 @@ async fn a_configuration_alone_is_served_with_made_up_weights() {
         assert_eq!((&answer["usage"]["prompt_tokens"], &answer["usage"]["completion_tokens"]), (&3.into(), &9.into()));
         assert!(!answer["choices"][0]["text"].as_str().unwrap().is_empty(), "{answer}");
         let log = server.start_log();
-        assert!(log.contains("the weights are made up") && log.contains("there is no tokenizer.json"), "{log}");
+        assert!(log.contains("the weights are random") && log.contains("the model has no tokenizer.json"), "{log}");
 
         // The counts are those of a prefill and eight decodes of a model with this number of weights.
         let metric = async |name: &str| -> f64 {

@@ -132,7 +132,7 @@ fn a_server_with_a_pack_needs_no_compiler() {
     let server = start(&driver, &cache, &[&named[..], &[("OCTAVO_DEVICE", Path::new("auto"))]].concat());
     assert_eq!(origins(&server), [kernels.len(), 0, 0]);
     let log = server.start_log();
-    assert!(log.contains("device: cuda, as Emulated H200 (sm_90a, 1.00 GiB) is usable"), "{log}");
+    assert!(log.contains("device: cuda, because Emulated H200 (sm_90a, 1.00 GiB) is usable"), "{log}");
     assert!(log.contains(&format!("kernel pack: {} (sm_90a; NVRTC 12.9)", pack.display())), "{log}");
     assert_eq!(tokio::runtime::Runtime::new().unwrap().block_on(answer(&server)), *expected);
     assert!(!cache.join("kernels").exists(), "nothing had to be kept");
@@ -187,7 +187,7 @@ fn what_keeps_a_pack_from_being_made_is_said() {
     let (new, occupied) = (new.to_str().unwrap(), occupied.to_str().unwrap());
     let cases: [(&[&str], &Path, &str); 6] = [
         (&["--arch", "sm_60", "--output", new], &standin(), "there are no kernels for sm_60: sm_70 is the oldest chip"),
-        (&["--arch", "sm_90", "--output", new], &standin(), "sm_90a is meant"),
+        (&["--arch", "sm_90", "--output", new], &standin(), "use sm_90a"),
         (
             &["--arch", "sm_89", "--output", new, "--only", "none"],
             &standin(),

@@ -28,5 +28,5 @@ pub use config::{Architecture, ConfigError, ModelConfig, RopeConfig, RopeScaling
 pub use fetch::{PipError, StorageError, WheelError};
 pub use hub::HubError;
 pub use inspect::{InspectOptions, inspect};
-pub use progress::{Progress, ProgressTask, progress_for};
+pub use progress::{Progress, ProgressTask, human_bytes, progress_for};
 pub use resolve::{HubOptions, ResolveError, ResolveOptions, ResolvedModel, Retry, resolve};

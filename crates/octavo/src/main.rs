@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Also false where logging itself could not be set up.
+            // Also false if logging could not be set up.
             if json && tracing::enabled!(tracing::Level::ERROR) {
                 tracing::error!("{error:#}");
             } else {

@@ -16,7 +16,7 @@ pub use layout::StepLayout;
 pub use report::{BoundSeconds, Bounds, Figures, Limits, RooflineReport, table};
 
 /// Repetitions of a step, at least; the median counts.
-const FEWEST: usize = 5;
+pub const FEWEST: usize = 5;
 
 /// Repetitions of a step, at most.
 const MOST: usize = 1000;

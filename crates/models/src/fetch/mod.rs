@@ -15,7 +15,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::progress::{Progress, in_units};
+use crate::progress::{Progress, human_bytes};
 
 pub(crate) use artifact::{Artifact, ArtifactError};
 pub use pip::PipError;
@@ -36,7 +36,7 @@ pub enum StorageError {
         source: io::Error,
     },
     /// The disk is full.
-    #[error("no space is left for {} more in {folder} ({source}): free some, or set {variable} to another disk", in_units(*.needed))]
+    #[error("no space is left for {} more in {folder} ({source}): free some, or set {variable} to another disk", human_bytes(*.needed))]
     Full {
         /// Path of the folder.
         folder: PathBuf,

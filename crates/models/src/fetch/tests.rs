@@ -225,7 +225,7 @@ fn read_only_places_are_named_with_what_moves_them() {
             "{message}"
         );
     }
-    assert!(denied(io::ErrorKind::QuotaExceeded).contains("no space is left for 5 bytes more in /a"));
+    assert!(denied(io::ErrorKind::QuotaExceeded).contains("no space is left for 5 B more in /a"));
     assert!(denied(io::ErrorKind::NotADirectory).starts_with("cannot create /a/b"));
 }
 

@@ -265,7 +265,7 @@ fn a_full_disk_is_reported_with_the_folder() {
     let staged = blobs.join(format!("{}.incomplete", sha256(&content(5000))));
     std::os::unix::fs::symlink("/dev/full", &staged).unwrap();
     let error = machine.error(REPO);
-    assert!(error.contains("no space is left for 5.0 kB more in") && error.contains("HF_HUB_CACHE"), "{error}");
+    assert!(error.contains("no space is left for 4.88 KiB more in") && error.contains("HF_HUB_CACHE"), "{error}");
     assert!(error.contains(blobs.to_str().unwrap()), "{error}");
 }
 

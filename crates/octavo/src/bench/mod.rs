@@ -1,6 +1,7 @@
 //! `octavo bench`: measurements in vLLM's terms, and against a device's limits.
 
 mod bar;
+mod dataset;
 mod kernels;
 mod limits;
 mod offline;

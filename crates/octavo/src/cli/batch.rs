@@ -8,15 +8,19 @@ use crate::cli::model::ComposeArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct RunBatchArgs {
-    /// Requests, one JSON object a line: {custom_id, method, url, body}, and traceparent and tracestate if it belongs to
-    /// a trace.
+    /// Requests, one JSON object per line: {custom_id, method, url, body}, with traceparent and tracestate if the request
+    /// is part of a trace.
     #[arg(short, long, value_name = "FILE", help_heading = "Batch")]
     pub(crate) input_file: PathBuf,
 
-    /// Answers, one a line in the order of the requests. While they are written the file is FILE.partial; the same
-    /// command goes on where an interrupted one ended.
+    /// Answers, one per line in the order of the requests. While the batch runs, the file is named FILE.partial; the same
+    /// command resumes an interrupted batch.
     #[arg(short, long, value_name = "FILE", help_heading = "Batch")]
     pub(crate) output_file: PathBuf,
+
+    /// Exit with status 1 if a request of the batch failed. The output is complete all the same.
+    #[arg(long, help_heading = "Batch")]
+    pub(crate) fail_on_error: bool,
 
     #[command(flatten)]
     pub(crate) compose: ComposeArgs,

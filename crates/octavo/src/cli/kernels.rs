@@ -13,8 +13,8 @@ pub(crate) struct KernelsArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KernelsCommand {
-    /// Make a pack of compiled kernels, for images and for machines without NVRTC: needs NVRTC (looked for as by `octavo serve`, in
-    /// OCTAVO_CUDA_LIBS first), but neither a GPU nor a driver.
+    /// Compile kernels into a pack, for images and for machines without NVRTC. This needs NVRTC, which is searched for in
+    /// OCTAVO_CUDA_LIBS first, but neither a GPU nor a driver.
     Build(KernelsBuildArgs),
 }
 
@@ -25,12 +25,12 @@ pub(crate) struct KernelsBuildArgs {
     #[arg(long, value_delimiter = ',', value_parser = target, default_value = "sm_70,sm_89,sm_90a", value_name = "CHIP,...")]
     pub(crate) arch: Vec<Target>,
 
-    /// Folder of the pack: one that is not there yet, is empty, or has a pack, which is replaced [default: where `octavo serve`
-    /// looks, ../share/octavo/kernels from a binary in a folder `bin`].
+    /// Folder of the pack: a new one, an empty one, or one with a pack, which is replaced [default: where `octavo serve`
+    /// looks for it, ../share/octavo/kernels from a binary in a folder `bin`].
     #[arg(long, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
 
-    /// Only kernels whose names begin so: for trials.
+    /// Compile only kernels whose names begin with one of these texts, for experiments.
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     pub(crate) only: Vec<String>,
 }
@@ -38,7 +38,7 @@ pub(crate) struct KernelsBuildArgs {
 /// A target by the compiler's name.
 fn target(text: &str) -> Result<Target, String> {
     let hint = match text {
-        "sm_90" | "90" | "9.0" | "90a" => "sm_90a is meant",
+        "sm_90" | "90" | "9.0" | "90a" => "use sm_90a",
         _ => "a name such as sm_70, sm_89 or sm_90a is expected",
     };
     Target::parse(text).ok_or_else(|| hint.to_owned())

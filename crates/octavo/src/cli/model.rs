@@ -74,7 +74,7 @@ pub(crate) struct ModelArgs {
 
     /// Where weights come from: the model's files, or nowhere. dummy makes them up, for measuring: a folder with a config.json is
     /// enough, and of a hub's model no weights are fetched.
-    #[arg(long, value_enum, default_value_t = LoadFormat::Auto)]
+    #[arg(long, value_parser = values::load_format, default_value = "auto", value_name = "FORMAT")]
     pub(crate) load_format: LoadFormat,
 
     /// Names the API answers to; the first is the label of the metrics. Default: the model as given.

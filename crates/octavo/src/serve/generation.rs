@@ -9,13 +9,13 @@ use serde_json::{Map, Value};
 
 use crate::cli::{GenerationSource, SamplingArgs};
 
-/// The file's name in a folder.
+/// Name of the file in a folder.
 const FILE: &str = "generation_config.json";
 
-/// What requests get for what they leave open; `model` is the checkpoint's recommendation.
+/// The sampling defaults of requests. `model` has the checkpoint's recommendations.
 ///
 /// # Errors
-/// A file that cannot be read, or a value that no request could ask for; names the flag and the key.
+/// The file cannot be read, or a value is invalid in a request; the error names the flag and the key.
 pub(crate) fn defaults(args: &SamplingArgs, model: &GenerationConfig) -> Result<SamplingDefaults> {
     let mut defaults = match &args.generation_config {
         GenerationSource::Model => of_model(model),
@@ -42,7 +42,7 @@ fn of_model(generation: &GenerationConfig) -> SamplingDefaults {
     }
 }
 
-/// Keys that are no sampling defaults are for other readers of the file.
+/// Ignores keys that are not sampling defaults, which other programs read.
 fn of_file(path: &Path) -> Result<SamplingDefaults> {
     let path = if path.is_dir() { path.join(FILE) } else { path.to_owned() };
     let object: Map<String, Value> = serde_json::from_str(&std::fs::read_to_string(&path)?)?;
@@ -53,7 +53,7 @@ fn of_file(path: &Path) -> Result<SamplingDefaults> {
     Ok(defaults)
 }
 
-/// Sets a default; `null` clears it. False for a key that is none.
+/// Sets a default, which `null` clears. Returns false for a key that is not a sampling default.
 fn set(defaults: &mut SamplingDefaults, key: &str, value: &Value) -> Result<bool> {
     let number = |valid: fn(f64) -> bool, range: &str| -> Result<Option<f32>> {
         match value.as_f64() {
@@ -72,7 +72,7 @@ fn set(defaults: &mut SamplingDefaults, key: &str, value: &Value) -> Result<bool
     match key {
         "temperature" => defaults.temperature = number(|x| (0.0..=2.0).contains(&x), "from 0 to 2")?,
         "top_p" => defaults.top_p = number(|x| x > 0.0 && x <= 1.0, "above 0 and up to 1")?,
-        // -1 is off, as 0 is.
+        // Both -1 and 0 disable it.
         "top_k" => defaults.top_k = count(-1)?,
         "min_p" => defaults.min_p = number(|x| (0.0..=1.0).contains(&x), "from 0 to 1")?,
         "repetition_penalty" => defaults.repetition_penalty = number(|x| x > 0.0, "above 0")?,

@@ -1,4 +1,4 @@
-//! From a reference to a program, its weights' source and a tokenizer.
+//! Opening and loading a model: program, weights and tokenizer.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use crate::pull;
 use crate::serve::{generation, stand_in};
 use crate::system::human_bytes;
 
-/// A model whose files are open.
+/// A model with open files.
 pub(crate) struct ModelFiles {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) program: Program,
     path: PathBuf,
 }
 
-/// A model whose weights are in a backend.
+/// A model with its weights in a backend.
 pub(crate) struct LoadedModel {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) program: Arc<Program>,
@@ -37,7 +37,7 @@ impl ModelFiles {
     pub(crate) fn open(args: &ComposeArgs) -> Result<Self> {
         let reference = args.model.reference();
         if let Some(tokenizer) = args.model.tokenizer.as_deref().filter(|tokenizer| *tokenizer != reference) {
-            bail!("--tokenizer {tokenizer}: only the model's own tokenizer is served, that of {reference}");
+            bail!("--tokenizer {tokenizer}: only the model's own tokenizer is supported, that of {reference}");
         }
         let format = args.model.load_format;
         let resolved = pull::resolve(reference, &args.model.source, format)?;
@@ -63,7 +63,7 @@ impl ModelFiles {
         Ok(Self { checkpoint, program, path: resolved.path })
     }
 
-    /// Reads the weights into `backend` while the tokenizer is built, which takes as long.
+    /// Reads the weights into `backend` while another thread builds the tokenizer, which takes about as long.
     pub(crate) fn load(self, args: &ComposeArgs, backend: &mut dyn Backend) -> Result<LoadedModel> {
         let Self { checkpoint, program, path } = self;
         let text = std::thread::scope(|scope| {
@@ -85,27 +85,27 @@ impl ModelFiles {
     }
 }
 
-/// Reads the weights into `backend`, with progress on a terminal or in the log.
+/// Reads the weights into `backend` and reports the progress on a terminal or in the log.
 fn load_weights(program: &Program, checkpoint: &Checkpoint, backend: &mut dyn Backend) -> Result<()> {
     let begun = Instant::now();
     let progress = pull::progress();
     let made_up = checkpoint.is_dummy().then(|| DummyWeights::new(program));
     let (source, how): (&dyn WeightSource, _) = match &made_up {
-        Some(weights) => (weights, "made up"),
+        Some(weights) => (weights, "generated"),
         None => (checkpoint, "read"),
     };
     let task = progress.begin("loading weights", Some(program.weight_bytes()));
     backend.load(program, source, &mut |bytes| task.advance_to(bytes))?;
     task.finish();
     let (memory, seconds) = (human_bytes(backend.weight_bytes()), begun.elapsed().as_secs_f64());
-    info!("weights: {memory} in memory, {how} in {seconds:.2} s");
+    info!("weights: {memory} in memory, {how} in {seconds:.3} s");
     if made_up.is_some() {
-        warn!("--load-format dummy: the weights are made up, so the answers mean nothing");
+        warn!("--load-format dummy: the weights are random, so the answers are meaningless");
     }
     Ok(())
 }
 
-/// Tokenizer and chat template.
+/// Builds the tokenizer and the chat template.
 fn text_model(args: &ComposeArgs, checkpoint: &Checkpoint) -> Result<TextModel> {
     let tokenizer = Arc::new(match checkpoint.is_dummy() && !checkpoint.has_tokenizer() {
         true => stand_in::tokenizer(checkpoint.config().vocab_size)?,
@@ -120,8 +120,8 @@ fn text_model(args: &ComposeArgs, checkpoint: &Checkpoint) -> Result<TextModel> 
     Ok(TextModel { tokenizer, template: template.map(Arc::new) })
 }
 
-/// The text layer's view of what the checkpoint carries.
-fn tokenizer(data: TokenizerData) -> Result<Tokenizer> {
+/// Builds the tokenizer that a checkpoint carries.
+pub(crate) fn tokenizer(data: TokenizerData) -> Result<Tokenizer> {
     let tokenizer = match data {
         TokenizerData::Json { tokenizer_json, bos, eos, unk, pad, add_bos, add_eos } => {
             Tokenizer::from_json(&tokenizer_json, SpecialTokens { bos, eos, unk, pad, add_bos, add_eos })?
@@ -145,26 +145,27 @@ fn tokenizer(data: TokenizerData) -> Result<Tokenizer> {
     Ok(tokenizer)
 }
 
-/// `--chat-template`, or the checkpoint's. A checkpoint's broken template costs chat, not completions.
+/// The template of `--chat-template` or of the checkpoint. An invalid template of a checkpoint disables chat but not
+/// completions.
 fn template(given: Option<&str>, checkpoint: &Checkpoint, special: &SpecialTokens) -> Result<Option<ChatTemplate>> {
     if let Some(given) = given {
         let (source, named) = template_source(given)?;
         return Ok(Some(ChatTemplate::new(&source, special).context(named)?));
     }
     let Some(source) = checkpoint.chat_template() else {
-        warn!("the model has no chat template: chat requests will be refused; give one with --chat-template");
+        warn!("the model has no chat template, so chat requests will be refused; set one with --chat-template");
         return Ok(None);
     };
     match ChatTemplate::new(source, special) {
         Ok(template) => Ok(Some(template)),
         Err(error) => {
-            warn!("the model's chat template is unusable, chat requests will be refused: {error}");
+            warn!("the model's chat template does not compile, so chat requests will be refused: {error}");
             Ok(None)
         }
     }
 }
 
-/// A file's content, or the template itself where no such file is and it cannot be the name of one; and a name for it.
+/// The template and its name: the content of a file, or the value itself if it cannot be the name of a file.
 fn template_source(given: &str) -> Result<(String, String)> {
     match std::fs::read_to_string(given) {
         Ok(source) => Ok((source, format!("--chat-template {given}"))),
