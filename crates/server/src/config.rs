@@ -1,5 +1,6 @@
 //! What the composition tells the server.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use octavo_text::{ChatTemplate, ReasoningSyntax, Tokenizer, ToolSyntax};
 use serde_json::{Map, Value};
 
-/// The model's own sampling defaults (`generation_config.json`), used for what a request leaves open.
+/// The sampling defaults of the model, used for the parameters that a request leaves out.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SamplingDefaults {
     /// Instead of 1.
@@ -22,6 +23,31 @@ pub struct SamplingDefaults {
     pub repetition_penalty: Option<f32>,
     /// Upper bound on generated tokens for chat requests that name none.
     pub max_new_tokens: Option<u32>,
+}
+
+impl SamplingDefaults {
+    /// The defaults that are set, under their names in a `generation_config.json`.
+    pub fn to_map(&self) -> Map<String, Value> {
+        // The shortest decimal number, not the nearest one in f64: 0.2, not 0.20000000298023224.
+        let number = |x: f32| x.to_string().parse::<f64>().map(Value::from).ok();
+        let pairs = [
+            ("temperature", self.temperature.and_then(number)),
+            ("top_p", self.top_p.and_then(number)),
+            ("top_k", self.top_k.map(Value::from)),
+            ("min_p", self.min_p.and_then(number)),
+            ("repetition_penalty", self.repetition_penalty.and_then(number)),
+            ("max_new_tokens", self.max_new_tokens.map(Value::from)),
+        ];
+        pairs.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+    }
+}
+
+impl fmt::Display for SamplingDefaults {
+    /// `temperature 0.2, top_p 0.9`; empty if nothing is set.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pairs: Vec<_> = self.to_map().iter().map(|(name, value)| format!("{name} {value}")).collect();
+        f.write_str(&pairs.join(", "))
+    }
 }
 
 /// What a connection may cost.

@@ -12,6 +12,7 @@ pub use rope::{RopeConfig, RopeScaling};
 pub(crate) use fields::Fields;
 
 use octavo_ops::{GluKind, HeadShape};
+use serde_json::Value;
 
 /// Bounds on what a checkpoint may claim, far above any published model: they keep every later product inside `usize`
 /// and every loop short, whatever a hostile file says.
@@ -162,6 +163,13 @@ fn windows(
         return Err(ConfigError::Range { key: "the number of layers".into(), found, low: 1, high });
     }
     Ok((0..layers).map(|layer| window.filter(|_| sliding(layer))).collect())
+}
+
+/// Checks that a `config.json` names an architecture that has a program. One that cannot be read is left to the reader of
+/// the whole configuration.
+pub(crate) fn check_architecture(config: &[u8]) -> Result<(), ConfigError> {
+    let config: Value = serde_json::from_slice(config).unwrap_or_default();
+    config["model_type"].as_str().map_or(Ok(()), |name| architecture(name, &Architecture::ALL).map(drop))
 }
 
 /// The architecture of that name, out of those that its format has.

@@ -67,6 +67,8 @@ pub enum HubError {
     Unreachable {
         /// What was asked for.
         url: String,
+        /// Whether there was no sign of life: no connection, or no answer in time.
+        silent: bool,
         /// What failed.
         reason: String,
     },
@@ -124,6 +126,14 @@ pub enum HubError {
         /// Where it was looked for.
         revision: String,
         /// What is missing.
+        reason: String,
+    },
+    /// A model of an architecture that has no program.
+    #[error("{repo} cannot be served yet: {reason}")]
+    NotServed {
+        /// `org/name`.
+        repo: String,
+        /// Which architecture it is, and which there are.
         reason: String,
     },
     /// Which of several GGUF files?

@@ -15,7 +15,8 @@ pub struct ResolveOptions {
     /// Ask the hub whether a model that is in the cache has changed. Off, a complete cached copy is used as it is, with
     /// no network: what is served changes only when someone pulls.
     pub refresh: bool,
-    /// Refuse a catalog model whose architecture is not served, before anything is downloaded.
+    /// Refuse a model whose architecture is not served: one of the catalog before anything is downloaded, one of the hub
+    /// before its weights are.
     pub require_served: bool,
     /// Of a Hugging Face directory, leave out the weights: they are to be made up.
     pub without_weights: bool,
@@ -77,7 +78,7 @@ impl Default for Retry {
             attempts: 5,
             first_delay: Duration::from_millis(500),
             longest_delay: Duration::from_secs(8),
-            connect_timeout: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(5),
             read_timeout: Duration::from_secs(30),
         }
     }

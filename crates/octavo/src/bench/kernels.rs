@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use octavo_backend_cuda::{CudaBackend, CudaConfig, KernelBench, KernelTime, KernelTimes, Memory, named_folders};
 use octavo_bench::roofline::{Figures, Limits, table};
-use octavo_models::{ModelConfig, ResolveOptions};
+use octavo_models::{Checkpoint, ModelConfig, ResolveOptions};
 use octavo_ops::HeadShape;
 use octavo_ops::cost::{Cost, Peaks};
 use serde_json::{Value, json};
@@ -50,7 +50,7 @@ pub(super) fn run(args: &BenchKernelsArgs) -> Result<()> {
 fn bench(args: &BenchKernelsArgs) -> Result<KernelBench> {
     let shape = match &args.model {
         None => SHAPE,
-        Some(model) => sizes(pull::open_shape(model, &args.source)?.config()),
+        Some(model) => sizes(Checkpoint::open_shape(&pull::resolve_shape(model, &args.source)?.path)?.config()),
     };
     let (hidden, inner, heads, layers, vocab_size) = shape;
     let SizesArgs { batch_sizes, contexts, prefill } = &args.sizes;

@@ -8,13 +8,15 @@ use crate::cli::model::ComposeArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct RunBatchArgs {
-    /// Requests, one JSON object a line: {custom_id, method, url, body}, and traceparent and tracestate if it belongs to
-    /// a trace.
+    /// File of requests, one JSON object per line.
+    ///
+    /// Keys: custom_id, method, url and body, and traceparent and tracestate for a request that belongs to a trace.
     #[arg(short, long, value_name = "FILE", help_heading = "Batch")]
     pub(crate) input_file: PathBuf,
 
-    /// Answers, one a line in the order of the requests. While they are written the file is FILE.partial; the same
-    /// command goes on where an interrupted one ended.
+    /// File for the answers, in the order of the requests.
+    ///
+    /// Until the batch is complete the file is called FILE.partial. The same command resumes an interrupted run.
     #[arg(short, long, value_name = "FILE", help_heading = "Batch")]
     pub(crate) output_file: PathBuf,
 

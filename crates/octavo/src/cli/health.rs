@@ -10,23 +10,25 @@ use crate::cli::values;
 /// here as well.
 #[derive(Debug, Args)]
 pub(crate) struct HealthArgs {
-    /// What to ask, in place of the flags below: `http://` or `https://`, a host, and a path if not /health.
+    /// URL to ask, instead of the flags below.
+    ///
+    /// `http://` or `https://` with a host; the path defaults to /health.
     #[arg(long)]
     pub(crate) url: Option<String>,
 
-    /// Address that the server listens on.
+    /// Address of the server.
     #[arg(long, default_value = "127.0.0.1")]
     pub(crate) host: String,
 
-    /// Port that the server listens on.
+    /// Port of the server.
     #[arg(long, default_value_t = 8000)]
     pub(crate) port: u16,
 
-    /// Unix domain socket that the server listens on, in place of --host and --port.
+    /// Unix domain socket of the server, instead of --host and --port.
     #[arg(long, value_name = "PATH")]
     pub(crate) uds: Option<PathBuf>,
 
-    /// Certificate that the server was given: ask over HTTPS. Whether it is valid is not checked.
+    /// Ask over HTTPS; the certificate is not validated.
     #[arg(long, value_name = "FILE")]
     pub(crate) ssl_certfile: Option<PathBuf>,
 

@@ -13,23 +13,25 @@ pub(crate) struct KernelsArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KernelsCommand {
-    /// Make a pack of compiled kernels, for images and for machines without NVRTC: needs NVRTC (looked for as by `octavo serve`, in
-    /// OCTAVO_CUDA_LIBS first), but neither a GPU nor a driver.
+    /// Compile the GPU kernels into a folder, for images and machines without NVRTC.
+    ///
+    /// Needs NVRTC, which is searched for in the folders of OCTAVO_CUDA_LIBS first; needs neither a GPU nor a driver.
     Build(KernelsBuildArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct KernelsBuildArgs {
-    /// Chips, separated by commas: sm_70 (V100), sm_75 (T4), sm_80 (A100), sm_86 (A10), sm_89 (L40S), sm_90a (H100, H200), ...
+    /// GPU architectures: sm_70 (V100), sm_75 (T4), sm_80 (A100), sm_86 (A10), sm_89 (L40S), sm_90a (H100, H200), ...
     #[arg(long, value_delimiter = ',', value_parser = chip, default_value = "sm_70,sm_89,sm_90a", value_name = "CHIP,...")]
     pub(crate) arch: Vec<Chip>,
 
-    /// Folder of the pack: one that is not there yet, is empty, or has a pack, which is replaced [default: where `octavo serve`
-    /// looks, ../share/octavo/kernels from a binary in a folder `bin`].
+    /// Folder for the kernels: new, empty, or one with kernels to replace.
+    ///
+    /// The default is where `octavo serve` looks: ../share/octavo/kernels from a binary in a folder `bin`.
     #[arg(long, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
 
-    /// Only kernels whose names begin so: for trials.
+    /// Build only kernels whose names start with these prefixes, for tests.
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     pub(crate) only: Vec<String>,
 }

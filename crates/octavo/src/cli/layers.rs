@@ -193,30 +193,12 @@ fn from_entry(command: &Command, key: &str, value: &Node) -> Result<Option<(Stri
 /// An unknown key, with the known one that is nearest.
 fn unknown(command: &Command, name: &str) -> String {
     let known = command.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(Arg::get_long);
-    match known.map(|known| (distance(known, name), known)).min() {
+    match known.map(|known| (strsim::levenshtein(known, name), known)).min() {
         Some((distance, known)) if distance <= 1 + name.len() / 4 => {
             format!("there is no flag --{name}; did you mean '{known}'?")
         }
         _ => format!("there is no flag --{name}"),
     }
-}
-
-/// Letters to insert, delete or replace. The names are flags', hence short; longer ones are like nothing.
-fn distance(known: &str, name: &str) -> usize {
-    if name.len() > 64 {
-        return usize::MAX;
-    }
-    let mut row: Vec<usize> = (0..=known.len()).collect();
-    for (i, a) in name.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in known.bytes().enumerate() {
-            let replaced = diagonal + usize::from(a != b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[known.len()]
 }
 
 /// YAML's truth values, those of version 1.1 too.

@@ -9,6 +9,7 @@ mod bench;
 mod client;
 mod compat;
 mod health;
+mod help;
 mod kernels;
 mod layers;
 mod model;
@@ -18,11 +19,13 @@ mod yaml;
 
 use std::ffi::OsString;
 use std::fmt;
+use std::io::Write;
 use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::Shell;
 use octavo_backend_cpu::Isa;
 
 pub(crate) use batch::RunBatchArgs;
@@ -30,7 +33,7 @@ pub(crate) use bench::{
     BatchArgs, BenchArgs, BenchCommand, BenchKernelsArgs, BenchLatencyArgs, BenchRooflineArgs, BenchServeArgs,
     BenchThroughputArgs, LoadBackend, ReportArgs, RequestsArgs, SizesArgs,
 };
-pub(crate) use client::{ChatArgs, ClientArgs, CompleteArgs};
+pub(crate) use client::{ChatArgs, CompleteArgs, PsArgs, RequestArgs, RunArgs, ServerArgs};
 pub(crate) use health::HealthArgs;
 pub(crate) use kernels::{KernelsArgs, KernelsBuildArgs, KernelsCommand};
 pub(crate) use layers::Environment;
@@ -47,19 +50,10 @@ pub(crate) const DEFAULT_MODEL: &str = "smollm2-135m-instruct";
 /// The value name that makes a flag one that dotted names may fill.
 const JSON: &str = "JSON";
 
-const AFTER_SERVE: &str = "\
-Names may be written with _ for -. A switch --x has its opposite --no-x. A JSON flag takes an object, or one key at a \
-time: --override-generation-config.temperature 0.5. Every flag is also a variable (--max-num-seqs: \
-OCTAVO_MAX_NUM_SEQS) and a key of the --config file. vLLM's other flags are accepted with a warning where they change \
-nothing here, and refused where ignoring them would.";
-
-const AFTER_HEALTH: &str = "\
-The variables of `octavo serve` (OCTAVO_HOST, OCTAVO_PORT, OCTAVO_UDS, OCTAVO_SSL_CERTFILE) are read here too. --url \
-http://127.0.0.1:8000/live asks whether the process answers, ready or not.";
-
-/// An OpenAI-compatible inference server.
+/// An OpenAI-compatible LLM inference server.
 #[derive(Debug, Parser)]
-#[command(name = "octavo", version, about, max_term_width = 100, args_override_self = true)]
+#[command(name = "octavo", version, max_term_width = 100, args_override_self = true)]
+#[command(after_help = help::AFTER)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -68,28 +62,40 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve a model over HTTP.
-    #[command(after_help = AFTER_SERVE)]
+    #[command(after_help = help::AFTER_SERVE, after_long_help = help::AFTER_SERVE_LONG)]
     Serve(Box<ServeArgs>),
-    /// Answer a file of requests, without a server.
-    #[command(after_help = AFTER_SERVE)]
-    RunBatch(Box<RunBatchArgs>),
-    /// Talk with a model: a running server's, or one that is loaded for it.
+    /// Load a model and chat with it in the terminal.
+    #[command(after_help = help::AFTER_RUN)]
+    Run(Box<RunArgs>),
+    /// Chat with a running server, or with a model that is loaded for it.
+    #[command(after_help = help::AFTER_CHAT)]
     Chat(Box<ChatArgs>),
-    /// Let a model continue texts: a running server's, or one that is loaded for it.
+    /// Continue texts with a running server, or with a model that is loaded for it.
+    #[command(after_help = help::AFTER_COMPLETE)]
     Complete(Box<CompleteArgs>),
+    /// Download a model and print its path.
+    Pull(PullArgs),
+    /// List the models on disk.
+    List(ListArgs),
+    /// Show the models, requests and KV cache of a running server.
+    Ps(PsArgs),
+    /// Check whether a server is ready: exit code 0 or 1.
+    #[command(after_help = help::AFTER_HEALTH)]
+    Health(HealthArgs),
+    /// Run a file of requests in OpenAI's batch format, without a server.
+    #[command(after_help = help::AFTER_BATCH, after_long_help = help::AFTER_SERVE_LONG)]
+    RunBatch(Box<RunBatchArgs>),
     /// Measure a running server, or a model that is loaded for it.
     Bench(BenchArgs),
-    /// Download a model into the cache and print where it lies.
-    Pull(PullArgs),
-    /// Print a model's program: ops, shapes, bytes and FLOPs.
+    /// Print a model's size, sampling defaults and ops with their bytes and FLOPs.
     Inspect(InspectArgs),
-    /// Ask a server whether it is ready to serve; the exit code is 0 or 1.
-    #[command(after_help = AFTER_HEALTH)]
-    Health(HealthArgs),
-    /// Say what this machine offers and what is missing.
+    /// Check hardware and dependencies.
     Doctor(DoctorArgs),
-    /// Compile the kernels for GPUs ahead of time.
+    /// Compile GPU kernels ahead of time.
     Kernels(KernelsArgs),
+    /// Print a completion script for a shell.
+    #[command(after_help = help::AFTER_COMPLETIONS)]
+    Completions(CompletionsArgs),
 }
 
 impl Command {
@@ -110,17 +116,37 @@ pub(crate) struct PullArgs {
     #[arg(default_value = DEFAULT_MODEL)]
     pub(crate) model: String,
 
-    #[command(flatten)]
-    pub(crate) source: SourceArgs,
-
-    /// List the catalog and what each model needs.
+    /// List the catalog: download sizes, and which models are on disk, gated and served.
     #[arg(long, conflicts_with = "model")]
     pub(crate) list: bool,
+
+    /// Download a model even if this version cannot serve it.
+    #[arg(long)]
+    pub(crate) force: bool,
+
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Folder of downloads from the hub, instead of HF_HUB_CACHE.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) download_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// Shell to complete in.
+    #[arg(value_enum)]
+    pub(crate) shell: Shell,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// Catalog name, hub id or path. A folder with a config.json is enough, and of a hub's model no weights are fetched.
+    /// Catalog name, hub id or path.
+    ///
+    /// A folder with a config.json is enough. Of a model on the hub, no weights are downloaded.
     #[arg(default_value = DEFAULT_MODEL)]
     pub(crate) model: String,
 
@@ -130,15 +156,17 @@ pub(crate) struct InspectArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// Model whose presence in the cache is checked.
+    /// Model to look for in the cache.
     #[arg(default_value = DEFAULT_MODEL)]
     pub(crate) model: String,
 
-    /// Instruction set of the processor's kernels: portable, avx2, avx512, avx512-bf16 or amx [default: the best there is].
+    /// Instruction set of the CPU kernels [default: the best available].
+    ///
+    /// One of portable, avx2, avx512, avx512-bf16 and amx.
     #[arg(long, value_name = "ISA", env = "OCTAVO_CPU_ISA")]
     pub(crate) cpu_isa: Option<Isa>,
 
-    /// Folder of kernels compiled ahead of time, as in `octavo serve`.
+    /// Folder of GPU kernels from `octavo kernels build`.
     #[arg(long, value_name = "DIR", env = "OCTAVO_KERNEL_PACK")]
     pub(crate) kernel_pack: Option<PathBuf>,
 }
@@ -198,7 +226,7 @@ pub(crate) fn parse(args: Vec<OsString>, environment: &Environment<'_>) -> Resul
     }
     let mut spelled = args[..names].to_vec();
     spelled.extend(argv::spell(args[names..].to_vec(), subcommand).map_err(Failure::Config)?);
-    let matches = matches(&command, &spelled)?;
+    let matches = matches(&command, &spelled).map_err(|error| help::hinted(error, subcommand))?;
     let mut given = &matches;
     while let Some((_, inner)) = given.subcommand() {
         given = inner;
@@ -232,7 +260,31 @@ fn matches(command: &clap::Command, args: &[OsString]) -> Result<ArgMatches, cla
 
 /// The definition, with every switch made one that can be switched off as well.
 fn command() -> clap::Command {
-    Cli::command().mut_subcommands(with_switches)
+    help::shortened(Cli::command().mut_subcommands(with_switches))
+}
+
+/// Prints a completion script for the shell.
+pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<()> {
+    // A closed pipe cannot be told.
+    let _ = std::io::stdout().write_all(&completion_script(args.shell));
+    Ok(())
+}
+
+fn completion_script(shell: Shell) -> Vec<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut visible(&command()), "octavo", &mut script);
+    script
+}
+
+/// The definition without the flags that are only accepted.
+fn visible(command: &clap::Command) -> clap::Command {
+    let args = command.get_arguments().filter(|arg| !arg.is_hide_set()).cloned();
+    let copy = clap::Command::new(command.get_name().to_owned()).args(args);
+    let copy = copy.subcommands(command.get_subcommands().map(visible));
+    match command.get_about() {
+        Some(about) => copy.about(about.clone()),
+        None => copy,
+    }
 }
 
 fn with_switches(command: clap::Command) -> clap::Command {

@@ -33,39 +33,41 @@ pub(crate) struct NetworkArgs {
     #[arg(long, default_value_t = 8000)]
     pub(crate) port: u16,
 
-    /// Unix domain socket to listen on, in place of --host and --port.
+    /// Unix domain socket to listen on, instead of --host and --port.
     #[arg(long, value_name = "PATH")]
     pub(crate) uds: Option<PathBuf>,
 
-    /// Keys that clients must send as `Authorization: Bearer KEY`.
+    /// API keys that clients must send (`Authorization: Bearer KEY`).
     #[arg(long, num_args = 1.., env = "VLLM_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub(crate) api_key: Vec<String>,
 
-    /// Path that a proxy in front adds to every route.
+    /// Path prefix that a proxy adds to every route.
     #[arg(long, default_value = "", value_name = "PATH")]
     pub(crate) root_path: String,
 
-    /// Origins of web pages that may call the API: names or a JSON list; `*` is all of them.
+    /// Origins of web pages that may call the API.
+    ///
+    /// Names or a JSON list; `*` allows all.
     #[arg(long, num_args = 1.., value_parser = values::text_list, value_name = "ORIGIN")]
     pub(crate) allowed_origins: Vec<TextList>,
 
-    /// Methods that such pages may use.
+    /// Methods that web pages of other origins may use.
     #[arg(long, num_args = 1.., value_parser = values::text_list, default_value = "*", value_name = "METHOD")]
     pub(crate) allowed_methods: Vec<TextList>,
 
-    /// Header fields that such pages may send.
+    /// Header fields that web pages of other origins may send.
     #[arg(long, num_args = 1.., value_parser = values::text_list, default_value = "*", value_name = "NAME")]
     pub(crate) allowed_headers: Vec<TextList>,
 
-    /// Let such pages send cookies and keys of the browser.
+    /// Let web pages of other origins send cookies and credentials.
     #[arg(long)]
     pub(crate) allow_credentials: bool,
 
-    /// Answer with the request's `X-Request-Id`, or a fresh one.
+    /// Return the request's `X-Request-Id`, or a new one.
     #[arg(long)]
     pub(crate) enable_request_id_headers: bool,
 
-    /// Serve no description of the API.
+    /// Do not serve the description of the API (/docs, /redoc, /openapi.json).
     #[arg(long)]
     pub(crate) disable_fastapi_docs: bool,
 
@@ -73,15 +75,15 @@ pub(crate) struct NetworkArgs {
     #[arg(long)]
     pub(crate) enable_tokenizer_info_endpoint: bool,
 
-    /// Bytes of a request's head.
+    /// Maximum size of a request's head.
     #[arg(long, value_parser = values::count, value_name = "BYTES")]
     pub(crate) h11_max_incomplete_event_size: Option<usize>,
 
-    /// Bytes of a request's body; 100 MiB if not given.
+    /// Maximum size of a request's body [default: 100 MiB].
     #[arg(long, value_parser = values::count, value_name = "BYTES")]
     pub(crate) max_body_bytes: Option<usize>,
 
-    /// Header fields of a request.
+    /// Maximum number of header fields of a request.
     #[arg(long, value_parser = values::count, value_name = "N")]
     pub(crate) h11_max_header_count: Option<usize>,
 
@@ -98,23 +100,23 @@ pub(crate) struct NetworkArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "TLS")]
 pub(crate) struct TlsArgs {
-    /// Private key, in PEM.
+    /// Private key (PEM).
     #[arg(long, value_name = "FILE", requires = "ssl_certfile")]
     pub(crate) ssl_keyfile: Option<PathBuf>,
 
-    /// Certificate and its chain, in PEM.
+    /// Certificate with its chain (PEM); turns on HTTPS.
     #[arg(long, value_name = "FILE", requires = "ssl_keyfile")]
     pub(crate) ssl_certfile: Option<PathBuf>,
 
-    /// Authorities that sign the certificates of clients, in PEM.
+    /// Certificate authorities for client certificates (PEM).
     #[arg(long, value_name = "FILE", requires = "ssl_certfile")]
     pub(crate) ssl_ca_certs: Option<PathBuf>,
 
-    /// Certificates of clients: 0 none, 1 checked if sent, 2 required.
+    /// Client certificates: 0 ignores them, 1 checks them if sent, 2 requires them.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2), value_name = "0|1|2")]
     pub(crate) ssl_cert_reqs: u8,
 
-    /// Read key and certificate again when their files change.
+    /// Reload key and certificate when their files change.
     #[arg(long)]
     pub(crate) enable_ssl_refresh: bool,
 }
@@ -123,7 +125,7 @@ pub(crate) struct TlsArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sampling and answers")]
 pub(crate) struct AnswerArgs {
-    /// Tell in `usage` how many tokens of the prompt came from the cache.
+    /// Report in `usage` how many prompt tokens came from the prefix cache.
     #[arg(long)]
     pub(crate) enable_prompt_tokens_details: bool,
 
@@ -131,23 +133,23 @@ pub(crate) struct AnswerArgs {
     #[arg(long)]
     pub(crate) enable_server_load_tracking: bool,
 
-    /// Send `usage` in every streamed answer.
+    /// Include `usage` in every streamed answer.
     #[arg(long)]
     pub(crate) enable_force_include_usage: bool,
 
-    /// Tell the times of a request in its answer.
+    /// Include timings in every answer.
     #[arg(long)]
     pub(crate) enable_per_request_metrics: bool,
 
-    /// Seconds after which a silent stream is sent a comment; 0 sends none.
+    /// Seconds of silence after which a stream gets a comment; 0 turns this off.
     #[arg(long, default_value_t = 0.0, value_parser = values::seconds, value_name = "SECONDS")]
     pub(crate) sse_keep_alive_interval: f64,
 
-    /// Tokens of a streamed chunk.
+    /// Number of tokens in a streamed chunk.
     #[arg(long, value_parser = values::count, default_value = "1", value_name = "TOKENS")]
     pub(crate) stream_interval: usize,
 
-    /// What `system_fingerprint` tells.
+    /// Contents of `system_fingerprint`.
     #[arg(long, value_enum, default_value_t = FingerprintMode::Full)]
     pub(crate) fingerprint_mode: FingerprintMode,
 }
@@ -156,7 +158,9 @@ pub(crate) struct AnswerArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Logging")]
 pub(crate) struct LogArgs {
-    /// Log no statistics line (every VLLM_LOG_STATS_INTERVAL seconds, 10 by default); the metrics stay.
+    /// Do not log statistics.
+    ///
+    /// By default a line is logged every 10 seconds (VLLM_LOG_STATS_INTERVAL). The metrics are not affected.
     #[arg(long)]
     pub(crate) disable_log_stats: bool,
 
@@ -164,11 +168,11 @@ pub(crate) struct LogArgs {
     #[arg(long)]
     pub(crate) enable_log_requests: bool,
 
-    /// Log every answer too.
+    /// Log every answer; needs --enable-log-requests.
     #[arg(long)]
     pub(crate) enable_log_outputs: bool,
 
-    /// Characters or tokens of a prompt that are logged; all by default.
+    /// Maximum number of prompt characters or tokens in the log [default: all].
     #[arg(long, value_parser = values::amount, value_name = "N")]
     pub(crate) max_log_len: Option<usize>,
 }

@@ -28,10 +28,10 @@ pub(crate) enum Dtype {
 /// Where weights come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LoadFormat {
-    /// The model's files.
+    /// Read the model's files.
     #[value(aliases = ["safetensors", "gguf", "hf"])]
     Auto,
-    /// Nowhere: they are made up.
+    /// Random weights.
     Dummy,
 }
 
@@ -47,9 +47,9 @@ pub(crate) enum Policy {
 /// What a chat template expects as the content of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ContentFormat {
-    /// What the template reads, as found in its source.
+    /// Detect it from the template.
     Auto,
-    /// Text: the parts of a message are joined by newlines.
+    /// Text; the parts of a message are joined by newlines.
     String,
     /// A list of parts.
     Openai,
@@ -58,9 +58,9 @@ pub(crate) enum ContentFormat {
 /// How log lines are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// For people.
+    /// Plain text.
     Text,
-    /// An object each, for programs.
+    /// One JSON object per line.
     Json,
 }
 

@@ -1,7 +1,7 @@
 //! `octavo serve`: resolve, load, compose, listen.
 
 pub(crate) mod device;
-mod generation;
+pub(crate) mod generation;
 mod kv;
 mod kv_events;
 mod listen;
