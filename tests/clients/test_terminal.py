@@ -49,8 +49,8 @@ class Terminal:
                 data = b""
             if not data:
                 pytest.fail(f"no {pattern!r} in {self.shown!r}")
-            # Without the sequences that move the cursor and colour the text.
-            self.shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", data.decode(errors="replace"))
+            # Without what moves the cursor and colours the text.
+            self.shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", data.decode(errors="replace"))
         shown, self.shown = self.shown[: match.end()], self.shown[match.end() :]
         return shown
 
@@ -105,7 +105,9 @@ def test_lines_are_edited_and_remembered(terminal, tiny_url, tmp_path):
     assert "hello world" in chat.prompt()
     chat.type("/set\r")
     shown = chat.prompt()
-    assert re.search(r"temperature +0\.0 +set here", shown) and re.search(r"top_p +- +the server's default", shown)
+    # top_p is in the model's generation_config.json.
+    rows = ["temperature +0.0 +set here", "top_p +0.95 +the model's default", "min_p +- +the server's default"]
+    assert all(re.search(row, shown) for row in rows), shown
     chat.type("/he\t\r")
     assert "/save FILE" in chat.prompt()
     chat.type(CTRL_D)
@@ -137,8 +139,8 @@ def test_control_c_stops_the_answer_and_not_the_program(terminal, base_url):
     chat = terminal("chat", "--url", base_url, "--temperature", "0")
     chat.prompt()
     chat.type("Count from 1 to 1000, in words.\r")
-    # A few words of the answer, which is on the line after the question.
-    chat.wait(r"words\.\r\n.*\w+\W+\w+", seconds=120)
+    # The beginning of the answer, which is on the line after the question.
+    chat.wait(r"words\.\n.*\w{10}", seconds=120)
     chat.type(CTRL_C)
     assert "[stopped]" in chat.wait(r">>> $", seconds=30)
     chat.type("half a line" + CTRL_C)
@@ -162,8 +164,10 @@ def test_several_lines_are_one_message(terminal, tiny_url, tmp_path):
     assert "saved 2 messages" in chat.prompt()
     saved = json.loads((tmp_path / "c.json").read_text())
     assert saved["messages"][0] == {"role": "user", "content": "one\ntwo"}
-    chat.type("/clear\r/load ~/c.json\r")
-    assert "loaded 2 messages" in chat.wait(r"loaded[^>]*>>> $")
+    chat.type("/clear\r")
+    chat.prompt()
+    chat.type("/load ~/c.json\r")
+    assert "loaded 2 messages" in chat.prompt()
     chat.type(CTRL_D)
     assert chat.ends() == 0
 
@@ -192,7 +196,7 @@ def test_ps_shows_a_server_and_list_what_is_on_disk(base_url, tmp_path):
     assert heading.split()[:4] == ["MODEL", "CONTEXT", "RUNNING", "WAITING"]
     assert row.split()[:4] == ["default", "1024", "0", "0"] and row.endswith(base_url)
     nobody = octavo("ps", "--url", "http://127.0.0.1:1", home=tmp_path)
-    assert nobody.returncode == 1 and "`octavo serve` starts a server" in nobody.stderr
+    assert nobody.returncode == 1 and "`octavo serve` starts a server" in nobody.stderr, nobody.stderr
     assert nobody.stderr.count("refused") == 1, nobody.stderr
 
     assert "no models on disk" in octavo("list", home=tmp_path).stderr

@@ -11,7 +11,7 @@ use rustyline::highlight::Highlighter;
 use rustyline::hint::Hinter;
 use rustyline::history::DefaultHistory;
 use rustyline::validate::Validator;
-use rustyline::{Behavior, Config, Context, Editor, Helper};
+use rustyline::{Behavior, CompletionType, Config, Context, Editor, Helper};
 
 use crate::client::terminal::{Line, Reader};
 use crate::client::{command, parameters};
@@ -34,7 +34,8 @@ impl LineEditor {
     pub(crate) fn new(file: Option<PathBuf>) -> io::Result<Self> {
         let config = Config::builder().max_history_size(HISTORY_SIZE).map_err(to_io)?;
         // Not through stdout: that may be a file which gets the answers.
-        let config = config.auto_add_history(false).behavior(Behavior::PreferTerm).build();
+        let config = config.auto_add_history(false).behavior(Behavior::PreferTerm);
+        let config = config.completion_type(CompletionType::List).build();
         let mut editor = Editor::with_config(config).map_err(to_io)?;
         editor.set_helper(Some(Commands));
         let file = file.filter(|file| match private(file).and_then(|()| editor.load_history(file).map_err(to_io)) {

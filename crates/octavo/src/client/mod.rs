@@ -8,7 +8,9 @@ mod ps;
 mod session;
 mod terminal;
 
-use anyhow::Result;
+use std::path::Path;
+
+use anyhow::{Result, anyhow, bail};
 
 use crate::cli::{ChatArgs, CompleteArgs, ComposeArgs, DEFAULT_MODEL, RequestArgs, RunArgs, ServerArgs};
 pub(crate) use crate::client::connection::Client;
@@ -50,8 +52,12 @@ pub(crate) fn complete(args: CompleteArgs) -> Result<()> {
 }
 
 pub(crate) fn run(mut args: RunArgs) -> Result<()> {
-    if args.compose.model.given().is_none() {
-        args.compose.model.positional = Some(DEFAULT_MODEL.to_owned());
+    match args.compose.model.given() {
+        None => args.compose.model.positional = Some(DEFAULT_MODEL.to_owned()),
+        Some(text) if text.contains(char::is_whitespace) && !Path::new(text).exists() => {
+            bail!("'{text}' is not the name of a model: give one before the prompt (octavo run MODEL PROMPT)")
+        }
+        Some(_) => {}
     }
     let input = match args.prompt.is_empty() {
         true => Input::new(None, args.style.history.then(editor::history_file).flatten())?,
@@ -88,7 +94,14 @@ fn with_server(
     init_logging(compose)?;
     let url = args.url.as_deref().unwrap_or(DEFAULT_URL);
     block_on(async {
-        let client = Client::connect(url, args.api_key.as_deref(), args.model_name.as_deref()).await?;
+        let client = Client::connect(url, args.api_key.as_deref(), args.model_name.as_deref()).await;
+        let client = client.map_err(|error| match args.url {
+            Some(_) => error,
+            None => anyhow!(
+                "{}; `octavo serve` starts a server, and `octavo run` chats without one",
+                crate::report::sentence(&error)
+            ),
+        })?;
         conversation(client).await
     })
 }

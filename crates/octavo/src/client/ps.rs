@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
 
 use crate::cli::PsArgs;
@@ -27,7 +27,10 @@ pub(crate) fn ps(args: &PsArgs) -> Result<()> {
             Ok::<_, anyhow::Error>((models, metrics))
         };
         match tokio::time::timeout(PATIENCE, ask).await {
-            Ok(answers) => answers.context("`octavo serve` starts a server; --url names another one"),
+            Ok(answers) => answers.map_err(|error| {
+                let told = crate::report::sentence(&error);
+                anyhow!("{told}; `octavo serve` starts a server, and --url names another one")
+            }),
             Err(_) => bail!("{} does not answer within {} s", args.url, PATIENCE.as_secs()),
         }
     });
