@@ -147,8 +147,9 @@ fn a_hub_that_never_answers_is_announced_and_asked_once() {
 fn what_is_in_the_caches_is_listed() {
     let machine = Machine::alone();
     assert_eq!(installed(&machine.options), []);
-    let files: Files<'_> = &[("config.json", b"{}"), ("model.safetensors", b"weights"), ("m-Q4_0.gguf", b"gguf")];
-    filled_by_python(&machine, files);
+    let files: [(&str, &[u8]); 3] =
+        [("config.json", b"{}"), ("model.safetensors", b"weights"), ("m-Q4_0.gguf", b"gguf")];
+    filled_by_python(&machine, &files);
     let mut models = installed(&machine.options);
     models.sort_by(|a, b| a.name.cmp(&b.name));
     let found: Vec<_> = models.iter().map(|model| (model.name.as_str(), model.bytes)).collect();

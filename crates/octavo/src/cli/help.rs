@@ -92,7 +92,7 @@ const SAMPLING: &str = "Sampling";
 
 /// Hides rarely used flags from `-h`.
 pub(crate) fn shortened(command: Command) -> Command {
-    let serve = |command: Command| command.mut_args(|arg| shown_if(arg, |arg| is_common(arg)));
+    let serve = |command: Command| command.mut_args(|arg| shown_if(arg, is_common));
     let conversation = |command: Command| {
         command.mut_args(|arg| if arg.get_id() == "seed" { request_seed(arg) } else { arg }).mut_args(|arg| {
             shown_if(arg, |arg| {
@@ -100,12 +100,10 @@ pub(crate) fn shortened(command: Command) -> Command {
             })
         })
     };
-    ["serve", "run-batch"].into_iter().fold(
-        ["chat", "complete", "run"]
-            .into_iter()
-            .fold(command, |command, name| command.mut_subcommand(name, conversation)),
-        |command, name| command.mut_subcommand(name, serve),
-    )
+    let of = |command: Command, names: &[&str], shorten: fn(Command) -> Command| {
+        names.iter().fold(command, |command, name| command.mut_subcommand(name, shorten))
+    };
+    of(of(command, &["serve", "run-batch"], serve), &["chat", "complete", "run"], conversation)
 }
 
 fn shown_if(arg: Arg, is_shown: impl Fn(&Arg) -> bool) -> Arg {
