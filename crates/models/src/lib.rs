@@ -15,6 +15,7 @@ mod config;
 mod fetch;
 mod hub;
 mod inspect;
+mod installed;
 pub mod progress;
 mod resolve;
 pub mod testing;
@@ -28,5 +29,6 @@ pub use config::{Architecture, ConfigError, ModelConfig, RopeConfig, RopeScaling
 pub use fetch::{PipError, StorageError, WheelError};
 pub use hub::HubError;
 pub use inspect::{InspectOptions, inspect};
+pub use installed::{InstalledModel, installed};
 pub use progress::{Progress, ProgressTask, human_bytes, progress_for};
 pub use resolve::{HubOptions, ResolveError, ResolveOptions, ResolvedModel, Retry, resolve};

@@ -65,6 +65,12 @@ fn what_is_wrong_with_an_entry_is_said() {
         ("sha256 = \"b179", "sha256 = \"B179", "SHA-256"),
         ("size = 98_362_432\nwheel_size", "size = 98_362_431\nwheel_size", "add up"),
         ("parameters = 134_515_008", "parameters = 0", "positive"),
+        ("temperature = 0.2", "temperature = 2.5", "out of its range"),
+        ("top_p = 0.9", "top_p = 0.0", "out of its range"),
+        ("top_p = 0.9", "top_p = 0.9\ntop_k = 0", "out of its range"),
+        ("top_p = 0.9", "typical_p = 0.9", "typical_p"),
+        ("temperature = 0.2\ntop_p = 0.9\n", "", "recommends nothing"),
+        ("source = \"https://", "source = \"", "not an https:// URL"),
     ];
     for (from, to, message) in cases {
         assert!(good.contains(from), "{from}");

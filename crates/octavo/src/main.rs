@@ -9,9 +9,11 @@ mod health;
 mod inspect;
 mod kernels;
 mod pull;
+mod report;
 mod serve;
 mod signals;
 mod system;
+mod table;
 
 use std::process::ExitCode;
 
@@ -28,21 +30,25 @@ fn main() -> ExitCode {
         Command::RunBatch(args) => batch::run(*args),
         Command::Chat(args) => client::chat(*args),
         Command::Complete(args) => client::complete(*args),
+        Command::Run(args) => client::run(*args),
+        Command::Ps(args) => client::ps(&args),
         Command::Bench(args) => bench::run(args),
         Command::Pull(args) => pull::run(&args),
+        Command::List(args) => pull::list(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Health(args) => health::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Kernels(args) => kernels::run(&args),
+        Command::Completions(args) => cli::completions(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Also false if logging could not be set up.
             if json && tracing::enabled!(tracing::Level::ERROR) {
-                tracing::error!("{error:#}");
+                tracing::error!("{}", report::sentence(&error));
             } else {
-                eprintln!("octavo: {error:#}");
+                eprintln!("octavo: {}", report::sentence(&error));
             }
             ExitCode::FAILURE
         }

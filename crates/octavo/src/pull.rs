@@ -1,44 +1,90 @@
-//! `octavo pull`: a model into the cache.
+//! `octavo pull`: a model into the cache. `octavo list`: the models that are there.
 
 use std::io::IsTerminal;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
 
-use anyhow::Result;
-use octavo_models::{Checkpoint, Progress, ResolveOptions, ResolvedModel, catalog};
+use anyhow::{Result, anyhow};
+use octavo_models::{
+    HubError, InstalledModel, Progress, ResolveError, ResolveOptions, ResolvedModel, catalog, installed,
+};
 
-use crate::cli::{LoadFormat, PullArgs, SourceArgs};
+use crate::cli::{ListArgs, LoadFormat, PullArgs, SourceArgs};
 use crate::signals;
+use crate::system::human_bytes;
+use crate::table::aligned;
+
+/// What a model is resolved for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// To be run: a model of the catalog whose architecture is not implemented is refused before the network is used.
+    Served,
+    /// To be there.
+    Any,
+}
 
 pub(crate) fn run(args: &PullArgs) -> Result<()> {
     octavo_telemetry::init_logging(&octavo_telemetry::LogConfig::default())?;
     signals::end_first_process()?;
     if args.list {
-        print!("{}", listing());
+        print!("{}", catalog_table(&installed(&options(&args.source))));
         return Ok(());
     }
-    let model = resolve(&args.model, &args.source, LoadFormat::Auto)?;
+    let wanted = if args.force { Wanted::Any } else { Wanted::Served };
+    let model = resolve(&args.model, &args.source, LoadFormat::Auto, wanted);
+    let model = model.map_err(|error| match error.downcast_ref() {
+        Some(ResolveError::NotServed { .. } | ResolveError::Hub(HubError::NotServed { .. })) => {
+            anyhow!("{error}; --force downloads it anyway")
+        }
+        _ => error,
+    })?;
     println!("{}", model.path.display());
     Ok(())
 }
 
-/// From a name to a local file or directory, downloading if need be.
-pub(crate) fn resolve(reference: &str, source: &SourceArgs, format: LoadFormat) -> Result<ResolvedModel> {
-    let progress = progress();
+/// Lists what is on disk.
+pub(crate) fn list(args: &ListArgs) -> Result<()> {
+    let source = SourceArgs { download_dir: args.download_dir.clone(), ..SourceArgs::default() };
+    let models = installed(&options(&source));
+    if models.is_empty() {
+        eprintln!("no models on disk; `octavo pull MODEL` downloads one and `octavo pull --list` lists the catalog");
+    } else {
+        print!("{}", models_table(&models, SystemTime::now()));
+    }
+    Ok(())
+}
+
+/// What a resolution may use.
+fn options(source: &SourceArgs) -> ResolveOptions {
     let mut options = ResolveOptions::from_env();
     options.revision.clone_from(&source.revision);
     options.offline |= source.offline;
-    options.without_weights = format == LoadFormat::Dummy;
     if let Some(token) = &source.hf_token {
         options.hub.token = Some(token.clone());
     }
     if let Some(folder) = &source.download_dir {
         options.hub.cache_dir.clone_from(folder);
     }
+    options
+}
+
+/// From a name to a local file or directory, downloading if need be.
+pub(crate) fn resolve(
+    reference: &str,
+    source: &SourceArgs,
+    format: LoadFormat,
+    wanted: Wanted,
+) -> Result<ResolvedModel> {
+    let progress = progress();
+    let mut options = options(source);
+    options.without_weights = format == LoadFormat::Dummy;
+    options.require_served = wanted == Wanted::Served;
     Ok(octavo_models::resolve(reference, &options, progress.as_ref())?)
 }
 
 /// A model to look at: no weights of a hub's repository are fetched for it, and of a folder none need be there.
-pub(crate) fn open_shape(reference: &str, source: &SourceArgs) -> Result<Checkpoint> {
-    Ok(Checkpoint::open_shape(&resolve(reference, source, LoadFormat::Dummy)?.path)?)
+pub(crate) fn resolve_shape(reference: &str, source: &SourceArgs) -> Result<ResolvedModel> {
+    resolve(reference, source, LoadFormat::Dummy, Wanted::Served)
 }
 
 /// A bar on a terminal, log lines elsewhere.
@@ -46,11 +92,99 @@ pub(crate) fn progress() -> Box<dyn Progress> {
     octavo_models::progress_for(std::io::stderr().is_terminal())
 }
 
-fn listing() -> String {
-    let mut text = String::new();
-    for entry in catalog::entries() {
-        let served = if entry.served { "" } else { "  (architecture not served yet)" };
-        text.push_str(&format!("{:<28} {}{served}\n", entry.id, entry.name));
+/// The catalog, with what is on disk of it.
+fn catalog_table(models: &[InstalledModel]) -> String {
+    let yes = |is: bool, yes: &str| if is { yes.to_owned() } else { "-".to_owned() };
+    let rows = catalog::entries().iter().map(|entry| {
+        let on_disk = models.iter().any(|model| model.entry.is_some_and(|of| of.id == entry.id));
+        [
+            entry.id.clone(),
+            entry.name.clone(),
+            human_bytes(entry.download_bytes()),
+            yes(on_disk, "on disk"),
+            yes(entry.gated, "gated"),
+            if entry.served { "served".to_owned() } else { format!("not yet ({})", entry.architecture) },
+        ]
+    });
+    let heading = ["NAME", "MODEL", "DOWNLOAD", "ON DISK", "ACCESS", "SERVED"].map(str::to_owned);
+    aligned(&std::iter::once(heading).chain(rows).collect::<Vec<_>>())
+}
+
+fn models_table(models: &[InstalledModel], now: SystemTime) -> String {
+    let rows = models.iter().map(|model| {
+        let age = model.modified.map(|modified| age(now.duration_since(modified).unwrap_or_default()));
+        [model.name.clone(), human_bytes(model.bytes), age.unwrap_or_else(|| "-".to_owned()), short(&model.path)]
+    });
+    let heading = ["NAME", "SIZE", "MODIFIED", "PATH"].map(str::to_owned);
+    aligned(&std::iter::once(heading).chain(rows).collect::<Vec<_>>())
+}
+
+/// `3 days ago`.
+fn age(age: Duration) -> String {
+    const UNITS: [(u64, &str); 6] = [
+        (31_536_000, "year"),
+        (2_592_000, "month"),
+        (604_800, "week"),
+        (86_400, "day"),
+        (3600, "hour"),
+        (60, "minute"),
+    ];
+    let seconds = age.as_secs();
+    match UNITS.iter().find(|(unit, _)| seconds >= *unit) {
+        Some((unit, name)) => {
+            let count = seconds / unit;
+            format!("{count} {name}{} ago", if count == 1 { "" } else { "s" })
+        }
+        None => "just now".to_owned(),
     }
-    text
+}
+
+/// A path below the home directory, written with `~`.
+fn short(path: &Path) -> String {
+    let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
+    match home.and_then(|home| path.strip_prefix(home).ok().map(Path::to_owned)) {
+        Some(rest) => format!("~/{}", rest.display()),
+        None => path.display().to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_in_the_largest_unit() {
+        for (seconds, expected) in [
+            (0, "just now"),
+            (59, "just now"),
+            (60, "1 minute ago"),
+            (7_200, "2 hours ago"),
+            (86_400, "1 day ago"),
+            (3_000_000, "1 month ago"),
+            (70_000_000, "2 years ago"),
+        ] {
+            assert_eq!(age(Duration::from_secs(seconds)), expected);
+        }
+    }
+
+    #[test]
+    fn the_catalog_says_what_is_on_disk_gated_and_served() {
+        let default = catalog::find(catalog::DEFAULT_MODEL).unwrap();
+        let model = InstalledModel {
+            name: default.id.clone(),
+            entry: Some(default),
+            bytes: 7,
+            modified: Some(SystemTime::UNIX_EPOCH),
+            path: "/m.gguf".into(),
+        };
+        let table = catalog_table(std::slice::from_ref(&model));
+        let line = |name: &str| table.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+        assert_eq!(table.lines().count(), catalog::entries().len() + 1);
+        let words = |name: &str| line(name).split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
+        let size = human_bytes(default.download_bytes());
+        assert!(words(catalog::DEFAULT_MODEL).ends_with(&format!("{size} on disk - served")), "{table}");
+        assert!(words("mistral-7b").ends_with("- gated served"), "{table}");
+        let day = SystemTime::UNIX_EPOCH + Duration::from_secs(86_400);
+        assert!(models_table(&[model], day).ends_with("7 B   1 day ago  /m.gguf\n"));
+    }
 }

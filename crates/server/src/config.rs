@@ -1,5 +1,6 @@
 //! The configuration of the server.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +25,32 @@ pub struct SamplingDefaults {
     pub max_new_tokens: Option<u32>,
 }
 
-/// The limits of a connection.
+impl SamplingDefaults {
+    /// The defaults that are set, under their names in a `generation_config.json`.
+    pub fn to_map(&self) -> Map<String, Value> {
+        // The shortest decimal number, not the nearest one in f64: 0.2, not 0.20000000298023224.
+        let number = |x: f32| x.to_string().parse::<f64>().map(Value::from).ok();
+        let pairs = [
+            ("temperature", self.temperature.and_then(number)),
+            ("top_p", self.top_p.and_then(number)),
+            ("top_k", self.top_k.map(Value::from)),
+            ("min_p", self.min_p.and_then(number)),
+            ("repetition_penalty", self.repetition_penalty.and_then(number)),
+            ("max_new_tokens", self.max_new_tokens.map(Value::from)),
+        ];
+        pairs.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+    }
+}
+
+impl fmt::Display for SamplingDefaults {
+    /// `temperature 0.2, top_p 0.9`; empty if nothing is set.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pairs: Vec<_> = self.to_map().iter().map(|(name, value)| format!("{name} {value}")).collect();
+        f.write_str(&pairs.join(", "))
+    }
+}
+
+/// What a connection may cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
     /// Time limit for a request's head, counted from the end of the previous response; it is also the keep-alive time.

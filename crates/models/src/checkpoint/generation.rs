@@ -1,6 +1,8 @@
 //! Generation defaults.
 
-/// Sampling defaults recommended by the checkpoint's publisher, and the ids that end a generation.
+use crate::catalog::RecommendedSampling;
+
+/// What the checkpoint's publisher recommends for sampling, and the ids that end a generation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationConfig {
     /// Temperature.
@@ -20,7 +22,23 @@ pub struct GenerationConfig {
 }
 
 impl GenerationConfig {
-    /// Adds an id unless it is already there.
+    /// Whether it recommends anything for sampling.
+    pub fn recommends(&self) -> bool {
+        let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = self;
+        let numbers = [temperature, top_p, min_p, repetition_penalty];
+        numbers.into_iter().any(Option::is_some) || top_k.is_some()
+    }
+
+    /// Completes it with the catalog's recommendation, unless the checkpoint has one of its own: parts of two
+    /// recommendations would be a third one, which nobody has tried.
+    #[must_use]
+    pub fn or(self, catalog: Option<&RecommendedSampling>) -> Self {
+        let Some(catalog) = catalog.filter(|_| !self.recommends()) else { return self };
+        let &RecommendedSampling { temperature, top_p, top_k, min_p, repetition_penalty, .. } = catalog;
+        Self { temperature, top_p, top_k, min_p, repetition_penalty, ..self }
+    }
+
+    /// Adds an id unless it is there.
     pub(crate) fn add_eos(&mut self, id: Option<u32>) {
         if let Some(id) = id
             && !self.eos_token_ids.contains(&id)
@@ -41,5 +59,29 @@ impl GenerationConfig {
         keep(&mut self.min_p, "min_p", |x| (0.0..=1.0).contains(&x));
         keep(&mut self.repetition_penalty, "repetition_penalty", |x| x > 0.0 && x.is_finite());
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoints_own_recommendation_wins_as_a_whole() {
+        let catalog = RecommendedSampling {
+            temperature: Some(0.2),
+            top_p: Some(0.9),
+            top_k: None,
+            min_p: None,
+            repetition_penalty: None,
+            source: "https://example.org".to_owned(),
+        };
+        let eos = GenerationConfig { eos_token_ids: vec![2], max_new_tokens: Some(9), ..GenerationConfig::default() };
+        let completed = eos.clone().or(Some(&catalog));
+        assert_eq!((completed.temperature, completed.top_p), (Some(0.2), Some(0.9)));
+        assert_eq!((&completed.eos_token_ids, completed.max_new_tokens), (&eos.eos_token_ids, eos.max_new_tokens));
+        let own = GenerationConfig { top_k: Some(20), ..eos };
+        assert_eq!(own.clone().or(Some(&catalog)), own);
+        assert_eq!(own.clone().or(None), own);
     }
 }

@@ -12,6 +12,7 @@ pub use rope::{RopeConfig, RopeScaling};
 pub(crate) use fields::Fields;
 
 use octavo_ops::{GluKind, HeadShape};
+use serde_json::Value;
 
 /// Limits on the values of a checkpoint, far above any published model. They keep every later product within `usize`
 /// and every loop short, whatever a hostile file contains.
@@ -164,7 +165,14 @@ fn windows(
     Ok((0..layers).map(|layer| window.filter(|_| sliding(layer))).collect())
 }
 
-/// Finds the architecture with this name among those of the format.
+/// Checks that a `config.json` names an architecture that has a program. One that cannot be read is left to the reader of
+/// the whole configuration.
+pub(crate) fn check_architecture(config: &[u8]) -> Result<(), ConfigError> {
+    let config: Value = serde_json::from_slice(config).unwrap_or_default();
+    config["model_type"].as_str().map_or(Ok(()), |name| architecture(name, &Architecture::ALL).map(drop))
+}
+
+/// The architecture of that name, out of those that its format has.
 fn architecture(name: &str, candidates: &[Architecture]) -> Result<Architecture, ConfigError> {
     let found = candidates.iter().copied().find(|a| a.name() == name);
     found.ok_or_else(|| ConfigError::UnknownArchitecture {

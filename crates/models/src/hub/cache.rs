@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::fetch::{Place, StorageError};
 
-use super::select::{CONFIG, INDEX, OPTIONAL, SINGLE, Weights, is_safe, shards, weights};
+use super::select::{CONFIG, INDEX, OPTIONAL, SINGLE, Weights, gguf_files, is_safe, shards, weights};
 
 /// Maximum depth of folders searched in a snapshot.
 const DEPTH: usize = 4;
@@ -126,7 +126,25 @@ impl RepoCache {
         names
     }
 
-    /// Returns the state of a model directory at `commit`.
+    /// The models of the commit that `main` stands for, or of the newest one that is there, as references and paths.
+    pub(super) fn models(&self, repo: &str) -> Vec<(String, PathBuf)> {
+        let Some(commit) = self.commit_of("main").or_else(|| self.newest_commit()) else { return vec![] };
+        let mut models = Vec::new();
+        if let Cached::Complete(path) | Cached::Usable(path) = self.directory(&commit, true) {
+            models.push((repo.to_owned(), path));
+        }
+        let files = gguf_files(&self.files(&commit));
+        models.extend(files.iter().map(|file| (format!("{repo}:{file}"), self.snapshot(&commit).join(file))));
+        models
+    }
+
+    fn newest_commit(&self) -> Option<String> {
+        let snapshots = std::fs::read_dir(self.repo().join("snapshots")).ok()?.flatten();
+        let newest = snapshots.max_by_key(|entry| entry.metadata().and_then(|data| data.modified()).ok())?;
+        newest.file_name().into_string().ok().filter(|commit| is_commit(commit))
+    }
+
+    /// What is there of a model directory at `commit`.
     pub(super) fn directory(&self, commit: &str, with_weights: bool) -> Cached {
         let folder = self.snapshot(commit);
         let has = |name: &str| folder.join(name).is_file();

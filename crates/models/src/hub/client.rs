@@ -3,6 +3,8 @@
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -10,6 +12,7 @@ use ureq::http::{HeaderMap, Response, header};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body};
 
+use crate::progress::Progress;
 use crate::resolve::{HubOptions, Retry};
 
 use super::HubError;
@@ -20,11 +23,16 @@ const REDIRECTS: usize = 6;
 /// Maximum size of a repository listing and of an error text.
 const LISTING_LIMIT: u64 = 32 << 20;
 const ERROR_LIMIT: u64 = 16 << 10;
+/// A first request that takes longer is announced.
+const PATIENCE: Duration = Duration::from_millis(1500);
 
 /// Client of one hub.
 pub(super) struct Client<'a> {
     agent: Agent,
     options: &'a HubOptions,
+    progress: &'a dyn Progress,
+    /// The hub has answered at least once.
+    answered: AtomicBool,
 }
 
 /// A repository at one commit.
@@ -80,7 +88,7 @@ enum Follow {
 }
 
 impl<'a> Client<'a> {
-    pub(super) fn new(options: &'a HubOptions) -> Result<Client<'a>, HubError> {
+    pub(super) fn new(options: &'a HubOptions, progress: &'a dyn Progress) -> Result<Client<'a>, HubError> {
         let Retry { connect_timeout, read_timeout, .. } = options.retry;
         let mut config = Agent::config_builder()
             .http_status_as_error(false)
@@ -94,7 +102,7 @@ impl<'a> Client<'a> {
         if let Some(path) = &options.ca_file {
             config = config.tls_config(TlsConfig::builder().root_certs(certificates(path)?).build());
         }
-        Ok(Client { agent: config.build().into(), options })
+        Ok(Client { agent: config.build().into(), options, progress, answered: AtomicBool::new(false) })
     }
 
     /// Returns the commit to which a revision points, and its files.
@@ -164,7 +172,8 @@ impl<'a> Client<'a> {
     /// Waits before the attempt after `failures` failed ones, or returns `error` if there are no attempts left.
     pub(super) fn pause(&self, failures: u32, error: HubError) -> Result<(), HubError> {
         let retry = &self.options.retry;
-        if failures >= retry.attempts {
+        let out_of_reach = matches!(error, HubError::Unreachable { silent: true, .. });
+        if failures >= retry.attempts || (out_of_reach && !self.answered.load(Ordering::Relaxed)) {
             return Err(error);
         }
         let asked = match &error {
@@ -194,9 +203,13 @@ impl<'a> Client<'a> {
             if let Some(token) = self.options.token.as_ref().filter(|_| origin(&url) == home) {
                 request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
             }
-            let unreachable =
-                |error: ureq::Error| HubError::Unreachable { url: url.clone(), reason: error.to_string() };
-            let reply = request.call().map_err(unreachable)?;
+            let unreachable = |error: ureq::Error| HubError::Unreachable {
+                url: url.clone(),
+                silent: is_silence(&error),
+                reason: error.to_string(),
+            };
+            let reply = self.announced(&url, || request.call()).map_err(unreachable)?;
+            self.answered.store(true, Ordering::Relaxed);
             let location = text(reply.headers(), "location").filter(|_| reply.status().is_redirection());
             let Some(location) = location else {
                 return Ok(reply);
@@ -214,7 +227,28 @@ impl<'a> Client<'a> {
         Err(HubError::BadReply { url, reason: "it redirects too often".to_owned() })
     }
 
-    /// Converts an error status to the corresponding error.
+    /// Runs a request, and says what it waits for if the hub has never answered and takes long to.
+    fn announced<T: Send>(&self, url: &str, request: impl FnOnce() -> T) -> T {
+        if self.answered.load(Ordering::Relaxed) {
+            return request();
+        }
+        std::thread::scope(|scope| {
+            let (done, waiting) = mpsc::channel::<()>();
+            scope.spawn(move || {
+                if waiting.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                    let hub = origin(url);
+                    let hint =
+                        "check the network, the proxy and HF_ENDPOINT, or set HF_HUB_OFFLINE=1 to use only the cache";
+                    self.progress.message(&format!("still waiting for {hub}: {hint}"));
+                }
+            });
+            let reply = request();
+            drop(done);
+            reply
+        })
+    }
+
+    /// Turns a status that is no success into the error it means.
     fn checked(&self, reply: Response<Body>, about: About<'_>, url: &str) -> Result<Response<Body>, HubError> {
         let status = reply.status().as_u16();
         if matches!(status, 200 | 206) {
@@ -256,6 +290,21 @@ impl<'a> Client<'a> {
     }
 }
 
+/// Whether a request failed without a sign of life: no connection was made, or no answer came in time.
+fn is_silence(error: &ureq::Error) -> bool {
+    use std::io::ErrorKind::{AddrNotAvailable, ConnectionRefused, HostUnreachable, NetworkUnreachable, TimedOut};
+    match error {
+        ureq::Error::HostNotFound | ureq::Error::ConnectionFailed | ureq::Error::Timeout(_) => true,
+        ureq::Error::Io(error) => {
+            matches!(
+                error.kind(),
+                AddrNotAvailable | ConnectionRefused | HostUnreachable | NetworkUnreachable | TimedOut
+            )
+        }
+        _ => false,
+    }
+}
+
 fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
@@ -263,10 +312,11 @@ fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
 fn read_limited(body: Body, limit: u64, url: &str) -> Result<Vec<u8>, HubError> {
     let mut bytes = Vec::new();
     let reader = body.into_with_config().limit(u64::MAX).reader();
-    reader
-        .take(limit + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| HubError::Unreachable { url: url.to_owned(), reason: error.to_string() })?;
+    reader.take(limit + 1).read_to_end(&mut bytes).map_err(|error| HubError::Unreachable {
+        url: url.to_owned(),
+        silent: false,
+        reason: error.to_string(),
+    })?;
     if bytes.len() as u64 > limit {
         return Err(HubError::BadReply { url: url.to_owned(), reason: format!("it is longer than {limit} bytes") });
     }

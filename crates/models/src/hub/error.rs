@@ -67,7 +67,9 @@ pub enum HubError {
     Unreachable {
         /// Requested URL.
         url: String,
-        /// Description of the failure.
+        /// Whether there was no sign of life: no connection, or no answer in time.
+        silent: bool,
+        /// What failed.
         reason: String,
     },
     /// The connection ended before the file did, in all attempts.
@@ -126,7 +128,15 @@ pub enum HubError {
         /// Missing part.
         reason: String,
     },
-    /// The repository has several GGUF files, or none that matches the request.
+    /// A model of an architecture that has no program.
+    #[error("{repo} cannot be served yet: {reason}")]
+    NotServed {
+        /// `org/name`.
+        repo: String,
+        /// Which architecture it is, and which there are.
+        reason: String,
+    },
+    /// Which of several GGUF files?
     #[error("{reason}; name one of: {}", choices(.repo, .available))]
     Choose {
         /// Repository, `org/name`.

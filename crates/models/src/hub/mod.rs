@@ -9,8 +9,9 @@ mod download;
 mod error;
 mod select;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use crate::config::{ConfigError, check_architecture};
 use crate::progress::Progress;
 use crate::resolve::{HubOptions, Retry};
 
@@ -40,7 +41,16 @@ pub(crate) struct HubModel {
     pub(crate) commit: String,
 }
 
-/// Access to one revision of one repository.
+/// The models in the hub's cache: `org/name` or `org/name:file.gguf`, and the path.
+pub(crate) fn cached(root: &Path) -> Vec<(String, PathBuf)> {
+    let Ok(listing) = std::fs::read_dir(root) else { return vec![] };
+    let folders = listing.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    // A name of the hub has no `--`.
+    let repos = folders.filter_map(|folder| Some(folder.strip_prefix("models--")?.replacen("--", "/", 1)));
+    repos.flat_map(|repo| RepoCache::new(root, &repo).models(&repo)).collect()
+}
+
+/// How to get at one revision of one repository.
 pub(crate) struct HubRepo<'a> {
     pub(crate) options: &'a HubOptions,
     pub(crate) offline: bool,
@@ -53,6 +63,8 @@ pub(crate) struct HubRepo<'a> {
     pub(crate) revision: &'a str,
     /// Whether the weights of a directory are fetched.
     pub(crate) with_weights: bool,
+    /// Refuse an architecture that has no program, before its weights are fetched.
+    pub(crate) require_served: bool,
 }
 
 impl HubRepo<'_> {
@@ -144,7 +156,7 @@ impl HubRepo<'_> {
     }
 
     fn fetch_directory(&self, options: &HubOptions, cache: &RepoCache) -> Result<HubModel, HubError> {
-        let client = Client::new(options)?;
+        let client = Client::new(options, self.progress)?;
         let info = self.info(&client)?;
         let names = info.names();
         let has = |name: &str| names.iter().any(|other| other == name);
@@ -158,8 +170,15 @@ impl HubRepo<'_> {
         }
         let download =
             Download { client: &client, cache, progress: self.progress, repo: self.repo, commit: &info.commit };
-        // Small files come first, so that problems appear before the weights are fetched.
-        download.file(CONFIG)?;
+        // Small files first: what is wrong with them shows before the weights are fetched.
+        let config = download.file(CONFIG)?;
+        if self.require_served {
+            // A file that vanished meanwhile is found missing by whoever opens the model.
+            let config = std::fs::read(config).unwrap_or_default();
+            let not_served =
+                |error: ConfigError| HubError::NotServed { repo: self.repo.to_owned(), reason: error.to_string() };
+            check_architecture(&config).map_err(not_served)?;
+        }
         for name in OPTIONAL {
             if has(name) {
                 download.file(name)?;
@@ -190,7 +209,7 @@ impl HubRepo<'_> {
     }
 
     fn fetch_gguf(&self, options: &HubOptions, cache: &RepoCache, choice: &GgufChoice) -> Result<HubModel, HubError> {
-        let client = Client::new(options)?;
+        let client = Client::new(options, self.progress)?;
         let info = self.info(&client)?;
         let name = self.pick(&info.names(), choice)?;
         let path = self.fetch_one(&client, cache, &info.commit, &name)?;

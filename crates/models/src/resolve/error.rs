@@ -27,16 +27,16 @@ pub enum ResolveError {
         /// Given path.
         path: PathBuf,
     },
-    /// The name is neither a path nor in the catalog nor a hub id.
-    #[error("{name} is neither a path nor a hub id (org/name) nor in the catalog ({known})")]
+    /// Neither a path nor in the catalog nor a hub id.
+    #[error("there is no model '{name}'{}: give a catalog name, a hub id (org/name) or a path; `octavo pull --list` lists the catalog", did_you_mean(.similar))]
     UnknownName {
         /// Given name.
         name: String,
-        /// Names in the catalog.
-        known: String,
+        /// The closest names of the catalog, the closest first; may be empty.
+        similar: Vec<&'static str>,
     },
-    /// The model is in the catalog, but there is no program for its architecture.
-    #[error("{name} cannot be served yet: its architecture, {architecture}, is not implemented")]
+    /// In the catalog, but there is no program for its architecture.
+    #[error("{name} cannot be served yet: the architecture '{architecture}' is not implemented")]
     NotServed {
         /// Name of the model.
         name: String,
@@ -82,6 +82,11 @@ pub enum ResolveError {
     /// Octavo's cache could not be used.
     #[error(transparent)]
     Storage(#[from] StorageError),
+}
+
+fn did_you_mean(similar: &[&str]) -> String {
+    let quoted: Vec<_> = similar.iter().map(|name| format!("'{name}'")).collect();
+    if quoted.is_empty() { String::new() } else { format!(" (did you mean {}?)", quoted.join(" or ")) }
 }
 
 fn listed(failures: &[(String, ResolveError)]) -> String {

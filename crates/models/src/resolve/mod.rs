@@ -82,9 +82,9 @@ impl Resolver<'_> {
     }
 
     fn hub(&self, repo: &str, revision: &str, gguf: Option<&GgufChoice>) -> Result<ResolvedModel, ResolveError> {
-        let ResolveOptions { hub: options, offline, refresh, without_weights, .. } = self.options;
-        let (offline, refresh, with_weights) = (*offline, *refresh, !without_weights);
-        let repo = HubRepo { options, offline, refresh, progress: self.progress, repo, revision, with_weights };
+        let &ResolveOptions { offline, refresh, require_served, without_weights, hub: ref options, .. } = self.options;
+        let (progress, with_weights) = (self.progress, !without_weights);
+        let repo = HubRepo { options, offline, refresh, progress, repo, revision, with_weights, require_served };
         let HubModel { path, commit } = match gguf {
             Some(choice) => repo.gguf(choice)?,
             None => repo.directory()?,

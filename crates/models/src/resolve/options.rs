@@ -77,7 +77,7 @@ impl Default for Retry {
             attempts: 5,
             first_delay: Duration::from_millis(500),
             longest_delay: Duration::from_secs(8),
-            connect_timeout: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(5),
             read_timeout: Duration::from_secs(30),
         }
     }

@@ -42,15 +42,11 @@ impl Reference {
         if looks_like_a_path {
             return Err(ResolveError::NoSuchPath { path: PathBuf::from(text) });
         }
-        Err(ResolveError::UnknownName { name: text.to_owned(), known: known_names() })
+        Err(ResolveError::UnknownName { name: text.to_owned(), similar: catalog::similar(text) })
     }
 }
 
-fn known_names() -> String {
-    catalog::entries().iter().map(|entry| entry.id.as_str()).collect::<Vec<_>>().join(", ")
-}
-
-/// Parses `org/name`, `org/name:file.gguf`, `org/name:Q4_K_M`, `org/name/file.gguf` or `org/name/folder/file.gguf`.
+/// `org/name`, `org/name:file.gguf`, `org/name:Q4_K_M`, `org/name/file.gguf`, `org/name/folder/file.gguf`.
 fn hub_reference(text: &str) -> Option<(String, Option<GgufChoice>)> {
     let (path, after_colon) = match text.split_once(':') {
         Some((path, choice)) => (path, Some(choice)),

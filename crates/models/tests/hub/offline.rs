@@ -1,6 +1,11 @@
 //! Tests without a network, and of caches filled by other programs.
 
-use octavo_models::resolve;
+use std::net::TcpListener;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use octavo_models::progress::Silent;
+use octavo_models::{Progress, ProgressTask, installed, resolve};
 
 use crate::server::Hub;
 use crate::support::*;
@@ -106,6 +111,61 @@ fn a_download_that_was_broken_off_is_no_model() {
         let error = machine.error(REPO);
         assert!(error.contains("could not be reached") && error.contains("HF_ENDPOINT"), "{error}");
     }
+}
+
+/// Keeps what it is told.
+struct Told(mpsc::Sender<String>);
+
+impl Progress for Told {
+    fn begin(&self, label: &str, total: Option<u64>) -> Box<dyn ProgressTask> {
+        Silent.begin(label, total)
+    }
+
+    fn message(&self, text: &str) {
+        self.0.send(text.to_owned()).unwrap();
+    }
+}
+
+#[test]
+fn a_hub_that_never_answers_is_announced_and_asked_once() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut machine = Machine::alone();
+    machine.options.hub.endpoint = format!("http://{}", listener.local_addr().unwrap());
+    machine.options.hub.retry.read_timeout = Duration::from_secs(3);
+    let (send, told) = mpsc::channel();
+    let options = machine.options.clone();
+    let resolving = std::thread::spawn(move || resolve(REPO, &options, &Told(send)).unwrap_err().to_string());
+    let message = told.recv_timeout(Duration::from_secs(2)).unwrap();
+    assert!(message.starts_with("still waiting for http://127.0.0.1:"), "{message}");
+    let error = resolving.join().unwrap();
+    assert!(error.contains("could not be reached"), "{error}");
+    listener.set_nonblocking(true).unwrap();
+    assert_eq!(listener.incoming().take_while(Result::is_ok).count(), 1, "no second attempt");
+}
+
+#[test]
+fn what_is_in_the_caches_is_listed() {
+    let machine = Machine::alone();
+    assert_eq!(installed(&machine.options), []);
+    let files: [(&str, &[u8]); 3] =
+        [("config.json", b"{}"), ("model.safetensors", b"weights"), ("m-Q4_0.gguf", b"gguf")];
+    filled_by_python(&machine, &files);
+    let mut models = installed(&machine.options);
+    models.sort_by(|a, b| a.name.cmp(&b.name));
+    let found: Vec<_> = models.iter().map(|model| (model.name.as_str(), model.bytes)).collect();
+    assert_eq!(found, [("org/name", 9), ("org/name:m-Q4_0.gguf", 4)]);
+    assert!(models.iter().all(|model| model.modified.is_some() && model.entry.is_none()));
+
+    // A file of the wrong size is not the model of the catalog.
+    let folder = machine.options.cache_dir.join("models/smollm2-135m-instruct");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("SmolLM2-135M-Instruct.Q4_1.gguf"), b"half").unwrap();
+    assert_eq!(installed(&machine.options).len(), 2);
+    let file = std::fs::File::create(folder.join("SmolLM2-135M-Instruct.Q4_1.gguf")).unwrap();
+    file.set_len(98_362_432).unwrap();
+    let models = installed(&machine.options);
+    let packaged = models.iter().find(|model| model.name == "smollm2-135m-instruct").unwrap();
+    assert_eq!(packaged.entry.map(|entry| entry.id.as_str()), Some("smollm2-135m-instruct"));
 }
 
 #[test]

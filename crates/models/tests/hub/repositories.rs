@@ -30,6 +30,21 @@ fn a_directory_is_fetched_into_the_layout_of_the_python_clients() {
 }
 
 #[test]
+fn an_architecture_that_is_not_served_is_refused_before_its_weights_are_fetched() {
+    let hub = Hub::start();
+    let mut files = small_model(5000);
+    files[0].1 = br#"{"model_type": "bert"}"#.to_vec();
+    publish(&hub, COMMIT, &files);
+    let mut machine = Machine::with(&hub);
+    machine.options.require_served = true;
+    let error = machine.error(REPO);
+    assert!(error.starts_with("org/name cannot be served yet: the architecture 'bert'"), "{error}");
+    assert_eq!(hub.count("GET", "/model.safetensors"), 0);
+    machine.options.require_served = false;
+    assert!(machine.resolve(REPO).unwrap().path.join("model.safetensors").exists());
+}
+
+#[test]
 fn weights_that_are_to_be_made_up_are_not_fetched() {
     let hub = Hub::start();
     publish(&hub, COMMIT, &small_model(5000));

@@ -219,7 +219,7 @@ impl Local {
             let tokenizer = Tokenizer::from_json(&std::fs::read(file)?, octavo_text::SpecialTokens::default())?;
             return Ok(Self { tokenizer, template: None });
         }
-        let resolved = pull::resolve(reference, &SourceArgs::default(), LoadFormat::Dummy)?;
+        let resolved = pull::resolve(reference, &SourceArgs::default(), LoadFormat::Dummy, pull::Wanted::Any)?;
         let checkpoint = octavo_models::Checkpoint::open_shape(&resolved.path)?;
         let tokenizer = model::tokenizer(checkpoint.tokenizer()?)?;
         let template = checkpoint.chat_template().map(|source| ChatTemplate::new(source, tokenizer.special()));

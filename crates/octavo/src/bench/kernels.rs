@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use octavo_backend_cuda::{CudaBackend, CudaConfig, KernelBench, KernelTime, Memory, named_folders};
 use octavo_bench::roofline::{Bounds, Figures, Limits, table};
-use octavo_models::{ModelConfig, ResolveOptions};
+use octavo_models::{Checkpoint, ModelConfig, ResolveOptions};
 use octavo_ops::HeadShape;
 use octavo_ops::cost::Cost;
 use serde_json::{Value, json};
@@ -61,7 +61,7 @@ pub(super) fn open(config: CudaConfig) -> Result<CudaBackend> {
 fn bench(args: &BenchKernelsArgs) -> Result<KernelBench> {
     let shape = match &args.model {
         None => SHAPE,
-        Some(model) => sizes(pull::open_shape(model, &args.source)?.config()),
+        Some(model) => sizes(Checkpoint::open_shape(&pull::resolve_shape(model, &args.source)?.path)?.config()),
     };
     let (hidden, inner, heads, layers, vocab_size) = shape;
     let SizesArgs { batch_sizes, contexts, prefill } = &args.sizes;

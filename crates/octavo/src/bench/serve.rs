@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use super::bar::watched;
 use super::{dataset, write_json, write_plot};
-use crate::cli::{BenchServeArgs, Dataset, RequestArgs, TrafficArgs};
+use crate::cli::{BenchServeArgs, BodyArgs, Dataset, TrafficArgs};
 use crate::client::Client;
 
 /// Interval of attempts to reach a server that is not ready.
@@ -168,7 +168,7 @@ fn ramp_up(traffic: &TrafficArgs) -> Result<Option<RampUp>> {
 }
 
 /// The optional fields of every request.
-fn extra_body(request: &RequestArgs) -> Map<String, Value> {
+fn extra_body(request: &BodyArgs) -> Map<String, Value> {
     let given = [
         ("top_p", request.top_p.map(Value::from)),
         ("top_k", request.top_k.map(Value::from)),

@@ -14,15 +14,15 @@ pub(crate) struct HealthArgs {
     #[arg(long)]
     pub(crate) url: Option<String>,
 
-    /// Address that the server listens on.
+    /// Address of the server.
     #[arg(long, default_value = "127.0.0.1")]
     pub(crate) host: String,
 
-    /// Port that the server listens on.
+    /// Port of the server.
     #[arg(long, default_value_t = 8000)]
     pub(crate) port: u16,
 
-    /// Unix domain socket that the server listens on, in place of --host and --port.
+    /// Unix domain socket of the server, instead of --host and --port.
     #[arg(long, value_name = "PATH")]
     pub(crate) uds: Option<PathBuf>,
 

@@ -201,30 +201,12 @@ fn from_entry(command: &Command, key: &str, value: &Node) -> Result<Option<(Stri
 /// The message for an unknown key, with the most similar known key.
 fn unknown(command: &Command, name: &str) -> String {
     let known = command.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(Arg::get_long);
-    match known.map(|known| (distance(known, name), known)).min() {
+    match known.map(|known| (strsim::levenshtein(known, name), known)).min() {
         Some((distance, known)) if distance <= 1 + name.len() / 4 => {
             format!("there is no flag --{name}; did you mean '{known}'?")
         }
         _ => format!("there is no flag --{name}"),
     }
-}
-
-/// The edit distance of two names. Names longer than flags have the maximum distance.
-pub(crate) fn distance(known: &str, name: &str) -> usize {
-    if name.len() > 64 {
-        return usize::MAX;
-    }
-    let mut row: Vec<usize> = (0..=known.len()).collect();
-    for (i, a) in name.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in known.bytes().enumerate() {
-            let replaced = diagonal + usize::from(a != b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[known.len()]
 }
 
 /// A Boolean of YAML 1.2 or 1.1.

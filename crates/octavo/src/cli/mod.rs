@@ -10,6 +10,7 @@ mod bench;
 mod client;
 mod compat;
 mod health;
+mod help;
 mod kernels;
 mod layers;
 mod model;
@@ -20,20 +21,22 @@ mod yaml;
 
 use std::ffi::OsString;
 use std::fmt;
+use std::io::Write;
 use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::Shell;
 use octavo_backend_cpu::Isa;
 
 pub(crate) use batch::RunBatchArgs;
 pub(crate) use bench::{
     BatchArgs, BenchArgs, BenchCommand, BenchKernelsArgs, BenchLatencyArgs, BenchLimitsArgs, BenchRooflineArgs,
-    BenchServeArgs, BenchThroughputArgs, Dataset, DatasetArgs, ReportArgs, RequestArgs, RequestsArgs, SizesArgs,
+    BenchServeArgs, BenchThroughputArgs, BodyArgs, Dataset, DatasetArgs, ReportArgs, RequestsArgs, SizesArgs,
     TrafficArgs,
 };
-pub(crate) use client::{ChatArgs, ClientArgs, CompleteArgs};
+pub(crate) use client::{ChatArgs, CompleteArgs, PsArgs, RequestArgs, RunArgs, ServerArgs};
 pub(crate) use health::HealthArgs;
 pub(crate) use kernels::{KernelsArgs, KernelsBuildArgs, KernelsCommand};
 pub(crate) use layers::Environment;
@@ -51,19 +54,10 @@ pub(crate) const DEFAULT_MODEL: &str = "smollm2-135m-instruct";
 /// The value name that marks flags which accept dotted names.
 const JSON: &str = "JSON";
 
-const AFTER_SERVE: &str = "\
-Names may be written with _ for -. A switch --x has its opposite --no-x. A JSON flag takes an object, or one key at a \
-time: --override-generation-config.temperature 0.5. Every flag is also a variable (--max-num-seqs: \
-OCTAVO_MAX_NUM_SEQS) and a key of the --config file. vLLM's other flags are accepted with a warning where they change \
-nothing here, and refused where ignoring them would.";
-
-const AFTER_HEALTH: &str = "\
-The variables OCTAVO_HOST, OCTAVO_PORT, OCTAVO_UDS and OCTAVO_SSL_CERTFILE of `octavo serve` apply as well. Use --url \
-http://127.0.0.1:8000/live to check that the process answers, ready or not.";
-
-/// An OpenAI-compatible inference server.
+/// An OpenAI-compatible LLM inference server.
 #[derive(Debug, Parser)]
-#[command(name = "octavo", version, about, max_term_width = 100, args_override_self = true)]
+#[command(name = "octavo", version, max_term_width = 100, args_override_self = true)]
+#[command(after_help = help::AFTER)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -72,28 +66,40 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve a model over HTTP.
-    #[command(after_help = AFTER_SERVE)]
+    #[command(after_help = help::AFTER_SERVE, after_long_help = help::AFTER_SERVE_LONG)]
     Serve(Box<ServeArgs>),
-    /// Answer the requests in a file, without a server.
-    #[command(after_help = AFTER_SERVE)]
-    RunBatch(Box<RunBatchArgs>),
-    /// Chat with a running server or with a model that is loaded for the chat.
+    /// Load a model and chat with it in the terminal.
+    #[command(after_help = help::AFTER_RUN)]
+    Run(Box<RunArgs>),
+    /// Chat with a running server, or with a model that is loaded for it.
+    #[command(after_help = help::AFTER_CHAT)]
     Chat(Box<ChatArgs>),
-    /// Continue texts with a running server or with a model that is loaded for it.
+    /// Continue texts with a running server, or with a model that is loaded for it.
+    #[command(after_help = help::AFTER_COMPLETE)]
     Complete(Box<CompleteArgs>),
-    /// Measure a running server, a model or a GPU.
-    Bench(BenchArgs),
-    /// Download a model into the cache and print its path.
+    /// Download a model and print its path.
     Pull(PullArgs),
-    /// Print a model's program: ops, shapes, bytes and FLOPs.
-    Inspect(InspectArgs),
-    /// Ask a server whether it is ready to serve; the exit code is 0 or 1.
-    #[command(after_help = AFTER_HEALTH)]
+    /// List the models on disk.
+    List(ListArgs),
+    /// Show the models, requests and KV cache of a running server.
+    Ps(PsArgs),
+    /// Check whether a server is ready: exit code 0 or 1.
+    #[command(after_help = help::AFTER_HEALTH)]
     Health(HealthArgs),
+    /// Run a file of requests in OpenAI's batch format, without a server.
+    #[command(after_help = help::AFTER_BATCH, after_long_help = help::AFTER_SERVE_LONG)]
+    RunBatch(Box<RunBatchArgs>),
+    /// Measure a running server, or a model that is loaded for it.
+    Bench(BenchArgs),
+    /// Print a model's size, sampling defaults and ops with their bytes and FLOPs.
+    Inspect(InspectArgs),
     /// Check hardware and dependencies.
     Doctor(DoctorArgs),
     /// Compile the GPU kernels ahead of time.
     Kernels(KernelsArgs),
+    /// Print a completion script for a shell.
+    #[command(after_help = help::AFTER_COMPLETIONS)]
+    Completions(CompletionsArgs),
 }
 
 impl Command {
@@ -114,17 +120,37 @@ pub(crate) struct PullArgs {
     #[arg(default_value = DEFAULT_MODEL)]
     pub(crate) model: String,
 
-    #[command(flatten)]
-    pub(crate) source: SourceArgs,
-
-    /// List the models of the catalog.
+    /// List the catalog: download sizes, and which models are on disk, gated and served.
     #[arg(long, conflicts_with = "model")]
     pub(crate) list: bool,
+
+    /// Download a model even if this version cannot serve it.
+    #[arg(long)]
+    pub(crate) force: bool,
+
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Folder of downloads from the hub, instead of HF_HUB_CACHE.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) download_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// Shell to complete in.
+    #[arg(value_enum)]
+    pub(crate) shell: Shell,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// Catalog name, hub id or path. A folder with a config.json is enough, and of a hub's model no weights are fetched.
+    /// Catalog name, hub id or path.
+    ///
+    /// A folder with a config.json is enough. Of a model on the hub, no weights are downloaded.
     #[arg(default_value = DEFAULT_MODEL)]
     pub(crate) model: String,
 
@@ -134,7 +160,7 @@ pub(crate) struct InspectArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// Model whose presence in the cache is checked.
+    /// Model to look for in the cache.
     #[arg(default_value = DEFAULT_MODEL)]
     pub(crate) model: String,
 
@@ -203,7 +229,7 @@ pub(crate) fn parse(args: Vec<OsString>, environment: &Environment<'_>) -> Resul
     }
     let mut spelled = args[..names].to_vec();
     spelled.extend(argv::spell(args[names..].to_vec(), subcommand).map_err(Failure::Config)?);
-    let matches = matches(&command, &spelled)?;
+    let matches = matches(&command, &spelled).map_err(|error| help::hinted(error, subcommand))?;
     let mut given = &matches;
     while let Some((_, inner)) = given.subcommand() {
         given = inner;
@@ -237,7 +263,31 @@ fn matches(command: &clap::Command, args: &[OsString]) -> Result<ArgMatches, cla
 
 /// The definition, in which every switch can be switched off as well.
 fn command() -> clap::Command {
-    Cli::command().mut_subcommands(with_switches)
+    help::shortened(Cli::command().mut_subcommands(with_switches))
+}
+
+/// Prints a completion script for the shell.
+pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<()> {
+    // A closed pipe cannot be told.
+    let _ = std::io::stdout().write_all(&completion_script(args.shell));
+    Ok(())
+}
+
+fn completion_script(shell: Shell) -> Vec<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut visible(&command()), "octavo", &mut script);
+    script
+}
+
+/// The definition without the flags that are only accepted.
+fn visible(command: &clap::Command) -> clap::Command {
+    let args = command.get_arguments().filter(|arg| !arg.is_hide_set()).cloned();
+    let copy = clap::Command::new(command.get_name().to_owned()).args(args);
+    let copy = copy.subcommands(command.get_subcommands().map(visible));
+    match command.get_about() {
+        Some(about) => copy.about(about.clone()),
+        None => copy,
+    }
 }
 
 fn with_switches(command: clap::Command) -> clap::Command {

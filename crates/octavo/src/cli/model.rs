@@ -22,15 +22,17 @@ pub(crate) struct SourceArgs {
     #[arg(long)]
     pub(crate) revision: Option<String>,
 
-    /// Use only what is in the cache already.
-    #[arg(long, env = "HF_HUB_OFFLINE", value_parser = clap::builder::FalseyValueParser::new())]
+    /// Use only models that are in the cache.
+    #[arg(long, env = "HF_HUB_OFFLINE", hide_env_values = true, value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) offline: bool,
 
-    /// Token of the hub, in place of HF_TOKEN and of the file that `hf auth login` writes.
+    /// Access token for the hub.
+    ///
+    /// By default HF_TOKEN is used, or the file that `hf auth login` writes.
     #[arg(long, value_name = "TOKEN")]
     pub(crate) hf_token: Option<String>,
 
-    /// Cache of hub downloads, in place of HF_HUB_CACHE.
+    /// Folder for downloads from the hub, instead of HF_HUB_CACHE.
     #[arg(long, value_name = "DIR")]
     pub(crate) download_dir: Option<PathBuf>,
 }
@@ -51,8 +53,10 @@ pub(crate) struct ComposeArgs {
     #[command(flatten)]
     pub(crate) compat: CompatArgs,
 
-    /// YAML file of flags: names without the dashes, lists, and maps for JSON flags. The command line wins over the
-    /// file, the file over the environment (OCTAVO_<FLAG>).
+    /// Read flags from a YAML file.
+    ///
+    /// Keys are flag names without the dashes; a JSON flag takes a map. The command line overrides the file, and the
+    /// file overrides the environment (OCTAVO_<FLAG>).
     #[arg(long, value_name = "FILE", help_heading = "Configuration")]
     pub(crate) config: Option<PathBuf>,
 }
@@ -61,7 +65,9 @@ pub(crate) struct ComposeArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelArgs {
-    /// Catalog name, hub id (`org/name`, `org/name:file.gguf`) or path; overrides --model.
+    /// Catalog name, hub id (`org/name`, `org/name:file.gguf`) or path.
+    ///
+    /// Overrides --model. `octavo pull --list` lists the catalog.
     #[arg(value_name = "MODEL")]
     pub(crate) positional: Option<String>,
 
@@ -77,42 +83,55 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_parser = values::load_format, default_value = "auto", value_name = "FORMAT")]
     pub(crate) load_format: LoadFormat,
 
-    /// Names the API answers to; the first is the label of the metrics. Default: the model as given.
+    /// Names of the model in the API [default: the model as given].
+    ///
+    /// The first name is also the model's label in the metrics.
     #[arg(long, num_args = 1.., value_name = "NAME")]
     pub(crate) served_model_name: Vec<String>,
 
-    /// Where to compute. A GPU's driver, NVRTC and cuBLASLt are looked for in the folders of OCTAVO_CUDA_LIBS (separated by
-    /// colons), then in the usual places.
-    #[arg(long, value_enum, default_value_t = Device::Auto)]
+    /// Device to compute on: auto, cpu or cuda.
+    ///
+    /// With `auto` a usable GPU is preferred to the processor. The NVIDIA driver, NVRTC and cuBLASLt are searched for
+    /// in the folders of OCTAVO_CUDA_LIBS (separated by colons) and then in the usual places.
+    #[arg(long, value_enum, default_value_t = Device::Auto, hide_possible_values = true)]
     pub(crate) device: Device,
 
-    /// Folder of kernels compiled ahead of time (`octavo kernels build`), for which no NVRTC is needed [default:
-    /// ../share/octavo/kernels from a binary in a folder `bin`, if it is there].
+    /// Folder of kernels from `octavo kernels build`, which need no NVRTC.
+    ///
+    /// By default ../share/octavo/kernels is used if it exists and the binary is in a folder `bin`.
     #[arg(long, value_name = "DIR")]
     pub(crate) kernel_pack: Option<PathBuf>,
 
-    /// Precision of weights, activations and KV cache on a GPU; auto is bfloat16, or float16 on Volta and Turing.
-    #[arg(long, value_enum, default_value_t = Dtype::Auto)]
+    /// Data type: auto, bfloat16, float16 or float32.
+    ///
+    /// Applies to weights and activations on a GPU. `auto` is bfloat16, or float16 on GPUs without bfloat16 (Volta, Turing).
+    #[arg(long, value_enum, default_value_t = Dtype::Auto, hide_possible_values = true)]
     pub(crate) dtype: Dtype,
 
-    /// What keys and values are kept as: auto (bfloat16), or int8_per_token_head, in about half the memory.
+    /// Data type of the KV cache: auto or int8_per_token_head.
+    ///
+    /// `auto` is bfloat16; int8_per_token_head takes about half the memory.
     #[arg(long, default_value = "auto", value_name = "DTYPE")]
     pub(crate) kv_cache_dtype: String,
 
-    /// Threads that compute [default: the processors that this process may use].
+    /// Number of compute threads [default: the available processors].
     #[arg(long, value_name = "N")]
     pub(crate) cpu_threads: Option<NonZeroUsize>,
 
-    /// Bits of activations that meet quantised weights, 12 or 8 [default: 12]. With 8 large steps are up to 1.4 times as fast, and
-    /// answers about as far from those of the same weights in float32 as llama.cpp's.
+    /// Precision of activations that are multiplied with quantized weights [default: 12].
+    ///
+    /// With 8 bits, large steps are up to 1.4 times as fast, and answers differ from those in float32 about as much as
+    /// llama.cpp's do.
     #[arg(long, value_name = "BITS", value_parser = clap::builder::PossibleValuesParser::new(["8", "12"]))]
     pub(crate) cpu_activation_bits: Option<String>,
 
-    /// Instruction set of the processor's kernels: portable, avx2, avx512, avx512-bf16 or amx [default: the best there is].
+    /// Instruction set of the CPU kernels [default: the best available].
+    ///
+    /// One of portable, avx2, avx512, avx512-bf16 and amx.
     #[arg(long, value_name = "ISA")]
     pub(crate) cpu_isa: Option<Isa>,
 
-    /// Only the model's own tokenizer is served: this must name the model.
+    /// Accepted for compatibility with vLLM; must name the model itself.
     #[arg(long, value_name = "MODEL")]
     pub(crate) tokenizer: Option<String>,
 }
@@ -133,61 +152,70 @@ impl ModelArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Engine")]
 pub(crate) struct EngineArgs {
-    /// Context length: prompt and output together (1k = 1000, 1K = 1024; auto or -1 = the largest that fits).
+    /// Context length, prompt and answer together (8k, auto).
+    ///
+    /// 1k is 1000 and 1K is 1024. `auto` or -1 takes the largest length that fits in memory.
     #[arg(long, value_parser = values::max_model_len, allow_hyphen_values = true, value_name = "TOKENS")]
     pub(crate) max_model_len: Option<MaxModelLen>,
 
-    /// Requests that run at once.
+    /// Maximum number of running requests.
     #[arg(long, value_parser = values::count, default_value = "256", value_name = "N")]
     pub(crate) max_num_seqs: usize,
 
-    /// Token budget of a step, for prompts and outputs together.
+    /// Maximum number of tokens in a step.
     #[arg(long, value_parser = values::count, value_name = "TOKENS")]
     pub(crate) max_num_batched_tokens: Option<usize>,
 
-    /// Prefill a prompt in several steps when it does not fit the budget.
+    /// Split long prompts over several steps [default: on].
     #[arg(long, default_value_t = true)]
     pub(crate) enable_chunked_prefill: bool,
 
-    /// Most tokens of one prompt in a step while there are other requests; 0 is no bound.
+    /// Maximum tokens of one prompt in a step while other requests run; 0 sets no limit.
     #[arg(long, value_parser = values::amount, default_value = "0", value_name = "TOKENS")]
     pub(crate) long_prefill_token_threshold: usize,
 
-    /// Reuse the KV of prompts that begin alike; --no-enable-prefix-caching computes every prompt anew.
+    /// Reuse the KV cache of common prefixes [default: on].
+    ///
+    /// With --no-enable-prefix-caching every prompt is computed from its first token.
     #[arg(long, default_value_t = true)]
     pub(crate) enable_prefix_caching: bool,
 
-    /// Publish what the prefix cache holds over ZeroMQ, for routers that look for prefixes: enable_kv_cache_events, endpoint,
-    /// replay_endpoint, topic, ...; encoding is map, or array for readers of older releases.
+    /// Publish the contents of the prefix cache over ZeroMQ, for prefix-aware routers.
+    ///
+    /// Keys: enable_kv_cache_events, endpoint, replay_endpoint, topic and others. `encoding` is map, or array for
+    /// readers of older releases.
     #[arg(long, value_parser = values::json_object, value_name = "JSON")]
     pub(crate) kv_events_config: Option<JsonObject>,
 
-    /// Tokens of a KV-cache block.
+    /// Number of tokens in a KV-cache block.
     #[arg(long, value_parser = values::count, value_name = "TOKENS")]
     pub(crate) block_size: Option<usize>,
 
-    /// Share of a GPU's memory for this instance; the processor's memory is set by --kv-cache-memory-bytes.
+    /// Share of a GPU's memory to use, from 0 to 1.
+    ///
+    /// Use --kv-cache-memory-bytes to limit the memory on the processor.
     #[arg(long, value_parser = values::share, value_name = "SHARE")]
     pub(crate) gpu_memory_utilization: Option<f64>,
 
-    /// Bytes of the KV cache, in place of a share of the memory.
+    /// Size of the KV cache in bytes (4G is 4 GiB).
     #[arg(long, value_parser = values::count, value_name = "BYTES")]
     pub(crate) kv_cache_memory_bytes: Option<usize>,
 
-    /// KV-cache blocks, in place of what fits in memory.
+    /// Number of KV-cache blocks, instead of as many as fit in memory.
     #[arg(long, value_parser = values::count, value_name = "BLOCKS")]
     pub(crate) num_gpu_blocks_override: Option<usize>,
 
-    /// On a GPU, a request's tokens do not depend on the others in its batch: slower, as kernels are not chosen by the batch.
+    /// On a GPU, give the same tokens in any batch, at the cost of speed.
     #[arg(long)]
     pub(crate) batch_invariant: bool,
 
-    /// On a GPU, launch every kernel of a step instead of replaying recorded graphs: for debugging.
+    /// On a GPU, launch every kernel separately instead of replaying recorded graphs, for debugging.
     #[arg(long)]
     pub(crate) enforce_eager: bool,
 
-    /// Plan and submit a step before the tokens of the one before are known [default: on a GPU]. On the processor that gains
-    /// little, and a new request waits for one step more.
+    /// Schedule a step before the previous one has ended [default: on for GPUs].
+    ///
+    /// On the processor this gains little, and a new request waits for one more step.
     #[arg(
         long,
         num_args = 0..=1,
@@ -199,15 +227,15 @@ pub(crate) struct EngineArgs {
     )]
     pub(crate) async_scheduling: Option<bool>,
 
-    /// Which waiting request is next.
-    #[arg(long, value_enum, default_value_t = Policy::Fcfs)]
+    /// Order of waiting requests: fcfs (first come, first served) or priority.
+    #[arg(long, value_enum, default_value_t = Policy::Fcfs, hide_possible_values = true)]
     pub(crate) scheduling_policy: Policy,
 
-    /// Requests that may wait; more are answered with 429.
+    /// Maximum number of waiting requests; further ones get status 429.
     #[arg(long, value_parser = values::count, value_name = "N")]
     pub(crate) max_num_queued_reqs: Option<usize>,
 
-    /// Prompt tokens that may wait; more are answered with 429.
+    /// Maximum number of waiting prompt tokens; further requests get status 429.
     #[arg(long, value_parser = values::count, value_name = "TOKENS")]
     pub(crate) max_num_queued_tokens: Option<usize>,
 }
@@ -216,19 +244,23 @@ pub(crate) struct EngineArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Chat, tools and structured output")]
 pub(crate) struct ChatFormatArgs {
-    /// Chat template in place of the model's: a file, or the Jinja source itself.
+    /// Chat template, as a file or Jinja source.
+    ///
+    /// By default the model's own template is used.
     #[arg(long, value_name = "FILE|JINJA")]
     pub(crate) chat_template: Option<String>,
 
-    /// What the template expects as the content of a message.
+    /// Type of message content that the chat template expects.
     #[arg(long, value_enum, default_value_t = ContentFormat::Auto)]
     pub(crate) chat_template_content_format: ContentFormat,
 
-    /// Variables for the chat template, under a request's own `chat_template_kwargs`.
+    /// Default variables for the chat template.
+    ///
+    /// A request's `chat_template_kwargs` override them.
     #[arg(long, value_parser = values::json_object, value_name = "JSON")]
     pub(crate) default_chat_template_kwargs: Option<JsonObject>,
 
-    /// Let requests bring a `chat_template` of their own.
+    /// Allow requests to bring their own `chat_template`.
     #[arg(long)]
     pub(crate) trust_request_chat_template: bool,
 
@@ -236,19 +268,23 @@ pub(crate) struct ChatFormatArgs {
     #[arg(long, default_value = "assistant", value_name = "ROLE")]
     pub(crate) response_role: String,
 
-    /// Let the model decide to call tools (`tool_choice: auto`); needs --tool-call-parser.
+    /// Let the model decide when to call tools.
+    ///
+    /// Applies to requests with `tool_choice: auto`; needs --tool-call-parser.
     #[arg(long)]
     pub(crate) enable_auto_tool_choice: bool,
 
-    /// How the model writes tool calls: hermes, llama3_json, mistral, qwen3_coder, ...
+    /// Syntax of tool calls: hermes, llama3_json, mistral, ...
     #[arg(long, value_name = "NAME")]
     pub(crate) tool_call_parser: Option<String>,
 
-    /// How the model writes its reasoning: qwen3, deepseek_r1, ...
+    /// Syntax of reasoning: qwen3, deepseek_r1, ...
     #[arg(long, value_name = "NAME")]
     pub(crate) reasoning_parser: Option<String>,
 
-    /// Defaults of structured output: `backend`, `disable_any_whitespace`, `disable_additional_properties`.
+    /// Defaults of structured output.
+    ///
+    /// Keys: `backend`, `disable_any_whitespace` and `disable_additional_properties`.
     #[arg(long, value_parser = values::json_object, value_name = "JSON")]
     pub(crate) structured_outputs_config: Option<JsonObject>,
 }
@@ -257,19 +293,24 @@ pub(crate) struct ChatFormatArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sampling and answers")]
 pub(crate) struct SamplingArgs {
-    /// Start of the seeds of requests that bring none: the same requests in the same order then draw the same tokens.
+    /// Random seed for requests that bring none.
+    ///
+    /// The same requests in the same order then get the same tokens.
     #[arg(long)]
     pub(crate) seed: Option<u64>,
 
-    /// Where sampling defaults come from: the model (auto), the API alone (vllm), or a generation_config.json (path).
-    #[arg(long, value_parser = values::generation_source, default_value = "auto", value_name = "auto|vllm|PATH")]
+    /// Sampling defaults: auto (the model's), vllm or a file.
+    ///
+    /// `auto` takes what the model recommends: its generation_config.json, or else its entry in the catalog. `vllm`
+    /// takes the API's own defaults.
+    #[arg(long, value_parser = values::generation_source, default_value = "auto", value_name = "SOURCE")]
     pub(crate) generation_config: GenerationSource,
 
-    /// Sampling defaults that overrule those.
+    /// Sampling defaults that override those of --generation-config.
     #[arg(long, value_parser = values::json_object, value_name = "JSON")]
     pub(crate) override_generation_config: Option<JsonObject>,
 
-    /// Most log-probabilities a request may ask for at a position; -1 is no bound.
+    /// Maximum number of log-probabilities that a request may ask for; -1 sets no limit.
     #[arg(long, value_parser = values::bound, default_value = "20", allow_hyphen_values = true, value_name = "N")]
     pub(crate) max_logprobs: Bound,
 }
@@ -278,17 +319,21 @@ pub(crate) struct SamplingArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Logging")]
 pub(crate) struct ObserveArgs {
-    /// How lines are written; a line about a request carries its id and its trace's.
+    /// Format of log lines.
+    ///
+    /// A line about a request carries the ids of the request and of its trace.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub(crate) log_format: LogFormat,
 
-    /// Send a span for each request to this OTLP collector [default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or
-    /// OTEL_EXPORTER_OTLP_ENDPOINT; without one, nothing is sent]. OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is grpc, the
-    /// default, or http/protobuf; OpenTelemetry's other variables are honoured too.
+    /// Send a span for each request to this OTLP collector.
+    ///
+    /// By default OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT is used; without them nothing is
+    /// sent. OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is grpc (the default) or http/protobuf. OpenTelemetry's other variables
+    /// apply too.
     #[arg(long, value_name = "URL")]
     pub(crate) otlp_traces_endpoint: Option<String>,
 
-    /// Add spans for the stages of each sequence: queue, prefill and decode, whichever module is named.
+    /// Add spans for queueing, prefill and decode of each sequence, for any value.
     #[arg(long, num_args = 1.., value_enum, value_delimiter = ',', value_name = "model|worker|all", hide_possible_values = true)]
     pub(crate) collect_detailed_traces: Vec<TracedModule>,
 }

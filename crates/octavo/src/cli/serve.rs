@@ -33,7 +33,7 @@ pub(crate) struct NetworkArgs {
     #[arg(long, default_value_t = 8000)]
     pub(crate) port: u16,
 
-    /// Unix domain socket to listen on, in place of --host and --port.
+    /// Unix domain socket to listen on, instead of --host and --port.
     #[arg(long, value_name = "PATH")]
     pub(crate) uds: Option<PathBuf>,
 
@@ -133,7 +133,7 @@ pub(crate) struct AnswerArgs {
     #[arg(long)]
     pub(crate) enable_server_load_tracking: bool,
 
-    /// Send `usage` in every streamed answer.
+    /// Include `usage` in every streamed answer.
     #[arg(long)]
     pub(crate) enable_force_include_usage: bool,
 

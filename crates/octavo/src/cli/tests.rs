@@ -508,6 +508,77 @@ fn a_conversation_is_with_a_server_or_with_a_model() {
 }
 
 #[test]
+fn a_conversation_is_told_of_no_engine_flag_and_how_to_name_a_server() {
+    let chat = |line: &[&str]| parse(words(line), &|_| None).unwrap_err().to_string();
+    for line in [&["chat", "--port", "8001"][..], &["chat", "--host=h"], &["complete", "--port=8001"]] {
+        let error = chat(line);
+        assert!(error.contains("--url http://HOST:PORT") && !error.contains("gpu"), "{error}");
+    }
+    let error = chat(&["chat", "--temprature", "1"]);
+    assert!(error.contains("'--temperature'"), "{error}");
+    let error = chat(&["chat", "--temperature", "9"]);
+    assert!(error.contains("from 0 to 2"), "{error}");
+}
+
+#[test]
+fn sampling_flags_are_for_every_conversation() {
+    let line = ["--temperature", "0.5", "--top-k=3", "--presence_penalty", "-1", "--stop", "END", "--seed", "7"];
+    for command in ["chat", "complete", "run"] {
+        let (request, seed) = match parse(words(&[&[command], &line[..]].concat()), &|_| None).unwrap().command {
+            Command::Chat(args) => (args.request, args.compose.sampling.seed),
+            Command::Complete(args) => (args.request, args.compose.sampling.seed),
+            Command::Run(args) => (args.request, args.compose.sampling.seed),
+            other => panic!("{other:?}"),
+        };
+        let given: Vec<_> = request.given().map(|(name, value)| format!("{name} {value}")).collect();
+        assert_eq!(given, ["temperature 0.5", "top_k 3", "presence_penalty -1.0", "stop \"END\""]);
+        assert_eq!(seed, Some(7));
+    }
+}
+
+#[test]
+fn a_run_takes_a_model_and_the_words_of_a_prompt() {
+    let run = |line: &[&str]| match parse(words(line), &|_| None).unwrap().command {
+        Command::Run(args) => (args.compose.model.given().map(str::to_owned), args.prompt.join(" ")),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(run(&["run"]), (None, String::new()));
+    assert_eq!(run(&["run", "m"]), (Some("m".into()), String::new()));
+    assert_eq!(run(&["run", "m", "what", "is", "-1"]), (Some("m".into()), "what is -1".into()));
+}
+
+/// The width for which `-h` is written.
+const COLUMNS: usize = 100;
+
+#[test]
+fn short_help_fits_a_screen() {
+    // Rendered for a terminal that is as wide as the widest line of it may be.
+    let mut command = command().term_width(COLUMNS);
+    let mut short = |name: &str| command.find_subcommand_mut(name).unwrap().render_help().to_string();
+    for (name, lines) in [("serve", 45), ("run-batch", 45), ("chat", 45), ("complete", 45), ("run", 45)] {
+        let help = short(name);
+        assert!(help.lines().count() <= lines, "{name}: {} lines\n{help}", help.lines().count());
+        assert!(help.lines().all(|line| line.chars().count() <= COLUMNS), "{help}");
+    }
+    let serve = short("serve");
+    assert_eq!(serve.lines().filter(|line| line.trim_start().starts_with("--")).count(), 20, "{serve}");
+    let chat = short("chat");
+    assert!(chat.contains("--top-p") && chat.contains("--seed"), "{chat}");
+    assert!(!chat.contains("--max-num-seqs") && !chat.contains("--device"), "{chat}");
+}
+
+#[test]
+fn every_shell_gets_a_completion_of_every_command() {
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish, Shell::Elvish, Shell::PowerShell] {
+        let script = String::from_utf8(completion_script(shell)).unwrap();
+        for word in ["run-batch", "completions", "max-model-len"] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+        assert!(!script.contains("swap-space"), "{shell}: flags that are not served are not offered");
+    }
+}
+
+#[test]
 fn help_is_grouped_and_hides_what_is_not_served() {
     let mut command = command();
     let help = command.find_subcommand_mut("serve").unwrap().render_long_help().to_string();

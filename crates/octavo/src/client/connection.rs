@@ -22,7 +22,7 @@ pub(crate) struct Client {
 
 enum Route {
     /// Its paths follow the URL's.
-    Remote { url: String, connection: Connection },
+    Remote { url: String, api_key: Option<String>, connection: Connection },
     /// Its paths begin with `/v1`.
     Local(Router),
 }
@@ -42,15 +42,23 @@ impl Client {
     /// # Errors
     /// The URL cannot be used, or nobody answers there.
     pub(crate) async fn connect(url: &str, api_key: Option<&str>, model: Option<&str>) -> Result<Self> {
-        let target = Target::new(&with_path(url), api_key)?;
-        let route = Route::Remote { url: url.to_owned(), connection: Connection::new(target) };
-        let mut client = Self { route, model: model.unwrap_or_default().to_owned() };
+        let mut client = Self { model: model.unwrap_or_default().to_owned(), ..Self::at(url, api_key)? };
         if model.is_none() {
             let models: Value = serde_json::from_slice(&client.whole(Method::GET, "/models").await?)?;
             let first = models["data"][0]["id"].as_str();
             client.model = first.with_context(|| format!("{url} serves no model"))?.to_owned();
         }
         Ok(client)
+    }
+
+    /// The server at `url`, which is not asked yet. Requests need a model from [`Self::connect`].
+    ///
+    /// # Errors
+    /// The URL cannot be used.
+    pub(crate) fn at(url: &str, api_key: Option<&str>) -> Result<Self> {
+        let connection = Connection::new(Target::new(&with_path(url), api_key)?);
+        let route = Route::Remote { url: url.to_owned(), api_key: api_key.map(str::to_owned), connection };
+        Ok(Self { route, model: String::new() })
     }
 
     /// The server of this process.
@@ -99,6 +107,23 @@ impl Client {
         bail!("the answer broke off: the server closed the connection")
     }
 
+    /// What the server answers at `path`, which begins at its root and not at `/v1`.
+    ///
+    /// # Errors
+    /// Nobody answers, or the server refuses.
+    pub(crate) async fn get(&mut self, path: &str) -> Result<Bytes> {
+        let response = match &self.route {
+            Route::Remote { url, api_key, .. } => {
+                let mut connection = Connection::new(Target::new(root_of(url), api_key.as_deref())?);
+                let request = connection.target().request(Method::GET, path, Bytes::new())?;
+                let response = connection.send(request).await;
+                response.map(|response| response.map(Body::new)).with_context(|| format!("{url} does not answer"))?
+            }
+            Route::Local(router) => local(router, Method::GET, path, Bytes::new()).await?,
+        };
+        whole(accepted(response).await?).await
+    }
+
     /// An answer that is small.
     async fn whole(&mut self, method: Method, path: &str) -> Result<Bytes> {
         let body = self.send(method, path, Bytes::new()).await?;
@@ -108,21 +133,23 @@ impl Client {
     /// Sends a request; an answer without success is an error.
     async fn send(&mut self, method: Method, path: &str, body: Bytes) -> Result<Body> {
         let response = match &mut self.route {
-            Route::Remote { url, connection } => {
+            Route::Remote { url, connection, .. } => {
                 let request = connection.target().request(method, path, body)?;
                 let response = connection.send(request).await;
                 response.map(|response| response.map(Body::new)).with_context(|| format!("{url} does not answer"))?
             }
-            Route::Local(router) => {
-                let request = Request::builder().method(method).uri(format!("/v1{path}"));
-                let request = request.header(CONTENT_TYPE, "application/json").body(Body::from(body))?;
-                match router.clone().oneshot(request).await {
-                    Ok(response) => response,
-                    Err(never) => match never {},
-                }
-            }
+            Route::Local(router) => local(router, method, &format!("/v1{path}"), body).await?,
         };
         accepted(response).await
+    }
+}
+
+async fn local(router: &Router, method: Method, path: &str, body: Bytes) -> Result<Response<Body>> {
+    let request = Request::builder().method(method).uri(path);
+    let request = request.header(CONTENT_TYPE, "application/json").body(Body::from(body))?;
+    match router.clone().oneshot(request).await {
+        Ok(response) => Ok(response),
+        Err(never) => match never {},
     }
 }
 
@@ -188,6 +215,12 @@ async fn whole(body: Body) -> Result<Bytes> {
 fn message(body: &Value) -> String {
     let told = body["error"]["message"].as_str().or(body["error"].as_str()).or(body["detail"].as_str());
     told.map_or_else(|| body.to_string(), str::to_owned)
+}
+
+/// The URL of the server itself, without the path of its API.
+pub(crate) fn root_of(url: &str) -> &str {
+    let url = url.trim_end_matches('/');
+    url.strip_suffix("/v1").unwrap_or(url)
 }
 
 /// A URL without a path means the usual one.

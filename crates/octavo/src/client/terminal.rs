@@ -2,32 +2,70 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Read, Stdout, Write};
+use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
-use tokio::sync::mpsc;
+use anyhow::{Context, Result, ensure};
 
 use crate::client::connection::Piece;
+use crate::client::editor::LineEditor;
 
 /// Bytes of a message that is piped in.
 const MAX_PIPED: u64 = 16 << 20;
+
+/// What begins and ends a message of several lines.
+const FENCE: &str = "\"\"\"";
+
+/// A line from a terminal, or why there is none.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Line {
+    /// Without its line break.
+    Text(String),
+    /// Ctrl-C.
+    Interrupted,
+    /// Ctrl-D, or the end of the input.
+    End,
+}
+
+/// Lines of a terminal.
+pub(crate) trait Reader: Send {
+    /// Shows `prompt` and waits for a line.
+    ///
+    /// # Errors
+    /// The terminal cannot be used.
+    fn read(&mut self, prompt: &str) -> io::Result<Line>;
+
+    /// Adds an entry to the history.
+    fn remember(&mut self, _entry: &str) {}
+}
 
 /// Where messages come from.
 pub(crate) enum Input {
     /// These, and no more.
     Given(VecDeque<String>),
-    /// All of standard input is one message.
-    Piped,
-    /// Lines of a terminal; a thread waits for them.
-    Typed(Option<mpsc::Receiver<io::Result<String>>>),
+    /// All of standard input is one message, with this text after it.
+    Piped(Option<String>),
+    /// A person types; `None` while a thread waits for a line.
+    Typed(Option<Box<dyn Reader>>),
 }
 
 impl Input {
-    /// The one message of `--quick`, a pipe's content, or a terminal's lines.
-    pub(crate) fn new(quick: Option<String>) -> Self {
-        match quick {
+    /// The one message of a flag, a pipe's content, or a terminal's lines.
+    ///
+    /// # Errors
+    /// The terminal cannot be used.
+    pub(crate) fn new(message: Option<String>, history: Option<PathBuf>) -> Result<Self> {
+        Ok(match message {
             Some(message) => Self::Given([message].into()),
-            None if io::stdin().is_terminal() => Self::Typed(None),
-            None => Self::Piped,
+            None if io::stdin().is_terminal() => Self::Typed(Some(Box::new(LineEditor::new(history)?))),
+            None => Self::Piped(None),
+        })
+    }
+
+    /// The message `prompt` with a pipe's content in front of it.
+    pub(crate) fn with_piped(prompt: String) -> Self {
+        match io::stdin().is_terminal() {
+            true => Self::Given([prompt].into()),
+            false => Self::Piped(Some(prompt)),
         }
     }
 
@@ -43,24 +81,65 @@ impl Input {
         }
     }
 
-    /// The next message, without its line break; `None` at the end. May be dropped and called again.
-    pub(crate) async fn next(&mut self) -> Result<Option<String>> {
+    /// The next message.
+    ///
+    /// # Errors
+    /// Standard input or the terminal cannot be read.
+    pub(crate) async fn next(&mut self) -> Result<Line> {
         match self {
-            Self::Given(messages) => Ok(messages.pop_front()),
-            Self::Piped => {
-                let message = tokio::task::spawn_blocking(piped).await??;
+            Self::Given(messages) => Ok(messages.pop_front().map_or(Line::End, Line::Text)),
+            Self::Piped(prompt) => {
+                let prompt = prompt.take();
+                let piped = tokio::task::spawn_blocking(piped).await??;
                 *self = Self::Given(VecDeque::new());
-                Ok(Some(message).filter(|message| !message.is_empty()))
+                let message = match prompt {
+                    Some(prompt) if piped.is_empty() => prompt,
+                    Some(prompt) => format!("{piped}\n\n{prompt}"),
+                    None => piped,
+                };
+                Ok(if message.is_empty() { Line::End } else { Line::Text(message) })
             }
-            Self::Typed(lines) => {
-                eprint!("> ");
-                match lines.get_or_insert_with(typed).recv().await {
-                    Some(line) => Ok(Some(line?)),
-                    None => Ok(None),
-                }
+            Self::Typed(reader) => {
+                let mut own = reader.take().context("the terminal is being read already")?;
+                // The thread waits for the person; nothing else does.
+                let (own, line) = tokio::task::spawn_blocking(move || {
+                    let line = message(own.as_mut());
+                    (own, line)
+                })
+                .await?;
+                *reader = Some(own);
+                Ok(line?)
             }
         }
     }
+}
+
+/// A message of one line, or of several between fences.
+fn message(reader: &mut dyn Reader) -> io::Result<Line> {
+    let mut entry = match reader.read(">>> ")? {
+        Line::Text(entry) => entry,
+        other => return Ok(other),
+    };
+    let Some(begin) = entry.strip_prefix(FENCE).map(|_| FENCE.len()) else {
+        if !entry.trim().is_empty() {
+            reader.remember(&entry);
+        }
+        return Ok(Line::Text(entry));
+    };
+    let end = loop {
+        if let Some(end) = entry[begin..].find(FENCE) {
+            break begin + end;
+        }
+        match reader.read("... ")? {
+            Line::Text(line) => {
+                entry.push('\n');
+                entry.push_str(&line);
+            }
+            other => return Ok(other),
+        }
+    };
+    reader.remember(&entry);
+    Ok(Line::Text(entry[begin..end].trim_matches('\n').to_owned()))
 }
 
 fn piped() -> Result<String> {
@@ -69,18 +148,6 @@ fn piped() -> Result<String> {
     ensure!(text.len() as u64 <= MAX_PIPED, "standard input has more than {MAX_PIPED} bytes");
     text.truncate(text.trim_end_matches(['\r', '\n']).len());
     Ok(text)
-}
-
-fn typed() -> mpsc::Receiver<io::Result<String>> {
-    let (send, lines) = mpsc::channel(1);
-    std::thread::spawn(move || {
-        for line in io::stdin().lines() {
-            if send.blocking_send(line).is_err() {
-                return;
-            }
-        }
-    });
-    lines
 }
 
 /// Where answers go.
@@ -152,6 +219,37 @@ mod tests {
         screen.piece(Piece::Content("a\x1b]0;title\x07b\n")).unwrap();
         screen.end(true).unwrap();
         String::from_utf8(screen.out).unwrap()
+    }
+
+    /// Lines that were typed, and the history.
+    struct Script(VecDeque<&'static str>, Vec<String>);
+
+    impl Reader for Script {
+        fn read(&mut self, _: &str) -> io::Result<Line> {
+            Ok(match self.0.pop_front() {
+                Some("^C") => Line::Interrupted,
+                Some(line) => Line::Text(line.to_owned()),
+                None => Line::End,
+            })
+        }
+
+        fn remember(&mut self, entry: &str) {
+            self.1.push(entry.to_owned());
+        }
+    }
+
+    #[test]
+    fn fences_make_several_lines_one_message() {
+        let lines =
+            ["one", "", "\"\"\"", "two", " three", "\"\"\"", "\"\"\"four\"\"\"", "\"\"\"five", "^C", "^C", "\"\"\"six"];
+        let mut script = Script(lines.into(), vec![]);
+        let text = |text: &str| Line::Text(text.to_owned());
+        let expected = [text("one"), text(""), text("two\n three"), text("four"), Line::Interrupted, Line::Interrupted];
+        for line in expected {
+            assert_eq!(message(&mut script).unwrap(), line);
+        }
+        assert_eq!(message(&mut script).unwrap(), Line::End);
+        assert_eq!(script.1, ["one", "\"\"\"\ntwo\n three\n\"\"\"", "\"\"\"four\"\"\""]);
     }
 
     #[test]

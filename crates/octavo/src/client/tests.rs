@@ -1,3 +1,5 @@
+use std::collections::VecDeque;
+use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -7,9 +9,12 @@ use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use futures::{StreamExt, stream};
 use http::{HeaderMap, StatusCode};
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::*;
+use crate::client::connection::{Piece, root_of};
+use crate::client::terminal::{Line, Reader};
 
 /// What the stand-in server was asked.
 type Asked = Arc<Mutex<Vec<Value>>>;
@@ -37,6 +42,7 @@ fn server(asked: &Asked) -> Router {
             _ => events(&["you said ", &messages.len().to_string(), " things"]).into_response(),
         }
     };
+    let info = json!({"vllm_config": {"sampling_defaults": {"temperature": 0.2}}}).to_string();
     let models = |headers: HeaderMap| async move {
         match headers.get("authorization").is_some_and(|key| key == "Bearer key") {
             true => json!({"data": [{"id": "first"}, {"id": "second"}]}).to_string().into_response(),
@@ -48,6 +54,7 @@ fn server(asked: &Asked) -> Router {
         .route("/v1/chat/completions", answer.clone())
         .route("/v1/completions", answer)
         .route("/v1/models", get(models))
+        .route("/server_info", get(async || info))
 }
 
 async fn listen(router: Router) -> String {
@@ -57,16 +64,31 @@ async fn listen(router: Router) -> String {
     url
 }
 
-fn session(router: Router) -> Session<Vec<u8>> {
-    Session { client: Client::local(router, "m"), max_tokens: Some(7), screen: Screen::new(vec![], false) }
+fn session(router: Router, system: Option<&str>) -> Session<Vec<u8>> {
+    let mut parameters = Parameters::default();
+    parameters.set("max_tokens", "7").unwrap();
+    Session::new(Client::local(router, "m"), parameters, system.map(str::to_owned), Screen::new(vec![], false))
+}
+
+/// Lines as they are typed; the end of the input when there are no more.
+struct Script(std::sync::mpsc::Receiver<Line>);
+
+impl Reader for Script {
+    fn read(&mut self, _: &str) -> io::Result<Line> {
+        Ok(self.0.recv().unwrap_or(Line::End))
+    }
 }
 
 fn typed(lines: &[&str]) -> Input {
-    let (send, receive) = mpsc::channel(lines.len());
+    let (send, receive) = std::sync::mpsc::channel();
     for line in lines {
-        send.try_send(Ok((*line).to_owned())).unwrap();
+        send.send(Line::Text((*line).to_owned())).unwrap();
     }
-    Input::Typed(Some(receive))
+    Input::Typed(Some(Box::new(Script(receive))))
+}
+
+fn given(message: &str) -> Input {
+    Input::Given(VecDeque::from([message.to_owned()]))
 }
 
 fn never() -> (mpsc::Sender<()>, Interrupts) {
@@ -74,56 +96,112 @@ fn never() -> (mpsc::Sender<()>, Interrupts) {
 }
 
 #[tokio::test]
-async fn a_conversation_is_remembered_until_it_is_reset() {
+async fn a_conversation_is_remembered_until_it_is_cleared() {
     let asked = Asked::default();
     let (_keep, interrupts) = never();
-    let lines = ["one", "two", "/reset", "/what", "", "three", "/exit", "four"];
-    let system = vec![json!({"role": "system", "content": "be brief"})];
-    session(server(&asked)).chat(system, typed(&lines), interrupts).await.unwrap();
+    let lines = ["one", "two", "/clear", "/what", "", " /three", "/bye", "four"];
+    session(server(&asked), Some("be brief")).chat(typed(&lines), interrupts).await.unwrap();
     let asked = asked.lock().unwrap();
     let counts: Vec<_> = asked.iter().map(|request| request["messages"].as_array().unwrap().len()).collect();
     assert_eq!(counts, [2, 4, 2]);
     assert_eq!(asked[1]["messages"][2], json!({"role": "assistant", "content": "you said 2 things"}));
-    assert_eq!(asked[2]["messages"][1]["content"], "three");
-    assert_eq!((&asked[0]["model"], &asked[0]["stream"]), (&json!("m"), &json!(true)));
-    assert_eq!(asked[0]["max_tokens"], 7);
+    assert_eq!(asked[2]["messages"][1]["content"], " /three");
+}
+
+#[tokio::test]
+async fn a_request_carries_only_what_the_user_chose() {
+    let asked = Asked::default();
+    let (_keep, interrupts) = never();
+    let lines =
+        ["one", "/set temperature 0.5", "/set", "/set top_p 2", "/system be kind", "two", "/set max_tokens default"];
+    let lines = [&lines[..], &["/set temperature default", "/system \"\"", "three"]].concat();
+    session(server(&asked), None).chat(typed(&lines), interrupts).await.unwrap();
+    let mut asked = asked.lock().unwrap().clone();
+    let messages: Vec<_> = asked.iter_mut().map(|request| request["messages"].take()).collect();
+    let plain = json!({"messages": null, "model": "m", "stream": true});
+    let with = |extra: Value| {
+        let mut request = plain.clone();
+        request.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        request
+    };
+    assert_eq!(
+        asked,
+        [with(json!({"max_tokens": 7})), with(json!({"max_tokens": 7, "temperature": 0.5})), plain.clone()]
+    );
+    assert_eq!(messages[1][0], json!({"role": "system", "content": "be kind"}));
+    assert_eq!(messages[2][0]["role"], "user");
+}
+
+#[tokio::test]
+async fn a_saved_conversation_is_continued_and_a_file_precedes_a_message() {
+    let asked = Asked::default();
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (saved, notes) = (path("c.json"), path("notes.txt"));
+    std::fs::write(&notes, "some notes").unwrap();
+    let (_keep, interrupts) = never();
+    let lines = ["one".to_owned(), "/set top_k 5".into(), format!("/save {saved}"), format!("/save {notes}")];
+    let lines: Vec<_> = lines.iter().map(String::as_str).collect();
+    session(server(&asked), Some("be brief")).chat(typed(&lines), interrupts).await.unwrap();
+    assert_eq!(std::fs::read_to_string(&notes).unwrap(), "some notes", "other files are not overwritten");
+
+    let (_keep, interrupts) = never();
+    let lines = [format!("/load {notes}"), format!("/load {saved}"), format!("/read {notes}"), "two".to_owned()];
+    let lines: Vec<_> = lines.iter().map(String::as_str).collect();
+    session(server(&asked), None).chat(typed(&lines), interrupts).await.unwrap();
+    let asked = asked.lock().unwrap();
+    let contents: Vec<_> = asked[1]["messages"].as_array().unwrap().iter().map(|m| m["content"].clone()).collect();
+    assert_eq!(contents, ["be brief", "one", "you said 2 things", "some notes\n\ntwo"]);
+    assert_eq!((&asked[1]["top_k"], &asked[1]["max_tokens"]), (&json!(5), &json!(7)));
 }
 
 #[tokio::test]
 async fn an_error_is_told_and_its_question_forgotten() {
     let asked = Asked::default();
     let (_keep, interrupts) = never();
-    session(server(&asked)).chat(vec![], typed(&["bad", "good"]), interrupts).await.unwrap();
+    session(server(&asked), None).chat(typed(&["bad", "good"]), interrupts).await.unwrap();
     assert_eq!(asked.lock().unwrap()[1]["messages"], json!([{"role": "user", "content": "good"}]));
 
     let (_keep, interrupts) = never();
-    let quick = Input::new(Some("bad".into()));
-    let error = session(server(&asked)).chat(vec![], quick, interrupts).await.unwrap_err().to_string();
+    let error = session(server(&asked), None).chat(given("bad"), interrupts).await.unwrap_err().to_string();
     assert_eq!(error, "the server answered 400 Bad Request: too bad");
 }
 
 #[tokio::test]
-async fn an_interrupt_stops_the_answer_and_a_second_one_ends() {
+async fn an_interrupt_stops_the_answer_and_not_the_program() {
     let asked = Asked::default();
     let (interrupt, interrupts) = never();
-    let (send, lines) = mpsc::channel(4);
-    send.try_send(Ok("hang".to_owned())).unwrap();
-    let chat = session(server(&asked)).chat(vec![], Input::Typed(Some(lines)), interrupts);
-    let chat = tokio::spawn(chat);
-    while asked.lock().unwrap().is_empty() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let (send, lines) = std::sync::mpsc::channel();
+    let say = |text: &str| send.send(Line::Text(text.to_owned())).unwrap();
+    say("hang");
+    let input = Input::Typed(Some(Box::new(Script(lines))));
+    let chat = tokio::spawn(session(server(&asked), None).chat(input, interrupts));
+    let requests = async |count: usize| {
+        while asked.lock().unwrap().len() < count {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    requests(1).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     interrupt.send(()).await.unwrap();
-    send.send(Ok("again".to_owned())).await.unwrap();
-    while asked.lock().unwrap().len() < 2 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    // At the prompt Ctrl-C discards the line.
+    send.send(Line::Interrupted).unwrap();
+    say("again");
+    requests(2).await;
     // What there was of the answer is part of the conversation.
     assert_eq!(asked.lock().unwrap()[1]["messages"][1], json!({"role": "assistant", "content": "wait"}));
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    interrupt.send(()).await.unwrap();
+    drop(send);
     tokio::time::timeout(Duration::from_secs(10), chat).await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn the_models_defaults_are_found_beside_the_api() {
+    let url = listen(server(&Asked::default())).await;
+    for url in [url.as_str(), root_of(&url)] {
+        let info = Client::at(url, None).unwrap().get("/server_info?config_format=json").await.unwrap();
+        let info: Value = serde_json::from_slice(&info).unwrap();
+        assert_eq!(info["vllm_config"]["sampling_defaults"], json!({"temperature": 0.2}));
+    }
 }
 
 #[tokio::test]
@@ -174,7 +252,7 @@ async fn an_answer_that_breaks_off_is_an_error() {
 async fn a_completion_is_each_line_continued() {
     let asked = Asked::default();
     let (_keep, interrupts) = never();
-    session(server(&asked)).complete(typed(&["Once", "", "Twice"]), interrupts).await.unwrap();
+    session(server(&asked), None).complete(typed(&["Once", "", "Twice"]), interrupts).await.unwrap();
     let prompts: Vec<_> = asked.lock().unwrap().iter().map(|request| request["prompt"].clone()).collect();
     assert_eq!(prompts, ["Once", "Twice"]);
 }

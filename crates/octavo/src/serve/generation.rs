@@ -1,9 +1,13 @@
 //! Sampling defaults: `--generation-config`, then `--override-generation-config`.
+//!
+//! With `auto` the model's own recommendation counts: that of its `generation_config.json`, or else that of its catalog
+//! entry. The two are never mixed.
 
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use octavo_models::GenerationConfig;
+use octavo_models::catalog::RecommendedSampling;
 use octavo_server::SamplingDefaults;
 use serde_json::{Map, Value};
 
@@ -12,21 +16,61 @@ use crate::cli::{GenerationSource, SamplingArgs};
 /// Name of the file in a folder.
 const FILE: &str = "generation_config.json";
 
-/// The sampling defaults of requests. `model` has the checkpoint's recommendations.
+const OVERRIDE: &str = "--override-generation-config";
+
+/// What requests get for the parameters that they leave out.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Defaults {
+    pub(crate) sampling: SamplingDefaults,
+    /// Where they come from, for people; empty if nothing is set.
+    pub(crate) origin: String,
+}
+
+impl Defaults {
+    /// What the model's publisher recommends: the checkpoint's generation config, or else the catalog's.
+    pub(crate) fn recommended(checkpoint: &GenerationConfig, catalog: Option<&RecommendedSampling>) -> Self {
+        let origin = match catalog {
+            Some(catalog) if !checkpoint.recommends() => catalog.source.clone(),
+            _ => format!("the model's {FILE}"),
+        };
+        let sampling = of_model(&checkpoint.clone().or(catalog));
+        Self { origin: if sampling == SamplingDefaults::default() { String::new() } else { origin }, sampling }
+    }
+
+    /// The line of the log that tells of them; `None` if there are none.
+    pub(crate) fn described(&self) -> Option<String> {
+        let Self { sampling, origin } = self;
+        let hint = "--generation-config vllm turns off what the model recommends";
+        (*sampling != SamplingDefaults::default())
+            .then(|| format!("Default sampling parameters from {origin}: {sampling} ({hint})"))
+    }
+}
+
+/// What requests get for the parameters that they leave out. `checkpoint` and `catalog` are the recommendations that come
+/// with the model.
 ///
 /// # Errors
-/// The file cannot be read, or a value is invalid in a request; the error names the flag and the key.
-pub(crate) fn defaults(args: &SamplingArgs, model: &GenerationConfig) -> Result<SamplingDefaults> {
+/// A file that cannot be read, or a value that no request could ask for; names the flag and the key.
+pub(crate) fn defaults(
+    args: &SamplingArgs,
+    checkpoint: &GenerationConfig,
+    catalog: Option<&RecommendedSampling>,
+) -> Result<Defaults> {
     let mut defaults = match &args.generation_config {
-        GenerationSource::Model => of_model(model),
-        GenerationSource::Api => SamplingDefaults::default(),
+        GenerationSource::Model => Defaults::recommended(checkpoint, catalog),
+        GenerationSource::Api => Defaults::default(),
         GenerationSource::Path(path) => {
-            of_file(path).with_context(|| format!("--generation-config {}", path.display()))?
+            let origin = format!("--generation-config {}", path.display());
+            Defaults { sampling: of_file(path).with_context(|| origin.clone())?, origin }
         }
     };
     for (key, value) in args.override_generation_config.iter().flat_map(|object| &object.0) {
-        let known = set(&mut defaults, key, value).context("--override-generation-config")?;
-        ensure!(known, "--override-generation-config: '{key}' is no sampling default that is served");
+        let known = set(&mut defaults.sampling, key, value).context(OVERRIDE)?;
+        ensure!(known, "{OVERRIDE}: '{key}' is no sampling default that is served");
+    }
+    if args.override_generation_config.as_ref().is_some_and(|object| !object.0.is_empty()) {
+        let and = if defaults.origin.is_empty() { "" } else { " and " };
+        defaults.origin.push_str(&format!("{and}{OVERRIDE}"));
     }
     Ok(defaults)
 }
@@ -103,15 +147,37 @@ mod tests {
     #[test]
     fn the_override_wins_over_the_model() {
         let over = r#"{"temperature": 0.5, "top_k": null, "max_new_tokens": 64}"#;
-        let defaults = defaults(&args(GenerationSource::Model, over), &model()).unwrap();
+        let defaults = defaults(&args(GenerationSource::Model, over), &model(), None).unwrap();
         let expected =
             SamplingDefaults { temperature: Some(0.5), max_new_tokens: Some(64), ..SamplingDefaults::default() };
-        assert_eq!(defaults, expected);
+        assert_eq!(defaults.sampling, expected);
+        assert_eq!(defaults.origin, "the model's generation_config.json and --override-generation-config");
+    }
+
+    fn catalog() -> RecommendedSampling {
+        octavo_models::catalog::find(crate::cli::DEFAULT_MODEL).and_then(|entry| entry.sampling.clone()).unwrap()
+    }
+
+    #[test]
+    fn the_catalog_fills_in_for_a_checkpoint_that_recommends_nothing() {
+        let of = |source, checkpoint: GenerationConfig| {
+            defaults(&args(source, "{}"), &checkpoint, Some(&catalog())).unwrap()
+        };
+        let bare = of(GenerationSource::Model, GenerationConfig::default());
+        assert_eq!((bare.sampling.temperature, bare.sampling.top_p), (Some(0.2), Some(0.9)));
+        let line = bare.described().unwrap();
+        let expected = "Default sampling parameters from https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct: \
+                        temperature 0.2, top_p 0.9 (";
+        assert!(line.starts_with(expected), "{line}");
+        let own = of(GenerationSource::Model, model());
+        assert_eq!((own.sampling.temperature, own.sampling.top_p), (Some(0.7), None), "never mixed");
+        let off = of(GenerationSource::Api, GenerationConfig::default());
+        assert_eq!((off.sampling, off.described()), (SamplingDefaults::default(), None));
     }
 
     #[test]
     fn the_api_knows_no_model() {
-        assert_eq!(defaults(&args(GenerationSource::Api, "{}"), &model()).unwrap(), SamplingDefaults::default());
+        assert_eq!(defaults(&args(GenerationSource::Api, "{}"), &model(), None).unwrap(), Defaults::default());
     }
 
     #[test]
@@ -120,11 +186,12 @@ mod tests {
         let file = folder.path().join(FILE);
         std::fs::write(&file, r#"{"top_p": 0.8, "top_k": -1, "eos_token_id": [1, 2], "do_sample": true}"#).unwrap();
         for path in [folder.path(), &file] {
-            let defaults = defaults(&args(GenerationSource::Path(path.into()), "{}"), &model()).unwrap();
+            let defaults = defaults(&args(GenerationSource::Path(path.into()), "{}"), &model(), None).unwrap();
+            let defaults = defaults.sampling;
             assert_eq!((defaults.top_p, defaults.top_k, defaults.temperature), (Some(0.8), Some(0), None));
         }
         let missing = args(GenerationSource::Path(folder.path().join("none")), "{}");
-        assert!(defaults(&missing, &model()).unwrap_err().to_string().contains("--generation-config"));
+        assert!(defaults(&missing, &model(), None).unwrap_err().to_string().contains("--generation-config"));
     }
 
     #[test]
@@ -139,7 +206,7 @@ mod tests {
             r#"{"max_new_tokens": 0}"#,
             r#"{"temprature": 1}"#,
         ] {
-            let error = format!("{:#}", defaults(&args(GenerationSource::Model, over), &model()).unwrap_err());
+            let error = format!("{:#}", defaults(&args(GenerationSource::Model, over), &model(), None).unwrap_err());
             assert!(error.contains("--override-generation-config"), "{over}: {error}");
         }
     }

@@ -1,7 +1,7 @@
 //! `octavo serve`: resolves and loads a model, composes the server and listens.
 
 pub(crate) mod device;
-mod generation;
+pub(crate) mod generation;
 mod kv;
 mod kv_events;
 mod listen;

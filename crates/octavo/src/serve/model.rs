@@ -1,11 +1,11 @@
 //! Opening and loading a model: program, weights and tokenizer.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use octavo_models::{Checkpoint, TokenizerData};
+use octavo_models::{CatalogEntry, Checkpoint, TokenizerData};
 use octavo_ops::dummy::DummyWeights;
 use octavo_ops::{Backend, Program, WeightSource};
 use octavo_server::{SamplingDefaults, TextModel};
@@ -13,7 +13,7 @@ use octavo_text::{ChatTemplate, GgufVocabulary, SpecialTokens, Tokenizer};
 use tracing::{info, warn};
 
 use crate::cli::{ComposeArgs, ContentFormat, LoadFormat};
-use crate::pull;
+use crate::pull::{self, Wanted};
 use crate::serve::{generation, stand_in};
 use crate::system::human_bytes;
 
@@ -22,6 +22,15 @@ pub(crate) struct ModelFiles {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) program: Program,
     path: PathBuf,
+    entry: Option<&'static CatalogEntry>,
+    template: Option<GivenTemplate>,
+}
+
+/// The chat template of `--chat-template`.
+struct GivenTemplate {
+    source: String,
+    /// What messages call it.
+    name: String,
 }
 
 /// A model with its weights in a backend.
@@ -39,11 +48,9 @@ impl ModelFiles {
         if let Some(tokenizer) = args.model.tokenizer.as_deref().filter(|tokenizer| *tokenizer != reference) {
             bail!("--tokenizer {tokenizer}: only the model's own tokenizer is supported, that of {reference}");
         }
+        let template = args.chat.chat_template.as_deref().map(given_template).transpose()?;
         let format = args.model.load_format;
-        let resolved = pull::resolve(reference, &args.model.source, format)?;
-        if let Some(entry) = resolved.entry.filter(|entry| !entry.served) {
-            bail!("{}: the architecture '{}' is not served yet", entry.name, entry.architecture);
-        }
+        let resolved = pull::resolve(reference, &args.model.source, format, Wanted::Served)?;
         let path = &resolved.path;
         let checkpoint = match format {
             LoadFormat::Auto => Checkpoint::open(path)?,
@@ -60,24 +67,28 @@ impl ModelFiles {
             config.dtype,
             path.display()
         );
-        Ok(Self { checkpoint, program, path: resolved.path })
+        Ok(Self { checkpoint, program, path: resolved.path, entry: resolved.entry, template })
     }
 
     /// Reads the weights into `backend` while another thread builds the tokenizer, which takes about as long.
     pub(crate) fn load(self, args: &ComposeArgs, backend: &mut dyn Backend) -> Result<LoadedModel> {
-        let Self { checkpoint, program, path } = self;
+        let Self { checkpoint, program, path, entry, template } = self;
         let text = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("octavo-text".into());
-            let text = thread.spawn_scoped(scope, || text_model(args, &checkpoint))?;
+            let text = thread.spawn_scoped(scope, || text_model(args, &checkpoint, &path, template.as_ref()))?;
             let weights = load_weights(&program, &checkpoint, backend);
-            let text = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            let text = text.with_context(|| path.display().to_string())?;
+            let text = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             weights.map(|()| text)
         })?;
         let generation = checkpoint.generation_config();
+        let defaults =
+            generation::defaults(&args.sampling, generation, entry.and_then(|entry| entry.sampling.as_ref()))?;
+        if let Some(line) = defaults.described() {
+            info!("{line}");
+        }
         Ok(LoadedModel {
             eos_token_ids: generation.eos_token_ids.clone(),
-            sampling_defaults: generation::defaults(&args.sampling, generation)?,
+            sampling_defaults: defaults.sampling,
             program: Arc::new(program),
             text,
             checkpoint,
@@ -105,13 +116,19 @@ fn load_weights(program: &Program, checkpoint: &Checkpoint, backend: &mut dyn Ba
     Ok(())
 }
 
-/// Builds the tokenizer and the chat template.
-fn text_model(args: &ComposeArgs, checkpoint: &Checkpoint) -> Result<TextModel> {
-    let tokenizer = Arc::new(match checkpoint.is_dummy() && !checkpoint.has_tokenizer() {
+/// Tokenizer and chat template. `path` is the model's, for errors about what is in its files.
+fn text_model(
+    args: &ComposeArgs,
+    checkpoint: &Checkpoint,
+    path: &Path,
+    given: Option<&GivenTemplate>,
+) -> Result<TextModel> {
+    let tokenizer = match checkpoint.is_dummy() && !checkpoint.has_tokenizer() {
         true => stand_in::tokenizer(checkpoint.config().vocab_size)?,
-        false => tokenizer(checkpoint.tokenizer()?)?,
-    });
-    let template = template(args.chat.chat_template.as_deref(), checkpoint, tokenizer.special())?;
+        false => tokenizer(checkpoint.tokenizer()?).with_context(|| path.display().to_string())?,
+    };
+    let tokenizer = Arc::new(tokenizer);
+    let template = template(given, checkpoint, tokenizer.special())?;
     let template = match args.chat.chat_template_content_format {
         ContentFormat::Auto => template,
         ContentFormat::String => template.map(|t| t.with_content_format(octavo_text::ContentFormat::String)),
@@ -145,12 +162,14 @@ pub(crate) fn tokenizer(data: TokenizerData) -> Result<Tokenizer> {
     Ok(tokenizer)
 }
 
-/// The template of `--chat-template` or of the checkpoint. An invalid template of a checkpoint disables chat but not
-/// completions.
-fn template(given: Option<&str>, checkpoint: &Checkpoint, special: &SpecialTokens) -> Result<Option<ChatTemplate>> {
-    if let Some(given) = given {
-        let (source, named) = template_source(given)?;
-        return Ok(Some(ChatTemplate::new(&source, special).context(named)?));
+/// `--chat-template`, or the checkpoint's. A checkpoint's broken template costs chat, not completions.
+fn template(
+    given: Option<&GivenTemplate>,
+    checkpoint: &Checkpoint,
+    special: &SpecialTokens,
+) -> Result<Option<ChatTemplate>> {
+    if let Some(GivenTemplate { source, name }) = given {
+        return Ok(Some(ChatTemplate::new(source, special).with_context(|| name.clone())?));
     }
     let Some(source) = checkpoint.chat_template() else {
         warn!("the model has no chat template, so chat requests will be refused; set one with --chat-template");
@@ -165,11 +184,13 @@ fn template(given: Option<&str>, checkpoint: &Checkpoint, special: &SpecialToken
     }
 }
 
-/// The template and its name: the content of a file, or the value itself if it cannot be the name of a file.
-fn template_source(given: &str) -> Result<(String, String)> {
+/// The content of the file `given`, or `given` itself if there is no such file and it reads like a template.
+fn given_template(given: &str) -> Result<GivenTemplate> {
     match std::fs::read_to_string(given) {
-        Ok(source) => Ok((source, format!("--chat-template {given}"))),
-        Err(_) if given.contains(['{', '}', '\n']) => Ok((given.to_owned(), "--chat-template".to_owned())),
+        Ok(source) => Ok(GivenTemplate { source, name: format!("--chat-template {given}") }),
+        Err(_) if given.contains(['{', '}', '\n']) => {
+            Ok(GivenTemplate { source: given.to_owned(), name: "--chat-template".to_owned() })
+        }
         Err(error) => bail!("--chat-template {given}: {error}"),
     }
 }
@@ -183,9 +204,9 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "{{ messages }}").unwrap();
         let path = file.path().to_str().unwrap();
-        assert_eq!(template_source(path).unwrap().0, "{{ messages }}");
-        assert_eq!(template_source("{% for m in messages %}").unwrap().0, "{% for m in messages %}");
-        let error = template_source("/no/such/template.jinja").unwrap_err().to_string();
+        assert_eq!(given_template(path).unwrap().source, "{{ messages }}");
+        assert_eq!(given_template("{% for m in messages %}").unwrap().source, "{% for m in messages %}");
+        let error = given_template("/no/such/template.jinja").err().unwrap().to_string();
         assert!(error.starts_with("--chat-template /no/such/template.jinja: "), "{error}");
     }
 }

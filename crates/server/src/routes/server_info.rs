@@ -23,6 +23,7 @@ pub(crate) async fn handle(State(state): State<AppState>, Query(options): Query<
         "vocab_size": config.vocab_size,
         "max_logprobs": config.max_logprobs,
         "max_sequences": config.max_sequences,
+        "sampling_defaults": config.sampling_defaults.to_map(),
         "stream_interval": config.api.stream_interval,
         "tool_call_parser": config.api.tools.map(|tools| format!("{tools:?}")),
         "reasoning_parser": config.api.reasoning.map(|reasoning| format!("{reasoning:?}")),

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 
 pub(crate) use device::{BenchKernelsArgs, BenchLimitsArgs, BenchRooflineArgs, SizesArgs};
 pub(crate) use offline::{BatchArgs, BenchLatencyArgs, BenchThroughputArgs, ReportArgs, RequestsArgs};
-pub(crate) use serve::{BenchServeArgs, Dataset, DatasetArgs, RequestArgs, TrafficArgs};
+pub(crate) use serve::{BenchServeArgs, BodyArgs, Dataset, DatasetArgs, TrafficArgs};
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {

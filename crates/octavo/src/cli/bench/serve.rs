@@ -132,7 +132,7 @@ pub(crate) struct BenchServeArgs {
     #[command(flatten)]
     pub(crate) traffic: TrafficArgs,
     #[command(flatten)]
-    pub(crate) request: RequestArgs,
+    pub(crate) request: BodyArgs,
     #[command(flatten)]
     pub(crate) result: ResultArgs,
     #[command(flatten)]
@@ -304,7 +304,7 @@ pub(crate) struct TrafficArgs {
 /// The fields of requests.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Requests")]
-pub(crate) struct RequestArgs {
+pub(crate) struct BodyArgs {
     /// Generate all tokens that are asked for, past an end-of-sequence token; always on for the random dataset.
     #[arg(long)]
     pub(crate) ignore_eos: bool,
