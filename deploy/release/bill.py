@@ -3,7 +3,8 @@
     python deploy/release/bill.py --target x86_64-unknown-linux-gnu --sbom octavo.cdx.json --licenses THIRD-PARTY-LICENSES.txt
 
 Both list the crates that cargo links for that target. Procedural macros, build scripts and tests are left out: none of their
-code is in the binary."""
+code is in the binary. Files of other projects that are embedded in the binary are read from the table of the folder `vendor` that
+they lie in."""
 
 import argparse
 import collections
@@ -29,8 +30,6 @@ from packageurl import PackageURL
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LICENSE_FILE = re.compile(r"(licen[cs]e|copying|copyright|notice|unlicense)", re.I)
-# Copies of other projects' code in this repository; a file with their licence lies beside them.
-VENDORED = ["crates", "kernels"]
 
 
 def output(*command):
@@ -67,6 +66,27 @@ class Linked:
         return [package for package in self.packages() if package["source"]]
 
 
+class Vendored:
+    """A file of an npm package that is embedded: a row of the table in its folder's README.md."""
+
+    def __init__(self, folder, row):
+        code = {column: cell.strip("` ") for column, cell in row.items()}
+        self.name, self.version, self.checksum = code["npm package"], code["version"], code["SHA-256"]
+        # "MIT, `marked.LICENSE.txt`"
+        self.expression, file = re.fullmatch(r"([\w.-]+), `(.+)", code["licence"]).groups()
+        self.text = (folder / file).read_text().strip()
+
+
+def vendored(root=ROOT):
+    """Rows of the tables of all folders named `vendor`."""
+    found = []
+    for page in sorted((root / "crates").rglob("vendor/README.md")):
+        lines = [line for line in page.read_text().splitlines() if line.startswith("|")]
+        header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+        found += [Vendored(page.parent, dict(zip(header, row))) for row in rows]
+    return found
+
+
 def expression(package):
     """The SPDX expression of a package's licence; cargo once used "/" for "OR"."""
     if not package["license"]:
@@ -92,6 +112,20 @@ def component(package, checksums):
         purl=PackageURL("cargo", None, name, version) if outside else None,
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=checksum)] if checksum else None,
         external_references=[ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(repository))] if repository else None,
+    )
+
+
+def vendored_component(file):
+    group, _, name = file.name.rpartition("/")
+    return Component(
+        type=ComponentType.LIBRARY,
+        group=group or None,
+        name=name,
+        version=file.version,
+        bom_ref=f"npm:{file.name}@{file.version}",
+        licenses=[LicenseFactory().make_from_string(file.expression)],
+        purl=PackageURL("npm", group or None, name, file.version),
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=file.checksum)],
     )
 
 
@@ -122,12 +156,14 @@ def sbom(linked, target, revision, time):
     std = standard_library()
     # The same source gives the same file.
     serial = uuid.uuid5(uuid.NAMESPACE_OID, f"octavo {linked.root['version']} {revision} {target}")
-    bom = Bom(components=[*components.values(), std], serial_number=serial)
+    embedded = [vendored_component(file) for file in vendored()]
+    bom = Bom(components=[*components.values(), std, *embedded], serial_number=serial)
     bom.metadata.component = root
     bom.metadata.timestamp = datetime.datetime.fromtimestamp(time, datetime.UTC)
     components[linked.root["id"]] = root
     for id, dependencies in linked.edges.items():
         bom.register_dependency(components[id], [components[dependency] for dependency in dependencies] + [std])
+    bom.register_dependency(root, embedded)
     text = JsonV1Dot6(bom).output_as_string(indent=2)
     if error := JsonStrictValidator(SchemaVersion.V1_6).validate_str(text):
         sys.exit(f"the SBOM does not match its schema: {error}")
@@ -158,6 +194,12 @@ def license_texts(package, siblings):
 def licenses(linked):
     users = collections.defaultdict(list)
     texts = {}
+
+    def add(text, user):
+        key = " ".join(text.split())
+        texts.setdefault(key, text)
+        users[key].append(user)
+
     everything = linked.third_party()
     entries = []
     for package in everything:
@@ -165,18 +207,10 @@ def licenses(linked):
         label = f"{package['name']} {package['version']}"
         entries.append(f"{label}: {expression(package)}")
         for text in license_texts(package, siblings):
-            key = " ".join(text.split())
-            texts.setdefault(key, text)
-            users[key].append(label)
-    for folder in VENDORED:
-        for file in sorted((ROOT / folder).rglob("*")):
-            if LICENSE_FILE.match(file.name) and file.is_file() and file.suffix in ("", ".txt", ".md"):
-                label = str(file.parent.relative_to(ROOT))
-                entries.append(f"{label}: see its licence below")
-                text = file.read_text().strip()
-                key = " ".join(text.split())
-                texts.setdefault(key, text)
-                users[key].append(label)
+            add(text, label)
+    for file in vendored():
+        entries.append(f"{file.name} {file.version}: {file.expression}")
+        add(file.text, f"{file.name} {file.version}")
     parts = ["Octavo contains code of these projects:", "\n".join(entries)]
     parts += [f"{'=' * 80}\n{', '.join(users[key])}\n{'=' * 80}\n\n{texts[key]}" for key in users]
     return "\n\n".join(parts) + "\n"

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -20,7 +21,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from places import ROOT, TINY, free_port
+from places import DEPLOY, ROOT, TINY, free_port
 
 VERSION = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
 # The goal for what is released.
@@ -249,7 +250,8 @@ def test_the_sbom_lists_what_is_linked(unpacked):
     assert validator.validate_str(text.replace('"version"', '"versions"')) is not None
     bill = json.loads(text)
     root = bill["metadata"]["component"]
-    listed = {(part["name"], part["version"]) for part in [root, *bill["components"]] if part["name"] != "std"}
+    crates = [part for part in bill["components"] if part["name"] != "std" and "pkg:npm" not in part.get("purl", "")]
+    listed = {(part["name"], part["version"]) for part in [root, *crates]}
     assert listed == linked()
     assert not {"proptest", "candle-core", "serde_derive"} & {name for name, _ in listed}
     for part in bill["components"]:
@@ -272,3 +274,18 @@ def test_every_linked_crate_has_its_licence(unpacked):
     # Each has a text of its own, whose conditions are these words.
     assert "Permission is hereby granted, free of charge" in licences
     assert "Redistributions in binary form must reproduce" in licences
+
+
+def test_embedded_files_of_other_projects_are_read_from_their_table(tmp_path):
+    vendor = tmp_path / "crates" / "page" / "vendor"
+    vendor.mkdir(parents=True)
+    (vendor / "shiny.LICENSE.txt").write_text("Use it.\n")
+    (vendor / "README.md").write_text(
+        "# Libraries\n\n| file | npm package | version | licence | SHA-256 |\n|---|---|---|---|---|\n"
+        "| `shiny.js` | `@scope/shiny` | 1.2.3 | MIT, `shiny.LICENSE.txt` | `00ff` |\n"
+    )
+    bill = runpy.run_path(DEPLOY / "release" / "bill.py")
+    (file,) = bill["vendored"](tmp_path)
+    assert (file.name, file.version, file.expression, file.text) == ("@scope/shiny", "1.2.3", "MIT", "Use it.")
+    part = bill["vendored_component"](file)
+    assert str(part.purl) == "pkg:npm/%40scope/shiny@1.2.3"
