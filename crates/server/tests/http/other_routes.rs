@@ -1,6 +1,6 @@
 //! Routes beside the API's own: tokens, SageMaker, the first server's.
 
-use octavo_server::KvEventSource;
+use octavo_server::{KvEventSource, SamplingDefaults};
 use serde_json::{Value, json};
 
 use crate::support::{IM_END, Setup, id, ok, text};
