@@ -35,3 +35,20 @@ def test_the_load_of_vllm_bench(tiny_url, path, body):
     # One event a token, and for a chat one more that names the role.
     assert len(said) == 16 + ("messages" in body)
     assert {chunk["id"] for chunk in chunks} == {("cmpl-" if path == "/v1/completions" else "chatcmpl-") + "bench-7"}
+
+
+def test_the_models_sampling_defaults_are_shown_and_applied(base_url):
+    info = requests.get(f"{base_url}/server_info", params={"config_format": "json"}, timeout=60).json()
+    defaults = info["vllm_config"]["sampling_defaults"]
+    # The recommendation of the model's card, from its entry in the catalog.
+    assert defaults == {"temperature": 0.2, "top_p": 0.9}
+    question = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 24}
+
+    def answers(**parameters):
+        bodies = [{**question, "seed": seed, **parameters} for seed in range(4)]
+        replies = [requests.post(f"{base_url}/v1/chat/completions", json=body, timeout=60).json() for body in bodies]
+        return [reply["choices"][0]["message"]["content"] for reply in replies]
+
+    left_out = answers()
+    assert left_out == answers(**defaults), "what a request leaves out is the model's default"
+    assert left_out != answers(temperature=1, top_p=1), "what a request asks for wins"

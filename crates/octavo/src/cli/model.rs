@@ -299,7 +299,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long)]
     pub(crate) seed: Option<u64>,
 
-    /// Sampling defaults: auto (the model's), vllm or a file.
+    /// Sampling defaults: auto, vllm or a file.
     ///
     /// `auto` takes what the model recommends: its generation_config.json, or else its entry in the catalog. `vllm`
     /// takes the API's own defaults.

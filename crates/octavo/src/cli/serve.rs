@@ -37,7 +37,9 @@ pub(crate) struct NetworkArgs {
     #[arg(long, value_name = "PATH")]
     pub(crate) uds: Option<PathBuf>,
 
-    /// API keys; clients must send one as `Authorization: Bearer KEY`.
+    /// API keys that clients must send.
+    ///
+    /// Clients send one of them as `Authorization: Bearer KEY`.
     #[arg(long, num_args = 1.., env = "VLLM_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub(crate) api_key: Vec<String>,
 

@@ -106,9 +106,15 @@ impl<W: Write> Session<W> {
                 let defaults = self.model_defaults().await;
                 eprint!("{}", self.parameters.described(&defaults));
             }
-            Command::Set { name, value } => self.parameters.set(name, value).map_err(anyhow::Error::msg)?,
+            Command::Set { name, value } => {
+                self.parameters.set(name, value).map_err(anyhow::Error::msg)?;
+                eprintln!("{name} is set to {value}");
+            }
             Command::ShowSystem => eprintln!("{}", self.system.as_deref().unwrap_or("there is no system prompt")),
-            Command::System(text) => self.system = Some(text.to_owned()).filter(|text| !text.is_empty()),
+            Command::System(text) => {
+                self.system = Some(text.to_owned()).filter(|text| !text.is_empty());
+                eprintln!("the system prompt is {}", if text.is_empty() { "removed" } else { "set" });
+            }
             Command::Clear => {
                 self.messages.clear();
                 self.attached.clear();
