@@ -51,7 +51,7 @@ pub(super) async fn samples(
     let file = std::fs::read(path).with_context(named)?;
     let seed = (!args.disable_shuffle).then_some(args.seed);
     let mut counter = match tokenizer {
-        Some(tokenizer) => Counter::Local(tokenizer),
+        Some(tokenizer) => Counter::Local(Box::new(tokenizer)),
         None => Counter::Server { connection: Connection::new(target.clone()), model: model.to_owned() },
     };
     let mut samples = match args.dataset_name {
@@ -155,7 +155,7 @@ fn prefix_ids(ordinary: &[u32], args: &DatasetArgs) -> Vec<u32> {
 
 /// Measures texts in tokens.
 enum Counter {
-    Local(Local),
+    Local(Box<Local>),
     Server { connection: Connection, model: String },
 }
 
