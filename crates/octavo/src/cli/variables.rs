@@ -8,7 +8,8 @@ use crate::cli::layers::{PREFIX, WITH_VARIABLES, variable};
 const OTHERS: [&str; 2] = ["OCTAVO_CACHE", "OCTAVO_CUDA_LIBS"];
 
 /// Prefixes of variables that tests, benches and scripts of this repository read.
-const DEVELOPMENT: [&str; 21] = [
+const DEVELOPMENT: [&str; 24] = [
+    "OCTAVO_ADVISORIES",
     "OCTAVO_API_CASES",
     "OCTAVO_BENCH_",
     "OCTAVO_BIN",
@@ -22,8 +23,10 @@ const DEVELOPMENT: [&str; 21] = [
     "OCTAVO_JSON_SCHEMA_SUITE",
     "OCTAVO_LOAD_MODEL",
     "OCTAVO_NODE_MODULES",
+    "OCTAVO_PACKAGES",
     "OCTAVO_PARITY_ALL",
     "OCTAVO_PEER",
+    "OCTAVO_RELEASE",
     "OCTAVO_REQUIRE_",
     "OCTAVO_STANDIN_",
     "OCTAVO_TEST",
