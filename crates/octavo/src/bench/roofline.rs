@@ -88,7 +88,7 @@ fn stated_limits(stated: Option<Peaks>, on_host: bool) -> Option<Limits> {
     if !on_host {
         return None;
     }
-    info!("measuring the processor's memory bandwidth and arithmetic rates, which takes a few seconds");
+    info!("measuring the processor's memory bandwidth and arithmetic rates, which takes about ten seconds");
     match probe::Limits::measure(&ProbeConfig::default()) {
         Ok(limits) => {
             let fastest = limits.peaks.iter().map(|&(_, peak)| peak).max_by(f64::total_cmp)?;
