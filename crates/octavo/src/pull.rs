@@ -14,12 +14,12 @@ use crate::signals;
 use crate::system::human_bytes;
 use crate::table::aligned;
 
-/// What a model is resolved for.
+/// The purpose of a resolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// To be run: a model of the catalog whose architecture is not implemented is refused before the network is used.
+    /// The model is to be run: one whose architecture is not implemented is refused before it is downloaded.
     Served,
-    /// To be there.
+    /// The model is only to be downloaded.
     Any,
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &PullArgs) -> Result<()> {
     Ok(())
 }
 
-/// Lists what is on disk.
+/// Lists the models on disk.
 pub(crate) fn list(args: &ListArgs) -> Result<()> {
     let source = SourceArgs { download_dir: args.download_dir.clone(), ..SourceArgs::default() };
     let models = installed(&options(&source));
@@ -54,7 +54,7 @@ pub(crate) fn list(args: &ListArgs) -> Result<()> {
     Ok(())
 }
 
-/// What a resolution may use.
+/// The options of a resolution: the environment's, then the flags'.
 fn options(source: &SourceArgs) -> ResolveOptions {
     let mut options = ResolveOptions::from_env();
     options.revision.clone_from(&source.revision);
@@ -68,7 +68,7 @@ fn options(source: &SourceArgs) -> ResolveOptions {
     options
 }
 
-/// From a name to a local file or directory, downloading if need be.
+/// Finds a model's file or directory, and downloads it if necessary.
 pub(crate) fn resolve(
     reference: &str,
     source: &SourceArgs,
@@ -82,7 +82,7 @@ pub(crate) fn resolve(
     Ok(octavo_models::resolve(reference, &options, progress.as_ref())?)
 }
 
-/// A model to look at: no weights of a hub's repository are fetched for it, and of a folder none need be there.
+/// Finds a model for inspection, without its weights: none are downloaded from the hub, and a folder needs none.
 pub(crate) fn resolve_shape(reference: &str, source: &SourceArgs) -> Result<ResolvedModel> {
     resolve(reference, source, LoadFormat::Dummy, Wanted::Served)
 }

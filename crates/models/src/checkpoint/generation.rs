@@ -29,8 +29,8 @@ impl GenerationConfig {
         numbers.into_iter().any(Option::is_some) || top_k.is_some()
     }
 
-    /// Completes it with the catalog's recommendation, unless the checkpoint has one of its own: parts of two
-    /// recommendations would be a third one, which nobody has tried.
+    /// Takes the catalog's recommendation, unless the checkpoint has one of its own. The two are never mixed: a mixture is
+    /// one that nobody has tested.
     #[must_use]
     pub fn or(self, catalog: Option<&RecommendedSampling>) -> Self {
         let Some(catalog) = catalog.filter(|_| !self.recommends()) else { return self };

@@ -155,7 +155,8 @@ impl<'a> Client<'a> {
         if reply.status() == 416 { Ok(reply) } else { self.checked(reply, about, url) }
     }
 
-    /// Retries transient errors with increasing pauses.
+    /// Retries transient errors with increasing pauses. A hub that has never answered gets one attempt: it is more likely out
+    /// of reach than busy, and the user should learn it at once.
     pub(super) fn retried<T>(&self, mut once: impl FnMut() -> Result<T, HubError>) -> Result<T, HubError> {
         let mut failures = 0;
         loop {
@@ -227,7 +228,7 @@ impl<'a> Client<'a> {
         Err(HubError::BadReply { url, reason: "it redirects too often".to_owned() })
     }
 
-    /// Runs a request, and says what it waits for if the hub has never answered and takes long to.
+    /// Runs a request. Reports that it still waits if this is the first one and takes long.
     fn announced<T: Send>(&self, url: &str, request: impl FnOnce() -> T) -> T {
         if self.answered.load(Ordering::Relaxed) {
             return request();

@@ -1,4 +1,4 @@
-//! What `-h` shows of a command, and hints for wrong command lines.
+//! The contents of `-h`, and hints for wrong command lines.
 
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
@@ -120,7 +120,8 @@ fn request_seed(arg: Arg) -> Arg {
     arg.help_heading(SAMPLING).value_name("N").help("Random seed: the same seed gives the same answer").long_help(None)
 }
 
-/// Replaces clap's guess where it would mislead: a flag that `-h` does not show is not what a user of a conversation meant.
+/// Replaces clap's suggestion if it is a flag that `-h` does not show: a user of a conversation does not mean the engine's
+/// flags.
 pub(crate) fn hinted(mut error: Error, command: &Command) -> Error {
     let Some(ContextValue::String(named)) = error.get(ContextKind::InvalidArg) else { return error };
     if error.kind() != ErrorKind::UnknownArgument || !["chat", "complete", "run"].contains(&command.get_name()) {

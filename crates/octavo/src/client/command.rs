@@ -1,4 +1,4 @@
-//! What a line of the chat means: a message, or a command that begins with `/`.
+//! Lines of the chat: a message, or a command that begins with `/`.
 
 /// A line that was typed.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(crate) enum Command<'a> {
 /// Every command, for completion.
 pub(crate) const NAMES: [&str; 8] = ["/set", "/system", "/clear", "/load", "/read", "/save", "/help", "/bye"];
 
-/// What `/help` prints.
+/// The text of `/help`.
 pub(crate) const HELP: &str = "\
 Commands:
   /set                 Show the sampling parameters
@@ -71,7 +71,7 @@ impl<'a> Command<'a> {
             "/set" => Self::set(rest),
             "/system" if rest.is_empty() => Self::ShowSystem,
             "/system" => Self::System(rest.trim_matches('"')),
-            // What this command was called before, and what others call it.
+            // `/reset` is the older name.
             "/clear" | "/reset" => Self::Clear,
             "/load" => path(Self::Load, "/load FILE"),
             "/read" => path(Self::Read, "/read FILE"),

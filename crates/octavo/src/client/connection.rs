@@ -107,7 +107,7 @@ impl Client {
         bail!("the answer broke off: the server closed the connection")
     }
 
-    /// What the server answers at `path`, which begins at its root and not at `/v1`.
+    /// Gets `path`, which begins at the server's root and not at `/v1`.
     ///
     /// # Errors
     /// Nobody answers, or the server refuses.

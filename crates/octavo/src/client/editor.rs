@@ -22,7 +22,7 @@ const HISTORY_SIZE: usize = 1000;
 /// A line editor on the terminal.
 pub(crate) struct LineEditor {
     editor: Editor<Commands, DefaultHistory>,
-    /// Where the history is kept; `None` keeps it in memory.
+    /// The history file; `None` keeps the history in memory.
     file: Option<PathBuf>,
 }
 
@@ -33,7 +33,7 @@ impl LineEditor {
     /// The terminal cannot be used.
     pub(crate) fn new(file: Option<PathBuf>) -> io::Result<Self> {
         let config = Config::builder().max_history_size(HISTORY_SIZE).map_err(to_io)?;
-        // Not through stdout: that may be a file which gets the answers.
+        // The terminal itself, because stdout may be a file for the answers.
         let config = config.auto_add_history(false).behavior(Behavior::PreferTerm);
         let config = config.completion_type(CompletionType::List).build();
         let mut editor = Editor::with_config(config).map_err(to_io)?;
@@ -77,7 +77,7 @@ pub(crate) fn history_file() -> Option<PathBuf> {
     Some(state.join("octavo/history"))
 }
 
-/// Makes the file if it is not there, and sees to it that only its owner can read it.
+/// Creates the file if necessary, and lets only its owner read it.
 fn private(path: &Path) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
@@ -111,7 +111,7 @@ impl Hinter for Commands {
     type Hint = String;
 }
 
-/// Where the last word of `text` begins, and what it may become.
+/// The start of the last word of `text`, and its completions.
 fn completions(text: &str) -> (usize, Vec<String>) {
     let beginning = |from: usize, names: &mut dyn Iterator<Item = &'static str>| {
         let word = &text[from..];

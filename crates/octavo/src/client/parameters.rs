@@ -128,7 +128,7 @@ impl Parameters {
         Value::Object(self.0.clone())
     }
 
-    /// A line for each parameter: its value and who chose it. `model` is the defaults that the server reports.
+    /// A line for each parameter: its value and its origin. `model` holds the defaults that the server reports.
     pub(crate) fn described(&self, model: &Value) -> String {
         let mut text = String::new();
         for name in names() {

@@ -1,4 +1,4 @@
-//! `octavo ps`: what a running server does.
+//! `octavo ps`: the models and the load of a running server.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Prints a line for each model of a server.
 ///
 /// # Errors
-/// The server does not answer, or is not one with vLLM's metrics.
+/// The server does not answer, or its answer is not JSON.
 pub(crate) fn ps(args: &PsArgs) -> Result<()> {
     octavo_telemetry::init_logging(&octavo_telemetry::LogConfig::default())?;
     let answers = block_on(async {

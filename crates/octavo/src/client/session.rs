@@ -30,11 +30,11 @@ pub(crate) struct Session<W> {
     screen: Screen<W>,
 }
 
-/// How an answer came to its end.
+/// An answer, complete or not.
 enum Outcome {
-    /// By itself, with its text.
+    /// The whole text.
     Whole(String),
-    /// By Ctrl-C, with what there was.
+    /// The text up to Ctrl-C.
     Stopped(String),
 }
 
@@ -93,7 +93,7 @@ impl<W: Write> Session<W> {
                 self.messages.push(json!({"role": "assistant", "content": text}));
                 self.attached.clear();
             }
-            // As if it had not been asked.
+            // The question is forgotten with its answer.
             None => self.messages.truncate(self.messages.len() - 1),
         }
         Ok(())
@@ -146,7 +146,7 @@ impl<W: Write> Session<W> {
         system.chain(self.messages.iter().cloned()).collect()
     }
 
-    /// Adds the model, and of the parameters those that the user chose: the rest is the model's to decide.
+    /// Adds the model and the parameters that the user chose. The model's defaults decide the rest.
     fn request(&self, mut request: Value) -> Value {
         request["model"] = self.client.model().into();
         request["stream"] = true.into();
@@ -186,7 +186,7 @@ impl<W: Write> Session<W> {
 
     /// Streams an answer to the screen, until its end or Ctrl-C.
     async fn answer(&mut self, path: &str, request: &Value, interrupts: &mut Interrupts) -> Result<Outcome> {
-        // Signals of the time before.
+        // Signals from before this answer do not stop it.
         while interrupts.try_recv().is_ok() {}
         let (client, screen) = (&mut self.client, &mut self.screen);
         let mut text = String::new();
@@ -216,8 +216,7 @@ impl<W: Write> Session<W> {
         Ok(Outcome::Whole(text))
     }
 
-    /// The answer's text, if there is one to remember. Errors end a conversation that nobody types, and are told in one
-    /// that somebody does.
+    /// The answer's text, if there is one to remember. An error is printed if a person types, and returned otherwise.
     fn told(&mut self, answer: Result<Outcome>, is_typed: bool) -> Result<Option<String>> {
         match answer {
             Ok(Outcome::Whole(text)) => Ok(Some(text)),

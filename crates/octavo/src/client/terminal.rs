@@ -12,7 +12,7 @@ use crate::client::editor::LineEditor;
 /// Bytes of a message that is piped in.
 const MAX_PIPED: u64 = 16 << 20;
 
-/// What begins and ends a message of several lines.
+/// Begins and ends a message of several lines.
 const FENCE: &str = "\"\"\"";
 
 /// A line from a terminal, or why there is none.
@@ -74,7 +74,7 @@ impl Input {
         matches!(self, Self::Typed(_))
     }
 
-    /// Tells the person whom they talk with.
+    /// Prints the name of the model, if a person types.
     pub(crate) fn greet(&self, text: &str) {
         if self.is_typed() {
             eprintln!("{text}");
@@ -101,7 +101,7 @@ impl Input {
             }
             Self::Typed(reader) => {
                 let mut own = reader.take().context("the terminal is being read already")?;
-                // The thread waits for the person; nothing else does.
+                // Only this thread waits for the person.
                 let (own, line) = tokio::task::spawn_blocking(move || {
                     let line = message(own.as_mut());
                     (own, line)

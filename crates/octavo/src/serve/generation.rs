@@ -18,16 +18,16 @@ const FILE: &str = "generation_config.json";
 
 const OVERRIDE: &str = "--override-generation-config";
 
-/// What requests get for the parameters that they leave out.
+/// Sampling parameters for requests that leave them out.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Defaults {
     pub(crate) sampling: SamplingDefaults,
-    /// Where they come from, for people; empty if nothing is set.
+    /// Their source, for messages; empty if nothing is set.
     pub(crate) origin: String,
 }
 
 impl Defaults {
-    /// What the model's publisher recommends: the checkpoint's generation config, or else the catalog's.
+    /// The recommendation of the model's publisher: the checkpoint's, or else the catalog's.
     pub(crate) fn recommended(checkpoint: &GenerationConfig, catalog: Option<&RecommendedSampling>) -> Self {
         let origin = match catalog {
             Some(catalog) if !checkpoint.recommends() => catalog.source.clone(),
@@ -37,7 +37,7 @@ impl Defaults {
         Self { origin: if sampling == SamplingDefaults::default() { String::new() } else { origin }, sampling }
     }
 
-    /// The line of the log that tells of them; `None` if there are none.
+    /// The log line that reports them; `None` if there are none.
     pub(crate) fn described(&self) -> Option<String> {
         let Self { sampling, origin } = self;
         let hint = "--generation-config vllm turns off what the model recommends";
@@ -46,8 +46,8 @@ impl Defaults {
     }
 }
 
-/// What requests get for the parameters that they leave out. `checkpoint` and `catalog` are the recommendations that come
-/// with the model.
+/// Sampling parameters for requests that leave them out. `checkpoint` and `catalog` are the recommendations that come with
+/// the model.
 ///
 /// # Errors
 /// A file that cannot be read, or a value that no request could ask for; names the flag and the key.
