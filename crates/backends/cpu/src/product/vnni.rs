@@ -63,7 +63,8 @@ unsafe fn packed_as<C: ReadCodes, S: ReadScales>(
     ahead: usize,
     results: &mut Results,
 ) {
-    let panels = panels.map(|panel| Packed::<C, S>::new(panel, layout));
+    // Written out: with link-time optimisation `map` has stayed a call here, and its result went through memory.
+    let panels = [Packed::<C, S>::new(panels[0], layout), Packed::new(panels[1], layout)];
     // SAFETY: the caller guarantees this.
     unsafe {
         match (count, input.coarse) {
@@ -94,14 +95,14 @@ pub(super) unsafe fn unpacked(
     // SAFETY: the caller guarantees this.
     unsafe {
         if narrow {
-            let panels = panels.map(|panel| Unpacked::<true>::new(panel, groups));
+            let panels = [Unpacked::<true>::new(panels[0], groups), Unpacked::new(panels[1], groups)];
             if input.coarse {
                 multiply::<_, BLOCK_ROWS, true>(panels, input, first, 0, results);
             } else {
                 multiply::<_, BLOCK_ROWS, false>(panels, input, first, 0, results);
             }
         } else {
-            let panels = panels.map(|panel| Unpacked::<false>::new(panel, groups));
+            let panels = [Unpacked::<false>::new(panels[0], groups), Unpacked::new(panels[1], groups)];
             if input.coarse {
                 multiply::<_, BLOCK_ROWS, true>(panels, input, first, 0, results);
             } else {
