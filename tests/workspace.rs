@@ -1,11 +1,11 @@
-//! The layer rules of ARCHITECTURE.md, read from cargo's own metadata.
+//! Checks the layer rules of ARCHITECTURE.md against cargo's metadata.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use serde_json::Value;
 
-/// Allowed dependencies among our crates. A crate that is missing here fails the test: say where it belongs first.
+/// Allowed dependencies among the workspace's crates. A crate that is not listed fails the test.
 const LAYERS: &[(&str, &[&str])] = &[
     ("octavo-ops", &[]),
     ("octavo-telemetry", &[]),
@@ -23,10 +23,11 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("octavo-bench", &["octavo-engine", "octavo-ops"]),
 ];
 
-/// Packages that see everything: the composition, and what tests or measures it.
+/// Packages that may depend on everything: the composition, its tests and its benches.
 const UNRESTRICTED: &[&str] = &["octavo", "octavo-tests", "octavo-benches"];
 
-/// Crates that compute tensors or talk to a device. Only backends may link them, and the kernels, which open their compiler.
+/// Crates that compute tensors or access a device. Only backends may link them, and the kernels crate, which opens
+/// their compiler.
 const DEVICE_CRATES: &[&str] = &["candle-core", "candle-nn", "candle-transformers", "cudarc", "gemm", "libloading"];
 
 #[derive(Debug)]
@@ -97,7 +98,7 @@ fn only_backends_touch_a_device() {
     }
 }
 
-/// `cargo run` hands what a build script sets to the program too, and the program reads `OCTAVO_*` as flags.
+/// `cargo run` passes variables set by a build script on to the program, and the program reads `OCTAVO_*` as flags.
 #[test]
 fn build_scripts_set_no_variable_that_is_read_as_a_flag() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");

@@ -1,6 +1,6 @@
-//! The engine without a model: planning a step, blocks, the prefix index, a turn of the loop.
+//! Benches of the engine without a model: planning a step, blocks, the prefix index, a turn of the loop.
 //!
-//! Goal: at most 50 µs to plan a step of 256 running sequences.
+//! The goal is at most 50 µs to plan a step of 256 running sequences.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use octavo_engine::{EngineConfig, KvCacheSpec, KvGroupSpec, Request, SamplingPar
 use octavo_telemetry::{Telemetry, TelemetryConfig};
 
 const RUNNING: usize = 256;
-/// Tokens that each sequence generates before the bench starts over.
+/// Number of tokens that each sequence generates before the bench starts again.
 const STEPS: u32 = 512;
 
 fn spec(blocks: usize) -> KvCacheSpec {
@@ -25,7 +25,7 @@ fn prompt(number: usize, len: usize) -> Arc<[u32]> {
     (0..len).map(|i| (number * 7919 + i) as u32).collect()
 }
 
-/// 256 sequences that decode, with `context` tokens each.
+/// Returns a scheduler with 256 sequences that decode, with `context` tokens each.
 fn decoding(context: usize) -> ManualScheduler {
     let length = context + STEPS as usize + 8;
     let config = EngineConfig {
@@ -119,7 +119,8 @@ fn blocks(c: &mut Criterion) {
     group.finish();
 }
 
-/// The whole engine thread's work for a step of 256 decoding sequences whose readers keep up, over the mock executor.
+/// Measures the whole work of the engine thread for a step of 256 decoding sequences whose readers keep up, over the
+/// mock executor.
 fn turn(c: &mut Criterion) {
     let telemetry = Telemetry::new(TelemetryConfig { model_name: "bench".into(), engine: 0, max_model_len: 2048 });
     let start = |max_in_flight| {

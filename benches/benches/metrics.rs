@@ -1,4 +1,4 @@
-//! What metrics cost: an observation of a token on the engine thread, and a scrape after a million observations.
+//! Benches of metrics: observing a token on the engine thread, and a scrape after a million observations.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -12,7 +12,7 @@ fn telemetry() -> Telemetry {
     Telemetry::new(TelemetryConfig { model_name: "bench/model".into(), engine: 0, max_model_len: 131_072 })
 }
 
-/// A decode step of 256 sequences, as the engine observes it.
+/// Observes a decode step of 256 sequences as the engine does.
 fn decode_step(engine: &EngineMetrics, gap: Duration) {
     for _ in 0..SEQUENCES {
         engine.next_token(black_box(gap));

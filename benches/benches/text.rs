@@ -1,7 +1,7 @@
-//! Text on both sides of the engine: encode, detokenise, chat template, server-sent events.
+//! Benches of text processing on both sides of the engine: encoding, detokenising, chat template, server-sent events.
 //!
 //! The vocabulary is the small one of octavo-text's tests, so that nothing has to be downloaded. A look-up in a larger
-//! one costs the same, but for the processor's caches.
+//! one costs the same, except for cache misses.
 #![allow(missing_docs, reason = "criterion's macros")]
 
 use std::hint::black_box;

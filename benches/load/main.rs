@@ -1,9 +1,9 @@
-//! Many connections against the release binary: `cargo bench --workspace --bench load`.
+//! Sends requests over many connections to the release binary: `cargo bench --workspace --bench load`.
 //!
-//! Ten times 500 connections × 10 chat requests, not streamed, on a tiny model: how many fail, how long the longest waits
-//! beside the mean, and what is resident after each run. With `OCTAVO_PEER_URL` (another server, already warm),
-//! `OCTAVO_PEER_MODEL` (the name it serves) and `OCTAVO_LOAD_MODEL` (the same model for ours), both are then streamed from
-//! in turns.
+//! Runs 500 connections × 10 chat requests ten times, not streamed, on a tiny model, and prints the number of failures,
+//! the longest wait beside the mean, and the resident memory after each run. With `OCTAVO_PEER_URL` (another server,
+//! already warm), `OCTAVO_PEER_MODEL` (the name it serves) and `OCTAVO_LOAD_MODEL` (the same model for Octavo), both
+//! servers then stream in turns.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ const ROUNDS: u64 = 3;
 const PEER_TOKENS: u32 = 64;
 
 fn main() {
-    // `cargo test` builds and runs benches too, but only for their smoke tests: this one has none.
+    // `cargo test` also builds and runs benches, but only for their smoke tests; this one has none.
     if !env::args().any(|arg| arg == "--bench") {
         return;
     }
@@ -34,7 +34,7 @@ fn main() {
 }
 
 async fn measure(model: &Path) {
-    // A KV cache that the first run fills: what grows after it is something else.
+    // The first run fills the KV cache, so later growth has another cause.
     let cache = (64 << 20).to_string();
     let flags = ["--max-num-seqs", "256", "--kv-cache-memory-bytes", &cache];
     let server = Server::start(Path::new(env!("CARGO_BIN_EXE_octavo")), model, &flags);

@@ -1,8 +1,9 @@
-//! The default model end to end: `cargo bench -p octavo --bench model`.
+//! Measures the default model end to end: `cargo bench -p octavo --bench model`.
 //!
-//! Starts the release binary, measures the time from process start to the first 200 on /health and the processor time that
-//! it takes when nobody asks, loads it with 1, 8 and 32 requests at a time, and prints throughput, latencies, resident memory,
-//! and how long /health and /metrics take meanwhile: 99 of 100 answers within 10 ms are wanted, on a machine that is full.
+//! Starts the release binary and measures the time from process start to the first 200 on /health and the CPU time of
+//! an idle server. Then it sends 1, 8 and 32 requests at a time, and prints throughput, latencies, resident memory and
+//! the response times of /health and /metrics meanwhile. The goal is that 99 % of these responses take at most 10 ms on
+//! a fully loaded machine.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,17 +12,17 @@ use octavo_bench::ProcessUsage;
 use octavo_bench::load::{LoadConfig, run};
 use octavo_tests::Server;
 
-/// Starts that are timed.
+/// Number of timed starts.
 const STARTS: usize = 5;
 
-/// How long a server is watched that nobody asks.
+/// Time over which an idle server is observed.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// Between two probes.
+/// Interval between two probes.
 const PROBE_INTERVAL: Duration = Duration::from_millis(10);
 
 fn main() {
-    // `cargo test` builds and runs benches too, but only for their smoke tests: this one has none.
+    // `cargo test` also builds and runs benches, but only for their smoke tests; this one has none.
     if !std::env::args().any(|arg| arg == "--bench") {
         return;
     }
@@ -88,7 +89,7 @@ async fn measure(model: &Path) {
     println!("resident after the load: {} MiB", usage(&server).resident_bytes >> 20);
 }
 
-/// Asks for /health and /metrics in turns, for ever, and keeps how long the answers took.
+/// Requests /health and /metrics alternately forever and records the response times.
 async fn probe(server: &Server, times: &mut Vec<Duration>) {
     for path in ["/health", "/metrics"].into_iter().cycle() {
         let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! A load in the terms of the load generator, and what a row reads from its report.
+//! Conversion of a row to a load of the load generator, and of its report to a value.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use super::servers::{Instance, MODEL, Server, Weights};
 use super::settings::Settings;
 use super::words::one_token_words;
 
-/// Of the prefix that requests share, which is the same in every round.
+/// Seed of the prefix that requests share, which is the same in every round.
 const PREFIX_SEED: u64 = 1 << 40;
 
-/// Added to the seed of what is not measured.
+/// Value added to the seed of requests that are not measured.
 const WARM_UP_SEED: u64 = 1 << 41;
 
-/// A request that takes longer has failed.
+/// Time after which a request counts as failed.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Bytes of an element of every server's KV cache.
+/// Size of an element of every server's KV cache in bytes.
 const KV_ELEMENT: u64 = 2;
 
-/// What is known of the weights before they are served.
+/// Properties of the weights, read before they are served.
 pub(super) struct Model {
     pub(super) weights: Weights,
     pub(super) program: Program,
@@ -39,26 +39,26 @@ impl Model {
         Ok(Self { weights, program, words: one_token_words(&weights.tokenizer(&settings.peers))? })
     }
 
-    /// Bytes of KV cache that a token needs.
+    /// Returns the size of a token in the KV cache in bytes.
     pub(super) fn kv_per_token(&self) -> u64 {
         let elements: usize = self.program.kv_groups.iter().map(KvGroup::elements_per_token).sum();
         elements as u64 * KV_ELEMENT
     }
 
-    /// A load of a row, with prompts that only this round has; every server gets the same.
+    /// Returns the load of a row, with prompts that only this round has and that are the same for every server.
     pub(super) fn measured(&self, row: Row, load: &Load, round: usize, instance: &Instance, url: &str) -> LoadConfig {
         self.config(load, seed(row, round), instance, url)
     }
 
-    /// What makes a server ready for it: each request at a time once, and what they share in the cache. A server may keep
-    /// caches for each of them, hence twice.
+    /// Returns the load that warms up a server: each concurrent request once, and the shared prefix in the cache. It
+    /// runs twice, because a server may keep a cache per slot.
     pub(super) fn warm_up(&self, row: Row, load: &Load, round: usize, instance: &Instance, url: &str) -> LoadConfig {
         let waves = if load.prefix > 0 { 2 } else { 1 };
         let load = Load { requests: waves * load.at_a_time, ..*load };
         self.config(&load, seed(row, round) + WARM_UP_SEED, instance, url)
     }
 
-    /// Writes all of a server's KV cache.
+    /// Returns a load that writes the whole KV cache of a server.
     pub(super) fn filling(&self, round: usize, instance: &Instance, url: &str) -> LoadConfig {
         const OUTPUT: u32 = 63;
         let load = Load {
@@ -71,7 +71,7 @@ impl Model {
         self.config(&load, seed(Row::Memory, round), instance, url)
     }
 
-    /// One request of a few words and one token.
+    /// Returns one request of a few words for one token.
     pub(super) fn first_token(&self, instance: &Instance, url: &str) -> LoadConfig {
         let load = Load { requests: 1, at_a_time: 1, prefix: 0, prompt: 8, output: 1 };
         self.config(&load, seed(Row::Start, 0), instance, url)
@@ -88,7 +88,7 @@ impl Model {
             prefix: random_words(&self.words, PREFIX_SEED, 0, load.prefix).into(),
             output_len: load.output,
             seed,
-            // It closes a kept connection after a streamed answer without saying so.
+            // llama-server closes a kept connection after a streamed answer without announcing it.
             reconnect: instance.server == Server::Llama,
             timeout: TIMEOUT,
             ..LoadConfig::default()
@@ -101,7 +101,7 @@ fn seed(row: Row, round: usize) -> u64 {
     (index as u64) << 16 | round as u64
 }
 
-/// What a row reads from the report of its load.
+/// Returns the value of a row from the report of its load.
 pub(super) fn value(count: Count, report: &Report) -> f64 {
     match count {
         Count::OutputTokens => report.output_throughput,
@@ -111,7 +111,7 @@ pub(super) fn value(count: Count, report: &Report) -> f64 {
     }
 }
 
-/// What a row would read if its load took `seconds`.
+/// Returns the value of a row whose load takes `seconds`.
 pub(super) fn value_within(count: Count, load: &Load, seconds: f64) -> f64 {
     let each = match count {
         Count::OutputTokens => f64::from(load.output),
@@ -122,7 +122,8 @@ pub(super) fn value_within(count: Count, load: &Load, seconds: f64) -> f64 {
     each * load.requests as f64 / seconds
 }
 
-/// What is odd about the counts of a report, if anything is: a server may have counted tokens of its own, or ended early.
+/// Describes unexpected counts in a report, if there are any: a server may have counted additional tokens, or ended
+/// early.
 pub(super) fn oddity(config: &LoadConfig, load_input: usize, report: &Report) -> Option<String> {
     let (input, output) =
         ((config.requests * load_input) as u64, config.requests as u64 * u64::from(config.output_len));

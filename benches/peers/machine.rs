@@ -1,4 +1,4 @@
-//! What a run was measured on.
+//! Description of the machine on which a run was measured.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-/// Features of a processor that servers here make use of, as the system names them.
+/// Processor features that servers here use, as the system names them.
 const FEATURES: [&str; 10] =
     ["avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16"];
 
@@ -16,19 +16,19 @@ const FEATURES: [&str; 10] =
 pub(super) struct Machine {
     pub(super) processor: String,
     pub(super) threads: usize,
-    /// Those of the processor that matter here.
+    /// Processor features that matter here.
     pub(super) features: Vec<String>,
-    /// Of memory.
+    /// Size of memory.
     pub(super) bytes: u64,
     pub(super) unix_time: u64,
-    /// In UTC, where the system tells.
+    /// Date in UTC, if the system provides it.
     pub(super) date: Option<String>,
-    /// Of the source, marked if it was changed since.
+    /// Commit of the source, marked if it has local changes.
     pub(super) commit: Option<String>,
 }
 
 impl Machine {
-    /// This one, now.
+    /// Describes this machine at this time.
     pub(super) fn this(threads: usize) -> Self {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -47,7 +47,7 @@ impl Machine {
         }
     }
 
-    /// One line.
+    /// Formats the description as one line.
     pub(super) fn line(&self) -> String {
         let Self { processor, threads, features, bytes, unix_time, date, commit } = self;
         let date = date.clone().unwrap_or_else(|| format!("unix time {unix_time}"));
@@ -58,7 +58,7 @@ impl Machine {
     }
 }
 
-/// CPU time that the hypervisor gave to others, in seconds since the start of the system.
+/// Returns the CPU time that the hypervisor gave to others, in seconds since the start of the system.
 pub(super) fn stolen_seconds() -> f64 {
     // Linux shows ticks of 1/100 s.
     let ticks = |text: String| text.lines().next()?.split_whitespace().nth(8)?.parse::<f64>().ok();
@@ -70,13 +70,13 @@ fn features(info: &str) -> Vec<String> {
     FEATURES.into_iter().filter(|feature| flags.contains(feature)).map(str::to_owned).collect()
 }
 
-/// The value of the first line `name : value`.
+/// Returns the value of the first line `name : value`.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'));
     value.map(str::trim)
 }
 
-/// What a command prints, if it succeeds.
+/// Returns the output of a command, if it succeeds.
 fn output(command: &mut Command) -> Option<String> {
     let output = command.output().ok().filter(|output| output.status.success())?;
     Some(String::from_utf8_lossy(&output.stdout).trim().to_owned()).filter(|text| !text.is_empty())

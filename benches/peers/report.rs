@@ -1,4 +1,4 @@
-//! What was found, as tables and as JSON.
+//! Results as tables and as JSON.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use super::servers::{Server, Weights};
 use super::stats::{Spread, number};
 use super::table::Table;
 
-/// Peers that Octavo is compared with, by weights; the better one counts.
+/// Peers with which Octavo is compared, by weights; the better one counts.
 const PEERS: [(Weights, &[Server]); 4] = [
     (Weights::Q4_1, &[Server::Llama]),
     (Weights::Bf16, &[Server::Llama, Server::Vllm]),
@@ -24,10 +24,10 @@ const PEERS: [(Weights, &[Server]); 4] = [
 ];
 
 impl Bench {
-    /// The tables.
+    /// Formats the tables.
     ///
     /// # Errors
-    /// Nothing was measured.
+    /// Returns an error if nothing was measured.
     pub(super) fn report(&self) -> Result<String, Box<dyn Error>> {
         if self.series.iter().all(|series| series.samples.is_empty()) {
             return Err(format!("nothing could be measured\n{}", self.remarks()).into());
@@ -43,14 +43,14 @@ impl Bench {
         Ok(out + &self.remarks())
     }
 
-    /// Writes everything to `peers.json`.
+    /// Writes all results to `peers.json`.
     pub(super) fn save(&self) -> Result<(), Box<dyn Error>> {
         fs::create_dir_all(&self.results)?;
         fs::write(self.results.join("peers.json"), format!("{:#}\n", self.json()))?;
         Ok(())
     }
 
-    /// The series of a server's best setting.
+    /// Returns the series of a server's best setting.
     fn best(&self, row: Row, server: Server, weights: Weights) -> Option<&Series> {
         let of =
             |series: &&Series| (series.row, series.instance.server, series.instance.weights) == (row, server, weights);
@@ -60,7 +60,7 @@ impl Bench {
         all.max_by(|(a, _), (b, _)| better(*a, *b)).map(|(_, series)| series)
     }
 
-    /// The best of several servers.
+    /// Returns the best series of several servers.
     fn best_of(&self, row: Row, servers: &[Server], weights: Weights) -> Option<&Series> {
         let better = |a: &&Series, b: &&Series| {
             let median = |series: &Series| Spread::of(&series.values()).map_or(f64::NAN, |spread| spread.median);
@@ -70,7 +70,7 @@ impl Bench {
         servers.iter().filter_map(|&server| self.best(row, server, weights)).max_by(better)
     }
 
-    /// Octavo's values divided by those of the best of some peers.
+    /// Returns Octavo's values divided by those of the best of some peers.
     fn ratio(&self, row: Row, weights: Weights, peers: &[Server]) -> Option<Spread> {
         let ours = self.best(row, Server::Octavo, weights)?;
         Spread::ratio(&ours.values(), &self.best_of(row, peers, weights)?.values())
@@ -79,7 +79,7 @@ impl Bench {
     fn cell(&self, row: Row, server: Server, weights: Weights) -> String {
         let series = self.best(row, server, weights);
         let cell = Spread::cell(series.and_then(|series| Spread::of(&series.values())));
-        // Where several settings were tried, the one that counts.
+        // If several settings were tried, the cell names the one that counts.
         let tried = self.series.iter().filter(|other| {
             series.is_some_and(|series| {
                 (other.row, other.instance.server, other.instance.weights) == (row, server, series.instance.weights)
@@ -91,7 +91,7 @@ impl Bench {
         }
     }
 
-    /// The rows of some phases that were measured.
+    /// Returns the measured rows of some phases.
     fn rows(&self, phases: &[Phase]) -> impl Iterator<Item = Row> {
         let measured = |row: &Row| self.series.iter().any(|series| series.row == *row && !series.samples.is_empty());
         Row::ALL.into_iter().filter(|row| phases.contains(&row.phase())).filter(measured)
@@ -202,7 +202,7 @@ impl Bench {
         table
     }
 
-    /// What the loads of the measured rows need.
+    /// Returns the needs of the loads of the measured rows.
     fn needs(&self, limits: &Limits) -> Vec<(Row, Weights, Need)> {
         let mut needs = Vec::new();
         for row in self.rows(&[Phase::Model, Phase::Stack]) {
@@ -214,7 +214,7 @@ impl Bench {
         needs
     }
 
-    /// What the tables do not tell.
+    /// Returns remarks that the tables do not show.
     fn remarks(&self) -> String {
         let mut remarks = vec![
             "The roof is the least time that the reads of weights and KV cache, or the arithmetic, take at the machine's \
@@ -227,7 +227,7 @@ impl Bench {
         remarks.iter().fold(String::from("\n"), |text, remark| text + "- " + remark + "\n")
     }
 
-    /// What failed, one line for all rows that failed alike.
+    /// Returns the failures, one line for all rows with the same one.
     fn failures(&self) -> Vec<String> {
         let mut failures: Vec<(String, Vec<String>)> = Vec::new();
         for series in &self.series {

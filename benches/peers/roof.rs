@@ -1,4 +1,4 @@
-//! What a load needs at least of the machine, from the cost of the model's program.
+//! Minimum needs of a load, computed from the cost of the model's program.
 
 use octavo_backend_cpu::probe::{Limits, Unit};
 use octavo_ops::cost::{ElementBytes, StepShape, op_cost};
@@ -7,22 +7,23 @@ use serde::Serialize;
 
 use super::rows::Load;
 
-/// What a load, a step of it or some of its ops need of the machine at least.
+/// Minimum needs of a load, of one of its steps or of some of its ops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Need {
-    /// Bytes of weights and KV cache that are read and written. Activations are not among them: they can stay in the caches.
+    /// Number of weight and KV-cache bytes read and written. Activations do not count, because they can stay in the
+    /// caches.
     pub bytes: f64,
-    /// Operations on integer weights.
+    /// Number of operations on integer weights.
     pub integer: f64,
-    /// The other ones.
+    /// Number of all other operations.
     pub float: f64,
-    /// Time that nothing on this machine can be faster than.
+    /// Roofline limit of the time on this machine, in seconds.
     pub seconds: f64,
 }
 
 impl Need {
-    /// Of a whole load: its requests run side by side, as many as there may be, each in step with the others; a prompt is
-    /// computed at once, and what requests share is there already.
+    /// Returns the needs of a whole load. Its requests run concurrently, as many as allowed, in lockstep; a prompt is
+    /// computed at once, and the shared prefix is already in the cache.
     pub(super) fn of(program: &Program, load: &Load, limits: &Limits) -> Self {
         let mut wave = Self::default();
         for shape in steps(load) {
@@ -33,7 +34,7 @@ impl Need {
         Self { bytes: waves * bytes, integer: waves * integer, float: waves * float, seconds: waves * seconds }
     }
 
-    /// Of some ops of a step, which may overlap.
+    /// Returns the needs of some ops of a step, which may overlap.
     pub fn of_ops<'a>(
         program: &Program,
         ops: impl IntoIterator<Item = &'a Op>,
@@ -63,14 +64,14 @@ impl Need {
         self.seconds += other.seconds;
     }
 
-    /// The share of a unit's peak that such a load within `seconds` takes.
+    /// Returns the share of a unit's peak that the load takes if it completes within `seconds`.
     pub(super) fn share(&self, unit: Unit, seconds: f64, limits: &Limits) -> Option<f64> {
         let operations = if unit.is_integer() { self.integer } else { self.float };
         Some(operations / seconds / limits.peak(unit)?).filter(|_| operations > 0.0)
     }
 }
 
-/// The steps of requests side by side: their prompts, then a token of each at a time.
+/// Returns the steps of concurrent requests: their prompts, then one token of each at a time.
 fn steps(load: &Load) -> impl Iterator<Item = StepShape> {
     let Load { at_a_time, prompt, .. } = *load;
     let input = load.input();
@@ -84,7 +85,7 @@ fn steps(load: &Load) -> impl Iterator<Item = StepShape> {
     std::iter::once(prefill).chain(decode)
 }
 
-/// Whether an op multiplies quantised weights, which integer units can do.
+/// Returns whether an op multiplies quantised weights, for which integer units can be used.
 fn is_integer(program: &Program, op: &Op) -> bool {
     let weight = match op {
         Op::Linear(linear) => linear.weight,
@@ -95,13 +96,13 @@ fn is_integer(program: &Program, op: &Op) -> bool {
     program.weights[weight.0].parts.iter().all(|part| !plain(part.storage))
 }
 
-/// The highest peak there is for integers, or for the rest.
+/// Returns the highest peak for integers, or for the rest.
 fn best(limits: &Limits, integer: bool) -> Option<f64> {
     let peaks = limits.peaks.iter().filter(|(unit, _)| unit.is_integer() == integer);
     peaks.map(|&(_, peak)| peak).max_by(f64::total_cmp)
 }
 
-/// The highest of several measurements of each limit: what the machine can do when nobody disturbs it.
+/// Returns the highest of several measurements of each limit, which is the limit of an undisturbed machine.
 pub fn highest(measured: &[Limits]) -> Option<Limits> {
     let mut all = measured.iter();
     let first = all.next()?.clone();
@@ -149,7 +150,7 @@ mod tests {
         assert!((slow_memory.seconds - slow_memory.bytes / 1e6).abs() < 1e-9 * slow_memory.seconds);
         let slow_units = Need::of(&program, &LOAD, &limits(1e30, 1e6));
         assert!((slow_units.seconds - slow_units.float / 1e6).abs() < 1e-9 * slow_units.seconds);
-        // Weights are read in each of three steps, three times over.
+        // Weights are read in each of three steps, three times.
         assert!(slow_memory.bytes > 9.0 * 0.9 * program.weight_bytes() as f64 / 2.0);
         let share = slow_units.share(Unit::Fma, 2.0 * slow_units.seconds, &limits(1e30, 1e6)).unwrap();
         assert!((share - 0.5).abs() < 1e-9);

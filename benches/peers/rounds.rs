@@ -1,4 +1,4 @@
-//! The run itself: who is measured when.
+//! The run itself: the order of the measurements.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -18,27 +18,27 @@ use super::rows::{Load, Phase, Row};
 use super::servers::{Instance, Server, Weights};
 use super::settings::Settings;
 
-/// Share of a load's time in which servers that should be idle may compute.
+/// Maximum share of a load's time in which servers that should be idle may compute.
 const IDLE: f64 = 0.03;
 
-/// How often, and over what time, it is looked whether the other servers rest.
+/// Number of checks whether the other servers are idle, and the interval between them.
 const SETTLE_LOOKS: usize = 40;
 const SETTLE_LOOK: Duration = Duration::from_millis(500);
 
-/// A server's values of a row.
+/// Values of a server in a row.
 pub(super) struct Series {
     pub(super) row: Row,
     pub(super) instance: Instance,
-    /// One a round.
+    /// One sample per round.
     pub(super) samples: Vec<Sample>,
-    /// Why it has no more of them.
+    /// Reason why there are no more samples.
     pub(super) failure: Option<String>,
 }
 
-/// One value, and what else was seen.
+/// One value and its circumstances.
 pub(super) struct Sample {
     pub(super) value: f64,
-    /// What the load took, if there was one.
+    /// Duration of the load, if there was one.
     pub(super) seconds: Option<f64>,
     pub(super) detail: Value,
 }
@@ -53,21 +53,21 @@ impl Series {
     }
 }
 
-/// A run and all that it has found.
+/// A run and its results.
 pub(super) struct Bench {
     pub(super) settings: Settings,
     pub(super) machine: Machine,
     pub(super) models: Vec<Model>,
-    /// Measured before each phase, when no server runs.
+    /// Limits measured before each phase, when no server runs.
     pub(super) limits: Vec<Limits>,
     pub(super) series: Vec<Series>,
     pub(super) notes: Vec<String>,
-    /// Where results and logs go.
+    /// Folder of results and logs.
     pub(super) results: PathBuf,
     runtime: Runtime,
 }
 
-/// The servers that run, and why others do not.
+/// Running servers, and the reasons why others do not run.
 #[derive(Default)]
 struct Running {
     processes: Vec<(Instance, Process)>,
@@ -75,7 +75,7 @@ struct Running {
 }
 
 impl Bench {
-    /// Everything that is to be measured, with nothing measured yet.
+    /// Creates a run with all series to measure, without values.
     pub(super) fn new(settings: Settings) -> Result<Self, Box<dyn Error>> {
         let series = plan(&settings);
         let used = |weights: Weights| series.iter().any(|series| series.instance.weights == weights);
@@ -87,26 +87,26 @@ impl Bench {
             limits: Vec::new(),
             notes: missing(&settings),
             results: Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target").join("bench-results"),
-            // The load generator takes no more than one of the cores that it shares with the servers.
+            // The load generator uses at most one of the cores that it shares with the servers.
             runtime: tokio::runtime::Builder::new_current_thread().enable_all().build()?,
             series,
             settings,
         })
     }
 
-    /// Measures what the machine can do at most.
+    /// Measures the limits of the machine.
     pub(super) fn measure_limits(&mut self) -> Result<(), Box<dyn Error>> {
         eprintln!("measuring the machine's limits");
         self.limits.push(Limits::measure(&ProbeConfig::default())?);
         Ok(())
     }
 
-    /// Measures the rows of a phase. What fails is left out and told in the report.
+    /// Measures the rows of a phase. Failures are left out and listed in the report.
     pub(super) fn measure(&mut self, phase: Phase) {
         let of_phase = |series: &Series| series.row.phase() == phase;
         let all: Vec<usize> = (0..self.series.len()).filter(|&index| of_phase(&self.series[index])).collect();
         if phase == Phase::Fresh {
-            // A process of its own serves both rows of a server.
+            // One separate process serves both rows of a server.
             let first = |&index: &usize| !all.iter().any(|&other| other < index && self.same_instance(other, index));
             let firsts: Vec<usize> = all.iter().copied().filter(first).collect();
             self.in_turns(&firsts, Self::measure_fresh);
@@ -123,7 +123,8 @@ impl Bench {
         self.series[a].instance == self.series[b].instance
     }
 
-    /// Round after round, each in turn; every other round backwards, so that what changes slowly favours nobody.
+    /// Measures round after round, each server in turn, with every other round in reverse order, so that slow changes
+    /// favour none.
     fn in_turns(
         &mut self,
         contenders: &[usize],
@@ -147,7 +148,7 @@ impl Bench {
         self.models.iter().find(|model| model.weights == weights).ok_or("these weights were not opened")
     }
 
-    /// One round of a load.
+    /// Measures one round of a load.
     fn measure_load(&mut self, index: usize, round: usize, running: &mut Running) -> Result<(), Box<dyn Error>> {
         let Series { row, instance, .. } = &self.series[index];
         let (row, instance) = (*row, instance.clone());
@@ -188,7 +189,7 @@ impl Bench {
         Process::start(instance, &self.settings, &self.results.join("peers"), &self.runtime)
     }
 
-    /// Sends a load, of which no request may fail.
+    /// Sends a load in which no request may fail.
     fn send(&self, config: &LoadConfig) -> Result<Report, Box<dyn Error>> {
         let report = self.runtime.block_on(load::run(config))?;
         match report.records.iter().find_map(|record| record.error.as_ref()) {
@@ -197,7 +198,7 @@ impl Bench {
         }
     }
 
-    /// Sends a load that counts, and looks at what everybody computes meanwhile.
+    /// Sends a load that is measured, and records the CPU time of all servers meanwhile.
     fn observe(
         &self,
         row: Row,
@@ -222,7 +223,7 @@ impl Bench {
         Ok((Sample { value: loads::value(row.count(), &report), seconds: Some(report.duration), detail }, note))
     }
 
-    /// One round of a process of its own: start, first token, memory.
+    /// Measures one round of a separate process: start, first token, memory.
     fn measure_fresh(&mut self, index: usize, round: usize) -> Result<(), Box<dyn Error>> {
         let instance = self.series[index].instance.clone();
         let weights = instance.weights.path(instance.server, &self.settings.peers);
@@ -246,12 +247,12 @@ impl Bench {
         Ok(())
     }
 
-    /// The series of a row and an instance, if it is to be measured.
+    /// Returns the series of a row and an instance, if it is to be measured.
     fn wants(&self, row: Row, instance: &Instance) -> Option<usize> {
         self.series.iter().position(|series| series.row == row && series.instance == *instance)
     }
 
-    /// Memory of a server after a load that has written all of its KV cache.
+    /// Measures the memory of a server after a load that has written its whole KV cache.
     fn memory(&self, instance: &Instance, process: &Process, round: usize) -> Result<Sample, Box<dyn Error>> {
         const MIB: f64 = (1 << 20) as f64;
         let model = self.model(instance.weights)?;
@@ -279,7 +280,7 @@ impl Bench {
 
 /// CPU time of servers, in seconds.
 struct Cpu {
-    /// Of the one that has something to do.
+    /// CPU time of the server under load.
     own: f64,
     others: f64,
 }
@@ -289,7 +290,7 @@ impl Running {
         self.processes.iter().find(|(of, _)| of == instance).map(|(_, process)| process)
     }
 
-    /// Waits until the others rest: some go on computing for seconds after their last answer.
+    /// Waits until the other servers are idle: some continue to compute for seconds after their last answer.
     fn settle(&self, instance: &Instance) {
         for _ in 0..SETTLE_LOOKS {
             let before = self.cpu(instance).others;
@@ -309,7 +310,7 @@ impl Running {
     }
 }
 
-/// All series of the rows and servers that are asked for and there.
+/// Returns all series of the requested and available rows and servers.
 fn plan(settings: &Settings) -> Vec<Series> {
     let mut series = Vec::new();
     for &row in &settings.only.rows {
@@ -324,7 +325,7 @@ fn plan(settings: &Settings) -> Vec<Series> {
     series
 }
 
-/// What cannot be measured because it is not there.
+/// Lists what cannot be measured because it is missing.
 fn missing(settings: &Settings) -> Vec<String> {
     let mut notes = Vec::new();
     for server in Server::ALL {
@@ -341,7 +342,7 @@ fn missing(settings: &Settings) -> Vec<String> {
     notes
 }
 
-/// The order of a round.
+/// Returns the order of a round.
 fn order(contenders: &[usize], round: usize) -> Vec<usize> {
     let mut order = contenders.to_vec();
     if round % 2 == 1 {
@@ -350,7 +351,7 @@ fn order(contenders: &[usize], round: usize) -> Vec<usize> {
     order
 }
 
-/// Reads a model's files, so that none who starts from it waits for the disk.
+/// Reads a model's files, so that no server waits for the disk at its start.
 fn read_once(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         for entry in fs::read_dir(path)? {

@@ -1,30 +1,30 @@
-//! What is measured: the rows of the tables.
+//! The rows of the tables.
 
-/// Requests of a load, all alike.
+/// A load of identical requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Load {
-    /// In all; a multiple of those at a time, so that no place is empty in the last of them.
+    /// Total number of requests, a multiple of the number of concurrent ones, so that the last batch is full.
     pub(super) requests: usize,
     pub(super) at_a_time: usize,
-    /// Tokens that all prompts begin with.
+    /// Number of tokens with which all prompts begin.
     pub(super) prefix: usize,
-    /// Tokens of a prompt after those.
+    /// Number of further tokens of a prompt.
     pub(super) prompt: usize,
-    /// Tokens of an answer.
+    /// Number of tokens of an answer.
     pub(super) output: u32,
 }
 
 impl Load {
-    /// Tokens of a prompt.
+    /// Returns the number of tokens of a prompt.
     pub(super) fn input(&self) -> usize {
         self.prefix + self.prompt
     }
 }
 
-/// Servers that run at the same time, though only one of them has something to do.
+/// Servers that run at the same time, although only one of them is under load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// A process for each measurement: how it starts, and what it needs.
+    /// A separate process for each measurement of start and memory.
     Fresh,
     /// The loads of SmolLM2.
     Model,
@@ -36,35 +36,35 @@ impl Phase {
     pub(super) const ALL: [Self; 3] = [Self::Fresh, Self::Model, Self::Stack];
 }
 
-/// One row.
+/// A row of the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Row {
-    /// So many requests at a time, of 128 tokens and 128 new ones.
+    /// This number of concurrent requests, with 128 prompt tokens and 128 new ones.
     Requests(usize),
     /// A long prompt and one token.
     Prefill,
-    /// A long prefix that is in the cache.
+    /// A long prefix that is in the prefix cache.
     Prefix,
-    /// Process start to first token.
+    /// Time from process start to first token.
     Start,
-    /// Resident memory, less the KV cache.
+    /// Resident memory without the KV cache.
     Memory,
-    /// So many connections to the tiny model.
+    /// This number of connections to the tiny model.
     Stack(usize),
 }
 
-/// What a row counts.
+/// Unit of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Count {
-    /// Generated tokens a second.
+    /// Generated tokens per second.
     OutputTokens,
-    /// Prompt tokens a second.
+    /// Prompt tokens per second.
     InputTokens,
-    /// Requests a second.
+    /// Requests per second.
     Requests,
-    /// Seconds; fewer are better.
+    /// Seconds; less is better.
     Seconds,
-    /// MiB; fewer are better.
+    /// MiB; less is better.
     Memory,
 }
 
@@ -99,7 +99,7 @@ impl Row {
         Self::Stack(500),
     ];
 
-    /// In `OCTAVO_PEERS_ONLY` and in the file.
+    /// Returns the name in `OCTAVO_PEERS_ONLY` and in the file.
     pub(super) fn name(self) -> String {
         match self {
             Self::Requests(count) => format!("requests-{count}"),
@@ -111,7 +111,7 @@ impl Row {
         }
     }
 
-    /// In tables.
+    /// Returns the title in tables.
     pub(super) fn title(self) -> String {
         match self {
             Self::Requests(1) => "1 request".into(),
@@ -143,7 +143,7 @@ impl Row {
         }
     }
 
-    /// What is sent for it; `None` where time or memory of a fresh process is what counts.
+    /// Returns the load of the row; `None` if time or memory of a fresh process is measured.
     pub(super) fn load(self) -> Option<Load> {
         let (requests, at_a_time, prefix, prompt, output) = match self {
             Self::Requests(1) => (6, 1, 0, 128, 128),

@@ -1,4 +1,4 @@
-//! Which servers there are, and how each is started in its best setting.
+//! The servers, and the command lines of their best settings.
 
 use std::ffi::OsString;
 use std::fs;
@@ -8,10 +8,10 @@ use std::process::Command;
 use super::rows::{Phase, Row};
 use super::settings::Settings;
 
-/// The name that every server answers to.
+/// Model name to which every server answers.
 pub(super) const MODEL: &str = "smol";
 
-/// Tokens of a KV block of Octavo.
+/// Number of tokens in a KV block of Octavo.
 const BLOCK: usize = 16;
 
 /// A server.
@@ -25,7 +25,7 @@ pub(super) enum Server {
 impl Server {
     pub(super) const ALL: [Self; 3] = [Self::Octavo, Self::Llama, Self::Vllm];
 
-    /// In `OCTAVO_PEERS_ONLY` and in tables.
+    /// Returns the name in `OCTAVO_PEERS_ONLY` and in tables.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Octavo => "octavo",
@@ -35,12 +35,12 @@ impl Server {
     }
 }
 
-/// The weights that are served.
+/// Weights that are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Weights {
     /// SmolLM2-135M in 4 bits.
     Q4_1,
-    /// The same in bf16.
+    /// SmolLM2-135M in bf16.
     Bf16,
     /// The tiny model, in bf16.
     Tiny,
@@ -49,7 +49,7 @@ pub(super) enum Weights {
 impl Weights {
     pub(super) const ALL: [Self; 3] = [Self::Q4_1, Self::Bf16, Self::Tiny];
 
-    /// In tables.
+    /// Returns the name in tables.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Q4_1 => "Q4_1",
@@ -58,7 +58,7 @@ impl Weights {
         }
     }
 
-    /// Those of a row's tables.
+    /// Returns the weights of a row's tables.
     pub(super) fn of(row: Row) -> &'static [Self] {
         match row.phase() {
             Phase::Fresh | Phase::Model => &[Self::Q4_1, Self::Bf16],
@@ -66,7 +66,7 @@ impl Weights {
         }
     }
 
-    /// Where a server finds them, if it can read them.
+    /// Returns the path of the weights for a server, if it supports them.
     pub(super) fn path(self, server: Server, peers: &Path) -> Option<PathBuf> {
         let name = match (self, server) {
             (Self::Q4_1, Server::Octavo | Server::Llama) => "SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -79,30 +79,31 @@ impl Weights {
         Some(peers.join("models").join(name))
     }
 
-    /// The tokenizer's file.
+    /// Returns the path of the tokenizer's file.
     pub(super) fn tokenizer(self, peers: &Path) -> PathBuf {
         let model = if self == Self::Tiny { "tiny-llama-64x2-v2048" } else { "SmolLM2-135M-Instruct" };
         peers.join("models").join(model).join("tokenizer.json")
     }
 }
 
-/// A server with weights and settings: one process.
+/// A server process with weights and settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Instance {
     pub(super) server: Server,
     pub(super) weights: Weights,
-    /// Requests that it works on at a time.
+    /// Number of requests that it processes at a time.
     pub(super) slots: usize,
-    /// Tokens of a request at most.
+    /// Maximum number of tokens of a request.
     pub(super) context: usize,
-    /// GiB of KV cache, for the server that takes nothing finer.
+    /// Size of the KV cache in GiB, for the server that accepts no smaller unit.
     gib: usize,
-    /// Further flags; of vLLM the processors that it computes on, if not all.
+    /// Further flags; for vLLM the processors on which it computes, if not all.
     flags: String,
 }
 
 impl Instance {
-    /// Those that are tried for a row; the best one counts. None: the server does not take these weights.
+    /// Returns the instances that are tried for a row, of which the best counts; empty if the server does not support
+    /// these weights.
     pub(super) fn of(server: Server, weights: Weights, row: Row, llama: &[String]) -> Vec<Self> {
         let (context, most_slots, gib) = match row.phase() {
             Phase::Fresh => (512, 32, 1),
@@ -112,11 +113,11 @@ impl Instance {
         let instance = |slots, flags: &str| Self { server, weights, slots, context, gib, flags: flags.to_owned() };
         match (server, weights) {
             (Server::Vllm, Weights::Q4_1) => vec![],
-            // So small a model may be computed sooner by one thread, with the other processors left to HTTP.
+            // A model this small may be faster with one thread, which leaves the other processors to HTTP.
             (Server::Octavo, Weights::Tiny) => ["", "--cpu-threads 1"].map(|flags| instance(most_slots, flags)).into(),
             (Server::Vllm, Weights::Tiny) => ["", "0"].map(|bind| instance(most_slots, bind)).into(),
             (Server::Octavo | Server::Vllm, _) => vec![instance(most_slots, "")],
-            // Each slot costs it something, used or not, and has its own share of the context.
+            // Each slot has a cost, used or not, and its own share of the context.
             (Server::Llama, _) => {
                 let slots: &[usize] = match (row, row.load()) {
                     (Row::Stack(1), _) => &[1],
@@ -129,12 +130,12 @@ impl Instance {
         }
     }
 
-    /// In tables and logs.
+    /// Returns the name in tables and logs.
     pub(super) fn name(&self) -> String {
         format!("{} {}", self.server.name(), self.weights.name())
     }
 
-    /// What distinguishes it from others of the same name.
+    /// Returns the setting that distinguishes it from others with the same name.
     pub(super) fn setting(&self) -> String {
         match self.server {
             Server::Llama => format!("-np {} {}", self.slots, self.flags).trim_end().to_owned(),
@@ -144,14 +145,14 @@ impl Instance {
         }
     }
 
-    /// For the name of its log.
+    /// Returns the name of its log file.
     pub(super) fn file_name(&self) -> String {
         let name = format!("{} {} {}", self.name(), self.setting(), self.context);
         let words = name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
         words.collect::<Vec<_>>().join("-")
     }
 
-    /// Bytes of its KV cache, where a token has `per_token`.
+    /// Returns the size of its KV cache in bytes if a token takes `per_token`.
     pub(super) fn kv_bytes(&self, per_token: u64) -> u64 {
         match self.server {
             Server::Octavo | Server::Llama => (self.slots * self.context) as u64 * per_token,
@@ -159,24 +160,24 @@ impl Instance {
         }
     }
 
-    /// Requests of the whole context that write all of the KV cache.
+    /// Returns the number of requests of full context length that write the whole KV cache.
     pub(super) fn filling(&self, per_token: u64) -> usize {
         let tokens = (self.kv_bytes(per_token) / per_token.max(1)) as usize;
         match self.server {
-            // Each fills its slot.
+            // Each request fills its slot.
             Server::Llama => self.slots,
-            // Blocks are taken as they come: a quarter more, so that none is left out.
+            // Blocks are allocated on demand, so a quarter more requests ensures that none is left out.
             Server::Octavo | Server::Vllm => (tokens + tokens / 4).div_ceil(self.context),
         }
     }
 
-    /// What of it is missing.
+    /// Returns the path of a missing file, if there is one.
     pub(super) fn missing(&self, settings: &Settings) -> Option<PathBuf> {
         let model = self.weights.path(self.server, &settings.peers);
         std::iter::once(program(self.server, settings)).chain(model).find(|path| !path.exists())
     }
 
-    /// Starts it on a port of the loopback interface.
+    /// Returns the command that starts it on a port of the loopback interface.
     pub(super) fn command(&self, port: u16, settings: &Settings) -> Command {
         let mut command = Command::new(program(self.server, settings));
         let model = self.weights.path(self.server, &settings.peers).unwrap_or_default();
@@ -197,7 +198,7 @@ impl Instance {
                 let (threads, all) = (settings.threads.to_string(), (self.slots * self.context).to_string());
                 command.arg("-m").arg(model).args(["--alias", MODEL, "-np", &slots, "-c", &all, "--cont-batching"]);
                 command.args(["-t", &threads, "-tb", &threads, "--no-ui"]);
-                // Copies of the KV cache of ended requests, up to 8 GiB: no load here asks for one again.
+                // llama-server keeps copies of the KV cache of ended requests, up to 8 GiB; no load here reuses one.
                 command.args(["--cache-ram", "0"]).args(self.flags.split_whitespace());
             }
             Server::Vllm => {
@@ -215,7 +216,7 @@ impl Instance {
         let environment = peers.join("vllmvenv");
         let cache = peers.join("vllmcache");
         command.env("VLLM_CPU_KVCACHE_SPACE", self.gib.to_string());
-        // Its own choice keeps a processor free, and is a third slower.
+        // vLLM's default keeps a processor free and is a third slower.
         let all = format!("0-{}", settings.threads - 1);
         command.env("VLLM_CPU_OMP_THREADS_BIND", if self.flags.is_empty() { &all } else { &self.flags });
         command.env("TORCHINDUCTOR_CACHE_DIR", cache.join("inductor")).env("VLLM_CACHE_ROOT", cache);
@@ -238,7 +239,7 @@ fn program(server: Server, settings: &Settings) -> PathBuf {
     }
 }
 
-/// The allocator that vLLM recommends, where the system has it.
+/// Returns the allocator that vLLM recommends, if the system has it.
 fn tcmalloc() -> Option<PathBuf> {
     let folders = fs::read_dir("/usr/lib").ok()?.filter_map(Result::ok);
     folders.map(|folder| folder.path().join("libtcmalloc_minimal.so.4")).find(|path| path.exists())

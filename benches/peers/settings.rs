@@ -1,4 +1,4 @@
-//! What the environment says.
+//! Settings from the environment.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -6,23 +6,23 @@ use std::path::{Path, PathBuf};
 use super::rows::Row;
 use super::servers::Server;
 
-/// A run.
+/// Settings of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
-    /// Our binary.
+    /// Path of Octavo's binary.
     pub(super) octavo: PathBuf,
-    /// Where the peers and the models are.
+    /// Folder of the peers and the models.
     pub(super) peers: PathBuf,
-    /// How often each is measured.
+    /// Number of rounds.
     pub(super) rounds: usize,
-    /// Flags of llama-server, one alternative after the other.
+    /// Flags of llama-server, as alternatives.
     pub(super) llama: Vec<String>,
     pub(super) only: Only,
-    /// Threads that a server may use.
+    /// Number of threads that a server may use.
     pub(super) threads: usize,
 }
 
-/// What a run is restricted to.
+/// Restrictions of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Only {
     pub(super) rows: Vec<Row>,
@@ -30,7 +30,7 @@ pub(super) struct Only {
 }
 
 impl Settings {
-    /// `None` without `PEERS_DIR`.
+    /// Reads the settings; `None` without `PEERS_DIR`.
     pub(super) fn from_env(octavo: &Path) -> Result<Option<Self>, String> {
         let Some(peers) = env::var_os("PEERS_DIR").map(PathBuf::from) else { return Ok(None) };
         if !peers.join("models").is_dir() {
@@ -58,7 +58,8 @@ fn alternatives(text: &str) -> Vec<String> {
 }
 
 impl Only {
-    /// Rows and servers by name, separated by commas. All rows if none is named, and all servers likewise.
+    /// Parses names of rows and servers, separated by commas. Without names of rows all rows are included, and likewise
+    /// for servers.
     fn parse(text: &str) -> Result<Self, String> {
         let (mut rows, mut servers) = (Vec::new(), Vec::new());
         for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {

@@ -2,17 +2,17 @@
 
 use serde::Serialize;
 
-/// The values of some rounds, summed up.
+/// Summary of the values of some rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Spread {
-    /// The one in the middle, or the mean of the two.
+    /// Median: the middle value, or the mean of the two middle values.
     pub(super) median: f64,
     pub(super) least: f64,
     pub(super) most: f64,
 }
 
 impl Spread {
-    /// Of some values; `None` without any.
+    /// Summarises values; `None` if there are none.
     pub(super) fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -22,14 +22,14 @@ impl Spread {
         Some(Self { median, least, most })
     }
 
-    /// The ratio of two medians, and the range of the ratios of the rounds that both have.
+    /// Returns the ratio of two medians, and the range of the ratios of the rounds that both have.
     pub(super) fn ratio(ours: &[f64], theirs: &[f64]) -> Option<Self> {
         let rounds: Vec<f64> = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect();
         let median = Self::of(ours)?.median / Self::of(theirs)?.median;
         Some(Self { median, ..Self::of(&rounds)? })
     }
 
-    /// The cell of a table: `12.3 (11.9–12.8)`, or the value alone where there was one round.
+    /// Formats a cell of a table: `12.3 (11.9–12.8)`, or only the value if there was one round.
     pub(super) fn cell(spread: Option<Self>) -> String {
         match spread {
             None => "–".to_owned(),
@@ -39,7 +39,7 @@ impl Spread {
     }
 }
 
-/// Three digits, or all of those before the point.
+/// Formats a number with three digits, or with all digits before the point.
 pub(super) fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 99.95 => format!("{value:.0}"),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A table with a head.
+/// A table with a header.
 pub(super) struct Table {
     title: String,
     head: Vec<String>,
@@ -14,7 +14,7 @@ impl Table {
         Self { title: title.to_owned(), head: head.iter().map(|&cell| cell.to_owned()).collect(), rows: Vec::new() }
     }
 
-    /// Adds a row; cells that are missing at its end are empty.
+    /// Adds a row. Missing cells at its end are empty.
     pub(super) fn row(&mut self, mut cells: Vec<String>) {
         cells.resize(self.head.len(), String::new());
         self.rows.push(cells);
@@ -22,7 +22,7 @@ impl Table {
 }
 
 impl fmt::Display for Table {
-    /// Nothing at all without rows.
+    /// Writes nothing if there are no rows.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.rows.is_empty() {
             return Ok(());

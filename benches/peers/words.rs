@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use octavo_text::{SpecialTokens, Tokenizer};
 
-/// Most words that are drawn from.
+/// Maximum number of words to choose from.
 const MOST: usize = 512;
 
-/// Fewest that prompts can be told apart with.
+/// Minimum number of words with which prompts are distinguishable.
 const FEWEST: usize = 32;
 
-/// Common words that a tokenizer holds as one token each, alone and after a space: a prompt of them has as many tokens as
-/// words, on every server.
+/// Returns common words that are one token each, alone and after a space: a prompt of them has as many tokens as words,
+/// on every server.
 pub(super) fn one_token_words(tokenizer_json: &Path) -> Result<Arc<[String]>, Box<dyn Error>> {
     let named = |error: &dyn std::fmt::Display| format!("{}: {error}", tokenizer_json.display());
     let json = fs::read(tokenizer_json).map_err(|error| named(&error))?;
@@ -28,7 +28,7 @@ pub(super) fn one_token_words(tokenizer_json: &Path) -> Result<Arc<[String]>, Bo
 
 fn words_of(tokenizer: &Tokenizer) -> Arc<[String]> {
     let one = |text: &str| tokenizer.encode(text, false).is_ok_and(|ids| ids.len() == 1);
-    // Byte-level vocabularies write a space as `Ġ`; frequent tokens come first.
+    // Byte-level vocabularies write a space as `Ġ`, and frequent tokens come first.
     let entries = (0..tokenizer.vocab_size() as u32).filter_map(|id| tokenizer.id_to_token(id));
     let words = entries.filter_map(|entry| Some(entry.strip_prefix('Ġ')?.to_owned()));
     words.filter(|word| is_word(word) && one(word) && one(&format!(" {word}"))).take(MOST).collect()
@@ -45,7 +45,8 @@ mod tests {
 
     use super::*;
 
-    /// Of three letters each, from a to d; those that pairs of letters are merged wrongly for are more than one token.
+    /// Returns a tokenizer whose words have three letters from a to d; words for which pairs are merged differently
+    /// have more than one token.
     fn tokenizer() -> Tokenizer {
         let letters = ["a", "b", "c", "d"];
         let mut vocab = letters.map(str::to_owned).to_vec();

@@ -1,4 +1,4 @@
-//! Criterion benches and side-by-side runs.
+//! Criterion benches and comparisons with other servers.
 
 #[path = "../peers/mod.rs"]
 pub mod peers;

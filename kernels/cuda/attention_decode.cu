@@ -1,18 +1,20 @@
-// Decode attention over the paged cache: one query a sequence. It reads each key and value once and is bound by that, so
-// - all query heads of a KV head share what is loaded,
-// - a long sequence is cut into splits, which different CTAs work on; their size hangs on the sequence's length alone, so its sums are
-//   the same whatever else is in the batch,
-// - the CTA that ends last merges the splits, always in their order: who that is changes nothing.
-// (Split-KV decoding and its merge are FlashDecoding's and FlashInfer's idea.)
+// Decode attention over the paged cache, with one query per sequence. It reads each key and value once, and memory
+// bandwidth limits its speed. Therefore
+// - all query heads of a KV head share the loaded data;
+// - a long sequence is divided into splits, which different CTAs process; their size depends only on the sequence's
+//   length, so its sums are the same in every batch;
+// - the CTA that ends last merges the splits in order, so it does not matter which one that is. (Split-KV decoding and
+//   its merge come from FlashDecoding and FlashInfer.)
 //
-// Within a CTA a few neighbouring lanes, a "team", hold one key: 16 bytes of it each.
+// Within a CTA a few adjacent lanes, a "team", process one key, 16 bytes each.
 #include "attention.h"
 
 constexpr u32 DECODE_THREADS = 128;
 constexpr u32 DECODE_WARPS = DECODE_THREADS / 32;
 constexpr u32 MAX_SPLIT_TOKENS = 2048;
 
-// HEADS: query heads taken at once. A team's softmax: for each of them the maximum, the sum, and the lane's part of the output.
+// HEADS is the number of query heads processed at once. The softmax of a team holds the maximum, the sum and the lane's
+// part of the output for each of them.
 template <int HEADS, int N>
 struct Softmax {
     float largest[HEADS], sum[HEADS], out[HEADS][N];
@@ -26,7 +28,7 @@ struct Softmax {
         }
     }
 
-    // Makes `next` the maximum that sum and output are relative to.
+    // Raises the maximum, relative to which sum and output are stored, to `next`.
     DEVICE void raise(int h, float next) {
         const float shrink = exp2_fast(largest[h] - next);
         largest[h] = next;
@@ -35,7 +37,7 @@ struct Softmax {
         for (int i = 0; i < N; ++i) out[h][i] *= shrink;
     }
 
-    // Adds up the teams of a warp, of LANES lanes each.
+    // Merges the teams of a warp, of LANES lanes each.
     template <int LANES>
     DEVICE void merge_teams() {
 #pragma unroll
@@ -54,15 +56,15 @@ struct Softmax {
 // One split of one sequence, for some query heads of one KV head.
 struct Split {
     u32 sequence;
-    u32 number;      // of the split within its sequence
-    u32 partial;     // where its partial result belongs
-    u32 row;         // of the query
-    u32 start;       // the first key of the split, seen or not
-    u32 begin, end;  // keys that are seen
-    u32 first;       // the first split that the query sees anything of
-    u32 count;       // splits from there on; none of them is empty unless the sequence is
+    u32 number;      // index of the split within its sequence
+    u32 partial;     // index of its partial result
+    u32 row;         // row of the query
+    u32 start;       // first key of the split, seen or not
+    u32 begin, end;  // range of keys that are seen
+    u32 first;       // first split of which the query sees any key
+    u32 count;       // number of splits from there on; none of them is empty unless the sequence is
     u32 kv_head;
-    u32 head, heads;  // query heads
+    u32 head, heads;  // first query head, and number of query heads
 
     template <int HEADS>
     static DEVICE Split of(const AttentionParams& p, u32 item) {
@@ -88,12 +90,12 @@ struct Split {
     }
 };
 
-// The softmax of a team over its keys of the split. `blocks` are the split's, in shared memory.
+// Computes the softmax of a team over its keys of the split. `blocks` are those of the split, in shared memory.
 template <int D, int HEADS, int LANES, class T>
 DEVICE void attend(const AttentionParams& p, const Split& s, const Cache<T>& k, const Cache<T>& v,
                    Softmax<HEADS, WIDE<T>>& softmax) {
     constexpr u32 N = WIDE<T>, TEAMS = 32 / LANES;
-    // Keys that a lane has in flight.
+    // Number of keys that a lane has in flight.
     constexpr u32 DEPTH = HEADS > 4 ? 2 : 4;
     constexpr u32 STEP = DECODE_WARPS * TEAMS * DEPTH;
     const u32 part = lane_id() % LANES * N, team = lane_id() / LANES;
@@ -115,7 +117,7 @@ DEVICE void attend(const AttentionParams& p, const Split& s, const Cache<T>& k, 
         for (u32 j = 0; j < DEPTH; ++j) {
             const u32 key = step + (warp_id() * DEPTH + j) * TEAMS + team;
             valid[j] = key >= s.begin && key < s.end;
-            // What is not valid is not read, but its address is looked up.
+            // An invalid key is not read, but its address is looked up.
             const u32 at = min(max(key, s.begin), s.end - 1) - s.start;
             keys[j] = load_once_if(k.at(at) + part, valid[j] && holds);
             values[j] = load_once_if(v.at(at) + part, valid[j] && holds);
@@ -159,29 +161,30 @@ DEVICE void attend(const AttentionParams& p, const Split& s, const Cache<T>& k, 
     }
 }
 
-// Whether this CTA is the last of `count` to come here with the ticket; its threads then see what the others wrote, by
-// load_fresh. One thread's fences do for all of a CTA: what a barrier has put before a fence, the fence carries along.
+// Returns whether this CTA is the last of `count` to arrive with the ticket; its threads then see the data of the
+// others by load_fresh. The fences of one thread are sufficient for a CTA, because they also order the writes that a
+// barrier has put before them.
 DEVICE bool is_last(u32* ticket, u32 count, u32* flag) {
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();
         *flag = atomicAdd(ticket, 1u) == count - 1;
         __threadfence();
-        // Nobody else comes: it is ready for the next launch.
+        // No other CTA follows, so the ticket is reset for the next launch.
         if (*flag) *ticket = 0;
     }
     __syncthreads();
     return *flag;
 }
 
-// QUAD neighbouring elements of a head are one thread's.
+// Number of adjacent elements of a head that one thread processes.
 constexpr u32 QUAD = 4;
 
-// What a sequence, or a part of one, adds up to: for a head the maximum and the sum, and of its output a quad.
+// Merged result of a sequence, or of a part of one: maximum and sum of a head, and QUAD elements of its output.
 struct Merged {
     float largest = LOWEST, sum = 0.0f, out[QUAD] = {};
 
-    // Adds a part to those before.
+    // Adds the next part.
     DEVICE void add(float maximum, float weights, const Vec<float, QUAD>& part) {
         const float next = fmaxf(largest, maximum), old = exp2_fast(largest - next), scale = exp2_fast(maximum - next);
         largest = next;
@@ -190,7 +193,7 @@ struct Merged {
         for (u32 i = 0; i < QUAD; ++i) out[i] = out[i] * old + part.x[i] * scale;
     }
 
-    // The output, which is 0 where there is no key; NaN stays NaN.
+    // Writes the output, which is 0 if there is no key; NaN stays NaN.
     template <class T>
     DEVICE void write(T* output) const {
         const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
@@ -201,10 +204,10 @@ struct Merged {
     }
 };
 
-// All splits of a sequence, in their order: of head `head`, from element `d` on.
+// Merges all splits of a sequence in order, for head `head` from element `d` on.
 template <int D>
 DEVICE Merged merged_splits(const PagedDecodeParams& params, const Split& s, u32 head, u32 d) {
-    // Splits that are loaded at once: one after the other, each would wait for memory.
+    // Number of splits that are loaded at once, because each alone would wait for memory.
     constexpr u32 AHEAD = 8;
     const u64 heads = params.attention.q_heads;
     const u64 start = (u64)(s.partial - (s.number - s.first)) * heads + head;
@@ -226,7 +229,7 @@ DEVICE Merged merged_splits(const PagedDecodeParams& params, const Split& s, u32
     return all;
 }
 
-// The CTA's warps, each of them with the same result in all of its teams.
+// Results of the CTA's warps, each of which has the same result in all of its teams.
 template <int D, int HEADS>
 struct WarpResults {
     float *outs, *maxima, *sums;  // shared: [DECODE_WARPS, HEADS, D], and [DECODE_WARPS, HEADS] twice
@@ -244,7 +247,7 @@ struct WarpResults {
         }
     }
 
-    // Head h from element d on, over the warps in their order.
+    // Merges the warps in order, for head h from element d on.
     DEVICE Merged merge(u32 h, u32 d) const {
         Merged all;
 #pragma unroll

@@ -1,12 +1,12 @@
-// Attention for every element type and head size, decode and prefill alike: a CTA a query and head, products in f32. It is the
-// path of f32 and of head sizes that the tensor-core kernels are not made for.
+// Attention for every element type and head size, for decode and prefill: one CTA per query and head, with products in
+// f32. It serves f32 and head sizes that the tensor-core kernels do not support.
 #include "attention.h"
 
 constexpr u32 PLAIN_THREADS = 128;
-// Elements of the output that a thread sums: heads have up to 256.
+// Number of output elements that a thread accumulates: heads have up to 256.
 constexpr u32 PLAIN_ELEMENTS = 2;
 
-// The sequence that a row of q belongs to: the last one that starts at or before it.
+// Returns the sequence of a row of q: the last one that starts at or before it.
 DEVICE u32 sequence_of(const AttentionParams& p, u32 row) {
     u32 low = 0, high = p.sequences;
     while (high - low > 1) {
@@ -20,8 +20,9 @@ DEVICE u32 sequence_of(const AttentionParams& p, u32 row) {
     return low;
 }
 
-// Grid: (tokens, q_heads). Keys are taken PLAIN_THREADS at a time, one a thread for the scores; then a thread sums its elements
-// of the output over them. Maximum, sum and output are carried along and rescaled when the maximum grows.
+// Grid: (tokens, q_heads). Keys are processed PLAIN_THREADS at a time: each thread computes the score of one key, then
+// accumulates its output elements over all of them. Maximum, sum and output are carried along and rescaled when the
+// maximum grows.
 template <class T>
 DEVICE void paged_attention(const AttentionParams& p) {
     SHARED_ARRAY(float, query, PLAIN_ELEMENTS * PLAIN_THREADS);
@@ -30,7 +31,7 @@ DEVICE void paged_attention(const AttentionParams& p) {
     const u32 row = blockIdx.x, head = blockIdx.y, thread = threadIdx.x, size = p.head_size;
     const u32 sequence = sequence_of(p, row);
     const u32 length = p.seq_lens[sequence], later = p.query_start[sequence + 1] - row;
-    const u32 keys = length >= later ? length - later + 1 : 0;  // up to and with the query's own
+    const u32 keys = length >= later ? length - later + 1 : 0;  // up to and including the query's own
     const u32 first = keys ? first_key(p, keys - 1) : 0;
     const u32 kv_head = head / (p.q_heads / p.kv_heads);
     const u32* blocks = p.block_table + (u64)sequence * p.table_stride;
@@ -63,7 +64,7 @@ DEVICE void paged_attention(const AttentionParams& p) {
             out[e] *= shrink;
             for (u32 i = 0; i < count; ++i) out[e] += weights[i] * to_float(v.at(start + i)[element]);
         }
-        // The barriers of the next block_max come before weights are written again.
+        // The barriers of the next block_max precede the next write of weights.
     }
     sum = block_sum(sum, scratch);
     const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;

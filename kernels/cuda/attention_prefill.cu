@@ -1,21 +1,21 @@
-// Prefill attention over the paged cache, on the tensor cores of sm_80 and later: sequences of many queries, of any lengths, each
-// at its offset in its sequence. The scheme is FlashAttention-2's: a CTA holds 64 queries of one head, 16 a warp, and walks over
-// the keys in tiles; scores never leave registers. Keys of the next tile travel while this one's values are multiplied,
-// values while its keys are.
+// Prefill attention over the paged cache, on the tensor cores of sm_80 and later: sequences of many queries, of any
+// lengths, each at its offset in its sequence. The scheme is that of FlashAttention-2: a CTA holds 64 queries of one
+// head, 16 per warp, and iterates over the keys in tiles; scores stay in registers. Keys of the next tile are copied
+// while this tile's values are multiplied, and values while its keys are multiplied.
 //
-// Tiles of keys begin at multiples of their size, and a tile that a query sees nothing of changes nothing of it: its result
-// is the same, bit for bit, however its sequence is cut into chunks. Values must be finite: a NaN would spoil the queries of its
-// tile that come before it too (0 · NaN). qkv_post.cu sees to that.
+// Tiles of keys begin at multiples of their size, and a tile that a query does not see does not change its result,
+// which is therefore the same, bit for bit, for any division of a sequence into chunks. Values must be finite: a NaN
+// would also affect earlier queries of its tile (0 · NaN). qkv_post.cu ensures that.
 #include "attention.h"
 
 constexpr u32 PREFILL_THREADS = 128;
 
-// One warp's share: 16 queries. Of the fragments, a lane holds the rows `lane / 4` and 8 further.
+// One warp's share: 16 queries. A lane's fragments hold the rows `lane / 4` and `lane / 4 + 8`.
 template <class T, int D>
 struct PrefillWarp {
-    static constexpr u32 KEYS = D > 128 ? 32 : 64;  // of a tile
-    static constexpr u32 STRIDE = D + 8;            // of a row in shared memory: rows begin in different banks
-    // Queries of large heads would not fit into registers beside the output; they stay in shared memory.
+    static constexpr u32 KEYS = D > 128 ? 32 : 64;  // keys of a tile
+    static constexpr u32 STRIDE = D + 8;            // elements of a row in shared memory: rows begin in different banks
+    // Queries of large heads do not fit into registers beside the output, so they stay in shared memory.
     static constexpr bool Q_IN_REGISTERS = D <= 128;
 
     u32 q[Q_IN_REGISTERS ? D / 16 : 1][4];
@@ -37,7 +37,7 @@ struct PrefillWarp {
         }
     }
 
-    // scores = q · keysᵀ.
+    // Computes scores = q · keysᵀ.
     DEVICE void multiply_keys(const T* keys, const T* queries) {
         const u32 lane = lane_id();
 #pragma unroll
@@ -54,7 +54,7 @@ struct PrefillWarp {
             }
 #pragma unroll
             for (u32 n = 0; n < KEYS / 16; ++n) {
-                // Two tiles of eight keys: the lower and the upper half of the 16 columns of each.
+                // These are two tiles of eight keys: the lower and the upper half of the 16 columns of each.
                 ldmatrix_x4(b, keys + (n * 16 + lane % 8 + lane / 16 * 8) * STRIDE + k * 16 + lane / 8 % 2 * 8);
                 mma_m16n8k16(scores[2 * n], a, b, T());
                 mma_m16n8k16(scores[2 * n + 1], a, b + 2, T());
@@ -62,7 +62,7 @@ struct PrefillWarp {
         }
     }
 
-    // Turns scores into weights relative to the new maximum, which sum and output follow.
+    // Converts scores to weights relative to the new maximum, and rescales sum and output.
     DEVICE void soften(const AttentionParams& p, const PrefillTile& tile, u32 key) {
         score(p, scores);
         if (!tile.all_see(p, key, KEYS)) {
@@ -102,7 +102,7 @@ struct PrefillWarp {
         }
     }
 
-    // out += weights · values. The sums of scores lie in registers as the left factor of a product is wanted.
+    // Computes out += weights · values. The layout of the scores in registers is that of a product's left factor.
     DEVICE void multiply_values(const T* values) {
         const u32 lane = lane_id();
 #pragma unroll
@@ -136,13 +136,14 @@ struct PrefillWarp {
     }
 };
 
-// Starts the copy of ROWS rows of D elements, of which row r begins at `row(r)`; rows outside begin .. end are zeros.
+// Starts the copy of ROWS rows of D elements, of which row r begins at `row(r)`. Rows outside begin .. end become
+// zeros.
 template <u32 ROWS, int D, class T, class Row>
 DEVICE void copy_rows(T* shared, u32 begin, u32 end, Row row) {
     constexpr u32 PIECES = D / WIDE<T>, EACH = ROWS * PIECES / PREFILL_THREADS;
     static_assert(ROWS * PIECES % PREFILL_THREADS == 0, "threads copy equally many pieces");
-    // Rows are looked up before anything is copied, and without a branch: no lookup waits for another. What is not valid is not read,
-    // but its address must be one.
+    // Rows are looked up before anything is copied, and without a branch, so that no lookup waits for another. An
+    // invalid row is not read, but its address must be valid.
     const T* from[EACH];
 #pragma unroll
     for (u32 i = 0; i < EACH; ++i) {
@@ -164,7 +165,7 @@ DEVICE void paged_prefill(const AttentionParams& p) {
     DYNAMIC_SHARED(memory);
     T* const keys = (T*)memory;
     T* const values = keys + Warp::KEYS * Warp::STRIDE;
-    T* const queries = values + Warp::KEYS * Warp::STRIDE;  // of large heads only
+    T* const queries = values + Warp::KEYS * Warp::STRIDE;  // for large heads only
     const PrefillTile tile(p, blockIdx.x);
     const u32 head = blockIdx.y, kv_head = head / (p.q_heads / p.kv_heads);
     const Cache<T> k(p, p.k_cache, tile.blocks, kv_head, D), v(p, p.v_cache, tile.blocks, kv_head, D);
@@ -179,9 +180,9 @@ DEVICE void paged_prefill(const AttentionParams& p) {
     }
     const u32 begin = tile.first / Warp::KEYS * Warp::KEYS;
     const auto copy_tile = [&](T* shared, const Cache<T>& cache, u32 key) {
-        // A tile beyond the last one is an empty group: the waits below count groups.
+        // A tile beyond the last one is an empty group, because the waits below count groups.
         if (key >= tile.keys) return cp_async_commit();
-        // What no query sees is not read: it may belong to others, and no weight makes a NaN vanish.
+        // Keys that no query sees are not read: they may belong to other sequences, and no weight removes a NaN.
         copy_rows<Warp::KEYS, D>(shared, tile.begin_in(key), tile.keys - key, [&](u32 r) { return cache.at(key + r); });
     };
     copy_tile(keys, k, begin);

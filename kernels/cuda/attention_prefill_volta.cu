@@ -1,29 +1,30 @@
-// Prefill attention on the tensor cores of Volta, in f16: the scheme of attention_prefill.cu with what sm_70 has. There is no
-// cp.async (tiles go through registers), no ldmatrix (fragments are plain loads), and m8n8k4 gives sums in another layout
-// than it takes factors in, so weights pass through shared memory.
+// Prefill attention on the tensor cores of Volta, in f16: the scheme of attention_prefill.cu with the instructions of
+// sm_70. There is no cp.async (tiles pass through registers) and no ldmatrix (fragments are plain loads). m8n8k4 has
+// different layouts for sums and factors, so weights pass through shared memory.
 //
-// One instruction is four products of 8x8x4. Here they are the quarters of a 16x16x4: product q (lanes with lane / 4 % 4 == q)
-// is the rows whose bit 2 is q / 2, and the columns whose bit 2 is q % 2. So eight lanes that load together have eight neighbouring
-// rows, which lie in different banks; were the quarters halves of rows and columns, row r and r + 8 would meet in one.
+// One instruction computes four products of 8x8x4. Here they are the quarters of a 16x16x4: product q (lanes with lane
+// / 4 % 4 == q) has the rows whose bit 2 is q / 2 and the columns whose bit 2 is q % 2. Eight lanes that load together
+// then have eight adjacent rows, which are in different banks. With quarters that are halves of rows and columns, rows
+// r and r + 8 would share a bank.
 #include "attention.h"
 
 constexpr u32 VOLTA_THREADS = 128;
-constexpr u32 VOLTA_KEYS = 32;  // of a tile
+constexpr u32 VOLTA_KEYS = 32;  // keys of a tile
 
 template <int D>
 struct VoltaWarp {
-    static constexpr u32 STRIDE = D + 8;           // of a row of queries, keys or values in shared memory
-    static constexpr u32 WEIGHTS = VOLTA_KEYS + 8; // of a row of weights
+    static constexpr u32 STRIDE = D + 8;           // elements of a row of queries, keys or values in shared memory
+    static constexpr u32 WEIGHTS = VOLTA_KEYS + 8; // elements of a row of weights
 
     float scores[VOLTA_KEYS / 16][8];
     float out[D / 16][8] = {};
     float largest[2] = {LOWEST, LOWEST};
     float sum[2] = {};  // this lane's columns only
 
-    // The row of the left factor, and the column of the right one, whose fragment the lane holds.
+    // Row of the left factor, and column of the right one, whose fragment the lane holds.
     static DEVICE u32 left_row() { return lane_id() % 4 + lane_id() / 8 % 2 * 4 + lane_id() / 16 * 8; }
     static DEVICE u32 right_column() { return lane_id() % 8 + lane_id() / 16 * 8; }
-    // Where element i of a sum lies in its 16x16.
+    // Position of element i of a sum in its 16x16.
     static DEVICE u32 row(u32 i) { return lane_id() % 2 + (i & 2) + lane_id() / 8 % 2 * 4 + lane_id() / 16 * 8; }
     static DEVICE u32 column(u32 i) { return (i & 1) + (lane_id() & 6) + (i & 4) * 2; }
     static DEVICE u32 query(u32 i) { return warp_id() * 16 + row(i); }
@@ -47,8 +48,9 @@ struct VoltaWarp {
         }
     }
 
-    // Turns scores into weights relative to the new maximum, which sum and output follow. The lanes that differ in bits 1 and 2
-    // of their number hold columns of the same rows: of those that elements i with bit 1 clear, or set, lie in.
+    // Converts scores to weights relative to the new maximum, and rescales sum and output. Lanes that differ only in
+    // bits 1 and 2 of their number hold columns of the same rows: one for the elements i with bit 1 clear, one for
+    // those with bit 1 set.
     DEVICE void soften(const AttentionParams& p, const PrefillTile& tile, u32 key) {
         score(p, scores);
         if (!tile.all_see(p, key, VOLTA_KEYS)) {
@@ -90,7 +92,7 @@ struct VoltaWarp {
         }
     }
 
-    // out += weights · values; `weights` is shared memory of the warp.
+    // Computes out += weights · values. `weights` is shared memory of the warp.
     DEVICE void multiply_values(f16* weights, const f16* values) {
 #pragma unroll
         for (u32 n = 0; n < VOLTA_KEYS / 16; ++n) {
@@ -136,7 +138,7 @@ struct VoltaWarp {
     }
 };
 
-// ROWS rows of D elements, of which row r begins at `row(r)`; rows outside begin .. end are zeros.
+// Copies ROWS rows of D elements, of which row r begins at `row(r)`. Rows outside begin .. end become zeros.
 template <u32 ROWS, int D, class Row>
 DEVICE void copy_rows(f16* shared, u32 begin, u32 end, Row row) {
     constexpr u32 PIECES = D / 8;
@@ -167,7 +169,7 @@ DEVICE void paged_prefill_volta(const AttentionParams& p) {
     copy_rows<PrefillTile::QUERIES, D>(queries, 0, tile.queries, [&](u32 r) { return q + r * stride; });
     Warp warp;
     for (u32 key = tile.first / VOLTA_KEYS * VOLTA_KEYS; key < tile.keys; key += VOLTA_KEYS) {
-        // What no query sees is not read: it may belong to others, and no weight makes a NaN vanish.
+        // Keys that no query sees are not read: they may belong to other sequences, and no weight removes a NaN.
         const u32 begin = tile.begin_in(key), end = tile.keys - key;
         copy_rows<VOLTA_KEYS, D>(keys, begin, end, [&](u32 r) { return k.at(key + r); });
         copy_rows<VOLTA_KEYS, D>(values, begin, end, [&](u32 r) { return v.at(key + r); });

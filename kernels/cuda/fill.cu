@@ -1,5 +1,6 @@
-// Made-up weights: values that are even around a mean and hang on nothing but the tensor's seed and the element's index, so that
-// they are the same in every run, on every device and on the host (octavo_ops::dummy, which says why they have 16 bits).
+// Dummy weights: values uniform around a mean that depend only on the tensor's seed and the element's index, so that
+// they are the same in every run, on every device and on the host (octavo_ops::dummy, which explains why they have 16
+// bits).
 #include "gpu.h"
 
 DEVICE u32 mix(u32 seed, u64 index) {
@@ -9,8 +10,8 @@ DEVICE u32 mix(u32 seed, u64 index) {
     return bits ^ bits >> 16;
 }
 
-// Grid: any; a thread takes an element of each stretch that the grid covers. Stores are narrow, as a tensor may begin anywhere in
-// a fused weight; a warp's still fill whole transactions, and only the start waits for them.
+// Any grid is possible; a thread writes one element of each stretch that the grid covers. Stores are narrow, because a
+// tensor may begin anywhere in a fused weight. The stores of a warp still fill whole transactions.
 template <class T>
 DEVICE void fill(const FillParams& p) {
     const u64 step = (u64)gridDim.x * blockDim.x;

@@ -1,12 +1,14 @@
-// Dense matrix product in f32, for exactness and for checks: no tensor cores, which would round the operands.
+// Dense matrix product in f32, for exactness and for checks, without tensor cores, which would round the operands.
 //
-// A CTA computes BM x BN outputs, a thread 4 x 4 of them. The sum of an output runs over the inputs one by one from first to last.
+// A CTA computes BM x BN outputs, a thread 4 x 4 of them. The sum of an output adds the inputs one by one from first to
+// last.
 #include "linear.h"
 
 template <int BM, int BN>
 DEVICE void gemm_f32(const LinearParams& p) {
     constexpr u32 BK = 16, THREADS = BM * BN / 16, ACROSS = BN / 4;
-    // Staged with inputs as rows, so that a thread's four rows or columns are one load; the padding spreads the stores.
+    // Tiles are staged with inputs as rows, so that a thread's four rows or columns are one load. The padding spreads
+    // the stores over the banks.
     SHARED_ARRAY(float, a, BK * (BM + 4));
     SHARED_ARRAY(float, b, BK * (BN + 4));
     const u32 m0 = blockIdx.x * BM, n0 = blockIdx.y * BN;

@@ -1,11 +1,13 @@
-// Dense matrix product by the tensor cores of sm_80 and later: operands of 16 bits, sums in f32.
+// Dense matrix product on the tensor cores of sm_80 and later: 16-bit operands with f32 accumulation.
 //
-// A CTA computes BM x BN outputs, a warp WM x WN of them. Both operands pass through a ring of STAGES stages in shared memory, filled
-// by cp.async while older stages are multiplied. The sum of an output runs over the inputs in steps of 16 from first to last,
-// whatever the tile, so tiles of all sizes give the same bits, and a row's result depends on no other row.
+// A CTA computes BM x BN outputs, a warp WM x WN of them. Both operands pass through a ring of STAGES stages in shared
+// memory, filled by cp.async while older stages are multiplied. The sum of an output adds the inputs in steps of 16
+// from first to last for every tile, so tiles of all sizes give the same bits, and a row's result depends on no other
+// row.
 #include "linear.h"
 
-// Starts copying a stage: the inputs from `k0` on of ROWS rows of a matrix [rows, k], from `row0` on. Zeros beyond the matrix.
+// Starts copying a stage: the inputs from `k0` on of ROWS rows of a matrix [rows, k], from `row0` on, with zeros beyond
+// the matrix.
 template <u32 ROWS, u32 THREADS, class T>
 DEVICE void fill_stage(T* stage, const T* matrix, u32 rows, u32 k, u32 row0, u32 k0) {
     constexpr u32 EACH = (ROWS * PIECES + THREADS - 1) / THREADS;
@@ -40,7 +42,7 @@ DEVICE void gemm_mma(const LinearParams& p) {
             fill_stage<BM, THREADS>(stage, (const T*)p.input, p.m, p.k, m0, step * STAGE_INPUTS);
             fill_stage<BN, THREADS>(stage + BM * STAGE_INPUTS, (const T*)p.weight, p.n, p.k, n0, step * STAGE_INPUTS);
         }
-        // A group even where there is nothing to copy: waiting counts groups.
+        // A group is committed even if there is nothing to copy, because waits count groups.
         cp_async_commit();
     };
 
@@ -50,7 +52,7 @@ DEVICE void gemm_mma(const LinearParams& p) {
 
     for (u32 step = 0; step < steps; ++step) {
         cp_async_wait<STAGES - 2>();
-        // This stage is there for all threads, and all have left the stage that is filled next.
+        // After the barrier, this stage is complete for all threads, and all have left the stage that is filled next.
         __syncthreads();
         fill(step + STAGES - 1);
         const T* a = stages + step % STAGES * STAGE;
@@ -71,7 +73,7 @@ DEVICE void gemm_mma(const LinearParams& p) {
         }
     }
 
-    // Each 16x8 is two pairs a thread, eight rows apart.
+    // Each 16x8 is two pairs per thread, eight rows apart.
     write_pairs<O>(p, (float (&)[TILES_M * TILES_N * 2][2])sums, [&](u32 i) {
         const u32 tile = i / 2;
         return make_uint2(m0 + warp_m + tile / TILES_N * 16 + i % 2 * 8 + lane / 4,

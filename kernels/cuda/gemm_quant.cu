@@ -1,14 +1,16 @@
-// Product of activations of 16 bits with a quantised weight, by the tensor cores of sm_80 and later: for more rows than MMVQ takes
-// and too few to write the weight's values first. Activations are not rounded; a weight's value is, to their type.
+// Product of 16-bit activations with a quantised weight, on the tensor cores of sm_80 and later. It is for more rows
+// than MMVQ supports and too few to dequantise the weight first. Activations are not rounded; a weight's value is
+// rounded to their type.
 //
-// A CTA computes TILES_M * 16 rows of 16 outputs. Its warps take turns at pairs of groups of 32 inputs and are summed in their order
-// at the end, so a row's bits depend neither on TILES_M nor on the other rows. A lane makes its own fragments, weights from codes and
-// activations from memory: which of a group's elements are which inputs of an instruction is free, as long as both agree, so a
-// lane takes the two words of four elements whose codes lie in one word of the plane.
+// A CTA computes TILES_M * 16 rows of 16 outputs. Its warps take turns at pairs of groups of 32 inputs, and their sums
+// are added in order at the end, so a row's bits depend neither on TILES_M nor on the other rows. A lane builds its own
+// fragments, weights from codes and activations from memory. The assignment of a group's elements to the inputs of an
+// instruction is arbitrary if it is the same for both, so a lane takes the two words of four elements whose codes are
+// in one word of the plane.
 #include "linear.h"
 #include "quant.h"
 
-// Two neighbouring weights in one register: elements `e` and e + 1 of a word.
+// Returns two adjacent weights in one register: elements `e` and e + 1 of a word.
 template <class T>
 DEVICE u32 weight_pair(int word, u32 e, float scale, float min) {
     const float low = fmaf((float)(i8)(word >> e * 8), scale, min), high = fmaf((float)(i8)(word >> (e + 1) * 8), scale, min);
@@ -30,7 +32,7 @@ DEVICE void gemm_quant(const QuantLinearParams& p) {
         for (u32 second = 0; second < 2; ++second) {
             const u32 at = pair * 2 + second;
             if (at >= groups) continue;
-            // Of each half of the group, as the instruction wants its columns.
+            // Fragments of each half of the group, in the column layout of the instruction.
             u32 b[TILES_N][2][2];
 #pragma unroll
             for (u32 j = 0; j < TILES_N; ++j) {
@@ -44,7 +46,7 @@ DEVICE void gemm_quant(const QuantLinearParams& p) {
             }
 #pragma unroll
             for (u32 i = 0; i < TILES_M; ++i) {
-                // Rows beyond the last are computed as the last, and not written.
+                // Rows beyond the last are computed as the last one and not written.
                 const u32 row = m0 + i * 16 + line;
                 const T* upper = input + ((u64)min(row, p.m - 1) * p.k + at * 32);
                 const T* lower = input + ((u64)min(row + 8, p.m - 1) * p.k + at * 32);

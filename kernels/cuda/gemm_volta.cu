@@ -1,17 +1,18 @@
-// Dense matrix product by the tensor cores of Volta: operands in f16, sums in f32.
+// Dense matrix product on the tensor cores of Volta: f16 operands with f32 accumulation.
 //
-// A CTA computes BM x BN outputs, a warp WM x WN of them. sm_70 cannot copy to shared memory behind a kernel's back, so a thread
-// loads its pieces of the next stage into registers before this stage is multiplied and stores them after. The sum of an output
-// runs over the inputs in steps of 4 from first to last, whatever the tile, so tiles of all sizes give the same bits.
+// A CTA computes BM x BN outputs, a warp WM x WN of them. sm_70 has no asynchronous copies to shared memory, so a
+// thread loads its pieces of the next stage into registers before this stage is multiplied and stores them afterwards.
+// The sum of an output adds the inputs in steps of 4 from first to last for every tile, so tiles of all sizes give the
+// same bits.
 #include "linear.h"
 
-// The pieces of 16 bytes that a thread has of a tile of ROWS rows.
+// A thread's 16-byte pieces of a tile of ROWS rows.
 template <u32 ROWS, u32 THREADS>
 struct Pieces {
     static constexpr u32 COUNT = (ROWS * PIECES + THREADS - 1) / THREADS;
     uint4 held[COUNT];
 
-    // The inputs from `k0` on of the rows from `row0` on of a matrix [rows, k]; zeros beyond it.
+    // Reads the inputs from `k0` on of the rows from `row0` on of a matrix [rows, k], with zeros beyond it.
     DEVICE void read(const f16* matrix, u32 rows, u32 k, u32 row0, u32 k0) {
 #pragma unroll
         for (u32 i = 0; i < COUNT; ++i) {
@@ -35,8 +36,8 @@ struct Pieces {
 template <class O, int BM, int BN, int WM, int WN>
 DEVICE void gemm_volta(const LinearParams& p) {
     constexpr u32 WARPS_N = BN / WN, THREADS = BM / WM * WARPS_N * 32;
-    // An instruction multiplies four 8x8 tiles, one each eight lanes: here the quarters of a 16x16 tile by bit 2 of row and column, so
-    // that eight lanes which load together have eight neighbouring rows of an operand, in different banks.
+    // An instruction multiplies four 8x8 tiles, one per eight lanes: here the quarters of a 16x16 tile by bit 2 of row
+    // and column, so that eight lanes that load together have eight adjacent rows of an operand, in different banks.
     constexpr u32 TILES_M = WM / 16, TILES_N = WN / 16;
     constexpr u32 STAGE = (BM + BN) * STAGE_INPUTS;
     static_assert(WM % 16 == 0 && WN % 16 == 0, "a warp's part is of whole tensor-core tiles");
@@ -78,7 +79,7 @@ DEVICE void gemm_volta(const LinearParams& p) {
 #pragma unroll
             for (u32 j = 0; j < TILES_N; ++j)
                 b_rows[j] = load<8>(b + staged(warp_n + j * 16 + line_n, piece)).registers;
-            // The first four of the eight inputs, then the others.
+            // The loop takes the first four of the eight inputs, then the others.
 #pragma unroll
             for (u32 half = 0; half < 2; ++half)
 #pragma unroll
@@ -91,13 +92,13 @@ DEVICE void gemm_volta(const LinearParams& p) {
                         mma_m8n8k4_row_col(sums[i][j], a_four, b_four);
                     }
         }
-        // The other stage: everyone left it before the last barrier.
+        // All threads left the other stage before the last barrier.
         if (step + 1 < steps) write(step + 1);
         __syncthreads();
     }
 
     const u32 row = m0 + warp_m + lane % 2 + lane / 8 % 2 * 4 + lane / 16 * 8, col = n0 + warp_n + (lane & 6);
-    // Each 16x16 is four pairs a thread: the second two rows down, the third and fourth eight columns on.
+    // Each 16x16 is four pairs per thread: the second is two rows down, the third and fourth are eight columns on.
     write_pairs<O>(p, (float (&)[TILES_M * TILES_N * 4][2])sums, [&](u32 i) {
         const u32 tile = i / 4;
         return make_uint2(row + tile / TILES_N * 16 + i % 2 * 2, col + tile % TILES_N * 16 + i / 2 % 2 * 8);

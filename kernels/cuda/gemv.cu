@@ -1,13 +1,13 @@
-// Dense matrix product for at most ROWS rows: every weight is read once, in loads of 16 bytes, at the speed of memory.
+// Dense matrix product for at most ROWS rows: every weight is read once, in 16-byte loads, at the bandwidth of memory.
 //
-// A warp computes OUTPUTS neighbouring outputs of all rows. A lane sums over its pieces of 16 bytes in order, then the lanes are
-// summed in one fixed order: neither ROWS nor what the other rows hold changes a row's bits.
+// A warp computes OUTPUTS adjacent outputs of all rows. A lane accumulates its 16-byte pieces in order, then the lanes
+// are added in one fixed order: a row's bits depend neither on ROWS nor on the other rows.
 #include "linear.h"
 
 template <class T, class O, int ROWS>
 DEVICE void gemv(const LinearParams& p) {
     constexpr u32 OUTPUTS = 2;
-    // Loads of weights that are under way at once, in each lane, for each output.
+    // Number of weight loads in flight in each lane, for each output.
     constexpr u32 AHEAD = ROWS <= 4 ? 4 : 2;
     constexpr u32 LANE = WIDE<T>, STEP = 32 * LANE;
     const u32 n0 = (blockIdx.x * (blockDim.x / 32) + warp_id()) * OUTPUTS;
@@ -31,7 +31,7 @@ DEVICE void gemv(const LinearParams& p) {
             if (k >= p.k) break;
 #pragma unroll
             for (u32 i = 0; i < ROWS; ++i) {
-                // Rows beyond the last are computed as the last, and not written.
+                // Rows beyond the last are computed as the last one and not written.
                 Vec<T, WIDE<T>> x = load<WIDE<T>>((const T*)p.input + (u64)min(i, p.m - 1) * p.k + k);
 #pragma unroll
                 for (u32 e = 0; e < LANE; ++e)

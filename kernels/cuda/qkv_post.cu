@@ -1,14 +1,16 @@
-// What follows the fused qkv projection, in one kernel: split, RMS norm of q and k, rotary embedding, write to the paged cache.
+// The operations after the fused qkv projection, in one kernel: split, RMS norm of q and k, rotary embedding, write to
+// the paged cache.
 //
-// A value that is not finite is kept as 0, and its key as NaN. The tensor cores multiply a tile's values by the weights of all of its
-// queries, the weight 0 of those that do not see the key among them, and no weight makes a NaN vanish: tokens before it, whose
-// blocks other sequences may share, would be spoilt. A score that is NaN spoils those that see the key, and nobody else.
+// A value that is not finite is stored as 0, and its key as NaN. The tensor cores multiply a tile's values by the
+// weights of all its queries, including the weight 0 of queries that do not see the key, and 0 · NaN is NaN: earlier
+// tokens, whose blocks other sequences may share, would be corrupted. A score that is NaN affects only queries that see
+// the key.
 #include "gpu.h"
 
 constexpr u32 QKV_POST_WARPS = 4;
 constexpr u32 MAX_HEAD_SIZE = 256;
 
-// The sum of squares of `cols` elements, by a warp.
+// Returns the sum of squares of `cols` elements, computed by a warp.
 template <int N, class T>
 DEVICE float sum_of_squares(const T* x, u32 cols) {
     float sum = 0.0f;
@@ -20,7 +22,8 @@ DEVICE float sum_of_squares(const T* x, u32 cols) {
     return warp_sum(sum);
 }
 
-// Element `i` of the head `x` after its pair has been turned by the angle of the token's position in the pair's stream.
+// Returns element `i` of the head `x` after rotating its pair by the angle of the token's position in the pair's
+// stream.
 DEVICE float rotated(const QkvPostParams& p, const float* x, u32 i) {
     if (i >= p.rotary_dim) return x[i];
     const u32 half = p.rotary_dim / 2;
@@ -36,7 +39,7 @@ DEVICE float rotated(const QkvPostParams& p, const float* x, u32 i) {
 
 DEVICE bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
 
-// Whether all of `cols` elements are finite, by a warp.
+// Returns whether all of `cols` elements are finite, computed by a warp.
 template <int N, class T>
 DEVICE bool are_finite(const T* x, u32 cols) {
     bool finite = true;
@@ -52,13 +55,14 @@ template <class T>
 struct Head {
     T* out;
     const T* part;        // the whole row of q, k or v
-    u32 number, heads;    // which it is of how many
-    const float* weight;  // of its norm, or null
+    u32 number, heads;    // index, and number of heads
+    const float* weight;  // weight of its norm, or null
     bool rotate, is_value;
-    const T* value;       // of a key: the head that goes with it; else null
+    const T* value;       // for a key: the head of its value; else null
 };
 
-// One head by one warp. `x` is shared memory of the warp, because the two elements of a pair may belong to different lanes.
+// Processes one head with one warp. `x` is shared memory of the warp, because the two elements of a pair may belong to
+// different lanes.
 template <int N, class T>
 DEVICE void post_head(const QkvPostParams& p, const Head<T>& head, float* x) {
     const T* input = head.part + head.number * p.head_size;
@@ -91,7 +95,7 @@ DEVICE void post_head(const QkvPostParams& p, const Head<T>& head, float* x) {
     }
 }
 
-// Grid: (tokens, heads of q, k and v by QKV_POST_WARPS). A warp a head.
+// Grid: (tokens, heads of q, k and v by QKV_POST_WARPS). Each warp processes a head.
 template <class T>
 DEVICE void qkv_post(const QkvPostParams& p) {
     SHARED_ARRAY(float, heads, QKV_POST_WARPS * MAX_HEAD_SIZE);
@@ -115,7 +119,7 @@ DEVICE void qkv_post(const QkvPostParams& p) {
     const float* weight = is_q ? p.q_weight : is_v ? nullptr : p.k_weight;
     const Head<T> head{out, part, number - first, is_q ? p.q_heads : p.kv_heads, weight, !is_v && p.cosine, is_v, value};
     float* x = heads + warp_id() * MAX_HEAD_SIZE;
-    // Eight bytes a lane: a head of 128 keeps every lane of its warp busy.
+    // Each lane loads eight bytes, so that a head of 128 occupies every lane of its warp.
     if (p.head_size % 4 == 0) {
         post_head<4>(p, head, x);
     } else {

@@ -1,14 +1,15 @@
-// Quantised weights: their product with activations of 8 bits (MMVQ, for few rows), and their values.
+// Quantised weights: their product with 8-bit activations (MMVQ, for few rows), and their dequantisation.
 #include "linear.h"
 #include "quant.h"
 
 // ------------------------------------------------------------------------------------------- products
 
-// A thread rounds 8 neighbours, four threads a block of 32. A block with a value that is not finite has such a scale and no codes.
+// A thread rounds 8 adjacent elements, four threads a block of 32. A block with a value that is not finite gets a scale
+// that is not finite and no codes.
 template <class T>
 DEVICE void quantize_activations(const QuantizeParams& p) {
     const u32 k = (blockIdx.y * blockDim.x + threadIdx.x) * 8, row = blockIdx.x;
-    // Four lanes of one block are all within k or all beyond; those beyond take part in the shuffles.
+    // The four lanes of one block are either all within k or all beyond; those beyond take part in the shuffles.
     const bool valid = k < p.k;
     const u64 at = (u64)row * p.k + k;
     float x[8];
@@ -19,7 +20,7 @@ DEVICE void quantize_activations(const QuantizeParams& p) {
 #pragma unroll
         for (u32 e = 0; e < WIDE<T>; ++e) x[part + e] = to_float(values.x[e]);
     }
-    // Magnitudes as integers: NaN is the largest.
+    // Magnitudes are compared as integers, in which NaN is the largest.
     u32 largest = 0;
 #pragma unroll
     for (u32 e = 0; e < 8; ++e) largest = max(largest, __float_as_uint(x[e]) & 0x7fffffffu);
@@ -32,7 +33,7 @@ DEVICE void quantize_activations(const QuantizeParams& p) {
     Vec<i8, 8> codes;
 #pragma unroll
     for (u32 e = 0; e < 8; ++e) {
-        // 127 / magnitude is infinite for the smallest numbers there are.
+        // 127 / magnitude is infinite for the smallest numbers.
         int code = codable ? (int)fminf(fmaxf(rintf(x[e] * inverse), -127.0f), 127.0f) : 0;
         codes.x[e] = (i8)code;
         sum += code;
@@ -50,7 +51,7 @@ DEVICE void quantize_activations(const QuantizeParams& p) {
     }
 }
 
-// What a group of 32 inputs gives to the sum of an output.
+// Adds the contribution of a group of 32 inputs to the sum of an output.
 template <class F>
 DEVICE float accumulate(const QuantGroup<8>& group, const int* x, float scale, float scaled_sum, float sum) {
     int low = 0, high = 0;
@@ -67,7 +68,7 @@ DEVICE float accumulate(const QuantGroup<8>& group, const int* x, float scale, f
     }
     if (F::MINS == 1) sum = fmaf(group.min[0], scaled_sum, sum);
     if (F::MINS == 2) {
-        // The inputs' own sum is of all 32: that of their first half is found here.
+        // The stored sum covers all 32 inputs, so that of the first half is computed here.
         int first = 0;
 #pragma unroll
         for (u32 w = 0; w < 4; ++w) first = dot4(0x01010101, x[w], first);
@@ -78,8 +79,8 @@ DEVICE float accumulate(const QuantGroup<8>& group, const int* x, float scale, f
     return sum;
 }
 
-// A warp computes OUTPUTS neighbouring outputs of all rows. A lane sums over its groups in order, then the lanes are summed in one
-// fixed order: neither ROWS nor what the other rows hold changes a row's bits.
+// A warp computes OUTPUTS adjacent outputs of all rows. A lane accumulates its groups in order, then the lanes are
+// added in one fixed order: a row's bits depend neither on ROWS nor on the other rows.
 template <class F, class O, int ROWS>
 DEVICE void mmvq(const QuantLinearParams& p) {
     constexpr u32 OUTPUTS = 2;
@@ -87,7 +88,7 @@ DEVICE void mmvq(const QuantLinearParams& p) {
     if (n0 >= p.n) return;
     const u32 groups = p.k / 32;
     float sums[ROWS][OUTPUTS] = {};
-    // Many rows have enough to do with one group.
+    // With many rows, one group is enough work for an iteration.
 #pragma unroll(ROWS <= 2 ? 2 : 1)
     for (u32 at = lane_id(); at < groups; at += 32) {
         QuantGroup<8> weight[OUTPUTS];
@@ -95,7 +96,7 @@ DEVICE void mmvq(const QuantLinearParams& p) {
         for (u32 j = 0; j < OUTPUTS; ++j) weight[j] = F::template read<8>(p.weight, (u64)min(n0 + j, p.n - 1) * groups + at);
 #pragma unroll
         for (u32 i = 0; i < ROWS; ++i) {
-            // Rows beyond the last are computed as the last, and not written.
+            // Rows beyond the last are computed as the last one and not written.
             const u64 group = (u64)min((u32)i, p.m - 1) * groups + at;
             Vec<int, 4> low = load<4>((const int*)p.input + group * 8), high = load<4>((const int*)p.input + group * 8 + 4);
             const int x[8] = {low.x[0], low.x[1], low.x[2], low.x[3], high.x[0], high.x[1], high.x[2], high.x[3]};
@@ -107,9 +108,9 @@ DEVICE void mmvq(const QuantLinearParams& p) {
     write_warp_sums<O>(p, n0, sums);
 }
 
-// ------------------------------------------------------------------------------------------- values
+// ------------------------------------------------------------------------------------------- dequantisation
 
-// A thread writes 32 neighbours.
+// A thread writes 32 adjacent values.
 template <class F, class T>
 DEVICE void dequantize(const DequantizeParams& p) {
     const u32 groups = p.k / 32, at = blockIdx.y * blockDim.x + threadIdx.x, row = blockIdx.x;

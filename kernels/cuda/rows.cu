@@ -1,7 +1,7 @@
-// Kernels that work row by row: embedding, norm, gated activation, gather; and the copy of whole KV blocks. All of them are bound
-// by memory: what matters is that loads are 16 bytes wide and that nothing is read twice.
+// Kernels for single rows: embedding, norm, gated activation, gather; and the copy of whole KV blocks. Memory bandwidth
+// limits all of them, so loads are 16 bytes wide and nothing is read twice.
 //
-// Rows are moved N elements at a time: 16 bytes where a row is a multiple of that, else one element.
+// Rows are moved N elements at a time: 16 bytes if a row is a multiple of that, else one element.
 #include "gpu.h"
 
 // ------------------------------------------------------------------------------------------- embedding
@@ -16,7 +16,7 @@ DEVICE void scale_row(T* out, const T* input, u32 cols, float scale) {
     }
 }
 
-// Grid: a CTA a token.
+// Grid: one CTA per token.
 template <class T>
 DEVICE void embed(const EmbedParams& p) {
     const T* row = (const T*)p.table + (u64)token_row(p.ids, p.drawn, blockIdx.x, p.vocabulary) * p.cols;
@@ -33,7 +33,7 @@ DEVICE void embed(const EmbedParams& p) {
 constexpr bool RMS = false;
 constexpr bool LAYER = true;
 
-// N floats, which are aligned as 16 bytes if there are four or more.
+// Loads N floats, which are aligned to 16 bytes if there are four or more.
 template <int N>
 DEVICE void load_floats(float* out, const float* address) {
     if constexpr (N % 4 == 0) {
@@ -47,7 +47,8 @@ DEVICE void load_floats(float* out, const float* address) {
     }
 }
 
-// The row, after the residual has been added and stored, lies in `row` as f32; each thread reads back what it wrote itself.
+// Stores the row in `row` as f32 after the residual has been added and stored. Each thread reads back only its own
+// elements.
 template <int N, bool IS_LAYER, class T>
 DEVICE void norm_row(const NormParams& p, T* out, const T* input, T* residual, float* row, float* scratch) {
     const u32 first = threadIdx.x * N, step = blockDim.x * N;
@@ -69,7 +70,7 @@ DEVICE void norm_row(const NormParams& p, T* out, const T* input, T* residual, f
     }
     float mean = 0.0f, variance = block_sum(sum, scratch) / p.cols;
     if constexpr (IS_LAYER) {
-        // The variance in a second pass: E[x²] − E[x]² would cancel where the mean is large.
+        // The variance takes a second pass: E[x²] − E[x]² would cancel if the mean is large.
         mean = variance;
         float squares = 0.0f;
         for (u32 c = first; c < p.cols; c += step) {
@@ -92,7 +93,7 @@ DEVICE void norm_row(const NormParams& p, T* out, const T* input, T* residual, f
     }
 }
 
-// Grid: a CTA a row. Dynamic shared memory: the row as f32.
+// Grid: one CTA per row. Dynamic shared memory: the row as f32.
 template <class T, bool IS_LAYER>
 DEVICE void norm(const NormParams& p) {
     DYNAMIC_SHARED(row);
@@ -152,7 +153,7 @@ DEVICE void copy_row(T* out, const T* input, u32 cols) {
     for (u32 c = threadIdx.x * N; c < cols; c += blockDim.x * N) store(out + c, load<N>(input + c));
 }
 
-// Grid: a CTA a row of `out`.
+// Grid: one CTA per row of `out`.
 template <class T>
 DEVICE void gather_rows(const GatherRowsParams& p) {
     T* out = (T*)p.out + (u64)blockIdx.x * p.cols;

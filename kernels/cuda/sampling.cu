@@ -1,8 +1,9 @@
-// From logits to tokens, as octavo_ops::sampling defines it: a CTA a row, no row depends on another.
+// Conversion of logits to tokens, as defined by octavo_ops::sampling: one CTA per row, and no row depends on another.
 //
-// Nothing is sorted. Of tokens ordered by logit, the larger first and equals by id, top-k and top-p keep a prefix; `select` finds
-// where it ends by histograms, each a thousand times finer than the last. Probabilities are summed as integers, of which 2^44 are
-// the most likely token's: no order of additions changes such a sum, so threads may add as they come.
+// Nothing is sorted. If tokens are ordered by descending logit, equals by id, top-k and top-p keep a prefix. `select`
+// finds the end of the prefix by histograms, each a thousand times finer than the one before. Probabilities are summed
+// as integers, 2^44 for the most likely token: such a sum does not depend on the order of additions, so threads may add
+// in any order.
 #include "gpu.h"
 
 constexpr u32 THREADS = 1024, WARPS = THREADS / 32;
@@ -10,7 +11,8 @@ constexpr float ONE = 17592186044416.0f;  // 2^44
 
 // ------------------------------------------------------------------------------------------- order
 
-// Integers that are ordered as logits are: NaN as minus infinity, the zeros alike. No logit has the key 0.
+// Returns an integer with the same order as logits: NaN as minus infinity, and both zeros equal. No logit has the key
+// 0.
 DEVICE u32 order_key(float x) {
     const u32 bits = __float_as_uint(x != x ? minus_infinity() : x + 0.0f);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -18,12 +20,12 @@ DEVICE u32 order_key(float x) {
 
 DEVICE float key_value(u32 key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
 
-// A token by its place in the order: the largest comes first.
+// Position of a token in the order: the largest comes first.
 DEVICE u64 place(u32 key, u32 id) { return (u64)key << 32 | ~id; }
 DEVICE u32 place_id(u64 place) { return ~(u32)place; }
 DEVICE float place_value(u64 place) { return key_value((u32)(place >> 32)); }
 
-// The tokens that a filter keeps: those above the key, and the first `ties` that have it. Key 0 keeps all.
+// The tokens that a filter keeps: those above the key, and the first `ties` with the key. Key 0 keeps all.
 struct Cut {
     u32 key;
     u64 ties;
@@ -31,7 +33,7 @@ struct Cut {
 
 // ------------------------------------------------------------------------------------------- reductions
 
-// The sum of a value over the lanes up to this one.
+// Returns the sum of a value over the lanes up to this one.
 template <class N>
 DEVICE N warp_scan(N value) {
 #pragma unroll
@@ -42,20 +44,21 @@ DEVICE N warp_scan(N value) {
     return value;
 }
 
-// The largest value of the CTA, in every thread. `partial` is shared, a number a warp, free again when this returns.
+// Returns the largest value of the CTA in every thread. `partial` is shared memory, one number per warp, and is free
+// again on return.
 DEVICE u64 block_max(u64 value, u64* partial) {
 #pragma unroll
     for (u32 offset = 16; offset > 0; offset /= 2) value = max(value, __shfl_xor_sync(ALL_LANES, value, offset));
     if (lane_id() == 0) partial[warp_id()] = value;
     __syncthreads();
-    // Not all at once: there are not the registers for it.
+    // The loop is not fully unrolled, because there are not enough registers.
 #pragma unroll 4
     for (u32 warp = 0; warp < WARPS; ++warp) value = max(value, partial[warp]);
     __syncthreads();
     return value;
 }
 
-// The sum over the threads up to this one; in `total` that over all.
+// Returns the sum over the threads up to this one, and in `total` the sum over all.
 DEVICE u64 block_scan(u64 value, u64* partial, u64& total) {
     value = warp_scan(value);
     if (lane_id() == 31) partial[warp_id()] = value;
@@ -79,7 +82,8 @@ DEVICE u64 block_sum(u64 value, u64* partial) {
 
 // ------------------------------------------------------------------------------------------- rows
 
-// Each warp has a part of a row: ids from `begin` to `end`, a multiple of what its lanes load at once.
+// Each warp processes a part of a row: ids from `begin` to `end`, a multiple of the elements that its lanes load at
+// once.
 struct Segment {
     u32 begin, end;
 };
@@ -104,8 +108,9 @@ DEVICE void for_each(const float* row, u32 vocab, F visit) {
     }
 }
 
-// Visits a segment in the order of ids, 128 at a time: visit(first of this lane's four ids, their keys, which of them the cut
-// keeps), by all lanes of the warp together, until it returns true to all of them. `ties` of the cut's key came before.
+// Visits a segment in the order of ids, 128 at a time, by all lanes of the warp together: visit(first of this lane's
+// four ids, their keys, whether the cut keeps each). Ends when it returns true to all of them. `ties` is the number of
+// earlier tokens with the cut's key.
 template <class F>
 DEVICE void walk(const float* row, Segment segment, Cut cut, u64 ties, F visit) {
     for (u32 base = segment.begin; base < segment.end; base += 128) {
@@ -135,35 +140,36 @@ struct Scratch {
     u32* count;    // 1
 };
 
-// The equals of the cut's key in the segments before each warp's, and in this one.
+// Returns the number of tokens with the cut's key in the segments before the warp's own.
 DEVICE u64 ties_before(const float* row, u32 vocab, Cut cut, Scratch scratch) {
     u64 own = 0, total;
     if (cut.key != 0) for_each(row, vocab, [&](u32, float x) { own += order_key(x) == cut.key; });
     const u64 through = block_scan(own, scratch.partial, total);
-    // Before the first lane's.
+    // The value of the first lane is the sum before the warp.
     return __shfl_sync(ALL_LANES, through - own, 0);
 }
 
 // ------------------------------------------------------------------------------------------- filters
 
-// Which part of an interval a key is in: none below one that is smaller, and the ends of the interval apart from each other.
+// Returns the part of an interval that contains a key. It is monotonic in the key, and the two ends of the interval
+// have separate parts.
 DEVICE u32 bin_of(u32 key, u32 lowest, u32 highest) {
     if (key == lowest) return 0;
     if (key == highest) return THREADS - 1;
     constexpr float LARGEST = 3.4028235e38f;
-    // Halves, so that no difference overflows.
+    // Halves are used, so that no difference overflows.
     const float low = 0.5f * fmaxf(key_value(lowest), -LARGEST), high = 0.5f * fminf(key_value(highest), LARGEST);
     const float share = (0.5f * key_value(key) - low) / (high - low);
     return min((u32)(share * (THREADS - 1)), THREADS - 1);
 }
 
-// The keys that are still looked at: those of a row from `lowest` to `highest`, all of them in shared memory once they are few.
+// The remaining keys: those of a row from `lowest` to `highest`, all of them in shared memory once there are few.
 struct Left {
     u32 lowest, highest;
     u32* keys;  // THREADS
     u32* count;
     bool few;
-    u32 own;  // where they are few: this thread's, or 0
+    u32 own;  // if there are few: this thread's key, or 0
 
     // Calls visit(key, logit) for this thread's share.
     template <class F>
@@ -178,12 +184,12 @@ struct Left {
         });
     }
 
-    // Leaves those of one bin for which amount(logit) is not 0.
+    // Keeps the keys of one bin for which amount(logit) is not 0.
     template <class F>
     DEVICE void keep_bin(const float* row, u32 vocab, F amount, u32 bin, Scratch scratch) {
         if (threadIdx.x == 0) *count = 0;
         __syncthreads();
-        // Complements, as the lowest is wanted.
+        // The bottom is a complement, so that its maximum gives the lowest key.
         u64 top = 0, bottom = 0;
         for_each(row, vocab, [&](u32 key, float x) {
             if (bin_of(key, lowest, highest) != bin || amount(x) == 0) return;
@@ -200,8 +206,9 @@ struct Left {
     }
 };
 
-// The shortest prefix of the order whose amount is at least `needed`, which is above 0 and at most the whole amount. amount(logit)
-// is what a token counts for; tokens with 0 are left out. The keys of the others are `lowest` to `highest`.
+// Returns the shortest prefix of the order whose amount is at least `needed`, which is above 0 and at most the whole
+// amount. amount(logit) is the amount of a token; tokens with 0 are left out. The keys of the others are `lowest` to
+// `highest`.
 template <class F>
 DEVICE Cut select(const float* row, u32 vocab, F amount, u64 needed, u32 lowest, u32 highest, Scratch scratch) {
     Left left = {lowest, highest, scratch.keys, scratch.count, false, 0};
@@ -214,7 +221,7 @@ DEVICE Cut select(const float* row, u32 vocab, F amount, u64 needed, u32 lowest,
             if (counts != 0) atomicAdd(&scratch.bins[bin_of(key, left.lowest, left.highest)], counts);
         });
         __syncthreads();
-        // From the uppermost bin down.
+        // Bins are added from the uppermost down.
         const u32 own_bin = THREADS - 1 - threadIdx.x;
         const u64 own = scratch.bins[own_bin];
         const u64 through = above + block_scan(own, scratch.partial, total);
@@ -230,19 +237,19 @@ DEVICE Cut select(const float* row, u32 vocab, F amount, u64 needed, u32 lowest,
     return {left.lowest, (needed - above + each - 1) / each};
 }
 
-// The weights of a row's tokens: 2^44 for the most likely.
+// Weights of a row's tokens: 2^44 for the most likely.
 struct Weights {
     float largest, inverse_temperature, min_p;
 
     DEVICE u64 operator()(float x) const {
-        // The first case is not only for speed: infinity minus infinity is NaN.
+        // The first case is needed for correctness too: infinity minus infinity is NaN.
         const float weight = x == largest ? 1.0f : expf((x - largest) * inverse_temperature);
-        // Of NaN, and of what min-p drops, there is none.
+        // NaN and tokens dropped by min-p have the weight 0.
         return weight >= min_p ? (u64)(weight * ONE) : 0;
     }
 };
 
-// What top-k and top-p leave.
+// Returns the tokens that top-k and top-p keep.
 DEVICE Cut filter(const SamplingRow& asked, const float* row, u32 vocab, const Weights& weights, Scratch scratch) {
     const bool by_k = asked.top_k > 0 && asked.top_k < vocab, by_p = asked.top_p < 1.0f;
     Cut cut = {0, 0};
@@ -270,21 +277,21 @@ DEVICE Cut filter(const SamplingRow& asked, const float* row, u32 vocab, const W
         });
         mass = block_sum(mass, scratch.partial) + cut.ties * weights(key_value(cut.key));
     }
-    // At least the most likely token.
+    // At least the most likely token is kept.
     const u64 needed = min(max((u64)ceil((double)asked.top_p * (double)mass), (u64)1), mass);
     return select(row, vocab, weights, needed, lowest, highest, scratch);
 }
 
-// ------------------------------------------------------------------------------------------- draws
+// ------------------------------------------------------------------------------------------- random choice
 
-// Bits 64 to 127 of a product.
+// Returns bits 64 to 127 of a product.
 DEVICE u64 multiply_high(u64 a, u64 b) {
     const u64 a0 = (u32)a, a1 = a >> 32, b0 = (u32)b, b1 = b >> 32;
     const u64 middle = a1 * b0 + (a0 * b0 >> 32);
     return a1 * b1 + (middle >> 32) + ((a0 * b1 + (u32)middle) >> 32);
 }
 
-// The 53 bits that draw an output: Philox4x32-10 with the position as counter and the seed as key.
+// Returns the 53 random bits for an output: Philox4x32-10 with the position as counter and the seed as key.
 DEVICE u64 random_bits(u64 seed, u32 position) {
     u32 counter[4] = {position, 0, 0, 0}, key[2] = {(u32)seed, (u32)(seed >> 32)};
 #pragma unroll
@@ -300,7 +307,8 @@ DEVICE u64 random_bits(u64 seed, u32 position) {
     return ((u64)counter[0] << 32 | counter[1]) >> 11;
 }
 
-// The first token, by id, at which the sum of what is kept exceeds the random share of the whole. Written to `out` by one thread.
+// Samples the first token, by id, at which the sum over the kept tokens exceeds the random share of the total. One
+// thread writes it to `out`.
 DEVICE void draw(const SamplingRow& asked, const float* row, u32 vocab, const Weights& weights, Cut cut, Scratch scratch,
                  u32* out) {
     const u64 ties = ties_before(row, vocab, cut, scratch);
@@ -316,7 +324,7 @@ DEVICE void draw(const SamplingRow& asked, const float* row, u32 vocab, const We
     const u64 target = multiply_high(random_bits(asked.seed, asked.output_position) << 11, total);
     const u64 end = __shfl_sync(ALL_LANES, through, 31);
     u64 sum = __shfl_sync(ALL_LANES, through - own, 0);
-    // One warp's segment holds the token.
+    // Exactly one warp's segment contains the token.
     if (target < sum || target >= end) return;
     walk(row, segment, cut, ties, [&](u32 first, const u32* keys, const bool* kept) {
         u64 four = 0;
@@ -345,8 +353,8 @@ DEVICE bool masked(const SamplingParams& p, const SamplingRow& asked, u32 id) {
     return asked.mask_row != SAMPLING_NONE && (p.masks[(u64)asked.mask_row * p.mask_words + id / 32] >> id % 32 & 1) == 0;
 }
 
-// The token of a row of which nothing is left: the most likely that the mask allows and that is not forbidden; if there is none,
-// that the mask allows; if that allows nothing, that is not forbidden.
+// Returns the token of a row in which no candidate is left: the most likely token that is allowed by the mask and not
+// forbidden; if there is none, that is allowed by the mask; if there is none, that is not forbidden.
 DEVICE u32 fallback(const SamplingParams& p, const SamplingRow& asked, Scratch scratch) {
     u64 both = 0, allowed = 0, unforbidden = 0;
     for_each(p.logits + (u64)blockIdx.x * p.row_stride, p.vocab, [&](u32 id, float x) {
@@ -396,7 +404,7 @@ DEVICE void draw_rows(const SamplingParams& p) {
         }
         return;
     }
-    // NaN is greedy too.
+    // A temperature of NaN is greedy too.
     if (!(asked.temperature > 0.0f)) {
         if (first) *out = place_id(best);
         return;
@@ -409,7 +417,7 @@ DEVICE void draw_rows(const SamplingParams& p) {
 
 // ------------------------------------------------------------------------------------------- adjusted logits
 
-// Adds the biases; those of one token in the order in which they are given.
+// Adds the biases. Those of the same token are added in the given order.
 DEVICE void add_biases(const SamplingParams& p, const SamplingRow& asked, float* row) {
     for (u32 i = asked.bias_start + threadIdx.x; i < asked.bias_end; i += THREADS) {
         const u32 id = p.bias_ids[i];
@@ -447,7 +455,8 @@ DEVICE void adjust_rows(const SamplingParams& p) {
 
 // ------------------------------------------------------------------------------------------- log-probabilities
 
-// Puts the tokens to report, as places, into `items`; returns how many. Those that are listed may come more than once.
+// Writes the positions of the tokens to report into `items` and returns their number. Listed tokens may occur more than
+// once.
 DEVICE u32 reported(const SamplingParams& p, const SamplingRow& asked, const float* row, u64* items, Scratch scratch) {
     const u32 listed = min(min(asked.listed_end - asked.listed_start, p.top_stride), SAMPLING_MAX_TOP);
     if (listed > 0) {
@@ -509,7 +518,7 @@ DEVICE void report_rows(const SamplingParams& p) {
 
     const u32 count = reported(p, asked, row, items, scratch);
     __syncthreads();
-    // A token's place among the others is how many are ahead of it; one that comes again is left out.
+    // The rank of a token among the others is the number of tokens ahead of it; duplicates are left out.
     bool again = threadIdx.x >= count;
     for (u32 i = 0; i < threadIdx.x && !again; ++i) again = items[i] == items[threadIdx.x];
     bins[threadIdx.x] = !again;

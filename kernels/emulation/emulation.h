@@ -1,10 +1,10 @@
-// Runs CUDA C++ kernels on a CPU: what gpu.h includes when the compiler is not NVRTC. Each thread of a CTA is a fiber; the CTAs of
-// a launch run one after the other on the caller's thread. A fiber gives way only where CUDA threads wait for each other: at
-// barriers and at operations of a warp, which the last lane to arrive carries out for all. So what no barrier orders happens
-// in the order that the scheduler likes, and tests ask for several (emu_set_order).
+// Runs CUDA C++ kernels on a CPU: gpu.h includes this file when the compiler is not NVRTC. Each thread of a CTA is a
+// fiber; the CTAs of a launch run one after the other on the caller's thread. A fiber yields only where CUDA threads
+// wait for each other: at barriers and at warp operations, which the last lane to arrive executes for all. Operations
+// that no barrier orders therefore happen in the scheduler's order, and tests use several orders (emu_set_order).
 //
-// Vector accesses must be aligned, and those to shared memory can be counted by banks (emu_count_banks). Not modelled: time, races
-// that need two threads at one instant, the tensor cores' rounding of sums.
+// Vector accesses must be aligned, and accesses to shared memory can be counted by banks (emu_count_banks). The
+// emulation does not model time, races that need two threads at one instant, or the tensor cores' rounding of sums.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -24,37 +24,37 @@ struct Dim3 {
     u32 x = 1, y = 1, z = 1;
 };
 
-// The built-in variables of the thread that runs.
+// Built-in variables of the running thread.
 struct Builtins {
     Dim3 thread, block, block_size, grid_size;
 };
 Builtins& builtins();
 
-// What a lane brings to an operation of its warp: addresses of its operand and its result, and two numbers.
+// A lane's input to an operation of its warp: addresses of its operand and its result, and two numbers.
 struct Offer {
     const void* operand;
     void* result;
     int first, second;
 };
 
-// Carries an operation out for the lanes of `mask`, whose offers lie at their lane numbers.
+// Executes an operation for the lanes of `mask`, whose offers are at their lane numbers.
 using Operation = void (*)(const Offer* offers, u32 mask);
 
 void barrier();
-// Returns when all lanes of `mask` have called it and the operation is done.
+// Returns when all lanes of `mask` have called it and the operation is complete.
 void warp_operation(u32 mask, const Offer& offer, Operation operation, const char* name);
 
 // Ends the launch with an error. Does not return.
 [[noreturn]] void fail(const char* what);
 
-// Whether accesses to shared memory are counted; each is then told of, by every lane in its own order.
+// Whether accesses to shared memory are counted. Every lane then reports its own accesses in order.
 extern thread_local bool counts_banks;
 void count_access(const void* address, u32 bytes);
-// Those of a warp in one instruction: that of lane i at addresses[i], or null.
+// Counts the accesses of a warp in one instruction: that of lane i at addresses[i], or null.
 void count_accesses(const void* const* addresses, u32 bytes);
 
 unsigned char* dynamic_shared();
-// Shared memory is NaN before each CTA; arrays of static size are told of by being constructed.
+// Shared memory is NaN before each CTA. The constructors of static arrays register them.
 void poison_each_block(void* memory, size_t bytes);
 
 template <class T, size_t COUNT>
@@ -152,13 +152,13 @@ inline void __syncthreads() { emu::barrier(); }
 inline void __syncwarp(u32 mask = 0xffffffffu) {
     emu::warp_operation(mask, {}, [](const emu::Offer*, u32) {}, "__syncwarp");
 }
-// A launch runs on one thread of the CPU.
+// A launch runs on one CPU thread.
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 
 namespace emu {
 
-// Each lane of `mask` receives the operand of lane `first`; `second` bytes.
+// Each lane of `mask` receives the operand of lane `first`, of `second` bytes.
 void exchange(const Offer* offers, u32 mask);
 void ballot(const Offer* offers, u32 mask);
 
@@ -176,7 +176,7 @@ inline int this_lane() {
 
 }  // namespace emu
 
-// Groups of `width` lanes shuffle among themselves; who would look beyond its group keeps its own value.
+// Groups of `width` lanes shuffle among themselves. A lane whose source is outside its group keeps its own value.
 template <class T>
 inline T __shfl_sync(u32 mask, T value, int lane, int width = 32) {
     int group = emu::this_lane() & ~(width - 1);
@@ -251,7 +251,7 @@ inline bf16 to_bf16(float value) {
 inline u32 pack_pair(float low, float high, f16) { return (u32)to_f16(low).bits | (u32)to_f16(high).bits << 16; }
 inline u32 pack_pair(float low, float high, bf16) { return (u32)to_bf16(low).bits | (u32)to_bf16(high).bits << 16; }
 inline float exp2_fast(float x) { return exp2f(x); }
-// x86 would not mind a misaligned access, and the sanitizers see the small tests only.
+// x86 permits misaligned accesses, and the sanitizers run only the small tests, so alignment is checked here.
 inline void check_access(const void* address, u32 bytes) {
     if ((uintptr_t)address % bytes != 0) emu::fail("a load or store at an address that is no multiple of its size");
     if (emu::counts_banks) emu::count_access(address, bytes);
@@ -274,7 +274,7 @@ inline int dot4(int a, int b, int sum) {
     return sum;
 }
 
-// The copy happens when it is waited for, and what was there is gone before: a kernel that reads too early reads NaN.
+// The copy happens at the wait, and the former content is cleared before: a kernel that reads too early reads NaN.
 void cp_async_16(void* shared, const void* global, bool valid = true);
 void cp_async_commit();
 namespace emu {

@@ -1,5 +1,5 @@
-// The instructions of a warp, and copies in the background. Fragments lie as "Warp Level Matrix Instructions" of the PTX ISA
-// says; a number of a fragment is named by its (row, column) here.
+// Warp instructions and asynchronous copies. The layout of fragments is that of "Warp Level Matrix Instructions" in the
+// PTX ISA; comments here name a number of a fragment by its (row, column).
 #include "machine.h"
 
 namespace emu {
@@ -7,7 +7,7 @@ namespace emu {
 void exchange(const Offer* offers, u32 mask) {
     for (u32 rest = mask; rest; rest &= rest - 1) {
         const Offer& offer = offers[__builtin_ctz(rest)];
-        // What a lane outside the mask would give is undefined: NaN.
+        // The value of a lane outside the mask is undefined, so it is NaN.
         if (mask >> offer.first & 1) {
             memcpy(offer.result, offers[offer.first].operand, (size_t)offer.second);
         } else {
@@ -70,7 +70,7 @@ struct Factors {
     const u32 *a, *b;
 };
 
-// Element i of a fragment of 16-bit elements.
+// Returns element i of a fragment of 16-bit elements.
 template <class T>
 float unpack(const u32* fragment, int i) {
     return to_float(T{(u16)(fragment[i / 2] >> 16 * (i % 2))});

@@ -1,4 +1,4 @@
-// Inside the emulation: what the scheduler and the instructions share.
+// Internals of the emulation shared by the scheduler and the instructions.
 #pragma once
 #include <vector>
 
@@ -6,7 +6,7 @@
 
 namespace emu {
 
-// A thread's cp.async: copies not yet done, in order, and where each group of them ends.
+// A thread's cp.async operations: pending copies in order, and the end of each group.
 struct CopyQueue {
     struct Copy {
         void* shared;
@@ -17,7 +17,7 @@ struct CopyQueue {
     std::vector<size_t> group_ends;
 };
 
-// That of the thread that runs.
+// Returns the queue of the running thread.
 CopyQueue& copy_queue();
 
 }  // namespace emu

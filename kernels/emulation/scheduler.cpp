@@ -1,4 +1,4 @@
-// The machine: fibers, their scheduler, launches.
+// The machine: fibers, their scheduler and launches.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -19,8 +19,8 @@
 #define ASAN_UNPOISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
 #endif
 
-// Saves the callee-saved registers on the current stack, stores its pointer, and goes on with the stack of another fiber. The
-// ABI keeps nothing else over a call.
+// Saves the callee-saved registers on the current stack, stores its pointer, and switches to the stack of another
+// fiber. The ABI preserves nothing else across a call.
 #if defined(__x86_64__)
 extern "C" void emu_switch_stack(void** save, void* load);
 asm(R"(
@@ -54,7 +54,7 @@ namespace emu {
 namespace {
 
 constexpr size_t STACK_BYTES = 128 << 10;
-// What an H100 gives one CTA.
+// Limits of one CTA on an H100.
 constexpr size_t MAX_SHARED_BYTES = 227 << 10;
 constexpr u32 MAX_THREADS = 1024;
 
@@ -67,15 +67,15 @@ struct Fiber {
     u32 lane = 0;
     Warp* warp = nullptr;
     CopyQueue copies;
-    // Of shared memory, where they are counted.
+    // Accesses to shared memory, if they are counted.
     std::vector<std::pair<const void*, u32>> accesses;
 };
 
-// Masks have a bit a lane.
+// The masks have one bit per lane.
 struct Warp {
     u32 index = 0;
     u32 alive = 0;       // has not returned
-    u32 ready = 0;       // could go on
+    u32 ready = 0;       // can continue
     u32 at_barrier = 0;  // waits for the CTA
     u32 arrived = 0;     // waits for lanes of its warp
     Offer offers[32];
@@ -131,7 +131,7 @@ const Kernel*& kernels() {
     return first;
 }
 
-// One of the bits set, by the order that is wanted; forward, the next after `previous`.
+// Returns one of the set bits, according to the order of the launch; in forward order the next after `previous`.
 u32 choose(Machine& m, u32 mask, u32 previous) {
     if (m.order == EMU_REVERSE) return 31 - (u32)__builtin_clz(mask);
     if (m.order == EMU_RANDOM) {
@@ -142,7 +142,7 @@ u32 choose(Machine& m, u32 mask, u32 previous) {
     return (u32)__builtin_ctz(after ? after : mask);
 }
 
-// Leaves the launch; its fibers are never resumed.
+// Leaves the launch. Its fibers are never resumed.
 [[noreturn]] void abandon(Machine& m) {
     emu_switch_stack(&m.running->stack_pointer, m.launcher_stack_pointer);
     __builtin_unreachable();
@@ -161,7 +161,7 @@ u32 choose(Machine& m, u32 mask, u32 previous) {
     abandon(m);
 }
 
-// All threads that live have reached the barrier: all may go on.
+// Releases all threads after every live one has reached the barrier.
 void open_barrier(Machine& m) {
     m.at_barrier = 0;
     for (Warp& warp : m.warps) {
@@ -171,7 +171,7 @@ void open_barrier(Machine& m) {
     }
 }
 
-// Gives way to a thread that is ready; returns when this one is chosen again. It may itself be ready or not.
+// Yields to a thread that is ready, and returns when this one is chosen again. This one may itself be ready or not.
 __attribute__((noinline)) void give_way() {
     Machine& m = machine();
     Fiber* self = m.running;
@@ -182,7 +182,8 @@ __attribute__((noinline)) void give_way() {
         if (m.at_barrier != m.alive) deadlock(m);
         open_barrier(m);
     }
-    // A warp that can go on does, which is what caches like; in random order every warp may get ahead of every other.
+    // The current warp continues if it can, which is good for caches. In random order every warp may overtake every
+    // other.
     if (!warp->ready || m.order == EMU_RANDOM) warp = &m.warps[choose(m, m.ready_warps, warp->index)];
     Fiber* next = warp->lanes[choose(m, warp->ready, warp == self->warp ? self->lane : 31)];
     if (next == self) return;
@@ -191,7 +192,7 @@ __attribute__((noinline)) void give_way() {
     emu_switch_stack(&self->stack_pointer, next->stack_pointer);
 }
 
-// The first function of every fiber. It never returns: there is nothing to return to.
+// First function of every fiber. It never returns, because there is no caller.
 void run_thread() {
     Machine& m = machine();
     m.kernel->run(m.params);
@@ -221,10 +222,11 @@ void prepare_fiber(Machine& m, u32 number) {
     fiber.copies.copies.clear();
     fiber.copies.group_ends.clear();
     fiber.accesses.clear();
-    // The functions that the fiber was in when its last CTA ended never returned, so the sanitizer still guards their variables.
+    // The functions in which the fiber was when its last CTA ended never returned, so the sanitizer still guards their
+    // variables.
     ASAN_UNPOISON_MEMORY_REGION(fiber.stack, STACK_BYTES);
-    // As if run_thread had been called and had just been switched away from: a null return address that keeps the
-    // stack aligned as the ABI wants it at a function's entry, the address to go on at, six registers.
+    // The stack looks as if run_thread had been called and switched away from at once: a null return address that
+    // aligns the stack as the ABI requires at a function's entry, the address at which to continue, and six registers.
     void** top = reinterpret_cast<void**>(fiber.stack + STACK_BYTES - 64);
     *--top = nullptr;
     *--top = reinterpret_cast<void*>(run_thread);
@@ -256,7 +258,7 @@ void run_block(Machine& m, u32 shared_bytes) {
     emu_switch_stack(&m.launcher_stack_pointer, m.running->stack_pointer);
 }
 
-// Adds up the accesses of a CTA that has ended: the first of every lane of a warp, the second, ...
+// Counts the accesses of a CTA that has ended: the first of every lane of a warp together, then the second, ...
 void count_warps(Machine& m) {
     for (const Warp& warp : m.warps) {
         for (size_t number = 0;; ++number) {
@@ -274,7 +276,7 @@ void count_warps(Machine& m) {
     }
 }
 
-// Whether a device would take the launch; if not, why.
+// Returns the reason why a device would refuse the launch, or null.
 const char* refuse(const Kernel* kernel, const u32* grid, const u32* block, u32 shared_bytes, size_t params_size) {
     if (!kernel) return "no such kernel";
     if (params_size != kernel->params_size) return "parameters of another size";
@@ -292,7 +294,7 @@ const Kernel* find(const char* name) {
     return nullptr;
 }
 
-// The index of the CTA that is run as number `turn`.
+// Returns the index of the CTA that runs as number `turn`.
 u64 block_at(Machine& m, u64 turn, u64 blocks, u64 stride) {
     if (m.order == EMU_REVERSE) return blocks - 1 - turn;
     return m.order == EMU_RANDOM ? (u64)((unsigned __int128)turn * stride % blocks) : turn;
@@ -314,8 +316,8 @@ void count_access(const void* address, u32 bytes) {
     if (shared) m.running->accesses.push_back({address, bytes});
 }
 
-// Shared memory has 32 banks of four bytes. It gives 128 bytes in a turn: accesses of 16 bytes by eight lanes, of eight by sixteen. A
-// phase takes as many turns as there are different words in one bank.
+// Shared memory has 32 banks of four bytes. It delivers 128 bytes per turn: accesses of 16 bytes by eight lanes, of
+// eight bytes by sixteen. A phase takes as many turns as there are different words in one bank.
 void count_accesses(const void* const* addresses, u32 bytes) {
     Machine& m = machine();
     const u32 lanes = bytes > 4 ? 128 / bytes : 32;
@@ -423,7 +425,7 @@ int emu_launch(const char* name, const uint32_t* grid, const uint32_t* block, ui
     m.builtins.grid_size = {grid[0], grid[1], grid[2]};
 
     u64 blocks = (u64)grid[0] * grid[1] * grid[2];
-    // Multiples of a number that shares no divisor with that of the CTAs visit each of them once.
+    // Multiples of a number without a common divisor with the number of CTAs visit each CTA once.
     u64 stride = m.order == EMU_RANDOM ? m.random() % blocks + 1 : 1;
     while (common_divisor(stride, blocks) != 1) ++stride;
     for (u64 turn = 0; turn < blocks; ++turn) {

@@ -1,20 +1,20 @@
-// What the attention kernels share: who sees which keys, where keys lie, what becomes of a score.
+// Code shared by the attention kernels: visibility and location of keys, and the conversion of products to scores.
 #pragma once
 #include "gpu.h"
 
-// The first key that a query sees; `position` is the query's own.
+// Returns the first key that a query sees; `position` is the query's own.
 DEVICE u32 first_key(const AttentionParams& p, u32 position) {
     return p.window && position + 1 > p.window ? position + 1 - p.window : 0;
 }
 
-// The score of a product of query and key: scaled, capped, and times log2(e), so that the softmax is one of powers of two.
+// Returns the score of a product of query and key: scaled, capped and multiplied by log2(e), so that the softmax uses
+// powers of two.
 DEVICE float scaled(const AttentionParams& p, float product) { return product * (p.scale * LOG2_E); }
 DEVICE float capped(const AttentionParams& p, float product) {
     return p.softcap * LOG2_E * tanhf(product * p.scale / p.softcap);
 }
 
-// Turns products into their scores. Whether there is a cap is asked once: a branch at each score would let none begin before the one
-// before it is done.
+// Converts products to scores. The cap is tested once, because a branch at each score would serialise them.
 template <u32 A, u32 B>
 DEVICE void score(const AttentionParams& p, float (&products)[A][B]) {
     if (p.softcap > 0.0f) {
@@ -32,11 +32,11 @@ DEVICE void score(const AttentionParams& p, float (&products)[A][B]) {
     }
 }
 
-// The keys, or the values, of one KV head of one sequence.
+// Keys or values of one KV head of one sequence.
 template <class T>
 struct Cache {
     const T* base;
-    const u32* blocks;  // those of the sequence
+    const u32* blocks;  // blocks of the sequence
     u64 block_stride;
     u32 key_stride;
 
@@ -49,15 +49,15 @@ struct Cache {
     DEVICE const T* at(u32 key) const { return base + blocks[key / KV_BLOCK] * block_stride + key % KV_BLOCK * key_stride; }
 };
 
-// A tile of prefill: up to QUERIES neighbouring queries of one sequence, and the keys that any of them sees.
+// A tile of prefill: up to QUERIES adjacent queries of one sequence, and the keys that any of them sees.
 struct PrefillTile {
     static constexpr u32 QUERIES = 64;
 
-    u32 row;        // of the first query, in q and out
-    u32 queries;    // how many there are
-    u32 position;   // of the first one
-    u32 keys;       // the last one's position and one more; 0 if the sequence has none
-    u32 first;      // the first key that any of them sees
+    u32 row;        // row of the first query, in q and out
+    u32 queries;    // number of queries
+    u32 position;   // position of the first query
+    u32 keys;       // position of the last query plus 1; 0 if the sequence has no keys
+    u32 first;      // first key that any query sees
     const u32* blocks;
 
     DEVICE PrefillTile(const AttentionParams& p, u32 tile) {
@@ -72,15 +72,15 @@ struct PrefillTile {
         blocks = p.block_table + (u64)sequence * p.table_stride;
     }
 
-    // Of the keys from `key` on, the first that any of them sees, counted from there.
+    // Returns the first of the keys from `key` on that any query sees, relative to `key`.
     DEVICE u32 begin_in(u32 key) const { return first > key ? first - key : 0; }
 
-    // Whether query `query` of the tile sees the key.
+    // Returns whether query `query` of the tile sees the key.
     DEVICE bool sees(const AttentionParams& p, u32 query, u32 key) const {
         return key <= position + query && key >= first_key(p, position + query);
     }
 
-    // Whether all queries see all of `count` keys from `key` on.
+    // Returns whether all queries see all of `count` keys from `key` on.
     DEVICE bool all_see(const AttentionParams& p, u32 key, u32 count) const {
         return key + count <= position + 1 && key >= first_key(p, position + queries - 1);
     }

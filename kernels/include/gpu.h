@@ -1,12 +1,13 @@
-// The one header that a kernel includes. Under NVRTC it wraps the PTX that kernels use and needs no other file of anybody's;
-// under g++ it brings in the emulation, which gives CUDA's own names (threadIdx, __syncthreads, __shfl_xor_sync, ...) and
-// the same wrappers their meaning on a CPU. Below the two halves is what both share.
+// The only header that a kernel includes. Under NVRTC it wraps the PTX that kernels use and needs no other file. Under
+// g++ it includes the emulation, which implements CUDA's own names (threadIdx, __syncthreads, __shfl_xor_sync, ...) and
+// the same wrappers on a CPU. The shared part follows the two halves.
 //
-// Rules for kernels: include this header only; shared memory through SHARED_ARRAY and DYNAMIC_SHARED; PTX only in this file.
+// Rules for kernels: they include only this header, declare shared memory through SHARED_ARRAY and DYNAMIC_SHARED, and
+// leave PTX to this file.
 #pragma once
 #include "params.h"
 
-// IEEE half precision and bfloat16: 16 bits that are converted to be computed with.
+// IEEE half precision and bfloat16: 16 bits that are converted for computation.
 struct f16 {
     u16 bits;
 };
@@ -15,11 +16,11 @@ struct bf16 {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-// cp.async, ldmatrix, m16n8k16 and bf16 arithmetic exist. The emulation has everything.
+// cp.async, ldmatrix, m16n8k16 and bf16 arithmetic are available. The emulation has all of them.
 #define HAS_SM80 1
 #endif
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 800
-// m8n8k4, the tensor-core instruction of Volta, is the one to use.
+// m8n8k4, the tensor-core instruction of Volta, is used.
 #define HAS_SM70_MMA 1
 #endif
 
@@ -27,15 +28,17 @@ struct bf16 {
 
 #define DEVICE __device__ __forceinline__
 
-// Shared memory of a size known when the kernel is compiled.
+// Shared memory of a size known at compile time.
 #define SHARED_ARRAY(TYPE, NAME, COUNT) __shared__ __align__(16) TYPE NAME[COUNT]
 
-// Shared memory of the size that the launch asks for, as bytes.
+// Shared memory of the size given at the launch, as bytes.
 #define DYNAMIC_SHARED(NAME) extern __shared__ __align__(128) unsigned char NAME[]
 
-// An instance: the entry point NAME, launched with THREADS threads and one PARAMS, which runs the template given last.
+// Defines an instance: the entry point NAME, launched with THREADS threads and one PARAMS, which runs the template
+// given last.
 #define KERNEL(NAME, THREADS, PARAMS, ...) ENTRY_POINT(NAME, __launch_bounds__(THREADS), PARAMS, __VA_ARGS__)
-// The same for a kernel of which a multiprocessor holds at least CTAS at once: it may use the registers that so many leave.
+// Defines an instance of which a multiprocessor holds at least CTAS at once: it may use the registers available to
+// each.
 #define KERNEL_RESIDENT(NAME, THREADS, CTAS, PARAMS, ...) \
     ENTRY_POINT(NAME, __launch_bounds__(THREADS, CTAS), PARAMS, __VA_ARGS__)
 #define ENTRY_POINT(NAME, BOUNDS, PARAMS, ...)                                              \
@@ -60,14 +63,14 @@ DEVICE bf16 to_bf16(float value) {
 #if __CUDA_ARCH__ >= 800
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
 #else
-    // Round to nearest even: a carry out of the lower half is what rounds up. NaN would overflow to infinity.
+    // This rounds to nearest even: a carry out of the lower half rounds up. NaN would overflow to infinity.
     u32 bits = __float_as_uint(value);
     result.bits = value != value ? 0x7fff : (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 #endif
     return result;
 }
 
-// Two elements in one register, the first in the lower half.
+// Returns two elements in one register, the first in the lower half.
 DEVICE u32 pack_pair(float low, float high, f16) {
 #if __CUDA_ARCH__ >= 800
     u32 result;
@@ -88,21 +91,21 @@ DEVICE u32 pack_pair(float low, float high, bf16) {
 #endif
 }
 
-// 2^x to within two units in the last place; results below the normal range are 0.
+// Returns 2^x to within two units in the last place; results below the normal range are 0.
 DEVICE float exp2_fast(float x) {
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
 }
 
-// sum + a·b over four signed bytes.
+// Returns sum + a·b over four signed bytes.
 DEVICE int dot4(int a, int b, int sum) {
     int result;
     asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(sum));
     return result;
 }
 
-// 16 bytes that are read once: weights and the cache. They pass the first-level cache by.
+// Loads 16 bytes that are read once (weights and the cache), bypassing the first-level cache.
 DEVICE uint4 load_once(const uint4* address) {
     uint4 result;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -111,7 +114,7 @@ DEVICE uint4 load_once(const uint4* address) {
     return result;
 }
 
-// The same, or zeros if not `valid`: without a branch, so that loads which follow need not wait for it.
+// Does the same, or returns zeros if not `valid`, without a branch, so that later loads need not wait for it.
 DEVICE uint4 load_once_if(const uint4* address, bool valid) {
     uint4 result = {0, 0, 0, 0};
     asm volatile("{ .reg .pred valid; setp.ne.u32 valid, %5, 0;\n"
@@ -121,7 +124,8 @@ DEVICE uint4 load_once_if(const uint4* address, bool valid) {
     return result;
 }
 
-// What another CTA of this launch may have written: not from the first-level cache, which no other CTA's store reaches.
+// Loads data that another CTA of this launch may have written, bypassing the first-level cache, which does not see
+// other CTAs' stores.
 DEVICE uint2 load_fresh(const uint2* address) {
     uint2 result;
     asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(result.x), "=r"(result.y) : "l"(address) : "memory");
@@ -136,13 +140,14 @@ DEVICE uint4 load_fresh(const uint4* address) {
     return result;
 }
 
-// What the emulation looks at in a vector access: alignment, and the banks of shared memory.
+// The emulation checks a vector access here: its alignment, and the banks of shared memory.
 DEVICE void check_access(const void*, u32) {}
 
 #ifdef HAS_SM80
 DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
-// Starts copying 16 bytes to shared memory, or zeros if not `valid`. They are there after a cp_async_wait and a barrier.
+// Starts copying 16 bytes to shared memory, or zeros if not `valid`. They are available after a cp_async_wait and a
+// barrier.
 DEVICE void cp_async_16(void* shared, const void* global, bool valid = true) {
     u32 bytes = valid ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
@@ -152,14 +157,14 @@ DEVICE void cp_async_16(void* shared, const void* global, bool valid = true) {
 // Ends a group of copies.
 DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most PENDING of this thread's groups are not done.
+// Waits until at most PENDING of this thread's groups are incomplete.
 template <int PENDING>
 DEVICE void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit elements: lane 8i + r gives the address of row r of matrix i (16 bytes, aligned so) and receives
-// in result[i] the elements (lane / 4, 2 * (lane % 4) and the next) of matrix i.
+// Loads four 8x8 matrices of 16-bit elements: lane 8i + r passes the address of row r of matrix i (16 bytes, aligned to
+// 16) and receives in result[i] the elements (lane / 4, 2 * (lane % 4) and the next) of matrix i.
 DEVICE void ldmatrix_x4(u32* result, const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(result[0]), "=r"(result[1]), "=r"(result[2]), "=r"(result[3])
@@ -167,7 +172,7 @@ DEVICE void ldmatrix_x4(u32* result, const void* row) {
                  : "memory");
 }
 
-// The same, each matrix transposed.
+// Does the same with each matrix transposed.
 DEVICE void ldmatrix_x4_trans(u32* result, const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(result[0]), "=r"(result[1]), "=r"(result[2]), "=r"(result[3])
@@ -175,7 +180,8 @@ DEVICE void ldmatrix_x4_trans(u32* result, const void* row) {
                  : "memory");
 }
 
-// d += a·b for a 16x16 (row-major), b 16x8 (column-major), d 16x8 in f32. With g = lane / 4 and c = 2 * (lane % 4), a lane has
+// Computes d += a·b for a 16x16 (row-major), b 16x8 (column-major), d 16x8 in f32. With g = lane / 4 and
+// c = 2 * (lane % 4), a lane has
 //   a[0], a[1]: (g, c), (g + 8, c) and the element to the right; a[2], a[3]: the same 8 columns on
 //   b[0], b[1]: (c, g), (c + 8, g) and the element below
 //   d[0], d[1]: (g, c), (g, c + 1); d[2], d[3]: the same 8 rows down
@@ -190,8 +196,8 @@ DEVICE void mma_m16n8k16(float* d, const u32* a, const u32* b, bf16) { MMA_M16N8
 #endif  // HAS_SM80
 
 #ifdef HAS_SM70_MMA
-// Four independent products at once, d += a·b for a 8x4, b 4x8, d 8x8, in f16 with f32 sums: product q is that of the eight lanes
-// 4q .. 4q + 3 and 4q + 16 .. 4q + 19. With r = lane % 4 + 4 * (lane / 16), a lane has
+// Computes four independent products at once, d += a·b for a 8x4, b 4x8, d 8x8, in f16 with f32 sums. The eight lanes
+// 4q .. 4q + 3 and 4q + 16 .. 4q + 19 compute product q. With r = lane % 4 + 4 * (lane / 16), a lane has
 //   a[0], a[1]: row r of a
 //   b[0], b[1]: column r of b (row_col), or of row lane % 4 the columns 4 * (lane / 16) .. + 3 (row_row)
 //   d[i]: (lane % 2 + i & 2 + 4 * (lane / 16), i & 4 + lane & 2 + i & 1)
@@ -209,11 +215,11 @@ DEVICE void mma_m8n8k4_row_row(float* d, const u32* a, const u32* b) { MMA_M8N8K
 #include "emulation.h"
 #endif  // __CUDACC__
 
-// ------------------------------------------------------------------------------------------- both
+// ------------------------------------------------------------------------------------------- shared by both
 
 constexpr u32 ALL_LANES = 0xffffffffu;
 constexpr float LOG2_E = 1.44269504088896340736f;
-// What a maximum starts from: finite, so that no difference of two of them is NaN.
+// Initial value of a maximum: finite, so that no difference of two of them is NaN.
 constexpr float LOWEST = -1e30f;
 
 DEVICE float minus_infinity() { return __uint_as_float(0xff800000u); }
@@ -236,19 +242,19 @@ struct Convert<bf16> {
     static DEVICE bf16 from(float value) { return to_bf16(value); }
 };
 
-// A float rounded to T.
+// Rounds a float to T.
 template <class T>
 DEVICE T from_float(float value) {
     return Convert<T>::from(value);
 }
 
-// Two floats as T in one register, the first in the lower half.
+// Returns two floats as T in one register, the first in the lower half.
 template <class T>
 DEVICE u32 pack_pair(float low, float high) {
     return pack_pair(low, high, T());
 }
 
-// The registers that hold so many bytes.
+// Registers that hold this number of bytes.
 template <int BYTES>
 struct Registers;
 template <>
@@ -268,14 +274,14 @@ struct Registers<16> {
     using type = uint4;
 };
 
-// N neighbours that are loaded and stored at once; their address is a multiple of their size.
+// N adjacent elements that are loaded and stored at once. Their address must be a multiple of their size.
 template <class T, int N>
 union Vec {
     typename Registers<N * sizeof(T)>::type registers;
     T x[N];
 };
 
-// Elements in 16 bytes: the widest load.
+// Number of elements in 16 bytes, the widest load.
 template <class T>
 constexpr int WIDE = 16 / sizeof(T);
 
@@ -293,7 +299,7 @@ DEVICE void store(T* address, const Vec<T, N>& value) {
     *(decltype(value.registers)*)address = value.registers;
 }
 
-// 16 bytes that are read once.
+// Loads 16 bytes that are read once.
 template <class T>
 DEVICE Vec<T, WIDE<T>> load_once(const T* address) {
     Vec<T, WIDE<T>> result;
@@ -301,7 +307,7 @@ DEVICE Vec<T, WIDE<T>> load_once(const T* address) {
     return result;
 }
 
-// N neighbours that another CTA of this launch may have written.
+// Loads N adjacent elements that another CTA of this launch may have written.
 template <int N, class T>
 DEVICE Vec<T, N> load_fresh(const T* address) {
     Vec<T, N> result;
@@ -316,8 +322,8 @@ DEVICE Vec<T, WIDE<T>> load_once_if(const T* address, bool valid) {
     return result;
 }
 
-// The row of an embedding table of `rows` for the token at `at`. What a failed draw left is no row; the host finds it out from
-// the same number.
+// Returns the row of an embedding table of `rows` rows for the token at `at`. The result of a failed draw is out of
+// range; the host detects that from the same number.
 DEVICE u32 token_row(const u32* ids, const u32* drawn, u32 at, u32 rows) {
     const u32 id = ids[at];
     const u32 row = id & DRAWN_TOKEN ? drawn[id & ~DRAWN_TOKEN] : id;
@@ -327,7 +333,7 @@ DEVICE u32 token_row(const u32* ids, const u32* drawn, u32 at, u32 rows) {
 DEVICE u32 lane_id() { return threadIdx.x % 32; }
 DEVICE u32 warp_id() { return threadIdx.x / 32; }
 
-// Sum and maximum over groups of LANES neighbouring lanes, the same in each of them, in one fixed order.
+// Sum and maximum over groups of LANES adjacent lanes: the same value in each lane, in one fixed order.
 template <int LANES = 32>
 DEVICE float warp_sum(float value) {
 #pragma unroll
@@ -342,8 +348,8 @@ DEVICE float warp_max(float value) {
     return value;
 }
 
-// Sum and maximum over a CTA of whole warps, the same in each thread, in one fixed order. `scratch` is shared, one number a warp;
-// it is free again on return.
+// Sum and maximum over a CTA of whole warps: the same value in each thread, in one fixed order. `scratch` is shared
+// memory, one number per warp, and is free again on return.
 DEVICE float block_sum(float value, float* scratch) {
     value = warp_sum(value);
     if (lane_id() == 0) scratch[warp_id()] = value;

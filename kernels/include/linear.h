@@ -1,8 +1,8 @@
-// What the matrix products share: what becomes of a sum, and how the dense ones stage their operands.
+// Code shared by the matrix products: the epilogue of a sum, and the staging of operands of the dense products.
 #pragma once
 #include "gpu.h"
 
-// What is added to one sum: P is LinearParams or QuantLinearParams.
+// Returns one sum after the epilogue without the cap; P is LinearParams or QuantLinearParams.
 template <class O, class P>
 DEVICE float added(const P& p, u32 row, u32 col, float sum) {
     float value = sum * p.scale;
@@ -23,7 +23,8 @@ DEVICE void write_output(const P& p, u32 row, u32 col, float sum) {
     ((O*)p.out)[(u64)row * p.out_stride + col] = from_float<O>(p.softcap != 0.0f ? capped(p, value) : value);
 }
 
-// The sums that a warp's lanes have parts of: ROWS rows of OUTPUTS neighbouring columns from `n0` on. Each is written by one lane.
+// Writes sums of which the lanes of a warp hold parts: ROWS rows of OUTPUTS adjacent columns from `n0` on. Each sum is
+// written by one lane.
 template <class O, u32 ROWS, u32 OUTPUTS, class P>
 DEVICE void write_warp_sums(const P& p, u32 n0, const float (&sums)[ROWS][OUTPUTS]) {
 #pragma unroll
@@ -35,7 +36,7 @@ DEVICE void write_warp_sums(const P& p, u32 n0, const float (&sums)[ROWS][OUTPUT
         }
 }
 
-// Two neighbouring columns, in one store where they are aligned for it.
+// Writes two adjacent columns, in one store if they are aligned for it.
 template <class O, class P>
 DEVICE void write_pair(const P& p, u32 row, u32 col, const float* pair) {
     if (row >= p.m || col >= p.n) return;
@@ -51,8 +52,8 @@ DEVICE void write_pair(const P& p, u32 row, u32 col, const float* pair) {
     }
 }
 
-// What a thread's sums become: N pairs of neighbouring columns, pair i at place(i) = {row, column}. Whether there is a cap is asked once:
-// a tanh at each sum would make the code of the tile's end longer than the cache of instructions.
+// Writes a thread's sums: N pairs of adjacent columns, pair i at place(i) = {row, column}. The cap is tested once: a
+// tanh at each sum would make the code at the end of the tile exceed the instruction cache.
 template <class O, u32 N, class P, class Place>
 DEVICE void write_pairs(const P& p, float (&sums)[N][2], Place place) {
 #pragma unroll
@@ -75,10 +76,10 @@ DEVICE void write_pairs(const P& p, float (&sums)[N][2], Place place) {
 
 // ------------------------------------------------------------------------------------------- tiles of 16-bit elements
 
-// Inputs that are staged at once: a row of a tile is 64 bytes, four pieces of 16.
+// Number of inputs that are staged at once: a row of a tile has 64 bytes, four pieces of 16.
 constexpr u32 STAGE_INPUTS = 32;
 constexpr u32 PIECES = STAGE_INPUTS / 8;
 
-// Offset in elements of a piece of a row of a staged tile. Pieces change places with the row, so that the eight rows that are read
-// together lie in different banks.
+// Returns the offset in elements of a piece of a row of a staged tile. The order of pieces depends on the row, so that
+// eight rows that are read together are in different banks.
 DEVICE u32 staged(u32 row, u32 piece) { return row * STAGE_INPUTS + (piece ^ (row / 2 % PIECES)) * 8; }

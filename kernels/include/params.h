@@ -1,6 +1,6 @@
-// The parameters of every kernel: one plain struct each, which the host fills and passes by value. kernels/src/params/ has
-// the same structs in Rust, with shapes, units and what may be null; a test compares size and offsets. Pointers come first, so
-// that a struct has no hidden padding; what would be hidden is spelled `reserved`.
+// Parameters of every kernel: one plain struct each, which the host fills and passes by value. kernels/src/params/
+// defines the same structs in Rust, with shapes, units and the fields that may be null; a test compares size and
+// offsets. Pointers come first, so that a struct has no hidden padding; explicit padding is called `reserved`.
 //
 // T is the element type of activations, weights and cache (float, f16 or bf16) and a template argument of the kernel, so
 // pointers to it are void here.
@@ -11,14 +11,14 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// Tokens of a KV block.
+// Number of tokens in a KV block.
 constexpr u32 KV_BLOCK = 16;
-// The slot of a token whose key and value are not written: a padding row of a captured graph.
+// Slot of a token whose key and value are not written: a padding row of a captured graph.
 constexpr u32 NO_SLOT = 0xffffffffu;
 
-// A token that is named by the row of the step before that drew it.
+// Bit of a token id that refers to the row of the preceding step which sampled the token.
 constexpr u32 DRAWN_TOKEN = 0x80000000u;
-// ------------------------------------------------------------------------------------------- made-up weights: cuda/fill.cu
+// ------------------------------------------------------------------------------------------- dummy weights: cuda/fill.cu
 
 struct FillParams {
     void* out;  // T [count]
@@ -34,8 +34,8 @@ struct FillParams {
 struct EmbedParams {
     void* out;          // T [tokens, cols]
     const void* table;  // T [vocabulary, cols]
-    const u32* ids;     // [tokens]; DRAWN_TOKEN | r: drawn[r]
-    const u32* drawn;   // tokens that the step before drew
+    const u32* ids;     // [tokens]; DRAWN_TOKEN | r means drawn[r]
+    const u32* drawn;   // tokens sampled by the preceding step
     u32 tokens;
     u32 cols;
     u32 vocabulary;
@@ -45,13 +45,13 @@ struct EmbedParams {
 struct NormParams {
     void* out;            // T [rows, cols]; may be input
     const void* input;    // T [rows, cols]
-    void* residual;       // T [rows, cols], updated in place; null: none
+    void* residual;       // T [rows, cols], updated in place; null means none
     const float* weight;  // [cols]
-    const float* bias;    // [cols]; null: none
+    const float* bias;    // [cols]; null means none
     u32 rows;
     u32 cols;
     float eps;
-    float weight_offset;  // added to the weight
+    float weight_offset;  // value added to the weight
 };
 
 struct GluParams {
@@ -70,7 +70,7 @@ struct GatherRowsParams {
 };
 
 struct CopyBlocksParams {
-    void* cache;       // of one KV group
+    void* cache;       // cache of one KV group
     const u32* pairs;  // [count, 2]: from, to
     u64 block_bytes;
     u32 count;
@@ -82,14 +82,14 @@ struct CopyBlocksParams {
 struct QkvPostParams {
     void* q;                // T [tokens, q_heads * head_size]
     void* k_cache;          // T: the layer's keys in block 0, [KV_BLOCK, kv_heads, head_size]
-    void* v_cache;          // T: likewise its values
+    void* v_cache;          // T: the layer's values in block 0
     const void* qkv;        // T [tokens, (q_heads + 2 * kv_heads) * head_size]: q, k, v
     const float* q_weight;  // [head_size], or [q_heads * head_size] if norm_whole_row; null: no norm
     const float* k_weight;  // [head_size] or [kv_heads * head_size]; null: no norm
     const float* cosine;    // [positions, rotary_dim / 2]; null: no rotary embedding
     const float* sine;      // [positions, rotary_dim / 2]
     const u32* positions;   // [streams, position_stride]
-    const u32* streams;     // [rotary_dim / 2]: by which positions a pair turns; null: by the first
+    const u32* streams;     // [rotary_dim / 2]: stream of positions that rotates a pair; null means the first
     const u32* slots;       // [tokens]; NO_SLOT: not written
     u64 block_stride;       // elements between the same layer of two blocks
     u32 tokens;
@@ -98,7 +98,7 @@ struct QkvPostParams {
     u32 head_size;
     u32 rotary_dim;
     u32 rope_interleaved;  // 0: pairs (i, i + rotary_dim / 2); 1: pairs (2i, 2i + 1)
-    u32 norm_whole_row;    // 0: each head by itself
+    u32 norm_whole_row;    // 0: each head separately; 1: the whole row
     u32 position_stride;   // at least tokens
     float eps;
     float weight_offset;
@@ -106,29 +106,29 @@ struct QkvPostParams {
 
 // ------------------------------------------------------------------------------------------- attention: cuda/attention_*.cu
 
-// Of prefill and of the plain kernel; decode adds to it.
+// Parameters of prefill and of the plain kernel; decode has more.
 struct AttentionParams {
     void* out;                // T [tokens, q_heads * head_size]
     const void* q;            // T [tokens, q_heads * head_size]
     const void* k_cache;      // T: the layer's keys in block 0, [KV_BLOCK, kv_heads, head_size]
-    const void* v_cache;      // T: likewise its values
+    const void* v_cache;      // T: the layer's values in block 0
     const u32* block_table;   // [sequences, table_stride]
     const u32* query_start;   // [sequences + 1]
     const u32* seq_lens;      // [sequences]
-    const u32* plan;          // decode, prefill: what is to be done, see kernels/src/plan.rs
+    const u32* plan;          // work of decode and prefill, see kernels/src/plan.rs
     u64 block_stride;         // elements between the same layer of two blocks
     u32 table_stride;
     u32 sequences;
     u32 q_heads;
     u32 kv_heads;
     u32 head_size;
-    u32 window;               // tokens that a query sees, itself included; 0: all
-    float scale;              // of the scores
-    float softcap;            // cap * tanh(score / cap); 0: none
+    u32 window;               // number of tokens that a query sees, including its own; 0 means all
+    float scale;              // factor of the scores
+    float softcap;            // cap * tanh(score / cap); 0 means none
 };
 
 struct PagedDecodeParams {
-    float* partial_out;   // [plan's splits, q_heads, head_size]: outputs of splits, not yet divided by their sums
+    float* partial_out;   // [plan's splits, q_heads, head_size]: outputs of splits before division by their sums
     float* partial_sums;  // [plan's splits, q_heads, 2]: maximum of the scores (base 2), sum of the weights
     u32* tickets;         // [sequences, kv_heads * head_tiles], zero before the first launch, and left zero
     AttentionParams attention;
@@ -150,12 +150,12 @@ struct LinearParams {
     u32 k;               // a multiple of 8
     u32 out_stride;      // elements, at least n
     float scale;         // 1 for Linear
-    float softcap;       // cap * tanh(x / cap); 0: none
+    float softcap;       // cap * tanh(x / cap); 0 means none
 };
 
 // ------------------------------------------------------------------------------------------- linear: cuda/quantized.cu
 
-// The planes of a repacked weight [n, k] (QuantLayout in Rust says what lies in each); those a format lacks are null.
+// The planes of a repacked weight [n, k] (see QuantLayout in Rust). Planes that a format lacks are null.
 struct QuantWeight {
     const u8* codes;   // the codes, or their lower bits
     const u8* high;    // the upper bits of the codes: Q5_0, Q5_1, Q3_K, Q5_K, Q6_K
@@ -163,7 +163,7 @@ struct QuantWeight {
     const u8* deltas;  // f16 scales, or scales and minima: all but Q4_K and Q5_K
 };
 
-// Activations rounded to 8 bits in blocks of 32: codes * scale.
+// Parameters of rounding activations to 8 bits in blocks of 32: codes * scale.
 struct QuantizeParams {
     const void* input;  // [m, k] T
     i8* codes;          // [m, k], -127..127
@@ -172,7 +172,7 @@ struct QuantizeParams {
     u32 k;              // a multiple of 32
 };
 
-// As LinearParams, with a quantised weight and the activations that quantize_activations has made.
+// Like LinearParams, with a quantised weight and the activations from quantize_activations.
 struct QuantLinearParams {
     QuantWeight weight;   // [n, k]
     const void* input;    // [m, k]: i8 for mmvq, T for gemm_quant
@@ -180,7 +180,7 @@ struct QuantLinearParams {
     const float* bias;    // [n], or null
     const void* add;      // [m, n] O with rows out_stride apart, or null; may be out itself
     void* out;            // [m, n] O with rows out_stride apart
-    u32 m;                // at most the rows of the instance
+    u32 m;                // at most the number of rows of the instance
     u32 n, k;
     u32 out_stride;
     float scale;
@@ -190,8 +190,8 @@ struct QuantLinearParams {
 // out[i, c] = scale * weight[r, c], r = row_ids[i] or i
 struct DequantizeParams {
     QuantWeight weight;
-    const u32* row_ids;  // [rows], or null: the rows 0 .. rows in order; DRAWN_TOKEN | r: drawn[r]
-    const u32* drawn;    // tokens that the step before drew
+    const u32* row_ids;  // [rows], or null for the rows 0 .. rows in order; DRAWN_TOKEN | r means drawn[r]
+    const u32* drawn;    // tokens sampled by the preceding step
     void* out;           // [rows, k] T
     u32 rows;
     u32 k;
@@ -201,43 +201,43 @@ struct DequantizeParams {
 
 // ------------------------------------------------------------------------------------------- sampling: cuda/sampling_*.cu
 
-// What one row asks of the sampler.
+// Parameters of one row for the sampler.
 struct SamplingRow {
     u64 seed;
-    u32 output_position;             // the draw is keyed by seed and output_position
+    u32 output_position;             // seed and output_position determine the random number
     u32 flags;                       // SAMPLING_*
-    float temperature;               // 0, below or NaN: greedy
-    u32 top_k;                       // 0: all
-    float top_p;                     // 1: all
-    float min_p;                     // 0: all
+    float temperature;               // 0, negative or NaN means greedy
+    u32 top_k;                       // 0 keeps all
+    float top_p;                     // 1 keeps all
+    float min_p;                     // 0 keeps all
     float presence_penalty;
     float frequency_penalty;
-    float repetition_penalty;        // 1: none
-    u32 forced;                      // the token that is given, or SAMPLING_NONE
+    float repetition_penalty;        // 1 means none
+    u32 forced;                      // forced token, or SAMPLING_NONE
     u32 mask_row;                    // row of masks, or SAMPLING_NONE
     u32 bias_start, bias_end;        // entries of bias_ids and bias_values
     u32 forbidden_start, forbidden_end;  // entries of forbidden_ids
     u32 counts_start, counts_end;    // entries of count_ids and count_times
-    u32 listed_start, listed_end;    // entries of listed_ids: tokens to report in place of the most likely ones
-    u32 top;                         // tokens to report beside the row's own, at most SAMPLING_MAX_TOP
+    u32 listed_start, listed_end;    // entries of listed_ids: tokens to report instead of the most likely ones
+    u32 top;                         // number of tokens to report beside the row's own, at most SAMPLING_MAX_TOP
 };
 
 struct SamplingParams {
-    const float* logits;        // [rows, vocab] with rows row_stride apart, as the model gave them
-    float* adjusted;            // of the same shape: scratch for rows whose logits are changed before the choice
+    const float* logits;        // [rows, vocab] with rows row_stride apart, from the model
+    float* adjusted;            // scratch memory of the same shape for rows whose logits are adjusted
     const SamplingRow* rows_of; // [rows]
-    const u32* masks;           // [.., mask_words]: bit id % 32 of word id / 32 set: allowed
+    const u32* masks;           // [.., mask_words]: bit id % 32 of word id / 32 allows a token
     const u32* bias_ids;
     const float* bias_values;
     const u32* forbidden_ids;
-    const u32* count_ids;       // tokens of prompt or output, each once a row
-    const u32* count_times;     // times generated; 0: in the prompt alone
+    const u32* count_ids;       // tokens of prompt or output, each once per row
+    const u32* count_times;     // number of times generated; 0 if only in the prompt
     const u32* listed_ids;
-    u32* ids;                   // [rows]: the token
+    u32* ids;                   // [rows]: sampled tokens
     u32* status;                // [rows]: SAMPLING_STATUS_*
-    float* logprobs;            // [rows]: of the token
-    u32* ranks;                 // [rows]: of the token, 1 for the most likely
-    u32* top_counts;            // [rows]: entries of top_ids and top_logprobs
+    float* logprobs;            // [rows]: log-probabilities of the tokens
+    u32* ranks;                 // [rows]: ranks of the tokens, 1 for the most likely
+    u32* top_counts;            // [rows]: numbers of entries of top_ids and top_logprobs
     u32* top_ids;               // [rows, top_stride], most likely first, ties by id
     float* top_logprobs;        // [rows, top_stride]
     u32 rows, vocab;
@@ -250,11 +250,11 @@ struct SamplingParams {
 // Flags of a SamplingRow.
 constexpr u32 SAMPLING_ADJUST = 1;    // bias, forbidden tokens, mask or counts are given
 constexpr u32 SAMPLING_LOGPROBS = 2;  // log-probabilities are reported
-constexpr u32 SAMPLING_PADDING = 4;   // nothing is computed, nothing written
+constexpr u32 SAMPLING_PADDING = 4;   // nothing is computed or written
 
-// No token was left above minus infinity: the most likely allowed one was taken.
+// No token was left above minus infinity, so the most likely allowed one was taken.
 constexpr u32 SAMPLING_STATUS_EXHAUSTED = 1;
 
 constexpr u32 SAMPLING_NONE = 0xffffffffu;
-// Most tokens that a row may report.
+// Maximum number of tokens that a row may report.
 constexpr u32 SAMPLING_MAX_TOP = 1024;

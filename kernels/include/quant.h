@@ -1,11 +1,11 @@
-// Quantised weights: how each format is read. kernels/src/quant.rs says how they lie in memory.
+// Decoding of quantised weights. kernels/src/quant.rs describes their layout in memory.
 #pragma once
 #include "gpu.h"
 
-// A group of 32 neighbouring weights of a row, or what one of four lanes that share a group has of it: WORDS words of four codes,
-// signed. All eight, word w with the elements 4w to 4w + 3; or, of two, those of the words `part` and part + 4.
-// A weight is code * scale + min: the first for words of the first 16 elements, the second for the others. Where a format has one
-// for both, they are the same.
+// A group of 32 adjacent weights of a row, or the part of one of the four lanes that share a group: WORDS words of four
+// signed codes. With eight words, word w has the elements 4w to 4w + 3; with two, they are the words `part` and part +
+// 4. A weight is code * scale + min: the first pair of scale and min applies to words of the first 16 elements, the
+// second to the others. They are equal in formats with one pair per group.
 template <int WORDS>
 struct QuantGroup {
     static_assert(WORDS == 8 || WORDS == 2, "a whole group, or a quarter");
@@ -15,12 +15,13 @@ struct QuantGroup {
     DEVICE void set_scale(float value) { scale[0] = scale[1] = value; }
     DEVICE void set_min(float value) { min[0] = min[1] = value; }
 
-    // The word that q[i] is.
+    // Index of the word in q[i].
     static DEVICE u32 word(u32 i, u32 part) { return WORDS == 8 ? i : part + 4 * i; }
-    // Which scale and minimum q[i] has.
+    // Index of the scale and minimum of q[i].
     static DEVICE u32 half(u32 i) { return i * 2 / WORDS; }
 
-    // The codes of group `index` of a plane of 4-bit codes: elements 0..15 in the low nibbles, 16..31 in the high ones.
+    // Reads the codes of group `index` of a plane of 4-bit codes: elements 0..15 in the low nibbles, 16..31 in the high
+    // nibbles.
     DEVICE void read_nibbles(const u8* plane, u64 index, u32 part) {
         if constexpr (WORDS == 8) {
             uint4 codes = load_once((const uint4*)plane + index);
@@ -37,7 +38,7 @@ struct QuantGroup {
         }
     }
 
-    // Of a plane of bytes.
+    // Reads the codes of a plane of bytes.
     DEVICE void read_bytes(const u8* plane, u64 index, u32 part) {
         if constexpr (WORDS == 8) {
 #pragma unroll
@@ -54,7 +55,7 @@ struct QuantGroup {
         }
     }
 
-    // Adds those of a plane of pairs of bits, from bit BIT on.
+    // Adds the codes of a plane of bit pairs, from bit BIT on.
     template <u32 BIT>
     DEVICE void add_pairs(const u8* plane, u64 index, u32 part) {
         const uint2 codes = *((const uint2*)plane + index);
@@ -63,7 +64,7 @@ struct QuantGroup {
             q[i] |= (int)(((half(i) ? codes.y : codes.x) >> 2 * (word(i, part) % 4) & 0x03030303) << BIT);
     }
 
-    // Adds those of a plane of bits, as bit BIT.
+    // Adds the codes of a plane of bits, as bit BIT.
     template <u32 BIT>
     DEVICE void add_bits(const u8* plane, u64 index, u32 part) {
         const u32 bits = *((const u32*)plane + index);
@@ -76,15 +77,15 @@ struct QuantGroup {
         for (u32 i = 0; i < WORDS; ++i) q[i] = 0;
     }
 
-    // Takes VALUE from each code: bit 7 is lent, so that no byte borrows from its neighbour.
+    // Subtracts VALUE from each code. Bit 7 is set first, so that no byte borrows from its neighbour.
     template <u32 VALUE>
     DEVICE void subtract_from_codes() {
 #pragma unroll
         for (u32 i = 0; i < WORDS; ++i) q[i] = (int)((((u32)q[i] | 0x80808080) - VALUE * 0x01010101) ^ 0x80808080);
     }
 
-    // Scale and minimum of a group of Q4_K or Q5_K: two f16, then twelve bytes with 6-bit factors of eight groups: those of the last
-    // four have their upper bits in the first eight bytes.
+    // Reads scale and minimum of a group of Q4_K or Q5_K: two f16, then twelve bytes with 6-bit factors of eight
+    // groups. The factors of the last four have their upper bits in the first eight bytes.
     DEVICE void read_super_scales(const u8* plane, u64 index) {
         uint4 header = *((const uint4*)plane + index / 8);
         const u32 shift = index % 4 * 8;
@@ -100,7 +101,7 @@ struct QuantGroup {
         set_min(-to_float(pair.x[1]) * (float)least);
     }
 
-    // Scale and minimum of a group of its own.
+    // Reads scale and minimum of a group that has its own.
     DEVICE void read_scale_and_min(const u8* plane, u64 index) {
         Vec<f16, 2> pair = load<2>((const f16*)plane + index * 2);
         set_scale(to_float(pair.x[0]));
@@ -114,7 +115,8 @@ DEVICE float half_at(const u8* plane, u64 index) {
     return to_float(value);
 }
 
-// The formats: `read` gives the group with that index in the whole weight. SCALES and MINS: how many of each a group has.
+// The formats. `read` returns the group with this index in the whole weight. SCALES and MINS are the numbers of scales
+// and minima of a group.
 
 struct Q4_0 {
     static constexpr u32 SCALES = 1, MINS = 1;
@@ -123,7 +125,7 @@ struct Q4_0 {
         QuantGroup<WORDS> group;
         group.read_nibbles(weight.codes, index, part);
         const float scale = half_at(weight.deltas, index);
-        // Codes are from 0: what they are too much by is a minimum.
+        // Codes are unsigned, and a minimum compensates for their offset.
         group.set_scale(scale);
         group.set_min(-8.0f * scale);
         return group;
@@ -206,8 +208,9 @@ struct Q3_K {
         group.template add_pairs<0>(weight.codes, index, part);
         group.template add_bits<2>(weight.high, index, part);
         group.template subtract_from_codes<4>();
-        // Of the sixteen factors of a block, eight bytes have the low four bits, the last eight of them in the upper nibbles, and
-        // four bytes the upper two, those of factors 4i to 4i + 3 in bits 2i and 2i + 1. A group has two neighbours.
+        // Eight bytes hold the low four bits of a block's sixteen factors, with those of the last eight in the upper
+        // nibbles. Four bytes hold the upper two bits, those of factors 4i to 4i + 3 in bits 2i and 2i + 1. A group has
+        // two adjacent factors.
         const u16* packed = (const u16*)weight.scales + index / 8 * 6;
         const u32 at = index % 8;
         const u32 low = packed[at % 4] >> at / 4 * 4 & 0x0f0f, high = packed[4 + at % 2] >> at / 2 * 2 & 0x0303;

@@ -1,8 +1,8 @@
-//! Kernels on the CPU, for tests: the text that NVRTC would be given, compiled by g++ against the emulation in `emulation/`.
+//! Kernels on the CPU, for tests: g++ compiles the text for NVRTC against the emulation in `emulation/`.
 //!
-//! [`compile`] makes a shared library of a program, once for each content; [`Emulation`] loads those of some instances and
-//! launches them. With `OCTAVO_EMULATION_SANITIZE` set, libraries are built with the address and undefined-behaviour sanitizers; the
-//! process must then run with `LD_PRELOAD` of [`address_sanitizer`].
+//! [`compile`] compiles a program to a shared library, once for each content; [`Emulation`] loads and launches
+//! instances. With `OCTAVO_EMULATION_SANITIZE` set, libraries are built with the address and undefined-behaviour
+//! sanitizers; the process must then run with `LD_PRELOAD` of [`address_sanitizer`].
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,10 +14,10 @@ use std::{env, fs, io};
 use crate::manifest::{self, Instance};
 use crate::params::Params;
 
-/// The environment variable that asks for sanitizers.
+/// Environment variable that enables the sanitizers.
 pub const SANITIZE: &str = "OCTAVO_EMULATION_SANITIZE";
 
-/// Why kernels could not be compiled, loaded or launched.
+/// Reason why kernels could not be compiled, loaded or launched.
 #[derive(Debug)]
 pub struct EmulationError(String);
 
@@ -33,26 +33,26 @@ fn io_error(what: &Path) -> impl Fn(io::Error) -> EmulationError + '_ {
     move |error| EmulationError(format!("{}: {error}", what.display()))
 }
 
-/// The order in which threads that could all go on do so, and CTAs run.
+/// Order in which ready threads and CTAs run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Ascending.
     Forward,
     /// Descending.
     Reverse,
-    /// By a generator of this seed.
+    /// Random order with this seed.
     Random(u64),
 }
 
-/// The folder of the emulation's sources.
+/// Folder of the emulation's sources.
 pub const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/emulation");
 
-/// The folder of this package's sources.
+/// Returns the folder of this package's sources.
 fn package() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// What every compilation is given.
+/// Returns the options of every compilation.
 fn options(sanitize: bool) -> Vec<String> {
     let include = |folder| format!("-I{}", package().join(folder).display());
     let mut options = vec![include("include"), include("emulation")];
@@ -62,7 +62,7 @@ fn options(sanitize: bool) -> Vec<String> {
             .map(String::from),
     );
     options.extend(match sanitize {
-        // Frames are kept: reports are read by people.
+        // Frame pointers are kept for readable reports.
         true => "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
             .split(' ')
             .map(String::from)
@@ -72,14 +72,15 @@ fn options(sanitize: bool) -> Vec<String> {
     options
 }
 
-/// Where libraries are kept: in cargo's target folder if the running program lies in one, else among temporary files.
+/// Returns the folder of cached libraries: in cargo's target folder if the running program is in one, else among
+/// temporary files.
 pub fn cache_folder() -> PathBuf {
     let executable = env::current_exe().unwrap_or_default();
     let target = executable.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists());
     target.map_or_else(env::temp_dir, Path::to_path_buf).join("emulation")
 }
 
-/// A hash of everything that a compilation of `text` depends on, the compiler's version included.
+/// Returns a hash of everything that affects a compilation of `text`, including the compiler's version.
 fn key(text: &str, options: &[String]) -> Result<u64, EmulationError> {
     let mut hasher = DefaultHasher::new();
     (text, options, compiler_version()?).hash(&mut hasher);
@@ -102,7 +103,7 @@ fn hash_sources(folder: &Path, hasher: &mut DefaultHasher) -> Result<(), Emulati
     Ok(())
 }
 
-/// A hash of the emulation and of the sources in a folder below it.
+/// Returns a hash of the emulation and of the sources in a subfolder.
 pub fn sources_key(folder: &str) -> Result<u64, EmulationError> {
     let mut hasher = DefaultHasher::new();
     key("", &options(is_sanitized()))?.hash(&mut hasher);
@@ -114,12 +115,12 @@ fn is_sanitized() -> bool {
     env::var_os(SANITIZE).is_some()
 }
 
-/// The C++ compiler: that of CXX, or g++.
+/// Returns the C++ compiler: that of CXX, or g++.
 pub fn compiler() -> Command {
     Command::new(env::var_os("CXX").as_deref().unwrap_or(OsStr::new("g++")))
 }
 
-/// Runs a command; what it printed.
+/// Runs a command and returns its output.
 pub fn run(command: &mut Command) -> Result<Vec<u8>, EmulationError> {
     let output = command.output().map_err(|e| EmulationError(format!("{command:?}: {e}")))?;
     if output.status.success() {
@@ -132,15 +133,16 @@ fn compiler_version() -> Result<Vec<u8>, EmulationError> {
     run(compiler().arg("--version"))
 }
 
-/// The address sanitizer's library, which must be loaded before everything else.
+/// Returns the address sanitizer's library, which must be loaded before everything else.
 pub fn address_sanitizer() -> Result<PathBuf, EmulationError> {
     let path = run(compiler().arg("-print-file-name=libasan.so"))?;
     Ok(String::from_utf8_lossy(&path).trim().into())
 }
 
-/// Makes `path` by `make`, which is given a name of its own beside it: whoever else wants the same file sees all of it or nothing.
+/// Creates `path` with `make`, which gets a unique name beside it, so that other processes see the complete file or
+/// none.
 pub fn make_once(path: &Path, make: impl FnOnce(&Path) -> Result<(), EmulationError>) -> Result<(), EmulationError> {
-    // One process compiles one thing at a time, so that threads that want the same library compile it once.
+    // A process compiles one library at a time, so that threads that need the same one compile it once.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if path.exists() {
@@ -154,8 +156,8 @@ pub fn make_once(path: &Path, make: impl FnOnce(&Path) -> Result<(), EmulationEr
     fs::rename(&partial, path).map_err(io_error(path))
 }
 
-/// What the compiler is given to make a library of kernels, beside their text: options, and the emulation's objects, which are
-/// compiled unless they have been before.
+/// Returns the compiler's arguments for a library of kernels, except their text: options, and the emulation's objects,
+/// which are compiled if necessary.
 pub fn library_arguments() -> Result<(Vec<String>, Vec<PathBuf>), EmulationError> {
     let mut options = options(is_sanitized());
     let folder = cache_folder();
@@ -173,8 +175,8 @@ pub fn library_arguments() -> Result<(Vec<String>, Vec<PathBuf>), EmulationError
     Ok((options, objects))
 }
 
-/// The shared library of a program, as [`manifest::program`] writes it: its kernels by name, behind the functions of
-/// `emulation/emu.h`. It is compiled unless it has been before.
+/// Returns the shared library of a program from [`manifest::program`]: its kernels by name, behind the functions of
+/// `emulation/emu.h`. It is compiled if necessary.
 pub fn compile(program: &str) -> Result<PathBuf, EmulationError> {
     let (options, objects) = library_arguments()?;
     let library = cache_folder().join(format!("kernels-{:016x}.so", key(program, &options)?));
@@ -194,16 +196,16 @@ type Error = unsafe extern "C" fn() -> *const c_char;
 type CountBanks = unsafe extern "C" fn(c_int);
 type BankWavefronts = unsafe extern "C" fn(*mut u64, *mut u64);
 
-/// How launches use the banks of shared memory, by vector loads and stores, `ldmatrix` and `cp.async`.
+/// Bank use of launches in shared memory, by vector loads and stores, `ldmatrix` and `cp.async`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BankUse {
-    /// The parts of at most 128 bytes that accesses of warps fall into.
+    /// Number of phases: parts of at most 128 bytes into which accesses of warps are divided.
     pub phases: u64,
-    /// The turns that they take: as many as the phases, and more where lanes want different words of one bank.
+    /// Number of turns that they take: as many as the phases, and more if lanes access different words of one bank.
     pub wavefronts: u64,
 }
 
-/// A library of kernels that has been loaded. It stays loaded: threads keep state of it.
+/// A loaded library of kernels. It is never unloaded, because threads keep its state.
 struct Library {
     launch: Launch,
     set_order: SetOrder,
@@ -215,8 +217,8 @@ struct Library {
 impl Library {
     fn open(path: &Path) -> Result<Self, EmulationError> {
         let failed = |e: libloading::Error| EmulationError(format!("{}: {e}", path.display()));
-        // SAFETY: the library is ours, and its constructors only list its kernels; `emu.h` declares the functions with
-        // these types, and they stay valid because the library is never closed.
+        // SAFETY: the library belongs to this project, and its constructors only list its kernels. `emu.h` declares the
+        // functions with these types, and they stay valid because the library is never closed.
         unsafe {
             let library = std::mem::ManuallyDrop::new(libloading::Library::new(path).map_err(failed)?);
             Ok(Self {
@@ -232,7 +234,7 @@ impl Library {
 
 /// Instances that can be launched.
 pub struct Emulation {
-    /// By name of the instance.
+    /// Kernels by name of the instance.
     kernels: Vec<(Instance, usize)>,
     libraries: Vec<Library>,
 }
@@ -249,9 +251,9 @@ impl Emulation {
         Ok(this)
     }
 
-    /// How the launches that `work` does on the calling thread use the banks of shared memory, together.
+    /// Returns the total bank use of the launches that `work` makes on the calling thread.
     pub fn bank_use(&self, work: impl FnOnce()) -> BankUse {
-        // SAFETY: `emu.h` says that the function takes any number.
+        // SAFETY: according to `emu.h` the function accepts any number.
         let count = |on| self.libraries.iter().for_each(|library| unsafe { (library.count_banks)(on) });
         count(1);
         work();
@@ -259,7 +261,7 @@ impl Emulation {
         let mut all = BankUse::default();
         for library in &self.libraries {
             let mut one = BankUse::default();
-            // SAFETY: it writes the two numbers that it is given the addresses of.
+            // SAFETY: the function writes the two numbers whose addresses it gets.
             unsafe { (library.bank_wavefronts)(&mut one.phases, &mut one.wavefronts) };
             all.phases += one.phases;
             all.wavefronts += one.wavefronts;
@@ -270,7 +272,7 @@ impl Emulation {
     /// Runs a kernel to its end on the calling thread.
     ///
     /// # Safety
-    /// What the kernel reads and writes through the addresses in `params` is memory that it may read and write.
+    /// The kernel may read and write the memory that it accesses through the addresses in `params`.
     pub unsafe fn launch<P: Params>(
         &self,
         order: Order,
@@ -296,7 +298,7 @@ impl Emulation {
             Order::Random(seed) => (2, seed),
         };
         let (block, bytes) = ([found.threads, 1, 1], params.bytes());
-        // SAFETY: the arguments are what `emu.h` says; the kernel's own accesses are the caller's promise.
+        // SAFETY: the arguments are those of `emu.h`; the caller guarantees the kernel's own accesses.
         let status = unsafe {
             (library.set_order)(order, seed);
             let params = bytes.as_ptr().cast();

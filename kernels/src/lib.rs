@@ -1,13 +1,13 @@
 //! CUDA C++ kernels as embedded sources.
 //!
-//! - A source in `cuda/` holds **templates** and includes one header, `gpu.h`. It has no entry points: whoever compiles it
-//!   appends a `KERNEL` line for each instance wanted.
-//! - A kernel has one parameter, a plain struct ([`params`]), so a launch is a name, a grid, a number of threads, bytes of
-//!   dynamic shared memory and one struct.
-//! - The same text is compiled by NVRTC for a chip, and by g++ for the CPU emulation (feature `emulation`), which is how
-//!   kernels are tested where there is no GPU.
+//! - A source in `cuda/` contains **templates** and includes one header, `gpu.h`. It has no entry points: the code that
+//!   compiles it appends a `KERNEL` line for each required instance.
+//! - A kernel has one parameter, a plain struct ([`params`]), so a launch consists of a name, a grid, a number of
+//!   threads, a size of dynamic shared memory and one struct.
+//! - NVRTC compiles the same text for a chip, and g++ compiles it for the CPU emulation (feature `emulation`), with
+//!   which kernels are tested without a GPU.
 //!
-//! **Invariant:** this crate depends on no other crate of the workspace and links nothing of CUDA.
+//! **Invariant:** this crate depends on no other crate of the workspace and links no part of CUDA.
 
 #[cfg(feature = "emulation")]
 pub mod emulation;
@@ -18,3 +18,5 @@ pub mod params;
 pub mod plan;
 pub mod quant;
 pub mod sources;
+#[cfg(feature = "nvrtc")]
+pub mod usage;

@@ -1,7 +1,7 @@
-//! Every kernel instance: which template with which arguments, from which source, launched with how many threads.
+//! All kernel instances, each with its template, arguments, source and number of threads.
 //!
-//! Whoever launches a kernel asks for its instance by typed values ([`gemv`], [`paged_decode`], ...) and never writes a name.
-//! [`all`] lists what a chip can be asked for: it is what `octavo kernels build` makes and what the compile check covers.
+//! Code that launches a kernel requests its instance by typed values ([`gemv`], [`paged_decode`], ...) and never writes
+//! a name. [`all`] lists the instances of a chip, which `octavo kernels build` compiles and the compile check covers.
 
 mod attention;
 mod fill;
@@ -27,19 +27,19 @@ use crate::sources::Source;
 /// Element type of activations, dense weights and the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Dtype {
-    /// IEEE single precision: for exactness and for checks.
+    /// IEEE single precision, for exactness and for checks.
     F32,
     /// IEEE half precision.
     F16,
-    /// bfloat16; from sm_80 on.
+    /// bfloat16, from sm_80 on.
     Bf16,
 }
 
 impl Dtype {
-    /// All of them.
+    /// All element types.
     pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
 
-    /// As in names of instances and in `--dtype`'s short forms.
+    /// Returns the name in instances and in `--dtype`'s short forms.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -48,7 +48,7 @@ impl Dtype {
         }
     }
 
-    /// The type's name in C.
+    /// Returns the type's name in C.
     pub const fn c_name(self) -> &'static str {
         match self {
             Self::F32 => "float",
@@ -57,7 +57,7 @@ impl Dtype {
         }
     }
 
-    /// Bytes of an element.
+    /// Returns the size of an element in bytes.
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -66,12 +66,12 @@ impl Dtype {
     }
 }
 
-/// A chip by its compute capability.
+/// A chip, identified by its compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Chip {
-    /// 7 for Volta and Turing, 8 for Ampere and Ada, 9 for Hopper.
+    /// Major number: 7 for Volta and Turing, 8 for Ampere and Ada, 9 for Hopper.
     pub major: u32,
-    /// 0 for a V100, 9 for an L40S, 0 for an H100.
+    /// Minor number: 0 for a V100, 9 for an L40S, 0 for an H100.
     pub minor: u32,
 }
 
@@ -82,16 +82,16 @@ impl Chip {
     pub const SM_89: Self = Self { major: 8, minor: 9 };
     /// H100 and H200.
     pub const SM_90: Self = Self { major: 9, minor: 0 };
-    /// The chips that every change is compiled for.
+    /// Chips for which every change is compiled.
     pub const CHECKED: [Self; 3] = [Self::SM_70, Self::SM_89, Self::SM_90];
 
-    /// The compiler's name of the chip: `sm_89`, and `sm_90a` with what only that chip has.
+    /// Returns the compiler's name of the chip: `sm_89`, and `sm_90a` with the features that only that chip has.
     pub fn arch(self) -> String {
         let suffix = if self == Self::SM_90 { "a" } else { "" };
         format!("sm_{}{}{suffix}", self.major, self.minor)
     }
 
-    /// The chip of a compiler's name.
+    /// Parses a compiler's name of a chip.
     pub fn parse(arch: &str) -> Option<Self> {
         let digits = arch.strip_prefix("sm_")?.trim_end_matches('a');
         let at = digits.len().checked_sub(1)?;
@@ -99,21 +99,56 @@ impl Chip {
         (chip.arch() == arch).then_some(chip)
     }
 
-    /// Whether there are bf16, `cp.async`, `ldmatrix` and the tensor-core instructions of Ampere.
+    /// Returns whether the chip has bf16, `cp.async`, `ldmatrix` and the tensor-core instructions of Ampere.
     pub const fn has_sm80(self) -> bool {
         self.major >= 8
     }
 
-    /// Whether kernels of this element type are made for the chip.
+    /// Returns whether there are kernels of this element type for the chip.
     pub const fn has(self, dtype: Dtype) -> bool {
         !matches!(dtype, Dtype::Bf16) || self.has_sm80()
     }
 }
 
-/// The chips that an instance is made for.
+/// Form to which kernels are compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Target {
+    /// Machine code for a chip.
+    Code(Chip),
+    /// PTX for a chip, which the driver compiles for that chip or a later one.
+    Ptx(Chip),
+}
+
+impl Target {
+    /// Returns the chip for which kernels are compiled.
+    pub const fn chip(self) -> Chip {
+        match self {
+            Self::Code(chip) | Self::Ptx(chip) => chip,
+        }
+    }
+
+    /// Returns the compiler's name of the target: `sm_89`, or `compute_89` for PTX.
+    pub fn arch(self) -> String {
+        match self {
+            Self::Code(chip) => chip.arch(),
+            Self::Ptx(Chip { major, minor }) => format!("compute_{major}{minor}"),
+        }
+    }
+
+    /// Parses a compiler's name of a target.
+    pub fn parse(arch: &str) -> Option<Self> {
+        let ptx = arch.strip_prefix("compute_").and_then(|digits| {
+            let chip = Chip::parse(&format!("sm_{digits}")).or_else(|| Chip::parse(&format!("sm_{digits}a")))?;
+            Some(Self::Ptx(chip)).filter(|target| target.arch() == arch)
+        });
+        ptx.or_else(|| Chip::parse(arch).map(Self::Code))
+    }
+}
+
+/// Chips that an instance supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chips {
-    /// Every one.
+    /// All chips.
     All,
     /// Up to sm_75.
     BeforeSm80,
@@ -122,7 +157,7 @@ pub enum Chips {
 }
 
 impl Chips {
-    /// Whether `chip` is among them.
+    /// Returns whether `chip` is among them.
     pub const fn contains(self, chip: Chip) -> bool {
         match self {
             Self::All => true,
@@ -132,10 +167,10 @@ impl Chips {
     }
 }
 
-/// One entry point.
+/// An entry point.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Instance {
-    /// The file with its template.
+    /// Source file with its template.
     pub source: Source,
     /// Name of the entry point, unique in the manifest.
     pub name: String,
@@ -143,21 +178,21 @@ pub struct Instance {
     pub call: String,
     /// Name of the parameter struct.
     pub params: &'static str,
-    /// Its bytes.
+    /// Size of the parameter struct in bytes.
     pub params_bytes: usize,
-    /// Threads of a CTA.
+    /// Number of threads in a CTA.
     pub threads: u32,
-    /// Bytes of dynamic shared memory of a launch; where a launch may ask for less, the most.
+    /// Maximum dynamic shared memory of a launch in bytes.
     pub dynamic_shared: usize,
-    /// Where it can run.
+    /// Chips on which it can run.
     pub chips: Chips,
-    /// CTAs that a multiprocessor holds at once, at least: the compiler may use the registers that so many leave. 0: as it
-    /// thinks best.
+    /// Minimum number of CTAs on a multiprocessor at once, which limits the registers that the compiler may use. 0
+    /// leaves it to the compiler.
     pub resident: u32,
 }
 
 impl Instance {
-    /// An instance with parameters P, without dynamic shared memory, for every chip.
+    /// Creates an instance with parameters P, without dynamic shared memory, for every chip.
     pub(crate) fn new<P: Params>(source: Source, name: String, call: String, threads: u32) -> Self {
         Self {
             source,
@@ -172,27 +207,27 @@ impl Instance {
         }
     }
 
-    /// With the registers that so many CTAs a multiprocessor leave.
+    /// Sets the minimum number of CTAs on a multiprocessor, which limits the registers.
     pub(crate) fn resident(self, ctas: u32) -> Self {
         Self { resident: ctas, ..self }
     }
 
-    /// With that much dynamic shared memory.
+    /// Sets the dynamic shared memory.
     pub(crate) fn with_shared(self, dynamic_shared: usize) -> Self {
         Self { dynamic_shared, ..self }
     }
 
-    /// For these chips alone.
+    /// Restricts the instance to these chips.
     pub(crate) fn on(self, chips: Chips) -> Self {
         Self { chips, ..self }
     }
 
-    /// For the chips that have the element type.
+    /// Restricts the instance to chips with the element type.
     pub(crate) fn of(self, dtype: Dtype) -> Self {
         if dtype == Dtype::Bf16 { self.on(Chips::FromSm80) } else { self }
     }
 
-    /// The line that makes the entry point.
+    /// Returns the line that defines the entry point.
     fn line(&self) -> String {
         let Self { name, threads, resident, params, call, .. } = self;
         match resident {
@@ -202,7 +237,7 @@ impl Instance {
     }
 }
 
-/// Every instance that can be asked for on a chip.
+/// Returns all instances for a chip.
 pub fn all(chip: Chip) -> Vec<Instance> {
     let families = [rows::all(chip), attention::all(chip), linear::all(chip), sampling::all(), fill::all(chip)];
     let instances: Vec<_> = families.into_iter().flatten().collect();
@@ -210,7 +245,7 @@ pub fn all(chip: Chip) -> Vec<Instance> {
     instances
 }
 
-/// The sources of `instances`, each once, in order of first mention.
+/// Returns the sources of `instances`, each once, in order of first mention.
 pub fn sources(instances: &[Instance]) -> Vec<Source> {
     let mut sources: Vec<Source> = Vec::new();
     for instance in instances {
@@ -221,8 +256,8 @@ pub fn sources(instances: &[Instance]) -> Vec<Source> {
     sources
 }
 
-/// The text that a compiler is given, beside the [`HEADERS`](crate::sources::HEADERS): the source with an entry point for each
-/// of `instances` that is of it.
+/// Returns the text to compile, which includes the [`HEADERS`](crate::sources::HEADERS): the source with an entry point
+/// for each of `instances` that belongs to it.
 pub fn program(source: Source, instances: &[Instance]) -> String {
     let mut text = format!("#line 1 \"{}\"\n{}\n#line 1 \"manifest\"\n", source.path, source.text);
     for instance in instances.iter().filter(|i| i.source == source) {
@@ -285,6 +320,12 @@ mod tests {
         assert_eq!(Chip::parse("sm_86"), Some(Chip { major: 8, minor: 6 }));
         for wrong in ["", "sm_", "sm_9", "90", "sm_90", "sm_89a", "compute_70"] {
             assert_eq!(Chip::parse(wrong), None, "{wrong}");
+        }
+        for target in Chip::CHECKED.into_iter().flat_map(|chip| [Target::Code(chip), Target::Ptx(chip)]) {
+            assert_eq!(Target::parse(&target.arch()), Some(target));
+        }
+        for wrong in ["compute_", "compute_90a", "compute_7", "70", "sm_90"] {
+            assert_eq!(Target::parse(wrong), None, "{wrong}");
         }
     }
 }

@@ -1,6 +1,7 @@
-//! NVRTC, the compiler of CUDA C++ that is a library: opened at run time from a path, so nothing of CUDA is linked.
+//! NVRTC, NVIDIA's CUDA C++ compiler library, opened at run time from a path, so that no part of CUDA is linked.
 //!
-//! It needs neither a GPU nor a driver, makes code for any chip that it knows, and may be called by several threads at once.
+//! It needs neither a GPU nor a driver, generates code for every chip that it supports, and may be called by several
+//! threads at once.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -8,20 +9,23 @@ use std::ptr;
 
 use libloading::Library;
 
-use crate::manifest::Chip;
+use crate::manifest::{Chip, Target};
 use crate::sources::HEADERS;
 
-/// Options that every program is compiled with, beside the chip: part of what a cached result depends on.
-pub const OPTIONS: &[&str] = &["--std=c++17", "--ptxas-options=-v", "--ptxas-options=--warn-on-spills"];
+/// Options of every compilation except the target.
+const OPTIONS: &[&str] = &["--std=c++17"];
 
-/// Why nothing was compiled.
+/// Options of a compilation to machine code.
+const ASSEMBLER_OPTIONS: &[&str] = &["--ptxas-options=-v", "--ptxas-options=--warn-on-spills"];
+
+/// Reason why a compilation failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NvrtcError {
-    /// The file is not there, or is no NVRTC.
+    /// The file does not exist or is not NVRTC.
     Open(String),
-    /// A call failed: which, and what NVRTC says of it.
+    /// A call failed; contains the function and NVRTC's message.
     Call(&'static str, String),
-    /// The program is wrong, or the chip is unknown: the compiler's messages.
+    /// The program is invalid or the chip is unknown; contains the compiler's messages.
     Compile(String),
 }
 
@@ -37,19 +41,19 @@ impl std::fmt::Display for NvrtcError {
 
 impl std::error::Error for NvrtcError {}
 
-/// What a compilation gives.
+/// Result of a compilation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
-    /// Code for the chip, as the driver loads it.
-    pub cubin: Vec<u8>,
-    /// Warnings, and what each kernel uses (registers, shared memory, spills).
+    /// Machine code, or PTX that ends with a zero; the driver loads both unchanged.
+    pub code: Vec<u8>,
+    /// Warnings; for machine code also the resources that each kernel uses ([`usage`](crate::usage)).
     pub log: String,
 }
 
 type Program = *mut c_void;
 type Status = c_int;
 
-/// The functions that are used, as `nvrtc.h` declares them.
+/// The required functions, as declared in `nvrtc.h`.
 #[derive(Debug)]
 struct Functions {
     error_string: unsafe extern "C" fn(Status) -> *const c_char,
@@ -80,21 +84,22 @@ pub struct Nvrtc {
     functions: Functions,
     version: (u32, u32),
     archs: Vec<u32>,
-    /// Last, as the functions are of it.
+    /// The library is the last field, because the functions belong to it.
     _library: Library,
 }
 
 impl Nvrtc {
-    /// Opens the library at `path`, or of that name where the system looks for libraries.
+    /// Opens the library at `path`, or searches for that name where the system looks for libraries.
     pub fn open(path: &Path) -> Result<Self, NvrtcError> {
         let reason = |e: libloading::Error| NvrtcError::Open(format!("{}: {}", path.display(), loaders_words(&e)));
-        // SAFETY: initialisers of NVRTC have no preconditions; another library at this path is the caller's doing.
+        // SAFETY: initialisers of NVRTC have no preconditions; the caller is responsible for any other library at this
+        // path.
         let library = unsafe { Library::new(path) }.map_err(reason)?;
-        /// Looks a function up.
+        /// Looks up a function.
         macro_rules! symbol {
             ($name:literal) => {
-                // SAFETY: the field that it initialises has the type that `nvrtc.h` gives to this function, and the library
-                // is kept as long as the pointer.
+                // SAFETY: the field that it initialises has the type of this function in `nvrtc.h`, and the library is
+                // kept as long as the pointer.
                 *unsafe { library.get($name.as_bytes()) }.map_err(reason)?
             };
         }
@@ -115,50 +120,46 @@ impl Nvrtc {
         };
         let mut nvrtc = Self { functions, version: (0, 0), archs: Vec::new(), _library: library };
         let (mut major, mut minor, mut count) = (0, 0, 0);
-        // SAFETY: both write the numbers that they are given the addresses of.
+        // SAFETY: both write the numbers whose addresses they get.
         nvrtc.check("nvrtcVersion", unsafe { (nvrtc.functions.version)(&mut major, &mut minor) })?;
         // SAFETY: as above.
         nvrtc.check("nvrtcGetNumSupportedArchs", unsafe { (nvrtc.functions.arch_count)(&mut count) })?;
         let mut archs = vec![0; usize::try_from(count).unwrap_or(0)];
-        // SAFETY: it writes as many numbers as the call before has told.
+        // SAFETY: the function writes as many numbers as the call before returned.
         nvrtc.check("nvrtcGetSupportedArchs", unsafe { (nvrtc.functions.archs)(archs.as_mut_ptr()) })?;
         nvrtc.version = (major.unsigned_abs(), minor.unsigned_abs());
         nvrtc.archs = archs.into_iter().map(i32::unsigned_abs).collect();
         Ok(nvrtc)
     }
 
-    /// `(12, 9)`.
+    /// Returns the release, such as `(12, 9)`.
     pub fn version(&self) -> (u32, u32) {
         self.version
     }
 
-    /// Whether it makes code for the chip: version 13 does not for a V100.
+    /// Returns whether it generates code for the chip. Version 13 does not for a V100.
     pub fn supports(&self, chip: Chip) -> bool {
         self.archs.contains(&(chip.major * 10 + chip.minor))
     }
 
-    /// Compiles the text of a [`program`](crate::manifest::program) to code for `chip`. `name` stands in messages.
-    pub fn compile(&self, name: &str, text: &str, chip: Chip) -> Result<Compiled, NvrtcError> {
-        let (program, log) = self.compiled(name, text, options(chip))?;
-        let cubin = self.read("nvrtcGetCUBIN", program.handle, self.functions.cubin_size, self.functions.cubin)?;
-        Ok(Compiled { cubin, log })
+    /// Compiles the text of a [`program`](crate::manifest::program) for `target`. `name` appears in messages.
+    pub fn compile(&self, name: &str, text: &str, target: Target) -> Result<Compiled, NvrtcError> {
+        let (program, log) = self.compiled(name, text, options(target))?;
+        let Functions { cubin_size, cubin, ptx_size, ptx, .. } = self.functions;
+        let code = match target {
+            Target::Code(_) => self.read("nvrtcGetCUBIN", program.handle, cubin_size, cubin)?,
+            Target::Ptx(_) => self.read("nvrtcGetPTX", program.handle, ptx_size, ptx)?,
+        };
+        Ok(Compiled { code, log })
     }
 
-    /// Compiles it to PTX for `chip`, which a driver makes code of for that chip and for later ones: a way to run a chip's
-    /// source where there is none of it. The text ends with a zero, as drivers want it.
-    pub fn compile_ptx(&self, name: &str, text: &str, chip: Chip) -> Result<Vec<u8>, NvrtcError> {
-        let arch = format!("--gpu-architecture=compute_{}{}", chip.major, chip.minor);
-        let (program, _) = self.compiled(name, text, vec![arch, "--std=c++17".to_owned()])?;
-        self.read("nvrtcGetPTX", program.handle, self.functions.ptx_size, self.functions.ptx)
-    }
-
-    /// A program that has been compiled, and the compiler's messages.
+    /// Returns a compiled program and the compiler's messages.
     fn compiled(&self, name: &str, text: &str, options: Vec<String>) -> Result<(Handle<'_>, String), NvrtcError> {
         let program = self.create(name, text)?;
         let options = options.into_iter().map(c_string).collect::<Result<Vec<_>, _>>()?;
         let pointers: Vec<_> = options.iter().map(|o| o.as_ptr()).collect();
         let count = c_int::try_from(pointers.len()).unwrap_or(c_int::MAX);
-        // SAFETY: the program exists, and the options are as many strings as are said.
+        // SAFETY: the program exists, and `count` is the number of options.
         let status = unsafe { (self.functions.compile)(program.handle, count, pointers.as_ptr()) };
         let log = self.read("nvrtcGetProgramLog", program.handle, self.functions.log_size, self.functions.log)?;
         let log = String::from_utf8_lossy(log.strip_suffix(&[0]).unwrap_or(&log)).into_owned();
@@ -191,7 +192,7 @@ impl Nvrtc {
         Ok(Handle { nvrtc: self, handle })
     }
 
-    /// What a pair of functions gives: the size, then so many bytes.
+    /// Reads the result of a pair of functions: its size, then its bytes.
     fn read(
         &self,
         call: &'static str,
@@ -200,10 +201,10 @@ impl Nvrtc {
         read: unsafe extern "C" fn(Program, *mut c_char) -> Status,
     ) -> Result<Vec<u8>, NvrtcError> {
         let mut size = 0;
-        // SAFETY: it writes the number that it is given the address of.
+        // SAFETY: the function writes the number whose address it gets.
         self.check(call, unsafe { size_of(program, &mut size) })?;
         let mut bytes = vec![0; size];
-        // SAFETY: it writes as many bytes as the call before has told.
+        // SAFETY: the function writes as many bytes as the call before returned.
         self.check(call, unsafe { read(program, bytes.as_mut_ptr().cast()) })?;
         Ok(bytes)
     }
@@ -213,7 +214,7 @@ impl Nvrtc {
     }
 
     fn message(&self, status: Status) -> String {
-        // SAFETY: it gives a constant string for every number.
+        // SAFETY: the function returns a constant string for every number.
         let message = unsafe { CStr::from_ptr((self.functions.error_string)(status)) };
         message.to_string_lossy().into_owned()
     }
@@ -227,20 +228,22 @@ struct Handle<'a> {
 
 impl Drop for Handle<'_> {
     fn drop(&mut self) {
-        // SAFETY: the program exists and is used no more. A failure would leave memory in use, no more.
+        // SAFETY: the program exists and is not used again. A failure would only leave memory in use.
         unsafe { (self.nvrtc.functions.destroy)(&mut self.handle) };
     }
 }
 
-/// Why a library is not loaded or lacks a function: what the system says of it, which the error itself leaves to its source.
+/// Returns the system's message about a library that is not loaded or lacks a function, which the error itself has only
+/// in its source.
 pub fn loaders_words(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// The options for a chip.
-pub fn options(chip: Chip) -> Vec<String> {
-    let arch = format!("--gpu-architecture={}", chip.arch());
-    std::iter::once(arch).chain(OPTIONS.iter().map(|o| (*o).to_owned())).collect()
+/// Returns the options for a target.
+pub fn options(target: Target) -> Vec<String> {
+    let arch = format!("--gpu-architecture={}", target.arch());
+    let assembler: &[&str] = if matches!(target, Target::Code(_)) { ASSEMBLER_OPTIONS } else { &[] };
+    std::iter::once(arch).chain([OPTIONS, assembler].concat().into_iter().map(str::to_owned)).collect()
 }
 
 fn c_string(text: impl Into<Vec<u8>>) -> Result<CString, NvrtcError> {

@@ -1,6 +1,8 @@
-//! The parameters of every kernel: the structs of `include/params.h` in Rust. A kernel has one parameter, its struct by value.
+//! Parameters of every kernel: the structs of `include/params.h` in Rust. A kernel has one parameter, its struct by
+//! value.
 //!
-//! T in the comments is the element type of activations, weights and cache: `f32`, `f16` or `bf16`, one for a whole program.
+//! T in the comments is the element type of activations, weights and cache: `f32`, `f16` or `bf16`, the same for a
+//! whole program.
 
 mod attention;
 mod fill;
@@ -11,7 +13,7 @@ mod sampling;
 pub use attention::{
     AttentionParams, MAX_HEAD_SIZE, MAX_SPLIT_TOKENS, PagedDecodeParams, QKV_POST_HEADS, QkvPostParams,
 };
-pub use fill::FillParams;
+pub use fill::{FILL_CTAS, FillParams};
 pub use linear::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams};
 pub use rows::{CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams};
 pub use sampling::{
@@ -19,36 +21,37 @@ pub use sampling::{
     SamplingParams, SamplingRow,
 };
 
-/// An address on the device; 0 is null.
+/// A device address; 0 is null.
 pub type DevicePtr = u64;
 
-/// Tokens of a KV block.
+/// Number of tokens in a KV block.
 pub const KV_BLOCK: usize = 16;
 
-/// The slot of a token whose key and value are not written: a padding row of a captured graph.
+/// Slot of a token whose key and value are not written: a padding row of a captured graph.
 pub const NO_SLOT: u32 = u32::MAX;
 
-/// Set in a token id, the rest of which is the row of the step before that drew the token.
+/// Bit of a token id that refers to the row of the preceding step which sampled the token. The other bits are the row.
 pub const DRAWN_TOKEN: u32 = 1 << 31;
 
-/// A parameter struct, as the launch needs it and as the test of its layout does.
+/// A parameter struct with the data for launches and for the test of its layout.
 ///
 /// # Safety
-/// The type is `repr(C)`, has no padding and holds plain numbers only: [`Params::bytes`] reads all of it.
+/// The type must be `repr(C)`, have no padding and contain only plain numbers: [`Params::bytes`] reads all of it.
 pub unsafe trait Params: Copy {
-    /// Its name, here and in C.
+    /// Name of the struct, here and in C.
     const NAME: &'static str;
     /// Every field with its offset in bytes.
     const FIELDS: &'static [(&'static str, usize)];
 
-    /// The struct as a launch passes it.
+    /// Returns the struct as passed to a launch.
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the trait promises that every byte of the struct is initialised.
+        // SAFETY: the trait guarantees that every byte of the struct is initialised.
         unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
     }
 }
 
-/// Defines parameter structs: `repr(C)`, all fields public, [`Params`] implemented, padding refused.
+/// Defines parameter structs: `repr(C)` with public fields and an implementation of [`Params`]. Padding is a compile
+/// error.
 macro_rules! params {
     ($($(#[$struct_doc:meta])* $name:ident { $($(#[$doc:meta])* $field:ident: $type:ty,)* })*) => {$(
         $(#[$struct_doc])*
@@ -58,7 +61,8 @@ macro_rules! params {
 
         const _: () = assert!(0 $(+ size_of::<$type>())* == size_of::<$name>(), "hidden padding");
 
-        // SAFETY: `repr(C)`; the assertion above shows that there is no padding, and fields are numbers or such structs.
+        // SAFETY: the struct is `repr(C)`, the assertion above shows that there is no padding, and fields are numbers
+        // or such structs.
         unsafe impl $crate::params::Params for $name {
             const NAME: &'static str = stringify!($name);
             const FIELDS: &'static [(&'static str, usize)] =

@@ -1,49 +1,51 @@
-//! What the attention kernels are to do in a step: arrays of u32 that the host writes beside the step's own.
+//! Plans of the attention kernels for a step: u32 arrays that the host writes beside the step's own.
 //!
-//! A sequence of one query is decode's, a longer one prefill's. Neither plan depends on anything but the sequence itself, so
-//! a sequence's sums are the same in every batch.
+//! Sequences of one query are processed by decode, longer ones by prefill. Both plans depend only on the sequence
+//! itself, so a sequence's sums are the same in every batch.
 
+use crate::manifest;
 use crate::params::{KV_BLOCK, MAX_SPLIT_TOKENS};
 
-/// Tokens of the smallest split of decode attention: of fewer, what a split costs by itself would be much beside its keys.
+/// Number of tokens in the smallest split of decode attention. For fewer tokens the fixed cost of a split would be
+/// large compared with its keys.
 const MIN_SPLIT_TOKENS: u32 = 128;
 
-/// Splits that a sequence is cut into at most, until they are of [`MAX_SPLIT_TOKENS`]. As every split is worked on for each KV head,
-/// one sequence alone occupies a device of a hundred multiprocessors.
+/// Maximum number of splits of a sequence, until they have [`MAX_SPLIT_TOKENS`] tokens. Every split is processed for
+/// each KV head, so a single sequence occupies a device of a hundred multiprocessors.
 const SPLITS: u32 = 32;
 
-/// Tokens of a split of decode attention of a sequence of so many tokens: many small splits as long as their partial results stay few.
-/// It hangs on nothing else, so that a sequence's sums are the same in every batch.
+/// Returns the number of tokens in a split of decode attention for a sequence of `seq_len` tokens: many small splits as
+/// long as there are few partial results. It depends on nothing else, so a sequence's sums are the same in every batch.
 pub fn split_tokens(seq_len: u32) -> u32 {
     seq_len.div_ceil(SPLITS).next_power_of_two().clamp(MIN_SPLIT_TOKENS, MAX_SPLIT_TOKENS)
 }
 
-/// Splits of decode attention of a sequence of at most so many tokens, at most.
+/// Returns the maximum number of splits of decode attention for a sequence of at most `seq_len` tokens.
 pub fn most_splits(seq_len: usize) -> usize {
     let [splits, smallest, largest] = [SPLITS, MIN_SPLIT_TOKENS, MAX_SPLIT_TOKENS].map(|n| n as usize);
     seq_len.div_ceil(smallest).min(splits).max(seq_len.div_ceil(largest)).max(1)
 }
 
-/// The splits of decode attention: `[splits, 0, 0, 0]`, then four numbers a split (sequence, split, index of its partial result, tokens
-/// of the sequence's splits), a sequence's splits one after the other.
+/// The splits of decode attention: `[splits, 0, 0, 0]`, then four numbers per split (sequence, split, index of its
+/// partial result, tokens of the sequence's splits). The splits of a sequence are contiguous.
 ///
-/// A split is the keys `split · tokens ..` of its sequence, as many as that. A sequence of no keys has one empty split, which writes
-/// zeros.
+/// A split has the keys `split · tokens ..` of its sequence, `tokens` of them. A sequence without keys has one empty
+/// split, which writes zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodePlan {
-    /// Splits.
+    /// Number of splits.
     pub splits: u32,
 }
 
 impl DecodePlan {
-    /// Numbers of a plan of `splits` splits.
+    /// Returns the length of a plan of `splits` splits.
     pub const fn len(splits: usize) -> usize {
         4 + 4 * splits
     }
 
-    /// Appends the plan of the sequences of one query to `out`. `query_start` is `[S + 1]`, `seq_lens` `[S]`. `split_tokens` gives
-    /// the tokens of a split of a sequence of so many: multiples of [`KV_BLOCK`] of at most [`MAX_SPLIT_TOKENS`], as
-    /// [`split_tokens`](self::split_tokens()) does.
+    /// Appends the plan of the sequences of one query to `out`. `query_start` is `[S + 1]`, `seq_lens` `[S]`.
+    /// `split_tokens` returns the number of tokens in a split of a sequence of the given length: a multiple of
+    /// [`KV_BLOCK`] of at most [`MAX_SPLIT_TOKENS`], like [`split_tokens`](self::split_tokens()).
     pub fn write(query_start: &[u32], seq_lens: &[u32], split_tokens: impl Fn(u32) -> u32, out: &mut Vec<u32>) -> Self {
         let head = out.len();
         out.extend([0; 4]);
@@ -64,18 +66,30 @@ impl DecodePlan {
     }
 }
 
-/// The tiles of prefill attention: two numbers a tile (sequence, its first query within the sequence's rows).
+/// Returns the number of CTAs that share the splits of decode attention: `columns` of [`PagedDecodeParams::grid`], for
+/// a grid of `rows` KV heads and tiles of query heads on a device of `processors` multiprocessors.
+///
+/// It rounds down, so that all CTAs are resident at once: they share the work evenly, and a single CTA that had to wait
+/// for the others would double the time of the kernel. The result of the kernel does not depend on the number.
+///
+/// [`PagedDecodeParams::grid`]: crate::params::PagedDecodeParams::grid
+pub fn decode_columns(rows: u32, head_tile: u32, processors: u32, splits: u32) -> u32 {
+    (processors * manifest::decode_ctas(head_tile) / rows.max(1)).min(splits).max(1)
+}
+
+/// The tiles of prefill attention: two numbers per tile (sequence, its first query within the sequence's rows).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefillPlan {
-    /// Tiles: the first number of the grid.
+    /// Number of tiles: the first dimension of the grid.
     pub tiles: u32,
 }
 
 impl PrefillPlan {
-    /// Queries of a tile.
+    /// Number of queries in a tile.
     pub const QUERIES: u32 = 64;
 
-    /// Appends the plan of the sequences of more than one query to `out`, those that see most keys first: they take longest.
+    /// Appends the plan of the sequences of more than one query to `out`, starting with the tiles that see most keys,
+    /// because they take longest.
     pub fn write(query_start: &[u32], seq_lens: &[u32], out: &mut Vec<u32>) -> Self {
         let head = out.len();
         for (sequence, range) in query_start.windows(2).enumerate() {
@@ -115,10 +129,19 @@ mod tests {
             [128, 128, 128, 128, 256, 2048, 2048, 2048]
         );
         let splits = |len: u32| len.div_ceil(split_tokens(len));
-        // With eight KV heads, a CTA for each multiprocessor of an H200 and more.
+        // With eight KV heads, these are more CTAs than an H100 has multiprocessors.
         assert!((4096..=65_536).all(|len| (17..=32).contains(&splits(len))));
         assert_eq!([0, 1, 1000, 5000, 131_072].map(most_splits), [1, 1, 8, 32, 64]);
         assert!((1..200_000u32).all(|len| splits(len) as usize <= most_splits(len as usize)));
+    }
+
+    #[test]
+    fn every_block_of_decode_is_resident() {
+        // Qwen3-8B on an H200 has 8 KV heads with 4 query heads each, and 3 CTAs per multiprocessor.
+        assert_eq!(decode_columns(8, 4, 132, 1024), 49);
+        assert_eq!(decode_columns(8, 4, 132, 7), 7);
+        // Here there are more heads than the CTAs that a device holds.
+        assert_eq!(decode_columns(1000, 8, 80, 5), 1);
     }
 
     #[test]

@@ -1,44 +1,44 @@
-//! How quantised weights lie on the device.
+//! Layout of quantised weights on the device.
 //!
-//! GGUF blocks are of 18 to 210 bytes, so in a file neither codes nor scales are aligned. On the device a weight `[N, K]` is a few
-//! **planes**, each `[N, K / group]` of one kind of item and aligned to 16 bytes: the codes of 32 neighbours are one load of 16
-//! bytes (two for Q8_0, 8 bytes for codes of 2 bits), next to those of the following 32. Nothing is rounded and nothing is added:
-//! the planes hold the file's bits, in as many bytes.
+//! GGUF blocks have 18 to 210 bytes, so in a file neither codes nor scales are aligned. On the device a weight `[N, K]`
+//! is stored as **planes**, each `[N, K / group]` of one kind of item and aligned to 16 bytes: the codes of 32 adjacent
+//! elements are one 16-byte load (two for Q8_0, 8 bytes for 2-bit codes) and contiguous with those of the next 32.
+//! Nothing is rounded and nothing is added: the planes contain the file's bits, in as many bytes.
 //!
 //! | format | `codes`, 32 elements | `high`, 32 elements | `scales` | `deltas` |
 //! |---|---|---|---|---|
-//! | Q4_0 | nibbles | | | f16 scale a 32 |
-//! | Q4_1 | nibbles | | | f16 scale, f16 minimum a 32 |
-//! | Q5_0 | nibbles | bits | | f16 scale a 32 |
-//! | Q5_1 | nibbles | bits | | f16 scale, f16 minimum a 32 |
-//! | Q8_0 | 32 signed bytes | | | f16 scale a 32 |
-//! | Q2_K | pairs | | factor in the low nibble and minimum in the high one a 16 | f16 scale, f16 scale of minima a 256 |
-//! | Q3_K | pairs | bits | the file's 12 bytes of factors a 256 | f16 scale a 256 |
-//! | Q4_K | nibbles | | the 16 bytes before a block's codes a 256 | |
-//! | Q5_K | nibbles | bits | the 16 bytes before a block's codes a 256 | |
-//! | Q6_K | nibbles | pairs | i8 factor a 16 | f16 scale a 256 |
+//! | Q4_0 | nibbles | | | f16 scale per 32 |
+//! | Q4_1 | nibbles | | | f16 scale, f16 minimum per 32 |
+//! | Q5_0 | nibbles | bits | | f16 scale per 32 |
+//! | Q5_1 | nibbles | bits | | f16 scale, f16 minimum per 32 |
+//! | Q8_0 | 32 signed bytes | | | f16 scale per 32 |
+//! | Q2_K | pairs | | factor in the low nibble and minimum in the high nibble per 16 | f16 scale, f16 scale of minima per 256 |
+//! | Q3_K | pairs | bits | the file's 12 bytes of factors per 256 | f16 scale per 256 |
+//! | Q4_K | nibbles | | the 16 bytes before a block's codes per 256 | |
+//! | Q5_K | nibbles | bits | the 16 bytes before a block's codes per 256 | |
+//! | Q6_K | nibbles | pairs | i8 factor per 16 | f16 scale per 256 |
 //!
-//! - **Nibbles**: byte i of 16 holds element i in its low nibble and element i + 16 in its high one.
-//! - **Pairs** of bits: of 8 bytes, byte j of the first word has those of the elements j, 4 + j, 8 + j and 12 + j, from the lowest
-//!   bits up; the second word those of elements 16 on.
-//! - **Bits**: of 4 bytes, byte j has those of the elements j, 4 + j, ..., 28 + j, from the lowest bit up.
+//! - **Nibbles**: byte i of 16 holds element i in its low nibble and element i + 16 in its high nibble.
+//! - **Pairs** of bits take 8 bytes: byte j of the first word holds those of the elements j, 4 + j, 8 + j and 12 + j,
+//!   from the lowest bits up; the second word holds those of elements 16 on.
+//! - **Bits** take 4 bytes: byte j holds those of the elements j, 4 + j, ..., 28 + j, from the lowest bit up.
 //!
-//! So a shift and a mask of a word give the codes of four neighbours, a byte each.
+//! A shift and a mask of a word therefore give the codes of four adjacent elements, one per byte.
 
 use crate::params::{DevicePtr, QuantWeight};
 
-/// A storage type that is kept quantised on the device, named as in GGUF.
+/// Storage type that stays quantised on the device, named as in GGUF.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QuantFormat {
-    /// 4-bit blocks of 32, one f16 scale.
+    /// 4-bit blocks of 32 with an f16 scale.
     Q4_0,
-    /// 4-bit blocks of 32, f16 scale and minimum.
+    /// 4-bit blocks of 32 with an f16 scale and minimum.
     Q4_1,
-    /// 5-bit blocks of 32, one f16 scale.
+    /// 5-bit blocks of 32 with an f16 scale.
     Q5_0,
-    /// 5-bit blocks of 32, f16 scale and minimum.
+    /// 5-bit blocks of 32 with an f16 scale and minimum.
     Q5_1,
-    /// 8-bit blocks of 32, one f16 scale.
+    /// 8-bit blocks of 32 with an f16 scale.
     Q8_0,
     /// 2-bit super-blocks of 256.
     Q2K,
@@ -52,14 +52,14 @@ pub enum QuantFormat {
     Q6K,
 }
 
-/// Planes start at multiples of this.
+/// Alignment of the planes in bytes.
 const ALIGNMENT: usize = 16;
 
-/// Elements whose codes are loaded together.
+/// Number of elements whose codes are loaded together.
 const GROUP: usize = 32;
 
 impl QuantFormat {
-    /// All of them.
+    /// All formats.
     pub const ALL: [Self; 10] = [
         Self::Q4_0,
         Self::Q4_1,
@@ -73,7 +73,7 @@ impl QuantFormat {
         Self::Q6K,
     ];
 
-    /// As in names of instances.
+    /// Returns the name in instances.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Q4_0 => "q4_0",
@@ -89,7 +89,7 @@ impl QuantFormat {
         }
     }
 
-    /// The type that stands for it in C.
+    /// Returns the type that represents it in C.
     pub const fn c_name(self) -> &'static str {
         match self {
             Self::Q4_0 => "Q4_0",
@@ -105,7 +105,7 @@ impl QuantFormat {
         }
     }
 
-    /// Elements of a block of the file; K is a multiple of it.
+    /// Returns the number of elements in a block of the file; K is a multiple of it.
     pub const fn block_elements(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
@@ -113,13 +113,13 @@ impl QuantFormat {
         }
     }
 
-    /// Bytes of a block of the file.
+    /// Returns the size of a block of the file in bytes.
     pub const fn block_bytes(self) -> usize {
         let planes = self.plane_bytes();
         planes[0] + planes[1] + planes[2] + planes[3]
     }
 
-    /// What a block of the file gives to each plane: codes, high, scales, deltas.
+    /// Returns the number of bytes of a block for each plane: codes, high, scales, deltas.
     const fn plane_bytes(self) -> [usize; 4] {
         match self {
             Self::Q4_0 => [16, 0, 0, 2],
@@ -136,18 +136,19 @@ impl QuantFormat {
     }
 }
 
-/// Where the planes of a weight `[N, K]` are in its memory.
+/// Offsets of the planes of a weight `[N, K]` in its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantLayout {
     format: QuantFormat,
-    /// N · K / elements of a block.
+    /// Number of blocks: N · K / elements of a block.
     blocks: usize,
     /// Offset of each plane; the last is the end.
     starts: [usize; 5],
 }
 
 impl QuantLayout {
-    /// The layout of `rows` rows of `cols` elements. `None` if `cols` is no multiple of the format's block, or the size overflows.
+    /// Creates the layout of `rows` rows of `cols` elements; `None` if `cols` is not a multiple of the format's block
+    /// or the size overflows.
     pub fn new(format: QuantFormat, rows: usize, cols: usize) -> Option<Self> {
         if !cols.is_multiple_of(format.block_elements()) {
             return None;
@@ -161,22 +162,22 @@ impl QuantLayout {
         Some(Self { format, blocks, starts })
     }
 
-    /// Bytes on the device, a multiple of 16.
+    /// Returns the size on the device in bytes, a multiple of 16.
     pub const fn bytes(&self) -> usize {
         self.starts[4]
     }
 
-    /// The planes of a weight that lies at `base`, a multiple of 16.
+    /// Returns the planes of a weight at the address `base`, a multiple of 16.
     pub fn planes(&self, base: DevicePtr) -> QuantWeight {
         let bytes = self.format.plane_bytes();
         let at = |plane: usize| if bytes[plane] == 0 { 0 } else { base + self.starts[plane] as u64 };
         QuantWeight { codes: at(0), high: at(1), scales: at(2), deltas: at(3) }
     }
 
-    /// Writes the device's form of the file's `blocks` into `out`.
+    /// Converts the file's `blocks` to the device's layout in `out`.
     ///
     /// # Panics
-    /// If `blocks` is not the whole weight or `out` is not [`QuantLayout::bytes`] long.
+    /// Panics if `blocks` is not the whole weight or `out` does not have [`QuantLayout::bytes`] bytes.
     pub fn repack(&self, blocks: &[u8], out: &mut [u8]) {
         let size = self.format.block_bytes();
         assert_eq!(blocks.len(), self.blocks * size, "the weight's blocks");
@@ -230,14 +231,14 @@ impl QuantLayout {
     }
 }
 
-/// Writes the low nibbles of 32 elements: element i beside element i + 16.
+/// Writes the low nibbles of 32 elements: element i together with element i + 16.
 fn pack_nibbles(element: impl Fn(usize) -> u8, to: &mut [u8]) {
     for (i, byte) in to.iter_mut().enumerate() {
         *byte = element(i) & 15 | element(i + GROUP / 2) << 4;
     }
 }
 
-/// Writes the low two bits of 32 elements, as pairs lie.
+/// Writes the low two bits of 32 elements in the layout of pairs.
 fn pack_pairs(element: impl Fn(usize) -> u8, to: &mut [u8]) {
     for (i, byte) in to.iter_mut().enumerate() {
         let (word, j) = (i / 4, i % 4);
@@ -245,14 +246,15 @@ fn pack_pairs(element: impl Fn(usize) -> u8, to: &mut [u8]) {
     }
 }
 
-/// Writes the lowest bits of 32 elements, as bits lie.
+/// Writes the lowest bits of 32 elements in the layout of bits.
 fn pack_bits(element: impl Fn(usize) -> u8, to: &mut [u8]) {
     for (j, byte) in to.iter_mut().enumerate() {
         *byte = (0..8).map(|field| (element(field * 4 + j) & 1) << field).sum();
     }
 }
 
-/// In the file, two groups of 32 share 32 bytes: the first has the low nibbles, the second the high ones.
+/// Repacks codes of a file in which two groups of 32 share 32 bytes: the first has the low nibbles, the second the high
+/// nibbles.
 fn repack_q4_k_codes(codes: &[u8], to: &mut [u8]) {
     for (group, to) in to.chunks_exact_mut(GROUP / 2).enumerate() {
         let bytes = &codes[group / 2 * GROUP..][..GROUP];
@@ -260,7 +262,8 @@ fn repack_q4_k_codes(codes: &[u8], to: &mut [u8]) {
     }
 }
 
-/// In the file, of each half of 128 elements the first 64 have the low nibbles of 64 bytes and the others the high ones.
+/// Repacks codes of a file in which, in each half of 128 elements, the first 64 have the low nibbles of 64 bytes and
+/// the others the high nibbles.
 fn repack_q6_k_low(block: &[u8], to: &mut [u8]) {
     for (group, to) in to.chunks_exact_mut(GROUP / 2).enumerate() {
         let (half, j) = (group / 4, group % 4);
@@ -269,7 +272,7 @@ fn repack_q6_k_low(block: &[u8], to: &mut [u8]) {
     }
 }
 
-/// In the file, four groups of 32 share 32 bytes: group j of them has bits 2j and 2j + 1.
+/// Repacks codes of a file in which four groups of 32 share 32 bytes: group j of them has bits 2j and 2j + 1.
 fn repack_pairs(bytes: &[u8], to: &mut [u8]) {
     for (group, to) in to.chunks_exact_mut(GROUP / 4).enumerate() {
         let bytes = &bytes[group / 4 * GROUP..][..GROUP];
@@ -277,7 +280,7 @@ fn repack_pairs(bytes: &[u8], to: &mut [u8]) {
     }
 }
 
-/// In the file, eight groups of 32 share 32 bytes: group g has bit g.
+/// Repacks codes of a file in which eight groups of 32 share 32 bytes: group g has bit g.
 fn repack_bits(bytes: &[u8], to: &mut [u8]) {
     for (group, to) in to.chunks_exact_mut(GROUP / 8).enumerate() {
         pack_bits(|k| bytes[k] >> group, to);
@@ -313,7 +316,7 @@ mod tests {
 
     #[test]
     fn every_bit_of_the_file_is_kept() {
-        // A bit that is set alone in the file is set alone on the device.
+        // If a single bit is set in the file, a single bit is set on the device.
         for format in QuantFormat::ALL {
             let size = format.block_bytes();
             let layout = QuantLayout::new(format, 1, format.block_elements()).expect("whole blocks");

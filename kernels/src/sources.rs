@@ -1,20 +1,20 @@
-//! The texts of the kernels, embedded.
+//! Embedded texts of the kernels.
 
 /// A file of templates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
     /// Path within the package, for compilers' messages.
     pub path: &'static str,
-    /// What it holds.
+    /// Content of the file.
     pub text: &'static str,
 }
 
-/// Embeds sources: a constant each, and the list of all.
+/// Embeds sources as one constant each, and the list of all.
 macro_rules! sources {
     ($($(#[$doc:meta])* $name:ident = $path:literal,)*) => {
         $($(#[$doc])* pub const $name: Source = Source { path: $path, text: include_str!(concat!("../", $path)) };)*
 
-        /// Every source.
+        /// All sources.
         pub const SOURCES: &[Source] = &[$($name),*];
     };
 }
@@ -22,35 +22,35 @@ macro_rules! sources {
 sources! {
     /// Embedding, norm, gated activation, gather, copy of KV blocks.
     ROWS = "cuda/rows.cu",
-    /// What follows the qkv projection.
+    /// Operations after the qkv projection.
     QKV_POST = "cuda/qkv_post.cu",
     /// Attention of any element type and head size.
     ATTENTION_PLAIN = "cuda/attention_plain.cu",
     /// Decode attention of 16-bit types.
     ATTENTION_DECODE = "cuda/attention_decode.cu",
-    /// Prefill attention by the tensor cores of sm_80 and later.
+    /// Prefill attention on the tensor cores of sm_80 and later.
     ATTENTION_PREFILL = "cuda/attention_prefill.cu",
-    /// Prefill attention of f16 by the tensor cores of Volta.
+    /// Prefill attention of f16 on the tensor cores of Volta.
     ATTENTION_PREFILL_VOLTA = "cuda/attention_prefill_volta.cu",
-    /// Dense product of 16-bit types by the tensor cores of sm_80 and later.
+    /// Dense product of 16-bit types on the tensor cores of sm_80 and later.
     GEMM_MMA = "cuda/gemm_mma.cu",
-    /// Dense product of f16 by the tensor cores of Volta.
+    /// Dense product of f16 on the tensor cores of Volta.
     GEMM_VOLTA = "cuda/gemm_volta.cu",
     /// Dense product in f32.
     GEMM_F32 = "cuda/gemm_f32.cu",
-    /// Products of few rows: the weight is read once, at the speed of memory.
+    /// Products of few rows: the weight is read once, at the bandwidth of memory.
     GEMV = "cuda/gemv.cu",
-    /// Products with quantised weights, and their values.
+    /// Products with quantised weights, and their dequantisation.
     QUANTIZED = "cuda/quantized.cu",
-    /// Products of 16-bit activations with quantised weights, by the tensor cores of sm_80 and later.
+    /// Products of 16-bit activations with quantised weights, on the tensor cores of sm_80 and later.
     GEMM_QUANT = "cuda/gemm_quant.cu",
-    /// Made-up weights.
+    /// Dummy weights.
     FILL = "cuda/fill.cu",
-    /// From logits to tokens.
+    /// Sampling.
     SAMPLING = "cuda/sampling.cu",
 }
 
-/// What the sources include, by the names they use.
+/// Headers that the sources include, by name.
 pub const HEADERS: &[(&str, &str)] = &[
     ("gpu.h", include_str!("../include/gpu.h")),
     ("params.h", include_str!("../include/params.h")),

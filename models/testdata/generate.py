@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Makes the tiny checkpoints and the golden numbers that the parity tests of octavo-models compare with.
+"""Generates the tiny checkpoints and the golden numbers for the parity tests of octavo-models.
 
-    python generate.py tiny                     # everything in this folder but smollm2.safetensors; offline
+    python generate.py tiny                     # everything in this folder except smollm2.safetensors; offline
     python generate.py smollm2 --gguf FILE      # smollm2.safetensors, from the default model's GGUF file
 
-Deterministic: seeds are fixed, weights are drawn by numpy and rounded to their storage type before PyTorch sees them.
-PyTorch computes in f32 on one thread. Written with these versions; others may move the last digits:
+The result is deterministic: seeds are fixed, and numpy generates random weights that are rounded to their storage type
+before PyTorch uses them. PyTorch computes in f32 on one thread. The files were generated with these versions; others may
+change the last digits:
 
     python -m pip install torch==2.15.0 transformers==5.23.0 gguf==0.19.0 numpy==2.4.6 safetensors==0.8.0 tokenizers==0.23.3
 
-The files and the output are described in README.md.
+README.md describes the files and the output.
 """
 
 import argparse
@@ -101,7 +102,7 @@ CHECKPOINTS = {
     "qwen2": (
         Qwen2Config(**COMMON, tie_word_embeddings=True, rope_parameters=rope(theta=1e6)), "bf16", 4, 1,
     ),
-    # Two KV groups: a layer with full attention, and one with a window.
+    # The model has two KV groups: a layer with full attention, and one with a window.
     "qwen2-window": (
         Qwen2Config(**COMMON, tie_word_embeddings=True, use_sliding_window=True, sliding_window=16,
                     max_window_layers=1, rope_parameters=rope(theta=1e6)),
@@ -150,7 +151,7 @@ def main():
 
 
 def draw(model, seed):
-    """Random weights that keep activations near 1 and give logits a spread of a few units."""
+    """Returns random weights that keep activations near 1 and give logits a spread of a few units."""
     random = np.random.default_rng(seed)
     weights = {}
     for name, parameter in model.named_parameters():
@@ -178,7 +179,7 @@ def new_model(config):
 
 
 def golden(path, model, weights, seed):
-    """Logits of every position of one random prompt, from the given f32 weights."""
+    """Writes the logits of every position of one random prompt, computed with the given f32 weights."""
     state = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in weights.items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected and all(name == "lm_head.weight" for name in missing), (missing, unexpected)
@@ -205,7 +206,7 @@ def hugging_face(folder, config, storage, form, shards, tokenizer, seed):
 
 
 def as_config(written, storage, form, class_name):
-    """config.json with what a decoder needs, as transformers 5 writes it, or 4."""
+    """Returns a config.json with the keys of a decoder, in the form of transformers 5 or 4."""
     dtype = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}[storage]
     keys = [
         "attention_bias", "bos_token_id", "eos_token_id", "head_dim", "hidden_act", "hidden_size", "intermediate_size",
@@ -246,7 +247,7 @@ def save_sharded(tensors, folder, shards):
 
 
 def train_tokenizer():
-    """A byte-level BPE of VOCAB entries; the special tokens come first."""
+    """Returns a byte-level BPE with VOCAB entries; the special tokens come first."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -270,7 +271,7 @@ def save_tokenizer(folder, tokenizer, jinja):
         "pad_token": "<|im_end|>",
         "add_bos_token": False,
     }
-    # Where both forms are there, the file wins: this one must never be rendered.
+    # If both forms exist, the file has priority, so this one must never be rendered.
     config["chat_template"] = "shadowed by chat_template.jinja" if jinja else [
         {"name": "tool_use", "template": "not the default"},
         {"name": "default", "template": TEMPLATE},
@@ -286,7 +287,7 @@ def save_tokenizer(folder, tokenizer, jinja):
 
 
 def gguf_llama(folder, tokenizer, seed):
-    """Llama with permuted q and k, Llama 3 frequency factors and a tied head, in mixed storage types."""
+    """Writes a Llama with permuted q and k, Llama 3 frequency factors and a tied head, in mixed storage types."""
     config = LlamaConfig(**COMMON, tie_word_embeddings=True, rms_norm_eps=1e-5, rope_parameters=LLAMA3_ROPE)
     types = dict(token_embd=Q.Q8_0, attn_q=Q.Q4_1, attn_k=Q.Q8_0, attn_v=Q.F16, attn_output=Q.Q5_1, ffn_gate=Q.Q4_0,
                  ffn_up=Q.BF16, ffn_down=Q.Q5_0)
@@ -294,7 +295,7 @@ def gguf_llama(folder, tokenizer, seed):
 
 
 def gguf_qwen2(folder, tokenizer, seed):
-    """Qwen2 with q, k and v biases and a head of its own."""
+    """Writes a Qwen2 with q, k and v biases and an untied head."""
     config = Qwen2Config(**COMMON, tie_word_embeddings=False, rope_parameters=rope(theta=1e6))
     types = dict(token_embd=Q.F16, output=Q.Q8_0, attn_q=Q.Q8_0, attn_k=Q.Q4_0, attn_v=Q.F32, attn_output=Q.Q4_1,
                  ffn_gate=Q.Q8_0, ffn_up=Q.Q8_0, ffn_down=Q.F16)
@@ -341,7 +342,7 @@ def write_gguf(folder, arch, config, types, tokenizer, seed, permute):
 
 
 def permuted(weight, heads):
-    """Rows of each head from (half, pair) to (pair, half): rotation of neighbours in place of halves."""
+    """Permutes the rows of each head from (half, pair) to (pair, half), for rotation of neighbours instead of halves."""
     return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
@@ -350,7 +351,7 @@ def unpermuted(weight, heads):
 
 
 def llama3_factors(config):
-    """What the frequencies are divided by, pair by pair."""
+    """Returns the divisors of the frequencies, pair by pair."""
     p = config.rope_parameters
     dim = config.hidden_size // config.num_attention_heads
     frequencies = 1.0 / p["rope_theta"] ** (np.arange(0, dim, 2) / dim)
@@ -375,9 +376,9 @@ def add_vocabulary(writer, tokenizer):
 
 
 def gguf_blocks(path, seed):
-    """A few random blocks of every storage type, and the numbers that the gguf package reads in them."""
+    """Writes random blocks of every storage type, and the numbers that the gguf package reads from them."""
     random = np.random.default_rng(seed)
-    # Byte offsets of the f16 scales in a block: random bytes there could be infinite.
+    # Byte offsets of the f16 scales in a block, where random bytes could be infinite.
     scales = {
         Q.Q4_0: [0], Q.Q4_1: [0, 2], Q.Q5_0: [0], Q.Q5_1: [0, 2], Q.Q8_0: [0], Q.Q2_K: [80, 82], Q.Q3_K: [108],
         Q.Q4_K: [0, 2], Q.Q5_K: [0, 2], Q.Q6_K: [208],
@@ -438,7 +439,7 @@ TEXTS = [
 
 
 def smollm2(path):
-    """Greedy continuations of varied prompts, and at every position of each the likeliest tokens of the whole text so far."""
+    """Writes greedy continuations of varied prompts, and the most likely tokens at every position."""
     from transformers import AutoTokenizer, GgufConfig
 
     load = dict(gguf_file=path.name, local_files_only=True)
@@ -455,7 +456,7 @@ def smollm2(path):
     ids, starts, lengths, top_ids, top_logprobs = [], [0], [], [], []
     for prompt in prompts:
         prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        # Every one of the tokens counts, the end-of-sequence token too: this is about numbers, not about chat.
+        # Every token counts, including the end-of-sequence token, because this tests numbers and not chat.
         tokens = list(prompt_ids)
         for _ in range(CONTINUATION):
             tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
@@ -491,7 +492,7 @@ def fresh(folder):
 
 
 def readable():
-    """safetensors writes files that only their owner may read."""
+    """Makes the files readable for everyone; safetensors writes them readable for their owner only."""
     for path in HERE.rglob("*.safetensors"):
         path.chmod(0o644)
 

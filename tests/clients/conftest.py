@@ -7,9 +7,12 @@ import re
 import shutil
 import subprocess
 import threading
+import urllib.parse
 import warnings
 
 import pytest
+
+from chat_page import EXPECT_MS, StandIn
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
@@ -59,11 +62,16 @@ def tiny_url():
         yield url
 
 
+def browser_path():
+    """The browser to test with, or `None` if there is none."""
+    return os.environ.get("OCTAVO_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
 @pytest.fixture(scope="session")
 def browser():
     """A headless browser. Without one the tests that need it are skipped, loudly, or fail if one is required."""
     playwright = pytest.importorskip("playwright.sync_api")
-    path = os.environ.get("OCTAVO_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    path = browser_path()
     if path is None:
         message = "NO BROWSER: the pages were not tested. Install one of " + ", ".join(BROWSERS) + "."
         if os.environ.get("OCTAVO_REQUIRE_BROWSER") == "1":
@@ -73,3 +81,39 @@ def browser():
     with playwright.sync_playwright() as driver:
         # Chromium refuses its sandbox to root; it shows nothing here but our own pages.
         yield driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+
+
+def elsewhere(address, page):
+    """Whether an address is on another host than a page."""
+    address, page = urllib.parse.urlsplit(address), urllib.parse.urlsplit(page)
+    return address.scheme not in ("blob", "data") and address.netloc != page.netloc
+
+
+@pytest.fixture
+def stand_in(tiny_url):
+    server = StandIn(tiny_url)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def new_page(browser):
+    """Opens pages that must log no error, break no policy and ask no other host."""
+    contexts, complaints = [], []
+
+    def open_page(url, **options):
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(EXPECT_MS)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: elsewhere(request.url, url) and complaints.append(f"asked for {request.url}"))
+        # The browser itself reports every failed request; those are what some tests are about.
+        page.on("console", lambda m: m.type == "error" and "Failed to load" not in m.text and complaints.append(m.text))
+        page.goto(url)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []

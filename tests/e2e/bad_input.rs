@@ -1,4 +1,4 @@
-//! What a careless or hostile client, or file, can do: a clear error to whoever caused it, nothing to anybody else.
+//! Tests of careless or hostile clients and files: the cause gets a clear error, and nobody else is affected.
 
 use std::io::Write;
 use std::path::Path;
@@ -17,7 +17,7 @@ fn chat(extra: Value) -> Value {
     body
 }
 
-/// `(what is wrong, request, status, a word that the message must contain)`.
+/// Returns `(defect, request, status, word that the message must contain)`.
 fn bad_requests() -> Vec<(&'static str, Value, u16, &'static str)> {
     let stops: Vec<String> = (0..10_000).map(|i| format!("stop{i}")).collect();
     vec![
@@ -72,7 +72,7 @@ async fn bad_requests_are_answered_and_nobody_else_notices() {
 async fn a_client_that_goes_away_leaves_nothing_behind() {
     let Some(server) = server(&["--max-model-len", "2048"]) else { return };
     let body = json!({"model": "default", "prompt": "Tell me", "max_tokens": 2000, "ignore_eos": true, "stream": true});
-    // Before the first token: the connection closes as soon as the request is written.
+    // Here the connection closes before the first token, as soon as the request is written.
     let raw = |body: &Value| {
         let body = body.to_string();
         format!(
@@ -85,7 +85,7 @@ async fn a_client_that_goes_away_leaves_nothing_behind() {
         let mut socket = TcpStream::connect(&address).await.unwrap();
         socket.write_all(raw(&body).as_bytes()).await.unwrap();
     }
-    // During the answer, streaming or not.
+    // Here it closes during the answer, streaming or not.
     let mut socket = TcpStream::connect(&address).await.unwrap();
     socket.write_all(raw(&body).as_bytes()).await.unwrap();
     let mut first = [0; 256];
@@ -122,7 +122,7 @@ async fn a_client_that_reads_a_byte_at_a_time_delays_nobody() {
     drop(slow);
 }
 
-/// Runs `octavo serve MODEL` that must fail at once, and returns what it said.
+/// Runs `octavo serve MODEL`, which must fail at once, and returns its output.
 fn refused(model: &Path, args: &[&str]) -> String {
     let mut command = Command::new(OCTAVO);
     command.arg("serve").arg(model).args(["--host", "127.0.0.1", "--port", "0"]).args(args);

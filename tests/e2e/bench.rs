@@ -1,15 +1,16 @@
-//! `octavo bench` with a tiny model, and what it leaves behind.
+//! Tests of `octavo bench` with a tiny model, and of the files it writes.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
 use octavo_backend_cuda::testing::{cache, standin};
+use octavo_tests::Server;
 use serde_json::Value;
 
-/// A Llama of random weights with a context of 256 tokens.
+/// A Llama with random weights and a context of 256 tokens.
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/testdata/llama");
 
-/// Runs `octavo bench WHAT TINY ARGS` with both kinds of files in `folder`.
+/// Runs `octavo bench WHAT TINY ARGS` with both kinds of output files in `folder`.
 fn bench(what: &str, args: &[&str], folder: &Path) -> Output {
     let mut command = Command::new(crate::OCTAVO);
     command.args(["bench", what, TINY, "--cpu-threads", "1", "--num-gpu-blocks-override", "64"]).args(args);
@@ -17,7 +18,7 @@ fn bench(what: &str, args: &[&str], folder: &Path) -> Output {
     command.output().unwrap()
 }
 
-/// What was said, and the JSON that was written.
+/// Returns the output and the JSON that was written.
 fn figures(output: &Output, folder: &Path) -> (String, Value) {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
@@ -67,7 +68,58 @@ fn what_does_not_fit_the_context_is_said_before_it_runs() {
     }
 }
 
-/// Runs `octavo bench ARGS` on the stand-in for a GPU, with a file of figures; what was said, and the figures.
+/// Runs `octavo bench serve ARGS` against a server of the tiny model; what was said, and the file of figures.
+fn load(server: &Server, args: &[&str]) -> (String, Value) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(crate::OCTAVO);
+    command.args(["bench", "serve", "--base-url", &server.url(""), "--save-detailed", "--result-filename", "f.json"]);
+    let output = command.arg("--result-dir").arg(folder.path()).args(args).output().unwrap();
+    let said = String::from_utf8_lossy(&[output.stderr, output.stdout].concat()).into_owned();
+    assert!(output.status.success(), "{said}");
+    (said, serde_json::from_slice(&std::fs::read(folder.path().join("f.json")).unwrap()).unwrap())
+}
+
+#[test]
+fn a_whole_line_of_vllm_measures_a_server() {
+    let server = Server::start(Path::new(crate::OCTAVO), Path::new(TINY), &["--cpu-threads", "1"]);
+    let line = "--backend vllm --endpoint /v1/completions --dataset-name random --random-input-len 20 --random-output-len 6 \
+                --random-range-ratio 0.25 --random-prefix-len 8 --num-prompts 9 --request-rate 200 --burstiness 0.5 \
+                --max-concurrency 3 --num-warmups 1 --seed 4 --ignore-eos --trust-remote-code --percentile-metrics ttft,e2el \
+                --metric-percentiles 50,90 --goodput ttft:60000 --metadata run=7 --tokenizer";
+    let line: Vec<&str> = line.split_whitespace().chain([TINY]).collect();
+    let (said, json) = load(&server, &line);
+    assert!(said.contains("--trust-remote-code has no effect: "), "{said}");
+    assert!(said.contains("P90 E2EL (ms):") && !said.contains("ITL"), "{said}");
+    assert_eq!((&json["completed"], &json["failed"], &json["run"]), (&9.into(), &0.into(), &"7".into()));
+    let lengths = |key: &str| serde_json::from_value::<Vec<u64>>(json[key].clone()).unwrap();
+    assert!(lengths("input_lens").iter().all(|tokens| (23..=33).contains(tokens)), "{json}");
+    assert!(lengths("output_lens").iter().all(|tokens| (4..=8).contains(tokens)), "{json}");
+    assert!(json["request_goodput"].as_f64().unwrap() > 0.0 && json["burstiness"] == 0.5, "{json}");
+}
+
+#[test]
+fn conversations_are_measured_by_the_servers_tokenizer() {
+    let server = Server::start(Path::new(crate::OCTAVO), Path::new(TINY), &["--cpu-threads", "1"]);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let turns =
+        |prompt: &str, answer: &str| serde_json::json!({"conversations": [{"value": prompt}, {"value": answer}]});
+    let entries = [turns("What is it?", "It is something else."), turns("", "This prompt is too short.")];
+    std::fs::write(file.path(), serde_json::to_string(&entries).unwrap()).unwrap();
+    let path = file.path().to_str().unwrap();
+    let sharegpt = ["--dataset-name", "sharegpt", "--dataset-path", path, "--num-prompts", "3", "--ignore-eos"];
+    let (said, json) = load(&server, &sharegpt);
+    assert!(said.contains("the dataset has 1 usable prompts; some are repeated"), "{said}");
+    let lengths = |key: &str| serde_json::from_value::<Vec<u64>>(json[key].clone()).unwrap();
+    assert_eq!((lengths("input_lens").len(), json["completed"].as_u64()), (3, Some(3)));
+    assert!(lengths("output_lens").iter().all(|tokens| *tokens == lengths("output_lens")[0] && *tokens >= 4), "{json}");
+
+    std::fs::write(file.path(), "{\"prompt\": \"Hello\"}\n").unwrap();
+    let custom = ["--dataset-name", "custom", "--dataset-path", path, "--num-prompts", "2", "--custom-output-len", "5"];
+    let (_, json) = load(&server, &[&custom[..], &["--skip-chat-template", "--extra-body.seed", "3"]].concat());
+    assert_eq!(json["completed"], 2);
+}
+
+/// Runs `octavo bench ARGS` on the stand-in for a GPU, with a file of results. Returns the output and the results.
 fn on_standin(args: &[&str]) -> (String, Value) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("figures.json");
@@ -80,7 +132,7 @@ fn on_standin(args: &[&str]) -> (String, Value) {
     (said, serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap())
 }
 
-/// That every one of some figures has a time, and rates that follow from it.
+/// Checks that each result has a time, and rates that match it.
 fn check_rates(rows: &[Value]) {
     for row in rows {
         let figure = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("no {key}: {row}"));
@@ -108,7 +160,7 @@ fn steps_are_held_against_the_processors_limits() {
     let steps = json["steps"].as_array().unwrap();
     let kinds: Vec<&str> = steps.iter().map(|step| step["kind"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["decode", "decode", "prefill"]);
-    // Three sequences of 40 tokens are 9 blocks and the null block, of which there are 7.
+    // Three sequences of 40 tokens need 9 blocks and the null block, but there are only 7.
     assert_eq!(steps[1]["error"], "it does not fit the KV cache");
     assert!(said.contains("decode 3 x 40: does not fit the KV cache"), "{said}");
     let measured = [steps[0].clone(), steps[2].clone()];
@@ -132,8 +184,8 @@ fn steps_and_kernels_are_measured_on_a_gpu() {
     let roofline = ["roofline", model, "--device", "cuda", "--load-format", "dummy", "--kv-cache-memory-bytes", "4M"];
     let (said, json) = on_standin(&[&roofline[..], &sizes].concat());
     assert!(said.contains("Emulated H200 (sm_90a, 1.00 GiB), bfloat16"), "{said}");
-    // Nobody states the limits of an emulation.
-    assert!(said.contains("limits: not known") && json["limits"].is_null(), "{said}");
+    // The limits of an emulation are unknown.
+    assert!(said.contains("limits: unknown") && json["limits"].is_null(), "{said}");
     let steps = json["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 3);
     check_rates(steps);
@@ -167,7 +219,7 @@ fn steps_and_kernels_are_measured_on_a_gpu() {
     let (_, json) = on_standin(&[&["kernels", model, "--filter", "head"][..], &sizes].concat());
     let kernels = json["kernels"].as_array().unwrap();
     assert!(!kernels.is_empty() && kernels.iter().all(|kernel| kernel["on"].as_str().unwrap().contains("head")));
-    // Three rows of the head: 320 outputs in f32 of 64 inputs.
+    // Three rows of the head have 320 outputs in f32 from 64 inputs.
     let gemm = kernels.iter().find(|kernel| kernel["on"] == "head 320x64, 3 rows").unwrap();
     assert_eq!(
         (gemm["flops"].as_u64(), gemm["bytes"].as_u64()),

@@ -1,4 +1,5 @@
-//! `--device cuda` over a stand-in for the driver and CUDA's libraries: the whole server, its kernels on the CPU emulation.
+//! Tests of `--device cuda` over a stand-in for the driver and CUDA's libraries: the whole server, with its kernels on
+//! the CPU emulation.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +15,7 @@ fn testdata(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata").join(name)
 }
 
-/// Small steps: the emulation takes a while for each.
+/// Flags for small steps, because the emulation takes a while for each.
 const SIZES: [&str; 6] = ["--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--kv-cache-memory-bytes", "4M"];
 
 fn server(model: &str, args: &[&str]) -> Server {
@@ -27,7 +28,7 @@ fn server(model: &str, args: &[&str]) -> Server {
     )
 }
 
-/// Text and token ids of a greedy answer.
+/// Returns text and token ids of a greedy answer.
 async fn ask(server: &Server) -> (String, Value) {
     let request = json!({
         "model": "default",
@@ -46,7 +47,7 @@ async fn ask(server: &Server) -> (String, Value) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_is_answered_on_the_gpu_as_on_the_processor() {
-    // The processor keeps keys and values in bf16, and this model's tokens do not hang on that.
+    // The CPU backend stores keys and values in bf16, which does not change this model's tokens.
     let expected = ask(&server("qwen3", &["--device", "cpu", "--cpu-threads", "1"])).await;
     assert_eq!(expected.1.as_array().map(Vec::len), Some(12), "{expected:?}");
     for args in [
@@ -65,14 +66,14 @@ async fn a_chat_is_answered_on_the_gpu_as_on_the_processor() {
 async fn the_gpu_is_chosen_where_there_is_one() {
     let server = server("qwen3", &[]);
     let log = server.start_log();
-    assert!(log.contains("device: cuda, as Emulated H200 (sm_90a, 1.00 GiB) is usable"), "{log}");
+    assert!(log.contains("device: cuda, because Emulated H200 (sm_90a, 1.00 GiB) is usable"), "{log}");
     assert!(log.contains("graphs: decode steps of 3 sizes are recorded, up to 4 sequences"), "{log}");
-    // In bfloat16, several at once.
+    // This server uses bfloat16 and runs several requests at once.
     let answers = futures::future::join_all((0..3).map(|_| ask(&server))).await;
     assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
 }
 
-/// Longest that a request to a server whose device is lost may take. A hang would be for ever.
+/// Maximum time of a request to a server whose device is lost. A hang would last forever.
 const ANSWERED: Duration = Duration::from_secs(60);
 
 async fn is_lost_by(fault: &str, more: &[&str], reason: &str) {
@@ -102,7 +103,7 @@ async fn is_lost_by(fault: &str, more: &[&str], reason: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_device_fails_its_requests_and_the_health_check() {
-    // The seventh decode step finds that a kernel went astray; from then on every call fails.
+    // The seventh decode step finds an invalid access of a kernel; from then on every call fails.
     is_lost_by("cuGraphLaunch:6:700", &[], "cuGraphLaunch: CUDA_ERROR_ILLEGAL_ADDRESS").await;
 }
 
@@ -112,7 +113,7 @@ async fn a_device_may_be_lost_in_the_midst_of_a_step() {
     is_lost_by("cuLaunchKernelEx:100:719", &["--enforce-eager"], reason).await;
 }
 
-/// What the command says with a stand-in that pretends something.
+/// Returns the command's output with a stand-in that simulates the given settings.
 fn said(arguments: &[&str], pretended: &[(&str, &str)], libraries: &Path) -> (bool, String) {
     let mut command = Command::new(OCTAVO);
     command.args(arguments).env("OCTAVO_CUDA_LIBS", libraries).env("OCTAVO_CACHE", cache());
@@ -131,7 +132,7 @@ fn the_doctor_tells_what_there_is() {
         "supports CUDA 13.0",
         "Emulated H200 (sm_90a, 1.00 GiB)",
         "Emulated P100 (sm_60, 1.00 GiB): Emulated P100 is too old: its compute capability is 6.0, but 7.0 is needed",
-        &format!("{folder}/libnvrtc.so.12 (not used: another one goes first)"),
+        &format!("{folder}/libnvrtc.so.12 (not used: another one takes precedence)"),
         &format!("compiled by NVRTC 13.0 ({folder}/libnvrtc.so.13)"),
         &format!("{folder}/libcublasLt.so.12"),
     ] {
@@ -147,7 +148,7 @@ fn what_keeps_a_gpu_from_being_used_is_said() {
         (&[("OCTAVO_STANDIN_DEVICES", "")], "the NVIDIA driver finds no GPU"),
         (&[("OCTAVO_STANDIN_DEVICES", "Old:61:1024")], "Old is too old: its compute capability is 6.1"),
         (&[("OCTAVO_STANDIN_DEVICES", "Tiny:90:16")], "not enough memory for weights and step buffers on Tiny"),
-        // bf16 checkpoints become f16 there, and the compiler is the one that knows the chip.
+        // A bf16 checkpoint becomes f16 on this chip, and the compiler that supports the chip is used.
         (&[v100], "has no bfloat16: use --dtype half"),
     ];
     let model = testdata("qwen3");
@@ -159,7 +160,7 @@ fn what_keeps_a_gpu_from_being_used_is_said() {
         assert!(!well && said.contains(expected), "no '{expected}' in:\n{said}");
         assert!(!said.contains("panicked"), "{said}");
     }
-    // CUDA 13 is not for a driver of CUDA 12, nor for a V100.
+    // CUDA 13 supports neither a driver of CUDA 12 nor a V100.
     for (pretended, unfit) in [
         (("OCTAVO_STANDIN_DRIVER", "12040"), "libnvrtc.so.13 (not used: the driver supports CUDA 12.4 only)"),
         (v100, "libnvrtc.so.13 (not used: it no longer knows sm_70)"),
@@ -201,9 +202,9 @@ async fn a_configuration_alone_is_served_with_made_up_weights() {
         assert_eq!((&answer["usage"]["prompt_tokens"], &answer["usage"]["completion_tokens"]), (&3.into(), &9.into()));
         assert!(!answer["choices"][0]["text"].as_str().unwrap().is_empty(), "{answer}");
         let log = server.start_log();
-        assert!(log.contains("the weights are made up") && log.contains("there is no tokenizer.json"), "{log}");
+        assert!(log.contains("the weights are random") && log.contains("the model has no tokenizer.json"), "{log}");
 
-        // A prefill and eight decodes of a model of so many weights.
+        // The counts are those of a prefill and eight decodes of a model with this number of weights.
         let metric = async |name: &str| -> f64 {
             let (_, text) = server.get("/metrics").await;
             let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name}: {text}"));

@@ -1,4 +1,4 @@
-//! `octavo health` against servers that are ready, load, drain, are not there, or speak TLS or over a Unix socket.
+//! Tests of `octavo health` against servers that are ready, loading, draining or absent, and over TLS or a Unix socket.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -9,7 +9,7 @@ use octavo_tests::Server;
 
 use crate::OCTAVO;
 
-/// A Llama of random weights with a context of 256 tokens.
+/// A Llama with random weights and a context of 256 tokens.
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/testdata/llama");
 
 fn start(flags: &[&str]) -> Server {
@@ -17,7 +17,7 @@ fn start(flags: &[&str]) -> Server {
     Server::start(Path::new(OCTAVO), Path::new(TINY), &[&small, flags].concat())
 }
 
-/// Exit code and the one line that is said.
+/// Returns the exit code and the one line of output.
 fn health(args: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
     let output = Command::new(OCTAVO).arg("health").args(args).envs(variables.iter().copied()).output().unwrap();
     let Output { status, stdout, stderr } = output;
@@ -30,7 +30,7 @@ fn health(args: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
 
 #[test]
 fn a_ready_server_is_healthy_until_it_drains() {
-    // Keys do not keep a probe out.
+    // A probe needs no API key.
     let mut server = start(&["--api-key", "secret", "--shutdown-lag", "20"]);
     let url = server.url("");
     let port = url.rsplit(':').next().unwrap();
@@ -48,6 +48,8 @@ fn a_ready_server_is_healthy_until_it_drains() {
         assert!(Instant::now() < deadline, "it is never told that the server drains");
     }
     assert_eq!(health(&["--url", &server.url("/live")], &[]).0, Some(0));
+    // Within a second of the first it would be the same signal.
+    std::thread::sleep(Duration::from_millis(1100));
     server.signal("TERM");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(server.ended(Duration::from_secs(10)));
@@ -74,7 +76,7 @@ fn one_that_does_not_answer_is_given_up_and_nonsense_is_told() {
     assert_eq!((code, said), (Some(1), format!("octavo: http://127.0.0.1:{port}/health: no answer within 0.2 s")));
     assert!(begun.elapsed() < Duration::from_secs(4));
 
-    // Somebody else's protocol.
+    // The server speaks another protocol.
     let server = start(&[]);
     let (code, said) = health(&["--url", &server.url("").replace("http:", "https:")], &[]);
     assert!(code == Some(1) && said.contains("the TLS handshake failed"), "{said}");
@@ -85,7 +87,7 @@ fn it_asks_over_tls_and_over_unix_sockets() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (certificate, key, socket) = (path("tls.crt"), path("tls.key"), path("octavo.sock"));
-    // For a name that is not the one asked: a probe asks the loopback address.
+    // The certificate is for another name, because a probe connects to the loopback address.
     let signed = rcgen::generate_simple_self_signed(vec!["llm.example.org".to_owned()]).unwrap();
     std::fs::write(&certificate, signed.cert.pem()).unwrap();
     std::fs::write(&key, signed.signing_key.serialize_pem()).unwrap();

@@ -1,4 +1,4 @@
-//! The same request gives the same tokens and the same log-probabilities, bit for bit, whatever else runs.
+//! Tests that a request gets the same tokens and log-probabilities, bit for bit, whatever else runs.
 
 use futures::future::join_all;
 use octavo_tests::{Completion, Server};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::server;
 
-/// Prompts of different lengths, greedy and drawn.
+/// Returns prompts of different lengths, for greedy and for random sampling.
 fn requests() -> Vec<(String, Value)> {
     let story = "Once upon a time, in a small village at the foot of a mountain, there lived an old clockmaker. ";
     vec![
@@ -46,7 +46,7 @@ async fn batches_chunks_prefix_hits_and_preemption_do_not_change_a_token() {
     assert_eq!(server.metric("vllm:prefix_cache_hits_total", "").await, 0.0);
     drop(server);
 
-    // 16 usable blocks of 16 tokens: less than the six requests need together.
+    // The 16 usable blocks of 16 tokens are fewer than the six requests need together.
     let short_of_blocks = ["--max-model-len", "240", "--num-gpu-blocks-override", "17"];
     let server = crate::server(&short_of_blocks).expect("the model was there before");
     assert_eq!(all_at_once(&server).await, alone, "preempted and recomputed");

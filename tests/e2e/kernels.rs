@@ -1,4 +1,5 @@
-//! Where the kernels of `--device cuda` come from: a pack, the cache, the compiler; over the stand-in for the driver and NVRTC.
+//! Tests of the origin of the kernels of `--device cuda`: a pack, the cache or the compiler; over the stand-in for the
+//! driver and NVRTC.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +21,7 @@ fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata/qwen3")
 }
 
-/// A folder with the stand-in's driver alone: a machine without NVRTC, if it has none of its own.
+/// Returns a folder with only the stand-in's driver: a machine without NVRTC, unless the real machine has it.
 fn driver_only(root: &Path) -> PathBuf {
     let folder = root.join("driver");
     fs::create_dir_all(&folder).unwrap();
@@ -33,7 +34,7 @@ fn start(libraries: &Path, cache: &Path, variables: &[(&str, &Path)]) -> Server 
     Server::start_in(Path::new(OCTAVO), &model(), &SERVE, &[&usual, variables].concat())
 }
 
-/// What the command says, and whether it ended well.
+/// Returns the command's output and whether it succeeded.
 fn said(arguments: &[&str], libraries: &Path, cache: &Path) -> (bool, String) {
     let mut command = Command::new(OCTAVO);
     command.args(arguments).env("OCTAVO_CUDA_LIBS", libraries).env("OCTAVO_CACHE", cache);
@@ -42,7 +43,7 @@ fn said(arguments: &[&str], libraries: &Path, cache: &Path) -> (bool, String) {
     (output.status.success(), text)
 }
 
-/// How many kernels came from the pack, from the cache and from the compiler.
+/// Returns the numbers of kernels from the pack, from the cache and from the compiler.
 fn origins(server: &Server) -> [usize; 3] {
     let log = server.start_log();
     let line = log.lines().find(|line| line.contains("kernels: ")).unwrap_or_else(|| panic!("no such line:\n{log}"));
@@ -61,13 +62,13 @@ async fn answer(server: &Server) -> String {
     answer["choices"][0]["text"].as_str().expect("a text").to_owned()
 }
 
-/// The files of a kernel cache.
+/// Returns the files of a kernel cache.
 fn entries(cache: &Path) -> BTreeSet<String> {
     let names = fs::read_dir(cache.join("kernels")).unwrap().map(|entry| entry.unwrap().file_name());
     names.map(|name| name.into_string().unwrap()).collect()
 }
 
-/// A cache that one server has filled, and what that server answered.
+/// Returns a cache filled by one server, and the answer of that server.
 fn filled() -> &'static (tempfile::TempDir, String) {
     static FILLED: OnceLock<(tempfile::TempDir, String)> = OnceLock::new();
     FILLED.get_or_init(|| {
@@ -83,7 +84,8 @@ fn filled() -> &'static (tempfile::TempDir, String) {
 
 #[test]
 fn two_servers_fill_one_cache_at_once() {
-    // What g++ makes is there from then on: the two wait for the same slow compiler, and no longer for g++.
+    // The results of g++ are cached from then on: the two servers wait for the same simulated compiler and no longer
+    // for g++.
     let (reference, expected) = filled();
     let root = tempfile::tempdir().unwrap();
     let cache = root.path().join("cache");
@@ -103,7 +105,7 @@ fn two_servers_fill_one_cache_at_once() {
     assert!(compiled > entries(&cache).len(), "both made the same, at the same time: {compiled}");
     assert_eq!(entries(&cache), entries(reference.path()), "nothing is missing, and no draft is left");
     drop(servers);
-    // Every entry is whole: no compiler is there to make good.
+    // Every entry is complete: there is no compiler that could replace one.
     let server = start(&driver_only(root.path()), &cache, &[]);
     assert_eq!(origins(&server), [0, entries(&cache).len(), 0]);
     assert_eq!(runtime.block_on(answer(&server)), *expected);
@@ -114,7 +116,7 @@ fn a_server_with_a_pack_needs_no_compiler() {
     let (reference, expected) = filled();
     let root = tempfile::tempdir().unwrap();
     let (driver, pack, cache) = (driver_only(root.path()), root.path().join("pack"), root.path().join("cache"));
-    // The kernels that this model needs, by the names in `CHIP-NAME-HASH-RELEASE.cubin`.
+    // These are the kernels that this model needs, from names of the form `CHIP-NAME-HASH-RELEASE.cubin`.
     let kernels: Vec<_> =
         entries(reference.path()).iter().map(|file| file.split('-').nth(1).unwrap().to_owned()).collect();
     let build =
@@ -126,11 +128,11 @@ fn a_server_with_a_pack_needs_no_compiler() {
     assert!(well && told.contains(", 0 of them compiled by"), "{told}");
 
     let named = [("OCTAVO_KERNEL_PACK", pack.as_path())];
-    // The GPU is usable without a compiler, too, where it is to be found out.
+    // With `auto`, the GPU must be found usable without a compiler too.
     let server = start(&driver, &cache, &[&named[..], &[("OCTAVO_DEVICE", Path::new("auto"))]].concat());
     assert_eq!(origins(&server), [kernels.len(), 0, 0]);
     let log = server.start_log();
-    assert!(log.contains("device: cuda, as Emulated H200 (sm_90a, 1.00 GiB) is usable"), "{log}");
+    assert!(log.contains("device: cuda, because Emulated H200 (sm_90a, 1.00 GiB) is usable"), "{log}");
     assert!(log.contains(&format!("kernel pack: {} (sm_90a; NVRTC 12.9)", pack.display())), "{log}");
     assert_eq!(tokio::runtime::Runtime::new().unwrap().block_on(answer(&server)), *expected);
     assert!(!cache.join("kernels").exists(), "nothing had to be kept");
@@ -139,7 +141,8 @@ fn a_server_with_a_pack_needs_no_compiler() {
     let (well, told) = said(&pack_flag, &driver, &cache);
     assert!(well && told.contains("kernels                  from the pack, for sm_90a"), "{told}");
 
-    // Of other kernels: it is said, and a compiler takes over; without one, both are named.
+    // The pack now has other kernels: a message says so and a compiler takes over; without a compiler, the error names
+    // both.
     let index = pack.join("pack.json");
     let text = fs::read_to_string(&index).unwrap();
     let at = text.find("\"digest\": \"").unwrap() + 11;
@@ -184,7 +187,7 @@ fn what_keeps_a_pack_from_being_made_is_said() {
     let (new, occupied) = (new.to_str().unwrap(), occupied.to_str().unwrap());
     let cases: [(&[&str], &Path, &str); 6] = [
         (&["--arch", "sm_60", "--output", new], &standin(), "there are no kernels for sm_60: sm_70 is the oldest chip"),
-        (&["--arch", "sm_90", "--output", new], &standin(), "sm_90a is meant"),
+        (&["--arch", "sm_90", "--output", new], &standin(), "use sm_90a"),
         (
             &["--arch", "sm_89", "--output", new, "--only", "none"],
             &standin(),

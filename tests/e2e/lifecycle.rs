@@ -1,4 +1,4 @@
-//! Start, health, drain and end.
+//! Tests of start, health, drain and end.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,6 +8,9 @@ use serde_json::{Value, json};
 use octavo_tests::Server;
 
 use crate::{OCTAVO, server};
+
+/// A Llama of random weights with a context of 256 tokens.
+const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/testdata/llama");
 
 fn long_stream() -> Value {
     json!({"model": "default", "prompt": "Count:", "max_tokens": 2000, "ignore_eos": true, "stream": true})
@@ -25,7 +28,7 @@ async fn health_is_there_when_the_server_is_ready() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn while_it_loads_it_is_alive_not_ready_and_can_be_ended() {
-    // A hub that takes requests and never answers.
+    // The hub accepts requests and never answers.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut server = Server::start_loading(Path::new(OCTAVO), &format!("http://{}", silent.local_addr().unwrap()));
     assert_eq!(server.get("/live").await.0, 200);
@@ -77,8 +80,52 @@ async fn a_second_signal_ends_it_now() {
     while server.get("/health").await.0 == 200 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+    // Within a second of the first it is the same signal.
     server.signal("TERM");
-    server.ended(Duration::from_secs(10)).await;
+    server.signal("INT");
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    assert_eq!(server.get("/live").await.0, 200);
+    server.signal("TERM");
+    assert_eq!(server.ended(Duration::from_secs(10)).await.code(), Some(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_server_ends_at_sigint_without_the_lag() {
+    let mut server = Server::start(Path::new(OCTAVO), Path::new(TINY), &["--cpu-threads", "1", "--shutdown-lag", "60"]);
+    server.signal("INT");
+    // A shell that ends a group of processes sends a second one.
+    server.signal("TERM");
+    assert_eq!(server.ended(Duration::from_secs(20)).await.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_survives_sigint() {
+    let mut server = Server::start(Path::new(OCTAVO), Path::new(TINY), &["--cpu-threads", "1", "--shutdown-lag", "60"]);
+    let mut request = long_stream();
+    request["max_tokens"] = 200.into();
+    let mut response = server.client().post(server.url("/v1/completions")).json(&request).send().await.unwrap();
+    assert!(response.chunk().await.unwrap().is_some());
+    server.signal("INT");
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.unwrap() {
+        body.extend(chunk);
+    }
+    assert!(body.ends_with(b"data: [DONE]\n\n"), "{}", String::from_utf8_lossy(&body));
+    assert_eq!(server.ended(Duration::from_secs(20)).await.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_ends_with_the_chat_page_and_a_line_to_try() {
+    let mut server = Server::start(Path::new(OCTAVO), Path::new(TINY), &["--cpu-threads", "1"]);
+    assert!(!server.start_log().contains("octavo::"), "{}", server.start_log());
+    // The end of the log proves that nothing follows.
+    server.signal("INT");
+    server.ended(Duration::from_secs(20)).await;
+    let log = server.log();
+    assert!(log[0].contains(&format!(" INFO chat page: {}", server.url("/"))), "{log:?}");
+    assert!(log[1].contains(&format!(" INFO try: curl {} ", server.url("/v1/chat/completions"))), "{log:?}");
+    let shutdown: Vec<_> = log[2..].iter().map(|line| line.rsplit_once("INFO ").map_or("", |(_, text)| text)).collect();
+    assert_eq!(shutdown, ["SIGINT received: shutting down", "stopped"]);
 }
 
 #[test]

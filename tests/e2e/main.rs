@@ -1,4 +1,4 @@
-//! The real binary: with the default model through the socket, with a tiny one without.
+//! Tests of the real binary, with the default model through a socket and with a tiny one.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -19,13 +19,13 @@ use octavo_tests::Server;
 /// The binary under test.
 const OCTAVO: &str = env!("CARGO_BIN_EXE_octavo");
 
-/// The default model's file; `None` means that the test is to be skipped.
+/// Returns the path of the default model; `None` means that the test is skipped.
 fn model() -> Option<PathBuf> {
     octavo_models::testing::default_model()
 }
 
-/// A server of the default model, unless the model cannot be had.
+/// Starts a server with the default model; `None` if the model is not available.
 fn server(args: &[&str]) -> Option<Server> {
-    // Servers run side by side here: with more threads, those of each would wait for a processor that another one has.
+    // Several servers run at the same time; with more threads, they would wait for each other's processors.
     Some(Server::start(Path::new(OCTAVO), &model()?, &[&["--cpu-threads", "1"], args].concat()))
 }

@@ -1,10 +1,10 @@
-//! The main job: chat and completions of the default model.
+//! Tests of the main purpose: chat and completions of the default model.
 
 use serde_json::{Value, json};
 
 use crate::server;
 
-/// The data of each server-sent event.
+/// Returns the data of each server-sent event.
 fn events(body: &str) -> Vec<&str> {
     body.split("\n\n").filter(|e| !e.is_empty()).map(|e| e.strip_prefix("data: ").expect("a data line")).collect()
 }
@@ -106,7 +106,7 @@ async fn the_load_of_bench_serve_is_answered_and_measured() {
     assert_eq!((&saved["completed"], &saved["total_output_tokens"]), (&json!(4), &json!(24)));
     let plot = std::fs::read_to_string(folder.path().join("p.svg")).unwrap();
     assert!(plot.contains(">default: 4 requests<") && plot.matches("<polyline ").count() == 3, "{plot}");
-    // Nobody answers there any more.
+    // No server answers there any more.
     let url = server.url("");
     drop(server);
     let output =

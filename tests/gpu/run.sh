@@ -1,161 +1,90 @@
 #!/usr/bin/env bash
-# What only a GPU can show, in parts of at most ten minutes each: tests/gpu/run.sh [PART...]. README.md says what the parts show.
-# Programs come from target/gpu-suite, where build.sh puts them, or lie beside this script in a copy of that folder.
+# Runs what only a GPU can show: tests/gpu/run.sh [SLOT | PART]... README.md describes slots and parts.
+#
+# Results are crash-safe. Each part writes to a work folder as it goes, and everything in that folder is packed into one archive after
+# each part, every few seconds while a part runs, and at the end, whatever the end is.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
-suite=${OCTAVO_GPU_SUITE:-$here}
-[ -f "$suite/octavo" ] || suite=$root/target/gpu-suite
-# A copy may have lost what it was allowed to.
-for program in octavo kernels backend; do
-    [ ! -f "$suite/$program" ] || [ -x "$suite/$program" ] || chmod +x "$suite/$program"
-done
-parts=(correctness volta sanitizer agreement roofline pytorch serving)
-# Of a part, in seconds.
-limit=${OCTAVO_GPU_LIMIT:-600}
-# As automake has it: a part that cannot be run here, and says why.
+
+# Parts of each slot, the most information per second first, with the most seconds that each may take. The last part of a slot takes
+# what the others left.
+slot1=(limits:30 smoke:75 bench_kernels:150 roofline:150 ncu:70 correctness:540)
+slot2=(compilers:60 sanitizer:200 volta:180 correctness:540)
+slot3=(conversation:75 agreement:90 serving:180 pytorch:540)
+# Seconds of a slot, and of any part of it.
+slot_limit=${OCTAVO_GPU_SLOT_LIMIT:-540}
+part_limit=${OCTAVO_GPU_PART_LIMIT:-540}
+# What outlives a slot on the same machine: pieces of the model, the kinds of tests that passed.
+keep=${OCTAVO_GPU_KEEP:-${TMPDIR:-/tmp}/octavo-gpu-keep}
+# Seconds between two archives while a part runs.
+pack_every=${OCTAVO_GPU_PACK_EVERY:-10}
+# Bytes of an archive.
+archive_limit=${OCTAVO_GPU_ARCHIVE_LIMIT:-$((16 << 20))}
+# Automake's exit status of a test that cannot run here. The part says why.
 skipped=77
 
-# The tests of kernels but those that are about the emulation.
-kernels() {
-    OCTAVO_GPU=$1 "$suite/kernels" --skip machine:: --skip sanitizers:: --skip layout:: --skip device::
-}
+# ------------------------------------------------------------------------------------------- the programs
 
-skip() {
-    echo "skipped: $*"
-    return "$skipped"
-}
-
-# Every instance of the manifest against f64, by the tests that run on the emulation elsewhere; then the backend above them: small
-# models in each element type, every storage type, recorded steps, the checkpoints of all architectures.
-correctness() {
-    local failed=0
-    kernels 1 || failed=1
-    # Whatever came of them: what fails first is not all there is to know.
-    OCTAVO_TESTDATA=$suite/testdata "$suite/backend" || failed=1
-    return $failed
-}
-
-# What a V100 is given, as PTX that the driver makes code of for this chip.
-volta() {
-    kernels volta
-}
-
-# Puts the words of the command into `sanitizer`: of a toolkit, or of the Python package.
-find_sanitizer() {
-    local home package
-    sanitizer=()
-    if command -v compute-sanitizer >/dev/null; then
-        sanitizer=(compute-sanitizer)
-        return
-    fi
-    for home in /usr/local/cuda /usr/local/cuda-*; do
-        [ -x "$home/bin/compute-sanitizer" ] || continue
-        sanitizer=("$home/bin/compute-sanitizer")
+# The folder of the programs: a copy of the suite as build.sh packs it, the one in target/, or any that has them.
+suite=${OCTAVO_GPU_SUITE:-}
+find_suite() {
+    [ -z "$suite" ] || return 0
+    local folder payload
+    for folder in "$here" "$root/target/gpu-suite"; do
+        [ -f "$folder/bin/octavo" ] && suite=$folder && return
+        payload=$folder/payload.tar.gz
+        [ -f "$payload" ] || continue
+        suite=${TMPDIR:-/tmp}/octavo-gpu-suite-$(sha256sum "$payload" | head -c 16)
+        if [ ! -f "$suite/COMMIT" ]; then
+            mkdir -p "$suite"
+            tar -xzf "$payload" -C "$suite"
+        fi
         return
     done
-    for home in "$(python3 -c 'import sys; print(sys.prefix)' 2>/dev/null)" /usr /usr/local "${HOME:-/root}/.local"; do
-        for package in "$home"/lib/python3*/*-packages/nvidia/cuda_sanitizer_api; do
-            [ -e "$package/bin/compute-sanitizer" ] || continue
-            # The package has it without leave to be executed, and its libraries elsewhere than it looks.
-            copy=$(mktemp)
-            trap 'rm -f "$copy"' EXIT
-            install "$package/bin/compute-sanitizer" "$copy"
-            sanitizer=("$copy" --injection-path "$package/lib")
-            return
-        done
-    done
-}
-
-# The small tests under each tool of compute-sanitizer.
-sanitizer() {
-    local tool sanitizer failed=0
-    find_sanitizer
-    [ ${#sanitizer[@]} -gt 0 ] || skip "no compute-sanitizer (pip install nvidia-cuda-sanitizer-api-cu12)" || return
-    for tool in memcheck racecheck initcheck; do
-        echo "--- $tool"
-        OCTAVO_GPU=1 "${sanitizer[@]}" --tool "$tool" --error-exitcode 1 \
-            "$suite/kernels" --skip machine:: --skip sanitizers:: --skip device:: --test-threads 1 small_ || failed=1
-    done
-    return $failed
-}
-
-python() {
-    command -v python3 >/dev/null || skip "no python3" || return
-    python3 "$@"
-}
-
-# The default model's answers and log-probabilities on the GPU and on the processor.
-agreement() {
-    if [ -z "${OCTAVO_GPU_MODEL:-}" ] && ! "$suite/octavo" pull; then
-        skip "the default model cannot be fetched here (OCTAVO_GPU_MODEL names another)" || return
-    fi
-    # shellcheck disable=SC2086 # A model and its flags are words.
-    python "$here/agreement.py" --octavo "$suite/octavo" --json "$out/agreement.json" ${OCTAVO_GPU_MODEL:-}
-}
-
-# A folder that holds the shape of Qwen3-8B, and the tokenizer of a test checkpoint.
-shape() {
-    local folder=$out/shape
-    mkdir -p "$folder"
-    cp "${OCTAVO_GPU_SHAPE:-$suite/qwen3-8b.json}" "$folder/config.json"
-    cp "$suite"/testdata/qwen3/tokenizer*.json "$folder/"
-    echo "$folder"
-}
-
-batch_sizes=${OCTAVO_GPU_BATCH_SIZES:-1,8,32,128,256}
-contexts=${OCTAVO_GPU_CONTEXTS:-1024,4096}
-prefill=${OCTAVO_GPU_PREFILL:-512,2048,8192}
-device=${OCTAVO_GPU_DEVICE:-cuda}
-
-# Steps of Qwen3-8B's shape against what the chip could do at most.
-roofline() {
-    "$suite/octavo" bench roofline "$(shape)" --load-format dummy --device "$device" --batch-sizes "$batch_sizes" \
-        --contexts "$contexts" --prefill "$prefill" --output-json "$out/roofline.json"
-}
-
-# The same steps by PyTorch.
-pytorch() {
-    python "$here/pytorch.py" --config "${OCTAVO_GPU_SHAPE:-$suite/qwen3-8b.json}" --device "$device" \
-        --batch-sizes "$batch_sizes" --contexts "$contexts" --prefill "$prefill" --json "$out/pytorch.json"
-}
-
-# As many requests as the server takes, of 1024 tokens in and out, through the socket.
-serving() {
-    local requests=${OCTAVO_GPU_REQUESTS:-512}
-    python "$here/serving.py" --octavo "$suite/octavo" --model "$(shape)" --device "$device" --max-num-seqs "$requests" \
-        --tokens "${OCTAVO_GPU_TOKENS:-1024}" --requests "$requests" --result-dir "$out"
-}
-
-# ------------------------------------------------------------------------------------------- the whole
-
-# One part in a process of its own, so that a time limit ends all of it.
-if [ "${1:-}" = --only ]; then
-    out=$OCTAVO_GPU_OUT
-    case $2 in
-        correctness) correctness ;;
-        volta) volta ;;
-        sanitizer) sanitizer ;;
-        agreement) agreement ;;
-        roofline) roofline ;;
-        pytorch) pytorch ;;
-        serving) serving ;;
-    esac
-    exit
-fi
-
-[ $# -gt 0 ] || set -- "${parts[@]}"
-for part in "$@"; do
-    case " ${parts[*]} " in
-        *" $part "*) ;;
-        *) echo "no part is called $part: there are ${parts[*]}" >&2 && exit 2 ;;
-    esac
-done
-if [ ! -x "$suite/octavo" ]; then
-    command -v cargo >/dev/null || { echo "no programs in $suite: build.sh makes them on a machine with cargo" >&2 && exit 2; }
+    command -v cargo >/dev/null || { echo "no programs beside run.sh: build.sh makes them on a machine with cargo" >&2 && exit 2; }
     "$here/build.sh"
-fi
-doctor=$("$suite/octavo" doctor) || { echo "octavo doctor fails: $doctor" >&2 && exit 1; }
+    find_suite
+}
+
+# ------------------------------------------------------------------------------------------- the run
+
+all=("${slot1[@]}" "${slot2[@]}" "${slot3[@]}")
+# The most seconds of a part.
+limit_of() {
+    local entry
+    for entry in "${all[@]}"; do
+        [ "${entry%:*}" != "$1" ] || { echo "${entry#*:}" && return; }
+    done
+    return 1
+}
+# As SLOT:PART; a part that is named by itself is its own slot.
+parts=() label=""
+[ $# -gt 0 ] || set -- slot1 slot2 slot3
+for word in "$@"; do
+    case $word in
+        slot1) parts+=("${slot1[@]/#/slot1:}") ;;
+        slot2) parts+=("${slot2[@]/#/slot2:}") ;;
+        slot3) parts+=("${slot3[@]/#/slot3:}") ;;
+        *)
+            if ! limit_of "$word" >/dev/null; then
+                echo "no slot or part is called $word: there are slot1 slot2 slot3" \
+                    "$(printf '%s\n' "${all[@]%:*}" | awk '!seen[$0]++' | paste -sd' ')" >&2
+                exit 2
+            fi
+            parts+=("$word:$word:")
+            ;;
+    esac
+    label+=${label:+-}$word
+done
+
+find_suite
+# Programs of a copy may have lost the permission to be executed.
+chmod +x "$suite"/bin/* 2>/dev/null || true
+export OCTAVO_GPU_SUITE=$suite OCTAVO_GPU_KEEP=$keep
+# Kernels come from the suite's pack, so that what runs is what was checked.
+[ ! -f "$suite/share/octavo/kernels/pack.json" ] || export OCTAVO_KERNEL_PACK=$suite/share/octavo/kernels
+doctor=$("$suite/bin/octavo" doctor) || { echo "octavo doctor fails: $doctor" >&2 && exit 1; }
 gpu=$(sed -n 's/^GPU 0 *//p' <<<"$doctor")
 if [ -z "$gpu" ]; then
     echo "skipped: no GPU ($(sed -n 's/^GPU *none: //p' <<<"$doctor"))"
@@ -164,32 +93,106 @@ fi
 
 commit=$(cat "$suite/COMMIT")
 date=$(date -u +%F)
-name=$date-$commit-$(sed 's/ (.*//; s/[^[:alnum:]]/-/g' <<<"${gpu#NVIDIA }" | tr '[:upper:]' '[:lower:]')
+name=$date-$commit-$(sed 's/ (.*//; s/[^[:alnum:]]/-/g' <<<"${gpu#NVIDIA }" | tr '[:upper:]' '[:lower:]')-$label
 results=${OCTAVO_GPU_RESULTS:-$root/benches/results/gpu}
 [ -d "$results" ] || results=$PWD
-out=$results/$name
+mkdir -p "$keep"
+scratch=$(mktemp -d)
+out=$scratch/$name
 mkdir -p "$out"
+export OCTAVO_GPU_OUT=$out OCTAVO_GPU_SCRATCH=$scratch
 echo "$doctor" >"$out/doctor.log"
-echo "commit $commit, $date, $gpu; results in $out"
+echo "commit $commit, $date, $gpu; results in $results/$name.tar.gz"
 
 json="" table="" status=0
-for part in "$@"; do
+
+# Writes the parts that ended, and the one that runs, if one does.
+write_summary() {
+    local running=${1:+$(printf '{"part": "%s", "result": "running", "seconds": %d}' "$1" "$((SECONDS - begun))")}
+    local entries=$json${json:+${running:+, }}$running
+    printf '{"commit": "%s", "date": "%s", "gpu": "%s", "slots": "%s", "parts": [%s]}\n' \
+        "$commit" "$date" "$gpu" "$label" "$entries" >"$out/.summary"
+    mv "$out/.summary" "$out/summary.json"
+}
+
+# Packs the work folder. Reports of the profiler, and then the beginnings of long logs, are left out of an archive that is too large.
+pack() {
+    local draft=$results/.$name.$BASHPID
+    tar -czf "$draft" -C "$scratch" --exclude '.*' "$name" 2>/dev/null || true
+    if [ "$(stat -c %s "$draft")" -gt "$archive_limit" ]; then
+        rm -rf "$scratch/small" && cp -r "$out" "$scratch/small"
+        find "$scratch/small" -name '*.ncu-rep' -delete
+        find "$scratch/small" -name '*.log' -size +512k | while read -r log; do
+            tail -c 256K "$log" >"$log.end" && mv "$log.end" "$log"
+        done
+        tar -czf "$draft" -C "$scratch" --transform "s|^small|$name|" small
+    fi
+    mv "$draft" "$results/$name.tar.gz"
+}
+
+packer="" child=""
+# shellcheck disable=SC2329 # A trap calls it.
+finish() {
+    local code=$?
+    trap - EXIT INT TERM
+    [ -z "$child" ] || kill -KILL -- "-$child" 2>/dev/null || true
+    [ -z "$packer" ] || kill "$packer" 2>/dev/null || true
+    pack
+    rm -rf "$scratch" "$results/.$name".*
+    exit "$code"
+}
+trap finish EXIT
+write_summary
+pack
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# While a part runs, the archive follows it.
+begun=$SECONDS
+(
+    trap - EXIT INT TERM
+    while sleep "$pack_every"; do pack; done
+) &
+packer=$!
+
+slot="" slot_begun=$SECONDS
+for entry in "${parts[@]}"; do
+    part=${entry#*:} part=${part%%:*}
+    if [ "$slot" != "${entry%%:*}" ]; then
+        slot=${entry%%:*} slot_begun=$SECONDS
+        [ "$slot" != slot2 ] || export OCTAVO_GPU_SKIP_PASSED=1
+    fi
     echo "=== $part"
-    begun=$SECONDS code=0
-    OCTAVO_GPU_OUT=$out timeout -k 10 "$limit" bash "$here/run.sh" --only "$part" 2>&1 | tee "$out/$part.log" || code=${PIPESTATUS[0]}
-    case $code in
-        0) verdict=passed ;;
-        "$skipped") verdict=skipped ;;
-        124 | 137) verdict="cut off after $limit s" status=1 ;;
-        *) verdict=failed status=1 ;;
-    esac
-    json+=${json:+, }$(printf '{"part": "%s", "result": "%s", "seconds": %d}' "$part" "$verdict" $((SECONDS - begun)))
-    table+=$(printf '\n%-12s %-24s %4d s' "$part" "$verdict" $((SECONDS - begun)))
+    begun=$SECONDS code=0 verdict=""
+    limit=$(limit_of "$part")
+    for most in $((slot_limit - (SECONDS - slot_begun))) "$part_limit"; do
+        [ "$most" -ge "$limit" ] || limit=$most
+    done
+    if [ "$limit" -lt 1 ]; then
+        verdict="not run: no time was left"
+    else
+        write_summary "$part"
+        pack
+        setsid timeout -k 5 "$limit" bash "$here/parts.sh" "$part" >"$out/$part.log" 2>&1 &
+        child=$!
+        tail -n +1 -s 0.1 -f --pid=$child "$out/$part.log" 2>/dev/null || true
+        wait $child || code=$?
+        child=""
+        case $code in
+            0) verdict=passed ;;
+            "$skipped") verdict=skipped ;;
+            124 | 137) verdict="cut off after $limit s" status=1 ;;
+            *) verdict=failed status=1 ;;
+        esac
+    fi
+    seconds=$((SECONDS - begun))
+    json+=${json:+, }$(printf '{"part": "%s", "result": "%s", "seconds": %d}' "$part" "$verdict" $seconds)
+    table+=$(printf '\n%-14s %-26s %4d s' "$part" "$verdict" $seconds)
+    write_summary
+    pack
 done
-printf '{"commit": "%s", "date": "%s", "gpu": "%s", "parts": [%s]}\n' "$commit" "$date" "$gpu" "$json" >"$out/summary.json"
-rm -rf "$out/shape"
 echo "=== summary$table"
 if command -v python3 >/dev/null; then
-    python3 "$here/report.py" "$out"
+    python3 "$here/report.py" "$out" >"$out/page.md" && cp "$out/page.md" "$results/$name.md" && cat "$out/page.md"
 fi
 exit $status

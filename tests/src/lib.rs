@@ -1,4 +1,4 @@
-//! Helpers of the end-to-end tests: the real binary as a child process, and what tests ask of it.
+//! Helpers of the end-to-end tests: the real binary as a child process, and requests to it.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// Longest a server may take to load the default model on a slow machine.
+/// Maximum time to load the default model on a slow machine.
 const START: Duration = Duration::from_secs(120);
 
-/// A running `octavo serve` on a free port of the loopback interface. Killed when dropped.
+/// A running `octavo serve` on a free port of the loopback interface. It is killed when dropped.
 #[derive(Debug)]
 pub struct Server {
     child: Child,
     base: String,
-    /// What it said before it was ready.
+    /// Log lines before it was ready.
     start: String,
     log: mpsc::Receiver<String>,
     client: reqwest::Client,
@@ -26,15 +26,15 @@ impl Server {
     /// Starts `binary serve MODEL ARGS` and waits until it is ready.
     ///
     /// # Panics
-    /// If the server ends or does not become ready; the message carries its log.
+    /// Panics if the server ends or does not become ready; the message contains its log.
     pub fn start(binary: &Path, model: &Path, args: &[&str]) -> Server {
         Self::start_in(binary, model, args, &[])
     }
 
-    /// The same with variables in its environment.
+    /// Does the same with environment variables.
     ///
     /// # Panics
-    /// As [`Server::start`].
+    /// Panics in the same cases as [`Server::start`].
     pub fn start_in(binary: &Path, model: &Path, args: &[&str], variables: &[(&str, &Path)]) -> Server {
         let mut command = Command::new(binary);
         command.arg("serve").arg(model).args(["--served-model-name", "default"]).args(args);
@@ -42,17 +42,17 @@ impl Server {
         Self::spawn(command, "listening on ")
     }
 
-    /// Starts it with a model of the hub at `endpoint`, and returns while it still loads the model.
+    /// Starts the server with a model of the hub at `endpoint`, and returns while it still loads the model.
     ///
     /// # Panics
-    /// If the server ends before it binds its port.
+    /// Panics if the server ends before it binds its port.
     pub fn start_loading(binary: &Path, endpoint: &str) -> Server {
         let mut command = Command::new(binary);
         command.args(["serve", "some/model"]).env("HF_ENDPOINT", endpoint);
         Self::spawn(command, "probes answer on ")
     }
 
-    /// Starts it on a free port and waits for the line of the log that tells the address after `announcement`.
+    /// Starts the server on a free port and waits for the log line that contains the address after `announcement`.
     fn spawn(mut command: Command, announcement: &str) -> Server {
         command.args(["--host", "127.0.0.1", "--port", "0"]);
         let mut child =
@@ -87,37 +87,37 @@ impl Server {
         Server { child, base, start: seen, log, client }
     }
 
-    /// `http://127.0.0.1:PORT` with `path` appended.
+    /// Returns `http://127.0.0.1:PORT` with `path` appended.
     pub fn url(&self, path: &str) -> String {
         format!("{}{path}", self.base)
     }
 
-    /// The process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The client that the helpers use.
+    /// Returns the client that the helpers use.
     pub fn client(&self) -> &reqwest::Client {
         &self.client
     }
 
-    /// Status and body of a GET.
+    /// Returns status and body of a GET.
     pub async fn get(&self, path: &str) -> (u16, String) {
         let response = self.client.get(self.url(path)).send().await.expect("an answer");
         (response.status().as_u16(), response.text().await.expect("a body"))
     }
 
-    /// Status and JSON body of a POST.
+    /// Returns status and JSON body of a POST.
     pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         let response = self.client.post(self.url(path)).json(body).send().await.expect("an answer");
         (response.status().as_u16(), response.json().await.unwrap_or(Value::Null))
     }
 
-    /// A greedy completion's text and its log-probabilities; `extra` is merged into the request.
+    /// Returns a greedy completion's text and its log-probabilities; `extra` is merged into the request.
     ///
     /// # Panics
-    /// If the answer is not 200.
+    /// Panics if the status is not 200.
     pub async fn complete(&self, prompt: &str, extra: &Value) -> Completion {
         let mut body = json!({"model": "default", "prompt": prompt, "temperature": 0, "logprobs": 0});
         let fields = extra.as_object().expect("an object");
@@ -133,7 +133,7 @@ impl Server {
         }
     }
 
-    /// The sum of a metric's series whose labels contain `labels`.
+    /// Returns the sum of a metric's series whose labels contain `labels`.
     pub async fn metric(&self, name: &str, labels: &str) -> f64 {
         let (status, text) = self.get("/metrics").await;
         assert_eq!(status, 200);
@@ -142,10 +142,10 @@ impl Server {
         series.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
-    /// Waits until the series of a metric that carry `labels` add up to `least`.
+    /// Waits until the sum of a metric's series with `labels` is at least `least`.
     ///
     /// # Panics
-    /// If that does not come about within a minute.
+    /// Panics after a minute.
     pub async fn reaches(&self, name: &str, labels: &str, least: f64) {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -158,10 +158,10 @@ impl Server {
         }
     }
 
-    /// Waits until nothing runs, waits or holds a KV block.
+    /// Waits until no request runs or waits and no KV block is used.
     ///
     /// # Panics
-    /// If that does not come about within a minute.
+    /// Panics after a minute.
     pub async fn idle(&self) {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -185,7 +185,7 @@ impl Server {
     /// Waits for the process to end by itself.
     ///
     /// # Panics
-    /// If it does not within `limit`.
+    /// Panics if it does not end within `limit`.
     pub async fn ended(&mut self, limit: Duration) -> ExitStatus {
         let deadline = Instant::now() + limit;
         loop {
@@ -197,12 +197,12 @@ impl Server {
         }
     }
 
-    /// Log lines until it was ready.
+    /// Returns the log lines until it was ready.
     pub fn start_log(&self) -> &str {
         &self.start
     }
 
-    /// Log lines since it was ready.
+    /// Returns the log lines since it was ready.
     pub fn log(&self) -> Vec<String> {
         self.log.try_iter().collect()
     }
@@ -210,19 +210,19 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Fails only if the process has ended already.
+        // This fails only if the process has already ended.
         self.child.kill().ok();
         self.child.wait().ok();
     }
 }
 
-/// What a completion answered.
+/// A completion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
     /// The text.
     pub text: String,
-    /// Of each token; equal bits mean equal arithmetic.
+    /// Log-probability of each token; equal bits mean equal arithmetic.
     pub logprobs: Vec<f64>,
-    /// `stop`, `length`, ...
+    /// Finish reason: `stop`, `length`, ...
     pub finish: String,
 }

@@ -1,4 +1,5 @@
-//! What no HTTP stack can beat: over the same engine, one write of ready bytes for each token, and nothing parsed.
+//! A lower bound for any HTTP stack: over the same engine, one write of prepared bytes for each token, without any
+//! parsing.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use crate::{OUTPUT_TOKENS, PROMPT_WORDS};
 const HEAD: &[u8] =
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
 
-/// An event as the server writes it for a token: as many bytes, the same fields.
+/// An event as the server writes it for a token: with the same length and the same fields.
 const EVENT: &str = "data: {\"id\":\"cmpl-00000000000000000000000000000000\",\"object\":\"text_completion\",\"created\":1700000000,\
     \"model\":\"bench\",\"choices\":[{\"index\":0,\"text\":\" ab\",\"logprobs\":null,\"finish_reason\":null,\"stop_reason\":null}]}\n\n";
 
@@ -61,7 +62,7 @@ async fn connection(mut socket: TcpStream, engine: EngineHandle) -> io::Result<(
     }
 }
 
-/// A chunk of a chunked body.
+/// Formats a chunk of a chunked body.
 fn chunk(text: &str) -> Vec<u8> {
     format!("{:x}\r\n{text}\r\n", text.len()).into_bytes()
 }

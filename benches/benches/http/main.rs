@@ -1,7 +1,9 @@
-//! The whole HTTP stack over the mock executor on loopback: what a request and a token cost beside the model.
+//! Benches of the whole HTTP stack over the mock executor on loopback: the cost of a request and of a token without a
+//! model.
 //!
-//! `cargo bench -p octavo-benches --bench http` prints one table and writes `target/bench-results/http.json`. Client and
-//! server share the machine's cores. Not Criterion: a run is one measurement of many requests, not many of one.
+//! `cargo bench -p octavo-benches --bench http` prints one table and writes `target/bench-results/http.json`. Client
+//! and server share the machine's cores. It does not use Criterion, because a run is one measurement of many requests,
+//! not many of one.
 
 mod bare;
 mod server;
@@ -20,21 +22,22 @@ use octavo_bench::{ProcessUsage, Summary};
 use serde_json::{Value, json};
 use server::{MODEL, ServerProcess, Stack};
 
-/// `(connections, streamed requests, requests of one token)` of a full run.
+/// Loads of a full run: `(connections, streamed requests, requests of one token)`.
 const LOADS: [(usize, usize, usize); 4] =
     [(1, 500, 3000), (64, 8000, 20_000), (256, 8000, 20_000), (500, 10_000, 20_000)];
 const OUTPUT_TOKENS: u32 = 64;
 const PROMPT_WORDS: usize = 9;
 const IDLE_CONNECTIONS: usize = 1000;
 
-/// What our stack adds to the first token: streams, requests, and a step of a model that leaves the cores room.
+/// Load that measures the latency added to the first token: streams, requests, and a step time that leaves the cores
+/// room.
 const PACED: (usize, usize, Duration) = (64, 2000, Duration::from_millis(10));
 
 fn main() -> Result<(), Box<dyn Error>> {
     if server::is_server() {
         return server::serve();
     }
-    // Cargo passes `--bench` when it measures; anything else only wants to know that it works.
+    // Cargo passes `--bench` for a measurement; otherwise a short run checks that the bench works.
     let measured = std::env::args().any(|arg| arg == "--bench");
     let scale = if measured { 1 } else { 100 };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -89,18 +92,18 @@ async fn measure(scale: usize) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What is asked of which server.
+/// A load and its server.
 #[derive(Clone, Copy)]
 struct Load {
     stack: Stack,
-    /// What a step of the mock takes.
+    /// Duration of a step of the mock.
     step: Duration,
     connections: usize,
     stream: bool,
     requests: usize,
 }
 
-/// One load on a fresh server.
+/// Result of one load on a fresh server.
 struct Row {
     load: Load,
     report: Report,
@@ -125,7 +128,7 @@ impl Row {
             output_len: if stream { OUTPUT_TOKENS } else { 1 },
             ..LoadConfig::default()
         };
-        // Threads, connections' buffers and the allocator's arenas exist once this is through.
+        // After the warm-up, threads, connection buffers and the allocator's arenas exist.
         let warm_up = LoadConfig { requests: requests.min(2 * connections + 20), seed: 1, ..config.clone() };
         load::run(&warm_up).await?;
         let before = ProcessUsage::of(server.pid()).ok_or("the server's usage cannot be read")?;
@@ -192,12 +195,12 @@ struct Idle {
     bytes_each: f64,
 }
 
-/// Resident memory that a connection holds after one answered request.
+/// Measures the resident memory that a connection uses after one answered request.
 async fn idle_connections(connections: usize) -> Result<Idle, Box<dyn Error>> {
     let server = ServerProcess::start(Stack::Server, Duration::ZERO)?;
     let target = Target::new(&server.url, None)?;
     let resident = || ProcessUsage::of(server.pid()).map(|usage| usage.resident_bytes).ok_or("no usage");
-    // The first ones also make the server's threads touch their memory.
+    // The first connections also make the server's threads touch their memory.
     let mut warm = open(&target, 16).await?;
     let bytes_before = resident()?;
     let open = open(&target, connections).await?;
@@ -219,7 +222,7 @@ async fn open(target: &Target, connections: usize) -> Result<Vec<Connection>, Bo
     Ok(open)
 }
 
-/// What the figures were measured on.
+/// Returns a description of the machine.
 fn machine() -> Value {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ").map(|(_, name)| name));

@@ -1,4 +1,4 @@
-//! The server under test, in a process of its own so that its CPU time and its memory are its own.
+//! The server under test, in a separate process, so that its CPU time and its memory can be measured.
 
 use std::env;
 use std::error::Error;
@@ -16,23 +16,23 @@ use tokio::net::TcpListener;
 use crate::bare;
 use crate::tokenizer::{TEXT_TOKENS_START, tokenizer};
 
-/// Set in the child's environment, to the name of a [`Stack`].
+/// Environment variable of the child process with the name of a [`Stack`].
 const ROLE: &str = "OCTAVO_BENCH_SERVER";
 
-/// Set in the child's environment: what a step of the mock takes, in microseconds.
+/// Environment variable of the child process with the duration of a step of the mock in microseconds.
 const STEP: &str = "OCTAVO_BENCH_STEP_MICROS";
 
-/// What stands between the socket and the engine.
+/// The layer between the socket and the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stack {
     /// The whole server.
     Server,
-    /// A loop that writes ready bytes.
+    /// A loop that writes prepared bytes.
     Bare,
 }
 
 impl Stack {
-    /// Its name in the environment and in tables.
+    /// Returns the name in the environment and in tables.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Server => "octavo",
@@ -41,15 +41,15 @@ impl Stack {
     }
 }
 
-/// The served name.
+/// Name of the served model.
 pub(crate) const MODEL: &str = "bench";
 
-/// Whether this process is the server.
+/// Returns whether this process is the server.
 pub(crate) fn is_server() -> bool {
     env::var_os(ROLE).is_some()
 }
 
-/// Serves until standard input ends; the first line on standard output is the port.
+/// Serves until standard input ends. The first line on standard output is the port.
 pub(crate) fn serve() -> Result<(), Box<dyn Error>> {
     let tokenizer = Arc::new(tokenizer()?);
     let vocab_size = tokenizer.vocab_size();
@@ -88,16 +88,16 @@ pub(crate) fn serve() -> Result<(), Box<dyn Error>> {
     })
 }
 
-/// The child process; dropping it ends it.
+/// The child process. Dropping it ends it.
 pub(crate) struct ServerProcess {
     child: Child,
     pub(crate) url: String,
-    /// Kept open: the server may write to it.
+    /// Standard output, kept open because the server may write to it.
     _stdout: BufReader<ChildStdout>,
 }
 
 impl ServerProcess {
-    /// Starts this program again in the other role, and waits until it listens.
+    /// Starts this program again as the server and waits until it listens.
     pub(crate) fn start(stack: Stack, step: Duration) -> Result<Self, Box<dyn Error>> {
         let mut child = Command::new(env::current_exe()?)
             .env(ROLE, stack.name())
@@ -119,7 +119,7 @@ impl ServerProcess {
 impl Drop for ServerProcess {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
-        // It ends by itself; if it does not, there is nobody left to tell.
+        // The process ends by itself; a failure here cannot be reported.
         let _ = self.child.wait();
     }
 }

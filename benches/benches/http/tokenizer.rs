@@ -1,12 +1,12 @@
-//! A byte-level tokenizer made on the spot, in the shape of common ones.
+//! A byte-level tokenizer generated at run time, with a vocabulary similar to common ones.
 
 use octavo_text::{SpecialTokens, Tokenizer, TokenizerError};
 use serde_json::{Map, Value, json};
 
-/// The ids of tokens that are plain text by themselves: everything after the 256 bytes.
+/// First id of the tokens that are plain text by themselves, after the 256 bytes.
 pub(crate) const TEXT_TOKENS_START: u32 = 256;
 
-/// Every pair of letters, and every letter and pair after a space, beside the single bytes.
+/// Creates a tokenizer with every pair of letters, every letter and pair after a space, and the single bytes.
 pub(crate) fn tokenizer() -> Result<Tokenizer, TokenizerError> {
     let mut vocab: Vec<String> = (0..=255u8).map(|byte| symbol(byte).to_string()).collect();
     let mut merges: Vec<[String; 2]> = Vec::new();
@@ -50,7 +50,7 @@ pub(crate) fn tokenizer() -> Result<Tokenizer, TokenizerError> {
     Tokenizer::from_json(json.to_string().as_bytes(), SpecialTokens::default())
 }
 
-/// The character that stands for a byte: itself if it prints, else one from U+0100 on.
+/// Returns the character that represents a byte: itself if it is printable, else one from U+0100 on.
 fn symbol(byte: u8) -> char {
     let prints = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if prints(byte) {

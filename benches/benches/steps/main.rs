@@ -1,9 +1,10 @@
-//! How fast the CPU backend computes the steps of a model, and what each kind of op takes of them:
-//! `cargo bench --workspace --bench steps -- [MODEL [CONTEXT [ISA [SEQUENCES...]]]]`.
+//! Measures how fast the CPU backend computes the steps of a model, and the share of each kind of op: `cargo bench
+//! --workspace --bench steps -- [MODEL [CONTEXT [ISA [SEQUENCES...]]]]`.
 //!
-//! Prints the time to load, prompt tokens a second of a prefill in chunks of 512, and decode steps of so many sequences (1, 8
-//! and 32) that each have `CONTEXT` tokens (512); under each the ops by kind and shape, with the share of the machine's
-//! limits that they reach. `OCTAVO_CPU_ACTIVATION_BITS=8` is what `--cpu-activation-bits 8` is. An `ISA` of `auto` is the best there is; `MODEL` is the default model if it is not given.
+//! Prints the load time, the prompt tokens per second of a prefill in chunks of 512, and decode steps of several
+//! sequences (1, 8 and 32) that each have `CONTEXT` tokens (512). Below each it prints the ops by kind and shape,
+//! compared with the machine's roofline limit. `OCTAVO_CPU_ACTIVATION_BITS=8` has the effect of `--cpu-activation-bits
+//! 8`. An `ISA` of `auto` selects the best available; `MODEL` defaults to the default model.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -25,12 +26,12 @@ const DECODE_STEPS: usize = 16;
 const PREFILLS: usize = 4;
 const SEQUENCES: [usize; 3] = [1, 8, 32];
 
-/// Steps of which the median of each op counts.
+/// Number of steps over which the median time of each op is taken.
 const PROFILES: usize = 9;
 
 fn main() -> ExitCode {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo test` builds and runs benches too, but only for their smoke tests: this one has none.
+    // `cargo test` also builds and runs benches, but only for their smoke tests; this one has none.
     let Some(at) = arguments.iter().position(|argument| argument == "--bench") else { return ExitCode::SUCCESS };
     arguments.remove(at);
     match run(arguments) {
@@ -91,7 +92,7 @@ struct Bench {
 
 impl Bench {
     fn prefill(&mut self, context: usize) -> Result<(), Box<dyn Error>> {
-        // The first of them touches the memory.
+        // The first prefill touches the memory.
         let mut times = Vec::new();
         for _ in 0..=PREFILLS {
             let mut time = Duration::ZERO;
@@ -132,7 +133,7 @@ impl Bench {
         Ok(started.elapsed())
     }
 
-    /// A table of what the ops of a step take, by kind and shape, the dearest first.
+    /// Prints a table of the times of a step's ops, by kind and shape, the slowest first.
     fn ops(&mut self, batch: &StepBatch) -> Result<(), Box<dyn Error>> {
         let (shape, all) = (StepShape::of(batch), self.program.forward_ops());
         let mut kinds: Vec<Kind> = Vec::new();
@@ -174,7 +175,7 @@ impl Bench {
         Ok(())
     }
 
-    /// `rows` tokens from position `start` of each sequence, the last of which is sampled.
+    /// Returns a batch of `rows` tokens from position `start` of each sequence, the last of which is sampled.
     fn batch(&self, sequences: usize, start: usize, rows: usize) -> StepBatch {
         let (groups, vocab_size) = (self.program.kv_groups.len(), self.program.vocab_size);
         let layout = StepLayout { groups, block_size: BLOCK, blocks_each: self.blocks_each, vocab_size };
@@ -182,16 +183,16 @@ impl Bench {
     }
 }
 
-/// Ops that are alike.
+/// Ops of the same kind and shape.
 struct Kind {
     name: String,
-    /// Indices of ops.
+    /// Indices of the ops.
     ops: Vec<usize>,
-    /// Of all of them, by step.
+    /// Total time of these ops, by step.
     times: Vec<Duration>,
 }
 
-/// An op's name, with the shape and the storage types of its weight.
+/// Returns an op's name, with the shape and the storage types of its weight.
 fn name(program: &Program, op: &Op) -> String {
     let weight = match op {
         Op::Linear(op) => op.weight,
@@ -208,7 +209,7 @@ fn name(program: &Program, op: &Op) -> String {
     name
 }
 
-/// Median and least, in seconds.
+/// Returns median and minimum in seconds.
 fn spread(times: &mut [Duration]) -> (f64, f64) {
     times.sort_unstable();
     (times[times.len() / 2].as_secs_f64(), times[0].as_secs_f64())

@@ -1,6 +1,6 @@
-// The logits of llama.cpp held against those of PyTorch: what benches/peers/agreement/run.py compiles and runs.
+// Compares the logits of llama.cpp with those of PyTorch. benches/peers/agreement/run.py compiles and runs it.
 //
-// usage: llama MODEL FLASH_ATTENTION DATA
+// Usage: llama MODEL FLASH_ATTENTION DATA
 // DATA: N, T and TOP, then ids[N], starts[T + 1], top_ids[N][TOP] (32-bit integers), top_logprobs[N][TOP] (32-bit floats).
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace {
 
-// Difference of the log-probabilities of the two likeliest tokens above which the first should be the same.
+// Difference of the log-probabilities of the two most likely tokens above which the first should be the same.
 constexpr float CLEAR_MARGIN = 0.1f;
 
 template <class T>

@@ -1,9 +1,9 @@
-"""Agreement of llama.cpp with PyTorch on SmolLM2-135M-Instruct Q4_1: the reference and the figures are those of
-`crates/models/tests/parity/smollm2.rs`, which prints them for Octavo.
+"""Measures the agreement of llama.cpp with PyTorch on SmolLM2-135M-Instruct Q4_1. The reference and the figures are
+those of `crates/models/tests/parity/smollm2.rs`, which prints them for Octavo.
 
-usage: PEERS_DIR=... python3 benches/peers/agreement/run.py
+Usage: PEERS_DIR=... python3 benches/peers/agreement/run.py
 
-PEERS_DIR holds `llamacpp`, the sources and a static build of llama.cpp, and `models`."""
+PEERS_DIR contains `llamacpp`, the sources and a static build of llama.cpp, and `models`."""
 
 import json
 import os
@@ -18,7 +18,7 @@ MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def reference() -> bytes:
-    """The reference in the order in which the program reads it."""
+    """Returns the reference in the order in which the program reads it."""
     data = REFERENCE.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
@@ -34,7 +34,7 @@ def reference() -> bytes:
 
 
 def compile_program(llama: Path, program: Path) -> None:
-    """Links the program with every library that llama.cpp itself is made of."""
+    """Links the program with all libraries of llama.cpp."""
     build = llama / "build"
     libraries = [build / path for path in ("src/libllama.a", "ggml/src/libggml.a", "ggml/src/libggml-cpu.a", "ggml/src/libggml-base.a")]
     includes = [f"-I{llama / 'llama.cpp' / path}" for path in ("include", "ggml/include")]

@@ -1,4 +1,4 @@
-//! What the simulator knows of a device.
+//! Device descriptions for the simulator.
 
 use std::time::Duration;
 
@@ -7,26 +7,26 @@ use octavo_ops::datasheet::DataSheet;
 /// A device as a roofline: peaks, memory, and a fixed cost of every step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Device {
-    /// For people.
+    /// Display name.
     pub name: &'static str,
-    /// Memory bandwidth in bytes a second.
+    /// Memory bandwidth in bytes per second.
     pub bandwidth: f64,
     /// Dense 16-bit matrix throughput in FLOP/s.
     pub peak_flops: f64,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// What every step costs besides: launches, synchronisation, the host's part.
+    /// Fixed cost of a step: launches, synchronisation and host work.
     pub step_overhead: Duration,
-    /// Where the peaks come from.
+    /// Source of the peaks.
     pub source: &'static str,
 }
 
 const GB: u64 = 1_000_000_000;
 
-/// Launch and synchronisation of a step that replays captured graphs. An assumption, no data sheet states it.
+/// Launch and synchronisation time of a step that replays captured graphs: an assumption, since no data sheet states it.
 const GRAPH_STEP: Duration = Duration::from_micros(100);
 
-/// By its data sheet, with so many GB of memory.
+/// A device from its data sheet with `gigabytes` GB of memory.
 const fn preset(name: &'static str, sheet: DataSheet, gigabytes: u64) -> Device {
     Device {
         name,
@@ -54,7 +54,7 @@ impl Device {
     /// Every preset.
     pub const PRESETS: [Self; 4] = [Self::V100, Self::L40S, Self::H100, Self::H200];
 
-    /// The preset of that name, in any case.
+    /// The preset with this name; case is ignored.
     pub fn preset(name: &str) -> Option<Self> {
         Self::PRESETS.into_iter().find(|device| device.name.eq_ignore_ascii_case(name))
     }

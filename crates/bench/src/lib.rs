@@ -1,7 +1,7 @@
-//! Measuring tools: an executor that only takes the time a device would take, a load generator for the HTTP side,
-//! measurements of an engine without it and of a backend's steps, and plots.
+//! Benchmark tools: a simulated executor, a load generator for HTTP, measurements of an engine without HTTP and of a
+//! backend's steps, and plots.
 //!
-//! **Invariant:** nothing here is needed to serve; only the command line and the benches use it.
+//! **Invariant:** serving needs nothing of this crate; only the command line and the benches use it.
 
 mod device;
 pub mod load;

@@ -1,79 +1,85 @@
-//! Line charts, written as SVG.
+//! Line charts in SVG.
 
 use std::fmt::{self, Write};
 
-/// The picture, in pixels.
+/// Size of the image in pixels.
 const WIDTH: f64 = 800.0;
 const HEIGHT: f64 = 450.0;
 
-/// The frame that the lines are drawn in.
+/// Frame of the plot area in pixels.
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 775.0;
 const TOP: f64 = 60.0;
 const BOTTOM: f64 = 395.0;
 
-/// Intervals of a linear axis, about.
+/// Approximate number of intervals of a linear axis.
 const INTERVALS: f64 = 5.0;
 
-/// More ticks than this on a logarithmic axis, and only powers of ten have labels.
+/// Number of ticks on a logarithmic axis from which only powers of ten have labels.
 const LABELS: i32 = 9;
 
-/// The largest value of a logarithmic axis by its smallest, at most.
+/// Maximum ratio of the largest to the smallest value on a logarithmic axis.
 const LOG_SPAN: f64 = 1e6;
 
-/// Values that differ by less than this share of their size are one value.
+/// Relative difference below which values count as equal.
 const LEAST_SPAN: f64 = 1e-9;
 
-/// Okabe and Ito's, which the colour-blind tell apart as well.
+/// Colours of Okabe and Ito, which colour-blind readers can distinguish.
 const COLOURS: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
 
-/// About what a letter of a legend takes, in pixels.
+/// Maximum number of points of a line that are marked.
+pub(crate) const FEW_POINTS: usize = 40;
+
+/// Radius of a marked point, in pixels.
+const MARK: f64 = 3.0;
+
+/// Approximate width of a character of the legend in pixels.
 const LETTER: f64 = 7.0;
 
-/// A line chart; displayed, it is an SVG document.
+/// A line chart. Its `Display` output is an SVG document.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chart {
-    /// Above the lines.
+    /// Title above the plot.
     pub title: String,
     /// The horizontal axis.
     pub x: Axis,
     /// The vertical axis.
     pub y: Axis,
-    /// Drawn in this order; the legend names them if there are several.
+    /// The lines in drawing order. A legend names several lines.
     pub lines: Vec<Line>,
 }
 
 /// An axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Axis {
-    /// Quantity and unit.
+    /// Label with quantity and unit.
     pub label: String,
-    /// Which values it covers, and how they lie on it.
+    /// The scale.
     pub scale: Scale,
 }
 
-/// Where the values of an axis lie.
+/// The scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
     /// Linear, from 0; no value is negative.
     FromZero,
     /// Linear, from about the smallest value.
     Fitted,
-    /// Logarithmic, over six powers of ten at most; what lies below them is drawn at the low end.
+    /// Logarithmic, over at most six powers of ten. Smaller values are drawn at the low end.
     Logarithmic,
 }
 
 /// A line through points from left to right.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
-    /// For the legend.
+    /// Name in the legend.
     pub name: String,
-    /// `(x, y)`; those that are not finite are left out.
+    /// The points `(x, y)`. Points that are not finite are left out.
     pub points: Vec<(f64, f64)>,
 }
 
 impl Axis {
-    /// An axis of what `label` says.
+    /// Creates an axis.
     pub fn new(label: &str, scale: Scale) -> Self {
         Self { label: label.to_owned(), scale }
     }
@@ -128,10 +134,15 @@ impl fmt::Display for Chart {
         writeln!(f, r#"<text x="{LEFT}" y="26" font-size="15">{}</text>"#, Escaped(&self.title))?;
         self.write_axes(f, &x, &y)?;
         for (line, colour) in self.lines.iter().zip(COLOURS.iter().cycle()) {
-            let points: Vec<String> =
-                line.finite().map(|(a, b)| format!("{:.1},{:.1}", x.pixel(a), y.pixel(b))).collect();
+            let pixels: Vec<(f64, f64)> = line.finite().map(|(a, b)| (x.pixel(a), y.pixel(b))).collect();
+            let points: Vec<String> = pixels.iter().map(|(a, b)| format!("{a:.1},{b:.1}")).collect();
             let points = points.join(" ");
             writeln!(f, r#"<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>"#)?;
+            // A line of one point is invisible, and marks show that a line has few points.
+            let marked = if pixels.len() <= FEW_POINTS { &pixels[..] } else { &[] };
+            for (a, b) in marked {
+                writeln!(f, r#"<circle cx="{a:.1}" cy="{b:.1}" r="{MARK}" fill="{colour}"/>"#)?;
+            }
         }
         if self.lines.len() > 1 {
             self.write_legend(f)?;
@@ -141,7 +152,7 @@ impl fmt::Display for Chart {
 }
 
 impl Line {
-    /// A line that the legend calls `name`.
+    /// Creates a line.
     pub fn new(name: &str, points: Vec<(f64, f64)>) -> Self {
         Self { name: name.to_owned(), points }
     }
@@ -151,25 +162,25 @@ impl Line {
     }
 }
 
-/// A mark of an axis.
+/// A tick of an axis.
 #[derive(Debug)]
 struct Tick {
     value: f64,
     label: String,
 }
 
-/// From values to pixels.
+/// Maps values to pixels.
 #[derive(Debug)]
 struct Ruler {
-    /// At least two, rising: the axis ends at the first and at the last.
+    /// At least two ascending ticks, of which the first and the last are the ends of the axis.
     ticks: Vec<Tick>,
     scale: Scale,
-    /// Pixels of the ends.
+    /// Positions of the ends in pixels.
     ends: (f64, f64),
 }
 
 impl Ruler {
-    /// For these values, between the pixels `from` and `to`.
+    /// Creates a ruler for `values` between the pixels `from` and `to`.
     fn new(scale: Scale, values: impl Iterator<Item = f64>, from: f64, to: f64) -> Self {
         let logarithmic = scale == Scale::Logarithmic;
         let values = values.filter(|value| !logarithmic || *value > 0.0);
@@ -194,7 +205,7 @@ impl Ruler {
     }
 }
 
-/// Multiples of 1, 2 or 5 times a power of ten that enclose the values.
+/// Ticks at multiples of 1, 2 or 5 times a power of ten that enclose the values.
 fn linear_ticks(low: f64, high: f64) -> Vec<Tick> {
     let size = low.abs().max(high.abs()).max(1.0);
     let span = if high - low > LEAST_SPAN * size { high - low } else { size };
@@ -212,7 +223,7 @@ fn linear_ticks(low: f64, high: f64) -> Vec<Tick> {
     values.map(|value| Tick { value, label: format!("{value:.decimals$}") }).collect()
 }
 
-/// 1, 2 and 5 times the powers of ten, as many as enclose the values; both are positive.
+/// Ticks at 1, 2 and 5 times the powers of ten that enclose the values, which are positive.
 fn logarithmic_ticks(low: f64, high: f64) -> Vec<Tick> {
     let value = |index: i32| [1.0, 2.0, 5.0][index.rem_euclid(3) as usize] * 10f64.powf(f64::from(index.div_euclid(3)));
     let mut first = 3 * low.log10().floor() as i32;
@@ -231,7 +242,7 @@ fn logarithmic_ticks(low: f64, high: f64) -> Vec<Tick> {
     (first..=last).map(|index| Tick { value: value(index), label: label(index) }).collect()
 }
 
-/// A text between tags.
+/// Text that is escaped for XML.
 struct Escaped<'a>(&'a str);
 
 impl fmt::Display for Escaped<'_> {
@@ -241,7 +252,7 @@ impl fmt::Display for Escaped<'_> {
                 '<' => f.write_str("&lt;")?,
                 '>' => f.write_str("&gt;")?,
                 '&' => f.write_str("&amp;")?,
-                // XML has no way to write most of them.
+                // XML cannot represent most of these characters.
                 letter if letter.is_control() || matches!(letter, '\u{fffe}' | '\u{ffff}') => f.write_char(' ')?,
                 letter => f.write_char(letter)?,
             }
@@ -317,6 +328,15 @@ mod tests {
         assert_eq!(labels(&logarithmic_ticks(1.0, 1.0)), ["1", "2"]);
         let wide = logarithmic_ticks(1.0, 9999.0);
         assert_eq!(labels(&wide)[..4], ["1", "", "", "10"]);
+    }
+
+    #[test]
+    fn few_points_are_marked() {
+        let marks = |count: u32| {
+            let points: Vec<_> = (0..count).map(|x| (f64::from(x), f64::from(x))).collect();
+            chart(Scale::Fitted, &[&points]).to_string().matches("<circle ").count()
+        };
+        assert_eq!([marks(0), marks(1), marks(40), marks(41)], [0, 1, 40, 0]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! An executor that computes nothing and takes the time a device would.
+//! A simulated executor, which computes nothing and takes as long as a device would.
 //!
 //! A step takes the roofline bound of its program on the device plus a fixed overhead; steps run one after the other, as
 //! on a GPU's stream, while up to two are in flight. Tokens are pseudo-random, a function of the prompt, the request's
@@ -19,38 +19,38 @@ use octavo_ops::cost::{ElementBytes, StepShape, step_cost};
 
 use crate::Device;
 
-/// How simulated time passes.
+/// The flow of simulated time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Clock {
-    /// `wait` returns at once; [`SimulatedTime`] says how long the device would have taken. Time the host spends between
+    /// `wait` returns at once, and [`SimulatedTime`] reports the time that the device would have taken. Host time between
     /// steps does not count.
     Virtual,
-    /// `wait` sleeps until the device would be done.
+    /// `wait` sleeps for the time that the device would take.
     Real {
-        /// 1 is the device's own pace, 10 runs ten times as fast.
+        /// Speed-up: 1 is the device's own speed, 10 is ten times as fast.
         speed_up: f64,
     },
 }
 
-/// What the simulator needs besides a program and a device.
+/// The configuration of the simulator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimulatorConfig {
-    /// Tokens a block.
+    /// Tokens per block.
     pub block_size: usize,
-    /// Blocks of each KV group, the null block included; `None`: as many as fit the device beside the weights.
+    /// Blocks of each KV group, including the null block; `None` for as many as fit beside the weights.
     pub blocks: Option<usize>,
     /// Element sizes.
     pub elements: ElementBytes,
     /// Steps in flight, 1 or 2.
     pub max_in_flight: usize,
-    /// How time passes.
+    /// The flow of time.
     pub clock: Clock,
-    /// Slots, as many as the engine's `max_num_seqs`.
+    /// Number of slots, which is the engine's `max_num_seqs`.
     pub max_num_seqs: usize,
 }
 
 impl Default for SimulatorConfig {
-    /// Blocks of 16 tokens filling the device, 16-bit elements, two steps in flight, real time, 256 slots.
+    /// Blocks of 16 tokens that fill the device, 16-bit elements, two steps in flight, real time and 256 slots.
     fn default() -> Self {
         Self {
             block_size: 16,
@@ -63,30 +63,30 @@ impl Default for SimulatorConfig {
     }
 }
 
-/// A simulation that cannot be.
+/// The reason why a simulation is impossible.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SimulatorError {
-    /// No room for the model.
+    /// The model does not fit the device.
     #[error("the weights take {weights} bytes and {device} has {memory}: nothing is left for the KV cache")]
     OutOfMemory {
-        /// Device.
+        /// Name of the device.
         device: &'static str,
-        /// Bytes of the weights.
+        /// Size of the weights in bytes.
         weights: u64,
-        /// Bytes of the device.
+        /// Memory of the device in bytes.
         memory: u64,
     },
-    /// A field out of range.
+    /// A field is out of range.
     #[error("{0}")]
     Config(&'static str),
 }
 
-/// Device time that has passed, readable while the executor runs.
+/// A clock of device time, which can be read while the executor runs.
 #[derive(Clone, Debug, Default)]
 pub struct SimulatedTime(Arc<AtomicU64>);
 
 impl SimulatedTime {
-    /// When the last finished step ended, counted from the start.
+    /// End of the last finished step, counted from the start.
     pub fn elapsed(&self) -> Duration {
         Duration::from_nanos(self.0.load(Relaxed))
     }
@@ -96,7 +96,7 @@ impl SimulatedTime {
     }
 }
 
-/// See the module.
+/// The simulated executor; see the module.
 pub struct SimulatedExecutor {
     program: Arc<Program>,
     device: Device,
@@ -104,16 +104,16 @@ pub struct SimulatedExecutor {
     spec: KvCacheSpec,
     slots: Vec<Option<Sequence>>,
     steps: VecDeque<InFlight>,
-    /// When the device has done everything submitted.
+    /// Time at which the device finishes all submitted steps.
     busy_until: Duration,
     started: Instant,
     time: SimulatedTime,
     shape: StepShape,
-    /// Memory of finished steps' rows.
+    /// Buffers of finished steps, for reuse.
     spare_rows: Vec<Vec<TokenOutput>>,
 }
 
-/// What a token of a sequence depends on.
+/// The state that determines a sequence's tokens.
 struct Sequence {
     key: u64,
     params: Arc<SamplingParams>,
@@ -127,7 +127,7 @@ struct InFlight {
 }
 
 impl SimulatedExecutor {
-    /// A device with `program` loaded.
+    /// Creates an executor with `program` loaded.
     pub fn new(program: Arc<Program>, device: Device, config: SimulatorConfig) -> Result<Self, SimulatorError> {
         check(&config)?;
         let spec = kv_cache_spec(&program, &device, &config)?;
@@ -147,12 +147,12 @@ impl SimulatedExecutor {
         })
     }
 
-    /// A view of the simulated clock that outlives the executor's move into an engine.
+    /// A handle on the simulated clock, which remains usable after the executor moves into an engine.
     pub fn time(&self) -> SimulatedTime {
         self.time.clone()
     }
 
-    /// How long the device takes for a step.
+    /// The time that the device takes for a step.
     fn duration(&mut self, plan: &StepPlan) -> Duration {
         self.shape.tokens = plan.tokens.len();
         self.shape.sampled = plan.rows();
@@ -195,7 +195,7 @@ impl SimulatedExecutor {
         Ok(TokenOutput { id, logprobs: Some(logprobs(id, top, self.program.vocab_size as u64)) })
     }
 
-    /// A vector of the model's width that the prompt decides, in [0, 1).
+    /// A vector of the model's width with values in [0, 1) that depend on the prompt.
     fn embed(&self, slot: Slot) -> Result<Vec<f32>, ExecutorError> {
         let sequence = self.sequence(slot)?;
         let width = self.program.embedding().map_or(0, |id| self.program.buffers[id.0].cols);
@@ -206,7 +206,7 @@ impl SimulatedExecutor {
         let sequence = self.sequence(planned.slot)?;
         let vocab = self.program.vocab_size as u64;
         let first = mix(sequence.key ^ mix(u64::from(planned.output_position))) % vocab;
-        // The request ends when its tokens are used up, so that a simulation's length is what was asked for.
+        // Requests end by their token limit, so that a simulation has the requested length.
         let ends =
             |id: u32| sequence.params.eos_token_ids.contains(&id) || sequence.params.stop_token_ids.contains(&id);
         let allowed = |id: u32| mask.is_none_or(|mask| mask[id as usize / 32] >> (id % 32) & 1 == 1);
@@ -250,7 +250,7 @@ impl Executor for SimulatedExecutor {
 
     fn sample(&mut self, step: StepId, masks: StepMasks) -> Result<(), ExecutorError> {
         let index = self.steps.iter().position(|s| s.output.plan.step == step);
-        // Taken out, so that a step that fails here is over.
+        // Removed first, so that a failed step is over.
         let flight = index.and_then(|index| self.steps.remove(index));
         let mut flight = flight.ok_or_else(|| fatal(format!("step {step} is not in flight")))?;
         let mut masks = masks.bits.chunks_exact(masks.words.max(1));
@@ -268,7 +268,7 @@ impl Executor for SimulatedExecutor {
             }
         }
         flight.sampled = true;
-        // Sampling that starts late ends late.
+        // A late start of sampling delays its end.
         flight.end = flight.end.max(self.now());
         self.busy_until = self.busy_until.max(flight.end);
         self.steps.insert(index.unwrap_or_default(), flight);
@@ -319,14 +319,14 @@ fn kv_cache_spec(program: &Program, device: &Device, config: &SimulatorConfig) -
     Ok(KvCacheSpec { block_size: config.block_size, groups: program.kv_groups.iter().map(group).collect() })
 }
 
-/// Something plausible: the drawn token is the most likely one, each next half as likely.
+/// Plausible log-probabilities: the sampled token is the most likely one, and each further token is half as likely.
 fn logprobs(id: u32, top: u32, vocab: u64) -> Logprobs {
     let logprob = |rank: u32| -std::f32::consts::LN_2 * rank as f32;
     let other = |rank: u32| (((u64::from(id) + u64::from(rank) - 1) % vocab) as u32, logprob(rank));
     Logprobs { logprob: logprob(1), rank: 1, top: (1..=top).map(other).collect() }
 }
 
-/// The finaliser of SplitMix64: every input bit moves every output bit.
+/// The finaliser of SplitMix64, in which every input bit affects every output bit.
 pub(crate) fn mix(value: u64) -> u64 {
     let z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

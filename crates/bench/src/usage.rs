@@ -3,33 +3,33 @@
 use std::fs;
 use std::time::Duration;
 
-/// What a process has used so far.
+/// The resources that a process has used so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessUsage {
     /// User and system time of all its threads, in steps of 10 ms.
     pub cpu: Duration,
     /// Resident memory in bytes.
     pub resident_bytes: u64,
-    /// Its threads.
+    /// Number of threads.
     pub threads: u64,
 }
 
 impl ProcessUsage {
-    /// Of a process by its id, where the system has `/proc`.
+    /// The usage of a process by its id, where the system has `/proc`.
     pub fn of(pid: u32) -> Option<Self> {
         Self::read(&pid.to_string())
     }
 
-    /// Of this process.
+    /// The usage of this process.
     pub fn own() -> Option<Self> {
         Self::read("self")
     }
 
     fn read(process: &str) -> Option<Self> {
-        // Linux shows clock ticks of 1/100 s to programs whatever the kernel's own tick is.
+        // Linux reports clock ticks of 1/100 s, whatever the kernel's own tick is.
         const TICK: Duration = Duration::from_millis(10);
         let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-        // The second field is the program's name in parentheses and may hold anything.
+        // The second field is the program's name in parentheses, which may contain any character.
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         let ticks = fields.get(11)?.parse::<u32>().ok()?.checked_add(fields.get(12)?.parse().ok()?)?;
         let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;

@@ -1,8 +1,8 @@
-//! Limits of the engine, and why an engine cannot start with some.
+//! Limits of the engine, and the errors of an engine that cannot start with them.
 
 use crate::KvCacheSpec;
 
-/// Which waiting request is next, and which running one gives way.
+/// Order in which requests are admitted and preempted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SchedulingPolicy {
     /// First come, first served.
@@ -13,7 +13,7 @@ pub enum SchedulingPolicy {
 }
 
 impl SchedulingPolicy {
-    /// The spelling of `--scheduling-policy`.
+    /// Returns the value of `--scheduling-policy` that selects this policy.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fcfs => "fcfs",
@@ -22,30 +22,32 @@ impl SchedulingPolicy {
     }
 }
 
-/// Limits of the engine; fixed for its life.
+/// Limits of the engine. They do not change while it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// Prompt and generated tokens of a sequence together.
+    /// Maximum number of prompt and generated tokens of one sequence.
     pub max_model_len: usize,
-    /// Sequences that run at a time.
+    /// Maximum number of sequences that run at a time.
     pub max_num_seqs: usize,
-    /// The token budget of a step.
+    /// Token budget of a step.
     pub max_num_batched_tokens: usize,
     /// Order of admission and of preemption.
     pub policy: SchedulingPolicy,
-    /// Find full blocks of earlier requests instead of computing them.
+    /// Reuses full blocks of earlier requests instead of computing them again.
     pub enable_prefix_caching: bool,
-    /// What the hashes of blocks begin with, `PYTHONHASHSEED` in vLLM; engines with the same one name a prefix alike.
+    /// Seed of the block hashes, `PYTHONHASHSEED` in vLLM. Engines with the same seed give a prefix the same hashes.
     pub prefix_seed: Option<String>,
-    /// Prefill a prompt in several steps when it does not fit the budget. Without it, `max_num_batched_tokens` must be
-    /// at least `max_model_len`, and only a prompt whose log-probabilities are asked for is cut, to
-    /// [`StepPlan::MAX_SCORED_ROWS`](crate::StepPlan::MAX_SCORED_ROWS) rows a step.
+    /// Prefills a prompt in several steps when it does not fit the budget. Without it, `max_num_batched_tokens` must be
+    /// at least `max_model_len`, and only prompts with requested log-probabilities are split, into chunks of
+    /// [`StepPlan::MAX_SCORED_ROWS`](crate::StepPlan::MAX_SCORED_ROWS) rows.
     pub enable_chunked_prefill: bool,
-    /// Most tokens of one prompt in a step while there are other requests; 0 is no bound. Needs chunked prefill.
+    /// Maximum number of tokens of one prompt in a step that has other requests; 0 means no limit. Needs chunked
+    /// prefill.
     pub long_prefill_token_threshold: usize,
-    /// Requests that wait for their first admission, at most.
+    /// Maximum number of requests that wait for their first admission.
     pub max_queued_requests: usize,
-    /// Prompt tokens that wait for their first admission, at most; a single longer prompt is taken if none waits.
+    /// Maximum number of prompt tokens that wait for their first admission. A single longer prompt is accepted if no
+    /// other waits.
     pub max_queued_tokens: usize,
 }
 
@@ -66,44 +68,44 @@ impl Default for EngineConfig {
     }
 }
 
-/// Why an engine did not start.
+/// Reason why an engine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A limit is 0.
     #[error("{0} must be at least 1")]
     ZeroLimit(&'static str),
-    /// Without chunked prefill a prompt must fit one step.
+    /// Chunked prefill is off, and the longest prompt does not fit one step.
     #[error(
         "without chunked prefill max_num_batched_tokens ({budget}) must be at least max_model_len ({max_model_len}): \
          raise the one or lower the other"
     )]
     BudgetTooSmall {
-        /// `max_num_batched_tokens`.
+        /// Value of `max_num_batched_tokens`.
         budget: usize,
-        /// `max_model_len`.
+        /// Value of `max_model_len`.
         max_model_len: usize,
     },
-    /// One sequence of full length must fit the KV cache, or it could never end.
+    /// The KV cache is too small for one sequence of full length, which could never finish.
     #[error(
         "the KV cache holds {fits} tokens, too few for one sequence of max_model_len ({max_model_len}): lower \
          max_model_len to {fits} or give the cache more memory"
     )]
     KvCacheTooSmall {
-        /// `max_model_len`.
+        /// Value of `max_model_len`.
         max_model_len: usize,
-        /// Tokens that fit.
+        /// Number of tokens that fit.
         fits: usize,
     },
-    /// The executor's KV cache has blocks of no tokens.
+    /// The block size of the executor's KV cache is 0.
     #[error("the executor's KV cache has groups but a block size of 0")]
     NoBlockSize,
-    /// The operating system gave no thread.
+    /// The operating system did not create the thread.
     #[error("could not start the engine thread: {0}")]
     Thread(#[from] std::io::Error),
 }
 
 impl EngineConfig {
-    /// Checks the limits by themselves and against the executor's KV cache.
+    /// Checks that the limits are consistent and fit the executor's KV cache.
     pub(crate) fn check(&self, kv: &KvCacheSpec) -> Result<(), EngineError> {
         for (limit, name) in [
             (self.max_model_len, "max_model_len"),

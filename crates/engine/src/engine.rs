@@ -1,4 +1,4 @@
-//! The engine's outside: starting it, asking it, stopping it.
+//! Public interface of the engine: start, submit, status and stop.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -15,7 +15,7 @@ use crate::{
     Task,
 };
 
-/// What the engine thread and the handles share.
+/// State that the engine thread and the handles share.
 pub(crate) struct Shared {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) status: StatusCells,
@@ -25,7 +25,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// # Errors
-    /// The configuration contradicts itself, or does not fit the executor's KV cache.
+    /// Returns an error if the configuration contradicts itself or does not fit the executor's KV cache.
     pub(crate) fn new(executor: &dyn Executor, config: &EngineConfig) -> Result<Self, EngineError> {
         let spec = executor.kv_cache_spec();
         config.check(spec)?;
@@ -56,7 +56,7 @@ impl Shared {
     }
 }
 
-/// Tokens that may be drawn: none for an embedding, and for a prompt that is only scored.
+/// Returns the maximum number of tokens to sample: 0 for an embedding and for a prompt that is only scored.
 fn max_tokens(request: &Request) -> usize {
     match request.task {
         Task::Generate if request.params.prompt_logprobs.is_some() => request.params.max_tokens as usize,
@@ -65,7 +65,7 @@ fn max_tokens(request: &Request) -> usize {
     }
 }
 
-/// A running engine; owns its thread. Dropping it asks the engine to stop without waiting for it.
+/// A running engine, which owns its thread. Dropping it asks the engine to stop and does not wait for it.
 pub struct Engine {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -81,7 +81,8 @@ impl Engine {
     /// Starts an engine thread over `executor`.
     ///
     /// # Errors
-    /// If limits are 0 or contradict each other, or one sequence of `max_model_len` does not fit the KV cache.
+    /// Returns an error if a limit is 0, if limits contradict each other, or if a sequence of `max_model_len` tokens
+    /// does not fit.
     pub fn spawn(
         executor: Box<dyn Executor>,
         config: EngineConfig,
@@ -90,10 +91,10 @@ impl Engine {
         Self::spawn_with_events(executor, config, metrics, None)
     }
 
-    /// As [`Engine::spawn`]; `events` is told what becomes of the blocks in which prefixes are found.
+    /// Does the same as [`Engine::spawn`] and reports changes of the prefix cache to `events`.
     ///
     /// # Errors
-    /// Those of [`Engine::spawn`].
+    /// Returns the errors of [`Engine::spawn`].
     pub fn spawn_with_events(
         executor: Box<dyn Executor>,
         config: EngineConfig,
@@ -113,13 +114,13 @@ impl Engine {
         Ok(Engine { shared, thread: Some(thread) })
     }
 
-    /// A handle; any number may exist, and outlive the engine.
+    /// Returns a handle. Any number of handles may exist, and they may outlive the engine.
     pub fn handle(&self) -> EngineHandle {
         EngineHandle { shared: self.shared.clone() }
     }
 
-    /// Stops the engine: every request ends with [`FinishReason::Abort`](crate::FinishReason::Abort), steps in flight
-    /// are waited for.
+    /// Stops the engine: every request ends with [`FinishReason::Abort`](crate::FinishReason::Abort), and steps in
+    /// flight complete first.
     pub fn join(mut self) {
         self.shared.inbox.stop();
         if let Some(thread) = self.thread.take()
@@ -136,7 +137,7 @@ impl Drop for Engine {
     }
 }
 
-/// However the engine thread ends, nothing is submitted to it any more and nobody waits for it.
+/// Closes the inbox and releases all waiters when the engine thread ends, even by a panic.
 struct LastWords {
     shared: Arc<Shared>,
     state: EngineState,
@@ -152,15 +153,15 @@ impl Drop for LastWords {
 }
 
 impl EngineHandle {
-    /// Submits a request. Never blocks on the engine; hashes the prompt's blocks, some 10 ns a token.
+    /// Submits a request. Never blocks on the engine. Hashing the prompt's blocks takes about 10 ns per token.
     ///
     /// # Errors
-    /// If the prompt can never run, too much is waiting, or the engine does not run.
+    /// Returns an error if the prompt can never run, if the queue is full, or if the engine does not run.
     pub fn submit(&self, request: Request) -> Result<RequestStream, SubmitError> {
         self.shared.submit(request)
     }
 
-    /// The engine now; takes no lock.
+    /// Returns the current status of the engine. Takes no lock.
     pub fn status(&self) -> EngineStatus {
         self.shared.status.read(self.shared.inbox.queued_requests())
     }

@@ -1,59 +1,59 @@
-//! The engine's view of whatever computes tokens.
+//! The engine's interface to the component that computes tokens.
 
 use crate::plan::{StepId, StepMasks, StepOutput, StepPlan, TokenOutput};
 
-/// One KV group: layers that share a block table.
+/// A KV group: layers that share a block table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvGroupSpec {
-    /// Layers in the group.
+    /// Number of layers in the group.
     pub layers: usize,
-    /// Bytes of one block over all of them.
+    /// Size of one block over all layers of the group, in bytes.
     pub block_bytes: u64,
-    /// Blocks allocated, the null block 0 included.
+    /// Number of blocks allocated, including the null block 0.
     pub blocks: usize,
-    /// Tokens that later queries can still see, if bounded.
+    /// Number of tokens that later queries can still see; `None` if unlimited.
     pub window: Option<usize>,
 }
 
-/// How the executor's KV cache is cut into blocks. No groups: the model has no KV.
+/// Division of the executor's KV cache into blocks. A model without KV has no groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KvCacheSpec {
-    /// Tokens a block.
+    /// Number of tokens in a block.
     pub block_size: usize,
-    /// One block table a sequence for each of these.
+    /// KV groups. A sequence has one block table for each.
     pub groups: Vec<KvGroupSpec>,
 }
 
-/// A step could not be run; its requests end with an error and the engine goes on.
+/// A step that could not be run. Its requests end with an error and the engine continues.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{message}")]
 pub struct ExecutorError {
-    /// A sentence for the log.
+    /// Message for the log.
     pub message: String,
-    /// The executor can run no further step: the engine stops and `/health` turns 503.
+    /// Whether the executor cannot run further steps. The engine then stops and `/health` returns 503.
     pub fatal: bool,
 }
 
-/// Runs steps in order. Calls come from the engine thread alone: `submit(n)`, `sample(n)`, and `wait()` for the oldest
+/// Runs steps in order. All calls come from the engine thread: `submit(n)`, `sample(n)`, and `wait()` for the oldest
 /// step, with up to [`Executor::max_in_flight`] steps between their `submit` and their `wait`. `sample(n)` comes before
 /// `submit(n + 1)`.
 ///
-/// An error ends its step: after a failed `submit` or `sample` the step is not waited for, and after a failed `wait` it
-/// is the oldest step that is over. The engine then waits for what else is in flight before it submits again.
+/// An error ends its step: after a failed `submit` or `sample` the engine does not wait for the step, and a failed
+/// `wait` ends the oldest step. The engine then waits for all other steps in flight before it submits again.
 pub trait Executor: Send {
-    /// Blocks and groups, fixed for the executor's life.
+    /// Returns the blocks and groups of the KV cache, which do not change.
     fn kv_cache_spec(&self) -> &KvCacheSpec;
 
-    /// V, the size of masks.
+    /// Returns the vocabulary size V, which determines the size of masks.
     fn vocab_size(&self) -> usize;
 
-    /// Steps that may be in flight: 1 or 2.
+    /// Returns the maximum number of steps in flight: 1 or 2.
     fn max_in_flight(&self) -> usize {
         1
     }
 
-    /// Starts the step's forward pass and returns at once. Keys and values of steps are written in the order of
-    /// submission, so a block that is free once step n is planned may be planned for n + 1.
+    /// Starts the step's forward pass and returns at once. Steps write keys and values in the order of submission, so a
+    /// block that is free once step n is planned may be used by n + 1.
     fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError>;
 
     /// Starts the sampling of a submitted step.
@@ -62,13 +62,13 @@ pub trait Executor: Send {
     /// Blocks until the oldest step has its tokens.
     fn wait(&mut self) -> Result<StepOutput, ExecutorError>;
 
-    /// Takes back the emptied memory of [`StepOutput::rows`], for a later step.
+    /// Takes back the emptied buffer of [`StepOutput::rows`] for reuse in a later step.
     fn recycle(&mut self, rows: Vec<TokenOutput>) {
         drop(rows);
     }
 
-    /// Gives back the memory of masks that are no longer needed, for the next [`Executor::sample`] with constrained
-    /// rows. The content does not matter.
+    /// Returns the buffer of masks that are no longer needed, for the next [`Executor::sample`] with constrained rows.
+    /// Its content does not matter.
     fn spare_masks(&mut self) -> StepMasks {
         StepMasks::default()
     }

@@ -1,4 +1,4 @@
-//! The way in: a bounded queue of arrivals, and word of requests whose caller is done with them.
+//! The bounded queue of new requests, with notices of requests that their callers have ended.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,28 +7,29 @@ use crate::sequence::Sequence;
 use crate::stream::EventSender;
 use crate::{EngineConfig, RequestStream, SubmitError, stream};
 
-/// Number of a request, in the order of submission.
+/// Number of a request in the order of submission.
 pub(crate) type RequestId = u64;
 
-/// How a caller ends its own request.
+/// Way in which a caller ends its own request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// It went away.
+    /// The caller dropped the stream.
     Abort,
-    /// It has found a stop string.
+    /// The caller found a stop string.
     Stop,
 }
 
-/// What came in since the last look. The engine keeps one and swaps it with the inbox's, so both keep their memory.
+/// Messages since the last read. The engine keeps one and swaps it with the inbox's, so that both keep their
+/// allocations.
 #[derive(Default)]
 pub(crate) struct Mail {
     /// New sequences, in the order of submission.
     pub(crate) arrivals: Vec<Sequence>,
-    /// Requests ended by their callers; some may have ended by themselves meanwhile.
+    /// Requests ended by their callers. Some may have ended by themselves in the meantime.
     pub(crate) ends: Vec<(RequestId, End)>,
-    /// Abort every request with a smaller number.
+    /// Aborts every request with a smaller number.
     pub(crate) abort_before: Option<RequestId>,
-    /// Abort everything and stop.
+    /// Aborts every request and stops the engine.
     pub(crate) stop: bool,
 }
 
@@ -45,14 +46,15 @@ struct State {
     closed: bool,
 }
 
-/// Shared by all handles and streams of an engine.
+/// State shared by all handles and streams of an engine.
 pub(crate) struct Inbox {
     state: Mutex<State>,
-    /// Signalled when mail comes in; the idle engine blocks on it.
+    /// Signalled when a message arrives. The idle engine blocks on it.
     arrived: Condvar,
-    /// Requests that were never admitted, here or in the waiting queue. Grows under the lock only, so the bounds hold.
+    /// Number of requests that were never admitted, here or in the waiting queue. It grows only under the lock, so the
+    /// limits hold.
     queued_requests: AtomicUsize,
-    /// Their prompt tokens.
+    /// Number of prompt tokens of these requests.
     queued_tokens: AtomicUsize,
     max_requests: usize,
     max_tokens: usize,
@@ -74,7 +76,7 @@ impl Inbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a request with a prompt of this many tokens would be taken now.
+    /// Returns an error if a request with a prompt of this many tokens would be refused now.
     pub(crate) fn check(&self, prompt_tokens: usize) -> Result<(), SubmitError> {
         let waiting = self.queued_requests.load(Relaxed);
         if waiting >= self.max_requests {
@@ -87,7 +89,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Takes a request: `make` builds its sequence around the engine's end of the mailbox.
+    /// Accepts a request. `make` builds its sequence around the engine's end of the mailbox.
     pub(crate) fn submit(
         self: &Arc<Self>,
         prompt_tokens: usize,
@@ -109,18 +111,18 @@ impl Inbox {
         Ok(stream)
     }
 
-    /// A request waits no longer: it was admitted for the first time, or it ended before.
+    /// Removes a request from the counts of waiting ones, because it was admitted for the first time or ended before.
     pub(crate) fn leave_queue(&self, prompt_tokens: usize) {
         self.queued_requests.fetch_sub(1, Relaxed);
         self.queued_tokens.fetch_sub(prompt_tokens, Relaxed);
     }
 
-    /// Requests that were never admitted.
+    /// Returns the number of requests that were never admitted.
     pub(crate) fn queued_requests(&self) -> usize {
         self.queued_requests.load(Relaxed)
     }
 
-    /// Word from a caller that is done with its request.
+    /// Records that a caller ended its request.
     pub(crate) fn end(&self, id: RequestId, how: End) {
         self.post(|mail| mail.ends.push((id, how)));
     }
@@ -133,7 +135,7 @@ impl Inbox {
         self.arrived.notify_one();
     }
 
-    /// Takes no further request and asks the engine to stop.
+    /// Refuses all further requests and asks the engine to stop.
     pub(crate) fn stop(&self) {
         self.lock().closed = true;
         self.post(|mail| mail.stop = true);
@@ -144,13 +146,13 @@ impl Inbox {
         self.arrived.notify_one();
     }
 
-    /// Moves what came in to `mail`, which must be empty.
+    /// Moves all messages to `mail`, which must be empty.
     pub(crate) fn take(&self, mail: &mut Mail) {
         debug_assert!(mail.is_empty());
         std::mem::swap(&mut self.lock().mail, mail);
     }
 
-    /// Blocks until something is in.
+    /// Blocks until there is a message.
     pub(crate) fn wait(&self) {
         let mut state = self.lock();
         while state.mail.is_empty() {
@@ -158,7 +160,7 @@ impl Inbox {
         }
     }
 
-    /// Takes no further request; those inside end with an error, as their senders are dropped.
+    /// Refuses all further requests. Queued requests end with an error because their senders are dropped.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;

@@ -1,5 +1,5 @@
-//! The engine's parts without its thread, for benches and tests of this workspace. Not part of the API: no promise holds
-//! for what is in here.
+//! The engine's parts without its thread, for the benches and tests of this workspace. They are not part of the API and
+//! may change at any time.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,25 +17,25 @@ use crate::{
     StepPlan, SubmitError, Task, stream,
 };
 
-/// An engine whose owner is its thread.
+/// An engine that its owner drives turn by turn.
 pub struct ManualEngine {
     pub(crate) shared: Arc<Shared>,
     pub(crate) engine: EngineLoop,
 }
 
 impl ManualEngine {
-    /// As [`Engine::spawn`](crate::Engine::spawn).
+    /// Creates an engine like [`Engine::spawn`](crate::Engine::spawn), without a thread.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors.
     pub fn new(executor: Box<dyn Executor>, config: EngineConfig, metrics: EngineMetrics) -> Result<Self, EngineError> {
         Self::with_events(executor, config, metrics, None)
     }
 
-    /// As [`Engine::spawn_with_events`](crate::Engine::spawn_with_events).
+    /// Creates an engine like [`Engine::spawn_with_events`](crate::Engine::spawn_with_events), without a thread.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors.
     pub fn with_events(
         executor: Box<dyn Executor>,
         config: EngineConfig,
@@ -46,15 +46,15 @@ impl ManualEngine {
         Ok(Self { engine: EngineLoop::new(shared.clone(), executor, config, metrics, events), shared })
     }
 
-    /// As [`EngineHandle::submit`](crate::EngineHandle::submit).
+    /// Submits a request like [`EngineHandle::submit`](crate::EngineHandle::submit).
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors.
     pub fn submit(&self, request: Request) -> Result<RequestStream, SubmitError> {
         self.shared.submit(request)
     }
 
-    /// One turn of the engine loop; `false` when it is idle or over.
+    /// Runs one turn of the engine loop. Returns `false` when it is idle or has ended.
     pub fn turn(&mut self) -> bool {
         self.engine.turn() == Turn::Again
     }
@@ -72,7 +72,7 @@ pub struct ManualScheduler {
 }
 
 impl ManualScheduler {
-    /// An idle scheduler.
+    /// Creates an idle scheduler.
     pub fn new(config: EngineConfig, spec: &KvCacheSpec) -> Self {
         Self {
             inbox: Arc::new(Inbox::new(&config)),
@@ -85,7 +85,7 @@ impl ManualScheduler {
         }
     }
 
-    /// Queues a sequence that ends after `max_tokens` tokens.
+    /// Queues a sequence that ends after `max_tokens` generated tokens.
     pub fn add(&mut self, prompt: Arc<[u32]>, max_tokens: u32) {
         let id = self.next;
         self.next += 1;
@@ -115,7 +115,7 @@ impl ManualScheduler {
         &self.plan
     }
 
-    /// The step is back, and drew `token` in every row.
+    /// Completes the step with `token` sampled in every row.
     pub fn retire(&mut self, token: u32) {
         for row in &self.record.rows {
             let alive = self.scheduler.retire(row).is_some();
@@ -128,13 +128,13 @@ impl ManualScheduler {
         }
     }
 
-    /// Sequences that run.
+    /// Returns the number of running sequences.
     pub fn running(&self) -> usize {
         self.scheduler.running()
     }
 }
 
-/// The KV blocks with one sequence at a time.
+/// KV blocks with one sequence at a time.
 pub struct ManualKv {
     cache: KvCache,
     history: TokenHistory,
@@ -142,7 +142,7 @@ pub struct ManualKv {
 }
 
 impl ManualKv {
-    /// All blocks free; the sequence has this prompt.
+    /// Creates a cache of free blocks and a sequence with this prompt.
     pub fn new(spec: &KvCacheSpec, prompt: Arc<[u32]>) -> Self {
         let cache = KvCache::new(spec, KvLayout::new(spec, true));
         let history = TokenHistory::new(prompt);
@@ -150,12 +150,12 @@ impl ManualKv {
         Self { cache, history, sequence }
     }
 
-    /// Hashes the prompt's blocks anew.
+    /// Hashes the prompt's blocks again.
     pub fn hash(&mut self) {
         self.sequence = SequenceKv::new(self.cache.layout(), &self.history, None);
     }
 
-    /// Allocates the prompt's blocks; `false` if they do not fit.
+    /// Allocates the prompt's blocks. Returns `false` if they do not fit.
     pub fn allocate(&mut self) -> bool {
         self.cache.grow(&mut self.sequence, self.history.len())
     }
@@ -170,7 +170,7 @@ impl ManualKv {
         self.cache.release(&mut self.sequence);
     }
 
-    /// Looks the prompt up; returns the tokens found.
+    /// Looks up the prompt and returns the number of tokens found.
     pub fn lookup(&mut self) -> usize {
         self.cache.lookup(&mut self.sequence, &self.history, usize::MAX).tokens
     }

@@ -1,10 +1,10 @@
 //! Requests, the scheduler, KV blocks, the prefix cache and the engine loop.
 //!
-//! **Invariant:** this crate knows no HTTP, no tensor and no model: tokens in, tokens out, through an [`Executor`].
+//! **Invariant:** this crate knows no HTTP, no tensor and no model. It exchanges only tokens with an [`Executor`].
 //!
-//! The parts, from the caller's side to the device's: [`EngineHandle::submit`] puts a [`Request`] into the bounded
-//! inbox and hands out a [`RequestStream`]; the thread of an [`Engine`] drains the inbox, lets the scheduler plan a step
-//! over the KV blocks, submits the [`StepPlan`] to the [`Executor`] and sends what was drawn to the streams.
+//! Data flows from the caller to the device and back: [`EngineHandle::submit`] puts a [`Request`] into the bounded
+//! inbox and returns a [`RequestStream`]. The thread of an [`Engine`] drains the inbox, lets the scheduler plan a step
+//! over the KV blocks, submits the [`StepPlan`] to the [`Executor`] and sends the sampled tokens to the streams.
 
 mod config;
 mod constraint;

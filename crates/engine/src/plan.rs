@@ -1,108 +1,108 @@
-//! What the engine asks of an executor in one step, and what it gets back. Flat and reusable: the engine fills the same
-//! few plans over and over.
+//! The plan of a step, which the engine gives an executor, and the result it gets back. Both are flat, and the engine
+//! reuses the same few plans.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::SamplingParams;
 
-/// Steps are numbered from 1 in the order of submission.
+/// Number of a step. Steps are numbered from 1 in the order of submission.
 pub type StepId = u64;
 
-/// Index of a running sequence in the executor's persistent buffers; handed out from a fixed pool of `max_num_seqs`.
+/// Index of a running sequence in the executor's persistent buffers, from a fixed pool of `max_num_seqs`.
 pub type Slot = u32;
 
 /// A token of the step's input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputToken {
-    /// Known to the engine.
+    /// A token that the engine knows.
     Id(u32),
-    /// What row `row` of the step before this one draws; the engine has not seen it yet.
+    /// The token that row `row` of the preceding step samples. The engine has not seen it yet.
     Drawn {
-        /// Index among that step's rows.
+        /// Index among the preceding step's rows.
         row: u32,
     },
 }
 
-/// What an executor needs to know once about a sequence that takes a slot.
+/// Data of a sequence that takes a slot. The executor receives it once.
 #[derive(Clone, Debug)]
 pub struct Joined {
-    /// The slot it takes.
+    /// Slot of the sequence.
     pub slot: Slot,
-    /// How its tokens are drawn.
+    /// Sampling parameters of the sequence.
     pub params: Arc<SamplingParams>,
     /// Prompt token ids.
     pub prompt: Arc<[u32]>,
-    /// Tokens generated before (a preempted sequence that comes back); empty for a new one.
+    /// Tokens generated before a preemption; empty for a new sequence.
     pub output: Vec<u32>,
 }
 
 /// One sequence's part of the step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlannedSequence {
-    /// Its slot.
+    /// Slot of the sequence.
     pub slot: Slot,
-    /// Its tokens in [`StepPlan::tokens`].
+    /// Range of its tokens in [`StepPlan::tokens`].
     pub tokens: Range<usize>,
-    /// Position of the first of them.
+    /// Position of its first token in this step.
     pub first_position: u32,
-    /// Per KV group, its block table in [`StepPlan::blocks`]: enough blocks for every token up to and including this
-    /// step's.
+    /// Block tables in [`StepPlan::blocks`], one per KV group, with enough blocks for every token up to the last of
+    /// this step.
     pub tables: Range<usize>,
-    /// Positions of this step's tokens that are scored: the one at p gives the log-probabilities of prompt token p + 1,
-    /// with as many alternatives as `prompt_logprobs` says. Mostly empty.
+    /// Positions of this step's tokens that are scored: position p gives the log-probabilities of prompt token p + 1,
+    /// with the number of alternatives from `prompt_logprobs`. Mostly empty.
     pub scores: Range<u32>,
-    /// The last of its tokens is the last one known: the step draws a token for it.
+    /// Whether the step samples a token after its last token, because that is the last known one.
     pub samples: bool,
-    /// The last of its tokens is the last one of the prompt, whose hidden state is returned.
+    /// Whether the step returns the hidden state of its last token, because that is the last one of the prompt.
     pub pools: bool,
-    /// Index of the token drawn, counted from the first generated one.
+    /// Index of the sampled token, counted from the first generated one.
     pub output_position: u32,
-    /// A mask will come with [`Executor::sample`](crate::Executor::sample).
+    /// Whether a mask will come with [`Executor::sample`](crate::Executor::sample).
     pub constrained: bool,
 }
 
-/// One step.
+/// The plan of one step.
 #[derive(Clone, Debug, Default)]
 pub struct StepPlan {
     /// Number of the step.
     pub step: StepId,
-    /// `[T]`, sequence after sequence.
+    /// Input tokens of all sequences, `[T]`.
     pub tokens: Vec<InputToken>,
-    /// Sequences in scheduling order. The step's rows are numbered from 0 in this order: those that a sequence scores, by
-    /// position, then the one that it draws, if it does. Embeddings are numbered by themselves.
+    /// Sequences in scheduling order. The step's rows are numbered from 0 in this order: first the rows that a sequence
+    /// scores, by position, then the row that it samples, if any. Embeddings have their own numbering.
     pub sequences: Vec<PlannedSequence>,
-    /// Block tables as ranges of [`StepPlan::blocks`]; `sequences[i].tables` indexes here, one range a KV group.
+    /// Block tables as ranges of [`StepPlan::blocks`]. `sequences[i].tables` selects one range per KV group.
     pub tables: Vec<Range<usize>>,
-    /// Block ids.
+    /// Block ids of all tables.
     pub blocks: Vec<u32>,
-    /// Sequences that take a slot in this step; applied before [`StepPlan::sequences`] is read.
+    /// Sequences that take a slot in this step. They are applied before [`StepPlan::sequences`] is read.
     pub joined: Vec<Joined>,
 }
 
 impl PlannedSequence {
-    /// Rows that reach the head.
+    /// Returns the number of rows that reach the head.
     pub fn rows(&self) -> usize {
         self.scores.len() + usize::from(self.samples)
     }
 }
 
 impl StepPlan {
-    /// Rows that a step scores, at most, whatever it computes: executors size their buffers for these and one drawn row
-    /// a sequence.
+    /// Maximum number of rows that a step scores. Executors allocate buffers for these and one sampled row per
+    /// sequence.
     pub const MAX_SCORED_ROWS: usize = 64;
 
-    /// Number of rows that reach the head: scored ones and those that draw a token.
+    /// Returns the number of rows that reach the head: scored rows and rows that sample a token.
     pub fn rows(&self) -> usize {
         self.sequences.iter().map(PlannedSequence::rows).sum()
     }
 
-    /// Number of sequences whose hidden state is returned.
+    /// Returns the number of sequences whose hidden state is returned.
     pub fn pooled_rows(&self) -> usize {
         self.sequences.iter().filter(|s| s.pools).count()
     }
 
-    /// Empties the plan and keeps its memory.
+    /// Clears the plan and keeps its memory.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.sequences.clear();
@@ -112,44 +112,43 @@ impl StepPlan {
     }
 }
 
-/// A token drawn for a sequence, with log-probabilities if it asked for them; or a scored prompt token with its
-/// log-probabilities.
+/// A token sampled for a sequence, or a scored prompt token, with log-probabilities if they were requested.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenOutput {
-    /// The id.
+    /// Token id.
     pub id: u32,
     /// Raw log-probabilities.
     pub logprobs: Option<Logprobs>,
 }
 
-/// Log-probabilities of a position, before bias, penalties and temperature.
+/// Log-probabilities at a position, before bias, penalties and temperature.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
-    /// Of the token itself.
+    /// Log-probability of the token itself.
     pub logprob: f32,
-    /// 1 for the most likely token.
+    /// Rank of the token; 1 is the most likely one.
     pub rank: u32,
-    /// `(id, log-probability)` of the most likely tokens, or of those in
-    /// [`SamplingParams::logprob_token_ids`]; descending, ties by id.
+    /// `(id, log-probability)` of the most likely tokens, or of the tokens in [`SamplingParams::logprob_token_ids`], in
+    /// descending order, ties by id.
     pub top: Vec<(u32, f32)>,
 }
 
 /// The result of a step.
 #[derive(Debug, Default)]
 pub struct StepOutput {
-    /// One token for each row of the plan, in order.
+    /// Tokens of the plan's rows, in order.
     pub rows: Vec<TokenOutput>,
-    /// `[H]` for each sequence that pools, in order.
+    /// Embeddings `[H]` of the sequences that pool, in order.
     pub embeddings: Vec<Vec<f32>>,
-    /// The plan, for the next use of its memory.
+    /// The plan, returned for reuse of its memory.
     pub plan: StepPlan,
 }
 
 /// Bit masks for the constrained rows of a step, in the order of the plan's constrained sequences that sample.
 #[derive(Debug, Default)]
 pub struct StepMasks {
-    /// Words of a mask: ⌈V / 32⌉.
+    /// Number of words in a mask: ⌈V / 32⌉.
     pub words: usize,
-    /// `[constrained rows, words]`.
+    /// Bits, `[constrained rows, words]`.
     pub bits: Vec<u32>,
 }

@@ -1,4 +1,4 @@
-//! What a caller asks for and what comes back.
+//! Requests and the events that answer them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,68 +6,68 @@ use std::time::{Duration, Instant};
 use crate::Constraint;
 use crate::plan::{Logprobs, TokenOutput};
 
-/// How tokens are drawn. Ranges are checked by whoever parses the request; the meaning of each field is that of
-/// OpenAI's API and vLLM's extensions.
+/// Sampling parameters. The code that parses the request checks the ranges. Each field has the meaning of OpenAI's API
+/// and vLLM's extensions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
-    /// 0 means greedy.
+    /// Temperature; 0 means greedy.
     pub temperature: f32,
-    /// 0 keeps all.
+    /// Number of most likely tokens to keep; 0 keeps all.
     pub top_k: u32,
-    /// 1 keeps all.
+    /// Cumulative probability of the tokens to keep; 1 keeps all.
     pub top_p: f32,
-    /// 0 keeps all.
+    /// Minimum probability relative to the most likely token; 0 keeps all.
     pub min_p: f32,
-    /// Subtracted once from tokens already generated.
+    /// Penalty subtracted once from every token already generated.
     pub presence_penalty: f32,
-    /// Subtracted for each time a token was generated.
+    /// Penalty subtracted for each time a token was generated.
     pub frequency_penalty: f32,
-    /// 1 is off.
+    /// Repetition penalty; 1 turns it off.
     pub repetition_penalty: f32,
-    /// Key of the draws; a request without one gets a random one from the front end.
+    /// Random seed. The front end gives a random seed to a request without one.
     pub seed: u64,
-    /// Most likely tokens to report beside the drawn one.
+    /// Number of most likely tokens to report beside the sampled one.
     pub logprobs: Option<u32>,
-    /// If not empty, the tokens to report beside the drawn one in place of the most likely ones; needs `logprobs`.
-    /// Repetitions count once; an id beyond the vocabulary has the log-probability −∞.
+    /// Tokens to report beside the sampled one instead of the most likely ones, if not empty; needs `logprobs`.
+    /// Duplicates count once. An id beyond the vocabulary has the log-probability −∞.
     pub logprob_token_ids: Vec<u32>,
-    /// Reports the prompt's log-probabilities: of each prompt token but the first, with this many most likely ones. The
-    /// prefix cache is then not looked up, as every row of the prompt is needed.
+    /// Number of most likely tokens to report for each prompt token but the first, with the prompt's log-probabilities.
+    /// The prefix cache is then not looked up, because every row of the prompt is needed.
     pub prompt_logprobs: Option<u32>,
-    /// Added to logits.
+    /// Values added to the logits, as `(id, value)`.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Upper bound on generated tokens, at least 1; 0 is possible where `prompt_logprobs` is set and means that the
-    /// prompt is scored and nothing is generated.
+    /// Maximum number of generated tokens, at least 1. With `prompt_logprobs` it may be 0: the prompt is then scored
+    /// and nothing is generated.
     pub max_tokens: u32,
-    /// End-of-sequence and stop ids are masked until this many tokens exist.
+    /// Minimum number of generated tokens. End-of-sequence and stop ids are masked until then.
     pub min_tokens: u32,
-    /// End the request without a stop reason, unless `ignore_eos`.
+    /// Ids that end the request without a stop reason, unless `ignore_eos` is set.
     pub eos_token_ids: Vec<u32>,
-    /// End the request and are its stop reason.
+    /// Ids that end the request and are reported as its stop reason.
     pub stop_token_ids: Vec<u32>,
-    /// Do not end at an end-of-sequence id.
+    /// Continues after an end-of-sequence id.
     pub ignore_eos: bool,
-    /// End a request that repeats itself.
+    /// Rule that ends a request which repeats itself.
     pub repetition_detection: Option<RepetitionDetection>,
 }
 
-/// When an output counts as repeating itself: it ends with a pattern of at least `min_pattern_size` and at most
-/// `max_pattern_size` tokens, `min_count` times in a row. Not looked at before `min_tokens` tokens exist.
+/// Rule for repetition: an output repeats itself if it ends with a pattern of `min_pattern_size` to `max_pattern_size`
+/// tokens that occurs `min_count` times in a row. The rule applies once `min_tokens` tokens exist.
 ///
-/// Costs `max_pattern_size` comparisons a token and 4 bytes each; the caller bounds it. A `max_pattern_size` of 0 or a
-/// `min_count` below 2 turns it off; a `min_pattern_size` of 0 means 1.
+/// Detection costs `max_pattern_size` comparisons per token and 4 bytes for each; the caller bounds it. A
+/// `max_pattern_size` of 0 or a `min_count` below 2 turns it off. A `min_pattern_size` of 0 means 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RepetitionDetection {
-    /// Tokens of the longest pattern.
+    /// Length of the longest pattern, in tokens.
     pub max_pattern_size: u32,
-    /// Tokens of the shortest pattern.
+    /// Length of the shortest pattern, in tokens.
     pub min_pattern_size: u32,
-    /// How often the pattern must come.
+    /// Number of consecutive occurrences.
     pub min_count: u32,
 }
 
 impl Default for SamplingParams {
-    /// Greedy, 16 tokens.
+    /// Returns greedy sampling of 16 tokens.
     fn default() -> Self {
         Self {
             temperature: 0.0,
@@ -92,67 +92,69 @@ impl Default for SamplingParams {
     }
 }
 
-/// What is made of a prompt.
+/// Operation on a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Task {
-    /// Tokens are drawn after it.
+    /// Generates tokens after the prompt.
     #[default]
     Generate,
-    /// Its hidden state is returned and no token is drawn: of [`Request::params`] nothing matters.
+    /// Returns the prompt's hidden state. No token is sampled, and [`Request::params`] has no effect.
     Embed(Pooling),
 }
 
-/// How a prompt's hidden states become one vector. It is not normalised: a caller that cuts it to fewer dimensions must do
-/// that first.
+/// Reduction of a prompt's hidden states to one vector. The vector is not normalised, because a caller that truncates
+/// it to fewer dimensions must do that first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pooling {
-    /// That of the last token, after the final norm.
+    /// Uses the last token's hidden state after the final norm.
     #[default]
     Last,
 }
 
-/// One sequence to complete.
+/// A sequence to complete.
 pub struct Request {
-    /// For logs and traces; need not be unique.
+    /// Request id for logs and traces. It need not be unique.
     pub id: String,
-    /// Prompt token ids, not empty, shorter than the context; as long as it where no token is generated.
+    /// Prompt token ids: not empty and shorter than the context, or as long as the context where no token is generated.
     pub prompt: Arc<[u32]>,
-    /// What to make of it.
+    /// Operation on the prompt.
     pub task: Task,
-    /// How to draw.
+    /// Sampling parameters.
     pub params: Arc<SamplingParams>,
-    /// Lower runs earlier under the priority policy.
+    /// Priority. Lower values run earlier under the priority policy.
     pub priority: i64,
-    /// When the front end received it: the zero of TTFT and end-to-end latency.
+    /// Time when the front end received the request: the zero of TTFT and end-to-end latency.
     pub arrival: Instant,
-    /// Separates prefix-cache entries.
+    /// Salt that separates prefix-cache entries.
     pub cache_salt: Option<Arc<str>>,
-    /// Grammar, if any.
+    /// Grammar that restricts the output, if any.
     pub constraint: Option<Box<dyn Constraint>>,
-    /// `n` of the API request this sequence belongs to, for the metrics of its parent; reported by the first child.
+    /// `n` of the API request to which this sequence belongs, for the metrics of that request. The first child reports
+    /// it.
     pub parent_n: Option<u32>,
 }
 
-/// Why a request ended. There is exactly one end.
+/// Reason why a request ended. Every request ends exactly once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// End of sequence, a stop token, or [`RequestStream::finish`](crate::RequestStream::finish); an embedding is done.
+    /// The request ended by an end-of-sequence or stop token or by
+    /// [`RequestStream::finish`](crate::RequestStream::finish), or its embedding is done.
     Stop {
-        /// The stop token id that matched; `None` for end of sequence, stop strings and embeddings.
+        /// Stop token id that matched; `None` for end of sequence, stop strings and embeddings.
         token: Option<u32>,
     },
-    /// `max_tokens` or the context is used up.
+    /// The request used up `max_tokens` or the context.
     Length,
-    /// The output repeats itself, by the request's [`RepetitionDetection`].
+    /// The output repeats itself according to the request's [`RepetitionDetection`].
     Repetition,
     /// The caller went away, or the engine is shutting down.
     Abort,
-    /// The step that held it failed, or its grammar rejected a token.
+    /// The request's step failed, or its grammar rejected a token.
     Error(Arc<str>),
 }
 
 impl FinishReason {
-    /// The word of the API and of the `finished_reason` label.
+    /// Returns the name in the API and in the `finished_reason` label.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Stop { .. } => "stop",
@@ -164,61 +166,61 @@ impl FinishReason {
     }
 }
 
-/// What a [`RequestStream`](crate::RequestStream) yields: tokens as they are drawn, the last with the end of the
+/// An event of a [`RequestStream`](crate::RequestStream): newly sampled tokens, and in the last event the end of the
 /// request. A slow reader gets several tokens in one event.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestEvent {
-    /// Prompt tokens found in the prefix cache; set in the first event.
+    /// Number of prompt tokens found in the prefix cache; set in the first event.
     pub cached_tokens: Option<u32>,
-    /// Set in the first event, complete, if the request asked for it: entry i is about prompt token i + 1, as the first
-    /// one follows nothing.
+    /// Log-probabilities of the prompt; complete in the first event if the request asked for them. Entry i is about
+    /// prompt token i + 1, because the first token has no predecessor.
     pub prompt_logprobs: Vec<Logprobs>,
     /// New tokens. A stop token or end-of-sequence token is the last of them.
     pub tokens: Vec<TokenOutput>,
-    /// How long it took to the latest of them; `None` before the first.
+    /// Stage times up to the latest token; `None` before the first.
     pub times: Option<StageTimes>,
-    /// `[H]`, set in the last event of a [`Task::Embed`] that ended as [`FinishReason::Stop`].
+    /// Embedding `[H]`; set in the last event of a [`Task::Embed`] that ended as [`FinishReason::Stop`].
     pub embedding: Option<Vec<f32>>,
-    /// Set in the last event.
+    /// Reason why the request ended; set in the last event.
     pub finish: Option<FinishReason>,
 }
 
-/// How long a request was in its stages, up to its latest token. Preemption is part of the stage that it interrupts.
+/// Time that a request spent in its stages up to its latest token. Preemption counts in the stage that it interrupts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StageTimes {
-    /// Taken into the queue → first planned in a step.
+    /// Time from entry into the queue to the first planned step.
     pub queue: Duration,
-    /// First planned → first token.
+    /// Time from the first planned step to the first token.
     pub prefill: Duration,
-    /// First token → latest token.
+    /// Time from the first token to the latest token.
     pub decode: Duration,
 }
 
-/// Why a request was not taken.
+/// Reason why a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
     /// Too many requests wait.
     #[error("the server is busy: {waiting} requests are waiting, the limit is {limit}")]
     TooManyRequests {
-        /// Requests waiting.
+        /// Number of waiting requests.
         waiting: usize,
-        /// Bound.
+        /// Limit.
         limit: usize,
     },
     /// Too many prompt tokens wait.
     #[error("the server is busy: {waiting} prompt tokens are waiting, the limit is {limit}")]
     TooManyTokens {
-        /// Tokens waiting.
+        /// Number of waiting tokens.
         waiting: usize,
-        /// Bound.
+        /// Limit.
         limit: usize,
     },
-    /// The prompt can never run: empty, or longer than the context or the whole KV cache.
+    /// The prompt can never run because it exceeds the context or the whole KV cache.
     #[error("the prompt has {tokens} tokens, but at most {limit} fit")]
     PromptTooLong {
-        /// Tokens of the prompt.
+        /// Number of prompt tokens.
         tokens: usize,
-        /// Bound.
+        /// Limit.
         limit: usize,
     },
     /// The prompt is empty.

@@ -1,4 +1,4 @@
-//! A request inside the engine, and the table that holds them all.
+//! A request inside the engine, and the table of all requests.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::stream::{EventSender, FirstEvent};
 use crate::timeline::Timeline;
 use crate::{Constraint, FinishReason, Logprobs, Request, SamplingParams, Slot, Task};
 
-/// Where a sequence stands.
+/// Location of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Residence {
     /// In the waiting queue, without blocks.
@@ -23,25 +23,26 @@ pub(crate) enum Residence {
     Running(Slot),
 }
 
-/// What the step that computes a sequence's last known token does with that row.
+/// Result that a step takes from a sequence's last known token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// Draws a token.
+    /// Samples a token.
     Token,
-    /// Returns the hidden state, which ends the request.
+    /// Returns the hidden state and ends the request.
     Embedding,
-    /// Nothing: the prompt is scored, which ends the request.
+    /// Returns nothing more: the prompt is scored, which ends the request.
     Scores,
 }
 
 /// A request inside the engine.
 ///
-/// Its tokens are known (prompt and generated), then at most two `pending`: drawn by steps in flight, whose ids the
-/// engine has not seen. An answer that is no token counts as a pending one too. `retired ≤ submitted ≤ known + pending` count the tokens whose keys and values are in memory,
-/// and those that steps so far put or will put there.
+/// Its tokens are the known ones (prompt and generated) and at most two `pending` ones, sampled by steps in flight,
+/// whose ids the engine has not seen. An answer that is no token counts as a pending one too. `retired ≤ submitted ≤
+/// known + pending`: `retired` counts the tokens whose keys and values are in memory, `submitted` those of all steps
+/// submitted so far.
 pub(crate) struct Sequence {
     pub(crate) id: RequestId,
-    /// The caller's name for it.
+    /// Request id given by the caller.
     pub(crate) name: String,
     pub(crate) history: TokenHistory,
     pub(crate) params: Arc<SamplingParams>,
@@ -49,34 +50,36 @@ pub(crate) struct Sequence {
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     pub(crate) repetition: Option<RepetitionDetector>,
     pub(crate) answer: Answer,
-    /// Prompt tokens whose log-probabilities are wanted: the last ones; 0 unless they were asked for.
+    /// Number of prompt tokens, counted from the end, with requested log-probabilities; 0 if there are none.
     to_score: usize,
-    /// Of `to_score`, those that steps so far have scored or will score. Survives preemption, as those steps do.
+    /// Number of tokens of `to_score` that steps so far have scored or will score. It survives preemption, as those
+    /// steps do.
     pub(crate) scored: usize,
-    /// What came back of them.
+    /// Log-probabilities received so far.
     pub(crate) prompt_logprobs: Vec<Logprobs>,
     parent_n: Option<u32>,
     pub(crate) residence: Residence,
-    /// The executor knows that it has its slot.
+    /// Whether the executor knows that the sequence has its slot.
     pub(crate) joined: bool,
-    /// Times it was preempted. A planned row carries the count, so that a row from before is known as such.
+    /// Number of preemptions. A planned row carries the count, so that rows from before a preemption are recognised.
     pub(crate) preemptions: u32,
-    /// Tokens that prompt and output may reach together.
+    /// Maximum number of prompt and output tokens together.
     limit: usize,
     pub(crate) pending: usize,
-    /// Row of the latest step that draws the last pending token.
+    /// Row of the latest step that samples the last pending token.
     pub(crate) drawn_row: u32,
     pub(crate) submitted: usize,
     pub(crate) retired: usize,
     pub(crate) kv: SequenceKv,
-    /// Prompt tokens found in the prefix cache at the first admission.
+    /// Number of prompt tokens found in the prefix cache at the first admission.
     pub(crate) cached_tokens: u32,
     pub(crate) timeline: Timeline,
     pub(crate) sender: EventSender,
 }
 
 impl Sequence {
-    /// A sequence that waits. `request` has been checked: its prompt is not empty and shorter than `max_model_len`.
+    /// Creates a waiting sequence. `request` must have been checked: its prompt is not empty and shorter than
+    /// `max_model_len`.
     pub(crate) fn new(
         id: RequestId,
         request: Request,
@@ -124,50 +127,50 @@ impl Sequence {
         self.history.prompt.len()
     }
 
-    /// Tokens that exist, seen or not.
+    /// Returns the number of known and pending tokens.
     pub(crate) fn total(&self) -> usize {
         self.history.len() + self.pending
     }
 
-    /// Tokens that the next step should compute: none when the pending token is the last that fits.
+    /// Returns the number of tokens that the next step should compute: 0 if the pending token is the last that fits.
     pub(crate) fn wanted(&self) -> usize {
         let total = self.total();
         if self.pending > 0 && total >= self.limit { 0 } else { total - self.submitted }
     }
 
-    /// Tokens from `first` on that a step may compute without scoring more than `rows`.
+    /// Returns the number of tokens from `first` on that a step may compute without scoring more than `rows` rows.
     pub(crate) fn within_rows(&self, first: usize, rows: usize) -> usize {
         if self.to_score - self.scored <= rows { usize::MAX } else { (self.scored + rows).saturating_sub(first) }
     }
 
-    /// Positions that a step which computes the tokens up to `end` has to score.
+    /// Returns the positions that a step which computes the tokens up to `end` has to score.
     pub(crate) fn scores_until(&self, end: usize) -> Range<usize> {
         self.scored..end.min(self.to_score).max(self.scored)
     }
 
-    /// Tokens that may come from the prefix cache: what is still to be scored must be computed.
+    /// Returns the number of tokens that may come from the prefix cache. Tokens still to be scored must be computed.
     pub(crate) fn may_be_cached(&self) -> usize {
         if self.scored < self.to_score { self.scored } else { usize::MAX }
     }
 
-    /// The prompt's log-probabilities are asked for.
+    /// Returns whether the prompt's log-probabilities were requested.
     pub(crate) fn scores_prompt(&self) -> bool {
         self.to_score > 0
     }
 
-    /// Whether the output, with the token that it has just got, repeats itself. Asked once a token.
+    /// Returns whether the output repeats itself with its newest token. Must be called once per token.
     pub(crate) fn repeats(&mut self) -> bool {
         let Self { history, repetition, params, .. } = self;
         let repeats = repetition.as_mut().is_some_and(|detector| detector.push(&history.output));
         repeats && history.output.len() >= params.min_tokens as usize
     }
 
-    /// No further token fits.
+    /// Returns whether no further token fits.
     pub(crate) fn full(&self) -> bool {
         self.history.len() >= self.limit
     }
 
-    /// What goes out beside the answer, if the latest token is the first or the answer is no token.
+    /// Returns the data of the first event, if the latest token is the first or the answer is no token.
     pub(crate) fn first_event(&mut self) -> Option<FirstEvent> {
         let first = self.history.output.len() <= 1;
         first.then(|| FirstEvent {
@@ -176,7 +179,7 @@ impl Sequence {
         })
     }
 
-    /// Takes a slot, with `cached` tokens in its blocks already.
+    /// Assigns a slot, with `cached` tokens already in its blocks.
     pub(crate) fn admit(&mut self, slot: Slot, cached: usize, layout: &KvLayout) {
         debug_assert_eq!((self.residence, self.pending, self.submitted), (Residence::Waiting, 0, 0));
         if !self.timeline.was_scheduled() {
@@ -191,7 +194,8 @@ impl Sequence {
         self.retired = cached;
     }
 
-    /// Loses its slot and, elsewhere, its blocks. A pending token stays pending: its step computes it all the same.
+    /// Takes the slot away; the caller takes the blocks. A pending token stays pending, because its step computes it
+    /// all the same.
     pub(crate) fn preempt(&mut self) {
         self.residence = Residence::Waiting;
         self.preemptions += 1;
@@ -199,7 +203,7 @@ impl Sequence {
         self.retired = 0;
     }
 
-    /// What the metrics want to know of its end.
+    /// Returns the figures that the metrics record at the end of the request.
     pub(crate) fn finished(&self, reason: &FinishReason, now: Instant) -> FinishedRequest {
         let stages = self.timeline.stages(now);
         FinishedRequest {
@@ -218,7 +222,7 @@ impl Sequence {
     }
 }
 
-/// Names a sequence for as long as it is in the table, and nothing afterwards.
+/// Identifies a sequence while it is in the table. The key of a removed sequence is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SequenceKey {
     index: u32,

@@ -1,50 +1,50 @@
-//! What the outside may know of a running engine, kept in atomics: reading it takes no lock.
+//! Status of a running engine, kept in atomics so that reading it takes no lock.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// The engine's life.
+/// State of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineState {
-    /// It takes requests.
+    /// The engine accepts requests.
     Running,
     /// The executor failed for good, or the engine thread died.
     Failed,
-    /// It was asked to stop.
+    /// The engine was asked to stop.
     Stopped,
 }
 
-/// The engine at one moment. The numbers are read one after the other and may be a step apart.
+/// Snapshot of the engine. The numbers are read one after the other and may be a step apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineStatus {
-    /// Whether it takes requests.
+    /// State of the engine.
     pub state: EngineState,
-    /// Sequences that run.
+    /// Number of running sequences.
     pub running: usize,
-    /// Requests that wait: new ones, and preempted ones that wait to come back.
+    /// Number of waiting requests, including preempted ones.
     pub waiting: usize,
-    /// KV blocks in use, over all groups.
+    /// Number of KV blocks in use, over all groups.
     pub blocks_used: usize,
-    /// KV blocks, over all groups, without null blocks.
+    /// Number of KV blocks, over all groups, without null blocks.
     pub blocks_total: usize,
-    /// Since the engine last got on with its work; zero when it is idle.
+    /// Time since the engine last made progress; zero when it is idle.
     pub last_step_age: Duration,
 }
 
 impl EngineStatus {
-    /// A step that takes this long is not coming back.
+    /// Time without progress after which the engine counts as stuck.
     pub const STUCK_AFTER: Duration = Duration::from_secs(120);
 
-    /// There is work, and it has not moved for [`EngineStatus::STUCK_AFTER`].
+    /// Returns whether there is work that has made no progress for [`EngineStatus::STUCK_AFTER`].
     pub fn stuck(&self) -> bool {
         self.last_step_age >= Self::STUCK_AFTER
     }
 }
 
-/// Stands in `progress` for an idle engine.
+/// Value of `progress` for an idle engine.
 const IDLE: u64 = u64::MAX;
 
-/// Where the engine thread writes its status.
+/// Status cells that the engine thread writes.
 pub(crate) struct StatusCells {
     started: Instant,
     state: AtomicU8,
@@ -69,7 +69,7 @@ impl StatusCells {
         }
     }
 
-    /// Running sequences, preempted ones in the queue, blocks in use.
+    /// Sets the numbers of running sequences, preempted ones in the queue and blocks in use.
     pub(crate) fn set_load(&self, running: usize, preempted: usize, blocks_used: usize) {
         self.running.store(running, Relaxed);
         self.preempted.store(preempted, Relaxed);
@@ -80,18 +80,18 @@ impl StatusCells {
         self.state.store(state as u8, Relaxed);
     }
 
-    /// The engine got on with its work.
+    /// Records that the engine made progress.
     pub(crate) fn progress(&self) {
         let elapsed = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(IDLE - 1);
         self.progress.store(elapsed, Relaxed);
     }
 
-    /// The engine has nothing to do.
+    /// Records that the engine is idle.
     pub(crate) fn idle(&self) {
         self.progress.store(IDLE, Relaxed);
     }
 
-    /// `never_admitted` requests wait in the inbox and the queue beside the preempted ones.
+    /// Returns the status. `never_admitted` requests wait in the inbox and the queue in addition to the preempted ones.
     pub(crate) fn read(&self, never_admitted: usize) -> EngineStatus {
         let state = match self.state.load(Relaxed) {
             s if s == EngineState::Running as u8 => EngineState::Running,

@@ -1,11 +1,11 @@
-//! When a sequence ends by itself.
+//! Conditions under which a sequence ends by itself.
 
 use crate::{FinishReason, RepetitionDetection, SamplingParams};
 
-/// Whether `token`, just drawn, ends its sequence; `full` says that no further token fits.
+/// Returns the reason why `token`, just sampled, ends its sequence. `full` means that no further token fits.
 ///
-/// End of sequence comes before stop ids, and both before length. `min_tokens` is not looked at: it keeps these ids from
-/// being drawn. Repetition comes after all of them.
+/// End of sequence takes precedence over stop ids, and both over length. `min_tokens` is not checked here, because it
+/// keeps these ids from being sampled. Repetition has the lowest precedence.
 pub(crate) fn stop_reason(params: &SamplingParams, token: u32, full: bool) -> Option<FinishReason> {
     if !params.ignore_eos && params.eos_token_ids.contains(&token) {
         Some(FinishReason::Stop { token: None })
@@ -18,20 +18,20 @@ pub(crate) fn stop_reason(params: &SamplingParams, token: u32, full: bool) -> Op
     }
 }
 
-/// Finds out whether an output repeats itself, a token at a time, at the cost of one comparison a pattern size.
+/// Detects whether an output repeats itself, token by token, at the cost of one comparison per pattern size.
 #[derive(Debug)]
 pub(crate) struct RepetitionDetector {
-    /// Tokens of the shortest pattern.
+    /// Length of the shortest pattern, in tokens.
     shortest: usize,
-    /// At least 2.
+    /// Number of consecutive occurrences, at least 2.
     min_count: usize,
-    /// For each pattern size from the shortest: how many tokens in a row, the latest the last of them, equal the one
-    /// that many places before.
+    /// Length of the run of tokens, up to the latest, that equal the token one pattern size earlier; for each pattern
+    /// size from the shortest.
     runs: Vec<u32>,
 }
 
 impl RepetitionDetector {
-    /// `None` if the rule can never apply.
+    /// Creates a detector; `None` if the rule can never apply.
     pub(crate) fn new(rule: RepetitionDetection) -> Option<Self> {
         let RepetitionDetection { max_pattern_size, min_pattern_size, min_count } = rule;
         let shortest = min_pattern_size.max(1);
@@ -43,13 +43,13 @@ impl RepetitionDetector {
         })
     }
 
-    /// `output` has got its last token; called for each. Whether it now ends with a pattern, often enough.
+    /// Returns whether `output` now ends with enough repetitions of a pattern. Must be called after every token.
     pub(crate) fn push(&mut self, output: &[u32]) -> bool {
         let Some((last, before)) = output.split_last() else { return false };
         let mut repeats = false;
         for (run, size) in self.runs.iter_mut().zip(self.shortest..=before.len()) {
             *run = if before[before.len() - size] == *last { run.saturating_add(1) } else { 0 };
-            // The first of the patterns is what the others repeat.
+            // The first occurrence is the one that the others repeat.
             repeats |= *run as usize >= size.saturating_mul(self.min_count - 1);
         }
         repeats
@@ -86,7 +86,7 @@ mod tests {
         RepetitionDetection { max_pattern_size, min_pattern_size, min_count }
     }
 
-    /// After how many tokens the output first repeats itself.
+    /// Returns the number of tokens after which the output first repeats itself.
     fn detected(rule: RepetitionDetection, output: &[u32]) -> Option<usize> {
         let mut detector = RepetitionDetector::new(rule)?;
         (1..=output.len()).find(|&end| detector.push(&output[..end]))

@@ -1,4 +1,4 @@
-//! The way back: one mailbox a request, written by the engine thread and read by whoever holds the stream.
+//! The mailbox of a request: the engine thread writes it and the holder of the stream reads it.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,27 +7,27 @@ use std::task::{Context, Poll, Waker};
 use crate::inbox::{End, Inbox, RequestId};
 use crate::{FinishReason, Logprobs, RequestEvent, StageTimes, TokenOutput};
 
-/// Tokens that a mailbox holds before its memory grows: enough for a reader that keeps up.
+/// Initial capacity of a mailbox in tokens: enough for a reader that keeps up.
 const MAILBOX_TOKENS: usize = 4;
 
-/// What goes out beside the tokens of a request's first event.
+/// Data that accompanies the tokens of a request's first event.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct FirstEvent {
     pub(crate) cached_tokens: u32,
     pub(crate) prompt_logprobs: Vec<Logprobs>,
 }
 
-/// What ends a request, if anything but its reason: it comes out with it in one event.
+/// Data that accompanies the end of a request, in the same event.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Last {
-    /// The request has its answer, or more of it, with this event.
+    /// Whether the request gets its answer, or more of it, with this event.
     pub(crate) answered: bool,
     pub(crate) token: Option<TokenOutput>,
     pub(crate) times: Option<StageTimes>,
     pub(crate) embedding: Option<Vec<f32>>,
 }
 
-/// What the reader has not seen yet. Tokens of a slow reader pile up here, at most `max_tokens` of them.
+/// Events that the reader has not seen yet. Tokens of a slow reader accumulate here, at most `max_tokens` of them.
 #[derive(Default)]
 struct Mailbox {
     tokens: Vec<TokenOutput>,
@@ -38,23 +38,23 @@ struct Mailbox {
     waker: Option<Waker>,
 }
 
-/// Both ends of a mailbox.
+/// A mailbox shared by its two ends.
 type SharedMailbox = Arc<Mutex<Mailbox>>;
 
 fn lock(mailbox: &SharedMailbox) -> MutexGuard<'_, Mailbox> {
     mailbox.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The engine's end of a mailbox. It ends the request when dropped, so that no way of dying leaves a reader waiting.
+/// The engine's end of a mailbox. Dropping it ends the request, so that no failure leaves a reader waiting.
 pub(crate) struct EventSender {
     mailbox: SharedMailbox,
     open: bool,
 }
 
 impl EventSender {
-    /// Adds a token, the first with what goes out beside it, and how long it took until then.
+    /// Adds a token with its stage times, and to the first token the data of the first event.
     ///
-    /// The caller wakes the reader when it has the time.
+    /// The caller wakes the reader later.
     pub(crate) fn send(
         &mut self,
         token: TokenOutput,
@@ -102,26 +102,26 @@ impl Drop for EventSender {
     }
 }
 
-/// The tokens of one request. Dropping it ends the request as abort.
+/// The events of one request. Dropping it aborts the request.
 ///
-/// It belongs to no async runtime: any executor can poll it.
+/// It depends on no async runtime: any executor can poll it.
 pub struct RequestStream {
     id: RequestId,
     mailbox: SharedMailbox,
     inbox: Arc<Inbox>,
-    /// Memory that the next event swaps for the mailbox's tokens, so that nothing is allocated under the lock.
+    /// Buffer that the next event swaps for the mailbox's tokens, so that nothing is allocated under the lock.
     spare: Vec<TokenOutput>,
-    /// The final event is out, or the request was finished from this side.
+    /// Whether the final event was returned or the reader finished the request.
     done: bool,
 }
 
 impl RequestStream {
-    /// The next event; `None` after the final one. Cancel-safe: an event is lost only with the stream.
+    /// Returns the next event; `None` after the final one. It is cancel-safe: an event is lost only with the stream.
     pub async fn next(&mut self) -> Option<RequestEvent> {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// What [`RequestStream::next`] polls.
+    /// Polls for the next event, as [`RequestStream::next`] does.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<RequestEvent>> {
         if self.done {
             return Poll::Ready(None);
@@ -148,7 +148,7 @@ impl RequestStream {
         Poll::Ready(Some(RequestEvent { cached_tokens, prompt_logprobs, tokens, times, embedding, finish }))
     }
 
-    /// Ends the request as stop: its text contains a stop string. Tokens drawn meanwhile are dropped.
+    /// Ends the request as stop because its text contains a stop string. Later tokens are dropped.
     pub fn finish(mut self) {
         self.end(End::Stop);
     }
@@ -177,7 +177,7 @@ impl std::fmt::Debug for RequestStream {
     }
 }
 
-/// Both ends of a new request's mailbox.
+/// Creates both ends of a new request's mailbox.
 pub(crate) fn mailbox(id: RequestId, inbox: Arc<Inbox>) -> (EventSender, RequestStream) {
     let tokens = Vec::with_capacity(MAILBOX_TOKENS);
     let mailbox = Arc::new(Mutex::new(Mailbox { tokens, ..Mailbox::default() }));

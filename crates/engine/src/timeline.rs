@@ -1,4 +1,4 @@
-//! When things happened to a request. Preemption changes none of it: the first admission and the first token count.
+//! Timestamps of a request. Preemption changes none of them: the first admission and the first token count.
 
 use std::time::{Duration, Instant};
 
@@ -6,21 +6,21 @@ use octavo_telemetry::EngineMetrics;
 
 use crate::StageTimes;
 
-/// Moments in a request's life.
+/// Timestamps of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timeline {
-    /// The front end received it.
+    /// Time when the front end received the request.
     arrival: Instant,
-    /// It entered the inbox.
+    /// Time when it entered the inbox.
     queued: Instant,
-    /// It was first planned in a step.
+    /// Time when it was first planned in a step.
     scheduled: Option<Instant>,
-    /// The first and the latest step that drew a token for it were complete; or the one that had its answer, if that is
-    /// no token.
+    /// Completion times of the first and the latest step that sampled a token for it, or of the step with its answer if
+    /// that is no token.
     tokens: Option<(Instant, Instant)>,
 }
 
-/// Lengths of a request's stages.
+/// Durations of a request's stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stages {
     pub(crate) e2e: Duration,
@@ -34,31 +34,31 @@ impl Timeline {
         Self { arrival, queued, scheduled: None, tokens: None }
     }
 
-    /// The front end received it.
+    /// Returns the time when the front end received the request.
     pub(crate) fn arrival(&self) -> Instant {
         self.arrival
     }
 
-    /// It was planned in a step; `true` the first time.
+    /// Records that the request was planned in a step. Returns `true` the first time.
     pub(crate) fn on_scheduled(&mut self, now: Instant) -> bool {
         let first = self.scheduled.is_none();
         self.scheduled.get_or_insert(now);
         first
     }
 
-    /// It was planned in a step at least once.
+    /// Returns whether the request was planned in a step at least once.
     pub(crate) fn was_scheduled(&self) -> bool {
         self.scheduled.is_some()
     }
 
-    /// A step that drew a token for it is complete: observes TTFT and what counts with the first token, or the gap to
-    /// the token before.
+    /// Records the completion of a step that sampled a token: observes TTFT and the first token's other metrics, or the
+    /// time since the token before.
     pub(crate) fn on_token(&mut self, now: Instant, prompt: u64, cached: u64, metrics: &EngineMetrics) {
         metrics.generated(1);
         self.on_answer(now, prompt, cached, metrics);
     }
 
-    /// As [`Timeline::on_token`], for an answer that is no token: an embedding, a scored prompt.
+    /// Does the same as [`Timeline::on_token`] for an answer that is no token: an embedding or a scored prompt.
     pub(crate) fn on_answer(&mut self, now: Instant, prompt: u64, cached: u64, metrics: &EngineMetrics) {
         match &mut self.tokens {
             Some((_, last)) => {
@@ -72,7 +72,7 @@ impl Timeline {
         }
     }
 
-    /// The stages up to the latest token; `None` before the first.
+    /// Returns the stage times up to the latest token; `None` before the first.
     pub(crate) fn times(&self) -> Option<StageTimes> {
         let ((first, latest), scheduled) = self.tokens.zip(self.scheduled)?;
         Some(StageTimes {
@@ -82,7 +82,7 @@ impl Timeline {
         })
     }
 
-    /// The stages of a request that ends now.
+    /// Returns the stages of a request that ends now.
     pub(crate) fn stages(&self, now: Instant) -> Stages {
         let times = self.times();
         Stages {

@@ -1,4 +1,4 @@
-//! The engine on its thread, from the outside.
+//! Tests of the engine on its thread, through its public interface.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -35,7 +35,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(future)
 }
 
-/// Every event to the end.
+/// Returns every event until the end.
 async fn drain(mut stream: RequestStream) -> Vec<RequestEvent> {
     let mut events = Vec::new();
     while let Some(event) = stream.next().await {
@@ -54,12 +54,12 @@ fn finish(events: &[RequestEvent]) -> &FinishReason {
     events.last().and_then(|event| event.finish.as_ref()).expect("the last event ends the request")
 }
 
-/// A mock executor whose steps end when the test lets them.
+/// A mock executor whose steps end when the test permits.
 struct Gated {
     inner: MockExecutor,
-    /// Told of every step that is waited for.
+    /// Receives the number of every step that is waited for.
     reached: Sender<StepId>,
-    /// A step ends with a message, or once the sender is gone.
+    /// A step ends when a message arrives or the sender is dropped.
     gate: Receiver<()>,
     oldest: StepId,
 }

@@ -1,4 +1,4 @@
-//! The step loop does not allocate while its sequences run.
+//! Tests that the step loop does not allocate while its sequences run.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -50,8 +50,9 @@ fn decode_steps_do_not_allocate() {
                 break;
             }
         }
-        // Prefill and the end allocate. In between, the plans' block tables grow now and then to twice their size, and
-        // the test's own threads may want memory: a handful in 260 steps of 64 tokens, where any habit would show 260.
+        // The first and last turns allocate. In between, the plans' block tables occasionally double in size, and the
+        // test's own threads may allocate: a handful of allocations in 260 steps of 64 tokens, where one per step would
+        // show as 260.
         let steady: usize = allocations[20..280].iter().sum();
         assert!(steady < 20, "{steady} allocations, by turn: {allocations:?}");
     }

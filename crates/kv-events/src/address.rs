@@ -1,19 +1,19 @@
-//! ZeroMQ's endpoints.
+//! ZeroMQ endpoints.
 
 use std::path::PathBuf;
 
-/// What an endpoint means.
+/// Meaning of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
-    /// Listen on a host, empty for all, and a port.
+    /// Listens on a host (empty means all) and a port.
     Bind(String, u16),
-    /// Connect to `host:port`.
+    /// Connects to `host:port`.
     Connect(String),
-    /// Listen on a socket of the file system.
+    /// Listens on a Unix domain socket.
     Ipc(PathBuf),
 }
 
-/// An endpoint that is not understood.
+/// Error of an endpoint that is not supported.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{endpoint}' is no endpoint for KV events: {reason}")]
 pub struct AddressError {
@@ -22,7 +22,7 @@ pub struct AddressError {
 }
 
 impl Address {
-    /// As vLLM reads it: a wildcard is listened on, another address is connected to.
+    /// Parses an endpoint like vLLM: listens on a wildcard address and connects to any other.
     pub(crate) fn parse(endpoint: &str) -> Result<Self, AddressError> {
         let refused = |reason| AddressError { endpoint: endpoint.to_owned(), reason };
         if let Some(path) = endpoint.strip_prefix("ipc://") {
@@ -39,7 +39,7 @@ impl Address {
         }
     }
 
-    /// As [`Address::parse`], of what is listened on whatever it looks like.
+    /// Parses an endpoint like [`Address::parse`], but always listens on it.
     pub(crate) fn parse_bound(endpoint: &str) -> Result<Self, AddressError> {
         Ok(match Self::parse(endpoint)? {
             Self::Connect(place) => {

@@ -1,11 +1,11 @@
-//! What the prefix cache holds, published over ZeroMQ as vLLM publishes it: routers that know it send a request to the
-//! replica that has its prefix.
+//! Publishes the content of the prefix cache over ZeroMQ, like vLLM. Routers use it to send a request to the replica
+//! that has its prefix.
 //!
-//! The engine hands over a batch of events a step and never waits: a batch that finds the queue full is lost, and its
-//! sequence number with it, so that subscribers see the gap and ask for a replay.
+//! The engine hands over one batch of events per step and never waits. A batch that finds the queue full is lost
+//! together with its sequence number, so that subscribers see the gap and request a replay.
 //!
-//! The two sockets that are needed, PUB and ROUTER, are a few hundred lines over TCP ([`zmtp`]); what else ZeroMQ has is
-//! not.
+//! The two sockets that are needed, PUB and ROUTER, are a few hundred lines over TCP ([`zmtp`]). The rest of ZeroMQ is
+//! not implemented.
 
 mod address;
 mod message;
@@ -23,24 +23,24 @@ pub use address::AddressError;
 pub use message::Encoding;
 pub use publisher::Publisher;
 
-/// Where events go, and how. The defaults are vLLM's.
+/// Destination and format of the events. The defaults are vLLM's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEventsConfig {
-    /// `tcp://*:5557`, `ipc://path`: listened on. `tcp://host:5557`: connected to.
+    /// Endpoint of the publisher: `tcp://*:5557` and `ipc://path` listen, `tcp://host:5557` connects.
     pub endpoint: String,
-    /// Where missed batches are asked for.
+    /// Endpoint on which missed batches are requested.
     pub replay_endpoint: Option<String>,
-    /// What every message begins with.
+    /// Topic with which every message begins.
     pub topic: String,
-    /// Batches that can be replayed.
+    /// Number of batches that can be replayed.
     pub buffer_steps: usize,
-    /// Batches that wait for a subscriber, at most; it misses what comes then.
+    /// Maximum number of batches that wait for a subscriber. It misses batches beyond that.
     pub hwm: usize,
-    /// Batches that wait to be published, at most.
+    /// Maximum number of batches that wait to be published.
     pub max_queue_size: usize,
-    /// How events are written.
+    /// Encoding of the events.
     pub encoding: Encoding,
-    /// Hashes are their low 64 bits, as numbers.
+    /// Sends the low 64 bits of hashes as integers.
     pub int_hashes: bool,
 }
 
@@ -59,18 +59,18 @@ impl Default for KvEventsConfig {
     }
 }
 
-/// Why events cannot be published.
+/// Reason why events cannot be published.
 #[derive(Debug, thiserror::Error)]
 pub enum KvEventsError {
-    /// An endpoint is not understood.
+    /// The endpoint is not supported.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// An endpoint cannot be listened on.
+    /// The publisher cannot listen on the endpoint.
     #[error("'{endpoint}' cannot be listened on: {error}")]
     Listen {
         /// The endpoint.
         endpoint: String,
-        /// Why.
+        /// Error of the system.
         error: std::io::Error,
     },
     /// The publisher's thread cannot be started.
@@ -78,15 +78,15 @@ pub enum KvEventsError {
     Thread(std::io::Error),
 }
 
-/// A batch on its way to the publisher.
+/// A batch for the publisher.
 struct Batch {
     sequence: u64,
-    /// Unix time, in seconds.
+    /// Unix time in seconds.
     time: f64,
     events: Vec<KvEvent>,
 }
 
-/// The engine's end: takes a batch a step.
+/// The engine's end of the queue, which takes one batch per step.
 #[derive(Debug)]
 pub struct Sink {
     queue: mpsc::Sender<Batch>,
@@ -107,5 +107,5 @@ impl KvEventSink for Sink {
     }
 }
 
-/// The frames of a message, as they go out: each after its head.
+/// Encoded frames of a message, each after its header.
 type Frames = Bytes;

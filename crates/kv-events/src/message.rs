@@ -1,23 +1,23 @@
-//! Batches of events as MessagePack, as vLLM's readers decode it.
+//! Batches of events as MessagePack, in the format of vLLM's readers.
 
 use octavo_engine::{BlockHash, KvEvent};
 
 use crate::Batch;
 
-/// Where the blocks of the engine's own cache are, whatever its device: what a router takes for the fastest tier.
+/// Storage medium of the engine's own cache, whatever its device: routers treat it as the fastest tier.
 const MEDIUM: &str = "GPU";
 
-/// How an event is written.
+/// Encoding of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Encoding {
-    /// As a map with the key `type`, as vLLM 0.33 does.
+    /// Map with the key `type`, as in vLLM 0.33.
     #[default]
     Maps,
-    /// As an array that begins with the type, as older releases did.
+    /// Array that begins with the type, as in older releases.
     Arrays,
 }
 
-/// A batch: its time, its events, and the rank that they are of.
+/// Encodes a batch: its time, its events and its data-parallel rank.
 pub(crate) fn encode(batch: &Batch, encoding: Encoding, int_hashes: bool) -> Vec<u8> {
     let mut out = Writer { bytes: Vec::with_capacity(256), int_hashes };
     out.array(3);
@@ -69,7 +69,7 @@ fn array(out: &mut Writer, event: &KvEvent) {
     }
 }
 
-/// The fields of stored blocks in vLLM's order, with or without their names.
+/// Writes the fields of stored blocks in vLLM's order, with or without their names.
 fn stored(out: &mut Writer, event: &KvEvent, named: bool) {
     let KvEvent::Stored { parent, hashes, tokens, block_size, cache_salt } = event else { return };
     let name = |out: &mut Writer, name: &str| {
@@ -96,7 +96,7 @@ fn stored(out: &mut Writer, event: &KvEvent, named: bool) {
     name(out, "lora_name");
     out.nil();
     if let Some(salt) = cache_salt {
-        // What went into the hash of each block beside its tokens: the salt into the first of the sequence.
+        // The extra keys are the other inputs of each block's hash: the salt for the first block of a sequence.
         name(out, "extra_keys");
         out.array(hashes.len());
         out.array(1);
@@ -107,7 +107,7 @@ fn stored(out: &mut Writer, event: &KvEvent, named: bool) {
     }
 }
 
-/// Appends values.
+/// Appends encoded values to a buffer.
 struct Writer {
     bytes: Vec<u8>,
     int_hashes: bool,
@@ -150,7 +150,7 @@ impl Writer {
         }
     }
 
-    /// Of fewer than 16 keys.
+    /// Starts a map of fewer than 16 keys.
     fn map(&mut self, len: usize) {
         self.bytes.push(0x80 | len as u8);
     }

@@ -1,4 +1,4 @@
-//! The publisher's thread: batches to subscribers, and again to those who missed some.
+//! The publisher's thread, which sends batches to subscribers and replays missed ones.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,20 +17,20 @@ use crate::message::encode;
 use crate::zmtp::{Kind, Wish, handshake, message, read_frame};
 use crate::{Batch, Frames, KvEventsConfig, KvEventsError, Sink};
 
-/// The sequence number of the end of a replay.
+/// Sequence number that ends a replay.
 const END: [u8; 8] = [0xff; 8];
 
-/// How long a peer has to introduce itself.
+/// Timeout of a peer's handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// Between two attempts to connect to a subscriber.
+/// Interval between attempts to connect to a subscriber.
 const RECONNECT: Duration = Duration::from_secs(1);
 
-/// Subscribers and replays at a time, and topics of a subscriber.
+/// Maximum number of subscribers and replays at a time, and of topics of a subscriber.
 const MAX_PEERS: usize = 256;
 const MAX_TOPICS: usize = 256;
 
-/// The running publisher; ends when dropped, with all its connections.
+/// The running publisher. Dropping it closes all its connections.
 #[derive(Debug)]
 pub struct Publisher {
     stop: Option<oneshot::Sender<()>>,
@@ -38,10 +38,10 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Listens where `config` says and starts a thread; the sink is the engine's.
+    /// Listens on the endpoints of `config`, starts a thread and returns the sink for the engine.
     ///
     /// # Errors
-    /// An endpoint that is not understood or is taken.
+    /// Returns an error if an endpoint is not supported or in use.
     pub fn start(config: KvEventsConfig) -> Result<(Self, Sink), KvEventsError> {
         let endpoint = Address::parse(&config.endpoint)?;
         let replay = config.replay_endpoint.as_deref().map(Address::parse_bound).transpose()?;
@@ -78,11 +78,11 @@ impl Drop for Publisher {
     }
 }
 
-/// Where connections come from.
+/// Source of connections.
 enum Door {
     Tcp(TcpListener),
     Ipc(UnixListener),
-    /// They are made, not taken.
+    /// Connections are made to this address instead of accepted.
     Out(String),
 }
 
@@ -92,7 +92,7 @@ impl Door {
         match address {
             Address::Connect(place) => Ok(Self::Out(place)),
             Address::Ipc(path) => {
-                // One that a process before this one has left.
+                // An earlier process may have left its socket.
                 let _ = std::fs::remove_file(&path);
                 UnixListener::bind(path).map(Self::Ipc).map_err(failed)
             }
@@ -106,7 +106,7 @@ impl Door {
     }
 }
 
-/// What all connections see.
+/// State shared by all connections.
 struct Shared {
     config: KvEventsConfig,
     state: Mutex<State>,
@@ -115,13 +115,13 @@ struct Shared {
 #[derive(Default)]
 struct State {
     subscribers: Vec<Subscriber>,
-    /// The latest batches, oldest first.
+    /// Latest batches, oldest first.
     replayable: VecDeque<(u64, Bytes)>,
     peers: usize,
 }
 
 struct Subscriber {
-    /// Beginnings of the topics that it asked for, each as often as it did.
+    /// Topic prefixes to which it subscribed, each as often as it did.
     wanted: Arc<Mutex<Vec<Bytes>>>,
     queue: mpsc::Sender<Frames>,
 }
@@ -135,7 +135,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a batch to whoever wants it and keeps it for the others.
+    /// Sends a batch to its subscribers and keeps it for replays.
     fn publish(&self, batch: &Batch) {
         let config = &self.config;
         let payload: Bytes = encode(batch, config.encoding, config.int_hashes).into();
@@ -144,7 +144,7 @@ impl Shared {
         let mut state = self.state();
         state.subscribers.retain(|subscriber| {
             if topics(&subscriber.wanted).iter().any(|wanted| topic.starts_with(wanted)) {
-                // Whoever is too slow misses this one, as with any publisher of ZeroMQ.
+                // A subscriber that is too slow misses this batch, as with any ZeroMQ publisher.
                 drop(subscriber.queue.try_send(frames.clone()));
             }
             !subscriber.queue.is_closed()
@@ -199,7 +199,7 @@ async fn serve(shared: Arc<Shared>, door: Door, kind: Kind) {
     }
 }
 
-/// One connection, until it ends.
+/// Serves one connection until it ends.
 async fn peer(shared: &Shared, mut stream: impl AsyncRead + AsyncWrite + Unpin, kind: Kind) {
     {
         let mut state = shared.state();
@@ -233,7 +233,7 @@ async fn subscriber(shared: &Shared, stream: impl AsyncRead + AsyncWrite + Unpin
     }
 }
 
-/// Reads what a subscriber wants.
+/// Reads a subscriber's subscriptions.
 async fn listen(
     mut reader: impl AsyncRead + Unpin,
     wanted: &Mutex<Vec<Bytes>>,
@@ -249,7 +249,7 @@ async fn listen(
                     topics.swap_remove(index);
                 }
             }
-            // A peer whose answers pile up does not read them.
+            // A peer whose heartbeat answers queue up does not read them.
             Wish::Pong(pong) => drop(answer.try_send(pong)),
             Wish::Nothing => {}
         }
@@ -271,7 +271,7 @@ async fn send(
     }
 }
 
-/// Sends the batches from the one that is asked for on, and an end mark.
+/// Sends the batches from the requested one on, and an end mark.
 async fn replay(shared: &Shared, mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
     let topic = shared.config.topic.as_bytes();
     loop {

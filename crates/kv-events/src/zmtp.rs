@@ -1,22 +1,22 @@
-//! ZMTP 3.1, as far as two kinds of sockets need it: no security mechanism, short and long frames, subscriptions as
-//! commands (3.1) and as messages (3.0), answers to heartbeats.
+//! The part of ZMTP 3.1 that two kinds of sockets need: no security mechanism, short and long frames, subscriptions as
+//! commands (3.1) and as messages (3.0), and answers to heartbeats.
 
 use std::io::{Error, ErrorKind, Result};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Bytes of the greeting.
+/// Length of the greeting in bytes.
 const GREETING: usize = 64;
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
-/// Bytes of a frame that a peer may send: subscriptions and sequence numbers are short.
+/// Maximum length of a frame from a peer, in bytes: subscriptions and sequence numbers are short.
 const MAX_FRAME: u64 = 64 << 10;
 
-/// The kind of our end of a connection.
+/// Socket type of our end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Publish,
@@ -39,19 +39,19 @@ impl Kind {
     }
 }
 
-/// What a peer sends.
+/// A frame from a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) command: bool,
-    /// Others of the same message follow.
+    /// Whether more frames of the same message follow.
     pub(crate) more: bool,
     pub(crate) body: Bytes,
 }
 
-/// Greets a peer and agrees on what either is.
+/// Exchanges greetings with a peer and checks that the socket types are compatible.
 ///
 /// # Errors
-/// The connection ends, or the peer speaks another protocol or is of a kind that does not fit.
+/// Returns an error if the connection ends, the peer speaks another protocol, or its socket type is incompatible.
 pub(crate) async fn handshake(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), kind: Kind) -> Result<()> {
     stream.write_all(&greeting()).await?;
     let mut theirs = [0; GREETING];
@@ -78,7 +78,7 @@ fn refused(why: &'static str) -> Error {
     Error::new(ErrorKind::InvalidData, why)
 }
 
-/// Signature, version 3.1, mechanism NULL.
+/// Returns the greeting: signature, version 3.1, mechanism NULL.
 fn greeting() -> [u8; GREETING] {
     let mut bytes = [0; GREETING];
     bytes[0] = 0xff;
@@ -94,7 +94,7 @@ fn property(out: &mut BytesMut, name: &[u8], value: &[u8]) {
     out.put_slice(value);
 }
 
-/// The value of a property; names are compared whatever their case.
+/// Returns the value of a property. Names are case-insensitive.
 fn find<'a>(mut properties: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
     while let Some((&len, rest)) = properties.split_first() {
         let (name, rest) = rest.split_at_checked(usize::from(len))?;
@@ -108,7 +108,7 @@ fn find<'a>(mut properties: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
     None
 }
 
-/// Reads a frame. Not cancel-safe: what was read of one is lost.
+/// Reads a frame. It is not cancel-safe: a partly read frame is lost.
 pub(crate) async fn read_frame(stream: &mut (impl AsyncRead + Unpin)) -> Result<Frame> {
     let flags = stream.read_u8().await?;
     let len = if flags & LONG == 0 { u64::from(stream.read_u8().await?) } else { stream.read_u64().await? };
@@ -120,7 +120,7 @@ pub(crate) async fn read_frame(stream: &mut (impl AsyncRead + Unpin)) -> Result<
     Ok(Frame { command: flags & COMMAND != 0, more: flags & MORE != 0, body: body.into() })
 }
 
-/// The frames of a message as they go out.
+/// Encodes the frames of a message.
 pub(crate) fn message(frames: &[&[u8]]) -> Bytes {
     let mut out = BytesMut::with_capacity(frames.iter().map(|frame| frame.len() + 9).sum());
     for (index, frame) in frames.iter().enumerate() {
@@ -129,7 +129,7 @@ pub(crate) fn message(frames: &[&[u8]]) -> Bytes {
     out.freeze()
 }
 
-/// A command as it goes out.
+/// Encodes a command.
 pub(crate) fn command(name: &[u8], data: &[u8]) -> Bytes {
     let mut body = BytesMut::with_capacity(1 + name.len() + data.len());
     body.put_u8(name.len() as u8);
@@ -151,12 +151,12 @@ fn put_frame(out: &mut BytesMut, flags: u8, body: &[u8]) {
     out.put_slice(body);
 }
 
-/// What a peer's frame asks a publisher for.
+/// Request of a peer to a publisher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wish {
     Subscribe(Bytes),
     Cancel(Bytes),
-    /// An answer to a heartbeat, ready to go out.
+    /// Answer to a heartbeat, already encoded.
     Pong(Bytes),
     Nothing,
 }
@@ -177,7 +177,7 @@ impl Wish {
         } else if let Some(topic) = after(b"\x06CANCEL") {
             Self::Cancel(topic)
         } else if let Some(ping) = after(b"\x04PING") {
-            // A time to live, which is the peer's affair, and a context, which comes back.
+            // A PING has a time to live, which only matters to the peer, and a context, which the answer repeats.
             Self::Pong(command(b"PONG", ping.get(2..).unwrap_or_default()))
         } else {
             Self::Nothing

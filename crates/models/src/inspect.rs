@@ -1,4 +1,4 @@
-//! The text of `octavo inspect`: what a program is and what it costs.
+//! The output of `octavo inspect`: a program and its cost.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,29 +7,31 @@ use octavo_ops::cost::{Cost, ElementBytes, StepShape, op_cost, step_cost};
 use octavo_ops::{BufferId, Op, Program, WeightId};
 
 use crate::config::ModelConfig;
+use crate::progress::human_bytes;
 
-/// Longest block of ops that is looked for when repeated layers are folded.
+/// Maximum number of ops in a block when repeated layers are folded.
 const MAX_PERIOD: usize = 64;
 
-/// The steps that [`inspect`] prices.
+/// Steps whose cost [`inspect`] computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InspectOptions {
-    /// Keys that the decoded token attends to, itself included; at least 1.
+    /// Number of keys that the decoded token attends to, including its own; at least 1.
     pub context: usize,
-    /// Tokens of the prefilled prompt.
+    /// Number of tokens of the prefilled prompt.
     pub prompt: usize,
     /// Element sizes of activations and KV cache.
     pub elements: ElementBytes,
 }
 
 impl Default for InspectOptions {
-    /// One token at 1024 tokens of context, a prompt of 512, f32 throughout.
+    /// Returns one token at a context of 1024 tokens, a prompt of 512 tokens, and f32 throughout.
     fn default() -> Self {
         Self { context: 1024, prompt: 512, elements: ElementBytes::F32 }
     }
 }
 
-/// The program as text: a header, one line per op (repeated layers folded), and the totals of a decode and a prefill.
+/// Returns the program as text: a header, one line per op (repeated layers folded), and the totals of a decode and a
+/// prefill.
 pub fn inspect(config: &ModelConfig, program: &Program, options: &InspectOptions) -> String {
     let report = Report {
         program,
@@ -53,14 +55,15 @@ fn header(config: &ModelConfig, program: &Program, options: &InspectOptions) -> 
     }
     let mut by_storage: Vec<_> = by_storage.into_iter().collect();
     by_storage.sort_by_key(|&(name, bytes)| (std::cmp::Reverse(bytes), name));
-    let storage: Vec<String> = by_storage.iter().map(|(name, bytes)| format!("{name} {}", si(*bytes, "B"))).collect();
+    let storage: Vec<String> =
+        by_storage.iter().map(|(name, bytes)| format!("{name} {}", human_bytes(*bytes))).collect();
     let kv: usize = program.kv_groups.iter().map(octavo_ops::KvGroup::elements_per_token).sum();
     let window = config.sliding_window().map(|w| format!(", sliding window {w}")).unwrap_or_default();
     let tied = if config.tie_word_embeddings { ", head tied to the embedding" } else { "" };
     let lines = [
         format!("architecture   {} ({})", config.architecture.name(), config.dtype),
-        format!("parameters     {}", si(program.parameters(), "")),
-        format!("weights        {} ({})", si(program.weight_bytes(), "B"), storage.join(", ")),
+        format!("parameters     {}", si(program.parameters())),
+        format!("weights        {} ({})", human_bytes(program.weight_bytes()), storage.join(", ")),
         format!(
             "layers         {} of hidden size {}, MLP {}",
             config.layers, config.hidden_size, config.intermediate_size
@@ -68,16 +71,16 @@ fn header(config: &ModelConfig, program: &Program, options: &InspectOptions) -> 
         format!("heads          {} query, {} key-value, of {}{window}", config.heads, config.kv_heads, config.head_dim),
         format!("vocabulary     {}{tied}", config.vocab_size),
         format!("context        {} tokens", config.max_position_embeddings),
-        format!("KV cache       {} a token", si(kv as u64 * options.elements.kv, "B")),
+        format!("KV cache       {} a token", human_bytes(kv as u64 * options.elements.kv)),
     ];
     lines.join("\n") + "\n\n"
 }
 
-/// One op, priced.
+/// An op with its cost.
 struct Line {
     name: &'static str,
     shapes: String,
-    /// Its weights, layer numbers replaced by `*` so that repeated layers read the same.
+    /// Weights of the op. Layer numbers are replaced by `*`, so that repeated layers are equal.
     weights: String,
     decode: Cost,
     prefill: Cost,
@@ -104,7 +107,7 @@ impl Report<'_> {
         let shapes = lines.iter().map(|l| l.shapes.chars().count()).max().unwrap_or(0);
         let _ = writeln!(
             out,
-            "{:<18}{:<shapes$}  {:>10}  {:>12}  {:>12}  weights",
+            "{:<18}{:<shapes$}  {:>11}  {:>12}  {:>12}  weights",
             "op", "in → out", "bytes", "decode FLOP", "prefill FLOP"
         );
         let mut at = 0;
@@ -116,12 +119,12 @@ impl Report<'_> {
             for line in &lines[at..at + period] {
                 let indent = if times > 1 { "  " } else { "" };
                 let text = format!(
-                    "{:<18}{:<shapes$}  {:>10}  {:>12}  {:>12}  {}",
+                    "{:<18}{:<shapes$}  {:>11}  {:>12}  {:>12}  {}",
                     format!("{indent}{}", line.name),
                     line.shapes,
-                    if line.weight_bytes == 0 { String::from("-") } else { si(line.weight_bytes, "B") },
-                    si(line.decode.flops, ""),
-                    si(line.prefill.flops, ""),
+                    if line.weight_bytes == 0 { String::from("-") } else { human_bytes(line.weight_bytes) },
+                    si(line.decode.flops),
+                    si(line.prefill.flops),
                     line.weights,
                 );
                 let _ = writeln!(out, "{}", text.trim_end());
@@ -141,11 +144,11 @@ impl Report<'_> {
             let _ = write!(
                 out,
                 "\n{name}\n  {}FLOP, {} moved: weights {}, KV cache {}, activations {}\n",
-                si(cost.flops, ""),
-                si(cost.bytes(), "B"),
-                si(cost.weight_bytes, "B"),
-                si(cost.kv_bytes, "B"),
-                si(cost.activation_bytes, "B"),
+                si(cost.flops),
+                human_bytes(cost.bytes()),
+                human_bytes(cost.weight_bytes),
+                human_bytes(cost.kv_bytes),
+                human_bytes(cost.activation_bytes),
             );
         }
     }
@@ -197,7 +200,7 @@ impl Report<'_> {
     }
 }
 
-/// The weights an op reads.
+/// Returns the weights that an op reads.
 fn weights_of(op: &Op) -> Vec<WeightId> {
     match op {
         Op::Embed { table, .. } => vec![*table],
@@ -209,13 +212,14 @@ fn weights_of(op: &Op) -> Vec<WeightId> {
     }
 }
 
-/// `layers.12.qkv` → `layers.*.qkv`.
+/// Replaces the layer: `layers.12.qkv` → `layers.*.qkv`.
 fn without_layer(name: &str) -> String {
     let numeric = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
     name.split('.').map(|part| if numeric(part) { "*" } else { part }).collect::<Vec<_>>().join(".")
 }
 
-/// The block at the start of `lines` whose repetitions cover most of them: `(lines a block, times)`.
+/// Finds the block at the start of `lines` whose repetitions cover most lines. Returns its length and the number of
+/// repetitions.
 fn repetition(lines: &[Line]) -> (usize, usize) {
     let mut best = (1, 1);
     for period in 1..=MAX_PERIOD.min(lines.len() / 2) {
@@ -229,8 +233,8 @@ fn repetition(lines: &[Line]) -> (usize, usize) {
     best
 }
 
-/// A number with an SI prefix and three or four significant digits: `98.4 MB`, `135 M`.
-fn si(value: u64, unit: &str) -> String {
+/// A number with an SI prefix and one decimal: `134.5 M`.
+fn si(value: u64) -> String {
     const PREFIXES: [&str; 6] = ["", "k", "M", "G", "T", "P"];
     let mut scaled = value as f64;
     let mut prefix = 0;
@@ -239,5 +243,5 @@ fn si(value: u64, unit: &str) -> String {
         prefix += 1;
     }
     let number = if prefix == 0 { value.to_string() } else { format!("{scaled:.1}") };
-    format!("{number} {}{unit}", PREFIXES[prefix]).trim_end().to_owned()
+    format!("{number} {}", PREFIXES[prefix]).trim_end().to_owned()
 }

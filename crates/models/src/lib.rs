@@ -1,11 +1,12 @@
-//! Config and checkpoint to [`Program`](octavo_ops::Program) and weights; the catalog and the hub.
+//! Builds a [`Program`](octavo_ops::Program) and weights from a configuration and a checkpoint; contains the catalog
+//! and the hub client.
 //!
-//! A [`Checkpoint`] is a GGUF file or a Hugging Face directory, memory-mapped. It knows its [`ModelConfig`], hands out its
-//! tensors in their storage types ([`octavo_ops::WeightSource`]) and carries what the text layer needs: tokenizer data,
-//! chat template, generation defaults. [`build_program`] turns it into the program that a backend runs.
+//! A [`Checkpoint`] is a memory-mapped GGUF file or Hugging Face directory. It provides its [`ModelConfig`], its
+//! tensors in their storage types ([`octavo_ops::WeightSource`]) and the data of the text layer: tokenizer data, chat
+//! template and generation defaults. [`build_program`] turns it into the program that a backend runs.
 //!
-//! **Invariants:** this crate knows no device. Nothing that a checkpoint's header claims is believed before it has been
-//! checked against the bytes that are there; a hostile file is an error, never a panic or a large allocation.
+//! **Invariants:** this crate knows no device. It checks every value of a checkpoint's header against the actual bytes
+//! before using it; a hostile file is an error, never a panic or a large allocation.
 
 mod arch;
 pub mod catalog;
@@ -29,5 +30,5 @@ pub use fetch::{PipError, StorageError, WheelError};
 pub use hub::HubError;
 pub use inspect::{InspectOptions, inspect};
 pub use installed::{InstalledModel, installed};
-pub use progress::{Progress, ProgressTask, progress_for};
+pub use progress::{Progress, ProgressTask, human_bytes, progress_for};
 pub use resolve::{HubOptions, ResolveError, ResolveOptions, ResolvedModel, Retry, resolve};

@@ -1,29 +1,30 @@
-//! How long work (a download, the load of weights) is shown: a bar on a terminal, log lines elsewhere.
+//! Progress of long work (a download, loading weights): a bar on a terminal, log lines elsewhere.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Receives what long work does. Implementations must be cheap: `advance_to` is called for every buffer.
+/// Receives the progress of long operations. Implementations must be cheap, because `advance_to` is called for every
+/// buffer.
 pub trait Progress: Send + Sync {
-    /// Starts a task. `total` is in bytes, `None` when unknown.
+    /// Starts a task. `total` is in bytes; `None` if unknown.
     fn begin(&self, label: &str, total: Option<u64>) -> Box<dyn ProgressTask>;
 
-    /// Says something once, between tasks.
+    /// Shows a message between tasks.
     fn message(&self, text: &str);
 }
 
-/// One task of a [`Progress`]. Dropping it without [`finish`](ProgressTask::finish) means that it was given up.
+/// A task of a [`Progress`]. Dropping it without [`finish`](ProgressTask::finish) means that it was abandoned.
 pub trait ProgressTask: Send + Sync {
-    /// `done` bytes are there, out of the total. It may go back when a download restarts.
+    /// Reports that `done` bytes of the total are complete. The value may decrease when a download restarts.
     fn advance_to(&self, done: u64);
 
-    /// The task is complete.
+    /// Reports that the task is complete.
     fn finish(self: Box<Self>);
 }
 
-/// A bar on standard error if that is a terminal, else log lines at every tenth.
+/// A bar on standard error if that is a terminal, else log lines.
 pub fn progress_for(terminal: bool) -> Box<dyn Progress> {
     if terminal { Box::new(BarProgress) } else { Box::new(LogProgress) }
 }
@@ -46,7 +47,7 @@ impl ProgressTask for Silent {
     fn finish(self: Box<Self>) {}
 }
 
-/// Draws a bar a task on standard error.
+/// Shows a bar for each task on standard error.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BarProgress;
 
@@ -71,7 +72,7 @@ impl Progress for BarProgress {
     }
 
     fn message(&self, text: &str) {
-        // Plain output: a task is never drawn while something is said.
+        // Plain output is enough, because no bar is shown while a message is printed.
         eprintln!("{text}");
     }
 }
@@ -94,27 +95,37 @@ impl Drop for BarTask {
     }
 }
 
-/// Logs a line when a task starts, at about every tenth of it and when it ends.
+/// Logs a line when a task starts, at about every tenth of it, at most once a second, and when it ends. A task that takes
+/// less than a second has only the first line.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogProgress;
 
-/// Bytes between two lines of a task whose total is unknown.
+/// Number of bytes between two lines of a task whose total is unknown.
 const LOG_EVERY: u64 = 64 << 20;
+
+/// Least time between two lines of a task.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 struct LogTask {
     label: String,
     total: Option<u64>,
-    /// Tenths (or multiples of [`LOG_EVERY`]) already logged.
-    logged: AtomicU64,
+    last: Mutex<LastLine>,
+}
+
+/// The last line of a task.
+struct LastLine {
+    /// Tenths, or multiples of [`LOG_EVERY`].
+    step: u64,
+    at: Instant,
 }
 
 impl Progress for LogProgress {
     fn begin(&self, label: &str, total: Option<u64>) -> Box<dyn ProgressTask> {
         match total {
-            Some(total) => tracing::info!("{label}: {}", in_units(total)),
+            Some(total) => tracing::info!("{label}: {}", human_bytes(total)),
             None => tracing::info!("{label}"),
         }
-        Box::new(LogTask { label: label.to_owned(), total, logged: AtomicU64::new(0) })
+        Box::new(LogTask::new(label, total))
     }
 
     fn message(&self, text: &str) {
@@ -123,68 +134,106 @@ impl Progress for LogProgress {
 }
 
 impl LogTask {
-    /// The line to log now, if one is due.
-    fn due(&self, done: u64) -> Option<String> {
+    fn new(label: &str, total: Option<u64>) -> Self {
+        Self { label: label.to_owned(), total, last: Mutex::new(LastLine { step: 0, at: Instant::now() }) }
+    }
+
+    /// Whether the last line is old enough for another one.
+    fn is_slow(&self, now: Instant) -> bool {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        now.saturating_duration_since(last.at) >= LOG_INTERVAL
+    }
+
+    /// The line to log at `now`, if one is due.
+    fn due(&self, done: u64, now: Instant) -> Option<String> {
         let step = match self.total {
             Some(0) => return None,
             Some(total) => u128::from(done) * 10 / u128::from(total),
             None => u128::from(done / LOG_EVERY),
         };
         let step = u64::try_from(step).unwrap_or(u64::MAX);
-        if self.logged.fetch_max(step, Ordering::Relaxed) >= step {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if step <= last.step || now.saturating_duration_since(last.at) < LOG_INTERVAL {
             return None;
         }
+        *last = LastLine { step, at: now };
         Some(match self.total {
-            Some(total) => format!("{}: {} %, {} of {}", self.label, step * 10, in_units(done), in_units(total)),
-            None => format!("{}: {}", self.label, in_units(done)),
+            Some(total) => format!("{}: {} %, {} of {}", self.label, step * 10, human_bytes(done), human_bytes(total)),
+            None => format!("{}: {}", self.label, human_bytes(done)),
         })
     }
 }
 
 impl ProgressTask for LogTask {
     fn advance_to(&self, done: u64) {
-        if let Some(line) = self.due(done) {
+        if let Some(line) = self.due(done, Instant::now()) {
             tracing::info!("{line}");
         }
     }
 
     fn finish(self: Box<Self>) {
-        tracing::info!("{}: done", self.label);
+        if self.is_slow(Instant::now()) {
+            tracing::info!("{}: done", self.label);
+        }
     }
 }
 
-/// A byte count as people read it: decimal units, one decimal.
-pub(crate) fn in_units(bytes: u64) -> String {
-    const UNITS: [(u64, &str); 3] = [(1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "kB")];
-    for (size, unit) in UNITS {
-        if bytes >= size {
-            return format!("{:.1} {unit}", bytes as f64 / size as f64);
-        }
+/// A byte count for people, in binary units: `1.50 GiB`.
+pub fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
     }
-    format!("{bytes} bytes")
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.2} {}", UNITS[unit]) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The lines of a task that does `done` at each of these seconds.
+    fn lines(task: &LogTask, steps: &[(f64, u64)]) -> Vec<String> {
+        let begun = task.last.lock().unwrap().at;
+        steps.iter().filter_map(|&(at, done)| task.due(done, begun + Duration::from_secs_f64(at))).collect()
+    }
+
     #[test]
-    fn logs_each_tenth_once() {
-        let task = LogTask { label: "x".into(), total: Some(1000), logged: AtomicU64::new(0) };
-        let lines: Vec<String> = (0..=1000).filter_map(|done| task.due(done)).collect();
-        assert_eq!(lines.len(), 10);
-        assert_eq!(lines[0], "x: 10 %, 100 bytes of 1.0 kB");
-        assert_eq!(lines[9], "x: 100 %, 1.0 kB of 1.0 kB");
-        assert_eq!(task.due(500), None, "a restart repeats no line");
+    fn a_slow_task_logs_each_tenth_once() {
+        let task = LogTask::new("x", Some(10 << 20));
+        let steps: Vec<_> = (0..=100).map(|step: u32| (f64::from(step), u64::from(step) * (10 << 20) / 100)).collect();
+        let said = lines(&task, &steps);
+        assert_eq!(said.len(), 10);
+        assert_eq!(said[0], "x: 10 %, 1.00 MiB of 10.00 MiB");
+        assert_eq!(said[9], "x: 100 %, 10.00 MiB of 10.00 MiB");
+        assert!(lines(&task, &[(200.0, 5 << 20)]).is_empty(), "a restart repeats no line");
+    }
+
+    #[test]
+    fn lines_are_at_least_a_second_apart() {
+        let quick = LogTask::new("x", Some(100));
+        assert!(lines(&quick, &[(0.1, 10), (0.2, 50), (0.9, 100)]).is_empty());
+        let task = LogTask::new("x", Some(100));
+        let begun = quick.last.lock().unwrap().at;
+        assert!(!quick.is_slow(begun + LOG_INTERVAL / 2), "its end is no line either");
+        assert_eq!(
+            lines(&task, &[(1.0, 20), (1.5, 40), (2.1, 60)]),
+            ["x: 20 %, 20 B of 100 B", "x: 60 %, 60 B of 100 B"]
+        );
     }
 
     #[test]
     fn an_unknown_or_empty_total_divides_by_nothing() {
-        let unknown = LogTask { label: "x".into(), total: None, logged: AtomicU64::new(0) };
-        assert_eq!(unknown.due(1), None);
-        assert_eq!(unknown.due(LOG_EVERY).as_deref(), Some("x: 67.1 MB"));
-        let empty = LogTask { label: "x".into(), total: Some(0), logged: AtomicU64::new(0) };
-        assert_eq!(empty.due(0), None);
+        let unknown = LogTask::new("x", None);
+        assert_eq!(lines(&unknown, &[(2.0, 1), (4.0, LOG_EVERY)]), ["x: 64.00 MiB"]);
+        assert!(lines(&LogTask::new("x", Some(0)), &[(2.0, 0)]).is_empty());
+    }
+
+    #[test]
+    fn bytes_have_binary_units() {
+        assert_eq!([0, 1023, 1536, 3 << 30].map(human_bytes), ["0 B", "1023 B", "1.50 KiB", "3.00 GiB"]);
     }
 
     #[test]

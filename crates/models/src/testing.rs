@@ -7,22 +7,22 @@ use crate::catalog::DEFAULT_MODEL;
 use crate::progress::LogProgress;
 use crate::resolve::{ResolveOptions, resolve};
 
-/// Whether a test that lacks the default model fails, rather than being skipped: under `CI`, or with
+/// Returns whether a test without the default model fails instead of being skipped: under `CI`, or with
 /// `OCTAVO_REQUIRE_MODEL=1`.
 pub fn model_is_required() -> bool {
     let is_set = |name: &str| std::env::var(name).is_ok_and(|value| !matches!(value.as_str(), "" | "0" | "false"));
     is_set("CI") || is_set("OCTAVO_REQUIRE_MODEL")
 }
 
-/// The default model's GGUF file, fetched on first use; `None` if it cannot be had, after a line that says so. A test
-/// that gets `None` returns:
+/// Returns the path of the default model's GGUF file, fetched on first use. If it is not available, prints a line and
+/// returns `None`, at which a test returns:
 ///
 /// ```no_run
 /// let Some(path) = octavo_models::testing::default_model() else { return };
 /// ```
 ///
 /// # Panics
-/// If it cannot be had and [`model_is_required`].
+/// Panics if the model is not available and [`model_is_required`] is true.
 pub fn default_model() -> Option<PathBuf> {
     static MODEL: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let found = MODEL.get_or_init(|| {

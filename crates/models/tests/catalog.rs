@@ -1,4 +1,4 @@
-//! Every entry of the catalog.
+//! Tests of every entry of the catalog.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use octavo_models::catalog::{self, CatalogEntry, DeviceKind, SourceKind};
 
-/// Architectures that `build_program` knows.
+/// Architectures that `build_program` supports.
 const SERVED: [&str; 4] = ["llama", "mistral", "qwen2", "qwen3"];
 
 #[test]

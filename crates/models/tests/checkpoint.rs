@@ -1,4 +1,4 @@
-//! What a checkpoint offers beside its tensors, in both formats, and what is refused.
+//! Tests of a checkpoint's data other than tensors, in both formats, and of refused checkpoints.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -13,7 +13,7 @@ fn testdata(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata").join(name)
 }
 
-/// A copy of a directory of the test data that a test may spoil.
+/// A copy of a directory of the test data that a test may corrupt.
 struct Copy(tempfile::TempDir);
 
 impl Copy {
@@ -34,7 +34,7 @@ impl Copy {
         std::fs::write(self.path(file), text).unwrap();
     }
 
-    /// Changes one key of a JSON file; `null` counts as absent.
+    /// Changes one key of a JSON file; `null` counts as missing.
     fn set(&self, file: &str, key: &str, value: Value) {
         let mut object: Value = serde_json::from_slice(&std::fs::read(self.path(file)).unwrap()).unwrap();
         object[key] = value;
@@ -54,7 +54,7 @@ impl Copy {
     }
 }
 
-/// `error` names every one of `words`.
+/// Checks that `error` contains every one of `words`.
 fn names(error: &str, words: &[&str]) {
     for word in words {
         assert!(error.contains(word), "no '{word}' in: {error}");
@@ -68,7 +68,7 @@ fn a_gguf_file_brings_its_vocabulary_template_and_end_of_generation_ids() {
     assert_eq!(checkpoint.config().vocab_size, 320);
     assert!(checkpoint.config().tie_word_embeddings);
     assert!(checkpoint.chat_template().unwrap().contains("<|im_start|>"));
-    // 0 is what the header calls end of sequence; <|im_end|> (2) ends a chat turn all the same.
+    // The header declares 0 as end of sequence, but <|im_end|> (2) ends a chat turn too.
     assert_eq!(checkpoint.generation_config().eos_token_ids, [0, 2]);
     let TokenizerData::Gguf(tokenizer) = checkpoint.tokenizer().unwrap() else { panic!("of the wrong kind") };
     assert_eq!((tokenizer.model.as_str(), tokenizer.pre.as_deref()), ("gpt2", Some("gpt-2")));
@@ -206,7 +206,7 @@ fn damaged_safetensors_are_refused() {
         copy.write(file, header(json));
         names(&copy.error(), &[file]);
     }
-    // Types that no program uses may be there; they are refused by the one who asks for them.
+    // Types that no program uses may occur; they are refused when the tensor is read.
     copy.write(file, header(r#"{"a":{"dtype":"I64","shape":[8],"data_offsets":[0,64]}}"#));
     names(&copy.open().unwrap().tensor("a").unwrap_err().to_string(), &["'a'", "I64"]);
 }
@@ -298,7 +298,7 @@ fn a_configuration_alone_is_a_model_of_made_up_weights() {
     assert!(weights.tensor("another").is_err());
     assert!(Checkpoint::open_shape(folder.path()).unwrap().is_dummy());
     assert!(!Checkpoint::open_shape(&whole).unwrap().is_dummy(), "weights that are there are looked at");
-    // Nothing is made up that was not asked for.
+    // Dummy weights are never used without a request for them.
     let error = Checkpoint::open(folder.path()).unwrap_err().to_string();
     assert!(error.contains("neither model.safetensors nor"), "{error}");
     let error = Checkpoint::open_without_weights(&testdata("llama-gguf/model.gguf")).unwrap_err().to_string();
@@ -310,7 +310,7 @@ fn the_shape_for_benchmarks_is_qwen3_8bs() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shapes/qwen3-8b");
     let checkpoint = Checkpoint::open_without_weights(&path).unwrap();
     let program = build_program(&checkpoint).unwrap();
-    // The parameters of the model by its card: 8.2 billion, 6.95 without the embedding and the head.
+    // The model's card states 8.2 billion parameters, 6.95 without the embedding and the head.
     assert_eq!(program.parameters(), 8_190_735_360);
     assert_eq!(program.weight_bytes(), 2 * program.parameters());
     assert_eq!(checkpoint.config().dtype, "bfloat16");

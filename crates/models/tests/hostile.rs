@@ -1,5 +1,5 @@
-//! Hostile and damaged checkpoints: every one is an error that says what is wrong, and none makes the process allocate
-//! what its header claims. One test, so that the memory it measures is its own.
+//! Tests of hostile and damaged checkpoints: each is an error that describes the defect, and none makes the process
+//! allocate the size in its header. All are in one test, so that the memory it measures is its own.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -7,16 +7,16 @@ use std::path::Path;
 
 use octavo_models::{Checkpoint, build_program};
 
-/// Address space that all the files together may add. A header that is believed asks for terabytes.
+/// Maximum address space that all the files together may add. A header that is trusted asks for terabytes.
 const GROWTH_KIB: u64 = 256 << 10;
 
-/// `VmPeak` of this process, where the system tells it.
+/// Returns `VmPeak` of this process, if the system reports it.
 fn peak_address_space_kib() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     status.lines().find_map(|line| line.strip_prefix("VmPeak:"))?.split_whitespace().next()?.parse().ok()
 }
 
-/// A GGUF header up to the counts.
+/// Returns a GGUF header up to the counts.
 fn header(version: u32, tensors: u64, keys: u64) -> Vec<u8> {
     let mut out = b"GGUF".to_vec();
     out.extend(version.to_le_bytes());
@@ -29,7 +29,7 @@ fn string(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }
 
-/// A key with a value of the given type id and bytes.
+/// Returns a key with a value of the given type id and bytes.
 fn pair(key: &str, kind: u32, value: &[u8]) -> Vec<u8> {
     [&string(key)[..], &kind.to_le_bytes(), value].concat()
 }
@@ -43,7 +43,7 @@ fn tensor(name: &str, dims: &[u64], kind: u32, offset: u64) -> Vec<u8> {
     out
 }
 
-/// `(what, file, words the error has)`.
+/// Returns `(description, file, words of the error)`.
 fn hostile_gguf() -> Vec<(&'static str, Vec<u8>, &'static str)> {
     let file = |keys: &[Vec<u8>], tensors: &[Vec<u8>]| {
         let mut out = header(3, tensors.len() as u64, keys.len() as u64);
@@ -107,20 +107,20 @@ fn open(folder: &Path, bytes: &[u8]) -> Result<Checkpoint, String> {
     Checkpoint::open(&path).map_err(|e| e.to_string())
 }
 
-/// Uses everything that a checkpoint offers.
+/// Reads all data of a checkpoint.
 fn exercise(checkpoint: &Checkpoint) {
     let _ = checkpoint.tokenizer();
     let _ = checkpoint.storage_summary();
     let _ = build_program(checkpoint);
 }
 
-/// Truncated copies, and copies with some bytes of the header changed. The header reader alone has property tests over
-/// far more of them.
+/// Opens truncated copies, and copies with changed bytes in the header. The header reader alone has property tests over
+/// many more of them.
 fn damaged_copies(folder: &Path, valid: &[u8]) {
     for len in (0..valid.len()).step_by(4001).chain(0..64) {
         assert!(open(folder, &valid[..len]).is_err(), "{len} of {} bytes", valid.len());
     }
-    // Where the keys and tensor descriptions are; a deterministic generator is enough here.
+    // The bytes are those of the keys and tensor descriptions. A deterministic generator is sufficient here.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = |below: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

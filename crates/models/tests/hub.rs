@@ -1,4 +1,5 @@
-//! From a name to a local model: the hub against a local stand-in, pip against a stand-in script, the caches.
+//! Tests of resolving a name to a local model, with a local stand-in for the hub, a stand-in script for pip, and the
+//! caches.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 

@@ -1,4 +1,4 @@
-//! The text of `octavo inspect`, as committed under `snapshots/`. `UPDATE_SNAPSHOTS=1` writes it anew.
+//! Compares the output of `octavo inspect` with `snapshots/`. `UPDATE_SNAPSHOTS=1` updates them.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 

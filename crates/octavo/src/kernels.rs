@@ -1,4 +1,4 @@
-//! `octavo kernels`: kernels for GPUs, compiled ahead of time; and where `octavo serve` looks for them.
+//! `octavo kernels`: compiles GPU kernels ahead of time, and locates packs for `octavo serve`.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::cli::{KernelsArgs, KernelsBuildArgs, KernelsCommand};
 use crate::signals;
 use crate::system::human_bytes;
 
-/// From the folder that `bin` lies in.
+/// Path of a pack relative to the parent of `bin`.
 const PLACE: &str = "share/octavo/kernels";
 
 pub(crate) fn run(args: &KernelsArgs) -> Result<()> {
@@ -23,17 +23,17 @@ pub(crate) fn run(args: &KernelsArgs) -> Result<()> {
     }
 }
 
-/// The folder in which a pack is looked for: only for a binary that is installed, so that one in a build's folder has none.
+/// The default folder of a pack, which only an installed binary has.
 fn usual_folder() -> Option<PathBuf> {
     let binary = std::env::current_exe().ok()?;
     let folder = binary.parent().filter(|folder| folder.ends_with("bin"))?;
     Some(folder.parent()?.join(PLACE))
 }
 
-/// The pack that `octavo serve` uses: the named one, or one in the usual folder.
+/// The pack that `octavo serve` uses: the named one or one in the default folder.
 ///
 /// # Errors
-/// The named folder has none, or the list of one is not understood.
+/// The named folder has no pack, or the list of a pack is invalid.
 pub(crate) fn pack(named: Option<&Path>) -> Result<Option<(PathBuf, KernelPack)>, PackError> {
     let Some(folder) = named.map(Path::to_owned).or_else(usual_folder) else { return Ok(None) };
     match KernelPack::read(&folder) {
@@ -47,15 +47,15 @@ fn build(args: &KernelsBuildArgs) -> Result<()> {
     let Some(folder) = args.output.clone().or_else(usual_folder) else {
         bail!("--output DIR is needed: this binary is not in a folder `bin`, beside which kernels would be looked for");
     };
-    let mut chips = args.arch.clone();
-    chips.sort();
-    chips.dedup();
-    let names = chips.iter().map(|chip| chip.arch()).collect::<Vec<_>>().join(", ");
-    let order = PackOrder { chips, only: args.only.clone(), folder, libraries: named_folders() };
+    let mut targets = args.arch.clone();
+    targets.sort();
+    targets.dedup();
+    let names = targets.iter().map(|target| target.arch()).collect::<Vec<_>>().join(", ");
+    let order = PackOrder { targets, only: args.only.clone(), folder, libraries: named_folders() };
     let (begun, shown) = (Instant::now(), AtomicUsize::new(0));
     let made = build_pack(&order, &|done, of| show(done, of, &shown))?;
     if stderr().is_terminal() {
-        // Wipes the line; a terminal that is gone need not be told.
+        // Clears the line. A failure means that the terminal is closed.
         let _ = write!(stderr(), "\r\x1b[K");
     }
     let compilers: Vec<_> =
@@ -75,7 +75,7 @@ fn build(args: &KernelsBuildArgs) -> Result<()> {
     Ok(())
 }
 
-/// Tells how far it is: on a terminal always, elsewhere at every tenth.
+/// Shows the progress: always on a terminal, at every tenth elsewhere.
 fn show(done: usize, of: usize, shown: &AtomicUsize) {
     let terminal = stderr().is_terminal();
     let step = if terminal { done } else { done * 10 / of.max(1) };

@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Also false where logging itself could not be set up.
+            // Also false if logging could not be set up.
             if json && tracing::enabled!(tracing::Level::ERROR) {
                 tracing::error!("{}", report::sentence(&error));
             } else {

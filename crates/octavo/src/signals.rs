@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM of commands that serve nobody.
+//! SIGINT and SIGTERM for commands other than `serve`.
 
 use std::future::Future;
 use std::io;
@@ -6,8 +6,8 @@ use std::thread;
 
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Waits for either signal and tells its number; from the call on, neither ends the process by itself. Must be called on
-/// an async runtime.
+/// Waits for either signal and returns its number. After the call, the signals no longer end the process by themselves.
+/// It must be called on an async runtime.
 ///
 /// # Errors
 /// The handlers cannot be installed.
@@ -22,11 +22,11 @@ pub(crate) fn interrupted() -> io::Result<impl Future<Output = i32>> {
     })
 }
 
-/// Lets either signal end the process where it is the first one of a container: from that one the kernel keeps all
-/// signals that it does not handle. Elsewhere they end it anyway.
+/// Makes either signal end the process if it is the first process of a container, to which the kernel does not deliver
+/// unhandled signals. Other processes end by default.
 ///
 /// # Errors
-/// There can be no further thread.
+/// The thread cannot be started.
 pub(crate) fn end_first_process() -> io::Result<()> {
     if std::process::id() != 1 {
         return Ok(());
@@ -34,7 +34,7 @@ pub(crate) fn end_first_process() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let wait = move || {
         if let Ok(number) = runtime.block_on(async { io::Result::Ok(interrupted()?.await) }) {
-            // As a shell tells a process that a signal has ended.
+            // The exit status by which shells report a signal.
             std::process::exit(128 + number);
         }
     };

@@ -1,8 +1,10 @@
-//! What the machine, or the container we are in, gives this process.
+//! The resources that the machine or the container gives this process.
 
 use std::fs;
 
-/// Bytes of memory this process may still take: what the kernel calls available, capped by the control group's limit.
+pub(crate) use octavo_models::human_bytes;
+
+/// Available memory in bytes: the kernel's estimate, limited by the control group.
 pub(crate) fn available_memory() -> Option<u64> {
     let host = meminfo("MemAvailable:");
     let group = cgroup_free();
@@ -17,7 +19,7 @@ pub(crate) fn total_memory() -> Option<u64> {
     meminfo("MemTotal:")
 }
 
-/// CPUs this process may use, control-group quota and affinity included.
+/// Number of CPUs that this process may use, limited by control group and affinity.
 pub(crate) fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -44,7 +46,7 @@ fn field(text: &str, name: &str) -> Option<u64> {
     line[name.len()..].split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// Limit less usage of the control group (version 2, then 1); `None` without a limit.
+/// Limit minus usage of the control group (version 2, then 1); `None` without a limit.
 fn cgroup_free() -> Option<u64> {
     let read = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let v2 = || Some((read("/sys/fs/cgroup/memory.max")?, read("/sys/fs/cgroup/memory.current")?));
@@ -56,18 +58,6 @@ fn cgroup_free() -> Option<u64> {
     Some(limit.saturating_sub(used))
 }
 
-/// `1.5 GiB`, for people.
-pub(crate) fn human_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.2} {}", UNITS[unit]) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,12 +66,5 @@ mod tests {
     fn proc_fields_are_kibibytes() {
         assert_eq!(field("MemTotal:       24684000 kB\n", "MemTotal:"), Some(24_684_000 * 1024));
         assert_eq!(field("MemTotal: x kB\n", "MemTotal:"), None);
-    }
-
-    #[test]
-    fn bytes_are_readable() {
-        assert_eq!(human_bytes(0), "0 B");
-        assert_eq!(human_bytes(1536), "1.50 KiB");
-        assert_eq!(human_bytes(3 << 30), "3.00 GiB");
     }
 }

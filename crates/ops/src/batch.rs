@@ -5,63 +5,62 @@ use crate::Program;
 /// The block tables of one KV group: row s holds the blocks of sequence s, padded with the null block 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockTables {
-    /// Entries of a row.
+    /// Number of entries in a row.
     pub stride: usize,
-    /// `[S, stride]`.
+    /// Block ids, `[S, stride]`.
     pub ids: Vec<u32>,
 }
 
 impl BlockTables {
-    /// The blocks of sequence `s`, padding included.
+    /// Returns the blocks of sequence `s`, including padding.
     pub fn row(&self, s: usize) -> &[u32] {
         &self.ids[s * self.stride..(s + 1) * self.stride]
     }
 }
 
-/// What a step runs on. T = tokens of the step, S = sequences, R = rows that reach the head, E = rows whose hidden state is
+/// Input of a step. T = tokens of the step, S = sequences, R = rows that reach the head, E = rows whose hidden state is
 /// returned. Device code sees only these arrays, never a request.
 ///
-/// Sequence s owns the rows `query_start[s] .. query_start[s + 1]`; a decode is a sequence of one row, a prefill chunk
-/// one of many.
+/// Sequence s owns the rows `query_start[s] .. query_start[s + 1]`. A decode has one row, a prefill chunk many.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepBatch {
-    /// `[T]`: ids, or [`StepBatch::drawn`] where the id is still on the device.
+    /// Token ids `[T]`, or [`StepBatch::drawn`] where the id is still on the device.
     pub token_ids: Vec<u32>,
-    /// `[P,T]`: positions of each token for the rotary embedding, as many as [`Program::position_streams`] says. The first is its
-    /// place in the sequence, but for tokens of images.
+    /// Positions `[P,T]` of each token for the rotary embedding; [`Program::position_streams`] returns P. The first is
+    /// the token's index in the sequence, except for tokens of images.
     pub positions: Vec<u32>,
-    /// Per KV group `[T]`: `block · block_size + offset` that the token's key and value are written to.
+    /// Slot `block · block_size + offset` to which each token's key and value are written, `[T]` per KV group.
     pub slot_mapping: Vec<Vec<u32>>,
-    /// Per KV group.
+    /// Block tables, one per KV group.
     pub block_tables: Vec<BlockTables>,
-    /// `[S + 1]`, first element 0, last T.
+    /// First row of each sequence, `[S + 1]`; the first element is 0, the last T.
     pub query_start: Vec<u32>,
-    /// `[S]`: tokens whose keys exist after this step's writes, this step's included.
+    /// Number of tokens of each sequence, `[S]`, whose keys exist after this step's writes.
     pub seq_lens: Vec<u32>,
-    /// `[R]`: rows of `[T]` that reach the head, ascending.
+    /// Rows of `[T]` that reach the head, `[R]`, ascending.
     pub sampled_rows: Vec<u32>,
-    /// `[E]`: rows of `[T]` whose hidden state is returned, ascending.
+    /// Rows of `[T]` whose hidden state is returned, `[E]`, ascending.
     pub pooled_rows: Vec<u32>,
-    /// `[S]`: the stable slot of each sequence (index into persistent buffers).
+    /// Stable slot of each sequence, `[S]` (index into persistent buffers).
     pub slots: Vec<u32>,
 }
 
 impl StepBatch {
-    /// What [`StepBatch::drawn`] sets. No vocabulary is that large.
+    /// Bit that marks the values of [`StepBatch::drawn`]. No vocabulary is that large.
     pub const DRAWN: u32 = 1 << 31;
 
-    /// Stands in [`StepBatch::token_ids`] for the token that row `row` of the step before drew.
+    /// Returns the value that stands in [`StepBatch::token_ids`] for the token sampled by row `row` of the step before.
     pub const fn drawn(row: u32) -> u32 {
         Self::DRAWN | row
     }
 
-    /// An empty batch with memory for steps of that many tokens and sequences, and `rows` rows that reach the head; block
-    /// tables grow as they are filled.
+    /// Creates an empty batch with memory for steps of the given numbers of tokens and sequences, and `rows` rows that
+    /// reach the head. Block tables grow as they are filled.
     pub fn with_capacity(tokens: usize, sequences: usize, rows: usize, kv_groups: usize) -> Self {
         Self {
             token_ids: Vec::with_capacity(tokens),
             positions: Vec::with_capacity(tokens),
-            // Not `vec![..; n]`: clones have no spare capacity.
+            // `vec![..; n]` would not do: clones have no spare capacity.
             slot_mapping: (0..kv_groups).map(|_| Vec::with_capacity(tokens)).collect(),
             block_tables: vec![BlockTables::default(); kv_groups],
             query_start: Vec::with_capacity(sequences + 1),
@@ -72,28 +71,28 @@ impl StepBatch {
         }
     }
 
-    /// T.
+    /// Returns T.
     pub fn tokens(&self) -> usize {
         self.token_ids.len()
     }
 
-    /// S.
+    /// Returns S.
     pub fn sequences(&self) -> usize {
         self.seq_lens.len()
     }
 
-    /// The rows of sequence `s`.
+    /// Returns the rows of sequence `s`.
     pub fn query_range(&self, s: usize) -> std::ops::Range<usize> {
         self.query_start[s] as usize..self.query_start[s + 1] as usize
     }
 
-    /// The places in their sequence of the rows of sequence `s`.
+    /// Returns the positions of the rows of sequence `s` within it.
     pub fn places(&self, s: usize) -> std::ops::Range<usize> {
         let end = self.seq_lens[s] as usize;
         end - self.query_range(s).len()..end
     }
 
-    /// Empties the arrays and keeps their memory.
+    /// Clears the arrays and keeps their memory.
     pub fn clear(&mut self) {
         self.token_ids.clear();
         self.positions.clear();
@@ -106,9 +105,9 @@ impl StepBatch {
         self.slots.clear();
     }
 
-    /// That every index is in range and every array has its length, so that a defect of the caller is an error and not a
-    /// write to someone else's block; what is wrong, if anything. `kv` has tokens a block and blocks of each KV group; `drawn`
-    /// is how many rows of the step before tokens may be named by.
+    /// Checks that every index is in range and every array has its length, so that a defect of the caller is an error
+    /// and not a write to another sequence's block. `kv` holds `(block size, blocks)` of each KV group; `drawn` is the
+    /// number of rows of the step before whose tokens may be referenced. The error describes the defect.
     pub fn check(&self, program: &Program, kv: &[(usize, usize)], drawn: usize) -> Result<(), &'static str> {
         let (tokens, sequences) = (self.tokens(), self.sequences());
         let require = |holds: bool, what| if holds { Ok(()) } else { Err(what) };

@@ -1,56 +1,56 @@
-//! What a step costs: bytes moved and floating-point operations of every op, so that a program prices itself.
+//! Cost of a step: the bytes moved and the floating-point operations of every op.
 //!
-//! Bytes are the least that any implementation must move (each weight once, each activation read and written once, the
-//! KV that attention reads and writes); FLOPs count a multiply-add as two. Together with a device's bandwidth and peak
-//! they give the roofline bound of a step: `max(bytes / bandwidth, flops / peak)`.
+//! Bytes are the minimum that any implementation must move (each weight once, each activation read and written once,
+//! the KV that attention reads and writes). FLOPs count a multiply-add as two. With a device's bandwidth and peak they
+//! give the roofline bound of a step: `max(bytes / bandwidth, flops / peak)`.
 
 use crate::{BufferId, HeadShape, Linear, Logits, NormOp, Op, Program, QkvPost, Rows, StepBatch, Weight, WeightId};
 
 /// Bytes and FLOPs of an op or a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Weight bytes read.
+    /// Number of weight bytes read.
     pub weight_bytes: u64,
-    /// KV-cache bytes read and written.
+    /// Number of KV-cache bytes read and written.
     pub kv_bytes: u64,
-    /// Activation bytes read and written.
+    /// Number of activation bytes read and written.
     pub activation_bytes: u64,
-    /// How many of the KV and activation bytes are written; all others are read.
+    /// Number of KV and activation bytes that are written; all other bytes are read.
     pub written_bytes: u64,
-    /// Floating-point operations.
+    /// Number of floating-point operations.
     pub flops: u64,
 }
 
 impl Cost {
-    /// All bytes.
+    /// Returns the number of all bytes.
     pub const fn bytes(&self) -> u64 {
         self.weight_bytes + self.kv_bytes + self.activation_bytes
     }
 
-    /// All bytes that are read.
+    /// Returns the number of bytes that are read.
     pub const fn read_bytes(&self) -> u64 {
         self.bytes().saturating_sub(self.written_bytes)
     }
 
-    /// The least time in seconds on a device of `bandwidth` bytes/s and `peak` FLOP/s.
+    /// Returns the roofline bound in seconds for a device with `bandwidth` bytes/s and `peak` FLOP/s.
     pub fn roofline_seconds(&self, bandwidth: f64, peak: f64) -> f64 {
         (self.bytes() as f64 / bandwidth).max(self.flops as f64 / peak)
     }
 
-    /// The least time in seconds that any implementation takes on a device, even one whose caches hold every activation:
-    /// weights and KV come from memory.
+    /// Returns the roofline bound in seconds for a device whose caches may hold every activation: only weights and KV
+    /// come from memory.
     pub fn bound_seconds(&self, peaks: &Peaks) -> f64 {
         let bytes = self.weight_bytes + self.kv_bytes;
         (bytes as f64 / peaks.bandwidth).max(self.flops as f64 / peaks.flops)
     }
 }
 
-/// What a device can do at most.
+/// Peak rates of a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peaks {
-    /// Bytes of memory in a second.
+    /// Memory bandwidth in bytes per second.
     pub bandwidth: f64,
-    /// Floating-point operations in a second, of dense products in the element type that is computed in.
+    /// Floating-point operations per second of dense products, in the element type of the computation.
     pub flops: f64,
 }
 
@@ -92,31 +92,31 @@ impl std::ops::Mul<u64> for Cost {
     }
 }
 
-/// The sizes of a step that its cost depends on.
+/// Sizes of a step that determine its cost.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepShape {
-    /// T.
+    /// Number of tokens T.
     pub tokens: usize,
-    /// R.
+    /// Number of rows R that reach the head.
     pub sampled: usize,
-    /// E.
+    /// Number of rows E whose hidden state is returned.
     pub pooled: usize,
     /// `(query rows, keys after the step)` of each sequence.
     pub sequences: Vec<(usize, usize)>,
 }
 
 impl StepShape {
-    /// A decode step of `sequences` sequences with `context` keys each.
+    /// Returns the shape of a decode step of `sequences` sequences with `context` keys each.
     pub fn decode(sequences: usize, context: usize) -> Self {
         Self { tokens: sequences, sampled: sequences, pooled: 0, sequences: vec![(1, context); sequences] }
     }
 
-    /// One prompt of `tokens` tokens, whole, that samples one token.
+    /// Returns the shape of a prefill of one whole prompt of `tokens` tokens that samples one token.
     pub fn prefill(tokens: usize) -> Self {
         Self { tokens, sampled: 1, pooled: 0, sequences: vec![(tokens, tokens)] }
     }
 
-    /// The shape of a batch.
+    /// Returns the shape of a batch.
     pub fn of(batch: &StepBatch) -> Self {
         let sequences =
             (0..batch.sequences()).map(|s| (batch.query_range(s).len(), batch.seq_lens[s] as usize)).collect();
@@ -124,7 +124,7 @@ impl StepShape {
         Self { tokens: batch.tokens(), sampled, pooled, sequences }
     }
 
-    /// Query-key pairs of causal attention, and keys read, under a sliding window.
+    /// Returns the numbers of query-key pairs and of keys read by causal attention with a sliding window.
     fn attention(&self, window: Option<usize>) -> (u64, u64) {
         self.sequences.iter().fold((0, 0), |(pairs, keys), &(queries, context)| {
             let (more_pairs, more_keys) = attended(queries, context, window);
@@ -133,7 +133,8 @@ impl StepShape {
     }
 }
 
-/// Query-key pairs, and keys read, of the last `queries` of `context` tokens under causal attention.
+/// Returns the numbers of query-key pairs and of keys read by the last `queries` of `context` tokens under causal
+/// attention.
 fn attended(queries: usize, context: usize, window: Option<usize>) -> (u64, u64) {
     let (queries, context) = (queries as u64, context as u64);
     let window = window.map_or(u64::MAX, |window| window as u64);
@@ -144,29 +145,29 @@ fn attended(queries: usize, context: usize, window: Option<usize>) -> (u64, u64)
     (pairs, context - (first + 1).saturating_sub(window).min(context))
 }
 
-/// Element sizes that are the backend's choice.
+/// Element sizes that the backend chooses, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ElementBytes {
-    /// Of an activation.
+    /// Size of an activation.
     pub activation: u64,
-    /// Of the KV cache.
+    /// Size of an element of the KV cache.
     pub kv: u64,
 }
 
 impl ElementBytes {
-    /// f32 throughout, as the candle backend.
+    /// Uses f32 throughout, as the candle backend does.
     pub const F32: Self = Self { activation: 4, kv: 4 };
-    /// 16 bits throughout.
+    /// Uses 16 bits throughout.
     pub const HALF: Self = Self { activation: 2, kv: 2 };
 }
 
-/// The cost of one op on a step.
+/// Returns the cost of one op in a step.
 pub fn op_cost(program: &Program, op: &Op, step: &StepShape, size: ElementBytes) -> Cost {
     let pricer = Pricer { program, step, size };
     pricer.price(op)
 }
 
-/// The cost of a whole step.
+/// Returns the cost of a whole step.
 pub fn step_cost(program: &Program, step: &StepShape, size: ElementBytes) -> Cost {
     let mut total = Cost::default();
     for op in &program.ops {
@@ -203,7 +204,7 @@ impl Pricer<'_> {
         &self.program.weights[id.0]
     }
 
-    /// Bytes of weights that are small enough to be read once whatever the rows.
+    /// Returns the size in bytes of weights so small that they are read once whatever the number of rows.
     fn vectors(&self, ids: impl IntoIterator<Item = WeightId>) -> u64 {
         ids.into_iter().map(|id| self.weight(id).bytes()).sum()
     }
@@ -277,7 +278,7 @@ impl Pricer<'_> {
 
     fn logits(&self, l: &Logits) -> Cost {
         let mut cost = self.matmul(l.weight, l.input, l.out);
-        // Logits are f32 whatever the activations are.
+        // Logits are f32 regardless of the activation type.
         cost.written_bytes = 4 * self.elements(l.out);
         cost.activation_bytes = self.activations(&[l.input]) + cost.written_bytes;
         cost
@@ -307,16 +308,16 @@ impl Pricer<'_> {
     }
 }
 
-/// A program's prices, added up ahead of time: pricing a step is a pass over its sequences that takes no memory.
+/// Prices of a program, summed ahead of time: pricing a step is one pass over its sequences and allocates nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepPricer {
-    /// Of tokens, sampled and pooled rows: what any row costs at all, and what each of them costs.
+    /// Cost of tokens, sampled rows and pooled rows: the fixed part and the part per row.
     rows: [(Cost, Cost); 3],
-    /// Layers by their window.
+    /// Layers grouped by window.
     windows: Vec<WindowPrice>,
 }
 
-/// What the layers of one window pay for attention, beside their activations.
+/// Cost of attention for the layers of one window, without their activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct WindowPrice {
     window: Option<usize>,
@@ -325,12 +326,13 @@ struct WindowPrice {
 }
 
 impl StepPricer {
-    /// Of a program whose activations and KV cache have these sizes.
+    /// Creates the prices of a program with these element sizes.
     pub fn new(program: &Program, size: ElementBytes) -> Self {
         let price = |tokens, sampled, pooled| {
             step_cost(program, &StepShape { tokens, sampled, pooled, sequences: Vec::new() }, size)
         };
-        // But for attention, which has no sequences here, a step costs the same for every row; the first brings the weights.
+        // Without sequences there is no attention, so the cost is linear in the rows; the first row also reads the
+        // weights.
         let of = |one: Cost, two: Cost| {
             let each = two - one;
             (one - each, each)
@@ -354,7 +356,7 @@ impl StepPricer {
         Self { rows, windows }
     }
 
-    /// What a batch costs: [`step_cost`] of its shape.
+    /// Returns the cost of a batch, equal to [`step_cost`] of its shape.
     pub fn price(&self, batch: &StepBatch) -> Cost {
         let counts = [batch.tokens(), batch.sampled_rows.len(), batch.pooled_rows.len()];
         let mut total = Cost::default();

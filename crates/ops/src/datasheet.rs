@@ -1,25 +1,25 @@
-//! What data sheets state of GPUs: the limits that a step's time is held against.
+//! GPU limits from data sheets, against which step times are compared.
 
 use crate::cost::Peaks;
 
-/// A GPU's limits by its data sheet, dense and without sparsity.
+/// Limits of a GPU according to its data sheet, dense and without sparsity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DataSheet {
-    /// The driver's name of it, without the maker's.
+    /// The driver's name of the GPU, without the manufacturer.
     pub name: &'static str,
-    /// Multiprocessors: a part of a device, which has fewer, is not what the sheet is about.
+    /// Number of multiprocessors. A partition of a device has fewer and does not match the sheet.
     pub processors: u32,
-    /// Bytes of memory in a second.
+    /// Memory bandwidth in bytes per second.
     pub bandwidth: f64,
-    /// FLOP/s of the tensor cores in 16 bits with f32 sums.
+    /// FLOP/s of the tensor cores in 16 bits with f32 accumulation.
     pub half_flops: f64,
     /// FLOP/s in f32, without tensor cores.
     pub single_flops: f64,
-    /// Where the figures are from.
+    /// Source of the figures.
     pub source: &'static str,
 }
 
-/// A row of the table: bandwidth in GB/s, TFLOP/s in 16 bits and in f32.
+/// Creates a row of the table from GB/s, 16-bit TFLOP/s and f32 TFLOP/s.
 const fn sheet(
     name: &'static str,
     processors: u32,
@@ -48,7 +48,7 @@ impl DataSheet {
     /// NVIDIA H200 SXM.
     pub const H200: Self = sheet("H200", 132, 4800.0, 989.5, 67.0, H200);
 
-    /// Every sheet.
+    /// All data sheets.
     pub const ALL: [Self; 14] = [
         Self::V100,
         sheet("Tesla V100-SXM2-16GB", 80, 900.0, 125.0, 15.7, V100),
@@ -66,13 +66,13 @@ impl DataSheet {
         Self::H200,
     ];
 
-    /// The sheet of a device by the driver's name and its number of multiprocessors.
+    /// Finds the data sheet of a device by the driver's name and its number of multiprocessors.
     pub fn of(name: &str, processors: u32) -> Option<Self> {
         let name = name.strip_prefix("NVIDIA ").unwrap_or(name);
         Self::ALL.into_iter().find(|sheet| sheet.name == name && sheet.processors == processors)
     }
 
-    /// The limits for arithmetic in 16 bits, or in f32.
+    /// Returns the limits for 16-bit arithmetic or for f32.
     pub const fn peaks(&self, half: bool) -> Peaks {
         Peaks { bandwidth: self.bandwidth, flops: if half { self.half_flops } else { self.single_flops } }
     }
@@ -90,7 +90,7 @@ mod tests {
             DataSheet::of("NVIDIA L40S", 142).map(|sheet| sheet.peaks(true)),
             Some(Peaks { bandwidth: 864e9, flops: 362.05e12 })
         );
-        // A part of one, one that pretends to be one, and one that nobody knows.
+        // A partition, an emulated device and an unknown one have no sheet.
         for (name, processors) in
             [("NVIDIA H200 MIG 1g.18gb", 16), ("NVIDIA H200", 16), ("Emulated H200", 132), ("X", 1)]
         {

@@ -1,7 +1,7 @@
-//! Weights that are made up, for measuring a model without its files: the same in every run and on every device.
+//! Dummy weights for measuring a model without its files. They are the same in every run and on every device.
 //!
-//! A value is a function of the tensor's name and the element's index, by integer arithmetic up to the last step, so that a
-//! device which makes its own has the bits that the host would have copied to it.
+//! A value is a function of the tensor's name and the element's index, in integer arithmetic except for the last step,
+//! so that values generated on a device have the same bits as values copied from the host.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -10,26 +10,27 @@ use half::{bf16, f16};
 
 use crate::{Op, Program, StorageType, TensorData, WeightError, WeightId, WeightSource};
 
-/// The values of a tensor: `centre + spread · u`, with u of 16 bits, even between −1 and 1.
+/// Values of a tensor: `centre + spread · u`, where u has 16 bits and is uniform between −1 and 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DummyRule {
-    /// Of the tensor.
+    /// Seed of the tensor.
     pub seed: u32,
-    /// The mean.
+    /// Mean.
     pub centre: f32,
-    /// How far values are from it at most. A power of two where the mean is not 0: whether a device rounds once or twice is then
-    /// the same.
+    /// Maximum distance from the mean. It is a power of two if the mean is not 0, so that the result does not depend on
+    /// whether a device rounds once or twice.
     pub spread: f32,
 }
 
 impl DummyRule {
-    /// Element number `index` of the tensor.
+    /// Returns the element at `index`.
     pub fn value(&self, index: u64) -> f32 {
         let unit = f32::from((mix(self.seed, index) >> 16) as u16 as i16) * (1.0 / 32768.0);
         self.centre + self.spread * unit
     }
 
-    /// The first `count` elements as they are stored, made on all threads: a large model has billions.
+    /// Returns the first `count` elements in their storage type, generated on all threads, because a large model has
+    /// billions.
     fn bytes<const N: usize>(&self, count: usize, stored: impl Fn(f32) -> [u8; N] + Sync) -> Vec<u8> {
         let mut bytes = vec![0; count * N];
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -49,7 +50,7 @@ impl DummyRule {
     }
 }
 
-/// Bits that tell nothing of the index or of each other. The fill kernel of the CUDA backend does the same.
+/// Hashes the seed and the index into uncorrelated bits. The fill kernel of the CUDA backend does the same.
 const fn mix(seed: u32, index: u64) -> u32 {
     let mut bits = (index as u32) ^ (index >> 32) as u32 ^ seed;
     bits = (bits ^ (bits >> 16)).wrapping_mul(0x7feb_352d);
@@ -57,15 +58,15 @@ const fn mix(seed: u32, index: u64) -> u32 {
     bits ^ (bits >> 16)
 }
 
-/// FNV-1a of a tensor's name.
+/// Returns the FNV-1a hash of a tensor's name.
 fn seed(name: &str) -> u32 {
     name.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// The made-up weights of a program whose storage types are all plain.
+/// Dummy weights of a program whose storage types are all plain.
 ///
-/// Matrices are even around 0 with the variance 1 / inputs, so that a product keeps the size of its input; what norms
-/// multiply with is around 1, and what is added around 0.
+/// Matrices are uniform around 0 with the variance 1 / inputs, so that a product keeps the size of its input. Norm
+/// weights are around 1, biases around 0.
 #[derive(Clone, Debug)]
 pub struct DummyWeights {
     tensors: HashMap<String, Tensor>,
@@ -78,11 +79,11 @@ struct Tensor {
     shape: Vec<usize>,
 }
 
-/// How far what norms multiply with is from 1, and what is added from 0.
+/// Maximum distance of norm weights from 1 and of biases from 0.
 const VECTOR_SPREAD: f32 = 0.125;
 
 impl DummyWeights {
-    /// Of every tensor that the program names.
+    /// Creates the rules of every tensor in the program.
     pub fn new(program: &Program) -> Self {
         let factors = norm_weights(program);
         let mut tensors = HashMap::new();
@@ -102,7 +103,7 @@ impl DummyWeights {
     }
 }
 
-/// What norms multiply with.
+/// Returns the weights of norms.
 fn norm_weights(program: &Program) -> Vec<WeightId> {
     let of = |op: &Op| match op {
         Op::Norm(norm) => vec![norm.weight],
@@ -147,7 +148,7 @@ mod tests {
         assert!((mean - 1.0).abs() < 1e-3, "{mean}");
         assert!((variance - 0.125f64.powi(2) / 3.0).abs() < 1e-4, "{variance}");
         assert!(values.iter().all(|x| (0.875..1.125).contains(x)));
-        // Neighbours know nothing of each other.
+        // Neighbouring values are uncorrelated.
         let product = values.windows(2).map(|pair| (pair[0] - mean) * (pair[1] - mean)).sum::<f64>() / count;
         assert!((product / variance).abs() < 0.02, "{product}");
     }

@@ -1,6 +1,6 @@
-//! Errors of the contract, each a sentence a user can act on.
+//! Errors of the contract. Each message is a sentence a user can act on.
 
-/// A program or its weights do not fit together; a defect of the model or of the checkpoint.
+/// An inconsistency of a program or its weights: a defect of the model or of the checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
     /// An op reads a buffer that no earlier op wrote.
@@ -8,47 +8,47 @@ pub enum ProgramError {
     ReadBeforeWrite {
         /// Index of the op.
         op: usize,
-        /// Its name.
+        /// Name of the op.
         name: &'static str,
-        /// The buffer.
+        /// Name of the buffer.
         buffer: String,
     },
-    /// Two sizes that must agree do not.
+    /// Two sizes that must agree differ.
     #[error("op {op} ({name}): the size of {what} is {found}, expected {expected}")]
     Shape {
         /// Index of the op.
         op: usize,
-        /// Its name.
+        /// Name of the op.
         name: &'static str,
-        /// The buffer or weight.
+        /// Name of the buffer or weight.
         what: String,
         /// Size found.
         found: usize,
         /// Size expected.
         expected: usize,
     },
-    /// Anything else, said in words.
+    /// Any other defect.
     #[error("{0}")]
     Invalid(String),
 }
 
-/// A tensor of the checkpoint cannot be read.
+/// Reason why a tensor of the checkpoint cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WeightError {
     /// The checkpoint has no such tensor.
     #[error("the checkpoint has no tensor '{0}'")]
     Missing(String),
-    /// The tensor's bytes are not what its header says.
+    /// The tensor's bytes do not match its header.
     #[error("tensor '{name}' of the checkpoint is unusable: {reason}")]
     Invalid {
         /// Tensor name.
         name: String,
-        /// Why.
+        /// Description of the defect.
         reason: String,
     },
 }
 
-/// A backend could not load a model or run a step.
+/// Reason why a backend could not load a model or run a step.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// A weight could not be read.
@@ -57,20 +57,20 @@ pub enum BackendError {
     /// The program is not well formed.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// The backend does not support what was asked.
+    /// The backend does not support the request.
     #[error("the {backend} backend does not support {what}")]
     Unsupported {
         /// Backend name.
         backend: &'static str,
-        /// What was asked.
+        /// Unsupported feature.
         what: String,
     },
-    /// Memory is short.
+    /// There is not enough memory.
     #[error("not enough memory for {what}: {needed} bytes are needed")]
     OutOfMemory {
-        /// What for.
+        /// Purpose of the memory.
         what: String,
-        /// Bytes needed.
+        /// Number of bytes needed.
         needed: u64,
     },
     /// The device failed; the step's results are lost.
@@ -78,15 +78,15 @@ pub enum BackendError {
     Failed {
         /// Backend name.
         backend: &'static str,
-        /// The device's own words.
+        /// Message of the device.
         reason: String,
     },
-    /// The device is lost: nothing runs on it any more, and what was in its memory is gone.
+    /// The device is lost: nothing runs on it any more, and its memory content is gone.
     #[error("the {backend} backend lost its device: {reason}")]
     DeviceLost {
         /// Backend name.
         backend: &'static str,
-        /// The device's own words.
+        /// Message of the device.
         reason: String,
     },
 }

@@ -1,8 +1,8 @@
 //! The contract between models and backends.
 //!
-//! A model does not compute anything: it emits a [`Program`], a flat list of fused [`Op`]s over buffers whose row count
-//! is symbolic. A [`Backend`] runs a program on a [`StepBatch`]. Every op knows its bytes and FLOPs ([`cost`]), so a
-//! program prices itself.
+//! A model computes nothing itself: it emits a [`Program`], a flat list of fused [`Op`]s over buffers with a symbolic
+//! row count. A [`Backend`] runs a program on a [`StepBatch`]. Every op knows its bytes and FLOPs ([`cost`]), from
+//! which the cost of a program is computed.
 //!
 //! **Invariant:** this crate depends on no other crate of the workspace and touches no device.
 

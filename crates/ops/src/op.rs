@@ -6,13 +6,13 @@ use crate::program::{BufferId, HeadShape, WeightId};
 /// One fused operation of a [`Program`](crate::Program).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// `ids[T] → out[T,H]`: row `ids[t]` of the table, times `scale` (1 for most models, √H for Gemma).
+    /// `ids[T] → out[T,H]`: row `ids[t]` of the table times `scale` (1 for most models, √H for Gemma).
     Embed {
-        /// `[V,H]`, possibly quantised; rows are read straight from storage.
+        /// Table `[V,H]`, possibly quantised. Rows are read directly from storage.
         table: WeightId,
-        /// Factor on the row.
+        /// Factor of the row.
         scale: f32,
-        /// `[T,H]`.
+        /// Output `[T,H]`.
         out: BufferId,
     },
     /// Normalisation with an optional residual, see [`NormOp`].
@@ -25,27 +25,27 @@ pub enum Op {
     PagedAttention(PagedAttention),
     /// Gated activation, see [`Glu`].
     Glu(Glu),
-    /// `input[T,H] → out[R,H]`: only the rows that are sampled or asked for log-probabilities reach the head.
-    /// `input[T,H] → out[E,H]`: only the rows whose hidden state is returned, which need no head. Which of the two is the
-    /// row count of `out`.
+    /// `input[T,H] → out[R,H]`: selects the rows that are sampled or need log-probabilities, which reach the head.
+    /// `input[T,H] → out[E,H]`: selects the rows whose hidden state is returned, which need no head. The row count of
+    /// `out` determines which of the two applies.
     GatherRows {
-        /// `[T,H]`.
+        /// Input `[T,H]`.
         input: BufferId,
-        /// `[R,H]` or `[E,H]`.
+        /// Output `[R,H]` or `[E,H]`.
         out: BufferId,
     },
     /// The language-model head, see [`Logits`].
     Logits(Logits),
-    /// `logits[R,V] → ids[R]` and log-probabilities: penalties, bias, mask, temperature, min-p, top-k, top-p, draw
-    /// ([`crate::sampling`]).
+    /// `logits[R,V] → ids[R]` and log-probabilities: penalties, bias, mask, temperature, min-p, top-k, top-p and
+    /// sampling ([`crate::sampling`]).
     Sample {
-        /// `[R,V]`, f32.
+        /// Logits `[R,V]`, f32.
         logits: BufferId,
     },
 }
 
 impl Op {
-    /// The op's name as in the design's table.
+    /// Returns the name of the op.
     pub const fn name(&self) -> &'static str {
         match self {
             Op::Embed { .. } => "Embed",
@@ -60,7 +60,7 @@ impl Op {
         }
     }
 
-    /// The buffers that it reads; one that is updated in place is among them.
+    /// Returns the buffers that the op reads, including a buffer that is updated in place.
     pub fn inputs(&self) -> Vec<BufferId> {
         match self {
             Self::Embed { .. } => vec![],
@@ -75,7 +75,7 @@ impl Op {
         }
     }
 
-    /// The buffers that it writes, its own output first; then the residual that a norm updates.
+    /// Returns the buffers that the op writes: its output first, then the residual that a norm updates.
     pub fn outputs(&self) -> Vec<BufferId> {
         match self {
             Self::Embed { out, .. } | Self::GatherRows { out, .. } => vec![*out],
@@ -90,7 +90,7 @@ impl Op {
     }
 }
 
-/// Which mean is taken out of a row.
+/// Kind of normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// `y = x / sqrt(mean(x²) + eps) · w`.
@@ -102,75 +102,75 @@ pub enum NormKind {
 /// `input[.,H] (+ residual) → out[.,H] (+ the new residual)`.
 ///
 /// With `add`, `residual ← residual + input` comes first and the norm reads the new residual; the residual buffer is
-/// updated in place. Without it the norm reads `input` alone.
+/// updated in place. Without `add`, the norm reads `input`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NormOp {
     /// RMS or layer norm.
     pub kind: NormKind,
-    /// `[H]`.
+    /// Weight `[H]`.
     pub weight: WeightId,
-    /// `[H]`; layer norm only.
+    /// Bias `[H]`; layer norm only.
     pub bias: Option<WeightId>,
-    /// Added under the root.
+    /// Value added under the root.
     pub eps: f32,
-    /// Multiply by `1 + w` (Gemma) in place of `w`.
+    /// Multiplies by `1 + w` (Gemma) instead of `w`.
     pub unit_offset: bool,
-    /// `[.,H]`.
+    /// Input `[.,H]`.
     pub input: BufferId,
-    /// The residual stream `[.,H]`, read and written.
+    /// Residual stream `[.,H]`, read and written.
     pub add: Option<BufferId>,
-    /// `[.,H]`.
+    /// Output `[.,H]`.
     pub out: BufferId,
 }
 
 /// `input[.,K] → out[.,N]`: `out = input · Wᵀ (+ bias) (+ add)`.
 ///
-/// A fused weight (qkv, gate-up) is one [`Weight`](crate::Weight) of several row parts.
+/// A fused weight (qkv, gate-up) is a [`Weight`](crate::Weight) with several row parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Linear {
-    /// `[N,K]`.
+    /// Weight `[N,K]`.
     pub weight: WeightId,
-    /// `[N]`.
+    /// Bias `[N]`.
     pub bias: Option<WeightId>,
-    /// `[.,K]`.
+    /// Input `[.,K]`.
     pub input: BufferId,
-    /// Epilogue: a buffer of the output's shape that is added to it. May be `out` itself.
+    /// Buffer of the output's shape that the epilogue adds to the output. It may be `out` itself.
     pub add: Option<BufferId>,
-    /// `[.,N]`.
+    /// Output `[.,N]`.
     pub out: BufferId,
 }
 
-/// How the rotated pairs lie in a head.
+/// Layout of the rotated pairs in a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeStyle {
-    /// Pairs `(i, i + rotary_dim/2)`: Hugging Face checkpoints.
+    /// Pairs `(i, i + rotary_dim/2)`, as in Hugging Face checkpoints.
     NeoX,
-    /// Pairs `(2i, 2i + 1)`: GGUF files of the `llama` architecture, whose q and k rows are permuted for it.
+    /// Pairs `(2i, 2i + 1)`, as in GGUF files of the `llama` architecture, whose q and k rows are permuted accordingly.
     GptJ,
 }
 
-/// Rotary position embedding. Scaling schemes (linear, Llama 3, YaRN, per-frequency factors) are folded into
-/// `inv_freq` and `magnitude` by the model, so a backend knows none of them.
+/// Rotary position embedding. The model folds scaling schemes (linear, Llama 3, YaRN, per-frequency factors) into
+/// `inv_freq` and `magnitude`, so a backend knows none of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// Pairing.
+    /// Layout of the pairs.
     pub style: RopeStyle,
-    /// Radians a position for each of the `rotary_dim / 2` pairs. f64: angles at long positions need it.
+    /// Radians per position for each of the `rotary_dim / 2` pairs, in f64 because long positions need the precision.
     pub inv_freq: Vec<f64>,
-    /// Factor on cosine and sine (YaRN's attention factor; 1 otherwise).
+    /// Factor of cosine and sine (YaRN's attention factor; 1 otherwise).
     pub magnitude: f64,
-    /// Which of a token's positions turns each pair (mrope: time, height and width of an image's patch, in whatever
-    /// order a model cuts its heads); empty: the first turns all.
+    /// Index of the token position that rotates each pair (mrope: time, height and width of an image's patch, in the
+    /// order in which the model divides its heads). If empty, the first position rotates all pairs.
     pub streams: Vec<usize>,
 }
 
 impl Rope {
-    /// Leading elements of each head that are rotated; the rest pass through.
+    /// Returns the number of leading elements of each head that are rotated; the rest pass through.
     pub fn rotary_dim(&self) -> usize {
         2 * self.inv_freq.len()
     }
 
-    /// Which of a token's positions turns a pair.
+    /// Returns the index of the token position that rotates a pair.
     pub fn stream(&self, pair: usize) -> usize {
         self.streams.get(pair).copied().unwrap_or(0)
     }
@@ -179,22 +179,22 @@ impl Rope {
 /// RMS norm of q and k before the rotary embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QkNorm {
-    /// `[D]` shared by the heads, or `[Hq·D]` over the whole width.
+    /// Weight `[D]` shared by the heads, or `[Hq·D]` over the whole width.
     pub q: WeightId,
-    /// `[D]` or `[Hkv·D]`.
+    /// Weight `[D]` or `[Hkv·D]`.
     pub k: WeightId,
-    /// Added under the root.
+    /// Value added under the root.
     pub eps: f32,
-    /// Multiply by `1 + w`.
+    /// Multiplies by `1 + w`.
     pub unit_offset: bool,
 }
 
 /// `qkv[T,(Hq + 2·Hkv)·D] → q[T,Hq·D]`; k and v are written to the paged cache by slot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QkvPost {
-    /// `[T,(Hq + 2·Hkv)·D]`: q, then k, then v.
+    /// Input `[T,(Hq + 2·Hkv)·D]`: q, then k, then v.
     pub input: BufferId,
-    /// `[T,Hq·D]`.
+    /// Output `[T,Hq·D]`.
     pub out: BufferId,
     /// Head counts and size.
     pub heads: HeadShape,
@@ -204,29 +204,29 @@ pub struct QkvPost {
     pub rope: Option<Rope>,
     /// KV group of the layer.
     pub group: usize,
-    /// Layer within the group.
+    /// Index of the layer within the group.
     pub layer: usize,
 }
 
-/// `q[T,Hq·D] → out[T,Hq·D]`: causal attention over the block tables of one KV group, prefill chunks and decode rows
-/// mixed. A query at position p sees keys `max(0, p + 1 − window) ..= p`.
+/// `q[T,Hq·D] → out[T,Hq·D]`: causal attention over the block tables of one KV group, for prefill chunks and decode
+/// rows together. A query at position p sees keys `max(0, p + 1 − window) ..= p`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PagedAttention {
-    /// `[T,Hq·D]`.
+    /// Queries `[T,Hq·D]`.
     pub q: BufferId,
-    /// `[T,Hq·D]`.
+    /// Output `[T,Hq·D]`.
     pub out: BufferId,
     /// Head counts and size; query head h reads KV head `h / (Hq / Hkv)`.
     pub heads: HeadShape,
-    /// Factor on the scores, usually `1/√D`.
+    /// Factor of the scores, usually `1/√D`.
     pub scale: f32,
     /// Sliding window in tokens.
     pub window: Option<usize>,
-    /// `cap · tanh(score / cap)` before the softmax.
+    /// Cap of the scores: `cap · tanh(score / cap)` before the softmax.
     pub softcap: Option<f32>,
     /// KV group of the layer.
     pub group: usize,
-    /// Layer within the group.
+    /// Index of the layer within the group.
     pub layer: usize,
 }
 
@@ -237,7 +237,7 @@ pub enum GluKind {
     Silu,
     /// Gaussian error linear unit by the error function.
     Gelu,
-    /// Its tanh approximation.
+    /// Gaussian error linear unit by its tanh approximation.
     GeluTanh,
 }
 
@@ -246,23 +246,23 @@ pub enum GluKind {
 pub struct Glu {
     /// Activation of the gate.
     pub kind: GluKind,
-    /// `[.,2I]`.
+    /// Input `[.,2I]`.
     pub input: BufferId,
-    /// `[.,I]`.
+    /// Output `[.,I]`.
     pub out: BufferId,
 }
 
 /// `input[R,H] → out[R,V]`, always f32: `softcap(scale · input · Wᵀ)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logits {
-    /// `[V,H]`; the embedding table where the two are tied.
+    /// Weight `[V,H]`: the embedding table if the two are tied.
     pub weight: WeightId,
-    /// `[R,H]`.
+    /// Input `[R,H]`.
     pub input: BufferId,
-    /// `[R,V]`.
+    /// Output `[R,V]`.
     pub out: BufferId,
-    /// Factor on the logits.
+    /// Factor of the logits.
     pub scale: f32,
-    /// `cap · tanh(x / cap)`.
+    /// Cap of the logits: `cap · tanh(x / cap)`.
     pub softcap: Option<f32>,
 }

@@ -2,27 +2,27 @@
 
 use crate::{Linear, Op, ProgramError, QkvPost, StorageType};
 
-/// Index of a [`Buffer`] of its program.
+/// Index of a [`Buffer`] in its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BufferId(pub usize);
 
-/// Index of a [`Weight`] of its program.
+/// Index of a [`Weight`] in its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WeightId(pub usize);
 
-/// The symbolic row count of a buffer.
+/// Symbolic row count of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rows {
-    /// T: tokens of the step.
+    /// T: the tokens of the step.
     Tokens,
-    /// R: rows that reach the head.
+    /// R: the rows that reach the head.
     Sampled,
-    /// E: rows whose hidden state is returned.
+    /// E: the rows whose hidden state is returned.
     Pooled,
 }
 
 impl Rows {
-    /// The letter of the design's tables.
+    /// Returns the symbol: `T`, `R` or `E`.
     pub const fn symbol(self) -> &'static str {
         match self {
             Rows::Tokens => "T",
@@ -32,48 +32,48 @@ impl Rows {
     }
 }
 
-/// An activation `[rows, cols]`; its element type is the backend's business.
+/// An activation `[rows, cols]`. The backend chooses its element type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// For people: `x`, `qkv`, `logits`.
+    /// Name for display: `x`, `qkv`, `logits`.
     pub name: String,
     /// Symbolic row count.
     pub rows: Rows,
-    /// Columns.
+    /// Number of columns.
     pub cols: usize,
 }
 
 /// Consecutive rows of a fused weight that are one tensor of the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightPart {
-    /// The tensor's name in its checkpoint.
+    /// Name of the tensor in the checkpoint.
     pub tensor: String,
-    /// Rows of the part.
+    /// Number of rows of the part.
     pub rows: usize,
-    /// How it lies in the checkpoint.
+    /// Storage type in the checkpoint.
     pub storage: StorageType,
 }
 
-/// A weight `[rows, cols]` as a list of row parts, each with its own storage type. A vector is one row.
+/// A weight `[rows, cols]` as a list of row parts, each with its own storage type. A vector has one row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Weight {
-    /// For people: `layers.0.qkv`.
+    /// Name for display: `layers.0.qkv`.
     pub name: String,
-    /// Output rows, the sum over the parts.
+    /// Number of output rows, the sum over the parts.
     pub rows: usize,
-    /// Input columns.
+    /// Number of input columns.
     pub cols: usize,
-    /// In row order, never empty.
+    /// Parts in row order, never empty.
     pub parts: Vec<WeightPart>,
 }
 
 impl Weight {
-    /// Elements: rows · cols.
+    /// Returns the number of elements: rows · cols.
     pub fn elements(&self) -> usize {
         self.rows.saturating_mul(self.cols)
     }
 
-    /// Bytes in the checkpoint's storage types.
+    /// Returns the size in bytes in the checkpoint's storage types.
     pub fn bytes(&self) -> u64 {
         let part = |p: &WeightPart| {
             p.rows.checked_mul(self.cols).and_then(|n| p.storage.bytes_for(n)).unwrap_or_default() as u64
@@ -82,29 +82,29 @@ impl Weight {
     }
 }
 
-/// Query and key-value heads of an attention layer. Sizes that overflow saturate, so that they fit no other.
+/// Query and key-value heads of an attention layer. Sizes that overflow saturate, so that they match no other size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadShape {
-    /// Hq.
+    /// Number of query heads Hq.
     pub q: usize,
-    /// Hkv; divides Hq.
+    /// Number of key-value heads Hkv, a divisor of Hq.
     pub kv: usize,
-    /// D, elements of a head.
+    /// Number of elements D of a head.
     pub dim: usize,
 }
 
 impl HeadShape {
-    /// Columns of q: Hq·D.
+    /// Returns the number of columns of q: Hq·D.
     pub const fn q_cols(self) -> usize {
         self.q.saturating_mul(self.dim)
     }
 
-    /// Columns of k, and of v: Hkv·D.
+    /// Returns the number of columns of k and of v: Hkv·D.
     pub const fn kv_cols(self) -> usize {
         self.kv.saturating_mul(self.dim)
     }
 
-    /// Columns of the fused projection.
+    /// Returns the number of columns of the fused projection.
     pub const fn qkv_cols(self) -> usize {
         self.q_cols().saturating_add(self.kv_cols().saturating_mul(2))
     }
@@ -113,23 +113,23 @@ impl HeadShape {
 /// Layers that share one block table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvGroup {
-    /// One entry a layer.
+    /// Head shapes, one per layer.
     pub layers: Vec<HeadShape>,
-    /// Tokens that later queries can still see, if bounded.
+    /// Number of tokens that later queries can still see; `None` if unlimited.
     pub window: Option<usize>,
 }
 
 impl KvGroup {
-    /// Elements of key and value that one token needs, over all layers.
+    /// Returns the number of key and value elements of one token over all layers.
     pub fn elements_per_token(&self) -> usize {
         self.layers.iter().map(|heads| 2 * heads.kv_cols()).sum()
     }
 }
 
-/// A model as a backend runs it: forward (to `Logits`), then sampling.
+/// A model as a backend runs it: the forward part (up to `Logits`), then sampling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// Architecture, for people.
+    /// Name of the architecture, for display.
     pub name: String,
     /// Activations.
     pub buffers: Vec<Buffer>,
@@ -137,26 +137,26 @@ pub struct Program {
     pub weights: Vec<Weight>,
     /// KV groups.
     pub kv_groups: Vec<KvGroup>,
-    /// In execution order; the sampling part is the trailing [`Op::Sample`].
+    /// Ops in execution order. The sampling part is the trailing [`Op::Sample`].
     pub ops: Vec<Op>,
-    /// V.
+    /// Vocabulary size V.
     pub vocab_size: usize,
-    /// P.
+    /// Number of positions P.
     streams: usize,
 }
 
 impl Program {
-    /// Bytes of all weights in the checkpoint's storage types; a tied weight counts once.
+    /// Returns the size of all weights in the checkpoint's storage types, in bytes. A tied weight counts once.
     pub fn weight_bytes(&self) -> u64 {
         self.weights.iter().map(Weight::bytes).sum()
     }
 
-    /// Elements of all weights.
+    /// Returns the number of elements of all weights.
     pub fn parameters(&self) -> u64 {
         self.weights.iter().map(|w| w.elements() as u64).sum()
     }
 
-    /// The forward part: every op up to and including `Logits`.
+    /// Returns the forward part: every op up to and including `Logits`.
     pub fn forward_ops(&self) -> &[Op] {
         match self.ops.split_last() {
             Some((Op::Sample { .. }, forward)) => forward,
@@ -164,20 +164,20 @@ impl Program {
         }
     }
 
-    /// P: positions of a token, 1 unless a rotary embedding turns by more.
+    /// Returns P, the number of positions of a token: 1 unless a rotary embedding uses more.
     pub fn position_streams(&self) -> usize {
         self.streams
     }
 
-    /// `[E,H]`: the hidden states that are returned, the last buffer of such rows that is written. `None` if the model
-    /// returns none.
+    /// Returns the buffer `[E,H]` of the returned hidden states, which is the last buffer of pooled rows that is
+    /// written; `None` if the model returns none.
     pub fn embedding(&self) -> Option<BufferId> {
         let mut written = self.ops.iter().rev().flat_map(Op::outputs);
         written.find(|id| self.buffers[id.0].rows == Rows::Pooled)
     }
 }
 
-/// Builds a [`Program`] and checks every shape as it goes; [`ProgramBuilder::finish`] reports the first defect.
+/// Builds a [`Program`] and checks every shape. [`ProgramBuilder::finish`] reports the first defect.
 #[derive(Debug)]
 pub struct ProgramBuilder {
     program: Program,
@@ -186,7 +186,7 @@ pub struct ProgramBuilder {
 }
 
 impl ProgramBuilder {
-    /// An empty program for a vocabulary of `vocab_size` entries.
+    /// Creates an empty program for a vocabulary of `vocab_size` entries.
     pub fn new(name: impl Into<String>, vocab_size: usize) -> Self {
         let program = Program {
             name: name.into(),
@@ -207,7 +207,7 @@ impl ProgramBuilder {
         BufferId(self.program.buffers.len() - 1)
     }
 
-    /// Columns of a buffer that has been declared.
+    /// Returns the number of columns of a declared buffer.
     pub fn buffer_cols(&self, id: BufferId) -> usize {
         self.cols(id)
     }
@@ -227,7 +227,7 @@ impl ProgramBuilder {
         }
         let rows = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.rows));
         let elements = rows.and_then(|rows| rows.checked_mul(cols));
-        // The widest element has four bytes.
+        // The largest element has four bytes.
         if elements.and_then(|n| n.checked_mul(4)).is_none() {
             self.fail(ProgramError::Invalid(format!("weight '{name}' of {cols} columns is too large")));
         }
@@ -257,7 +257,7 @@ impl ProgramBuilder {
         self.program.ops.push(op);
     }
 
-    /// The program, or the first defect found.
+    /// Returns the program, or the first defect found.
     pub fn finish(self) -> Result<Program, ProgramError> {
         match self.error {
             Some(error) => Err(error),
@@ -298,7 +298,7 @@ impl ProgramBuilder {
         &self.program.weights[id.0]
     }
 
-    /// `(what, found, expected)` for every pair of column counts that the op ties together.
+    /// Returns `(what, found, expected)` for every pair of column counts that must agree in an op.
     fn column_rules(&self, op: &Op) -> Vec<(&'static str, usize, usize)> {
         match op {
             Op::Embed { table, out, .. } => vec![
@@ -341,7 +341,7 @@ impl ProgramBuilder {
         rules
     }
 
-    /// Every op keeps the rows of its input, but for the one that picks those that reach the head.
+    /// Checks that every op keeps the rows of its input, except for the op that gathers rows.
     fn check_rows(&self, op: &Op) -> Result<(), ProgramError> {
         let (from, to) = match op {
             Op::Embed { .. } | Op::QkvPost(_) | Op::PagedAttention(_) => (Some(Rows::Tokens), Rows::Tokens),
@@ -372,7 +372,7 @@ impl ProgramBuilder {
         Ok(())
     }
 
-    /// Nothing follows `Sample`; attention reads a layer that has been written.
+    /// Checks that nothing follows `Sample` and that attention reads a layer which has been written.
     fn check_order(&self, op: &Op) -> Result<(), ProgramError> {
         if let Some(Op::Sample { .. }) = self.program.ops.last() {
             return Err(ProgramError::Invalid(format!("{} follows Sample, which must be the last op", op.name())));

@@ -1,8 +1,8 @@
-//! How the elements of a weight lie in a checkpoint.
+//! Storage types of the weights in a checkpoint.
 
 use std::fmt;
 
-/// The storage type of (a part of) a weight, with the block sizes of the GGML formats.
+/// Storage type of (a part of) a weight, with the block sizes of the GGML formats.
 ///
 /// A quantised row is a sequence of blocks of [`StorageType::block_elements`] elements along the input dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,15 +13,15 @@ pub enum StorageType {
     F16,
     /// bfloat16.
     BF16,
-    /// 4-bit blocks of 32, one f16 scale.
+    /// 4-bit blocks of 32 with an f16 scale.
     Q4_0,
-    /// 4-bit blocks of 32, f16 scale and minimum.
+    /// 4-bit blocks of 32 with an f16 scale and minimum.
     Q4_1,
-    /// 5-bit blocks of 32, one f16 scale.
+    /// 5-bit blocks of 32 with an f16 scale.
     Q5_0,
-    /// 5-bit blocks of 32, f16 scale and minimum.
+    /// 5-bit blocks of 32 with an f16 scale and minimum.
     Q5_1,
-    /// 8-bit blocks of 32, one f16 scale.
+    /// 8-bit blocks of 32 with an f16 scale.
     Q8_0,
     /// 2-bit super-blocks of 256.
     Q2K,
@@ -36,7 +36,7 @@ pub enum StorageType {
 }
 
 impl StorageType {
-    /// Every storage type, in the order of the enum.
+    /// All storage types, in the order of the enum.
     pub const ALL: [StorageType; 13] = [
         StorageType::F32,
         StorageType::F16,
@@ -53,7 +53,7 @@ impl StorageType {
         StorageType::Q6K,
     ];
 
-    /// Elements in one block; 1 for the plain types.
+    /// Returns the number of elements in a block; 1 for the plain types.
     pub const fn block_elements(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
@@ -62,7 +62,7 @@ impl StorageType {
         }
     }
 
-    /// Bytes of one block.
+    /// Returns the size of a block in bytes.
     pub const fn block_bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -80,7 +80,7 @@ impl StorageType {
         }
     }
 
-    /// Bytes of `elements` elements, or `None` if they do not fill whole blocks or the size overflows.
+    /// Returns the size of `elements` elements in bytes; `None` if they do not fill whole blocks or the size overflows.
     pub const fn bytes_for(self, elements: usize) -> Option<usize> {
         if !elements.is_multiple_of(self.block_elements()) {
             return None;
@@ -88,7 +88,7 @@ impl StorageType {
         (elements / self.block_elements()).checked_mul(self.block_bytes())
     }
 
-    /// The name the formats' documentation uses (`Q4_K`, `BF16`, ...).
+    /// Returns the name used by the formats' documentation (`Q4_K`, `BF16`, ...).
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "F32",

@@ -1,4 +1,4 @@
-//! Storage sizes, the builder's checks and the cost model, against figures worked out by hand.
+//! Tests of storage sizes, the builder's checks and the cost model against figures computed by hand.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test may panic, as it may")]
 
@@ -15,7 +15,7 @@ fn part(tensor: &str, rows: usize) -> WeightPart {
     WeightPart { tensor: tensor.into(), rows, storage: StorageType::F32 }
 }
 
-/// One Llama-like layer; `edit` may spoil an op before it is pushed.
+/// Builds one Llama-like layer. `edit` may corrupt an op before it is pushed.
 fn build(edit: impl Fn(&mut Op)) -> Result<Program, ProgramError> {
     let mut b = ProgramBuilder::new("tiny", VOCAB);
     let x = b.buffer("x", Rows::Tokens, H);
@@ -212,10 +212,11 @@ fn sizes_of_heads_saturate() {
 #[test]
 fn costs_are_those_worked_out_by_hand() {
     let program = tiny();
-    // Three rows of one sequence whose keys are then 5, and a decode whose keys are then 7; both sampled.
+    // The step has three rows of one sequence that then has 5 keys, and a decode that then has 7 keys; both are
+    // sampled.
     let step = StepShape { tokens: 4, sampled: 2, pooled: 0, sequences: vec![(3, 5), (1, 7)] };
     let cost = |op: usize| op_cost(&program, &program.ops[op], &step, ElementBytes::F32);
-    // Bytes of weights, KV and activations; those that are written; FLOPs.
+    // The arguments are the bytes of weights, KV and activations, the bytes written and the FLOPs.
     let expect = |weight_bytes, kv_bytes, activation_bytes, written_bytes, flops| Cost {
         weight_bytes,
         kv_bytes,
@@ -229,7 +230,7 @@ fn costs_are_those_worked_out_by_hand() {
     assert_eq!(cost(2), expect(16 * 8 * 4 + 64, 0, 4 * (32 + 64), 4 * 64, 2 * 4 * 16 * 8), "Linear with a bias");
     assert_eq!(cost(9), expect(96 * 4, 0, 4 * 4 * (12 + 8 + 8), 4 * 4 * 8, 2 * 4 * 96), "Linear that adds");
     assert_eq!(cost(3), expect(16, 4 * 8 * 4, 4 * 4 * (16 + 8), 4 * 8 * 4 + 4 * 4 * 8, 4 * 12 * 7), "QkvPost");
-    // Pairs: 3 + 4 + 5 and 7; keys: 5 and 7.
+    // The pairs are 3 + 4 + 5 and 7; the keys are 5 and 7.
     assert_eq!(cost(4), expect(0, 12 * 8 * 4, 4 * 4 * 16, 4 * 4 * 8, 4 * 19 * 8), "PagedAttention");
     assert_eq!(cost(8), expect(0, 0, 4 * 4 * (24 + 12), 4 * 4 * 12, 6 * 48), "Glu");
     assert_eq!(cost(10), expect(0, 0, 2 * 2 * 32, 2 * 32, 0), "GatherRows");
@@ -258,7 +259,7 @@ fn a_step_is_priced_as_the_sum_of_its_ops() {
     for program in programs {
         for size in [ElementBytes::F32, ElementBytes::HALF] {
             let pricer = StepPricer::new(&program, size);
-            // Sequences as (query rows, keys); rows that are sampled and pooled.
+            // Sequences are `(query rows, keys)`; then come the numbers of sampled and pooled rows.
             for (sequences, sampled, pooled) in
                 [(&[(1, 1)][..], 1, 0), (&[(3, 5), (1, 7)], 2, 0), (&[(6, 6), (1, 3), (2, 9)], 0, 2), (&[(4, 4)], 4, 1)]
             {
@@ -288,13 +289,13 @@ fn the_window_bounds_what_attention_reads() {
     }
     let step = StepShape { tokens: 4, sampled: 0, pooled: 0, sequences: vec![(3, 5), (1, 7)] };
     let cost = op_cost(&program, &program.ops[4], &step, ElementBytes::F32);
-    // Positions 2, 3, 4 see 3, 4, 4 keys, all five in all; position 6 sees 4.
+    // Positions 2, 3 and 4 see 3, 4 and 4 keys, five different ones together; position 6 sees 4.
     assert_eq!((cost.flops, cost.kv_bytes), (4 * 15 * 8, 9 * 8 * 4));
     let head = op_cost(&program, &program.ops[12], &step, ElementBytes::F32);
     assert_eq!(head, Cost::default(), "no row reaches the head");
 }
 
-/// A head with rows that are returned beside those that are sampled; `from` is what the logits read.
+/// Builds a head with rows that are returned beside the sampled ones. The logits read rows of kind `from`.
 fn pooling(from: Rows) -> Result<Program, ProgramError> {
     let mut b = ProgramBuilder::new("pooling", VOCAB);
     let x = b.buffer("x", Rows::Tokens, H);
@@ -333,7 +334,7 @@ fn the_roofline_is_the_slower_of_memory_and_arithmetic() {
     let cost = Cost { weight_bytes: 100, kv_bytes: 50, activation_bytes: 50, flops: 1000, ..Cost::default() };
     assert_eq!(cost.roofline_seconds(100.0, 1000.0), 2.0);
     assert_eq!(cost.roofline_seconds(1000.0, 100.0), 10.0);
-    // Activations may stay in caches.
+    // Activations may stay in caches, so they do not count.
     assert_eq!(cost.bound_seconds(&Peaks { bandwidth: 100.0, flops: 1000.0 }), 1.5);
     assert_eq!(cost.bound_seconds(&Peaks { bandwidth: 1000.0, flops: 100.0 }), 10.0);
 }
@@ -367,7 +368,7 @@ fn a_batch_knows_its_sequences() {
 }
 
 proptest! {
-    /// However a prompt is cut into chunks, the pairs of queries and keys are the same.
+    /// Checks that the number of query-key pairs does not depend on the chunks of a prompt.
     #[test]
     fn chunks_cost_the_same_attention(tokens in 1usize..60, chunk in 1usize..20, window in proptest::option::of(1usize..30)) {
         let mut program = tiny();

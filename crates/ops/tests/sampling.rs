@@ -1,4 +1,4 @@
-//! The scalar definition of `Sample`: examples for each rule, and properties over drawn rows.
+//! Tests of the scalar definition of `Sample`: examples for each rule, and properties over randomly generated rows.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test may panic, as it may")]
 
@@ -25,7 +25,7 @@ fn sample(logits: &[f32], row: &SampleRow<'_>) -> SampledToken {
     Sampler::new().sample(logits, row)
 }
 
-/// Which tokens come out over many positions, and how often.
+/// Counts how often each token is sampled over many positions.
 fn histogram(logits: &[f32], row: &SampleRow<'_>, draws: u32) -> Vec<u32> {
     let mut sampler = Sampler::new();
     let mut counts = vec![0; logits.len()];
@@ -71,7 +71,7 @@ fn penalties_follow_their_definitions() {
         sample(logits, &SampleRow { counts: Some(&counts), ..row(&params) }).id
     };
     let presence = SampleParams { presence_penalty: 1.0, ..SampleParams::default() };
-    // Once, however often the token was generated; the prompt does not count.
+    // The penalty applies once, however often the token was generated, and ignores the prompt.
     assert_eq!(pick(presence, &[0.0, 1.5, 0.4, 0.0, 0.45]), 1);
     assert_eq!(pick(presence, &[0.0, 1.5, 0.6, 0.0, 0.45]), 2);
     let frequency = SampleParams { frequency_penalty: 1.0, ..SampleParams::default() };
@@ -105,7 +105,7 @@ fn top_p_keeps_the_smallest_set_that_reaches_p() {
 #[test]
 fn top_p_is_taken_of_what_top_k_leaves() {
     let logits: Vec<f32> = [0.1f32, 0.4, 0.2, 0.3].iter().map(|p| p.ln()).collect();
-    // 0.4 of 0.7 is 57 %.
+    // 0.4 is 57 % of 0.7.
     assert_eq!(support(&logits, &row(&SampleParams { top_k: 2, top_p: 0.55, ..RANDOM })), [1]);
     assert_eq!(support(&logits, &row(&SampleParams { top_k: 2, top_p: 0.6, ..RANDOM })), [1, 3]);
 }
@@ -115,7 +115,7 @@ fn min_p_is_relative_to_the_most_likely() {
     let logits: Vec<f32> = [0.1f32, 0.4, 0.2, 0.3].iter().map(|p| p.ln()).collect();
     assert_eq!(support(&logits, &row(&SampleParams { min_p: 0.45, ..RANDOM })), [1, 2, 3]);
     assert_eq!(support(&logits, &row(&SampleParams { min_p: 1.0, ..RANDOM })), [1]);
-    // After temperature: at 2, the ratio 0.25 becomes 0.5.
+    // Min-p applies after the temperature: at 2, the ratio 0.25 becomes 0.5.
     assert_eq!(support(&logits, &row(&SampleParams { min_p: 0.45, temperature: 2.0, ..RANDOM })), [0, 1, 2, 3]);
 }
 
@@ -206,9 +206,9 @@ fn unusual_rows_still_give_a_token() {
 fn where_nothing_is_left_the_mask_outlives_the_ban() {
     let greedy = SampleParams::default();
     let logits = [3.0, 2.0, 1.0];
-    // The grammar allows only what is forbidden (end of sequence below min_tokens).
+    // The grammar allows only forbidden tokens (end of sequence below `min_tokens`).
     assert_eq!(sample(&logits, &SampleRow { forbidden: &[1, 2], mask: Some(&[0b110]), ..row(&greedy) }).id, 1);
-    // A mask that allows nothing, or has no words.
+    // The mask allows nothing or has no words.
     assert_eq!(sample(&logits, &SampleRow { forbidden: &[0], mask: Some(&[0]), ..row(&greedy) }).id, 1);
     assert_eq!(sample(&logits, &SampleRow { forbidden: &[0, 1, 2], mask: Some(&[]), ..row(&greedy) }).id, 0);
 }
@@ -225,7 +225,7 @@ fn draws_follow_the_distribution() {
             .zip(&found)
             .map(|(p, &n)| (f64::from(n) - p * f64::from(DRAWS)).powi(2) / (p * f64::from(DRAWS)))
             .sum();
-        // 99.9 % quantile of chi-square with 7 degrees of freedom.
+        // The limit is the 99.9 % quantile of chi-square with 7 degrees of freedom.
         assert!(chi2 < 24.3, "temperature {temperature}: chi-square {chi2}");
     }
 }
@@ -250,7 +250,7 @@ fn drawn_params() -> impl Strategy<Value = SampleParams> {
     )
 }
 
-/// Finite and not; coarse, so that ties occur.
+/// Generates finite and infinite logits, coarse enough for ties.
 fn drawn_logits(vocab: usize) -> impl Strategy<Value = Vec<f32>> {
     let logit = prop_oneof![
         12 => (-40i32..40).prop_map(|x| x as f32 / 4.0),
@@ -309,7 +309,7 @@ fn drawn_row() -> impl Strategy<Value = DrawnRow> {
 }
 
 proptest! {
-    /// Teacher forcing: what a forced row reports is what the row reports when it draws that token.
+    /// Teacher forcing: a forced row reports the same log-probabilities as a row that samples that token.
     #[test]
     fn a_forced_token_has_the_log_probabilities_of_the_drawn_one(drawn in drawn_row()) {
         let params = SampleParams { logprobs: Some(3), ..drawn.params };
@@ -353,7 +353,7 @@ proptest! {
         }
     }
 
-    /// The nucleus against its definition, on rows wide enough that the list is sorted in several heads.
+    /// Checks the nucleus against its definition, on rows wide enough for several sorted heads.
     #[test]
     fn top_p_draws_from_the_nucleus(
         logits in proptest::collection::vec(-30i32..30, 700),
@@ -382,4 +382,40 @@ proptest! {
         prop_assert_eq!(logprobs.rank, 1);
         prop_assert_eq!(logprobs.logprob, logprobs.top[0].1);
     }
+}
+
+proptest! {
+    /// A temperature that is one unit in the last place larger represents exponentials that round differently.
+    #[test]
+    fn a_draw_by_other_exponentials_is_possible_and_few_others_are(
+        logits in proptest::collection::vec(-8.0f32..8.0, 2..200),
+        temperature in 0.3f32..2.0,
+        top_k in prop_oneof![Just(0u32), 1..50u32],
+        top_p in prop_oneof![Just(1.0f32), 0.05f32..1.0],
+        min_p in prop_oneof![Just(0.0f32), 0.001f32..0.5],
+        seed in any::<u64>(),
+    ) {
+        let params = SampleParams { temperature, top_k, top_p, min_p, seed, ..RANDOM };
+        let other = SampleParams { temperature: temperature.next_up(), ..params };
+        let mut sampler = Sampler::new();
+        for output_position in 0..20 {
+            let own = SampleRow { output_position, ..row(&params) };
+            let drawn = sampler.sample(&logits, &own).id;
+            prop_assert!(sampler.may_draw(&logits, &own, drawn, 0.0));
+            let drawn = sampler.sample(&logits, &SampleRow { output_position, ..row(&other) }).id;
+            prop_assert!(sampler.may_draw(&logits, &own, drawn, 1e-5));
+            let possible = (0..logits.len() as u32).filter(|id| sampler.may_draw(&logits, &own, *id, 1e-6));
+            prop_assert!(possible.count() <= 4);
+        }
+    }
+}
+
+#[test]
+fn no_exponential_decides_a_greedy_or_a_forced_token() {
+    let (mut sampler, logits) = (Sampler::new(), [0.0, 1.0, 1.0]);
+    let greedy = SampleParams { temperature: 0.0, ..RANDOM };
+    assert!((0..3).all(|id| !sampler.may_draw(&logits, &row(&greedy), id, 0.1)));
+    assert!(!sampler.may_draw(&logits, &SampleRow { forced: Some(1), ..row(&RANDOM) }, 1, 0.1));
+    // A masked token is never possible.
+    assert!(!sampler.may_draw(&logits, &SampleRow { mask: Some(&[0b011]), ..row(&RANDOM) }, 2, 0.5));
 }

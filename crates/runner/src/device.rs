@@ -1,4 +1,4 @@
-//! The device thread: owns the backend and does all that a step needs, in order.
+//! The device thread: owns the backend and does all work of a step, in order.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,37 +13,38 @@ use crate::fill::{Drawn, fill};
 use crate::meter::StepMeter;
 use crate::slots::Slots;
 
-/// Tokens or sequences of a step for which memory is taken at the start; the arrays of larger steps grow when they come.
+/// Number of tokens or sequences of a step for which memory is reserved at the start. The arrays grow on demand for
+/// larger steps.
 const RESERVED: usize = 1 << 16;
 
-/// What the engine thread asks for. A step is a `Forward`, then a `Sample`; somebody waits for each.
+/// A command from the engine thread. A step is a `Forward`, then a `Sample`; a `Deliver` follows for each.
 pub(crate) enum Command {
-    /// Run the forward pass of a plan.
+    /// Runs the forward pass of a plan.
     Forward(StepPlan),
-    /// Draw the step's tokens into `rows`, which is empty.
+    /// Samples the step's tokens into `rows`, which is empty.
     Sample {
-        /// For the constrained rows.
+        /// Masks of the constrained rows.
         masks: StepMasks,
-        /// Memory of an earlier step's output.
+        /// Buffer of an earlier step's output.
         rows: Vec<TokenOutput>,
     },
     /// The engine waits for the oldest step.
     Deliver,
 }
 
-/// What comes back for each step.
+/// Result of a step.
 pub(crate) type StepResult = Result<StepOutput, ExecutorError>;
 
-/// The state of the device thread.
+/// State of the device thread.
 ///
-/// A backend that works on the caller's thread has a step's tokens when it is sampled, and they leave at once. One that only
-/// launches is asked for them when the engine waits, or when the next step's sampling needs them: until then it has been
-/// given what comes next.
+/// A backend that works on the caller's thread has a step's tokens when it is sampled, and they are sent at once. A
+/// backend that only launches work is asked for them when the engine waits or when the next step's sampling needs them;
+/// until then it has already been given the next step.
 pub(crate) struct Device {
     backend: Box<dyn Backend>,
     block_size: usize,
     groups: usize,
-    /// Positions of a token.
+    /// Number of positions per token.
     streams: usize,
     slots: Slots,
     meter: StepMeter,
@@ -52,42 +53,42 @@ pub(crate) struct Device {
     step: Option<(StepPlan, Result<(), ExecutorError>)>,
     /// Steps that are being sampled, oldest first.
     under_way: VecDeque<UnderWay>,
-    /// What the rows of the step that was sampled last have drawn.
+    /// Tokens sampled by the step that was sampled last.
     drawn: Drawn,
-    /// Why the backend is beyond repair: every step that is still to end, ends with it.
+    /// Error of a backend that cannot be used again. Every remaining step ends with it.
     broken: Option<ExecutorError>,
     sampled: Vec<SampledToken>,
-    /// Hidden states of the step, one after the other.
+    /// Hidden states of the step, concatenated.
     hidden: Vec<f32>,
-    /// Kept for its memory; empty between steps.
+    /// Buffer; empty between steps.
     rows: Vec<SampleRow<'static>>,
 }
 
-/// A step whose sampling was started.
+/// A step whose sampling has started.
 struct UnderWay {
     plan: StepPlan,
-    /// Filled when the tokens are taken from the backend.
+    /// Tokens of the step, filled when they are taken from the backend.
     rows: Vec<TokenOutput>,
     embeddings: Vec<Vec<f32>>,
     state: State,
 }
 
-/// How far a step is.
+/// Progress of a step.
 enum State {
     /// The backend has its tokens.
     Drawing,
-    /// They have been taken, or it has none.
+    /// The tokens have been taken, or there are none.
     Complete,
-    /// It is lost.
+    /// The step failed.
     Failed(ExecutorError),
 }
 
-/// A step that failed; the device goes on.
+/// Returns the error of a step that failed while the device continues.
 fn lost(message: impl std::fmt::Display) -> ExecutorError {
     ExecutorError { message: message.to_string(), fatal: false }
 }
 
-/// A step that the backend failed at; the device goes on, unless it is gone.
+/// Returns the error of a step that the backend failed. It is fatal if the device is lost.
 fn refused(error: BackendError) -> ExecutorError {
     ExecutorError { message: error.to_string(), fatal: matches!(error, BackendError::DeviceLost { .. }) }
 }
@@ -115,7 +116,7 @@ impl Device {
         }
     }
 
-    /// Serves commands until the engine has gone, or the backend is beyond repair.
+    /// Serves commands until the engine has ended or the backend cannot be used again.
     pub(crate) fn run(mut self, commands: &Receiver<Command>, results: &SyncSender<StepResult>) {
         let launches_only = self.backend.max_in_flight() > 1;
         for command in commands {
@@ -133,7 +134,7 @@ impl Device {
                 }
                 Command::Deliver => {}
             }
-            // Nothing is under way if the tokens have left already.
+            // No step is under way if its tokens were sent earlier.
             let Some(result) = self.deliver() else { continue };
             let over = result.as_ref().is_err_and(|error| error.fatal);
             if results.send(result).is_err() || over {
@@ -142,7 +143,7 @@ impl Device {
         }
     }
 
-    /// Does something that may fail or panic, unless the backend is beyond repair.
+    /// Runs work that may fail or panic, unless the backend cannot be used again.
     fn attempt(&mut self, work: impl FnOnce(&mut Self) -> Result<(), ExecutorError>) -> Result<(), ExecutorError> {
         let result = match self.broken.clone() {
             None => guard(|| work(self)),
@@ -190,7 +191,7 @@ impl Device {
         self.under_way.push_back(step);
     }
 
-    /// The result of the oldest step that is under way, once it is there.
+    /// Returns the result of the oldest step under way, once it is complete.
     fn deliver(&mut self) -> Option<StepResult> {
         self.take_tokens(1);
         let UnderWay { plan, rows, embeddings, state } = self.under_way.pop_front()?;
@@ -203,7 +204,7 @@ impl Device {
         })
     }
 
-    /// Waits for the tokens of the oldest steps, so many, and gives them to their rows and slots.
+    /// Waits for the tokens of the `steps` oldest steps and distributes them to rows and slots.
     fn take_tokens(&mut self, steps: usize) {
         for number in 0..steps.min(self.under_way.len()) {
             if !matches!(self.under_way[number].state, State::Drawing) {
@@ -222,7 +223,7 @@ impl Device {
         }
     }
 
-    /// Gives the tokens that were taken to the rows of a step that is under way, and to its slots.
+    /// Distributes the tokens that were taken to the rows of a step under way and to its slots.
     fn give_out(&mut self, number: usize) {
         let latest = number + 1 == self.under_way.len();
         let step = &mut self.under_way[number];
@@ -242,7 +243,7 @@ impl Device {
         step.state = State::Complete;
     }
 
-    /// Fetches the hidden states of the sequences that want them: the next forward pass takes their place.
+    /// Fetches the hidden states of the sequences that pool, before the next forward pass overwrites them.
     fn pool(&mut self, step: &mut UnderWay) -> Result<(), ExecutorError> {
         if !step.plan.sequences.iter().any(|sequence| sequence.pools) {
             return Ok(());
@@ -282,13 +283,13 @@ impl Device {
     }
 }
 
-/// The memory of the rows without the rows, and so without what they borrow.
+/// Clears the rows and keeps their allocation, which then borrows nothing.
 fn emptied(rows: Vec<SampleRow<'_>>) -> Vec<SampleRow<'static>> {
-    // Collected in place.
+    // The standard library collects in place.
     rows.into_iter().map_while(|_| None).collect()
 }
 
-/// Turns a panic into a fatal error: what the backend was about to write is unknown.
+/// Turns a panic into a fatal error, because the state of the backend's memory is then unknown.
 fn guard(work: impl FnOnce() -> Result<(), ExecutorError>) -> Result<(), ExecutorError> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let message = panic.downcast_ref::<&str>().copied();

@@ -1,28 +1,29 @@
-//! From a [`StepPlan`] to the flat arrays of a [`StepBatch`].
+//! Conversion of a [`StepPlan`] into the flat arrays of a [`StepBatch`].
 
 use octavo_engine::{InputToken, PlannedSequence, StepPlan};
 use octavo_ops::{BlockTables, StepBatch};
 
-/// What the rows of a step drew.
+/// Tokens sampled by the rows of a step.
 #[derive(Debug, Default)]
 pub(crate) struct Drawn {
-    /// The ids, if they are here.
+    /// Token ids, if the host has them.
     pub(crate) ids: Vec<u32>,
-    /// Rows whose tokens the device has.
+    /// Number of rows whose tokens are on the device.
     pub(crate) on_device: usize,
 }
 
 impl Drawn {
-    /// A row's token, or how the device is told to look for it.
+    /// Returns a row's token, or the reference through which the device finds it.
     fn token(&self, row: u32) -> Option<u32> {
         let known = self.ids.get(row as usize).copied();
         known.or_else(|| ((row as usize) < self.on_device).then(|| StepBatch::drawn(row)))
     }
 }
 
-/// Writes the plan into the batch, whose memory is kept, for that many KV groups and positions of a token. `drawn` is what the rows of the step before drew.
+/// Writes the plan into the batch and reuses its memory. `groups` is the number of KV groups, `streams` the number of
+/// positions per token, and `drawn` the tokens of the step before.
 ///
-/// An error says what about the plan is malformed.
+/// The error describes the defect of the plan.
 pub(crate) fn fill(
     batch: &mut StepBatch,
     plan: &StepPlan,
@@ -44,7 +45,7 @@ pub(crate) fn fill(
             push_blocks(batch, plan, sequence, group, block_size)?;
         }
     }
-    // Of text all positions are alike.
+    // All positions of a text token are equal.
     for _ in 1..streams {
         batch.positions.extend_from_within(..batch.token_ids.len());
     }
@@ -89,7 +90,7 @@ fn push_sequence(
     Ok(())
 }
 
-/// The sequence's row of a group's block tables and the slots of its tokens.
+/// Appends the sequence's row of a group's block tables and the slots of its tokens.
 fn push_blocks(
     batch: &mut StepBatch,
     plan: &StepPlan,
@@ -111,7 +112,7 @@ fn push_blocks(
     Ok(())
 }
 
-/// The sequence's blocks in a group.
+/// Returns the sequence's blocks in a group.
 fn table<'a>(plan: &'a StepPlan, sequence: &PlannedSequence, group: usize) -> Option<&'a [u32]> {
     let range = plan.tables.get(sequence.tables.clone())?.get(group)?;
     plan.blocks.get(range.clone())
@@ -121,7 +122,8 @@ fn table<'a>(plan: &'a StepPlan, sequence: &PlannedSequence, group: usize) -> Op
 mod tests {
     use super::*;
 
-    /// A prefill chunk at positions 3..6 and a decode at position 8 of the second row drawn before, blocks of 4.
+    /// Returns a plan with a prefill chunk at positions 3..6 and a decode at position 8, whose token is the second row
+    /// of the step before; blocks of 4.
     fn plan() -> StepPlan {
         let sequence = |slot, tokens, first_position, tables, samples| PlannedSequence {
             slot,

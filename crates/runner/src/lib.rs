@@ -1,11 +1,12 @@
-//! StepPlan to StepBatch to backend to sampled tokens: the engine's [`Executor`](octavo_engine::Executor).
+//! The engine's [`Executor`](octavo_engine::Executor): it turns a StepPlan into a StepBatch, runs it on a backend and
+//! samples tokens.
 //!
-//! The [`Runner`] hands each [`StepPlan`](octavo_engine::StepPlan) to the device thread, which owns the backend. There the
-//! plan becomes the flat arrays of a [`StepBatch`](octavo_ops::StepBatch), the program runs, and the rows are sampled with
-//! what each slot's sequence asked for. The engine thread meanwhile delivers the tokens of the step before.
+//! The [`Runner`] hands each [`StepPlan`](octavo_engine::StepPlan) to the device thread, which owns the backend. The
+//! device thread turns the plan into the flat arrays of a [`StepBatch`](octavo_ops::StepBatch), runs the program and
+//! samples the rows with the parameters of each slot's sequence. Meanwhile the engine thread delivers the tokens of the
+//! step before.
 //!
-//! **Invariant:** a step allocates nothing once the arrays have grown to its size, but for log-probabilities and
-//! embeddings.
+//! **Invariant:** once the arrays have grown to its size, a step allocates only for log-probabilities and embeddings.
 
 mod device;
 mod fill;

@@ -1,60 +1,60 @@
-//! How the KV cache is sized, and why a runner cannot start with some sizes.
+//! Size of the KV cache, and the errors of sizes that a runner cannot start with.
 
 use octavo_ops::{Backend, BackendError, Program};
 
-/// What the KV cache may take.
+/// Limit on the size of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvBudget {
-    /// At most this many bytes over all KV groups.
+    /// Maximum number of bytes over all KV groups.
     Bytes(u64),
-    /// This many blocks in each KV group, the null block 0 included.
+    /// Number of blocks in each KV group, including the null block 0.
     Blocks(usize),
 }
 
-/// Sizes that the runner is built for.
+/// Sizes of a runner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunnerConfig {
-    /// Tokens a KV block; one of [`Backend::block_sizes`].
+    /// Number of tokens in a KV block; one of [`Backend::block_sizes`].
     pub block_size: usize,
-    /// Sequences that run at a time: the number of slots.
+    /// Maximum number of sequences that run at a time, which is the number of slots.
     pub max_num_seqs: usize,
-    /// Tokens of a step, at most.
+    /// Maximum number of tokens in a step.
     pub max_num_batched_tokens: usize,
-    /// Prompt and generated tokens of a sequence together.
+    /// Maximum number of prompt and generated tokens of one sequence.
     pub max_model_len: usize,
     /// Size of the KV cache.
     pub kv: KvBudget,
-    /// Whether a step is submitted before the tokens of the one before are known; `None` leaves it to the backend
+    /// Whether a step is submitted before the tokens of the one before are known. `None` uses the backend's default
     /// ([`Backend::max_in_flight`]).
     pub async_scheduling: Option<bool>,
 }
 
-/// Where the memory goes; for the start-up log.
+/// Memory use, for the start-up log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Bytes of the weights as the backend holds them.
+    /// Size of the weights as the backend stores them, in bytes.
     pub weight_bytes: u64,
-    /// Bytes of the KV cache, the null blocks included.
+    /// Size of the KV cache in bytes, including the null blocks.
     pub kv_bytes: u64,
     /// Element type of the KV cache (`float32`).
     pub kv_dtype: &'static str,
-    /// Tokens a block.
+    /// Number of tokens in a block.
     pub block_size: usize,
-    /// Blocks of each KV group, the null block 0 included; 0 where the model has no KV.
+    /// Number of blocks of each KV group, including the null block 0; 0 if the model has no KV.
     pub blocks: usize,
-    /// Bytes of one block of each KV group, over its layers.
+    /// Size of one block of each KV group over its layers, in bytes.
     pub block_bytes: Vec<u64>,
-    /// Tokens of a sequence, at most.
+    /// Maximum number of tokens of a sequence.
     pub max_model_len: usize,
 }
 
 impl MemoryPlan {
-    /// Tokens that the KV cache holds.
+    /// Returns the number of tokens that fit the KV cache.
     pub fn kv_tokens(&self) -> usize {
         self.blocks.saturating_sub(1) * self.block_size
     }
 
-    /// Requests of `max_model_len` tokens that fit at a time; infinite where the model has no KV.
+    /// Returns the number of requests of `max_model_len` tokens that fit at a time; infinite if the model has no KV.
     pub fn max_concurrency(&self) -> f64 {
         let blocks_each = self.max_model_len.div_ceil(self.block_size.max(1));
         match self.block_bytes.is_empty() {
@@ -63,7 +63,7 @@ impl MemoryPlan {
         }
     }
 
-    /// Sizes the KV cache of a loaded backend.
+    /// Computes the size of the KV cache of a loaded backend.
     pub(crate) fn new(
         backend: &dyn Backend,
         program: &Program,
@@ -82,7 +82,7 @@ impl MemoryPlan {
             KvBudget::Blocks(blocks) => blocks,
             KvBudget::Bytes(bytes) => usize::try_from(bytes / row_of_blocks.max(1)).unwrap_or(usize::MAX),
         };
-        // Block and slot numbers are 32 bits wide on the device.
+        // Block and slot numbers have 32 bits on the device.
         let blocks = blocks.min(u32::MAX as usize / block_size.max(1));
         let needed = max_model_len.div_ceil(block_size.max(1)).saturating_add(1);
         let bytes = |blocks: usize| row_of_blocks.saturating_mul(blocks as u64);
@@ -106,32 +106,32 @@ impl MemoryPlan {
     }
 }
 
-/// Why a runner did not start.
+/// Reason why a runner did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum RunnerError {
-    /// The backend has other block sizes.
+    /// The backend does not support the block size.
     #[error("the {backend} backend has no KV blocks of {block_size} tokens: choose --block-size from {supported:?}")]
     BlockSize {
-        /// Its name.
+        /// Name of the backend.
         backend: &'static str,
-        /// What was asked for.
+        /// Requested block size.
         block_size: usize,
-        /// What there is.
+        /// Supported block sizes.
         supported: Vec<usize>,
     },
-    /// Not even one request of full length fits.
+    /// The KV cache is too small for one request of full length.
     #[error(
         "one request of --max-model-len {max_model_len} needs a KV cache of {needed} bytes, but it has {available}: \
          lower --max-model-len to {fits} or give the cache more memory"
     )]
     KvCacheTooSmall {
-        /// Tokens of a sequence, at most.
+        /// Maximum number of tokens of a sequence.
         max_model_len: usize,
-        /// Bytes for one sequence of that length.
+        /// Size of one sequence of that length, in bytes.
         needed: u64,
-        /// Bytes that the budget gives.
+        /// Number of bytes that the budget allows.
         available: u64,
-        /// Tokens of the longest sequence that would fit.
+        /// Number of tokens of the longest sequence that would fit.
         fits: usize,
     },
     /// A limit is 0.
@@ -140,7 +140,7 @@ pub enum RunnerError {
     /// The backend could not allocate the KV cache.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// The operating system gave no thread.
+    /// The operating system did not create the thread.
     #[error("could not start the device thread: {0}")]
     Thread(#[from] std::io::Error),
 }

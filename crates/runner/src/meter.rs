@@ -1,4 +1,4 @@
-//! What steps cost, held against the time that they take.
+//! Measurement of step times against the cost of the steps.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -8,34 +8,34 @@ use octavo_ops::StepBatch;
 use octavo_ops::cost::StepPricer;
 use octavo_telemetry::{DeviceMetrics, DeviceStep};
 
-/// Time of steps over which shares are told: one step alone says little.
+/// Time over which shares are averaged, because a single step varies too much.
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// Counts the steps of a device. Steps begin and end in one order; several may be under way.
+/// Counts the steps of a device. Steps begin and end in the same order; several may be under way.
 ///
-/// A step's time is that from its begin, or from the end of the one before where that is later, to its end: what it keeps the
-/// device for.
+/// A step's time runs from its begin, or from the end of the step before if that is later, to its end: the time for
+/// which it occupies the device.
 pub(crate) struct StepMeter {
     pricer: StepPricer,
     metrics: DeviceMetrics,
     under_way: VecDeque<(StepId, Instant, DeviceStep)>,
-    /// Steps under way, at most: more were begun and failed.
+    /// Maximum number of steps under way. If more were begun, the oldest have failed.
     in_flight: usize,
     last_end: Option<Instant>,
-    /// Of the steps since shares were told.
+    /// Sum over the steps since shares were last reported.
     window: DeviceStep,
-    /// Steps that were replayed and launched, as they were told last.
+    /// Number of replayed and of launched steps at the last report.
     counts: (u64, u64),
 }
 
 impl StepMeter {
-    /// For at most `in_flight` steps under way, at least 1; takes no more memory for so many.
+    /// Creates a meter for at most `in_flight` steps under way, at least 1, and allocates memory for them.
     pub(crate) fn new(pricer: StepPricer, metrics: DeviceMetrics, in_flight: usize) -> Self {
         let under_way = VecDeque::with_capacity(in_flight);
         Self { pricer, metrics, under_way, in_flight, last_end: None, window: DeviceStep::default(), counts: (0, 0) }
     }
 
-    /// A step is handed to the device.
+    /// Records that a step is handed to the device.
     pub(crate) fn begin(&mut self, step: StepId, batch: &StepBatch) {
         let cost = self.pricer.price(batch);
         let (read_bytes, written_bytes) = (cost.read_bytes(), cost.written_bytes);
@@ -46,7 +46,8 @@ impl StepMeter {
         self.under_way.push_back((step, Instant::now(), priced));
     }
 
-    /// A step's results are there. Those before it that have not ended have failed. `counts` is what the backend has counted.
+    /// Records that a step is complete. Earlier steps that have not ended have failed. `counts` are the backend's
+    /// counters.
     pub(crate) fn end(&mut self, step: StepId, counts: Option<(u64, u64)>) {
         let now = Instant::now();
         while let Some((ended, begun, priced)) = self.under_way.pop_front() {
@@ -103,7 +104,7 @@ mod tests {
         batch.sampled_rows.extend([0, 1]);
         let cost = step_cost(&program, &StepShape::of(&batch), ElementBytes::F32);
         let begun = Instant::now();
-        // Two under way, the first of which is lost; then one, and one that nobody began.
+        // Two steps are under way and the first is lost. Then comes one step, and the end of one that was never begun.
         meter.begin(1, &batch);
         meter.begin(2, &batch);
         meter.end(2, Some((1, 1)));

@@ -15,16 +15,16 @@ use crate::device::{Command, Device, StepResult};
 use crate::memory::{MemoryPlan, RunnerConfig, RunnerError};
 use crate::meter::StepMeter;
 
-/// Runs the steps of one model on one backend, on a thread of its own called `octavo-device`.
+/// Runs the steps of one model on one backend, on a thread named `octavo-device`.
 ///
-/// A step that the backend refuses is lost and the runner goes on; a backend that panics is not used again. Dropping the
-/// runner ends the thread, after the step that it is at.
+/// A step that the backend refuses is lost and the runner continues. A backend that panics is not used again. Dropping
+/// the runner ends the thread after its current step.
 pub struct Runner {
     spec: KvCacheSpec,
     memory: MemoryPlan,
     vocab_size: usize,
     max_in_flight: usize,
-    /// `None` once the runner is being dropped.
+    /// Channel to the device thread; `None` while the runner is being dropped.
     commands: Option<SyncSender<Command>>,
     results: Receiver<StepResult>,
     spare_rows: Vec<Vec<TokenOutput>>,
@@ -37,7 +37,8 @@ impl Runner {
         Self::observed(backend, program, config, |_| DeviceMetrics::disabled())
     }
 
-    /// As [`Runner::new`], with metrics of how well the device is used; `register` makes them from what is known of it.
+    /// Creates a runner like [`Runner::new`], with metrics of device utilisation. `register` creates them from the
+    /// device's properties.
     pub fn observed(
         mut backend: Box<dyn Backend>,
         program: Arc<Program>,
@@ -60,7 +61,8 @@ impl Runner {
             Some(two) => 1 + usize::from(two),
             None => backend.max_in_flight().clamp(1, 2),
         };
-        // Three commands a step, and one for a step that is not waited for any more: the engine thread never waits to send one.
+        // A step has three commands, and one more step may be abandoned before its wait, so the engine thread never
+        // blocks on sending.
         let (commands, receiver) = sync_channel(3 * max_in_flight + 1);
         let (sender, results) = sync_channel(max_in_flight);
         let profile = backend.device_profile();
@@ -91,7 +93,7 @@ impl Runner {
         })
     }
 
-    /// Where the memory goes.
+    /// Returns the memory plan.
     pub fn memory_plan(&self) -> &MemoryPlan {
         &self.memory
     }
@@ -139,7 +141,7 @@ impl Executor for Runner {
     }
 
     fn wait(&mut self) -> Result<StepOutput, ExecutorError> {
-        // If the device thread has ended, what it had to say may still be there.
+        // If the device thread has ended, its last result may still be in the channel.
         let _ = self.send(Command::Deliver);
         self.results.recv().unwrap_or_else(|_| Err(gone()))
     }

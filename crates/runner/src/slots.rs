@@ -1,39 +1,39 @@
-//! What the sampler needs to know of each running sequence.
+//! State that the sampler needs of each running sequence.
 
 use std::sync::Arc;
 
 use octavo_engine::{Joined, PlannedSequence, SamplingParams, Slot, StepId};
 use octavo_ops::sampling::{SampleParams, SampleRow, TokenCounts};
 
-/// The sequences by slot.
+/// Running sequences by slot.
 pub(crate) struct Slots {
-    /// As long as the highest slot that was ever taken.
+    /// State of each slot, up to the highest slot ever taken.
     states: Vec<Option<SlotState>>,
     /// Number of slots.
     limit: usize,
 }
 
 struct SlotState {
-    /// The step with which it begins.
+    /// Step in which the sequence took the slot.
     since: StepId,
     requested: Arc<SamplingParams>,
     params: SampleParams,
-    /// Of the rows that score the prompt.
+    /// Parameters of the rows that score the prompt.
     scoring: SampleParams,
     prompt: Arc<[u32]>,
-    /// Seen tokens; `None` where no penalty is on.
+    /// Counts of the tokens seen; `None` without penalties.
     counts: Option<TokenCounts>,
-    /// End-of-sequence and stop ids: not drawn before `min_tokens` tokens exist.
+    /// End-of-sequence and stop ids, which are not sampled before `min_tokens` tokens exist.
     ends: Vec<u32>,
 }
 
 impl Slots {
-    /// That many empty slots.
+    /// Creates `limit` empty slots.
     pub(crate) fn new(limit: usize) -> Self {
         Self { states: Vec::new(), limit }
     }
 
-    /// A sequence takes a slot, whoever had it before.
+    /// Assigns a slot to a sequence and replaces its former one.
     pub(crate) fn join(&mut self, step: StepId, joined: &Joined) -> Result<(), String> {
         let slot = joined.slot as usize;
         if slot >= self.limit {
@@ -46,7 +46,7 @@ impl Slots {
         Ok(())
     }
 
-    /// The sampler's row of a planned sequence.
+    /// Returns the sampler's row of a planned sequence.
     pub(crate) fn row<'a>(
         &'a self,
         sequence: &PlannedSequence,
@@ -66,7 +66,7 @@ impl Slots {
         })
     }
 
-    /// The sampler's row that scores the prompt token after a position.
+    /// Returns the sampler's row that scores the prompt token after a position.
     pub(crate) fn score(&self, slot: Slot, position: u32) -> Result<SampleRow<'_>, String> {
         let state = self.state(slot)?;
         let next = state.prompt.get(position as usize + 1).copied();
@@ -79,12 +79,13 @@ impl Slots {
         state.ok_or_else(|| format!("nobody has slot {slot}"))
     }
 
-    /// Whether drawing for a slot needs every token that was drawn for it before.
+    /// Returns whether sampling for a slot needs every token that was sampled for it before.
     pub(crate) fn counts(&self, slot: Slot) -> bool {
         self.state(slot).is_ok_and(|state| state.counts.is_some())
     }
 
-    /// A step drew a token for a slot: for whoever had it then, and who may have left it meanwhile.
+    /// Records a token that a step sampled for a slot. It is ignored if the step is older than the slot's current
+    /// sequence.
     pub(crate) fn push(&mut self, step: StepId, slot: Slot, token: u32) {
         let state = self.states.get_mut(slot as usize).and_then(Option::as_mut).filter(|state| state.since <= step);
         if let Some(counts) = state.and_then(|state| state.counts.as_mut()) {
@@ -108,7 +109,7 @@ impl SlotState {
             logprobs: requested.logprobs,
         };
         let counts = params.needs_counts().then(|| TokenCounts::new(&joined.prompt, &joined.output));
-        // An end-of-sequence id is held back even if the request would ignore it, as vLLM does.
+        // An end-of-sequence id is masked even if the request ignores it, as in vLLM.
         let ends = match requested.min_tokens {
             0 => Vec::new(),
             _ => requested.eos_token_ids.iter().chain(&requested.stop_token_ids).copied().collect(),

@@ -1,4 +1,4 @@
-//! The engine over the runner over the candle backend: the same request gives the same tokens, whatever else runs.
+//! Tests of engine, runner and candle backend together: a request gets the same tokens whatever else runs.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test may panic, as it may")]
 
@@ -19,7 +19,7 @@ use octavo_telemetry::{Telemetry, TelemetryConfig};
 
 const MAX_LEN: usize = 96;
 
-/// Two KV groups, so that tables are told apart.
+/// Returns a model with two KV groups, so that a mix-up of block tables is detected.
 fn model() -> TinyModel {
     TinyModel {
         layers: vec![0, 1, 0],
@@ -31,24 +31,24 @@ fn model() -> TinyModel {
     }
 }
 
-/// How steps follow each other.
+/// Order of successive steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Steps {
-    /// One after the other.
+    /// Each step completes before the next is submitted.
     Apart,
-    /// The next is submitted while the backend computes.
+    /// The next step is submitted while the backend computes.
     Queued,
-    /// The next is launched before the tokens are taken.
+    /// The next step is launched before the tokens are taken.
     Launched,
 }
 
-/// Candle as a device that is given work ahead: tokens are taken later than they are drawn, and the next step may name
-/// them.
+/// The candle backend as an asynchronous device: tokens are taken later than they are sampled, and the next step may
+/// refer to them.
 struct Launching {
     inner: CandleBackend,
-    /// Tokens that nobody has taken, oldest step first.
+    /// Tokens that have not been taken, oldest step first.
     waiting: VecDeque<Vec<SampledToken>>,
-    /// Ids that the last step drew.
+    /// Ids that the last step sampled.
     drawn: Vec<u32>,
 }
 
@@ -167,14 +167,14 @@ fn request(prompt: &[u32], params: &SamplingParams) -> Request {
     }
 }
 
-/// The value of a counter.
+/// Returns the value of a counter.
 fn counter(telemetry: &Telemetry, name: &str) -> f64 {
     let text = telemetry.render();
     let line = text.lines().find(|line| line.starts_with(name)).unwrap();
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// Every token with its log-probabilities, and why it ended.
+/// Collects every token with its log-probabilities, and the finish reason.
 async fn collect(mut stream: RequestStream) -> (Vec<TokenOutput>, FinishReason) {
     let mut tokens = Vec::new();
     loop {
@@ -186,7 +186,7 @@ async fn collect(mut stream: RequestStream) -> (Vec<TokenOutput>, FinishReason) 
     }
 }
 
-/// Greedy and random ones, with penalties, with end-of-sequence ids.
+/// Returns greedy and random requests, with penalties and with end-of-sequence ids.
 fn requests() -> Vec<(Vec<u32>, SamplingParams)> {
     let mut rng = TestRng(21);
     let mut requests = Vec::new();
@@ -194,7 +194,7 @@ fn requests() -> Vec<(Vec<u32>, SamplingParams)> {
         let length = [1, 7, 16, 17, 33, 40][i as usize % 6];
         let mut prompt = rng.tokens(length, 50);
         if i >= 6 {
-            // Shares whole blocks with the longest of the first round.
+            // The prompt shares whole blocks with the longest one of the first round.
             let first: &(Vec<u32>, SamplingParams) = &requests[5];
             prompt.splice(..0, first.0[..32].iter().copied());
         }
@@ -247,7 +247,7 @@ async fn the_same_request_gives_the_same_tokens() {
         ("without prefix cache", EngineConfig { enable_prefix_caching: false, ..config() }, 64),
         ("chunked", EngineConfig { max_num_batched_tokens: 5, ..config() }, 64),
         ("few sequences", EngineConfig { max_num_seqs: 2, ..config() }, 64),
-        // Eight sequences of up to five blocks in twelve: some are preempted and recomputed.
+        // Eight sequences of up to five blocks share twelve blocks, so some are preempted and recomputed.
         ("preempted", EngineConfig { max_num_batched_tokens: 48, ..config() }, 13),
     ];
     let all = settings.into_iter().flat_map(|setting| STEPS.map(|steps| (setting.clone(), steps)));
@@ -255,7 +255,7 @@ async fn the_same_request_gives_the_same_tokens() {
         let (engine, telemetry) = engine(config, blocks, steps);
         let name = &format!("{name}, {steps:?}");
         assert_eq!(all_at_once(&engine).await, expected, "{name}");
-        // Now with what the prefix cache has kept.
+        // The second pass finds the first one's blocks in the prefix cache.
         assert_eq!(one_by_one(&engine).await, expected, "{name}, again");
         let (preemptions, hits) = ("vllm:num_preemptions_total{", "vllm:prefix_cache_hits_total{");
         assert_eq!(counter(&telemetry, preemptions) > 0.0, name.starts_with("preempted"), "{name}");
@@ -264,7 +264,7 @@ async fn the_same_request_gives_the_same_tokens() {
     }
 }
 
-/// Every event of a stream as one.
+/// Merges every event of a stream into one.
 async fn whole(mut stream: RequestStream) -> RequestEvent {
     let mut all = RequestEvent::default();
     while let Some(event) = stream.next().await {
@@ -276,7 +276,7 @@ async fn whole(mut stream: RequestStream) -> RequestEvent {
     all
 }
 
-/// Settings under which a request must get the same bits: `(name, limits, blocks, steps)`.
+/// Returns the settings under which a request must get the same bits: `(name, limits, blocks, steps)`.
 fn settings() -> [(&'static str, EngineConfig, usize, Steps); 5] {
     [
         ("batched", config(), 64, Steps::Apart),
@@ -287,17 +287,17 @@ fn settings() -> [(&'static str, EngineConfig, usize, Steps); 5] {
     ]
 }
 
-/// Log-probability, rank and the most likely tokens of a position.
+/// Bits of the log-probability, rank and most likely tokens of a position.
 type Bits = (u32, u32, Vec<(u32, u32)>);
 
-/// Bits, as equal floats may differ in them.
+/// Converts log-probabilities to bits, because equal floats may differ in them.
 fn bits(logprobs: &[Logprobs]) -> Vec<Bits> {
     let top = |l: &Logprobs| l.top.iter().map(|t| (t.0, t.1.to_bits())).collect();
     logprobs.iter().map(|l| (l.logprob.to_bits(), l.rank, top(l))).collect()
 }
 
-/// Teacher forcing: what generation said of its tokens is what the same tokens get as a prompt, bit by bit, however the
-/// prompt is computed.
+/// Teacher forcing: the log-probabilities of generated tokens equal, bit by bit, those of the same tokens as a prompt,
+/// however the prompt is computed.
 #[tokio::test]
 async fn a_prompt_s_log_probabilities_are_those_of_generating_it() {
     let (alone, _) = engine(EngineConfig { enable_prefix_caching: false, ..config() }, 64, Steps::Apart);
@@ -315,7 +315,7 @@ async fn a_prompt_s_log_probabilities_are_those_of_generating_it() {
     let mut expected: Vec<Vec<Logprobs>> = Vec::new();
     for (name, config, blocks, steps) in settings() {
         let (engine, telemetry) = engine(config, blocks, steps);
-        // Some go on generating, some are only scored.
+        // Some requests continue to generate, others are only scored.
         let submit = |(i, (forced, ..)): (usize, &(Vec<u32>, usize, Vec<Logprobs>))| {
             let max_tokens = if i % 2 == 0 && name != "preempted" { 0 } else { 20 };
             let params = SamplingParams { prompt_logprobs: Some(3), max_tokens, ..SamplingParams::default() };
@@ -372,7 +372,7 @@ async fn the_same_prompt_gives_the_same_embedding() {
     for (name, config, blocks, steps) in settings() {
         let (engine, telemetry) = engine(config, blocks, steps);
         for round in 0..2 {
-            // Among requests that generate; in the second round with what the prefix cache has kept.
+            // Other requests generate at the same time. The second round finds blocks in the prefix cache.
             let others: Vec<_> = requests()
                 .iter()
                 .map(|(prompt, params)| engine.handle().submit(request(prompt, params)).unwrap())

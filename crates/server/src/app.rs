@@ -1,4 +1,4 @@
-//! The server: its state, its routes and its life.
+//! The server: state, routes, start and shutdown.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -28,10 +28,10 @@ use crate::seeds::Seeds;
 use crate::sockets::Listener;
 use crate::workers::Workers;
 
-/// How long ended streams have to send their last events.
+/// Time in which streams that the shutdown ends can send their last events.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// What handlers share; clones are cheap.
+/// The state that handlers share; clones are cheap.
 pub(crate) type AppState = Arc<App>;
 
 /// See [`AppState`].
@@ -42,11 +42,11 @@ pub(crate) struct App {
     pub(crate) telemetry: Telemetry,
     pub(crate) text: TextModel,
     pub(crate) config: ServerConfig,
-    /// The name that responses carry.
+    /// The model name in responses.
     pub(crate) model: Arc<str>,
-    /// None if it is not told.
+    /// The `system_fingerprint` of responses; `None` if it is disabled.
     pub(crate) fingerprint: Option<Arc<str>>,
-    /// Bytes of the longest token: no text has fewer tokens than its bytes over this.
+    /// Bytes of the longest token. A text has at least its length in bytes divided by this as tokens.
     pub(crate) longest_token: usize,
     /// Unix time of the start.
     pub(crate) started: u64,
@@ -55,7 +55,7 @@ pub(crate) struct App {
     pub(crate) bodies: BodyBudget,
     pub(crate) seeds: Seeds,
     pub(crate) load: Load,
-    /// Made when the first grammar is asked for: it takes a moment, and most servers never are.
+    /// Created for the first grammar: creation takes a moment, and most servers never see a grammar.
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
 }
 
@@ -79,7 +79,7 @@ impl App {
     }
 }
 
-/// Why the server ended without being asked to.
+/// The reason why the server stopped by itself.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The listening socket is unusable.
@@ -87,12 +87,12 @@ pub enum ServerError {
     Accept(#[from] std::io::Error),
 }
 
-/// The HTTP front of one engine.
+/// The HTTP server of one engine.
 pub struct Server {
     state: AppState,
 }
 
-/// Every route: what matches it and what answers. The table is also the set of labels that HTTP metrics have.
+/// All routes: method, path and handler. The table also defines the labels of HTTP metrics.
 pub(crate) fn routes() -> Vec<(&'static str, &'static str, MethodRouter<AppState>)> {
     vec![
         ("POST", "/v1/chat/completions", post(chat::handle)),
@@ -121,6 +121,7 @@ pub(crate) fn routes() -> Vec<(&'static str, &'static str, MethodRouter<AppState
         ("GET", "/metrics", get(metrics::handle)),
         ("GET", "/metrics/", get(metrics::handle)),
         ("GET", "/", get(pages::chat)),
+        ("GET", "/assets/{*file}", get(pages::asset)),
         ("GET", "/docs", get(pages::docs)),
         ("GET", "/redoc", get(pages::docs)),
         ("GET", "/openapi.json", get(pages::openapi)),
@@ -128,7 +129,7 @@ pub(crate) fn routes() -> Vec<(&'static str, &'static str, MethodRouter<AppState
 }
 
 impl Server {
-    /// A server for a running engine. A configuration without a served name serves the model under `model_root`.
+    /// Creates a server for a running engine. Without a served name, the model is served under `model_root`.
     pub fn new(engine: EngineHandle, text: TextModel, telemetry: Telemetry, mut config: ServerConfig) -> Self {
         if config.served_model_names.is_empty() {
             config.served_model_names.push(config.model_root.clone());
@@ -157,7 +158,7 @@ impl Server {
         Self { state }
     }
 
-    /// The routes, for a server of the caller's own.
+    /// The routes, for callers that run their own HTTP server.
     pub fn router(&self) -> Router {
         let mut router = Router::new();
         for (_, path, handler) in routes() {
@@ -170,9 +171,9 @@ impl Server {
         layers::around(router, &self.state)
     }
 
-    /// Serves until `shutdown` is signalled: readiness turns false at once, new requests are served for `shutdown_lag`,
-    /// running ones have `shutdown_timeout` in all, and what is left then ends with an error. A second signal returns
-    /// at once.
+    /// Serves until `shutdown` is signalled: readiness turns false at once, new requests are served for `shutdown_lag`
+    /// (unless it was interrupted), running ones have `shutdown_timeout` in all, and what is left then ends with an
+    /// error. A second signal returns at once.
     ///
     /// # Errors
     /// The listening socket is unusable.
@@ -193,15 +194,19 @@ impl Server {
         }
         let begun = Instant::now();
         let (lag, deadline) = (begun + config.shutdown_lag, begun + config.shutdown_timeout);
-        tracing::info!(connections = connections.len(), timeout = ?config.shutdown_timeout, "shutting down");
+        tracing::debug!(connections = connections.len(), timeout = ?config.shutdown_timeout, "draining");
         tokio::select! {
             error = connections.accept(&listener, router) => return Err(error.into()),
             () = sleep_until(lag.min(deadline)) => {}
+            () = drain.closing() => {}
         }
         drop(listener);
         connections.close();
         if !connections.closed(deadline).await {
-            tracing::warn!(connections = connections.len(), "time is up: ending the requests that still run");
+            tracing::warn!(
+                connections = connections.len(),
+                "the shutdown timeout is over: ending the requests that still run"
+            );
             drain.end();
             self.state.engine.abort_all();
             connections.closed(Instant::now() + LAST_WORDS).await;
@@ -210,7 +215,7 @@ impl Server {
     }
 }
 
-/// What a path without a route is answered, as Starlette does.
+/// The answer for a path without a route, as Starlette gives it.
 pub(crate) async fn not_found() -> Response {
     (StatusCode::NOT_FOUND, Json(serde_json::json!({"detail": "Not Found"}))).into_response()
 }
@@ -224,7 +229,7 @@ pub(crate) fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Stays the same as long as answers to the same seed do, as far as the configuration tells: FNV-1a of it.
+/// A fingerprint that changes with the part of the configuration that changes seeded answers: its FNV-1a hash.
 fn fingerprint(config: &ServerConfig) -> Option<String> {
     let identity = format!("{}\0{}\0{}", config.version, config.model_root, config.max_model_len);
     let hash = identity.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));

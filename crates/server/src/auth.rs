@@ -9,11 +9,12 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
-/// Routes that need no key: probes, metrics and pages that only describe the server. Whatever is not listed is guarded,
-/// a path without a route too. vLLM guards /v1, /v2, /inference and /cohere alone, and leaves /invocations, /pooling or
-/// /tokenize to everyone.
-const OPEN: [&str; 13] = [
+/// Routes that need no key: probes, metrics and pages that only describe the server. All other paths are protected, even
+/// those without a route. vLLM protects only /v1, /v2, /inference and /cohere, and leaves /invocations, /pooling and
+/// /tokenize open.
+const OPEN: [&str; 14] = [
     "/",
+    "/assets/{*file}",
     "/docs",
     "/favicon.ico",
     "/health",
@@ -28,10 +29,10 @@ const OPEN: [&str; 13] = [
     "/version",
 ];
 
-/// Where Anthropic's clients put the key.
+/// The header in which Anthropic's clients send the key.
 const X_API_KEY: &str = "x-api-key";
 
-/// The keys, any of which will do. None: everything is open.
+/// The accepted keys; without keys, every route is open.
 #[derive(Clone, Debug)]
 pub(crate) struct ApiKeys(Arc<[String]>);
 
@@ -40,7 +41,7 @@ impl ApiKeys {
         Self(keys.iter().filter(|key| !key.is_empty()).cloned().collect())
     }
 
-    /// Whether any of a request's credentials is a key.
+    /// Whether a request carries an accepted key.
     fn accept(&self, headers: &HeaderMap) -> bool {
         let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
             let (scheme, token) = split_once(value.as_bytes(), b' ')?;
@@ -51,13 +52,13 @@ impl ApiKeys {
     }
 
     fn contains(&self, token: &[u8]) -> bool {
-        // Every key is compared, so that the time tells nothing about which one came close.
+        // All keys are compared, so that the time does not reveal which one is similar.
         self.0.iter().fold(false, |any, key| any | equal(key.as_bytes(), token))
     }
 }
 
-/// Whether a request needs no key. What counts is the route that was found, never the path as it was spelled: no
-/// spelling opens a route that is not listed.
+/// Whether a request needs no key. The check uses the matched route rather than the path as spelled, so no spelling
+/// opens a route that is not listed.
 fn is_open(request: &Request) -> bool {
     let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
     match *request.method() {
@@ -68,7 +69,7 @@ fn is_open(request: &Request) -> bool {
     }
 }
 
-/// Turns away requests that need a key and carry none.
+/// Rejects requests that need a key and have none.
 pub(crate) async fn guard(State(keys): State<ApiKeys>, request: Request, next: Next) -> Response {
     if keys.0.is_empty() || is_open(&request) || keys.accept(request.headers()) {
         return next.run(request).await;
@@ -77,7 +78,7 @@ pub(crate) async fn guard(State(keys): State<ApiKeys>, request: Request, next: N
     (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], Json(body)).into_response()
 }
 
-/// Compares in a time that depends on the lengths alone.
+/// Compares in time that depends only on the lengths.
 fn equal(a: &[u8], b: &[u8]) -> bool {
     let difference = a.iter().zip(b).fold(0, |difference, (x, y)| black_box(difference | (x ^ y)));
     a.len() == b.len() && difference == 0

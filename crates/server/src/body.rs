@@ -1,4 +1,4 @@
-//! Receiving a request's body: bounded in bytes, in time, and in what all clients together may keep in memory.
+//! Receives request bodies, with limits on the size, the time and the memory of all bodies together.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,10 +20,10 @@ const FREE_BYTES: usize = 64 << 10;
 /// Bytes of one permit of the shared budget.
 const PERMIT_BYTES: usize = 1 << 10;
 
-/// How much of a body over the limit is read and thrown away, so that its client gets to read the answer.
+/// Bytes of an oversized body that are read and discarded, so that its client can read the answer.
 const DISCARDED_BYTES: usize = 64 << 20;
 
-/// How long that may take.
+/// Time limit for discarding an oversized body.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Memory for bodies, shared by all connections.
@@ -67,7 +67,7 @@ impl BodyBudget {
         }
     }
 
-    /// The body, or why not and what is left of it.
+    /// The body, or the error and the rest of the body.
     async fn collect(&self, mut body: Body, limit: usize) -> Result<ReceivedBody, (ApiError, Body)> {
         let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
         if announced > limit {
@@ -91,8 +91,8 @@ impl BodyBudget {
         Ok(ReceivedBody { bytes: bytes.freeze(), _permits: permits })
     }
 
-    /// Takes what a body of `len` bytes needs beyond `permits`. Never waits: those who wait would hold what others
-    /// wait for.
+    /// Acquires the permits that a body of `len` bytes needs beyond `permits`. It never waits, because waiting bodies would
+    /// hold permits that others wait for.
     fn charge(&self, len: usize, permits: &mut Option<OwnedSemaphorePermit>) -> bool {
         let needed = len.saturating_sub(FREE_BYTES).div_ceil(PERMIT_BYTES);
         let held = permits.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
@@ -117,8 +117,8 @@ fn is_json(headers: &HeaderMap) -> bool {
     media_type.trim().eq_ignore_ascii_case("application/json")
 }
 
-/// Reads and drops the rest of a body. A connection that is closed on unread bytes is reset, and the reset can destroy
-/// the response on its way.
+/// Reads and discards the rest of a body. Closing a connection with unread bytes resets it, and the reset can destroy a
+/// response in flight.
 async fn discard(mut body: Body) {
     let read = async {
         let mut left = DISCARDED_BYTES;
@@ -130,7 +130,7 @@ async fn discard(mut body: Body) {
             }
         }
     };
-    // Past the time limit the connection is closed as it is.
+    // After the time limit, the connection is closed with bytes unread.
     let _ = timeout(DISCARD_TIMEOUT, read).await;
 }
 

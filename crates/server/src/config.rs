@@ -1,4 +1,4 @@
-//! What the composition tells the server.
+//! The configuration of the server.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,20 +8,20 @@ use std::time::Duration;
 use octavo_text::{ChatTemplate, ReasoningSyntax, Tokenizer, ToolSyntax};
 use serde_json::{Map, Value};
 
-/// The sampling defaults of the model, used for the parameters that a request leaves out.
+/// The model's own sampling defaults (`generation_config.json`), for parameters that a request does not set.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SamplingDefaults {
     /// Instead of 1.
     pub temperature: Option<f32>,
     /// Instead of 1.
     pub top_p: Option<f32>,
-    /// Instead of 0, which keeps all.
+    /// Instead of 0, which keeps all tokens.
     pub top_k: Option<u32>,
     /// Instead of 0.
     pub min_p: Option<f32>,
     /// Instead of 1.
     pub repetition_penalty: Option<f32>,
-    /// Upper bound on generated tokens for chat requests that name none.
+    /// Maximum number of generated tokens for chat requests that set no limit.
     pub max_new_tokens: Option<u32>,
 }
 
@@ -53,20 +53,19 @@ impl fmt::Display for SamplingDefaults {
 /// What a connection may cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// A client has this long to send a request's head, counted from the end of the previous response: it is the
-    /// keep-alive time too.
+    /// Time limit for a request's head, counted from the end of the previous response; it is also the keep-alive time.
     pub head_timeout: Duration,
-    /// Bytes of a request's head. What arrives together is read together: up to twice as many may pass.
+    /// Maximum size of a request's head. Bytes that arrive together are read together, so up to twice as many may pass.
     pub max_head_bytes: usize,
-    /// A client has this long to send a request's body.
+    /// Time limit for a request's body.
     pub body_timeout: Duration,
-    /// Bytes of a request's body.
+    /// Maximum size of a request's body, in bytes.
     pub max_body_bytes: usize,
-    /// Bytes of all bodies that are being received or parsed, beyond the first 64 KiB of each.
+    /// Maximum size of all bodies that are being received or parsed, beyond the first 64 KiB of each.
     pub max_buffered_bytes: usize,
-    /// A client that takes no byte for this long is cut off, and what it asked for is aborted.
+    /// A client that reads no byte for this time is disconnected, and its request is aborted.
     pub write_stall_timeout: Duration,
-    /// Header fields of a request, at most 10 000.
+    /// Maximum number of headers of a request, up to 10 000.
     pub max_headers: usize,
 }
 
@@ -76,53 +75,53 @@ impl Default for ConnectionLimits {
             head_timeout: Duration::from_secs(75),
             max_head_bytes: 64 << 10,
             body_timeout: Duration::from_secs(60),
-            // What the gateways in front of such servers commonly let through.
+            // A common limit of gateways in front of such servers.
             max_body_bytes: 100 << 20,
             max_buffered_bytes: 512 << 20,
-            // Longer than a terminal is paused by mistake, and short enough that a hundred dead readers are gone before
-            // they matter. The kernel reports room only when a third of the send buffer is free, so this is also a
-            // least speed, of about a kilobyte a second.
+            // Long enough for a terminal that is paused by mistake, short enough to remove dead readers before they
+            // accumulate. The kernel reports room only when a third of the send buffer is free, so the timeout also
+            // implies a minimum rate of about a kilobyte per second.
             write_stall_timeout: Duration::from_secs(120),
             max_headers: 256,
         }
     }
 }
 
-/// What pages of other origins may do (cross-origin resource sharing). Entries are taken literally; `"*"` stands for
+/// Permissions of pages of other origins (cross-origin resource sharing). Entries are literal, except that `"*"` allows
 /// all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CorsConfig {
-    /// Origins whose pages may read responses; none allows none.
+    /// Origins whose pages may read responses; an empty list allows none.
     pub allowed_origins: Vec<String>,
     /// Methods that they may use.
     pub allowed_methods: Vec<String>,
-    /// Header fields that they may send, beside those that need no leave.
+    /// Headers that they may send, in addition to those that need no permission.
     pub allowed_headers: Vec<String>,
     /// Whether they may send cookies and client certificates.
     pub allow_credentials: bool,
 }
 
 impl Default for CorsConfig {
-    /// vLLM's: no origin; every method and header.
+    /// vLLM's defaults: no origin, every method and every header.
     fn default() -> Self {
         let any = || vec!["*".to_owned()];
         Self { allowed_origins: vec![], allowed_methods: any(), allowed_headers: any(), allow_credentials: false }
     }
 }
 
-/// Whether a client must show a certificate that the configured authorities have signed.
+/// Whether clients must present a certificate signed by the configured authorities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClientAuth {
-    /// None is asked for.
+    /// No certificate is requested.
     #[default]
     None,
-    /// One may be shown; it must be valid.
+    /// A certificate is optional, but must be valid if present.
     Optional,
-    /// One must be shown.
+    /// A valid certificate is required.
     Required,
 }
 
-/// The certificate of a listener, and whose clients it takes. All files are PEM.
+/// The TLS configuration of a listener. All files are in PEM format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsConfig {
     /// The server's certificate, followed by those of its issuers.
@@ -131,69 +130,69 @@ pub struct TlsConfig {
     pub key_file: Option<PathBuf>,
     /// The authorities that sign client certificates.
     pub ca_certs: Option<PathBuf>,
-    /// Whether clients must show one.
+    /// Whether clients must present a certificate.
     pub client_auth: ClientAuth,
-    /// Look this often for changed files and use them for new connections; `None` reads them once.
+    /// Interval for reloading changed files, which new connections then use; `None` reads the files once.
     pub refresh: Option<Duration>,
 }
 
 /// How the server presents its model, and its limits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerConfig {
-    /// Names that requests may ask for, at least one; the first is the one that responses carry.
+    /// Model names that requests may use, at least one. Responses carry the first.
     pub served_model_names: Vec<String>,
-    /// Where the model came from: `root` of its card.
+    /// The origin of the model: `root` of its card.
     pub model_root: String,
     /// Context length, in tokens.
     pub max_model_len: usize,
-    /// Number of token ids the model knows.
+    /// Number of token ids of the model.
     pub vocab_size: usize,
-    /// Ids that end a sequence.
+    /// Token ids that end a sequence.
     pub eos_token_ids: Vec<u32>,
     /// The model's sampling defaults.
     pub sampling_defaults: SamplingDefaults,
-    /// Where the seeds of requests that bring none begin; without it the start is drawn.
+    /// Initial value for the seeds of requests without a seed; `None` draws it at random.
     pub seed: Option<u64>,
-    /// Keys that open the inference routes; none leaves them open.
+    /// API keys of the inference routes; an empty list leaves them open.
     pub api_keys: Vec<String>,
-    /// Most alternatives that a request may ask log-probabilities for.
+    /// Maximum number of alternatives in log-probabilities.
     pub max_logprobs: u32,
-    /// Most sequences of one request: `n` × prompts.
+    /// Maximum number of sequences of a request: `n` × prompts.
     pub max_sequences: usize,
     /// Limits of connections.
     pub connection: ConnectionLimits,
-    /// From the signal until the last request is ended; zero ends all at once.
+    /// Time from the signal until the last request is ended; zero ends all requests at once.
     pub shutdown_timeout: Duration,
-    /// From the signal until new requests are refused; counted in the timeout.
+    /// Time from the signal until new requests are refused; part of the timeout.
     pub shutdown_lag: Duration,
-    /// What GET /version answers.
+    /// The answer of GET /version.
     pub version: String,
-    /// Who may read responses from pages of other origins.
+    /// Access for pages of other origins.
     pub cors: CorsConfig,
-    /// A path under which a proxy shows this server: requests are taken with and without it. Empty: none.
+    /// A path prefix that a proxy may add; requests are accepted with and without it. Empty for none.
     pub root_path: String,
-    /// Responses carry an `X-Request-Id`.
+    /// Whether responses carry an `X-Request-Id`.
     pub request_id_headers: bool,
-    /// A stream in which nothing was sent for this long carries a comment.
+    /// Time of silence after which a stream is sent a comment.
     pub sse_keep_alive: Option<Duration>,
-    /// A request that runs longer is ended with an error.
+    /// Time limit of a request, which then ends with an error.
     pub request_timeout: Option<Duration>,
-    /// GET /load counts the requests that run; otherwise it says 0.
+    /// Whether GET /load counts the running requests; otherwise it reports 0.
     pub track_load: bool,
-    /// GET /docs, /redoc and /openapi.json are not there.
+    /// Whether GET /docs, /redoc and /openapi.json are disabled.
     pub disable_docs: bool,
-    /// GET /tokenizer_info is there, which shows the chat template.
+    /// Whether GET /tokenizer_info is enabled, which returns the chat template.
     pub tokenizer_info: bool,
-    /// What GET /kv_event_sources tells: one for each engine that publishes.
+    /// The answer of GET /kv_event_sources: one entry for each engine that publishes.
     pub kv_event_sources: Vec<KvEventSource>,
-    /// What is logged of each request.
+    /// The logging of requests.
     pub log: RequestLog,
-    /// How requests are read and answered.
+    /// The parsing of requests and the content of answers.
     pub api: ApiConfig,
 }
 
 impl Default for ServerConfig {
-    /// A server for a model without a name; the first six fields are the model's and must be set.
+    /// A placeholder; the first six fields describe the model and must be set.
     fn default() -> Self {
         Self {
             served_model_names: vec!["model".into()],
@@ -225,25 +224,25 @@ impl Default for ServerConfig {
     }
 }
 
-/// Where an engine publishes what its prefix cache holds.
+/// The address where an engine publishes the content of its prefix cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEventSource {
-    /// The engine, counted from 0.
+    /// Index of the engine, from 0.
     pub rank: u32,
-    /// ZeroMQ's endpoint, as it was configured.
+    /// The ZeroMQ endpoint as configured.
     pub endpoint: String,
-    /// Where missed batches are asked for.
+    /// The endpoint for missed batches.
     pub replay_endpoint: Option<String>,
-    /// What every message begins with.
+    /// The topic of every message.
     pub topic: String,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_size: usize,
 }
 
-/// What `system_fingerprint` tells of the server.
+/// The content of `system_fingerprint`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FingerprintMode {
-    /// Its version and a hash of its configuration.
+    /// The version and a hash of the configuration.
     #[default]
     Full,
     /// The hash alone.
@@ -252,48 +251,48 @@ pub enum FingerprintMode {
     None,
 }
 
-/// What is logged of each request.
+/// The logging of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestLog {
-    /// A line when its sequences are submitted; at the level `debug` their prompts too.
+    /// Log a line when the sequences of a request are submitted, with their prompts at the level `debug`.
     pub requests: bool,
-    /// A line with the text of each choice when it ends.
+    /// Log a line with the text of each choice at its end.
     pub outputs: bool,
-    /// Characters of a text and tokens of a prompt that are logged; `None`: all.
+    /// Maximum number of characters of a text and tokens of a prompt in the log; `None` for no limit.
     pub max_len: Option<usize>,
 }
 
-/// How requests are read and answered.
+/// The parsing of requests and the content of answers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiConfig {
-    /// Who answers in a chat.
+    /// The role of answers in a chat.
     pub response_role: String,
-    /// Variables that chat templates get, unless a request sets them.
+    /// Default variables of chat templates.
     pub template_kwargs: Map<String, Value>,
-    /// Requests may bring a chat template of their own.
+    /// Whether requests may contain a chat template.
     pub trust_request_chat_template: bool,
-    /// How the model writes calls of functions; without it, requests that leave the choice to the model are refused.
+    /// The syntax of the model's tool calls; without it, requests with `tool_choice` "auto" are refused.
     pub tools: Option<ToolSyntax>,
-    /// How the model marks its reasoning; without it, reasoning is content.
+    /// The syntax of the model's reasoning; without it, reasoning is content.
     pub reasoning: Option<ReasoningSyntax>,
-    /// The usage tells how many prompt tokens were in the prefix cache.
+    /// Whether `usage` reports the prompt tokens found in the prefix cache.
     pub prompt_tokens_details: bool,
-    /// Responses of a single sequence tell how long its stages took.
+    /// Whether responses of a single sequence report the timings of its stages.
     pub request_metrics: bool,
-    /// What `system_fingerprint` tells.
+    /// The content of `system_fingerprint`.
     pub fingerprint: FingerprintMode,
-    /// Streams tell the usage, asked or not.
+    /// Whether all streams report `usage`, requested or not.
     pub force_include_usage: bool,
-    /// Tokens of a streamed chunk.
+    /// Tokens per streamed chunk.
     pub stream_interval: u32,
-    /// JSON that must fit a schema is written without optional whitespace.
+    /// Whether JSON that follows a schema has no optional whitespace.
     pub disable_any_whitespace: bool,
-    /// Objects that must fit a schema have only the properties that it names.
+    /// Whether objects that follow a schema have only the properties that it names.
     pub disable_additional_properties: bool,
 }
 
 impl Default for ApiConfig {
-    /// What vLLM does without a flag.
+    /// vLLM's behaviour without flags.
     fn default() -> Self {
         Self {
             response_role: "assistant".into(),
@@ -312,11 +311,11 @@ impl Default for ApiConfig {
     }
 }
 
-/// What turns text into tokens and back.
+/// The tokenizer and the chat template of a model.
 #[derive(Clone)]
 pub struct TextModel {
     /// The model's tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// How messages become a prompt; without one, chat requests are refused.
+    /// The chat template; without one, chat requests are refused.
     pub template: Option<Arc<ChatTemplate>>,
 }

@@ -1,7 +1,7 @@
-//! Which pages of other origins may use the server. Answers as Starlette's middleware does, which is what vLLM runs.
+//! Cross-origin resource sharing. The answers are those of Starlette's middleware, which vLLM uses.
 //!
-//! `tower-http` has a layer for this, but one that takes every OPTIONS request for a preflight, answers those that it
-//! refuses with 200, and panics on `*` with credentials.
+//! The layer of `tower-http` is not used: it treats every OPTIONS request as a preflight, answers refused preflights with
+//! 200, and panics on `*` with credentials.
 
 use std::sync::Arc;
 
@@ -17,16 +17,16 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
 use crate::config::CorsConfig;
 
-/// What `*` stands for among methods.
+/// The methods that `*` allows.
 const ALL_METHODS: [&str; 7] = ["DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"];
 
-/// Header fields that a page may always send.
+/// Headers that a page may always send.
 const SAFE_HEADERS: [&str; 4] = ["Accept", "Accept-Language", "Content-Language", "Content-Type"];
 
-/// How long a browser may remember the answer to a preflight, in seconds.
+/// Seconds for which a browser may cache the answer to a preflight.
 const MAX_AGE: &str = "600";
 
-/// A configuration, in the form that requests are compared with.
+/// The configuration in the form that requests are compared with.
 #[derive(Clone)]
 pub(crate) struct Cors(Arc<Rules>);
 
@@ -35,13 +35,13 @@ struct Rules {
     methods: Vec<String>,
     /// In lower case.
     headers: Allowed,
-    /// Both as a preflight lists them.
+    /// Both as header values of a preflight response.
     method_list: HeaderValue,
     header_list: HeaderValue,
     credentials: bool,
 }
 
-/// All, or these.
+/// All values, or a list.
 enum Allowed {
     Any,
     Only(Vec<String>),
@@ -82,14 +82,14 @@ impl Cors {
     }
 }
 
-/// Names as one header value. What cannot be sent cannot be asked for either: it is left out.
+/// Joins names into one header value. Names that are not valid in a header are left out.
 fn list(names: &[String]) -> HeaderValue {
     let sendable: Vec<_> =
         names.iter().map(String::as_str).filter(|name| HeaderValue::from_str(name).is_ok()).collect();
     HeaderValue::from_str(&sendable.join(", ")).unwrap_or_else(|_| HeaderValue::from_static(""))
 }
 
-/// Answers preflights, and adds to every other response what lets the page read it.
+/// Answers preflights, and adds the CORS headers to all other responses.
 pub(crate) async fn share(State(cors): State<Cors>, request: Request, next: Next) -> Response {
     let Some(origin) = request.headers().get(ORIGIN).cloned() else { return next.run(request).await };
     if *request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD) {
@@ -101,12 +101,12 @@ pub(crate) async fn share(State(cors): State<Cors>, request: Request, next: Next
 }
 
 impl Rules {
-    /// Lets pages of `origin` read the response, if they may.
+    /// Adds the headers that let pages of `origin` read the response, if the origin is allowed.
     fn open(&self, origin: &HeaderValue, response: &mut HeaderMap) {
         if self.credentials {
             response.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
         }
-        // A browser takes no `*` for a request with credentials.
+        // Browsers do not accept `*` for requests with credentials.
         if matches!(self.origins, Allowed::Any) && !self.credentials {
             response.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
         } else if self.origins.contains(origin.as_bytes()) {
@@ -133,7 +133,7 @@ impl Rules {
         (StatusCode::BAD_REQUEST, headers, format!("Disallowed CORS {}", refused.join(", "))).into_response()
     }
 
-    /// What of a preflight is not allowed.
+    /// The parts of a preflight that are not allowed.
     fn refused(
         &self,
         origin: &HeaderValue,

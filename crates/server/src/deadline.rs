@@ -1,4 +1,4 @@
-//! How long a request may run.
+//! The time limit of requests.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,8 +20,8 @@ use crate::keep_alive::is_event_stream;
 use crate::sse::Events;
 use crate::wire::{MessagesWire, Wire};
 
-/// Ends the request that passes through when `limit` is over: with 504 before its response has begun, with an error
-/// event after that. Whatever it runs in the engine is aborted then, however slowly its client reads.
+/// Ends a request after `limit`: with status 504 before its response has begun, with an error event later. Its sequences
+/// are aborted at that time, however slowly the client reads.
 pub(crate) async fn limit(State(limit): State<Duration>, request: Request, next: Next) -> Response {
     let Some(deadline) = Instant::now().checked_add(limit) else { return next.run(request).await };
     let dialect = Dialect::of(request.uri().path());
@@ -35,14 +35,14 @@ pub(crate) async fn limit(State(limit): State<Duration>, request: Request, next:
     }
 }
 
-/// How a route tells of an error.
+/// The form of a route's error events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dialect {
     /// An unnamed event with the error body, and the end mark.
     Completions,
     /// An event of type `error` without an end mark, as Anthropic's streams have it.
     Messages,
-    /// The same with the fields of OpenAI's responses.
+    /// An error event of OpenAI's responses API.
     Responses,
 }
 
@@ -79,7 +79,7 @@ impl Dialect {
     }
 }
 
-/// A stream that is dropped at its deadline, whether anybody reads it then or not.
+/// A stream that is dropped at its deadline, even while the client does not read.
 struct Bounded {
     shared: Arc<Mutex<Shared>>,
     last_words: Option<Bytes>,
@@ -88,9 +88,9 @@ struct Bounded {
 }
 
 struct Shared {
-    /// Gone when time is up.
+    /// The stream; `None` after the deadline.
     body: Option<Body>,
-    /// Who waits for the next frame.
+    /// The task that waits for the next frame.
     waker: Option<Waker>,
 }
 
@@ -101,7 +101,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 impl Bounded {
     fn new(body: Body, deadline: Instant, last_words: Bytes) -> Self {
         let shared = Arc::new(Mutex::new(Shared { body: Some(body), waker: None }));
-        // Weak, so that a client's leaving ends the stream at once and not when the timer's task is next run.
+        // Weak, so that the stream ends at once when the client disconnects, not when the timer's task next runs.
         let weak = Arc::downgrade(&shared);
         let mut timer = JoinSet::new();
         timer.spawn(async move {

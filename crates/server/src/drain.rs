@@ -1,10 +1,10 @@
-//! Going away without dropping anyone: the first signal drains, the second ends.
+//! Graceful shutdown: the first signal drains, the second ends the server at once.
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// How far the shutdown has come.
+/// The progress of the shutdown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
     /// Serving.
@@ -12,13 +12,15 @@ enum Phase {
     Ready,
     /// Not ready any more; new requests are still served until the lag is over.
     Draining,
-    /// Time is up: what still runs is being ended.
+    /// New requests are refused; running ones are finished.
+    Closing,
+    /// The timeout is over: requests that still run are being ended.
     Ending,
     /// Asked to stop at once.
     Now,
 }
 
-/// The handle by which a server is told to go away. Clones are the same handle.
+/// A handle that shuts a server down. Clones share the state.
 #[derive(Clone, Debug)]
 pub struct Shutdown {
     phase: Arc<watch::Sender<Phase>>,
@@ -31,15 +33,25 @@ impl Default for Shutdown {
 }
 
 impl Shutdown {
-    /// A handle that nobody has pulled.
+    /// A handle without a signal.
     pub fn new() -> Self {
         Self { phase: Arc::new(watch::Sender::new(Phase::Ready)) }
     }
 
-    /// What a signal does: the first call begins the graceful shutdown, the second ends it at once.
+    /// Signals a shutdown while load balancers may still send requests (SIGTERM). The first call begins the graceful
+    /// shutdown, in which new requests are served until the lag is over. The second call ends the server at once.
     pub fn signal(&self) {
+        self.step(Phase::Draining);
+    }
+
+    /// Signals a shutdown by hand (SIGINT): as [`Shutdown::signal`], without the lag.
+    pub fn interrupt(&self) {
+        self.step(Phase::Closing);
+    }
+
+    fn step(&self, first: Phase) {
         self.phase.send_modify(|phase| {
-            *phase = if *phase == Phase::Ready { Phase::Draining } else { Phase::Now };
+            *phase = if *phase == Phase::Ready { first } else { Phase::Now };
         });
     }
 
@@ -48,12 +60,12 @@ impl Shutdown {
         *self.phase.borrow() >= Phase::Draining
     }
 
-    /// Whether what still runs is being ended.
+    /// Whether requests that still run are being ended.
     pub(crate) fn is_ending(&self) -> bool {
         *self.phase.borrow() >= Phase::Ending
     }
 
-    /// Time is up.
+    /// Marks the end of the timeout.
     pub(crate) fn end(&self) {
         self.advance(Phase::Ending);
     }
@@ -63,10 +75,16 @@ impl Shutdown {
         self.reached(Phase::Draining).await;
     }
 
+    /// Waits until new requests are to be refused.
+    pub(crate) async fn closing(&self) {
+        self.reached(Phase::Closing).await;
+    }
+
     /// Passes on the signals of `other`; returns after the second.
     pub(crate) async fn follow(&self, other: &Self) {
         other.draining().await;
-        self.signal();
+        let first = *other.phase.borrow();
+        self.advance(first);
         other.reached(Phase::Now).await;
     }
 
@@ -79,7 +97,7 @@ impl Shutdown {
     }
 
     async fn reached(&self, target: Phase) {
-        // The sender lives in `self`, so the only way out is the phase.
+        // The sender lives in `self`, so the wait ends only by the phase.
         let _ = self.phase.subscribe().wait_for(|phase| *phase >= target).await;
     }
 }
@@ -102,6 +120,20 @@ mod tests {
         shutdown.end();
         assert!(shutdown.is_ending() && !waiter.is_finished());
         shutdown.signal();
+        waiter.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_interrupt_has_no_lag_and_counts_as_a_signal() {
+        let (outer, inner) = (Shutdown::new(), Shutdown::new());
+        let waiter = tokio::spawn({
+            let (outer, inner) = (outer.clone(), inner.clone());
+            async move { inner.follow(&outer).await }
+        });
+        outer.interrupt();
+        inner.closing().await;
+        assert!(inner.is_draining() && !inner.is_ending() && !waiter.is_finished());
+        outer.interrupt();
         waiter.await.unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! The one error of the HTTP surface: a status and vLLM's error body.
+//! The error type of the HTTP API: a status and vLLM's error body.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use octavo_engine::SubmitError;
 use octavo_text::TemplateError;
 use serde::Serialize;
 
-/// How many schema errors a message lists.
+/// Number of schema errors that a message lists.
 const LISTED_ERRORS: usize = 10;
 
 /// Characters of an offending input that a message echoes.
 const ECHOED_CHARACTERS: usize = 200;
 
-/// What every request that dies with the server is told.
+/// The message for requests that a shutdown ends.
 const INTERNAL: &str = "The server had an error while processing your request.";
 
-/// What a client gets instead of an answer.
+/// The error that a client receives.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct ApiError {
@@ -29,14 +29,14 @@ pub(crate) struct ApiError {
     retry_after: Option<Duration>,
 }
 
-/// A field of the body that does not fit the schema, told as pydantic does.
+/// A field of the body that violates the schema, described as pydantic does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FieldError {
-    /// pydantic's name for the kind of error.
+    /// pydantic's type of the error.
     pub(crate) kind: &'static str,
-    /// Keys and indices from the body to the field.
+    /// Keys and indices that lead from the body to the field.
     pub(crate) location: Vec<String>,
-    /// What is wrong, as a sentence.
+    /// A sentence about the error.
     pub(crate) message: String,
     /// The offending JSON text.
     pub(crate) input: String,
@@ -60,7 +60,7 @@ impl ApiError {
         Self { status, kind, message: message.into(), param: None, retry_after: None }
     }
 
-    /// 400: understood, and refused.
+    /// 400: a valid request that is refused.
     pub(crate) fn bad_request(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "BadRequestError", message)
     }
@@ -70,7 +70,7 @@ impl ApiError {
         Self::bad_request(format!("{message} (parameter={param}, value={})", cut(&value.to_string()))).with_param(param)
     }
 
-    /// 400: the body does not fit the schema.
+    /// 400: the body violates the schema.
     pub(crate) fn schema(errors: &[FieldError]) -> Self {
         let plural = if errors.len() == 1 { "" } else { "s" };
         let mut message = format!("{} validation error{plural}:", errors.len());
@@ -82,13 +82,13 @@ impl ApiError {
         Self { param, ..Self::new(StatusCode::BAD_REQUEST, "Bad Request", message) }
     }
 
-    /// 400: the body is no JSON at all.
+    /// 400: the body is not JSON.
     pub(crate) fn media_type() -> Self {
         let message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed";
         Self::new(StatusCode::BAD_REQUEST, "Bad Request", message)
     }
 
-    /// 400: plain HTTP on a port of TLS.
+    /// 400: plain HTTP on a TLS port.
     pub(crate) fn plain_http() -> Self {
         Self::bad_request("This port takes HTTPS, and the request came as plain HTTP: ask https:// instead.")
     }
@@ -99,7 +99,7 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "NotFoundError", message).with_param("model")
     }
 
-    /// 404: no response of that id is stored, because none ever is.
+    /// 404: no response with this id is stored, since no response ever is.
     pub(crate) fn response_not_found(id: &str) -> Self {
         let message = format!("Response with id '{}' not found.", cut(id));
         Self::new(StatusCode::NOT_FOUND, "NotFoundError", message).with_param("response_id")
@@ -117,35 +117,35 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "Request Timeout", message)
     }
 
-    /// 504: the request ran for longer than `limit`.
+    /// 504: the request ran longer than `limit`.
     pub(crate) fn request_timeout(limit: Duration) -> Self {
         let message = format!("The request did not finish within {} seconds.", limit.as_secs_f64());
         Self::new(StatusCode::GATEWAY_TIMEOUT, "Gateway Timeout", message)
     }
 
-    /// 429: come back in a moment.
+    /// 429: the server is busy; the client may retry soon.
     pub(crate) fn busy(reason: impl Display) -> Self {
         let message = format!("The engine is currently busy: {reason}. Please retry later.");
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "Too Many Requests", message);
         Self { retry_after: Some(Duration::from_secs(1)), ..error }
     }
 
-    /// 503: the server does not take requests, or ends them, because it goes away.
+    /// 503: the server refuses or ends requests because it is not available.
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable", message)
     }
 
-    /// 503: the server is going away.
+    /// 503: the server is shutting down.
     pub(crate) fn shutting_down() -> Self {
         Self::unavailable("The server is shutting down.")
     }
 
-    /// 500, with no detail: those are in the log.
+    /// 500 without details, which are in the log.
     pub(crate) fn internal() -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalServerError", INTERNAL)
     }
 
-    /// The prompt alone exceeds the context. `at_least` when it was not even tokenised.
+    /// The prompt alone exceeds the context. `at_least` if it was not tokenized.
     pub(crate) fn prompt_too_long(tokens: usize, at_least: bool, max_model_len: usize) -> Self {
         let at_least = if at_least { "at least " } else { "" };
         Self::bad_request(format!(
@@ -166,7 +166,7 @@ impl ApiError {
         .with_param("input_tokens")
     }
 
-    /// Why the engine did not take a request.
+    /// The reason why the engine rejected a request.
     pub(crate) fn from_submit(error: &SubmitError, engine_failed: bool) -> Self {
         match error {
             SubmitError::TooManyRequests { .. } | SubmitError::TooManyTokens { .. } => Self::busy(error),
@@ -177,7 +177,7 @@ impl ApiError {
         }
     }
 
-    /// Messages that the template cannot take.
+    /// Messages that the template rejects.
     pub(crate) fn from_template(error: &TemplateError) -> Self {
         match error {
             TemplateError::Message { index, field, reason } => Self::schema(&[FieldError {
@@ -194,13 +194,13 @@ impl ApiError {
         }
     }
 
-    /// Names the field at fault.
+    /// Sets the field that caused the error.
     pub(crate) fn with_param(mut self, param: &str) -> Self {
         self.param = Some(param.to_owned());
         self
     }
 
-    /// When to come back, if that is all it takes.
+    /// The value of `Retry-After`, if a retry can succeed.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
@@ -210,7 +210,7 @@ impl ApiError {
         self.status
     }
 
-    /// The body, also what an error event of a stream carries.
+    /// The body, which is also the content of a stream's error event.
     pub(crate) fn body(&self) -> impl Serialize + '_ {
         let (r#type, param, code) = (self.kind, self.param.as_deref(), self.status.as_u16());
         Body { error: Info { message: &self.message, r#type, param, code } }
@@ -228,7 +228,7 @@ impl IntoResponse for ApiError {
 }
 
 impl FieldError {
-    /// pydantic's dictionary, spelled as Python prints it.
+    /// pydantic's dictionary as Python prints it.
     fn describe(&self) -> String {
         let location: Vec<String> = std::iter::once("'body'".to_owned())
             .chain(self.location.iter().map(|part| match part.parse::<usize>() {

@@ -1,8 +1,8 @@
-//! A JSON body as named fields, read one by one into Rust types. Errors are collected, so that a client learns all of
-//! them at once, each with its location.
+//! A JSON body as named fields, which are read one by one into Rust types. Errors are collected, so that a client receives
+//! all of them at once, each with its location.
 //!
-//! Fields stay raw text until they are read: a field nobody knows costs nothing but its bytes, and a list of a million
-//! token ids never becomes a million JSON values.
+//! Fields stay raw text until they are read: an unknown field costs only its bytes, and a list of a million token ids
+//! never becomes a million JSON values.
 
 use std::collections::HashMap;
 
@@ -21,9 +21,9 @@ pub(crate) struct Fields<'a> {
 
 /// A type that a field may have.
 pub(crate) trait FieldValue: Sized {
-    /// pydantic's name of the error for anything else.
+    /// pydantic's error type for a value of another type.
     const ERROR: &'static str;
-    /// pydantic's sentence for anything else.
+    /// pydantic's message for a value of another type.
     const MESSAGE: &'static str;
 
     /// Reads the JSON text; `None` if it is of another type.
@@ -62,7 +62,7 @@ impl<'a> Fields<'a> {
         self.values.get(name).copied().filter(|raw| raw.get() != "null")
     }
 
-    /// The value of a field; `None` if it is absent, null, or of a wrong type, which is noted.
+    /// The value of a field; `None` if it is absent, null or of a wrong type, which adds an error.
     pub(crate) fn get<T: FieldValue>(&mut self, name: &str) -> Option<T> {
         let raw = self.raw(name)?;
         let value = T::read(raw);
@@ -72,12 +72,12 @@ impl<'a> Fields<'a> {
         value
     }
 
-    /// Notes that a field is not there.
+    /// Adds an error for a missing field.
     pub(crate) fn missing(&mut self, name: &str) {
         self.error(name, "missing", "Field required");
     }
 
-    /// Notes that a field is wrong.
+    /// Adds an error for a field.
     pub(crate) fn error(&mut self, name: &str, kind: &'static str, message: impl Into<String>) {
         let mut location = self.path.clone();
         location.push(name.to_owned());
@@ -85,12 +85,12 @@ impl<'a> Fields<'a> {
         self.errors.push(FieldError { kind, location, message: message.into(), input });
     }
 
-    /// Notes that a field's value is wrong.
+    /// Adds an error for the value of a field.
     pub(crate) fn value_error(&mut self, name: &str, message: impl std::fmt::Display) {
         self.error(name, "value_error", format!("Value error, {message}"));
     }
 
-    /// Takes over the errors of an object inside this one.
+    /// Adds the errors of a nested object.
     pub(crate) fn absorb(&mut self, errors: impl IntoIterator<Item = FieldError>) {
         self.errors.extend(errors);
     }
@@ -100,7 +100,7 @@ impl<'a> Fields<'a> {
         self.errors
     }
 
-    /// Fails if any field was wrong.
+    /// Fails if there are errors.
     pub(crate) fn finish(self) -> Result<(), ApiError> {
         if self.errors.is_empty() { Ok(()) } else { Err(ApiError::schema(&self.errors)) }
     }
@@ -123,7 +123,7 @@ impl FieldValue for i64 {
     const ERROR: &'static str = "int_type";
     const MESSAGE: &'static str = "Input should be a valid integer";
 
-    /// Takes `3.0` for 3, as JavaScript and pydantic do.
+    /// Accepts `3.0` as 3, as JavaScript and pydantic do.
     fn read(raw: &RawValue) -> Option<Self> {
         json(raw).or_else(|| {
             let value = f64::read(raw)?;

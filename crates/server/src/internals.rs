@@ -1,5 +1,4 @@
-//! Pieces of a response without its socket, for the benches of this workspace. Not part of the API: no promise holds for
-//! what is in here.
+//! Parts of a response without its socket, for the benches of this workspace. They are not part of the stable API.
 
 use std::sync::Arc;
 

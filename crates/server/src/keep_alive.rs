@@ -1,4 +1,4 @@
-//! Comments in streams that are silent for long, for proxies that close what they take for dead.
+//! Keep-alive comments in silent streams, for proxies that close idle connections.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use http::{HeaderMap, header};
 use http_body::{Body as HttpBody, Frame};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// A server-sent event that readers skip.
+/// A comment, which readers of server-sent events skip.
 const COMMENT: &[u8] = b": keep-alive\n\n";
 
 /// Whether a response is a stream of events.
@@ -22,7 +22,7 @@ pub(crate) fn is_event_stream(headers: &HeaderMap) -> bool {
     headers.get(header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"))
 }
 
-/// Puts a comment into the streams that pass through whenever nothing was sent for `interval`.
+/// Adds a comment to event streams whenever nothing was sent for `interval`.
 pub(crate) async fn comment(State(interval): State<Duration>, request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     if !is_event_stream(response.headers()) {
@@ -35,10 +35,10 @@ pub(crate) async fn comment(State(interval): State<Duration>, request: Request, 
 struct KeepAlive {
     body: Body,
     interval: Duration,
-    /// When the last frame went out.
+    /// Time of the last frame.
     last: Instant,
-    /// Runs out no later than the next comment is due. It is not set anew for each frame, which come by the thousand,
-    /// but when it has run out and was too early.
+    /// A timer that expires no later than the next comment is due. It is reset when it has expired too early rather than
+    /// for each frame, since frames are many.
     timer: Pin<Box<Sleep>>,
 }
 

@@ -1,4 +1,4 @@
-//! What every request passes through before its route.
+//! The middleware of all routes.
 
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state, map_request_with_state};
@@ -10,9 +10,9 @@ use crate::observe::observe;
 use crate::root_path::{self, RootPath};
 use crate::{deadline, keep_alive, load, request_id, trace};
 
-/// Puts the layers around the routes. A request meets them in the order: root path, request id, trace, metrics, CORS
-/// (outside the keys, so that a page can read that its key is wrong), keys, load, deadline, comments. What is off is not
-/// there.
+/// Adds the layers to the routes. A request passes them in this order: root path, request id, trace, metrics, CORS
+/// (before the keys, so that a page can read that its key is wrong), keys, load, deadline, comments. Disabled layers are
+/// left out.
 pub(crate) fn around(routes: Router, app: &App) -> Router {
     let config = &app.config;
     let mut router = routes;
@@ -34,7 +34,7 @@ pub(crate) fn around(routes: Router, app: &App) -> Router {
         router = router.layer(from_fn(request_id::identify));
     }
     match RootPath::new(&config.root_path) {
-        // Outside the router, since what is inside sees a path that has been matched already.
+        // Outside the router, since layers inside it run after the path is matched.
         Some(root) => Router::new().fallback_service(router).layer(map_request_with_state(root, root_path::strip)),
         None => router,
     }

@@ -4,8 +4,8 @@
 //! (every request), `body` (bytes), `prepare` (on the blocking pool: `types` checks the shape, `params` the meaning;
 //! template and tokenizer make the prompt), `choices` (its sequences in the engine), and `wire` with `sse` (its answer).
 //!
-//! A client that goes away drops its handler's future or its response's body, and with it the engine's streams: that is
-//! all there is to cancellation.
+//! When a client disconnects, its handler's future or its response's body is dropped, and with it the engine's streams.
+//! There is no other form of cancellation.
 //!
 //! **Invariant:** this crate knows no scheduler and no tensor: it submits token ids and reads token ids.
 

@@ -1,4 +1,4 @@
-//! Sockets to requests: the accept loop, the limits of a connection, and the end of both.
+//! Connections: the accept loop, the limits of a connection, and the shutdown of both.
 
 use std::io;
 use std::pin::pin;
@@ -15,17 +15,17 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::config::ConnectionLimits;
 use crate::sockets::{Accepted, Listener};
 
-/// More header fields than this are more than the HTTP library can hold.
+/// The maximum number of headers that the HTTP library supports.
 const MOST_HEADERS: usize = 10_000;
 
-/// How long the listener rests when the system has no file descriptor or memory left for another connection.
+/// Pause of the listener when the system has no file descriptor or memory for another connection.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(50);
 
-/// Connections that wait to be accepted are the kernel's; those that are open are here. Dropping it closes them all.
+/// The open connections; the kernel holds those that wait to be accepted. Dropping the value closes all of them.
 pub(crate) struct Connections {
     tasks: JoinSet<()>,
     limits: ConnectionLimits,
-    /// True: finish the request in hand, then close.
+    /// Whether connections close after the current request.
     closing: watch::Sender<bool>,
 }
 
@@ -34,7 +34,7 @@ impl Connections {
         Self { tasks: JoinSet::new(), limits, closing: watch::Sender::new(false) }
     }
 
-    /// Accepts connections for as long as it is polled; returns why the listener is unusable.
+    /// Accepts connections until the listener fails, and returns the error.
     pub(crate) async fn accept(&mut self, listener: &Listener, router: &Router) -> io::Error {
         loop {
             tokio::select! {
@@ -44,7 +44,7 @@ impl Connections {
                         Failure::Connection => {}
                         Failure::Exhausted => {
                             let open = self.tasks.len();
-                            tracing::warn!(%error, open, "no connection can be accepted: raise the limit of open files");
+                            tracing::warn!(%error, open, "cannot accept connections: raise the limit of open files");
                             sleep(EXHAUSTED_PAUSE).await;
                         }
                         Failure::Listener => return error,
@@ -60,28 +60,28 @@ impl Connections {
         self.tasks.spawn(serve(accepted, router, limits, closing));
     }
 
-    /// Asks every connection to close after the request in hand.
+    /// Asks every connection to close after the current request.
     pub(crate) fn close(&self) {
         self.closing.send_replace(true);
     }
 
-    /// Waits until all are closed; `false` if the deadline came first.
+    /// Waits until all connections are closed; `false` if the deadline passes first.
     pub(crate) async fn closed(&mut self, deadline: Instant) -> bool {
         timeout_at(deadline, async { while self.tasks.join_next().await.is_some() {} }).await.is_ok()
     }
 
-    /// Open connections.
+    /// Number of open connections.
     pub(crate) fn len(&self) -> usize {
         self.tasks.len()
     }
 }
 
-/// What a failed accept says something about.
+/// The cause of a failed accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
-    /// The one connection, which is gone.
+    /// The connection, which is lost.
     Connection,
-    /// The process or the system, which may recover.
+    /// A limit of the process or the system, which may recover.
     Exhausted,
     /// The listener.
     Listener,
@@ -99,7 +99,7 @@ impl Failure {
 
 async fn serve(accepted: Accepted, router: Router, limits: ConnectionLimits, mut closing: watch::Receiver<bool>) {
     let opened = tokio::select! {
-        // In this order: who needs no handshake is served though the end has begun since it was accepted.
+        // In this order, so that an accepted connection without a handshake is served although the shutdown has begun.
         biased;
         opened = accepted.open(&limits) => opened,
         () = told(&mut closing) => return,
@@ -134,7 +134,7 @@ async fn serve(accepted: Accepted, router: Router, limits: ConnectionLimits, mut
     }
 }
 
-/// Waits for word that connections shall close; forever if it never comes.
+/// Waits until connections must close, or forever.
 async fn told(closing: &mut watch::Receiver<bool>) {
     if closing.wait_for(|closing| *closing).await.is_err() {
         std::future::pending().await

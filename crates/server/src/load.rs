@@ -1,4 +1,4 @@
-//! How many generation requests run: what load balancers that know no metrics ask for.
+//! The number of running generation requests, for load balancers that do not read metrics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use http::Method;
 
 use crate::watch::watched;
 
-/// Routes that put work on the engine, whether they are served yet or not.
+/// Routes that use the engine, including routes that are not supported yet.
 const GENERATING: [&str; 17] = [
     "/v1/chat/completions",
     "/v1/chat/completions/batch",
@@ -31,17 +31,17 @@ const GENERATING: [&str; 17] = [
     "/inference/v1/generate",
 ];
 
-/// Whether a route puts work on the engine.
+/// Whether a route uses the engine.
 pub(crate) fn generates(path: &str) -> bool {
     GENERATING.contains(&path)
 }
 
-/// Generation requests that run. Clones count together.
+/// A count of running generation requests. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Load(Arc<AtomicUsize>);
 
 impl Load {
-    /// How many there are now.
+    /// The current number.
     pub(crate) fn current(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
@@ -52,7 +52,7 @@ impl Load {
     }
 }
 
-/// One of them; dropped, it runs no more.
+/// A running request; dropping it decreases the count.
 struct Running(Load);
 
 impl Drop for Running {
@@ -61,7 +61,7 @@ impl Drop for Running {
     }
 }
 
-/// Counts the request that passes through until its response is out or its client has gone.
+/// Counts a request until its response is complete or its client has disconnected.
 pub(crate) async fn track(State(load): State<Load>, request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
     if *request.method() != Method::POST || !path.is_some_and(generates) {

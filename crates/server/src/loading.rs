@@ -1,4 +1,4 @@
-//! What answers before there is an engine: probes and clients get a status at once instead of a connection that hangs.
+//! Answers while the model loads: probes and clients receive a status at once rather than wait on a silent connection.
 
 use std::future::Future;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use crate::error::ApiError;
 use crate::listener::Connections;
 use crate::sockets::Listener;
 
-/// How long answers given during the load have to be taken.
+/// Time in which clients can read answers that are given during the load.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// Answers on `listener` while `load` runs: GET /live is 200, everything else 503 with the error body of the API. Ends
-/// with the load; connections that come after it wait for the caller's next reader of the listener.
+/// Answers on `listener` while `load` runs: GET /live with 200, everything else with 503 and the error body of the API.
+/// It returns when the load ends; later connections wait until the caller accepts them.
 ///
 /// # Errors
 /// The listening socket is unusable.

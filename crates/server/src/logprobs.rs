@@ -1,4 +1,4 @@
-//! Log-probabilities in the shapes of the API. All list the token itself first, then the most likely ones.
+//! Log-probabilities in the formats of the API. All formats list the token itself first, then the most likely tokens.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use crate::types::response::{
     ChatLogprob, ChatLogprobs, CompletionLogprobs, PromptLogprob, PromptLogprobs, RankedLogprob, TokenMap, TopLogprob,
 };
 
-/// What −∞ is reported as: JSON has no infinity.
+/// The value that stands for −∞, since JSON has no infinity.
 const LOWEST: f32 = -9999.0;
 
-/// How tokens are spelled in log-probabilities.
+/// The spelling of tokens in log-probabilities.
 #[derive(Clone)]
 pub(crate) struct Spelling {
     pub(crate) tokenizer: Arc<Tokenizer>,
@@ -25,7 +25,7 @@ impl Spelling {
         if self.as_ids { format!("token_id:{id}") } else { self.tokenizer.token_text(id) }
     }
 
-    /// The chat shape, with `alternatives` entries a token.
+    /// The chat format, with `alternatives` entries per token.
     pub(crate) fn chat(&self, tokens: &[TokenOutput], alternatives: u32) -> ChatLogprobs {
         let entry = |token: &TokenOutput| ChatLogprob {
             token: self.text(token.id),
@@ -43,9 +43,9 @@ impl Spelling {
         ChatLogprobs { content: tokens.iter().map(entry).collect() }
     }
 
-    /// Adds tokens to the completions shape, with up to `alternatives` + 1 entries each; the first of them starts at
-    /// character `offset` of the choice's text. Returns where the next one starts. A token without log-probabilities is
-    /// the first of a prompt.
+    /// Adds tokens in the completions format, with up to `alternatives` + 1 entries each. The first token starts at
+    /// character `offset` of the choice's text; the return value is the start of the next one. A token without
+    /// log-probabilities is the first of a prompt.
     pub(crate) fn completion<'a>(
         &self,
         out: &mut CompletionLogprobs,
@@ -75,7 +75,7 @@ impl Spelling {
         TokenMap(map)
     }
 
-    /// vLLM's `prompt_logprobs`: one entry a prompt token, none for the first.
+    /// vLLM's `prompt_logprobs`: one entry per prompt token, null for the first.
     pub(crate) fn prompt(&self, prompt: &[u32], logprobs: &[Logprobs]) -> PromptLogprobs {
         let entry = |(&id, logprobs): (&u32, &Logprobs)| {
             let mut entries = vec![(id, self.ranked_entry(id, logprobs.logprob, logprobs.rank))];
@@ -95,7 +95,7 @@ fn own(logprobs: Option<&Logprobs>) -> f32 {
     logprobs.map_or(LOWEST, |l| l.logprob.max(LOWEST))
 }
 
-/// The token itself, then the others by rank.
+/// The token itself, then the other tokens by rank.
 fn ranked(id: u32, logprobs: Option<&Logprobs>) -> impl Iterator<Item = (u32, f32)> + '_ {
     let own = logprobs.map(|l| (id, l.logprob));
     let others = logprobs.into_iter().flat_map(|l| &l.top).copied().filter(move |&(other, _)| other != id);

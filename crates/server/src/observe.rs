@@ -1,4 +1,4 @@
-//! HTTP metrics: every request is observed once, when the last byte of its response is out or its client has gone.
+//! HTTP metrics: every request is observed once, when its response is complete or its client has disconnected.
 
 use std::time::Instant;
 
@@ -12,10 +12,10 @@ use octavo_telemetry::{HttpExchange, HttpMetrics};
 
 use crate::watch::watched;
 
-/// What a request whose client left before the response counts as, after nginx.
+/// The status for requests whose client disconnected before the response, as in nginx.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// Observes the request that passes through.
+/// Observes a request.
 pub(crate) async fn observe(State(metrics): State<HttpMetrics>, request: Request, next: Next) -> Response {
     let mut observation = Observation {
         metrics,
@@ -31,7 +31,7 @@ pub(crate) async fn observe(State(metrics): State<HttpMetrics>, request: Request
     response.map(|body| watched(body, move |bytes| observation.count(bytes)))
 }
 
-/// Reports when dropped.
+/// Reports the request when dropped.
 struct Observation {
     metrics: HttpMetrics,
     method: Method,
@@ -43,7 +43,7 @@ struct Observation {
 }
 
 impl Observation {
-    /// A method, so that a closure that calls it holds all of the observation and not one field.
+    /// A method, so that a closure that calls it captures the whole observation rather than one field.
     fn count(&mut self, bytes: &Bytes) {
         self.response_bytes += bytes.len() as u64;
     }

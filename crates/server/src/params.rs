@@ -1,4 +1,4 @@
-//! Fields of a request → what the engine draws with. Everything out of range is refused here, by name.
+//! Converts the fields of a request into sampling parameters. Values out of range are refused by name.
 
 use octavo_engine::SamplingParams;
 use octavo_text::TextOptions;
@@ -9,16 +9,16 @@ use crate::error::ApiError;
 use crate::seeds::Seeds;
 use crate::types::common::CommonFields;
 
-/// Lower temperatures than this are raised to it, unless they are 0.
+/// Minimum temperature other than 0; lower ones are raised to it.
 const MIN_TEMPERATURE: f64 = 0.01;
 
-/// Most ids of `logprob_token_ids`.
+/// Maximum number of ids in `logprob_token_ids`.
 const MAX_LOGPROB_TOKENS: usize = 128;
 
-/// The checked parameters of a request, before they are fitted to a prompt.
+/// The validated parameters of a request, independent of its prompts.
 #[derive(Clone, Debug)]
 pub(crate) struct Sampling {
-    /// Without seed and `max_tokens`, which differ among a request's sequences.
+    /// The parameters that all sequences share: all but seed and `max_tokens`.
     base: SamplingParams,
     seed: Option<i64>,
     max_tokens: Option<u32>,
@@ -27,19 +27,19 @@ pub(crate) struct Sampling {
     pub(crate) text: TextOptions,
 }
 
-/// What differs between chat and completion requests.
+/// The limit on output tokens, which chat and completion requests specify differently.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OutputLimit<'a> {
-    /// The field that the limit came from.
+    /// The field that set the limit.
     pub(crate) field: &'a str,
-    /// Tokens; `None` leaves it to the model.
+    /// The limit in tokens; `None` for the model's default.
     pub(crate) max_tokens: Option<i64>,
-    /// The least that makes sense: 0 if the prompt is echoed.
+    /// The minimum: 0 if the prompt is echoed, else 1.
     pub(crate) least: i64,
 }
 
 impl Sampling {
-    /// Checks a request's parameters. `logprobs` is the number of alternatives, −1 for all.
+    /// Validates a request's parameters. `logprobs` is the number of alternatives, −1 for all.
     pub(crate) fn new(
         fields: &CommonFields,
         limit: OutputLimit<'_>,
@@ -109,34 +109,34 @@ impl Sampling {
         SamplingParams { seed, max_tokens, ..self.base.clone() }
     }
 
-    /// Also reports the prompt's log-probabilities, as many as the output's: an echoed prompt comes with its own.
+    /// Adds the log-probabilities of an echoed prompt, with as many alternatives as the output has.
     pub(crate) fn with_echoed_logprobs(mut self) -> Self {
         self.base.prompt_logprobs = self.base.prompt_logprobs.max(self.base.logprobs);
         self
     }
 
-    /// Whether the prompt is worth computing even if nothing follows it.
+    /// Whether the prompt must be computed even if no token is generated.
     pub(crate) fn scores_prompt(&self) -> bool {
         self.base.prompt_logprobs.is_some()
     }
 
-    /// In effect, as decimal numbers that read like the request's.
+    /// The effective values, as decimal numbers that look like those of the request.
     pub(crate) fn temperature_and_top_p(&self) -> (f64, f64) {
         let decimal = |value: f32| value.to_string().parse().unwrap_or(f64::from(value));
         (decimal(self.base.temperature), decimal(self.base.top_p))
     }
 
-    /// Tokens that the client asked for.
+    /// The number of tokens that the client requested.
     pub(crate) fn max_tokens(&self) -> Option<u32> {
         self.max_tokens
     }
 
-    /// Alternatives to report with each token, if any are asked for.
+    /// Number of alternatives per token, if requested.
     pub(crate) fn logprobs(&self) -> Option<u32> {
         self.base.logprobs.map(|top| top.max(self.base.logprob_token_ids.len() as u32))
     }
 
-    /// Whether the prompt is all the client wants.
+    /// Whether the client wants the prompt alone.
     pub(crate) fn generates_nothing(&self) -> bool {
         self.max_tokens == Some(0)
     }
@@ -254,7 +254,7 @@ fn alternatives(field: &str, count: i64, config: &ServerConfig) -> Result<u32, A
     }
 }
 
-/// Chosen tokens whose log-probabilities are reported.
+/// The tokens whose log-probabilities the client requested.
 fn logprob_token_ids(fields: &CommonFields, config: &ServerConfig) -> Result<Vec<u32>, ApiError> {
     let ids = &fields.logprob_token_ids;
     if ids.len() > MAX_LOGPROB_TOKENS {
@@ -264,7 +264,7 @@ fn logprob_token_ids(fields: &CommonFields, config: &ServerConfig) -> Result<Vec
     ids.iter().map(|&id| known_token("logprob_token_ids", id, config)).collect()
 }
 
-/// An id that the model has.
+/// Checks that a token id exists in the model's vocabulary.
 pub(crate) fn known_token(field: &str, id: i64, config: &ServerConfig) -> Result<u32, ApiError> {
     u32::try_from(id).ok().filter(|&id| (id as usize) < config.vocab_size).ok_or_else(|| {
         let message =

@@ -1,4 +1,4 @@
-//! One id for a request: in its response's headers and, unless its body brings another, in the engine and the log.
+//! Request ids: in the headers of the response and, unless the body sets another, in the engine and the log.
 
 use axum::extract::Request;
 use axum::middleware::Next;
@@ -9,11 +9,11 @@ use uuid::Uuid;
 /// The header field, of requests and of responses.
 const HEADER: &str = "x-request-id";
 
-/// Bytes of an id that a client may choose: every chunk of a stream repeats it.
+/// Maximum length of a client's id in bytes, since every chunk of a stream repeats it.
 const MAX_BYTES: usize = 256;
 
-/// The id of the request that carries it as an extension: what the client's header says, or a fresh one. It is there
-/// only if the server sends ids back.
+/// The id of a request, as an extension of it: the client's header, or a new id. It exists only if the server returns
+/// ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RequestId(String);
 
@@ -33,8 +33,7 @@ impl RequestId {
     }
 }
 
-/// Names the request that passes through. A header that is no usable id is dropped, so that nobody downstream takes it
-/// for one.
+/// Sets the id of a request. A header that is not a usable id is removed, so that later code does not use it.
 pub(crate) async fn identify(mut request: Request, next: Next) -> Response {
     let given = request.headers().get(HEADER).and_then(RequestId::given);
     let id = given.unwrap_or_else(|| {

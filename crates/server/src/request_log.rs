@@ -1,4 +1,4 @@
-//! What is logged of each request, where an operator asks for it.
+//! Logging of requests, where the operator enables it.
 
 use octavo_engine::Request;
 use octavo_text::OutputDelta;
@@ -8,7 +8,7 @@ use crate::choices::Output;
 use crate::config::RequestLog;
 use crate::types::response::Finish;
 
-/// Logs a sequence that goes to the engine: what it asks for, and at the level `debug` its prompt.
+/// Logs the parameters of a submitted sequence, and at the level `debug` its prompt.
 pub(crate) fn submitted(app: &App, request: &Request) {
     let RequestLog { requests, max_len, .. } = app.config.log;
     if !requests {
@@ -38,7 +38,7 @@ struct Logged {
 }
 
 impl OutputLog {
-    /// None if outputs are not logged.
+    /// `None` if outputs are not logged.
     pub(crate) fn new(config: RequestLog, request_id: &str, choices: usize) -> Option<Self> {
         config.outputs.then(|| Self {
             request_id: request_id.to_owned(),
@@ -47,7 +47,7 @@ impl OutputLog {
         })
     }
 
-    /// Keeps what an output adds, and logs a choice that has ended.
+    /// Adds an output to its choice, and logs the choice at its end.
     pub(crate) fn add(&mut self, output: &Output) {
         let Some(logged) = self.choices.get_mut(output.index as usize) else { return };
         logged.tokens += output.tokens.len();
@@ -66,7 +66,7 @@ impl OutputLog {
     }
 }
 
-/// Adds to a text that has at most so many characters.
+/// Appends to a text up to a maximum number of characters.
 fn append(text: &mut String, more: &str, max_len: Option<usize>) {
     text.push_str(more);
     if let Some((end, _)) = max_len.and_then(|most| text.char_indices().nth(most)) {

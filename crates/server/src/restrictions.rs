@@ -1,27 +1,27 @@
-//! What a request's tokens are restricted by, put together from its fields.
+//! The restrictions on a request's tokens, combined from its fields.
 
 use std::sync::Arc;
 
 use octavo_engine::Constraint;
 use octavo_text::{AfterReasoning, AllowedTokens, BadWords, Grammar, ThinkingBudget, all_of};
 
-/// The restrictions of one request; the default is none.
+/// The restrictions of one request; none by default.
 #[derive(Clone, Default)]
 pub(crate) struct Restrictions {
-    /// The only tokens that may come.
+    /// The only allowed tokens.
     pub(crate) allowed: Option<AllowedTokens>,
-    /// What must not come.
+    /// The forbidden token sequences.
     pub(crate) bad_words: Option<BadWords>,
-    /// What the output must look like.
+    /// The grammar of the output.
     pub(crate) grammar: Option<Grammar>,
-    /// What ends the reasoning that comes before what the grammar is about, and the size of the model's vocabulary.
+    /// The end of the reasoning before the part that the grammar restricts, and the size of the model's vocabulary.
     pub(crate) reasoning_end: Option<(Arc<[u32]>, usize)>,
-    /// Most tokens of reasoning.
+    /// Maximum number of reasoning tokens.
     pub(crate) thinking: Option<ThinkingBudget>,
 }
 
 impl Restrictions {
-    /// What restricts one sequence, if anything does.
+    /// The constraint of one sequence, if there are restrictions.
     pub(crate) fn constraint(&self) -> Option<Box<dyn Constraint>> {
         let mut parts: Vec<Box<dyn Constraint>> = Vec::new();
         if let Some(allowed) = &self.allowed {

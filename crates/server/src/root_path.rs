@@ -1,4 +1,4 @@
-//! A path under which a proxy shows the server. Some proxies take it off before they pass a request on, some do not.
+//! The path prefix of a proxy. Some proxies remove it before they forward a request, others do not.
 
 use std::sync::Arc;
 
@@ -6,18 +6,18 @@ use axum::extract::{Request, State};
 use http::Uri;
 use http::uri::PathAndQuery;
 
-/// Such a path, `/like/this`.
+/// The prefix, `/like/this`.
 #[derive(Clone, Debug)]
 pub(crate) struct RootPath(Arc<str>);
 
 impl RootPath {
-    /// `None` if there is no path to take off.
+    /// Parses the prefix; `None` if it is empty.
     pub(crate) fn new(path: &str) -> Option<Self> {
         let path = path.trim().trim_matches('/');
         (!path.is_empty()).then(|| Self(format!("/{path}").into()))
     }
 
-    /// `uri` without the path; `None` if it lies elsewhere.
+    /// `uri` without the prefix; `None` if it does not begin with it.
     fn strip(&self, uri: &Uri) -> Option<Uri> {
         let rest = uri.path_and_query()?.as_str().strip_prefix(&*self.0)?;
         let rest = match rest.as_bytes().first() {
@@ -32,7 +32,7 @@ impl RootPath {
     }
 }
 
-/// Takes the path off the request that passes through, once. Runs before anything looks at the path.
+/// Removes the prefix from a request, once. It runs before all code that reads the path.
 pub(crate) async fn strip(State(root): State<RootPath>, mut request: Request) -> Request {
     if let Some(uri) = root.strip(request.uri()) {
         *request.uri_mut() = uri;

@@ -1,15 +1,15 @@
-//! Seeds of sequences whose request brings none.
+//! Seeds for sequences of requests without a seed.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use uuid::Uuid;
 
-/// A stream of seeds: with a given start the same requests, sent in the same order, draw the same tokens.
+/// A stream of seeds. With a fixed start, the same requests in the same order sample the same tokens.
 #[derive(Debug)]
 pub(crate) struct Seeds(AtomicU64);
 
 impl Seeds {
-    /// Without a start it is drawn.
+    /// Creates the stream; without `start`, the start is random.
     pub(crate) fn new(start: Option<u64>) -> Self {
         Self(AtomicU64::new(start.unwrap_or_else(random)))
     }

@@ -1,4 +1,4 @@
-//! What the server listens on: a TCP port or a Unix domain socket, with TLS or without.
+//! Listening sockets: a TCP port or a Unix domain socket, with or without TLS.
 
 use std::fmt;
 use std::fs::{self, Permissions};
@@ -19,20 +19,20 @@ use crate::error::ApiError;
 use crate::stall::StallGuard;
 use crate::tls::{Tls, TlsError};
 
-/// Connections that wait to be accepted on a Unix socket: a burst of clients must not see a refusal.
+/// Backlog of a Unix socket, large enough that a burst of clients is not refused.
 const BACKLOG: u32 = 4096;
 
-/// Bytes that the kernel may hold of what a TCP client has not read yet; it takes twice as much for its own records.
-/// Left alone it would let that grow to several megabytes for a client that reads nothing.
+/// Size of a TCP connection's send buffer; the kernel uses twice as much with its own records. By default it would grow
+/// to several megabytes for a client that reads nothing.
 const SEND_BUFFER: usize = 256 << 10;
 
-/// A handshake that takes longer is given up.
+/// Time limit of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a client that is turned away may take to hang up.
+/// Time in which a rejected client must close the connection.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A listening socket. Dropped, it listens no more, and a Unix socket's file is removed.
+/// A listening socket. Dropping it stops listening and removes the file of a Unix socket.
 pub struct Listener {
     socket: Socket,
     tls: Option<Tls>,
@@ -43,16 +43,16 @@ enum Socket {
     Unix(SocketFile),
 }
 
-/// Why a Unix socket cannot be listened on.
+/// The reason why the server cannot listen on a Unix socket.
 #[derive(Debug, thiserror::Error)]
 pub enum UnixSocketError {
     /// A server answers there.
     #[error("--uds {}: another process listens there: choose another path", .0.display())]
     InUse(PathBuf),
-    /// Something else is there, which is not ours to remove.
+    /// Another kind of file exists, which the server does not remove.
     #[error("--uds {}: there is a file that is no socket: remove it or choose another path", .0.display())]
     NotASocket(PathBuf),
-    /// The system says no.
+    /// The system refuses.
     #[error("--uds {}: {source}", path.display())]
     System {
         /// Where.
@@ -69,7 +69,7 @@ impl From<TcpListener> for Listener {
 }
 
 impl fmt::Display for Listener {
-    /// Where clients find it: `http://127.0.0.1:8000` or `unix:/run/octavo.sock`.
+    /// The address for clients: `http://127.0.0.1:8000` or `unix:/run/octavo.sock`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         match &self.socket {
@@ -83,8 +83,8 @@ impl fmt::Display for Listener {
 }
 
 impl Listener {
-    /// Listens on a Unix socket that all users may connect to, as far as the process's umask lets them. A socket that
-    /// a server left behind is replaced.
+    /// Listens on a Unix socket that all users may connect to, as far as the process's umask allows. A stale socket of an
+    /// earlier server is replaced.
     ///
     /// # Errors
     /// Another process listens there, there is a file of another kind, or the path is unusable.
@@ -92,7 +92,7 @@ impl Listener {
         Ok(Self { socket: Socket::Unix(SocketFile::bind(path.into()).await?), tls: None })
     }
 
-    /// Speaks TLS with every client. With a refresh it must be called on an async runtime.
+    /// Uses TLS with every client. With a refresh, it must be called on an async runtime.
     ///
     /// # Errors
     /// A file is unusable; the error names it and its flag.
@@ -101,7 +101,7 @@ impl Listener {
         Ok(self)
     }
 
-    /// The next connection, before its handshake.
+    /// Accepts the next connection, without its handshake.
     pub(crate) async fn accept(&self) -> io::Result<Accepted> {
         let stream = match &self.socket {
             Socket::Tcp(listener) => Stream::Tcp(listener.accept().await?.0),
@@ -131,7 +131,7 @@ impl SocketFile {
             socket.bind(&path).map_err(failed)?;
         }
         let listener = socket.listen(BACKLOG).map_err(failed)?;
-        // Bound with 0777 less the umask. To connect is to write.
+        // Bound with mode 0777 less the umask. Connecting needs write permission.
         let mode = fs::metadata(&path).map_err(failed)?.mode() & 0o666;
         fs::set_permissions(&path, Permissions::from_mode(mode)).map_err(failed)?;
         let identity = identity(&path);
@@ -141,7 +141,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Whoever has taken the place keeps it.
+        // A file that replaced the socket is kept.
         if self.identity.is_some() && identity(&self.path) == self.identity {
             let _ = fs::remove_file(&self.path);
         }
@@ -152,7 +152,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
 }
 
-/// Removes the socket at `path` if nobody listens on it.
+/// Removes the socket at `path` if no process listens on it.
 async fn remove_stale(path: &Path) -> Result<(), UnixSocketError> {
     let failed = |source| UnixSocketError::System { path: path.to_owned(), source };
     if !fs::symlink_metadata(path).map_err(failed)?.file_type().is_socket() {
@@ -160,7 +160,7 @@ async fn remove_stale(path: &Path) -> Result<(), UnixSocketError> {
     }
     match UnixStream::connect(path).await {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(failed),
-        // Also one whose queue is full.
+        // A process listens there, even if its queue is full.
         Ok(_) | Err(_) => Err(UnixSocketError::InUse(path.to_owned())),
     }
 }
@@ -173,7 +173,7 @@ impl<S: AsyncRead + AsyncWrite + Send> Duplex for S {}
 /// A connection of any kind, guarded against readers that stall.
 pub(crate) type Connection = Pin<Box<dyn Duplex>>;
 
-/// A connection that has been accepted, and no more.
+/// An accepted connection before its handshake.
 pub(crate) struct Accepted {
     stream: Stream,
     tls: Option<TlsAcceptor>,
@@ -185,7 +185,7 @@ enum Stream {
 }
 
 impl Accepted {
-    /// Shakes hands, where there is something to shake. Who speaks plain HTTP instead is told so, and turned away.
+    /// Performs the TLS handshake, if any. A client that sends plain HTTP receives an error and is rejected.
     pub(crate) async fn open(self, limits: &ConnectionLimits) -> io::Result<Connection> {
         let Some(tls) = self.tls else { return Ok(self.stream.guarded(limits)) };
         let handshake = async {
@@ -214,8 +214,8 @@ impl Stream {
         }
     }
 
-    /// Whether the first byte, which stays where it is, begins a method of HTTP; that of TLS is 22. Waits for it.
-    /// Unix sockets are not looked at: whoever sets TLS up on one knows that it is there.
+    /// Waits for the first byte, without reading it, and returns whether it begins an HTTP method; TLS begins with 22. Unix
+    /// sockets are not checked, since TLS on them is set up deliberately.
     async fn begins_like_http(&self) -> io::Result<bool> {
         let Self::Tcp(stream) = self else { return Ok(false) };
         let mut first = [0];
@@ -223,8 +223,8 @@ impl Stream {
     }
 }
 
-/// Answers a client that speaks plain HTTP in what it understands. The handshake would send an alert of TLS, over which
-/// nginx leaves its client waiting until that gives up.
+/// Answers a client that sends plain HTTP in plain HTTP. The handshake would send a TLS alert, on which nginx lets its
+/// client wait until a timeout.
 async fn turn_away(mut socket: Connection) -> io::Result<()> {
     let error = ApiError::plain_http();
     let body = serde_json::to_string(&error.body())?;
@@ -234,7 +234,7 @@ async fn turn_away(mut socket: Connection) -> io::Result<()> {
     );
     socket.write_all((head + &body).as_bytes()).await?;
     socket.shutdown().await?;
-    // Closed with bytes unread the connection would be reset, and the answer could be lost on its way.
+    // Closing the connection with unread bytes would reset it, and the answer could be lost.
     let mut rest = [0; 4096];
     let hang_up = async {
         while socket.read(&mut rest).await? > 0 {}
@@ -244,7 +244,7 @@ async fn turn_away(mut socket: Connection) -> io::Result<()> {
 }
 
 fn tune(stream: &TcpStream) {
-    // A token is a small packet: it must not wait for the acknowledgement of the one before.
+    // A token is a small packet, which must not wait for the acknowledgement of the previous one.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY could not be set");
     }

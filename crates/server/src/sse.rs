@@ -1,5 +1,5 @@
-//! A response as server-sent events, one for each token. The next frame is made only when the socket has room for it: what
-//! waits for a client that reads slowly are its tokens, not their events.
+//! Streams a response as server-sent events, one per token. The next frame is created only when the socket has room, so a
+//! slow client causes tokens to queue rather than their events.
 
 use std::convert::Infallible;
 
@@ -17,10 +17,10 @@ use crate::types::common::StreamOptions;
 use crate::types::response::Usage;
 use crate::wire::{Tally, Wire};
 
-/// A frame that has this many bytes takes no more outputs.
+/// Size in bytes from which a frame takes no more outputs.
 const FRAME_BYTES: usize = 32 << 10;
 
-/// Events of one frame of the body.
+/// The events of one frame of the body.
 #[derive(Default)]
 pub(crate) struct Events(Vec<u8>);
 
@@ -52,18 +52,18 @@ impl Events {
         self.0.push(b'\n');
     }
 
-    /// Adds what ends the streams of the completion routes.
+    /// Adds the end mark of the completion routes' streams.
     pub(crate) fn done(&mut self) {
         self.0.extend_from_slice(b"data: [DONE]\n\n");
     }
 }
 
-/// What an event carries besides its choice.
+/// The fields of an event beside its choice.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Extras {
-    /// The usage so far, if every chunk shall have it.
+    /// The usage so far, if every chunk reports it.
     pub(crate) usage: Option<Usage>,
-    /// The chunk carries the fingerprint.
+    /// Whether the chunk has the fingerprint.
     pub(crate) fingerprint: bool,
 }
 
@@ -74,12 +74,12 @@ struct Streaming<W> {
     options: StreamOptions,
     tally: Tally,
     unfinished: usize,
-    /// The output that was awaited before the response began.
+    /// The first output, which was awaited before the response began.
     first: Option<Output>,
     ended: bool,
 }
 
-/// Waits for the first output, whose failure is still an ordinary error response, and streams the rest.
+/// Waits for the first output, whose failure is an ordinary error response, and streams the rest.
 pub(crate) async fn respond<W: Wire>(
     mut choices: Choices,
     wire: W,
@@ -95,17 +95,17 @@ pub(crate) async fn respond<W: Wire>(
     let headers = [
         (header::CONTENT_TYPE, W::STREAM_TYPE),
         (header::CACHE_CONTROL, "no-cache"),
-        // Asks nginx and what is built on it to pass each event on, whatever its settings.
+        // Tells nginx and proxies based on it to forward each event at once, whatever their settings.
         (HeaderName::from_static("x-accel-buffering"), "no"),
     ];
     Ok((headers, Body::from_stream(frames)).into_response())
 }
 
 impl<W: Wire> Streaming<W> {
-    /// The events of the next output, and of those that are there already; `None` after the end.
+    /// The events of the next output and of further outputs that are ready; `None` after the end.
     async fn next_frame(&mut self) -> Option<Bytes> {
         let mut events = Events::default();
-        // What has nothing to say makes no event, and an empty frame would end the body.
+        // An empty output creates no event, and an empty frame would end the body.
         while events.0.is_empty() && !self.ended {
             let output = match self.first.take() {
                 Some(first) => {

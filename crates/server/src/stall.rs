@@ -1,4 +1,4 @@
-//! A socket whose peer must take some bytes now and then.
+//! A socket with a write timeout.
 
 use std::future::Future;
 use std::io;
@@ -9,11 +9,11 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Fails a write when the peer has taken no byte for `limit`. A peer that takes a byte a second is slow, not stalled.
+/// Fails a write when the peer has read no byte for `limit`. A peer that reads a byte per second is slow, not stalled.
 pub(crate) struct StallGuard<S> {
     socket: S,
     limit: Duration,
-    /// Runs while a write waits for room.
+    /// A timer that runs while a write waits for room.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
@@ -22,7 +22,7 @@ impl<S> StallGuard<S> {
         Self { socket, limit, deadline: None }
     }
 
-    /// What a pending write comes to.
+    /// The result of a pending write.
     fn stalled<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         let limit = self.limit;
         let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(limit)));

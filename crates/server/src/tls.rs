@@ -1,4 +1,4 @@
-//! Certificates and keys: from PEM files to what a handshake needs, and again when the files change.
+//! Certificates and keys: loads PEM files, and reloads them when they change.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -23,13 +23,13 @@ const CERT_FLAG: &str = "--ssl-certfile";
 const KEY_FLAG: &str = "--ssl-keyfile";
 const CA_FLAG: &str = "--ssl-ca-certs";
 
-/// The least time between two looks at the files.
+/// Minimum interval of the checks for changed files.
 const LEAST_REFRESH: Duration = Duration::from_millis(10);
 
-/// Why a listener cannot speak TLS.
+/// The reason why a listener cannot use TLS.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file is missing, or is not what it should be.
+    /// A file is missing or invalid.
     #[error("{flag} {}: {reason}", path.display())]
     File {
         /// The flag that names the file.
@@ -39,7 +39,7 @@ pub enum TlsError {
         /// What is wrong with it.
         reason: String,
     },
-    /// Client certificates are asked for, and nobody says who may sign them.
+    /// Client certificates are requested, but no authority is configured.
     #[error("--ssl-cert-reqs asks for client certificates: --ssl-ca-certs must name the authorities that sign them")]
     NoAuthorities,
 }
@@ -50,17 +50,17 @@ impl TlsError {
     }
 }
 
-/// What new connections shake hands with.
+/// The configuration of new connections.
 pub(crate) struct Tls {
     current: watch::Receiver<Arc<ServerConfig>>,
-    /// Looks for changed files; ends with the listener.
+    /// The task that checks for changed files; it ends with the listener.
     _refresh: JoinSet<()>,
 }
 
 impl Tls {
-    /// Reads the files. With a refresh it must be called on an async runtime.
+    /// Reads the files. With a refresh, it must be called on an async runtime.
     pub(crate) fn new(config: &TlsConfig) -> Result<Self, TlsError> {
-        // Before they are read: a change meanwhile is then seen as one.
+        // Before the files are read, so that a change in the meantime is detected.
         let stamps = stamps(config);
         let (sender, current) = watch::channel(load(config)?);
         let mut tasks = JoinSet::new();
@@ -70,13 +70,13 @@ impl Tls {
         Ok(Self { current, _refresh: tasks })
     }
 
-    /// For the next connection.
+    /// The configuration for the next connection.
     pub(crate) fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(Arc::clone(&self.current.borrow()))
     }
 }
 
-/// Which version of a file is there: it was written, or another one took its place. `None` if there is none.
+/// The version of a file, which changes when the file is written or replaced. `None` if there is no file.
 type Stamp = Option<(i64, i64, u64, u64)>;
 
 fn stamps(config: &TlsConfig) -> Vec<Stamp> {
@@ -88,8 +88,8 @@ fn stamps(config: &TlsConfig) -> Vec<Stamp> {
     files.into_iter().flatten().map(stamp).collect()
 }
 
-/// Loads the files again whenever they have changed. Files that do not fit together, as between two writes, change
-/// nothing; the next change is another chance.
+/// Reloads the files whenever they change. Files that do not match, as between two writes, are ignored until the next
+/// change.
 async fn refresh(config: TlsConfig, every: Duration, mut seen: Vec<Stamp>, sender: watch::Sender<Arc<ServerConfig>>) {
     loop {
         sleep(every).await;
@@ -161,7 +161,7 @@ fn read(flag: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
     fs::read(path).map_err(|error| TlsError::file(flag, path, error))
 }
 
-/// The certificates in a file, at least one.
+/// The certificates in a file, of which there must be at least one.
 fn certificates(flag: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let text = read(flag, path)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();

@@ -1,11 +1,11 @@
-//! Fields of vLLM's API that this server does not serve. One that would change the answer is refused by name, never
-//! ignored; null and the value that means "off" are taken. To serve a field, read it and delete its row.
+//! Fields of vLLM's API that are not supported. A field that would change the answer is refused by name; null and the
+//! value that means "off" are accepted. To support a field, read it and delete its row.
 
 use serde_json::Value;
 
 use crate::fields::Fields;
 
-/// Name of the field, and the JSON of the value that means "off" (null always does).
+/// Name of a field, and the JSON of the value that means "off" in addition to null.
 type Row = (&'static str, &'static str);
 
 /// Of both generation routes.
@@ -27,7 +27,7 @@ const COMPLETION: &[Row] = &[("prompt_embeds", "null"), ("suffix", "null")];
 /// Of responses requests alone.
 const RESPONSES: &[Row] = &[("prompt", "null"), ("max_tool_calls", "null")];
 
-/// Which request is being read.
+/// The kind of request that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     Chat,
@@ -35,7 +35,7 @@ pub(crate) enum Route {
     Responses,
 }
 
-/// Notes every field of `fields` that asks for what is not served.
+/// Adds an error for every field that requests an unsupported feature.
 pub(crate) fn refuse(fields: &mut Fields<'_>, route: Route) {
     let own = match route {
         Route::Chat => CHAT,
@@ -49,7 +49,7 @@ pub(crate) fn refuse(fields: &mut Fields<'_>, route: Route) {
     }
 }
 
-/// Whether two JSON texts have the same value.
+/// Whether two JSON texts are equal as values.
 fn means(text: &str, off: &str) -> bool {
     let parse = |text: &str| serde_json::from_str::<Value>(text).ok();
     parse(text).is_some_and(|value| Some(value) == parse(off))

@@ -1,4 +1,4 @@
-//! A response body that somebody watches.
+//! A response body with an observer.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -7,8 +7,8 @@ use axum::body::Body;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
-/// The same body, every piece of which is shown to `see` as it goes out. What `see` holds is dropped with the body: when
-/// the last byte is out, or the client has gone.
+/// Wraps a body and calls `see` with every piece as it is sent. `see` is dropped with the body, when the response is
+/// complete or the client has disconnected.
 pub(crate) fn watched(body: Body, see: impl FnMut(&Bytes) + Send + Unpin + 'static) -> Body {
     Body::new(Watched { body, see })
 }

@@ -1,4 +1,4 @@
-//! Parsing, template rendering and tokenising, off the threads that serve sockets.
+//! Runs parsing, template rendering and tokenization outside the threads that serve sockets.
 
 use std::sync::Arc;
 use std::thread::available_parallelism;
@@ -7,10 +7,10 @@ use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
 
-/// Bodies above this size take the lane for large ones.
+/// Size in bytes above which a body uses the lane for large bodies.
 const LARGE_BODY: usize = 64 << 10;
 
-/// Two lanes onto the blocking pool, so that large prompts delay large prompts alone.
+/// Two lanes onto the blocking pool, so that large prompts delay only other large prompts.
 #[derive(Clone)]
 pub(crate) struct Workers {
     small: Arc<Semaphore>,
@@ -24,7 +24,7 @@ impl Workers {
         Self { small: Arc::new(Semaphore::new(cores)), large: Arc::new(Semaphore::new(cores.div_ceil(2))) }
     }
 
-    /// Runs what may take a while whatever the size of its input.
+    /// Runs work whose time does not depend on the size of its input.
     pub(crate) async fn run_heavy<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -32,8 +32,8 @@ impl Workers {
         self.run(usize::MAX, work).await
     }
 
-    /// Runs `work` on a body of `bytes` bytes. If the caller goes away while it waits, it never runs; once it runs, the
-    /// lane stays taken until it is done.
+    /// Runs `work` on a body of `bytes` bytes. If the caller is dropped while it waits, it never runs; once it runs, it
+    /// holds its place in the lane until it is done.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -41,7 +41,7 @@ impl Workers {
     ) -> Result<T, ApiError> {
         let lane = if bytes > LARGE_BODY { &self.large } else { &self.small };
         let Ok(permit) = Arc::clone(lane).acquire_owned().await else { return Err(ApiError::internal()) };
-        // What is logged there is about the same request.
+        // Its log lines belong to the same request.
         let span = tracing::Span::current();
         let task = tokio::task::spawn_blocking(move || {
             let _permit = permit;

@@ -1,4 +1,4 @@
-//! vLLM's bucket bounds.
+//! The bucket bounds of vLLM's histograms.
 
 /// Request latencies, in seconds.
 pub(crate) const LATENCY: &[f64] = &[
@@ -34,7 +34,7 @@ pub(crate) const HTTP_FINE: &[f64] = &[
     0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0, 30.0, 60.0,
 ];
 
-/// The 1-2-5 series up to and including the last value that is at most `max` (and 1 in any case), in tokens.
+/// The 1-2-5 series up to the last value that is at most `max`, but at least 1, in tokens.
 pub(crate) fn lengths(max: usize) -> Vec<f64> {
     let mut bounds = vec![1.0];
     let mut decade = 1usize;

@@ -1,12 +1,12 @@
-//! What is behind a series. Handles are shared between a registry and whoever observes.
+//! The values of series. Handles are shared between a registry and the code that observes.
 //!
-//! All orderings are relaxed: a scrape may see one series a moment before another, but every series is exact.
+//! All memory orderings are relaxed: a scrape may read series at slightly different moments, but every series is exact.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// A sum that only grows.
+/// A counter.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counter(Arc<AtomicU64>);
 
@@ -20,7 +20,7 @@ impl Counter {
     }
 }
 
-/// The latest value: the bits of an f64.
+/// A gauge, stored as the bits of an f64.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gauge(Arc<AtomicU64>);
 
@@ -34,12 +34,13 @@ impl Gauge {
     }
 }
 
-/// What a histogram counts in. Integers make an observation two atomic adds, without a loop around a float.
+/// The unit that a histogram counts in. With integers, an observation is two atomic additions rather than a loop around a
+/// float.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// Observed in nanoseconds, exported in seconds.
     Seconds,
-    /// Tokens, bytes, preemptions.
+    /// Items such as tokens, bytes and preemptions.
     Items,
 }
 
@@ -57,7 +58,7 @@ struct Buckets {
     unit: Unit,
     /// Upper bounds in `unit`, ascending.
     bounds: Box<[u64]>,
-    /// One more than bounds; the last is what exceeds them all. Not cumulative.
+    /// Counts that are not cumulative: one for each bound, and one for values above all bounds.
     counts: Box<[AtomicU64]>,
     sum: AtomicU64,
 }
@@ -67,7 +68,7 @@ struct Buckets {
 pub(crate) struct Histogram(Arc<Buckets>);
 
 impl Histogram {
-    /// `bounds` ascending, in the exported unit; none makes it a sum and a count.
+    /// Creates a histogram with ascending `bounds` in the exported unit. Without bounds it is a sum and a count.
     pub(crate) fn new(unit: Unit, bounds: &[f64]) -> Self {
         let bounds: Box<[u64]> = bounds.iter().map(|b| (b * unit.per_exported_unit()).round() as u64).collect();
         let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
@@ -86,7 +87,7 @@ impl Histogram {
         self.observe(u64::try_from(value.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Cumulative counts, one for each bound and a last one for all observations.
+    /// Cumulative counts: one for each bound, and one for all observations.
     pub(crate) fn cumulative(&self) -> impl Iterator<Item = u64> {
         self.0.counts.iter().scan(0, |total, count| {
             *total += count.load(Relaxed);

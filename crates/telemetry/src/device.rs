@@ -1,4 +1,4 @@
-//! How well the device is used: vLLM's estimates, which it counts under `--enable-mfu-metrics`, and what it has no name for.
+//! Device utilisation: vLLM's estimates, which it counts under `--enable-mfu-metrics`, and metrics that it does not have.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,31 +7,31 @@ use crate::TelemetryConfig;
 use crate::cells::{Counter, Gauge, Histogram, Unit};
 use crate::registry::{Labels, Registry};
 
-/// What is known of the device at the start.
+/// The properties of the device at the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DeviceConfig {
-    /// Bytes of its own memory; `None` where it is the host's.
+    /// Memory of the device in bytes; `None` if it uses host memory.
     pub memory: Option<DeviceMemory>,
-    /// Bytes and FLOPs in a second, at most; `None` where nobody states them: nothing is told of shares then.
+    /// Peak bytes and FLOPs per second; `None` if they are unknown, in which case no utilisation is reported.
     pub peaks: Option<(f64, f64)>,
-    /// Whether it may replay steps as they were recorded.
+    /// Whether it may replay recorded steps.
     pub records_steps: bool,
 }
 
-/// What the device's memory is used for, in bytes.
+/// The use of the device's memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// All of it.
+    /// Total memory.
     pub total: u64,
     /// Weights.
     pub weights: u64,
     /// KV cache.
     pub kv_cache: u64,
-    /// Buffers of a step.
+    /// Step buffers.
     pub workspace: u64,
 }
 
-/// A step that has ended.
+/// A finished step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStep {
     /// Floating-point operations.
@@ -40,7 +40,7 @@ pub struct DeviceStep {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// For how long the device was busy with it alone.
+    /// Time for which the device was busy with this step alone.
     pub busy: Duration,
 }
 
@@ -57,11 +57,11 @@ struct DeviceSeries {
     written: Counter,
     busy: Histogram,
     shares: Option<Shares>,
-    /// Steps that were replayed, and launched op by op.
+    /// Counts of steps that were replayed and of steps that were launched op by op.
     steps: Option<[Counter; 2]>,
 }
 
-/// Of the device's limits.
+/// Utilisation relative to the device's limits.
 #[derive(Debug)]
 struct Shares {
     bandwidth: Gauge,
@@ -130,14 +130,14 @@ impl DeviceMetrics {
         series.busy.observe_duration(step.busy);
     }
 
-    /// Counts steps by how they ran.
+    /// Counts steps by the way in which they ran.
     pub fn steps(&self, replayed: u64, launched: u64) {
         let Some([replays, launches]) = self.series.as_ref().and_then(|series| series.steps.as_ref()) else { return };
         replays.add(replayed);
         launches.add(launched);
     }
 
-    /// Tells which shares of its limits the device reached in some steps together.
+    /// Reports the utilisation of the device over several steps.
     pub fn utilization(&self, steps: &DeviceStep) {
         let Some(shares) = self.series.as_ref().and_then(|series| series.shares.as_ref()) else { return };
         let seconds = steps.busy.as_secs_f64();

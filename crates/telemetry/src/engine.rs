@@ -1,4 +1,4 @@
-//! What the engine observes.
+//! The metrics of the engine.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use crate::series::EngineSeries;
 
-/// State after a step, and what the step did.
+/// The work of a step and the state after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepStats {
     /// Sequences in the running list.
     pub running: usize,
     /// Sequences that wait for capacity.
     pub waiting: usize,
-    /// Waiting sequences that were passed over because they are not ready.
+    /// Waiting sequences that were skipped because they are not ready.
     pub deferred: usize,
     /// Used share of the KV blocks, 0 to 1; evictable blocks count as free.
     pub kv_usage: f64,
@@ -25,30 +25,30 @@ pub struct StepStats {
     pub generated_tokens: u64,
 }
 
-/// A sequence that has ended.
+/// A finished sequence.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FinishedRequest {
     /// `stop`, `length`, `abort`, `error` or `repetition`; anything else counts as `error`.
     pub reason: &'static str,
-    /// Arrival in the front end → end.
+    /// Time from the arrival in the front end to the end.
     pub e2e: Duration,
-    /// Taken into the queue → first scheduled; `None` if it never was.
+    /// Time from entering the queue to the first schedule; `None` if it was never scheduled.
     pub queue: Option<Duration>,
-    /// First scheduled → first token; `None` without a token.
+    /// Time from the first schedule to the first token; `None` without a token.
     pub prefill: Option<Duration>,
-    /// First token → last token, zero for one token; `None` without a token.
+    /// Time from the first to the last token, which is zero for one token; `None` without a token.
     pub decode: Option<Duration>,
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     pub prompt_tokens: u64,
-    /// Tokens generated.
+    /// Number of generated tokens.
     pub generated_tokens: u64,
     /// Prompt tokens found in the prefix cache.
     pub cached_tokens: u64,
-    /// The bound on generated tokens in force.
+    /// The effective limit on generated tokens.
     pub max_tokens: u64,
-    /// `n` of the API request, from the first of its sequences only.
+    /// `n` of the API request, set for the first of its sequences only.
     pub n: Option<u32>,
-    /// How often it was preempted.
+    /// Number of preemptions.
     pub preemptions: u64,
 }
 
@@ -68,8 +68,8 @@ impl EngineMetrics {
         Self { series: Some(series) }
     }
 
-    /// Observes the state after a step. A call without tokens updates the gauges and counts as no step, so that an
-    /// engine can report that it became idle.
+    /// Observes a step and the state after it. A call without tokens updates the gauges but does not count as a step, so that
+    /// an engine can report that it is idle.
     pub fn step(&self, stats: &StepStats) {
         let Some(s) = &self.series else { return };
         s.state.running.set(stats.running as f64);
@@ -93,8 +93,8 @@ impl EngineMetrics {
         s.counts.cached_from_device.add(hit_tokens);
     }
 
-    /// Observes a sequence's first token: `ttft` since its arrival in the front end, its whole prompt, and the part of
-    /// it found in the prefix cache.
+    /// Observes a sequence's first token: `ttft` from its arrival in the front end, its prompt tokens, and the prompt tokens
+    /// found in the prefix cache.
     pub fn first_token(&self, ttft: Duration, prompt_tokens: u64, cached_tokens: u64) {
         let Some(s) = &self.series else { return };
         s.times.ttft.observe_duration(ttft);
@@ -104,7 +104,7 @@ impl EngineMetrics {
         s.counts.prompt_computed.add(prompt_tokens.saturating_sub(cached_tokens));
     }
 
-    /// Observes a later output of a sequence, `gap` after the one before.
+    /// Observes a later output of a sequence, `gap` after the previous one.
     pub fn next_token(&self, gap: Duration) {
         let Some(s) = &self.series else { return };
         s.times.inter_token.observe_duration(gap);

@@ -1,4 +1,4 @@
-//! What the server observes.
+//! The metrics of the HTTP server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,17 +7,17 @@ use crate::buckets;
 use crate::cells::{Counter, Histogram, Unit};
 use crate::registry::Registry;
 
-/// Handlers that count in no HTTP metric: probes and scrapes would drown the requests.
+/// Handlers without HTTP metrics, since probes and scrapes would outnumber the requests.
 const UNCOUNTED: [&str; 8] =
     ["/metrics", "/metrics/", "/health", "/live", "/load", "/ping", "/version", "/server_info"];
 
-/// Where requests count that no route matched, and the method they count under if it is not one of `METHODS`.
+/// The handler label for requests without a route, and the method label for methods outside of `METHODS`.
 const UNMATCHED: &str = "none";
 const OTHER_METHOD: &str = "OTHER";
 const METHODS: [&str; 5] = ["GET", "POST", "PUT", "DELETE", OTHER_METHOD];
 const STATUS_CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
-/// A request that was refused because too much waits already.
+/// The reason why a full queue refused a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rejection {
     /// Too many requests.
@@ -35,15 +35,16 @@ pub struct HttpExchange<'a> {
     pub handler: Option<&'a str>,
     /// Status code.
     pub status: u16,
-    /// First byte of the request → last byte of the body.
+    /// Time from the first byte of the request to the last byte of the response.
     pub duration: Duration,
-    /// Bytes of the request's body.
+    /// Size of the request's body in bytes.
     pub request_bytes: u64,
-    /// Bytes of the response's body.
+    /// Size of the response's body in bytes.
     pub response_bytes: u64,
 }
 
-/// The server's handle on its metrics; clones share the series. Labels come from a fixed set, whatever clients send.
+/// The server's handle on its metrics; clones share the series. Labels come from a fixed set, independent of what clients
+/// send.
 #[derive(Clone, Debug)]
 pub struct HttpMetrics {
     series: Arc<HttpSeries>,
@@ -106,7 +107,7 @@ impl HttpMetrics {
         self.series.duration.observe_duration(exchange.duration);
     }
 
-    /// Counts a request refused for the length of the queue.
+    /// Counts a request that was refused because of the queue's length.
     pub fn rejected(&self, rejection: Rejection) {
         match rejection {
             Rejection::Requests => self.series.rejected_requests.add(1),

@@ -1,20 +1,20 @@
-//! Metrics and traces under vLLM's names, the statistics line, and logging.
+//! Metrics and traces with vLLM's names, the statistics line, and logging.
 //!
-//! `metrics-exporter-prometheus` lays out the counters and gauges that are registered with it through the `metrics` facade,
-//! histograms follow it, and a scrape writes the numbers of the moment into that page (`page.rs`).
+//! `metrics-exporter-prometheus` renders the layout of counters and gauges, which are registered with it through the
+//! `metrics` facade. Histograms follow, and a scrape writes the current numbers into that page (`page.rs`).
 //!
-//! # Why histograms are our own
+//! # Why this crate has its own histograms
 //!
-//! Observations come from the engine thread, so they must be wait-free and must not allocate; a scrape must be cheap no
-//! matter how much was observed since the last one, and memory must stay flat when nobody scrapes. The exporter keeps the
-//! raw samples of a histogram until a scrape or an upkeep pass drains them, so it can promise neither. Ours have fixed
-//! buckets and count in integers (nanoseconds or items): an observation is two atomic adds, `_sum` is exact, and there is
-//! no upkeep. Their bounds are spelled as Prometheus' Python client spells them (`le="1.0"`, `le="1e+06"`), because that
-//! is what existing dashboards, recording rules and scripts were written against.
+//! Observations come from the engine thread, so they must be wait-free and must not allocate. A scrape must be cheap
+//! however much was observed since the last one, and memory must stay constant without scrapes. The exporter keeps the raw
+//! samples of a histogram until a scrape or an upkeep pass drains them, so it guarantees neither. The histograms of this
+//! crate have fixed buckets and count in integers (nanoseconds or items): an observation is two atomic additions, `_sum`
+//! is exact, and no upkeep is needed. Bounds are formatted as by Prometheus' Python client (`le="1.0"`, `le="1e+06"`),
+//! because existing dashboards, recording rules and scripts expect that.
 //!
-//! A scrape takes the locks that registration and other scrapes take, never one of the engine's.
+//! A scrape takes the locks of registration and of other scrapes, but none of the engine.
 //!
-//! Nothing here is global: a process may hold many [`Telemetry`] values, and tests do.
+//! There is no global state: a process may have several [`Telemetry`] values, as tests do.
 //!
 //! **Invariant:** this crate depends on no other crate of the workspace.
 
@@ -50,7 +50,7 @@ pub use upkeep::UpkeepGuard;
 use registry::Registry;
 use series::EngineSeries;
 
-/// What the constant labels and bucket bounds depend on.
+/// The settings that constant labels and bucket bounds depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TelemetryConfig {
     /// The first served model name: the label `model_name`.
@@ -61,20 +61,20 @@ pub struct TelemetryConfig {
     pub max_model_len: usize,
 }
 
-/// What [`Telemetry::set_build_info`] shows.
+/// The labels of [`Telemetry::set_build_info`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BuildInfo<'a> {
     /// The program's version.
     pub version: &'a str,
     /// The revision of its source.
     pub revision: &'a str,
-    /// What runs the model: `cpu` or `cuda`.
+    /// The backend: `cpu` or `cuda`.
     pub backend: &'a str,
     /// The processor's instruction set or the GPU's name.
     pub device: &'a str,
 }
 
-/// The metrics of one server, and what begins its traces. Cheap to clone; clones share every series.
+/// The metrics of one server and its tracer. Clones are cheap and share every series.
 #[derive(Clone, Debug)]
 pub struct Telemetry {
     inner: Arc<Inner>,
@@ -93,7 +93,7 @@ impl Telemetry {
     pub fn new(config: TelemetryConfig) -> Self {
         let registry = Registry::default();
         let engine = Arc::new(EngineSeries::register(&registry, &config));
-        // No adapters are served, and endpoint pickers report a family that they do not find at every scrape.
+        // LoRA is not supported, but endpoint pickers report a missing family at every scrape.
         let none = [("max_lora", "0"), ("running_lora_adapters", ""), ("waiting_lora_adapters", "")];
         let help = "LoRA adapters in use, as labels; the value is the Unix time of the last change.";
         registry.set_info("vllm:lora_requests_info", help, &none, unix_seconds());
@@ -108,24 +108,24 @@ impl Telemetry {
     /// The media type of [`Telemetry::render`].
     pub const CONTENT_TYPE: &'static str = "text/plain; version=0.0.4; charset=utf-8";
 
-    /// The handle that the engine observes through.
+    /// The engine's handle on its metrics.
     pub fn engine(&self) -> EngineMetrics {
         EngineMetrics::new(Arc::clone(&self.inner.engine))
     }
 
-    /// The handle that the server observes through, with `(method, handler)` series for `routes` and no others: a
-    /// request for anything else counts under the handler `none`. Calling it again returns the same series.
+    /// The server's handle on its metrics, with `(method, handler)` series for `routes` only. All other requests count under
+    /// the handler `none`. Further calls return the same series.
     pub fn http(&self, routes: &[(&'static str, &'static str)]) -> HttpMetrics {
         HttpMetrics::register(&self.inner.registry, &self.inner.config.model_name, routes)
     }
 
-    /// The handle that observes how well the device is used.
+    /// The handle on the device's metrics.
     pub fn device(&self, device: &DeviceConfig) -> DeviceMetrics {
         DeviceMetrics::register(&self.inner.registry, &self.inner.config, device)
     }
 
-    /// Sets `vllm:cache_config_info`, constant 1 with the KV-cache configuration as labels; the label `engine` is
-    /// added. A second call replaces the first.
+    /// Sets `vllm:cache_config_info`, a constant 1 with the KV cache's configuration as labels, to which the label `engine`
+    /// is added. A second call replaces the first.
     pub fn set_cache_config(&self, labels: &[(&str, String)]) {
         let engine = self.inner.config.engine.to_string();
         let mut all: Vec<(&str, &str)> = labels.iter().map(|(name, value)| (*name, value.as_str())).collect();
@@ -138,7 +138,7 @@ impl Telemetry {
         );
     }
 
-    /// Sets `octavo_build_info`, constant 1 with what runs as labels. A second call replaces the first.
+    /// Sets `octavo_build_info`, a constant 1 with the build as labels. A second call replaces the first.
     pub fn set_build_info(&self, info: &BuildInfo<'_>) {
         let labels = [
             ("version", info.version),
@@ -149,31 +149,33 @@ impl Telemetry {
         self.inner.registry.set_info("octavo_build_info", "What runs, as labels; always 1.", &labels, 1.0);
     }
 
-    /// Starts the exporter of traces, whose counts are metrics. It ends when the result is dropped.
+    /// Starts the trace exporter, whose counts are metrics. It stops when the result is dropped.
     ///
     /// # Errors
-    /// What `config` names cannot be used.
+    /// The exporter cannot use `config`.
     pub fn start_traces(&self, config: &TraceConfig) -> Result<Traces, TraceError> {
         let traces = Traces::start(config, &self.inner.registry)?;
-        // The first exporter stays: nobody starts a second.
+        // The first exporter stays; a server starts only one.
         let _ = self.inner.tracer.set(traces.tracer());
         Ok(traces)
     }
 
-    /// What begins the spans of requests: none where no exporter was started before.
+    /// The tracer, which begins the spans of requests. Without an exporter it begins none.
     pub fn tracer(&self) -> Tracer {
         self.inner.tracer.get().cloned().unwrap_or_default()
     }
 
-    /// A statistics line over this server's counters, starting now.
-    pub fn stats_line(&self) -> StatsLine {
-        StatsLine::new(Arc::clone(&self.inner.engine), self.inner.config.engine)
+    /// A statistics line over this server's counters, starting now. With `on_gpu` it speaks of the "GPU KV cache", as
+    /// vLLM's line always does.
+    pub fn stats_line(&self, on_gpu: bool) -> StatsLine {
+        StatsLine::new(Arc::clone(&self.inner.engine), self.inner.config.engine, on_gpu)
     }
 
     /// Starts the timer thread that logs the statistics line every `VLLM_LOG_STATS_INTERVAL` seconds (10 by default);
-    /// it ends when the guard is dropped. The metrics themselves need no upkeep.
-    pub fn spawn_upkeep(&self) -> UpkeepGuard {
-        UpkeepGuard::spawn(self.stats_line(), stats::interval_from_env())
+    /// it ends when the guard is dropped. The metrics themselves need no upkeep. For `on_gpu` see
+    /// [`Telemetry::stats_line`].
+    pub fn spawn_upkeep(&self, on_gpu: bool) -> UpkeepGuard {
+        UpkeepGuard::spawn(self.stats_line(on_gpu), stats::interval_from_env())
     }
 }
 

@@ -1,14 +1,14 @@
-//! The metrics page without its numbers, and where they go.
+//! The text of the metrics page and the places of its numbers.
 //!
-//! Names, help, types and labels change only when a series is registered. So the text between the numbers is made once, and a
-//! scrape copies it and writes each number in its place: a scrape of a thousand series costs tens of microseconds, and endpoint
-//! pickers scrape twenty times a second.
+//! Names, help, types and labels change only when a series is registered. The text between the numbers is therefore built
+//! once, and a scrape copies it and fills in the numbers. A scrape of a thousand series takes tens of microseconds, which
+//! matters because endpoint pickers scrape twenty times per second.
 
 use crate::cells::{Counter, Gauge, Histogram};
 use crate::process;
 use crate::spelling::{push_count, push_gauge, push_integer, push_number};
 
-/// Where the numbers of one or more samples come from.
+/// The source of the numbers of one or more samples.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
     /// One sample.
@@ -19,42 +19,42 @@ pub(crate) enum Source {
     Histogram(Histogram),
     /// `_sum` and `_count`.
     Summary(Histogram),
-    /// One sample for each of the process's families that are marked.
+    /// One sample for each marked family of the process.
     Process([bool; process::FAMILIES.len()]),
 }
 
-/// See the module.
+/// The page; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Page {
     text: String,
     /// Byte positions in `text`, ascending.
     places: Vec<usize>,
-    /// They fill the places one after another.
+    /// The sources, which fill the places in order.
     sources: Vec<Source>,
 }
 
-/// Bytes that a number takes, generously.
+/// Upper estimate of the length of a number in bytes.
 const NUMBER: usize = 24;
 
 impl Page {
-    /// Appends lines as they are.
+    /// Appends lines without numbers.
     pub(crate) fn text(&mut self, lines: &str) {
         self.text.push_str(lines);
     }
 
-    /// Appends a sample's line, given up to its number and with the space before it.
+    /// Appends a sample's line, given up to the space before its number.
     pub(crate) fn sample(&mut self, line: &str) {
         self.text.push_str(line);
         self.places.push(self.text.len());
         self.text.push('\n');
     }
 
-    /// Says where the numbers of the samples come from that were appended since the last call.
+    /// Sets the source of the numbers of all samples that were appended since the last call.
     pub(crate) fn source(&mut self, source: Source) {
         self.sources.push(source);
     }
 
-    /// Appends the page with the numbers of this moment.
+    /// Appends the page with the current numbers.
     pub(crate) fn fill(&self, out: &mut String) {
         out.reserve(self.text.len() + NUMBER * self.places.len());
         let mut filling = Filling { text: &self.text, places: self.places.iter(), from: 0, out };
@@ -82,13 +82,13 @@ impl Page {
 struct Filling<'a> {
     text: &'a str,
     places: std::slice::Iter<'a, usize>,
-    /// Up to where the text has been written.
+    /// Length of the text that is written.
     from: usize,
     out: &'a mut String,
 }
 
 impl Filling<'_> {
-    /// The text up to the next place, and the number that belongs there.
+    /// Writes the text up to the next place, and the number of that place.
     fn next(&mut self, number: impl FnOnce(&mut String)) {
         let Some(&place) = self.places.next() else { return };
         self.out.push_str(&self.text[self.from..place]);

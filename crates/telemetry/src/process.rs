@@ -1,4 +1,4 @@
-//! `process_*` metrics, read from `/proc` when they are scraped. Other systems than Linux have none.
+//! `process_*` metrics, which a scrape reads from `/proc`. They exist on Linux only.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -23,14 +23,13 @@ struct Fixed {
     max_fds: Option<f64>,
 }
 
-/// A value of each family, where it can be read.
+/// The values of the families, as far as they can be read.
 pub(crate) type Values = [Option<f64>; FAMILIES.len()];
 
-/// Within this time nothing is read again: where scrapes follow each other closely, opening these files would be a sixth of
-/// what they cost.
+/// Time for which values are reused. With frequent scrapes, opening these files would be a sixth of the cost.
 const FRESH: Duration = Duration::from_millis(500);
 
-/// What could be read, within the last half second.
+/// The values that were read within the last half second.
 pub(crate) fn values() -> Values {
     static LATEST: Mutex<Option<(Instant, Values)>> = Mutex::new(None);
     let mut latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,7 +72,7 @@ impl Fixed {
     }
 }
 
-/// Page size and clock ticks a second, out of the pairs of words that the kernel gives every process.
+/// Page size and clock ticks per second from the auxiliary vector of the process.
 fn auxiliary_vector(bytes: &[u8]) -> Option<(f64, f64)> {
     const AT_PAGESZ: usize = 6;
     const AT_CLKTCK: usize = 17;
@@ -84,11 +83,11 @@ fn auxiliary_vector(bytes: &[u8]) -> Option<(f64, f64)> {
     Some((find(AT_PAGESZ)?, find(AT_CLKTCK)?))
 }
 
-/// What is read of `/proc/self/stat`.
+/// The fields of `/proc/self/stat` in use.
 struct Stat {
     user_ticks: f64,
     system_ticks: f64,
-    /// Since the machine started.
+    /// Time since the machine started.
     start_ticks: f64,
     virtual_bytes: f64,
     resident_pages: f64,
@@ -96,17 +95,17 @@ struct Stat {
 
 impl Stat {
     fn read() -> Option<Self> {
-        // One line, of a few hundred bytes: fifty numbers and a name of at most 15 bytes.
+        // One line of a few hundred bytes: fifty numbers and a name of at most 15 bytes.
         let mut line = [0; 2048];
         let read = File::open("/proc/self/stat").ok()?.read(&mut line).ok()?;
         let text = String::from_utf8_lossy(&line[..read]);
-        // The second field is the program's name and may hold anything.
+        // The second field is the program's name, which may contain any character.
         let (_, rest) = text.rsplit_once(')')?;
         let mut fields = rest.split_ascii_whitespace();
-        // Skipping so many of those that are left.
+        // The argument skips fields of the rest.
         let mut number = |skipped| fields.nth(skipped)?.parse::<f64>().ok();
         Some(Self {
-            // Field 14, then 15, 22, 23 and 24.
+            // Fields 14, 15, 22, 23 and 24.
             user_ticks: number(11)?,
             system_ticks: number(0)?,
             start_ticks: number(6)?,
@@ -117,7 +116,7 @@ impl Stat {
 }
 
 fn open_fds() -> Option<u64> {
-    // Linux 6.2 and later count them; before, they must be listed, and one of them is the directory.
+    // Linux 6.2 and later report the count. Before, the entries must be listed, one of which is the directory.
     match fs::metadata("/proc/self/fd").ok()?.len() {
         0 => Some(fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1) as u64),
         open => Some(open),

@@ -1,7 +1,8 @@
-//! Everything that a scrape prints.
+//! The registry of all series.
 //!
-//! Counters and gauges are laid out by the exporter (names, help, types, labels), histograms by us; the numbers are read when a
-//! scrape comes. The exporter would read and spell them too, but builds maps of all series for it, each time.
+//! The exporter renders the layout of counters and gauges (names, help, types, labels), and this module that of
+//! histograms. A scrape reads the numbers. The exporter could read and format them as well, but it builds maps of all
+//! series for every scrape.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,27 +19,26 @@ use crate::spelling::{label_set, push_number};
 /// Label names and values.
 pub(crate) type Labels<'a> = &'a [(&'a str, &'a str)];
 
-/// What the facade wants to know of a registration; the exporter looks at none of it.
+/// The metadata that the facade requires; the exporter ignores it.
 const METADATA: Metadata<'static> = Metadata::new("octavo", Level::INFO, None);
 
 /// Every series of a server.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     series: Mutex<Series>,
-    /// Made of `series` by the first scrape after a registration.
+    /// The page, built from `series` by the first scrape after a registration.
     page: Mutex<Option<Arc<Page>>>,
 }
 
 #[derive(Debug)]
 struct Series {
-    /// Spells counters and gauges. What it holds as the value of one is its position in `sources`.
+    /// Renders counters and gauges. The value of each is its position in `sources`.
     exporter: PrometheusRecorder,
     sources: Vec<Source>,
     positions: HashMap<Key, usize>,
-    /// Families of one series that is all labels, by name, as they are printed. The exporter would keep every set of
-    /// labels that it has seen.
+    /// Rendered families of one series with changing labels, by name. The exporter would keep all former sets of labels.
     infos: BTreeMap<&'static str, String>,
-    /// In the order of their registration.
+    /// The sources in order of registration.
     histograms: Vec<Family>,
 }
 
@@ -54,7 +54,7 @@ struct Family {
 #[derive(Debug)]
 struct Distribution {
     labels: String,
-    /// Each sample's line up to its number.
+    /// The line of each sample up to its number.
     lines: Vec<String>,
     source: Source,
     histogram: Histogram,
@@ -83,7 +83,7 @@ impl Registry {
         series.exporter.register_counter(&key, &METADATA).absolute(position as u64);
         match &series.sources[position] {
             Source::Counter(counter) => counter.clone(),
-            // Counted, but not shown: the name is a gauge's.
+            // The counter works but is not shown, since the name belongs to a gauge.
             _ => Counter::default(),
         }
     }
@@ -125,7 +125,7 @@ impl Registry {
         })
     }
 
-    /// Makes the family `name` one series with these labels and this value, whatever they were before.
+    /// Sets the family `name` to one series with these labels and this value, which replaces the former ones.
     pub(crate) fn set_info(&self, name: &'static str, help: &str, labels: Labels<'_>, value: f64) {
         let mut text = header(name, help, "gauge");
         text.push_str(&format!("{name}{} ", label_set(labels)));
@@ -134,7 +134,7 @@ impl Registry {
         self.change().infos.insert(name, text);
     }
 
-    /// Every sample, then the process's own.
+    /// Renders all samples, and those of the process last.
     pub(crate) fn render(&self) -> String {
         let mut out = String::new();
         self.page().fill(&mut out);
@@ -147,9 +147,9 @@ impl Registry {
         Arc::clone(page.get_or_insert_with(|| Arc::new(lock(&self.series).lay_out())))
     }
 
-    /// The series, of which something is about to change.
+    /// Locks the series for a change.
     fn change(&self) -> MutexGuard<'_, Series> {
-        // Whoever lays the page out again waits for the series, and so for the change. Locks in the order of `page`.
+        // Rebuilding the page waits for the series, and so for the change. Locks are taken in the order of `page`.
         let mut page = lock(&self.page);
         let series = lock(&self.series);
         *page = None;
@@ -181,7 +181,7 @@ impl Registry {
 }
 
 impl Series {
-    /// Where the series of this key is, or from now on where `new` is.
+    /// The position of the series with this key, which is added as `new` if it is missing.
     fn position(&mut self, key: &Key, new: impl FnOnce() -> Source) -> usize {
         if let Some(&position) = self.positions.get(key) {
             return position;
@@ -193,7 +193,7 @@ impl Series {
 
     fn lay_out(&self) -> Page {
         let mut page = Page::default();
-        // The exporter sets families apart by empty lines.
+        // The exporter separates families by empty lines.
         for line in self.exporter.handle().render().lines().filter(|line| !line.is_empty()) {
             let sample = line.rsplit_once(' ').filter(|_| !line.starts_with('#'));
             match sample.and_then(|(name, position)| Some((name, self.sources.get(position.parse::<usize>().ok()?)?))) {
@@ -222,16 +222,16 @@ impl Series {
     }
 }
 
-/// What a panic left is still whole: every change under these locks is one insertion.
+/// Ignores poisoning: every change under these locks is a single insertion, so the data is consistent after a panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The exporter's name of a series; labels in name order, as [`label_set`] has them.
+/// The exporter's key of a series, with labels in name order as in [`label_set`].
 fn key(name: &'static str, labels: Labels<'_>) -> Key {
     let mut sorted = labels.to_vec();
     sorted.sort_unstable();
-    // The exporter takes a pair of backslashes for one that is escaped already, and misplaces one before a line feed.
+    // The exporter treats a pair of backslashes as escaped already, and misplaces a backslash before a line feed.
     let label = |(name, value): (&str, &str)| Label::new(name.to_owned(), value.replace('\\', "\\\\"));
     Key::from_parts(name, sorted.into_iter().map(label).collect::<Vec<_>>())
 }

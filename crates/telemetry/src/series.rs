@@ -1,4 +1,4 @@
-//! Every series of an engine.
+//! The series of an engine.
 
 use std::sync::atomic::AtomicU64;
 
@@ -10,7 +10,7 @@ use crate::registry::Registry;
 /// Values of the label `finished_reason`.
 const FINISHED_REASONS: [&str; 5] = ["stop", "length", "abort", "error", "repetition"];
 
-/// What the engine's handle, the statistics line and the registry share.
+/// The series, shared by the engine's handle, the statistics line and the registry.
 #[derive(Debug)]
 pub(crate) struct EngineSeries {
     pub(crate) state: State,
@@ -19,7 +19,7 @@ pub(crate) struct EngineSeries {
     pub(crate) sizes: Sizes,
 }
 
-/// After the last step.
+/// The state after the last step.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) running: Gauge,
@@ -29,7 +29,7 @@ pub(crate) struct State {
     pub(crate) kv_usage: Gauge,
 }
 
-/// Since the start.
+/// Counts since the start.
 #[derive(Debug)]
 pub(crate) struct Counts {
     success: [Counter; FINISHED_REASONS.len()],
@@ -41,12 +41,12 @@ pub(crate) struct Counts {
     pub(crate) generation_tokens: Counter,
     pub(crate) prefix_queries: Counter,
     pub(crate) prefix_hits: Counter,
-    /// Lookups, for the statistics line; not exported.
+    /// Number of lookups for the statistics line; not exported.
     pub(crate) prefix_requests: AtomicU64,
     pub(crate) preemptions: Counter,
 }
 
-/// How long requests and their stages take.
+/// Durations of requests and their stages.
 #[derive(Debug)]
 pub(crate) struct Times {
     pub(crate) ttft: Histogram,
@@ -59,7 +59,7 @@ pub(crate) struct Times {
     pub(crate) inference: Histogram,
 }
 
-/// How large requests and steps are.
+/// Sizes of requests and steps.
 #[derive(Debug)]
 pub(crate) struct Sizes {
     pub(crate) prompt: Histogram,
@@ -129,7 +129,7 @@ impl Counts {
             prefix_requests: AtomicU64::new(0),
             preemptions: counter("vllm:num_preemptions_total", "Preemptions of running requests."),
         };
-        // Sources that this engine does not have are there all the same, at zero.
+        // Sources that this engine lacks are exported as zero.
         by_source("external_kv_transfer");
         for source in ["host", "p2p", "disk", "external_unspecified"] {
             cached_by_source(source);

@@ -1,4 +1,4 @@
-//! Numbers and labels in Prometheus' text format, spelled as its Python client does.
+//! Numbers and labels in Prometheus' text format, formatted as by its Python client.
 
 use std::fmt::Write;
 
@@ -28,9 +28,9 @@ pub(crate) fn push_count(out: &mut String, value: u64) {
     }
 }
 
-/// Appends a gauge's value as the exporter would: whole numbers without a fraction.
+/// Appends a gauge's value as the exporter does, with whole numbers without a fraction.
 pub(crate) fn push_gauge(out: &mut String, value: f64) {
-    // All whole numbers up to here are exact.
+    // Whole numbers up to this limit are exact.
     if value.fract() == 0.0 && (0.0..9e15).contains(&value) {
         push_integer(out, value as u64);
     } else {
@@ -43,7 +43,7 @@ pub(crate) fn push_integer(out: &mut String, value: u64) {
     out.push_str(itoa::Buffer::new().format(value));
 }
 
-/// `{a="1",b="2"}` in name order, values escaped; nothing for no labels.
+/// `{a="1",b="2"}` in name order with escaped values; empty without labels.
 pub(crate) fn label_set(labels: &[(&str, &str)]) -> String {
     if labels.is_empty() {
         return String::new();

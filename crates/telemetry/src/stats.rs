@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use crate::series::EngineSeries;
 
-/// Requests that the prefix cache's hit rate covers.
+/// Number of requests that the hit rate of the prefix cache covers.
 const HIT_RATE_REQUESTS: u64 = 1000;
 
-/// Seconds between lines where `VLLM_LOG_STATS_INTERVAL` does not say otherwise.
+/// Default interval of the lines, which `VLLM_LOG_STATS_INTERVAL` overrides.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) fn interval_from_env() -> Duration {
@@ -24,7 +24,7 @@ fn parse_interval(text: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(seconds).ok()
 }
 
-/// Totals at one moment.
+/// The totals at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Totals {
     prompt_tokens: u64,
@@ -41,25 +41,27 @@ struct Lookups {
     hits: u64,
 }
 
-/// The line that vLLM logs every ten seconds while it is busy, from the difference of the counters.
+/// The line that vLLM logs every ten seconds while it is busy, computed from the change of the counters.
 #[derive(Debug)]
 pub struct StatsLine {
     series: Arc<EngineSeries>,
     prefix: String,
+    kv_cache: &'static str,
     last: Totals,
     was_busy: bool,
-    /// What was looked up in past intervals, youngest last, covering about the last thousand requests.
+    /// Lookups of past intervals, latest last, over about the last thousand requests.
     window: VecDeque<Lookups>,
 }
 
 impl StatsLine {
-    pub(crate) fn new(series: Arc<EngineSeries>, engine: u32) -> Self {
+    pub(crate) fn new(series: Arc<EngineSeries>, engine: u32, on_gpu: bool) -> Self {
         let last = Totals::of(&series);
-        Self { series, prefix: format!("Engine {engine:03}: "), last, was_busy: false, window: VecDeque::new() }
+        let (prefix, kv_cache) = (format!("Engine {engine:03}: "), if on_gpu { "GPU KV cache" } else { "KV cache" });
+        Self { series, prefix, kv_cache, last, was_busy: false, window: VecDeque::new() }
     }
 
-    /// The line for the `elapsed` time since the last call; `None` if the engine was idle in it. The first idle
-    /// interval after a busy one still gets a line, so that a log ends with zeros.
+    /// The line for the `elapsed` time since the last call; `None` if the engine was idle. The first idle interval after a
+    /// busy one has a line as well, so that the log ends with zeros.
     pub fn line(&mut self, elapsed: Duration) -> Option<String> {
         let now = Totals::of(&self.series);
         let last = std::mem::replace(&mut self.last, now);
@@ -91,7 +93,8 @@ impl StatsLine {
         }
         let _ = write!(
             line,
-            "GPU KV cache usage: {:.1}%, Prefix cache hit rate: {:.1}%",
+            "{} usage: {:.1}%, Prefix cache hit rate: {:.1}%",
+            self.kv_cache,
             100.0 * self.series.state.kv_usage.get(),
             100.0 * self.hit_rate()
         );
@@ -120,7 +123,7 @@ impl StatsLine {
 impl Totals {
     fn of(series: &EngineSeries) -> Self {
         Self {
-            // As in vLLM, cached prompt tokens are no throughput.
+            // As in vLLM, cached prompt tokens do not count as throughput.
             prompt_tokens: series.counts.prompt_computed.get(),
             generation_tokens: series.counts.generation_tokens.get(),
             preemptions: series.counts.preemptions.get(),
@@ -143,7 +146,17 @@ mod tests {
     fn fixture() -> (EngineMetrics, StatsLine) {
         let config = TelemetryConfig { model_name: "m".into(), engine: 0, max_model_len: 100 };
         let telemetry = Telemetry::new(config);
-        (telemetry.engine(), telemetry.stats_line())
+        (telemetry.engine(), telemetry.stats_line(true))
+    }
+
+    #[test]
+    fn only_the_cache_of_a_gpu_is_called_one() {
+        let config = TelemetryConfig { model_name: "m".into(), engine: 0, max_model_len: 100 };
+        let telemetry = Telemetry::new(config);
+        let mut stats = telemetry.stats_line(false);
+        telemetry.engine().generated(1);
+        let line = stats.line(TEN).unwrap();
+        assert!(line.contains(" reqs, KV cache usage: 0.0%,"), "{line}");
     }
 
     #[test]

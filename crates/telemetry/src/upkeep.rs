@@ -1,4 +1,4 @@
-//! The timer thread.
+//! The timer thread of the statistics line.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::StatsLine;
 
-/// Keeps the timer thread alive; dropping it ends the thread.
+/// Keeps the timer thread running; dropping it stops the thread.
 #[derive(Debug)]
 pub struct UpkeepGuard {
     stop: Option<Sender<()>>,
@@ -30,7 +30,7 @@ impl UpkeepGuard {
             Ok(thread) => Self { stop: Some(stop), thread: Some(thread) },
             Err(error) => {
                 // The server works without its statistics line.
-                tracing::warn!(%error, "no statistics line: the timer thread could not be started");
+                tracing::warn!(%error, "no statistics line will be logged: the timer thread could not be started");
                 Self { stop: None, thread: None }
             }
         }
@@ -41,7 +41,7 @@ impl Drop for UpkeepGuard {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A panic there has been reported by the thread itself.
+            // The thread itself reports a panic.
             let _ = thread.join();
         }
     }
@@ -55,7 +55,7 @@ mod tests {
     #[test]
     fn dropping_the_guard_ends_the_thread_at_once() {
         let telemetry = Telemetry::new(TelemetryConfig { model_name: "m".into(), engine: 0, max_model_len: 1 });
-        let guard = UpkeepGuard::spawn(telemetry.stats_line(), Duration::from_secs(3600));
+        let guard = UpkeepGuard::spawn(telemetry.stats_line(false), Duration::from_secs(3600));
         drop(guard);
     }
 }

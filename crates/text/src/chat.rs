@@ -1,4 +1,4 @@
-//! Chat messages to a prompt, the way the model's own Jinja template says.
+//! Conversion of chat messages to a prompt with the model's own Jinja template.
 
 mod content_format;
 mod context;
@@ -12,11 +12,11 @@ pub use content_format::ContentFormat;
 pub use messages::normalize_messages;
 pub use template::{ChatTemplate, TemplateInput};
 
-/// Why messages could not be turned into a prompt. All but [`Syntax`](Self::Syntax) and [`Missing`](Self::Missing)
-/// are about one request.
+/// Reason why messages could not be rendered as a prompt. All variants except [`Syntax`](Self::Syntax) and
+/// [`Missing`](Self::Missing) concern one request.
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
-    /// The model came without a template.
+    /// The model has no template.
     #[error(
         "this model has no chat template, so it cannot take messages; use /v1/completions, or give a chat template"
     )]
@@ -24,29 +24,29 @@ pub enum TemplateError {
     /// The template does not parse.
     #[error("the chat template has a syntax error: {0}")]
     Syntax(String),
-    /// The template refused the messages by `raise_exception`: its own words.
+    /// The template rejected the messages with `raise_exception`; contains its message.
     #[error("the chat template refused the messages: {0}")]
     Raised(String),
     /// The template failed on these messages.
     #[error("the chat template failed: {0}")]
     Render(String),
-    /// The template ran for too long.
+    /// The template ran too long.
     #[error("the chat template did not end within {0} steps")]
     TooManySteps(u64),
-    /// The template wrote too much.
+    /// The output of the template is too long.
     #[error("the chat template wrote more than {0} bytes")]
     TooLong(usize),
-    /// A message is not of a form that can be rendered.
+    /// A message has an invalid form.
     #[error("messages[{index}]{field}: {reason}")]
     Message {
-        /// Which message.
+        /// Index of the message.
         index: usize,
-        /// What in it, as a path that starts with a dot or is empty.
+        /// Path in the message, which starts with a dot or is empty.
         field: String,
-        /// What is wrong with it.
+        /// Description of the defect.
         reason: String,
     },
-    /// `continue_final_message` cannot be done.
+    /// `continue_final_message` is not possible.
     #[error("continue_final_message is set, but {0}")]
     ContinueFinalMessage(&'static str),
 }

@@ -1,11 +1,12 @@
-//! What restricts the tokens a request may draw: grammars, lists of tokens, bad words, a budget for thinking.
+//! Constraints on the tokens that a request may sample: grammars, allowed tokens, bad words and a thinking budget.
 //!
-//! A [`GrammarSpec`] says what the text must be. [`GrammarCompiler`] turns it into a [`Grammar`] on a worker thread,
-//! in bounded time and memory, and keeps the result for the next request that asks the same. A grammar gives each
-//! sequence a matcher of its own, which the engine thread asks for a mask before every draw.
+//! A [`GrammarSpec`] specifies the text. [`GrammarCompiler`] compiles it to a [`Grammar`] on a worker thread, with
+//! limits on time and memory, and caches the result for later requests. A grammar gives each sequence its own matcher,
+//! from which the engine thread requests a mask before every token.
 //!
-//! Every specification is first put into one language: JSON Schemas are resolved and reduced to what can be enforced
-//! (`schema`), EBNF and structural tags are written in Lark (`gbnf`, `structural_tag`). llguidance does the rest.
+//! Every specification is first translated to one language: JSON Schemas are resolved and reduced to the keywords that
+//! can be enforced (`schema`), EBNF and structural tags are translated to Lark (`gbnf`, `structural_tag`). llguidance
+//! does the rest.
 
 mod compiler;
 mod error;

@@ -1,13 +1,13 @@
-//! Text inside a JSON string.
+//! Escaping of text in a JSON string.
 
 use std::fmt::Write;
 
-/// Appends `text` as it stands in a JSON string, without quotes, as `json.dumps(text, ensure_ascii=False)` writes it.
+/// Appends `text` escaped for a JSON string, without quotes, as `json.dumps(text, ensure_ascii=False)` does.
 pub(crate) fn escape_json(text: &str, out: &mut String) {
     text.chars().for_each(|character| escape_json_char(character, out));
 }
 
-/// Appends one character of such a text.
+/// Appends one escaped character.
 pub(crate) fn escape_json_char(character: char, out: &mut String) {
     match character {
         '"' => out.push_str("\\\""),

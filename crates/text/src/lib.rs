@@ -1,12 +1,12 @@
-//! Tokens to text and back: tokenizer, incremental detokeniser with stop strings, chat templates, tool calls and
-//! reasoning in the output.
+//! Conversion between tokens and text: tokenizer, incremental detokeniser with stop strings, chat templates, tool calls
+//! and reasoning in the output.
 //!
 //! This crate knows no HTTP, no scheduler and no tensor. The front end calls it on both sides of the engine:
-//! [`ChatTemplate`] and [`Tokenizer`] turn a request into token ids, and one [`TextStream`] a sequence turns drawn
-//! tokens back into text as they arrive, in which one [`OutputParser`] a sequence finds reasoning and tool calls.
+//! [`ChatTemplate`] and [`Tokenizer`] convert a request to token ids. One [`TextStream`] per sequence converts sampled
+//! tokens to text as they arrive, and one [`OutputParser`] per sequence finds reasoning and tool calls in it.
 //!
-//! Everything here is fed by clients or by checkpoints, so everything is bounded: rendering has an instruction and an
-//! output budget, encoding is linear in the text up to a logarithm, and a stream does constant work for each byte.
+//! All input comes from clients or checkpoints, so everything is limited: rendering has an instruction and an output
+//! budget, encoding is linear in the text up to a logarithm, and a stream does constant work per byte.
 
 mod chat;
 mod constraint;

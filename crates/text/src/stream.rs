@@ -1,4 +1,4 @@
-//! Tokens of one sequence to text, as they are drawn.
+//! Conversion of one sequence's tokens to text, as they are sampled.
 
 mod stop;
 
@@ -7,21 +7,23 @@ use std::sync::Arc;
 use self::stop::StopMatcher;
 use crate::tokenizer::{PieceDecoder, Tokenizer};
 
-/// Tokens of the prompt that are decoded again to know how the output goes on, where pieces are not per token.
+/// Number of prompt tokens that are decoded again for context, if the text is not a concatenation of the tokens'
+/// pieces.
 const CONTEXT_TOKENS: usize = 6;
-/// Tokens after which text that still ends in U+FFFD is given out as it is, where pieces are not per token.
+/// Number of tokens after which text that still ends in U+FFFD is passed on unchanged, if the text is not a
+/// concatenation of pieces.
 const MAX_UNDECIDED_TOKENS: usize = 16;
 
-/// How the text of one sequence is made.
+/// Options of one sequence's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextOptions {
-    /// Strings that end the text; empty ones are ignored.
+    /// Strings that end the text. Empty ones are ignored.
     pub stop: Vec<String>,
-    /// Keep the stop string in the text.
+    /// Keeps the stop string in the text.
     pub include_stop_str_in_output: bool,
-    /// Leave out special tokens.
+    /// Omits special tokens.
     pub skip_special_tokens: bool,
-    /// A stop string that is complete within this many tokens does not count.
+    /// Number of tokens within which a complete stop string is ignored.
     pub min_tokens: u32,
 }
 
@@ -31,19 +33,19 @@ impl Default for TextOptions {
     }
 }
 
-/// What one token added to the text.
+/// Result of one token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TextDelta {
     /// New text; empty while a character or a possible stop string is incomplete.
     pub text: String,
-    /// The stop string that was found: the text is at its end.
+    /// Stop string that was found, which ends the text.
     pub stop: Option<String>,
 }
 
 /// Incremental detokeniser of one sequence, with stop strings.
 ///
-/// All deltas and [`finish`](Self::finish) together are the text of the tokens up to the stop string. Held back are
-/// only bytes of an unfinished character and what may yet become a stop string. Work is constant for each byte.
+/// All deltas and [`finish`](Self::finish) together are the text of the tokens up to the stop string. Only bytes of an
+/// unfinished character and text that may become a stop string are held back. Work is constant per byte.
 #[derive(Debug)]
 pub struct TextStream {
     tokenizer: Arc<Tokenizer>,
@@ -61,7 +63,7 @@ struct Stop {
     min_tokens: u32,
     /// Text that may be the start of a stop string.
     held: String,
-    /// A stop string was found: no more text comes.
+    /// Whether a stop string was found, after which no more text comes.
     found: bool,
 }
 
@@ -71,18 +73,18 @@ enum Decoder {
     Window(Window),
 }
 
-/// Detokenising by difference, for decoders whose result is not a concatenation: the text of some tokens before and
-/// the new ones, less the text of those before.
+/// Detokenises by difference, for decoders whose result is not a concatenation: the text of some preceding tokens and
+/// the new ones, minus the text of the preceding ones.
 #[derive(Debug, Default)]
 struct Window {
     ids: Vec<u32>,
-    /// `ids[..given]` have given their text.
+    /// Number of leading `ids` whose text was passed on.
     given: usize,
 }
 
 impl TextStream {
-    /// A stream of the tokens that follow `prompt`: its tokens decide whether a leading space is part of the text, and
-    /// a character begun there is completed here.
+    /// Creates a stream of the tokens that follow `prompt`. Its tokens determine whether a leading space is part of the
+    /// text, and a character begun there is completed here.
     pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[u32], options: TextOptions) -> Self {
         let skip = options.skip_special_tokens;
         let decoder = match tokenizer.pieces() {
@@ -106,7 +108,7 @@ impl TextStream {
         Self { tokenizer, decoder, skip_special_tokens: skip, stop, tokens: 0 }
     }
 
-    /// Takes the next token. After a stop string was found nothing more comes.
+    /// Takes the next token. After a stop string no more text comes.
     pub fn push(&mut self, token: u32) -> TextDelta {
         self.tokens = self.tokens.saturating_add(1);
         let Some(mut stop) = self.stop.take() else {
@@ -124,7 +126,7 @@ impl TextStream {
         delta
     }
 
-    /// Ends the text: gives out what was held back. A character that was never completed is U+FFFD.
+    /// Ends the text and returns the held-back text. An incomplete character becomes U+FFFD.
     pub fn finish(&mut self) -> String {
         let mut text = match &mut self.stop {
             Some(stop) if stop.found => return String::new(),
@@ -150,7 +152,7 @@ impl TextStream {
 }
 
 impl Stop {
-    /// Looks for a stop string that ends in `held[seen..]` and gives out what cannot be part of one.
+    /// Searches for a stop string that ends in `held[seen..]` and passes on the text that cannot be part of one.
     fn advance(&mut self, seen: usize, tokens: u32) -> TextDelta {
         for (at, &byte) in self.held.as_bytes().iter().enumerate().skip(seen) {
             let Some(index) = self.matcher.step(byte).filter(|_| tokens > self.min_tokens) else { continue };
@@ -181,7 +183,7 @@ impl Window {
             && (!text.ends_with(char::REPLACEMENT_CHARACTER) || undecided >= MAX_UNDECIDED_TOKENS)
         {
             out.push_str(&text);
-            // What was new is the context of what follows.
+            // The new tokens become the context of the next ones.
             self.ids.drain(..self.given);
             self.given = self.ids.len();
         }

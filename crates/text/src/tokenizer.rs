@@ -1,4 +1,4 @@
-//! Text to token ids and back.
+//! Conversion between text and token ids.
 
 mod gguf;
 mod pieces;
@@ -10,38 +10,38 @@ use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTok
 
 pub(crate) use pieces::{PieceDecoder, Pieces};
 
-/// Why a vocabulary could not be used, or a text not encoded.
+/// Reason why a vocabulary could not be used or a text not encoded.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
-    /// tokenizer.json is not what the tokenizers library reads.
+    /// The tokenizers library cannot parse tokenizer.json.
     #[error("the tokenizer.json cannot be used: {0}")]
     Json(String),
-    /// A kind of vocabulary that is not implemented.
+    /// The kind of vocabulary is not implemented.
     #[error(
         "the GGUF tokenizer model \"{0}\" is not supported (supported: gpt2, llama); \
          use the model's Hugging Face directory with its tokenizer.json"
     )]
     UnknownModel(String),
-    /// The split rules of a byte-level vocabulary are not known, so its token ids would be wrong.
+    /// The split rules of a byte-level vocabulary are unknown, so its token ids would be wrong.
     #[error(
         "the GGUF pre-tokenizer \"{name}\" is not known, and guessing would give wrong token ids (known: {known}); \
          use the model's Hugging Face directory with its tokenizer.json"
     )]
     UnknownPreTokenizer {
-        /// `tokenizer.ggml.pre` of the file.
+        /// Value of `tokenizer.ggml.pre` in the file.
         name: String,
-        /// Names that are known.
+        /// Known names.
         known: String,
     },
-    /// The parts of a GGUF vocabulary do not fit together.
+    /// The parts of a GGUF vocabulary are inconsistent.
     #[error("the GGUF vocabulary is broken: {0}")]
     Vocabulary(String),
-    /// A special token that the configuration names is not in the vocabulary.
+    /// A special token in the configuration is not in the vocabulary.
     #[error("the {role} token \"{token}\" is not in the vocabulary")]
     MissingSpecial {
-        /// Which special token.
+        /// Role of the special token.
         role: &'static str,
-        /// Its text.
+        /// Text of the token.
         token: String,
     },
     /// The text could not be encoded.
@@ -52,36 +52,36 @@ pub enum TokenizerError {
     Decode(String),
 }
 
-/// The special tokens of a model, by their text, and whether encoding adds them.
+/// The special tokens of a model as text, and whether encoding adds them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// Beginning of sequence.
+    /// Beginning-of-sequence token.
     pub bos: Option<String>,
-    /// End of sequence.
+    /// End-of-sequence token.
     pub eos: Option<String>,
-    /// Stands for what the vocabulary cannot express.
+    /// Token for text that the vocabulary cannot express.
     pub unk: Option<String>,
-    /// Fills batches; of no use here but to templates.
+    /// Padding token, used only by templates.
     pub pad: Option<String>,
-    /// Whether encoding with special tokens starts with `bos`; `None`: as tokenizer.json says.
+    /// Whether encoding with special tokens starts with `bos`; `None` follows tokenizer.json.
     pub add_bos: Option<bool>,
-    /// Whether encoding with special tokens ends with `eos`; `None`: as tokenizer.json says.
+    /// Whether encoding with special tokens ends with `eos`; `None` follows tokenizer.json.
     pub add_eos: Option<bool>,
 }
 
-/// A vocabulary with its rules. Cheap to share as `Arc<Tokenizer>`; all methods take `&self`.
+/// A vocabulary with its rules. All methods take `&self`, so it can be shared in an `Arc`.
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// The bytes of every token; `None` where the library's decoder has rules that are not per token.
+    /// Bytes of every token; `None` if the library's decoder depends on neighbouring tokens.
     pieces: Option<Pieces>,
-    /// By id: hidden when special tokens are skipped.
+    /// Whether an id is hidden when special tokens are skipped.
     special_ids: Vec<bool>,
     special: SpecialTokens,
     edges: Edges,
 }
 
-/// What to change at the ends of the ids the library returns when special tokens are asked for.
+/// Changes at the ends of the ids that the library returns with special tokens.
 #[derive(Debug, Default)]
 struct Edges {
     prepend: Option<u32>,
@@ -91,14 +91,14 @@ struct Edges {
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`. `special` adds what the file does not say: the roles of special tokens and, where
+    /// Parses a `tokenizer.json`. `special` adds information that the file lacks: the roles of special tokens and, if
     /// `tokenizer_config.json` overrides the file, whether they are added.
     ///
     /// # Errors
-    /// The file cannot be read, or a token that is to be added is not in the vocabulary.
+    /// Returns an error if the file cannot be parsed or a token to be added is not in the vocabulary.
     pub fn from_json(tokenizer_json: &[u8], special: SpecialTokens) -> Result<Self, TokenizerError> {
         let mut inner = read(tokenizer_json)?;
-        // A file may ask for a maximum length or a padded one; both would silently change a request's tokens.
+        // The file may set a maximum length or padding; both would silently change a request's tokens.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| TokenizerError::Json(error.to_string()))?;
         let size = inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
@@ -111,14 +111,14 @@ impl Tokenizer {
     /// Builds the tokenizer that a GGUF file describes.
     ///
     /// # Errors
-    /// The kind of vocabulary or its split rules are unknown, or the lists do not fit together.
+    /// Returns an error if the kind of vocabulary or its split rules are unknown, or if the lists are inconsistent.
     pub fn from_gguf(vocab: GgufVocabulary) -> Result<Self, TokenizerError> {
         let (inner, special) = gguf::build(&vocab)?;
         let entries: Vec<Option<String>> = vocab.tokens.into_iter().map(Some).collect();
         Self::new(inner, special, &entries)
     }
 
-    /// `entries` are the vocabulary's, by id, in the spelling that the decoder reads.
+    /// Creates a tokenizer. `entries` are the vocabulary's entries by id, in the spelling that the decoder reads.
     fn new(
         inner: tokenizers::Tokenizer,
         special: SpecialTokens,
@@ -138,12 +138,12 @@ impl Tokenizer {
         Ok(Self { inner, pieces, special_ids, special, edges })
     }
 
-    /// Token ids of `text`. Special tokens written out in the text become their ids, as in vLLM. With
-    /// `add_special_tokens` the model's begin and end tokens are added where its configuration says so; a rendered
-    /// chat template already holds them.
+    /// Returns the token ids of `text`. Special tokens that occur as text become their ids, as in vLLM. With
+    /// `add_special_tokens` the model's begin and end tokens are added according to its configuration; a rendered chat
+    /// template already contains them.
     ///
     /// # Errors
-    /// The library refuses the text, which the supported kinds of vocabulary never do.
+    /// Returns an error if the library rejects the text, which it never does for the supported kinds of vocabulary.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizerError> {
         let encoding = self
             .inner
@@ -153,13 +153,13 @@ impl Tokenizer {
         Ok(if add_special_tokens { self.edges.apply(ids) } else { ids.to_vec() })
     }
 
-    /// The text of `ids`; bytes that are not UTF-8 become U+FFFD. Unknown ids have no text.
+    /// Returns the text of `ids`. Bytes that are not UTF-8 become U+FFFD. Unknown ids have no text.
     ///
-    /// For byte-fallback vocabularies a run of byte tokens that is not valid UTF-8 keeps the characters in it that
-    /// are, where the tokenizers library replaces every byte of the run: only so can text be streamed.
+    /// In byte-fallback vocabularies, a run of byte tokens that is not valid UTF-8 keeps its valid characters, whereas
+    /// the tokenizers library replaces every byte of the run. Only this allows text to be streamed.
     ///
     /// # Errors
-    /// The library refuses the ids, which the supported kinds of vocabulary never do.
+    /// Returns an error if the library rejects the ids, which it never does for the supported kinds of vocabulary.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TokenizerError> {
         let Some(pieces) = &self.pieces else {
             return self
@@ -176,34 +176,35 @@ impl Tokenizer {
         Ok(text)
     }
 
-    /// One more than the largest id that has a token. A model's head may have more rows.
+    /// Returns one more than the largest id that has a token. A model's head may have more rows.
     pub fn vocab_size(&self) -> usize {
         self.special_ids.len()
     }
 
-    /// The vocabulary entry, in the vocabulary's own spelling (`Ġthe`, `▁the`).
+    /// Returns the vocabulary entry in the vocabulary's own spelling (`Ġthe`, `▁the`).
     pub fn id_to_token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
     }
 
-    /// The id of a vocabulary entry, in the vocabulary's own spelling.
+    /// Returns the id of a vocabulary entry in the vocabulary's own spelling.
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
-    /// Whether the token is left out of text when special tokens are skipped.
+    /// Returns whether the token is omitted from text when special tokens are skipped.
     pub fn is_special(&self, id: u32) -> bool {
         self.special_ids.get(id as usize).copied().unwrap_or(false)
     }
 
-    /// The text of one token alone, as vLLM puts it in `token` of log-probabilities: special tokens are shown, and
-    /// part of a character is U+FFFD.
+    /// Returns the text of a single token, as in vLLM's `token` of log-probabilities: special tokens are shown, and a
+    /// partial character is U+FFFD.
     pub fn token_text(&self, id: u32) -> String {
         self.decode(&[id], false).unwrap_or_default()
     }
 
-    /// The bytes of one token alone. Those of [`token_text`](Self::token_text), but part of a character is given as it
-    /// is, so that a client that joins `bytes` of log-probabilities gets the text (vLLM gives the bytes of U+FFFD).
+    /// Returns the bytes of a single token. They are those of [`token_text`](Self::token_text), except that a partial
+    /// character is kept, so that a client that joins the `bytes` of log-probabilities gets the text (vLLM returns the
+    /// bytes of U+FFFD).
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         match &self.pieces {
             Some(pieces) => pieces.without_leading(pieces.get(id)).to_vec(),
@@ -211,7 +212,7 @@ impl Tokenizer {
         }
     }
 
-    /// The special tokens.
+    /// Returns the special tokens.
     pub fn special(&self) -> &SpecialTokens {
         &self.special
     }
@@ -220,14 +221,14 @@ impl Tokenizer {
         self.pieces.as_ref()
     }
 
-    /// The bytes a token adds to the text: none for a special token that is skipped.
+    /// Returns the bytes that a token adds to the text: none for a skipped special token.
     pub(crate) fn visible_piece<'a>(&self, pieces: &'a Pieces, id: u32, skip_special_tokens: bool) -> &'a [u8] {
         if skip_special_tokens && self.is_special(id) { &[] } else { pieces.get(id) }
     }
 }
 
-/// Reads a `tokenizer.json`, most of which hold a BPE model: that is read straight into its type. The library's way to a
-/// model of any kind copies the whole vocabulary twice first, and takes more than twice the time.
+/// Parses a `tokenizer.json`. Most contain a BPE model, which is parsed directly into its type. The library's way to a
+/// model of any kind first copies the whole vocabulary twice and takes more than twice the time.
 fn read(json: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerError> {
     type OfBpe = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
     if let Ok(tokenizer) = serde_json::from_slice::<OfBpe>(json) {
@@ -248,7 +249,7 @@ impl Edges {
                 .ok_or_else(|| TokenizerError::MissingSpecial { role, token: token.clone() }),
             None => Ok(None),
         };
-        // What the file's own post-processor puts around nothing is what it puts around everything.
+        // The file's own post-processor adds the same tokens around every text, so an empty text shows them.
         let around = inner.encode_fast("", true).map_err(|error| TokenizerError::Json(error.to_string()))?;
         let mut around = around.get_ids();
         let mut edges = Self::default();

@@ -1,4 +1,4 @@
-//! Properties of the parsers of reasoning and of tool calls.
+//! Property tests of the parsers of reasoning and of tool calls.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -18,7 +18,7 @@ const SYNTAXES: [ToolSyntax; 7] = [
 
 type Calls = Vec<(String, Map<String, Value>)>;
 
-/// The deltas with neighbours joined. Indices count the calls, and arguments belong to the last call.
+/// Joins neighbouring deltas. Checks that indices count the calls and that arguments belong to the last call.
 fn parse<'a>(mut parser: OutputParser, pieces: impl IntoIterator<Item = &'a str>) -> Vec<OutputDelta> {
     let mut deltas = Vec::new();
     pieces.into_iter().for_each(|piece| parser.push(piece, &mut deltas));
@@ -69,7 +69,7 @@ fn content(deltas: &[OutputDelta]) -> String {
     contents.collect()
 }
 
-/// `text` in pieces of these lengths in characters, again and again.
+/// Divides `text` into pieces of these lengths in characters, repeatedly.
 fn pieces<'a>(text: &'a str, lengths: &'a [usize]) -> impl Iterator<Item = &'a str> {
     let mut rest = text;
     lengths.iter().cycle().map_while(move |&length| {
@@ -84,7 +84,7 @@ fn lengths() -> impl Strategy<Value = Vec<usize>> {
     prop::collection::vec(1_usize..9, 1..6)
 }
 
-/// Text with all that matters to a parser but the start of a tag.
+/// Generates text with everything that matters to a parser except the start of a tag.
 fn string() -> impl Strategy<Value = String> {
     r#"[a-z"'\\{}\[\]()=,;: \n\t/é\u{1f600}]{0,12}"#
 }
@@ -111,7 +111,7 @@ fn some_calls(most: usize) -> impl Strategy<Value = Calls> {
     prop::collection::vec(call, 1..=most)
 }
 
-/// Definitions of tools that take these calls.
+/// Returns definitions of tools that accept these calls.
 fn definitions(calls: &Calls) -> Vec<Value> {
     let tool = |(name, arguments): &(String, Map<String, Value>)| {
         let properties = arguments.iter().map(|(name, value)| {
@@ -149,7 +149,7 @@ fn python(value: &Value) -> String {
     }
 }
 
-/// Calls as the templates of the family write them.
+/// Writes calls as the templates of the family do.
 fn write(syntax: ToolSyntax, calls: &Calls) -> String {
     let each = |separator: &str, call: &dyn Fn(&str, &Map<String, Value>) -> String| {
         calls.iter().map(|(name, arguments)| call(name, arguments)).collect::<Vec<_>>().join(separator)
@@ -199,7 +199,7 @@ fn write(syntax: ToolSyntax, calls: &Calls) -> String {
     }
 }
 
-/// What the model wrote, by its own template: the last turn without its end.
+/// Returns the model's text according to its own template: the last turn without its end.
 fn turn(template: &ChatTemplate, message: Value, end: &str) -> (String, String) {
     let render = |messages: &[Value], add_generation_prompt| {
         let kwargs = Map::new();
@@ -220,7 +220,7 @@ fn turn(template: &ChatTemplate, message: Value, end: &str) -> (String, String) 
     (prompt, text.to_owned())
 }
 
-/// Parts of messages, most of them of one syntax or another.
+/// Generates parts of messages, most of them from one of the syntaxes.
 fn noise() -> impl Strategy<Value = String> {
     const PARTS: &[&str] = &[
         "<tool_call>",
@@ -280,7 +280,7 @@ fn noise() -> impl Strategy<Value = String> {
         ">",
     ];
     let part = prop_oneof![8 => prop::sample::select(PARTS).prop_map(str::to_owned), 1 => any::<String>()];
-    // Parts that are cut are the starts of markers.
+    // Truncated parts are the starts of markers.
     let cut =
         (part, 0_usize..20).prop_map(|(part, keep)| if keep > 3 { part } else { part.chars().take(keep).collect() });
     prop::collection::vec(cut, 0..30).prop_map(|parts| parts.concat())
@@ -296,7 +296,7 @@ proptest! {
         syntax in prop::sample::select(&SYNTAXES[..]), written in some_calls(3), lengths in lengths(),
     ) {
         let tools = definitions(&written);
-        // Of two definitions of a name the last counts, so their calls have one type.
+        // The last of two definitions of a name counts, so all its calls have one type.
         let unique = written.iter().all(|(name, _)| written.iter().filter(|call| call.0 == *name).count() == 1);
         prop_assume!(unique);
         let text = write(syntax, &written);
@@ -361,7 +361,8 @@ proptest! {
     }
 }
 
-/// A megabyte of what makes each syntax hold text back, fail and try again, or nest: quadratic work would take hours.
+/// Parses a megabyte of text that makes each syntax hold text back, fail and retry, or nest: quadratic work would take
+/// hours.
 #[test]
 fn hostile_text_takes_linear_time() {
     let definition = json!({"name": "f", "parameters": {"properties": {"o": {"type": "object"}}}});
@@ -421,7 +422,7 @@ fn hostile_text_takes_linear_time() {
     }
 }
 
-/// How many bytes of text the deltas hold, which are taken away.
+/// Returns the size in bytes of the text in the deltas, and clears them.
 fn size(out: &mut Vec<OutputDelta>) -> usize {
     let text = |delta: OutputDelta| match delta {
         OutputDelta::Reasoning(text) | OutputDelta::Content(text) => text.len(),

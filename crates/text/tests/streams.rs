@@ -1,4 +1,4 @@
-//! Properties of incremental detokenising and of stop strings.
+//! Property tests of incremental detokenising and of stop strings.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 #![allow(unreachable_pub, missing_docs, dead_code, reason = "helpers shared by several test binaries")]
@@ -18,7 +18,7 @@ fn tokenizer(sentence_piece: bool) -> Arc<Tokenizer> {
     Arc::clone(if sentence_piece { &SENTENCE_PIECE } else { &BYTE_LEVEL })
 }
 
-/// All text of a stream, and the stop string with the number of tokens it took.
+/// Returns all text of a stream, and the stop string with the number of tokens it took.
 fn run(stream: &mut TextStream, ids: &[u32]) -> (String, Option<(String, usize)>) {
     let mut text = String::new();
     let mut found = None;
@@ -34,12 +34,12 @@ fn run(stream: &mut TextStream, ids: &[u32]) -> (String, Option<(String, usize)>
     (text, found)
 }
 
-/// Many bytes, hence many broken characters, and some words and special tokens.
+/// Generates many byte tokens, hence many invalid characters, and some words and special tokens.
 fn ids() -> impl Strategy<Value = Vec<u32>> {
     prop::collection::vec(prop_oneof![3 => 3_u32..270, 1 => 0_u32..3, 2 => 270_u32..1200, 1 => 1200_u32..1300], 0..60)
 }
 
-/// Stop strings that are likely in the text: cuts of it, and short ones.
+/// Returns stop strings that probably occur in the text: substrings of it, and short ones.
 fn stops(text: &str, cuts: &[(usize, usize)]) -> Vec<String> {
     let characters: Vec<char> = text.chars().collect();
     cuts.iter()
@@ -50,7 +50,7 @@ fn stops(text: &str, cuts: &[(usize, usize)]) -> Vec<String> {
         .collect()
 }
 
-/// The end of the earliest complete match beyond `tested` bytes, by the definition: the first in the list of those.
+/// Returns the end of the earliest complete match beyond `tested` bytes; of several, the first in the list.
 fn naive<'a>(text: &str, stops: &'a [String], tested: usize) -> Option<(usize, &'a str)> {
     (tested + 1..=text.len()).find_map(|end| {
         let stop = stops.iter().find(|stop| !stop.is_empty() && text.as_bytes()[..end].ends_with(stop.as_bytes()))?;
@@ -66,7 +66,7 @@ proptest! {
         let whole = tokenizer.decode(&ids, skip).unwrap();
         let (text, _) = run(&mut TextStream::new(Arc::clone(&tokenizer), &[], options.clone()), &ids);
         prop_assert_eq!(&text, &whole);
-        // After a prompt the stream goes on where the prompt's own text, as far as it is certain, ends.
+        // After a prompt the stream continues where the certain part of the prompt's own text ends.
         let (prompt, output) = ids.split_at(split.min(ids.len()));
         let (text, _) = run(&mut TextStream::new(Arc::clone(&tokenizer), prompt, options), output);
         if !output.is_empty() {
@@ -95,7 +95,8 @@ proptest! {
         let whole = tokenizer.decode(&ids, true).unwrap();
         let stop = stops(&whole, &cuts);
         let options = TextOptions { min_tokens, ..TextOptions::default() };
-        // What a stream without stop strings has given out after each token is what can be searched after it.
+        // The text that a stream without stop strings has returned after each token is the text that can be searched
+        // after it.
         let mut plain = TextStream::new(Arc::clone(&tokenizer), &[], options.clone());
         let mut searchable = vec![0];
         let mut visible = String::new();
@@ -163,7 +164,7 @@ fn a_character_comes_whole() {
     assert_eq!(text.finish(), "\u{fffd}");
     assert_eq!(text.finish(), "");
 
-    // Begun in the prompt: given whole when completed, nothing when not.
+    // A character begun in the prompt is returned whole when completed, and dropped otherwise.
     let mut text = TextStream::new(Arc::clone(&BYTE_LEVEL), &ids[..1], TextOptions::default());
     assert_eq!(text.push(ids[1]).text, "é");
     let mut text = TextStream::new(Arc::clone(&BYTE_LEVEL), &ids[..1], TextOptions::default());

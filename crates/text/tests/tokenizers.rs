@@ -1,4 +1,4 @@
-//! Encoding and decoding against reference tokenizers.
+//! Comparison of encoding and decoding with reference tokenizers.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 #![allow(unreachable_pub, missing_docs, dead_code, reason = "helpers shared by several test binaries")]
@@ -8,7 +8,7 @@ mod support;
 use octavo_text::{GgufVocabulary, SpecialTokens, Tokenizer, TokenizerError};
 use support::Golden;
 
-/// Compares every text; `add_special_tokens` is off, as in the references.
+/// Compares every text. `add_special_tokens` is off, as in the references.
 fn check(golden: &Golden) {
     let tokenizer = golden.tokenizer();
     let mut compared = 0;
@@ -33,7 +33,8 @@ fn sentence_piece_vocabulary_agrees_with_sentencepiece() {
     check(&Golden::sentence_piece());
 }
 
-/// The whole vocabulary of the default model, from `generate_tokenizers.py --full`: too large to commit.
+/// Compares the whole vocabulary of the default model, from `generate_tokenizers.py --full`, which is too large to
+/// commit.
 #[test]
 fn full_vocabulary_agrees_where_it_is_given() {
     if let Some(path) = std::env::var_os("OCTAVO_TEST_TOKENIZER_GOLDEN") {
@@ -49,14 +50,14 @@ fn every_text_survives_the_round_trip_through_bytes() {
         {
             let ids = tokenizer.encode(text, false).unwrap();
             assert_eq!(tokenizer.decode(&ids, true).unwrap(), text);
-            // The first SentencePiece token carries the space that the text has not.
+            // The first SentencePiece token contains a space that the text lacks.
             let bytes: Vec<u8> = ids.iter().skip(1).flat_map(|&id| bytes_inside(&tokenizer, id)).collect();
             assert!(text.as_bytes().ends_with(&bytes));
         }
     }
 }
 
-/// Bytes of a token that does not start the text: a leading space is kept.
+/// Returns the bytes of a token that does not start the text, including a leading space.
 fn bytes_inside(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     let entry = tokenizer.id_to_token(id).unwrap();
     let mut bytes = tokenizer.token_bytes(id);
@@ -119,7 +120,7 @@ fn a_space_prefix_can_be_off() {
     }
 }
 
-/// A file with the same vocabulary and a template that adds `<s>`.
+/// Returns a file with the same vocabulary and a template that adds `<s>`.
 fn tokenizer_json(decoder: &serde_json::Value) -> Vec<u8> {
     let golden = Golden::sentence_piece();
     let vocab: serde_json::Map<_, _> =

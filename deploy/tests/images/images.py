@@ -73,7 +73,7 @@ class Images:
     def __init__(self, folder):
         self.folder = folder
         self.context = folder / "context"
-        self.binary = self.context / "target" / "release" / "octavo"
+        self.binary = self.context / "target" / "dist" / "octavo"
         self.binary.parent.mkdir(parents=True)
         # As the Dockerfile's own build has it: without tables of lines, with names.
         check(tool("strip"), "--strip-debug", "-o", self.binary, OCTAVO)
@@ -84,7 +84,7 @@ class Images:
         self.arguments = {
             "BUILD_IMAGE": self.buildah.base("builder", builder(folder)),
             "RUNTIME_IMAGE": self.buildah.base("runtime", self.libraries),
-            "BINARY": "target/release/octavo",
+            "BINARY": "target/dist/octavo",
             "VERSION": "1.2.3",
             "REVISION": "abcdef",
         }

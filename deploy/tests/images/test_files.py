@@ -77,6 +77,11 @@ def test_scripts_pass_shellcheck(tmp_path):
     assert "SC2086" in shellcheck(spoiled).stdout
 
 
+def test_scripts_of_the_gpu_suite_pass_shellcheck():
+    checked = shellcheck(*sorted((DEPLOY.parent / "tests" / "gpu").glob("*.sh")))
+    assert checked.returncode == 0, checked.stdout
+
+
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_commands_of_pages_are_shell(page, tmp_path):
     blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.M | re.S)

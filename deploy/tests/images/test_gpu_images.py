@@ -137,4 +137,4 @@ def test_it_serves_on_the_processor_where_there_is_no_gpu(request, image, contai
         status, answer = ask(octavo.url("/v1/completions"), request)
         assert status == 200 and json.loads(answer)["usage"]["completion_tokens"] == 4, answer
         os.kill(octavo.pid(), signal.SIGTERM)
-        assert "device: cpu, as no GPU is usable" in octavo.process.communicate(timeout=30)[1]
+        assert "device: cpu, because no GPU is usable" in octavo.process.communicate(timeout=30)[1]

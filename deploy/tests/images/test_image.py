@@ -21,7 +21,7 @@ def image(images):
 
 
 def test_its_size_is_the_binary_and_what_it_needs(image, figure):
-    kind = "debug" if "debug" in OCTAVO.parts else "release"
+    kind = OCTAVO.parent.name
     figure(
         f"image: {image['size']}; the binary ({kind}, without line tables) {image['binary'] / 1e6:.1f} MB, its C library "
         f"{image['runtime'] / 1e6:.1f} MB"

@@ -180,7 +180,7 @@ def test_slurm_answers_the_file_of_each_task(cluster, tmp_path):
     assert done.returncode == 0, done.stderr
     assert answers(tmp_path / "answers-3.jsonl") == ["r0", "r1"]
     # Queued again after its end, as after any interruption: nothing is computed twice.
-    assert "is complete already" in submit().stderr
+    assert "is already complete" in submit().stderr
     assert "the folder of the requests" in submit(BATCH="").stderr
 
 

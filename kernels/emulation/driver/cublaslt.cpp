@@ -1,5 +1,5 @@
-// libcublasLt.so.12 of the stand-in: products in the plainest way, by column as cuBLASLt counts, of f32, f16 and bf16 with
-// sums in f32. It accepts what the CUDA backend asks for and refuses the rest.
+// libcublasLt.so.12 of the stand-in: products in the simplest way, column-major like cuBLASLt, of f32, f16 and bf16
+// with sums in f32. It accepts the requests of the CUDA backend and refuses all others.
 #include <dlfcn.h>
 
 #include <cstring>
@@ -23,7 +23,7 @@ struct Layout {
     size_t element() const { return type == R_32F ? 4 : 2; }
     size_t bytes() const { return element() * ((columns - 1) * (uint64_t)stride + rows); }
 };
-// By attribute; alignments are 256 where nobody says otherwise.
+// Preferences by attribute. The default alignment is 256.
 struct Preference {
     size_t workspace = 0;
     uint32_t reductions = 7, alignment[9] = {256, 256, 256, 256, 256, 256, 256, 256, 256};
@@ -73,7 +73,7 @@ struct Product {
 int multiply(void* data) {
     const auto& p = *(const Product*)data;
     uint64_t k = p.a.rows;
-    // Once converted, the inner loop is over plain numbers.
+    // Values are converted first, so that the inner loop runs over plain numbers.
     std::vector<float> column(k), weights(k * p.d.rows);
     for (uint64_t i = 0; i < p.d.rows; i++) {
         for (uint64_t j = 0; j < k; j++) weights[i * k + j] = load(p.a.type, p.at_a, i * (uint64_t)p.a.stride + j);
@@ -93,7 +93,7 @@ int multiply(void* data) {
     return 0;
 }
 
-// Of the stand-in driver, which is loaded for all to see.
+// Returns a function of the stand-in driver, whose symbols are global.
 template <class F>
 F of_driver(const char* name) {
     return (F)dlsym(RTLD_DEFAULT, name);
@@ -155,7 +155,7 @@ API int cublasLtMatmulPreferenceSetAttribute(void* preference, int attribute, co
         default: return NOT_SUPPORTED;
     }
 }
-// The algorithm is one that needs all the alignment that it may count on.
+// The chosen algorithm requires the full alignment that the preference states.
 API int cublasLtMatmulAlgoGetHeuristic(void*, void* description, void* a, void* b, void* c, void* d, void* preference,
                                        int wanted, Heuristic* found, int* count) {
     if (int error = of_driver<int (*)(const char*)>("standin_enter")(__func__)) return error;
@@ -163,7 +163,7 @@ API int cublasLtMatmulAlgoGetHeuristic(void*, void* description, void* a, void* 
     bool fits = ((Description*)description)->transpose_a == 1 && ((Description*)description)->transpose_b == 0 &&
                 da.rows == db.rows && da.columns == dd.rows && db.columns == dd.columns && dc.rows == dd.rows &&
                 dc.columns == dd.columns && da.type == db.type && wanted > 0;
-    // Sums of bf16 in bf16 are not what was asked for; and which algorithm adds a bias depends on where it lies.
+    // Accumulation of bf16 in bf16 is refused. The algorithm that adds a bias depends on the bias's address.
     auto& preferred = *(Preference*)preference;
     fits &= (preferred.reductions & ~2u) == 0;
     fits &= ((Description*)description)->epilogue != 4 || ((Description*)description)->bias;

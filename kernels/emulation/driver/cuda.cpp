@@ -1,7 +1,7 @@
-// libcuda.so.1 of the stand-in. Settings, read when they are needed:
-//   OCTAVO_STANDIN_DRIVER   CUDA version of the driver, as cuDriverGetVersion tells it [13000]
-//   OCTAVO_STANDIN_FAULT    function:calls:error: after so many calls of the function, by any thread, it and all others fail for good
-//   OCTAVO_STANDIN_DEVICES  name:compute capability:MiB of memory, separated by commas; empty for a machine without a GPU
+// libcuda.so.1 of the stand-in. Environment variables, read when they are needed:
+//   OCTAVO_STANDIN_DRIVER   CUDA version of the driver, as returned by cuDriverGetVersion [13000]
+//   OCTAVO_STANDIN_FAULT    function:calls:error: after this number of calls of the function, by any thread, all functions fail with the error
+//   OCTAVO_STANDIN_DEVICES  name:compute capability:MiB of memory, separated by commas; empty means no GPU
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -55,7 +55,7 @@ const char* setting(const char* name, const char* fallback) {
     return value ? value : fallback;
 }
 
-// Read once: what a process has seen of its devices does not change.
+// The devices are read once, because they do not change for a process.
 const std::vector<Device>& devices() {
     static const std::vector<Device> all = [] {
         std::vector<Device> found;
@@ -82,7 +82,7 @@ int shared_memory(int capability) {
     return capability >= 90 ? 227 << 10 : capability >= 80 ? 99 << 10 : capability >= 75 ? 64 << 10 : 96 << 10;
 }
 
-// A context is the address of its device's element here: all are the primary one.
+// A context is the address of its device's element here: all contexts are primary ones.
 char contexts[64];
 thread_local int current = -1;
 
@@ -99,13 +99,13 @@ thread_local int sticky_error = SUCCESS;
 thread_local int captures = 0;
 thread_local bool spoilt = false;
 
-// What a capture does not allow is an error, and the end of the capture.
+// Returns the error of an operation that a capture does not allow, which also ends the capture.
 int unsupported() {
     spoilt = true;
     return STREAM_CAPTURE_UNSUPPORTED;
 }
 
-// The fault that the environment asks for: a device that is lost while a server runs.
+// Returns the fault requested by the environment: a device that is lost while a server runs.
 int fault_of_process(const char* function) {
     static const std::string text = setting("OCTAVO_STANDIN_FAULT", "");
     if (text.empty()) return SUCCESS;
@@ -138,13 +138,13 @@ int entered(const char* function, bool needs_context) {
 
 struct Allocation {
     size_t bytes;
-    int device;  // -1: page-locked memory of the host
+    int device;  // -1: page-locked host memory
 };
 std::mutex memory_lock;
 std::map<uint64_t, Allocation> allocations;
 uint64_t in_use[64];
 
-// More is not touched by poisoning it: a test of large memory would need all of it.
+// Larger memory is not poisoned: a test of large memory would need all of it.
 constexpr size_t POISONED = 256 << 20;
 
 uint64_t allocate(size_t bytes, int number) {
@@ -157,7 +157,7 @@ uint64_t allocate(size_t bytes, int number) {
     return (uint64_t)start;
 }
 
-// The allocation that holds all of a range.
+// Returns the allocation that contains the whole range.
 const Allocation* holding(uint64_t address, size_t bytes) {
     auto after = allocations.upper_bound(address);
     if (after == allocations.begin()) return nullptr;
@@ -200,7 +200,7 @@ struct Graph {
 };
 struct Event {
     Stream* stream = nullptr;
-    uint64_t position = 0;  // of `done`, once it has come
+    uint64_t position = 0;  // position of `done` once it is reached
     uint64_t left() const { return stream && position > stream->done ? position - stream->done : 0; }
 };
 
@@ -211,7 +211,7 @@ int submit(void* handle, Work work) {
     return SUCCESS;
 }
 
-// Does what waits, up to a number of pieces.
+// Runs the waiting work, up to a number of pieces.
 int run_waiting(Stream* stream, size_t pieces = SIZE_MAX) {
     if (stream->capturing) return unsupported();
     auto end = stream->waiting.begin() + std::min(pieces, stream->waiting.size());
@@ -245,7 +245,7 @@ struct Function {
     int allowed_shared;
 };
 
-// Loads an object file, each once and for good: threads keep state of it.
+// Loads each object file once and permanently, because threads keep its state.
 int load_object(const std::string& code, const Object** loaded) {
     static std::mutex lock;
     static std::map<std::string, Object> objects;
@@ -255,7 +255,7 @@ int load_object(const std::string& code, const Object** loaded) {
     if (object.launch) return SUCCESS;
     int file = memfd_create("kernels", 0);
     if (file < 0 || write(file, code.data(), code.size()) != (ssize_t)code.size()) return OUT_OF_MEMORY;
-    // The descriptor stays open: its number is part of the path by which the loader knows what it has loaded.
+    // The descriptor stays open, because its number is part of the path by which the loader identifies the file.
     void* handle = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         fprintf(stderr, "stand-in driver: %s\n", dlerror());
@@ -269,7 +269,7 @@ int load_object(const std::string& code, const Object** loaded) {
 
 }  // namespace
 
-// ------------------------------------------------------------------------------------------- beside NVIDIA's interface
+// ------------------------------------------------------------------------------------------- outside NVIDIA's interface
 
 API int standin_submit(void* stream, int (*work)(void*), void* data, void (*destroy)(void*)) {
     std::shared_ptr<void> owned(data, destroy);
@@ -408,8 +408,8 @@ API int cuMemFreeHost(void* address) {
 API int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
     ENTER();
     if (!is_device(to, bytes)) return INVALID_VALUE;
-    // Most drivers stage memory that is not page-locked before the call returns, which a capture does not allow. Where the device
-    // shares the host's page tables it is read when its turn comes, like the other.
+    // Most drivers stage memory that is not page-locked before the call returns, which a capture does not allow. If the
+    // device shares the host's page tables, such memory is read when the copy runs, like page-locked memory.
     if (captures && !is_pinned(from, bytes)) return unsupported();
     return submit(stream, [=] { memcpy((void*)to, from, bytes); return 0; });
 }
@@ -478,8 +478,8 @@ API int cuModuleLoadData(void** module, const void* image) {
     auto* header = (const CodeHeader*)image;
     if (memcmp(header->magic, CODE_MAGIC, sizeof CODE_MAGIC)) return INVALID_IMAGE;
     int capability = devices()[current].capability;
-    // The `a` of sm_90a binds the code to that chip; without it, it would run on later ones of its major too. PTX is for its
-    // architecture and all later ones.
+    // The `a` of sm_90a restricts the code to that chip; without it, the code would run on later chips of its major
+    // too. PTX runs on its architecture and all later ones.
     int made_for = architecture_of(header->chip);
     if (is_ptx(header->chip) ? made_for > capability : made_for != capability) return NO_BINARY_FOR_GPU;
     const Object* object;
@@ -498,7 +498,7 @@ API int cuModuleGetFunction(void** function, void* module, const char* name) {
     size_t params_bytes;
     unsigned threads;
     if (of.object->find(name, &params_bytes, &threads)) return NOT_FOUND;
-    // Never freed, as the driver's own live as long as their module.
+    // The function is never freed; the driver's own functions live as long as their module.
     *function = new Function{of.object, name, params_bytes, threads, of.device, 48 << 10};
     return SUCCESS;
 }
@@ -522,7 +522,7 @@ API int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** argu
     auto* found = (Function*)function;
     const unsigned *grid = config->grid, *block = config->block;
     bool grid_fits = grid[0] && grid[1] && grid[2] && grid[0] < 1u << 31 && grid[1] < 1 << 16 && grid[2] < 1 << 16;
-    // KERNEL's launch bounds: fewer threads would run on a GPU, but no kernel is made for that.
+    // The launch bounds come from KERNEL: fewer threads would run on a GPU, but no kernel supports that.
     bool block_fits = block[0] == found->threads && block[1] == 1 && block[2] == 1;
     if (!grid_fits || !block_fits || (int)config->shared > found->allowed_shared || found->device != current || extra ||
         config->attribute_count) {

@@ -1,6 +1,7 @@
-// libnvrtc.so.12 and .13 of the stand-in: compiles with g++, for the emulation, what NVRTC would compile for a chip. Its release
-// is that of its file's name: 12.9, which knows Volta, or 13.0, which does not. What g++ made is kept beside the library, as it
-// takes seconds for what NVRTC does in tenths; OCTAVO_STANDIN_COMPILE_MS is the time that a compilation takes at least.
+// libnvrtc.so.12 and .13 of the stand-in: compiles with g++, for the emulation, the sources that NVRTC would compile
+// for a chip. The file's name determines its release: 12.9, which supports Volta, or 13.0, which does not. Results of
+// g++ are cached beside the library, because it takes seconds where NVRTC takes tenths of a second.
+// OCTAVO_STANDIN_COMPILE_MS is the minimum time of a compilation.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <spawn.h>
@@ -48,7 +49,7 @@ std::string read(const std::filesystem::path& path) {
     return text.str();
 }
 
-// Runs a command with its messages in a file; whether it succeeded.
+// Runs a command with its messages in a file. Returns whether it succeeded.
 bool run(std::vector<std::string> command, const std::string& messages) {
     std::vector<char*> arguments;
     for (auto& word : command) arguments.push_back(word.data());
@@ -62,13 +63,13 @@ bool run(std::vector<std::string> command, const std::string& messages) {
     return status == 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-// The folder that the library lies in.
+// Returns the folder of the library.
 std::filesystem::path own_folder() {
     Dl_info info;
     return dladdr((void*)own_folder, &info) ? std::filesystem::path(info.dli_fname).parent_path() : "/tmp";
 }
 
-// Where what g++ makes of a program is kept: named by everything that is not part of the emulation itself.
+// Returns the path of the cached result of a program, which depends on everything except the emulation itself.
 std::filesystem::path kept(const Program& program) {
     uint64_t hash = 0xcbf29ce484222325;
     auto add = [&](const std::string& text) {
@@ -81,13 +82,13 @@ std::filesystem::path kept(const Program& program) {
     return own_folder() / "objects" / name;
 }
 
-// Makes the shared library of a program, in `folder` and then where it is kept.
+// Builds the shared library of a program in `folder` and moves it to its cache path.
 int build(Program& program, const std::filesystem::path& folder, const std::filesystem::path& place) {
     for (auto& [name, text] : program.headers) std::ofstream(folder / name) << text;
     std::ofstream(folder / "kernels.cpp") << program.source;
     std::string object = folder / "kernels.so";
     const char* compiler = getenv("CXX");
-    // The program's own headers come before those of the package.
+    // The program's own headers have priority over those of the package.
     std::vector<std::string> command = {compiler ? compiler : "g++", "-I" + folder.string(), EMULATION_ARGUMENTS};
     for (std::string word : {std::string("-x"), std::string("c++"), (folder / "kernels.cpp").string(), std::string("-o"), object}) {
         command.push_back(word);
@@ -97,11 +98,28 @@ int build(Program& program, const std::filesystem::path& folder, const std::file
     if (!compiled) return COMPILATION;
     std::error_code error;
     std::filesystem::create_directories(place.parent_path(), error);
-    // Copied under a name of this attempt's own, then renamed: another process may make the same.
+    // The library is copied under a unique name and renamed, because another process may build the same one.
     std::filesystem::path draft = place.string() + "." + folder.filename().string();
     std::filesystem::copy_file(object, draft, error);
     if (!error) std::filesystem::rename(draft, place, error);
     return error ? INTERNAL_ERROR : SUCCESS;
+}
+
+// Returns the assembler's report on each entry point, from the lines that define them: KERNEL(name, ...),
+// KERNEL_RESIDENT(name, ...). Version 13 reports more registers, as another compiler would.
+std::string usage(const std::string& source, const std::string& chip) {
+    if (chip.rfind("sm_", 0) != 0) return "";
+    std::stringstream lines(source);
+    std::string log;
+    for (std::string line; std::getline(lines, line);) {
+        if (line.rfind("KERNEL(", 0) != 0 && line.rfind("KERNEL_RESIDENT(", 0) != 0) continue;
+        size_t start = line.find('(') + 1;
+        std::string name = line.substr(start, line.find(',') - start);
+        log += "ptxas info    : Compiling entry function '" + name + "' for '" + chip + "'\n";
+        log += "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n";
+        log += std::string("ptxas info    : Used ") + (is_13() ? "40" : "32") + " registers, 400 bytes cmem[0]\n";
+    }
+    return log;
 }
 
 int compile(Program& program, const std::string& chip, const std::filesystem::path& folder) {
@@ -118,6 +136,7 @@ int compile(Program& program, const std::string& chip, const std::filesystem::pa
     header.bytes = bytes.size();
     program.code.assign((const char*)&header, sizeof header);
     program.code += bytes;
+    program.log += usage(program.source, chip);
     return SUCCESS;
 }
 
@@ -183,7 +202,7 @@ API int nvrtcGetProgramLog(void* program, char* log) {
     strcpy(log, ((Program*)program)->log.c_str());
     return SUCCESS;
 }
-// As the real one: code for a chip there is where a chip was named, and PTX where only an architecture was.
+// As in NVRTC, there is machine code if a chip was named, and PTX if only an architecture was named.
 const std::string& made(void* handle, bool ptx) {
     static const std::string none;
     auto& code = ((Program*)handle)->code;

@@ -1,30 +1,31 @@
-//! The attention family: `QkvPost`, `PagedAttention`.
+//! Instances for attention: `QkvPost`, `PagedAttention`.
 
 use super::{Chip, Chips, Dtype, Instance};
 use crate::params::{AttentionParams, PagedDecodeParams, QkvPostParams};
 use crate::plan::PrefillPlan;
 use crate::sources;
 
-/// Head sizes that the kernels of 16-bit types are made for; [`paged_attention`] takes the others.
+/// Head sizes supported by the kernels of 16-bit types; [`paged_attention`] supports the others.
 pub const HEAD_SIZES: [usize; 4] = [64, 96, 128, 256];
 
-/// Query heads that a CTA of [`paged_decode`] takes at once.
+/// Numbers of query heads that a CTA of [`paged_decode`] processes at once.
 const HEAD_TILES: [u32; 4] = [1, 2, 4, 8];
 
-/// CTAs of prefill that a multiprocessor holds at once, at least: for a third one the compiler would spill, and of large heads the shared
-/// memory of an L40S holds one.
+/// Returns the minimum number of CTAs of prefill on a multiprocessor. With a third one the compiler would spill, and
+/// for large heads the shared memory of an L40S holds one.
 const fn prefill_ctas(head_size: usize) -> u32 {
     if head_size > 128 { 1 } else { 2 }
 }
 
-/// The head tile of the [`paged_decode`] instance for `group` query heads a KV head: it takes them all, or eight at a time.
+/// Returns the head tile of the [`paged_decode`] instance for `group` query heads per KV head: all of them, or eight at
+/// a time.
 pub fn decode_head_tile(group: usize) -> u32 {
     HEAD_TILES.into_iter().find(|&tile| group <= tile as usize).unwrap_or(8)
 }
 
-/// CTAs of a [`paged_decode`] instance with that head tile that a multiprocessor holds at once: as many as keep their loads under way
-/// with no register spilled. A launch has no more: they share the work evenly, and those that had to wait would come when the
-/// others are done.
+/// Returns the number of CTAs of a [`paged_decode`] instance with that head tile on a multiprocessor: as many as keep
+/// their loads in flight without spilled registers. A launch has no more, because they share the work evenly, and
+/// additional ones would start only after the others have finished.
 pub const fn decode_ctas(head_tile: u32) -> u32 {
     match head_tile {
         1 | 2 => 4,
@@ -33,20 +34,21 @@ pub const fn decode_ctas(head_tile: u32) -> u32 {
     }
 }
 
-/// Split of qkv, norm and rotary embedding of q and k, cache write.
+/// Returns the instance for the split of qkv, norm and rotary embedding of q and k, and cache write.
 pub fn qkv_post(dtype: Dtype) -> Instance {
     let (call, name) = (format!("qkv_post<{}>", dtype.c_name()), format!("qkv_post_{}", dtype.name()));
-    // Left alone, the compiler holds all threads of an sm_70 at once, for which it spills.
+    // By default the compiler fits all threads of an sm_70 at once, for which it spills.
     Instance::new::<QkvPostParams>(sources::QKV_POST, name, call, 128).of(dtype).resident(8)
 }
 
-/// Attention of any head size, decode and prefill alike, by f32 arithmetic.
+/// Returns the instance for attention of any head size, in decode and prefill, with f32 arithmetic.
 pub fn paged_attention(dtype: Dtype) -> Instance {
     let (call, name) = (format!("paged_attention<{}>", dtype.c_name()), format!("paged_attention_{}", dtype.name()));
     Instance::new::<AttentionParams>(sources::ATTENTION_PLAIN, name, call, 128).of(dtype)
 }
 
-/// Decode attention for `group` query heads a KV head; `None` where [`paged_attention`] has to do.
+/// Returns the instance for decode attention with `group` query heads per KV head; `None` if [`paged_attention`] must
+/// be used.
 pub fn paged_decode(dtype: Dtype, head_size: usize, group: usize) -> Option<Instance> {
     if dtype == Dtype::F32 || !HEAD_SIZES.contains(&head_size) {
         return None;
@@ -58,16 +60,16 @@ pub fn paged_decode(dtype: Dtype, head_size: usize, group: usize) -> Option<Inst
     Some(instance.resident(decode_ctas(tile)))
 }
 
-/// Prefill attention on a chip's tensor cores; `None` where [`paged_attention`] has to do.
+/// Returns the instance for prefill attention on a chip's tensor cores; `None` if [`paged_attention`] must be used.
 pub fn paged_prefill(chip: Chip, dtype: Dtype, head_size: usize) -> Option<Instance> {
     if dtype == Dtype::F32 || !HEAD_SIZES.contains(&head_size) {
         return None;
     }
     let queries = PrefillPlan::QUERIES as usize;
-    // A row in shared memory is a head and 16 bytes, of 16-bit elements.
+    // A row in shared memory is a head and 16 bytes of padding, in 16-bit elements.
     let row_bytes = (head_size + 8) * 2;
     if chip.has_sm80() {
-        // Keys and values of a tile; queries too where they do not fit into registers.
+        // Shared memory holds keys and values of a tile, and queries if they do not fit into registers.
         let rows = if head_size > 128 { queries + 2 * 32 } else { 2 * 64 };
         let call = format!("paged_prefill<{}, {head_size}>", dtype.c_name());
         let name = format!("paged_prefill_{}_d{head_size}", dtype.name());
@@ -77,7 +79,8 @@ pub fn paged_prefill(chip: Chip, dtype: Dtype, head_size: usize) -> Option<Insta
     if dtype != Dtype::F16 {
         return None;
     }
-    // Queries, a tile of 32 keys and one of values; each query's weights of the tile, in rows of 32 and 8 more.
+    // Shared memory holds queries, a tile of 32 keys and one of values, and each query's weights of the tile, in rows
+    // of 32 with a padding of 8.
     let shared = (queries + 2 * 32) * row_bytes + queries * (32 + 8) * 2;
     let call = format!("paged_prefill_volta<{head_size}>");
     let name = format!("paged_prefill_volta_d{head_size}");

@@ -1,10 +1,10 @@
-//! Made-up weights.
+//! Instances for dummy weights.
 
 use super::{Chip, Dtype, Instance};
 use crate::params::FillParams;
 use crate::sources;
 
-/// Values that hang on their place alone.
+/// Returns the instance that writes values which depend only on their index.
 pub fn fill(dtype: Dtype) -> Instance {
     let (call, name) = (format!("fill<{}>", dtype.c_name()), format!("fill_{}", dtype.name()));
     Instance::new::<FillParams>(sources::FILL, name, call, 256).of(dtype)

@@ -1,28 +1,28 @@
-//! Matrix products: `Linear`, `Logits`, and everything about quantised weights.
+//! Instances for matrix products (`Linear`, `Logits`) and for quantised weights.
 
 use super::{Chip, Chips, Dtype, Instance};
 use crate::params::{DequantizeParams, LinearParams, QuantLinearParams, QuantizeParams};
 use crate::quant::QuantFormat;
 use crate::sources;
 
-/// Inputs that are staged at once, of 16-bit types.
+/// Number of inputs of 16-bit types that are staged at once.
 const STAGE_INPUTS: usize = 32;
 
-/// Which outputs a CTA of [`gemm`] computes. Both tiles give the same bits: the sum of an output runs over its inputs in order,
-/// whatever its neighbours.
+/// Tile of outputs that a CTA of [`gemm`] computes. Both tiles give the same bits, because the sum of an output adds
+/// its inputs in order, independently of its neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GemmTile {
-    /// For many rows.
+    /// Tile for many rows.
     Large,
-    /// For few rows.
+    /// Tile for few rows.
     Small,
 }
 
 impl GemmTile {
-    /// Both.
+    /// Both tiles.
     pub const ALL: [Self; 2] = [Self::Large, Self::Small];
 
-    /// `[rows, outputs]` of a CTA: what [`LinearParams::gemm_grid`] needs.
+    /// Returns `[rows, outputs]` of a CTA, for [`LinearParams::gemm_grid`].
     pub const fn outputs(self, dtype: Dtype) -> [u32; 2] {
         match (self, dtype) {
             (Self::Large, Dtype::F32) => [64, 64],
@@ -31,7 +31,7 @@ impl GemmTile {
         }
     }
 
-    /// The tile for that many rows.
+    /// Returns the tile for this number of rows.
     pub const fn for_rows(rows: usize) -> Self {
         if rows <= 64 { Self::Small } else { Self::Large }
     }
@@ -44,12 +44,13 @@ impl GemmTile {
     }
 }
 
-/// `f16`, or `f16_f32` where the output is of another type.
+/// Returns `f16`, or `f16_f32` if the output has another type.
 fn types(dtype: Dtype, out: Dtype) -> String {
     if dtype == out { dtype.name().into() } else { format!("{}_{}", dtype.name(), out.name()) }
 }
 
-/// The dense product of `dtype` with outputs of type `out` (`dtype`, or f32 for logits), for any number of rows.
+/// Returns the instance for the dense product of `dtype` with outputs of type `out` (`dtype`, or f32 for logits), for
+/// any number of rows.
 pub fn gemm(chip: Chip, dtype: Dtype, out: Dtype, tile: GemmTile) -> Instance {
     let [tile_m, tile_n] = tile.outputs(dtype);
     let (kind, suffix) = (types(dtype, out), tile.name());
@@ -58,7 +59,7 @@ pub fn gemm(chip: Chip, dtype: Dtype, out: Dtype, tile: GemmTile) -> Instance {
         let threads = tile_m * tile_n / 16;
         return Instance::new::<LinearParams>(sources::GEMM_F32, format!("gemm_{kind}_{suffix}"), call, threads);
     }
-    // Rows and outputs of a warp.
+    // These are the rows and outputs of a warp.
     let (threads, warp) = match tile {
         GemmTile::Large => (256, "64, 32"),
         GemmTile::Small => (128, "16, 16"),
@@ -82,45 +83,49 @@ pub fn gemm(chip: Chip, dtype: Dtype, out: Dtype, tile: GemmTile) -> Instance {
     }
 }
 
-/// Rows that [`gemv`] has instances for.
+/// Numbers of rows with [`gemv`] instances.
 const GEMV_ROWS: [u32; 5] = [1, 2, 4, 8, 16];
 
-/// The rows of the [`gemv`] instance that computes `rows` rows; `None` if they are too many. A row's bits are the same whichever.
+/// Returns the number of rows of the [`gemv`] instance that computes `rows` rows; `None` if there are too many. A row's
+/// bits are the same in all instances.
 pub fn gemv_rows(rows: usize) -> Option<u32> {
     GEMV_ROWS.into_iter().find(|&r| rows <= r as usize)
 }
 
-/// The dense product for at most `rows` rows (one of what [`gemv_rows`] gives).
+/// Returns the instance for the dense product with at most `rows` rows (a result of [`gemv_rows`]).
 pub fn gemv(dtype: Dtype, out: Dtype, rows: u32) -> Instance {
     let call = format!("gemv<{}, {}, {rows}>", dtype.c_name(), out.c_name());
     let name = format!("gemv_{}_m{rows}", types(dtype, out));
     let instance = Instance::new::<LinearParams>(sources::GEMV, name, call, 128).of(dtype);
-    // Left to itself the compiler spills a little for a CTA more.
+    // By default the compiler spills a little to fit one more CTA.
     if dtype == Dtype::F32 { instance.resident(1) } else { instance }
 }
 
-/// Rows that [`mmvq`] has instances for.
+/// Numbers of rows with [`mmvq`] instances.
 const MMVQ_ROWS: [u32; 4] = [1, 2, 4, 8];
 
-/// The rows of the [`mmvq`] instance that computes `rows` rows; `None` if they are too many. A row's bits are the same whichever.
+/// Returns the number of rows of the [`mmvq`] instance that computes `rows` rows; `None` if there are too many. A row's
+/// bits are the same in all instances.
 pub fn mmvq_rows(rows: usize) -> Option<u32> {
     MMVQ_ROWS.into_iter().find(|&r| rows <= r as usize)
 }
 
-/// The product of quantised activations with a quantised weight, for at most `rows` rows (one of what [`mmvq_rows`] gives).
+/// Returns the instance for the product of quantised activations with a quantised weight, for at most `rows` rows (a
+/// result of [`mmvq_rows`]).
 pub fn mmvq(format: QuantFormat, out: Dtype, rows: u32) -> Instance {
     let call = format!("mmvq<{}, {}, {rows}>", format.c_name(), out.c_name());
     let name = format!("mmvq_{}_{}_m{rows}", format.name(), out.name());
     let instance = Instance::new::<QuantLinearParams>(sources::QUANTIZED, name, call, 128).of(out);
-    // Left to itself the compiler spills a little for a CTA more.
+    // By default the compiler spills a little to fit one more CTA.
     let alone = rows == 8 || matches!((format, rows), (QuantFormat::Q5_1, 1) | (QuantFormat::Q2K, 4));
     if alone { instance.resident(1) } else { instance }
 }
 
-/// Rows of a tile of [`gemm_quant`], with the most rows of a product that it is for. A row's bits are the same whichever.
+/// Numbers of rows of a tile of [`gemm_quant`], each with the maximum number of rows of a product that uses it. A row's
+/// bits are the same in all instances.
 pub const GEMM_QUANT_TILES: [(u32, u32); 2] = [(16, 16), (32, 64)];
 
-/// The product of activations of a 16-bit type with a quantised weight, in tiles of so many rows.
+/// Returns the instance for the product of 16-bit activations with a quantised weight, in tiles of `tile_rows` rows.
 pub fn gemm_quant(format: QuantFormat, dtype: Dtype, out: Dtype, tile_rows: u32) -> Instance {
     let types_in_c = format!("{}, {}, {}", format.c_name(), dtype.c_name(), out.c_name());
     let call = format!("gemm_quant<{types_in_c}, {}>", tile_rows / 16);
@@ -128,14 +133,14 @@ pub fn gemm_quant(format: QuantFormat, dtype: Dtype, out: Dtype, tile_rows: u32)
     Instance::new::<QuantLinearParams>(sources::GEMM_QUANT, name, call, 256).on(Chips::FromSm80)
 }
 
-/// Rounds activations to 8 bits, for [`mmvq`].
+/// Returns the instance that rounds activations to 8 bits for [`mmvq`].
 pub fn quantize_activations(dtype: Dtype) -> Instance {
     let call = format!("quantize_activations<{}>", dtype.c_name());
     let name = format!("quantize_activations_{}", dtype.name());
     Instance::new::<QuantizeParams>(sources::QUANTIZED, name, call, 128).of(dtype)
 }
 
-/// The values of rows of a quantised weight: for a dense product, or an embedding.
+/// Returns the instance that dequantises rows of a weight, for a dense product or an embedding.
 pub fn dequantize(format: QuantFormat, dtype: Dtype) -> Instance {
     let call = format!("dequantize<{}, {}>", format.c_name(), dtype.c_name());
     let name = format!("dequantize_{}_{}", format.name(), dtype.name());

@@ -1,26 +1,26 @@
-//! Kernels that work row by row: `Embed`, `Norm`, `Glu`, `GatherRows`, and the copy of KV blocks.
+//! Instances for single rows: `Embed`, `Norm`, `Glu`, `GatherRows`, and the copy of KV blocks.
 
 use super::{Chip, Dtype, Instance};
 use crate::params::{CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams, Params};
 use crate::sources;
 
-/// Which mean a norm takes out of a row.
+/// Mean that a norm subtracts from a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormMean {
-    /// RMS norm: none.
+    /// RMS norm, which subtracts none.
     Rms,
-    /// Layer norm: the arithmetic one.
+    /// Layer norm, which subtracts the arithmetic mean.
     Layer,
 }
 
-/// The activation of a gate.
+/// Activation of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x · sigmoid(x)`.
     Silu,
     /// Gaussian error linear unit by the error function.
     Gelu,
-    /// Its tanh approximation.
+    /// Gaussian error linear unit by its tanh approximation.
     GeluTanh,
 }
 
@@ -56,28 +56,28 @@ fn instance<P: Params>(template: &str, dtype: Dtype, variant: &str, threads: u32
     Instance::new::<P>(sources::ROWS, name, call, threads).of(dtype)
 }
 
-/// Rows of a dense embedding table.
+/// Returns the instance for rows of a dense embedding table.
 pub fn embed(dtype: Dtype) -> Instance {
     instance::<EmbedParams>("embed", dtype, "", 128)
 }
 
-/// RMS norm or layer norm, with the residual added first where there is one.
+/// Returns the instance for RMS norm or layer norm, which first adds the residual if there is one.
 pub fn norm(dtype: Dtype, mean: NormMean) -> Instance {
     let shared = NormParams::dynamic_shared(MAX_NORM_COLS);
     instance::<NormParams>("norm", dtype, mean.c_name(), 256).with_shared(shared)
 }
 
-/// The gated activation.
+/// Returns the instance for the gated activation.
 pub fn glu(dtype: Dtype, activation: Activation) -> Instance {
     instance::<GluParams>("glu", dtype, activation.c_name(), 128)
 }
 
-/// Rows by their numbers.
+/// Returns the instance that gathers rows by index.
 pub fn gather_rows(dtype: Dtype) -> Instance {
     instance::<GatherRowsParams>("gather_rows", dtype, "", 128)
 }
 
-/// Whole KV blocks, of any element type.
+/// Returns the instance that copies whole KV blocks of any element type.
 pub fn copy_blocks() -> Instance {
     Instance::new::<CopyBlocksParams>(sources::ROWS, "copy_blocks".into(), "copy_pairs".into(), 256)
 }

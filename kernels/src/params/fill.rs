@@ -1,32 +1,34 @@
-//! Parameters of the kernel that makes weights up: `cuda/fill.cu`.
+//! Parameters of the kernel that writes dummy weights: `cuda/fill.cu`.
 
 use super::{DevicePtr, params};
 
 params! {
-    /// `out[i] = centre + spread · u(seed, i)`, u even between −1 and 1. Grid: [`FillParams::grid`].
+    /// Computes `out[i] = centre + spread · u(seed, i)` with u uniform between −1 and 1. Grid: [`FillParams::grid`].
     FillParams {
         /// T `[count]`.
         out: DevicePtr,
-        /// Elements.
+        /// Number of elements.
         count: u64,
-        /// Of the tensor.
+        /// Seed of the tensor.
         seed: u32,
-        /// The mean.
+        /// Mean.
         centre: f32,
-        /// How far values are from it at most.
+        /// Maximum distance from the mean.
         spread: f32,
-        /// 0.
+        /// Padding, 0.
         reserved: u32,
     }
 }
 
-/// CTAs of a launch, at most: as many as the largest device holds at once.
-const MOST: u64 = 4096;
+/// Maximum number of CTAs of a launch per multiprocessor. Every chip holds this many at once, and they keep enough
+/// stores in flight.
+pub const FILL_CTAS: u32 = 4;
 
 impl FillParams {
-    /// CTAs of the launch of `threads` threads each.
-    pub fn grid(&self, threads: u32) -> [u32; 3] {
-        // The bound keeps it within 32 bits.
-        [self.count.div_ceil(u64::from(threads)).clamp(1, MOST) as u32, 1, 1]
+    /// Returns the grid of the launch with `threads` threads per CTA on a device of `processors` multiprocessors.
+    pub fn grid(&self, threads: u32, processors: u32) -> [u32; 3] {
+        let most = u64::from(processors * FILL_CTAS).max(1);
+        // The limit keeps it within 32 bits.
+        [self.count.div_ceil(u64::from(threads)).clamp(1, most) as u32, 1, 1]
     }
 }

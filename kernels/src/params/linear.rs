@@ -3,8 +3,8 @@
 use super::{DevicePtr, params};
 
 params! {
-    /// `out[i, j] = softcap(scale · Σ_c input[i, c] · weight[j, c] + bias[j] + add[i, j])`, by `gemm_*` and `gemv`. O is T, or
-    /// f32 for the logits.
+    /// Computes `out[i, j] = softcap(scale · Σ_c input[i, c] · weight[j, c] + bias[j] + add[i, j])` with `gemm_*` or
+    /// `gemv`. O is T, or f32 for the logits.
     LinearParams {
         /// `[M, K]` of T.
         input: DevicePtr,
@@ -22,34 +22,35 @@ params! {
         n: u32,
         /// K, a multiple of 8.
         k: u32,
-        /// Elements from one row of `out` and `add` to the next; N or more, where `out` holds the parts of a fused weight.
+        /// Number of elements from one row of `out` and `add` to the next; more than N if `out` holds the parts of a
+        /// fused weight.
         out_stride: u32,
-        /// Factor on the sum; 1 for `Linear`.
+        /// Factor of the sum; 1 for `Linear`.
         scale: f32,
-        /// `cap · tanh(x / cap)` of the result; 0 for none.
+        /// Cap of the result: `cap · tanh(x / cap)`; 0 means none.
         softcap: f32,
     }
 
-    /// Where the planes of a repacked weight are, see [`QuantLayout`](crate::quant::QuantLayout), which also fills it. Null
-    /// where the format has no such plane.
+    /// Addresses of the planes of a repacked weight, see [`QuantLayout`](crate::quant::QuantLayout), which also fills
+    /// it. Planes that the format lacks are null.
     QuantWeight {
-        /// The codes, or their lower bits.
+        /// Codes, or their lower bits.
         codes: DevicePtr,
-        /// The upper bits of the codes.
+        /// Upper bits of the codes.
         high: DevicePtr,
-        /// The factors, or factors and minima, of a super-block's groups.
+        /// Factors, or factors and minima, of a super-block's groups.
         scales: DevicePtr,
-        /// The f16 scales, or scales and minima.
+        /// f16 scales, or scales and minima.
         deltas: DevicePtr,
     }
 
-    /// Rounds activations to 8 bits in blocks of 32, by `quantize_activations`.
+    /// Rounds activations to 8 bits in blocks of 32 with `quantize_activations`.
     QuantizeParams {
         /// `[M, K]` of T.
         input: DevicePtr,
         /// `[M, K]` of i8.
         codes: DevicePtr,
-        /// `[M, K / 32, 2]` of f32: a block's scale, and that times the sum of its codes.
+        /// `[M, K / 32, 2]` of f32: a block's scale, and the scale times the sum of its codes.
         scales: DevicePtr,
         /// M.
         m: u32,
@@ -57,13 +58,14 @@ params! {
         k: u32,
     }
 
-    /// As [`LinearParams`], of a quantised weight: with quantised activations by `mmvq`, with activations of T by `gemm_quant`.
+    /// Does the same as [`LinearParams`] for a quantised weight: with quantised activations by `mmvq`, with activations
+    /// of T by `gemm_quant`.
     QuantLinearParams {
         /// `[N, K]`.
         weight: QuantWeight,
-        /// `[M, K]` of i8, as `quantize_activations` makes it; for `gemm_quant` of T.
+        /// `[M, K]` of i8 from `quantize_activations`; of T for `gemm_quant`.
         input: DevicePtr,
-        /// `[M, K / 32, 2]` of f32, likewise; for `gemm_quant` null.
+        /// `[M, K / 32, 2]` of f32 from `quantize_activations`; null for `gemm_quant`.
         scales: DevicePtr,
         /// `[N]` of f32, or null.
         bias: DevicePtr,
@@ -71,82 +73,82 @@ params! {
         add: DevicePtr,
         /// `[M, N]` of O, rows `out_stride` apart.
         out: DevicePtr,
-        /// M; for `mmvq` at most the rows of the instance.
+        /// M; for `mmvq` at most the number of rows of the instance.
         m: u32,
         /// N.
         n: u32,
         /// K, a multiple of the format's block.
         k: u32,
-        /// Elements from one row of `out` and `add` to the next.
+        /// Number of elements from one row of `out` and `add` to the next.
         out_stride: u32,
-        /// Factor on the sum; 1 for `Linear`.
+        /// Factor of the sum; 1 for `Linear`.
         scale: f32,
-        /// `cap · tanh(x / cap)` of the result; 0 for none.
+        /// Cap of the result: `cap · tanh(x / cap)`; 0 means none.
         softcap: f32,
     }
 
-    /// `out[i, c] = scale · weight[r, c]` with `r = row_ids[i]`, by `dequantize`: a weight for a dense product, or the rows of an
-    /// embedding table.
+    /// Computes `out[i, c] = scale · weight[r, c]` with `r = row_ids[i]`, by `dequantize`: a weight for a dense
+    /// product, or the rows of an embedding table.
     DequantizeParams {
         /// `[N, K]`.
         weight: QuantWeight,
-        /// `[rows]` of u32, or null: `r = i`; [`DRAWN_TOKEN`](super::DRAWN_TOKEN) | d stands for `drawn[d]`.
+        /// `[rows]` of u32, or null for `r = i`; [`DRAWN_TOKEN`](super::DRAWN_TOKEN) | d means `drawn[d]`.
         row_ids: DevicePtr,
-        /// u32: the tokens that the step before drew, by row.
+        /// u32: the tokens sampled by the preceding step, by row.
         drawn: DevicePtr,
         /// `[rows, K]` of T.
         out: DevicePtr,
-        /// Rows of `out`.
+        /// Number of rows of `out`.
         rows: u32,
         /// K, a multiple of the format's block.
         k: u32,
         /// N.
         n: u32,
-        /// Factor on the values.
+        /// Factor of the values.
         scale: f32,
     }
 }
 
-/// Outputs of a CTA of [`gemv`](crate::manifest::gemv) and [`mmvq`](crate::manifest::mmvq).
+/// Number of outputs of a CTA of [`gemv`](crate::manifest::gemv) and [`mmvq`](crate::manifest::mmvq).
 const VECTOR_OUTPUTS: u32 = 8;
 
-/// Outputs of a CTA of [`gemm_quant`](crate::manifest::gemm_quant).
+/// Number of outputs of a CTA of [`gemm_quant`](crate::manifest::gemm_quant).
 const GEMM_QUANT_OUTPUTS: u32 = 16;
 
 impl LinearParams {
-    /// CTAs of a launch of [`gemm`](crate::manifest::gemm) with tiles of `[tile_m, tile_n]` outputs.
+    /// Returns the grid of a launch of [`gemm`](crate::manifest::gemm) with tiles of `[tile_m, tile_n]` outputs.
     pub fn gemm_grid(&self, [tile_m, tile_n]: [u32; 2]) -> [u32; 3] {
-        // Neighbours in x share the rows of the weight, the larger operand where rows are few.
+        // CTAs adjacent in x share rows of the weight, which is the larger operand if there are few rows.
         [self.m.div_ceil(tile_m), self.n.div_ceil(tile_n), 1]
     }
 
-    /// CTAs of a launch of [`gemv`](crate::manifest::gemv).
+    /// Returns the grid of a launch of [`gemv`](crate::manifest::gemv).
     pub fn gemv_grid(&self) -> [u32; 3] {
         [self.n.div_ceil(VECTOR_OUTPUTS), 1, 1]
     }
 }
 
 impl QuantizeParams {
-    /// CTAs of the launch of `threads` threads each: a thread has 8 elements.
+    /// Returns the grid of the launch with `threads` threads per CTA; a thread processes 8 elements.
     pub fn grid(&self, threads: u32) -> [u32; 3] {
         [self.m, (self.k / 8).div_ceil(threads), 1]
     }
 }
 
 impl QuantLinearParams {
-    /// CTAs of a launch of [`mmvq`](crate::manifest::mmvq).
+    /// Returns the grid of a launch of [`mmvq`](crate::manifest::mmvq).
     pub fn grid(&self) -> [u32; 3] {
         [self.n.div_ceil(VECTOR_OUTPUTS), 1, 1]
     }
 
-    /// CTAs of a launch of [`gemm_quant`](crate::manifest::gemm_quant) with tiles of so many rows.
+    /// Returns the grid of a launch of [`gemm_quant`](crate::manifest::gemm_quant) with tiles of `tile_rows` rows.
     pub fn gemm_grid(&self, tile_rows: u32) -> [u32; 3] {
         [self.n.div_ceil(GEMM_QUANT_OUTPUTS), self.m.div_ceil(tile_rows), 1]
     }
 }
 
 impl DequantizeParams {
-    /// CTAs of the launch of `threads` threads each: a thread has 32 elements.
+    /// Returns the grid of the launch with `threads` threads per CTA; a thread processes 32 elements.
     pub fn grid(&self, threads: u32) -> [u32; 3] {
         [self.rows, (self.k / 32).div_ceil(threads), 1]
     }

@@ -1,4 +1,4 @@
-//! Paged attention: steps over drawn sequences, in drawn layouts of the cache.
+//! Tests of paged attention: steps over random sequences, in random layouts of the cache.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,12 +14,12 @@ use crate::common::{assert_near, in_every_order, launch, rng};
 use crate::launcher::{Kernels, address, address_mut, dtypes, has_sm80, on_device};
 use crate::support::{Array, Tolerance, pick};
 
-/// Which kernels run a step.
+/// Kernels that run a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Path {
-    /// The one for every head size.
+    /// The kernel for every head size.
     Plain,
-    /// Decode with splits of so many tokens and so many CTAs to share them, and prefill as of a chip.
+    /// Decode with splits of `split_tokens` tokens shared by `columns` CTAs, and prefill as on a chip.
     Fast { chip: Chip, split_tokens: u32, columns: u32 },
 }
 
@@ -28,7 +28,7 @@ impl Path {
     pub(crate) const VOLTA: Self = Self::Fast { chip: Chip::SM_70, split_tokens: 32, columns: 3 };
 }
 
-/// What all sequences of a test share.
+/// Parameters shared by all sequences of a test.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     pub(crate) dtype: Dtype,
@@ -48,7 +48,7 @@ pub(crate) struct Sequence {
     pub(crate) v: Array,
 }
 
-/// A sequence's rows in a step: the queries at these positions. Keys up to the end exist.
+/// A sequence's rows in a step: the queries at these positions. Keys exist up to the end of the range.
 pub(crate) type Chunk<'a> = (&'a Sequence, Range<usize>);
 
 impl Setup {
@@ -80,7 +80,7 @@ impl Setup {
         }
     }
 
-    /// A query's output in f64, `[q_cols]`, from queries, keys and values as f64.
+    /// Returns a query's output in f64, `[q_cols]`, computed from queries, keys and values as f64.
     fn expected(&self, [q, k, v]: [&[f64]; 3], position: usize) -> Vec<f64> {
         let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
         let mut out = vec![0.0; self.q_cols()];
@@ -104,7 +104,7 @@ impl Setup {
         out
     }
 
-    /// That the outputs of a step, one array a chunk, are near those in f64.
+    /// Checks that the outputs of a step, one array per chunk, are close to those in f64.
     pub(crate) fn check(&self, chunks: &[Chunk<'_>], outputs: &[Array]) {
         let tolerance = Tolerance::Attention.of(self.dtype);
         for ((sequence, positions), output) in chunks.iter().zip(outputs) {
@@ -117,17 +117,18 @@ impl Setup {
         }
     }
 
-    /// The outputs of a step, one array a chunk: the same bits in every scheduling order.
+    /// Returns the outputs of a step, one array per chunk, and checks that their bits are the same in every scheduling
+    /// order.
     pub(crate) fn run(&self, chunks: &[Chunk<'_>], layout: u64) -> Vec<Array> {
         in_every_order(|order| Step::new(self, chunks, layout).run(order))
     }
 
-    /// How a step uses the banks of shared memory.
+    /// Returns the bank use of a step in shared memory.
     pub(crate) fn bank_use(&self, chunks: &[Chunk<'_>]) -> Option<BankUse> {
         kernels(self).bank_use(|| drop(Step::new(self, chunks, 1).run(Order::Forward)))
     }
 
-    /// The same in a batch that is padded with that many rows without keys.
+    /// Returns the outputs in a batch with `padding` additional rows without keys.
     pub(crate) fn run_padded(&self, chunks: &[Chunk<'_>], nothing: &Sequence, padding: usize) -> Vec<Array> {
         in_every_order(|order| {
             let mut step = Step::new(self, chunks, 1);
@@ -139,7 +140,7 @@ impl Setup {
     }
 }
 
-/// The instances in use, compiled once a process.
+/// Returns the instances in use, compiled once per process.
 fn kernels(setup: &Setup) -> &'static Kernels {
     static LOADED: LazyLock<Mutex<HashMap<String, &'static Kernels>>> = LazyLock::new(Mutex::default);
     let instances = setup.instances();
@@ -148,7 +149,7 @@ fn kernels(setup: &Setup) -> &'static Kernels {
     loaded.entry(names.join(" ")).or_insert_with(|| Box::leak(Box::new(Kernels::new(&instances))))
 }
 
-/// A step's arrays. Layer 1 of 2 is attended; the other, blocks that belong to nobody and slots beyond a sequence's end are NaN.
+/// Arrays of a step. Layer 1 of 2 is used; the other layer, unused blocks and slots beyond a sequence's end are NaN.
 struct Step<'a> {
     setup: &'a Setup,
     rows: Vec<Range<usize>>,
@@ -182,7 +183,7 @@ impl<'a> Step<'a> {
         for chunk in chunks {
             let (sequence, positions) = chunk;
             let row: Vec<u32> = (0..blocks_of(chunk)).map(|_| free.swap_remove(rng.below(free.len()))).collect();
-            // What the window has passed by belongs to nobody any more.
+            // Keys before the window are not used any more.
             let seen = setup.window.map_or(0, |w| (positions.start + 1).saturating_sub(w));
             for key in seen..positions.end {
                 let at = step.slot(row[key / KV_BLOCK] as usize, key % KV_BLOCK);
@@ -214,13 +215,13 @@ impl<'a> Step<'a> {
         self.seq_lens.push(0);
     }
 
-    /// Where the key of a slot lies in the cache; its value follows a plane further.
+    /// Returns the index of the key of a slot in the cache; its value follows one plane later.
     fn slot(&self, block: usize, offset: usize) -> usize {
         let plane = KV_BLOCK * self.setup.kv_cols();
         (block * Self::LAYERS + 1) * 2 * plane + offset * self.setup.kv_cols()
     }
 
-    /// Parameters that all kernels share, with an output and a plan.
+    /// Returns parameters shared by all kernels, with an output and a plan.
     fn params(&self, out: u64, plan: u64) -> AttentionParams {
         let plane = KV_BLOCK * self.setup.kv_cols();
         let layer = |number: usize| self.cache.ptr() + (number * plane * self.setup.dtype.bytes()) as u64;
@@ -298,11 +299,11 @@ impl<'a> Step<'a> {
     }
 }
 
-/// Shapes that every path is tested with: head sizes with an element type and heads each.
+/// Returns the shapes with which every path is tested: head sizes, each with an element type and heads.
 pub(crate) fn setups() -> Vec<Setup> {
     let setup = |dtype, (q_heads, kv_heads), size, path| {
         let (window, softcap) = (None, None);
-        // What is not run there has its like that is.
+        // A setup that does not run on this device is replaced by a similar one.
         let dtype = if dtypes().contains(&dtype) { dtype } else { Dtype::F16 };
         let path = if path == Path::AMPERE && !has_sm80() { Path::VOLTA } else { path };
         Setup { dtype, q_heads, kv_heads, size, window, softcap, path }
@@ -322,13 +323,13 @@ pub(crate) fn setups() -> Vec<Setup> {
     ]
 }
 
-/// With a window, a cap, both or none.
+/// Adds a window, a cap, both or none.
 pub(crate) fn with_options(setup: Setup, rng: &mut TestRng) -> Setup {
     let window = pick(rng, &[None, Some(1), Some(19), Some(70)]);
     Setup { window, softcap: pick(rng, &[None, Some(2.0)]), ..setup }
 }
 
-/// A step of decodes and chunks of any length, at any offset.
+/// Checks a step of decodes and chunks of random length, at random offsets.
 fn check_drawn_step(setup: &Setup, rng: &mut TestRng, longest: usize) {
     let sequences: Vec<(Sequence, Range<usize>)> = (0..1 + rng.below(4))
         .map(|_| {
@@ -353,7 +354,7 @@ fn attention_is_as_in_f64() {
     }
 }
 
-/// What the manifest has for each 16-bit type, head size and number of queries a KV head.
+/// Returns the setups of the manifest for each 16-bit type, head size and number of queries per KV head.
 fn every_setup() -> Vec<Setup> {
     let mut all = Vec::new();
     for dtype in dtypes().into_iter().filter(|dtype| *dtype != Dtype::F32) {
@@ -371,7 +372,7 @@ fn every_setup() -> Vec<Setup> {
 fn every_instance_is_as_in_f64() {
     let rng = &mut rng();
     let mut setups = every_setup();
-    // For the emulation each is compiled for seconds: it has a few of them.
+    // For the emulation each takes seconds to compile, so only a few of them run.
     while !on_device() && setups.len() > 3 {
         setups.swap_remove(rng.below(setups.len()));
     }

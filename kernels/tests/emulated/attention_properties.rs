@@ -1,4 +1,4 @@
-//! What holds for attention whatever the numbers are.
+//! Property tests of attention that do not depend on the numbers.
 
 use octavo_kernels::manifest::Dtype;
 use octavo_ops::testing::TestRng;
@@ -7,13 +7,13 @@ use crate::attention::{Chunk, Path, Sequence, Setup, setups, with_options};
 use crate::common::{assert_near, rng};
 use crate::support::{Array, Tolerance};
 
-/// Setups of the tensor-core paths and a plain one, few enough to be compared in many ways.
+/// Returns setups of the tensor-core paths and a plain one, few enough for many comparisons.
 fn few() -> [Setup; 3] {
     let all = setups();
     [all[1], all[5], all[8]]
 }
 
-/// Sequences of these lengths.
+/// Returns sequences of these lengths.
 fn sequences(setup: &Setup, lens: &[usize], rng: &mut TestRng) -> Vec<Sequence> {
     lens.iter().map(|&len| setup.sequence(len, rng)).collect()
 }
@@ -32,7 +32,7 @@ fn a_row_depends_neither_on_where_its_blocks_lie_nor_on_the_batch() {
         for (chunk, expected) in chunks.iter().zip(&together) {
             assert!(setup.run(std::slice::from_ref(chunk), 4)[0] == *expected, "alone");
         }
-        // Rows that pad a captured graph: a query of NaN, no keys.
+        // A padding row of a captured graph has a query of NaN and no keys.
         let nothing = Sequence {
             q: Array::poisoned(setup.dtype, setup.q_cols()),
             k: Array::poisoned(setup.dtype, 0),
@@ -56,8 +56,8 @@ fn tokens_to_come_reach_no_row_before_them() {
             let nothing = Array::poisoned(setup.dtype, 90 * q_cols);
             other.q.copy_from(from * q_cols, &nothing, from * q_cols..90 * q_cols);
             other.k.copy_from(from * kv_cols, &nothing, from * kv_cols..90 * kv_cols);
-            // Tensor cores multiply a tile's values by the weights 0 of what is to come: NaN there, in the sequence's own chunk, is
-            // the one thing that would reach rows before it.
+            // Tensor cores multiply a tile's values by the weight 0 of later keys. NaN there, in the sequence's own
+            // chunk, is the only value that would reach earlier rows.
             let values = if setup.path == Path::Plain { &nothing } else { &s[1].v };
             other.v.copy_from(from * kv_cols, values, from * kv_cols..90 * kv_cols);
             let found = setup.run(&[(&other, 0..90)], 2).remove(0);
@@ -67,7 +67,7 @@ fn tokens_to_come_reach_no_row_before_them() {
     }
 }
 
-/// A query that sees a key of NaN has no output, whichever kernel it meets: nothing finite that looks like one.
+/// A query that sees a key of NaN has no finite output, in every kernel.
 #[test]
 fn nan_in_a_key_is_not_hidden() {
     let rng = &mut rng();
@@ -92,7 +92,7 @@ fn chunks_of_any_size_give_the_bits_of_one() {
             let whole = &setup.run(&[(s, 0..150)], 1)[0];
             let mut start = 0;
             while start < 150 {
-                // A chunk of one token is decode's.
+                // A chunk of one token would be processed by decode.
                 let end = match (start + 2 + rng.below(80)).min(150) {
                     149 => 150,
                     end => end,
@@ -117,7 +117,7 @@ fn decode_is_the_last_row_of_prefill() {
                 let last = (len - 1) * setup.q_cols()..len * setup.q_cols();
                 let prefill = setup.run(&[(s, 0..len)], 1)[0].range(last);
                 let decode = setup.run(&[(s, len - 1..len)], 2)[0].values();
-                // Both round, so they differ by up to twice as much as one from what is right.
+                // Both round, so their difference may be twice the error of one.
                 let tolerance = 2.0 * Tolerance::Attention.of(setup.dtype);
                 assert_near(&decode, &prefill, tolerance, &format!("{setup:?}, {len} tokens"));
             }
@@ -168,7 +168,7 @@ fn shared_kv_heads_are_as_repeated_ones() {
     }
 }
 
-/// Scores so large that their powers overflow f32, and so small that all but one vanish.
+/// Tests scores so large that their powers overflow f32, and so small that all but one vanish.
 #[test]
 fn extreme_scores_stay_finite() {
     let rng = &mut rng();

@@ -1,4 +1,4 @@
-//! How the tensor-core kernels use the banks of shared memory: every turn that a warp waits for another is time.
+//! Tests of the bank use of the tensor-core kernels in shared memory: every additional turn of a warp costs time.
 
 use octavo_kernels::emulation::{BankUse, Order};
 use octavo_kernels::manifest::{self, Chip, Dtype, GemmTile};
@@ -8,7 +8,7 @@ use crate::common::rng;
 use crate::launcher::Kernels;
 use crate::linear::Case;
 
-/// Turns beyond one a phase, for each hundred phases.
+/// Returns the number of additional turns per hundred phases.
 fn conflicts(bank_use: BankUse) -> f64 {
     assert!(bank_use.phases > 0, "shared memory is used");
     100.0 * (bank_use.wavefronts - bank_use.phases) as f64 / bank_use.phases as f64
@@ -39,8 +39,8 @@ fn prefill_seldom_meets_in_a_bank() {
         let setup = Setup { window: None, softcap: None, ..setup };
         let sequence = setup.sequence(128, rng);
         let Some(bank_use) = setup.bank_use(&[(&sequence, 0..128)]) else { return };
-        // Rows of 96 elements are twelve pieces, so eight threads that fill them together may meet at a row's end. On Volta weights pass
-        // through shared memory, in an order that no padding suits altogether.
+        // Rows of 96 elements have twelve pieces, so eight threads that fill them together may conflict at a row's end.
+        // On Volta weights pass through shared memory, in an order for which no padding avoids all conflicts.
         let volta = matches!(setup.path, Path::Fast { chip: Chip::SM_70, .. });
         let most = if volta {
             12.0

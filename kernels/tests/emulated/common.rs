@@ -1,4 +1,4 @@
-//! What the tests of kernels share: element types, orders of threads, errors.
+//! Shared code of the kernel tests: element types, orders of threads, errors.
 
 use half::{bf16, f16};
 use octavo_kernels::emulation::Order;
@@ -8,7 +8,7 @@ use octavo_ops::testing::TestRng;
 
 use crate::launcher::Kernels;
 
-/// A generator for this run: drawn shapes differ from run to run. `OCTAVO_TEST_SEED` repeats one.
+/// Returns a random generator for this run: random shapes differ between runs. `OCTAVO_TEST_SEED` repeats a run.
 pub(crate) fn rng() -> TestRng {
     let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
     let seed = std::env::var("OCTAVO_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(now);
@@ -16,7 +16,7 @@ pub(crate) fn rng() -> TestRng {
     TestRng(seed)
 }
 
-/// The bytes of a number that is rounded to `dtype`.
+/// Returns the bytes of a number rounded to `dtype`.
 pub(crate) fn encode(dtype: Dtype, value: f32) -> Vec<u8> {
     match dtype {
         Dtype::F32 => value.to_le_bytes().to_vec(),
@@ -25,7 +25,7 @@ pub(crate) fn encode(dtype: Dtype, value: f32) -> Vec<u8> {
     }
 }
 
-/// The number that the bytes are.
+/// Returns the number with these bytes.
 pub(crate) fn decode(dtype: Dtype, bytes: &[u8]) -> f64 {
     match dtype {
         Dtype::F32 => f64::from(f32::from_le_bytes(bytes.try_into().expect("four bytes"))),
@@ -34,7 +34,8 @@ pub(crate) fn decode(dtype: Dtype, bytes: &[u8]) -> f64 {
     }
 }
 
-/// Token ids as a step may name them, some by a row of the step before, and what the rows of that step drew.
+/// Returns token ids of a step, some of them references to rows of the preceding step, and the tokens that those rows
+/// sampled.
 pub(crate) fn by_rows(ids: &[u32], rng: &mut TestRng) -> (Vec<u32>, Vec<u32>) {
     let mut drawn = vec![u32::MAX];
     let mut name = |&id: &u32| match rng.below(2) {
@@ -48,7 +49,7 @@ pub(crate) fn by_rows(ids: &[u32], rng: &mut TestRng) -> (Vec<u32>, Vec<u32>) {
     (named, drawn)
 }
 
-/// What `run` gives, which is the same in every order of threads and when it is done again.
+/// Returns the result of `run` and checks that it is the same in every order of threads and when repeated.
 pub(crate) fn in_every_order<R: PartialEq>(mut run: impl FnMut(Order) -> R) -> R {
     let result = run(Order::Forward);
     for order in [Order::Reverse, Order::Random(7), Order::Forward] {
@@ -62,8 +63,8 @@ pub(crate) fn launch<P: Params>(kernels: &Kernels, order: Order, instance: &Inst
     kernels.launch(order, instance, grid, instance.dynamic_shared, params);
 }
 
-/// That `found` is near `expected`: the error's norm is at most `tolerance` of the norm, and no element is further off than twenty
-/// times that share of the largest. NaN is never near.
+/// Checks that `found` is close to `expected`: the error's norm is at most `tolerance` times the norm, and no element
+/// differs by more than twenty times that share of the largest. NaN is never close.
 pub(crate) fn assert_near(found: &[f64], expected: &[f64], tolerance: f64, context: &str) {
     assert_eq!(found.len(), expected.len(), "{context}");
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();

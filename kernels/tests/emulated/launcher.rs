@@ -1,40 +1,40 @@
-//! Where kernels run: on the CPU emulation, or with `OCTAVO_GPU=1` on the first GPU. There, arrays of tests are copied to the device
-//! for each launch and back, so that a test need not know.
+//! Launches kernels on the CPU emulation, or with `OCTAVO_GPU=1` on the first GPU. On a GPU the arrays of a test are
+//! copied to the device for each launch and back, so that a test need not know about it.
 
 use std::cell::RefCell;
 use std::sync::LazyLock;
 
-use octavo_backend_cuda::testing::{DeviceKernels, HostArray};
+use octavo_backend_cuda::testing::{DeviceKernels, HostArray, KernelPlaces};
 use octavo_backend_cuda::{named_folders, probe};
 use octavo_kernels::emulation::{BankUse, Emulation, Order};
 use octavo_kernels::manifest::{Chip, Dtype, Instance};
 use octavo_kernels::params::Params;
 
-/// Set to 1, kernels run on the first GPU; set to `volta`, too, and of what a V100 has as the PTX that it would be given.
+/// Environment variable: with 1, kernels run on the first GPU; with `volta` too, and kernels of a V100 run as its PTX.
 pub(crate) const GPU: &str = "OCTAVO_GPU";
 
 fn gpu() -> Option<String> {
     std::env::var(GPU).ok().filter(|asked| asked != "0" && !asked.is_empty())
 }
 
-/// Whether kernels run on a device.
+/// Returns whether kernels run on a device.
 pub(crate) fn on_device() -> bool {
     gpu().is_some()
 }
 
-/// The chip that kernels run on; `None` for the emulation, which is every chip.
+/// Returns the chip on which kernels run; `None` for the emulation, which supports the kernels of every chip.
 fn chip() -> Option<Chip> {
     static CHIP: LazyLock<Option<Chip>> =
         LazyLock::new(|| gpu().map(|_| probe(&named_folders()).usable(0).unwrap_or_else(|e| panic!("{e}")).chip));
     *CHIP
 }
 
-/// The element types that there are kernels of, where kernels run.
+/// Returns the element types of the kernels that can run.
 pub(crate) fn dtypes() -> Vec<Dtype> {
     Dtype::ALL.into_iter().filter(|dtype| chip().is_none_or(|chip| chip.has(*dtype))).collect()
 }
 
-/// Whether kernels run that are for sm_80 and later.
+/// Returns whether kernels for sm_80 and later run.
 pub(crate) fn has_sm80() -> bool {
     chip().is_none_or(Chip::has_sm80)
 }
@@ -50,13 +50,14 @@ impl Kernels {
         match gpu() {
             None => Self::Emulated(Emulation::new(instances).unwrap_or_else(|e| panic!("{e}"))),
             Some(asked) => {
-                let kernels = DeviceKernels::new(&named_folders(), instances, asked == "volta");
+                let places = KernelPlaces::from_env();
+                let kernels = places.and_then(|places| DeviceKernels::new(&places, instances, asked == "volta"));
                 Self::OnDevice(kernels.unwrap_or_else(|e| panic!("{e}")))
             }
         }
     }
 
-    /// How the launches that `work` does use the banks of shared memory; a device does not tell.
+    /// Returns the bank use of the launches of `work`; `None` on a device, which does not report it.
     pub(crate) fn bank_use(&self, work: impl FnOnce()) -> Option<BankUse> {
         match self {
             Self::Emulated(emulation) => Some(emulation.bank_use(work)),
@@ -64,8 +65,8 @@ impl Kernels {
         }
     }
 
-    /// Launches an instance with that much dynamic shared memory. The order of threads is the emulation's; on a device it is a
-    /// matter of chance.
+    /// Launches an instance with this dynamic shared memory. The order of threads applies to the emulation; on a device
+    /// it is arbitrary.
     pub(crate) fn launch<P: Params>(
         &self,
         order: Order,
@@ -74,7 +75,8 @@ impl Kernels {
         dynamic_shared: usize,
         params: &P,
     ) {
-        // SAFETY: tests give addresses of memory that they own and that outlives the launch, by `address` and `address_mut`.
+        // SAFETY: tests pass addresses of memory that they own and that outlives the launch, from `address` and
+        // `address_mut`.
         let result = unsafe {
             match self {
                 Self::Emulated(emulation) => {
@@ -90,7 +92,7 @@ impl Kernels {
 }
 
 thread_local! {
-    /// Arrays whose addresses this thread has asked for. Of some the memory has been given back since: no parameters point there.
+    /// Arrays whose addresses this thread has requested. Some may have been freed since; no parameters refer to them.
     static ARRAYS: RefCell<Vec<HostArray>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -98,7 +100,8 @@ fn note<T>(values: &[T], writable: bool) -> u64 {
     let mut array = HostArray { start: values.as_ptr() as u64, bytes: size_of_val(values), writable };
     if array.bytes > 0 && on_device() {
         ARRAYS.with_borrow_mut(|arrays| {
-            // One that is read and written by the same launch stays writable; what else lay here is gone.
+            // An array that is read and written by the same launch stays writable; former arrays at this address are
+            // gone.
             array.writable |=
                 arrays.iter().any(|old| (old.start, old.bytes, old.writable) == (array.start, array.bytes, true));
             arrays.retain(|old| {
@@ -110,12 +113,12 @@ fn note<T>(values: &[T], writable: bool) -> u64 {
     array.start
 }
 
-/// Where a kernel reads the elements.
+/// Returns the address from which a kernel reads the elements.
 pub(crate) fn address<T>(values: &[T]) -> u64 {
     note(values, false)
 }
 
-/// Where a kernel reads and writes the elements.
+/// Returns the address at which a kernel reads and writes the elements.
 pub(crate) fn address_mut<T>(values: &mut [T]) -> u64 {
     note(values, true)
 }

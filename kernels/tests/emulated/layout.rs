@@ -1,4 +1,4 @@
-//! The parameter structs have one layout in Rust and in C.
+//! Tests that the parameter structs have the same layout in Rust and in C.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,7 @@ use octavo_kernels::sources::Source;
 use crate::common::launch;
 use crate::launcher::{Kernels, address_mut};
 
-/// Statements that write the offsets of a struct's fields and its size, as C sees them; and the same numbers as Rust sees them.
+/// Appends statements that write the offsets of a struct's fields and its size in C, and the same numbers in Rust.
 fn layout<P: Params>(text: &mut String, expected: &mut Vec<(String, u32)>) {
     for (field, offset) in P::FIELDS {
         let _ = writeln!(text, "    *out++ = offsetof({}, {field});", P::NAME);

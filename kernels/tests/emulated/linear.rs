@@ -1,4 +1,4 @@
-//! Dense products against f64.
+//! Compares dense products with f64.
 
 use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{self, Chip, Dtype, GemmTile, Instance};
@@ -9,19 +9,19 @@ use crate::common::{assert_near, in_every_order, launch, rng};
 use crate::launcher::{Kernels, address, dtypes, has_sm80};
 use crate::support::{Array, Tolerance, uniform};
 
-/// A product with everything that may be asked of it.
+/// A product with all options.
 pub(crate) struct Case {
     out: Dtype,
     m: usize,
     n: usize,
     k: usize,
-    /// Elements between rows of the output.
+    /// Number of elements between rows of the output.
     stride: usize,
     input: Array,
     weight: Array,
     bias: Option<Vec<f32>>,
     add: Option<Array>,
-    /// The addend is what the output holds before.
+    /// Whether the addend is the former content of the output.
     in_place: bool,
     scale: f32,
     softcap: f32,
@@ -65,7 +65,7 @@ impl Case {
         }
     }
 
-    /// What the output holds after a launch.
+    /// Returns the content of the output after a launch.
     pub(crate) fn run(
         &self,
         kernels: &Kernels,
@@ -108,14 +108,14 @@ impl Case {
     }
 }
 
-/// Every pair of an element type and a result type.
+/// Returns every pair of an element type and a result type.
 fn types() -> Vec<(Dtype, Dtype)> {
     use Dtype::{Bf16, F16, F32};
     let all = [(F32, F32), (F16, F16), (F16, F32), (Bf16, Bf16), (Bf16, F32)];
     all.into_iter().filter(|(dtype, _)| dtypes().contains(dtype)).collect()
 }
 
-/// The chips whose kernels differ, with the types that they have.
+/// Returns the chips with different kernels, and the types that they support.
 fn gemm_types() -> Vec<(Chip, Dtype, Dtype)> {
     let volta = types().into_iter().filter(|t| t.0 == Dtype::F16).map(|(dtype, out)| (Chip::SM_70, dtype, out));
     let ampere = types()
@@ -171,10 +171,10 @@ fn gemv_of_drawn_shapes_is_near_f64_and_instances_give_the_same_bits() {
     }
 }
 
-/// CTAs of a launch.
+/// Computes the grid of a launch.
 type Grid = Box<dyn Fn(&LinearParams) -> [u32; 3]>;
 
-/// A row alone: of the input, and of what is added.
+/// Returns a case with a single row of the input and of the addend.
 fn row_of(case: &Case, row: usize) -> Case {
     let cut = |array: &Array, cols: usize| Array::of(array.dtype, &array.range(row * cols..(row + 1) * cols));
     Case {

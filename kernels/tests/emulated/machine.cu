@@ -1,4 +1,4 @@
-// Kernels for tests of the emulation: some of them are wrong on purpose.
+// Kernels for tests of the emulation, some of which are wrong on purpose.
 #include "gpu.h"
 
 // ------------------------------------------------------------------------------------------- defects
@@ -52,7 +52,8 @@ DEVICE void misaligned_template(const GatherRowsParams& p) {
     store((T*)p.out, load<4>((const T*)p.input + threadIdx.x));
 }
 
-// A warp's 16 bytes a lane from shared memory, rows of 64 bytes; then of 80, as far apart as their banks are.
+// A warp loads 16 bytes per lane from shared memory: from rows of 64 bytes, then from rows of 80, which are in
+// different banks.
 template <class T>
 DEVICE void strided_template(const GatherRowsParams& p) {
     DYNAMIC_SHARED(memory);
@@ -61,7 +62,7 @@ DEVICE void strided_template(const GatherRowsParams& p) {
     store((T*)p.out + threadIdx.x * 8 + 4, load<4>(shared + threadIdx.x * 20));
 }
 
-// ------------------------------------------------------------------------------------------- what is right
+// ------------------------------------------------------------------------------------------- correct kernels
 
 template <class T>
 DEVICE void reverse_with_barrier_template(const GatherRowsParams& p) {
@@ -102,7 +103,7 @@ DEVICE void copy_in_background_template(const GatherRowsParams& p) {
 
 // ------------------------------------------------------------------------------------------- matrix products
 
-// The fragments as the PTX ISA's pictures give them: a by rows, b by columns.
+// The fragments follow the figures of the PTX ISA: a by rows, b by columns.
 template <class T>
 DEVICE void product_16x8x16(const GatherRowsParams& p) {
     const float* a = (const float*)p.input;
@@ -163,7 +164,7 @@ DEVICE void products_8x8x4_rows_template(const GatherRowsParams& p) {
     products_8x8x4<true>(p);
 }
 
-// The factors by ldmatrix from shared memory: b by columns, or by rows and transposed on the way.
+// Loads the factors by ldmatrix from shared memory: b by columns, or by rows and transposed by the load.
 template <bool B_BY_ROWS>
 DEVICE void product_by_ldmatrix(const GatherRowsParams& p) {
     DYNAMIC_SHARED(memory);
@@ -174,7 +175,7 @@ DEVICE void product_by_ldmatrix(const GatherRowsParams& p) {
     const u32 lane = lane_id();
     u32 fa[4], fb[4];
     ldmatrix_x4(fa, a + lane % 16 * 16 + lane / 16 * 8);
-    // Two of the four matrices are all there is of b; the other lanes repeat them.
+    // b consists of only two of the four matrices; the other lanes repeat them.
     if (B_BY_ROWS) {
         ldmatrix_x4_trans(fb, b + lane % 16 * 8);
     } else {
@@ -195,7 +196,8 @@ DEVICE void product_by_ldmatrix_trans_template(const GatherRowsParams& p) {
 
 // ------------------------------------------------------------------------------------------- conversions
 
-// How many finite values change on the way to float and back, and how many midpoints of neighbours go to the odd one.
+// Counts the finite values that change in a conversion to float and back, and the midpoints of neighbours that are
+// rounded to the odd one.
 template <class T>
 DEVICE void count_wrong(float* changed, float* odd) {
     u32 wrong = 0, uneven = 0;

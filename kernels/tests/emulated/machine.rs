@@ -1,4 +1,4 @@
-//! The emulation itself: kernels with known defects are caught, and instructions do what the PTX ISA says.
+//! Tests of the emulation itself: kernels with known defects are detected, and instructions follow the PTX ISA.
 
 use octavo_kernels::emulation::{BankUse, Emulation, EmulationError, Order};
 use octavo_kernels::manifest::{Chips, Instance};
@@ -7,7 +7,7 @@ use octavo_kernels::sources::Source;
 
 use crate::common::rng;
 
-/// Kernels of [`GatherRowsParams`], of which they use `out` and `input` as arrays of f32 or u32.
+/// Kernels with [`GatherRowsParams`], which use `out` and `input` as arrays of f32 or u32.
 const SOURCE: Source = Source { path: "machine.cu", text: include_str!("machine.cu") };
 
 struct Machine {
@@ -31,13 +31,13 @@ impl Machine {
         Self { emulation: Emulation::new(std::slice::from_ref(&instance)).unwrap_or_else(|e| panic!("{e}")), instance }
     }
 
-    /// Runs a CTA, or more, on `input`; what is in `out` afterwards.
+    /// Runs `ctas` CTAs on `input` and returns the content of `out`.
     fn run(&self, order: Order, ctas: u32, input: &[f32], outputs: usize) -> Result<Vec<f32>, EmulationError> {
         let mut out = vec![f32::NAN; outputs];
         let params =
             GatherRowsParams { out: out.as_mut_ptr() as u64, input: input.as_ptr() as u64, ..Default::default() };
         let shared = self.instance.dynamic_shared;
-        // SAFETY: the kernels of machine.cu stay within `input` and `out` as their tests size them.
+        // SAFETY: the kernels of machine.cu stay within `input` and `out`, whose sizes the tests choose accordingly.
         unsafe { self.emulation.launch(order, &self.instance, [ctas, 1, 1], shared, &params) }.map(|()| out)
     }
 
@@ -46,7 +46,7 @@ impl Machine {
     }
 }
 
-/// The sum of 64 numbers, of which the kernel reads as many whatever it is given.
+/// Returns the sum of 64 numbers. The kernel always reads 64.
 pub(crate) fn sum_of(input: &[f32]) -> f32 {
     Machine::new("sum", 64).run(Order::Forward, 1, input, 1).expect("a sum")[0]
 }
@@ -63,7 +63,7 @@ fn threads_that_wait_for_ever_are_an_error_and_not_a_hang() {
     assert!(error.contains("mask it is not in"), "{error}");
     let error = Machine::new("two_operations", 32).error(&[]);
     assert!(error.contains("different warp operations"), "{error}");
-    // The machine is as new after an error.
+    // The machine works again after an error.
     assert_eq!(sum_of(&[1.0; 64]), 64.0);
 }
 
@@ -89,7 +89,8 @@ fn background_copies_are_there_when_they_have_been_waited_for() {
     let machine = Machine::new("copy_in_background", 32);
     for order in ORDERS {
         let out = machine.run(order, 1, &input, 3 * 128).unwrap();
-        // Read at once; after the older of two groups; after both, the second half of which is not to be copied.
+        // The data is read at once; after the older of two groups; and after both, the second half of which must not be
+        // copied.
         assert!(out[..128].iter().all(|x| x.is_nan()), "too early");
         assert_eq!(out[128..256], input[..128], "the older group");
         assert!(out[256..320] == input[128..192] && out[320..].iter().all(|&x| x == 0.0), "both");
@@ -106,7 +107,8 @@ fn a_misaligned_access_is_an_error() {
 fn bank_conflicts_are_counted() {
     let machine = Machine::new("strided", 32);
     let bank_use = machine.emulation.bank_use(|| drop(machine.run(Order::Forward, 1, &[], 256)));
-    // Eight lanes read at once. Of rows of 64 bytes, every second begins in the same bank; of rows of 80, the first after eight.
+    // Eight lanes read at once. With rows of 64 bytes every second row begins in the same bank; with rows of 80 bytes
+    // every eighth.
     assert_eq!(bank_use, BankUse { phases: 8, wavefronts: 4 * 4 + 4 });
     let none = machine.emulation.bank_use(|| ());
     assert_eq!(none, BankUse::default());
@@ -117,7 +119,7 @@ fn refused_launches_say_why() {
     let machine = Machine::new("sum", 64);
     let params = GatherRowsParams::default();
     let launch = |instance: &Instance, grid, shared| {
-        // SAFETY: none of these launches runs.
+        // SAFETY: all of these launches are refused.
         unsafe { machine.emulation.launch(Order::Forward, instance, grid, shared, &params) }.unwrap_err().to_string()
     };
     assert!(launch(&machine.instance, [0, 1, 1], 0).contains("grid"));
@@ -127,11 +129,11 @@ fn refused_launches_say_why() {
     assert!(launch(&other, [1; 3], 0).contains("has not been compiled"));
 }
 
-/// Products of matrices whose fragments the kernels of machine.cu take from memory by the formulas of the PTX ISA.
+/// Multiplies matrices whose fragments the kernels of machine.cu load by the formulas of the PTX ISA.
 #[test]
 fn small_matrix_products() {
     let rng = &mut rng();
-    // Small whole numbers, which every type holds and whose sums are exact.
+    // Small integers are exact in every type, and so are their sums.
     let input: Vec<f32> = (0..512).map(|_| rng.below(9) as f32 - 4.0).collect();
     let product = |m: usize, n: usize, k: usize, at: usize, by_rows: bool| -> Vec<f32> {
         let (a, b) = input[at..].split_at(m * k);
@@ -157,7 +159,7 @@ fn small_matrix_products() {
     }
 }
 
-/// Every value of 16 bits, there and back; and what lies half way between two of them.
+/// Converts every 16-bit value to float and back, and the midpoint of every two neighbours.
 #[test]
 fn conversions_round_to_nearest_even() {
     let out = Machine::new("round_trips", 32).run(Order::Forward, 1, &[], 4).unwrap();

@@ -1,5 +1,6 @@
-//! The kernels on the CPU emulation, each against the same in scalar f64: drawn shapes, every scheduling order, twice for the same
-//! bits, outputs NaN before they are written. With OCTAVO_GPU=1 on a GPU in place of the emulation; `tests/gpu/run.sh` does that.
+//! Tests of the kernels on the CPU emulation, each compared with scalar f64: random shapes, every scheduling order, two
+//! runs with the same bits, and outputs that are NaN before they are written. With OCTAVO_GPU=1 they run on a GPU
+//! instead of the emulation; `tests/gpu/run.sh` does that.
 
 mod attention;
 mod attention_properties;

@@ -1,4 +1,4 @@
-//! Split, norm, rotary embedding and cache write.
+//! Tests of split, norm, rotary embedding and cache write.
 
 use std::sync::LazyLock;
 
@@ -27,7 +27,7 @@ struct Norm {
 /// Tables of cosine and sine, `[positions, rotary_dim / 2]`.
 #[derive(Clone)]
 struct Rope {
-    /// Which of the token's positions turns each pair; empty: the first turns all.
+    /// Index of the token position that rotates each pair; empty means the first for all.
     streams: Vec<u32>,
     dim: usize,
     interleaved: bool,
@@ -47,7 +47,7 @@ struct Case {
     positions: Vec<u32>,
     slots: Vec<u32>,
     qkv: Array,
-    /// Layers of the group; the last one is written.
+    /// Number of layers of the group; the last one is written.
     layers: usize,
     blocks: usize,
 }
@@ -63,7 +63,7 @@ impl Case {
         let size = pick(rng, &[6, 16, 64, 96, 128, 256]);
         let tokens = 1 + rng.below(6);
         let (layers, blocks) = (1 + rng.below(2), 3);
-        // Slots in any order, each used once; one row in four is padding.
+        // Slots are in random order, each used once; one row in four is padding.
         let mut free: Vec<u32> = (KV_BLOCK as u32..(blocks * KV_BLOCK) as u32).collect();
         let mut slots = Vec::new();
         for _ in 0..tokens {
@@ -92,7 +92,7 @@ impl Case {
         Self { dtype, q_heads, kv_heads, size, norm, rope, positions, slots, qkv, layers, blocks }
     }
 
-    /// One in f32 that has a rotary embedding, of that pairing.
+    /// Returns an f32 case with a rotary embedding of this pairing.
     fn draw_rotated(interleaved: bool, rng: &mut TestRng) -> Self {
         loop {
             let case = Self::draw(Dtype::F32, rng);
@@ -106,7 +106,7 @@ impl Case {
         (self.q_heads + 2 * self.kv_heads) * self.size
     }
 
-    /// Elements of one layer's keys in a block.
+    /// Returns the number of elements of one layer's keys in a block.
     fn plane(&self) -> usize {
         KV_BLOCK * self.kv_heads * self.size
     }
@@ -115,7 +115,7 @@ impl Case {
         self.layers * 2 * self.plane()
     }
 
-    /// q, and the cache of all layers.
+    /// Returns q, and the cache of all layers.
     fn run(&self) -> (Array, Array) {
         in_every_order(|order| {
             let tokens = self.slots.len();
@@ -154,7 +154,7 @@ impl Case {
         })
     }
 
-    /// q or k of one token in f64.
+    /// Returns q or k of one token in f64.
     fn expected(&self, token: usize, row: &[f64], weight: Option<&[f32]>) -> Vec<f64> {
         let mut out = row.to_vec();
         if let (Some(norm), Some(weight)) = (&self.norm, weight) {
@@ -221,7 +221,7 @@ fn small_qkv() {
     dtypes().into_iter().for_each(|dtype| Case::draw(dtype, rng).check());
 }
 
-/// Turning a head changes its length by nothing but the tables' own factor.
+/// The rotary embedding changes the length of a head only by the tables' own factor.
 #[test]
 fn rotary_embedding_keeps_lengths() {
     let rng = &mut rng();
@@ -242,7 +242,7 @@ fn rotary_embedding_keeps_lengths() {
     }
 }
 
-/// Turning q and k by the same number of positions more changes no product of the two.
+/// Rotating q and k by the same number of additional positions does not change their product.
 #[test]
 fn rotary_products_depend_on_the_distance_alone() {
     let rng = &mut rng();
@@ -264,7 +264,7 @@ fn rotary_products_depend_on_the_distance_alone() {
     }
 }
 
-/// A value that is not finite is kept as 0 and told by its key; what belongs to other tokens and heads keeps its bits.
+/// A value that is not finite is stored as 0 and marked in its key; other tokens and heads keep their bits.
 #[test]
 fn values_that_are_not_finite_are_told_by_their_keys() {
     let rng = &mut rng();

@@ -1,4 +1,4 @@
-//! Quantised weights: their values and their products, against the formats' definition in f64.
+//! Compares dequantised weights and products of quantised weights with the formats' definition in f64.
 
 use half::f16;
 use octavo_kernels::manifest::{self, Dtype, Instance};
@@ -26,7 +26,7 @@ fn storage(format: QuantFormat) -> StorageType {
     }
 }
 
-/// The elements of a block of a file, as GGUF defines them.
+/// Returns the elements of a block of a file, as GGUF defines them.
 fn elements(format: QuantFormat, block: &[u8]) -> Vec<f64> {
     let half = |at: usize| f64::from(f16::from_le_bytes([block[at], block[at + 1]]));
     let low = |byte: u8| f64::from(byte & 15);
@@ -51,7 +51,7 @@ fn elements(format: QuantFormat, block: &[u8]) -> Vec<f64> {
         QuantFormat::Q8_0 => block[2..].iter().map(|b| half(0) * f64::from(*b as i8)).collect(),
         QuantFormat::Q2K => {
             let value = |i: usize| {
-                // Halves of 128 elements; in each, four quarters of 32.
+                // A block has two halves of 128 elements, each with four quarters of 32.
                 let (part, quarter, l) = (i / 128, i % 128 / 32, i % 32);
                 let q = f64::from(block[16 + part * 32 + l] >> (2 * quarter) & 3);
                 half(80) * low(block[i / 16]) * q - half(82) * high(block[i / 16])
@@ -92,7 +92,7 @@ fn elements(format: QuantFormat, block: &[u8]) -> Vec<f64> {
         QuantFormat::Q6K => {
             let mut values = vec![0.0; 256];
             for (i, value) in values.iter_mut().enumerate() {
-                // Halves of 128 elements; in each, four quarters of 32.
+                // A block has two halves of 128 elements, each with four quarters of 32.
                 let (part, quarter, l) = (i / 128, i % 128 / 32, i % 32);
                 let byte = block[part * 64 + quarter % 2 * 32 + l];
                 let lower = if quarter < 2 { byte & 15 } else { byte >> 4 };
@@ -105,7 +105,7 @@ fn elements(format: QuantFormat, block: &[u8]) -> Vec<f64> {
     }
 }
 
-/// A random weight `[n, k]`: its values, and how it lies on the device.
+/// A random weight `[n, k]`: its values, and its layout on the device.
 struct Weight {
     layout: QuantLayout,
     memory: Vec<u8>,
@@ -132,7 +132,7 @@ fn values_are_those_of_the_format() {
         for (dtype, instance) in dtypes().into_iter().zip(&instances) {
             let (n, k) = (1 + rng.below(20), format.block_elements() * (1 + rng.below(5)));
             let weight = Weight::draw(&mut rng, format, n, k);
-            // All rows in order, then some of them scaled: a weight, and an embedding.
+            // The rows are all in order, as in a weight, then some of them scaled, as in an embedding.
             let ids: Vec<u32> = (0..1 + rng.below(9)).map(|_| rng.below(n) as u32).collect();
             for (row_ids, scale) in [(None, 1.0f32), (Some(ids), 1.75)] {
                 let rows: Vec<u32> = row_ids.clone().unwrap_or_else(|| (0..n as u32).collect());
@@ -160,16 +160,16 @@ fn values_are_those_of_the_format() {
     }
 }
 
-/// Activations `[m, k]` in 8 bits, as the kernel makes them.
+/// 8-bit activations `[m, k]` from the kernel.
 struct Activations {
     codes: Vec<i8>,
-    /// Of each block of 32: its scale, and that times the sum of its codes.
+    /// Scale of each block of 32, and the scale times the sum of its codes.
     scales: Vec<[f32; 2]>,
 }
 
 fn quantize(kernels: &Kernels, input: &Array, m: usize, k: usize) -> Activations {
     let instance = manifest::quantize_activations(input.dtype);
-    // By bits, as scales may be NaN.
+    // Scales are compared by bits, because they may be NaN.
     let (codes, bits) = in_every_order(|order| {
         let (mut codes, mut scales) = (vec![-128i8; m * k], vec![[f32::NAN; 2]; m * k / 32]);
         let params = QuantizeParams {
@@ -222,7 +222,7 @@ fn small_block_that_is_not_finite_gives_nan_and_its_neighbours_do_not() {
     }
 }
 
-/// A product by an instance, in every order. `params` has the sizes and what is added.
+/// Returns a product by an instance, in every order. `params` has the sizes and the addends.
 fn product(
     kernels: &Kernels,
     instance: &Instance,
@@ -244,7 +244,7 @@ fn product(
     })
 }
 
-/// Of a product with activations that were rounded to 8 bits, to one with those that were not.
+/// Maximum difference between a product with activations rounded to 8 bits and one with exact activations.
 const ROUNDING: f64 = 1e-2;
 
 #[test]
@@ -292,7 +292,7 @@ fn mmvq_of_drawn_shapes_is_near_the_formats_own_product() {
                 let context = format!("{} m {m} n {n} k {k}", instance.name);
                 let tolerance = Tolerance::Product.of(out);
                 assert_near(&found.values(), &expected(&rounded), tolerance, &context);
-                // Of few products, all may happen to be small against what they are sums of.
+                // With few products, all of them may be small compared with their summands.
                 if m * n >= 64 {
                     assert_near(&found.values(), &expected(&input.values()), ROUNDING.max(tolerance), &context);
                 }
@@ -301,7 +301,7 @@ fn mmvq_of_drawn_shapes_is_near_the_formats_own_product() {
     }
 }
 
-/// A product of activations that are not rounded, in every order.
+/// Returns a product with activations that are not rounded, in every order.
 fn tiled(
     kernels: &Kernels,
     instance: &Instance,
@@ -323,14 +323,14 @@ fn tiled(
     })
 }
 
-/// Types of activations with those of outputs, for which there are tiles.
+/// Returns the types of activations and outputs for which there are tiles.
 fn tiled_types() -> Vec<(Dtype, Dtype)> {
     let narrow = dtypes().into_iter().filter(|dtype| *dtype != Dtype::F32 && has_sm80());
     narrow.flat_map(|dtype| [(dtype, dtype), (dtype, Dtype::F32)]).collect()
 }
 
-/// Compares with the product of the weight's values as they are rounded to the activations' type; a row alone, and with others of
-/// which one is NaN, by either instance.
+/// Compares with the product of the weight's values rounded to the activations' type: for a row alone, and with others
+/// of which one is NaN, by either instance.
 fn check_tiled(format: QuantFormat, dtype: Dtype, out: Dtype, rng: &mut TestRng) {
     let tiles = manifest::GEMM_QUANT_TILES.map(|(rows, _)| rows);
     let instances = tiles.map(|rows| manifest::gemm_quant(format, dtype, out, rows));

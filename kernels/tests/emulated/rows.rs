@@ -1,4 +1,4 @@
-//! Kernels that work row by row.
+//! Tests of kernels for single rows.
 
 use std::sync::LazyLock;
 
@@ -22,7 +22,7 @@ static KERNELS: LazyLock<Kernels> = LazyLock::new(|| {
     Kernels::new(&instances)
 });
 
-/// Columns: whole 16-byte pieces or not, fewer and more than a CTA's threads take at once.
+/// Numbers of columns: whole 16-byte pieces or not, fewer and more than a CTA's threads process at once.
 const COLS: [usize; 7] = [1, 7, 24, 64, 100, 1024, 2312];
 
 fn f32s(len: usize, rng: &mut TestRng) -> Vec<f32> {
@@ -75,7 +75,7 @@ fn norm_in_f64(mean: NormMean, row: &[f64], weight: &[f32], bias: Option<&[f32]>
 
 fn check_norm(dtype: Dtype, mean: NormMean, rng: &mut TestRng) {
     let (rows, cols) = (1 + rng.below(4), pick(rng, &COLS[1..]));
-    // Far from 0, where a variance by differences of squares would be lost.
+    // The values are far from 0, where a variance by differences of squares would lose its precision.
     let shift = if mean == NormMean::Layer { 8.0 } else { 0.0 };
     let input = Array::of(dtype, &(0..rows * cols).map(|_| shift + normal(rng)).collect::<Vec<_>>());
     let residual = (rng.below(2) == 0).then(|| Array::random(dtype, rows * cols, rng));
@@ -111,7 +111,7 @@ fn check_norm(dtype: Dtype, mean: NormMean, rng: &mut TestRng) {
     for r in 0..rows {
         let row = r * cols..(r + 1) * cols;
         let expected = norm_in_f64(mean, &read.range(row.clone()), &weight, bias.as_deref(), eps, offset);
-        // A mean is subtracted: the rounding of f32 is that of numbers as large as the mean.
+        // A mean is subtracted, so the rounding error of f32 is that of numbers as large as the mean.
         let tolerance = Tolerance::Elementwise.of(dtype) * (1.0 + shift);
         assert_near(&out.range(row), &expected, tolerance, "norm");
     }
@@ -141,7 +141,8 @@ fn check_glu(dtype: Dtype, kind: Activation, rng: &mut TestRng) {
         let value = |c| activation_in_f64(kind, input.get(r * 2 * cols + c)) * input.get((r * 2 + 1) * cols + c);
         let expected: Vec<f64> = (0..cols).map(value).collect();
         let got = out.range(r * cols..(r + 1) * cols);
-        // One column may be next to a zero of the gate, where nothing is left of its f32 arithmetic but its last bits.
+        // With few columns, all may be close to a zero of the gate, where only the last bits of the f32 arithmetic
+        // remain.
         let tolerance = Tolerance::Elementwise.of(dtype) * if cols < 8 { 4.0 } else { 1.0 };
         assert_near(&got, &expected, tolerance, "glu");
     }
@@ -150,7 +151,7 @@ fn check_glu(dtype: Dtype, kind: Activation, rng: &mut TestRng) {
 fn check_gather(dtype: Dtype, rng: &mut TestRng) {
     let (rows, count, cols) = (6, 1 + rng.below(8), pick(rng, &COLS));
     let mut input = Array::random(dtype, rows * cols, rng);
-    // Rows that nobody asks for may hold anything.
+    // Rows that are not selected may contain anything.
     let row_index = rng.tokens(count, rows - 1);
     input.copy_from((rows - 1) * cols, &Array::poisoned(dtype, cols), 0..cols);
     let out = in_every_order(|order| {

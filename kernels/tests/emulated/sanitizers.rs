@@ -1,5 +1,5 @@
-//! The small tests once more, with kernels and emulation compiled for the address and undefined-behaviour sanitizers: every access
-//! outside an array, misaligned or uninitialised by C++'s rules ends the run.
+//! Runs the small tests again with kernels and emulation compiled for the address and undefined-behaviour sanitizers:
+//! every access that is outside an array, misaligned or to uninitialised memory by C++'s rules ends the run.
 
 use std::process::{Command, Output};
 
@@ -7,13 +7,13 @@ use octavo_kernels::emulation::{SANITIZE, address_sanitizer};
 
 use crate::machine::sum_of;
 
-/// This program once more, under the sanitizers.
+/// Runs this program again under the sanitizers.
 fn run_sanitized(arguments: &[&str]) -> (Output, String) {
     let output = Command::new(std::env::current_exe().expect("a path"))
         .args(arguments)
         .env(SANITIZE, "1")
         .env("LD_PRELOAD", address_sanitizer().expect("g++ has one"))
-        // What Rust's runtime keeps to the end is no leak.
+        // Memory that Rust's runtime keeps until the end is not a leak.
         .env("ASAN_OPTIONS", "detect_leaks=0")
         .output()
         .expect("it starts");
@@ -34,7 +34,7 @@ fn small_tests_pass_under_sanitizers() {
 #[test]
 #[ignore = "it is a defect: the next test runs it"]
 fn read_beyond_an_array() {
-    // On the heap: the sanitizer does not know where the constants of a program in Rust end.
+    // The array is on the heap, because the sanitizer does not know the bounds of constants in a Rust program.
     let input = vec![1.0; 63];
     sum_of(&input);
 }

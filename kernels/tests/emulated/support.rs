@@ -8,7 +8,7 @@ use octavo_ops::testing::TestRng;
 use crate::common::{decode, encode};
 use crate::launcher::{address, address_mut};
 
-/// Elements of one type, at an address that is a multiple of 16, with nothing allocated right behind them.
+/// Elements of one type at a 16-byte aligned address, with nothing allocated directly behind them.
 #[derive(Clone, PartialEq)]
 pub(crate) struct Array {
     pub(crate) dtype: Dtype,
@@ -16,7 +16,7 @@ pub(crate) struct Array {
 }
 
 impl Array {
-    /// All NaN, in every element type.
+    /// Returns an array of NaN, in every element type.
     pub(crate) fn poisoned(dtype: Dtype, len: usize) -> Self {
         Self { dtype, bytes: vec![0xff; len * dtype.bytes()] }
     }
@@ -27,7 +27,7 @@ impl Array {
         this
     }
 
-    /// Roughly normal, of variance 1.
+    /// Returns approximately normal numbers of variance 1.
     pub(crate) fn random(dtype: Dtype, len: usize, rng: &mut TestRng) -> Self {
         Self::of(dtype, &(0..len).map(|_| normal(rng)).collect::<Vec<_>>())
     }
@@ -54,7 +54,7 @@ impl Array {
         range.map(|i| self.get(i)).collect()
     }
 
-    /// The elements as they lie in memory.
+    /// Returns the bytes of the elements in memory.
     pub(crate) fn bits(&self, range: Range<usize>) -> &[u8] {
         &self.bytes[range.start * self.dtype.bytes()..range.end * self.dtype.bytes()]
     }
@@ -65,37 +65,37 @@ impl Array {
         self.bytes[at * size..at * size + bits.len()].copy_from_slice(bits);
     }
 
-    /// For a kernel that reads.
+    /// Returns the address for a kernel that reads.
     pub(crate) fn ptr(&self) -> u64 {
         address(&self.bytes)
     }
 
-    /// For a kernel that writes.
+    /// Returns the address for a kernel that writes.
     pub(crate) fn ptr_mut(&mut self) -> u64 {
         address_mut(&mut self.bytes)
     }
 }
 
-/// A sum of uniform numbers: roughly normal, of variance 1.
+/// Returns a sum of uniform numbers, which is approximately normal with variance 1.
 pub(crate) fn normal(rng: &mut TestRng) -> f64 {
     (0..3).map(|_| f64::from(rng.signed())).sum()
 }
 
-/// Uniform in [-scale, scale).
+/// Returns uniform numbers in [-scale, scale).
 pub(crate) fn uniform(dtype: Dtype, len: usize, scale: f32, rng: &mut TestRng) -> Array {
     Array::of(dtype, &(0..len).map(|_| f64::from(rng.signed() * scale)).collect::<Vec<_>>())
 }
 
-/// One of the choices.
+/// Returns one of the choices.
 pub(crate) fn pick<T: Copy>(rng: &mut TestRng, choices: &[T]) -> T {
     choices[rng.below(choices.len())]
 }
 
-/// The error that a kind of kernel may have, relative to the norm of what is right.
+/// Maximum error of a kind of kernel, relative to the norm of the correct result.
 pub(crate) enum Tolerance {
     /// Elementwise kernels, norms, rotary embedding.
     Elementwise,
-    /// Matrix products, sums in f32.
+    /// Matrix products with f32 accumulation.
     Product,
     Attention,
 }

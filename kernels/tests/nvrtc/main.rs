@@ -1,8 +1,9 @@
-//! Every instance of the manifest compiles for every chip, uses what `budget.toml` says that it uses, and multiplies by the
-//! instruction that was meant. Needs the packages of `tests/requirements.txt`, no GPU.
+//! Checks that every instance of the manifest compiles for every chip, uses the resources in `budget.toml`, and
+//! multiplies by the intended instruction. Needs the packages of `tests/requirements.txt`, but no GPU.
 
+mod code;
+mod residency;
 mod tools;
-mod usage;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,19 +11,19 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use octavo_kernels::manifest::{self, Chip, Instance};
+use octavo_kernels::manifest::{self, Chip, Instance, Target};
 use octavo_kernels::nvrtc::Compiled;
 use octavo_kernels::sources::{self, Source};
-use usage::Usage;
+use octavo_kernels::usage::{self, Usage};
 
-/// Programs that are compiled at once.
+/// Number of programs that are compiled at once.
 const THREADS: usize = 2;
-/// Set to 1, the budget is rewritten with what was found.
+/// Environment variable: with 1, the budget is rewritten with the usage found.
 const REWRITE: &str = "OCTAVO_WRITE_BUDGET";
-/// The release of NVRTC that the budget is of.
+/// NVRTC release of the budget.
 const RELEASE: (u32, u32) = (12, 9);
 
-/// What each instance uses, by chip and name.
+/// Usage of each instance, by chip and name.
 type Budget = BTreeMap<String, BTreeMap<String, Usage>>;
 
 /// A source with its instances, compiled for a chip.
@@ -33,7 +34,7 @@ struct Program {
     compiled: Compiled,
 }
 
-/// Everything compiled, once for all tests; empty where there is no compiler.
+/// Returns all compiled programs, compiled once for all tests; empty without a compiler.
 fn programs() -> &'static [Program] {
     static PROGRAMS: OnceLock<Vec<Program>> = OnceLock::new();
     PROGRAMS.get_or_init(|| {
@@ -55,7 +56,7 @@ fn programs() -> &'static [Program] {
                     while let Some((chip, source, instances)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                         let text = manifest::program(*source, instances);
                         let compiled = nvrtc
-                            .compile(source.path, &text, *chip)
+                            .compile(source.path, &text, Target::Code(*chip))
                             .unwrap_or_else(|e| panic!("{} for {}: {e}", source.path, chip.arch()));
                         let program = Program { chip: *chip, source: *source, instances: instances.clone(), compiled };
                         done.lock().expect("no panic").push(program);
@@ -69,6 +70,11 @@ fn programs() -> &'static [Program] {
 
 fn budget_file() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("budget.toml")
+}
+
+fn budget() -> Budget {
+    let text = std::fs::read_to_string(budget_file()).expect("the budget");
+    toml::from_str(&text).expect("the budget is well formed")
 }
 
 fn found() -> Budget {
@@ -86,7 +92,7 @@ fn found() -> Budget {
     found
 }
 
-/// The budget as it is committed: a line an instance.
+/// Formats the budget as committed: one line per instance.
 fn written(budget: &Budget) -> String {
     let mut text = String::from(
         "# What each instance uses, as NVRTC 12.9 compiles it; `tests/nvrtc` holds every instance to it. A kernel that is changed on\n\
@@ -112,8 +118,7 @@ fn every_instance_keeps_its_budget() {
     if std::env::var_os(REWRITE).is_some_and(|v| v == "1") {
         std::fs::write(budget_file(), written(&found)).expect("the budget is writable");
     }
-    let text = std::fs::read_to_string(budget_file()).expect("the budget");
-    let budget: Budget = toml::from_str(&text).expect("the budget is well formed");
+    let budget = budget();
     let mut differences = String::new();
     for (chip, instances) in &found {
         let allowed = budget.get(chip).cloned().unwrap_or_default();
@@ -129,7 +134,7 @@ fn every_instance_keeps_its_budget() {
     assert!(differences.is_empty(), "if this is meant, {REWRITE}=1 writes the budget anew:\n{differences}");
 }
 
-/// Bytes of shared memory that a CTA may have by asking for it.
+/// Returns the maximum shared memory of a CTA in bytes.
 fn shared_limit(chip: Chip) -> usize {
     match chip {
         Chip::SM_70 => 96 << 10,
@@ -144,7 +149,7 @@ fn every_instance_can_be_launched() {
     for program in programs() {
         for instance in &program.instances {
             let used = &found[&program.chip.arch()][&instance.name];
-            // Registers are given out by eights.
+            // Registers are allocated in units of eight.
             let registers = used.registers.next_multiple_of(8) * instance.threads;
             assert!(registers <= 65536 && instance.threads <= 1024, "{}: {registers} registers", instance.name);
             let shared = used.shared as usize + instance.dynamic_shared;
@@ -152,7 +157,7 @@ fn every_instance_can_be_launched() {
             assert!(used.shared <= 48 << 10, "{}: static shared memory is at most 48 KiB", instance.name);
             let resident = instance.resident.max(1);
             assert!(resident * registers <= 65536, "{}: {resident} times {registers} registers", instance.name);
-            // The system takes a little of each.
+            // The system takes a little of each CTA's memory.
             let shared = (shared + (1 << 10)) * resident as usize;
             assert!(
                 shared <= shared_limit(program.chip) + (1 << 10),
@@ -163,7 +168,7 @@ fn every_instance_can_be_launched() {
     }
 }
 
-/// The tensor-core instruction that an instance is meant to use on a chip.
+/// Returns the tensor-core instruction that an instance should use on a chip.
 fn tensor_instruction(instance: &Instance) -> Option<&'static str> {
     let calls = |wrapper: &str| instance.source.text.contains(wrapper);
     if calls("mma_m8n8k4_") {
@@ -175,9 +180,9 @@ fn tensor_instruction(instance: &Instance) -> Option<&'static str> {
     }
 }
 
-/// Whether an instance streams memory, so that it must load 16 bytes at once.
+/// Returns whether an instance streams memory, so that it must load 16 bytes at once.
 fn streams(instance: &Instance) -> bool {
-    // The 32 codes of 2 bits that a thread writes the values of are 8 bytes.
+    // A thread dequantises 32 codes of 2 bits, which are 8 bytes.
     let short = ["dequantize_q2_k", "dequantize_q3_k"].iter().any(|name| instance.name.starts_with(name));
     [sources::GEMV, sources::QUANTIZED].contains(&instance.source) && !instance.name.starts_with("quantize_") && !short
 }
@@ -192,10 +197,10 @@ fn machine_code_is_what_was_meant() {
         let Some(nvdisasm) = tools::nvdisasm(chip) else { continue };
         for program in programs {
             let name = format!("{}-{}", chip.arch(), program.source.path.replace('/', "-"));
-            let text = tools::disassemble(&nvdisasm, &name, &program.compiled.cubin);
-            let code = usage::instructions(&text);
+            let text = tools::disassemble(&nvdisasm, &name, &program.compiled.code);
+            let instructions = code::instructions(&text);
             for instance in &program.instances {
-                check_code(instance, chip, &code[&instance.name]);
+                check_code(instance, chip, &instructions[&instance.name]);
             }
         }
     }
@@ -203,7 +208,7 @@ fn machine_code_is_what_was_meant() {
 
 fn check_code(instance: &Instance, chip: Chip, code: &[String]) {
     let context = format!("{} on {}", instance.name, chip.arch());
-    // The four steps of Volta's instruction are one.
+    // The four steps of Volta's instruction count as one.
     let tensor: Vec<_> = code.iter().filter(|c| c.starts_with("HMMA")).map(|c| c.split(".STEP").next()).collect();
     match tensor_instruction(instance) {
         Some(meant) => assert!(
@@ -235,12 +240,12 @@ fn check_code(instance: &Instance, chip: Chip, code: &[String]) {
     }
 }
 
-/// The stretches of code that no branch parts.
+/// Returns the stretches of code without a branch.
 fn stretches(code: &[String]) -> impl Iterator<Item = &[String]> {
     code.split(|instruction| instruction.starts_with("BRA"))
 }
 
-/// Instructions of that kind.
+/// Counts the instructions of a kind.
 fn count(code: &[String], start: &str, part: &str) -> usize {
     code.iter().filter(|c| c.starts_with(start) && c.contains(part)).count()
 }

@@ -1,4 +1,4 @@
-//! Where the compiler and the disassemblers are.
+//! Search for the compiler and the disassemblers.
 
 use std::fs;
 use std::io::Write as _;
@@ -8,9 +8,9 @@ use std::process::Command;
 use octavo_kernels::manifest::Chip;
 use octavo_kernels::nvrtc::Nvrtc;
 
-/// The Python environment with the tools; without it, where `.ci/run` makes it.
+/// Environment variable with the Python environment of the tools; by default the one created by `.ci/run`.
 const FOLDER: &str = "OCTAVO_CUDA_TOOLS";
-/// Set to 1, a missing tool is a failure.
+/// Environment variable: with 1, a missing tool is a failure.
 const REQUIRED: &str = "OCTAVO_REQUIRE_NVRTC";
 
 const NVRTC: &str = "nvidia/cuda_nvrtc/lib/libnvrtc.so.12";
@@ -22,7 +22,7 @@ fn folder() -> PathBuf {
     std::env::var_os(FOLDER).map_or_else(default, PathBuf::from)
 }
 
-/// The first of `files` that is in an environment's packages.
+/// Returns the first of `files` that is in an environment's packages.
 fn find(files: &[&str]) -> Option<PathBuf> {
     let versions = fs::read_dir(folder().join("lib")).ok()?;
     let mut packages: Vec<_> = versions.flatten().map(|version| version.path().join("site-packages")).collect();
@@ -30,14 +30,14 @@ fn find(files: &[&str]) -> Option<PathBuf> {
     packages.iter().flat_map(|package| files.iter().map(move |file| package.join(file))).find(|path| path.exists())
 }
 
-/// Says that something was not done. libtest would keep what a passing test prints with `println!`.
+/// Reports that a check was skipped. libtest would capture the output of `println!` in a passing test.
 fn skipped(what: &str) {
     let message = format!("skipped: {what} (expected in {}, or name the folder in {FOLDER})", folder().display());
     assert!(std::env::var_os(REQUIRED).is_none_or(|v| v != "1"), "{REQUIRED} is 1, but {message}");
     let _ = writeln!(std::io::stderr(), "{message}");
 }
 
-/// The compiler, if it is there.
+/// Returns the compiler, if it is installed.
 pub(crate) fn nvrtc() -> Option<Nvrtc> {
     let Some(path) = find(&[NVRTC]) else {
         skipped("no NVRTC, so kernels were not compiled for a GPU");
@@ -46,7 +46,7 @@ pub(crate) fn nvrtc() -> Option<Nvrtc> {
     Some(Nvrtc::open(&path).expect("a library that is there opens"))
 }
 
-/// The disassembler for a chip, if it is there.
+/// Returns the disassembler for a chip, if it is installed.
 pub(crate) fn nvdisasm(chip: Chip) -> Option<PathBuf> {
     let found = if chip == Chip::SM_70 { find(&[NVDISASM_WITH_SM70]) } else { find(&NVDISASM) };
     if found.is_none() {
@@ -55,7 +55,7 @@ pub(crate) fn nvdisasm(chip: Chip) -> Option<PathBuf> {
     found
 }
 
-/// The machine code of a cubin as text.
+/// Returns the machine code of a cubin as text.
 pub(crate) fn disassemble(nvdisasm: &Path, name: &str, cubin: &[u8]) -> String {
     let file = std::env::temp_dir().join(format!("octavo-{}-{name}.cubin", std::process::id()));
     fs::write(&file, cubin).expect("a temporary file");

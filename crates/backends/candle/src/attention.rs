@@ -1,14 +1,14 @@
 //! Causal attention over the paged cache.
 //!
-//! Plain loops: a query row reads its keys where they lie, in ascending position, whether it came alone, in a chunk or
-//! beside other sequences. Its result is a function of its query and its keys alone, bit by bit.
+//! The loops are simple: a query row reads its keys in place, in ascending position, whether it came alone, in a chunk
+//! or beside other sequences. Its result is a function of only its query and its keys, bit by bit.
 
 use octavo_ops::{BlockTables, HeadShape, StepBatch};
 use rayon::prelude::*;
 
 use crate::kv::{Half, KvCache};
 
-/// Independent partial sums of a dot product; fixed, because it is part of the order of sums.
+/// Number of independent partial sums of a dot product. It is fixed, because it determines the order of sums.
 const LANES: usize = 16;
 
 /// One layer's attention.
@@ -34,10 +34,10 @@ struct View<'a> {
 }
 
 impl Attention<'_> {
-    /// `q[T, Hq·D] → out[T, Hq·D]`. `sequences[t]` is the sequence of row t.
+    /// Computes `q[T, Hq·D] → out[T, Hq·D]`. `sequences[t]` is the sequence of row t.
     pub(crate) fn run(&self, q: &[f32], batch: &StepBatch, sequences: &[usize]) -> Vec<f32> {
         let HeadShape { q: q_heads, kv: kv_heads, dim } = self.heads;
-        // The query heads that share a KV head are neighbours.
+        // The query heads that share a KV head are adjacent.
         let width = q_heads / kv_heads * dim;
         let mut out = vec![0.0; q.len()];
         let tasks = out.par_chunks_mut(width).zip(q.par_chunks(width)).enumerate();
@@ -55,7 +55,7 @@ impl Attention<'_> {
         out
     }
 
-    /// One head of one query; `scores` is scratch.
+    /// Computes one head of one query. `scores` is scratch memory.
     fn attend(&self, q: &[f32], view: &View<'_>, scores: &mut Vec<f32>, out: &mut [f32]) {
         scores.clear();
         view.for_each(Half::Key, |key| {
@@ -92,7 +92,7 @@ impl View<'_> {
     }
 }
 
-/// The dot product, as [`LANES`] partial sums that are added in a fixed order.
+/// Computes the dot product as [`LANES`] partial sums that are added in a fixed order.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let (a, a_rest) = a.as_chunks::<LANES>();
     let (b, b_rest) = b.as_chunks::<LANES>();

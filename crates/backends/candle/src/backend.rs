@@ -1,4 +1,4 @@
-//! The [`Backend`] of this crate.
+//! The implementation of [`Backend`].
 
 use candle_core::Tensor;
 use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
@@ -11,7 +11,7 @@ use crate::kv::KvCache;
 use crate::load::load_weight;
 use crate::{NAME, failed};
 
-/// Tokens a KV block; the one size supported.
+/// Supported numbers of tokens per KV block.
 const BLOCK_SIZES: &[usize] = &[16];
 
 /// Runs programs op by op with candle tensors on the CPU.
@@ -19,12 +19,12 @@ const BLOCK_SIZES: &[usize] = &[16];
 pub struct CandleBackend {
     model: Option<Model>,
     kv: Vec<KvCache>,
-    /// `[R,V]` of the last forward pass.
+    /// Logits `[R,V]` of the last forward pass.
     logits: Vec<f32>,
-    /// `[E,H]` of the last forward pass.
+    /// Hidden states `[E,H]` of the last forward pass.
     embeddings: Vec<f32>,
     sampler: Sampler,
-    /// Of the last step, until they are taken.
+    /// Tokens of the last step, until they are taken.
     tokens: Vec<SampledToken>,
 }
 
@@ -35,7 +35,7 @@ struct Model {
 }
 
 impl CandleBackend {
-    /// A backend without a model.
+    /// Creates a backend without a model.
     pub fn new() -> Self {
         Self::default()
     }

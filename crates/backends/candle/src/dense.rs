@@ -1,16 +1,17 @@
-//! The ops whose rows are independent of each other and of the KV cache, as functions of tensors.
+//! The ops whose rows depend neither on each other nor on the KV cache, as functions of tensors.
 
 use candle_core::{D, Device, Result, Tensor};
 use octavo_ops::{GluKind, NormKind};
 
-/// Rows of every matrix product. candle picks another order of sums for other shapes, so that a row's bits would depend
-/// on how many rows are computed with it; with one shape they do not. Eight rows cost a decode of one row no more than
-/// reading the weight does, and a prefill within a factor of two of what larger tiles reach.
+/// Number of rows of every matrix product. candle uses another order of sums for other shapes, so a row's bits would
+/// depend on the number of rows computed with it; one fixed shape avoids that. With eight rows, a decode of one row
+/// costs no more than reading the weight, and a prefill is within a factor of two of larger tiles.
 pub(crate) const TILE: usize = 8;
 
-/// `x · Wᵀ` for `x[rows, K]` and `W[N, K]`, in tiles of [`TILE`] rows, the last padded with zeros.
+/// Computes `x · Wᵀ` for `x[rows, K]` and `W[N, K]`, in tiles of [`TILE`] rows, the last padded with zeros.
 ///
-/// Computed as `(W · xᵀ)ᵀ`: candle multiplies several times faster when the large operand is the left one.
+/// The product is computed as `(W · xᵀ)ᵀ`, because candle multiplies several times faster when the large operand is on
+/// the left.
 pub(crate) fn matmul(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let (rows, _) = x.dims2()?;
     let padded = rows.next_multiple_of(TILE);
@@ -20,18 +21,18 @@ pub(crate) fn matmul(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     Tensor::cat(&tiles?, 1)?.narrow(1, 0, rows)?.t()?.contiguous()
 }
 
-/// Rows of a table by id.
+/// Returns the rows of a table by id.
 pub(crate) fn embed(table: &Tensor, ids: &[u32], scale: f32) -> Result<Tensor> {
     let rows = gather(table, ids)?;
     if scale == 1.0 { Ok(rows) } else { rows.affine(f64::from(scale), 0.0) }
 }
 
-/// Rows of `x` by index.
+/// Returns the rows of `x` by index.
 pub(crate) fn gather(x: &Tensor, rows: &[u32]) -> Result<Tensor> {
     x.index_select(&Tensor::new(rows, &Device::Cpu)?, 0)
 }
 
-/// What a normalisation needs beside its input.
+/// Parameters of a normalisation.
 pub(crate) struct Norm<'a> {
     pub(crate) kind: NormKind,
     pub(crate) weight: &'a Tensor,
@@ -58,7 +59,7 @@ impl Norm<'_> {
     }
 }
 
-/// `act(gate) · up` for `gate_up[rows, 2I]`.
+/// Computes `act(gate) · up` for `gate_up[rows, 2I]`.
 pub(crate) fn glu(gate_up: &Tensor, kind: GluKind) -> Result<Tensor> {
     let inner = gate_up.dim(D::Minus1)? / 2;
     let gate = gate_up.narrow(D::Minus1, 0, inner)?;
@@ -71,7 +72,7 @@ pub(crate) fn glu(gate_up: &Tensor, kind: GluKind) -> Result<Tensor> {
     gate * up
 }
 
-/// `cap · tanh(x / cap)`.
+/// Computes `cap · tanh(x / cap)`.
 pub(crate) fn softcap(x: &Tensor, cap: f32) -> Result<Tensor> {
     (x / f64::from(cap))?.tanh()? * f64::from(cap)
 }

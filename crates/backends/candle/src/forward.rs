@@ -1,4 +1,4 @@
-//! One forward pass: the program's ops in order, each a few tensor calls.
+//! One forward pass: runs the program's ops in order, each as a few tensor calls.
 
 use candle_core::{Device, Result, Tensor, bail};
 use octavo_ops::{
@@ -12,20 +12,20 @@ use crate::failed;
 use crate::kv::KvCache;
 use crate::rotary::rotate;
 
-/// The state of one forward pass.
+/// State of one forward pass.
 pub(crate) struct Forward<'a> {
     program: &'a Program,
     weights: &'a [Tensor],
     kv: &'a mut [KvCache],
     batch: &'a StepBatch,
-    /// By [`BufferId`]; `None` until an op writes it.
+    /// Buffers by [`BufferId`]; `None` until an op writes it.
     buffers: Vec<Option<Tensor>>,
-    /// The sequence of each row of the step.
+    /// Sequence of each row of the step.
     sequences: Vec<usize>,
 }
 
 impl<'a> Forward<'a> {
-    /// Checks the batch, so that a defect of the caller is an error and not a write to someone else's block.
+    /// Checks the batch, so that a defect of the caller is an error and not a write to another sequence's block.
     pub(crate) fn new(
         program: &'a Program,
         weights: &'a [Tensor],
@@ -38,8 +38,8 @@ impl<'a> Forward<'a> {
         Ok(Self { program, weights, kv, batch, buffers: vec![None; program.buffers.len()], sequences })
     }
 
-    /// Runs the forward part and returns the logits `[R,V]`, if a row is sampled, and the hidden states `[E,H]`, if some
-    /// are returned.
+    /// Runs the forward part. Returns the logits `[R,V]` if a row is sampled, and the hidden states `[E,H]` if any are
+    /// returned.
     pub(crate) fn run(&mut self) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let ops = self.program.forward_ops();
         for op in ops {
@@ -50,7 +50,7 @@ impl<'a> Forward<'a> {
         Ok((take(logits), take(self.program.embedding())))
     }
 
-    /// Runs one op, unless it is on no rows.
+    /// Runs one op, unless it has no rows.
     fn step(&mut self, op: &Op) -> Result<()> {
         let Some(&out) = op.outputs().first() else { bail!("{} is no part of the forward pass", op.name()) };
         let rows = match self.program.buffers[out.0].rows {
@@ -76,7 +76,7 @@ impl<'a> Forward<'a> {
         Ok(())
     }
 
-    /// The rows of `[T]` that a buffer has.
+    /// Returns the rows of `[T]` that a buffer contains.
     fn gathered(&self, out: BufferId) -> &'a [u32] {
         match self.program.buffers[out.0].rows {
             Rows::Pooled => &self.batch.pooled_rows,
@@ -156,7 +156,8 @@ impl<'a> Forward<'a> {
         q.contiguous()
     }
 
-    /// RMS norm of `x[T, heads·D]` over each head, or over the whole row: as wide as the weight.
+    /// Computes the RMS norm of `x[T, heads·D]` over each head or over the whole row, depending on the width of the
+    /// weight.
     fn qk_norm(&self, x: &Tensor, norm: &QkNorm, weight: WeightId) -> Result<Tensor> {
         let weight = self.weight(weight);
         let (tokens, cols) = x.dims2()?;

@@ -8,8 +8,8 @@ use crate::failed;
 
 /// Keys and values of the layers of one KV group, in f32.
 ///
-/// One array holds, layer after layer, all key blocks and then all value blocks; a block is `[Hkv, block_size, D]`, so
-/// that what one head reads of a block is contiguous.
+/// One array holds, layer after layer, all key blocks and then all value blocks. A block is `[Hkv, block_size, D]`, so
+/// that the part of one head is contiguous.
 pub(crate) struct KvCache {
     block_size: usize,
     blocks: usize,
@@ -20,11 +20,11 @@ pub(crate) struct KvCache {
 #[derive(Clone, Copy)]
 struct Layer {
     heads: HeadShape,
-    /// Index of the layer's first key; its values follow after all its keys.
+    /// Index of the layer's first key. Its values follow all its keys.
     start: usize,
 }
 
-/// The key or the value half of a layer.
+/// The key half or the value half of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Half {
     Key,
@@ -32,7 +32,7 @@ pub(crate) enum Half {
 }
 
 impl KvCache {
-    /// Zeroed blocks for every layer of the group.
+    /// Allocates zeroed blocks for every layer of the group.
     pub(crate) fn new(group: &KvGroup, block_size: usize, blocks: usize) -> Result<Self, BackendError> {
         let elements = group.elements_per_token().checked_mul(block_size).and_then(|n| n.checked_mul(blocks));
         let data = zeroed(elements.unwrap_or(usize::MAX))?;
@@ -45,12 +45,12 @@ impl KvCache {
         Ok(Self { block_size, blocks, layers, data })
     }
 
-    /// Tokens a block.
+    /// Returns the number of tokens in a block.
     pub(crate) fn block_size(&self) -> usize {
         self.block_size
     }
 
-    /// Blocks, the null block included.
+    /// Returns the number of blocks, including the null block.
     pub(crate) fn blocks(&self) -> usize {
         self.blocks
     }
@@ -67,13 +67,13 @@ impl KvCache {
         }
     }
 
-    /// What one head holds in one block: `[block_size, D]`.
+    /// Returns the part of one head in one block: `[block_size, D]`.
     pub(crate) fn read(&self, layer: usize, half: Half, block: u32, head: usize) -> &[f32] {
         let at = self.index(layer, half, block as usize, head);
         &self.data[at..at + self.block_size * self.layers[layer].heads.dim]
     }
 
-    /// Copies whole blocks `(from, to)`, over all layers.
+    /// Copies whole blocks `(from, to)` in all layers.
     pub(crate) fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
         for &(from, to) in pairs {
             if from.max(to) as usize >= self.blocks {
@@ -97,7 +97,8 @@ impl KvCache {
     }
 }
 
-/// Zeros that the system maps when they are first touched; an error, not an abort, where there is no room for them.
+/// Allocates zeros that the system maps on first use. Returns an error instead of aborting if there is not enough
+/// memory.
 fn zeroed(elements: usize) -> Result<Vec<f32>, BackendError> {
     let out_of_memory = || BackendError::OutOfMemory {
         what: "the KV cache".into(),
@@ -112,6 +113,7 @@ fn zeroed(elements: usize) -> Result<Vec<f32>, BackendError> {
     if pointer.is_null() {
         return Err(out_of_memory());
     }
-    // SAFETY: the global allocator gave the pointer for the layout of `elements` f32; all-zero bytes are the f32 0.0.
+    // SAFETY: the global allocator returned the pointer for the layout of `elements` f32; all-zero bytes are the f32
+    // 0.0.
     Ok(unsafe { Vec::from_raw_parts(pointer, elements, elements) })
 }

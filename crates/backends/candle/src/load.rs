@@ -1,4 +1,4 @@
-//! Weights from a checkpoint to f32 tensors.
+//! Conversion of weights from a checkpoint to f32 tensors.
 
 use candle_core::quantized::GgmlDType;
 use candle_core::{Device, Tensor};
@@ -7,10 +7,11 @@ use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightSource};
 
 use crate::failed;
 
-/// Elements dequantised at a time: bounds the memory needed beside the result. A multiple of every block size.
+/// Number of elements dequantised at a time, which limits the temporary memory. It is a multiple of every block size.
 const CHUNK: usize = 1 << 20;
 
-/// Reads the parts of a weight into one f32 tensor `[rows, cols]`. `progress` gets the bytes read since the last call.
+/// Reads the parts of a weight into one f32 tensor `[rows, cols]`. `progress` is called with the number of bytes read
+/// since the last call.
 pub(crate) fn load_weight(
     weight: &Weight,
     source: &dyn WeightSource,
@@ -62,7 +63,7 @@ fn plain(storage: StorageType, bytes: &[u8], out: &mut Vec<f32>) {
     }
 }
 
-/// candle's name of a block format; `None` for the plain types.
+/// Returns candle's name of a block format; `None` for the plain types.
 fn ggml_type(storage: StorageType) -> Option<GgmlDType> {
     Some(match storage {
         StorageType::F32 | StorageType::F16 | StorageType::BF16 => return None,
@@ -79,7 +80,7 @@ fn ggml_type(storage: StorageType) -> Option<GgmlDType> {
     })
 }
 
-/// A copy of bytes at an address that suits candle's block structs: it panics on a block at an odd one.
+/// A copy of bytes at an address that suits candle's block structs, which panic on a block at an odd address.
 struct Aligned {
     buffer: Vec<u8>,
     range: std::ops::Range<usize>,
@@ -109,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// The tensor `t`, `rows × cols`, at an odd address.
+    /// Provides the tensor `t`, `rows × cols`, at an odd address.
     struct Source {
         storage: StorageType,
         shape: Vec<usize>,
@@ -156,7 +157,7 @@ mod tests {
         let expected: Vec<f32> = codes.iter().map(|c| 0.5 * c - 3.0).collect();
         assert_eq!(Source::new(StorageType::Q4_1, [1, 32], &bytes).load(), expected);
 
-        // The fifth bit of element i is bit i: here of the first 16.
+        // The fifth bit of element i is bit i; here it is set for the first 16.
         let bytes = [&f16(0.5)[..], &0x0000_ffffu32.to_le_bytes(), &nibbles].concat();
         let fifth = |i: usize| if i < 16 { 16.0 } else { 0.0 };
         let expected: Vec<f32> = codes.iter().enumerate().map(|(i, c)| 0.5 * (c + fifth(i) - 16.0)).collect();
@@ -185,7 +186,7 @@ mod tests {
         }
     }
 
-    /// More than one chunk of each format, with the ends of chunks inside rows.
+    /// Dequantises more than one chunk of each format, with chunk boundaries inside rows.
     #[test]
     fn every_format_is_near_what_was_quantised() {
         let (rows, cols) = (700, 1536);
@@ -198,7 +199,7 @@ mod tests {
             let found = Source::new(storage, [rows, cols], &quantised.data().unwrap()).load();
             let error: f64 = found.iter().zip(&values).map(|(a, b)| f64::from((a - b).powi(2))).sum();
             let rms = (error / values.len() as f64).sqrt();
-            // A uniform error of half a step of 2 / 2^bits, and some slack for shared scales.
+            // The bound is a uniform error of half a step of 2 / 2^bits, with some margin for shared scales.
             let bits = storage.block_bytes() as f64 * 8.0 / storage.block_elements() as f64;
             assert!(rms < 2.5 / bits.floor().exp2() && rms > 0.0, "{storage}: {rms}");
         }

@@ -3,14 +3,15 @@
 use candle_core::{D, Device, Result, Tensor};
 use octavo_ops::{Rope, RopeStyle};
 
-/// Rotates the leading elements of every head of `x[T, heads, D]` by its row's positions `[P,T]`.
+/// Rotates the leading elements of every head of `x[T, heads, D]` by the positions `[P,T]` of its row.
 pub(crate) fn rotate(x: &Tensor, rope: &Rope, positions: &[u32]) -> Result<Tensor> {
     let (tokens, heads, dim) = x.dims3()?;
     let pairs = rope.inv_freq.len();
     let rotary = rope.rotary_dim();
     let (cos, sin) = angles(rope, positions, tokens)?;
     let rotated = x.narrow(D::Minus1, 0, rotary)?;
-    // The pair is (first, second) along a dimension of two: NeoX has it outside, GPT-J inside.
+    // The pair is (first, second) along a dimension of two, which is the outer one for NeoX and the inner one for
+    // GPT-J.
     let (shape, axis) = match rope.style {
         RopeStyle::NeoX => ((tokens, heads, 2, pairs), 2),
         RopeStyle::GptJ => ((tokens, heads, pairs, 2), 3),
@@ -27,7 +28,7 @@ pub(crate) fn rotate(x: &Tensor, rope: &Rope, positions: &[u32]) -> Result<Tenso
     Tensor::cat(&[rotated, x.narrow(D::Minus1, rotary, dim - rotary)?], D::Minus1)
 }
 
-/// Cosine and sine `[T, 1, rotary_dim / 2]`, from angles in f64.
+/// Returns cosine and sine `[T, 1, rotary_dim / 2]`, computed from angles in f64.
 fn angles(rope: &Rope, positions: &[u32], tokens: usize) -> Result<(Tensor, Tensor)> {
     let angle =
         |token: usize, pair: usize| f64::from(positions[rope.stream(pair) * tokens + token]) * rope.inv_freq[pair];

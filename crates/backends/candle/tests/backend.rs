@@ -1,4 +1,4 @@
-//! What is this backend's own.
+//! Tests that are specific to this backend.
 
 use octavo_backend_candle::CandleBackend;
 use octavo_ops::Backend;

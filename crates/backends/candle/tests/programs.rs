@@ -1,11 +1,12 @@
-//! Whole programs: near the naive f64 meaning of every op, and the same bits however the sequences are cut into steps.
+//! Tests of whole programs: they are close to the exact f64 result of every op, and have the same bits however the
+//! sequences are divided into steps.
 
 use octavo_backend_candle::CandleBackend;
 use octavo_ops::testing::TinyModel;
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
 use proptest::prelude::*;
 
-// A norm over few columns may enlarge a rounding error a hundredfold, but not many of them.
+// A norm over few columns may amplify a rounding error a hundredfold, but not many of them.
 const SUITE: Suite<'_> = Suite { backend: &|| Box::new(CandleBackend::new()), worst: 3e-4, mean: 2e-5 };
 
 proptest! {
@@ -13,7 +14,7 @@ proptest! {
 
     #[test]
     fn logits_are_near_the_naive_ones(
-        // A norm over a few columns is nearly their signs, which a rounding error may turn.
+        // The result of a norm over very few columns is nearly their signs, which a rounding error may flip.
         model in models().prop_filter("too few columns", |model| model.hidden >= 8),
         tokens in 1usize..50,
     ) {

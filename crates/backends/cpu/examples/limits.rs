@@ -1,6 +1,6 @@
-//! What this machine can do at most: `limits`.
+//! Measures the limits of this machine: `limits`.
 //!
-//! Prints how fast memory is read and what each unit that multiplies computes, all threads together.
+//! Prints the read bandwidth of memory and the peak rate of each compute unit, with all threads together.
 
 use octavo_backend_cpu::probe::{Limits, ProbeConfig, Unit};
 

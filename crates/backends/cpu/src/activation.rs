@@ -1,20 +1,20 @@
-//! Activations in the forms that their readers want.
+//! Activations in the representations that their readers need.
 
 use crate::Isa;
 use crate::memory::{Lines, Shared};
 use crate::rows::{GROUP, QuantRow};
 
-/// Rows of a tile: room for whole tiles is made, so that a kernel may read rows that do not exist.
+/// Number of rows in a tile. Memory is allocated for whole tiles, so that a kernel may read rows that do not exist.
 pub(crate) const TILE: usize = 16;
 
-/// What a buffer is kept as, beside f32.
+/// Representations of a buffer in addition to f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Forms {
-    /// Integers, for weights that are.
+    /// Integers, for quantised weights.
     pub(crate) quant: bool,
-    /// Of 8 bits, where there are integers.
+    /// Integers of 8 bits instead of 12.
     pub(crate) coarse: bool,
-    /// For tiles of bf16.
+    /// bf16, for tiles of bf16.
     pub(crate) bf16: bool,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Activation {
     bf16: Lines<u16>,
 }
 
-/// Elements of a row in bf16: inputs are padded to whole tiles.
+/// Returns the number of elements of a row in bf16, with inputs padded to whole tiles.
 fn bf16_stride(cols: usize) -> usize {
     cols.next_multiple_of(GROUP)
 }
@@ -51,7 +51,7 @@ impl Activation {
         Self { cols, forms, ..Self::default() }
     }
 
-    /// Makes room for so many rows.
+    /// Allocates memory for `rows` rows.
     pub(crate) fn reserve(&mut self, rows: usize) {
         let rows = rows.next_multiple_of(TILE);
         self.plain.reserve_zeroed(rows * self.cols);
@@ -66,12 +66,12 @@ impl Activation {
         }
     }
 
-    /// The first rows in f32, one after the other.
+    /// Returns the first rows in f32, concatenated.
     pub(crate) fn rows(&self, count: usize) -> &[f32] {
         &self.plain[..count * self.cols]
     }
 
-    /// Access for the threads of a region.
+    /// Returns access for the threads of a region.
     pub(crate) fn shared(&mut self) -> Rows {
         Rows {
             cols: self.cols,
@@ -86,9 +86,9 @@ impl Activation {
     }
 }
 
-/// The rows of an activation, shared by the threads of a region. Every method is safe only as long as the activation
-/// stays where it is, and no thread writes what another one uses: between two barriers each element belongs to one writer
-/// or to its readers.
+/// The rows of an activation, shared by the threads of a region. Every method is safe only as long as the activation is
+/// not moved and no thread writes elements that another one uses: between two barriers each element belongs to one
+/// writer or to its readers.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows {
     pub(crate) cols: usize,
@@ -105,7 +105,7 @@ pub(crate) struct Rows {
 #[derive(Clone, Copy)]
 pub(crate) struct QuantRows<'a> {
     pub(crate) cols: usize,
-    /// Whether all low parts are zeros.
+    /// Whether all low parts are zero.
     pub(crate) coarse: bool,
     codes: &'a [i8],
     scales: &'a [f32],
@@ -114,7 +114,7 @@ pub(crate) struct QuantRows<'a> {
 }
 
 impl<'a> QuantRows<'a> {
-    /// One row.
+    /// Returns one row.
     pub(crate) fn row(&self, row: usize) -> Quantised<'a> {
         let groups = self.cols / GROUP;
         let of = |values: &'a [f32]| &values[row * groups..][..groups];
@@ -123,22 +123,22 @@ impl<'a> QuantRows<'a> {
         Quantised { codes: codes.as_chunks().0, scales: of(self.scales), sums: of(self.sums), totals }
     }
 
-    /// Codes, scales and sums from a row on, to the end of the buffer.
+    /// Returns codes, scales and sums from `row` to the end of the buffer.
     pub(crate) fn from(&self, row: usize) -> (&'a [i8], &'a [f32], &'a [f32]) {
         let at = row * (self.cols / GROUP);
         (&self.codes[row * 2 * self.cols..], &self.scales[at..], &self.sums[at..])
     }
 
-    /// The totals of halves of groups, from a row on.
+    /// Returns the totals of halves of groups, from `row` on.
     pub(crate) fn totals_from(&self, row: usize) -> &'a [[i32; 2]] {
         &self.totals[row * (self.cols / GROUP)..]
     }
 }
 
-/// A row as integers: [`QuantRow`], to be read.
+/// A row as integers: [`QuantRow`] for reading.
 #[derive(Clone, Copy)]
 pub(crate) struct Quantised<'a> {
-    /// By group.
+    /// Codes by group.
     pub(crate) codes: &'a [[i8; 2 * GROUP]],
     pub(crate) scales: &'a [f32],
     pub(crate) sums: &'a [f32],
@@ -154,40 +154,40 @@ pub(crate) struct Span {
 }
 
 impl Rows {
-    /// A whole row.
+    /// Returns the span of a whole row.
     pub(crate) fn span(&self, row: usize) -> Span {
         Span { row, from: 0, len: self.cols }
     }
 
     /// # Safety
-    /// As for the type: nobody writes these elements meanwhile.
+    /// The conditions of the type apply: no thread may write these elements while the result is in use.
     pub(crate) unsafe fn read<'a>(&self, span: Span) -> &'a [f32] {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe { self.plain.view(span.row * self.cols + span.from, span.len) }
     }
 
     /// # Safety
-    /// As for the type: nobody else uses these elements meanwhile.
+    /// The conditions of the type apply: no other code may use these elements while the result is in use.
     pub(crate) unsafe fn write<'a>(&self, span: Span) -> &'a mut [f32] {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe { self.plain.part(span.row * self.cols + span.from, span.len) }
     }
 
-    /// The rows `from..` in f32, `count` of them.
+    /// Returns `count` rows in f32, from row `from` on.
     ///
     /// # Safety
-    /// As for the type: nobody writes these rows meanwhile.
+    /// The conditions of the type apply: no thread may write these rows while the result is in use.
     pub(crate) unsafe fn read_rows<'a>(&self, from: usize, count: usize) -> &'a [f32] {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe { self.plain.view(from * self.cols, count * self.cols) }
     }
 
-    /// All rows as integers, those that do not exist too.
+    /// Returns all rows as integers, including rows that do not exist.
     ///
     /// # Safety
-    /// As for the type: nobody writes the form meanwhile.
+    /// The conditions of the type apply: no thread may write this representation while the result is in use.
     pub(crate) unsafe fn quant<'a>(&self) -> QuantRows<'a> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe {
             QuantRows {
                 cols: self.cols,
@@ -200,30 +200,32 @@ impl Rows {
         }
     }
 
-    /// All rows as bf16, and the elements from one row to the next.
+    /// Returns all rows as bf16, and the number of elements from one row to the next.
     ///
     /// # Safety
-    /// As for the type: nobody writes the form meanwhile.
+    /// The conditions of the type apply: no thread may write this representation while the result is in use.
     pub(crate) unsafe fn bf16<'a>(&self) -> (&'a [u16], usize) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         (unsafe { self.bf16.all() }, bf16_stride(self.cols))
     }
 
-    /// Brings what has been written as f32 into the other forms. A span of a row kept as integers must hold whole groups.
+    /// Converts elements written as f32 to the other representations. A span of a row with integers must consist of
+    /// whole groups.
     ///
     /// # Safety
-    /// As for the type: nobody else uses these elements, in any form, meanwhile.
+    /// The conditions of the type apply: no other thread may use these elements, in any representation, during the
+    /// call.
     pub(crate) unsafe fn prepare(&self, isa: Isa, span: Span) {
         if !self.forms.any() {
             return;
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         let x = unsafe { self.read(span) };
         if self.forms.quant {
             debug_assert!(span.from.is_multiple_of(GROUP) && span.len.is_multiple_of(GROUP));
             let at = span.row * (self.cols / GROUP) + span.from / GROUP;
             let groups = span.len / GROUP;
-            // SAFETY: as the caller promises; groups belong to their elements.
+            // SAFETY: the caller guarantees this; groups belong to their elements.
             let out = unsafe {
                 QuantRow {
                     codes: self.codes.part(2 * (span.row * self.cols + span.from), 2 * span.len),
@@ -239,7 +241,7 @@ impl Rows {
             }
         }
         if self.forms.bf16 {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller guarantees this.
             let out = unsafe { self.bf16.part(span.row * bf16_stride(self.cols) + span.from, span.len) };
             isa.to_bf16(x, out);
         }

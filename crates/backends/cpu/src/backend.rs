@@ -1,4 +1,4 @@
-//! The [`Backend`] of this crate.
+//! The implementation of [`Backend`].
 
 use std::cell::RefCell;
 use std::sync::{Mutex, PoisonError};
@@ -18,27 +18,28 @@ use crate::plan::{Loaded, Plan, vectors};
 use crate::pool::{Pool, available_threads};
 use crate::{Isa, NAME, failed, weights};
 
-/// Tokens a KV block; the one size supported.
+/// Supported numbers of tokens per KV block.
 const BLOCK_SIZES: &[usize] = &[BLOCK];
 
-/// Logits from which on a step's rows are shared among the threads: less is drawn sooner than they wake.
+/// Number of logits from which a step's rows are sampled by several threads; fewer are sampled before the threads wake.
 const SHARED_SAMPLING: usize = 1 << 15;
 
 thread_local! {
     static SAMPLER: RefCell<Sampler> = RefCell::default();
 }
 
-/// What to run on; the default is all that there is.
+/// Options of the backend. The default uses all available resources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuConfig {
-    /// Threads; by default as many as this process may use processors.
+    /// Number of threads; by default the number of processors that this process may use.
     pub threads: Option<usize>,
-    /// Instruction set; by default the best there is.
+    /// Instruction set; by default the best available.
     pub isa: Option<Isa>,
-    /// What keys and values are kept as.
+    /// Element type of keys and values.
     pub kv: KvDtype,
-    /// Whether activations that meet quantised weights are rounded to 8 bits in place of 12: up to 1.4 times the speed where
-    /// arithmetic is what takes the time, and about the accuracy of llama.cpp, which rounds so too.
+    /// Whether activations that are multiplied with quantised weights are rounded to 8 bits instead of 12. This is up
+    /// to 1.4 times as fast where arithmetic limits the speed, and about as accurate as llama.cpp, which rounds the
+    /// same way.
     pub coarse_activations: bool,
 }
 
@@ -51,27 +52,27 @@ pub struct CpuBackend {
     model: Option<Model>,
     kv: Vec<KvCache>,
     scratch: Scratch,
-    /// Rows of the last forward pass that reached the head.
+    /// Number of rows of the last forward pass that reached the head.
     sampled: usize,
-    /// Rows of the last forward pass whose hidden state is returned.
+    /// Number of rows of the last forward pass whose hidden state is returned.
     pooled: usize,
-    /// By row of the step: the token that a thread has drawn.
+    /// Token that a thread has sampled, by row of the step.
     drawn: Vec<Mutex<Option<SampledToken>>>,
-    /// Tokens of the last step that nobody has taken.
+    /// Tokens of the last step that have not been taken.
     tokens: Vec<SampledToken>,
 }
 
 struct Model {
     program: Program,
     plan: Plan,
-    /// By [`octavo_ops::WeightId`].
+    /// Weights by [`octavo_ops::WeightId`].
     weights: Vec<Loaded>,
-    /// By [`octavo_ops::BufferId`].
+    /// Activations by [`octavo_ops::BufferId`].
     activations: Vec<Activation>,
 }
 
 impl CpuBackend {
-    /// A backend without a model.
+    /// Creates a backend without a model.
     pub fn new(config: CpuConfig) -> Result<Self, BackendError> {
         let threads = config.threads.unwrap_or_else(available_threads);
         let isa = config.isa.unwrap_or_else(Isa::detect);
@@ -94,22 +95,22 @@ impl CpuBackend {
         })
     }
 
-    /// The instruction set that it uses.
+    /// Returns the instruction set that it uses.
     pub fn isa(&self) -> Isa {
         self.isa
     }
 
-    /// The threads that it uses, the caller's among them.
+    /// Returns the number of threads that it uses, including the caller's.
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
 
-    /// Runs a forward pass as [`Backend::forward`] does, but stops after each stage, and says how long each took: the index of
-    /// its op, none for what serves all of them, and its time. For benches: together the stages take longer than a pass, by
-    /// what waking and joining the threads costs.
+    /// Runs a forward pass like [`Backend::forward`], but stops after each stage. Returns the time of each stage with
+    /// the index of its op, or `None` for a stage that serves all ops. For benches: together the stages take longer
+    /// than a pass, because threads are woken and joined for each.
     ///
     /// # Errors
-    /// As [`Backend::forward`].
+    /// Returns the errors of [`Backend::forward`].
     pub fn profile(&mut self, batch: &StepBatch) -> Result<Vec<(Option<usize>, Duration)>, BackendError> {
         let times = self
             .pass(batch, |forward, pool, activations, kv, scratch| forward.profile(pool, activations, kv, scratch))?;
@@ -117,7 +118,7 @@ impl CpuBackend {
         Ok(ops.iter().copied().zip(times).collect())
     }
 
-    /// Checks a batch and runs the forward pass in one way or another.
+    /// Checks a batch and runs the forward pass with `run`.
     fn pass<T>(
         &mut self,
         batch: &StepBatch,
@@ -212,7 +213,7 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    /// Without limits: measuring them takes longer than loading a small model.
+    /// Returns no peak rates, because measuring them takes longer than loading a small model.
     fn device_profile(&self) -> DeviceProfile {
         let kv = match self.kv_dtype {
             KvDtype::Bf16 => 2,

@@ -1,4 +1,4 @@
-//! One forward pass: a single parallel region, a barrier after each stage.
+//! One forward pass: a single parallel region with a barrier after each stage.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -19,31 +19,31 @@ use crate::product::{self, Epilogue};
 use crate::rows::{self, CodedRow};
 use crate::weights::Matrix;
 
-/// Columns of a gated activation that are a piece of work. Whole groups.
+/// Number of columns of a gated activation in a piece of work; whole groups.
 const GLU_COLS: usize = 512;
 
-/// Memory that lasts from step to step.
+/// Memory that is kept from step to step.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    /// Rows that share a block, so that one thread writes what shares a word of the cache.
+    /// Rows that share a block, so that one thread writes all slots that share a word of the cache.
     blocks: Vec<Run>,
-    /// By number of tokens: what attention is cut into.
+    /// Attention tasks, by number of tokens.
     tiles: Vec<Vec<Run>>,
-    /// By rotary embedding, `[T, pairs]`.
+    /// Cosines `[T, pairs]`, by rotary embedding.
     cos: Vec<Lines<f32>>,
     sin: Vec<Lines<f32>>,
-    /// By buffer.
+    /// Rows by buffer.
     rows: Vec<Rows>,
-    /// By rotary embedding.
+    /// Cosines and sines, by rotary embedding.
     angles: Vec<(Shared<f32>, Shared<f32>)>,
-    /// By KV group and layer.
+    /// Caches by KV group and layer.
     caches: Vec<Vec<LayerCache>>,
-    /// By row and chunk of the head: the largest logit.
+    /// Largest logit by row and chunk of the head.
     tops: Lines<f32>,
     largest: Option<Shared<f32>>,
 }
 
-/// What a pass works with.
+/// Input and state of a pass.
 pub(crate) struct Forward<'a> {
     pub(crate) isa: Isa,
     pub(crate) program: &'a Program,
@@ -53,9 +53,9 @@ pub(crate) struct Forward<'a> {
 }
 
 thread_local! {
-    /// For a row of a norm in place, or the keys of a row.
+    /// Buffer for a row of an in-place norm, or the keys of a row.
     static ROW: RefCell<Vec<f32>> = RefCell::default();
-    /// For keys and values as they are kept.
+    /// Buffer for keys and values in the type of the cache.
     static KEPT: RefCell<(Vec<u16>, Vec<i8>)> = RefCell::default();
 }
 
@@ -95,7 +95,8 @@ impl Scratch {
 }
 
 impl Scratch {
-    /// The largest of a row of the last pass's logits, the first among equals. `None` where none is above −∞.
+    /// Returns the index of the largest of a row of the last pass's logits, the first among equals; `None` if none is
+    /// above −∞.
     pub(crate) fn argmax(&self, head: &Matrix, row: usize, rows: usize, logits: &[f32]) -> Option<u32> {
         let chunks = product::chunks(head, rows);
         let tops = &self.tops[row * chunks..][..chunks];
@@ -110,7 +111,8 @@ impl Scratch {
     }
 }
 
-/// Cuts the sequences of a step into runs, each as long as `length` says for its first place, or shorter at the end.
+/// Divides the sequences of a step into runs. `length` returns the length of a run by its first position; the last run
+/// may be shorter.
 fn runs(batch: &StepBatch, out: &mut Vec<Run>, length: impl Fn(usize) -> usize) {
     out.clear();
     for sequence in 0..batch.sequences() {
@@ -138,15 +140,15 @@ impl Forward<'_> {
         let scratch = &*scratch;
         pool.run(&|worker| {
             for stage in &self.plan.stages {
-                // SAFETY: activations, caches and tables are borrowed until the region ends; a stage's threads write
-                // disjoint parts, and read nothing that the same stage writes elsewhere.
+                // SAFETY: activations, caches and tables are borrowed until the region ends. The threads of a stage
+                // write disjoint parts and read nothing that the same stage writes elsewhere.
                 unsafe { self.stage(stage, worker, scratch) };
                 worker.barrier();
             }
         });
     }
 
-    /// Runs every stage in a region of its own, and says how long each took. The batch must have been checked.
+    /// Runs every stage in a separate region and returns the time of each. The batch must have been checked.
     pub(crate) fn profile(
         &self,
         pool: &mut Pool,
@@ -165,7 +167,7 @@ impl Forward<'_> {
         self.plan.stages.iter().map(time).collect()
     }
 
-    /// Rows of a buffer in this step.
+    /// Returns the number of rows of a buffer in this step.
     fn count(&self, buffer: BufferId) -> usize {
         match self.program.buffers[buffer.0].rows {
             RowCount::Tokens => self.batch.tokens(),
@@ -174,13 +176,13 @@ impl Forward<'_> {
         }
     }
 
-    /// A thread's part of a stage.
+    /// Runs a thread's part of a stage.
     ///
     /// # Safety
-    /// Every thread of the region must call this for the same stage, with a barrier before and after; activations, caches
-    /// and tables must stay where they are.
+    /// Every thread of the region must call this for the same stage, with a barrier before and after. Activations,
+    /// caches and tables must not be moved.
     unsafe fn stage(&self, stage: &Stage, worker: Worker<'_>, scratch: &Scratch) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe {
             match stage {
                 Stage::Angles => self.angles(worker, scratch),
@@ -211,13 +213,13 @@ impl Forward<'_> {
     }
 
     /// # Safety
-    /// As for `stage`, in all of the following.
+    /// The conditions of `stage` apply, in all of the following functions.
     unsafe fn angles(&self, worker: Worker<'_>, scratch: &Scratch) {
         worker.share(self.batch.tokens(), |row| {
             let (positions, tokens) = (&self.batch.positions, self.batch.tokens());
             for (rope, (cos, sin)) in self.plan.ropes.iter().zip(&scratch.angles) {
                 let pairs = rope.inv_freq.len();
-                // SAFETY: as the caller promises; the row is this thread's.
+                // SAFETY: the caller guarantees this; the row belongs to this thread.
                 let (cos, sin) = unsafe { (cos.part(row * pairs, pairs), sin.part(row * pairs, pairs)) };
                 for (pair, ((cos, sin), frequency)) in cos.iter_mut().zip(sin).zip(&rope.inv_freq).enumerate() {
                     let position = f64::from(positions[rope.stream(pair) * tokens + row]);
@@ -231,7 +233,7 @@ impl Forward<'_> {
     unsafe fn embed(&self, worker: Worker<'_>, table: WeightId, scale: f32, out: Rows) {
         let table = self.weights[table.0].factor();
         worker.share(self.batch.tokens(), |row| {
-            // SAFETY: as the caller promises; the row is this thread's.
+            // SAFETY: the caller guarantees this; the row belongs to this thread.
             unsafe {
                 let values = out.write(out.span(row));
                 product::read_row(self.isa, table, self.batch.token_ids[row] as usize, values);
@@ -249,7 +251,7 @@ impl Forward<'_> {
         let norm = rows::Norm { kind: op.kind, weight: &op.weight, bias: op.bias.as_deref(), eps: op.eps };
         worker.share(self.count(op.out), |row| {
             let span = out.span(row);
-            // SAFETY: as the caller promises; the row is this thread's in every buffer.
+            // SAFETY: the caller guarantees this; the row belongs to this thread in every buffer.
             let x = unsafe {
                 match add {
                     Some(residual) => {
@@ -260,7 +262,7 @@ impl Forward<'_> {
                     None => input.read(span),
                 }
             };
-            // SAFETY: as above; where the output is what is read, the row is written once it has been used.
+            // SAFETY: as above; if the output is also an input, the row is written after it has been read.
             unsafe {
                 if op.out == op.input || op.add == Some(op.out) {
                     ROW.with_borrow_mut(|scratch| {
@@ -284,7 +286,7 @@ impl Forward<'_> {
         let (input, out) = (scratch.rows[op.input.0], scratch.rows[op.out.0]);
         let largest = op.is_head.then(|| scratch.largest.expect("room was made for the head's"));
         let product = product::Product { matrix, input, rows, out, epilogue, largest };
-        // SAFETY: as the caller promises; each piece is drawn by one thread.
+        // SAFETY: the caller guarantees this; each piece is taken by one thread.
         worker.share(product.pieces(), |piece| unsafe { product.run(self.isa, piece) });
     }
 
@@ -303,14 +305,14 @@ impl Forward<'_> {
             slots: &self.batch.slot_mapping[op.group],
             angles,
         };
-        // A norm over all heads needs them together.
+        // A norm over all heads needs all of them in one task.
         let together = op.norm.as_ref().is_some_and(|norm| norm.spans_heads(op.heads));
         let parts = if together { 1 } else { op.heads.kv };
         worker.share(scratch.blocks.len() * parts, |task| {
             let (run, part) = (scratch.blocks[task / parts], task % parts);
             let heads = if together { 0..op.heads.kv } else { part..part + 1 };
             for row in run.first..run.first + run.count {
-                // SAFETY: as the caller promises; a run's rows and its block are this thread's, for these heads.
+                // SAFETY: the caller guarantees this; a run's rows and its block belong to this thread for these heads.
                 unsafe { post.row(row, heads.clone()) };
             }
         });
@@ -331,7 +333,7 @@ impl Forward<'_> {
         };
         let heads = op.heads.kv;
         worker.share(runs.len() * heads, |task| {
-            // SAFETY: as the caller promises; each run and head is drawn by one thread.
+            // SAFETY: the caller guarantees this; each run and head is taken by one thread.
             unsafe { attention.run(self.isa, runs[task / heads], task % heads) };
         });
     }
@@ -342,7 +344,7 @@ impl Forward<'_> {
         worker.share(self.count(op.out) * chunks, |task| {
             let (row, from) = (task / chunks, task % chunks * GLU_COLS);
             let span = Span { row, from, len: GLU_COLS.min(out.cols - from) };
-            // SAFETY: as the caller promises; the span is this thread's.
+            // SAFETY: the caller guarantees this; the span belongs to this thread.
             unsafe {
                 let gate = input.read(span);
                 let up = input.read(Span { from: out.cols + from, ..span });
@@ -353,7 +355,7 @@ impl Forward<'_> {
     }
 }
 
-/// Whether something holds for all elements: without a way out of the loop, so that it is one of vectors.
+/// Returns whether a condition holds for all elements. The loop has no early exit, so that it can be vectorised.
 fn all<T: Copy>(x: &[T], holds: impl Fn(T) -> bool) -> bool {
     x.iter().fold(true, |all, &x| all & holds(x))
 }
@@ -378,10 +380,11 @@ struct Angles {
 }
 
 impl QkvPost<'_> {
-    /// Some KV heads of a row, and the query heads that share them.
+    /// Processes some KV heads of a row, and the query heads that share them.
     ///
     /// # Safety
-    /// Nobody may write the input or the tables, use these heads of the row or write their block meanwhile.
+    /// During the call, no other thread may write the input or the tables, use these heads of the row or write their
+    /// block.
     unsafe fn row(&self, row: usize, heads: std::ops::Range<usize>) {
         let shape = self.op.heads;
         let group = shape.q / shape.kv;
@@ -391,7 +394,7 @@ impl QkvPost<'_> {
             len: heads.len() * each,
         };
         let q = columns(0, &heads, group * shape.dim);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         let (out, q, k, v) = unsafe {
             let k = self.input.read(columns(shape.q_cols(), &heads, shape.dim));
             let v = self.input.read(columns(shape.q_cols() + shape.kv_cols(), &heads, shape.dim));
@@ -405,18 +408,19 @@ impl QkvPost<'_> {
             self.turn(row, q, q_norm, out);
             key.resize(k.len(), 0.0);
             self.turn(row, k, k_norm, key);
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller guarantees this.
             unsafe { self.keep(self.slots[row], heads, key, v) };
         });
     }
 
     /// Writes the keys and values of some heads of a row to the cache.
     ///
-    /// A value that is not finite is kept as 0, and its key as NaN. Values are multiplied by blocks, by weights of 0 too, of queries
-    /// that do not see the key, and no weight makes a NaN vanish; a score that is NaN spoils those that see it, and nobody else.
+    /// A value that is not finite is stored as 0, and its key as NaN. Values are multiplied by whole blocks, with a
+    /// weight of 0 for queries that do not see the key, and 0 · NaN is NaN. A score that is NaN affects only the rows
+    /// that see it.
     ///
     /// # Safety
-    /// Nobody may use the block of the slot, for these heads, meanwhile.
+    /// During the call, no other thread may use the block of the slot for these heads.
     unsafe fn keep(&self, slot: u32, heads: std::ops::Range<usize>, key: &[f32], value: &[f32]) {
         let dim = self.op.heads.dim;
         KEPT.with_borrow_mut(|(narrow, codes)| match self.cache.dtype() {
@@ -431,7 +435,7 @@ impl QkvPost<'_> {
                         key.fill(bf16::NAN.to_bits());
                         value.fill(0);
                     }
-                    // SAFETY: as the caller promises.
+                    // SAFETY: the caller guarantees this.
                     unsafe { self.cache.write(slot, head, key, value) };
                 }
             }
@@ -444,11 +448,11 @@ impl QkvPost<'_> {
                     if !all(value, f32::is_finite) {
                         (key_row.scale, value_row.scale) = (f32::NAN, 0.0);
                     }
-                    // No code is a NaN.
+                    // Integer codes have no NaN, so the scale marks it.
                     if !all(key, f32::is_finite) {
                         key_row.scale = f32::NAN;
                     }
-                    // SAFETY: as the caller promises.
+                    // SAFETY: the caller guarantees this.
                     unsafe { self.cache.write_codes(slot, head, key_row, value_row) };
                 }
             }
@@ -461,7 +465,7 @@ impl QkvPost<'_> {
         CodedRow { codes, scale }
     }
 
-    /// Norm and rotation of some heads.
+    /// Applies norm and rotation to some heads.
     fn turn(&self, row: usize, x: &[f32], norm: Option<(&[f32], f32)>, out: &mut [f32]) {
         match norm {
             Some((weight, eps)) => {

@@ -1,38 +1,39 @@
-//! The instruction set that the kernels use, chosen once.
+//! The instruction set of the kernels, chosen once.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// What the kernels are made for. Each contains those before it.
+/// Instruction sets with kernels. Each includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
-    /// What every processor has; plain Rust, for Miri and sanitizers too.
+    /// Instructions of every processor, in plain Rust, also for Miri and sanitizers.
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, VL, DQ and VNNI.
     Avx512,
-    /// The same with BF16: queries of attention, and activations where weights are bf16, are rounded to bf16.
+    /// AVX-512 with BF16: queries of attention are rounded to bf16, and so are activations that are multiplied with
+    /// bf16 weights.
     Avx512Bf16,
-    /// The same with AMX for 8-bit integers and bf16, granted to this process.
+    /// AVX-512 with AMX for 8-bit integers and bf16, if the system permits this process to use it.
     Amx,
 }
 
 impl Isa {
-    /// All of them, the plainest first.
+    /// All instruction sets, the simplest first.
     pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
 
-    /// The best that this machine has.
+    /// Returns the best instruction set of this machine.
     pub fn detect() -> Self {
         Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
     }
 
-    /// Whether bf16 is multiplied as it is, and not widened to f32 first.
+    /// Returns whether bf16 is multiplied directly instead of being widened to f32.
     pub(crate) const fn multiplies_bf16(self) -> bool {
         matches!(self, Self::Avx512Bf16 | Self::Amx)
     }
 
-    /// Whether this machine has it, and the operating system lets this process use it.
+    /// Returns whether this machine supports it and the operating system permits this process to use it.
     pub fn is_available(self) -> bool {
         match self {
             Self::Portable => true,
@@ -43,7 +44,7 @@ impl Isa {
         }
     }
 
-    /// As in `OCTAVO_CPU_ISA`.
+    /// Returns the value of `OCTAVO_CPU_ISA`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
@@ -72,8 +73,8 @@ impl FromStr for Isa {
     }
 }
 
-/// Declares kernels as methods of [`Isa`] that run the copy compiled for it. Each is a function of the module `plain` that is
-/// inlined into all copies; its constant parameter says whether products and sums are fused.
+/// Declares kernels as methods of [`Isa`] that run the copy compiled for it. Each is a function of the module `plain`
+/// that is inlined into all copies. Its constant parameter selects fused multiply-adds.
 macro_rules! per_isa {
     ($plain:ident; $($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?);)*) => {
         #[cfg(target_arch = "x86_64")]
@@ -136,8 +137,8 @@ mod x86 {
         has!("avx512bf16")
     }
 
-    /// The detection macro does not know AMX on stable Rust: CPUID leaf 7 (EDX bits 22 and 25), the tile state in XCR0
-    /// (bits 17 and 18), and the kernel's permission, which a process must ask for.
+    /// The detection macro does not support AMX on stable Rust. This checks CPUID leaf 7 (EDX bits 22 and 25) and the
+    /// tile state in XCR0 (bits 17 and 18), and requests the kernel's permission.
     pub(super) fn has_amx() -> bool {
         static GRANTED: OnceLock<bool> = OnceLock::new();
         *GRANTED.get_or_init(|| {
@@ -149,7 +150,7 @@ mod x86 {
             }
             let features = __cpuid_count(7, 0).edx;
             let wanted = BF16 | TILE_AND_INT8;
-            // SAFETY: the processor has XSAVE and, as the detection of AVX has shown, the system has turned it on.
+            // SAFETY: the processor supports XSAVE and the system has enabled it, as the detection of AVX has shown.
             features & wanted == wanted && unsafe { xcr0() } & TILE_STATE == TILE_STATE && ask()
         })
     }
@@ -164,7 +165,7 @@ mod x86 {
     fn ask() -> bool {
         const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
         const XFEATURE_XTILEDATA: libc::c_ulong = 18;
-        // SAFETY: the call takes two numbers and touches no memory of ours.
+        // SAFETY: the call takes two numbers and accesses no memory of this process.
         unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
     }
 

@@ -1,4 +1,4 @@
-//! Memory in cache lines.
+//! Memory aligned to cache lines.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
@@ -6,20 +6,20 @@ use std::ptr::NonNull;
 
 use octavo_ops::BackendError;
 
-/// Bytes of a cache line, and of a register of AVX-512.
+/// Size of a cache line, and of an AVX-512 register, in bytes.
 pub(crate) const LINE: usize = 64;
 
-/// Bytes of a huge page. Rows of activations and blocks of the cache lie far apart: with small pages, looking up where they
-/// are takes longer than reading them.
+/// Size of a huge page in bytes. Rows of activations and blocks of the cache are far apart, so with small pages the
+/// address translation takes longer than the reads.
 const HUGE: usize = 2 << 20;
 
-/// Numbers of which every bit pattern, all zeros too, is one.
+/// Numbers for which every bit pattern is valid, including all zeros.
 ///
 /// # Safety
 /// Zeroed bytes must be a valid value, and the type must need no drop.
 pub(crate) unsafe trait Plain: Copy + Send + Sync + 'static {}
 
-// SAFETY: numbers.
+// SAFETY: all implementations are for numbers.
 unsafe impl Plain for u8 {}
 // SAFETY: as above.
 unsafe impl Plain for i8 {}
@@ -34,12 +34,12 @@ unsafe impl Plain for [i32; 2] {}
 // SAFETY: as above.
 unsafe impl Plain for f32 {}
 
-/// A slice on the heap that begins with a cache line, or with a huge page if it fills one. Zeroed, and mapped by the system
-/// only when touched.
+/// A slice on the heap that is aligned to a cache line, or to a huge page if it is at least as large. It is zeroed, and
+/// the system maps it on first use.
 pub(crate) struct Lines<T: Plain> {
     start: NonNull<T>,
     len: usize,
-    /// What the allocator gave: the elements begin within its first line.
+    /// Pointer from the allocator. The elements begin within its first line.
     block: NonNull<u8>,
 }
 
@@ -49,7 +49,7 @@ unsafe impl<T: Plain> Send for Lines<T> {}
 unsafe impl<T: Plain> Sync for Lines<T> {}
 
 impl<T: Plain> Lines<T> {
-    /// That many zeros, or `None` where there is no memory for them.
+    /// Allocates `len` zeros. Returns `None` if there is not enough memory.
     fn try_zeroed(len: usize) -> Option<Self> {
         let layout = Self::layout(len)?;
         if len == 0 {
@@ -59,7 +59,7 @@ impl<T: Plain> Lines<T> {
         let block = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         let align = Self::alignment(len);
         let skip = block.as_ptr().align_offset(align);
-        // SAFETY: less is skipped than there is room for beside the elements.
+        // SAFETY: the layout has room for the skipped bytes in addition to the elements.
         let start = unsafe { block.add(skip) }.cast();
         if align == HUGE {
             advise_huge(start.cast(), len * size_of::<T>());
@@ -67,25 +67,25 @@ impl<T: Plain> Lines<T> {
         Some(Self { start, len, block })
     }
 
-    /// That many zeros, or an error that says what they are for.
+    /// Allocates `len` zeros. Returns an error that names their purpose if there is not enough memory.
     pub(crate) fn zeroed(len: usize, what: impl FnOnce() -> String) -> Result<Self, BackendError> {
         let needed = (len as u64).saturating_mul(size_of::<T>() as u64);
         Self::try_zeroed(len).ok_or_else(|| BackendError::OutOfMemory { what: what(), needed })
     }
 
-    /// What the first element is aligned to.
+    /// Returns the alignment of the first element.
     fn alignment(len: usize) -> usize {
         if len.saturating_mul(size_of::<T>()) >= HUGE { HUGE } else { LINE }
     }
 
-    /// Room for the elements and to align them. Asked for without that alignment: for more than its own, the system's
-    /// allocator writes the zeros itself, and all the memory would be touched at once.
+    /// Returns the layout of the elements and the room to align them. The allocation itself is not aligned: for a large
+    /// alignment the system's allocator writes the zeros itself, which would touch all the memory at once.
     fn layout(len: usize) -> Option<Layout> {
         let elements = Layout::array::<T>(len).ok()?;
         Layout::from_size_align(elements.size().checked_add(Self::alignment(len))?, elements.align()).ok()
     }
 
-    /// Makes room for at least `len` elements; what was there is lost if it has to grow.
+    /// Ensures room for at least `len` elements. The content is lost if it has to grow.
     pub(crate) fn reserve_zeroed(&mut self, len: usize) {
         if len <= self.len {
             return;
@@ -108,7 +108,7 @@ impl<T: Plain> Deref for Lines<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: `len` zeroed elements were allocated there, or it dangles and `len` is 0.
+        // SAFETY: `len` zeroed elements were allocated there, or the pointer dangles and `len` is 0.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -123,30 +123,30 @@ impl<T: Plain> DerefMut for Lines<T> {
 impl<T: Plain> Drop for Lines<T> {
     fn drop(&mut self) {
         if let Some(layout) = Self::layout(self.len).filter(|_| self.len > 0) {
-            // SAFETY: allocated with this very layout.
+            // SAFETY: the block was allocated with this layout.
             unsafe { dealloc(self.block.as_ptr(), layout) }
         }
     }
 }
 
-/// Asks for huge pages. Where there are none, small ones do.
+/// Requests huge pages. Small ones are used if there are none.
 #[cfg(target_os = "linux")]
 fn advise_huge(start: NonNull<u8>, bytes: usize) {
-    // SAFETY: advice about memory of ours, which changes nothing of what is in it.
+    // SAFETY: the call gives advice about memory that belongs to this slice and does not change its content.
     unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
 }
 
 #[cfg(not(target_os = "linux"))]
 fn advise_huge(_: NonNull<u8>, _: usize) {}
 
-/// A slice that the threads of a region write side by side, each its own part.
+/// A slice that the threads of a region write concurrently, each its own part.
 #[derive(Clone, Copy)]
 pub(crate) struct Shared<T> {
     start: *mut T,
     len: usize,
 }
 
-// SAFETY: threads get at elements only through `part`, whose callers promise that no two parts overlap.
+// SAFETY: threads access elements only through `part`, whose callers guarantee that no two parts overlap.
 unsafe impl<T: Plain> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Plain> Sync for Shared<T> {}
@@ -156,44 +156,45 @@ impl<T: Plain> Shared<T> {
         Self { start: slice.as_mut_ptr(), len: slice.len() }
     }
 
-    /// The elements `from .. from + len`.
+    /// Returns the elements `from .. from + len` for writing.
     ///
     /// # Safety
-    /// The slice that this was made of must still be there, and nobody else may write these elements, or read them while
-    /// the caller writes them.
+    /// The slice that this was made from must still exist. While the result is in use, no other code may write these
+    /// elements or read them while the caller writes them.
     ///
     /// # Panics
-    /// If they are out of range.
+    /// Panics if they are out of range.
     #[allow(clippy::mut_from_ref, reason = "disjoint parts of one slice, as the caller promises")]
     pub(crate) unsafe fn part<'a>(&self, from: usize, len: usize) -> &'a mut [T] {
-        // SAFETY: in range, as `at` asserts; exclusive, as the caller promises.
+        // SAFETY: the range is checked by `at`; the caller guarantees exclusive access.
         unsafe { std::slice::from_raw_parts_mut(self.at(from, len), len) }
     }
 
-    /// Reads the elements `from .. from + len`.
+    /// Returns the elements `from .. from + len` for reading.
     ///
     /// # Safety
-    /// The slice that this was made of must still be there, and nobody may write these elements meanwhile.
+    /// The slice that this was made from must still exist, and no thread may write these elements while the result is
+    /// in use.
     ///
     /// # Panics
-    /// If they are out of range.
+    /// Panics if they are out of range.
     pub(crate) unsafe fn view<'a>(&self, from: usize, len: usize) -> &'a [T] {
-        // SAFETY: in range, as `at` asserts; unwritten, as the caller promises.
+        // SAFETY: the range is checked by `at`; the caller guarantees that no thread writes.
         unsafe { std::slice::from_raw_parts(self.at(from, len), len) }
     }
 
-    /// Reads all of it.
+    /// Returns all elements for reading.
     ///
     /// # Safety
-    /// As for [`Shared::view`].
+    /// The conditions of [`Shared::view`] apply.
     pub(crate) unsafe fn all<'a>(&self) -> &'a [T] {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe { self.view(0, self.len) }
     }
 
     fn at(&self, from: usize, len: usize) -> *mut T {
         assert!(from <= self.len && len <= self.len - from, "{from} + {len} of {}", self.len);
-        // SAFETY: in range, as asserted.
+        // SAFETY: the range was checked above.
         unsafe { self.start.add(from) }
     }
 }
@@ -218,7 +219,7 @@ mod tests {
     #[test]
     fn too_much_is_an_error() {
         for len in [usize::MAX, 1 << 60] {
-            // Memory that nobody uses is optimised away, and what is not asked for is not refused.
+            // The compiler removes an unused allocation, which then could not fail.
             let lines = std::hint::black_box(Lines::<u32>::zeroed(len, || "a test".into()));
             let error = lines.err().unwrap().to_string();
             assert!(error.starts_with("not enough memory for a test"), "{error}");
@@ -229,7 +230,7 @@ mod tests {
     #[should_panic(expected = "5 + 4 of 8")]
     fn parts_are_in_range() {
         let mut values = [0u8; 8];
-        // SAFETY: nobody else uses them.
+        // SAFETY: no other code uses the slice.
         let _ = unsafe { Shared::new(&mut values).part(5, 4) };
     }
 }

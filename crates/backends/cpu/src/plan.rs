@@ -1,4 +1,4 @@
-//! A program as this backend runs it.
+//! A program in the form in which this backend runs it.
 
 use octavo_ops::{
     BackendError, BufferId, Glu, HeadShape, Logits, NormKind, NormOp, Op, PagedAttention, Program, QkNorm, QkvPost,
@@ -11,7 +11,7 @@ use crate::rows::GROUP;
 use crate::weights::{Kind, Matrix};
 use crate::{Isa, NAME};
 
-/// What is done between two barriers.
+/// Work between two barriers.
 pub(crate) enum Stage {
     /// Cosines and sines of the rotary embeddings.
     Angles,
@@ -26,7 +26,7 @@ pub(crate) enum Stage {
     QkvPost(Projected),
     Attention {
         op: PagedAttention,
-        /// Index of the number of tokens of its tasks.
+        /// Index of its number of tokens per task.
         tile: usize,
     },
     Glu(Glu),
@@ -34,7 +34,7 @@ pub(crate) enum Stage {
         input: BufferId,
         out: BufferId,
     },
-    /// Brings a buffer that a product or attention wrote into its other forms.
+    /// Converts a buffer written by a product or by attention to its other representations.
     Prepare(BufferId),
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Norm {
 }
 
 pub(crate) struct Product {
-    /// Whether it makes the logits, of which most steps want the largest alone.
+    /// Whether it computes the logits, of which most steps need only the largest.
     pub(crate) is_head: bool,
     pub(crate) weight: WeightId,
     pub(crate) bias: Option<Vec<f32>>,
@@ -71,7 +71,7 @@ pub(crate) struct Projected {
     pub(crate) layer: usize,
 }
 
-/// Weights of the norms of q and k, any offset added.
+/// Weights of the norms of q and k, with any offset added.
 pub(crate) struct HeadNorm {
     pub(crate) q: Vec<f32>,
     pub(crate) k: Vec<f32>,
@@ -79,7 +79,7 @@ pub(crate) struct HeadNorm {
 }
 
 impl HeadNorm {
-    /// Whether it is over the whole row, so that heads are not independent.
+    /// Returns whether it spans the whole row, so that heads depend on each other.
     pub(crate) fn spans_heads(&self, heads: HeadShape) -> bool {
         self.q.len() != heads.dim || self.k.len() != heads.dim
     }
@@ -88,19 +88,19 @@ impl HeadNorm {
 /// The stages of a forward pass.
 pub(crate) struct Plan {
     pub(crate) stages: Vec<Stage>,
-    /// By stage: the index of the op that it is, or is part of.
+    /// Index of the op to which each stage belongs.
     pub(crate) ops: Vec<Option<usize>>,
-    /// Each once.
+    /// Distinct rotary embeddings.
     pub(crate) ropes: Vec<Rope>,
-    /// Tokens of attention tasks, each number once.
+    /// Distinct numbers of tokens of attention tasks.
     pub(crate) tiles: Vec<usize>,
-    /// By buffer.
+    /// Representations by buffer.
     pub(crate) forms: Vec<Forms>,
-    /// What `Logits` writes, and the weight it reads.
+    /// Buffer that `Logits` writes, and the weight it reads.
     pub(crate) logits: Option<(BufferId, WeightId)>,
 }
 
-/// Weights that are read as numbers, not multiplied: norms and biases.
+/// Returns for each weight whether it is read as numbers instead of being multiplied: norms and biases.
 pub(crate) fn vectors(program: &Program) -> Vec<bool> {
     let mut found = vec![false; program.weights.len()];
     let mut mark = |id: WeightId| found[id.0] = true;
@@ -122,7 +122,7 @@ pub(crate) enum Loaded {
 }
 
 impl Loaded {
-    /// One that products or an embedding read.
+    /// Returns the matrix of a weight that products or an embedding read.
     pub(crate) fn factor(&self) -> &Matrix {
         self.matrix().unwrap_or_else(|| unreachable!("loaded as `vectors` says"))
     }
@@ -143,7 +143,8 @@ struct Planner<'a> {
 }
 
 impl Plan {
-    /// Of a program whose weights are loaded. `coarse`: activations that meet integers have 8 bits.
+    /// Creates the plan of a program whose weights are loaded. With `coarse`, activations that are multiplied with
+    /// integers have 8 bits.
     pub(crate) fn new(program: &Program, weights: &[Loaded], isa: Isa, coarse: bool) -> Result<Self, BackendError> {
         let plan = Self {
             stages: Vec::new(),
@@ -245,7 +246,8 @@ impl Planner<'_> {
         }
     }
 
-    /// The forms in which later ops read what this one writes; and a stage that makes them, where the op cannot.
+    /// Sets the representations in which later ops read the output of this op, and adds a stage that creates them if
+    /// the op cannot.
     fn prepare(&mut self, op: &Op, later: &[Op]) {
         for written in op.outputs() {
             let forms = self.read_as(written, later);
@@ -265,7 +267,7 @@ impl Planner<'_> {
         }
     }
 
-    /// How the products that read a buffer before it is written again want it.
+    /// Returns the representations of a buffer that products need before it is written again.
     fn read_as(&self, buffer: BufferId, later: &[Op]) -> Forms {
         let mut forms = Forms::default();
         for op in later {
@@ -296,7 +298,7 @@ impl Planner<'_> {
     }
 }
 
-/// Whether the query heads of a KV head fill whole groups, so that attention can quantise what it writes.
+/// Returns whether the query heads of a KV head fill whole groups, so that attention can quantise its output.
 pub(crate) fn prepares_by_head(heads: HeadShape) -> bool {
     (heads.q / heads.kv * heads.dim).is_multiple_of(GROUP)
 }
@@ -305,7 +307,7 @@ fn unsupported(what: &str) -> BackendError {
     BackendError::Unsupported { backend: NAME, what: what.into() }
 }
 
-/// The index of a value in a list of different ones, to which it is added if it is new.
+/// Returns the index of a value in a list of distinct values, and adds it if it is new.
 fn index_of<T: PartialEq>(list: &mut Vec<T>, value: T) -> usize {
     list.iter().position(|known| *known == value).unwrap_or_else(|| {
         list.push(value);

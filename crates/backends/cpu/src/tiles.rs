@@ -1,16 +1,16 @@
-//! Tiles of AMX, and their products in bf16.
+//! AMX tiles and their products in bf16.
 //!
-//! Stable Rust has neither the intrinsics nor the target feature, but its assembler knows the instructions, and the compiler
-//! never puts anything of its own into a tile register, so short blocks of assembly are enough. A tile is sixteen rows of
-//! 64 bytes; the right operand's rows hold four (integers) or two (bf16) consecutive inputs of sixteen outputs, just as
-//! panels of weights and blocks of the KV cache do.
+//! Stable Rust has neither the intrinsics nor the target feature, but its assembler supports the instructions, and the
+//! compiler never uses a tile register itself, so short blocks of assembly suffice. A tile is sixteen rows of 64 bytes.
+//! The rows of the right operand hold four (integers) or two (bf16) consecutive inputs of sixteen outputs, which is
+//! also the layout of weight panels and of blocks of the KV cache.
 
 use std::arch::asm;
 
 use crate::activation::TILE;
 use crate::memory::LINE;
 
-/// Results that are computed side by side.
+/// Number of results that are computed at once.
 pub(crate) const SIDE: usize = 4;
 
 /// The tile configuration of this thread, as LDTILECFG reads it.
@@ -19,31 +19,32 @@ struct Config {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
-    /// Bytes of a row, by register.
+    /// Size of a row in bytes, by register.
     row_bytes: [u16; 16],
     rows: [u8; 16],
 }
 
-/// The part of a tile register that is used.
+/// The used part of a tile register.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) rows: usize,
     pub(crate) row_bytes: usize,
 }
 
-/// Set-up tiles; released when dropped, so that the system need not save them for a thread that uses none.
+/// Tiles that are set up. They are released when dropped, so that the system need not save them for a thread that does
+/// not use them.
 pub(crate) struct Tiles(());
 
 impl Tiles {
-    /// For [`dot`] and [`add`], with so many rows on the left, at most sixteen. Registers 0 to 3: results; 4: 32 inputs of
-    /// rows; 5: 32 inputs of sixteen outputs; 6 and 7: the same of 16 inputs.
+    /// Sets up the tiles for [`dot`] and [`add`], with `rows` rows on the left, at most sixteen. Registers 0 to 3 hold
+    /// results; 4 holds 32 inputs of rows; 5 holds 32 inputs of sixteen outputs; 6 and 7 hold the same of 16 inputs.
     pub(crate) fn bf16(rows: usize) -> Self {
         let (left, right) = (Shape { rows, row_bytes: LINE }, Shape { rows: TILE, row_bytes: LINE });
         let (half_left, half_right) = (Shape { rows, row_bytes: LINE / 2 }, Shape { rows: TILE / 2, row_bytes: LINE });
         Self::set_up([left, left, left, left, left, right, half_left, half_right])
     }
 
-    /// By register.
+    /// Sets up the tiles with these shapes, by register.
     pub(crate) fn set_up(shapes: [Shape; 8]) -> Self {
         let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         for (register, shape) in shapes.into_iter().enumerate() {
@@ -62,18 +63,18 @@ impl Drop for Tiles {
     }
 }
 
-/// Where the rows of a tile in memory begin, and the bytes from one to the next.
+/// Start of the rows of a tile in memory, and the number of bytes from one to the next.
 #[derive(Clone, Copy)]
 pub(crate) struct Strided<T> {
     pub(crate) start: T,
     pub(crate) stride: usize,
 }
 
-/// `out[i] = A · B[i]` for four right operands, `steps` times 32 inputs each: A's rows lie `a.stride` bytes apart, B's tiles
-/// one after the other, and the results `apart` bytes from each other.
+/// Computes `out[i] = A · B[i]` for four right operands, `steps` times 32 inputs each. A's rows are `a.stride` bytes
+/// apart, B's tiles are contiguous, and the results are `apart` bytes from each other.
 ///
 /// # Safety
-/// AMX must be available and set up by [`Tiles::bf16`], and everything that this reads and writes must be there.
+/// AMX must be available and set up by [`Tiles::bf16`], and all memory that this reads and writes must be valid.
 pub(crate) unsafe fn dot(
     a: Strided<*const u16>,
     b: [*const u8; SIDE],
@@ -82,7 +83,7 @@ pub(crate) unsafe fn dot(
     apart: usize,
 ) {
     debug_assert!(steps > 0);
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees this.
     unsafe {
         zero();
         asm!(
@@ -117,12 +118,12 @@ pub(crate) unsafe fn dot(
     }
 }
 
-/// Four results, as [`dot`] leaves them.
+/// Stores four results in the same way as [`dot`].
 ///
 /// # Safety
-/// As for [`dot`].
+/// The conditions of [`dot`] apply.
 pub(crate) unsafe fn store(out: Strided<*mut f32>, apart: usize) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees this.
     unsafe {
         asm!(
             "tilestored [{out} + {stride}], tmm0",
@@ -140,12 +141,12 @@ pub(crate) unsafe fn store(out: Strided<*mut f32>, apart: usize) {
     }
 }
 
-/// Begins sums that [`add`] adds to.
+/// Clears the sums of [`add`].
 ///
 /// # Safety
-/// As for [`dot`].
+/// The conditions of [`dot`] apply.
 pub(crate) unsafe fn zero() {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees this.
     unsafe {
         asm!(
             "tilezero tmm0",
@@ -160,9 +161,9 @@ pub(crate) unsafe fn zero() {
 /// Adds `A · B[i]` of 16 inputs to each of the four sums.
 ///
 /// # Safety
-/// As for [`dot`].
+/// The conditions of [`dot`] apply.
 pub(crate) unsafe fn add(a: Strided<*const u16>, b: [*const u32; SIDE]) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees this.
     unsafe {
         asm!(
             "tileloadd tmm6, [{a} + {stride}]",

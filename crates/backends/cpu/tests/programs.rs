@@ -1,5 +1,5 @@
-//! Whole programs on every instruction set of the machine: near the naive f64 meaning of every op, and the same bits
-//! however the sequences are cut into steps.
+//! Tests of whole programs on every instruction set of the machine: they are close to the exact f64 result of every op,
+//! and have the same bits however the sequences are divided into steps.
 
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa, KvDtype};
@@ -8,18 +8,18 @@ use octavo_ops::testing::{Reference, Rounding, TinyModel};
 use octavo_ops::{Backend, HeadShape, KvGroup, StorageType};
 use proptest::prelude::*;
 
-/// Keys and values in 8 bits.
+/// Configuration with keys and values in 8 bits.
 const INT8: CpuConfig = CpuConfig { threads: None, isa: None, kv: KvDtype::Int8, coarse_activations: false };
 
-/// Activations in 8 bits.
+/// Configuration with activations in 8 bits.
 const COARSE: CpuConfig = CpuConfig { coarse_activations: true, kv: KvDtype::Bf16, ..INT8 };
 
-/// Runs a test for each instruction set that there is, and says which there are not.
+/// Runs a test for each available instruction set and prints the others.
 fn each(test: impl Fn(&Suite<'_>)) {
     each_with(CpuConfig::default(), test);
 }
 
-/// The same for some settings.
+/// Does the same with a configuration.
 fn each_with(config: CpuConfig, test: impl Fn(&Suite<'_>)) {
     for isa in Isa::ALL {
         if !isa.is_available() {
@@ -35,7 +35,7 @@ fn each_with(config: CpuConfig, test: impl Fn(&Suite<'_>)) {
     }
 }
 
-/// What keys and values are rounded to.
+/// Returns the rounding of keys and values.
 fn rounding(config: CpuConfig) -> Rounding {
     match config.kv {
         KvDtype::Bf16 => Rounding::BF16,
@@ -43,7 +43,7 @@ fn rounding(config: CpuConfig) -> Rounding {
     }
 }
 
-/// The same for a case of a property: the first failure.
+/// Does the same for a case of a property and returns the first failure.
 fn each_case(config: CpuConfig, test: impl Fn(&Suite<'_>) -> Result<(), TestCaseError>) -> Result<(), TestCaseError> {
     let outcome = std::cell::RefCell::new(Ok(()));
     each_with(config, |suite| {
@@ -60,14 +60,14 @@ proptest! {
 
     #[test]
     fn logits_are_near_the_naive_ones(
-        // A norm over a few columns is nearly their signs, which rounding to bf16 may turn.
+        // The result of a norm over very few columns is nearly their signs, which rounding to bf16 may flip.
         model in models().prop_filter("too few columns", |model| model.hidden >= 8),
         tokens in 1usize..50,
         coded in any::<bool>(),
     ) {
         let config = if coded { INT8 } else { CpuConfig::default() };
         let reference = Reference::new(&model, tokens, rounding(config));
-        // The ratio is beyond 1 in one case of some hundreds, where a norm is nearly singular.
+        // The ratio exceeds 1 in one case of some hundreds, where a norm is nearly singular.
         each_case(config, |suite| suite.near_meaning(&reference, 4.0))?;
     }
 
@@ -99,11 +99,11 @@ fn a_key_of_8_bits_takes_about_half_the_memory() {
     };
     let elements = 2 * 3 * 64 * 16 * 2;
     assert_eq!(bytes(KvDtype::Bf16), 2 * elements);
-    // A scale of f32 for each key and value of each head.
+    // Each key and value of each head has an f32 scale.
     assert_eq!(bytes(KvDtype::Int8), elements + elements / 64 * 4);
 }
 
-/// Shapes that fit every format: rows of whole super-blocks, in odd numbers.
+/// Returns a model whose shapes fit every format: rows of whole super-blocks, in odd numbers.
 fn quantised(storage: StorageType) -> TinyModel {
     TinyModel {
         vocab_size: 333,
@@ -130,7 +130,7 @@ fn every_format_means_what_candle_reads() {
     let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
     let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0 };
     for storage in StorageType::ALL {
-        // One format is rounded to another one; activations are rounded to bf16 where weights are bf16.
+        // One format is converted to another; activations are rounded to bf16 if weights are bf16.
         let is_kept = storage != StorageType::Q2K;
         let (worst, mean) = if is_kept { (0.015, 0.003) } else { (0.15, 0.03) };
         each(|suite| Suite { worst, mean, ..*suite }.near_other(&candle, &quantised(storage), 20).unwrap());
@@ -149,7 +149,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
     let five = || -> Box<dyn Backend> {
         Box::new(CpuBackend::new(CpuConfig { threads: Some(5), ..CpuConfig::default() }).expect("the threads start"))
     };
-    // Nothing but 0 is below the smallest number.
+    // Only 0 is below the smallest number, so the bits must be equal.
     let [one, five] = [&one as &dyn Fn() -> Box<dyn Backend>, &five].map(|backend| Suite {
         backend,
         worst: f64::MIN_POSITIVE,

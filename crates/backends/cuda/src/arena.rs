@@ -1,4 +1,4 @@
-//! The one piece of device memory, and how it is divided.
+//! The device memory of a model, allocated once and divided into regions.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use octavo_ops::BackendError;
 use crate::driver::{DeviceMemory, Gpu};
 use crate::failed;
 
-/// What every region begins at: more than any kernel's widest load needs, and a multiple of a memory transaction.
+/// Alignment of every region: more than any kernel's widest load needs, and a multiple of a memory transaction.
 const ALIGNMENT: u64 = 256;
 
-/// Where things will lie, before there is memory: offsets are handed out one after the other.
+/// Layout of the memory before it is allocated: offsets are assigned one after the other.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
     bytes: u64,
@@ -24,14 +24,14 @@ pub(crate) struct Region {
 }
 
 impl Plan {
-    /// A region of that many bytes; saturates, so that what overflows is too large for any device.
+    /// Adds a region of `bytes` bytes. Saturates, so that an overflow exceeds any device.
     pub(crate) fn take(&mut self, bytes: u64) -> Region {
         let offset = self.bytes;
         self.bytes = offset.saturating_add(bytes).checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX);
         Region { offset, bytes }
     }
 
-    /// Bytes in all.
+    /// Returns the total number of bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -43,7 +43,7 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Allocates it.
+    /// Allocates the arena.
     pub(crate) fn new(gpu: &Arc<Gpu>, bytes: u64) -> Result<Self, BackendError> {
         let out_of_memory = |error: crate::DriverError| match error.code {
             OUT_OF_MEMORY => {
@@ -54,7 +54,7 @@ impl Arena {
         DeviceMemory::new(gpu, bytes).map(|memory| Self { memory }).map_err(out_of_memory)
     }
 
-    /// Where a region begins on the device.
+    /// Returns the device address of a region.
     pub(crate) fn at(&self, region: Region) -> u64 {
         debug_assert!(
             region.offset.saturating_add(region.bytes) <= self.memory.bytes(),
@@ -63,12 +63,12 @@ impl Arena {
         self.memory.address() + region.offset
     }
 
-    /// Where it begins on the device.
+    /// Returns its device address.
     pub(crate) fn start(&self) -> u64 {
         self.memory.address()
     }
 
-    /// Its size.
+    /// Returns its size.
     pub(crate) fn bytes(&self) -> u64 {
         self.memory.bytes()
     }

@@ -1,4 +1,4 @@
-//! The [`Backend`] of this crate.
+//! The implementation of [`Backend`].
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::model::{Model, Opened};
 use crate::peaks::peaks;
 use crate::{CudaConfig, Memory, NAME, failed};
 
-/// Tokens a KV block; the one size supported.
+/// Supported numbers of tokens per KV block.
 const BLOCK_SIZES: &[usize] = &[KV_BLOCK];
 
 /// Runs programs on an NVIDIA GPU.
@@ -29,13 +29,13 @@ pub struct CudaBackend {
     model: Option<Model>,
 }
 
-/// The element type for a chip, where none is asked for.
+/// Returns the default element type for a chip.
 const fn usual_dtype(chip: Chip) -> Dtype {
     if chip.has(Dtype::Bf16) { Dtype::Bf16 } else { Dtype::F16 }
 }
 
-/// As `--dtype` has it.
-const fn long_name(dtype: Dtype) -> &'static str {
+/// Returns the value of `--dtype`.
+pub(crate) const fn long_name(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::F32 => "float32",
         Dtype::F16 => "float16",
@@ -44,10 +44,10 @@ const fn long_name(dtype: Dtype) -> &'static str {
 }
 
 impl CudaBackend {
-    /// A backend without a model.
+    /// Creates a backend without a model.
     ///
     /// # Errors
-    /// Why the GPU cannot be used.
+    /// Returns the reason why the GPU cannot be used.
     pub fn new(config: CudaConfig) -> Result<Self, Unavailable> {
         let driver = Driver::open(&config.libraries)?;
         let info = driver.device(config.device)?;
@@ -60,42 +60,43 @@ impl CudaBackend {
         Ok(Self { config, driver: driver.version, gpu, dtype, model: None })
     }
 
-    /// The GPU.
+    /// Returns the GPU's properties.
     pub fn device(&self) -> &DeviceInfo {
         self.gpu.info()
     }
 
-    /// Element type of weights, activations and KV cache (`bfloat16`).
+    /// Returns the element type of weights, activations and KV cache (`bfloat16`).
     pub fn dtype(&self) -> &'static str {
         long_name(self.dtype)
     }
 
-    /// Changes how much memory the next model takes.
+    /// Changes the amount of memory that the next model uses.
     pub fn set_memory(&mut self, memory: Memory) {
         self.config.memory = memory;
     }
 
-    /// The CUDA that the driver supports.
+    /// Returns the CUDA version that the driver supports.
     pub fn driver(&self) -> Version {
         self.driver
     }
 
-    /// Bytes that a loaded model leaves to the KV cache.
+    /// Returns the number of bytes that a loaded model leaves to the KV cache.
     pub fn kv_bytes(&self) -> u64 {
         self.model.as_ref().map_or(0, Model::kv_bytes)
     }
 
-    /// Bytes of the step's buffers of a loaded model.
+    /// Returns the size of the step's buffers of a loaded model in bytes.
     pub fn step_bytes(&self) -> u64 {
         self.model.as_ref().map_or(0, Model::step_bytes)
     }
 
-    /// Steps that ran as a recorded graph, and steps that were launched op by op, since the model was loaded.
+    /// Returns the number of steps that ran as a recorded graph and of steps that were launched op by op since the
+    /// model was loaded.
     pub fn graph_steps(&self) -> (u64, u64) {
         self.model.as_ref().map_or((0, 0), |model| model.steps)
     }
 
-    /// What a model is loaded onto.
+    /// Returns the device and settings for loading a model.
     pub(crate) fn opened(&self) -> Opened<'_> {
         Opened { gpu: &self.gpu, driver: self.driver, config: &self.config, dtype: self.dtype }
     }
@@ -104,7 +105,7 @@ impl CudaBackend {
         self.model.as_ref().ok_or_else(no_model)
     }
 
-    /// The model, with the device ready to be used by this thread.
+    /// Returns the model and makes the device's context current in this thread.
     fn bound(&mut self) -> Result<&mut Model, BackendError> {
         self.gpu.bind()?;
         self.model.as_mut().ok_or_else(no_model)

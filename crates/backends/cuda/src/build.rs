@@ -1,4 +1,4 @@
-//! From instances to loaded kernels: from the pack, from the cache, or compiled, in parallel.
+//! Loading of kernel instances: from the pack, from the cache, or compiled in parallel.
 
 use std::collections::HashMap;
 use std::panic::resume_unwind;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use octavo_kernels::manifest::{self, Instance};
-use octavo_kernels::nvrtc::Nvrtc;
+use octavo_kernels::manifest::{self, Instance, Target};
+use octavo_kernels::nvrtc::{Compiled, Nvrtc};
 use octavo_ops::BackendError;
 
 use crate::cache::{KernelCache, Key};
@@ -15,19 +15,20 @@ use crate::driver::{Gpu, Kernel, Module};
 use crate::libraries::{Kind, Places, Version, compiler, fits};
 use crate::{CudaConfig, DeviceInfo, KernelPack, failed, unsupported};
 
-/// The instances that a program needs, each once.
+/// Instances that a program needs, each once.
 #[derive(Debug, Default)]
 pub(crate) struct Instances {
     list: Vec<Instance>,
     by_name: HashMap<String, KernelId>,
 }
 
-/// Number of an instance among those of a program.
+/// Index of an instance among those of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelId(usize);
 
 impl Instances {
-    /// The number of an instance, which is added if it is new. Of its launches, the one that asks for most shared memory counts.
+    /// Returns the index of an instance and adds it if it is new. The launch with the most shared memory determines its
+    /// limit.
     pub(crate) fn id(&mut self, instance: Instance) -> KernelId {
         let next = KernelId(self.list.len());
         let id = *self.by_name.entry(instance.name.clone()).or_insert(next);
@@ -38,7 +39,7 @@ impl Instances {
         id
     }
 
-    /// That a device has the shared memory that launches ask for.
+    /// Checks that a device has the shared memory that launches need.
     fn fit(&self, device: &DeviceInfo) -> Result<(), BackendError> {
         let most = device.shared_memory as usize;
         match self.list.iter().find(|instance| instance.dynamic_shared > most) {
@@ -54,7 +55,7 @@ impl Instances {
 /// Loaded kernels, by [`KernelId`].
 pub(crate) struct Kernels {
     kernels: Vec<Kernel>,
-    /// What holds their code.
+    /// Modules that hold the code.
     _modules: Vec<Module>,
 }
 
@@ -64,14 +65,14 @@ impl Kernels {
     }
 }
 
-/// Who loads kernels for a device.
+/// Loads kernels for a device.
 pub(crate) struct Builder<'a> {
     pub(crate) gpu: &'a Arc<Gpu>,
     pub(crate) driver: Version,
     pub(crate) config: &'a CudaConfig,
 }
 
-/// Where the code of kernels came from.
+/// Numbers of kernels by the origin of their code.
 #[derive(Debug, Default)]
 struct Origins {
     pack: usize,
@@ -79,25 +80,25 @@ struct Origins {
     compiled: AtomicUsize,
 }
 
-/// The compiler, or a sentence that says why there is none.
+/// The compiler, or a sentence that explains why there is none.
 type Compiler = Result<Nvrtc, String>;
 
 impl Builder<'_> {
-    /// Loads the instances. Says where their code came from.
+    /// Loads the instances and logs the origin of their code.
     pub(crate) fn build(&self, instances: &Instances) -> Result<Kernels, BackendError> {
         let begun = Instant::now();
         let chip = self.gpu.info().chip;
         instances.fit(self.gpu.info())?;
-        let keys: Vec<_> = instances.list.iter().map(|instance| Key::new(instance, chip)).collect();
+        let keys: Vec<_> = instances.list.iter().map(|instance| Key::new(instance, Target::Code(chip))).collect();
         let mut origins = Origins::default();
         let pack = self.pack();
         let mut codes: Vec<Option<Vec<u8>>> = vec![None; keys.len()];
         if let Ok(Some(pack)) = &pack {
-            codes = keys.iter().map(|key| pack.code(key, chip)).collect();
+            codes = keys.iter().map(|key| pack.code(key, Target::Code(chip))).collect();
             origins.pack = codes.iter().flatten().count();
         }
         if origins.pack < keys.len() {
-            // Opened only now: it is large, and a machine with a pack may have none.
+            // The compiler is opened only now, because it is large and a machine with a pack may have none.
             let compiler = self.compiler().map_err(|reason| match &pack {
                 Err(unfit) => format!("{reason}; {unfit}"),
                 Ok(_) => reason,
@@ -121,11 +122,12 @@ impl Builder<'_> {
         Ok(Kernels { kernels, _modules: modules })
     }
 
-    /// The pack, if there is one for this device; or a sentence that says why it is not used, which is logged too.
+    /// Returns the pack, if there is one for this device, or a sentence that explains why it is not used, which is also
+    /// logged.
     fn pack(&self) -> Result<Option<KernelPack>, String> {
         let Some(folder) = &self.config.kernel_pack else { return Ok(None) };
         let usable = KernelPack::read(folder).map_err(|error| error.to_string()).and_then(|pack| {
-            let fits = pack.check(self.gpu.info().chip, Some(self.driver));
+            let fits = pack.check(Target::Code(self.gpu.info().chip), Some(self.driver));
             fits.map(|()| pack).map_err(|reason| format!("the kernel pack {} is not used: {reason}", folder.display()))
         });
         match &usable {
@@ -142,7 +144,7 @@ impl Builder<'_> {
         Ok(nvrtc)
     }
 
-    /// Finds what is missing in the cache, or compiles it.
+    /// Finds missing code in the cache, or compiles it.
     fn fill(
         &self,
         codes: &mut [Option<Vec<u8>>],
@@ -159,7 +161,7 @@ impl Builder<'_> {
             let count = |counter: &AtomicUsize| counter.fetch_add(1, Ordering::Relaxed);
             let kept = match compiler {
                 Ok(nvrtc) => cache.get(key, Version::of(nvrtc)),
-                // What was compiled before serves, whichever release compiled it, if the driver takes it.
+                // Code from any release of the compiler is used if the driver supports it.
                 Err(_) => cache.get_any(key, |release| fits(release.major, self.driver, chip).is_ok()),
             };
             if let Some(code) = kept {
@@ -167,7 +169,7 @@ impl Builder<'_> {
                 return Ok(code);
             }
             let nvrtc = compiler.as_ref().map_err(Clone::clone)?;
-            let code = compile(nvrtc, instance, chip)?;
+            let code = compile(nvrtc, instance, Target::Code(chip))?.code;
             count(&origins.compiled);
             if let Err(error) = cache.put(key, Version::of(nvrtc), &code)
                 && !told.swap(true, Ordering::Relaxed)
@@ -184,16 +186,16 @@ impl Builder<'_> {
     }
 }
 
-/// Compiles an instance by itself: what its code is does not depend on what else a program needs, so that every program, the
-/// cache and a pack mean the same by it.
-pub(crate) fn compile(nvrtc: &Nvrtc, instance: &Instance, chip: manifest::Chip) -> Result<Vec<u8>, String> {
-    tracing::debug!(kernel = instance.name, chip = chip.arch(), "compiling");
+/// Compiles an instance on its own: its code does not depend on the other kernels of a program, so that it is the same
+/// for every program, the cache and a pack.
+pub(crate) fn compile(nvrtc: &Nvrtc, instance: &Instance, target: Target) -> Result<Compiled, String> {
+    tracing::debug!(kernel = instance.name, target = target.arch(), "compiling");
     let text = manifest::program(instance.source, std::slice::from_ref(instance));
-    let made = nvrtc.compile(instance.source.path, &text, chip);
-    made.map(|made| made.cubin).map_err(|error| format!("{}: {error}", instance.name))
+    nvrtc.compile(instance.source.path, &text, target).map_err(|error| format!("{}: {error}", instance.name))
 }
 
-/// `work` for each number below `count`, on as many threads as there are processors. After an error nothing more is begun.
+/// Calls `work` for each number below `count`, on as many threads as there are processors. After an error no further
+/// calls start.
 pub(crate) fn in_parallel<T: Send, E: Send>(
     count: usize,
     work: impl Fn(usize) -> Result<T, E> + Sync,

@@ -1,9 +1,10 @@
-//! Compiled kernels on disk: the form of the kernel cache, and of a [pack](crate::pack).
+//! Compiled kernels on disk, in the format of the kernel cache and of a [pack](crate::pack).
 //!
-//! An entry is the code of one instance for one chip: a file with the code, and behind it the SHA-256 of it. Its name says what it
-//! is, holds a hash of everything that the code depends on, and ends with the compiler's release. It is written under another
-//! name and renamed, so that it is there whole or not at all; of two processes that make the same, the later replaces like by
-//! like, and whoever reads the earlier's file keeps it. What cannot be read, or was altered, counts as missing.
+//! An entry is the code of one instance for one chip: a file with the code, followed by its SHA-256. Its name describes
+//! the instance, contains a hash of everything on which the code depends, and ends with the compiler's release. It is
+//! written under another name and renamed, so that it exists completely or not at all. If two processes create the same
+//! entry, the later one replaces it with the same content, and a reader of the earlier file is unaffected. A file that
+//! cannot be read or was modified counts as missing.
 
 use std::fs::{self, Permissions};
 use std::io::{self, Write};
@@ -12,55 +13,63 @@ use std::path::{Path, PathBuf};
 use std::slice;
 use std::time::Duration;
 
-use octavo_kernels::manifest::{self, Chip, Instance};
+use octavo_kernels::manifest::{self, Instance, Target};
 use octavo_kernels::nvrtc;
 use octavo_kernels::sources::HEADERS;
 use sha2::{Digest, Sha256};
 
 use crate::libraries::Version;
 
-/// Bytes of the checksum at an entry's end.
+/// Length of the checksum at the end of an entry, in bytes.
 const CHECKSUM: usize = 32;
 
-/// How the name of an entry ends.
-const ENDING: &str = ".cubin";
+/// Suffixes of the names of entries: of machine code, and of PTX.
+const ENDINGS: [&str; 2] = [".cubin", ".ptx"];
 
-/// How the names of unfinished files begin.
+/// Prefix of the names of unfinished files.
 const DRAFT: &str = ".draft-";
 
-/// How old an unfinished file is that belongs to a process which has died: a file takes less than a second.
+/// Age from which an unfinished file belongs to a process that has died; writing a file takes less than a second.
 const GIVEN_UP: Duration = Duration::from_secs(3600);
 
-/// Everything that an entry's code depends on, but for the compiler's release.
+/// Everything on which an entry's code depends, except the compiler's release.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Key(String);
+pub(crate) struct Key {
+    /// Target, name of the instance and hash.
+    stem: String,
+    ending: &'static str,
+}
 
 impl Key {
-    /// That of an instance for a chip.
-    pub(crate) fn new(instance: &Instance, chip: Chip) -> Self {
+    /// Returns the key of an instance for a target.
+    pub(crate) fn new(instance: &Instance, target: Target) -> Self {
         let text = manifest::program(instance.source, slice::from_ref(instance));
-        let options = nvrtc::options(chip);
+        let options = nvrtc::options(target);
         let headers = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
         let parts = [text.as_str()].into_iter().chain(headers).chain(options.iter().map(String::as_str));
-        Self(format!("{}-{}-{}", chip.arch(), instance.name, hash(parts)))
+        let [code, ptx] = ENDINGS;
+        Self {
+            stem: format!("{}-{}-{}", target.arch(), instance.name, hash(parts)),
+            ending: if matches!(target, Target::Code(_)) { code } else { ptx },
+        }
     }
 
-    /// One hash for many keys.
+    /// Returns one hash of many keys.
     pub(crate) fn digest(keys: &[Self]) -> String {
-        hash(keys.iter().map(|key| key.0.as_str()))
+        hash(keys.iter().map(|key| key.stem.as_str()))
     }
 
-    /// The name of its entry.
+    /// Returns the name of its entry.
     pub(crate) fn file(&self, release: Version) -> String {
-        format!("{}-{release}{ENDING}", self.0)
+        format!("{}-{release}{}", self.stem, self.ending)
     }
 }
 
-/// The hash of a list of texts: 128 bits of it, in hexadecimal.
+/// Returns the hash of a list of texts: 128 bits in hexadecimal.
 fn hash<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
     let mut hash = Sha256::new();
     for part in parts {
-        // With the length, so that no two lists read alike.
+        // The length is included, so that different lists have different input.
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
@@ -74,52 +83,52 @@ pub(crate) struct KernelCache {
 }
 
 impl KernelCache {
-    /// A cache in a folder that need not be there yet.
+    /// Creates a cache in a folder, which need not exist yet.
     pub(crate) fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into() }
     }
 
-    /// The code of an entry, if it is there and whole.
+    /// Returns the code of an entry, if it exists and is intact.
     pub(crate) fn get(&self, key: &Key, release: Version) -> Option<Vec<u8>> {
         self.read(&key.file(release))
     }
 
-    /// The code of an entry of any release that is wanted.
+    /// Returns the code of an entry of any release that is `wanted`.
     pub(crate) fn get_any(&self, key: &Key, wanted: impl Fn(Version) -> bool) -> Option<Vec<u8>> {
         let names = self.names();
         let of_key = names.iter().filter(|name| {
-            let rest = name.strip_prefix(&key.0).and_then(|rest| rest.strip_prefix('-')?.strip_suffix(ENDING));
+            let rest = name.strip_prefix(&key.stem).and_then(|rest| rest.strip_prefix('-')?.strip_suffix(key.ending));
             rest.and_then(Version::parse).is_some_and(&wanted)
         });
         of_key.filter_map(|name| self.read(name)).next()
     }
 
-    /// Keeps the code of an entry, in place of what is there.
+    /// Stores the code of an entry and replaces a former one.
     pub(crate) fn put(&self, key: &Key, release: Version, code: &[u8]) -> io::Result<()> {
         let checksum = Sha256::digest(code);
         self.write(&key.file(release), &[code, &checksum[..]])
     }
 
-    /// Writes a file of the folder: whole, or not at all.
+    /// Writes a file of the folder, completely or not at all.
     pub(crate) fn write(&self, name: &str, parts: &[&[u8]]) -> io::Result<()> {
         fs::create_dir_all(&self.folder)?;
-        // By its random name it is nobody else's, also where containers with the same process numbers share the folder. And
-        // other users may read it, as far as the mask allows.
+        // The random name is unique even if containers with equal process numbers share the folder. Other users may
+        // read the file if the mask permits.
         let mut builder = tempfile::Builder::new();
         let mut draft = builder.prefix(DRAFT).permissions(Permissions::from_mode(0o666)).tempfile_in(&self.folder)?;
         for part in parts {
             draft.write_all(part)?;
         }
-        // The rename must not be on the disk before what it names.
+        // The content must be on the disk before the rename.
         draft.as_file().sync_all()?;
         draft.persist(self.folder.join(name)).map(drop).map_err(|error| error.error)
     }
 
-    /// Removes entries, except those of these names, and what was never finished.
+    /// Removes entries except those with these names, and unfinished files.
     pub(crate) fn keep_only(&self, names: &[String]) -> io::Result<()> {
         for name in self.names() {
             let path = self.folder.join(&name);
-            let entry = name.ends_with(ENDING) && !names.contains(&name);
+            let entry = ENDINGS.iter().any(|ending| name.ends_with(ending)) && !names.contains(&name);
             if entry || name.starts_with(DRAFT) && is_given_up(&path) {
                 fs::remove_file(path)?;
             }
@@ -127,7 +136,7 @@ impl KernelCache {
         Ok(())
     }
 
-    /// The names of what is in the folder.
+    /// Returns the names of the files in the folder.
     pub(crate) fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
@@ -149,13 +158,13 @@ impl KernelCache {
     }
 }
 
-/// Whether an unfinished file is so old that nobody writes it any more.
+/// Returns whether an unfinished file is so old that no process writes it any more.
 fn is_given_up(path: &Path) -> bool {
     let changed = fs::metadata(path).and_then(|metadata| metadata.modified());
     changed.is_ok_and(|changed| changed.elapsed().is_ok_and(|age| age > GIVEN_UP))
 }
 
-/// Says why an entry is not used.
+/// Logs why an entry is not used.
 fn unusable(path: &Path, reason: &str) -> Option<Vec<u8>> {
     tracing::warn!(path = %path.display(), reason, "a compiled kernel is not used");
     None
@@ -163,7 +172,7 @@ fn unusable(path: &Path, reason: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use octavo_kernels::manifest::{sampling_adjust, sampling_draw};
+    use octavo_kernels::manifest::{Chip, sampling_adjust, sampling_draw};
 
     use super::*;
 
@@ -171,7 +180,7 @@ mod tests {
     const OTHER: Version = Version { major: 13, minor: 0 };
 
     fn key(name: &str) -> Key {
-        Key(name.to_owned())
+        Key { stem: name.to_owned(), ending: ENDINGS[0] }
     }
 
     #[test]
@@ -259,14 +268,17 @@ mod tests {
 
     #[test]
     fn a_key_tells_instance_and_chip_and_the_text() {
-        let draw = Key::new(&sampling_draw(), Chip::SM_70);
-        assert!(draw.0.starts_with("sm_70-sampling_draw-"), "{draw:?}");
-        assert_eq!(draw, Key::new(&sampling_draw(), Chip::SM_70));
+        let volta = Target::Code(Chip::SM_70);
+        let draw = Key::new(&sampling_draw(), volta);
+        assert!(draw.stem.starts_with("sm_70-sampling_draw-"), "{draw:?}");
+        assert_eq!(draw, Key::new(&sampling_draw(), volta));
+        let ptx = Key::new(&sampling_draw(), Target::Ptx(Chip::SM_70)).file(RELEASE);
+        assert!(ptx.starts_with("compute_70-sampling_draw-") && ptx.ends_with("-12.9.ptx"), "{ptx}");
         let longer = Instance { call: sampling_draw().call + " ", ..sampling_draw() };
         for other in [
-            Key::new(&sampling_draw(), Chip::SM_89),
-            Key::new(&sampling_adjust(), Chip::SM_70),
-            Key::new(&longer, Chip::SM_70),
+            Key::new(&sampling_draw(), Target::Code(Chip::SM_89)),
+            Key::new(&sampling_adjust(), volta),
+            Key::new(&longer, volta),
         ] {
             assert_ne!(draw, other);
         }

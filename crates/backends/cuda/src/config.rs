@@ -1,4 +1,4 @@
-//! What a backend is made for.
+//! Configuration of a backend.
 
 use std::path::PathBuf;
 
@@ -7,40 +7,40 @@ use octavo_kernels::manifest::Dtype;
 /// Device, precision and sizes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaConfig {
-    /// Number of the GPU, from 0.
+    /// Index of the GPU, from 0.
     pub device: usize,
-    /// Of weights, activations and KV cache; `None` takes bf16 where the chip has it and f16 elsewhere.
+    /// Element type of weights, activations and KV cache; `None` selects bf16 if the chip supports it, else f16.
     pub dtype: Option<Dtype>,
-    /// Folders in which the driver and the libraries are looked for before the usual ones.
+    /// Folders in which the driver and the libraries are searched before the usual ones.
     pub libraries: Vec<PathBuf>,
-    /// Folder of kernels that were compiled ahead of time ([`build_pack`](crate::build_pack)), which are used before those of the
-    /// cache.
+    /// Folder of precompiled kernels ([`build_pack`](crate::build_pack)), which have priority over those of the cache.
     pub kernel_pack: Option<PathBuf>,
-    /// Folder in which compiled kernels are kept.
+    /// Folder of the cache of compiled kernels.
     pub kernel_cache: PathBuf,
-    /// Tokens of a step, at most.
+    /// Maximum number of tokens in a step.
     pub max_num_batched_tokens: usize,
-    /// Sequences of a step, at most.
+    /// Maximum number of sequences in a step.
     pub max_num_seqs: usize,
-    /// Rows of a step that reach the head, at most; and rows whose hidden state is returned.
+    /// Maximum number of rows of a step that reach the head, and of rows whose hidden state is returned.
     pub max_rows: usize,
-    /// Tokens of a sequence, at most.
+    /// Maximum number of tokens of a sequence.
     pub max_model_len: usize,
-    /// Memory that is taken.
+    /// Amount of memory to use.
     pub memory: Memory,
     /// Whether steps in which all sequences decode are recorded as CUDA graphs at the start.
     pub graphs: bool,
-    /// Whether a row's bits are the same in every batch. Products are then our own and not cuBLASLt's, and attention reads every
-    /// key in one order, whether it decodes or prefills: slower.
+    /// Whether a row's bits are the same in every batch. Products then use our own kernels instead of cuBLASLt, and
+    /// attention reads every key in one order in decode and prefill, which is slower.
     pub batch_invariant: bool,
 }
 
-/// How much of the device's memory is taken.
+/// Amount of the device's memory to use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Memory {
-    /// This share of it, what others use included; the KV cache gets what weights and step buffers leave.
+    /// Share of the device's memory, including memory used by others. The KV cache gets the part that weights and step
+    /// buffers leave.
     Share(f64),
-    /// This many bytes for the KV cache, beside weights and step buffers.
+    /// Number of bytes for the KV cache, in addition to weights and step buffers.
     KvCache(u64),
 }
 
@@ -48,7 +48,7 @@ pub enum Memory {
 pub(crate) mod tests {
     use super::*;
 
-    /// Sizes for small models.
+    /// Returns sizes for small models.
     pub(crate) fn config() -> CudaConfig {
         CudaConfig {
             device: 0,

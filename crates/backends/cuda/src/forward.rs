@@ -1,12 +1,12 @@
-//! A step's launches.
+//! The launches of a step.
 
 use std::sync::Arc;
 
-use octavo_kernels::manifest;
 use octavo_kernels::params::{
     AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, NormParams, PagedDecodeParams, Params,
     QkvPostParams,
 };
+use octavo_kernels::plan::decode_columns;
 use octavo_ops::{BackendError, Rows};
 
 use crate::build::{KernelId, Kernels};
@@ -15,56 +15,49 @@ use crate::libraries::cublaslt::{CublasLt, bucket};
 use crate::lower::{Attention, CacheLayer, Stage};
 use crate::step::StepShape;
 
-/// Thread blocks that share the splits of decode attention: as many as the device holds at once. More would only wait, fewer leave
-/// memory idle; the result is the same.
-pub(crate) fn decode_columns(params: &PagedDecodeParams, head_tile: u32, processors: u32, splits: u32) -> u32 {
-    let rows = params.grid(head_tile, 1)[1];
-    (processors * manifest::decode_ctas(head_tile)).div_ceil(rows).min(splits)
-}
-
-/// A program, ready to be launched.
+/// A program that is ready to launch.
 pub(crate) struct Machine {
     pub(crate) gpu: Arc<Gpu>,
     pub(crate) kernels: Kernels,
     pub(crate) cublaslt: Option<CublasLt>,
     pub(crate) stages: Vec<Stage>,
     pub(crate) scratch: Scratch,
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     pub(crate) element: u64,
 }
 
-/// Memory that products share.
+/// Scratch memory shared by products.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scratch {
-    /// Values of a quantised weight.
+    /// Dequantised values of a weight.
     pub(crate) values: u64,
-    /// Rounded activations, and their scales.
+    /// Rounded activations and their scales.
     pub(crate) rounded: (u64, u64),
 }
 
-/// A KV group's blocks.
+/// Blocks of a KV group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cache {
-    /// Of block 0.
+    /// Address of block 0.
     pub(crate) address: u64,
-    /// Elements of a block, over all layers.
+    /// Number of elements in a block, over all layers.
     pub(crate) block_elements: u64,
-    /// The null block included.
+    /// Number of blocks, including the null block.
     pub(crate) blocks: usize,
 }
 
-/// A step's arrays on the device, and the caches that it works on.
+/// The arrays of a step on the device, and its caches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step<'a> {
     pub(crate) shape: StepShape,
-    /// Of the block.
+    /// Address of the step's block.
     pub(crate) address: u64,
-    /// By KV group.
+    /// Caches by KV group.
     pub(crate) caches: &'a [Cache],
 }
 
 impl Step<'_> {
-    /// The address of an array by its first word.
+    /// Returns the address of an array by its first word.
     fn at(&self, word: usize) -> u64 {
         self.address + (word * size_of::<u32>()) as u64
     }
@@ -87,13 +80,13 @@ impl Step<'_> {
 }
 
 impl Machine {
-    /// Launches a kernel with all the shared memory that it may have.
+    /// Launches a kernel with its maximum of shared memory.
     pub(crate) fn launch<P: Params>(&self, id: KernelId, grid: [u32; 3], params: &P) -> Result<(), BackendError> {
         let kernel = self.kernels.get(id);
         Ok(self.gpu.launch(kernel, grid, kernel.shared, params)?)
     }
 
-    /// Lets cuBLASLt plan every product that steps of at most these numbers of tokens and rows may ask for.
+    /// Lets cuBLASLt plan every product of steps with at most these numbers of tokens and rows.
     pub(crate) fn plan_products(&mut self, tokens: usize, rows: usize) {
         let Some(library) = &mut self.cublaslt else { return };
         for stage in &self.stages {
@@ -118,7 +111,7 @@ impl Machine {
         self.stages.iter().try_for_each(|stage| self.stage(stage, step))
     }
 
-    /// Launches one op, unless it is on no rows.
+    /// Launches one op, unless it has no rows.
     fn stage(&self, stage: &Stage, step: &Step<'_>) -> Result<(), BackendError> {
         let tokens = step.shape.tokens as u32;
         match stage {
@@ -155,7 +148,7 @@ impl Machine {
         }
     }
 
-    /// Addresses of a layer's keys and values in block 0, and the elements of a block.
+    /// Returns the addresses of a layer's keys and values in block 0, and the number of elements in a block.
     fn cache(&self, layer: CacheLayer, step: &Step<'_>) -> (u64, u64, u64) {
         let Cache { address, block_elements, .. } = step.caches[layer.group];
         (address + layer.keys * self.element, address + layer.values * self.element, block_elements)
@@ -206,8 +199,8 @@ impl Machine {
                 if shape.splits > 0 {
                     let filled = fill(&params.attention, shape.decode_plan());
                     let params = PagedDecodeParams { attention: filled, ..*params };
-                    let processors = self.gpu.info().processors;
-                    let columns = decode_columns(&params, *head_tile, processors, shape.splits as u32);
+                    let (processors, rows) = (self.gpu.info().processors, params.rows(*head_tile));
+                    let columns = decode_columns(rows, *head_tile, processors, shape.splits as u32);
                     self.launch(*decode, params.grid(*head_tile, columns), &params)?;
                 }
                 if shape.tiles > 0 {
@@ -220,7 +213,7 @@ impl Machine {
     }
 }
 
-/// Launches, if there is anything to do: a grid of no thread blocks is an error.
+/// Launches if there are rows, because a grid without thread blocks is an error.
 fn some(rows: u32, launch: impl FnOnce() -> Result<(), BackendError>) -> Result<(), BackendError> {
     if rows == 0 { Ok(()) } else { launch() }
 }

@@ -1,4 +1,4 @@
-//! What the arena holds, and how large each of it is.
+//! Content of the arena and the size of each part.
 
 use octavo_kernels::manifest::Dtype;
 use octavo_kernels::params::{KV_BLOCK, SamplingRow};
@@ -13,13 +13,14 @@ use crate::step::StepShape;
 use crate::unsupported;
 use crate::weights::{Placed, place};
 
-/// Words of the lists that a row of `Sample` may bring, on average over the rows of a step: biases, forbidden and counted tokens.
+/// Number of words per row of a step for the lists of `Sample`: biases, forbidden and counted tokens. It is an average
+/// over the rows.
 const LIST_WORDS: usize = 1024;
 
-/// Tokens that a row of `Sample` may report beside its own, on average over the rows of a step.
+/// Number of tokens that a row of `Sample` may report beside its own, as an average over the rows of a step.
 const REPORTED: usize = 32;
 
-/// Sizes that a backend is made for, in the form in which they are needed.
+/// Sizes of a backend in the form in which they are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
     pub(crate) tokens: usize,
@@ -39,17 +40,17 @@ impl Limits {
         }
     }
 
-    /// Entries of a row of a block table.
+    /// Returns the number of entries in a row of a block table.
     pub(crate) fn table_stride(&self) -> usize {
         self.positions.div_ceil(KV_BLOCK)
     }
 
-    /// Splits of decode attention of that many sequences.
+    /// Returns the number of splits of decode attention for this number of sequences.
     pub(crate) fn splits(&self, sequences: usize) -> usize {
         sequences * most_splits(self.positions)
     }
 
-    /// The largest step.
+    /// Returns the shape of the largest step.
     pub(crate) fn largest_step(&self, program: &Program) -> StepShape {
         StepShape {
             tokens: self.tokens,
@@ -64,7 +65,7 @@ impl Limits {
         }
     }
 
-    /// Rows of a buffer, those that cuBLASLt computes in surplus included.
+    /// Returns the number of rows of a buffer, including surplus rows computed by cuBLASLt.
     fn rows_of(&self, rows: Rows) -> u64 {
         let rows = match rows {
             Rows::Tokens => self.tokens,
@@ -74,56 +75,56 @@ impl Limits {
     }
 }
 
-/// Regions of the arena; those of the weights first, the KV cache after all.
+/// Regions of the arena: the weights come first, the KV cache last.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
-    /// By [`octavo_ops::WeightId`].
+    /// Weights by [`octavo_ops::WeightId`].
     pub(crate) weights: Vec<Placed>,
-    /// Bytes of the weights.
+    /// Size of the weights in bytes.
     pub(crate) weight_bytes: u64,
-    /// By [`octavo_ops::BufferId`].
+    /// Buffers by [`octavo_ops::BufferId`].
     pub(crate) buffers: Vec<Region>,
-    /// Each rotary embedding once.
+    /// Distinct rotary embeddings.
     pub(crate) ropes: Vec<RopeTables>,
-    /// The step's block.
+    /// Block of the step.
     pub(crate) step: Region,
-    /// Values of a quantised weight.
+    /// Dequantised values of a weight.
     pub(crate) values: Region,
-    /// Rounded activations, and their scales.
+    /// Rounded activations and their scales.
     pub(crate) rounded: (Region, Region),
     /// Partial results of decode attention, their sums, and the tickets.
     pub(crate) partial: (Region, Region, Region),
-    /// Of cuBLASLt.
+    /// Workspace of cuBLASLt.
     pub(crate) workspace: Region,
     pub(crate) sampling: Sampling,
-    /// What is used so far: where the KV cache begins.
+    /// Memory used so far, after which the KV cache begins.
     pub(crate) plan: Plan,
 }
 
-/// What the device holds of a rotary embedding.
+/// Tables of a rotary embedding on the device.
 #[derive(Clone, Debug)]
 pub(crate) struct RopeTables {
     pub(crate) rope: Rope,
-    /// `[positions, pairs]`.
+    /// Cosines, `[positions, pairs]`.
     pub(crate) cosine: Region,
     pub(crate) sine: Region,
-    /// `[pairs]`: which positions turn each; `None` where the first turn all.
+    /// Index of the positions that rotate each pair, `[pairs]`; `None` if the first rotate all.
     pub(crate) streams: Option<Region>,
 }
 
 /// Regions of `Sample`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sampling {
-    /// Logits after penalties and the like.
+    /// Logits after bias, masks and penalties.
     pub(crate) adjusted: Region,
-    /// Rows and lists, as they are copied.
+    /// Rows and lists, in the form in which they are copied.
     pub(crate) input: Region,
-    /// Tokens and what is reported of them, as it is copied back.
+    /// Tokens and reported log-probabilities, in the form in which they are copied back.
     pub(crate) output: Region,
 }
 
 impl Layout {
-    /// Of a program whose activations are of `dtype`.
+    /// Creates the layout of a program whose activations have type `dtype`.
     pub(crate) fn new(program: &Program, dtype: Dtype, limits: &Limits) -> Result<Self, BackendError> {
         let mut plan = Plan::default();
         let weights = place(program, dtype, &mut plan)?;
@@ -166,17 +167,17 @@ impl Layout {
     }
 }
 
-/// Elements from one row of logits to the next.
+/// Returns the number of elements from one row of logits to the next.
 pub(crate) fn logits_stride(vocab_size: usize) -> u64 {
     (vocab_size as u64).next_multiple_of(4)
 }
 
-/// Words of the rows of `Sample` with their lists and a mask for each.
+/// Returns the number of words of the rows of `Sample` with their lists and a mask for each.
 fn sampling_words(vocab_size: usize, rows: usize) -> usize {
     rows * (size_of::<SamplingRow>() / size_of::<u32>() + vocab_size.div_ceil(32) + LIST_WORDS)
 }
 
-/// The buffer that `Logits` writes, in f32.
+/// Returns whether `Logits` writes the buffer, which is in f32.
 pub(crate) fn is_logits(program: &Program, buffer: usize) -> bool {
     program.ops.iter().any(|op| matches!(op, Op::Logits(op) if op.out.0 == buffer))
 }
@@ -207,7 +208,7 @@ fn ropes(program: &Program, limits: &Limits, plan: &mut Plan) -> Vec<RopeTables>
     ropes
 }
 
-/// Elements of the largest quantised part, and its columns at most.
+/// Returns the number of elements of the largest quantised part, and the maximum number of columns.
 fn quantised(program: &Program, weights: &[Placed]) -> (u64, u64) {
     let (mut most, mut widest) = (0, 0);
     for (weight, placed) in program.weights.iter().zip(weights) {
@@ -220,7 +221,7 @@ fn quantised(program: &Program, weights: &[Placed]) -> (u64, u64) {
     (most, widest)
 }
 
-/// The most elements and heads of q in a layer.
+/// Returns the maximum numbers of elements and of heads of q in a layer.
 fn attention(program: &Program) -> Result<(u64, u64), BackendError> {
     let (mut elements, mut heads) = (0, 0);
     for &HeadShape { q, dim, .. } in program.kv_groups.iter().flat_map(|group| &group.layers) {

@@ -1,13 +1,13 @@
-//! The CUDA backend: programs on NVIDIA GPUs, from Volta on.
+//! The CUDA backend, which runs programs on NVIDIA GPUs from Volta on.
 //!
-//! Nothing of CUDA is needed to build it, and nothing is linked: the driver, NVRTC and cuBLASLt are looked for when a backend is
-//! made ([`CudaBackend::new`]), and where one is missing an error says which and how to get it. Kernels are CUDA C++
-//! (`octavo-kernels`), compiled by NVRTC for the chip at hand when a model is loaded, and kept on disk; or ahead of time
-//! ([`build_pack`]), and then there need be no NVRTC.
+//! Building it needs no part of CUDA, and nothing is linked: the driver, NVRTC and cuBLASLt are searched when a backend
+//! is created ([`CudaBackend::new`]), and an error names a missing one and how to install it. Kernels are CUDA C++
+//! (`octavo-kernels`). NVRTC compiles them for the present chip when a model is loaded, and they are cached on disk.
+//! Alternatively they are compiled ahead of time ([`build_pack`]), and NVRTC is not needed.
 //!
-//! One piece of device memory holds weights, step buffers and the KV cache; after [`Backend::allocate_kv`] nothing is
-//! allocated any more. A step is one copy to the device, the launches of the program, or of a CUDA graph that was recorded
-//! of them where all sequences decode, one copy for sampling, and one copy back.
+//! One allocation of device memory holds weights, step buffers and the KV cache; after [`Backend::allocate_kv`] nothing
+//! more is allocated. A step consists of one copy to the device, the launches of the program (or, if all sequences
+//! decode, of a CUDA graph recorded from them), one copy for sampling, and one copy back.
 //!
 //! **Invariant:** a step's results are the same from run to run. With [`CudaConfig::batch_invariant`] a row's bits do not depend
 //! on the other rows of the step.
@@ -38,23 +38,23 @@ pub mod testing;
 mod weights;
 
 pub use backend::CudaBackend;
-pub use bench::{KernelBench, KernelTime, KernelTimes};
+pub use bench::{Ceilings, CeilingsBench, KernelBench, KernelBencher, KernelTime, ProductRate, Unmeasured};
 pub use config::{CudaConfig, Memory};
 pub use driver::{DeviceInfo, DriverError, Unavailable};
 pub use libraries::{Candidate, Kind, OLDEST_CHIP, Unfit, Version, fits, named_folders};
-pub use octavo_kernels::manifest::{Chip, Dtype};
+pub use octavo_kernels::manifest::{Chip, Dtype, Target};
 pub use pack::{KernelPack, PackError, PackMade, PackOrder, PackUnfit, build_pack};
 pub use probe::{Found, Report, probe};
 
-/// Name of the backend, for people and errors.
+/// Name of the backend for display and errors.
 const NAME: &str = "cuda";
 
-/// The device's own words about what failed.
+/// Returns the error of a failed operation, with the device's message.
 fn failed(reason: impl std::fmt::Display) -> octavo_ops::BackendError {
     octavo_ops::BackendError::Failed { backend: NAME, reason: reason.to_string() }
 }
 
-/// What the backend was asked for and does not do.
+/// Returns the error of an unsupported request.
 fn unsupported(what: impl Into<String>) -> octavo_ops::BackendError {
     octavo_ops::BackendError::Unsupported { backend: NAME, what: what.into() }
 }

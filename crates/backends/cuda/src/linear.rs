@@ -1,4 +1,4 @@
-//! Products: which kernel for which weight and how many rows.
+//! Products: selection of the kernel by the weight and the number of rows.
 
 use octavo_kernels::manifest::{self, Dtype, GemmTile};
 use octavo_kernels::params::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams};
@@ -9,7 +9,7 @@ use crate::build::{Instances, KernelId};
 use crate::forward::Machine;
 use crate::libraries::cublaslt::{LEAST_ALIGNMENT, Operands, Shape, alignment_of, bucket};
 
-/// A product as it was lowered: one for each row part of the weight.
+/// A lowered product, with one entry for each row part of the weight.
 #[derive(Clone, Debug)]
 pub(crate) struct Product {
     pub(crate) parts: Vec<ProductPart>,
@@ -18,56 +18,57 @@ pub(crate) struct Product {
 /// A part of a product, which writes its own columns of the output.
 #[derive(Clone, Debug)]
 pub(crate) struct ProductPart {
-    /// All but `m`, and, for a quantised weight, but where its values are.
+    /// Parameters except `m` and, for a quantised weight, the address of its dequantised values.
     pub(crate) params: LinearParams,
-    /// Whether it goes to cuBLASLt where there is one, and what it is to it.
+    /// Shape and bias for cuBLASLt, if it can compute the product.
     library: Option<(Shape, u64)>,
     dense: Dense,
     quant: Option<Quant>,
 }
 
-/// The kernels of a dense product.
+/// Kernels of a dense product.
 #[derive(Clone, Debug)]
 struct Dense {
-    /// With the rows that they are for; ascending.
+    /// Kernels with their number of rows, ascending.
     vectors: Vec<(u32, KernelId)>,
     small: KernelId,
     large: KernelId,
     dtype: Dtype,
 }
 
-/// The kernels of a quantised weight.
+/// Kernels of a quantised weight.
 #[derive(Clone, Debug)]
 struct Quant {
     weight: QuantWeight,
     quantize: KernelId,
-    /// With the rows that they are for; ascending.
+    /// Kernels with their number of rows, ascending.
     vectors: Vec<(u32, KernelId)>,
-    /// For more rows: with those that they are for, and those of a tile.
+    /// Kernels for more rows, with their number of rows and the number of rows in a tile.
     tiles: Vec<(u32, (KernelId, u32))>,
     dequantize: KernelId,
 }
 
-/// What is known of a product when a program is lowered.
+/// Properties of a product that are known when a program is lowered.
 pub(crate) struct Wanted {
-    /// As [`ProductPart::params`].
+    /// Parameters, as in [`ProductPart::params`].
     pub(crate) params: LinearParams,
-    /// The bias in the element type, or 0.
+    /// Address of the bias in the element type, or 0.
     pub(crate) narrow_bias: u64,
-    /// Of the output.
+    /// Type of the output.
     pub(crate) out: Dtype,
     /// Planes of a quantised weight.
     pub(crate) quant: Option<(QuantFormat, QuantWeight)>,
 }
 
-/// Rows that there may be instances for.
+/// Numbers of rows for which there may be instances.
 const VECTOR_ROWS: [u32; 5] = [1, 2, 4, 8, 16];
 
-/// Most rows of an activation that is rounded.
+/// Maximum number of rows of an activation that is rounded.
 pub(crate) const ROUNDED_ROWS: u64 = VECTOR_ROWS[VECTOR_ROWS.len() - 1] as u64;
 
 impl ProductPart {
-    /// Chooses kernels. With `batch_invariant` there is one for any number of rows, so that a row's bits do not depend on it.
+    /// Chooses kernels. With `batch_invariant` one kernel computes any number of rows, so that a row's bits do not
+    /// depend on it.
     pub(crate) fn new(wanted: &Wanted, setting: &Setting, instances: &mut Instances) -> Self {
         let Setting { chip, dtype, batch_invariant, .. } = *setting;
         let Wanted { params, out, quant, .. } = wanted;
@@ -94,14 +95,15 @@ impl ProductPart {
         Self { params: *params, library, dense, quant }
     }
 
-    /// The product of an input, with its scales if it is rounded, with a quantised weight.
+    /// Returns the parameters of the product of an input, with its scales if it is rounded, and a quantised weight.
     fn quantised(&self, quant: &Quant, (input, scales): (u64, u64), rows: u32) -> QuantLinearParams {
         let LinearParams { bias, add, out, n, k, out_stride, scale, softcap, .. } = self.params;
         let weight = quant.weight;
         QuantLinearParams { weight, input, scales, bias, add, out, m: rows, n, k, out_stride, scale, softcap }
     }
 
-    /// What cuBLASLt is to plan, if it may be used, with the operands; `values` is where those of a quantised weight are.
+    /// Returns the shape and operands for cuBLASLt to plan, if it may be used. `values` is the address of a quantised
+    /// weight's dequantised values.
     pub(crate) fn for_library(&self, values: u64) -> Option<(Shape, Operands)> {
         let weight = if self.quant.is_some() { values } else { self.params.weight };
         self.library.map(|(shape, bias)| (shape, self.operands(weight, bias)))
@@ -113,18 +115,18 @@ impl ProductPart {
     }
 }
 
-/// What a product is to cuBLASLt, and its bias, if the library can do it: it has no cap, a bias has the output's type, and all of
-/// it is aligned.
+/// Returns the shape of a product for cuBLASLt, and its bias, if the library supports it: no softcap, a bias of the
+/// output's type, and aligned addresses.
 fn library_shape(wanted: &Wanted, dtype: Dtype) -> Option<(Shape, u64)> {
     let Wanted { params: LinearParams { n, k, out_stride: stride, .. }, narrow_bias: bias, out, .. } = *wanted;
-    // Nothing is added from 0, and 0 is aligned.
+    // The address 0 means that nothing is added, and it is aligned.
     let alignment = alignment_of(wanted.params.out | wanted.params.add);
     let aligned = alignment >= LEAST_ALIGNMENT && alignment_of(bias) >= LEAST_ALIGNMENT;
     let fits = wanted.params.softcap == 0.0 && (bias == 0 || out == dtype) && dtype != Dtype::F32;
     (fits && aligned).then_some((Shape { n, k, stride, out, bias: bias != 0, alignment }, bias))
 }
 
-/// What all products of a program share.
+/// Settings shared by all products of a program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setting {
     pub(crate) chip: manifest::Chip,
@@ -132,13 +134,13 @@ pub(crate) struct Setting {
     pub(crate) batch_invariant: bool,
 }
 
-/// The first of some kernels that is for at least that many rows.
+/// Returns the first kernel for at least this number of rows.
 fn for_rows<K: Copy>(kernels: &[(u32, K)], rows: u32) -> Option<K> {
     kernels.iter().find(|(most, _)| rows <= *most).map(|(_, kernel)| *kernel)
 }
 
 impl Machine {
-    /// Launches a product on that many rows.
+    /// Launches a product on this number of rows.
     pub(crate) fn product(&self, product: &Product, rows: u32) -> Result<(), BackendError> {
         let mut rounded = false;
         for part in &product.parts {
@@ -146,7 +148,7 @@ impl Machine {
                 None => self.dense(part, rows, part.params.weight)?,
                 Some(quant) => {
                     if let Some(kernel) = for_rows(&quant.vectors, rows) {
-                        // The parts of a fused weight have one input.
+                        // The parts of a fused weight share one input.
                         if !rounded {
                             self.round(part, quant, rows)?;
                             rounded = true;
@@ -192,7 +194,7 @@ impl Machine {
         self.launch(quant.quantize, params.grid(threads), &params)
     }
 
-    /// Writes the values of a quantised weight.
+    /// Dequantises a weight.
     fn values(&self, part: &ProductPart, quant: &Quant) -> Result<(), BackendError> {
         let params = DequantizeParams {
             weight: quant.weight,
@@ -204,7 +206,7 @@ impl Machine {
             n: part.params.n,
             scale: 1.0,
         };
-        // Rows are counted in the grid's second number, which is 16 bits wide.
+        // Rows are counted in the grid's second dimension, which has 16 bits.
         let threads = self.kernels.get(quant.dequantize).threads;
         self.launch(quant.dequantize, params.grid(threads), &params)
     }

@@ -1,4 +1,4 @@
-//! From the ops of a program to launches.
+//! Lowering of a program's ops to launches.
 
 use octavo_kernels::manifest::{self, Dtype};
 use octavo_kernels::params::{
@@ -17,7 +17,7 @@ use crate::linear::{Product, ProductPart, Setting, Wanted};
 use crate::unsupported;
 use crate::weights::{Part, Placed};
 
-/// An op with its kernels and every parameter that no step changes.
+/// An op with its kernels and all parameters that are constant.
 #[derive(Clone, Debug)]
 pub(crate) enum Stage {
     Embed { kernel: KernelId, params: EmbedParams },
@@ -31,7 +31,7 @@ pub(crate) enum Stage {
 }
 
 impl Stage {
-    /// Whether it reads the plans of attention.
+    /// Returns whether it reads the plans of attention.
     pub(crate) fn is_planned(&self) -> bool {
         matches!(self, Self::Attention { attention: Attention::Planned { .. }, .. })
     }
@@ -41,12 +41,12 @@ impl Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CacheLayer {
     pub(crate) group: usize,
-    /// Elements from a block's start to the layer's keys, and to its values.
+    /// Offset in elements from a block's start to the layer's keys, and to its values.
     pub(crate) keys: u64,
     pub(crate) values: u64,
 }
 
-/// How a layer attends.
+/// Kernels of a layer's attention.
 #[derive(Clone, Debug)]
 pub(crate) enum Attention {
     /// One kernel for all sequences, which reads every key in one order.
@@ -55,7 +55,7 @@ pub(crate) enum Attention {
     Planned { decode: KernelId, head_tile: u32, prefill: KernelId, params: PagedDecodeParams },
 }
 
-/// Elements of a block of a KV group, over all layers.
+/// Returns the number of elements in a block of a KV group, over all layers.
 pub(crate) fn block_elements(group: &octavo_ops::KvGroup) -> u64 {
     (group.elements_per_token() * KV_BLOCK) as u64
 }
@@ -70,7 +70,7 @@ pub(crate) struct Lowering<'a> {
 }
 
 impl Lowering<'_> {
-    /// The stages of the forward part.
+    /// Returns the stages of the forward part.
     pub(crate) fn stages(&mut self) -> Result<Vec<Stage>, BackendError> {
         self.program.forward_ops().iter().map(|op| self.stage(op)).collect()
     }
@@ -117,7 +117,7 @@ impl Lowering<'_> {
         self.program.buffers[id.0].rows
     }
 
-    /// The address of a vector in f32.
+    /// Returns the address of a vector in f32.
     fn vector(&self, id: WeightId) -> u64 {
         match &self.layout.weights[id.0] {
             Placed::Vector(region) | Placed::Bias(region, _) => self.arena.at(*region),
@@ -213,7 +213,7 @@ impl Lowering<'_> {
         Ok(Stage::Product { product, rows: self.rows(op.out) })
     }
 
-    /// A product part by part. `bias` is in f32, and in the element type.
+    /// Lowers a product part by part. `bias` is in f32, and in the element type.
     fn product(&mut self, weight: WeightId, params: &LinearParams, bias: Option<(u64, u64)>, out: Dtype) -> Product {
         let (mut parts, mut column) = (Vec::new(), 0);
         for part in self.matrix(weight).to_vec() {
@@ -318,13 +318,13 @@ impl Lowering<'_> {
     }
 }
 
-/// A norm's kernel for rows of so many columns, which is how much shared memory it needs: a device need not have what the longest
-/// rows take.
+/// Returns a norm's kernel for rows of `cols` columns. The number of columns determines the shared memory, so a device
+/// need not have the amount for the longest rows.
 pub(crate) fn norm_instance(dtype: Dtype, mean: manifest::NormMean, cols: usize) -> manifest::Instance {
     manifest::Instance { dynamic_shared: NormParams::dynamic_shared(cols), ..manifest::norm(dtype, mean) }
 }
 
-/// What is added to a norm's weight.
+/// Returns the offset added to a norm's weight.
 fn offset(unit_offset: bool) -> f32 {
     if unit_offset { 1.0 } else { 0.0 }
 }

@@ -1,4 +1,4 @@
-//! A loaded model: its memory, its kernels, its recorded steps.
+//! A loaded model: its memory, its kernels and its recorded steps.
 
 use std::sync::Arc;
 
@@ -22,16 +22,17 @@ use crate::step::{Filler, StepShape};
 use crate::weights::{Loader, STAGING_WORDS};
 use crate::{CudaConfig, Memory, NAME, failed};
 
-/// Bytes that are left to the driver under a share of the memory: for code, stacks and graphs.
+/// Number of bytes left to the driver under a share of the memory, for code, stacks and graphs.
 const RESERVED: u64 = 256 << 20;
 
-/// Bytes that aligning the KV groups may cost.
+/// Maximum number of bytes lost by aligning the KV groups.
 const SLACK: u64 = 4096;
 
-/// Numbers of sequences that decode steps are recorded for.
+/// Numbers of sequences for which decode steps are recorded.
 const GRAPH_SEQUENCES: [usize; 16] = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256];
 
-/// What a model is loaded onto.
+/// Device and settings for loading a model.
+#[derive(Clone, Copy)]
 pub(crate) struct Opened<'a> {
     pub(crate) gpu: &'a Arc<Gpu>,
     pub(crate) driver: Version,
@@ -39,40 +40,41 @@ pub(crate) struct Opened<'a> {
     pub(crate) dtype: Dtype,
 }
 
-/// A program with its weights and its KV cache on the device. What is recorded or loaded goes before the memory that it uses.
+/// A program with its weights and its KV cache on the device. Fields are dropped in order, so that graphs and kernels
+/// are released before the memory that they use.
 pub(crate) struct Model {
-    /// By number of sequences, ascending.
+    /// Recorded steps by number of sequences, ascending.
     graphs: Vec<Recorded>,
     machine: Machine,
     sampling: Sampling,
-    /// The next step's block and the one before.
+    /// Block of the next step and that of the one before.
     blocks: [Block; 2],
     filler: Filler,
-    /// Whether attention is by plans.
+    /// Whether attention uses plans.
     planned: bool,
     arena: Arena,
     layout: Layout,
     program: Program,
     limits: Limits,
     caches: Vec<Cache>,
-    /// Of each cache, the tokens of a block and the blocks.
+    /// Number of tokens in a block and number of blocks, by cache.
     cache_sizes: Vec<(usize, usize)>,
-    /// Sampled and pooled rows of the last step.
+    /// Numbers of sampled and pooled rows of the last step.
     last: (usize, usize),
-    /// Hidden states on their way to the caller.
+    /// Buffer for hidden states.
     hidden: Vec<u32>,
-    /// Steps that were replayed, and launched op by op.
+    /// Numbers of steps that were replayed and that were launched op by op.
     pub(crate) steps: (u64, u64),
 }
 
-/// A step's arrays in the host's memory, on their way to the device.
+/// The arrays of a step in host memory, to be copied to the device.
 struct Block {
     words: Pinned,
-    /// They have been copied.
+    /// Event that completes when they have been copied.
     copied: Event,
 }
 
-/// A step that was recorded.
+/// A recorded step.
 struct Recorded {
     shape: StepShape,
     graph: Graph,
@@ -85,7 +87,7 @@ impl Block {
 }
 
 impl Opened<'_> {
-    /// cuBLASLt, where it is to be used and there is one. Says at the start what multiplies.
+    /// Opens cuBLASLt if it is to be used and available. Logs at the start which library computes products.
     pub(crate) fn cublaslt(&self, workspace: u64) -> Option<CublasLt> {
         let chip = self.gpu.info().chip;
         if self.config.batch_invariant {
@@ -115,7 +117,7 @@ impl Opened<'_> {
         None
     }
 
-    /// Bytes of the arena, of which `fixed` are not the KV cache's.
+    /// Returns the size of the arena in bytes, of which `fixed` do not belong to the KV cache.
     fn arena_bytes(&self, fixed: u64) -> Result<u64, BackendError> {
         let (free, total) = self.gpu.memory()?;
         let short = |needed| BackendError::OutOfMemory {
@@ -156,7 +158,7 @@ impl Model {
         let stages = lowering.stages()?;
         let sample_kernels = SampleKernels::new(&mut lowering.instances);
         let builder = Builder { gpu, driver: opened.driver, config: opened.config };
-        // Before the weights, which take longer: whoever lacks a compiler hears of it at once.
+        // The kernels come before the weights, which take longer: a missing compiler is then reported at once.
         let kernels = builder.build(&lowering.instances)?;
         let fill = Fill::new(&builder, dtype, program, source)?;
         load_weights(opened, program, &layout, &arena, (source, fill.as_ref()), progress)?;
@@ -210,7 +212,7 @@ impl Model {
         (self.arena.bytes() - self.layout.plan.bytes()).saturating_sub(SLACK)
     }
 
-    /// Divides what is left of the arena into zeroed blocks.
+    /// Divides the rest of the arena into zeroed blocks.
     pub(crate) fn allocate_kv(&mut self, blocks: &[usize]) -> Result<(), BackendError> {
         let groups = &self.program.kv_groups;
         check_block_counts(NAME, groups, blocks)?;
@@ -237,7 +239,7 @@ impl Model {
         Ok(self.machine.gpu.synchronize()?)
     }
 
-    /// Records the steps in which all sequences decode, for the largest number of sequences first.
+    /// Records the steps in which all sequences decode, starting with the largest number of sequences.
     pub(crate) fn record(&mut self) -> Result<(), BackendError> {
         let limits = self.limits;
         let most = limits.sequences.min(limits.tokens).min(limits.rows);
@@ -256,7 +258,7 @@ impl Model {
             self.pad(&shape)?;
             let address = self.arena.at(self.layout.step);
             let step = Step { shape, address, caches: &self.caches };
-            // Once as it is: whatever a kernel or a library does on first use must not be part of the graph.
+            // The step runs once first, because initialisation by a kernel or a library must not be part of the graph.
             self.machine.run(&step)?;
             self.machine.gpu.synchronize()?;
             let graph = self.machine.gpu.capture(|| self.machine.run(&step))?;
@@ -266,7 +268,7 @@ impl Model {
         Ok(())
     }
 
-    /// Writes a step of nothing but padding.
+    /// Writes a step that consists of padding only.
     fn pad(&mut self, shape: &StepShape) -> Result<(), BackendError> {
         let groups = self.caches.len();
         let mut empty = StepBatch::with_capacity(0, 0, 0, groups);
@@ -311,7 +313,7 @@ impl Model {
         Ok(())
     }
 
-    /// The recorded step that a batch fits: all its sequences decode and are sampled.
+    /// Returns the recorded step for a batch in which all sequences decode and are sampled.
     fn recorded(&self, batch: &StepBatch, exact: &StepShape) -> Option<usize> {
         let decodes = exact.tokens == exact.sequences
             && exact.sequences > 0
@@ -337,12 +339,12 @@ impl Model {
         self.sampling.take(out)
     }
 
-    /// The hidden states of the last step, two of 16 bits in a word.
+    /// Returns the hidden states of the last step; a word holds two of 16 bits.
     pub(crate) fn embeddings(&mut self) -> Result<&[u32], BackendError> {
         self.hidden.clear();
         if let Some(id) = self.program.embedding() {
             let elements = (self.program.buffers[id.0].cols * self.last.1) as u64;
-            // Columns are a multiple of 8, so words are whole.
+            // The number of columns is a multiple of 8, so words are whole.
             self.hidden.resize((elements * self.machine.element / size_of::<u32>() as u64) as usize, 0);
             self.machine.gpu.download(&mut self.hidden, self.arena.at(self.layout.buffers[id.0]))?;
         }
@@ -372,7 +374,7 @@ impl Model {
     }
 }
 
-/// The buffer of the logits.
+/// Returns the buffer of the logits.
 fn logits_buffer(program: &Program) -> Option<BufferId> {
     program.ops.iter().find_map(|op| match op {
         Op::Logits(op) => Some(op.out),
@@ -380,7 +382,7 @@ fn logits_buffer(program: &Program) -> Option<BufferId> {
     })
 }
 
-/// An error if a weight alone is more than the device holds.
+/// Returns an error if a single weight exceeds the device's memory.
 fn too_large(program: &Program, dtype: Dtype, memory: u64) -> Result<(), BackendError> {
     for weight in &program.weights {
         let plain = |part: &octavo_ops::WeightPart| part.storage.block_elements() == 1;
@@ -395,7 +397,7 @@ fn too_large(program: &Program, dtype: Dtype, memory: u64) -> Result<(), Backend
     Ok(())
 }
 
-/// That a batch is no larger than what buffers were made for.
+/// Checks that a batch does not exceed the buffers.
 fn check_limits(batch: &StepBatch, limits: &Limits) -> Result<(), BackendError> {
     let counts = [
         ("tokens", batch.tokens(), limits.tokens),
@@ -411,7 +413,7 @@ fn check_limits(batch: &StepBatch, limits: &Limits) -> Result<(), BackendError> 
     }
 }
 
-/// Copies weights and tables of angles to the device, and clears what must begin as zero.
+/// Copies weights and tables of angles to the device, and clears the memory that must start as zero.
 fn load_weights(
     opened: &Opened<'_>,
     program: &Program,

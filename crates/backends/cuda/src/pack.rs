@@ -1,47 +1,51 @@
-//! Kernels compiled ahead of time: a read-only folder of [entries](crate::cache) with a list of what it has.
+//! Precompiled kernels: a read-only folder of [entries](crate::cache) with an index.
 //!
-//! It is looked at before the cache and before a compiler, so a machine with a pack for its chip needs no NVRTC, and one that has
-//! an NVRTC uses the pack's code all the same, whichever release compiled it: machine code for a chip asks no more of the machine
-//! than a driver of its CUDA major. A pack is for the kernels of one build of octavo: the list holds, for each chip, a hash
-//! of all that there are, and where it is another one the pack is not used, and that is said.
+//! A pack has priority over the cache and the compiler. A machine with a pack for its chip needs no NVRTC, and a
+//! machine with NVRTC uses the pack's code too, whichever release compiled it, because machine code for a chip requires
+//! only a driver of its CUDA major. A pack belongs to one build of octavo: the index contains a hash of all kernels for
+//! each chip, and if the hash differs, the pack is not used and a warning is logged.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use octavo_kernels::manifest::{self, Chip, Instance};
+use octavo_kernels::manifest::{self, Chip, Instance, Target};
 use octavo_kernels::nvrtc::Nvrtc;
+use octavo_kernels::usage::{self, Usage};
 use serde::{Deserialize, Serialize};
 
 use crate::build::{compile, in_parallel};
 use crate::cache::{KernelCache, Key};
 use crate::libraries::{Kind, OLDEST_CHIP, Places, Version, compiler_for_packs};
 
-/// The list's file.
+/// File name of the index.
 const INDEX: &str = "pack.json";
 
-/// What a pack has.
+/// File with the resources of each entry of machine code, by the entry's file name.
+const USAGE: &str = "usage.json";
+
+/// Index of a pack.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Index {
-    /// The release of octavo that made it.
+    /// Release of octavo that built it.
     octavo: String,
-    /// By the compiler's name of the chip; none while the pack is being made.
+    /// Parts by the compiler's name of the target; empty while the pack is being built.
     chips: BTreeMap<String, Part>,
 }
 
-/// What a pack has for a chip.
+/// The part of a pack for one target.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Part {
-    /// The release of NVRTC that compiled it.
+    /// Release of the NVRTC that compiled it.
     nvrtc: Version,
-    /// How many it has.
+    /// Number of kernels.
     kernels: usize,
-    /// The hash of all kernels for the chip, those included that were left out of the pack.
+    /// Hash of all kernels for the chip, including those left out of the pack.
     digest: String,
 }
 
-/// A folder of kernels that were compiled ahead of time.
+/// A folder of precompiled kernels.
 #[derive(Clone, Debug)]
 pub struct KernelPack {
     folder: PathBuf,
@@ -49,71 +53,71 @@ pub struct KernelPack {
     index: Index,
 }
 
-/// Why there is no pack.
+/// Reason why there is no pack.
 #[derive(Debug, thiserror::Error)]
 pub enum PackError {
-    /// The folder has none.
+    /// The folder has no index.
     #[error("{0} holds no kernel pack (no {INDEX}): `octavo kernels build --output {0}` makes one")]
     Missing(PathBuf),
-    /// Its list is not understood.
+    /// The index cannot be parsed.
     #[error("the kernel pack {0} cannot be read: {1}")]
     Broken(PathBuf, String),
-    /// It cannot be written.
+    /// The pack cannot be written.
     #[error("the kernel pack {0} cannot be written: {1}")]
     Unwritable(PathBuf, std::io::Error),
-    /// Something else is in the folder.
+    /// The folder contains something else.
     #[error("{0} is neither empty nor a kernel pack: name a folder of its own")]
     Occupied(PathBuf),
-    /// There are no kernels for such a chip.
+    /// There are no kernels for the chip.
     #[error("there are no kernels for {chip}: {oldest} is the oldest chip", chip = _0.arch(), oldest = OLDEST_CHIP.arch())]
     Chip(Chip),
-    /// No kernel has a name that begins so.
+    /// No kernel has a name with this prefix.
     #[error("no kernel for {0} has a name that begins with {1}")]
     Name(String, String),
-    /// Something is not compiled: a sentence.
+    /// A kernel could not be compiled; contains a sentence.
     #[error("{0}")]
     Compiler(String),
 }
 
-/// Why a pack is not used.
+/// Reason why a pack is not used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PackUnfit {
-    /// It has nothing for the chip.
+    /// The pack has no kernels for the chip.
     #[error("it has kernels for {has}, not for {wanted}")]
     Chip {
-        /// The chip.
+        /// Requested chip.
         wanted: String,
-        /// The chips that it is for.
+        /// Chips in the pack.
         has: String,
     },
-    /// It is of another build.
+    /// The pack belongs to another build.
     #[error("octavo {made} made it from other kernels than those of this one: `octavo kernels build` makes it anew")]
     Stale {
-        /// The release that made it.
+        /// Release that built it.
         made: String,
     },
-    /// The driver does not take its code.
+    /// The driver does not support its code.
     #[error("NVRTC {nvrtc} compiled it, and the driver supports CUDA {driver} only")]
     Driver {
-        /// The compiler's release.
+        /// Release of the compiler.
         nvrtc: Version,
-        /// What the driver supports.
+        /// CUDA version that the driver supports.
         driver: Version,
     },
 }
 
-/// The hash of all kernels for a chip.
-fn digest(chip: Chip) -> String {
-    let mut keys: Vec<_> = manifest::all(chip).iter().map(|instance| Key::new(instance, chip)).collect();
+/// Returns the hash of all kernels for a target.
+fn digest(target: Target) -> String {
+    let mut keys: Vec<_> = manifest::all(target.chip()).iter().map(|instance| Key::new(instance, target)).collect();
     keys.sort();
     Key::digest(&keys)
 }
 
 impl KernelPack {
-    /// Reads the list of the pack in a folder.
+    /// Reads the index of the pack in a folder.
     ///
     /// # Errors
-    /// There is none, or it is not understood.
+    /// Returns an error if there is no index or it cannot be parsed.
     pub fn read(folder: &Path) -> Result<Self, PackError> {
         let path = folder.join(INDEX);
         let broken = |reason: String| PackError::Broken(folder.to_owned(), reason);
@@ -128,38 +132,44 @@ impl KernelPack {
         Ok(Self { folder: folder.to_owned(), entries: KernelCache::new(folder), index })
     }
 
-    /// Whether its kernels are those of this octavo for a chip, and run with a driver of that CUDA, if one is given.
+    /// Checks that its kernels for a target are those of this octavo and, if a driver is given, that the driver
+    /// supports them.
     ///
     /// # Errors
-    /// Why they are not used.
-    pub fn check(&self, chip: Chip, driver: Option<Version>) -> Result<(), PackUnfit> {
-        let wanted = chip.arch();
+    /// Returns the reason why they are not used.
+    pub fn check(&self, target: Target, driver: Option<Version>) -> Result<(), PackUnfit> {
+        let wanted = target.arch();
         let Some(part) = self.index.chips.get(&wanted) else {
             return Err(PackUnfit::Chip { wanted, has: self.chips() });
         };
-        if part.digest != digest(chip) {
+        if part.digest != digest(target) {
             return Err(PackUnfit::Stale { made: self.index.octavo.clone() });
         }
+        // A driver supports machine code of any release of its major, but PTX only of releases that it knows.
+        let newest = |driver: Version| match target {
+            Target::Code(_) => Version { minor: u32::MAX, ..driver },
+            Target::Ptx(_) => driver,
+        };
         match driver {
-            Some(driver) if part.nvrtc.major > driver.major => Err(PackUnfit::Driver { nvrtc: part.nvrtc, driver }),
+            Some(driver) if part.nvrtc > newest(driver) => Err(PackUnfit::Driver { nvrtc: part.nvrtc, driver }),
             _ => Ok(()),
         }
     }
 
-    /// Whether it is stale for every chip that it has.
+    /// Checks every chip of the pack.
     ///
     /// # Errors
-    /// The first reason that keeps one of its chips from being used.
+    /// Returns the first reason why one of its chips cannot be used.
     pub fn check_all(&self) -> Result<(), PackUnfit> {
-        self.index.chips.keys().filter_map(|arch| Chip::parse(arch)).try_for_each(|chip| self.check(chip, None))
+        self.index.chips.keys().filter_map(|arch| Target::parse(arch)).try_for_each(|target| self.check(target, None))
     }
 
-    /// The code of an entry, if it has it. [`check`](Self::check) first.
-    pub(crate) fn code(&self, key: &Key, chip: Chip) -> Option<Vec<u8>> {
-        self.entries.get(key, self.index.chips.get(&chip.arch())?.nvrtc)
+    /// Returns the code of an entry, if the pack contains it. Call [`check`](Self::check) first.
+    pub(crate) fn code(&self, key: &Key, target: Target) -> Option<Vec<u8>> {
+        self.entries.get(key, self.index.chips.get(&target.arch())?.nvrtc)
     }
 
-    /// `sm_70, sm_89`.
+    /// Returns the chips as text: `sm_70, sm_89`.
     fn chips(&self) -> String {
         match self.index.chips.is_empty() {
             true => "no chip (it was not finished)".to_owned(),
@@ -168,7 +178,7 @@ impl KernelPack {
     }
 }
 
-/// `/usr/share/octavo/kernels (sm_70, sm_89; NVRTC 12.9)`.
+/// Formats as `/usr/share/octavo/kernels (sm_70, sm_89; NVRTC 12.9)`.
 impl fmt::Display for KernelPack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({}", self.folder.display(), self.chips())?;
@@ -182,38 +192,38 @@ impl fmt::Display for KernelPack {
     }
 }
 
-/// What a pack is to have.
+/// Content of a pack to build.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackOrder {
-    /// For which chips.
-    pub chips: Vec<Chip>,
-    /// Only the instances whose names begin with one of these; all if there are none.
+    /// Targets to compile for: chips, with the form of the code.
+    pub targets: Vec<Target>,
+    /// Prefixes of the names of the instances to include; empty includes all.
     pub only: Vec<String>,
-    /// Where: a folder that is not there yet, is empty, or has a pack already, which is replaced.
+    /// Folder of the pack: one that does not exist yet, is empty, or has a pack already, which is replaced.
     pub folder: PathBuf,
-    /// Folders in which NVRTC is looked for before the usual places.
+    /// Folders in which NVRTC is searched before the usual places.
     pub libraries: Vec<PathBuf>,
 }
 
-/// What was made.
+/// Result of building a pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackMade {
-    /// Kernels in the pack.
+    /// Number of kernels in the pack.
     pub kernels: usize,
-    /// Those of them that were compiled; the others were there already.
+    /// Number of kernels that were compiled; the others existed already.
     pub compiled: usize,
-    /// Bytes of their code.
+    /// Size of their code in bytes.
     pub bytes: u64,
-    /// The compilers' releases and files, each once.
+    /// Releases and paths of the compilers, each once.
     pub compilers: Vec<(Version, PathBuf)>,
 }
 
-/// An entry to be made.
+/// An entry to build.
 struct Job {
     instance: Instance,
-    chip: Chip,
+    target: Target,
     key: Key,
-    /// Number of its compiler.
+    /// Index of its compiler.
     compiler: usize,
 }
 
@@ -229,48 +239,89 @@ impl Compiler {
     }
 }
 
-/// Makes a pack, on all processors; no driver and no GPU is needed. `progress` is told how many kernels of how many are there.
+/// Builds a pack on all processors. No driver and no GPU is needed. `progress` is called with the number of finished
+/// kernels and of all kernels.
 ///
 /// # Errors
-/// A chip or a name that there is not, no compiler, or a folder that cannot be written; what was compiled until then stays, and
-/// is not compiled again by the next attempt.
+/// Returns an error for an unknown chip or name, without a compiler, or if the folder cannot be written. Finished
+/// kernels are kept and not compiled again by the next attempt.
 pub fn build_pack(order: &PackOrder, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<PackMade, PackError> {
     let (jobs, compilers) = plan(order)?;
     let entries = begin(&order.folder)?;
     let unwritable = |error| PackError::Unwritable(order.folder.clone(), error);
+    let known = read_usages(&order.folder);
     let there = AtomicUsize::new(0);
     let made = in_parallel(jobs.len(), |number| -> Result<_, PackError> {
-        let job = &jobs[number];
-        let compiler = &compilers[job.compiler];
-        let kept = entries.get(&job.key, compiler.release()).map(|code| (code.len(), false));
-        let size = match kept {
-            Some(kept) => kept,
-            None => {
-                let code = compile(&compiler.nvrtc, &job.instance, job.chip).map_err(PackError::Compiler)?;
-                entries.put(&job.key, compiler.release(), &code).map_err(unwritable)?;
-                (code.len(), true)
-            }
-        };
+        let made = jobs[number].entry(&compilers, &entries, &known);
         progress(there.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
-        Ok(size)
+        made.map_err(|error| match error {
+            EntryError::Compiler(reason) => PackError::Compiler(reason),
+            EntryError::Unwritable(error) => unwritable(error),
+        })
     })?;
     let names: Vec<_> = jobs.iter().map(|job| job.key.file(compilers[job.compiler].release())).collect();
     entries.keep_only(&names).map_err(unwritable)?;
+    let usages = names.into_iter().zip(&made).filter_map(|(name, entry)| Some((name, entry.usage.clone()?))).collect();
+    write_json(&entries, USAGE, &Usages(usages)).map_err(unwritable)?;
     write_index(&entries, parts(&jobs, &compilers)).map_err(unwritable)?;
     Ok(PackMade {
         kernels: made.len(),
-        compiled: made.iter().filter(|(_, compiled)| *compiled).count(),
-        bytes: made.iter().map(|(bytes, _)| *bytes as u64).sum(),
+        compiled: made.iter().filter(|entry| entry.compiled).count(),
+        bytes: made.iter().map(|entry| entry.bytes as u64).sum(),
         compilers: compilers.into_iter().map(|compiler| (compiler.release(), compiler.path)).collect(),
     })
 }
 
-/// The entries to be made, and who compiles them.
+/// An entry in the pack.
+struct Entry {
+    bytes: usize,
+    /// Whether it was compiled by this build.
+    compiled: bool,
+    /// Resources; `None` for PTX, because the driver determines them.
+    usage: Option<Usage>,
+}
+
+/// Reason why an entry was not built.
+enum EntryError {
+    Compiler(String),
+    Unwritable(std::io::Error),
+}
+
+/// Resources of entries, by their file names.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+struct Usages(BTreeMap<String, Usage>);
+
+/// Reads the resources of the entries of an earlier pack; empty if they are unknown, so that the entries are compiled
+/// again.
+fn read_usages(folder: &Path) -> Usages {
+    let text = std::fs::read(folder.join(USAGE)).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
+}
+
+impl Job {
+    /// Returns the entry from the folder, or compiles it.
+    fn entry(&self, compilers: &[Compiler], entries: &KernelCache, known: &Usages) -> Result<Entry, EntryError> {
+        let compiler = &compilers[self.compiler];
+        let usage = known.0.get(&self.key.file(compiler.release())).cloned();
+        let is_known = usage.is_some() || matches!(self.target, Target::Ptx(_));
+        if let Some(code) = entries.get(&self.key, compiler.release()).filter(|_| is_known) {
+            return Ok(Entry { bytes: code.len(), compiled: false, usage });
+        }
+        let made = compile(&compiler.nvrtc, &self.instance, self.target).map_err(EntryError::Compiler)?;
+        entries.put(&self.key, compiler.release(), &made.code).map_err(EntryError::Unwritable)?;
+        let usage = usage::from_log(&made.log).remove(&self.instance.name);
+        Ok(Entry { bytes: made.code.len(), compiled: true, usage })
+    }
+}
+
+/// Returns the entries to build and their compilers.
 fn plan(order: &PackOrder) -> Result<(Vec<Job>, Vec<Compiler>), PackError> {
     let found = Places::usual(&order.libraries).find(Kind::Nvrtc);
     let (mut jobs, mut compilers) = (Vec::new(), Vec::<Compiler>::new());
-    for &chip in &order.chips {
-        let instances = wanted(chip, &order.only)?;
+    for &target in &order.targets {
+        let chip = target.chip();
+        let instances = wanted(target, &order.only)?;
         let (nvrtc, path) = compiler_for_packs(&found, chip).map_err(PackError::Compiler)?;
         let known = compilers.iter().position(|known| known.path == path);
         let compiler = known.unwrap_or(compilers.len());
@@ -278,33 +329,35 @@ fn plan(order: &PackOrder) -> Result<(Vec<Job>, Vec<Compiler>), PackError> {
             compilers.push(Compiler { nvrtc, path });
         }
         jobs.extend(instances.into_iter().map(|instance| {
-            let key = Key::new(&instance, chip);
-            Job { instance, chip, key, compiler }
+            let key = Key::new(&instance, target);
+            Job { instance, target, key, compiler }
         }));
     }
     Ok((jobs, compilers))
 }
 
-/// What the list says of the entries.
+/// Returns the parts of the index for the entries.
 fn parts(jobs: &[Job], compilers: &[Compiler]) -> BTreeMap<String, Part> {
     let mut parts = BTreeMap::new();
     for job in jobs {
         let nvrtc = compilers[job.compiler].release();
-        let part = parts.entry(job.chip.arch()).or_insert_with(|| Part { nvrtc, kernels: 0, digest: digest(job.chip) });
+        let digest = || digest(job.target);
+        let part = parts.entry(job.target.arch()).or_insert_with(|| Part { nvrtc, kernels: 0, digest: digest() });
         part.kernels += 1;
     }
     parts
 }
 
-/// The instances for a chip whose names begin with one of `only`.
-fn wanted(chip: Chip, only: &[String]) -> Result<Vec<Instance>, PackError> {
+/// Returns the instances for a target whose names begin with one of `only`.
+fn wanted(target: Target, only: &[String]) -> Result<Vec<Instance>, PackError> {
+    let chip = target.chip();
     if (chip.major, chip.minor) < (OLDEST_CHIP.major, OLDEST_CHIP.minor) {
         return Err(PackError::Chip(chip));
     }
     let mut instances = manifest::all(chip);
     let begins = |instance: &Instance, start: &String| instance.name.starts_with(start);
     if let Some(start) = only.iter().find(|start| !instances.iter().any(|instance| begins(instance, start))) {
-        return Err(PackError::Name(chip.arch(), start.clone()));
+        return Err(PackError::Name(target.arch(), start.clone()));
     }
     if !only.is_empty() {
         instances.retain(|instance| only.iter().any(|start| begins(instance, start)));
@@ -312,13 +365,13 @@ fn wanted(chip: Chip, only: &[String]) -> Result<Vec<Instance>, PackError> {
     Ok(instances)
 }
 
-/// The folder of a pack that is about to be made: marked as one, so that an attempt that is cut short can be resumed.
+/// Prepares the folder of a pack and marks it as one, so that an interrupted build can be resumed.
 fn begin(folder: &Path) -> Result<KernelCache, PackError> {
     let entries = KernelCache::new(folder);
     match KernelPack::read(folder) {
         Err(PackError::Missing(_)) if entries.names().is_empty() => {}
         Err(PackError::Missing(folder)) => return Err(PackError::Occupied(folder)),
-        // One that is not understood is replaced too.
+        // An index that cannot be parsed is replaced too.
         Ok(_) | Err(_) => {}
     }
     write_index(&entries, BTreeMap::new()).map_err(|error| PackError::Unwritable(folder.to_owned(), error))?;
@@ -326,10 +379,13 @@ fn begin(folder: &Path) -> Result<KernelCache, PackError> {
 }
 
 fn write_index(entries: &KernelCache, chips: BTreeMap<String, Part>) -> std::io::Result<()> {
-    let index = Index { octavo: env!("CARGO_PKG_VERSION").to_owned(), chips };
-    let mut text = serde_json::to_vec_pretty(&index)?;
+    write_json(entries, INDEX, &Index { octavo: env!("CARGO_PKG_VERSION").to_owned(), chips })
+}
+
+fn write_json(entries: &KernelCache, name: &str, value: &impl Serialize) -> std::io::Result<()> {
+    let mut text = serde_json::to_vec_pretty(value)?;
     text.push(b'\n');
-    entries.write(INDEX, &[&text])
+    entries.write(name, &[&text])
 }
 
 #[cfg(test)]
@@ -339,10 +395,14 @@ mod tests {
     const R12: Version = Version { major: 12, minor: 9 };
     const R13: Version = Version { major: 13, minor: 0 };
 
-    /// A pack that claims to have been made so.
-    fn pack(folder: &Path, octavo: &str, chips: &[(Chip, Version, String)]) -> KernelPack {
-        let part = |(chip, nvrtc, digest): &(Chip, Version, String)| {
-            (chip.arch(), Part { nvrtc: *nvrtc, kernels: 1, digest: digest.clone() })
+    const VOLTA: Target = Target::Code(Chip::SM_70);
+    const ADA: Target = Target::Code(Chip::SM_89);
+    const HOPPER: Target = Target::Code(Chip::SM_90);
+
+    /// Returns a pack whose index has this content.
+    fn pack(folder: &Path, octavo: &str, chips: &[(Target, Version, String)]) -> KernelPack {
+        let part = |(target, nvrtc, digest): &(Target, Version, String)| {
+            (target.arch(), Part { nvrtc: *nvrtc, kernels: 1, digest: digest.clone() })
         };
         let index = Index { octavo: octavo.to_owned(), chips: chips.iter().map(part).collect() };
         std::fs::write(folder.join(INDEX), serde_json::to_vec(&index).unwrap()).unwrap();
@@ -353,36 +413,44 @@ mod tests {
     fn a_pack_is_for_its_chips_its_kernels_and_drivers_that_take_it() {
         let root = tempfile::tempdir().unwrap();
         let chips = [
-            (Chip::SM_70, R12, digest(Chip::SM_70)),
-            (Chip::SM_89, R13, digest(Chip::SM_89)),
-            (Chip::SM_90, R12, digest(Chip::SM_70)),
+            (VOLTA, R12, digest(VOLTA)),
+            (ADA, R13, digest(ADA)),
+            (HOPPER, R12, digest(VOLTA)),
+            (Target::Ptx(Chip::SM_70), R12, digest(Target::Ptx(Chip::SM_70))),
         ];
         let pack = pack(root.path(), "0.0.9", &chips);
         assert_eq!(
             pack.to_string(),
-            format!("{} (sm_70, sm_89, sm_90a; NVRTC 12.9; NVRTC 13.0)", root.path().display())
+            format!("{} (compute_70, sm_70, sm_89, sm_90a; NVRTC 12.9; NVRTC 13.0)", root.path().display())
         );
         for driver in [None, Some(Version { major: 12, minor: 0 }), Some(R13)] {
-            assert_eq!(pack.check(Chip::SM_70, driver), Ok(()), "a minor release is no matter");
+            assert_eq!(pack.check(VOLTA, driver), Ok(()), "a minor release is no matter");
         }
-        assert_eq!(pack.check(Chip::SM_89, Some(R13)), Ok(()));
-        let said = |chip, driver| pack.check(chip, driver).unwrap_err().to_string();
-        assert_eq!(said(Chip::SM_89, Some(R12)), "NVRTC 13.0 compiled it, and the driver supports CUDA 12.9 only");
+        assert_eq!(pack.check(ADA, Some(R13)), Ok(()));
+        let said = |target, driver| pack.check(target, driver).unwrap_err().to_string();
+        // The check succeeds for PTX.
+        assert_eq!(pack.check(Target::Ptx(Chip::SM_70), Some(R12)), Ok(()));
         assert_eq!(
-            said(Chip::SM_90, None),
+            said(Target::Ptx(Chip::SM_70), Some(Version { major: 12, minor: 0 })),
+            "NVRTC 12.9 compiled it, and the driver supports CUDA 12.0 only"
+        );
+        assert_eq!(said(ADA, Some(R12)), "NVRTC 13.0 compiled it, and the driver supports CUDA 12.9 only");
+        assert_eq!(
+            said(HOPPER, None),
             "octavo 0.0.9 made it from other kernels than those of this one: `octavo kernels build` makes it anew"
         );
-        // Code for 8.9 does not run on 8.6, nor the other way round.
-        let sm_86 = Chip { major: 8, minor: 6 };
-        assert_eq!(said(sm_86, None), "it has kernels for sm_70, sm_89, sm_90a, not for sm_86");
+        // Code for 8.9 does not run on 8.6, and vice versa.
+        let sm_86 = Target::Code(Chip { major: 8, minor: 6 });
+        assert_eq!(said(sm_86, None), "it has kernels for compute_70, sm_70, sm_89, sm_90a, not for sm_86");
         assert!(matches!(pack.check_all(), Err(PackUnfit::Stale { .. })));
     }
 
     #[test]
     fn the_digest_is_of_every_kernel_for_the_chip() {
-        let digests = Chip::CHECKED.map(digest);
-        assert_eq!(digests, Chip::CHECKED.map(digest));
+        let digests = [VOLTA, ADA, HOPPER].map(digest);
+        assert_eq!(digests, [VOLTA, ADA, HOPPER].map(digest));
         assert_ne!(digests[1], digests[2]);
+        assert_ne!(digests[0], digest(Target::Ptx(Chip::SM_70)));
     }
 
     #[test]
@@ -397,7 +465,7 @@ mod tests {
         std::fs::write(root.path().join(INDEX), "{").unwrap();
         assert!(said().starts_with(&format!("the kernel pack {path} cannot be read: EOF")), "{}", said());
         std::fs::write(root.path().join(INDEX), r#"{"octavo": "0.1.0", "chips": {}}"#).unwrap();
-        let unfinished = KernelPack::read(root.path()).unwrap().check(Chip::SM_70, None).unwrap_err().to_string();
+        let unfinished = KernelPack::read(root.path()).unwrap().check(VOLTA, None).unwrap_err().to_string();
         assert_eq!(unfinished, "it has kernels for no chip (it was not finished), not for sm_70");
     }
 
@@ -416,13 +484,13 @@ mod tests {
     #[test]
     fn instances_are_chosen_by_the_start_of_their_names() {
         let all = manifest::all(Chip::SM_70);
-        assert_eq!(wanted(Chip::SM_70, &[]).unwrap(), all);
-        let some = wanted(Chip::SM_70, &["sampling".into(), "copy_blocks".into()]).unwrap();
+        assert_eq!(wanted(VOLTA, &[]).unwrap(), all);
+        let some = wanted(VOLTA, &["sampling".into(), "copy_blocks".into()]).unwrap();
         assert!(some.len() > 1 && some.len() < all.len());
         assert!(some.iter().all(|i| i.name.starts_with("sampling") || i.name == "copy_blocks"));
-        let error = wanted(Chip::SM_70, &["sampling".into(), "nothing".into()]).unwrap_err().to_string();
+        let error = wanted(VOLTA, &["sampling".into(), "nothing".into()]).unwrap_err().to_string();
         assert_eq!(error, "no kernel for sm_70 has a name that begins with nothing");
-        let error = wanted(Chip { major: 6, minor: 1 }, &[]).unwrap_err().to_string();
+        let error = wanted(Target::Code(Chip { major: 6, minor: 1 }), &[]).unwrap_err().to_string();
         assert_eq!(error, "there are no kernels for sm_61: sm_70 is the oldest chip");
     }
 }

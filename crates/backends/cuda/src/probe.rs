@@ -1,34 +1,34 @@
-//! What there is of CUDA on this machine: for `octavo doctor`, and to choose a device.
+//! The CUDA installation of this machine, for `octavo doctor` and for choosing a device.
 
 use std::path::PathBuf;
 
-use octavo_kernels::manifest::Chip;
+use octavo_kernels::manifest::{Chip, Target};
 
 use crate::driver::{DeviceInfo, Driver, Unavailable};
 use crate::libraries::{Candidate, Kind, Places, Unfit, Version, compiler, fits, ranked};
 use crate::{KernelPack, PackUnfit};
 
-/// The driver, its devices, and the libraries that were found.
+/// The driver, its devices and the libraries found.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The CUDA that the driver supports.
+    /// CUDA version that the driver supports.
     pub driver: Result<Version, Unavailable>,
-    /// Every GPU that the driver finds.
+    /// GPUs that the driver finds.
     pub devices: Vec<DeviceInfo>,
-    /// Every library that was found, whether it fits or not; none is looked for where there is no driver.
+    /// Libraries found, whether they fit or not. Without a driver none are searched.
     pub libraries: Vec<Candidate>,
 }
 
-/// A library that was found, and whether it is for a chip.
+/// A library that was found, and whether it fits a chip.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found<'a> {
     /// The library.
     pub library: &'a Candidate,
-    /// Why it is not used, if it is not.
+    /// Reason why it is not used, if any.
     pub verdict: Result<(), Unfit>,
 }
 
-/// Looks for the driver, GPUs and libraries: in `folders`, then in the usual places.
+/// Searches for the driver, GPUs and libraries: in `folders`, then in the usual places.
 pub fn probe(folders: &[PathBuf]) -> Report {
     let driver = match Driver::open(folders) {
         Ok(driver) => driver,
@@ -43,10 +43,10 @@ pub fn probe(folders: &[PathBuf]) -> Report {
 }
 
 impl Report {
-    /// The GPU of that number, if it can be used.
+    /// Returns the GPU with this index, if it can be used.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// Returns the reason why it cannot be used.
     pub fn usable(&self, ordinal: usize) -> Result<&DeviceInfo, Unavailable> {
         if let Err(reason) = &self.driver {
             return Err(reason.clone());
@@ -56,8 +56,8 @@ impl Report {
         device.check().map(|()| device)
     }
 
-    /// The libraries of a kind for a chip, with what is wrong with each; names that only the system's loader knows are left out
-    /// where a file was found.
+    /// Returns the libraries of a kind with their fit for a chip. Names that only the system's loader can resolve are
+    /// omitted if a file was found.
     pub fn libraries_for(&self, kind: Kind, chip: Chip) -> Vec<Found<'_>> {
         let driver = self.driver.clone().unwrap_or(Version { major: 0, minor: 0 });
         let is_file = |library: &&Candidate| library.path.is_absolute();
@@ -65,29 +65,29 @@ impl Report {
         of_kind.map(|library| Found { library, verdict: fits(library.major(), driver, chip) }).collect()
     }
 
-    /// The files of NCCL that were found, which no pairing is needed for: nothing uses them yet.
+    /// Returns the files of NCCL. They are not checked for fit, because they are not used yet.
     pub fn nccl(&self) -> impl Iterator<Item = &Candidate> {
         self.libraries.iter().filter(|library| library.kind == Kind::Nccl && library.path.is_absolute())
     }
 
-    /// The file and the release of the compiler for a chip.
+    /// Returns the path and the release of the compiler for a chip.
     ///
     /// # Errors
-    /// A sentence that says what is missing and how to get it.
+    /// Returns a sentence that names the missing library and how to install it.
     pub fn compiler(&self, chip: Chip) -> Result<(PathBuf, (u32, u32)), String> {
         let driver = self.driver.as_ref().map_err(ToString::to_string)?;
         compiler(&self.libraries, *driver, chip).map(|(nvrtc, path)| (path, nvrtc.version()))
     }
 
-    /// Whether the kernels of a pack are used on a chip.
+    /// Checks whether the kernels of a pack are used on a chip.
     ///
     /// # Errors
-    /// Why they are not.
+    /// Returns the reason why they are not used.
     pub fn takes(&self, pack: &KernelPack, chip: Chip) -> Result<(), PackUnfit> {
-        pack.check(chip, self.driver.as_ref().ok().copied())
+        pack.check(Target::Code(chip), self.driver.as_ref().ok().copied())
     }
 
-    /// The library of a kind that is tried first for a chip.
+    /// Returns the library of a kind that is tried first for a chip.
     pub fn chosen(&self, kind: Kind, chip: Chip) -> Option<&Candidate> {
         let driver = self.driver.as_ref().ok()?;
         ranked(&self.libraries, kind, *driver, chip).into_iter().find(|library| library.path.is_absolute())

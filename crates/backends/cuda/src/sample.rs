@@ -1,4 +1,4 @@
-//! `Sample`: from logits on the device to tokens.
+//! `Sample`: converts logits on the device to tokens.
 
 use std::sync::Arc;
 
@@ -17,13 +17,13 @@ use crate::failed;
 use crate::forward::Machine;
 use crate::layout::{self, Layout, logits_stride};
 
-/// Words of a row as the kernels read it.
+/// Number of words in a row as the kernels read it.
 const ROW_WORDS: usize = size_of::<SamplingRow>() / size_of::<u32>();
 
-/// Arrays begin at multiples of 16 bytes.
+/// Alignment of arrays in words: 16 bytes.
 const ALIGNMENT: usize = 4;
 
-/// The kernels, in the order of their launches.
+/// Kernels, in the order of their launches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SampleKernels {
     adjust: KernelId,
@@ -41,7 +41,7 @@ impl SampleKernels {
     }
 }
 
-/// What rows bring along, one array after the other; kept for its memory.
+/// Lists of the rows, one array after the other. They are reused for their memory.
 #[derive(Debug, Default)]
 struct Lists {
     rows: Vec<SamplingRow>,
@@ -83,7 +83,7 @@ impl Lists {
         if let Some(mask) = row.mask {
             let words = vocab.div_ceil(32);
             out.mask_row = (self.masks.len() / words) as u32;
-            // Words that are missing allow nothing.
+            // Missing words allow nothing.
             self.masks.extend(mask.iter().copied().chain(std::iter::repeat(0)).take(words));
         }
         let lists =
@@ -99,7 +99,7 @@ impl Lists {
         self.rows.push(out);
     }
 
-    /// Tokens of prompt or output, each once.
+    /// Counts the tokens of prompt or output, each once.
     fn count(&mut self, counts: &TokenCounts, vocab: usize) {
         for &(id, times) in counts.output.iter().filter(|(id, _)| (*id as usize) < vocab) {
             self.count_ids.push(id);
@@ -113,14 +113,14 @@ impl Lists {
         }
     }
 
-    /// Words of all arrays.
+    /// Returns the number of words of all arrays.
     fn words(&mut self) -> usize {
         let rows = (self.rows.len() * ROW_WORDS).next_multiple_of(ALIGNMENT);
         rows + self.arrays().iter().map(|array| array.len().next_multiple_of(ALIGNMENT)).sum::<usize>()
     }
 }
 
-/// A row but for its lists.
+/// Returns a row without its lists.
 fn plain(row: &SampleRow<'_>) -> SamplingRow {
     let params = row.params;
     SamplingRow {
@@ -140,7 +140,7 @@ fn plain(row: &SampleRow<'_>) -> SamplingRow {
     }
 }
 
-/// Tokens that a row reports beside its own.
+/// Returns the number of tokens that a row reports beside its own.
 fn reported(row: &SampleRow<'_>, vocab: usize) -> usize {
     match row.params.logprobs {
         None => 0,
@@ -151,16 +151,16 @@ fn reported(row: &SampleRow<'_>, vocab: usize) -> usize {
 
 /// Host memory of a step that is being sampled.
 struct Slot {
-    /// Rows and lists on their way to the device.
+    /// Rows and lists to be copied to the device.
     input: Pinned,
-    /// Tokens and what is reported of them, once `done` has passed.
+    /// Tokens and reported log-probabilities, valid when `done` has completed.
     output: Pinned,
     done: Event,
-    /// The step's rows.
+    /// Rows of the step.
     rows: Vec<SamplingRow>,
-    /// Most tokens that a row reports beside its own.
+    /// Maximum number of tokens that a row reports beside its own.
     stride: usize,
-    /// What was drawn on the host, by row.
+    /// Tokens that were sampled on the host, by row.
     on_host: Vec<(usize, SampledToken)>,
 }
 
@@ -181,12 +181,12 @@ impl Slot {
         self.rows.iter().fold(0, |flags, row| flags | row.flags)
     }
 
-    /// Words of the results.
+    /// Returns the number of words of the results.
     fn words(&self) -> usize {
         self.rows.len() * if self.flags() & SAMPLING_LOGPROBS != 0 { 5 + 2 * self.stride } else { 1 }
     }
 
-    /// Reads the results of a row; `None` where the host has drawn it.
+    /// Reads the results of a row; `None` if the host has sampled it.
     fn token(&self, index: usize) -> Option<SampledToken> {
         let (flags, rows, stride) = (self.rows[index].flags, self.rows.len(), self.stride);
         let logprobs = (flags & SAMPLING_LOGPROBS != 0).then(|| {
@@ -202,30 +202,30 @@ impl Slot {
     }
 }
 
-/// Samples on the device; a row that brings or reports more than there is memory for, on the host, which gives the same.
+/// Samples on the device. A row whose lists or reports exceed the memory is sampled on the host, with the same result.
 ///
-/// Two steps may be under way: while the tokens of one travel, the next one reads them from where they were drawn.
+/// Two steps may be under way: while the tokens of one are copied to the host, the next one reads them on the device.
 pub(crate) struct Sampling {
     kernels: SampleKernels,
     logits: u64,
     adjusted: u64,
-    /// Where rows and lists lie on the device, and the results. A step reads and writes them in its turn.
+    /// Device address of rows and lists, and of the results. Each step reads and writes them in turn.
     input: u64,
     output: u64,
     vocab: usize,
     lists: Lists,
     sampler: Sampler,
     slots: [Slot; 2],
-    /// The slot of the next step.
+    /// Slot of the next step.
     next: usize,
-    /// Steps whose tokens nobody has taken.
+    /// Number of steps whose tokens have not been taken.
     under_way: usize,
-    /// Rows of the latest step, by which the next may name its tokens.
+    /// Number of rows of the latest step, to which the next may refer.
     drawn: usize,
 }
 
 impl Sampling {
-    /// `logits` is the address of the rows that `Logits` wrote.
+    /// Creates it. `logits` is the address of the rows that `Logits` writes.
     pub(crate) fn new(
         machine: &Machine,
         kernels: SampleKernels,
@@ -251,12 +251,12 @@ impl Sampling {
         })
     }
 
-    /// Rows of the step that was sampled last, whose tokens are still on the device.
+    /// Returns the number of rows of the step that was sampled last, whose tokens are still on the device.
     pub(crate) fn drawn(&self) -> usize {
         self.drawn
     }
 
-    /// Starts to draw a token for each row.
+    /// Starts to sample a token for each row.
     pub(crate) fn start(&mut self, machine: &Machine, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
         self.drawn = 0;
         if self.under_way == self.slots.len() {
@@ -264,7 +264,8 @@ impl Sampling {
         }
         let launched = self.launch(machine, batch);
         if launched.is_err() {
-            // What was launched may use the slot's memory, which the next step gets. If waiting fails too, nothing runs any more.
+            // Launched work may use the slot's memory, which the next step gets. If waiting fails too, nothing runs any
+            // more.
             let _ = machine.gpu.synchronize();
         }
         launched?;
@@ -294,7 +295,7 @@ impl Sampling {
         Ok(self.slots[self.next].done.record()?)
     }
 
-    /// Collects the rows, which are the slot's then, and their lists.
+    /// Collects the rows, which are stored in the slot, and their lists.
     fn gather(&mut self, batch: &SampleBatch<'_>) {
         let (lists, slot) = (&mut self.lists, &mut self.slots[self.next]);
         lists.clear();
@@ -307,7 +308,7 @@ impl Sampling {
             let brought = row.logit_bias.len() * 2 + row.forbidden.len() + row.logprob_ids.len();
             let counted = row.counts.map_or(0, |counts| 2 * (counts.prompt.len() + counts.output.len()));
             let masked = row.mask.map_or(0, |_| self.vocab.div_ceil(32));
-            // Each of the seven lists may be followed by padding; rows that are still to come have their own words.
+            // Each of the seven lists may be followed by padding; the remaining rows need their own words.
             let rest = (batch.rows.len() - index) * ROW_WORDS + 8 * ALIGNMENT;
             if wanted > most || lists.words() + rest + brought + counted + masked > slot.input.len() {
                 lists.rows.push(SamplingRow { flags: SAMPLING_PADDING, ..SamplingRow::GREEDY });
@@ -319,7 +320,7 @@ impl Sampling {
         std::mem::swap(&mut lists.rows, &mut slot.rows);
     }
 
-    /// Copies rows and lists to the device; the parameters of the launches.
+    /// Copies rows and lists to the device. Returns the parameters of the launches.
     fn upload(&mut self, machine: &Machine) -> Result<SamplingParams, BackendError> {
         let (lists, slot) = (&mut self.lists, &mut self.slots[self.next]);
         let rows = slot.rows.len();
@@ -366,7 +367,7 @@ impl Sampling {
         })
     }
 
-    /// Samples the rows that there was no memory for, and tells the device the tokens. Waits for the step.
+    /// Samples the rows for which there was no memory and copies the tokens to the device. Waits for the step.
     fn draw_on_host(&mut self, machine: &Machine, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
         let slot = &mut self.slots[self.next];
         let rows = slot.rows.iter().enumerate().filter(|(_, row)| row.flags & SAMPLING_PADDING != 0);
@@ -382,7 +383,7 @@ impl Sampling {
         Ok(())
     }
 
-    /// Waits for the tokens of the oldest step that is under way, and reads them.
+    /// Waits for the tokens of the oldest step under way and reads them.
     pub(crate) fn take(&mut self, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
         out.clear();
         if self.under_way == 0 {

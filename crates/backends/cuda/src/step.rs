@@ -1,43 +1,43 @@
-//! The arrays of a step, as one block of words that travels in one copy.
+//! The arrays of a step, as one block of words that is copied at once.
 
 use octavo_kernels::params::{DRAWN_TOKEN, NO_SLOT};
 use octavo_kernels::plan::{DecodePlan, PrefillPlan, split_tokens};
 use octavo_ops::StepBatch;
 
-/// How many there are of everything: what the layout of a step's block depends on.
+/// Sizes that determine the layout of a step's block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StepShape {
-    /// T.
+    /// Number of tokens T.
     pub(crate) tokens: usize,
-    /// S.
+    /// Number of sequences S.
     pub(crate) sequences: usize,
-    /// R.
+    /// Number of rows R that reach the head.
     pub(crate) sampled: usize,
-    /// E.
+    /// Number of rows E whose hidden state is returned.
     pub(crate) pooled: usize,
-    /// KV groups.
+    /// Number of KV groups.
     pub(crate) groups: usize,
-    /// P.
+    /// Number of positions P of a token.
     pub(crate) streams: usize,
-    /// Entries of a row of a block table.
+    /// Number of entries in a row of a block table.
     pub(crate) table_stride: usize,
-    /// Tiles of prefill attention.
+    /// Number of tiles of prefill attention.
     pub(crate) tiles: usize,
-    /// Splits of decode attention.
+    /// Number of splits of decode attention.
     pub(crate) splits: usize,
 }
 
-// Token ids are copied as they are.
+// Token ids are copied unchanged.
 const _: () = assert!(StepBatch::DRAWN == DRAWN_TOKEN);
 
-/// Arrays begin at multiples of 16 bytes.
+/// Alignment of arrays in words: 16 bytes.
 const ALIGNMENT: usize = 4;
 
 const fn aligned(words: usize) -> usize {
     words.next_multiple_of(ALIGNMENT)
 }
 
-/// Where each array begins, in words.
+/// Start of each array in words.
 impl StepShape {
     pub(crate) const fn token_ids(&self) -> usize {
         0
@@ -47,7 +47,7 @@ impl StepShape {
         aligned(self.tokens)
     }
 
-    /// Words from one stream of positions to the next.
+    /// Returns the number of words from one stream of positions to the next.
     pub(crate) const fn position_stride(&self) -> usize {
         aligned(self.tokens)
     }
@@ -80,18 +80,18 @@ impl StepShape {
         self.table(self.groups)
     }
 
-    /// The last array: of the room for a graph's splits, a step copies what it uses.
+    /// Returns the start of the last array. A step copies only the used part of a graph's splits.
     pub(crate) const fn decode_plan(&self) -> usize {
         self.prefill_plan() + aligned(2 * self.tiles)
     }
 
-    /// Words of all of it.
+    /// Returns the number of words of the whole block.
     pub(crate) const fn words(&self) -> usize {
         self.decode_plan() + aligned(DecodePlan::len(self.splits))
     }
 }
 
-/// Writes steps into blocks. Keeps its memory.
+/// Writes steps into blocks and reuses its memory.
 #[derive(Debug, Default)]
 pub(crate) struct Filler {
     prefill: Vec<u32>,
@@ -99,12 +99,12 @@ pub(crate) struct Filler {
 }
 
 impl Filler {
-    /// With memory for steps of that many tiles and splits.
+    /// Creates a filler with memory for steps with these numbers of tiles and splits.
     pub(crate) fn with_capacity(tiles: usize, splits: usize) -> Self {
         Self { prefill: Vec::with_capacity(2 * tiles), decode: Vec::with_capacity(DecodePlan::len(splits)) }
     }
 
-    /// The shape of a batch as it is; `planned`: whether the plans of attention are read at all.
+    /// Plans a batch and returns its exact shape. `planned` states whether the plans of attention are read at all.
     pub(crate) fn plan(&mut self, batch: &StepBatch, streams: usize, planned: bool) -> StepShape {
         self.prefill.clear();
         self.decode.clear();
@@ -127,10 +127,11 @@ impl Filler {
         }
     }
 
-    /// Writes the batch that was planned last into a block of the given shape, which has room for it. What there is more room for is
-    /// padding: sequences of one row that reads nothing and is written nowhere. The words that are in use.
+    /// Writes the batch that was planned last into a block of the given shape, which must have room for it, and returns
+    /// the number of words in use. The remaining room is padding: sequences of one row that reads nothing and is
+    /// written nowhere.
     ///
-    /// Padding is for batches of one row a sequence, all of which are sampled.
+    /// Padding requires one row per sequence, all of which are sampled.
     pub(crate) fn write(&self, batch: &StepBatch, shape: &StepShape, out: &mut [u32]) -> usize {
         let padding = shape.sequences - batch.sequences();
         debug_assert_eq!(shape.tokens, batch.tokens() + padding);

@@ -1,6 +1,6 @@
-//! A stand-in for the driver and the libraries, for tests where there is no GPU: kernels run on the CPU emulation of
-//! `octavo-kernels`. It comes in as a folder of libraries ([`CudaConfig::libraries`](crate::CudaConfig::libraries)); the
-//! backend does not know of it.
+//! A stand-in for the driver and the libraries, for tests without a GPU: kernels run on the CPU emulation of
+//! `octavo-kernels`. It is passed as a folder of libraries ([`CudaConfig::libraries`](crate::CudaConfig::libraries)),
+//! and the backend does not know about it.
 
 mod kernels;
 #[cfg(test)]
@@ -14,21 +14,21 @@ use std::sync::OnceLock;
 use libloading::os::unix::{Library, RTLD_NOW, Symbol};
 use octavo_kernels::emulation::{self, EmulationError};
 
-pub use kernels::{DeviceKernels, HostArray};
+pub use kernels::{DeviceKernels, HostArray, KernelPlaces, pack_folder};
 
-/// Devices of the stand-in, unless OCTAVO_STANDIN_DEVICES names others.
+/// Devices of the stand-in, unless OCTAVO_STANDIN_DEVICES lists others.
 pub mod devices {
-    /// sm_90, 1 GiB.
+    /// A device with sm_90 and 1 GiB.
     pub const H200: usize = 0;
-    /// sm_89, 1 GiB.
+    /// A device with sm_89 and 1 GiB.
     pub const L40S: usize = 1;
-    /// sm_70, 1 GiB.
+    /// A device with sm_70 and 1 GiB.
     pub const V100: usize = 2;
-    /// sm_60, which is too old.
+    /// A device with sm_60, which is too old.
     pub const P100: usize = 3;
-    /// sm_90, 8 MiB.
+    /// A device with sm_90 and 8 MiB.
     pub const SMALL: usize = 4;
-    /// sm_75, 1 GiB, with less shared memory than its older kin.
+    /// A device with sm_75 and 1 GiB, and with less shared memory than older chips.
     pub const T4: usize = 5;
 }
 
@@ -40,22 +40,23 @@ const LIBRARIES: [(&str, &str); 4] = [
     ("libcublasLt.so.12", "cublaslt.cpp"),
 ];
 
-/// The folder of the stand-in's libraries, built on first use; once for each content of their sources.
+/// Returns the folder of the stand-in's libraries, which are built on first use, once for each content of their
+/// sources.
 ///
 /// # Panics
-/// If there is no C++ compiler.
+/// Panics if there is no C++ compiler.
 pub fn standin() -> PathBuf {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| build().expect("a C++ compiler builds the stand-in")).clone()
 }
 
-/// A folder for OCTAVO_CACHE, in which kernels that the stand-in has compiled are kept from run to run: as long as the emulation is
-/// the same, which is no part of a kernel's key.
+/// Returns a folder for OCTAVO_CACHE in which kernels compiled by the stand-in are kept between runs. It depends on the
+/// emulation, which is no part of a kernel's key.
 pub fn cache() -> PathBuf {
     standin().join("cache")
 }
 
-/// The folder of those kernels.
+/// Returns the folder of those kernels.
 pub fn kernel_cache() -> PathBuf {
     cache().join("kernels")
 }
@@ -63,7 +64,7 @@ pub fn kernel_cache() -> PathBuf {
 fn build() -> Result<PathBuf, EmulationError> {
     let (arguments, objects) = emulation::library_arguments()?;
     let mut words: Vec<String> = arguments.clone();
-    // Objects come before the program's own file, whose language is told.
+    // Objects come before the program's own file, whose language is specified.
     words.extend(objects.iter().map(|object| object.display().to_string()));
     let quoted: Vec<_> = words.iter().map(|word| format!("{word:?}")).collect();
     let folder = emulation::cache_folder().join(format!("standin-{:016x}", emulation::sources_key("driver")?));
@@ -85,29 +86,30 @@ fn run(command: &mut Command) -> Result<(), EmulationError> {
     emulation::run(command).map(drop)
 }
 
-/// What tests tell the stand-in driver and ask it, beside NVIDIA's interface. Faults and counts are those of the calling thread.
+/// Control of the stand-in driver by tests, outside NVIDIA's interface. Faults and counts belong to the calling thread.
 pub struct Control {
     library: Library,
 }
 
 impl Control {
-    /// Of the driver that this process has loaded, or will load.
+    /// Returns the control of the driver that this process has loaded or will load.
     ///
     /// # Panics
-    /// If it cannot be loaded.
+    /// Panics if it cannot be loaded.
     pub fn new() -> Self {
         let path = standin().join(LIBRARIES[0].0);
-        // SAFETY: the library is ours; its initialisers do nothing.
+        // SAFETY: the library belongs to this project; its initialisers do nothing.
         let library = unsafe { Library::open(Some(path), RTLD_NOW) };
         Self { library: library.expect("the stand-in driver") }
     }
 
     fn symbol<T>(&self, name: &str) -> Symbol<T> {
-        // SAFETY: the callers give the types of `driver.h`.
+        // SAFETY: the callers specify the types of `driver.h`.
         unsafe { self.library.get(name.as_bytes()) }.expect("a function of the stand-in driver")
     }
 
-    /// Lets the call of `function` after the next `after` calls fail with `code`; if `sticky`, every later call too.
+    /// Makes a call of `function` fail with `code` after `after` successful calls. If `sticky`, every later call fails
+    /// too.
     pub fn fail(&self, function: &str, after: u32, code: i32, sticky: bool) {
         let name = CString::new(function).unwrap_or_default();
         let fail: Symbol<unsafe extern "C" fn(*const c_char, u32, i32, i32)> = self.symbol("standin_fail");
@@ -115,14 +117,14 @@ impl Control {
         unsafe { fail(name.as_ptr(), after, code, i32::from(sticky)) }
     }
 
-    /// Forgets faults and counts.
+    /// Resets faults and counts.
     pub fn reset(&self) {
         let reset: Symbol<unsafe extern "C" fn()> = self.symbol("standin_reset");
-        // SAFETY: it touches the stand-in's own memory.
+        // SAFETY: the function accesses only the stand-in's own memory.
         unsafe { reset() }
     }
 
-    /// Calls of a function since the last reset.
+    /// Returns the number of calls of a function since the last reset.
     pub fn calls(&self, function: &str) -> u64 {
         let name = CString::new(function).unwrap_or_default();
         let calls: Symbol<unsafe extern "C" fn(*const c_char) -> u64> = self.symbol("standin_calls");
@@ -130,7 +132,7 @@ impl Control {
         unsafe { calls(name.as_ptr()) }
     }
 
-    /// Calls of functions that allocate, of the device or of the host.
+    /// Returns the number of calls of functions that allocate device or host memory.
     pub fn allocations(&self) -> u64 {
         ["cuMemAlloc_v2", "cuMemHostAlloc"].into_iter().map(|function| self.calls(function)).sum()
     }

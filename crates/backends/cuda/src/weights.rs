@@ -1,4 +1,4 @@
-//! Weights from a checkpoint to the device.
+//! Copying of weights from a checkpoint to the device.
 
 use half::{bf16, f16};
 use octavo_kernels::manifest::Dtype;
@@ -11,38 +11,38 @@ use crate::driver::{Gpu, Pinned};
 use crate::dummy::Fill;
 use crate::{failed, unsupported};
 
-/// Words of the host's memory through which weights travel.
+/// Number of words of host memory through which weights are copied.
 pub(crate) const STAGING_WORDS: usize = 4 << 20;
 
-/// Where a weight lies and how.
+/// Location and layout of a weight.
 #[derive(Clone, Debug)]
 pub(crate) enum Placed {
-    /// Numbers in f32: norms.
+    /// Numbers in f32, for norms.
     Vector(Region),
-    /// Numbers in f32, and again in the element type, for cuBLASLt: biases.
+    /// Numbers in f32 and, for cuBLASLt, in the element type; for biases.
     Bias(Region, Region),
-    /// A matrix to multiply with, as row parts.
+    /// A matrix for products, as row parts.
     Matrix(Vec<Part>),
 }
 
 /// Consecutive rows of a matrix.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
-    /// Of the part.
+    /// Number of rows of the part.
     pub(crate) rows: usize,
     pub(crate) region: Region,
-    /// `None` for numbers of the element type, `[rows, cols]`.
+    /// Quantisation; `None` for numbers of the element type, `[rows, cols]`.
     pub(crate) quant: Option<(QuantFormat, QuantLayout)>,
 }
 
 impl Part {
-    /// The planes of a quantised part.
+    /// Returns the planes of a quantised part.
     pub(crate) fn planes(&self, arena: &Arena) -> QuantWeight {
         self.quant.map_or_else(QuantWeight::default, |(_, layout)| layout.planes(arena.at(self.region)))
     }
 }
 
-/// The format in which a storage type is kept; `None` for plain numbers.
+/// Returns the format in which a storage type is kept; `None` for plain numbers.
 const fn format_of(storage: StorageType) -> Option<QuantFormat> {
     match storage {
         StorageType::F32 | StorageType::F16 | StorageType::BF16 => None,
@@ -59,7 +59,7 @@ const fn format_of(storage: StorageType) -> Option<QuantFormat> {
     }
 }
 
-/// How the ops of a program read a weight.
+/// Use of a weight by the ops of a program.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
     Matrix,
@@ -83,7 +83,7 @@ fn uses(program: &Program) -> Vec<Use> {
     uses
 }
 
-/// Where the weights of a program will lie, by [`WeightId`].
+/// Assigns a location to the weights of a program, by [`WeightId`].
 pub(crate) fn place(program: &Program, dtype: Dtype, plan: &mut Plan) -> Result<Vec<Placed>, BackendError> {
     let place_one = |(weight, how): (&Weight, Use)| -> Result<Placed, BackendError> {
         let bytes = |size: usize| (weight.elements() as u64).saturating_mul(size as u64);
@@ -96,7 +96,7 @@ pub(crate) fn place(program: &Program, dtype: Dtype, plan: &mut Plan) -> Result<
     program.weights.iter().zip(uses(program)).map(place_one).collect()
 }
 
-/// Neighbouring parts of plain numbers become one.
+/// Places a matrix. Adjacent parts of plain numbers become one.
 fn place_matrix(weight: &Weight, dtype: Dtype, plan: &mut Plan) -> Result<Vec<Part>, BackendError> {
     let mut parts: Vec<Part> = Vec::new();
     let mut rest = &weight.parts[..];
@@ -124,17 +124,17 @@ fn place_matrix(weight: &Weight, dtype: Dtype, plan: &mut Plan) -> Result<Vec<Pa
     Ok(parts)
 }
 
-/// Reads weights and copies them to where they were placed.
+/// Reads weights and copies them to their locations.
 pub(crate) struct Loader<'a> {
     pub(crate) gpu: &'a Gpu,
     pub(crate) arena: &'a Arena,
     pub(crate) dtype: Dtype,
     pub(crate) source: &'a dyn WeightSource,
-    /// Of [`STAGING_WORDS`].
+    /// Staging memory of [`STAGING_WORDS`].
     pub(crate) staging: &'a mut Pinned,
-    /// Of a source whose weights are made up.
+    /// Generator of dummy weights, if the source uses them.
     pub(crate) fill: Option<&'a Fill>,
-    /// Gets the bytes read since the last call.
+    /// Called with the number of bytes read since the last call.
     pub(crate) progress: &'a mut dyn FnMut(usize),
 }
 
@@ -167,7 +167,7 @@ impl Loader<'_> {
         }
     }
 
-    /// Numbers, one part after the other, to each target in its own type.
+    /// Loads numbers, one part after the other, to each target in its own type.
     fn load_plain(
         &mut self,
         weight: &Weight,
@@ -194,7 +194,7 @@ impl Loader<'_> {
             let size = data.storage.block_bytes();
             for &(region, dtype) in targets {
                 let mut at = self.arena.at(region) + (elements * dtype.bytes()) as u64;
-                // As many elements as fit the staging memory, an even number.
+                // A chunk has as many elements as fit the staging memory, an even number.
                 for chunk in data.bytes.chunks(self.staging.len() * size_of::<u32>() / size_of::<f32>() * size) {
                     let count = chunk.len() / size;
                     self.upload(at, count * dtype.bytes(), &part.tensor, |out| {
@@ -232,7 +232,7 @@ impl Loader<'_> {
         Ok(())
     }
 
-    /// Copies what `fill` writes; it says whether the numbers could be told in their type.
+    /// Copies the output of `fill`, which returns whether the numbers could be represented in their type.
     fn upload(
         &mut self,
         at: u64,
@@ -246,18 +246,18 @@ impl Loader<'_> {
             let reason = "it has values beyond the range of float16: use --dtype float32".to_owned();
             return Err(WeightError::Invalid { name: tensor.to_owned(), reason }.into());
         }
-        // Regions are aligned to more than a word, so that the last word's rest overwrites nothing.
+        // Regions are aligned to more than a word, so that the rest of the last word overwrites nothing.
         self.gpu.upload(at, self.staging, words)?;
         Ok(self.gpu.synchronize()?)
     }
 }
 
 fn bytes_of(words: &mut [u32]) -> &mut [u8] {
-    // SAFETY: numbers without padding; bytes have no alignment; the borrow is exclusive.
+    // SAFETY: numbers have no padding; bytes have no alignment; the borrow is exclusive.
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
 }
 
-/// Writes elements in another type; `false` where a finite one has become infinite.
+/// Converts elements to another type. Returns `false` if a finite one has become infinite.
 fn convert(storage: StorageType, bytes: &[u8], dtype: Dtype, out: &mut [u8]) -> bool {
     match storage {
         StorageType::F16 => write(bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()), dtype, out),

@@ -1,10 +1,11 @@
-//! The backend on a real GPU, the first that there is: what the stand-in cannot show. Without one every test says that it is
-//! skipped. `tests/gpu/run.sh` runs it.
+//! Tests of the backend on a real GPU, the first one, for properties that the stand-in cannot show. Without a GPU every
+//! test prints that it is skipped. `tests/gpu/run.sh` runs it.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
 mod common;
 
+use octavo_backend_cuda::testing::pack_folder;
 use octavo_backend_cuda::{CudaConfig, Dtype, Memory, named_folders, probe};
 use octavo_ops::StorageType;
 use octavo_ops::testing::suite::real_sizes;
@@ -13,7 +14,7 @@ use crate::common::overlap::{ahead, one_by_one};
 use crate::common::quantised::{format_agrees, mixture_agrees};
 use crate::common::{BLOCKS, checkpoints, generate, loaded, open, wide, with_suite};
 
-/// Settings for small models in an element type, or `None` where there is no GPU for it.
+/// Returns settings for small models in an element type, or `None` if there is no GPU for it.
 fn config(dtype: Dtype) -> Option<CudaConfig> {
     let libraries = named_folders();
     match probe(&libraries).usable(0) {
@@ -21,7 +22,7 @@ fn config(dtype: Dtype) -> Option<CudaConfig> {
             device: 0,
             dtype: Some(dtype),
             libraries,
-            kernel_pack: None,
+            kernel_pack: pack_folder(),
             kernel_cache: std::env::temp_dir().join("octavo-gpu-tests"),
             max_num_batched_tokens: 512,
             max_num_seqs: 64,
@@ -50,7 +51,7 @@ fn the_contract_is_kept() {
 
 #[test]
 fn logits_are_near_the_naive_ones() {
-    // Errors of an element type, at the worst and in the mean.
+    // The numbers are the limits of the worst and of the mean error for each element type.
     for (dtype, worst, mean) in [(Dtype::F32, 3e-4, 2e-5), (Dtype::F16, 8e-3, 1.5e-3), (Dtype::Bf16, 0.06, 0.01)] {
         let Some(config) = config(dtype) else { continue };
         for tokens in [1, 12, 40, 100] {

@@ -12,24 +12,24 @@ use tokio::net::TcpStream;
 
 use super::LoadError;
 
-/// Where requests go.
+/// The destination of requests.
 #[derive(Clone, Debug)]
 pub struct Target {
     host: String,
     port: u16,
     host_header: HeaderValue,
-    /// Before `/v1`, without a slash at its end.
+    /// The path before `/v1`, without a trailing slash.
     prefix: String,
     authorization: Option<HeaderValue>,
 }
 
-/// Why a request got no response.
+/// The reason why a request has no response.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// No connection.
+    /// The connection cannot be opened.
     #[error("connecting failed: {0}")]
     Connect(#[from] std::io::Error),
-    /// The connection broke, or the answer was no HTTP.
+    /// The connection broke, or the response is not HTTP.
     #[error("the connection failed: {0}")]
     Http(#[from] hyper::Error),
     /// The path cannot be part of a URL.
@@ -38,7 +38,7 @@ pub enum ClientError {
 }
 
 impl Target {
-    /// A target from `http://host[:port][/path]` and an API key.
+    /// Creates a target from `http://host[:port][/path]` and an API key.
     pub fn new(base_url: &str, api_key: Option<&str>) -> Result<Self, LoadError> {
         let error = |reason| LoadError::BaseUrl { url: base_url.to_owned(), reason };
         let uri: Uri = base_url.parse().map_err(|_| error("it does not parse"))?;
@@ -61,7 +61,7 @@ impl Target {
         })
     }
 
-    /// A request for `path` with a JSON body (none: empty).
+    /// Creates a request for `path` with a JSON body, which may be empty.
     pub fn request(&self, method: Method, path: &str, body: Bytes) -> Result<Request<Full<Bytes>>, ClientError> {
         let mut request = Request::builder()
             .method(method)
@@ -76,7 +76,7 @@ impl Target {
     }
 }
 
-/// A connection that is made when it is needed and kept while the server keeps it.
+/// A connection that is opened on demand and kept as long as the server keeps it.
 #[derive(Debug)]
 pub struct Connection {
     target: Target,
@@ -84,12 +84,12 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Not connected yet.
+    /// Creates a connection that is not open yet.
     pub fn new(target: Target) -> Self {
         Self { target, sender: None }
     }
 
-    /// Over a stream that is there already. It is not made again when it breaks, but replaced by one to the target.
+    /// Creates a connection over an existing stream. If it breaks, a new connection to the target replaces it.
     ///
     /// # Errors
     /// The stream is closed.
@@ -100,12 +100,12 @@ impl Connection {
         Ok(Self { target, sender: Some(speak(stream).await?) })
     }
 
-    /// Where it goes.
+    /// The destination of the connection.
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// Connects if there is no usable connection.
+    /// Opens a connection if there is no usable one.
     pub async fn connect(&mut self) -> Result<&mut SendRequest<Full<Bytes>>, ClientError> {
         let usable = match &mut self.sender {
             Some(sender) => sender.ready().await.is_ok(),
@@ -124,18 +124,18 @@ impl Connection {
         }
     }
 
-    /// Sends a request and returns the head of the answer.
+    /// Sends a request and returns the head of the response.
     pub async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, ClientError> {
         Ok(self.connect().await?.send_request(request).await?)
     }
 
-    /// Forgets the connection: its last answer was not read to the end, or it is not to be used again.
+    /// Drops the connection, because its last response was not read to the end or it must not be reused.
     pub fn close(&mut self) {
         self.sender = None;
     }
 }
 
-/// HTTP over a stream, until either side closes it.
+/// Starts HTTP over a stream, until either side closes it.
 async fn speak<S>(stream: S) -> Result<SendRequest<Full<Bytes>>, ClientError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,

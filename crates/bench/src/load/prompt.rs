@@ -1,13 +1,11 @@
-//! Prompts and arrival times from a seed.
+//! The bodies of requests, and random prompts from a seed.
 
-use std::time::Duration;
+use serde_json::json;
 
-use serde_json::{Value, json};
-
-use super::{Endpoint, LoadConfig};
+use super::{Endpoint, LoadConfig, Prompt};
 use crate::simulator::mix;
 
-/// Words that common tokenizers hold as one token each, with the space before it.
+/// Words that are one token each in common tokenizers, including the space before the word.
 pub const WORDS: [&str; 64] = [
     "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state",
     "family", "student", "group", "country", "problem", "hand", "part", "place", "case", "week", "company", "system",
@@ -17,7 +15,7 @@ pub const WORDS: [&str; 64] = [
     "car",
 ];
 
-/// The prompt of request `index`: no two of a run share more than a chance prefix.
+/// The prompt of request `index`. Two prompts of a run share a prefix only by chance.
 pub(crate) fn text(config: &LoadConfig, index: usize) -> String {
     let own = match &*config.words {
         [] => random_words(&WORDS, config.seed, index, config.input_len),
@@ -29,7 +27,7 @@ pub(crate) fn text(config: &LoadConfig, index: usize) -> String {
     }
 }
 
-/// `count` of the words, separated by spaces, drawn anew for each seed and index; empty where there are none to draw from.
+/// `count` random words, separated by spaces, which depend on seed and index; empty if there are no words.
 pub fn random_words(words: &[impl AsRef<str>], seed: u64, index: usize, count: usize) -> String {
     let mut state = mix(seed ^ mix(index as u64));
     let mut out = String::with_capacity(count * 7);
@@ -46,45 +44,46 @@ pub fn random_words(words: &[impl AsRef<str>], seed: u64, index: usize, count: u
 
 /// The JSON body of request `index`.
 pub(crate) fn body(config: &LoadConfig, index: usize) -> Vec<u8> {
-    let prompt = text(config, index);
+    let (prompt, output_len) = match &*config.samples {
+        [] => (Prompt::Text(text(config, index)), config.output_len),
+        samples => {
+            let sample = &samples[index % samples.len()];
+            (sample.prompt.clone(), sample.output_len)
+        }
+    };
     let mut body = json!({
         "model": config.model,
-        "max_tokens": config.output_len,
+        "max_tokens": output_len,
         "temperature": config.temperature,
-        "ignore_eos": true,
         "stream": config.stream,
     });
-    match config.endpoint {
-        Endpoint::Completions => body["prompt"] = Value::from(prompt),
-        Endpoint::Chat => body["messages"] = json!([{"role": "user", "content": prompt}]),
+    if config.ignore_eos {
+        body["ignore_eos"] = true.into();
+    }
+    match (config.endpoint, prompt) {
+        (Endpoint::Completions, Prompt::Text(text)) => body["prompt"] = text.into(),
+        (Endpoint::Completions, Prompt::Tokens(ids)) => body["prompt"] = ids.into(),
+        (Endpoint::Chat, Prompt::Text(text)) => body["messages"] = json!([{"role": "user", "content": text}]),
+        // Refused before the run.
+        (Endpoint::Chat, Prompt::Tokens(_)) => {}
     }
     if config.stream {
         body["stream_options"] = json!({"include_usage": true});
     }
+    for (key, value) in &config.extra_body {
+        body[key] = value.clone();
+    }
     body.to_string().into_bytes()
-}
-
-/// When each request may start: exponential gaps with the mean of `rate` a second, or all at once.
-pub(crate) fn arrivals(config: &LoadConfig) -> Vec<Duration> {
-    let Some(rate) = config.request_rate else { return vec![Duration::ZERO; config.requests] };
-    let mut state = mix(config.seed ^ 0x61_72_72_69_76_61_6c_73);
-    let mut at = 0.0;
-    let mut next = || {
-        state = mix(state);
-        // In (0, 1]: 53 random bits, never zero.
-        let uniform = ((state >> 11) + 1) as f64 / (1u64 << 53) as f64;
-        let now = at;
-        at -= uniform.ln() / rate;
-        Duration::from_secs_f64(now)
-    };
-    (0..config.requests).map(|_| next()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
+    use serde_json::Value;
+
     use super::*;
+    use crate::load::Sample;
 
     #[test]
     fn prompts_differ_by_request_and_repeat_by_seed() {
@@ -108,18 +107,6 @@ mod tests {
     }
 
     #[test]
-    fn arrivals_have_the_rate_asked_for() {
-        let config = LoadConfig { requests: 20_000, request_rate: Some(50.0), ..LoadConfig::default() };
-        let at = arrivals(&config);
-        assert_eq!(at[0], Duration::ZERO);
-        assert!(at.windows(2).all(|pair| pair[0] <= pair[1]));
-        let rate = at.len() as f64 / at[at.len() - 1].as_secs_f64();
-        assert!((rate - 50.0).abs() < 1.5, "{rate}");
-        let all_at_once = arrivals(&LoadConfig { request_rate: None, ..config });
-        assert!(all_at_once.iter().all(Duration::is_zero));
-    }
-
-    #[test]
     fn the_body_follows_the_endpoint() {
         let config = LoadConfig { model: "m".into(), input_len: 3, ..LoadConfig::default() };
         let parsed = |config: &LoadConfig| -> Value { serde_json::from_slice(&body(config, 0)).unwrap() };
@@ -128,5 +115,20 @@ mod tests {
         let chat = parsed(&LoadConfig { endpoint: Endpoint::Chat, stream: false, ..config });
         assert_eq!(chat["messages"][0]["role"], "user");
         assert!(chat.get("stream_options").is_none() && chat["ignore_eos"] == true);
+    }
+
+    #[test]
+    fn samples_and_further_fields_are_sent_as_they_are() {
+        let sample = |prompt, output_len| Sample { prompt, output_len };
+        let samples = [sample(Prompt::Text("a".into()), 7), sample(Prompt::Tokens(vec![4, 5]), 8)];
+        let extra_body = json!({"top_p": 0.5, "temperature": 0.25}).as_object().cloned().unwrap();
+        let config = LoadConfig { samples: samples.into(), ignore_eos: false, extra_body, ..LoadConfig::default() };
+        let parsed = |index| -> Value { serde_json::from_slice(&body(&config, index)).unwrap() };
+        let (first, second) = (parsed(0), parsed(1));
+        assert_eq!((&first["prompt"], &first["max_tokens"]), (&json!("a"), &json!(7)));
+        assert_eq!((&second["prompt"], &second["max_tokens"]), (&json!([4, 5]), &json!(8)));
+        assert_eq!((&first["top_p"], &first["temperature"]), (&json!(0.5), &json!(0.25)));
+        assert!(first.get("ignore_eos").is_none());
+        assert_eq!(parsed(2), first, "warm-up requests are among the samples");
     }
 }

@@ -1,4 +1,4 @@
-//! Figures of a run, in vLLM's terms.
+//! The figures of a run in vLLM's terms.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use super::LoadConfig;
 use crate::plot::{Axis, Chart, Line, Scale};
 use crate::summary::{Summary, cumulative};
 
-/// One request, times in seconds.
+/// The measurement of one request; times are in seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct RequestRecord {
-    /// Sent, counted from the start of the run.
+    /// Time from the start of the run until the request was sent.
     pub start: f64,
-    /// Sent → last event with choices, or the end of an answer that was not streamed.
+    /// Time from sending to the last event with choices, or to the end of an answer that is not streamed.
     pub latency: f64,
-    /// Sent → first event with choices.
+    /// Time from sending to the first event with choices.
     pub ttft: Option<f64>,
     /// Gaps between the later events with choices.
     pub itl: Vec<f64>,
@@ -24,18 +24,18 @@ pub struct RequestRecord {
     pub input_tokens: u64,
     /// From `usage`.
     pub output_tokens: u64,
-    /// Why it failed.
+    /// The reason of a failure.
     pub error: Option<String>,
 }
 
 impl RequestRecord {
-    /// Time per output token after the first, if there were any and they were streamed.
+    /// Time per output token after the first, if there are any and they are streamed.
     fn tpot(&self) -> Option<f64> {
         let gaps = self.output_tokens.checked_sub(1).filter(|&gaps| gaps > 0)?;
         Some((self.latency - self.ttft?) / gaps as f64)
     }
 
-    /// The tokens' arrival times; an event counts as one token, as in vLLM.
+    /// The arrival times of tokens. An event counts as one token, as in vLLM.
     fn arrivals(&self) -> impl Iterator<Item = f64> {
         let first = self.ttft.map(|ttft| self.start + ttft);
         let rest = first.into_iter().flat_map(move |first| {
@@ -48,14 +48,42 @@ impl RequestRecord {
     }
 }
 
-/// Bounds that a request must meet to count as good.
+/// A metric of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metric {
+    /// Time to first token.
+    Ttft,
+    /// Time per output token after the first.
+    Tpot,
+    /// Inter-token latency.
+    Itl,
+    /// End-to-end latency.
+    E2el,
+}
+
+impl Metric {
+    /// All metrics in the order of the table.
+    pub const ALL: [Self; 4] = [Self::Ttft, Self::Tpot, Self::Itl, Self::E2el];
+
+    /// vLLM's name, as flags and JSON keys have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ttft => "ttft",
+            Self::Tpot => "tpot",
+            Self::Itl => "itl",
+            Self::E2el => "e2el",
+        }
+    }
+}
+
+/// Service level objectives that a request must meet to count as good.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Goodput {
-    /// On the time to first token.
+    /// Maximum time to first token.
     pub ttft: Option<Duration>,
-    /// On the time per output token.
+    /// Maximum time per output token.
     pub tpot: Option<Duration>,
-    /// On the end-to-end latency.
+    /// Maximum end-to-end latency.
     pub e2el: Option<Duration>,
 }
 
@@ -74,31 +102,31 @@ impl Goodput {
 /// The result of a run. Throughputs divide by the wall time of the whole run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// Wall seconds.
+    /// Wall time in seconds.
     pub duration: f64,
-    /// Requests answered as asked.
+    /// Number of successful requests.
     pub completed: usize,
-    /// The others.
+    /// Number of failed requests.
     pub failed: usize,
     /// Prompt tokens of completed requests.
     pub total_input_tokens: u64,
     /// Generated tokens of completed requests.
     pub total_output_tokens: u64,
-    /// Completed requests a second.
+    /// Completed requests per second.
     pub request_throughput: f64,
-    /// Requests a second within the bounds, if there were bounds.
+    /// Requests per second that meet the objectives, if there are any.
     pub request_goodput: Option<f64>,
-    /// Generated tokens a second.
+    /// Generated tokens per second.
     pub output_throughput: f64,
-    /// Prompt and generated tokens a second.
+    /// Prompt and generated tokens per second.
     pub total_token_throughput: f64,
-    /// Most tokens that arrived in one second of the run.
+    /// Largest number of tokens that arrived in one second of the run.
     pub max_output_tokens_per_s: f64,
-    /// Most requests open at once.
+    /// Largest number of requests in flight.
     pub max_concurrent_requests: usize,
-    /// The bound on open requests.
+    /// The configured limit on requests in flight.
     pub max_concurrency: Option<usize>,
-    /// The configured arrivals a second.
+    /// The configured arrivals per second.
     pub request_rate: Option<f64>,
     /// Time to first token, in milliseconds.
     pub ttft: Option<Summary>,
@@ -108,7 +136,7 @@ pub struct Report {
     pub itl: Option<Summary>,
     /// End-to-end latency, in milliseconds.
     pub e2el: Option<Summary>,
-    /// CPU seconds of the client's process, where they can be read.
+    /// CPU time of the client's process in seconds, where it can be read.
     pub client_cpu_seconds: Option<f64>,
     /// The requests in the order they were sent.
     pub records: Vec<RequestRecord>,
@@ -126,7 +154,10 @@ impl Report {
         let input: u64 = good.iter().map(|r| r.input_tokens).sum();
         let output: u64 = good.iter().map(|r| r.output_tokens).sum();
         let rate = |count: f64| count / duration.max(f64::MIN_POSITIVE);
-        let summary = |seconds| Summary::of(milliseconds(seconds), &config.percentiles);
+        let summary = |metric, seconds| {
+            let values = if config.metrics.contains(&metric) { milliseconds(seconds) } else { vec![] };
+            Summary::of(values, &config.percentiles)
+        };
         let met = good.iter().filter(|r| config.goodput.is_met(r)).count();
         Self {
             duration,
@@ -142,16 +173,16 @@ impl Report {
             max_concurrent_requests: peak_open(&good),
             max_concurrency: config.max_concurrency,
             request_rate: config.request_rate,
-            ttft: summary(good.iter().filter_map(|r| r.ttft).collect()),
-            tpot: summary(good.iter().filter_map(|r| r.tpot()).collect()),
-            itl: summary(good.iter().flat_map(|r| r.itl.iter().copied()).collect()),
-            e2el: summary(good.iter().map(|r| r.latency).collect()),
+            ttft: summary(Metric::Ttft, good.iter().filter_map(|r| r.ttft).collect()),
+            tpot: summary(Metric::Tpot, good.iter().filter_map(|r| r.tpot()).collect()),
+            itl: summary(Metric::Itl, good.iter().flat_map(|r| r.itl.iter().copied()).collect()),
+            e2el: summary(Metric::E2el, good.iter().map(|r| r.latency).collect()),
             client_cpu_seconds: client_cpu.map(|cpu| cpu.as_secs_f64()),
             records,
         }
     }
 
-    /// vLLM's JSON keys; `details` adds the arrays of every request.
+    /// The figures under vLLM's JSON keys; `details` adds arrays with an entry for each request.
     pub fn to_json(&self, details: bool) -> serde_json::Value {
         let mut out = serde_json::json!({
             "duration": self.duration,
@@ -190,8 +221,7 @@ impl Report {
         out
     }
 
-    /// The cumulative curves of TTFT, ITL and end-to-end latency of the completed requests; what was not measured is
-    /// left out.
+    /// The cumulative distributions of TTFT, ITL and end-to-end latency of completed requests, as far as they are measured.
     pub fn chart(&self, title: String) -> Chart {
         let good = || self.records.iter().filter(|r| r.error.is_none());
         let distributions: [(&str, Vec<f64>); 3] = [
@@ -203,14 +233,14 @@ impl Report {
         let lines = measured.map(|(name, seconds)| Line::new(name, cumulative(milliseconds(seconds)))).collect();
         Chart {
             title,
-            // Gaps between tokens are a hundredth of whole answers: only a logarithm shows both.
+            // Gaps between tokens are about a hundredth of whole answers, so a linear axis would not show both.
             x: Axis::new("latency (ms)", Scale::Logarithmic),
             y: Axis::new("observations (%)", Scale::FromZero),
             lines,
         }
     }
 
-    /// Short name, long name, figures.
+    /// Short name, long name and figures of each metric.
     fn sections(&self) -> impl Iterator<Item = (&'static str, &'static str, Option<&Summary>)> {
         [
             ("TTFT", "Time to First Token", self.ttft.as_ref()),
@@ -274,7 +304,7 @@ fn decimal(f: &mut fmt::Formatter<'_>, name: &str, value: f64) -> fmt::Result {
     writeln!(f, "{name:<40} {value:<10.2}")
 }
 
-/// Most token arrivals in one whole second of the run.
+/// The largest number of token arrivals in one second of the run.
 fn peak_tokens(records: &[&RequestRecord]) -> f64 {
     let mut seconds: Vec<u64> = Vec::new();
     for at in records.iter().flat_map(|r| r.arrivals()) {
@@ -287,9 +317,9 @@ fn peak_tokens(records: &[&RequestRecord]) -> f64 {
     seconds.into_iter().max().unwrap_or_default() as f64
 }
 
-/// Most requests between their start and their end.
+/// The largest number of requests in flight.
 fn peak_open(records: &[&RequestRecord]) -> usize {
-    // An end at the moment of a start comes first.
+    // Of simultaneous events, ends come before starts.
     let mut changes: Vec<(f64, i64)> = records.iter().flat_map(|r| [(r.start, 1), (r.start + r.latency, -1)]).collect();
     changes.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     let open = changes.iter().scan(0i64, |open, (_, change)| {
@@ -361,6 +391,16 @@ Client CPU time (s):                     0.12
         let text = report(Goodput { ttft: Some(Duration::from_millis(300)), ..Goodput::default() }).to_string();
         let trimmed: String = text.lines().map(|line| format!("{}\n", line.trim_end())).collect();
         assert_eq!(trimmed, expected);
+    }
+
+    #[test]
+    fn only_the_metrics_asked_for_are_reported() {
+        let config = LoadConfig { metrics: vec![Metric::Itl], ..LoadConfig::default() };
+        let report = Report::new(&config, vec![record(0.0, 0.5, &[0.1])], Duration::from_secs(1), None);
+        assert!(report.ttft.is_none() && report.tpot.is_none() && report.e2el.is_none());
+        let text = report.to_string();
+        assert!(text.contains("Mean ITL (ms):") && !text.contains("TTFT"), "{text}");
+        assert!(report.to_json(false).get("mean_ttft_ms").is_none());
     }
 
     #[test]

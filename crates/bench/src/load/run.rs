@@ -1,24 +1,26 @@
-//! A run: workers that take the next request until none is left.
+//! A run: workers send the next request until none is left.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::Method;
-use http_body_util::BodyExt;
+use http::{HeaderMap, HeaderValue, Method, Request};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use super::arrivals::arrivals;
 use super::client::{Connection, Target};
+use super::dataset::{Prompt, Sample};
 use super::prompt;
 use super::report::{Report, RequestRecord};
 use super::sse::EventReader;
-use super::{LoadConfig, LoadError};
+use super::{Endpoint, LoadConfig, LoadError};
 use crate::ProcessUsage;
 
-/// Error bodies are quoted up to this length.
+/// Maximum length of a quoted error body.
 const QUOTED: usize = 300;
 
 /// Sends the load and measures the answers. Runs on the caller's tokio runtime.
@@ -26,15 +28,20 @@ pub async fn run(config: &LoadConfig) -> Result<Report, LoadError> {
     run_watched(config, Arc::default()).await
 }
 
-/// The same, and counts the requests that have ended in `done`.
+/// Does the same as [`run`] and counts completed requests in `done`.
 pub async fn run_watched(config: &LoadConfig, done: Arc<AtomicUsize>) -> Result<Report, LoadError> {
     check(config)?;
     let target = Target::new(&config.base_url, config.api_key.as_deref())?;
-    let path = config.endpoint.path();
+    let call = Call {
+        path: config.path.clone().unwrap_or_else(|| config.endpoint.path().to_owned()),
+        headers: config.headers.clone(),
+        request_id_prefix: config.request_id_prefix.clone(),
+        timeout: config.timeout,
+    };
     let mut warm = Connection::new(target.clone());
-    for index in 0..config.warmups {
-        let body = Bytes::from(prompt::body(config, config.requests + index));
-        let record = exchange(&mut warm, path, body, Instant::now(), config.timeout).await;
+    for index in config.requests..config.requests + config.warmups {
+        let body = Bytes::from(prompt::body(config, index));
+        let record = call.exchange(&mut warm, index, body, Instant::now()).await;
         if config.reconnect {
             warm.close();
         }
@@ -46,12 +53,11 @@ pub async fn run_watched(config: &LoadConfig, done: Arc<AtomicUsize>) -> Result<
 
     let plan = Arc::new(Plan {
         bodies: (0..config.requests).map(|index| Bytes::from(prompt::body(config, index))).collect(),
-        arrivals: prompt::arrivals(config),
+        arrivals: arrivals(config),
         next: AtomicUsize::new(0),
         done,
-        path,
         reconnect: config.reconnect,
-        timeout: config.timeout,
+        call,
     });
     let cpu_before = ProcessUsage::own();
     let start = Instant::now();
@@ -60,7 +66,7 @@ pub async fn run_watched(config: &LoadConfig, done: Arc<AtomicUsize>) -> Result<
         (0..workers).map(|_| tokio::spawn(work(Arc::clone(&plan), Connection::new(target.clone()), start))).collect();
     let mut records = Vec::with_capacity(config.requests);
     for task in tasks {
-        // A worker has no way to panic or to be cancelled; if it did, its requests are missing from the report.
+        // Workers do not panic and are not cancelled; if one were, its requests would be missing from the report.
         if let Ok(mut done) = task.await {
             records.append(&mut done);
         }
@@ -78,6 +84,12 @@ fn check(config: &LoadConfig) -> Result<(), LoadError> {
         "the concurrency must be at least 1"
     } else if config.request_rate.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) {
         "the request rate must be above 0"
+    } else if !(config.burstiness > 0.0 && config.burstiness.is_finite()) {
+        "the burstiness must be above 0"
+    } else if config.ramp_up.is_some_and(|ramp_up| !(ramp_up.start > 0.0 && ramp_up.end >= ramp_up.start)) {
+        "a ramp-up begins above 0 requests per second and ends at no lower rate"
+    } else if config.endpoint == Endpoint::Chat && config.samples.iter().any(is_tokens) {
+        "token ids cannot be sent to the chat endpoint"
     } else if config.percentiles.iter().any(|p| !(0.0..=100.0).contains(p)) {
         "percentiles lie between 0 and 100"
     } else {
@@ -86,14 +98,25 @@ fn check(config: &LoadConfig) -> Result<(), LoadError> {
     Err(LoadError::Config(error))
 }
 
-/// What the workers share.
+fn is_tokens(sample: &Sample) -> bool {
+    matches!(sample.prompt, Prompt::Tokens(_))
+}
+
+/// The state that workers share.
 struct Plan {
     bodies: Vec<Bytes>,
     arrivals: Vec<Duration>,
     next: AtomicUsize,
     done: Arc<AtomicUsize>,
-    path: &'static str,
     reconnect: bool,
+    call: Call,
+}
+
+/// How every request is sent.
+struct Call {
+    path: String,
+    headers: HeaderMap,
+    request_id_prefix: Option<String>,
     timeout: Duration,
 }
 
@@ -106,7 +129,7 @@ async fn work(plan: Arc<Plan>, mut connection: Connection, start: Instant) -> Ve
         if at > Instant::now() {
             tokio::time::sleep_until(at.into()).await;
         }
-        records.push(exchange(&mut connection, plan.path, body.clone(), start, plan.timeout).await);
+        records.push(plan.call.exchange(&mut connection, index, body.clone(), start).await);
         plan.done.fetch_add(1, Relaxed);
         if plan.reconnect {
             connection.close();
@@ -114,37 +137,55 @@ async fn work(plan: Arc<Plan>, mut connection: Connection, start: Instant) -> Ve
     }
 }
 
-/// One request from its first byte to the end of the answer.
-async fn exchange(
-    connection: &mut Connection,
-    path: &str,
-    body: Bytes,
-    run_start: Instant,
-    timeout: Duration,
-) -> RequestRecord {
-    let sent = Instant::now();
-    let mut answer = Answer::new(sent);
-    let result = tokio::time::timeout(timeout, answer.fetch(connection, path, body)).await;
-    let error = match result {
-        Ok(Ok(())) => answer.defect(),
-        Ok(Err(error)) => Some(error),
-        Err(_) => Some(format!("no answer within {} s", timeout.as_secs_f64())),
-    };
-    if error.is_some() {
-        connection.close();
+impl Call {
+    /// Sends request `index` and reads its answer to the end.
+    async fn exchange(
+        &self,
+        connection: &mut Connection,
+        index: usize,
+        body: Bytes,
+        run_start: Instant,
+    ) -> RequestRecord {
+        let sent = Instant::now();
+        let mut answer = Answer::new(sent);
+        let result = match self.request(connection, index, body) {
+            Ok(request) => tokio::time::timeout(self.timeout, answer.fetch(connection, request)).await,
+            Err(error) => Ok(Err(error)),
+        };
+        let error = match result {
+            Ok(Ok(())) => answer.defect(),
+            Ok(Err(error)) => Some(error),
+            Err(_) => Some(format!("no answer within {} s", self.timeout.as_secs_f64())),
+        };
+        if error.is_some() {
+            connection.close();
+        }
+        RequestRecord {
+            start: (sent - run_start).as_secs_f64(),
+            latency: answer.last.duration_since(sent).as_secs_f64(),
+            ttft: answer.first.map(|first| (first - sent).as_secs_f64()),
+            itl: answer.gaps,
+            input_tokens: answer.usage.map_or(0, |u| u.prompt_tokens),
+            output_tokens: answer.usage.map_or(0, |u| u.completion_tokens),
+            error,
+        }
     }
-    RequestRecord {
-        start: (sent - run_start).as_secs_f64(),
-        latency: answer.last.duration_since(sent).as_secs_f64(),
-        ttft: answer.first.map(|first| (first - sent).as_secs_f64()),
-        itl: answer.gaps,
-        input_tokens: answer.usage.map_or(0, |u| u.prompt_tokens),
-        output_tokens: answer.usage.map_or(0, |u| u.completion_tokens),
-        error,
+
+    fn request(&self, connection: &Connection, index: usize, body: Bytes) -> Result<Request<Full<Bytes>>, String> {
+        let request = connection.target().request(Method::POST, &self.path, body);
+        let mut request = request.map_err(|error| error.to_string())?;
+        for (name, value) in &self.headers {
+            request.headers_mut().insert(name, value.clone());
+        }
+        if let Some(prefix) = &self.request_id_prefix {
+            let id = HeaderValue::try_from(format!("{prefix}{index}")).map_err(|error| error.to_string())?;
+            request.headers_mut().insert("x-request-id", id);
+        }
+        Ok(request)
     }
 }
 
-/// What is known of an answer so far.
+/// The state of an answer.
 struct Answer {
     first: Option<Instant>,
     last: Instant,
@@ -161,7 +202,7 @@ struct Usage {
     completion_tokens: u64,
 }
 
-/// What a measurement needs of an event or a whole answer.
+/// The measured fields of an event or a whole answer.
 #[derive(Deserialize)]
 struct Body {
     #[serde(default)]
@@ -175,8 +216,7 @@ impl Answer {
         Self { first: None, last: sent, gaps: Vec::new(), usage: None, done: false, streamed: false, failure: None }
     }
 
-    async fn fetch(&mut self, connection: &mut Connection, path: &str, body: Bytes) -> Result<(), String> {
-        let request = connection.target().request(Method::POST, path, body).map_err(|e| e.to_string())?;
+    async fn fetch(&mut self, connection: &mut Connection, request: Request<Full<Bytes>>) -> Result<(), String> {
         let response = connection.send(request).await.map_err(|e| e.to_string())?;
         let status = response.status();
         let content_type = response.headers().get(http::header::CONTENT_TYPE);
@@ -232,7 +272,7 @@ impl Answer {
         self.last = now;
     }
 
-    /// What is wrong with an answer that came to its end.
+    /// The defect of a complete answer, if any.
     fn defect(&mut self) -> Option<String> {
         let failure = self.failure.take();
         failure.or_else(|| {

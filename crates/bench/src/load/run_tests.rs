@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
-use crate::load::Endpoint;
+use crate::load::{RampUp, RampUpStrategy};
 
 /// What the scripted server answers to request number n.
 type Script = fn(usize) -> String;
@@ -154,6 +154,13 @@ async fn settings_out_of_range_are_refused() {
         LoadConfig { request_rate: Some(0.0), ..good.clone() },
         LoadConfig { request_rate: Some(f64::NAN), ..good.clone() },
         LoadConfig { percentiles: vec![101.0], ..good.clone() },
+        LoadConfig { burstiness: 0.0, ..good.clone() },
+        LoadConfig { ramp_up: Some(RampUp { strategy: RampUpStrategy::Linear, start: 0.0, end: 1.0 }), ..good.clone() },
+        LoadConfig {
+            endpoint: Endpoint::Chat,
+            samples: [Sample { prompt: Prompt::Tokens(vec![1]), output_len: 1 }].into(),
+            ..good.clone()
+        },
     ] {
         assert!(matches!(run(&bad).await, Err(LoadError::Config(_))), "{bad:?}");
     }

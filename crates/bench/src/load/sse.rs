@@ -1,14 +1,14 @@
-//! Server-sent events, as far as OpenAI's API uses them.
+//! A parser for the server-sent events of OpenAI's API.
 
-/// Cuts a byte stream into the payloads of its `data:` lines, whatever the chunks it arrives in.
+/// Splits a byte stream into the payloads of its `data:` lines, independently of its chunks.
 #[derive(Debug, Default)]
 pub struct EventReader {
-    /// The start of a line that has not ended.
+    /// The beginning of an incomplete line.
     partial: Vec<u8>,
 }
 
 impl EventReader {
-    /// Hands every payload that `bytes` completes to `event`.
+    /// Calls `event` with every payload that `bytes` completes.
     pub fn push(&mut self, bytes: &[u8], mut event: impl FnMut(&[u8])) {
         let mut lines = bytes.split(|&b| b == b'\n');
         let last = lines.next_back().unwrap_or_default();

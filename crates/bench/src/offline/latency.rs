@@ -1,4 +1,4 @@
-//! How long one batch takes, again and again.
+//! The latency of one batch, measured repeatedly.
 
 use std::fmt;
 use std::sync::atomic::AtomicUsize;
@@ -19,31 +19,31 @@ const PERCENTS: [f64; 6] = [10.0, 25.0, 50.0, 75.0, 90.0, 99.0];
 /// The batch to measure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LatencyConfig {
-    /// The model's.
+    /// The limits of the model.
     pub limits: ModelLimits,
     /// Tokens of each prompt.
     pub input_len: usize,
     /// Tokens of each answer.
     pub output_len: u32,
-    /// Prompts.
+    /// Number of prompts.
     pub batch_size: usize,
-    /// Answers to each prompt.
+    /// Number of answers to each prompt.
     pub n: u32,
-    /// Of prompts and draws.
+    /// Random seed for prompts and sampling.
     pub seed: u64,
 }
 
-/// Prompts that are sent together. The engine cuts what it cannot run at once into several batches.
+/// Prompts that are sent together. The engine splits them into several batches if it cannot run them at once.
 #[derive(Debug)]
 pub struct FixedBatch {
     prompts: Vec<Prompt>,
 }
 
 impl FixedBatch {
-    /// Draws the prompts.
+    /// Generates the prompts.
     ///
     /// # Errors
-    /// There is nothing to do, or it does not fit the context.
+    /// A length or a count is zero, or the lengths do not fit the context.
     pub fn new(config: &LatencyConfig) -> Result<Self, OfflineError> {
         if config.batch_size == 0 || config.n == 0 {
             return Err(OfflineError::Config("a batch needs at least one prompt with one answer"));
@@ -54,7 +54,8 @@ impl FixedBatch {
         Ok(Self { prompts: (0..config.batch_size).map(prompt).collect() })
     }
 
-    /// Runs it once: the time from the first submission to the end of the last answer. Needs a tokio runtime.
+    /// Runs the batch once and returns the time from the first submission to the end of the last answer. It needs a tokio
+    /// runtime.
     ///
     /// # Errors
     /// The engine refuses a request, or an answer ends early.
@@ -73,14 +74,14 @@ pub struct LatencyReport {
 }
 
 impl LatencyReport {
-    /// Of runs in their order; `None` without any.
+    /// Creates a report from the latencies of runs; `None` without runs.
     pub fn new(latencies: &[Duration]) -> Option<Self> {
         let latencies: Vec<f64> = latencies.iter().map(Duration::as_secs_f64).collect();
         let summary = Summary::of(latencies.clone(), &PERCENTS)?;
         Some(Self { latencies, summary })
     }
 
-    /// vLLM's JSON keys; times in seconds.
+    /// The figures under vLLM's JSON keys; times are in seconds.
     pub fn to_json(&self) -> Value {
         let percentiles = self.summary.percentiles.iter();
         let percentiles: Map<String, Value> =
@@ -93,7 +94,7 @@ impl LatencyReport {
         })
     }
 
-    /// The cumulative curve of the latencies.
+    /// The cumulative distribution of the latencies.
     pub fn chart(&self, title: String) -> Chart {
         Chart {
             title,
@@ -105,7 +106,7 @@ impl LatencyReport {
 }
 
 impl fmt::Display for LatencyReport {
-    /// vLLM's lines.
+    /// The lines that vLLM prints.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "Avg latency: {} seconds", self.summary.mean)?;
         writeln!(f, "Std latency: {} seconds", self.summary.std)?;

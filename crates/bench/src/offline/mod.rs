@@ -1,7 +1,7 @@
-//! Measurements of an engine in this process, without HTTP: what `vllm bench latency` and `vllm bench throughput` do.
+//! Measurements of an engine in this process, without HTTP, as `vllm bench latency` and `vllm bench throughput` do.
 //!
-//! Prompts are random token ids, tokens are drawn at temperature 1 and end-of-sequence is ignored, so that every answer
-//! has the length asked for. Nothing is turned into text.
+//! Prompts are random token ids, tokens are sampled at temperature 1 and end-of-sequence is ignored, so that every answer
+//! has the requested length. Nothing is detokenized.
 
 mod latency;
 mod sequence;
@@ -11,16 +11,16 @@ pub use latency::{FixedBatch, LatencyConfig, LatencyReport};
 use octavo_engine::SubmitError;
 pub use throughput::{ThroughputConfig, ThroughputReport, throughput};
 
-/// The model that is measured, as far as prompts depend on it.
+/// The limits of the measured model that prompts depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelLimits {
-    /// Token ids are below it.
+    /// Exclusive upper bound of token ids.
     pub vocab_size: u32,
-    /// Tokens of a prompt and its answer together.
+    /// Maximum number of tokens of a prompt and its answer together.
     pub max_model_len: usize,
 }
 
-/// Why there is no measurement.
+/// The reason why there is no measurement.
 #[derive(Debug, thiserror::Error)]
 pub enum OfflineError {
     /// A setting out of range.
@@ -39,10 +39,10 @@ pub enum OfflineError {
         /// The context.
         max_model_len: usize,
     },
-    /// The engine took no request, though nothing waited before it.
+    /// The engine refused a request although its queue was empty.
     #[error("the engine refused a request: {0}")]
     Submit(#[from] SubmitError),
-    /// A request ended before its answer had the length asked for.
+    /// A request ended before its answer had the requested length.
     #[error("a request ended early: {0}")]
     Ended(String),
 }

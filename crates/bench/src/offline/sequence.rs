@@ -1,4 +1,4 @@
-//! Sequences of random prompts, run to their ends.
+//! Sequences of random prompts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use super::OfflineError;
 use crate::simulator::mix;
 
-/// One prompt and the answers to draw for it.
+/// A prompt and the number of its answers.
 #[derive(Clone, Debug)]
 pub(super) struct Prompt {
     tokens: Arc<[u32]>,
@@ -20,13 +20,13 @@ pub(super) struct Prompt {
 }
 
 impl Prompt {
-    /// Number `index` of a run: `input_len` random token ids below `vocab_size`, the same for the same seed.
+    /// Prompt `index` of a run: `input_len` random token ids below `vocab_size`, which depend on the seed.
     pub(super) fn random(seed: u64, index: usize, vocab_size: u32, input_len: usize, output_len: u32, n: u32) -> Self {
         let seed = mix(seed ^ mix(index as u64));
         let mut state = seed;
         let token = || {
             state = mix(state);
-            // Below the vocabulary's size, hence a u32.
+            // The value is below the vocabulary's size, hence a u32.
             (state % u64::from(vocab_size.max(1))) as u32
         };
         Self { tokens: std::iter::repeat_with(token).take(input_len).collect(), output_len, n, seed }
@@ -37,7 +37,7 @@ impl Prompt {
         self.tokens.len()
     }
 
-    /// How its answer number `child` is drawn.
+    /// The sampling parameters of answer `child`.
     fn params(&self, child: u32) -> Arc<SamplingParams> {
         Arc::new(SamplingParams {
             temperature: 1.0,
@@ -49,11 +49,11 @@ impl Prompt {
     }
 }
 
-/// Runs all answers to all prompts, as many at a time as the engine takes, and counts in `done` those that have ended.
-/// Returns when each token came, in seconds since `begun`, answer after answer as they end.
+/// Runs all answers to all prompts, as many at a time as the engine accepts, and counts completed answers in `done`.
+/// Returns the arrival time of each token in seconds since `begun`, answer by answer in the order in which they end.
 ///
 /// # Errors
-/// The engine refuses a request for another reason than being busy, or an answer ends early.
+/// The engine refuses a request for a reason other than being busy, or an answer ends early.
 pub(super) async fn complete(
     engine: &EngineHandle,
     prompts: &[Prompt],
@@ -73,7 +73,7 @@ pub(super) async fn complete(
             match engine.submit(request(prompt, &params, child)) {
                 Ok(stream) => break stream,
                 Err(busy @ (SubmitError::TooManyRequests { .. } | SubmitError::TooManyTokens { .. })) => {
-                    // A place in the queue is free when one of those before it has ended, if not sooner.
+                    // A place in the queue becomes free at the latest when an earlier answer ends.
                     next(running.join_next().await.ok_or(busy)?)?;
                 }
                 Err(error) => return Err(error.into()),
@@ -101,7 +101,7 @@ fn request(prompt: &Prompt, params: &Arc<SamplingParams>, child: u32) -> Request
     }
 }
 
-/// When each token of an answer came.
+/// The arrival times of an answer's tokens.
 async fn arrivals_of(mut stream: RequestStream, begun: Instant) -> Result<Vec<f64>, OfflineError> {
     let mut arrivals = Vec::new();
     while let Some(event) = stream.next().await {

@@ -1,4 +1,4 @@
-//! How much many requests get done that all come at once.
+//! The throughput of many requests that arrive at once.
 
 use std::fmt;
 use std::sync::atomic::AtomicUsize;
@@ -12,32 +12,33 @@ use super::{ModelLimits, OfflineError, check_lengths};
 use crate::plot::{Axis, Chart, Line, Scale};
 use crate::simulator::mix;
 
-/// Intervals of the plot.
+/// Number of intervals in the plot.
 const INTERVALS: usize = 60;
 
 /// The requests to measure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ThroughputConfig {
-    /// The model's.
+    /// The limits of the model.
     pub limits: ModelLimits,
-    /// Prompts in all.
+    /// Number of prompts.
     pub prompts: usize,
-    /// Tokens of a prompt, in the mean.
+    /// Mean number of tokens per prompt.
     pub input_len: usize,
-    /// Tokens of an answer, in the mean.
+    /// Mean number of tokens per answer.
     pub output_len: u32,
-    /// Lengths are drawn between `length * (1 - range_ratio)` and `length * (1 + range_ratio)`; in [0, 1).
+    /// Spread of lengths in [0, 1): they are sampled between `length * (1 - range_ratio)` and `length * (1 + range_ratio)`.
     pub range_ratio: f64,
-    /// Answers to each prompt.
+    /// Number of answers to each prompt.
     pub n: u32,
-    /// Of lengths, prompts and draws.
+    /// Random seed for lengths, prompts and sampling.
     pub seed: u64,
 }
 
-/// Runs all requests, and counts in `done` the answers that have ended. Needs a tokio runtime.
+/// Runs all requests, and counts completed answers in `done`. It needs a tokio runtime.
 ///
 /// # Errors
-/// There is nothing to do, it does not fit the context, the engine refuses a request, or an answer ends early.
+/// A length or a count is zero, the lengths do not fit the context, the engine refuses a request, or an answer ends
+/// early.
 pub async fn throughput(
     engine: &EngineHandle,
     config: &ThroughputConfig,
@@ -76,7 +77,7 @@ impl ThroughputConfig {
     }
 }
 
-/// Lengths that are equally likely.
+/// A uniform distribution of lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lengths {
     least: usize,
@@ -84,7 +85,7 @@ struct Lengths {
 }
 
 impl Lengths {
-    /// Rounded to the wider range, as vLLM does; a length of 0 only where it is asked for.
+    /// Rounds to the wider range, as vLLM does. A length of 0 must be requested explicitly.
     fn around(length: usize, ratio: f64) -> Self {
         let least = (length as f64 * (1.0 - ratio)).floor() as usize;
         let most = (length as f64 * (1.0 + ratio)).ceil() as usize;
@@ -100,23 +101,23 @@ impl Lengths {
 /// The result of a run. Throughputs divide by the wall time of the whole run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ThroughputReport {
-    /// Wall seconds.
+    /// Wall time in seconds.
     pub elapsed: f64,
-    /// Prompts.
+    /// Number of prompts.
     pub requests: usize,
-    /// Their tokens.
+    /// Number of prompt tokens.
     pub prompt_tokens: u64,
-    /// When each token of an answer came, in seconds since the start, in any order.
+    /// Arrival times of generated tokens in seconds since the start, in any order.
     pub arrivals: Vec<f64>,
 }
 
 impl ThroughputReport {
-    /// Generated tokens.
+    /// Number of generated tokens.
     pub fn output_tokens(&self) -> u64 {
         self.arrivals.len() as u64
     }
 
-    /// Prompt and generated tokens.
+    /// Number of prompt and generated tokens.
     pub fn total_tokens(&self) -> u64 {
         self.prompt_tokens + self.output_tokens()
     }
@@ -125,7 +126,7 @@ impl ThroughputReport {
         count / self.elapsed.max(f64::MIN_POSITIVE)
     }
 
-    /// vLLM's JSON keys.
+    /// The figures under vLLM's JSON keys.
     pub fn to_json(&self) -> Value {
         json!({
             "elapsed_time": self.elapsed,
@@ -146,7 +147,7 @@ impl ThroughputReport {
         }
     }
 
-    /// `(middle, tokens a second)` of each interval of the run.
+    /// `(midpoint, tokens per second)` of each interval of the run.
     fn rates(&self) -> Vec<(f64, f64)> {
         let interval = (self.elapsed / INTERVALS as f64).max(f64::MIN_POSITIVE);
         let mut tokens = [0u64; INTERVALS];
@@ -159,7 +160,7 @@ impl ThroughputReport {
 }
 
 impl fmt::Display for ThroughputReport {
-    /// vLLM's lines.
+    /// The lines that vLLM prints.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,

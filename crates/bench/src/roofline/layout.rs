@@ -1,32 +1,32 @@
-//! Batches of sequences that are all alike.
+//! Batches of equal sequences.
 
 use octavo_ops::{BlockTables, StepBatch};
 
-/// Where sequences lie in the KV cache: each has as many blocks, one sequence's after the other's, from block 1 on.
+/// The layout of sequences in the KV cache: each has the same number of consecutive blocks, from block 1 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLayout {
-    /// KV groups.
+    /// Number of KV groups.
     pub groups: usize,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_size: usize,
-    /// Blocks of a sequence.
+    /// Blocks per sequence.
     pub blocks_each: usize,
-    /// Token ids are below it.
+    /// Exclusive upper bound of token ids.
     pub vocab_size: usize,
 }
 
 impl StepLayout {
-    /// Blocks of so many sequences, the null block included.
+    /// Number of blocks of `sequences` sequences, including the null block.
     pub const fn blocks(&self, sequences: usize) -> usize {
         1 + sequences * self.blocks_each
     }
 
-    /// A sequence's block by its place.
+    /// The block of a sequence at an index.
     pub const fn block(&self, sequence: usize, index: usize) -> u32 {
         (1 + sequence * self.blocks_each + index) as u32
     }
 
-    /// `rows` tokens from position `start` of each sequence, the last of which is sampled.
+    /// A batch of `rows` tokens from position `start` of each sequence; the last one is sampled.
     pub fn batch(&self, sequences: usize, start: usize, rows: usize) -> StepBatch {
         let size = self.block_size;
         let slot = |s: usize, p: usize| self.block(s, p / size) * size as u32 + (p % size) as u32;

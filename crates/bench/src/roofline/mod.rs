@@ -8,15 +8,15 @@ mod report;
 
 use std::time::{Duration, Instant};
 
-use octavo_ops::cost::{Cost, ElementBytes, Peaks, StepShape, step_cost};
+use octavo_ops::cost::{Cost, ElementBytes, StepShape, step_cost};
 use octavo_ops::sampling::{SampleBatch, SampleParams, SampleRow, SampledToken};
 use octavo_ops::{Backend, BackendError, Program, StepBatch};
 
 pub use layout::StepLayout;
-pub use report::{Figures, Limits, RooflineReport, table};
+pub use report::{BoundSeconds, Bounds, Figures, Limits, RooflineReport, table};
 
 /// Repetitions of a step, at least; the median counts.
-const FEWEST: usize = 5;
+pub const FEWEST: usize = 5;
 
 /// Repetitions of a step, at most.
 const MOST: usize = 1000;
@@ -99,61 +99,55 @@ pub struct StepTime {
     pub seconds: Option<(f64, f64)>,
     /// Of all of its steps.
     pub cost: Cost,
-    /// Seconds that each of its steps takes at least, added up; `None` where the device's limits are not known.
-    pub bound: Option<f64>,
+    /// Shortest times of its steps, added up.
+    pub bound: BoundSeconds,
 }
 
-/// Measures every step on a backend that has the program loaded and `blocks` blocks of each KV group. `begun` is told each step
-/// before it is measured.
-///
-/// # Errors
-/// The backend fails at a step.
-pub fn measure(
-    backend: &mut dyn Backend,
-    program: &Program,
-    blocks: usize,
-    config: &RooflineConfig,
-    peaks: Option<Peaks>,
-    begun: &mut dyn FnMut(Step),
-) -> Result<Vec<StepTime>, BackendError> {
-    let elements = backend.device_profile().elements;
-    let mut bench = Bench { backend, program, config, blocks, sampled: Vec::new() };
-    let mut times = Vec::new();
-    for step in config.steps() {
-        begun(step);
-        let batches = bench.batches(step);
-        let (cost, bound) = price(program, &batches, elements, peaks);
-        let seconds = if config.blocks(step) <= blocks { Some(bench.measure(step, &batches)?) } else { None };
-        times.push(StepTime { step, seconds, cost, bound });
-    }
-    Ok(times)
-}
-
-/// What some steps cost, and the least time that they take one after the other.
-fn price(
-    program: &Program,
-    batches: &[StepBatch],
-    elements: ElementBytes,
-    peaks: Option<Peaks>,
-) -> (Cost, Option<f64>) {
-    let (mut total, mut bound) = (Cost::default(), peaks.map(|_| 0.0));
+/// The cost of some steps, and the shortest time that they take one after the other.
+fn price(program: &Program, batches: &[StepBatch], elements: ElementBytes, bounds: &Bounds) -> (Cost, BoundSeconds) {
+    let (mut total, mut bound) = (Cost::default(), bounds.seconds(|_| 0.0));
     for batch in batches {
         let cost = step_cost(program, &StepShape::of(batch), elements);
         total += cost;
-        bound = bound.zip(peaks).map(|(bound, peaks)| bound + cost.bound_seconds(&peaks));
+        bound += bounds.seconds(|peaks| cost.bound_seconds(peaks));
     }
     (total, bound)
 }
 
-struct Bench<'a> {
+/// Measures steps on a backend that has the program loaded, and blocks of each KV group.
+pub struct RooflineBench<'a> {
     backend: &'a mut dyn Backend,
     program: &'a Program,
     config: &'a RooflineConfig,
+    bounds: &'a Bounds,
+    /// Blocks of a KV group.
     blocks: usize,
     sampled: Vec<SampledToken>,
 }
 
-impl Bench<'_> {
+impl<'a> RooflineBench<'a> {
+    /// A bench on a backend with `blocks` blocks of each KV group, which compares times with `bounds`.
+    pub fn new(
+        backend: &'a mut dyn Backend,
+        program: &'a Program,
+        blocks: usize,
+        config: &'a RooflineConfig,
+        bounds: &'a Bounds,
+    ) -> Self {
+        Self { backend, program, config, bounds, blocks, sampled: Vec::new() }
+    }
+
+    /// Measures a step, unless the KV cache has no room for it.
+    ///
+    /// # Errors
+    /// The backend fails.
+    pub fn measure(&mut self, step: Step) -> Result<StepTime, BackendError> {
+        let batches = self.batches(step);
+        let (cost, bound) = price(self.program, &batches, self.backend.device_profile().elements, self.bounds);
+        let seconds = if self.config.blocks(step) <= self.blocks { Some(self.repeat(step, &batches)?) } else { None };
+        Ok(StepTime { step, seconds, cost, bound })
+    }
+
     fn layout(&self, tokens: usize) -> StepLayout {
         let block_size = self.config.block_size.max(1);
         StepLayout {
@@ -179,7 +173,8 @@ impl Bench<'_> {
         starts.map(|start| layout.batch(1, start, budget.min(tokens - start))).collect()
     }
 
-    fn measure(&mut self, step: Step, batches: &[StepBatch]) -> Result<(f64, f64), BackendError> {
+    /// Median and shortest time of a step, in seconds.
+    fn repeat(&mut self, step: Step, batches: &[StepBatch]) -> Result<(f64, f64), BackendError> {
         self.fill(step)?;
         // What happens on first use is no part of a step.
         self.run(batches)?;

@@ -7,40 +7,83 @@ use serde_json::{Value, json};
 
 use super::{Step, StepTime};
 
-/// A device's limits, and who says so.
+/// A device's limits, and their source.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
-    /// What it can do at most.
+    /// The most that the device can do.
     pub peaks: Peaks,
     /// `data sheet or clocks`, `measured`.
     pub source: &'static str,
 }
 
 impl Limits {
-    /// A line about limits that may not be known.
-    pub fn line(limits: Option<&Self>) -> String {
-        match limits {
-            Some(Self { peaks, source }) => {
-                let (gigabytes, teraflops) = (peaks.bandwidth / 1e9, peaks.flops / 1e12);
-                format!("limits: {gigabytes:.1} GB/s, {teraflops:.2} TFLOP/s ({source})")
-            }
-            None => "limits: not known, so there is nothing to hold the times against".to_owned(),
-        }
-    }
-
-    /// The same for programs.
-    pub fn json(limits: Option<&Self>) -> Value {
-        limits.map_or(Value::Null, |Self { peaks, source }| {
-            json!({
-                "bandwidth_bytes_per_second": peaks.bandwidth,
-                "flops_per_second": peaks.flops,
-                "source": source,
-            })
+    fn json(&self) -> Value {
+        json!({
+            "bandwidth_bytes_per_second": self.peaks.bandwidth,
+            "flops_per_second": self.peaks.flops,
+            "source": self.source,
         })
     }
 }
 
-/// What was measured of one thing.
+/// The limits that times are compared with.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Bounds {
+    /// The limits that the maker states or that clocks give; the measured ones of a device of which neither is known. `None` if there
+    /// are none.
+    pub limits: Option<Limits>,
+    /// The ceilings that this very device reached, from `octavo bench limits`.
+    pub ceilings: Option<Peaks>,
+}
+
+impl Bounds {
+    /// Shortest times, by the limits and by the ceilings, that `bound` gives for the peaks of each.
+    pub fn seconds(&self, bound: impl Fn(&Peaks) -> f64) -> BoundSeconds {
+        BoundSeconds {
+            limits: self.limits.as_ref().map(|limits| bound(&limits.peaks)),
+            ceilings: self.ceilings.as_ref().map(bound),
+        }
+    }
+
+    /// The limits as lines for people.
+    pub fn lines(&self) -> String {
+        let line = |peaks: &Peaks, source: &str| {
+            let (gigabytes, teraflops) = (peaks.bandwidth / 1e9, peaks.flops / 1e12);
+            format!("{gigabytes:.1} GB/s, {teraflops:.2} TFLOP/s ({source})")
+        };
+        let limits = self.limits.as_ref().map_or_else(
+            || "limits: unknown, so no fractions are reported".to_owned(),
+            |limits| format!("limits: {}", line(&limits.peaks, limits.source)),
+        );
+        let ceilings = self.ceilings.as_ref().map(|peaks| format!("\nceilings: {}", line(peaks, "measured")));
+        limits + &ceilings.unwrap_or_default()
+    }
+
+    /// Adds `limits` and `ceilings` to a JSON object.
+    pub fn add_to(&self, value: &mut Value) {
+        value["limits"] = self.limits.as_ref().map_or(Value::Null, Limits::json);
+        let measured = |peaks: &Peaks| Limits { peaks: *peaks, source: "measured" }.json();
+        value["ceilings"] = self.ceilings.as_ref().map_or(Value::Null, measured);
+    }
+}
+
+/// Shortest times of a piece of work, in seconds; `None` where the limits are not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BoundSeconds {
+    /// By [`Bounds::limits`].
+    pub limits: Option<f64>,
+    /// By [`Bounds::ceilings`].
+    pub ceilings: Option<f64>,
+}
+
+impl std::ops::AddAssign for BoundSeconds {
+    fn add_assign(&mut self, other: Self) {
+        let add = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a + b);
+        *self = Self { limits: add(self.limits, other.limits), ceilings: add(self.ceilings, other.ceilings) };
+    }
+}
+
+/// The time of a piece of work, and its cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figures {
     /// Time that it took.
@@ -49,27 +92,31 @@ pub struct Figures {
     pub bytes: u64,
     /// Floating-point operations.
     pub flops: u64,
-    /// Seconds that it takes at least.
-    pub bound: Option<f64>,
+    /// Time that it takes at least.
+    pub bound: BoundSeconds,
 }
 
 impl Figures {
     /// The heads of [`Figures::cells`].
-    pub const HEADS: [&str; 5] = ["ms", "GB/s", "TFLOP/s", "bound ms", "of bound"];
+    pub const HEADS: [&str; 6] = ["ms", "GB/s", "TFLOP/s", "bound ms", "of bound", "of ceiling"];
 
-    /// Which part of the device's limit it reaches: the least time that is possible over the time that it took.
-    pub fn fraction(&self) -> Option<f64> {
-        self.bound.map(|bound| bound / self.seconds)
+    /// Fractions of the limits and of the ceilings that it reaches: the shortest possible time over the time that it took.
+    pub fn fractions(&self) -> BoundSeconds {
+        let fraction = |bound: Option<f64>| bound.map(|bound| bound / self.seconds);
+        BoundSeconds { limits: fraction(self.bound.limits), ceilings: fraction(self.bound.ceilings) }
     }
 
-    /// Time, bytes and FLOPs a second, bound and fraction, for people.
-    pub fn cells(&self) -> [String; 5] {
+    /// Time, bytes and FLOPs a second, bound and fractions, for people.
+    pub fn cells(&self) -> [String; 6] {
+        let percent = |fraction: Option<f64>| fraction.map_or_else(dash, |x| format!("{:.1} %", 100.0 * x));
+        let fractions = self.fractions();
         [
             milliseconds(self.seconds),
             gigabytes(self.bytes as f64 / self.seconds),
             teraflops(self.flops as f64 / self.seconds),
-            self.bound.map_or_else(dash, milliseconds),
-            self.fraction().map_or_else(dash, |fraction| format!("{:.1} %", 100.0 * fraction)),
+            self.bound.limits.map_or_else(dash, milliseconds),
+            percent(fractions.limits),
+            percent(fractions.ceilings),
         ]
     }
 
@@ -81,8 +128,9 @@ impl Figures {
             "flops": self.flops,
             "bytes_per_second": self.bytes as f64 / self.seconds,
             "flops_per_second": self.flops as f64 / self.seconds,
-            "bound_seconds": self.bound,
-            "fraction_of_bound": self.fraction(),
+            "bound_seconds": self.bound.limits,
+            "fraction_of_bound": self.fractions().limits,
+            "fraction_of_ceiling": self.fractions().ceilings,
         })
     }
 }
@@ -155,9 +203,11 @@ pub struct RooflineReport {
     pub model: String,
     /// What computes, for people.
     pub device: String,
-    /// Its limits, if they are known.
-    pub limits: Option<Limits>,
-    /// The steps.
+    /// Its limits.
+    pub bounds: Bounds,
+    /// Number of steps to measure; the report is complete with as many.
+    pub planned: usize,
+    /// The steps that were measured.
     pub steps: Vec<StepTime>,
 }
 
@@ -175,12 +225,10 @@ impl RooflineReport {
     /// For programs: times in seconds.
     pub fn to_json(&self) -> Value {
         let steps: Vec<Value> = self.rows().map(|row| row.json()).collect();
-        json!({
-            "model": self.model,
-            "device": self.device,
-            "limits": Limits::json(self.limits.as_ref()),
-            "steps": steps,
-        })
+        let complete = self.steps.len() == self.planned;
+        let mut value = json!({"model": self.model, "device": self.device, "complete": complete, "steps": steps});
+        self.bounds.add_to(&mut value);
+        value
     }
 }
 
@@ -193,9 +241,9 @@ impl StepRow<'_> {
         let Some((figures, least)) = &self.figures else {
             return vec![format!("{name}: does not fit the KV cache")];
         };
-        let [median, bandwidth, flops, bound, fraction] = figures.cells();
+        let [median, bandwidth, flops, bound, fraction, of_ceiling] = figures.cells();
         let tokens = format!("{:.0}", self.time.step.tokens() as f64 / figures.seconds);
-        vec![name, median, milliseconds(*least), tokens, bandwidth, flops, bound, fraction]
+        vec![name, median, milliseconds(*least), tokens, bandwidth, flops, bound, fraction, of_ceiling]
     }
 
     fn json(&self) -> Value {
@@ -226,9 +274,9 @@ impl StepRow<'_> {
 impl fmt::Display for RooflineReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} on {}", self.model, self.device)?;
-        writeln!(f, "{}", Limits::line(self.limits.as_ref()))?;
-        let [median, bandwidth, flops, bound, fraction] = Figures::HEADS;
-        let heads = ["step", median, "at best", "tokens/s", bandwidth, flops, bound, fraction];
+        writeln!(f, "{}", self.bounds.lines())?;
+        let [median, bandwidth, flops, bound, fraction, of_ceiling] = Figures::HEADS;
+        let heads = ["step", median, "at best", "tokens/s", bandwidth, flops, bound, fraction, of_ceiling];
         let rows: Vec<_> = self.rows().map(|row| row.cells()).collect();
         f.write_str(&table(1, &heads, &rows))
     }

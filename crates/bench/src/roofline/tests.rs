@@ -1,5 +1,6 @@
 //! What is asked of a backend, and what is told of it.
 
+use octavo_ops::cost::Peaks;
 use octavo_ops::sampling::SampledToken;
 use octavo_ops::testing::TinyModel;
 use octavo_ops::{DeviceProfile, KvGroup, WeightSource};
@@ -90,18 +91,29 @@ fn config() -> RooflineConfig {
 
 const PEAKS: Peaks = Peaks { bandwidth: 1e12, flops: 1e15 };
 
+/// A device that reaches half of what its data sheet states.
+fn bounds() -> Bounds {
+    let half = Peaks { bandwidth: PEAKS.bandwidth / 2.0, flops: PEAKS.flops / 2.0 };
+    Bounds { limits: Some(Limits { peaks: PEAKS, source: "data sheet" }), ceilings: Some(half) }
+}
+
+/// The times of every step.
+fn measure(backend: &mut Noting, program: &Program, blocks: usize, bounds: &Bounds) -> Vec<StepTime> {
+    let config = config();
+    let mut bench = RooflineBench::new(backend, program, blocks, &config, bounds);
+    config.steps().map(|step| bench.measure(step).unwrap()).collect()
+}
+
 #[test]
 fn steps_are_repeated_on_keys_that_are_there() {
     let (program, _) = TinyModel::default().build().unwrap();
     let mut backend = Noting::default();
-    let mut told = Vec::new();
-    let times = measure(&mut backend, &program, 10, &config(), Some(PEAKS), &mut |step| told.push(step)).unwrap();
+    let times = measure(&mut backend, &program, 10, &bounds());
     let expected = [
         Step::Decode { sequences: 1, context: 40 },
         Step::Decode { sequences: 3, context: 40 },
         Step::Prefill { tokens: 50 },
     ];
-    assert_eq!(told, expected);
     assert_eq!(times.iter().map(|time| time.step).collect::<Vec<_>>(), expected);
     // A prompt of 40 in chunks of 32 fills the first sequence; the others get copies of its three blocks.
     assert_eq!(backend.steps[..3], [(32, 1, 32), (8, 1, 40), (1, 1, 40)]);
@@ -119,18 +131,25 @@ fn steps_are_repeated_on_keys_that_are_there() {
     let parts = [shape(32, 32), shape(18, 50)].map(|shape| step_cost(&program, &shape, ElementBytes::HALF));
     assert_eq!(times[2].cost.flops, parts[0].flops + parts[1].flops);
     let bound = parts.iter().map(|cost| cost.bound_seconds(&PEAKS)).sum::<f64>();
-    assert!((times[2].bound.unwrap() / bound - 1.0).abs() < 1e-12);
+    assert!((times[2].bound.limits.unwrap() / bound - 1.0).abs() < 1e-12);
+    // The ceilings are half of the limits.
+    assert!((times[2].bound.ceilings.unwrap() / bound - 2.0).abs() < 1e-12);
 }
 
 #[test]
 fn what_does_not_fit_is_said_and_not_run() {
     let (program, _) = TinyModel::default().build().unwrap();
     let mut backend = Noting::default();
-    let steps = measure(&mut backend, &program, 9, &config(), None, &mut |_| {}).unwrap();
+    let mut steps = measure(&mut backend, &program, 9, &Bounds::default());
     assert!(steps[1].seconds.is_none() && backend.steps.iter().all(|step| step.1 == 1));
-    let report = RooflineReport { model: "m".into(), device: "d".into(), limits: None, steps };
+    let last = steps.pop().unwrap();
+    let bounds = Bounds::default();
+    let mut report = RooflineReport { model: "m".into(), device: "d".into(), bounds, planned: 3, steps };
+    assert_eq!(report.to_json()["complete"], false);
+    report.steps.push(last);
+    assert_eq!(report.to_json()["complete"], true);
     let text = report.to_string();
-    assert!(text.starts_with("m on d\nlimits: not known"), "{text}");
+    assert!(text.starts_with("m on d\nlimits: unknown"), "{text}");
     assert!(text.contains("\ndecode 3 x 40: does not fit the KV cache\n"), "{text}");
     let json = report.to_json();
     assert_eq!(json["steps"][1]["error"], "it does not fit the KV cache");
@@ -144,13 +163,26 @@ fn what_does_not_fit_is_said_and_not_run() {
 fn a_fraction_is_the_bound_over_the_time() {
     let cost = Cost { weight_bytes: 1_500_000_000, kv_bytes: 500_000_000, flops: 1000, ..Cost::default() };
     let step = Step::Decode { sequences: 8, context: 1024 };
-    let steps = vec![StepTime { step, seconds: Some((4e-3, 3e-3)), cost, bound: Some(cost.bound_seconds(&PEAKS)) }];
-    let limits = Some(Limits { peaks: PEAKS, source: "data sheet" });
-    let report = RooflineReport { model: "m".into(), device: "d".into(), limits, steps };
+    let bounds = bounds();
+    let bound = bounds.seconds(|peaks| cost.bound_seconds(peaks));
+    let steps = vec![StepTime { step, seconds: Some((4e-3, 3e-3)), cost, bound }];
+    let report = RooflineReport { model: "m".into(), device: "d".into(), bounds, planned: 1, steps };
     let text = report.to_string();
-    assert!(text.contains("limits: 1000.0 GB/s, 1000.00 TFLOP/s (data sheet)"), "{text}");
+    assert!(
+        text.contains(
+            "limits: 1000.0 GB/s, 1000.00 TFLOP/s (data sheet)\nceilings: 500.0 GB/s, 500.00 TFLOP/s (measured)"
+        ),
+        "{text}"
+    );
     let row: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
-    assert_eq!(row, ["decode", "8", "x", "1024", "4.000", "3.000", "2000", "500.0", "0.000", "2.000", "50.0", "%"]);
+    assert_eq!(
+        row,
+        ["decode", "8", "x", "1024", "4.000", "3.000", "2000", "500.0", "0.000", "2.000", "50.0", "%", "100.0", "%"]
+    );
     let json = &report.to_json()["steps"][0];
     assert_eq!((&json["fraction_of_bound"], &json["tokens_per_second"]), (&0.5.into(), &2000.0.into()));
+    assert_eq!(
+        (&json["fraction_of_ceiling"], &report.to_json()["ceilings"]["source"]),
+        (&1.0.into(), &"measured".into())
+    );
 }

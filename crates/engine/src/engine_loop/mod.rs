@@ -1,8 +1,9 @@
-//! The engine thread: wait for the device, read the mail, give out tokens, plan and submit the next step.
+//! The engine thread: waits for the device, reads the inbox, delivers tokens, plans and submits the next step.
 //!
-//! With one step in flight a turn is: submit n, wake the readers of n − 1 and fill the masks of n while the device works,
-//! sample n, wait for n. With two, n + 1 is planned and submitted before n is waited for, its inputs naming what n draws
-//! where the engine has not seen it; masks of n + 1 need the tokens of n, so its sampling starts after that wait.
+//! With one step in flight, a turn submits step n, wakes the readers of n − 1 and fills the masks of n while the device
+//! works, starts the sampling of n and waits for n. With two steps in flight, the engine plans and submits n + 1 before
+//! it waits for n; the inputs of n + 1 refer to tokens of n that the engine has not seen yet. Masks of n + 1 need the
+//! tokens of n, so the sampling of n + 1 starts after that wait.
 
 #[cfg(test)]
 mod properties;
@@ -27,31 +28,31 @@ use crate::{
     StepPlan, TokenOutput,
 };
 
-/// How the engine ended.
+/// Reason why the engine ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// It was asked to.
+    /// A caller asked it to stop.
     Stopped,
-    /// The executor can go on no more.
+    /// The executor failed for good.
     Failed,
 }
 
-/// What came of a turn.
+/// Result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// There may be more to do.
+    /// There may be more work.
     Again,
-    /// Nothing is in flight, nothing runs, nothing waits.
+    /// No step is in flight, no sequence runs and no request waits.
     Idle,
-    /// That was the last.
+    /// The engine has ended.
     Over(Exit),
 }
 
-/// A step that is back from the device.
+/// A step that the device has completed.
 struct Back {
     record: StepRecord,
     result: Result<StepOutput, ExecutorError>,
-    /// When it was complete: the time of its tokens.
+    /// Time of its completion, which is the time of its tokens.
     at: Instant,
 }
 
@@ -61,16 +62,17 @@ pub(crate) struct EngineLoop {
     executor: Box<dyn Executor>,
     metrics: EngineMetrics,
     scheduler: Scheduler,
-    /// Who is told what becomes of the blocks in which prefixes are found.
+    /// Receiver of the changes of the prefix cache.
     kv_events: Option<Box<dyn KvEventSink>>,
-    /// Steps that may be in flight.
+    /// Maximum number of steps in flight.
     depth: usize,
-    /// Oldest first. Only the newest may wait for its masks.
+    /// Steps in flight, oldest first. Only the newest may wait for its masks.
     in_flight: VecDeque<StepRecord>,
     next_step: StepId,
-    /// There was nothing to submit when last tried: the steps in flight come first.
+    /// The last attempt found nothing to submit; steps in flight must complete first.
     starved: bool,
-    /// A step failed: what the next one would refer to is unclear until all in flight are back.
+    /// A step failed. No step is submitted until all steps in flight have completed, because its inputs could refer to
+    /// the failed one.
     settling: bool,
     mail: Mail,
     /// Readers to wake once the device is busy.
@@ -111,7 +113,7 @@ impl EngineLoop {
         }
     }
 
-    /// Runs until stopped or failed. Idle, it blocks on the inbox.
+    /// Runs until the engine is stopped or fails. Blocks on the inbox while idle.
     pub(crate) fn run(mut self) -> Exit {
         loop {
             match self.turn() {
@@ -125,7 +127,7 @@ impl EngineLoop {
         }
     }
 
-    /// One turn. Blocks on the device alone.
+    /// Runs one turn. Blocks only on the device.
     pub(crate) fn turn(&mut self) -> Turn {
         let back = self.wait_for_oldest();
         self.shared.status.progress();
@@ -146,7 +148,7 @@ impl EngineLoop {
         }
     }
 
-    /// What a turn does between two waits. An error is fatal.
+    /// Does the work of a turn between two waits. Any error is fatal.
     fn work(&mut self, back: Option<Back>) -> Result<(), ExecutorError> {
         if let Some(Back { record, result, at }) = back {
             match result {
@@ -175,7 +177,7 @@ impl EngineLoop {
         Some(Back { record, result, at: Instant::now() })
     }
 
-    /// Takes in what the callers want. Ends come before the outputs of the step that is just back.
+    /// Applies new requests, aborts and stops. Ends take effect before the outputs of the step that has just completed.
     fn read_mail(&mut self) -> Option<Exit> {
         let mut mail = std::mem::take(&mut self.mail);
         for sequence in mail.arrivals.drain(..) {
@@ -222,7 +224,8 @@ impl EngineLoop {
         self.sample_unless_constrained()
     }
 
-    /// Nothing can be computed although nothing is in flight and there are requests: no later turn would differ.
+    /// Returns an error if there are requests, no step is in flight and nothing can be computed: no later turn would
+    /// differ.
     fn check_progress(&self) -> Result<(), ExecutorError> {
         if self.in_flight.is_empty() && !self.scheduler.is_idle() {
             debug_assert!(false, "the scheduler is stuck");
@@ -239,7 +242,7 @@ impl EngineLoop {
             let Some(sequence) = self.scheduler.sequence_mut(key) else { continue };
             if sequence.timeline.on_scheduled(now) {
                 self.shared.inbox.leave_queue(sequence.prompt_len());
-                // As in vLLM, a prompt that is scored does not count: it was not looked up.
+                // As in vLLM, a scored prompt does not count, because it is not looked up.
                 if caching && !sequence.scores_prompt() {
                     self.metrics.prefix_lookup(sequence.prompt_len() as u64, u64::from(sequence.cached_tokens));
                 }
@@ -254,8 +257,8 @@ impl EngineLoop {
         }
     }
 
-    /// Starts the sampling of the newest step if that is still to be done. The tokens of the step before must be known
-    /// if rows are constrained.
+    /// Starts the sampling of the newest step unless it has been started. If rows are constrained, the tokens of the
+    /// step before must be known.
     fn sample_newest(&mut self) -> Result<(), ExecutorError> {
         let Some(mut record) = self.in_flight.pop_back() else { return Ok(()) };
         if record.sampling {
@@ -273,7 +276,7 @@ impl EngineLoop {
         }
     }
 
-    /// The masks of a step's constrained rows. A sequence that has ended may draw anything.
+    /// Fills the masks of a step's constrained rows. A sequence that has ended may sample any token.
     fn fill_masks(&mut self, record: &StepRecord) -> StepMasks {
         let rows = record.constrained_rows();
         if rows == 0 {
@@ -293,7 +296,7 @@ impl EngineLoop {
         StepMasks { words, bits }
     }
 
-    /// A step is back: gives out its tokens.
+    /// Delivers the tokens of a completed step.
     fn retire(&mut self, record: StepRecord, output: StepOutput, at: Instant) -> Result<(), ExecutorError> {
         let StepOutput { mut rows, embeddings, plan } = output;
         let (found, expected) = ((rows.len(), embeddings.len()), record.outputs());
@@ -327,7 +330,8 @@ impl EngineLoop {
         Ok(())
     }
 
-    /// Keeps what a step says of a prompt until the first event. Every row is taken, also of a sequence that has ended.
+    /// Stores the prompt's scores until the first event. Consumes every row, including rows of sequences that have
+    /// ended.
     fn take_scores(&mut self, row: &StepRow, scores: impl Iterator<Item = TokenOutput>) {
         let logprobs = scores.filter_map(|score| {
             debug_assert!(score.logprobs.is_some(), "a prompt token was scored for nothing");
@@ -339,7 +343,7 @@ impl EngineLoop {
         }
     }
 
-    /// Ends a sequence whose answer is no token.
+    /// Ends a sequence whose result is an embedding or scores instead of a token.
     fn take_answer(&mut self, row: &StepRow, embedding: Option<Vec<f32>>, now: Instant) {
         let Some(sequence) = self.scheduler.sequence_mut(row.key) else { return };
         let (prompt, cached) = (sequence.prompt_len() as u64, u64::from(sequence.cached_tokens));
@@ -351,7 +355,7 @@ impl EngineLoop {
         self.end(row.key, Last { embedding, answered: true, ..Last::default() }, reason, now);
     }
 
-    /// Gives a sequence the token drawn for it, and ends it if that was the last.
+    /// Appends the sampled token to a sequence and ends the sequence if it was the last token.
     fn take_token(&mut self, key: SequenceKey, token: TokenOutput, now: Instant) {
         let Some(sequence) = self.scheduler.sequence_mut(key) else { return };
         if let Some(constraint) = &mut sequence.constraint
@@ -375,7 +379,7 @@ impl EngineLoop {
         }
     }
 
-    /// Ends a sequence: its one terminal event.
+    /// Ends a sequence and sends its one terminal event.
     fn end(&mut self, key: SequenceKey, mut last: Last, reason: FinishReason, now: Instant) {
         let Some(mut sequence) = self.scheduler.remove(key) else { return };
         if !sequence.timeline.was_scheduled() {
@@ -398,7 +402,7 @@ impl EngineLoop {
         }
     }
 
-    /// Ends the requests of a step that could not be run. A fatal error is passed on.
+    /// Ends the requests of a step that failed. Returns a fatal error to the caller.
     fn fail_step(&mut self, record: StepRecord, error: ExecutorError) -> Result<(), ExecutorError> {
         tracing::error!(step = record.step, fatal = error.fatal, "step failed: {error}");
         let now = Instant::now();
@@ -412,7 +416,7 @@ impl EngineLoop {
         if error.fatal { Err(error) } else { Ok(()) }
     }
 
-    /// After a failure: goes on once nothing is in flight.
+    /// Resumes after a failure once no step is in flight.
     fn settled(&mut self) {
         if self.in_flight.is_empty() {
             self.settling = false;
@@ -428,7 +432,7 @@ impl EngineLoop {
         }
     }
 
-    /// Sets gauges and status, and counts a step that computed something.
+    /// Updates gauges and status, and counts the step if it computed tokens.
     fn report(&mut self, stats: StepStats) {
         let kv = self.scheduler.kv();
         self.shared.status.set_load(self.scheduler.running(), self.scheduler.waiting_preempted(), kv.used());
@@ -442,9 +446,9 @@ impl EngineLoop {
         });
     }
 
-    /// The executor can go on no more: every request ends with its error.
+    /// Ends every request with the error of an executor that has failed for good.
     fn fail(&mut self, error: &ExecutorError) -> Exit {
-        // First, so that nobody who reads the error can submit to an engine that is gone.
+        // The inbox closes first, so that a caller who reads the error cannot submit to an engine that is gone.
         self.shared.status.set_state(EngineState::Failed);
         self.shared.inbox.close();
         self.end_all(|_| true, &FinishReason::Error(error.message.as_str().into()));
@@ -452,7 +456,7 @@ impl EngineLoop {
         Exit::Failed
     }
 
-    /// Every request ends as abort, and the steps in flight end too, so that the executor is dropped in peace.
+    /// Aborts every request and waits for the steps in flight, so that the executor is idle when it is dropped.
     fn shut_down(&mut self) -> Exit {
         self.end_all(|_| true, &FinishReason::Abort);
         self.wake_readers();

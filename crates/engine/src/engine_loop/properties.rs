@@ -1,5 +1,5 @@
-//! Random lives of an engine: every invariant after every step, every request ends once, with the tokens that it gets
-//! alone.
+//! Property tests of the engine with random requests: every invariant holds after every step, and every request ends
+//! once, with the tokens it gets when it runs alone.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -20,16 +20,16 @@ use crate::{
 const MAX_LEN: usize = 40;
 const VOCAB: usize = 40;
 
-/// How a caller behaves.
+/// Behaviour of a caller.
 #[derive(Clone, Copy, Debug)]
 enum Caller {
-    /// Reads to the end, in every turn.
+    /// Reads every turn until the end.
     Reads,
-    /// Reads only when all is over.
+    /// Reads only after the engine is idle.
     Sleeps,
-    /// Goes away after some turns.
+    /// Drops its stream after this many turns.
     Leaves(usize),
-    /// Has found a stop string after some tokens.
+    /// Finishes its stream after this many tokens.
     Finishes(usize),
 }
 
@@ -61,7 +61,7 @@ impl Life {
     }
 }
 
-/// Even and odd tokens in turn.
+/// Allows even and odd tokens alternately.
 struct Alternating {
     odd: bool,
 }
@@ -111,7 +111,8 @@ fn life() -> impl Strategy<Value = Life> {
         1 => (1..8usize).prop_map(Caller::Finishes),
     ];
     let prompt = (0..3u32, 1..MAX_LEN as u32).prop_map(|(family, len)| {
-        // Families share their first 9 tokens with each other and all with their like.
+        // Prompts of one family share all tokens up to the shorter length; prompts of different families share their
+        // first 9.
         (0..len).map(|i| if i < 9 { i } else { (family * 13 + i) % VOCAB as u32 }).collect()
     });
     let flags = (prop::bool::weighted(0.2), prop::bool::weighted(0.2), prop::bool::weighted(0.3));
@@ -168,7 +169,7 @@ fn config() -> impl Strategy<Value = EngineConfig> {
     )
 }
 
-/// What a caller has seen of its request.
+/// Events that a caller has received.
 struct Seen {
     life: Life,
     stream: Option<RequestStream>,
@@ -190,7 +191,7 @@ impl Seen {
         }
     }
 
-    /// What does not depend on draws is as it should be, as far as it has come.
+    /// Checks everything that does not depend on sampled tokens.
     fn check(&self) {
         let Life { prompt, params, embed, .. } = &self.life;
         let ended = matches!(self.finish, Some(FinishReason::Stop { .. } | FinishReason::Length));
@@ -253,7 +254,7 @@ fn mock_alone() -> MockConfig {
     MockConfig { vocab_size: VOCAB, tokens: 0..VOCAB as u32, ..MockConfig::default() }
 }
 
-/// The tokens of a request that has an engine for itself.
+/// Returns the tokens of a request that runs alone.
 fn alone(life: &Life) -> (Vec<u32>, FinishReason) {
     let mock = mock_alone();
     let config = EngineConfig { max_model_len: MAX_LEN, enable_prefix_caching: false, ..EngineConfig::default() };
@@ -274,7 +275,7 @@ fn alone(life: &Life) -> (Vec<u32>, FinishReason) {
     (seen.tokens, seen.finish.unwrap())
 }
 
-/// Runs the lives in one engine, and returns what their callers saw.
+/// Runs the requests in one engine and returns the events that their callers received.
 fn together(engine: &mut ManualEngine, lives: &[Life]) -> (Vec<Seen>, Option<Exit>) {
     let epoch = Instant::now();
     let mut seen: Vec<Seen> = Vec::new();
@@ -289,7 +290,7 @@ fn together(engine: &mut ManualEngine, lives: &[Life]) -> (Vec<Seen>, Option<Exi
         seen.iter_mut().for_each(|seen| seen.behave(turn));
         match outcome {
             Turn::Over(exit) => return (seen, Some(exit)),
-            // Ends that callers have just posted still make a turn.
+            // Ends that callers have just posted still take a turn.
             Turn::Idle if turn > last => break,
             _ => {}
         }
@@ -298,16 +299,16 @@ fn together(engine: &mut ManualEngine, lives: &[Life]) -> (Vec<Seen>, Option<Exi
     (seen, None)
 }
 
-/// What a router knows of the prefix cache that is told of every change.
+/// A router's view of the prefix cache, built from events.
 #[derive(Clone, Default)]
 struct Router(Arc<Mutex<Known>>);
 
 #[derive(Default)]
 struct Known {
-    /// The blocks that can be found.
+    /// Blocks that are in the prefix index.
     blocks: HashSet<BlockHash>,
-    /// Of every block that could ever be found, all tokens up to its end. A block may outlive the one before it, of which another
-    /// sequence had the copy that was found.
+    /// All tokens up to the end of every block that was ever indexed. A block may outlive its predecessor if another
+    /// sequence's copy of the predecessor was found.
     ever: HashMap<BlockHash, Vec<u32>>,
 }
 
@@ -369,7 +370,8 @@ proptest! {
             }
         }
 
-        // A block is found by tokens that a request has, and not by what a step in flight was to draw.
+        // Indexed blocks hold only tokens that a request received, never tokens that a step in flight was still to
+        // sample.
         for chain in router.0.lock().unwrap().ever.values() {
             prop_assert!(whole.iter().any(|tokens| tokens.starts_with(chain)), "{chain:?} is nobody's");
         }

@@ -9,7 +9,7 @@ use crate::internals::ManualEngine;
 use crate::mock::{FailurePoint, MockConfig, MockExecutor, MockFailure};
 use crate::{Constraint, Pooling, RepetitionDetection, Request, RequestEvent, RequestStream, SamplingParams, Task};
 
-/// An engine turned by the test, over a mock executor, and its metrics.
+/// An engine over a mock executor, turned by the test, and its metrics.
 struct Rig {
     manual: ManualEngine,
     telemetry: Telemetry,
@@ -35,7 +35,7 @@ impl Rig {
     }
 }
 
-/// The value of a series, named without its prefix and its constant labels.
+/// Returns the value of a series, named without its prefix and its constant labels.
 fn metric(telemetry: &Telemetry, name: &str) -> f64 {
     let text = telemetry.render();
     let mut samples = text.lines().filter_map(|line| line.strip_prefix("vllm:")?.rsplit_once(' '));
@@ -70,7 +70,7 @@ fn tokens(max_tokens: u32) -> SamplingParams {
     SamplingParams { max_tokens, ..SamplingParams::default() }
 }
 
-/// All that is in the stream now, and whether it has ended.
+/// Returns all events available in the stream, and whether it has ended.
 fn read(stream: &mut RequestStream) -> (Vec<RequestEvent>, bool) {
     let mut events = Vec::new();
     loop {
@@ -92,7 +92,7 @@ fn both_depths(test: impl Fn(MockConfig)) {
     }
 }
 
-/// vLLM's test_metrics_counts: 10 requests of 10 tokens, whose counts are known exactly.
+/// Reproduces vLLM's test_metrics_counts: the counts of 10 requests of 10 tokens are known exactly.
 #[test]
 fn metrics_count_as_in_vllm() {
     for one_by_one in [true, false] {
@@ -336,7 +336,7 @@ fn a_fatal_failure_ends_everything() {
     });
 }
 
-/// Allows token `t` at output position `p` if `t % 5 == p % 5`, and checks that it is asked in order.
+/// Allows token `t` at output position `p` if `t % 5 == p % 5`, and checks that positions are requested in order.
 struct FifthAfterFifth {
     accepted: u32,
     reject_at: Option<u32>,
@@ -510,7 +510,7 @@ fn an_embedding_ends_by_stop_without_a_token() {
         let mut rig = Rig::new(mock.clone(), config);
         let long: Vec<u32> = (0..64).collect();
         let embed = |rig: &Rig, prompt: &[u32]| {
-            // What generation would need does not matter.
+            // Sampling parameters of an embedding request have no effect.
             let request = Request { task: Task::Embed(Pooling::Last), ..request(prompt, &scored(1, 5)) };
             rig.manual.submit(request).unwrap()
         };

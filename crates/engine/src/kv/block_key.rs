@@ -1,32 +1,33 @@
-//! Names of block contents.
+//! Hashes that identify block contents.
 //!
-//! The hash is vLLM's `sha256_cbor`: SHA-256 of the parent's hash, the block's tokens and what else its content depends on,
-//! as canonical CBOR, so that a router which knows vLLM's names knows ours. A client that could make collisions would read
-//! another's prefix, as the compared token ids are those of one block and not of its ancestors; nobody can make SHA-256's.
-//! A block of 16 tokens costs two compressions, 0.1 to 0.2 µs with the SHA instructions of every server CPU since 2019,
-//! mostly on the submitting thread.
+//! The hash is vLLM's `sha256_cbor`: SHA-256 over the parent's hash, the block's tokens and everything else its content
+//! depends on, as canonical CBOR, so that a router which knows vLLM's hashes knows these. A hit compares the token ids
+//! of one block and not of its ancestors, so a client that could produce collisions could read another client's prefix;
+//! SHA-256 rules that out. A block of 16 tokens costs two compressions, 0.1 to 0.2 µs with the SHA instructions of
+//! every server CPU since 2019, mostly on the submitting thread.
 
 use sha2::{Digest, Sha256};
 
 use super::TokenSpan;
 
-/// What the chains of vLLM begin with where `PYTHONHASHSEED` is not set.
+/// Seed of vLLM's hash chains when `PYTHONHASHSEED` is not set.
 pub(crate) const DEFAULT_SEED: &str = "vllm-none-hash";
 
-/// Names the tokens of a sequence up to the end of a full block, and all else that changes their keys and values.
+/// Identifies the tokens of a sequence up to the end of a full block, and everything else that changes their keys and
+/// values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChainKey(pub(crate) [u8; 32]);
 
 impl ChainKey {
-    /// What the first block of a sequence continues. With different seeds no two blocks have the same name.
+    /// Returns the parent of a sequence's first block. With different seeds, no two blocks have the same key.
     pub(crate) fn root(seed: &str) -> Self {
         let mut cbor = Cbor::new();
         cbor.text(seed);
         cbor.finish()
     }
 
-    /// The key of the block that holds `tokens` and follows this one. A salt is for the first block of a sequence: the
-    /// chain carries it on, and sequences with different salts share no block.
+    /// Returns the key of the block that holds `tokens` and follows this one. A salt is passed only for the first block
+    /// of a sequence: the chain carries it on, so sequences with different salts share no block.
     pub(crate) fn child(&self, tokens: TokenSpan<'_>, salt: Option<&str>) -> Self {
         let mut cbor = Cbor::new();
         cbor.head(Cbor::ARRAY, 3);
@@ -49,16 +50,16 @@ impl ChainKey {
     }
 }
 
-/// Canonical CBOR on its way into a hash.
+/// Writes canonical CBOR into a hash.
 struct Cbor {
     hash: Sha256,
-    /// What is not hashed yet: a call for every token would cost more than its hash.
+    /// Bytes not hashed yet. A call for every token would cost more than its hash.
     pending: [u8; 128],
     len: usize,
 }
 
 impl Cbor {
-    /// Major types, where a head has them.
+    /// CBOR major types, in the top three bits of a head.
     const UINT: u8 = 0;
     const BYTES: u8 = 2 << 5;
     const TEXT: u8 = 3 << 5;
@@ -69,7 +70,7 @@ impl Cbor {
         Self { hash: Sha256::new(), pending: [0; 128], len: 0 }
     }
 
-    /// A type and a number of 32 bits, in the shortest form.
+    /// Writes a type and a 32-bit number in the shortest form.
     fn head(&mut self, kind: u8, number: usize) {
         let [.., a, b, c, d] = number.to_be_bytes();
         match number {
@@ -104,17 +105,17 @@ impl Cbor {
     }
 }
 
-/// Names the content of a block: a chain in one KV group.
+/// Identifies the content of a block: a chain in one KV group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockKey {
-    /// The tokens.
+    /// Tokens of the sequence up to the end of the block.
     pub(crate) chain: ChainKey,
-    /// The layers.
+    /// Index of the KV group.
     pub(crate) group: u32,
 }
 
 impl BlockKey {
-    /// 64 of the key's bits, uniformly distributed.
+    /// Returns 64 bits of the key, uniformly distributed.
     pub(crate) fn bits(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.chain.0;
         u64::from_le_bytes([a, b, c, d, e, f, g, h]) ^ u64::from(self.group)
@@ -166,7 +167,7 @@ mod tests {
         }
     }
 
-    /// Made by Python: `hashlib.sha256(cbor2.dumps((parent, tokens, extra), canonical=True))`.
+    /// The expected values come from Python: `hashlib.sha256(cbor2.dumps((parent, tokens, extra), canonical=True))`.
     #[test]
     fn keys_are_those_of_vllm() {
         let hex = |key: ChainKey| key.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>();

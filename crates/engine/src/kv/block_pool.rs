@@ -1,11 +1,11 @@
-//! The blocks of one KV group and who may have them.
+//! The blocks of one KV group and their reference counts.
 
 use super::{BlockId, BlockKey, NULL_BLOCK, PrefixIndex, TokenSpan};
 
-/// A block is used while it has references and on the free list while it has none. A free block that is indexed still
-/// holds its prefix: it can be found and referenced again until it is allocated to something else.
+/// A block is used while it has references and is on the free list otherwise. A free block that is indexed still holds
+/// its prefix: it can be found and referenced again until it is allocated.
 ///
-/// The free list is a ring through the blocks themselves with the null block as its start, so that every operation is a
+/// The free list is a ring linked through the blocks, with the null block as its start, so that every operation is a
 /// few index writes. Its order is the order of eviction: blocks without a prefix at the head, the others from least to
 /// most recently released.
 pub(crate) struct BlockPool {
@@ -16,15 +16,15 @@ pub(crate) struct BlockPool {
 
 #[derive(Clone, Copy, Default)]
 struct Block {
-    /// Block tables that hold it.
+    /// Number of block tables that hold the block.
     references: u32,
-    /// Neighbours on the free list, if it is free.
+    /// Neighbours on the free list if the block is free.
     previous: BlockId,
     next: BlockId,
 }
 
 impl BlockPool {
-    /// A pool of `blocks` blocks, the null block included, all free, in the order of their ids.
+    /// Creates a pool of `blocks` free blocks, including the null block, in the order of their ids.
     pub(crate) fn new(blocks: usize, block_size: usize) -> Self {
         let blocks = blocks.max(1);
         let mut pool = Self {
@@ -38,22 +38,22 @@ impl BlockPool {
         pool
     }
 
-    /// Blocks, without the null block.
+    /// Returns the number of blocks without the null block.
     pub(crate) fn total(&self) -> usize {
         self.blocks.len() - 1
     }
 
-    /// Blocks without references, indexed or not.
+    /// Returns the number of blocks without references, indexed or not.
     pub(crate) fn free(&self) -> usize {
         self.free
     }
 
-    /// Whether the block has no references.
+    /// Returns whether the block has no references.
     pub(crate) fn is_free(&self, id: BlockId) -> bool {
         self.blocks[id as usize].references == 0
     }
 
-    /// Puts a block on the free list behind `previous`.
+    /// Inserts a block into the free list after `previous`.
     fn link(&mut self, id: BlockId, previous: BlockId) {
         let next = self.blocks[previous as usize].next;
         self.blocks[previous as usize].next = id;
@@ -70,7 +70,7 @@ impl BlockPool {
         self.free -= 1;
     }
 
-    /// Takes the head of the free list and drops what it held, of which the key is returned.
+    /// Takes the head of the free list and evicts its content, whose key is returned.
     pub(crate) fn allocate(&mut self) -> Option<(BlockId, Option<BlockKey>)> {
         let id = self.blocks[NULL_BLOCK as usize].next;
         if id == NULL_BLOCK {
@@ -82,7 +82,7 @@ impl BlockPool {
         Some((id, dropped))
     }
 
-    /// The block with this content, used or free.
+    /// Returns the block with this content, used or free.
     pub(crate) fn find(&self, key: &BlockKey, tokens: TokenSpan<'_>) -> Option<BlockId> {
         self.index.find(key, tokens)
     }
@@ -95,13 +95,13 @@ impl BlockPool {
         self.blocks[id as usize].references += 1;
     }
 
-    /// Makes a full block of a sequence findable; `false` if its content was already.
+    /// Adds a full block of a sequence to the index. Returns `false` if its content is already indexed.
     pub(crate) fn index(&mut self, id: BlockId, key: BlockKey, tokens: TokenSpan<'_>) -> bool {
         debug_assert!(!self.is_free(id) && id != NULL_BLOCK);
         self.index.insert(id, key, tokens)
     }
 
-    /// Gives a reference back. Without references a block with a prefix is the last to be allocated, another the first.
+    /// Removes a reference. A block without references is allocated last if it holds a prefix, else first.
     pub(crate) fn release(&mut self, id: BlockId) {
         let block = &mut self.blocks[id as usize];
         debug_assert!(block.references > 0 && id != NULL_BLOCK);
@@ -113,13 +113,14 @@ impl BlockPool {
         self.link(id, behind);
     }
 
-    /// The free list from head to tail.
+    /// Iterates over the free list from head to tail.
     pub(crate) fn free_list(&self) -> impl Iterator<Item = BlockId> {
         let next = |id: &BlockId| Some(self.blocks[*id as usize].next);
         std::iter::successors(Some(self.blocks[NULL_BLOCK as usize].next), next).take_while(|&id| id != NULL_BLOCK)
     }
 
-    /// Every block is used or free, as `references` (by block id) counts it, and the free list is whole.
+    /// Checks that every block is used or free, as `references` (by block id) counts it, and that the free list is
+    /// complete.
     pub(crate) fn check(&self, references: &[u32]) -> Result<(), String> {
         let mut listed = 0;
         let mut before = NULL_BLOCK;

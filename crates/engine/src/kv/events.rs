@@ -1,42 +1,42 @@
-//! What happens to the blocks in which prefixes are found, for those who route requests by it.
+//! Events of the prefix cache, for routers that send requests to the server which holds their prefix.
 
 use std::sync::Arc;
 
 use super::{ChainKey, TokenSpan};
 
-/// The name of a block's content and of all that comes before it: vLLM's `sha256_cbor`.
+/// Hash of a block's content and of everything before it: vLLM's `sha256_cbor`.
 pub type BlockHash = [u8; 32];
 
-/// A change of what can be found, in the order of the changes.
+/// A change of the prefix cache. Events come in the order of the changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEvent {
-    /// Blocks that follow one another can be found from now on.
+    /// Consecutive blocks were added to the prefix cache.
     Stored {
-        /// The block before the first of them; `None` if a sequence begins with it.
+        /// Hash of the block before the first of them; `None` if a sequence begins with it.
         parent: Option<BlockHash>,
-        /// The blocks.
+        /// Hashes of the blocks.
         hashes: Vec<BlockHash>,
-        /// Their tokens, one block's after the other's.
+        /// Tokens of the blocks, concatenated.
         tokens: Vec<u32>,
-        /// Tokens of a block.
+        /// Number of tokens in a block.
         block_size: usize,
-        /// What the hash of the first block has besides, if it is a sequence's first.
+        /// Cache salt that is part of the first block's hash, if the block begins a sequence.
         cache_salt: Option<Arc<str>>,
     },
-    /// These blocks cannot be found any more.
+    /// Blocks were removed from the prefix cache.
     Removed {
-        /// The blocks.
+        /// Hashes of the blocks.
         hashes: Vec<BlockHash>,
     },
 }
 
-/// Who is told. The engine's thread calls it between two steps: it must not block.
+/// Receives the changes of the prefix cache. The engine's thread calls it between two steps, so it must not block.
 pub trait KvEventSink: Send {
-    /// Takes what happened since the last call; never nothing.
+    /// Publishes the events since the last call. `events` is never empty.
     fn publish(&mut self, events: Vec<KvEvent>);
 }
 
-/// The events since they were last taken.
+/// Events since they were last taken.
 #[derive(Debug, Default)]
 pub(crate) struct EventLog(Vec<KvEvent>);
 
@@ -45,7 +45,7 @@ impl EventLog {
         std::mem::take(&mut self.0)
     }
 
-    /// The block at `index` of a sequence, whose blocks have these keys, holds `tokens`.
+    /// Records that the block at `index` of a sequence, whose blocks have these keys, holds `tokens`.
     pub(crate) fn stored(&mut self, index: usize, keys: &[ChainKey], tokens: TokenSpan<'_>, salt: Option<&Arc<str>>) {
         let (hash, before) = (keys[index].0, index.checked_sub(1).map(|before| keys[before].0));
         if let Some(KvEvent::Stored { hashes, tokens: all, .. }) = self.0.last_mut()

@@ -1,4 +1,4 @@
-//! KV blocks: which sequence holds which, and which hold a prefix that another can use.
+//! KV blocks: the block tables of sequences, and the blocks whose prefix others can reuse.
 
 mod block_key;
 mod block_pool;
@@ -22,24 +22,24 @@ pub(crate) use tokens::{TokenHistory, TokenSpan};
 /// Index of a block in its group's memory.
 pub(crate) type BlockId = u32;
 
-/// Never allocated, counted in no total, and free for padding.
+/// The null block: never allocated, counted in no total, and used for padding.
 pub(crate) const NULL_BLOCK: BlockId = 0;
 
 /// A sequence's part of the KV cache.
 #[derive(Debug)]
 pub(crate) struct SequenceKv {
-    /// A block table for each KV group.
+    /// Block tables, one per KV group.
     pub(crate) tables: Vec<Vec<BlockId>>,
-    /// What the key of the first block has besides its tokens.
+    /// Cache salt, which is part of the first block's key.
     salt: Option<Arc<str>>,
-    /// Keys of the leading full blocks, as far as they were needed; they outlive the tables of a preempted sequence.
+    /// Keys of the leading full blocks, computed on demand. They outlive the tables of a preempted sequence.
     keys: Vec<ChainKey>,
-    /// Leading blocks that came from the index or went to it.
+    /// Number of leading blocks that came from the index or were added to it.
     indexed: usize,
 }
 
 impl SequenceKv {
-    /// No blocks. The keys of the prompt's full blocks are computed here, on the caller's thread.
+    /// Creates the KV state without blocks. The caller's thread computes the keys of the prompt's full blocks here.
     pub(crate) fn new(layout: &KvLayout, history: &TokenHistory, cache_salt: Option<&str>) -> Self {
         let salt = cache_salt.map(Arc::from);
         let mut kv = Self { tables: vec![Vec::new(); layout.groups], salt, keys: Vec::new(), indexed: 0 };
@@ -49,7 +49,7 @@ impl SequenceKv {
         kv
     }
 
-    /// Has the keys of the first `blocks` blocks, which must be full.
+    /// Computes the keys of the first `blocks` blocks, which must be full, unless they are known.
     fn extend_keys(&mut self, layout: &KvLayout, history: &TokenHistory, blocks: usize) {
         if self.keys.len() >= blocks {
             return;
@@ -63,7 +63,7 @@ impl SequenceKv {
         }
     }
 
-    /// Makes room for the tables and keys of a sequence of `tokens` tokens, so that its steps allocate nothing.
+    /// Reserves memory for the tables and keys of a sequence of `tokens` tokens, so that its steps allocate nothing.
     pub(crate) fn reserve(&mut self, layout: &KvLayout, tokens: usize) {
         let blocks = layout.blocks_for(tokens);
         for table in &mut self.tables {
@@ -75,15 +75,15 @@ impl SequenceKv {
     }
 }
 
-/// What must be known of the KV cache to prepare a sequence for it.
+/// Properties of the KV cache that are needed to prepare a sequence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KvLayout {
-    /// Tokens a block; of no meaning without groups.
+    /// Number of tokens in a block; unused without groups.
     block_size: usize,
     groups: usize,
-    /// Full blocks are indexed and looked up.
+    /// Whether full blocks are indexed and looked up.
     caching: bool,
-    /// What the first block of a sequence continues.
+    /// Parent key of every sequence's first block.
     root: ChainKey,
 }
 
@@ -94,17 +94,17 @@ impl KvLayout {
         Self { block_size: spec.block_size.max(1), groups, caching: enable_prefix_caching && groups > 0, root }
     }
 
-    /// The same with keys that begin with `seed`.
+    /// Returns the layout with keys that begin with `seed`.
     pub(crate) fn seeded(self, seed: Option<&str>) -> Self {
         Self { root: seed.map_or(self.root, ChainKey::root), ..self }
     }
 
-    /// Whether prefixes are looked up.
+    /// Returns whether prefixes are looked up.
     pub(crate) fn caching(&self) -> bool {
         self.caching
     }
 
-    /// Tokens that the index has to remember of a block.
+    /// Returns the number of tokens that the index stores of a block.
     fn indexed_tokens(&self) -> usize {
         if self.caching { self.block_size } else { 0 }
     }
@@ -118,22 +118,22 @@ impl KvLayout {
     }
 }
 
-/// The blocks of all KV groups. A model may have one group, several, or none.
+/// The blocks of all KV groups. A model may have one group, several or none.
 pub(crate) struct KvCache {
     layout: KvLayout,
     pools: Vec<BlockPool>,
-    /// By group, the blocks that the last [`KvCache::lookup`] found.
+    /// Blocks that the last [`KvCache::lookup`] found, by group.
     found: Vec<Vec<BlockId>>,
-    /// What becomes of the first group's blocks, if anybody wants to know: a prefix is found where all groups have it, so
-    /// that one of them stands for all.
+    /// Changes of the first group's blocks, if they are recorded. One group stands for all, because a prefix is found
+    /// only where all groups have it.
     events: Option<EventLog>,
 }
 
-/// A prefix found in the cache, valid until the cache changes.
+/// A prefix found in the cache. It is valid until the cache changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hit {
     blocks: usize,
-    /// Tokens that need not be computed.
+    /// Number of tokens that need not be computed.
     pub(crate) tokens: usize,
 }
 
@@ -151,34 +151,34 @@ impl KvCache {
         &self.layout
     }
 
-    /// From now on events are kept until they are taken.
+    /// Starts recording events.
     pub(crate) fn record_events(&mut self) {
         self.events = Some(EventLog::default());
     }
 
-    /// What happened since the last call.
+    /// Returns the events since the last call.
     pub(crate) fn take_events(&mut self) -> Vec<KvEvent> {
         self.events.as_mut().map(EventLog::take).unwrap_or_default()
     }
 
-    /// Blocks in use, over all groups.
+    /// Returns the number of blocks in use over all groups.
     pub(crate) fn used(&self) -> usize {
         self.pools.iter().map(|pool| pool.total() - pool.free()).sum()
     }
 
-    /// Used share of the fullest group, 0 to 1: the one that will run out.
+    /// Returns the used share, 0 to 1, of the fullest group, which runs out first.
     pub(crate) fn usage(&self) -> f64 {
         let share = |pool: &BlockPool| 1.0 - pool.free() as f64 / pool.total().max(1) as f64;
         self.pools.iter().map(share).fold(0.0, f64::max)
     }
 
-    /// Whether some group has no free block, so that nothing can be admitted.
+    /// Returns whether some group has no free block, so that nothing can be admitted.
     pub(crate) fn exhausted(&self) -> bool {
         self.pools.iter().any(|pool| pool.free() == 0)
     }
 
-    /// The longest prefix of whole blocks that every group still holds, of `most` tokens at most. At least one token is
-    /// left to compute, as its logits are needed.
+    /// Finds the longest prefix of whole blocks that every group still holds, up to `most` tokens. At least one token
+    /// is left to compute, because its logits are needed.
     pub(crate) fn lookup(&mut self, kv: &mut SequenceKv, history: &TokenHistory, most: usize) -> Hit {
         let Self { layout, pools, found, .. } = self;
         let most = most.min(history.len() - 1);
@@ -196,7 +196,7 @@ impl KvCache {
         Hit { blocks, tokens: blocks * layout.block_size }
     }
 
-    /// Whether a sequence of `tokens` tokens fits once the hit is attached.
+    /// Returns whether a sequence of `tokens` tokens fits once the hit is attached.
     pub(crate) fn fits(&self, hit: Hit, tokens: usize) -> bool {
         let need = self.layout.blocks_for(tokens) - hit.blocks;
         self.pools.iter().zip(&self.found).all(|(pool, found)| {
@@ -205,7 +205,7 @@ impl KvCache {
         })
     }
 
-    /// Gives a sequence without blocks the hit of the lookup just made.
+    /// Attaches the hit of the last lookup to a sequence without blocks.
     pub(crate) fn attach(&mut self, kv: &mut SequenceKv, hit: Hit) {
         for ((pool, found), table) in self.pools.iter_mut().zip(&self.found).zip(&mut kv.tables) {
             debug_assert!(table.is_empty() && found.len() == hit.blocks);
@@ -215,7 +215,8 @@ impl KvCache {
         kv.indexed = hit.blocks;
     }
 
-    /// Has the tables cover `tokens` tokens. `false`, and nothing changed, if some group has too few free blocks.
+    /// Extends the tables to cover `tokens` tokens. Returns `false` and changes nothing if some group has too few free
+    /// blocks.
     #[must_use]
     pub(crate) fn grow(&mut self, kv: &mut SequenceKv, tokens: usize) -> bool {
         let need = self.layout.blocks_for(tokens);
@@ -235,7 +236,7 @@ impl KvCache {
         true
     }
 
-    /// Indexes the full blocks among the first `tokens` tokens, whose keys and values are in memory and whose ids are
+    /// Indexes the full blocks among the first `tokens` tokens. Their keys and values must be in memory and their ids
     /// final.
     pub(crate) fn commit(&mut self, kv: &mut SequenceKv, history: &TokenHistory, tokens: usize) {
         let full = tokens / self.layout.block_size;
@@ -256,7 +257,7 @@ impl KvCache {
         kv.indexed = full;
     }
 
-    /// Takes all blocks back, the last first: a prefix that others may share outlives what follows it.
+    /// Releases all blocks, the last first, so that a prefix that others may share is evicted after its continuation.
     pub(crate) fn release(&mut self, kv: &mut SequenceKv) {
         for (pool, table) in self.pools.iter_mut().zip(&mut kv.tables) {
             table.drain(..).rev().for_each(|id| pool.release(id));
@@ -264,8 +265,8 @@ impl KvCache {
         kv.indexed = 0;
     }
 
-    /// Every block is in exactly one state, and the sequences' tables hold what the pools count, which is counted in
-    /// `references`.
+    /// Checks that every block is in exactly one state and that the sequences' tables match the pools' reference
+    /// counts. `references` is a buffer for the counts.
     pub(crate) fn check<'a>(
         &self,
         sequences: impl Iterator<Item = &'a SequenceKv> + Clone,
@@ -282,8 +283,8 @@ impl KvCache {
         Ok(())
     }
 
-    /// A sequence's tables cover its `submitted` tokens and no block more, and only blocks whose tokens are all
-    /// `retired` are indexed for it.
+    /// Checks that a sequence's tables cover its `submitted` tokens and no block more, and that only blocks whose
+    /// tokens are all `retired` are indexed.
     pub(crate) fn check_sequence(&self, kv: &SequenceKv, submitted: usize, retired: usize) -> Result<(), String> {
         let blocks = self.layout.blocks_for(submitted);
         if let Some(table) = kv.tables.iter().find(|table| table.len() != blocks) {

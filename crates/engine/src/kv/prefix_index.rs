@@ -1,35 +1,35 @@
-//! Which block holds a given content.
+//! Index from block contents to blocks.
 //!
-//! A hash table threaded through the blocks: a block is in at most one bucket's list, so the table never grows, never
-//! moves and needs no allocation.
+//! The hash table is linked through the blocks: a block is in at most one bucket's list, so the table never grows,
+//! never moves and needs no allocation.
 
 use std::hash::{BuildHasher, RandomState};
 
 use super::{BlockId, BlockKey, NULL_BLOCK, TokenSpan};
 
-/// Finds blocks by key. A content is indexed once: of blocks with the same content the first stays findable, the others
-/// are ordinary blocks.
+/// Finds blocks by key. Each content is indexed once: the first block with it is indexed, later ones are ordinary
+/// blocks.
 pub(crate) struct PrefixIndex {
-    /// First block of each bucket's list, or null; a power of two.
+    /// First block of each bucket's list, or the null block. The length is a power of two.
     buckets: Box<[BlockId]>,
-    /// By block id.
+    /// List entries, by block id.
     entries: Box<[Entry]>,
     /// Token ids of indexed blocks, by block id.
     tokens: Box<[u32]>,
     block_size: usize,
-    /// Keeps clients from choosing prompts that meet in one bucket.
+    /// Random seed that keeps clients from choosing prompts which fall into one bucket.
     seed: u64,
 }
 
 #[derive(Clone, Copy)]
 struct Entry {
     key: Option<BlockKey>,
-    /// Next block of the bucket's list, or null.
+    /// Next block of the bucket's list, or the null block.
     next: BlockId,
 }
 
 impl PrefixIndex {
-    /// An index over this many blocks, the null block included.
+    /// Creates an index for this many blocks, including the null block.
     pub(crate) fn new(blocks: usize, block_size: usize) -> Self {
         Self {
             buckets: vec![NULL_BLOCK; blocks.next_power_of_two()].into(),
@@ -40,7 +40,7 @@ impl PrefixIndex {
         }
     }
 
-    /// A multiplication carries every bit of the key below the top ones, which are taken.
+    /// The multiplication spreads every bit of the key into the top bits, which select the bucket.
     fn bucket(&self, key: &BlockKey) -> usize {
         let mixed = (key.bits() ^ self.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed >> 32) as usize & (self.buckets.len() - 1)
@@ -51,7 +51,7 @@ impl PrefixIndex {
         &self.tokens[start..start + self.block_size]
     }
 
-    /// The block with this key, whatever its tokens.
+    /// Returns the block with this key, whatever its tokens.
     fn by_key(&self, key: &BlockKey) -> Option<BlockId> {
         let mut id = self.buckets[self.bucket(key)];
         while id != NULL_BLOCK {
@@ -64,17 +64,17 @@ impl PrefixIndex {
         None
     }
 
-    /// The block with this key and these tokens.
+    /// Returns the block with this key and these tokens.
     pub(crate) fn find(&self, key: &BlockKey, tokens: TokenSpan<'_>) -> Option<BlockId> {
         self.by_key(key).filter(|&id| tokens == *self.stored(id))
     }
 
-    /// Whether the block is indexed.
+    /// Returns whether the block is indexed.
     pub(crate) fn contains(&self, id: BlockId) -> bool {
         self.entries[id as usize].key.is_some()
     }
 
-    /// Makes a block findable, unless it is already, or another one has the key: `false`.
+    /// Adds a block to the index. Returns `false` if the block is indexed or another one has the key.
     pub(crate) fn insert(&mut self, id: BlockId, key: BlockKey, tokens: TokenSpan<'_>) -> bool {
         debug_assert_eq!(tokens.len(), self.block_size);
         if self.contains(id) || self.by_key(&key).is_some() {
@@ -90,7 +90,7 @@ impl PrefixIndex {
         true
     }
 
-    /// Forgets a block, if it is indexed, and returns its key.
+    /// Removes a block from the index, if it is there, and returns its key.
     pub(crate) fn remove(&mut self, id: BlockId) -> Option<BlockKey> {
         let key = self.entries[id as usize].key.take()?;
         let after = std::mem::replace(&mut self.entries[id as usize].next, NULL_BLOCK);
@@ -112,7 +112,7 @@ impl PrefixIndex {
         Some(key)
     }
 
-    /// Every indexed block is found by its own key, and nothing else is.
+    /// Checks that every indexed block is found by its own key and that nothing else is found.
     pub(crate) fn check(&self) -> Result<(), String> {
         let mut listed = 0;
         for &first in &self.buckets {

@@ -14,7 +14,7 @@ fn caching(spec: &KvCacheSpec) -> KvCache {
     KvCache::new(spec, KvLayout::new(spec, true))
 }
 
-/// A sequence as the scheduler would treat it: looked up, given blocks for all its tokens, computed at once.
+/// A sequence that is looked up, gets blocks for all its tokens and is computed at once.
 struct Holder {
     history: TokenHistory,
     kv: SequenceKv,
@@ -51,7 +51,7 @@ fn tokens(from: u32, count: u32) -> Vec<u32> {
     (from..from + count).collect()
 }
 
-/// vLLM's `test_evict`: 10 usable blocks of 16.
+/// Reproduces vLLM's `test_evict`, with 10 usable blocks of 16 tokens.
 #[test]
 fn freed_blocks_queue_as_in_vllm_evict() {
     let mut cache = caching(&spec(16, &[11]));
@@ -70,7 +70,7 @@ fn freed_blocks_queue_as_in_vllm_evict() {
     cache.check([&c.kv].into_iter(), &mut Vec::new()).unwrap();
 }
 
-/// vLLM's `test_prefill`: shared blocks are freed with their last holder.
+/// Reproduces vLLM's `test_prefill`: shared blocks are freed with their last holder.
 #[test]
 fn freed_blocks_queue_as_in_vllm_prefill() {
     let mut cache = caching(&spec(16, &[11]));
@@ -116,7 +116,7 @@ fn a_hit_is_the_minimum_over_groups() {
     assert_eq!(a.kv.tables[1], [1, 2, 3, 4, 5]);
     cache.release(&mut a.kv);
     assert_eq!(Holder::hit(&mut cache, &tokens(0, 17), None), 16);
-    // Two blocks of another request evict two of the smaller group: the partial block 5, then the chain's end 4.
+    // Two blocks of another request evict two of the smaller group: the partial block 5, then the chain's last block 4.
     let _b = Holder::new(&mut cache, &tokens(500, 8), None);
     assert_eq!(Holder::hit(&mut cache, &tokens(0, 17), None), 12);
 }
@@ -162,7 +162,7 @@ fn switched_off_nothing_is_kept() {
     assert_eq!(Holder::hit(&mut cache, &tokens(0, 9), None), 0);
 }
 
-/// The salt, and the tokens up to the end of a block.
+/// Whether there is a salt, and the tokens up to the end of a block.
 type Content = (bool, Vec<u32>);
 
 #[derive(Clone, Debug)]
@@ -184,12 +184,12 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever comes and goes: the pools stay whole, and a block that is found holds the tokens asked for.
+    /// Checks random sequences of operations: the pools stay consistent, and a found block holds the requested tokens.
     #[test]
     fn blocks_come_and_go(acts in acts(), sizes in prop::collection::vec(2..24usize, 1..3), block_size in 1..6usize) {
         let mut cache = caching(&spec(block_size, &sizes));
         let mut holders: Vec<Holder> = Vec::new();
-        // What a block was last filled with, by group and block: its whole prefix.
+        // The whole prefix that each block was last filled with, by group and block.
         let mut filled: Vec<Vec<Option<Content>>> = sizes.iter().map(|&n| vec![None; n]).collect();
         for act in acts {
             match act {
@@ -271,7 +271,8 @@ fn events_tell_what_can_be_found() {
     let third = hashes(&cache, &first.history)[2];
     assert_eq!(cache.take_events(), [stored(Some(all[1]), &[third], &[8, 9, 10, 11])]);
 
-    // A hit and what is there already are no events; other blocks go first, then the last of the chain.
+    // Hits and content that is already indexed produce no events. Blocks without a prefix are evicted first, then the
+    // last of the chain.
     cache.release(&mut first.kv);
     let mut second = Holder::new(&mut cache, &tokens(100, 12), None);
     let [KvEvent::Removed { hashes: gone }, KvEvent::Stored { parent: None, hashes: new, .. }] =

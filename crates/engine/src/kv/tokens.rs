@@ -1,9 +1,9 @@
-//! A sequence's tokens, where they already are: the prompt as the caller shared it, and what was generated.
+//! A sequence's tokens without a copy: the prompt as the caller shared it, then the generated tokens.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Prompt and generated tokens; positions count over both.
+/// Prompt and generated tokens. Positions count over both.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenHistory {
     pub(crate) prompt: Arc<[u32]>,
@@ -15,12 +15,12 @@ impl TokenHistory {
         Self { prompt, output: Vec::new() }
     }
 
-    /// Tokens whose ids are known.
+    /// Returns the number of tokens whose ids are known.
     pub(crate) fn len(&self) -> usize {
         self.prompt.len() + self.output.len()
     }
 
-    /// The tokens at `positions`, which may lie on both sides of the prompt's end.
+    /// Returns the tokens at `positions`, which may span the prompt's end.
     pub(crate) fn span(&self, positions: Range<usize>) -> TokenSpan<'_> {
         let border = self.prompt.len();
         let head = &self.prompt[positions.start.min(border)..positions.end.min(border)];
@@ -29,7 +29,7 @@ impl TokenHistory {
     }
 }
 
-/// Some tokens in two pieces.
+/// Consecutive tokens in two slices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenSpan<'a> {
     pub(crate) head: &'a [u32],

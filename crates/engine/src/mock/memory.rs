@@ -9,24 +9,24 @@ use crate::{Joined, SamplingParams, Slot, StepPlan};
 /// The state before the first token.
 pub(super) const EMPTY: u64 = 0x0c7a_0000_0000_0001;
 
-/// The state after one more token: depends on every token before, in order.
+/// Returns the state after one more token. It depends on every earlier token, in order.
 pub(super) fn extend(state: u64, token: u32) -> u64 {
     mix(state ^ (u64::from(token) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// The state after these tokens.
+/// Returns the state after these tokens.
 pub(super) fn state_after(tokens: &[u32]) -> u64 {
     tokens.iter().fold(EMPTY, |state, &token| extend(state, token))
 }
 
-/// A bijection that spreads every bit.
+/// Mixes all bits of `x`; a bijection.
 pub(super) fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
     x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
     x ^ (x >> 32)
 }
 
-/// What stands for the keys and values of a token.
+/// Stands for the keys and values of a token.
 #[derive(Clone, Copy)]
 struct Cell {
     token: u32,
@@ -38,12 +38,12 @@ struct Cell {
 struct Seat {
     params: Arc<SamplingParams>,
     prompt: Arc<[u32]>,
-    /// Every token of the sequence, as far as the plans told.
+    /// Tokens of the sequence that plans have mentioned.
     tokens: Vec<u32>,
     state: u64,
 }
 
-/// What a draw depends on.
+/// Inputs of the next sampled token.
 pub(super) struct SequenceState<'a> {
     pub(super) params: &'a SamplingParams,
     pub(super) prompt: &'a [u32],
@@ -80,7 +80,7 @@ impl Memory {
         Self { block_size: config.block_size, groups: vec![cells; config.kv_groups], seats: Vec::new() }
     }
 
-    /// A sequence takes a slot.
+    /// Puts a sequence into a slot.
     pub(super) fn join(&mut self, joined: &Joined) {
         let slot = joined.slot as usize;
         if self.seats.len() <= slot {
@@ -99,8 +99,8 @@ impl Memory {
         }
     }
 
-    /// The state after `position`, read from the blocks; every group must say the same. Without groups, the sequence's
-    /// tokens are all there is.
+    /// Returns the state after `position`, read from the blocks. Every group must have the same. Without groups, it is
+    /// computed from the sequence's tokens.
     pub(super) fn read(&self, tables: Tables<'_>, slot: Slot, position: usize) -> Result<u64, String> {
         if self.groups.is_empty() {
             let seat = self.seat(slot)?;
@@ -123,7 +123,7 @@ impl Memory {
         self.seats.get(slot as usize).and_then(Option::as_ref).ok_or_else(|| format!("nobody sits in slot {slot}"))
     }
 
-    /// Computes one token from what the blocks hold of the one before.
+    /// Computes one token from the block content of its predecessor.
     pub(super) fn write(&mut self, tables: Tables<'_>, slot: Slot, position: usize, token: u32) -> Result<(), String> {
         if tables.ranges.len() != self.groups.len() {
             return Err(format!("{} block tables for {} KV groups", tables.ranges.len(), self.groups.len()));
@@ -153,7 +153,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Every position below `end` holds the sequence's own token, in the state its predecessors lead to.
+    /// Checks that every position below `end` holds the sequence's own token, in the state that its predecessors lead
+    /// to.
     pub(super) fn verify(&self, tables: Tables<'_>, slot: Slot, end: usize) -> Result<(), String> {
         let seat = self.seat(slot)?;
         for (group, (cells, table)) in self.groups.iter().zip(tables.iter()).enumerate() {
@@ -172,7 +173,7 @@ impl Memory {
         Ok(())
     }
 
-    /// What the next draw of a sequence depends on.
+    /// Returns the inputs of a sequence's next sampled token.
     pub(super) fn state(&self, slot: Slot) -> Result<SequenceState<'_>, String> {
         self.seat(slot).map(|seat| SequenceState { params: &seat.params, prompt: &seat.prompt, state: seat.state })
     }

@@ -1,10 +1,10 @@
-//! An executor without a model: the engine, the HTTP stack and their benches run on it.
+//! An executor without a model, for the engine, the HTTP stack and their benches.
 //!
-//! Its next token is a function of all tokens of the sequence so far, so the output of a request is the same alone or in
-//! any batch, in one chunk or many, preempted or not: [`MockConfig::expected_output`] computes it without an engine. The
-//! tokens are not passed along from step to step, they are read back from fake KV blocks through the plan's block
-//! tables: a wrong table, a block reused too early or a stale prefix gives wrong tokens, or a fatal error that says which
-//! position was wrong. Log-probabilities of prompts and embeddings come from the same blocks.
+//! Its next token is a function of all tokens of the sequence so far, so a request has the same output alone or in any
+//! batch, in one chunk or many, preempted or not. [`MockConfig::expected_output`] computes it without an engine. The
+//! executor does not pass tokens from step to step: it reads them back from fake KV blocks through the plan's block
+//! tables. A wrong table, a block reused too early or a stale prefix gives wrong tokens, or a fatal error that names
+//! the wrong position. Log-probabilities of prompts and embeddings come from the same blocks.
 
 mod memory;
 #[cfg(test)]
@@ -23,34 +23,34 @@ use crate::{
 };
 use memory::{Memory, SequenceState, Tables};
 
-/// The executor's behaviour; the default is quick and never fails.
+/// Behaviour of the executor. The default is quick and never fails.
 #[derive(Clone, Debug)]
 pub struct MockConfig {
-    /// V.
+    /// Vocabulary size V.
     pub vocab_size: usize,
-    /// Ids that are drawn, within the vocabulary and not empty.
+    /// Range of sampled ids, within the vocabulary and not empty.
     pub tokens: Range<u32>,
-    /// Drawn in this order, over and over, instead of a function of the tokens so far.
+    /// Tokens to sample in this order, repeatedly, instead of a function of the tokens so far.
     pub script: Option<Arc<[u32]>>,
-    /// After this many tokens the request's first end-of-sequence id is drawn, if it has one.
+    /// Number of tokens after which the request's first end-of-sequence id is sampled, if it has one.
     pub eos_after: Option<u32>,
-    /// Tokens a block.
+    /// Number of tokens in a block.
     pub block_size: usize,
-    /// Blocks of a KV group, the null block included.
+    /// Number of blocks of a KV group, including the null block.
     pub blocks: usize,
-    /// KV groups; may be 0.
+    /// Number of KV groups; may be 0.
     pub kv_groups: usize,
-    /// H: length of an embedding.
+    /// Length H of an embedding.
     pub hidden_size: usize,
-    /// 1 or 2.
+    /// Maximum number of steps in flight: 1 or 2.
     pub max_in_flight: usize,
-    /// Time that a step takes.
+    /// Duration of a step without tokens.
     pub step_latency: Duration,
-    /// Time that each of its tokens takes.
+    /// Additional duration per token.
     pub token_latency: Duration,
     /// Steps that fail.
     pub failures: Vec<MockFailure>,
-    /// Read every position of every sequence in every step, not the last one only.
+    /// Reads every position of every sequence in every step instead of only the last.
     pub verify: bool,
 }
 
@@ -81,7 +81,7 @@ pub struct MockFailure {
     pub step: StepId,
     /// The call that reports it.
     pub at: FailurePoint,
-    /// Whether it is the executor's end.
+    /// Whether the failure is fatal.
     pub fatal: bool,
 }
 
@@ -96,22 +96,22 @@ pub enum FailurePoint {
     Wait,
 }
 
-/// What a mock executor has done; can be read while the engine owns it.
+/// Counters of a mock executor. They can be read while the engine owns it.
 #[derive(Clone, Debug, Default)]
 pub struct MockCounters(Arc<[AtomicU64; 3]>);
 
 impl MockCounters {
-    /// Steps submitted.
+    /// Returns the number of submitted steps.
     pub fn steps(&self) -> u64 {
         self.0[0].load(Relaxed)
     }
 
-    /// Tokens computed.
+    /// Returns the number of computed tokens.
     pub fn computed_tokens(&self) -> u64 {
         self.0[1].load(Relaxed)
     }
 
-    /// Tokens drawn.
+    /// Returns the number of sampled tokens.
     pub fn drawn_tokens(&self) -> u64 {
         self.0[2].load(Relaxed)
     }
@@ -123,7 +123,7 @@ impl MockCounters {
     }
 }
 
-/// A step between submit and wait.
+/// A step between `submit` and `wait`.
 struct MockStep {
     plan: StepPlan,
     rows: Vec<TokenOutput>,
@@ -138,7 +138,7 @@ pub struct MockExecutor {
     spec: KvCacheSpec,
     memory: Memory,
     in_flight: VecDeque<MockStep>,
-    /// The tokens of the latest sampled step's rows.
+    /// Tokens of the latest sampled step's rows.
     drawn: Vec<u32>,
     spare_rows: Vec<Vec<TokenOutput>>,
     spare_masks: StepMasks,
@@ -150,7 +150,7 @@ fn broken(message: String) -> ExecutorError {
 }
 
 impl MockExecutor {
-    /// An executor with empty memory.
+    /// Creates an executor with empty memory.
     pub fn new(config: MockConfig) -> Self {
         let group = KvGroupSpec { layers: 1, block_bytes: 1, blocks: config.blocks, window: None };
         let spec = KvCacheSpec { block_size: config.block_size, groups: vec![group; config.kv_groups] };
@@ -166,12 +166,12 @@ impl MockExecutor {
         }
     }
 
-    /// Counts what this executor does.
+    /// Returns the counters of this executor.
     pub fn counters(&self) -> MockCounters {
         self.counters.clone()
     }
 
-    /// A failure that was ordered. Whatever was drawn last is lost with it.
+    /// Returns the configured failure of this step and call. Clears the tokens sampled last.
     fn fails(&mut self, step: StepId, at: FailurePoint) -> Result<(), ExecutorError> {
         match self.config.failures.iter().find(|failure| failure.step == step && failure.at == at) {
             Some(failure) => {
@@ -182,7 +182,7 @@ impl MockExecutor {
         }
     }
 
-    /// Puts one sequence's tokens into its blocks.
+    /// Writes one sequence's tokens into its blocks.
     fn forward(&mut self, plan: &StepPlan, sequence: &PlannedSequence) -> Result<(), ExecutorError> {
         let tables = Tables::of(plan, sequence.tables.clone());
         for (offset, token) in plan.tokens[sequence.tokens.clone()].iter().enumerate() {
@@ -204,7 +204,7 @@ impl MockExecutor {
     }
 }
 
-/// The prompt token after a position, and how likely it was there.
+/// Returns the prompt token after a position, with its log-probability there.
 fn score(
     config: &MockConfig,
     memory: &Memory,
@@ -317,8 +317,8 @@ impl Executor for MockExecutor {
 }
 
 impl MockConfig {
-    /// The tokens that a request will get, its end-of-sequence or stop token included, if no grammar constrains it:
-    /// at most `max_len − prompt` of them, where `max_len` is the engine's `max_model_len`.
+    /// Returns the tokens that a request without a grammar will get, including its end-of-sequence or stop token: at
+    /// most `max_len − prompt` of them, where `max_len` is the engine's `max_model_len`.
     pub fn expected_output(&self, prompt: &[u32], params: &SamplingParams, max_len: usize) -> Vec<u32> {
         let mut state = memory::state_after(prompt);
         let least = u32::from(params.prompt_logprobs.is_none());
@@ -337,7 +337,7 @@ impl MockConfig {
         output
     }
 
-    /// The log-probabilities that a request will get of its prompt.
+    /// Returns the prompt log-probabilities that a request will get.
     pub fn expected_prompt_logprobs(&self, prompt: &[u32], alternatives: u32) -> Vec<Logprobs> {
         let mut state = memory::EMPTY;
         let mut logprobs = Vec::new();
@@ -348,7 +348,7 @@ impl MockConfig {
         logprobs
     }
 
-    /// The embedding of a prompt.
+    /// Returns the embedding of a prompt.
     pub fn expected_embedding(&self, prompt: &[u32]) -> Vec<f32> {
         token::embedding(self, memory::state_after(prompt))
     }

@@ -97,7 +97,7 @@ fn scores_and_embeddings_follow_from_the_blocks() {
     assert_ne!(config.expected_embedding(&[5, 4, 6]), config.expected_embedding(&PROMPT), "the order counts");
 }
 
-/// What the mock would draw greedily is what it scores as the most likely.
+/// The token that the mock samples greedily is the one it scores as the most likely.
 #[test]
 fn scores_agree_with_draws() {
     let config = MockConfig::default();

@@ -1,9 +1,9 @@
-//! What the mock executor draws.
+//! Token and log-probability functions of the mock executor.
 
 use super::{MockConfig, memory::mix};
 use crate::{Logprobs, SamplingParams};
 
-/// The token after `state`. Of the parameters only these matter: the seed if the temperature is not 0, the
+/// Returns the token after `state`. Only these parameters matter: the seed if the temperature is not 0, and the
 /// end-of-sequence and stop ids below `min_tokens`.
 pub(super) fn draw(
     config: &MockConfig,
@@ -22,7 +22,7 @@ pub(super) fn draw(
     if allowed(candidate) {
         return candidate;
     }
-    // The next allowed id, if any, counting round the vocabulary.
+    // Searches for the next allowed id and wraps around at the end of the vocabulary.
     let vocab = config.vocab_size as u32;
     (1..vocab).map(|step| (candidate % vocab + step) % vocab).find(|&id| allowed(id)).unwrap_or(candidate)
 }
@@ -45,7 +45,8 @@ fn function_of(config: &MockConfig, state: u64) -> u32 {
     config.tokens.start + (mix(state) % span) as u32
 }
 
-/// Made-up log-probabilities: the drawn token is the most likely one, each following id half as likely.
+/// Returns made-up log-probabilities: the sampled token is the most likely one, and each following id is half as
+/// likely.
 pub(super) fn logprobs(config: &MockConfig, params: &SamplingParams, id: u32) -> Option<Logprobs> {
     let mut logprobs = around(config, id, id, params.logprobs?);
     if !params.logprob_token_ids.is_empty() {
@@ -57,12 +58,12 @@ pub(super) fn logprobs(config: &MockConfig, params: &SamplingParams, id: u32) ->
     Some(logprobs)
 }
 
-/// How likely token `id` is after `state`, where a greedy draw without a script would find the most likely one.
+/// Returns the log-probability of token `id` after `state`, consistent with greedy sampling without a script.
 pub(super) fn score(config: &MockConfig, state: u64, id: u32, alternatives: u32) -> Logprobs {
     around(config, function_of(config, state), id, alternatives)
 }
 
-/// The log-probabilities of `id` where `best` is the most likely token.
+/// Returns the log-probabilities of `id` where `best` is the most likely token.
 fn around(config: &MockConfig, best: u32, id: u32, alternatives: u32) -> Logprobs {
     let vocab = config.vocab_size as u32;
     let place = place(config, best, id);
@@ -71,7 +72,8 @@ fn around(config: &MockConfig, best: u32, id: u32, alternatives: u32) -> Logprob
     Logprobs { logprob: logprob(place), rank: place.saturating_add(1), top }
 }
 
-/// How many tokens are more likely than `id`; the most likely one is `best`. Beyond the vocabulary nothing is likely.
+/// Returns how many tokens are more likely than `id`, where `best` is the most likely one. Ids beyond the vocabulary
+/// are least likely.
 fn place(config: &MockConfig, best: u32, id: u32) -> u32 {
     let vocab = config.vocab_size as u32;
     if id < vocab { (id + vocab - best % vocab) % vocab } else { u32::MAX }
@@ -81,7 +83,7 @@ fn logprob(place: u32) -> f32 {
     if place == u32::MAX { f32::NEG_INFINITY } else { -(place as f32 + 1.0) * std::f32::consts::LN_2 }
 }
 
-/// A vector that every token before it changes, in [-1, 1).
+/// Returns a vector in [-1, 1) that depends on every token so far.
 pub(super) fn embedding(config: &MockConfig, state: u64) -> Vec<f32> {
     let element = |index: u64| (mix(state ^ mix(index + 1)) >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
     (0..config.hidden_size as u64).map(element).collect()

@@ -1,8 +1,8 @@
-//! Which sequences compute which tokens in the next step.
+//! The scheduler decides which sequences compute which tokens in the next step.
 //!
-//! There is no prefill phase and no decode phase: a step hands out a token budget so that what is computed catches up
-//! with what is known. Running sequences come first, then waiting ones. [`Scheduler::schedule`] looks at the queues and
-//! the blocks and at nothing else: no clock, no thread, no randomness.
+//! There is no prefill phase and no decode phase: a step distributes a token budget so that computed tokens catch up
+//! with known tokens. Running sequences come first, then waiting ones. [`Scheduler::schedule`] depends only on the
+//! queues and the blocks: it uses no clock, no thread and no randomness.
 
 mod queue;
 #[cfg(test)]
@@ -15,72 +15,72 @@ use crate::sequence::{Answer, Residence, Sequence, SequenceKey, SequenceTable};
 use crate::{EngineConfig, KvCacheSpec, SchedulingPolicy, Slot, StepId, StepPlan};
 use queue::{Rank, WaitingQueue};
 
-/// One sequence's share of a step, as the engine remembers it until the step retires.
+/// One sequence's share of a step. The engine keeps it until the step retires.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepRow {
     pub(crate) key: SequenceKey,
-    /// [`Sequence::preemptions`] when it was planned.
+    /// Value of [`Sequence::preemptions`] when the row was planned.
     preemptions: u32,
     first: usize,
     tokens: usize,
-    /// Of `tokens`, those of the prompt.
+    /// Number of prompt tokens among `tokens`.
     prompt_tokens: usize,
-    /// Rows of the output that score the prompt; they come before the one that is drawn.
+    /// Number of output rows that score the prompt. They come before the sampled row.
     pub(crate) scores: usize,
-    /// What becomes of its last token, if that was the last one known.
+    /// Result of its last token, if that was the last known one.
     pub(crate) answer: Option<Answer>,
     pub(crate) constrained: bool,
 }
 
 impl StepRow {
-    /// A token is drawn.
+    /// Returns whether a token is sampled.
     pub(crate) fn samples(&self) -> bool {
         self.answer == Some(Answer::Token)
     }
 
-    /// The hidden state is returned.
+    /// Returns whether the hidden state is returned.
     pub(crate) fn pools(&self) -> bool {
         self.answer == Some(Answer::Embedding)
     }
 }
 
-/// What a step in flight will mean to the sequences in it.
+/// The sequences of a step in flight, with their shares.
 #[derive(Debug, Default)]
 pub(crate) struct StepRecord {
     pub(crate) step: StepId,
-    /// In the order of the plan's sequences.
+    /// Shares, in the order of the plan's sequences.
     pub(crate) rows: Vec<StepRow>,
-    /// Its sampling has been started.
+    /// Whether its sampling has been started.
     pub(crate) sampling: bool,
 }
 
 impl StepRecord {
-    /// Rows and embeddings of its output.
+    /// Returns the number of rows and the number of embeddings of its output.
     pub(crate) fn outputs(&self) -> (usize, usize) {
         let rows = self.rows.iter().map(|row| row.scores + usize::from(row.samples())).sum();
         (rows, self.rows.iter().filter(|row| row.pools()).count())
     }
 
-    /// Sequences that draw under a mask.
+    /// Returns the number of sequences that sample under a mask.
     pub(crate) fn constrained_rows(&self) -> usize {
         self.rows.iter().filter(|row| row.constrained).count()
     }
 }
 
-/// A choice of the step being planned.
+/// A sequence chosen for the step being planned.
 #[derive(Clone, Copy, Debug)]
 struct Chosen {
     key: SequenceKey,
     tokens: usize,
-    /// Rows of the prompt that are scored.
+    /// Number of prompt rows that are scored.
     scores: usize,
 }
 
-/// What a step may still compute.
+/// Remaining budget of a step.
 #[derive(Clone, Copy, Debug)]
 struct Budget {
     tokens: usize,
-    /// Rows that are scored.
+    /// Number of rows that may still be scored.
     scores: usize,
 }
 
@@ -102,17 +102,17 @@ pub(crate) struct Scheduler {
     kv: KvCache,
     sequences: SequenceTable,
     waiting: WaitingQueue,
-    /// In the order of admission.
+    /// Running sequences, in the order of admission.
     running: Vec<SequenceKey>,
-    /// Slots that no running sequence has.
+    /// Free slots.
     slots: Vec<Slot>,
-    /// The step being planned.
+    /// Sequences chosen for the step being planned.
     chosen: Vec<Chosen>,
     /// Sequences that the last call of [`Scheduler::schedule`] admitted.
     admitted: Vec<SequenceKey>,
-    /// Preemptions since they were last asked for.
+    /// Number of preemptions since the last [`Scheduler::take_preempted`].
     preempted: u64,
-    /// Memory of [`Scheduler::check_integrity`], which runs after every step of a debug build.
+    /// Buffer of [`Scheduler::check_integrity`], which runs after every step of a debug build.
     counts: Vec<u32>,
 }
 
@@ -144,7 +144,7 @@ impl Scheduler {
         &self.kv
     }
 
-    /// Nothing runs and nothing waits.
+    /// Returns whether no sequence runs or waits.
     pub(crate) fn is_idle(&self) -> bool {
         self.sequences.len() == 0
     }
@@ -157,17 +157,17 @@ impl Scheduler {
         self.waiting.len()
     }
 
-    /// Sequences in the waiting queue that have run before.
+    /// Returns the number of sequences in the waiting queue that have run before.
     pub(crate) fn waiting_preempted(&self) -> usize {
         self.waiting.preempted()
     }
 
-    /// Preemptions since the last call.
+    /// Returns the number of preemptions since the last call.
     pub(crate) fn take_preempted(&mut self) -> u64 {
         std::mem::take(&mut self.preempted)
     }
 
-    /// Sequences that the last call of [`Scheduler::schedule`] admitted.
+    /// Returns the sequences that the last call of [`Scheduler::schedule`] admitted.
     pub(crate) fn admitted(&self) -> &[SequenceKey] {
         &self.admitted
     }
@@ -184,7 +184,7 @@ impl Scheduler {
         self.sequences.iter()
     }
 
-    /// Takes a new sequence into the waiting queue.
+    /// Adds a new sequence to the waiting queue.
     pub(crate) fn enqueue(&mut self, sequence: Sequence) {
         let key = self.sequences.insert(sequence);
         if let Some(sequence) = self.sequences.get(key) {
@@ -192,8 +192,9 @@ impl Scheduler {
         }
     }
 
-    /// Takes a sequence out, wherever it is; its slot and blocks are free at once. Steps in flight may still read and
-    /// write the blocks: the executor runs steps in the order of submission, so whoever gets a block next writes later.
+    /// Removes a sequence, running or waiting; its slot and blocks are free at once. Steps in flight may still read and
+    /// write the blocks. That is safe because the executor runs steps in the order of submission, so the next owner of
+    /// a block writes later.
     pub(crate) fn remove(&mut self, key: SequenceKey) -> Option<Box<Sequence>> {
         let mut sequence = self.sequences.remove(key)?;
         match sequence.residence {
@@ -207,7 +208,7 @@ impl Scheduler {
         Some(sequence)
     }
 
-    /// Plans a step. An empty plan means that nothing can be computed now.
+    /// Plans a step. The plan is empty if nothing can be computed now.
     pub(crate) fn schedule(&mut self, step: StepId, plan: &mut StepPlan, record: &mut StepRecord) {
         self.chosen.clear();
         self.admitted.clear();
@@ -220,7 +221,7 @@ impl Scheduler {
         self.write_plan(step, plan, record);
     }
 
-    /// Most tokens that one sequence may compute in a step, the budget apart.
+    /// Returns the maximum number of tokens that one sequence may compute in a step, apart from the budget.
     fn share(&self) -> usize {
         let alone = self.sequences.len() <= 1;
         match self.config.long_prefill_token_threshold {
@@ -250,8 +251,8 @@ impl Scheduler {
         }
     }
 
-    /// Gives the running sequence at index `at` blocks for `tokens` tokens, preempting others for them. `false` if it
-    /// had to go itself: then `at` is the index of the next one.
+    /// Allocates blocks for `tokens` tokens of the running sequence at index `at` and preempts others if necessary.
+    /// Returns `false` if the sequence itself was preempted; `at` is then the index of the next one.
     fn make_room(&mut self, key: SequenceKey, tokens: usize, at: &mut usize, budget: &mut Budget) -> bool {
         loop {
             let Some(sequence) = self.sequences.get_mut(key) else { return false };
@@ -273,7 +274,8 @@ impl Scheduler {
         }
     }
 
-    /// Index of the running sequence that gives way: the last admitted, or the last in the order of the priority policy.
+    /// Returns the index of the running sequence to preempt: the last admitted one, or the last one in the order of the
+    /// priority policy.
     fn victim(&self) -> Option<usize> {
         match self.config.policy {
             SchedulingPolicy::Fcfs => self.running.len().checked_sub(1),
@@ -296,8 +298,8 @@ impl Scheduler {
         self.preempted += 1;
     }
 
-    /// Admits from the head of the queue until something runs out; no sequence passes the one at the head. One whose
-    /// rows to score do not fit this step is admitted without tokens, so that it keeps nobody else waiting.
+    /// Admits from the head of the queue until a resource runs out. No sequence overtakes the head. A sequence whose
+    /// rows to score do not fit this step is admitted without tokens, so that it does not block the others.
     fn schedule_waiting(&mut self, mut budget: Budget) {
         let share = self.share();
         while let Some(key) = self.waiting.first()
@@ -335,8 +337,9 @@ impl Scheduler {
         }
     }
 
-    /// A step is complete: what it computed for `row` is in memory. Returns how many prompt tokens that were, or `None`
-    /// if the sequence has ended. The caller appends what the row drew and ends the sequence if its answer is no token.
+    /// Records that the tokens which a step computed for `row` are in memory. Returns the number of prompt tokens among
+    /// them, or `None` if the sequence has ended. The caller appends the sampled token and ends a sequence whose result
+    /// is no token.
     pub(crate) fn retire(&mut self, row: &StepRow) -> Option<usize> {
         let sequence = self.sequences.get_mut(row.key)?;
         if sequence.preemptions == row.preemptions {
@@ -349,7 +352,7 @@ impl Scheduler {
         Some(row.prompt_tokens)
     }
 
-    /// The invariants between steps. An error names the first that does not hold.
+    /// Checks the invariants between steps. The error describes the first violation.
     pub(crate) fn check_integrity(&mut self) -> Result<(), String> {
         let mut counts = std::mem::take(&mut self.counts);
         let blocks = self.kv.check(self.sequences.iter().map(|(_, sequence)| &sequence.kv), &mut counts);
@@ -368,7 +371,7 @@ impl Scheduler {
         self.sequences.iter().try_for_each(|(_, sequence)| self.check_sequence(sequence))
     }
 
-    /// Every slot is free or held by one running sequence.
+    /// Checks that every slot is free or held by one running sequence.
     fn check_slots(&self, counts: &mut Vec<u32>) -> Result<(), String> {
         counts.clear();
         counts.resize(self.config.max_num_seqs, 0);
@@ -381,7 +384,7 @@ impl Scheduler {
         }
     }
 
-    /// Under FCFS nobody has overtaken anybody: the running list, then the queue, are in the order of submission.
+    /// Checks that under FCFS the running list followed by the queue is in the order of submission.
     fn check_order(&self) -> Result<(), String> {
         let order = self.running.iter().copied().chain(self.waiting.first());
         let ids = order.filter_map(|key| self.sequences.get(key)).map(|sequence| sequence.id);

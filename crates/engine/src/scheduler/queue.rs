@@ -7,7 +7,7 @@ use crate::SchedulingPolicy;
 use crate::inbox::RequestId;
 use crate::sequence::{Sequence, SequenceKey};
 
-/// The order of the priority policy: lower priority value first, then earlier arrival; ties go by submission.
+/// Rank under the priority policy: lower priority value first, then earlier arrival; ties by submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     priority: i64,
@@ -21,21 +21,21 @@ impl Rank {
     }
 }
 
-/// Place of a sequence in the queue; smaller is nearer to the head. A queue uses one kind.
+/// Position of a sequence in the queue. Smaller is nearer to the head. A queue uses only one variant.
 ///
-/// Under FCFS it is the order of submission, also for a preempted sequence, which must come back at the front: the last
-/// admitted goes first, so whatever waits was submitted after whatever runs.
+/// Under FCFS the position is the order of submission, also for a preempted sequence, which must return to the front:
+/// the last admitted sequence is preempted first, so every waiting sequence was submitted after every running one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
     Turn(RequestId),
     Rank(Rank),
 }
 
-/// Sequences that wait for a slot and blocks. Any of them can leave in O(log n): clients go away.
+/// Sequences that wait for a slot and blocks. Any of them can be removed in O(log n), because clients disconnect.
 pub(super) struct WaitingQueue {
     policy: SchedulingPolicy,
     order: BTreeMap<Place, SequenceKey>,
-    /// Sequences among them that have run before.
+    /// Number of sequences in the queue that have run before.
     preempted: usize,
 }
 
@@ -55,17 +55,17 @@ impl WaitingQueue {
         self.order.len()
     }
 
-    /// Sequences among them that have run before.
+    /// Returns the number of sequences in the queue that have run before.
     pub(super) fn preempted(&self) -> usize {
         self.preempted
     }
 
-    /// The head.
+    /// Returns the head.
     pub(super) fn first(&self) -> Option<SequenceKey> {
         self.order.first_key_value().map(|(_, &key)| key)
     }
 
-    /// Takes a sequence in, new or preempted.
+    /// Adds a sequence, new or preempted.
     pub(super) fn push(&mut self, key: SequenceKey, sequence: &Sequence) {
         if sequence.preemptions > 0 {
             self.preempted += 1;
@@ -73,7 +73,7 @@ impl WaitingQueue {
         self.order.insert(self.place(sequence), key);
     }
 
-    /// Lets a sequence out.
+    /// Removes a sequence.
     pub(super) fn remove(&mut self, sequence: &Sequence) {
         let removed = self.order.remove(&self.place(sequence));
         debug_assert!(removed.is_some());

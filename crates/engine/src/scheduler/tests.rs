@@ -6,7 +6,7 @@ use crate::inbox::Inbox;
 use crate::kv::{SequenceKv, TokenHistory};
 use crate::{InputToken, KvGroupSpec, Request, SamplingParams, Task, stream};
 
-/// A scheduler, with steps that are complete at once unless a test holds them back.
+/// A scheduler whose steps complete at once unless a test delays them.
 struct Rig {
     scheduler: Scheduler,
     inbox: Arc<Inbox>,
@@ -21,7 +21,7 @@ fn config() -> EngineConfig {
 }
 
 impl Rig {
-    /// `blocks` usable blocks of 4 tokens.
+    /// Creates a scheduler with `blocks` usable blocks of 4 tokens.
     fn new(config: EngineConfig, blocks: usize) -> Self {
         let group = KvGroupSpec { layers: 1, block_bytes: 1, blocks: blocks + 1, window: None };
         let spec = KvCacheSpec { block_size: 4, groups: vec![group] };
@@ -68,7 +68,7 @@ impl Rig {
         self.scheduler.key(id).unwrap()
     }
 
-    /// Plans a step: `(sequence id, tokens, samples)` of each share.
+    /// Plans a step and returns `(sequence id, tokens, samples)` of each share.
     fn plan(&mut self) -> (Vec<(u64, usize, bool)>, StepRecord) {
         self.step += 1;
         let mut record = StepRecord::default();
@@ -78,7 +78,7 @@ impl Rig {
         (record.rows.iter().map(share).collect(), record)
     }
 
-    /// The step is back; sampled sequences get token 7.
+    /// Completes the step. Sampled sequences get token 7.
     fn retire(&mut self, record: &StepRecord) {
         for row in &record.rows {
             if self.scheduler.retire(row).is_some() && row.samples() {
@@ -207,7 +207,7 @@ fn fcfs_preempts_the_last_admitted() {
     assert_eq!(rig.step(), [(0, 20, true), (1, 12, false)]);
     assert_eq!(rig.step(), [(0, 1, true), (1, 8, true), (2, 20, true)]);
     assert_eq!(rig.plan.blocks.len(), 16);
-    // The first and the second take the last sequence's blocks when they fill theirs.
+    // The first and the second sequence take the last sequence's blocks when they fill their own.
     let mut victims = Vec::new();
     for _ in 0..3 {
         rig.step();
@@ -218,7 +218,7 @@ fn fcfs_preempts_the_last_admitted() {
     assert_eq!(victims, [0, 0, 1]);
     assert_eq!((rig.scheduler.running(), rig.scheduler.waiting(), rig.scheduler.waiting_preempted()), (2, 1, 1));
     assert_eq!(rig.scheduler.take_preempted(), 1);
-    // A newcomer does not pass it, though it would fit.
+    // A new request does not overtake it, although it would fit.
     rig.add(prompt(4, 2), 5, 0);
     rig.step();
     assert_eq!(rig.scheduler.waiting(), 2);
@@ -260,7 +260,8 @@ fn priority_admits_and_preempts_by_value_then_arrival() {
     let least = rig.add(prompt(5, 4), 30, 0);
     rig.scheduler.remove(rig.scheduler.running[1]);
     assert_eq!(rig.step(), [(1, 1, true), (2, 1, true), (4, 4, true)], "the lowest value is admitted first");
-    // 6 + 6 + 1 blocks: the sequence with the highest value gives way once the 16 are gone, though it is not the last.
+    // The sequences need 6 + 6 + 1 blocks. The one with the highest value is preempted once the 16 are used up,
+    // although it is not the last.
     while rig.scheduler.running() == 3 {
         rig.step();
     }
@@ -287,7 +288,7 @@ fn tokens_of_a_victim_return_to_the_budget() {
     for _ in 0..4 {
         assert_eq!(rig.step(), [(0, 1, true), (1, 4, false), (2, 3, false)]);
     }
-    // 7 + 4 + 3 blocks are taken. The first sequence is chosen for its 28th token, then the second wants a block.
+    // The sequences hold 7 + 4 + 3 blocks. The first is chosen for its 28th token, then the second needs a block.
     assert_eq!(rig.step(), [(1, 4, false), (2, 4, false)], "the third gets the token that the first gave back");
     assert_eq!(rig.scheduler.sequences.get(victim).unwrap().preemptions, 1);
     assert_eq!(rig.plan.tokens.len(), 8);

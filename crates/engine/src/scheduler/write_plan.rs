@@ -1,4 +1,4 @@
-//! From what was chosen to the flat arrays of a [`StepPlan`].
+//! Conversion of the chosen sequences into the flat arrays of a [`StepPlan`].
 
 use super::{Chosen, Scheduler, StepRecord, StepRow};
 use crate::sequence::{Answer, Residence, Sequence};
@@ -70,7 +70,8 @@ fn joined(sequence: &Sequence, slot: Slot) -> Joined {
     }
 }
 
-/// The tokens at `first..end`. Beyond the known ones there is at most one, which the step in flight draws.
+/// Writes the tokens at `first..end`. At most one lies beyond the known ones: the token that the step in flight
+/// samples.
 fn write_tokens(plan: &mut StepPlan, sequence: &Sequence, first: usize, end: usize) {
     let known = sequence.history.len();
     debug_assert!(end <= known || (end == known + 1 && sequence.pending == 1));

@@ -1,7 +1,7 @@
-//! The parts that every decoder is made of.
+//! Parts shared by all decoders.
 //!
-//! One residual stream `x[T,H]` runs through the program: each block reads it through a norm and its last `Linear` adds
-//! to it in place (the epilogue), so the stream is read and written once a block.
+//! One residual stream `x[T,H]` runs through the program: each block reads it through a norm, and the block's last
+//! `Linear` adds to it in place (the epilogue), so the stream is read and written once per block.
 
 use octavo_ops::{
     BufferId, Glu, HeadShape, KvGroup, Linear, Logits, NormKind, NormOp, Op, PagedAttention, Program, ProgramBuilder,
@@ -13,18 +13,18 @@ use super::names::{self, ROPE_FACTORS, Role};
 use crate::checkpoint::{Checkpoint, Format};
 use crate::config::ModelConfig;
 
-/// What an attention block has beside its projections.
+/// Optional parts of an attention block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attention {
-    /// Biases on q, k and v.
+    /// Whether q, k and v have biases.
     pub(super) qkv_bias: bool,
-    /// A bias on the output projection.
+    /// Whether the output projection has a bias.
     pub(super) output_bias: bool,
-    /// RMS norm of q and k per head.
+    /// Whether q and k have an RMS norm per head.
     pub(super) qk_norm: bool,
 }
 
-/// The buffers that all layers share.
+/// Buffers shared by all layers.
 struct Scratch {
     normed: BufferId,
     qkv: BufferId,
@@ -34,7 +34,7 @@ struct Scratch {
     hidden: BufferId,
 }
 
-/// Emits a decoder's ops and looks its tensors up as it goes.
+/// Emits a decoder's ops and looks up its tensors.
 pub(super) struct Decoder<'a> {
     checkpoint: &'a Checkpoint,
     builder: ProgramBuilder,
@@ -68,7 +68,7 @@ impl<'a> Decoder<'a> {
         self.checkpoint.config()
     }
 
-    /// The residual stream, begun by the embedding rows times `scale`.
+    /// Starts the residual stream with the embedding rows times `scale`.
     pub(super) fn embed(&mut self, scale: f32) -> Result<BufferId, ModelError> {
         let config = self.config();
         let table = self.matrix("embedding", config.hidden_size, &[(Role::Embedding, config.vocab_size)], 0)?;
@@ -78,7 +78,7 @@ impl<'a> Decoder<'a> {
         Ok(out)
     }
 
-    /// `x += output(attention(qkv(norm(x))))`.
+    /// Emits `x += output(attention(qkv(norm(x))))`.
     pub(super) fn attention(&mut self, layer: usize, x: BufferId, parts: Attention) -> Result<(), ModelError> {
         let config = self.config();
         let heads = config.head_shape();
@@ -113,7 +113,7 @@ impl<'a> Decoder<'a> {
         Ok(())
     }
 
-    /// `x += down(act(gate(norm(x))) · up(norm(x)))`.
+    /// Emits `x += down(act(gate(norm(x))) · up(norm(x)))`.
     pub(super) fn gated_mlp(&mut self, layer: usize, x: BufferId) -> Result<(), ModelError> {
         let config = self.config();
         let Scratch { normed, gate_up, hidden, .. } = self.scratch;
@@ -133,7 +133,7 @@ impl<'a> Decoder<'a> {
         Ok(())
     }
 
-    /// The end of the program. Pooled rows: final norm. Sampled rows: final norm, logits, sampling.
+    /// Emits the end of the program: the final norm for pooled rows; final norm, logits and sampling for sampled rows.
     pub(super) fn head(mut self, x: BufferId) -> Result<Program, ModelError> {
         let config = self.config();
         let final_norm = self.vector("final_norm", Role::FinalNorm, 0, config.hidden_size)?;
@@ -181,7 +181,7 @@ impl<'a> Decoder<'a> {
         Ok(QkNorm { q, k, eps, unit_offset: false })
     }
 
-    /// A weight `[sum of rows, cols]`, one tensor a part.
+    /// Declares a weight `[sum of rows, cols]` with one tensor per part.
     fn matrix(
         &mut self,
         label: &str,
@@ -196,13 +196,13 @@ impl<'a> Decoder<'a> {
         Ok(self.builder.weight(label, cols, parts))
     }
 
-    /// A vector of `cols` elements, as one row.
+    /// Declares a vector of `cols` elements as one row.
     fn vector(&mut self, label: &str, role: Role, layer: usize, cols: usize) -> Result<WeightId, ModelError> {
         let part = self.part(names::weight(self.checkpoint.format(), role, layer), 1, &[cols])?;
         Ok(self.builder.weight(label, cols, vec![part]))
     }
 
-    /// The biases of a (fused) weight, one element a row.
+    /// Declares the biases of a (fused) weight, one element per row, if the model has them.
     fn bias_if(
         &mut self,
         present: bool,
@@ -220,7 +220,7 @@ impl<'a> Decoder<'a> {
         Ok(Some(self.builder.weight(label, 1, parts)))
     }
 
-    /// A tensor of the checkpoint as `rows` rows of a weight, if it has the shape.
+    /// Returns a tensor of the checkpoint as `rows` rows of a weight, or an error if it has another shape.
     fn part(&self, tensor: String, rows: usize, expected: &[usize]) -> Result<WeightPart, ModelError> {
         let (storage, found) = self.checkpoint.describe(&tensor, expected)?;
         if found != expected {
@@ -230,7 +230,7 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// One KV group for each distinct window; returns group and index within it, by layer.
+/// Declares one KV group for each distinct window. Returns group and index within it, by layer.
 fn kv_groups(builder: &mut ProgramBuilder, heads: HeadShape, windows: &[Option<usize>]) -> Vec<(usize, usize)> {
     let mut groups: Vec<KvGroup> = Vec::new();
     let mut place = Vec::with_capacity(windows.len());
@@ -248,7 +248,7 @@ fn kv_groups(builder: &mut ProgramBuilder, heads: HeadShape, windows: &[Option<u
     place
 }
 
-/// The divisors of the rotary frequencies that a GGUF file of a Llama 3.x model carries in place of its scaling scheme.
+/// Reads the divisors of the rotary frequencies that a GGUF file of a Llama 3.x model has instead of a scaling scheme.
 fn rope_factors(checkpoint: &Checkpoint) -> Result<Option<Vec<f32>>, ModelError> {
     if checkpoint.format() != Format::Gguf || !checkpoint.has_tensor(ROPE_FACTORS) {
         return Ok(None);

@@ -1,6 +1,7 @@
-//! Llama 1 to 3.x, and the models that copy it: SmolLM2, TinyLlama, Yi, ...
+//! Llama 1 to 3.x and models with the same architecture: SmolLM2, TinyLlama, Yi, ...
 //!
-//! Pre-norm decoder, rotary embedding, grouped-query attention, gated MLP. Rotary scaling is in the configuration.
+//! A pre-norm decoder with rotary embedding, grouped-query attention and a gated MLP. Rotary scaling is in the
+//! configuration.
 
 use octavo_ops::Program;
 

@@ -1,4 +1,4 @@
-//! Mistral: Llama without biases, under a sliding window (`windows` of the configuration).
+//! Mistral: Llama without biases and with a sliding window (`windows` of the configuration).
 
 use octavo_ops::Program;
 

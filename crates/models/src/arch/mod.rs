@@ -1,7 +1,7 @@
-//! Programs: one file an architecture, over one decoder builder.
+//! Programs of the architectures: one file each, over one decoder builder.
 //!
-//! To add an architecture: a variant of [`Architecture`], what is particular in its configuration
-//! (`config/{hf,gguf}.rs`), and a file here that strings the decoder's parts together.
+//! To add an architecture, add a variant of [`Architecture`], the reading of its configuration (`config/{hf,gguf}.rs`)
+//! and a file here that combines the decoder's parts.
 
 mod decoder;
 mod llama;
@@ -16,21 +16,21 @@ use crate::checkpoint::Checkpoint;
 use crate::config::Architecture;
 use decoder::Decoder;
 
-/// A checkpoint's tensors do not make the program its configuration describes.
+/// Reason why no program can be built from a checkpoint.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
     /// A tensor is missing or cannot be read.
     #[error(transparent)]
     Weight(#[from] WeightError),
-    /// A tensor has another shape than the configuration says.
+    /// The shape of a tensor does not match the configuration.
     #[error("tensor '{name}' has the shape {found:?}, but the configuration needs {expected:?}")]
     Shape {
-        /// Tensor.
+        /// Name of the tensor.
         name: String,
-        /// Its shape, outermost dimension first.
+        /// Shape found, outermost dimension first.
         found: Vec<usize>,
-        /// The shape needed.
+        /// Shape expected.
         expected: Vec<usize>,
     },
     /// The program itself is inconsistent.
@@ -38,7 +38,7 @@ pub enum ModelError {
     Program(#[from] ProgramError),
 }
 
-/// The decoder program of a checkpoint. Every tensor it names exists and has the right shape.
+/// Builds the decoder program of a checkpoint. Every tensor it names exists and has the right shape.
 pub fn build_program(checkpoint: &Checkpoint) -> Result<Program, ModelError> {
     let decoder = Decoder::new(checkpoint)?;
     match checkpoint.config().architecture {

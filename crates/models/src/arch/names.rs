@@ -1,8 +1,8 @@
-//! The one table of tensor names.
+//! Table of tensor names.
 
 use crate::checkpoint::Format;
 
-/// What a tensor is for.
+/// Purpose of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Embedding,
@@ -21,11 +21,11 @@ pub(crate) enum Role {
     Down,
 }
 
-/// GGUF's tensor of per-pair divisors of the rotary frequencies.
+/// GGUF's tensor of divisors of the rotary frequencies, one per pair.
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 impl Role {
-    /// `(Hugging Face, GGUF)`, `{}` standing for the layer.
+    /// Returns the names `(Hugging Face, GGUF)`, in which `{}` stands for the layer.
     const fn stems(self) -> (&'static str, &'static str) {
         match self {
             Role::Embedding => ("model.embed_tokens", "token_embd"),
@@ -46,12 +46,12 @@ impl Role {
     }
 }
 
-/// The name of a role's weight; `layer` is ignored by those outside the layers.
+/// Returns the name of a role's weight. Roles outside the layers ignore `layer`.
 pub(crate) fn weight(format: Format, role: Role, layer: usize) -> String {
     named(format, role, layer, "weight")
 }
 
-/// The name of a role's bias.
+/// Returns the name of a role's bias.
 pub(crate) fn bias(format: Format, role: Role, layer: usize) -> String {
     named(format, role, layer, "bias")
 }

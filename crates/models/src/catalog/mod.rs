@@ -1,7 +1,7 @@
-//! The catalog: the models that can be named without saying where they come from.
+//! The catalog of models that can be named without their source.
 //!
-//! One small TOML a model in the repository's `models/` folder, embedded into the binary. A test parses and checks each
-//! of them, so reading them at run time cannot fail.
+//! Each model has a small TOML file in the repository's `models/` folder, embedded into the binary. A test parses and
+//! checks all of them, so reading them at run time cannot fail.
 
 mod entry;
 
@@ -9,17 +9,17 @@ use std::sync::OnceLock;
 
 pub use entry::{CatalogEntry, DeviceKind, KvShape, MemoryNeed, PypiPart, RecommendedSampling, Source, SourceKind};
 
-/// What `octavo serve` without a model serves.
+/// Model that `octavo serve` serves by default.
 pub const DEFAULT_MODEL: &str = "smollm2-135m-instruct";
 
-/// One embedded file of `models/`.
+/// Embeds a file of `models/`.
 macro_rules! embedded {
     ($name:literal) => {
         ($name, include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/", $name, ".toml")))
     };
 }
 
-/// File name in `models/` and content.
+/// File names in `models/` and their content.
 const FILES: &[(&str, &str)] = &[
     embedded!("smollm2-135m-instruct"),
     embedded!("gemma-3-270m"),
@@ -30,7 +30,7 @@ const FILES: &[(&str, &str)] = &[
     embedded!("qwen3-vl-8b-instruct"),
 ];
 
-/// Every entry, the default model first.
+/// Returns all entries, the default model first.
 pub fn entries() -> &'static [CatalogEntry] {
     static ENTRIES: OnceLock<Vec<CatalogEntry>> = OnceLock::new();
     ENTRIES.get_or_init(|| {
@@ -41,7 +41,7 @@ pub fn entries() -> &'static [CatalogEntry] {
     })
 }
 
-/// The entry whose name or alias this is; letter case does not matter.
+/// Returns the entry with this name or alias, ignoring case.
 pub fn find(name: &str) -> Option<&'static CatalogEntry> {
     entries().iter().find(|entry| entry.is_called(name))
 }

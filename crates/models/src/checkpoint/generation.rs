@@ -9,15 +9,15 @@ pub struct GenerationConfig {
     pub temperature: Option<f32>,
     /// Nucleus probability.
     pub top_p: Option<f32>,
-    /// Most likely tokens kept; 0 keeps all.
+    /// Number of most likely tokens kept; 0 keeps all.
     pub top_k: Option<u32>,
-    /// Least probability relative to the most likely token.
+    /// Minimum probability relative to the most likely token.
     pub min_p: Option<f32>,
-    /// Penalty on tokens already seen; 1 is off.
+    /// Penalty for tokens already seen; 1 turns it off.
     pub repetition_penalty: Option<f32>,
-    /// Limit on generated tokens.
+    /// Maximum number of generated tokens.
     pub max_new_tokens: Option<u32>,
-    /// Every id that ends a generation; the first is the end-of-sequence token proper.
+    /// Ids that end a generation. The first is the actual end-of-sequence token.
     pub eos_token_ids: Vec<u32>,
 }
 
@@ -47,7 +47,7 @@ impl GenerationConfig {
         }
     }
 
-    /// Drops, with a warning, defaults that no request could ask for: a bad recommendation must not fail every request.
+    /// Drops invalid defaults with a warning, so that a bad recommendation does not fail every request.
     pub(crate) fn checked(mut self) -> Self {
         fn keep(value: &mut Option<f32>, name: &str, valid: impl Fn(f32) -> bool) {
             if let Some(x) = value.take_if(|x| !valid(*x)) {

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::{CheckpointError, GenerationConfig, TokenizerData};
 use crate::config::{ConfigError, Fields, ModelConfig};
 
-/// Limits on what is read into memory; each is far above any published file.
+/// Limits on files read into memory, each far above any published file.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 pub(super) const MAX_INDEX_BYTES: u64 = 64 << 20;
 const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
@@ -22,7 +22,7 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS: &str = "special_tokens_map.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 
-/// The directory with its small files read; `tokenizer.json` is read when it is asked for.
+/// A directory whose small files have been read. `tokenizer.json` is read on demand.
 #[derive(Debug)]
 pub(super) struct Texts {
     directory: PathBuf,
@@ -52,7 +52,7 @@ impl Texts {
         ModelConfig::from_hf(&Fields::new(&self.config)).map_err(self.fail(CONFIG))
     }
 
-    /// `generation_config.json`, and the end-of-sequence ids of `config.json` and of the tokenizer.
+    /// Reads `generation_config.json` and the end-of-sequence ids of `config.json` and of the tokenizer.
     pub(super) fn generation_config(&self) -> Result<GenerationConfig, CheckpointError> {
         let fields = Fields::new(&self.generation);
         let read = || -> Result<GenerationConfig, ConfigError> {
@@ -78,7 +78,7 @@ impl Texts {
         Ok(generation.checked())
     }
 
-    /// `chat_template.jinja`, or the (default) template of `tokenizer_config.json`.
+    /// Returns `chat_template.jinja` or the (default) template of `tokenizer_config.json`.
     pub(super) fn chat_template(&self) -> Result<Option<String>, CheckpointError> {
         let path = self.directory.join(CHAT_TEMPLATE);
         if let Some(text) = read_bounded(&path, MAX_CONFIG_BYTES)? {
@@ -124,7 +124,7 @@ impl Texts {
         read_bounded(&self.directory.join(TOKENIZER), MAX_TOKENIZER_BYTES)
     }
 
-    /// A special token: a string, or an object with its text in `content`.
+    /// Returns a special token, which is a string or an object with its text in `content`.
     fn special_token(&self, key: &str) -> Option<String> {
         let text = |value: &Value| match value {
             Value::String(text) => Some(text.clone()),
@@ -134,7 +134,8 @@ impl Texts {
         [&self.tokenizer_config, &self.special_tokens].iter().find_map(|file| file.get(key).and_then(text))
     }
 
-    /// The id of the tokenizer's end-of-sequence token. Fine-tunes often change it and leave `config.json` alone.
+    /// Returns the id of the tokenizer's end-of-sequence token. Fine-tuned models often change it without changing
+    /// `config.json`.
     fn tokenizer_eos(&self) -> Result<Option<u32>, CheckpointError> {
         #[derive(Deserialize)]
         struct Added {
@@ -168,7 +169,7 @@ fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, CheckpointErro
     serde_json::from_slice(&text).map(Some).map_err(|e| malformed(path, &format!("it is not a JSON object: {e}")))
 }
 
-/// A whole regular file of at most `limit` bytes, or `None` if there is none.
+/// Reads a whole regular file of at most `limit` bytes. Returns `None` if there is none.
 pub(super) fn read_bounded(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, CheckpointError> {
     let fail = |source| CheckpointError::Io { path: path.to_owned(), source };
     match std::fs::metadata(path) {

@@ -22,86 +22,86 @@ pub(crate) use gguf::MetadataView;
 use crate::config::{ConfigError, ModelConfig};
 use mapped::MappedFile;
 
-/// Why a checkpoint cannot be used.
+/// Reason why a checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The file system refused.
+    /// The file system returned an error.
     #[error("cannot read '{}': {source}", path.display())]
     Io {
-        /// File or directory.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// The system's error.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// Neither a GGUF file nor a Hugging Face directory.
+    /// The path is neither a GGUF file nor a Hugging Face directory.
     #[error("'{}' is not a checkpoint: {reason}", path.display())]
     Unrecognised {
-        /// File or directory.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What is missing.
+        /// Reason, which names the missing part.
         reason: String,
     },
-    /// A damaged or hostile GGUF header.
+    /// The GGUF header is damaged or hostile.
     #[error("'{}': {source}", path.display())]
     Gguf {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Defect of the header.
         source: GgufError,
     },
-    /// A damaged or hostile file of a Hugging Face directory.
+    /// A file of a Hugging Face directory is damaged or hostile.
     #[error("'{}': {reason}", path.display())]
     Malformed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the defect.
         reason: String,
     },
     /// The model's configuration is missing, wrong or unsupported.
     #[error("'{}': {source}", path.display())]
     Config {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Defect of the configuration.
         source: ConfigError,
     },
 }
 
-/// The two kinds of checkpoint.
+/// Format of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// One GGUF file.
+    /// A GGUF file.
     Gguf,
     /// A directory with `config.json` and safetensors files.
     HuggingFace,
 }
 
-/// Tensors and bytes of one storage type.
+/// Number and size of the tensors of one storage type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StorageTotal {
     /// Storage type.
     pub storage: StorageType,
-    /// Tensors stored so.
+    /// Number of tensors.
     pub tensors: usize,
-    /// Their bytes.
+    /// Size of the tensors.
     pub bytes: u64,
 }
 
-/// A tensor's place in its file.
+/// Location of a tensor in its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TensorInfo {
-    /// How it is stored, or the name of an element type that cannot be read.
+    /// Storage type, or the name of an unsupported element type.
     storage: Result<StorageType, String>,
-    /// Outermost dimension first.
+    /// Shape, outermost dimension first.
     shape: Vec<usize>,
-    /// Bytes of the file.
+    /// Range of bytes in the file.
     range: Range<usize>,
 }
 
 /// A model on disk: a GGUF file or a Hugging Face directory, memory-mapped.
 ///
-/// Opening reads and checks the headers and the configuration; tensor data is touched when it is used.
+/// Opening it reads and checks the headers and the configuration. Tensor data is read when it is used.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -121,7 +121,7 @@ enum Files {
         shards: safetensors::Shards,
         texts: Box<hf::Texts>,
     },
-    /// A directory whose weights are not looked at.
+    /// A directory whose weights are ignored.
     Dummy {
         storage: StorageType,
         texts: Box<hf::Texts>,
@@ -161,11 +161,11 @@ impl Checkpoint {
         Ok(Self { path: path.to_owned(), files, config, generation, chat_template })
     }
 
-    /// Opens a Hugging Face directory without its weights, which need not be there: its program is that of tensors in the
-    /// element type that `config.json` names, to be filled with [`octavo_ops::dummy::DummyWeights`].
+    /// Opens a Hugging Face directory without its weights, which need not exist. Its program has tensors of the element
+    /// type in `config.json`, to be filled with [`octavo_ops::dummy::DummyWeights`].
     ///
     /// # Errors
-    /// It is no such directory, or its files are damaged.
+    /// Returns an error if the path is no such directory or its files are damaged.
     pub fn open_without_weights(path: &Path) -> Result<Checkpoint, CheckpointError> {
         if !path.is_dir() {
             return Err(CheckpointError::Unrecognised {
@@ -185,11 +185,11 @@ impl Checkpoint {
         Ok(Self { path: path.to_owned(), files, config, generation, chat_template })
     }
 
-    /// Opens a checkpoint to look at its shape: with its weights if there are any, which say more exactly than `config.json` how
-    /// they are stored, else without.
+    /// Opens a checkpoint to read its shape. It is opened with its weights if there are any, because they determine the
+    /// storage types more exactly than `config.json`, else without.
     ///
     /// # Errors
-    /// As those of [`Self::open`] and [`Self::open_without_weights`].
+    /// Returns the errors of [`Self::open`] and [`Self::open_without_weights`].
     pub fn open_shape(path: &Path) -> Result<Checkpoint, CheckpointError> {
         if path.is_dir() && !safetensors::Shards::are_in(path) {
             return Self::open_without_weights(path);
@@ -197,17 +197,17 @@ impl Checkpoint {
         Self::open(path)
     }
 
-    /// Whether there are no weights, and they are to be made up.
+    /// Returns whether the checkpoint has no weights and uses dummy weights.
     pub const fn is_dummy(&self) -> bool {
         matches!(self.files, Files::Dummy { .. })
     }
 
-    /// The file or directory it was opened from.
+    /// Returns the path of the file or directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Which kind it is.
+    /// Returns the format.
     pub const fn format(&self) -> Format {
         match self.files {
             Files::Gguf { .. } => Format::Gguf,
@@ -215,22 +215,22 @@ impl Checkpoint {
         }
     }
 
-    /// The model's configuration, checked.
+    /// Returns the model's checked configuration.
     pub const fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Sampling defaults and end-of-sequence ids.
+    /// Returns the sampling defaults and end-of-sequence ids.
     pub const fn generation_config(&self) -> &GenerationConfig {
         &self.generation
     }
 
-    /// The source of the chat template, if the checkpoint has one.
+    /// Returns the source of the chat template, if the checkpoint has one.
     pub fn chat_template(&self) -> Option<&str> {
         self.chat_template.as_deref()
     }
 
-    /// What a tokenizer is made from. Copied out of the checkpoint, so call it once.
+    /// Returns the data of the tokenizer. The data is copied, so call this once.
     pub fn tokenizer(&self) -> Result<TokenizerData, CheckpointError> {
         match &self.files {
             Files::Gguf { file, header } => {
@@ -243,7 +243,7 @@ impl Checkpoint {
         }
     }
 
-    /// Whether there is something to make a tokenizer from.
+    /// Returns whether the checkpoint has tokenizer data.
     pub fn has_tokenizer(&self) -> bool {
         match &self.files {
             Files::Gguf { .. } => true,
@@ -251,7 +251,7 @@ impl Checkpoint {
         }
     }
 
-    /// Tensors and bytes by storage type, largest first.
+    /// Returns the number and size of tensors by storage type, largest first.
     pub fn storage_summary(&self) -> Vec<StorageTotal> {
         match &self.files {
             Files::Gguf { header, .. } => totals(header.tensors().values()),
@@ -260,12 +260,12 @@ impl Checkpoint {
         }
     }
 
-    /// Whether there is a tensor of that name, readable or not.
+    /// Returns whether there is a tensor with this name, of any type.
     pub(crate) fn has_tensor(&self, name: &str) -> bool {
         self.find(name).is_some()
     }
 
-    /// The tensor's description and the file it lies in.
+    /// Returns the tensor's description and the file that contains it.
     fn find(&self, name: &str) -> Option<(&TensorInfo, &[u8])> {
         match &self.files {
             Files::Gguf { file, header } => header.tensors().get(name).map(|info| (info, file.bytes())),
@@ -274,7 +274,7 @@ impl Checkpoint {
         }
     }
 
-    /// Storage type and shape of a tensor; of one that is made up, the shape that is needed.
+    /// Returns storage type and shape of a tensor. A dummy tensor has the shape that is needed.
     pub(crate) fn describe(&self, name: &str, needed: &[usize]) -> Result<(StorageType, Vec<usize>), WeightError> {
         if let Files::Dummy { storage, .. } = &self.files {
             return Ok((*storage, needed.to_vec()));
@@ -290,7 +290,7 @@ impl WeightSource for Checkpoint {
             name: name.to_owned(),
             reason: format!("its element type {dtype} is not supported (supported: F32, F16, BF16)"),
         })?;
-        // Ranges were checked against the file when it was opened.
+        // The ranges were checked against the file when it was opened.
         Ok(TensorData { storage, shape: info.shape.clone(), bytes: file[info.range.clone()].into() })
     }
 }

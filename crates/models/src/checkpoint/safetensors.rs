@@ -12,18 +12,18 @@ use super::{CheckpointError, TensorInfo, hf};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Most shards accepted; the largest published models have a few hundred.
+/// Maximum number of shards accepted; the largest published models have a few hundred.
 const MAX_SHARDS: usize = 4096;
 
 /// All tensors of a directory.
 #[derive(Debug)]
 pub(super) struct Shards {
     files: Vec<MappedFile>,
-    /// Index into `files`, and the place there.
+    /// Index into `files`, and the location there.
     tensors: HashMap<String, (usize, TensorInfo)>,
 }
 
-/// `model.safetensors.index.json`.
+/// Content of `model.safetensors.index.json`.
 #[derive(Deserialize)]
 struct Index {
     /// Tensor name → file name.
@@ -31,13 +31,13 @@ struct Index {
 }
 
 impl Shards {
-    /// Whether the directory has any file of weights.
+    /// Returns whether the directory contains any file of weights.
     pub(super) fn are_in(directory: &Path) -> bool {
         let names = std::fs::read_dir(directory).into_iter().flatten().flatten();
         names.map(|entry| entry.path()).any(|path| path.extension().is_some_and(|it| it == "safetensors"))
     }
 
-    /// Maps `model.safetensors`, or every shard that the index names.
+    /// Maps `model.safetensors`, or every shard in the index.
     pub(super) fn open(directory: &Path) -> Result<Self, CheckpointError> {
         let mut shards = Self { files: Vec::new(), tensors: HashMap::new() };
         let index_path = directory.join(INDEX);
@@ -78,7 +78,7 @@ impl Shards {
         let file = MappedFile::open(path)?;
         let (header_len, metadata) = SafeTensors::read_metadata(file.bytes())
             .map_err(|e| fail(format!("the safetensors header is invalid ({e}); the file is truncated or damaged")))?;
-        // `read_metadata` has checked that the tensors, back to back, fill the file to its last byte.
+        // `read_metadata` has checked that the tensors fill the file contiguously to its last byte.
         let data_start = 8 + header_len;
         for (name, info) in metadata.tensors() {
             let (start, end) = info.data_offsets;
@@ -95,18 +95,18 @@ impl Shards {
         Ok(())
     }
 
-    /// A tensor's description and the file it lies in.
+    /// Returns a tensor's description and the file that contains it.
     pub(super) fn find(&self, name: &str) -> Option<(&TensorInfo, &[u8])> {
         self.tensors.get(name).map(|(file, info)| (info, self.files[*file].bytes()))
     }
 
-    /// Every tensor's description.
+    /// Returns the descriptions of all tensors.
     pub(super) fn infos(&self) -> impl Iterator<Item = &TensorInfo> {
         self.tensors.values().map(|(_, info)| info)
     }
 }
 
-/// One normal path component: no separator, no `..`, not absolute, on any platform.
+/// Returns whether `name` is one normal path component on every platform: no separator, no `..`, not absolute.
 fn is_plain_file_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
     matches!(components.next(), Some(Component::Normal(only)) if only == name)

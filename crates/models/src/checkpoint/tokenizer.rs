@@ -1,11 +1,11 @@
-//! What a tokenizer is made from. The text layer builds it; this crate only finds the data.
+//! Data from which the text layer builds a tokenizer. This crate only finds it.
 
 /// Tokenizer data in one of the two published forms.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TokenizerData {
     /// `tokenizer.json` with the special tokens of `tokenizer_config.json`.
     Json {
-        /// The whole file.
+        /// Content of `tokenizer.json`.
         tokenizer_json: Vec<u8>,
         /// Beginning-of-sequence token.
         bos: Option<String>,
@@ -15,9 +15,9 @@ pub enum TokenizerData {
         unk: Option<String>,
         /// Padding token.
         pad: Option<String>,
-        /// Whether encoding adds the beginning-of-sequence token; `None` leaves it to `tokenizer.json`.
+        /// Whether encoding adds the beginning-of-sequence token; `None` follows `tokenizer.json`.
         add_bos: Option<bool>,
-        /// Whether encoding adds the end-of-sequence token; `None` leaves it to `tokenizer.json`.
+        /// Whether encoding adds the end-of-sequence token; `None` follows `tokenizer.json`.
         add_eos: Option<bool>,
     },
     /// The vocabulary of a GGUF header.
@@ -27,17 +27,18 @@ pub enum TokenizerData {
 /// The `tokenizer.ggml.*` keys of a GGUF header.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GgufTokenizer {
-    /// `gpt2` (byte-level BPE), `llama` (SentencePiece), ...
+    /// Tokenizer model: `gpt2` (byte-level BPE), `llama` (SentencePiece), ...
     pub model: String,
     /// Name of the pre-tokenizer.
     pub pre: Option<String>,
     /// Token texts by id.
     pub tokens: Vec<String>,
-    /// Scores by id; empty or one a token.
+    /// Scores by id: either empty or one per token.
     pub scores: Vec<f32>,
-    /// Token types by id (1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte); empty or one a token.
+    /// Token types by id (1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte): either empty or one per
+    /// token.
     pub token_types: Vec<i32>,
-    /// BPE merges in order of rank, two texts and a space each.
+    /// BPE merges in order of rank, each two texts separated by a space.
     pub merges: Vec<String>,
     /// Beginning-of-sequence id.
     pub bos_id: Option<u32>,
@@ -51,6 +52,6 @@ pub struct GgufTokenizer {
     pub add_bos: Option<bool>,
     /// Whether encoding adds the end-of-sequence id.
     pub add_eos: Option<bool>,
-    /// Whether encoding puts a space before the text.
+    /// Whether encoding inserts a space before the text.
     pub add_space_prefix: Option<bool>,
 }

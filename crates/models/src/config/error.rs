@@ -1,58 +1,58 @@
-//! What can be wrong with a configuration.
+//! Errors of a configuration.
 
 /// A configuration that is incomplete, wrong or unsupported.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A key that every checkpoint of the architecture has.
+    /// A key is missing that every checkpoint of the architecture has.
     #[error("'{key}' is missing")]
     Missing {
         /// Key.
         key: String,
     },
-    /// A value of another type.
+    /// A value has the wrong type.
     #[error("'{key}' is not {expected}")]
     Type {
         /// Key.
         key: String,
-        /// What it should be.
+        /// Expected type.
         expected: &'static str,
     },
-    /// A value out of its bounds.
+    /// A value is out of bounds.
     #[error("{key} is {found}; {low} to {high} are possible")]
     Range {
-        /// Key, or what it means.
+        /// Key, or its meaning.
         key: String,
         /// Value found.
         found: u64,
-        /// Least.
+        /// Minimum.
         low: u64,
-        /// Most.
+        /// Maximum.
         high: u64,
     },
-    /// An architecture with no program.
+    /// There is no program for the architecture.
     #[error("the architecture '{found}' is not supported (supported: {supported})")]
     UnknownArchitecture {
-        /// Its name.
+        /// Name of the architecture.
         found: String,
-        /// The names that are.
+        /// Names of the supported architectures.
         supported: String,
     },
-    /// A variation that no program covers.
+    /// No program covers a variant of the architecture.
     #[error("{0} is not supported")]
     Unsupported(String),
-    /// Values that do not fit together.
+    /// Values contradict each other.
     #[error("{0}")]
     Invalid(String),
 }
 
 impl ConfigError {
-    /// A key that is not there.
+    /// Returns the error of a missing key.
     pub(crate) fn missing(key: &str) -> Self {
         Self::Missing { key: key.to_owned() }
     }
 
-    /// A key whose value is of another type.
+    /// Returns the error of a key whose value has the wrong type.
     pub(crate) fn wrong_type(key: &str, expected: &'static str) -> Self {
         Self::Type { key: key.to_owned(), expected }
     }

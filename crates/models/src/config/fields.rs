@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::ConfigError;
 
-/// A JSON object whose `null` entries count as absent.
+/// A JSON object in which `null` entries count as missing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fields<'a>(&'a Map<String, Value>);
 
@@ -13,7 +13,7 @@ impl<'a> Fields<'a> {
         Self(object)
     }
 
-    /// Whether the key is there, be it `null`.
+    /// Returns whether the key exists, even with `null`.
     pub(crate) fn contains(&self, key: &str) -> bool {
         self.0.contains_key(key)
     }
@@ -31,22 +31,22 @@ impl<'a> Fields<'a> {
         self.get(key).map(|value| convert(value).ok_or_else(|| ConfigError::wrong_type(key, expected))).transpose()
     }
 
-    /// A size or count.
+    /// Returns a size or count.
     pub(crate) fn usize(&self, key: &str) -> Result<Option<usize>, ConfigError> {
         self.typed(key, "a non-negative integer", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))
     }
 
-    /// A size or count that must be there.
+    /// Returns a required size or count.
     pub(crate) fn required(&self, key: &str) -> Result<usize, ConfigError> {
         self.usize(key)?.ok_or_else(|| ConfigError::missing(key))
     }
 
-    /// An id or limit.
+    /// Returns an id or limit.
     pub(crate) fn u32(&self, key: &str) -> Result<Option<u32>, ConfigError> {
         self.typed(key, "a 32-bit integer", token_id)
     }
 
-    /// A number.
+    /// Returns a number.
     pub(crate) fn f64(&self, key: &str) -> Result<Option<f64>, ConfigError> {
         self.typed(key, "a number", Value::as_f64)
     }
@@ -59,7 +59,7 @@ impl<'a> Fields<'a> {
         self.typed(key, "a string", Value::as_str)
     }
 
-    /// A list of strings.
+    /// Returns a list of strings.
     pub(crate) fn strs(&self, key: &str) -> Result<Option<Vec<&'a str>>, ConfigError> {
         self.typed(key, "a list of strings", |v| v.as_array()?.iter().map(Value::as_str).collect())
     }
@@ -68,7 +68,7 @@ impl<'a> Fields<'a> {
         self.typed(key, "an object", |v| v.as_object().map(Fields))
     }
 
-    /// One id or a list of ids; none if absent.
+    /// Returns one id or a list of ids; empty if the key is missing.
     pub(crate) fn ids(&self, key: &str) -> Result<Vec<u32>, ConfigError> {
         let ids = self.typed(key, "a token id or a list of token ids", |value| match value {
             Value::Array(ids) => ids.iter().map(token_id).collect(),

@@ -9,10 +9,10 @@ use super::{
 use crate::arch::names;
 use crate::checkpoint::{Format, MetadataView};
 
-/// Converters write Mistral as `llama`.
+/// Architectures in GGUF files. Converters write Mistral as `llama`.
 const ARCHITECTURES: [Architecture; 3] = [Architecture::Llama, Architecture::Qwen2, Architecture::Qwen3];
 
-/// The keys that begin with the architecture's name.
+/// Keys that begin with the architecture's name.
 struct Keys<'a> {
     metadata: &'a MetadataView<'a>,
     prefix: &'static str,
@@ -39,8 +39,8 @@ impl Keys<'_> {
 }
 
 impl ModelConfig {
-    /// Reads the metadata. `has_tensor` tells which tensors the file holds: that is how a GGUF file says whether the
-    /// head is tied and where biases are.
+    /// Reads the metadata. `has_tensor` returns whether the file contains a tensor: in a GGUF file only the tensors
+    /// show whether the head is tied and where there are biases.
     pub(crate) fn from_gguf(
         metadata: &MetadataView<'_>,
         has_tensor: &dyn Fn(&str) -> bool,
@@ -97,7 +97,7 @@ impl ModelConfig {
     }
 }
 
-/// The number of tokens; a file without a vocabulary states it.
+/// Returns the number of tokens, from the vocabulary or else from its own key.
 fn vocab_size(metadata: &MetadataView<'_>, keys: &Keys<'_>) -> Result<usize, ConfigError> {
     match metadata.array_len("tokenizer.ggml.tokens") {
         Some(tokens) => Ok(tokens),
@@ -106,7 +106,7 @@ fn vocab_size(metadata: &MetadataView<'_>, keys: &Keys<'_>) -> Result<usize, Con
 }
 
 fn rope(keys: &Keys<'_>, architecture: Architecture, head_dim: usize) -> Result<RopeConfig, ConfigError> {
-    // The converter permutes the q and k rows of Llama models for rotation of neighbours, and of no others.
+    // The converter permutes the q and k rows only of Llama models, for rotation of neighbours.
     let style = match architecture {
         Architecture::Llama | Architecture::Mistral => RopeStyle::GptJ,
         Architecture::Qwen2 | Architecture::Qwen3 => RopeStyle::NeoX,
@@ -121,14 +121,14 @@ fn rope(keys: &Keys<'_>, architecture: Architecture, head_dim: usize) -> Result<
 
 fn scaling(keys: &Keys<'_>) -> Result<RopeScaling, ConfigError> {
     let kind = keys.metadata.str(&keys.name("rope.scaling.type"))?;
-    // The second spelling is that of files of 2023.
+    // Files from 2023 use the second spelling.
     let factor = match keys.f64("rope.scaling.factor")? {
         Some(factor) => Some(factor),
         None => keys.f64("rope.scale_linear")?,
     };
     match (kind, factor) {
         (None | Some("none"), None) | (Some("none"), _) => Ok(RopeScaling::None),
-        // Files with `rope_freqs.weight` may state a factor of 0 or 1 that stands for none.
+        // Files with `rope_freqs.weight` may have a factor of 0 or 1, which means none.
         (_, Some(0.0 | 1.0)) | (Some("linear"), None) => Ok(RopeScaling::None),
         (None | Some("linear"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
         (Some("yarn"), Some(factor)) => Ok(RopeScaling::Yarn {

@@ -1,4 +1,4 @@
-//! Configuration from a `config.json`, as transformers 4 and 5 write it.
+//! Configuration from a `config.json`, as written by transformers 4 and 5.
 
 use octavo_ops::{GluKind, RopeStyle};
 
@@ -7,9 +7,9 @@ use super::{
     Architecture, ConfigError, Fields, ModelConfig, RopeConfig, RopeScaling, architecture, default_head_dim, windows,
 };
 
-/// The head size of Qwen3 where its config does not state it.
+/// Head size of Qwen3 if its configuration omits it.
 const QWEN3_HEAD_DIM: usize = 128;
-/// Defaults that old configs leave out.
+/// Defaults of values that old configurations omit.
 const DEFAULT_NORM_EPS: f64 = 1e-6;
 const DEFAULT_THETA: f64 = 10_000.0;
 const DEFAULT_MISTRAL_WINDOW: usize = 4096;
@@ -65,7 +65,8 @@ impl ModelConfig {
     }
 }
 
-/// Refuses what shares a `model_type` with a decoder and is none, and weights that are quantised in a form of their own.
+/// Refuses models that share a `model_type` with a decoder without being one, and weights quantised in a format of
+/// their own.
 fn check_task(fields: &Fields<'_>) -> Result<(), ConfigError> {
     let classes = fields.strs("architectures")?.unwrap_or_default();
     if !classes.is_empty() && !classes.iter().any(|class| class.ends_with("ForCausalLM")) {
@@ -87,8 +88,8 @@ fn activation(fields: &Fields<'_>) -> Result<GluKind, ConfigError> {
     }
 }
 
-/// Which layers have the sliding window. Mistral: all. Qwen: as `layer_types` says, else from `max_window_layers` on,
-/// and only under `use_sliding_window`. Llama: none.
+/// Returns the sliding window of each layer. Mistral: all layers. Qwen: the layers of `layer_types`, else from
+/// `max_window_layers` on, and only with `use_sliding_window`. Llama: none.
 fn layer_windows(
     fields: &Fields<'_>,
     architecture: Architecture,
@@ -97,7 +98,7 @@ fn layer_windows(
     let window = fields.usize("sliding_window")?;
     match architecture {
         Architecture::Llama => windows(layers, None, |_| false),
-        // `null` says that there is none.
+        // `null` means that there is no window.
         Architecture::Mistral if !fields.contains("sliding_window") => {
             windows(layers, Some(DEFAULT_MISTRAL_WINDOW), |_| true)
         }
@@ -118,7 +119,7 @@ fn layer_windows(
     }
 }
 
-/// The rotary embedding: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (transformers 4).
+/// Reads the rotary embedding: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (transformers 4).
 fn rope(fields: &Fields<'_>, head_dim: usize, context: usize) -> Result<RopeConfig, ConfigError> {
     let parameters = match fields.object("rope_parameters")? {
         Some(parameters) => Some(parameters),
@@ -146,7 +147,7 @@ fn scaling(parameters: &Fields<'_>, fields: &Fields<'_>, context: usize) -> Resu
         None => parameters.str("type")?,
     };
     let required = |key: &str| parameters.f64(key)?.ok_or_else(|| ConfigError::missing(key));
-    // A value beside the parameters, where there is one, has priority (as in transformers).
+    // A value outside the parameters has priority, as in transformers.
     let original_context = || {
         let beside = fields.f64("original_max_position_embeddings")?;
         let inside = parameters.f64("original_max_position_embeddings")?;

@@ -1,4 +1,4 @@
-//! One normalised configuration for every architecture and both formats.
+//! The normalised configuration for every architecture and both formats.
 
 mod error;
 mod fields;
@@ -14,8 +14,8 @@ pub(crate) use fields::Fields;
 use octavo_ops::{GluKind, HeadShape};
 use serde_json::Value;
 
-/// Bounds on what a checkpoint may claim, far above any published model: they keep every later product inside `usize`
-/// and every loop short, whatever a hostile file says.
+/// Limits on the values of a checkpoint, far above any published model. They keep every later product within `usize`
+/// and every loop short, whatever a hostile file contains.
 const MAX_LAYERS: usize = 1024;
 const MAX_HIDDEN: usize = 1 << 18;
 const MAX_INTERMEDIATE: usize = 1 << 20;
@@ -24,25 +24,25 @@ const MAX_HEAD_DIM: usize = 1 << 12;
 const MAX_VOCAB: usize = 1 << 22;
 const MAX_POSITIONS: usize = 1 << 28;
 
-/// The architectures that Octavo can run.
+/// Architectures that Octavo can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Architecture {
-    /// Llama 1 to 3.x and what copies it (SmolLM2).
+    /// Llama 1 to 3.x and models with the same architecture (SmolLM2).
     Llama,
     /// Mistral: Llama with a sliding window.
     Mistral,
-    /// Qwen2 and 2.5: biases on q, k and v.
+    /// Qwen2 and 2.5, with biases on q, k and v.
     Qwen2,
-    /// Qwen3 dense: q and k normalised per head.
+    /// Qwen3 dense, with q and k normalised per head.
     Qwen3,
 }
 
 impl Architecture {
-    /// Every architecture.
+    /// All architectures.
     pub const ALL: [Architecture; 4] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
 
-    /// The name in `model_type` of a Hugging Face config, and (but for Mistral, which is `llama` there) in
-    /// `general.architecture` of a GGUF file.
+    /// Returns the name in `model_type` of a Hugging Face configuration and in `general.architecture` of a GGUF file
+    /// (where Mistral is `llama`).
     pub const fn name(self) -> &'static str {
         match self {
             Self::Llama => "llama",
@@ -53,59 +53,59 @@ impl Architecture {
     }
 }
 
-/// A decoder's sizes and choices, normalised and checked: every value is inside its bounds and they fit together.
+/// Sizes and options of a decoder, normalised and checked: every value is within its limits and they are consistent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// Which program it is.
+    /// Architecture.
     pub architecture: Architecture,
-    /// V.
+    /// Vocabulary size V.
     pub vocab_size: usize,
-    /// H.
+    /// Hidden size H.
     pub hidden_size: usize,
-    /// Decoder layers.
+    /// Number of decoder layers.
     pub layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key-value heads; divides `heads`.
+    /// Number of key-value heads, a divisor of `heads`.
     pub kv_heads: usize,
-    /// Elements of a head; not always `hidden_size / heads`.
+    /// Number of elements of a head; not always `hidden_size / heads`.
     pub head_dim: usize,
-    /// Columns of the gated MLP.
+    /// Number of columns of the gated MLP.
     pub intermediate_size: usize,
     /// Activation of the gated MLP.
     pub activation: GluKind,
-    /// Added under the root of every norm.
+    /// Value added under the root of every norm.
     pub norm_eps: f32,
     /// Rotary embedding.
     pub rope: RopeConfig,
     /// Context length the model was trained for.
     pub max_position_embeddings: usize,
-    /// Per layer, the tokens a query sees if that is bounded (sliding-window attention).
+    /// Sliding window of each layer in tokens; `None` if unlimited.
     pub windows: Vec<Option<usize>>,
-    /// The head is the embedding table.
+    /// Whether the head is the embedding table.
     pub tie_word_embeddings: bool,
-    /// Biases on the q, k and v projections.
+    /// Whether the q, k and v projections have biases.
     pub qkv_bias: bool,
-    /// Bias on the attention's output projection.
+    /// Whether the attention's output projection has a bias.
     pub output_bias: bool,
-    /// Biases in the MLP.
+    /// Whether the MLP has biases.
     pub mlp_bias: bool,
-    /// The element type that people name the checkpoint by: `bfloat16`, `Q4_1`.
+    /// Element type for display: `bfloat16`, `Q4_1`.
     pub dtype: String,
 }
 
 impl ModelConfig {
-    /// Query and key-value heads of every layer.
+    /// Returns the query and key-value heads of every layer.
     pub const fn head_shape(&self) -> HeadShape {
         HeadShape { q: self.heads, kv: self.kv_heads, dim: self.head_dim }
     }
 
-    /// The sliding window, if any layer has one.
+    /// Returns the sliding window, if any layer has one.
     pub fn sliding_window(&self) -> Option<usize> {
         self.windows.iter().flatten().max().copied()
     }
 
-    /// Checks every bound and how the values fit together.
+    /// Checks every limit and the consistency of the values.
     fn checked(self) -> Result<Self, ConfigError> {
         let range = |key: &str, found: usize, low: usize, high: usize| {
             if (low..=high).contains(&found) {
@@ -138,7 +138,7 @@ impl ModelConfig {
     }
 }
 
-/// `hidden / heads`, where a checkpoint does not state the head size.
+/// Returns `hidden / heads`, the head size of a checkpoint that does not specify it.
 fn default_head_dim(hidden: usize, heads: usize) -> Result<usize, ConfigError> {
     if heads == 0 || !hidden.is_multiple_of(heads) {
         return Err(ConfigError::Invalid(format!("{hidden} hidden units cannot be shared by {heads} attention heads")));
@@ -146,18 +146,18 @@ fn default_head_dim(hidden: usize, heads: usize) -> Result<usize, ConfigError> {
     Ok(hidden / heads)
 }
 
-/// The window list of a model whose layers are all alike.
+/// Returns the window list of a model with identical layers.
 fn same_window(layers: usize, window: Option<usize>) -> Result<Vec<Option<usize>>, ConfigError> {
     windows(layers, window, |_| true)
 }
 
-/// The window list of a model where `sliding(layer)` says which layers have the window.
+/// Returns the window list of a model whose layers have the window if `sliding(layer)` is true.
 fn windows(
     layers: usize,
     window: Option<usize>,
     sliding: impl Fn(usize) -> bool,
 ) -> Result<Vec<Option<usize>>, ConfigError> {
-    // Checked before anything is allocated by it.
+    // The number is checked before it determines an allocation.
     if layers > MAX_LAYERS {
         let (found, high) = (layers as u64, MAX_LAYERS as u64);
         return Err(ConfigError::Range { key: "the number of layers".into(), found, low: 1, high });

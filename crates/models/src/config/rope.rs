@@ -1,7 +1,7 @@
-//! Rotary embedding: base, scaling scheme, and the frequencies that follow from them.
+//! Rotary embedding: base, scaling scheme and the resulting frequencies.
 //!
-//! All scaling schemes end as one list of angles a position and one factor on cosine and sine, so that no backend knows
-//! any of them.
+//! Every scaling scheme results in one list of angles per position and one factor of cosine and sine, so that backends
+//! need not know the schemes.
 
 use std::f64::consts::TAU;
 
@@ -12,50 +12,50 @@ use super::ConfigError;
 /// The rotary embedding of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
-    /// How pairs lie in a head; a property of the checkpoint's format.
+    /// Layout of the pairs in a head, a property of the checkpoint's format.
     pub style: RopeStyle,
     /// Base of the geometric series of frequencies.
     pub theta: f64,
-    /// Leading elements of a head that are rotated; even.
+    /// Number of leading elements of a head that are rotated; even.
     pub rotary_dim: usize,
-    /// How the frequencies are stretched for contexts longer than those of pre-training.
+    /// Scaling of the frequencies for contexts longer than those of pre-training.
     pub scaling: RopeScaling,
 }
 
-/// Published ways to stretch the frequencies.
+/// Published schemes of frequency scaling.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// None.
+    /// No scaling.
     None,
-    /// Every frequency divided by `factor`.
+    /// Divides every frequency by `factor`.
     Linear {
-        /// Stretch.
+        /// Divisor.
         factor: f64,
     },
-    /// Llama 3.1: low frequencies divided by `factor`, high ones kept, smooth in between.
+    /// Llama 3.1: divides low frequencies by `factor`, keeps high ones and interpolates in between.
     Llama3 {
-        /// Stretch of the low frequencies.
+        /// Divisor of the low frequencies.
         factor: f64,
-        /// Wavelengths above `original_context / low_freq_factor` are stretched.
+        /// Wavelengths above `original_context / low_freq_factor` are scaled.
         low_freq_factor: f64,
         /// Wavelengths below `original_context / high_freq_factor` are kept.
         high_freq_factor: f64,
         /// Context length of pre-training.
         original_context: f64,
     },
-    /// YaRN: a linear ramp between stretched and kept frequencies, and a factor on cosine and sine.
+    /// YaRN: a linear ramp between scaled and unscaled frequencies, and a factor of cosine and sine.
     Yarn {
-        /// Stretch.
+        /// Divisor of the scaled frequencies.
         factor: f64,
-        /// Rotations over the original context above which a frequency is kept.
+        /// Number of rotations over the original context above which a frequency is kept.
         beta_fast: f64,
-        /// Rotations below which it is stretched.
+        /// Number of rotations below which it is scaled.
         beta_slow: f64,
         /// Context length of pre-training.
         original_context: f64,
-        /// Factor on cosine and sine.
+        /// Factor of cosine and sine.
         attention_factor: f64,
-        /// Round the ramp's ends outwards to whole pairs.
+        /// Whether the ends of the ramp are rounded outwards to whole pairs.
         truncate: bool,
     },
 }
@@ -93,8 +93,8 @@ impl RopeConfig {
         }
     }
 
-    /// The frequencies as the backends take them. `factors` (GGUF's `rope_freqs.weight`), where a file has them, divide
-    /// the unscaled frequencies pair by pair.
+    /// Returns the frequencies in the form that backends use. `factors` (GGUF's `rope_freqs.weight`), if present,
+    /// divide the unscaled frequencies pair by pair.
     pub fn frequencies(&self, factors: Option<&[f32]>) -> Rope {
         let pairs = self.rotary_dim / 2;
         let base = (0..pairs).map(|i| self.theta.powf(-2.0 * i as f64 / self.rotary_dim as f64));
@@ -126,7 +126,8 @@ impl RopeConfig {
         Rope { style: self.style, inv_freq, magnitude, streams: Vec::new() }
     }
 
-    /// First and last pair of YaRN's ramp: where a frequency makes `fast` and `slow` rotations over the original context.
+    /// Returns the first and last pair of YaRN's ramp, whose frequencies make `fast` and `slow` rotations over the
+    /// original context.
     fn yarn_ramp(&self, fast: f64, slow: f64, context: f64, truncate: bool) -> (f64, f64) {
         let dim = self.rotary_dim as f64;
         let pair = |rotations: f64| dim * (context / (rotations * TAU)).ln() / (2.0 * self.theta.ln());
@@ -135,12 +136,12 @@ impl RopeConfig {
             (low, high) = (low.floor(), high.ceil());
         }
         (low, high) = (low.max(0.0), high.min(dim - 1.0));
-        // A ramp of no width would divide by zero; the published code widens it by this much.
+        // A ramp of width zero would divide by zero; the published code widens it by this amount.
         if low == high { (low, high + 0.001) } else { (low, high) }
     }
 }
 
-/// The attention factor of the YaRN paper.
+/// Returns the attention factor of the YaRN paper.
 pub(super) fn yarn_magnitude(factor: f64, scale: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 }
 }

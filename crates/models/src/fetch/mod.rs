@@ -1,8 +1,8 @@
-//! Getting whole, checked files into folders that several processes share.
+//! Downloads of whole, verified files into folders that several processes share.
 //!
-//! **Invariant:** a file under its final name is complete and had the checksum that was asked for. It is written under
-//! another name beside it, checked, synced to the disk and renamed; so a process killed at any moment leaves the whole
-//! file or none, and what it leaves besides is removed or resumed by the next one.
+//! **Invariant:** a file under its final name is complete and had the expected checksum. It is written under another
+//! name next to it, checked, synced to the disk and renamed. A process killed at any moment leaves the whole file or
+//! none, and the next process removes or resumes the rest.
 
 mod artifact;
 mod pip;
@@ -15,51 +15,51 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::progress::{Progress, in_units};
+use crate::progress::{Progress, human_bytes};
 
 pub(crate) use artifact::{Artifact, ArtifactError};
 pub use pip::PipError;
 pub(crate) use staged::{Leftover, StagedFile, WriteError, sha256_of};
 pub use wheel::WheelError;
 
-/// Why a folder could not be used. The messages name the folder and the variable that moves it.
+/// Reason why a folder could not be used. The messages name the folder and the variable that changes it.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
-    /// The folder, or the file system it is on, cannot be written.
+    /// The folder or its file system is read-only.
     #[error("the folder {folder} cannot be written ({source}): make it writable, or set {variable} to one that is")]
     ReadOnly {
-        /// The folder.
+        /// Path of the folder.
         folder: PathBuf,
-        /// The environment variable that moves it.
+        /// Environment variable that changes the folder.
         variable: &'static str,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// There is no room left.
-    #[error("no space is left for {} more in {folder} ({source}): free some, or set {variable} to another disk", in_units(*.needed))]
+    /// The disk is full.
+    #[error("no space is left for {} more in {folder} ({source}): free some, or set {variable} to another disk", human_bytes(*.needed))]
     Full {
-        /// The folder.
+        /// Path of the folder.
         folder: PathBuf,
-        /// The environment variable that moves it.
+        /// Environment variable that changes the folder.
         variable: &'static str,
-        /// Bytes that were still to be written.
+        /// Number of bytes that were still to be written.
         needed: u64,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// Anything else.
+    /// Any other error.
     #[error("cannot {action} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// Action that failed.
         action: &'static str,
-        /// On what.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
-/// Errors of one cache folder: knows which variable moves it.
+/// A cache folder, for its errors: it knows the variable that changes it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) variable: &'static str,
@@ -68,10 +68,10 @@ pub(crate) struct Place {
 impl Place {
     /// Octavo's own cache.
     pub(crate) const OCTAVO: Place = Place { variable: "OCTAVO_CACHE" };
-    /// The cache shared with the hub's Python clients.
+    /// The cache shared with the Python clients of the hub.
     pub(crate) const HUB: Place = Place { variable: "HF_HUB_CACHE" };
 
-    /// An error of `action` on `path`, with `needed` bytes still to be written.
+    /// Returns the error of `action` on `path`, with `needed` bytes still to be written.
     pub(crate) fn error(self, action: &'static str, path: &Path, needed: u64, source: io::Error) -> StorageError {
         let folder = || if path.is_dir() { path } else { path.parent().unwrap_or(path) }.to_owned();
         match source.kind() {
@@ -85,12 +85,12 @@ impl Place {
         }
     }
 
-    /// Makes a folder and those above it.
+    /// Creates a folder and its parents.
     pub(crate) fn create_folder(self, folder: &Path) -> Result<(), StorageError> {
         std::fs::create_dir_all(folder).map_err(|source| self.error("make the folder", folder, 0, source))
     }
 
-    /// Removes a folder that an earlier process left, if there is one.
+    /// Removes a folder left by an earlier process, if there is one.
     pub(crate) fn remove_folder(self, folder: &Path) -> Result<(), StorageError> {
         match std::fs::remove_dir_all(folder) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -101,16 +101,16 @@ impl Place {
     }
 }
 
-/// An exclusive lock between processes, on a file of its own; released when dropped or when the process ends.
+/// An exclusive lock between processes, on its own file. It is released when dropped or when the process ends.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    /// Holds the lock.
+    /// Open file that holds the lock.
     _file: File,
 }
 
 impl Lock {
-    /// Takes the lock, waiting for whoever holds it. The file stays behind: removing it would let two processes lock two
-    /// files of one name.
+    /// Takes the lock and waits for its current holder. The file is not removed afterwards, because two processes could
+    /// then lock two files with the same name.
     pub(crate) fn acquire(
         place: Place,
         path: &Path,

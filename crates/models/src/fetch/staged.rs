@@ -1,4 +1,4 @@
-//! A file that gets its name only when it is whole.
+//! A file that gets its final name only when it is complete.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -8,30 +8,30 @@ use sha2::{Digest, Sha256};
 
 use super::{Place, StorageError};
 
-/// Bytes of one read.
+/// Size of one read in bytes.
 const BUFFER: usize = 1 << 20;
 
-/// What happens to the unfinished file when the writer gives up.
+/// Treatment of the unfinished file after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leftover {
-    /// It cannot be resumed: removed.
+    /// The file is removed because it cannot be resumed.
     Remove,
-    /// Kept for the next attempt.
+    /// The file is kept for the next attempt.
     Keep,
 }
 
-/// Why bytes could not be taken from a reader into a staged file.
+/// Reason why a reader could not be copied into a staged file.
 #[derive(Debug)]
 pub(crate) enum WriteError {
     /// Reading failed.
     Source(io::Error),
-    /// The reader had more than the limit.
+    /// The reader returned more bytes than the limit.
     TooLong,
     /// Writing failed.
     Storage(StorageError),
 }
 
-/// A file being written beside its final name, with the SHA-256 of what is in it so far. The caller holds the lock of
+/// A file being written next to its final name, with the SHA-256 of its current content. The caller holds the lock of
 /// the final name.
 #[derive(Debug)]
 pub(crate) struct StagedFile {
@@ -46,7 +46,7 @@ pub(crate) struct StagedFile {
 }
 
 impl StagedFile {
-    /// Starts an empty file, dropping what an earlier process left.
+    /// Creates an empty file and removes one left by an earlier process.
     pub(crate) fn create(place: Place, target: &Path, leftover: Leftover) -> Result<StagedFile, StorageError> {
         let staging = staging_path(target);
         let file = OpenOptions::new().create(true).write(true).truncate(true).open(&staging);
@@ -55,11 +55,11 @@ impl StagedFile {
         Ok(StagedFile { place, target, staging, file, hash: Sha256::new(), written: 0, leftover, renamed: false })
     }
 
-    /// Goes on with what an earlier attempt left, if it is not longer than `size`.
+    /// Resumes the file of an earlier attempt, if it is not longer than `size`.
     pub(crate) fn resume(place: Place, target: &Path, size: u64) -> Result<StagedFile, StorageError> {
         let staging = staging_path(target);
         let failed = |source| place.error("read", &staging, 0, source);
-        // Write access too: the same handle appends to it.
+        // The file is opened for writing too, because the same handle appends to it.
         let file = match OpenOptions::new().read(true).write(true).open(&staging) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -72,13 +72,13 @@ impl StagedFile {
             return StagedFile::create(place, target, Leftover::Keep);
         }
         let mut hash = Sha256::new();
-        // Reading to the end leaves the cursor where writing goes on.
+        // Reading to the end leaves the cursor at the position for writing.
         let written = hash_reader(&mut (&file).take(there), &mut hash).map_err(failed)?;
         let (target, leftover) = (target.to_owned(), Leftover::Keep);
         Ok(StagedFile { place, target, staging, file, hash, written, leftover, renamed: false })
     }
 
-    /// Drops what is in the file and starts again.
+    /// Truncates the file and starts again.
     pub(crate) fn restart(&mut self) -> Result<(), StorageError> {
         if self.written == 0 {
             return Ok(());
@@ -92,12 +92,12 @@ impl StagedFile {
         Ok(())
     }
 
-    /// Bytes in the file.
+    /// Returns the number of bytes in the file.
     pub(crate) fn written(&self) -> u64 {
         self.written
     }
 
-    /// Appends what `reader` has, which may be at most `limit` bytes; `advanced` hears of each buffer.
+    /// Appends the content of `reader`, at most `limit` bytes. `advanced` is called after each buffer.
     pub(crate) fn append(
         &mut self,
         reader: &mut dyn Read,
@@ -127,25 +127,26 @@ impl StagedFile {
         }
     }
 
-    /// SHA-256 of what is in the file, in lower-case hex.
+    /// Returns the SHA-256 of the content in lower-case hex.
     pub(crate) fn sha256(&self) -> String {
         hex(&self.hash.clone().finalize())
     }
 
-    /// Gives the file its name. The caller has checked size and checksum.
+    /// Renames the file to its final name. The caller has checked size and checksum.
     pub(crate) fn commit(mut self) -> Result<(), StorageError> {
         self.file.sync_all().map_err(|source| self.place.error("write", &self.staging, self.written, source))?;
         std::fs::rename(&self.staging, &self.target)
             .map_err(|source| self.place.error("rename to", &self.target, 0, source))?;
         self.renamed = true;
-        // Makes the name survive a power cut; file systems that cannot sync a folder do not need it.
+        // Syncing the folder makes the name survive a power failure. File systems that cannot sync a folder do not need
+        // it.
         if let Some(Ok(folder)) = self.target.parent().map(File::open) {
             let _ = folder.sync_all();
         }
         Ok(())
     }
 
-    /// Drops the content: it is not what was asked for.
+    /// Deletes the content because it is not the requested one.
     pub(crate) fn discard(mut self) {
         self.leftover = Leftover::Remove;
     }
@@ -159,15 +160,15 @@ impl Drop for StagedFile {
     }
 }
 
-/// Where a file is written before it is whole. The hub's Python client uses the same name, and its partial downloads
-/// are continued like our own.
+/// Returns the path of an unfinished file. The hub's Python client uses the same name, so its partial downloads are
+/// resumed too.
 fn staging_path(target: &Path) -> PathBuf {
     let mut name = target.as_os_str().to_owned();
     name.push(".incomplete");
     name.into()
 }
 
-/// SHA-256 of a file, in lower-case hex.
+/// Returns the SHA-256 of a file in lower-case hex.
 pub(crate) fn sha256_of(path: &Path) -> io::Result<String> {
     let mut hash = Sha256::new();
     hash_reader(&mut File::open(path)?, &mut hash)?;
@@ -190,7 +191,7 @@ fn hash_reader(reader: &mut dyn Read, hash: &mut Sha256) -> io::Result<u64> {
     }
 }
 
-/// Lower-case hex.
+/// Returns lower-case hex.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

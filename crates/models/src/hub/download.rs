@@ -1,9 +1,9 @@
-//! One file of a repository into the cache.
+//! Download of one file of a repository into the cache.
 //!
-//! Why not hf-hub's own download: it resumes only within one process, compares neither size nor checksum, so that a
-//! truncated file becomes a model; a 401 comes back as a bare status; it has no offline mode, and neither `HF_TOKEN` nor
-//! `HF_HUB_CACHE` nor `--revision` of a mirror behind a path reach it. The protocol is three requests, so it is written
-//! out here, in the cache layout that hf-hub and the Python clients share.
+//! hf-hub's own download is not used for these reasons: it resumes only within one process; it compares neither size
+//! nor checksum, so that a truncated file becomes a model; it returns a 401 as a bare status; it has no offline mode;
+//! and `HF_TOKEN`, `HF_HUB_CACHE` and `--revision` do not work with a mirror behind a path. The protocol consists of
+//! three requests, so it is implemented here, with the cache layout of hf-hub and the Python clients.
 
 use std::path::{Path, PathBuf};
 
@@ -16,10 +16,10 @@ use super::HubError;
 use super::cache::RepoCache;
 use super::client::{About, Client, FileMetadata};
 
-/// An attempt that got this many bytes further was no failure: large files survive many cuts.
+/// Number of bytes after which an attempt does not count as failed: large files survive many disconnects.
 const PROGRESS: u64 = 1 << 20;
 
-/// One repository at one commit, being fetched.
+/// A repository at one commit that is being fetched.
 pub(super) struct Download<'a> {
     pub(super) client: &'a Client<'a>,
     pub(super) cache: &'a RepoCache,
@@ -29,7 +29,7 @@ pub(super) struct Download<'a> {
 }
 
 impl Download<'_> {
-    /// The file in the cache, fetched unless it is there.
+    /// Returns the file in the cache and downloads it if necessary.
     pub(super) fn file(&self, name: &str) -> Result<PathBuf, HubError> {
         if let Some(path) = self.cache.file(self.commit, name) {
             return Ok(path);
@@ -39,8 +39,8 @@ impl Download<'_> {
         let metadata = self.client.retried(|| self.client.metadata(&url, about))?;
         let blob = self.cache.blob(&metadata.etag);
         let _lock = Lock::acquire(Place::HUB, &self.cache.lock(&metadata.etag), name, self.progress)?;
-        // Another process may have fetched it while we waited; a blob of the wrong size is what an unclean shutdown of
-        // something less careful left.
+        // Another process may have fetched it during the wait for the lock. A blob of the wrong size is left over from
+        // a crash of a less careful program.
         let there =
             blob.metadata().is_ok_and(|data| data.is_file() && metadata.size.is_none_or(|size| data.len() == size));
         if !there {
@@ -55,7 +55,7 @@ impl Download<'_> {
     fn blob(&self, url: &str, about: About<'_>, metadata: &FileMetadata, blob: &Path) -> Result<(), HubError> {
         let name = about.file.unwrap_or_default();
         let task = self.progress.begin(name, metadata.size);
-        // What another program left is continued only if the whole can be checked afterwards.
+        // A partial download of another program is resumed only if the whole file can be verified afterwards.
         let mut staged = match (metadata.sha256(), metadata.size) {
             (Some(_), Some(size)) => StagedFile::resume(Place::HUB, blob, size)?,
             _ => StagedFile::create(Place::HUB, blob, Leftover::Remove)?,
@@ -72,7 +72,7 @@ impl Download<'_> {
                         if !resumed {
                             return Err(error);
                         }
-                        // The old part was of something else: once more from the start.
+                        // The old part belongs to another file, so the download starts again.
                         resumed = false;
                         staged = StagedFile::create(Place::HUB, blob, Leftover::Keep)?;
                     }
@@ -93,7 +93,7 @@ impl Download<'_> {
         Ok(())
     }
 
-    /// One request for what is missing, to its end.
+    /// Requests the missing part and reads it to its end.
     fn attempt(
         &self,
         url: &str,
@@ -115,7 +115,8 @@ impl Download<'_> {
                 return Err(bad(format!("it sent the range {range:?} in place of the one from {}", staged.written())));
             }
         } else {
-            // 200: the server takes no ranges. 416: there is nothing to continue. Either way from the start.
+            // 200 means that the server does not support ranges, 416 that there is nothing to continue. Both start from
+            // the beginning.
             staged.restart()?;
             if status == 416 {
                 return Err(self.truncated(about, metadata, staged, "the server refused to continue it".to_owned()));

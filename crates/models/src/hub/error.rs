@@ -1,131 +1,131 @@
-//! Why the hub did not give a model.
+//! Errors of the Hugging Face hub.
 
 use std::path::PathBuf;
 
 use crate::fetch::StorageError;
 
-/// Why the hub did not give a model.
+/// Reason why the hub did not provide a model.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// 401 or 403.
+    /// The hub answered 401 or 403.
     #[error("{}", access_denied(.repo, *.status, .page, *.has_token, .detail))]
     AccessDenied {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
         /// HTTP status.
         status: u16,
-        /// Where access is requested.
+        /// Page on which access is requested.
         page: String,
-        /// A token was sent.
+        /// Whether a token was sent.
         has_token: bool,
-        /// What the hub said; may be empty.
+        /// Message of the hub; may be empty.
         detail: String,
     },
-    /// 404 for the repository.
+    /// The hub answered 404 for the repository.
     #[error("there is no model {repo} on {endpoint} (a private one needs HF_TOKEN): check the name")]
     NoSuchRepository {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
-        /// The hub.
+        /// URL of the hub.
         endpoint: String,
     },
-    /// 404 for the revision.
+    /// The hub answered 404 for the revision.
     #[error("{repo} has no branch, tag or commit {revision}")]
     NoSuchRevision {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
-        /// What was asked for.
+        /// Requested revision.
         revision: String,
     },
-    /// 404 for the file.
+    /// The hub answered 404 for the file.
     #[error("{repo} has no file {file} at {revision}")]
     NoSuchFile {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
         /// Path inside the repository.
         file: String,
-        /// Where it was looked for.
+        /// Revision of the request.
         revision: String,
     },
-    /// 429 or 5xx, after all attempts.
+    /// The hub answered 429 or 5xx in all attempts.
     #[error("{url} answered with HTTP {status}{}: try again later", in_brackets(.detail))]
     Busy {
-        /// What was asked for.
+        /// Requested URL.
         url: String,
         /// HTTP status.
         status: u16,
-        /// What it said; may be empty.
+        /// Message of the hub; may be empty.
         detail: String,
-        /// Seconds that it asked us to wait.
+        /// Value of `Retry-After` in seconds.
         retry_after: Option<u64>,
     },
-    /// No connection, a timeout or TLS trouble, after all attempts.
+    /// All attempts failed to connect, timed out or had a TLS error.
     #[error(
         "{url} could not be reached ({reason}): check the network, the proxy and HF_ENDPOINT; with HF_HUB_OFFLINE=1 only \
          what is in the cache is used"
     )]
     Unreachable {
-        /// What was asked for.
+        /// Requested URL.
         url: String,
         /// Whether there was no sign of life: no connection, or no answer in time.
         silent: bool,
         /// What failed.
         reason: String,
     },
-    /// The connection ended before the file did, after all attempts.
+    /// The connection ended before the file did, in all attempts.
     #[error(
         "{file} of {repo} ended after {got} of {expected} bytes ({reason}); what is there is kept, pull again to go on"
     )]
     Truncated {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
         /// Path inside the repository.
         file: String,
-        /// Bytes that are there.
+        /// Number of bytes downloaded.
         got: u64,
-        /// Bytes that it should have.
+        /// Expected size in bytes.
         expected: u64,
-        /// What failed.
+        /// Description of the failure.
         reason: String,
     },
-    /// An answer that cannot be used.
+    /// The response cannot be used.
     #[error("{url} gave an answer that is not the hub's: {reason}")]
     BadReply {
-        /// What was asked for.
+        /// Requested URL.
         url: String,
-        /// What is wrong.
+        /// Description of the defect.
         reason: String,
     },
-    /// A whole file whose content is not what the hub says.
+    /// The checksum of a complete file is wrong.
     #[error(
         "{file} of {repo} has the SHA-256 {actual}, the hub says {expected}: it was damaged on the way and dropped"
     )]
     WrongChecksum {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
         /// Path inside the repository.
         file: String,
-        /// What was computed.
+        /// Checksum computed.
         actual: String,
-        /// What the hub says.
+        /// Checksum according to the hub.
         expected: String,
     },
-    /// A file name that would leave its folder.
+    /// A file name would leave its folder.
     #[error("{repo} lists a file with the unsafe name {name:?}: nothing of it is used")]
     UnsafeName {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
-        /// The name.
+        /// Name of the file.
         name: String,
     },
-    /// Not a model, or in a format that is not read.
+    /// The repository contains no model, or none in a supported format.
     #[error("{repo} at {revision} cannot be served: {reason}")]
     NotAModel {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
-        /// Where it was looked for.
+        /// Revision of the request.
         revision: String,
-        /// What is missing.
+        /// Missing part.
         reason: String,
     },
     /// A model of an architecture that has no program.
@@ -139,29 +139,29 @@ pub enum HubError {
     /// Which of several GGUF files?
     #[error("{reason}; name one of: {}", choices(.repo, .available))]
     Choose {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
-        /// Why none was taken.
+        /// Reason why no file was chosen.
         reason: String,
-        /// GGUF files of the repository.
+        /// GGUF files in the repository.
         available: Vec<String>,
     },
-    /// Offline, and not in the cache.
+    /// Offline mode is on and the model is not in the cache.
     #[error("{what} is not in the cache {folder}{}, and offline mode is on: pull it once without", in_brackets(.detail))]
     NotCached {
-        /// The model.
+        /// Name of the model.
         what: String,
-        /// The hub cache.
+        /// Folder of the hub cache.
         folder: PathBuf,
-        /// What is missing of it; may be empty.
+        /// Missing part; may be empty.
         detail: String,
     },
     /// The certificates of `SSL_CERT_FILE` cannot be used.
     #[error("the certificates in {path} cannot be used: {reason}")]
     Certificates {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the defect.
         reason: String,
     },
     /// The cache could not be used.
@@ -170,7 +170,7 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// The same request may succeed later.
+    /// Returns whether the same request may succeed later.
     pub(crate) fn may_pass(&self) -> bool {
         matches!(self, HubError::Busy { .. } | HubError::Unreachable { .. } | HubError::Truncated { .. })
     }

@@ -1,7 +1,7 @@
-//! Models of the Hugging Face hub, through the cache that its Python clients use.
+//! Models of the Hugging Face hub, through the cache of its Python clients.
 //!
-//! A model that is complete in the cache is used as it is: a server that starts again serves the same weights, with or
-//! without a network. The hub is asked when something is missing, or when the caller wants to know of changes.
+//! A model that is complete in the cache is used without a request, so a restarted server serves the same weights, with
+//! or without a network. The hub is asked if files are missing or if the caller wants to know of changes.
 
 mod cache;
 mod client;
@@ -23,21 +23,21 @@ use select::{CONFIG, INDEX, OPTIONAL, Weights, gguf_files, is_safe, is_split, of
 pub use error::HubError;
 pub(crate) use select::is_gguf;
 
-/// Which GGUF file of a repository.
+/// Choice of a GGUF file in a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum GgufChoice {
-    /// By its path in the repository.
+    /// The path in the repository.
     File(String),
-    /// By its quantisation (`Q4_K_M`), as in llama.cpp.
+    /// The quantisation (`Q4_K_M`), as in llama.cpp.
     Quant(String),
 }
 
 /// A model in the cache.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct HubModel {
-    /// A directory, or a GGUF file.
+    /// Path of the directory or the GGUF file.
     pub(crate) path: PathBuf,
-    /// The commit that it is of.
+    /// Commit of the model.
     pub(crate) commit: String,
 }
 
@@ -54,21 +54,21 @@ pub(crate) fn cached(root: &Path) -> Vec<(String, PathBuf)> {
 pub(crate) struct HubRepo<'a> {
     pub(crate) options: &'a HubOptions,
     pub(crate) offline: bool,
-    /// Ask the hub even if all is in the cache.
+    /// Whether the hub is asked even if the model is complete in the cache.
     pub(crate) refresh: bool,
     pub(crate) progress: &'a dyn Progress,
-    /// `org/name`.
+    /// Repository, `org/name`.
     pub(crate) repo: &'a str,
     /// Branch, tag or commit.
     pub(crate) revision: &'a str,
-    /// Whether the weights of a directory are wanted.
+    /// Whether the weights of a directory are fetched.
     pub(crate) with_weights: bool,
     /// Refuse an architecture that has no program, before its weights are fetched.
     pub(crate) require_served: bool,
 }
 
 impl HubRepo<'_> {
-    /// The whole model as a directory; a repository with a single GGUF file and no safetensors gives that file.
+    /// Returns the whole model as a directory. A repository with a single GGUF file and no safetensors gives that file.
     pub(crate) fn directory(&self) -> Result<HubModel, HubError> {
         self.check_revision()?;
         let cache = self.cache();
@@ -87,7 +87,7 @@ impl HubRepo<'_> {
         self.cached_or(fallback, missing, |options| self.fetch_directory(options, &cache))
     }
 
-    /// One GGUF file of the repository.
+    /// Returns a GGUF file of the repository.
     pub(crate) fn gguf(&self, choice: &GgufChoice) -> Result<HubModel, HubError> {
         self.check_revision()?;
         let cache = self.cache();
@@ -110,7 +110,7 @@ impl HubRepo<'_> {
         RepoCache::new(&self.options.cache_dir, self.repo)
     }
 
-    /// A revision becomes a path in the cache.
+    /// Checks the revision, which becomes a path in the cache.
     fn check_revision(&self) -> Result<(), HubError> {
         if is_safe(self.revision) {
             return Ok(());
@@ -118,7 +118,7 @@ impl HubRepo<'_> {
         Err(HubError::NoSuchRevision { repo: self.repo.to_owned(), revision: self.revision.to_owned() })
     }
 
-    /// Fetches, unless offline; what the cache has is good enough when the hub cannot be reached.
+    /// Fetches the model unless offline. If the hub cannot be reached, a usable copy in the cache is returned.
     fn cached_or(
         &self,
         cached: Option<HubModel>,
@@ -135,7 +135,7 @@ impl HubRepo<'_> {
         let Some(cached) = cached else {
             return fetch(self.options);
         };
-        // The answer can only be a little better than what we have: do not wait long for it.
+        // A usable copy exists, so a single attempt is enough.
         let retry = Retry { attempts: 1, ..self.options.retry };
         match fetch(&HubOptions { retry, ..self.options.clone() }) {
             Err(error) if error.may_pass() => {
@@ -192,7 +192,7 @@ impl HubRepo<'_> {
             Weights::Files(files) => files.iter().try_for_each(|name| download.file(name).map(drop))?,
             Weights::None => {}
         }
-        // Last: until all is there, the revision is what it was before.
+        // The revision is updated last, so that it keeps its former value until all files are there.
         cache.write_ref(self.revision, &info.commit)?;
         Ok(HubModel { path: cache.snapshot(&info.commit), commit: info.commit })
     }
@@ -222,7 +222,7 @@ impl HubRepo<'_> {
         Ok(path)
     }
 
-    /// The GGUF file that is meant, among the files of the repository.
+    /// Returns the chosen GGUF file among the files of the repository.
     fn pick(&self, names: &[String], choice: &GgufChoice) -> Result<String, HubError> {
         let name = match choice {
             GgufChoice::File(name) if names.contains(name) => name.clone(),
@@ -256,7 +256,7 @@ impl HubRepo<'_> {
         Ok(name)
     }
 
-    /// The GGUF file of a repository that has no safetensors.
+    /// Returns the only GGUF file of a repository without safetensors.
     fn only_gguf(&self, names: &[String]) -> Result<String, HubError> {
         match gguf_files(names).as_slice() {
             [only] => Ok(only.clone()),

@@ -1,17 +1,17 @@
-//! Which files of a repository make a model. Pure functions of the listing.
+//! Selection of the files of a repository that belong to a model. All functions are pure functions of the listing.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
 use serde::Deserialize;
 
-/// The index of a sharded checkpoint.
+/// Index of a sharded checkpoint.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
-/// The weights of a checkpoint in one file.
+/// Weights of a checkpoint in one file.
 pub(super) const SINGLE: &str = "model.safetensors";
-/// What makes a folder a Hugging Face model.
+/// File that identifies a folder as a Hugging Face model.
 pub(super) const CONFIG: &str = "config.json";
-/// Files that are used if they are there.
+/// Optional files, which are fetched if they exist.
 pub(super) const OPTIONAL: [&str; 5] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -20,7 +20,7 @@ pub(super) const OPTIONAL: [&str; 5] = [
     "chat_template.jinja",
 ];
 
-/// Whether a name from a listing can be joined to a folder without leaving it, on any platform.
+/// Returns whether a name from a listing can be joined to a folder without leaving it, on any platform.
 pub(super) fn is_safe(name: &str) -> bool {
     let plain = |component: Component| matches!(component, Component::Normal(part) if part != "..");
     !name.is_empty()
@@ -33,10 +33,10 @@ pub(super) fn is_safe(name: &str) -> bool {
         && Path::new(name).components().all(plain)
 }
 
-/// What the weights of a directory are.
+/// Weights of a directory.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Weights {
-    /// The shards that [`INDEX`] names.
+    /// The shards in [`INDEX`].
     Sharded,
     /// These files.
     Files(Vec<String>),
@@ -44,8 +44,8 @@ pub(super) enum Weights {
     None,
 }
 
-/// The weights among the files of a repository. Where there is an index or a `model.safetensors` other safetensors files
-/// (a second copy in another layout, adapters) are not for us.
+/// Returns the weights among the files of a repository. If there is an index or a `model.safetensors`, other
+/// safetensors files (a second copy in another layout, adapters) are ignored.
 pub(super) fn weights(names: &[String]) -> Weights {
     let has = |name: &str| names.iter().any(|other| other == name);
     if has(INDEX) {
@@ -60,7 +60,7 @@ pub(super) fn weights(names: &[String]) -> Weights {
     if files.is_empty() { Weights::None } else { Weights::Files(files) }
 }
 
-/// The shards of an index, safe names only.
+/// Returns the shards of an index. Unsafe names are an error.
 pub(super) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     #[derive(Deserialize)]
     struct Index {
@@ -77,7 +77,7 @@ pub(super) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     }
 }
 
-/// GGUF files that hold a language model whole.
+/// Returns the GGUF files that contain a whole language model.
 pub(super) fn gguf_files(names: &[String]) -> Vec<String> {
     let side_file = |name: &str| {
         let lower = name.to_ascii_lowercase();
@@ -88,12 +88,12 @@ pub(super) fn gguf_files(names: &[String]) -> Vec<String> {
     files
 }
 
-/// By its extension.
+/// Returns whether a file has the extension of GGUF files.
 pub(crate) fn is_gguf(name: &str) -> bool {
     name.to_ascii_lowercase().ends_with(".gguf")
 }
 
-/// Whether a GGUF file is one piece of several (`-00001-of-00003.gguf`).
+/// Returns whether a GGUF file is one of several pieces (`-00001-of-00003.gguf`).
 pub(super) fn is_split(name: &str) -> bool {
     let number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
     let stem = name.get(..name.len().saturating_sub(5)).unwrap_or("");
@@ -101,8 +101,8 @@ pub(super) fn is_split(name: &str) -> bool {
     matches!((parts.next(), parts.next(), parts.next()), (Some(of), Some("of"), Some(nth)) if number(of) && number(nth))
 }
 
-/// The files whose name has the quantisation `quant` as a word: `Q4_K` is not in `x-Q4_K_M.gguf`. Letter case does not
-/// matter.
+/// Returns the files whose name contains the quantisation `quant` as a word, ignoring case: `Q4_K` does not match
+/// `x-Q4_K_M.gguf`.
 pub(super) fn of_quant<'a>(files: &'a [String], quant: &str) -> Vec<&'a String> {
     let quant = quant.to_ascii_lowercase();
     let has_word = |name: &str| {

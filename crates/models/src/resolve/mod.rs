@@ -1,4 +1,4 @@
-//! From the name of a model to a file or folder on this machine.
+//! Resolution of a model's name to a file or folder on this machine.
 
 mod error;
 mod options;
@@ -19,28 +19,28 @@ pub use options::{HubOptions, ResolveOptions, Retry};
 /// A model on this machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResolvedModel {
-    /// A GGUF file, or a Hugging Face directory.
+    /// Path of a GGUF file or of a Hugging Face directory.
     pub path: PathBuf,
-    /// What it was asked for by: the name that clients use unless they are told another, as vLLM has it.
+    /// Name given by the user, which is the default name for clients, as in vLLM.
     pub name: String,
-    /// Its entry, if it is of the catalog.
+    /// Catalog entry, if the model is in the catalog.
     pub entry: Option<&'static CatalogEntry>,
-    /// The commit, if it came from the hub.
+    /// Commit, if the model came from the hub.
     pub commit: Option<String>,
 }
 
-/// Finds a model, downloading it if need be. A `reference` is
+/// Finds a model and downloads it if necessary. A `reference` is one of these:
 ///
-/// - a path of a GGUF file or of a Hugging Face directory: one that exists always wins;
+/// - a path of a GGUF file or of a Hugging Face directory; an existing path has priority over everything else;
 /// - a name or alias of the [catalog](crate::catalog);
 /// - `org/name`, a repository of the hub with safetensors weights (or a single GGUF file);
-/// - `org/name:file.gguf`, `org/name/file.gguf` or `org/name:Q4_K_M`, a GGUF file of one.
+/// - `org/name:file.gguf`, `org/name/file.gguf` or `org/name:Q4_K_M`, a GGUF file of a repository.
 ///
-/// Blocks: call it on a thread that may. Several processes may resolve the same model at once; one downloads, the others
-/// wait for it.
+/// Blocks the calling thread. Several processes may resolve the same model at the same time: one downloads it and the
+/// others wait.
 ///
 /// # Errors
-/// A sentence that says what to do about it.
+/// Returns an error whose message says what to do.
 pub fn resolve(
     reference: &str,
     options: &ResolveOptions,
@@ -117,12 +117,12 @@ impl Resolver<'_> {
         }
     }
 
-    /// A revision is of a hub repository: with one asked for, nothing else will do.
+    /// Returns whether a source may be used: if a revision is requested, only hub repositories may.
     fn applies(&self, source: &Source) -> bool {
         self.options.revision.is_none() || matches!(source.kind, SourceKind::Hub { .. })
     }
 
-    /// `None`: this source has nothing, and that is no failure.
+    /// Fetches the model from a source. `None` means that the source does not have it, which is not an error.
     fn source(&self, entry: &'static CatalogEntry, source: &Source) -> Result<Option<ResolvedModel>, ResolveError> {
         let artifact =
             entry.cache_file().map(|(file, size, sha256)| Artifact { folder: self.folder(entry), file, size, sha256 });

@@ -1,51 +1,50 @@
-//! What a resolution may use, from the environment.
+//! Options of resolving a model, from the environment.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What [`resolve`](crate::resolve()) may use and where it puts things. [`ResolveOptions::from_env`] reads the variables
-/// that Hugging Face's own clients know, so that a deployment need not be told twice.
+/// Options and folders of [`resolve`](crate::resolve()). [`ResolveOptions::from_env`] reads the variables of Hugging
+/// Face's own clients, so that a deployment need not set them twice.
 #[derive(Clone, Debug)]
 pub struct ResolveOptions {
-    /// Branch, tag or commit of a hub repository; `None` is the catalog's, else `main`.
+    /// Branch, tag or commit of a hub repository; `None` uses the catalog's, else `main`.
     pub revision: Option<String>,
-    /// Use only what is on this machine.
+    /// Uses only files on this machine.
     pub offline: bool,
-    /// Ask the hub whether a model that is in the cache has changed. Off, a complete cached copy is used as it is, with
-    /// no network: what is served changes only when someone pulls.
+    /// Asks the hub whether a model in the cache has changed. Otherwise a complete copy in the cache is used without a
+    /// network, so the served model changes only after a pull.
     pub refresh: bool,
-    /// Refuse a model whose architecture is not served: one of the catalog before anything is downloaded, one of the hub
-    /// before its weights are.
+    /// Refuses a catalog model whose architecture is not served, before anything is downloaded.
     pub require_served: bool,
-    /// Of a Hugging Face directory, leave out the weights: they are to be made up.
+    /// Omits the weights of a Hugging Face directory, because dummy weights replace them.
     pub without_weights: bool,
     /// Octavo's own cache (`OCTAVO_CACHE`, else `octavo` under `HF_HOME`, `XDG_CACHE_HOME` or `~/.cache`).
     pub cache_dir: PathBuf,
-    /// How to run pip; `None` looks for it.
+    /// Command that runs pip; `None` searches for it.
     pub pip: Option<Vec<OsString>>,
-    /// The Hugging Face hub.
+    /// Options of the Hugging Face hub.
     pub hub: HubOptions,
 }
 
-/// How to reach the Hugging Face hub and where its files go.
+/// Connection to the Hugging Face hub, and the folder of its files.
 #[derive(Clone)]
 pub struct HubOptions {
     /// The cache shared with the Python clients (`HF_HUB_CACHE`, else `hub` under `HF_HOME`).
     pub cache_dir: PathBuf,
-    /// `HF_ENDPOINT`; may have a path. No slash at the end.
+    /// Base URL of the hub (`HF_ENDPOINT`), without a final slash. It may have a path.
     pub endpoint: String,
-    /// `HF_TOKEN`, else the file that `hf auth login` writes.
+    /// Access token (`HF_TOKEN`, else the file that `hf auth login` writes).
     pub token: Option<String>,
-    /// PEM file of certificate authorities (`SSL_CERT_FILE`, `REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`), in place of
+    /// PEM file of certificate authorities (`SSL_CERT_FILE`, `REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`), which replaces
     /// Mozilla's.
     pub ca_file: Option<PathBuf>,
-    /// What happens after errors that may pass.
+    /// Retries after transient errors.
     pub retry: Retry,
 }
 
 impl std::fmt::Debug for HubOptions {
-    /// Without the token.
+    /// Omits the token.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HubOptions")
             .field("cache_dir", &self.cache_dir)
@@ -60,15 +59,15 @@ impl std::fmt::Debug for HubOptions {
 /// Retries of server errors, timeouts and cut connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retry {
-    /// Attempts without any progress before giving up; at least 1.
+    /// Number of attempts without progress before giving up; at least 1.
     pub attempts: u32,
-    /// Pause before the second attempt; doubles from then on.
+    /// Pause before the second attempt; doubles after each.
     pub first_delay: Duration,
-    /// Longest pause.
+    /// Maximum pause.
     pub longest_delay: Duration,
-    /// Longest time to establish a connection.
+    /// Timeout of establishing a connection.
     pub connect_timeout: Duration,
-    /// Longest time without a byte.
+    /// Maximum time without a received byte.
     pub read_timeout: Duration,
 }
 
@@ -85,14 +84,14 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// The pause before the attempt after `failures` failed ones.
+    /// Returns the pause before the attempt after `failures` failed ones.
     pub(crate) fn delay(&self, failures: u32) -> Duration {
         let factor = 1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
         self.first_delay.saturating_mul(factor).min(self.longest_delay)
     }
 }
 
-/// Where the hub is.
+/// Default URL of the hub.
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
 impl Default for ResolveOptions {
@@ -102,12 +101,12 @@ impl Default for ResolveOptions {
 }
 
 impl ResolveOptions {
-    /// From the environment of the process.
+    /// Reads the options from the environment of the process.
     pub fn from_env() -> Self {
         Self::from_variables(|name| std::env::var_os(name))
     }
 
-    /// From variables as `variable` knows them. Empty ones count as unset.
+    /// Reads the options from the variables that `variable` returns. Empty ones count as unset.
     pub fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let text = |name: &str| variable(name).and_then(|value| value.into_string().ok());
@@ -150,7 +149,7 @@ fn read_token(path: &Path) -> Option<String> {
     Some(text.trim().to_owned()).filter(|token| !token.is_empty())
 }
 
-/// As Hugging Face's Python client reads switches.
+/// Parses a switch as Hugging Face's Python client does.
 fn is_true(value: &str) -> bool {
     ["1", "on", "yes", "true"].iter().any(|yes| value.eq_ignore_ascii_case(yes))
 }

@@ -1,4 +1,4 @@
-//! What a user can write for a model.
+//! Parsing of model references.
 
 use std::path::{Path, PathBuf};
 
@@ -7,24 +7,24 @@ use crate::hub::{GgufChoice, is_gguf};
 
 use super::ResolveError;
 
-/// A model reference, read.
+/// A parsed model reference.
 #[derive(Debug, PartialEq)]
 pub(super) enum Reference {
-    /// A path that exists.
+    /// An existing path.
     Path(PathBuf),
     /// A model of the catalog.
     Catalog(&'static CatalogEntry),
-    /// A repository of the hub, whole or one GGUF file of it.
+    /// A repository of the hub or a GGUF file in one.
     Hub {
-        /// `org/name`.
+        /// Repository, `org/name`.
         repo: String,
-        /// `None`: the whole model.
+        /// Choice of a GGUF file; `None` means the whole model.
         gguf: Option<GgufChoice>,
     },
 }
 
 impl Reference {
-    /// A path that exists always wins, then the catalog, then the hub.
+    /// Parses a reference. An existing path has priority, then the catalog, then the hub.
     pub(super) fn parse(text: &str) -> Result<Reference, ResolveError> {
         if text.trim().is_empty() || text.contains('\0') {
             return Err(ResolveError::BadReference { reference: text.to_owned() });
@@ -58,7 +58,7 @@ fn hub_reference(text: &str) -> Option<(String, Option<GgufChoice>)> {
         return None;
     }
     let gguf = match (rest, after_colon) {
-        // `models/x.gguf` is a path that is not there.
+        // `models/x.gguf` is a path that does not exist.
         (None, None) if is_gguf(name) => return None,
         (None, None) => None,
         (None, Some(file)) if is_gguf(file) => Some(GgufChoice::File(file.to_owned())),
@@ -69,7 +69,7 @@ fn hub_reference(text: &str) -> Option<(String, Option<GgufChoice>)> {
     Some((format!("{org}/{name}"), gguf))
 }
 
-/// The hub's own rules for names.
+/// Returns whether `part` follows the hub's rules for names.
 fn is_repo_part(part: &str) -> bool {
     (1..=96).contains(&part.len())
         && part.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))

@@ -1,4 +1,4 @@
-//! The hub as it sometimes is.
+//! Tests of failures of the hub.
 
 use octavo_models::resolve;
 
@@ -54,7 +54,7 @@ fn a_part_of_something_else_is_dropped() {
     let blobs = machine.repo_folder().join("blobs");
     std::fs::create_dir_all(&blobs).unwrap();
     let digest = sha256(&content(5000));
-    // Of the right length, too long, and whole but wrong.
+    // The partial file has a plausible length, is too long, or is complete but wrong.
     for wrong in [vec![7; 2000], vec![7; 6000], vec![7; 5000]] {
         std::fs::write(blobs.join(format!("{digest}.incomplete")), wrong).unwrap();
         let model = machine.resolve(REPO).unwrap();
@@ -92,7 +92,7 @@ fn a_file_that_stays_truncated_is_an_error_and_no_model() {
     }
     let error = machine.error(REPO);
     assert!(error.contains("model.safetensors of org/name ended after 0 of 5000 bytes"), "{error}");
-    // Small files have no checksum: they start again, and are bounded too.
+    // Small files have no checksum: they are downloaded from the start, with the same limit of attempts.
     for _ in 0..3 {
         hub.fault("/config.json", Fault::Cut(5));
     }
@@ -250,7 +250,7 @@ fn pickled_weights_and_split_ggufs_are_refused_with_the_reason() {
 #[test]
 fn a_cache_that_cannot_be_made_is_named() {
     let (_hub, mut machine) = model_hub(5000);
-    // Not even root can make a folder there.
+    // Not even root can create a folder there.
     machine.options.hub.cache_dir = "/proc/octavo/hub".into();
     let error = machine.error(REPO);
     assert!(error.contains("/proc/octavo/hub"), "{error}");
@@ -265,7 +265,7 @@ fn a_full_disk_is_reported_with_the_folder() {
     let staged = blobs.join(format!("{}.incomplete", sha256(&content(5000))));
     std::os::unix::fs::symlink("/dev/full", &staged).unwrap();
     let error = machine.error(REPO);
-    assert!(error.contains("no space is left for 5.0 kB more in") && error.contains("HF_HUB_CACHE"), "{error}");
+    assert!(error.contains("no space is left for 4.88 KiB more in") && error.contains("HF_HUB_CACHE"), "{error}");
     assert!(error.contains(blobs.to_str().unwrap()), "{error}");
 }
 

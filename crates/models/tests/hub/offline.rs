@@ -1,4 +1,4 @@
-//! No network, and caches that others filled.
+//! Tests without a network, and of caches filled by other programs.
 
 use std::net::TcpListener;
 use std::sync::mpsc;
@@ -36,7 +36,7 @@ fn offline_without_the_cache_says_so() {
     assert_eq!(hub.seen().len(), 0);
 }
 
-/// What `snapshot_download` of the Python client leaves behind.
+/// Creates the files that `snapshot_download` of the Python client writes.
 fn filled_by_python(machine: &Machine, files: &[(&str, &[u8])]) {
     let repo = machine.repo_folder();
     let snapshot = repo.join("snapshots").join(COMMIT);
@@ -54,7 +54,7 @@ fn filled_by_python(machine: &Machine, files: &[(&str, &[u8])]) {
 fn a_model_downloaded_by_python_is_used_without_a_network() {
     let mut machine = Machine::alone();
     filled_by_python(&machine, &[("config.json", b"{}"), ("model.safetensors", b"weights"), ("tokenizer.json", b"{}")]);
-    // Nobody has noted that there is no generation_config.json, so the hub is asked once, in vain.
+    // The cache does not record that there is no generation_config.json, so the hub is asked once.
     let recorder = Recorder::default();
     let model = resolve(REPO, &machine.options, &recorder).unwrap();
     assert_eq!(model.path, machine.repo_folder().join("snapshots").join(COMMIT));
@@ -203,6 +203,6 @@ fn a_complete_cache_may_be_read_only() {
     let again = machine.resolve(REPO);
     set(0o755);
     assert_eq!(again.unwrap(), model);
-    // Root may write anyway: nothing was even tried.
+    // Root could write anyway, so this shows that no write was attempted.
     assert_eq!(files_below(cache), before);
 }

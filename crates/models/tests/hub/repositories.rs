@@ -1,4 +1,4 @@
-//! Repositories as they should be.
+//! Tests of well-formed repositories.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ fn a_directory_is_fetched_into_the_layout_of_the_python_clients() {
     assert!(!model.path.join("pytorch_model.bin").exists());
     assert!(folder.join(".no_exist").join(COMMIT).join("chat_template.jinja").exists());
     assert_eq!(leftovers(&machine.options.hub.cache_dir), [""; 0]);
-    // The etag of a small file is git's, no SHA-256 of the content: size alone is checked.
+    // The etag of a small file is git's and not a SHA-256 of the content, so only the size is checked.
     assert_eq!(hub.count("GET", "/config.json"), 1);
 }
 
@@ -55,7 +55,7 @@ fn weights_that_are_to_be_made_up_are_not_fetched() {
     let requests = hub.seen().len();
     assert_eq!(machine.resolve(REPO).unwrap(), model);
     assert_eq!(hub.seen().len(), requests, "what is there is enough");
-    // Who wants the weights gets them.
+    // A caller that wants the weights gets them.
     machine.options.without_weights = false;
     assert_eq!(machine.resolve(REPO).unwrap(), model);
     assert_eq!(std::fs::read(model.path.join("model.safetensors")).unwrap(), content(5000));

@@ -1,4 +1,4 @@
-//! A stand-in of the hub on 127.0.0.1: one thread, one request a connection; it stops when dropped.
+//! A stand-in for the hub on 127.0.0.1, with one thread and one request per connection. It stops when dropped.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use sha2::{Digest, Sha256};
 
-/// A request as it came.
+/// A received request.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) method: String,
@@ -17,51 +17,51 @@ pub(crate) struct Seen {
     pub(crate) headers: BTreeMap<String, String>,
 }
 
-/// What to do with one request in place of the plain thing. Taken once each, in order.
+/// Faulty answer to one request. Each is used once, in order.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
-    /// This status and headers, no content.
+    /// Answers with this status and headers, without content.
     Status(u16, Vec<(&'static str, &'static str)>),
-    /// Close the connection after this many bytes of the content.
+    /// Closes the connection after this many bytes of the content.
     Cut(usize),
-    /// Answer 200 with everything, whatever range was asked for.
+    /// Answers 200 with the whole file, whatever range was requested.
     NoRanges,
-    /// Answer 416.
+    /// Answers 416.
     RefuseRange,
 }
 
-/// A repository: revision → commit, and the files of every commit.
+/// A repository: commits by revision, and the files of every commit.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Repo {
     pub(crate) revisions: BTreeMap<String, String>,
     pub(crate) files: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
-    /// Names that the listing claims besides.
+    /// Names that the listing contains without a file.
     pub(crate) claimed: Vec<String>,
 }
 
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) repos: BTreeMap<String, Repo>,
-    /// Requests whose path ends with the key meet these.
+    /// Faults of requests whose path ends with the key.
     pub(crate) faults: Vec<(&'static str, Fault)>,
-    /// Files whose announced SHA-256 is of something else.
+    /// Files that are announced with a wrong SHA-256.
     pub(crate) lies: Vec<String>,
-    /// Large files come from `/cdn/`, as on the real hub.
+    /// Whether large files come from `/cdn/`, as on the real hub.
     pub(crate) cdn: bool,
-    /// The CDN's origin, if it is another server.
+    /// Origin of the CDN, if it is another server.
     pub(crate) cdn_origin: Option<String>,
     pub(crate) seen: Vec<Seen>,
 }
 
 impl State {
-    /// The SHA-256 that is announced for a file.
+    /// Returns the SHA-256 announced for a file.
     fn digest(&self, name: &str, content: &[u8]) -> String {
         let lies = self.lies.iter().any(|lie| lie == name);
         sha256(if lies { b"something else" } else { content })
     }
 }
 
-/// Files from this size on are "large": their etag is their SHA-256.
+/// Size from which files are "large": their etag is their SHA-256.
 pub(crate) const LARGE: usize = 1000;
 
 pub(crate) struct Hub {
@@ -77,7 +77,7 @@ impl Hub {
         Hub::behind("")
     }
 
-    /// Served under a path, as a mirror behind a gateway is.
+    /// Starts a hub under a path, like a mirror behind a gateway.
     pub(crate) fn behind(prefix: &'static str) -> Hub {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -89,7 +89,7 @@ impl Hub {
                 if stopped.load(Ordering::SeqCst) {
                     return;
                 }
-                // A client that goes away is its own business.
+                // Disconnects of clients are ignored.
                 let _ = stream.and_then(|stream| answer(stream, &shared, prefix));
             }
         });
@@ -104,7 +104,7 @@ impl Hub {
         format!("{}{}", self.origin(), self.prefix)
     }
 
-    /// Adds files to `repo` at `commit`, which `main` then stands for.
+    /// Adds files to `repo` at `commit` and points `main` at it.
     pub(crate) fn publish(&self, repo: &str, commit: &str, files: &[(&str, &[u8])]) {
         let mut state = self.state.lock().unwrap();
         let repo = state.repos.entry(repo.to_owned()).or_default();
@@ -122,7 +122,7 @@ impl Hub {
         self.state.lock().unwrap().seen.clone()
     }
 
-    /// How many requests of `method` had a path that ends so.
+    /// Counts the requests of `method` whose path ends with `path_end`.
     pub(crate) fn count(&self, method: &str, path_end: &str) -> usize {
         self.seen().iter().filter(|seen| seen.method == method && seen.path.ends_with(path_end)).count()
     }
@@ -131,7 +131,7 @@ impl Hub {
 impl Drop for Hub {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        // Wakes the listener.
+        // The connection wakes the listener.
         let _ = TcpStream::connect(self.address);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -147,7 +147,7 @@ struct Reply {
     status: u16,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
-    /// Bytes of the body that are really sent.
+    /// Number of bytes of the body that are sent.
     sent: usize,
 }
 
@@ -201,7 +201,7 @@ fn send(mut stream: TcpStream, method: &str, reply: &Reply) -> std::io::Result<(
 fn reply_to(seen: &Seen, state: &mut State, prefix: &str) -> Reply {
     state.seen.push(seen.clone());
     let hit = state.faults.iter().position(|(end, fault)| {
-        // A cut is of the content, not of what HEAD says about it.
+        // A cut applies to the content, not to the answer to HEAD.
         seen.path.ends_with(end) && (seen.method == "GET" || matches!(fault, Fault::Status(..)))
     });
     let fault = hit.map(|at| state.faults.remove(at).1);
@@ -268,7 +268,7 @@ fn listing(state: &State, repo: &str, revision: &str) -> Reply {
     Reply::new(200, serde_json::json!({"sha": commit, "siblings": siblings}).to_string().into_bytes())
 }
 
-/// The content, or what a header `bytes=FROM-` asks for.
+/// Returns the content, or the part requested by a header `bytes=FROM-`.
 fn part_of(content: &[u8], range: Option<&str>) -> Reply {
     let from = range.map(|range| range.trim_start_matches("bytes=").trim_end_matches('-').parse::<usize>().unwrap());
     match from {

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Shared code of the tests.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -14,27 +14,27 @@ pub(crate) const COMMIT: &str = "1111111111111111111111111111111111111111";
 pub(crate) const NEWER: &str = "2222222222222222222222222222222222222222";
 pub(crate) const REPO: &str = "org/name";
 
-/// A cache of its own, and how to use it.
+/// A separate cache, and the options to use it.
 pub(crate) struct Machine {
     pub(crate) options: ResolveOptions,
     _folder: TempDir,
 }
 
 impl Machine {
-    /// One that reaches `hub`, and retries without pauses.
+    /// Creates a machine that reaches `hub` and retries without pauses.
     pub(crate) fn with(hub: &Hub) -> Machine {
         let mut machine = Machine::alone();
         machine.options.hub.endpoint = hub.endpoint();
         machine
     }
 
-    /// One that reaches nothing.
+    /// Creates a machine without a network.
     pub(crate) fn alone() -> Machine {
         let folder = tempfile::tempdir().unwrap();
         let mut options = ResolveOptions::from_variables(|_| None);
         options.cache_dir = folder.path().join("octavo");
         options.hub.cache_dir = folder.path().join("hub");
-        // Nothing listens there.
+        // No server listens there.
         options.hub.endpoint = "http://127.0.0.1:1".to_owned();
         options.hub.retry.first_delay = Duration::ZERO;
         options.hub.retry.attempts = 3;
@@ -46,7 +46,7 @@ impl Machine {
         resolve(reference, &self.options, &Silent)
     }
 
-    /// The message of the error that must come.
+    /// Returns the message of the expected error.
     pub(crate) fn error(&self, reference: &str) -> String {
         match self.resolve(reference) {
             Ok(model) => panic!("{reference} gave {}", model.path.display()),
@@ -59,7 +59,7 @@ impl Machine {
     }
 }
 
-/// A config and weights in one file of `size` bytes.
+/// Returns a config and weights in one file of `size` bytes.
 pub(crate) fn small_model(size: usize) -> Vec<(&'static str, Vec<u8>)> {
     vec![
         ("config.json", br#"{"model_type": "llama"}"#.to_vec()),
@@ -74,12 +74,12 @@ pub(crate) fn publish(hub: &Hub, commit: &str, files: &[(&'static str, Vec<u8>)]
     hub.publish(REPO, commit, &files);
 }
 
-/// Bytes that differ from place to place.
+/// Returns bytes that vary with their position.
 pub(crate) fn content(size: usize) -> Vec<u8> {
     (0..size).map(|at| (at as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect()
 }
 
-/// Every file below a folder, by name relative to it.
+/// Returns the names of all files below a folder, relative to it.
 pub(crate) fn files_below(folder: &Path) -> Vec<String> {
     let mut names = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -96,12 +96,12 @@ pub(crate) fn files_below(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Unfinished files and marks below a folder.
+/// Returns the unfinished files and marks below a folder.
 pub(crate) fn leftovers(folder: &Path) -> Vec<String> {
     files_below(folder).into_iter().filter(|name| name.ends_with(".incomplete") || name.contains("wheels")).collect()
 }
 
-/// Remembers what was said and how far each task came.
+/// Records the messages and the progress of each task.
 #[derive(Default)]
 pub(crate) struct Recorder {
     pub(crate) messages: Mutex<Vec<String>>,

@@ -1,4 +1,4 @@
-//! Every program against the matching model of candle-transformers, on the same checkpoint.
+//! Compares every program with the matching model of candle-transformers, on the same checkpoint.
 
 use std::collections::HashMap;
 
@@ -9,10 +9,11 @@ use octavo_models::{ModelConfig, RopeScaling};
 
 use crate::support::{Golden, Session, checkpoint, relative_difference, testdata};
 
-/// Both sides are candle in f32; its models take rotary angles in f32 and fuse less.
+/// Tolerance. Both sides run candle in f32; the models of candle-transformers compute rotary angles in f32 and fuse
+/// less.
 const TOLERANCE: f32 = 5e-5;
 
-/// The checkpoint's tensors in f32; a tied head gets its name, for models that ask for it.
+/// Returns the checkpoint's tensors in f32. A tied head is also stored under its own name, for models that ask for it.
 fn variables(name: &str, config: &ModelConfig) -> VarBuilder<'static> {
     let device = Device::Cpu;
     let loaded = candle_core::safetensors::load(testdata(name).join("model.safetensors"), &device).unwrap();
@@ -25,8 +26,8 @@ fn variables(name: &str, config: &ModelConfig) -> VarBuilder<'static> {
     VarBuilder::from_tensors(tensors, DType::F32, &device)
 }
 
-/// Compares the logits of every position. `reference` prefills a prompt, whole, and returns the last position's: these
-/// models return no others.
+/// Compares the logits of every position. `reference` prefills a whole prompt and returns the logits of the last
+/// position, because these models return no others.
 fn check(name: &str, build: impl FnOnce(&ModelConfig, VarBuilder<'static>) -> Box<dyn FnMut(&Tensor) -> Tensor>) {
     let ids = Golden::read(name).ids;
     let checkpoint = checkpoint(name);
@@ -106,7 +107,7 @@ fn mistral() {
             max_position_embeddings: config.max_position_embeddings,
             rms_norm_eps: config.norm_eps.into(),
             rope_theta: config.rope.theta,
-            // Its mask lets a query see `sliding_window` keys before its own; PyTorch's counts its own among them.
+            // Its mask lets a query see `sliding_window` keys before its own; PyTorch's window includes its own.
             sliding_window: config.sliding_window().map(|window| window - 1),
             use_flash_attn: false,
         };
@@ -129,7 +130,7 @@ fn qwen2() {
             num_attention_heads: config.heads,
             num_key_value_heads: config.kv_heads,
             max_position_embeddings: config.max_position_embeddings,
-            // Applied whatever `use_sliding_window` says: wide enough to matter nowhere.
+            // The window applies whatever `use_sliding_window` says, so it is wide enough to have no effect.
             sliding_window: config.max_position_embeddings,
             max_window_layers: config.layers,
             tie_word_embeddings: config.tie_word_embeddings,

@@ -1,4 +1,4 @@
-//! candle's reading of every storage type against that of the gguf package, on random blocks.
+//! Compares candle's dequantisation of every storage type with that of the gguf package, on random blocks.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use safetensors::SafeTensors;
 
 use crate::support::{testdata, words};
 
-/// Of the largest value: both sides compute in f32, some formats with products in another order.
+/// Tolerance relative to the largest value. Both sides compute in f32, some formats with products in another order.
 const TOLERANCE: f32 = 1e-6;
 
 fn ggml(storage: StorageType) -> Option<GgmlDType> {

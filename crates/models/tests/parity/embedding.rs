@@ -1,15 +1,15 @@
-//! Hidden states against PyTorch's logits: the head is a matrix of full column rank, so that only one hidden state gives
-//! the logits of a position.
+//! Compares hidden states with PyTorch's logits: the head has full column rank, so only one hidden state gives the
+//! logits of a position.
 
 use octavo_models::Checkpoint;
 use octavo_ops::{StorageType, WeightSource};
 
 use crate::support::{Golden, Session, checkpoint, relative_difference};
 
-/// As in the comparison of logits.
+/// Tolerance, as in the comparison of logits.
 const TOLERANCE: f32 = 2e-5;
 
-/// The rows of the head, from the checkpoint's own tensor.
+/// Returns the rows of the head from the checkpoint's own tensor.
 fn head(checkpoint: &Checkpoint) -> Vec<Vec<f64>> {
     let config = checkpoint.config();
     let name = if config.tie_word_embeddings { "model.embed_tokens.weight" } else { "lm_head.weight" };

@@ -1,19 +1,19 @@
-//! Every tiny checkpoint against the logits that PyTorch computed for it: whole prefill, chunked prefill, decode.
+//! Compares every tiny checkpoint with the logits that PyTorch computed for it: whole prefill, chunked prefill, decode.
 
 use octavo_models::Checkpoint;
 
 use crate::support::{Golden, Session, checkpoint, instruction_sets, relative_difference, testdata};
 
-/// Largest difference from PyTorch's logits, relative to the largest logit. Both sides compute in f32 with sums in
-/// another order, and PyTorch takes rotary angles in f32.
+/// Maximum difference from PyTorch's logits, relative to the largest logit. Both sides compute in f32 with sums in
+/// another order, and PyTorch computes rotary angles in f32.
 const TOLERANCE: f32 = 2e-5;
-/// The same for the CPU backend, which keeps keys and values in bf16, and multiplies bf16 weights with activations in
-/// bf16 where the processor has tiles for it.
+/// Maximum difference of the CPU backend, which stores keys and values in bf16, and multiplies bf16 weights with
+/// activations in bf16 where the processor has tiles for it.
 const CPU_TOLERANCE: f32 = 0.03;
-/// Margin between the two likeliest tokens, in tolerances, above which both must agree on the first.
+/// Margin between the two most likely tokens, in tolerances, above which both sides must agree on the first.
 const CLEAR_MARGIN: f32 = 2.0;
 
-/// Prefills in chunks of the given sizes (repeated as needed), every position's logits in order.
+/// Prefills in chunks of the given sizes (repeated as needed) and returns every position's logits in order.
 fn run(session: &mut Session, ids: &[u32], chunks: &[usize]) -> Vec<f32> {
     session.restart();
     let (mut rest, mut logits) = (ids, Vec::new());
@@ -69,7 +69,7 @@ fn top_two(row: &[f32]) -> (usize, usize) {
     (order[0], order[1])
 }
 
-/// The comparison is sharp enough to see a window that is one token too wide.
+/// Checks that the comparison detects a window that is one token too wide.
 #[test]
 fn a_wrong_window_is_seen() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The default model against PyTorch on its dequantised weights, teacher-forced over varied prompts.
+//! Compares the default model with PyTorch on its dequantised weights, teacher-forced over varied prompts.
 
 use octavo_backend_cpu::Isa;
 use octavo_models::catalog::DEFAULT_MODEL;
@@ -7,26 +7,26 @@ use safetensors::SafeTensors;
 
 use crate::support::{Session, instruction_sets, testdata, words};
 
-/// Log-probabilities stored for a position.
+/// Number of log-probabilities stored per position.
 const TOP: usize = 8;
-/// Difference of the log-probabilities of the two likeliest tokens above which the first must be the same.
+/// Difference of the log-probabilities of the two most likely tokens above which the first must be the same.
 const CLEAR_MARGIN: f32 = 0.1;
-/// Share of clear positions with the same first token: in f32, and with activations in 12 bits and a cache in bf16.
+/// Minimum share of clear positions with the same first token: in f32, and with 12-bit activations and a bf16 cache.
 const AGREEMENT: [f64; 2] = [0.995, 0.99];
-/// Median difference of log-probabilities, likewise.
+/// Maximum median difference of log-probabilities, in the same order.
 const MEDIAN: [f64; 2] = [0.01, 0.03];
-/// Texts that what is slow is compared on, unless this is set.
+/// Number of texts for slow comparisons, unless this variable is set.
 const FEW: usize = 4;
 const ALL: &str = "OCTAVO_PARITY_ALL";
 
-/// `models/testdata/smollm2.safetensors`: N positions of several texts, end to end.
+/// Content of `models/testdata/smollm2.safetensors`: N positions of several texts, concatenated.
 struct Reference {
     ids: Vec<u32>,
-    /// Text t is `starts[t] .. starts[t + 1]`.
+    /// Start of each text: text t is `starts[t] .. starts[t + 1]`.
     starts: Vec<u32>,
-    /// `[N, TOP]`, likeliest first.
+    /// Most likely ids, `[N, TOP]`, in descending order.
     top_ids: Vec<u32>,
-    /// `[N, TOP]`.
+    /// Their log-probabilities, `[N, TOP]`.
     top_logprobs: Vec<f32>,
 }
 
@@ -40,13 +40,13 @@ impl Reference {
     }
 }
 
-/// What the comparison found.
+/// Result of the comparison.
 #[derive(Default)]
 struct Tally {
     positions: usize,
     clear: usize,
     agreeing: usize,
-    /// Differences of log-probabilities, of every stored token.
+    /// Differences of log-probabilities of all stored tokens.
     differences: Vec<f64>,
 }
 
@@ -112,7 +112,7 @@ fn smollm2_q4_1_agrees_with_pytorch() {
     };
     let few = if std::env::var_os(ALL).is_some() { &texts[..] } else { &texts[..FEW] };
     tally(Session::new(&checkpoint, capacity), few).assert_parity("candle", AGREEMENT[0], MEDIAN[0]);
-    // The plainest set is slow, and its integers are those of the others.
+    // The portable instruction set is slow, and its integers equal those of the others.
     for isa in instruction_sets().filter(|&isa| isa != Isa::Portable) {
         let session = Session::on_cpu(isa, &checkpoint, capacity);
         let texts = if isa >= Isa::Avx512 { &texts } else { few };

@@ -10,26 +10,26 @@ use safetensors::SafeTensors;
 
 const BLOCK: usize = 16;
 
-/// A path under `models/testdata`.
+/// Returns a path under `models/testdata`.
 pub(crate) fn testdata(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata").join(name)
 }
 
-/// A checkpoint of the test data: a directory, or the GGUF file in it.
+/// Opens a checkpoint of the test data: a directory, or the GGUF file in it.
 pub(crate) fn checkpoint(name: &str) -> Checkpoint {
     let gguf = testdata(name).join("model.gguf");
     Checkpoint::open(if gguf.exists() { gguf } else { testdata(name) }.as_path()).unwrap()
 }
 
-/// The little-endian words of a tensor.
+/// Returns the little-endian words of a tensor.
 pub(crate) fn words<T>(file: &SafeTensors<'_>, name: &str, convert: impl Fn([u8; 4]) -> T) -> Vec<T> {
     file.tensor(name).unwrap().data().chunks_exact(4).map(|w| convert([w[0], w[1], w[2], w[3]])).collect()
 }
 
-/// What PyTorch computed for a tiny checkpoint.
+/// PyTorch's results for a tiny checkpoint.
 pub(crate) struct Golden {
     pub(crate) ids: Vec<u32>,
-    /// `[tokens, V]`.
+    /// Logits, `[tokens, V]`.
     pub(crate) logits: Vec<f32>,
 }
 
@@ -41,7 +41,7 @@ impl Golden {
     }
 }
 
-/// A loaded model with one sequence in its cache, in blocks that are not in order.
+/// A loaded model with one sequence in its cache, in blocks that are out of order.
 pub(crate) struct Session {
     backend: Box<dyn Backend>,
     groups: usize,
@@ -50,18 +50,18 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// On the candle backend, the reference.
+    /// Creates a session on the candle backend, the reference.
     pub(crate) fn new(checkpoint: &Checkpoint, capacity: usize) -> Self {
         Self::on(Box::new(CandleBackend::new()), checkpoint, capacity)
     }
 
-    /// On the CPU backend with an instruction set that the machine has.
+    /// Creates a session on the CPU backend with an instruction set that the machine supports.
     pub(crate) fn on_cpu(isa: Isa, checkpoint: &Checkpoint, capacity: usize) -> Self {
         let backend = CpuBackend::new(CpuConfig { threads: None, isa: Some(isa), ..CpuConfig::default() }).unwrap();
         Self::on(Box::new(backend), checkpoint, capacity)
     }
 
-    /// Loads the program and makes room for `capacity` tokens.
+    /// Loads the program and allocates blocks for `capacity` tokens.
     fn on(mut backend: Box<dyn Backend>, checkpoint: &Checkpoint, capacity: usize) -> Self {
         let program: Program = build_program(checkpoint).unwrap();
         backend.load(&program, checkpoint, &mut |_| {}).unwrap();
@@ -70,7 +70,7 @@ impl Session {
         Self { backend, groups, blocks, past: 0 }
     }
 
-    /// Forgets the sequence; its stale keys stay in the cache, where nothing may read them.
+    /// Starts a new sequence. Its predecessor's stale keys stay in the cache, where nothing may read them.
     pub(crate) fn restart(&mut self) {
         self.past = 0;
     }
@@ -79,7 +79,7 @@ impl Session {
     pub(crate) fn forward(&mut self, tokens: &[u32]) -> Vec<f32> {
         let (start, end) = (self.past, self.past + tokens.len());
         assert!(end <= self.blocks * BLOCK);
-        // Blocks in reverse: a backend that ignored the table would read the wrong keys.
+        // The blocks are in reverse order, so that a backend that ignored the table would read the wrong keys.
         let table: Vec<u32> = (1..=self.blocks as u32).rev().collect();
         let slot = |position: usize| table[position / BLOCK] * BLOCK as u32 + (position % BLOCK) as u32;
         let slots: Vec<u32> = (start..end).map(slot).collect();
@@ -99,7 +99,7 @@ impl Session {
         self.backend.logits().unwrap()
     }
 
-    /// The hidden states of the rows run last, `[tokens, H]`.
+    /// Returns the hidden states of the last rows, `[tokens, H]`.
     pub(crate) fn embeddings(&mut self) -> Vec<f32> {
         let mut out = Vec::new();
         self.backend.embeddings(&mut out).unwrap();
@@ -107,7 +107,7 @@ impl Session {
     }
 }
 
-/// The instruction sets that this machine has; says which it has not.
+/// Returns the instruction sets that this machine supports and prints those it does not.
 pub(crate) fn instruction_sets() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| {
         if !isa.is_available() {
@@ -117,7 +117,7 @@ pub(crate) fn instruction_sets() -> impl Iterator<Item = Isa> {
     })
 }
 
-/// Largest difference relative to the largest reference value.
+/// Returns the largest difference relative to the largest reference value.
 pub(crate) fn relative_difference(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len());
     let scale = expected.iter().fold(0f32, |m, x| m.max(x.abs()));

@@ -11,20 +11,24 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
+use crate::batch::failures;
 use crate::batch::input::{self, Line};
 
-/// Bytes of an answer.
+/// Maximum size of an answer in bytes.
 const MAX_ANSWER: usize = 256 << 20;
 
-/// How often a request is sent again because the server is busy with the others of its batch.
+/// Characters of a failure's reason.
+const MAX_REASON: usize = 200;
+
+/// Maximum number of attempts while the server is busy with other requests of the batch.
 const MAX_ATTEMPTS: usize = 600;
 
 /// A line of the output.
 pub(crate) struct Answer {
     /// JSON without a line break.
     pub(crate) line: Vec<u8>,
-    /// The status is one of success.
-    pub(crate) ok: bool,
+    /// The name of the request and the reason, if it failed.
+    pub(crate) failure: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -32,7 +36,7 @@ struct AnswerLine<'a> {
     id: String,
     custom_id: Option<&'a str>,
     response: Response<'a>,
-    /// What the body says, again, for readers that look here.
+    /// The error of the body, repeated for readers that expect it here.
     error: Option<Value>,
 }
 
@@ -43,22 +47,27 @@ struct Response<'a> {
     body: Box<RawValue>,
 }
 
-/// Asks `router`; whatever goes wrong becomes the answer.
+/// Sends a request to `router`. Any failure becomes the answer.
 pub(crate) async fn answer(router: &Router, line: &Line) -> Answer {
     let request_id = uuid::Uuid::new_v4().simple().to_string();
     let (status, body) = match &line.request {
         Ok(request) => ask(router, request, &request_id).await,
         Err(why) => refusal(StatusCode::BAD_REQUEST, why),
     };
-    let ok = status.is_success();
+    let error = (!status.is_success()).then(|| error_of(&body));
+    let failure = error.as_ref().map(|error| {
+        let message: String = error["message"].as_str().unwrap_or_default().chars().take(MAX_REASON).collect();
+        let name = failures::name(line.number, line.custom_id.as_deref());
+        format!("{name}: {}", if message.is_empty() { format!("status {status}") } else { message })
+    });
     let answer = AnswerLine {
         id: format!("batch_req_{}", uuid::Uuid::new_v4().simple()),
         custom_id: line.custom_id.as_deref(),
-        error: (!ok).then(|| error_of(&body)),
+        error,
         response: Response { status_code: status.as_u16(), request_id: &request_id, body },
     };
-    // Texts, numbers and JSON that was read as such: there is nothing that could not be written.
-    Answer { line: serde_json::to_vec(&answer).unwrap_or_default(), ok }
+    // The answer consists of texts, numbers and valid JSON, so writing it cannot fail.
+    Answer { line: serde_json::to_vec(&answer).unwrap_or_default(), failure }
 }
 
 async fn ask(router: &Router, request: &input::Request, request_id: &str) -> (StatusCode, Box<RawValue>) {
@@ -86,7 +95,7 @@ async fn ask(router: &Router, request: &input::Request, request_id: &str) -> (St
             Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, &format!("the answer broke off: {error}")),
         };
     }
-    refusal(StatusCode::TOO_MANY_REQUESTS, "the server was busy for too long")
+    refusal(StatusCode::TOO_MANY_REQUESTS, "the server stayed busy for too long")
 }
 
 fn pause(headers: &HeaderMap) -> Duration {
@@ -94,18 +103,18 @@ fn pause(headers: &HeaderMap) -> Duration {
     Duration::from_secs(seconds.unwrap_or(1).clamp(1, 60))
 }
 
-/// An answer of ours, in the shape of the server's.
+/// An error answer in the form of the server's errors.
 fn refusal(status: StatusCode, message: &str) -> (StatusCode, Box<RawValue>) {
     let kind = if status.is_server_error() { "InternalServerError" } else { "BadRequestError" };
     let error = json!({"error": {"message": message, "type": kind, "param": null, "code": status.as_u16()}});
     (status, raw(&error))
 }
 
-/// A body as JSON without line breaks; what is no JSON is a JSON text.
+/// A body as JSON without line breaks. A body that is not JSON becomes a JSON string.
 fn one_line(bytes: &[u8]) -> Box<RawValue> {
     match serde_json::from_slice::<Box<RawValue>>(bytes) {
         Ok(body) if !body.get().contains(['\n', '\r']) => body,
-        // Between values a line break is blank space; within a text it cannot be.
+        // Line breaks occur only between values, where a space is equivalent.
         Ok(body) => RawValue::from_string(body.get().replace(['\n', '\r'], " ")).unwrap_or_else(|_| raw(&Value::Null)),
         Err(_) => raw(&Value::String(String::from_utf8_lossy(bytes).into_owned())),
     }
@@ -115,7 +124,7 @@ fn raw(value: &Value) -> Box<RawValue> {
     serde_json::value::to_raw_value(value).unwrap_or_default()
 }
 
-/// The error that a body tells of.
+/// The error in a body.
 fn error_of(body: &RawValue) -> Value {
     let value: Value = serde_json::from_str(body.get()).unwrap_or_default();
     match value.get("error") {

@@ -1,4 +1,4 @@
-//! Lines of requests.
+//! The requests of a batch.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -10,43 +10,43 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// Bytes of a line: what the server takes as a body, and what is around it.
+/// Maximum size of a line in bytes: a body of the server and its envelope.
 const MAX_LINE: usize = 33 << 20;
 
-/// Duplicates that are named.
+/// Number of duplicates that are named.
 const NAMED_DUPLICATES: usize = 10;
 
-/// A line of the input: its number, from 1, and what it asks for.
+/// A line of the input with its number, from 1.
 #[derive(Debug)]
 pub(crate) struct Line {
     pub(crate) number: usize,
-    /// As far as it can be told; the answer carries it.
+    /// The id of the request, if it can be read, which the answer repeats.
     pub(crate) custom_id: Option<String>,
-    /// Or why it cannot be asked.
+    /// The request, or the reason why it is invalid.
     pub(crate) request: Result<Request, String>,
 }
 
-/// What a line asks for.
+/// A request.
 #[derive(Debug)]
 pub(crate) struct Request {
     /// A path.
     pub(crate) url: String,
     /// A JSON object.
     pub(crate) body: Box<RawValue>,
-    /// The trace that it belongs to: names and values of the headers that tell a server.
+    /// Headers of the trace that the request belongs to, by name and value.
     pub(crate) trace: Vec<(&'static str, String)>,
 }
 
-/// What a whole input holds.
+/// A summary of the whole input.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Survey {
     pub(crate) requests: usize,
-    /// The first few that are there again, with their lines.
+    /// The first repeated ids with their lines.
     pub(crate) duplicates: Vec<(String, usize)>,
     pub(crate) more_duplicates: usize,
 }
 
-/// The lines of a file, in order; blank ones are none.
+/// The lines of a file in order. Blank lines are skipped.
 pub(crate) struct Input {
     reader: BufReader<File>,
     number: usize,
@@ -57,10 +57,10 @@ impl Input {
         Ok(Self { reader: BufReader::with_capacity(1 << 20, File::open(path)?), number: 0 })
     }
 
-    /// Reads all of it.
+    /// Reads the whole file.
     pub(crate) fn survey(self) -> io::Result<Survey> {
         let mut survey = Survey::default();
-        // Hashes, so that a long input costs little; that two ids share one is as good as impossible.
+        // Hashes keep the memory of a long input small; a collision is practically impossible.
         let (hasher, mut seen) = (RandomState::new(), HashSet::new());
         for line in self {
             let line = line?;
@@ -76,7 +76,7 @@ impl Input {
         Ok(survey)
     }
 
-    /// The next line's bytes without its end; `None` at the end of the file. A longer line than allowed is cut short.
+    /// The bytes of the next line without its end; `None` at the end of the file. Lines that are too long are truncated.
     fn next_bytes(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut bytes = vec![];
         let limit = MAX_LINE as u64 + 1;
@@ -109,7 +109,7 @@ impl Iterator for Input {
     }
 }
 
-/// The fields of a line, whatever their types.
+/// The fields of a line, of any type.
 #[derive(Deserialize)]
 struct Fields {
     custom_id: Option<Value>,
@@ -120,7 +120,7 @@ struct Fields {
     tracestate: Option<Value>,
 }
 
-/// What of a body concerns a batch.
+/// The fields of a body that matter for a batch.
 #[derive(Deserialize)]
 struct BodyFields {
     stream: Option<Value>,

@@ -1,29 +1,30 @@
-//! How far a batch has come.
+//! Progress of a batch in the log.
 
 use std::time::{Duration, Instant};
 
 use tracing::info;
 
-/// Between two lines of the log.
+/// Minimum interval of log lines.
 const INTERVAL: Duration = Duration::from_secs(5);
 
 pub(crate) struct Progress {
     total: usize,
     done: usize,
     failed: usize,
-    /// Answers of an earlier run.
+    /// Number of answers of an earlier run.
     kept: usize,
     begun: Instant,
     told: Instant,
 }
 
 impl Progress {
-    pub(crate) fn new(total: usize, kept: usize) -> Self {
+    /// `kept` answers of an earlier run are there, `failed` of them with an error.
+    pub(crate) fn new(total: usize, kept: usize, failed: usize) -> Self {
         let now = Instant::now();
-        Self { total, done: kept, failed: 0, kept, begun: now, told: now }
+        Self { total, done: kept, failed, kept, begun: now, told: now }
     }
 
-    /// One more answer.
+    /// Counts an answer.
     pub(crate) fn advance(&mut self, ok: bool) {
         self.done += 1;
         self.failed += usize::from(!ok);
@@ -33,7 +34,7 @@ impl Progress {
         }
     }
 
-    /// The last line.
+    /// Logs the last line.
     pub(crate) fn finish(&self) {
         info!("{}", self.line(self.begun.elapsed()));
     }
@@ -48,7 +49,7 @@ impl Progress {
             _ => "no answer yet".to_owned(),
         };
         format!(
-            "{} of {} answered, {} of them with an error, {rate:.2} a second, {end}",
+            "{} of {} requests answered, {} failed, {rate:.2} requests/s, {end}",
             self.done, self.total, self.failed
         )
     }
@@ -60,12 +61,12 @@ mod tests {
 
     #[test]
     fn the_rate_counts_this_run_alone() {
-        let mut progress = Progress::new(100, 40);
+        let mut progress = Progress::new(100, 40, 2);
         for _ in 0..20 {
             progress.advance(true);
         }
         progress.advance(false);
         let line = progress.line(Duration::from_secs(10));
-        assert_eq!(line, "61 of 100 answered, 1 of them with an error, 2.10 a second, about 19 s left");
+        assert_eq!(line, "61 of 100 requests answered, 3 failed, 2.10 requests/s, about 19 s left");
     }
 }

@@ -33,14 +33,18 @@ impl Files {
         self.folder.path().join("out.jsonl.partial")
     }
 
+    /// The batch; `None` if it is complete.
     fn batch(&self) -> Result<Option<Batch>> {
-        Batch::open(&self.input(), &self.output())
+        Ok(match Batch::open(&self.input(), &self.output())? {
+            Opened::Unfinished(batch) => Some(batch),
+            Opened::Complete(_) => None,
+        })
     }
 
-    async fn run(&self, router: &Router) {
+    async fn run(&self, router: &Router) -> Failures {
         let mut batch = self.batch().unwrap().unwrap();
         batch.answer(router.clone(), 4).await.unwrap();
-        batch.finish().unwrap();
+        batch.finish().unwrap()
     }
 
     fn answers(&self) -> Vec<Value> {
@@ -103,7 +107,9 @@ async fn what_is_wrong_with_a_line_is_its_answer() {
     lines.push(r#"{"custom_id":"lost","method":"POST","url":"/v1/nowhere","body":{}}"#.into());
     lines.push(r#"{"custom_id":"space","method":"POST","url":"/v1/a b","body":{}}"#.into());
     let files = Files::new(&lines);
-    files.run(&echo(&Default::default(), &Default::default())).await;
+    let failures = files.run(&echo(&Default::default(), &Default::default())).await.to_string();
+    assert!(failures.starts_with("4 requests failed: line 2: line 2 is not a JSON object"), "{failures}");
+    assert!(failures.contains(", line 5 (custom_id 'lost'): status 404 Not Found, "), "{failures}");
     let answers = files.answers();
     let status: Vec<_> = answers.iter().map(|answer| answer["response"]["status_code"].as_u64().unwrap()).collect();
     assert_eq!(status, [200, 400, 200, 400, 404, 400]);
@@ -112,6 +118,14 @@ async fn what_is_wrong_with_a_line_is_its_answer() {
     assert_eq!(answers[3]["error"], answers[3]["response"]["body"]["error"]);
     assert_eq!(answers[3]["error"]["message"], "line 4: method must be POST");
     assert_eq!(answers[4]["error"]["message"], "", "axum's own 404 has no body");
+
+    let Opened::Complete(failures) = Batch::open(&files.input(), &files.output()).unwrap() else {
+        panic!("unfinished")
+    };
+    assert_eq!(failures.count(), 4, "those of an earlier run count as well");
+    assert!(report(&failures, false).is_ok());
+    let error = report(&failures, true).unwrap_err().to_string();
+    assert!(error.starts_with("4 requests failed: line 2, line 4 (custom_id 'get'), "), "{error}");
 }
 
 #[tokio::test]
@@ -163,11 +177,11 @@ async fn answers_to_other_requests_are_not_touched() {
     let first = std::fs::read_to_string(files.output()).unwrap();
     std::fs::write(files.input(), requests(3)[1..].join("\n")).unwrap();
     let error = format!("{:#}", files.batch().err().unwrap());
-    assert!(error.contains("out.jsonl") && error.contains("answer 1 is not to the request"), "{error}");
+    assert!(error.contains("out.jsonl") && error.contains("answer 1 belongs to another request"), "{error}");
     assert_eq!(std::fs::read_to_string(files.output()).unwrap(), first);
 
     std::fs::write(files.partial(), "").unwrap();
-    assert!(format!("{:#}", files.batch().err().unwrap()).contains("remove the one that is not wanted"));
+    assert!(format!("{:#}", files.batch().err().unwrap()).contains("remove one of the two files"));
 }
 
 #[tokio::test]

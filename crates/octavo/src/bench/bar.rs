@@ -1,30 +1,30 @@
-//! How far a measurement has come, on the terminal.
+//! A progress bar for measurements.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Between two looks at how far it has come.
+/// Update interval.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Characters of the bar.
+/// Width of the bar in characters.
 const WIDTH: usize = 30;
 
-/// Runs `work`, which counts what is done of `total`, under a bar if there is a terminal.
+/// Runs `work`, which counts its progress up to `total`, and shows a bar if standard error is a terminal.
 pub(super) async fn watched<T>(what: &'static str, total: usize, work: impl AsyncFnOnce(Arc<AtomicUsize>) -> T) -> T {
     let done = Arc::new(AtomicUsize::new(0));
     let bar = stderr().is_terminal().then(|| tokio::spawn(show(what, Arc::clone(&done), total)));
     let result = work(done).await;
     if let Some(bar) = bar {
         bar.abort();
-        // Wipes the line; a terminal that is gone need not be told.
+        // Clears the line. A failure means that the terminal is closed.
         let _ = write!(stderr(), "\r\x1b[K");
     }
     result
 }
 
-/// Shows how much is done, until it is stopped.
+/// Shows the progress until the task is aborted.
 async fn show(what: &str, done: Arc<AtomicUsize>, total: usize) {
     let begun = Instant::now();
     loop {

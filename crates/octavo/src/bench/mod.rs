@@ -1,11 +1,16 @@
 //! `octavo bench`: measurements in vLLM's terms, and against a device's limits.
 
 mod bar;
+mod dataset;
 mod kernels;
+mod limits;
 mod offline;
 mod roofline;
 mod serve;
 
+use std::fs::Permissions;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -21,6 +26,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
         BenchCommand::Serve(args) => serve::run(&args),
         BenchCommand::Latency(args) => offline::latency(&args),
         BenchCommand::Throughput(args) => offline::throughput(&args),
+        BenchCommand::Limits(args) => limits::run(&args),
         BenchCommand::Kernels(args) => kernels::run(&args),
         BenchCommand::Roofline(args) => roofline::run(*args),
     }
@@ -35,7 +41,38 @@ fn write_plot(path: &Path, chart: &Chart) -> Result<()> {
 }
 
 fn write(path: &Path, content: &[u8]) -> Result<()> {
-    std::fs::write(path, content).with_context(|| format!("cannot write {}", path.display()))?;
+    replace(path, content)?;
     println!("saved to {}", path.display());
     Ok(())
+}
+
+/// Writes a file, or replaces it as a whole: a run that is cut short leaves what it wrote last.
+fn replace(path: &Path, content: &[u8]) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let written =
+        tempfile::Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(folder).and_then(|mut file| {
+            file.write_all(content)?;
+            file.persist(path).map(drop).map_err(|error| error.error)
+        });
+    written.with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Figures that grow by one measurement after the other, in a file if one is wanted: the file holds all that were measured so far.
+struct Growing<'a> {
+    path: Option<&'a Path>,
+}
+
+impl Growing<'_> {
+    /// Writes the figures so far.
+    fn write(&self, figures: impl FnOnce() -> Value) -> Result<()> {
+        let Some(path) = self.path else { return Ok(()) };
+        replace(path, &serde_json::to_vec_pretty(&figures())?)
+    }
+
+    /// Says where the figures are.
+    fn finish(&self) {
+        if let Some(path) = self.path {
+            println!("saved to {}", path.display());
+        }
+    }
 }

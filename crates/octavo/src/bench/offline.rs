@@ -1,4 +1,4 @@
-//! `octavo bench latency` and `octavo bench throughput`: a model of this process, asked without HTTP.
+//! `octavo bench latency` and `octavo bench throughput`: measurements of an engine in this process, without HTTP.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -45,7 +45,7 @@ pub(super) fn throughput(args: &BenchThroughputArgs) -> Result<()> {
     save(&args.report, &report.to_json(), || report.chart(title))
 }
 
-/// Loads the model and measures its engine; returns what that gives and the model's name.
+/// Loads the model and measures its engine. Returns the result and the model's name.
 fn with_engine<T>(
     args: &ComposeArgs,
     measure: impl AsyncFnOnce(&EngineHandle, ModelLimits) -> Result<T>,
@@ -56,7 +56,7 @@ fn with_engine<T>(
         vocab_size: u32::try_from(composed.vocab_size).unwrap_or(u32::MAX),
         max_model_len: composed.max_model_len,
     };
-    // One thread reads all answers, so that the others are the model's.
+    // One thread reads all answers, so that the other threads are free for the model.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let measured = runtime.block_on(measure(&composed.engine.handle(), limits));
     composed.engine.join();
@@ -81,7 +81,7 @@ async fn iterate(
     .await
 }
 
-/// Of prompts and draws: 0 by default, as vLLM's.
+/// Random seed for prompts and sampling: 0 by default, as in vLLM.
 fn seed(args: &ComposeArgs) -> u64 {
     args.sampling.seed.unwrap_or(0)
 }

@@ -1,14 +1,14 @@
 //! `octavo bench roofline`: the steps of a model against the limits of the device.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use octavo_backend_cpu::probe::{self, ProbeConfig};
-use octavo_bench::roofline::{Limits, RooflineConfig, RooflineReport, Step, measure};
+use octavo_bench::roofline::{Bounds, FEWEST, Limits, RooflineBench, RooflineConfig, RooflineReport, Step};
 use octavo_ops::cost::Peaks;
 use tracing::{info, warn};
 
-use super::write_json;
+use super::{Growing, limits};
 use crate::cli::{BenchRooflineArgs, MaxModelLen, SizesArgs};
 use crate::serve;
 use crate::serve::settings::log_config;
@@ -20,24 +20,41 @@ pub(super) fn run(mut args: BenchRooflineArgs) -> Result<()> {
     let config = config(&args, model.block_size);
     let needed = config.steps().map(|step| config.blocks(step)).filter(|&blocks| blocks <= model.blocks).max();
     let Some(blocks) = needed else {
-        bail!("the KV cache holds {} blocks, too few for any of the steps: ask for smaller ones", model.blocks);
+        bail!("the KV cache holds {} blocks, too few for any of the steps; use smaller sizes", model.blocks);
     };
-    let limits = limits(model.backend.device_profile().peaks, model.on_host);
+    let limits = stated_limits(model.backend.device_profile().peaks, model.on_host);
+    let ceilings = args.limits.as_deref().map(|path| limits::read(path, &model.device, model.backend.kv_dtype()));
+    let bounds = Bounds { limits, ceilings: ceilings.transpose()?.flatten() };
     model.backend.allocate_kv(model.block_size, &vec![blocks; model.program.kv_groups.len()])?;
-    let peaks = limits.as_ref().map(|limits| limits.peaks);
-    let steps = measure(model.backend.as_mut(), &model.program, blocks, &config, peaks, &mut told)?;
-    let report = RooflineReport { model: model.name, device: model.device, limits, steps };
-    print!("{report}");
-    match &args.output_json {
-        Some(path) => write_json(path, &report.to_json()),
-        None => Ok(()),
+    let mut bench = RooflineBench::new(model.backend.as_mut(), &model.program, blocks, &config, &bounds);
+    let (planned, steps) = (config.steps().count(), Vec::new());
+    let mut report = RooflineReport { model: model.name, device: model.device, bounds: bounds.clone(), planned, steps };
+    let figures = Growing { path: args.output_json.as_deref() };
+    info!("measuring {planned} steps, each for about {} s and at least {FEWEST} times", args.min_time);
+    let begun = Instant::now();
+    for (index, step) in config.steps().enumerate() {
+        info!("step {} of {planned}: {}{}", index + 1, described(step), time_left(begun.elapsed(), index, planned));
+        report.steps.push(bench.measure(step)?);
+        figures.write(|| report.to_json())?;
     }
+    print!("{report}");
+    figures.finish();
+    Ok(())
 }
 
-fn told(step: Step) {
+/// The estimate of the time for the remaining steps, after the first of them.
+fn time_left(elapsed: Duration, done: usize, planned: usize) -> String {
+    if done == 0 {
+        return String::new();
+    }
+    let left = elapsed.as_secs_f64() / done as f64 * planned.saturating_sub(done) as f64;
+    format!("; about {left:.0} s left")
+}
+
+fn described(step: Step) -> String {
     match step {
-        Step::Decode { sequences, context } => info!("decode, {sequences} x {context} tokens"),
-        Step::Prefill { tokens } => info!("prefill of {tokens} tokens"),
+        Step::Decode { sequences, context } => format!("decode of {sequences} x {context} tokens"),
+        Step::Prefill { tokens } => format!("prefill of {tokens} tokens"),
     }
 }
 
@@ -63,15 +80,15 @@ fn config(args: &BenchRooflineArgs, block_size: usize) -> RooflineConfig {
     }
 }
 
-/// What is stated of the device, or what is measured of the processor: how fast memory is read, and its fastest unit.
-fn limits(stated: Option<Peaks>, on_host: bool) -> Option<Limits> {
+/// Limits that the maker states; of the processor the measured ones: the bandwidth of reads, and the rate of its fastest unit.
+fn stated_limits(stated: Option<Peaks>, on_host: bool) -> Option<Limits> {
     if let Some(peaks) = stated {
         return Some(Limits { peaks, source: "data sheet or clocks" });
     }
     if !on_host {
         return None;
     }
-    info!("measuring the processor's limits");
+    info!("measuring the processor's memory bandwidth and arithmetic rates, which takes a few seconds");
     match probe::Limits::measure(&ProbeConfig::default()) {
         Ok(limits) => {
             let fastest = limits.peaks.iter().map(|&(_, peak)| peak).max_by(f64::total_cmp)?;
@@ -79,8 +96,19 @@ fn limits(stated: Option<Peaks>, on_host: bool) -> Option<Limits> {
             Some(Limits { peaks, source: "measured: reads of memory, the fastest unit" })
         }
         Err(error) => {
-            warn!("the processor's limits are not measured: {error}");
+            warn!("the processor's limits cannot be measured: {error}");
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_left_follows_from_the_steps_that_are_done() {
+        assert_eq!(time_left(Duration::ZERO, 0, 10), "");
+        assert_eq!(time_left(Duration::from_secs(8), 4, 10), "; about 12 s left");
     }
 }

@@ -1,4 +1,4 @@
-//! From the command lines that people have to the one that the definition knows.
+//! Normalisation of command lines: vLLM's forms become those of the definition.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::cli::{is_json, is_switch};
 
-/// What `python3 -m` runs in deployments of vLLM, and its name here.
+/// Modules that deployments of vLLM run with `python3 -m`, and their commands here.
 const MODULES: [(&str, &str); 4] = [
     // The older server, whose only route is /generate.
     ("vllm.entrypoints.api_server", "serve"),
@@ -17,7 +17,7 @@ const MODULES: [(&str, &str); 4] = [
     ("vllm.entrypoints.cli.main", ""),
 ];
 
-/// vLLM's short names of flags; those of one letter give way to a command's own.
+/// vLLM's short names of flags. A command's own flags take precedence over names of one letter.
 const SHORT: [(&str, &str); 20] = [
     ("-tp", "tensor-parallel-size"),
     ("-pp", "pipeline-parallel-size"),
@@ -41,11 +41,11 @@ const SHORT: [(&str, &str); 20] = [
     ("-r", "node-rank"),
 ];
 
-/// Most names that a dotted flag may have one in another.
+/// Maximum nesting of a dotted name.
 const MAX_DEPTH: usize = 32;
 
-/// `[python3] [-m vllm.entrypoints.openai.api_server] ARGS` and `ARGS` alone are `serve ARGS`; `vllm COMMAND` and `octavo
-/// COMMAND` are `COMMAND`: a whole command stays as it is, be it in place of an image's entry point or after it.
+/// Converts `[python3] [-m vllm.entrypoints.openai.api_server] ARGS` and `ARGS` alone to `serve ARGS`, and `vllm COMMAND`
+/// and `octavo COMMAND` to `COMMAND`. A whole command therefore works in place of an image's entry point and after it.
 pub(crate) fn entry(mut args: Vec<OsString>) -> Vec<OsString> {
     let text = |args: &[OsString], at: usize| args.get(at).and_then(|arg| arg.to_str()).map(str::to_owned);
     let name = |arg: &str| arg.rsplit('/').next().unwrap_or_default().to_owned();
@@ -71,11 +71,11 @@ pub(crate) fn entry(mut args: Vec<OsString>) -> Vec<OsString> {
     args
 }
 
-/// Spells the flags of a subcommand as its definition does: `-` for `_` in names, long names for vLLM's short ones,
-/// `--x=false` for `--no-x`, one JSON object for dotted names. Values are left alone.
+/// Converts the flags of a subcommand to the form of its definition: `-` for `_` in names, long names for vLLM's short
+/// ones, `--x=false` for `--no-x`, and one JSON object for dotted names. Values stay as they are.
 ///
 /// # Errors
-/// A dotted name without a value, or beside a value that is no JSON object.
+/// A dotted name has no value, or the flag's other value is not a JSON object.
 pub(crate) fn spell(args: Vec<OsString>, command: &Command) -> Result<Vec<OsString>, String> {
     let flags = Flags::of(command);
     let mut dotted: Vec<(String, Map<String, Value>)> = vec![];
@@ -112,13 +112,13 @@ pub(crate) fn spell(args: Vec<OsString>, command: &Command) -> Result<Vec<OsStri
     for (name, keys) in dotted {
         let mut object = whole(&mut spelled, &name)?;
         merge(&mut object, keys);
-        // In front: what follows `--` is not for flags.
+        // Inserted at the front, since arguments after `--` are not flags.
         spelled.insert(0, format!("--{name}={}", Value::Object(object)).into());
     }
     Ok(spelled)
 }
 
-/// What a subcommand's definition says about names.
+/// The names in a subcommand's definition.
 struct Flags {
     switches: HashSet<String>,
     json: HashSet<String>,
@@ -126,7 +126,7 @@ struct Flags {
     short: HashSet<char>,
 }
 
-/// A flag as written, taken apart.
+/// A parsed flag.
 struct Token {
     name: String,
     /// Keys within a JSON flag.
@@ -147,7 +147,7 @@ impl Flags {
         }
     }
 
-    /// Takes a flag apart; `None` for everything that is to stay as it is.
+    /// Parses a flag; `None` for arguments that stay as they are.
     fn token(&self, text: &str) -> Option<Token> {
         let (flag, value) = match text.split_once('=') {
             Some((flag, value)) => (flag, Some(value.to_owned())),
@@ -158,7 +158,7 @@ impl Flags {
                 Some((name, path)) => (name.replace('_', "-"), Some(path.to_owned())),
                 None => (flag.replace('_', "-"), None),
             };
-            // A dotted name of anything else is an unknown flag.
+            // Only JSON flags have dotted names; others are unknown flags.
             let known = path.is_none() || self.json.contains(&name);
             return known.then_some(Token { name, path, value });
         }
@@ -200,7 +200,7 @@ impl Token {
     }
 }
 
-/// The last value of a flag among `args`, which loses all of them.
+/// Removes all values of a flag from `args` and returns the last one.
 fn whole(args: &mut Vec<OsString>, name: &str) -> Result<Map<String, Value>, String> {
     let (flag, attached) = (format!("--{name}"), format!("--{name}="));
     let mut found = None;
@@ -219,7 +219,7 @@ fn whole(args: &mut Vec<OsString>, name: &str) -> Result<Map<String, Value>, Str
     serde_json::from_str(&text).map_err(|error| format!("{flag}: '{text}' is not a JSON object: {error}"))
 }
 
-/// JSON where it is JSON, Python's constants, or else a text.
+/// A value as JSON or a Python constant, otherwise as a string.
 fn leaf(text: &str) -> Value {
     match text {
         "True" => Value::Bool(true),
@@ -253,7 +253,7 @@ fn set(object: &mut Map<String, Value>, path: &str, value: Value) -> Result<(), 
     Ok(())
 }
 
-/// Lays `over` on `under`: objects are merged, anything else is replaced. No deeper than dotted names are.
+/// Merges `over` into `under`. Objects are merged, other values replaced, as deep as dotted names may be.
 fn merge(under: &mut Map<String, Value>, over: Map<String, Value>) {
     for (key, value) in over {
         match (under.get_mut(&key), value) {

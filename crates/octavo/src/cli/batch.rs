@@ -8,17 +8,19 @@ use crate::cli::model::ComposeArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct RunBatchArgs {
-    /// File of requests, one JSON object per line.
-    ///
-    /// Keys: custom_id, method, url and body, and traceparent and tracestate for a request that belongs to a trace.
+    /// Requests, one JSON object per line: {custom_id, method, url, body}, with traceparent and tracestate if the request
+    /// is part of a trace.
     #[arg(short, long, value_name = "FILE", help_heading = "Batch")]
     pub(crate) input_file: PathBuf,
 
-    /// File for the answers, in the order of the requests.
-    ///
-    /// Until the batch is complete the file is called FILE.partial. The same command resumes an interrupted run.
+    /// Answers, one per line in the order of the requests. While the batch runs, the file is named FILE.partial; the same
+    /// command resumes an interrupted batch.
     #[arg(short, long, value_name = "FILE", help_heading = "Batch")]
     pub(crate) output_file: PathBuf,
+
+    /// Exit with status 1 if a request of the batch failed. The output is complete all the same.
+    #[arg(long, help_heading = "Batch")]
+    pub(crate) fail_on_error: bool,
 
     #[command(flatten)]
     pub(crate) compose: ComposeArgs,

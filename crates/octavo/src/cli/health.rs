@@ -6,13 +6,11 @@ use clap::Args;
 
 use crate::cli::values;
 
-/// Where the server is: named as for `octavo serve`, so that the variables that configure it (`OCTAVO_PORT`, ...) lead
-/// here as well.
+/// The server. The flags are named as those of `octavo serve`, so that its variables (`OCTAVO_PORT`, ...) apply as well.
 #[derive(Debug, Args)]
 pub(crate) struct HealthArgs {
-    /// URL to ask, instead of the flags below.
-    ///
-    /// `http://` or `https://` with a host; the path defaults to /health.
+    /// URL to request, in place of the flags below: `http://` or `https://`, a host, and a path other than /health if
+    /// needed.
     #[arg(long)]
     pub(crate) url: Option<String>,
 
@@ -28,7 +26,7 @@ pub(crate) struct HealthArgs {
     #[arg(long, value_name = "PATH")]
     pub(crate) uds: Option<PathBuf>,
 
-    /// Ask over HTTPS; the certificate is not validated.
+    /// Certificate of the server; its presence selects HTTPS. The certificate is not verified.
     #[arg(long, value_name = "FILE")]
     pub(crate) ssl_certfile: Option<PathBuf>,
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use octavo_backend_cuda::Chip;
+use octavo_backend_cuda::Target;
 
 #[derive(Debug, Args)]
 pub(crate) struct KernelsArgs {
@@ -13,34 +13,33 @@ pub(crate) struct KernelsArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KernelsCommand {
-    /// Compile the GPU kernels into a folder, for images and machines without NVRTC.
-    ///
-    /// Needs NVRTC, which is searched for in the folders of OCTAVO_CUDA_LIBS first; needs neither a GPU nor a driver.
+    /// Compile kernels into a pack, for images and for machines without NVRTC. This needs NVRTC, which is searched for in
+    /// OCTAVO_CUDA_LIBS first, but neither a GPU nor a driver.
     Build(KernelsBuildArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct KernelsBuildArgs {
-    /// GPU architectures: sm_70 (V100), sm_75 (T4), sm_80 (A100), sm_86 (A10), sm_89 (L40S), sm_90a (H100, H200), ...
-    #[arg(long, value_delimiter = ',', value_parser = chip, default_value = "sm_70,sm_89,sm_90a", value_name = "CHIP,...")]
-    pub(crate) arch: Vec<Chip>,
+    /// Chips to compile for, separated by commas: sm_70 (V100), sm_75 (T4), sm_80 (A100), sm_86 (A10), sm_89 (L40S), sm_90a (H100,
+    /// H200), ...; compute_70 and so on for PTX, which the tests of kernels run on later chips.
+    #[arg(long, value_delimiter = ',', value_parser = target, default_value = "sm_70,sm_89,sm_90a", value_name = "CHIP,...")]
+    pub(crate) arch: Vec<Target>,
 
-    /// Folder for the kernels: new, empty, or one with kernels to replace.
-    ///
-    /// The default is where `octavo serve` looks: ../share/octavo/kernels from a binary in a folder `bin`.
+    /// Folder of the pack: a new one, an empty one, or one with a pack, which is replaced [default: where `octavo serve`
+    /// looks for it, ../share/octavo/kernels from a binary in a folder `bin`].
     #[arg(long, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
 
-    /// Build only kernels whose names start with these prefixes, for tests.
+    /// Compile only kernels whose names begin with one of these texts, for experiments.
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     pub(crate) only: Vec<String>,
 }
 
-/// A chip by the compiler's name.
-fn chip(text: &str) -> Result<Chip, String> {
+/// A target by the compiler's name.
+fn target(text: &str) -> Result<Target, String> {
     let hint = match text {
-        "sm_90" | "90" | "9.0" | "90a" => "sm_90a is meant",
+        "sm_90" | "90" | "9.0" | "90a" => "use sm_90a",
         _ => "a name such as sm_70, sm_89 or sm_90a is expected",
     };
-    Chip::parse(text).ok_or_else(|| hint.to_owned())
+    Target::parse(text).ok_or_else(|| hint.to_owned())
 }

@@ -1,6 +1,6 @@
-//! Flags from elsewhere than the command line: `--config`, then variables `OCTAVO_<FLAG>`.
+//! Flags from the `--config` file and from the environment (`OCTAVO_<FLAG>`).
 //!
-//! Both become arguments in front of the user's own, in the form `--flag=value`, so that there is one reader of values.
+//! Both become arguments of the form `--flag=value` before the user's own, so that all values are parsed in one way.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,50 +10,53 @@ use crate::cli::{argv, is_given, is_json, is_switch};
 use clap::error::{ContextKind, ContextValue, Error};
 use clap::{Arg, ArgMatches, Command};
 
-/// The process's variables, or a test's.
+/// Looks up environment variables, those of the process or of a test.
 pub(crate) type Environment<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
-/// Bytes of a configuration file.
+/// Maximum size of a configuration file in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The flag that names the file.
 const CONFIG: &str = "config";
 
-/// Commands whose flags are variables too; those of the others are typed by a person.
-const WITH_VARIABLES: [&str; 3] = ["serve", "run-batch", HEALTH];
+/// Commands whose flags can be set by variables. People type the flags of the other commands.
+pub(crate) const WITH_VARIABLES: [&str; 3] = ["serve", "run-batch", HEALTH];
 
-/// It has the variables of the server that it looks for, but no file.
+/// The beginning of the variables' names.
+pub(crate) const PREFIX: &str = "OCTAVO_";
+
+/// The command that has variables but no configuration file.
 const HEALTH: &str = "health";
 
-/// A flag that was set elsewhere than on the command line.
+/// A flag from the file or the environment.
 #[derive(Debug)]
 pub(crate) struct Setting {
-    /// Its long name, without the dashes.
+    /// Long name without the dashes.
     flag: String,
     /// `--flag=value`, once for each value.
     tokens: Vec<OsString>,
-    /// Who set it, for messages.
+    /// Origin of the value, for messages.
     origin: String,
 }
 
 impl Setting {
-    /// As arguments.
+    /// The setting as arguments.
     pub(crate) fn tokens(&self) -> impl Iterator<Item = OsString> + '_ {
         self.tokens.iter().cloned()
     }
 }
 
-/// What the file and the variables set and the command line (`given`) does not.
+/// The settings of the file and the variables that the command line (`given`) does not set.
 ///
 /// # Errors
-/// The file cannot be read, or has a key or a value that is not understood; names file and key.
+/// The file cannot be read, or has an invalid key or value; the error names the file and the key.
 pub(crate) fn settings(
     command: &Command,
     given: &ArgMatches,
     environment: &Environment<'_>,
 ) -> Result<Vec<Setting>, String> {
     let with_file = find(command, CONFIG).is_some();
-    // `bench serve`, which has none either, is not `serve`.
+    // `bench serve` has the name of `serve` but no configuration file.
     if !with_file && command.get_name() != HEALTH {
         return Ok(vec![]);
     }
@@ -78,7 +81,7 @@ pub(crate) fn settings(
     Ok(settings)
 }
 
-/// Where the value that `error` complains about comes from, if not from the command line.
+/// The origin of the value that caused `error`, if it is not from the command line.
 pub(crate) fn origin(settings: &[Setting], error: &Error) -> Option<String> {
     let Some(ContextValue::String(named)) = error.get(ContextKind::InvalidArg) else { return None };
     let named = named.strip_prefix("--")?;
@@ -99,18 +102,23 @@ fn token(flag: &str, value: &str) -> OsString {
     format!("--{flag}={value}").into()
 }
 
-/// Every flag that is served and whose variable is set and not empty.
+/// The name of the variable that sets a flag.
+pub(crate) fn variable(flag: &str) -> String {
+    format!("{PREFIX}{}", flag.replace('-', "_").to_ascii_uppercase())
+}
+
+/// Every supported flag whose variable is set and not empty.
 fn from_environment(command: &Command, environment: &Environment<'_>) -> Vec<Setting> {
     let mut settings = vec![];
     for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
         let Some(flag) = arg.get_long() else { continue };
-        let name = format!("OCTAVO_{}", flag.replace('-', "_").to_ascii_uppercase());
+        let name = variable(flag);
         let Some(value) = environment(&name).filter(|value| !value.is_empty()) else { continue };
-        // Kubernetes sets this one for a service that is named octavo.
+        // Kubernetes sets this variable for a service named octavo.
         if flag == "port" && value.contains("://") {
             continue;
         }
-        // A JSON list is taken apart by the flag's own reader, or is for us to take apart.
+        // A flag with several values takes a JSON list or words.
         let list = takes_several(arg).then(|| serde_json::from_str::<Vec<String>>(&value).ok());
         let values = match list {
             None => vec![value],
@@ -146,7 +154,7 @@ fn from_yaml(command: &Command, source: &str, file: &str) -> Result<Vec<Setting>
         };
         let origin = format!("the key '{key}' of {file}");
         match settings.iter_mut().find(|setting| setting.flag == flag) {
-            // Two spellings of one flag, or two dotted keys of one.
+            // Two spellings of a flag are an error; dotted keys of a flag are combined.
             Some(_) if !key.contains('.') => return Err(format!("key '{key}': the flag --{flag} is there twice")),
             Some(setting) => setting.tokens.extend(tokens),
             None => settings.push(Setting { flag, tokens, origin }),
@@ -158,7 +166,7 @@ fn from_yaml(command: &Command, source: &str, file: &str) -> Result<Vec<Setting>
     Ok(settings)
 }
 
-/// A flag and its arguments; nothing where the value is null.
+/// A flag and its arguments; `None` if the value is null.
 fn from_entry(command: &Command, key: &str, value: &Node) -> Result<Option<(String, Vec<OsString>)>, String> {
     let (name, path) = key.split_once('.').map_or((key, None), |(name, path)| (name, Some(path)));
     let name = name.replace('_', "-");
@@ -190,7 +198,7 @@ fn from_entry(command: &Command, key: &str, value: &Node) -> Result<Option<(Stri
     Ok(Some((flag, tokens)))
 }
 
-/// An unknown key, with the known one that is nearest.
+/// The message for an unknown key, with the most similar known key.
 fn unknown(command: &Command, name: &str) -> String {
     let known = command.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(Arg::get_long);
     match known.map(|known| (strsim::levenshtein(known, name), known)).min() {
@@ -201,7 +209,7 @@ fn unknown(command: &Command, name: &str) -> String {
     }
 }
 
-/// YAML's truth values, those of version 1.1 too.
+/// A Boolean of YAML 1.2 or 1.1.
 fn truth(value: &Node) -> Result<bool, String> {
     match text(value)?.to_ascii_lowercase().as_str() {
         "true" | "yes" | "on" | "1" => Ok(true),

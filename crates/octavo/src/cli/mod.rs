@@ -1,7 +1,8 @@
-//! The command line. Names, spellings and defaults are vLLM's where it has the flag.
+//! The command line. Flags that vLLM has keep their names, forms and defaults.
 //!
-//! A flag of vLLM is served (the argument structs), accepted with a warning or refused with a reason ([`compat`]), or
-//! unknown. Values come from the command line, then `--config`, then the environment, then the defaults ([`layers`]).
+//! A flag of vLLM is supported (the argument structs), accepted with a warning or refused with a reason ([`compat`]), or
+//! unknown. The command line takes precedence over `--config`, the environment and the defaults, in this order
+//! ([`layers`]).
 
 mod argv;
 mod batch;
@@ -15,6 +16,7 @@ mod layers;
 mod model;
 mod serve;
 mod values;
+mod variables;
 mod yaml;
 
 use std::ffi::OsString;
@@ -30,8 +32,9 @@ use octavo_backend_cpu::Isa;
 
 pub(crate) use batch::RunBatchArgs;
 pub(crate) use bench::{
-    BatchArgs, BenchArgs, BenchCommand, BenchKernelsArgs, BenchLatencyArgs, BenchRooflineArgs, BenchServeArgs,
-    BenchThroughputArgs, LoadBackend, ReportArgs, RequestsArgs, SizesArgs,
+    BatchArgs, BenchArgs, BenchCommand, BenchKernelsArgs, BenchLatencyArgs, BenchLimitsArgs, BenchRooflineArgs,
+    BenchServeArgs, BenchThroughputArgs, BodyArgs, Dataset, DatasetArgs, ReportArgs, RequestsArgs, SizesArgs,
+    TrafficArgs,
 };
 pub(crate) use client::{ChatArgs, CompleteArgs, PsArgs, RequestArgs, RunArgs, ServerArgs};
 pub(crate) use health::HealthArgs;
@@ -43,11 +46,12 @@ pub(crate) use values::{
     ContentFormat, Device, Dtype, FingerprintMode, GenerationSource, JsonObject, LoadFormat, LogFormat, MaxModelLen,
     Policy, TextList,
 };
+pub(crate) use variables::unknown as unknown_variables;
 
-/// The model that `octavo serve` takes when none is named.
+/// The model that `octavo serve` loads by default.
 pub(crate) const DEFAULT_MODEL: &str = "smollm2-135m-instruct";
 
-/// The value name that makes a flag one that dotted names may fill.
+/// The value name that marks flags which accept dotted names.
 const JSON: &str = "JSON";
 
 /// An OpenAI-compatible LLM inference server.
@@ -91,7 +95,7 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Check hardware and dependencies.
     Doctor(DoctorArgs),
-    /// Compile GPU kernels ahead of time.
+    /// Compile the GPU kernels ahead of time.
     Kernels(KernelsArgs),
     /// Print a completion script for a shell.
     #[command(after_help = help::AFTER_COMPLETIONS)]
@@ -99,7 +103,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Whether what it logs is for programs, which then read of its failure there too.
+    /// Whether the command logs JSON; its failure is then a line of the log as well.
     pub(crate) fn logs_json(&self) -> bool {
         let observe = match self {
             Self::Serve(args) => &args.compose.observe,
@@ -160,32 +164,31 @@ pub(crate) struct DoctorArgs {
     #[arg(default_value = DEFAULT_MODEL)]
     pub(crate) model: String,
 
-    /// Instruction set of the CPU kernels [default: the best available].
-    ///
-    /// One of portable, avx2, avx512, avx512-bf16 and amx.
+    /// Instruction set of the CPU kernels: portable, avx2, avx512, avx512-bf16 or amx [default: the best that the processor
+    /// supports].
     #[arg(long, value_name = "ISA", env = "OCTAVO_CPU_ISA")]
     pub(crate) cpu_isa: Option<Isa>,
 
-    /// Folder of GPU kernels from `octavo kernels build`.
+    /// Folder of kernels that `octavo kernels build` compiled.
     #[arg(long, value_name = "DIR", env = "OCTAVO_KERNEL_PACK")]
     pub(crate) kernel_pack: Option<PathBuf>,
 }
 
-/// Why there is no command to run.
+/// The reason why there is no command to run.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The command line is wrong, or only asks for help; `note` says where a wrong value came from.
+    /// The command line is wrong or asks for help; `note` names the origin of a wrong value.
     Usage { error: clap::Error, note: Option<String> },
-    /// The configuration is wrong: a sentence.
+    /// The configuration is wrong; the text is a sentence.
     Config(String),
 }
 
 impl Failure {
-    /// Tells the user, and returns the exit code.
+    /// Prints the failure and returns the exit code.
     pub(crate) fn report(&self) -> u8 {
         match self {
             Self::Usage { error, note } => {
-                // A closed terminal cannot be told.
+                // Printing fails where standard error is closed.
                 let _ = error.print();
                 if let Some(note) = note {
                     eprintln!("\nnote: {note}");
@@ -216,7 +219,7 @@ impl From<clap::Error> for Failure {
     }
 }
 
-/// The command that `args` (without the program's name) and `environment` ask for.
+/// Parses the command from `args`, without the program's name, and `environment`.
 pub(crate) fn parse(args: Vec<OsString>, environment: &Environment<'_>) -> Result<Cli, Failure> {
     let command = command();
     let args = argv::entry(args);
@@ -240,7 +243,7 @@ pub(crate) fn parse(args: Vec<OsString>, environment: &Environment<'_>) -> Resul
     cli(&command, &spelled).map_err(|error| Failure::Usage { note: layers::origin(&settings, &error), error })
 }
 
-/// The subcommand that the first arguments name, and how many of them.
+/// The subcommand that the first arguments name, and the number of these arguments.
 fn subcommand<'a>(command: &'a clap::Command, args: &[OsString]) -> (&'a clap::Command, usize) {
     let (mut found, mut names) = (command, 0);
     while let Some(next) = args.get(names).and_then(|arg| found.find_subcommand(arg)) {
@@ -258,7 +261,7 @@ fn matches(command: &clap::Command, args: &[OsString]) -> Result<ArgMatches, cla
     command.clone().try_get_matches_from(std::iter::once(&program).chain(args))
 }
 
-/// The definition, with every switch made one that can be switched off as well.
+/// The definition, in which every switch can be switched off as well.
 fn command() -> clap::Command {
     help::shortened(Cli::command().mut_subcommands(with_switches))
 }
@@ -291,14 +294,14 @@ fn with_switches(command: clap::Command) -> clap::Command {
     command.mut_args(switch).mut_subcommands(with_switches)
 }
 
-/// `--x` and `--x=false`: what `--no-x` is rewritten to.
+/// Lets a switch take `--x` and `--x=false`, which `--no-x` is rewritten to.
 fn switch(arg: Arg) -> Arg {
     if !matches!(arg.get_action(), ArgAction::SetTrue) {
         return arg;
     }
     let default =
         if arg.get_default_values().is_empty() { "false".into() } else { arg.get_default_values()[0].clone() };
-    // A variable such as HF_HUB_OFFLINE is read as its owner reads it.
+    // A variable such as HF_HUB_OFFLINE keeps the parser of the program that defines it.
     let arg = if arg.get_env().is_some() { arg } else { arg.value_parser(BoolishValueParser::new()) };
     arg.action(ArgAction::Set)
         .num_args(0..=1)
@@ -318,7 +321,7 @@ fn is_json(arg: &Arg) -> bool {
     arg.get_value_names().is_some_and(|names| names.first().is_some_and(|name| name == JSON))
 }
 
-/// Whether a flag was given, be it by the command line or by what [`layers`] adds to it.
+/// Whether a flag was given on the command line or added by [`layers`].
 fn is_given(matches: &ArgMatches, id: &str) -> bool {
     matches.value_source(id) == Some(ValueSource::CommandLine)
 }

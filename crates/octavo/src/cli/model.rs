@@ -78,11 +78,9 @@ pub(crate) struct ModelArgs {
     #[command(flatten)]
     pub(crate) source: SourceArgs,
 
-    /// Where weights come from.
-    ///
-    /// With `dummy` the weights are random: a folder with a config.json is enough to measure a model, and no weights
-    /// are downloaded.
-    #[arg(long, value_enum, default_value_t = LoadFormat::Auto)]
+    /// Where weights come from: the model's files, or nowhere. dummy makes them up, for measuring: a folder with a config.json is
+    /// enough, and of a hub's model no weights are fetched.
+    #[arg(long, value_parser = values::load_format, default_value = "auto", value_name = "FORMAT")]
     pub(crate) load_format: LoadFormat,
 
     /// Names of the model in the API [default: the model as given].

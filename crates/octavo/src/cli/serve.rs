@@ -21,7 +21,7 @@ pub(crate) struct ServeArgs {
     pub(crate) log: LogArgs,
 }
 
-/// Who may connect, where, and for how long.
+/// Addresses, access and limits of connections.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Network")]
 pub(crate) struct NetworkArgs {
@@ -47,29 +47,27 @@ pub(crate) struct NetworkArgs {
     #[arg(long, default_value = "", value_name = "PATH")]
     pub(crate) root_path: String,
 
-    /// Origins of web pages that may call the API.
-    ///
-    /// Names or a JSON list; `*` allows all.
+    /// Origins of web pages that may call the API: names or a JSON list; `*` allows all.
     #[arg(long, num_args = 1.., value_parser = values::text_list, value_name = "ORIGIN")]
     pub(crate) allowed_origins: Vec<TextList>,
 
-    /// Methods that web pages of other origins may use.
+    /// HTTP methods that such pages may use.
     #[arg(long, num_args = 1.., value_parser = values::text_list, default_value = "*", value_name = "METHOD")]
     pub(crate) allowed_methods: Vec<TextList>,
 
-    /// Header fields that web pages of other origins may send.
+    /// HTTP headers that such pages may send.
     #[arg(long, num_args = 1.., value_parser = values::text_list, default_value = "*", value_name = "NAME")]
     pub(crate) allowed_headers: Vec<TextList>,
 
-    /// Let web pages of other origins send cookies and credentials.
+    /// Let such pages send cookies and credentials.
     #[arg(long)]
     pub(crate) allow_credentials: bool,
 
-    /// Return the request's `X-Request-Id`, or a new one.
+    /// Return the X-Request-Id of the request, or a new one, in each response.
     #[arg(long)]
     pub(crate) enable_request_id_headers: bool,
 
-    /// Do not serve the description of the API (/docs, /redoc, /openapi.json).
+    /// Disable /docs, /redoc and /openapi.json.
     #[arg(long)]
     pub(crate) disable_fastapi_docs: bool,
 
@@ -77,23 +75,25 @@ pub(crate) struct NetworkArgs {
     #[arg(long)]
     pub(crate) enable_tokenizer_info_endpoint: bool,
 
-    /// Maximum size of a request's head.
+    /// Maximum size of a request's head, in bytes.
     #[arg(long, value_parser = values::count, value_name = "BYTES")]
     pub(crate) h11_max_incomplete_event_size: Option<usize>,
 
-    /// Maximum size of a request's body [default: 100 MiB].
+    /// Maximum size of a request's body, in bytes [default: 100 MiB].
     #[arg(long, value_parser = values::count, value_name = "BYTES")]
     pub(crate) max_body_bytes: Option<usize>,
 
-    /// Maximum number of header fields of a request.
+    /// Maximum number of headers of a request.
     #[arg(long, value_parser = values::count, value_name = "N")]
     pub(crate) h11_max_header_count: Option<usize>,
 
-    /// Seconds that running requests get after SIGTERM, the lag included; 0 ends them at once.
+    /// Seconds that running requests get to finish after the first SIGTERM or SIGINT, the lag included; 0 ends them at
+    /// once. A second signal, more than a second after the first, ends the server at once.
     #[arg(long, default_value_t = 25.0, value_parser = values::seconds, value_name = "SECONDS")]
     pub(crate) shutdown_timeout: f64,
 
-    /// Seconds after SIGTERM in which new requests are still served, while load balancers notice.
+    /// Seconds after SIGTERM during which new requests are still served, until load balancers have noticed. SIGINT
+    /// (Ctrl-C) skips the lag: an idle server then ends at once.
     #[arg(long, default_value_t = 5.0, value_parser = values::seconds, value_name = "SECONDS")]
     pub(crate) shutdown_lag: f64,
 }
@@ -102,19 +102,19 @@ pub(crate) struct NetworkArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "TLS")]
 pub(crate) struct TlsArgs {
-    /// Private key (PEM).
+    /// Private key file, in PEM format.
     #[arg(long, value_name = "FILE", requires = "ssl_certfile")]
     pub(crate) ssl_keyfile: Option<PathBuf>,
 
-    /// Certificate with its chain (PEM); turns on HTTPS.
+    /// Certificate chain file, in PEM format.
     #[arg(long, value_name = "FILE", requires = "ssl_keyfile")]
     pub(crate) ssl_certfile: Option<PathBuf>,
 
-    /// Certificate authorities for client certificates (PEM).
+    /// Certificates of the authorities that sign client certificates, in PEM format.
     #[arg(long, value_name = "FILE", requires = "ssl_certfile")]
     pub(crate) ssl_ca_certs: Option<PathBuf>,
 
-    /// Client certificates: 0 ignores them, 1 checks them if sent, 2 requires them.
+    /// Client certificates: 0 ignores them, 1 verifies those that are sent, 2 requires one.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2), value_name = "0|1|2")]
     pub(crate) ssl_cert_reqs: u8,
 
@@ -123,11 +123,11 @@ pub(crate) struct TlsArgs {
     pub(crate) enable_ssl_refresh: bool,
 }
 
-/// What answers carry.
+/// The content of answers.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sampling and answers")]
 pub(crate) struct AnswerArgs {
-    /// Report in `usage` how many prompt tokens came from the prefix cache.
+    /// Report in `usage` the number of prompt tokens found in the prefix cache.
     #[arg(long)]
     pub(crate) enable_prompt_tokens_details: bool,
 
@@ -139,30 +139,28 @@ pub(crate) struct AnswerArgs {
     #[arg(long)]
     pub(crate) enable_force_include_usage: bool,
 
-    /// Include timings in every answer.
+    /// Report the timings of a request in its answer.
     #[arg(long)]
     pub(crate) enable_per_request_metrics: bool,
 
-    /// Seconds of silence after which a stream gets a comment; 0 turns this off.
+    /// Seconds of silence after which a stream is sent a keep-alive comment; 0 sends none.
     #[arg(long, default_value_t = 0.0, value_parser = values::seconds, value_name = "SECONDS")]
     pub(crate) sse_keep_alive_interval: f64,
 
-    /// Number of tokens in a streamed chunk.
+    /// Number of tokens in each streamed chunk.
     #[arg(long, value_parser = values::count, default_value = "1", value_name = "TOKENS")]
     pub(crate) stream_interval: usize,
 
-    /// Contents of `system_fingerprint`.
+    /// Content of `system_fingerprint`: version and configuration hash, the hash alone, or nothing.
     #[arg(long, value_enum, default_value_t = FingerprintMode::Full)]
     pub(crate) fingerprint_mode: FingerprintMode,
 }
 
-/// What is logged. The level is VLLM_LOGGING_LEVEL's, or RUST_LOG's.
+/// The log. Its level is set by VLLM_LOGGING_LEVEL or RUST_LOG.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Logging")]
 pub(crate) struct LogArgs {
-    /// Do not log statistics.
-    ///
-    /// By default a line is logged every 10 seconds (VLLM_LOG_STATS_INTERVAL). The metrics are not affected.
+    /// Do not log the statistics line every VLLM_LOG_STATS_INTERVAL seconds (10 by default). Metrics are not affected.
     #[arg(long)]
     pub(crate) disable_log_stats: bool,
 
@@ -174,7 +172,7 @@ pub(crate) struct LogArgs {
     #[arg(long)]
     pub(crate) enable_log_outputs: bool,
 
-    /// Maximum number of prompt characters or tokens in the log [default: all].
+    /// Maximum number of characters or tokens of a prompt that are logged [default: all].
     #[arg(long, value_parser = values::amount, value_name = "N")]
     pub(crate) max_log_len: Option<usize>,
 }

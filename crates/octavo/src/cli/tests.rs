@@ -245,6 +245,7 @@ fn unserved_flags_warn_or_refuse() {
         vec!["--cudagraph-capture-sizes", "1", "2"],
         vec!["--guided-decoding-backend", "xgrammar"],
         vec!["--distributed-executor-backend", "ray"],
+        vec!["--speculative-config.method", "ngram"],
     ] {
         assert_eq!(check(&line).unwrap().len(), 1, "{line:?}");
     }
@@ -259,7 +260,6 @@ fn unserved_flags_warn_or_refuse() {
         vec!["--quantization", "awq"],
         vec!["--enable-lora"],
         vec!["--lora-modules", "a=/a"],
-        vec!["--speculative-config.method", "ngram"],
         vec!["--kv-transfer-config", r#"{"kv_connector":"x"}"#],
         vec!["--hf-overrides.x", "1"],
         vec!["--logprobs-mode", "processed_logits"],
@@ -292,7 +292,7 @@ fn the_manifest_of_a_vllm_deployment_works_unchanged() {
         assert!(engine.enable_prefix_caching);
         assert_eq!((args.network.host.as_str(), args.network.port), ("0.0.0.0", 8000));
         let warnings = args.compose.compat.check().unwrap();
-        assert_eq!(warnings, ["--trust-remote-code has no effect: no code of a model is ever run"]);
+        assert_eq!(warnings, ["--trust-remote-code has no effect: a model's own code is never run"]);
     }
 }
 
@@ -337,11 +337,12 @@ fn bad_values_are_named() {
         (vec!["--port", "high"], "--port"),
         (vec!["--gpu-memory-utilization", "1.5"], "above 0 and up to 1"),
         (vec!["--max-model-len", "4kk"], "4096, 4k or 4K"),
-        (vec!["--override-generation-config", "[1]"], "no object"),
+        (vec!["--override-generation-config", "[1]"], "not an object"),
         (vec!["--ssl-keyfile", "k"], "--ssl-certfile"),
         (vec!["--ssl-cert-reqs", "3"], "3"),
         (vec!["--enable-prefix-caching=maybe"], "maybe"),
         (vec!["--fingerprint-mode", "odd"], "full"),
+        (vec!["--load-format", "bitsandbytes"], "use a GGUF file"),
     ] {
         let error = serve(&line).unwrap_err().to_string();
         assert!(error.contains(part), "{line:?}: {error}");

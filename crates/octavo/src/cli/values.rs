@@ -1,12 +1,12 @@
-//! Values of flags, read as vLLM reads them.
+//! Values of flags, parsed as vLLM parses them.
 
 use clap::ValueEnum;
 use serde_json::{Map, Value};
 
-/// Where to compute.
+/// The device that computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Device {
-    /// The best there is.
+    /// A usable GPU, otherwise the processor.
     Auto,
     /// The processor.
     Cpu,
@@ -25,17 +25,16 @@ pub(crate) enum Dtype {
     Float16,
 }
 
-/// Where weights come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+/// The source of weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LoadFormat {
-    /// Read the model's files.
-    #[value(aliases = ["safetensors", "gguf", "hf"])]
+    /// The model's files.
     Auto,
     /// Random weights.
     Dummy,
 }
 
-/// Which waiting request is next.
+/// The order of waiting requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Policy {
     /// First come, first served.
@@ -44,27 +43,27 @@ pub(crate) enum Policy {
     Priority,
 }
 
-/// What a chat template expects as the content of a message.
+/// The form of message content that a chat template expects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ContentFormat {
-    /// Detect it from the template.
+    /// The form that the template's source suggests.
     Auto,
-    /// Text; the parts of a message are joined by newlines.
+    /// A string, in which newlines join the parts of a message.
     String,
     /// A list of parts.
     Openai,
 }
 
-/// How log lines are written.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// Plain text.
+    /// Text for people.
     Text,
-    /// One JSON object per line.
+    /// A JSON object per line, for programs.
     Json,
 }
 
-/// vLLM's parts that detailed traces can be had of.
+/// The modules of vLLM that can have detailed traces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TracedModule {
     Model,
@@ -72,7 +71,7 @@ pub(crate) enum TracedModule {
     All,
 }
 
-/// What a response's `system_fingerprint` tells.
+/// The content of `system_fingerprint`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FingerprintMode {
     /// Version and a hash of the configuration.
@@ -86,20 +85,20 @@ pub(crate) enum FingerprintMode {
 /// Context length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MaxModelLen {
-    /// As much as the model has and the memory holds.
+    /// The model's context, limited by the memory.
     Auto,
-    /// Prompt and output together, in tokens.
+    /// Maximum length of prompt and output together, in tokens.
     Tokens(usize),
 }
 
-/// Where sampling defaults come from.
+/// The source of sampling defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum GenerationSource {
     /// The model's `generation_config.json`.
     Model,
-    /// The API's own defaults.
+    /// The defaults of the API.
     Api,
-    /// A `generation_config.json`, or a folder that has one.
+    /// The path of a `generation_config.json` or of a folder that contains one.
     Path(std::path::PathBuf),
 }
 
@@ -107,12 +106,12 @@ pub(crate) enum GenerationSource {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct JsonObject(pub(crate) Map<String, Value>);
 
-/// Several texts: each value is one, or a JSON list of them.
+/// A list of texts. Each value is one text or a JSON list of texts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TextList(pub(crate) Vec<String>);
 
 impl TextList {
-    /// One list of all that were given.
+    /// All texts in one list.
     pub(crate) fn flat(lists: &[Self]) -> Vec<String> {
         lists.iter().flat_map(|list| list.0.iter().cloned()).collect()
     }
@@ -126,12 +125,12 @@ pub(crate) fn count(text: &str) -> Result<usize, String> {
     }
 }
 
-/// As [`count`], for what is counted in 32 bits.
+/// As [`count`], for 32-bit counts.
 pub(crate) fn small_count(text: &str) -> Result<u32, String> {
     u32::try_from(count(text)?).map_err(|_| format!("'{text}' is too large"))
 }
 
-/// As [`count`], 0 included.
+/// As [`count`], but including 0.
 pub(crate) fn amount(text: &str) -> Result<usize, String> {
     let (digits, factor): (&str, f64) = match text.char_indices().last() {
         Some((at, suffix)) => match suffix {
@@ -148,7 +147,7 @@ pub(crate) fn amount(text: &str) -> Result<usize, String> {
     let value: f64 = digits.parse().map_err(|_| format!("'{text}' is not a number such as 4096, 4k or 4K"))?;
     let value = value * factor;
     if value < 0.0 || value.fract() != 0.0 || value.is_nan() || value > (1u64 << 53) as f64 {
-        return Err(format!("'{text}' is not a whole number that is not negative"));
+        return Err(format!("'{text}' is not a whole number of at least 0"));
     }
     Ok(value as usize)
 }
@@ -160,10 +159,29 @@ pub(crate) fn max_model_len(text: &str) -> Result<MaxModelLen, String> {
     }
 }
 
-/// An upper bound, or none.
+/// A [`LoadFormat`] by vLLM's names; those of loaders that are not supported are refused with the reason.
+pub(crate) fn load_format(text: &str) -> Result<LoadFormat, String> {
+    let reason = match text {
+        "auto" | "hf" | "safetensors" | "gguf" => return Ok(LoadFormat::Auto),
+        "dummy" => return Ok(LoadFormat::Dummy),
+        "bitsandbytes" => "weights are not quantized while they are loaded; use a GGUF file of the model",
+        "mistral" => {
+            "Mistral's own checkpoint layout is not read; use a repository with config.json and safetensors files"
+        }
+        "runai_streamer" | "runai_streamer_sharded" | "tensorizer" | "fastsafetensors" | "instanttensor" => {
+            "weights are memory-mapped from local safetensors or GGUF files; use auto"
+        }
+        "sharded_state" => "a server computes on one device, so there are no shards of its state",
+        "pt" | "npcache" => "PyTorch files are not read; convert the model to safetensors or GGUF",
+        _ => "no such format; accepted: auto, safetensors, gguf, dummy",
+    };
+    Err(reason.to_owned())
+}
+
+/// An optional upper bound.
 pub(crate) type Bound = Option<u32>;
 
-/// A [`Bound`]; `-1` is none.
+/// A [`Bound`]; `-1` means none.
 pub(crate) fn bound(text: &str) -> Result<Bound, String> {
     if text == "-1" {
         return Ok(None);
@@ -179,7 +197,7 @@ pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A share of a whole, more than nothing and at most all of it.
+/// A fraction above 0 and up to 1.
 pub(crate) fn share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
@@ -190,7 +208,7 @@ pub(crate) fn share(text: &str) -> Result<f64, String> {
 pub(crate) fn json_object(text: &str) -> Result<JsonObject, String> {
     match serde_json::from_str(text) {
         Ok(Value::Object(object)) => Ok(JsonObject(object)),
-        Ok(_) => Err(format!("'{text}' is JSON but no object such as {{\"key\": 1}}")),
+        Ok(_) => Err(format!("'{text}' is JSON but not an object such as {{\"key\": 1}}")),
         Err(error) => Err(format!("'{text}' is not JSON: {error}")),
     }
 }
@@ -212,7 +230,7 @@ pub(crate) fn generation_source(text: &str) -> Result<GenerationSource, String> 
     }
 }
 
-/// The name of a file for a plot.
+/// The path of a plot.
 pub(crate) fn svg(text: &str) -> Result<std::path::PathBuf, String> {
     let path = std::path::PathBuf::from(text);
     match path.extension() {
@@ -235,6 +253,23 @@ mod tests {
         assert_eq!(amount("0"), Ok(0));
         for bad in ["", "k", "0", "-4", "1.5", "nan", "inf", "1e300", "4kk"] {
             assert!(count(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_load_format_is_supported_or_refused_with_a_reason() {
+        assert_eq!(
+            ["auto", "hf", "gguf"].map(load_format),
+            [Ok(LoadFormat::Auto), Ok(LoadFormat::Auto), Ok(LoadFormat::Auto)]
+        );
+        assert_eq!(load_format("dummy"), Ok(LoadFormat::Dummy));
+        for (name, part) in [
+            ("bitsandbytes", "GGUF"),
+            ("mistral", "safetensors"),
+            ("runai_streamer", "memory-mapped"),
+            ("x", "accepted: auto"),
+        ] {
+            assert!(load_format(name).unwrap_err().contains(part), "{name}");
         }
     }
 

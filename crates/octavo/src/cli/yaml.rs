@@ -1,31 +1,31 @@
-//! YAML as far as a configuration needs it: texts, lists and maps, whose plain texts keep the way they were written.
+//! The subset of YAML for configurations: texts, lists and maps. Plain texts keep their spelling.
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 use serde_json::{Map, Number, Value};
 
-/// Most lists and maps one in another.
+/// Maximum nesting of lists and maps.
 const MAX_DEPTH: usize = 64;
 
-/// A document, or a part of it.
+/// A document or a part of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Node {
-    /// `plain`: without quotes, so that it may be a number, a truth value or nothing.
+    /// A text. If it is `plain`, without quotes, it may be a number, a Boolean or null.
     Text {
         text: String,
         plain: bool,
     },
     List(Vec<Node>),
-    /// In the order of the text; no key is there twice.
+    /// A map in the order of the document, with unique keys.
     Map(Vec<(String, Node)>),
 }
 
 impl Node {
-    /// Nothing, as YAML writes it.
+    /// Whether the node is null.
     pub(crate) fn is_null(&self) -> bool {
         matches!(self, Self::Text { text, plain: true } if matches!(text.as_str(), "" | "~" | "null" | "Null" | "NULL"))
     }
 
-    /// As it was written.
+    /// The text as written.
     pub(crate) fn text(&self) -> Option<&str> {
         match self {
             Self::Text { text, .. } => Some(text),
@@ -33,7 +33,7 @@ impl Node {
         }
     }
 
-    /// As JSON, with YAML 1.2's rules for what plain texts are.
+    /// The node as JSON, in which YAML 1.2's rules decide the type of plain texts.
     pub(crate) fn json(&self) -> Value {
         match self {
             Self::Text { .. } if self.is_null() => Value::Null,
@@ -62,17 +62,16 @@ fn plain(text: &str) -> Value {
     number.flatten().map_or_else(|| Value::String(text.to_owned()), Value::Number)
 }
 
-/// A list or a map whose end has not come.
+/// An incomplete list or map.
 enum Open {
     List(Vec<Node>),
     Map { entries: Vec<(String, Node)>, key: Option<String> },
 }
 
-/// Reads one document; `None` if there is none.
+/// Parses a document; `None` if it is empty.
 ///
 /// # Errors
-/// It is not YAML, or uses what a configuration does not need: aliases, tags, several documents, keys that are no
-/// texts. Tells the line.
+/// The text is not YAML, or uses aliases, tags, several documents or keys other than texts. The error names the line.
 pub(crate) fn read(text: &str) -> Result<Option<Node>, String> {
     let (mut open, mut root) = (Vec::new(), None);
     for event in Parser::new_from_str(text) {
@@ -90,7 +89,7 @@ fn at(span: &Span, why: &str) -> String {
     format!("line {}: {why}", span.start.line())
 }
 
-/// Takes an event; the node that it completes, if it does.
+/// Processes an event and returns the node that it completes, if any.
 fn next(event: Event<'_>, open: &mut Vec<Open>) -> Result<Option<Node>, &'static str> {
     match event {
         Event::Scalar(text, style, _, None) => {
@@ -117,7 +116,7 @@ fn next(event: Event<'_>, open: &mut Vec<Open>) -> Result<Option<Node>, &'static
     }
 }
 
-/// Puts a complete node where it belongs.
+/// Adds a complete node to its parent.
 fn close(node: Node, open: &mut [Open], root: &mut Option<Node>) -> Result<(), &'static str> {
     match open.last_mut() {
         None if root.is_some() => return Err("one document is expected"),

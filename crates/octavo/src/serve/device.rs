@@ -1,4 +1,4 @@
-//! Which device computes.
+//! The choice of the device.
 
 use anyhow::{Context, Result, bail};
 use octavo_backend_cpu::{CpuBackend, CpuConfig, KvDtype};
@@ -13,17 +13,17 @@ use crate::kernels;
 use crate::serve::model::{LoadedModel, ModelFiles};
 use crate::system::human_bytes;
 
-/// Token budget of a step on processors. Smaller than vLLM's 2048: products are as fast from a few hundred tokens on, and
-/// every running request waits for the step.
+/// Token budget of a step on processors. It is smaller than vLLM's 2048, because matrix products reach their full speed
+/// with a few hundred tokens and every running request waits for the step.
 const CPU_BUDGET: usize = 512;
 
-/// The same on a GPU, as vLLM's: it takes as many tokens to keep one busy.
+/// Token budget of a step on a GPU, which is vLLM's: a GPU needs that many tokens to be busy.
 const GPU_BUDGET: usize = 2048;
 
-/// Share of a GPU's memory, as vLLM's.
+/// Default share of a GPU's memory, which is vLLM's.
 const GPU_SHARE: f64 = 0.9;
 
-/// What was chosen, before the model is known.
+/// The chosen device, before the model is known.
 #[derive(Debug)]
 pub(crate) enum Choice {
     Cpu(CpuConfig),
@@ -37,18 +37,18 @@ pub(crate) struct Computer {
     pub(crate) device: String,
     /// Token budget of a step unless a flag says otherwise.
     pub(crate) budget: usize,
-    /// Bytes that the device has for the KV cache; `None` where it is the processor's memory.
+    /// Bytes that a GPU has for the KV cache; `None` on a processor.
     pub(crate) kv_bytes: Option<u64>,
-    /// For people: `NVIDIA H200 (sm_90a, 140.4 GiB), bfloat16`.
+    /// Description such as `NVIDIA H200 (sm_90a, 140.40 GiB), bfloat16`.
     pub(crate) name: String,
 }
 
-/// What the processor keeps keys and values as, by vLLM's names.
+/// The type of the KV cache on a processor, by vLLM's names.
 fn kv_dtype(name: &str) -> Result<KvDtype> {
     match name {
         "auto" | "bfloat16" => Ok(KvDtype::Bf16),
         "float16" | "half" | "float32" | "float" => {
-            warn!("--kv-cache-dtype {name}: keys and values are kept in bfloat16");
+            warn!("--kv-cache-dtype {name}: the KV cache is stored in bfloat16 instead");
             Ok(KvDtype::Bf16)
         }
         "int8_per_token_head" | "int8" => Ok(KvDtype::Int8),
@@ -56,7 +56,7 @@ fn kv_dtype(name: &str) -> Result<KvDtype> {
     }
 }
 
-/// Says which device it is, and why.
+/// Chooses the device, and logs the choice with its reason.
 pub(crate) fn choose(args: &ComposeArgs) -> Result<Choice> {
     let gpu = match args.model.device {
         Device::Cuda => true,
@@ -66,7 +66,7 @@ pub(crate) fn choose(args: &ComposeArgs) -> Result<Choice> {
     if gpu {
         let kept = &args.model.kv_cache_dtype;
         if kept != "auto" {
-            bail!("--kv-cache-dtype {kept}: on a GPU keys and values are kept as --dtype says; accepted: auto");
+            bail!("--kv-cache-dtype {kept}: on a GPU, --dtype sets the type of the KV cache; accepted: auto");
         }
         return Ok(Choice::Cuda);
     }
@@ -81,7 +81,7 @@ pub(crate) fn choose(args: &ComposeArgs) -> Result<Choice> {
     }))
 }
 
-/// The GPU, if it is usable: with a driver that works, and with kernels or what compiles them.
+/// Whether a GPU is usable: it needs a working driver, and a kernel pack or a compiler.
 fn automatic(args: &ComposeArgs) -> Result<bool> {
     let pack = kernels::pack(args.model.kernel_pack.as_deref())?;
     let report = probe(&named_folders());
@@ -92,38 +92,38 @@ fn automatic(args: &ComposeArgs) -> Result<bool> {
     };
     match usable.and_then(|device| ready(device).map(|()| device)) {
         Ok(device) => {
-            info!("device: cuda, as {} is usable", described(device));
+            info!("device: cuda, because {} is usable", described(device));
             Ok(true)
         }
         Err(reason) => {
-            info!("device: cpu, as no GPU is usable: {reason}");
+            info!("device: cpu, because no GPU is usable: {reason}");
             Ok(false)
         }
     }
 }
 
-/// `NVIDIA H200 (sm_90a, 140.4 GiB)`.
+/// Describes a GPU: `NVIDIA H200 (sm_90a, 140.40 GiB)`.
 pub(crate) fn described(device: &DeviceInfo) -> String {
     format!("{} ({}, {})", device.name, device.chip.arch(), human_bytes(device.memory))
 }
 
-/// Flags that mean nothing to the processor.
+/// Warnings for flags without an effect on a processor.
 fn without_effect(args: &ComposeArgs) -> Vec<&'static str> {
     let gpu_memory = args.engine.gpu_memory_utilization.is_some();
     let flags = [
         (
             gpu_memory,
-            "--gpu-memory-utilization has no effect: no GPU is used; --kv-cache-memory-bytes sizes the KV cache",
+            "--gpu-memory-utilization has no effect: no GPU is used; use --kv-cache-memory-bytes to size the KV cache",
         ),
         (
             args.model.dtype != Dtype::Auto,
-            "--dtype has no effect: weights stay as they are stored, sums are in float32; --kv-cache-dtype says what keys and values are kept as",
+            "--dtype has no effect: weights keep their stored type and sums are float32; use --kv-cache-dtype to set the type of the KV cache",
         ),
-        (args.engine.batch_invariant, "--batch-invariant has no effect: the processor's results are so in any case"),
         (
-            args.engine.enforce_eager,
-            "--enforce-eager has no effect: no GPU is used, and nothing is recorded as a graph",
+            args.engine.batch_invariant,
+            "--batch-invariant has no effect: the results on a processor are always batch-invariant",
         ),
+        (args.engine.enforce_eager, "--enforce-eager has no effect: no GPU is used, so there are no CUDA graphs"),
     ];
     flags.into_iter().filter_map(|(given, warning)| given.then_some(warning)).collect()
 }
@@ -155,7 +155,7 @@ pub(crate) fn load(choice: &Choice, args: &ComposeArgs, files: ModelFiles) -> Re
     }
 }
 
-/// What a GPU computes in; `None` leaves it to the chip.
+/// The element type on a GPU; `None` for the default of the chip.
 pub(crate) const fn element_type(dtype: Dtype) -> Option<octavo_backend_cuda::Dtype> {
     match dtype {
         Dtype::Auto => None,
@@ -169,7 +169,7 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
     let limits = &args.engine;
     let trained = files.checkpoint.config().max_position_embeddings;
     let max_model_len = match limits.max_model_len {
-        // Checked against the model's own where the cache is sized.
+        // The sizing of the KV cache checks it against the model's limit.
         Some(MaxModelLen::Tokens(tokens)) => tokens.min(trained),
         Some(MaxModelLen::Auto) | None => trained,
     };

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::cli::{GenerationSource, SamplingArgs};
 
-/// The file's name in a folder.
+/// Name of the file in a folder.
 const FILE: &str = "generation_config.json";
 
 const OVERRIDE: &str = "--override-generation-config";
@@ -86,7 +86,7 @@ fn of_model(generation: &GenerationConfig) -> SamplingDefaults {
     }
 }
 
-/// Keys that are no sampling defaults are for other readers of the file.
+/// Ignores keys that are not sampling defaults, which other programs read.
 fn of_file(path: &Path) -> Result<SamplingDefaults> {
     let path = if path.is_dir() { path.join(FILE) } else { path.to_owned() };
     let object: Map<String, Value> = serde_json::from_str(&std::fs::read_to_string(&path)?)?;
@@ -97,7 +97,7 @@ fn of_file(path: &Path) -> Result<SamplingDefaults> {
     Ok(defaults)
 }
 
-/// Sets a default; `null` clears it. False for a key that is none.
+/// Sets a default, which `null` clears. Returns false for a key that is not a sampling default.
 fn set(defaults: &mut SamplingDefaults, key: &str, value: &Value) -> Result<bool> {
     let number = |valid: fn(f64) -> bool, range: &str| -> Result<Option<f32>> {
         match value.as_f64() {
@@ -116,7 +116,7 @@ fn set(defaults: &mut SamplingDefaults, key: &str, value: &Value) -> Result<bool
     match key {
         "temperature" => defaults.temperature = number(|x| (0.0..=2.0).contains(&x), "from 0 to 2")?,
         "top_p" => defaults.top_p = number(|x| x > 0.0 && x <= 1.0, "above 0 and up to 1")?,
-        // -1 is off, as 0 is.
+        // Both -1 and 0 disable it.
         "top_k" => defaults.top_k = count(-1)?,
         "min_p" => defaults.min_p = number(|x| (0.0..=1.0).contains(&x), "from 0 to 1")?,
         "repetition_penalty" => defaults.repetition_penalty = number(|x| x > 0.0, "above 0")?,

@@ -1,4 +1,4 @@
-//! How much KV cache, and how long a context fits it.
+//! The size of the KV cache and the context length that fits it.
 
 use anyhow::{Result, bail};
 use octavo_ops::{Backend, Program};
@@ -9,20 +9,20 @@ use crate::cli::{EngineArgs, MaxModelLen};
 use crate::serve::model::LoadedModel;
 use crate::system::{self, human_bytes};
 
-/// Most of the KV cache unless a flag says otherwise (vLLM's default on CPUs).
+/// Default limit of the KV cache in bytes, which is vLLM's default on CPUs.
 const DEFAULT_LIMIT: u64 = 4 << 30;
 
-/// Share of the memory still available after the weights are loaded.
+/// Default share of the memory that is available after loading the weights.
 const SHARE: f64 = 0.5;
 
-/// Context length and cache size, decided together.
+/// Context length and cache size, which depend on each other.
 #[derive(Debug)]
 pub(crate) struct KvPlan {
     pub(crate) budget: KvBudget,
     pub(crate) max_model_len: usize,
 }
 
-/// `device_bytes` is what the device has left for it; `None` where the cache lies in the processor's memory.
+/// Plans the KV cache. `device_bytes` is the free memory of a GPU; `None` if the cache is in host memory.
 pub(crate) fn plan(
     args: &EngineArgs,
     model: &LoadedModel,
@@ -37,7 +37,7 @@ pub(crate) fn plan(
     Ok(KvPlan { budget, max_model_len })
 }
 
-/// What the cache may take, and the blocks that it then has, the null block included.
+/// The budget of the cache and the resulting number of blocks, including the null block.
 pub(crate) fn blocks(
     args: &EngineArgs,
     program: &Program,
@@ -65,16 +65,16 @@ fn budget(args: &EngineArgs, device_bytes: Option<u64>) -> KvBudget {
     KvBudget::Bytes(share.map_or(DEFAULT_LIMIT, |share| share.min(DEFAULT_LIMIT)))
 }
 
-/// The context: as asked for, at most the model's, and it must fit the cache.
+/// The context length: the requested one, which must not exceed the model's limit and must fit the cache.
 fn max_model_len(args: &EngineArgs, trained: usize, fits: usize, device_bytes: Option<u64>) -> Result<usize> {
     let asked = match args.max_model_len {
         Some(MaxModelLen::Tokens(tokens)) if tokens > trained => {
-            bail!("--max-model-len {tokens}: the model was made for at most {trained} tokens")
+            bail!("--max-model-len {tokens}: the model supports at most {trained} tokens")
         }
         Some(MaxModelLen::Tokens(tokens)) => tokens,
         Some(MaxModelLen::Auto) => {
             let length = trained.min(fits);
-            info!("context: {length} tokens, the largest that fits");
+            info!("context: {length} tokens, the longest that fits the KV cache");
             length
         }
         None => trained,
@@ -88,7 +88,7 @@ fn max_model_len(args: &EngineArgs, trained: usize, fits: usize, device_bytes: O
         );
     }
     if args.max_model_len.is_none() && trained > 4 * 8192 {
-        warn!("context: {trained} tokens, the model's own; a smaller --max-model-len lets more requests run at once");
+        warn!("context: {trained} tokens, the model's own; a smaller --max-model-len lets more requests run at a time");
     }
     Ok(asked)
 }

@@ -1,4 +1,4 @@
-//! `--kv-events-config`: from vLLM's JSON object to where events go.
+//! `--kv-events-config`: vLLM's JSON object for publishing KV events.
 
 use anyhow::{Context, Result, bail};
 use octavo_kv_events::{Encoding, KvEventsConfig};
@@ -6,13 +6,13 @@ use serde_json::Value;
 
 use crate::cli::{Environment, JsonObject};
 
-/// Whether hashes are published as numbers, as vLLM's variable says.
+/// vLLM's variable for publishing hashes as numbers.
 const INT_HASHES: &str = "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES";
 
-/// None if events are not asked for.
+/// Reads the object; `None` if events are disabled.
 ///
 /// # Errors
-/// A key or a value that is not understood.
+/// A key is unknown or a value is invalid.
 pub(crate) fn config(object: Option<&JsonObject>, environment: &Environment<'_>) -> Result<Option<KvEventsConfig>> {
     let Some(JsonObject(keys)) = object else { return Ok(None) };
     let mut config = KvEventsConfig {
@@ -50,10 +50,10 @@ fn set(
             config.encoding = match value.as_str() {
                 Some("map") => Encoding::Maps,
                 Some("array") => Encoding::Arrays,
-                _ => bail!("it must be map, as vLLM 0.33 writes events, or array, as older releases did"),
+                _ => bail!("it must be map, the format of vLLM 0.33, or array, that of older releases"),
             }
         }
-        _ => bail!("it is no key of KV events"),
+        _ => bail!("unknown key"),
     }
     Ok(())
 }
@@ -116,7 +116,7 @@ mod tests {
     fn what_is_not_understood_is_told() {
         for (object, part) in [
             (json!({"enable_kv_cache_events": "yes"}), "enable_kv_cache_events"),
-            (json!({"endpoints": "tcp://*:1"}), "no key"),
+            (json!({"endpoints": "tcp://*:1"}), "'endpoints': unknown key"),
             (json!({"publisher": "kafka"}), "kafka"),
             (json!({"hwm": -1}), "whole number"),
             (json!({"encoding": "json"}), "map"),

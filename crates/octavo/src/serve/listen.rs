@@ -1,6 +1,6 @@
 //! The socket that `octavo serve` listens on.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::{Context, Result};
 use octavo_server::Listener;
@@ -9,41 +9,51 @@ use tokio::net::TcpSocket;
 use crate::cli::NetworkArgs;
 use crate::serve::settings::Settings;
 
-/// Connections that wait to be accepted: a burst of clients must not see a refusal.
+/// Backlog of the socket, large enough that a burst of clients is not refused.
 const BACKLOG: u32 = 4096;
 
-/// A bound socket, and how a client on this machine reaches it.
+/// A bound socket and its addresses for clients on this machine.
 pub(crate) struct Bound {
     pub(crate) listener: Listener,
-    /// For the log: `http://ADDRESS`, or the path of a Unix socket.
+    /// The address in the log: `http://ADDRESS` or the path of a Unix socket.
     pub(crate) place: String,
-    /// What curl is told before the path of a route.
+    /// The address of the server for a browser on this machine; `None` for a Unix socket.
+    pub(crate) page: Option<String>,
+    /// curl's arguments before the path of a route.
     pub(crate) curl: String,
 }
 
-/// Binds what the flags say. Must be called on the runtime that will serve.
+/// Binds the configured address. It must be called on the runtime that will serve.
 ///
 /// # Errors
-/// A sentence that names the flag: the address is taken or unknown, or a certificate is unusable.
+/// The address is in use or unknown, or a certificate cannot be used; the error names the flag.
 pub(crate) async fn bind(args: &NetworkArgs, settings: &Settings) -> Result<Bound> {
     let scheme = if settings.tls.is_some() { "https" } else { "http" };
-    let (listener, place, curl) = match &settings.uds {
+    let (listener, place, page, curl) = match &settings.uds {
         Some(path) => {
             let listener = Listener::unix(path).await.with_context(|| format!("--uds {}", path.display()))?;
             let path = path.display();
-            (listener, format!("unix:{path}"), format!("--unix-socket {path} {scheme}://localhost"))
+            (listener, format!("unix:{path}"), None, format!("--unix-socket {path} {scheme}://localhost"))
         }
         None => {
             let (listener, address) = tcp(args).await?;
-            let reached = if address.ip().is_unspecified() { "127.0.0.1".into() } else { address.ip().to_string() };
-            (listener, format!("{scheme}://{address}"), format!("{scheme}://{reached}:{}", address.port()))
+            let reached = format!("{scheme}://{}", reached(address));
+            (listener, format!("{scheme}://{address}"), Some(reached.clone()), reached)
         }
     };
     let listener = match &settings.tls {
         Some(tls) => listener.with_tls(tls)?,
         None => listener,
     };
-    Ok(Bound { listener, place, curl })
+    Ok(Bound { listener, place, page, curl })
+}
+
+/// The address at which a client on this machine reaches a listener. An unspecified address includes the loopback one.
+fn reached(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(Ipv4Addr::LOCALHOST.into());
+    }
+    address
 }
 
 async fn tcp(args: &NetworkArgs) -> Result<(Listener, SocketAddr)> {
@@ -67,5 +77,22 @@ fn listen_error(target: &str, error: &std::io::Error) -> anyhow::Error {
             anyhow::anyhow!("{target} is in use by another process: choose another --port, or 0 for a free one")
         }
         _ => anyhow::anyhow!("cannot listen on {target}: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unspecified_address_is_reached_over_loopback() {
+        for (bound, expected) in [
+            ("0.0.0.0:80", "127.0.0.1:80"),
+            ("[::]:80", "127.0.0.1:80"),
+            ("[::1]:80", "[::1]:80"),
+            ("10.0.0.1:80", "10.0.0.1:80"),
+        ] {
+            assert_eq!(reached(bound.parse().unwrap()).to_string(), expected);
+        }
     }
 }

@@ -1,11 +1,11 @@
-//! `octavo serve`: resolve, load, compose, listen.
+//! `octavo serve`: resolves and loads a model, composes the server and listens.
 
 pub(crate) mod device;
 pub(crate) mod generation;
 mod kv;
 mod kv_events;
 mod listen;
-mod model;
+pub(crate) mod model;
 pub(crate) mod settings;
 mod stand_in;
 
@@ -21,15 +21,15 @@ use octavo_server::{KvEventSource, Server, Shutdown, serve_while_loading};
 use octavo_telemetry::{BuildInfo, Telemetry, TelemetryConfig, Traces};
 use tracing::{info, warn};
 
-use crate::cli::{ComposeArgs, EngineArgs, MaxModelLen, ServeArgs};
+use crate::cli::{self, ComposeArgs, EngineArgs, MaxModelLen, ServeArgs};
 use crate::serve::device::Computer;
 use crate::serve::listen::Bound;
 use crate::serve::model::ModelFiles;
 use crate::serve::settings::Settings;
 use crate::system::{self, human_bytes};
 
-/// By how much the threads of HTTP are nicer than those that compute: a third of the weight, enough to answer a probe in
-/// milliseconds on a machine that is fully used.
+/// Niceness of HTTP threads relative to compute threads: a third of the weight, which still answers a probe within
+/// milliseconds on a busy machine.
 #[cfg(target_os = "linux")]
 const HTTP_NICENESS: i32 = 5;
 
@@ -38,18 +38,18 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.enable_all().thread_name("octavo-http").on_thread_start(make_way).build()?;
     let result = runtime.block_on(serve(args));
-    // Tasks that are still running serve nobody any more.
+    // Tasks that still run have no clients any more.
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
 }
 
-/// Lets the threads that compute go first where processors are short: a step that is late delays every request, an answer
-/// that is late one. Tokens that have piled up meanwhile leave in one write.
+/// Runs HTTP threads at lower priority than compute threads, since a delayed step delays every request, but a delayed
+/// answer only one. Tokens that accumulate meanwhile are sent in one write.
 fn make_way() {
-    // Linux counts niceness by thread; elsewhere it would be the whole process that waits.
+    // On Linux, niceness is per thread; elsewhere it would apply to the whole process.
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::nice(HTTP_NICENESS) {
-        tracing::debug!(%error, "the threads of HTTP have no lower priority");
+        tracing::debug!(%error, "cannot lower the priority of the HTTP threads");
     }
 }
 
@@ -58,94 +58,99 @@ async fn serve(args: ServeArgs) -> Result<()> {
     let settings = Settings::of_server(&args, &|name| std::env::var(name).ok())?;
     check(&args.compose)?;
     // Before the model is loaded, so that a taken port fails at once and probes get an answer.
-    let Bound { listener, place, curl } = listen::bind(&args.network, &settings).await?;
+    let Bound { listener, place, page, curl } = listen::bind(&args.network, &settings).await?;
     info!("loading; probes answer on {place}");
     let shutdown = Shutdown::new();
     spawn_signals(&shutdown)?;
 
-    let (limits, log_stats) = (settings.connection, settings.log_stats);
-    // A thread of its own: those that compute begin there, and inherit its priority.
+    let (limits, log_stats, with_key) = (settings.connection, settings.log_stats, !settings.api_keys.is_empty());
+    // A separate thread, whose priority the compute threads inherit.
     let (loaded, load) = tokio::sync::oneshot::channel();
     let loader = std::thread::Builder::new().name("octavo-load".into());
     loader.spawn(move || {
-        // Nobody is there to take it if the server ended before.
+        // The receiver is gone if the server has ended before.
         let _ = loaded.send(compose(&args.compose, &settings));
     })?;
     let composed = tokio::select! {
         loaded = serve_while_loading(&listener, limits, load) => {
-            loaded?.context("the thread that loads the model has died")??
+            loaded?.context("the thread that loads the model panicked")??
         }
         () = shutdown.draining() => {
-            info!("ended before the model was loaded");
+            info!("stopped before the model was loaded");
             return Ok(());
         }
     };
-    let Composed { engine, server, telemetry, model_name, traces, .. } = composed;
+    let Composed { engine, server, telemetry, model_name, on_gpu, traces, .. } = composed;
 
-    info!("ready after {:.2} s, {} resident", begun.elapsed().as_secs_f64(), resident());
-    info!("try: {}", curl_line(&curl, &model_name));
-    info!("for scripts that wait for vLLM's words: Uvicorn running on {place}");
+    info!("ready after {:.3} s, {} resident", begun.elapsed().as_secs_f64(), resident());
+    info!("Uvicorn running on {place} (for scripts that wait for vLLM's message)");
     info!("listening on {place}");
-    let upkeep = log_stats.then(|| telemetry.spawn_upkeep());
+    if let Some(page) = page {
+        info!("chat page: {page}/");
+    }
+    info!("try: {}", curl_line(&curl, &model_name, with_key));
+    let upkeep = log_stats.then(|| telemetry.spawn_upkeep(on_gpu));
     let served = server.serve(listener, shutdown).await;
     drop(upkeep);
     let end = move || {
         engine.join();
-        // Every request has ended: what is still to be told of them leaves now.
+        // Every request has ended: the remaining traces are sent now.
         drop(traces);
     };
     tokio::task::spawn_blocking(end).await?;
-    info!("bye");
+    info!("stopped");
     Ok(served?)
 }
 
-/// Everything that runs, not yet reachable.
+/// The composed server before it listens.
 pub(crate) struct Composed {
     pub(crate) engine: Engine,
     pub(crate) server: Server,
     telemetry: Telemetry,
-    /// Sends the last traces when dropped, which blocks.
+    /// The trace exporter, which blocks on drop to send the last traces.
     traces: Option<Traces>,
-    /// Lives as long as there is anything to publish.
+    /// The publisher, which must live as long as the engine.
     _publisher: Option<Publisher>,
+    /// Whether the KV cache is in a GPU's memory.
+    on_gpu: bool,
     /// The first served name.
     pub(crate) model_name: String,
-    /// Token ids are below it.
+    /// Exclusive upper bound of token ids.
     pub(crate) vocab_size: usize,
-    /// Tokens of a prompt and its answer together.
+    /// Maximum number of tokens of a prompt and its answer together.
     pub(crate) max_model_len: usize,
 }
 
-/// A model whose server is asked in this process, without a socket. Blocking, as [`compose`] is.
+/// Composes a server for use in this process, without a socket. It blocks, as [`compose`] does.
 ///
 /// # Errors
-/// Flags that are refused, or whatever keeps the model from being loaded.
+/// A flag is refused, or the model cannot be loaded.
 pub(crate) fn compose_in_process(args: &ComposeArgs) -> Result<Composed> {
     let settings = Settings::in_process(args, &|name| std::env::var(name).ok())?;
     check(args)?;
     compose(args, &settings)
 }
 
-/// A model on its device, without an engine; its KV cache is not yet allocated.
+/// A model on its device, without an engine. Its KV cache is not allocated yet.
 pub(crate) struct BareModel {
     pub(crate) backend: Box<dyn Backend>,
     pub(crate) program: Arc<Program>,
-    /// As it was asked for.
+    /// The name as given.
     pub(crate) name: String,
-    /// For people.
+    /// Description of the device.
     pub(crate) device: String,
-    /// Whether the processor computes.
+    /// Whether the model runs on the processor.
     pub(crate) on_host: bool,
-    /// Tokens of a KV block.
+    /// Tokens per KV block.
     pub(crate) block_size: usize,
-    /// Blocks that there is memory for, the null block included.
+    /// Number of blocks that fit the memory, including the null block.
     pub(crate) blocks: usize,
 }
 
-/// Loads a model for sequences of at most `--max-model-len` tokens. Blocking, as [`compose`] is.
+/// Loads a model for sequences of at most `--max-model-len` tokens. It blocks, as [`compose`] does.
 ///
 /// # Errors
-/// Flags that are refused, or whatever keeps the model from being loaded.
+/// A flag is refused, or the model cannot be loaded.
 pub(crate) fn load_model(args: &ComposeArgs) -> Result<BareModel> {
     check(args)?;
     let choice = device::choose(args)?;
@@ -154,7 +159,7 @@ pub(crate) fn load_model(args: &ComposeArgs) -> Result<BareModel> {
     if let Some(MaxModelLen::Tokens(tokens)) = args.engine.max_model_len
         && tokens > trained
     {
-        bail!("the model was made for at most {trained} tokens, not for {tokens}");
+        bail!("--max-model-len {tokens}: the model supports at most {trained} tokens");
     }
     let (model, computer) = device::load(&choice, args, files)?;
     let Computer { backend, kv_bytes, name: device, .. } = computer;
@@ -165,13 +170,13 @@ pub(crate) fn load_model(args: &ComposeArgs) -> Result<BareModel> {
     Ok(BareModel { backend, program: model.program, name, device, on_host, block_size, blocks })
 }
 
-/// Loads the model and puts the parts together. Blocking: minutes where a model is downloaded.
+/// Loads the model and composes the server. It blocks, for minutes if the model is downloaded.
 fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let limits = &args.engine;
     let choice = device::choose(args)?;
     let files = ModelFiles::open(args)?;
     let (model, Computer { backend, device, budget, kv_bytes, .. }) = device::load(&choice, args, files)?;
-    let backend_name = backend.name();
+    let (backend_name, on_gpu) = (backend.name(), kv_bytes.is_some());
     let block_size = block_size(limits, backend.as_ref())?;
     let plan = kv::plan(limits, &model, backend.as_ref(), kv_bytes, block_size)?;
     let budget = limits.max_num_batched_tokens.unwrap_or(budget);
@@ -196,7 +201,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
 
     let traces = settings.traces.as_ref().map(|config| telemetry.start_traces(config)).transpose()?;
     if let Some(config) = &settings.traces {
-        info!("traces are sent to {}", config.endpoint());
+        info!("exporting traces to {}", config.endpoint());
     }
     let engine_config = settings::engine_config(limits, settings, plan.max_model_len, budget);
     telemetry.set_cache_config(&[
@@ -217,10 +222,20 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let engine = Engine::spawn_with_events(Box::new(runner), engine_config, telemetry.engine(), sink)?;
     let server = Server::new(engine.handle(), model.text, telemetry.clone(), server_config);
     let (vocab_size, max_model_len) = (model.program.vocab_size, plan.max_model_len);
-    Ok(Composed { engine, server, telemetry, traces, _publisher: publisher, model_name, vocab_size, max_model_len })
+    Ok(Composed {
+        engine,
+        server,
+        telemetry,
+        traces,
+        _publisher: publisher,
+        on_gpu,
+        model_name,
+        vocab_size,
+        max_model_len,
+    })
 }
 
-/// What the KV cache holds, in vLLM's words where it has them.
+/// Logs the capacity of the KV cache, in vLLM's words where it has them.
 fn log_memory(memory: &MemoryPlan) {
     let &MemoryPlan { blocks, block_size, max_model_len, .. } = memory;
     let (blocks, tokens) = (blocks.saturating_sub(1), memory.kv_tokens());
@@ -234,14 +249,14 @@ fn log_memory(memory: &MemoryPlan) {
     info!("Maximum concurrency for {max_model_len} tokens per request: {concurrency:.2}x");
 }
 
-/// Begins to publish KV events: the publisher, and where the engine puts them.
+/// Starts publishing KV events. Returns the publisher and the sink for the engine.
 fn publish(config: &KvEventsConfig) -> Result<(Publisher, Box<dyn KvEventSink>)> {
     let (publisher, sink) = Publisher::start(config.clone())?;
-    info!("KV events are published at {}", config.endpoint);
+    info!("publishing KV events at {}", config.endpoint);
     Ok((publisher, Box::new(sink)))
 }
 
-/// What subscribers are told of them.
+/// The description of the publisher for subscribers.
 fn event_source(config: &KvEventsConfig, block_size: usize) -> KvEventSource {
     KvEventSource {
         rank: 0,
@@ -252,12 +267,20 @@ fn event_source(config: &KvEventsConfig, block_size: usize) -> KvEventSource {
     }
 }
 
-/// Says what the flags come to, before anything is loaded.
+/// Warns of flags and variables without an effect and refuses unsupported flags, before anything is loaded.
 fn check(args: &ComposeArgs) -> Result<()> {
+    for warning in cli::unknown_variables(environment()) {
+        warn!("{warning}");
+    }
     for warning in args.compat.check()? {
         warn!("{warning}");
     }
     Ok(())
+}
+
+/// The environment variables that are valid Unicode.
+fn environment() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
 fn block_size(args: &EngineArgs, backend: &dyn Backend) -> Result<usize> {
@@ -268,30 +291,47 @@ fn block_size(args: &EngineArgs, backend: &dyn Backend) -> Result<usize> {
         Some(size) if sizes.contains(&size) => Ok(size),
         Some(size) => {
             let known: Vec<_> = sizes.iter().map(usize::to_string).collect();
-            bail!("--block-size {size}: the {} backend has blocks of {} tokens", backend.name(), known.join(", "))
+            bail!(
+                "--block-size {size}: the {} backend supports block sizes of {} tokens",
+                backend.name(),
+                known.join(", ")
+            )
         }
     }
 }
 
-/// SIGTERM and SIGINT: the first begins the graceful shutdown, the second ends it.
+/// Signals that arrive within this time of the first are the same signal: a supervisor often signals the process and its
+/// whole group.
+const SAME_SIGNAL: Duration = Duration::from_secs(1);
+
+/// SIGTERM and SIGINT: the first begins the graceful shutdown, a later one ends the process at once.
 fn spawn_signals(shutdown: &Shutdown) -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let shutdown = shutdown.clone();
     tokio::spawn(async move {
-        for count in 1.. {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
+        let mut first: Option<Instant> = None;
+        loop {
+            let (name, begin): (_, fn(&Shutdown)) = tokio::select! {
+                // Of two signals at once, the one without a lag counts.
+                biased;
+                _ = interrupt.recv() => ("SIGINT", Shutdown::interrupt),
+                _ = terminate.recv() => ("SIGTERM", Shutdown::signal),
+            };
+            match first {
+                None => {
+                    first = Some(Instant::now());
+                    info!("{name} received: shutting down");
+                    begin(&shutdown);
+                }
+                Some(first) if first.elapsed() < SAME_SIGNAL => {}
+                Some(_) => {
+                    // The graceful shutdown was given up: whatever still loads or runs ends with the process.
+                    warn!("{name} received again: ending now");
+                    std::process::exit(1);
+                }
             }
-            if count > 1 {
-                // The graceful way was given up: whatever still loads or runs ends with the process.
-                warn!("second signal: ending now");
-                std::process::exit(1);
-            }
-            info!("signal received: shutting down");
-            shutdown.signal();
         }
     });
     Ok(())
@@ -301,13 +341,27 @@ fn resident() -> String {
     system::resident_memory().map_or_else(|| "unknown memory".into(), human_bytes)
 }
 
-fn curl_line(target: &str, model: &str) -> String {
-    // Bounded: a small model that draws at temperature 1 may ramble to the end of its context.
+fn curl_line(target: &str, model: &str, with_key: bool) -> String {
+    // Bounded: a small model at temperature 1 may not end before its context is full.
     let body = serde_json::json!({
         "model": model,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "temperature": 0,
         "max_tokens": 64,
     });
-    format!("curl {target}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
+    // The key itself is not logged.
+    let key = if with_key { " -H \"Authorization: Bearer $OCTAVO_API_KEY\"" } else { "" };
+    format!("curl {target}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_curl_line_names_a_key_where_one_is_needed() {
+        let open = curl_line("http://127.0.0.1:8000", "m", false);
+        assert!(open.starts_with("curl http://127.0.0.1:8000/v1/chat/completions -H ") && !open.contains("Bearer"));
+        assert!(curl_line("http://x", "m", true).contains(" -H \"Authorization: Bearer $OCTAVO_API_KEY\" -d "));
+    }
 }

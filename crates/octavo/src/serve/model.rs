@@ -1,4 +1,4 @@
-//! From a reference to a program, its weights' source and a tokenizer.
+//! Opening and loading a model: program, weights and tokenizer.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::pull::{self, Wanted};
 use crate::serve::{generation, stand_in};
 use crate::system::human_bytes;
 
-/// A model whose files are open.
+/// A model with open files.
 pub(crate) struct ModelFiles {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) program: Program,
@@ -33,7 +33,7 @@ struct GivenTemplate {
     name: String,
 }
 
-/// A model whose weights are in a backend.
+/// A model with its weights in a backend.
 pub(crate) struct LoadedModel {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) program: Arc<Program>,
@@ -46,7 +46,7 @@ impl ModelFiles {
     pub(crate) fn open(args: &ComposeArgs) -> Result<Self> {
         let reference = args.model.reference();
         if let Some(tokenizer) = args.model.tokenizer.as_deref().filter(|tokenizer| *tokenizer != reference) {
-            bail!("--tokenizer {tokenizer}: only the model's own tokenizer is served, that of {reference}");
+            bail!("--tokenizer {tokenizer}: only the model's own tokenizer is supported, that of {reference}");
         }
         let template = args.chat.chat_template.as_deref().map(given_template).transpose()?;
         let format = args.model.load_format;
@@ -70,7 +70,7 @@ impl ModelFiles {
         Ok(Self { checkpoint, program, path: resolved.path, entry: resolved.entry, template })
     }
 
-    /// Reads the weights into `backend` while the tokenizer is built, which takes as long.
+    /// Reads the weights into `backend` while another thread builds the tokenizer, which takes about as long.
     pub(crate) fn load(self, args: &ComposeArgs, backend: &mut dyn Backend) -> Result<LoadedModel> {
         let Self { checkpoint, program, path, entry, template } = self;
         let text = std::thread::scope(|scope| {
@@ -96,22 +96,22 @@ impl ModelFiles {
     }
 }
 
-/// Reads the weights into `backend`, with progress on a terminal or in the log.
+/// Reads the weights into `backend` and reports the progress on a terminal or in the log.
 fn load_weights(program: &Program, checkpoint: &Checkpoint, backend: &mut dyn Backend) -> Result<()> {
     let begun = Instant::now();
     let progress = pull::progress();
     let made_up = checkpoint.is_dummy().then(|| DummyWeights::new(program));
     let (source, how): (&dyn WeightSource, _) = match &made_up {
-        Some(weights) => (weights, "made up"),
+        Some(weights) => (weights, "generated"),
         None => (checkpoint, "read"),
     };
     let task = progress.begin("loading weights", Some(program.weight_bytes()));
     backend.load(program, source, &mut |bytes| task.advance_to(bytes))?;
     task.finish();
     let (memory, seconds) = (human_bytes(backend.weight_bytes()), begun.elapsed().as_secs_f64());
-    info!("weights: {memory} in memory, {how} in {seconds:.2} s");
+    info!("weights: {memory} in memory, {how} in {seconds:.3} s");
     if made_up.is_some() {
-        warn!("--load-format dummy: the weights are made up, so the answers mean nothing");
+        warn!("--load-format dummy: the weights are random, so the answers are meaningless");
     }
     Ok(())
 }
@@ -137,8 +137,8 @@ fn text_model(
     Ok(TextModel { tokenizer, template: template.map(Arc::new) })
 }
 
-/// The text layer's view of what the checkpoint carries.
-fn tokenizer(data: TokenizerData) -> Result<Tokenizer> {
+/// Builds the tokenizer that a checkpoint carries.
+pub(crate) fn tokenizer(data: TokenizerData) -> Result<Tokenizer> {
     let tokenizer = match data {
         TokenizerData::Json { tokenizer_json, bos, eos, unk, pad, add_bos, add_eos } => {
             Tokenizer::from_json(&tokenizer_json, SpecialTokens { bos, eos, unk, pad, add_bos, add_eos })?
@@ -172,13 +172,13 @@ fn template(
         return Ok(Some(ChatTemplate::new(source, special).with_context(|| name.clone())?));
     }
     let Some(source) = checkpoint.chat_template() else {
-        warn!("the model has no chat template: chat requests will be refused; give one with --chat-template");
+        warn!("the model has no chat template, so chat requests will be refused; set one with --chat-template");
         return Ok(None);
     };
     match ChatTemplate::new(source, special) {
         Ok(template) => Ok(Some(template)),
         Err(error) => {
-            warn!("the model's chat template is unusable, chat requests will be refused: {error}");
+            warn!("the model's chat template does not compile, so chat requests will be refused: {error}");
             Ok(None)
         }
     }

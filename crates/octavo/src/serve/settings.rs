@@ -1,4 +1,4 @@
-//! From flags to the configurations of engine and server: the one place where a flag gets its effect.
+//! Converts flags to the configurations of engine and server.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,20 +19,20 @@ use crate::cli::{
 use crate::serve::kv_events;
 use crate::serve::model::LoadedModel;
 
-/// Seconds a connection is kept open between requests.
+/// Variable for the seconds that a connection is kept open between requests.
 const KEEP_ALIVE: &str = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE";
 const API_KEY: &str = "OCTAVO_API_KEY";
 
-/// Keys of `--structured-outputs-config` that change nothing: one library compiles all grammars, and strictly.
+/// Keys of `--structured-outputs-config` without an effect, since one library compiles all grammars strictly.
 const STRUCTURED_NO_EFFECT: [&str; 3] = ["backend", "disable_fallback", "enable_in_reasoning"];
 
-/// How often `--enable-ssl-refresh` looks for changed files.
+/// Interval at which `--enable-ssl-refresh` checks for changed files.
 const CERTIFICATE_REFRESH: Duration = Duration::from_secs(10);
 
-/// What the server is told beyond its model.
+/// The settings of the server beside its model.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Settings {
-    /// None: every route is open.
+    /// API keys; without keys, every route is open.
     pub(crate) api_keys: Vec<String>,
     pub(crate) connection: ConnectionLimits,
     pub(crate) shutdown_timeout: Duration,
@@ -42,7 +42,7 @@ pub(crate) struct Settings {
     pub(crate) uds: Option<PathBuf>,
     pub(crate) tls: Option<TlsConfig>,
     pub(crate) cors: CorsConfig,
-    /// No slash at its end; empty or beginning with one.
+    /// Path prefix that begins with a slash and does not end with one, or empty.
     pub(crate) root_path: String,
     pub(crate) request_id_headers: bool,
     pub(crate) sse_keep_alive: Option<Duration>,
@@ -54,19 +54,19 @@ pub(crate) struct Settings {
     pub(crate) log: RequestLog,
     pub(crate) traces: Option<TraceConfig>,
     pub(crate) kv_events: Option<KvEventsConfig>,
-    /// What the hashes of KV blocks begin with.
+    /// Seed of the hashes of KV blocks.
     pub(crate) prefix_seed: Option<String>,
 }
 
 impl Settings {
-    /// Of a server with a socket.
+    /// The settings of a server with a socket.
     ///
     /// # Errors
-    /// Flags that contradict each other, or a variable that is not understood.
+    /// Flags contradict each other, or a variable is invalid.
     pub(crate) fn of_server(args: &ServeArgs, environment: &Environment<'_>) -> Result<Self> {
         let (network, answers, log) = (&args.network, &args.answers, &args.log);
         if log.enable_log_outputs && !log.enable_log_requests {
-            bail!("--enable-log-outputs needs --enable-log-requests: an answer alone tells little");
+            bail!("--enable-log-outputs needs --enable-log-requests");
         }
         let api = ApiConfig {
             prompt_tokens_details: answers.enable_prompt_tokens_details,
@@ -112,10 +112,10 @@ impl Settings {
         })
     }
 
-    /// Of a server that is asked in this process alone.
+    /// The settings of a server for use in this process.
     ///
     /// # Errors
-    /// Flags that contradict each other, or a variable that is not understood.
+    /// Flags contradict each other, or a variable is invalid.
     pub(crate) fn in_process(args: &ComposeArgs, environment: &Environment<'_>) -> Result<Self> {
         let traces = traces(&args.observe, environment)?;
         let (kv_events, prefix_seed) = (kv_events(&args.engine, environment)?, prefix_seed(environment));
@@ -124,14 +124,14 @@ impl Settings {
 }
 
 fn api_keys(network: &NetworkArgs, environment: &Environment<'_>) -> Result<Vec<String>> {
-    // A secret that came out empty must not open the server to everyone. vLLM's variable may be empty, as it may with vLLM.
+    // An empty secret must not open the server to everyone. vLLM's own variable may be empty, as in vLLM.
     if environment(API_KEY).is_some() && network.api_key.iter().all(|key| key.trim().is_empty()) {
-        bail!("{API_KEY} is set and holds no key: unset it to serve everyone without one");
+        bail!("{API_KEY} is set but empty: unset it to serve without API keys");
     }
     Ok(network.api_key.clone())
 }
 
-/// What a connection may take.
+/// The limits of connections.
 fn connection(network: &NetworkArgs, environment: &Environment<'_>) -> Result<ConnectionLimits> {
     let mut connection = ConnectionLimits::default();
     if let Some(value) = environment(KEEP_ALIVE).filter(|value| !value.is_empty()) {
@@ -147,7 +147,7 @@ fn connection(network: &NetworkArgs, environment: &Environment<'_>) -> Result<Co
     }
     if let Some(bytes) = network.max_body_bytes {
         connection.max_body_bytes = bytes;
-        // Several such bodies must fit at once.
+        // Several bodies of this size must fit at the same time.
         connection.max_buffered_bytes = connection.max_buffered_bytes.max(bytes.saturating_mul(4));
     }
     if let Some(fields) = network.h11_max_header_count {
@@ -156,7 +156,7 @@ fn connection(network: &NetworkArgs, environment: &Environment<'_>) -> Result<Co
     Ok(connection)
 }
 
-/// How the process logs, at the level `level` or the environment's.
+/// The configuration of logging, with the level `level` or that of the environment.
 pub(crate) fn log_config(args: &ObserveArgs, level: Option<&str>) -> LogConfig {
     let format = match args.log_format {
         cli::LogFormat::Text => LogFormat::Text,
@@ -169,15 +169,15 @@ fn traces(args: &ObserveArgs, environment: &Environment<'_>) -> Result<Option<Tr
     let (endpoint, detailed) = (args.otlp_traces_endpoint.as_deref(), !args.collect_detailed_traces.is_empty());
     let traces = TraceConfig::new(endpoint, detailed, environment).context("--otlp-traces-endpoint")?;
     if detailed && endpoint.is_none() && traces.is_none() {
-        bail!("--collect-detailed-traces needs --otlp-traces-endpoint, which tells where they go");
+        bail!("--collect-detailed-traces needs --otlp-traces-endpoint, the address of the collector");
     }
     Ok(traces)
 }
 
-/// How chats are read and written.
+/// The configuration of the API.
 fn api_config(args: &ChatFormatArgs) -> Result<ApiConfig> {
     if args.enable_auto_tool_choice && args.tool_call_parser.is_none() {
-        bail!("--enable-auto-tool-choice needs --tool-call-parser, which tells how the model writes its calls");
+        bail!("--enable-auto-tool-choice needs --tool-call-parser, the syntax of the model's tool calls");
     }
     let tools = args.tool_call_parser.as_deref().map(str::parse::<ToolSyntax>).transpose();
     let tools = tools.context("--tool-call-parser")?;
@@ -215,7 +215,7 @@ fn structured(api: &mut ApiConfig, key: &str, value: &Value) -> Result<()> {
             None => bail!("'{key}' is {value}, but must be a name"),
         },
         _ if STRUCTURED_NO_EFFECT.contains(&key) => {}
-        _ => bail!("'{key}' is no key of it"),
+        _ => bail!("unknown key '{key}'"),
     }
     Ok(())
 }
@@ -249,17 +249,17 @@ fn seconds(seconds: f64) -> Option<Duration> {
 fn kv_events(args: &EngineArgs, environment: &Environment<'_>) -> Result<Option<KvEventsConfig>> {
     let config = kv_events::config(args.kv_events_config.as_ref(), environment).context("--kv-events-config")?;
     if config.is_some() && !args.enable_prefix_caching {
-        bail!("--kv-events-config needs prefix caching: without it no block is kept for others");
+        bail!("--kv-events-config needs prefix caching, whose blocks the events describe");
     }
     Ok(config)
 }
 
-/// As vLLM reads it: servers with the same one name a prefix alike.
+/// The seed of block hashes from vLLM's variable. Servers with the same seed have the same hashes.
 fn prefix_seed(environment: &Environment<'_>) -> Option<String> {
     environment("PYTHONHASHSEED").filter(|seed| !seed.is_empty())
 }
 
-/// The engine's limits; `budget` is its token budget of a step.
+/// The configuration of the engine; `budget` is the token budget of a step.
 pub(crate) fn engine_config(
     args: &EngineArgs,
     settings: &Settings,
@@ -284,7 +284,7 @@ pub(crate) fn engine_config(
     }
 }
 
-/// How the server presents `model`.
+/// The configuration of the server for `model`.
 pub(crate) fn server_config(
     args: &ComposeArgs,
     settings: &Settings,

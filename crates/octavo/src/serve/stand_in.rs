@@ -1,25 +1,29 @@
-//! A vocabulary for a model that has none, as its weights are made up.
+//! A stand-in tokenizer for models with random weights that have none.
 
 use anyhow::{Result, bail};
 use octavo_bench::load::WORDS;
 use octavo_text::{GgufVocabulary, Tokenizer};
 use tracing::warn;
 
-/// A space, as byte-level vocabularies spell it.
+/// A space in byte-level vocabularies.
 const SPACE: char = '\u{120}';
 
-/// Every byte, then the words of the load generator's prompts, so that they have as many tokens as words, then names: each id has a
-/// text, as an answer of drawn ids needs.
+/// Builds the tokenizer. Its tokens are all bytes, the words of the load generator, so that its prompts have as many
+/// tokens as words, and generated names. Every id has a text, which answers of random ids need.
 pub(super) fn tokenizer(vocab_size: usize) -> Result<Tokenizer> {
     if vocab_size < 256 {
-        bail!("there is no tokenizer.json, and {vocab_size} tokens are too few to stand in for every byte");
+        bail!(
+            "the model has no tokenizer.json, and a stand-in needs a vocabulary of at least 256 tokens, not {vocab_size}"
+        );
     }
-    warn!("there is no tokenizer.json: every byte and a few words are tokens, which no other server of this model has");
+    warn!(
+        "the model has no tokenizer.json; a stand-in of bytes and a few words is used, so token counts differ from other servers'"
+    );
     let words = WORDS.iter().map(|word| format!("{SPACE}{word}"));
     let names = (0..vocab_size).map(|number| format!("{SPACE}t{number}"));
     Ok(Tokenizer::from_gguf(GgufVocabulary {
         model: "gpt2".into(),
-        // Whole words are looked up before they are taken apart.
+        // This pre-tokenizer looks up whole words before it splits them.
         pre: Some("llama-bpe".into()),
         tokens: (0..=u8::MAX).map(spelled).chain(words).chain(names).take(vocab_size).collect(),
         add_bos: Some(false),
@@ -27,7 +31,7 @@ pub(super) fn tokenizer(vocab_size: usize) -> Result<Tokenizer> {
     })?)
 }
 
-/// A byte as byte-level vocabularies spell it: visible ones as themselves, the others in order from U+0100 on.
+/// A byte in byte-level vocabularies: visible characters as themselves, others in order from U+0100.
 fn spelled(byte: u8) -> String {
     let visible = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let hidden = (0..byte).filter(|&other| !visible(other)).count() as u32;

@@ -1,10 +1,11 @@
-//! The `Sample` op: its inputs, its result, and the scalar definition that every backend must reproduce.
+//! The `Sample` op: its inputs, its result and the scalar definition that every backend must reproduce.
 //!
-//! Order of operations on a row of logits: log-probabilities are taken from the raw row; then logit bias, forbidden
-//! tokens and the grammar mask, penalties, temperature, min-p, top-k, top-p, draw. Temperature 0 takes the arg-max
-//! after masks and penalties, the lowest id among equals. A row whose token is forced has its log-probabilities alone.
+//! The operations on a row of logits have this order: log-probabilities are taken from the raw row; then come logit
+//! bias, forbidden tokens and the grammar mask, penalties, temperature, min-p, top-k, top-p and the random choice.
+//! Temperature 0 takes the arg-max after masks and penalties, with the lowest id among equals. A row with a forced
+//! token only computes its log-probabilities.
 //!
-//! Whatever the row holds, a token comes out: NaN counts as −∞, and where masks and filters leave nothing, the most
+//! Every row yields a token, whatever it holds: NaN counts as −∞, and if masks and filters leave nothing, the most
 //! likely allowed token is taken (see [`Sampler`]).
 
 mod philox;

@@ -1,11 +1,11 @@
-//! Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a counter-based generator,
-//! so that a draw is a pure function of its key and nothing has to be carried from step to step.
+//! Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), a counter-based generator. A
+//! random number is a pure function of its key, so no state is carried from step to step.
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: u32 = 10;
 
-/// 128 random bits for a counter and a key.
+/// Returns 128 random bits for a counter and a key.
 pub const fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let ([mut c0, mut c1, mut c2, mut c3], [mut k0, mut k1]) = (counter, key);
     let mut round = 0;
@@ -20,7 +20,8 @@ pub const fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     [c0, c1, c2, c3]
 }
 
-/// The uniform number in [0, 1), with 53 random bits, that draws output token `position` of a sequence seeded `seed`.
+/// Returns the uniform number in [0, 1), with 53 random bits, that selects output token `position` of a sequence with
+/// seed `seed`.
 pub fn uniform(seed: u64, position: u32) -> f64 {
     let [high, low, ..] = philox4x32([position, 0, 0, 0], [seed as u32, (seed >> 32) as u32]);
     let bits = (u64::from(high) << 32 | u64::from(low)) >> 11;
@@ -31,7 +32,7 @@ pub fn uniform(seed: u64, position: u32) -> f64 {
 mod tests {
     use super::*;
 
-    /// The known-answer vectors that the authors publish with the generator.
+    /// Checks the known-answer vectors that the authors publish with the generator.
     #[test]
     fn known_answers() {
         assert_eq!(philox4x32([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
@@ -61,7 +62,7 @@ mod tests {
         }
         let expected = f64::from(DRAWS) / 20.0;
         let chi2: f64 = bins.iter().map(|&n| (f64::from(n) - expected).powi(2) / expected).sum();
-        // 99.9 % quantile of chi-square with 19 degrees of freedom.
+        // The limit is the 99.9 % quantile of chi-square with 19 degrees of freedom.
         assert!(chi2 < 43.8, "chi-square {chi2}");
     }
 }

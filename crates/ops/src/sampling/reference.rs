@@ -4,56 +4,55 @@ use std::cmp::Ordering;
 
 use super::{SampleBatch, SampleParams, SampleRow, SampledToken, TokenCounts, TokenLogprobs, philox};
 
-/// First guess at how many of the most likely tokens reach top-p; grown until they do.
+/// Initial estimate of the number of most likely tokens that reach top-p. It grows until they do.
 const NUCLEUS_GUESS: usize = 64;
 
-/// Draws tokens from rows of logits, one row at a time, so that no row can depend on another.
+/// Samples tokens from rows of logits, one row at a time, so that no row can depend on another.
 ///
-/// Where masks leave no token with a logit above −∞, the most likely allowed one is drawn: allowed by the mask and not
-/// forbidden; if there is none, allowed by the mask; if that allows nothing at all, not forbidden.
+/// If masks leave no token with a logit above −∞, the most likely token of the first non-empty set is taken: tokens
+/// allowed by the mask and not forbidden, tokens allowed by the mask, tokens not forbidden.
 ///
-/// Holds the scratch memory: after the first rows of a size nothing more is allocated, but for the log-probabilities
-/// that a row asks for.
+/// Holds the scratch memory: after the first rows of a size it allocates only the requested log-probabilities.
 #[derive(Clone, Debug, Default)]
 pub struct Sampler {
     /// The row after bias, masks and penalties.
     logits: Vec<f32>,
     candidates: Vec<Candidate>,
-    /// Ids, for the most likely tokens to report.
+    /// Ids of the most likely tokens to report.
     ids: Vec<u32>,
 }
 
-/// A token that may be drawn.
+/// A token that may be sampled.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     id: u32,
     logit: f32,
-    /// `exp((logit − largest logit) / temperature)`: its probability but for a common factor.
+    /// Unnormalised probability: `exp((logit − largest logit) / temperature)`.
     weight: f32,
 }
 
 impl Candidate {
-    /// Most likely first, ties by id.
+    /// Orders by descending probability, ties by id.
     fn order(&self, other: &Self) -> Ordering {
         descending(self.logit, other.logit).then(self.id.cmp(&other.id))
     }
 }
 
 impl Sampler {
-    /// An empty sampler.
+    /// Creates a sampler without scratch memory.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Draws a token for each row of `logits`, which holds one row of the same length for each of `batch.rows`, into
-    /// `out` (cleared first).
+    /// Samples a token for each row of `logits` into `out` (cleared first). `logits` holds one row of the same length
+    /// for each of `batch.rows`.
     pub fn sample_batch(&mut self, logits: &[f32], batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) {
         out.clear();
         let vocab = logits.len() / batch.rows.len().max(1);
         out.extend(batch.rows.iter().enumerate().map(|(r, row)| self.sample(&logits[r * vocab..(r + 1) * vocab], row)));
     }
 
-    /// Draws one token from a row of raw logits, or takes the one that is forced.
+    /// Samples one token from a row of raw logits, or takes the forced one.
     pub fn sample(&mut self, logits: &[f32], row: &SampleRow<'_>) -> SampledToken {
         let id = row.forced.unwrap_or_else(|| self.draw(logits, row));
         let logprobs = row.params.logprobs.map(|top| self.logprobs(logits, id, top as usize, row.logprob_ids));
@@ -87,7 +86,58 @@ impl Sampler {
         best
     }
 
-    /// Bias, forbidden tokens, mask and penalties.
+    /// Returns whether a backend may sample `id` from a row of raw logits where this sampler samples another token,
+    /// because its exponentials differ from the ones here by at most a share `error` of their value. Temperature 0 and
+    /// forced tokens use no exponential.
+    pub fn may_draw(&mut self, raw: &[f32], row: &SampleRow<'_>, id: u32, error: f64) -> bool {
+        if row.forced.is_some() || row.params.is_greedy() {
+            return false;
+        }
+        self.adjust(raw, row);
+        let Some(best) = largest(&self.logits) else { return false };
+        self.weigh(best, row.params);
+        let (low, high) = (1.0 - error, 1.0 + error);
+        let min_p = f64::from(row.params.min_p.min(1.0));
+        self.candidates.retain(|c| f64::from(c.weight) * high >= min_p);
+        self.candidates.sort_unstable_by(Candidate::order);
+        if row.params.top_k > 0 {
+            self.candidates.truncate(row.params.top_k as usize);
+        }
+        let (longest, certain) = self.nucleus_sizes(row.params, error);
+        self.candidates.truncate(longest);
+        // Each list of candidates between the shortest and the longest has its own total.
+        let u = philox::uniform(row.params.seed, row.output_position);
+        (certain..=self.candidates.len()).any(|kept| {
+            let kept = &self.candidates[..kept];
+            let Some(chosen) = kept.iter().find(|c| c.id == id) else { return false };
+            let before: f64 = kept.iter().filter(|c| c.id < id).map(|c| f64::from(c.weight)).sum();
+            let total: f64 = kept.iter().map(|c| f64::from(c.weight)).sum();
+            let (target, end) = (u * total, before + f64::from(chosen.weight));
+            target * low <= end * high && target * high >= before * low
+        })
+    }
+
+    /// Returns the maximum and the minimum number of sorted candidates that are kept, for any errors of their weights.
+    fn nucleus_sizes(&self, params: &SampleParams, error: f64) -> (usize, usize) {
+        let (low, high) = (1.0 - error, 1.0 + error);
+        let min_p = f64::from(params.min_p.min(1.0));
+        let by_min_p = self.candidates.partition_point(|c| f64::from(c.weight) * low >= min_p);
+        let total = |count: usize| self.candidates[..count].iter().map(|c| f64::from(c.weight)).sum::<f64>();
+        // Returns the shortest head whose weights, scaled by a factor, reach the nucleus's share of a total.
+        let head = |total: f64, factor: f64| {
+            let (needed, mut reached) = (f64::from(params.top_p) * total, 0.0);
+            let last = self.candidates.iter().position(|c| {
+                reached += f64::from(c.weight) * factor;
+                reached >= needed
+            });
+            last.filter(|_| params.top_p < 1.0).map_or(self.candidates.len(), |at| at + 1)
+        };
+        let longest = head(total(self.candidates.len()) * high, low);
+        let shortest = head(total(by_min_p) * low, high);
+        (longest, shortest.min(by_min_p).clamp(1, longest))
+    }
+
+    /// Applies bias, forbidden tokens, mask and penalties.
     fn adjust(&mut self, raw: &[f32], row: &SampleRow<'_>) {
         self.logits.clear();
         self.logits.extend(raw.iter().map(|&x| if x.is_nan() { f32::NEG_INFINITY } else { x }));
@@ -135,7 +185,7 @@ impl Sampler {
     /// Fills the candidates, by id, with every token above −∞.
     fn weigh(&mut self, best: u32, params: &SampleParams) {
         let largest = self.logits[best as usize];
-        // The first case is not only for speed: ∞ − ∞ is NaN.
+        // The first case is needed for correctness too: ∞ − ∞ is NaN.
         let weight = |x: f32| if x == largest { 1.0 } else { ((x - largest) / params.temperature).exp() };
         self.candidates.clear();
         self.candidates.extend(
@@ -147,10 +197,10 @@ impl Sampler {
         );
     }
 
-    /// Min-p, top-k and top-p. Whether the order of the candidates is lost.
+    /// Applies min-p, top-k and top-p. Returns whether the candidates are no longer ordered by id.
     fn filter(&mut self, params: &SampleParams) -> bool {
         if params.min_p > 0.0 {
-            // The most likely token has weight 1 and always stays.
+            // The most likely token has weight 1 and is always kept.
             self.candidates.retain(|c| c.weight >= params.min_p.min(1.0));
         }
         let top_k = params.top_k as usize;
@@ -166,10 +216,10 @@ impl Sampler {
         by_k || by_p
     }
 
-    /// Keeps the fewest most likely candidates whose probability reaches `top_p`; at least one.
+    /// Keeps the smallest set of most likely candidates whose probability reaches `top_p`, at least one.
     fn keep_nucleus(&mut self, top_p: f32) {
         let needed = f64::from(top_p) * self.candidates.iter().map(|c| f64::from(c.weight)).sum::<f64>();
-        // Sorts only a head of the list: seldom is more of it needed.
+        // Only a head of the list is sorted, because more is rarely needed.
         let (mut sorted, mut sum) = (0, 0.0);
         while sorted < self.candidates.len() {
             let head = (sorted * 8).clamp(NUCLEUS_GUESS, self.candidates.len().max(NUCLEUS_GUESS));
@@ -190,7 +240,8 @@ impl Sampler {
         }
     }
 
-    /// Log-probabilities of the raw row: of `id`, and of `others` or else of the `top` most likely tokens.
+    /// Returns the log-probabilities of the raw row: of `id`, and of `others` or, if that is empty, of the `top` most
+    /// likely tokens.
     fn logprobs(&mut self, raw: &[f32], id: u32, top: usize, others: &[u32]) -> TokenLogprobs {
         let value = |id: u32| match raw.get(id as usize) {
             Some(x) if !x.is_nan() => *x,
@@ -224,25 +275,25 @@ impl Sampler {
     }
 }
 
-/// Larger numbers first, the zeros alike; there are no NaNs here.
+/// Orders larger numbers first and treats both zeros as equal. The input has no NaN.
 fn descending(a: f32, b: f32) -> Ordering {
     b.partial_cmp(&a).unwrap_or(Ordering::Equal)
 }
 
-/// Whether a mask allows a token.
+/// Returns whether a mask allows a token.
 fn allows(mask: &[u32], id: u32) -> bool {
     mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
 }
 
-/// Values that are looked at side by side, as a vocabulary is long.
+/// Number of values that are compared in parallel, because a vocabulary is large.
 const LANES: usize = 16;
 
-/// The largest value; NaN is never it, and −∞ is it where there is no other. Inlined, so that it becomes what the caller's
-/// instruction set has.
+/// Returns the largest value. NaN is ignored, and −∞ is returned if there is no other value. Inlined, so that it is
+/// compiled for the caller's instruction set.
 #[inline(always)]
 pub fn largest_value(row: &[f32]) -> f32 {
     let (chunks, rest) = row.as_chunks::<LANES>();
-    // Not `f32::max`, which would have to look for NaN: a comparison with it is false.
+    // `f32::max` would have to check for NaN; a comparison with NaN is simply false.
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; LANES];
     for chunk in chunks {
@@ -253,7 +304,7 @@ pub fn largest_value(row: &[f32]) -> f32 {
     lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &b| larger(a, b))
 }
 
-/// The lowest id of the largest value above −∞; NaN is never it.
+/// Returns the lowest id of the largest value above −∞ and ignores NaN.
 pub fn largest(row: &[f32]) -> Option<u32> {
     let largest = largest_value(row);
     if largest == f32::NEG_INFINITY {
@@ -265,7 +316,7 @@ pub fn largest(row: &[f32]) -> Option<u32> {
     row[from..].iter().position(|&x| x == largest).map(|at| (from + at) as u32)
 }
 
-/// As [`largest`], among the `allowed`.
+/// Does the same as [`largest`] for the `allowed` ids.
 fn argmax(row: &[f32], allowed: impl Fn(u32) -> bool) -> Option<u32> {
     let mut best = (None, f32::NEG_INFINITY);
     for (id, &x) in row.iter().enumerate() {
@@ -276,7 +327,7 @@ fn argmax(row: &[f32], allowed: impl Fn(u32) -> bool) -> Option<u32> {
     best.0
 }
 
-/// The token of a row of which nothing is left, see [`Sampler`].
+/// Returns the token of a row in which no candidate is left, see [`Sampler`].
 fn fallback(raw: &[f32], row: &SampleRow<'_>) -> u32 {
     let masked = |id: u32| row.mask.is_none_or(|mask| allows(mask, id));
     let forbidden = |id: u32| row.forbidden.contains(&id);

@@ -1,44 +1,44 @@
-//! What the `Sample` op reads and writes.
+//! Inputs and results of the `Sample` op.
 
 use crate::BackendError;
 
-/// What one row asks of the sampler. Plain numbers: ranges are checked where the request is parsed.
+/// Sampling parameters of a row. The code that parses the request checks the ranges.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleParams {
-    /// 0 means greedy.
+    /// Temperature; 0 means greedy.
     pub temperature: f32,
-    /// Keep the k most likely tokens; 0 keeps all.
+    /// Number of most likely tokens to keep; 0 keeps all.
     pub top_k: u32,
-    /// Keep the smallest set whose probability reaches p; 1 keeps all.
+    /// Probability that the smallest set of kept tokens must reach; 1 keeps all.
     pub top_p: f32,
-    /// Drop tokens less likely than this fraction of the most likely one; 0 keeps all.
+    /// Minimum probability as a fraction of the most likely token's; 0 keeps all.
     pub min_p: f32,
-    /// Subtracted once from the logit of every token already generated.
+    /// Penalty subtracted once from the logit of every token already generated.
     pub presence_penalty: f32,
-    /// Subtracted from a logit for each time its token was generated.
+    /// Penalty subtracted from a logit for each time its token was generated.
     pub frequency_penalty: f32,
-    /// Divides positive and multiplies negative logits of tokens in prompt or output; 1 is off.
+    /// Factor that divides positive and multiplies negative logits of tokens in prompt or output; 1 turns it off.
     pub repetition_penalty: f32,
-    /// Key of the random draws.
+    /// Random seed.
     pub seed: u64,
-    /// Number of most likely tokens to report beside the drawn one; `None` reports no log-probabilities.
+    /// Number of most likely tokens to report beside the sampled one; `None` reports no log-probabilities.
     pub logprobs: Option<u32>,
 }
 
 impl SampleParams {
-    /// Whether the most likely token is taken; a temperature that is no number counts as 0.
+    /// Returns whether the most likely token is taken. A temperature of NaN counts as 0.
     pub fn is_greedy(&self) -> bool {
         self.temperature <= 0.0 || self.temperature.is_nan()
     }
 
-    /// Whether the row's [`TokenCounts`] matter.
+    /// Returns whether the row's [`TokenCounts`] are needed.
     pub fn needs_counts(&self) -> bool {
         self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repetition_penalty != 1.0
     }
 }
 
 impl Default for SampleParams {
-    /// Greedy, nothing filtered, no log-probabilities.
+    /// Returns greedy sampling without filters and log-probabilities.
     fn default() -> Self {
         Self {
             temperature: 0.0,
@@ -54,17 +54,18 @@ impl Default for SampleParams {
     }
 }
 
-/// Tokens a sequence has seen, for the penalties. Owned by the runner, one a slot, updated with each drawn token.
+/// Counts of the tokens of a sequence, for the penalties. The runner owns one per slot and updates it with each sampled
+/// token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenCounts {
-    /// Ids of the prompt, ascending, no duplicates.
+    /// Ids of the prompt, ascending, without duplicates.
     pub prompt: Vec<u32>,
     /// `(id, times generated)`, ascending by id.
     pub output: Vec<(u32, u32)>,
 }
 
 impl TokenCounts {
-    /// Counts of a sequence: its prompt, and what it has generated already (a preempted one that comes back).
+    /// Counts the tokens of a sequence: its prompt, and its output before a preemption.
     pub fn new(prompt: &[u32], output: &[u32]) -> Self {
         let mut prompt = prompt.to_vec();
         prompt.sort_unstable();
@@ -83,30 +84,30 @@ impl TokenCounts {
     }
 }
 
-/// One sampled row.
+/// Sampler input of a row.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleRow<'a> {
-    /// What to do.
+    /// Sampling parameters.
     pub params: &'a SampleParams,
-    /// Index of the output token in its sequence, 0 for the first: with the seed, the key of the draw.
+    /// Index of the output token in its sequence, from 0. Seed and index together determine the random number.
     pub output_position: u32,
-    /// Seen tokens; `None` where no penalty is on.
+    /// Counts of the tokens seen; `None` without penalties.
     pub counts: Option<&'a TokenCounts>,
-    /// Added to the logits.
+    /// Values added to the logits, as `(id, value)`.
     pub logit_bias: &'a [(u32, f32)],
-    /// Never drawn (end-of-sequence and stop ids below `min_tokens`).
+    /// Ids that are never sampled (end-of-sequence and stop ids below `min_tokens`).
     pub forbidden: &'a [u32],
-    /// Bit `id` of word `id / 32` set = allowed; `None` allows all. Holds ⌈V / 32⌉ words.
+    /// Mask of ⌈V / 32⌉ words, in which bit `id % 32` of word `id / 32` allows a token; `None` allows all.
     pub mask: Option<&'a [u32]>,
-    /// The token is given: nothing is drawn, whatever else is set, and only its log-probabilities are reported.
+    /// Token to take instead of sampling, whatever else is set. Only its log-probabilities are computed.
     pub forced: Option<u32>,
-    /// If not empty and log-probabilities are reported: the tokens to report beside the row's own, in place of the most
-    /// likely ones. Repetitions count once; an id beyond the vocabulary has the log-probability −∞.
+    /// Tokens to report beside the row's own instead of the most likely ones, if not empty and log-probabilities are
+    /// reported. Duplicates count once. An id beyond the vocabulary has the log-probability −∞.
     pub logprob_ids: &'a [u32],
 }
 
 impl<'a> SampleRow<'a> {
-    /// A row of which nothing but the parameters is set, the first of its sequence.
+    /// Creates a row with parameters only, at the first output position.
     pub const fn new(params: &'a SampleParams) -> Self {
         Self {
             params,
@@ -120,14 +121,14 @@ impl<'a> SampleRow<'a> {
         }
     }
 
-    /// Whether the row's token is the largest of its logits as they are, the lowest id among equals, and nothing else is
-    /// asked of it. Where no logit is above −∞, [`Sampler`](super::Sampler) says what comes out.
+    /// Returns whether the row's token is simply the largest of its unchanged logits, the lowest id among equals, with
+    /// nothing else to compute. [`Sampler`](super::Sampler) defines the token if no logit is above −∞.
     pub fn wants_the_largest(&self) -> bool {
         let free = self.forced.is_none() && self.params.logprobs.is_none();
         free && self.params.is_greedy() && self.takes_logits_as_they_are()
     }
 
-    /// Whether nothing changes the logits before a token is chosen.
+    /// Returns whether the logits stay unchanged before a token is chosen.
     pub(crate) const fn takes_logits_as_they_are(&self) -> bool {
         self.counts.is_none() && self.logit_bias.is_empty() && self.forbidden.is_empty() && self.mask.is_none()
     }
@@ -136,15 +137,15 @@ impl<'a> SampleRow<'a> {
 /// The rows of a step, in the order of [`StepBatch::sampled_rows`](crate::StepBatch::sampled_rows).
 #[derive(Clone, Copy, Debug)]
 pub struct SampleBatch<'a> {
-    /// R rows.
+    /// Rows, R of them.
     pub rows: &'a [SampleRow<'a>],
 }
 
 impl SampleBatch<'_> {
-    /// That there is a row for each that the last forward pass left.
+    /// Checks that there is a row for each one of the last forward pass.
     ///
     /// # Errors
-    /// [`BackendError::Failed`], which tells both numbers.
+    /// Returns [`BackendError::Failed`] with both numbers.
     pub fn check(&self, backend: &'static str, left: usize) -> Result<(), BackendError> {
         let wanted = self.rows.len();
         if wanted == left {
@@ -155,22 +156,23 @@ impl SampleBatch<'_> {
     }
 }
 
-/// A drawn token, or the forced one.
+/// A sampled or forced token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampledToken {
-    /// Its id.
+    /// Token id.
     pub id: u32,
-    /// Present if the row asked for log-probabilities.
+    /// Log-probabilities, if the row requested them.
     pub logprobs: Option<TokenLogprobs>,
 }
 
 /// Log-probabilities of the raw distribution (before bias, penalties and temperature).
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprobs {
-    /// Of the row's token.
+    /// Log-probability of the row's token.
     pub logprob: f32,
-    /// 1 for the most likely token.
+    /// Rank of the token; 1 is the most likely one.
     pub rank: u32,
-    /// `(id, log-probability)` of the most likely tokens, or of [`SampleRow::logprob_ids`]; descending, ties by id.
+    /// `(id, log-probability)` of the most likely tokens, or of [`SampleRow::logprob_ids`], in descending order, ties
+    /// by id.
     pub top: Vec<(u32, f32)>,
 }

@@ -3,7 +3,8 @@
 use super::TestRng;
 use crate::{BlockTables, Program, StepBatch};
 
-/// A position of the token at a place of its sequence. Those after the first differ from it, and repeat, as in an image.
+/// Returns position number `stream` of the token at index `place` of its sequence. Positions after the first differ
+/// from it and repeat, as in an image.
 pub fn position(place: usize, stream: usize) -> u32 {
     let position = match stream {
         0 => place,
@@ -13,14 +14,14 @@ pub fn position(place: usize, stream: usize) -> u32 {
     position as u32
 }
 
-/// Cuts sequences into steps, as an engine would: hands out blocks and writes [`StepBatch`]es. Every row is
-/// sampled, and returned.
+/// Divides sequences into steps as an engine would: allocates blocks and writes [`StepBatch`]es. Every row is sampled
+/// and returned.
 #[derive(Clone, Debug)]
 pub struct PagedBatches {
     block_size: usize,
-    /// Per KV group, blocks that are free, in random order.
+    /// Free blocks per KV group, in random order.
     free: Vec<Vec<u32>>,
-    /// Positions of a token.
+    /// Number of positions per token.
     streams: usize,
     sequences: Vec<Sequence>,
 }
@@ -29,12 +30,12 @@ pub struct PagedBatches {
 struct Sequence {
     tokens: Vec<u32>,
     computed: usize,
-    /// Per KV group.
+    /// Block tables per KV group.
     tables: Vec<Vec<u32>>,
 }
 
 impl PagedBatches {
-    /// No sequences, and `blocks` blocks in each of `groups` KV groups, the null block included.
+    /// Creates an empty set of sequences and `blocks` blocks in each of `groups` KV groups, including the null block.
     pub fn new(block_size: usize, groups: usize, blocks: usize, rng: &mut TestRng) -> Self {
         let shuffled = |_| {
             let mut ids: Vec<u32> = (1..blocks as u32).collect();
@@ -46,20 +47,21 @@ impl PagedBatches {
         Self { block_size, free: (0..groups).map(shuffled).collect(), streams: 1, sequences: Vec::new() }
     }
 
-    /// The same for a program: with its KV groups, and as many positions for a token as it turns by.
+    /// Creates the same for a program, with its KV groups and its number of positions per token.
     pub fn of(program: &Program, block_size: usize, blocks: usize, rng: &mut TestRng) -> Self {
         let streams = program.position_streams();
         Self { streams, ..Self::new(block_size, program.kv_groups.len(), blocks, rng) }
     }
 
-    /// Adds a sequence of which nothing is computed; its number.
+    /// Adds a sequence without computed tokens and returns its number.
     pub fn add(&mut self, tokens: Vec<u32>) -> usize {
         self.sequences.push(Sequence { tokens, computed: 0, tables: vec![Vec::new(); self.free.len()] });
         self.sequences.len() - 1
     }
 
-    /// Adds a sequence whose first blocks are those of another, as a prefix-cache hit does; its number. As many whole
-    /// blocks are shared as both have in common and `of` has computed, but for the last token of `tokens`.
+    /// Adds a sequence that shares its first blocks with sequence `of`, as after a prefix-cache hit, and returns its
+    /// number. The shared blocks are the whole blocks that both have in common and `of` has computed, without the last
+    /// token of `tokens`.
     pub fn add_sharing(&mut self, of: usize, tokens: Vec<u32>) -> usize {
         let other = &self.sequences[of];
         let common = other.tokens[..other.computed].iter().zip(&tokens).take_while(|(a, b)| a == b).count();
@@ -69,25 +71,25 @@ impl PagedBatches {
         self.sequences.len() - 1
     }
 
-    /// The tokens of a sequence.
+    /// Returns the tokens of a sequence.
     pub fn tokens(&self, sequence: usize) -> &[u32] {
         &self.sequences[sequence].tokens
     }
 
-    /// Tokens of a sequence that are yet to be computed.
+    /// Returns the number of tokens of a sequence that are not computed yet.
     pub fn left(&self, sequence: usize) -> usize {
         self.sequences[sequence].tokens.len() - self.sequences[sequence].computed
     }
 
-    /// Tokens of a sequence that have been computed.
+    /// Returns the number of tokens of a sequence that have been computed.
     pub fn computed(&self, sequence: usize) -> usize {
         self.sequences[sequence].computed
     }
 
-    /// A step that computes the next `count` tokens of each `(sequence, count)`.
+    /// Returns a step that computes the next `count` tokens of each `(sequence, count)`.
     ///
     /// # Panics
-    /// If blocks run out or a sequence has too few tokens.
+    /// Panics if blocks run out or a sequence has too few tokens.
     pub fn step(&mut self, parts: &[(usize, usize)]) -> StepBatch {
         let groups = self.free.len();
         let mut batch = StepBatch {

@@ -1,7 +1,8 @@
-//! What the tests of every backend share: random models of any shape, their meaning in plain f64, and paged batches.
+//! Shared test code for all backends: random models of any shape, their exact results in plain f64, and paged batches.
 //!
-//! A backend is right if, for every [`TinyModel`], its logits are near those of its [`Reference`]; and, where it
-//! claims so, if a row's bits are the same however [`PagedBatches`] cuts the sequences into steps: [`suite`] says all of it.
+//! A backend is correct if its logits are close to those of the [`Reference`] for every [`TinyModel`] and, if it claims
+//! so, if a row's bits do not depend on how [`PagedBatches`] divides the sequences into steps. [`suite`] tests all of
+//! this.
 
 mod batches;
 mod model;
@@ -17,7 +18,7 @@ pub use reference::{Reference, Rounding, erf};
 pub struct TestRng(pub u64);
 
 impl TestRng {
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -26,17 +27,17 @@ impl TestRng {
         z ^ (z >> 31)
     }
 
-    /// A whole number below `bound`, which is not 0.
+    /// Returns an integer below `bound`, which must not be 0.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.next_u64() % bound as u64) as usize
     }
 
-    /// Uniform in [-1, 1).
+    /// Returns a uniform number in [-1, 1).
     pub fn signed(&mut self) -> f32 {
         (self.next_u64() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
-    /// That many token ids of a vocabulary.
+    /// Returns `count` token ids of a vocabulary.
     pub fn tokens(&mut self, count: usize, vocab_size: usize) -> Vec<u32> {
         (0..count).map(|_| self.below(vocab_size) as u32).collect()
     }

@@ -10,27 +10,27 @@ use crate::{
     WeightPart, WeightSource,
 };
 
-/// Over what q and k are normalised.
+/// Range over which q and k are normalised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNormWidth {
-    /// Each head by itself.
+    /// Each head separately.
     Head,
     /// The whole row.
     Row,
 }
 
-/// The shape of a random decoder; every field is a feature that some architecture has.
+/// Shape of a random decoder. Every field is a feature that some architecture has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TinyModel {
-    /// V.
+    /// Vocabulary size V.
     pub vocab_size: usize,
-    /// H.
+    /// Hidden size H.
     pub hidden: usize,
-    /// Columns of the gated activation.
+    /// Number of columns of the gated activation.
     pub inner: usize,
-    /// Of every layer.
+    /// Head shape of every layer.
     pub heads: HeadShape,
-    /// KV group of each layer; as many layers.
+    /// KV group of each layer. The length is the number of layers.
     pub layers: Vec<usize>,
     /// Window of each KV group.
     pub windows: Vec<Option<usize>>,
@@ -38,13 +38,13 @@ pub struct TinyModel {
     pub rope: Option<Rope>,
     /// Norm of q and k.
     pub qk_norm: Option<QkNormWidth>,
-    /// Of every norm.
+    /// Kind of every norm.
     pub norm: NormKind,
-    /// Norms multiply by `1 + w`.
+    /// Whether norms multiply by `1 + w`.
     pub unit_offset: bool,
-    /// The projections have biases.
+    /// Whether the projections have biases.
     pub biases: bool,
-    /// The head is the embedding table.
+    /// Whether the head is the embedding table.
     pub tied: bool,
     /// Activation.
     pub glu: GluKind,
@@ -52,16 +52,17 @@ pub struct TinyModel {
     pub attention_softcap: Option<f32>,
     /// Cap of logits.
     pub logits_softcap: Option<f32>,
-    /// Factor on embeddings, and on logits.
+    /// Factors of embeddings and of logits.
     pub scales: (f32, f32),
-    /// Of the matrices whose rows are whole blocks of it; everything else is F32. Only with F32 has the model a reference.
+    /// Storage type of matrices whose rows are whole blocks of it. All other weights are F32. The model has a reference
+    /// only with F32.
     pub storage: StorageType,
-    /// Of the weights.
+    /// Random seed of the weights.
     pub seed: u64,
 }
 
 impl Default for TinyModel {
-    /// A two-layer Llama.
+    /// Returns a two-layer Llama.
     fn default() -> Self {
         let rope = Rope {
             style: crate::RopeStyle::NeoX,
@@ -93,16 +94,16 @@ impl Default for TinyModel {
 }
 
 impl TinyModel {
-    /// The program and its weights.
+    /// Returns the program and its weights.
     pub fn build(&self) -> Result<(Program, MemoryWeights), ProgramError> {
         Build::new(self).finish()
     }
 }
 
-/// The tensors of a checkpoint that is not a file.
+/// Tensors of a checkpoint in memory.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryWeights {
-    /// By name.
+    /// Tensors by name.
     pub tensors: HashMap<String, TensorData<'static>>,
 }
 
@@ -154,7 +155,7 @@ impl<'a> Build<'a> {
         Ok((self.builder.finish()?, self.weights))
     }
 
-    /// `x` is the residual stream; `pending`, if any, is still to be added to it.
+    /// Appends an attention layer. `x` is the residual stream; `pending`, if any, is still to be added to it.
     fn attention(&mut self, index: usize, group: usize, x: BufferId, y: BufferId, pending: Option<BufferId>) {
         let m = self.model;
         let heads = m.heads;
@@ -203,7 +204,7 @@ impl<'a> Build<'a> {
 
     fn head(&mut self, x: BufferId, y: BufferId, table: WeightId) {
         let m = self.model;
-        // The last addition is a product's epilogue, so that this form is used too.
+        // The last addition uses a product's epilogue, so that this form is tested too.
         self.linear("last", &[m.hidden], y, Some(x), x);
         let norm = self.norm_weights("final");
         let pooled = self.builder.buffer("pooled", Rows::Pooled, m.hidden);
@@ -224,7 +225,7 @@ impl<'a> Build<'a> {
         self.push_norm(weights, input, add, out);
     }
 
-    /// Weight and bias.
+    /// Declares the weight and bias of a norm.
     fn norm_weights(&mut self, name: &str) -> (WeightId, Option<WeightId>) {
         let weight = self.vector(&format!("{name}.norm"), self.model.hidden);
         let bias = match self.model.norm {
@@ -247,7 +248,7 @@ impl<'a> Build<'a> {
 
     fn linear(&mut self, name: &str, parts: &[usize], input: BufferId, add: Option<BufferId>, out: BufferId) {
         let weight = self.matrix(name, parts, self.cols(input), 1.5);
-        // A fused bias: one column, with the parts of its weight.
+        // A fused bias has one column and the parts of its weight.
         let bias = self.model.biases.then(|| self.matrix(&format!("{name}.bias"), parts, 1, 0.3));
         self.builder.push(Op::Linear(Linear { weight, bias, input, add, out }));
     }
@@ -256,7 +257,7 @@ impl<'a> Build<'a> {
         self.builder.buffer_cols(id)
     }
 
-    /// A weight of row parts; elements within `gain / sqrt(cols)`.
+    /// Declares a weight of row parts with elements within `gain / sqrt(cols)`.
     fn matrix(&mut self, name: &str, parts: &[usize], cols: usize, gain: f32) -> WeightId {
         let scale = gain / (cols as f32).sqrt();
         let fits = cols > 1 && self.model.storage.bytes_for(cols).is_some();
@@ -272,7 +273,7 @@ impl<'a> Build<'a> {
         self.builder.weight(name, cols, parts)
     }
 
-    /// A vector of elements around one.
+    /// Declares a vector of elements around 1.
     fn vector(&mut self, name: &str, len: usize) -> WeightId {
         let values: Vec<f32> = (0..len).map(|_| 1.0 + 0.3 * self.rng.signed()).collect();
         self.weights.insert(name, vec![len], &values);
@@ -281,10 +282,10 @@ impl<'a> Build<'a> {
     }
 }
 
-/// Random elements in whole blocks of a storage type, most of them within `scale` of zero.
+/// Generates random elements in whole blocks of a storage type, most of them within `scale` of zero.
 ///
 /// # Panics
-/// If the elements fill no whole number of blocks.
+/// Panics if the elements do not fill whole blocks.
 pub fn random_blocks(storage: StorageType, elements: usize, scale: f32, rng: &mut TestRng) -> Vec<u8> {
     let len = storage.bytes_for(elements).expect("whole blocks");
     let element = |rng: &mut TestRng| rng.signed() * scale;
@@ -307,7 +308,8 @@ pub fn random_blocks(storage: StorageType, elements: usize, scale: f32, rng: &mu
     }
 }
 
-/// Where a block's f16 scales and minima are, and what shares of the elements' size make them small enough.
+/// Returns the offsets of a block's f16 scales and minima, and the factor of the elements' size that keeps each small
+/// enough.
 const fn scales_of(storage: StorageType) -> &'static [(usize, f32)] {
     match storage {
         StorageType::F32 | StorageType::F16 | StorageType::BF16 => &[],
@@ -324,7 +326,7 @@ const fn scales_of(storage: StorageType) -> &'static [(usize, f32)] {
     }
 }
 
-/// The bits of the f16 that a number is cut to; 0 for one too small for a normal f16.
+/// Returns the bits of a number truncated to f16, or 0 if it is too small for a normal f16.
 fn half_bits(x: f32) -> u16 {
     let bits = x.to_bits();
     let (sign, exponent) = ((bits >> 16 & 0x8000) as u16, (bits >> 23 & 0xff) as i32 - 127 + 15);

@@ -1,4 +1,4 @@
-//! The meaning of every op, in the most literal f64.
+//! Exact results of every op, in the most literal f64.
 
 use super::{MemoryWeights, TestRng, TinyModel, position};
 use crate::{
@@ -8,45 +8,46 @@ use crate::{
 
 pub(super) type Rows = Vec<Vec<f64>>;
 
-/// Disturbed runs, the worst of which says what rounding may do to a model.
+/// Number of disturbed runs. The worst of them bounds the effect of rounding on a model.
 const DISTURBED: u64 = 8;
 
-/// How far the queries, keys and values of attention may be from what they should be.
+/// Maximum error of the queries, keys and values of attention.
 ///
-/// Most backends keep keys and values in fewer bits than they compute with. What that does to the results is a property of the
-/// model: a norm over a few columns may enlarge it a hundredfold. So it is measured, by disturbing the exact meaning that much.
+/// Most backends store keys and values in fewer bits than they compute with. The effect on the results depends on the
+/// model: a norm over few columns may amplify it a hundredfold. It is therefore measured by disturbing the exact
+/// results to the same extent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rounding {
-    /// Of each number.
+    /// Error relative to each number.
     relative: f64,
-    /// Of the largest of the head's numbers.
+    /// Error relative to the largest number of the head.
     of_largest: f64,
 }
 
 impl Rounding {
-    /// None that matters: arithmetic in f32.
+    /// No significant rounding: arithmetic in f32.
     pub const F32: Self = Self { relative: 0.0, of_largest: 0.0 };
-    /// To bf16, which has 8 bits of fraction with the one that is not stored.
+    /// Rounding to bf16, which has 8 bits of fraction including the implicit one.
     pub const BF16: Self = Self { relative: 1.0 / 256.0, of_largest: 0.0 };
-    /// Keys and values to whole multiples of 1/127 of their head's largest; queries to bf16.
+    /// Rounding of keys and values to multiples of 1/127 of the head's largest, and of queries to bf16.
     pub const INT8: Self = Self { relative: 1.0 / 256.0, of_largest: 1.0 / 254.0 };
 }
 
-/// A model, a sequence and what the one makes of the other, in f64.
+/// A model, a sequence and the exact results, in f64.
 pub struct Reference {
     pub(super) program: Program,
     pub(super) weights: MemoryWeights,
     pub(super) tokens: Vec<u32>,
     pub(super) exact: Meaning,
-    /// What else might be found after rounding.
+    /// Results under random rounding errors.
     pub(super) disturbed: Vec<Meaning>,
 }
 
 impl Reference {
-    /// For so many random tokens.
+    /// Computes the results for `tokens` random tokens.
     ///
     /// # Panics
-    /// If the model is not well formed, or its weights are not stored as F32.
+    /// Panics if the model is malformed or its weights are not stored as F32.
     pub fn new(model: &TinyModel, tokens: usize, rounding: Rounding) -> Self {
         let (program, weights) = model.build().expect("the model is well formed");
         let tokens = TestRng(model.seed ^ 1).tokens(tokens, model.vocab_size);
@@ -63,24 +64,24 @@ impl Reference {
     }
 }
 
-/// What a program makes of a sequence, by token.
+/// Results of a program for a sequence, by token.
 pub(super) struct Meaning {
-    /// Row t is what token t + 1 would be drawn from.
+    /// Logits. Row t is the distribution of token t + 1.
     pub logits: Rows,
-    /// Hidden states; none if the program returns none.
+    /// Hidden states; empty if the program returns none.
     pub hidden: Rows,
 }
 
-/// Draws what [`Rounding`] may do.
+/// Generates random errors within a [`Rounding`].
 struct Disturbance {
     rounding: Rounding,
     rng: TestRng,
-    /// Whether all tokens are disturbed alike, as equal tokens are rounded alike.
+    /// Whether all tokens get the same error, because equal tokens are rounded alike.
     is_shared: bool,
 }
 
 impl Disturbance {
-    /// Of one layer's queries, keys or values, by token.
+    /// Disturbs one layer's queries, keys or values, by token.
     fn disturb(&mut self, rows: &mut Rows, dim: usize) {
         let Rounding { relative, of_largest } = self.rounding;
         let start = self.rng.clone();
@@ -98,7 +99,7 @@ impl Disturbance {
     }
 }
 
-/// The exact meaning of a program for `tokens`, which are a whole sequence; or the disturbed one.
+/// Computes the results of a program for `tokens`, a whole sequence, exactly or with disturbance.
 ///
 /// Nothing is paged: keys and values are lists.
 fn meaning(
@@ -121,7 +122,7 @@ fn meaning(
     Ok(Meaning { logits: std::mem::take(&mut interpreter.buffers[out.0]), hidden })
 }
 
-/// A weight as rows.
+/// Reads a weight as rows.
 fn read(weight: &crate::Weight, source: &dyn WeightSource) -> Result<Rows, WeightError> {
     let mut values = Vec::new();
     for part in &weight.parts {
@@ -135,7 +136,7 @@ struct Interpreter {
     disturbance: Option<Disturbance>,
     weights: Vec<Rows>,
     buffers: Vec<Rows>,
-    /// Keys and values by group and layer.
+    /// Keys and values, by group and layer.
     kv: Vec<Vec<(Rows, Rows)>>,
 }
 
@@ -169,7 +170,7 @@ impl Interpreter {
                 };
                 (op.out, self.buffer(op.input).iter().map(half).collect())
             }
-            // Every row is sampled, and returned.
+            // Every row is sampled and returned.
             Op::GatherRows { input, out } => (*out, self.buffer(*input).clone()),
             Op::Logits(op) => (op.out, self.logits(op)),
             Op::Sample { logits } => (*logits, self.buffer(*logits).clone()),
@@ -294,7 +295,7 @@ fn normalise(kind: NormKind, x: &[f64], weight: &[f64], bias: Option<&[f64]>, ep
     x.iter().zip(weight).enumerate().map(|(i, (x, w))| (x - mean) / root * (w + offset) + bias(i)).collect()
 }
 
-/// `place` is the token's in its sequence.
+/// Applies the rotary embedding to a head. `place` is the token's index in its sequence.
 fn rotate(head: &mut [f64], rope: &Rope, place: usize) {
     for (i, frequency) in rope.inv_freq.iter().enumerate() {
         let (a, b) = match rope.style {
@@ -319,7 +320,7 @@ fn activation(kind: GluKind, x: f64) -> f64 {
     }
 }
 
-/// The error function by its Taylor series; beyond 4 it is 1 to within 2e-8.
+/// Computes the error function by its Taylor series; beyond 4 it is 1 to within 2e-8.
 pub fn erf(x: f64) -> f64 {
     if x.abs() > 4.0 {
         return x.signum();

@@ -1,4 +1,4 @@
-//! What every backend must do, whatever it is made of.
+//! Tests that every backend must pass.
 
 use std::borrow::Cow;
 
@@ -18,15 +18,15 @@ const BLOCKS: usize = 64;
 
 /// A backend under test.
 pub struct Suite<'a> {
-    /// Makes one without a model.
+    /// Creates a backend without a model.
     pub backend: &'a dyn Fn() -> Box<dyn Backend>,
-    /// Of a result's error against f64, relative to the largest result, beyond what its rounding explains.
+    /// Limit on a result's error against f64, relative to the largest result, beyond the effect of rounding.
     pub worst: f64,
-    /// The same in the mean.
+    /// Limit on the mean of these errors.
     pub mean: f64,
 }
 
-/// Errors of results, relative to the largest: of one, and the mean.
+/// Errors of results relative to the largest: the worst one and the mean.
 struct Errors {
     worst: f64,
     mean: f64,
@@ -37,7 +37,7 @@ impl Errors {
         let expected = expected.iter().flatten();
         let largest = expected.clone().fold(1.0f64, |m, x| m.max(x.abs()));
         let differences: Vec<f64> = found.zip(expected).map(|(x, expected)| (x - expected).abs() / largest).collect();
-        // Not `f64::max`, which would pass over NaN.
+        // `f64::max` would ignore NaN.
         let worst = differences.iter().fold(0.0, |m: f64, &x| if m >= x { m } else { x });
         Self { worst, mean: differences.iter().sum::<f64>() / differences.len() as f64 }
     }
@@ -53,7 +53,7 @@ fn first_batch(tokens: usize) -> StepBatch {
     batches.step(&[(sequence, tokens)])
 }
 
-/// The logits of a step's rows, then the hidden state of each, as bits.
+/// Returns the logits of a step's rows, then the hidden state of each, as bits.
 fn run(backend: &mut dyn Backend, program: &Program, batch: &StepBatch) -> Vec<Vec<u32>> {
     backend.forward(batch).expect("the step runs");
     let logits = backend.logits().expect("there are logits");
@@ -72,7 +72,7 @@ impl Suite<'_> {
         backend
     }
 
-    /// The logits and hidden states of every token of a sequence that is alone and prefilled in one step.
+    /// Returns the logits and hidden states of every token of a sequence that runs alone and is prefilled in one step.
     fn alone(&self, program: &Program, weights: &MemoryWeights, tokens: &[u32]) -> Vec<Vec<u32>> {
         let mut batches = PagedBatches::of(program, BLOCK, BLOCKS, &mut TestRng(1));
         let sequence = batches.add(tokens.to_vec());
@@ -80,13 +80,14 @@ impl Suite<'_> {
         run(&mut *self.loaded(program, weights), program, &batch)
     }
 
-    /// Every row of a sequence is near the naive f64 meaning of the ops, with a backend that computes and remembers in f32.
+    /// Checks that every row of a sequence is close to the exact f64 result, for a backend that computes and stores in
+    /// f32.
     pub fn near_reference(&self, model: &TinyModel, tokens: usize) -> Result<(), TestCaseError> {
         self.near_meaning(&Reference::new(model, tokens, Rounding::F32), 0.0)
     }
 
-    /// Every row of a sequence is as near its meaning as the worst of the disturbed ones, times `margin`: the backend's own rounding
-    /// is another draw.
+    /// Checks that every row's error is at most `margin` times that of the worst disturbed run, because the backend's
+    /// own rounding is another random disturbance.
     pub fn near_meaning(&self, reference: &Reference, margin: f64) -> Result<(), TestCaseError> {
         let Reference { program, weights, tokens, exact, disturbed } = reference;
         let found = self.alone(program, weights, tokens);
@@ -98,7 +99,7 @@ impl Suite<'_> {
         self.near(&hidden, &exact.hidden, disturbed.iter().map(|meaning| &meaning.hidden), margin)
     }
 
-    /// `disturbed`: what else might have been found.
+    /// Checks the errors. `disturbed` are the results under random rounding errors.
     fn near<'a>(
         &self,
         found: &[&[u32]],
@@ -121,7 +122,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// Cuts sequences into steps at random and compares every row's bits with those of the sequence alone.
+    /// Divides sequences into random steps and compares every row's bits with those of the sequence alone.
     pub fn same_bits(&self, model: &TinyModel, seed: u64) -> Result<(), TestCaseError> {
         let (program, weights) = &model.build().expect("the model is well formed");
         let mut rng = TestRng(seed);
@@ -134,7 +135,7 @@ impl Suite<'_> {
             expected.push(self.alone(program, weights, &tokens));
             batches.add(tokens);
         }
-        // Shares the blocks of the first once those are computed.
+        // The sequence shares the blocks of the first once they are computed.
         let mut sharing = None;
         while (0..expected.len()).any(|s| batches.left(s) > 0) || sharing.is_none() {
             if batches.left(0) == 0 && sharing.is_none() {
@@ -164,7 +165,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// A checkpoint that does not fit its program is an error that says what is wrong.
+    /// Checks that a checkpoint which does not match its program gives an error that describes the mismatch.
     pub fn unfit_checkpoints_are_errors(&self) {
         assert_eq!(self.load_error(|w| drop(w.tensors.remove("last.0"))), "the checkpoint has no tensor 'last.0'");
         let edit = |f: fn(&mut TensorData<'static>)| {
@@ -190,7 +191,7 @@ impl Suite<'_> {
         (self.backend)().load(&program, &weights, &mut |_| {}).expect_err("it does not fit").to_string()
     }
 
-    /// Progress counts the checkpoint's bytes.
+    /// Checks that progress counts the checkpoint's bytes.
     pub fn progress_is_in_bytes(&self) {
         let (program, weights) = tiny();
         let mut seen = Vec::new();
@@ -202,7 +203,7 @@ impl Suite<'_> {
         assert!(backend.weight_bytes() >= program.weight_bytes());
     }
 
-    /// A weight that cannot be held is an error.
+    /// Checks that a weight too large to allocate gives an error.
     pub fn too_large_weights_are_errors(&self) {
         let mut b = crate::ProgramBuilder::new("large", 1 << 30);
         let x = b.buffer("x", crate::Rows::Sampled, 1 << 28);
@@ -222,7 +223,7 @@ impl Suite<'_> {
         assert!(error.starts_with("not enough memory for weight 'table': 1152921504606846976 bytes"), "{error}");
     }
 
-    /// A KV cache that cannot be is an error, and one that can be is used.
+    /// Checks that an impossible KV cache gives an error and that a possible one works afterwards.
     pub fn impossible_caches_are_errors(&self) {
         let (program, weights) = tiny();
         let mut backend = self.loaded(&program, &weights);
@@ -240,7 +241,7 @@ impl Suite<'_> {
         backend.forward(&first_batch(20)).expect("the step runs");
     }
 
-    /// A malformed batch is an error, and the next one runs.
+    /// Checks that a malformed batch gives an error and that the next one runs.
     pub fn malformed_batches_are_errors(&self) {
         let (program, weights) = tiny();
         let mut backend = (self.backend)();
@@ -271,7 +272,7 @@ impl Suite<'_> {
         assert_eq!(backend.logits().expect("there are logits").len(), 20 * 50);
     }
 
-    /// A step may sample nothing.
+    /// Checks that a step may sample nothing.
     pub fn nothing_may_be_sampled(&self) {
         let (program, weights) = tiny();
         let mut backend = self.loaded(&program, &weights);
@@ -289,7 +290,7 @@ impl Suite<'_> {
         assert_eq!(error, format!("the {name} backend failed: 1 rows to sample, but the forward pass left 0"));
     }
 
-    /// Greedy rows, next to others, whatever way a backend has to find them; of few rows and of many.
+    /// Checks greedy rows beside others, with few rows and with many, whatever path the backend takes.
     pub fn greedy_tokens_are_the_largest_logits(&self) {
         for vocab_size in [50, 2048] {
             let model = TinyModel { vocab_size, ..TinyModel::default() };
@@ -309,7 +310,7 @@ impl Suite<'_> {
         }
     }
 
-    /// Hidden states are returned whether rows reach the head or not.
+    /// Checks that hidden states are returned whether rows reach the head or not.
     pub fn hidden_states_need_no_head(&self) {
         let (program, weights) = tiny();
         let mut backend = self.loaded(&program, &weights);
@@ -331,7 +332,7 @@ impl Suite<'_> {
         assert_eq!(hidden(&batch).0.len(), 0, "those of an earlier step are gone");
     }
 
-    /// Copied blocks serve as well as the originals.
+    /// Checks that copied blocks give the same results as the originals.
     pub fn copied_blocks_hold_the_same_keys(&self) {
         let (program, weights) = tiny();
         let mut backend = self.loaded(&program, &weights);
@@ -359,7 +360,8 @@ impl Suite<'_> {
         assert!(backend.copy_blocks(1, &[(0, 1)]).is_err());
     }
 
-    /// Every row of a sequence is near what another backend makes of it, whose own error against f64 is small.
+    /// Checks that every row of a sequence is close to the result of another backend, whose own error against f64 is
+    /// small.
     pub fn near_other(&self, other: &Self, model: &TinyModel, tokens: usize) -> Result<(), TestCaseError> {
         let (program, weights) = model.build().expect("the model is well formed");
         let tokens = TestRng(model.seed ^ 1).tokens(tokens, model.vocab_size);
@@ -369,7 +371,8 @@ impl Suite<'_> {
         self.near(&found.iter().map(|row| &row[..]).collect::<Vec<_>>(), &expected, std::iter::empty(), 0.0)
     }
 
-    /// A token that has become no number, as one that overflows does, reaches no row before it: their blocks may be others' too.
+    /// Checks that a token whose values are NaN, for instance after an overflow, affects no earlier row, because other
+    /// sequences may share the blocks of those rows.
     pub fn what_is_no_number_reaches_no_row_before_it(&self, model: &TinyModel) {
         const BAD: usize = 7;
         let model = TinyModel { tied: false, ..model.clone() };
@@ -392,7 +395,7 @@ impl Suite<'_> {
         }
     }
 
-    /// What does not depend on the model's shape.
+    /// Runs the tests that do not depend on the model's shape.
     pub fn contract(&self) {
         self.unfit_checkpoints_are_errors();
         self.progress_is_in_bytes();
@@ -406,7 +409,7 @@ impl Suite<'_> {
     }
 }
 
-/// The tokens of the first sequence and some more.
+/// Returns the tokens of the first sequence, followed by random ones.
 fn first_then(batches: &PagedBatches, rng: &mut TestRng, vocab_size: usize) -> Vec<u32> {
     let more = 1 + rng.below(20);
     let mut tokens = batches.tokens(0).to_vec();
@@ -414,7 +417,7 @@ fn first_then(batches: &PagedBatches, rng: &mut TestRng, vocab_size: usize) -> V
     tokens
 }
 
-/// The sizes of a real small model in one layer, at which products take their blocked and their parallel paths.
+/// Returns one layer with the sizes of a real small model, at which products take their blocked and parallel paths.
 pub fn real_sizes(vocab_size: usize) -> TinyModel {
     TinyModel {
         vocab_size,
@@ -426,14 +429,14 @@ pub fn real_sizes(vocab_size: usize) -> TinyModel {
     }
 }
 
-/// Style, pairs, magnitude, streams of positions.
+/// Generates style, pairs, magnitude and position streams.
 fn ropes() -> impl Strategy<Value = Option<(RopeStyle, usize, f64, Vec<usize>)>> {
     let style = prop_oneof![Just(RopeStyle::NeoX), Just(RopeStyle::GptJ)];
     let streams = prop_oneof![2 => Just(Vec::new()), 1 => proptest::collection::vec(0usize..3, 4)];
     proptest::option::weighted(0.85, (style, 1usize..=4, prop_oneof![Just(1.0), 0.5f64..1.5], streams))
 }
 
-/// Models of every feature and of odd sizes.
+/// Generates models with every feature and with odd sizes.
 pub fn models() -> impl Strategy<Value = TinyModel> {
     let sizes = (1usize..40, 1usize..50, 1usize..60, 1usize..4, 1usize..4, 4usize..20);
     let windows = proptest::collection::vec(proptest::option::of(1usize..40), 1..3);

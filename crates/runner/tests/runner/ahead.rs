@@ -1,4 +1,4 @@
-//! Steps that are asked for before the tokens of the ones before are known.
+//! Tests of steps that are submitted before the tokens of earlier steps are known.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,7 +8,7 @@ use octavo_runner::{Runner, RunnerConfig};
 
 use crate::fake::{CONFIG, FakeBackend, Fate, Log, backend, ids, joined, prefill, program, push, start};
 
-/// A step of the sequences in slots 1 and 2, and the one after it, in another order, whose tokens are not known yet.
+/// Returns a step of the sequences in slots 1 and 2, and the next one in another order, whose tokens are not known yet.
 fn two_steps(params: &SamplingParams) -> [StepPlan; 2] {
     let mut first = prefill(1, params.clone());
     first.joined.push(joined(2, params.clone(), &[]));
@@ -36,10 +36,10 @@ fn tokens_that_the_engine_has_not_seen_are_filled_in() {
     assert_eq!(log.lock().unwrap().batches[1].token_ids, [11, 10]);
 }
 
-/// Of each step its tokens, or its error.
+/// Tokens or error of each step.
 type Results = Vec<Result<Vec<u32>, String>>;
 
-/// Two steps of which the second is asked for as early as can be.
+/// Runs two steps, the second submitted as early as possible.
 fn run_ahead(backend: FakeBackend, params: &SamplingParams) -> (Results, Arc<Mutex<Log>>) {
     let (mut runner, log) = start(FakeBackend { in_flight: 2, ..backend });
     assert_eq!(runner.max_in_flight(), 2);
@@ -83,7 +83,7 @@ fn a_token_counts_for_whom_it_was_drawn() {
     let params = SamplingParams { frequency_penalty: 1.0, ..SamplingParams::default() };
     runner.submit(prefill(1, params.clone())).unwrap();
     runner.sample(1, StepMasks::default()).unwrap();
-    // Another sequence takes the slot while the first one's token is under way.
+    // Another sequence takes the slot while the first one's token is in flight.
     runner.submit(prefill(2, params)).unwrap();
     runner.sample(2, StepMasks::default()).unwrap();
     assert_eq!(ids(&runner.wait().unwrap()), [10]);

@@ -1,4 +1,4 @@
-//! A backend that records what it is asked, and plans for it.
+//! A backend that records its calls and behaves as configured.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::Receiver;
@@ -12,7 +12,7 @@ use octavo_ops::testing::TinyModel;
 use octavo_ops::{Backend, BackendError, KvGroup, Program, StepBatch, WeightSource};
 use octavo_runner::{KvBudget, Runner, RunnerConfig};
 
-/// What a step does.
+/// Behaviour of a step.
 #[derive(Clone, Copy, Default, PartialEq)]
 pub(crate) enum Fate {
     #[default]
@@ -26,7 +26,7 @@ pub(crate) enum Fate {
     DeviceIsLost,
 }
 
-/// What the sampler was asked for one row.
+/// Sampler input of one row.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SeenRow {
     pub(crate) seed: u64,
@@ -46,7 +46,7 @@ pub(crate) struct Log {
     pub(crate) rows: Vec<Vec<SeenRow>>,
     pub(crate) thread: Option<String>,
     pub(crate) kv: Vec<usize>,
-    /// What the backend was asked, by step.
+    /// Calls with the number of their step.
     pub(crate) calls: Vec<(&'static str, usize)>,
 }
 
@@ -55,9 +55,9 @@ pub(crate) struct FakeBackend {
     pub(crate) fates: Vec<Fate>,
     pub(crate) steps: usize,
     pub(crate) in_flight: usize,
-    /// A forward pass waits for one of these, if there is the other end.
+    /// A forward pass waits for a message if there is a gate.
     pub(crate) gate: Option<Receiver<()>>,
-    /// Tokens that nobody has taken, with the number of their step.
+    /// Tokens that have not been taken, with the number of their step.
     pub(crate) waiting: VecDeque<(usize, Vec<SampledToken>)>,
 }
 
@@ -121,7 +121,7 @@ impl Backend for FakeBackend {
         }
     }
 
-    /// Row r of the n-th step (from 1) draws 10·n + r.
+    /// Row r of the n-th step (from 1) gets the token 10·n + r.
     fn start_sampling(&mut self, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
         let rows = batch.rows.iter().map(|row| SeenRow {
             seed: row.params.seed,
@@ -215,7 +215,7 @@ pub(crate) fn joined(slot: Slot, params: SamplingParams, output: &[u32]) -> Join
     Joined { slot, params: Arc::new(params), prompt: [3, 1, 3].into(), output: output.to_vec() }
 }
 
-/// Adds the tokens of a sequence whose blocks are 1 + slot, 4 + slot.
+/// Adds the tokens of a sequence with the blocks 1 + slot and 4 + slot.
 pub(crate) fn push(plan: &mut StepPlan, slot: Slot, first_position: u32, tokens: &[InputToken], samples: bool) {
     let start = plan.tokens.len();
     plan.tokens.extend_from_slice(tokens);
@@ -232,14 +232,14 @@ pub(crate) fn push(plan: &mut StepPlan, slot: Slot, first_position: u32, tokens:
     plan.blocks.extend([1 + slot, 4 + slot]);
 }
 
-/// The prompt of one sequence in slot 1.
+/// Returns a prefill of one sequence in slot 1.
 pub(crate) fn prefill(step: StepId, params: SamplingParams) -> StepPlan {
     let mut plan = StepPlan { step, joined: vec![joined(1, params, &[])], ..StepPlan::default() };
     push(&mut plan, 1, 0, &[3, 1, 3].map(InputToken::Id), true);
     plan
 }
 
-/// A decode of slot 1.
+/// Returns a decode of slot 1.
 pub(crate) fn decode(step: StepId, position: u32, token: InputToken) -> StepPlan {
     let mut plan = StepPlan { step, ..StepPlan::default() };
     push(&mut plan, 1, position, &[token], true);

@@ -1,4 +1,4 @@
-//! The runner over a backend that records what it is asked.
+//! Tests of the runner over a backend that records its calls.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test may panic, as it may")]
 
@@ -228,7 +228,7 @@ fn a_malformed_plan_is_lost() {
 
 #[test]
 fn the_kv_cache_is_sized_by_bytes_or_blocks() {
-    // Two layers, two heads of 8, key and value, four tokens, four bytes.
+    // A block holds two layers of two heads of 8, key and value, for four tokens of four bytes per element.
     let block = 2 * 2 * 8 * 2 * 4 * 4;
     let plan = |kv| {
         let runner = Runner::new(Box::new(backend(&[])), program(), RunnerConfig { kv, ..CONFIG })?;

@@ -1,5 +1,5 @@
-//! One sequence: the engine's tokens turned into text, and the text taken apart, until a stop string or the engine ends
-//! it.
+//! One sequence: detokenizes the engine's tokens and parses the text, until a stop string or the engine ends the
+//! sequence.
 
 use octavo_engine::{FinishReason, RequestEvent, RequestStream, TokenOutput};
 use octavo_text::TextStream;
@@ -12,33 +12,33 @@ use crate::types::response::{Finish, StopReason};
 pub(crate) struct Generation {
     index: u32,
     source: Source,
-    /// What the engine has given and is not yet put out.
+    /// Engine output that is not part of an output yet.
     event: RequestEvent,
-    /// Its tokens that are out.
+    /// Number of its tokens that are part of an output.
     taken: usize,
     text: TextStream,
     parts: Parts,
     pace: Pace,
 }
 
-/// How a sequence's tokens become outputs.
+/// The settings that group a sequence's tokens into outputs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
-    /// A stop token is part of the text.
+    /// Whether the text includes the stop token.
     pub(crate) include_stop: bool,
-    /// Tokens of an output; the first and the last come as they are.
+    /// Tokens per output, except for the first and the last output.
     pub(crate) interval: u32,
 }
 
 enum Source {
     Engine(RequestStream),
-    /// Nothing to generate: ends at once.
+    /// There is nothing to generate, so the sequence ends at once.
     Nothing,
     Ended,
 }
 
 impl Generation {
-    /// `stream` is none if there is nothing to generate.
+    /// Creates a sequence; `stream` is `None` if there is nothing to generate.
     pub(crate) fn new(
         index: u32,
         stream: Option<RequestStream>,
@@ -49,8 +49,8 @@ impl Generation {
         Self { index, source, event: RequestEvent::default(), taken: 0, text, parts, pace }
     }
 
-    /// The next output: one token, unless the pace says more. `None` after the last, or the reason why the sequence
-    /// died.
+    /// The next output, which has one token unless the pace asks for more. `None` after the last output; an error if the
+    /// engine ended the sequence.
     pub(crate) async fn next(&mut self) -> Option<Result<Output, FinishReason>> {
         if matches!(self.source, Source::Ended) {
             return None;
@@ -80,7 +80,7 @@ impl Generation {
         }
     }
 
-    /// Waits until there is something to put out.
+    /// Waits for engine output.
     async fn refill(&mut self) -> Result<(), FinishReason> {
         if self.taken < self.event.tokens.len() {
             return Ok(());
@@ -101,7 +101,7 @@ impl Generation {
         }
     }
 
-    /// Moves the next token into `output`, with what comes with it, and the end if that was the last one.
+    /// Moves the next token and its data into `output`, and after the last token the finish reason.
     fn take(&mut self, output: &mut Output) {
         output.cached_tokens = output.cached_tokens.or(self.event.cached_tokens.take());
         output.times = self.event.times;
@@ -133,7 +133,7 @@ impl Generation {
         }
     }
 
-    /// Adds a token's text; a stop string that it completes is returned.
+    /// Adds a token's text and returns the stop string that it completes, if any.
     fn push(&mut self, token: &TokenOutput, output: &mut Output) -> Option<String> {
         let delta = self.text.push(token.id);
         self.parts.push(&delta.text, &mut output.parts);

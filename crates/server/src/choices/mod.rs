@@ -25,14 +25,14 @@ use parts::Parts;
 
 pub(crate) use parts::{Calls, Parsing, append};
 
-/// A prompt that fits.
+/// A prompt that fits the context.
 pub(crate) struct PreparedPrompt {
     pub(crate) tokens: Arc<[u32]>,
-    /// Tokens that may follow; 0 only if the prompt is all the client wants.
+    /// Maximum number of generated tokens; 0 only if the client wants the prompt alone.
     pub(crate) max_tokens: u32,
 }
 
-/// What all sequences of a request share.
+/// The settings that all sequences of a request share.
 pub(crate) struct Submission {
     pub(crate) request_id: String,
     pub(crate) prompts: Vec<PreparedPrompt>,
@@ -43,12 +43,12 @@ pub(crate) struct Submission {
     pub(crate) cache_salt: Option<Arc<str>>,
     pub(crate) arrival: Instant,
     pub(crate) trace: RequestTrace,
-    /// Tokens of an output.
+    /// Tokens per output.
     pub(crate) interval: u32,
 }
 
 impl Submission {
-    /// What a span tells of it.
+    /// The attributes of its span.
     fn describe(&self, app: &App, request: &mut TracedRequest) {
         let (temperature, top_p) = self.sampling.temperature_and_top_p();
         request.model = app.model.to_string();
@@ -60,22 +60,22 @@ impl Submission {
     }
 }
 
-/// What one engine output adds to a choice.
+/// The part of a choice that one engine output adds.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     /// Prompt index × n + child.
     pub(crate) index: u32,
-    /// New text, taken apart; none while a character, a possible stop string or a marker is incomplete.
+    /// The parsed new text; empty while a character, a possible stop string or a marker is incomplete.
     pub(crate) parts: Vec<OutputDelta>,
     /// The tokens of this output.
     pub(crate) tokens: Vec<TokenOutput>,
-    /// How many of them are reasoning.
+    /// Number of these tokens that are reasoning.
     pub(crate) reasoning_tokens: usize,
-    /// Prompt tokens that were in the prefix cache, in a choice's first output.
+    /// Prompt tokens found in the prefix cache, in the first output of a choice.
     pub(crate) cached_tokens: Option<u32>,
-    /// Those of the prompt from its second token on, in a choice's first output, if they were asked for.
+    /// Log-probabilities of the prompt from its second token on, in the first output of a choice, if requested.
     pub(crate) prompt_logprobs: Vec<Logprobs>,
-    /// How long it took to the latest of the tokens.
+    /// Timings up to the latest of the tokens.
     pub(crate) times: Option<StageTimes>,
     /// Set in a choice's last output.
     pub(crate) finish: Option<Finish>,
@@ -87,7 +87,8 @@ type OutputStream = Pin<Box<dyn Stream<Item = Result<Output, ApiError>> + Send>>
 pub(crate) struct Choices {
     running: SelectAll<OutputStream>,
     state: AppState,
-    /// Sequences a prompt, and for each prompt the most tokens any of them has generated; only tracked above 1.
+    /// Sequences per prompt, and the most tokens that a sequence of each prompt generated; tracked for more than one
+    /// sequence per prompt.
     n: u32,
     generated: Vec<u32>,
     log: Option<OutputLog>,
@@ -95,7 +96,7 @@ pub(crate) struct Choices {
 }
 
 impl Choices {
-    /// Submits `n` sequences for each prompt; if the engine takes one of them not, none runs.
+    /// Submits `n` sequences for each prompt. If the engine rejects one of them, none runs.
     pub(crate) fn submit(state: &AppState, submission: Submission) -> Result<Self, ApiError> {
         if state.drain.is_ending() {
             return Err(ApiError::shutting_down());
@@ -143,7 +144,7 @@ impl Choices {
         Some(Ok(output))
     }
 
-    /// Tells the trace of an error.
+    /// Records an error in the trace.
     fn failed(&mut self, error: ApiError) -> ApiError {
         if let Some(traced) = &mut self.traced {
             traced.failed(&error);
@@ -186,7 +187,7 @@ fn start(state: &AppState, submission: &Submission, index: usize) -> Result<Gene
     Ok(Generation::new(index as u32, Some(stream), sinks, pace))
 }
 
-/// Gives a request to the engine.
+/// Submits a request to the engine.
 pub(crate) fn submit(state: &AppState, request: Request) -> Result<octavo_engine::RequestStream, ApiError> {
     request_log::submitted(state, &request);
     state.engine.submit(request).map_err(|error| {

@@ -1,43 +1,43 @@
-//! A sequence's text taken apart: reasoning, content, calls of functions.
+//! Parses the text of a sequence into reasoning, content and tool calls.
 
 use std::sync::Arc;
 
 use octavo_text::{OutputDelta, OutputParser, ReasoningSyntax, ToolSyntax};
 use serde_json::Value;
 
-/// How the text of a request's sequences is taken apart; the default leaves it whole.
+/// The settings for parsing the text of a request's sequences; by default, all text is content.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parsing {
     pub(crate) reasoning: Option<ReasoningSyntax>,
     pub(crate) calls: Calls,
     /// The end of the rendered prompt.
     pub(crate) prompt_tail: String,
-    /// Reasoning is counted, and left out.
+    /// Whether reasoning is counted but not returned.
     pub(crate) hide_reasoning: bool,
-    /// Calls after the first are left out.
+    /// Whether only the first tool call is returned.
     pub(crate) first_call_only: bool,
 }
 
-/// Where calls of functions come from.
+/// The source of tool calls.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Calls {
-    /// There are none.
+    /// There are no tool calls.
     #[default]
     None,
-    /// The model writes them when it wants to, with these definitions in its prompt.
+    /// The model chooses to call tools, whose definitions are in its prompt.
     Written(ToolSyntax, Arc<[Value]>),
-    /// All content is the arguments of this function.
+    /// All content is the arguments of a call of this function.
     Named(String),
 }
 
-/// The taking apart of one sequence.
+/// The parser of one sequence.
 pub(crate) struct Parts {
     parser: Option<Box<OutputParser>>,
-    /// The function whose arguments the content is.
+    /// The function that the content is the arguments of.
     named: Option<String>,
     hide_reasoning: bool,
     first_call_only: bool,
-    /// At least one call has begun.
+    /// Whether at least one call has begun.
     called: bool,
     scratch: Vec<OutputDelta>,
 }
@@ -60,7 +60,7 @@ impl Parts {
         }
     }
 
-    /// Takes more text; what it turns out to be is added to `out`.
+    /// Parses more text and adds the parts to `out`.
     pub(crate) fn push(&mut self, text: &str, out: &mut Vec<OutputDelta>) {
         match &mut self.parser {
             Some(parser) => parser.push(text, &mut self.scratch),
@@ -109,7 +109,7 @@ impl Parts {
     }
 }
 
-/// Adds a delta, to the last one if that is of the same kind.
+/// Adds a delta, which is merged into the last one of the same kind.
 pub(crate) fn append(out: &mut Vec<OutputDelta>, delta: OutputDelta) {
     match (out.last_mut(), &delta) {
         (Some(OutputDelta::Content(last)), OutputDelta::Content(text))

@@ -9,6 +9,9 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use sha2::{Digest, Sha256};
 
+/// The policy of a document that loads and runs nothing.
+const NOTHING: &str = "default-src 'none'; frame-ancestors 'none'";
+
 /// A document, ready to be sent.
 #[derive(Clone, Debug)]
 pub(super) struct Page {
@@ -19,11 +22,21 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// A page that runs its own inline scripts and styles, speaks to this server, and is allowed nothing else. The policy
-    /// names scripts and styles by their hashes, so that markup which came from elsewhere runs nowhere.
+    /// A page in one file. It may run its inline scripts and styles and send requests to this server, and nothing else. The
+    /// policy names scripts and styles by their hashes, so injected markup cannot run.
     pub(super) fn html(text: &'static str) -> Self {
+        Self::confined(text, "", "'none'")
+    }
+
+    /// A page that also loads scripts and styles from this server, and sets the base of their addresses.
+    pub(super) fn application(text: &'static str) -> Self {
+        Self::confined(text, " 'self'", "'self'")
+    }
+
+    /// `files` is the source of scripts and styles besides the inline ones. `base` is the source of the page's base address.
+    fn confined(text: &'static str, files: &str, base: &str) -> Self {
         let policy = format!(
-            "default-src 'none'; script-src{}; style-src{}; img-src data:; connect-src 'self'; base-uri 'none'; \
+            "default-src 'none'; script-src{}{files}; style-src{}{files}; img-src data:; connect-src 'self'; base-uri {base}; \
              form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
             hashes(text, "script"),
             hashes(text, "style"),
@@ -31,9 +44,14 @@ impl Page {
         Self::new(Bytes::from_static(text.as_bytes()), "text/html; charset=utf-8", &policy)
     }
 
+    /// A file that a page loads.
+    pub(super) fn file(text: &'static str, content_type: &'static str) -> Self {
+        Self::new(Bytes::from_static(text.as_bytes()), content_type, NOTHING)
+    }
+
     /// A JSON document.
     pub(super) fn json(body: Vec<u8>) -> Self {
-        Self::new(body.into(), "application/json", "default-src 'none'; frame-ancestors 'none'")
+        Self::new(body.into(), "application/json", NOTHING)
     }
 
     fn new(body: Bytes, content_type: &'static str, policy: &str) -> Self {

@@ -1,4 +1,4 @@
-//! Conversations: chat requests, and what other routes make of theirs.
+//! Conversations: chat requests and the requests of other routes that are converted to conversations.
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ use crate::types::response::UsageDetails;
 use crate::types::tools::ToolChoice;
 use crate::wire::ChatWire;
 
-/// Characters of the prompt's end that tell whether reasoning has begun.
+/// Characters at the end of the prompt that are searched for the start of reasoning.
 const TAIL: usize = 256;
 
 /// A conversation that is ready to run.
 pub(crate) struct Conversation {
-    /// The request's id, without a route's prefix.
+    /// The request id without the route's prefix.
     pub(crate) id: String,
     pub(crate) submission: Submission,
     pub(crate) grammar: Option<GrammarSpec>,
@@ -67,7 +67,7 @@ pub(crate) fn chat(state: &AppState, body: &[u8], headers: &Headers) -> Result<P
     Ok(Prepared { submission, wire, stream: stream_options(state, common), grammar })
 }
 
-/// Renders, tokenises and checks a conversation.
+/// Renders, tokenizes and validates a conversation.
 pub(crate) fn conversation(
     state: &AppState,
     request: &ChatRequest,
@@ -107,7 +107,7 @@ pub(crate) fn prompt_of(state: &AppState, request: &ChatRequest) -> Result<(Stri
     Ok((text, tokens))
 }
 
-/// Where calls come from, and what the output must look like.
+/// The source of tool calls, and the grammar of the output.
 fn calls(state: &AppState, request: &ChatRequest) -> Result<(Calls, Option<GrammarSpec>), ApiError> {
     let tools = &request.tools;
     let grammar = request.common.grammar.clone();
@@ -133,7 +133,7 @@ fn calls(state: &AppState, request: &ChatRequest) -> Result<(Calls, Option<Gramm
     })
 }
 
-/// What reasoning adds: grammars begin after it, and it may have a budget.
+/// The effect of reasoning: grammars begin after it, and it may have a budget.
 fn reasoning_restrictions(
     state: &AppState,
     request: &ChatRequest,
@@ -159,7 +159,7 @@ fn reasoning_restrictions(
     };
     let (end, vocab_size) = (ids(syntax.end())?, state.config.vocab_size);
     if let Some(budget) = request.thinking_token_budget {
-        // Reasoning that the prompt has begun has no start in the output.
+        // If the prompt begins the reasoning, the output has no start marker.
         let begun = tail.ends_with(syntax.start()) || syntax == ReasoningSyntax::DeepSeekR1;
         let start = if begun { Arc::default() } else { ids(syntax.start())? };
         restrictions.thinking = Some(ThinkingBudget::new(budget as usize, &start, &end, vocab_size));
@@ -196,7 +196,7 @@ fn render(state: &AppState, request: &ChatRequest) -> Result<String, ApiError> {
     render().map_err(|error| ApiError::from_template(&error))
 }
 
-/// The server's variables, and over them the request's.
+/// The server's template variables, overridden by the request's.
 fn merged(defaults: &Map<String, Value>, own: &Map<String, Value>) -> Map<String, Value> {
     let mut all = defaults.clone();
     all.extend(own.iter().map(|(key, value)| (key.clone(), value.clone())));

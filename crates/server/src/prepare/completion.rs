@@ -11,7 +11,7 @@ use crate::types::completion::{CompletionRequest, Prompt};
 use crate::types::response::UsageDetails;
 use crate::wire::{CompletionWire, LegacyWire};
 
-/// Tokens of a completion that does not say how many.
+/// Default number of tokens of a completion.
 const DEFAULT_COMPLETION_TOKENS: i64 = 16;
 
 /// Prepares a completion request.
@@ -23,7 +23,7 @@ pub(crate) fn completion(
     prepare(state, CompletionRequest::parse(body)?, headers)
 }
 
-/// Prepares a request of the first server's route: one prompt, which its texts begin with.
+/// Prepares a request of POST /generate: one prompt, which its texts begin with.
 pub(crate) fn legacy(state: &AppState, body: &[u8], headers: &Headers) -> Result<Prepared<LegacyWire>, ApiError> {
     let request = CompletionRequest::parse(body)?;
     let [Prompt::Text(prompt)] = &request.prompts[..] else {
@@ -97,7 +97,7 @@ fn check_sequences(prompts: usize, n: u32, limit: usize) -> Result<(), ApiError>
     Err(ApiError::invalid_value("n", n, message))
 }
 
-/// The ids of a prompt; `truncated` if it will be cut.
+/// The token ids of a prompt; `truncated` if it will be truncated.
 pub(crate) fn prompt_tokens(
     state: &AppState,
     prompt: &Prompt,
@@ -121,7 +121,7 @@ fn known_tokens(state: &AppState, ids: &[i64]) -> Result<Vec<u32>, ApiError> {
     ids.iter().map(known).collect()
 }
 
-/// A prompt's text, to be repeated.
+/// The text of a prompt that is echoed.
 fn prompt_text(state: &AppState, prompt: &Prompt, tokens: &[u32], truncated: bool) -> String {
     match prompt {
         Prompt::Text(text) if !truncated => text.clone(),

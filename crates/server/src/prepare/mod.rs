@@ -1,4 +1,4 @@
-//! A body → prompts that fit and parameters that hold. Runs on the blocking pool: it renders and tokenises.
+//! Converts a body into prompts and parameters that are valid. It renders and tokenizes, so it runs on the blocking pool.
 
 mod chat;
 mod completion;
@@ -30,20 +30,20 @@ pub(crate) use embeddings::{PreparedEmbeddings, embeddings};
 pub(crate) use messages::messages;
 pub(crate) use responses::responses;
 
-/// A request that is ready to run, but for the grammar that is still to be compiled.
+/// A request that is ready to run except for its grammar, which is not compiled yet.
 pub(crate) struct Prepared<W> {
     pub(crate) submission: Submission,
     pub(crate) wire: W,
     pub(crate) stream: Option<StreamOptions>,
-    /// What the output must look like.
+    /// The grammar of the output.
     pub(crate) grammar: Option<GrammarSpec>,
 }
 
-/// What headers say about a request.
+/// The data of a request's headers.
 #[derive(Clone, Debug)]
 pub(crate) struct Headers {
     request_id: Option<String>,
-    /// The id that the response's header will have, if it has one.
+    /// The id of the response's header, if it has one.
     assigned: Option<String>,
     priority: Option<i64>,
     arrival: Instant,
@@ -51,7 +51,7 @@ pub(crate) struct Headers {
 }
 
 impl Headers {
-    /// Reads the headers of a request that arrives now.
+    /// Reads the headers of a request that has just arrived.
     pub(crate) fn read(request: &Request) -> Result<Self, ApiError> {
         let text = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
         let priority = text("x-vllm-priority").map(|value| {
@@ -76,7 +76,7 @@ impl Headers {
     }
 }
 
-/// Refuses a model that is not served.
+/// Refuses a model name that is not served.
 pub(crate) fn check_model(state: &AppState, model: Option<&str>) -> Result<(), ApiError> {
     let names = &state.config.served_model_names;
     match model {
@@ -85,7 +85,7 @@ pub(crate) fn check_model(state: &AppState, model: Option<&str>) -> Result<(), A
     }
 }
 
-/// What every body of the response repeats.
+/// The fields that every body of the response repeats.
 pub(crate) fn envelope(state: &AppState, id: String) -> Envelope {
     Envelope {
         id,
@@ -99,7 +99,7 @@ fn spelling(state: &AppState, common: &CommonFields) -> Spelling {
     Spelling { tokenizer: Arc::clone(&state.text.tokenizer), as_ids: common.return_tokens_as_token_ids }
 }
 
-/// How the stream reports, as the client or the server's configuration says.
+/// The stream options, from the request or the server's configuration.
 fn stream_options(state: &AppState, common: &CommonFields) -> Option<StreamOptions> {
     let forced = StreamOptions { include_usage: true, continuous_usage: true };
     common.stream.map(|options| if state.config.api.force_include_usage { forced } else { options })
@@ -126,7 +126,7 @@ fn submission(
     }
 }
 
-/// The restrictions that need no grammar.
+/// The restrictions other than grammars.
 fn restrictions(state: &AppState, common: &CommonFields) -> Result<Restrictions, ApiError> {
     let allowed = match &common.allowed_token_ids {
         None => None,
@@ -147,7 +147,8 @@ fn restrictions(state: &AppState, common: &CommonFields) -> Result<Restrictions,
     Ok(Restrictions { allowed, bad_words, ..Restrictions::default() })
 }
 
-/// Tokenises a text. One whose length alone says that it cannot fit is refused at once, unless it is to be cut.
+/// Tokenizes a text. A text that is too long for the context by its length alone is refused at once, unless it is to be
+/// truncated.
 pub(crate) fn tokenise(
     state: &AppState,
     text: &str,
@@ -164,7 +165,7 @@ pub(crate) fn tokenise(
     })
 }
 
-/// Cuts a prompt as the client has asked; `reserved` tokens are left for the output if it has not said how many.
+/// Truncates a prompt as requested; `reserved` tokens are kept for the output if the request sets no length.
 pub(crate) fn truncate(
     tokens: &mut Vec<u32>,
     truncation: Truncation,
@@ -190,7 +191,7 @@ pub(crate) fn truncate(
     Ok(())
 }
 
-/// Compares a prompt with the context, and settles how many tokens may follow.
+/// Checks that a prompt fits the context, and limits the number of generated tokens.
 fn fit(
     state: &AppState,
     mut tokens: Vec<u32>,

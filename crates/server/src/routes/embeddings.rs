@@ -20,7 +20,7 @@ use crate::routes::{blocking, receive};
 use crate::trace::TracedSequences;
 use crate::types::embeddings::Encoding;
 
-/// The last hidden states of texts, as vectors of length 1.
+/// Returns the last hidden states of texts, scaled to length 1.
 pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> Response {
     match receive(&state, request).await {
         Ok(received) => answer(state, received).await,
@@ -28,7 +28,7 @@ pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> R
     }
 }
 
-/// Answers a request whose body is here.
+/// Answers a request whose body is received.
 pub(crate) async fn answer(state: AppState, received: (ReceivedBody, Headers)) -> Response {
     match try_answer(&state, received).await {
         Ok(body) => Json(body).into_response(),
@@ -90,10 +90,10 @@ fn start(
     crate::choices::submit(state, request)
 }
 
-/// A vector, and how long it took.
+/// A vector and its timings.
 type Embedded = (Vec<f32>, Option<StageTimes>);
 
-/// Tells the trace of the end of a sequence.
+/// Records the end of a sequence in the trace.
 fn told(traced: &mut TracedSequences, index: usize, ended: &Result<Embedded, ApiError>) {
     match ended {
         Ok((_, times)) => {

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 use crate::app::AppState;
 
-/// Whether requests should be sent here: 503 while shutting down, and when the engine has failed or is stuck.
+/// Readiness: 503 during shutdown and when the engine has failed or is stuck.
 pub(crate) async fn ready(State(state): State<AppState>) -> StatusCode {
     let status = state.engine.status();
     code(status.state == EngineState::Running && !status.stuck() && !state.drain.is_draining())
 }
 
-/// Whether only a restart helps: 503 when the engine has failed or is stuck, 200 while shutting down too.
+/// Liveness: 503 when the engine has failed or is stuck, otherwise 200, also during shutdown.
 pub(crate) async fn live(State(state): State<AppState>) -> StatusCode {
     let status = state.engine.status();
     code(status.state != EngineState::Failed && !status.stuck())

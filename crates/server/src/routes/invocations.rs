@@ -1,4 +1,4 @@
-//! POST /invocations: SageMaker's one route for everything.
+//! POST /invocations: SageMaker's route for all kinds of requests.
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -9,7 +9,7 @@ use crate::fields::Fields;
 use crate::prepare;
 use crate::routes::{embeddings, receive, run};
 
-/// Answers a body as the route whose fields it has.
+/// Answers a body as the route does whose fields it has.
 pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> Response {
     let received = match receive(&state, request).await {
         Ok(received) => received,

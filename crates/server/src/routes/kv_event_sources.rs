@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use crate::app::AppState;
 
-/// Where the engine publishes what its prefix cache holds, for routers that are configured with the server's address alone: a
-/// list of one entry, or of none if nothing is published.
+/// The addresses where the engine publishes KV events, for routers that are configured with the server's address alone: a
+/// list of one entry, or an empty one if nothing is published.
 pub(crate) async fn handle(State(state): State<AppState>, headers: HeaderMap) -> Json<Value> {
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).and_then(without_port);
     let entries = state.config.kv_event_sources.iter().map(|source| {
@@ -23,7 +23,8 @@ pub(crate) async fn handle(State(state): State<AppState>, headers: HeaderMap) ->
     Json(entries.collect())
 }
 
-/// A server that listens everywhere does not know by which of its addresses others reach it; whoever asks has just used one.
+/// Replaces an unspecified address by the host of the request: a server that listens on all addresses does not know by
+/// which one others reach it, but the client has just used one.
 fn reachable(endpoint: &str, host: Option<&str>) -> String {
     let everywhere = |rest: &str| {
         ["*", "[::]", "::", "0.0.0.0"]

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::app::AppState;
 
-/// Generation requests that run; 0 unless they are counted.
+/// The number of running generation requests; 0 unless they are counted.
 pub(crate) async fn handle(State(state): State<AppState>) -> Json<Value> {
     Json(json!({"server_load": state.load.current()}))
 }

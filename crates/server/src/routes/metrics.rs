@@ -7,7 +7,7 @@ use octavo_telemetry::Telemetry;
 
 use crate::app::AppState;
 
-/// Prometheus' text format. Takes no lock of the engine's.
+/// The metrics in Prometheus' text format. It takes no lock of the engine.
 pub(crate) async fn handle(State(state): State<AppState>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, Telemetry::CONTENT_TYPE)], state.telemetry.render())
 }

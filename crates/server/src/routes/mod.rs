@@ -1,4 +1,4 @@
-//! One module a route.
+//! One module per route.
 
 pub(crate) mod chat;
 pub(crate) mod completions;
@@ -27,7 +27,7 @@ use crate::error::ApiError;
 use crate::prepare::{Headers, Prepared};
 use crate::wire::{self, Wire};
 
-/// How a generation route reads its body.
+/// The function that prepares a generation request from its body.
 pub(crate) type Prepare<W> = fn(&AppState, &[u8], &Headers) -> Result<Prepared<W>, ApiError>;
 
 /// Answers a generation request. Dropping the future, or the body of its response, aborts the sequences.
@@ -39,14 +39,14 @@ async fn generate<W: Wire>(state: AppState, request: Request, prepare: Prepare<W
     run(state, received, prepare).await
 }
 
-/// The body of a request, and what its headers say.
+/// The body of a request and the data of its headers.
 async fn receive(state: &AppState, request: Request) -> Result<(ReceivedBody, Headers), ApiError> {
     let headers = Headers::read(&request);
     let body = state.bodies.receive(request, &state.config.connection).await?;
     Ok((body, headers?))
 }
 
-/// Answers a generation request whose body is here.
+/// Answers a generation request whose body is received.
 async fn run<W: Wire>(state: AppState, received: (ReceivedBody, Headers), prepare: Prepare<W>) -> Response {
     match try_run(state, received, prepare).await {
         Ok(response) => response,
@@ -69,7 +69,7 @@ async fn try_run<W: Wire>(
     wire::respond(choices, prepared.wire, prepared.stream).await
 }
 
-/// Does what a body asks for on the blocking pool.
+/// Runs `work` on a body, on the blocking pool.
 async fn blocking<T: Send + 'static>(
     state: &AppState,
     body: ReceivedBody,

@@ -12,7 +12,7 @@ pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> R
     super::generate(state, request, prepare::responses).await
 }
 
-/// Nothing is stored: no id is known.
+/// Answers that the id is unknown, since no responses are stored.
 pub(crate) async fn stored(Path(id): Path<String>) -> Response {
     ApiError::response_not_found(&id).into_response()
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::app::AppState;
 
-/// What the server runs with; nothing secret.
+/// The configuration and the environment of the server, without secrets.
 #[derive(serde::Deserialize)]
 pub(crate) struct Options {
     config_format: Option<String>,

@@ -13,18 +13,18 @@ use crate::prepare::{check_model, prompt_of, tokenise};
 use crate::routes::{blocking, receive};
 use crate::types::chat::ChatRequest;
 
-/// The tokens of a text, or of the prompt that messages make.
+/// Returns the tokens of a text, or of the prompt rendered from messages.
 pub(crate) async fn tokenize(State(state): State<AppState>, request: Request) -> Response {
     answer(&state, request, tokens_of).await
 }
 
-/// The text of tokens.
+/// Returns the text of tokens.
 pub(crate) async fn detokenize(State(state): State<AppState>, request: Request) -> Response {
     answer(&state, request, text_of).await
 }
 
-/// What is known of the tokenizer, in the terms of a `tokenizer_config.json`. Only where the operator allows it: a chat
-/// template may be nobody else's business.
+/// Describes the tokenizer in the terms of `tokenizer_config.json`. The operator must enable it, since a chat template
+/// may be confidential.
 pub(crate) async fn info(State(state): State<AppState>) -> Response {
     if !state.config.tokenizer_info {
         return not_found().await;
@@ -73,7 +73,7 @@ fn tokens_of(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {
         }
         fields.finish()?;
         check_model(state, model.as_deref())?;
-        // What does not fit the context may still be counted: the body's size bounds it.
+        // A text that exceeds the context is tokenized as well; its size is limited by that of the body.
         tokenise(state, &prompt.unwrap_or_default(), add_special_tokens, true)?
     };
     let spelled = |id: &u32| state.text.tokenizer.id_to_token(*id).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Following a request: its span for the collector of traces, and its ids for the log.
+//! Tracing of a request: its span for the trace collector, and its ids for the log.
 
 mod sequences;
 
@@ -21,8 +21,8 @@ use crate::load;
 
 pub(crate) use sequences::TracedSequences;
 
-/// Follows the request that passes through: what is logged meanwhile carries its ids, and when its response is out, or
-/// its client has gone, its span ends.
+/// Traces a request: its log lines carry its ids, and its span ends when its response is complete or its client has
+/// disconnected.
 pub(crate) async fn follow(State(tracer): State<Tracer>, mut request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().cloned();
     let trace = RequestTrace::new(tracer, &request, path.as_ref());
@@ -34,8 +34,7 @@ pub(crate) async fn follow(State(tracer): State<Tracer>, mut request: Request, n
     response.map(|body| Body::new(Followed { body: Some(body), following }))
 }
 
-/// What the parts of the server that a request passes through know of its span. Clones are of one request; the default
-/// one is of none.
+/// A handle on the span of a request for the parts of the server. Clones share the request; the default handle has none.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestTrace {
     log: Span,
@@ -44,7 +43,7 @@ pub(crate) struct RequestTrace {
 
 #[derive(Debug)]
 enum Begun {
-    /// Nothing generates yet.
+    /// Generation has not begun.
     No {
         tracer: Tracer,
         parent: TraceParent,
@@ -53,7 +52,7 @@ enum Begun {
         span: Box<RequestSpan>,
         request: Box<TracedRequest>,
     },
-    /// It is over, or never was.
+    /// The span has ended, or there is none.
     Ended,
 }
 
@@ -67,7 +66,7 @@ impl RequestTrace {
     fn new(tracer: Tracer, request: &Request, path: Option<&MatchedPath>) -> Self {
         let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
         let parent = TraceParent::read(header("traceparent"), header("tracestate"));
-        // At the level of errors, so that it is there whatever is logged.
+        // At the error level, so that it exists at every log level.
         let log = tracing::error_span!("request", request_id = Empty, trace_id = Empty, span_id = Empty);
         if let Some(trace_id) = parent.trace_id() {
             log.record("trace_id", display(trace_id));
@@ -77,12 +76,12 @@ impl RequestTrace {
         Self { log, begun: Arc::new(Mutex::new(Begun::No { tracer, parent })) }
     }
 
-    /// Of a request that passed through [`follow`].
+    /// The handle of a request that passed [`follow`].
     pub(crate) fn of(request: &Request) -> Self {
         request.extensions().get().cloned().unwrap_or_default()
     }
 
-    /// The request arrives where answers are generated.
+    /// Marks the arrival of the request at a generation route.
     pub(crate) fn begin(&self) {
         let mut begun = lock(&self.begun);
         let Begun::No { tracer, parent } = &*begun else { return };
@@ -92,18 +91,18 @@ impl RequestTrace {
         *begun = Begun::Yes { span: Box::new(span), request: Box::default() };
     }
 
-    /// The request has this id from now on.
+    /// Sets the id of the request.
     pub(crate) fn identify(&self, id: &str) {
         self.log.record("request_id", display(id));
         self.tell(|request| id.clone_into(&mut request.id));
     }
 
-    /// Whether anybody wants to be told of the request.
+    /// Whether the span is recorded.
     pub(crate) fn is_recorded(&self) -> bool {
         matches!(&*lock(&self.begun), Begun::Yes { span, .. } if span.is_recorded())
     }
 
-    /// Changes what the span tells, if it tells anything.
+    /// Changes the attributes of the span, if it is recorded.
     pub(crate) fn tell(&self, change: impl FnOnce(&mut TracedRequest)) {
         if let Begun::Yes { span, request } = &mut *lock(&self.begun)
             && span.is_recorded()
@@ -127,7 +126,7 @@ fn lock(begun: &Mutex<Begun>) -> MutexGuard<'_, Begun> {
 struct Following {
     trace: RequestTrace,
     path: Option<MatchedPath>,
-    /// None until the response begins.
+    /// `None` until the response begins.
     status: Option<u16>,
 }
 
@@ -138,9 +137,9 @@ impl Drop for Following {
     }
 }
 
-/// A body in whose frames and whose end the request's ids are logged.
+/// A body whose frames and end are processed within the request's log span.
 struct Followed {
-    /// Gone before the span ends: what generates tells its last words when it is dropped.
+    /// Dropped before the span ends, since generation records its last attributes when dropped.
     body: Option<Body>,
     following: Following,
 }

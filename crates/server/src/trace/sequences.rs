@@ -1,4 +1,4 @@
-//! What a request's span is told of its sequences.
+//! The attributes of a request's span that describe its sequences.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use crate::choices::Output;
 use crate::error::ApiError;
 use crate::trace::RequestTrace;
 
-/// The sequences of a request whose span is recorded; told when dropped.
+/// The sequences of a request with a recorded span; they are recorded when dropped.
 pub(crate) struct TracedSequences {
     trace: RequestTrace,
     sequences: Vec<TracedSequence>,
@@ -17,7 +17,7 @@ pub(crate) struct TracedSequences {
 }
 
 impl TracedSequences {
-    /// Tells what the request asks for. None if nobody wants to know.
+    /// Records the parameters of the request. `None` if the span is not recorded.
     pub(crate) fn new(trace: &RequestTrace, asked: impl FnOnce(&mut TracedRequest)) -> Option<Self> {
         if !trace.is_recorded() {
             return None;
@@ -26,13 +26,13 @@ impl TracedSequences {
         Some(Self { trace: trace.clone(), sequences: vec![], ended: None })
     }
 
-    /// The engine has taken the next sequence, which it was offered at `submitted`: a moment after that it may have
-    /// computed for a while already.
+    /// Records that the engine accepted the next sequence, which was submitted at `submitted`; the engine may have started
+    /// to compute it since.
     pub(crate) fn submitted(&mut self, submitted: Instant) {
         self.sequences.push(TracedSequence { submitted, times: None, tokens: 0, cached_tokens: 0, finish: None });
     }
 
-    /// A sequence has an output.
+    /// Records an output of a sequence.
     pub(crate) fn output(&mut self, output: &Output) {
         let index = output.index as usize;
         if let Some(sequence) = self.sequences.get_mut(index) {
@@ -45,7 +45,7 @@ impl TracedSequences {
         }
     }
 
-    /// A sequence's stages took so long by now.
+    /// Records the timings of a sequence so far.
     pub(crate) fn timed(&mut self, index: usize, times: Option<StageTimes>) {
         if let Some((sequence, times)) = self.sequences.get_mut(index).zip(times) {
             let StageTimes { queue, prefill, decode } = times;
@@ -53,7 +53,7 @@ impl TracedSequences {
         }
     }
 
-    /// A sequence has ended.
+    /// Records the end of a sequence.
     pub(crate) fn finished(&mut self, index: usize, reason: &'static str) {
         if let Some(sequence) = self.sequences.get_mut(index) {
             sequence.finish = Some(reason);
@@ -61,7 +61,7 @@ impl TracedSequences {
         }
     }
 
-    /// The request ends with an error, and its sequences with it.
+    /// Records that the request and its sequences end with an error.
     pub(crate) fn failed(&mut self, error: &ApiError) {
         self.unfinished("error");
         self.trace.tell(|request| request.error = Some(error.status().as_u16()));
@@ -76,7 +76,7 @@ impl TracedSequences {
 
 impl Drop for TracedSequences {
     fn drop(&mut self) {
-        // Whoever drops sequences that have not ended aborts them.
+        // Sequences that are dropped before their end are aborted.
         self.unfinished("abort");
         let (sequences, ended) = (std::mem::take(&mut self.sequences), self.ended);
         self.trace.tell(|request| {

@@ -11,29 +11,29 @@ use crate::unserved::{self, Route};
 /// Values of `reasoning_effort`.
 pub(crate) const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/// A chat request, of the right shape.
+/// A well-formed chat request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ChatRequest {
     pub(crate) common: CommonFields,
     /// Objects with a role.
     pub(crate) messages: Vec<Value>,
-    /// The field that limits the output, and its value.
+    /// The field that limits the output and its value.
     pub(crate) limit: (&'static str, Option<i64>),
-    /// Number of alternatives, if log-probabilities are asked for.
+    /// Number of alternatives, if log-probabilities are requested.
     pub(crate) logprobs: Option<i64>,
     pub(crate) documents: Option<Vec<Value>>,
     pub(crate) add_generation_prompt: bool,
     pub(crate) continue_final_message: bool,
     pub(crate) add_special_tokens: bool,
-    /// The client's own template.
+    /// The template in the request.
     pub(crate) chat_template: Option<String>,
-    /// Further variables of the template.
+    /// Additional variables of the template.
     pub(crate) template_kwargs: Map<String, Value>,
     pub(crate) tools: Tools,
-    /// Repeat the last message in front of the answer, if its role is the answer's.
+    /// Whether the last message is echoed before the answer, if it has the answer's role.
     pub(crate) echo: bool,
     pub(crate) include_reasoning: bool,
-    /// Most tokens of reasoning.
+    /// Maximum number of reasoning tokens.
     pub(crate) thinking_token_budget: Option<u32>,
     pub(crate) return_prompt_text: bool,
 }
@@ -70,7 +70,7 @@ impl ChatRequest {
         Ok(Self { limit, ..request })
     }
 
-    /// A conversation as another route of the API tells it: everything else is at its default.
+    /// A conversation from another route of the API, with defaults for all other fields.
     pub(crate) fn new(common: CommonFields, messages: Vec<Value>, limit: (&'static str, Option<i64>)) -> Self {
         Self {
             common,
@@ -110,8 +110,8 @@ fn thinking_token_budget(fields: &mut Fields<'_>) -> Option<u32> {
     u32::try_from(budget).ok()
 }
 
-/// Whether the prompt ends with the start of a new message, and whether with the unfinished last one. The second turns
-/// the first off unless the client asks for both.
+/// Whether the prompt ends with the start of a new message, and whether it ends inside the last message. The second
+/// disables the first unless the client sets both.
 fn prompt_end(fields: &mut Fields<'_>) -> (bool, bool) {
     let continue_final: bool = fields.get("continue_final_message").unwrap_or(false);
     let add_generation: Option<bool> = fields.get("add_generation_prompt");
@@ -147,7 +147,7 @@ fn template_kwargs(fields: &mut Fields<'_>) -> Map<String, Value> {
     kwargs
 }
 
-/// Tells the template how much to reason, unless the client has told it itself.
+/// Sets the template's variable for the reasoning effort, unless the client sets it.
 pub(crate) fn set_effort(kwargs: &mut Map<String, Value>, effort: String) {
     kwargs.entry("enable_thinking").or_insert(Value::Bool(effort != "none"));
     kwargs.entry("reasoning_effort").or_insert(Value::String(effort));
@@ -163,7 +163,7 @@ fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
     messages
 }
 
-/// Every message is an object with a role, whichever. What else it may hold is the template's business.
+/// Checks that every message is an object with a role. The template checks everything else.
 fn check(message: &Value, index: usize) -> Result<(), FieldError> {
     let mut location = vec!["messages".to_owned(), index.to_string()];
     let (kind, text) = match (message, message.get("role")) {

@@ -7,34 +7,34 @@ use serde_json::{Map, Value};
 use crate::fields::{Fields, Strings};
 use crate::types::structured;
 
-/// Most stop strings of a request.
+/// Maximum number of stop strings.
 pub(crate) const MAX_STOP_STRINGS: usize = 4;
 
-/// Most characters of a request id that a client chooses.
+/// Maximum length of a client's request id, in characters.
 pub(crate) const MAX_REQUEST_ID: usize = 256;
 
-/// How a stream reports.
+/// The options of a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StreamOptions {
-    /// A last chunk with the usage.
+    /// Whether a last chunk reports the usage.
     pub(crate) include_usage: bool,
-    /// The usage so far on every chunk.
+    /// Whether every chunk reports the usage so far.
     pub(crate) continuous_usage: bool,
 }
 
-/// Largest pattern that repetition is looked for with, in tokens.
+/// Maximum length of a repeated pattern, in tokens.
 const MAX_PATTERN: i64 = 256;
 
-/// How much of a prompt that is too long is kept.
+/// The truncation of prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Truncation {
-    /// Tokens; `None` for as many as leave room for the output.
+    /// Number of tokens to keep; `None` for as many as leave room for the output.
     pub(crate) tokens: Option<u32>,
-    /// Keep the end of the prompt, not its beginning.
+    /// Whether the end of the prompt is kept rather than its beginning.
     pub(crate) keep_end: bool,
 }
 
-/// The shared fields, of the right types; ranges are checked later.
+/// The shared fields. Types are checked, ranges are not.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CommonFields {
     pub(crate) model: Option<String>,
@@ -66,11 +66,11 @@ pub(crate) struct CommonFields {
     pub(crate) return_token_ids: bool,
     pub(crate) return_tokens_as_token_ids: bool,
     pub(crate) truncation: Option<Truncation>,
-    /// Tokens of a streamed chunk, if the client says.
+    /// Tokens per streamed chunk, if the client sets it.
     pub(crate) stream_interval: Option<u32>,
-    /// What the output must look like.
+    /// The grammar of the output.
     pub(crate) grammar: Option<GrammarSpec>,
-    /// `None`: the response is one JSON body.
+    /// The options of a streamed response; `None` for one JSON body.
     pub(crate) stream: Option<StreamOptions>,
 }
 
@@ -126,7 +126,7 @@ fn stop_strings(fields: &mut Fields<'_>) -> Vec<String> {
     stop
 }
 
-/// Reads `request_id`, and what belongs to it.
+/// Reads `request_id` and validates it.
 pub(crate) fn request_id(fields: &mut Fields<'_>) -> Option<String> {
     let id: String = fields.get("request_id")?;
     if id.chars().count() > MAX_REQUEST_ID {
@@ -135,7 +135,7 @@ pub(crate) fn request_id(fields: &mut Fields<'_>) -> Option<String> {
     Some(id)
 }
 
-/// Reads `cache_salt`, and what belongs to it.
+/// Reads `cache_salt` and validates it.
 pub(crate) fn cache_salt(fields: &mut Fields<'_>) -> Option<String> {
     let salt: String = fields.get("cache_salt")?;
     if !(1..=128).contains(&salt.chars().count()) || salt.contains(['@', '/', '\\', '\0']) {
@@ -180,7 +180,7 @@ fn repetition_detection(fields: &mut Fields<'_>) -> Option<RepetitionDetection> 
     (max_pattern_size > 0).then_some(RepetitionDetection { max_pattern_size, min_pattern_size, min_count })
 }
 
-/// Reads `truncation`, and what belongs to it.
+/// Reads the truncation fields.
 pub(crate) fn truncation(fields: &mut Fields<'_>) -> Option<Truncation> {
     let side: Option<String> = fields.get("truncation_side");
     if side.as_deref().is_some_and(|side| side != "left" && side != "right") {

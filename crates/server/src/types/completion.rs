@@ -7,7 +7,7 @@ use crate::fields::Fields;
 use crate::types::common::CommonFields;
 use crate::unserved::{self, Route};
 
-/// Most prompts of a request.
+/// Maximum number of prompts in a request.
 pub(crate) const MAX_PROMPTS: usize = 1024;
 
 const NO_PROMPT: &str = "Either prompt or prompt_embeds must be provided and non-empty.";
@@ -16,17 +16,17 @@ const NO_PROMPT: &str = "Either prompt or prompt_embeds must be provided and non
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Prompt {
     Text(String),
-    /// Not yet compared with the vocabulary.
+    /// Token ids, not yet checked against the vocabulary.
     Tokens(Vec<i64>),
 }
 
-/// A completion request, of the right shape.
+/// A well-formed completion request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CompletionRequest {
     pub(crate) common: CommonFields,
-    /// At least one.
+    /// The prompts, at least one.
     pub(crate) prompts: Vec<Prompt>,
-    /// Number of alternatives, if log-probabilities are asked for.
+    /// Number of alternatives, if log-probabilities are requested.
     pub(crate) logprobs: Option<i64>,
     pub(crate) echo: bool,
     pub(crate) add_special_tokens: bool,
@@ -78,7 +78,7 @@ pub(crate) fn prompts(fields: &mut Fields<'_>, name: &str) -> Vec<Prompt> {
     }
 }
 
-/// The first characters tell the four forms apart.
+/// The first characters distinguish the four forms.
 fn read_prompts(raw: &RawValue) -> Option<Vec<Prompt>> {
     let text = raw.get();
     if text.starts_with('"') {

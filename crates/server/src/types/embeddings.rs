@@ -8,7 +8,7 @@ use crate::types::chat::ChatRequest;
 use crate::types::common::{Truncation, cache_salt, request_id, truncation};
 use crate::types::completion::{Prompt, prompts};
 
-/// How vectors are written.
+/// The encoding of vectors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Encoding {
     /// Lists of numbers.
@@ -18,20 +18,20 @@ pub(crate) enum Encoding {
     Base64,
 }
 
-/// What is to be turned into vectors.
+/// The texts to embed.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Input {
     Prompts(Vec<Prompt>),
     Conversation(Box<ChatRequest>),
 }
 
-/// An embeddings request, of the right shape.
+/// A well-formed embeddings request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct EmbeddingRequest {
     pub(crate) model: Option<String>,
     pub(crate) input: Input,
     pub(crate) encoding: Encoding,
-    /// Length of the vectors, if not the model's.
+    /// Number of dimensions, if not the model's.
     pub(crate) dimensions: Option<i64>,
     pub(crate) add_special_tokens: bool,
     pub(crate) truncation: Option<Truncation>,

@@ -1,4 +1,4 @@
-//! The body of POST /v1/messages, told as a conversation.
+//! The body of POST /v1/messages, converted to a conversation.
 
 use serde_json::{Map, Value, json};
 
@@ -9,18 +9,18 @@ use crate::types::common::{CommonFields, MAX_STOP_STRINGS};
 use crate::types::structured;
 use crate::types::tools::{ToolChoice, Tools, definition};
 
-/// Fewest tokens of a thinking budget.
+/// Minimum number of tokens of a thinking budget.
 const MIN_THINKING: i64 = 1024;
 
-/// A messages request, of the right shape.
+/// A well-formed messages request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct MessagesRequest {
     pub(crate) chat: ChatRequest,
-    /// The client wants to see the model's reasoning.
+    /// Whether the response includes the model's reasoning.
     pub(crate) thinking: Thinking,
 }
 
-/// What a request says about reasoning.
+/// The reasoning settings of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Thinking {
     /// Nothing.
@@ -28,7 +28,7 @@ pub(crate) enum Thinking {
     Unset,
     Disabled,
     Adaptive,
-    /// At most so many tokens.
+    /// Maximum number of tokens.
     Budget(u32),
 }
 
@@ -38,7 +38,7 @@ impl MessagesRequest {
         Self::read(body, true)
     }
 
-    /// Reads a body whose prompt is to be counted: nothing is generated.
+    /// Reads the body of a request to count tokens, which generates nothing.
     pub(crate) fn parse_for_count(body: &[u8]) -> Result<Self, ApiError> {
         Self::read(body, false)
     }
@@ -74,7 +74,7 @@ fn stop_sequences(fields: &mut Fields<'_>) -> Vec<String> {
     stop.into_iter().filter(|stop| !stop.is_empty()).take(MAX_STOP_STRINGS).collect()
 }
 
-/// `output_config.format`, or `output_format` as it was called before.
+/// Reads `output_config.format` or its former name `output_format`.
 fn output_format(fields: &mut Fields<'_>) -> Option<octavo_text::GrammarSpec> {
     let nested = fields.raw("output_config").and_then(|raw| Fields::object(raw, vec!["output_config".into()]).ok());
     let format = nested.as_ref().and_then(|config| config.raw("format")).or_else(|| fields.raw("output_format"))?;
@@ -147,7 +147,7 @@ fn tool_choice(fields: &mut Fields<'_>, object: &Map<String, Value>, definitions
     }
 }
 
-/// `system` and `messages` as the chat route's messages.
+/// Converts `system` and `messages` to the chat route's messages.
 fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
     let mut out = Vec::new();
     match fields.raw("system").map(|raw| serde_json::from_str::<Value>(raw.get())) {
@@ -191,7 +191,7 @@ fn add_message(out: &mut Vec<Value>, message: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// The blocks of a message, sorted: results of tools are messages of their own.
+/// The blocks of a message by kind. Tool results become separate messages.
 #[derive(Default)]
 struct Turn {
     parts: Vec<Value>,

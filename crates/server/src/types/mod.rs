@@ -1,5 +1,5 @@
-//! What clients send and get: the bodies of OpenAI's API with vLLM's extensions. Requests are checked for shape here and
-//! for meaning in [`crate::params`].
+//! The bodies of requests and responses: OpenAI's API with vLLM's extensions. The structure of requests is checked here,
+//! their values in [`crate::params`].
 
 pub(crate) mod chat;
 pub(crate) mod common;

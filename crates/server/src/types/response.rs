@@ -1,4 +1,4 @@
-//! Bodies of responses. Non-streaming ones have every key, nulls included; chunks have only those that vLLM sets.
+//! Bodies of responses. Whole bodies have all keys, including nulls; chunks have only the keys that vLLM sets.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use octavo_engine::{FinishReason, StageTimes};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-/// A key that is always null here.
+/// A key that is always null.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Null;
 
@@ -18,12 +18,12 @@ impl Serialize for Null {
     }
 }
 
-/// Why a choice ended, as `finish_reason` and `stop_reason`.
+/// The reason why a choice ended, for `finish_reason` and `stop_reason`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Finish {
     /// End of sequence, a stop token or a stop string.
     Stop(Option<StopReason>),
-    /// As `Stop`, after calls of functions that the model chose to make.
+    /// As `Stop`, after tool calls that the model chose to make.
     ToolCalls(Option<StopReason>),
     Length,
     Abort,
@@ -61,7 +61,7 @@ impl Finish {
     }
 }
 
-/// What stopped a choice.
+/// The stop string or token that ended a choice.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub(crate) enum StopReason {
@@ -69,16 +69,16 @@ pub(crate) enum StopReason {
     Token(u32),
 }
 
-/// Token counts of a response, and the time that they took.
+/// Token counts and timings of a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) prompt_tokens: usize,
     pub(crate) completion_tokens: usize,
-    /// Prompt tokens that were in the prefix cache.
+    /// Prompt tokens found in the prefix cache.
     pub(crate) cached_tokens: usize,
-    /// Completion tokens that were reasoning.
+    /// Reasoning tokens among the completion tokens.
     pub(crate) reasoning_tokens: usize,
-    /// Up to the latest token; only of a single sequence.
+    /// Timings up to the latest token, for a single sequence only.
     pub(crate) times: Option<StageTimes>,
 }
 
@@ -88,17 +88,17 @@ impl Usage {
     }
 }
 
-/// Which details of the usage a response tells.
+/// The usage details that a response reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UsageDetails {
     pub(crate) prompt: bool,
     pub(crate) completion: bool,
-    /// How long it took.
+    /// Whether timings are reported.
     pub(crate) metrics: bool,
 }
 
 impl UsageDetails {
-    /// The usage as a chunk tells it: without what is not told.
+    /// The usage of a chunk, without details that are not reported.
     pub(crate) fn chunk(self, usage: Usage) -> ChunkUsage {
         let whole = self.whole(usage);
         ChunkUsage {
@@ -110,7 +110,7 @@ impl UsageDetails {
         }
     }
 
-    /// The usage as a whole response tells it: with nulls for what is not told.
+    /// The usage of a whole response, with nulls for details that are not reported.
     pub(crate) fn whole(self, usage: Usage) -> WholeUsage {
         let prompt = PromptTokensDetails { cached_tokens: usage.cached_tokens };
         let completion = CompletionTokensDetails { reasoning_tokens: usage.reasoning_tokens };
@@ -123,23 +123,23 @@ impl UsageDetails {
         }
     }
 
-    /// How long the response took, if that is told and known.
+    /// The timings of the response, if they are reported and known.
     pub(crate) fn metrics(self, usage: Usage) -> Option<RequestMetrics> {
         usage.times.filter(|_| self.metrics).map(|times| RequestMetrics::new(times, usage.completion_tokens))
     }
 }
 
-/// How long a response took, as vLLM's `--enable-per-request-metrics` tells it.
+/// The timings of a response, in the format of vLLM's `--enable-per-request-metrics`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct RequestMetrics {
-    /// From its first step, so without the time in the queue.
+    /// From the first step, so without the time in the queue.
     time_to_first_token_ms: f64,
     /// From the first token to the last.
     generation_time_ms: f64,
     queue_time_ms: f64,
-    /// None of a single token.
+    /// `None` for a single token.
     mean_itl_ms: Option<f64>,
-    /// Over the time from the first step to the last token; none if that was too short to measure.
+    /// Rate from the first step to the last token; `None` if the time was too short to measure.
     tokens_per_second: Option<f64>,
 }
 
@@ -189,10 +189,10 @@ pub(crate) struct CompletionTokensDetails {
     reasoning_tokens: usize,
 }
 
-/// Log-probabilities of a prompt, one entry a token, none for the first.
+/// Log-probabilities of a prompt, one entry per token, null for the first.
 pub(crate) type PromptLogprobs = Vec<Option<PromptLogprob>>;
 
-/// By token id, the prompt's own token first.
+/// By token id, with the prompt's own token first.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PromptLogprob(pub(crate) Vec<(u32, RankedLogprob)>);
 
@@ -209,7 +209,7 @@ pub(crate) struct RankedLogprob {
     pub(crate) decoded_token: String,
 }
 
-/// The whole answer of a chat request.
+/// The whole response to a chat request.
 #[derive(Serialize)]
 pub(crate) struct ChatCompletion<'a> {
     pub(crate) id: &'a str,
@@ -243,7 +243,7 @@ pub(crate) struct ChatChoice<'a> {
 #[derive(Serialize)]
 pub(crate) struct ChatMessage<'a> {
     pub(crate) role: &'a str,
-    /// Null if there is nothing but calls.
+    /// Null if there are only tool calls.
     pub(crate) content: Option<String>,
     pub(crate) refusal: Null,
     pub(crate) annotations: Null,
@@ -254,7 +254,7 @@ pub(crate) struct ChatMessage<'a> {
     pub(crate) reasoning: Option<String>,
 }
 
-/// A call of a function.
+/// A tool call.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct ToolCall {
     pub(crate) id: String,
@@ -269,7 +269,7 @@ pub(crate) struct FunctionCall {
     pub(crate) arguments: String,
 }
 
-/// Log-probabilities of a chat choice or chunk, one entry a token.
+/// Log-probabilities of a chat choice or chunk, one entry per token.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct ChatLogprobs {
     pub(crate) content: Vec<ChatLogprob>,
@@ -297,7 +297,7 @@ pub(crate) struct ChatChunk<'a> {
     pub(crate) object: &'static str,
     pub(crate) created: u64,
     pub(crate) model: &'a str,
-    /// One, or none in the usage chunk.
+    /// One choice, or none in the usage chunk.
     pub(crate) choices: &'a [ChatChunkChoice<'a>],
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) system_fingerprint: Option<&'a str>,
@@ -325,7 +325,7 @@ pub(crate) struct ChatChunkChoice<'a> {
     pub(crate) token_ids: Option<Option<Vec<u32>>>,
 }
 
-/// What a chunk adds to a message.
+/// The part of a message in a chunk.
 #[derive(Default, Serialize)]
 pub(crate) struct ChatDelta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -338,7 +338,7 @@ pub(crate) struct ChatDelta<'a> {
     pub(crate) tool_calls: Vec<ToolCallDelta<'a>>,
 }
 
-/// The beginning of a call, or more of its arguments.
+/// The beginning of a tool call, or a further part of its arguments.
 #[derive(Serialize)]
 pub(crate) struct ToolCallDelta<'a> {
     pub(crate) index: u32,
@@ -356,7 +356,7 @@ pub(crate) struct FunctionDelta<'a> {
     pub(crate) arguments: &'a str,
 }
 
-/// The whole answer of a completion request.
+/// The whole response to a completion request.
 #[derive(Serialize)]
 pub(crate) struct Completion<'a> {
     pub(crate) id: &'a str,
@@ -384,12 +384,12 @@ pub(crate) struct CompletionChoice {
     pub(crate) prompt_token_ids: Option<Arc<[u32]>>,
 }
 
-/// Log-probabilities of a completion choice or chunk: parallel lists, one entry a token.
+/// Log-probabilities of a completion choice or chunk: parallel lists with one entry per token.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct CompletionLogprobs {
-    /// Where each token starts, in characters of the choice's text.
+    /// Start of each token, in characters of the choice's text.
     pub(crate) text_offset: Vec<usize>,
-    /// None for the first token of an echoed prompt.
+    /// Null for the first token of an echoed prompt.
     pub(crate) token_logprobs: Vec<Option<f32>>,
     pub(crate) tokens: Vec<String>,
     pub(crate) top_logprobs: Vec<Option<TokenMap>>,

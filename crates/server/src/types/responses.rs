@@ -1,4 +1,4 @@
-//! The body of POST /v1/responses, told as a conversation.
+//! The body of POST /v1/responses, converted to a conversation.
 
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
@@ -11,17 +11,17 @@ use crate::types::structured;
 use crate::types::tools::{ToolChoice, Tools, definition};
 use crate::unserved::{self, Route};
 
-/// A responses request, of the right shape.
+/// A well-formed responses request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ResponsesRequest {
     pub(crate) chat: ChatRequest,
-    /// The request's settings, as the response repeats them.
+    /// The settings of the request, which the response repeats.
     pub(crate) settings: Map<String, Value>,
-    /// A response that this one goes on from.
+    /// The response that this one continues.
     pub(crate) previous_response_id: Option<String>,
 }
 
-/// Settings that the response repeats, and their values where the request has none.
+/// The settings that the response repeats, with their defaults.
 const SETTINGS: [(&str, &str); 15] = [
     ("background", "false"),
     ("instructions", "null"),
@@ -72,7 +72,7 @@ impl ResponsesRequest {
     }
 }
 
-/// Levels of a setting. Events hold it deeper than the request did, and many readers of JSON stop at 128.
+/// Maximum nesting of a setting. Events nest it deeper than the request, and many JSON parsers stop at 128 levels.
 const SETTING_LEVELS: usize = 100;
 
 fn settings(fields: &mut Fields<'_>) -> Map<String, Value> {
@@ -121,7 +121,7 @@ fn reasoning(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>) {
     }
 }
 
-/// Definitions lie flat here: `{"type": "function", "name", "parameters"}`.
+/// Definitions are flat here: `{"type": "function", "name", "parameters"}`.
 fn tools(fields: &mut Fields<'_>) -> Tools {
     let listed: Vec<Value> = fields.get("tools").unwrap_or_default();
     let mut definitions = Vec::with_capacity(listed.len());
@@ -164,7 +164,7 @@ fn tool_choice(fields: &mut Fields<'_>, definitions: &[Value]) -> ToolChoice {
     }
 }
 
-/// `instructions` and `input` as messages.
+/// Converts `instructions` and `input` to messages.
 fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
     let mut messages = Vec::new();
     if let Some(instructions) = fields.get::<String>("instructions") {
@@ -193,7 +193,7 @@ fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
     messages
 }
 
-/// Adds what an input item says. Calls and reasoning belong to the assistant's message that they stand beside.
+/// Adds an input item. Tool calls and reasoning become part of the adjacent assistant message.
 fn add_item(messages: &mut Vec<Value>, item: &Value) -> Result<(), String> {
     let text = |name: &str| {
         item.get(name).and_then(Value::as_str).ok_or_else(|| format!("{name} is required and must be a string."))
@@ -238,12 +238,12 @@ fn add_item(messages: &mut Vec<Value>, item: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// The last message, if it is the assistant's.
+/// The last message, if its role is assistant.
 fn open_assistant(messages: &mut [Value]) -> Option<&mut Value> {
     messages.last_mut().filter(|message| message["role"] == "assistant")
 }
 
-/// The last message if it is the assistant's, or a new one.
+/// The last message if its role is assistant, else a new one.
 fn assistant(messages: &mut Vec<Value>) -> &mut Value {
     if open_assistant(messages).is_none() {
         messages.push(json!({"role": "assistant", "content": null}));

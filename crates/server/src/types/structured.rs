@@ -1,4 +1,4 @@
-//! `response_format` and `structured_outputs`: what an output must look like.
+//! `response_format` and `structured_outputs`: grammars of the output.
 
 use octavo_text::GrammarSpec;
 use serde_json::value::RawValue;
@@ -7,13 +7,13 @@ use serde_json::{Map, Value};
 use crate::error::FieldError;
 use crate::fields::Fields;
 
-/// Levels of JSON that a specification may have.
+/// Maximum nesting of a specification.
 const MAX_DEPTH: usize = 64;
 
-/// Fields of `structured_outputs` of which exactly one is set.
+/// The fields of `structured_outputs`, of which exactly one must be set.
 const KINDS: [&str; 6] = ["json", "regex", "choice", "grammar", "json_object", "structural_tag"];
 
-/// Reads both fields; at most one of them may restrict the output.
+/// Reads both fields, of which at most one may restrict the output.
 pub(crate) fn grammar(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
     let format = response_format(fields);
     let outputs = structured_outputs(fields);
@@ -23,7 +23,7 @@ pub(crate) fn grammar(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
     format.or(outputs)
 }
 
-/// Reads `response_format`, which `text.format` of the responses route is too, but for its schema being in place.
+/// Reads `response_format`, or `text.format` of the responses route, which has its schema inline.
 pub(crate) fn response_format(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
     let raw = fields.raw("response_format")?;
     match format_of(raw, "response_format") {
@@ -63,7 +63,7 @@ pub(crate) fn format_of(raw: &RawValue, name: &str) -> Result<Option<GrammarSpec
     if errors.is_empty() { Ok(spec) } else { Err(errors) }
 }
 
-/// The schema lies under `json_schema`, or, in the responses route's form, beside `type`.
+/// The schema is under `json_schema` or, in the form of the responses route, beside `type`.
 fn json_schema(format: &mut Fields<'_>, name: &str) -> Option<GrammarSpec> {
     let inner = match format.raw("json_schema") {
         Some(raw) => Fields::object(raw, vec![name.to_owned(), "json_schema".into()]),
@@ -104,7 +104,7 @@ fn schema(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
     }
 }
 
-/// Output that fits a schema, with what else is at its default.
+/// A grammar for a JSON schema, with defaults for all other settings.
 pub(crate) fn json_spec(schema: Value) -> GrammarSpec {
     GrammarSpec::JsonSchema {
         schema,
@@ -175,7 +175,7 @@ fn structured_json(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
     })
 }
 
-/// A JSON value, or one written out in a string.
+/// A JSON value, or a string that contains one.
 fn text_or_value(fields: &mut Fields<'_>, name: &str) -> Option<Value> {
     let raw = fields.raw(name)?;
     let text: Option<String> = raw.get().starts_with('"').then(|| fields.get(name)).flatten();
@@ -195,7 +195,7 @@ fn value_within_depth(raw: &RawValue) -> Option<Value> {
     (depth(&value) <= MAX_DEPTH).then_some(value)
 }
 
-/// Levels of a value; the parser has bounded them already.
+/// The nesting of a value, which the parser limits.
 pub(crate) fn depth(value: &Value) -> usize {
     match value {
         Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
@@ -208,7 +208,7 @@ fn too_deep() -> String {
     format!("must be JSON of at most {MAX_DEPTH} levels.")
 }
 
-/// The schema of a function's arguments; without one any object will do.
+/// The schema of a function's arguments; any object by default.
 pub(crate) fn parameters(function: &Map<String, Value>) -> Value {
     function
         .get("parameters")

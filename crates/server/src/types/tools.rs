@@ -1,4 +1,4 @@
-//! `tools` and `tool_choice`: the functions that a model may call.
+//! `tools` and `tool_choice`: the functions that the model may call.
 
 use serde_json::{Map, Value, json};
 
@@ -6,30 +6,30 @@ use crate::error::FieldError;
 use crate::fields::Fields;
 use crate::types::structured::parameters;
 
-/// Most functions of a request.
+/// Maximum number of functions in a request.
 const MAX_TOOLS: usize = 1024;
 
-/// Which functions the model calls.
+/// The tool choice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ToolChoice {
     /// None.
     #[default]
     None,
-    /// Its choice.
+    /// The model chooses.
     Auto,
-    /// At least one.
+    /// The model calls at least one function.
     Required,
-    /// This one.
+    /// The model calls this function.
     Named(String),
 }
 
-/// What a request says about tools.
+/// The tool settings of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tools {
-    /// Definitions, `{"type": "function", "function": {"name", ...}}`; at least one if there are any.
+    /// Definitions, `{"type": "function", "function": {"name", ...}}`; at least one.
     pub(crate) definitions: Option<Vec<Value>>,
     pub(crate) choice: ToolChoice,
-    /// More than one call a message.
+    /// Whether a message may have several calls.
     pub(crate) parallel: bool,
 }
 
@@ -61,7 +61,7 @@ impl Tools {
     }
 }
 
-/// A definition in the shape of the chat route.
+/// A definition in the form of the chat route.
 pub(crate) fn definition(name: &str, description: Option<&Value>, parameters: Option<&Value>) -> Value {
     let mut function = Map::new();
     function.insert("name".into(), name.into());

@@ -21,19 +21,19 @@ pub(crate) struct ChatWire {
     pub(crate) envelope: Envelope,
     pub(crate) n: u32,
     pub(crate) prompt: Arc<[u32]>,
-    /// Who answers.
+    /// The role of the answer.
     pub(crate) role: String,
-    /// What stands in front of the answer.
+    /// Text before the answer.
     pub(crate) echo: Option<String>,
-    /// Alternatives, if log-probabilities were asked for.
+    /// Number of alternatives, if log-probabilities are requested.
     pub(crate) logprobs: Option<u32>,
     pub(crate) prompt_logprobs: bool,
     pub(crate) spelling: Spelling,
     pub(crate) return_token_ids: bool,
-    /// The rendered prompt, if it is to be returned.
+    /// The rendered prompt, if the request asks for it.
     pub(crate) prompt_text: Option<String>,
     pub(crate) details: UsageDetails,
-    /// Text is taken apart: an output may have nothing to say.
+    /// Whether text is parsed, so that an output may be empty.
     pub(crate) parses: bool,
 }
 
@@ -85,12 +85,12 @@ impl ChatWire {
     }
 }
 
-/// A new call's id.
+/// The id of a new tool call.
 fn call_id() -> String {
     format!("chatcmpl-tool-{}", uuid::Uuid::new_v4().simple())
 }
 
-/// What a chunk with these parts says.
+/// The delta of a chunk with these parts.
 fn delta(parts: &[OutputDelta]) -> ChatDelta<'_> {
     let mut delta = ChatDelta::default();
     for part in parts {

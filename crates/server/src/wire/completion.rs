@@ -20,15 +20,15 @@ pub(crate) struct CompletionWire {
     pub(crate) envelope: Envelope,
     pub(crate) n: u32,
     pub(crate) prompts: Vec<Arc<[u32]>>,
-    /// For each prompt its text, if it shall be repeated.
+    /// The text of each prompt, if prompts are echoed.
     pub(crate) echo: Option<Vec<String>>,
-    /// Alternatives, if log-probabilities were asked for.
+    /// Number of alternatives, if log-probabilities are requested.
     pub(crate) logprobs: Option<u32>,
     pub(crate) prompt_logprobs: bool,
     pub(crate) spelling: Spelling,
     pub(crate) return_token_ids: bool,
     pub(crate) details: UsageDetails,
-    /// For each choice where its next token starts, in characters; none before its first chunk.
+    /// The start of the next token of each choice, in characters; `None` before the first chunk.
     pub(crate) sent: Vec<Option<usize>>,
 }
 
@@ -51,7 +51,7 @@ impl CompletionWire {
         (index / self.n) as usize
     }
 
-    /// A choice's text, after its prompt if that is to be repeated.
+    /// The text of a choice, after its prompt if prompts are echoed.
     fn with_echo(&self, index: u32, text: String) -> String {
         match &self.echo {
             Some(prompts) => format!("{}{text}", prompts[self.prompt_of(index)]),
@@ -59,8 +59,8 @@ impl CompletionWire {
         }
     }
 
-    /// Log-probabilities of tokens that start at character `offset`, and where the next one starts. At the beginning of
-    /// an echo the prompt's own come first.
+    /// Log-probabilities of tokens that start at character `offset`, and the start of the next token. At the beginning of an
+    /// echo, the prompt's log-probabilities come first.
     fn logprobs(
         &self,
         index: u32,

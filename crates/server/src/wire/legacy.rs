@@ -10,10 +10,10 @@ use crate::sse::{Events, Extras};
 use crate::types::response::Usage;
 use crate::wire::{Whole, Wire, text_of};
 
-/// The [`Wire`] of the first server's route: prompt and completion are one text, and a stream's lines repeat all of it.
+/// The [`Wire`] of POST /generate: prompt and completion are one text, which every line of a stream repeats.
 pub(crate) struct LegacyWire {
     pub(crate) prompt_tokens: usize,
-    /// For each choice prompt and completion so far.
+    /// Prompt and completion so far of each choice.
     pub(crate) texts: Vec<String>,
 }
 

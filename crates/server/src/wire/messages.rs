@@ -23,7 +23,7 @@ pub(crate) struct MessagesWire {
     pub(crate) blocks: Blocks,
 }
 
-/// The blocks of a message as they come to be.
+/// The blocks of a message under construction.
 #[derive(Default)]
 pub(crate) struct Blocks {
     done: Vec<Value>,
@@ -32,7 +32,7 @@ pub(crate) struct Blocks {
     called: bool,
 }
 
-/// A block that is not complete.
+/// An incomplete block.
 struct Block {
     kind: Kind,
     text: String,
@@ -46,7 +46,7 @@ enum Kind {
 }
 
 impl Block {
-    /// The block as it begins in a stream.
+    /// The block at its start in a stream.
     fn begin(&self) -> Value {
         match &self.kind {
             Kind::Text => json!({"type": "text", "text": ""}),
@@ -69,7 +69,7 @@ impl Block {
             Kind::Text => json!({"type": "text", "text": text}),
             Kind::Thinking => json!({"type": "thinking", "thinking": text, "signature": ""}),
             Kind::Use { id, name } => {
-                // Arguments that were cut off are no JSON: what there is stays readable.
+                // Arguments that are cut off are not JSON, so they are returned as text.
                 let input = serde_json::from_str(&text).unwrap_or_else(|_| json!({"partial_json": text}));
                 json!({"type": "tool_use", "id": id, "name": name, "input": input})
             }
@@ -78,7 +78,7 @@ impl Block {
 }
 
 impl Blocks {
-    /// Takes a part of the output; its events go to `events` if the response is streamed.
+    /// Adds a part of the output, and its events to `events` if the response is streamed.
     fn push(&mut self, part: OutputDelta, mut events: Option<&mut Events>) {
         let (kind, text) = match part {
             OutputDelta::Content(text) => (Kind::Text, text),
@@ -122,7 +122,7 @@ impl Blocks {
         self.done.push(block.whole());
     }
 
-    /// Why the message ended, and the stop sequence that it ended at.
+    /// The stop reason and the stop sequence of the message.
     fn stop(&self) -> (&'static str, Option<&str>) {
         match &self.finish {
             Some(Finish::Length) => ("max_tokens", None),
@@ -148,7 +148,7 @@ impl MessagesWire {
     }
 }
 
-/// Tokens read from the cache are not among the input tokens here.
+/// The input tokens of this API exclude tokens found in the cache.
 fn usage_body(usage: Usage) -> Value {
     json!({
         "input_tokens": usage.prompt_tokens - usage.cached_tokens.min(usage.prompt_tokens),
@@ -158,7 +158,7 @@ fn usage_body(usage: Usage) -> Value {
     })
 }
 
-/// An event: its type comes first.
+/// An event, which begins with its type.
 fn event(events: &mut Events, name: &str, body: Value) {
     let mut event = serde_json::Map::new();
     event.insert("type".into(), name.into());

@@ -1,4 +1,4 @@
-//! How outputs are spelled: one implementation for each generation route.
+//! The formats of outputs: one implementation for each generation route.
 
 mod chat;
 mod completion;
@@ -24,7 +24,7 @@ pub(crate) use legacy::LegacyWire;
 pub(crate) use messages::{Blocks, MessagesWire};
 pub(crate) use responses::{Items, ResponsesWire};
 
-/// What every body of a response repeats.
+/// The fields that every body of a response repeats.
 #[derive(Clone, Debug)]
 pub(crate) struct Envelope {
     /// With the route's prefix.
@@ -32,17 +32,17 @@ pub(crate) struct Envelope {
     /// Unix time.
     pub(crate) created: u64,
     pub(crate) model: Arc<str>,
-    /// None if it is not told.
+    /// `None` if the fingerprint is disabled.
     pub(crate) fingerprint: Option<Arc<str>>,
 }
 
-/// A choice that has ended, whole.
+/// A complete choice.
 #[derive(Debug, Default)]
 pub(crate) struct Whole {
-    /// In order; neighbours are of different kinds.
+    /// The parts in order; adjacent parts differ in kind.
     pub(crate) parts: Vec<OutputDelta>,
     pub(crate) tokens: Vec<TokenOutput>,
-    /// How many of them, from the first, are reasoning.
+    /// Number of leading tokens that are reasoning.
     pub(crate) reasoning_tokens: usize,
     pub(crate) prompt_logprobs: Vec<octavo_engine::Logprobs>,
     pub(crate) finish: Option<Finish>,
@@ -60,7 +60,7 @@ impl Whole {
     }
 }
 
-/// Counts of the tokens of a response, output by output.
+/// Counts the tokens of a response.
 #[derive(Debug)]
 pub(crate) struct Tally {
     /// For each choice.
@@ -85,12 +85,12 @@ impl Tally {
         usage.times = output.times.or(usage.times);
     }
 
-    /// Of one choice.
+    /// The usage of one choice.
     pub(crate) fn of(&self, index: usize) -> Usage {
         self.choices[index]
     }
 
-    /// Of the whole response: a prompt counts once, whatever the number of its choices.
+    /// The usage of the whole response, in which a prompt counts once for all its choices.
     pub(crate) fn total(&self) -> Usage {
         let mut total = Usage::default();
         for choices in self.choices.chunks(self.n) {
@@ -117,27 +117,27 @@ pub(crate) trait Wire: Send + Sized + 'static {
     /// Tokens of the prompt that a choice continues.
     fn prompt_tokens(&self, index: u32) -> usize;
 
-    /// Adds the event that opens a choice, if the route has one.
+    /// Adds the event that begins a choice, if the route has one.
     fn open(&mut self, events: &mut Events, index: u32, extras: Extras);
 
     /// Adds the events of an output.
     fn chunk(&mut self, events: &mut Events, output: Output, extras: Extras);
 
-    /// Adds the event with the usage, where the client has asked for it.
+    /// Adds the event with the usage, if the client requested it.
     fn usage(&mut self, events: &mut Events, usage: Usage);
 
-    /// Adds what ends a stream that went well.
+    /// Adds the end of a successful stream.
     fn close(&mut self, events: &mut Events, _: Usage) {
         events.done();
     }
 
-    /// Adds what ends a stream that failed.
+    /// Adds the end of a failed stream.
     fn fail(&mut self, events: &mut Events, error: &ApiError) {
         events.push(&error.body());
         events.done();
     }
 
-    /// The one body of a response that is not streamed.
+    /// The body of a response that is not streamed.
     fn whole(self, choices: Vec<Whole>, usage: Usage) -> Response;
 
     /// The response to a request that failed before its first output.

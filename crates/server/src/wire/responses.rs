@@ -17,28 +17,28 @@ use crate::wire::{Envelope, Whole, Wire};
 pub(crate) struct ResponsesWire {
     pub(crate) envelope: Envelope,
     pub(crate) prompt_tokens: usize,
-    /// The request's settings, repeated.
+    /// The settings of the request.
     pub(crate) settings: Map<String, Value>,
-    /// Alternatives, if log-probabilities were asked for.
+    /// Number of alternatives, if log-probabilities are requested.
     pub(crate) logprobs: Option<u32>,
     pub(crate) spelling: Spelling,
     pub(crate) details: UsageDetails,
     pub(crate) items: Items,
 }
 
-/// The items of a response's output as they come to be.
+/// The output items of a response under construction.
 #[derive(Default)]
 pub(crate) struct Items {
-    /// Events so far.
+    /// Number of events so far.
     sequence: u64,
     done: Vec<Value>,
     open: Option<Item>,
-    /// Log-probabilities of tokens whose text is not out yet.
+    /// Log-probabilities of tokens whose text is not sent yet.
     logprobs: Vec<Value>,
     finish: Option<Finish>,
 }
 
-/// An item that is not complete.
+/// An incomplete item.
 struct Item {
     kind: Kind,
     id: String,
@@ -63,7 +63,7 @@ impl Item {
         Self { kind, id: new_id(prefix), text: String::new(), logprobs: Vec::new() }
     }
 
-    /// The item as an output has it; at its beginning it has no text.
+    /// The item in its output format; at its start, it has no text.
     fn body(&self, status: &str) -> Value {
         let Self { kind, id, text, .. } = self;
         let begun = status != "in_progress";
@@ -82,7 +82,7 @@ impl Item {
         }
     }
 
-    /// The one content part of a message or of reasoning.
+    /// The content part of a message or of reasoning.
     fn part(&self) -> Value {
         match self.kind {
             Kind::Reasoning => json!({"type": "reasoning_text", "text": self.text}),
@@ -90,7 +90,7 @@ impl Item {
         }
     }
 
-    /// Names of the events that carry and that end its text.
+    /// Names of the events for a text delta and for the end of the text.
     fn event_names(&self) -> (&'static str, &'static str) {
         match self.kind {
             Kind::Message => ("response.output_text.delta", "response.output_text.done"),
@@ -101,7 +101,7 @@ impl Item {
 }
 
 impl Items {
-    /// Takes a part of the output; its events go to `events` if the response is streamed.
+    /// Adds a part of the output, and its events to `events` if the response is streamed.
     fn push(&mut self, part: OutputDelta, mut events: Option<&mut Events>) {
         let (kind, text) = match part {
             OutputDelta::Content(text) => (Kind::Message, text),
@@ -189,7 +189,7 @@ impl Items {
         self.done.push(body);
     }
 
-    /// An event: its type and number come first.
+    /// An event, which begins with its type and number.
     fn event(&mut self, events: &mut Events, name: &str, body: Value) {
         let mut event = Map::new();
         event.insert("type".into(), name.into());

@@ -1,4 +1,4 @@
-//! Log lines as JSON objects: one a line, all fields at the top level, those of the enclosing spans included.
+//! Log lines as JSON objects: one per line, with all fields at the top level, including those of the enclosing spans.
 
 use std::fmt;
 
@@ -6,12 +6,14 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Writes an event: `timestamp`, `level`, `target`, the event's fields with `message` among them, and what the spans
-/// around it know, such as `request_id` and `trace_id`.
+use super::time::Milliseconds;
+
+/// Writes an event: `timestamp`, `level`, `target`, the event's fields, including `message`, and the fields of the
+/// enclosing spans, such as `request_id` and `trace_id`.
 pub(super) struct JsonLines;
 
 impl<S, N> FormatEvent<S, N> for JsonLines
@@ -21,7 +23,7 @@ where
 {
     fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let (metadata, mut time) = (event.metadata(), String::new());
-        SystemTime.format_time(&mut Writer::new(&mut time))?;
+        Milliseconds.format_time(&mut Writer::new(&mut time))?;
         write!(writer, "{{\"timestamp\":{}", quoted(&time))?;
         write!(writer, ",\"level\":\"{}\",\"target\":{}", metadata.level(), quoted(metadata.target()))?;
         write_fields(&mut writer, event)?;
@@ -34,7 +36,7 @@ where
     }
 }
 
-/// Keeps the fields of a span as they will be written: each with a comma before it.
+/// Formats the fields of a span for later output, each with a comma before it.
 pub(super) struct JsonFields;
 
 impl<'a> FormatFields<'a> for JsonFields {
@@ -72,7 +74,7 @@ impl Members<'_, '_> {
 }
 
 impl Visit for Members<'_, '_> {
-    /// What is no number is null, since JSON has no word for it.
+    /// NaN and infinity become null, since JSON cannot represent them.
     fn record_f64(&mut self, field: &Field, value: f64) {
         self.member(field, &value.into());
     }
@@ -157,7 +159,7 @@ mod tests {
         });
         let [line] = &lines[..] else { panic!("{lines:?}") };
         let time = line["timestamp"].as_str().unwrap();
-        assert!(time.len() == 27 && time.ends_with('Z'), "{time}");
+        assert!(time.len() == 24 && time.ends_with('Z'), "{time}");
         assert_eq!((&line["level"], &line["message"]), (&json!("WARN"), &json!("it 1 happened")));
         assert!(line["target"].as_str().unwrap().starts_with("octavo_telemetry"));
         let fields = json!({"error": "no", "text": "a \"b\"\n\u{1}", "n": 3, "half": 0.5, "yes": true, "nan": null});

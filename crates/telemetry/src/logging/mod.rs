@@ -1,6 +1,7 @@
-//! Log lines on standard error: time, level, where, message.
+//! Log lines on standard error: time, level, message, and from `debug` on the module.
 
 mod json;
+mod time;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal};
@@ -10,38 +11,39 @@ use std::thread;
 use tracing_subscriber::EnvFilter;
 
 use json::{JsonFields, JsonLines};
+use time::Milliseconds;
 
-/// How lines are written.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
-    /// An object each, for programs.
+    /// A JSON object per line, for programs.
     Json,
 }
 
-/// What is logged, and how.
+/// The configuration of logging.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogConfig {
-    /// A level (`debug`, `info`, `warning`, `error`, ..., in any case) that overrules the environment.
+    /// A level (`debug`, `info`, `warning`, `error`, ..., in any case) that overrides the environment.
     pub level: Option<String>,
-    /// How lines are written.
+    /// The format of log lines.
     pub format: LogFormat,
 }
 
-/// Why logging could not be set up.
+/// The reason why logging cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// No such level.
-    #[error("'{0}' is no log level: use trace, debug, info, warning, error or off")]
+    /// The level does not exist.
+    #[error("'{0}' is not a log level: use trace, debug, info, warning, error or off")]
     Level(String),
     /// `RUST_LOG` does not parse.
-    #[error("RUST_LOG='{directives}' is not understood: {reason}")]
+    #[error("RUST_LOG='{directives}' does not parse: {reason}")]
     Directives {
-        /// Its value.
+        /// The value of the variable.
         directives: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// A subscriber is installed already.
@@ -49,16 +51,25 @@ pub enum LogError {
     AlreadySet,
 }
 
-/// Installs the process's log: lines like `2026-01-02T03:04:05.678Z  INFO octavo_server: listening ...` on standard
-/// error, in colour on a terminal unless `NO_COLOR` is set, or JSON objects. The level is [`LogConfig::level`], else the
-/// directives of `RUST_LOG`, else `VLLM_LOGGING_LEVEL`, else `info`; libraries log warnings only, except under `RUST_LOG`.
-/// With JSON, panics are lines of the log too.
+/// Installs the process's log on standard error: lines like `2026-01-02T03:04:05.678Z  INFO listening on ...`, in colour
+/// on a terminal unless `NO_COLOR` is set, or JSON objects. The level is [`LogConfig::level`], else the directives of
+/// `RUST_LOG`, else `VLLM_LOGGING_LEVEL`, else `info`. Libraries log warnings only, except under `RUST_LOG`. Lines name
+/// the module that logs them at the levels `debug` and `trace` and under `RUST_LOG`; JSON objects always do. In the JSON
+/// format, a panic is a line of the log as well.
+///
+/// # Errors
+/// The level or the directives do not parse, or logging is set up already.
 pub fn init_logging(config: &LogConfig) -> Result<(), LogError> {
     let environment = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
     let directives = directives(config.level.as_deref(), environment("RUST_LOG"), environment("VLLM_LOGGING_LEVEL"))?;
+    let with_module = names_modules(&directives);
     let filter = EnvFilter::try_new(&directives)
         .map_err(|error| LogError::Directives { directives, reason: error.to_string() })?;
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_timer(Milliseconds)
+        .with_target(with_module);
     let set = match config.format {
         LogFormat::Text => {
             let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
@@ -73,7 +84,7 @@ pub fn init_logging(config: &LogConfig) -> Result<(), LogError> {
     Ok(())
 }
 
-/// Tells of a panic in a single line, where the standard library would print several that are no JSON.
+/// Logs a panic as a single line. The standard library would print several lines that are not JSON.
 fn log_panic(panic: &PanicHookInfo<'_>) {
     let backtrace = Backtrace::capture();
     let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
@@ -113,9 +124,25 @@ fn directives(
     Ok(format!("{libraries},octavo={own}"))
 }
 
+/// Whether lines name the module that logs them: unless `directives` are those of a level above `debug`.
+fn names_modules(directives: &str) -> bool {
+    !["info", "warn", "error", "off"].iter().any(|level| directives.ends_with(&format!(",octavo={level}")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn modules_are_named_from_debug_on_and_under_rust_log() {
+        for (level, expected) in
+            [("info", false), ("WARNING", false), ("error", false), ("debug", true), ("trace", true)]
+        {
+            let directives = directives(Some(level), None, None).unwrap();
+            assert_eq!(names_modules(&directives), expected, "{level}");
+        }
+        assert!(names_modules("info"), "a directive of RUST_LOG");
+    }
 
     #[test]
     fn the_explicit_level_wins_over_the_environment() {

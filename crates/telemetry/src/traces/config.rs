@@ -1,76 +1,77 @@
-//! Where traces go: a flag, and OpenTelemetry's variables.
+//! The configuration of traces, from a flag and OpenTelemetry's variables.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use http::Uri;
 
-/// What an HTTP endpoint's path is if none is given.
+/// Default path of an HTTP endpoint.
 const TRACES_PATH: &str = "/v1/traces";
 
-/// The defaults of OpenTelemetry's specification.
+/// Defaults of OpenTelemetry's specification.
 const MAX_QUEUE: usize = 2048;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reads a variable.
 pub(crate) type Environment<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
-/// How spans travel.
+/// The transport of spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
     Grpc,
     Http,
 }
 
-/// Where traces go, and how. Headers, sampling, batching and the resource are read from OpenTelemetry's variables
-/// (`OTEL_EXPORTER_OTLP_TRACES_HEADERS`, `OTEL_TRACES_SAMPLER`, `OTEL_BSP_*`, `OTEL_RESOURCE_ATTRIBUTES`, ...) when the
-/// exporter starts.
+/// The destination and transport of traces. The exporter reads headers, sampling, batching and the resource from
+/// OpenTelemetry's variables (`OTEL_EXPORTER_OTLP_TRACES_HEADERS`, `OTEL_TRACES_SAMPLER`, `OTEL_BSP_*`,
+/// `OTEL_RESOURCE_ATTRIBUTES`, ...) when it starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceConfig {
-    /// A URL with a scheme that the protocol knows.
+    /// A URL with a scheme of the protocol.
     pub(super) endpoint: String,
     pub(super) protocol: Protocol,
     pub(super) detailed: bool,
-    /// Spans that may wait.
+    /// Maximum number of waiting spans.
     pub(super) max_queue: usize,
-    /// Of one export.
+    /// Timeout of an export.
     pub(super) timeout: Duration,
-    /// Authorities that sign the collector's certificate, in PEM.
+    /// File of the authorities that sign the collector's certificate, in PEM format.
     pub(super) authorities: Option<PathBuf>,
 }
 
-/// Why traces cannot be exported.
+/// The reason why traces cannot be exported.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TraceError {
-    /// A variable has a value that is not understood.
+    /// A variable has an invalid value.
     #[error("{name}='{value}' is not {expected}")]
     Variable {
-        /// Its name.
+        /// Name of the variable.
         name: &'static str,
-        /// Its value.
+        /// Value of the variable.
         value: String,
-        /// What it must be.
+        /// Description of valid values.
         expected: &'static str,
     },
-    /// No address.
+    /// The endpoint is invalid.
     #[error("traces cannot be sent to '{endpoint}': {reason}")]
     Endpoint {
-        /// As given.
+        /// The endpoint as given.
         endpoint: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// The exporter does not start.
-    #[error("the exporter of traces cannot be started: {0}")]
+    /// The exporter cannot be started.
+    #[error("the trace exporter cannot be started: {0}")]
     Exporter(String),
 }
 
 impl TraceConfig {
-    /// `endpoint`, else `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, else `OTEL_EXPORTER_OTLP_ENDPOINT`; none of them, or
-    /// `OTEL_SDK_DISABLED=true`, is no tracing. With `detailed`, the stages of each sequence get spans of their own.
+    /// Reads the configuration. The endpoint is `endpoint`, else `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, else
+    /// `OTEL_EXPORTER_OTLP_ENDPOINT`. Without an endpoint or with `OTEL_SDK_DISABLED=true`, tracing is off. With `detailed`,
+    /// the stages of each sequence have spans of their own.
     ///
     /// # Errors
-    /// An endpoint or a variable that is not understood.
+    /// An endpoint or a variable is invalid.
     pub fn new(
         endpoint: Option<&str>,
         detailed: bool,
@@ -88,7 +89,7 @@ impl TraceConfig {
         let given = given.or_else(|| variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"));
         let common = || {
             let base = variable("OTEL_EXPORTER_OTLP_ENDPOINT")?;
-            // The common address is the one that all signals have their paths below.
+            // The paths of all signals are below the common endpoint.
             Some(if protocol == Protocol::Http { base.trim_end_matches('/').to_owned() + TRACES_PATH } else { base })
         };
         let Some(endpoint) = given.or_else(common) else { return Ok(None) };
@@ -111,7 +112,7 @@ impl TraceConfig {
         }))
     }
 
-    /// Where traces go.
+    /// The destination of traces.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
@@ -137,7 +138,8 @@ fn number(name: &'static str, value: Option<String>) -> Result<Option<usize>, Tr
     }
 }
 
-/// `endpoint` as a URL of the protocol: gRPC's may leave its scheme out, or have `grpc`; HTTP's may leave its path out.
+/// Converts `endpoint` to a URL of the protocol. For gRPC, the scheme may be missing or `grpc`; for HTTP, the path may be
+/// missing.
 fn address(endpoint: &str, protocol: Protocol, insecure: bool) -> Result<String, TraceError> {
     let refused = |reason: &str| TraceError::Endpoint { endpoint: endpoint.to_owned(), reason: reason.to_owned() };
     let (scheme, rest) = endpoint.split_once("://").map_or(("", endpoint), |(scheme, rest)| (scheme, rest));

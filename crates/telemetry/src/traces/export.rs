@@ -1,4 +1,4 @@
-//! From ended spans to a collector: a bounded queue, a thread, and counts of what became of them.
+//! The export of spans to a collector: a bounded queue, a thread, and counts of exported and dropped spans.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,10 +19,10 @@ use super::http_client::BlockingClient;
 use crate::cells::Counter;
 use crate::registry::Registry;
 
-/// What a service without a name is called in the resource that the specification asks for.
+/// Default service name of the resource.
 const NAMELESS: &str = "unknown_service";
 
-/// The exporter that `config` describes, and the runtime that its connections live in, if they need one.
+/// Creates the exporter that `config` describes, and the runtime of its connections, if they need one.
 pub(super) fn provider(
     config: &TraceConfig,
     registry: &Registry,
@@ -47,7 +47,7 @@ fn exporter(config: &TraceConfig) -> Result<(opentelemetry_otlp::SpanExporter, O
             Ok((exporter.map_err(|error| error.to_string())?, None))
         }
         Protocol::Grpc => {
-            // Of its own, so that the last spans leave when that of HTTP is gone.
+            // A separate runtime, so that the last spans are sent after the HTTP runtime has stopped.
             let mut runtime = tokio::runtime::Builder::new_multi_thread();
             let runtime = runtime.worker_threads(1).enable_all().thread_name("octavo-otlp");
             let runtime = runtime.build().map_err(|error| error.to_string())?;
@@ -70,16 +70,16 @@ fn tls(config: &TraceConfig) -> Result<ClientTlsConfig, String> {
     Ok(tls.ca_certificate(Certificate::from_pem(pem)))
 }
 
-/// `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, else names of ours.
+/// The resource from `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, with defaults.
 fn resource() -> Resource {
     let given = Resource::builder().build();
     let attribute = |name: &'static str| given.get(&Key::from(name)).map(|value| value.to_string());
-    // What is added overrules what was given.
+    // Added attributes override given ones.
     let mut builder = Resource::builder();
     if attribute("service.version").is_none() {
         builder = builder.with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
     }
-    // By the specification the variable wins over the attributes, which the builder looks at last.
+    // The specification gives the variable precedence over the attributes, which the builder reads last.
     match std::env::var("OTEL_SERVICE_NAME") {
         Ok(name) if !name.is_empty() => builder = builder.with_service_name(name),
         _ if attribute("service.name").is_none_or(|name| name.starts_with(NAMELESS)) => {
@@ -90,7 +90,7 @@ fn resource() -> Resource {
     builder.build()
 }
 
-/// Spans that wait or are on their way, and what became of the others.
+/// Counts of waiting, exported and dropped spans.
 #[derive(Debug)]
 struct Counts {
     waiting: AtomicUsize,
@@ -116,7 +116,7 @@ impl Counts {
     }
 }
 
-/// Lets no more than `limit` spans into the queue. The processor behind it drops spans as well, but tells nobody.
+/// Limits the queue to `limit` spans and counts dropped ones. The processor behind it drops spans without a count.
 #[derive(Debug)]
 struct Bounded {
     next: BatchSpanProcessor,
@@ -137,7 +137,7 @@ impl SpanProcessor for Bounded {
         counts.dropped.add(1);
         if !counts.told.swap(true, Ordering::Relaxed) {
             let limit = self.limit;
-            tracing::warn!(limit, "spans are dropped: too many wait for the collector (octavo_trace_spans_total)");
+            tracing::warn!(limit, "dropping spans: too many wait for the collector (see octavo_trace_spans_total)");
         }
     }
 
@@ -154,8 +154,8 @@ impl SpanProcessor for Bounded {
     }
 }
 
-/// Counts what leaves, and tells when the collector is gone and when it is back: not for each batch, as the processor
-/// would.
+/// Counts exported spans, and logs when the collector becomes unreachable and reachable again. The processor would log
+/// every batch.
 #[derive(Debug)]
 struct Counted {
     next: opentelemetry_otlp::SpanExporter,
@@ -172,13 +172,13 @@ impl SpanExporter for Counted {
             Ok(()) => {
                 self.counts.exported.add(spans as u64);
                 if self.failing.swap(false, Ordering::Relaxed) {
-                    tracing::info!("traces are exported again");
+                    tracing::info!("exporting traces again");
                 }
             }
             Err(error) => {
                 self.counts.failed.add(spans as u64);
                 if !self.failing.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(%error, "traces cannot be exported");
+                    tracing::warn!(%error, "cannot export traces");
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Posting over HTTP/1.1, as the exporter asks for it.
+//! The HTTP/1.1 client of the exporter.
 
 use std::path::Path;
 
@@ -11,18 +11,18 @@ use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 
 use super::config::TraceConfig;
 
-/// Bytes of a collector's answer.
+/// Maximum size of a collector's answer, in bytes.
 const MAX_ANSWER: u64 = 1 << 20;
 
-/// Blocks, which on the exporter's own thread nobody waits for.
+/// A blocking client, which runs on the exporter's own thread.
 #[derive(Debug)]
 pub(super) struct BlockingClient(Agent);
 
 impl BlockingClient {
     /// # Errors
-    /// The file of authorities is unusable.
+    /// The file of authorities cannot be used.
     pub(super) fn new(config: &TraceConfig) -> Result<Self, String> {
-        // A refusal is an answer: the exporter decides whether to try again.
+        // A refusal is an answer; the exporter decides whether to retry.
         let mut builder = Agent::config_builder().timeout_global(Some(config.timeout)).http_status_as_error(false);
         if let Some(file) = &config.authorities {
             builder = builder.tls_config(TlsConfig::builder().root_certs(authorities(file)?).build());

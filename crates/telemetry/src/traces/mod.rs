@@ -1,7 +1,7 @@
-//! Traces: a span for each request, named as vLLM names them, sent over OTLP.
+//! Traces: a span for each request, with vLLM's names, sent over OTLP.
 //!
-//! A span ends on a thread of HTTP and waits in a queue of bounded length for the exporter's own thread: no collector, be
-//! it slow or gone, is ever waited for. What finds the queue full is dropped and counted.
+//! A span ends on an HTTP thread and waits in a bounded queue for the exporter's thread, so a slow or missing collector
+//! never delays a request. Spans that find the queue full are dropped and counted.
 
 mod config;
 mod export;
@@ -21,10 +21,10 @@ use crate::registry::Registry;
 pub use config::{TraceConfig, TraceError};
 pub use request::{HttpOutcome, RequestSpan, SequenceTimes, TraceParent, TracedRequest, TracedSequence};
 
-/// How long the last spans have to leave when the process ends.
+/// Time limit for sending the last spans when the process ends.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Begins the spans of requests; clones share the exporter. The default one begins none.
+/// Begins the spans of requests; clones share the exporter. The default tracer begins none.
 #[derive(Clone, Debug, Default)]
 pub struct Tracer {
     shared: Option<Arc<Shared>>,
@@ -33,28 +33,28 @@ pub struct Tracer {
 #[derive(Debug)]
 struct Shared {
     tracer: SdkTracer,
-    /// The stages of each sequence get spans too.
+    /// Whether the stages of each sequence have spans.
     detailed: bool,
 }
 
 impl Tracer {
-    /// Whether spans are begun at all.
+    /// Whether tracing is on.
     pub fn is_on(&self) -> bool {
         self.shared.is_some()
     }
 
-    /// The span of a request that arrives now; `None` if there is no tracing.
+    /// Begins the span of a request that has just arrived; `None` if tracing is off.
     pub fn begin(&self, parent: &TraceParent) -> Option<RequestSpan> {
         self.shared.as_ref().map(|shared| RequestSpan::begin(Arc::clone(shared), parent))
     }
 }
 
-/// The exporter. Dropped, it sends what waits, for a few seconds at most.
+/// The exporter. Dropping it sends the waiting spans, for a few seconds at most.
 #[derive(Debug)]
 pub struct Traces {
     provider: SdkTracerProvider,
     tracer: Tracer,
-    /// The connections of gRPC live there.
+    /// The runtime of gRPC connections.
     runtime: Option<Runtime>,
 }
 
@@ -66,7 +66,7 @@ impl Traces {
         Ok(Self { provider, tracer: Tracer { shared: Some(Arc::new(shared)) }, runtime })
     }
 
-    /// What begins spans that this exporter sends.
+    /// The tracer of this exporter.
     pub fn tracer(&self) -> Tracer {
         self.tracer.clone()
     }

@@ -1,4 +1,4 @@
-//! One request's span.
+//! The span of a request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -11,15 +11,15 @@ use opentelemetry_sdk::trace::Span;
 
 use super::Shared;
 
-/// vLLM's name of a request's span.
+/// Name of the span, as in vLLM.
 const NAME: &str = "llm_request";
 
-/// The trace that a request belongs to already, as its headers tell (W3C Trace Context).
+/// The trace that a request belongs to, from its headers (W3C Trace Context).
 #[derive(Clone, Debug, Default)]
 pub struct TraceParent(Option<Context>);
 
 impl TraceParent {
-    /// Reads the two headers; what is malformed is no parent.
+    /// Reads the two headers. A malformed header means that there is no parent.
     pub fn read(traceparent: Option<&str>, tracestate: Option<&str>) -> Self {
         let headers = Headers { traceparent, tracestate };
         let context =
@@ -27,7 +27,7 @@ impl TraceParent {
         Self(context.filter(|context| context.span().span_context().is_valid()))
     }
 
-    /// 32 hexadecimal digits, if there is a parent.
+    /// The trace id as 32 hexadecimal digits, if there is a parent.
     pub fn trace_id(&self) -> Option<String> {
         self.0.as_ref().map(|context| context.span().span_context().trace_id().to_string())
     }
@@ -52,67 +52,67 @@ impl Extractor for Headers<'_> {
     }
 }
 
-/// What a span tells of its request: no text of the prompt or of the answer.
+/// The attributes of a span. They contain no text of the prompt or the answer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TracedRequest {
-    /// Of the request.
+    /// Id of the request.
     pub id: String,
-    /// The name that responses carry.
+    /// Model name in the response.
     pub model: String,
-    /// Sequences for each prompt; this and the next three are left out for embeddings.
+    /// Sequences per prompt. This and the next three attributes do not apply to embeddings.
     pub n: Option<u32>,
-    /// In effect.
+    /// Effective value.
     pub temperature: Option<f64>,
-    /// In effect.
+    /// Effective value.
     pub top_p: Option<f64>,
-    /// In effect, of the prompt that leaves room for most.
+    /// Effective limit on generated tokens, for the prompt that leaves room for most.
     pub max_tokens: Option<u32>,
-    /// Of all prompts together.
+    /// Tokens of all prompts together.
     pub prompt_tokens: usize,
-    /// What runs for it.
+    /// The sequences of the request.
     pub sequences: Vec<TracedSequence>,
-    /// The status of the error that ended it, which a stream cannot have any more.
+    /// Status of the error that ended a stream, whose own status was sent before.
     pub error: Option<u16>,
-    /// The last sequence ended.
+    /// Time at which the last sequence ended.
     pub ended: Option<Instant>,
 }
 
 /// One sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TracedSequence {
-    /// It was given to the engine.
+    /// Time of its submission to the engine.
     pub submitted: Instant,
-    /// How long its stages took; `None` before its first token.
+    /// Durations of its stages; `None` before its first token.
     pub times: Option<SequenceTimes>,
-    /// Generated tokens.
+    /// Number of generated tokens.
     pub tokens: usize,
     /// Prompt tokens from the prefix cache.
     pub cached_tokens: usize,
-    /// How it ended; `None` if it did not.
+    /// Finish reason; `None` before the end.
     pub finish: Option<&'static str>,
 }
 
-/// A sequence's stages, one after the other.
+/// The consecutive stages of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SequenceTimes {
-    /// Taken by the engine → first planned in a step.
+    /// Time from submission to the first step.
     pub queue: Duration,
-    /// → first token.
+    /// Time from there to the first token.
     pub prefill: Duration,
-    /// → latest token.
+    /// Time from there to the latest token.
     pub decode: Duration,
 }
 
-/// What HTTP makes of a request.
+/// The HTTP attributes of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HttpOutcome<'a> {
     /// The route's pattern.
     pub route: Option<&'a str>,
-    /// Status code; `None` if the client left before there was one.
+    /// Status code; `None` if the client disconnected before.
     pub status: Option<u16>,
 }
 
-/// The span of a request, from its arrival until its response is out.
+/// The span of a request, from its arrival until its response is complete.
 #[derive(Debug)]
 pub struct RequestSpan {
     shared: Arc<Shared>,
@@ -120,7 +120,7 @@ pub struct RequestSpan {
     clock: Clock,
 }
 
-/// Puts moments onto the calendar, so that none is before another that it follows, whatever is done to the system's clock.
+/// Converts moments to system times, whose order stays correct when the system clock changes.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
     arrival: Instant,
@@ -142,18 +142,18 @@ impl RequestSpan {
         Self { shared, span, clock }
     }
 
-    /// Its trace and itself, for the log: 32 and 16 hexadecimal digits.
+    /// Trace id and span id for the log: 32 and 16 hexadecimal digits.
     pub fn ids(&self) -> (String, String) {
         let context = self.span.span_context();
         (context.trace_id().to_string(), context.span_id().to_string())
     }
 
-    /// Whether the sampler wants it: if not, nothing needs to be told of it.
+    /// Whether the sampler records the span. If not, attributes need not be set.
     pub fn is_recorded(&self) -> bool {
         self.span.is_recording()
     }
 
-    /// Ends the span now, and queues it for export.
+    /// Ends the span and queues it for export.
     pub fn end(mut self, request: &TracedRequest, http: HttpOutcome<'_>) {
         if !self.span.is_recording() {
             return;
@@ -163,7 +163,7 @@ impl RequestSpan {
         self.span.set_attributes(http_attributes(http));
         if let Some(status) = request.error.or(http.status).filter(|status| *status >= 400) {
             self.span.set_attribute(KeyValue::new("error.type", status.to_string()));
-            // What the client did wrong is no error of the server's, by the conventions for its spans.
+            // By the conventions for server spans, client errors are not errors of the span.
             if status >= 500 {
                 self.span.set_status(Status::error(""));
             }
@@ -175,7 +175,7 @@ impl RequestSpan {
         self.span.end_with_timestamp(self.clock.at(now));
     }
 
-    /// A span for each stage of a sequence.
+    /// Adds a span for each stage of a sequence.
     fn stages(&self, parent: &SpanContext, (index, sequence): (usize, &TracedSequence)) {
         let Some(times) = sequence.times else { return };
         let parent = Context::new().with_remote_span_context(parent.clone());
@@ -190,7 +190,7 @@ impl RequestSpan {
     }
 }
 
-/// vLLM's attributes, and those of the conventions for HTTP.
+/// Sets vLLM's attributes and those of the HTTP conventions.
 fn attributes(request: &TracedRequest, arrival: Instant, now: Instant) -> Vec<KeyValue> {
     let sequences = &request.sequences;
     let ended = request.ended.unwrap_or(now);
@@ -216,7 +216,7 @@ fn attributes(request: &TracedRequest, arrival: Instant, now: Instant) -> Vec<Ke
     let first =
         timed().map(|(submitted, times)| submitted.saturating_duration_since(arrival) + times.queue + times.prefill);
     add("gen_ai.latency.time_to_first_token", first.min().map(seconds).map(Value::from));
-    // The stages of several sequences overlap: those of the one that took longest are told.
+    // The stages of several sequences overlap, so the longest sequence is reported.
     if let Some((_, times)) = timed().max_by_key(|(_, times)| times.queue + times.prefill + times.decode) {
         add("gen_ai.latency.time_in_queue", Some(seconds(times.queue).into()));
         add("gen_ai.latency.time_in_model_prefill", Some(seconds(times.prefill).into()));

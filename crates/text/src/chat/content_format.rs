@@ -1,16 +1,16 @@
-//! Whether a template wants message content as a string or as a list of parts.
+//! Detection of whether a template expects message content as a string or as a list of parts.
 
-/// The form of `content` that a template works on.
+/// Form of `content` that a template expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContentFormat {
     /// One string.
     String,
-    /// A list of parts as in OpenAI's API: the template loops over it.
+    /// A list of parts as in OpenAI's API, over which the template loops.
     OpenAi,
 }
 
-/// Looks, as vLLM does, for a loop over the `content` of what a loop over `messages` yields. Names assigned from
-/// `messages` (a slice of it, a filter on it) count as messages.
+/// Detects the form like vLLM: searches for a loop over the `content` of the items of a loop over `messages`. Names
+/// assigned from `messages` (a slice of it, a filter on it) count as messages.
 pub(super) fn detect(source: &str) -> ContentFormat {
     let statements: Vec<Statement> = blocks(source).filter_map(Statement::parse).collect();
     let mut messages = vec!["messages"];
@@ -33,7 +33,7 @@ pub(super) fn detect(source: &str) -> ContentFormat {
     if over_content { ContentFormat::OpenAi } else { ContentFormat::String }
 }
 
-/// The insides of `{% ... %}`, without comments and raw text.
+/// Returns the content of every `{% ... %}`, without comments and raw text.
 fn blocks(source: &str) -> impl Iterator<Item = &str> {
     let mut rest = source;
     std::iter::from_fn(move || {
@@ -59,7 +59,7 @@ enum Statement<'a> {
     Set { name: &'a str, value: Path<'a> },
 }
 
-/// A variable or an attribute of one, perhaps sliced, filtered or tested.
+/// A variable or an attribute of one, possibly sliced, filtered or tested.
 #[derive(Debug, PartialEq)]
 struct Path<'a> {
     variable: &'a str,
@@ -109,7 +109,7 @@ impl<'a> Tokens<'a> {
         (!name.is_empty()).then_some(name)
     }
 
-    /// What is between the bracket just taken and its partner.
+    /// Returns the text between the bracket just taken and its counterpart.
     fn bracketed(&mut self) -> Option<&'a str> {
         let mut depth = 1;
         for (at, character) in self.rest.char_indices() {
@@ -127,14 +127,14 @@ impl<'a> Tokens<'a> {
         None
     }
 
-    /// `None` for anything else than a path: a call, an operator, a literal.
+    /// Parses a path. Returns `None` for anything else: a call, an operator, a literal.
     fn path(&mut self) -> Option<Path<'a>> {
         let parenthesised = self.take("(").is_some();
         let variable = self.name()?;
         let mut attribute = None;
         loop {
             if self.take(".").is_some() {
-                // A second attribute makes it something else.
+                // A path has at most one attribute.
                 if attribute.replace(self.name()?).is_some() {
                     return None;
                 }
@@ -156,7 +156,7 @@ impl<'a> Tokens<'a> {
         let rest = self.rest.trim_start();
         let follows = |word: &str| rest.strip_prefix(word).is_some_and(|rest| rest.starts_with(char::is_whitespace));
         let ends = rest.is_empty() || rest.starts_with('|') || follows("is") || rest == "recursive";
-        // `for x in y if z` filters; `set x = y if z` chooses, but what it chooses is still y.
+        // `for x in y if z` filters. `set x = y if z` is conditional, but its value is still y.
         (ends || follows("if")).then_some(Path { variable, attribute })
     }
 }

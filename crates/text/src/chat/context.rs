@@ -1,9 +1,9 @@
-//! JSON as template values.
+//! Conversion of JSON to template values.
 
 use minijinja::Value;
 use serde_json::Value as Json;
 
-/// Key order and the distinction of integers and floats are kept.
+/// Converts a JSON value. Keeps the order of keys and the distinction of integers and floats.
 pub(super) fn to_template_value(json: &Json) -> Value {
     match json {
         Json::Null => Value::from(()),
@@ -19,7 +19,7 @@ pub(super) fn to_template_value(json: &Json) -> Value {
     }
 }
 
-/// A list of JSON values.
+/// Converts a list of JSON values.
 pub(super) fn to_template_list(items: &[Json]) -> Value {
     items.iter().map(to_template_value).collect()
 }

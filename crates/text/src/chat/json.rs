@@ -1,4 +1,4 @@
-//! `tojson` as Hugging Face templates know it: `json.dumps`, not Jinja's own filter, which escapes HTML.
+//! The filter `tojson` as Hugging Face templates expect it: `json.dumps`, not Jinja's own filter, which escapes HTML.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use minijinja::{Error, ErrorKind, Value};
 use super::python::{MAX_DEPTH, float_repr};
 use crate::escape::escape_json_char;
 
-/// How `json.dumps` lays text out.
+/// Layout of `json.dumps`.
 struct Style {
     ensure_ascii: bool,
     /// One level of indentation; `None` keeps everything on one line.
@@ -45,7 +45,7 @@ fn indent_of(value: Value) -> Result<String, Error> {
         return Ok(text.to_owned());
     }
     let width = i64::try_from(value)?;
-    // Wider is of no use, and nested values would multiply it.
+    // Wider indentation is useless, and nested values would multiply it.
     usize::try_from(width.max(0))
         .ok()
         .filter(|&width| width <= 64)

@@ -1,18 +1,18 @@
-//! Messages of a request in the form that templates expect.
+//! Normalisation of a request's messages to the form that templates expect.
 
 use serde_json::{Map, Value, json};
 
 use super::{ContentFormat, TemplateError};
 
-/// Brings messages into the form that the template expects, as vLLM does:
-/// - content becomes a string (parts joined by a line feed), or a list of `{"type": "text", "text": ...}`;
-/// - `arguments` of tool calls, JSON in a string on the wire, become objects;
-/// - reasoning is given as `reasoning` and as `reasoning_content`;
+/// Converts messages to the form that the template expects, as vLLM does:
+/// - content becomes a string (parts joined by a line feed) or a list of `{"type": "text", "text": ...}`;
+/// - `arguments` of tool calls, JSON in a string in the request, become objects;
+/// - reasoning is provided as `reasoning` and as `reasoning_content`;
 /// - fields that no template reads are dropped.
 ///
 /// # Errors
-/// A message is not an object or has no role; a part is not text (models here take text only) or has no type; the
-/// arguments of a tool call are not JSON. The error names the message and the field.
+/// Returns an error that names the message and the field if a message is not an object or has no role, a part is not
+/// text (models here take text only) or has no type, or the arguments of a tool call are not JSON.
 pub fn normalize_messages(messages: &[Value], format: ContentFormat) -> Result<Vec<Value>, TemplateError> {
     messages.iter().enumerate().map(|(index, message)| Message { index, format }.normalize(message)).collect()
 }
@@ -90,7 +90,8 @@ impl Message {
         part.get(key).and_then(Value::as_str).ok_or_else(|| self.error(field(&format!(".{key}")), "must be a string"))
     }
 
-    /// `None` without calls: an empty list would send some templates down the wrong branch.
+    /// Converts tool calls. Returns `None` without calls, because an empty list would send some templates down the
+    /// wrong branch.
     fn tool_calls(&self, calls: Option<&Value>) -> Result<Option<Value>, TemplateError> {
         let calls = match calls {
             None | Some(Value::Null) => return Ok(None),

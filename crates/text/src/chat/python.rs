@@ -1,14 +1,14 @@
-//! What Python prints: templates are written against it.
+//! Python's string conversion, which templates rely on.
 
 use std::fmt::Write;
 
 use minijinja::value::{ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// Deeper values are an error rather than a stack overflow. JSON itself is limited to 128.
+/// Maximum depth of values; deeper ones are an error rather than a stack overflow. JSON itself is limited to 128.
 pub(super) const MAX_DEPTH: usize = 200;
 
-/// `str(value)`.
+/// Implements `str(value)`.
 pub(super) fn to_str(value: &Value) -> Result<String, Error> {
     match value.as_str() {
         Some(text) => Ok(text.to_owned()),
@@ -20,7 +20,7 @@ pub(super) fn to_str(value: &Value) -> Result<String, Error> {
     }
 }
 
-/// Whether Python's way of printing differs from minijinja's, which shortens containers.
+/// Returns whether Python's output differs from minijinja's, which abbreviates containers.
 pub(super) fn prints_differently(value: &Value) -> bool {
     match value.kind() {
         ValueKind::Seq | ValueKind::Map => true,
@@ -29,7 +29,7 @@ pub(super) fn prints_differently(value: &Value) -> bool {
     }
 }
 
-/// `repr(value)`.
+/// Implements `repr(value)`.
 fn write_repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
     if depth > MAX_DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, "the value is nested too deeply to be printed"));
@@ -97,7 +97,7 @@ fn write_str_repr(out: &mut String, text: &str) {
     out.push(quote);
 }
 
-/// Python's `isprintable`, but for code points that Unicode has not assigned.
+/// Implements Python's `isprintable`, except for code points that Unicode has not assigned.
 fn is_printable(character: char) -> bool {
     !(character.is_control()
         || (character.is_whitespace() && character != ' ')
@@ -107,7 +107,7 @@ fn is_printable(character: char) -> bool {
             | '\u{FFFE}'..='\u{FFFF}' | '\u{E0000}'..='\u{E0FFF}' | '\u{F0000}'..))
 }
 
-/// The shortest digits that give the number back, in Python's layout.
+/// Formats a number with the fewest digits that round-trip, in Python's layout.
 pub(super) fn float_repr(number: f64) -> String {
     if number.is_nan() {
         return "nan".to_owned();
@@ -127,7 +127,7 @@ pub(super) fn float_repr(number: f64) -> String {
     }
 }
 
-/// Methods of Python's types: those of minijinja's compatibility layer and a few that it lacks.
+/// Implements methods of Python's types: those of minijinja's compatibility layer and a few that it lacks.
 pub(super) fn method(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         match method {

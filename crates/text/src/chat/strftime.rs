@@ -1,4 +1,4 @@
-//! Dates in prompts: `strftime_now`.
+//! Dates in prompts, for `strftime_now`.
 
 use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -19,16 +19,16 @@ const MONTHS: [&str; 12] = [
 ];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// A moment in UTC, in the proleptic Gregorian calendar.
+/// A time in UTC, in the proleptic Gregorian calendar.
 struct Moment {
     year: u64,
-    /// From 1.
+    /// Month from 1.
     month: usize,
-    /// From 1.
+    /// Day of the month from 1.
     day: u64,
-    /// From 1.
+    /// Day of the year from 1.
     day_of_year: u64,
-    /// From Sunday, 0.
+    /// Day of the week; Sunday is 0.
     weekday: usize,
     hour: u64,
     minute: u64,
@@ -42,7 +42,7 @@ impl Moment {
         let days = seconds / 86_400;
         let mut year = 1970;
         let mut day = days;
-        // Whole periods of 400 years first: a clock may be set to any time.
+        // Whole periods of 400 years come first, because a clock may be set to any time.
         year += day / 146_097 * 400;
         day %= 146_097;
         while day >= year_length(year) {
@@ -83,7 +83,7 @@ fn month_length(year: u64, month: usize) -> u64 {
     LENGTHS[month] + u64::from(month == 1 && is_leap(year))
 }
 
-/// C's `strftime` in UTC and English. Directives it does not know are left as they are.
+/// Implements C's `strftime` in UTC and English. Unknown directives are kept unchanged.
 pub(super) fn strftime(time: SystemTime, format: &str) -> String {
     let moment = Moment::new(time.duration_since(UNIX_EPOCH).unwrap_or_default());
     let mut out = String::new();
@@ -107,7 +107,7 @@ pub(super) fn strftime(time: SystemTime, format: &str) -> String {
 }
 
 impl Moment {
-    /// `false` if there is no such directive.
+    /// Writes a directive. Returns `false` if it is unknown.
     fn write(&self, letter: char, padded: bool, out: &mut String) -> bool {
         let hour12 = (self.hour + 11) % 12 + 1;
         let (number, width) = match letter {

@@ -13,37 +13,37 @@ use super::{TemplateError, json, python, strftime};
 use crate::tokenizer::SpecialTokens;
 
 const NAME: &str = "chat_template";
-/// Instructions one rendering may take. A long conversation takes some hundred a message.
+/// Maximum number of instructions of one rendering. A long conversation takes some hundred per message.
 const MAX_STEPS: u64 = 20_000_000;
-/// Bytes one rendering may write: some million tokens.
+/// Maximum output of one rendering in bytes: some million tokens.
 const MAX_OUTPUT: usize = 16 << 20;
-/// Marks where the final message ends. With the space, templates that trim give themselves away.
+/// Mark at the end of the final message. It ends with a space, so that a template that trims is detected.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// What a template sees of a request.
+/// Input of a template.
 #[derive(Clone, Copy, Debug)]
 pub struct TemplateInput<'a> {
-    /// Messages as [`normalize_messages`](crate::normalize_messages) leaves them.
+    /// Messages from [`normalize_messages`](crate::normalize_messages).
     pub messages: &'a [Json],
-    /// Tool definitions; `None` is Jinja's `none`.
+    /// Tool definitions; `None` becomes Jinja's `none`.
     pub tools: Option<&'a [Json]>,
     /// Documents to answer from.
     pub documents: Option<&'a [Json]>,
-    /// End with what starts the assistant's turn.
+    /// Whether the prompt ends with the start of the assistant's turn.
     pub add_generation_prompt: bool,
-    /// End inside the last message, so that the model goes on with it.
+    /// Whether the prompt ends inside the last message, so that the model continues it.
     pub continue_final_message: bool,
-    /// More variables (`chat_template_kwargs`, `reasoning_effort`). They may override `bos_token` and its like, not
-    /// the fields above.
+    /// Additional variables (`chat_template_kwargs`, `reasoning_effort`). They may override `bos_token` and similar
+    /// variables, but not the fields above.
     pub kwargs: &'a Map<String, Json>,
 }
 
 /// A compiled chat template.
 ///
-/// Rendering follows `apply_chat_template` of transformers: the same whitespace rules, functions and filters, Python's
-/// way of printing. `{% generation %}` is accepted and marks nothing; `strftime_now` tells UTC. Rendering is bounded in
-/// steps and in output, whatever the template and the messages are. It is not bounded in the memory of a template that
-/// doubles a string again and again: templates come from whoever runs the server.
+/// Rendering follows `apply_chat_template` of transformers: the same whitespace rules, functions and filters, and
+/// Python's string conversion. `{% generation %}` is accepted and has no effect; `strftime_now` returns UTC. Rendering
+/// is limited in steps and in output for any template and any messages. It is not limited in the memory of a template
+/// that doubles a string repeatedly, because templates come from the operator of the server.
 pub struct ChatTemplate {
     source: String,
     environment: Environment<'static>,
@@ -59,10 +59,10 @@ impl std::fmt::Debug for ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles a template. `special` gives it `bos_token` and the others.
+    /// Compiles a template. `special` provides `bos_token` and the other special tokens.
     ///
     /// # Errors
-    /// The template has a syntax error: the message says where.
+    /// Returns an error if the template has a syntax error; the message contains its position.
     pub fn new(source: &str, special: &SpecialTokens) -> Result<Self, TemplateError> {
         Self::with_clock(source, special, SystemTime::now)
     }
@@ -87,27 +87,27 @@ impl ChatTemplate {
         })
     }
 
-    /// The template as it was given.
+    /// Returns the source of the template.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// Whether the template wants `content` as a string or as a list of parts.
+    /// Returns whether the template expects `content` as a string or as a list of parts.
     pub fn content_format(&self) -> ContentFormat {
         self.content_format
     }
 
-    /// The template, given content in this form whatever it looks like.
+    /// Returns the template with this form of content instead of the detected one.
     #[must_use]
     pub fn with_content_format(self, content_format: ContentFormat) -> Self {
         Self { content_format, ..self }
     }
 
-    /// The prompt.
+    /// Renders the prompt.
     ///
     /// # Errors
-    /// The template refuses the messages, fails on them, or runs into a limit; `continue_final_message` is asked for
-    /// where it makes no sense.
+    /// Returns an error if the template rejects the messages, fails on them or exceeds a limit, or if
+    /// `continue_final_message` is not possible.
     pub fn render(&self, input: &TemplateInput) -> Result<String, TemplateError> {
         if !input.continue_final_message {
             return self.render_messages(to_template_list(input.messages), input);
@@ -146,7 +146,7 @@ impl ChatTemplate {
     }
 }
 
-/// The text that `continue_final_message` continues.
+/// Returns the text that `continue_final_message` continues.
 fn final_text(messages: &mut [Json]) -> Result<&mut String, TemplateError> {
     let message = messages.last_mut().ok_or(TemplateError::ContinueFinalMessage("there are no messages"))?;
     match message.get_mut("content") {
@@ -163,7 +163,7 @@ fn final_text(messages: &mut [Json]) -> Result<&mut String, TemplateError> {
     }
 }
 
-/// Cuts the prompt where the final message ends.
+/// Truncates the prompt at the end of the final message.
 fn cut_at_tag(mut prompt: String, wanted: &str) -> Result<String, TemplateError> {
     let tag = prompt
         .rfind(CONTINUE_TAG.trim_end())
@@ -177,7 +177,7 @@ fn cut_at_tag(mut prompt: String, wanted: &str) -> Result<String, TemplateError>
     Ok(prompt)
 }
 
-/// The environment of transformers.
+/// Creates the template environment of transformers.
 fn environment(now: fn() -> SystemTime) -> Result<Environment<'static>, TemplateError> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
@@ -203,7 +203,7 @@ fn environment(now: fn() -> SystemTime) -> Result<Environment<'static>, Template
     Ok(environment)
 }
 
-/// The error of `raise_exception`.
+/// Error of `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
@@ -224,12 +224,12 @@ fn render_error(error: &Error) -> TemplateError {
     TemplateError::Render(describe(error))
 }
 
-/// The error with its line and its causes.
+/// Formats the error with its line and its causes.
 fn describe(error: &Error) -> String {
     causes(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// `{% generation %}` blocks mark the assistant's tokens for training. Here they only make a scope.
+/// Removes `{% generation %}` tags. The blocks mark the assistant's tokens for training; here they only create a scope.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -251,7 +251,7 @@ fn without_generation_tags(source: &str) -> String {
     out
 }
 
-/// Takes text up to the limit.
+/// Collects text up to the limit.
 #[derive(Default)]
 struct Output {
     bytes: Vec<u8>,

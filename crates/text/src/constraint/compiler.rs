@@ -1,4 +1,4 @@
-//! Compiles grammars in bounded time, and keeps them.
+//! Compilation of grammars with a time limit and a cache.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -11,11 +11,11 @@ use llguidance::{Matcher, ParserFactory};
 use super::{Grammar, GrammarError, GrammarLimits, GrammarSpec, vocabulary};
 use crate::Tokenizer;
 
-/// Stack of a compiling thread. llguidance recurses along references and nested terms, and the limits on those let
-/// through some ten thousand levels. Only what is touched takes memory.
+/// Stack size of a compiling thread. llguidance recurses along references and nested terms, and the limits allow some
+/// ten thousand levels. Only the pages that are used take up memory.
 const STACK_BYTES: usize = 256 << 20;
 
-/// Turns specifications into grammars for one vocabulary. All methods take `&self`: share it as `Arc`.
+/// Compiles specifications to grammars for one vocabulary. All methods take `&self`, so it can be shared in an `Arc`.
 pub struct GrammarCompiler {
     shared: Arc<Shared>,
     cache: Mutex<Cache>,
@@ -25,7 +25,7 @@ struct Shared {
     factory: ParserFactory,
     limits: GrammarLimits,
     eos: Arc<[u32]>,
-    /// Compilations that run, abandoned ones too.
+    /// Number of running compilations, including abandoned ones.
     running: Mutex<usize>,
     ended: Condvar,
 }
@@ -37,11 +37,11 @@ impl std::fmt::Debug for GrammarCompiler {
 }
 
 impl GrammarCompiler {
-    /// A compiler for the vocabulary of `tokenizer`, with masks of `vocab_size` bits (the model's head may have more
-    /// rows than the tokenizer has tokens). Takes some hundred milliseconds for a large vocabulary.
+    /// Creates a compiler for the vocabulary of `tokenizer`, with masks of `vocab_size` bits (the model's head may have
+    /// more rows than the tokenizer has tokens). Takes some hundred milliseconds for a large vocabulary.
     ///
     /// # Errors
-    /// The vocabulary is too large, or has no usable end-of-sequence token.
+    /// Returns an error if the vocabulary is too large or has no usable end-of-sequence token.
     pub fn new(
         tokenizer: &Tokenizer,
         vocab_size: usize,
@@ -52,7 +52,7 @@ impl GrammarCompiler {
         let mut factory =
             ParserFactory::new_simple(&env).map_err(|error| GrammarError::Vocabulary(error.to_string()))?;
         *factory.limits_mut() = limits.parser();
-        // The default, said again: no tokens are put in for the model, none are taken back.
+        // By default llguidance neither inserts tokens for the model nor takes tokens back; this is required here.
         debug_assert!(!InferenceCapabilities::default().ff_tokens);
         factory.quiet();
         let (cached, bytes) = (limits.cached_grammars, limits.cached_spec_bytes);
@@ -61,11 +61,11 @@ impl GrammarCompiler {
         Ok(Self { shared: Arc::new(shared), cache: Mutex::new(Cache::new(cached, bytes)) })
     }
 
-    /// The grammar of a specification, from the cache if it is there. Blocks for up to
-    /// [`GrammarLimits::compile_time`]: call it on a worker thread.
+    /// Returns the grammar of a specification, from the cache if possible. Blocks for up to
+    /// [`GrammarLimits::compile_time`], so call it on a worker thread.
     ///
     /// # Errors
-    /// The specification is invalid, asks for what cannot be enforced, or is beyond the limits.
+    /// Returns an error if the specification is invalid, cannot be enforced or exceeds the limits.
     pub fn compile(&self, spec: &GrammarSpec) -> Result<Grammar, GrammarError> {
         let key = spec.key();
         let limit = self.shared.limits.spec_bytes;
@@ -80,7 +80,7 @@ impl GrammarCompiler {
         Ok(grammar)
     }
 
-    /// A thread of its own gives the compilation the stack it needs, and lets it be abandoned.
+    /// Compiles on a separate thread, which has a sufficient stack and can be abandoned.
     fn compile_on_thread(&self, spec: &GrammarSpec) -> Result<Grammar, GrammarError> {
         let time = self.shared.limits.compile_time;
         let deadline = Instant::now() + time;
@@ -91,7 +91,7 @@ impl GrammarCompiler {
             .name("grammar".to_owned())
             .stack_size(STACK_BYTES)
             .spawn(move || {
-                // Nobody waits any more if this is late.
+                // After the time limit the receiver is gone.
                 let _ = sender.send(slot.0.compile(&spec));
             })
             .map_err(|error| GrammarError::Grammar(format!("no thread to compile it ({error})")))?;
@@ -108,13 +108,13 @@ impl Shared {
         let grammar = spec.lower(&self.limits)?;
         let parser = self.factory.create_parser(grammar).map_err(|error| self.explain(spec, &error.to_string()))?;
         let mut matcher = Matcher::new(Ok(parser));
-        // The first mask finds what is too complex before a request is accepted, and fills the lexer that is copied.
+        // The first mask detects excessive complexity before a request is accepted, and fills the lexer that is copied.
         matcher.compute_mask_or_eos().map_err(|error| self.explain(spec, &error.to_string()))?;
         let vocab_size = self.factory.tok_env().tok_trie().vocab_size();
         Ok(Grammar::new(matcher, Arc::clone(&self.eos), vocab_size))
     }
 
-    /// llguidance's message as one of our errors.
+    /// Converts llguidance's message to an error.
     fn explain(&self, spec: &GrammarSpec, message: &str) -> GrammarError {
         let what = spec.noun();
         if message.contains("oneOf constraints are not supported") {
@@ -130,7 +130,7 @@ impl Shared {
         if message.contains("grammar size") {
             return GrammarError::TooLarge { what, limit: self.limits.grammar_symbols };
         }
-        // A panic's message goes on with a backtrace.
+        // The message of a panic is followed by a backtrace.
         let message = message.split("\n<backtrace>").next().unwrap_or_default();
         let mut message: String = message.chars().take(500).collect();
         message.truncate(message.trim_end().len());
@@ -138,7 +138,7 @@ impl Shared {
     }
 }
 
-/// The right to compile; given back when dropped.
+/// Permit to compile; released when dropped.
 struct Slot(Arc<Shared>);
 
 impl Slot {
@@ -161,7 +161,7 @@ impl Drop for Slot {
     }
 }
 
-/// Compiled grammars by their specification, the least recently used ones dropped first.
+/// Compiled grammars by specification. The least recently used ones are dropped first.
 struct Cache {
     entries: HashMap<String, (Grammar, u64)>,
     bytes: usize,
@@ -189,7 +189,7 @@ impl Cache {
         self.uses += 1;
         self.bytes += key.len();
         if let Some(old) = self.entries.insert(key, (grammar, self.uses)) {
-            // Two requests compiled it at a time.
+            // Two requests compiled the same specification at the same time.
             drop(old);
             self.bytes = self.entries.keys().map(String::len).sum();
         }
@@ -202,14 +202,14 @@ impl Cache {
     }
 }
 
-/// Nothing that holds these locks can panic half way through a change.
+/// Locks a mutex. No holder can panic in the middle of a change, so a poisoned mutex is usable.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 impl GrammarCompiler {
-    /// Grammars in the cache, and bytes of their specifications.
+    /// Returns the number of cached grammars and the total size of their specifications in bytes.
     pub(super) fn cached(&self) -> (usize, usize) {
         let cache = lock(&self.cache);
         (cache.entries.len(), cache.bytes)

@@ -1,82 +1,82 @@
-//! Why a constraint cannot be had.
+//! Errors of constraints.
 
 use std::time::Duration;
 
-/// Why a specification was refused. Each is a sentence that its author can act on.
+/// Reason why a specification was refused. Each message is a sentence that its author can act on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
-    /// The specification's text is longer than allowed.
+    /// The text of the specification is too long.
     #[error("the specification has {bytes} bytes; at most {limit} are allowed")]
     TooLong {
-        /// Its length.
+        /// Length in bytes.
         bytes: usize,
-        /// The limit.
+        /// Limit.
         limit: usize,
     },
-    /// Brackets, groups or schemas within each other, deeper than allowed.
+    /// Brackets, groups or schemas are nested too deeply.
     #[error("the {what} is nested more than {limit} levels deep")]
     TooDeep {
-        /// What is nested.
+        /// Kind of the nested parts.
         what: &'static str,
-        /// The limit.
+        /// Limit.
         limit: usize,
     },
-    /// More parts than allowed once references and repetitions are expanded.
+    /// The specification has too many parts after references and repetitions are expanded.
     #[error("the {what} is too complex: references and repetitions expand to more than {limit} parts; simplify it")]
     TooLarge {
-        /// What is large.
+        /// Kind of the parts.
         what: &'static str,
-        /// The limit.
+        /// Limit.
         limit: usize,
     },
-    /// Compiling took longer than allowed.
+    /// Compilation exceeded the time limit.
     #[error("compiling the grammar took longer than {0:?}; simplify it")]
     TooSlow(Duration),
-    /// All compiler threads stayed busy.
+    /// All compiler threads stayed busy for this time.
     #[error("the grammar could not be compiled within {0:?} because too many others are being compiled; try again")]
     Busy(Duration),
-    /// A keyword that cannot be enforced while text is generated.
+    /// A keyword cannot be enforced during generation.
     #[error("the JSON Schema keyword \"{keyword}\" at {path} is not supported by structured output{hint}")]
     Keyword {
         /// The keyword.
         keyword: String,
         /// JSON pointer of the schema that has it.
         path: String,
-        /// What to do instead: empty, or starts with a semicolon.
+        /// Alternative: empty, or starts with a semicolon.
         hint: &'static str,
     },
-    /// A `$ref` that leads nowhere, or out of the document.
+    /// A `$ref` points to nothing or outside the document.
     #[error("the reference \"{reference}\" at {path} cannot be followed: {reason}")]
     Reference {
         /// The reference.
         reference: String,
         /// JSON pointer of the schema that has it.
         path: String,
-        /// Why.
+        /// Reason.
         reason: &'static str,
     },
-    /// A JSON Schema that is not one, or that nothing satisfies.
+    /// A JSON Schema is invalid or cannot be satisfied.
     #[error("invalid JSON schema: {0}")]
     Schema(String),
-    /// A regular expression that cannot be used.
+    /// A regular expression cannot be used.
     #[error("invalid regex: {0}")]
     Regex(String),
-    /// A grammar that cannot be used.
+    /// A grammar cannot be used.
     #[error("invalid grammar: {0}")]
     Grammar(String),
-    /// A list of choices that cannot be used.
+    /// A list of choices cannot be used.
     #[error("invalid choice: {0}")]
     Choice(String),
-    /// A structural tag that cannot be used.
+    /// A structural tag cannot be used.
     #[error("invalid structural tag: {0}")]
     StructuralTag(String),
-    /// Tools that cannot be used.
+    /// The tools cannot be used.
     #[error("invalid tools: {0}")]
     Tools(String),
-    /// A list of tokens or words that cannot be used.
+    /// A list of tokens or words cannot be used.
     #[error("{0}")]
     Tokens(String),
-    /// The vocabulary cannot be used for grammars at all.
+    /// The vocabulary does not support grammars.
     #[error("structured output is not possible with this model's vocabulary: {0}")]
     Vocabulary(String),
 }

@@ -1,20 +1,20 @@
-//! How large the terminals of a Lark grammar are once each name in them is replaced by what it stands for.
+//! Size of the terminals of a Lark grammar after every name is replaced by its definition.
 //!
-//! llguidance puts terminals into each other that way, so forty lines in which every terminal is the one before it,
-//! twice, would be a terminal of 2⁴⁰ parts. None of its limits sees that before it is there.
+//! llguidance expands terminals that way, so forty lines in which every terminal is twice its predecessor would become
+//! a terminal of 2⁴⁰ parts. None of its limits detects that in advance.
 
 use std::collections::HashMap;
 
-/// The parts of one terminal, counted as far as they are written out.
+/// Parts of one terminal, before expansion.
 #[derive(Default)]
 struct Terminal<'a> {
-    /// Literals, regexes and names that are not terminals.
+    /// Number of literals, regexes and names that are not terminals.
     leaves: u64,
-    /// Terminals, each as often as it is named.
+    /// Names of terminals, each as often as it occurs.
     names: Vec<&'a str>,
 }
 
-/// The most parts that any terminal of `grammar` expands to; more than `u64` holds is `u64::MAX`.
+/// Returns the largest number of parts to which any terminal of `grammar` expands, at most `u64::MAX`.
 pub(super) fn largest_terminal(grammar: &str) -> u64 {
     let mut terminals: HashMap<&str, Terminal<'_>> = HashMap::new();
     let mut rest = grammar;
@@ -35,7 +35,7 @@ pub(super) fn largest_terminal(grammar: &str) -> u64 {
     terminals.keys().map(|name| size(name, &terminals, &mut sizes)).max().unwrap_or(0)
 }
 
-/// Parts of one terminal: iterative, since a chain of names may be as long as the grammar.
+/// Counts the parts of one terminal. It is iterative, because a chain of names may be as long as the grammar.
 fn size<'a>(name: &'a str, terminals: &HashMap<&'a str, Terminal<'a>>, sizes: &mut HashMap<&'a str, u64>) -> u64 {
     let mut stack = vec![(name, false)];
     while let Some((name, ready)) = stack.pop() {
@@ -45,7 +45,7 @@ fn size<'a>(name: &'a str, terminals: &HashMap<&'a str, Terminal<'a>>, sizes: &m
             let size = named.fold(terminal.leaves, u64::saturating_add);
             sizes.insert(name, size.max(1));
         } else if !sizes.contains_key(name) {
-            // What leads back to itself counts once: llguidance refuses it.
+            // A cycle counts once: llguidance refuses it.
             sizes.insert(name, 1);
             stack.push((name, true));
             stack.extend(terminal.names.iter().map(|name| (*name, false)));
@@ -54,7 +54,7 @@ fn size<'a>(name: &'a str, terminals: &HashMap<&'a str, Terminal<'a>>, sizes: &m
     sizes.get(name).copied().unwrap_or(0)
 }
 
-/// The next name, literal or regex; what stands between them does not matter.
+/// Returns the next name, literal or regex, and the rest. Everything between them is ignored.
 fn next_word(text: &str) -> Option<(&str, &str)> {
     let mut rest = text;
     loop {
@@ -82,7 +82,7 @@ fn next_word(text: &str) -> Option<(&str, &str)> {
     }
 }
 
-/// Where a literal that begins here ends.
+/// Returns the end of a literal that starts here.
 fn quoted(text: &str, quote: char) -> usize {
     let mut escaped = false;
     let end = text.char_indices().skip(1).find(|&(_, c)| {
@@ -97,12 +97,12 @@ fn is_name(word: &str) -> bool {
     word.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
 }
 
-/// Lark tells terminals by their capitals.
+/// Returns whether the word names a terminal, which Lark writes in capitals.
 fn is_terminal(word: &str) -> bool {
     is_name(word) && word.trim_start_matches('_').starts_with(|c: char| c.is_ascii_uppercase())
 }
 
-/// What a name before this is defined as: `: ...`, with a priority or attributes before the colon.
+/// Returns the definition that follows a name: `: ...`, with a priority or attributes before the colon.
 fn definition(rest: &str) -> Option<&str> {
     let mut rest = rest.trim_start_matches([' ', '\t']);
     if let Some(priority) = rest.strip_prefix('.') {

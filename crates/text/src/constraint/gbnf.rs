@@ -1,10 +1,10 @@
-//! EBNF grammars as llama.cpp and XGrammar write them (`root ::= ...`), put into Lark.
+//! Translation of the EBNF grammars of llama.cpp and XGrammar (`root ::= ...`) to Lark.
 //!
-//! Lark has terminals, which are regular and matched as long as they go, and rules. What is regular becomes one
-//! terminal, as large as possible: a grammar without recursion is a single one, and its language is exact. In a
-//! recursive grammar a terminal is matched as long as it goes even where a shorter match would have let the rest fit;
-//! vLLM's own conversion is the same there. A rule that only repeats itself at its end (`ws ::= [ \n] ws | ""`) is made
-//! a repetition first, since that is regular.
+//! Lark has rules, and terminals, which are regular and matched greedily. Regular parts become one terminal that is as
+//! large as possible: a grammar without recursion is a single terminal, and its language is exact. In a recursive
+//! grammar a terminal is matched greedily even if only a shorter match would let the rest fit; vLLM's own conversion
+//! has the same limitation. A rule that repeats itself only at its end (`ws ::= [ \n] ws | ""`) is first converted to a
+//! repetition, because that is regular.
 
 mod parse;
 mod write;
@@ -14,21 +14,21 @@ use super::{GrammarError, GrammarLimits};
 /// Part of a rule.
 #[derive(Clone, Debug, PartialEq)]
 enum Expr {
-    /// Text; may be empty.
+    /// Literal text; may be empty.
     Literal(String),
     /// One character, as a regex.
     Class(String),
     /// A rule, by index.
     Rule(usize),
-    /// One after the other.
+    /// Expressions in sequence.
     Sequence(Vec<Expr>),
-    /// One of them.
+    /// Alternatives.
     Choice(Vec<Expr>),
-    /// So many times; `None`: any number.
+    /// Repetition with a minimum and a maximum; `None` means unlimited.
     Repeat(Box<Expr>, u32, Option<u32>),
 }
 
-/// Whether a grammar is EBNF rather than Lark: `::=` outside texts, character classes and comments.
+/// Returns whether a grammar is EBNF rather than Lark: it has `::=` outside strings, character classes and comments.
 pub(super) fn is_ebnf(grammar: &str) -> bool {
     grammar.lines().any(|line| {
         let line = line.trim_start();
@@ -37,10 +37,10 @@ pub(super) fn is_ebnf(grammar: &str) -> bool {
     })
 }
 
-/// Writes an EBNF grammar in Lark.
+/// Translates an EBNF grammar to Lark.
 ///
 /// # Errors
-/// It does not parse, has no `root`, refers to a rule that is not there, or is beyond the limits.
+/// Returns an error if the grammar cannot be parsed, has no `root`, refers to an undefined rule or exceeds the limits.
 pub(super) fn to_lark(grammar: &str, limits: &GrammarLimits) -> Result<String, GrammarError> {
     let rules = parse::parse(grammar, limits.depth)?;
     write::write(rules, limits)

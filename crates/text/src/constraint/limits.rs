@@ -1,37 +1,38 @@
-//! What a grammar may cost.
+//! Limits on the cost of a grammar.
 
 use std::time::Duration;
 
 use llguidance::api::ParserLimits;
 
-/// Bounds on what one grammar may cost, to compile and to use. What a client sends is held to all of them.
+/// Limits on the cost of one grammar, to compile and to use. All of them apply to specifications from clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrammarLimits {
-    /// Bytes of a specification: JSON text, regex, grammar or choices.
+    /// Size of a specification in bytes: JSON text, regex, grammar or choices.
     pub spec_bytes: usize,
-    /// Schemas, tags or groups within each other.
+    /// Nesting depth of schemas, tags or groups.
     pub depth: usize,
-    /// JSON values of a schema once references are followed.
+    /// Number of JSON values of a schema after references are followed.
     pub schema_nodes: usize,
-    /// Product of a schema's different `multipleOf`, each in units of its last digit: so many remainders are followed.
+    /// Product of a schema's different `multipleOf` values, each in units of its last digit. It is the number of
+    /// remainders to track.
     pub divisors: u64,
-    /// Symbols in the productions of a compiled grammar.
+    /// Number of symbols in the productions of a compiled grammar.
     pub grammar_symbols: usize,
-    /// Work to build the first lexer, in derivre's units; about 50 000 a millisecond.
+    /// Work to build the first lexer, in derivre's units; about 50 000 per millisecond.
     pub compile_fuel: u64,
-    /// Wall time of one compilation. What the other limits let through ends well before it.
+    /// Wall time of one compilation. Specifications within the other limits compile much faster.
     pub compile_time: Duration,
-    /// Compilations at a time.
+    /// Number of concurrent compilations.
     pub compile_threads: usize,
-    /// Lexer work for one mask, in derivre's units; about 14 000 a millisecond.
+    /// Lexer work for one mask, in derivre's units; about 14 000 per millisecond.
     pub mask_fuel: u64,
-    /// Parser items for one mask; about 20 000 a millisecond.
+    /// Number of parser items for one mask; about 20 000 per millisecond.
     pub mask_items: usize,
-    /// Lexer states of one sequence; one to two kilobytes each.
+    /// Number of lexer states of one sequence, one to two kilobytes each.
     pub lexer_states: usize,
-    /// Compiled grammars that are kept.
+    /// Number of cached grammars.
     pub cached_grammars: usize,
-    /// Bytes of the specifications of the kept grammars.
+    /// Total size of the specifications of the cached grammars, in bytes.
     pub cached_spec_bytes: usize,
 }
 
@@ -56,7 +57,7 @@ impl Default for GrammarLimits {
 }
 
 impl GrammarLimits {
-    /// The part that llguidance keeps.
+    /// Returns the limits that llguidance enforces.
     pub(super) fn parser(&self) -> ParserLimits {
         ParserLimits {
             initial_lexer_fuel: self.compile_fuel,
@@ -64,7 +65,7 @@ impl GrammarLimits {
             step_max_items: self.mask_items,
             max_lexer_states: self.lexer_states,
             max_grammar_size: self.grammar_symbols,
-            // Errors go to clients, who know what they sent; the state would make them pages long.
+            // Errors go to clients, who know their own input; the parser state would make them pages long.
             verbose_errors: false,
             ..ParserLimits::default()
         }

@@ -1,4 +1,4 @@
-//! Specifications, and how each is put into llguidance's language.
+//! Specifications and their translation to llguidance's language.
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::regex_to_lark;
@@ -8,47 +8,49 @@ use super::expansion::largest_terminal;
 use super::schema::{JsonStyle, Schemas, prepare};
 use super::{GrammarError, GrammarLimits, gbnf, structural_tag};
 
-/// What restricts an output.
+/// Specification of an output.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GrammarSpec {
     /// Any JSON object.
     JsonObject,
-    /// JSON that satisfies a schema. Properties come in the order in which the schema names them.
+    /// JSON that satisfies a schema. Properties appear in the order of the schema.
     JsonSchema {
         /// The schema, of any draft from 4 to 2020-12.
         schema: Value,
-        /// No whitespace outside strings.
+        /// Allows no whitespace outside strings.
         disable_any_whitespace: bool,
-        /// Regex of the whitespace between JSON's tokens, each time at most once. By default one or two spaces, or a
-        /// line break with up to 64 spaces or tabs: bounded, so that a model cannot go on with whitespace for ever.
+        /// Regex of the whitespace between JSON tokens, matched at most once in each place. By default one or two
+        /// spaces, or a line break with up to 64 spaces or tabs: limited, so that a model cannot continue with
+        /// whitespace forever.
         whitespace_pattern: Option<String>,
-        /// Objects that name properties allow no others, unless the schema says otherwise.
+        /// Allows only the named properties in an object that names any, unless the schema says otherwise.
         disable_additional_properties: bool,
     },
-    /// Text that matches a regex as a whole: Rust's syntax, where `\d` is a digit of any script; no look-around.
+    /// Text that matches a whole regex in Rust's syntax, where `\d` matches a digit of any script and there is no
+    /// look-around.
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
-    /// A context-free grammar: Lark as llguidance reads it, or EBNF with `root ::= ...`.
+    /// A context-free grammar: Lark in llguidance's dialect, or EBNF with `root ::= ...`.
     Grammar(String),
     /// Text with parts that follow schemas: `{"structures": [...], "triggers": [...]}` or `{"format": {...}}`.
     StructuralTag(Value),
-    /// A JSON array of `{"name", "parameters"}` objects, calls of these tools. Whitespace is single spaces.
+    /// A JSON array of `{"name", "parameters"}` objects, which are calls of these tools. Whitespace is single spaces.
     ToolCalls {
         /// Names and schemas of the parameters.
         tools: Vec<(String, Value)>,
-        /// Any number of calls from one; otherwise exactly one.
+        /// Allows one or more calls instead of exactly one.
         parallel: bool,
     },
     /// The arguments of one tool. Whitespace is single spaces.
     NamedTool {
-        /// Their schema.
+        /// Schema of the parameters.
         parameters: Value,
     },
 }
 
 impl GrammarSpec {
-    /// A text that says all of the specification: what it is known by in the cache, and what its size is counted by.
+    /// Returns a text that identifies the specification: the key in the cache, whose length counts as its size.
     pub(super) fn key(&self) -> String {
         match self {
             Self::JsonObject => "json_object".to_owned(),
@@ -65,7 +67,7 @@ impl GrammarSpec {
         }
     }
 
-    /// What an error calls it.
+    /// Returns the noun for the specification in errors.
     pub(super) fn noun(&self) -> &'static str {
         match self {
             Self::JsonObject | Self::JsonSchema { .. } => "JSON schema",
@@ -88,7 +90,7 @@ impl GrammarSpec {
         }
     }
 
-    /// The specification in llguidance's language.
+    /// Translates the specification to llguidance's language.
     pub(super) fn lower(&self, limits: &GrammarLimits) -> Result<TopLevelGrammar, GrammarError> {
         let from_schema =
             |schema: &Value, style: &JsonStyle| prepare(schema, style, limits).map(TopLevelGrammar::from_json_schema);
@@ -117,7 +119,7 @@ impl GrammarSpec {
     }
 }
 
-/// A schema of an array of calls.
+/// Returns the schema of an array of calls.
 fn tool_calls(tools: &[(String, Value)], parallel: bool, limits: &GrammarLimits) -> Result<Value, GrammarError> {
     if tools.is_empty() {
         return Err(GrammarError::Tools("there are none".to_owned()));
@@ -141,7 +143,7 @@ fn tool_calls(tools: &[(String, Value)], parallel: bool, limits: &GrammarLimits)
     schemas.finish(array)
 }
 
-/// The choices as one terminal: where one is the beginning of another, both stay possible.
+/// Returns the choices as one terminal, so that a choice and its own prefix both stay possible.
 fn choice(choices: &[String]) -> Result<String, GrammarError> {
     if choices.is_empty() {
         return Err(GrammarError::Choice("there are none".to_owned()));
@@ -155,7 +157,7 @@ fn choice(choices: &[String]) -> Result<String, GrammarError> {
     })
 }
 
-/// A grammar in Lark, whatever it is written in.
+/// Returns a Lark grammar, translated from EBNF if necessary.
 pub(super) fn lark(grammar: &str, limits: &GrammarLimits) -> Result<String, GrammarError> {
     if grammar.trim().is_empty() {
         return Err(GrammarError::Grammar("it is empty".to_owned()));
@@ -167,12 +169,12 @@ pub(super) fn lark(grammar: &str, limits: &GrammarLimits) -> Result<String, Gram
     Ok(lark)
 }
 
-/// A text as a Lark string.
+/// Returns a text as a Lark string.
 pub(super) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// A regex for a whole text, as a Lark term.
+/// Returns a regex for a whole text as a Lark term.
 pub(super) fn regex_term(regex: &str, limits: &GrammarLimits) -> Result<String, GrammarError> {
     check_regex(regex, limits)?;
     let body = without_anchors(regex);
@@ -182,7 +184,7 @@ pub(super) fn regex_term(regex: &str, limits: &GrammarLimits) -> Result<String, 
     Ok(format!("/{}/", regex_to_lark(body, "")))
 }
 
-/// Matching the whole text needs no anchors, and the ones at the ends are the ones that people write.
+/// Removes the anchors at the ends, where users often write them. Matching the whole text needs none.
 fn without_anchors(regex: &str) -> &str {
     let body = regex.strip_prefix('^').unwrap_or(regex);
     match body.strip_suffix('$') {
@@ -195,7 +197,7 @@ fn trailing_backslashes(text: &str) -> usize {
     text.bytes().rev().take_while(|&byte| byte == b'\\').count()
 }
 
-/// Refuses what the regex compiler would recurse too deep on, or misread.
+/// Refuses a regex on which the regex compiler would recurse too deeply, or which it would misread.
 pub(super) fn check_regex(regex: &str, limits: &GrammarLimits) -> Result<(), GrammarError> {
     if !trailing_backslashes(regex).is_multiple_of(2) {
         return Err(GrammarError::Regex("it ends with a lone backslash".to_owned()));

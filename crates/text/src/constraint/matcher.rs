@@ -10,11 +10,11 @@ use super::tokens::allow_only;
 /// A compiled grammar. Cheap to clone.
 #[derive(Clone)]
 pub struct Grammar {
-    /// Never advanced. Matchers are deep copies of it: they share no lexer, so that none can use up another's states,
-    /// nor wait for another's lock.
+    /// Initial matcher, never advanced. Each matcher is a deep copy of it: they share no lexer, so none can use up
+    /// another's states or wait for another's lock.
     start: Arc<Matcher>,
     eos: Arc<[u32]>,
-    /// Ids below this are known to the matcher.
+    /// Number of ids known to the matcher.
     vocab_size: usize,
 }
 
@@ -29,7 +29,7 @@ impl Grammar {
         Self { start: Arc::new(start), eos, vocab_size }
     }
 
-    /// A matcher for one sequence, at the start of its output.
+    /// Creates a matcher for one sequence, at the start of its output.
     pub fn constraint(&self) -> Box<dyn Constraint> {
         Box::new(GrammarMatcher {
             matcher: self.start.deep_clone(),
@@ -40,14 +40,14 @@ impl Grammar {
     }
 }
 
-/// Follows one sequence. Where llguidance gives up (a limit is reached), only the end of the sequence is in the mask
-/// and no token is accepted any more, so that the request ends with an error.
+/// Follows one sequence. If llguidance gives up (a limit is reached), the mask allows only the end of the sequence and
+/// no token is accepted any more, so that the request ends with an error.
 struct GrammarMatcher {
     matcher: Matcher,
     grammar: Grammar,
-    /// Tokens of the text.
+    /// Accepted tokens of the text.
     accepted: Vec<u32>,
-    /// End-of-sequence tokens after it. The matcher does not see them.
+    /// Number of end-of-sequence tokens after the text. The matcher does not see them.
     ended: usize,
 }
 
@@ -69,7 +69,7 @@ impl Constraint for GrammarMatcher {
             self.ended += usize::from(allowed);
             return allowed;
         }
-        // An id that it does not know would be the last that it looks at.
+        // The matcher would stop permanently at an id that it does not know.
         let known = (token as usize) < self.grammar.vocab_size;
         let allowed = known && self.ended == 0 && matches!(self.matcher.try_consume_tokens(&[token]), Ok(1));
         if allowed {
@@ -87,7 +87,7 @@ impl Constraint for GrammarMatcher {
         }
         self.accepted.truncate(self.accepted.len() - tokens);
         if self.matcher.rollback(tokens).is_err() {
-            // It had given up after these tokens; before them it had not.
+            // The matcher gave up after these tokens, so it starts again and replays the remaining ones.
             self.matcher = self.grammar.start.deep_clone();
             let replayed = self.matcher.try_consume_tokens(&self.accepted);
             debug_assert!(replayed.is_ok(), "accepted tokens are accepted again");

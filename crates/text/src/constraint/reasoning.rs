@@ -1,14 +1,14 @@
-//! Constraints of models that think before they answer.
+//! Constraints for models that reason before they answer.
 
 use octavo_engine::Constraint;
 
 use super::tokens::{allow_all, allow_only};
 
-/// Finds a sequence of tokens in a stream of them, with the usual table for where to go on after a mismatch.
+/// Finds a sequence of tokens in a stream, with the Knuth-Morris-Pratt table.
 #[derive(Clone, Debug)]
 struct Marker {
     tokens: Vec<u32>,
-    /// Length of the longest proper prefix that is also a suffix, of each prefix.
+    /// Length of the longest proper prefix that is also a suffix, for each prefix.
     borders: Vec<usize>,
 }
 
@@ -23,7 +23,8 @@ impl Marker {
         marker
     }
 
-    /// How much of the sequence stands at the end of the stream after `token`, if `matched` did before; less than all.
+    /// Returns the number of tokens of the sequence at the end of the stream after `token`, if it was `matched` before;
+    /// less than the whole sequence.
     fn advance(&self, mut matched: usize, token: u32) -> usize {
         loop {
             if self.tokens.get(matched) == Some(&token) {
@@ -41,19 +42,21 @@ impl Marker {
     }
 }
 
-/// A constraint that applies to the answer only: everything is allowed until the end-of-thinking sequence was drawn.
+/// A constraint that applies only to the answer: everything is allowed until the end-of-thinking sequence has been
+/// sampled.
 pub struct AfterReasoning {
     inner: Box<dyn Constraint>,
     end: Marker,
     vocab_size: usize,
-    /// For each token of the reasoning, how much of the end stood there.
+    /// Matched length of the end sequence at each token of the reasoning.
     matched: Vec<usize>,
-    /// Tokens given to `inner`.
+    /// Number of tokens passed to `inner`.
     answered: usize,
 }
 
 impl AfterReasoning {
-    /// Applies `inner` after the tokens of `end`; at once if that is empty. `vocab_size` is that of the model's head.
+    /// Applies `inner` after the tokens of `end`, or at once if `end` is empty. `vocab_size` is that of the model's
+    /// head.
     pub fn new(inner: Box<dyn Constraint>, end: &[u32], vocab_size: usize) -> Self {
         Self { inner, end: Marker::new(end), vocab_size, matched: Vec::new(), answered: 0 }
     }
@@ -91,23 +94,23 @@ impl Constraint for AfterReasoning {
     }
 }
 
-/// Ends thinking after so many tokens: the end-of-thinking sequence is then the only thing allowed, token by token.
+/// Ends reasoning after a number of tokens: from then on only the tokens of the end-of-thinking sequence are allowed.
 #[derive(Clone, Debug)]
 pub struct ThinkingBudget {
     budget: usize,
-    /// Empty: the output starts inside the reasoning, which comes once.
+    /// Start sequence. If it is empty, the output starts inside the reasoning, which occurs once.
     start: Marker,
     end: Marker,
     vocab_size: usize,
-    /// One for each accepted token.
+    /// State after each accepted token.
     states: Vec<Thinking>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Thinking {
-    /// Not thinking; so much of the start sequence stands at the end of the output.
+    /// Outside the reasoning, with the matched length of the start sequence.
     Out { matched: usize },
-    /// Thinking: tokens so far, and how much of the end sequence stands at the end of the output.
+    /// Inside the reasoning, with its number of tokens and the matched length of the end sequence.
     In { tokens: usize, matched: usize },
 }
 
@@ -126,8 +129,8 @@ impl ThinkingBudget {
         }
     }
 
-    /// The token that must come next, once the budget is spent. The tokens that begin the end sequence by themselves
-    /// count as part of it.
+    /// Returns the token that must come next once the budget is spent. Tokens at the end of the reasoning that already
+    /// match the end sequence count as part of it.
     fn forced(&self) -> Option<u32> {
         match self.state() {
             Thinking::In { tokens, matched } if tokens - matched >= self.budget => {

@@ -1,9 +1,8 @@
-//! JSON Schemas, resolved and reduced to what llguidance enforces.
+//! JSON Schemas, resolved and reduced to the keywords that llguidance enforces.
 //!
-//! A schema comes from a client and is walked once, as data: references become entries of one flat `$defs`, which
-//! llguidance looks up by plain names; keywords that only annotate are dropped; a keyword that cannot be enforced
-//! while text is generated is an error that names it, unless as it stands it demands nothing. What is left is
-//! bounded in depth and size.
+//! A schema comes from a client and is traversed once, as data. References become entries of one flat `$defs`, which
+//! llguidance looks up by simple names. Keywords that only annotate are dropped. A keyword that cannot be enforced
+//! during generation is an error that names it, unless it excludes no value. The result is limited in depth and size.
 
 mod keywords;
 mod reference;
@@ -16,49 +15,52 @@ use self::keywords::{Kind, demands_nothing, kind};
 use self::reference::{Document, only_reference};
 use super::{GrammarError, GrammarLimits};
 
-/// Where JSON may have whitespace between its tokens: one of these, hence never without end. A small model left to
-/// itself may print spaces until its limit.
+/// Whitespace allowed between JSON tokens: one match of this regex, hence never unlimited. Otherwise a small model may
+/// print spaces until its limit.
 const WHITESPACE: &str = r"\x20{1,2}|\x09|\x0D?\x0A[\x20\x09]{0,64}";
 
-/// Levels of all referenced schemas together, since references may chain: each takes stack when it is compiled.
+/// Maximum depth of all referenced schemas together, because references may form chains and each level takes stack when
+/// it is compiled.
 const MAX_LEVELS: usize = 16_384;
 
-/// How the text of a JSON value may look.
+/// Layout of the text of a JSON value.
 #[derive(Clone, Debug, Default)]
 pub(super) struct JsonStyle {
-    /// No whitespace but inside strings.
+    /// Allows no whitespace outside strings.
     pub(super) compact: bool,
-    /// Regex of the whitespace between tokens, instead of the default.
+    /// Regex of the whitespace between tokens, which replaces the default.
     pub(super) whitespace: Option<String>,
-    /// Objects have no properties but those that are named.
+    /// Allows only named properties in objects.
     pub(super) close_objects: bool,
 }
 
 impl JsonStyle {
-    /// Of a call's arguments, which nobody reads as they stand: one space at most, so that the model cannot dally.
+    /// Returns the style of a call's arguments, which nobody reads as text: one space at most, so that the model wastes
+    /// no tokens.
     pub(super) fn call() -> Self {
         Self { whitespace: Some(r"\x20".to_owned()), ..Self::default() }
     }
 }
 
-/// Makes `schema` one that llguidance compiles.
+/// Converts `schema` to one that llguidance compiles.
 ///
 /// # Errors
-/// It is not a schema, cannot be enforced, refers out of itself, or is beyond the limits.
+/// Returns an error if it is not a schema, cannot be enforced, refers to something outside itself or exceeds the
+/// limits.
 pub(super) fn prepare(schema: &Value, style: &JsonStyle, limits: &GrammarLimits) -> Result<Value, GrammarError> {
     let mut schemas = Schemas::new(style, limits);
     let root = schemas.add(schema)?;
     schemas.finish(root)
 }
 
-/// Several schemas that are to become parts of one.
+/// Several schemas that become parts of one.
 pub(super) struct Schemas<'a> {
     style: &'a JsonStyle,
     limits: &'a GrammarLimits,
-    /// Index in `$defs`, by the address of the schema that is referred to.
+    /// Index in `$defs`, by the address of the referenced schema.
     targets: HashMap<usize, usize>,
     definitions: Map<String, Value>,
-    /// Different divisors so far.
+    /// Distinct divisors found so far.
     divisors: Vec<u64>,
     nodes: usize,
     levels: usize,
@@ -77,7 +79,7 @@ impl<'a> Schemas<'a> {
         }
     }
 
-    /// Reduces a document; its references lead into the common `$defs`.
+    /// Reduces a document. Its references point into the common `$defs`.
     pub(super) fn add(&mut self, schema: &'a Value) -> Result<Value, GrammarError> {
         let document = Document::new(schema, self.limits)?;
         let mut walk = Walk {
@@ -99,7 +101,7 @@ impl<'a> Schemas<'a> {
         })
     }
 
-    /// `root`, an object, with the definitions and options that go with it.
+    /// Returns `root`, an object, with its definitions and options.
     pub(super) fn finish(self, root: Value) -> Result<Value, GrammarError> {
         let Value::Object(mut root) = root else {
             return Err(GrammarError::Schema("the schema is false, so no text satisfies it".to_owned()));
@@ -117,36 +119,36 @@ impl<'a> Schemas<'a> {
     }
 }
 
-/// A referenced schema that is still to be reduced.
+/// A referenced schema that has not been reduced yet.
 struct Target<'d> {
     index: usize,
     reference: &'d str,
     schema: &'d Value,
-    /// What its own references are relative to.
+    /// Resource to which its own references are relative.
     resource: &'d Value,
 }
 
-/// A step from a schema to one inside it, for errors.
+/// A step from a schema to a nested one, for errors.
 #[derive(Clone, Copy)]
 enum Step<'d> {
     Key(&'d str),
     Index(usize),
 }
 
-/// The walk over one document.
+/// The traversal of one document.
 struct Walk<'w, 'a, 'd> {
     schemas: &'w mut Schemas<'a>,
     document: &'w Document<'d>,
     pending: Vec<Target<'d>>,
     path: Vec<Step<'d>>,
-    /// The longest `path` since `start`.
+    /// Maximum length of `path` since `start`.
     deepest: usize,
-    /// Addresses of the schemas around here that stand in place of a reference to them.
+    /// Addresses of the enclosing schemas that were inlined in place of a reference.
     inlined: Vec<usize>,
 }
 
 impl<'d> Walk<'_, '_, 'd> {
-    /// Reduces the document itself or something referred to.
+    /// Reduces the document itself or a referenced schema.
     fn start(&mut self, name: &'d str, schema: &'d Value, resource: &'d Value) -> Result<Value, GrammarError> {
         self.path.clear();
         self.inlined.clear();
@@ -186,7 +188,7 @@ impl<'d> Walk<'_, '_, 'd> {
         Ok(Value::Object(out))
     }
 
-    /// What becomes of one keyword; `None` if it is dropped.
+    /// Converts one keyword; `None` if it is dropped.
     fn keyword(
         &mut self,
         object: &'d Map<String, Value>,
@@ -253,8 +255,8 @@ impl<'d> Walk<'_, '_, 'd> {
         Ok(Value::Object(out))
     }
 
-    /// The schemas of a `oneOf`. llguidance accepts one only if its alternatives exclude each other for all to see, and
-    /// does not look through references for it, so those are put in place (a pydantic union with a discriminator is
+    /// Converts the schemas of a `oneOf`. llguidance accepts it only if its alternatives visibly exclude each other,
+    /// and does not follow references for that, so references are inlined (a pydantic union with a discriminator is
     /// such a list).
     fn alternatives(&mut self, value: &'d Value, resource: &'d Value) -> Result<Value, GrammarError> {
         let list = value.as_array().ok_or_else(|| self.wrong_type("an array of schemas"))?;
@@ -279,7 +281,7 @@ impl<'d> Walk<'_, '_, 'd> {
         Ok(Value::Array(out))
     }
 
-    /// The new spelling of a reference.
+    /// Returns the reference in its new spelling.
     fn reference(&mut self, value: &'d Value, resource: &'d Value) -> Result<Value, GrammarError> {
         let reference = value.as_str().ok_or_else(|| self.wrong_type("a string"))?;
         let (schema, of) = self.resolve(reference, resource)?;
@@ -299,8 +301,8 @@ impl<'d> Walk<'_, '_, 'd> {
         })
     }
 
-    /// `unevaluatedProperties` and `unevaluatedItems`, which can be said by simpler keywords where no other schema
-    /// applies to the same value.
+    /// Converts `unevaluatedProperties` and `unevaluatedItems` to simpler keywords, which is possible if no other
+    /// schema applies to the same value.
     fn unevaluated(&self, object: &Map<String, Value>, out: &mut Map<String, Value>) -> Result<(), GrammarError> {
         const APPLICATORS: [&str; 5] = ["$ref", "allOf", "anyOf", "oneOf", "$dynamicRef"];
         for (key, rest) in [("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")] {
@@ -316,7 +318,7 @@ impl<'d> Walk<'_, '_, 'd> {
         Ok(())
     }
 
-    /// Bounds the divisors of a schema together: where several apply to one number, their product counts.
+    /// Limits the divisors of a schema together: if several apply to one number, their product counts.
     fn divisor(&mut self, key: &str, value: &Value) -> Result<(), GrammarError> {
         let Some(divisor) = keywords::divisor(value) else { return Ok(()) };
         let divisors = &mut self.schemas.divisors;
@@ -365,12 +367,12 @@ impl<'d> Walk<'_, '_, 'd> {
         GrammarError::Schema(format!("{} must be {wanted}", self.path()))
     }
 
-    /// Where the walk is, as a JSON pointer.
+    /// Returns the current location as a JSON pointer.
     fn path(&self) -> String {
         let mut path = String::new();
         for (depth, step) in self.path.iter().enumerate() {
             match step {
-                // The reference that led here, which is a pointer already.
+                // The first step is the reference that led here, which is a pointer already.
                 Step::Key(start) if depth == 0 => path.push_str(start),
                 _ => path.push('/'),
             }

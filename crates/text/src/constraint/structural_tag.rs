@@ -1,7 +1,7 @@
-//! Structural tags: free text with parts that follow schemas, in Lark.
+//! Translation of structural tags, free text with parts that follow schemas, to Lark.
 //!
-//! Two shapes are read, as in vLLM: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, and
-//! `{"format": {...}}` with formats inside each other.
+//! Two shapes are supported, as in vLLM: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, and
+//! `{"format": {...}}` with nested formats.
 
 use std::fmt::Write;
 
@@ -11,13 +11,13 @@ use super::lower::{lark, quoted, regex_term};
 use super::schema::{JsonStyle, prepare};
 use super::{GrammarError, GrammarLimits};
 
-/// Any text at all.
+/// Rule of any text.
 const ANY_TEXT: &str = "/(?s:.*)/";
 
-/// Writes a structural tag in Lark.
+/// Translates a structural tag to Lark.
 ///
 /// # Errors
-/// It is neither shape, has a format that is not supported, or a schema that cannot be enforced.
+/// Returns an error if it has neither shape, an unsupported format, or a schema that cannot be enforced.
 pub(super) fn to_lark(tag: &Value, limits: &GrammarLimits) -> Result<String, GrammarError> {
     let mut writer = Writer { rules: String::new(), count: 0, depth: 0, limits };
     let start = match (tag.get("format"), tag.get("structures")) {
@@ -39,7 +39,7 @@ struct Writer<'a> {
     limits: &'a GrammarLimits,
 }
 
-/// Text that announces a tag, the rest of its opening, what it holds, and how it closes.
+/// A tag: the trigger, the rest of its beginning, its content and its end.
 struct Tag<'v> {
     begin: &'v str,
     content: String,
@@ -47,11 +47,11 @@ struct Tag<'v> {
 }
 
 impl Writer<'_> {
-    /// Writes a rule; its name.
+    /// Writes a rule and returns its name.
     fn rule(&mut self, attributes: &str, body: &str) -> String {
         let name = format!("r{}", self.count);
         self.count += 1;
-        // Writing to a String cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(self.rules, "{name}{attributes}: {body}");
         name
     }
@@ -60,10 +60,10 @@ impl Writer<'_> {
         Ok(format!("%json {}", prepare(schema, &JsonStyle::default(), self.limits)?))
     }
 
-    /// A term for one format.
+    /// Returns a term for one format.
     fn format(&mut self, format: &Value) -> Result<String, GrammarError> {
         self.depth += 1;
-        // Each level of Lark's own parser takes two of ours.
+        // One level of Lark's own parser corresponds to two of these levels.
         if self.depth > self.limits.depth {
             return Err(GrammarError::TooDeep { what: "structural tag", limit: self.limits.depth });
         }
@@ -101,7 +101,7 @@ impl Writer<'_> {
         let end = format!("({})", ends.into_iter().map(quoted).collect::<Vec<_>>().join(" | "));
         let begin = text(tag, "begin")?;
         if content["type"] == "any_text" {
-            // Free text ends at the first closing, or it would never be seen to.
+            // Free text ends at its first end marker; otherwise the marker would become part of the text.
             let content = self.rule("[lazy]", &format!("{ANY_TEXT} {end}"));
             return Ok(Tag { begin, content, end: "\"\"".to_owned() });
         }
@@ -124,7 +124,7 @@ impl Writer<'_> {
         self.triggered(&texts(tag, "triggers")?, &tags, false, false)
     }
 
-    /// Free text in which each trigger is the start of one of its tags.
+    /// Writes free text in which each trigger starts one of its tags.
     fn triggered(
         &mut self,
         triggers: &[&str],

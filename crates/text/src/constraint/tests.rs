@@ -1,4 +1,4 @@
-//! What is not seen through the public items: the cache, and how schemas are reduced.
+//! Tests of internals: the cache and the reduction of schemas.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::schema::{JsonStyle, prepare};
 use super::{GrammarCompiler, GrammarLimits, GrammarSpec};
 use crate::{GgufVocabulary, Tokenizer};
 
-/// Letters, a few signs, and an end.
+/// Returns a tokenizer of letters, a few punctuation marks and an end-of-sequence token.
 fn tokenizer() -> Tokenizer {
     let mut tokens: Vec<String> = ('!'..='~').map(String::from).collect();
     tokens.push("<end>".to_owned());

@@ -1,14 +1,14 @@
-//! Constraints that are lists: tokens that are allowed, words that are not; and all of several constraints.
+//! Constraints that are lists: allowed tokens and forbidden words; and combinations of constraints.
 
 use octavo_engine::Constraint;
 
 use super::GrammarError;
 use crate::Tokenizer;
 
-/// Bad words of one request, spellings included, as in vLLM.
+/// Maximum number of bad words of one request, counting their spellings, as in vLLM.
 const MAX_BAD_SEQUENCES: usize = 128;
 
-/// Sets the bits of the ids below `vocab_size` and clears the others.
+/// Sets the bits of the ids below `vocab_size` and clears all others.
 pub(super) fn allow_all(mask: &mut [u32], vocab_size: usize) {
     let whole = (vocab_size / 32).min(mask.len());
     mask[..whole].fill(u32::MAX);
@@ -18,7 +18,7 @@ pub(super) fn allow_all(mask: &mut [u32], vocab_size: usize) {
     }
 }
 
-/// Sets the bits of `ids` and clears the others.
+/// Sets the bits of `ids` and clears all others.
 pub(super) fn allow_only(mask: &mut [u32], ids: &[u32]) {
     mask.fill(0);
     for &id in ids {
@@ -34,7 +34,7 @@ fn forbid(mask: &mut [u32], id: u32) {
     }
 }
 
-/// Only tokens of a list (`allowed_token_ids`).
+/// Allows only the tokens of a list (`allowed_token_ids`).
 #[derive(Clone, Debug)]
 pub struct AllowedTokens {
     mask: Vec<u32>,
@@ -44,7 +44,7 @@ impl AllowedTokens {
     /// Allows `ids` of a vocabulary of `vocab_size` tokens.
     ///
     /// # Errors
-    /// The list is empty or names a token beyond the vocabulary.
+    /// Returns an error if the list is empty or names a token beyond the vocabulary.
     pub fn new(ids: &[u32], vocab_size: usize) -> Result<Self, GrammarError> {
         if ids.is_empty() {
             return Err(GrammarError::Tokens("allowed_token_ids must not be empty".to_owned()));
@@ -73,21 +73,21 @@ impl Constraint for AllowedTokens {
     fn rollback(&mut self, _tokens: usize) {}
 }
 
-/// Words that do not come up in the output (`bad_words`): the token that would complete one is not allowed.
+/// Keeps words out of the output (`bad_words`): the token that would complete one is not allowed.
 #[derive(Clone, Debug)]
 pub struct BadWords {
-    /// None is empty.
+    /// Token sequences of the words, none empty.
     sequences: Vec<Vec<u32>>,
     vocab_size: usize,
     accepted: Vec<u32>,
 }
 
 impl BadWords {
-    /// Forbids `words`, each as it is tokenized at the start of a text and after a space, as vLLM does. `vocab_size` is
-    /// that of the model's head.
+    /// Forbids `words`, each as tokenized at the start of a text and after a space, as in vLLM. `vocab_size` is that of
+    /// the model's head.
     ///
     /// # Errors
-    /// A word is empty or cannot be tokenized, or there are too many.
+    /// Returns an error if a word is empty or cannot be tokenized, or if there are too many.
     pub fn new(tokenizer: &Tokenizer, vocab_size: usize, words: &[String]) -> Result<Self, GrammarError> {
         let invalid = |message: String| GrammarError::Tokens(message);
         let too_many = || invalid(format!("bad_words makes more than {MAX_BAD_SEQUENCES} token sequences"));
@@ -101,7 +101,8 @@ impl BadWords {
             if bare.is_empty() {
                 return Err(invalid("bad_words has an empty word".to_owned()));
             }
-            // A spelling after a space that takes more tokens is the bare one after a token for the space.
+            // A spelling after a space with more tokens is the spelling without a space, preceded by a token for the
+            // space.
             let spaced = encode(&format!(" {}", word.trim_start()))?;
             let differs = spaced.first() != bare.first() && spaced.len() == bare.len();
             sequences.push(bare);
@@ -118,7 +119,7 @@ impl BadWords {
         Ok(Self { sequences, vocab_size, accepted: Vec::new() })
     }
 
-    /// The tokens that would complete a word now.
+    /// Returns the tokens that would complete a word now.
     fn forbidden(&self) -> impl Iterator<Item = u32> {
         self.sequences.iter().filter_map(|sequence| {
             let (&last, before) = sequence.split_last()?;
@@ -144,8 +145,8 @@ impl Constraint for BadWords {
     }
 }
 
-/// Several constraints at once: what all of them allow. `None` if there are none. Where they leave nothing in common,
-/// nothing is allowed, and whatever is drawn then ends the request with an error.
+/// Combines several constraints and allows the tokens that all of them allow. Returns `None` if there are none. If they
+/// have no token in common, nothing is allowed, and the sampled token then ends the request with an error.
 pub fn all_of(mut constraints: Vec<Box<dyn Constraint>>) -> Option<Box<dyn Constraint>> {
     if constraints.len() > 1 {
         return Some(Box::new(AllOf { constraints, scratch: Vec::new() }));
@@ -155,7 +156,7 @@ pub fn all_of(mut constraints: Vec<Box<dyn Constraint>>) -> Option<Box<dyn Const
 
 struct AllOf {
     constraints: Vec<Box<dyn Constraint>>,
-    /// One constraint's mask.
+    /// Mask of one constraint.
     scratch: Vec<u32>,
 }
 
@@ -170,7 +171,7 @@ impl Constraint for AllOf {
     }
 
     fn accept(&mut self, token: u32) -> bool {
-        // All of them take the token, so that a rollback finds them at the same place.
+        // All of them accept the token, so that a rollback affects them equally.
         let refusals = self.constraints.iter_mut().filter_map(|constraint| (!constraint.accept(token)).then_some(()));
         refusals.count() == 0
     }

@@ -1,4 +1,4 @@
-//! The vocabulary as llguidance wants it: the bytes of every token, in a trie.
+//! The vocabulary in llguidance's form: the bytes of every token in a trie.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 use super::GrammarError;
 use crate::Tokenizer;
 
-/// The trie keeps 24 bits for a token id, one value of them for "no token".
+/// Maximum size of the vocabulary: the trie stores a token id in 24 bits, with one value for "no token".
 const MAX_VOCAB: usize = (1 << 24) - 1;
 
-/// The trie keeps 10 bits for a depth. A longer token (GLM-4 has 1024 spaces) is never allowed under a grammar, which
-/// costs nothing but tokens.
+/// Maximum length of a token: the trie stores a depth in 10 bits. A longer token (GLM-4 has 1024 spaces) is never
+/// allowed under a grammar; shorter tokens can replace it.
 const MAX_TOKEN_BYTES: usize = 1000;
 
 struct Vocabulary(TokTrie);
@@ -27,18 +27,18 @@ impl TokenizerEnv for Vocabulary {
         self.0.greedy_tokenize(bytes)
     }
 
-    /// Greedy is not how the model was trained to split text, so where a grammar leaves one text only the model still
-    /// chooses how to split it.
+    /// Greedy tokenization differs from the model's training. If a grammar leaves only one text, the model therefore
+    /// still chooses its tokens.
     fn tokenize_is_canonical(&self) -> bool {
         false
     }
 }
 
-/// The trie of `tokenizer`, `vocab_size` ids wide (the model's head, which may have more rows than the tokenizer has
-/// tokens). Ids without text are in no mask but as `eos_token_ids`.
+/// Creates the trie of `tokenizer` with `vocab_size` ids (the model's head may have more rows than the tokenizer has
+/// tokens). Ids without text occur in masks only as `eos_token_ids`.
 ///
 /// # Errors
-/// The vocabulary is too large, or an end-of-sequence id is beyond it, or there is none.
+/// Returns an error if the vocabulary is too large, an end-of-sequence id is beyond it, or there is none.
 pub(super) fn token_env(
     tokenizer: &Tokenizer,
     vocab_size: usize,
@@ -63,8 +63,8 @@ pub(super) fn token_env(
     .map_err(|error| invalid(error.to_string()))
 }
 
-/// The bytes of a token inside a text. Special tokens are not text: toktrie marks them with a byte that UTF-8 never
-/// has, so that only a grammar which names one can allow it.
+/// Returns the bytes of a token inside a text. Special tokens are not text: toktrie marks them with a byte that never
+/// occurs in UTF-8, so that only a grammar which names one can allow it.
 fn token_bytes(tokenizer: &Tokenizer, id: u32, is_eos: bool) -> Vec<u8> {
     if id as usize >= tokenizer.vocab_size() {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Tells calls from content: what every syntax has in common.
+//! Separation of calls from content, common to all syntaxes.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -12,43 +12,43 @@ use super::syntax::ToolSyntax;
 use super::tools::Tools;
 use super::xml::Xml;
 
-/// Reads the text of one call, or of a list of calls, after what announced it.
+/// Parses the text of a call or a list of calls after its opening marker.
 pub(super) trait Body: Debug + Send {
-    /// Takes the next character. Nothing of a character that breaks the call is given out.
+    /// Takes the next character. A character that breaks the call is not passed on.
     fn step(&mut self, character: char, sink: &mut Sink) -> Step;
 }
 
-/// What became of a call with one more character.
+/// Result of parsing one more character of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     More,
-    /// The character ends it.
+    /// The character ends the call.
     Done,
-    /// The character cannot be: this is no call, or a broken one.
+    /// The character is invalid: the text is no call, or a broken one.
     Broken,
 }
 
-/// What frames the calls of a syntax.
+/// Delimiters of the calls in a syntax.
 #[derive(Debug)]
 struct Frame {
-    /// Markers of text: the first `opening` begin a call, the others may follow one and mean nothing.
+    /// Markers: the first `opening` begin a call, the others may follow a call and are ignored.
     markers: &'static [&'static str],
     opening: usize,
-    /// What begins a call where no content came before. No marker starts with it.
+    /// Character that begins a call if no content came before. No marker starts with it.
     bare: Option<char>,
-    /// What, with whitespace, may stand between calls or after the last and means nothing.
+    /// Characters that, with whitespace, are ignored between calls and after the last.
     separators: &'static str,
 }
 
 impl Frame {
     fn of(syntax: ToolSyntax) -> Self {
         let (markers, opening, bare, separators): (&[_], _, _, _) = match syntax {
-            // Small models close one brace too many.
+            // Small models write one closing brace too many.
             ToolSyntax::Hermes => (&["<tool_call>", "</tool_call>"], 1, None, "}"),
             ToolSyntax::Llama3Json => (&["<|python_tag|>"], 1, Some('{'), ";,}"),
             ToolSyntax::Mistral => (&["[TOOL_CALLS]"], 1, None, ""),
             ToolSyntax::Pythonic => (&["<|python_start|>", "<|python_end|>"], 1, Some('['), ""),
-            // Models forget the outer tag.
+            // Models omit the outer tag.
             ToolSyntax::Qwen3Coder => (&["<tool_call>", "<function=", "</tool_call>", "</function>"], 2, None, ""),
             ToolSyntax::DeepSeekV3 => (
                 &["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"],
@@ -64,21 +64,21 @@ impl Frame {
 
 /// Separates content from calls.
 ///
-/// A call that turns out to be none, before its name is known, becomes content again, marker included. One that breaks
-/// later stays as it was given out, and the text goes on as content.
+/// Text that proves not to be a call before its name is known becomes content again, including the marker. A call that
+/// breaks later keeps the parts already passed on, and the following text is content.
 #[derive(Debug)]
 pub(super) struct ToolParser {
     syntax: ToolSyntax,
     frame: Frame,
     tools: Arc<Tools>,
     markers: Markers,
-    /// The call that is being read.
+    /// Call that is being parsed.
     body: Option<Box<dyn Body>>,
-    /// The text of what may be a call, while nothing of it is given out.
+    /// Text of a possible call of which nothing has been passed on.
     raw: String,
-    /// Nothing but the `gap` came since the start or since the last call.
+    /// Whether only the `gap` has come since the start or the last call.
     quiet: bool,
-    /// What is content only if more content follows: whitespace, and after a call separators.
+    /// Text that is content only if more content follows: whitespace, and after a call separators.
     gap: String,
     scratch: String,
 }
@@ -121,7 +121,7 @@ impl ToolParser {
         }
     }
 
-    /// Looks for the beginning of a call.
+    /// Searches for the beginning of a call.
     fn text(&mut self, character: char, sink: &mut Sink) {
         let mut text = std::mem::take(&mut self.scratch);
         let marker = self.markers.step(character, &mut text);
@@ -129,7 +129,7 @@ impl ToolParser {
             if self.quiet && self.frame.bare == Some(character) && self.body.is_none() {
                 self.body = Some(self.bare_body());
             }
-            // A call was begun by a character that no marker starts with, so nothing is held after it.
+            // No marker starts with the character that began this call, so no text is held back.
             match self.body {
                 Some(_) => self.call(character, sink),
                 None => self.content(character, sink),
@@ -142,14 +142,14 @@ impl ToolParser {
             self.body = Some(self.marked_body(index));
             self.raw.push_str(marker);
         } else if self.quiet && sink.calls() > 0 {
-            // What stands before it belongs to the markup too.
+            // The text before it belongs to the markup too.
             self.gap.clear();
         } else {
             marker.chars().for_each(|character| self.content(character, sink));
         }
     }
 
-    /// Goes on in a call.
+    /// Continues a call.
     fn call(&mut self, character: char, sink: &mut Sink) {
         let Some(body) = &mut self.body else { return };
         let (calls, in_call) = (sink.calls(), sink.in_call());
@@ -159,7 +159,7 @@ impl ToolParser {
             sink.abandon();
             let raw = std::mem::take(&mut self.raw);
             raw.chars().for_each(|character| self.content(character, sink));
-            // It may begin a call itself, which takes it without breaking.
+            // The character may begin a call itself, in which case it does not break it.
             self.text(character, sink);
             return;
         }
@@ -176,7 +176,7 @@ impl ToolParser {
         }
     }
 
-    /// Gives out content, but for a gap that may be the end of it.
+    /// Passes on content, except a gap that may be the end of it.
     fn content(&mut self, character: char, sink: &mut Sink) {
         let separator = character.is_whitespace() || (sink.calls() > 0 && self.frame.separators.contains(character));
         if self.quiet && separator {
@@ -188,7 +188,7 @@ impl ToolParser {
         sink.content(character);
     }
 
-    /// What reads a call after the opening marker of this index.
+    /// Returns the parser of a call after the opening marker with this index.
     fn marked_body(&self, marker: usize) -> Box<dyn Body> {
         match (self.syntax, marker) {
             (ToolSyntax::Hermes | ToolSyntax::Llama3Json, _) => Box::new(Envelope::marked()),
@@ -201,7 +201,7 @@ impl ToolParser {
         }
     }
 
-    /// What reads a call that no marker announces.
+    /// Returns the parser of a call without a marker.
     fn bare_body(&self) -> Box<dyn Body> {
         match self.syntax {
             ToolSyntax::Pythonic => Box::new(PythonCalls::new()),

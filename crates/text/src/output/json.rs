@@ -1,4 +1,4 @@
-//! A call as a JSON object: `{"name": …, "arguments": …}`.
+//! Calls as JSON objects: `{"name": …, "arguments": …}`.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use super::sink::Sink;
 use super::strings::StringReader;
 use super::tools::Tools;
 
-/// Where a JSON value ends, told by its quotes and its depth alone: its text is the model's, and is handed on as it is
-/// even where it is not JSON, so that the client sees what the model meant.
+/// Finds the end of a JSON value by its quotes and its depth only. The text of the model is passed on unchanged even if
+/// it is not valid JSON, so that the client sees the model's intention.
 #[derive(Debug, Default)]
 pub(super) struct Extent {
     depth: usize,
@@ -16,18 +16,18 @@ pub(super) struct Extent {
     escaped: bool,
 }
 
-/// How the next character stands to a value.
+/// Relation of the next character to a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
     Inside,
-    /// It ends the value.
+    /// The character ends the value.
     Last,
-    /// The value ended before it.
+    /// The value ended before the character.
     Past,
 }
 
 impl Extent {
-    /// Takes the next character; the first one is the value's.
+    /// Takes the next character. The first one belongs to the value.
     pub(super) fn step(&mut self, character: char) -> Reach {
         if self.quoted {
             match character {
@@ -55,19 +55,19 @@ impl Extent {
     }
 }
 
-/// Whether a JSON value may start so.
+/// Returns whether a JSON value may start with this character.
 fn starts_value(character: char) -> bool {
     matches!(character, '{' | '[' | '"' | '-') || character.is_ascii_alphanumeric()
 }
 
-/// Reads the object around the arguments. Its keys come in any order: arguments before the name are held back. They
-/// are the raw text of the value, or what it holds if it is a string; other keys are skipped.
+/// Parses the object around the arguments. Its keys may come in any order: arguments before the name are held back.
+/// Arguments are passed on as the raw text of the value, or decoded if it is a string; other keys are skipped.
 #[derive(Debug)]
 pub(super) struct Envelope {
     at: At,
-    /// Without a marker in front an object is a call only if it could be nothing else; see [`Envelope::bare`].
+    /// Without a marker, an object is a call only if it cannot be anything else; see [`Envelope::bare`].
     bare: Option<Arc<Tools>>,
-    /// The name, until the call begins with it.
+    /// Name of the function, until the call begins.
     name: Option<String>,
     begun: bool,
     has_arguments: bool,
@@ -85,7 +85,7 @@ enum At {
     Colon(Field),
     Value(Field),
     Name(StringReader, String),
-    /// In arguments that are handed on as they are.
+    /// In arguments that are passed on unchanged.
     Raw(Extent),
     /// In arguments written as a string.
     Encoded(StringReader),
@@ -102,7 +102,7 @@ enum Field {
 }
 
 impl Envelope {
-    /// An object that a marker says to be a call.
+    /// Creates the parser of an object after a marker.
     pub(super) fn marked() -> Self {
         Self {
             at: At::Start,
@@ -115,20 +115,20 @@ impl Envelope {
         }
     }
 
-    /// An object that no marker announces, and that may be an answer in JSON. It is a call if it has both a name and
-    /// arguments, or the name of one of `tools`, and if no other key comes first but `type` and `id`.
+    /// Creates the parser of an object without a marker, which may also be an answer in JSON. It is a call if it has a
+    /// name and arguments, or the name of one of `tools`, and if only the keys `type` and `id` come before them.
     pub(super) fn bare(tools: Arc<Tools>) -> Self {
         Self { bare: Some(tools), ..Self::marked() }
     }
 
-    /// An object that is a call by its place, from its first character on.
+    /// Creates the parser of an object whose position makes it a call, from its first character on.
     pub(super) fn opened(brace: char, sink: &mut Sink) -> Self {
         let mut call = Self::marked();
         call.step(brace, sink);
         call
     }
 
-    /// What a key means; `None` if a call has no such key.
+    /// Returns the meaning of a key; `None` if a call has no such key.
     fn field(&self, key: &str) -> Option<Field> {
         match key {
             "name" if self.name.is_none() && !self.begun => Some(Field::Name),
@@ -150,7 +150,7 @@ impl Envelope {
         if self.begun { sink.argument(character) } else { self.early.push(character) }
     }
 
-    /// The first character of a value decides how it is read.
+    /// Chooses the parser of a value by its first character.
     fn value(&mut self, field: Field, character: char, sink: &mut Sink) -> Step {
         if character.is_whitespace() {
             return Step::More;
@@ -158,9 +158,9 @@ impl Envelope {
         self.at = match (field, character) {
             (Field::Name, '"') => At::Name(StringReader::json(), String::new()),
             (Field::Name, _) => return Step::Broken,
-            // A bare object whose arguments are neither an object nor text is something else.
+            // A bare object whose arguments are neither an object nor a string is not a call.
             (Field::Arguments, _) if self.bare.is_some() && !matches!(character, '{' | '"') => return Step::Broken,
-            // `null`: no arguments.
+            // `null` means no arguments.
             (Field::Arguments, 'n') | (Field::Other, _) if starts_value(character) => At::Skipped(Extent::default()),
             (Field::Arguments, '"') => At::Encoded(StringReader::json()),
             (Field::Arguments, _) if starts_value(character) => At::Raw(Extent::default()),
@@ -170,7 +170,7 @@ impl Envelope {
             self.has_arguments = true;
             self.begin(sink);
         }
-        // What is not decoded is read from its first character, a string after its quote.
+        // Raw values are read from their first character on, strings from the character after the quote.
         match self.at {
             At::Raw(_) | At::Skipped(_) => self.step(character, sink),
             _ => Step::More,

@@ -1,11 +1,11 @@
-//! Calls that a marker announces and whose arguments are JSON.
+//! Calls with a marker and JSON arguments.
 
 use super::calls::{Body, Step};
 use super::json::{Envelope, Extent, Reach};
 use super::markers::{Expect, Markers};
 use super::sink::Sink;
 
-/// Arguments that follow the name as they are.
+/// Arguments that follow the name, passed on unchanged.
 #[derive(Debug, Default)]
 pub(super) struct Arguments(Extent);
 
@@ -28,21 +28,21 @@ impl Arguments {
     }
 }
 
-/// What follows `[TOOL_CALLS]`: `[{"name": "f", "arguments": {…}}, …]`, and from version 11 of the tokenizer on
-/// `f{…}`, `f[ARGS]{…}` or `f[CALL_ID]…[ARGS]{…}`.
+/// Parser of the text after `[TOOL_CALLS]`: `[{"name": "f", "arguments": {…}}, …]`, and from version 11 of the
+/// tokenizer on `f{…}`, `f[ARGS]{…}` or `f[CALL_ID]…[ARGS]{…}`.
 #[derive(Debug)]
 pub(super) enum Mistral {
     Start,
     Name(String),
-    /// Between the name and the arguments, with what is written there.
+    /// Between the name and the arguments, with the text in between.
     Tags(String, String),
     Arguments(Arguments),
     /// An object without a list around it.
     Single(Envelope),
-    /// Before a call of a list or its end.
+    /// Before a call in a list, or the end of the list.
     Item,
     Listed(Envelope),
-    /// After a call of a list.
+    /// After a call in a list.
     Comma,
 }
 
@@ -82,15 +82,15 @@ impl Body for Mistral {
     }
 }
 
-/// What follows `<｜tool▁calls▁begin｜>` or, from the second call on, `<｜tool▁call▁begin｜>`:
+/// Parser of the text after `<｜tool▁calls▁begin｜>` or, from the second call on, `<｜tool▁call▁begin｜>`:
 /// ``function<｜tool▁sep｜>f\n```json\n{…}\n``` ``, and from version 3.1 on `f<｜tool▁sep｜>{…}`.
 #[derive(Debug)]
 pub(super) enum DeepSeek {
     /// Before the marker of the first call.
     First(Expect),
-    /// In what comes before the separator: the kind of the call, or the name of the function.
+    /// Before the separator: in the kind of the call or the name of the function.
     Kind(Markers, String),
-    /// In the name, or before the arguments if the name came already.
+    /// In the name, or before the arguments if the name has come already.
     Name {
         kind: String,
         name: String,

@@ -1,14 +1,14 @@
-//! Finds fixed markers in text that comes in pieces.
+//! Search for fixed markers in text that arrives in pieces.
 
-/// Separates text from the markers in it, holding back only what may yet become one.
+/// Separates text from the markers in it and holds back only text that may become a marker.
 ///
-/// The markers are few, short and ours, so what is held is compared with each; the automaton of stop strings is for the
-/// many that a client may send. Work is linear in the text: a character is held once and given out once.
+/// The markers are few, short and fixed, so held text is compared with each; the automaton of stop strings serves the
+/// many that a client may send. Work is linear in the text: a character is held once and passed on once.
 #[derive(Debug)]
 pub(super) struct Markers {
-    /// None is empty, none is the start of another.
+    /// Markers, none empty and none a prefix of another.
     markers: &'static [&'static str],
-    /// The start of a marker, at the end of the text.
+    /// Prefix of a marker at the end of the text.
     held: String,
 }
 
@@ -17,8 +17,8 @@ impl Markers {
         Self { markers, held: String::new() }
     }
 
-    /// Takes the next character and appends to `text` what can no longer be part of a marker. The index of the marker
-    /// that the character completes.
+    /// Takes the next character and appends to `text` everything that can no longer be part of a marker. Returns the
+    /// index of the marker that the character completes.
     pub(super) fn step(&mut self, character: char, text: &mut String) -> Option<usize> {
         self.held.push(character);
         loop {
@@ -33,13 +33,13 @@ impl Markers {
         }
     }
 
-    /// What is held back: the text has ended, or goes on as something else.
+    /// Returns the held text, because the text has ended or is parsed differently from here.
     pub(super) fn take(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }
 
-/// A text that must come next, after any whitespace.
+/// A text that must come next, after optional whitespace.
 #[derive(Debug)]
 pub(super) struct Expect {
     rest: &'static str,
@@ -51,7 +51,7 @@ impl Expect {
         Self { rest: text, started: false }
     }
 
-    /// Takes the next character: whether the text is complete with it, or `None` if this is not the text.
+    /// Takes the next character. Returns whether it completes the text, or `None` if this is not the text.
     pub(super) fn step(&mut self, character: char) -> Option<bool> {
         if !self.started && character.is_whitespace() {
             return Some(false);

@@ -1,9 +1,9 @@
-//! What a model's text turns out to be: reasoning, content, tool calls.
+//! Parsing of a model's text into reasoning, content and tool calls.
 //!
-//! Text passes two filters, one character at a time: [`reasoning`] takes the reasoning out of it, [`calls`] the tool
-//! calls out of the rest. Each is a state machine that sees single characters, so how the text came in pieces cannot
-//! matter, and a complete message is a stream that was pushed at once. A syntax of calls is a row in the table of
-//! frames in [`calls`] and a [`calls::Body`] that reads one call; families of models share them:
+//! Text passes through two filters, one character at a time: [`reasoning`] removes the reasoning and [`calls`] the tool
+//! calls from the rest. Each is a state machine over single characters, so the result does not depend on the pieces in
+//! which text arrives, and a complete message is a stream that was pushed at once. A syntax of calls is a row in the
+//! table of frames in [`calls`] and a [`calls::Body`] that parses one call. Families of models share them:
 //!
 //! | file | calls |
 //! |---|---|
@@ -12,8 +12,8 @@
 //! | [`python`] | a list of Python calls |
 //! | [`xml`] | tags around untyped values: Qwen3-Coder |
 //!
-//! Models write anything and are made to by clients, so every machine goes on after any character, holds back no more
-//! than the text itself, nests without recursion and does constant work for each character.
+//! Models may write anything, and clients can make them, so every state machine continues after any character, holds
+//! back at most the text itself, nests without recursion and does constant work per character.
 
 mod calls;
 mod json;
@@ -38,48 +38,48 @@ use self::sink::Sink;
 /// A piece of a model's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OutputDelta {
-    /// Reasoning goes on.
+    /// More reasoning.
     Reasoning(String),
-    /// Content goes on. There is none if nothing but whitespace stands around the calls.
+    /// More content. Whitespace around calls is not content if there is nothing else.
     Content(String),
-    /// A call begins.
+    /// Start of a call.
     ToolCall {
-        /// Its place among the calls of the message, from 0.
+        /// Index among the calls of the message, from 0.
         index: u32,
-        /// The function's name: complete, not empty.
+        /// Name of the function, complete and not empty.
         name: String,
     },
-    /// A call's arguments go on. All fragments of a complete call together are a JSON object as the model wrote it, or
-    /// whatever the model wrote in the place of one; `{}` if it wrote none. A call that the end of the text or an error
-    /// of the model cuts off keeps the fragments that it has, possibly none.
+    /// More arguments of a call. All fragments of a complete call together are the JSON object that the model wrote, or
+    /// the text that it wrote instead; `{}` if it wrote none. A call that is cut off by the end of the text or by an
+    /// error of the model keeps its fragments so far, possibly none.
     Arguments {
         /// The call's index.
         index: u32,
-        /// Not empty.
+        /// Text, not empty.
         fragment: String,
     },
 }
 
-/// Reads the text of one sequence as it comes.
+/// Parses the text of one sequence as it arrives.
 ///
-/// The deltas of all calls of [`push`](Self::push) and of [`finish`](Self::finish) are, neighbours joined, the same
-/// however the text was cut. Without a parser, and in text without markers, they are the text.
+/// The deltas of all calls of [`push`](Self::push) and of [`finish`](Self::finish), with neighbours joined, do not
+/// depend on how the text was divided. Without a parser, and in text without markers, they are the text.
 #[derive(Debug)]
 pub struct OutputParser {
     reasoning: Option<Reasoning>,
     tools: Option<ToolParser>,
     sink: Sink,
-    /// What is not reasoning; empty between calls.
+    /// Text outside reasoning; empty between calls.
     content: String,
 }
 
 impl OutputParser {
-    /// A parser of the text that follows `prompt`, of which the last turn is enough: it decides whether reasoning is
-    /// open (DeepSeek-R1 prompts end in `<think>\n`) or closed (Qwen3 prompts without thinking end in
-    /// `<think>\n\n</think>\n\n`).
+    /// Creates a parser of the text that follows `prompt`. The last turn of the prompt is sufficient: it determines
+    /// whether reasoning is open (DeepSeek-R1 prompts end in `<think>\n`) or closed (Qwen3 prompts without thinking end
+    /// in `<think>\n\n</think>\n\n`).
     ///
-    /// `tools` are definitions as in the request, `{"type": "function", "function": {"name", "parameters"}}`: they give
-    /// values their types where the syntax does not.
+    /// `tools` are the request's definitions, `{"type": "function", "function": {"name", "parameters"}}`. They provide
+    /// the types of values if the syntax does not.
     pub fn new(
         reasoning: Option<ReasoningSyntax>,
         tools: Option<(ToolSyntax, &[serde_json::Value])>,
@@ -93,7 +93,7 @@ impl OutputParser {
         }
     }
 
-    /// Takes the next text and appends to `out` what is certain.
+    /// Takes the next text and appends to `out` everything that is certain.
     pub fn push(&mut self, text: &str, out: &mut Vec<OutputDelta>) {
         for character in text.chars() {
             match &mut self.reasoning {
@@ -105,8 +105,8 @@ impl OutputParser {
         self.sink.drain_into(out);
     }
 
-    /// Ends the text and appends to `out` what was held back: the start of a marker, and a call whose name is not
-    /// known, are content; of an unfinished call nothing more comes.
+    /// Ends the text and appends the held-back text to `out`: the start of a marker and a call without a known name
+    /// become content. An unfinished call gets no more deltas.
     pub fn finish(&mut self, out: &mut Vec<OutputDelta>) {
         if let Some(reasoning) = &mut self.reasoning {
             reasoning.finish(&mut self.sink, &mut self.content);
@@ -118,12 +118,12 @@ impl OutputParser {
         self.sink.drain_into(out);
     }
 
-    /// Whether reasoning is open: what comes next belongs to it, or ends it.
+    /// Returns whether reasoning is open, so that the next text continues or ends it.
     pub fn is_reasoning(&self) -> bool {
         self.reasoning.as_ref().is_some_and(Reasoning::is_open)
     }
 
-    /// Passes on what is not reasoning.
+    /// Passes on the text outside reasoning.
     fn drain_content(&mut self) {
         for character in self.content.drain(..) {
             match &mut self.tools {

@@ -1,4 +1,4 @@
-//! Python: calls as `[f(a=1, b='x'), g()]`, and literals to JSON.
+//! Python: calls as `[f(a=1, b='x'), g()]`, and conversion of literals to JSON.
 
 use super::calls::{Body, Step};
 use super::json::Reach;
@@ -7,16 +7,16 @@ use super::strings::StringReader;
 use super::tools::is_number;
 use crate::escape::escape_json;
 
-/// Deeper literals are not read; JSON readers stop at about the same depth.
+/// Maximum depth of literals; JSON parsers stop at about the same depth.
 const MAX_DEPTH: usize = 128;
 
-/// Turns one Python literal into JSON while it is read: strings, numbers, `True`, `False`, `None`, lists and
-/// dictionaries, laid out as `json.dumps(value, ensure_ascii=False)` does.
+/// Converts one Python literal to JSON while it is read: strings, numbers, `True`, `False`, `None`, lists and
+/// dictionaries, in the layout of `json.dumps(value, ensure_ascii=False)`.
 #[derive(Debug)]
 struct Literal {
     open: Vec<Container>,
     at: Place,
-    /// A comma was read; a comma at the end of a container is not written.
+    /// Whether a comma was read. A comma at the end of a container is not written.
     comma: bool,
     scratch: String,
 }
@@ -48,7 +48,7 @@ enum Place {
     After,
 }
 
-/// This is not a literal.
+/// Error of text that is not a literal.
 struct NotLiteral;
 
 impl Literal {
@@ -105,7 +105,7 @@ impl Literal {
         Ok(Reach::Inside)
     }
 
-    /// The first character of a value or key.
+    /// Handles the first character of a value or key.
     fn start(&mut self, character: char, out: &mut String) -> Result<(), NotLiteral> {
         let is_key = matches!(self.at, Place::Key);
         let container = matches!(character, '[' | '{');
@@ -144,14 +144,14 @@ impl Literal {
         self.ended(false)
     }
 
-    /// Goes on after a value or key.
+    /// Continues after a value or key.
     fn ended(&mut self, is_key: bool) -> Reach {
         self.at = if is_key { Place::Colon } else { Place::After };
         if self.open.is_empty() { Reach::Last } else { Reach::Inside }
     }
 }
 
-/// A Python number or constant in JSON.
+/// Converts a Python number or constant to JSON.
 fn word_to_json(word: &str) -> Option<String> {
     match word {
         "True" | "true" => return Some("true".to_owned()),
@@ -177,7 +177,7 @@ fn word_to_json(word: &str) -> Option<String> {
     (mantissa != "." && is_number(&json)).then_some(json)
 }
 
-/// The JSON of a Python list or dictionary.
+/// Converts a Python list or dictionary to JSON.
 pub(super) fn to_json(text: &str) -> Option<String> {
     let mut literal = Literal::new();
     let mut out = String::new();
@@ -191,13 +191,13 @@ pub(super) fn to_json(text: &str) -> Option<String> {
     }
 }
 
-/// Reads a list of calls with keyword arguments.
+/// Parses a list of calls with keyword arguments.
 #[derive(Debug)]
 pub(super) struct PythonCalls {
     at: At,
-    /// The name, until the call begins with it.
+    /// Name of the function, until the call begins.
     name: String,
-    /// A call is complete.
+    /// Whether a call is complete.
     called: bool,
     scratch: String,
 }
@@ -229,7 +229,7 @@ impl PythonCalls {
         }
     }
 
-    /// Goes on with the value of an argument.
+    /// Continues with the value of an argument.
     fn value(&mut self, argument: &str, sink: &mut Sink) {
         self.begin(sink);
         sink.arguments(if sink.has_arguments() { ", \"" } else { "{\"" });
@@ -249,7 +249,7 @@ impl PythonCalls {
     }
 }
 
-/// Whether `character` may go on a name that so far is `name`.
+/// Returns whether `character` may continue `name`.
 fn in_name(name: &str, character: char) -> bool {
     character.is_alphabetic() || character == '_' || (!name.is_empty() && character.is_alphanumeric())
 }
@@ -293,7 +293,7 @@ impl Body for PythonCalls {
             At::Comma if character == ')' => self.close(sink),
             At::NextCall if character == ',' => self.at = At::Name,
             At::NextCall if character == ']' => return Step::Done,
-            // A comma may be the last thing in a list.
+            // A list may end with a comma.
             At::Name if character == ']' && self.name.is_empty() && self.called => return Step::Done,
             _ => return Step::Broken,
         }

@@ -1,37 +1,38 @@
-//! Tells reasoning from the answer that follows it.
+//! Separation of reasoning from the answer that follows it.
 
 use super::markers::Markers;
 use super::sink::Sink;
 use super::syntax::{END_THINK, ReasoningSyntax, THINK, ToolSyntax};
 
-/// What begins a turn in a prompt, in the families of models that reason: what the user wrote stands before the last.
+/// Markers that begin a turn in a prompt, in the families of models that reason. Text written by the user comes before
+/// the last one.
 const TURNS: [&str; 3] = ["<|im_start|>", "<｜Assistant｜>", "<|start_header_id|>"];
 
-/// Separates reasoning from what follows it.
+/// Separates reasoning from the text that follows it.
 ///
-/// Line breaks directly after the start marker and around the end marker are of neither part: they are what the models'
-/// own templates write there, and strip when the message comes back. (vLLM keeps them.) A second block of reasoning is
-/// content, as is a marker that comes where it means nothing.
+/// Line breaks directly after the start marker and around the end marker belong to neither part: the models' own
+/// templates write them there and strip them when the message comes back. (vLLM keeps them.) A second block of
+/// reasoning is content, as is a marker in a place where it has no meaning.
 #[derive(Debug)]
 pub(super) struct Reasoning {
     at: At,
-    /// The text is reasoning even if it does not start with the marker.
+    /// Whether the text is reasoning even without the start marker.
     by_default: bool,
-    /// Line breaks that may be the end of the reasoning.
+    /// Number of line breaks that may be the end of the reasoning.
     line_breaks: usize,
-    /// Some reasoning was given out.
+    /// Whether some reasoning was passed on.
     started: bool,
-    /// What ends reasoning. All but the first are themselves what follows.
+    /// Markers that end reasoning. All but the first also belong to the text that follows.
     ends: &'static [&'static str],
     scratch: String,
 }
 
 #[derive(Debug)]
 enum At {
-    /// Before anything but whitespace, which is held back.
+    /// Before any text but whitespace, which is held back.
     Start(Markers, String),
     Reasoning(Markers),
-    /// After the end marker, before anything but line breaks.
+    /// After the end marker, before any text but line breaks.
     Ended,
     Content,
 }
@@ -44,7 +45,7 @@ impl Reasoning {
             Some(false) => (At::Content, false),
             None => (start(), syntax == ReasoningSyntax::DeepSeekR1),
         };
-        // Qwen3 calls tools out of its reasoning without closing it.
+        // Qwen3 calls tools from within its reasoning without closing it.
         let ends: &[_] = match (syntax, tools) {
             (ReasoningSyntax::Qwen3, Some(ToolSyntax::Hermes)) => &[END_THINK, "<tool_call>\n{\""],
             (ReasoningSyntax::Qwen3, Some(ToolSyntax::Qwen3Coder)) => &[END_THINK, "<tool_call>\n<function="],
@@ -53,7 +54,7 @@ impl Reasoning {
         Self { at, by_default, line_breaks: 0, started: false, ends, scratch: String::new() }
     }
 
-    /// Whether the text so far ends in reasoning.
+    /// Returns whether the text so far ends in reasoning.
     pub(super) fn is_open(&self) -> bool {
         match self.at {
             At::Start(..) => self.by_default,
@@ -62,7 +63,7 @@ impl Reasoning {
         }
     }
 
-    /// Takes the next character and appends to `content` what is not reasoning.
+    /// Takes the next character and appends text outside reasoning to `content`.
     pub(super) fn step(&mut self, character: char, sink: &mut Sink, content: &mut String) {
         match &mut self.at {
             At::Start(marker, text) => {
@@ -90,7 +91,7 @@ impl Reasoning {
         }
     }
 
-    /// Ends the text: gives out what was held back.
+    /// Ends the text and passes on the held-back text.
     pub(super) fn finish(&mut self, sink: &mut Sink, content: &mut String) {
         if let At::Start(marker, text) = &mut self.at {
             let text = std::mem::take(text) + &marker.take();
@@ -103,7 +104,7 @@ impl Reasoning {
         }
     }
 
-    /// `text` is the first of the text, and not the start marker.
+    /// Handles `text`, the first of the text, which is not the start marker.
     fn start_without_marker(&mut self, text: &str, sink: &mut Sink, content: &mut String) {
         if self.by_default {
             self.at = At::Reasoning(Markers::new(self.ends));
@@ -114,7 +115,7 @@ impl Reasoning {
         }
     }
 
-    /// Gives out what is certain of the reasoning.
+    /// Passes on the part of the reasoning that is certain.
     fn give_out(&mut self, sink: &mut Sink) {
         for character in self.scratch.drain(..) {
             if character == '\n' {
@@ -128,8 +129,8 @@ impl Reasoning {
     }
 }
 
-/// Whether the prompt has opened reasoning or closed it; `None` if it leaves that to the model. Only the turn that the
-/// model goes on with counts: markers in what a user wrote do not.
+/// Returns whether the prompt has opened or closed reasoning; `None` if it leaves that to the model. Only the turn that
+/// the model continues counts, so markers in text written by the user do not.
 fn prompt_opens(syntax: ReasoningSyntax, prompt: &str) -> Option<bool> {
     let turn = TURNS.iter().filter_map(|turn| prompt.rfind(turn)).max().unwrap_or(0);
     let (start, end) = (prompt[turn..].rfind(syntax.start()), prompt[turn..].rfind(syntax.end()));

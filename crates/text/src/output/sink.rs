@@ -1,35 +1,35 @@
-//! Where the parsers put what they find.
+//! Collection of the parsers' results.
 
 use super::OutputDelta;
 
-/// Collects deltas, joining neighbours of a kind, and knows the call that is being made.
+/// Collects deltas, joins neighbours of the same kind and tracks the current call.
 #[derive(Debug, Default)]
 pub(super) struct Sink {
     deltas: Vec<OutputDelta>,
-    /// How many calls have begun.
+    /// Number of calls that have begun.
     calls: u32,
     in_call: bool,
-    /// The current call has arguments.
+    /// Whether the current call has arguments.
     has_arguments: bool,
 }
 
 impl Sink {
-    /// Moves what was collected to the end of `out`.
+    /// Moves the collected deltas to the end of `out`.
     pub(super) fn drain_into(&mut self, out: &mut Vec<OutputDelta>) {
         out.append(&mut self.deltas);
     }
 
-    /// How many calls have begun.
+    /// Returns the number of calls that have begun.
     pub(super) fn calls(&self) -> u32 {
         self.calls
     }
 
-    /// Whether a call has begun and not ended.
+    /// Returns whether a call has begun and not ended.
     pub(super) fn in_call(&self) -> bool {
         self.in_call
     }
 
-    /// Whether the current call has arguments so far.
+    /// Returns whether the current call has arguments so far.
     pub(super) fn has_arguments(&self) -> bool {
         self.has_arguments
     }
@@ -56,7 +56,7 @@ impl Sink {
         self.has_arguments = false;
     }
 
-    /// The next character of the current call's arguments. Whitespace before them is not part of them.
+    /// Appends a character to the current call's arguments. Whitespace before them is dropped.
     pub(super) fn argument(&mut self, character: char) {
         if !self.has_arguments && character.is_whitespace() {
             return;
@@ -75,7 +75,7 @@ impl Sink {
         text.chars().for_each(|character| self.argument(character));
     }
 
-    /// Ends the current call: without arguments it gets an empty object.
+    /// Ends the current call. Without arguments it gets an empty object.
     pub(super) fn end(&mut self) {
         if self.in_call && !self.has_arguments {
             self.arguments("{}");
@@ -83,7 +83,7 @@ impl Sink {
         self.in_call = false;
     }
 
-    /// Leaves the current call as far as it came: an argument that the model did not write is not made up.
+    /// Leaves the current call incomplete: arguments that the model did not write are not invented.
     pub(super) fn abandon(&mut self) {
         self.in_call = false;
     }

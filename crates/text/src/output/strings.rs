@@ -1,22 +1,22 @@
-//! String literals of JSON and Python, character by character.
+//! String literals of JSON and Python, parsed character by character.
 
-/// Whose escapes a literal has.
+/// Language whose escapes a literal uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     Json,
     Python,
 }
 
-/// Reads a string literal after its opening quote.
+/// Parses a string literal after its opening quote.
 ///
-/// Models write escapes that do not exist, so nothing is an error: an unknown escape stands for itself, backslash
-/// included, as in Python; half a surrogate pair and a broken code are U+FFFD.
+/// Models write escapes that do not exist, so nothing is an error: an unknown escape stands for itself, including the
+/// backslash, as in Python. An unpaired surrogate and an invalid code become U+FFFD.
 #[derive(Debug)]
 pub(super) struct StringReader {
     dialect: Dialect,
     quote: char,
     state: State,
-    /// The first half of a surrogate pair.
+    /// First half of a surrogate pair.
     high: Option<u32>,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct StringReader {
 enum State {
     Plain,
     Backslash,
-    /// In a code of this base with this many digits to come.
+    /// In a code of this base, with this many remaining digits.
     Code {
         base: u32,
         left: u8,
@@ -33,7 +33,7 @@ enum State {
 }
 
 impl StringReader {
-    /// A string in double quotes.
+    /// Creates the parser of a string in double quotes.
     pub(super) fn json() -> Self {
         Self { dialect: Dialect::Json, quote: '"', state: State::Plain, high: None }
     }
@@ -42,7 +42,7 @@ impl StringReader {
         Self { dialect: Dialect::Python, quote, state: State::Plain, high: None }
     }
 
-    /// Takes the next character and appends what the string holds to `text`. Whether it is the closing quote.
+    /// Takes the next character and appends the decoded text to `text`. Returns whether it is the closing quote.
     pub(super) fn step(&mut self, character: char, text: &mut String) -> bool {
         match self.state {
             State::Plain if character == '\\' => self.state = State::Backslash,
@@ -63,7 +63,7 @@ impl StringReader {
                     }
                 }
                 _ => {
-                    // Octal codes may be shorter than three digits, hexadecimal ones may not.
+                    // Octal codes may have fewer than three digits; hexadecimal codes have a fixed length.
                     self.code(if base == 8 { value } else { u32::MAX }, text);
                     return self.step(character, text);
                 }
@@ -115,7 +115,7 @@ impl StringReader {
         }
     }
 
-    /// Half a surrogate pair is no character.
+    /// Replaces an unpaired surrogate.
     fn flush(&mut self, text: &mut String) {
         if self.high.take().is_some() {
             text.push(char::REPLACEMENT_CHARACTER);

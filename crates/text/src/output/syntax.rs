@@ -1,14 +1,14 @@
-//! The syntaxes, their names, and how to tell which one a model was trained on.
+//! The syntaxes, their names, and the detection of a model's syntax.
 
 use std::str::FromStr;
 
-/// How a model writes tool calls.
+/// Syntax of a model's tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ToolSyntax {
     /// `<tool_call>{"name": "f", "arguments": {…}}</tool_call>`: Hermes, Qwen2.5, Qwen3, Qwen3-VL.
     Hermes,
-    /// `{"name": "f", "parameters": {…}}`, with or without `<|python_tag|>` in front, several separated by `; `:
-    /// Llama 3 and 4. Without the tag only where no other content came before.
+    /// `{"name": "f", "parameters": {…}}`, with or without a leading `<|python_tag|>`, several separated by `; `: Llama
+    /// 3 and 4. Without the tag only if no other content came before.
     Llama3Json,
     /// `[TOOL_CALLS][{"name": "f", "arguments": {…}}]`, `[TOOL_CALLS]f{…}` or `[TOOL_CALLS]f[ARGS]{…}`: Mistral.
     Mistral,
@@ -20,26 +20,27 @@ pub enum ToolSyntax {
     /// ``<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{…}\n```<｜tool▁call▁end｜>`` of
     /// DeepSeek-V3 and R1, and `f<｜tool▁sep｜>{…}` between the same markers of V3.1.
     DeepSeekV3,
-    /// `[{"name": "f", "parameters": {…}}, …]` and nothing else: no model's own, but what a grammar makes any model write
-    /// that must call something.
+    /// `[{"name": "f", "parameters": {…}}, …]` and nothing else. No model writes this by itself; a grammar enforces it
+    /// if a call is required.
     JsonArray,
 }
 
-/// How a model marks its reasoning.
+/// Markup of a model's reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReasoningSyntax {
-    /// `<think>…</think>`, opened by the prompt or by the first thing that the model writes: without it all is content,
-    /// `</think>` included, since a stream cannot take back what it gave out.
+    /// `<think>…</think>`, opened by the prompt or by the model's first text. Otherwise everything is content,
+    /// including `</think>`, because a stream cannot take back text that it has sent.
     Qwen3,
-    /// `<think>…</think>`, open from the start: without `</think>` all is reasoning. A prompt may have closed it.
+    /// `<think>…</think>`, open from the start: without `</think>` everything is reasoning. A prompt may have closed
+    /// it.
     DeepSeekR1,
 }
 
-/// What begins and ends reasoning, in all families so far.
+/// Markers of reasoning in all supported families.
 pub(super) const THINK: &str = "<think>";
 pub(super) const END_THINK: &str = "</think>";
 
-/// A parser name that is not known.
+/// Error of an unknown parser name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no {kind} parser \"{name}\"; the known ones are {known}")]
 pub struct UnknownParser {
@@ -64,7 +65,7 @@ const TOOL_NAMES: [(&str, ToolSyntax); 10] = [
 const REASONING_NAMES: [(&str, ReasoningSyntax); 2] =
     [("deepseek_r1", ReasoningSyntax::DeepSeekR1), ("qwen3", ReasoningSyntax::Qwen3)];
 
-/// The names in a table, in its order.
+/// Returns the names in a table, in its order.
 const fn names<S: Copy, const N: usize>(table: &[(&'static str, S); N]) -> [&'static str; N] {
     let mut names = [""; N];
     let mut index = 0;
@@ -87,11 +88,11 @@ fn find<S: Copy, const N: usize>(
 }
 
 impl ToolSyntax {
-    /// The names that `--tool-call-parser` takes, which are vLLM's.
+    /// Values of `--tool-call-parser`, which are vLLM's.
     pub const NAMES: &'static [&'static str] = &names(&TOOL_NAMES);
 
-    /// The syntax that a chat template shows the model: by what it writes around the calls of earlier turns, or by what
-    /// it tells the model to write. `None` if it shows none, or one that is not known.
+    /// Detects the syntax that a chat template shows the model: in the calls of earlier turns, or in the instructions
+    /// to the model. Returns `None` if it shows none or an unknown one.
     pub fn detect(chat_template_source: &str) -> Option<Self> {
         let has = |marker| chat_template_source.contains(marker);
         if has("<｜tool▁calls▁begin｜>") {
@@ -111,8 +112,8 @@ impl ToolSyntax {
         }
     }
 
-    /// Whether its markers are special tokens, in the vocabularies of some of its models at least: they must then not
-    /// be left out of the text. The markers of [`Pythonic`](Self::Pythonic) can: calls are known without them.
+    /// Returns whether its markers are special tokens in some models' vocabularies and must therefore be kept in the
+    /// text. The markers of [`Pythonic`](Self::Pythonic) may be omitted, because calls are recognised without them.
     pub fn needs_special_tokens(self) -> bool {
         !matches!(self, Self::Pythonic | Self::JsonArray)
     }
@@ -127,10 +128,10 @@ impl FromStr for ToolSyntax {
 }
 
 impl ReasoningSyntax {
-    /// The names that `--reasoning-parser` takes, which are vLLM's.
+    /// Values of `--reasoning-parser`, which are vLLM's.
     pub const NAMES: &'static [&'static str] = &names(&REASONING_NAMES);
 
-    /// The syntax of a model with this chat template; `None` if it shows no reasoning.
+    /// Detects the syntax of a model with this chat template; `None` if it shows no reasoning.
     pub fn detect(chat_template_source: &str) -> Option<Self> {
         let has = |marker| chat_template_source.contains(marker);
         if !has(THINK) || !has(END_THINK) {
@@ -142,12 +143,12 @@ impl ReasoningSyntax {
         }
     }
 
-    /// What begins reasoning.
+    /// Returns the start marker of reasoning.
     pub fn start(self) -> &'static str {
         THINK
     }
 
-    /// What ends reasoning.
+    /// Returns the end marker of reasoning.
     pub fn end(self) -> &'static str {
         END_THINK
     }

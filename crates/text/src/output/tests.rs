@@ -1,4 +1,4 @@
-//! What model families write, and what it is to become.
+//! Tests of the output of model families and its expected parsing.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use super::*;
 struct Message {
     reasoning: String,
     content: String,
-    /// Name and arguments.
+    /// Names and arguments.
     calls: Vec<(String, String)>,
 }
 
@@ -24,7 +24,7 @@ fn tools() -> Vec<Value> {
     ]
 }
 
-/// The deltas with neighbours joined.
+/// Joins neighbouring deltas.
 fn joined(deltas: Vec<OutputDelta>) -> Vec<OutputDelta> {
     let mut out: Vec<OutputDelta> = Vec::new();
     for delta in deltas {
@@ -57,7 +57,7 @@ fn parse<'a>(parsers: Parsers, prompt: &str, pieces: impl IntoIterator<Item = &'
     joined(deltas)
 }
 
-/// The message, which must not depend on where the text is cut.
+/// Parses the message and checks that the result does not depend on how the text is divided.
 fn message(parsers: Parsers, prompt: &str, text: &str) -> Message {
     let whole = parse(parsers, prompt, [text]);
     assert_eq!(parse(parsers, prompt, text.split_inclusive(|_| true)), whole, "by characters: {text:?}");
@@ -83,7 +83,7 @@ fn message(parsers: Parsers, prompt: &str, text: &str) -> Message {
     message
 }
 
-/// Calls of complete messages: their arguments are objects.
+/// Checks the calls of a complete message, whose arguments are objects.
 fn calls(syntax: ToolSyntax, text: &str, content: &str, calls: &[(&str, &str)]) {
     let message = message((None, Some(syntax)), "", text);
     for (name, arguments) in &message.calls {
@@ -95,7 +95,7 @@ fn calls(syntax: ToolSyntax, text: &str, content: &str, calls: &[(&str, &str)]) 
     assert_eq!(message, Message { content: content.to_owned(), calls, ..Message::default() }, "{text:?}");
 }
 
-/// Text that is no call is content, to the last character.
+/// Checks that text without calls is content, to the last character.
 fn no_calls(syntax: ToolSyntax, texts: &[&str]) {
     for text in texts {
         calls(syntax, text, text, &[]);
@@ -359,7 +359,7 @@ fn unfinished_calls_keep_what_was_given_out() {
         let calls = vec![("f".to_owned(), arguments.to_owned())];
         assert_eq!(message((None, Some(syntax)), "", text), Message { calls, ..Message::default() });
     }
-    // What breaks a call later is content.
+    // Text that breaks a call later is content.
     let text = r#"<tool_call>{"name": "f" and more"#;
     let message = message((None, Some(ToolSyntax::Hermes)), "", text);
     assert_eq!((message.content.as_str(), message.calls.len()), ("and more", 1));

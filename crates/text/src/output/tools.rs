@@ -1,4 +1,4 @@
-//! What the request says of its tools, as far as reading their calls needs it.
+//! The request's tool definitions, as far as parsing their calls needs them.
 
 use std::collections::HashMap;
 
@@ -7,14 +7,14 @@ use serde_json::Value;
 use super::python;
 use crate::escape::escape_json;
 
-/// The functions of a request.
+/// Functions of a request.
 #[derive(Debug, Default)]
 pub(super) struct Tools {
-    /// The parameters of each function by its name.
+    /// Parameters of each function by its name.
     functions: HashMap<String, HashMap<String, Kind>>,
 }
 
-/// What the schema lets the text of a parameter be, where the syntax does not say.
+/// Type of a parameter according to the schema, for syntaxes without types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kind {
     shape: Shape,
@@ -30,10 +30,10 @@ enum Shape {
 }
 
 impl Kind {
-    /// A parameter that the schema does not describe.
+    /// Type of a parameter that the schema does not describe.
     const TEXT: Self = Self { shape: Shape::Text, nullable: false };
 
-    /// The first type that the schema names, `null` apart.
+    /// Returns the first type in the schema other than `null`.
     fn of(schema: &Value) -> Self {
         let options = ["anyOf", "oneOf"].into_iter().filter_map(|key| schema.get(key)?.as_array()).flatten();
         let mut kind = None;
@@ -57,13 +57,13 @@ impl Kind {
         Self { shape: kind.unwrap_or(Shape::Text), nullable }
     }
 
-    /// Whether any text is a value, which then need not be complete to be given out.
+    /// Returns whether any text is a valid value, so that an incomplete one can be passed on.
     pub(super) fn is_text(self) -> bool {
         self == Self::TEXT
     }
 
-    /// The JSON of a parameter's text. What is not of the type becomes a string: nothing is lost, and the client's
-    /// validation has the model's own words.
+    /// Converts a parameter's text to JSON. Text that does not match the type becomes a string, so that nothing is lost
+    /// and the client's validation sees the model's own text.
     pub(super) fn json(self, text: &str) -> String {
         let trimmed = text.trim();
         let nothing = trimmed.eq_ignore_ascii_case("null") || trimmed.eq_ignore_ascii_case("none");
@@ -85,7 +85,7 @@ impl Kind {
     }
 }
 
-/// Whether this is a number in JSON. One that is too large for a float is a number still.
+/// Returns whether this is a JSON number, even one too large for a float.
 pub(super) fn is_number(text: &str) -> bool {
     let text = text.strip_prefix('-').unwrap_or(text);
     let (mantissa, exponent) = text.split_once(['e', 'E']).map_or((text, None), |(m, e)| (m, Some(e)));
@@ -97,7 +97,7 @@ pub(super) fn is_number(text: &str) -> bool {
         && exponent.is_none_or(|exponent| digits(exponent.strip_prefix(['+', '-']).unwrap_or(exponent)))
 }
 
-/// An object or an array in JSON, as it stands, or in Python.
+/// Returns an object or an array, written in JSON (unchanged) or in Python.
 fn container(text: &str) -> Option<String> {
     if !text.starts_with(['{', '[']) {
         return None;

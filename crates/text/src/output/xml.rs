@@ -8,18 +8,18 @@ use super::sink::Sink;
 use super::tools::{Kind, Tools};
 use crate::escape::escape_json;
 
-/// What may follow a function's name or a parameter.
+/// Markers that may follow a function's name or a parameter.
 const IN_FUNCTION: &[&str] = &["<parameter=", "</function>", "</tool_call>"];
 const PARAMETER: usize = 0;
 
-/// What ends a value. One line break before it belongs to the markup, as the one after the parameter's name does. A
-/// model that forgets the closing tag begins the next thing on a line of its own.
+/// Markers that end a value. One line break before them belongs to the markup, as does the one after the parameter's
+/// name. A model that omits the closing tag begins the next tag on a new line.
 const AFTER_VALUE: &[&str] = &["\n</parameter>", "</parameter>", "\n<parameter=", "\n</function>"];
 const NEXT_PARAMETER: usize = 2;
 const END_OF_FUNCTION: usize = 3;
 
-/// Reads one function and writes its parameters as a JSON object, laid out as `json.dumps` does. A parameter that may be
-/// any text is given out as it comes, of another type when it is complete.
+/// Parses one function and writes its parameters as a JSON object in the layout of `json.dumps`. A parameter of any
+/// text is passed on as it arrives, one of another type when it is complete.
 #[derive(Debug)]
 pub(super) struct Xml {
     at: At,
@@ -27,7 +27,7 @@ pub(super) struct Xml {
     function: String,
     parameter: String,
     kind: Kind,
-    /// The value of a parameter that is not given out yet.
+    /// Part of a parameter's value that has not been passed on.
     value: String,
 }
 
@@ -43,7 +43,7 @@ enum At {
 }
 
 impl Xml {
-    /// After `<tool_call>`.
+    /// Creates the parser after `<tool_call>`.
     pub(super) fn call(tools: Arc<Tools>) -> Self {
         let kind = tools.kind("", "");
         let at = At::Tag(Expect::new("<function="));
@@ -51,7 +51,7 @@ impl Xml {
         Self { at, tools, function, parameter, kind, value }
     }
 
-    /// After `<function=`.
+    /// Creates the parser after `<function=`.
     pub(super) fn function(tools: Arc<Tools>) -> Self {
         Self { at: At::Function, ..Self::call(tools) }
     }
@@ -69,7 +69,7 @@ impl Xml {
         self.at = At::Line;
     }
 
-    /// Gives out what is certain of a value.
+    /// Passes on the part of a value that is certain.
     fn stream_value(&mut self, sink: &mut Sink) {
         if self.kind.is_text() && !self.value.is_empty() {
             let mut json = String::new();
@@ -120,7 +120,7 @@ impl Body for Xml {
             At::Function => self.function.push(character),
             At::Parameter => self.parameter.push(character),
             At::Between(markers) => {
-                // Text here has no meaning; it goes into `value` only to be dropped.
+                // Text in this place has no meaning; it is collected in `value` and dropped.
                 match markers.step(character, &mut self.value) {
                     Some(PARAMETER) => self.at = At::Parameter,
                     Some(_) => return self.end(sink),

@@ -1,15 +1,15 @@
-//! Finds stop strings in text that comes in pieces.
+//! Search for stop strings in text that arrives in pieces.
 
-/// The state in which nothing is matched.
+/// State without a match.
 const ROOT: u32 = 0;
 const NONE: u32 = u32::MAX;
 
-/// An Aho-Corasick automaton over bytes: after each byte it knows the longest suffix of the text that is a prefix of a
-/// stop string. Linear in the text and in the total length of the strings.
+/// An Aho-Corasick automaton over bytes: after each byte its state is the longest suffix of the text that is a prefix
+/// of a stop string. Work is linear in the text and in the total length of the strings.
 #[derive(Debug)]
 pub(super) struct StopMatcher {
     states: Vec<State>,
-    /// Successors of the root: nearly all of the text is there.
+    /// Successors of the root, the state after nearly every byte.
     root: [u32; 256],
     current: u32,
 }
@@ -19,16 +19,16 @@ struct State {
     byte: u8,
     /// Length of the prefix.
     depth: u32,
-    /// The longest proper suffix of the prefix that is a prefix too.
+    /// State of the longest proper suffix that is a prefix too.
     fail: u32,
     first_child: u32,
     next_sibling: u32,
-    /// The first in the list of the strings that end here.
+    /// Index of the first string in the list that ends here.
     found: u32,
 }
 
 impl StopMatcher {
-    /// Empty strings match nothing.
+    /// Builds the automaton. Empty strings match nothing.
     pub(super) fn new(strings: &[String]) -> Self {
         let root = State { byte: 0, depth: 0, fail: ROOT, first_child: NONE, next_sibling: NONE, found: NONE };
         let mut matcher = Self { states: vec![root], root: [ROOT; 256], current: ROOT };
@@ -72,7 +72,7 @@ impl StopMatcher {
         child
     }
 
-    /// Sets `fail` and what is found along it, shorter prefixes first.
+    /// Sets `fail` and the matches along it, shorter prefixes first.
     fn link(&mut self) {
         let mut queue = std::collections::VecDeque::from([ROOT]);
         while let Some(parent) = queue.pop_front() {
@@ -116,17 +116,18 @@ impl StopMatcher {
         }
     }
 
-    /// Takes the next byte of the text. The index of a string that ends with it; of several, the first in the list.
+    /// Takes the next byte of the text. Returns the index of a string that ends with it; of several, the first in the
+    /// list.
     pub(super) fn step(&mut self, byte: u8) -> Option<usize> {
         self.current = self.next(self.current, byte);
         let found = self.states[self.current as usize].found;
         (found != NONE).then_some(found as usize)
     }
 
-    /// How many bytes at the end of the text are the start of a string that is not complete yet.
+    /// Returns the number of bytes at the end of the text that start a stop string.
     pub(super) fn pending(&self) -> usize {
         let mut state = &self.states[self.current as usize];
-        // A state that nothing follows is a whole string that did not count.
+        // A state without successors is a whole string that was ignored.
         while state.first_child == NONE && state.depth > 0 {
             state = &self.states[state.fail as usize];
         }

@@ -1,4 +1,4 @@
-//! Vocabularies as GGUF files hold them.
+//! Vocabularies in GGUF files.
 
 use std::collections::HashMap;
 
@@ -19,34 +19,35 @@ use super::{SpecialTokens, TokenizerError};
 /// SentencePiece's visible space.
 const SPACE: char = '\u{2581}';
 
-/// The tokenizer of a GGUF file: its `tokenizer.ggml.*` keys.
+/// The tokenizer of a GGUF file, from its `tokenizer.ggml.*` keys.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GgufVocabulary {
-    /// `model`: `gpt2` (byte-level BPE) or `llama` (SentencePiece BPE).
+    /// Key `model`: `gpt2` (byte-level BPE) or `llama` (SentencePiece BPE).
     pub model: String,
-    /// `pre`: how a byte-level vocabulary splits text.
+    /// Key `pre`: split rules of a byte-level vocabulary.
     pub pre: Option<String>,
-    /// `tokens`, by id.
+    /// Key `tokens`, by id.
     pub tokens: Vec<String>,
-    /// `scores`, by id: the order of merges of a SentencePiece vocabulary. May be empty for a byte-level one.
+    /// Key `scores`, by id: order of merges of a SentencePiece vocabulary. May be empty for a byte-level one.
     pub scores: Vec<f32>,
-    /// `token_type`, by id: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte. Empty: all normal.
+    /// Key `token_type`, by id: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte. Empty means all
+    /// normal.
     pub token_types: Vec<i32>,
-    /// `merges` of a byte-level vocabulary, best first: two entries with a space between.
+    /// Key `merges` of a byte-level vocabulary, best first: two entries separated by a space.
     pub merges: Vec<String>,
-    /// `bos_token_id`.
+    /// Key `bos_token_id`.
     pub bos_id: Option<u32>,
-    /// `eos_token_id`.
+    /// Key `eos_token_id`.
     pub eos_id: Option<u32>,
-    /// `unknown_token_id`.
+    /// Key `unknown_token_id`.
     pub unk_id: Option<u32>,
-    /// `padding_token_id`.
+    /// Key `padding_token_id`.
     pub pad_id: Option<u32>,
-    /// `add_bos_token`.
+    /// Key `add_bos_token`.
     pub add_bos: Option<bool>,
-    /// `add_eos_token`.
+    /// Key `add_eos_token`.
     pub add_eos: Option<bool>,
-    /// `add_space_prefix`: a SentencePiece text starts with a space that is not in the text.
+    /// Key `add_space_prefix`: whether encoding inserts a space before a SentencePiece text.
     pub add_space_prefix: Option<bool>,
 }
 
@@ -79,7 +80,8 @@ impl GgufVocabulary {
         Ok(())
     }
 
-    /// Tokens that are found in text before anything else: control ones are special, user-defined ones are not.
+    /// Returns the tokens that are matched in text before anything else. Control tokens are special, user-defined ones
+    /// are not.
     fn added_tokens(&self) -> Vec<AddedToken> {
         let typed = self.tokens.iter().zip(&self.token_types);
         typed
@@ -92,7 +94,7 @@ impl GgufVocabulary {
             .collect()
     }
 
-    /// Entry to id. Where an entry occurs twice the lower id wins.
+    /// Returns the ids of the entries. The lower id wins for an entry that occurs twice.
     fn ids(&self) -> HashMap<&str, u32> {
         let mut ids = HashMap::with_capacity(self.tokens.len());
         for (id, token) in (0..).zip(&self.tokens) {
@@ -106,7 +108,7 @@ impl GgufVocabulary {
     }
 }
 
-/// The library's tokenizer for a vocabulary, and its special tokens.
+/// Builds the library's tokenizer for a vocabulary, and its special tokens.
 pub(super) fn build(vocab: &GgufVocabulary) -> Result<(Tokenizer, SpecialTokens), TokenizerError> {
     vocab.check()?;
     let mut special = SpecialTokens {
@@ -136,7 +138,7 @@ pub(super) fn build(vocab: &GgufVocabulary) -> Result<(Tokenizer, SpecialTokens)
 fn byte_level(vocab: &GgufVocabulary, rules: &Rules) -> Result<Tokenizer, TokenizerError> {
     let mut merges = Merges::with_capacity(vocab.merges.len());
     for (rank, merge) in vocab.merges.iter().enumerate() {
-        // Spaces inside entries are spelt otherwise, so the first one after the first character divides.
+        // Entries spell spaces differently, so the first space after the first character is the separator.
         let pair = merge.char_indices().skip(1).find(|&(_, character)| character == ' ');
         let (left, right) = pair.map(|(at, _)| (&merge[..at], &merge[at + 1..])).ok_or_else(|| {
             TokenizerError::Vocabulary(format!("merge {rank} (\"{merge}\") is not two entries with a space between"))
@@ -185,8 +187,9 @@ fn sentence_piece(vocab: &GgufVocabulary) -> Result<Tokenizer, TokenizerError> {
     Ok(tokenizer)
 }
 
-/// SentencePiece merges the neighbours whose union has the best score. As ordered pairs: every way to divide a token
-/// in two tokens, best token first; for one token the order of the two ids, as converters to tokenizer.json have it.
+/// Derives merges from scores. SentencePiece merges the neighbours whose union has the best score. As ordered pairs,
+/// these are all ways to split a token in two, best token first; within one token, in the order of the two ids, as in
+/// converters to tokenizer.json.
 fn merges_from_scores(vocab: &GgufVocabulary) -> Merges {
     let ids = vocab.ids();
     let mergeable = |id: usize| {

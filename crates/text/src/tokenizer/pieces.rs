@@ -1,31 +1,31 @@
-//! The bytes of every token, so that detokenising is a table look-up.
+//! The bytes of every token, which make detokenising a table look-up.
 
 use serde_json::Value;
 
-/// Bytes of each token, by id, and how text starts.
+/// Bytes of each token by id, and the treatment of the start of a text.
 ///
-/// Byte-level and SentencePiece vocabularies have the property that a token's bytes do not depend on its neighbours,
-/// except for spaces stripped at the start of the text. Other decoders (WordPiece, CTC) do not, and have no table.
+/// In byte-level and SentencePiece vocabularies, a token's bytes do not depend on its neighbours, except for spaces
+/// stripped at the start of the text. Other decoders (WordPiece, CTC) lack this property and have no table.
 #[derive(Debug)]
 pub(crate) struct Pieces {
     bytes: Vec<u8>,
-    /// `bytes[ends[id - 1]..ends[id]]` is token `id`.
+    /// Ends of the tokens: token `id` is `bytes[ends[id - 1]..ends[id]]`.
     ends: Vec<u32>,
-    /// Spaces removed from the start of a text, at most.
+    /// Maximum number of spaces removed from the start of a text.
     leading_spaces: usize,
 }
 
-/// How a decoder turns a vocabulary entry into bytes.
+/// Conversion of a vocabulary entry to bytes.
 #[derive(Debug, PartialEq)]
 enum Rule {
-    /// Each character stands for one byte, GPT-2's way.
+    /// Each character stands for one byte, as in GPT-2.
     ByteLevel,
-    /// Entries are text with replacements (`▁` for a space); `<0x0A>` may stand for a byte.
+    /// Entries are text with replacements (`▁` for a space). With `byte_fallback`, `<0x0A>` stands for a byte.
     Text { replacements: Vec<(String, String)>, byte_fallback: bool },
 }
 
 impl Pieces {
-    /// `None` if the decoder is not of the kinds that have a table.
+    /// Builds the table; `None` if the decoder does not allow one.
     pub(crate) fn new(tokenizer: &tokenizers::Tokenizer, entries: &[Option<String>]) -> Option<Self> {
         let decoder = serde_json::to_value(tokenizer.get_decoder()?).ok()?;
         let (rule, leading_spaces) = parse_decoder(&decoder)?;
@@ -40,7 +40,7 @@ impl Pieces {
         Some(pieces)
     }
 
-    /// Bytes of one token inside a text; none for an id without a token.
+    /// Returns the bytes of a token inside a text; empty for an id without a token.
     pub(crate) fn get(&self, id: u32) -> &[u8] {
         let id = id as usize;
         let Some(&end) = self.ends.get(id) else { return &[] };
@@ -48,7 +48,7 @@ impl Pieces {
         &self.bytes[start as usize..end as usize]
     }
 
-    /// `piece` as it looks at the start of a text.
+    /// Returns `piece` without the spaces that are stripped at the start of a text.
     pub(crate) fn without_leading<'a>(&self, piece: &'a [u8]) -> &'a [u8] {
         let spaces = piece.iter().take(self.leading_spaces).take_while(|&&byte| byte == b' ').count();
         &piece[spaces..]
@@ -63,7 +63,7 @@ impl Rule {
                 for character in token.chars() {
                     match unicode_to_byte.get(character as usize).copied().flatten() {
                         Some(byte) => out.push(byte),
-                        // An added token is plain text: one foreign character shows it.
+                        // An added token is plain text, which a character outside the byte alphabet reveals.
                         None => {
                             out.truncate(start);
                             out.extend_from_slice(token.as_bytes());
@@ -89,14 +89,14 @@ impl Rule {
     }
 }
 
-/// `<0x0A>` as a byte.
+/// Parses `<0x0A>` as a byte.
 pub(super) fn byte_token(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok()).flatten()
 }
 
-/// GPT-2's map from characters to the bytes they stand for: printable Latin-1 stands for itself, the 68 other bytes
-/// are U+0100 and up, in order.
+/// Returns GPT-2's map from characters to bytes: printable Latin-1 stands for itself, and the 68 other bytes are U+0100
+/// and up, in order.
 fn byte_characters() -> [Option<u8>; 0x180] {
     let mut map = [None; 0x180];
     let mut next = 0x100;
@@ -109,7 +109,7 @@ fn byte_characters() -> [Option<u8>; 0x180] {
     map
 }
 
-/// Reads a decoder as tokenizer.json spells it. `None`: its result is not a concatenation of per-token bytes.
+/// Parses a decoder of tokenizer.json; `None` if its result is not a concatenation of per-token bytes.
 fn parse_decoder(decoder: &Value) -> Option<(Rule, usize)> {
     let steps = match decoder["type"].as_str()? {
         "Sequence" => decoder["decoders"].as_array()?.as_slice(),
@@ -141,26 +141,26 @@ fn parse_decoder(decoder: &Value) -> Option<(Rule, usize)> {
     Some((Rule::Text { replacements, byte_fallback }, leading_spaces))
 }
 
-/// Joins token bytes to text, holding back a character whose last bytes have not come yet.
+/// Joins token bytes to text and holds back a character until its last byte.
 #[derive(Debug)]
 pub(crate) struct PieceDecoder {
-    /// The first bytes of a character, at most three.
+    /// First bytes of a character, at most three.
     partial: [u8; 4],
     partial_len: usize,
-    /// The partial character is the prompt's alone, so nothing is owed for it if it is never completed.
+    /// Whether the partial character belongs only to the prompt, so that it is dropped if it is never completed.
     partial_of_prompt: bool,
-    /// Spaces still to be removed from the start of the text.
+    /// Number of spaces still to be removed from the start of the text.
     leading_spaces: usize,
 }
 
 impl PieceDecoder {
-    /// At the start of a text.
+    /// Creates a decoder at the start of a text.
     pub(crate) fn new(pieces: &Pieces) -> Self {
         Self { partial: [0; 4], partial_len: 0, partial_of_prompt: false, leading_spaces: pieces.leading_spaces }
     }
 
-    /// Goes on where `prompt`, the pieces of the tokens before, ends. Its text is not repeated, but a character begun
-    /// there is given whole when its last byte comes.
+    /// Creates a decoder that continues after `prompt`, the pieces of the preceding tokens. Their text is not repeated,
+    /// but a character begun there is returned whole when its last byte arrives.
     pub(crate) fn after_prompt<'a, I>(pieces: &Pieces, prompt: I) -> Self
     where
         I: DoubleEndedIterator<Item = &'a [u8]> + Clone,
@@ -169,7 +169,7 @@ impl PieceDecoder {
         if prompt.clone().any(|piece| !piece.is_empty()) {
             decoder.leading_spaces = 0;
         }
-        // A partial character is at most three bytes, hence in the last three pieces that are not empty.
+        // A partial character has at most three bytes, so it is in the last three pieces that are not empty.
         let last = prompt.rev().filter(|piece| !piece.is_empty()).take(3).collect::<Vec<_>>();
         let mut ignored = String::new();
         for piece in last.into_iter().rev() {
@@ -179,7 +179,7 @@ impl PieceDecoder {
         decoder
     }
 
-    /// Adds a token's bytes; appends to `out` the text that is now certain.
+    /// Adds a token's bytes and appends to `out` the text that is now certain.
     pub(crate) fn push(&mut self, mut bytes: &[u8], out: &mut String) {
         while self.leading_spaces > 0 && !bytes.is_empty() {
             match bytes.strip_prefix(b" ") {
@@ -203,7 +203,7 @@ impl PieceDecoder {
                     self.partial_len += 1;
                     self.partial_of_prompt = false;
                 }
-                // The byte does not go on the character: give that up and look at the byte afresh.
+                // The byte does not continue the character, so the character is replaced and the byte examined again.
                 Err(_) => {
                     self.give_up_partial(out);
                     continue;
@@ -214,7 +214,7 @@ impl PieceDecoder {
         self.push_whole(bytes, out);
     }
 
-    /// [`push`](Self::push) with no partial character before `bytes`.
+    /// Does the same as [`push`](Self::push) with no partial character before `bytes`.
     fn push_whole(&mut self, mut bytes: &[u8], out: &mut String) {
         loop {
             let error = match std::str::from_utf8(bytes) {
@@ -234,7 +234,7 @@ impl PieceDecoder {
         }
     }
 
-    /// Ends the text: a character that was never completed becomes U+FFFD.
+    /// Ends the text. An incomplete character becomes U+FFFD.
     pub(crate) fn finish(&mut self, out: &mut String) {
         if self.partial_len > 0 {
             self.give_up_partial(out);

@@ -1,6 +1,6 @@
-//! How byte-level vocabularies split text before merging, by llama.cpp's names (`tokenizer.ggml.pre`).
+//! Split rules of byte-level vocabularies, by llama.cpp's names (`tokenizer.ggml.pre`).
 //!
-//! The expressions are those of the models' own tokenizer.json, which llama.cpp restates for its regex engine.
+//! The expressions are those of the models' own tokenizer.json, which llama.cpp reformulates for its regex engine.
 
 use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::normalizers::unicode::NFC;
@@ -26,20 +26,20 @@ const DEEPSEEK_V3: &[&str] = &[
     r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
 ];
 const DEEPSEEK_CODER: &[&str] = &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥\u{800}-一가-\u{D7FF}]+", r"\p{N}"];
-/// What llama.cpp does for files from before it wrote the name.
+/// llama.cpp's rules for files that predate the name.
 const DEFAULT: &[&str] = &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"];
 
-/// One way of splitting.
+/// Split rules.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     names: &'static [&'static str],
-    /// Applied one after the other, each to the pieces of the one before.
+    /// Expressions, each applied to the pieces of the one before.
     splits: &'static [&'static str],
-    /// A piece that is a token as a whole is not taken apart and merged again.
+    /// Whether a piece that is a whole token is kept instead of being merged again.
     pub(super) ignore_merges: bool,
-    /// Whether encoding starts with the begin token if the file does not say.
+    /// Whether encoding starts with the begin token if the file does not specify it.
     pub(super) add_bos: bool,
-    /// The model was trained on composed characters.
+    /// Whether the text is normalised to NFC, on which the model was trained.
     nfc: bool,
 }
 
@@ -75,11 +75,11 @@ const RULES: &[Rules] = &[
 ];
 
 impl Rules {
-    /// The rules of a `tokenizer.ggml.pre` name.
+    /// Finds the rules of a `tokenizer.ggml.pre` name.
     ///
-    /// A file without a name gets llama.cpp's default and a warning, for that is what its author tested it with. An
-    /// unknown name is an error: the vocabulary would load and the model would answer, a little worse on every prompt,
-    /// and nobody would know why.
+    /// A file without a name gets llama.cpp's default and a warning, because its author tested it with that. An unknown
+    /// name is an error: the vocabulary would load and the model would answer slightly worse on every prompt, without a
+    /// visible cause.
     pub(super) fn find(name: Option<&str>) -> Result<Self, TokenizerError> {
         let Some(name) = name.filter(|name| !name.is_empty()) else {
             tracing::warn!(

@@ -1,4 +1,4 @@
-//! Regexes, choices, and grammars in Lark and EBNF.
+//! Tests of regexes, choices, and grammars in Lark and EBNF.
 
 use octavo_text::{GrammarError, GrammarSpec};
 use proptest::prelude::*;
@@ -78,7 +78,7 @@ fn flat_ebnf_is_exact() {
     }
 }
 
-/// llama.cpp's grammar of arithmetic, and its grammar of JSON with whitespace that repeats itself.
+/// Tests llama.cpp's grammar of arithmetic, and its grammar of JSON with recursive whitespace.
 #[test]
 fn recursive_ebnf_works() {
     let sums = grammar(
@@ -134,7 +134,7 @@ fn broken_ebnf_is_refused_with_its_place() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Whatever a client sends is compiled or refused.
+    /// Any text from a client is compiled or refused.
     #[test]
     fn no_text_breaks_the_compiler(text in "[-a-c\"'\\[\\](){}|*+?.,:=/\\\\^$<>0-2 \n#~&%]{0,40}", kind in 0..4) {
         let spec = match kind {
@@ -148,7 +148,7 @@ proptest! {
         }
     }
 
-    /// A regular grammar accepts exactly the texts that can be put together from its parts.
+    /// A regular grammar accepts exactly the texts that can be composed from its parts.
     #[test]
     fn repeated_literals_are_accepted(words in prop::collection::vec("[ab]{1,3}", 1..4), picks in prop::collection::vec(0..4_usize, 0..6)) {
         let options: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();

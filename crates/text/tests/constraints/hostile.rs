@@ -1,4 +1,4 @@
-//! What clients may send to waste time, memory or stack: each ends in an error or works, soon.
+//! Tests of specifications that waste time, memory or stack: each ends in an error or works, within a short time.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,14 @@ use crate::json::{GROUND, schema};
 use crate::support::Golden;
 use crate::walk::{Ground, Rng, limits};
 
-/// Far above what anything here takes on a slow machine in a debug build, far below what unbounded work would.
+/// Time limit, far above the time of any test on a slow machine in a debug build and far below that of unlimited work.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn wrapped(levels: usize, inner: Value, wrap: impl Fn(Value) -> Value) -> Value {
     (0..levels).fold(inner, |value, _| wrap(value))
 }
 
-/// Definitions that each lead to the next.
+/// Returns definitions that each refer to the next.
 fn chain(length: usize, link: impl Fn(String) -> Value) -> Value {
     let mut definitions = Map::new();
     for index in 0..length {
@@ -109,7 +109,7 @@ fn others() -> Vec<(&'static str, GrammarSpec)> {
     ]
 }
 
-/// Compiles, and walks a little if that works: no mask takes long either.
+/// Compiles the specification and walks a little if that works, to check that masks are quick too.
 fn endure(ground: &Ground, name: &str, spec: &GrammarSpec) {
     let start = Instant::now();
     let result = ground.compile(spec);
@@ -180,7 +180,7 @@ fn limits_say_what_they_are() {
     assert!(matches!(time, GrammarError::TooSlow(_) | GrammarError::Busy(_)), "{time}");
 }
 
-/// A matcher that llguidance gives up on says so by refusing, and can go back to where it had not.
+/// A matcher on which llguidance gives up refuses tokens, and can be rolled back to where it still worked.
 #[test]
 fn a_matcher_out_of_fuel_refuses_and_recovers() {
     let few = GrammarLimits { lexer_states: 400, ..limits() };

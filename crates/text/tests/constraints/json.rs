@@ -1,4 +1,4 @@
-//! JSON: objects, schemas and calls of tools.
+//! Tests of JSON: objects, schemas and tool calls.
 
 use std::sync::LazyLock;
 
@@ -20,7 +20,7 @@ pub fn schema(schema: Value) -> GrammarSpec {
     }
 }
 
-/// Compiles, walks and validates; the texts.
+/// Compiles the schema, walks it, validates the texts and returns them.
 fn valid_texts(document: Value) -> Vec<String> {
     let validator = jsonschema::validator_for(&document).unwrap();
     let texts = GROUND.texts(&schema(document), 12, 120);
@@ -70,7 +70,7 @@ fn references_and_recursion_are_followed() {
     }));
 }
 
-/// What pydantic writes for a union with a discriminator.
+/// Pydantic writes such a schema for a union with a discriminator.
 #[test]
 fn one_of_through_references_is_enforced_when_constants_tell_them_apart() {
     let texts = valid_texts(json!({
@@ -122,7 +122,7 @@ fn whitespace_is_bounded_by_default_and_can_be_turned_off() {
         assert!(GROUND.accepts(&grammar, text), "{text:?}");
     }
     assert!(!GROUND.begins(&grammar, &format!("{{{}", " ".repeat(4))));
-    // Whatever whitespace is allowed is taken, for as long as it is.
+    // The walk takes every allowed whitespace for as long as possible.
     let mut constraint = grammar.constraint();
     assert!(constraint.accept(GROUND.tokenizer.token_to_id("{").unwrap()));
     let mut bytes = 0;
@@ -165,7 +165,7 @@ fn other_properties_can_be_turned_off() {
 #[test]
 fn calls_of_tools_are_an_array_of_name_and_parameters() {
     let tools = vec![
-        // Both have a definition of the same name; each means its own.
+        // Both schemas have a definition with the same name, and each refers to its own.
         (
             "add".to_owned(),
             json!({"type": "object", "properties": {"x": {"$ref": "#/$defs/N"}}, "required": ["x"],

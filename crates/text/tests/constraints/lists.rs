@@ -1,4 +1,4 @@
-//! Allowed tokens, bad words, budgets for thinking, and several at once.
+//! Tests of allowed tokens, bad words, thinking budgets and their combination.
 
 use octavo_engine::Constraint;
 use octavo_text::{AfterReasoning, AllowedTokens, BadWords, GrammarError, GrammarSpec, ThinkingBudget, all_of};
@@ -48,7 +48,7 @@ fn bad_words_are_never_completed() {
     constraint.rollback(2);
     assert!(is_set(&GROUND.mask(&mut constraint), last));
     assert!(constraint.accept(last));
-    // A hundred words with two spellings each are more than 128 sequences.
+    // A hundred words with two spellings each exceed 128 sequences.
     for bad in [vec![String::new()], vec!["a".to_owned(); 129], vec!["b".to_owned(); 100]] {
         assert!(BadWords::new(&GROUND.tokenizer, GROUND.vocab_size, &bad).is_err(), "{}", bad.len());
     }
@@ -62,7 +62,7 @@ fn thinking_ends_after_its_budget() {
         assert_eq!(allowed(&mut constraint), all());
         assert!(constraint.accept(token));
     }
-    // The 7 may begin the end; then it does not count, and if it did not, it does.
+    // The 7 may begin the end sequence; then it is not counted, and if the sequence does not follow, it is.
     assert_eq!(allowed(&mut constraint), all());
     assert!(constraint.accept(1));
     assert_eq!(allowed(&mut constraint), [7]);
@@ -125,7 +125,7 @@ fn several_constraints_allow_what_all_do() {
 }
 
 proptest! {
-    /// After going back, everything is as if only the remaining tokens had come.
+    /// After a rollback, the state is the same as if only the remaining tokens had come.
     #[test]
     fn rollback_is_as_if_it_had_not_happened(
         budget in 0..4_usize,

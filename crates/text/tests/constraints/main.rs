@@ -1,4 +1,4 @@
-//! Constraints, by random walks: tokens drawn from the masks must make texts that satisfy what was asked for.
+//! Tests of constraints by random walks: tokens sampled from the masks must form texts that satisfy the specification.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 #![allow(unreachable_pub, missing_docs, dead_code, reason = "helpers of one test binary")]

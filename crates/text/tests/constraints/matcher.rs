@@ -1,4 +1,4 @@
-//! What holds for every grammar: ends, rollback, independence, the ids that are in no mask.
+//! Tests of properties of every grammar: ends, rollback, independence, and the ids that no mask allows.
 
 use octavo_text::{GrammarCompiler, GrammarError, GrammarSpec};
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use crate::json::{GROUND, schema};
 use crate::support::Golden;
 use crate::walk::{Ground, Rng, Walk, is_set, limits};
 
-/// One of each kind.
+/// Returns a specification of each kind.
 fn specs() -> Vec<GrammarSpec> {
     vec![
         GrammarSpec::JsonObject,
@@ -26,7 +26,7 @@ fn specs() -> Vec<GrammarSpec> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// Going back gives the masks that were there, and going on from them works.
+    /// A rollback restores the masks, and continuing from them works.
     #[test]
     fn rollback_restores_every_mask(kind in 0..7_usize, seed: u64, steps in prop::collection::vec((1..6_usize, 0..5_usize), 1..6)) {
         let grammar = GROUND.compile(&specs()[kind]).unwrap();
@@ -46,7 +46,7 @@ proptest! {
         }
     }
 
-    /// Two matchers of one grammar know nothing of each other.
+    /// Two matchers of one grammar do not affect each other.
     #[test]
     fn matchers_are_independent(kind in 0..7_usize, seed: u64) {
         let grammar = GROUND.compile(&specs()[kind]).unwrap();
@@ -107,7 +107,7 @@ fn ids_without_text_and_special_tokens_are_in_no_mask() {
     assert_eq!(GROUND.allowed(&GROUND.mask(constraint.as_mut())), [1], "but a grammar may name one");
 }
 
-/// Whatever the tokenizer makes of a text is in the masks, token by token.
+/// The masks allow the tokenizer's own tokenization of a text, token by token.
 #[test]
 fn all_text_is_accepted_as_it_is_tokenized() {
     let anything = GROUND.compile(&GrammarSpec::Regex("(?s:.*)".to_owned())).unwrap();

@@ -1,8 +1,8 @@
-//! The JSON Schema Test Suite (draft 2020-12): every schema in it is refused by name or enforced.
+//! The JSON Schema Test Suite (draft 2020-12): every schema in it is refused with a reason or enforced.
 //!
-//! For each schema that compiles, random walks that end by themselves must make instances that an independent validator
-//! finds valid; and the suite's own valid instances are fed to the grammar. `OCTAVO_JSON_SCHEMA_SUITE` names the
-//! suite's folder of the draft; `.ci/run` takes it out of the sources of the Python package `jsonschema`.
+//! For each schema that compiles, an independent validator must accept the results of random walks that end by
+//! themselves, and the grammar is tested with the suite's own valid instances. `OCTAVO_JSON_SCHEMA_SUITE` names the
+//! suite's folder of the draft; `.ci/run` takes it from the sources of the Python package `jsonschema`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::support::Golden;
 use crate::walk::{Ground, Rng, Walk, limits};
 
-/// What may be refused, and why nothing better is done.
+/// Keywords that may be refused, with the reason why they are not supported.
 const REFUSED: &[(&str, &str)] = &[
     ("$dynamicRef", "depends on the path by which a schema was reached"),
     ("$ref", "to a remote document, or relative to a base URI other than the schema's own absolute $id"),
@@ -42,7 +42,7 @@ struct Summary {
     refused: BTreeMap<&'static str, usize>,
     stop: usize,
     length: usize,
-    /// Walks that ended with a number that the validator, which computes in f64, cannot judge.
+    /// Number of walks that ended with a number that the validator, which computes in f64, cannot judge.
     beyond_f64: usize,
     instances: usize,
     accepted: usize,
@@ -53,7 +53,7 @@ struct Summary {
     unexpected: Vec<String>,
 }
 
-/// Whether the suite must be there.
+/// Returns whether the suite must be available.
 fn required() -> bool {
     let is_set = |name: &str| std::env::var(name).is_ok_and(|value| !matches!(value.as_str(), "" | "0" | "false"));
     is_set("CI") || is_set("OCTAVO_REQUIRE_MODEL")
@@ -76,7 +76,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The row of [`REFUSED`] that an error belongs to.
+/// Returns the row of [`REFUSED`] that matches an error.
 fn reason(error: &GrammarError) -> Option<&'static str> {
     let message = error.to_string();
     let name = match error {
@@ -96,7 +96,7 @@ fn reason(error: &GrammarError) -> Option<&'static str> {
     REFUSED.iter().map(|row| row.0).find(|known| *known == name)
 }
 
-/// Whether a number in `text` has more digits than an f64 keeps, or an exponent near its end.
+/// Returns whether a number in `text` has more digits than an f64 stores, or an exponent near its limit.
 fn beyond_f64(text: &str) -> bool {
     text.split(|c: char| !(c.is_ascii_digit() || "+-.eE".contains(c))).any(|number| {
         let (digits, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
@@ -126,7 +126,7 @@ fn run_schema(ground: &Ground, place: &str, file: &str, group: &Value, summary: 
     };
     let mut schema = schema.clone();
     let validator = jsonschema::draft202012::new(&schema).or_else(|_| {
-        // A meta-schema of the suite's own, which is not at hand.
+        // The schema refers to the suite's own meta-schema, which is not available here.
         schema.as_object_mut().map(|schema| schema.remove("$schema"));
         jsonschema::draft202012::new(&schema)
     });

@@ -1,4 +1,4 @@
-//! Structural tags.
+//! Tests of structural tags.
 
 use octavo_text::{GrammarError, GrammarSpec};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Walks through a constraint: texts drawn at random from its masks, and texts fed to it.
+//! Walks through a constraint: texts sampled at random from its masks, and given texts.
 
 use std::time::Duration;
 
@@ -11,19 +11,20 @@ pub struct Ground {
     pub tokenizer: Tokenizer,
     /// The compiler.
     pub compiler: GrammarCompiler,
-    /// Bits of a mask.
+    /// Number of bits in a mask.
     pub vocab_size: usize,
-    /// End of sequence.
+    /// End-of-sequence tokens.
     pub eos: Vec<u32>,
-    /// Tokens that end strings, lists and objects: drawn often, or random texts would not end.
+    /// Tokens that end strings, lists and objects. They are sampled often, because random texts would not end
+    /// otherwise.
     closers: Vec<u32>,
 }
 
-/// Where a random walk ended.
+/// End of a random walk.
 pub enum Walk {
-    /// At the end of the sequence, with this text.
+    /// The sequence ended with this text.
     Stop(String),
-    /// At the limit of tokens.
+    /// The walk reached the limit of tokens.
     Length,
 }
 
@@ -48,13 +49,14 @@ pub fn is_set(mask: &[u32], id: u32) -> bool {
     mask[id as usize / 32] >> (id % 32) & 1 == 1
 }
 
-/// The default limits, with time for a debug build on a busy machine: what must end soon must do so by the others.
+/// Returns the default limits with more time, for a debug build on a busy machine: the other limits must end hostile
+/// compilations soon.
 pub fn limits() -> GrammarLimits {
     GrammarLimits { compile_time: Duration::from_secs(60), ..GrammarLimits::default() }
 }
 
 impl Ground {
-    /// `extra` ids more than the tokenizer has, as a padded head has them.
+    /// Creates a vocabulary with `extra` more ids than the tokenizer has, as in a padded head.
     pub fn new(tokenizer: Tokenizer, eos: &[u32], extra: usize, limits: GrammarLimits) -> Self {
         let vocab_size = tokenizer.vocab_size() + extra;
         let compiler = GrammarCompiler::new(&tokenizer, vocab_size, eos, limits).unwrap();
@@ -65,7 +67,7 @@ impl Ground {
     }
 
     pub fn mask(&self, constraint: &mut dyn Constraint) -> Vec<u32> {
-        // What was in the mask before must not matter.
+        // The former content of the mask must not matter.
         let mut mask = vec![0xAAAA_AAAA; self.vocab_size.div_ceil(32)];
         constraint.fill_mask(&mut mask);
         mask
@@ -75,7 +77,7 @@ impl Ground {
         (0..mask.len() as u32 * 32).filter(|&id| is_set(mask, id)).collect()
     }
 
-    /// Draws a token: often the end where it is possible, often what closes something.
+    /// Samples a token, often the end if it is possible, and often a closing token.
     pub fn draw(&self, mask: &[u32], rng: &mut Rng) -> u32 {
         let allowed = self.allowed(mask);
         assert!(!allowed.is_empty(), "nothing is allowed");
@@ -88,7 +90,7 @@ impl Ground {
         }
     }
 
-    /// A random walk of at most `limit` tokens.
+    /// Walks at random for at most `limit` tokens.
     pub fn walk(&self, constraint: &mut dyn Constraint, rng: &mut Rng, limit: usize) -> Walk {
         let mut tokens = Vec::new();
         while tokens.len() < limit {
@@ -113,7 +115,8 @@ impl Ground {
         String::from_utf8(bytes).expect("whole characters")
     }
 
-    /// How many bytes of `text`, as it is tokenized, are accepted; `Ok` if all are and the text may end there.
+    /// Feeds the tokens of `text`. Returns the number of accepted bytes, or `Ok` if all are accepted and the text may
+    /// end there.
     pub fn feed(&self, constraint: &mut dyn Constraint, text: &str) -> Result<(), usize> {
         let mut taken = 0;
         for id in self.tokenizer.encode(text, false).unwrap() {
@@ -131,7 +134,7 @@ impl Ground {
         self.feed(grammar.constraint().as_mut(), text).is_ok()
     }
 
-    /// Whether `text` is accepted as far as it goes.
+    /// Returns whether `text` is accepted as a prefix.
     pub fn begins(&self, grammar: &Grammar, text: &str) -> bool {
         match self.feed(grammar.constraint().as_mut(), text) {
             Ok(()) => true,
@@ -143,7 +146,7 @@ impl Ground {
         self.compiler.compile(spec)
     }
 
-    /// The texts of `count` walks that ended by themselves within `limit` tokens.
+    /// Returns the texts of `count` walks that ended by themselves within `limit` tokens.
     pub fn texts(&self, spec: &GrammarSpec, count: usize, limit: usize) -> Vec<String> {
         let grammar = self.compile(spec).unwrap();
         let mut rng = Rng(7);

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes templates.json: what transformers' apply_chat_template makes of conversations with the templates beside this.
+"""Writes templates.json: conversations rendered by transformers' apply_chat_template with the templates in this folder.
 
 Run with:   pip install transformers==5.23.0 jinja2==3.1.6 gguf==0.19.0
             python generate_templates.py SmolLM2-135M-Instruct.Q4_1.gguf
-A case is {template, input, special, output | raised | failed}: raised is the text of raise_exception, failed says that
-rendering must fail. The time stands still at 2024-02-29 12:34:56.
+A case is {template, input, special, output | raised | failed}: raised is the text of raise_exception, failed means that
+rendering must fail. The time is fixed at 2024-02-29 12:34:56.
 """
 
 import datetime

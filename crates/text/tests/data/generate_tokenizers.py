@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Writes byte_level.json and sentence_piece.json: small vocabularies and what reference tokenizers make of texts.
+"""Writes byte_level.json and sentence_piece.json: small vocabularies and texts encoded by reference tokenizers.
 
-byte_level.json      the first 1200 tokens of SmolLM2 (Apache-2.0), as its GGUF file holds them, encoded by the
-                     tokenizers library with the split rules of SmolLM2's own tokenizer.json (digits one by one, then
-                     GPT-2's expression). The converter in transformers leaves the digits out, so it is no reference.
+byte_level.json      the first 1200 tokens of SmolLM2 (Apache-2.0) from its GGUF file, encoded by the tokenizers library
+                     with the split rules of SmolLM2's own tokenizer.json (digits one by one, then GPT-2's expression).
+                     The converter in transformers omits the digits, so it is not used.
 sentence_piece.json  a byte-fallback BPE model trained here by sentencepiece on the texts below, encoded by
                      sentencepiece itself.
 
 Run with:   pip install gguf==0.19.0 tokenizers==0.23.3 sentencepiece==0.2.3
             python generate_tokenizers.py SmolLM2-135M-Instruct.Q4_1.gguf
-With --full NAME a third file is written, for the whole vocabulary: it is not committed (tests look for it in
-OCTAVO_TEST_TOKENIZER_GOLDEN).
+With --full NAME a third file is written, for the whole vocabulary. It is not committed; tests read it from the path in
+OCTAVO_TEST_TOKENIZER_GOLDEN.
 """
 
 import argparse
@@ -54,7 +54,7 @@ SNIPPETS = [
 
 
 def texts():
-    """A few hundred texts: the snippets, prose, and random mixtures with a fixed seed."""
+    """Returns a few hundred texts: the snippets, prose, and random mixtures with a fixed seed."""
     rng = random.Random(20240229)
     result = list(SNIPPETS) + PROSE.splitlines(keepends=True)
     alphabets = [
@@ -117,8 +117,8 @@ def sentence_piece():
             return 4
         return 6 if model.is_byte(i) else 1
 
-    # What the two treat differently on purpose is left out: here, as in llama.cpp and transformers, names of control
-    # tokens in a text are those tokens, and text after an added token starts with a space again.
+    # Intentional differences are left out: here, as in llama.cpp and transformers, names of control tokens in a text
+    # are those tokens, and text after an added token starts with a space again.
     cases = []
     for text in texts() + ["a<tool>", "x 1 <tool>"]:
         if any(name in text for name in ("<s>", "</s>", "<unk>", "\x00")) or "<tool>" in text[:-6]:

@@ -3,16 +3,16 @@
 use octavo_text::{GgufVocabulary, Tokenizer};
 use serde_json::Value;
 
-/// A vocabulary with what a reference tokenizer makes of texts.
+/// A vocabulary with the results of a reference tokenizer.
 pub struct Golden {
-    /// The file.
+    /// Content of the file.
     pub data: Value,
-    /// Its vocabulary.
+    /// The vocabulary in it.
     pub vocabulary: GgufVocabulary,
 }
 
 impl Golden {
-    /// Parses a file that generate_tokenizers.py wrote.
+    /// Parses a file written by generate_tokenizers.py.
     pub fn parse(json: &str) -> Self {
         let data: Value = serde_json::from_str(json).unwrap();
         let strings = |key: &str| -> Vec<String> {
@@ -34,12 +34,12 @@ impl Golden {
         Self { data, vocabulary }
     }
 
-    /// The first tokens of SmolLM2.
+    /// Returns the first tokens of SmolLM2.
     pub fn byte_level() -> Self {
         Self::parse(include_str!("../data/byte_level.json"))
     }
 
-    /// A byte-fallback SentencePiece model.
+    /// Returns a byte-fallback SentencePiece model.
     pub fn sentence_piece() -> Self {
         Self::parse(include_str!("../data/sentence_piece.json"))
     }
@@ -49,7 +49,7 @@ impl Golden {
         Tokenizer::from_gguf(self.vocabulary.clone()).unwrap()
     }
 
-    /// Text, ids, decoded text, and decoded text with special tokens where the file has it.
+    /// Returns text, ids, decoded text, and decoded text with special tokens if the file has it.
     pub fn cases(&self) -> impl Iterator<Item = (&str, Vec<u32>, &str, Option<&str>)> {
         self.data["cases"].as_array().unwrap().iter().map(|case| {
             (case[0].as_str().unwrap(), ids(&case[1]), case[2].as_str().unwrap(), case.get(3).and_then(Value::as_str))

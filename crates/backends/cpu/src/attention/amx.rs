@@ -1,5 +1,5 @@
-//! The kernel with AMX: queries and weights are rounded to bf16, as keys and values are, and sixteen rows meet sixteen keys
-//! in one product.
+//! The kernel with AMX: queries and weights are rounded to bf16, the type of keys and values, and one product
+//! multiplies sixteen rows with sixteen keys.
 
 use std::arch::x86_64::*;
 use std::cell::RefCell;
@@ -12,10 +12,10 @@ use crate::kv::{BLOCK, CHUNK};
 use crate::memory::LINE;
 use crate::tiles::{self, SIDE, Strided, Tiles};
 
-/// What a thread works with.
+/// Scratch memory of a thread.
 #[repr(align(64))]
 struct Scratch {
-    /// What a tile adds to four chunks of the rows' output.
+    /// Contribution of a tile to four chunks of the rows' output.
     sums: [[[f32; CHUNK]; ROWS]; SIDE],
 }
 
@@ -25,7 +25,7 @@ thread_local! {
     }));
 }
 
-/// Attention of up to [`ROWS`] rows, with heads of whole pairs of chunks.
+/// Computes attention of up to [`ROWS`] rows, with heads of whole pairs of chunks.
 ///
 /// # Safety
 /// AMX in bf16 and AVX-512 F, BW, DQ and BF16 must be available.
@@ -55,8 +55,8 @@ pub(super) unsafe fn attend(block: Block<'_>) {
                 };
                 let q = Strided { start: narrow_q.as_ptr(), stride: width * size_of::<u16>() };
                 let keys = keys.map(|keys| keys.as_ptr().cast());
-                // SAFETY: the tiles are set up; a block has a tile for each 32 dimensions, queries and weights have all
-                // rows, and a tile of keys holds a multiple of four blocks.
+                // SAFETY: the tiles are set up; a block has a tile for every 32 dimensions, queries and weights have
+                // all rows, and a tile of keys holds a multiple of four blocks.
                 unsafe { tiles::dot(q, keys, width / (2 * CHUNK), scores, BLOCK * size_of::<f32>()) };
             }
             let len = blocks.len() * BLOCK;
@@ -70,7 +70,7 @@ pub(super) unsafe fn attend(block: Block<'_>) {
                     Isa::Amx.softcap(scores, cap);
                 }
                 visible(scores, tile * KEYS, sees);
-                // SAFETY: as the caller promises.
+                // SAFETY: the caller guarantees this.
                 unsafe {
                     fades[row] = weigh(scores, &mut running[row]);
                     if let Some((_, scales)) = keys.scales() {
@@ -94,7 +94,7 @@ pub(super) unsafe fn attend(block: Block<'_>) {
                     // SAFETY: as above; a block has half a tile for each chunk, and each row of weights has its block.
                     unsafe { tiles::add(weights, values) };
                 }
-                // SAFETY: as above; there is room for four tiles.
+                // SAFETY: as above; the destination holds four tiles.
                 unsafe {
                     tiles::store(Strided { start: sums.as_mut_ptr().cast(), stride: LINE }, ROWS * LINE);
                     for row in 0..count {

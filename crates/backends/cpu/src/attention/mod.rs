@@ -1,8 +1,9 @@
 //! Causal attention over the paged cache.
 //!
-//! A task is a few neighbouring rows of one sequence with the query heads that share a KV head: keys and values are read
-//! once for all of them. A row's keys are taken in tiles at fixed positions, in order, with a running maximum, so its bits
-//! depend on its query and its keys alone: keys that only its neighbours may see weigh exactly nothing.
+//! A task is a few adjacent rows of one sequence with the query heads that share a KV head, so that keys and values are
+//! read once for all of them. A row's keys are processed in tiles at fixed positions, in order, with a running maximum,
+//! so its bits depend only on its query and its keys: keys that only its neighbours may see have a weight of exactly
+//! zero.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -19,13 +20,13 @@ use crate::isa::{Isa, per_isa};
 use crate::kv::{BLOCK, CHUNK, KvDtype, LayerCache};
 use crate::memory::Lines;
 
-/// The most rows, each a token's query head, that a kernel takes at once.
+/// Maximum number of rows, each a query head of a token, that a kernel processes at once.
 const ROWS: usize = 16;
 
-/// Keys between two looks at the maximum.
+/// Number of keys between two updates of the maximum.
 const KEYS: usize = 8 * BLOCK;
 
-/// One layer's attention.
+/// Attention of one layer.
 pub(crate) struct Attention<'a> {
     pub(crate) cache: LayerCache,
     pub(crate) tables: &'a BlockTables,
@@ -35,52 +36,53 @@ pub(crate) struct Attention<'a> {
     pub(crate) softcap: Option<f32>,
     pub(crate) q: Rows,
     pub(crate) out: Rows,
-    /// Whether the output's other forms can be made head by head.
+    /// Whether the output's other representations can be made head by head.
     pub(crate) prepares: bool,
 }
 
-/// Neighbouring rows of a step that are one sequence's.
+/// Adjacent rows of a step that belong to one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) sequence: usize,
     pub(crate) first: usize,
     pub(crate) count: usize,
-    /// Of the first row.
+    /// Position of the first row.
     pub(crate) position: usize,
-    /// Tokens of the sequence whose keys are there.
+    /// Number of tokens of the sequence whose keys are in the cache.
     pub(crate) len: usize,
 }
 
-/// Rows that the kernel takes at once: in f32 they need more registers.
+/// Returns the number of rows that the kernel processes at once: in f32 they need more registers.
 fn most_rows(isa: Isa) -> usize {
     if isa.multiplies_bf16() { ROWS } else { ROWS / 2 }
 }
 
-/// Tokens of a task: with their query heads, no more rows than the kernel takes.
+/// Returns the number of tokens in a task: with their query heads, at most the number of rows that the kernel
+/// processes.
 pub(crate) fn task_tokens(isa: Isa, heads: HeadShape) -> usize {
     (most_rows(isa) / (heads.q / heads.kv)).max(1)
 }
 
-/// What one call of the kernel works on.
+/// Input and output of one call of the kernel.
 pub(crate) struct Block<'a> {
     keys: Keys<'a>,
-    /// `[rows, D]`, D rounded up to pairs; scaled.
+    /// Scaled queries `[rows, D]`, D rounded up to pairs of chunks.
     q: &'a [f32],
-    /// The same in bf16, where that is multiplied.
+    /// Queries in bf16, for instruction sets that multiply bf16.
     narrow_q: &'a [u16],
-    /// The first and last position that each row sees.
+    /// First and last position that each row sees.
     sees: &'a [(usize, usize)],
     softcap: Option<f32>,
     weights: &'a mut [[f32; KEYS]; ROWS],
-    /// For weights in bf16.
+    /// Scratch memory for weights in bf16.
     narrow_weights: &'a mut [[u16; KEYS]; ROWS],
-    /// `[rows, D]`, D rounded up to chunks.
+    /// Output `[rows, D]`, D rounded up to chunks.
     out: &'a mut [f32],
-    /// For the values of a block that is not full.
+    /// Scratch memory for the values of a block that is not full.
     partial: &'a mut [u32],
 }
 
-/// The keys and values of one head of a sequence.
+/// Keys and values of one head of a sequence.
 pub(crate) struct Keys<'a> {
     cache: LayerCache,
     table: &'a [u32],
@@ -90,34 +92,36 @@ pub(crate) struct Keys<'a> {
     widened: &'a mut Widened,
 }
 
-/// What a tile's integers become.
+/// A tile of integers, widened.
 struct Widened {
-    /// By block: keys, then values, in bf16 as [`crate::kv`] describes them.
+    /// Words by block: keys, then values, in bf16 in the layout of [`crate::kv`].
     words: Lines<u32>,
-    /// By slot of the tile.
+    /// Scales by slot of the tile.
     key_scales: [f32; KEYS],
-    /// The same; 0 for slots that hold no token yet, which may hold anything.
+    /// Scales by slot of the tile; 0 for slots without a token, whose content is arbitrary.
     value_scales: [f32; KEYS],
 }
 
 impl Keys<'_> {
-    /// Words of the keys of a block in bf16.
+    /// Returns the number of words of the keys of a block in bf16.
     fn key_words(&self) -> usize {
         self.dim.div_ceil(2) * BLOCK
     }
 
-    /// Words from one widened block to the next: keys, padded to whole words of integers, and values.
+    /// Returns the number of words from one widened block to the next: keys, padded to whole words of integers, and
+    /// values.
     fn stride(dim: usize) -> usize {
         (dim.next_multiple_of(4) + dim.next_multiple_of(CHUNK)) * BLOCK / 2
     }
 
-    /// Makes a tile's blocks ready to be read, which those in bf16 always are. Before any of its blocks is asked for.
+    /// Prepares a tile's blocks for reading; blocks in bf16 need no preparation. Must be called before any of its
+    /// blocks is read.
     fn enter(&mut self, isa: Isa, blocks: std::ops::Range<usize>) {
         if self.cache.dtype() == KvDtype::Bf16 {
             return;
         }
         for index in blocks {
-            // SAFETY: nobody writes the cache while it is read.
+            // SAFETY: no thread writes the cache while it is read.
             let block = unsafe { self.cache.read(self.table[index], self.head) };
             let slot = index % (KEYS / BLOCK);
             let stride = Self::stride(self.dim);
@@ -134,10 +138,10 @@ impl Keys<'_> {
         }
     }
 
-    /// Keys and values of a block of the sequence, in bf16.
+    /// Returns keys and values of a block of the sequence, in bf16.
     fn block(&self, index: usize) -> (&[u32], &[u32]) {
         if self.cache.dtype() == KvDtype::Bf16 {
-            // SAFETY: nobody writes the cache while it is read.
+            // SAFETY: no thread writes the cache while it is read.
             let block = unsafe { self.cache.read(self.table[index], self.head) };
             return (block.keys, block.values);
         }
@@ -146,8 +150,7 @@ impl Keys<'_> {
         (&block[..self.key_words()], &block[self.dim.next_multiple_of(4) * BLOCK / 2..])
     }
 
-    /// What the scores of the tile that was entered are to be multiplied with, and what its weights, where there is
-    /// something.
+    /// Returns the factors of the scores and of the weights of the current tile, if there are any.
     fn scales(&self) -> Option<(&[f32; KEYS], &[f32; KEYS])> {
         match self.cache.dtype() {
             KvDtype::Bf16 => None,
@@ -158,14 +161,14 @@ impl Keys<'_> {
 
 per_isa! {
     plain;
-    /// Attention of some rows, one by one, on an instruction set that is this one or has none of its own.
+    /// Computes attention row by row, on instruction sets without a special kernel.
     fn attend_plain(isa: Isa, block: Block<'_>);
 }
 
-/// Attention of up to [`most_rows`].
+/// Computes attention of up to [`most_rows`] rows.
 fn attend(isa: Isa, dim: usize, block: Block<'_>) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: an `Isa` is only used where it is available; tiles take the heads that they are made for.
+    // SAFETY: an `Isa` is only used where it is available, and tiles are used only for heads that they support.
     unsafe {
         match isa {
             Isa::Amx if dim.is_multiple_of(2 * CHUNK) => return amx::attend(block),
@@ -203,7 +206,7 @@ thread_local! {
 }
 
 impl Scratch {
-    /// Room for heads of `dim` elements.
+    /// Allocates memory for heads of `dim` elements.
     fn reserve(&mut self, dim: usize, cache: KvDtype) {
         let (padded, chunked) = (dim.next_multiple_of(2), dim.next_multiple_of(CHUNK));
         self.q.reserve_zeroed(ROWS * padded);
@@ -217,11 +220,11 @@ impl Scratch {
 }
 
 impl Attention<'_> {
-    /// One KV head of a run.
+    /// Computes one KV head of a run.
     ///
     /// # Safety
-    /// Cache and activations must stay where they are; nobody may write the queries or the cache, or use these rows' and
-    /// heads' part of the output meanwhile.
+    /// Cache and activations must not be moved. During the call, no other thread may write the queries or the cache, or
+    /// use the output of these rows and heads.
     pub(crate) unsafe fn run(&self, isa: Isa, run: Run, head: usize) {
         let HeadShape { q, kv, dim } = self.heads;
         let group = q / kv;
@@ -240,7 +243,7 @@ impl Attention<'_> {
                     let last = run.position + row / group;
                     scratch.sees.push((self.window.map_or(0, |window| (last + 1).saturating_sub(window)), last));
                     let scaled = &mut scratch.q[slot * padded..][..padded];
-                    // SAFETY: as the caller promises.
+                    // SAFETY: the caller guarantees this.
                     let q = unsafe { self.q.read(span(row)) };
                     scaled[..dim].copy_from_slice(q);
                     scaled[dim..].fill(0.0);
@@ -272,14 +275,14 @@ impl Attention<'_> {
                     },
                 );
                 for (slot, row) in rows.enumerate() {
-                    // SAFETY: as the caller promises.
+                    // SAFETY: the caller guarantees this.
                     unsafe { self.out.write(span(row)) }.copy_from_slice(&scratch.out[slot * chunked..][..dim]);
                 }
             }
         });
         if self.prepares {
             for row in run.first..run.first + run.count {
-                // SAFETY: as the caller promises.
+                // SAFETY: the caller guarantees this.
                 unsafe { self.out.prepare(isa, Span { row, from: head * group * dim, len: group * dim }) };
             }
         }

@@ -5,17 +5,17 @@ use crate::Isa;
 use crate::kv::{BLOCK, CHUNK};
 use crate::rows::{exp, fma, tanh};
 
-/// Below every score, and far enough from infinity to be subtracted.
+/// A value below every score that is far enough from infinity to be subtracted.
 pub(super) const FLOOR: f32 = -1e30;
 
-/// What a row has gathered so far: the largest score, and the sum of `e^(score − largest)`.
+/// Running state of a row: the largest score, and the sum of `e^(score − largest)`.
 #[derive(Clone, Copy)]
 pub(super) struct Running {
     pub(super) largest: f32,
     pub(super) sum: f32,
 }
 
-/// One row after the other: an array of rows, each an array of lanes, does not become vector code.
+/// Processes one row after the other, because an array of rows of lanes is not vectorised.
 #[inline(always)]
 pub(super) fn attend_plain<const FMA: bool>(isa: Isa, block: Block<'_>) {
     let Block { mut keys, q, sees, softcap, weights, out, partial, .. } = block;
@@ -54,19 +54,19 @@ pub(super) fn attend_plain<const FMA: bool>(isa: Isa, block: Block<'_>) {
     }
 }
 
-/// The low half of a word of two bf16, as f32.
+/// Returns the low half of a word of two bf16, as f32.
 #[inline(always)]
 fn low(word: u32) -> f32 {
     f32::from_bits(word << 16)
 }
 
-/// The high half.
+/// Returns the high half as f32.
 #[inline(always)]
 fn high(word: u32) -> f32 {
     f32::from_bits(word & 0xffff_0000)
 }
 
-/// A row's scores with the sixteen keys of a block.
+/// Returns a row's scores with the sixteen keys of a block.
 #[inline(always)]
 fn score<const FMA: bool>(q: &[f32], keys: &[u32]) -> [f32; BLOCK] {
     let (mut even, mut odd) = ([0.0; BLOCK], [0.0; BLOCK]);
@@ -84,7 +84,7 @@ fn score<const FMA: bool>(q: &[f32], keys: &[u32]) -> [f32; BLOCK] {
     even
 }
 
-/// Hides the scores of keys that a row does not see; the first score is that of position `start`.
+/// Masks the scores of keys that a row does not see. The first score is that of position `start`.
 #[inline(always)]
 pub(super) fn visible(scores: &mut [f32], start: usize, (first, last): (usize, usize)) {
     let end = scores.len();
@@ -92,7 +92,7 @@ pub(super) fn visible(scores: &mut [f32], start: usize, (first, last): (usize, u
     scores[(last + 1).saturating_sub(start).min(end)..].fill(f32::NEG_INFINITY);
 }
 
-/// Turns a tile's scores into weights; by what to multiply what was gathered before.
+/// Converts a tile's scores to weights. Returns the factor for the values accumulated before.
 #[inline(always)]
 fn weigh<const FMA: bool>(scores: &mut [f32], running: &mut Running) -> f32 {
     let mut largest = [running.largest; BLOCK];
@@ -121,7 +121,7 @@ fn weigh<const FMA: bool>(scores: &mut [f32], running: &mut Running) -> f32 {
     fade
 }
 
-/// A block's values; slots that hold no token yet, which may hold anything, are zeros.
+/// Returns a block's values. Slots without a token, whose content is arbitrary, are replaced by zeros.
 #[inline(always)]
 pub(super) fn whole<'a>(keys: &'a Keys<'_>, block: usize, partial: &'a mut [u32]) -> &'a [u32] {
     let values = keys.block(block).1;
@@ -142,7 +142,7 @@ pub(super) fn whole<'a>(keys: &'a Keys<'_>, block: usize, partial: &'a mut [u32]
     partial
 }
 
-/// Adds a block's values to what a row has gathered.
+/// Adds a block's values to the accumulated output of a row.
 #[inline(always)]
 fn gather<const FMA: bool>(values: &[u32], weights: &[f32; BLOCK], out: &mut [f32]) {
     let chunks = values.as_chunks::<CHUNK>().0.as_chunks::<{ BLOCK / 2 }>().0;

@@ -1,5 +1,6 @@
-//! The kernels with AVX-512, several rows at once. In f32: the same sums as in [`super::plain`], a key or value widened once
-//! for all rows. In bf16: queries and weights are rounded as keys and values are, and pairs are multiplied as they lie.
+//! The kernels with AVX-512, for several rows at once. In f32 they compute the same sums as [`super::plain`] and widen
+//! a key or value once for all rows. In bf16 they round queries and weights like keys and values and multiply pairs
+//! directly.
 
 use std::arch::x86_64::*;
 
@@ -7,19 +8,19 @@ use super::plain::{FLOOR, Running, visible, whole};
 use super::{Block, KEYS, ROWS};
 use crate::kv::{BLOCK, CHUNK};
 
-/// Up to so many rows, which is so in decoding, memory is what takes the time: keys and values are asked for ahead.
+/// Number of rows up to which memory limits the speed, as in decoding, so that keys and values are prefetched.
 const FEW_ROWS: usize = 4;
 
-/// Blocks between the keys that are read and those that are asked for.
+/// Distance of the prefetched keys from the keys that are read, in blocks.
 const AHEAD: usize = 2;
 
-/// Attention of up to half of [`ROWS`], in f32.
+/// Computes attention of up to half of [`ROWS`] rows in f32.
 ///
 /// # Safety
 /// AVX-512 F, BW and DQ must be available.
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) unsafe fn attend(block: Block<'_>) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees this.
     unsafe {
         match block.sees.len() {
             1 => rows::<1>(block),
@@ -32,13 +33,13 @@ pub(super) unsafe fn attend(block: Block<'_>) {
     }
 }
 
-/// Attention of up to [`ROWS`], in bf16.
+/// Computes attention of up to [`ROWS`] rows in bf16.
 ///
 /// # Safety
 /// AVX-512 F, BW, DQ and BF16 must be available.
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(super) unsafe fn attend_bf16(block: Block<'_>) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees this.
     unsafe {
         match block.sees.len() {
             1 => rows_bf16::<1>(block),
@@ -53,8 +54,9 @@ pub(super) unsafe fn attend_bf16(block: Block<'_>) {
     }
 }
 
-/// The walk over a block's keys, which is the same for both kinds of numbers: `$score` with a block of keys, `$narrow` a
-/// row's weights, `$gather` a block of values. A macro, as closures that hold registers are not always taken apart.
+/// The loop over a block's keys, which is the same for f32 and bf16: `$score` processes a block of keys, `$narrow` a
+/// row's weights, `$gather` a block of values. It is a macro because the compiler does not always inline closures that
+/// hold registers.
 macro_rules! walk {
     ($block:ident, $rows:ident, $score:expr, $narrow:expr, $gather:expr) => {{
         let Block { mut keys, sees, softcap, weights, narrow_weights, out, partial, .. } = $block;
@@ -69,7 +71,7 @@ macro_rules! walk {
             let blocks = tile * (KEYS / BLOCK)..((tile + 1) * (KEYS / BLOCK)).min(last / BLOCK + 1);
             keys.enter(crate::Isa::Avx512, blocks.clone());
             for (index, block) in blocks.clone().enumerate() {
-                // Values are wanted after all keys of the tile.
+                // Values are needed after all keys of the tile.
                 let ahead = (keys.block((block + AHEAD).min(blocks.end - 1)).0, keys.block(block).1);
                 $score(keys.block(block).0, ahead, &mut *weights, index * BLOCK);
             }
@@ -103,14 +105,14 @@ macro_rules! walk {
     }};
 }
 
-/// `R` rows in f32; those that do not exist repeat the first.
+/// Computes `R` rows in f32. Rows that do not exist repeat the first.
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn rows<const R: usize>(block: Block<'_>) {
     let count = block.sees.len();
     let (q, width) = (block.q, block.q.len() / count);
     let q: [&[f32]; R] = std::array::from_fn(|r| &q[if r < count { r } else { 0 } * width..][..width]);
-    // SAFETY: as the caller promises; every row has as many pairs as a key, weights have room for a tile, and the output
-    // has as many chunks as a value.
+    // SAFETY: the caller guarantees this; every row has as many pairs as a key, weights have room for a tile, and the
+    // output has as many chunks as a value.
     unsafe {
         walk!(
             block,
@@ -124,7 +126,7 @@ unsafe fn rows<const R: usize>(block: Block<'_>) {
     }
 }
 
-/// `R` rows in bf16; those that do not exist repeat the first.
+/// Computes `R` rows in bf16. Rows that do not exist repeat the first.
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn rows_bf16<const R: usize>(block: Block<'_>) {
     let count = block.sees.len();
@@ -144,7 +146,8 @@ unsafe fn rows_bf16<const R: usize>(block: Block<'_>) {
     }
 }
 
-/// The rows' scores with the sixteen keys of a block, to `weights[..][at..]`: pairs of dimensions, one after the other.
+/// Writes the rows' scores with the sixteen keys of a block to `weights[..][at..]`, one pair of dimensions after the
+/// other.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn score_bf16<const R: usize>(
@@ -161,7 +164,7 @@ unsafe fn score_bf16<const R: usize>(
             _mm_prefetch::<_MM_HINT_T0>(later_keys.as_ptr().wrapping_add(line).cast());
             _mm_prefetch::<_MM_HINT_T0>(values.as_ptr().wrapping_add(line).cast());
         }
-        // SAFETY: a chunk is a register's worth of words; rows are as long as all pairs.
+        // SAFETY: a chunk is one register of words; rows are as long as all pairs.
         unsafe {
             let words = pairs(_mm512_loadu_si512(words.as_ptr().cast()));
             for r in 0..R {
@@ -172,12 +175,12 @@ unsafe fn score_bf16<const R: usize>(
     }
     for r in 0..R {
         let scores = &mut weights[r][at..][..BLOCK];
-        // SAFETY: sixteen elements.
+        // SAFETY: the slice has sixteen elements.
         unsafe { _mm512_storeu_ps(scores.as_mut_ptr(), sums[r]) };
     }
 }
 
-/// Adds a block's values to what the rows have gathered, which fades first: pairs of slots, one after the other.
+/// Scales the rows' accumulated output by its factor and adds a block's values, one pair of slots after the other.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn gather_bf16<const R: usize>(
@@ -194,12 +197,12 @@ unsafe fn gather_bf16<const R: usize>(
         for r in 0..R {
             if r < count {
                 let at = &out[r * width + chunk * CHUNK..][..CHUNK];
-                // SAFETY: sixteen elements.
+                // SAFETY: the slice has sixteen elements.
                 sums[r] = _mm512_mul_ps(unsafe { _mm512_loadu_ps(at.as_ptr()) }, _mm512_set1_ps(fades[r]));
             }
         }
         for (pair, words) in words.iter().enumerate() {
-            // SAFETY: a chunk is a register's worth of words; a row has a tile's weights.
+            // SAFETY: a chunk is one register of words; a row has a tile's weights.
             unsafe {
                 let words = pairs(_mm512_loadu_si512(words.as_ptr().cast()));
                 for r in 0..R {
@@ -211,18 +214,18 @@ unsafe fn gather_bf16<const R: usize>(
         for r in 0..R {
             if r < count {
                 let at = &mut out[r * width + chunk * CHUNK..][..CHUNK];
-                // SAFETY: sixteen elements.
+                // SAFETY: the slice has sixteen elements.
                 unsafe { _mm512_storeu_ps(at.as_mut_ptr(), sums[r]) };
             }
         }
     }
 }
 
-/// Words as pairs of bf16.
+/// Converts words to pairs of bf16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn pairs(words: __m512i) -> __m512bh {
-    // SAFETY: both are 64 bytes without a meaning of their own.
+    // SAFETY: both types are 64 bytes for which every bit pattern is valid.
     unsafe { std::mem::transmute::<__m512i, __m512bh>(words) }
 }
 
@@ -231,7 +234,7 @@ fn pairs(words: __m512i) -> __m512bh {
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub(super) unsafe fn narrow_weights(weights: &[f32], out: &mut [u16; KEYS]) {
     for (weights, out) in weights.as_chunks::<BLOCK>().0.iter().zip(out.as_chunks_mut::<BLOCK>().0) {
-        // SAFETY: sixteen elements, and as many halves.
+        // SAFETY: there are sixteen elements, and as many halves.
         unsafe {
             let narrow = _mm512_cvtneps_pbh(_mm512_loadu_ps(weights.as_ptr()));
             *out = std::mem::transmute::<__m256bh, [u16; BLOCK]>(narrow);
@@ -239,27 +242,27 @@ pub(super) unsafe fn narrow_weights(weights: &[f32], out: &mut [u16; KEYS]) {
     }
 }
 
-/// The low halves of sixteen words of two bf16, as f32.
+/// Returns the low halves of sixteen words of two bf16, as f32.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn low(words: __m512i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
 }
 
-/// The high halves.
+/// Returns the high halves as f32.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn high(words: __m512i) -> __m512 {
     _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000_u32 as i32)))
 }
 
-/// The rows' scores with the sixteen keys of a block, to `weights[..][at..]`.
+/// Writes the rows' scores with the sixteen keys of a block to `weights[..][at..]`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn score<const R: usize>(q: &[&[f32]; R], keys: &[u32], weights: &mut [[f32; KEYS]; ROWS], at: usize) {
     let (mut even, mut odd) = ([_mm512_setzero_ps(); R], [_mm512_setzero_ps(); R]);
     for (pair, words) in keys.as_chunks::<BLOCK>().0.iter().enumerate() {
-        // SAFETY: a chunk is a register's worth of words; rows are as long as all pairs.
+        // SAFETY: a chunk is one register of words; rows are as long as all pairs.
         unsafe {
             let words = _mm512_loadu_si512(words.as_ptr().cast());
             let (low, high) = (low(words), high(words));
@@ -271,25 +274,25 @@ unsafe fn score<const R: usize>(q: &[&[f32]; R], keys: &[u32], weights: &mut [[f
     }
     for r in 0..R {
         let scores = &mut weights[r][at..][..BLOCK];
-        // SAFETY: sixteen elements.
+        // SAFETY: the slice has sixteen elements.
         unsafe { _mm512_storeu_ps(scores.as_mut_ptr(), _mm512_add_ps(even[r], odd[r])) };
     }
 }
 
-/// Turns a tile's scores into weights; by what to multiply what was gathered before.
+/// Converts a tile's scores to weights. Returns the factor for the values accumulated before.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 pub(super) unsafe fn weigh(scores: &mut [f32], running: &mut Running) -> f32 {
     let chunks = scores.as_chunks_mut::<BLOCK>().0;
     let mut largest = _mm512_set1_ps(running.largest);
     for scores in chunks.iter() {
-        // SAFETY: sixteen elements.
+        // SAFETY: the slice has sixteen elements.
         largest = _mm512_max_ps(largest, unsafe { _mm512_loadu_ps(scores.as_ptr()) });
     }
     let largest = _mm512_reduce_max_ps(largest).max(FLOOR);
     let mut sums = _mm512_setzero_ps();
     for scores in chunks {
-        // SAFETY: sixteen elements.
+        // SAFETY: the slice has sixteen elements.
         unsafe {
             let x = _mm512_sub_ps(_mm512_loadu_ps(scores.as_ptr()), _mm512_set1_ps(largest));
             let weights = exp(x);
@@ -302,8 +305,8 @@ pub(super) unsafe fn weigh(scores: &mut [f32], running: &mut Running) -> f32 {
     fade
 }
 
-/// `e^x` for x ≤ 0, as [`crate::rows::exp`] computes it; 0 below −87.3. NaN stays NaN: of two operands the instruction for the
-/// maximum gives the second if one is NaN.
+/// Computes `e^x` for x ≤ 0 like [`crate::rows::exp`]; 0 below −87.3. NaN stays NaN, because the maximum instruction
+/// returns its second operand if one is NaN.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn exp(x: __m512) -> __m512 {
@@ -320,7 +323,7 @@ fn exp(x: __m512) -> __m512 {
     _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, least), value)
 }
 
-/// Adds a block's values to what the rows have gathered, which fades first.
+/// Scales the rows' accumulated output by its factor and adds a block's values.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn gather<const R: usize>(
@@ -337,11 +340,11 @@ unsafe fn gather<const R: usize>(
         let mut sums = [_mm512_setzero_ps(); R];
         for r in 0..R.min(count) {
             let at = &out[r * width + chunk * CHUNK..][..CHUNK];
-            // SAFETY: sixteen elements.
+            // SAFETY: the slice has sixteen elements.
             sums[r] = _mm512_mul_ps(unsafe { _mm512_loadu_ps(at.as_ptr()) }, _mm512_set1_ps(fades[r]));
         }
         for (pair, words) in pairs.iter().enumerate() {
-            // SAFETY: a chunk is a register's worth of words.
+            // SAFETY: a chunk is one register of words.
             let words = unsafe { _mm512_loadu_si512(words.as_ptr().cast()) };
             let (low, high) = (low(words), high(words));
             for r in 0..R {
@@ -351,7 +354,7 @@ unsafe fn gather<const R: usize>(
         }
         for r in 0..R.min(count) {
             let at = &mut out[r * width + chunk * CHUNK..][..CHUNK];
-            // SAFETY: sixteen elements.
+            // SAFETY: the slice has sixteen elements.
             unsafe { _mm512_storeu_ps(at.as_mut_ptr(), sums[r]) };
         }
     }

@@ -1,7 +1,7 @@
 //! The threads of the backend.
 //!
-//! A step is one parallel region: every thread runs the same closure and the threads meet at barriers. Between regions
-//! the threads sleep; a region costs one wake-up, a barrier a few hundred nanoseconds while the threads keep pace.
+//! A step is one parallel region: every thread runs the same closure, and the threads meet at barriers. Between regions
+//! the threads sleep. A region costs one wake-up, and a barrier a few hundred nanoseconds while the threads keep pace.
 
 mod pinning;
 mod rendezvous;
@@ -15,33 +15,33 @@ use std::thread::JoinHandle;
 pub(crate) use pinning::available_threads;
 use rendezvous::{Generation, Rendezvous};
 
-/// The closure of a region, its lifetime erased: `Pool::run` does not return before every thread is done with it.
+/// Closure of a region with its lifetime erased: `Pool::run` does not return before every thread has finished with it.
 #[derive(Clone, Copy)]
 struct Region(*const (dyn Fn(Worker<'_>) + Sync));
 
-// SAFETY: the closure is `Sync`, and the pointer is followed only while `Pool::run` holds the closure.
+// SAFETY: the closure is `Sync`, and the pointer is dereferenced only while `Pool::run` holds the closure.
 unsafe impl Send for Region {}
 
-/// A number in a cache line of its own.
+/// A counter in a separate cache line.
 #[derive(Default)]
 #[repr(align(64))]
 struct Counter(AtomicUsize);
 
 struct State {
     threads: usize,
-    /// Where the threads meet inside a region.
+    /// Barrier inside a region.
     barrier: Rendezvous,
-    /// Moves on when a region begins.
+    /// Generation that advances when a region begins.
     begun: Generation,
     /// The region; `None` ends the threads.
     region: Mutex<Option<Region>>,
-    /// By thread: how many pieces of its part of the work between two barriers are drawn.
+    /// Number of pieces taken from each thread's part of the work between two barriers.
     drawn: Box<[Counter]>,
-    /// What a thread panicked with.
+    /// Payload of a thread's panic.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-/// A team of threads, the caller's among them.
+/// A team of threads, including the caller's.
 pub(crate) struct Pool {
     state: Arc<State>,
     others: Vec<JoinHandle<()>>,
@@ -55,8 +55,8 @@ pub(crate) struct Worker<'a> {
 }
 
 impl Pool {
-    /// A team of `threads`, at least one. If they are as many as the processors that this process may use, each of the
-    /// others stays on one of its own.
+    /// Creates a team of `threads`, at least one. If there are as many as processors that this process may use, each
+    /// thread but the caller's is pinned to a processor.
     pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
         let threads = threads.max(1);
         let state = Arc::new(State {
@@ -83,7 +83,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Threads of the team.
+    /// Returns the number of threads in the team.
     pub(crate) fn threads(&self) -> usize {
         self.state.threads
     }
@@ -91,10 +91,11 @@ impl Pool {
     /// Runs `work` on every thread and returns when all have finished.
     ///
     /// # Panics
-    /// If `work` panics on a thread; the others then leave the region at their next barrier.
+    /// Panics if `work` panics on a thread; the others then leave the region at their next barrier.
     pub(crate) fn run(&mut self, work: &(dyn Fn(Worker<'_>) + Sync)) {
         let state = &*self.state;
-        // SAFETY: only the lifetime changes; no thread uses it once this call has passed the last barrier below.
+        // SAFETY: only the lifetime changes; no thread uses the pointer once this call has passed the last barrier
+        // below.
         let region: *const (dyn Fn(Worker<'_>) + Sync + 'static) = unsafe { std::mem::transmute(work as *const _) };
         *lock(&state.region) = Some(Region(region));
         state.draw_anew();
@@ -119,18 +120,18 @@ impl Drop for Pool {
 }
 
 impl State {
-    /// The life of a thread that is not the caller's.
+    /// Serves regions on a thread other than the caller's.
     fn serve(&self, index: usize) {
         let mut seen = 0;
         loop {
             seen = self.begun.wait_beyond(seen);
             let Some(Region(region)) = *lock(&self.region) else { return };
-            // SAFETY: `Pool::run` keeps the closure until all threads have met at the end of `take_part`.
+            // SAFETY: `Pool::run` keeps the closure alive until all threads have met at the end of `take_part`.
             self.take_part(index, unsafe { &*region });
         }
     }
 
-    /// Makes all work undone. While no thread draws any.
+    /// Marks all work as undone. Must be called while no thread takes any.
     fn draw_anew(&self) {
         self.drawn.iter().for_each(|counter| counter.0.store(0, Ordering::Relaxed));
     }
@@ -150,19 +151,19 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Worker<'_> {
-    /// Waits until every thread has got here. What was written before is seen after. If another thread has panicked, this
-    /// one leaves the region too, without a word: what it would work on is not there.
+    /// Waits until every thread has reached the barrier. Writes before the barrier are visible after it. If another
+    /// thread has panicked, this one silently leaves the region too, because its input is missing.
     pub(crate) fn barrier(&self) {
         if !self.state.barrier.meet(|| self.state.draw_anew()) {
             resume_unwind(Box::new("another thread has panicked"));
         }
     }
 
-    /// Does the pieces `0..count` of work, together with the other threads, each of which must call this with the same
-    /// count; each piece once. Only one such call may stand between two barriers.
+    /// Runs the pieces `0..count` of work, each once, together with the other threads, each of which must call this
+    /// with the same count. Only one such call may occur between two barriers.
     ///
-    /// Each thread begins with neighbouring pieces of its own, in order, so that it reads weights as they lie, and finds rows
-    /// in its cache that it wrote a stage before; then it helps the others.
+    /// Each thread begins with adjacent pieces of its own, in order, so that it reads weights sequentially and finds in
+    /// its cache the rows that it wrote a stage before. Then it helps the others.
     pub(crate) fn share(&self, count: usize, mut piece: impl FnMut(usize)) {
         let threads = self.state.threads;
         let start = |thread: usize| thread * count / threads;
@@ -179,8 +180,8 @@ impl Worker<'_> {
     }
 }
 
-/// Runs `work` with denormal numbers taken as zero, as AMX does in any case: so that the same sums come out elsewhere, and
-/// since they are slow.
+/// Runs `work` with denormal numbers treated as zero, as AMX always does. All instruction sets then compute the same
+/// sums, and denormal numbers are slow.
 #[cfg(target_arch = "x86_64")]
 fn flushing_denormals(work: impl FnOnce()) {
     const FLUSH_TO_ZERO: u32 = 1 << 15;
@@ -205,18 +206,18 @@ fn flushing_denormals(work: impl FnOnce()) {
     work();
 }
 
-/// The control and status register of SSE.
+/// Returns the control and status register of SSE.
 #[cfg(target_arch = "x86_64")]
 fn control() -> u32 {
     let mut value = 0u32;
-    // SAFETY: writes four bytes to `value`.
+    // SAFETY: the instruction writes four bytes to `value`.
     unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut value, options(nostack, preserves_flags)) };
     value
 }
 
 #[cfg(target_arch = "x86_64")]
 fn set_control(value: u32) {
-    // SAFETY: reads four bytes of `value`, which this register held but for the two bits above.
+    // SAFETY: the instruction reads four bytes of `value`, which this register held except for the two bits above.
     unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const value, options(nostack, preserves_flags, readonly)) };
 }
 

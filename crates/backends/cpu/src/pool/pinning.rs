@@ -1,17 +1,17 @@
-//! Which processors the threads run on.
+//! Placement of the threads on processors.
 
-/// Processors that this process may use, the quota of its cgroup considered.
+/// Returns the number of processors that this process may use, limited by the quota of its cgroup.
 pub(crate) fn available_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// A processor for each of `threads`, if they are just as many as this process may use; with fewer threads, or under a
-/// quota, the system places them better.
+/// Returns a processor for each of `threads` if there are exactly as many as this process may use. With fewer threads,
+/// or under a quota, the system places them better.
 #[cfg(target_os = "linux")]
 pub(super) fn places(threads: usize) -> Option<Vec<usize>> {
-    // SAFETY: a set of all zeros is the empty one.
+    // SAFETY: a set of all zeros is the empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the call writes to `set`, whose size it is told.
+    // SAFETY: the call writes to `set`, whose size it receives.
     if unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) } != 0 {
         return None;
     }
@@ -21,10 +21,10 @@ pub(super) fn places(threads: usize) -> Option<Vec<usize>> {
     (allowed.len() == threads && available_threads() == threads).then_some(allowed)
 }
 
-/// Keeps the calling thread on a processor. Where that fails it just runs anywhere.
+/// Pins the calling thread to a processor. A failure is ignored.
 #[cfg(target_os = "linux")]
 pub(super) fn pin(place: usize) {
-    // SAFETY: a set of all zeros is the empty one, and `place` was in a set of the same size.
+    // SAFETY: a set of all zeros is the empty set, and `place` was in a set of the same size.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(place, &mut set);

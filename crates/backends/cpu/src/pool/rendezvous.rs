@@ -1,22 +1,22 @@
-//! Waiting: a short while awake, since the others are mostly about to come, then asleep.
+//! Waiting of threads: they spin for a short time, because the others usually arrive soon, and then sleep.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a thread stays awake. Longer than a phase of a step lasts for a thread that has no work in it, and short
-/// enough that an idle server uses no processor.
+/// Time for which a thread spins. It is longer than a phase of a step in which a thread has no work, and so short that
+/// an idle server uses no processor.
 const AWAKE: Duration = Duration::from_micros(50);
 
-/// Looks at the clock only after so many rounds.
+/// Number of rounds between two reads of the clock.
 const ROUNDS: usize = 64;
 
-/// A number that grows, for which threads can wait.
+/// A number that only grows, on whose changes threads can wait.
 #[derive(Default)]
 pub(crate) struct Generation {
     current: AtomicUsize,
-    /// Threads that sleep or are about to.
+    /// Number of threads that sleep or are about to.
     sleepers: AtomicUsize,
     mutex: Mutex<()>,
     condvar: Condvar,
@@ -27,9 +27,10 @@ impl Generation {
         self.current.load(Ordering::Acquire)
     }
 
-    /// Moves on and wakes who waits. What was done before is seen by those who waited.
+    /// Increments the number and wakes the waiting threads. Earlier writes are visible to them.
     pub(crate) fn advance(&self) {
-        // Sequentially consistent, as is the sleepers' side: either they are counted here, or they see the new number.
+        // This is sequentially consistent, as is the sleepers' side: either they are counted here, or they see the new
+        // number.
         self.current.fetch_add(1, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             drop(self.mutex.lock().unwrap_or_else(PoisonError::into_inner));
@@ -37,7 +38,7 @@ impl Generation {
         }
     }
 
-    /// Waits until the number is not `seen` any more; what it is then.
+    /// Waits until the number differs from `seen` and returns it.
     pub(crate) fn wait_beyond(&self, seen: usize) -> usize {
         let changed = || Some(self.current()).filter(|&current| current != seen);
         let mut begun = None;
@@ -48,7 +49,7 @@ impl Generation {
                 }
                 spin_loop();
             }
-            // With more threads than processors the others come only if this one makes way.
+            // With more threads than processors, the others arrive only if this one yields.
             std::thread::yield_now();
             if begun.get_or_insert_with(Instant::now).elapsed() > AWAKE {
                 break;
@@ -64,14 +65,14 @@ impl Generation {
     }
 }
 
-/// Where a fixed number of threads meet again and again.
+/// A reusable barrier for a fixed number of threads.
 pub(crate) struct Rendezvous {
     threads: usize,
     arrived: AtomicUsize,
     met: Generation,
-    /// A thread has gone for good: nobody waits any more in this region.
+    /// Whether a thread has gone for good, after which no thread waits in this region.
     abandoned: AtomicBool,
-    /// Threads that have left the region.
+    /// Number of threads that have left the region.
     left: AtomicUsize,
     gone: Generation,
 }
@@ -88,7 +89,7 @@ impl Rendezvous {
         }
     }
 
-    /// Waits for the others; the last to come does `last` first. False if one of them will never come.
+    /// Waits for the others. The last to arrive runs `last` first. Returns `false` if one of them will never arrive.
     #[must_use]
     pub(crate) fn meet(&self, last: impl FnOnce()) -> bool {
         let seen = self.met.current();
@@ -104,13 +105,13 @@ impl Rendezvous {
         !self.abandoned.load(Ordering::SeqCst)
     }
 
-    /// Tells everyone who waits, now or later in this region, that this thread will not come.
+    /// Tells all threads that wait, now or later in this region, that this thread will not arrive.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
         self.met.advance();
     }
 
-    /// Ends this thread's part in the region and waits until all have.
+    /// Ends this thread's part in the region and waits until all threads have left.
     pub(crate) fn leave(&self) {
         let seen = self.gone.current();
         if self.left.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {
@@ -121,7 +122,7 @@ impl Rendezvous {
         }
     }
 
-    /// Makes ready for the next region. Only when all have left.
+    /// Prepares the next region. Must be called when all threads have left.
     pub(crate) fn reset(&self) {
         self.arrived.store(0, Ordering::Relaxed);
         self.abandoned.store(false, Ordering::Relaxed);

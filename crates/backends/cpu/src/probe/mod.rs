@@ -1,7 +1,7 @@
-//! What the machine can do at most, measured: how fast memory is read, and how many operations its units compute.
+//! Measurement of the machine's limits: the read bandwidth of memory and the peak rates of its compute units.
 //!
-//! Together with the cost of a program ([`octavo_ops::cost`]) this bounds how fast any implementation can be, and so tells
-//! how far one is from that. All threads work at once, as in a step.
+//! With the cost of a program ([`octavo_ops::cost`]) they give the roofline limit of any implementation, with which a
+//! step is compared. All threads work at the same time, as in a step.
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -16,23 +16,24 @@ use crate::isa::{Isa, per_isa};
 use crate::memory::{Lines, Shared};
 use crate::pool::{Pool, available_threads};
 
-/// Elements of a piece of memory that a thread reads: a huge page.
+/// Number of elements in a piece of memory that a thread reads: a huge page.
 const PIECE: usize = (2 << 20) / size_of::<u32>();
 
-/// Parts of a piece that are read side by side: more requests are under way than for one, as in a product.
+/// Number of parts of a piece that are read concurrently, so that more requests are in flight than for one, as in a
+/// product.
 const STREAMS: usize = 4;
 
-/// The best of so many measurements counts.
+/// Number of measurements, of which the best counts.
 const MEASUREMENTS: usize = 7;
 
-/// Something that computes, by what it computes with.
+/// A compute unit, by its instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unit {
     /// Multiply-adds of f32 vectors.
     Fma,
-    /// Products of pairs of bf16, by vectors (AVX-512 BF16).
+    /// Dot products of pairs of bf16 in vectors (AVX-512 BF16).
     Bf16,
-    /// Products of four 8-bit integers, by vectors (AVX-512 VNNI).
+    /// Dot products of four 8-bit integers in vectors (AVX-512 VNNI).
     Vnni,
     /// Tiles of bf16.
     AmxBf16,
@@ -41,10 +42,10 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// All of them.
+    /// All units.
     pub const ALL: [Self; 5] = [Self::Fma, Self::Bf16, Self::Vnni, Self::AmxBf16, Self::AmxInt8];
 
-    /// For tables.
+    /// Returns the name for tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fma => "f32 FMA",
@@ -55,12 +56,12 @@ impl Unit {
         }
     }
 
-    /// Whether it multiplies integers.
+    /// Returns whether it multiplies integers.
     pub const fn is_integer(self) -> bool {
         matches!(self, Self::Vnni | Self::AmxInt8)
     }
 
-    /// The code that keeps it busy, where this machine has it.
+    /// Returns the code that keeps it busy, if this machine has the unit.
     fn kernel(self) -> Option<Kernel> {
         #[cfg(target_arch = "x86_64")]
         return x86::kernel(self);
@@ -69,46 +70,46 @@ impl Unit {
     }
 }
 
-/// Code that does nothing but compute.
+/// Code that only computes.
 struct Kernel {
-    /// Runs so many rounds of it.
+    /// Runs the given number of rounds.
     run: fn(usize),
-    /// Operations of a round; a multiply-add is two.
+    /// Number of operations of a round; a multiply-add is two.
     operations: f64,
 }
 
-/// How large and how long a measurement is.
+/// Size and duration of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeConfig {
-    /// Bytes of memory that are read; far more than the caches hold, or it is they that are measured.
+    /// Number of bytes of memory to read. It must be far larger than the caches, which would be measured instead.
     pub bytes: usize,
-    /// What one measurement of a unit takes.
+    /// Duration of one measurement of a unit.
     pub window: Duration,
 }
 
 impl Default for ProbeConfig {
-    /// 1 GiB, 100 ms.
+    /// Returns 1 GiB and 100 ms.
     fn default() -> Self {
         Self { bytes: 1 << 30, window: Duration::from_millis(100) }
     }
 }
 
-/// The machine's limits, all threads together.
+/// Limits of the machine with all threads together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
-    /// Threads that worked.
+    /// Number of threads.
     pub threads: usize,
-    /// Bytes of memory read in a second.
+    /// Read bandwidth of memory in bytes per second.
     pub read_bandwidth: f64,
-    /// Operations a second of the units that this machine has; a multiply-add is two.
+    /// Operations per second of the machine's units; a multiply-add is two.
     pub peaks: Vec<(Unit, f64)>,
 }
 
 impl Limits {
-    /// Measures them, with a thread for every processor that this process may use. Takes a few seconds.
+    /// Measures the limits with one thread for each processor that this process may use. Takes a few seconds.
     ///
     /// # Errors
-    /// There is no memory for the buffer, or the threads cannot be started.
+    /// Returns an error if there is no memory for the buffer or the threads cannot be started.
     pub fn measure(config: &ProbeConfig) -> Result<Self, BackendError> {
         let mut pool = Pool::new(available_threads()).map_err(failed)?;
         let read_bandwidth = read_bandwidth(&mut pool, config.bytes)?;
@@ -118,21 +119,21 @@ impl Limits {
         Ok(Self { threads: pool.threads(), read_bandwidth, peaks })
     }
 
-    /// Operations a second of a unit, if the machine has it.
+    /// Returns the operations per second of a unit, if the machine has it.
     pub fn peak(&self, unit: Unit) -> Option<f64> {
         self.peaks.iter().find(|(of, _)| *of == unit).map(|&(_, peak)| peak)
     }
 }
 
-/// Bytes a second.
+/// Measures bytes per second.
 fn read_bandwidth(pool: &mut Pool, bytes: usize) -> Result<f64, BackendError> {
     let pieces = (bytes / (PIECE * size_of::<u32>())).max(1);
     let mut buffer = Lines::<u32>::zeroed(pieces * PIECE, || "the measurement of the memory".into())?;
     let shared = Shared::new(&mut buffer);
-    // Memory that was never written is one page of zeros, which stays in the cache.
+    // Memory that was never written is mapped to one page of zeros, which stays in the cache.
     pool.run(&|worker| {
         worker.share(pieces, |piece| {
-            // SAFETY: every piece is one thread's, and the buffer outlives the region.
+            // SAFETY: every piece belongs to one thread, and the buffer outlives the region.
             unsafe { shared.part(piece * PIECE, PIECE) }.fill(piece as u32 + 1);
         });
     });
@@ -141,7 +142,7 @@ fn read_bandwidth(pool: &mut Pool, bytes: usize) -> Result<f64, BackendError> {
         pool.run(&|worker| {
             let mut sum = 0;
             worker.share(pieces, |piece| {
-                // SAFETY: nobody writes, and the buffer outlives the region.
+                // SAFETY: no thread writes, and the buffer outlives the region.
                 isa.add_up(unsafe { shared.view(piece * PIECE, PIECE) }, &mut sum);
             });
             black_box(sum);
@@ -151,7 +152,7 @@ fn read_bandwidth(pool: &mut Pool, bytes: usize) -> Result<f64, BackendError> {
     Ok((pieces * PIECE * size_of::<u32>()) as f64 / seconds)
 }
 
-/// Operations a second.
+/// Measures operations per second.
 fn peak(pool: &mut Pool, kernel: &Kernel, window: Duration) -> f64 {
     let mut run = |rounds: usize| {
         let started = Instant::now();
@@ -159,7 +160,7 @@ fn peak(pool: &mut Pool, kernel: &Kernel, window: Duration) -> f64 {
         started.elapsed()
     };
     let mut rounds = 1 << 10;
-    // The clock of the processor settles meanwhile.
+    // The processor's clock frequency settles in the meantime.
     while run(rounds) < window {
         rounds *= 2;
     }
@@ -169,7 +170,7 @@ fn peak(pool: &mut Pool, kernel: &Kernel, window: Duration) -> f64 {
     pool.threads() as f64 * kernel.operations * rounds as f64 / seconds
 }
 
-/// Seconds of the fastest run.
+/// Returns the seconds of the fastest run.
 fn best(mut run: impl FnMut()) -> f64 {
     let timed = |_| {
         let started = Instant::now();
@@ -188,7 +189,7 @@ per_isa! {
 mod plain {
     use super::STREAMS;
 
-    /// Elements of the lines that are added at once.
+    /// Number of elements in the cache lines that are added at once.
     const LINES: usize = 16 * 4;
 
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! Kernels that keep a unit busy: enough independent sums to hide how long one takes, and no memory.
+//! Kernels that keep a unit busy, with enough independent sums to hide the latency and without memory access.
 
 use std::arch::asm;
 use std::arch::is_x86_feature_detected as has;
@@ -11,24 +11,25 @@ use crate::isa::Isa;
 use crate::memory::LINE;
 use crate::tiles::{self, SIDE, Shape, Tiles};
 
-/// Independent sums: a multiply-add takes up to six cycles, two are begun in each, and AVX2 has sixteen registers.
+/// Number of independent sums: a multiply-add takes up to six cycles, two start in each cycle, and AVX2 has sixteen
+/// registers.
 const SUMS: usize = 12;
 
-/// Sums of 32 bits in a register of AVX2.
+/// Number of 32-bit sums in a register of AVX2.
 const LANES_AVX2: usize = 8;
 
-/// Sums of 32 bits in a register of AVX-512.
+/// Number of 32-bit sums in a register of AVX-512.
 const LANES: usize = 16;
 
-/// The kernel of a unit that this machine has.
+/// Returns the kernel of a unit, if this machine has it.
 pub(super) fn kernel(unit: Unit) -> Option<Kernel> {
-    // Multiply-adds of all sums with so many products each.
+    // Number of operations of a round: multiply-adds of all sums with `products` products each.
     let vectors = |lanes: usize, products: usize| (2 * SUMS * lanes * products) as f64;
     let tiles = |inputs: usize| (2 * SIDE * TILE * TILE * inputs) as f64;
     let avx512 = Isa::Avx512.is_available();
     let kernel = |run, operations| Some(Kernel { run, operations });
     match unit {
-        // SAFETY: the machine has what the function is compiled for, as the guard says.
+        // SAFETY: the guard checks that the machine supports the instructions of the function.
         Unit::Fma if avx512 => kernel(|rounds| unsafe { fma_avx512(rounds) }, vectors(LANES, 1)),
         // SAFETY: as above.
         Unit::Fma if Isa::Avx2.is_available() => kernel(|rounds| unsafe { fma_avx2(rounds) }, vectors(LANES_AVX2, 1)),
@@ -44,7 +45,7 @@ pub(super) fn kernel(unit: Unit) -> Option<Kernel> {
     }
 }
 
-/// Adds to all sums, round after round. They begin unlike each other, or the compiler would keep one for all.
+/// Adds to all sums, round after round. Their initial values differ, because the compiler would merge equal sums.
 macro_rules! spin {
     ($rounds:ident, $set:expr, |$sum:ident| $add:expr) => {{
         let mut sums: [_; SUMS] = std::array::from_fn(|index| $set(black_box(index as f32)));
@@ -82,10 +83,10 @@ fn vnni(rounds: usize) {
     spin!(rounds, |x: f32| _mm512_set1_epi32(x as i32), |sum| _mm512_dpbusd_epi32(*sum, a, b));
 }
 
-/// Two left and two right operands of whole tiles, and the products of each with each.
+/// Multiplies two left with two right operands of whole tiles, each with each.
 macro_rules! spin_tiles {
     ($rounds:ident, $product:literal) => {{
-        // Codes of 1.0 in bf16; as integers just any.
+        // The operand is 1.0 in bf16; as integers the value does not matter.
         let operand = [0x3f80u16; TILE * LINE / 2];
         let _tiles = Tiles::set_up([Shape { rows: TILE, row_bytes: LINE }; 8]);
         // SAFETY: the tiles are set up, and the operand fills one.

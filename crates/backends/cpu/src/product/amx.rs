@@ -1,4 +1,4 @@
-//! AMX: products of integers by whole tiles.
+//! AMX: products of integers in whole tiles.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -10,13 +10,13 @@ use crate::rows::{GROUP, LOW_BITS};
 use crate::tiles::{Shape, Tiles};
 use crate::weights::PANEL;
 
-/// Rows of a tile that so many are multiplied in: half of one saves half the time.
+/// Returns the number of rows of a tile used for `rows` rows: half a tile takes half the time.
 fn tile_rows(rows: usize) -> usize {
     if rows <= TILE / 2 { TILE / 2 } else { TILE }
 }
 
-/// Sets up the tiles for so many rows. Registers 0 to 3: results; 4 and 5: rows of a group of integers, high and low parts,
-/// each in one of them or, where codes are doubled, both in one; 6 and 7: a group of a panel.
+/// Sets up the tiles for `rows` rows. Registers 0 to 3 hold results; 4 and 5 hold rows of a group of integers, with
+/// high and low parts in one register each or, if codes are doubled, together in one; 6 and 7 hold a group of a panel.
 pub(super) fn tiles(doubled: bool, rows: usize) -> Tiles {
     let rows = tile_rows(rows);
     let inputs = if doubled { 2 * GROUP } else { GROUP };
@@ -28,11 +28,11 @@ pub(super) fn tiles(doubled: bool, rows: usize) -> Tiles {
     Tiles::set_up([result, result, result, result, left, left, right, right])
 }
 
-/// Up to sixteen rows, from `first` on, times an unpacked panel.
+/// Multiplies up to sixteen rows, from `first` on, with an unpacked panel.
 ///
 /// # Safety
-/// AMX must be available and set up for integers, for as many rows or more and for these codes; the input must have room
-/// for whole tiles of rows.
+/// AMX must be available and set up for integers, for at least as many rows and for these codes. The input must have
+/// room for whole tiles of rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) unsafe fn integers(
     codes: &[u8],
@@ -42,7 +42,7 @@ pub(super) unsafe fn integers(
     tile: &mut [[f32; PANEL]],
 ) {
     let doubled = codes.len() / GROUP_CODES > scales.len() / GROUP_SCALES;
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees this.
     unsafe {
         match (tile_rows(tile.len()), doubled) {
             (TILE, true) => integers_rows::<TILE, true>(codes, scales, input, first, tile),
@@ -53,7 +53,7 @@ pub(super) unsafe fn integers(
     }
 }
 
-/// Exact products of one group, sixteen rows of sixteen: both parts together, or the high ones and the low ones.
+/// Exact products of one group, sixteen rows with sixteen: both parts together, or the high ones and the low ones.
 #[repr(align(64))]
 struct Dots([[[i32; PANEL]; TILE]; 2]);
 
@@ -72,7 +72,7 @@ unsafe fn integers_rows<const ROWS: usize, const DOUBLED: bool>(
     let stride = 2 * input.cols;
     assert!(input.cols == groups * GROUP && codes.len() >= groups * group_codes);
     assert!(a.len() >= TILE * stride && a_scales.len() >= TILE * groups && a_sums.len() >= TILE * groups);
-    // Two, in turn: the unit multiplies one group while the other one is scaled.
+    // Two buffers alternate: the unit multiplies one group while the other one is scaled.
     let mut dots = [const { Dots([[[0; PANEL]; TILE]; 2]) }; 2];
     let mut sums = [_mm512_setzero_ps(); ROWS];
     // SAFETY: every group that is read exists, as asserted.
@@ -113,8 +113,8 @@ unsafe fn integers_rows<const ROWS: usize, const DOUBLED: bool>(
     }
 }
 
-/// `out = A · B` for rows of a group of integers, `stride` bytes apart, and a group of a panel, with the registers of one of
-/// two sets.
+/// Computes `out = A · B` for rows of a group of integers, `stride` bytes apart, and a group of a panel, with one of
+/// two sets of registers.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn multiply<const SET: usize, const DOUBLED: bool>(
@@ -161,7 +161,7 @@ unsafe fn multiply<const SET: usize, const DOUBLED: bool>(
             )
         };
     }
-    // SAFETY: the tiles are set up and what they read and write is there, as the caller promises.
+    // SAFETY: the tiles are set up, and the caller guarantees the memory that they read and write.
     unsafe {
         match (SET, DOUBLED) {
             (0, true) => both!("tmm0", "tmm4", "tmm6"),

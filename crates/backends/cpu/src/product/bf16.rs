@@ -1,19 +1,20 @@
-//! bf16 by AVX-512: pairs of inputs, one after the other, so that a row's sums do not depend on its neighbours.
+//! bf16 with AVX-512: processes pairs of inputs one after the other, so that a row's sums do not depend on its
+//! neighbours.
 
 use std::arch::x86_64::*;
 
 use crate::memory::LINE;
 use crate::weights::PANEL;
 
-/// Rows and panels of a block: their sums and one step's operands fill the registers.
+/// Number of rows and panels in a block: their sums and one step's operands fill the registers.
 pub(super) const BLOCK_ROWS: usize = 8;
 pub(super) const BLOCK_PANELS: usize = 2;
 
-/// The results of a block of rows and panels.
+/// Results of a block of rows and panels.
 pub(super) type Results = [[[f32; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
 
-/// Up to [`BLOCK_ROWS`] rows, which lie `stride` elements apart, times panels of `cols` inputs, a multiple of two. `ahead`
-/// asks for the panels that follow in memory.
+/// Multiplies up to [`BLOCK_ROWS`] rows, `stride` elements apart, with panels of `cols` inputs, a multiple of two.
+/// `ahead` prefetches the panels that follow in memory.
 ///
 /// # Safety
 /// AVX-512 F and BF16 must be available.
@@ -26,7 +27,7 @@ pub(super) unsafe fn multiply(
     ahead: bool,
     results: &mut Results,
 ) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees this.
     unsafe {
         match count {
             1 => rows::<1>(panels, cols, (input, stride), ahead, results),
@@ -78,10 +79,10 @@ unsafe fn rows<const ROWS: usize>(
     }
 }
 
-/// Words as pairs of bf16.
+/// Converts words to pairs of bf16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub(crate) fn pairs(words: __m512i) -> __m512bh {
-    // SAFETY: both are 64 bytes without a meaning of their own.
+    // SAFETY: both types are 64 bytes for which every bit pattern is valid.
     unsafe { std::mem::transmute::<__m512i, __m512bh>(words) }
 }

@@ -1,8 +1,8 @@
-//! Matrix products: every row of an activation times every panel of a weight.
+//! Matrix products: every row of an activation with every panel of a weight.
 //!
-//! The order of a row's sums is the same whatever kernel runs: integer products are exact within a group, and every kernel
-//! adds the groups in order, scale first, then minimum. For bf16, f16 and f32 weights an instruction set has one kernel,
-//! whose rows do not see each other.
+//! The order of a row's sums does not depend on the kernel: integer products are exact within a group, and every kernel
+//! adds the groups in order, scale first, then minimum. For bf16, f16 and f32 weights each instruction set has one
+//! kernel, which computes rows independently.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -26,34 +26,36 @@ use crate::rows::GROUP;
 use crate::tiles::{self, Strided, Tiles};
 use crate::weights::{Codes, Kind, Layout, Matrix, PANEL, Part, STEPS};
 
-/// Panels of a piece of work: enough that drawing pieces costs nothing, few enough that threads end together.
+/// Number of panels in a piece of work: large enough that taking pieces costs nothing, small enough that threads finish
+/// together.
 const PIECE_PANELS: usize = 4;
 
-/// The same where there are few rows, and a piece is little work.
+/// Number of panels with few rows, for which a piece is little work.
 const SKINNY_PANELS: usize = 2;
 
-/// Rows of a piece of work. A piece unpacks its panels anew.
+/// Number of rows in a piece of work. Every piece unpacks its panels again.
 const PIECE_ROWS: usize = 256;
 
-/// Up to so many rows, AMX leaves the work to VNNI, and pieces are small.
+/// Number of rows up to which VNNI is used instead of AMX, and pieces are small.
 const SKINNY_ROWS: usize = 4;
 
-/// Up to so many rows, VNNI multiplies weights as they are stored, without unpacking them first.
+/// Number of rows up to which VNNI multiplies weights in their stored layout, without unpacking them first.
 #[cfg(target_arch = "x86_64")]
 const PACKED_ROWS: usize = 32;
 
-/// A product to be done by the threads of a region.
+/// A product computed by the threads of a region.
 pub(crate) struct Product<'a> {
     pub(crate) matrix: &'a Matrix,
     pub(crate) input: Rows,
     pub(crate) rows: usize,
     pub(crate) out: Rows,
     pub(crate) epilogue: Epilogue<'a>,
-    /// Where the largest result of each row in each chunk goes, by row: [`chunks`] of them. −∞ where there is none above it.
+    /// Destination of the largest result of each row in each chunk, by row: [`chunks`] of them. The value is −∞ if no
+    /// result is larger.
     pub(crate) largest: Option<Shared<f32>>,
 }
 
-/// What happens to a result before it is stored, in this order.
+/// Operations on a result before it is stored, in this order.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Epilogue<'a> {
     pub(crate) bias: Option<&'a [f32]>,
@@ -66,22 +68,22 @@ pub(crate) struct Epilogue<'a> {
 #[repr(align(64))]
 pub(super) struct Tile([[f32; PANEL]; TILE]);
 
-/// Some panels, their codes as bytes and their scales as f32: what tiles of rows are multiplied with again and again.
+/// Panels with codes as bytes and scales as f32, which are multiplied with many tiles of rows.
 #[derive(Default)]
 pub(super) struct Unpacked {
     groups: usize,
-    /// Bytes of the codes of a group.
+    /// Size of the codes of a group in bytes.
     group_codes: usize,
-    /// Per panel and group, `[STEPS][PANEL][4]`; twice for AMX, where codes have 4 bits: times 16 first.
+    /// Codes per panel and group, `[STEPS][PANEL][4]`. For AMX, 4-bit codes are stored twice: first times 16.
     codes: Lines<u8>,
-    /// Per panel and group, sixteen scales and sixteen minima.
+    /// Sixteen scales and sixteen minima per panel and group.
     scales: Lines<f32>,
 }
 
-/// Bytes of the codes of a group of a panel.
+/// Size of the codes of a group of a panel in bytes.
 const GROUP_CODES: usize = GROUP * PANEL;
 
-/// Scales and minima of a group of a panel.
+/// Number of scales and minima of a group of a panel.
 const GROUP_SCALES: usize = 2 * PANEL;
 
 impl Unpacked {
@@ -106,17 +108,17 @@ thread_local! {
     static UNPACKED: RefCell<Unpacked> = RefCell::default();
 }
 
-/// Panels of a piece, where there are so many rows.
+/// Returns the number of panels in a piece for this number of rows.
 fn piece_panels(rows: usize) -> usize {
     if rows <= SKINNY_ROWS { SKINNY_PANELS } else { PIECE_PANELS }
 }
 
-/// Chunks of columns that the product of so many rows is cut into.
+/// Returns the number of chunks of columns into which the product of `rows` rows is divided.
 pub(crate) fn chunks(matrix: &Matrix, rows: usize) -> usize {
     matrix.parts.iter().map(|part| part.panels().div_ceil(piece_panels(rows))).sum()
 }
 
-/// The part and its panels that are a chunk.
+/// Returns the part and the panels of a chunk.
 fn chunk(matrix: &Matrix, rows: usize, mut index: usize) -> (&Part, Range) {
     let each = piece_panels(rows);
     for part in &matrix.parts {
@@ -129,7 +131,7 @@ fn chunk(matrix: &Matrix, rows: usize, mut index: usize) -> (&Part, Range) {
     unreachable!("the caller counts the chunks")
 }
 
-/// The columns of a chunk.
+/// Returns the columns of a chunk.
 pub(crate) fn chunk_columns(matrix: &Matrix, rows: usize, index: usize) -> Range {
     let (part, panels) = chunk(matrix, rows, index);
     part.first + panels.start * PANEL..part.first + (panels.end * PANEL).min(part.rows)
@@ -140,29 +142,30 @@ impl Product<'_> {
         self.rows <= SKINNY_ROWS
     }
 
-    /// Pieces of work.
+    /// Returns the number of pieces of work.
     pub(crate) fn pieces(&self) -> usize {
         chunks(self.matrix, self.rows) * self.rows.div_ceil(PIECE_ROWS)
     }
 
-    /// Does one of them.
+    /// Computes one piece.
     ///
     /// # Safety
-    /// The activations must stay where they are, each piece must be done by one thread only, nobody may write the input or
-    /// use the output meanwhile.
+    /// The activations must not be moved, and each piece must be computed by one thread only. During the call, no other
+    /// thread may write the input or use the piece's output.
     pub(crate) unsafe fn run(&self, isa: Isa, piece: usize) {
         let blocks = self.rows.div_ceil(PIECE_ROWS);
         let (index, block) = (piece / blocks, piece % blocks);
         let first = block * PIECE_ROWS;
         let rows = first..(first + PIECE_ROWS).min(self.rows);
         let (part, panels) = chunk(self.matrix, self.rows, index);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe { self.run_panels(isa, part, panels, rows.clone()) };
         let Some(largest) = self.largest else { return };
         let columns = chunk_columns(self.matrix, self.rows, index);
         let chunks = chunks(self.matrix, self.rows);
         for row in rows {
-            // SAFETY: as the caller promises; this piece has just written the columns, and nobody else writes its place.
+            // SAFETY: the caller guarantees this; this piece has just written the columns, and no other thread writes
+            // its result.
             unsafe {
                 let results = self.out.read(Span { row, from: columns.start, len: columns.len() });
                 isa.largest(results, &mut largest.part(row * chunks + index, 1)[0]);
@@ -171,15 +174,15 @@ impl Product<'_> {
     }
 
     /// # Safety
-    /// As for `run`.
+    /// The conditions of `run` apply.
     unsafe fn run_panels(&self, isa: Isa, part: &Part, panels: std::ops::Range<usize>, rows: std::ops::Range<usize>) {
         let mut store = |first: usize, panel: usize, tile: &mut [[f32; PANEL]]| {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller guarantees this.
             unsafe { self.store(isa, part, panel, first, tile) }
         };
         match part.layout.kind {
             Kind::Quant(..) => {
-                // SAFETY: as the caller promises.
+                // SAFETY: the caller guarantees this.
                 let input = unsafe { self.input.quant() };
                 #[cfg(target_arch = "x86_64")]
                 if isa >= Isa::Avx512 && (isa != Isa::Amx || self.is_skinny() || part.layout.kind.has_halves()) {
@@ -192,17 +195,17 @@ impl Product<'_> {
                 quant(isa, part, panels, &input, rows, &mut store);
             }
             Kind::Bf16 if isa == Isa::Amx => {
-                // SAFETY: as the caller promises.
+                // SAFETY: the caller guarantees this.
                 let (input, stride) = unsafe { self.input.bf16() };
                 bf16_tiles(part, panels, (input, stride), rows, &mut store);
             }
             #[cfg(target_arch = "x86_64")]
             Kind::Bf16 if isa == Isa::Avx512Bf16 => {
-                // SAFETY: as the caller promises; the instruction set is available.
+                // SAFETY: the caller guarantees this; the instruction set is available.
                 unsafe { bf16_blocks(part, panels, self.input.bf16(), rows, &mut store) };
             }
             _ => {
-                // SAFETY: as the caller promises.
+                // SAFETY: the caller guarantees this.
                 let input = unsafe { self.input.read_rows(0, self.rows) };
                 dense(isa, part, panels, (input, self.input.cols), rows, &mut store);
             }
@@ -212,7 +215,7 @@ impl Product<'_> {
     /// Stores the results of a panel for the rows from `first` on.
     ///
     /// # Safety
-    /// As for `run`.
+    /// The conditions of `run` apply.
     unsafe fn store(&self, isa: Isa, part: &Part, panel: usize, first: usize, tile: &mut [[f32; PANEL]]) {
         let from = part.first + panel * PANEL;
         let len = part.rows_of(panel);
@@ -230,7 +233,8 @@ impl Product<'_> {
                 isa.softcap(result, cap);
             }
             if let Some(add) = add {
-                // SAFETY: the same columns of a buffer that nobody else writes; it may be the output, which is not held yet.
+                // SAFETY: no other thread writes these columns of the buffer. It may be the output, to which no
+                // reference exists yet.
                 add_lanes(result, unsafe { add.read(span) });
             }
             // SAFETY: the columns of a panel belong to its piece.
@@ -239,7 +243,7 @@ impl Product<'_> {
     }
 }
 
-/// Adds to the lanes that exist. All of them is the common case, and then a few instructions.
+/// Adds to the lanes that exist. Usually all do, and this takes a few instructions.
 fn add_lanes(result: &mut [f32; PANEL], x: &[f32]) {
     match x.first_chunk::<PANEL>() {
         Some(x) => result.iter_mut().zip(x).for_each(|(result, x)| *result += x),
@@ -247,7 +251,8 @@ fn add_lanes(result: &mut [f32; PANEL], x: &[f32]) {
     }
 }
 
-/// Stores the lanes that exist. One by one where some do not: two copies would become one call for any length.
+/// Stores the lanes that exist, one by one if some do not: the compiler would merge two copies into one call for any
+/// length.
 fn put_lanes(out: &mut [f32], result: &[f32; PANEL]) {
     match out.first_chunk_mut::<PANEL>() {
         Some(out) => *out = *result,
@@ -257,13 +262,13 @@ fn put_lanes(out: &mut [f32], result: &[f32; PANEL]) {
 
 per_isa! {
     plain;
-    /// A tile of rows, from `first` on, times an unpacked panel.
+    /// Multiplies a tile of rows, from `first` on, with an unpacked panel.
     fn multiply_integers(codes: &[u8], scales: &[f32], input: &Quant<'_>, first: usize, tile: &mut [[f32; PANEL]]);
 
-    /// A tile of rows, from `first` on, times a panel whose groups have a scale for each half.
+    /// Multiplies a tile of rows, from `first` on, with a panel whose groups have a scale for each half.
     fn multiply_halves(panel: &[u8], layout: &Layout, input: &Quant<'_>, first: usize, tile: &mut [[f32; PANEL]]);
 
-    /// Some rows times a panel of f32, f16 or bf16.
+    /// Multiplies rows with a panel of f32, f16 or bf16.
     fn multiply_dense(kind: Kind, panel: &[u8], x: &[&[f32]], results: &mut [[f32; PANEL]]);
 }
 
@@ -271,7 +276,7 @@ type Store<'s> = &'s mut dyn FnMut(usize, usize, &mut [[f32; PANEL]]);
 type Quant<'a> = crate::activation::QuantRows<'a>;
 type Range = std::ops::Range<usize>;
 
-/// Any number of rows times some panels of integers, in blocks of a few rows and panels each.
+/// Multiplies any number of rows with panels of integers, in blocks of a few rows and panels each.
 ///
 /// # Safety
 /// AVX-512 with VNNI must be available, and the input must have room for whole tiles of rows.
@@ -298,7 +303,7 @@ unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, sto
             }
             for first in rows.clone().step_by(BLOCK_ROWS) {
                 let count = (rows.end - first).min(BLOCK_ROWS);
-                // SAFETY: as the caller promises; the panels are of this layout.
+                // SAFETY: the caller guarantees this; the panels have this layout.
                 unsafe {
                     if unpacks {
                         let panels = std::array::from_fn(|slot| unpacked.panel(slot.min(pair.len() - 1)));
@@ -318,7 +323,7 @@ unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, sto
     });
 }
 
-/// Any number of rows times some panels of integers.
+/// Multiplies any number of rows with panels of integers.
 fn quant(isa: Isa, part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
     UNPACKED.with_borrow_mut(|unpacked| {
         let doubled = isa == Isa::Amx && matches!(part.layout.kind, Kind::Quant(Codes::Four, _));
@@ -340,7 +345,7 @@ fn quant(isa: Isa, part: &Part, panels: Range, input: &Quant<'_>, rows: Range, s
     });
 }
 
-/// Any number of rows times some panels of integers whose groups have a scale for each half.
+/// Multiplies any number of rows with panels of integers whose groups have a scale for each half.
 fn quant_halves(isa: Isa, part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
     let mut tile = Tile([[0.0; PANEL]; TILE]);
     for first in rows.clone().step_by(TILE) {
@@ -352,17 +357,17 @@ fn quant_halves(isa: Isa, part: &Part, panels: Range, input: &Quant<'_>, rows: R
     }
 }
 
-/// A tile of rows times an unpacked panel. On AMX the tiles must be set up.
+/// Multiplies a tile of rows with an unpacked panel. On AMX the tiles must be set up.
 fn multiply(isa: Isa, (codes, scales): (&[u8], &[f32]), input: &Quant<'_>, first: usize, tile: &mut [[f32; PANEL]]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the instruction set is available and its tiles are set up; the rows of whole tiles have room.
+        // SAFETY: the instruction set is available and its tiles are set up; there is room for whole tiles of rows.
         Isa::Amx => unsafe { amx::integers(codes, scales, input, first, tile) },
         _ => isa.multiply_integers(codes, scales, input, first, tile),
     }
 }
 
-/// Codes to bytes, scales to f32.
+/// Converts codes to bytes and scales to f32.
 pub(crate) fn unpack(isa: Isa, panel: &[u8], layout: &Layout, codes: &mut [u8], scales: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     if isa >= Isa::Avx512 {
@@ -373,7 +378,7 @@ pub(crate) fn unpack(isa: Isa, panel: &[u8], layout: &Layout, codes: &mut [u8], 
     plain::unpack(panel, layout, codes, scales);
 }
 
-/// Rows in bf16 times panels of bf16, in blocks of a few rows and panels each.
+/// Multiplies rows in bf16 with panels of bf16, in blocks of a few rows and panels each.
 ///
 /// # Safety
 /// AVX-512 with BF16 must be available.
@@ -390,7 +395,7 @@ unsafe fn bf16_blocks(part: &Part, panels: Range, (input, stride): (&[u16], usiz
         let weights = std::array::from_fn(|slot| part.panel((from + slot).min(some.end - 1)));
         for first in rows.clone().step_by(BLOCK_ROWS) {
             let count = (rows.end - first).min(BLOCK_ROWS);
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller guarantees this.
             unsafe {
                 let rest = &input[first * stride..];
                 bf16::multiply(weights, cols, (rest, stride), count, first == rows.start, &mut results);
@@ -402,7 +407,7 @@ unsafe fn bf16_blocks(part: &Part, panels: Range, (input, stride): (&[u16], usiz
     }
 }
 
-/// Rows in bf16 times panels of bf16.
+/// Multiplies rows in bf16 with panels of bf16.
 #[cfg(target_arch = "x86_64")]
 fn bf16_tiles(part: &Part, panels: Range, (input, stride): (&[u16], usize), rows: Range, store: Store<'_>) {
     let cols = part.layout.cols;
@@ -414,8 +419,8 @@ fn bf16_tiles(part: &Part, panels: Range, (input, stride): (&[u16], usize), rows
     for first in rows.clone().step_by(TILE) {
         let a = Strided { start: input[first * stride..][..TILE * stride].as_ptr(), stride: 2 * stride };
         let out = Strided { start: results.as_mut_ptr().cast(), stride: LINE };
-        // SAFETY: the instruction set is available and its tiles are set up; sixteen rows are there, panels hold whole
-        // tiles, and so do the results.
+        // SAFETY: the instruction set is available and its tiles are set up; sixteen rows exist, and panels and results
+        // hold whole tiles.
         unsafe { tiles::dot(a, weights, cols / GROUP, out, size_of::<Tile>()) };
         let count = (rows.end - first).min(TILE);
         for (panel, tile) in panels.clone().zip(&mut results) {
@@ -429,7 +434,7 @@ fn bf16_tiles(_: &Part, _: Range, _: (&[u16], usize), _: Range, _: Store<'_>) {
     unreachable!("AMX is available on x86-64 only");
 }
 
-/// Rows in f32 times panels that are no integers.
+/// Multiplies rows in f32 with panels that are not integers.
 fn dense(isa: Isa, part: &Part, panels: Range, (input, cols): (&[f32], usize), rows: Range, store: Store<'_>) {
     const ROWS: usize = 4;
     let mut results = [[[0.0; PANEL]; ROWS]; PIECE_PANELS];
@@ -454,7 +459,7 @@ fn dense(isa: Isa, part: &Part, panels: Range, (input, cols): (&[f32], usize), r
     }
 }
 
-/// One row of a matrix, in f32.
+/// Reads one row of a matrix as f32.
 pub(crate) fn read_row(isa: Isa, matrix: &Matrix, row: usize, out: &mut [f32]) {
     let part = matrix.part_of(row);
     let (panel, lane) = ((row - part.first) / PANEL, (row - part.first) % PANEL);

@@ -1,4 +1,4 @@
-//! The kernels in plain Rust, compiled for what every processor has and for AVX2.
+//! The kernels in plain Rust, compiled for every processor and for AVX2.
 
 use half::f16;
 
@@ -7,7 +7,7 @@ use crate::memory::LINE;
 use crate::rows::{GROUP, LOW_BITS, fma};
 use crate::weights::{Codes, HALVES_OFFSET, Kind, Layout, PANEL, STEPS, Scales};
 
-/// Codes to bytes, scales to f32.
+/// Converts codes to bytes and scales to f32.
 pub(super) fn unpack(panel: &[u8], layout: &Layout, codes: &mut [u8], scales: &mut [f32]) {
     let Kind::Quant(codes_kind, scales_kind) = layout.kind else { unreachable!("only integers are unpacked") };
     let groups = codes.as_chunks_mut::<GROUP_CODES>().0.iter_mut().zip(scales.as_chunks_mut::<GROUP_SCALES>().0);
@@ -65,13 +65,13 @@ fn unpack_scales(panel: &[u8], layout: &Layout, kind: Scales, group: usize, scal
     }
 }
 
-/// The two parts of a group's codes put together: numbers of 16 bits, so that two products are one instruction.
+/// Joins the two parts of a group's codes to 16-bit numbers, of which one instruction multiplies two.
 #[inline(always)]
 fn joined(codes: &[i8; 2 * GROUP]) -> [i16; GROUP] {
     std::array::from_fn(|k| (i16::from(codes[k]) << LOW_BITS) + i16::from(codes[GROUP + k]))
 }
 
-/// Rows from `first` on times an unpacked panel.
+/// Multiplies rows from `first` on with an unpacked panel.
 #[inline(always)]
 pub(super) fn multiply_integers<const FMA: bool>(
     codes: &[u8],
@@ -104,8 +104,9 @@ pub(super) fn multiply_integers<const FMA: bool>(
     }
 }
 
-/// Rows from `first` on times a panel, as it is stored, whose groups have a scale for each half. The exact products of the
-/// halves times their factors are exact again, so a group is one number as elsewhere, and has no minimum left.
+/// Multiplies rows from `first` on with a panel in its stored layout whose groups have a scale for each half. The exact
+/// products of the halves times their factors are exact too, so a group has one number as in other formats, and no
+/// minimum.
 #[inline(always)]
 pub(super) fn multiply_halves<const FMA: bool>(
     panel: &[u8],
@@ -143,7 +144,7 @@ pub(super) fn multiply_halves<const FMA: bool>(
     }
 }
 
-/// The super-block's scales, and the factors of either half of a group.
+/// Returns the super-block's scales and the factors of the halves of a group.
 fn halves(panel: &[u8], layout: &Layout, group: usize) -> ([f32; PANEL], [[i32; PANEL]; 2]) {
     let (supers, at) = (layout.supers_at(Scales::Halves, group), layout.scales_at(Scales::Halves, group));
     let scales =
@@ -152,7 +153,7 @@ fn halves(panel: &[u8], layout: &Layout, group: usize) -> ([f32; PANEL], [[i32; 
     (scales, factors)
 }
 
-/// One row of a panel whose groups have a scale for each half.
+/// Reads one row of a panel whose groups have a scale for each half.
 pub(super) fn read_halves(panel: &[u8], layout: &Layout, lane: usize, out: &mut [f32]) {
     let mut codes = [0; GROUP_CODES];
     for (group, out) in out.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
@@ -165,7 +166,7 @@ pub(super) fn read_halves(panel: &[u8], layout: &Layout, lane: usize, out: &mut 
     }
 }
 
-/// Up to as many rows as there are results times a panel of f32, f16 or bf16.
+/// Multiplies up to as many rows as there are results with a panel of f32, f16 or bf16.
 #[inline(always)]
 pub(super) fn multiply_dense<const FMA: bool>(kind: Kind, panel: &[u8], x: &[&[f32]], results: &mut [[f32; PANEL]]) {
     for (x, result) in x.iter().zip(results) {
@@ -179,7 +180,7 @@ pub(super) fn multiply_dense<const FMA: bool>(kind: Kind, panel: &[u8], x: &[&[f
     }
 }
 
-/// Input `k` of a row of a panel.
+/// Returns input `k` of a row of a panel.
 #[inline(always)]
 fn element(kind: Kind, panel: &[u8], k: usize, lane: usize) -> f32 {
     let half_at = |index: usize| [panel[2 * index], panel[2 * index + 1]];
@@ -197,7 +198,7 @@ fn element(kind: Kind, panel: &[u8], k: usize, lane: usize) -> f32 {
     }
 }
 
-/// One row of a panel that is no integers.
+/// Reads one row of a panel that is not integers.
 pub(super) fn read_dense(kind: Kind, panel: &[u8], lane: usize, out: &mut [f32]) {
     for (k, out) in out.iter_mut().enumerate() {
         *out = element(kind, panel, k, lane);

@@ -1,4 +1,4 @@
-//! How AVX-512 reads panels of integers: as they are stored, or unpacked before.
+//! Reading of integer panels with AVX-512, in their stored layout or unpacked.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -9,59 +9,59 @@ use crate::weights::{Codes, Kind, Layout, PANEL, STEPS, Scales};
 
 /// A panel of integers: sixteen rows, in groups of inputs.
 pub(super) trait Panel: Copy {
-    /// Codes have 4 bits: times 16 they are still bytes.
+    /// Whether codes have 4 bits, so that codes times 16 still fit a byte.
     const NARROW: bool;
 
-    /// Either half of a group has a factor, and there is no minimum.
+    /// Whether each half of a group has a factor and there is no minimum.
     const HALVES: bool;
 
-    /// The codes of four inputs of a group: a register's worth of words, one for each row.
+    /// Returns the codes of four inputs of a group: one register of words, one for each row.
     ///
     /// # Safety
     /// AVX-512 F and BW must be available, and the panel must have this group.
     unsafe fn step(self, group: usize, step: usize) -> __m512i;
 
-    /// Scales and minima of a group.
+    /// Returns the scales and minima of a group.
     ///
     /// # Safety
-    /// As for [`Panel::step`].
+    /// The conditions of [`Panel::step`] apply.
     unsafe fn scales(self, group: usize) -> (__m512, __m512);
 
-    /// The factors of a group's halves, where they have some.
+    /// Returns the factors of a group's halves, if it has any.
     ///
     /// # Safety
-    /// As for [`Panel::step`].
+    /// The conditions of [`Panel::step`] apply.
     unsafe fn factors(self, group: usize) -> [__m512i; 2];
 
-    /// Asks for what lies so many panels behind this group.
+    /// Prefetches the data `panels` panels after this group.
     fn prefetch(self, group: usize, panels: usize);
 }
 
-/// How the codes of a stored panel are read.
+/// Reads the codes of a stored panel.
 pub(super) trait ReadCodes: Copy {
     const NARROW: bool;
 
     /// # Safety
-    /// As for [`Panel::step`].
+    /// The conditions of [`Panel::step`] apply.
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> __m512i;
 }
 
-/// How the scales of a stored panel are read.
+/// Reads the scales of a stored panel.
 pub(super) trait ReadScales: Copy {
     const HALVES: bool = false;
 
     /// # Safety
-    /// As for [`Panel::step`].
+    /// The conditions of [`Panel::step`] apply.
     unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512);
 
     /// # Safety
-    /// As for [`Panel::step`].
+    /// The conditions of [`Panel::step`] apply.
     unsafe fn factors(_: *const u8, _: &Layout, _: usize) -> [__m512i; 2] {
         unreachable!("a group has one scale")
     }
 }
 
-/// A panel as it is stored.
+/// A panel in its stored layout.
 pub(super) struct Packed<'a, C, S> {
     at: *const u8,
     layout: &'a Layout,
@@ -90,21 +90,21 @@ impl<C: ReadCodes, S: ReadScales> Panel for Packed<'_, C, S> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn step(self, group: usize, step: usize) -> __m512i {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe { C::step(self.at, self.layout, group, step) }
     }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn scales(self, group: usize) -> (__m512, __m512) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe { S::scales(self.at, self.layout, group) }
     }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn factors(self, group: usize) -> [__m512i; 2] {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe { S::factors(self.at, self.layout, group) }
     }
 
@@ -114,7 +114,7 @@ impl<C: ReadCodes, S: ReadScales> Panel for Packed<'_, C, S> {
         let lines = (bytes / groups).div_ceil(LINE);
         let from = self.at.wrapping_add(panels * bytes + group * (bytes / groups));
         for line in 0..lines {
-            // SAFETY: a hint, whatever the address.
+            // SAFETY: a prefetch is a hint and may have any address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line * LINE).cast()) };
         }
     }
@@ -128,7 +128,7 @@ pub(super) struct Unpacked<const NARROW: bool> {
 }
 
 impl<const NARROW: bool> Unpacked<NARROW> {
-    /// Of so many groups.
+    /// Creates a panel of `groups` groups.
     pub(super) fn new((codes, scales): (&[u8], &[f32]), groups: usize) -> Self {
         assert!(codes.len() >= groups * GROUP_CODES && scales.len() >= groups * GROUP_SCALES);
         Self { codes: codes.as_ptr(), scales: scales.as_ptr() }
@@ -142,14 +142,14 @@ impl<const NARROW: bool> Panel for Unpacked<NARROW> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn step(self, group: usize, step: usize) -> __m512i {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe { line(self.codes.add(group * GROUP_CODES + step * LINE)) }
     }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn scales(self, group: usize) -> (__m512, __m512) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe {
             let at = self.scales.add(group * GROUP_SCALES);
             (_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(PANEL)))
@@ -186,7 +186,7 @@ impl ReadCodes for Four {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> __m512i {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe { nibbles(panel.add(layout.codes_at(Codes::Four, group)), step) }
     }
 }
@@ -197,7 +197,7 @@ impl ReadCodes for Five {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> __m512i {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe {
             let codes = nibbles(panel.add(layout.codes_at(Codes::Five, group)), step);
             let fifths = panel.add(layout.uppers_at(Codes::Five, group)).cast::<u64>().add(step).read_unaligned();
@@ -212,12 +212,12 @@ impl ReadCodes for Six {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> __m512i {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         let (codes, uppers) = unsafe {
             let uppers = panel.add(layout.uppers_at(Codes::Six, group) + step % 2 * LINE);
             (nibbles(panel.add(layout.codes_at(Codes::Six, group)), step), line(uppers))
         };
-        // To bits 4 and 5; what comes from the neighbouring byte lies beside them.
+        // The upper bits move to bits 4 and 5; bits from the neighbouring byte are next to them and are masked.
         let uppers = match step / 2 {
             0 => _mm512_slli_epi16::<4>(uppers),
             1 => _mm512_slli_epi16::<2>(uppers),
@@ -234,7 +234,7 @@ impl ReadCodes for Eight {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> __m512i {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe { line(panel.add(layout.codes_at(Codes::Eight, group) + step * LINE)) }
     }
 }
@@ -244,7 +244,7 @@ impl ReadScales for Fixed {
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512) {
         let Kind::Quant(_, kind @ Scales::Fixed(offset)) = layout.kind else { unreachable!("chosen by the kind") };
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         let scale = unsafe { halves(panel.add(layout.scales_at(kind, group))) };
         (scale, _mm512_mul_ps(scale, _mm512_set1_ps(offset)))
     }
@@ -254,7 +254,7 @@ impl ReadScales for Two {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe {
             let at = panel.add(layout.scales_at(Scales::Two, group));
             (halves(at), halves(at.add(2 * PANEL)))
@@ -266,7 +266,7 @@ impl ReadScales for Super {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe {
             let at = panel.add(layout.scales_at(Scales::Super, group));
             let supers = panel.add(layout.supers_at(Scales::Super, group));
@@ -283,14 +283,14 @@ impl ReadScales for Halves {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         (unsafe { halves(panel.add(layout.supers_at(Scales::Halves, group))) }, _mm512_setzero_ps())
     }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn factors(panel: *const u8, layout: &Layout, group: usize) -> [__m512i; 2] {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe {
             let at = panel.add(layout.scales_at(Scales::Halves, group));
             [at, at.add(PANEL)].map(|at| _mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())))
@@ -301,31 +301,31 @@ impl ReadScales for Halves {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn line(at: *const u8) -> __m512i {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees this.
     unsafe { _mm512_loadu_si512(at.cast()) }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn nibbles(at: *const u8, step: usize) -> __m512i {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees this.
     let packed = unsafe { line(at.add(step % (STEPS / 2) * LINE)) };
     let shifted = if step < STEPS / 2 { packed } else { _mm512_srli_epi16::<4>(packed) };
     _mm512_and_si512(shifted, _mm512_set1_epi8(15))
 }
 
-/// Sixteen f16.
+/// Reads sixteen f16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn halves(at: *const u8) -> __m512 {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees this.
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
 }
 
-/// Sixteen bytes.
+/// Reads sixteen bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn bytes(at: *const u8) -> __m512 {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees this.
     unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast()))) }
 }

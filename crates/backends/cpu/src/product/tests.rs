@@ -7,7 +7,7 @@ use super::*;
 use crate::activation::{Activation, Forms};
 use crate::pool::Pool;
 
-/// A random weight in two parts, the first of no whole number of panels.
+/// Returns a random weight in two parts, of which the first is not a whole number of panels.
 fn matrix(storage: StorageType, cols: usize) -> Matrix {
     let mut rng = TestRng(3);
     let mut weights = MemoryWeights::default();
@@ -20,7 +20,7 @@ fn matrix(storage: StorageType, cols: usize) -> Matrix {
     crate::weights::load(&weight, &weights, &mut Pool::new(1).unwrap(), &mut |_| {}).unwrap()
 }
 
-/// The product of random rows with all of a matrix.
+/// Multiplies random rows with a whole matrix.
 fn product(isa: Isa, matrix: &Matrix, cols: usize, rows: usize) -> Vec<f32> {
     let mut rng = TestRng(4);
     let mut input = Activation::new(cols, Forms { quant: cols.is_multiple_of(GROUP), coarse: false, bf16: true });
@@ -29,7 +29,7 @@ fn product(isa: Isa, matrix: &Matrix, cols: usize, rows: usize) -> Vec<f32> {
     out.reserve(rows);
     let (x, y) = (input.shared(), out.shared());
     for row in 0..rows {
-        // SAFETY: one thread uses the activations.
+        // SAFETY: only one thread uses the activations.
         unsafe {
             x.write(x.span(row)).iter_mut().for_each(|x| *x = rng.signed());
             x.prepare(isa, x.span(row));
@@ -41,7 +41,7 @@ fn product(isa: Isa, matrix: &Matrix, cols: usize, rows: usize) -> Vec<f32> {
     out.rows(rows).to_vec()
 }
 
-/// The same rows, computed in f64 from what is read back of the matrix.
+/// Computes the same rows in f64 from the matrix as it is read back.
 fn expected(matrix: &Matrix, cols: usize, rows: usize) -> Vec<f64> {
     let mut rng = TestRng(4);
     let x: Vec<Vec<f32>> = (0..rows).map(|_| (0..cols).map(|_| rng.signed()).collect()).collect();

@@ -1,6 +1,6 @@
-//! Integers by AVX-512 with VNNI.
+//! Integer products with AVX-512 VNNI.
 //!
-//! One register holds sixteen output rows, so nothing is ever added across lanes: an input is broadcast to all of them.
+//! One register holds sixteen output rows, so nothing is added across lanes: an input is broadcast to all of them.
 
 use std::arch::x86_64::*;
 
@@ -10,11 +10,11 @@ use crate::memory::LINE;
 use crate::rows::{GROUP, LOW_BITS};
 use crate::weights::{Codes, HALVES_OFFSET, Kind, Layout, PANEL, STEPS, Scales};
 
-/// Rows and panels of a block: their sums and one step's operands fill the registers.
+/// Number of rows and panels in a block: their sums and one step's operands fill the registers.
 pub(super) const BLOCK_ROWS: usize = 4;
 pub(super) const BLOCK_PANELS: usize = 2;
 
-/// The results of a block of rows and panels.
+/// Results of a block of rows and panels.
 pub(super) type Results = [[[f32; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
 
 /// Calls a function with the types of a layout.
@@ -34,11 +34,12 @@ macro_rules! with_kind {
     };
 }
 
-/// Up to [`BLOCK_ROWS`] rows, from `first` on, times panels as they are stored. `ahead` asks for the panels that lie so
-/// many behind these, unless it is 0.
+/// Multiplies up to [`BLOCK_ROWS`] rows, from `first` on, with panels in their stored layout. `ahead` prefetches the
+/// panels at that distance, unless it is 0.
 ///
 /// # Safety
-/// AVX-512 with VNNI must be available, the panels must be of this layout, and the input must have room for a block of rows.
+/// AVX-512 with VNNI must be available, the panels must have this layout, and the input must have room for a block of
+/// rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn packed(
     panels: [&[u8]; BLOCK_PANELS],
@@ -49,7 +50,7 @@ pub(super) unsafe fn packed(
     results: &mut Results,
 ) {
     assert_eq!(input.cols, layout.cols);
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees this.
     unsafe { with_kind!(layout.kind, packed_as, (panels, layout, input, (first, count), ahead, results)) }
 }
 
@@ -63,7 +64,7 @@ unsafe fn packed_as<C: ReadCodes, S: ReadScales>(
     results: &mut Results,
 ) {
     let panels = panels.map(|panel| Packed::<C, S>::new(panel, layout));
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees this.
     unsafe {
         match (count, input.coarse) {
             (1, false) => multiply::<_, 1, false>(panels, input, first, ahead, results),
@@ -76,11 +77,11 @@ unsafe fn packed_as<C: ReadCodes, S: ReadScales>(
     }
 }
 
-/// [`BLOCK_ROWS`] rows, from `first` on, times unpacked panels. In those of `narrow` codes have 4 bits.
+/// Multiplies [`BLOCK_ROWS`] rows, from `first` on, with unpacked panels. With `narrow` their codes have 4 bits.
 ///
 /// # Safety
-/// AVX-512 with VNNI must be available, the panels must have as many inputs as the rows, and the input must have room for a
-/// block of rows.
+/// AVX-512 with VNNI must be available, the panels must have as many inputs as the rows, and the input must have room
+/// for a block of rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn unpacked(
     panels: [(&[u8], &[f32]); BLOCK_PANELS],
@@ -90,7 +91,7 @@ pub(super) unsafe fn unpacked(
     results: &mut Results,
 ) {
     let groups = input.cols / GROUP;
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees this.
     unsafe {
         if narrow {
             let panels = panels.map(|panel| Unpacked::<true>::new(panel, groups));
@@ -110,7 +111,8 @@ pub(super) unsafe fn unpacked(
     }
 }
 
-/// `ROWS` rows, from `first` on, times some panels. `COARSE`: the rows' low parts are zeros, and are not multiplied.
+/// Multiplies `ROWS` rows, from `first` on, with panels. With `COARSE` the rows' low parts are zero and are not
+/// multiplied.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn multiply<P: Panel, const ROWS: usize, const COARSE: bool>(
@@ -130,7 +132,7 @@ unsafe fn multiply<P: Panel, const ROWS: usize, const COARSE: bool>(
         if ahead > 0 {
             panels.iter().for_each(|panel| panel.prefetch(group, ahead));
         }
-        // SAFETY: the panels have these groups, as the caller promises, and so have the rows.
+        // SAFETY: the caller guarantees that the panels and the rows have these groups.
         unsafe {
             let (rows, stride) = (codes.as_ptr().add(group * 2 * GROUP), 2 * input.cols);
             let dots = if P::HALVES {
@@ -161,7 +163,8 @@ unsafe fn multiply<P: Panel, const ROWS: usize, const COARSE: bool>(
     }
 }
 
-/// Adds the products of some steps of a group. Written out, and by index: what is in arrays here must end in registers.
+/// Adds the products of some steps of a group. The steps are written out, with constant indices, so that the arrays are
+/// kept in registers.
 macro_rules! steps {
     ($panels:ident, $group:ident, $rows:ident, $stride:ident, $high:ident, $low:ident, $($step:literal)*) => {{$(
         for p in 0..BLOCK_PANELS {
@@ -185,7 +188,7 @@ macro_rules! steps {
     )*}};
 }
 
-/// The exact products of a group with the rows whose codes are `stride` bytes apart.
+/// Returns the exact products of a group with the rows, whose codes are `stride` bytes apart.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn dots<P: Panel, const ROWS: usize, const COARSE: bool>(
@@ -197,13 +200,13 @@ unsafe fn dots<P: Panel, const ROWS: usize, const COARSE: bool>(
     let mut high = [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS];
     let mut low = high;
     const { assert!(STEPS == 8) };
-    // SAFETY: as the caller promises; a group of a row has STEPS words of each part.
+    // SAFETY: the caller guarantees this; a group of a row has STEPS words of each part.
     unsafe { steps!(panels, group, rows, stride, high, low, 0 1 2 3 4 5 6 7) };
     if P::NARROW && !COARSE { high } else { joined(high, low) }
 }
 
-/// The same where halves have factors: the products of either half, less what its codes stand for too much, times the
-/// factor. `totals` of the rows' halves are so many apart.
+/// Returns the same for halves with factors: the products of each half, minus the offset of its codes, times the
+/// factor. `totals` of the rows' halves have the given stride.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn dots_of_halves<P: Panel, const ROWS: usize, const COARSE: bool>(
@@ -230,7 +233,7 @@ unsafe fn dots_of_halves<P: Panel, const ROWS: usize, const COARSE: bool>(
             }
         };
     }
-    // SAFETY: as the caller promises; a group of a row has STEPS words of each part, and a total for each half.
+    // SAFETY: the caller guarantees this; a group of a row has STEPS words of each part, and a total for each half.
     unsafe {
         half!(0, 0 1 2 3);
         half!(1, 4 5 6 7);
@@ -238,7 +241,7 @@ unsafe fn dots_of_halves<P: Panel, const ROWS: usize, const COARSE: bool>(
     dots
 }
 
-/// The high parts' products and the low ones'.
+/// Joins the products of the high and the low parts.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn joined<const ROWS: usize>(
@@ -253,17 +256,18 @@ fn joined<const ROWS: usize>(
     high
 }
 
-/// Codes to bytes, scales to f32. Into twice as many codes go those of 4 bits times 16 first, group by group.
+/// Converts codes to bytes and scales to f32. If there is room for twice as many codes, 4-bit codes times 16 are stored
+/// before them, group by group.
 ///
 /// # Safety
-/// AVX-512 must be available, and the panel must be one of this layout.
+/// AVX-512 must be available, and the panel must have this layout.
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn unpack(panel: &[u8], layout: &Layout, codes: &mut [u8], scales: &mut [f32]) {
     let groups = layout.groups();
     assert!(scales.len() >= groups * GROUP_SCALES);
     let (codes_len, codes) = (codes.len(), codes.as_mut_ptr());
     let scales = scales.as_mut_ptr();
-    // SAFETY: as the caller promises; there is room for every group, as asserted.
+    // SAFETY: the caller guarantees this; there is room for every group, as asserted.
     unsafe {
         if codes_len >= 2 * groups * GROUP_CODES {
             with_kind!(layout.kind, unpack_as, (panel, layout, codes, 2 * GROUP_CODES, scales));
@@ -284,7 +288,7 @@ unsafe fn unpack_as<C: ReadCodes, S: ReadScales>(
 ) {
     let panel = Packed::<C, S>::new(panel, layout);
     for group in 0..layout.groups() {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees this.
         unsafe {
             let at = codes.add(group * stride);
             let last = at.add(stride - GROUP_CODES);

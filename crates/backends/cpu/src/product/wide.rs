@@ -1,4 +1,4 @@
-//! Plain numbers by AVX-512.
+//! Products of floating-point weights with AVX-512.
 
 use std::arch::x86_64::*;
 
@@ -7,7 +7,7 @@ use super::read::{halves, line};
 use crate::memory::LINE;
 use crate::weights::{Kind, PANEL};
 
-/// A few rows times a few panels of f32, f16 or bf16.
+/// Multiplies a few rows with a few panels of f32, f16 or bf16.
 ///
 /// # Safety
 /// AVX-512 must be available; every panel must hold as many inputs as the rows.
@@ -19,7 +19,7 @@ pub(super) unsafe fn dense<const ROWS: usize>(
     results: &mut [[[f32; PANEL]; ROWS]; PIECE_PANELS],
 ) {
     let panels = panels.map(<[u8]>::as_ptr);
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees this.
     unsafe {
         match x {
             [a] => dense_rows(kind, panels, [a], results),
@@ -84,14 +84,14 @@ unsafe fn dense_rows<const M: usize, const ROWS: usize>(
     }
 }
 
-/// The even ones of 32 bf16, as f32.
+/// Returns the even elements of 32 bf16, as f32.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn even(pairs: __m512i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs))
 }
 
-/// The odd ones.
+/// Returns the odd elements as f32.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn odd(pairs: __m512i) -> __m512 {

@@ -1,4 +1,4 @@
-//! The kernels' one definition.
+//! The common definition of the kernels.
 
 use half::bf16;
 use octavo_ops::sampling::largest_value;
@@ -7,7 +7,7 @@ use octavo_ops::{GluKind, NormKind, RopeStyle};
 use super::math::{erf, exp, fma, round, tanh};
 use super::{GROUP, LANES, LOW_BITS, Norm, QuantRow};
 
-/// The sum of `f` over the elements: sixteen partial sums, added pairwise.
+/// Returns the sum of `f` over the elements: sixteen partial sums, added pairwise.
 #[inline(always)]
 fn sum<const FMA: bool>(x: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
     let (chunks, rest) = x.as_chunks::<LANES>();
@@ -77,7 +77,7 @@ pub(super) fn softcap<const FMA: bool>(x: &mut [f32], cap: f32) {
 
 #[inline(always)]
 pub(super) fn glu<const FMA: bool>(kind: GluKind, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    // One loop for each activation: a choice inside would keep it from becoming vector code.
+    // Each activation has its own loop, because a branch inside would prevent vectorisation.
     match kind {
         GluKind::Silu => gated(gate, up, out, |x| x / (1.0 + exp::<FMA>(-x))),
         GluKind::Gelu => gated(gate, up, out, |x| 0.5 * x * (1.0 + erf::<FMA>(x * std::f32::consts::FRAC_1_SQRT_2))),
@@ -129,7 +129,7 @@ pub(super) fn quantise_coarsely<const FMA: bool>(x: &[f32], out: QuantRow<'_>) {
 #[inline(always)]
 fn quantised<const COARSE: bool>(x: &[f32], out: QuantRow<'_>) {
     const LARGEST: f32 = (127 << LOW_BITS) as f32;
-    // All bits of what counts: one loop over a group is compiled to vectors, two over its halves are not.
+    // A mask selects the elements of the first half: one loop over a group is vectorised, two over its halves are not.
     const FIRST_HALF: [i32; GROUP] = {
         let mut mask = [0; GROUP];
         let mut k = 0;
@@ -145,7 +145,7 @@ fn quantised<const COARSE: bool>(x: &[f32], out: QuantRow<'_>) {
         let mut largest = [0.0f32; LANES];
         for half in x.as_chunks::<LANES>().0 {
             for lane in 0..LANES {
-                // Not `f32::max`, which would have to look for NaN.
+                // `f32::max` would have to check for NaN.
                 let magnitude = half[lane].abs();
                 largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
             }
@@ -177,7 +177,7 @@ pub(super) fn to_bf16<const FMA: bool>(x: &[f32], out: &mut [u16]) {
     }
 }
 
-/// One loop over all elements for each step: the compiler makes vectors of it.
+/// Each step is one loop over all elements, which the compiler vectorises.
 #[inline(always)]
 pub(super) fn code<const FMA: bool>(x: &[f32], codes: &mut [i8], scale: &mut f32) {
     const LARGEST: f32 = 127.0;
@@ -198,7 +198,7 @@ pub(super) fn code<const FMA: bool>(x: &[f32], codes: &mut [i8], scale: &mut f32
 
 #[inline(always)]
 pub(super) fn widen<const FMA: bool>(words: &[u32], out: &mut [u32]) {
-    // An integer of 8 bits is exact in bf16, which is the upper half of its f32.
+    // An 8-bit integer is exact in bf16, which is the upper half of its f32.
     let float = |word: u32, byte: u32| ((word << (24 - 8 * byte)) as i32 >> 24) as f32;
     let pair = |word: u32, byte: u32| float(word, byte).to_bits() >> 16 | float(word, byte + 1).to_bits();
     for (words, out) in words.as_chunks::<LANES>().0.iter().zip(out.as_chunks_mut::<{ 2 * LANES }>().0) {

@@ -126,7 +126,7 @@ fn what_no_number_is_stays_in_its_place() {
 
 #[test]
 fn codes_of_a_row_are_near_it_and_exact_when_widened() {
-    // Of every remainder of lanes; a row of zeros; one that is the largest negative number of a row.
+    // The rows cover every remainder of lanes, a row of zeros, and a row whose largest magnitude is negative.
     for count in [1, 4, 15, 16, 64, 100] {
         let mut x = values(11, count, 3.0);
         x[count / 2] = -5.0;

@@ -1,9 +1,8 @@
-//! The block formats of GGML, read as groups of 32 weights.
+//! Decoding of GGML's block formats into groups of 32 weights.
 //!
-//! Every format is brought into one form: weight = scale · code + minimum, with a code of 4, 5, 6 or 8 bits. Formats
-//! without a minimum have one all the same, a multiple of the scale: codes are then unsigned, as the integer products want
-//! them.
-//! Layouts after the definitions in ggml's `ggml-common.h` and its reference dequantisation.
+//! Every format is converted to one form: weight = scale · code + minimum, with a code of 4, 5, 6 or 8 bits. Formats
+//! without a minimum get one too, a multiple of the scale, so that codes are unsigned, as the integer products require.
+//! The layouts follow the definitions in ggml's `ggml-common.h` and its reference dequantisation.
 
 use half::f16;
 use octavo_ops::StorageType;
@@ -18,10 +17,10 @@ pub(crate) struct Group {
     pub(crate) scale: GroupScale,
 }
 
-/// As the formats store it, so that nothing is lost.
+/// Scale as the formats store it, so that nothing is lost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum GroupScale {
-    /// The minimum is a fixed multiple of it.
+    /// A scale; the minimum is a fixed multiple of it.
     One(f16),
     /// Scale and minimum.
     Two(f16, f16),
@@ -32,7 +31,7 @@ pub(crate) enum GroupScale {
 }
 
 impl Group {
-    /// The weights, of a format whose own codes these are.
+    /// Returns the weights of the group in a format with these codes.
     pub(crate) fn values(&self, storage: StorageType) -> [f32; GROUP] {
         let [low, high] = match self.scale {
             GroupScale::One(d) => [(d.to_f32(), offset(storage) * d.to_f32()); 2],
@@ -52,7 +51,7 @@ impl Group {
     }
 }
 
-/// The minimum of a format that stores none, as a multiple of the scale: what its unsigned codes stand for too much.
+/// Returns the minimum of a format that stores none, as a multiple of the scale: the offset of its unsigned codes.
 pub(crate) const fn offset(storage: StorageType) -> f32 {
     match storage {
         StorageType::Q4_0 => -8.0,
@@ -61,7 +60,7 @@ pub(crate) const fn offset(storage: StorageType) -> f32 {
     }
 }
 
-/// Group `index` of a row of blocks.
+/// Decodes group `index` of a row of blocks.
 pub(crate) fn group(storage: StorageType, row: &[u8], index: usize) -> Group {
     let block_groups = storage.block_elements() / GROUP;
     let size = storage.block_bytes();
@@ -92,18 +91,18 @@ fn two(block: &[u8], codes: [u8; GROUP]) -> Group {
     Group { codes, scale: GroupScale::Two(half_at(block, 0), half_at(block, 2)) }
 }
 
-/// Element i is the low nibble of byte i, element i + 16 its high nibble.
+/// Unpacks nibbles: element i is the low nibble of byte i, element i + 16 its high nibble.
 fn nibbles(bytes: &[u8]) -> [u8; GROUP] {
     std::array::from_fn(|k| if k < 16 { bytes[k] & 15 } else { bytes[k - 16] >> 4 })
 }
 
-/// The fifth bit of element i is bit i of a little-endian word.
+/// Adds the fifth bits: that of element i is bit i of a little-endian word.
 fn with_fifth(codes: [u8; GROUP], bits: &[u8]) -> [u8; GROUP] {
     std::array::from_fn(|k| codes[k] | (bits[k / 8] >> (k % 8) & 1) << 4)
 }
 
-/// A group of a Q4_K or Q5_K super-block: d, least, twelve bytes of 6-bit scales and minima, then the codes. Two groups
-/// share 32 bytes, the first in the low nibbles; bit g of byte k is the fifth bit of element k of group g.
+/// Decodes a group of a Q4_K or Q5_K super-block: d, least, twelve bytes of 6-bit scales and minima, then the codes.
+/// Two groups share 32 bytes, the first in the low nibbles; bit g of byte k is the fifth bit of element k of group g.
 fn super_block(block: &[u8], group: usize, codes: &[u8], fifth: Option<&[u8]>) -> Group {
     let packed = &block[4..16];
     let (scale, min) = if group < 4 {
@@ -129,9 +128,9 @@ pub(crate) fn to_q8(values: &[f32; GROUP]) -> Group {
     Group { codes: values.map(code), scale: GroupScale::One(scale) }
 }
 
-/// A group of a Q6_K super-block: 128 bytes of low nibbles, 64 of upper bit pairs, sixteen signed factors, d. Of each half
-/// of 128 elements, the first 64 have the low nibbles of 64 bytes and the others the high ones; element 32j + k has bits 2j
-/// of upper byte k.
+/// Decodes a group of a Q6_K super-block: 128 bytes of low nibbles, 64 of upper bit pairs, sixteen signed factors, d.
+/// In each half of 128 elements, the first 64 have the low nibbles of 64 bytes and the others the high ones; element
+/// 32j + k has bits 2j of upper byte k.
 fn q6k(block: &[u8], group: usize) -> Group {
     let (half, j) = (group / 4, group % 4);
     let codes = std::array::from_fn(|k| {
@@ -143,14 +142,14 @@ fn q6k(block: &[u8], group: usize) -> Group {
     Group { codes, scale: GroupScale::Halves(half_at(block, 208), factors) }
 }
 
-/// A group of a Q3_K super-block: 32 bytes of third bits (set: not minus 4), 64 bytes of 2-bit codes as in Q2_K, twelve
-/// bytes of 6-bit factors, d.
+/// Decodes a group of a Q3_K super-block: 32 bytes of third bits (if set, 4 is not subtracted), 64 bytes of 2-bit codes
+/// as in Q2_K, twelve bytes of 6-bit factors, d.
 fn q3k(block: &[u8], group: usize) -> Group {
     let (half, j, packed) = (group / 4, group % 4, &block[96..108]);
     let codes = std::array::from_fn(|k| {
         let low = block[32 + half * 32 + k] >> (2 * j) & 3;
         let third = block[k] >> group & 1;
-        // As Q6_K has its codes: 32 too much.
+        // The code has the offset 32, as in Q6_K.
         low + 4 * third + 28
     });
     let factors = [0, 1].map(|i| {
@@ -162,8 +161,8 @@ fn q3k(block: &[u8], group: usize) -> Group {
     Group { codes, scale: GroupScale::Halves(half_at(block, 108), factors) }
 }
 
-/// The weights of a Q2_K super-block: sixteen bytes of 4-bit scales and minima, 64 bytes of 2-bit codes, d and least.
-/// Element 128h + 32j + k has bits 2j of byte 32h + k.
+/// Decodes the weights of a Q2_K super-block: sixteen bytes of 4-bit scales and minima, 64 bytes of 2-bit codes, d and
+/// least. Element 128h + 32j + k has bits 2j of byte 32h + k.
 pub(crate) fn q2k(block: &[u8]) -> [f32; 256] {
     let (d, least) = (half_at(block, 80).to_f32(), half_at(block, 82).to_f32());
     std::array::from_fn(|i| {

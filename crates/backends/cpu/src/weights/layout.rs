@@ -1,4 +1,4 @@
-//! Where the pieces of a panel lie.
+//! Layout of a panel.
 
 use octavo_ops::StorageType;
 
@@ -7,42 +7,44 @@ use super::{Group, GroupScale, PANEL, kept_as};
 use crate::memory::LINE;
 use crate::rows::GROUP;
 
-/// Registers of codes in a group of a panel: four inputs of sixteen rows each.
+/// Number of registers of codes in a group of a panel: four inputs of sixteen rows each.
 pub(crate) const STEPS: usize = GROUP / 4;
 
-/// Groups of a super-block.
+/// Number of groups in a super-block.
 const SUPER: usize = 8;
 
-/// How the codes of a group lie.
+/// Layout of the codes of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Codes {
-    /// Two in a byte: step j in the low nibbles of register j, step j + 4 in its high ones.
+    /// Two codes in a byte: step j in the low nibbles of register j, step j + 4 in its high nibbles.
     Four,
-    /// The same, and the fifth bits as a mask of 64 for each step.
+    /// The layout of `Four`, with the fifth bits as a mask of 64 for each step.
     Five,
-    /// The same, and the two upper bits in two more registers: those of step j in register j % 2, from bit j / 2 · 2 on.
+    /// The layout of `Four`, with the two upper bits in two more registers: those of step j in register j % 2, from bit
+    /// j / 2 · 2 on.
     Six,
-    /// A byte each.
+    /// One code in a byte.
     Eight,
 }
 
-/// How the scales of a group lie, each an array of sixteen rows.
+/// Layout of the scales of a group, each an array of sixteen rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Scales {
-    /// f16; the minimum is the scale times this.
+    /// f16 scales; the minimum is the scale times this value.
     Fixed(f32),
-    /// f16 scales, f16 minima.
+    /// f16 scales and f16 minima.
     Two,
     /// 8-bit scales and minima of each group, after f16 `d` and `least` of each super-block.
     Super,
-    /// Signed 8-bit scales of either half of each group, after f16 `d` of each super-block. The minimum is −32 times the scale.
+    /// Signed 8-bit scales of each half of each group, after f16 `d` of each super-block. The minimum is −32 times the
+    /// scale.
     Halves,
 }
 
-/// What codes of [`Scales::Halves`] stand for too much.
+/// Offset of the codes of [`Scales::Halves`].
 pub(crate) const HALVES_OFFSET: i32 = 32;
 
-/// What a panel is made of.
+/// Content of a panel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
     /// Groups of integers.
@@ -55,19 +57,19 @@ pub(crate) enum Kind {
     F32,
 }
 
-/// The layout of a panel of so many inputs.
+/// Layout of a panel with a given number of inputs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Layout {
     pub(crate) kind: Kind,
-    /// Inputs, padded as the kind wants.
+    /// Number of inputs, padded according to the kind.
     pub(crate) cols: usize,
-    /// Where the bits beyond the fourth begin.
+    /// Start of the bits beyond the fourth.
     uppers: usize,
-    /// Where the groups' scales begin.
+    /// Start of the groups' scales.
     scales: usize,
-    /// Where the super-blocks' scales begin.
+    /// Start of the super-blocks' scales.
     supers: usize,
-    /// Of the whole panel; whole cache lines.
+    /// Size of the whole panel in bytes; whole cache lines.
     pub(crate) bytes: usize,
 }
 
@@ -79,7 +81,7 @@ impl Codes {
         }
     }
 
-    /// Of a group's bits beyond the fourth.
+    /// Returns the size of a group's bits beyond the fourth, in bytes.
     const fn upper_bytes(self) -> usize {
         match self {
             Self::Four | Self::Eight => 0,
@@ -90,7 +92,7 @@ impl Codes {
 }
 
 impl Scales {
-    /// Of a group.
+    /// Returns the size of a group's scales in bytes.
     const fn bytes(self) -> usize {
         match self {
             Self::Fixed(_) | Self::Super | Self::Halves => 2 * PANEL,
@@ -98,7 +100,7 @@ impl Scales {
         }
     }
 
-    /// Of a super-block.
+    /// Returns the size of a super-block's scales in bytes.
     const fn super_bytes(self) -> usize {
         match self {
             Self::Fixed(_) | Self::Two => 0,
@@ -126,14 +128,14 @@ impl Kind {
         }
     }
 
-    /// Whether each half of a group has its own scale.
+    /// Returns whether each half of a group has its own scale.
     pub(crate) fn has_halves(self) -> bool {
         matches!(self, Self::Quant(_, Scales::Halves))
     }
 }
 
 impl Layout {
-    /// Of a checkpoint's storage type. `None` if the size overflows.
+    /// Returns the layout for a checkpoint's storage type; `None` if the size overflows.
     pub(crate) fn new(storage: StorageType, cols: usize) -> Option<Self> {
         let kind = Kind::of(storage);
         let lines = |bytes: usize| bytes.checked_next_multiple_of(LINE);
@@ -156,27 +158,27 @@ impl Layout {
         }
     }
 
-    /// Groups of inputs, where there are any.
+    /// Returns the number of groups of inputs.
     pub(crate) fn groups(&self) -> usize {
         self.cols / GROUP
     }
 
-    /// Where a group's codes begin.
+    /// Returns the start of a group's codes.
     pub(crate) fn codes_at(&self, codes: Codes, group: usize) -> usize {
         group * codes.bytes()
     }
 
-    /// Where a group's bits beyond the fourth begin.
+    /// Returns the start of a group's bits beyond the fourth.
     pub(crate) fn uppers_at(&self, codes: Codes, group: usize) -> usize {
         self.uppers + group * codes.upper_bytes()
     }
 
-    /// Where a group's scales begin.
+    /// Returns the start of a group's scales.
     pub(crate) fn scales_at(&self, scales: Scales, group: usize) -> usize {
         self.scales + group * scales.bytes()
     }
 
-    /// Where the scales of a group's super-block begin.
+    /// Returns the start of the scales of a group's super-block.
     pub(crate) fn supers_at(&self, scales: Scales, group: usize) -> usize {
         self.supers + group / SUPER * scales.super_bytes()
     }
@@ -211,8 +213,8 @@ impl Layout {
         self.put_scale(panel, row, index, group.scale);
     }
 
-    /// Writes the codes of a group of one row as they lie in a panel: bytes, or the low four bits of the first half in the low
-    /// nibbles and those of the second in the high ones.
+    /// Writes the codes of a group of one row in the panel's layout: as bytes, or with the low four bits of the first
+    /// half in the low nibbles and those of the second in the high nibbles.
     #[inline]
     pub(crate) fn put_codes<const BYTES: usize>(
         &self,

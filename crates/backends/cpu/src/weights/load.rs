@@ -1,4 +1,4 @@
-//! Weights from a checkpoint into panels.
+//! Conversion of weights from a checkpoint to panels.
 
 use half::{bf16, f16};
 use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightPart, WeightSource};
@@ -10,10 +10,11 @@ use crate::memory::{Lines, Shared};
 use crate::pool::Pool;
 use crate::rows::GROUP;
 
-/// Elements of a super-block, the largest block there is.
+/// Number of elements of a super-block, the largest block.
 const SUPER: usize = 256;
 
-/// Repacks the parts of a weight, on all threads. `progress` gets the bytes read since the last call.
+/// Repacks the parts of a weight on all threads. `progress` is called with the number of bytes read since the last
+/// call.
 pub(crate) fn load(
     weight: &Weight,
     source: &dyn WeightSource,
@@ -33,7 +34,7 @@ pub(crate) fn load(
     Ok(Matrix { parts })
 }
 
-/// Reads the parts of a weight one after the other as numbers: norms and biases.
+/// Reads the parts of a weight in order as numbers: norms and biases.
 pub(crate) fn load_vector(
     weight: &Weight,
     source: &dyn WeightSource,
@@ -57,7 +58,8 @@ fn checked<'a>(part: &WeightPart, cols: usize, source: &'a dyn WeightSource) -> 
     Ok(data)
 }
 
-/// A part of zeros. Before the checkpoint is read, so that one that is too large is known at once.
+/// Allocates a part of zeros. This happens before the checkpoint is read, so that a part that is too large fails
+/// immediately.
 fn room(weight: &Weight, part: &WeightPart, first: usize) -> Result<Part, BackendError> {
     let what = || format!("weight '{}'", weight.name);
     let layout = Layout::new(part.storage, weight.cols);
@@ -76,7 +78,7 @@ fn repack(part: &mut Part, cols: usize, data: &TensorData<'_>, pool: &mut Pool) 
     pool.run(&|worker| {
         let mut values = vec![0.0; cols];
         worker.share(panels, |panel| {
-            // SAFETY: every panel is written by the one thread that drew it.
+            // SAFETY: every panel is written by the one thread that took it.
             let out = unsafe { out.part(panel * layout.bytes, layout.bytes) };
             let rows = panel * PANEL..((panel + 1) * PANEL).min(rows);
             let bytes = &data.bytes[rows.start * row_bytes..rows.end * row_bytes];
@@ -85,8 +87,8 @@ fn repack(part: &mut Part, cols: usize, data: &TensorData<'_>, pool: &mut Pool) 
     });
 }
 
-/// Writes up to sixteen rows of a checkpoint, one after the other in `bytes`, into their panel; `values` is scratch for one
-/// row.
+/// Writes up to sixteen rows of a checkpoint, contiguous in `bytes`, into their panel. `values` is scratch memory for
+/// one row.
 fn put_rows(layout: &Layout, storage: StorageType, panel: &mut [u8], bytes: &[u8], values: &mut [f32]) {
     let row_bytes = storage.bytes_for(values.len()).unwrap_or_default();
     if row_bytes == 0 {
@@ -96,7 +98,7 @@ fn put_rows(layout: &Layout, storage: StorageType, panel: &mut [u8], bytes: &[u8
     match layout.kind {
         Kind::F32 => put_plain::<4>(panel, bytes, row_bytes),
         Kind::F16 => put_plain::<2>(panel, bytes, row_bytes),
-        // Pairs; the last element of an odd row is half of one.
+        // Elements are stored in pairs; the last element of an odd row is half a pair.
         Kind::Bf16 => {
             put_plain::<4>(panel, bytes, row_bytes);
             for (row, bytes) in rows {
@@ -122,7 +124,7 @@ fn put_groups(layout: &Layout, storage: StorageType, panel: &mut [u8], row: usiz
                 layout.put(panel, row, index, &to_q8(group));
             }
         }
-        // The commonest formats have their codes in the panel's order: nothing is taken apart.
+        // The codes of the most common formats are already in the panel's order and are copied.
         StorageType::Q4_0 => {
             put_stored::<18, 16>(layout, panel, row, bytes, |block| GroupScale::One(half_at(block, 0)))
         }
@@ -142,7 +144,7 @@ fn put_groups(layout: &Layout, storage: StorageType, panel: &mut [u8], row: usiz
     }
 }
 
-/// Writes a row of blocks of `BYTES` bytes that end with a group's `CODES` bytes of codes.
+/// Writes a row of blocks of `BYTES` bytes, each of which ends with a group's `CODES` bytes of codes.
 fn put_stored<const BYTES: usize, const CODES: usize>(
     layout: &Layout,
     panel: &mut [u8],
@@ -150,7 +152,7 @@ fn put_stored<const BYTES: usize, const CODES: usize>(
     bytes: &[u8],
     scale: impl Fn(&[u8; BYTES]) -> GroupScale,
 ) {
-    // Signed bytes become unsigned ones.
+    // Signed bytes become unsigned.
     let flip = if CODES == GROUP { 0x80 } else { 0 };
     for (index, block) in bytes.as_chunks::<BYTES>().0.iter().enumerate() {
         let codes: &[u8; CODES] = block.last_chunk().expect("a block holds its codes");
@@ -159,8 +161,8 @@ fn put_stored<const BYTES: usize, const CODES: usize>(
     }
 }
 
-/// Elements of `SIZE` bytes, sixteen rows side by side: a few elements of each row at a time, so that what they become is
-/// still near when the next row's turn comes.
+/// Interleaves elements of `SIZE` bytes of sixteen rows, a few elements of each row at a time, so that the destination
+/// is still in the cache for the next row.
 fn put_plain<const SIZE: usize>(panel: &mut [u8], bytes: &[u8], row_bytes: usize) {
     const AT_ONCE: usize = 16;
     let columns = panel.as_chunks_mut::<SIZE>().0.chunks_mut(AT_ONCE * PANEL);
@@ -184,7 +186,7 @@ fn put_plain<const SIZE: usize>(panel: &mut [u8], bytes: &[u8], row_bytes: usize
     }
 }
 
-/// The numbers of a row of a checkpoint.
+/// Reads the numbers of a row of a checkpoint.
 fn read_row(storage: StorageType, bytes: &[u8], out: &mut [f32]) {
     match storage {
         StorageType::F32 => fill(out, bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),

@@ -1,8 +1,8 @@
-//! Weights as the kernels want them.
+//! Weights in the layout of the kernels.
 //!
-//! A weight is cut into **panels** of sixteen output rows. What a kernel reads of a panel lies in the order in which it is
-//! read: one register holds four consecutive inputs of all sixteen rows (integers), or two (bf16), or one (f16, f32). The
-//! same bytes feed the vector products and, row for row, the tiles of AMX.
+//! A weight is divided into **panels** of sixteen output rows. The data of a panel is stored in the order in which a
+//! kernel reads it: one register holds four consecutive inputs of all sixteen rows (integers), or two (bf16), or one
+//! (f16, f32). The same bytes serve the vector products and, row for row, the AMX tiles.
 
 mod blocks;
 mod layout;
@@ -16,32 +16,32 @@ pub(crate) use load::{load, load_vector};
 
 use crate::memory::Lines;
 
-/// Output rows of a panel: the f32 lanes of a register of AVX-512.
+/// Number of output rows in a panel: the f32 lanes of an AVX-512 register.
 pub(crate) const PANEL: usize = 16;
 
 /// A loaded weight.
 pub(crate) struct Matrix {
-    /// In row order; the parts of a fused weight need not be stored alike.
+    /// Parts in row order. The parts of a fused weight may have different layouts.
     pub(crate) parts: Vec<Part>,
 }
 
-/// Consecutive rows that are stored alike.
+/// Consecutive rows with the same layout.
 pub(crate) struct Part {
-    /// The first, counted in the matrix.
+    /// Index of the first row in the matrix.
     pub(crate) first: usize,
     pub(crate) rows: usize,
     pub(crate) layout: Layout,
-    /// Panel after panel; the last one's missing rows are zeros.
+    /// Contiguous panels. Missing rows of the last one are zeros.
     data: Lines<u8>,
 }
 
 impl Matrix {
-    /// Bytes in memory.
+    /// Returns the size in memory in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.data.len() as u64).sum()
     }
 
-    /// The part that holds a row.
+    /// Returns the part that contains a row.
     pub(crate) fn part_of(&self, row: usize) -> &Part {
         let after = self.parts.partition_point(|part| part.first <= row);
         &self.parts[after - 1]
@@ -53,23 +53,23 @@ impl Part {
         self.rows.div_ceil(PANEL)
     }
 
-    /// One panel's bytes.
+    /// Returns the bytes of one panel.
     pub(crate) fn panel(&self, index: usize) -> &[u8] {
         &self.data[index * self.layout.bytes..][..self.layout.bytes]
     }
 
-    /// Rows of a panel that exist: all, but for the last.
+    /// Returns the number of existing rows in a panel: all, except in the last.
     pub(crate) fn rows_of(&self, panel: usize) -> usize {
         (self.rows - panel * PANEL).min(PANEL)
     }
 }
 
-/// How a storage type is kept here: its own, or the nearest of those that there are kernels for.
+/// Returns the storage type used here for a storage type: the same, or the nearest one with kernels.
 pub(crate) fn kept_as(storage: StorageType) -> StorageType {
     match storage {
-        // Sixteen weights have a minimum of their own: 8 bits a weight hold all that it tells apart.
+        // Sixteen weights have a separate minimum; 8 bits per weight represent all its values.
         StorageType::Q2K => StorageType::Q8_0,
-        // The same scales and fewer bits: nothing is lost.
+        // The target has the same scales and more bits, so nothing is lost.
         StorageType::Q3K => StorageType::Q6K,
         other => other,
     }

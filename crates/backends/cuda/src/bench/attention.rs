@@ -1,15 +1,14 @@
-//! Attention over the paged cache, of one layer.
+//! Cases of attention over the paged cache, for one layer.
 
 use octavo_kernels::manifest;
 use octavo_kernels::params::{AttentionParams, KV_BLOCK, PagedDecodeParams};
-use octavo_kernels::plan::{DecodePlan, PrefillPlan, split_tokens};
+use octavo_kernels::plan::{DecodePlan, PrefillPlan, decode_columns, split_tokens};
 
 use super::At;
 use super::cases::{Cases, Tables, Work, counted};
 use crate::arena::{Plan, Region};
-use crate::forward::decode_columns;
 
-/// Sequences of one length in blocks of their own, and where their arrays lie.
+/// Sequences of the same length in separate blocks, and the locations of their arrays.
 #[derive(Clone, Copy)]
 struct Layer {
     out: Region,
@@ -21,12 +20,12 @@ struct Layer {
     stride: usize,
     sequences: usize,
     heads: octavo_ops::HeadShape,
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     size: usize,
 }
 
 impl Layer {
-    /// `queries` queries of each of `sequences` sequences of `tokens` tokens.
+    /// Plans `queries` queries of each of `sequences` sequences of `tokens` tokens.
     fn new(cases: &Cases<'_>, [sequences, queries, tokens]: [usize; 3], plan: &mut Plan, tables: &mut Tables) -> Self {
         let (heads, size) = (cases.bench.heads, cases.size());
         let stride = tokens.div_ceil(KV_BLOCK);
@@ -77,7 +76,7 @@ impl Cases<'_> {
         }
     }
 
-    /// Attention of so many sequences, queries of each, and tokens of each.
+    /// Adds attention for the numbers of sequences, of queries of each, and of tokens of each.
     fn attend(&mut self, sizes: [usize; 3]) {
         let [sequences, queries, tokens] = sizes;
         let (heads, size) = (self.bench.heads, self.size());
@@ -122,7 +121,8 @@ impl Cases<'_> {
                 tickets: at.table(tickets),
                 attention: layer.params(at, split_plan),
             };
-            (params, params.grid(head_tile, decode_columns(&params, head_tile, processors, splits)))
+            let columns = decode_columns(params.rows(head_tile), head_tile, processors, splits);
+            (params, params.grid(head_tile, columns))
         });
     }
 
@@ -139,7 +139,7 @@ impl Cases<'_> {
         });
     }
 
-    /// The kernel for every element type and head size.
+    /// Adds the kernel for every element type and head size.
     fn plain(&mut self, layer: Layer, tokens: usize, work: Work) {
         self.kernel(manifest::paged_attention(self.dtype), work, move |at, _| {
             let params = AttentionParams { plan: 0, ..layer.params(at, 0) };

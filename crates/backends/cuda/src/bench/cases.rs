@@ -10,15 +10,15 @@ use crate::build::Instances;
 use crate::libraries::cublaslt::{Operands, Shape, bucket};
 use crate::{DeviceInfo, failed};
 
-/// A kernel on operands of some sizes.
+/// A kernel with operands of certain sizes.
 pub(crate) struct Case {
     pub(crate) kernel: String,
     pub(crate) what: String,
     pub(crate) bytes: u64,
     pub(crate) flops: u64,
-    /// Bytes of one copy of the operands.
+    /// Size of one copy of the operands in bytes.
     pub(crate) footprint: u64,
-    /// Arrays of numbers: ids, positions, block tables, plans.
+    /// Integer arrays: ids, positions, block tables, plans.
     pub(crate) tables: Vec<u32>,
     pub(crate) needs_library: bool,
     pub(crate) launch: Launch,
@@ -27,33 +27,33 @@ pub(crate) struct Case {
 type Launch = Box<dyn Fn(&Launcher, At) -> Result<(), BackendError>>;
 
 impl Case {
-    /// Copies of the operands that fill the level-2 cache a few times over; two at least.
+    /// Returns the number of copies of the operands that fill the level-2 cache several times, at least two.
     pub(crate) fn copies(&self, cache_bytes: u64) -> usize {
         let copies = (CACHES * cache_bytes).div_ceil(self.footprint.max(1)) + 1;
         copies.clamp(2, MOST as u64) as usize
     }
 }
 
-/// What a kernel does, for whoever adds its case.
+/// Work of a kernel, passed by the code that adds its case.
 pub(super) struct Work {
-    /// On what.
+    /// Description of the operands.
     pub(super) what: String,
-    /// Moved at least.
+    /// Minimum number of bytes moved.
     pub(super) bytes: usize,
     pub(super) flops: usize,
-    /// Where operands lie in a copy.
+    /// Locations of the operands in a copy.
     pub(super) plan: Plan,
     pub(super) tables: Tables,
 }
 
-/// The cases that are wanted.
+/// The requested cases.
 pub(super) struct Cases<'a> {
     pub(super) bench: &'a KernelBench,
     pub(super) device: &'a DeviceInfo,
     pub(super) dtype: Dtype,
     pub(super) list: Vec<Case>,
     pub(super) instances: Instances,
-    /// What cuBLASLt is to plan.
+    /// Products that cuBLASLt must plan.
     pub(super) products: Vec<(Shape, u32)>,
 }
 
@@ -73,12 +73,12 @@ impl<'a> Cases<'a> {
         self.device.chip
     }
 
-    /// Bytes of an element.
+    /// Returns the size of an element in bytes.
     pub(super) fn size(&self) -> usize {
         self.dtype.bytes()
     }
 
-    /// Rows of every step.
+    /// Returns the number of rows of every step.
     pub(super) fn row_counts(&self) -> Vec<usize> {
         let mut rows: Vec<usize> = self.bench.batch_sizes.iter().chain(&self.bench.prefill).copied().collect();
         rows.sort_unstable();
@@ -93,7 +93,7 @@ impl<'a> Cases<'a> {
             .is_none_or(|filter| kernel.contains(filter.as_str()) || what.contains(filter.as_str()))
     }
 
-    /// Adds a kernel; `make` gives its parameters and its grid, which may depend on the threads of a block.
+    /// Adds a kernel. `make` returns its parameters and its grid, which may depend on the number of threads of a block.
     pub(super) fn kernel<P: Params + 'static>(
         &mut self,
         instance: Instance,
@@ -103,7 +103,7 @@ impl<'a> Cases<'a> {
         self.kernel_with_shared(instance, work, None, make);
     }
 
-    /// The same, with so many bytes of dynamic shared memory in place of the most.
+    /// Adds a kernel with this amount of dynamic shared memory in bytes instead of the maximum.
     pub(super) fn kernel_with_shared<P: Params + 'static>(
         &mut self,
         instance: Instance,
@@ -124,7 +124,7 @@ impl<'a> Cases<'a> {
         self.push(name, work, false, Box::new(launch));
     }
 
-    /// Adds a product of cuBLASLt's.
+    /// Adds a product of cuBLASLt.
     pub(super) fn library(&mut self, shape: Shape, rows: u32, work: Work, make: impl Fn(At) -> Operands + 'static) {
         const NAME: &str = "cublasLt";
         if !self.wants(NAME, &work.what) {
@@ -149,16 +149,16 @@ impl<'a> Cases<'a> {
     }
 }
 
-/// Arrays of numbers, one after the other.
+/// Concatenated integer arrays.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
     words: Vec<u32>,
 }
 
 impl Tables {
-    /// Adds an array; its first word.
+    /// Adds an array and returns its first word.
     pub(super) fn add(&mut self, values: impl IntoIterator<Item = u32>) -> usize {
-        // At multiples of 16 bytes, as in a step.
+        // Arrays are aligned to 16 bytes, as in a step.
         self.words.resize(self.words.len().next_multiple_of(4), 0);
         let start = self.words.len();
         self.words.extend(values);
@@ -166,7 +166,7 @@ impl Tables {
     }
 }
 
-/// `1 row`, `8 rows`.
+/// Formats a count: `1 row`, `8 rows`.
 pub(super) fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }

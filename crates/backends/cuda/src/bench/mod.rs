@@ -1,14 +1,16 @@
-//! How long each kernel takes at the sizes of a model: for `octavo bench kernels`.
+//! Measurement of the time of each kernel at the sizes of a model, for `octavo bench kernels`.
 //!
-//! A kernel is launched again and again on other copies of its operands, so many of them that none is still in the level-2 cache
-//! when its turn comes again, in one recorded graph, whose time is divided by its launches. Operands are made-up numbers,
-//! never zeros, which a device multiplies faster.
+//! A kernel is launched repeatedly on different copies of its operands, so many that none is still in the level-2 cache
+//! when it is used again. The launches are one recorded graph, whose time is divided by their number. Operands are
+//! random numbers and never zeros, which a device multiplies faster.
 
 mod attention;
 mod cases;
+mod ceilings;
 mod products;
 mod rows;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use octavo_kernels::manifest::Dtype;
@@ -26,71 +28,80 @@ use crate::peaks::{cache_bytes, peaks};
 use crate::{CudaBackend, failed};
 
 use cases::{Case, Cases};
+pub use ceilings::{Ceilings, CeilingsBench, ProductRate};
 
 /// Sizes of the model and of the steps whose kernels are measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelBench {
-    /// H.
+    /// Hidden size H.
     pub hidden: usize,
-    /// Columns of the gated activation.
+    /// Number of columns of the gated activation.
     pub inner: usize,
-    /// Query heads, key-value heads, elements of a head.
+    /// Numbers of query heads and of key-value heads, and number of elements of a head.
     pub heads: octavo_ops::HeadShape,
-    /// Layers: a KV block holds all of them.
+    /// Number of layers, because a KV block contains all of them.
     pub layers: usize,
-    /// V.
+    /// Vocabulary size V.
     pub vocab_size: usize,
-    /// Rows of decode steps.
+    /// Numbers of rows of decode steps.
     pub batch_sizes: Vec<usize>,
-    /// Tokens of each of their sequences.
+    /// Numbers of tokens of each of their sequences.
     pub contexts: Vec<usize>,
-    /// Rows of prefill steps: the tokens of one prompt.
+    /// Numbers of rows of prefill steps, which are the tokens of one prompt.
     pub prefill: Vec<usize>,
-    /// Only kernels whose name or sizes contain it.
+    /// Text that the name or the sizes of a kernel must contain to be measured.
     pub filter: Option<String>,
-    /// For how long a kernel is repeated for one measurement.
+    /// Minimum duration of one measurement of a kernel.
     pub min_time: Duration,
 }
 
-/// A kernel's time.
+/// Time of a kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelTime {
-    /// The instance's name, or `cublasLt`.
+    /// Name of the instance, or `cublasLt`.
     pub kernel: String,
-    /// On what: `gate_up 24576x4096, 8 rows`.
+    /// Description of the operands: `gate_up 24576x4096, 8 rows`.
     pub what: String,
-    /// The median of a launch, the start of the next one included; `None` where operands do not fit the memory.
-    pub seconds: Option<f64>,
-    /// Bytes that it moves at least.
+    /// Median time of a launch in seconds, including the start of the next one.
+    ///
+    /// # Errors
+    /// Contains the reason why there is no time.
+    pub seconds: Result<f64, Unmeasured>,
+    /// Minimum number of bytes moved.
     pub bytes: u64,
-    /// Floating-point operations.
+    /// Number of floating-point operations.
     pub flops: u64,
-    /// Copies of its operands that took turns.
+    /// Number of copies of its operands that were used in turn.
     pub copies: usize,
 }
 
-/// Every kernel's time, on one device.
-#[derive(Clone, Debug, PartialEq)]
-pub struct KernelTimes {
-    /// The device's limits, if they are known.
-    pub peaks: Option<Peaks>,
-    /// The times.
-    pub times: Vec<KernelTime>,
+/// Reason why a kernel was not measured, while others may be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unmeasured {
+    /// The operands exceed the memory.
+    #[error("does not fit the memory")]
+    Memory,
+    /// A required library was not found.
+    #[error("{0} is missing")]
+    Missing(&'static str),
+    /// A library or the driver refused the launch.
+    #[error("refused: {0}")]
+    Refused(String),
 }
 
-/// Measurements of a kernel, whose median counts.
+/// Number of measurements of a kernel, of which the median counts.
 const MEASUREMENTS: usize = 7;
 
-/// Launches of a graph, at most.
+/// Maximum number of launches in a graph.
 const MOST: usize = 4096;
 
-/// Level-2 caches that the copies of operands fill.
+/// Number of level-2 caches that the copies of operands fill.
 const CACHES: u64 = 3;
 
-/// What operands are made of.
+/// Values of the operands.
 const OPERANDS: DummyRule = DummyRule { seed: 1, centre: 0.0, spread: 1.0 };
 
-/// Where a case's operands lie: a copy of its data, and the arrays of numbers that all copies share.
+/// Location of a case's operands: a copy of its data, and the integer arrays shared by all copies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct At {
     data: u64,
@@ -98,61 +109,58 @@ pub(crate) struct At {
 }
 
 impl At {
-    /// The address of an operand.
+    /// Returns the address of an operand.
     fn data(self, region: Region) -> u64 {
         self.data + region.offset
     }
 
-    /// The address of an array by its first word.
+    /// Returns the address of an array by its first word.
     fn table(self, word: usize) -> u64 {
         self.tables + (word * size_of::<u32>()) as u64
     }
 }
 
 impl CudaBackend {
-    /// Measures kernels; no model need be loaded. `begun` is told each one before it is measured.
+    /// Returns the limits stated by the device's manufacturer for the backend's element type; `None` if they are
+    /// unknown.
+    pub fn stated_peaks(&self) -> Option<Peaks> {
+        let opened = self.opened();
+        peaks(opened.gpu, opened.dtype)
+    }
+
+    /// Prepares the measurement of kernels. No model needs to be loaded.
     ///
     /// # Errors
-    /// There is no compiler for the kernels, or the device fails.
-    pub fn bench_kernels(
-        &self,
-        bench: &KernelBench,
-        begun: &mut dyn FnMut(&str, &str),
-    ) -> Result<KernelTimes, BackendError> {
+    /// Returns an error if there is no compiler for the kernels, or the device fails.
+    pub fn kernel_bencher(&self, bench: &KernelBench) -> Result<KernelBencher<'_>, BackendError> {
         let opened = self.opened();
         opened.gpu.bind()?;
-        let mut bencher = Bencher::new(&opened, bench)?;
-        let cases = std::mem::take(&mut bencher.cases);
-        let times = cases.iter().map(|case| {
-            begun(&case.kernel, &case.what);
-            bencher.measure(case)
-        });
-        let times = times.collect::<Result<Vec<_>, _>>()?;
-        Ok(KernelTimes { peaks: peaks(opened.gpu, opened.dtype), times })
+        KernelBencher::new(&opened, bench)
     }
 }
 
-struct Bencher<'a> {
-    gpu: &'a std::sync::Arc<Gpu>,
+/// Measures kernels one after the other.
+pub struct KernelBencher<'a> {
+    gpu: &'a Arc<Gpu>,
     dtype: Dtype,
     launcher: Launcher,
     fill: Fill,
     cases: Vec<Case>,
     memory: Arena,
-    /// Bytes of cuBLASLt's workspace and of the arrays of numbers, which lie before the operands.
+    /// Size of cuBLASLt's workspace and of the integer arrays in bytes, which come before the operands.
     table_bytes: u64,
     cache_bytes: u64,
     min_time: Duration,
 }
 
-/// What launches a case.
+/// Launches cases.
 pub(crate) struct Launcher {
-    gpu: std::sync::Arc<Gpu>,
+    gpu: Arc<Gpu>,
     kernels: Kernels,
     library: Option<CublasLt>,
 }
 
-impl<'a> Bencher<'a> {
+impl<'a> KernelBencher<'a> {
     fn new(opened: &Opened<'a>, bench: &KernelBench) -> Result<Self, BackendError> {
         let (gpu, dtype) = (opened.gpu, opened.dtype);
         let builder = Builder { gpu, driver: opened.driver, config: opened.config };
@@ -183,16 +191,38 @@ impl<'a> Bencher<'a> {
         Ok(Self { gpu, dtype, launcher, fill, cases, memory, table_bytes, cache_bytes, min_time })
     }
 
-    fn measure(&self, case: &Case) -> Result<KernelTime, BackendError> {
+    /// Returns the kernels and their sizes, in the order of their numbers.
+    pub fn cases(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        self.cases.iter().map(|case| (case.kernel.as_str(), case.what.as_str()))
+    }
+
+    /// Measures a kernel by its number.
+    ///
+    /// # Errors
+    /// Returns an error if the device no longer works, so that no other kernel can be measured either. A launch that a
+    /// library or the driver refuses is part of the result.
+    pub fn measure(&self, number: usize) -> Result<KernelTime, BackendError> {
+        let case = &self.cases[number];
         let room = self.memory.bytes().saturating_sub(self.table_bytes);
         let copies = case.copies(self.cache_bytes).min((room / case.footprint.max(1)) as usize);
-        let seconds = if copies > 0 { Some(self.seconds(case, copies)?) } else { None };
+        let seconds = match copies {
+            0 => Err(Unmeasured::Memory),
+            _ => match self.seconds(case, copies) {
+                Ok(seconds) => Ok(seconds),
+                // After a fault of a kernel every call fails; after a refusal the device is unchanged.
+                Err(error) => match self.gpu.synchronize() {
+                    Ok(()) => Err(Unmeasured::Refused(error.to_string())),
+                    Err(_) => return Err(error),
+                },
+            },
+        };
         let (kernel, what) = (case.kernel.clone(), case.what.clone());
         Ok(KernelTime { kernel, what, seconds, bytes: case.bytes, flops: case.flops, copies })
     }
 
     fn seconds(&self, case: &Case, copies: usize) -> Result<f64, BackendError> {
-        // Anew for each: what one case has computed grows when the next computes with it.
+        // The operands are written again for each case, because results grow when they are used as operands of the
+        // next.
         let operands = copies as u64 * case.footprint / self.dtype.bytes() as u64;
         self.fill.write(self.memory.start() + self.table_bytes, operands, self.dtype, &OPERANDS)?;
         let tables = self.memory.start() + WORKSPACE;
@@ -203,32 +233,41 @@ impl<'a> Bencher<'a> {
             data: self.memory.start() + self.table_bytes + (copy % copies) as u64 * case.footprint,
             tables,
         };
-        let timed = |work: &dyn Fn() -> Result<(), BackendError>| -> Result<Duration, BackendError> {
-            let begun = Instant::now();
-            work()?;
-            self.gpu.synchronize()?;
-            Ok(begun.elapsed())
-        };
-        // The first launch pays for what happens on first use.
-        (case.launch)(&self.launcher, at(0))?;
-        self.gpu.synchronize()?;
-        let once = timed(&|| (case.launch)(&self.launcher, at(1)))?;
-        let repetitions = self.min_time.as_secs_f64() / once.as_secs_f64().max(1e-9);
-        let launches = (repetitions as usize).clamp(1, MOST);
-        let record = || (0..launches).try_for_each(|launch| (case.launch)(&self.launcher, at(launch)));
-        let graph = self.gpu.capture(record)?;
-        let run = || Ok(graph.launch()?);
-        timed(&run)?;
-        let mut times = (0..MEASUREMENTS).map(|_| timed(&run)).collect::<Result<Vec<_>, _>>()?;
-        times.sort_unstable();
-        Ok(times[MEASUREMENTS / 2].as_secs_f64() / launches as f64)
+        launch_seconds(self.gpu, self.min_time, &|launch| (case.launch)(&self.launcher, at(launch)))
     }
 }
 
-/// What operands begin at.
+/// Returns the median time of a launch in seconds. `launch` is called with the number of the launch. Launches of at
+/// least `min_time` are recorded as one graph, which runs [`MEASUREMENTS`] times.
+fn launch_seconds(
+    gpu: &Arc<Gpu>,
+    min_time: Duration,
+    launch: &dyn Fn(usize) -> Result<(), BackendError>,
+) -> Result<f64, BackendError> {
+    let timed = |work: &dyn Fn() -> Result<(), BackendError>| -> Result<Duration, BackendError> {
+        let begun = Instant::now();
+        work()?;
+        gpu.synchronize()?;
+        Ok(begun.elapsed())
+    };
+    // The first launch includes initialisation.
+    launch(0)?;
+    gpu.synchronize()?;
+    let once = timed(&|| launch(1))?;
+    let repetitions = min_time.as_secs_f64() / once.as_secs_f64().max(1e-9);
+    let launches = (repetitions as usize).clamp(1, MOST);
+    let graph = gpu.capture(|| (0..launches).try_for_each(launch))?;
+    let run = || Ok(graph.launch()?);
+    timed(&run)?;
+    let mut times = (0..MEASUREMENTS).map(|_| timed(&run)).collect::<Result<Vec<_>, _>>()?;
+    times.sort_unstable();
+    Ok(times[MEASUREMENTS / 2].as_secs_f64() / launches as f64)
+}
+
+/// Alignment of operands in bytes.
 const ALIGNMENT: u64 = 256;
 
-/// A product that cuBLASLt was not asked to plan: a defect of the cases.
+/// Returns the error of a product that cuBLASLt was not asked to plan, which is a defect of the cases.
 fn unplanned() -> BackendError {
     failed("cuBLASLt is not there")
 }

@@ -1,4 +1,4 @@
-//! Products, dense and quantised.
+//! Cases of products, dense and quantised.
 
 use octavo_kernels::manifest::{self, Dtype, GemmTile};
 use octavo_kernels::params::{DequantizeParams, LinearParams, QuantLinearParams, QuantizeParams};
@@ -15,13 +15,13 @@ struct Weight {
     name: &'static str,
     n: usize,
     k: usize,
-    /// Of the output.
+    /// Type of the output.
     out: Dtype,
 }
 
 impl Weight {
-    /// The product of so many rows with this weight quantised, of the addresses of planes, input and output. Without the scales of
-    /// an input that is rounded.
+    /// Returns the parameters of the product of `rows` rows with this quantised weight, for the addresses of planes,
+    /// input and output. The scales of a rounded input are not set.
     fn product(&self, layout: QuantLayout, [planes, input, out]: [u64; 3], rows: usize) -> QuantLinearParams {
         let (n, k) = (self.n as u32, self.k as u32);
         QuantLinearParams {
@@ -38,7 +38,7 @@ impl Weight {
     }
 }
 
-/// Where the operands of a dense product lie.
+/// Locations of the operands of a dense product.
 #[derive(Clone, Copy)]
 struct Dense {
     input: Region,
@@ -62,7 +62,7 @@ impl Cases<'_> {
     pub(super) fn products(&mut self, with_library: bool) {
         for weight in self.weights() {
             for rows in self.row_counts() {
-                // Of a prompt, the head sees one row.
+                // In a prefill, only one row reaches the head.
                 if weight.name != "head" || self.bench.batch_sizes.contains(&rows) {
                     self.dense(weight, rows, with_library);
                 }
@@ -82,7 +82,7 @@ impl Cases<'_> {
     fn dense_work(&self, weight: Weight, rows: usize) -> (Work, Dense) {
         let Weight { name, n, k, out } = weight;
         let size = self.size();
-        // cuBLASLt computes a few rows more.
+        // cuBLASLt computes a few surplus rows.
         let room = bucket(rows as u32) as usize;
         let mut plan = Plan::default();
         let mut take = |elements: usize, size: usize| plan.take((elements * size) as u64);
@@ -176,7 +176,7 @@ impl Cases<'_> {
         });
     }
 
-    /// The product of activations as they are with a quantised weight, if there is a kernel for so many rows.
+    /// Adds the product of exact activations with a quantised weight, if there is a kernel for this number of rows.
     fn tiled(&mut self, weight: Weight, format: QuantFormat, layout: QuantLayout, rows: usize) {
         let Weight { name, n, k, .. } = weight;
         let (dtype, size) = (self.dtype, self.size());

@@ -1,4 +1,4 @@
-//! Kernels that work row by row, the copy of KV blocks, and sampling.
+//! Cases of kernels for single rows, of the copy of KV blocks, and of sampling.
 
 use octavo_kernels::manifest::{self, Activation, NormMean};
 use octavo_kernels::params::{
@@ -11,10 +11,10 @@ use crate::arena::Plan;
 use crate::layout::logits_stride;
 use crate::lower::norm_instance;
 
-/// Positions that there are angles for.
+/// Number of positions for which there are angles.
 const POSITIONS: usize = 4096;
 
-/// Blocks that are copied.
+/// Number of blocks that are copied.
 const COPIED: usize = 32;
 
 impl Cases<'_> {

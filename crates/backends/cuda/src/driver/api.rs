@@ -1,7 +1,8 @@
-//! The driver's functions, of the very file that was found.
+//! Functions of the driver, loaded from the library that was found.
 //!
-//! `cudarc` gives their types. Its own functions ask the loader for `libcuda.so` before `libcuda.so.1`, and so may take a
-//! toolkit's stub for the driver; one that a driver lacks is a panic there, and a result that it does not know is undefined.
+//! `cudarc` provides their types. Its own functions ask the loader for `libcuda.so` before `libcuda.so.1` and may
+//! therefore load a toolkit's stub instead of the driver. There a missing function is a panic, and an unknown result is
+//! undefined behaviour.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ use super::{DriverError, OLDEST_DRIVER, Unavailable};
 use crate::libraries::{Version, functions};
 
 functions! {
-    /// The driver's functions: every driver of CUDA 12 has them.
+    /// Functions of the driver, all of which exist in every driver of CUDA 12.
     Functions {
         cuInit: fn(c_uint);
         cuDriverGetVersion: fn(*mut c_int);
@@ -63,19 +64,19 @@ functions! {
 }
 
 impl Functions {
-    /// The driver's, which is loaded for good, once in a process: `folders` matter to the first call only.
+    /// Loads the driver's functions permanently, once per process; only the first call uses `folders`.
     pub(super) fn loaded(folders: &[PathBuf]) -> Result<&'static Self, Unavailable> {
         static LOADED: OnceLock<Result<Functions, Unavailable>> = OnceLock::new();
         LOADED.get_or_init(|| load(folders)).as_ref().map_err(Clone::clone)
     }
 
-    /// The result of a driver's call.
+    /// Checks the result of a call of the driver.
     pub(super) fn check(&self, call: &'static str, result: c_int) -> Result<(), DriverError> {
         if result == 0 {
             return Ok(());
         }
         let mut name = std::ptr::null();
-        // SAFETY: the name is written to a pointer of ours.
+        // SAFETY: the name is written to a local pointer.
         let known = unsafe { (self.cuGetErrorName)(result, &raw mut name) } == 0;
         let name = match known && !name.is_null() {
             // SAFETY: the driver's names are constants that end with a zero.
@@ -86,10 +87,11 @@ impl Functions {
     }
 }
 
-/// What the driver's library is called, first as it is installed.
+/// File names of the driver's library, starting with that of the installed driver.
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
-/// Where it lies on systems whose loader does not look there: containers, WSL, distributions with a folder of their own for it.
+/// Folders of the library on systems whose loader does not search them: containers, WSL, and distributions with a
+/// separate folder for it.
 const FOLDERS: [&str; 10] = [
     "/usr/local/nvidia/lib64",
     "/usr/local/nvidia/lib",
@@ -106,31 +108,31 @@ const FOLDERS: [&str; 10] = [
 fn load(folders: &[PathBuf]) -> Result<Functions, Unavailable> {
     let (library, path) = open(folders).ok_or(Unavailable::NoDriver)?;
     let read = Functions::read(&library).map_err(|error| lacking(&library, &path, &error));
-    // Its functions are called as long as the process lives.
+    // The library is never unloaded, because its functions are called until the process ends.
     std::mem::forget(library);
     read
 }
 
-/// The library from the first folder that has it, or else from where the loader looks.
+/// Opens the library from the first folder that contains it, else from the loader's search path.
 fn open(folders: &[PathBuf]) -> Option<(Library, PathBuf)> {
     let named = NAMES.iter().map(PathBuf::from);
     let usual = FOLDERS.iter().map(|folder| PathBuf::from(folder).join(NAMES[0]));
     let configured = folders.iter().flat_map(|folder| NAMES.iter().map(move |name| folder.join(name)));
     configured.chain(named).chain(usual).find_map(|path| {
-        // SAFETY: the driver's own initialisers run, as in every program that uses a GPU. For all to see, as other libraries ask
-        // for it by name.
+        // SAFETY: the driver's own initialisers run, as in every program that uses a GPU. The symbols are global,
+        // because other libraries look them up by name.
         let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }.ok()?;
         tracing::debug!(path = %path.display(), "the driver's library is loaded");
         Some((library, path))
     })
 }
 
-/// Why a library that lacks a function is not used: mostly it is too old.
+/// Returns the error of a library that lacks a function; usually it is too old.
 fn lacking(library: &Library, path: &Path, error: &libloading::Error) -> Unavailable {
     let mut number = 0;
     // SAFETY: the type is that of cuda.h.
     let version = unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"cuDriverGetVersion\0") };
-    // SAFETY: the version is written to a number of ours; this function may be called before any other.
+    // SAFETY: the version is written to a local variable; this function may be called before any other.
     let told = version.is_ok_and(|version| unsafe { version(&raw mut number) } == 0);
     let found = Version::of_number(number);
     match told && found < OLDEST_DRIVER {
@@ -146,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder with a `libcuda.so.1` of that text in C++.
+    /// Returns a folder with a `libcuda.so.1` compiled from this C++ code.
     fn driver(text: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let source = folder.path().join("driver.cpp");

@@ -1,4 +1,4 @@
-//! What the driver tells of a device.
+//! Properties of a device, as reported by the driver.
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use octavo_kernels::manifest::Chip;
@@ -6,25 +6,25 @@ use octavo_kernels::manifest::Chip;
 use super::{Driver, DriverError, Unavailable};
 use crate::libraries::OLDEST_CHIP;
 
-/// A GPU as the driver describes it.
+/// A GPU as described by the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its number, from 0.
+    /// Index, from 0.
     pub ordinal: usize,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its compute capability.
+    /// Compute capability.
     pub chip: Chip,
-    /// Bytes of its memory.
+    /// Size of its memory in bytes.
     pub memory: u64,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub processors: u32,
-    /// Bytes of shared memory that a thread block may ask for.
+    /// Maximum shared memory of a thread block in bytes.
     pub shared_memory: u32,
 }
 
 impl DeviceInfo {
-    /// Whether there are kernels for its chip.
+    /// Checks that there are kernels for its chip.
     pub fn check(&self) -> Result<(), Unavailable> {
         if self.chip >= OLDEST_CHIP {
             return Ok(());
@@ -35,10 +35,10 @@ impl DeviceInfo {
 }
 
 impl Driver {
-    /// How many GPUs there are.
+    /// Returns the number of GPUs.
     pub(crate) fn devices(self) -> Result<usize, Unavailable> {
         let mut count = 0;
-        // SAFETY: the driver is initialised; the count is written to a number of ours.
+        // SAFETY: the driver is initialised; the count is written to a local variable.
         let result = unsafe { (self.api.cuDeviceGetCount)(&raw mut count) };
         self.api.check("cuDeviceGetCount", result).map_err(Unavailable::Broken)?;
         match usize::try_from(count) {
@@ -47,7 +47,7 @@ impl Driver {
         }
     }
 
-    /// A GPU by its number.
+    /// Returns a GPU by its index.
     pub(crate) fn device(self, ordinal: usize) -> Result<DeviceInfo, Unavailable> {
         let found = self.devices()?;
         let number = i32::try_from(ordinal).ok().filter(|_| ordinal < found);
@@ -55,17 +55,17 @@ impl Driver {
         self.describe(ordinal, number).map_err(Unavailable::Broken)
     }
 
-    /// The driver's word about a device; an error if it does not know of such a thing.
+    /// Returns an attribute of a device, or an error if the driver does not know it.
     pub(super) fn attribute(self, device: i32, attribute: Attribute) -> Result<u32, DriverError> {
         let mut value = 0;
-        // SAFETY: the driver is initialised; the result is written to a number of ours.
+        // SAFETY: the driver is initialised; the result is written to a local variable.
         let result = unsafe { (self.api.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
         self.api.check("cuDeviceGetAttribute", result).map(|()| value.unsigned_abs())
     }
 
     fn describe(self, ordinal: usize, number: i32) -> Result<DeviceInfo, DriverError> {
         let (mut device, mut memory, mut name) = (0, 0, [0; 128]);
-        // SAFETY: the driver is initialised; results are written to variables of ours, the name with its length.
+        // SAFETY: the driver is initialised; the results are written to local variables, the name with its length.
         unsafe {
             self.api.check("cuDeviceGet", (self.api.cuDeviceGet)(&raw mut device, number))?;
             self.api.check("cuDeviceTotalMem", (self.api.cuDeviceTotalMem_v2)(&raw mut memory, device))?;

@@ -1,4 +1,4 @@
-//! A place in the stream that the host can wait for.
+//! A position in the stream for which the host can wait.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use cudarc::driver::sys;
 
 use super::{DriverError, Gpu};
 
-/// Passed once everything that was launched before it was recorded is done.
+/// Completes when everything that was launched before it was recorded has completed.
 pub(crate) struct Event {
     gpu: Arc<Gpu>,
     event: sys::CUevent,
@@ -16,17 +16,17 @@ pub(crate) struct Event {
 unsafe impl Send for Event {}
 
 impl Event {
-    /// One that is passed.
+    /// Creates an event that is complete.
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self, DriverError> {
         gpu.bind()?;
         let mut event = std::ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        // SAFETY: the context is current; the handle is written to a variable of ours.
+        // SAFETY: the context is current; the handle is written to a local variable.
         gpu.api.check("cuEventCreate", unsafe { (gpu.api.cuEventCreate)(&raw mut event, flags) })?;
         Ok(Self { gpu: gpu.clone(), event })
     }
 
-    /// Puts it behind what has been launched so far.
+    /// Records the event after everything launched so far.
     pub(crate) fn record(&self) -> Result<(), DriverError> {
         // SAFETY: event and stream are alive.
         self.gpu
@@ -34,7 +34,7 @@ impl Event {
             .check("cuEventRecord", unsafe { (self.gpu.api.cuEventRecord)(self.event, self.gpu.stream().cast()) })
     }
 
-    /// Waits until it is passed. Here errors of kernels come to light.
+    /// Waits until the event completes. Errors of kernels are reported here.
     pub(crate) fn wait(&self) -> Result<(), DriverError> {
         // SAFETY: the event is alive.
         self.gpu.api.check("cuEventSynchronize", unsafe { (self.gpu.api.cuEventSynchronize)(self.event) })
@@ -43,8 +43,8 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: created once and destroyed once; the driver keeps what the device still needs of it. An error means that
-        // the device is lost.
+        // SAFETY: the event is created once and destroyed once; the driver keeps the parts that the device still needs.
+        // An error means that the device is lost.
         let _ = self.gpu.bind().map(|()| unsafe { (self.gpu.api.cuEventDestroy_v2)(self.event) });
     }
 }

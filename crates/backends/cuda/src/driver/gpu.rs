@@ -1,4 +1,4 @@
-//! A device that is in use: its context, its one stream, and what runs there.
+//! A device in use: its context, its one stream, and the operations on it.
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -25,13 +25,13 @@ unsafe impl Send for Gpu {}
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
-    /// Takes a device into use.
+    /// Initialises a device for use.
     pub(crate) fn new(driver: Driver, info: DeviceInfo) -> Result<Arc<Self>, DriverError> {
         let api = driver.api;
         let mut device = 0;
         let mut context = std::ptr::null_mut();
         let mut stream = std::ptr::null_mut();
-        // SAFETY: the driver is initialised and has a device of that number; handles are written to variables of ours.
+        // SAFETY: the driver is initialised and has a device with this index; handles are written to local variables.
         unsafe {
             api.check("cuDeviceGet", (api.cuDeviceGet)(&raw mut device, info.ordinal as i32))?;
             api.check("cuDevicePrimaryCtxRetain", (api.cuDevicePrimaryCtxRetain)(&raw mut context, device))?;
@@ -46,55 +46,56 @@ impl Gpu {
         &self.info
     }
 
-    /// The driver's word about the device; 0 if it does not know of such a thing.
+    /// Returns an attribute of the device, or 0 if the driver does not know it.
     pub(crate) fn attribute(&self, attribute: sys::CUdevice_attribute) -> u64 {
         let mut device = 0;
-        // SAFETY: the handle is written to a variable of ours.
+        // SAFETY: the handle is written to a local variable.
         let result = unsafe { (self.api.cuDeviceGet)(&raw mut device, self.info.ordinal as i32) };
         let found = self.api.check("cuDeviceGet", result).and_then(|()| self.driver.attribute(device, attribute));
         found.map_or(0, u64::from)
     }
 
-    /// The stream, for libraries that launch by themselves.
+    /// Returns the stream, for libraries that launch kernels themselves.
     pub(crate) fn stream(&self) -> *mut c_void {
         self.stream.cast()
     }
 
-    /// Makes the context the calling thread's.
+    /// Makes the context current in the calling thread.
     pub(crate) fn bind(&self) -> Result<(), DriverError> {
         // SAFETY: the context is retained as long as `self` lives.
         self.api.check("cuCtxSetCurrent", unsafe { (self.api.cuCtxSetCurrent)(self.context) })
     }
 
-    /// Bytes that are free, and in all.
+    /// Returns the numbers of free bytes and of all bytes.
     pub(crate) fn memory(&self) -> Result<(u64, u64), DriverError> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the context is current; sizes are written to numbers of ours.
+        // SAFETY: the context is current; sizes are written to local variables.
         self.api.check("cuMemGetInfo", unsafe { (self.api.cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
         Ok((free as u64, total as u64))
     }
 
-    /// Waits for everything that was launched. Here errors of kernels come to light.
+    /// Waits for everything that was launched. Errors of kernels are reported here.
     pub(crate) fn synchronize(&self) -> Result<(), DriverError> {
         // SAFETY: the stream is alive.
         self.api.check("cuStreamSynchronize", unsafe { (self.api.cuStreamSynchronize)(self.stream) })
     }
 
-    /// Waits, whatever comes of it: before memory is freed.
+    /// Waits and ignores errors, before memory is freed.
     pub(super) fn settle(&self) {
         if self.bind().and_then(|()| self.synchronize()).is_err() {
             tracing::debug!("the device is lost: what ran there is void");
         }
     }
 
-    /// Copies the first words to the device, in the stream's order. They must stay as they are until the stream has come by.
+    /// Copies the first words to the device, in the order of the stream. They must not change until the copy has
+    /// completed.
     pub(crate) fn upload(&self, to: u64, from: &Pinned, words: usize) -> Result<(), DriverError> {
         self.send(to, &from[..words])
     }
 
-    /// Copies any memory of the host to the device, and waits for it: a device that shares the host's page tables may read it when
-    /// the stream comes by, and not before the call returns, as others do.
+    /// Copies any host memory to the device and waits for the copy. A device that shares the host's page tables may
+    /// read the memory when the copy runs and not before the call returns, unlike others.
     pub(crate) fn write(&self, to: u64, from: &[u32]) -> Result<(), DriverError> {
         self.send(to, from)?;
         self.synchronize()
@@ -105,51 +106,52 @@ impl Gpu {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: `from` is readable for its length; the driver refuses a target that is not the device's memory.
+        // SAFETY: `from` is readable for its length; the driver rejects a target outside the device's memory.
         let result = unsafe { (self.api.cuMemcpyHtoDAsync_v2)(to, from.as_ptr().cast(), bytes, self.stream) };
         self.api.check("cuMemcpyHtoDAsync", result)
     }
 
-    /// Copies from the device once all that was launched is done, and waits for it.
+    /// Copies from the device after everything that was launched, and waits for the copy.
     pub(crate) fn download(&self, to: &mut [u32], from: u64) -> Result<(), DriverError> {
         let bytes = size_of_val(to);
         if bytes == 0 {
             return self.synchronize();
         }
-        // SAFETY: `to` is writable for its length, and is not touched before the copy is over.
+        // SAFETY: `to` is writable for its length and is not accessed before the copy has completed.
         let result = unsafe { (self.api.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, bytes, self.stream) };
         self.api.check("cuMemcpyDtoHAsync", result)?;
         self.synchronize()
     }
 
-    /// Copies the first words from the device, in the stream's order. They must not be looked at before an event that is
-    /// recorded after this has passed.
+    /// Copies the first words from the device, in the order of the stream. They must not be read before an event that
+    /// is recorded after this call has completed.
     pub(crate) fn fetch(&self, to: &mut Pinned, words: usize, from: u64) -> Result<(), DriverError> {
         let to = &mut to[..words];
-        // SAFETY: `to` is writable for its length and lives until the stream has come by: it is freed only then.
+        // SAFETY: `to` is writable for its length and lives until the copy has completed, because it is freed only
+        // then.
         let result =
             unsafe { (self.api.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, size_of_val(to), self.stream) };
         self.api.check("cuMemcpyDtoHAsync", result)
     }
 
-    /// Copies within the device, in the stream's order.
+    /// Copies within the device, in the order of the stream.
     pub(crate) fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<(), DriverError> {
-        // SAFETY: the driver refuses what is not the device's memory.
+        // SAFETY: the driver rejects addresses outside the device's memory.
         let result = unsafe { (self.api.cuMemcpyDtoDAsync_v2)(to, from, bytes as usize, self.stream) };
         self.api.check("cuMemcpyDtoDAsync", result)
     }
 
-    /// Writes zeros, in the stream's order.
+    /// Writes zeros, in the order of the stream.
     pub(crate) fn zero(&self, at: u64, bytes: u64) -> Result<(), DriverError> {
-        // The driver refuses to do nothing.
+        // The driver rejects a length of 0.
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the driver refuses what is not the device's memory.
+        // SAFETY: the driver rejects addresses outside the device's memory.
         self.api.check("cuMemsetD8Async", unsafe { (self.api.cuMemsetD8Async)(at, 0, bytes as usize, self.stream) })
     }
 
-    /// Launches a kernel whose one parameter is `params`, with `shared` bytes of dynamic shared memory.
+    /// Launches a kernel with the single parameter `params` and `shared` bytes of dynamic shared memory.
     pub(crate) fn launch<P: Params>(
         &self,
         kernel: Kernel,
@@ -168,7 +170,7 @@ impl Gpu {
             blockDimZ: 1,
             sharedMemBytes: shared,
             hStream: self.stream,
-            // Room for what Hopper can do: the overlap of a kernel's start with the end of the one before.
+            // On Hopper an attribute could overlap a kernel's start with the end of the one before.
             attrs: std::ptr::null_mut(),
             numAttrs: 0,
         };
@@ -185,17 +187,18 @@ impl Gpu {
         self.api.check("cuLaunchKernelEx", result)
     }
 
-    /// Records what `work` launches, in place of running it.
+    /// Records the launches of `work` instead of running them.
     pub(crate) fn capture<E: From<DriverError>>(
         self: &Arc<Self>,
         work: impl FnOnce() -> Result<(), E>,
     ) -> Result<Graph, E> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is not captured already: captures are not nested.
+        // SAFETY: the stream is not being captured, because captures are not nested.
         self.api.check("cuStreamBeginCapture", unsafe { (self.api.cuStreamBeginCapture_v2)(self.stream, mode) })?;
         let worked = work();
         let mut graph = std::ptr::null_mut();
-        // SAFETY: begun above; the graph is written to a pointer of ours. Also after an error: the capture must end.
+        // SAFETY: the capture began above, and the graph is written to a local pointer. The capture must end even after
+        // an error.
         let ended =
             self.api.check("cuStreamEndCapture", unsafe { (self.api.cuStreamEndCapture)(self.stream, &raw mut graph) });
         let mut executable = std::ptr::null_mut();
@@ -206,7 +209,7 @@ impl Gpu {
             Ok(self.api.check("cuGraphInstantiate", result)?)
         });
         if !graph.is_null() {
-            // SAFETY: it is not needed once instantiated, nor if it is not to be.
+            // SAFETY: the graph is not needed after its instantiation or after an error.
             let _ = unsafe { (self.api.cuGraphDestroy)(graph) };
         }
         instantiated?;
@@ -219,8 +222,8 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // SAFETY: created in `new` and released once, after everything that holds `self`. Errors mean that the device is
-        // lost, and there is nothing more to do about it.
+        // SAFETY: the handles are created in `new` and released once, after everything that holds `self`. Errors mean
+        // that the device is lost, and nothing more can be done.
         unsafe {
             let _ = (self.api.cuCtxSetCurrent)(self.context);
             let _ = (self.api.cuStreamDestroy_v2)(self.stream);
@@ -232,17 +235,17 @@ impl Drop for Gpu {
     }
 }
 
-/// Launches that were recorded, to be run again at once.
+/// Recorded launches, which can be run again at once.
 pub(crate) struct Graph {
     gpu: Arc<Gpu>,
     executable: sys::CUgraphExec,
 }
 
-// SAFETY: a graph may be launched from any thread, one at a time, which `&self` on the device's one thread is.
+// SAFETY: a graph may be launched from any thread, one at a time; `&self` is used only on the device's one thread.
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Runs it after what was launched before.
+    /// Runs the graph after everything launched before.
     pub(crate) fn launch(&self) -> Result<(), DriverError> {
         // SAFETY: the graph and the stream are alive.
         self.gpu.api.check("cuGraphLaunch", unsafe { (self.gpu.api.cuGraphLaunch)(self.executable, self.gpu.stream) })
@@ -252,12 +255,12 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         self.gpu.settle();
-        // SAFETY: instantiated once and destroyed once.
+        // SAFETY: the graph is instantiated once and destroyed once.
         let _ = unsafe { (self.gpu.api.cuGraphExecDestroy)(self.executable) };
     }
 }
 
-/// Compiled kernels, loaded.
+/// Loaded kernels.
 pub(crate) struct Module {
     gpu: Arc<Gpu>,
     module: sys::CUmodule,
@@ -271,13 +274,14 @@ impl Module {
     pub(crate) fn new(gpu: &Arc<Gpu>, code: &[u8]) -> Result<Self, DriverError> {
         gpu.bind()?;
         let mut module = std::ptr::null_mut();
-        // SAFETY: the code is an object file whose header tells its size; whoever calls has checked that it is whole.
+        // SAFETY: the code is an object file whose header contains its size; the caller has checked that it is
+        // complete.
         let result = unsafe { (gpu.api.cuModuleLoadData)(&raw mut module, code.as_ptr().cast()) };
         gpu.api.check("cuModuleLoadData", result)?;
         Ok(Self { gpu: gpu.clone(), module })
     }
 
-    /// A kernel of it.
+    /// Returns a kernel of the module.
     pub(crate) fn kernel(&self, instance: &Instance) -> Result<Kernel, DriverError> {
         let symbol = CString::new(instance.name.as_str()).unwrap_or_default();
         let mut function = std::ptr::null_mut();
@@ -285,10 +289,10 @@ impl Module {
         let result = unsafe { (self.gpu.api.cuModuleGetFunction)(&raw mut function, self.module, symbol.as_ptr()) };
         self.gpu.api.check("cuModuleGetFunction", result)?;
         let shared = u32::try_from(instance.dynamic_shared).unwrap_or(u32::MAX);
-        // A device grants 48 KiB unasked, what the kernel itself declares included.
+        // A device grants 48 KiB without a request, including the memory that the kernel itself declares.
         if shared > 0 {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function is of a loaded module.
+            // SAFETY: the function belongs to a loaded module.
             let result = unsafe { (self.gpu.api.cuFuncSetAttribute)(function, attribute, shared as i32) };
             self.gpu.api.check("cuFuncSetAttribute", result)?;
         }
@@ -299,7 +303,7 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         self.gpu.settle();
-        // SAFETY: loaded once and unloaded once.
+        // SAFETY: the module is loaded once and unloaded once.
         let _ = unsafe { (self.gpu.api.cuModuleUnload)(self.module) };
     }
 }
@@ -308,9 +312,9 @@ impl Drop for Module {
 #[derive(Clone, Copy)]
 pub(crate) struct Kernel {
     function: sys::CUfunction,
-    /// Threads of a block.
+    /// Number of threads in a block.
     pub(crate) threads: u32,
-    /// Bytes of dynamic shared memory, at most.
+    /// Maximum dynamic shared memory in bytes.
     pub(crate) shared: u32,
     params_bytes: usize,
 }

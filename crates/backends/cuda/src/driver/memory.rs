@@ -1,11 +1,11 @@
-//! Memory of the device, and memory of the host that the device reads.
+//! Device memory, and host memory that the device reads.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::{DriverError, Gpu};
 
-/// A piece of the device's memory, freed when dropped.
+/// Device memory that is freed when dropped.
 pub(crate) struct DeviceMemory {
     gpu: Arc<Gpu>,
     address: u64,
@@ -13,21 +13,21 @@ pub(crate) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// That many bytes, undefined.
+    /// Allocates uninitialised memory.
     pub(crate) fn new(gpu: &Arc<Gpu>, bytes: u64) -> Result<Self, DriverError> {
         gpu.bind()?;
         let mut address = 0;
-        // SAFETY: the context is current; the address is written to a number of ours. 0 bytes are refused by the driver.
+        // SAFETY: the context is current; the address is written to a local variable. The driver rejects 0 bytes.
         gpu.api.check("cuMemAlloc", unsafe { (gpu.api.cuMemAlloc_v2)(&raw mut address, bytes.max(1) as usize) })?;
         Ok(Self { gpu: gpu.clone(), address, bytes })
     }
 
-    /// Where it begins.
+    /// Returns its address.
     pub(crate) fn address(&self) -> u64 {
         self.address
     }
 
-    /// Its size.
+    /// Returns its size.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -35,31 +35,32 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // What was launched may still use it.
+        // Launched work may still use the memory.
         self.gpu.settle();
-        // SAFETY: allocated in `new` and freed once. An error means that the device is lost, and its memory with it.
+        // SAFETY: the memory is allocated in `new` and freed once. An error means that the device and its memory are
+        // lost.
         let _ = self.gpu.bind().map(|()| unsafe { (self.gpu.api.cuMemFree_v2)(self.address) });
     }
 }
 
-/// Page-locked memory of the host, as words: copies between it and the device run beside other work. Not write-combined,
-/// which would be slow to read.
+/// Page-locked host memory, as words: copies between it and the device run concurrently with other work. It is not
+/// write-combined, which would make reads slow.
 pub(crate) struct Pinned {
     gpu: Arc<Gpu>,
     start: NonNull<u32>,
     words: usize,
 }
 
-// SAFETY: the memory is owned, and of plain numbers.
+// SAFETY: the memory is owned and consists of plain numbers.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
-    /// That many zeros.
+    /// Allocates `words` zeros.
     pub(crate) fn new(gpu: &Arc<Gpu>, words: usize) -> Result<Self, DriverError> {
         gpu.bind()?;
         let bytes = words.max(1) * size_of::<u32>();
         let mut start = std::ptr::null_mut();
-        // SAFETY: the context is current; the address is written to a pointer of ours.
+        // SAFETY: the context is current; the address is written to a local pointer.
         gpu.api.check("cuMemHostAlloc", unsafe { (gpu.api.cuMemHostAlloc)(&raw mut start, bytes, 0) })?;
         let start = NonNull::new(start.cast::<u32>()).ok_or(DriverError {
             call: "cuMemHostAlloc",
@@ -76,16 +77,16 @@ impl std::ops::Deref for Pinned {
     type Target = [u32];
 
     fn deref(&self) -> &[u32] {
-        // SAFETY: `words` initialised numbers lie there; after `Gpu::fetch`, which lets the device write them, its caller waits
-        // for an event before it reads.
+        // SAFETY: the memory holds `words` initialised numbers. After `Gpu::fetch`, which lets the device write them,
+        // the caller waits for an event before reading.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 }
 
 impl std::ops::DerefMut for Pinned {
     fn deref_mut(&mut self) -> &mut [u32] {
-        // SAFETY: as in `deref`; the access is exclusive, and whoever let the device read this waits for an event before it
-        // writes.
+        // SAFETY: as in `deref`; the access is exclusive, and a caller that let the device read this waits for an event
+        // before writing.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.words) }
     }
 }
@@ -93,7 +94,7 @@ impl std::ops::DerefMut for Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         self.gpu.settle();
-        // SAFETY: allocated in `new` and freed once; an error means that the device is lost.
+        // SAFETY: the memory is allocated in `new` and freed once; an error means that the device is lost.
         let _ = self.gpu.bind().map(|()| unsafe { (self.gpu.api.cuMemFreeHost)(self.start.as_ptr().cast()) });
     }
 }

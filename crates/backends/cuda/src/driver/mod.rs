@@ -1,7 +1,7 @@
-//! The NVIDIA driver: finding it, its errors, its devices.
+//! The NVIDIA driver: its library, its errors and its devices.
 //!
-//! Its functions are called as they are, not through `cudarc`'s safe layer: that one tracks events by itself, which graph capture
-//! does not allow, and panics where there is no driver.
+//! Its functions are called directly and not through `cudarc`'s safe layer, which tracks events in a way that graph
+//! capture does not allow, and panics without a driver.
 
 mod api;
 mod device;
@@ -20,29 +20,30 @@ pub(crate) use event::Event;
 pub(crate) use gpu::{Gpu, Graph, Kernel, Module};
 pub(crate) use memory::{DeviceMemory, Pinned};
 
-/// The oldest driver whose CUDA is supported: every function that is called is in it.
+/// CUDA version of the oldest supported driver, which has every function that is called.
 pub(crate) const OLDEST_DRIVER: Version = Version { major: 12, minor: 0 };
 
-/// A call of the driver that failed.
+/// A failed call of the driver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {name}")]
 pub struct DriverError {
-    /// The function.
+    /// Name of the function.
     pub call: &'static str,
-    /// Its result.
+    /// Code of the result.
     pub code: u32,
-    /// The result's name, `CUDA_ERROR_OUT_OF_MEMORY`.
+    /// Name of the result, such as `CUDA_ERROR_OUT_OF_MEMORY`.
     pub name: String,
 }
 
 impl DriverError {
-    /// Whether the error stays: the context is gone, and with it all that was in it.
+    /// Returns whether the error is permanent: the context and everything in it are lost.
     fn is_lost(&self) -> bool {
-        // Defects of memory and links, kernels that went astray, a client that MPS gave up, and whatever the driver cannot name.
+        // These are defects of memory and links, invalid accesses of kernels, a client ended by MPS, and errors that
+        // the driver cannot name.
         matches!(self.code, 214 | 220 | 226 | 700 | 702 | 709..=710 | 714..=719 | 721 | 806 | 810 | 999)
     }
 
-    /// What may help where a driver or a device does not start; nothing, or text to go on with.
+    /// Returns advice for a driver or a device that does not start: empty, or text that continues the message.
     fn advice(&self) -> &'static str {
         match self.code {
             2 => ": the GPU's memory is full",
@@ -75,7 +76,7 @@ impl From<DriverError> for BackendError {
     }
 }
 
-/// Why no GPU can be used.
+/// Reason why no GPU can be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unavailable {
     /// There is no driver.
@@ -83,66 +84,66 @@ pub enum Unavailable {
         "there is no NVIDIA driver: no library libcuda.so.1 is found (a container needs the NVIDIA runtime, as by `--gpus all`)"
     )]
     NoDriver,
-    /// There is one, which does not work.
+    /// The driver does not work.
     #[error("the NVIDIA driver does not start: {0}{advice}", advice = .0.advice())]
     Broken(DriverError),
-    /// There is one, which lacks a function.
+    /// The driver lacks a function.
     #[error("the NVIDIA driver {path} cannot be used: {reason}")]
     Incomplete {
-        /// Its file.
+        /// Path of its file.
         path: PathBuf,
-        /// The loader's own words.
+        /// Message of the loader.
         reason: String,
     },
-    /// There is one, but it is too old.
+    /// The driver is too old.
     #[error("the NVIDIA driver is too old: it supports CUDA {found}, but {oldest} is needed (driver 525 or later)", oldest = OLDEST_DRIVER)]
     OldDriver {
-        /// The CUDA that it supports.
+        /// CUDA version that it supports.
         found: Version,
     },
     /// The driver finds no GPU.
     #[error("the NVIDIA driver finds no GPU (CUDA_VISIBLE_DEVICES may hide it, or a container was given none)")]
     NoDevice,
-    /// There are fewer GPUs.
+    /// There is no GPU with this index.
     #[error("there is no GPU {wanted}: the driver finds {found}")]
     NoSuchDevice {
-        /// What was asked for, from 0.
+        /// Requested index, from 0.
         wanted: usize,
-        /// How many there are.
+        /// Number of GPUs.
         found: usize,
     },
     /// The GPU is too old.
     #[error("{name} is too old: its compute capability is {major}.{minor}, but 7.0 is needed (Volta or later)")]
     OldChip {
-        /// The device's name.
+        /// Name of the device.
         name: String,
-        /// Of the compute capability.
+        /// Major compute capability.
         major: u32,
-        /// Of the compute capability.
+        /// Minor compute capability.
         minor: u32,
     },
-    /// The GPU has no arithmetic of the element type.
+    /// The GPU does not support the element type.
     #[error("{name} ({chip}) has no {dtype}: use --dtype half")]
     Dtype {
-        /// The device's name.
+        /// Name of the device.
         name: String,
-        /// Its architecture.
+        /// Architecture of the device.
         chip: String,
-        /// What was asked for.
+        /// Requested element type.
         dtype: &'static str,
     },
 }
 
-/// The driver, initialised.
+/// The initialised driver.
 #[derive(Clone, Copy)]
 pub(crate) struct Driver {
     api: &'static Functions,
-    /// The CUDA that it supports.
+    /// CUDA version that it supports.
     pub(crate) version: Version,
 }
 
 impl Driver {
-    /// Loads the driver and initialises it, once in a process: `folders` matter to the first call only.
+    /// Loads and initialises the driver, once per process; only the first call uses `folders`.
     pub(crate) fn open(folders: &[PathBuf]) -> Result<Self, Unavailable> {
         let api = Functions::loaded(folders)?;
         // SAFETY: no flags are defined.
@@ -151,7 +152,7 @@ impl Driver {
             _ => Unavailable::Broken(error),
         })?;
         let mut number = 0;
-        // SAFETY: the version is written to a number of ours.
+        // SAFETY: the version is written to a local variable.
         let result = unsafe { (api.cuDriverGetVersion)(&raw mut number) };
         api.check("cuDriverGetVersion", result).map_err(Unavailable::Broken)?;
         let version = Version::of_number(number);
@@ -175,12 +176,12 @@ mod tests {
 
     #[test]
     fn what_stays_is_told_from_what_does_not() {
-        // An ECC error, one that the chip contained, a stray access, a failed launch, tensor memory that leaked, a client that MPS
-        // ended; whatever the driver cannot name.
+        // The codes are an ECC error, one contained by the chip, an invalid access, a failed launch, leaked tensor
+        // memory, a client ended by MPS, and errors that the driver cannot name.
         for code in [214, 220, 226, 700, 702, 709, 710, 716, 719, 721, 806, 810, 999] {
             assert!(matches!(error(code).into(), BackendError::DeviceLost { .. }), "{code}");
         }
-        // No memory, no compiler for PTX, too many registers, a recording that cannot be.
+        // The codes are no memory, no compiler for PTX, too many registers, and an impossible recording.
         for code in [1, 2, 209, 221, 222, 701, 900, 901] {
             assert!(matches!(error(code).into(), BackendError::Failed { .. }), "{code}");
         }

@@ -1,10 +1,10 @@
-//! cuBLASLt: dense products.
+//! cuBLASLt, for dense products.
 //!
-//! A product's descriptors and its algorithm are made once, when the model is loaded; a step only calls
-//! `cublasLtMatmul`, with a workspace of ours, so that it neither allocates nor chooses and can be captured.
+//! A product's descriptors and its algorithm are created once, when the model is loaded. A step only calls
+//! `cublasLtMatmul` with our own workspace, so that it neither allocates nor chooses and can be captured.
 //!
-//! cuBLASLt counts by columns: to it, our `out[M,N] = input[M,K] · weight[N,K]ᵀ` is `Outᵀ[N,M] = Wᵀ · Inputᵀ`, whose factors and
-//! result lie in memory as they are.
+//! cuBLASLt uses column-major order: our `out[M,N] = input[M,K] · weight[N,K]ᵀ` is its `Outᵀ[N,M] = Wᵀ · Inputᵀ`, whose
+//! factors and result need no change in memory.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -19,12 +19,12 @@ use super::{Candidate, functions, open};
 use crate::driver::Gpu;
 use crate::failed;
 
-/// Bytes of workspace: what NVIDIA recommends for Hopper, and more than enough for the others.
+/// Size of the workspace in bytes: NVIDIA's recommendation for Hopper, and more than enough for the others.
 pub(crate) const WORKSPACE: u64 = 32 << 20;
 
 type Handle = *mut c_void;
 
-/// `CUBLAS_COMPUTE_32F`: sums in f32, no reduced precision.
+/// `CUBLAS_COMPUTE_32F`: accumulation in f32 without reduced precision.
 const COMPUTE_F32: i32 = 68;
 /// `CUBLAS_OP_T`.
 const TRANSPOSED: i32 = 1;
@@ -39,7 +39,7 @@ enum Attribute {
     BiasPointer = 8,
 }
 
-/// What an algorithm is chosen by, `cublasLtMatmulPreferenceAttributes_t`.
+/// Criteria for choosing an algorithm, `cublasLtMatmulPreferenceAttributes_t`.
 #[repr(i32)]
 enum Preference {
     MaxWorkspaceBytes = 1,
@@ -48,13 +48,15 @@ enum Preference {
     MinAlignmentD = 8,
 }
 
-/// `CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE`: where inputs are split, partial sums are added in f32, and not in the output's type.
+/// `CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE`: if inputs are split, partial sums are added in f32 and not in the output's
+/// type.
 const SUMS_IN_F32: u32 = 2;
 
-/// The alignment that is assumed of what nothing else is said of, and which regions of the arena have.
+/// Default alignment in bytes, which the regions of the arena have.
 pub(crate) const USUAL_ALIGNMENT: u32 = 256;
 
-/// Bytes that outputs and biases begin at a multiple of, or a product is not cuBLASLt's: its kernels store 16 bytes at a time.
+/// Minimum alignment of outputs and biases in bytes. cuBLASLt does not compute other products, because its kernels
+/// store 16 bytes at a time.
 pub(crate) const LEAST_ALIGNMENT: u32 = 16;
 
 /// `cublasLtMatmulAlgo_t`.
@@ -74,7 +76,7 @@ pub(super) struct Heuristic {
 }
 
 functions! {
-    /// cuBLASLt's functions.
+    /// Functions of cuBLASLt.
     Functions {
         cublasLtCreate: fn(*mut Handle);
         cublasLtDestroy: fn(Handle);
@@ -94,39 +96,39 @@ functions! {
     }
 }
 
-/// What a product is, but for its rows.
+/// Properties of a product except its number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
-    /// Outputs.
+    /// Number of outputs.
     pub(crate) n: u32,
-    /// Inputs.
+    /// Number of inputs.
     pub(crate) k: u32,
-    /// Elements from one row of the output to the next.
+    /// Number of elements from one row of the output to the next.
     pub(crate) stride: u32,
-    /// Of the output: the type of the activations, or f32.
+    /// Type of the output: that of the activations, or f32.
     pub(crate) out: Dtype,
     /// Whether a bias is added.
     pub(crate) bias: bool,
-    /// Bytes that the output, and what is added to it, begin at a multiple of: from [`LEAST_ALIGNMENT`] to [`USUAL_ALIGNMENT`].
+    /// Alignment in bytes of the output and of the added matrix, from [`LEAST_ALIGNMENT`] to [`USUAL_ALIGNMENT`].
     pub(crate) alignment: u32,
 }
 
-/// By how many bytes an address is aligned, as far as it matters.
+/// Returns the alignment of an address in bytes, up to [`USUAL_ALIGNMENT`].
 pub(crate) fn alignment_of(address: u64) -> u32 {
     1 << address.trailing_zeros().min(USUAL_ALIGNMENT.trailing_zeros())
 }
 
-/// Where a product's matrices lie.
+/// Addresses of a product's matrices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operands {
     pub(crate) input: u64,
     pub(crate) weight: u64,
-    /// Of the output's type; read if the shape has one.
+    /// Bias in the output's type; read if the shape has one.
     pub(crate) bias: u64,
-    /// Added to the product; 0 for nothing.
+    /// Matrix added to the product; 0 for none.
     pub(crate) add: u64,
     pub(crate) out: u64,
-    /// Factor on the product.
+    /// Factor of the product.
     pub(crate) scale: f32,
 }
 
@@ -135,21 +137,21 @@ pub(crate) struct CublasLt {
     gpu: Arc<Gpu>,
     functions: Functions,
     handle: Handle,
-    /// Of activations and weights.
+    /// Type of activations and weights.
     dtype: Dtype,
     workspace: u64,
-    /// `None` where it has no algorithm, or one that does not run.
+    /// Plans; `None` if the library has no algorithm, or none that runs.
     plans: HashMap<(Shape, u32), Option<Plan>>,
-    /// Whether an algorithm has run, by what it writes.
+    /// Whether an algorithm has run, by its output type and bias.
     tried: HashMap<(Algorithm, Dtype, bool), Result<(), Refused>>,
-    /// The file.
+    /// Path of the library.
     pub(crate) path: PathBuf,
 }
 
-// SAFETY: handles may be used from any thread, one at a time, which `&mut self` and the device's one thread are.
+// SAFETY: handles may be used from any thread, one at a time; `&mut self` and the device's one thread ensure that.
 unsafe impl Send for CublasLt {}
 
-/// The library's word about what it does not do.
+/// Message of the library about an unsupported product.
 type Refused = String;
 
 struct Plan {
@@ -160,7 +162,8 @@ struct Plan {
     algorithm: Algorithm,
 }
 
-/// Rows that a product is planned for, of those asked for: at most an eighth more. The surplus rows are computed and not read.
+/// Returns the number of rows for which a product is planned: at most an eighth more than requested. The surplus rows
+/// are computed and not read.
 pub(crate) fn bucket(rows: u32) -> u32 {
     let step = (rows.max(1).next_power_of_two() / 16).max(16);
     rows.max(1).next_multiple_of(step)
@@ -170,12 +173,12 @@ impl CublasLt {
     /// Opens a library. `workspace` is the address of [`WORKSPACE`] bytes on the device.
     ///
     /// # Errors
-    /// A sentence.
+    /// Returns a sentence.
     pub(crate) fn open(candidate: &Candidate, gpu: &Arc<Gpu>, dtype: Dtype, workspace: u64) -> Result<Self, String> {
         let functions = open(candidate, Functions::read)?;
         gpu.bind().map_err(|error| error.to_string())?;
         let mut handle = null_mut();
-        // SAFETY: the handle is written to a pointer of ours.
+        // SAFETY: the handle is written to a local pointer.
         let result = unsafe { (functions.cublasLtCreate)(&raw mut handle) };
         let path = candidate.path.clone();
         check("cublasLtCreate", result).map_err(|reason| format!("{} does not start: {reason}", path.display()))?;
@@ -183,9 +186,9 @@ impl CublasLt {
         Ok(Self { gpu: gpu.clone(), functions, handle, dtype, workspace, plans, tried, path })
     }
 
-    /// Plans a product of that many rows (a [`bucket`]), unless it is planned already. Of `operands`, if there are some, an
-    /// algorithm is run that has not run before: the library loads a kernel when it first runs, which takes memory and time, and
-    /// says only then if it cannot. What it refuses, [`CublasLt::run`] leaves to others.
+    /// Plans a product of `rows` rows (a [`bucket`]), unless it is planned already. With `operands`, an algorithm that
+    /// has not run before is run, because the library loads a kernel on its first run, which takes memory and time and
+    /// may fail only then. [`CublasLt::run`] leaves unsupported products to other kernels.
     pub(crate) fn prepare(&mut self, shape: Shape, rows: u32, operands: Option<&Operands>) {
         if self.plans.contains_key(&(shape, rows)) {
             return;
@@ -203,7 +206,7 @@ impl CublasLt {
         self.plans.insert((shape, rows), planned.ok());
     }
 
-    /// Products that were to be planned, and those of them that it does not do.
+    /// Returns the number of products that were to be planned, and the number of unsupported ones.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.plans.len(), self.plans.values().filter(|plan| plan.is_none()).count())
     }
@@ -236,7 +239,7 @@ impl CublasLt {
         let f = &self.functions;
         let (n, k, m) = (u64::from(shape.n), u64::from(shape.k), u64::from(rows));
         let layout = |to: &mut Handle, dtype: Dtype, rows, columns, stride: u32| {
-            // SAFETY: the handle is written to a pointer of ours.
+            // SAFETY: the handle is written to a local pointer.
             let result =
                 unsafe { (f.cublasLtMatrixLayoutCreate)(&raw mut *to, data_type(dtype), rows, columns, stride.into()) };
             check("cublasLtMatrixLayoutCreate", result)
@@ -251,21 +254,21 @@ impl CublasLt {
         self.set(plan, Attribute::TransposeA, &TRANSPOSED)?;
         if shape.bias {
             self.set(plan, Attribute::Epilogue, &EPILOGUE_BIAS)?;
-            // An algorithm is chosen for a bias at hand; which one it is, each launch says.
+            // The choice of an algorithm needs a bias address; each launch sets its own.
             self.set(plan, Attribute::BiasPointer, &operands.map_or(self.workspace, |operands| operands.bias))?;
         }
         Ok(())
     }
 
-    /// The library's first choice for a product.
+    /// Returns the library's first choice for a product.
     fn choose(&self, plan: &Plan, shape: Shape) -> Result<Algorithm, Refused> {
         let f = &self.functions;
         let (mut preference, mut found, mut count) = (null_mut(), Heuristic::default(), 0);
-        // SAFETY: the handle is written to a variable of ours.
+        // SAFETY: the handle is written to a local variable.
         let result = unsafe { (f.cublasLtMatmulPreferenceCreate)(&raw mut preference) };
         check("cublasLtMatmulPreferenceCreate", result)?;
         let chosen = self.prefer(preference, shape).and_then(|()| {
-            // SAFETY: the plan's handles are alive; one result is asked for, as there is room for.
+            // SAFETY: the plan's handles are alive; one result is requested, for which there is room.
             let result = unsafe {
                 (f.cublasLtMatmulAlgoGetHeuristic)(
                     self.handle,
@@ -282,20 +285,20 @@ impl CublasLt {
             };
             check("cublasLtMatmulAlgoGetHeuristic", result)
         });
-        // SAFETY: made above, and destroyed once.
+        // SAFETY: the preference is created above and destroyed once.
         unsafe { (f.cublasLtMatmulPreferenceDestroy)(preference) };
         chosen?;
         match count {
             ..1 => Err("cublasLtMatmulAlgoGetHeuristic: no algorithm".into()),
-            // Only then is the rest of the result valid.
+            // The rest of the result is valid only in this case.
             _ => check("the algorithm", found.state).map(|()| found.algorithm),
         }
     }
 
-    /// Says what an algorithm must be content with.
+    /// Sets the limits of an algorithm.
     fn prefer(&self, preference: Handle, shape: Shape) -> Result<(), Refused> {
         let set = |attribute: Preference, value: *const c_void, bytes| {
-            // SAFETY: the value is a number of that size.
+            // SAFETY: the value has the given size.
             let result = unsafe {
                 (self.functions.cublasLtMatmulPreferenceSetAttribute)(preference, attribute as i32, value, bytes)
             };
@@ -322,7 +325,7 @@ impl CublasLt {
         check("cublasLtMatmulDescSetAttribute", result)
     }
 
-    /// Launches a product that is planned, in the stream's order; `false` where the library does not do it.
+    /// Launches a planned product, in the order of the stream. Returns `false` if the library does not support it.
     pub(crate) fn run(&self, shape: Shape, rows: u32, operands: &Operands) -> Result<bool, BackendError> {
         match self.plans.get(&(shape, rows)) {
             Some(Some(plan)) => self.launch(plan, shape, operands).map(|()| true).map_err(failed),
@@ -336,10 +339,10 @@ impl CublasLt {
             self.set(plan, Attribute::BiasPointer, &operands.bias)?;
         }
         let beta = if operands.add == 0 { 0.0f32 } else { 1.0 };
-        // Not read where beta is 0, but it must be an address.
+        // The address is not read if beta is 0, but it must be valid.
         let add = if operands.add == 0 { operands.out } else { operands.add };
-        // SAFETY: the plan's handles are alive; the matrices lie on the device with the plan's shapes; the factors are read
-        // before the call returns.
+        // SAFETY: the plan's handles are alive; the matrices are on the device with the plan's shapes; the factors are
+        // read before the call returns.
         let result = unsafe {
             (self.functions.cublasLtMatmul)(
                 self.handle,
@@ -365,7 +368,7 @@ impl CublasLt {
 
     fn destroy(&self, plan: &Plan) {
         let f = &self.functions;
-        // SAFETY: made once and destroyed once.
+        // SAFETY: the descriptors are created once and destroyed once.
         unsafe {
             if !plan.description.is_null() {
                 (f.cublasLtMatmulDescDestroy)(plan.description);
@@ -395,7 +398,7 @@ fn data_type(dtype: Dtype) -> i32 {
 }
 
 fn check(call: &str, result: i32) -> Result<(), Refused> {
-    // `cublasStatus_t`.
+    // The names are those of `cublasStatus_t`.
     let name = match result {
         0 => return Ok(()),
         1 => "NOT_INITIALIZED",

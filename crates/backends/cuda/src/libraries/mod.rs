@@ -1,7 +1,7 @@
-//! The libraries beside the driver: finding them, and calling the few functions that are needed.
+//! The libraries other than the driver: their search, and the few functions that are needed.
 //!
-//! They are opened by the exact file that was chosen. `cudarc` would ask the loader for names, newest first, and so take
-//! CUDA 13 for a V100 where both are installed.
+//! They are opened by the path of the chosen file. `cudarc` would ask the loader for names, newest first, and would
+//! therefore load CUDA 13 for a V100 if both are installed.
 
 pub(crate) mod cublaslt;
 mod pairing;
@@ -19,24 +19,24 @@ pub use pairing::{Candidate, Kind, OLDEST_CHIP, Unfit, Version, fits};
 pub use search::named_folders;
 pub(crate) use search::{LIBRARIES, Places};
 
-/// The compiler for a chip among those that were found, and its file.
+/// Returns the compiler for a chip among the libraries found, and its path.
 ///
 /// # Errors
-/// A sentence that says what is missing and how to get it.
+/// Returns a sentence that names the missing library and how to install it.
 pub(crate) fn compiler(found: &[Candidate], driver: Version, chip: Chip) -> Result<(Nvrtc, PathBuf), String> {
     let purpose = format!("{} under a driver of CUDA {driver}", chip.arch());
     opened(found, &ranked(found, Kind::Nvrtc, driver, chip), driver, chip, &purpose)
 }
 
-/// The compiler for a pack's kernels for a chip, and its file.
+/// Returns the compiler for a pack's kernels for a chip, and its path.
 ///
 /// # Errors
-/// As [`compiler`].
+/// Returns the errors of [`compiler`].
 pub(crate) fn compiler_for_packs(found: &[Candidate], chip: Chip) -> Result<(Nvrtc, PathBuf), String> {
     opened(found, &ranked_for_packs(found, Kind::Nvrtc, chip), ANY_DRIVER, chip, &chip.arch())
 }
 
-/// The first of the ranked compilers that opens and knows the chip.
+/// Returns the first of the ranked compilers that can be opened and supports the chip.
 fn opened(
     found: &[Candidate],
     ranked: &[&Candidate],
@@ -44,7 +44,7 @@ fn opened(
     chip: Chip,
     purpose: &str,
 ) -> Result<(Nvrtc, PathBuf), String> {
-    // Names that only the loader could know say nothing.
+    // Bare names, which only the loader can resolve, are not informative.
     let files = found.iter().filter(|candidate| candidate.path.is_absolute());
     let unfit = files.filter_map(|candidate| {
         let reason = fits(candidate.major(), driver, chip).err()?;
@@ -65,13 +65,13 @@ fn opened(
     ))
 }
 
-/// Opens a library for good, and reads a table of its functions.
+/// Opens a library permanently and reads a table of its functions.
 fn open<T>(candidate: &Candidate, table: impl FnOnce(&Library) -> Result<T, libloading::Error>) -> Result<T, String> {
     // SAFETY: NVIDIA's own initialisers run, as in every program that uses the library.
     let library = unsafe { Library::open(Some(&candidate.path), RTLD_NOW | RTLD_LOCAL) };
     let library = library.map_err(|error| loaders_words(&error))?;
     let table = table(&library).map_err(|error| format!("{}: {}", candidate.path.display(), loaders_words(&error)))?;
-    // Its functions are called as long as the process lives.
+    // The library is never unloaded, because its functions are called until the process ends.
     std::mem::forget(library);
     Ok(table)
 }

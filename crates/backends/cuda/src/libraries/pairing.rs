@@ -1,4 +1,4 @@
-//! Which library goes with which driver and chip: pure functions over what was found.
+//! Selection of the library for a driver and chip, as pure functions of the libraries found.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -8,38 +8,38 @@ use octavo_kernels::manifest::Chip;
 use octavo_kernels::nvrtc::Nvrtc;
 use serde::{Deserialize, Serialize};
 
-/// The oldest chip that there are kernels for.
+/// Oldest chip with kernels.
 pub const OLDEST_CHIP: Chip = Chip::SM_70;
 
-/// 70, 89, 90: the number that compilers and libraries go by.
+/// Returns 70, 89 or 90: the number used by compilers and libraries.
 const fn number(chip: Chip) -> u32 {
     chip.major * 10 + chip.minor
 }
 
-/// A release of CUDA. In files it is written as a text, `12.9`.
+/// A release of CUDA. In files it is written as text, `12.9`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Version {
-    /// 12 of 12.9.
+    /// Major number: 12 in 12.9.
     pub major: u32,
-    /// 9 of 12.9.
+    /// Minor number: 9 in 12.9.
     pub minor: u32,
 }
 
 impl Version {
-    /// The release of a `12.9`.
+    /// Parses a release such as `12.9`.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (major, minor) = text.split_once('.')?;
         Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? })
     }
 
-    /// The release of a `12090`, as the driver numbers them.
+    /// Converts a number such as `12090`, the form used by the driver.
     pub(crate) fn of_number(number: i32) -> Self {
         let number = number.unsigned_abs();
         Self { major: number / 1000, minor: number % 1000 / 10 }
     }
 
-    /// That of a compiler.
+    /// Returns the release of a compiler.
     pub(crate) fn of(nvrtc: &Nvrtc) -> Self {
         let (major, minor) = nvrtc.version();
         Self { major, minor }
@@ -73,12 +73,13 @@ pub enum Kind {
     Nvrtc,
     /// Matrix products.
     CublasLt,
-    /// What several GPUs talk by. Found and told of; nothing here uses it yet. Its numbers are its own, not CUDA's.
+    /// Communication between several GPUs. It is found and reported, but not used yet. Its version numbers are
+    /// independent of CUDA's.
     Nccl,
 }
 
 impl Kind {
-    /// The start of the file's name.
+    /// Returns the start of the file's name.
     pub const fn stem(self) -> &'static str {
         match self {
             Self::Nvrtc => "libnvrtc",
@@ -87,7 +88,7 @@ impl Kind {
         }
     }
 
-    /// The numbers that its file's name may end with where the loader is asked by name, best first.
+    /// Returns the numbers at the end of its file's name by which the loader is asked, best first.
     pub(crate) const fn sonames(self) -> &'static [u32] {
         match self {
             Self::Nvrtc | Self::CublasLt => &[13, 12],
@@ -95,15 +96,15 @@ impl Kind {
         }
     }
 
-    /// The Python package that has it, for a CUDA major.
+    /// Returns the Python package of the library for a CUDA major.
     pub fn package(self, major: u32) -> String {
         let name = match self {
             Self::Nvrtc => "nvidia-cuda-nvrtc",
             Self::CublasLt => "nvidia-cublas",
-            // Its packages are told apart by their names under CUDA 13 too.
+            // Its packages have different names under CUDA 13 too.
             Self::Nccl => return format!("nvidia-nccl-cu{major}"),
         };
-        // From CUDA 13 on the packages carry no suffix.
+        // From CUDA 13 on, the packages have no suffix.
         if major >= 13 { format!("{name}=={major}.*") } else { format!("{name}-cu{major}") }
     }
 }
@@ -118,34 +119,35 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A library as its file's name tells of it.
+/// A library that was found, described by its file's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// What it is.
+    /// Kind of library.
     pub kind: Kind,
-    /// The file; a bare name is left to the system's loader.
+    /// Path of the file. A bare name is resolved by the system's loader.
     pub path: PathBuf,
-    /// CUDA major of its soname (of [`Kind::Nccl`] its own); the numbers after it where the file's full name tells them.
+    /// Major of its soname (CUDA's, except for [`Kind::Nccl`]), followed by the other numbers if the file's full name
+    /// contains them.
     pub version: Vec<u32>,
-    /// Whether it lies in a folder that the user named: such go first.
+    /// Whether it is in a folder named by the user, which has priority.
     pub configured: bool,
 }
 
 impl Candidate {
-    /// CUDA major.
+    /// Returns the CUDA major.
     pub fn major(&self) -> u32 {
         self.version.first().copied().unwrap_or(0)
     }
 }
 
-/// Why a library is not for this machine.
+/// Reason why a library does not fit this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfit {
-    /// Made for a newer driver.
+    /// The library requires a newer driver.
     Driver(Version),
-    /// Its CUDA no longer knows the chip.
+    /// Its CUDA no longer supports the chip.
     Chip(Chip),
-    /// Its CUDA is older than what is supported.
+    /// Its CUDA is older than the supported ones.
     TooOld,
 }
 
@@ -159,10 +161,10 @@ impl fmt::Display for Unfit {
     }
 }
 
-/// The oldest CUDA that is loaded.
+/// Oldest supported CUDA major.
 const OLDEST_MAJOR: u32 = 12;
 
-/// The oldest chip that a CUDA major makes code for.
+/// Returns the oldest chip for which a CUDA major generates code.
 const fn oldest_target(major: u32) -> u32 {
     match major {
         ..=12 => 50,
@@ -170,8 +172,8 @@ const fn oldest_target(major: u32) -> u32 {
     }
 }
 
-/// Whether a library of this CUDA major runs with the driver and has code for the chip. Within a major every minor goes with
-/// every driver (CUDA's minor-version compatibility), since kernels travel as machine code, not as PTX.
+/// Checks that a library of this CUDA major runs with the driver and has code for the chip. Within a major every minor
+/// works with every driver (CUDA's minor-version compatibility), because kernels are machine code and not PTX.
 pub fn fits(major: u32, driver: Version, chip: Chip) -> Result<(), Unfit> {
     if major > driver.major {
         Err(Unfit::Driver(driver))
@@ -184,20 +186,20 @@ pub fn fits(major: u32, driver: Version, chip: Chip) -> Result<(), Unfit> {
     }
 }
 
-/// The candidates that fit, best first: those of the configured folder, then the newest.
+/// Returns the candidates that fit, best first: those of the configured folder, then the newest.
 pub(crate) fn ranked(found: &[Candidate], kind: Kind, driver: Version, chip: Chip) -> Vec<&Candidate> {
     let fitting = |c: &&Candidate| c.kind == kind && fits(c.major(), driver, chip).is_ok();
     let mut ranked: Vec<_> = found.iter().filter(fitting).collect();
-    // Stable: of equal ones, the first found.
+    // The sort is stable, so the first found of equal ones comes first.
     ranked.sort_by_key(|c| Reverse((c.configured, &c.version)));
     ranked
 }
 
-/// Stands for the driver of a machine that is not at hand.
+/// Stands for the driver of another machine.
 pub(crate) const ANY_DRIVER: Version = Version { major: u32::MAX, minor: 0 };
 
-/// The candidates whose code for the chip is fit to be carried to other machines, best first: those of the configured folder, then
-/// the oldest CUDA, which every driver takes that is supported, and of it the newest.
+/// Returns the candidates whose code for the chip can be used on other machines, best first: those of the configured
+/// folder, then the oldest CUDA major, whose code every supported driver accepts, and its newest minor.
 pub(crate) fn ranked_for_packs(found: &[Candidate], kind: Kind, chip: Chip) -> Vec<&Candidate> {
     let mut ranked = ranked(found, kind, ANY_DRIVER, chip);
     ranked.sort_by_key(|c| (!c.configured, c.major()));

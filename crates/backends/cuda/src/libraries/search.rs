@@ -1,35 +1,36 @@
-//! Where libraries are looked for.
+//! Search for libraries.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use super::pairing::{Candidate, Kind};
 
-/// Variable with folders in which the driver and CUDA's libraries are looked for before the usual ones, separated by colons.
+/// Variable with the folders in which the driver and CUDA's libraries are searched before the usual ones, separated by
+/// colons.
 pub(crate) const LIBRARIES: &str = "OCTAVO_CUDA_LIBS";
 
-/// The folders that the user names in `OCTAVO_CUDA_LIBS`.
+/// Returns the folders in `OCTAVO_CUDA_LIBS`.
 pub fn named_folders() -> Vec<PathBuf> {
     std::env::var_os(LIBRARIES).map(|folders| std::env::split_paths(&folders).collect()).unwrap_or_default()
 }
 
-/// What the search depends on, so that tests have their own machine.
+/// Places of the search, which tests can replace.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Places {
-    /// Named by the user; before all others.
+    /// Folders named by the user, searched first.
     pub(crate) configured: Vec<PathBuf>,
-    /// Folders of the system; the last component may end with `*`.
+    /// Folders of the system. The last component may end with `*`.
     pub(crate) system: Vec<PathBuf>,
-    /// Folders that Python packages lie in, as `system`.
+    /// Folders of Python packages, with the same pattern.
     pub(crate) python: Vec<PathBuf>,
     /// Whether the system's loader is asked too.
     pub(crate) loader: bool,
 }
 
-/// Where a toolkit's libraries lie below its own folder.
+/// Folders of a toolkit's libraries, relative to its own folder.
 const TOOLKIT: [&str; 3] = ["lib64", "targets/*/lib", "lib"];
 
-/// Folders of the system that libraries lie in.
+/// System folders of libraries.
 const SYSTEM: [&str; 6] = [
     "usr/local/cuda*/lib64",
     "usr/local/cuda*/targets/*/lib",
@@ -39,7 +40,7 @@ const SYSTEM: [&str; 6] = [
     "opt/nvidia/hpc_sdk/Linux*/*/cuda/lib64",
 ];
 
-/// Where a Python's packages lie below its own folder; Debian calls them otherwise.
+/// Folders of a Python's packages, relative to its own folder; Debian uses other names.
 const PACKAGES: [&str; 4] = [
     "lib/python3*/site-packages",
     "lib64/python3*/site-packages",
@@ -48,20 +49,20 @@ const PACKAGES: [&str; 4] = [
 ];
 
 impl Places {
-    /// The usual places of this machine, after the folders named by the user.
+    /// Returns the usual places of this machine, after the folders named by the user.
     pub(crate) fn usual(configured: &[PathBuf]) -> Self {
         let places = Self::of(&|name| std::env::var_os(name), Path::new("/"));
         Self { configured: configured.to_vec(), loader: true, ..places }
     }
 
-    /// Those that variables name, and those of a system below `root`.
+    /// Returns the places named by variables and those of a system below `root`.
     fn of(variable: &dyn Fn(&str) -> Option<OsString>, root: &Path) -> Self {
         let folders = |name: &str| -> Vec<PathBuf> {
             let folders = variable(name).unwrap_or_default();
             std::env::split_paths(&folders).filter(|folder| folder.is_absolute()).collect()
         };
         let conda = folders("CONDA_PREFIX");
-        // Toolkits as NVIDIA's packages lay them out, and their wheels and Conda's likewise.
+        // Toolkits have the layout of NVIDIA's packages; its wheels and Conda's use the same.
         let toolkit = |home: &PathBuf| TOOLKIT.map(|folder| home.join(folder));
         let named = [folders("CUDA_HOME"), folders("CUDA_PATH"), conda.clone()].concat();
         let below = |folders: &[&str]| -> Vec<PathBuf> { folders.iter().map(|folder| root.join(folder)).collect() };
@@ -69,7 +70,7 @@ impl Places {
         system.extend(named.iter().flat_map(toolkit));
         system.extend(below(&SYSTEM));
 
-        // A Python that is found first by its name has its packages beside it, whoever made the environment.
+        // The packages of the Python that is found first by its name are next to it, whatever created the environment.
         let interpreters = folders("PATH").into_iter().filter(|folder| folder.join("python3").exists());
         let homes = interpreters.filter_map(|folder| Some(folder.parent()?.to_owned()));
         let homes = [folders("VIRTUAL_ENV"), conda, homes.collect()].concat();
@@ -84,7 +85,7 @@ impl Places {
         Self { system, python, ..Self::default() }
     }
 
-    /// Every library of a kind, in the order of the places; a file that is found twice once.
+    /// Returns every library of a kind, in the order of the places. A file that is found twice is returned once.
     pub(crate) fn find(&self, kind: Kind) -> Vec<Candidate> {
         let mut found: Vec<Candidate> = Vec::new();
         let mut files: Vec<PathBuf> = Vec::new();
@@ -110,7 +111,7 @@ impl Places {
     }
 }
 
-/// The folders that a path stands for; each component may end with `*`, and the last component may be one alone.
+/// Expands a pattern to folders. Each component may end with `*`, and the last one may be `*` alone.
 fn expand(pattern: &Path) -> Vec<PathBuf> {
     let mut folders = vec![PathBuf::new()];
     for component in pattern.components() {
@@ -124,7 +125,7 @@ fn expand(pattern: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// The entries of a folder that are asked for, in order of their names; none where it cannot be read.
+/// Returns the wanted entries of a folder, sorted by name; none if it cannot be read.
 fn entries(folder: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let Ok(read) = std::fs::read_dir(folder) else { return Vec::new() };
     let name = |path: &PathBuf| path.file_name().and_then(OsStr::to_str).is_some_and(&wanted);
@@ -133,7 +134,7 @@ fn entries(folder: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     found
 }
 
-/// `libnvrtc.so.12` and its like, each with the file that it leads to.
+/// Returns files such as `libnvrtc.so.12`, each with the target of its link.
 fn libraries_in(folder: &Path, kind: Kind) -> Vec<(PathBuf, PathBuf)> {
     let is_soname = |name: &str| {
         let number = name.strip_prefix(kind.stem()).and_then(|rest| rest.strip_prefix(".so."));
@@ -143,7 +144,7 @@ fn libraries_in(folder: &Path, kind: Kind) -> Vec<(PathBuf, PathBuf)> {
     files.filter_map(|path| std::fs::canonicalize(&path).ok().map(|file| (path, file))).collect()
 }
 
-/// `[12, 9, 86]` of a `libnvrtc.so.12` that leads to `libnvrtc.so.12.9.86`; `[12]` if the file itself is called so.
+/// Returns `[12, 9, 86]` for a `libnvrtc.so.12` that links to `libnvrtc.so.12.9.86`, or `[12]` if it is no link.
 fn version_of(path: &Path, file: &Path) -> Vec<u32> {
     let numbers = |path: &Path| -> Vec<u32> {
         let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
@@ -163,7 +164,7 @@ mod tests {
         std::fs::write(path, "").unwrap();
     }
 
-    /// What is found on a machine of these files, with these variables; `~` stands for its root in both.
+    /// Returns the libraries found on a machine with these files and variables; `~` stands for its root in both.
     fn found_with(files: &[&str], variables: &[(&str, &str)]) -> Vec<String> {
         let root = tempfile::tempdir().unwrap();
         let base = root.path().to_str().unwrap().to_owned();
@@ -182,11 +183,11 @@ mod tests {
     #[test]
     fn every_layout_of_a_real_machine_is_known() {
         let layouts: [(&str, &[(&str, &str)]); 13] = [
-            // Packages of Debian, Ubuntu and RHEL; with the usual link, and where only the folder of a target is there.
+            // These are packages of Debian, Ubuntu and RHEL, with the usual link, and with only the folder of a target.
             ("usr/local/cuda-12.9/lib64/libnvrtc.so.12", &[]),
             ("usr/local/cuda-12.9/targets/x86_64-linux/lib/libnvrtc.so.12", &[]),
             ("usr/lib64/libnvrtc.so.12", &[]),
-            // Wheels of CUDA 12 and 13, of a system's Python and of one that only PATH knows.
+            // These are wheels of CUDA 12 and 13, of a system's Python and of one that is only in PATH.
             ("usr/local/lib/python3.12/dist-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12", &[]),
             ("usr/local/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13", &[]),
             ("venv/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13", &[("VIRTUAL_ENV", "~/venv")]),
@@ -195,7 +196,7 @@ mod tests {
                 &[("PATH", "/bin:~/opt/venv/bin")],
             ),
             ("me/.local/lib/python3.9/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12", &[("HOME", "~/me")]),
-            // Conda's packages of CUDA, and a toolkit somewhere else.
+            // These are Conda's packages of CUDA, and a toolkit in another place.
             ("conda/lib/libnvrtc.so.12", &[("CONDA_PREFIX", "~/conda")]),
             ("conda/targets/x86_64-linux/lib/libnvrtc.so.12", &[("CONDA_PREFIX", "~/conda")]),
             ("sw/cuda/lib64/libnvrtc.so.12", &[("CUDA_HOME", "~/sw/cuda")]),
@@ -221,7 +222,7 @@ mod tests {
         let at = |path: &str| root.path().join(path);
         touch(&at("usr/local/cuda-12.4/lib64/libnvrtc.so.12.4.127"));
         std::os::unix::fs::symlink("libnvrtc.so.12.4.127", at("usr/local/cuda-12.4/lib64/libnvrtc.so.12")).unwrap();
-        // The usual link to the newest toolkit: the same file again.
+        // The usual link to the newest toolkit leads to the same file.
         std::os::unix::fs::symlink("cuda-12.4", at("usr/local/cuda")).unwrap();
         touch(&at("venv/lib/python3.11/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12"));
         touch(&at("venv/lib/python3.11/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc-builtins.so.12.9"));

@@ -1,8 +1,8 @@
-//! That the stand-in for the driver shows the mistakes that a real one would punish.
+//! Tests that the stand-in for the driver detects the mistakes that would fail on a real one.
 
 use std::sync::Arc;
 
-use octavo_kernels::manifest::{self, Dtype};
+use octavo_kernels::manifest::{self, Dtype, Target};
 use octavo_kernels::params::GatherRowsParams;
 
 use super::devices::{H200, L40S};
@@ -19,14 +19,14 @@ fn name(result: Result<(), DriverError>) -> String {
     result.unwrap_err().name
 }
 
-/// The code of a kernel that gathers rows, for a device's chip.
+/// Returns the code of a kernel that gathers rows, for a device's chip.
 fn code(device: usize) -> Vec<u8> {
     let driver = Driver::open(&[standin()]).unwrap();
     let chip = driver.device(device).unwrap().chip;
     let (nvrtc, _) = compiler(&Places::usual(&[standin()]).find(Kind::Nvrtc), driver.version, chip).unwrap();
     let instance = manifest::gather_rows(Dtype::F32);
     let text = manifest::program(instance.source, &[instance]);
-    nvrtc.compile("rows.cu", &text, chip).unwrap().cubin
+    nvrtc.compile("rows.cu", &text, Target::Code(chip)).unwrap().code
 }
 
 fn gather(gpu: &Arc<Gpu>) -> (Module, Kernel) {
@@ -42,7 +42,7 @@ fn what_is_changed_before_it_was_copied_is_seen_changed() {
     let mut host = Pinned::new(&gpu, 1).unwrap();
     host[0] = 7;
     gpu.upload(memory.address(), &host, 1).unwrap();
-    // Nobody has waited.
+    // The test does not wait for the copy.
     host[0] = 9;
     let mut found = [0];
     gpu.download(&mut found, memory.address()).unwrap();
@@ -87,7 +87,7 @@ fn nothing_is_allocated_loaded_or_waited_for_while_launches_are_recorded() {
         let recorded = gpu.capture(attempt).map(drop);
         assert_eq!(name(recorded), "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED");
     }
-    // And afterwards all of it is allowed again.
+    // The calls are allowed again afterwards.
     DeviceMemory::new(&gpu, 64).unwrap();
 }
 

@@ -1,4 +1,4 @@
-//! Greedy tokens of every architecture's tiny checkpoint are those of the candle backend.
+//! Compares the greedy tokens of every architecture's tiny checkpoint with those of the candle backend.
 
 use std::path::{Path, PathBuf};
 
@@ -9,8 +9,8 @@ use octavo_ops::sampling::{SampleBatch, SampleParams, SampleRow};
 use octavo_ops::testing::{PagedBatches, TestRng};
 use octavo_ops::{Backend, Program};
 
-/// Checkpoints, and by how much of the largest logit a token must lead for the choice to be clear: sums in another order decide
-/// below the one, activations of 8 bits for quantised weights below the other.
+/// Checkpoints, each with the lead of a token, as a share of the largest logit, above which the choice is clear:
+/// smaller leads depend on the order of sums or, for quantised weights, on activations of 8 bits.
 const CHECKPOINTS: [(&str, f32); 11] = [
     ("llama", 1e-4),
     ("llama3-rope", 1e-4),
@@ -25,8 +25,8 @@ const CHECKPOINTS: [(&str, f32); 11] = [
     ("qwen2-gguf/model.gguf", 0.03),
 ];
 
-/// Tokens that two sequences choose side by side, and by which margins, in the order of steps. They go on with the tokens of
-/// `script`, or else with their own.
+/// Returns the tokens that two sequences choose in one batch, with their margins, in the order of steps. They continue
+/// with the tokens of `script`, or else with their own.
 fn generate(
     backend: &mut dyn Backend,
     program: &Program,
@@ -41,7 +41,7 @@ fn generate(
     let params = SampleParams::default();
     let (mut tokens, mut margins, mut computed) = (Vec::new(), Vec::new(), vec![0; sequences.len()]);
     for _ in 0..12 {
-        // Blocks are handed out afresh in each step, alike: the same sequence has the same blocks.
+        // Blocks are allocated again in each step, in the same way, so that a sequence keeps its blocks.
         let mut batches = PagedBatches::new(16, groups, 16, &mut TestRng(8));
         let parts: Vec<_> = sequences.iter().map(|tokens| batches.add(tokens.clone())).collect();
         let before: Vec<_> =
@@ -68,20 +68,20 @@ fn generate(
     (tokens, margins)
 }
 
-/// By how much the most likely token leads, of the largest logit.
+/// Returns the lead of the most likely token, as a share of the largest logit.
 fn margin(row: &[f32]) -> f32 {
     let mut sorted = row.to_vec();
     sorted.sort_by(|a, b| b.total_cmp(a));
     (sorted[0] - sorted[1]) / sorted[0].abs()
 }
 
-/// The folder of the checkpoints; `OCTAVO_TESTDATA` names it where this program was built on another machine.
+/// Returns the folder of the checkpoints; `OCTAVO_TESTDATA` names it if this program was built on another machine.
 fn folder() -> PathBuf {
     let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../models/testdata");
     std::env::var_os("OCTAVO_TESTDATA").map_or_else(here, PathBuf::from)
 }
 
-/// Compares every checkpoint with and without recorded steps; `open` opens a backend in f32 for two sequences.
+/// Compares every checkpoint with and without recorded steps. `open` opens a backend in f32 for two sequences.
 pub(crate) fn agree(open: impl Fn(bool) -> CudaBackend) {
     for (name, clear) in CHECKPOINTS {
         let checkpoint = Checkpoint::open(&folder().join(name)).expect("the checkpoint is readable");

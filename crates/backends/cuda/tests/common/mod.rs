@@ -1,4 +1,4 @@
-//! What the suites over the stand-in and on a GPU share: models, and what is asked of a backend that runs them.
+//! Models and checks shared by the suites over the stand-in and on a GPU.
 
 pub(crate) mod checkpoints;
 pub(crate) mod overlap;
@@ -10,14 +10,14 @@ use octavo_ops::testing::suite::Suite;
 use octavo_ops::testing::{PagedBatches, TestRng, TinyModel};
 use octavo_ops::{Backend, HeadShape};
 
-/// KV blocks of each group in [`generate`].
+/// Number of KV blocks of each group in [`generate`].
 pub(crate) const BLOCKS: usize = 64;
 
 pub(crate) fn open(config: CudaConfig) -> CudaBackend {
     CudaBackend::new(config).expect("there is such a device")
 }
 
-/// A backend that holds a model, with `blocks` blocks for each of its KV groups.
+/// Returns a backend with a loaded model and `blocks` blocks for each of its KV groups.
 pub(crate) fn loaded(config: CudaConfig, model: &TinyModel, blocks: usize) -> CudaBackend {
     let (program, weights) = model.build().expect("the model is well formed");
     let mut backend = open(config);
@@ -26,13 +26,14 @@ pub(crate) fn loaded(config: CudaConfig, model: &TinyModel, blocks: usize) -> Cu
     backend
 }
 
-/// The suite of all backends, with the errors that are allowed at the worst and in the mean.
+/// Runs the suite of all backends, with limits for the worst and the mean error.
 pub(crate) fn with_suite<T>(config: &CudaConfig, worst: f64, mean: f64, test: impl FnOnce(&Suite<'_>) -> T) -> T {
     let backend = || -> Box<dyn Backend> { Box::new(open(config.clone())) };
     test(&Suite { backend: &backend, worst, mean })
 }
 
-/// A model whose heads the tensor-core kernels are made for: grouped queries, norms, biases, a window in every other layer.
+/// Returns a model with heads for the tensor-core kernels: grouped queries, norms, biases, a window in every other
+/// layer.
 pub(crate) fn wide() -> TinyModel {
     TinyModel {
         vocab_size: 101,
@@ -46,8 +47,8 @@ pub(crate) fn wide() -> TinyModel {
     }
 }
 
-/// Prefills some sequences of [`wide`], calls `prefilled` and lets them decode together, sequences ending one by one. The bits of
-/// every step's logits.
+/// Prefills some sequences of [`wide`], calls `prefilled` and lets them decode together, while sequences end one by
+/// one. Returns the bits of every step's logits.
 pub(crate) fn generate(backend: &mut CudaBackend, prefilled: impl FnOnce()) -> Vec<Vec<u32>> {
     let mut batches = PagedBatches::new(16, 2, BLOCKS, &mut TestRng(5));
     let mut rng = TestRng(6);
@@ -60,7 +61,7 @@ pub(crate) fn generate(backend: &mut CudaBackend, prefilled: impl FnOnce()) -> V
     let mut bits = Vec::new();
     let mut step = |parts: &[(usize, usize)]| {
         let mut batch = batches.step(parts);
-        // As an engine asks: no hidden states, and of each sequence its last row.
+        // As in an engine, there are no hidden states, and only each sequence's last row is sampled.
         batch.pooled_rows.clear();
         batch.sampled_rows = batch.query_start[1..].iter().map(|end| end - 1).collect();
         backend.forward(&batch).expect("the step runs");
@@ -68,7 +69,7 @@ pub(crate) fn generate(backend: &mut CudaBackend, prefilled: impl FnOnce()) -> V
         backend.sample(&SampleBatch { rows: &rows }, &mut sampled).expect("it is sampled");
         bits.push(backend.logits().expect("there are logits").into_iter().map(f32::to_bits).collect());
     };
-    // All but five tokens, then one at a time; the second has no more than its prompt.
+    // The first step takes all but five tokens, then comes one at a time; the second sequence has only its prompt.
     step(&[(0, 65), (1, 1), (2, 28), (3, 12), (4, 35)]);
     prefilled();
     for left in 0..5 {

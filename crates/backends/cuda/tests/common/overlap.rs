@@ -1,4 +1,4 @@
-//! Sequences that decode, each step launched when the one before has been waited for, or before that.
+//! Decoding with each step launched after, or before, the wait for the one before.
 
 use octavo_backend_cuda::CudaBackend;
 use octavo_ops::sampling::{SampleBatch, SampleParams, SampleRow, SampledToken};
@@ -7,10 +7,10 @@ use octavo_ops::{Backend, StepBatch};
 
 use super::BLOCKS;
 
-/// Decode steps.
+/// Number of decode steps.
 pub(crate) const STEPS: usize = 6;
 
-/// What a test asks of three sequences, of which the last brings these biases.
+/// A generation of three sequences, of which the last has these biases.
 pub(crate) struct Generation<'a> {
     pub(crate) batches: PagedBatches,
     bias: &'a [(u32, f32)],
@@ -21,7 +21,7 @@ impl Generation<'_> {
         let mut batches = PagedBatches::new(16, 2, BLOCKS, &mut TestRng(5));
         let mut rng = TestRng(6);
         for length in [20, 3, 33] {
-            // The tokens that are generated are filled in.
+            // The tokens that are generated are filled in later.
             let mut tokens = rng.tokens(length, 101);
             tokens.resize(length + STEPS, 0);
             batches.add(tokens);
@@ -29,12 +29,12 @@ impl Generation<'_> {
         Generation { batches, bias }
     }
 
-    /// Sequences change places from step to step.
+    /// Returns the order of the sequences, which changes from step to step.
     pub(crate) fn order(step: usize) -> [usize; 3] {
         [[0, 1, 2], [2, 0, 1], [1, 2, 0]][step % 3]
     }
 
-    /// Starts a step: the prompts, or a token of each sequence, which `token` gives by its row in the step before.
+    /// Starts a step: the prompts, or one token of each sequence, which `token` returns by its row in the step before.
     pub(crate) fn start(&mut self, backend: &mut CudaBackend, step: usize, token: &dyn Fn(u32) -> u32) {
         let order = Self::order(step);
         let parts = order.map(|s| (s, if step == 0 { [20, 3, 33][s] } else { 1 }));
@@ -58,14 +58,14 @@ impl Generation<'_> {
     }
 }
 
-/// The tokens of the oldest step.
+/// Takes the tokens of the oldest step.
 pub(crate) fn take(backend: &mut CudaBackend) -> Vec<u32> {
     let mut tokens: Vec<SampledToken> = Vec::new();
     backend.take_tokens(&mut tokens).expect("the step has tokens");
     tokens.iter().map(|token| token.id).collect()
 }
 
-/// Each step waits for the one before.
+/// Waits for each step before the next.
 pub(crate) fn one_by_one(backend: &mut CudaBackend, bias: &[(u32, f32)]) -> Vec<Vec<u32>> {
     let mut generation = Generation::new(bias);
     let mut tokens: Vec<Vec<u32>> = Vec::new();
@@ -77,7 +77,7 @@ pub(crate) fn one_by_one(backend: &mut CudaBackend, bias: &[(u32, f32)]) -> Vec<
     tokens
 }
 
-/// Each step is launched before the tokens of the one before are taken.
+/// Launches each step before the tokens of the one before are taken.
 pub(crate) fn ahead(backend: &mut CudaBackend, bias: &[(u32, f32)]) -> Vec<Vec<u32>> {
     let mut generation = Generation::new(bias);
     let mut tokens = Vec::new();

@@ -1,4 +1,4 @@
-//! Weights that stay quantised mean what candle reads.
+//! Compares quantised weights with candle's dequantisation.
 
 use std::borrow::Cow;
 
@@ -10,11 +10,12 @@ use octavo_ops::{Backend, HeadShape, Program, StorageType, TensorData};
 
 use super::{open, with_suite};
 
-/// Off by at most this, of the largest number, at the worst and in the mean: activations are rounded to 8 bits where rows are few.
+/// Maximum of the worst and of the mean error, relative to the largest number: activations are rounded to 8 bits for
+/// few rows.
 const WORST: f64 = 0.08;
 const MEAN: f64 = 0.015;
 
-/// Rows of whole super-blocks; values begin in the middle of an alignment.
+/// Returns a model with rows of whole super-blocks, whose values start at unaligned offsets.
 fn model(storage: StorageType) -> TinyModel {
     TinyModel {
         vocab_size: 90,
@@ -27,8 +28,8 @@ fn model(storage: StorageType) -> TinyModel {
     }
 }
 
-/// Every row of a model whose matrices are stored so: with activations of 8 bits, with tiles where the device has them, and with the
-/// weights' values written first.
+/// Compares every row of a model with this storage type: with activations of 8 bits, with tiles if the device has them,
+/// and with dequantised values.
 pub(crate) fn format_agrees(config: &CudaConfig, storage: StorageType) {
     let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
     let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0 };
@@ -39,7 +40,7 @@ pub(crate) fn format_agrees(config: &CudaConfig, storage: StorageType) {
     });
 }
 
-/// A model whose fused weights have parts of different types, as files of mixed precision do.
+/// Returns a model whose fused weights have parts of different types, as in files of mixed precision.
 fn mixed(storages: &[StorageType]) -> (Program, MemoryWeights) {
     let (mut program, mut weights) = model(StorageType::F32).build().expect("the model is well formed");
     let (mut rng, mut next) = (TestRng(31), storages.iter().cycle());
@@ -56,7 +57,7 @@ fn mixed(storages: &[StorageType]) -> (Program, MemoryWeights) {
     (program, weights)
 }
 
-/// Logits of every row of one sequence.
+/// Returns the logits of every row of one sequence.
 fn logits(backend: &mut dyn Backend, (program, weights): &(Program, MemoryWeights), tokens: usize) -> Vec<f32> {
     backend.load(program, weights, &mut |_| {}).expect("the model is loaded");
     backend.allocate_kv(16, &vec![8; program.kv_groups.len()]).expect("there is memory");
@@ -67,7 +68,7 @@ fn logits(backend: &mut dyn Backend, (program, weights): &(Program, MemoryWeight
     backend.logits().expect("there are logits")
 }
 
-/// Fused weights whose parts are stored as `storages`, in turn.
+/// Compares a model whose fused weights have parts with `storages`, in turn.
 pub(crate) fn mixture_agrees(config: &CudaConfig, storages: &[StorageType]) {
     let model = mixed(storages);
     for tokens in [2, 20, 70] {

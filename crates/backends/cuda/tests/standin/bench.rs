@@ -1,10 +1,11 @@
-//! Kernels that are measured: which, and that every one of them runs. Times on an emulation mean nothing.
+//! Tests of the kernel benches: their selection, and that every kernel runs. Times on an emulation have no meaning.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use octavo_backend_cuda::testing::Control;
 use octavo_backend_cuda::testing::devices::{H200, SMALL, V100};
-use octavo_backend_cuda::{CudaConfig, Dtype, KernelBench, KernelTimes};
+use octavo_backend_cuda::{CeilingsBench, CudaConfig, Dtype, KernelBench, KernelTime, Unmeasured};
 use octavo_ops::HeadShape;
 
 use crate::common::open;
@@ -25,29 +26,30 @@ fn sizes(filter: Option<&str>) -> KernelBench {
     }
 }
 
-/// The times on a device, of which no limits are known.
-fn times(device: usize, dtype: Dtype, filter: Option<&str>) -> KernelTimes {
+/// Returns the times on a device without known limits.
+fn times(device: usize, dtype: Dtype, filter: Option<&str>) -> Vec<KernelTime> {
     let backend = open(CudaConfig { device, dtype: Some(dtype), ..config() });
-    let mut begun = Vec::new();
-    let told = &mut |kernel: &str, what: &str| begun.push((kernel.to_owned(), what.to_owned()));
-    let times = backend.bench_kernels(&sizes(filter), told).expect("every kernel runs");
-    let measured = times.times.iter().map(|time| (time.kernel.clone(), time.what.clone()));
-    assert_eq!(measured.collect::<Vec<_>>(), begun, "each is told before it is measured");
-    assert_eq!(times.peaks, None);
-    times
+    assert_eq!(backend.stated_peaks(), None);
+    let bencher = backend.kernel_bencher(&sizes(filter)).expect("every kernel is compiled");
+    let measured = |(number, (kernel, what)): (usize, (&str, &str))| {
+        let time = bencher.measure(number).expect("every kernel runs");
+        assert_eq!((time.kernel.as_str(), time.what.as_str()), (kernel, what));
+        time
+    };
+    bencher.cases().enumerate().map(measured).collect()
 }
 
-/// Names of kernels without what tells their instances apart.
-fn families(times: &KernelTimes) -> BTreeSet<&str> {
-    times.times.iter().map(|time| time.kernel.split('_').next().unwrap_or_default()).collect()
+/// Returns the names of kernels without the suffixes of their instances.
+fn families(times: &[KernelTime]) -> BTreeSet<&str> {
+    times.iter().map(|time| time.kernel.split('_').next().unwrap_or_default()).collect()
 }
 
 #[test]
 fn every_family_of_kernels_is_measured_on_every_chip() {
     for (device, dtype) in [(H200, Dtype::Bf16), (V100, Dtype::F16), (H200, Dtype::F32)] {
         let times = times(device, dtype, None);
-        for time in &times.times {
-            assert!(time.seconds.is_some_and(|seconds| seconds > 0.0) && time.copies >= 2, "{time:?}");
+        for time in &times {
+            assert!(time.seconds.as_ref().is_ok_and(|seconds| *seconds > 0.0) && time.copies >= 2, "{time:?}");
             assert!(time.bytes > 0, "{time:?}");
         }
         let found = families(&times);
@@ -67,8 +69,8 @@ fn every_family_of_kernels_is_measured_on_every_chip() {
             "sampling",
         ];
         assert!(expected.iter().all(|family| found.contains(family)), "{found:?}");
-        let named = |name: &str| times.times.iter().any(|time| time.kernel.starts_with(name));
-        // The kernels of tensor cores where there are any, and cuBLASLt beside our own.
+        let named = |name: &str| times.iter().any(|time| time.kernel.starts_with(name));
+        // Kernels with tensor cores are used if there are any, and cuBLASLt beside our own.
         assert_eq!(named("paged_decode") && named("paged_prefill"), dtype != Dtype::F32);
         assert_eq!(named("paged_prefill_volta") && named("gemm_volta"), device == V100);
         assert_eq!(named("cublasLt"), dtype != Dtype::F32);
@@ -79,30 +81,68 @@ fn every_family_of_kernels_is_measured_on_every_chip() {
 fn bytes_and_flops_are_those_of_the_sizes() {
     let all = times(H200, Dtype::Bf16, None);
     let of = |kernel: &str, what: &str| {
-        let time = all.times.iter().find(|time| time.kernel.starts_with(kernel) && time.what == what);
+        let time = all.iter().find(|time| time.kernel.starts_with(kernel) && time.what == what);
         time.map(|time| (time.bytes, time.flops)).unwrap_or_else(|| panic!("no {kernel} on {what}"))
     };
-    // Weight, input and output once; a multiply-add is two.
+    // Weight, input and output count once; a multiply-add is two FLOPs.
     assert_eq!(of("gemv_bf16_m2", "qkv 512x64, 2 rows"), (2 * (512 * 64 + 2 * 64 + 2 * 512), 2 * 2 * 512 * 64));
     assert_eq!(of("cublasLt", "head 101x64, 1 row"), (2 * (101 * 64 + 64) + 4 * 101, 2 * 101 * 64));
-    // Keys and values of two heads of 64, queries and outputs of four.
+    // The bytes are keys and values of two heads of 64, and queries and outputs of four.
     assert_eq!(of("paged_decode", "2 sequences of 300 tokens"), (2 * 2 * (300 * 2 * 128 + 2 * 256), 4 * 2 * 300 * 256));
     assert_eq!(of("paged_prefill", "a prompt of 70 tokens"), (2 * 70 * (2 * 128 + 2 * 256), 4 * 256 * 70 * 71 / 2));
     assert_eq!(of("sampling_draw", "greedy, 101 tokens, 1 row").0, 101 * 4);
     // Q8_0 has 34 bytes for 32 weights.
     let values = times(H200, Dtype::Bf16, Some("dequantize_q8_0"));
-    assert_eq!((values.times.len(), values.times[0].bytes), (1, 512 * 64 / 32 * 34 + 512 * 64 * 2));
+    assert_eq!((values.len(), values[0].bytes), (1, 512 * 64 / 32 * 34 + 512 * 64 * 2));
 }
 
 #[test]
 fn what_is_not_asked_for_is_neither_compiled_nor_measured() {
     let times = times(H200, Dtype::Bf16, Some("paged_decode"));
-    assert_eq!(times.times.len(), 2);
-    assert!(times.times.iter().all(|time| time.kernel.starts_with("paged_decode_bf16_d64")));
+    assert_eq!(times.len(), 2);
+    assert!(times.iter().all(|time| time.kernel.starts_with("paged_decode_bf16_d64")));
 }
 
 #[test]
 fn operands_that_do_not_fit_are_said() {
     let times = times(SMALL, Dtype::Bf16, Some("gather"));
-    assert!(times.times.len() == 3 && times.times.iter().all(|time| time.seconds.is_none()), "{times:?}");
+    assert!(times.len() == 3 && times.iter().all(|time| time.seconds == Err(Unmeasured::Memory)), "{times:?}");
+}
+
+#[test]
+fn a_refusal_of_cublaslt_is_one_row() {
+    let backend = open(CudaConfig { device: H200, dtype: Some(Dtype::Bf16), ..config() });
+    let control = Control::new();
+    control.reset();
+    // The first product has no algorithm, and the launch of a later one fails with CUBLAS_STATUS_NOT_SUPPORTED.
+    control.fail("cublasLtMatmulAlgoGetHeuristic", 0, 15, false);
+    let bencher = backend.kernel_bencher(&sizes(Some("cublasLt"))).unwrap();
+    control.reset();
+    control.fail("cublasLtMatmul", 2, 15, false);
+    let times: Vec<_> = (0..bencher.cases().len()).map(|number| bencher.measure(number).unwrap()).collect();
+    control.reset();
+    let refused: Vec<_> = times.iter().filter(|time| matches!(time.seconds, Err(Unmeasured::Refused(_)))).collect();
+    assert!(times.len() > 5 && refused.len() == 2, "{times:?}");
+    assert!(times.iter().filter(|time| time.seconds.is_ok()).count() == times.len() - 2, "{times:?}");
+    // After a fault of the device nothing more can be measured.
+    control.fail("cuLaunchKernelEx", 0, 700, true);
+    control.fail("cuStreamSynchronize", 0, 700, true);
+    control.fail("cublasLtMatmul", 0, 700, true);
+    assert!(bencher.measure(1).is_err());
+    control.reset();
+}
+
+#[test]
+fn ceilings_are_measured_in_each_type_of_the_chip() {
+    let bench = CeilingsBench { copy_bytes: 1 << 20, product_size: 32, min_time: Duration::ZERO };
+    for (device, dtypes) in [(H200, &["bfloat16", "float16"][..]), (V100, &["float16"])] {
+        let backend = open(CudaConfig { device, dtype: None, ..config() });
+        let ceilings = backend.measure_ceilings(&bench).unwrap();
+        assert!(ceilings.bandwidth > 0.0);
+        assert_eq!(ceilings.products.iter().map(|product| product.dtype).collect::<Vec<_>>(), dtypes);
+        assert!(ceilings.products.iter().all(|product| product.flops.as_ref().is_ok_and(|flops| *flops > 0.0)));
+    }
+    let backend = open(CudaConfig { device: SMALL, dtype: None, ..config() });
+    let error = backend.measure_ceilings(&CeilingsBench { copy_bytes: 1 << 30, ..bench }).unwrap_err().to_string();
+    assert!(error.contains("memory"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Greedy tokens of every architecture's tiny checkpoint.
+//! Tests of greedy tokens of every architecture's tiny checkpoint.
 
 use octavo_backend_cuda::CudaConfig;
 

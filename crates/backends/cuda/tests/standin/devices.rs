@@ -1,4 +1,4 @@
-//! Which device with which precision, and what is said where one cannot be used.
+//! Tests of devices and precisions, and of the errors of devices that cannot be used.
 
 use octavo_backend_cuda::testing::devices::{H200, L40S, P100, V100};
 use octavo_backend_cuda::testing::standin;
@@ -37,7 +37,7 @@ fn a_report_tells_devices_and_libraries() {
     assert_eq!(names, expected);
     assert_eq!(report.usable(V100).unwrap().chip.arch(), "sm_70");
     assert!(matches!(report.usable(P100), Err(Unavailable::OldChip { .. })));
-    // Both releases of the compiler are there: each chip gets the newest that knows it.
+    // Both releases of the compiler are installed: each chip gets the newest that supports it.
     for (device, library) in [(H200, "libnvrtc.so.13"), (L40S, "libnvrtc.so.13"), (V100, "libnvrtc.so.12")] {
         let chip = report.devices[device].chip;
         assert_eq!(report.chosen(Kind::Nvrtc, chip).unwrap().path, standin().join(library));

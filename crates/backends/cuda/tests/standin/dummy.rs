@@ -1,4 +1,4 @@
-//! Made-up weights: the device's are those of the host.
+//! Tests that dummy weights generated on the device equal those of the host.
 
 use octavo_backend_cuda::testing::Control;
 use octavo_backend_cuda::testing::devices::{H200, V100};
@@ -10,7 +10,7 @@ use octavo_ops::{Backend, TensorData, WeightError, WeightSource};
 use crate::common::{open, wide};
 use crate::config;
 
-/// Gives a device no rule, so that the values are the host's.
+/// Hides the rule from a device, so that it copies the host's values.
 struct Copied(DummyWeights);
 
 impl WeightSource for Copied {
@@ -38,7 +38,7 @@ fn weights_that_the_device_makes_up_are_those_of_the_host() {
         let (made, copied) = (logits(&weights), logits(&Copied(weights.clone())));
         assert!(!made.is_empty() && made.iter().all(|x| x.is_finite()), "{dtype:?}");
         assert!(made.iter().zip(&copied).all(|(a, b)| a.to_bits() == b.to_bits()), "{dtype:?}");
-        // They are no constant, and of the size that a head's are.
+        // The logits vary and have the size of a head's logits.
         let spread = made.iter().fold(0.0f32, |most, x| most.max(x.abs()));
         assert!((0.5..20.0).contains(&spread), "{dtype:?}: {spread}");
     }
@@ -54,7 +54,7 @@ fn no_made_up_weight_is_copied() {
         backend.load(&program, source, &mut |_| {}).expect("the model is loaded");
         control.calls("cuMemcpyHtoDAsync_v2")
     };
-    // What is left are the tables of angles.
+    // The remaining copies are the tables of angles.
     let (made, copied) = (copies(&DummyWeights::new(&program)), copies(&stored));
     assert!(made + program.weights.len() as u64 <= copied, "{made} copies, {copied} with weights of the host");
 }

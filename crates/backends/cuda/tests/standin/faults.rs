@@ -1,4 +1,4 @@
-//! What goes wrong is an error that says so, and never a panic.
+//! Tests that failures are errors with a clear message, and never panics.
 
 use std::collections::BTreeMap;
 
@@ -66,7 +66,7 @@ fn a_device_that_is_lost_is_told_apart() {
     let control = Control::new();
     let mut backend = loaded(config(), &TinyModel::default(), 8);
     control.reset();
-    // As a kernel that goes astray: it shows when somebody waits, and stays.
+    // The error is that of an invalid access in a kernel: it appears on waiting and is permanent.
     control.fail("cuEventSynchronize", 1, ILLEGAL_ADDRESS, true);
     backend.forward(&batch(20)).unwrap();
     let (params, mut out) = (SampleParams::default(), Vec::new());
@@ -79,12 +79,13 @@ fn a_device_that_is_lost_is_told_apart() {
         let error = backend.forward(&batch(20)).unwrap_err();
         assert!(matches!(error, BackendError::DeviceLost { .. }), "{error}");
     }
-    // Nor does it end in a panic.
+    // Dropping the backend does not panic either.
     drop(backend);
     control.reset();
 }
 
-/// What cuBLASLt refuses when it is asked for an algorithm, or when the algorithm first runs, is our own kernels'; nothing fails.
+/// If cuBLASLt refuses a product when it chooses an algorithm, or when the algorithm first runs, our own kernels
+/// compute it and nothing fails.
 #[test]
 fn what_the_library_does_not_multiply_our_own_kernels_do() {
     /// `CUBLAS_STATUS_NOT_SUPPORTED`.
@@ -104,9 +105,10 @@ fn what_the_library_does_not_multiply_our_own_kernels_do() {
         (backend.logits().unwrap(), control.calls("cublasLtMatmul"))
     };
     let (expected, products) = run(None);
-    // Four products a layer and the logits; and before, each algorithm once: with a bias, without, and in f32.
+    // There are four products per layer and the logits; before that, each algorithm runs once: with a bias, without,
+    // and in f32.
     assert_eq!(products, 2 * 4 + 1 + 3);
-    // The first product's plan for 48 rows; and the first algorithm, whatever it is for.
+    // The failing calls are the first product's plan for 48 rows, and the first run of an algorithm.
     for (function, after) in [("cublasLtMatmulAlgoGetHeuristic", 2), ("cublasLtMatmul", 0)] {
         let (found, fewer) = run(Some((function, after)));
         assert!(fewer < products, "{function}: {fewer} of {products}");
@@ -157,7 +159,7 @@ fn a_share_of_the_memory_leaves_the_rest_to_the_cache() {
     let mut backend = open(CudaConfig { device: 1, memory: Memory::Share(0.4), ..config() });
     backend.load(&program, &weights, &mut |_| {}).unwrap();
     let taken = backend.weight_bytes() + backend.step_bytes() + backend.kv_bytes();
-    // 0.4 GiB but for what the driver is left; others may hold some of this device's memory too.
+    // The limit is 0.4 GiB minus the driver's reserve; others may use some of this device's memory too.
     assert!(taken < (1 << 30) * 4 / 10 - (200 << 20), "{taken}");
     assert!(backend.kv_bytes() > 0);
     assert_eq!(backend.kv_dtype(), "float32");
@@ -180,7 +182,7 @@ fn a_corrupt_kernel_cache_is_compiled_anew() {
     }
     loaded(config.clone(), &TinyModel::default(), 8).forward(&batch(20)).unwrap();
     assert_eq!(entries(), whole);
-    // And from what has been compiled.
+    // The kernels now come from the cache.
     loaded(config, &TinyModel::default(), 8).forward(&batch(20)).unwrap();
 }
 

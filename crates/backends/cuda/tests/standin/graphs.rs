@@ -1,4 +1,4 @@
-//! Recorded decode steps, and what happens after the start.
+//! Tests of recorded decode steps and of the work after the start.
 
 use octavo_backend_cuda::testing::Control;
 use octavo_backend_cuda::testing::devices::{H200, V100};
@@ -44,7 +44,7 @@ fn a_step_is_one_copy_to_the_device_and_one_for_sampling() {
     generate(&mut backend, || control.reset());
     assert_eq!(control.calls("cuGraphLaunch"), 5);
     assert_eq!(control.calls("cuMemcpyHtoDAsync_v2"), 2 * 5);
-    // The tokens, and the logits that the test asks for.
+    // The copies are those of the tokens, and of the logits that the test requests.
     assert_eq!(control.calls("cuMemcpyDtoHAsync_v2"), 2 * 5);
     assert_eq!(control.calls("cuLaunchKernelEx"), 5, "the draw");
 }

@@ -1,4 +1,4 @@
-//! The backend as it is, over a stand-in for the driver and the libraries: kernels run on the CPU emulation.
+//! Tests of the unmodified backend over a stand-in for the driver and the libraries: kernels run on the CPU emulation.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -18,7 +18,7 @@ mod sampling;
 use octavo_backend_cuda::testing::{devices::H200, kernel_cache, standin};
 use octavo_backend_cuda::{CudaConfig, Dtype, Memory};
 
-/// Sizes for the shared suite and for small models, on the newest of the stand-in's devices.
+/// Returns sizes for the shared suite and for small models, on the newest of the stand-in's devices.
 fn config() -> CudaConfig {
     CudaConfig {
         device: H200,

@@ -1,4 +1,4 @@
-//! A step that is launched before the tokens of the one before are known.
+//! Tests of steps that are launched before the tokens of the one before are known.
 
 use octavo_backend_cuda::testing::Control;
 use octavo_backend_cuda::testing::devices::{H200, V100};
@@ -36,7 +36,7 @@ fn nobody_waits_for_the_device_but_who_takes_tokens() {
     assert_eq!(control.calls("cuGraphLaunch"), STEPS as u64);
 }
 
-/// More biases than there is memory for: the row is drawn on the host.
+/// The biases exceed the memory, so the row is sampled on the host.
 #[test]
 fn what_the_host_draws_is_the_next_step_s_token_too() {
     let mut backend = loaded(CudaConfig { dtype: Some(Dtype::Bf16), graphs: true, ..config() }, &wide(), BLOCKS);

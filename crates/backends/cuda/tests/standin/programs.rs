@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use crate::common::{loaded, wide, with_suite};
 use crate::config;
 
-/// The model with sizes that kernels are made for: products of 8 inputs at a time.
+/// Returns the model with sizes that the kernels support: products of 8 inputs at a time.
 fn fitting(model: TinyModel) -> TinyModel {
     let up = |size: usize| size.next_multiple_of(8);
     let HeadShape { q, kv, dim } = model.heads;
@@ -37,7 +37,8 @@ fn logits_at_real_sizes_are_near_the_naive_ones() {
     with_suite(&config(), 3e-4, 2e-5, |suite| suite.near_reference(&real_sizes(300), 12)).unwrap();
 }
 
-/// Each type on a chip that has it: other kernels for attention and products, cuBLASLt for more than 16 rows.
+/// Tests each type on a chip that supports it: with other kernels for attention and products, and cuBLASLt for more
+/// than 16 rows.
 #[test]
 fn sixteen_bits_are_as_near_as_their_rounding_allows() {
     for (device, dtype, worst, mean) in [
@@ -50,7 +51,7 @@ fn sixteen_bits_are_as_near_as_their_rounding_allows() {
         for tokens in [1, 12, 40] {
             with_suite(&config, worst, mean, |suite| suite.near_reference(&wide(), tokens)).unwrap();
         }
-        // Heads that only the plain kernel takes.
+        // Only the plain kernel supports these heads.
         with_suite(&config, worst, mean, |suite| suite.near_reference(&TinyModel::default(), 20)).unwrap();
     }
 }
@@ -76,7 +77,7 @@ fn the_contract_is_kept() {
 
 #[test]
 fn rows_for_the_head_and_rows_that_are_returned_are_told_apart() {
-    // So that five rows have the bits of twenty.
+    // With `batch_invariant`, five rows have the bits of twenty.
     let mut backend = loaded(CudaConfig { batch_invariant: true, ..config() }, &TinyModel::default(), 8);
     let mut batches = PagedBatches::new(16, 1, 8, &mut TestRng(3));
     let sequence = batches.add(TestRng(4).tokens(20, 50));

@@ -1,4 +1,4 @@
-//! Weights that stay quantised.
+//! Tests of weights that stay quantised.
 
 use octavo_backend_cuda::testing::devices::{H200, V100};
 use octavo_backend_cuda::{CudaConfig, Dtype};
@@ -27,7 +27,7 @@ fn every_format_means_what_candle_reads() {
 
 #[test]
 fn parts_of_a_weight_may_be_of_different_types() {
-    // As files of Q4_K_M, Q5_K_M and Q3_K_M have them, and such as nobody makes.
+    // The combinations are those of Q4_K_M, Q5_K_M and Q3_K_M files, and one that does not occur in practice.
     for storages in [&[Q4K, Q4K, Q6K][..], &[Q5K, Q6K], &[Q3K, Q5K, Q4K], &[Q5_0, Q8_0, F16, Q2K]] {
         for dtype in [Dtype::F32, Dtype::Bf16] {
             mixture_agrees(&CudaConfig { dtype: Some(dtype), ..config() }, storages);

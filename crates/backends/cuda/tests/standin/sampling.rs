@@ -1,4 +1,4 @@
-//! Tokens drawn on the device are those that the scalar definition draws from the same logits.
+//! Compares tokens sampled on the device with those of the scalar definition for the same logits.
 
 use octavo_backend_cuda::CudaConfig;
 use octavo_ops::Backend;
@@ -10,7 +10,7 @@ use crate::config;
 
 const VOCAB: usize = 150;
 
-/// What a row borrows.
+/// Data that a row borrows.
 struct Row {
     params: SampleParams,
     counts: TokenCounts,
@@ -78,7 +78,7 @@ fn same(found: &SampledToken, expected: &SampledToken) -> bool {
 #[test]
 fn draws_are_those_of_the_definition() {
     let model = TinyModel { vocab_size: VOCAB, ..TinyModel::default() };
-    // In the second there is hardly any memory for what rows bring: the host draws.
+    // The second configuration has hardly any memory for the rows' lists, so the host samples.
     for max_rows in [256, 24] {
         let mut backend = loaded(CudaConfig { max_rows, ..config() }, &model, 64);
         let mut rng = TestRng(77);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::GgufError;
 
-/// Reads little-endian values in order; every read checks what is left.
+/// Reads little-endian values in order. Every read checks the remaining length.
 #[derive(Debug)]
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
@@ -16,17 +16,17 @@ impl<'a> Cursor<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// Offset of the next byte.
+    /// Returns the offset of the next byte.
     pub(super) const fn position(&self) -> usize {
         self.at
     }
 
-    /// Bytes that are left.
+    /// Returns the number of remaining bytes.
     pub(super) const fn remaining(&self) -> usize {
         self.bytes.len() - self.at
     }
 
-    /// Steps over `len` bytes and returns where they lie.
+    /// Skips `len` bytes and returns their range.
     pub(super) fn skip(&mut self, len: usize) -> Result<Range<usize>, GgufError> {
         if len > self.remaining() {
             return Err(GgufError::Truncated { offset: self.at, size: self.bytes.len() });
@@ -59,20 +59,20 @@ impl<'a> Cursor<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A `u64` that counts bytes or items in this file: one that does not fit the address space cannot be true.
+    /// Reads a `u64` that counts bytes or items in this file. A count that exceeds the address space is an error.
     pub(super) fn length(&mut self) -> Result<usize, GgufError> {
         let offset = self.at;
         let value = self.u64()?;
         usize::try_from(value).map_err(|_| GgufError::Truncated { offset, size: self.bytes.len() })
     }
 
-    /// A length-prefixed string, as the range of its bytes.
+    /// Reads a length-prefixed string and returns the range of its bytes.
     pub(super) fn string(&mut self) -> Result<Range<usize>, GgufError> {
         let len = self.length()?;
         self.skip(len)
     }
 
-    /// A length-prefixed name of at most `limit` bytes.
+    /// Reads a length-prefixed name of at most `limit` bytes.
     pub(super) fn name(&mut self, limit: usize) -> Result<&'a str, GgufError> {
         let offset = self.at;
         let range = self.string()?;

@@ -1,4 +1,4 @@
-//! The key-value part of a GGUF header. Values stay in the file; what is kept is where they lie.
+//! The key-value part of a GGUF header. Values stay in the file; only their positions are stored.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -7,13 +7,13 @@ use super::GgufError;
 use super::cursor::Cursor;
 use crate::config::ConfigError;
 
-/// Longest key that the format's specification allows.
+/// Maximum length of a key in the format's specification.
 const MAX_KEY_BYTES: usize = 65_535;
-/// Most keys accepted; real files have a few dozen.
+/// Maximum number of keys accepted; real files have a few dozen.
 const MAX_KEYS: usize = 65_536;
-/// Fewest bytes a key-value pair takes: length of an empty key, type, one-byte value.
+/// Minimum size of a key-value pair: length of an empty key, type, one-byte value.
 const MIN_PAIR_BYTES: usize = 8 + 4 + 1;
-/// Most array elements that are copied out of the file: no vocabulary is larger.
+/// Maximum number of array elements copied out of the file; no vocabulary is larger.
 const MAX_ELEMENTS: usize = 1 << 22;
 
 /// Value types of the format.
@@ -42,7 +42,7 @@ impl Kind {
         ALL.get(id as usize).copied().ok_or_else(|| GgufError::ValueType { key: key.into(), id })
     }
 
-    /// Bytes of a value of fixed size.
+    /// Returns the size in bytes of a value of fixed size.
     const fn size(self) -> Option<usize> {
         match self {
             Kind::U8 | Kind::I8 | Kind::Bool => Some(1),
@@ -54,7 +54,7 @@ impl Kind {
     }
 }
 
-/// One value: scalars as read, strings and arrays by position.
+/// A value: scalars as read, strings and arrays by position.
 #[derive(Clone, Debug, PartialEq)]
 enum Value {
     Unsigned(u64),
@@ -90,10 +90,10 @@ impl Value {
         let start = cursor.position();
         match element.size() {
             Some(size) => {
-                // An overflowing product is larger than any file: `skip` refuses it.
+                // A product that overflows exceeds any file, so `skip` refuses it.
                 cursor.skip(len.saturating_mul(size))?;
             }
-            // Every string takes at least its length, so a false count runs into the end of the file.
+            // Every string takes up at least its length, so a false count reaches the end of the file.
             None if element == Kind::String => {
                 for _ in 0..len {
                     cursor.string()?;
@@ -105,7 +105,7 @@ impl Value {
     }
 }
 
-/// The key-value pairs of one file.
+/// Key-value pairs of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Metadata {
     values: HashMap<String, Value>,
@@ -130,13 +130,13 @@ impl Metadata {
         Ok(Self { values })
     }
 
-    /// The values, read against the file they came from.
+    /// Returns access to the values in the file they came from.
     pub(crate) const fn view<'a>(&'a self, bytes: &'a [u8]) -> MetadataView<'a> {
         MetadataView { values: &self.values, bytes }
     }
 }
 
-/// Typed access to [`Metadata`]. An absent key is `None`; one of another type is an error that names it.
+/// Typed access to [`Metadata`]. A missing key is `None`; a key of another type is an error that names it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MetadataView<'a> {
     values: &'a HashMap<String, Value>,
@@ -144,7 +144,7 @@ pub(crate) struct MetadataView<'a> {
 }
 
 impl<'a> MetadataView<'a> {
-    /// A non-negative integer of any width.
+    /// Returns a non-negative integer of any width.
     pub(crate) fn u64(&self, key: &str) -> Result<Option<u64>, ConfigError> {
         match self.values.get(key) {
             None => Ok(None),
@@ -154,14 +154,14 @@ impl<'a> MetadataView<'a> {
         }
     }
 
-    /// A token id.
+    /// Returns a token id.
     pub(crate) fn u32(&self, key: &str) -> Result<Option<u32>, ConfigError> {
         self.u64(key)?
             .map(|n| u32::try_from(n).map_err(|_| ConfigError::wrong_type(key, "a 32-bit integer")))
             .transpose()
     }
 
-    /// A number of any width.
+    /// Returns a number of any width.
     pub(crate) fn f64(&self, key: &str) -> Result<Option<f64>, ConfigError> {
         match self.values.get(key) {
             None => Ok(None),
@@ -190,7 +190,7 @@ impl<'a> MetadataView<'a> {
         }
     }
 
-    /// Elements of the array, whatever their type.
+    /// Returns the number of elements of an array of any type.
     pub(crate) fn array_len(&self, key: &str) -> Option<usize> {
         match self.values.get(key) {
             Some(Value::Array { len, .. }) => Some(*len),
@@ -198,7 +198,7 @@ impl<'a> MetadataView<'a> {
         }
     }
 
-    /// The strings of an array, borrowed from the file.
+    /// Returns the strings of an array, borrowed from the file.
     pub(crate) fn strings(&self, key: &str) -> Result<Option<Vec<&'a str>>, ConfigError> {
         let Some((element, len, range)) = self.array(key, "an array of strings")? else { return Ok(None) };
         if element != Kind::String {
@@ -214,12 +214,12 @@ impl<'a> MetadataView<'a> {
         Ok(Some(out))
     }
 
-    /// An array of `f32`.
+    /// Returns an array of `f32`.
     pub(crate) fn f32s(&self, key: &str) -> Result<Option<Vec<f32>>, ConfigError> {
         self.words(key, &[Kind::F32], "an array of 32-bit floats", f32::from_le_bytes)
     }
 
-    /// An array of `i32`; some writers say `u32`.
+    /// Returns an array of `i32`, which some writers store as `u32`.
     pub(crate) fn i32s(&self, key: &str) -> Result<Option<Vec<i32>>, ConfigError> {
         self.words(key, &[Kind::I32, Kind::U32], "an array of 32-bit integers", i32::from_le_bytes)
     }

@@ -1,7 +1,7 @@
 //! GGUF files, versions 2 and 3.
 //!
-//! The header is read from the mapped bytes with every claim checked against the file's size before anything is
-//! allocated for it, so memory and time are bounded by the bytes that are really there.
+//! The header is read from the mapped bytes. Every count and size is checked against the file's size before memory is
+//! allocated for it, so memory and time are bounded by the actual size of the file.
 
 mod cursor;
 mod metadata;
@@ -20,61 +20,61 @@ use super::TensorInfo;
 
 const MAGIC: &[u8; 4] = b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;
-/// Most tensors accepted; the largest published models have a few thousand.
+/// Maximum number of tensors accepted; the largest published models have a few thousand.
 const MAX_TENSORS: usize = 262_144;
-/// Fewest bytes of a tensor's description: length of an empty name, rank, one dimension, type, offset.
+/// Minimum size of a tensor's description: length of an empty name, rank, one dimension, type, offset.
 const MIN_TENSOR_BYTES: usize = 8 + 4 + 8 + 4 + 8;
-/// Longest tensor name accepted; the reference implementation allows 63.
+/// Maximum length of a tensor name accepted; the reference implementation allows 63.
 const MAX_NAME_BYTES: usize = 1024;
-/// The format's limit on dimensions.
+/// Maximum number of dimensions in the format.
 const MAX_DIMS: u32 = 4;
 
-/// What is wrong with a GGUF file.
+/// Defect of a GGUF file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GgufError {
     /// The first four bytes are not `GGUF`.
     #[error("this is not a GGUF file (it does not begin with 'GGUF')")]
     Magic,
-    /// A version other than 2 and 3.
+    /// The version is neither 2 nor 3.
     #[error("GGUF version {0} is not supported, only 2 and 3")]
     Version(u32),
-    /// Version bytes are swapped.
+    /// The bytes of the version are swapped.
     #[error("big-endian GGUF files are not supported")]
     BigEndian,
-    /// The header runs past the end.
+    /// The header extends past the end of the file.
     #[error("the header claims more than the file holds: at byte {offset} of {size}; the file is truncated or damaged")]
     Truncated {
-        /// Where the read began.
+        /// Offset at which the read began.
         offset: usize,
         /// Size of the file.
         size: usize,
     },
-    /// A count that the file has no room for.
+    /// A count is too large for the file.
     #[error("the header claims {found} {what}, but there is room for {room} at most")]
     TooMany {
-        /// Of what.
+        /// Kind of the items.
         what: &'static str,
-        /// Claimed.
+        /// Number claimed.
         found: u64,
-        /// Possible.
+        /// Maximum possible number.
         room: u64,
     },
-    /// A name that no writer produces.
+    /// A name is longer than any writer produces.
     #[error("the name at byte {offset} is longer than {limit} bytes")]
     NameTooLong {
-        /// Where.
+        /// Offset of the name.
         offset: usize,
-        /// Longest accepted.
+        /// Maximum length accepted.
         limit: usize,
     },
-    /// A name that is not text.
+    /// A name is not valid UTF-8.
     #[error("the name at byte {offset} is not UTF-8")]
     NameNotUtf8 {
-        /// Where.
+        /// Offset of the name.
         offset: usize,
     },
-    /// Unknown value type.
+    /// The type of a value is unknown.
     #[error("metadata key '{key}' has the unknown value type {id}")]
     ValueType {
         /// Key.
@@ -82,48 +82,48 @@ pub enum GgufError {
         /// Type id found.
         id: u32,
     },
-    /// Array of arrays.
+    /// A value is an array of arrays.
     #[error("metadata key '{key}' is an array of arrays, which is not supported")]
     NestedArray {
         /// Key.
         key: String,
     },
-    /// The same key twice.
+    /// A key occurs twice.
     #[error("metadata key '{key}' occurs twice")]
     DuplicateKey {
         /// Key.
         key: String,
     },
-    /// `general.alignment` is no power of two.
+    /// `general.alignment` is not a power of two.
     #[error("general.alignment must be a power of two that fits 32 bits")]
     Alignment,
-    /// The same tensor twice.
+    /// A tensor occurs twice.
     #[error("tensor '{name}' occurs twice")]
     DuplicateTensor {
-        /// Tensor.
+        /// Name of the tensor.
         name: String,
     },
-    /// An element type that Octavo cannot read.
+    /// Octavo does not support the element type of a tensor.
     #[error("tensor '{name}' has the type {found}, which is not supported (supported: {supported})")]
     TensorType {
-        /// Tensor.
+        /// Name of the tensor.
         name: String,
         /// Name or number of its type.
         found: String,
         /// Names of the supported types.
         supported: String,
     },
-    /// Rank, dimensions or offset that cannot be.
+    /// The rank, dimensions or offset of a tensor are invalid.
     #[error("tensor '{name}' is unusable: {reason}")]
     Tensor {
-        /// Tensor.
+        /// Name of the tensor.
         name: String,
-        /// Why.
+        /// Description of the defect.
         reason: String,
     },
 }
 
-/// A parsed header; offsets are into the whole file.
+/// A parsed header. Offsets refer to the whole file.
 #[derive(Debug)]
 pub(crate) struct Header {
     metadata: Metadata,
@@ -131,7 +131,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// Reads and checks the header of a whole file.
+    /// Parses and checks the header of a whole file.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, GgufError> {
         let mut cursor = Cursor::new(bytes);
         if bytes.get(..MAGIC.len()) != Some(MAGIC) {
@@ -153,12 +153,12 @@ impl Header {
         Ok(Self { metadata, tensors })
     }
 
-    /// Where `name` lies, and how.
+    /// Returns the tensors by name.
     pub(crate) const fn tensors(&self) -> &HashMap<String, TensorInfo> {
         &self.tensors
     }
 
-    /// The key-value pairs.
+    /// Returns the key-value pairs.
     pub(crate) const fn metadata(&self) -> &Metadata {
         &self.metadata
     }
@@ -172,10 +172,10 @@ fn alignment(metadata: &MetadataView<'_>) -> Result<u64, GgufError> {
     }
 }
 
-/// A tensor's description as it stands in the header.
+/// A tensor's description in the header.
 struct Record {
     name: String,
-    /// Outermost dimension first (the file has them reversed).
+    /// Shape, outermost dimension first (reversed in the file).
     shape: Vec<usize>,
     storage: StorageType,
     bytes: u64,
@@ -223,7 +223,7 @@ fn read_record(cursor: &mut Cursor<'_>) -> Result<Record, GgufError> {
     Ok(Record { shape, storage, bytes: bytes as u64, offset, name })
 }
 
-/// Turns relative offsets into ranges of the file and checks that they are inside it and apart.
+/// Converts relative offsets to ranges of the file and checks that they are inside it and do not overlap.
 fn place(
     mut records: Vec<Record>,
     data_start: u64,
@@ -269,7 +269,7 @@ fn range_of(record: &Record, data_start: u64, alignment: u64, file_size: usize) 
     }
 }
 
-/// The supported types by their number in the format.
+/// Returns the storage type with this number in the format, if it is supported.
 fn storage_type(id: u32) -> Option<StorageType> {
     Some(match id {
         0 => StorageType::F32,
@@ -289,7 +289,7 @@ fn storage_type(id: u32) -> Option<StorageType> {
     })
 }
 
-/// The name of an unsupported type, as people know it.
+/// Returns the common name of an unsupported type.
 fn type_name(id: u32) -> String {
     let name = match id {
         9 => "Q8_1",

@@ -1,11 +1,11 @@
-//! Properties of the header reader; what single hostile files do is in `tests/hostile.rs`.
+//! Property tests of the header reader. `tests/hostile.rs` tests individual hostile files.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::config::ModelConfig;
 
-/// A committed file, read once.
+/// Returns a committed file, read once.
 fn valid() -> &'static [u8] {
     static FILE: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
     FILE.get_or_init(|| {
@@ -14,7 +14,7 @@ fn valid() -> &'static [u8] {
     })
 }
 
-/// Whatever a header says, an accepted one describes bytes that are there, and everything made from it is a value or an
+/// Checks that an accepted header describes only bytes of the file, and that everything built from it is a value or an
 /// error.
 fn check(bytes: &[u8]) {
     let Ok(header) = Header::parse(bytes) else { return };
@@ -97,7 +97,7 @@ proptest! {
         check(&bytes);
     }
 
-    /// Eight bytes at once: lengths, counts and offsets become anything.
+    /// Replaces eight bytes at once, so that lengths, counts and offsets take any value.
     #[test]
     fn changed_words_never_panic(at in 0usize..12_000, word in prop_oneof![
         any::<u64>(), Just(u64::MAX), Just(1 << 63), Just(1 << 40), Just(1 << 32), Just(0), 0u64..100_000,

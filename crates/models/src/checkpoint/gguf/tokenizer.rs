@@ -1,4 +1,4 @@
-//! What the text layer needs from a GGUF header: vocabulary, chat template, end-of-generation ids, sampling defaults.
+//! Data for the text layer from a GGUF header: vocabulary, chat template, end-of-generation ids and sampling defaults.
 
 use super::MetadataView;
 use crate::checkpoint::{GenerationConfig, GgufTokenizer, TokenizerData};
@@ -7,8 +7,8 @@ use crate::config::ConfigError;
 /// `tokenizer.ggml.token_type` of control tokens.
 const CONTROL: i32 = 3;
 
-/// Control tokens that end a generation whatever `eos_token_id` says: chat models are often published with the base
-/// model's end-of-text id there, and their turns end with one of these.
+/// Control tokens that end a generation whatever `eos_token_id` says. Chat models are often published with the base
+/// model's end-of-text id there, although their turns end with one of these.
 const END_OF_GENERATION: [&str; 10] = [
     "<|im_end|>",
     "<|eot_id|>",
@@ -22,7 +22,7 @@ const END_OF_GENERATION: [&str; 10] = [
     "[EOT]",
 ];
 
-/// The vocabulary, or `None` if the file has none.
+/// Returns the vocabulary, or `None` if the file has none.
 pub(crate) fn tokenizer_data(metadata: &MetadataView<'_>) -> Result<Option<TokenizerData>, ConfigError> {
     let Some(tokens) = metadata.strings("tokenizer.ggml.tokens")? else { return Ok(None) };
     let model = metadata.str("tokenizer.ggml.model")?.ok_or_else(|| ConfigError::missing("tokenizer.ggml.model"))?;
@@ -52,12 +52,12 @@ pub(crate) fn tokenizer_data(metadata: &MetadataView<'_>) -> Result<Option<Token
     })))
 }
 
-/// The chat template, if the file has one.
+/// Returns the chat template, if the file has one.
 pub(crate) fn chat_template(metadata: &MetadataView<'_>) -> Result<Option<String>, ConfigError> {
     Ok(metadata.str("tokenizer.chat_template")?.map(str::to_owned))
 }
 
-/// Sampling defaults (`general.sampling.*`) and every id that ends a generation.
+/// Returns the sampling defaults (`general.sampling.*`) and every id that ends a generation.
 pub(crate) fn generation_config(metadata: &MetadataView<'_>) -> Result<GenerationConfig, ConfigError> {
     let number = |key: &str| metadata.f64(&format!("general.sampling.{key}"));
     let mut config = GenerationConfig {
@@ -65,7 +65,7 @@ pub(crate) fn generation_config(metadata: &MetadataView<'_>) -> Result<Generatio
         top_p: number("top_p")?.map(|x| x as f32),
         min_p: number("min_p")?.map(|x| x as f32),
         repetition_penalty: number("penalty_repeat")?.map(|x| x as f32),
-        // Zero and negative values mean "all", as everywhere.
+        // Zero and negative values mean "all".
         top_k: number("top_k")?.map(|x| x as u32),
         max_new_tokens: None,
         eos_token_ids: Vec::new(),

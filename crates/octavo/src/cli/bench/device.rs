@@ -1,4 +1,4 @@
-//! Flags of `octavo bench kernels` and `octavo bench roofline`.
+//! Flags of `octavo bench limits`, `octavo bench kernels` and `octavo bench roofline`.
 
 use std::path::PathBuf;
 
@@ -12,38 +12,65 @@ pub(crate) struct BenchRooflineArgs {
     #[command(flatten)]
     pub(crate) sizes: SizesArgs,
 
-    /// For how long each step is repeated.
+    /// Time for which each step is repeated.
     #[arg(long, default_value_t = 1.0, value_parser = values::seconds, value_name = "SECONDS", help_heading = "Benchmark")]
     pub(crate) min_time: f64,
 
-    /// Write the figures to a JSON file.
+    /// Write the figures to a JSON file, which grows with each step.
     #[arg(long, value_name = "FILE", help_heading = "Benchmark")]
     pub(crate) output_json: Option<PathBuf>,
+
+    /// Compare the times also with the rates that `octavo bench limits --output-json FILE` measured on this GPU.
+    #[arg(long, value_name = "FILE", help_heading = "Benchmark")]
+    pub(crate) limits: Option<PathBuf>,
 
     #[command(flatten)]
     pub(crate) compose: ComposeArgs,
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct BenchLimitsArgs {
+    /// Bytes that a copy reads; choose more than the GPU's caches hold.
+    #[arg(long, value_parser = values::count, default_value = "4G", value_name = "BYTES")]
+    pub(crate) copy_bytes: usize,
+
+    /// Rows, inputs and outputs of a matrix product.
+    #[arg(long, value_parser = values::small_count, default_value_t = 8192, value_name = "N")]
+    pub(crate) product_size: u32,
+
+    /// Duration of each of seven measurements.
+    #[arg(long, default_value_t = 0.2, value_parser = values::seconds, value_name = "SECONDS")]
+    pub(crate) min_time: f64,
+
+    /// Write the figures to a JSON file, which `octavo bench kernels` and `octavo bench roofline` take with `--limits`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) output_json: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct BenchKernelsArgs {
-    /// Model whose sizes are measured: a name of the catalog, a hub id or a path, of which only the configuration is read [default:
-    /// the sizes of Qwen3-8B].
+    /// Model whose sizes are measured: catalog name, hub id or path. Only its configuration is read [default: the sizes of
+    /// Qwen3-8B].
     pub(crate) model: Option<String>,
 
     #[command(flatten)]
     pub(crate) sizes: SizesArgs,
 
-    /// Only kernels whose name or sizes contain this: gemv, paged_decode, gate_up, ...
+    /// Measure only kernels whose name or sizes contain this text: gemv, paged_decode, gate_up, ...
     #[arg(long, value_name = "TEXT", help_heading = "Benchmark")]
     pub(crate) filter: Option<String>,
 
-    /// For how long a kernel is repeated for one of seven measurements.
+    /// Time for which a kernel is repeated in each of seven measurements.
     #[arg(long, default_value_t = 0.02, value_parser = values::seconds, value_name = "SECONDS", help_heading = "Benchmark")]
     pub(crate) min_time: f64,
 
-    /// Write the figures to a JSON file.
+    /// Write the figures to a JSON file, which grows with each kernel.
     #[arg(long, value_name = "FILE", help_heading = "Benchmark")]
     pub(crate) output_json: Option<PathBuf>,
+
+    /// Compare the times also with the rates that `octavo bench limits --output-json FILE` measured on this GPU.
+    #[arg(long, value_name = "FILE", help_heading = "Benchmark")]
+    pub(crate) limits: Option<PathBuf>,
 
     /// Precision of weights, activations and KV cache; auto is bfloat16, or float16 on Volta and Turing.
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
@@ -57,15 +84,15 @@ pub(crate) struct BenchKernelsArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Benchmark")]
 pub(crate) struct SizesArgs {
-    /// Sequences that decode together.
+    /// Batch sizes of decode steps, in sequences.
     #[arg(long, value_parser = values::count, value_delimiter = ',', default_value = "1,8,32,128,256", value_name = "N,...")]
     pub(crate) batch_sizes: Vec<usize>,
 
-    /// Tokens that each of them has.
+    /// Context lengths of decode steps, in tokens per sequence.
     #[arg(long, value_parser = values::count, value_delimiter = ',', default_value = "1024,4096", value_name = "TOKENS,...")]
     pub(crate) contexts: Vec<usize>,
 
-    /// Tokens of prompts.
+    /// Lengths of prompts, in tokens.
     #[arg(long, value_parser = values::count, value_delimiter = ',', default_value = "512,2048,8192", value_name = "TOKENS,...")]
     pub(crate) prefill: Vec<usize>,
 }

@@ -3,12 +3,13 @@
 mod device;
 mod offline;
 mod serve;
+mod unsupported;
 
 use clap::{Args, Subcommand};
 
-pub(crate) use device::{BenchKernelsArgs, BenchRooflineArgs, SizesArgs};
+pub(crate) use device::{BenchKernelsArgs, BenchLimitsArgs, BenchRooflineArgs, SizesArgs};
 pub(crate) use offline::{BatchArgs, BenchLatencyArgs, BenchThroughputArgs, ReportArgs, RequestsArgs};
-pub(crate) use serve::{BenchServeArgs, LoadBackend};
+pub(crate) use serve::{BenchServeArgs, BodyArgs, Dataset, DatasetArgs, TrafficArgs};
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
@@ -18,14 +19,16 @@ pub(crate) struct BenchArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Send random prompts to a running server and tell how fast it answers.
+    /// Measure the throughput and latency of a running server.
     Serve(Box<BenchServeArgs>),
-    /// Run one batch of random prompts again and again, without a server, and tell how long it takes.
+    /// Measure the latency of one batch of random prompts, without a server.
     Latency(Box<BenchLatencyArgs>),
-    /// Run many random prompts at once, without a server, and tell how much gets done in a second.
+    /// Measure the throughput of many random prompts sent at once, without a server.
     Throughput(Box<BenchThroughputArgs>),
-    /// Measure each kernel of the GPU at the sizes of a model, and hold it against the GPU's limits.
+    /// Measure the rates that the GPU reaches in a large copy and in large matrix products.
+    Limits(BenchLimitsArgs),
+    /// Compare the time of each GPU kernel with the limits of the GPU, at the sizes of a model.
     Kernels(Box<BenchKernelsArgs>),
-    /// Measure a model's steps, and hold each against the least time that its bytes and FLOPs take on the device.
+    /// Compare the time of a model's steps with the roofline limit of the device.
     Roofline(Box<BenchRooflineArgs>),
 }

@@ -1,15 +1,17 @@
-//! vLLM's flags that are not served: accepted, because nothing depends on them here, or refused, because something does.
+//! vLLM's flags that are not supported: accepted with a warning where ignoring them is harmless, refused otherwise.
 
 mod table;
+
+use std::marker::PhantomData;
 
 use anyhow::{Result, bail};
 use clap::builder::BoolishValueParser;
 use clap::error::Error;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
-pub(crate) use table::FLAGS;
+pub(crate) use table::{FLAGS, flag};
 
-/// What follows a flag on the command line, so that it takes no more and no less.
+/// The values that a flag takes on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Takes {
     /// Nothing; `--no-NAME` is its opposite.
@@ -22,18 +24,18 @@ pub(crate) enum Takes {
     Json,
 }
 
-/// What a flag comes to.
+/// The effect of an unsupported flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Accepted with a warning: why it changes nothing here.
+    /// Accepted with a warning that gives the reason.
     NoEffect(&'static str),
-    /// A start-up error: why it cannot be ignored.
+    /// Refused with the reason.
     Refused(&'static str),
-    /// These values are what happens anyway; others are a start-up error: why.
+    /// These values are accepted silently; other values are refused with the reason.
     Only(&'static [&'static str], &'static str),
 }
 
-/// A flag of vLLM that this server does not serve.
+/// An unsupported flag of vLLM.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Flag {
     /// Without the dashes.
@@ -42,17 +44,35 @@ pub(crate) struct Flag {
     pub(crate) outcome: Outcome,
 }
 
-/// The unserved flags of a command line, each once, with all its values.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct CompatArgs {
-    given: Vec<(&'static Flag, Vec<String>)>,
+/// A table of unsupported flags.
+pub(crate) trait Table: std::fmt::Debug {
+    /// Its rows.
+    const FLAGS: &'static [Flag];
 }
 
-impl CompatArgs {
+/// The flags of `vllm serve`.
+#[derive(Debug)]
+pub(crate) struct ServeFlags;
+
+impl Table for ServeFlags {
+    const FLAGS: &'static [Flag] = FLAGS;
+}
+
+/// The unsupported flags of `vllm serve` on a command line.
+pub(crate) type CompatArgs = Unsupported<ServeFlags>;
+
+/// The unsupported flags of a command line, each once, with all its values.
+#[derive(Debug)]
+pub(crate) struct Unsupported<T> {
+    given: Vec<(&'static Flag, Vec<String>)>,
+    table: PhantomData<T>,
+}
+
+impl<T: Table> Unsupported<T> {
     /// The warnings to log, one for each flag.
     ///
     /// # Errors
-    /// Flags that would change results or need what is not there; one line each.
+    /// Some flags are refused; the error has one line for each.
     pub(crate) fn check(&self) -> Result<Vec<String>> {
         let (mut warnings, mut errors) = (vec![], vec![]);
         for (flag, values) in &self.given {
@@ -74,14 +94,14 @@ impl CompatArgs {
     }
 }
 
-/// Whether a value says that a feature is not wanted.
+/// Whether a value disables a feature.
 fn is_off(value: &str) -> bool {
     ["false", "none", "null", "{}", "[]", "0", ""].iter().any(|off| value.eq_ignore_ascii_case(off))
 }
 
-impl Args for CompatArgs {
+impl<T: Table> Args for Unsupported<T> {
     fn augment_args(command: Command) -> Command {
-        command.next_help_heading(None::<&str>).args(FLAGS.iter().map(argument))
+        command.next_help_heading(None::<&str>).args(T::FLAGS.iter().map(argument))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -92,7 +112,7 @@ impl Args for CompatArgs {
 fn argument(flag: &'static Flag) -> Arg {
     let arg = Arg::new(flag.name).long(flag.name).hide(true);
     match flag.takes {
-        // Made a switch with an opposite by `cli::command`, as all are.
+        // `cli::command` makes it a switch with an opposite, as all switches.
         Takes::Switch => arg.action(ArgAction::SetTrue).value_parser(BoolishValueParser::new()),
         Takes::Value => arg.action(ArgAction::Append).num_args(1).allow_negative_numbers(true),
         Takes::Json => arg.action(ArgAction::Append).num_args(1).value_name(crate::cli::JSON),
@@ -100,14 +120,14 @@ fn argument(flag: &'static Flag) -> Arg {
     }
 }
 
-impl FromArgMatches for CompatArgs {
+impl<T: Table> FromArgMatches for Unsupported<T> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        let given = FLAGS.iter().filter(|flag| crate::cli::is_given(matches, flag.name));
+        let given = T::FLAGS.iter().filter(|flag| crate::cli::is_given(matches, flag.name));
         let values = |flag: &Flag| match flag.takes {
             Takes::Switch => vec![matches.get_flag(flag.name).to_string()],
             _ => matches.get_many::<String>(flag.name).unwrap_or_default().cloned().collect(),
         };
-        Ok(Self { given: given.map(|flag| (flag, values(flag))).collect() })
+        Ok(Self { given: given.map(|flag| (flag, values(flag))).collect(), table: PhantomData })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
@@ -135,7 +155,8 @@ mod tests {
 
     fn check(name: &str, values: &[&str]) -> Result<Vec<String>> {
         let flag = FLAGS.iter().find(|flag| flag.name == name).unwrap();
-        CompatArgs { given: vec![(flag, values.iter().map(|&value| value.to_owned()).collect())] }.check()
+        let given = vec![(flag, values.iter().map(|&value| value.to_owned()).collect())];
+        CompatArgs { given, table: PhantomData }.check()
     }
 
     #[test]
@@ -153,9 +174,26 @@ mod tests {
     }
 
     #[test]
+    fn what_changes_speed_alone_is_accepted() {
+        let warnings = check("speculative-config", &[r#"{"method": "ngram"}"#]).unwrap();
+        assert!(warnings[0].contains("answers are the same without it"), "{warnings:?}");
+    }
+
+    #[test]
+    fn other_kinds_of_models_are_refused_with_a_reason() {
+        for (name, value, part) in [
+            ("tokenizer-mode", "mistral", "tekken.json"),
+            ("task", "embed", "/v1/embeddings"),
+            ("runner", "pooling", "pooling models are not supported"),
+        ] {
+            let error = check(name, &[value]).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("--{name} {value}: ")) && error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
     fn a_refused_feature_may_be_switched_off() {
         assert!(check("enable-lora", &["false"]).unwrap().is_empty());
-        assert!(check("speculative-config", &["{}"]).unwrap().is_empty());
         assert!(check("enable-lora", &["true"]).is_err());
     }
 }

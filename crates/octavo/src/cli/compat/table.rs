@@ -1,64 +1,83 @@
-//! The table of unserved flags.
+//! The table of flags that are not supported.
 
 use super::Outcome::{NoEffect, Only, Refused};
 use super::Takes::{Json, Switch, Value, Values};
 use super::{Flag, Outcome, Takes};
 
-const fn flag(name: &'static str, takes: Takes, outcome: Outcome) -> Flag {
+/// A row of a table.
+pub(crate) const fn flag(name: &'static str, takes: Takes, outcome: Outcome) -> Flag {
     Flag { name, takes, outcome }
 }
 
-const GRAPHS: Outcome =
-    NoEffect("what is compiled and recorded as a graph is not configurable, but for --enforce-eager");
+const GRAPHS: Outcome = NoEffect("compilation and CUDA graphs are not configurable, except for --enforce-eager");
 const ONE_RANK: Outcome = NoEffect("one process serves one copy of the model");
-const ONE: Outcome = Only(&["1"], "one device computes; run one server for each, behind a load balancer");
-const FIRST: Outcome = Only(&["0"], "one device computes; run one server for each, behind a load balancer");
-const LORA: Outcome = Refused("LoRA adapters are not served yet");
-const LORA_LIMIT: Outcome = NoEffect("it limits LoRA adapters, which are not served yet");
-const SPECULATION: Outcome = Refused("speculative decoding is not served yet");
+const ONE: Outcome = Only(&["1"], "a server computes on one device; run one server per device behind a load balancer");
+const FIRST: Outcome =
+    Only(&["0"], "a server computes on one device; run one server per device behind a load balancer");
+const LORA: Outcome = Refused("LoRA adapters are not supported yet");
+const LORA_LIMIT: Outcome = NoEffect("it limits LoRA adapters, which are not supported yet");
+const SPECULATION: Outcome =
+    NoEffect("speculative decoding is not supported yet; answers are the same without it, but slower");
 const PLUGIN: Outcome = Refused("Python plug-ins cannot be loaded into this server");
-const MEDIA: Outcome = NoEffect("images, sound and video are not served by this build");
-const CONTEXT: Outcome = Refused("it changes what the model computes, and only the model's own setting is served");
-const TRANSFER: Outcome = Refused("moving KV between servers is not served");
+const MEDIA: Outcome = NoEffect("image, audio and video inputs are not supported");
+const CONTEXT: Outcome =
+    Refused("it changes what the model computes, and only the model's own configuration is supported");
+const TRANSFER: Outcome = Refused("transferring the KV cache between servers is not supported");
 const ACCESS_LOG: Outcome = NoEffect("no access log is written; --enable-log-requests logs requests");
-const REMOVED: Outcome = NoEffect("vLLM has removed it, and its scheduler's successor is what runs here");
+const REMOVED: Outcome = NoEffect("vLLM has removed it together with its old scheduler");
 const EXPERTS: Outcome = NoEffect("one device holds all experts");
-const LLGUIDANCE: Outcome = NoEffect("grammars are compiled by one library, whatever is named");
+const TOKENIZER: &str =
+    "tokenizers are read from tokenizer.json or a GGUF file; tekken.json and vLLM's own tokenizers are not supported";
+const GENERATION: &str = "pooling models are not supported; generative models serve /v1/embeddings as well";
+const ONE_IMPLEMENTATION: Outcome = NoEffect("attention has one implementation for each device");
+const LLGUIDANCE: Outcome = NoEffect("llguidance compiles all grammars");
 
-/// vLLM's flags that are not served, by subject. What is not here and not in the argument structs is unknown.
+/// vLLM's flags that are not supported, by subject. A flag that is neither here nor in the argument structs is unknown.
 pub(crate) const FLAGS: &[Flag] = &[
     // Model and files.
-    flag("trust-remote-code", Switch, NoEffect("no code of a model is ever run")),
-    flag("tokenizer-mode", Value, Only(&["auto", "hf", "slow"], "the model's own tokenizer is the one that is served")),
-    flag("skip-tokenizer-init", Switch, Refused("requests are text here, which needs the tokenizer")),
-    flag("tokenizer-revision", Value, Refused("the tokenizer comes with the model: use --revision for both")),
-    flag("code-revision", Value, NoEffect("no code of a model is ever run")),
+    flag("trust-remote-code", Switch, NoEffect("a model's own code is never run")),
+    flag("tokenizer-mode", Value, Only(&["auto", "hf", "slow"], TOKENIZER)),
+    flag("skip-tokenizer-init", Switch, Refused("the server needs the tokenizer: requests and answers are text")),
+    flag("tokenizer-revision", Value, Refused("the tokenizer comes with the model; use --revision for both")),
+    flag("code-revision", Value, NoEffect("a model's own code is never run")),
     flag("hf-overrides", Json, CONTEXT),
     flag("hf-config-path", Value, CONTEXT),
     flag("rope-scaling", Json, CONTEXT),
     flag("rope-theta", Value, CONTEXT),
     flag("disable-sliding-window", Switch, CONTEXT),
-    flag("config-format", Value, Only(&["auto", "hf"], "only Hugging Face's and GGUF's configurations are read")),
-    flag("quantization", Value, Only(&["gguf", "none", "None", "auto"], "this quantization is not served yet")),
-    flag("model-loader-extra-config", Json, NoEffect("the loaders that it configures are not used")),
+    flag(
+        "config-format",
+        Value,
+        Only(&["auto", "hf"], "only the configuration of a Hugging Face directory or of a GGUF file is read"),
+    ),
+    flag(
+        "quantization",
+        Value,
+        Only(&["gguf", "none", "None", "auto"], "this quantization is not supported; use a GGUF file of the model"),
+    ),
+    flag(
+        "model-loader-extra-config",
+        Json,
+        NoEffect("weights are always memory-mapped, and the loader has no options"),
+    ),
     flag("safetensors-load-strategy", Value, NoEffect("weight files are memory-mapped")),
-    flag("ignore-patterns", Values, NoEffect("only the files that are needed are downloaded")),
+    flag("ignore-patterns", Values, NoEffect("only the files that the model needs are downloaded")),
     flag("use-tqdm-on-load", Switch, NoEffect("progress is shown on a terminal and logged elsewhere")),
     flag("pt-load-map-location", Value, NoEffect("PyTorch files are not read")),
     flag("model-impl", Value, NoEffect("each architecture has one implementation")),
-    flag("runner", Value, Only(&["auto", "generate"], "only generation is served yet")),
-    flag("task", Value, Only(&["auto", "generate"], "only generation is served yet")),
-    flag("convert", Value, Only(&["auto", "none"], "only generation is served yet")),
-    flag("pooler-config", Json, Refused("only generation is served yet")),
-    flag("override-pooler-config", Json, Refused("only generation is served yet")),
+    flag("runner", Value, Only(&["auto", "generate"], GENERATION)),
+    flag("task", Value, Only(&["auto", "generate"], GENERATION)),
+    flag("convert", Value, Only(&["auto", "none"], GENERATION)),
+    flag("pooler-config", Json, Refused(GENERATION)),
+    flag("override-pooler-config", Json, Refused(GENERATION)),
     flag("enable-prompt-embeds", Switch, Refused("prompts are text or token ids")),
     flag("logits-processors", Values, PLUGIN),
     flag("logits-processor-pattern", Value, PLUGIN),
     flag("io-processor-plugin", Value, PLUGIN),
     flag("enable-return-routed-experts", Switch, Refused("routed experts are not reported")),
-    flag("override-attention-dtype", Value, NoEffect("sums are always in float32")),
-    flag("disable-cascade-attn", Switch, NoEffect("attention has one implementation")),
-    flag("enable-sleep-mode", Switch, NoEffect("/sleep is not served; scale the deployment to zero instead")),
+    flag("override-attention-dtype", Value, NoEffect("attention always accumulates in float32")),
+    flag("disable-cascade-attn", Switch, ONE_IMPLEMENTATION),
+    flag("enable-sleep-mode", Switch, NoEffect("/sleep is not supported; scale the deployment to zero instead")),
     // Compilation and graphs.
     flag("optimization-level", Value, GRAPHS),
     flag("compilation-config", Json, GRAPHS),
@@ -67,35 +86,39 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("cuda-graph-sizes", Values, GRAPHS),
     flag("cudagraph-metrics", Switch, GRAPHS),
     flag("max-seq-len-to-capture", Value, GRAPHS),
-    flag("attention-backend", Value, NoEffect("attention has one implementation")),
-    flag("attention-config", Json, NoEffect("attention has one implementation")),
-    flag("kernel-config", Json, NoEffect("kernels are chosen by the processor")),
-    flag("moe-backend", Value, NoEffect("kernels are chosen by the processor")),
+    flag("attention-backend", Value, ONE_IMPLEMENTATION),
+    flag("attention-config", Json, ONE_IMPLEMENTATION),
+    flag("kernel-config", Json, NoEffect("kernels are chosen by the device")),
+    flag("moe-backend", Value, NoEffect("kernels are chosen by the device")),
     flag("performance-mode", Value, NoEffect("set --max-num-seqs and --max-num-batched-tokens instead")),
     // Memory.
-    flag("swap-space", Value, NoEffect("a preempted request is computed again, never swapped")),
-    flag("cpu-offload-gb", Value, NoEffect("weights are in the processor's memory already")),
-    flag("kv-offloading-size", Value, NoEffect("the KV cache is in the processor's memory already")),
-    flag("kv-offloading-backend", Value, NoEffect("the KV cache is in the processor's memory already")),
+    flag("swap-space", Value, NoEffect("a preempted request is recomputed, never swapped")),
+    flag("cpu-offload-gb", Value, NoEffect("weights are never offloaded; on a GPU they must fit its memory")),
+    flag("kv-offloading-size", Value, NoEffect("the KV cache is never offloaded")),
+    flag("kv-offloading-backend", Value, NoEffect("the KV cache is never offloaded")),
     flag("calculate-kv-scales", Switch, NoEffect("an 8-bit KV cache has a scale for each token and head")),
-    flag("kv-sharing-fast-prefill", Switch, NoEffect("no model that is served shares KV between layers")),
-    flag("prefix-caching-hash-algo", Value, NoEffect("block keys are sha256_cbor's, and tokens are compared")),
+    flag("kv-sharing-fast-prefill", Switch, NoEffect("no supported model shares KV between layers")),
+    flag(
+        "prefix-caching-hash-algo",
+        Value,
+        NoEffect("blocks are always keyed by sha256_cbor, and their tokens are compared on a hit"),
+    ),
     flag("kv-cache-metrics", Switch, NoEffect("the ages of blocks are not measured")),
     flag("kv-cache-metrics-sample", Value, NoEffect("the ages of blocks are not measured")),
     flag(
         "disable-hybrid-kv-cache-manager",
         Switch,
-        NoEffect("all layers of the models that are served are of one kind"),
+        NoEffect("all layers of the supported models share one kind of KV cache"),
     ),
-    flag("mamba-cache-dtype", Value, NoEffect("no model that is served has state-space layers")),
-    flag("mamba-ssm-cache-dtype", Value, NoEffect("no model that is served has state-space layers")),
-    flag("mamba-block-size", Value, NoEffect("no model that is served has state-space layers")),
-    flag("mamba-cache-mode", Value, NoEffect("no model that is served has state-space layers")),
+    flag("mamba-cache-dtype", Value, NoEffect("no supported model has state-space layers")),
+    flag("mamba-ssm-cache-dtype", Value, NoEffect("no supported model has state-space layers")),
+    flag("mamba-block-size", Value, NoEffect("no supported model has state-space layers")),
+    flag("mamba-cache-mode", Value, NoEffect("no supported model has state-space layers")),
     // Scheduler.
-    flag("watermark", Value, NoEffect("no block is kept free; a request that finds none waits or preempts")),
-    flag("scheduler-reserve-full-isl", Switch, NoEffect("a prompt is admitted by chunks")),
-    flag("max-num-partial-prefills", Value, NoEffect("prompts share the step's token budget in their order")),
-    flag("max-long-partial-prefills", Value, NoEffect("prompts share the step's token budget in their order")),
+    flag("watermark", Value, NoEffect("no blocks are held in reserve; a request that finds none waits or preempts")),
+    flag("scheduler-reserve-full-isl", Switch, NoEffect("prompts are admitted chunk by chunk")),
+    flag("max-num-partial-prefills", Value, NoEffect("prompts share the step's token budget in order of arrival")),
+    flag("max-long-partial-prefills", Value, NoEffect("prompts share the step's token budget in order of arrival")),
     flag("disable-chunked-mm-input", Switch, MEDIA),
     flag("scheduler-cls", Value, PLUGIN),
     flag("num-scheduler-steps", Value, REMOVED),
@@ -110,7 +133,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("tokenizer-pool-type", Value, NoEffect("tokenising is spread over the processor's cores")),
     flag("renderer-num-workers", Value, NoEffect("rendering is spread over the processor's cores")),
     flag("api-server-count", Value, NoEffect("one process answers on all the processor's cores")),
-    flag("disable-frontend-multiprocessing", Switch, NoEffect("there is one process")),
+    flag("disable-frontend-multiprocessing", Switch, NoEffect("the server is a single process")),
     // Devices and ranks.
     flag("tensor-parallel-size", Value, ONE),
     flag("pipeline-parallel-size", Value, ONE),
@@ -129,7 +152,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("data-parallel-external-lb", Switch, ONE_RANK),
     flag("master-addr", Value, ONE_RANK),
     flag("master-port", Value, ONE_RANK),
-    flag("headless", Switch, Refused("there is no engine without its server here")),
+    flag("headless", Switch, Refused("the engine cannot run without its server")),
     flag("distributed-executor-backend", Value, ONE_RANK),
     flag("engine-use-ray", Switch, ONE_RANK),
     flag("worker-use-ray", Switch, ONE_RANK),
@@ -143,7 +166,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("eplb-config", Json, EXPERTS),
     flag("expert-placement-strategy", Value, EXPERTS),
     flag("enable-dbo", Switch, EXPERTS),
-    flag("device-ids", Value, Refused("this build drives no GPU")),
+    flag("device-ids", Value, Refused("the server uses the first visible GPU; select it with CUDA_VISIBLE_DEVICES")),
     // LoRA and speculation.
     flag("enable-lora", Switch, LORA),
     flag("lora-modules", Values, LORA),
@@ -184,7 +207,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag(
         "logprobs-mode",
         Value,
-        Only(&["raw_logprobs"], "log-probabilities are the model's, before temperature and penalties"),
+        Only(&["raw_logprobs"], "log-probabilities are those of the model, before temperature and penalties"),
     ),
     flag("guided-decoding-backend", Value, LLGUIDANCE),
     flag("guided-decoding-disable-fallback", Switch, LLGUIDANCE),
@@ -198,39 +221,43 @@ pub(crate) const FLAGS: &[Flag] = &[
         Switch,
         Refused("use --structured-outputs-config.disable_additional_properties true"),
     ),
-    flag("reasoning-config", Json, Refused("only --reasoning-parser sets how reasoning is written")),
+    flag("reasoning-config", Json, Refused("use --reasoning-parser to set the syntax of reasoning")),
     flag("tool-parser-plugin", Value, PLUGIN),
     flag("reasoning-parser-plugin", Value, PLUGIN),
-    flag("tool-server", Value, Refused("no tools are run on behalf of requests")),
-    flag("exclude-tools-when-tool-choice-none", Switch, Refused("the template is always told the tools of a request")),
-    flag("return-tokens-as-token-ids", Switch, Refused("ask for return_tokens_as_token_ids in the request")),
+    flag("tool-server", Value, Refused("the server runs no tools itself")),
+    flag(
+        "exclude-tools-when-tool-choice-none",
+        Switch,
+        Refused("chat templates always receive the tools of a request"),
+    ),
+    flag("return-tokens-as-token-ids", Switch, Refused("set return_tokens_as_token_ids in the request instead")),
     // HTTP.
     flag("middleware", Values, PLUGIN),
-    flag(
-        "ssl-ciphers",
-        Value,
-        Refused("the cipher suites are fixed: those of TLS 1.2 and 1.3 that are known to be safe"),
-    ),
-    flag("enable-offline-docs", Switch, NoEffect("no pages of documentation are served")),
-    flag("enable-scale-out", Switch, Refused("the scale-out routes are not served")),
-    flag("tokens-only", Switch, Refused("the scale-out routes are not served")),
+    flag("ssl-ciphers", Value, Refused("the cipher suites are fixed to the safe ones of TLS 1.2 and 1.3")),
+    flag("enable-offline-docs", Switch, NoEffect("the pages that describe the API need no network")),
+    flag("enable-scale-out", Switch, Refused("the scale-out routes are not supported")),
+    flag("tokens-only", Switch, Refused("the scale-out routes are not supported")),
     // Logs, metrics, traces.
     flag("uvicorn-log-level", Value, ACCESS_LOG),
     flag("disable-uvicorn-access-log", Switch, ACCESS_LOG),
     flag("disable-access-log-for-endpoints", Values, ACCESS_LOG),
     flag("disable-log-requests", Switch, NoEffect("requests are logged only with --enable-log-requests")),
-    flag("enable-log-deltas", Switch, NoEffect("single tokens are not logged")),
+    flag(
+        "enable-log-deltas",
+        Switch,
+        NoEffect("streamed deltas are not logged; --enable-log-outputs logs whole answers"),
+    ),
     flag("log-error-stack", Switch, NoEffect("errors are logged as sentences")),
-    flag("log-config-file", Value, NoEffect("the log's level is set by VLLM_LOGGING_LEVEL or RUST_LOG")),
+    flag("log-config-file", Value, NoEffect("logging is configured by VLLM_LOGGING_LEVEL, RUST_LOG and --log-format")),
     flag("show-hidden-metrics-for-version", Value, NoEffect("no metric is hidden")),
-    flag("enable-layerwise-nvtx-tracing", Switch, NoEffect("no GPU is used whose profiler could show it")),
+    flag("enable-layerwise-nvtx-tracing", Switch, NoEffect("steps carry no NVTX ranges")),
     flag("enable-mfu-metrics", Switch, NoEffect("the FLOPs and bytes of steps are always counted")),
     flag("enable-logging-iteration-details", Switch, NoEffect("steps are not logged")),
-    flag("profiler-config", Json, NoEffect("/start_profile is not served; use perf")),
-    flag("custom-histogram-buckets", Json, Refused("histograms have the default buckets")),
+    flag("profiler-config", Json, NoEffect("/start_profile is not supported; use perf or nsys")),
+    flag("custom-histogram-buckets", Json, Refused("histograms have vLLM's default buckets only")),
     // Other systems.
     flag("kv-transfer-config", Json, TRANSFER),
     flag("ec-transfer-config", Json, TRANSFER),
     flag("weight-transfer-config", Json, TRANSFER),
-    flag("additional-config", Json, NoEffect("it is for vLLM's platform plug-ins")),
+    flag("additional-config", Json, NoEffect("it configures vLLM's platform plug-ins, which are not used here")),
 ];

@@ -126,7 +126,7 @@ fn an_empty_secret_opens_no_server() {
     for value in ["", " ", "\n"] {
         let set = move |name: &str| (name == API_KEY).then(|| value.to_owned());
         let error = Settings::of_server(&args(&[]), &set).unwrap_err().to_string();
-        assert!(error.contains("OCTAVO_API_KEY is set and holds no key"), "{error}");
+        assert!(error.contains("OCTAVO_API_KEY is set but empty"), "{error}");
         assert!(Settings::of_server(&args(&["--api-key", "k"]), &set).is_ok());
         let vllms = move |name: &str| (name == "VLLM_API_KEY").then(|| value.to_owned());
         assert!(Settings::of_server(&args(&[]), &vllms).is_ok());
@@ -151,7 +151,7 @@ fn bodies_as_large_as_allowed_have_room() {
 fn contradictions_are_sentences() {
     for (line, part) in [
         (vec!["--enable-auto-tool-choice"], "needs --tool-call-parser"),
-        (vec!["--structured-outputs-config.backnd", "x"], "'backnd' is no key"),
+        (vec!["--structured-outputs-config.backnd", "x"], "unknown key 'backnd'"),
         (vec!["--structured-outputs-config.disable_any_whitespace", "1"], "must be true or false"),
         (vec!["--structured-outputs-config.reasoning_parser", "1"], "must be a name"),
     ] {

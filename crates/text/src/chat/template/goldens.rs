@@ -1,4 +1,4 @@
-//! Renderings of real template structures against transformers (tests/data/generate_templates.py).
+//! Compares renderings of realistic templates with transformers (tests/data/generate_templates.py).
 
 use std::time::{Duration, SystemTime};
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json};
 
 use super::*;
 
-/// 2024-02-29 12:34:56, as in the generator.
+/// Returns 2024-02-29 12:34:56, as in the generator.
 fn clock() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_709_210_096)
 }

@@ -1,4 +1,4 @@
-//! Reads EBNF.
+//! Parser of EBNF.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -9,7 +9,7 @@ use super::Expr;
 /// The rules of a grammar.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
-    /// By index; `None`: named but not defined.
+    /// Bodies by index; `None` if the rule is named but not defined.
     pub(super) bodies: Vec<Option<Expr>>,
     pub(super) names: Vec<String>,
     indices: HashMap<String, usize>,
@@ -32,7 +32,7 @@ impl Rules {
     }
 }
 
-/// Parses a grammar; `depth` bounds the groups within each other.
+/// Parses a grammar. `depth` limits the nesting of groups.
 pub(super) fn parse(text: &str, depth: usize) -> Result<Rules, GrammarError> {
     let mut parser = Parser { text, at: 0, depth, limit: depth, rules: Rules::default() };
     parser.skip_space();
@@ -53,9 +53,9 @@ pub(super) fn parse(text: &str, depth: usize) -> Result<Rules, GrammarError> {
 
 struct Parser<'t> {
     text: &'t str,
-    /// In bytes.
+    /// Position in bytes.
     at: usize,
-    /// Groups that may still be opened.
+    /// Number of groups that may still be opened.
     depth: usize,
     limit: usize,
     rules: Rules,
@@ -89,7 +89,7 @@ impl<'t> Parser<'t> {
         found
     }
 
-    /// Whitespace and comments.
+    /// Skips whitespace and comments.
     fn skip_space(&mut self) {
         loop {
             let rest = self.rest();
@@ -106,13 +106,13 @@ impl<'t> Parser<'t> {
         let rest = self.rest();
         let length =
             rest.find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))).unwrap_or(rest.len());
-        // A dot ends no name: `a .` is a name and any character.
+        // A name contains no dot: `a .` is a name and any character.
         let name = rest[..length].split('.').next().filter(|name| !name.is_empty())?;
         self.at += name.len();
         Some(name)
     }
 
-    /// Whether the next rule starts here.
+    /// Returns whether the next rule starts here.
     fn at_rule(&mut self) -> bool {
         let at = self.at;
         let found = self.name().is_some() && {
@@ -131,7 +131,7 @@ impl<'t> Parser<'t> {
         Ok(if options.len() == 1 { options.swap_remove(0) } else { Expr::Choice(options) })
     }
 
-    /// Up to a bar, a closing parenthesis, the next rule or the end; spaces after it are taken.
+    /// Parses up to a bar, a closing parenthesis, the next rule or the end, including the whitespace after it.
     fn sequence(&mut self) -> Result<Expr, GrammarError> {
         let mut items = Vec::new();
         loop {
@@ -171,7 +171,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// `item` with the operators after it, at most a few of which make sense.
+    /// Parses the operators after `item`. More than a few make no sense.
     fn repeated(&mut self, mut item: Expr) -> Result<Expr, GrammarError> {
         for _ in 0..4 {
             let (min, max) = match self.peek() {
@@ -191,7 +191,7 @@ impl<'t> Parser<'t> {
         Err(self.error("there are too many repetition signs"))
     }
 
-    /// `{2}`, `{2,}`, `{,3}` or `{2,3}`.
+    /// Parses `{2}`, `{2,}`, `{,3}` or `{2,3}`.
     fn range(&mut self) -> Result<(u32, Option<u32>), GrammarError> {
         const MOST: u32 = 100_000;
         let end = self.rest().find('}').ok_or_else(|| self.error("\"}\" is expected"))?;
@@ -241,7 +241,7 @@ impl<'t> Parser<'t> {
             if last < first {
                 return Err(self.error("a range of characters runs backwards"));
             }
-            // Writing to a String cannot fail.
+            // Writing to a `String` cannot fail.
             let _ = write!(regex, "\\x{{{:X}}}-\\x{{{:X}}}", first as u32, last as u32);
             is_empty = false;
         }
@@ -261,7 +261,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// What an escape means, after its backslash.
+    /// Parses an escape after its backslash.
     fn escape(&mut self) -> Result<char, GrammarError> {
         let digits = match self.next() {
             Some('n') => return Ok('\n'),

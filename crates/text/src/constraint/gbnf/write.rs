@@ -1,4 +1,4 @@
-//! Writes EBNF rules in Lark.
+//! Output of EBNF rules as Lark.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use super::super::{GrammarError, GrammarLimits};
 use super::Expr;
 use super::parse::Rules;
 
-/// Writes the grammar whose rules these are.
+/// Writes the grammar with these rules.
 pub(super) fn write(rules: Rules, limits: &GrammarLimits) -> Result<String, GrammarError> {
     let Some(root) = rules.root() else {
         return Err(GrammarError::Grammar("it has no rule named root".to_owned()));
@@ -43,11 +43,11 @@ pub(super) fn write(rules: Rules, limits: &GrammarLimits) -> Result<String, Gram
     Ok(writer.out)
 }
 
-/// A rule whose only mention of itself is at the end of alternatives, as a repetition.
+/// Converts a rule that refers to itself only at the end of alternatives to a repetition.
 fn unrolled(index: usize, body: Expr) -> Expr {
     let options = match body {
         Expr::Choice(options) => options,
-        // `("x" rule)?`
+        // This is `("x" rule)?`.
         Expr::Repeat(inner, 0, Some(1)) => match *inner {
             Expr::Choice(mut options) => {
                 options.push(Expr::Sequence(Vec::new()));
@@ -93,14 +93,14 @@ impl Expr {
 }
 
 struct Regular {
-    /// Rules that are regular, each after those it mentions.
+    /// Regular rules, each after those it refers to.
     order: Vec<usize>,
     is: Vec<bool>,
-    /// Whether the rule matches the empty text; known of regular ones.
+    /// Whether the rule matches the empty text; computed for regular rules only.
     nullable: Vec<bool>,
 }
 
-/// A rule is regular if all rules in it are, which excludes the recursive ones.
+/// Finds the regular rules. A rule is regular if all its rules are, which excludes recursive ones.
 fn regular_rules(bodies: &[Expr]) -> Regular {
     let mut mentioned_by: Vec<Vec<usize>> = vec![Vec::new(); bodies.len()];
     let mut open = vec![0_usize; bodies.len()];
@@ -143,7 +143,7 @@ impl Regular {
 
 struct Writer {
     regular: Regular,
-    /// The terminal of a regular rule.
+    /// Name of the terminal of each regular rule.
     terminal_of: Vec<Option<String>>,
     out: String,
     terminals: usize,
@@ -162,12 +162,12 @@ impl Writer {
         if self.terminals + self.helpers > self.limit {
             return Err(GrammarError::TooLarge { what: "grammar", limit: self.limit });
         }
-        // Writing to a String cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(self.out, "{name}: {body}");
         Ok(())
     }
 
-    /// Writes a terminal; its name.
+    /// Writes a terminal and returns its name.
     fn new_terminal(&mut self, body: &str) -> Result<String, GrammarError> {
         let name = format!("T{}", self.terminals);
         self.terminals += 1;
@@ -175,8 +175,8 @@ impl Writer {
         Ok(name)
     }
 
-    /// A term for a regular expression, inside terminals. What is composed gets a terminal of its own, since Lark bounds
-    /// how deep its own groups go.
+    /// Returns a term for a regular expression inside terminals. Compound expressions get a separate terminal, because
+    /// Lark limits the nesting of groups.
     fn terminal(&mut self, expr: &Expr) -> Result<String, GrammarError> {
         let body = match expr {
             Expr::Literal(text) => return Ok(quoted(text)),
@@ -195,7 +195,7 @@ impl Writer {
         self.new_terminal(&body)
     }
 
-    /// A term for an expression, inside rules.
+    /// Returns a term for an expression inside rules.
     fn term(&mut self, expr: &Expr) -> Result<String, GrammarError> {
         if self.is_regular(expr) {
             return self.lexeme(expr);
@@ -205,7 +205,7 @@ impl Writer {
             Expr::Repeat(_, _, Some(0)) => Ok("\"\"".to_owned()),
             Expr::Repeat(part, min, max) => {
                 let part = self.term(part)?;
-                // An operator on an operator is no Lark.
+                // Lark does not allow an operator on an operator.
                 let body = if part.ends_with(['?', '*', '+', '}']) { self.helper(&part)? } else { part };
                 Ok(format!("{body}{}", repetition(*min, *max)))
             }
@@ -223,7 +223,7 @@ impl Writer {
         Ok(name)
     }
 
-    /// The right side of a rule.
+    /// Returns the right side of a rule.
     fn body(&mut self, expr: &Expr) -> Result<String, GrammarError> {
         match expr {
             Expr::Choice(options) => {
@@ -236,7 +236,7 @@ impl Writer {
                 for option in other {
                     written.push(self.body(option)?);
                 }
-                // Alternatives inside alternatives are the same alternatives.
+                // Nested alternatives are flattened.
                 Ok(written.join(" | "))
             }
             Expr::Sequence(items) => {
@@ -254,7 +254,8 @@ impl Writer {
         }
     }
 
-    /// A regular expression as one terminal in a rule. A lexer matches no empty text: that is the rule's to allow.
+    /// Returns a regular expression as one terminal in a rule. A lexer does not match empty text, so the rule has to
+    /// allow that.
     fn lexeme(&mut self, expr: &Expr) -> Result<String, GrammarError> {
         let terminal = self.terminal(expr)?;
         if !self.regular.is_nullable(expr) {

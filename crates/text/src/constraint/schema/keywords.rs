@@ -1,16 +1,16 @@
-//! What each keyword of JSON Schema asks of the walk.
+//! Treatment of each keyword of JSON Schema.
 
 use serde_json::{Map, Value};
 
-/// How a keyword is treated.
+/// Kind of a keyword.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Says nothing about what is valid: dropped, as is every keyword that nobody knows. What is only referred to
-    /// (`$defs`) is reached by its references.
+    /// Does not affect validity and is dropped, as is every unknown keyword. Definitions (`$defs`) are reached through
+    /// their references.
     Annotation,
     /// A reference to another schema.
     Reference,
-    /// A schema, or in drafts before 2020-12 a list of them.
+    /// A schema, or in drafts before 2020-12 a list of schemas.
     Schema,
     /// A list of schemas.
     Schemas,
@@ -20,21 +20,21 @@ pub(super) enum Kind {
     Named,
     /// A number of items, properties or characters.
     Size,
-    /// A number that values are not below.
+    /// A lower bound of numbers.
     Lower,
-    /// A number that values are not above.
+    /// An upper bound of numbers.
     Upper,
-    /// Enforced as it stands.
+    /// Enforced unchanged.
     Data,
     /// `multipleOf`.
     Divisor,
-    /// A name of a kind of string.
+    /// Name of a string format.
     Format,
     /// A regular expression.
     Pattern,
-    /// Depends on what the other keywords looked at.
+    /// Depends on the values to which other keywords apply.
     Unevaluated,
-    /// Cannot be enforced while text is generated.
+    /// Cannot be enforced during generation.
     Unsupported,
 }
 
@@ -59,7 +59,8 @@ pub(super) fn kind(keyword: &str) -> Kind {
     }
 }
 
-/// A divisor in units of its last digit (0.25 is 25): as many remainders are followed. `None` of what divides nothing.
+/// Returns a divisor in units of its last digit (0.25 is 25), which is the number of remainders to track; `None` if it
+/// divides nothing.
 pub(super) fn divisor(value: &Value) -> Option<u64> {
     let text = value.as_number()?.to_string();
     let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((&text, "0"));
@@ -72,7 +73,7 @@ pub(super) fn divisor(value: &Value) -> Option<u64> {
     (!digits.is_empty()).then(|| digits.parse().unwrap_or(u64::MAX).saturating_mul(zeros))
 }
 
-/// Whether an unsupported keyword, as it stands in `object`, excludes no value.
+/// Returns whether an unsupported keyword excludes no value in `object`.
 pub(super) fn demands_nothing(keyword: &str, object: &Map<String, Value>) -> bool {
     let value = &object[keyword];
     let is_empty = |value: &Value| value.as_object().is_some_and(Map::is_empty);
@@ -91,14 +92,14 @@ pub(super) fn demands_nothing(keyword: &str, object: &Map<String, Value>) -> boo
     }
 }
 
-/// Formats that llguidance has a regex for. JSON Schema 2020-12 lets others be ignored.
+/// Returns whether llguidance has a regex for a format. JSON Schema 2020-12 allows others to be ignored.
 pub(super) fn is_enforced_format(format: &Value) -> bool {
     const ENFORCED: [&str; 10] =
         ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
     format.as_str().is_some_and(|format| ENFORCED.contains(&format))
 }
 
-/// A count written as 2.0, as the integer it is.
+/// Returns a count written as 2.0 as an integer.
 pub(super) fn whole_number(value: &Value) -> Value {
     match value.as_f64() {
         Some(number) if !value.is_u64() && number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number) => {
@@ -108,7 +109,7 @@ pub(super) fn whole_number(value: &Value) -> Value {
     }
 }
 
-/// Integers up to this are exact in f64, in which llguidance keeps numbers.
+/// Largest integer up to which all are exact in f64, in which llguidance stores numbers.
 const EXACT: u64 = 1 << 53;
 
 fn is_exact(value: &Value) -> bool {
@@ -119,7 +120,8 @@ fn is_exact(value: &Value) -> bool {
     }
 }
 
-/// A bound that is no wider once it is an f64: an unsigned maximum of 64 bits would otherwise allow one more.
+/// Returns a bound that is not wider after conversion to f64; otherwise a 64-bit unsigned maximum would allow one more
+/// value.
 pub(super) fn bound(value: &Value, upper: bool) -> Value {
     match value.as_f64() {
         Some(number) if !is_exact(value) => Value::from(if upper { number.next_down() } else { number.next_up() }),
@@ -127,7 +129,7 @@ pub(super) fn bound(value: &Value, upper: bool) -> Value {
     }
 }
 
-/// Fails with a hint if a constant has a number that an f64 would change.
+/// Returns an error with a hint if a constant has a number that f64 cannot represent exactly.
 pub(super) fn exact(value: &Value) -> Result<(), &'static str> {
     match value {
         Value::Number(_) if !is_exact(value) => Err(" with an integer beyond 2^53"),

@@ -1,4 +1,4 @@
-//! Following `$ref` within one document.
+//! Resolution of `$ref` within one document.
 
 use std::collections::HashMap;
 
@@ -10,11 +10,11 @@ use super::keywords::{Kind, kind};
 const NOT_HERE: &str =
     "only references within the schema are followed (#, #/pointer, #anchor, or its own absolute $id)";
 
-/// A schema document and the names in it that references may use.
+/// A schema document and the names in it to which references may point.
 pub(super) struct Document<'d> {
-    /// By absolute URI without fragment. `None`: several schemas claim it.
+    /// Schemas by absolute URI without fragment; `None` if several have the same.
     ids: HashMap<&'d str, Option<&'d Value>>,
-    /// By the address of the resource they are in, and name.
+    /// Schemas by the address of their resource and their name.
     anchors: HashMap<(usize, &'d str), Option<&'d Value>>,
 }
 
@@ -25,7 +25,7 @@ impl<'d> Document<'d> {
         Ok(document)
     }
 
-    /// Finds `$id` and `$anchor`, everywhere but in constants, where they mean nothing.
+    /// Finds `$id` and `$anchor` everywhere except in constants, where they have no meaning.
     fn collect(
         &mut self,
         value: &'d Value,
@@ -58,7 +58,8 @@ impl<'d> Document<'d> {
         }
     }
 
-    /// What references in `schema` are relative to: itself if it has an `$id`, or what surrounds it.
+    /// Returns the resource to which references in `schema` are relative: `schema` itself if it has an `$id`, else the
+    /// surrounding resource.
     pub(super) fn resource_of(schema: &'d Value, around: &'d Value) -> &'d Value {
         match schema.get("$id").and_then(Value::as_str) {
             Some(id) if !id.starts_with('#') => schema,
@@ -66,10 +67,10 @@ impl<'d> Document<'d> {
         }
     }
 
-    /// The schema that a reference in `resource` means, and its resource.
+    /// Returns the schema to which a reference in `resource` points, and its resource.
     ///
     /// # Errors
-    /// It is not in the document; the reason is an end of a sentence.
+    /// Returns the reason, the end of a sentence, if it is not in the document.
     pub(super) fn resolve(&self, reference: &str, resource: &'d Value) -> Result<(&'d Value, &'d Value), &'static str> {
         let (uri, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let resource = match uri {
@@ -89,7 +90,7 @@ impl<'d> Document<'d> {
     }
 }
 
-/// The value at a JSON pointer less its first slash, and the resource it is in.
+/// Returns the value at a JSON pointer without its first slash, and its resource.
 fn follow<'d>(pointer: &str, resource: &'d Value) -> Option<(&'d Value, &'d Value)> {
     let (mut value, mut resource) = (resource, resource);
     for segment in pointer.split('/') {
@@ -122,7 +123,7 @@ fn percent_decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The reference of a schema that is nothing else.
+/// Returns the reference of a schema that consists of nothing else.
 pub(super) fn only_reference(schema: &Value) -> Option<&str> {
     let map = schema.as_object()?;
     map.keys().all(|key| matches!(kind(key), Kind::Annotation | Kind::Reference)).then_some(())?;
