@@ -8,13 +8,15 @@ use crate::cli::model::ComposeArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct RunBatchArgs {
-    /// Requests, one JSON object per line: {custom_id, method, url, body}, with traceparent and tracestate if the request
-    /// is part of a trace.
+    /// Requests, one JSON object per line.
+    ///
+    /// The keys are custom_id, method, url and body, with traceparent and tracestate if the request is part of a trace.
     #[arg(short, long, value_name = "FILE", help_heading = "Batch")]
     pub(crate) input_file: PathBuf,
 
-    /// Answers, one per line in the order of the requests. While the batch runs, the file is named FILE.partial; the same
-    /// command resumes an interrupted batch.
+    /// Answers, one per line in the order of the requests.
+    ///
+    /// While the batch runs, the file is named FILE.partial. The same command resumes an interrupted batch.
     #[arg(short, long, value_name = "FILE", help_heading = "Batch")]
     pub(crate) output_file: PathBuf,
 
