@@ -7,6 +7,7 @@
 # compiled: use it to try this script, not for a release.
 # Needs Rust, a C compiler, binutils and the packages of deploy/release/requirements.txt, in PATH or beside $PYTHON.
 set -euo pipefail
+shopt -s inherit_errexit
 cd "$(dirname "$0")/../.."
 export LC_ALL=C
 
