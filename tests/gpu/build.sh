@@ -3,7 +3,8 @@
 # checkpoints and scripts, packed in a folder of less than 60 MB. Nothing of CUDA is needed here but NVRTC 12, a Python package.
 #
 # The default model, 98 MB that no compression makes much smaller, is cut into pieces in target/gpu-suite-model/1, 2 and 3, so that a
-# transport with a limit carries the suite and one piece at a time. OCTAVO_GPU_NO_MODEL=1 leaves it out.
+# transport with a limit carries the suite and one piece at a time. OCTAVO_GPU_NO_MODEL=1 leaves it out. OCTAVO_GPU_PROGRAMS names a
+# folder with programs that are built already: octavo, kernels and backend.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 target=${CARGO_TARGET_DIR:-target}
@@ -39,9 +40,8 @@ mkdir -p "$programs"
 if [ -n "${OCTAVO_GPU_PROGRAMS:-}" ]; then
     cp "$OCTAVO_GPU_PROGRAMS"/{octavo,kernels,backend} "$programs/"
 else
-    # The whole workspace, as everywhere: other features of dependencies would compile all of it again.
-    cargo build --release --workspace --bins
-    built=$(cargo test --release --workspace --no-run --message-format json)
+    cargo build --release --bin octavo
+    built=$(cargo test --release -p octavo-kernels --test emulated -p octavo-backend-cuda --test gpu --no-run --message-format json)
     strip -o "$programs/octavo" "$target/release/octavo"
     strip -o "$programs/kernels" "$(test_program kernels/tests/emulated/main.rs)"
     strip -o "$programs/backend" "$(test_program crates/backends/cuda/tests/gpu.rs)"
@@ -71,7 +71,7 @@ if [ -z "${OCTAVO_GPU_NO_MODEL:-}" ]; then
     (cd "$suite-model" && cat ./*/*.part? | sha256sum | sed "s|-$|$name|" && sha256sum ./*/*.part? | sed 's|  .*/|  |') \
         >"$stage/model.sha256"
 fi
-tar -C "$stage" -c . | gzip -9 >"$suite/payload.tar.gz"
+tar -C "$stage" -c . | xz -6 >"$suite/payload.tar.xz"
 cp tests/gpu/run.sh tests/gpu/parts.sh tests/gpu/*.py tests/gpu/README.md "$suite/"
 bytes=$(du -sb "$suite" | cut -f1)
 echo "$suite: $bytes bytes"

@@ -33,12 +33,13 @@ find_suite() {
     local folder payload
     for folder in "$here" "$root/target/gpu-suite"; do
         [ -f "$folder/bin/octavo" ] && suite=$folder && return
-        payload=$folder/payload.tar.gz
+        payload=$folder/payload.tar.xz
         [ -f "$payload" ] || continue
         suite=${TMPDIR:-/tmp}/octavo-gpu-suite-$(sha256sum "$payload" | head -c 16)
         if [ ! -f "$suite/COMMIT" ]; then
             mkdir -p "$suite"
-            tar -xzf "$payload" -C "$suite"
+            # Not every tar has xz beside it; every Python has.
+            tar -xJf "$payload" -C "$suite" 2>/dev/null || python3 -m tarfile -e "$payload" "$suite"
         fi
         return
     done

@@ -122,9 +122,11 @@ fn a_refusal_of_cublaslt_is_one_row() {
     let times: Vec<_> = (0..bencher.cases().len()).map(|number| bencher.measure(number).unwrap()).collect();
     control.reset();
     let refused: Vec<_> = times.iter().filter(|time| matches!(time.seconds, Err(Unmeasured::Refused(_)))).collect();
-    // One row and two rows have the same plan.
-    assert!(times.len() > 5 && refused.len() == 3, "{times:?}");
-    assert!(times.iter().filter(|time| time.seconds.is_ok()).count() == times.len() - 3, "{times:?}");
+    // One row and two rows have the same plan, and so have qkv and gate_up at these sizes.
+    let planned = |time: &&KernelTime| time.what.contains("512x64") && !time.what.contains("70 rows");
+    assert_eq!(refused.len(), times.iter().filter(planned).count() + 1, "{times:?}");
+    assert!(times.iter().filter(|time| time.seconds.is_ok()).count() == times.len() - refused.len(), "{times:?}");
+    assert!(refused.len() < times.len() / 2, "{times:?}");
     // After a fault of the device nothing more can be measured.
     control.fail("cuLaunchKernelEx", 0, 700, true);
     control.fail("cuStreamSynchronize", 0, 700, true);
