@@ -95,9 +95,9 @@ fn found() -> Budget {
 /// Formats the budget as committed: one line per instance.
 fn written(budget: &Budget) -> String {
     let mut text = String::from(
-        "# What each instance uses, as NVRTC 12.9 compiles it; `tests/nvrtc` holds every instance to it. A kernel that is changed on\n\
-         # purpose: OCTAVO_WRITE_BUDGET=1 cargo test -p octavo-kernels --test nvrtc, and look at the difference.\n\
-         # registers: of a thread. shared: bytes of a CTA beside what a launch asks for. Nothing spills, and nothing has a stack.\n",
+        "# Resources of each instance, as NVRTC 12.9 compiles it. `tests/nvrtc` compares every instance with this file. After an intended\n\
+         # change, run OCTAVO_WRITE_BUDGET=1 cargo test -p octavo-kernels --test nvrtc and review the difference.\n\
+         # registers: of a thread. shared: static shared memory of a CTA in bytes. No instance spills or has a stack.\n",
     );
     for (chip, instances) in budget {
         let _ = writeln!(text, "\n[{chip}]");
@@ -114,6 +114,10 @@ fn every_instance_keeps_its_budget() {
     let found = found();
     if found.is_empty() {
         return;
+    }
+    for (chip, instances) in &found {
+        let spilled = instances.iter().find(|(_, usage)| usage.stack > 0 || usage.spills > 0);
+        assert_eq!(spilled, None, "{chip}: a kernel keeps values in memory instead of registers");
     }
     if std::env::var_os(REWRITE).is_some_and(|v| v == "1") {
         std::fs::write(budget_file(), written(&found)).expect("the budget is writable");
