@@ -84,6 +84,12 @@ def run(octavo: pathlib.Path, arguments: list[str], given: dict[str, str]) -> su
     return subprocess.run([octavo, *arguments], env=given, capture_output=True, text=True, timeout=30)
 
 
+def ends_at_the_model(done: subprocess.CompletedProcess[str]) -> bool:
+    """Whether the command line was understood, and the model alone is missing: it is not in the cache, or cannot be served yet."""
+    missing = "offline mode is on", "qwen3-vl-8b-instruct cannot be served yet: the architecture 'qwen3_vl' is not implemented"
+    return done.returncode == 1 and any(reason in done.stderr for reason in missing)
+
+
 @pytest.mark.parametrize("name", RENDERINGS)
 def test_command_lines_are_understood(
     name: str, renderings: dict[str, Manifests], octavo: pathlib.Path, tmp_path: pathlib.Path
@@ -91,7 +97,7 @@ def test_command_lines_are_understood(
     m = renderings[name]
     for it in m.workloads:
         done = run(octavo, *prepared(m, it, tmp_path))
-        assert done.returncode == 1 and "offline mode is on" in done.stderr, done.stderr
+        assert ends_at_the_model(done), done.stderr
 
 
 def test_command_lines_that_are_not_understood_are_noticed(
@@ -230,5 +236,5 @@ def test_the_articles_own_command_is_understood(octavo: pathlib.Path, tmp_path: 
     python3 = tmp_path / "python3"
     python3.symlink_to(octavo)
     done = run(python3, ARTICLE.split(), {"HOME": str(tmp_path), "TOKENIZERS_PARALLELISM": "false"})
-    assert done.returncode == 1 and "--trust-remote-code has no effect" in done.stderr
-    assert "offline mode is on" in done.stderr, done.stderr
+    assert "--trust-remote-code has no effect" in done.stderr
+    assert ends_at_the_model(done), done.stderr
