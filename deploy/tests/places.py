@@ -1,7 +1,9 @@
 """Where things are, and ports that are free: what every suite here needs."""
 
+import contextlib
 import os
 import pathlib
+import random
 import socket
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -14,7 +16,9 @@ TINY = ROOT / "models" / "testdata" / "llama"
 
 
 def free_port():
-    """A port of 127.0.0.1 that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nothing listens on, below those that the system gives to outgoing connections: one of these could take it."""
+    while True:
+        port = random.randint(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
