@@ -46,13 +46,18 @@ fn write(path: &Path, content: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Writes a file, or replaces it as a whole: a run that is cut short leaves what it wrote last.
+/// Writes a file, or replaces it as a whole: a run that is cut short leaves what it wrote last. A link keeps pointing to its file, and
+/// what is no regular file (`/dev/stdout`) is written to and never replaced.
 fn replace(path: &Path, content: &[u8]) -> Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+        return std::fs::write(path, content).with_context(|| format!("cannot write {}", path.display()));
+    }
+    let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let written =
         tempfile::Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(folder).and_then(|mut file| {
             file.write_all(content)?;
-            file.persist(path).map(drop).map_err(|error| error.error)
+            file.persist(&target).map(drop).map_err(|error| error.error)
         });
     written.with_context(|| format!("cannot write {}", path.display()))
 }
@@ -74,5 +79,26 @@ impl Growing<'_> {
         if let Some(path) = self.path {
             println!("saved to {}", path.display());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{FileTypeExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn links_and_devices_stay_what_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, link] = ["file", "link"].map(|name| folder.path().join(name));
+        std::fs::write(&file, "before").unwrap();
+        symlink(&file, &link).unwrap();
+        replace(&link, b"after").unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "after");
+        replace(Path::new("/dev/null"), b"nothing").unwrap();
+        assert!(std::fs::metadata("/dev/null").unwrap().file_type().is_char_device());
+        assert!(replace(&folder.path().join("none/file"), b"").is_err());
     }
 }

@@ -201,12 +201,16 @@ fn from_entry(command: &Command, key: &str, value: &Node) -> Result<Option<(Stri
 /// The message for an unknown key, with the most similar known key.
 fn unknown(command: &Command, name: &str) -> String {
     let known = command.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(Arg::get_long);
-    match known.map(|known| (strsim::levenshtein(known, name), known)).min() {
-        Some((distance, known)) if distance <= 1 + name.len() / 4 => {
-            format!("there is no flag --{name}; did you mean '{known}'?")
-        }
-        _ => format!("there is no flag --{name}"),
+    match nearest(known, name) {
+        Some(known) => format!("there is no flag --{name}; did you mean '{known}'?"),
+        None => format!("there is no flag --{name}"),
     }
+}
+
+/// The known name that is most similar to a name, if it is similar enough to be meant.
+pub(crate) fn nearest<'a>(known: impl Iterator<Item = &'a str>, name: &str) -> Option<&'a str> {
+    let (distance, known) = known.map(|known| (strsim::levenshtein(known, name), known)).min()?;
+    (distance <= 1 + name.len() / 4).then_some(known)
 }
 
 /// A Boolean of YAML 1.2 or 1.1.

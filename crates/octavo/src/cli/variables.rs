@@ -2,7 +2,7 @@
 
 use clap::{Arg, Command};
 
-use crate::cli::layers::{PREFIX, WITH_VARIABLES, variable};
+use crate::cli::layers::{PREFIX, WITH_VARIABLES, nearest, variable};
 
 /// Variables that do not set a flag.
 const OTHERS: [&str; 2] = ["OCTAVO_CACHE", "OCTAVO_CUDA_LIBS"];
@@ -68,11 +68,9 @@ fn is_of_a_service(name: &str, value: &str) -> bool {
 
 fn warning(flags: &[String], name: &str) -> String {
     let known = flags.iter().map(String::as_str).chain(OTHERS);
-    match known.map(|known| (strsim::levenshtein(known, name), known)).min() {
-        Some((distance, known)) if distance <= 1 + name.len() / 4 => {
-            format!("the variable {name} has no effect: it is unknown; did you mean {known}?")
-        }
-        _ => format!("the variable {name} has no effect: it is unknown"),
+    match nearest(known, name) {
+        Some(known) => format!("the variable {name} has no effect: it is unknown; did you mean {known}?"),
+        None => format!("the variable {name} has no effect: it is unknown"),
     }
 }
 
