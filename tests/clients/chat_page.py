@@ -1,6 +1,7 @@
 """Helpers for tests of the chat page: a server with scripted answers, and queries of the page."""
 
 import http.server
+import itertools
 import json
 import threading
 import urllib.request
@@ -22,6 +23,11 @@ def delta(usage=None, finish=None, **fields):
 DONE = event("[DONE]")
 
 
+def endless(content, proceed):
+    """An answer that says so much and, after the event, never ends: no buffer between server and page holds the rest."""
+    return itertools.chain([delta(content=content), proceed], itertools.repeat(": more\n\n" * 1000))
+
+
 class StandIn:
     """An origin with the real server's pages and the answers of a test, under any path."""
 
@@ -37,7 +43,7 @@ class StandIn:
         # A question whose key is wrong is refused once this is set.
         self.refuses = threading.Event()
         self.refuses.set()
-        # Each a list of what is sent, one flush each: text, bytes, or an event to wait for; or (status, body).
+        # Each an iterable of what is sent, one flush each: text, bytes, or an event to wait for; or (status, body).
         self.answers = []
         self.gone = threading.Event()
         stand_in = self

@@ -12,7 +12,7 @@ import urllib.request
 
 import pytest
 
-from chat_page import CONTRASTS, DONE, ask, delta, event, last, text, until
+from chat_page import CONTRASTS, DONE, ask, delta, endless, event, last, text, until
 
 
 def test_an_answer_streams_from_the_real_server(new_page, tiny_url):
@@ -179,7 +179,7 @@ def test_everything_works_from_the_keyboard(new_page, stand_in):
 
 def test_stopping_closes_the_connection(new_page, stand_in):
     first = threading.Event()
-    stand_in.answers = [[delta(content="x"), first, *[": more\n\n" * 1000] * 1000]]
+    stand_in.answers = [endless("x", first)]
     page = new_page(stand_in.url)
     ask(page, "?")
     until(page, "document.querySelector('.text')?.textContent === 'x'")

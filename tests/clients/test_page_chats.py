@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from chat_page import CONTRASTS, DONE, answered, ask, delta, last, new_chat, text, until
+from chat_page import CONTRASTS, DONE, answered, ask, delta, endless, last, new_chat, text, until
 
 
 def asked(stand_in, index=-1):
@@ -239,7 +239,7 @@ def test_a_deleted_chat_comes_back_until_it_is_forgotten(new_page, stand_in):
 
 def test_deleting_a_chat_stops_its_answer(new_page, stand_in):
     first = threading.Event()
-    stand_in.answers = [[delta(content="x"), first, *[": more\n\n" * 1000] * 1000]]
+    stand_in.answers = [endless("x", first)]
     page = new_page(stand_in.url)
     ask(page, "Long?")
     until(page, "document.querySelector('.text')?.textContent === 'x'")
