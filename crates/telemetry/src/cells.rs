@@ -1,4 +1,4 @@
-//! The values of series. Handles are shared between a registry and the code that observes.
+//! Cells that this crate keeps itself: histograms, and values that the statistics line reads back.
 //!
 //! All memory orderings are relaxed: a scrape may read series at slightly different moments, but every series is exact.
 
@@ -6,31 +6,53 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// A counter.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Counter(Arc<AtomicU64>);
+use metrics::{Counter, Gauge};
 
-impl Counter {
-    pub(crate) fn add(&self, value: u64) {
-        self.0.fetch_add(value, Relaxed);
+/// A counter that the statistics line reads back, which a handle of the facade does not allow.
+#[derive(Debug)]
+pub(crate) struct ReadableCounter {
+    exported: Counter,
+    value: AtomicU64,
+}
+
+impl ReadableCounter {
+    pub(crate) fn increment(&self, value: u64) {
+        self.exported.increment(value);
+        self.value.fetch_add(value, Relaxed);
     }
 
     pub(crate) fn get(&self) -> u64 {
-        self.0.load(Relaxed)
+        self.value.load(Relaxed)
     }
 }
 
-/// A gauge, stored as the bits of an f64.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Gauge(Arc<AtomicU64>);
+impl From<Counter> for ReadableCounter {
+    fn from(exported: Counter) -> Self {
+        Self { exported, value: AtomicU64::new(0) }
+    }
+}
 
-impl Gauge {
+/// A gauge that the statistics line reads back, stored as the bits of an f64.
+#[derive(Debug)]
+pub(crate) struct ReadableGauge {
+    exported: Gauge,
+    bits: AtomicU64,
+}
+
+impl ReadableGauge {
     pub(crate) fn set(&self, value: f64) {
-        self.0.store(value.to_bits(), Relaxed);
+        self.exported.set(value);
+        self.bits.store(value.to_bits(), Relaxed);
     }
 
     pub(crate) fn get(&self) -> f64 {
-        f64::from_bits(self.0.load(Relaxed))
+        f64::from_bits(self.bits.load(Relaxed))
+    }
+}
+
+impl From<Gauge> for ReadableGauge {
+    fn from(exported: Gauge) -> Self {
+        Self { exported, bits: AtomicU64::new(0f64.to_bits()) }
     }
 }
 

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use metrics::{Counter, Gauge};
+
 use crate::TelemetryConfig;
-use crate::cells::{Counter, Gauge, Histogram, Unit};
+use crate::cells::{Histogram, Unit};
 use crate::registry::{Labels, Registry};
 
 /// The properties of the device at the start.
@@ -124,17 +126,17 @@ impl DeviceMetrics {
     /// Counts a step.
     pub fn step(&self, step: &DeviceStep) {
         let Some(series) = &self.series else { return };
-        series.flops.add(step.flops);
-        series.read.add(step.read_bytes);
-        series.written.add(step.written_bytes);
+        series.flops.increment(step.flops);
+        series.read.increment(step.read_bytes);
+        series.written.increment(step.written_bytes);
         series.busy.observe_duration(step.busy);
     }
 
     /// Counts steps by the way in which they ran.
     pub fn steps(&self, replayed: u64, launched: u64) {
         let Some([replays, launches]) = self.series.as_ref().and_then(|series| series.steps.as_ref()) else { return };
-        replays.add(replayed);
-        launches.add(launched);
+        replays.increment(replayed);
+        launches.increment(launched);
     }
 
     /// Reports the utilisation of the device over several steps.

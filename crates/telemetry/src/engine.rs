@@ -77,7 +77,7 @@ impl EngineMetrics {
         s.state.waiting_capacity.set(stats.waiting as f64);
         s.state.waiting_deferred.set(stats.deferred as f64);
         s.state.kv_usage.set(stats.kv_usage);
-        s.counts.preemptions.add(stats.preempted);
+        s.counts.preemptions.increment(stats.preempted);
         let tokens = stats.prompt_tokens + stats.generated_tokens;
         if tokens > 0 {
             s.sizes.step_tokens.observe(tokens);
@@ -88,9 +88,9 @@ impl EngineMetrics {
     pub fn prefix_lookup(&self, queried_tokens: u64, hit_tokens: u64) {
         let Some(s) = &self.series else { return };
         s.counts.prefix_requests.fetch_add(1, Relaxed);
-        s.counts.prefix_queries.add(queried_tokens);
-        s.counts.prefix_hits.add(hit_tokens);
-        s.counts.cached_from_device.add(hit_tokens);
+        s.counts.prefix_queries.increment(queried_tokens);
+        s.counts.prefix_hits.increment(hit_tokens);
+        s.counts.cached_from_device.increment(hit_tokens);
     }
 
     /// Observes a sequence's first token: `ttft` from its arrival in the front end, its prompt tokens, and the prompt tokens
@@ -98,10 +98,10 @@ impl EngineMetrics {
     pub fn first_token(&self, ttft: Duration, prompt_tokens: u64, cached_tokens: u64) {
         let Some(s) = &self.series else { return };
         s.times.ttft.observe_duration(ttft);
-        s.counts.prompt_tokens.add(prompt_tokens);
-        s.counts.prompt_cached.add(cached_tokens);
-        s.counts.prompt_from_cache.add(cached_tokens);
-        s.counts.prompt_computed.add(prompt_tokens.saturating_sub(cached_tokens));
+        s.counts.prompt_tokens.increment(prompt_tokens);
+        s.counts.prompt_cached.increment(cached_tokens);
+        s.counts.prompt_from_cache.increment(cached_tokens);
+        s.counts.prompt_computed.increment(prompt_tokens.saturating_sub(cached_tokens));
     }
 
     /// Observes a later output of a sequence, `gap` after the previous one.
@@ -113,13 +113,13 @@ impl EngineMetrics {
     /// Counts generated tokens.
     pub fn generated(&self, tokens: u64) {
         let Some(s) = &self.series else { return };
-        s.counts.generation_tokens.add(tokens);
+        s.counts.generation_tokens.increment(tokens);
     }
 
     /// Observes the end of a sequence.
     pub fn finished(&self, request: &FinishedRequest) {
         let Some(s) = &self.series else { return };
-        s.counts.success(request.reason).add(1);
+        s.counts.success(request.reason).increment(1);
         s.times.e2e.observe_duration(request.e2e);
         if let Some(queue) = request.queue {
             s.times.queue.observe_duration(queue);

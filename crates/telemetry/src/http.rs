@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use metrics::Counter;
+
 use crate::buckets;
-use crate::cells::{Counter, Histogram, Unit};
+use crate::cells::{Histogram, Unit};
 use crate::registry::Registry;
 
 /// Handlers without HTTP metrics, since probes and scrapes would outnumber the requests.
@@ -100,7 +102,7 @@ impl HttpMetrics {
         }
         let route = self.series.route(exchange.method, exchange.handler);
         let class = usize::from(exchange.status / 100).clamp(1, STATUS_CLASSES.len()) - 1;
-        route.requests[class].add(1);
+        route.requests[class].increment(1);
         route.duration.observe_duration(exchange.duration);
         route.request_bytes.observe(exchange.request_bytes);
         route.response_bytes.observe(exchange.response_bytes);
@@ -110,8 +112,8 @@ impl HttpMetrics {
     /// Counts a request that was refused because of the queue's length.
     pub fn rejected(&self, rejection: Rejection) {
         match rejection {
-            Rejection::Requests => self.series.rejected_requests.add(1),
-            Rejection::Tokens => self.series.rejected_tokens.add(1),
+            Rejection::Requests => self.series.rejected_requests.increment(1),
+            Rejection::Tokens => self.series.rejected_tokens.increment(1),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Metrics and traces with vLLM's names, the statistics line, and logging.
 //!
-//! `metrics-exporter-prometheus` renders the layout of counters and gauges, which are registered with it through the
-//! `metrics` facade. Histograms follow, and a scrape writes the current numbers into that page (`page.rs`).
+//! Counters and gauges live in the recorder of `metrics-exporter-prometheus`. They are registered once through the
+//! `metrics` facade, and the code that observes keeps their handles. A scrape sorts the exporter's page and appends the
+//! histograms.
 //!
 //! # Why this crate has its own histograms
 //!
@@ -24,7 +25,6 @@ mod device;
 mod engine;
 mod http;
 mod logging;
-mod page;
 mod process;
 mod registry;
 mod series;

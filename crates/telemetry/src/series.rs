@@ -2,9 +2,11 @@
 
 use std::sync::atomic::AtomicU64;
 
+use metrics::{Counter, Gauge};
+
 use crate::TelemetryConfig;
 use crate::buckets;
-use crate::cells::{Counter, Gauge, Histogram, Unit};
+use crate::cells::{Histogram, ReadableCounter, ReadableGauge, Unit};
 use crate::registry::Registry;
 
 /// Values of the label `finished_reason`.
@@ -22,11 +24,11 @@ pub(crate) struct EngineSeries {
 /// The state after the last step.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) running: Gauge,
-    pub(crate) waiting: Gauge,
+    pub(crate) running: ReadableGauge,
+    pub(crate) waiting: ReadableGauge,
     pub(crate) waiting_capacity: Gauge,
     pub(crate) waiting_deferred: Gauge,
-    pub(crate) kv_usage: Gauge,
+    pub(crate) kv_usage: ReadableGauge,
 }
 
 /// Counts since the start.
@@ -34,16 +36,16 @@ pub(crate) struct State {
 pub(crate) struct Counts {
     success: [Counter; FINISHED_REASONS.len()],
     pub(crate) prompt_tokens: Counter,
-    pub(crate) prompt_computed: Counter,
+    pub(crate) prompt_computed: ReadableCounter,
     pub(crate) prompt_from_cache: Counter,
     pub(crate) prompt_cached: Counter,
     pub(crate) cached_from_device: Counter,
-    pub(crate) generation_tokens: Counter,
-    pub(crate) prefix_queries: Counter,
-    pub(crate) prefix_hits: Counter,
+    pub(crate) generation_tokens: ReadableCounter,
+    pub(crate) prefix_queries: ReadableCounter,
+    pub(crate) prefix_hits: ReadableCounter,
     /// Number of lookups for the statistics line; not exported.
     pub(crate) prefix_requests: AtomicU64,
-    pub(crate) preemptions: Counter,
+    pub(crate) preemptions: ReadableCounter,
 }
 
 /// Durations of requests and their stages.
@@ -92,11 +94,11 @@ impl State {
             scope.gauge("vllm:num_requests_waiting_by_reason", help, Some(("reason", reason)))
         };
         Self {
-            running: scope.gauge("vllm:num_requests_running", "Requests in the running list.", None),
-            waiting: scope.gauge("vllm:num_requests_waiting", "Requests that wait to be scheduled.", None),
+            running: scope.gauge("vllm:num_requests_running", "Requests in the running list.", None).into(),
+            waiting: scope.gauge("vllm:num_requests_waiting", "Requests that wait to be scheduled.", None).into(),
             waiting_capacity: waiting_for("capacity"),
             waiting_deferred: waiting_for("deferred"),
-            kv_usage: scope.gauge("vllm:kv_cache_usage_perc", "Used share of the KV cache; 1 is full.", None),
+            kv_usage: scope.gauge("vllm:kv_cache_usage_perc", "Used share of the KV cache; 1 is full.", None).into(),
         }
     }
 }
@@ -119,20 +121,20 @@ impl Counts {
         let counts = Self {
             success: FINISHED_REASONS.map(success),
             prompt_tokens: counter("vllm:prompt_tokens_total", "Prompt tokens of requests that got a first token."),
-            prompt_computed: by_source("local_compute"),
+            prompt_computed: by_source("local_compute").into(),
             prompt_from_cache: by_source("local_cache_hit"),
             prompt_cached: counter("vllm:prompt_tokens_cached_total", "Prompt tokens that were not computed."),
             cached_from_device: cached_by_source("device"),
-            generation_tokens: counter("vllm:generation_tokens_total", "Generated tokens."),
-            prefix_queries: counter("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache."),
-            prefix_hits: counter("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache."),
+            generation_tokens: counter("vllm:generation_tokens_total", "Generated tokens.").into(),
+            prefix_queries: counter("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.").into(),
+            prefix_hits: counter("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.").into(),
             prefix_requests: AtomicU64::new(0),
-            preemptions: counter("vllm:num_preemptions_total", "Preemptions of running requests."),
+            preemptions: counter("vllm:num_preemptions_total", "Preemptions of running requests.").into(),
         };
         // Sources that this engine lacks are exported as zero.
-        by_source("external_kv_transfer");
+        let _ = by_source("external_kv_transfer");
         for source in ["host", "p2p", "disk", "external_unspecified"] {
-            cached_by_source(source);
+            let _ = cached_by_source(source);
         }
         counts
     }

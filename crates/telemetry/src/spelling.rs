@@ -21,26 +21,11 @@ pub(crate) fn push_number(out: &mut String, value: f64) {
 /// Appends a count as [`push_number`] would.
 pub(crate) fn push_count(out: &mut String, value: u64) {
     if value < 1_000_000 {
-        push_integer(out, value);
+        out.push_str(itoa::Buffer::new().format(value));
         out.push_str(".0");
     } else {
         push_number(out, value as f64);
     }
-}
-
-/// Appends a gauge's value as the exporter does, with whole numbers without a fraction.
-pub(crate) fn push_gauge(out: &mut String, value: f64) {
-    // Whole numbers up to this limit are exact.
-    if value.fract() == 0.0 && (0.0..9e15).contains(&value) {
-        push_integer(out, value as u64);
-    } else {
-        push_number(out, value);
-    }
-}
-
-/// Appends all digits of an integer.
-pub(crate) fn push_integer(out: &mut String, value: u64) {
-    out.push_str(itoa::Buffer::new().format(value));
 }
 
 /// `{a="1",b="2"}` in name order with escaped values; empty without labels.
@@ -111,25 +96,6 @@ mod tests {
             push_number(&mut number, value as f64);
             assert_eq!(count, number);
         }
-    }
-
-    #[test]
-    fn gauges_are_whole_where_they_can_be() {
-        let spelled = |value| {
-            let mut out = String::new();
-            push_gauge(&mut out, value);
-            out
-        };
-        let cases = [
-            (0.0, "0"),
-            (3.0, "3"),
-            (2e6, "2000000"),
-            (0.25, "0.25"),
-            (-1.0, "-1.0"),
-            (1e16, "1e+16"),
-            (f64::NAN, "NaN"),
-        ];
-        cases.into_iter().for_each(|(value, expected)| assert_eq!(spelled(value), expected));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use metrics::Counter;
 use opentelemetry::{Context, Key, KeyValue};
 use opentelemetry_otlp::tonic_types::transport::{Certificate, ClientTlsConfig};
 use opentelemetry_otlp::{Protocol as OtlpProtocol, WithExportConfig, WithHttpConfig, WithTonicConfig};
@@ -16,7 +17,6 @@ use tokio::runtime::Runtime;
 
 use super::config::{Protocol, TraceConfig, TraceError};
 use super::http_client::BlockingClient;
-use crate::cells::Counter;
 use crate::registry::Registry;
 
 /// Default service name of the resource.
@@ -134,7 +134,7 @@ impl SpanProcessor for Bounded {
             return;
         }
         counts.waiting.fetch_sub(1, Ordering::AcqRel);
-        counts.dropped.add(1);
+        counts.dropped.increment(1);
         if !counts.told.swap(true, Ordering::Relaxed) {
             let limit = self.limit;
             tracing::warn!(limit, "dropping spans: too many wait for the collector (see octavo_trace_spans_total)");
@@ -170,13 +170,13 @@ impl SpanExporter for Counted {
         self.counts.waiting.fetch_sub(spans, Ordering::AcqRel);
         match result {
             Ok(()) => {
-                self.counts.exported.add(spans as u64);
+                self.counts.exported.increment(spans as u64);
                 if self.failing.swap(false, Ordering::Relaxed) {
                     tracing::info!("exporting traces again");
                 }
             }
             Err(error) => {
-                self.counts.failed.add(spans as u64);
+                self.counts.failed.increment(spans as u64);
                 if !self.failing.swap(true, Ordering::Relaxed) {
                     tracing::warn!(%error, "cannot export traces");
                 }
