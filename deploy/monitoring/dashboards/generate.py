@@ -20,10 +20,20 @@ import slo
 HERE = pathlib.Path(__file__).resolve().parent
 
 
+def compact(board):
+    """A dashboard as JSON with a line for each panel and each other field."""
+    def line(value):
+        return json.dumps(value, ensure_ascii=False)
+
+    panels = ",\n".join(f"  {line(panel)}" for panel in board["panels"])
+    fields = [f" {line(key)}: {line(value)}" for key, value in board.items() if key != "panels"]
+    return "{\n" + ",\n".join([*fields, f' "panels": [\n{panels}\n ]']) + "\n}\n"
+
+
 def texts():
     """The file of each dashboard, by name."""
     boards = [application.board(), gpu.board(), slo.board()]
-    return {f"{board['uid']}.json": json.dumps(board, indent=1, ensure_ascii=False) + "\n" for board in boards}
+    return {f"{board['uid']}.json": compact(board) for board in boards}
 
 
 def main():

@@ -65,7 +65,7 @@ def world(octavo: pathlib.Path) -> World:
     for path in render.DEPLOY.glob("k8s/**/secrets.example.yaml"):
         objects = parse(path.read_text())
         given |= {(it["kind"], it["metadata"]["name"]): set(it.get("stringData", it.get("data"))) for it in objects}
-    values = yaml.safe_load((render.COMPONENTS / "hpa" / "prometheus-adapter-values.yaml").read_text())
+    values = yaml.safe_load((render.ADDONS / "prometheus-adapter-values.yaml").read_text())
     adapter = {}
     for series in values["rules"]["custom"]:
         found = re.match(r"[\w:]+", series["seriesQuery"])

@@ -100,6 +100,13 @@ def variable(name: str, value: str) -> Change:
     return change
 
 
+def enforcing(level: str) -> Change:
+    """Adds the namespace, which the chart does not render, with a level of Pod Security."""
+    labels = {"pod-security.kubernetes.io/enforce": level}
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "octavo", "labels": labels}}
+    return lambda m: m.objects.append(namespace)
+
+
 def objects() -> None:
     breaks("unique", "production", "two Services of one name", twice("Service", "octavo"))
     breaks(
@@ -365,11 +372,10 @@ def safety() -> None:
     breaks(restricted, "production", "sudo", drop(DEPLOYMENT, *security, "allowPrivilegeEscalation"))
     breaks(restricted, "production", "a writable image", put(DEPLOYMENT, *security, "readOnlyRootFilesystem", False))
     breaks(restricted, "production", "a capability", put(DEPLOYMENT, *security, "capabilities", "add", ["SYS_ADMIN"]))
-    enforce = ("metadata", "labels", "pod-security.kubernetes.io/enforce")
-    breaks(restricted, "elastic", "a host's folder", put(("Namespace", "octavo"), *enforce, "restricted"))
-    breaks(restricted, "elastic", "a host's folder, almost", put(("Namespace", "octavo"), *enforce, "baseline"))
+    breaks(restricted, "elastic", "a host's folder", enforcing("restricted"))
+    breaks(restricted, "elastic", "a host's folder, almost", enforcing("baseline"))
     picker = "pools-have-their-picker"
-    breaks(picker, "routing", "no pod of it is admitted", put(("Namespace", "octavo"), *enforce, "restricted"))
+    breaks(picker, "routing", "no pod of it is admitted", enforcing("restricted"))
     breaks(picker, "routing", "it is shut out", drop(("NetworkPolicy", "octavo-from-epp")))
     backend = ("spec", "rules", 0, "backendRefs", 0, "name")
     breaks(picker, "routing", "two releases of one name", put(("HTTPRoute", "octavo"), *backend, "octavo"))

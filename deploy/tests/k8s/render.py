@@ -12,6 +12,7 @@ from places import DEPLOY, ROOT  # noqa: F401
 from tools import HELM, KUBECTL
 
 CHART = DEPLOY / "helm" / "octavo"
+ADDONS = DEPLOY / "helm" / "addons"
 GOLDEN = DEPLOY / "helm" / "golden"
 COMPONENTS = DEPLOY / "k8s" / "components"
 VALUES = CHART / "ci"
@@ -19,10 +20,17 @@ VALUES = CHART / "ci"
 KUSTOMIZATIONS = {
     "base": DEPLOY / "k8s" / "base",
     **{path.name: path for path in sorted((DEPLOY / "k8s" / "overlays").iterdir())},
-    **{path.name: path for path in sorted((pathlib.Path(__file__).parent / "compositions").iterdir())},
 }
-# Values of the chart, by the name of the kustomization that they must equal.
+# Values of the chart; those with the name of a kustomization must render the same.
 CHARTS = {"base": None, **{path.stem: path for path in sorted(VALUES.glob("*.yaml"))}}
+SHARED = sorted(KUSTOMIZATIONS.keys() & CHARTS.keys())
+# Renderings that are kept as files.
+SNAPSHOTS = ["base", "production"]
+# Components that ovh/mks.md offers, and the line of the overlay that they replace.
+OFFERED = {
+    "keys and traces": ("- ../../components/servicemonitor", ["servicemonitor", "api-key", "ingress-nginx-tls", "otel"]),
+    "a gateway": ("- ../../components/ingress-nginx", ["gateway-api", "api-key"]),
+}
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:
@@ -105,3 +113,8 @@ def by_name(item: Object) -> str:
 
 def manifests(text: str) -> Manifests:
     return Manifests(parse(text))
+
+
+def example(renderings: dict[str, Manifests], name: str) -> Manifests:
+    """A rendering by its own name; the one of kustomize where both tools have it."""
+    return renderings[f"{'kustomize' if name in KUSTOMIZATIONS else 'helm'} {name}"]

@@ -95,18 +95,14 @@ def test_the_load_balancer_is_more_patient_than_the_ingress(article: Manifests) 
         assert float(annotations[f"loadbalancer.openstack.org/timeout-{side}-data"]) > 1000 * longest
 
 
-ADDED = {
-    "keys and traces": ("- ../../components/servicemonitor", ["servicemonitor", "api-key", "ingress-nginx-tls", "otel"]),
-    "a gateway": ("- ../../components/ingress-nginx", ["gateway-api", "api-key"]),
-}
 
 
-@pytest.mark.parametrize("case", ADDED)
+@pytest.mark.parametrize("case", render.OFFERED)
 def test_what_the_page_offers_can_be_added(case: str, world: World, tmp_path: pathlib.Path) -> None:
     """Components in the overlay, as mks.md has it, are not undone by the overlay's own patches."""
     shutil.copytree(render.DEPLOY / "k8s", tmp_path / "k8s")
     overlay = tmp_path / "k8s" / "overlays" / "ovh-mks"
-    line, components = ADDED[case]
+    line, components = render.OFFERED[case]
     lines = (overlay / "kustomization.yaml").read_text().splitlines()
     place = next(number for number, one in enumerate(lines) if one.strip() == line)
     lines[place : place + 1] = [f"  - ../../components/{name}" for name in components]
@@ -146,8 +142,8 @@ def picker_faults(values: Object, m: Manifests, world: World) -> list[str]:
 
 
 def test_endpoint_picker_fits(renderings: dict[str, Manifests], world: World) -> None:
-    m = renderings["kustomize routing"]
-    values = yaml.safe_load((render.COMPONENTS / "inference-pool" / "epp-values.yaml").read_text())
+    m = renderings["helm routing"]
+    values = yaml.safe_load((render.ADDONS / "epp-values.yaml").read_text())
     assert not picker_faults(values, m, world)
     # The pool has the name of the chart's release, and the picker's pods carry it.
     (backend,) = m.find("HTTPRoute", "octavo")["spec"]["rules"][0]["backendRefs"]

@@ -21,6 +21,7 @@ def test_renderings_pass(renderings: dict[str, Manifests], world: World) -> None
 
 def test_every_component_is_rendered() -> None:
     taken = {name for folder in render.KUSTOMIZATIONS.values() for name in render.components_of(folder)}
+    taken |= {name for _, components in render.OFFERED.values() for name in components}
     assert taken == {folder.name for folder in render.COMPONENTS.iterdir()}
 
 
@@ -30,7 +31,7 @@ def test_every_rule_has_a_mutant() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda it: f"{it.rule}: {it.why}")
 def test_mutants_are_caught(mutant: Mutant, renderings: dict[str, Manifests], world: World) -> None:
-    good = renderings[f"kustomize {mutant.rendering}"]
+    good = render.example(renderings, mutant.rendering)
     bad = Manifests(copy.deepcopy(good.objects))
     mutant.change(bad)
     rule = RULES[mutant.rule]

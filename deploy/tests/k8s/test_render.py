@@ -66,7 +66,7 @@ CORE = [
 @pytest.mark.parametrize(("path", "value"), CORE)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_validation_is_strict(version: str, path: tuple, value: object, renderings: dict[str, Manifests]) -> None:
-    deployment = changed(renderings["kustomize production"], "Deployment", path, value)
+    deployment = changed(render.example(renderings, "production"), "Deployment", path, value)
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(deployment, version, strict=True)
 
@@ -94,7 +94,7 @@ def test_custom_validation_is_strict(
     name: str, kind: str, path: tuple, value: object, renderings: dict[str, Manifests]
 ) -> None:
     with pytest.raises(ValueError):
-        crds.validate(changed(renderings[f"kustomize {name}"], kind, path, value))
+        crds.validate(changed(render.example(renderings, name), kind, path, value))
 
 
 def changed(m: Manifests, kind: str, path: tuple, value: object) -> dict:
@@ -108,7 +108,7 @@ def changed(m: Manifests, kind: str, path: tuple, value: object) -> dict:
     return it
 
 
-@pytest.mark.parametrize("name", render.CHARTS)
+@pytest.mark.parametrize("name", render.SHARED)
 def test_helm_renders_what_kustomize_does(name: str, charts: dict[str, str], kustomized: dict[str, str]) -> None:
     helm, kustomize = render.comparable(charts[name]), render.comparable(kustomized[name])
     assert helm == kustomize
@@ -122,7 +122,7 @@ def test_differences_are_noticed(setting: str, kustomized: dict[str, str]) -> No
     assert done.returncode == 0 and render.comparable(done.stdout) != render.comparable(kustomized["base"])
 
 
-@pytest.mark.parametrize("name", render.CHARTS)
+@pytest.mark.parametrize("name", render.SNAPSHOTS)
 def test_golden(name: str, charts: dict[str, str]) -> None:
     path = render.GOLDEN / f"{name}.yaml"
     if os.environ.get("UPDATE_SNAPSHOTS"):
@@ -131,7 +131,7 @@ def test_golden(name: str, charts: dict[str, str]) -> None:
 
 
 def test_golden_has_nothing_else() -> None:
-    assert {path.stem for path in render.GOLDEN.iterdir()} == render.CHARTS.keys()
+    assert {path.stem for path in render.GOLDEN.iterdir()} == set(render.SNAPSHOTS)
 
 
 @pytest.mark.parametrize("name", render.CHARTS)

@@ -182,7 +182,7 @@ def test_probes_keys_and_drain(renderings: dict[str, Manifests], octavo: pathlib
 
 def test_pods_speak_tls(renderings: dict[str, Manifests], octavo: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """As kubelet, Prometheus and gateway see the server of `encrypted`."""
-    m = renderings["kustomize encrypted"]
+    m = renderings["helm encrypted"]
     # The kubelet checks nothing, the others know who signs, and the name.
     kubelet = ssl._create_unverified_context()
     name = m.find("BackendTLSPolicy", "octavo")["spec"]["validation"]["hostname"]
@@ -203,8 +203,8 @@ def test_a_picker_can_follow_the_kv_events(
     renderings: dict[str, Manifests], octavo: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     """What the pods of `multi-node` publish is what endpoint-picker.yaml expects."""
-    m = renderings["kustomize multi-node"]
-    (plugin,) = yaml.safe_load((render.COMPONENTS / "kv-events" / "endpoint-picker.yaml").read_text())
+    m = renderings["helm multi-node"]
+    (plugin,) = yaml.safe_load((render.ADDONS / "endpoint-picker.yaml").read_text())
     hashes, events = (plugin["parameters"][name] for name in ("tokenProcessorConfig", "kvEventsConfig"))
     # On ports that are free here.
     ports = {"5557": str(free_port()), "5558": str(free_port())}

@@ -58,7 +58,7 @@ http {{
 """
 
 
-# What ingress-nginx makes of its annotations backend-protocol and proxy-ssl-*, as the component pod-tls sets them.
+# What ingress-nginx makes of its annotations backend-protocol and proxy-ssl-*, as the chart's value podTls sets them.
 TLS = "proxy_ssl_verify on; proxy_ssl_trusted_certificate {authority}; proxy_ssl_name {name}; proxy_ssl_server_name on;"
 
 

@@ -1,4 +1,4 @@
-"""nginx that speaks TLS to the server and checks its certificate, as the component pod-tls has it."""
+"""nginx that speaks TLS to the server and checks its certificate, as the chart's value podTls has it."""
 
 import time
 

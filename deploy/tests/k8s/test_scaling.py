@@ -5,18 +5,15 @@ import subprocess
 import pytest
 import yaml
 
-from places import DEPLOY
 from processes import program
 
-COMPONENT = DEPLOY / "k8s" / "components" / "keda-to-zero" / "kustomization.yaml"
 SERIES = 'nginx_ingress_controller_requests{exported_namespace="octavo", ingress="octavo", status="%s"}'
 
 
-@pytest.fixture(scope="module")
-def query():
-    (patch,) = yaml.safe_load(COMPONENT.read_text())["patches"]
-    added = [step["value"] for step in yaml.safe_load(patch["patch"]) if step["path"].endswith("triggers/-")]
-    return added[0]["metadata"]["query"]
+@pytest.fixture
+def query(renderings):
+    (scaled,) = renderings["helm elastic"].of("ScaledObject")
+    return next(trigger for trigger in scaled["spec"]["triggers"] if trigger["name"] == "keepalive")["metadata"]["query"]
 
 
 def replicas(folder, query, series, minutes):
