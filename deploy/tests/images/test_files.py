@@ -190,6 +190,7 @@ def test_compose_has_the_server_on_a_gpu(compose):
     assert images == [(f"{version}-cpu", "cpu"), (version, "full")]
     dockerfile = (DEPLOY / "docker" / "Dockerfile").read_text()
     assert all(re.search(rf"^FROM .* AS {target}$", dockerfile, re.M) for _, target in images)
+    assert [server.get("environment", {}).get("OCTAVO_DEVICE") for server in servers] == [None, "cuda"]
     (device,) = servers[1]["deploy"]["resources"]["reservations"]["devices"]
     assert device["driver"] == "nvidia" and device["capabilities"] == ["gpu"]
     assert servers[1]["read_only"] and servers[1]["volumes"] == servers[0]["volumes"]

@@ -1,5 +1,5 @@
 """The images for GPUs: what the image for processors has, compiled kernels, and in one of them cuBLASLt. There is no GPU here, so
-they are looked at, asked what they find, and serve on the processor.
+they are looked at, asked what they find, and serve on the processor if told to.
 
 A few kernels are compiled, and cuBLASLt is a stand-in; with OCTAVO_WHOLE_IMAGES=1 it is every kernel and NVIDIA's own library."""
 
@@ -107,6 +107,8 @@ def test_what_it_says_of_itself(image):
     assert config["User"] == f"{UID}:{UID}" and config["WorkingDir"] == "/workspace"
     environment = dict(variable.split("=", 1) for variable in config["Env"])
     assert environment["HOME"] == "/workspace"
+    # A container without a usable GPU must not serve from the processor.
+    assert environment["OCTAVO_DEVICE"] == "cuda"
     # What NVIDIA's container runtime goes by.
     assert environment["NVIDIA_VISIBLE_DEVICES"] == "all" and environment["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
     labels = config["Labels"]
@@ -129,12 +131,20 @@ def test_it_finds_its_kernels_and_says_that_there_is_no_gpu(request, image, cont
     assert "GPU                      none: there is no NVIDIA driver" in said.stdout
 
 
-def test_it_serves_on_the_processor_where_there_is_no_gpu(request, image, container):
-    command = [*image["config"]["Entrypoint"], "serve", "/models/tiny", "--served-model-name", "tiny", "--shutdown-lag", "0"]
+def test_it_refuses_to_serve_where_there_is_no_gpu(request, image, container):
+    command = [*image["config"]["Entrypoint"], "serve", "/models/tiny"]
+    octavo = container(image, f"refuse-{request.node.callspec.id}", command)
+    said = subprocess.run([*octavo.crun, "run", "--bundle", octavo.bundle, octavo.name], capture_output=True, text=True)
+    assert said.returncode == 1 and "--device cuda: there is no NVIDIA driver" in said.stderr, said.stderr
+
+
+def test_it_serves_on_the_processor_if_told_to(request, image, container):
+    command = [*image["config"]["Entrypoint"], "serve", "/models/tiny", "--served-model-name", "tiny", "--shutdown-lag", "0",
+               "--device", "cpu"]
     with container(image, f"serve-{request.node.callspec.id}", command) as octavo:
         wait_until(octavo.healthy, octavo.process)
         request = {"model": "tiny", "prompt": "Once", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
         status, answer = ask(octavo.url("/v1/completions"), request)
         assert status == 200 and json.loads(answer)["usage"]["completion_tokens"] == 4, answer
         os.kill(octavo.pid(), signal.SIGTERM)
-        assert "device: cpu, because no GPU is usable" in octavo.process.communicate(timeout=30)[1]
+        octavo.process.communicate(timeout=30)

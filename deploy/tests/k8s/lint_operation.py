@@ -14,7 +14,7 @@ OUT_OF_ROTATION = 10
 # Seconds between the end of a drain and the kill.
 MARGIN = 15
 # Metrics of others that scaling may ask for.
-FOREIGN_METRICS = {"nginx_ingress_controller_requests"}
+FOREIGN_METRICS = {"nginx_ingress_controller_requests", "kube_deployment_spec_replicas"}
 # The server's own default.
 DEFAULT_SHUTDOWN_TIMEOUT = 25
 # Seconds for which idle connections are kept: by the server, by ingress-nginx (upstream-keepalive-timeout) and by Envoy.
@@ -68,6 +68,23 @@ def disk_holds_the_volumes(m: Manifests, _: World) -> Iterator[Complaint]:
         limit = sum(quantity(one) or 0 for one in limits)
         if disk >= limit:
             yield it.object, f"its volumes may fill {disk:.0f} bytes of disk, and {limit:.0f} are granted"
+
+
+def gpu_resources(container: Object) -> set[str]:
+    """Names of the extended resources that a container is limited to: nvidia.com/gpu, nvidia.com/mig-1g.10gb."""
+    return {name for name in at(container, "resources", "limits", default={}) if "/" in name}
+
+
+@rule
+def gpus_are_used(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.servers:
+        for container in it.pod["containers"]:
+            variable = at(environment(container).get("OCTAVO_DEVICE"), "value", default="auto")
+            device = flags(container).get("--device", variable)
+            if gpu_resources(container) and device != "cuda":
+                yield it.object, f"requests a GPU with the device {device}: without a usable GPU it would serve from the processor"
+            elif not gpu_resources(container) and device != "cpu":
+                yield it.object, f"requests no GPU, and the device is {device}"
 
 
 # ---- life and death
@@ -232,6 +249,21 @@ def scaling_asks_for_metrics_that_are(m: Manifests, world: World) -> Iterator[Co
                     yield it, f"nobody exports the metric {name}"
             if not set(re.findall(r'job="([^"]*)"', query)) <= jobs:
                 yield it, f"no Service has the job's label: {query}"
+
+
+@rule
+def scaling_has_its_own_metrics(m: Manifests, _: World) -> Iterator[Complaint]:
+    scalers = m.of("HorizontalPodAutoscaler", "ScaledObject")
+    if scalers and not m.of("ServiceMonitor", "PodMonitor"):
+        yield scalers[0], "nothing scrapes the metrics that it scales by"
+    for it in m.of("ScaledObject"):
+        for trigger in it["spec"]["triggers"]:
+            query = trigger["metadata"]["query"]
+            for selector in re.findall(r"\{([^}]*)\}", query):
+                if not re.search(rf'(^|,)(exported_)?namespace="{it["metadata"]["namespace"]}"', selector):
+                    yield it, f"a namesake in another namespace counts too: {query}"
+            if trigger["metadata"].get("ignoreNullValues") != "false":
+                yield it, "missing metrics count as no load: ignoreNullValues must be false"
 
 
 @rule

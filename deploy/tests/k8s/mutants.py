@@ -256,6 +256,12 @@ def resources() -> None:
     breaks("disk-holds-the-volumes", "production", "no bound", endless)
 
 
+def devices() -> None:
+    breaks("gpus-are-used", "production", "the default device", variable("OCTAVO_DEVICE", "auto"))
+    breaks("gpus-are-used", "production", "a flag that wins", put(DEPLOYMENT, *SERVER, "args", "+", "--device=cpu"))
+    breaks("gpus-are-used", "dev-cpu", "no GPU to use", variable("OCTAVO_DEVICE", "cuda"))
+
+
 def life() -> None:
     grace = (*POD, "terminationGracePeriodSeconds")
     breaks("grace-covers-the-drain", "production", "the default of 30 s", drop(DEPLOYMENT, *grace))
@@ -346,6 +352,13 @@ def balance() -> None:
     keepalive = ("spec", "triggers", 2, "metadata", "query")
     grown = put(("ScaledObject", "octavo"), *keepalive, f"sum(increase({requests}[10m])) > bool 0")
     breaks(outlives, "elastic", "a series that has just begun", grown)
+    own, scaled = "scaling-has-its-own-metrics", ("ScaledObject", "octavo")
+    breaks(own, "elastic", "nothing scrapes", drop(("ServiceMonitor", "octavo")))
+    breaks(own, "routing", "nothing scrapes the pods", drop(("PodMonitor", "octavo")))
+    trigger = ("spec", "triggers", 0, "metadata")
+    everywhere = put(scaled, *trigger, "query", 'sum(vllm:num_requests_waiting{job="octavo"})')
+    breaks(own, "offline", "every namespace", everywhere)
+    breaks(own, "offline", "no metrics, no load", drop(scaled, *trigger, "ignoreNullValues"))
     minor = (*POD, "nodeSelector", "nvidia.com/gpu.compute.minor")
     breaks("gpus-of-one-capability", "elastic", "T4 too", drop(DEPLOYMENT, *minor))
     asks = "scaling-asks-for-metrics-that-are"
@@ -439,5 +452,5 @@ def speech() -> None:
     breaks(counts, "multi-node", "other pods", other)
 
 
-for group in (objects, references, server, resources, life, balance, safety, speech):
+for group in (objects, references, server, resources, devices, life, balance, safety, speech):
     group()

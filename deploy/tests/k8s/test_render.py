@@ -191,6 +191,8 @@ REFUSED = [
     ("spread.nodes=always", "/spread/nodes"),
     ("spread.nodes=require,strategy.type=surge", "would wait for a node"),
     ("autoscaling.minReplicas=9", "larger than autoscaling.maxReplicas"),
+    ("autoscaling.type=hpa", "autoscaling.type needs metrics.monitor"),
+    ("autoscaling.type=keda", "autoscaling.type needs metrics.monitor"),
     ("autoscaling.type=hpa,autoscaling.minReplicas=0", "cannot scale to zero"),
     ("autoscaling.type=keda,autoscaling.minReplicas=0", "only the ingress controller can count"),
     ("modelCache.size=50G", "whole Gi or Ti"),
@@ -221,7 +223,7 @@ def test_the_disk_grows_with_the_cache(size: str, disk: str) -> None:
 def test_a_fallback_is_within_the_bounds() -> None:
     for bounds, replicas in (("1,4", 2), ("3,4", 3), ("1,1", 1)):
         low, high = bounds.split(",")
-        values = f"autoscaling.type=keda,autoscaling.minReplicas={low},autoscaling.maxReplicas={high}"
+        values = f"autoscaling.type=keda,metrics.monitor=pod,autoscaling.minReplicas={low},autoscaling.maxReplicas={high}"
         (scaled,) = render.manifests(render.template("--set", values).stdout).of("ScaledObject")
         assert scaled["spec"]["fallback"]["replicas"] == replicas
 

@@ -19,6 +19,11 @@ def query(renderings):
 def replicas(folder, query, series, minutes):
     """Whether the query is 1 or 0 at each of these minutes, as promtool says; the series have a value a minute."""
     expected = [{"eval_time": f"{at}m", "expr": query, "exp_samples": [{"labels": "{}", "value": value}]} for at, value in minutes.items()]
+    return evaluated(folder, series, expected)
+
+
+def evaluated(folder, series, expected):
+    """Whether promtool finds what is expected, and what it printed."""
     test = {"interval": "1m", "input_series": series, "promql_expr_test": expected}
     path = folder / "test.yaml"
     path.write_text(yaml.safe_dump({"rule_files": [], "evaluation_interval": "1m", "tests": [test]}))
@@ -49,4 +54,22 @@ def test_traffic_keeps_it_awake_at_one(query, tmp_path):
 
 def test_without_an_ingress_controller_it_is_zero(query, tmp_path):
     right, output = replicas(tmp_path, query, [{"series": "up", "values": "1x10"}], {5: 0})
+    assert right, output
+
+
+@pytest.mark.parametrize("trigger", ["waiting", "running"])
+def test_missing_metrics_are_zero_only_at_zero_replicas(renderings, tmp_path, trigger):
+    (scaled,) = renderings["helm elastic"].of("ScaledObject")
+    query = next(it for it in scaled["spec"]["triggers"] if it["name"] == trigger)["metadata"]["query"]
+    metric = f"vllm:num_requests_{trigger}"
+    series = [
+        {"series": 'kube_deployment_spec_replicas{namespace="octavo", deployment="octavo"}', "values": "0x10 1x40"},
+        # A namesake in another namespace.
+        {"series": metric + '{namespace="other", job="octavo", pod="x"}', "values": "90x50"},
+        {"series": metric + '{namespace="octavo", job="octavo", pod="a"}', "values": "_x20 7x10 stale"},
+    ]
+    labels = '{namespace="octavo", deployment="octavo"}'
+    samples = {5: [{"labels": f"kube_deployment_spec_replicas{labels}", "value": 0}], 15: [], 25: [{"labels": "{}", "value": 7}], 40: []}
+    expected = [{"eval_time": f"{at}m", "expr": query, "exp_samples": wanted} for at, wanted in samples.items()]
+    right, output = evaluated(tmp_path, series, expected)
     assert right, output

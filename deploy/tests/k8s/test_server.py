@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import pathlib
+import re
 import signal
 import socket
 import ssl
@@ -64,6 +65,8 @@ def prepared(m: Manifests, it: Workload, folder: pathlib.Path) -> tuple[list[str
     container = it.pod["containers"][0]
     assert "command" not in container, "the image's entry point is octavo"
     given = variables(m, container) | {"HOME": str(folder), "HF_HOME": str(folder)}
+    # No GPU is here.
+    given["OCTAVO_DEVICE"] = "cpu"
     for config in m.of("ConfigMap"):
         (folder / "config.yaml").write_text(config["data"].get("config.yaml", "{}"))
     if TLS_FOLDER in str(given):
@@ -168,6 +171,8 @@ def test_probes_keys_and_drain(renderings: dict[str, Manifests], octavo: pathlib
     startup, ready, live = probed(m)
     with serving(m, tmp_path) as server:
         assert [status(server, path) for path in (startup, ready, live, "/metrics")] == [200] * 4
+        # The alert OctavoGpuUnused asks for this label.
+        assert re.search(r'^octavo_build_info\{.*backend="cpu"', get(f"{server.url}/metrics")[1], re.MULTILINE)
         assert status(server, "/v1/models") == 401 and status(server, "/v1/models", KEYS) == 401
         assert [status(server, "/v1/models", key) for key in KEYS.split()] == [200, 200]
 

@@ -115,6 +115,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and (eq $v.autoscaling.type "keda") (lt (int $v.autoscaling.minReplicas) 1) (not $v.ingress.enabled) -}}
 {{- fail "with no replica only the ingress controller can count requests: autoscaling.minReplicas 0 needs ingress.enabled" -}}
 {{- end -}}
+{{- if and (ne $v.autoscaling.type "none") (eq $v.metrics.monitor "none") -}}
+{{- fail "autoscaling.type needs metrics.monitor: without a monitor Prometheus has no metrics to scale by" -}}
+{{- end -}}
 {{- range $variable := $v.extraEnv -}}
 {{- $flag := $variable.name | trimPrefix "OCTAVO_" | lower | replace "_" "-" -}}
 {{- if and (hasPrefix "OCTAVO_" $variable.name) (hasKey $v.config $flag) -}}
