@@ -36,7 +36,8 @@ NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
 # What the server reads besides its flags and OpenTelemetry's variables.
-FURTHER_VARIABLES = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "HF_HOME", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "PYTHONHASHSEED"}
+FURTHER_VARIABLES = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "HF_HOME", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", "PYTHONHASHSEED"}
+FURTHER_VARIABLES |= {"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"}
 
 Complaint = tuple[Object, str]
 
@@ -265,6 +266,14 @@ def values(container: Object) -> Iterator[str]:
 
 
 @rule
+def jobs_outlive_a_change(m: Manifests, _: World) -> Iterator[Complaint]:
+    for it in m.workloads:
+        for kind, name, _key in references(it):
+            if it.kind == "Job" and kind == "ConfigMap" and re.search(r"-[a-z0-9]{10}$", name):
+                yield it.object, f"a Job cannot change, and {name} has another name after every change of its content"
+
+
+@rule
 def variables_are_defined(m: Manifests, _: World) -> Iterator[Complaint]:
     for it in m.workloads:
         for container in it.containers:
@@ -295,7 +304,7 @@ def mounts_have_volumes(m: Manifests, _: World) -> Iterator[Complaint]:
 @rule
 def probes_ask_what_is_served(m: Manifests, world: World) -> Iterator[Complaint]:
     for it in m.servers:
-        for container in it.containers:
+        for container in it.serving:
             for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
                 probe = at(container, kind, "httpGet")
                 if probe is None:
@@ -313,7 +322,7 @@ def probes_ask_what_is_served(m: Manifests, world: World) -> Iterator[Complaint]
 @rule
 def port_is_the_servers(m: Manifests, _: World) -> Iterator[Complaint]:
     for it in m.servers:
-        for container in it.containers:
+        for container in it.serving:
             port = flags(container).get("--port", "8000")
             if port not in {str(one["containerPort"]) for one in container.get("ports", [])}:
                 yield it.object, f"the server listens on {port}, which is no port of the container"
@@ -336,7 +345,7 @@ def variables_are_known(m: Manifests, world: World) -> Iterator[Complaint]:
 @rule
 def flags_are_set_once(m: Manifests, _: World) -> Iterator[Complaint]:
     for it in m.servers:
-        for container in it.containers:
+        for container in it.serving:
             given = {name[2:].replace("_", "-") for name in flags(container)}
             variables = {
                 name.removeprefix("OCTAVO_").lower().replace("_", "-")

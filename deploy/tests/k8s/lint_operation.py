@@ -9,6 +9,11 @@ from manifests import Manifests, Object, Workload, at, environment, flags, quant
 
 # Seconds to load the largest model of the examples: 18 GB, fetched at 20 MB/s, and read.
 LOAD_SECONDS = 1200
+# Seconds from the first failed liveness probe to a new container: a device that hangs is replaced within a minute of its last
+# step, half of which the server takes to notice.
+REPLACEMENT = 30
+# Seconds that the kubelet grants a preStop hook that uses up the grace.
+HOOK_EXTENSION = 2
 # Seconds in which a replica that has failed must be out of rotation.
 OUT_OF_ROTATION = 10
 # Seconds between the end of a drain and the kill.
@@ -64,7 +69,7 @@ def disk_holds_the_volumes(m: Manifests, _: World) -> Iterator[Complaint]:
         if any("sizeLimit" not in one for one in empty):
             yield it.object, "an emptyDir has no sizeLimit"
         disk = sum(quantity(one.get("sizeLimit", 0)) or 0 for one in empty if one.get("medium") != "Memory")
-        limits = [at(one, "resources", "limits", "ephemeral-storage", default=0) for one in it.containers]
+        limits = [at(one, "resources", "limits", "ephemeral-storage", default=0) for one in it.serving]
         limit = sum(quantity(one) or 0 for one in limits)
         if disk >= limit:
             yield it.object, f"its volumes may fill {disk:.0f} bytes of disk, and {limit:.0f} are granted"
@@ -91,13 +96,13 @@ def gpus_are_used(m: Manifests, _: World) -> Iterator[Complaint]:
 
 
 def shutdown_timeout(it: Workload) -> float:
-    return max(float(flags(one).get("--shutdown-timeout", DEFAULT_SHUTDOWN_TIMEOUT)) for one in it.containers)
+    return max(float(flags(one).get("--shutdown-timeout", DEFAULT_SHUTDOWN_TIMEOUT)) for one in it.serving)
 
 
 @rule
 def grace_covers_the_drain(m: Manifests, _: World) -> Iterator[Complaint]:
     for it in m.servers:
-        before = max(at(one, "lifecycle", "preStop", "sleep", "seconds", default=0) for one in it.containers)
+        before = max(at(one, "lifecycle", "preStop", "sleep", "seconds", default=0) for one in it.serving)
         if before < 5:
             yield it.object, "no preStop sleep: load balancers would still send requests"
         grace = it.pod.get("terminationGracePeriodSeconds", 30)
@@ -123,7 +128,7 @@ def drain_covers_the_proxies(m: Manifests, _: World) -> Iterator[Complaint]:
 @rule
 def probes_are_quick_and_patient(m: Manifests, _: World) -> Iterator[Complaint]:
     for it in m.servers:
-        for container in it.containers:
+        for container in it.serving:
             probes = {kind: container.get(f"{kind}Probe", {}) for kind in ("startup", "readiness", "liveness")}
             spans = {
                 kind: one.get("periodSeconds", 10) * one.get("failureThreshold", 3) for kind, one in probes.items()
@@ -134,6 +139,9 @@ def probes_are_quick_and_patient(m: Manifests, _: World) -> Iterator[Complaint]:
                 yield it.object, "initialDelaySeconds delays a server that is ready: the startup probe waits already"
             if spans["readiness"] > OUT_OF_ROTATION:
                 yield it.object, f"a failed replica stays in rotation for {spans['readiness']} s"
+            own = probes["liveness"].get("terminationGracePeriodSeconds", it.pod.get("terminationGracePeriodSeconds", 30))
+            if spans["liveness"] + own + HOOK_EXTENSION > REPLACEMENT:
+                yield it.object, f"a server that hangs is replaced after {spans['liveness'] + own + HOOK_EXTENSION} s"
             if at(probes["liveness"], "httpGet", "path") != "/live":
                 yield it.object, "liveness must ask /live: /health fails while requests drain"
             if at(probes["readiness"], "httpGet", "path") != "/health":
@@ -213,7 +221,7 @@ def streams_are_not_held_back(m: Manifests, _: World) -> Iterator[Complaint]:
 @rule
 def idle_connections_outlive_the_proxy(m: Manifests, _: World) -> Iterator[Complaint]:
     for it in m.servers:
-        for container in it.containers:
+        for container in it.serving:
             variable = environment(container).get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", {})
             kept = float(variable.get("value", DEFAULT_KEEP_ALIVE))
             for kind, proxy in (("Ingress", NGINX_KEEP_ALIVE), ("HTTPRoute", ENVOY_KEEP_ALIVE)):
@@ -388,7 +396,7 @@ def destinations(policy: Object) -> Iterator[Object]:
 
 def encrypted(it: Workload) -> bool:
     """Whether a server takes TLS alone."""
-    given = {name for one in it.containers for name in [*flags(one), *environment(one)]}
+    given = {name for one in it.serving for name in [*flags(one), *environment(one)]}
     return bool(given & {"--ssl-certfile", "OCTAVO_SSL_CERTFILE"})
 
 
@@ -397,7 +405,7 @@ def all_speak_tls_or_none(m: Manifests, _: World) -> Iterator[Complaint]:
     tls = any(encrypted(it) for it in m.servers)
     what = "the server takes TLS alone" if tls else "the server takes no TLS"
     for it in m.servers:
-        for container in it.containers:
+        for container in it.serving:
             for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
                 if (at(container, kind, "httpGet", "scheme", default="HTTP") == "HTTPS") != tls:
                     yield it.object, f"{kind}: {what}"
@@ -452,7 +460,7 @@ def kv_events_are_reachable(m: Manifests, _: World) -> Iterator[Complaint]:
         policies = [one["spec"] for one in m.of("NetworkPolicy") if selects(one["spec"]["podSelector"], it.labels)]
         open_ports = {port["port"] for one in policies for way in one.get("ingress", []) for port in way.get("ports", [])}
         reachable = {it.port(port) for port in open_ports}
-        for container in it.containers:
+        for container in it.serving:
             text = at(environment(container), "OCTAVO_KV_EVENTS_CONFIG", "value", default="{}")
             config = json.loads(text)
             if config and not config.get("enable_kv_cache_events"):

@@ -94,6 +94,11 @@ class Workload:
         return [*at(self.pod, "initContainers", default=[]), *self.pod["containers"]]
 
     @property
+    def serving(self) -> list[Object]:
+        """The containers that run all the time."""
+        return self.pod["containers"]
+
+    @property
     def volumes(self) -> dict[str, Object]:
         return {volume["name"]: volume for volume in at(self.pod, "volumes", default=[])}
 

@@ -141,7 +141,9 @@ def references() -> None:
     breaks("service-selects-servers-alone", "production", "no pods", put(service, "spec", "selector", "app", "other"))
     pull = ("Job", "octavo-pull")
     labels = ("spec", "template", "metadata", "labels", "app")
-    breaks("service-selects-servers-alone", "production", "a Job's pods too", put(pull, *labels, "octavo"))
+    breaks("service-selects-servers-alone", "ovh-mks", "a Job's pods too", put(pull, *labels, "qwen3-vl"))
+    hashed = {"configMap": {"name": "octavo-config-7d9f4c2b6t"}, "name": "config"}
+    breaks("jobs-outlive-a-change", "ovh-mks", "a hash", put(pull, *POD, "volumes", "+", hashed))
     breaks(
         "service-ports-exist",
         "production",
@@ -286,6 +288,9 @@ def life() -> None:
         put(DEPLOYMENT, *SERVER, "readinessProbe", "initialDelaySeconds", 180),
     )
     breaks(quick, "production", "dead in rotation", put(DEPLOYMENT, *SERVER, "readinessProbe", "failureThreshold", 30))
+    drained = drop(DEPLOYMENT, *SERVER, "livenessProbe", "terminationGracePeriodSeconds")
+    breaks(quick, "production", "the grace of a drain for a server that hangs", drained)
+    breaks(quick, "production", "hangs for a minute", put(DEPLOYMENT, *SERVER, "livenessProbe", "failureThreshold", 12))
     liveness = (*SERVER, "livenessProbe", "httpGet", "path")
     breaks(quick, "production", "killed while it drains", put(DEPLOYMENT, *liveness, "/health"))
     breaks(
@@ -404,7 +409,7 @@ def safety() -> None:
     breaks("secrets-stay-secret", "production", "a token", put(DEPLOYMENT, *SERVER, "env", 2, plain))
     closed = "network-is-closed"
     breaks(closed, "production", "no policy", drop(("NetworkPolicy", "octavo")))
-    breaks(closed, "production", "no policy for the Job", drop(("NetworkPolicy", "octavo-pull")))
+    breaks(closed, "ovh-mks", "no policy for the Job", drop(("NetworkPolicy", "octavo-pull")))
     breaks(closed, "production", "all may leave", put(("NetworkPolicy", "octavo"), "spec", "egress", "+", {}))
     four = ("spec", "egress", 1, "to", 1)
     breaks(closed, "production", "IPv4 only", drop(("NetworkPolicy", "octavo"), *four))

@@ -14,7 +14,7 @@ from manifests import Manifests
 EVERY_PAGE = sorted(path for path in render.DEPLOY.rglob("*.md") if "golden" not in path.parts)
 # Of other programs, by whose name they stand in the text.
 FOREIGN_FLAGS = {"--build-arg", "--env", "--export", "--gres", "--probe-path", "--requeue", "--runbooks", "--set", "--target"}
-FOREIGN_FLAGS |= {"--trust-remote-code"}
+FOREIGN_FLAGS |= {"--trust-remote-code", "--authorization-mode", "--force-conflicts"}
 SUBCOMMANDS = ("serve", "run-batch", "health", "pull", "doctor", "kernels build")
 PAGES = [render.DEPLOY / page for page in ("README.md", "k8s/README.md", "helm/octavo/README.md", "ovh/mks.md")]
 

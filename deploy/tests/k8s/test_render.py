@@ -165,7 +165,20 @@ REFUSED = [
     ("image.digest=sha256:12", "/image/digest"),
     ("image.pullPolicy=Sometimes", "pullPolicy"),
     ("resources.limits.memory=60Gigs", "/resources/limits/memory"),
-    ("resources.limits.cpu=8", "cpu"),
+    ("resources.limits.memory=30Gi", "resources.requests.memory is larger than resources.limits.memory"),
+    ("resources.requests.cpu=7500m,resources.limits.cpu=7", "resources.requests.cpu is larger than resources.limits.cpu"),
+    ("resources.requests.memory=0", "/resources/requests/memory"),
+    ("modelCache.size=0Gi", "/modelCache/size"),
+    ("modelCache.preload=init,hub.offline=true", "hub.offline keeps from the hub"),
+    ("nameOverride=a.b", "/nameOverride"),
+    ("fullnameOverride=0a", "/fullnameOverride"),
+    ("otel.endpoint=http://collector:70000", "a port is at most 65535"),
+    ("extraEnv[0].name=OCTAVO_DEVICE,extraEnv[0].value=auto", "extraEnv repeats OCTAVO_DEVICE"),
+    ("extraEnv[0].name=A,extraEnv[0].value=x,extraEnv[1].name=A,extraEnv[1].value=y", "extraEnv repeats A"),
+    ("extraEnv[0].name=A,extraEnv[0].value=5", "/extraEnv/0/value"),
+    ("gpu.resourceName=gpu", "/gpu/resourceName"),
+    ("gpu.enabled=false,gpu.resourceName=nvidia.com/mig-1g.10gb", "gpu.resourceName needs gpu.enabled"),
+    ("affinity.nodes=a", "nodes"),
     ("gpu.count=2", "/gpu/count"),
     ("modelCache.type=nfs", "/modelCache/type"),
     ("modelCache.accessMode=ReadWriteAll", "accessMode"),
@@ -178,7 +191,7 @@ REFUSED = [
     ("shutdown.preStopSeconds=0", "preStopSeconds"),
     ("shutdown.timeoutSeconds=60", "a rollout would cut requests"),
     ("requestTimeoutSeconds=900", "a rollout would cut requests"),
-    ("modelCache.preload=true", "modelCache.preload fills a claim"),
+    ("modelCache.preload=job", "modelCache.preload job fills a claim"),
     ("modelCache.type=pvc,modelCache.accessMode=ReadWriteOnce", "mounted by one node"),
     ("ingress.tlsSecret=x", "ingress.tlsSecret needs ingress.host"),
     ("gateway.tlsSecret=x", "gateway.tlsSecret needs gateway.host"),
@@ -230,7 +243,7 @@ def test_a_fallback_is_within_the_bounds() -> None:
 
 def test_another_job_has_another_name() -> None:
     """A Job cannot be changed, and an upgrade that tries to fails."""
-    preload = "modelCache.type=pvc,modelCache.preload=true"
+    preload = "modelCache.type=pvc,modelCache.preload=job"
     changes = ("model=a/b", "image.tag=0.2.0", "hub.tokenSecret=other", "image.pullPolicy=Always", "imagePullSecrets[0].name=x")
     jobs = [render.manifests(render.template("--set", f"{preload},{one}").stdout).of("Job")[0] for one in ("replicas=2", *changes)]
     assert len({job["metadata"]["name"] for job in jobs}) == len(jobs)
@@ -255,3 +268,56 @@ def test_notes_tell_the_way_in() -> None:
         assert done.returncode == 0, done.stderr
         notes = done.stdout.partition("NOTES:")[2]
         assert re.search(r"https?://\S+/v1/models", notes), f"{name}: {notes}"
+
+
+@pytest.mark.parametrize("release", ["a.b", "0a"])
+def test_a_release_needs_the_name_of_a_service(release: str) -> None:
+    done = render.run(HELM, "template", release, render.CHART)
+    assert done.returncode != 0 and "set fullnameOverride" in done.stderr
+    assert render.run(HELM, "template", release, render.CHART, "--set", "fullnameOverride=a").returncode == 0
+
+
+def test_a_quota_on_processors_can_be_met() -> None:
+    """A namespace with a quota on limits.cpu admits a pod if each of its containers has a limit."""
+    values = "resources.limits.cpu=16,modelCache.type=pvc,modelCache.preload={}"
+    for preload in ("init", "job"):
+        m = render.manifests(render.template("--set", values.format(preload)).stdout)
+        assert all("cpu" in one["resources"]["limits"] for it in m.workloads for one in it.containers)
+        assert sum(len(it.containers) for it in m.workloads) == 2
+
+
+def test_a_cluster_can_choose_the_ids() -> None:
+    ids = "podSecurityContext.runAsUser=null,podSecurityContext.runAsGroup=null,podSecurityContext.fsGroup=null"
+    (server,) = render.manifests(render.template("--set", ids).stdout).servers
+    assert server.pod["securityContext"].keys() == {"runAsNonRoot", "fsGroupChangePolicy", "seccompProfile"}
+
+
+EXTRAS = """
+extraVolumes: [{name: ca, configMap: {name: ca}}]
+extraVolumeMounts: [{name: ca, mountPath: /etc/ca}]
+initContainers: [{name: first, image: "busybox:1.37"}]
+modelCache: {type: pvc, preload: job}
+priorityClassName: serving
+tolerations: [{key: a, operator: Exists}]
+nodeSelector: {disk: ssd}
+gpu: {resourceName: nvidia.com/mig-3g.40gb}
+affinity: {nodeAffinity: {}}
+"""
+
+
+def test_what_operators_add_is_there(tmp_path: render.pathlib.Path) -> None:
+    (tmp_path / "values.yaml").write_text(EXTRAS)
+    done = render.template("--values", tmp_path / "values.yaml")
+    assert done.returncode == 0, done.stderr
+    m = render.manifests(done.stdout)
+    (server,) = m.servers
+    assert [one["name"] for one in server.containers] == ["first", "octavo"]
+    assert server.containers[1]["resources"]["limits"]["nvidia.com/mig-3g.40gb"] == "1"
+    assert "nvidia.com/gpu" not in server.containers[1]["resources"]["limits"]
+    assert server.pod["affinity"] == {"nodeAffinity": {}}
+    # The Job runs where the server does, and sees the same files.
+    for it in m.workloads:
+        assert it.pod["nodeSelector"] == {"disk": "ssd", "nvidia.com/gpu.present": "true"}
+        assert [one["key"] for one in it.pod["tolerations"]] == ["nvidia.com/gpu", "a"]
+        assert it.pod["priorityClassName"] == "serving"
+        assert it.volumes["ca"] and {"name": "ca", "mountPath": "/etc/ca"} in it.serving[0]["volumeMounts"]

@@ -80,9 +80,30 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if gt (int $v.requestTimeoutSeconds) (int $v.shutdown.timeoutSeconds) -}}
 {{- fail "requestTimeoutSeconds is longer than shutdown.timeoutSeconds: a rollout would cut requests that a proxy lets run" -}}
 {{- end -}}
-{{- if and $v.modelCache.preload (not (has $v.modelCache.type (list "pvc" "clone"))) -}}
-{{- fail "modelCache.preload fills a claim: modelCache.type must be pvc or clone" -}}
+{{- $name := include "octavo.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "%s is no name of a Service, which has no dot and begins with a letter: set fullnameOverride" $name) -}}
 {{- end -}}
+{{- if and (eq $v.modelCache.preload "job") (not (has $v.modelCache.type (list "pvc" "clone"))) -}}
+{{- fail "modelCache.preload job fills a claim: modelCache.type must be pvc or clone" -}}
+{{- end -}}
+{{- if and (eq $v.modelCache.preload "init") $v.hub.offline -}}
+{{- fail "modelCache.preload init downloads in the server's pod, which hub.offline keeps from the hub: use job" -}}
+{{- end -}}
+{{- range $resource := list "cpu" "memory" -}}
+{{- $request := index $v.resources.requests $resource -}}
+{{- $limit := index $v.resources.limits $resource -}}
+{{- if and $limit (gt (include "octavo.units" $request | int64) (include "octavo.units" $limit | int64)) -}}
+{{- fail (printf "resources.requests.%s is larger than resources.limits.%s" $resource $resource) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $v.otel.endpoint (gt (regexFind "[0-9]+$" $v.otel.endpoint | int) 65535) -}}
+{{- fail "otel.endpoint: a port is at most 65535" -}}
+{{- end -}}
+{{- if and (not $v.gpu.enabled) (ne $v.gpu.resourceName "nvidia.com/gpu") -}}
+{{- fail "gpu.resourceName needs gpu.enabled" -}}
+{{- end -}}
+{{- include "octavo.validateClaim" . -}}
 {{- if and (eq $v.modelCache.type "pvc") (eq $v.modelCache.accessMode "ReadWriteOnce") -}}
 {{- if or (gt (int $v.replicas) 1) (ne $v.autoscaling.type "none") (ne $v.strategy.type "recreate") -}}
 {{- fail "a ReadWriteOnce cache is mounted by one node: use replicas 1, no autoscaling and strategy.type recreate, or modelCache.type clone" -}}
@@ -137,6 +158,74 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end }}
 
+{{/* A quantity in bytes or units, rounded down; -1 for a suffix that is not among the usual ones. */}}
+{{- define "octavo.amount" -}}
+{{- $scale := dict "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- $suffix := regexFind "[a-zA-Z]*$" (toString .) -}}
+{{- if hasKey $scale $suffix -}}
+{{- mulf (trimSuffix $suffix (toString .) | float64) (get $scale $suffix) | int64 -}}
+{{- else -}}
+-1
+{{- end -}}
+{{- end }}
+
+{{/* A quantity of a container in thousandths, so that 500m of a processor can be compared. */}}
+{{- define "octavo.units" -}}
+{{- if hasSuffix "m" (toString .) -}}
+{{- trimSuffix "m" (toString .) -}}
+{{- else -}}
+{{- mul (include "octavo.amount" . | int64) 1000 -}}
+{{- end -}}
+{{- end }}
+
+{{/* A claim that is there cannot shrink or change its class; the API server would refuse it in the middle of an upgrade. */}}
+{{- define "octavo.validateClaim" -}}
+{{- $cache := .Values.modelCache -}}
+{{- if and (has $cache.type (list "pvc" "clone")) (not $cache.existingClaim) -}}
+{{- $name := include "octavo.claim" . -}}
+{{- with lookup "v1" "PersistentVolumeClaim" .Release.Namespace $name -}}
+{{- $size := .spec.resources.requests.storage -}}
+{{- if lt (include "octavo.amount" $cache.size | int64) (include "octavo.amount" $size | int64) -}}
+{{- fail (printf "modelCache.size %s is smaller than the claim %s, which has %s and cannot shrink: keep it, or name another claim by modelCache.existingClaim" $cache.size $name $size) -}}
+{{- end -}}
+{{- if and $cache.storageClassName (ne $cache.storageClassName (.spec.storageClassName | default "")) -}}
+{{- fail (printf "modelCache.storageClassName cannot change: the claim %s has the class %s" $name .spec.storageClassName) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* How many replicas the Deployment has, for an autoscaler to go on from; nothing where there is no Deployment to look up.
+Without the field a release that turns autoscaling on would fall to one replica, the default. */}}
+{{- define "octavo.scaledReplicas" -}}
+{{- with lookup "apps/v1" "Deployment" .Release.Namespace (include "octavo.fullname" .) -}}
+{{- if hasKey .spec "replicas" -}}
+{{- max (int .spec.replicas) (min 1 (int $.Values.autoscaling.minReplicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* The labels and tolerations of the nodes that serve, which a Job needs too: it binds the claim to a zone. */}}
+{{- define "octavo.placement" -}}
+{{- $v := .Values -}}
+{{- $labels := $v.gpu.enabled | ternary $v.gpu.nodeSelector dict -}}
+{{- if and $v.gpu.enabled $v.gpu.sm70 -}}
+{{- /* A T4 is 7.5. */ -}}
+{{- $labels = merge dict $labels (dict "nvidia.com/gpu.compute.major" "7" "nvidia.com/gpu.compute.minor" "0") -}}
+{{- end -}}
+{{- with merge dict $v.nodeSelector $labels }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with concat ($v.gpu.enabled | ternary $v.gpu.tolerations list) $v.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $v.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end }}
+
 {{/* Environment of whatever loads or downloads a model. */}}
 {{- define "octavo.modelEnv" -}}
 - name: OCTAVO_MODEL
@@ -152,25 +241,47 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
       name: {{ .Values.hub.tokenSecret }}
       key: {{ .Values.hub.tokenKey }}
       optional: true
+{{- with .Values.hub.endpoint }}
+- name: HF_ENDPOINT
+  value: {{ . }}
+{{- end }}
 {{- end }}
 
-{{/* Security of a pod, as the policy `restricted` asks; 42420 is the image's user. */}}
-{{- define "octavo.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 42420
-runAsGroup: 42420
-fsGroup: 42420
-fsGroupChangePolicy: OnRootMismatch
-seccompProfile:
-  type: RuntimeDefault
-{{- end }}
-
-{{- define "octavo.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities:
-  drop:
-    - ALL
+{{/* The container that downloads the model, in a Job or before the server. */}}
+{{- define "octavo.pullContainer" -}}
+{{- $v := .Values -}}
+name: pull
+image: {{ include "octavo.image" . }}
+imagePullPolicy: {{ $v.image.pullPolicy }}
+args:
+  - pull
+  - $(OCTAVO_MODEL)
+env:
+  {{- include "octavo.modelEnv" . | nindent 2 }}
+  {{- with $v.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+resources:
+  requests:
+    cpu: 500m
+    memory: 512Mi
+    ephemeral-storage: 2Gi
+  limits:
+    memory: 1Gi
+    {{- if $v.resources.limits.cpu }}
+    cpu: "2"
+    {{- end }}
+    ephemeral-storage: 2Gi
+securityContext:
+  {{- toYaml $v.securityContext | nindent 2 }}
+volumeMounts:
+  - name: models
+    mountPath: /models
+  - name: tmp
+    mountPath: /tmp
+  {{- with $v.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 
 {{/* Ways out that names and downloads need; .hub says whether to the hub as well. */}}
