@@ -227,6 +227,13 @@ impl Default for ServerConfig {
 /// The address where an engine publishes the content of its prefix cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEventSource {
+impl ServerConfig {
+    /// Time of silence after which a stream is sent a comment; zero disables comments like `None`.
+    pub(crate) fn keep_alive(&self) -> Option<Duration> {
+        self.sse_keep_alive.filter(|interval| !interval.is_zero())
+    }
+}
+
     /// Index of the engine, from 0.
     pub rank: u32,
     /// The ZeroMQ endpoint as configured.

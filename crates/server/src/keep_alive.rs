@@ -15,7 +15,7 @@ use http_body::{Body as HttpBody, Frame};
 use tokio::time::{Instant, Sleep, sleep};
 
 /// A comment, which readers of server-sent events skip.
-const COMMENT: &[u8] = b": keep-alive\n\n";
+pub(crate) const COMMENT: &[u8] = b": keep-alive\n\n";
 
 /// Whether a response is a stream of events.
 pub(crate) fn is_event_stream(headers: &HeaderMap) -> bool {

@@ -28,6 +28,7 @@ mod load;
 mod loading;
 mod logprobs;
 mod observe;
+mod orca;
 mod pages;
 mod params;
 mod prepare;

@@ -2,6 +2,7 @@
 //! slow client causes tokens to queue rather than their events.
 
 use std::convert::Infallible;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -10,9 +11,11 @@ use futures::FutureExt;
 use futures::stream::unfold;
 use http::{HeaderName, header};
 use serde::Serialize;
+use tokio::time::timeout;
 
 use crate::choices::{Choices, Output};
 use crate::error::ApiError;
+use crate::keep_alive::COMMENT;
 use crate::types::common::StreamOptions;
 use crate::types::response::Usage;
 use crate::wire::{Tally, Wire};
@@ -74,20 +77,47 @@ struct Streaming<W> {
     options: StreamOptions,
     tally: Tally,
     unfinished: usize,
-    /// The first output, which was awaited before the response began.
-    first: Option<Output>,
+    first: First,
+    opened: bool,
     ended: bool,
 }
 
-/// Waits for the first output, whose failure is an ordinary error response, and streams the rest.
+/// The state of a response before its first frame.
+enum First {
+    /// The output that was awaited before the response began.
+    Output(Output),
+    /// The response began with no output, because the time of silence had passed.
+    Silence,
+    /// The first frame is sent.
+    Sent,
+}
+
+impl First {
+    /// Waits for the first output. A request may be queued or prefilled for long, so the wait ends after `silence`.
+    async fn wait(choices: &mut Choices, silence: Option<Duration>) -> Result<Self, ApiError> {
+        let first = match silence {
+            None => choices.next().await,
+            Some(silence) => match timeout(silence, choices.next()).await {
+                Ok(first) => first,
+                Err(_) => return Ok(Self::Silence),
+            },
+        };
+        Ok(first.transpose()?.map_or(Self::Sent, Self::Output))
+    }
+}
+
+/// Waits for the first output, whose failure is an ordinary error response, and streams the rest. With keep-alive
+/// comments, the response begins with a comment if the first output takes longer than their interval; a later failure
+/// is then an event.
 pub(crate) async fn respond<W: Wire>(
     mut choices: Choices,
     wire: W,
     options: StreamOptions,
 ) -> Result<Response, ApiError> {
-    let first = choices.next().await.transpose()?;
+    let silence = choices.keep_alive().filter(|_| W::COMMENTS);
+    let first = First::wait(&mut choices, silence).await?;
     let (tally, unfinished) = (Tally::new(&wire, choices.n()), wire.choices());
-    let streaming = Streaming { choices, wire, options, tally, unfinished, first, ended: false };
+    let streaming = Streaming { choices, wire, options, tally, unfinished, first, opened: false, ended: false };
     let frames = unfold(streaming, |mut streaming| async {
         let frame = streaming.next_frame().await?;
         Some((Ok::<_, Infallible>(frame), streaming))
@@ -107,12 +137,10 @@ impl<W: Wire> Streaming<W> {
         let mut events = Events::default();
         // An empty output creates no event, and an empty frame would end the body.
         while events.0.is_empty() && !self.ended {
-            let output = match self.first.take() {
-                Some(first) => {
-                    self.open(&mut events);
-                    Some(Ok(first))
-                }
-                None => self.choices.next().await,
+            let output = match std::mem::replace(&mut self.first, First::Sent) {
+                First::Silence => return Some(Bytes::from_static(COMMENT)),
+                First::Output(first) => Some(Ok(first)),
+                First::Sent => self.choices.next().await,
             };
             self.advance(&mut events, output);
             while !self.ended && events.0.len() < FRAME_BYTES {
@@ -124,6 +152,9 @@ impl<W: Wire> Streaming<W> {
     }
 
     fn advance(&mut self, events: &mut Events, output: Option<Result<Output, ApiError>>) {
+        if output.is_some() && !std::mem::replace(&mut self.opened, true) {
+            self.open(events);
+        }
         match output {
             Some(Ok(output)) => self.chunk(events, output),
             Some(Err(error)) => {

@@ -5,7 +5,7 @@ mod parts;
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::stream::{SelectAll, Stream, StreamExt, unfold};
 use octavo_engine::{EngineState, FinishReason, Logprobs, Request, StageTimes, SubmitError, TokenOutput};
@@ -121,6 +121,11 @@ impl Choices {
     /// Sequences of each prompt.
     pub(crate) fn n(&self) -> u32 {
         self.n
+    }
+
+    /// Time of silence after which a stream is sent a comment.
+    pub(crate) fn keep_alive(&self) -> Option<Duration> {
+        self.state.config.keep_alive()
     }
 
     /// The next output of any choice; `None` when all have ended.

@@ -110,12 +110,12 @@ fn thinking_token_budget(fields: &mut Fields<'_>) -> Option<u32> {
     u32::try_from(budget).ok()
 }
 
-/// Whether the prompt ends with the start of a new message, and whether it ends inside the last message. The second
-/// disables the first unless the client sets both.
+/// Whether the prompt ends with the start of a new message, which is the default, and whether it ends inside the last
+/// message.
 fn prompt_end(fields: &mut Fields<'_>) -> (bool, bool) {
-    let continue_final: bool = fields.get("continue_final_message").unwrap_or(false);
-    let add_generation: Option<bool> = fields.get("add_generation_prompt");
-    if continue_final && add_generation == Some(true) {
+    let continue_final = fields.get("continue_final_message").unwrap_or(false);
+    let add_generation = fields.get("add_generation_prompt").unwrap_or(true);
+    if continue_final && add_generation {
         let message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True.";
         fields.value_error("continue_final_message", message);
     }

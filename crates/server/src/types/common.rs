@@ -76,6 +76,8 @@ pub(crate) struct CommonFields {
 
 impl CommonFields {
     pub(crate) fn read(fields: &mut Fields<'_>) -> Self {
+        // It names the client's session for routers; here its type is checked and nothing else.
+        let _: Option<String> = fields.get("session_id");
         Self {
             model: fields.get("model"),
             max_tokens: fields.get("max_tokens"),

@@ -96,9 +96,17 @@ fn stop_is_a_string_or_up_to_four() {
 fn the_prompts_end_is_one_thing_or_the_other() {
     let end =
         |rest: &str| chat(&format!("{{{HI}, {rest}}}")).map(|r| (r.add_generation_prompt, r.continue_final_message));
-    assert_eq!(end(r#""continue_final_message": true"#), Ok((false, true)));
+    assert_eq!(end(r#""continue_final_message": true, "add_generation_prompt": false"#), Ok((false, true)));
     assert_eq!(end(r#""add_generation_prompt": false"#), Ok((false, false)));
-    assert!(end(r#""continue_final_message": true, "add_generation_prompt": true"#).is_err());
+    for both in
+        [r#""continue_final_message": true, "add_generation_prompt": true"#, r#""continue_final_message": true"#]
+    {
+        let error = end(both).unwrap_err();
+        assert!(
+            error.contains("Cannot set both `continue_final_message` and `add_generation_prompt` to True."),
+            "{error}"
+        );
+    }
 }
 
 #[test]

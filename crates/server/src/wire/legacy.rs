@@ -19,6 +19,7 @@ pub(crate) struct LegacyWire {
 
 impl Wire for LegacyWire {
     const STREAM_TYPE: &'static str = "application/x-ndjson";
+    const COMMENTS: bool = false;
 
     fn choices(&self) -> usize {
         self.texts.len()

@@ -111,6 +111,9 @@ pub(crate) trait Wire: Send + Sized + 'static {
     /// Media type of a stream.
     const STREAM_TYPE: &'static str = "text/event-stream; charset=utf-8";
 
+    /// Whether a stream may contain comments.
+    const COMMENTS: bool = true;
+
     /// Number of choices.
     fn choices(&self) -> usize;
 

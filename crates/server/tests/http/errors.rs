@@ -95,6 +95,8 @@ async fn fields_of_the_wrong_shape_are_named() {
         (json!({"stream_interval": 0}), "stream_interval"),
         (json!({"allowed_token_ids": []}), "allowed_token_ids"),
         (json!({"continue_final_message": true, "add_generation_prompt": true}), "continue_final_message"),
+        (json!({"continue_final_message": true}), "continue_final_message"),
+        (json!({"session_id": 5}), "session_id"),
     ];
     for (rest, param) in cases {
         let response = server.chat(rest).send().await.unwrap();

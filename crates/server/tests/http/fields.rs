@@ -150,7 +150,8 @@ async fn chunks_have_as_many_tokens_as_asked_for() {
 async fn the_last_message_may_be_echoed() {
     let server = Setup::default().start().await;
     let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]);
-    let rest = json!({"messages": messages, "echo": true, "continue_final_message": true});
+    let end = json!({"continue_final_message": true, "add_generation_prompt": false});
+    let rest = crate::support::with(json!({"messages": messages, "echo": true}), end);
     let request = |stream: bool| server.chat(crate::support::with(rest.clone(), json!({"stream": stream})));
     assert_eq!(ok(request(false)).await["choices"][0]["message"]["content"], "Well, Hello world!");
     assert_eq!(joined(&events(request(true)).await, 0), "Well, Hello world!");

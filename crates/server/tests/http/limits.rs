@@ -55,6 +55,105 @@ async fn silent_streams_carry_comments() {
 }
 
 #[tokio::test]
+async fn queued_and_prefilling_streams_carry_comments() {
+    let (mut setup, gate) = Setup::saying(&["Hello", " world", "<|im_end|>"]).gated();
+    setup.config.sse_keep_alive = Some(Duration::from_millis(20));
+    setup.engine.max_num_seqs = 1;
+    let server = setup.start().await;
+    // The gate holds the prefill of the first request, and the second one waits for its place.
+    let messages = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "stream": true});
+    let mut streams = vec![];
+    for path in ["/v1/chat/completions", "/v1/messages"] {
+        let mut response = server.post(path, &messages).send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["x-accel-buffering"], "no");
+        let mut text = String::new();
+        while text.matches(": keep-alive\n\n").count() < 3 {
+            text.push_str(std::str::from_utf8(&response.chunk().await.unwrap().unwrap()).unwrap());
+        }
+        assert_eq!(text.replace(": keep-alive\n\n", ""), "", "no token is sent yet");
+        streams.push(response);
+    }
+    assert_eq!(server.handle.status().waiting, 1);
+    drop(gate);
+    let mut texts = vec![];
+    for response in streams {
+        texts.push(response.text().await.unwrap().replace(": keep-alive\n\n", ""));
+    }
+    assert_eq!(joined(&parse_events(&texts[0]), 0), "Hello world");
+    assert!(texts[1].starts_with("event: message_start\n"), "{}", texts[1]);
+    assert!(texts[1].contains(" world") && texts[1].contains("event: message_stop\n"), "{}", texts[1]);
+}
+
+#[tokio::test]
+async fn a_stream_that_fails_after_a_comment_ends_with_an_error_event() {
+    let (mut setup, gate) = Setup::endless().gated();
+    setup.config.sse_keep_alive = Some(Duration::from_millis(20));
+    setup.config.shutdown_timeout = Duration::ZERO;
+    let server = setup.start().await;
+    let mut streams = vec![];
+    for (path, body) in [
+        ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "hi"}], "stream": true})),
+        ("/v1/responses", json!({"input": "hi", "stream": true})),
+    ] {
+        let mut response = server.post(path, &body).send().await.unwrap();
+        assert_eq!(response.chunk().await.unwrap().unwrap(), ": keep-alive\n\n");
+        streams.push(response);
+    }
+    server.shutdown.signal();
+    drop(gate);
+    let mut texts = vec![];
+    for response in streams {
+        texts.push(response.text().await.unwrap().replace(": keep-alive\n\n", ""));
+    }
+    let last = parse_events(&texts[0]).pop().unwrap();
+    assert_eq!(last["error"]["code"], 503, "{last}");
+    assert!(texts[1].starts_with("event: response.created\n"), "{}", texts[1]);
+    assert!(texts[1].contains("event: response.failed\n"), "{}", texts[1]);
+}
+
+#[tokio::test]
+async fn without_the_interval_a_stream_begins_with_its_first_token() {
+    let (setup, gate) = Setup::saying(&["Hello", "<|im_end|>"]).gated();
+    let server = setup.start().await;
+    let mut waiting = tokio::spawn(server.chat(json!({"stream": true})).send());
+    let early = tokio::time::timeout(Duration::from_millis(100), &mut waiting).await;
+    assert!(early.is_err(), "no token is drawn yet");
+    drop(gate);
+    let text = waiting.await.unwrap().unwrap().text().await.unwrap();
+    assert_eq!(joined(&parse_events(&text), 0), "Hello");
+}
+
+#[tokio::test]
+async fn gateways_may_ask_for_the_load_in_a_header() {
+    let (mut setup, gate) = Setup::saying(&["Hello", " world", "<|im_end|>"]).gated();
+    setup.config.sse_keep_alive = Some(Duration::from_millis(20));
+    setup.engine.max_num_seqs = 1;
+    let server = setup.start().await;
+    gate.step();
+    let ask = |format: &str| server.chat(json!({"stream": true})).header("Endpoint-Load-Metrics-Format", format);
+    let report = |response: &reqwest::Response| {
+        response.headers().get("endpoint-load-metrics").map(|value| value.to_str().unwrap().to_owned())
+    };
+    let running = ask("text").send().await.unwrap();
+    assert!(report(&running).unwrap().starts_with("TEXT named_metrics.kv_cache_usage_perc=0."), "{running:?}");
+    server.running(1).await;
+    let waiting = ask("JSON").send().await.unwrap();
+    let text = report(&waiting).unwrap();
+    let body: serde_json::Value = serde_json::from_str(text.strip_prefix("JSON ").unwrap()).unwrap();
+    assert_eq!(body["named_metrics"]["num_requests_waiting"], 1.0);
+    assert!(body["named_metrics"]["kv_cache_usage_perc"].as_f64().unwrap() > 0.0);
+    drop(gate);
+    drop((running, waiting));
+    server.idle().await;
+    let idle = ask("TEXT").send().await.unwrap();
+    assert!(report(&idle).unwrap().contains("named_metrics.num_requests_waiting=0.0"));
+    assert_eq!(report(&ask("BIN").send().await.unwrap()), None);
+    assert_eq!(report(&server.chat(json!({})).send().await.unwrap()), None);
+    assert_eq!(report(&ask("TEXT").json(&json!({"messages": 5})).send().await.unwrap()), None, "no report of errors");
+}
+
+#[tokio::test]
 async fn a_request_that_runs_too_long_ends_with_an_error() {
     let error = json!({"message": "The request did not finish within 2 seconds.", "type": "Gateway Timeout",
         "param": null, "code": 504});
