@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use octavo_telemetry::EngineMetrics;
 
 use crate::engine_loop::{EngineLoop, Exit};
-use crate::inbox::Inbox;
+use crate::inbox::{Command, Inbox};
 use crate::kv::{KvLayout, SequenceKv, TokenHistory};
 use crate::sequence::Sequence;
 use crate::status::StatusCells;
@@ -169,5 +169,37 @@ impl EngineHandle {
     /// Ends every request submitted so far with [`FinishReason::Abort`](crate::FinishReason::Abort).
     pub fn abort_all(&self) {
         self.shared.inbox.abort_all();
+    }
+
+    /// Refuses new requests with [`SubmitError::Paused`] until [`EngineHandle::resume`]. If `abort` is set, every
+    /// request submitted so far ends with [`FinishReason::Abort`](crate::FinishReason::Abort), else it completes.
+    pub fn pause(&self, abort: bool) {
+        self.shared.inbox.pause(abort);
+        self.shared.inbox.command(Command::Freeze(false));
+    }
+
+    /// Stops to plan steps until [`EngineHandle::resume`]. Requests keep their blocks, and new ones wait.
+    pub fn freeze(&self) {
+        self.shared.inbox.resume();
+        self.shared.inbox.command(Command::Freeze(true));
+    }
+
+    /// Ends a pause and a freeze.
+    pub fn resume(&self) {
+        self.shared.inbox.resume();
+        self.shared.inbox.command(Command::Freeze(false));
+    }
+
+    /// Calls `reply` on the engine's thread with `true` once no step is in flight and no request is left, or the engine
+    /// is frozen. `reply` must not block; it is dropped if the engine ends first.
+    pub fn when_idle(&self, reply: impl FnOnce(bool) + Send + 'static) {
+        self.shared.inbox.command(Command::WhenIdle(Box::new(reply)));
+    }
+
+    /// Forgets the content of the prefix cache and calls `reply` on the engine's thread with the result: `false` if
+    /// running requests hold blocks. With `preempt` they give up their blocks first and are recomputed later. `reply`
+    /// must not block; it is dropped if the engine ends first.
+    pub fn reset_prefix_cache(&self, preempt: bool, reply: impl FnOnce(bool) + Send + 'static) {
+        self.shared.inbox.command(Command::ResetPrefixCache { preempt, reply: Box::new(reply) });
     }
 }

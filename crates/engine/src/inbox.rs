@@ -31,11 +31,35 @@ pub(crate) struct Mail {
     pub(crate) abort_before: Option<RequestId>,
     /// Aborts every request and stops the engine.
     pub(crate) stop: bool,
+    /// Commands, in the order of their arrival.
+    pub(crate) commands: Vec<Command>,
+}
+
+/// Receives the result of a command. It is dropped if the engine ends first.
+pub(crate) type Reply = Box<dyn FnOnce(bool) + Send>;
+
+/// A command to the engine, applied after all other messages.
+pub(crate) enum Command {
+    /// Plans no step while `true`. Steps in flight complete.
+    Freeze(bool),
+    /// Reports `true` once no step is in flight and no request is left, or the engine is frozen.
+    WhenIdle(Reply),
+    /// Forgets the prefix cache, and reports whether that was possible.
+    ResetPrefixCache {
+        /// Preempts the running requests, whose blocks are free then.
+        preempt: bool,
+        /// Receives the result.
+        reply: Reply,
+    },
 }
 
 impl Mail {
     fn is_empty(&self) -> bool {
-        self.arrivals.is_empty() && self.ends.is_empty() && self.abort_before.is_none() && !self.stop
+        self.arrivals.is_empty()
+            && self.ends.is_empty()
+            && self.abort_before.is_none()
+            && !self.stop
+            && self.commands.is_empty()
     }
 }
 
@@ -44,6 +68,8 @@ struct State {
     mail: Mail,
     next_id: RequestId,
     closed: bool,
+    /// Whether new requests are refused because the engine is paused.
+    paused: bool,
 }
 
 /// State shared by all handles and streams of an engine.
@@ -99,6 +125,9 @@ impl Inbox {
         if state.closed {
             return Err(SubmitError::Stopped);
         }
+        if state.paused {
+            return Err(SubmitError::Paused);
+        }
         self.check(prompt_tokens)?;
         self.queued_requests.fetch_add(1, Relaxed);
         self.queued_tokens.fetch_add(prompt_tokens, Relaxed);
@@ -131,6 +160,33 @@ impl Inbox {
     pub(crate) fn abort_all(&self) {
         let mut state = self.lock();
         state.mail.abort_before = Some(state.next_id);
+        drop(state);
+        self.arrived.notify_one();
+    }
+
+    /// Refuses new requests, and aborts those submitted so far if `abort` is set. No request comes between the two.
+    pub(crate) fn pause(&self, abort: bool) {
+        let mut state = self.lock();
+        state.paused = true;
+        if abort {
+            state.mail.abort_before = Some(state.next_id);
+        }
+        drop(state);
+        self.arrived.notify_one();
+    }
+
+    /// Accepts new requests again.
+    pub(crate) fn resume(&self) {
+        self.lock().paused = false;
+    }
+
+    /// Sends a command. A closed engine drops it.
+    pub(crate) fn command(&self, command: Command) {
+        let mut state = self.lock();
+        if state.closed {
+            return;
+        }
+        state.mail.commands.push(command);
         drop(state);
         self.arrived.notify_one();
     }

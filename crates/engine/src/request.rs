@@ -226,6 +226,9 @@ pub enum SubmitError {
     /// The prompt is empty.
     #[error("the prompt is empty")]
     EmptyPrompt,
+    /// The engine is paused and refuses new requests.
+    #[error("the engine is paused")]
+    Paused,
     /// The engine is shutting down or has stopped.
     #[error("the engine is not running")]
     Stopped,

@@ -20,9 +20,10 @@ use crate::layers;
 use crate::listener::Connections;
 use crate::load::Load;
 use crate::pages;
+use crate::routes::development::Pause;
 use crate::routes::{
-    chat, completions, embeddings, generate, health, invocations, kv_event_sources, load, messages, metrics, models,
-    responses, server_info, tokenize,
+    batch, chat, completions, development, embeddings, generate, health, invocations, kv_event_sources, load, messages,
+    metrics, models, render, responses, server_info, tokenize,
 };
 use crate::seeds::Seeds;
 use crate::sockets::Listener;
@@ -55,6 +56,7 @@ pub(crate) struct App {
     pub(crate) bodies: BodyBudget,
     pub(crate) seeds: Seeds,
     pub(crate) load: Load,
+    pub(crate) pause: Pause,
     /// Created for the first grammar: creation takes a moment, and most servers never see a grammar.
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
 }
@@ -92,11 +94,30 @@ pub struct Server {
     state: AppState,
 }
 
-/// All routes: method, path and handler. The table also defines the labels of HTTP metrics.
-pub(crate) fn routes() -> Vec<(&'static str, &'static str, MethodRouter<AppState>)> {
+/// Method, path and handler of a route.
+type Route = (&'static str, &'static str, MethodRouter<AppState>);
+
+/// The routes that only a server in development mode has.
+pub(crate) fn development_routes() -> Vec<Route> {
+    vec![
+        ("POST", "/pause", post(development::pause)),
+        ("POST", "/resume", post(development::resume)),
+        ("GET", "/is_paused", get(development::is_paused)),
+        ("POST", "/sleep", post(development::sleep)),
+        ("POST", "/wake_up", post(development::wake_up)),
+        ("GET", "/is_sleeping", get(development::is_sleeping)),
+        ("POST", "/reset_prefix_cache", post(development::reset_prefix_cache)),
+    ]
+}
+
+/// All other routes.
+pub(crate) fn routes() -> Vec<Route> {
     vec![
         ("POST", "/v1/chat/completions", post(chat::handle)),
+        ("POST", "/v1/chat/completions/batch", post(batch::handle)),
+        ("POST", "/v1/chat/completions/render", post(render::chat)),
         ("POST", "/v1/completions", post(completions::handle)),
+        ("POST", "/v1/completions/render", post(render::completions)),
         ("POST", "/v1/responses", post(responses::handle)),
         ("GET", "/v1/responses/{response_id}", get(responses::stored)),
         ("POST", "/v1/responses/{response_id}/cancel", post(responses::stored)),
@@ -128,13 +149,22 @@ pub(crate) fn routes() -> Vec<(&'static str, &'static str, MethodRouter<AppState
     ]
 }
 
+/// The routes of a server, which are also the labels of its HTTP metrics.
+fn served(config: &ServerConfig) -> Vec<Route> {
+    let mut served = routes();
+    if config.development {
+        served.extend(development_routes());
+    }
+    served
+}
+
 impl Server {
     /// Creates a server for a running engine. Without a served name, the model is served under `model_root`.
     pub fn new(engine: EngineHandle, text: TextModel, telemetry: Telemetry, mut config: ServerConfig) -> Self {
         if config.served_model_names.is_empty() {
             config.served_model_names.push(config.model_root.clone());
         }
-        let labels: Vec<_> = routes().iter().map(|(method, path, _)| (*method, *path)).collect();
+        let labels: Vec<_> = served(&config).iter().map(|(method, path, _)| (*method, *path)).collect();
         let longest_token =
             (0..text.tokenizer.vocab_size() as u32).map(|id| text.tokenizer.token_bytes(id).len()).max();
         let state = Arc::new(App {
@@ -145,6 +175,7 @@ impl Server {
             seeds: Seeds::new(config.seed),
             grammars: OnceLock::new(),
             load: Load::default(),
+            pause: Pause::default(),
             bodies: BodyBudget::new(&config.connection),
             longest_token: longest_token.unwrap_or(1).max(1),
             started: unix_time(),
@@ -161,7 +192,7 @@ impl Server {
     /// The routes, for callers that run their own HTTP server.
     pub fn router(&self) -> Router {
         let mut router = Router::new();
-        for (_, path, handler) in routes() {
+        for (_, path, handler) in served(&self.state.config) {
             router = router.route(path, handler);
         }
         let router = router

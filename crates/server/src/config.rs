@@ -183,6 +183,8 @@ pub struct ServerConfig {
     pub disable_docs: bool,
     /// Whether GET /tokenizer_info is enabled, which returns the chat template.
     pub tokenizer_info: bool,
+    /// Whether the development routes are enabled: pause, sleep and the reset of the prefix cache.
+    pub development: bool,
     /// The answer of GET /kv_event_sources: one entry for each engine that publishes.
     pub kv_event_sources: Vec<KvEventSource>,
     /// The logging of requests.
@@ -217,6 +219,7 @@ impl Default for ServerConfig {
             track_load: false,
             disable_docs: false,
             tokenizer_info: false,
+            development: false,
             kv_event_sources: vec![],
             log: RequestLog::default(),
             api: ApiConfig::default(),
@@ -224,9 +227,6 @@ impl Default for ServerConfig {
     }
 }
 
-/// The address where an engine publishes the content of its prefix cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KvEventSource {
 impl ServerConfig {
     /// Time of silence after which a stream is sent a comment; zero disables comments like `None`.
     pub(crate) fn keep_alive(&self) -> Option<Duration> {
@@ -234,6 +234,9 @@ impl ServerConfig {
     }
 }
 
+/// The address where an engine publishes the content of its prefix cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvEventSource {
     /// Index of the engine, from 0.
     pub rank: u32,
     /// The ZeroMQ endpoint as configured.

@@ -135,6 +135,11 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable", message)
     }
 
+    /// 501: the request is understood, but the server cannot do it.
+    pub(crate) fn not_implemented(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_IMPLEMENTED, "NotImplementedError", message)
+    }
+
     /// 503: the server is shutting down.
     pub(crate) fn shutting_down() -> Self {
         Self::unavailable("The server is shutting down.")
@@ -172,6 +177,7 @@ impl ApiError {
             SubmitError::TooManyRequests { .. } | SubmitError::TooManyTokens { .. } => Self::busy(error),
             SubmitError::PromptTooLong { tokens, limit } => Self::prompt_too_long(*tokens, false, *limit),
             SubmitError::EmptyPrompt => Self::bad_request("The decoder prompt cannot be empty"),
+            SubmitError::Paused => Self::unavailable("The engine is paused and takes no requests until it is resumed."),
             SubmitError::Stopped if engine_failed => Self::internal(),
             SubmitError::Stopped => Self::unavailable("The engine is not running."),
         }

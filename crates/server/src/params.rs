@@ -2,7 +2,7 @@
 
 use octavo_engine::SamplingParams;
 use octavo_text::TextOptions;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use crate::config::ServerConfig;
 use crate::error::ApiError;
@@ -124,6 +124,37 @@ impl Sampling {
     pub(crate) fn temperature_and_top_p(&self) -> (f64, f64) {
         let decimal = |value: f32| value.to_string().parse().unwrap_or(f64::from(value));
         (decimal(self.base.temperature), decimal(self.base.top_p))
+    }
+
+    /// The parameters of a prompt's sequences under vLLM's names.
+    pub(crate) fn describe(&self, max_tokens: u32) -> Map<String, Value> {
+        let decimal = |value: f32| value.to_string().parse().unwrap_or(f64::from(value));
+        let base = &self.base;
+        let bias: Map<_, _> =
+            base.logit_bias.iter().map(|&(id, bias)| (id.to_string(), Value::from(decimal(bias)))).collect();
+        let pairs = [
+            ("n", self.n.into()),
+            ("presence_penalty", decimal(base.presence_penalty).into()),
+            ("frequency_penalty", decimal(base.frequency_penalty).into()),
+            ("repetition_penalty", decimal(base.repetition_penalty).into()),
+            ("temperature", decimal(base.temperature).into()),
+            ("top_p", decimal(base.top_p).into()),
+            ("top_k", base.top_k.into()),
+            ("min_p", decimal(base.min_p).into()),
+            ("seed", self.seed.into()),
+            ("stop", json!(self.text.stop)),
+            ("stop_token_ids", json!(base.stop_token_ids)),
+            ("ignore_eos", base.ignore_eos.into()),
+            ("max_tokens", max_tokens.into()),
+            ("min_tokens", base.min_tokens.into()),
+            ("logprobs", base.logprobs.into()),
+            ("prompt_logprobs", base.prompt_logprobs.into()),
+            ("logprob_token_ids", json!(Some(&base.logprob_token_ids).filter(|ids| !ids.is_empty()))),
+            ("skip_special_tokens", self.text.skip_special_tokens.into()),
+            ("include_stop_str_in_output", self.text.include_stop_str_in_output.into()),
+            ("logit_bias", if bias.is_empty() { Value::Null } else { bias.into() }),
+        ];
+        pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
     /// The number of tokens that the client requested.

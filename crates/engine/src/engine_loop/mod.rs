@@ -6,6 +6,8 @@
 //! tokens of n, so the sampling of n + 1 starts after that wait.
 
 #[cfg(test)]
+mod command_tests;
+#[cfg(test)]
 mod properties;
 #[cfg(test)]
 mod tests;
@@ -18,7 +20,7 @@ use std::time::Instant;
 use octavo_telemetry::{EngineMetrics, StepStats};
 
 use crate::engine::Shared;
-use crate::inbox::{End, Mail};
+use crate::inbox::{Command, End, Mail, Reply};
 use crate::scheduler::{Scheduler, StepRecord, StepRow};
 use crate::sequence::{Answer, SequenceKey};
 use crate::stop::stop_reason;
@@ -42,7 +44,7 @@ pub(crate) enum Exit {
 pub(crate) enum Turn {
     /// There may be more work.
     Again,
-    /// No step is in flight, no sequence runs and no request waits.
+    /// No step is in flight, and there is nothing to plan until a message arrives.
     Idle,
     /// The engine has ended.
     Over(Exit),
@@ -74,6 +76,10 @@ pub(crate) struct EngineLoop {
     /// A step failed. No step is submitted until all steps in flight have completed, because its inputs could refer to
     /// the failed one.
     settling: bool,
+    /// No step is planned until a command ends the freeze.
+    frozen: bool,
+    /// Callers that wait until the engine is idle.
+    idle_waiters: Vec<Reply>,
     mail: Mail,
     /// Readers to wake once the device is busy.
     wakers: Vec<Waker>,
@@ -107,6 +113,8 @@ impl EngineLoop {
             next_step: 1,
             starved: false,
             settling: false,
+            frozen: false,
+            idle_waiters: Vec::new(),
             mail: Mail::default(),
             spare_plans: Vec::with_capacity(depth + 1),
             spare_records: Vec::with_capacity(depth + 1),
@@ -139,8 +147,9 @@ impl EngineLoop {
         debug_assert_eq!(self.scheduler.check_integrity(), Ok(()));
         self.publish_kv_events();
         match worked {
-            Ok(()) if self.in_flight.is_empty() && self.scheduler.is_idle() => {
+            Ok(()) if self.in_flight.is_empty() && (self.frozen || self.scheduler.is_idle()) => {
                 self.report(StepStats::default());
+                self.idle_waiters.drain(..).for_each(|reply| reply(true));
                 Turn::Idle
             }
             Ok(()) => Turn::Again,
@@ -157,7 +166,7 @@ impl EngineLoop {
             }
         }
         self.sample_newest()?;
-        if !self.settling {
+        if !self.settling && !self.frozen {
             self.submit_next()?;
         }
         self.wake_readers();
@@ -169,7 +178,7 @@ impl EngineLoop {
 
     /// Waits for the oldest step if no other can be submitted before it is back.
     fn wait_for_oldest(&mut self) -> Option<Back> {
-        if self.in_flight.len() < self.depth && !self.starved && !self.settling {
+        if self.in_flight.len() < self.depth && !self.starved && !self.settling && !self.frozen {
             return None;
         }
         let record = self.in_flight.pop_front()?;
@@ -196,9 +205,18 @@ impl EngineLoop {
         if let Some(before) = mail.abort_before.take() {
             self.end_all(|id| id < before, &FinishReason::Abort);
         }
+        mail.commands.drain(..).for_each(|command| self.obey(command));
         let stop = std::mem::take(&mut mail.stop);
         self.mail = mail;
         stop.then(|| self.shut_down())
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Freeze(frozen) => self.frozen = frozen,
+            Command::WhenIdle(reply) => self.idle_waiters.push(reply),
+            Command::ResetPrefixCache { preempt, reply } => reply(self.scheduler.reset_prefix_cache(preempt)),
+        }
     }
 
     /// Plans a step and submits it, unless there is nothing to compute.

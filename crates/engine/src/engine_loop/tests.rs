@@ -10,27 +10,36 @@ use crate::mock::{FailurePoint, MockConfig, MockExecutor, MockFailure};
 use crate::{Constraint, Pooling, RepetitionDetection, Request, RequestEvent, RequestStream, SamplingParams, Task};
 
 /// An engine over a mock executor, turned by the test, and its metrics.
-struct Rig {
-    manual: ManualEngine,
+pub(super) struct Rig {
+    pub(super) manual: ManualEngine,
     telemetry: Telemetry,
 }
 
 impl Rig {
-    fn new(mock: MockConfig, config: EngineConfig) -> Self {
-        let telemetry = Telemetry::new(TelemetryConfig { model_name: "m".into(), engine: 0, max_model_len: 2048 });
-        let executor = Box::new(MockExecutor::new(mock));
-        Self { manual: ManualEngine::new(executor, config, telemetry.engine()).unwrap(), telemetry }
+    pub(super) fn new(mock: MockConfig, config: EngineConfig) -> Self {
+        Self::build(mock, config, None)
     }
 
-    fn submit(&self, prompt: &[u32], params: &SamplingParams) -> RequestStream {
+    pub(super) fn with_events(mock: MockConfig, config: EngineConfig, events: Box<dyn KvEventSink>) -> Self {
+        Self::build(mock, config, Some(events))
+    }
+
+    fn build(mock: MockConfig, config: EngineConfig, events: Option<Box<dyn KvEventSink>>) -> Self {
+        let telemetry = Telemetry::new(TelemetryConfig { model_name: "m".into(), engine: 0, max_model_len: 2048 });
+        let executor = Box::new(MockExecutor::new(mock));
+        let manual = ManualEngine::with_events(executor, config, telemetry.engine(), events).unwrap();
+        Self { manual, telemetry }
+    }
+
+    pub(super) fn submit(&self, prompt: &[u32], params: &SamplingParams) -> RequestStream {
         self.manual.submit(request(prompt, params)).unwrap()
     }
 
-    fn run(&mut self) {
+    pub(super) fn run(&mut self) {
         while self.manual.turn() {}
     }
 
-    fn metric(&self, name: &str) -> f64 {
+    pub(super) fn metric(&self, name: &str) -> f64 {
         metric(&self.telemetry, name)
     }
 }
@@ -52,7 +61,7 @@ fn without_constant_labels(series: &str) -> String {
     }
 }
 
-fn request(prompt: &[u32], params: &SamplingParams) -> Request {
+pub(super) fn request(prompt: &[u32], params: &SamplingParams) -> Request {
     Request {
         id: "r".into(),
         prompt: prompt.into(),
@@ -66,12 +75,12 @@ fn request(prompt: &[u32], params: &SamplingParams) -> Request {
     }
 }
 
-fn tokens(max_tokens: u32) -> SamplingParams {
+pub(super) fn tokens(max_tokens: u32) -> SamplingParams {
     SamplingParams { max_tokens, ..SamplingParams::default() }
 }
 
 /// Returns all events available in the stream, and whether it has ended.
-fn read(stream: &mut RequestStream) -> (Vec<RequestEvent>, bool) {
+pub(super) fn read(stream: &mut RequestStream) -> (Vec<RequestEvent>, bool) {
     let mut events = Vec::new();
     loop {
         match stream.poll_next(&mut Context::from_waker(Waker::noop())) {
@@ -82,11 +91,11 @@ fn read(stream: &mut RequestStream) -> (Vec<RequestEvent>, bool) {
     }
 }
 
-fn ids(events: &[RequestEvent]) -> Vec<u32> {
+pub(super) fn ids(events: &[RequestEvent]) -> Vec<u32> {
     events.iter().flat_map(|event| &event.tokens).map(|token| token.id).collect()
 }
 
-fn both_depths(test: impl Fn(MockConfig)) {
+pub(super) fn both_depths(test: impl Fn(MockConfig)) {
     for max_in_flight in [1, 2] {
         test(MockConfig { max_in_flight, ..MockConfig::default() });
     }

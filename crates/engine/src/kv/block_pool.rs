@@ -101,6 +101,15 @@ impl BlockPool {
         self.index.insert(id, key, tokens)
     }
 
+    /// Removes every free block from the index and reports its key.
+    pub(crate) fn forget(&mut self, mut forgotten: impl FnMut(BlockKey)) {
+        for id in (1..self.blocks.len() as BlockId).filter(|&id| self.blocks[id as usize].references == 0) {
+            if let Some(key) = self.index.remove(id) {
+                forgotten(key);
+            }
+        }
+    }
+
     /// Removes a reference. A block without references is allocated last if it holds a prefix, else first.
     pub(crate) fn release(&mut self, id: BlockId) {
         let block = &mut self.blocks[id as usize];

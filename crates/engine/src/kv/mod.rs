@@ -265,6 +265,21 @@ impl KvCache {
         kv.indexed = 0;
     }
 
+    /// Removes every block from the index. Returns `false` and changes nothing if a block is used.
+    pub(crate) fn forget_prefixes(&mut self) -> bool {
+        if self.used() > 0 {
+            return false;
+        }
+        for (group, pool) in self.pools.iter_mut().enumerate() {
+            pool.forget(|key| {
+                if let (0, Some(events)) = (group, &mut self.events) {
+                    events.removed(key.chain);
+                }
+            });
+        }
+        true
+    }
+
     /// Checks that every block is in exactly one state and that the sequences' tables match the pools' reference
     /// counts. `references` is a buffer for the counts.
     pub(crate) fn check<'a>(

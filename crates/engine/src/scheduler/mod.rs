@@ -298,6 +298,15 @@ impl Scheduler {
         self.preempted += 1;
     }
 
+    /// Forgets the content of the prefix cache, unless sequences hold blocks. With `preempt`, the running sequences give
+    /// up their blocks first.
+    pub(crate) fn reset_prefix_cache(&mut self, preempt: bool) -> bool {
+        if preempt {
+            (0..self.running.len()).rev().for_each(|index| self.preempt(index));
+        }
+        self.kv.forget_prefixes()
+    }
+
     /// Admits from the head of the queue until a resource runs out. No sequence overtakes the head. A sequence whose
     /// rows to score do not fit this step is admitted without tokens, so that it does not block the others.
     fn schedule_waiting(&mut self, mut budget: Budget) {
@@ -307,6 +316,10 @@ impl Scheduler {
             && !self.kv.exhausted()
         {
             let (Some(&slot), Some(sequence)) = (self.slots.last(), self.sequences.get_mut(key)) else { break };
+            if sequence.pending > 0 {
+                // It was preempted between two steps. Its last token is known when the step in flight has retired.
+                break;
+            }
             let most = sequence.may_be_cached();
             let hit = self.kv.lookup(&mut sequence.kv, &sequence.history, most);
             let known = sequence.history.len();

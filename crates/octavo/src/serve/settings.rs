@@ -21,6 +21,9 @@ use crate::serve::model::LoadedModel;
 
 /// Variable for the seconds that a connection is kept open between requests.
 const KEEP_ALIVE: &str = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE";
+
+/// vLLM's variable for the development routes.
+const DEVELOPMENT: &str = "VLLM_SERVER_DEV_MODE";
 const API_KEY: &str = "OCTAVO_API_KEY";
 
 /// Keys of `--structured-outputs-config` without an effect, since one library compiles all grammars strictly.
@@ -51,6 +54,8 @@ pub(crate) struct Settings {
     pub(crate) api: ApiConfig,
 
     pub(crate) tokenizer_info: bool,
+    /// Whether the development routes are served.
+    pub(crate) development: bool,
     pub(crate) log: RequestLog,
     pub(crate) traces: Option<TraceConfig>,
     pub(crate) kv_events: Option<KvEventsConfig>,
@@ -101,6 +106,7 @@ impl Settings {
             no_docs: network.disable_fastapi_docs,
             api,
             tokenizer_info: network.enable_tokenizer_info_endpoint,
+            development: switch(environment, DEVELOPMENT)?,
             log: RequestLog {
                 requests: log.enable_log_requests,
                 outputs: log.enable_log_outputs,
@@ -129,6 +135,15 @@ fn api_keys(network: &NetworkArgs, environment: &Environment<'_>) -> Result<Vec<
         bail!("{API_KEY} is set but empty: unset it to serve without API keys");
     }
     Ok(network.api_key.clone())
+}
+
+/// A variable that is 0 or 1.
+fn switch(environment: &Environment<'_>, name: &str) -> Result<bool> {
+    match environment(name).as_deref().map(str::trim) {
+        None | Some("" | "0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(other) => bail!("{name}='{other}' is neither 0 nor 1"),
+    }
 }
 
 /// The limits of connections.
@@ -313,6 +328,7 @@ pub(crate) fn server_config(
         track_load: settings.track_load,
         disable_docs: settings.no_docs,
         tokenizer_info: settings.tokenizer_info,
+        development: settings.development,
         log: settings.log,
         api: settings.api.clone(),
         ..ServerConfig::default()

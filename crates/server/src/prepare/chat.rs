@@ -37,7 +37,29 @@ pub(crate) struct Conversation {
 /// Prepares a chat request.
 pub(crate) fn chat(state: &AppState, body: &[u8], headers: &Headers) -> Result<Prepared<ChatWire>, ApiError> {
     let request = ChatRequest::parse(body)?;
-    let Conversation { id, submission, grammar, prompt, text } = conversation(state, &request, headers)?;
+    prepare(state, &request, headers)
+}
+
+/// Prepares a batch: one request for each conversation. They share an id, to which the engine's requests add the index.
+pub(crate) fn batch(state: &AppState, body: &[u8], headers: &Headers) -> Result<Vec<Prepared<ChatWire>>, ApiError> {
+    let requests = ChatRequest::parse_batch(body)?;
+    let limit = state.config.max_sequences;
+    if requests.len() > limit {
+        let message = format!("A batch has at most {limit} conversations, got {}.", requests.len());
+        return Err(ApiError::bad_request(message).with_param("messages"));
+    }
+    let id = headers.id(requests.first().and_then(|request| request.common.request_id.as_ref()));
+    let headers = headers.with_id(&id);
+    let prepare = |(index, request)| {
+        let mut prepared = prepare(state, request, &headers)?;
+        prepared.submission.request_id = format!("{}_{index}", prepared.submission.request_id);
+        Ok(prepared)
+    };
+    requests.iter().enumerate().map(prepare).collect()
+}
+
+fn prepare(state: &AppState, request: &ChatRequest, headers: &Headers) -> Result<Prepared<ChatWire>, ApiError> {
+    let Conversation { id, submission, grammar, prompt, text } = conversation(state, request, headers)?;
     let (common, api) = (&request.common, &state.config.api);
     let last = request.messages.last();
     let role = match last.and_then(|message| message.get("role")?.as_str()) {

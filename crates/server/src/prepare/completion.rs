@@ -35,7 +35,7 @@ pub(crate) fn legacy(state: &AppState, body: &[u8], headers: &Headers) -> Result
     Ok(Prepared { submission, wire, stream, grammar })
 }
 
-fn prepare(
+pub(super) fn prepare(
     state: &AppState,
     request: CompletionRequest,
     headers: &Headers,

@@ -4,6 +4,7 @@ mod chat;
 mod completion;
 mod embeddings;
 mod messages;
+mod render;
 mod responses;
 
 use std::sync::Arc;
@@ -24,10 +25,11 @@ use crate::trace::RequestTrace;
 use crate::types::common::{CommonFields, MAX_REQUEST_ID, StreamOptions, Truncation};
 use crate::wire::Envelope;
 
-pub(crate) use chat::{chat, prompt_of};
+pub(crate) use chat::{batch, chat, prompt_of};
 pub(crate) use completion::{completion, legacy, prompt_tokens};
 pub(crate) use embeddings::{PreparedEmbeddings, embeddings};
 pub(crate) use messages::messages;
+pub(crate) use render::{rendered_chat, rendered_completions};
 pub(crate) use responses::responses;
 
 /// A request that is ready to run except for its grammar, which is not compiled yet.
@@ -65,6 +67,11 @@ impl Headers {
         let trace = RequestTrace::of(request);
         trace.begin();
         Ok(Self { request_id, assigned, priority: priority.transpose()?, arrival: Instant::now(), trace })
+    }
+
+    /// These headers with a request id, for requests that share one.
+    fn with_id(&self, id: &str) -> Self {
+        Self { request_id: Some(id.to_owned()), ..self.clone() }
     }
 
     /// The id of a request: the header's, the body's, or a new one.

@@ -1,7 +1,9 @@
 //! One module per route.
 
+pub(crate) mod batch;
 pub(crate) mod chat;
 pub(crate) mod completions;
+pub(crate) mod development;
 pub(crate) mod embeddings;
 pub(crate) mod generate;
 pub(crate) mod health;
@@ -11,6 +13,7 @@ pub(crate) mod load;
 pub(crate) mod messages;
 pub(crate) mod metrics;
 pub(crate) mod models;
+pub(crate) mod render;
 pub(crate) mod responses;
 pub(crate) mod server_info;
 pub(crate) mod tokenize;

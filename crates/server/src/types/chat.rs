@@ -42,11 +42,36 @@ impl ChatRequest {
     /// Reads a body.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
+        let messages = messages(&mut fields);
+        Self::read(fields, messages)
+    }
+
+    /// Reads a body whose messages are those of several conversations, and returns a request for each of them.
+    pub(crate) fn parse_batch(body: &[u8]) -> Result<Vec<Self>, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let conversations = conversations(&mut fields);
+        if fields.get("stream").unwrap_or(false) {
+            fields.value_error(
+                "stream",
+                "Batch chat completions do not support streaming. Please set `stream` to False.",
+            );
+        }
+        if fields.raw("tools").is_some() {
+            fields.value_error("tools", "Batch chat completions do not support tool use. Please omit `tools`.");
+        }
+        if fields.get("n").is_some_and(|n: i64| n != 1) {
+            fields.value_error("n", "Batch chat completions do not support `n > 1`. Please set `n` to 1.");
+        }
+        let request = Self::read(fields, vec![])?;
+        Ok(conversations.into_iter().map(|messages| Self { messages, ..request.clone() }).collect())
+    }
+
+    fn read(mut fields: Fields<'_>, messages: Vec<Value>) -> Result<Self, ApiError> {
         unserved::refuse(&mut fields, Route::Chat);
         let (add_generation_prompt, continue_final_message) = prompt_end(&mut fields);
         let request = Self {
             common: CommonFields::read(&mut fields),
-            messages: messages(&mut fields),
+            messages,
             limit: ("max_completion_tokens", None),
             logprobs: logprobs(&mut fields),
             documents: fields.get("documents"),
@@ -119,7 +144,7 @@ fn prompt_end(fields: &mut Fields<'_>) -> (bool, bool) {
         let message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True.";
         fields.value_error("continue_final_message", message);
     }
-    (add_generation.unwrap_or(!continue_final), continue_final)
+    (add_generation, continue_final)
 }
 
 fn logprobs(fields: &mut Fields<'_>) -> Option<i64> {
@@ -159,13 +184,51 @@ fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
         return vec![];
     }
     let messages: Vec<Value> = fields.get("messages").unwrap_or_default();
-    fields.absorb(messages.iter().enumerate().filter_map(|(index, message)| check(message, index).err()));
+    fields.absorb(messages.iter().enumerate().filter_map(|(index, message)| check(message, &[index]).err()));
     messages
 }
 
-/// Checks that every message is an object with a role. The template checks everything else.
-fn check(message: &Value, index: usize) -> Result<(), FieldError> {
-    let mut location = vec!["messages".to_owned(), index.to_string()];
+/// The messages of each conversation of a batch. There are at least one conversation and one message in each.
+fn conversations(fields: &mut Fields<'_>) -> Vec<Vec<Value>> {
+    const EMPTY: &str = "List should have at least 1 item after validation, not 0";
+    if fields.raw("messages").is_none() {
+        fields.missing("messages");
+        return vec![];
+    }
+    let listed: Vec<Value> = fields.get("messages").unwrap_or_default();
+    if listed.is_empty() {
+        fields.error("messages", "too_short", EMPTY);
+    }
+    let mut conversations = Vec::with_capacity(listed.len());
+    for (index, conversation) in listed.into_iter().enumerate() {
+        let wrong = |kind, message: &str, input: String| FieldError {
+            kind,
+            location: vec!["messages".into(), index.to_string()],
+            message: message.into(),
+            input,
+        };
+        match conversation {
+            Value::Array(messages) if messages.is_empty() => fields.absorb([wrong("too_short", EMPTY, "[]".into())]),
+            Value::Array(messages) => {
+                let errors = messages.iter().enumerate().filter_map(|(at, message)| check(message, &[index, at]).err());
+                fields.absorb(errors.take(1));
+                conversations.push(messages);
+            }
+            other => fields.absorb([wrong("list_type", "Input should be a valid list", other.to_string())]),
+        }
+        if conversations.len() <= index {
+            // The first error is enough.
+            break;
+        }
+    }
+    conversations
+}
+
+/// Checks that a message is an object with a role. The template checks everything else. `place` is its index, after that of
+/// its conversation if there are several.
+fn check(message: &Value, place: &[usize]) -> Result<(), FieldError> {
+    let mut location = vec!["messages".to_owned()];
+    location.extend(place.iter().map(usize::to_string));
     let (kind, text) = match (message, message.get("role")) {
         (Value::Object(_), Some(Value::String(_))) => return Ok(()),
         (Value::Object(_), role) => {

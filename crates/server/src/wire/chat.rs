@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use octavo_text::OutputDelta;
 
 use crate::choices::Output;
+use crate::error::ApiError;
 use crate::logprobs::Spelling;
 use crate::sse::{Events, Extras};
 use crate::types::response::{
@@ -50,6 +51,40 @@ impl ChatWire {
             usage: extras.usage.map(|usage| self.details.chunk(usage)),
             metrics: extras.usage.filter(|_| choices.is_empty()).and_then(|usage| self.details.metrics(usage)),
             prompt_token_ids: None,
+        }
+    }
+
+    fn choice(&self, index: usize, whole: Whole) -> ChatChoice<'_> {
+        ChatChoice {
+            index: index as u32,
+            logprobs: self.logprobs.map(|top| self.spelling.chat(&whole.tokens, top)),
+            finish_reason: whole.finish.as_ref().map_or("abort", Finish::reason),
+            stop_reason: whole.finish.as_ref().and_then(Finish::stop_reason).cloned(),
+            token_ids: self.return_token_ids.then(|| token_ids(&whole.tokens)),
+            message: self.message(whole.parts),
+            routed_experts: Null,
+            weight_versions: Null,
+        }
+    }
+
+    /// The body of a complete response, without the fields that describe its prompt.
+    fn completion<'a>(&'a self, choices: Vec<ChatChoice<'a>>, usage: Usage) -> ChatCompletion<'a> {
+        let Envelope { id, created, model, fingerprint } = &self.envelope;
+        ChatCompletion {
+            id,
+            object: "chat.completion",
+            created: *created,
+            model,
+            choices,
+            service_tier: Null,
+            system_fingerprint: fingerprint.as_deref(),
+            usage: self.details.whole(usage),
+            prompt_logprobs: None,
+            prompt_token_ids: None,
+            prompt_text: None,
+            kv_transfer_params: Null,
+            ec_transfer_params: Null,
+            metrics: self.details.metrics(usage),
         }
     }
 
@@ -175,34 +210,36 @@ impl Wire for ChatWire {
 
     fn whole(self, mut choices: Vec<Whole>, usage: Usage) -> Response {
         let prompt_logprobs = choices.first_mut().map(|first| std::mem::take(&mut first.prompt_logprobs));
-        let choice = |(index, whole): (usize, Whole)| ChatChoice {
-            index: index as u32,
-            logprobs: self.logprobs.map(|top| self.spelling.chat(&whole.tokens, top)),
-            finish_reason: whole.finish.as_ref().map_or("abort", Finish::reason),
-            stop_reason: whole.finish.as_ref().and_then(Finish::stop_reason).cloned(),
-            token_ids: self.return_token_ids.then(|| token_ids(&whole.tokens)),
-            message: self.message(whole.parts),
-            routed_experts: Null,
-            weight_versions: Null,
-        };
-        let Envelope { id, created, model, fingerprint } = &self.envelope;
+        let choices = choices.into_iter().enumerate().map(|(index, whole)| self.choice(index, whole)).collect();
         let prompt_logprobs = prompt_logprobs.filter(|_| self.prompt_logprobs);
         Json(ChatCompletion {
-            id,
-            object: "chat.completion",
-            created: *created,
-            model,
-            choices: choices.into_iter().enumerate().map(choice).collect(),
-            service_tier: Null,
-            system_fingerprint: fingerprint.as_deref(),
-            usage: self.details.whole(usage),
             prompt_logprobs: prompt_logprobs.map(|logprobs| self.spelling.prompt(&self.prompt, &logprobs)),
             prompt_token_ids: self.return_token_ids.then_some(&*self.prompt),
             prompt_text: self.prompt_text.as_deref(),
-            kv_transfer_params: Null,
-            ec_transfer_params: Null,
-            metrics: self.details.metrics(usage),
+            ..self.completion(choices, usage)
         })
         .into_response()
+    }
+}
+
+/// The wires of a batch, one for each conversation.
+pub(crate) struct Conversations(pub(crate) Vec<ChatWire>);
+
+impl Conversations {
+    /// One body with a choice for each conversation. It has no fields of a single prompt.
+    pub(crate) fn whole(&self, answers: Vec<(Vec<Whole>, Usage)>) -> Response {
+        let mut total = Usage::default();
+        let mut choices = Vec::with_capacity(answers.len());
+        for (index, (wire, (wholes, usage))) in self.0.iter().zip(answers).enumerate() {
+            total.prompt_tokens += usage.prompt_tokens;
+            total.cached_tokens += usage.cached_tokens;
+            total.completion_tokens += usage.completion_tokens;
+            total.reasoning_tokens += usage.reasoning_tokens;
+            choices.extend(wholes.into_iter().map(|whole| wire.choice(index, whole)));
+        }
+        match self.0.first() {
+            Some(first) => Json(first.completion(choices, total)).into_response(),
+            None => ApiError::internal().into_response(),
+        }
     }
 }

@@ -18,7 +18,7 @@ use crate::sse::{Events, Extras};
 use crate::types::common::StreamOptions;
 use crate::types::response::{Finish, Usage};
 
-pub(crate) use chat::ChatWire;
+pub(crate) use chat::{ChatWire, Conversations};
 pub(crate) use completion::CompletionWire;
 pub(crate) use legacy::LegacyWire;
 pub(crate) use messages::{Blocks, MessagesWire};
@@ -151,20 +151,26 @@ pub(crate) trait Wire: Send + Sized + 'static {
 
 /// Answers a request whose sequences run.
 pub(crate) async fn respond<W: Wire>(
-    mut choices: Choices,
+    choices: Choices,
     wire: W,
     stream: Option<StreamOptions>,
 ) -> Result<Response, ApiError> {
     if let Some(options) = stream {
         return crate::sse::respond(choices, wire, options).await;
     }
-    let mut tally = Tally::new(&wire, choices.n());
+    let (wholes, usage) = collect(choices, &wire).await?;
+    Ok(wire.whole(wholes, usage).into_response())
+}
+
+/// Waits for the ends of all sequences of a request.
+pub(crate) async fn collect<W: Wire>(mut choices: Choices, wire: &W) -> Result<(Vec<Whole>, Usage), ApiError> {
+    let mut tally = Tally::new(wire, choices.n());
     let mut wholes: Vec<Whole> = (0..wire.choices()).map(|_| Whole::default()).collect();
     while let Some(output) = choices.next().await.transpose()? {
         tally.add(&output);
         wholes[output.index as usize].add(output);
     }
-    Ok(wire.whole(wholes, tally.total()).into_response())
+    Ok((wholes, tally.total()))
 }
 
 /// The content of parts.

@@ -5,10 +5,12 @@
 #![allow(clippy::approx_constant, reason = "log-probabilities as the wire spells them")]
 
 mod access;
+mod batch;
 mod chat;
 mod chat_stream;
 mod completions;
 mod corpus;
+mod development;
 mod disconnect;
 mod drain;
 mod embeddings;
@@ -24,6 +26,7 @@ mod other_routes;
 mod pages;
 #[path = "../../../telemetry/tests/traces/receiver.rs"]
 mod receiver;
+mod render;
 mod responses;
 mod routes;
 mod structured;

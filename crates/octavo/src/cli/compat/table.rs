@@ -77,7 +77,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("enable-return-routed-experts", Switch, Refused("routed experts are not reported")),
     flag("override-attention-dtype", Value, NoEffect("attention always accumulates in float32")),
     flag("disable-cascade-attn", Switch, ONE_IMPLEMENTATION),
-    flag("enable-sleep-mode", Switch, NoEffect("/sleep is not supported; scale the deployment to zero instead")),
+    flag("enable-sleep-mode", Switch, NoEffect("/sleep releases no memory; scale the deployment to zero instead")),
     // Compilation and graphs.
     flag("optimization-level", Value, GRAPHS),
     flag("compilation-config", Json, GRAPHS),

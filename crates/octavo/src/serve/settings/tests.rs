@@ -122,6 +122,18 @@ fn the_keep_alive_time_is_a_variable() {
 }
 
 #[test]
+fn the_development_routes_are_enabled_by_a_variable() {
+    let with = |value: &'static str| {
+        Settings::of_server(&args(&[]), &move |name: &str| (name == DEVELOPMENT).then(|| value.to_owned()))
+    };
+    for (value, enabled) in [("1", true), ("0", false), ("", false)] {
+        assert_eq!(with(value).unwrap().development, enabled, "{value:?}");
+    }
+    let error = with("on").unwrap_err().to_string();
+    assert!(error.contains("VLLM_SERVER_DEV_MODE='on' is neither 0 nor 1"), "{error}");
+}
+
+#[test]
 fn an_empty_secret_opens_no_server() {
     for value in ["", " ", "\n"] {
         let set = move |name: &str| (name == API_KEY).then(|| value.to_owned());

@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use serde_json::Value;
 
 use super::page::Page;
+use crate::app::development_routes;
 use crate::config::ServerConfig;
 
 /// Everything but the schemas.
@@ -25,10 +26,13 @@ pub(super) fn page(config: &ServerConfig) -> Page {
     let mut document = DOCUMENT.clone();
     document["info"]["version"] = config.version.as_str().into();
     document["components"]["schemas"]["Model"]["examples"] = config.served_model_names.as_slice().into();
-    if !config.tokenizer_info
-        && let Some(paths) = document["paths"].as_object_mut()
-    {
-        paths.remove("/tokenizer_info");
+    if let Some(paths) = document["paths"].as_object_mut() {
+        if !config.tokenizer_info {
+            paths.remove("/tokenizer_info");
+        }
+        if !config.development {
+            development_routes().iter().for_each(|(_, path, _)| drop(paths.remove(*path)));
+        }
     }
     Page::json(document.to_string().into_bytes())
 }
@@ -65,7 +69,11 @@ mod tests {
 
     fn served() -> BTreeSet<String> {
         // The router marks what may have slashes in it.
-        routes().iter().map(|(method, path, _)| format!("{method} {}", path.replace("{*", "{"))).collect()
+        routes()
+            .iter()
+            .chain(&development_routes())
+            .map(|(method, path, _)| format!("{method} {}", path.replace("{*", "{")))
+            .collect()
     }
 
     fn names(document: &Value) -> BTreeSet<String> {
@@ -94,6 +102,8 @@ mod tests {
         let document = &*DOCUMENT;
         let tags: Vec<_> = document["tags"].as_array().unwrap().iter().map(|tag| &tag["name"]).collect();
         let mut ids = BTreeSet::new();
+        let development: Vec<_> =
+            development_routes().iter().map(|(method, path, _)| format!("{method} {path}")).collect();
         for (name, operation) in operations(document) {
             assert!(ids.insert(operation["operationId"].as_str().unwrap()), "{name}");
             assert!(operation["summary"].is_string(), "{name}");
@@ -107,7 +117,7 @@ mod tests {
             let body = &operation["requestBody"]["content"]["application/json"];
             assert_eq!(
                 body["schema"].is_object(),
-                name.starts_with("POST") && name != "POST /ping" && !stored,
+                name.starts_with("POST") && name != "POST /ping" && !stored && !development.contains(&name),
                 "{name}"
             );
             assert_eq!(body["schema"].is_object(), body["example"].is_object(), "{name}");
