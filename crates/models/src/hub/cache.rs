@@ -13,6 +13,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use hf_hub::{Cache, CacheRepo, Repo};
+
 use crate::fetch::{Place, StorageError};
 
 use super::select::{CONFIG, INDEX, OPTIONAL, SINGLE, Weights, gguf_files, is_safe, shards, weights};
@@ -25,6 +27,8 @@ const DEPTH: usize = 4;
 pub(super) struct RepoCache {
     root: PathBuf,
     folder: String,
+    /// hf-hub's view of the repository: the places of blobs and snapshots.
+    layout: CacheRepo,
 }
 
 /// State of a model directory in the cache.
@@ -41,7 +45,9 @@ pub(super) enum Cached {
 impl RepoCache {
     /// Creates the cache of `repo`, a checked `org/name`.
     pub(super) fn new(root: &Path, repo: &str) -> Self {
-        Self { root: root.to_owned(), folder: format!("models--{}", repo.replace('/', "--")) }
+        let repo = Repo::model(repo.to_owned());
+        let folder = repo.folder_name();
+        Self { root: root.to_owned(), folder, layout: Cache::new(root.to_owned()).repo(repo) }
     }
 
     fn repo(&self) -> PathBuf {
@@ -68,7 +74,7 @@ impl RepoCache {
     }
 
     pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
-        self.repo().join("snapshots").join(commit)
+        self.layout.pointer_path(commit)
     }
 
     /// Returns a file of a commit, if it is there. A link to a missing blob does not count.
@@ -78,7 +84,7 @@ impl RepoCache {
     }
 
     pub(super) fn blob(&self, etag: &str) -> PathBuf {
-        self.repo().join("blobs").join(etag)
+        self.layout.blob_path(etag)
     }
 
     pub(super) fn lock(&self, etag: &str) -> PathBuf {

@@ -1,4 +1,5 @@
-//! The three requests of the hub's HTTP API that are needed here.
+//! Requests to the hub. hf-hub knows its API: the URLs, the token and the description of a repository. The transfers are
+//! done here, for the reasons in `download.rs`.
 
 use std::io::Read;
 use std::path::Path;
@@ -7,10 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
+use hf_hub::api::RepoInfo;
+use hf_hub::api::sync::{Api, ApiBuilder};
+use hf_hub::{Cache, Repo, RepoType};
 use serde::Deserialize;
-use ureq::http::{HeaderMap, Response, header};
+use ureq::http::{HeaderMap, Method, Response, header};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
-use ureq::{Agent, Body};
+use ureq::typestate::WithoutBody;
+use ureq::{Agent, Body, RequestBuilder};
 
 use crate::progress::Progress;
 use crate::resolve::{HubOptions, Retry};
@@ -28,32 +33,14 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 
 /// Client of one hub.
 pub(super) struct Client<'a> {
+    api: Api,
+    /// Makes the requests that hf-hub does not offer. It keeps connections, and has no settings of its own.
     agent: Agent,
+    tls: TlsConfig,
     options: &'a HubOptions,
     progress: &'a dyn Progress,
     /// The hub has answered at least once.
     answered: AtomicBool,
-}
-
-/// A repository at one commit.
-#[derive(Debug, Deserialize)]
-pub(super) struct RepoInfo {
-    #[serde(rename = "sha")]
-    pub(super) commit: String,
-    #[serde(default)]
-    siblings: Vec<Sibling>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Sibling {
-    rfilename: String,
-}
-
-impl RepoInfo {
-    /// Returns the names of its files.
-    pub(super) fn names(&self) -> Vec<String> {
-        self.siblings.iter().map(|sibling| sibling.rfilename.clone()).collect()
-    }
 }
 
 /// The hub's metadata of a file.
@@ -89,41 +76,46 @@ enum Follow {
 
 impl<'a> Client<'a> {
     pub(super) fn new(options: &'a HubOptions, progress: &'a dyn Progress) -> Result<Client<'a>, HubError> {
-        let Retry { connect_timeout, read_timeout, .. } = options.retry;
-        let mut config = Agent::config_builder()
-            .http_status_as_error(false)
-            // Redirects are followed here, to read the hub's own headers and to send the token only to the hub.
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .user_agent(concat!("octavo/", env!("CARGO_PKG_VERSION")))
-            .timeout_connect(Some(connect_timeout))
-            .timeout_recv_response(Some(read_timeout))
-            .timeout_per_read(Some(read_timeout));
+        let mut tls = TlsConfig::builder();
         if let Some(path) = &options.ca_file {
-            config = config.tls_config(TlsConfig::builder().root_certs(certificates(path)?).build());
+            tls = tls.root_certs(certificates(path)?);
         }
-        Ok(Client { agent: config.build().into(), options, progress, answered: AtomicBool::new(false) })
+        let api = ApiBuilder::from_cache(Cache::new(options.cache_dir.clone()))
+            .with_endpoint(options.endpoint.clone())
+            .with_token(options.token.clone())
+            .with_user_agent("octavo", env!("CARGO_PKG_VERSION"))
+            .build()
+            .map_err(|error| HubError::Unreachable {
+                url: options.endpoint.clone(),
+                silent: false,
+                reason: error.to_string(),
+            })?;
+        let agent = Agent::config_builder().user_agent(concat!("octavo/", env!("CARGO_PKG_VERSION"))).build().into();
+        Ok(Client { api, agent, tls: tls.build(), options, progress, answered: AtomicBool::new(false) })
     }
 
     /// Returns the commit to which a revision points, and its files.
     pub(super) fn repo_info(&self, repo: &str, revision: &str) -> Result<RepoInfo, HubError> {
         let about = About { repo, revision, file: None };
-        let url = format!("{}/api/models/{repo}/revision/{}", self.options.endpoint, escaped(revision, false));
-        let reply = self.checked(self.request("GET", &url, None, Follow::All)?, about, &url)?;
+        let repo = Repo::with_revision(repo.to_owned(), RepoType::Model, escaped(revision, false));
+        let url = format!("{}/api/{}", self.options.endpoint, repo.api_url());
+        let request = self.api.repo(repo).info_request();
+        let reply = self.checked(self.follow(request, &url, Follow::All)?, about, &url)?;
         let body = read_limited(reply.into_body(), LISTING_LIMIT, &url)?;
         let bad = |reason: String| HubError::BadReply { url: url.clone(), reason };
         let info: RepoInfo = serde_json::from_slice(&body).map_err(|error| bad(error.to_string()))?;
-        if is_commit(&info.commit) { Ok(info) } else { Err(bad(format!("{:?} is no commit", info.commit))) }
+        if is_commit(&info.sha) { Ok(info) } else { Err(bad(format!("{:?} is no commit", info.sha))) }
     }
 
     /// Returns the URL of a file of a commit.
     pub(super) fn file_url(&self, repo: &str, commit: &str, file: &str) -> String {
-        format!("{}/{repo}/resolve/{commit}/{}", self.options.endpoint, escaped(file, true))
+        let repo = Repo::with_revision(repo.to_owned(), RepoType::Model, commit.to_owned());
+        self.api.repo(repo).url(&escaped(file, true))
     }
 
     /// Returns the hub's metadata of a file.
     pub(super) fn metadata(&self, url: &str, about: About<'_>) -> Result<FileMetadata, HubError> {
-        let reply = self.request("HEAD", url, None, Follow::SameOrigin)?;
+        let reply = self.follow(self.with_token(self.agent.head(url), url), url, Follow::SameOrigin)?;
         // A redirect to the CDN is a valid answer, because its headers describe the file.
         let reply = if reply.status().is_redirection() { reply } else { self.checked(reply, about, url)? };
         let headers = reply.headers();
@@ -150,8 +142,11 @@ impl<'a> Client<'a> {
     /// Requests the content of a file from byte `from` on. The status is 200 (the whole file, whatever range was
     /// requested), 206 or 416.
     pub(super) fn content(&self, url: &str, from: u64, about: About<'_>) -> Result<Response<Body>, HubError> {
-        let range = (from > 0).then(|| format!("bytes={from}-"));
-        let reply = self.request("GET", url, range.as_deref(), Follow::All)?;
+        let mut request = self.with_token(self.agent.get(url), url);
+        if from > 0 {
+            request = request.header(header::RANGE, format!("bytes={from}-"));
+        }
+        let reply = self.follow(request, url, Follow::All)?;
         if reply.status() == 416 { Ok(reply) } else { self.checked(reply, about, url) }
     }
 
@@ -186,30 +181,50 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    fn request(
+    /// Adds the token to a request to the hub itself; other servers must not see it.
+    fn with_token(&self, request: RequestBuilder<WithoutBody>, url: &str) -> RequestBuilder<WithoutBody> {
+        match &self.options.token {
+            Some(token) if origin(url) == origin(&self.options.endpoint) => {
+                request.header(header::AUTHORIZATION, format!("Bearer {token}"))
+            }
+            _ => request,
+        }
+    }
+
+    /// Applies the settings of every request. Redirects are followed by [`Client::follow`], to read the hub's own headers.
+    fn with_settings(&self, request: RequestBuilder<WithoutBody>) -> RequestBuilder<WithoutBody> {
+        let Retry { connect_timeout, read_timeout, .. } = self.options.retry;
+        request
+            .config()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .timeout_connect(Some(connect_timeout))
+            .timeout_recv_response(Some(read_timeout))
+            .timeout_per_read(Some(read_timeout))
+            .tls_config(self.tls.clone())
+            .build()
+            .header(header::ACCEPT_ENCODING, "identity")
+    }
+
+    /// Makes a request and follows its redirects with the same method and range.
+    fn follow(
         &self,
-        method: &str,
+        first: RequestBuilder<WithoutBody>,
         url: &str,
-        range: Option<&str>,
         follow: Follow,
     ) -> Result<Response<Body>, HubError> {
         let home = origin(&self.options.endpoint);
-        let mut url = url.to_owned();
+        let head = first.method_ref() == Some(&Method::HEAD);
+        let range = first.headers_ref().and_then(|headers| headers.get(header::RANGE)).cloned();
+        let (mut request, mut url) = (first, url.to_owned());
         for _ in 0..=REDIRECTS {
-            let mut request = if method == "HEAD" { self.agent.head(&url) } else { self.agent.get(&url) };
-            request = request.header(header::ACCEPT_ENCODING, "identity");
-            if let Some(range) = range {
-                request = request.header(header::RANGE, range);
-            }
-            if let Some(token) = self.options.token.as_ref().filter(|_| origin(&url) == home) {
-                request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
-            }
             let unreachable = |error: ureq::Error| HubError::Unreachable {
                 url: url.clone(),
                 silent: is_silence(&error),
                 reason: error.to_string(),
             };
-            let reply = self.announced(&url, || request.call()).map_err(unreachable)?;
+            let reply = self.announced(&url, || self.with_settings(request).call()).map_err(unreachable)?;
             self.answered.store(true, Ordering::Relaxed);
             let location = text(reply.headers(), "location").filter(|_| reply.status().is_redirection());
             let Some(location) = location else {
@@ -222,6 +237,10 @@ impl<'a> Client<'a> {
             }
             if url.starts_with("https:") && !next.starts_with("https:") {
                 return Err(HubError::BadReply { url, reason: format!("it redirects to {next}, without encryption") });
+            }
+            request = self.with_token(if head { self.agent.head(&next) } else { self.agent.get(&next) }, &next);
+            if let Some(range) = &range {
+                request = request.header(header::RANGE, range.clone());
             }
             url = next;
         }

@@ -1,9 +1,8 @@
 //! Download of one file of a repository into the cache.
 //!
-//! hf-hub's own download is not used for these reasons: it resumes only within one process; it compares neither size
-//! nor checksum, so that a truncated file becomes a model; it returns a 401 as a bare status; it has no offline mode;
-//! and `HF_TOKEN`, `HF_HUB_CACHE` and `--revision` do not work with a mirror behind a path. The protocol consists of
-//! three requests, so it is implemented here, with the cache layout of hf-hub and the Python clients.
+//! hf-hub's own download is not used for these reasons: it compares neither size nor checksum, so that a truncated file
+//! becomes a model; it has no time limits, so that a silent hub stops the start; it trusts only Mozilla's authorities,
+//! so that a private mirror cannot be used; and it returns a 401 as a bare status.
 
 use std::path::{Path, PathBuf};
 

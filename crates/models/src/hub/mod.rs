@@ -16,7 +16,7 @@ use crate::progress::Progress;
 use crate::resolve::{HubOptions, Retry};
 
 use cache::{Cached, RepoCache};
-use client::{Client, RepoInfo};
+use client::Client;
 use download::Download;
 use select::{CONFIG, INDEX, OPTIONAL, Weights, gguf_files, is_safe, is_split, of_quant, shards, weights};
 
@@ -147,29 +147,30 @@ impl HubRepo<'_> {
         }
     }
 
-    fn info(&self, client: &Client<'_>) -> Result<RepoInfo, HubError> {
+    /// Returns the commit of the revision and the names of its files.
+    fn info(&self, client: &Client<'_>) -> Result<(String, Vec<String>), HubError> {
         let info = client.retried(|| client.repo_info(self.repo, self.revision))?;
-        match info.names().into_iter().find(|name| !is_safe(name)) {
-            Some(name) => Err(HubError::UnsafeName { repo: self.repo.to_owned(), name }),
-            None => Ok(info),
+        let names: Vec<String> = info.siblings.into_iter().map(|file| file.rfilename).collect();
+        match names.iter().find(|name| !is_safe(name)) {
+            Some(name) => Err(HubError::UnsafeName { repo: self.repo.to_owned(), name: name.clone() }),
+            None => Ok((info.sha, names)),
         }
     }
 
     fn fetch_directory(&self, options: &HubOptions, cache: &RepoCache) -> Result<HubModel, HubError> {
         let client = Client::new(options, self.progress)?;
-        let info = self.info(&client)?;
-        let names = info.names();
+        let (commit, names) = self.info(&client)?;
         let has = |name: &str| names.iter().any(|other| other == name);
         let weights = weights(&names);
         if weights == Weights::None && self.with_weights {
-            let path = self.only_gguf(&names).and_then(|name| self.fetch_one(&client, cache, &info.commit, &name))?;
-            return Ok(HubModel { path, commit: info.commit });
+            let path = self.only_gguf(&names).and_then(|name| self.fetch_one(&client, cache, &commit, &name))?;
+            return Ok(HubModel { path, commit });
         }
         if !has(CONFIG) {
             return Err(self.not_a_model(format!("it has no {CONFIG}")));
         }
         let download =
-            Download { client: &client, cache, progress: self.progress, repo: self.repo, commit: &info.commit };
+            Download { client: &client, cache, progress: self.progress, repo: self.repo, commit: &commit };
         // Small files first: what is wrong with them shows before the weights are fetched.
         let config = download.file(CONFIG)?;
         if self.require_served {
@@ -183,7 +184,7 @@ impl HubRepo<'_> {
             if has(name) {
                 download.file(name)?;
             } else {
-                cache.mark_missing(&info.commit, name)?;
+                cache.mark_missing(&commit, name)?;
             }
         }
         match weights {
@@ -193,8 +194,8 @@ impl HubRepo<'_> {
             Weights::None => {}
         }
         // The revision is updated last, so that it keeps its former value until all files are there.
-        cache.write_ref(self.revision, &info.commit)?;
-        Ok(HubModel { path: cache.snapshot(&info.commit), commit: info.commit })
+        cache.write_ref(self.revision, &commit)?;
+        Ok(HubModel { path: cache.snapshot(&commit), commit })
     }
 
     fn fetch_shards(&self, download: &Download<'_>, names: &[String]) -> Result<(), HubError> {
@@ -210,10 +211,10 @@ impl HubRepo<'_> {
 
     fn fetch_gguf(&self, options: &HubOptions, cache: &RepoCache, choice: &GgufChoice) -> Result<HubModel, HubError> {
         let client = Client::new(options, self.progress)?;
-        let info = self.info(&client)?;
-        let name = self.pick(&info.names(), choice)?;
-        let path = self.fetch_one(&client, cache, &info.commit, &name)?;
-        Ok(HubModel { path, commit: info.commit })
+        let (commit, names) = self.info(&client)?;
+        let name = self.pick(&names, choice)?;
+        let path = self.fetch_one(&client, cache, &commit, &name)?;
+        Ok(HubModel { path, commit })
     }
 
     fn fetch_one(&self, client: &Client<'_>, cache: &RepoCache, commit: &str, name: &str) -> Result<PathBuf, HubError> {
