@@ -134,6 +134,20 @@ fn refused(model: &Path, args: &[&str]) -> String {
     said
 }
 
+#[test]
+fn a_gpu_that_was_given_and_cannot_be_used_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(OCTAVO);
+    command.arg("serve").arg(folder.path()).args(["--host", "127.0.0.1", "--port", "0", "--device", "auto"]);
+    // No driver is found there, even on a machine that has one.
+    command.env("NVIDIA_VISIBLE_DEVICES", "all").env("CUDA_VISIBLE_DEVICES", "GPU-none").env_remove("OCTAVO_DEVICE");
+    let output = command.output().expect("octavo runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("a GPU was given to this process (NVIDIA_VISIBLE_DEVICES=all) and cannot be used"), "{said}");
+    assert!(said.contains("--device cpu"), "{said}");
+}
+
 fn header(tensors: u64, pairs: u64, rest: &[u8]) -> Vec<u8> {
     let mut bytes = b"GGUF".to_vec();
     bytes.extend(3u32.to_le_bytes());

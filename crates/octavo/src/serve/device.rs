@@ -10,6 +10,7 @@ use tracing::{info, warn};
 
 use crate::cli::{ComposeArgs, Device, Dtype, MaxModelLen};
 use crate::kernels;
+use crate::serve::granted::Surroundings;
 use crate::serve::model::{LoadedModel, ModelFiles};
 use crate::system::human_bytes;
 
@@ -82,6 +83,9 @@ pub(crate) fn choose(args: &ComposeArgs) -> Result<Choice> {
 }
 
 /// Whether a GPU is usable: it needs a working driver, and a kernel pack or a compiler.
+///
+/// # Errors
+/// A GPU was given to this process and cannot be used.
 fn automatic(args: &ComposeArgs) -> Result<bool> {
     let pack = kernels::pack(args.model.kernel_pack.as_deref())?;
     let report = probe(&named_folders());
@@ -96,9 +100,21 @@ fn automatic(args: &ComposeArgs) -> Result<bool> {
             Ok(true)
         }
         Err(reason) => {
+            without_gpu(&reason, Surroundings::here().gpu())?;
             info!("device: cpu, because no GPU is usable: {reason}");
             Ok(false)
         }
+    }
+}
+
+/// Refuses to compute on the processor if a GPU was `given` to this process.
+fn without_gpu(reason: &str, given: Option<String>) -> Result<()> {
+    match given {
+        Some(sign) => bail!(
+            "--device auto: a GPU was given to this process ({sign}) and cannot be used: {reason}. Repair that, or serve from \
+             the processor with --device cpu"
+        ),
+        None => Ok(()),
     }
 }
 
@@ -202,4 +218,20 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
     }
     info!("device: cuda, {}, {}", described(backend.device()), backend.dtype());
     Ok(backend)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_that_was_given_and_cannot_be_used_is_an_error() {
+        assert!(without_gpu("there is no driver", None).is_ok());
+        let error = without_gpu("there is no driver", Some("/dev/nvidia0".into())).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "--device auto: a GPU was given to this process (/dev/nvidia0) and cannot be used: there is no driver. Repair \
+             that, or serve from the processor with --device cpu"
+        );
+    }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod device;
 pub(crate) mod generation;
+mod granted;
 mod kv;
 mod kv_events;
 mod listen;
