@@ -38,7 +38,8 @@ struct Package {
     tests_with: BTreeSet<String>,
 }
 
-fn packages() -> BTreeMap<String, Package> {
+/// Cargo's description of the workspace.
+fn metadata() -> Value {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
@@ -46,14 +47,17 @@ fn packages() -> BTreeMap<String, Package> {
         .output()
         .expect("cargo runs");
     assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
-    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo metadata is JSON");
+    serde_json::from_slice(&output.stdout).expect("cargo metadata is JSON")
+}
+
+fn packages() -> BTreeMap<String, Package> {
     let name = |v: &Value| v["name"].as_str().expect("a name").to_owned();
     let package = |p: &Value| {
         let (dev, links): (Vec<_>, Vec<_>) =
             p["dependencies"].as_array().expect("dependencies").iter().partition(|d| d["kind"].as_str() == Some("dev"));
         Package { links: links.into_iter().map(name).collect(), tests_with: dev.into_iter().map(name).collect() }
     };
-    metadata["packages"].as_array().expect("packages").iter().map(|p| (name(p), package(p))).collect()
+    metadata()["packages"].as_array().expect("packages").iter().map(|p| (name(p), package(p))).collect()
 }
 
 fn ours(dependencies: &BTreeSet<String>) -> impl Iterator<Item = &str> {
@@ -96,6 +100,19 @@ fn only_backends_touch_a_device() {
         let device = DEVICE_CRATES.iter().find(|d| package.links.contains(**d));
         assert_eq!(device, None, "{name} links a device crate");
     }
+}
+
+#[test]
+fn the_binary_links_candle_only_on_request() {
+    let metadata = metadata();
+    let named = |list: &Value, name: &str, kind: Option<&str>| {
+        let found = list.as_array().expect("a list").iter().find(|v| v["name"] == name && v["kind"].as_str() == kind);
+        found.unwrap_or_else(|| panic!("{name} is missing")).clone()
+    };
+    let binary = named(&metadata["packages"], "octavo", None);
+    assert_eq!(named(&binary["dependencies"], "octavo-backend-candle", None)["optional"], true);
+    assert_eq!(binary["features"]["candle"], serde_json::json!(["dep:octavo-backend-candle"]));
+    assert!(binary["features"].get("default").is_none(), "a default feature");
 }
 
 /// `cargo run` passes variables set by a build script on to the program, and the program reads `OCTAVO_*` as flags.

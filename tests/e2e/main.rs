@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod bench;
+mod candle;
 mod cuda;
 mod gpu_suite;
 mod health;

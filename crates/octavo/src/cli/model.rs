@@ -89,7 +89,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, num_args = 1.., value_name = "NAME")]
     pub(crate) served_model_name: Vec<String>,
 
-    /// Device to compute on: auto, cpu or cuda.
+    /// Device to compute on: auto, cpu, cuda or candle.
     ///
     /// With `auto` a usable GPU is preferred to the processor. A GPU that was given to this process (NVIDIA_VISIBLE_DEVICES, a
     /// device file in a container) and cannot be used is an error. The NVIDIA driver, NVRTC and cuBLASLt are searched for

@@ -12,6 +12,8 @@ pub(crate) enum Device {
     Cpu,
     /// An NVIDIA GPU.
     Cuda,
+    /// The reference backend, on the processor.
+    Candle,
 }
 
 /// Precision of weights and arithmetic.

@@ -1,6 +1,8 @@
 //! The choice of the device.
 
 use anyhow::{Context, Result, bail};
+#[cfg(feature = "candle")]
+use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, KvDtype};
 use octavo_backend_cuda::{CudaBackend, CudaConfig, DeviceInfo, Memory, named_folders, probe};
 use octavo_engine::StepPlan;
@@ -29,6 +31,8 @@ const GPU_SHARE: f64 = 0.9;
 pub(crate) enum Choice {
     Cpu(CpuConfig),
     Cuda,
+    #[cfg(feature = "candle")]
+    Candle,
 }
 
 /// A device with the model's weights.
@@ -62,6 +66,7 @@ pub(crate) fn choose(args: &ComposeArgs) -> Result<Choice> {
     let gpu = match args.model.device {
         Device::Cuda => true,
         Device::Cpu => false,
+        Device::Candle => return candle(args),
         Device::Auto => automatic(args)?,
     };
     if gpu {
@@ -80,6 +85,32 @@ pub(crate) fn choose(args: &ComposeArgs) -> Result<Choice> {
         kv: kv_dtype(&args.model.kv_cache_dtype)?,
         coarse_activations: args.model.cpu_activation_bits.as_deref() == Some("8"),
     }))
+}
+
+/// Chooses the reference backend.
+#[cfg(feature = "candle")]
+fn candle(args: &ComposeArgs) -> Result<Choice> {
+    let kept = &args.model.kv_cache_dtype;
+    if kept != "auto" {
+        bail!("--kv-cache-dtype {kept}: --device candle stores the KV cache in float32; accepted: auto");
+    }
+    if args.model.cpu_threads.is_some() || args.model.cpu_isa.is_some() || args.model.cpu_activation_bits.is_some() {
+        warn!(
+            "--cpu-threads, --cpu-isa and --cpu-activation-bits have no effect: candle has its own kernels and threads"
+        );
+    }
+    for warning in without_effect(args) {
+        warn!("{warning}");
+    }
+    Ok(Choice::Candle)
+}
+
+#[cfg(not(feature = "candle"))]
+fn candle(_args: &ComposeArgs) -> Result<Choice> {
+    bail!(
+        "--device candle: this binary was built without the reference backend; `cargo build --release --features candle` \
+         builds one that has it"
+    )
 }
 
 /// Whether a GPU is usable: it needs a working driver, and a kernel pack or a compiler.
@@ -153,6 +184,14 @@ pub(crate) fn load(choice: &Choice, args: &ComposeArgs, files: ModelFiles) -> Re
             let name = format!("cpu, {} threads, {device} kernels", backend.threads());
             info!("device: {name}");
             let model = files.load(args, &mut backend)?;
+            Ok((model, Computer { backend: Box::new(backend), device, budget: CPU_BUDGET, kv_bytes: None, name }))
+        }
+        #[cfg(feature = "candle")]
+        Choice::Candle => {
+            let mut backend = CandleBackend::new();
+            info!("device: candle, the reference backend: float32, op by op, on the processor");
+            let model = files.load(args, &mut backend)?;
+            let (device, name) = ("cpu".to_owned(), "candle, float32".to_owned());
             Ok((model, Computer { backend: Box::new(backend), device, budget: CPU_BUDGET, kv_bytes: None, name }))
         }
         Choice::Cuda => {
