@@ -78,6 +78,12 @@ pub struct Chip {
 impl Chip {
     /// V100.
     pub const SM_70: Self = Self { major: 7, minor: 0 };
+    /// T4.
+    pub const SM_75: Self = Self { major: 7, minor: 5 };
+    /// A100.
+    pub const SM_80: Self = Self { major: 8, minor: 0 };
+    /// A10.
+    pub const SM_86: Self = Self { major: 8, minor: 6 };
     /// L40S.
     pub const SM_89: Self = Self { major: 8, minor: 9 };
     /// H100 and H200.
@@ -124,6 +130,15 @@ impl Target {
     pub const fn chip(self) -> Chip {
         match self {
             Self::Code(chip) | Self::Ptx(chip) => chip,
+        }
+    }
+
+    /// Returns whether `chip` runs this form: PTX runs on its chip and later ones, and machine code on those of the same major. The
+    /// code of sm_90a uses features of that chip alone, which is the only one of its major.
+    pub fn runs_on(self, chip: Chip) -> bool {
+        match self {
+            Self::Code(of) => of.major == chip.major && of.minor <= chip.minor,
+            Self::Ptx(of) => of <= chip,
         }
     }
 
@@ -266,11 +281,37 @@ pub fn program(source: Source, instances: &[Instance]) -> String {
     text
 }
 
+/// Targets of a pack unless others are named: machine code for the chips of data centres and workstations, and PTX for
+/// later ones.
+pub const PACKED: &str = "sm_70,sm_75,sm_80,sm_86,sm_89,sm_90a,sm_100,sm_120,compute_120";
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn code_runs_on_later_chips_of_its_major_and_ptx_on_all_later_ones() {
+        let chip = |major, minor| Chip { major, minor };
+        let runs = |target: &str, on| Target::parse(target).unwrap().runs_on(on);
+        assert!(runs("sm_80", chip(8, 0)) && runs("sm_80", chip(8, 9)) && runs("sm_86", chip(8, 9)));
+        assert!(!runs("sm_89", chip(8, 6)) && !runs("sm_89", chip(9, 0)) && !runs("sm_75", chip(7, 0)));
+        assert!(runs("sm_90a", chip(9, 0)) && !runs("sm_90a", chip(10, 0)) && runs("sm_100", chip(10, 3)));
+        assert!(
+            runs("compute_120", chip(12, 1)) && runs("compute_70", chip(9, 0)) && !runs("compute_120", chip(10, 0))
+        );
+    }
+
+    #[test]
+    fn a_pack_has_kernels_for_every_chip_that_is_compiled() {
+        let packed: Vec<_> = PACKED.split(',').map(|arch| Target::parse(arch).expect(arch)).collect();
+        for chip in Chip::CHECKED.into_iter().chain([Chip::SM_75, Chip::SM_80, Chip::SM_86]) {
+            assert!(packed.contains(&Target::Code(chip)), "{}", chip.arch());
+        }
+        let newest = packed.iter().map(|target| target.chip()).max().expect("targets");
+        assert!(packed.contains(&Target::Ptx(newest)), "chips after {} run nothing", newest.arch());
+    }
 
     #[test]
     fn names_are_unique_and_say_one_thing() {

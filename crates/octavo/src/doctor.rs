@@ -101,7 +101,7 @@ fn gpus(pack: Option<&KernelPack>) {
     }
     let takes = pack.map(|pack| report.takes(pack, found.chip));
     let kernels = match (takes, report.compiler(found.chip)) {
-        (Some(Ok(())), _) => format!("from the pack, for {}", found.chip.arch()),
+        (Some(Ok(target)), _) => format!("from the pack, for {}", target.arch()),
         (not_taken, compiler) => {
             let note = not_taken
                 .and_then(Result::err)

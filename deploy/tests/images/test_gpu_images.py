@@ -19,7 +19,7 @@ from images import UID, check, files_of, size_of
 from places import DEPLOY, OCTAVO, TARGET
 
 WHOLE = os.environ.get("OCTAVO_WHOLE_IMAGES") == "1"
-CHIPS = ["sm_70", "sm_89", "sm_90a"]
+CHIPS = ["compute_120", "sm_100", "sm_120", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"]
 PACK = "usr/local/share/octavo/kernels"
 CUBLASLT = "usr/local/cuda/lib64/libcublasLt.so.12"
 DOCKERFILE = (DEPLOY / "docker" / "Dockerfile").read_text()
@@ -93,13 +93,19 @@ def test_the_pack_is_for_every_chip_and_nobody_can_write_it(image):
     index = json.loads((folder / "pack.json").read_text())
     assert list(index["chips"]) == CHIPS
     assert {part["nvrtc"] for part in index["chips"].values()} == {"12.9"}
-    kernels = {arch: len(list(folder.glob(f"{arch}-*.cubin"))) for arch in CHIPS}
+    kernels = {arch: len(list(folder.glob(f"{arch}-*.*"))) for arch in CHIPS}
     assert kernels == {arch: part["kernels"] for arch, part in index["chips"].items()}
     assert sum(kernels.values()) > (450 if WHOLE else 8)
     for file in [folder, *folder.iterdir()]:
         status = file.stat()
         assert (status.st_uid, status.st_gid) == (0, 0) and status.st_mode & 0o022 == 0, file
         assert status.st_mode & 0o004, f"{file} cannot be read by any user"
+
+
+def test_no_packed_kernel_spills(packed):
+    usages = json.loads((packed / "usage.json").read_text())
+    spilled = [name for name, usage in usages.items() if usage.get("stack") or usage.get("spills")]
+    assert usages and not spilled
 
 
 def test_what_it_says_of_itself(image):

@@ -93,8 +93,9 @@ impl Builder<'_> {
         let mut origins = Origins::default();
         let pack = self.pack();
         let mut codes: Vec<Option<Vec<u8>>> = vec![None; keys.len()];
-        if let Ok(Some(pack)) = &pack {
-            codes = keys.iter().map(|key| pack.code(key, Target::Code(chip))).collect();
+        if let Ok(Some((pack, target))) = &pack {
+            let code = |instance| pack.code(&Key::new(instance, *target), *target);
+            codes = instances.list.iter().map(code).collect();
             origins.pack = codes.iter().flatten().count();
         }
         if origins.pack < keys.len() {
@@ -122,16 +123,18 @@ impl Builder<'_> {
         Ok(Kernels { kernels, _modules: modules })
     }
 
-    /// Returns the pack, if there is one for this device, or a sentence that explains why it is not used, which is also
+    /// Returns the pack and the target of its kernels, if there is one for this device, or a sentence that explains why it is not used, which is also
     /// logged.
-    fn pack(&self) -> Result<Option<KernelPack>, String> {
+    fn pack(&self) -> Result<Option<(KernelPack, Target)>, String> {
         let Some(folder) = &self.config.kernel_pack else { return Ok(None) };
         let usable = KernelPack::read(folder).map_err(|error| error.to_string()).and_then(|pack| {
-            let fits = pack.check(Target::Code(self.gpu.info().chip), Some(self.driver));
-            fits.map(|()| pack).map_err(|reason| format!("the kernel pack {} is not used: {reason}", folder.display()))
+            let target = pack.target(self.gpu.info().chip, Some(self.driver));
+            target
+                .map(|target| (pack, target))
+                .map_err(|reason| format!("the kernel pack {} is not used: {reason}", folder.display()))
         });
         match &usable {
-            Ok(pack) => tracing::info!("kernel pack: {pack}"),
+            Ok((pack, target)) => tracing::info!("kernel pack: {pack}, of which {} is used", target.arch()),
             Err(reason) => tracing::warn!("{reason}"),
         }
         usable.map(Some)

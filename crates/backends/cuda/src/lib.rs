@@ -42,7 +42,7 @@ pub use bench::{Ceilings, CeilingsBench, KernelBench, KernelBencher, KernelTime,
 pub use config::{CudaConfig, Memory};
 pub use driver::{DeviceInfo, DriverError, Unavailable};
 pub use libraries::{Candidate, Kind, OLDEST_CHIP, Unfit, Version, fits, named_folders};
-pub use octavo_kernels::manifest::{Chip, Dtype, Target};
+pub use octavo_kernels::manifest::{Chip, Dtype, PACKED, Target};
 pub use pack::{KernelPack, PackError, PackMade, PackOrder, PackUnfit, build_pack};
 pub use probe::{Found, Report, probe};
 

@@ -5,6 +5,7 @@
 //! only a driver of its CUDA major. A pack belongs to one build of octavo: the index contains a hash of all kernels for
 //! each chip, and if the hash differs, the pack is not used and a warning is logged.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -154,6 +155,26 @@ impl KernelPack {
             Some(driver) if part.nvrtc > newest(driver) => Err(PackUnfit::Driver { nvrtc: part.nvrtc, driver }),
             _ => Ok(()),
         }
+    }
+
+    /// Returns the target of the pack whose kernels run best on a chip: its own machine code, else that of the newest earlier chip
+    /// of its major, else PTX of the newest earlier chip, which the driver compiles. If a driver is given, it must support them.
+    ///
+    /// # Errors
+    /// Returns the reason why none is used.
+    pub fn target(&self, chip: Chip, driver: Option<Version>) -> Result<Target, PackUnfit> {
+        let targets = self.index.chips.keys().filter_map(|arch| Target::parse(arch));
+        let mut running: Vec<_> = targets.filter(|target| target.runs_on(chip)).collect();
+        running.sort_by_key(|target| Reverse((matches!(target, Target::Code(_)), target.chip())));
+        let mut unfit = PackUnfit::Chip { wanted: chip.arch(), has: self.chips() };
+        for (rank, target) in running.into_iter().enumerate() {
+            match self.check(target, driver) {
+                Ok(()) => return Ok(target),
+                Err(reason) if rank == 0 => unfit = reason,
+                Err(_) => {}
+            }
+        }
+        Err(unfit)
     }
 
     /// Checks every chip of the pack.
@@ -439,10 +460,34 @@ mod tests {
             said(HOPPER, None),
             "octavo 0.0.9 made it from other kernels than those of this one: `octavo kernels build` makes it anew"
         );
-        // Code for 8.9 does not run on 8.6, and vice versa.
-        let sm_86 = Target::Code(Chip { major: 8, minor: 6 });
+        let sm_86 = Target::Code(Chip::SM_86);
         assert_eq!(said(sm_86, None), "it has kernels for compute_70, sm_70, sm_89, sm_90a, not for sm_86");
         assert!(matches!(pack.check_all(), Err(PackUnfit::Stale { .. })));
+    }
+
+    #[test]
+    fn a_chip_without_code_of_its_own_takes_that_of_its_major_or_ptx() {
+        let root = tempfile::tempdir().unwrap();
+        let targets =
+            ["sm_75", "sm_80", "sm_86", "sm_90a", "sm_100", "compute_100"].map(|arch| Target::parse(arch).unwrap());
+        let pack = pack(root.path(), "0.1.0", &targets.map(|target| (target, R12, digest(target))));
+        let on = |major, minor, driver| pack.target(Chip { major, minor }, driver).map(Target::arch);
+        for ((major, minor), expected) in [
+            ((7, 5), "sm_75"),
+            ((8, 0), "sm_80"),
+            ((8, 6), "sm_86"),
+            ((8, 9), "sm_86"),
+            ((9, 0), "sm_90a"),
+            ((10, 3), "sm_100"),
+            ((12, 0), "compute_100"),
+        ] {
+            assert_eq!(on(major, minor, Some(R13)).as_deref(), Ok(expected), "{major}.{minor}");
+        }
+        assert!(matches!(on(7, 0, None), Err(PackUnfit::Chip { .. })), "older than all");
+        // A driver of CUDA 12.0 knows the code of its major, but not PTX of 12.9.
+        let old = Some(Version { major: 12, minor: 0 });
+        assert_eq!(on(8, 9, old).as_deref(), Ok("sm_86"));
+        assert!(matches!(on(12, 0, old), Err(PackUnfit::Driver { .. })));
     }
 
     #[test]

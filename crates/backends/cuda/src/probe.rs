@@ -79,12 +79,12 @@ impl Report {
         compiler(&self.libraries, *driver, chip).map(|(nvrtc, path)| (path, nvrtc.version()))
     }
 
-    /// Checks whether the kernels of a pack are used on a chip.
+    /// Returns the target of a pack whose kernels are used on a chip.
     ///
     /// # Errors
     /// Returns the reason why they are not used.
-    pub fn takes(&self, pack: &KernelPack, chip: Chip) -> Result<(), PackUnfit> {
-        pack.check(Target::Code(chip), self.driver.as_ref().ok().copied())
+    pub fn takes(&self, pack: &KernelPack, chip: Chip) -> Result<Target, PackUnfit> {
+        pack.target(chip, self.driver.as_ref().ok().copied())
     }
 
     /// Returns the library of a kind that is tried first for a chip.

@@ -169,8 +169,7 @@ impl HubRepo<'_> {
         if !has(CONFIG) {
             return Err(self.not_a_model(format!("it has no {CONFIG}")));
         }
-        let download =
-            Download { client: &client, cache, progress: self.progress, repo: self.repo, commit: &commit };
+        let download = Download { client: &client, cache, progress: self.progress, repo: self.repo, commit: &commit };
         // Small files first: what is wrong with them shows before the weights are fetched.
         let config = download.file(CONFIG)?;
         if self.require_served {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use octavo_backend_cuda::Target;
+use octavo_backend_cuda::{PACKED, Target};
 
 #[derive(Debug, Args)]
 pub(crate) struct KernelsArgs {
@@ -21,8 +21,9 @@ pub(crate) enum KernelsCommand {
 #[derive(Debug, Args)]
 pub(crate) struct KernelsBuildArgs {
     /// Chips to compile for, separated by commas: sm_70 (V100), sm_75 (T4), sm_80 (A100), sm_86 (A10), sm_89 (L40S), sm_90a (H100,
-    /// H200), ...; compute_70 and so on for PTX, which the tests of kernels run on later chips.
-    #[arg(long, value_delimiter = ',', value_parser = target, default_value = "sm_70,sm_89,sm_90a", value_name = "CHIP,...")]
+    /// H200), sm_100 (B200), sm_120 (RTX PRO 6000), ... A later chip of the same major runs the code of an earlier one. compute_120
+    /// and so on for PTX, which the driver of any later chip compiles.
+    #[arg(long, value_delimiter = ',', value_parser = target, default_value = PACKED, value_name = "CHIP,...")]
     pub(crate) arch: Vec<Target>,
 
     /// Folder of the pack: a new one, an empty one, or one with a pack, which is replaced [default: where `octavo serve`
