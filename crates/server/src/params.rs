@@ -167,6 +167,16 @@ impl Sampling {
         self.base.logprobs.map(|top| top.max(self.base.logprob_token_ids.len() as u32))
     }
 
+    /// Number of entries per token in the chat format, if requested. The token itself is one of them, so it must not
+    /// displace a token that the client named.
+    pub(crate) fn chat_logprobs(&self) -> Option<u32> {
+        let named = match self.base.logprob_token_ids.len() as u32 {
+            0 => 0,
+            named => named + 1,
+        };
+        self.base.logprobs.map(|top| top.max(named))
+    }
+
     /// Whether the client wants the prompt alone.
     pub(crate) fn generates_nothing(&self) -> bool {
         self.max_tokens == Some(0)

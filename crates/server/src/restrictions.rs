@@ -5,6 +5,25 @@ use std::sync::Arc;
 use octavo_engine::Constraint;
 use octavo_text::{AfterReasoning, AllowedTokens, BadWords, Grammar, ThinkingBudget, all_of};
 
+/// Reasoning at the start of the output, which a grammar does not restrict.
+#[derive(Clone)]
+pub(crate) struct ReasoningSpan {
+    /// Token that begins it; `None` if the prompt began it.
+    pub(crate) start: Option<u32>,
+    pub(crate) end: Arc<[u32]>,
+    /// Size of the model's vocabulary.
+    pub(crate) vocab_size: usize,
+}
+
+impl ReasoningSpan {
+    fn precede(&self, grammar: Box<dyn Constraint>) -> Box<dyn Constraint> {
+        Box::new(match self.start {
+            Some(start) => AfterReasoning::optional(grammar, start, &self.end, self.vocab_size),
+            None => AfterReasoning::new(grammar, &self.end, self.vocab_size),
+        })
+    }
+}
+
 /// The restrictions of one request; none by default.
 #[derive(Clone, Default)]
 pub(crate) struct Restrictions {
@@ -14,8 +33,8 @@ pub(crate) struct Restrictions {
     pub(crate) bad_words: Option<BadWords>,
     /// The grammar of the output.
     pub(crate) grammar: Option<Grammar>,
-    /// The end of the reasoning before the part that the grammar restricts, and the size of the model's vocabulary.
-    pub(crate) reasoning_end: Option<(Arc<[u32]>, usize)>,
+    /// The reasoning before the part that the grammar restricts.
+    pub(crate) reasoning: Option<ReasoningSpan>,
     /// Maximum number of reasoning tokens.
     pub(crate) thinking: Option<ThinkingBudget>,
 }
@@ -35,8 +54,8 @@ impl Restrictions {
         }
         if let Some(grammar) = &self.grammar {
             let grammar = grammar.constraint();
-            parts.push(match &self.reasoning_end {
-                Some((end, vocab_size)) => Box::new(AfterReasoning::new(grammar, end, *vocab_size)),
+            parts.push(match &self.reasoning {
+                Some(span) => span.precede(grammar),
                 None => grammar,
             });
         }

@@ -18,6 +18,18 @@ const COMMON: &[Row] = &[
     ("watermarking", "null"),
 ];
 
+/// Fields of earlier releases of vLLM that restricted the output, and their new names in `structured_outputs`. vLLM
+/// ignores them; an answer without the requested restriction would be worse than an error.
+const RENAMED: &[(&str, &str, &str)] = &[
+    ("guided_choice", "null", "choice"),
+    ("guided_grammar", "null", "grammar"),
+    ("guided_json", "null", "json"),
+    ("guided_json_object", "false", "json_object"),
+    ("guided_regex", "null", "regex"),
+    ("guided_whitespace_pattern", "null", "whitespace_pattern"),
+    ("structural_tag", "null", "structural_tag"),
+];
+
 /// Of chat requests alone.
 const CHAT: &[Row] = &[("media_io_kwargs", "null"), ("mm_payload", "null"), ("mm_processor_kwargs", "null")];
 
@@ -45,6 +57,14 @@ pub(crate) fn refuse(fields: &mut Fields<'_>, route: Route) {
     for (name, off) in COMMON.iter().chain(own) {
         if fields.raw(name).is_some_and(|raw| !means(raw.get(), off)) {
             fields.value_error(name, format_args!("`{name}` is not supported by this server."));
+        }
+    }
+    for (name, off, renamed) in RENAMED {
+        if fields.raw(name).is_some_and(|raw| !means(raw.get(), off)) {
+            fields.value_error(
+                name,
+                format_args!("`{name}` is no longer supported; use `structured_outputs.{renamed}`."),
+            );
         }
     }
 }
@@ -79,7 +99,23 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_knows_is_ignored() {
-        assert!(refused(r#"{"frobnicate": [1, 2], "guided_json": {}}"#, Route::Chat).is_empty());
+    fn unknown_fields_are_ignored() {
+        let body = r#"{"frobnicate": [1, 2], "guided_json": null, "guided_decoding_backend": "xgrammar"}"#;
+        assert!(refused(body, Route::Chat).is_empty());
+    }
+
+    #[test]
+    fn renamed_fields_are_refused_with_their_new_names() {
+        for (name, off, renamed) in RENAMED {
+            for route in [Route::Chat, Route::Completion, Route::Responses] {
+                assert!(refused(&format!("{{\"{name}\": {off}}}"), route).is_empty(), "{name}");
+                let body = format!("{{\"{name}\": {{\"x\": 1}}}}");
+                let mut fields = Fields::parse(body.as_bytes()).unwrap();
+                refuse(&mut fields, route);
+                let errors = fields.into_errors();
+                assert_eq!(errors.len(), 1);
+                assert!(errors[0].message.ends_with(&format!("use `structured_outputs.{renamed}`.")), "{errors:?}");
+            }
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use octavo_text::{OutputDelta, OutputParser, ReasoningSyntax, ToolSyntax};
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 /// The settings for parsing the text of a request's sequences; by default, all text is content.
@@ -16,6 +17,8 @@ pub(crate) struct Parsing {
     pub(crate) hide_reasoning: bool,
     /// Whether only the first tool call is returned.
     pub(crate) first_call_only: bool,
+    /// Whether a call that is cut off is left out.
+    pub(crate) complete_calls_only: bool,
 }
 
 /// The source of tool calls.
@@ -37,6 +40,9 @@ pub(crate) struct Parts {
     named: Option<String>,
     hide_reasoning: bool,
     first_call_only: bool,
+    complete_calls_only: bool,
+    /// The current call, held back until it is complete.
+    held: Vec<OutputDelta>,
     /// Whether at least one call has begun.
     called: bool,
     scratch: Vec<OutputDelta>,
@@ -55,6 +61,8 @@ impl Parts {
             named,
             hide_reasoning: parsing.hide_reasoning,
             first_call_only: parsing.first_call_only,
+            complete_calls_only: parsing.complete_calls_only,
+            held: Vec::new(),
             called: false,
             scratch: Vec::new(),
         }
@@ -76,6 +84,7 @@ impl Parts {
             parser.finish(&mut self.scratch);
         }
         self.sort_out(out);
+        self.release(out);
     }
 
     /// Whether the text so far ends in reasoning.
@@ -96,16 +105,47 @@ impl Parts {
                     if self.first_call_only && index > 0 => {}
                 OutputDelta::Content(fragment) if self.named.is_some() => {
                     if !std::mem::replace(&mut self.called, true) {
-                        out.extend(self.named.clone().map(|name| OutputDelta::ToolCall { index: 0, name }));
+                        if let Some(name) = self.named.clone() {
+                            self.add(OutputDelta::ToolCall { index: 0, name }, out);
+                        }
                     }
-                    append(out, OutputDelta::Arguments { index: 0, fragment });
+                    self.add(OutputDelta::Arguments { index: 0, fragment }, out);
                 }
                 delta => {
                     self.called |= matches!(delta, OutputDelta::ToolCall { .. });
-                    append(out, delta);
+                    self.add(delta, out);
                 }
             }
         }
+    }
+
+    /// Adds a delta to `out`, or to the held call.
+    fn add(&mut self, delta: OutputDelta, out: &mut Vec<OutputDelta>) {
+        match delta {
+            OutputDelta::ToolCall { .. } if self.complete_calls_only => {
+                self.release(out);
+                self.held.push(delta);
+            }
+            OutputDelta::Arguments { .. } if self.complete_calls_only => append(&mut self.held, delta),
+            delta => append(out, delta),
+        }
+    }
+
+    /// Adds the held call to `out`, or drops it if its arguments are cut off.
+    fn release(&mut self, out: &mut Vec<OutputDelta>) {
+        let complete = match self.held.last() {
+            Some(OutputDelta::Arguments { fragment, .. }) => {
+                // Arguments that nest too deeply for serde_json are not cut off.
+                !serde_json::from_str::<IgnoredAny>(fragment).is_err_and(|error| error.is_eof())
+            }
+            _ => false,
+        };
+        if complete {
+            out.append(&mut self.held);
+        } else if let Some(OutputDelta::ToolCall { index: 0, .. }) = self.held.first() {
+            self.called = false;
+        }
+        self.held.clear();
     }
 }
 
@@ -149,6 +189,27 @@ mod tests {
         let call = OutputDelta::ToolCall { index: 0, name: "f".into() };
         assert_eq!(out, [call, OutputDelta::Arguments { index: 0, fragment }]);
         assert!(!called, "a forced call ends with stop");
+    }
+
+    #[test]
+    fn forced_calls_that_are_cut_off_are_left_out() {
+        let required = Calls::Written(ToolSyntax::JsonArray, Arc::default());
+        let complete = [
+            OutputDelta::ToolCall { index: 0, name: "f".into() },
+            OutputDelta::Arguments { index: 0, fragment: "{\"a\": 1}".into() },
+        ];
+        let text = r#"[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {"b": 2}}]"#;
+        for cut in 0..text.len() - 2 {
+            let parsing = Parsing { calls: required.clone(), complete_calls_only: true, ..Parsing::default() };
+            let (out, called) = parts(&parsing, &[&text[..cut]]);
+            let count = if cut > text.find('}').unwrap() { 2 } else { 0 };
+            assert_eq!(out, complete[..count], "{cut}");
+            assert_eq!(called, count > 0);
+        }
+        for cut in 0..8 {
+            let parsing = Parsing { calls: Calls::Named("f".into()), complete_calls_only: true, ..Parsing::default() };
+            assert_eq!(parts(&parsing, &[&"{\"a\": 1}"[..cut]]), (vec![], false), "{cut}");
+        }
     }
 
     #[test]

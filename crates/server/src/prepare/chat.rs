@@ -14,7 +14,7 @@ use crate::params::{OutputLimit, Sampling};
 use crate::prepare::{
     Headers, Prepared, check_model, envelope, fit, restrictions, spelling, stream_options, submission, tokenise,
 };
-use crate::restrictions::Restrictions;
+use crate::restrictions::{ReasoningSpan, Restrictions};
 use crate::types::chat::ChatRequest;
 use crate::types::response::UsageDetails;
 use crate::types::tools::ToolChoice;
@@ -74,7 +74,7 @@ fn prepare(state: &AppState, request: &ChatRequest, headers: &Headers) -> Result
         prompt,
         role: role.to_owned(),
         echo: echo.and_then(|message| message.get("content")?.as_str()).map(str::to_owned),
-        logprobs: submission.sampling.logprobs(),
+        logprobs: submission.sampling.chat_logprobs(),
         prompt_logprobs: common.prompt_logprobs.is_some(),
         spelling: spelling(state, common),
         return_token_ids: common.return_token_ids,
@@ -107,12 +107,15 @@ pub(crate) fn conversation(
     }
     let (text, tokens) = prompt_of(state, request)?;
     let prompt = fit(state, tokens, common, &sampling)?;
+    let forced = matches!(request.tools.choice, ToolChoice::Required | ToolChoice::Named(_));
+    let prompt_tail = tail(&text).to_owned();
     let parsing = Parsing {
-        reasoning: config.api.reasoning,
+        reasoning: config.api.reasoning.map(|syntax| effective(syntax, grammar.is_some(), &prompt_tail)),
         calls,
-        prompt_tail: tail(&text).to_owned(),
+        prompt_tail,
         hide_reasoning: !request.include_reasoning,
         first_call_only: !request.tools.parallel,
+        complete_calls_only: forced && common.stream.is_none(),
     };
     let restrictions = reasoning_restrictions(state, request, &parsing, restrictions(state, common)?)?;
     let id = headers.id(common.request_id.as_ref());
@@ -155,6 +158,13 @@ fn calls(state: &AppState, request: &ChatRequest) -> Result<(Calls, Option<Gramm
     })
 }
 
+/// The syntax of reasoning for one request. A grammar must know where reasoning begins: if the prompt leaves that open,
+/// reasoning begins with its marker or not at all, as with [`ReasoningSyntax::Qwen3`].
+fn effective(syntax: ReasoningSyntax, has_grammar: bool, prompt_tail: &str) -> ReasoningSyntax {
+    let undecided = has_grammar && syntax.opened_by(prompt_tail).is_none();
+    if undecided { ReasoningSyntax::Qwen3 } else { syntax }
+}
+
 /// The effect of reasoning: grammars begin after it, and it may have a budget.
 fn reasoning_restrictions(
     state: &AppState,
@@ -169,10 +179,12 @@ fn reasoning_restrictions(
         }
         return Ok(restrictions);
     };
-    let tail = parsing.prompt_tail.trim_end();
-    if tail.ends_with(syntax.end()) {
+    let opened = syntax.opened_by(&parsing.prompt_tail);
+    if opened == Some(false) {
         return Ok(restrictions);
     }
+    // If the prompt begins the reasoning, the output has no start marker.
+    let begun = opened == Some(true) || syntax == ReasoningSyntax::DeepSeekR1;
     let ids = |marker: &str| -> Result<Arc<[u32]>, ApiError> {
         state.text.tokenizer.encode(marker, false).map(Arc::from).map_err(|error| {
             tracing::error!(%error, marker, "a reasoning marker could not be tokenised");
@@ -180,13 +192,16 @@ fn reasoning_restrictions(
         })
     };
     let (end, vocab_size) = (ids(syntax.end())?, state.config.vocab_size);
+    let start = if begun { Arc::default() } else { ids(syntax.start())? };
     if let Some(budget) = request.thinking_token_budget {
-        // If the prompt begins the reasoning, the output has no start marker.
-        let begun = tail.ends_with(syntax.start()) || syntax == ReasoningSyntax::DeepSeekR1;
-        let start = if begun { Arc::default() } else { ids(syntax.start())? };
         restrictions.thinking = Some(ThinkingBudget::new(budget as usize, &start, &end, vocab_size));
     }
-    restrictions.reasoning_end = Some((end, vocab_size));
+    restrictions.reasoning = match start[..] {
+        [] => Some(ReasoningSpan { start: None, end, vocab_size }),
+        [start] => Some(ReasoningSpan { start: Some(start), end, vocab_size }),
+        // A marker of several tokens is text that a grammar may allow too, so the grammar applies at once.
+        _ => None,
+    };
     Ok(restrictions)
 }
 

@@ -24,7 +24,7 @@ pub(crate) fn responses(state: &AppState, body: &[u8], headers: &Headers) -> Res
         envelope: envelope(state, format!("resp_{id}")),
         prompt_tokens: prompt.len(),
         settings,
-        logprobs: submission.sampling.logprobs(),
+        logprobs: submission.sampling.chat_logprobs(),
         spelling: spelling(state, &chat.common),
         details: UsageDetails { metrics: state.config.api.request_metrics, ..UsageDetails::default() },
         items: Items::default(),

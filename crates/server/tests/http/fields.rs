@@ -91,6 +91,12 @@ async fn chosen_tokens_may_be_scored() {
     let body = ok(server.completion(rest)).await;
     let top = body["choices"][0]["logprobs"]["top_logprobs"][0].as_object().unwrap();
     assert_eq!(top.keys().collect::<Vec<_>>(), ["Hello", " two"]);
+    let three = id(" three");
+    let rest = json!({"logprobs": true, "logprob_token_ids": [two, three], "max_tokens": 1});
+    let body = ok(server.chat(rest)).await;
+    let top = body["choices"][0]["logprobs"]["content"][0]["top_logprobs"].as_array().unwrap();
+    let tokens: Vec<_> = top.iter().map(|entry| entry["token"].as_str().unwrap()).collect();
+    assert_eq!(tokens, ["Hello", " two", " three"], "the token itself displaces none");
     let many = vec![0; 129];
     let refused = server.completion(json!({"logprobs": 0, "logprob_token_ids": many})).send().await.unwrap();
     assert_eq!(refused.status(), 400);

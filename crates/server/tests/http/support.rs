@@ -10,7 +10,7 @@ use octavo_engine::{
 };
 use octavo_server::{Server, ServerConfig, ServerError, Shutdown, TextModel};
 use octavo_telemetry::{Telemetry, TelemetryConfig, TraceConfig, Traces};
-use octavo_text::{ChatTemplate, SpecialTokens, Tokenizer};
+use octavo_text::{ChatTemplate, ReasoningSyntax, SpecialTokens, Tokenizer};
 use reqwest::{Client, RequestBuilder, Response};
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
@@ -40,17 +40,18 @@ pub fn script(words: &[&str]) -> Option<Arc<[u32]>> {
     Some(words.iter().map(|word| id(word)).collect())
 }
 
-/// A byte-level tokenizer: text becomes bytes, words come only from the script.
-pub fn tokenizer() -> Tokenizer {
+/// A byte-level tokenizer: text becomes bytes, words come only from the script. The ids of `more` tokens start at
+/// [`VOCAB`].
+fn tokenizer(more: &[&str]) -> Tokenizer {
     let words = WORDS.iter().map(|word| word.bytes().map(symbol).collect());
+    let added = SPECIALS.iter().chain(more).copied();
     let tokens: Vec<String> =
-        (0..=255).map(|byte| symbol(byte).to_string()).chain(words).chain(SPECIALS.map(String::from)).collect();
+        (0..=255).map(|byte| symbol(byte).to_string()).chain(words).chain(added.clone().map(String::from)).collect();
     let vocab: Map<String, Value> = tokens.into_iter().zip(0..).map(|(token, id)| (token, Value::from(id))).collect();
-    let added: Vec<Value> = SPECIALS
-        .iter()
+    let added: Vec<Value> = added
         .map(|token| {
-            json!({"id": id(token), "content": token, "special": true, "single_word": false, "lstrip": false,
-                   "rstrip": false, "normalized": false})
+            json!({"id": vocab[token], "content": token, "special": !more.contains(&token), "single_word": false,
+                   "lstrip": false, "rstrip": false, "normalized": false})
         })
         .collect();
     let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
@@ -118,6 +119,8 @@ pub struct Setup {
     pub mock: MockConfig,
     pub engine: EngineConfig,
     pub config: ServerConfig,
+    /// Tokens beside words and specials.
+    more_tokens: &'static [&'static str],
     gate: Option<Receiver<()>>,
     traces: Option<TraceConfig>,
 }
@@ -144,6 +147,7 @@ impl Default for Setup {
                 shutdown_lag: Duration::ZERO,
                 ..ServerConfig::default()
             },
+            more_tokens: &[],
             gate: None,
             traces: None,
         }
@@ -162,6 +166,19 @@ impl Setup {
     pub fn writing(text: &str) -> Self {
         let mut setup = Self::default();
         setup.mock.script = Some(text.bytes().map(u32::from).chain([IM_END]).collect());
+        setup
+    }
+
+    /// Generates this text after this reasoning, whose markers are tokens.
+    pub fn reasoning(reasoning: &str, text: &str) -> Self {
+        let mut setup = Self::writing(text);
+        setup.more_tokens = &["<think>", "</think>"];
+        (setup.mock.vocab_size, setup.config.vocab_size) = (VOCAB + 2, VOCAB + 2);
+        let (start, end) = (VOCAB as u32, VOCAB as u32 + 1);
+        let answer = setup.mock.script.iter().flat_map(|script| script.iter().copied());
+        let all = std::iter::once(start).chain(reasoning.bytes().map(u32::from)).chain([end]).chain(answer);
+        setup.mock.script = Some(all.collect());
+        setup.config.api.reasoning = Some(ReasoningSyntax::Qwen3);
         setup
     }
 
@@ -203,7 +220,7 @@ impl Setup {
             None => Box::new(mock),
         };
         let engine = Engine::spawn(executor, self.engine, telemetry.engine()).unwrap();
-        let tokenizer = Arc::new(tokenizer());
+        let tokenizer = Arc::new(tokenizer(self.more_tokens));
         let template = ChatTemplate::new(TEMPLATE, tokenizer.special()).unwrap();
         let text = TextModel { tokenizer, template: Some(Arc::new(template)) };
         (Server::new(engine.handle(), text, telemetry.clone(), self.config), engine, telemetry)

@@ -123,6 +123,67 @@ async fn a_forced_call_is_made_whatever_the_model_says() {
 }
 
 #[tokio::test]
+async fn a_forced_call_that_is_cut_off_is_no_call() {
+    let server = Setup::writing("I would rather not.").start().await;
+    let named = json!({"type": "function", "function": {"name": "weather"}});
+    for choice in [json!("required"), named] {
+        let rest = json!({"tools": tools(), "tool_choice": choice, "parallel_tool_calls": false});
+        let complete = ok(server.chat(with(rest.clone(), json!({"max_tokens": 400})))).await;
+        let length = complete["usage"]["completion_tokens"].as_u64().unwrap();
+        let call = whole(&complete)["calls"][0].clone();
+        for max_tokens in 1..length {
+            let rest = with(rest.clone(), json!({"max_tokens": max_tokens}));
+            let body = ok(server.chat(rest.clone())).await;
+            assert_eq!(body["choices"][0]["finish_reason"], "length", "{body}");
+            let calls = whole(&body)["calls"].clone();
+            assert!(calls == json!([]) || calls[0] == call, "{max_tokens}: {body}");
+            if calls == json!([]) {
+                assert_eq!(body["choices"][0]["message"]["content"], "", "{max_tokens}: {body}");
+            }
+            let streamed = events(server.chat(with(rest, json!({"stream": true})))).await;
+            let message = message(&streamed);
+            assert_eq!(message["content"], "", "{max_tokens}");
+            assert_eq!(streamed.last().unwrap()["choices"][0]["finish_reason"], "length");
+            if let Some(begun) = message["calls"].get(0) {
+                assert_eq!(begun["name"], call["name"]);
+                let arguments = |call: &Value| call["arguments"].as_str().unwrap().to_owned();
+                assert!(arguments(&call).starts_with(&arguments(begun)), "{max_tokens}: {begun}");
+            }
+        }
+    }
+    server.idle().await;
+}
+
+#[tokio::test]
+async fn constraints_hold_for_a_model_that_does_not_reason() {
+    for syntax in [ReasoningSyntax::Qwen3, ReasoningSyntax::DeepSeekR1] {
+        let mut setup = Setup::writing("I would rather not.");
+        setup.config.api.reasoning = Some(syntax);
+        let server = setup.start().await;
+        let choice = ok(server.chat(json!({"structured_outputs": {"choice": ["left", "right"]}}))).await;
+        let content = choice["choices"][0]["message"]["content"].as_str().unwrap();
+        assert!(["left", "right"].contains(&content), "{choice}");
+        let required = json!({"tools": tools(), "tool_choice": "required", "parallel_tool_calls": false});
+        let body = ok(server.chat(required)).await;
+        assert_eq!(whole(&body)["calls"].as_array().unwrap().len(), 1, "{body}");
+        server.idle().await;
+    }
+}
+
+#[tokio::test]
+async fn a_constraint_follows_reasoning_that_the_model_begins() {
+    let server = Setup::reasoning("Hm, left?", "I would rather not.").start().await;
+    let body = ok(server.chat(json!({"structured_outputs": {"choice": ["left", "right"]}}))).await;
+    assert_eq!(whole(&body)["reasoning"], "Hm, left?");
+    let content = body["choices"][0]["message"]["content"].as_str().unwrap();
+    assert!(["left", "right"].contains(&content), "{body}");
+    let rest = json!({"structured_outputs": {"choice": ["left"]}, "thinking_token_budget": 3});
+    let body = ok(server.chat(rest)).await;
+    assert_eq!((&whole(&body)["reasoning"], &whole(&body)["content"]), (&json!("Hm,"), &json!("left")));
+    server.idle().await;
+}
+
+#[tokio::test]
 async fn reasoning_has_a_budget() {
     let server = server("<think>\nLet me see, and see, and see again.</think>\nYes.").await;
     let tokens = |body: &Value| body["usage"]["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap();

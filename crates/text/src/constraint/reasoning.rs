@@ -2,7 +2,7 @@
 
 use octavo_engine::Constraint;
 
-use super::tokens::{allow_all, allow_only};
+use super::tokens::{allow_all, allow_also, allow_only};
 
 /// Finds a sequence of tokens in a stream, with the Knuth-Morris-Pratt table.
 #[derive(Clone, Debug)]
@@ -42,10 +42,12 @@ impl Marker {
     }
 }
 
-/// A constraint that applies only to the answer: everything is allowed until the end-of-thinking sequence has been
-/// sampled.
+/// A constraint that applies only to the answer: everything is allowed inside the reasoning, until the end-of-thinking
+/// sequence has been sampled.
 pub struct AfterReasoning {
     inner: Box<dyn Constraint>,
+    /// Token that begins reasoning at the start of the output; `None` if the output starts inside the reasoning.
+    start: Option<u32>,
     end: Marker,
     vocab_size: usize,
     /// Matched length of the end sequence at each token of the reasoning.
@@ -58,24 +60,46 @@ impl AfterReasoning {
     /// Applies `inner` after the tokens of `end`, or at once if `end` is empty. `vocab_size` is that of the model's
     /// head.
     pub fn new(inner: Box<dyn Constraint>, end: &[u32], vocab_size: usize) -> Self {
-        Self { inner, end: Marker::new(end), vocab_size, matched: Vec::new(), answered: 0 }
+        Self { inner, start: None, end: Marker::new(end), vocab_size, matched: Vec::new(), answered: 0 }
     }
 
+    /// Lets the first token decide: after `start`, everything is allowed up to `end`; any other token is part of the
+    /// answer. A model that does not reason is thus constrained from its first token on.
+    pub fn optional(inner: Box<dyn Constraint>, start: u32, end: &[u32], vocab_size: usize) -> Self {
+        Self { start: Some(start), ..Self::new(inner, end, vocab_size) }
+    }
+
+    /// Returns whether `inner` decides about the next token.
     fn has_ended(&self) -> bool {
-        self.end.is_whole(self.matched.last().copied().unwrap_or(0))
+        match self.matched.last() {
+            Some(&matched) => self.end.is_whole(matched),
+            None => self.start.is_some() || self.end.is_whole(0),
+        }
+    }
+
+    /// Returns the token that may begin reasoning now.
+    fn possible_start(&self) -> Option<u32> {
+        self.start.filter(|_| self.matched.is_empty() && self.answered == 0)
     }
 }
 
 impl Constraint for AfterReasoning {
     fn fill_mask(&mut self, mask: &mut [u32]) {
-        if self.has_ended() {
-            self.inner.fill_mask(mask);
-        } else {
+        if !self.has_ended() {
             allow_all(mask, self.vocab_size);
+            return;
+        }
+        self.inner.fill_mask(mask);
+        if let Some(start) = self.possible_start() {
+            allow_also(mask, start);
         }
     }
 
     fn accept(&mut self, token: u32) -> bool {
+        if self.possible_start() == Some(token) {
+            self.matched.push(0);
+            return true;
+        }
         if self.has_ended() {
             self.answered += 1;
             return self.inner.accept(token);

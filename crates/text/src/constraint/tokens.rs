@@ -21,10 +21,13 @@ pub(super) fn allow_all(mask: &mut [u32], vocab_size: usize) {
 /// Sets the bits of `ids` and clears all others.
 pub(super) fn allow_only(mask: &mut [u32], ids: &[u32]) {
     mask.fill(0);
-    for &id in ids {
-        if let Some(word) = mask.get_mut(id as usize / 32) {
-            *word |= 1 << (id % 32);
-        }
+    ids.iter().for_each(|&id| allow_also(mask, id));
+}
+
+/// Sets the bit of `id`.
+pub(super) fn allow_also(mask: &mut [u32], id: u32) {
+    if let Some(word) = mask.get_mut(id as usize / 32) {
+        *word |= 1 << (id % 32);
     }
 }
 

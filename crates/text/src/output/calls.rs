@@ -66,6 +66,9 @@ impl Frame {
 ///
 /// Text that proves not to be a call before its name is known becomes content again, including the marker. A call that
 /// breaks later keeps the parts already passed on, and the following text is content.
+///
+/// [`ToolSyntax::JsonArray`] is different at the end of the text: a grammar enforces it, so the start of a call is never
+/// content, and is dropped.
 #[derive(Debug)]
 pub(super) struct ToolParser {
     syntax: ToolSyntax,
@@ -109,7 +112,9 @@ impl ToolParser {
         self.body = None;
         sink.abandon();
         let raw = std::mem::take(&mut self.raw);
-        raw.chars().for_each(|character| self.content(character, sink));
+        if self.syntax != ToolSyntax::JsonArray {
+            raw.chars().for_each(|character| self.content(character, sink));
+        }
         let held = self.markers.take();
         let after_call = self.quiet && sink.calls() > 0;
         // The text may end within the marker that ends a call.

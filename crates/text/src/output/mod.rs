@@ -106,7 +106,7 @@ impl OutputParser {
     }
 
     /// Ends the text and appends the held-back text to `out`: the start of a marker and a call without a known name
-    /// become content. An unfinished call gets no more deltas.
+    /// become content, unless a grammar enforces calls. An unfinished call gets no more deltas.
     pub fn finish(&mut self, out: &mut Vec<OutputDelta>) {
         if let Some(reasoning) = &mut self.reasoning {
             reasoning.finish(&mut self.sink, &mut self.content);

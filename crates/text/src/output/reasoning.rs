@@ -4,10 +4,6 @@ use super::markers::Markers;
 use super::sink::Sink;
 use super::syntax::{END_THINK, ReasoningSyntax, THINK, ToolSyntax};
 
-/// Markers that begin a turn in a prompt, in the families of models that reason. Text written by the user comes before
-/// the last one.
-const TURNS: [&str; 3] = ["<|im_start|>", "<｜Assistant｜>", "<|start_header_id|>"];
-
 /// Separates reasoning from the text that follows it.
 ///
 /// Line breaks directly after the start marker and around the end marker belong to neither part: the models' own
@@ -40,7 +36,7 @@ enum At {
 impl Reasoning {
     pub(super) fn new(syntax: ReasoningSyntax, tools: Option<ToolSyntax>, prompt: &str) -> Self {
         let start = || At::Start(Markers::new(&[THINK]), String::new());
-        let (at, by_default) = match prompt_opens(syntax, prompt) {
+        let (at, by_default) = match syntax.opened_by(prompt) {
             Some(true) => (start(), true),
             Some(false) => (At::Content, false),
             None => (start(), syntax == ReasoningSyntax::DeepSeekR1),
@@ -127,12 +123,4 @@ impl Reasoning {
             sink.reasoning(character);
         }
     }
-}
-
-/// Returns whether the prompt has opened or closed reasoning; `None` if it leaves that to the model. Only the turn that
-/// the model continues counts, so markers in text written by the user do not.
-fn prompt_opens(syntax: ReasoningSyntax, prompt: &str) -> Option<bool> {
-    let turn = TURNS.iter().filter_map(|turn| prompt.rfind(turn)).max().unwrap_or(0);
-    let (start, end) = (prompt[turn..].rfind(syntax.start()), prompt[turn..].rfind(syntax.end()));
-    (start != end).then_some(start > end)
 }

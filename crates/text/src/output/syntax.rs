@@ -40,6 +40,11 @@ pub enum ReasoningSyntax {
 pub(super) const THINK: &str = "<think>";
 pub(super) const END_THINK: &str = "</think>";
 
+/// Markers that begin a turn in a prompt, in the families of models that reason. Text written by the user comes before
+/// the last one.
+const TURNS: [&str; 6] =
+    ["<|im_start|>", "<｜Assistant｜>", "<|start_header_id|>", "<|assistant|>", "<|im_assistant|>", "]~b]ai"];
+
 /// Error of an unknown parser name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no {kind} parser \"{name}\"; the known ones are {known}")]
@@ -91,6 +96,19 @@ impl ToolSyntax {
     /// Values of `--tool-call-parser`, which are vLLM's.
     pub const NAMES: &'static [&'static str] = &names(&TOOL_NAMES);
 
+    /// Returns the name of the parser.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hermes => "hermes",
+            Self::Llama3Json => "llama3_json",
+            Self::Mistral => "mistral",
+            Self::Pythonic => "pythonic",
+            Self::Qwen3Coder => "qwen3_coder",
+            Self::DeepSeekV3 => "deepseek_v3",
+            Self::JsonArray => "json_array",
+        }
+    }
+
     /// Detects the syntax that a chat template shows the model: in the calls of earlier turns, or in the instructions
     /// to the model. Returns `None` if it shows none or an unknown one.
     pub fn detect(chat_template_source: &str) -> Option<Self> {
@@ -131,6 +149,14 @@ impl ReasoningSyntax {
     /// Values of `--reasoning-parser`, which are vLLM's.
     pub const NAMES: &'static [&'static str] = &names(&REASONING_NAMES);
 
+    /// Returns the name of the parser.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Qwen3 => "qwen3",
+            Self::DeepSeekR1 => "deepseek_r1",
+        }
+    }
+
     /// Detects the syntax of a model with this chat template; `None` if it shows no reasoning.
     pub fn detect(chat_template_source: &str) -> Option<Self> {
         let has = |marker| chat_template_source.contains(marker);
@@ -141,6 +167,14 @@ impl ReasoningSyntax {
         } else {
             Some(Self::Qwen3)
         }
+    }
+
+    /// Returns whether the end of the prompt has opened or closed reasoning; `None` if it leaves that to the model. Only
+    /// the turn that the model continues counts, so markers in text written by the user do not.
+    pub fn opened_by(self, prompt: &str) -> Option<bool> {
+        let turn = TURNS.iter().filter_map(|turn| prompt.rfind(turn)).max().unwrap_or(0);
+        let (start, end) = (prompt[turn..].rfind(self.start()), prompt[turn..].rfind(self.end()));
+        (start != end).then_some(start > end)
     }
 
     /// Returns the start marker of reasoning.

@@ -108,6 +108,26 @@ fn a_grammar_can_wait_for_the_end_of_thinking() {
 }
 
 #[test]
+fn a_model_that_does_not_think_is_constrained_at_once() {
+    let optional = || AfterReasoning::optional(Box::new(AllowedTokens::new(&[3], VOCAB).unwrap()), 7, &[8], VOCAB);
+    let mut constraint = optional();
+    assert_eq!(allowed(&mut constraint), [3, 7]);
+    assert!(constraint.accept(3));
+    assert_eq!(allowed(&mut constraint), [3], "thinking comes first");
+    assert!(!constraint.accept(7));
+    constraint.rollback(2);
+    assert_eq!(allowed(&mut constraint), [3, 7]);
+    assert!(constraint.accept(7));
+    assert_eq!(allowed(&mut constraint), all());
+    assert!(constraint.accept(3) && constraint.accept(8));
+    assert_eq!(allowed(&mut constraint), [3]);
+    assert!(constraint.accept(3));
+    constraint.rollback(4);
+    assert_eq!(allowed(&mut constraint), [3, 7]);
+    assert!(!optional().accept(9));
+}
+
+#[test]
 fn several_constraints_allow_what_all_do() {
     assert!(all_of(vec![]).is_none());
     let tokens = |ids: &[u32]| Box::new(AllowedTokens::new(ids, VOCAB).unwrap()) as Box<dyn Constraint>;
@@ -129,6 +149,7 @@ proptest! {
     #[test]
     fn rollback_is_as_if_it_had_not_happened(
         budget in 0..4_usize,
+        first in prop::option::of(0..3_u32),
         start in prop::collection::vec(0..3_u32, 0..3),
         end in prop::collection::vec(0..3_u32, 1..4),
         steps in prop::collection::vec((prop::collection::vec(0..4_u32, 0..8), 0..9_usize), 1..5),
@@ -136,7 +157,11 @@ proptest! {
         let fresh = || {
             let words = BadWords::new(&GROUND.tokenizer, GROUND.vocab_size, &["hello world".to_owned()]).unwrap();
             let inner = Box::new(ThinkingBudget::new(budget, &start, &end, VOCAB));
-            let late = Box::new(AfterReasoning::new(Box::new(AllowedTokens::new(&[1, 2], VOCAB).unwrap()), &end, VOCAB));
+            let answer = Box::new(AllowedTokens::new(&[1, 2], VOCAB).unwrap());
+            let late = Box::new(match first {
+                Some(first) => AfterReasoning::optional(answer, first, &end, VOCAB),
+                None => AfterReasoning::new(answer, &end, VOCAB),
+            });
             all_of(vec![inner, late, Box::new(words)]).unwrap()
         };
         let mut constraint = fresh();
