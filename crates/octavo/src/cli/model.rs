@@ -271,17 +271,21 @@ pub(crate) struct ChatFormatArgs {
 
     /// Let the model decide when to call tools.
     ///
-    /// Applies to requests with `tool_choice: auto`; needs --tool-call-parser.
+    /// It may whenever a parser of tool calls is known. With this flag, the server does not start without one.
     #[arg(long)]
     pub(crate) enable_auto_tool_choice: bool,
 
-    /// Syntax of tool calls: hermes, llama3_json, mistral, ...
-    #[arg(long, value_name = "NAME")]
-    pub(crate) tool_call_parser: Option<String>,
+    /// Syntax of tool calls: auto, none, hermes, ...
+    ///
+    /// `auto` takes the syntax that the chat template shows; `none` refuses requests that let the model decide.
+    #[arg(long, default_value = "auto", value_name = "NAME")]
+    pub(crate) tool_call_parser: String,
 
-    /// Syntax of reasoning: qwen3, deepseek_r1, ...
-    #[arg(long, value_name = "NAME")]
-    pub(crate) reasoning_parser: Option<String>,
+    /// Syntax of reasoning: auto, none, qwen3, ...
+    ///
+    /// `auto` takes the syntax that the chat template shows; with `none`, reasoning is part of the content.
+    #[arg(long, default_value = "auto", value_name = "NAME")]
+    pub(crate) reasoning_parser: String,
 
     /// Defaults of structured output.
     ///

@@ -7,6 +7,7 @@ mod kv;
 mod kv_events;
 mod listen;
 pub(crate) mod model;
+mod parsers;
 pub(crate) mod settings;
 mod stand_in;
 
@@ -190,6 +191,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
         async_scheduling: limits.async_scheduling,
     };
     let mut server_config = settings::server_config(args, settings, &model, plan.max_model_len);
+    (server_config.api.tools, server_config.api.reasoning) = settings.parsers.choose(&model.text)?;
     let model_name = server_config.served_model_names[0].clone();
     let telemetry = Telemetry::new(TelemetryConfig {
         model_name: model_name.clone(),

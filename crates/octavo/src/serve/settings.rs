@@ -10,7 +10,6 @@ use octavo_server::{
     ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, RequestLog, ServerConfig, TlsConfig,
 };
 use octavo_telemetry::{LogConfig, LogFormat, TraceConfig};
-use octavo_text::{ReasoningSyntax, ToolSyntax};
 use serde_json::Value;
 
 use crate::cli::{
@@ -18,6 +17,7 @@ use crate::cli::{
 };
 use crate::serve::kv_events;
 use crate::serve::model::LoadedModel;
+use crate::serve::parsers::{Choice, ParserFlags};
 
 /// Variable for the seconds that a connection is kept open between requests.
 const KEEP_ALIVE: &str = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE";
@@ -51,7 +51,9 @@ pub(crate) struct Settings {
     pub(crate) sse_keep_alive: Option<Duration>,
     pub(crate) track_load: bool,
     pub(crate) no_docs: bool,
+    /// Without the parsers, which depend on the model.
     pub(crate) api: ApiConfig,
+    pub(crate) parsers: ParserFlags,
 
     pub(crate) tokenizer_info: bool,
     /// Whether the development routes are served.
@@ -85,6 +87,7 @@ impl Settings {
             stream_interval: u32::try_from(answers.stream_interval).unwrap_or(u32::MAX),
             ..api_config(&args.compose.chat)?
         };
+        let parsers = parser_flags(&args.compose.chat)?;
         Ok(Self {
             api_keys: api_keys(network, environment)?,
             connection: connection(network, environment)?,
@@ -105,6 +108,7 @@ impl Settings {
             track_load: answers.enable_server_load_tracking,
             no_docs: network.disable_fastapi_docs,
             api,
+            parsers,
             tokenizer_info: network.enable_tokenizer_info_endpoint,
             development: switch(environment, DEVELOPMENT)?,
             log: RequestLog {
@@ -125,7 +129,8 @@ impl Settings {
     pub(crate) fn in_process(args: &ComposeArgs, environment: &Environment<'_>) -> Result<Self> {
         let traces = traces(&args.observe, environment)?;
         let (kv_events, prefix_seed) = (kv_events(&args.engine, environment)?, prefix_seed(environment));
-        Ok(Self { api: api_config(&args.chat)?, traces, kv_events, prefix_seed, ..Self::default() })
+        let (api, parsers) = (api_config(&args.chat)?, parser_flags(&args.chat)?);
+        Ok(Self { api, parsers, traces, kv_events, prefix_seed, ..Self::default() })
     }
 }
 
@@ -191,17 +196,10 @@ fn traces(args: &ObserveArgs, environment: &Environment<'_>) -> Result<Option<Tr
 
 /// The configuration of the API.
 fn api_config(args: &ChatFormatArgs) -> Result<ApiConfig> {
-    if args.enable_auto_tool_choice && args.tool_call_parser.is_none() {
-        bail!("--enable-auto-tool-choice needs --tool-call-parser, the syntax of the model's tool calls");
-    }
-    let tools = args.tool_call_parser.as_deref().map(str::parse::<ToolSyntax>).transpose();
-    let tools = tools.context("--tool-call-parser")?;
     let mut api = ApiConfig {
         response_role: args.response_role.clone(),
         template_kwargs: args.default_chat_template_kwargs.clone().unwrap_or_default().0,
         trust_request_chat_template: args.trust_request_chat_template,
-        tools: tools.filter(|_| args.enable_auto_tool_choice),
-        reasoning: reasoning(args.reasoning_parser.as_deref())?,
         ..ApiConfig::default()
     };
     for (key, value) in args.structured_outputs_config.iter().flat_map(|object| &object.0) {
@@ -210,9 +208,14 @@ fn api_config(args: &ChatFormatArgs) -> Result<ApiConfig> {
     Ok(api)
 }
 
-fn reasoning(name: Option<&str>) -> Result<Option<ReasoningSyntax>> {
-    let syntax = name.filter(|name| !name.is_empty()).map(str::parse).transpose();
-    syntax.context("--reasoning-parser")
+/// The flags of parsers, among which `--structured-outputs-config` has a place for one.
+fn parser_flags(args: &ChatFormatArgs) -> Result<ParserFlags> {
+    let mut flags = ParserFlags::new(args)?;
+    let nested = args.structured_outputs_config.as_ref().and_then(|object| object.0.get("reasoning_parser"));
+    if let Some(name) = nested.and_then(Value::as_str).filter(|name| !name.is_empty()) {
+        flags.reasoning = Choice::read(name).context("--structured-outputs-config")?;
+    }
+    Ok(flags)
 }
 
 fn structured(api: &mut ApiConfig, key: &str, value: &Value) -> Result<()> {
@@ -224,11 +227,9 @@ fn structured(api: &mut ApiConfig, key: &str, value: &Value) -> Result<()> {
     match key {
         "disable_any_whitespace" => api.disable_any_whitespace = switch()?,
         "disable_additional_properties" => api.disable_additional_properties = switch()?,
-        "reasoning_parser" => match value.as_str() {
-            Some("") => {}
-            Some(name) => api.reasoning = reasoning(Some(name))?,
-            None => bail!("'{key}' is {value}, but must be a name"),
-        },
+        // Read with the flags of parsers.
+        "reasoning_parser" if value.is_string() => {}
+        "reasoning_parser" => bail!("'{key}' is {value}, but must be a name"),
         _ if STRUCTURED_NO_EFFECT.contains(&key) => {}
         _ => bail!("unknown key '{key}'"),
     }

@@ -104,10 +104,10 @@ impl Parts {
                 OutputDelta::ToolCall { index, .. } | OutputDelta::Arguments { index, .. }
                     if self.first_call_only && index > 0 => {}
                 OutputDelta::Content(fragment) if self.named.is_some() => {
-                    if !std::mem::replace(&mut self.called, true) {
-                        if let Some(name) = self.named.clone() {
-                            self.add(OutputDelta::ToolCall { index: 0, name }, out);
-                        }
+                    if !std::mem::replace(&mut self.called, true)
+                        && let Some(name) = self.named.clone()
+                    {
+                        self.add(OutputDelta::ToolCall { index: 0, name }, out);
                     }
                     self.add(OutputDelta::Arguments { index: 0, fragment }, out);
                 }

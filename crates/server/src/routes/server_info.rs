@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::{Query, State};
+use octavo_text::{ReasoningSyntax, ToolSyntax};
 use serde_json::{Value, json};
 
 use crate::app::AppState;
@@ -25,8 +26,8 @@ pub(crate) async fn handle(State(state): State<AppState>, Query(options): Query<
         "max_sequences": config.max_sequences,
         "sampling_defaults": config.sampling_defaults.to_map(),
         "stream_interval": config.api.stream_interval,
-        "tool_call_parser": config.api.tools.map(|tools| format!("{tools:?}")),
-        "reasoning_parser": config.api.reasoning.map(|reasoning| format!("{reasoning:?}")),
+        "tool_call_parser": config.api.tools.map(ToolSyntax::name),
+        "reasoning_parser": config.api.reasoning.map(ReasoningSyntax::name),
         "shutdown_timeout": config.shutdown_timeout.as_secs_f64(),
         "shutdown_lag": config.shutdown_lag.as_secs_f64(),
     });

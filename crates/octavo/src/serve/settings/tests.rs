@@ -1,5 +1,7 @@
 use std::ffi::OsString;
 
+use octavo_text::{ReasoningSyntax, ToolSyntax};
+
 use super::*;
 use crate::cli::{self, Command};
 
@@ -57,19 +59,22 @@ fn lines_are_written_as_asked_for() {
 
 #[test]
 fn parsers_are_vllms_by_name() {
-    let api = |line: &[&str]| settings(line).map(|settings| settings.api);
-    let tools = api(&["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]).unwrap();
-    assert_eq!(tools.tools, Some(ToolSyntax::Hermes));
-    assert_eq!(api(&["--tool-call-parser", "hermes"]).unwrap().tools, None, "auto choice was not enabled");
-    assert_eq!(api(&["--reasoning-parser", "deepseek_r1"]).unwrap().reasoning, Some(ReasoningSyntax::DeepSeekR1));
-    let nested = api(&["--structured-outputs-config.reasoning_parser", "qwen3"]).unwrap();
-    assert_eq!(nested.reasoning, Some(ReasoningSyntax::Qwen3));
+    let parsers = |line: &[&str]| settings(line).map(|settings| settings.parsers);
+    assert_eq!(parsers(&[]).unwrap(), ParserFlags::default());
+    let tools = parsers(&["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]).unwrap();
+    assert_eq!((tools.tools, tools.tools_are_needed), (Choice::Named(ToolSyntax::Hermes), true));
+    assert_eq!(parsers(&["--tool-call-parser", "none"]).unwrap().tools, Choice::Disabled);
+    let reasoning = |line: &[&str]| parsers(line).unwrap().reasoning;
+    assert_eq!(reasoning(&["--reasoning-parser", "deepseek_r1"]), Choice::Named(ReasoningSyntax::DeepSeekR1));
+    assert_eq!(reasoning(&["--reasoning-parser", ""]), Choice::Auto);
+    let nested = reasoning(&["--structured-outputs-config.reasoning_parser", "qwen3"]);
+    assert_eq!(nested, Choice::Named(ReasoningSyntax::Qwen3));
     for (line, flag) in [
-        (&["--enable-auto-tool-choice"][..], "--enable-auto-tool-choice"),
+        (&["--enable-auto-tool-choice", "--tool-call-parser", "none"][..], "--enable-auto-tool-choice contradicts"),
         (&["--enable-auto-tool-choice", "--tool-call-parser", "nobodys"], "--tool-call-parser"),
         (&["--reasoning-parser", "nobodys"], "--reasoning-parser"),
     ] {
-        let error = format!("{:#}", api(line).unwrap_err());
+        let error = format!("{:#}", parsers(line).unwrap_err());
         assert!(error.starts_with(flag), "{error}");
     }
 }
@@ -162,7 +167,6 @@ fn bodies_as_large_as_allowed_have_room() {
 #[test]
 fn contradictions_are_sentences() {
     for (line, part) in [
-        (vec!["--enable-auto-tool-choice"], "needs --tool-call-parser"),
         (vec!["--structured-outputs-config.backnd", "x"], "unknown key 'backnd'"),
         (vec!["--structured-outputs-config.disable_any_whitespace", "1"], "must be true or false"),
         (vec!["--structured-outputs-config.reasoning_parser", "1"], "must be a name"),
@@ -171,7 +175,7 @@ fn contradictions_are_sentences() {
         assert!(error.contains(part), "{line:?}: {error}");
     }
     let known = [r#"--structured-outputs-config={"backend":"xgrammar","reasoning_parser":"qwen3"}"#];
-    assert_eq!(settings(&known).unwrap().api.reasoning, Some(ReasoningSyntax::Qwen3));
+    assert_eq!(settings(&known).unwrap().parsers.reasoning, Choice::Named(ReasoningSyntax::Qwen3));
 }
 
 #[test]
