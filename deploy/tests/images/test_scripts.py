@@ -29,6 +29,7 @@ parser.add_argument("image")
 parser.add_argument("command", nargs=argparse.REMAINDER)
 given = parser.parse_args()
 assert os.path.exists(given.image), given.image
+open(os.path.join(os.environ["TMPDIR"], "environment"), "w").write("".join(f"{{name}}={{os.environ.get(name, '')}}\\n" for name in given.env))
 command = given.command
 for source, target in (mount.split(":") for mount in given.mount):
     assert os.path.isdir(source), source
@@ -166,6 +167,25 @@ def test_slurm_serves_and_its_signal_reaches_the_server(cluster, tmp_path):
         assert (tmp_path / "octavo-4711.url").read_text() == f"http://node7:{port}\n"
         status, answer = ask(f"http://127.0.0.1:{port}/v1/models")
         assert status == 200 and json.loads(answer)["data"][0]["id"] == "tiny"
+
+
+@pytest.mark.parametrize("script", ["serve.sbatch", "batch.sbatch"])
+@pytest.mark.parametrize("ids", ["2", "0,3"])
+def test_slurm_passes_the_gpus_of_the_job(cluster, tmp_path, script, ids):
+    """The server then insists on a GPU, which is not here."""
+    requests(tmp_path / "requests-0.jsonl", ["a"])
+    environment = {**cluster, "BATCH": str(tmp_path), "SLURM_JOB_GPUS": ids, "PORT": str(free_port())}
+    done = subprocess.run([DEPLOY / "slurm" / script], capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60)
+    assert f"NVIDIA_VISIBLE_DEVICES={ids}\n" in (tmp_path / "environment").read_text()
+    assert done.returncode == 1 and "--device cuda: there is no NVIDIA driver" in done.stderr, done.stderr
+
+
+def test_slurm_hides_gpus_that_the_job_has_not(cluster, tmp_path):
+    environment = {**cluster, "BATCH": str(tmp_path), "FLAGS": "--served-model-name tiny"}
+    requests(tmp_path / "requests-0.jsonl", ["a"])
+    done = subprocess.run([DEPLOY / "slurm" / "batch.sbatch"], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "NVIDIA_VISIBLE_DEVICES=void\n" in (tmp_path / "environment").read_text()
 
 
 def test_slurm_answers_the_file_of_each_task(cluster, tmp_path):
