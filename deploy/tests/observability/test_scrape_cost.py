@@ -16,7 +16,8 @@ WINDOWS = 10
 # Of a core, and so one millisecond for each scrape.
 LIMIT = 0.02
 # A release build (OCTAVO_BIN) must do all of it within the limit. In a debug build reading a request and sending an answer are
-# many times as slow, whatever is asked for; what the page takes beyond that must be within the limit all the same.
+# many times as slow, whatever is asked for. What the page takes beyond that may be three times the limit there, because the
+# exporter's maps are slower without optimisation too.
 RELEASE = "release" in OCTAVO.parts
 
 
@@ -54,7 +55,7 @@ def test_twenty_scrapes_a_second(model, record_property):
         pid = server.process.pid
         ask(connection, "/metrics")
         empty = min(window(pid, connection, "/version")[0] for _ in range(2))
-        limit = LIMIT if RELEASE else empty + LIMIT
+        limit = LIMIT if RELEASE else empty + 3 * LIMIT
         best = None
         for _ in range(WINDOWS):
             best = min(filter(None, (best, window(pid, connection, "/metrics"))))

@@ -93,7 +93,8 @@ pub(crate) struct ModelArgs {
     ///
     /// With `auto` a usable GPU is preferred to the processor. A GPU that was given to this process (NVIDIA_VISIBLE_DEVICES, a
     /// device file in a container) and cannot be used is an error. The NVIDIA driver, NVRTC and cuBLASLt are searched for
-    /// in the folders of OCTAVO_CUDA_LIBS (separated by colons) and then in the usual places.
+    /// in the folders of OCTAVO_CUDA_LIBS (separated by colons) and then in the usual places. `candle` is the reference backend,
+    /// which is slow; a binary has it if it was built with the feature `candle`.
     #[arg(long, value_enum, default_value_t = Device::Auto, hide_possible_values = true)]
     pub(crate) device: Device,
 
