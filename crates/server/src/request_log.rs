@@ -8,19 +8,29 @@ use crate::choices::Output;
 use crate::config::RequestLog;
 use crate::types::response::Finish;
 
-/// Logs the parameters of a submitted sequence, and at the level `debug` its prompt.
-pub(crate) fn submitted(app: &App, request: &Request) {
+/// Logs a request when the first of its sequences is submitted: one line, however many sequences it has. `id` is the id
+/// of the whole request, and `prompts` are all of its prompts, which are logged at the level `debug`.
+pub(crate) fn received<'a>(
+    app: &App,
+    (id, n): (&str, u32),
+    first: &Request,
+    prompts: impl Iterator<Item = &'a [u32]> + Clone,
+) {
     let RequestLog { requests, max_len, .. } = app.config.log;
     if !requests {
         return;
     }
-    let Request { id, prompt, params, task, priority, .. } = request;
-    tracing::info!(%id, prompt_tokens = prompt.len(), priority, ?task, ?params, "received a request");
+    let (count, prompt_tokens) = prompts.clone().fold((0_usize, 0), |(count, sum), one| (count + 1, sum + one.len()));
+    let Request { params, task, priority, .. } = first;
+    tracing::info!(id, prompts = count, n, prompt_tokens, priority, ?task, ?params, "received a request");
     if tracing::enabled!(tracing::Level::DEBUG) {
-        let tokens = &prompt[..max_len.map_or(prompt.len(), |most| most.min(prompt.len()))];
-        let mut text = app.text.tokenizer.decode(tokens, false).unwrap_or_default();
-        append(&mut text, "", max_len);
-        tracing::debug!(%id, prompt = text, ?tokens, "a request's prompt");
+        for (index, prompt) in prompts.enumerate() {
+            let tokens = &prompt[..max_len.map_or(prompt.len(), |most| most.min(prompt.len()))];
+            let mut text = app.text.tokenizer.decode(tokens, false).unwrap_or_default();
+            append(&mut text, "", max_len);
+            let tokens = format!("{tokens:?}");
+            tracing::debug!(id, index, prompt = text, tokens, "a request's prompt");
+        }
     }
 }
 
@@ -61,7 +71,7 @@ impl OutputLog {
         if let Some(finish) = &output.finish {
             let Logged { text, tokens } = std::mem::take(logged);
             let (id, reason) = (&self.request_id, Finish::reason(finish));
-            tracing::info!(%id, index = output.index, tokens, finish_reason = reason, text, "generated a response");
+            tracing::info!(id, index = output.index, tokens, finish_reason = reason, text, "generated a response");
         }
     }
 }

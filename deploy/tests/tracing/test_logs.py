@@ -45,6 +45,25 @@ def test_a_line_leads_to_the_span(collector):
         assert (line["trace_id"], line["span_id"]) == (span["Trace ID"], span["ID"])
 
 
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_one_event_is_one_line_whatever_the_client_sends(style):
+    forged = "r\n2026-01-02T03:04:05.678Z ERROR forged\x1b[2J\x9b31m\u2028\u202e\x00\r"
+    bias = {str(token): 1.5 for token in range(1000)}
+    body = {"prompt": "x", "max_tokens": 1, "n": 8, "temperature": 1, "request_id": forged, "logit_bias": bias}
+    with serving("--log-format", style, "--enable-log-requests", "--enable-log-outputs", VLLM_LOGGING_LEVEL="DEBUG") as server:
+        assert server.ask(body)[0] == 200
+        assert server.ask({**body, "max_tokens": -1})[0] == 400
+        mine = until(lambda: server.log, lambda: len(found := [line for line in server.log if "forged" in line and "response" in line]) == 8 and found)
+        log = list(server.log)
+    assert len([line for line in log if "received a request" in line]) == 1, "not one for each sequence"
+    assert all(len(line) < 100_000 for line in log), max(map(len, log))
+    for line in [*mine, *log]:
+        assert not re.search("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\u202a-\\u202e]", line.rstrip("\n")), ascii(line)
+        assert not line.startswith("2026-01-02T03:04:05.678Z"), line
+    if style == "json":
+        assert {json.loads(line)["request_id"] for line in mine} == {forged}
+
+
 def test_no_prompt_is_logged_unless_it_is_asked_for():
     with serving("--log-format", "json", VLLM_LOGGING_LEVEL="DEBUG") as server:
         assert server.ask({"prompt": SECRET, "max_tokens": 3})[0] == 200

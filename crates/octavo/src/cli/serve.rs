@@ -164,7 +164,7 @@ pub(crate) struct LogArgs {
     #[arg(long)]
     pub(crate) disable_log_stats: bool,
 
-    /// Log every request.
+    /// Log every request: a line with its parameters, and at the level debug its prompts.
     #[arg(long)]
     pub(crate) enable_log_requests: bool,
 

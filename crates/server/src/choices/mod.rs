@@ -188,13 +188,16 @@ fn start(state: &AppState, submission: &Submission, index: usize) -> Result<Gene
         parent_n: (child == 0).then_some(sampling.n),
         task: octavo_engine::Task::Generate,
     };
+    if index == 0 {
+        let prompts = prompts.iter().map(|prompt| &*prompt.tokens);
+        request_log::received(state, (&submission.request_id, sampling.n), &request, prompts);
+    }
     let stream = submit(state, request)?;
     Ok(Generation::new(index as u32, Some(stream), sinks, pace))
 }
 
 /// Submits a request to the engine.
 pub(crate) fn submit(state: &AppState, request: Request) -> Result<octavo_engine::RequestStream, ApiError> {
-    request_log::submitted(state, &request);
     state.engine.submit(request).map_err(|error| {
         match error {
             SubmitError::TooManyRequests { .. } => state.http_metrics.rejected(Rejection::Requests),

@@ -16,6 +16,7 @@ use crate::app::AppState;
 use crate::body::ReceivedBody;
 use crate::error::ApiError;
 use crate::prepare::{self, Headers, PreparedEmbeddings};
+use crate::request_log;
 use crate::routes::{blocking, receive};
 use crate::trace::TracedSequences;
 use crate::types::embeddings::Encoding;
@@ -87,6 +88,10 @@ fn start(
         parent_n: Some(1),
         task: Task::Embed(Pooling::Last),
     };
+    if index == 0 {
+        let prompts = prepared.prompts.iter().map(|prompt| &**prompt);
+        request_log::received(state, (&prepared.request_id, 1), &request, prompts);
+    }
     crate::choices::submit(state, request)
 }
 

@@ -93,7 +93,7 @@ impl RequestTrace {
 
     /// Sets the id of the request.
     pub(crate) fn identify(&self, id: &str) {
-        self.log.record("request_id", display(id));
+        self.log.record("request_id", id);
         self.tell(|request| id.clone_into(&mut request.id));
     }
 

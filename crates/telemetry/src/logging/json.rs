@@ -10,6 +10,7 @@ use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
+use super::escape::{MAX_STRING_BYTES, MAX_VALUE_BYTES, Spelling, write_value};
 use super::time::Milliseconds;
 
 /// Writes an event: `timestamp`, `level`, `target`, the event's fields, including `message`, and the fields of the
@@ -71,6 +72,18 @@ impl Members<'_, '_> {
             self.result = write!(self.writer, ",{}:{value}", quoted(field.name()));
         }
     }
+
+    fn text(&mut self, field: &Field, value: (impl fmt::Display, usize)) {
+        if self.result.is_ok() {
+            self.result = self.write_text(field, value);
+        }
+    }
+
+    fn write_text(&mut self, field: &Field, value: (impl fmt::Display, usize)) -> fmt::Result {
+        write!(self.writer, ",{}:\"", quoted(field.name()))?;
+        write_value(self.writer, Spelling::Json, value)?;
+        self.writer.write_char('"')
+    }
 }
 
 impl Visit for Members<'_, '_> {
@@ -92,55 +105,36 @@ impl Visit for Members<'_, '_> {
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.member(field, &value.into());
+        self.text(field, (value, MAX_STRING_BYTES));
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.member(field, &format!("{value:?}").into());
+        self.text(field, (format_args!("{value:?}"), MAX_VALUE_BYTES));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::io;
-    use std::sync::{Arc, Mutex};
 
     use serde_json::{Value, json};
 
-    use super::*;
-
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
+    use crate::logging::LogFormat;
+    use crate::logging::one_line::written;
 
     /// What `log` logs, line by line.
     fn logged(log: impl FnOnce()) -> Vec<Value> {
-        let written = Lines::default();
-        let shared = written.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .fmt_fields(JsonFields)
-            .event_format(JsonLines)
-            .with_writer(move || shared.clone())
-            .finish();
-        tracing::subscriber::with_default(subscriber, log);
-        let bytes = written.0.lock().unwrap().clone();
-        String::from_utf8(bytes).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        let text = written(LogFormat::Json, log);
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     #[test]
     fn a_panic_is_one_line() {
         let lines = logged(|| {
             let before = std::panic::take_hook();
-            std::panic::set_hook(Box::new(crate::logging::log_panic));
+            std::panic::set_hook(Box::new(|panic| {
+                crate::logging::log_panic(panic, true);
+            }));
             let caught = std::panic::catch_unwind(|| panic!("no \"luck\"\n{}", 7));
             std::panic::set_hook(before);
             assert!(caught.is_err());

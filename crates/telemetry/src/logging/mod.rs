@@ -1,6 +1,8 @@
 //! Log lines on standard error: time, level, message, and from `debug` on the module.
 
+mod escape;
 mod json;
+mod text;
 mod time;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -11,6 +13,7 @@ use std::thread;
 use tracing_subscriber::EnvFilter;
 
 use json::{JsonFields, JsonLines};
+use text::TextFields;
 use time::Milliseconds;
 
 /// The format of log lines.
@@ -54,8 +57,11 @@ pub enum LogError {
 /// Installs the process's log on standard error: lines like `2026-01-02T03:04:05.678Z  INFO listening on ...`, in colour
 /// on a terminal unless `NO_COLOR` is set, or JSON objects. The level is [`LogConfig::level`], else the directives of
 /// `RUST_LOG`, else `VLLM_LOGGING_LEVEL`, else `info`. Libraries log warnings only, except under `RUST_LOG`. Lines name
-/// the module that logs them at the levels `debug` and `trace` and under `RUST_LOG`; JSON objects always do. In the JSON
-/// format, a panic is a line of the log as well.
+/// the module that logs them at the levels `debug` and `trace` and under `RUST_LOG`; JSON objects always do. A panic is a
+/// line of the log as well; in text, a captured backtrace follows it.
+///
+/// An event is one line without control characters, whatever its values are: line breaks, escape sequences and marks of
+/// direction are escaped, a string of more than 64 KiB is cut, and so is any other value of more than 8 KiB.
 ///
 /// # Errors
 /// The level or the directives do not parse, or logging is set up already.
@@ -73,32 +79,43 @@ pub fn init_logging(config: &LogConfig) -> Result<(), LogError> {
     let set = match config.format {
         LogFormat::Text => {
             let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-            lines.with_ansi(colour).try_init()
+            lines.with_ansi(colour).fmt_fields(TextFields).try_init()
         }
         LogFormat::Json => lines.with_ansi(false).fmt_fields(JsonFields).event_format(JsonLines).try_init(),
     };
     set.map_err(|_| LogError::AlreadySet)?;
-    if config.format == LogFormat::Json {
-        panic::set_hook(Box::new(log_panic));
-    }
+    panic::set_hook(match config.format {
+        LogFormat::Text => Box::new(|panic| {
+            // Lines of its own: it is for people to read, and nothing in it comes from a client.
+            if let Some(backtrace) = log_panic(panic, false) {
+                eprintln!("{backtrace}");
+            }
+        }),
+        LogFormat::Json => Box::new(|panic| {
+            log_panic(panic, true);
+        }),
+    });
     Ok(())
 }
 
-/// Logs a panic as a single line. The standard library would print several lines that are not JSON.
-fn log_panic(panic: &PanicHookInfo<'_>) {
+/// Logs a panic as a single line. The standard library would print the message, which may quote a client, as it is.
+/// Returns the backtrace if one was captured and is not to be a field of the line.
+fn log_panic(panic: &PanicHookInfo<'_>, with_backtrace: bool) -> Option<String> {
     let backtrace = Backtrace::capture();
     let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
     let payload = panic.payload();
     let message =
         payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    let (field, rest) = if with_backtrace { (backtrace, None) } else { (None, backtrace) };
     tracing::error!(
         target: "octavo::panic",
         thread = thread::current().name(),
         location = panic.location().map(ToString::to_string),
-        backtrace,
+        backtrace = field,
         "panicked: {}",
         message.unwrap_or("no message")
     );
+    rest
 }
 
 fn directives(
@@ -129,6 +146,8 @@ fn names_modules(directives: &str) -> bool {
     !["info", "warn", "error", "off"].iter().any(|level| directives.ends_with(&format!(",octavo={level}")))
 }
 
+#[cfg(test)]
+mod one_line;
 #[cfg(test)]
 mod tests {
     use super::*;
