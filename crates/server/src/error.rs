@@ -117,6 +117,21 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "Request Timeout", message)
     }
 
+    /// 408: the body arrived at less than `rate` bytes per second for `time`.
+    pub(crate) fn body_stalled(rate: usize, time: Duration) -> Self {
+        let message = format!(
+            "The request body arrived at less than {rate} bytes per second for {} seconds.",
+            time.as_secs_f64()
+        );
+        Self::new(StatusCode::REQUEST_TIMEOUT, "Request Timeout", message)
+    }
+
+    /// 408: the upload was slow, and its memory was needed.
+    pub(crate) fn body_gave_way() -> Self {
+        let message = "The request body arrived too slowly, and other requests needed its memory: send it again.";
+        Self::new(StatusCode::REQUEST_TIMEOUT, "Request Timeout", message)
+    }
+
     /// 504: the request ran longer than `limit`.
     pub(crate) fn request_timeout(limit: Duration) -> Self {
         let message = format!("The request did not finish within {} seconds.", limit.as_secs_f64());

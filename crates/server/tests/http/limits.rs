@@ -277,3 +277,76 @@ async fn heads_are_bounded_in_bytes_and_in_fields() {
     assert_eq!(ask(&server, many(9)).await, 431, "the client's own two make eleven");
     assert_eq!(ask(&server, many(8)).await, 200);
 }
+
+/// Begins the upload of `announced` bytes, of which it sends `sent`.
+async fn upload(server: &TestServer, announced: usize, sent: usize) -> TcpStream {
+    let mut socket = TcpStream::connect(server.address()).await.unwrap();
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {announced}\r\n\r\n"
+    );
+    socket.write_all(head.as_bytes()).await.unwrap();
+    socket.write_all(&vec![b' '; sent]).await.unwrap();
+    socket
+}
+
+/// The response on a connection that the server then closes or keeps.
+async fn answered(mut socket: TcpStream) -> String {
+    let mut answer = vec![0; 4096];
+    let mut len = 0;
+    while !answer[..len].ends_with(b"}") {
+        match socket.read(&mut answer[len..]).await.unwrap() {
+            0 => break,
+            more => len += more,
+        }
+    }
+    String::from_utf8_lossy(&answer[..len]).into_owned()
+}
+
+#[tokio::test]
+async fn stalled_uploads_give_way_to_a_body_of_80_kb() {
+    let mut setup = Setup::default();
+    setup.config.connection.max_buffered_bytes = 6 << 20;
+    setup.config.connection.body_timeout = Duration::from_secs(3600);
+    setup.config.connection.body_stall_timeout = Duration::from_secs(3600);
+    let server = setup.start().await;
+    // With its free 64 KiB, each fills a sixth of the budget.
+    let stalled = async || upload(&server, 80 << 20, (1 << 20) + (64 << 10)).await;
+    let mut uploads = Vec::new();
+    for _ in 0..6 {
+        uploads.push(stalled().await);
+    }
+    let body = json!({"prompt": "x", "max_tokens": 1, "user": "u".repeat(80_000)});
+    let gave_way = async {
+        loop {
+            let status = server.post("/v1/completions", &body).send().await.unwrap().status();
+            for upload in &mut uploads {
+                let mut answer = vec![0; 4096];
+                let Ok(len) = upload.try_read(&mut answer) else { continue };
+                let answer = String::from_utf8_lossy(&answer[..len]).into_owned();
+                if status == 200 && answer.starts_with("HTTP/1.1 408 ") {
+                    return answer;
+                }
+                // The small body was faster than the end of this upload.
+                *upload = stalled().await;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let answer = tokio::time::timeout(Duration::from_secs(120), gave_way).await.expect("they stay for an hour");
+    assert!(answer.contains("other requests needed its memory"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_large_upload_keeps_a_minimum_rate() {
+    let mut setup = Setup::default();
+    setup.config.connection.body_timeout = Duration::from_secs(3600);
+    setup.config.connection.body_stall_timeout = Duration::from_millis(100);
+    let server = setup.start().await;
+    let small = upload(&server, 100, 10).await;
+    let answer = answered(upload(&server, 1 << 20, 100 << 10).await).await;
+    assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("less than 1024 bytes per second"), "{answer}");
+    // A body without shared memory may take its time.
+    let mut small = small;
+    small.write_all(&[b' '; 90]).await.unwrap();
+    assert!(answered(small).await.starts_with("HTTP/1.1 400 "), "it is whole, but not JSON");
+}

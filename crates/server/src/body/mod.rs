@@ -1,6 +1,7 @@
 //! Receives request bodies, with limits on the size, the time and the memory of all bodies together.
 
-use std::sync::Arc;
+mod budget;
+
 use std::time::Duration;
 
 use axum::body::Body;
@@ -8,17 +9,16 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Request, header};
 use http_body::Body as _;
 use http_body_util::BodyExt;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::config::ConnectionLimits;
 use crate::error::ApiError;
 
-/// Bytes of each body that do not count against the shared budget.
-const FREE_BYTES: usize = 64 << 10;
+pub(crate) use budget::BodyBudget;
+use budget::{FREE_BYTES, Share};
 
-/// Bytes of one permit of the shared budget.
-const PERMIT_BYTES: usize = 1 << 10;
+/// Minimum rate of a body that holds shared memory, in bytes per second.
+const MIN_RATE: usize = 1 << 10;
 
 /// Bytes of an oversized body that are read and discarded, so that its client can read the answer.
 const DISCARDED_BYTES: usize = 64 << 20;
@@ -26,22 +26,13 @@ const DISCARDED_BYTES: usize = 64 << 20;
 /// Time limit for discarding an oversized body.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Memory for bodies, shared by all connections.
-#[derive(Clone)]
-pub(crate) struct BodyBudget(Arc<Semaphore>);
-
 /// A received body, with its share of the budget.
 pub(crate) struct ReceivedBody {
     pub(crate) bytes: Bytes,
-    _permits: Option<OwnedSemaphorePermit>,
+    _share: Share,
 }
 
 impl BodyBudget {
-    pub(crate) fn new(limits: &ConnectionLimits) -> Self {
-        let permits = (limits.max_buffered_bytes / PERMIT_BYTES).min(Semaphore::MAX_PERMITS);
-        Self(Arc::new(Semaphore::new(permits)))
-    }
-
     /// Receives the JSON body of `request`.
     pub(crate) async fn receive(
         &self,
@@ -51,7 +42,7 @@ impl BodyBudget {
         let (head, body) = request.into_parts();
         let result = match is_json(&head.headers) {
             false => Err((ApiError::media_type(), body)),
-            true => match timeout(limits.body_timeout, self.collect(body, limits.max_body_bytes)).await {
+            true => match timeout(limits.body_timeout, self.collect(body, limits)).await {
                 Ok(result) => result,
                 Err(_) => return Err(ApiError::body_timeout(limits.body_timeout)),
             },
@@ -68,46 +59,68 @@ impl BodyBudget {
     }
 
     /// The body, or the error and the rest of the body.
-    async fn collect(&self, mut body: Body, limit: usize) -> Result<ReceivedBody, (ApiError, Body)> {
+    async fn collect(&self, mut body: Body, limits: &ConnectionLimits) -> Result<ReceivedBody, (ApiError, Body)> {
+        let limit = limits.max_body_bytes;
         let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
         if announced > limit {
             return Err((ApiError::body_too_large(limit), body));
         }
         let mut bytes = BytesMut::with_capacity(announced.min(FREE_BYTES));
-        let mut permits: Option<OwnedSemaphorePermit> = None;
-        while let Some(frame) = body.frame().await {
-            let Ok(frame) = frame else {
-                return Err((ApiError::bad_request("The request body could not be read."), body));
+        let (share, mut pace) = (self.share(), Pace::new(limits.body_stall_timeout));
+        loop {
+            let frame = tokio::select! {
+                biased;
+                () = share.gives_way() => return Err((ApiError::body_gave_way(), Body::empty())),
+                frame = body.frame() => frame,
+                () = pace.too_slow(bytes.len()) => {
+                    return Err((ApiError::body_stalled(MIN_RATE, limits.body_stall_timeout), Body::empty()));
+                }
             };
-            let Ok(data) = frame.into_data() else { continue };
+            let data = match frame {
+                None => break,
+                Some(Err(_)) => return Err((ApiError::bad_request("The request body could not be read."), body)),
+                Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
+            };
             if bytes.len() + data.len() > limit {
                 return Err((ApiError::body_too_large(limit), body));
             }
             bytes.extend_from_slice(&data);
-            if !self.charge(bytes.len(), &mut permits) {
+            if !share.grow(bytes.len(), Instant::now()) {
                 return Err((ApiError::busy("too many large request bodies are being received"), body));
             }
         }
-        Ok(ReceivedBody { bytes: bytes.freeze(), _permits: permits })
+        match share.complete(bytes.len()) {
+            Some(share) => Ok(ReceivedBody { bytes: bytes.freeze(), _share: share }),
+            None => Err((ApiError::body_gave_way(), body)),
+        }
+    }
+}
+
+/// Measures whether a body that holds shared memory keeps its minimum rate.
+struct Pace {
+    period: Duration,
+    /// The end of the present period, and the length of the body at its begin.
+    end: Option<Instant>,
+    before: usize,
+}
+
+impl Pace {
+    fn new(period: Duration) -> Self {
+        Self { period, end: Instant::now().checked_add(period), before: 0 }
     }
 
-    /// Acquires the permits that a body of `len` bytes needs beyond `permits`. It never waits, because waiting bodies would
-    /// hold permits that others wait for.
-    fn charge(&self, len: usize, permits: &mut Option<OwnedSemaphorePermit>) -> bool {
-        let needed = len.saturating_sub(FREE_BYTES).div_ceil(PERMIT_BYTES);
-        let held = permits.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        let Some(missing) = needed.checked_sub(held).filter(|&missing| missing > 0) else { return true };
-        let Ok(missing) = u32::try_from(missing) else { return false };
-        match Arc::clone(&self.0).try_acquire_many_owned(missing) {
-            Ok(more) => {
-                match permits {
-                    Some(permits) => permits.merge(more),
-                    None => *permits = Some(more),
-                }
-                true
+    /// Returns when a body of `len` bytes has grown too little over a period. A body without shared memory is never too
+    /// slow.
+    async fn too_slow(&mut self, len: usize) {
+        while let Some(end) = self.end {
+            sleep_until(end).await;
+            let least = self.period.as_secs_f64() * MIN_RATE as f64;
+            if len > FREE_BYTES && ((len - self.before) as f64) < least {
+                return;
             }
-            Err(_) => false,
+            (self.end, self.before) = (end.checked_add(self.period), len);
         }
+        std::future::pending().await
     }
 }
 
