@@ -59,9 +59,13 @@ pub struct ConnectionLimits {
     pub max_head_bytes: usize,
     /// Time limit for a request's body.
     pub body_timeout: Duration,
+    /// A body of more than 64 KiB that brings less than a kilobyte per second for this time is refused.
+    pub body_stall_timeout: Duration,
     /// Maximum size of a request's body, in bytes.
     pub max_body_bytes: usize,
-    /// Maximum size of all bodies that are being received or parsed, beyond the first 64 KiB of each.
+    /// Maximum size of all bodies that are being received or parsed, beyond the first 64 KiB of each. If it is reached,
+    /// the slowest of the uploads that are behind give way: those whose present rate is too low for what they hold to
+    /// arrive within `body_timeout`.
     pub max_buffered_bytes: usize,
     /// A client that reads no byte for this time is disconnected, and its request is aborted.
     pub write_stall_timeout: Duration,
@@ -75,6 +79,7 @@ impl Default for ConnectionLimits {
             head_timeout: Duration::from_secs(75),
             max_head_bytes: 64 << 10,
             body_timeout: Duration::from_secs(60),
+            body_stall_timeout: Duration::from_secs(10),
             // A common limit of gateways in front of such servers.
             max_body_bytes: 100 << 20,
             max_buffered_bytes: 512 << 20,

@@ -1,50 +1,103 @@
-//! Runs parsing, template rendering and tokenization outside the threads that serve sockets.
+//! Runs parsing, template rendering, tokenization and the compilation of grammars outside the threads that serve sockets.
+//!
+//! Each kind of work has a lane with a limited number of places. Work that can be interrupted calls [`take_turns`] every
+//! few milliseconds. It then goes to the end of the lane's queue, so that requests share a lane evenly however much work
+//! each has. If its client has gone, it ends.
 
+use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
 
-use tokio::sync::Semaphore;
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::ApiError;
 
 /// Size in bytes above which a body uses the lane for large bodies.
 const LARGE_BODY: usize = 64 << 10;
 
-/// Two lanes onto the blocking pool, so that large prompts delay only other large prompts.
+/// Maximum number of requests of a lane that take turns. Each occupies a thread of the blocking pool, which has 512.
+const MAX_STARTED: usize = 64;
+
+/// Time that a request works before it lets others work. Most requests need less.
+const SLICE: Duration = Duration::from_millis(5);
+
+/// The kind of a request's work, which decides its lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Parsing, rendering and tokenizing a body of this many bytes.
+    Body(usize),
+    /// Compiling a grammar.
+    Grammar,
+}
+
+/// The lanes onto the blocking pool: for small bodies, for large ones and for grammars. No kind delays another.
 #[derive(Clone)]
 pub(crate) struct Workers {
-    small: Arc<Semaphore>,
-    large: Arc<Semaphore>,
+    small: Lane,
+    large: Lane,
+    grammars: Lane,
+}
+
+#[derive(Clone)]
+struct Lane {
+    /// The requests whose work has begun.
+    started: Arc<Semaphore>,
+    /// The requests that work at this moment. Waiters are served in their order.
+    places: Arc<Semaphore>,
+    slice: Duration,
+}
+
+/// The present work of a thread.
+struct Turn {
+    lane: Lane,
+    place: Option<OwnedSemaphorePermit>,
+    since: Instant,
+    cancelled: Arc<AtomicBool>,
+    runtime: Handle,
+}
+
+thread_local! {
+    static TURN: RefCell<Option<Turn>> = const { RefCell::new(None) };
 }
 
 impl Workers {
-    /// As many workers as cores, and half as many for large bodies.
+    /// As many places as cores for small bodies, and half as many for each of the others.
     pub(crate) fn new() -> Self {
         let cores = available_parallelism().map_or(1, usize::from);
-        Self { small: Arc::new(Semaphore::new(cores)), large: Arc::new(Semaphore::new(cores.div_ceil(2))) }
+        let half = cores.div_ceil(2);
+        let lane = |places| Lane::new(places, SLICE);
+        Self { small: lane(cores), large: lane(half), grammars: lane(half) }
     }
 
-    /// Runs work whose time does not depend on the size of its input.
-    pub(crate) async fn run_heavy<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        self.run(usize::MAX, work).await
+    fn lane(&self, work: Work) -> &Lane {
+        match work {
+            Work::Body(bytes) if bytes > LARGE_BODY => &self.large,
+            Work::Body(_) => &self.small,
+            Work::Grammar => &self.grammars,
+        }
     }
 
-    /// Runs `work` on a body of `bytes` bytes. If the caller is dropped while it waits, it never runs; once it runs, it
-    /// holds its place in the lane until it is done.
+    /// Runs work of the given kind. If the caller is dropped while it waits, it never runs; later, it ends where it next
+    /// takes turns.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
-        bytes: usize,
+        kind: Work,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let lane = if bytes > LARGE_BODY { &self.large } else { &self.small };
-        let Ok(permit) = Arc::clone(lane).acquire_owned().await else { return Err(ApiError::internal()) };
+        let lane = self.lane(kind).clone();
+        let Ok(started) = Arc::clone(&lane.started).acquire_owned().await else { return Err(ApiError::internal()) };
+        let Ok(place) = Arc::clone(&lane.places).acquire_owned().await else { return Err(ApiError::internal()) };
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let _cancel = CancelOnDrop(Arc::clone(&cancelled));
+        let turn = Turn { lane, place: Some(place), since: Instant::now(), cancelled, runtime: Handle::current() };
         // Its log lines belong to the same request.
         let span = tracing::Span::current();
         let task = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
+            let _started = started;
+            let _turn = turn.begin();
             span.in_scope(work)
         });
         task.await.unwrap_or_else(|error| {
@@ -54,24 +107,100 @@ impl Workers {
     }
 }
 
+impl Lane {
+    fn new(places: usize, slice: Duration) -> Self {
+        Self {
+            started: Arc::new(Semaphore::new(MAX_STARTED.max(places))),
+            places: Arc::new(Semaphore::new(places)),
+            slice,
+        }
+    }
+}
+
+/// Lets the other requests of the lane work before the caller goes on.
+///
+/// # Errors
+/// The client has gone, so nobody sees the error.
+pub(crate) fn take_turns() -> Result<(), ApiError> {
+    TURN.with_borrow_mut(|turn| match turn {
+        Some(turn) => turn.pass(),
+        // Outside a lane.
+        None => Ok(()),
+    })
+}
+
+impl Turn {
+    /// Makes it the turn of this thread, until the result is dropped.
+    fn begin(self) -> EndTurn {
+        TURN.set(Some(self));
+        EndTurn
+    }
+
+    fn pass(&mut self) -> Result<(), ApiError> {
+        if self.cancelled.load(Ordering::Relaxed) {
+            return Err(ApiError::internal());
+        }
+        // A free place means that nobody waits.
+        if self.since.elapsed() < self.lane.slice || self.lane.places.available_permits() > 0 {
+            return Ok(());
+        }
+        self.place = None;
+        let place = self.runtime.block_on(Arc::clone(&self.lane.places).acquire_owned());
+        self.place = Some(place.map_err(|_| ApiError::internal())?);
+        self.since = Instant::now();
+        if self.cancelled.load(Ordering::Relaxed) { Err(ApiError::internal()) } else { Ok(()) }
+    }
+}
+
+struct EndTurn;
+
+impl Drop for EndTurn {
+    fn drop(&mut self) {
+        TURN.take();
+    }
+}
+
+struct CancelOnDrop(Arc<AtomicBool>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
     use super::*;
 
+    const LARGE: Work = Work::Body(LARGE_BODY + 1);
+
+    fn one_place() -> Workers {
+        let lane = || Lane::new(1, Duration::ZERO);
+        Workers { small: lane(), large: lane(), grammars: lane() }
+    }
+
+    /// Work that waits until its sender is dropped.
+    fn blocked() -> (Sender<()>, Arc<Mutex<Receiver<()>>>) {
+        let (release, blocked) = channel();
+        (release, Arc::new(Mutex::new(blocked)))
+    }
+
     #[tokio::test]
-    async fn large_bodies_do_not_delay_small_ones() {
-        let workers = Workers::new();
-        let (release, blocked) = std::sync::mpsc::channel::<()>();
-        let blocked = Arc::new(std::sync::Mutex::new(blocked));
+    async fn large_bodies_delay_neither_small_ones_nor_grammars() {
+        let (workers, (release, blocked)) = (Workers::new(), blocked());
         let large: Vec<_> = (0..64)
             .map(|_| {
                 let (workers, blocked) = (workers.clone(), Arc::clone(&blocked));
-                tokio::spawn(async move {
-                    workers.run(LARGE_BODY + 1, move || Ok(blocked.lock().unwrap().recv().is_err())).await
-                })
+                tokio::spawn(
+                    async move { workers.run(LARGE, move || Ok(blocked.lock().unwrap().recv().is_err())).await },
+                )
             })
             .collect();
-        assert_eq!(workers.run(LARGE_BODY, || Ok(7)).await, Ok(7));
+        assert_eq!(workers.run(Work::Body(LARGE_BODY), || Ok(7)).await, Ok(7));
+        assert_eq!(workers.run(Work::Grammar, || Ok(8)).await, Ok(8));
         drop(release);
         for task in large {
             assert_eq!(task.await.unwrap(), Ok(true));
@@ -82,8 +211,82 @@ mod tests {
     async fn a_panic_is_an_internal_error_and_gives_its_lane_back() {
         let workers = Workers::new();
         for _ in 0..100 {
-            let result: Result<(), _> = workers.run(0, || panic!("on purpose")).await;
+            let result: Result<(), _> = workers.run(Work::Body(0), || panic!("on purpose")).await;
             assert_eq!(result.unwrap_err().status(), 500);
         }
+        assert_eq!(workers.run(Work::Body(0), take_turns).await, Ok(()), "nobody else's turn is left");
+    }
+
+    #[tokio::test]
+    async fn requests_of_a_lane_work_in_turns() {
+        let (workers, (release, blocked)) = (one_place(), blocked());
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let first = {
+            let (workers, order) = (workers.clone(), Arc::clone(&order));
+            tokio::spawn(async move {
+                let work = move || {
+                    let _ = blocked.lock().unwrap().recv();
+                    for _ in 0..100 {
+                        order.lock().unwrap().push("giant");
+                        take_turns()?;
+                    }
+                    Ok(())
+                };
+                workers.run(LARGE, work).await
+            })
+        };
+        while workers.large.places.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        let others: Vec<_> = (0..3)
+            .map(|_| {
+                let (workers, order) = (workers.clone(), Arc::clone(&order));
+                tokio::spawn(async move {
+                    workers
+                        .run(LARGE, move || {
+                            order.lock().unwrap().push("other");
+                            Ok(())
+                        })
+                        .await
+                })
+            })
+            .collect();
+        // They wait in line once they have all started.
+        while workers.large.started.available_permits() > MAX_STARTED - 4 {
+            tokio::task::yield_now().await;
+        }
+        tokio::task::yield_now().await;
+        drop(release);
+        for task in others.into_iter().chain([first]) {
+            assert_eq!(task.await.unwrap(), Ok(()));
+        }
+        let order = order.lock().unwrap();
+        let last = order.iter().rposition(|who| *who == "other").unwrap();
+        assert_eq!((order.len(), last), (103, 3), "all of them before the second piece: {order:?}");
+    }
+
+    #[tokio::test]
+    async fn the_work_of_a_client_that_has_gone_ends() {
+        let workers = one_place();
+        let (begun, has_begun) = tokio::sync::oneshot::channel();
+        let endless = {
+            let workers = workers.clone();
+            tokio::spawn(async move {
+                let work = move || -> Result<(), ApiError> {
+                    let _ = begun.send(());
+                    loop {
+                        take_turns()?;
+                        std::thread::yield_now();
+                    }
+                };
+                workers.run(LARGE, work).await
+            })
+        };
+        has_begun.await.unwrap();
+        endless.abort();
+        // It gets the lane's only place, and the endless work does not take it again.
+        assert_eq!(workers.run(LARGE, || Ok(1)).await, Ok(1));
+        let ended = workers.large.started.acquire_many(MAX_STARTED as u32).await;
+        assert!(ended.is_ok(), "all have ended");
     }
 }

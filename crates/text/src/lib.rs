@@ -22,4 +22,4 @@ pub use constraint::{
 };
 pub use output::{OutputDelta, OutputParser, ReasoningSyntax, ToolSyntax, UnknownParser};
 pub use stream::{TextDelta, TextOptions, TextStream};
-pub use tokenizer::{GgufVocabulary, SpecialTokens, Tokenizer, TokenizerError};
+pub use tokenizer::{GgufVocabulary, SpecialTokens, Tokenizer, TokenizerError, Wanted};

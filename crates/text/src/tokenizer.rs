@@ -1,13 +1,16 @@
 //! Conversion between text and token ids.
 
 mod gguf;
+mod parts;
 mod pieces;
 mod pre_tokenizer;
 
 pub use gguf::GgufVocabulary;
+pub use parts::Wanted;
 use tokenizers::models::bpe::BPE;
 use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
 
+use parts::Parts;
 pub(crate) use pieces::{PieceDecoder, Pieces};
 
 /// Reason why a vocabulary could not be used or a text not encoded.
@@ -79,6 +82,7 @@ pub struct Tokenizer {
     special_ids: Vec<bool>,
     special: SpecialTokens,
     edges: Edges,
+    parts: Parts,
 }
 
 /// Changes at the ends of the ids that the library returns with special tokens.
@@ -135,7 +139,8 @@ impl Tokenizer {
             tracing::debug!("the decoder of this tokenizer is not per token: detokenising takes the slower way");
         }
         let edges = Edges::new(&inner, &special)?;
-        Ok(Self { inner, pieces, special_ids, special, edges })
+        let parts = Parts::new(&inner);
+        Ok(Self { inner, pieces, special_ids, special, edges, parts })
     }
 
     /// Returns the token ids of `text`. Special tokens that occur as text become their ids, as in vLLM. With

@@ -128,7 +128,7 @@ pub(crate) fn conversation(
 /// The rendered prompt and its tokens.
 pub(crate) fn prompt_of(state: &AppState, request: &ChatRequest) -> Result<(String, Vec<u32>), ApiError> {
     let text = render(state, request)?;
-    let tokens = tokenise(state, &text, request.add_special_tokens, request.common.truncation.is_some())?;
+    let tokens = tokenise(state, &text, request.add_special_tokens, request.common.truncation)?;
     Ok((text, tokens))
 }
 

@@ -7,6 +7,7 @@ use crate::params::{OutputLimit, Sampling};
 use crate::prepare::{
     Headers, Prepared, check_model, envelope, fit, restrictions, spelling, stream_options, submission, tokenise,
 };
+use crate::types::common::Truncation;
 use crate::types::completion::{CompletionRequest, Prompt};
 use crate::types::response::UsageDetails;
 use crate::wire::{CompletionWire, LegacyWire};
@@ -57,7 +58,7 @@ pub(super) fn prepare(
         .prompts
         .iter()
         .map(|prompt| {
-            let tokens = prompt_tokens(state, prompt, request.add_special_tokens, truncated)?;
+            let tokens = prompt_tokens(state, prompt, request.add_special_tokens, common.truncation)?;
             fit(state, tokens, common, &sampling)
         })
         .collect::<Result<Vec<_>, _>>()?;
@@ -97,15 +98,15 @@ fn check_sequences(prompts: usize, n: u32, limit: usize) -> Result<(), ApiError>
     Err(ApiError::invalid_value("n", n, message))
 }
 
-/// The token ids of a prompt; `truncated` if it will be truncated.
+/// The token ids of a prompt, of a text at least those that truncation keeps.
 pub(crate) fn prompt_tokens(
     state: &AppState,
     prompt: &Prompt,
     add_special_tokens: bool,
-    truncated: bool,
+    truncation: Option<Truncation>,
 ) -> Result<Vec<u32>, ApiError> {
     match prompt {
-        Prompt::Text(text) => tokenise(state, text, add_special_tokens, truncated),
+        Prompt::Text(text) => tokenise(state, text, add_special_tokens, truncation),
         Prompt::Tokens(ids) => known_tokens(state, ids),
     }
 }

@@ -30,8 +30,7 @@ pub(crate) fn embeddings(state: &AppState, body: &[u8], headers: &Headers) -> Re
         Input::Prompts(prompts) => prompts
             .iter()
             .map(|prompt| {
-                let truncated = request.truncation.is_some();
-                let tokens = prompt_tokens(state, prompt, request.add_special_tokens, truncated)?;
+                let tokens = prompt_tokens(state, prompt, request.add_special_tokens, request.truncation)?;
                 fit(state, &request, tokens)
             })
             .collect::<Result<_, _>>()?,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::Request;
-use octavo_text::{AllowedTokens, BadWords, GrammarSpec};
+use octavo_text::{AllowedTokens, BadWords, GrammarSpec, TokenizerError, Wanted};
 use uuid::Uuid;
 
 use crate::app::AppState;
@@ -24,6 +24,7 @@ use crate::restrictions::Restrictions;
 use crate::trace::RequestTrace;
 use crate::types::common::{CommonFields, MAX_REQUEST_ID, StreamOptions, Truncation};
 use crate::wire::Envelope;
+use crate::workers::take_turns;
 
 pub(crate) use chat::{batch, chat, prompt_of};
 pub(crate) use completion::{completion, legacy, prompt_tokens};
@@ -155,21 +156,47 @@ fn restrictions(state: &AppState, common: &CommonFields) -> Result<Restrictions,
 }
 
 /// Tokenizes a text. A text that is too long for the context by its length alone is refused at once, unless it is to be
-/// truncated.
+/// truncated; then only the tokens that truncation keeps are computed.
 pub(crate) fn tokenise(
     state: &AppState,
     text: &str,
     add_special_tokens: bool,
-    truncated: bool,
+    truncation: Option<Truncation>,
 ) -> Result<Vec<u32>, ApiError> {
     let max_model_len = state.config.max_model_len;
-    if !truncated && text.len().div_ceil(state.longest_token) > max_model_len {
+    if truncation.is_none() && text.len().div_ceil(state.longest_token) > max_model_len {
         return Err(ApiError::prompt_too_long(max_model_len + 1, true, max_model_len));
     }
-    state.text.tokenizer.encode(text, add_special_tokens).map_err(|error| {
-        tracing::error!(%error, "a prompt could not be tokenised");
-        ApiError::bad_request("The prompt could not be tokenised.").with_param("prompt")
+    let wanted = truncation.map_or(Wanted::All, |truncation| {
+        let most = truncation.tokens.map_or(max_model_len, |tokens| (tokens as usize).min(max_model_len));
+        if truncation.keep_end { Wanted::Last(most) } else { Wanted::First(most) }
+    });
+    tokenise_in_turns(state, text, (add_special_tokens, wanted))
+}
+
+/// Tokenizes a text of any length, in turns with other requests.
+pub(crate) fn tokenise_in_turns(state: &AppState, text: &str, how: (bool, Wanted)) -> Result<Vec<u32>, ApiError> {
+    state.text.tokenizer.encode_in_parts(text, how, || take_turns().map_err(Interrupted::Cancelled)).map_err(|error| {
+        match error {
+            Interrupted::Cancelled(error) => error,
+            Interrupted::Failed(error) => {
+                tracing::error!(%error, "a prompt could not be tokenised");
+                ApiError::bad_request("The prompt could not be tokenised.").with_param("prompt")
+            }
+        }
     })
+}
+
+/// The reason why a text was not tokenised.
+enum Interrupted {
+    Cancelled(ApiError),
+    Failed(TokenizerError),
+}
+
+impl From<TokenizerError> for Interrupted {
+    fn from(error: TokenizerError) -> Self {
+        Self::Failed(error)
+    }
 }
 
 /// Truncates a prompt as requested; `reserved` tokens are kept for the output if the request sets no length.

@@ -12,6 +12,7 @@ use crate::error::ApiError;
 use crate::prepare;
 use crate::routes::{blocking, receive};
 use crate::wire::{Conversations, collect};
+use crate::workers::Work;
 
 /// Answers several conversations with one body, which has a choice for each of them.
 pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> Response {
@@ -24,7 +25,7 @@ async fn run(state: &AppState, request: Request) -> Result<Response, ApiError> {
     // All conversations have the same grammar.
     if let Some(spec) = prepared.first_mut().and_then(|first| first.grammar.take()) {
         let compiling = Arc::clone(state);
-        let grammar = state.workers.run_heavy(move || compiling.compile(spec)).await?;
+        let grammar = state.workers.run(Work::Grammar, move || compiling.compile(spec)).await?;
         prepared.iter_mut().for_each(|each| each.submission.restrictions.grammar = Some(grammar.clone()));
     }
     let mut running = Vec::with_capacity(prepared.len());

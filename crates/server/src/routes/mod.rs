@@ -29,6 +29,7 @@ use crate::choices::Choices;
 use crate::error::ApiError;
 use crate::prepare::{Headers, Prepared};
 use crate::wire::{self, Wire};
+use crate::workers::Work;
 
 /// The function that prepares a generation request from its body.
 pub(crate) type Prepare<W> = fn(&AppState, &[u8], &Headers) -> Result<Prepared<W>, ApiError>;
@@ -66,7 +67,7 @@ async fn try_run<W: Wire>(
     if let Some(spec) = prepared.grammar.take() {
         let compiling = Arc::clone(&state);
         prepared.submission.restrictions.grammar =
-            Some(state.workers.run_heavy(move || compiling.compile(spec)).await?);
+            Some(state.workers.run(Work::Grammar, move || compiling.compile(spec)).await?);
     }
     let choices = Choices::submit(&state, prepared.submission)?;
     wire::respond(choices, prepared.wire, prepared.stream).await
@@ -79,5 +80,5 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce(&AppState, &[u8]) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let worker = Arc::clone(state);
-    state.workers.run(body.bytes.len(), move || work(&worker, &body.bytes)).await
+    state.workers.run(Work::Body(body.bytes.len()), move || work(&worker, &body.bytes)).await
 }

@@ -3,13 +3,14 @@
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
+use octavo_text::Wanted;
 use serde_json::{Value, json};
 
 use crate::app::{AppState, not_found};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::params::known_token;
-use crate::prepare::{check_model, prompt_of, tokenise};
+use crate::prepare::{check_model, prompt_of, tokenise_in_turns};
 use crate::routes::{blocking, receive};
 use crate::types::chat::ChatRequest;
 
@@ -74,7 +75,7 @@ fn tokens_of(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {
         fields.finish()?;
         check_model(state, model.as_deref())?;
         // A text that exceeds the context is tokenized as well; its size is limited by that of the body.
-        tokenise(state, &prompt.unwrap_or_default(), add_special_tokens, true)?
+        tokenise_in_turns(state, &prompt.unwrap_or_default(), (add_special_tokens, Wanted::All))?
     };
     let spelled = |id: &u32| state.text.tokenizer.id_to_token(*id).unwrap_or_default();
     Ok(json!({

@@ -1,10 +1,11 @@
 //! Clients that go away.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
 
-use crate::support::{Setup, ok};
+use crate::support::{Setup, TestServer, ok};
 
 const ABORTED: &str = r#"vllm:request_success_total{engine="0",finished_reason="abort",model_name="mock"}"#;
 
@@ -120,4 +121,26 @@ async fn one_whose_head_never_ends() {
     let text = String::from_utf8_lossy(&answer);
     assert!(text.is_empty() || text.starts_with("HTTP/1.1 431"), "{text}");
     assert_eq!(server.get("/health").await.status(), 200);
+}
+
+/// A request that takes minutes to tokenise.
+fn giant(server: &TestServer) -> JoinHandle<Value> {
+    tokio::spawn(ok(server.post("/tokenize", &json!({"prompt": "ab ".repeat(8 << 20)}))))
+}
+
+#[tokio::test]
+async fn giant_texts_delay_neither_grammars_nor_small_texts() {
+    let server = Setup::writing(r#"{"a": 1}"#).start().await;
+    let giants = [giant(&server), giant(&server)];
+    for _ in 0..4 {
+        // A text above 64 KiB shares the lane of the giants.
+        let text = ok(server.post("/tokenize", &json!({"prompt": "a ".repeat(40 << 10)}))).await;
+        assert_eq!(text["count"], 80 << 10);
+        let answer = ok(server.chat(json!({"response_format": {"type": "json_object"}}))).await;
+        assert_eq!(answer["choices"][0]["message"]["content"], r#"{"a": 1}"#);
+        assert!(!giants.iter().any(JoinHandle::is_finished), "they have to wait for no giant");
+    }
+    for giant in giants {
+        giant.abort();
+    }
 }

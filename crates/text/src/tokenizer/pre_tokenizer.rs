@@ -29,6 +29,24 @@ const DEEPSEEK_CODER: &[&str] = &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-
 /// llama.cpp's rules for files that predate the name.
 const DEFAULT: &[&str] = &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"];
 
+/// Expressions of which no match crosses a place before a space and after a visible character, or between a letter, digit
+/// or ideograph and an ideographic comma or full stop; see [`parts`](super::parts).
+pub(super) const SPLITS_AT_SPACES: &[&str] = &[
+    GPT2,
+    DIGIT,
+    LLAMA3,
+    QWEN2,
+    QWEN35,
+    TEKKEN,
+    GPT4O,
+    DEEPSEEK_V3[0],
+    DEEPSEEK_V3[1],
+    DEEPSEEK_V3[2],
+    DEFAULT[0],
+    DEFAULT[2],
+    DEFAULT[3],
+];
+
 /// Split rules.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
@@ -109,6 +127,12 @@ impl Rules {
         steps.push(PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, false, false)));
         Ok(PreTokenizerWrapper::Sequence(Sequence::new(steps)))
     }
+}
+
+/// The rules of which a text may be cut at spaces: all that end with a rule for every character.
+#[cfg(test)]
+pub(super) fn rules_that_split_at_spaces() -> impl Iterator<Item = &'static Rules> {
+    RULES.iter().filter(|rules| rules.splits.iter().all(|split| SPLITS_AT_SPACES.contains(split)))
 }
 
 #[cfg(test)]
