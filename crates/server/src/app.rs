@@ -27,6 +27,7 @@ use crate::routes::{
 };
 use crate::seeds::Seeds;
 use crate::sockets::Listener;
+use crate::stored::ResponseStore;
 use crate::workers::Workers;
 
 /// Time in which streams that the shutdown ends can send their last events.
@@ -57,6 +58,8 @@ pub(crate) struct App {
     pub(crate) seeds: Seeds,
     pub(crate) load: Load,
     pub(crate) pause: Pause,
+    /// The stored responses; `None` if none are stored.
+    pub(crate) responses: Option<Arc<ResponseStore>>,
     /// Created for the first grammar: creation takes a moment, and most servers never see a grammar.
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
 }
@@ -120,7 +123,7 @@ pub(crate) fn routes() -> Vec<Route> {
         ("POST", "/v1/completions/render", post(render::completions)),
         ("POST", "/v1/responses", post(responses::handle)),
         ("GET", "/v1/responses/{response_id}", get(responses::stored)),
-        ("POST", "/v1/responses/{response_id}/cancel", post(responses::stored)),
+        ("POST", "/v1/responses/{response_id}/cancel", post(responses::cancel)),
         ("POST", "/v1/messages", post(messages::handle)),
         ("POST", "/v1/messages/count_tokens", post(messages::count_tokens)),
         ("POST", "/v1/embeddings", post(embeddings::handle)),
@@ -176,6 +179,7 @@ impl Server {
             grammars: OnceLock::new(),
             load: Load::default(),
             pause: Pause::default(),
+            responses: config.response_store.map(|limits| Arc::new(ResponseStore::new(limits))),
             bodies: BodyBudget::new(&config.connection),
             longest_token: longest_token.unwrap_or(1).max(1),
             started: unix_time(),

@@ -30,7 +30,7 @@ const OPEN: [&str; 14] = [
 ];
 
 /// The header in which Anthropic's clients send the key.
-const X_API_KEY: &str = "x-api-key";
+pub(crate) const X_API_KEY: &str = "x-api-key";
 
 /// The accepted keys; without keys, every route is open.
 #[derive(Clone, Debug)]

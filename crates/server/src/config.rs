@@ -190,6 +190,8 @@ pub struct ServerConfig {
     pub tokenizer_info: bool,
     /// Whether the development routes are enabled: pause, sleep and the reset of the prefix cache.
     pub development: bool,
+    /// The limits of stored responses; `None` if none are stored.
+    pub response_store: Option<StoreLimits>,
     /// The answer of GET /kv_event_sources: one entry for each engine that publishes.
     pub kv_event_sources: Vec<KvEventSource>,
     /// The logging of requests.
@@ -225,6 +227,7 @@ impl Default for ServerConfig {
             disable_docs: false,
             tokenizer_info: false,
             development: false,
+            response_store: None,
             kv_event_sources: vec![],
             log: RequestLog::default(),
             api: ApiConfig::default(),
@@ -236,6 +239,21 @@ impl ServerConfig {
     /// Time of silence after which a stream is sent a comment; zero disables comments like `None`.
     pub(crate) fn keep_alive(&self) -> Option<Duration> {
         self.sse_keep_alive.filter(|interval| !interval.is_zero())
+    }
+}
+
+/// Limits of the stored responses. The oldest are forgotten first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreLimits {
+    /// Maximum number of responses.
+    pub responses: usize,
+    /// Maximum size of all responses with their conversations and events, in bytes.
+    pub bytes: usize,
+}
+
+impl Default for StoreLimits {
+    fn default() -> Self {
+        Self { responses: 1024, bytes: 64 << 20 }
     }
 }
 

@@ -99,10 +99,15 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "NotFoundError", message).with_param("model")
     }
 
-    /// 404: no response with this id is stored, since no response ever is.
+    /// 400: a request that is refused, under the type of OpenAI's API.
+    pub(crate) fn invalid_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// 404: no response with this id is stored for the client.
     pub(crate) fn response_not_found(id: &str) -> Self {
         let message = format!("Response with id '{}' not found.", cut(id));
-        Self::new(StatusCode::NOT_FOUND, "NotFoundError", message).with_param("response_id")
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).with_param("response_id")
     }
 
     /// 413: the body exceeds `limit` bytes.

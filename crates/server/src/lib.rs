@@ -41,6 +41,7 @@ mod seeds;
 mod sockets;
 mod sse;
 mod stall;
+mod stored;
 mod tls;
 mod trace;
 mod types;
@@ -52,7 +53,7 @@ mod workers;
 pub use app::{Server, ServerError};
 pub use config::{
     ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, KvEventSource, RequestLog, SamplingDefaults,
-    ServerConfig, TextModel, TlsConfig,
+    ServerConfig, StoreLimits, TextModel, TlsConfig,
 };
 pub use drain::Shutdown;
 pub use loading::serve_while_loading;

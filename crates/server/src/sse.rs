@@ -7,8 +7,8 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures::FutureExt;
-use futures::stream::unfold;
+use futures::stream::{Stream, unfold};
+use futures::{FutureExt, StreamExt};
 use http::{HeaderName, header};
 use serde::Serialize;
 use tokio::time::timeout;
@@ -116,22 +116,39 @@ pub(crate) async fn respond<W: Wire>(
 ) -> Result<Response, ApiError> {
     let silence = choices.keep_alive().filter(|_| W::COMMENTS);
     let first = First::wait(&mut choices, silence).await?;
-    let (tally, unfinished) = (Tally::new(&wire, choices.n()), wire.choices());
-    let streaming = Streaming { choices, wire, options, tally, unfinished, first, opened: false, ended: false };
-    let frames = unfold(streaming, |mut streaming| async {
-        let frame = streaming.next_frame().await?;
-        Some((Ok::<_, Infallible>(frame), streaming))
-    });
+    let frames = Streaming::new(choices, wire, options, first).frames();
+    Ok(response::<W>(Body::from_stream(frames.map(Ok::<_, Infallible>))))
+}
+
+/// The frames of a stream, apart from any response.
+pub(crate) fn frames<W: Wire>(choices: Choices, wire: W, options: StreamOptions) -> impl Stream<Item = Bytes> + Send {
+    Streaming::new(choices, wire, options, First::Sent).frames()
+}
+
+/// A response whose body is a stream.
+pub(crate) fn response<W: Wire>(body: Body) -> Response {
     let headers = [
         (header::CONTENT_TYPE, W::STREAM_TYPE),
         (header::CACHE_CONTROL, "no-cache"),
         // Tells nginx and proxies based on it to forward each event at once, whatever their settings.
         (HeaderName::from_static("x-accel-buffering"), "no"),
     ];
-    Ok((headers, Body::from_stream(frames)).into_response())
+    (headers, body).into_response()
 }
 
 impl<W: Wire> Streaming<W> {
+    fn new(choices: Choices, wire: W, options: StreamOptions, first: First) -> Self {
+        let (tally, unfinished) = (Tally::new(&wire, choices.n()), wire.choices());
+        Self { choices, wire, options, tally, unfinished, first, opened: false, ended: false }
+    }
+
+    fn frames(self) -> impl Stream<Item = Bytes> + Send {
+        unfold(self, |mut streaming| async {
+            let frame = streaming.next_frame().await?;
+            Some((frame, streaming))
+        })
+    }
+
     /// The events of the next output and of further outputs that are ready; `None` after the end.
     async fn next_frame(&mut self) -> Option<Bytes> {
         let mut events = Events::default();

@@ -7,7 +7,8 @@ use anyhow::{Context, Result, bail};
 use octavo_engine::{EngineConfig, SchedulingPolicy};
 use octavo_kv_events::KvEventsConfig;
 use octavo_server::{
-    ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, RequestLog, ServerConfig, TlsConfig,
+    ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, RequestLog, ServerConfig, StoreLimits,
+    TlsConfig,
 };
 use octavo_telemetry::{LogConfig, LogFormat, TraceConfig};
 use serde_json::Value;
@@ -24,6 +25,9 @@ const KEEP_ALIVE: &str = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE";
 
 /// vLLM's variable for the development routes.
 const DEVELOPMENT: &str = "VLLM_SERVER_DEV_MODE";
+
+/// vLLM's variable for stored responses.
+const STORE: &str = "VLLM_ENABLE_RESPONSES_API_STORE";
 const API_KEY: &str = "OCTAVO_API_KEY";
 
 /// Keys of `--structured-outputs-config` without an effect, since one library compiles all grammars strictly.
@@ -58,6 +62,8 @@ pub(crate) struct Settings {
     pub(crate) tokenizer_info: bool,
     /// Whether the development routes are served.
     pub(crate) development: bool,
+    /// Whether responses are stored.
+    pub(crate) store_responses: bool,
     pub(crate) log: RequestLog,
     pub(crate) traces: Option<TraceConfig>,
     pub(crate) kv_events: Option<KvEventsConfig>,
@@ -111,6 +117,7 @@ impl Settings {
             parsers,
             tokenizer_info: network.enable_tokenizer_info_endpoint,
             development: switch(environment, DEVELOPMENT)?,
+            store_responses: switch(environment, STORE)?,
             log: RequestLog {
                 requests: log.enable_log_requests,
                 outputs: log.enable_log_outputs,
@@ -330,6 +337,7 @@ pub(crate) fn server_config(
         disable_docs: settings.no_docs,
         tokenizer_info: settings.tokenizer_info,
         development: settings.development,
+        response_store: settings.store_responses.then(StoreLimits::default),
         log: settings.log,
         api: settings.api.clone(),
         ..ServerConfig::default()

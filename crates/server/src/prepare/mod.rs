@@ -21,6 +21,7 @@ use crate::logprobs::Spelling;
 use crate::params::{Sampling, known_token};
 use crate::request_id::RequestId;
 use crate::restrictions::Restrictions;
+use crate::stored::Owner;
 use crate::trace::RequestTrace;
 use crate::types::common::{CommonFields, MAX_REQUEST_ID, StreamOptions, Truncation};
 use crate::wire::Envelope;
@@ -51,6 +52,7 @@ pub(crate) struct Headers {
     priority: Option<i64>,
     arrival: Instant,
     trace: RequestTrace,
+    owner: Owner,
 }
 
 impl Headers {
@@ -65,9 +67,10 @@ impl Headers {
         let usable = |id: &&str| (1..=MAX_REQUEST_ID).contains(&id.len());
         let request_id = text("x-request-id").filter(usable).map(str::to_owned);
         let assigned = request.extensions().get::<RequestId>().map(|id| id.as_str().to_owned());
+        let owner = Owner::of(request.headers());
         let trace = RequestTrace::of(request);
         trace.begin();
-        Ok(Self { request_id, assigned, priority: priority.transpose()?, arrival: Instant::now(), trace })
+        Ok(Self { request_id, assigned, priority: priority.transpose()?, arrival: Instant::now(), trace, owner })
     }
 
     /// These headers with a request id, for requests that share one.

@@ -1,18 +1,32 @@
 //! Requests of the responses route.
 
+use std::sync::Arc;
+
+use serde_json::Value;
+
 use crate::app::AppState;
 use crate::error::ApiError;
 use crate::prepare::chat::{Conversation, conversation};
 use crate::prepare::{Headers, Prepared, envelope, spelling};
+use crate::stored::{Owner, Recorder};
 use crate::types::response::UsageDetails;
 use crate::types::responses::ResponsesRequest;
 use crate::wire::{Items, ResponsesWire};
 
 /// Prepares a responses request.
 pub(crate) fn responses(state: &AppState, body: &[u8], headers: &Headers) -> Result<Prepared<ResponsesWire>, ApiError> {
-    let ResponsesRequest { chat, mut settings, previous_response_id } = ResponsesRequest::parse(body)?;
+    let ResponsesRequest { mut chat, mut settings, previous_response_id, instructed, store, background } =
+        ResponsesRequest::parse(body)?;
+    if background && state.responses.is_none() {
+        let message = "This server does not support `store=True` and therefore does not support the background mode. To \
+                       enable these features, set the environment variable `VLLM_ENABLE_RESPONSES_API_STORE=1` when \
+                       launching the server.";
+        return Err(ApiError::invalid_request(message).with_param("background"));
+    }
+    let own = usize::from(instructed);
     if let Some(id) = previous_response_id {
-        return Err(ApiError::response_not_found(&id));
+        let previous = continued(state, headers.owner, &id)?;
+        chat.messages.splice(own..own, previous);
     }
     let Conversation { id, submission, grammar, prompt, .. } = conversation(state, &chat, headers)?;
     let (temperature, top_p) = submission.sampling.temperature_and_top_p();
@@ -20,8 +34,14 @@ pub(crate) fn responses(state: &AppState, body: &[u8], headers: &Headers) -> Res
         settings.insert(key.into(), value.into());
     }
     settings.insert("top_logprobs".into(), chat.logprobs.unwrap_or(0).into());
+    let id = format!("resp_{id}");
+    let store = state.responses.as_ref().filter(|_| store);
+    let recorder =
+        store.map(|store| Recorder::new(Arc::clone(store), headers.owner, &id, chat.messages.split_off(own)));
     let wire = ResponsesWire {
-        envelope: envelope(state, format!("resp_{id}")),
+        envelope: envelope(state, id),
+        recorder,
+        background,
         prompt_tokens: prompt.len(),
         settings,
         logprobs: submission.sampling.chat_logprobs(),
@@ -30,4 +50,16 @@ pub(crate) fn responses(state: &AppState, body: &[u8], headers: &Headers) -> Res
         items: Items::default(),
     };
     Ok(Prepared { submission, wire, stream: chat.common.stream, grammar })
+}
+
+/// The messages of the response that a request continues, without its instructions.
+fn continued(state: &AppState, owner: Owner, id: &str) -> Result<Vec<Value>, ApiError> {
+    let known = state.responses.as_ref().and_then(|store| store.conversation(owner, id));
+    match known.ok_or_else(|| ApiError::response_not_found(id))? {
+        (messages, true) => Ok(messages),
+        (_, false) => {
+            let message = "The previous response has not ended, so it cannot be continued.";
+            Err(ApiError::invalid_request(message).with_param("previous_response_id"))
+        }
+    }
 }

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use axum::Json;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use octavo_engine::EngineHandle;
 use serde_json::{Value, json};
@@ -12,9 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::app::AppState;
 use crate::error::ApiError;
-
-/// The parameters of a query, which may repeat.
-type Parameters = Query<Vec<(String, String)>>;
+use crate::routes::query::{Parameters, flag, parameter};
 
 /// Whether the engine plans steps for new requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,23 +171,6 @@ async fn reply(command: impl FnOnce(Box<dyn FnOnce(bool) + Send>)) -> Result<boo
         let _ = sender.send(result);
     }));
     receiver.await.map_err(|_| ApiError::unavailable("The engine is not running."))
-}
-
-fn parameter<'a>(parameters: &'a Parameters, name: &str) -> Option<&'a str> {
-    parameters.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
-}
-
-/// A switch, in the spellings that pydantic takes.
-fn flag(parameters: &Parameters, name: &str, default: bool) -> Result<bool, ApiError> {
-    let Some(value) = parameter(parameters, name) else { return Ok(default) };
-    match value.to_ascii_lowercase().as_str() {
-        "true" | "1" | "yes" | "on" | "t" | "y" => Ok(true),
-        "false" | "0" | "no" | "off" | "f" | "n" => Ok(false),
-        _ => {
-            let message = "Input should be a valid boolean, unable to interpret input";
-            Err(ApiError::bad_request(message).with_param(name))
-        }
-    }
 }
 
 fn answer(result: Result<Value, ApiError>) -> Response {

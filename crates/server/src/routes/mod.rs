@@ -13,6 +13,7 @@ pub(crate) mod load;
 pub(crate) mod messages;
 pub(crate) mod metrics;
 pub(crate) mod models;
+pub(crate) mod query;
 pub(crate) mod render;
 pub(crate) mod responses;
 pub(crate) mod server_info;
@@ -28,6 +29,7 @@ use crate::body::ReceivedBody;
 use crate::choices::Choices;
 use crate::error::ApiError;
 use crate::prepare::{Headers, Prepared};
+use crate::types::common::StreamOptions;
 use crate::wire::{self, Wire};
 use crate::workers::Work;
 
@@ -60,17 +62,27 @@ async fn run<W: Wire>(state: AppState, received: (ReceivedBody, Headers), prepar
 
 async fn try_run<W: Wire>(
     state: AppState,
-    (body, headers): (ReceivedBody, Headers),
+    received: (ReceivedBody, Headers),
     prepare: Prepare<W>,
 ) -> Result<Response, ApiError> {
-    let mut prepared = blocking(&state, body, move |state, body| prepare(state, body, &headers)).await?;
+    let (choices, wire, stream) = ready(&state, received, prepare).await?;
+    wire::respond(choices, wire, stream).await
+}
+
+/// Prepares a request and submits its sequences.
+async fn ready<W: Wire>(
+    state: &AppState,
+    (body, headers): (ReceivedBody, Headers),
+    prepare: Prepare<W>,
+) -> Result<(Choices, W, Option<StreamOptions>), ApiError> {
+    let mut prepared = blocking(state, body, move |state, body| prepare(state, body, &headers)).await?;
     if let Some(spec) = prepared.grammar.take() {
-        let compiling = Arc::clone(&state);
+        let compiling = Arc::clone(state);
         prepared.submission.restrictions.grammar =
             Some(state.workers.run(Work::Grammar, move || compiling.compile(spec)).await?);
     }
-    let choices = Choices::submit(&state, prepared.submission)?;
-    wire::respond(choices, prepared.wire, prepared.stream).await
+    let choices = Choices::submit(state, prepared.submission)?;
+    Ok((choices, prepared.wire, prepared.stream))
 }
 
 /// Runs `work` on a body, on the blocking pool.

@@ -1,18 +1,115 @@
-//! POST /v1/responses, and the routes of stored responses, of which there are none.
+//! POST /v1/responses, and the routes of stored responses.
 
+use std::pin::pin;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::StreamExt;
+use http::{HeaderMap, header};
 
-use crate::app::AppState;
+use crate::app::{App, AppState};
+use crate::choices::Choices;
 use crate::error::ApiError;
 use crate::prepare;
+use crate::routes::query::{Parameters, flag, parameter};
+use crate::routes::{ready, receive};
+use crate::sse;
+use crate::stored::{Cancelled, Owner, ResponseStore};
+use crate::types::common::StreamOptions;
+use crate::wire::{self, ResponsesWire};
 
-/// Answers with one body, or with a stream of events.
+/// Answers with one body, or with a stream of events. A response that runs in the background is answered at once.
 pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> Response {
-    super::generate(state, request, prepare::responses).await
+    let answered = async {
+        let received = receive(&state, request).await?;
+        let (choices, wire, stream) = ready(&state, received, prepare::responses).await?;
+        if wire.background {
+            return run_in_background(&state, choices, wire, stream);
+        }
+        wire::respond(choices, wire, stream).await
+    };
+    answered.await.unwrap_or_else(|error: ApiError| error.into_response())
 }
 
-/// Answers that the id is unknown, since no responses are stored.
-pub(crate) async fn stored(Path(id): Path<String>) -> Response {
-    ApiError::response_not_found(&id).into_response()
+/// Starts the task of a response, which goes on when the client has left.
+fn run_in_background(
+    state: &App,
+    choices: Choices,
+    mut wire: ResponsesWire,
+    stream: Option<StreamOptions>,
+) -> Result<Response, ApiError> {
+    let (Some(store), Some((owner, id))) = (&state.responses, wire.stored_as()) else {
+        return Err(ApiError::internal());
+    };
+    let (queued, ticket) = wire.queue(stream.is_some()).ok_or_else(ApiError::internal)?;
+    let task = tokio::spawn({
+        let ticket = ticket.clone();
+        async move {
+            let mut frames = pin!(sse::frames(choices, wire, stream.unwrap_or_default()));
+            while let Some(frame) = frames.next().await {
+                ticket.push(&frame);
+            }
+            ticket.end();
+        }
+    });
+    ticket.attach(&task.abort_handle());
+    match stream {
+        None => Ok(Json(queued).into_response()),
+        Some(_) => follow(store, owner, &id, 0),
+    }
+}
+
+fn follow(store: &Arc<ResponseStore>, owner: Owner, id: &str, from: usize) -> Result<Response, ApiError> {
+    let events = store.follow(owner, id, from).ok_or_else(|| {
+        ApiError::invalid_request("The response was not streamed in the background.").with_param("stream")
+    })?;
+    Ok(sse::response::<ResponsesWire>(Body::from_stream(events)))
+}
+
+/// Returns a stored response, or with `stream` its events after number `starting_after`.
+pub(crate) async fn stored(
+    State(state): State<AppState>,
+    Path(id): Path<String>,
+    parameters: Parameters,
+    headers: HeaderMap,
+) -> Response {
+    let answer = || {
+        let owner = Owner::of(&headers);
+        let unknown = || ApiError::response_not_found(&id);
+        let store = state.responses.as_ref().ok_or_else(unknown)?;
+        let body = store.body(owner, &id).ok_or_else(unknown)?;
+        if !flag(&parameters, "stream", false)? {
+            return Ok(json(body));
+        }
+        let from = match parameter(&parameters, "starting_after").map(str::parse::<usize>) {
+            None => 0,
+            Some(Ok(number)) => number.saturating_add(1),
+            Some(Err(_)) => {
+                let message = "Input should be a valid integer, unable to parse string as an integer";
+                return Err(ApiError::bad_request(message).with_param("starting_after"));
+            }
+        };
+        follow(store, owner, &id, from)
+    };
+    answer().unwrap_or_else(|error: ApiError| error.into_response())
+}
+
+/// Aborts a response that runs in the background.
+pub(crate) async fn cancel(State(state): State<AppState>, Path(id): Path<String>, headers: HeaderMap) -> Response {
+    let outcome = state.responses.as_ref().map(|store| store.cancel(Owner::of(&headers), &id));
+    match outcome {
+        Some(Cancelled::Now(body)) => json(body),
+        Some(Cancelled::TooLate) => {
+            ApiError::invalid_request("Cannot cancel a synchronous response.").with_param("response_id").into_response()
+        }
+        Some(Cancelled::Unknown) | None => ApiError::response_not_found(&id).into_response(),
+    }
+}
+
+fn json(body: Bytes) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }

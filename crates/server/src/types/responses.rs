@@ -19,6 +19,12 @@ pub(crate) struct ResponsesRequest {
     pub(crate) settings: Map<String, Value>,
     /// The response that this one continues.
     pub(crate) previous_response_id: Option<String>,
+    /// Whether the first message is the request's instructions, which later responses do not inherit.
+    pub(crate) instructed: bool,
+    /// Whether the response is to be stored.
+    pub(crate) store: bool,
+    /// Whether the response runs in the background.
+    pub(crate) background: bool,
 }
 
 /// The settings that the response repeats, with their defaults.
@@ -62,11 +68,19 @@ impl ResponsesRequest {
         chat.tools = tools(&mut fields);
         chat.template_kwargs = fields.get("chat_template_kwargs").unwrap_or_default();
         reasoning(&mut fields, &mut chat.template_kwargs);
-        if fields.get("background").unwrap_or(false) {
-            fields.value_error("background", "background responses are not supported: this server stores none.");
+        let store = fields.get("store").unwrap_or(true);
+        let background = fields.get("background").unwrap_or(false);
+        if background && !store {
+            fields.value_error("background", "background can only be used when `store` is true");
         }
-        let request =
-            Self { settings: settings(&mut fields), previous_response_id: fields.get("previous_response_id"), chat };
+        let request = Self {
+            settings: settings(&mut fields),
+            previous_response_id: fields.get("previous_response_id"),
+            instructed: fields.raw("instructions").is_some(),
+            store,
+            background,
+            chat,
+        };
         fields.finish()?;
         Ok(request)
     }
@@ -194,7 +208,7 @@ fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
 }
 
 /// Adds an input item. Tool calls and reasoning become part of the adjacent assistant message.
-fn add_item(messages: &mut Vec<Value>, item: &Value) -> Result<(), String> {
+pub(crate) fn add_item(messages: &mut Vec<Value>, item: &Value) -> Result<(), String> {
     let text = |name: &str| {
         item.get(name).and_then(Value::as_str).ok_or_else(|| format!("{name} is required and must be a string."))
     };
@@ -308,7 +322,7 @@ mod tests {
         for (body, word) in [
             (json!({}), "input"),
             (json!({"input": [{"type": "computer_call"}]}), "computer_call"),
-            (json!({"input": "hi", "background": true}), "background"),
+            (json!({"input": "hi", "background": true, "store": false}), "background can only be used when"),
             (json!({"input": "hi", "tools": [{"type": "web_search"}]}), "web_search"),
             (json!({"input": "hi", "prompt": {"id": "x"}}), "prompt"),
             (json!({"input": "hi", "text": {"format": {"type": "json_schema", "name": "x"}}}), "json_schema"),

@@ -10,6 +10,7 @@ use crate::choices::Output;
 use crate::error::ApiError;
 use crate::logprobs::Spelling;
 use crate::sse::{Events, Extras};
+use crate::stored::{Owner, Recorder, Ticket};
 use crate::types::response::{ChatLogprobs, Finish, Usage, UsageDetails};
 use crate::wire::{Envelope, Whole, Wire};
 
@@ -24,6 +25,10 @@ pub(crate) struct ResponsesWire {
     pub(crate) spelling: Spelling,
     pub(crate) details: UsageDetails,
     pub(crate) items: Items,
+    /// Stores the response, if it is to be stored.
+    pub(crate) recorder: Option<Recorder>,
+    /// Whether the response runs in the background.
+    pub(crate) background: bool,
 }
 
 /// The output items of a response under construction.
@@ -227,6 +232,24 @@ impl ResponsesWire {
         Value::Object(response)
     }
 
+    /// The owner and the id under which the response is stored.
+    pub(crate) fn stored_as(&self) -> Option<(Owner, String)> {
+        self.recorder.as_ref().map(|recorder| (recorder.owner(), self.envelope.id.clone()))
+    }
+
+    /// Stores a response that is about to run in the background, and returns its body.
+    pub(crate) fn queue(&mut self, streamed: bool) -> Option<(Value, Ticket)> {
+        let body = self.response("queued", None);
+        let ticket = self.recorder.as_mut()?.begin(&body, streamed);
+        Some((body, ticket))
+    }
+
+    fn record(&mut self, response: &Value) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.finish(response);
+        }
+    }
+
     fn status(&self) -> &'static str {
         match self.items.finish {
             Some(Finish::Length) => "incomplete",
@@ -270,6 +293,9 @@ impl Wire for ResponsesWire {
             let response = self.response("in_progress", None);
             self.items.event(events, name, json!({"response": response}));
         }
+        if let Some(recorder) = &self.recorder {
+            recorder.progress(&self.response("in_progress", None));
+        }
     }
 
     fn chunk(&mut self, events: &mut Events, output: Output, _: Extras) {
@@ -287,12 +313,14 @@ impl Wire for ResponsesWire {
         self.items.close(Some(events));
         let status = self.status();
         let response = self.response(status, Some(usage));
+        self.record(&response);
         self.items.event(events, &format!("response.{status}"), json!({"response": response}));
     }
 
     fn fail(&mut self, events: &mut Events, error: &ApiError) {
         let mut response = self.response("failed", None);
         response["error"] = json!({"code": "server_error", "message": error.to_string()});
+        self.record(&response);
         self.items.event(events, "response.failed", json!({"response": response}));
     }
 
@@ -308,6 +336,8 @@ impl Wire for ResponsesWire {
             }
         }
         self.items.close(None);
-        Json(self.response(self.status(), Some(usage))).into_response()
+        let response = self.response(self.status(), Some(usage));
+        self.record(&response);
+        Json(response).into_response()
     }
 }

@@ -29,6 +29,7 @@ mod receiver;
 mod render;
 mod responses;
 mod routes;
+mod stored;
 mod structured;
 mod support;
 mod tls;

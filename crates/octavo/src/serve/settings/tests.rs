@@ -127,15 +127,19 @@ fn the_keep_alive_time_is_a_variable() {
 }
 
 #[test]
-fn the_development_routes_are_enabled_by_a_variable() {
-    let with = |value: &'static str| {
-        Settings::of_server(&args(&[]), &move |name: &str| (name == DEVELOPMENT).then(|| value.to_owned()))
-    };
-    for (value, enabled) in [("1", true), ("0", false), ("", false)] {
-        assert_eq!(with(value).unwrap().development, enabled, "{value:?}");
+fn development_routes_and_stored_responses_are_enabled_by_variables() {
+    for variable in [DEVELOPMENT, STORE] {
+        let with = |value: &'static str| {
+            Settings::of_server(&args(&[]), &move |name: &str| (name == variable).then(|| value.to_owned()))
+        };
+        for (value, enabled) in [("1", true), ("0", false), ("", false)] {
+            let settings = with(value).unwrap();
+            let expected = if variable == STORE { (false, enabled) } else { (enabled, false) };
+            assert_eq!((settings.development, settings.store_responses), expected, "{variable}={value}");
+        }
+        let error = with("on").unwrap_err().to_string();
+        assert!(error.contains(&format!("{variable}='on' is neither 0 nor 1")), "{error}");
     }
-    let error = with("on").unwrap_err().to_string();
-    assert!(error.contains("VLLM_SERVER_DEV_MODE='on' is neither 0 nor 1"), "{error}");
 }
 
 #[test]
