@@ -339,7 +339,7 @@ def pools_have_their_picker(m: Manifests, _: World) -> Iterator[Complaint]:
             # The pool has the name of its chart's release, which in a namespace is nobody else's.
             if m.find("Service", pool):
                 yield route, f"the release {pool} is the chart's own already: the pool needs another name"
-            picker = {"inferencepool": f"{pool[:40]}-epp"}
+            picker = {"llm-d-router-gateway": f"{pool[:40]}-epp"}
             sources = [one for it in m.of("NetworkPolicy") for way in it["spec"].get("ingress", []) for one in way["from"]]
             if not any(selects(one["podSelector"], picker) for one in sources if "podSelector" in one):
                 yield route, f"no policy lets the picker of {pool} in"

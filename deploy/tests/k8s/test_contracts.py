@@ -118,14 +118,14 @@ def test_what_the_page_offers_can_be_added(case: str, world: World, tmp_path: pa
 
 def picker_faults(values: Object, m: Manifests, world: World) -> list[str]:
     """Why the endpoint picker would not find the pods, or nothing to go by."""
-    pool, extension = values["inferencePool"], values["inferenceExtension"]
+    pool, extension = values["router"]["modelServers"], values["router"]["epp"]
     (server,) = m.servers
     faults = []
-    if not selects(pool["modelServers"], server.labels):
+    if not selects({"matchLabels": pool["matchLabels"]}, server.labels):
         faults.append("the pool selects no pods")
     if [port["number"] for port in pool["targetPorts"]] != list(server.ports.values()):
         faults.append("the pool's port is not the container's")
-    if server.labels.get("inference.networking.k8s.io/engine-type", "vllm") != pool["modelServerType"]:
+    if server.labels.get("inference.networking.k8s.io/engine-type", "vllm") != pool["type"]:
         faults.append("another engine's metrics are expected")
     config = yaml.safe_load(extension["pluginsCustomConfig"].get(extension["pluginsConfigFile"], "{}"))
     known = {plugin.get("name", plugin["type"]) for plugin in at(config, "plugins", default=[])}
@@ -149,7 +149,7 @@ def test_endpoint_picker_fits(renderings: dict[str, Manifests], world: World) ->
     (backend,) = m.find("HTTPRoute", "octavo")["spec"]["rules"][0]["backendRefs"]
     assert backend == {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "octavo-pool"}
     picker = m.find("NetworkPolicy", "octavo-from-epp")["spec"]["ingress"][0]["from"][0]["podSelector"]
-    assert selects(picker, {"inferencepool": "octavo-pool-epp"})
+    assert selects(picker, {"llm-d-router-gateway": "octavo-pool-epp"})
 
     def broken(*path_and_value: object) -> Object:
         *path, value = path_and_value
@@ -158,9 +158,9 @@ def test_endpoint_picker_fits(renderings: dict[str, Manifests], world: World) ->
         return bad
 
     for bad in (
-        broken("inferencePool", "modelServers", "matchLabels", "app", "vllm"),
-        broken("inferencePool", "targetPorts", 0, "number", 8080),
-        broken("inferencePool", "modelServerType", "sglang"),
-        broken("inferenceExtension", "pluginsConfigFile", "other.yaml"),
+        broken("router", "modelServers", "matchLabels", "app", "vllm"),
+        broken("router", "modelServers", "targetPorts", 0, "number", 8080),
+        broken("router", "modelServers", "type", "sglang"),
+        broken("router", "epp", "pluginsConfigFile", "other.yaml"),
     ):
         assert picker_faults(bad, m, world)

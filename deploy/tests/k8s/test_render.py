@@ -321,3 +321,11 @@ def test_what_operators_add_is_there(tmp_path: render.pathlib.Path) -> None:
         assert [one["key"] for one in it.pod["tolerations"]] == ["nvidia.com/gpu", "a"]
         assert it.pod["priorityClassName"] == "serving"
         assert it.volumes["ca"] and {"name": "ca", "mountPath": "/etc/ca"} in it.serving[0]["volumeMounts"]
+
+
+@pytest.mark.parametrize("provider", ["none", "gke", "istio"])
+def test_notes_install_the_picker_for_the_gateway(provider: str) -> None:
+    values = ["--values", render.VALUES / "routing.yaml", "--set", f"gateway.provider={provider}"]
+    done = render.run(HELM, "install", "octavo", render.CHART, "-n", "octavo", "--dry-run=client", *values)
+    notes = done.stdout.partition("NOTES:")[2]
+    assert f"--set provider.name={provider}" in notes and "charts/llm-d-router-gateway" in notes, done.stderr

@@ -224,6 +224,7 @@ def test_a_picker_can_follow_the_kv_events(
     assert source["block_size"] == hashes["blockSize"]
     given = variables(m, m.servers[0].pod["containers"][0])
     assert given["PYTHONHASHSEED"] == hashes["hashSeed"]
+    assert events["podDiscoveryConfig"]["podNamespace"] == m.servers[0].object["metadata"]["namespace"]
     selector = dict([events["podDiscoveryConfig"]["podLabelSelector"].split("=")])
     assert selector.items() <= m.servers[0].labels.items()
 
