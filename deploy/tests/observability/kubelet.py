@@ -28,6 +28,8 @@ class Probe:
     path: str
     period: float
     failures: int
+    # Of the container that it ends; without one the pod's holds.
+    grace: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Lifecycle:
 
 def probe(container, name):
     spec = container[f"{name}Probe"]
-    return Probe(spec["httpGet"]["path"], spec.get("periodSeconds", 10), spec.get("failureThreshold", 3))
+    return Probe(spec["httpGet"]["path"], spec.get("periodSeconds", 10), spec.get("failureThreshold", 3), spec.get("terminationGracePeriodSeconds"))
 
 
 def flag(words, name, default):
@@ -61,7 +63,7 @@ def lifecycle(path=MANIFEST):
     """As the manifest has it; without one, the values that deploy/ documents."""
     if not path.is_file():
         startup, readiness = Probe("/health", 5, 360), Probe("/health", 2, 1)
-        return Lifecycle(2, startup, readiness, Probe("/live", 10, 6), 15, 60, 25, 5, "the documented values")
+        return Lifecycle(2, startup, readiness, Probe("/live", 5, 3, 5), 15, 60, 25, 5, "the documented values")
     documents = yaml.safe_load_all(path.read_text())
     deployment = next(document for document in documents if document and document["kind"] == "Deployment")
     pod = deployment["spec"]["template"]["spec"]
@@ -117,6 +119,8 @@ class Pod:
         self.ready = threading.Event()
         self.going = threading.Event()
         self.restarts = 0
+        # Of the container before.
+        self.status = None
         self.process = self.launch()
         self.thread = threading.Thread(target=self.watch, daemon=True)
         self.thread.start()
@@ -147,9 +151,8 @@ class Pod:
                 self.pause(life.startup.period)
             self.probe()
             if not self.going.is_set():
+                self.status = self.end(life.grace if life.liveness.grace is None else life.liveness.grace)
                 self.restarts += 1
-                self.process.kill()
-                self.process.wait()
                 self.process = self.launch()
 
     def probe(self):
@@ -176,15 +179,21 @@ class Pod:
 
     def delete(self):
         """Endpoint out, preStop, SIGTERM, grace. The exit status; negative if it had to be killed."""
-        life, scale = self.cluster.life, self.cluster.scale
         self.going.set()
         self.thread.join()
-        deadline = time.monotonic() + life.grace * scale
         self.cluster.endpoints.set(self.port, False)
-        time.sleep(life.pre_stop * scale)
+        return self.end(self.cluster.life.grace)
+
+    def end(self, grace):
+        """preStop, SIGTERM and, after `grace` seconds in all, SIGKILL. A hook that takes the whole grace leaves 2 s."""
+        if self.process.poll() is not None:
+            return self.process.returncode
+        scale = self.cluster.scale
+        hook = min(self.cluster.life.pre_stop, grace)
+        time.sleep(hook * scale)
         self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(deadline - time.monotonic())
+            return self.process.wait(max(grace - hook, 2) * scale)
         except subprocess.TimeoutExpired:
             self.process.kill()
             return self.process.wait()

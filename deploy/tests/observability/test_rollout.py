@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import signal
 import time
 
 import pytest
@@ -67,6 +68,19 @@ def life():
 def test_the_grace_covers_what_is_to_happen_in_it(life):
     assert life.grace >= life.pre_stop + life.shutdown_timeout + 15
     assert life.readiness.path == "/health" and life.liveness.path == "/live"
+
+
+def test_a_hung_replica_is_replaced_with_the_grace_of_the_probe(model, tmp_path, life):
+    """A stopped process answers nothing and takes no SIGTERM, as one whose device hangs and never returns."""
+    assert life.liveness.grace is not None and life.liveness.grace < life.grace / 10
+    with deployment(model, tmp_path, life) as (cluster, _):
+        victim, other = cluster.pods
+        hung = victim.process
+        hung.send_signal(signal.SIGSTOP)
+        until("the kubelet has started it again", lambda: victim.restarts == 1)
+        until("it is ready", victim.ready.is_set)
+    assert hung.returncode == victim.status == -signal.SIGKILL
+    assert other.restarts == 0
 
 
 @pytest.mark.parametrize("pre_stop", [True, False], ids=["with preStop", "by the server's own drain"])
