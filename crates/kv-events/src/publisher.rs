@@ -2,6 +2,9 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -23,6 +26,9 @@ const END: [u8; 8] = [0xff; 8];
 /// Timeout of a peer's handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
+/// Time after which a peer that takes no bytes is given up.
+const STALL: Duration = Duration::from_secs(30);
+
 /// Interval between attempts to connect to a subscriber.
 const RECONNECT: Duration = Duration::from_secs(1);
 
@@ -41,7 +47,7 @@ impl Publisher {
     /// Listens on the endpoints of `config`, starts a thread and returns the sink for the engine.
     ///
     /// # Errors
-    /// Returns an error if an endpoint is not supported or in use.
+    /// Returns an error if an endpoint is not supported or in use, or if its path is that of a file other than a socket.
     pub fn start(config: KvEventsConfig) -> Result<(Self, Sink), KvEventsError> {
         let endpoint = Address::parse(&config.endpoint)?;
         let replay = config.replay_endpoint.as_deref().map(Address::parse_bound).transpose()?;
@@ -92,8 +98,7 @@ impl Door {
         match address {
             Address::Connect(place) => Ok(Self::Out(place)),
             Address::Ipc(path) => {
-                // An earlier process may have left its socket.
-                let _ = std::fs::remove_file(&path);
+                remove_stale(&path).map_err(failed)?;
                 UnixListener::bind(path).map(Self::Ipc).map_err(failed)
             }
             Address::Bind(host, port) => {
@@ -104,6 +109,38 @@ impl Door {
             }
         }
     }
+}
+
+/// Removes the socket that an earlier process left at `path`. Any other file is kept and is an error.
+fn remove_stale(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+        Ok(file) if !file.file_type().is_socket() => {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is not a socket"));
+        }
+        Ok(_) => {}
+    }
+    // A datagram socket never connects to a stream socket. The error says whether a process has it open, and unlike a
+    // stream's attempt, this one does not wait for room in the queue of that process.
+    match UnixDatagram::unbound()?.connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+        _ => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
+    }
+}
+
+/// Accepts a connection on which batches are sent at once.
+async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
+    let (stream, _) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// Connects to `host:port`. Batches are sent at once.
+async fn connect(place: &str) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(place).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
 }
 
 /// State shared by all connections.
@@ -176,7 +213,7 @@ async fn run(shared: Arc<Shared>, mut batches: mpsc::Receiver<Batch>, endpoint: 
 async fn serve(shared: Arc<Shared>, door: Door, kind: Kind) {
     loop {
         let accepted = match &door {
-            Door::Tcp(listener) => listener.accept().await.map(|(stream, _)| {
+            Door::Tcp(listener) => accept(listener).await.map(|stream| {
                 let shared = Arc::clone(&shared);
                 tokio::spawn(async move { peer(&shared, stream, kind).await });
             }),
@@ -185,7 +222,7 @@ async fn serve(shared: Arc<Shared>, door: Door, kind: Kind) {
                 tokio::spawn(async move { peer(&shared, stream, kind).await });
             }),
             Door::Out(place) => {
-                if let Ok(stream) = TcpStream::connect(place).await {
+                if let Ok(stream) = connect(place).await {
                     peer(&shared, stream, kind).await;
                 }
                 sleep(RECONNECT).await;
@@ -267,8 +304,22 @@ async fn send(
             answer = answers.recv() => answer,
         };
         let Some(bytes) = bytes else { return Ok(()) };
-        writer.write_all(&bytes).await?;
+        write(&mut writer, bytes).await?;
     }
+}
+
+/// Writes all bytes to a peer. The peer is given up if it takes none of them for [`STALL`].
+async fn write(writer: &mut (impl AsyncWrite + Unpin), bytes: Bytes) -> io::Result<()> {
+    write_within(STALL, writer, bytes).await
+}
+
+async fn write_within(stall: Duration, writer: &mut (impl AsyncWrite + Unpin), mut bytes: Bytes) -> io::Result<()> {
+    while !bytes.is_empty() {
+        if timeout(stall, writer.write_buf(&mut bytes)).await?? == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+    }
+    Ok(())
 }
 
 /// Sends the batches from the requested one on, and an end mark.
@@ -280,7 +331,7 @@ async fn replay(shared: &Shared, mut stream: impl AsyncRead + AsyncWrite + Unpin
             let frame = read_frame(&mut stream).await?;
             if frame.command {
                 if let Wish::Pong(pong) = Wish::of(&frame) {
-                    stream.write_all(&pong).await?;
+                    write(&mut stream, pong).await?;
                 }
                 continue;
             }
@@ -298,8 +349,73 @@ async fn replay(shared: &Shared, mut stream: impl AsyncRead + AsyncWrite + Unpin
             state.replayable.iter().filter(|(sequence, _)| *sequence >= start).cloned().collect()
         };
         for (sequence, payload) in missed {
-            stream.write_all(&message(&[delimiter, topic, &sequence.to_be_bytes(), &payload])).await?;
+            write(&mut stream, message(&[delimiter, topic, &sequence.to_be_bytes(), &payload])).await?;
         }
-        stream.write_all(&message(&[delimiter, topic, &END, b""])).await?;
+        write(&mut stream, message(&[delimiter, topic, &END, b""])).await?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::net::UnixStream as StdStream;
+
+    use tokio::io::AsyncReadExt;
+
+    use super::*;
+
+    fn ipc(path: &std::path::Path) -> KvEventsConfig {
+        KvEventsConfig { endpoint: format!("ipc://{}", path.display()), ..KvEventsConfig::default() }
+    }
+
+    #[test]
+    fn a_socket_in_use_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kv");
+        let _first = Publisher::start(ipc(&path)).unwrap();
+        let error = Publisher::start(ipc(&path)).map(drop).unwrap_err();
+        assert!(error.to_string().contains("another process listens there"), "{error}");
+        StdStream::connect(&path).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_not_a_socket_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kv");
+        fs::write(&path, "precious").unwrap();
+        let error = Publisher::start(ipc(&path)).map(drop).unwrap_err();
+        assert!(error.to_string().contains("not a socket"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn the_socket_of_an_earlier_process_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kv");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let _publisher = Publisher::start(ipc(&path)).unwrap();
+        StdStream::connect(&path).unwrap();
+    }
+
+    #[tokio::test]
+    async fn batches_are_not_delayed_by_nagles_algorithm() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let place = listener.local_addr().unwrap().to_string();
+        let (out, taken) = tokio::join!(connect(&place), accept(&listener));
+        assert!(out.unwrap().nodelay().unwrap() && taken.unwrap().nodelay().unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_takes_nothing_is_given_up() {
+        let bytes = Bytes::from(vec![7; 64]);
+        let (mut ours, mut theirs) = tokio::io::duplex(16);
+        let error = write_within(Duration::from_millis(20), &mut ours, bytes.clone()).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        // The time limit is that of each part, so a peer that reads is not given up.
+        theirs.read_exact(&mut [0; 16]).await.unwrap();
+        let mut read = [0; 64];
+        let (written, taken) = tokio::join!(write(&mut ours, bytes), theirs.read_exact(&mut read));
+        written.unwrap();
+        assert_eq!((taken.unwrap(), read), (64, [7; 64]));
     }
 }
