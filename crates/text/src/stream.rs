@@ -74,9 +74,11 @@ enum Decoder {
 }
 
 /// Detokenises by difference, for decoders whose result is not a concatenation: the text of some preceding tokens and
-/// the new ones, minus the text of the preceding ones.
+/// the new ones, minus the text of the preceding ones. It never has more than [`CONTEXT_TOKENS`] or
+/// [`MAX_UNDECIDED_TOKENS`] preceding tokens and [`MAX_UNDECIDED_TOKENS`] new ones, so work is constant per token.
 #[derive(Debug, Default)]
 struct Window {
+    /// Tokens that the decoder sees, without the skipped ones.
     ids: Vec<u32>,
     /// Number of leading `ids` whose text was passed on.
     given: usize,
@@ -93,7 +95,14 @@ impl TextStream {
                 Decoder::Pieces(PieceDecoder::after_prompt(pieces, prompt))
             }
             None => {
-                let ids = prompt[prompt.len().saturating_sub(CONTEXT_TOKENS)..].to_vec();
+                let mut ids: Vec<u32> = prompt
+                    .iter()
+                    .rev()
+                    .copied()
+                    .filter(|&id| tokenizer.is_decoded(id, skip))
+                    .take(CONTEXT_TOKENS)
+                    .collect();
+                ids.reverse();
                 Decoder::Window(Window { given: ids.len(), ids })
             }
         };
@@ -177,11 +186,13 @@ impl Stop {
 
 impl Window {
     fn push(&mut self, token: u32, tokenizer: &Tokenizer, skip_special_tokens: bool, out: &mut String) {
+        if !tokenizer.is_decoded(token, skip_special_tokens) {
+            return;
+        }
         self.ids.push(token);
-        let undecided = self.ids.len() - self.given;
-        if let Some(text) = self.new_text(tokenizer, skip_special_tokens)
-            && (!text.ends_with(char::REPLACEMENT_CHARACTER) || undecided >= MAX_UNDECIDED_TOKENS)
-        {
+        let text = self.new_text(tokenizer, skip_special_tokens);
+        let decided = !text.is_empty() && !text.ends_with(char::REPLACEMENT_CHARACTER);
+        if decided || self.ids.len() - self.given >= MAX_UNDECIDED_TOKENS {
             out.push_str(&text);
             // The new tokens become the context of the next ones.
             self.ids.drain(..self.given);
@@ -190,13 +201,50 @@ impl Window {
     }
 
     fn flush(&mut self, tokenizer: &Tokenizer, skip_special_tokens: bool, out: &mut String) {
-        out.push_str(&self.new_text(tokenizer, skip_special_tokens).unwrap_or_default());
+        out.push_str(&self.new_text(tokenizer, skip_special_tokens));
         self.given = self.ids.len();
     }
 
-    fn new_text(&self, tokenizer: &Tokenizer, skip_special_tokens: bool) -> Option<String> {
-        let before = tokenizer.decode(&self.ids[..self.given], skip_special_tokens).ok()?;
-        let all = tokenizer.decode(&self.ids, skip_special_tokens).ok()?;
-        all.strip_prefix(before.as_str()).filter(|text| !text.is_empty()).map(str::to_owned)
+    /// Returns the text of all tokens from where it first differs from that of the preceding ones. Text that was passed
+    /// on and that the new tokens change cannot be taken back.
+    fn new_text(&self, tokenizer: &Tokenizer, skip_special_tokens: bool) -> String {
+        let decode = |ids: &[u32]| tokenizer.decode(ids, skip_special_tokens).unwrap_or_default();
+        let (before, mut all) = (decode(&self.ids[..self.given]), decode(&self.ids));
+        let common = before.chars().zip(all.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
+        all.split_off(common)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SpecialTokens;
+
+    /// A WordPiece tokenizer: `[SEP]` is special, and `##` is the one token without text.
+    fn word_piece() -> Arc<Tokenizer> {
+        let json = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "normalizer": null,
+            "added_tokens": [{"id": 0, "content": "[SEP]", "special": true, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false}],
+            "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
+            "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": false},
+            "model": {"type": "WordPiece", "unk_token": "[SEP]", "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 100, "vocab": {"[SEP]": 0, "one": 1, "##": 2}},
+        });
+        Arc::new(Tokenizer::from_json(json.to_string().as_bytes(), SpecialTokens::default()).unwrap())
+    }
+
+    #[test]
+    fn tokens_without_text_do_not_lengthen_the_window() {
+        for silent in [0, 2, 1_000_000] {
+            let mut stream = TextStream::new(word_piece(), &[1], TextOptions::default());
+            for _ in 0..1000 {
+                assert_eq!(stream.push(silent).text, "");
+                let Decoder::Window(window) = &stream.decoder else { unreachable!("the decoder is not per token") };
+                let most = 2 * MAX_UNDECIDED_TOKENS;
+                assert!(window.ids.len() <= most, "{silent}: {}", window.ids.len());
+            }
+            assert_eq!(stream.push(1).text, " one");
+        }
     }
 }

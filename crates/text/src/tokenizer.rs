@@ -201,6 +201,11 @@ impl Tokenizer {
         self.special_ids.get(id as usize).copied().unwrap_or(false)
     }
 
+    /// Returns whether decoding passes the token to the decoder: not an unknown id, nor a skipped special token.
+    pub(crate) fn is_decoded(&self, id: u32, skip_special_tokens: bool) -> bool {
+        !(skip_special_tokens && self.is_special(id)) && self.inner.id_to_token(id).is_some()
+    }
+
     /// Returns the text of a single token, as in vLLM's `token` of log-probabilities: special tokens are shown, and a
     /// partial character is U+FFFD.
     pub fn token_text(&self, id: u32) -> String {

@@ -237,3 +237,25 @@ fn decoders_that_are_not_per_token_stream_too() {
     let after_prompt = run(&mut TextStream::new(tokenizer, &ids[..2], stop(&["! hello "])), &ids[2..]);
     assert_eq!(after_prompt, (" world é ".to_owned(), Some(("! hello ".to_owned(), 5))));
 }
+
+/// A tokenizer with a vocabulary of words and a decoder of tokenizer.json.
+fn of_words(words: &[&str], decoder: &serde_json::Value) -> Arc<Tokenizer> {
+    let vocab: serde_json::Map<_, _> = words.iter().enumerate().map(|(id, t)| ((*t).to_owned(), id.into())).collect();
+    let json = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": decoder,
+        "model": {"type": "WordLevel", "unk_token": words[0], "vocab": vocab},
+    });
+    Arc::new(Tokenizer::from_json(json.to_string().as_bytes(), SpecialTokens::default()).unwrap())
+}
+
+#[test]
+fn text_continues_after_a_token_that_changed_what_was_passed_on() {
+    let decoder = serde_json::json!({"type": "Sequence", "decoders": [
+        {"type": "Fuse"}, {"type": "Replace", "pattern": {"String": "ab"}, "content": "X"}]});
+    let tokenizer = of_words(&["?", "a", "b", "c"], &decoder);
+    assert_eq!(tokenizer.decode(&[1, 2, 3], true).unwrap(), "Xc");
+    let mut stream = TextStream::new(Arc::clone(&tokenizer), &[], TextOptions::default());
+    let deltas: Vec<String> = [1, 2, 3, 3, 1].into_iter().map(|id| stream.push(id).text).collect();
+    assert_eq!(deltas, ["a", "X", "c", "c", "a"]);
+}
