@@ -10,7 +10,8 @@ pub enum ContentFormat {
 }
 
 /// Detects the form like vLLM: searches for a loop over the `content` of the items of a loop over `messages`. Names
-/// assigned from `messages` (a slice of it, a filter on it) count as messages.
+/// assigned from `messages` (a slice of it, a filter on it) count as messages. A loop over a variable named `content`
+/// counts, too: macros (Qwen3.5's) take the content under that name.
 pub(super) fn detect(source: &str) -> ContentFormat {
     let statements: Vec<Statement> = blocks(source).filter_map(Statement::parse).collect();
     let mut messages = vec!["messages"];
@@ -29,7 +30,9 @@ pub(super) fn detect(source: &str) -> ContentFormat {
     };
     let items: Vec<&str> =
         loops().filter(|(_, over)| messages.iter().any(|&list| over.is(list, None))).map(|(name, _)| name).collect();
-    let over_content = loops().any(|(_, over)| items.iter().any(|&item| over.is(item, Some("content"))));
+    let over_content = loops().any(|(_, over)| {
+        (over.whole && over.is("content", None)) || items.iter().any(|&item| over.is(item, Some("content")))
+    });
     if over_content { ContentFormat::OpenAi } else { ContentFormat::String }
 }
 
@@ -64,6 +67,8 @@ enum Statement<'a> {
 struct Path<'a> {
     variable: &'a str,
     attribute: Option<&'a str>,
+    /// Whether it is neither sliced nor filtered nor tested.
+    whole: bool,
 }
 
 impl Path<'_> {
@@ -131,7 +136,7 @@ impl<'a> Tokens<'a> {
     fn path(&mut self) -> Option<Path<'a>> {
         let parenthesised = self.take("(").is_some();
         let variable = self.name()?;
-        let mut attribute = None;
+        let (mut attribute, mut whole) = (None, true);
         loop {
             if self.take(".").is_some() {
                 // A path has at most one attribute.
@@ -143,7 +148,7 @@ impl<'a> Tokens<'a> {
                 let key = inner.strip_prefix(['\'', '"']).and_then(|key| key.strip_suffix(['\'', '"']));
                 match key {
                     Some(key) if attribute.is_none() => attribute = Some(key),
-                    None if inner.contains(':') => {}
+                    None if inner.contains(':') => whole = false,
                     _ => return None,
                 }
             } else {
@@ -155,9 +160,10 @@ impl<'a> Tokens<'a> {
         }
         let rest = self.rest.trim_start();
         let follows = |word: &str| rest.strip_prefix(word).is_some_and(|rest| rest.starts_with(char::is_whitespace));
-        let ends = rest.is_empty() || rest.starts_with('|') || follows("is") || rest == "recursive";
         // `for x in y if z` filters. `set x = y if z` is conditional, but its value is still y.
-        (ends || follows("if")).then_some(Path { variable, attribute })
+        let ends = rest.is_empty() || rest == "recursive" || follows("if");
+        let changed = rest.starts_with('|') || follows("is");
+        (ends || changed).then_some(Path { variable, attribute, whole: whole && !changed })
     }
 }
 
@@ -176,6 +182,8 @@ mod tests {
             "{% raw %}{% for m in messages %}{% for c in m.content %}{% endraw %}",
             "{% for m in messages %}{% for c in m.content.split('x') %}{% endfor %}{% endfor %}",
             "{% for m in other %}{% for c in m.content %}{% endfor %}{% endfor %}",
+            "{% macro text(content) %}{% for c in content[:9] %}{% endfor %}{% for c in content | list %}{% endfor %}{% endmacro %}",
+            "{% macro text(content) %}{% for c in content.parts %}{% endfor %}{% endmacro %}",
         ] {
             assert_eq!(detect(source), ContentFormat::String, "{source}");
         }
@@ -189,6 +197,8 @@ mod tests {
             "{% for m in messages[1:] if m.role %}{% for c in m[\"content\"] if c.type == 'text' %}{% endfor %}{% endfor %}",
             "{% set loop_messages = messages[1:] %}{% for m in loop_messages %}{% for c in m.content | reverse %}{% endfor %}{% endfor %}",
             "{% set rest = messages | selectattr('role') | list %}{% for m in rest %}{% for c in m.content[:2] %}{% endfor %}{% endfor %}",
+            "{% macro text(content, n=0) %}{% for item in content %}{{ item.text }}{% endfor %}{% endmacro %}\
+             {% for m in messages %}{{ text(m.content) }}{% endfor %}",
             "{%+ for m in (messages) %}{% for c in m.content recursive %}{% endfor %}{% endfor %}",
         ] {
             assert_eq!(detect(source), ContentFormat::OpenAi, "{source}");

@@ -29,6 +29,11 @@ pub(super) fn prints_differently(value: &Value) -> bool {
     }
 }
 
+/// Implements Jinja's `is sequence`: whether a value has a length and items, as strings and dictionaries have.
+pub(super) fn is_sequence(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Map)
+}
+
 /// Implements `repr(value)`.
 fn write_repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
     if depth > MAX_DEPTH {

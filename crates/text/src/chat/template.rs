@@ -193,6 +193,7 @@ fn environment(now: fn() -> SystemTime) -> Result<Environment<'static>, Template
             escape_formatter(out, state, value)
         }
     });
+    environment.add_test("sequence", python::is_sequence);
     environment.add_filter("tojson", json::tojson);
     environment.add_filter("string", |value: &Value| python::to_str(value));
     environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {

@@ -65,6 +65,17 @@ fn dates_come_from_the_clock() {
     assert_eq!(render("{{ strftime_now('%d %b %Y') }}", json!([])).unwrap(), "01 Jan 1970");
 }
 
+/// The expected values are those of Jinja 3.1.6.
+#[test]
+fn strings_and_maps_are_sequences_as_in_jinja() {
+    let tested = ["'abc'", "[]", "{}", "nothing", "none", "1", "true", "(1,)", "messages[0]", "'a' | list"];
+    let source: Vec<String> = tested.iter().map(|value| format!("{{{{ {value} is sequence }}}}")).collect();
+    assert_eq!(
+        render(&source.join(" "), json!([{"role": "user"}])).unwrap(),
+        "True True True True False False False True True True"
+    );
+}
+
 #[test]
 fn generation_blocks_are_scopes() {
     let source = "{% set x = 1 %}\n  {%- generation -%}  {% set x = 2 %}{{ x }}{%-endgeneration%}\n{{ x }}";
