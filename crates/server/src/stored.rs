@@ -300,7 +300,11 @@ impl Recorder {
     }
 
     fn change(&self, number: u64, change: impl FnOnce(&mut Entry)) {
-        let open = |entry: &mut Entry| if entry.ended { None } else { Some(change(entry)) };
+        let open = |entry: &mut Entry| {
+            if !entry.ended {
+                change(entry);
+            }
+        };
         self.store.lock().change((&self.key, number), self.store.limits, open);
     }
 }
