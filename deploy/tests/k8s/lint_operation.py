@@ -9,8 +9,7 @@ from manifests import Manifests, Object, Workload, at, environment, flags, quant
 
 # Seconds to load the largest model of the examples: 18 GB, fetched at 20 MB/s, and read.
 LOAD_SECONDS = 1200
-# Seconds from the first failed liveness probe to a new container: a device that hangs is replaced within a minute of its last
-# step, half of which the server takes to notice.
+# Seconds from the moment when /live fails, as the engine is stuck or dead, to a new container.
 REPLACEMENT = 30
 # Seconds that the kubelet grants a preStop hook that uses up the grace.
 HOOK_EXTENSION = 2
