@@ -12,6 +12,7 @@ mod invariance;
 mod kernels;
 mod lifecycle;
 mod serving;
+mod templates;
 
 use std::path::{Path, PathBuf};
 

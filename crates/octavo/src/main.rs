@@ -14,12 +14,16 @@ mod serve;
 mod signals;
 mod system;
 mod table;
+mod template_helper;
 
 use std::process::ExitCode;
 
 use crate::cli::Command;
 
 fn main() -> ExitCode {
+    if template_helper::is_asked_for() {
+        return template_helper::run();
+    }
     let cli = match cli::parse(std::env::args_os().skip(1).collect(), &|name| std::env::var(name).ok()) {
         Ok(cli) => cli,
         Err(failure) => return ExitCode::from(failure.report()),

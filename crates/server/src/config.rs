@@ -295,6 +295,16 @@ pub struct RequestLog {
     pub max_len: Option<usize>,
 }
 
+/// A command that reads a request of [`octavo_text::untrusted_request`] from its standard input and writes the answer of
+/// [`octavo_text::answer_untrusted`] to its standard output. It limits its own memory and time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TemplateHelper {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<String>,
+}
+
 /// The parsing of requests and the content of answers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiConfig {
@@ -302,8 +312,8 @@ pub struct ApiConfig {
     pub response_role: String,
     /// Default variables of chat templates.
     pub template_kwargs: Map<String, Value>,
-    /// Whether requests may contain a chat template.
-    pub trust_request_chat_template: bool,
+    /// The command that renders chat templates of requests; without it, they are refused.
+    pub template_helper: Option<TemplateHelper>,
     /// The syntax of the model's tool calls; without it, requests with `tool_choice` "auto" are refused.
     pub tools: Option<ToolSyntax>,
     /// The syntax of the model's reasoning; without it, reasoning is content.
@@ -330,7 +340,7 @@ impl Default for ApiConfig {
         Self {
             response_role: "assistant".into(),
             template_kwargs: Map::new(),
-            trust_request_chat_template: false,
+            template_helper: None,
             tools: None,
             reasoning: None,
             prompt_tokens_details: false,

@@ -53,7 +53,7 @@ mod workers;
 pub use app::{Server, ServerError};
 pub use config::{
     ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, KvEventSource, RequestLog, SamplingDefaults,
-    ServerConfig, StoreLimits, TextModel, TlsConfig,
+    ServerConfig, StoreLimits, TemplateHelper, TextModel, TlsConfig,
 };
 pub use drain::Shutdown;
 pub use loading::serve_while_loading;

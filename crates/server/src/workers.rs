@@ -21,6 +21,9 @@ const LARGE_BODY: usize = 64 << 10;
 /// Maximum number of requests of a lane that take turns. Each occupies a thread of the blocking pool, which has 512.
 const MAX_STARTED: usize = 64;
 
+/// Maximum number of requests that wait for other processes. More would keep their lanes from starting others.
+const MAX_ELSEWHERE: usize = 8;
+
 /// Time that a request works before it lets others work. Most requests need less.
 const SLICE: Duration = Duration::from_millis(5);
 
@@ -39,6 +42,7 @@ pub(crate) struct Workers {
     small: Lane,
     large: Lane,
     grammars: Lane,
+    elsewhere: Lane,
 }
 
 #[derive(Clone)]
@@ -69,7 +73,27 @@ impl Workers {
         let cores = available_parallelism().map_or(1, usize::from);
         let half = cores.div_ceil(2);
         let lane = |places| Lane::new(places, SLICE);
-        Self { small: lane(cores), large: lane(half), grammars: lane(half) }
+        Self {
+            small: lane(cores),
+            large: lane(half),
+            grammars: lane(half),
+            elsewhere: Lane::with_limit(MAX_ELSEWHERE, half, SLICE),
+        }
+    }
+
+    /// Waits for work of another process, in a lane of its own; the caller's place in its lane is free meanwhile.
+    ///
+    /// # Errors
+    /// Too many requests wait already, or the client has gone.
+    pub(crate) fn elsewhere<T>(&self, work: impl FnOnce() -> T) -> Result<T, ApiError> {
+        let Ok(_waiting) = self.elsewhere.started.try_acquire() else {
+            return Err(ApiError::busy("too many chat templates of requests are being rendered"));
+        };
+        TURN.with_borrow_mut(|turn| match turn {
+            Some(turn) => turn.leave_for(&self.elsewhere, work),
+            // Outside a lane.
+            None => Ok(work()),
+        })
     }
 
     fn lane(&self, work: Work) -> &Lane {
@@ -109,11 +133,11 @@ impl Workers {
 
 impl Lane {
     fn new(places: usize, slice: Duration) -> Self {
-        Self {
-            started: Arc::new(Semaphore::new(MAX_STARTED.max(places))),
-            places: Arc::new(Semaphore::new(places)),
-            slice,
-        }
+        Self::with_limit(MAX_STARTED, places, slice)
+    }
+
+    fn with_limit(started: usize, places: usize, slice: Duration) -> Self {
+        Self { started: Arc::new(Semaphore::new(started.max(places))), places: Arc::new(Semaphore::new(places)), slice }
     }
 }
 
@@ -145,10 +169,31 @@ impl Turn {
             return Ok(());
         }
         self.place = None;
-        let place = self.runtime.block_on(Arc::clone(&self.lane.places).acquire_owned());
-        self.place = Some(place.map_err(|_| ApiError::internal())?);
+        self.take_place()
+    }
+
+    /// Waits for a place in the lane.
+    fn take_place(&mut self) -> Result<(), ApiError> {
+        self.place = Some(self.wait(&self.lane)?);
         self.since = Instant::now();
-        if self.cancelled.load(Ordering::Relaxed) { Err(ApiError::internal()) } else { Ok(()) }
+        Ok(())
+    }
+
+    /// Does `work` in another lane.
+    fn leave_for<T>(&mut self, lane: &Lane, work: impl FnOnce() -> T) -> Result<T, ApiError> {
+        self.place = None;
+        let place = self.wait(lane)?;
+        let result = work();
+        drop(place);
+        self.take_place()?;
+        Ok(result)
+    }
+
+    /// Waits for a place in a lane. An error if the client has gone.
+    fn wait(&self, lane: &Lane) -> Result<OwnedSemaphorePermit, ApiError> {
+        let place = self.runtime.block_on(Arc::clone(&lane.places).acquire_owned());
+        let place = place.ok().filter(|_| !self.cancelled.load(Ordering::Relaxed));
+        place.ok_or_else(ApiError::internal)
     }
 }
 
@@ -179,7 +224,7 @@ mod tests {
 
     fn one_place() -> Workers {
         let lane = || Lane::new(1, Duration::ZERO);
-        Workers { small: lane(), large: lane(), grammars: lane() }
+        Workers { small: lane(), large: lane(), grammars: lane(), elsewhere: lane() }
     }
 
     /// Work that waits until its sender is dropped.

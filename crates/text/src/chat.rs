@@ -7,10 +7,12 @@ mod messages;
 mod python;
 mod strftime;
 mod template;
+mod untrusted;
 
 pub use content_format::ContentFormat;
 pub use messages::normalize_messages;
 pub use template::{ChatTemplate, TemplateInput};
+pub use untrusted::{answer_untrusted, read_untrusted, untrusted_request};
 
 /// Reason why messages could not be rendered as a prompt. All variants except [`Syntax`](Self::Syntax) and
 /// [`Missing`](Self::Missing) concern one request.
@@ -36,6 +38,15 @@ pub enum TemplateError {
     /// The output of the template is too long.
     #[error("the chat template wrote more than {0} bytes")]
     TooLong(usize),
+    /// A client's template is too long.
+    #[error("the chat template of the request has more than {0} bytes")]
+    SourceTooLong(usize),
+    /// The process that rendered a client's template was stopped.
+    #[error("the chat template of the request needed too much memory, stack or time")]
+    Stopped,
+    /// Another error of a client's template.
+    #[error("{0}")]
+    Untrusted(String),
     /// A message has an invalid form.
     #[error("messages[{index}]{field}: {reason}")]
     Message {

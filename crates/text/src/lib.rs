@@ -15,7 +15,10 @@ mod output;
 mod stream;
 mod tokenizer;
 
-pub use chat::{ChatTemplate, ContentFormat, TemplateError, TemplateInput, normalize_messages};
+pub use chat::{
+    ChatTemplate, ContentFormat, TemplateError, TemplateInput, answer_untrusted, normalize_messages, read_untrusted,
+    untrusted_request,
+};
 pub use constraint::{
     AfterReasoning, AllowedTokens, BadWords, Grammar, GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec,
     ThinkingBudget, all_of,

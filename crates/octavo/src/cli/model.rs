@@ -263,6 +263,8 @@ pub(crate) struct ChatFormatArgs {
     pub(crate) default_chat_template_kwargs: Option<JsonObject>,
 
     /// Allow requests to bring their own `chat_template`.
+    ///
+    /// Each is rendered by a process of its own with 512 MiB of memory and two seconds of a processor.
     #[arg(long)]
     pub(crate) trust_request_chat_template: bool,
 

@@ -19,6 +19,7 @@ use crate::cli::{
 use crate::serve::kv_events;
 use crate::serve::model::LoadedModel;
 use crate::serve::parsers::{Choice, ParserFlags};
+use crate::template_helper;
 
 /// Variable for the seconds that a connection is kept open between requests.
 const KEEP_ALIVE: &str = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE";
@@ -206,7 +207,7 @@ fn api_config(args: &ChatFormatArgs) -> Result<ApiConfig> {
     let mut api = ApiConfig {
         response_role: args.response_role.clone(),
         template_kwargs: args.default_chat_template_kwargs.clone().unwrap_or_default().0,
-        trust_request_chat_template: args.trust_request_chat_template,
+        template_helper: args.trust_request_chat_template.then(template_helper::command),
         ..ApiConfig::default()
     };
     for (key, value) in args.structured_outputs_config.iter().flat_map(|object| &object.0) {

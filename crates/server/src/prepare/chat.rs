@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use octavo_text::{
-    ChatTemplate, GrammarSpec, ReasoningSyntax, TemplateError, TemplateInput, ThinkingBudget, ToolSyntax,
-};
+use octavo_text::{GrammarSpec, ReasoningSyntax, TemplateError, TemplateInput, ThinkingBudget, ToolSyntax};
 use serde_json::{Map, Value};
 
 use crate::app::AppState;
@@ -13,6 +11,7 @@ use crate::error::ApiError;
 use crate::params::{OutputLimit, Sampling};
 use crate::prepare::{
     Headers, Prepared, check_model, envelope, fit, restrictions, spelling, stream_options, submission, tokenise,
+    untrusted_template,
 };
 use crate::restrictions::{ReasoningSpan, Restrictions};
 use crate::types::chat::ChatRequest;
@@ -206,29 +205,22 @@ fn reasoning_restrictions(
 }
 
 fn render(state: &AppState, request: &ChatRequest) -> Result<String, ApiError> {
-    let own = match &request.chat_template {
-        Some(_) if !state.config.api.trust_request_chat_template => {
-            let message = "Chat template is passed with request, but --trust-request-chat-template is not set. Refused request with untrusted chat template.";
-            return Err(ApiError::bad_request(message).with_param("chat_template"));
-        }
-        Some(source) => Some(
-            ChatTemplate::new(source, state.text.tokenizer.special())
-                .map_err(|error| ApiError::bad_request(error.to_string()).with_param("chat_template"))?,
-        ),
-        None => None,
-    };
     let kwargs = merged(&state.config.api.template_kwargs, &request.template_kwargs);
+    let input = TemplateInput {
+        messages: &request.messages,
+        tools: request.tools.definitions.as_deref(),
+        documents: request.documents.as_deref(),
+        add_generation_prompt: request.add_generation_prompt,
+        continue_final_message: request.continue_final_message,
+        kwargs: &kwargs,
+    };
+    if let Some(source) = &request.chat_template {
+        return untrusted_template::render(state, source, &input);
+    }
     let render = || {
-        let template = own.as_ref().or(state.text.template.as_deref()).ok_or(TemplateError::Missing)?;
+        let template = state.text.template.as_deref().ok_or(TemplateError::Missing)?;
         let messages = octavo_text::normalize_messages(&request.messages, template.content_format())?;
-        template.render(&TemplateInput {
-            messages: &messages,
-            tools: request.tools.definitions.as_deref(),
-            documents: request.documents.as_deref(),
-            add_generation_prompt: request.add_generation_prompt,
-            continue_final_message: request.continue_final_message,
-            kwargs: &kwargs,
-        })
+        template.render(&TemplateInput { messages: &messages, ..input })
     };
     render().map_err(|error| ApiError::from_template(&error))
 }

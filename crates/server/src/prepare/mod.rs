@@ -6,6 +6,7 @@ mod embeddings;
 mod messages;
 mod render;
 mod responses;
+mod untrusted_template;
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,5 +1,6 @@
 //! Fields of vLLM beside OpenAI's.
 
+use octavo_server::TemplateHelper;
 use serde_json::{Value, json};
 
 use crate::support::{IM_END, Setup, events, id, joined, ok};
@@ -191,19 +192,18 @@ async fn usage_may_be_forced() {
 
 #[tokio::test]
 async fn a_template_of_the_clients_own_needs_the_servers_trust() {
-    let template = "{{ greeting }} {{ messages[0].content }}";
-    let rest =
-        json!({"chat_template": template, "chat_template_kwargs": {"greeting": "oh,"}, "return_prompt_text": true});
+    let own = json!({"chat_template": "{{ messages[0].content }}"});
     let server = Setup::default().start().await;
-    let refused = server.chat(rest.clone()).send().await.unwrap();
+    let refused = server.chat(own.clone()).send().await.unwrap();
     assert!(refused.text().await.unwrap().contains("--trust-request-chat-template is not set"));
-    let mut setup = Setup::default();
-    setup.config.api.trust_request_chat_template = true;
-    setup.config.api.template_kwargs = json!({"greeting": "never seen"}).as_object().unwrap().clone();
-    let server = setup.start().await;
-    assert_eq!(ok(server.chat(rest.clone())).await["prompt_text"], "oh, hi");
-    let broken = server.chat(json!({"chat_template": "{% if %}"})).send().await.unwrap();
-    assert_eq!(broken.status(), 400);
+    // A helper that answers nothing has been stopped, and one that does not start is an error of the server.
+    for (program, status) in [("/bin/true", 400), ("/no/such/program", 500)] {
+        let mut setup = Setup::default();
+        setup.config.api.template_helper = Some(TemplateHelper { program: program.into(), args: vec![] });
+        let answer = setup.start().await.chat(own.clone()).send().await.unwrap();
+        assert_eq!(answer.status(), status);
+        assert_eq!(answer.text().await.unwrap().contains("too much memory, stack or time"), status == 400);
+    }
 }
 
 #[tokio::test]
