@@ -207,8 +207,7 @@ impl SimulatedExecutor {
         let vocab = self.program.vocab_size as u64;
         let first = mix(sequence.key ^ mix(u64::from(planned.output_position))) % vocab;
         // Requests end by their token limit, so that a simulation has the requested length.
-        let ends =
-            |id: u32| sequence.params.eos_token_ids.contains(&id) || sequence.params.stop_token_ids.contains(&id);
+        let ends = |id: u32| sequence.params.eos_token_ids.contains(&id) || sequence.params.stop_token_ids.contains(id);
         let allowed = |id: u32| mask.is_none_or(|mask| mask[id as usize / 32] >> (id % 32) & 1 == 1);
         let from_first = || (0..vocab).map(|i| ((first + i) % vocab) as u32);
         let id = from_first()

@@ -24,6 +24,7 @@ mod status;
 mod stop;
 mod stream;
 mod timeline;
+mod token_set;
 
 pub use config::{EngineConfig, EngineError, SchedulingPolicy};
 pub use constraint::Constraint;
@@ -38,3 +39,4 @@ pub use request::{
 };
 pub use status::{EngineState, EngineStatus};
 pub use stream::RequestStream;
+pub use token_set::TokenSet;

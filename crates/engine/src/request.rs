@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::Constraint;
+use crate::TokenSet;
 use crate::plan::{Logprobs, TokenOutput};
 
 /// Sampling parameters. The code that parses the request checks the ranges. Each field has the meaning of OpenAI's API
@@ -34,8 +35,8 @@ pub struct SamplingParams {
     /// Number of most likely tokens to report for each prompt token but the first, with the prompt's log-probabilities.
     /// The prefix cache is then not looked up, because every row of the prompt is needed.
     pub prompt_logprobs: Option<u32>,
-    /// Values added to the logits, as `(id, value)`.
-    pub logit_bias: Vec<(u32, f32)>,
+    /// Values added to the logits, as `(id, value)`. The sequences of a request share them.
+    pub logit_bias: Arc<[(u32, f32)]>,
     /// Maximum number of generated tokens, at least 1. With `prompt_logprobs` it may be 0: the prompt is then scored
     /// and nothing is generated.
     pub max_tokens: u32,
@@ -44,7 +45,7 @@ pub struct SamplingParams {
     /// Ids that end the request without a stop reason, unless `ignore_eos` is set.
     pub eos_token_ids: Vec<u32>,
     /// Ids that end the request and are reported as its stop reason.
-    pub stop_token_ids: Vec<u32>,
+    pub stop_token_ids: TokenSet,
     /// Continues after an end-of-sequence id.
     pub ignore_eos: bool,
     /// Rule that ends a request which repeats itself.
@@ -81,11 +82,11 @@ impl Default for SamplingParams {
             logprobs: None,
             logprob_token_ids: Vec::new(),
             prompt_logprobs: None,
-            logit_bias: Vec::new(),
+            logit_bias: Arc::default(),
             max_tokens: 16,
             min_tokens: 0,
             eos_token_ids: Vec::new(),
-            stop_token_ids: Vec::new(),
+            stop_token_ids: TokenSet::default(),
             ignore_eos: false,
             repetition_detection: None,
         }

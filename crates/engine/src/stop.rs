@@ -9,7 +9,7 @@ use crate::{FinishReason, RepetitionDetection, SamplingParams};
 pub(crate) fn stop_reason(params: &SamplingParams, token: u32, full: bool) -> Option<FinishReason> {
     if !params.ignore_eos && params.eos_token_ids.contains(&token) {
         Some(FinishReason::Stop { token: None })
-    } else if params.stop_token_ids.contains(&token) {
+    } else if params.stop_token_ids.contains(token) {
         Some(FinishReason::Stop { token: Some(token) })
     } else if full {
         Some(FinishReason::Length)
@@ -64,8 +64,11 @@ mod tests {
 
     #[test]
     fn rules_apply_in_order() {
-        let mut params =
-            SamplingParams { eos_token_ids: vec![1, 2], stop_token_ids: vec![2, 3], ..SamplingParams::default() };
+        let mut params = SamplingParams {
+            eos_token_ids: vec![1, 2],
+            stop_token_ids: vec![2, 3].into(),
+            ..SamplingParams::default()
+        };
         let eos = Some(FinishReason::Stop { token: None });
         assert_eq!(stop_reason(&params, 1, true), eos);
         assert_eq!(stop_reason(&params, 2, false), eos, "end of sequence before stop ids");

@@ -112,7 +112,7 @@ impl SlotState {
         // An end-of-sequence id is masked even if the request ignores it, as in vLLM.
         let ends = match requested.min_tokens {
             0 => Vec::new(),
-            _ => requested.eos_token_ids.iter().chain(&requested.stop_token_ids).copied().collect(),
+            _ => requested.eos_token_ids.iter().chain(&*requested.stop_token_ids).copied().collect(),
         };
         let scoring = SampleParams { logprobs: requested.prompt_logprobs, ..SampleParams::default() };
         Self { since, requested: requested.clone(), params, scoring, prompt: joined.prompt.clone(), counts, ends }

@@ -67,6 +67,9 @@ pub struct ConnectionLimits {
     /// the slowest of the uploads that are behind give way: those whose present rate is too low for what they hold to
     /// arrive within `body_timeout`.
     pub max_buffered_bytes: usize,
+    /// Maximum size of a response, in bytes, as estimated from the request: repeated prompts, log-probabilities and
+    /// token ids.
+    pub max_response_bytes: usize,
     /// A client that reads no byte for this time is disconnected, and its request is aborted.
     pub write_stall_timeout: Duration,
     /// Maximum number of headers of a request, up to 10 000.
@@ -83,6 +86,7 @@ impl Default for ConnectionLimits {
             // A common limit of gateways in front of such servers.
             max_body_bytes: 100 << 20,
             max_buffered_bytes: 512 << 20,
+            max_response_bytes: 64 << 20,
             // Long enough for a terminal that is paused by mistake, short enough to remove dead readers before they
             // accumulate. The kernel reports room only when a third of the send buffer is free, so the timeout also
             // implies a minimum rate of about a kilobyte per second.

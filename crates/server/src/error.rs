@@ -9,8 +9,11 @@ use octavo_engine::SubmitError;
 use octavo_text::TemplateError;
 use serde::Serialize;
 
-/// Number of schema errors that a message lists.
+/// Number of schema errors that a message lists; the others are counted.
 const LISTED_ERRORS: usize = 10;
+
+/// Characters of a schema error's sentence, which may quote the body.
+const SENTENCE_CHARACTERS: usize = 1000;
 
 /// Characters of an offending input that a message echoes.
 const ECHOED_CHARACTERS: usize = 200;
@@ -38,8 +41,49 @@ pub(crate) struct FieldError {
     pub(crate) location: Vec<String>,
     /// A sentence about the error.
     pub(crate) message: String,
-    /// The offending JSON text.
-    pub(crate) input: String,
+    /// The beginning of the offending JSON text.
+    input: String,
+}
+
+/// The schema errors of a body: the first of them, and the number of all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FieldErrors {
+    listed: Vec<FieldError>,
+    count: usize,
+}
+
+impl FieldErrors {
+    /// Adds the other errors.
+    pub(crate) fn absorb(&mut self, other: Self) {
+        let room = LISTED_ERRORS - self.listed.len();
+        self.count += other.count;
+        self.listed.extend(other.listed.into_iter().take(room));
+    }
+
+    /// Whether there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The first errors.
+    #[cfg(test)]
+    pub(crate) fn listed(&self) -> &[FieldError] {
+        &self.listed
+    }
+}
+
+impl From<FieldError> for FieldErrors {
+    fn from(error: FieldError) -> Self {
+        Self { listed: vec![error], count: 1 }
+    }
+}
+
+impl FromIterator<FieldError> for FieldErrors {
+    fn from_iter<I: IntoIterator<Item = FieldError>>(errors: I) -> Self {
+        let mut all = Self::default();
+        errors.into_iter().for_each(|error| all.absorb(error.into()));
+        all
+    }
 }
 
 #[derive(Serialize)]
@@ -71,14 +115,18 @@ impl ApiError {
     }
 
     /// 400: the body violates the schema.
-    pub(crate) fn schema(errors: &[FieldError]) -> Self {
-        let plural = if errors.len() == 1 { "" } else { "s" };
-        let mut message = format!("{} validation error{plural}:", errors.len());
-        for error in errors.iter().take(LISTED_ERRORS) {
+    pub(crate) fn schema(errors: impl Into<FieldErrors>) -> Self {
+        let FieldErrors { listed, count } = errors.into();
+        let plural = if count == 1 { "" } else { "s" };
+        let mut message = format!("{count} validation error{plural}:");
+        for error in &listed {
             message.push_str("\n  ");
             message.push_str(&error.describe());
         }
-        let param = errors.first().map(|e| e.location.join(".")).filter(|p| !p.is_empty());
+        if count > listed.len() {
+            message.push_str(&format!("\n  ... and {} more", count - listed.len()));
+        }
+        let param = listed.first().map(|e| e.location.join(".")).filter(|p| !p.is_empty());
         Self { param, ..Self::new(StatusCode::BAD_REQUEST, "Bad Request", message) }
     }
 
@@ -206,12 +254,10 @@ impl ApiError {
     /// Messages that the template rejects.
     pub(crate) fn from_template(error: &TemplateError) -> Self {
         match error {
-            TemplateError::Message { index, field, reason } => Self::schema(&[FieldError {
-                kind: "value_error",
-                location: vec!["messages".into(), format!("{index}{field}")],
-                message: format!("Value error, {reason}"),
-                input: "...".into(),
-            }]),
+            TemplateError::Message { index, field, reason } => {
+                let location = vec!["messages".into(), format!("{index}{field}")];
+                Self::schema(FieldError::new("value_error", location, &format!("Value error, {reason}"), "..."))
+            }
             TemplateError::Syntax(_) => {
                 tracing::error!(%error, "the chat template cannot be used");
                 Self::internal()
@@ -254,6 +300,12 @@ impl IntoResponse for ApiError {
 }
 
 impl FieldError {
+    /// An error at `location`, with the first characters of the offending JSON text `input`.
+    pub(crate) fn new(kind: &'static str, location: Vec<String>, message: &str, input: &str) -> Self {
+        let (message, input) = (cut_to(message, SENTENCE_CHARACTERS), cut(input));
+        Self { kind, location, message, input }
+    }
+
     /// pydantic's dictionary as Python prints it.
     fn describe(&self) -> String {
         let location: Vec<String> = std::iter::once("'body'".to_owned())
@@ -268,7 +320,7 @@ impl FieldError {
             quote(self.kind),
             location.join(", "),
             quote(&self.message),
-            cut(&self.input)
+            self.input
         )
     }
 }
@@ -292,7 +344,11 @@ fn quote(text: &str) -> String {
 
 /// At most [`ECHOED_CHARACTERS`] of `text`.
 fn cut(text: &str) -> String {
-    match text.char_indices().nth(ECHOED_CHARACTERS) {
+    cut_to(text, ECHOED_CHARACTERS)
+}
+
+fn cut_to(text: &str, characters: usize) -> String {
+    match text.char_indices().nth(characters) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text.to_owned(),
     }
@@ -326,20 +382,17 @@ mod tests {
 
     #[test]
     fn schema_errors_read_like_pydantics_and_are_bounded() {
-        let error = FieldError {
-            kind: "int_type",
-            location: vec!["messages".into(), "0".into(), "role".into()],
-            message: "Input should be a valid string".into(),
-            input: "x".repeat(1000),
-        };
-        let one = ApiError::schema(std::slice::from_ref(&error));
+        let location = vec!["messages".into(), "0".into(), "role".into()];
+        let error = FieldError::new("int_type", location, "Input should be a valid string", &"x".repeat(1000));
+        let one = ApiError::schema(error.clone());
         assert!(one.to_string().starts_with(
             "1 validation error:\n  {'type': 'int_type', 'loc': ('body', 'messages', 0, 'role'), 'msg': 'Input should be a valid string', 'input': xxx"
         ));
         assert_eq!(one.param.as_deref(), Some("messages.0.role"));
-        let many = ApiError::schema(&vec![error; 1000]).to_string();
+        let many = ApiError::schema(std::iter::repeat_n(error, 1000).collect::<FieldErrors>()).to_string();
         assert!(many.starts_with("1000 validation errors:"));
-        assert_eq!(many.lines().count(), 11);
+        assert!(many.ends_with("\n  ... and 990 more"));
+        assert_eq!(many.lines().count(), 12);
         assert!(many.len() < 4000);
     }
 

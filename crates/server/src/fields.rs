@@ -2,21 +2,37 @@
 //! all of them at once, each with its location.
 //!
 //! Fields stay raw text until they are read: an unknown field costs only its bytes, and a list of a million token ids
-//! never becomes a million JSON values.
+//! never becomes a million JSON values. The memory of a request is a small multiple of its body: errors beyond the first
+//! are counted, lists have a limit, and a field becomes a tree of JSON values only if it has few of them for its length.
+
+mod list;
 
 use std::collections::HashMap;
+use std::fmt;
 
 use serde::Deserialize;
+use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::error::{ApiError, FieldError};
+use crate::error::{ApiError, FieldError, FieldErrors};
+
+pub(crate) use list::Limited;
+
+/// Maximum number of fields of an object.
+const MAX_FIELDS: usize = 1024;
+
+/// Number of JSON values that a field may always have.
+const FREE_VALUES: usize = 16 << 10;
+
+/// Bytes of a field for each further JSON value.
+const BYTES_PER_VALUE: usize = 16;
 
 /// The fields of one JSON object.
 pub(crate) struct Fields<'a> {
     values: HashMap<String, &'a RawValue>,
     path: Vec<String>,
-    errors: Vec<FieldError>,
+    errors: FieldErrors,
 }
 
 /// A type that a field may have.
@@ -25,6 +41,8 @@ pub(crate) trait FieldValue: Sized {
     const ERROR: &'static str;
     /// pydantic's message for a value of another type.
     const MESSAGE: &'static str;
+    /// Whether the value is a tree of JSON values, whose number is limited.
+    const TREE: bool = false;
 
     /// Reads the JSON text; `None` if it is of another type.
     fn read(raw: &RawValue) -> Option<Self>;
@@ -34,27 +52,25 @@ impl<'a> Fields<'a> {
     /// Reads a request body, which must be a JSON object.
     pub(crate) fn parse(body: &'a [u8]) -> Result<Self, ApiError> {
         let raw: &RawValue = serde_json::from_slice(body).map_err(|e| {
-            ApiError::schema(&[FieldError {
-                kind: "json_invalid",
-                location: vec![],
-                message: format!("JSON decode error: {e}"),
-                input: "{}".into(),
-            }])
+            ApiError::schema(FieldError::new("json_invalid", vec![], &format!("JSON decode error: {e}"), "{}"))
         })?;
-        Self::object(raw, vec![]).map_err(|e| ApiError::schema(&[e]))
+        Self::object(raw, vec![]).map_err(ApiError::schema)
     }
 
     /// Reads the object at `path`.
     pub(crate) fn object(raw: &'a RawValue, path: Vec<String>) -> Result<Self, FieldError> {
-        match serde_json::from_str(raw.get()) {
-            Ok(values) => Ok(Self { values, path, errors: vec![] }),
-            Err(_) => Err(FieldError {
-                kind: "model_attributes_type",
-                location: path,
-                message: "Input should be a valid dictionary or object to extract fields from".into(),
-                input: raw.get().into(),
-            }),
-        }
+        let (kind, message) = match serde_json::from_str::<Object<'a>>(raw.get()) {
+            Ok(Object { values, more: 0 }) => return Ok(Self { values, path, errors: FieldErrors::default() }),
+            Ok(Object { values, more }) => {
+                let count = values.len() + more;
+                ("too_long", format!("Input has {count} fields, but at most {MAX_FIELDS} are allowed"))
+            }
+            Err(_) => (
+                "model_attributes_type",
+                "Input should be a valid dictionary or object to extract fields from".to_owned(),
+            ),
+        };
+        Err(FieldError::new(kind, path, &message, raw.get()))
     }
 
     /// The raw text of a field; `None` if it is absent or null.
@@ -65,11 +81,35 @@ impl<'a> Fields<'a> {
     /// The value of a field; `None` if it is absent, null or of a wrong type, which adds an error.
     pub(crate) fn get<T: FieldValue>(&mut self, name: &str) -> Option<T> {
         let raw = self.raw(name)?;
+        if T::TREE
+            && let Err(message) = check_values(raw)
+        {
+            self.value_error(name, format_args!("{name} {message}"));
+            return None;
+        }
         let value = T::read(raw);
         if value.is_none() {
             self.error(name, T::ERROR, T::MESSAGE);
         }
         value
+    }
+
+    /// The elements of a list field, empty if it is absent or null. An error is added if it has more than `MAX`.
+    pub(crate) fn list<T, const MAX: usize>(&mut self, name: &str) -> Vec<T>
+    where
+        Limited<T, MAX>: FieldValue,
+    {
+        let list: Option<Limited<T, MAX>> = self.get(name);
+        self.within(name, list.unwrap_or_default())
+    }
+
+    /// The elements of a list field, unless there are too many, which adds an error.
+    pub(crate) fn within<T, const MAX: usize>(&mut self, name: &str, list: Limited<T, MAX>) -> Vec<T> {
+        if list.count > MAX {
+            self.value_error(name, format_args!("{name} accepts at most {MAX} elements, got {}.", list.count));
+            return vec![];
+        }
+        list.items
     }
 
     /// Adds an error for a missing field.
@@ -81,8 +121,8 @@ impl<'a> Fields<'a> {
     pub(crate) fn error(&mut self, name: &str, kind: &'static str, message: impl Into<String>) {
         let mut location = self.path.clone();
         location.push(name.to_owned());
-        let input = self.values.get(name).map_or("null", |raw| raw.get()).to_owned();
-        self.errors.push(FieldError { kind, location, message: message.into(), input });
+        let input = self.values.get(name).map_or("null", |raw| raw.get());
+        self.errors.absorb(FieldError::new(kind, location, &message.into(), input).into());
     }
 
     /// Adds an error for the value of a field.
@@ -91,19 +131,85 @@ impl<'a> Fields<'a> {
     }
 
     /// Adds the errors of a nested object.
-    pub(crate) fn absorb(&mut self, errors: impl IntoIterator<Item = FieldError>) {
-        self.errors.extend(errors);
+    pub(crate) fn absorb(&mut self, errors: impl Into<FieldErrors>) {
+        self.errors.absorb(errors.into());
     }
 
     /// The errors so far.
-    pub(crate) fn into_errors(self) -> Vec<FieldError> {
+    pub(crate) fn into_errors(self) -> FieldErrors {
         self.errors
     }
 
     /// Fails if there are errors.
     pub(crate) fn finish(self) -> Result<(), ApiError> {
-        if self.errors.is_empty() { Ok(()) } else { Err(ApiError::schema(&self.errors)) }
+        if self.errors.is_empty() { Ok(()) } else { Err(ApiError::schema(self.errors)) }
     }
+}
+
+/// The fields of an object, of which the first are kept.
+struct Object<'a> {
+    values: HashMap<String, &'a RawValue>,
+    /// Number of the others.
+    more: usize,
+}
+
+impl<'de> Deserialize<'de> for Object<'de> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+
+        impl<'de> Visitor<'de> for Fields {
+            type Value = Object<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let (mut values, mut more) = (HashMap::new(), 0);
+                while values.len() < MAX_FIELDS {
+                    let Some((name, value)) = map.next_entry::<String, &RawValue>()? else { break };
+                    values.insert(name, value);
+                }
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                    more += 1;
+                }
+                Ok(Object { values, more })
+            }
+        }
+
+        deserializer.deserialize_map(Fields)
+    }
+}
+
+/// Checks that a field has few JSON values for its length, because each takes many times the memory of its text.
+///
+/// # Errors
+/// The end of a sentence that begins with the field.
+pub(crate) fn check_values(raw: &RawValue) -> Result<(), String> {
+    let text = raw.get();
+    let limit = FREE_VALUES + text.len() / BYTES_PER_VALUE;
+    let count = values_in(text);
+    if count <= limit {
+        return Ok(());
+    }
+    let bytes = text.len();
+    Err(format!("has {count} JSON values in {bytes} bytes, but at most {limit} are allowed for this length."))
+}
+
+/// The number of JSON values in valid JSON text, where a field and its name count as one. An empty list or object counts
+/// as two.
+fn values_in(text: &str) -> usize {
+    let (mut count, mut quoted, mut escaped) = (1, false, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => quoted = !quoted,
+            b',' | b'[' | b'{' if !quoted => count += 1,
+            _ => {}
+        }
+    }
+    count
 }
 
 fn json<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<T> {
@@ -159,18 +265,10 @@ impl FieldValue for Vec<i64> {
     }
 }
 
-impl FieldValue for Vec<String> {
-    const ERROR: &'static str = "list_type";
-    const MESSAGE: &'static str = "Input should be a valid list of strings";
-
-    fn read(raw: &RawValue) -> Option<Self> {
-        json(raw)
-    }
-}
-
 impl FieldValue for Vec<Value> {
     const ERROR: &'static str = "list_type";
     const MESSAGE: &'static str = "Input should be a valid list";
+    const TREE: bool = true;
 
     fn read(raw: &RawValue) -> Option<Self> {
         json(raw)
@@ -180,6 +278,17 @@ impl FieldValue for Vec<Value> {
 impl FieldValue for Map<String, Value> {
     const ERROR: &'static str = "dict_type";
     const MESSAGE: &'static str = "Input should be a valid dictionary";
+    const TREE: bool = true;
+
+    fn read(raw: &RawValue) -> Option<Self> {
+        json(raw)
+    }
+}
+
+impl FieldValue for Value {
+    const ERROR: &'static str = "json_type";
+    const MESSAGE: &'static str = "Input should be JSON of at most 127 levels";
+    const TREE: bool = true;
 
     fn read(raw: &RawValue) -> Option<Self> {
         json(raw)
@@ -188,14 +297,15 @@ impl FieldValue for Map<String, Value> {
 
 /// Either one string or a list of strings.
 #[derive(Default)]
-pub(crate) struct Strings(pub(crate) Vec<String>);
+pub(crate) struct Strings<const MAX: usize>(pub(crate) Limited<String, MAX>);
 
-impl FieldValue for Strings {
+impl<const MAX: usize> FieldValue for Strings<MAX> {
     const ERROR: &'static str = "string_type";
     const MESSAGE: &'static str = "Input should be a valid string or a list of strings";
 
     fn read(raw: &RawValue) -> Option<Self> {
-        json(raw).map(|one| Self(vec![one])).or_else(|| json(raw).map(Self))
+        let one = || json(raw).map(|one| Limited { items: vec![one], count: 1 });
+        one().or_else(|| Limited::read(raw)).map(Self)
     }
 }
 
@@ -216,6 +326,7 @@ mod tests {
             assert_eq!(f.get::<i64>(name), None);
         }
         let errors = f.into_errors();
+        let errors = errors.listed();
         assert_eq!(errors.iter().map(|e| e.location[0].as_str()).collect::<Vec<_>>(), ["c", "d", "e"]);
         assert!(errors.iter().all(|e| e.kind == "int_type"));
     }
@@ -267,9 +378,39 @@ mod tests {
     #[test]
     fn strings_are_one_or_many() {
         let mut f = fields(r#"{"a": "x", "b": ["x", "y"], "c": [1], "d": []}"#);
-        assert_eq!(f.get::<Strings>("a").unwrap().0, ["x"]);
-        assert_eq!(f.get::<Strings>("b").unwrap().0, ["x", "y"]);
-        assert!(f.get::<Strings>("c").is_none());
-        assert!(f.get::<Strings>("d").unwrap().0.is_empty());
+        assert_eq!(f.get::<Strings<4>>("a").unwrap().0.items, ["x"]);
+        assert_eq!(f.get::<Strings<4>>("b").unwrap().0.items, ["x", "y"]);
+        assert!(f.get::<Strings<4>>("c").is_none());
+        assert!(f.get::<Strings<4>>("d").unwrap().0.items.is_empty());
+    }
+
+    #[test]
+    fn a_list_is_counted_beyond_its_limit() {
+        let body = format!("{{\"a\": [{}1]}}", "1,".repeat(1_000_000));
+        let mut f = fields(&body);
+        assert!(f.list::<i64, 10>("a").is_empty());
+        let error = f.finish().unwrap_err().to_string();
+        assert!(error.contains("a accepts at most 10 elements, got 1000001."), "{error}");
+        assert_eq!(fields(r#"{"a": [1, 2]}"#).list::<i64, 2>("a"), [1, 2]);
+    }
+
+    #[test]
+    fn an_object_has_a_bounded_number_of_fields() {
+        let body =
+            |count: usize| format!("{{{}}}", (0..count).map(|i| format!("\"{i}\":1")).collect::<Vec<_>>().join(","));
+        assert!(Fields::parse(body(MAX_FIELDS).as_bytes()).is_ok());
+        let error = Fields::parse(body(5000).as_bytes()).err().unwrap().to_string();
+        assert!(error.contains("Input has 5000 fields, but at most 1024 are allowed"), "{error}");
+    }
+
+    #[test]
+    fn a_tree_has_few_values_for_its_length() {
+        let dense = format!("{{\"a\": [{}1]}}", "1,".repeat(100_000));
+        let mut f = fields(&dense);
+        assert_eq!(f.get::<Vec<Value>>("a"), None);
+        let error = f.finish().unwrap_err().to_string();
+        assert!(error.contains("a has 100002 JSON values in 200003 bytes, but at most 28884 are allowed"), "{error}");
+        let sparse = format!("{{\"a\": [{}1]}}", "\"long enough, [all in all]\",".repeat(100_000));
+        assert_eq!(fields(&sparse).get::<Vec<Value>>("a").map(|list| list.len()), Some(100_001));
     }
 }

@@ -1,4 +1,4 @@
-//! Parts of a response without its socket, for the benches of this workspace. They are not part of the stable API.
+//! Parts of a response without its socket, for the benches and tests of this workspace. They are not part of the stable API.
 
 use std::sync::Arc;
 
@@ -10,6 +10,11 @@ use crate::logprobs::Spelling;
 use crate::sse::{Events, Extras};
 use crate::types::response::UsageDetails;
 use crate::wire::{ChatWire, Envelope, Wire};
+
+/// The paths that take POST requests.
+pub fn post_routes() -> Vec<&'static str> {
+    crate::app::routes().into_iter().filter(|(method, ..)| *method == "POST").map(|(_, path, _)| path).collect()
+}
 
 /// The events of a streamed chat completion of one choice.
 pub struct ChatEvents(ChatWire);

@@ -19,6 +19,7 @@ mod deadline;
 mod drain;
 mod error;
 mod fields;
+mod host;
 #[doc(hidden)]
 pub mod internals;
 mod keep_alive;

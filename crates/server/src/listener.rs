@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use axum::Router;
+use axum::middleware::from_fn;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -13,6 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::config::ConnectionLimits;
+use crate::host;
 use crate::sockets::{Accepted, Listener};
 
 /// The maximum number of headers that the HTTP library supports.
@@ -36,6 +38,7 @@ impl Connections {
 
     /// Accepts connections until the listener fails, and returns the error.
     pub(crate) async fn accept(&mut self, listener: &Listener, router: &Router) -> io::Error {
+        let router = router.clone().layer(from_fn(host::check));
         loop {
             tokio::select! {
                 accepted = listener.accept() => match accepted {

@@ -1,19 +1,20 @@
 //! Converts the fields of a request into sampling parameters. Values out of range are refused by name.
 
-use octavo_engine::SamplingParams;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use octavo_engine::{SamplingParams, TokenSet};
 use octavo_text::TextOptions;
 use serde_json::{Map, Value, json};
 
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::seeds::Seeds;
+use crate::types::bias::{LogitBias, MAX_BIASED_TOKENS};
 use crate::types::common::CommonFields;
 
 /// Minimum temperature other than 0; lower ones are raised to it.
 const MIN_TEMPERATURE: f64 = 0.01;
-
-/// Maximum number of ids in `logprob_token_ids`.
-const MAX_LOGPROB_TOKENS: usize = 128;
 
 /// The validated parameters of a request, independent of its prompts.
 #[derive(Clone, Debug)]
@@ -68,7 +69,7 @@ impl Sampling {
             max_tokens: 1,
             min_tokens: min_tokens(fields.min_tokens.unwrap_or(0))?,
             eos_token_ids: config.eos_token_ids.clone(),
-            stop_token_ids: stop_token_ids(fields)?,
+            stop_token_ids: stop_token_ids(fields, config)?,
             ignore_eos: fields.ignore_eos,
         };
         if base.temperature == 0.0 {
@@ -79,7 +80,7 @@ impl Sampling {
             (base.top_p, base.top_k, base.min_p) = (1.0, 0, 0.0);
         }
         let text = TextOptions {
-            stop: fields.stop.clone(),
+            stop: fields.stop.clone().into(),
             include_stop_str_in_output: fields.include_stop_str_in_output,
             skip_special_tokens: fields.skip_special_tokens,
             min_tokens: base.min_tokens,
@@ -142,8 +143,8 @@ impl Sampling {
             ("top_k", base.top_k.into()),
             ("min_p", decimal(base.min_p).into()),
             ("seed", self.seed.into()),
-            ("stop", json!(self.text.stop)),
-            ("stop_token_ids", json!(base.stop_token_ids)),
+            ("stop", json!(self.text.stop.strings())),
+            ("stop_token_ids", json!(*base.stop_token_ids)),
             ("ignore_eos", base.ignore_eos.into()),
             ("max_tokens", max_tokens.into()),
             ("min_tokens", base.min_tokens.into()),
@@ -175,6 +176,11 @@ impl Sampling {
             named => named + 1,
         };
         self.base.logprobs.map(|top| top.max(named))
+    }
+
+    /// Number of alternatives per prompt token, if requested.
+    pub(crate) fn prompt_logprobs(&self) -> Option<u32> {
+        self.base.prompt_logprobs
     }
 
     /// Whether the client wants the prompt alone.
@@ -297,12 +303,7 @@ fn alternatives(field: &str, count: i64, config: &ServerConfig) -> Result<u32, A
 
 /// The tokens whose log-probabilities the client requested.
 fn logprob_token_ids(fields: &CommonFields, config: &ServerConfig) -> Result<Vec<u32>, ApiError> {
-    let ids = &fields.logprob_token_ids;
-    if ids.len() > MAX_LOGPROB_TOKENS {
-        let message = format!("logprob_token_ids accepts at most {MAX_LOGPROB_TOKENS} ids, got {}.", ids.len());
-        return Err(ApiError::bad_request(message).with_param("logprob_token_ids"));
-    }
-    ids.iter().map(|&id| known_token("logprob_token_ids", id, config)).collect()
+    fields.logprob_token_ids.iter().map(|&id| known_token("logprob_token_ids", id, config)).collect()
 }
 
 /// Checks that a token id exists in the model's vocabulary.
@@ -323,32 +324,35 @@ fn prompt_logprobs(fields: &CommonFields, config: &ServerConfig) -> Result<Optio
     alternatives("prompt_logprobs", count, config).map(Some)
 }
 
-fn logit_bias(fields: &CommonFields, config: &ServerConfig) -> Result<Vec<(u32, f32)>, ApiError> {
-    let entry = |(key, value): (&String, &Value)| {
-        let Ok(id) = key.parse::<i64>() else {
-            let message = format!("Invalid key in 'logit_bias': '{key}' is not a token id.");
-            return Err(ApiError::bad_request(message).with_param("logit_bias"));
-        };
-        let Some(id) = u32::try_from(id).ok().filter(|&id| (id as usize) < config.vocab_size) else {
-            let message =
-                format!("token_id {id} in logit_bias is out of the vocabulary. Vocabulary size: {}", config.vocab_size);
-            return Err(ApiError::bad_request(message).with_param("logit_bias"));
-        };
-        let Some(bias) = value.as_f64() else {
-            let message = format!("The bias of token {id} in 'logit_bias' must be a number.");
-            return Err(ApiError::bad_request(message).with_param("logit_bias"));
-        };
-        Ok((id, bias.clamp(-100.0, 100.0) as f32))
-    };
-    fields.logit_bias.iter().map(entry).collect()
+/// The biases in the order of their ids. Of an id that is given twice, the last bias counts.
+fn logit_bias(fields: &CommonFields, config: &ServerConfig) -> Result<Arc<[(u32, f32)]>, ApiError> {
+    let LogitBias { entries, count, error } = &fields.logit_bias;
+    let refused = |message: String| ApiError::bad_request(message).with_param("logit_bias");
+    if let Some(error) = error {
+        return Err(refused(error.clone()));
+    }
+    if *count > MAX_BIASED_TOKENS {
+        return Err(refused(format!("logit_bias accepts at most {MAX_BIASED_TOKENS} tokens, got {count}.")));
+    }
+    let mut biases = BTreeMap::new();
+    for &(id, bias) in entries {
+        let known = u32::try_from(id).ok().filter(|&id| (id as usize) < config.vocab_size).ok_or_else(|| {
+            let size = config.vocab_size;
+            refused(format!("token_id {id} in logit_bias is out of the vocabulary. Vocabulary size: {size}"))
+        })?;
+        biases.insert(known, bias.clamp(-100.0, 100.0) as f32);
+    }
+    Ok(biases.into_iter().collect())
 }
 
-fn stop_token_ids(fields: &CommonFields) -> Result<Vec<u32>, ApiError> {
+/// The ids that end a sequence.
+fn stop_token_ids(fields: &CommonFields, config: &ServerConfig) -> Result<TokenSet, ApiError> {
     let id = |&id: &i64| {
-        u32::try_from(id).map_err(|_| {
+        if id < 0 {
             let message = format!("stop_token_ids must contain token ids, got {id}.");
-            ApiError::invalid_value("stop_token_ids", id, message)
-        })
+            return Err(ApiError::invalid_value("stop_token_ids", id, message));
+        }
+        known_token("stop_token_ids", id, config)
     };
-    fields.stop_token_ids.iter().map(id).collect()
+    fields.stop_token_ids.iter().map(id).collect::<Result<Vec<_>, _>>().map(TokenSet::from)
 }

@@ -24,5 +24,5 @@ pub use constraint::{
     ThinkingBudget, all_of,
 };
 pub use output::{OutputDelta, OutputParser, ReasoningSyntax, ToolSyntax, UnknownParser};
-pub use stream::{TextDelta, TextOptions, TextStream};
+pub use stream::{StopStrings, TextDelta, TextOptions, TextStream};
 pub use tokenizer::{GgufVocabulary, SpecialTokens, Tokenizer, TokenizerError, Wanted};

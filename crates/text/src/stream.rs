@@ -4,6 +4,8 @@ mod stop;
 
 use std::sync::Arc;
 
+pub use self::stop::StopStrings;
+
 use self::stop::StopMatcher;
 use crate::tokenizer::{PieceDecoder, Tokenizer};
 
@@ -15,10 +17,10 @@ const CONTEXT_TOKENS: usize = 6;
 const MAX_UNDECIDED_TOKENS: usize = 16;
 
 /// Options of one sequence's text.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct TextOptions {
-    /// Strings that end the text. Empty ones are ignored.
-    pub stop: Vec<String>,
+    /// Strings that end the text.
+    pub stop: StopStrings,
     /// Keeps the stop string in the text.
     pub include_stop_str_in_output: bool,
     /// Omits special tokens.
@@ -29,7 +31,12 @@ pub struct TextOptions {
 
 impl Default for TextOptions {
     fn default() -> Self {
-        Self { stop: Vec::new(), include_stop_str_in_output: false, skip_special_tokens: true, min_tokens: 0 }
+        Self {
+            stop: StopStrings::default(),
+            include_stop_str_in_output: false,
+            skip_special_tokens: true,
+            min_tokens: 0,
+        }
     }
 }
 
@@ -57,7 +64,6 @@ pub struct TextStream {
 
 #[derive(Debug)]
 struct Stop {
-    strings: Vec<String>,
     matcher: StopMatcher,
     include: bool,
     min_tokens: u32,
@@ -106,9 +112,8 @@ impl TextStream {
                 Decoder::Window(Window { given: ids.len(), ids })
             }
         };
-        let stop = options.stop.iter().any(|stop| !stop.is_empty()).then(|| Stop {
-            matcher: StopMatcher::new(&options.stop),
-            strings: options.stop,
+        let stop = options.stop.matcher().map(|matcher| Stop {
+            matcher,
             include: options.include_stop_str_in_output,
             min_tokens: options.min_tokens,
             held: String::new(),
@@ -164,8 +169,8 @@ impl Stop {
     /// Searches for a stop string that ends in `held[seen..]` and passes on the text that cannot be part of one.
     fn advance(&mut self, seen: usize, tokens: u32) -> TextDelta {
         for (at, &byte) in self.held.as_bytes().iter().enumerate().skip(seen) {
-            let Some(index) = self.matcher.step(byte).filter(|_| tokens > self.min_tokens) else { continue };
-            let stop = std::mem::take(&mut self.strings[index]);
+            let found = self.matcher.step(byte).filter(|_| tokens > self.min_tokens);
+            let Some(stop) = found.map(str::to_owned) else { continue };
             let end = at + 1;
             self.held.truncate(if self.include { end } else { end - stop.len() });
             self.found = true;

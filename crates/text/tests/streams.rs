@@ -107,7 +107,7 @@ proptest! {
         let tested = searchable[(min_tokens as usize).min(ids.len())];
         let expected = naive(&visible, &stop, tested);
 
-        let options = TextOptions { stop: stop.clone(), include_stop_str_in_output: include, ..options };
+        let options = TextOptions { stop: stop.clone().into(), include_stop_str_in_output: include, ..options };
         let (text, found) = run(&mut TextStream::new(Arc::clone(&tokenizer), &[], options), &ids);
         match expected {
             Some((end, stop)) => {
@@ -130,7 +130,7 @@ proptest! {
         let whole = BYTE_LEVEL.decode(&ids, true).unwrap();
         let stop = stops(&whole, &cuts);
         let mut plain = TextStream::new(Arc::clone(&BYTE_LEVEL), &[], TextOptions::default());
-        let options = TextOptions { stop: stop.clone(), ..TextOptions::default() };
+        let options = TextOptions { stop: stop.clone().into(), ..TextOptions::default() };
         let mut stream = TextStream::new(Arc::clone(&BYTE_LEVEL), &[], options);
         let (mut visible, mut given) = (String::new(), String::new());
         for &id in &ids {
@@ -151,7 +151,7 @@ fn stream(options: TextOptions) -> TextStream {
 }
 
 fn stop(stop: &[&str]) -> TextOptions {
-    TextOptions { stop: stop.iter().map(|&stop| stop.to_owned()).collect(), ..TextOptions::default() }
+    TextOptions { stop: stop.iter().map(|&stop| stop.to_owned()).collect::<Vec<_>>().into(), ..TextOptions::default() }
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn a_leading_space_belongs_to_a_continuation_only() {
 #[test]
 fn ten_thousand_stop_strings_are_not_slow() {
     let strings: Vec<String> = (0..10_000).map(|i| format!("{i:05}{}", "x".repeat(20))).collect();
-    let options = TextOptions { stop: strings, ..TextOptions::default() };
+    let options = TextOptions { stop: strings.into(), ..TextOptions::default() };
     let ids = BYTE_LEVEL.encode(&"00000xxxxxxxxx".repeat(2000), false).unwrap();
     let (text, found) = run(&mut stream(options), &ids);
     assert_eq!((text.len(), found), (28_000, None));

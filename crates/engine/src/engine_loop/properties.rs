@@ -97,7 +97,7 @@ fn params() -> impl Strategy<Value = SamplingParams> {
             temperature: if hot { 1.0 } else { 0.0 },
             seed,
             eos_token_ids: vec![3],
-            stop_token_ids: vec![5],
+            stop_token_ids: vec![5].into(),
             ..SamplingParams::default()
         },
     )

@@ -185,7 +185,7 @@ fn stop_tokens_are_reported_and_min_tokens_is_kept() {
     both_depths(|mock| {
         let mock = MockConfig { tokens: 0..4, ..mock };
         let mut rig = Rig::new(mock.clone(), EngineConfig::default());
-        let params = SamplingParams { stop_token_ids: vec![2, 3], min_tokens: 6, ..tokens(100) };
+        let params = SamplingParams { stop_token_ids: vec![2, 3].into(), min_tokens: 6, ..tokens(100) };
         let mut stream = rig.submit(&[9], &params);
         rig.run();
         let (events, _) = read(&mut stream);

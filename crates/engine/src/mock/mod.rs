@@ -327,8 +327,7 @@ impl MockConfig {
         while output.len() < most {
             let id = token::draw(self, params, state, output.len() as u32, None);
             output.push(id);
-            let ends =
-                (!params.ignore_eos && params.eos_token_ids.contains(&id)) || params.stop_token_ids.contains(&id);
+            let ends = (!params.ignore_eos && params.eos_token_ids.contains(&id)) || params.stop_token_ids.contains(id);
             if ends {
                 break;
             }

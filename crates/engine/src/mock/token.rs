@@ -12,7 +12,7 @@ pub(super) fn draw(
     output_position: u32,
     mask: Option<&[u32]>,
 ) -> u32 {
-    let ends = |id| params.eos_token_ids.contains(&id) || params.stop_token_ids.contains(&id);
+    let ends = |id| params.eos_token_ids.contains(&id) || params.stop_token_ids.contains(id);
     let below_min = output_position < params.min_tokens;
     let allowed = |id: u32| {
         let bit = mask.is_none_or(|mask| mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1));

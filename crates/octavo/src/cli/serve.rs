@@ -83,6 +83,11 @@ pub(crate) struct NetworkArgs {
     #[arg(long, value_parser = values::count, value_name = "BYTES")]
     pub(crate) max_body_bytes: Option<usize>,
 
+    /// Maximum size of a response, in bytes, as estimated from its prompts, log-probabilities and token ids before they
+    /// are computed [default: 64 MiB].
+    #[arg(long, value_parser = values::count, value_name = "BYTES")]
+    pub(crate) max_response_bytes: Option<usize>,
+
     /// Maximum number of headers of a request.
     #[arg(long, value_parser = values::count, value_name = "N")]
     pub(crate) h11_max_header_count: Option<usize>,

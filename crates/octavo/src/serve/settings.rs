@@ -178,6 +178,9 @@ fn connection(network: &NetworkArgs, environment: &Environment<'_>) -> Result<Co
         // Several bodies of this size must fit at the same time.
         connection.max_buffered_bytes = connection.max_buffered_bytes.max(bytes.saturating_mul(4));
     }
+    if let Some(bytes) = network.max_response_bytes {
+        connection.max_response_bytes = bytes;
+    }
     if let Some(fields) = network.h11_max_header_count {
         connection.max_headers = fields;
     }

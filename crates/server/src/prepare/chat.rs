@@ -9,6 +9,7 @@ use crate::app::AppState;
 use crate::choices::{Calls, Parsing, Submission};
 use crate::error::ApiError;
 use crate::params::{OutputLimit, Sampling};
+use crate::prepare::size::ResponseSize;
 use crate::prepare::{
     Headers, Prepared, check_model, envelope, fit, restrictions, spelling, stream_options, submission, tokenise,
     untrusted_template,
@@ -36,29 +37,63 @@ pub(crate) struct Conversation {
 /// Prepares a chat request.
 pub(crate) fn chat(state: &AppState, body: &[u8], headers: &Headers) -> Result<Prepared<ChatWire>, ApiError> {
     let request = ChatRequest::parse(body)?;
-    prepare(state, &request, headers)
+    let shared = Shared::new(state, &request)?;
+    Ok(prepare(state, &request, headers, shared)?.0)
 }
 
 /// Prepares a batch: one request for each conversation. They share an id, to which the engine's requests add the index.
 pub(crate) fn batch(state: &AppState, body: &[u8], headers: &Headers) -> Result<Vec<Prepared<ChatWire>>, ApiError> {
-    let requests = ChatRequest::parse_batch(body)?;
+    let (mut request, conversations) = ChatRequest::parse_batch(body)?;
     let limit = state.config.max_sequences;
-    if requests.len() > limit {
-        let message = format!("A batch has at most {limit} conversations, got {}.", requests.len());
+    if conversations.len() > limit {
+        let message = format!("A batch has at most {limit} conversations, got {}.", conversations.len());
         return Err(ApiError::bad_request(message).with_param("messages"));
     }
-    let id = headers.id(requests.first().and_then(|request| request.common.request_id.as_ref()));
+    let id = headers.id(request.common.request_id.as_ref());
     let headers = headers.with_id(&id);
-    let prepare = |(index, request)| {
-        let mut prepared = prepare(state, request, &headers)?;
+    let shared = Shared::new(state, &request)?;
+    let (mut batch, mut size) = (Vec::with_capacity(conversations.len()), ResponseSize::new(1));
+    for (index, messages) in conversations.into_iter().enumerate() {
+        request.messages = messages;
+        let (mut prepared, bytes) = prepare(state, &request, &headers, shared.clone())?;
+        size = size.bytes("messages", bytes);
         prepared.submission.request_id = format!("{}_{index}", prepared.submission.request_id);
-        Ok(prepared)
-    };
-    requests.iter().enumerate().map(prepare).collect()
+        // The first request has the grammar of all.
+        prepared.grammar = prepared.grammar.filter(|_| index == 0);
+        batch.push(prepared);
+    }
+    size.check(state)?;
+    Ok(batch)
 }
 
-fn prepare(state: &AppState, request: &ChatRequest, headers: &Headers) -> Result<Prepared<ChatWire>, ApiError> {
-    let Conversation { id, submission, grammar, prompt, text } = conversation(state, request, headers)?;
+/// The parameters and restrictions that all conversations of a batch share.
+#[derive(Clone)]
+struct Shared {
+    sampling: Sampling,
+    restrictions: Restrictions,
+}
+
+impl Shared {
+    fn new(state: &AppState, request: &ChatRequest) -> Result<Self, ApiError> {
+        let (common, config) = (&request.common, &state.config);
+        check_model(state, common.model.as_deref())?;
+        let (field, max_tokens) = request.limit;
+        let max_tokens = max_tokens.or(config.sampling_defaults.max_new_tokens.map(i64::from));
+        let limit = OutputLimit { field, max_tokens, least: 1 };
+        let alternatives = request.logprobs.map(|count| ("top_logprobs", count));
+        let sampling = Sampling::new(common, limit, alternatives, config)?;
+        Ok(Self { sampling, restrictions: restrictions(state, common)? })
+    }
+}
+
+/// Prepares one conversation. The estimated size of its response, in bytes, is returned too.
+fn prepare(
+    state: &AppState,
+    request: &ChatRequest,
+    headers: &Headers,
+    shared: Shared,
+) -> Result<(Prepared<ChatWire>, usize), ApiError> {
+    let Conversation { id, submission, grammar, prompt, text } = continued(state, request, headers, shared)?;
     let (common, api) = (&request.common, &state.config.api);
     let last = request.messages.last();
     let role = match last.and_then(|message| message.get("role")?.as_str()) {
@@ -66,6 +101,7 @@ fn prepare(state: &AppState, request: &ChatRequest, headers: &Headers) -> Result
         _ => &api.response_role,
     };
     let echo = last.filter(|message| request.echo && message.get("role").and_then(Value::as_str) == Some(role));
+    let bytes = check_size(state, request, &submission, echo)?;
     let parsing = &submission.parsing;
     let wire = ChatWire {
         envelope: envelope(state, format!("chatcmpl-{id}")),
@@ -85,7 +121,33 @@ fn prepare(state: &AppState, request: &ChatRequest, headers: &Headers) -> Result
         },
         parses: parsing.reasoning.is_some() || !matches!(parsing.calls, Calls::None),
     };
-    Ok(Prepared { submission, wire, stream: stream_options(state, common), grammar })
+    Ok((Prepared { submission, wire, stream: stream_options(state, common), grammar }, bytes))
+}
+
+/// Refuses a request whose response would be too large, and returns the estimated size, in bytes. Tokens count as generated as far as the request limits them.
+fn check_size(
+    state: &AppState,
+    request: &ChatRequest,
+    submission: &Submission,
+    echo: Option<&Value>,
+) -> Result<usize, ApiError> {
+    let sampling = &submission.sampling;
+    let prompt = submission.prompts[0].tokens.len();
+    let generated = request.limit.1.map_or(0, |tokens| usize::try_from(tokens).unwrap_or(0));
+    let mut size = ResponseSize::new(sampling.n);
+    if let Some(text) = echo.and_then(|message| message.get("content")?.as_str()) {
+        size = size.texts("echo", [text]);
+    }
+    if let Some(top) = sampling.chat_logprobs() {
+        size = size.chat_logprobs("top_logprobs", generated, top);
+    }
+    if let Some(top) = sampling.prompt_logprobs() {
+        size = size.prompt_logprobs(prompt, top);
+    }
+    if request.common.return_token_ids {
+        size = size.token_ids("return_token_ids", prompt + generated);
+    }
+    size.check(state)
 }
 
 /// Renders, tokenizes and validates a conversation.
@@ -94,12 +156,16 @@ pub(crate) fn conversation(
     request: &ChatRequest,
     headers: &Headers,
 ) -> Result<Conversation, ApiError> {
+    continued(state, request, headers, Shared::new(state, request)?)
+}
+
+fn continued(
+    state: &AppState,
+    request: &ChatRequest,
+    headers: &Headers,
+    Shared { mut sampling, restrictions }: Shared,
+) -> Result<Conversation, ApiError> {
     let (common, config) = (&request.common, &state.config);
-    check_model(state, common.model.as_deref())?;
-    let (field, max_tokens) = request.limit;
-    let max_tokens = max_tokens.or(config.sampling_defaults.max_new_tokens.map(i64::from));
-    let limit = OutputLimit { field, max_tokens, least: 1 };
-    let mut sampling = Sampling::new(common, limit, request.logprobs.map(|count| ("top_logprobs", count)), config)?;
     let (calls, grammar) = calls(state, request)?;
     if let Calls::Written(syntax, _) = &calls {
         sampling.text.skip_special_tokens &= !syntax.needs_special_tokens();
@@ -116,7 +182,7 @@ pub(crate) fn conversation(
         first_call_only: !request.tools.parallel,
         complete_calls_only: forced && common.stream.is_none(),
     };
-    let restrictions = reasoning_restrictions(state, request, &parsing, restrictions(state, common)?)?;
+    let restrictions = reasoning_restrictions(state, request, &parsing, restrictions)?;
     let id = headers.id(common.request_id.as_ref());
     let tokens = Arc::clone(&prompt.tokens);
     let parts = (id.clone(), vec![prompt], sampling);

@@ -1,9 +1,10 @@
 //! Completion requests.
 
 use crate::app::AppState;
-use crate::choices::Parsing;
+use crate::choices::{Parsing, PreparedPrompt, Submission};
 use crate::error::ApiError;
 use crate::params::{OutputLimit, Sampling};
+use crate::prepare::size::ResponseSize;
 use crate::prepare::{
     Headers, Prepared, check_model, envelope, fit, restrictions, spelling, stream_options, submission, tokenise,
 };
@@ -32,6 +33,7 @@ pub(crate) fn legacy(state: &AppState, body: &[u8], headers: &Headers) -> Result
     };
     let prompt = prompt.clone();
     let Prepared { submission, wire, stream, grammar } = prepare(state, request, headers)?;
+    check_repeats(state, &prompt, &submission, stream.is_some())?;
     let wire = LegacyWire { prompt_tokens: wire.prompts[0].len(), texts: vec![prompt; wire.n as usize] };
     Ok(Prepared { submission, wire, stream, grammar })
 }
@@ -62,10 +64,11 @@ pub(super) fn prepare(
             fit(state, tokens, common, &sampling)
         })
         .collect::<Result<Vec<_>, _>>()?;
-    let echo = request.echo.then(|| {
+    let echo: Option<Vec<String>> = request.echo.then(|| {
         let texts = request.prompts.iter().zip(&prompts);
         texts.map(|(prompt, prepared)| prompt_text(state, prompt, &prepared.tokens, truncated)).collect()
     });
+    check_size(state, &request, &sampling, &prompts, echo.as_deref())?;
     let id = headers.id(common.request_id.as_ref());
     let wire = CompletionWire {
         envelope: envelope(state, format!("cmpl-{id}")),
@@ -87,6 +90,40 @@ pub(super) fn prepare(
     let stream = stream_options(state, common);
     let submission = submission(state, (common, headers), (id, prompts, sampling), restricted);
     Ok(Prepared { submission, wire, stream, grammar: request.common.grammar })
+}
+
+/// Refuses a request whose response would be too large.
+fn check_size(
+    state: &AppState,
+    request: &CompletionRequest,
+    sampling: &Sampling,
+    prompts: &[PreparedPrompt],
+    echo: Option<&[String]>,
+) -> Result<usize, ApiError> {
+    let prompt_tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+    let generated: usize = prompts.iter().map(|prompt| prompt.max_tokens as usize).sum();
+    let mut size = ResponseSize::new(sampling.n);
+    if let Some(echo) = echo {
+        size = size.texts("echo", echo.iter().map(String::as_str));
+    }
+    if let Some(top) = sampling.logprobs() {
+        let echoed = if echo.is_some() { prompt_tokens } else { 0 };
+        size = size.completion_logprobs("logprobs", echoed + generated, top);
+    }
+    if let Some(top) = sampling.prompt_logprobs().filter(|_| request.common.prompt_logprobs.is_some()) {
+        size = size.prompt_logprobs(prompt_tokens, top);
+    }
+    if request.common.return_token_ids {
+        size = size.token_ids("return_token_ids", prompt_tokens + generated);
+    }
+    size.check(state)
+}
+
+/// Refuses a request of POST /generate whose response would be too large: every line of a stream repeats the prompt.
+fn check_repeats(state: &AppState, prompt: &str, submission: &Submission, stream: bool) -> Result<usize, ApiError> {
+    let tokens = submission.prompts[0].max_tokens as usize;
+    let lines = if stream { tokens } else { 1 };
+    ResponseSize::new(submission.sampling.n).texts("prompt", std::iter::repeat_n(prompt, lines)).check(state)
 }
 
 fn check_sequences(prompts: usize, n: u32, limit: usize) -> Result<(), ApiError> {

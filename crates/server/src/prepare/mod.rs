@@ -6,6 +6,7 @@ mod embeddings;
 mod messages;
 mod render;
 mod responses;
+mod size;
 mod untrusted_template;
 
 use std::sync::Arc;
@@ -143,6 +144,11 @@ fn restrictions(state: &AppState, common: &CommonFields) -> Result<Restrictions,
     let allowed = match &common.allowed_token_ids {
         None => None,
         Some(ids) => {
+            let (count, vocab_size) = (ids.len(), state.config.vocab_size);
+            if count > vocab_size {
+                let message = format!("allowed_token_ids accepts at most {vocab_size} ids, got {count}.");
+                return Err(ApiError::bad_request(message).with_param("allowed_token_ids"));
+            }
             let known = |&id: &i64| known_token("allowed_token_ids", id, &state.config);
             let ids = ids.iter().map(known).collect::<Result<Vec<_>, _>>()?;
             let allowed = AllowedTokens::new(&ids, state.config.vocab_size);

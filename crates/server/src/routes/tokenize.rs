@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use octavo_text::Wanted;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::app::{AppState, not_found};
@@ -47,7 +48,20 @@ pub(crate) async fn info(State(state): State<AppState>) -> Response {
     .into_response()
 }
 
-async fn answer(state: &AppState, request: Request, work: fn(&AppState, &[u8]) -> Result<Value, ApiError>) -> Response {
+/// The answer of POST /tokenize.
+#[derive(Serialize)]
+struct Tokens {
+    count: usize,
+    max_model_len: usize,
+    token_strs: Option<Vec<String>>,
+    tokens: Vec<u32>,
+}
+
+async fn answer<T: Serialize + Send + 'static>(
+    state: &AppState,
+    request: Request,
+    work: fn(&AppState, &[u8]) -> Result<T, ApiError>,
+) -> Response {
     let received = async {
         let (body, _) = receive(state, request).await?;
         blocking(state, body, work).await
@@ -58,7 +72,7 @@ async fn answer(state: &AppState, request: Request, work: fn(&AppState, &[u8]) -
     }
 }
 
-fn tokens_of(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {
+fn tokens_of(state: &AppState, body: &[u8]) -> Result<Tokens, ApiError> {
     let mut fields = Fields::parse(body)?;
     let with_text = fields.get("return_token_strs").unwrap_or(false);
     let tokens = if fields.raw("messages").is_some() {
@@ -78,12 +92,12 @@ fn tokens_of(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {
         tokenise_in_turns(state, &prompt.unwrap_or_default(), (add_special_tokens, Wanted::All))?
     };
     let spelled = |id: &u32| state.text.tokenizer.id_to_token(*id).unwrap_or_default();
-    Ok(json!({
-        "count": tokens.len(),
-        "max_model_len": state.config.max_model_len,
-        "token_strs": with_text.then(|| tokens.iter().map(spelled).collect::<Vec<_>>()),
-        "tokens": tokens,
-    }))
+    Ok(Tokens {
+        count: tokens.len(),
+        max_model_len: state.config.max_model_len,
+        token_strs: with_text.then(|| tokens.iter().map(spelled).collect()),
+        tokens,
+    })
 }
 
 fn text_of(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::error::{ApiError, FieldError};
+use crate::error::{ApiError, FieldError, FieldErrors};
 use crate::fields::Fields;
 use crate::types::common::CommonFields;
 use crate::types::tools::{ToolChoice, Tools};
@@ -46,8 +46,9 @@ impl ChatRequest {
         Self::read(fields, messages)
     }
 
-    /// Reads a body whose messages are those of several conversations, and returns a request for each of them.
-    pub(crate) fn parse_batch(body: &[u8]) -> Result<Vec<Self>, ApiError> {
+    /// Reads a body whose messages are those of several conversations, and returns the request without messages, and the
+    /// messages of each conversation.
+    pub(crate) fn parse_batch(body: &[u8]) -> Result<(Self, Vec<Vec<Value>>), ApiError> {
         let mut fields = Fields::parse(body)?;
         let conversations = conversations(&mut fields);
         if fields.get("stream").unwrap_or(false) {
@@ -62,8 +63,7 @@ impl ChatRequest {
         if fields.get("n").is_some_and(|n: i64| n != 1) {
             fields.value_error("n", "Batch chat completions do not support `n > 1`. Please set `n` to 1.");
         }
-        let request = Self::read(fields, vec![])?;
-        Ok(conversations.into_iter().map(|messages| Self { messages, ..request.clone() }).collect())
+        Ok((Self::read(fields, vec![])?, conversations))
     }
 
     fn read(mut fields: Fields<'_>, messages: Vec<Value>) -> Result<Self, ApiError> {
@@ -184,7 +184,8 @@ fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
         return vec![];
     }
     let messages: Vec<Value> = fields.get("messages").unwrap_or_default();
-    fields.absorb(messages.iter().enumerate().filter_map(|(index, message)| check(message, &[index]).err()));
+    let errors = messages.iter().enumerate().filter_map(|(index, message)| check(message, &[index]).err());
+    fields.absorb(errors.collect::<FieldErrors>());
     messages
 }
 
@@ -201,20 +202,20 @@ fn conversations(fields: &mut Fields<'_>) -> Vec<Vec<Value>> {
     }
     let mut conversations = Vec::with_capacity(listed.len());
     for (index, conversation) in listed.into_iter().enumerate() {
-        let wrong = |kind, message: &str, input: String| FieldError {
-            kind,
-            location: vec!["messages".into(), index.to_string()],
-            message: message.into(),
-            input,
-        };
+        let location = vec!["messages".into(), index.to_string()];
         match conversation {
-            Value::Array(messages) if messages.is_empty() => fields.absorb([wrong("too_short", EMPTY, "[]".into())]),
+            Value::Array(messages) if messages.is_empty() => {
+                fields.absorb(FieldError::new("too_short", location, EMPTY, "[]"));
+            }
             Value::Array(messages) => {
                 let errors = messages.iter().enumerate().filter_map(|(at, message)| check(message, &[index, at]).err());
-                fields.absorb(errors.take(1));
+                fields.absorb(errors.take(1).collect::<FieldErrors>());
                 conversations.push(messages);
             }
-            other => fields.absorb([wrong("list_type", "Input should be a valid list", other.to_string())]),
+            other => {
+                let message = "Input should be a valid list";
+                fields.absorb(FieldError::new("list_type", location, message, &other.to_string()));
+            }
         }
         if conversations.len() <= index {
             // The first error is enough.
@@ -241,5 +242,5 @@ fn check(message: &Value, place: &[usize]) -> Result<(), FieldError> {
         }
         _ => ("dict_type", "Input should be a valid dictionary"),
     };
-    Err(FieldError { kind, location, message: text.into(), input: message.to_string() })
+    Err(FieldError::new(kind, location, text, &message.to_string()))
 }

@@ -1,14 +1,28 @@
 //! Fields that chat and completion requests share.
 
+use crate::fields::{Fields, Strings};
+use crate::types::bias::LogitBias;
+use crate::types::structured;
 use octavo_engine::RepetitionDetection;
 use octavo_text::GrammarSpec;
-use serde_json::{Map, Value};
-
-use crate::fields::{Fields, Strings};
-use crate::types::structured;
 
 /// Maximum number of stop strings.
 pub(crate) const MAX_STOP_STRINGS: usize = 4;
+
+/// Maximum length of all stop strings of a request together, in bytes.
+const MAX_STOP_BYTES: usize = 16 << 10;
+
+/// Maximum number of ids in `stop_token_ids`.
+const MAX_STOP_TOKENS: usize = 4096;
+
+/// Maximum number of ids in `allowed_token_ids`, more than any vocabulary has.
+const MAX_ALLOWED_TOKENS: usize = 1 << 20;
+
+/// Maximum number of ids in `logprob_token_ids`.
+const MAX_LOGPROB_TOKENS: usize = 128;
+
+/// Maximum number of bad words.
+const MAX_BAD_WORDS: usize = 128;
 
 /// Maximum length of a client's request id, in characters.
 pub(crate) const MAX_REQUEST_ID: usize = 256;
@@ -50,7 +64,7 @@ pub(crate) struct CommonFields {
     pub(crate) n: Option<i64>,
     pub(crate) stop: Vec<String>,
     pub(crate) stop_token_ids: Vec<i64>,
-    pub(crate) logit_bias: Map<String, Value>,
+    pub(crate) logit_bias: LogitBias,
     pub(crate) min_tokens: Option<i64>,
     pub(crate) ignore_eos: bool,
     pub(crate) include_stop_str_in_output: bool,
@@ -91,7 +105,7 @@ impl CommonFields {
             seed: fields.get("seed"),
             n: fields.get("n"),
             stop: stop_strings(fields),
-            stop_token_ids: fields.get("stop_token_ids").unwrap_or_default(),
+            stop_token_ids: fields.list::<i64, MAX_STOP_TOKENS>("stop_token_ids"),
             logit_bias: fields.get("logit_bias").unwrap_or_default(),
             min_tokens: fields.get("min_tokens"),
             ignore_eos: fields.get("ignore_eos").unwrap_or(false),
@@ -101,8 +115,8 @@ impl CommonFields {
             request_id: request_id(fields),
             cache_salt: cache_salt(fields),
             allowed_token_ids: allowed_token_ids(fields),
-            bad_words: fields.get("bad_words").unwrap_or_default(),
-            logprob_token_ids: fields.get("logprob_token_ids").unwrap_or_default(),
+            bad_words: fields.list::<String, MAX_BAD_WORDS>("bad_words"),
+            logprob_token_ids: fields.list::<i64, MAX_LOGPROB_TOKENS>("logprob_token_ids"),
             prompt_logprobs: fields.get("prompt_logprobs"),
             repetition_detection: repetition_detection(fields),
             return_token_ids: fields.get("return_token_ids").unwrap_or(false),
@@ -116,16 +130,21 @@ impl CommonFields {
 }
 
 fn stop_strings(fields: &mut Fields<'_>) -> Vec<String> {
-    let stop = fields.get::<Strings>("stop").unwrap_or_default().0;
-    if stop.len() > MAX_STOP_STRINGS {
-        let message = format!("stop accepts at most {MAX_STOP_STRINGS} strings, got {}.", stop.len());
-        fields.value_error("stop", message);
-        return vec![];
-    }
+    let stop: Strings<MAX_STOP_STRINGS> = fields.get("stop").unwrap_or_default();
+    let stop = fields.within("stop", stop.0);
+    check_stop_bytes(fields, "stop", &stop);
     if stop.iter().any(String::is_empty) {
         fields.value_error("stop", "stop cannot contain an empty string.");
     }
     stop
+}
+
+/// Adds an error if the stop strings are too long.
+pub(crate) fn check_stop_bytes(fields: &mut Fields<'_>, name: &str, stop: &[String]) {
+    let bytes: usize = stop.iter().map(String::len).sum();
+    if bytes > MAX_STOP_BYTES {
+        fields.value_error(name, format_args!("{name} accepts at most {MAX_STOP_BYTES} bytes, got {bytes}."));
+    }
 }
 
 /// Reads `request_id` and validates it.
@@ -148,7 +167,8 @@ pub(crate) fn cache_salt(fields: &mut Fields<'_>) -> Option<String> {
 }
 
 fn allowed_token_ids(fields: &mut Fields<'_>) -> Option<Vec<i64>> {
-    let ids: Vec<i64> = fields.get("allowed_token_ids")?;
+    fields.raw("allowed_token_ids")?;
+    let ids = fields.list::<i64, MAX_ALLOWED_TOKENS>("allowed_token_ids");
     if ids.is_empty() {
         fields.value_error("allowed_token_ids", "allowed_token_ids is not None and empty!");
     }
@@ -160,7 +180,7 @@ fn repetition_detection(fields: &mut Fields<'_>) -> Option<RepetitionDetection> 
     let mut inner = match Fields::object(raw, vec!["repetition_detection".into()]) {
         Ok(inner) => inner,
         Err(error) => {
-            fields.absorb([error]);
+            fields.absorb(error);
             return None;
         }
     };
@@ -218,7 +238,7 @@ fn stream(fields: &mut Fields<'_>) -> Option<StreamOptions> {
     let mut options = match Fields::object(raw, vec!["stream_options".into()]) {
         Ok(options) => options,
         Err(error) => {
-            fields.absorb([error]);
+            fields.absorb(error);
             return None;
         }
     };

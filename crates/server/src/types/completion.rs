@@ -3,7 +3,7 @@
 use serde_json::value::RawValue;
 
 use crate::error::ApiError;
-use crate::fields::Fields;
+use crate::fields::{Fields, Limited};
 use crate::types::common::CommonFields;
 use crate::unserved::{self, Route};
 
@@ -65,36 +65,37 @@ pub(crate) fn prompts(fields: &mut Fields<'_>, name: &str) -> Vec<Prompt> {
             fields.error(name, "union_type", message);
             vec![]
         }
-        Some(prompts) if prompts.is_empty() || prompts == [Prompt::Text(String::new())] => {
+        Some(Err(count)) => {
+            fields.value_error(name, format_args!("{name} accepts at most {MAX_PROMPTS} prompts, got {count}."));
+            vec![]
+        }
+        Some(Ok(prompts)) if prompts.is_empty() || prompts == [Prompt::Text(String::new())] => {
             fields.value_error(name, NO_PROMPT);
             vec![]
         }
-        Some(prompts) if prompts.len() > MAX_PROMPTS => {
-            let message = format!("{name} accepts at most {MAX_PROMPTS} prompts, got {}.", prompts.len());
-            fields.value_error(name, message);
-            vec![]
-        }
-        Some(prompts) => prompts,
+        Some(Ok(prompts)) => prompts,
     }
 }
 
-/// The first characters distinguish the four forms.
-fn read_prompts(raw: &RawValue) -> Option<Vec<Prompt>> {
+/// The prompts, or their number if there are too many. The first characters distinguish the four forms.
+fn read_prompts(raw: &RawValue) -> Option<Result<Vec<Prompt>, usize>> {
     let text = raw.get();
     if text.starts_with('"') {
-        return serde_json::from_str(text).ok().map(|one| vec![Prompt::Text(one)]);
+        return serde_json::from_str(text).ok().map(|one| Ok(vec![Prompt::Text(one)]));
     }
     let inner = text.strip_prefix('[')?.trim_start();
     if inner == "]" {
-        return Some(vec![]);
+        return Some(Ok(vec![]));
     }
     if inner.starts_with('"') {
-        let many: Vec<String> = serde_json::from_str(text).ok()?;
-        return Some(many.into_iter().map(Prompt::Text).collect());
+        return serde_json::from_str(text).ok().map(|many| all(many, Prompt::Text));
     }
     if inner.starts_with('[') {
-        let many: Vec<Vec<i64>> = serde_json::from_str(text).ok()?;
-        return Some(many.into_iter().map(Prompt::Tokens).collect());
+        return serde_json::from_str(text).ok().map(|many| all(many, Prompt::Tokens));
     }
-    serde_json::from_str(text).ok().map(|one| vec![Prompt::Tokens(one)])
+    serde_json::from_str(text).ok().map(|one| Ok(vec![Prompt::Tokens(one)]))
+}
+
+fn all<T>(list: Limited<T, MAX_PROMPTS>, prompt: fn(T) -> Prompt) -> Result<Vec<Prompt>, usize> {
+    if list.count > MAX_PROMPTS { Err(list.count) } else { Ok(list.items.into_iter().map(prompt).collect()) }
 }

@@ -1,6 +1,6 @@
 //! The body of POST /v1/embeddings.
 
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -74,10 +74,9 @@ impl EmbeddingRequest {
 }
 
 fn encoding(fields: &mut Fields<'_>) -> Encoding {
-    match fields.raw("encoding_format").map(|raw| serde_json::from_str::<Value>(raw.get())) {
-        None => Encoding::Float,
-        Some(Ok(Value::String(word))) if word == "float" => Encoding::Float,
-        Some(Ok(Value::String(word))) if word == "base64" => Encoding::Base64,
+    match fields.raw("encoding_format").map(RawValue::get) {
+        None | Some(r#""float""#) => Encoding::Float,
+        Some(r#""base64""#) => Encoding::Base64,
         Some(_) => {
             fields.error("encoding_format", "literal_error", "Input should be 'float' or 'base64'");
             Encoding::Float

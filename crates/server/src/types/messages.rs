@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use crate::error::{ApiError, FieldError};
 use crate::fields::Fields;
 use crate::types::chat::ChatRequest;
-use crate::types::common::{CommonFields, MAX_STOP_STRINGS};
+use crate::types::common::{CommonFields, MAX_STOP_STRINGS, check_stop_bytes};
 use crate::types::structured;
 use crate::types::tools::{ToolChoice, Tools, definition};
 
@@ -66,12 +66,10 @@ impl MessagesRequest {
 }
 
 fn stop_sequences(fields: &mut Fields<'_>) -> Vec<String> {
-    let stop: Vec<String> = fields.get("stop_sequences").unwrap_or_default();
-    if stop.len() > MAX_STOP_STRINGS {
-        let message = format!("stop_sequences accepts at most {MAX_STOP_STRINGS} strings, got {}.", stop.len());
-        fields.value_error("stop_sequences", message);
-    }
-    stop.into_iter().filter(|stop| !stop.is_empty()).take(MAX_STOP_STRINGS).collect()
+    let mut stop = fields.list::<String, MAX_STOP_STRINGS>("stop_sequences");
+    stop.retain(|stop| !stop.is_empty());
+    check_stop_bytes(fields, "stop_sequences", &stop);
+    stop
 }
 
 /// Reads `output_config.format` or its former name `output_format`.
@@ -150,9 +148,8 @@ fn tool_choice(fields: &mut Fields<'_>, object: &Map<String, Value>, definitions
 /// Converts `system` and `messages` to the chat route's messages.
 fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
     let mut out = Vec::new();
-    match fields.raw("system").map(|raw| serde_json::from_str::<Value>(raw.get())) {
-        None | Some(Err(_)) => {}
-        Some(Ok(system)) => out.push(json!({"role": "system", "content": system})),
+    if let Some(system) = fields.get::<Value>("system") {
+        out.push(json!({"role": "system", "content": system}));
     }
     if fields.raw("messages").is_none() {
         fields.missing("messages");
@@ -164,12 +161,9 @@ fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
     }
     for (index, message) in messages.iter().enumerate() {
         if let Err(reason) = add_message(&mut out, message) {
-            fields.absorb([FieldError {
-                kind: "value_error",
-                location: vec!["messages".into(), index.to_string()],
-                message: format!("Value error, {reason}"),
-                input: message.to_string(),
-            }]);
+            let location = vec!["messages".into(), index.to_string()];
+            let reason = format!("Value error, {reason}");
+            fields.absorb(FieldError::new("value_error", location, &reason, &message.to_string()));
         }
     }
     out

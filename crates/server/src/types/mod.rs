@@ -1,6 +1,7 @@
 //! The bodies of requests and responses: OpenAI's API with vLLM's extensions. The structure of requests is checked here,
 //! their values in [`crate::params`].
 
+pub(crate) mod bias;
 pub(crate) mod chat;
 pub(crate) mod common;
 pub(crate) mod completion;

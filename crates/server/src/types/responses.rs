@@ -1,10 +1,9 @@
 //! The body of POST /v1/responses, converted to a conversation.
 
-use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, FieldError};
-use crate::fields::Fields;
+use crate::fields::{Fields, check_values};
 use crate::types::chat::{ChatRequest, EFFORTS, set_effort};
 use crate::types::common::{CommonFields, Truncation};
 use crate::types::structured;
@@ -91,7 +90,11 @@ const SETTING_LEVELS: usize = 100;
 
 fn settings(fields: &mut Fields<'_>) -> Map<String, Value> {
     let mut value = |name: &'static str, default: &'static str| {
-        let text = fields.raw(name).map_or(default, RawValue::get);
+        let given = fields.raw(name).map(|raw| check_values(raw).map(|()| raw.get()));
+        let text = given.unwrap_or(Ok(default)).unwrap_or_else(|message| {
+            fields.value_error(name, format_args!("{name} {message}"));
+            default
+        });
         let value = serde_json::from_str(text).unwrap_or(Value::Null);
         let levels = structured::depth(&value);
         if levels > SETTING_LEVELS {
@@ -103,15 +106,18 @@ fn settings(fields: &mut Fields<'_>) -> Map<String, Value> {
     SETTINGS.iter().map(|(name, default)| ((*name).to_owned(), value(name, default))).collect()
 }
 
+/// Maximum number of entries of `include`.
+const MAX_INCLUDED: usize = 64;
+
 fn includes(fields: &mut Fields<'_>, what: &str) -> bool {
-    fields.get::<Vec<String>>("include").is_some_and(|included| included.iter().any(|item| item == what))
+    fields.list::<String, MAX_INCLUDED>("include").iter().any(|item| item == what)
 }
 
 /// `text.format`.
 fn text_format(fields: &mut Fields<'_>) -> Option<octavo_text::GrammarSpec> {
     let raw = fields.raw("text")?;
     let read = || {
-        let text = Fields::object(raw, vec!["text".into()]).map_err(|error| vec![error])?;
+        let text = Fields::object(raw, vec!["text".into()])?;
         text.raw("format").map_or(Ok(None), |format| structured::format_of(format, "text.format"))
     };
     match read() {
@@ -159,7 +165,7 @@ fn tools(fields: &mut Fields<'_>) -> Tools {
 }
 
 fn tool_choice(fields: &mut Fields<'_>, definitions: &[Value]) -> ToolChoice {
-    let choice = fields.raw("tool_choice").and_then(|raw| serde_json::from_str::<Value>(raw.get()).ok());
+    let choice: Option<Value> = fields.get("tool_choice");
     let named = |name: &Value| definitions.iter().any(|tool| tool.pointer("/function/name") == Some(name));
     match choice {
         _ if definitions.is_empty() => ToolChoice::None,
@@ -194,12 +200,9 @@ fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
             let items: Vec<Value> = fields.get("input").unwrap_or_default();
             for (index, item) in items.iter().enumerate() {
                 if let Err(message) = add_item(&mut messages, item) {
-                    fields.absorb([FieldError {
-                        kind: "value_error",
-                        location: vec!["input".into(), index.to_string()],
-                        message: format!("Value error, {message}"),
-                        input: item.to_string(),
-                    }]);
+                    let location = vec!["input".into(), index.to_string()];
+                    let message = format!("Value error, {message}");
+                    fields.absorb(FieldError::new("value_error", location, &message, &item.to_string()));
                 }
             }
         }

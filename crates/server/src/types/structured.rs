@@ -4,11 +4,14 @@ use octavo_text::GrammarSpec;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::error::FieldError;
-use crate::fields::Fields;
+use crate::error::FieldErrors;
+use crate::fields::{Fields, Limited, check_values};
 
 /// Maximum nesting of a specification.
 const MAX_DEPTH: usize = 64;
+
+/// Maximum number of choices.
+const MAX_CHOICES: usize = 16 << 10;
 
 /// The fields of `structured_outputs`, of which exactly one must be set.
 const KINDS: [&str; 6] = ["json", "regex", "choice", "grammar", "json_object", "structural_tag"];
@@ -36,17 +39,17 @@ pub(crate) fn response_format(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
 }
 
 /// The grammar of a format object at the field `name`.
-pub(crate) fn format_of(raw: &RawValue, name: &str) -> Result<Option<GrammarSpec>, Vec<FieldError>> {
-    let mut format = Fields::object(raw, vec![name.to_owned()]).map_err(|error| vec![error])?;
+pub(crate) fn format_of(raw: &RawValue, name: &str) -> Result<Option<GrammarSpec>, FieldErrors> {
+    let mut format = Fields::object(raw, vec![name.to_owned()])?;
     let kind: Option<String> = format.get("type");
     let spec = match kind.as_deref() {
         Some("text") => None,
         Some("json_object") => Some(GrammarSpec::JsonObject),
         Some("json_schema") => json_schema(&mut format, name),
-        Some("structural_tag") => value_within_depth(raw).map(GrammarSpec::StructuralTag).or_else(|| {
-            format.value_error("type", too_deep());
-            None
-        }),
+        Some("structural_tag") => value_within(raw)
+            .map(GrammarSpec::StructuralTag)
+            .map_err(|message| format.value_error("type", message))
+            .ok(),
         Some(_) => {
             let message = "Input should be 'text', 'json_object', 'json_schema' or 'structural_tag'";
             format.error("type", "literal_error", message);
@@ -80,7 +83,7 @@ fn json_schema(format: &mut Fields<'_>, name: &str) -> Option<GrammarSpec> {
             spec
         }
         Err(error) => {
-            format.absorb([error]);
+            format.absorb(error);
             None
         }
     }
@@ -91,14 +94,14 @@ fn schema(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
         fields.missing("schema");
         return None;
     };
-    match value_within_depth(raw) {
-        Some(schema @ (Value::Object(_) | Value::Bool(_))) => Some(json_spec(schema)),
-        Some(_) => {
+    match value_within(raw) {
+        Ok(schema @ (Value::Object(_) | Value::Bool(_))) => Some(json_spec(schema)),
+        Ok(_) => {
             fields.error("schema", "dict_type", "Input should be a valid dictionary");
             None
         }
-        None => {
-            fields.value_error("schema", too_deep());
+        Err(message) => {
+            fields.value_error("schema", message);
             None
         }
     }
@@ -119,7 +122,7 @@ fn structured_outputs(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
     let mut inner = match Fields::object(raw, vec!["structured_outputs".into()]) {
         Ok(inner) => inner,
         Err(error) => {
-            fields.absorb([error]);
+            fields.absorb(error);
             return None;
         }
     };
@@ -152,7 +155,8 @@ fn structured(fields: &mut Fields<'_>, kind: &str) -> Option<GrammarSpec> {
         "json" => structured_json(fields),
         "regex" => fields.get("regex").map(GrammarSpec::Regex),
         "choice" => {
-            let choices: Vec<String> = fields.get("choice")?;
+            let choices: Limited<String, MAX_CHOICES> = fields.get("choice")?;
+            let choices = fields.within("choice", choices);
             if choices.is_empty() {
                 fields.value_error("choice", "at least one choice is needed.");
                 return None;
@@ -180,19 +184,27 @@ fn text_or_value(fields: &mut Fields<'_>, name: &str) -> Option<Value> {
     let raw = fields.raw(name)?;
     let text: Option<String> = raw.get().starts_with('"').then(|| fields.get(name)).flatten();
     let value = match &text {
-        Some(text) => serde_json::from_str::<&RawValue>(text).ok().and_then(value_within_depth),
-        None => value_within_depth(raw),
+        Some(text) => serde_json::from_str::<&RawValue>(text).map_err(|_| too_deep()).and_then(value_within),
+        None => value_within(raw),
     };
-    if !matches!(value, Some(Value::Object(_) | Value::Bool(_))) {
-        fields.value_error(name, format_args!("must be a JSON object of at most {MAX_DEPTH} levels."));
-        return None;
+    match value {
+        Ok(value @ (Value::Object(_) | Value::Bool(_))) => Some(value),
+        Ok(_) => {
+            fields.value_error(name, too_deep());
+            None
+        }
+        Err(message) => {
+            fields.value_error(name, message);
+            None
+        }
     }
-    value
 }
 
-fn value_within_depth(raw: &RawValue) -> Option<Value> {
-    let value: Value = serde_json::from_str(raw.get()).ok()?;
-    (depth(&value) <= MAX_DEPTH).then_some(value)
+/// A value that is not too deep and has few values for its length.
+fn value_within(raw: &RawValue) -> Result<Value, String> {
+    check_values(raw)?;
+    let value: Value = serde_json::from_str(raw.get()).map_err(|_| too_deep())?;
+    if depth(&value) <= MAX_DEPTH { Ok(value) } else { Err(too_deep()) }
 }
 
 /// The nesting of a value, which the parser limits.
@@ -205,7 +217,7 @@ pub(crate) fn depth(value: &Value) -> usize {
 }
 
 fn too_deep() -> String {
-    format!("must be JSON of at most {MAX_DEPTH} levels.")
+    format!("must be a JSON object of at most {MAX_DEPTH} levels.")
 }
 
 /// The schema of a function's arguments; any object by default.

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::error::FieldError;
+use crate::error::{FieldError, FieldErrors};
 use crate::fields::Fields;
 use crate::types::structured::parameters;
 
@@ -87,7 +87,8 @@ fn definitions(fields: &mut Fields<'_>) -> Option<Vec<Value>> {
         fields.value_error("tools", format_args!("tools must be a list of 1 to {MAX_TOOLS} tools, or absent."));
         return None;
     }
-    fields.absorb(definitions.iter().enumerate().filter_map(|(index, tool)| check(tool, index).err()));
+    let errors = definitions.iter().enumerate().filter_map(|(index, tool)| check(tool, index).err());
+    fields.absorb(errors.collect::<FieldErrors>());
     Some(definitions)
 }
 
@@ -95,7 +96,7 @@ fn check(tool: &Value, index: usize) -> Result<(), FieldError> {
     let error = |kind, message: &str, path: &[&str]| {
         let mut location = vec!["tools".to_owned(), index.to_string()];
         location.extend(path.iter().map(|part| (*part).to_owned()));
-        FieldError { kind, location, message: message.into(), input: tool.to_string() }
+        FieldError::new(kind, location, message, &tool.to_string())
     };
     if tool.get("type").is_some_and(|kind| kind != "function") {
         return Err(error("literal_error", "Input should be 'function'", &["type"]));
@@ -113,18 +114,18 @@ fn check(tool: &Value, index: usize) -> Result<(), FieldError> {
 }
 
 fn choice(fields: &mut Fields<'_>, definitions: Option<&[Value]>) -> ToolChoice {
-    let Some(raw) = fields.raw("tool_choice") else {
+    if fields.raw("tool_choice").is_none() {
         return if definitions.is_some() { ToolChoice::Auto } else { ToolChoice::None };
-    };
-    let choice = match serde_json::from_str::<Value>(raw.get()) {
-        Ok(Value::String(word)) => match word.as_str() {
+    }
+    let choice = match fields.get::<Value>("tool_choice") {
+        Some(Value::String(word)) => match word.as_str() {
             "none" => return ToolChoice::None,
             "auto" => Some(ToolChoice::Auto),
             "required" => Some(ToolChoice::Required),
             _ => None,
         },
-        Ok(value) => value.pointer("/function/name").and_then(Value::as_str).map(|n| ToolChoice::Named(n.to_owned())),
-        Err(_) => None,
+        Some(value) => value.pointer("/function/name").and_then(Value::as_str).map(|n| ToolChoice::Named(n.to_owned())),
+        None => None,
     };
     let Some(choice) = choice else {
         let message = "`tool_choice` must either be a named tool, \"auto\", \"none\" or \"required\".";

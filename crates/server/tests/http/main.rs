@@ -6,6 +6,7 @@
 
 mod access;
 mod batch;
+mod bounds;
 mod chat;
 mod chat_stream;
 mod completions;
@@ -36,4 +37,5 @@ mod tls;
 mod tools;
 mod traces;
 mod unix_socket;
+mod vocabulary;
 mod wire;

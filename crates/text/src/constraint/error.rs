@@ -55,6 +55,12 @@ pub enum GrammarError {
         /// Reason.
         reason: &'static str,
     },
+    /// A schema refers to itself for the same value.
+    #[error(
+        "the JSON schema is circular: the reference \"{0}\" leads back to itself, so it describes no value; refer to it \
+         from inside a property or an item instead"
+    )]
+    Circular(String),
     /// A JSON Schema is invalid or cannot be satisfied.
     #[error("invalid JSON schema: {0}")]
     Schema(String),

@@ -5,6 +5,7 @@
 //! during generation is an error that names it, unless it excludes no value. The result is limited in depth and size.
 
 mod keywords;
+mod links;
 mod reference;
 
 use std::collections::HashMap;
@@ -12,6 +13,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value, json};
 
 use self::keywords::{Kind, demands_nothing, kind};
+use self::links::Links;
 use self::reference::{Document, only_reference};
 use super::{GrammarError, GrammarLimits};
 
@@ -89,12 +91,16 @@ impl<'a> Schemas<'a> {
             path: Vec::new(),
             deepest: 0,
             inlined: Vec::new(),
+            current: None,
+            links: Links::default(),
         };
         let root = walk.start("#", schema, schema)?;
         while let Some(target) = walk.pending.pop() {
+            walk.current = Some(target.index);
             let value = walk.start(target.reference, target.schema, target.resource)?;
             walk.schemas.definitions.insert(format!("d{}", target.index), value);
         }
+        walk.links.check()?;
         Ok(match root {
             Value::Bool(true) => Value::Object(Map::new()),
             root => root,
@@ -145,6 +151,9 @@ struct Walk<'w, 'a, 'd> {
     deepest: usize,
     /// Addresses of the enclosing schemas that were inlined in place of a reference.
     inlined: Vec<usize>,
+    /// Index of the referenced schema that is being reduced; `None` for the document itself.
+    current: Option<usize>,
+    links: Links<'d>,
 }
 
 impl<'d> Walk<'_, '_, 'd> {
@@ -290,7 +299,15 @@ impl<'d> Walk<'_, '_, 'd> {
             self.pending.push(Target { index: next, reference, schema, resource: of });
             next
         });
+        if let Some(from) = self.current.filter(|_| self.in_place()) {
+            self.links.add(from, index, reference);
+        }
         Ok(Value::String(format!("#/$defs/d{index}")))
+    }
+
+    /// Returns whether the current reference applies to the same value as the referenced schema that contains it.
+    fn in_place(&self) -> bool {
+        self.path[1..].iter().all(|step| matches!(step, Step::Key("allOf" | "$ref") | Step::Index(_)))
     }
 
     fn resolve(&self, reference: &str, resource: &'d Value) -> Result<(&'d Value, &'d Value), GrammarError> {

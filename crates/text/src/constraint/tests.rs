@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::schema::{JsonStyle, prepare};
-use super::{GrammarCompiler, GrammarLimits, GrammarSpec};
+use super::{GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec};
 use crate::{GgufVocabulary, Tokenizer};
 
 /// Returns a tokenizer of letters, a few punctuation marks and an end-of-sequence token.
@@ -95,4 +95,27 @@ fn bounds_are_no_wider_and_counts_are_integers() {
     assert_eq!(reduced["minLength"], json!(2));
     assert_eq!(reduced["maxItems"], json!(3));
     assert!(reduced["minimum"].as_f64().unwrap() >= i64::MIN as f64);
+}
+
+#[test]
+fn a_schema_that_leads_back_to_itself_is_refused() {
+    let prepare = |schema: Value| prepare(&schema, &JsonStyle::default(), &GrammarLimits::default());
+    for schema in [
+        json!({"$ref": "#"}),
+        json!({"allOf": [{"$ref": "#"}]}),
+        json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"allOf": [{}, {"$ref": "#/$defs/a"}]}}}),
+        json!({"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#/$defs/a", "type": "object"}}}),
+    ] {
+        let error = prepare(schema.clone()).unwrap_err();
+        assert!(matches!(error, GrammarError::Circular(_)), "{schema}: {error}");
+        assert!(error.to_string().starts_with("the JSON schema is circular: the reference \"#"), "{error}");
+    }
+    for schema in [
+        json!({"properties": {"a": {"$ref": "#"}}}),
+        json!({"items": {"allOf": [{"$ref": "#"}]}}),
+        json!({"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}], "$defs": {"a": {"items": {"$ref": "#"}}}}),
+        json!({"properties": {"allOf": {"$ref": "#"}, "$ref": {"$ref": "#"}}}),
+    ] {
+        assert!(prepare(schema.clone()).is_ok(), "{schema}");
+    }
 }

@@ -1,5 +1,7 @@
 //! Constraints that are lists: allowed tokens and forbidden words; and combinations of constraints.
 
+use std::sync::Arc;
+
 use octavo_engine::Constraint;
 
 use super::GrammarError;
@@ -7,6 +9,9 @@ use crate::Tokenizer;
 
 /// Maximum number of bad words of one request, counting their spellings, as in vLLM.
 const MAX_BAD_SEQUENCES: usize = 128;
+
+/// Maximum length of a bad word, in bytes.
+const MAX_BAD_WORD_BYTES: usize = 1024;
 
 /// Sets the bits of the ids below `vocab_size` and clears all others.
 pub(super) fn allow_all(mask: &mut [u32], vocab_size: usize) {
@@ -40,7 +45,8 @@ fn forbid(mask: &mut [u32], id: u32) {
 /// Allows only the tokens of a list (`allowed_token_ids`).
 #[derive(Clone, Debug)]
 pub struct AllowedTokens {
-    mask: Vec<u32>,
+    /// Shared by the sequences of a request.
+    mask: Arc<[u32]>,
 }
 
 impl AllowedTokens {
@@ -59,14 +65,14 @@ impl AllowedTokens {
         }
         let mut mask = vec![0; vocab_size.div_ceil(32)];
         allow_only(&mut mask, ids);
-        Ok(Self { mask })
+        Ok(Self { mask: mask.into() })
     }
 }
 
 impl Constraint for AllowedTokens {
     fn fill_mask(&mut self, mask: &mut [u32]) {
         mask.fill(0);
-        mask.iter_mut().zip(&self.mask).for_each(|(word, allowed)| *word = *allowed);
+        mask.iter_mut().zip(&*self.mask).for_each(|(word, allowed)| *word = *allowed);
     }
 
     fn accept(&mut self, token: u32) -> bool {
@@ -79,8 +85,8 @@ impl Constraint for AllowedTokens {
 /// Keeps words out of the output (`bad_words`): the token that would complete one is not allowed.
 #[derive(Clone, Debug)]
 pub struct BadWords {
-    /// Token sequences of the words, none empty.
-    sequences: Vec<Vec<u32>>,
+    /// Token sequences of the words, none empty. Shared by the sequences of a request.
+    sequences: Arc<[Vec<u32>]>,
     vocab_size: usize,
     accepted: Vec<u32>,
 }
@@ -100,6 +106,12 @@ impl BadWords {
         let encode = |text: &str| tokenizer.encode(text, false).map_err(|error| invalid(error.to_string()));
         let mut sequences = Vec::with_capacity(2 * words.len());
         for word in words {
+            if word.len() > MAX_BAD_WORD_BYTES {
+                let bytes = word.len();
+                return Err(invalid(format!(
+                    "bad_words has a word of {bytes} bytes; at most {MAX_BAD_WORD_BYTES} are allowed"
+                )));
+            }
             let bare = encode(word.trim_start())?;
             if bare.is_empty() {
                 return Err(invalid("bad_words has an empty word".to_owned()));
@@ -119,7 +131,7 @@ impl BadWords {
         if let Some(id) = sequences.iter().flatten().find(|&&id| id as usize >= vocab_size) {
             return Err(invalid(format!("bad_words has the token {id}, which the model does not have")));
         }
-        Ok(Self { sequences, vocab_size, accepted: Vec::new() })
+        Ok(Self { sequences: sequences.into(), vocab_size, accepted: Vec::new() })
     }
 
     /// Returns the tokens that would complete a word now.

@@ -1,17 +1,64 @@
 //! Search for stop strings in text that arrives in pieces.
 
+use std::sync::Arc;
+
 /// State without a match.
 const ROOT: u32 = 0;
 const NONE: u32 = u32::MAX;
 
+/// The stop strings of a request. Clones share the strings and the automaton that finds them.
+#[derive(Clone, Debug, Default)]
+pub struct StopStrings(Option<Arc<Automaton>>);
+
+impl From<Vec<String>> for StopStrings {
+    /// Empty strings match nothing.
+    fn from(strings: Vec<String>) -> Self {
+        let any = strings.iter().any(|string| !string.is_empty());
+        Self(any.then(|| Arc::new(Automaton::new(strings))))
+    }
+}
+
+impl StopStrings {
+    /// Returns the strings, none if all are empty.
+    pub fn strings(&self) -> &[String] {
+        self.0.as_ref().map_or(&[], |automaton| &automaton.strings)
+    }
+
+    /// The search for the strings in one text; `None` if there are none.
+    pub(super) fn matcher(&self) -> Option<StopMatcher> {
+        self.0.as_ref().map(|automaton| StopMatcher { automaton: Arc::clone(automaton), current: ROOT })
+    }
+}
+
+/// The search in one text.
+#[derive(Debug)]
+pub(super) struct StopMatcher {
+    automaton: Arc<Automaton>,
+    current: u32,
+}
+
+impl StopMatcher {
+    /// Takes the next byte of the text. Returns a string that ends with it; of several, the first in the list.
+    pub(super) fn step(&mut self, byte: u8) -> Option<&str> {
+        self.current = self.automaton.next(self.current, byte);
+        let found = self.automaton.states[self.current as usize].found;
+        self.automaton.strings.get(found as usize).map(String::as_str)
+    }
+
+    /// Returns the number of bytes at the end of the text that start a stop string.
+    pub(super) fn pending(&self) -> usize {
+        self.automaton.pending(self.current)
+    }
+}
+
 /// An Aho-Corasick automaton over bytes: after each byte its state is the longest suffix of the text that is a prefix
 /// of a stop string. Work is linear in the text and in the total length of the strings.
 #[derive(Debug)]
-pub(super) struct StopMatcher {
+struct Automaton {
+    strings: Vec<String>,
     states: Vec<State>,
     /// Successors of the root, the state after nearly every byte.
     root: [u32; 256],
-    current: u32,
 }
 
 #[derive(Debug)]
@@ -27,20 +74,20 @@ struct State {
     found: u32,
 }
 
-impl StopMatcher {
-    /// Builds the automaton. Empty strings match nothing.
-    pub(super) fn new(strings: &[String]) -> Self {
+impl Automaton {
+    fn new(strings: Vec<String>) -> Self {
         let root = State { byte: 0, depth: 0, fail: ROOT, first_child: NONE, next_sibling: NONE, found: NONE };
-        let mut matcher = Self { states: vec![root], root: [ROOT; 256], current: ROOT };
-        for (index, string) in (0..).zip(strings) {
-            let state = matcher.insert(string.as_bytes());
+        let mut automaton = Self { strings: Vec::new(), states: vec![root], root: [ROOT; 256] };
+        for (index, string) in (0..).zip(&strings) {
+            let state = automaton.insert(string.as_bytes());
             if state != ROOT {
-                let found = &mut matcher.states[state as usize].found;
+                let found = &mut automaton.states[state as usize].found;
                 *found = index.min(*found);
             }
         }
-        matcher.link();
-        matcher
+        automaton.link();
+        automaton.strings = strings;
+        automaton
     }
 
     fn insert(&mut self, string: &[u8]) -> u32 {
@@ -116,17 +163,8 @@ impl StopMatcher {
         }
     }
 
-    /// Takes the next byte of the text. Returns the index of a string that ends with it; of several, the first in the
-    /// list.
-    pub(super) fn step(&mut self, byte: u8) -> Option<usize> {
-        self.current = self.next(self.current, byte);
-        let found = self.states[self.current as usize].found;
-        (found != NONE).then_some(found as usize)
-    }
-
-    /// Returns the number of bytes at the end of the text that start a stop string.
-    pub(super) fn pending(&self) -> usize {
-        let mut state = &self.states[self.current as usize];
+    fn pending(&self, state: u32) -> usize {
+        let mut state = &self.states[state as usize];
         // A state without successors is a whole string that was ignored.
         while state.first_child == NONE && state.depth > 0 {
             state = &self.states[state.fail as usize];
