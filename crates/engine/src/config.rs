@@ -1,5 +1,7 @@
 //! Limits of the engine, and the errors of an engine that cannot start with them.
 
+use std::time::Duration;
+
 use crate::KvCacheSpec;
 
 /// Order in which requests are admitted and preempted.
@@ -49,6 +51,9 @@ pub struct EngineConfig {
     /// Maximum number of prompt tokens that wait for their first admission. A single longer prompt is accepted if no
     /// other waits.
     pub max_queued_tokens: usize,
+    /// Time without progress on work after which the engine counts as stuck and liveness probes fail. It must be longer
+    /// than the longest step.
+    pub stuck_after: Duration,
 }
 
 impl Default for EngineConfig {
@@ -64,6 +69,7 @@ impl Default for EngineConfig {
             long_prefill_token_threshold: 0,
             max_queued_requests: 8192,
             max_queued_tokens: 16 << 20,
+            stuck_after: Duration::from_secs(120),
         }
     }
 }

@@ -32,7 +32,7 @@ impl Shared {
         let blocks = spec.groups.iter().map(|group| group.blocks.saturating_sub(1)).sum();
         Ok(Self {
             inbox: Arc::new(Inbox::new(config)),
-            status: StatusCells::new(blocks),
+            status: StatusCells::new(blocks, config.stuck_after),
             layout: KvLayout::new(spec, config.enable_prefix_caching).seeded(config.prefix_seed.as_deref()),
             max_model_len: config.max_model_len,
         })

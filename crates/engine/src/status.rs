@@ -29,15 +29,14 @@ pub struct EngineStatus {
     pub blocks_total: usize,
     /// Time since the engine last made progress; zero when it is idle.
     pub last_step_age: Duration,
+    /// [`EngineConfig::stuck_after`](crate::EngineConfig::stuck_after).
+    pub stuck_after: Duration,
 }
 
 impl EngineStatus {
-    /// Time without progress after which the engine counts as stuck.
-    pub const STUCK_AFTER: Duration = Duration::from_secs(120);
-
-    /// Returns whether there is work that has made no progress for [`EngineStatus::STUCK_AFTER`].
+    /// Returns whether there is work that has made no progress for [`stuck_after`](Self::stuck_after).
     pub fn stuck(&self) -> bool {
-        self.last_step_age >= Self::STUCK_AFTER
+        self.last_step_age >= self.stuck_after
     }
 }
 
@@ -52,12 +51,13 @@ pub(crate) struct StatusCells {
     preempted: AtomicUsize,
     blocks_used: AtomicUsize,
     blocks_total: usize,
+    stuck_after: Duration,
     /// Milliseconds from `started` to the last progress, or [`IDLE`].
     progress: AtomicU64,
 }
 
 impl StatusCells {
-    pub(crate) fn new(blocks_total: usize) -> Self {
+    pub(crate) fn new(blocks_total: usize, stuck_after: Duration) -> Self {
         Self {
             started: Instant::now(),
             state: AtomicU8::new(EngineState::Running as u8),
@@ -65,6 +65,7 @@ impl StatusCells {
             preempted: AtomicUsize::new(0),
             blocks_used: AtomicUsize::new(0),
             blocks_total,
+            stuck_after,
             progress: AtomicU64::new(IDLE),
         }
     }
@@ -109,6 +110,7 @@ impl StatusCells {
             blocks_used: self.blocks_used.load(Relaxed),
             blocks_total: self.blocks_total,
             last_step_age,
+            stuck_after: self.stuck_after,
         }
     }
 }
@@ -119,13 +121,15 @@ mod tests {
 
     #[test]
     fn an_idle_engine_is_not_stuck() {
-        let cells = StatusCells::new(10);
+        let cells = StatusCells::new(10, Duration::from_secs(30));
         assert_eq!(cells.read(0).last_step_age, Duration::ZERO);
         cells.progress();
         let mut status = cells.read(3);
         assert_eq!((status.state, status.waiting), (EngineState::Running, 3));
         assert!(!status.stuck());
-        status.last_step_age = EngineStatus::STUCK_AFTER;
+        status.last_step_age = Duration::from_millis(29_999);
+        assert!(!status.stuck());
+        status.last_step_age = Duration::from_secs(30);
         assert!(status.stuck());
         cells.idle();
         assert_eq!(cells.read(0).last_step_age, Duration::ZERO);

@@ -90,6 +90,7 @@ mod tests {
             blocks_used: 1,
             blocks_total: 4,
             last_step_age: Duration::ZERO,
+            stuck_after: Duration::ZERO,
         };
         assert_eq!(
             Format::Text.write(&status),

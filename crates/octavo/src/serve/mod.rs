@@ -206,7 +206,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     if let Some(config) = &settings.traces {
         info!("exporting traces to {}", config.endpoint());
     }
-    let engine_config = settings::engine_config(limits, settings, plan.max_model_len, budget);
+    let engine_config = settings::engine_config(limits, settings, plan.max_model_len, budget, on_gpu);
     telemetry.set_cache_config(&[
         ("block_size", block_size.to_string()),
         ("num_gpu_blocks", memory.blocks.to_string()),

@@ -286,15 +286,21 @@ fn prefix_seed(environment: &Environment<'_>) -> Option<String> {
     environment("PYTHONHASHSEED").filter(|seed| !seed.is_empty())
 }
 
+/// Time without progress after which a GPU counts as hung. Its steps take less than a second; on a processor a step of a
+/// large model may take a minute.
+const GPU_STUCK_AFTER: Duration = Duration::from_secs(30);
+
 /// The configuration of the engine; `budget` is the token budget of a step.
 pub(crate) fn engine_config(
     args: &EngineArgs,
     settings: &Settings,
     max_model_len: usize,
     budget: usize,
+    on_gpu: bool,
 ) -> EngineConfig {
     let defaults = EngineConfig::default();
     EngineConfig {
+        stuck_after: if on_gpu { GPU_STUCK_AFTER } else { defaults.stuck_after },
         max_model_len,
         max_num_seqs: args.max_num_seqs,
         max_num_batched_tokens: budget,

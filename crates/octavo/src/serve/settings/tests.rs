@@ -193,9 +193,10 @@ fn the_engine_gets_its_limits() {
         "--scheduling-policy=priority",
         "--max-num-queued-reqs=7",
     ];
-    let config = engine_config(&args(&line).compose.engine, &Settings::default(), 100, 200);
+    let config = engine_config(&args(&line).compose.engine, &Settings::default(), 100, 200, true);
     let expected = EngineConfig {
         max_model_len: 100,
+        stuck_after: Duration::from_secs(30),
         max_num_seqs: 8,
         max_num_batched_tokens: 200,
         policy: SchedulingPolicy::Priority,
