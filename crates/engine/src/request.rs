@@ -150,7 +150,9 @@ pub enum FinishReason {
     Repetition,
     /// The caller went away, or the engine is shutting down.
     Abort,
-    /// The request's step failed, or its grammar rejected a token.
+    /// The request's constraint allowed no token.
+    Unsatisfiable,
+    /// The request's step failed, or its constraint rejected a token.
     Error(Arc<str>),
 }
 
@@ -162,7 +164,7 @@ impl FinishReason {
             Self::Length => "length",
             Self::Repetition => "repetition",
             Self::Abort => "abort",
-            Self::Error(_) => "error",
+            Self::Unsatisfiable | Self::Error(_) => "error",
         }
     }
 }

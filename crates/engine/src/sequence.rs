@@ -48,6 +48,8 @@ pub(crate) struct Sequence {
     pub(crate) params: Arc<SamplingParams>,
     pub(crate) priority: i64,
     pub(crate) constraint: Option<Box<dyn Constraint>>,
+    /// Whether the latest mask of the constraint allowed no token.
+    pub(crate) unsatisfiable: bool,
     pub(crate) repetition: Option<RepetitionDetector>,
     pub(crate) answer: Answer,
     /// Number of prompt tokens, counted from the end, with requested log-probabilities; 0 if there are none.
@@ -107,6 +109,7 @@ impl Sequence {
             params,
             priority,
             constraint,
+            unsatisfiable: false,
             parent_n,
             residence: Residence::Waiting,
             joined: false,

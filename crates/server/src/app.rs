@@ -80,7 +80,7 @@ impl App {
             tracing::error!(%error, "the tokenizer cannot be restricted by grammars");
             ApiError::internal()
         })?;
-        compiler.compile(&spec).map_err(|error| ApiError::bad_request(error.to_string()))
+        compiler.compile(&spec).map_err(|error| ApiError::from_grammar(&error))
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use octavo_engine::SubmitError;
-use octavo_text::TemplateError;
+use octavo_text::{GrammarError, TemplateError};
 use serde::Serialize;
 
 /// Number of schema errors that a message lists; the others are counted.
@@ -266,6 +266,29 @@ impl ApiError {
         }
     }
 
+    /// The reason why a grammar was not compiled.
+    pub(crate) fn from_grammar(error: &GrammarError) -> Self {
+        match error {
+            GrammarError::Busy(_) | GrammarError::Thread(_) => {
+                tracing::warn!(%error, "a grammar was not compiled");
+                Self { retry_after: Some(Duration::from_secs(1)), ..Self::unavailable(error.to_string()) }
+            }
+            GrammarError::Panicked => {
+                tracing::error!(%error, "a grammar was not compiled");
+                Self::internal()
+            }
+            _ => Self::bad_request(error.to_string()),
+        }
+    }
+
+    /// 400: no token satisfies the restrictions of a request.
+    pub(crate) fn unsatisfiable() -> Self {
+        Self::bad_request(
+            "The restrictions of the request contradict each other: no token satisfies all of them. Relax \
+             allowed_token_ids, bad_words or the structured output.",
+        )
+    }
+
     /// Sets the field that caused the error.
     pub(crate) fn with_param(mut self, param: &str) -> Self {
         self.param = Some(param.to_owned());
@@ -400,6 +423,19 @@ mod tests {
     fn python_literals_are_escaped() {
         assert_eq!(quote("a'b"), r#""a'b""#);
         assert_eq!(quote("a'b\"c\\\n"), r#"'a\'b"c\\\n'"#);
+    }
+
+    #[test]
+    fn faults_of_the_grammar_compiler_are_not_the_clients() {
+        let status = |error: &GrammarError| {
+            let response = ApiError::from_grammar(error).into_response();
+            (response.status().as_u16(), response.headers().contains_key(header::RETRY_AFTER))
+        };
+        assert_eq!(status(&GrammarError::Busy(Duration::from_secs(1))), (503, true));
+        assert_eq!(status(&GrammarError::Thread("no memory".to_owned())), (503, true));
+        assert_eq!(status(&GrammarError::Panicked), (500, false));
+        assert_eq!(status(&GrammarError::TooSlow(Duration::from_secs(1))), (400, false));
+        assert_eq!(status(&GrammarError::Regex("it is broken".to_owned())), (400, false));
     }
 
     #[test]

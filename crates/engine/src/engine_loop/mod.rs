@@ -306,9 +306,11 @@ impl EngineLoop {
         bits.resize(rows * words, u32::MAX);
         let constrained = record.rows.iter().filter(|row| row.constrained);
         for (row, mask) in constrained.zip(bits.chunks_exact_mut(words.max(1))) {
-            let sequence = self.scheduler.sequence_mut(row.key);
-            if let Some(constraint) = sequence.and_then(|sequence| sequence.constraint.as_mut()) {
+            if let Some(sequence) = self.scheduler.sequence_mut(row.key)
+                && let Some(constraint) = &mut sequence.constraint
+            {
                 constraint.fill_mask(mask);
+                sequence.unsatisfiable = mask.iter().all(|&word| word == 0);
             }
         }
         StepMasks { words, bits }
@@ -379,8 +381,12 @@ impl EngineLoop {
         if let Some(constraint) = &mut sequence.constraint
             && !constraint.accept(token.id)
         {
-            let message = format!("the grammar does not allow token {}, which was drawn", token.id);
-            return self.end(key, Last::default(), FinishReason::Error(message.into()), now);
+            let reason = if sequence.unsatisfiable {
+                FinishReason::Unsatisfiable
+            } else {
+                FinishReason::Error(format!("the grammar does not allow token {}, which was drawn", token.id).into())
+            };
+            return self.end(key, Last::default(), reason, now);
         }
         sequence.history.output.push(token.id);
         let (prompt, cached) = (sequence.prompt_len() as u64, u64::from(sequence.cached_tokens));

@@ -349,18 +349,23 @@ fn a_fatal_failure_ends_everything() {
 struct FifthAfterFifth {
     accepted: u32,
     reject_at: Option<u32>,
+    /// Position at which nothing is allowed.
+    stuck_at: Option<u32>,
 }
 
 impl Constraint for FifthAfterFifth {
     fn fill_mask(&mut self, mask: &mut [u32]) {
         mask.fill(0);
+        if self.stuck_at == Some(self.accepted) {
+            return;
+        }
         for id in (self.accepted % 5..1000).step_by(5) {
             mask[id as usize / 32] |= 1 << (id % 32);
         }
     }
 
     fn accept(&mut self, token: u32) -> bool {
-        if self.reject_at == Some(self.accepted) {
+        if [self.reject_at, self.stuck_at].contains(&Some(self.accepted)) {
             return false;
         }
         assert_eq!(token % 5, self.accepted % 5);
@@ -381,7 +386,7 @@ fn constrained_requests_draw_under_their_masks() {
         let mut plain = rig.submit(&[1; 12], &tokens(30));
         let mut constrained: Vec<_> = (2..4)
             .map(|first| {
-                let constraint = Box::new(FifthAfterFifth { accepted: 0, reject_at: None });
+                let constraint = Box::new(FifthAfterFifth { accepted: 0, reject_at: None, stuck_at: None });
                 let request = Request { constraint: Some(constraint), ..request(&[first; 12], &tokens(30)) };
                 rig.manual.submit(request).unwrap()
             })
@@ -403,13 +408,27 @@ fn constrained_requests_draw_under_their_masks() {
 fn a_rejected_token_ends_the_request_with_an_error() {
     both_depths(|mock| {
         let mut rig = Rig::new(mock, EngineConfig::default());
-        let constraint = Box::new(FifthAfterFifth { accepted: 0, reject_at: Some(4) });
+        let constraint = Box::new(FifthAfterFifth { accepted: 0, reject_at: Some(4), stuck_at: None });
         let request = Request { constraint: Some(constraint), ..request(&[1], &tokens(30)) };
         let mut stream = rig.manual.submit(request).unwrap();
         rig.run();
         let (events, ended) = read(&mut stream);
         assert!(ended && ids(&events).len() == 4);
         assert!(matches!(&events.last().unwrap().finish, Some(FinishReason::Error(m)) if m.contains("grammar")));
+    });
+}
+
+#[test]
+fn a_constraint_that_allows_nothing_ends_the_request_as_unsatisfiable() {
+    both_depths(|mock| {
+        let mut rig = Rig::new(mock, EngineConfig::default());
+        let constraint = Box::new(FifthAfterFifth { accepted: 0, reject_at: None, stuck_at: Some(4) });
+        let request = Request { constraint: Some(constraint), ..request(&[1], &tokens(30)) };
+        let mut stream = rig.manual.submit(request).unwrap();
+        rig.run();
+        let (events, ended) = read(&mut stream);
+        assert!(ended && ids(&events).len() == 4);
+        assert_eq!(events.last().unwrap().finish, Some(FinishReason::Unsatisfiable));
     });
 }
 

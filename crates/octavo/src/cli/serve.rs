@@ -111,8 +111,8 @@ pub(crate) struct TlsArgs {
     #[arg(long, value_name = "FILE", requires = "ssl_certfile")]
     pub(crate) ssl_keyfile: Option<PathBuf>,
 
-    /// Certificate chain file, in PEM format.
-    #[arg(long, value_name = "FILE", requires = "ssl_keyfile")]
+    /// Certificate chain file, in PEM format. Without --ssl-keyfile it contains the private key, too.
+    #[arg(long, value_name = "FILE")]
     pub(crate) ssl_certfile: Option<PathBuf>,
 
     /// Certificates of the authorities that sign client certificates, in PEM format.

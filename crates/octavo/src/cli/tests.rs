@@ -332,6 +332,12 @@ fn an_unknown_flag_is_named_with_the_nearest_one() {
 }
 
 #[test]
+fn a_combined_pem_file_needs_no_key_file() {
+    let tls = serve(&["m", "--ssl-certfile", "both.pem"]).unwrap().tls;
+    assert_eq!((tls.ssl_certfile, tls.ssl_keyfile), (Some("both.pem".into()), None));
+}
+
+#[test]
 fn bad_values_are_named() {
     for (line, part) in [
         (vec!["--port", "high"], "--port"),

@@ -96,7 +96,7 @@ impl Generation {
             }
         };
         match &self.event.finish {
-            Some(error @ FinishReason::Error(_)) => Err(error.clone()),
+            Some(error @ (FinishReason::Unsatisfiable | FinishReason::Error(_))) => Err(error.clone()),
             _ => Ok(()),
         }
     }

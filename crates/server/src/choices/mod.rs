@@ -215,6 +215,7 @@ async fn next(mut generation: Generation) -> Option<(Result<Output, ApiError>, G
             tracing::error!(%message, "the engine ended a request");
             Err(ApiError::internal())
         }
+        Err(FinishReason::Unsatisfiable) => Err(ApiError::unsatisfiable()),
         Err(_) => Err(ApiError::internal()),
     };
     Some((output, generation))

@@ -37,7 +37,7 @@ impl From<FinishReason> for Finish {
             FinishReason::Stop { token } => Self::Stop(token.map(StopReason::Token)),
             FinishReason::Length => Self::Length,
             FinishReason::Repetition => Self::Repetition,
-            FinishReason::Abort | FinishReason::Error(_) => Self::Abort,
+            FinishReason::Abort | FinishReason::Unsatisfiable | FinishReason::Error(_) => Self::Abort,
         }
     }
 }

@@ -122,6 +122,11 @@ impl Blocks {
         self.done.push(block.whole());
     }
 
+    /// Whether the server ended the message early. This API has no stop reason for it, so it is an error.
+    fn aborted(&self) -> bool {
+        self.finish == Some(Finish::Abort)
+    }
+
     /// The stop reason and the stop sequence of the message.
     fn stop(&self) -> (&'static str, Option<&str>) {
         match &self.finish {
@@ -207,6 +212,9 @@ impl Wire for MessagesWire {
 
     fn close(&mut self, events: &mut Events, usage: Usage) {
         self.blocks.close(Some(events));
+        if self.blocks.aborted() {
+            return self.fail(events, &ApiError::shutting_down());
+        }
         let (reason, sequence) = self.blocks.stop();
         let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
         event(events, "message_delta", json!({"delta": delta, "usage": usage_body(usage)}));
@@ -224,6 +232,9 @@ impl Wire for MessagesWire {
                 self.blocks.push(part, None);
             }
         }
+        if self.blocks.aborted() {
+            return Self::refuse(&ApiError::shutting_down());
+        }
         self.blocks.close(None);
         Json(self.message(Some(self.blocks.stop()), usage)).into_response()
     }
@@ -234,5 +245,32 @@ impl Wire for MessagesWire {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(delay.as_secs()));
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wire(finish: Finish) -> (MessagesWire, Whole) {
+        let blocks = Blocks { finish: Some(finish.clone()), ..Blocks::default() };
+        let wire = MessagesWire { id: "msg_1".into(), model: "m".into(), prompt_tokens: 3, blocks };
+        let parts = vec![OutputDelta::Content("half".into())];
+        (wire, Whole { parts, finish: Some(finish), ..Whole::default() })
+    }
+
+    #[test]
+    fn a_message_that_the_server_ends_early_is_an_error() {
+        for (finish, status, end) in
+            [(Finish::Abort, 503, "overloaded_error"), (Finish::Stop(None), 200, "event: message_stop")]
+        {
+            let (message, whole) = wire(finish.clone());
+            assert_eq!(message.whole(vec![whole], Usage::default()).status(), status);
+            let mut events = Events::default();
+            wire(finish).0.close(&mut events, Usage::default());
+            let text = String::from_utf8(events.into_bytes().to_vec()).unwrap();
+            assert!(text.contains(end), "{text}");
+            assert_eq!(text.contains("end_turn"), status == 200, "{text}");
+        }
     }
 }

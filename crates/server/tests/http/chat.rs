@@ -116,6 +116,16 @@ async fn the_models_defaults_fill_what_a_request_leaves_open() {
 }
 
 #[tokio::test]
+async fn a_models_limit_beyond_the_context_is_cut_to_it() {
+    let mut setup = Setup::saying(&[" one"]);
+    (setup.config.max_model_len, setup.engine.max_model_len) = (40, 40);
+    setup.config.sampling_defaults.max_new_tokens = Some(1000);
+    let server = setup.start().await;
+    assert_eq!(ok(server.chat(json!({}))).await["usage"]["total_tokens"], 40);
+    assert_eq!(server.chat(json!({"max_tokens": 1000})).send().await.unwrap().status(), 400);
+}
+
+#[tokio::test]
 async fn child_i_of_n_uses_seed_plus_i() {
     let server = Setup::varied().start().await;
     let rest = |n: u32, seed: i64| json!({"n": n, "seed": seed, "max_tokens": 12});

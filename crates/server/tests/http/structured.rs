@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Setup, TestServer, events, joined, ok, with};
+use crate::support::{Setup, TestServer, events, id, joined, ok, with};
 
 /// A model that would write anything, and is kept from it.
 async fn server() -> TestServer {
@@ -68,6 +68,18 @@ async fn a_bad_restriction_fails_its_own_request_only() {
         assert_eq!(status, 400, "{outputs}: {text}");
     }
     assert_eq!(ok(server.chat(json!({"max_tokens": 4}))).await["choices"][0]["message"]["content"], "Once");
+}
+
+#[tokio::test]
+async fn contradictory_restrictions_are_a_clients_error() {
+    let server = server().await;
+    let rest = json!({"structured_outputs": {"choice": ["left", "right"]}, "allowed_token_ids": [id(" one")]});
+    let refused = server.chat(rest.clone()).send().await.unwrap();
+    let (status, text) = (refused.status(), refused.text().await.unwrap());
+    assert!(status == 400 && text.contains("allowed_token_ids"), "{status}: {text}");
+    let streamed = server.chat(with(rest, json!({"stream": true}))).send().await.unwrap().text().await.unwrap();
+    assert!(streamed.contains("\"code\":400") && streamed.contains("allowed_token_ids"), "{streamed}");
+    server.idle().await;
 }
 
 #[tokio::test]

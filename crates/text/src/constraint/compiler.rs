@@ -65,7 +65,8 @@ impl GrammarCompiler {
     /// [`GrammarLimits::compile_time`], so call it on a worker thread.
     ///
     /// # Errors
-    /// Returns an error if the specification is invalid, cannot be enforced or exceeds the limits.
+    /// Returns an error if the specification is invalid, cannot be enforced or exceeds the limits, or if the compiler is
+    /// busy or fails.
     pub fn compile(&self, spec: &GrammarSpec) -> Result<Grammar, GrammarError> {
         let key = spec.key();
         let limit = self.shared.limits.spec_bytes;
@@ -94,11 +95,11 @@ impl GrammarCompiler {
                 // After the time limit the receiver is gone.
                 let _ = sender.send(slot.0.compile(&spec));
             })
-            .map_err(|error| GrammarError::Grammar(format!("no thread to compile it ({error})")))?;
+            .map_err(|error| GrammarError::Thread(error.to_string()))?;
         match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(result) => result,
             Err(RecvTimeoutError::Timeout) => Err(GrammarError::TooSlow(time)),
-            Err(RecvTimeoutError::Disconnected) => Err(GrammarError::Grammar("the compiler failed on it".to_owned())),
+            Err(RecvTimeoutError::Disconnected) => Err(GrammarError::Panicked),
         }
     }
 }

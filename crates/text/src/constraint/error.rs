@@ -35,6 +35,12 @@ pub enum GrammarError {
     /// All compiler threads stayed busy for this time.
     #[error("the grammar could not be compiled within {0:?} because too many others are being compiled; try again")]
     Busy(Duration),
+    /// The system has no thread for the compiler.
+    #[error("the grammar could not be compiled because no thread could be started ({0}); try again")]
+    Thread(String),
+    /// The compiler panicked.
+    #[error("the compiler failed on the grammar")]
+    Panicked,
     /// A keyword cannot be enforced during generation.
     #[error("the JSON Schema keyword \"{keyword}\" at {path} is not supported by structured output{hint}")]
     Keyword {
