@@ -226,10 +226,12 @@ fn calls(state: &AppState, request: &ChatRequest) -> Result<(Calls, Option<Gramm
 }
 
 /// The syntax of reasoning for one request. A grammar must know where reasoning begins: if the prompt leaves that open,
-/// reasoning begins with its marker or not at all, as with [`ReasoningSyntax::Qwen3`].
+/// reasoning begins with its marker or not at all, so a model that does not reason is constrained too.
 fn effective(syntax: ReasoningSyntax, has_grammar: bool, prompt_tail: &str) -> ReasoningSyntax {
-    let undecided = has_grammar && syntax.opened_by(prompt_tail).is_none();
-    if undecided { ReasoningSyntax::Qwen3 } else { syntax }
+    match syntax {
+        ReasoningSyntax::DeepSeekR1 if has_grammar && syntax.opened_by(prompt_tail).is_none() => ReasoningSyntax::Qwen3,
+        _ => syntax,
+    }
 }
 
 /// The effect of reasoning: grammars begin after it, and it may have a budget.

@@ -4,18 +4,21 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use super::json::Envelope;
-use super::marked::{DeepSeek, Mistral};
+use super::marked::{DeepSeek, Kimi, Mistral};
 use super::markers::Markers;
 use super::python::PythonCalls;
 use super::sink::Sink;
 use super::syntax::ToolSyntax;
 use super::tools::Tools;
-use super::xml::Xml;
+use super::xml::{self, Dialect, Xml};
 
 /// Parses the text of a call or a list of calls after its opening marker.
 pub(super) trait Body: Debug + Send {
     /// Takes the next character. A character that breaks the call is not passed on.
     fn step(&mut self, character: char, sink: &mut Sink) -> Step;
+
+    /// Ends the text within the call, and passes on text that is part of it.
+    fn finish(&mut self, _sink: &mut Sink) {}
 }
 
 /// Result of parsing one more character of a call.
@@ -56,6 +59,38 @@ impl Frame {
                 None,
                 "`",
             ),
+            ToolSyntax::DeepSeekV32 => (
+                &[
+                    "<｜DSML｜function_calls>",
+                    "<｜DSML｜invoke name=",
+                    "</｜DSML｜invoke>",
+                    "</｜DSML｜function_calls>",
+                ],
+                2,
+                None,
+                "",
+            ),
+            ToolSyntax::Glm => (&["<tool_call>", "</tool_call>"], 1, None, ""),
+            ToolSyntax::Granite => (&["<|tool_call|>", "<tool_call>", "</tool_call>"], 2, None, ""),
+            ToolSyntax::Jamba => (&["<tool_calls>", "</tool_calls>"], 1, None, ""),
+            ToolSyntax::KimiK2 => (
+                &[
+                    "<|tool_calls_section_begin|>",
+                    "<|tool_call_begin|>",
+                    "<|tool_call_end|>",
+                    "<|tool_calls_section_end|>",
+                ],
+                2,
+                None,
+                "",
+            ),
+            ToolSyntax::MinimaxM2 => {
+                (&["<minimax:tool_call>", "<invoke name=", "</minimax:tool_call>", "</invoke>"], 2, None, "")
+            }
+            ToolSyntax::Phi4Mini => (&["functools"], 1, None, ""),
+            ToolSyntax::SeedOss => {
+                (&["<seed:tool_call>", "<function=", "</seed:tool_call>", "</function>"], 2, None, "")
+            }
             ToolSyntax::JsonArray => (&[], 0, Some('['), ""),
         };
         Self { markers, opening, bare, separators }
@@ -65,7 +100,7 @@ impl Frame {
 /// Separates content from calls.
 ///
 /// Text that proves not to be a call before its name is known becomes content again, including the marker. A call that
-/// breaks later keeps the parts already passed on, and the following text is content.
+/// breaks later keeps the parts already passed on, and the text after them is content.
 ///
 /// [`ToolSyntax::JsonArray`] is different at the end of the text: a grammar enforces it, so the start of a call is never
 /// content, and is dropped.
@@ -77,7 +112,7 @@ pub(super) struct ToolParser {
     markers: Markers,
     /// Call that is being parsed.
     body: Option<Box<dyn Body>>,
-    /// Text of a possible call of which nothing has been passed on.
+    /// Text of a possible call since something of it was passed on.
     raw: String,
     /// Whether only the `gap` has come since the start or the last call.
     quiet: bool,
@@ -109,10 +144,14 @@ impl ToolParser {
 
     /// Ends the text.
     pub(super) fn finish(&mut self, sink: &mut Sink) {
-        self.body = None;
-        sink.abandon();
+        if let Some(mut body) = self.body.take() {
+            body.finish(sink);
+        }
         let raw = std::mem::take(&mut self.raw);
-        if self.syntax != ToolSyntax::JsonArray {
+        // The rest of an unfinished call is markup.
+        let dropped = sink.in_call() || self.syntax == ToolSyntax::JsonArray;
+        sink.abandon();
+        if !dropped {
             raw.chars().for_each(|character| self.content(character, sink));
         }
         let held = self.markers.take();
@@ -157,7 +196,7 @@ impl ToolParser {
     /// Continues a call.
     fn call(&mut self, character: char, sink: &mut Sink) {
         let Some(body) = &mut self.body else { return };
-        let (calls, in_call) = (sink.calls(), sink.in_call());
+        let (passed_on, in_call) = (sink.passed_on(), sink.in_call());
         let step = body.step(character, sink);
         if step == Step::Broken {
             self.body = None;
@@ -168,7 +207,7 @@ impl ToolParser {
             self.text(character, sink);
             return;
         }
-        if in_call || sink.calls() > calls {
+        if sink.passed_on() > passed_on || (in_call && !sink.in_call()) {
             self.raw.clear();
             self.gap.clear();
             self.quiet = true;
@@ -199,11 +238,23 @@ impl ToolParser {
             (ToolSyntax::Hermes | ToolSyntax::Llama3Json, _) => Box::new(Envelope::marked()),
             (ToolSyntax::Mistral | ToolSyntax::JsonArray, _) => Box::new(Mistral::Start),
             (ToolSyntax::Pythonic, _) => Box::new(PythonCalls::new()),
-            (ToolSyntax::Qwen3Coder, 0) => Box::new(Xml::call(Arc::clone(&self.tools))),
-            (ToolSyntax::Qwen3Coder, _) => Box::new(Xml::function(Arc::clone(&self.tools))),
+            (ToolSyntax::Granite | ToolSyntax::Jamba | ToolSyntax::Phi4Mini, _) => Box::new(Mistral::List),
+            (ToolSyntax::Qwen3Coder | ToolSyntax::SeedOss, 0) => self.xml(Xml::call, &xml::QWEN),
+            (ToolSyntax::Qwen3Coder | ToolSyntax::SeedOss, _) => self.xml(Xml::function, &xml::QWEN),
+            (ToolSyntax::MinimaxM2, 0) => self.xml(Xml::call, &xml::MINIMAX),
+            (ToolSyntax::MinimaxM2, _) => self.xml(Xml::function, &xml::MINIMAX),
+            (ToolSyntax::DeepSeekV32, 0) => self.xml(Xml::call, &xml::DSML),
+            (ToolSyntax::DeepSeekV32, _) => self.xml(Xml::function, &xml::DSML),
+            (ToolSyntax::Glm, _) => self.xml(Xml::function, &xml::GLM),
             (ToolSyntax::DeepSeekV3, 0) => Box::new(DeepSeek::first()),
             (ToolSyntax::DeepSeekV3, _) => Box::new(DeepSeek::call()),
+            (ToolSyntax::KimiK2, 0) => Box::new(Kimi::first()),
+            (ToolSyntax::KimiK2, _) => Box::new(Kimi::call()),
         }
+    }
+
+    fn xml(&self, parser: fn(&'static Dialect, Arc<Tools>) -> Xml, dialect: &'static Dialect) -> Box<dyn Body> {
+        Box::new(parser(dialect, Arc::clone(&self.tools)))
     }
 
     /// Returns the parser of a call without a marker.

@@ -33,6 +33,8 @@ impl Arguments {
 #[derive(Debug)]
 pub(super) enum Mistral {
     Start,
+    /// Before a list or an object, in the syntaxes that have nothing else: Granite, Jamba, Phi-4-mini.
+    List,
     Name(String),
     /// Between the name and the arguments, with the text in between.
     Tags(String, String),
@@ -50,9 +52,11 @@ impl Body for Mistral {
     fn step(&mut self, character: char, sink: &mut Sink) -> Step {
         let blank = character.is_whitespace();
         match self {
-            Self::Start | Self::Item | Self::Comma if blank => {}
-            Self::Start if character == '[' => *self = Self::Item,
-            Self::Start if character == '{' => *self = Self::Single(Envelope::opened(character, sink)),
+            Self::Start | Self::List | Self::Item | Self::Comma if blank => {}
+            Self::Start | Self::List if character == '[' => *self = Self::Item,
+            Self::Start | Self::List if character == '{' => {
+                *self = Self::Single(Envelope::opened(character, sink));
+            }
             Self::Start if !"]}\"<".contains(character) => *self = Self::Name(character.into()),
             Self::Name(name) if character == '{' => {
                 *self = Self::Arguments(Arguments::begin(std::mem::take(name), character, sink));
@@ -66,7 +70,9 @@ impl Body for Mistral {
                 *self = Self::Arguments(Arguments::begin(std::mem::take(name), character, sink));
             }
             Self::Tags(_, tags) if blank && (tags.is_empty() || tags.ends_with("[ARGS]")) => {}
-            Self::Tags(_, tags) if !blank && (character == '[' || !tags.is_empty()) => tags.push(character),
+            Self::Tags(_, tags) if !blank && !"{}\"".contains(character) && (character == '[' || !tags.is_empty()) => {
+                tags.push(character);
+            }
             Self::Arguments(arguments) => return arguments.step(character, sink),
             Self::Single(call) => return call.step(character, sink),
             Self::Item if character == '{' => *self = Self::Listed(Envelope::opened(character, sink)),
@@ -145,6 +151,70 @@ impl Body for DeepSeek {
             }
             Self::Fence(_) if character.is_whitespace() || "`json".contains(character) => {}
             Self::Fence(_) => return Step::Broken,
+            Self::Arguments(arguments) => return arguments.step(character, sink),
+        }
+        Step::More
+    }
+}
+
+/// Parser of the text after `<|tool_calls_section_begin|>` or, from the second call on, `<|tool_call_begin|>`:
+/// `functions.f:0<|tool_call_argument_begin|>{…}`.
+#[derive(Debug)]
+pub(super) enum Kimi {
+    /// Before the marker of the first call.
+    First(Expect),
+    /// In the call's id, which contains the name of the function.
+    Id(Markers, String),
+    /// Before the arguments of this function.
+    Ready(String),
+    Arguments(Arguments),
+}
+
+impl Kimi {
+    pub(super) fn first() -> Self {
+        Self::First(Expect::new("<|tool_call_begin|>"))
+    }
+
+    pub(super) fn call() -> Self {
+        Self::Id(Markers::new(&["<|tool_call_argument_begin|>"]), String::new())
+    }
+
+    /// Returns the name in `functions.name:index`.
+    fn name(id: &str) -> &str {
+        let id = id.trim();
+        let name = id.strip_prefix("functions.").unwrap_or(id);
+        match name.rsplit_once(':') {
+            Some((name, index)) if index.bytes().all(|byte| byte.is_ascii_digit()) => name,
+            _ => name,
+        }
+    }
+}
+
+impl Body for Kimi {
+    fn step(&mut self, character: char, sink: &mut Sink) -> Step {
+        match self {
+            Self::First(expect) => match expect.step(character) {
+                None => return Step::Broken,
+                Some(false) => {}
+                Some(true) => *self = Self::call(),
+            },
+            Self::Id(separator, id) => {
+                let before = id.len();
+                if separator.step(character, id).is_some() {
+                    let name = Self::name(id);
+                    if name.is_empty() {
+                        return Step::Broken;
+                    }
+                    *self = Self::Ready(name.to_owned());
+                } else if id[before..].contains(['<', '{', '\n']) {
+                    return Step::Broken;
+                }
+            }
+            Self::Ready(name) if character == '{' => {
+                *self = Self::Arguments(Arguments::begin(std::mem::take(name), character, sink));
+            }
+            Self::Ready(_) if character.is_whitespace() => {}
+            Self::Ready(_) => return Step::Broken,
             Self::Arguments(arguments) => return arguments.step(character, sink),
         }
         Step::More

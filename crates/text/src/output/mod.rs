@@ -8,9 +8,9 @@
 //! | file | calls |
 //! |---|---|
 //! | [`json`] | an object with name and arguments, marked (Hermes) or bare (Llama 3) |
-//! | [`marked`] | JSON arguments after a marker and a name: Mistral, DeepSeek |
+//! | [`marked`] | JSON arguments after a marker and a name, or lists: Mistral, DeepSeek, Kimi, Granite, Jamba, Phi |
 //! | [`python`] | a list of Python calls |
-//! | [`xml`] | tags around untyped values: Qwen3-Coder |
+//! | [`xml`] | tags around untyped values: Qwen3-Coder, GLM, MiniMax, DeepSeek-V3.2, Seed-OSS |
 //!
 //! Models may write anything, and clients can make them, so every state machine continues after any character, holds
 //! back at most the text itself, nests without recursion and does constant work per character.

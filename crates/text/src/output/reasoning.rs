@@ -2,7 +2,7 @@
 
 use super::markers::Markers;
 use super::sink::Sink;
-use super::syntax::{END_THINK, ReasoningSyntax, THINK, ToolSyntax};
+use super::syntax::{ReasoningSyntax, ToolSyntax};
 
 /// Separates reasoning from the text that follows it.
 ///
@@ -35,18 +35,13 @@ enum At {
 
 impl Reasoning {
     pub(super) fn new(syntax: ReasoningSyntax, tools: Option<ToolSyntax>, prompt: &str) -> Self {
-        let start = || At::Start(Markers::new(&[THINK]), String::new());
+        let start = || At::Start(Markers::new(syntax.start_markers()), String::new());
         let (at, by_default) = match syntax.opened_by(prompt) {
             Some(true) => (start(), true),
             Some(false) => (At::Content, false),
             None => (start(), syntax == ReasoningSyntax::DeepSeekR1),
         };
-        // Qwen3 calls tools from within its reasoning without closing it.
-        let ends: &[_] = match (syntax, tools) {
-            (ReasoningSyntax::Qwen3, Some(ToolSyntax::Hermes)) => &[END_THINK, "<tool_call>\n{\""],
-            (ReasoningSyntax::Qwen3, Some(ToolSyntax::Qwen3Coder)) => &[END_THINK, "<tool_call>\n<function="],
-            _ => &[END_THINK],
-        };
+        let ends = syntax.end_markers(tools);
         Self { at, by_default, line_breaks: 0, started: false, ends, scratch: String::new() }
     }
 

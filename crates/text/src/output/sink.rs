@@ -11,6 +11,8 @@ pub(super) struct Sink {
     in_call: bool,
     /// Whether the current call has arguments.
     has_arguments: bool,
+    /// Number of names and characters of arguments so far.
+    passed_on: usize,
 }
 
 impl Sink {
@@ -27,6 +29,11 @@ impl Sink {
     /// Returns whether a call has begun and not ended.
     pub(super) fn in_call(&self) -> bool {
         self.in_call
+    }
+
+    /// Returns a number that grows whenever a part of a call is passed on.
+    pub(super) fn passed_on(&self) -> usize {
+        self.passed_on
     }
 
     /// Returns whether the current call has arguments so far.
@@ -54,6 +61,7 @@ impl Sink {
         self.calls = self.calls.saturating_add(1);
         self.in_call = true;
         self.has_arguments = false;
+        self.passed_on += 1;
     }
 
     /// Appends a character to the current call's arguments. Whitespace before them is dropped.
@@ -62,6 +70,7 @@ impl Sink {
             return;
         }
         self.has_arguments = true;
+        self.passed_on += 1;
         match self.deltas.last_mut() {
             Some(OutputDelta::Arguments { fragment, .. }) => fragment.push(character),
             _ => {

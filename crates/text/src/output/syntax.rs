@@ -20,6 +20,26 @@ pub enum ToolSyntax {
     /// ``<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{…}\n```<｜tool▁call▁end｜>`` of
     /// DeepSeek-V3 and R1, and `f<｜tool▁sep｜>{…}` between the same markers of V3.1.
     DeepSeekV3,
+    /// `<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">x</｜DSML｜parameter>
+    /// </｜DSML｜invoke></｜DSML｜function_calls>`, values marked as text or JSON: DeepSeek-V3.2.
+    DeepSeekV32,
+    /// `<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>`, values typed by the tool's schema:
+    /// GLM-4.5 to 4.7.
+    Glm,
+    /// `<|tool_call|>[{"name": "f", "arguments": {…}}]`: Granite 3.
+    Granite,
+    /// `<tool_calls>[{"name": "f", "arguments": {…}}]</tool_calls>`: Jamba.
+    Jamba,
+    /// `<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}<|tool_call_end|>
+    /// <|tool_calls_section_end|>`: Kimi-K2.
+    KimiK2,
+    /// `<minimax:tool_call><invoke name="f"><parameter name="a">1</parameter></invoke></minimax:tool_call>`, values typed
+    /// by the tool's schema: MiniMax-M2.
+    MinimaxM2,
+    /// `functools[{"name": "f", "arguments": {…}}]`: Phi-4-mini.
+    Phi4Mini,
+    /// The calls of [`Qwen3Coder`](Self::Qwen3Coder) within `<seed:tool_call>`: Seed-OSS.
+    SeedOss,
     /// `[{"name": "f", "parameters": {…}}, …]` and nothing else. No model writes this by itself; a grammar enforces it
     /// if a call is required.
     JsonArray,
@@ -34,11 +54,13 @@ pub enum ReasoningSyntax {
     /// `<think>…</think>`, open from the start: without `</think>` everything is reasoning. A prompt may have closed
     /// it.
     DeepSeekR1,
+    /// `[THINK]…[/THINK]`, with the rules of [`Qwen3`](Self::Qwen3): Magistral, Ministral 3.
+    Mistral,
 }
 
-/// Markers of reasoning in all supported families.
-pub(super) const THINK: &str = "<think>";
-pub(super) const END_THINK: &str = "</think>";
+/// Markers of reasoning in most families.
+const THINK: &str = "<think>";
+const END_THINK: &str = "</think>";
 
 /// Markers that begin a turn in a prompt, in the families of models that reason. Text written by the user comes before
 /// the last one.
@@ -54,21 +76,40 @@ pub struct UnknownParser {
     known: String,
 }
 
-const TOOL_NAMES: [(&str, ToolSyntax); 10] = [
+const TOOL_NAMES: [(&str, ToolSyntax); 21] = [
     ("deepseek_v3", ToolSyntax::DeepSeekV3),
     ("deepseek_v31", ToolSyntax::DeepSeekV3),
+    ("deepseek_v32", ToolSyntax::DeepSeekV32),
+    ("glm45", ToolSyntax::Glm),
+    ("glm47", ToolSyntax::Glm),
+    ("granite", ToolSyntax::Granite),
+    ("granite4", ToolSyntax::Hermes),
     ("hermes", ToolSyntax::Hermes),
+    ("jamba", ToolSyntax::Jamba),
+    ("kimi_k2", ToolSyntax::KimiK2),
     ("llama3_json", ToolSyntax::Llama3Json),
     ("llama4_json", ToolSyntax::Llama3Json),
     ("llama4_pythonic", ToolSyntax::Pythonic),
+    ("minimax_m2", ToolSyntax::MinimaxM2),
     ("mistral", ToolSyntax::Mistral),
+    ("phi4_mini_json", ToolSyntax::Phi4Mini),
     ("pythonic", ToolSyntax::Pythonic),
     ("qwen3_coder", ToolSyntax::Qwen3Coder),
     ("qwen3_xml", ToolSyntax::Qwen3Coder),
+    ("seed_oss", ToolSyntax::SeedOss),
 ];
 
-const REASONING_NAMES: [(&str, ReasoningSyntax); 2] =
-    [("deepseek_r1", ReasoningSyntax::DeepSeekR1), ("qwen3", ReasoningSyntax::Qwen3)];
+// The prompts of these families open or close the reasoning, or the model opens it with its marker.
+const REASONING_NAMES: [(&str, ReasoningSyntax); 8] = [
+    ("deepseek_r1", ReasoningSyntax::DeepSeekR1),
+    ("deepseek_v3", ReasoningSyntax::Qwen3),
+    ("glm45", ReasoningSyntax::Qwen3),
+    ("kimi_k2", ReasoningSyntax::Qwen3),
+    ("minimax_m2", ReasoningSyntax::DeepSeekR1),
+    ("mistral", ReasoningSyntax::Mistral),
+    ("nemotron_v3", ReasoningSyntax::Qwen3),
+    ("qwen3", ReasoningSyntax::Qwen3),
+];
 
 /// Returns the names in a table, in its order.
 const fn names<S: Copy, const N: usize>(table: &[(&'static str, S); N]) -> [&'static str; N] {
@@ -105,6 +146,14 @@ impl ToolSyntax {
             Self::Pythonic => "pythonic",
             Self::Qwen3Coder => "qwen3_coder",
             Self::DeepSeekV3 => "deepseek_v3",
+            Self::DeepSeekV32 => "deepseek_v32",
+            Self::Glm => "glm45",
+            Self::Granite => "granite",
+            Self::Jamba => "jamba",
+            Self::KimiK2 => "kimi_k2",
+            Self::MinimaxM2 => "minimax_m2",
+            Self::Phi4Mini => "phi4_mini_json",
+            Self::SeedOss => "seed_oss",
             Self::JsonArray => "json_array",
         }
     }
@@ -112,11 +161,22 @@ impl ToolSyntax {
     /// Detects the syntax that a chat template shows the model: in the calls of earlier turns, or in the instructions
     /// to the model. Returns `None` if it shows none or an unknown one.
     pub fn detect(chat_template_source: &str) -> Option<Self> {
+        /// Markers that only one syntax has.
+        const OWN: [(&str, ToolSyntax); 10] = [
+            ("<｜DSML｜function_calls>", ToolSyntax::DeepSeekV32),
+            ("<｜tool▁calls▁begin｜>", ToolSyntax::DeepSeekV3),
+            ("[TOOL_CALLS]", ToolSyntax::Mistral),
+            ("<|tool_calls_section_begin|>", ToolSyntax::KimiK2),
+            ("<minimax:tool_call>", ToolSyntax::MinimaxM2),
+            ("<seed:tool_call>", ToolSyntax::SeedOss),
+            ("<arg_key>", ToolSyntax::Glm),
+            ("<|tool_call|>", ToolSyntax::Granite),
+            ("<tool_calls>", ToolSyntax::Jamba),
+            ("functools[", ToolSyntax::Phi4Mini),
+        ];
         let has = |marker| chat_template_source.contains(marker);
-        if has("<｜tool▁calls▁begin｜>") {
-            Some(Self::DeepSeekV3)
-        } else if has("[TOOL_CALLS]") {
-            Some(Self::Mistral)
+        if let Some((_, syntax)) = OWN.into_iter().find(|(marker, _)| has(marker)) {
+            Some(syntax)
         } else if has("<function=") && has("<parameter=") {
             Some(Self::Qwen3Coder)
         } else if has("<tool_call>") && has("\"arguments\"") {
@@ -154,13 +214,16 @@ impl ReasoningSyntax {
         match self {
             Self::Qwen3 => "qwen3",
             Self::DeepSeekR1 => "deepseek_r1",
+            Self::Mistral => "mistral",
         }
     }
 
     /// Detects the syntax of a model with this chat template; `None` if it shows no reasoning.
     pub fn detect(chat_template_source: &str) -> Option<Self> {
         let has = |marker| chat_template_source.contains(marker);
-        if !has(THINK) || !has(END_THINK) {
+        if has(Self::Mistral.start()) && has(Self::Mistral.end()) {
+            Some(Self::Mistral)
+        } else if !has(THINK) || !has(END_THINK) {
             None
         } else if has("<｜Assistant｜>") {
             Some(Self::DeepSeekR1)
@@ -179,12 +242,32 @@ impl ReasoningSyntax {
 
     /// Returns the start marker of reasoning.
     pub fn start(self) -> &'static str {
-        THINK
+        self.start_markers()[0]
+    }
+
+    /// The start marker, as a list of markers.
+    pub(super) fn start_markers(self) -> &'static [&'static str] {
+        match self {
+            Self::Qwen3 | Self::DeepSeekR1 => &[THINK],
+            Self::Mistral => &["[THINK]"],
+        }
+    }
+
+    /// The markers that end reasoning before calls in this syntax. All but the first also belong to the text that
+    /// follows.
+    pub(super) fn end_markers(self, tools: Option<ToolSyntax>) -> &'static [&'static str] {
+        match (self, tools) {
+            // Qwen3 calls tools from within its reasoning without closing it.
+            (Self::Qwen3, Some(ToolSyntax::Hermes)) => &[END_THINK, "<tool_call>\n{\""],
+            (Self::Qwen3, Some(ToolSyntax::Qwen3Coder)) => &[END_THINK, "<tool_call>\n<function="],
+            (Self::Qwen3 | Self::DeepSeekR1, _) => &[END_THINK],
+            (Self::Mistral, _) => &["[/THINK]"],
+        }
     }
 
     /// Returns the end marker of reasoning.
     pub fn end(self) -> &'static str {
-        END_THINK
+        self.end_markers(None)[0]
     }
 }
 

@@ -27,11 +27,16 @@ enum Shape {
     Number,
     Boolean,
     Container,
+    /// Any type.
+    Json,
 }
 
 impl Kind {
     /// Type of a parameter that the schema does not describe.
-    const TEXT: Self = Self { shape: Shape::Text, nullable: false };
+    pub(super) const TEXT: Self = Self { shape: Shape::Text, nullable: false };
+
+    /// Type of a parameter that the model marks as JSON.
+    pub(super) const JSON: Self = Self { shape: Shape::Json, nullable: false };
 
     /// Returns the first type in the schema other than `null`.
     fn of(schema: &Value) -> Self {
@@ -75,6 +80,7 @@ impl Kind {
             Shape::Number => is_number(trimmed).then(|| trimmed.to_owned()),
             Shape::Boolean => Some(trimmed.to_ascii_lowercase()).filter(|text| text == "true" || text == "false"),
             Shape::Container => container(trimmed),
+            Shape::Json => serde_json::from_str::<Value>(trimmed).ok().map(|_| trimmed.to_owned()),
         };
         json.unwrap_or_else(|| {
             let mut json = String::from("\"");

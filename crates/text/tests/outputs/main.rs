@@ -6,13 +6,27 @@ use octavo_text::{ChatTemplate, OutputDelta, OutputParser, ReasoningSyntax, Spec
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-const SYNTAXES: [ToolSyntax; 7] = [
+use crate::damage::{damage, is_private, marked_text};
+use crate::writing::{definitions, write};
+
+mod damage;
+mod writing;
+
+const SYNTAXES: [ToolSyntax; 15] = [
     ToolSyntax::Hermes,
     ToolSyntax::Llama3Json,
     ToolSyntax::Mistral,
     ToolSyntax::Pythonic,
     ToolSyntax::Qwen3Coder,
     ToolSyntax::DeepSeekV3,
+    ToolSyntax::DeepSeekV32,
+    ToolSyntax::Glm,
+    ToolSyntax::Granite,
+    ToolSyntax::Jamba,
+    ToolSyntax::KimiK2,
+    ToolSyntax::MinimaxM2,
+    ToolSyntax::Phi4Mini,
+    ToolSyntax::SeedOss,
     ToolSyntax::JsonArray,
 ];
 
@@ -111,94 +125,6 @@ fn some_calls(most: usize) -> impl Strategy<Value = Calls> {
     prop::collection::vec(call, 1..=most)
 }
 
-/// Returns definitions of tools that accept these calls.
-fn definitions(calls: &Calls) -> Vec<Value> {
-    let tool = |(name, arguments): &(String, Map<String, Value>)| {
-        let properties = arguments.iter().map(|(name, value)| {
-            let kind = match value {
-                Value::Null => "null",
-                Value::Bool(_) => "boolean",
-                Value::Number(_) => "integer",
-                Value::String(_) => "string",
-                Value::Array(_) => "array",
-                Value::Object(_) => "object",
-            };
-            (name.clone(), json!({"type": kind}))
-        });
-        let parameters = json!({"type": "object", "properties": properties.collect::<Map<_, _>>()});
-        json!({"type": "function", "function": {"name": name, "parameters": parameters}})
-    };
-    calls.iter().map(tool).collect()
-}
-
-fn python(value: &Value) -> String {
-    match value {
-        Value::Null => "None".to_owned(),
-        Value::Bool(true) => "True".to_owned(),
-        Value::Bool(false) => "False".to_owned(),
-        Value::Number(number) => number.to_string(),
-        Value::String(text) => {
-            let escaped = text.replace('\\', "\\\\").replace('\'', "\\'").replace('\n', "\\n").replace('\t', "\\t");
-            format!("'{escaped}'")
-        }
-        Value::Array(items) => format!("[{}]", items.iter().map(python).collect::<Vec<_>>().join(", ")),
-        Value::Object(members) => {
-            let member = |(key, value): (&String, &Value)| format!("{}: {}", python(&json!(key)), python(value));
-            format!("{{{}}}", members.iter().map(member).collect::<Vec<_>>().join(", "))
-        }
-    }
-}
-
-/// Writes calls as the templates of the family do.
-fn write(syntax: ToolSyntax, calls: &Calls) -> String {
-    let each = |separator: &str, call: &dyn Fn(&str, &Map<String, Value>) -> String| {
-        calls.iter().map(|(name, arguments)| call(name, arguments)).collect::<Vec<_>>().join(separator)
-    };
-    let json = |arguments: &Map<String, Value>| Value::Object(arguments.clone()).to_string();
-    match syntax {
-        ToolSyntax::Hermes => each("\n", &|name, arguments| {
-            format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {}}}\n</tool_call>", json(arguments))
-        }),
-        ToolSyntax::Llama3Json => {
-            each("; ", &|name, arguments| format!("{{\"name\": \"{name}\", \"parameters\": {}}}", json(arguments)))
-        }
-        ToolSyntax::Mistral => each("", &|name, arguments| format!("[TOOL_CALLS]{name}[ARGS]{}", json(arguments))),
-        ToolSyntax::Pythonic => {
-            let call = |name: &str, arguments: &Map<String, Value>| {
-                let argument = |(name, value): (&String, &Value)| format!("{name}={}", python(value));
-                format!("{name}({})", arguments.iter().map(argument).collect::<Vec<_>>().join(", "))
-            };
-            format!("[{}]", each(", ", &call))
-        }
-        ToolSyntax::Qwen3Coder => each("\n", &|name, arguments| {
-            let parameter = |(name, value): (&String, &Value)| {
-                let value = match value {
-                    Value::String(text) => text.clone(),
-                    Value::Array(_) | Value::Object(_) => value.to_string(),
-                    _ => python(value),
-                };
-                format!("<parameter={name}>\n{value}\n</parameter>\n")
-            };
-            let parameters = arguments.iter().map(parameter).collect::<String>();
-            format!("<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>")
-        }),
-        ToolSyntax::DeepSeekV3 => {
-            let calls = each("\n", &|name, arguments| {
-                let arguments = json(arguments);
-                format!(
-                    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>"
-                )
-            });
-            format!("<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>")
-        }
-        ToolSyntax::JsonArray => {
-            let list =
-                each(", ", &|name, arguments| format!("{{\"name\": \"{name}\", \"parameters\": {}}}", json(arguments)));
-            format!("[{list}]")
-        }
-    }
-}
-
 /// Returns the model's text according to its own template: the last turn without its end.
 fn turn(template: &ChatTemplate, message: Value, end: &str) -> (String, String) {
     let render = |messages: &[Value], add_generation_prompt| {
@@ -220,65 +146,90 @@ fn turn(template: &ChatTemplate, message: Value, end: &str) -> (String, String) 
     (prompt, text.to_owned())
 }
 
-/// Generates parts of messages, most of them from one of the syntaxes.
+/// Parts of messages, most of them from one of the syntaxes.
+const PARTS: &[&str] = &[
+    "<tool_call>",
+    "</tool_call>",
+    "<function=",
+    "f>",
+    "</function>",
+    "<parameter=",
+    "a>",
+    "</parameter>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+    "<|python_tag|>",
+    "<|python_start|>",
+    "<|python_end|>",
+    "<think>",
+    "</think>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜DSML｜function_calls>",
+    "<｜DSML｜invoke name=\"f\">",
+    "<｜DSML｜parameter name=\"a\" string=\"true\">",
+    "</｜DSML｜parameter>",
+    "</｜DSML｜invoke>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<|tool_call|>",
+    "<tool_calls>",
+    "</tool_calls>",
+    "functools",
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "functions.f:0",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<minimax:tool_call>",
+    "<invoke name=\"f\">",
+    "<parameter name=\"a\">",
+    "</invoke>",
+    "<seed:tool_call>",
+    "```json\n",
+    "```",
+    "{",
+    "}",
+    "[",
+    "]",
+    "(",
+    ")",
+    "\"name\"",
+    "\"arguments\"",
+    "\"parameters\"",
+    ":",
+    ",",
+    ";",
+    "\"",
+    "'",
+    "=",
+    "\"f\"",
+    "f",
+    "1",
+    "null",
+    "True",
+    "\\",
+    "\\u12",
+    "{\"name\": \"f\", \"arguments\": {",
+    "{\"name\": \"f\", \"parameters\": {}}",
+    "\"{\\\"a\\\"",
+    "[f(a=1",
+    "f(a='x')",
+    "\n",
+    " ",
+    "é",
+    "<",
+    ">",
+];
+
+/// Generates text from the parts and from starts of them.
 fn noise() -> impl Strategy<Value = String> {
-    const PARTS: &[&str] = &[
-        "<tool_call>",
-        "</tool_call>",
-        "<function=",
-        "f>",
-        "</function>",
-        "<parameter=",
-        "a>",
-        "</parameter>",
-        "[TOOL_CALLS]",
-        "[ARGS]",
-        "[CALL_ID]",
-        "<|python_tag|>",
-        "<|python_start|>",
-        "<|python_end|>",
-        "<think>",
-        "</think>",
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁call▁begin｜>",
-        "<｜tool▁sep｜>",
-        "<｜tool▁call▁end｜>",
-        "<｜tool▁calls▁end｜>",
-        "```json\n",
-        "```",
-        "{",
-        "}",
-        "[",
-        "]",
-        "(",
-        ")",
-        "\"name\"",
-        "\"arguments\"",
-        "\"parameters\"",
-        ":",
-        ",",
-        ";",
-        "\"",
-        "'",
-        "=",
-        "\"f\"",
-        "f",
-        "1",
-        "null",
-        "True",
-        "\\",
-        "\\u12",
-        "{\"name\": \"f\", \"arguments\": {",
-        "{\"name\": \"f\", \"parameters\": {}}",
-        "\"{\\\"a\\\"",
-        "[f(a=1",
-        "f(a='x')",
-        "\n",
-        " ",
-        "é",
-        "<",
-        ">",
-    ];
     let part = prop_oneof![8 => prop::sample::select(PARTS).prop_map(str::to_owned), 1 => any::<String>()];
     // Truncated parts are the starts of markers.
     let cut =
@@ -308,9 +259,9 @@ proptest! {
     #[test]
     fn templates_write_what_the_parsers_read(written in some_calls(3), lengths in lengths(), said in "[a-z]{0,5}") {
         for (source, end, most) in [
-            (include_str!("data/templates/qwen3.jinja"), "<|im_end|>\n", 3),
-            (include_str!("data/templates/mistral.jinja"), "</s>", 3),
-            (include_str!("data/templates/llama3.jinja"), "<|eot_id|>", 1),
+            (include_str!("../data/templates/qwen3.jinja"), "<|im_end|>\n", 3),
+            (include_str!("../data/templates/mistral.jinja"), "</s>", 3),
+            (include_str!("../data/templates/llama3.jinja"), "<|eot_id|>", 1),
         ] {
             let special = SpecialTokens { bos: Some("<s>".to_owned()), eos: Some("</s>".to_owned()), ..SpecialTokens::default() };
             let template = ChatTemplate::new(source, &special).unwrap();
@@ -352,6 +303,34 @@ proptest! {
         let deltas = parse(parser, pieces(&text, &lengths));
         prop_assert_eq!(content(&deltas), text.as_str());
         prop_assert!(deltas.len() <= 1);
+    }
+
+    /// Text that a client sees is found again however the markup around it is damaged. Private characters stand for the
+    /// text; each is in the value of an argument or outside the calls.
+    #[test]
+    fn damaged_calls_lose_no_text(
+        syntax in prop::sample::select(&SYNTAXES[..SYNTAXES.len() - 1]), texts in prop::collection::vec(marked_text(), 1..5),
+        damages in prop::collection::vec(damage(), 0..4), before in "|\u{e000} ", lengths in lengths(),
+    ) {
+        let written: Calls = texts
+            .iter()
+            .enumerate()
+            .map(|(index, value)| {
+                let arguments = json!({"a": value, "b": {"n": [1, value]}});
+                (format!("f{index}"), arguments.as_object().unwrap().clone())
+            })
+            .collect();
+        let mut text = format!("{before}{} \u{e001}", write(syntax, &written));
+        damages.iter().for_each(|damage| damage.apply(&mut text));
+        let parser = || OutputParser::new(None, Some((syntax, &definitions(&written))), "");
+        let whole = parse(parser(), [text.as_str()]);
+        prop_assert_eq!(&parse(parser(), pieces(&text, &lengths)), &whole);
+        let private = |text: &str| text.chars().filter(|&character| is_private(character)).count();
+        let seen = whole.iter().map(|delta| match delta {
+            OutputDelta::Content(text) | OutputDelta::Reasoning(text) | OutputDelta::Arguments { fragment: text, .. } => private(text),
+            OutputDelta::ToolCall { name, .. } => private(name),
+        });
+        prop_assert_eq!(seen.sum::<usize>(), private(&text), "{:?} {:?}", text, whole);
     }
 
     #[test]
@@ -402,6 +381,23 @@ fn hostile_text_takes_linear_time() {
                 "<｜tool▁call▁begin｜>a<｜tool▁sep｜>b`",
             ],
         ),
+        (
+            ToolSyntax::DeepSeekV32,
+            &[
+                "<｜DSML｜invoke name=\"f\">",
+                "<｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"a\" string=\"false\">[",
+            ],
+        ),
+        (ToolSyntax::Glm, &["<tool_call>f\n", "<tool_call>f<arg_key>a</arg_key>", "<tool_call>f\nx"]),
+        (ToolSyntax::Granite, &["<|tool_call|>[{\"name\":\"f\"},", "<tool_call><"]),
+        (ToolSyntax::Jamba, &["<tool_calls>[", "<tool_calls>{\"name\":\"f\"}"]),
+        (
+            ToolSyntax::KimiK2,
+            &["<|tool_call_begin|>a<|tool_call_arg", "<|tool_call_begin|>f<|tool_call_argument_begin|>{"],
+        ),
+        (ToolSyntax::MinimaxM2, &["<invoke name=f>", "<invoke name=f><parameter name=a>\n</"]),
+        (ToolSyntax::Phi4Mini, &["functools", "functools["]),
+        (ToolSyntax::SeedOss, &["<seed:tool_call>", "<function=f>x"]),
     ] {
         for seed in seeds {
             let last = seed.chars().last().map_or(String::new(), String::from);
@@ -435,11 +431,11 @@ fn size(out: &mut Vec<OutputDelta>) -> usize {
 #[test]
 fn templates_tell_their_syntax() {
     for (source, tools, reasoning) in [
-        (include_str!("data/templates/qwen3.jinja"), Some(ToolSyntax::Hermes), Some(ReasoningSyntax::Qwen3)),
-        (include_str!("data/templates/mistral.jinja"), Some(ToolSyntax::Mistral), None),
-        (include_str!("data/templates/llama3.jinja"), Some(ToolSyntax::Llama3Json), None),
-        (include_str!("data/templates/chatml.jinja"), None, None),
-        (include_str!("data/templates/smollm2.jinja"), None, None),
+        (include_str!("../data/templates/qwen3.jinja"), Some(ToolSyntax::Hermes), Some(ReasoningSyntax::Qwen3)),
+        (include_str!("../data/templates/mistral.jinja"), Some(ToolSyntax::Mistral), None),
+        (include_str!("../data/templates/llama3.jinja"), Some(ToolSyntax::Llama3Json), None),
+        (include_str!("../data/templates/chatml.jinja"), None, None),
+        (include_str!("../data/templates/smollm2.jinja"), None, None),
         (
             "<|im_start|> <tool_call>\\n<function= <parameter= \"arguments\" <think> </think>",
             Some(ToolSyntax::Qwen3Coder),
@@ -451,7 +447,8 @@ fn templates_tell_their_syntax() {
             Some(ReasoningSyntax::DeepSeekR1),
         ),
         ("<|header_start|> [func_name1(params_name1=params_value1)]", Some(ToolSyntax::Pythonic), None),
-        ("<tool_call>{name}<arg_key>", None, None),
+        ("<tool_call>{name}<arg_key>", Some(ToolSyntax::Glm), None),
+        ("<tool_call>", None, None),
     ] {
         assert_eq!((ToolSyntax::detect(source), ReasoningSyntax::detect(source)), (tools, reasoning), "{source}");
     }
