@@ -135,6 +135,7 @@ fn turn(c: &mut Criterion) {
                     task: Task::Generate,
                     params: Arc::new(SamplingParams { max_tokens: STEPS + 8, ..SamplingParams::default() }),
                     priority: 0,
+                    client: octavo_engine::ClientId::default(),
                     arrival: Instant::now(),
                     cache_salt: None,
                     constraint: None,

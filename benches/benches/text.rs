@@ -62,7 +62,7 @@ fn detokenise(criterion: &mut Criterion) {
         ("four_stops", strings(&["\n\nUser:", "<|im_end|>", "in a queue!", "of them waited"])),
         ("ten_thousand_stops", (0..10_000).map(|i| format!("the end of {i}")).collect()),
     ] {
-        let options = TextOptions { stop, ..TextOptions::default() };
+        let options = TextOptions { stop: stop.into(), ..TextOptions::default() };
         group.bench_function(name, |bencher| {
             bencher.iter_batched(
                 || TextStream::new(Arc::clone(&tokenizer), &[], options.clone()),

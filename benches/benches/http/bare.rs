@@ -46,6 +46,7 @@ async fn connection(mut socket: TcpStream, engine: EngineHandle) -> io::Result<(
             task: Task::Generate,
             params: Arc::new(SamplingParams { max_tokens: OUTPUT_TOKENS, ..SamplingParams::default() }),
             priority: 0,
+            client: octavo_engine::ClientId::default(),
             arrival: Instant::now(),
             cache_salt: None,
             constraint: None,

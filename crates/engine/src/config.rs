@@ -12,6 +12,9 @@ pub enum SchedulingPolicy {
     Fcfs,
     /// Lower [`Request::priority`](crate::Request::priority) first, then earlier arrival.
     Priority,
+    /// The client that has received the least service first, then first come, first served. See
+    /// [`Request::client`](crate::Request::client).
+    Fair,
 }
 
 impl SchedulingPolicy {
@@ -20,6 +23,7 @@ impl SchedulingPolicy {
         match self {
             Self::Fcfs => "fcfs",
             Self::Priority => "priority",
+            Self::Fair => "fair",
         }
     }
 }
@@ -33,6 +37,10 @@ pub struct EngineConfig {
     pub max_num_seqs: usize,
     /// Token budget of a step.
     pub max_num_batched_tokens: usize,
+    /// Time that a step should take at most, by the executor's cost model and the measured speed; `None` means no
+    /// limit. A step computes at least one share, and takes twice the time of the work that every step has if that is
+    /// more. Has no effect without a cost model.
+    pub max_step: Option<Duration>,
     /// Order of admission and of preemption.
     pub policy: SchedulingPolicy,
     /// Reuses full blocks of earlier requests instead of computing them again.
@@ -62,6 +70,7 @@ impl Default for EngineConfig {
             max_model_len: 2048,
             max_num_seqs: 256,
             max_num_batched_tokens: 2048,
+            max_step: None,
             policy: SchedulingPolicy::Fcfs,
             enable_prefix_caching: true,
             prefix_seed: None,

@@ -1,5 +1,6 @@
 //! The engine's interface to the component that computes tokens.
 
+use crate::StepCost;
 use crate::plan::{StepId, StepMasks, StepOutput, StepPlan, TokenOutput};
 
 /// A KV group: layers that share a block table.
@@ -50,6 +51,11 @@ pub trait Executor: Send {
     /// Returns the maximum number of steps in flight: 1 or 2.
     fn max_in_flight(&self) -> usize {
         1
+    }
+
+    /// Returns the cost model of steps, if there is one. The engine measures the speed.
+    fn step_cost(&self) -> Option<Box<dyn StepCost>> {
+        None
     }
 
     /// Starts the step's forward pass and returns at once. Steps write keys and values in the order of submission, so a

@@ -102,6 +102,7 @@ impl ManualScheduler {
             arrival: Instant::now(),
             cache_salt: None,
             constraint: None,
+            client: crate::ClientId::default(),
             parent_n: None,
         };
         self.streams.push(stream);
@@ -111,7 +112,7 @@ impl ManualScheduler {
     /// Plans a step.
     pub fn schedule(&mut self) -> &StepPlan {
         self.step += 1;
-        self.scheduler.schedule(self.step, &mut self.plan, &mut self.record);
+        self.scheduler.schedule(self.step, None, &mut self.plan, &mut self.record);
         &self.plan
     }
 

@@ -6,6 +6,7 @@
 //! inbox and returns a [`RequestStream`]. The thread of an [`Engine`] drains the inbox, lets the scheduler plan a step
 //! over the KV blocks, submits the [`StepPlan`] to the [`Executor`] and sends the sampled tokens to the streams.
 
+mod clock;
 mod config;
 mod constraint;
 mod engine;
@@ -26,6 +27,7 @@ mod stream;
 mod timeline;
 mod token_set;
 
+pub use clock::{StepCost, StepWork};
 pub use config::{EngineConfig, EngineError, SchedulingPolicy};
 pub use constraint::Constraint;
 pub use engine::{Engine, EngineHandle};
@@ -35,7 +37,8 @@ pub use plan::{
     InputToken, Joined, Logprobs, PlannedSequence, Slot, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
 };
 pub use request::{
-    FinishReason, Pooling, RepetitionDetection, Request, RequestEvent, SamplingParams, StageTimes, SubmitError, Task,
+    ClientId, FinishReason, Pooling, RepetitionDetection, Request, RequestEvent, SamplingParams, StageTimes,
+    SubmitError, Task,
 };
 pub use status::{EngineState, EngineStatus};
 pub use stream::RequestStream;

@@ -112,6 +112,10 @@ pub enum Pooling {
     Last,
 }
 
+/// Client to which a request belongs. All sequences of a client share its turn under the fair policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u128);
+
 /// A sequence to complete.
 pub struct Request {
     /// Request id for logs and traces. It need not be unique.
@@ -124,6 +128,8 @@ pub struct Request {
     pub params: Arc<SamplingParams>,
     /// Priority. Lower values run earlier under the priority policy.
     pub priority: i64,
+    /// Client that sent the request, for the fair policy.
+    pub client: ClientId,
     /// Time when the front end received the request: the zero of TTFT and end-to-end latency.
     pub arrival: Instant,
     /// Salt that separates prefix-cache entries.

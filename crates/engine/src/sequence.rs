@@ -12,7 +12,7 @@ use crate::kv::{KvLayout, SequenceKv, TokenHistory};
 use crate::stop::RepetitionDetector;
 use crate::stream::{EventSender, FirstEvent};
 use crate::timeline::Timeline;
-use crate::{Constraint, FinishReason, Logprobs, Request, SamplingParams, Slot, Task};
+use crate::{ClientId, Constraint, FinishReason, Logprobs, Request, SamplingParams, Slot, StepId, Task};
 
 /// Location of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +47,9 @@ pub(crate) struct Sequence {
     pub(crate) history: TokenHistory,
     pub(crate) params: Arc<SamplingParams>,
     pub(crate) priority: i64,
+    pub(crate) client: ClientId,
+    /// Latest step that computed tokens of the sequence, or for a new sequence the one before the latest.
+    pub(crate) served: StepId,
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     /// Whether the latest mask of the constraint allowed no token.
     pub(crate) unsatisfiable: bool,
@@ -89,7 +92,7 @@ impl Sequence {
         sender: EventSender,
         limit: usize,
     ) -> Self {
-        let Request { id: name, prompt, task, params, priority, arrival, cache_salt: _, constraint, parent_n } =
+        let Request { id: name, prompt, task, params, priority, client, arrival, cache_salt: _, constraint, parent_n } =
             request;
         let answer = match task {
             Task::Generate if limit > prompt.len() => Answer::Token,
@@ -108,6 +111,8 @@ impl Sequence {
             prompt_logprobs: Vec::new(),
             params,
             priority,
+            client,
+            served: 0,
             constraint,
             unsatisfiable: false,
             parent_n,

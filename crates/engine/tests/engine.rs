@@ -23,6 +23,7 @@ fn request(prompt: &[u32], max_tokens: u32) -> Request {
         arrival: Instant::now(),
         cache_salt: None,
         constraint: None,
+        client: octavo_engine::ClientId::default(),
         parent_n: None,
     }
 }

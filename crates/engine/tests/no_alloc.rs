@@ -26,6 +26,7 @@ fn request(number: u32) -> Request {
         arrival: Instant::now(),
         cache_salt: None,
         constraint: None,
+        client: octavo_engine::ClientId::default(),
         parent_n: None,
     }
 }

@@ -356,6 +356,33 @@ impl StepPricer {
         Self { rows, windows }
     }
 
+    /// Returns the cost that a step with tokens and sampled rows has whatever their number.
+    pub fn fixed(&self) -> Cost {
+        let mut fixed = self.rows[0].0;
+        fixed += self.rows[1].0;
+        fixed
+    }
+
+    /// Returns the cost of tokens without attention, beyond [`StepPricer::fixed`].
+    pub fn of_tokens(&self, tokens: usize) -> Cost {
+        self.rows[0].1 * tokens as u64
+    }
+
+    /// Returns the cost of rows that reach the head, beyond [`StepPricer::fixed`].
+    pub fn of_rows(&self, rows: usize) -> Cost {
+        self.rows[1].1 * rows as u64
+    }
+
+    /// Returns the cost of attention for the last `queries` of `context` tokens, without its activations.
+    pub fn of_attention(&self, queries: usize, context: usize) -> Cost {
+        self.windows.iter().fold(Cost::default(), |mut total, price| {
+            let (pairs, keys) = attended(queries, context, price.window);
+            total.flops += pairs * price.flops_a_pair;
+            total.kv_bytes += keys * price.bytes_a_key;
+            total
+        })
+    }
+
     /// Returns the cost of a batch, equal to [`step_cost`] of its shape.
     pub fn price(&self, batch: &StepBatch) -> Cost {
         let counts = [batch.tokens(), batch.sampled_rows.len(), batch.pooled_rows.len()];
@@ -367,12 +394,7 @@ impl StepPricer {
             }
         }
         for s in 0..batch.sequences() {
-            let (queries, context) = (batch.query_range(s).len(), batch.seq_lens[s] as usize);
-            for price in &self.windows {
-                let (pairs, keys) = attended(queries, context, price.window);
-                total.flops += pairs * price.flops_a_pair;
-                total.kv_bytes += keys * price.bytes_a_key;
-            }
+            total += self.of_attention(batch.query_range(s).len(), batch.seq_lens[s] as usize);
         }
         total
     }

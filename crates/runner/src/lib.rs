@@ -8,6 +8,7 @@
 //!
 //! **Invariant:** once the arrays have grown to its size, a step allocates only for log-probabilities and embeddings.
 
+mod cost;
 mod device;
 mod fill;
 mod memory;

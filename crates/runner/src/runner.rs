@@ -5,12 +5,13 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use octavo_engine::{
-    Executor, ExecutorError, KvCacheSpec, KvGroupSpec, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
+    Executor, ExecutorError, KvCacheSpec, KvGroupSpec, StepCost, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
 };
-use octavo_ops::cost::StepPricer;
+use octavo_ops::cost::{Peaks, StepPricer};
 use octavo_ops::{Backend, Program};
 use octavo_telemetry::{DeviceConfig, DeviceMemory, DeviceMetrics};
 
+use crate::cost::ProgramCost;
 use crate::device::{Command, Device, StepResult};
 use crate::memory::{MemoryPlan, RunnerConfig, RunnerError};
 use crate::meter::StepMeter;
@@ -24,6 +25,9 @@ pub struct Runner {
     memory: MemoryPlan,
     vocab_size: usize,
     max_in_flight: usize,
+    pricer: StepPricer,
+    /// Peak rates of the device, if they are known.
+    peaks: Option<Peaks>,
     /// Channel to the device thread; `None` while the runner is being dropped.
     commands: Option<SyncSender<Command>>,
     results: Receiver<StepResult>,
@@ -76,7 +80,8 @@ impl Runner {
             peaks: profile.peaks.map(|peaks| (peaks.bandwidth, peaks.flops)),
             records_steps: backend.step_counts().is_some(),
         });
-        let meter = StepMeter::new(StepPricer::new(&program, profile.elements), metrics, max_in_flight);
+        let pricer = StepPricer::new(&program, profile.elements);
+        let meter = StepMeter::new(pricer.clone(), metrics, max_in_flight);
         let device = Device::new(backend, &program, &config, meter);
         let thread = std::thread::Builder::new().name("octavo-device".into());
         let thread = thread.spawn(move || device.run(&receiver, &sender))?;
@@ -86,6 +91,8 @@ impl Runner {
             memory,
             vocab_size: program.vocab_size,
             max_in_flight,
+            pricer,
+            peaks: profile.peaks,
             commands: Some(commands),
             results,
             spare_rows: Vec::with_capacity(max_in_flight + 1),
@@ -129,6 +136,10 @@ impl Executor for Runner {
 
     fn max_in_flight(&self) -> usize {
         self.max_in_flight
+    }
+
+    fn step_cost(&self) -> Option<Box<dyn StepCost>> {
+        Some(Box::new(ProgramCost::new(self.pricer.clone(), self.peaks)))
     }
 
     fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {

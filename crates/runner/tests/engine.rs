@@ -163,6 +163,7 @@ fn request(prompt: &[u32], params: &SamplingParams) -> Request {
         arrival: Instant::now(),
         cache_salt: None,
         constraint: None,
+        client: octavo_engine::ClientId::default(),
         parent_n: None,
     }
 }

@@ -9,6 +9,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
+use crate::caller::KeyIndex;
+
 /// Routes that need no key: probes, metrics and pages that only describe the server. All other paths are protected, even
 /// those without a route. vLLM protects only /v1, /v2, /inference and /cohere, and leaves /invocations, /pooling and
 /// /tokenize open.
@@ -41,19 +43,21 @@ impl ApiKeys {
         Self(keys.iter().filter(|key| !key.is_empty()).cloned().collect())
     }
 
-    /// Whether a request carries an accepted key.
-    fn accept(&self, headers: &HeaderMap) -> bool {
+    /// The index of the accepted key that a request carries.
+    fn accept(&self, headers: &HeaderMap) -> Option<KeyIndex> {
         let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
             let (scheme, token) = split_once(value.as_bytes(), b' ')?;
             scheme.eq_ignore_ascii_case(b"bearer").then_some(token)
         });
         let plain = headers.get(X_API_KEY).map(HeaderValue::as_bytes);
-        bearer.is_some_and(|token| self.contains(token)) || plain.is_some_and(|token| self.contains(token))
+        let found = bearer.and_then(|token| self.find(token)).or_else(|| plain.and_then(|token| self.find(token)));
+        found.map(KeyIndex)
     }
 
-    fn contains(&self, token: &[u8]) -> bool {
+    fn find(&self, token: &[u8]) -> Option<usize> {
         // All keys are compared, so that the time does not reveal which one is similar.
-        self.0.iter().fold(false, |any, key| any | equal(key.as_bytes(), token))
+        let keys = self.0.iter().enumerate();
+        keys.fold(None, |found, (index, key)| if equal(key.as_bytes(), token) { Some(index) } else { found })
     }
 }
 
@@ -70,8 +74,12 @@ fn is_open(request: &Request) -> bool {
 }
 
 /// Rejects requests that need a key and have none.
-pub(crate) async fn guard(State(keys): State<ApiKeys>, request: Request, next: Next) -> Response {
-    if keys.0.is_empty() || is_open(&request) || keys.accept(request.headers()) {
+pub(crate) async fn guard(State(keys): State<ApiKeys>, mut request: Request, next: Next) -> Response {
+    if keys.0.is_empty() || is_open(&request) {
+        return next.run(request).await;
+    }
+    if let Some(key) = keys.accept(request.headers()) {
+        request.extensions_mut().insert(key);
         return next.run(request).await;
     }
     let body = serde_json::json!({"error": "Unauthorized"});
@@ -99,21 +107,22 @@ mod tests {
         let accepts = |value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::AUTHORIZATION, value.parse().unwrap());
-            keys.accept(&headers)
+            keys.accept(&headers).is_some()
         };
         assert!(accepts("Bearer secret") && accepts("bearer other"));
         for wrong in ["Bearer secre", "Bearer secrets", "Bearer ", "Bearer", "Basic secret", "secret", "Bearer  secret"]
         {
             assert!(!accepts(wrong), "{wrong}");
         }
-        assert!(!keys.accept(&HeaderMap::new()));
+        assert!(keys.accept(&HeaderMap::new()).is_none());
     }
 
     #[test]
     fn a_key_may_come_in_either_header() {
         let keys = ApiKeys::new(&["secret".into()]);
         let accepts = |fields: &[(&'static str, &str)]| {
-            keys.accept(&fields.iter().map(|&(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect())
+            let headers = fields.iter().map(|&(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+            keys.accept(&headers.collect()).is_some()
         };
         assert!(accepts(&[("x-api-key", "secret")]));
         assert!(accepts(&[("x-api-key", "secret"), ("authorization", "Bearer wrong")]));

@@ -164,6 +164,10 @@ pub struct ServerConfig {
     pub seed: Option<u64>,
     /// API keys of the inference routes; an empty list leaves them open.
     pub api_keys: Vec<String>,
+    /// Whether requests with different API keys share the prefix cache. Otherwise more than one key keeps it apart.
+    pub share_prefix_cache: bool,
+    /// The smallest priority, which is the most urgent, that a request may have; a smaller one is raised to it.
+    pub min_priority: i64,
     /// Maximum number of alternatives in log-probabilities.
     pub max_logprobs: u32,
     /// Maximum number of sequences of a request: `n` × prompts.
@@ -216,6 +220,8 @@ impl Default for ServerConfig {
             sampling_defaults: SamplingDefaults::default(),
             seed: None,
             api_keys: vec![],
+            share_prefix_cache: false,
+            min_priority: i64::MIN,
             max_logprobs: 20,
             max_sequences: 1024,
             connection: ConnectionLimits::default(),

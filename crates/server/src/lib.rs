@@ -12,6 +12,7 @@
 mod app;
 mod auth;
 mod body;
+mod caller;
 mod choices;
 mod config;
 mod cors;

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::middleware::from_fn;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::sync::watch;
@@ -101,6 +103,7 @@ impl Failure {
 }
 
 async fn serve(accepted: Accepted, router: Router, limits: ConnectionLimits, mut closing: watch::Receiver<bool>) {
+    let peer = accepted.peer();
     let opened = tokio::select! {
         // In this order, so that an accepted connection without a handshake is served although the shutdown has begun.
         biased;
@@ -114,12 +117,17 @@ async fn serve(accepted: Accepted, router: Router, limits: ConnectionLimits, mut
             return;
         }
     };
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: http::Request<Incoming>| {
+        request.extensions_mut().insert(peer);
+        router.call(request)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_timeout)
         .max_buf_size(limits.max_head_bytes.max(8 << 10))
         .max_headers(limits.max_headers.min(MOST_HEADERS))
-        .serve_connection(TokioIo::new(socket), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(socket), service);
     let mut connection = pin!(connection);
     let result = tokio::select! {
         result = connection.as_mut() => Some(result),

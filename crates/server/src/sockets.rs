@@ -14,6 +14,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixSocket, UnixStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
+use crate::caller::Peer;
 use crate::config::{ConnectionLimits, TlsConfig};
 use crate::error::ApiError;
 use crate::stall::StallGuard;
@@ -103,11 +104,14 @@ impl Listener {
 
     /// Accepts the next connection, without its handshake.
     pub(crate) async fn accept(&self) -> io::Result<Accepted> {
-        let stream = match &self.socket {
-            Socket::Tcp(listener) => Stream::Tcp(listener.accept().await?.0),
-            Socket::Unix(file) => Stream::Unix(file.listener.accept().await?.0),
+        let (stream, peer) = match &self.socket {
+            Socket::Tcp(listener) => {
+                let (stream, address) = listener.accept().await?;
+                (Stream::Tcp(stream), Some(address.ip()))
+            }
+            Socket::Unix(file) => (Stream::Unix(file.listener.accept().await?.0), None),
         };
-        Ok(Accepted { stream, tls: self.tls.as_ref().map(Tls::acceptor) })
+        Ok(Accepted { stream, peer: Peer(peer), tls: self.tls.as_ref().map(Tls::acceptor) })
     }
 }
 
@@ -176,6 +180,7 @@ pub(crate) type Connection = Pin<Box<dyn Duplex>>;
 /// An accepted connection before its handshake.
 pub(crate) struct Accepted {
     stream: Stream,
+    peer: Peer,
     tls: Option<TlsAcceptor>,
 }
 
@@ -185,6 +190,11 @@ enum Stream {
 }
 
 impl Accepted {
+    /// The address of the client.
+    pub(crate) fn peer(&self) -> Peer {
+        self.peer
+    }
+
     /// Performs the TLS handshake, if any. A client that sends plain HTTP receives an error and is rejected.
     pub(crate) async fn open(self, limits: &ConnectionLimits) -> io::Result<Connection> {
         let Some(tls) = self.tls else { return Ok(self.stream.guarded(limits)) };

@@ -97,6 +97,7 @@ fn request(prompt: &Prompt, params: &Arc<SamplingParams>, child: u32) -> Request
         arrival: Instant::now(),
         cache_salt: None,
         constraint: None,
+        client: octavo_engine::ClientId::default(),
         parent_n: (child == 0).then_some(prompt.n),
     }
 }

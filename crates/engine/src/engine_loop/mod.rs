@@ -19,6 +19,7 @@ use std::time::Instant;
 
 use octavo_telemetry::{EngineMetrics, StepStats};
 
+use crate::clock::StepClock;
 use crate::engine::Shared;
 use crate::inbox::{Command, End, Mail, Reply};
 use crate::scheduler::{Scheduler, StepRecord, StepRow};
@@ -26,8 +27,8 @@ use crate::sequence::{Answer, SequenceKey};
 use crate::stop::stop_reason;
 use crate::stream::Last;
 use crate::{
-    EngineConfig, EngineState, Executor, ExecutorError, FinishReason, KvEventSink, StepId, StepMasks, StepOutput,
-    StepPlan, TokenOutput,
+    EngineConfig, EngineState, Executor, ExecutorError, FinishReason, KvEventSink, SchedulingPolicy, StepId, StepMasks,
+    StepOutput, StepPlan, TokenOutput,
 };
 
 /// Reason why the engine ended.
@@ -64,6 +65,10 @@ pub(crate) struct EngineLoop {
     executor: Box<dyn Executor>,
     metrics: EngineMetrics,
     scheduler: Scheduler,
+    /// Estimate of the time of steps, if it is needed and the executor has a cost model.
+    clock: Option<StepClock>,
+    /// Time at which the latest step completed.
+    last_end: Option<Instant>,
     /// Receiver of the changes of the prefix cache.
     kv_events: Option<Box<dyn KvEventSink>>,
     /// Maximum number of steps in flight.
@@ -97,6 +102,9 @@ impl EngineLoop {
     ) -> Self {
         let depth = executor.max_in_flight().clamp(1, 2);
         let wakers = Vec::with_capacity(config.max_num_seqs);
+        let timed = config.max_step.is_some() || config.policy == SchedulingPolicy::Fair;
+        let cost = if timed { executor.step_cost() } else { None };
+        let clock = cost.map(|cost| StepClock::new(cost, config.max_step));
         let mut scheduler = Scheduler::new(config, executor.kv_cache_spec());
         if kv_events.is_some() {
             scheduler.kv_mut().record_events();
@@ -106,6 +114,8 @@ impl EngineLoop {
             metrics,
             wakers,
             scheduler,
+            clock,
+            last_end: None,
             kv_events,
             executor,
             depth,
@@ -183,7 +193,14 @@ impl EngineLoop {
         }
         let record = self.in_flight.pop_front()?;
         let result = self.executor.wait();
-        Some(Back { record, result, at: Instant::now() })
+        let at = Instant::now();
+        if let (Some(clock), Some(begun), Ok(_)) = (&mut self.clock, record.begun, &result) {
+            // A step begins on the device when the one before has ended.
+            let begun = self.last_end.map_or(begun, |last| begun.max(last));
+            clock.measure(&record.work, at - begun);
+        }
+        self.last_end = Some(at);
+        Some(Back { record, result, at })
     }
 
     /// Applies new requests, aborts and stops. Ends take effect before the outputs of the step that has just completed.
@@ -226,7 +243,7 @@ impl EngineLoop {
         }
         let mut plan = self.spare_plans.pop().unwrap_or_default();
         let mut record = self.spare_records.pop().unwrap_or_default();
-        self.scheduler.schedule(self.next_step, &mut plan, &mut record);
+        self.scheduler.schedule(self.next_step, self.clock.as_ref(), &mut plan, &mut record);
         self.starved = plan.sequences.is_empty();
         if self.starved {
             self.spare_plans.push(plan);
@@ -235,6 +252,7 @@ impl EngineLoop {
         }
         self.next_step += 1;
         self.note_admissions();
+        record.begun = Some(Instant::now());
         match self.executor.submit(plan) {
             Ok(()) => self.in_flight.push_back(record),
             Err(error) => return self.fail_step(record, error),

@@ -13,8 +13,8 @@ use super::{Exit, Turn};
 use crate::internals::ManualEngine;
 use crate::mock::{FailurePoint, MockConfig, MockExecutor, MockFailure};
 use crate::{
-    BlockHash, Constraint, EngineConfig, FinishReason, KvEvent, KvEventSink, Logprobs, Pooling, RepetitionDetection,
-    Request, RequestStream, SamplingParams, SchedulingPolicy, Task,
+    BlockHash, ClientId, Constraint, EngineConfig, FinishReason, KvEvent, KvEventSink, Logprobs, Pooling,
+    RepetitionDetection, Request, RequestStream, SamplingParams, SchedulingPolicy, Task,
 };
 
 const MAX_LEN: usize = 40;
@@ -41,6 +41,7 @@ struct Life {
     params: SamplingParams,
     priority: i64,
     salt: bool,
+    client: u128,
     constrained: bool,
     caller: Caller,
 }
@@ -56,6 +57,7 @@ impl Life {
             arrival: epoch + Duration::from_millis(self.at as u64),
             cache_salt: self.salt.then(|| "salt".into()),
             constraint: self.constrained.then(|| Box::new(Alternating { odd: false }) as Box<dyn Constraint>),
+            client: ClientId(self.client),
             parent_n: None,
         }
     }
@@ -116,14 +118,15 @@ fn life() -> impl Strategy<Value = Life> {
         (0..len).map(|i| if i < 9 { i } else { (family * 13 + i) % VOCAB as u32 }).collect()
     });
     let flags = (prop::bool::weighted(0.2), prop::bool::weighted(0.2), prop::bool::weighted(0.3));
-    (0..25usize, prompt, params(), -2..3i64, flags, caller).prop_map(
-        |(at, prompt, params, priority, (embed, salt, constrained), caller)| Life {
+    (0..25usize, prompt, params(), (-2..3i64, 0..3u128), flags, caller).prop_map(
+        |(at, prompt, params, (priority, client), (embed, salt, constrained), caller)| Life {
             at,
             prompt,
             embed,
             params,
             priority,
             salt,
+            client,
             constrained,
             caller,
         },
@@ -155,16 +158,21 @@ fn mock() -> impl Strategy<Value = MockConfig> {
 
 fn config() -> impl Strategy<Value = EngineConfig> {
     let chunks = prop_oneof![3 => Just(true), 1 => Just(false)];
-    (1..6usize, 1..50usize, chunks, any::<bool>(), any::<bool>(), 0..9usize).prop_map(
-        |(max_num_seqs, budget, enable_chunked_prefill, enable_prefix_caching, fcfs, threshold)| EngineConfig {
-            max_model_len: MAX_LEN,
-            max_num_seqs,
-            max_num_batched_tokens: if enable_chunked_prefill { budget } else { MAX_LEN + budget },
-            policy: if fcfs { SchedulingPolicy::Fcfs } else { SchedulingPolicy::Priority },
-            enable_prefix_caching,
-            enable_chunked_prefill,
-            long_prefill_token_threshold: threshold,
-            ..EngineConfig::default()
+    let policy = prop::sample::select(vec![SchedulingPolicy::Fcfs, SchedulingPolicy::Priority, SchedulingPolicy::Fair]);
+    let max_step = prop::option::of((1..200_000u64).prop_map(Duration::from_nanos));
+    (1..6usize, 1..50usize, chunks, any::<bool>(), (policy, max_step), 0..9usize).prop_map(
+        |(max_num_seqs, budget, enable_chunked_prefill, enable_prefix_caching, (policy, max_step), threshold)| {
+            EngineConfig {
+                max_model_len: MAX_LEN,
+                max_num_seqs,
+                max_num_batched_tokens: if enable_chunked_prefill { budget } else { MAX_LEN + budget },
+                max_step,
+                policy,
+                enable_prefix_caching,
+                enable_chunked_prefill,
+                long_prefill_token_threshold: threshold,
+                ..EngineConfig::default()
+            }
         },
     )
 }

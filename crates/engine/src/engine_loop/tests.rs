@@ -71,6 +71,7 @@ pub(super) fn request(prompt: &[u32], params: &SamplingParams) -> Request {
         arrival: Instant::now(),
         cache_salt: None,
         constraint: None,
+        client: crate::ClientId::default(),
         parent_n: Some(1),
     }
 }

@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::{
-    Executor, ExecutorError, InputToken, KvCacheSpec, KvGroupSpec, Logprobs, PlannedSequence, SamplingParams, StepId,
-    StepMasks, StepOutput, StepPlan, TokenOutput,
+    Executor, ExecutorError, InputToken, KvCacheSpec, KvGroupSpec, Logprobs, PlannedSequence, SamplingParams, StepCost,
+    StepId, StepMasks, StepOutput, StepPlan, StepWork, TokenOutput,
 };
 use memory::{Memory, SequenceState, Tables};
 
@@ -132,6 +132,22 @@ struct MockStep {
     ready: Instant,
 }
 
+/// Cost model of the mock: its latencies, or a nanosecond where there is none.
+struct MockCost {
+    step: f64,
+    token: f64,
+}
+
+impl StepCost for MockCost {
+    fn step(&self) -> StepWork {
+        StepWork { step: self.step, ..StepWork::default() }
+    }
+
+    fn share(&self, tokens: usize, _context: usize, _rows: usize) -> StepWork {
+        StepWork { tokens: self.token * tokens as f64, ..StepWork::default() }
+    }
+}
+
 /// An [`Executor`] without a model.
 pub struct MockExecutor {
     config: MockConfig,
@@ -229,6 +245,12 @@ impl Executor for MockExecutor {
 
     fn vocab_size(&self) -> usize {
         self.config.vocab_size
+    }
+
+    fn step_cost(&self) -> Option<Box<dyn StepCost>> {
+        let seconds = |latency: Duration| latency.max(Duration::from_nanos(1)).as_secs_f64();
+        let (step, token) = (seconds(self.config.step_latency), seconds(self.config.token_latency));
+        Some(Box::new(MockCost { step, token }))
     }
 
     fn max_in_flight(&self) -> usize {

@@ -2,18 +2,30 @@
 //!
 //! There is no prefill phase and no decode phase: a step distributes a token budget so that computed tokens catch up
 //! with known tokens. Running sequences come first, then waiting ones. [`Scheduler::schedule`] depends only on the
-//! queues and the blocks: it uses no clock, no thread and no randomness.
+//! queues, the blocks and the estimate of a step's time that it is given: it reads no clock and uses no thread and no
+//! randomness.
 
+#[cfg(test)]
+mod bound_tests;
+mod clients;
 mod queue;
 #[cfg(test)]
 mod tests;
 mod write_plan;
 
+use std::time::Instant;
+
+use crate::clock::StepClock;
 use crate::inbox::RequestId;
-use crate::kv::{KvCache, KvLayout};
+use crate::kv::{Hit, KvCache, KvLayout};
 use crate::sequence::{Answer, Residence, Sequence, SequenceKey, SequenceTable};
-use crate::{EngineConfig, KvCacheSpec, SchedulingPolicy, Slot, StepId, StepPlan};
+use crate::{ClientId, EngineConfig, KvCacheSpec, SchedulingPolicy, Slot, StepId, StepPlan, StepWork};
+use clients::Clients;
 use queue::{Rank, WaitingQueue};
+
+/// Number of tokens that the first share of a step may have even if the time is up, so that a prompt of a step that is
+/// bounded too tightly is not computed token by token.
+const LEAST_CHUNK: usize = 16;
 
 /// One sequence's share of a step. The engine keeps it until the step retires.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +64,10 @@ pub(crate) struct StepRecord {
     pub(crate) rows: Vec<StepRow>,
     /// Whether its sampling has been started.
     pub(crate) sampling: bool,
+    /// Estimated work; nothing without a cost model.
+    pub(crate) work: StepWork,
+    /// Time of its submission.
+    pub(crate) begun: Option<Instant>,
 }
 
 impl StepRecord {
@@ -74,6 +90,10 @@ struct Chosen {
     tokens: usize,
     /// Number of prompt rows that are scored.
     scores: usize,
+    /// Estimated work; nothing without a cost model.
+    work: StepWork,
+    /// Estimated time in seconds.
+    seconds: f64,
 }
 
 /// Remaining budget of a step.
@@ -82,17 +102,21 @@ struct Budget {
     tokens: usize,
     /// Number of rows that may still be scored.
     scores: usize,
+    /// Seconds; infinite if the step is not bounded in time.
+    seconds: f64,
 }
 
 impl Budget {
     fn take(&mut self, chosen: &Chosen) {
         self.tokens -= chosen.tokens;
         self.scores -= chosen.scores;
+        self.seconds -= chosen.seconds;
     }
 
     fn give_back(&mut self, chosen: &Chosen) {
         self.tokens += chosen.tokens;
         self.scores += chosen.scores;
+        self.seconds += chosen.seconds;
     }
 }
 
@@ -102,10 +126,16 @@ pub(crate) struct Scheduler {
     kv: KvCache,
     sequences: SequenceTable,
     waiting: WaitingQueue,
+    /// Clients of all sequences; empty unless the policy is fair.
+    clients: Clients,
     /// Running sequences, in the order of admission.
     running: Vec<SequenceKey>,
     /// Free slots.
     slots: Vec<Slot>,
+    /// Running sequences, in the order in which the step being planned serves them.
+    order: Vec<SequenceKey>,
+    /// Number of the latest step planned.
+    step: StepId,
     /// Sequences chosen for the step being planned.
     chosen: Vec<Chosen>,
     /// Sequences that the last call of [`Scheduler::schedule`] admitted.
@@ -128,6 +158,9 @@ impl Scheduler {
             waiting: WaitingQueue::new(config.policy),
             running: Vec::with_capacity(seats),
             slots: (0..seats as Slot).rev().collect(),
+            clients: Clients::default(),
+            order: Vec::with_capacity(seats),
+            step: 0,
             chosen: Vec::with_capacity(seats),
             admitted: Vec::with_capacity(seats),
             preempted: 0,
@@ -185,7 +218,12 @@ impl Scheduler {
     }
 
     /// Adds a new sequence to the waiting queue.
-    pub(crate) fn enqueue(&mut self, sequence: Sequence) {
+    pub(crate) fn enqueue(&mut self, mut sequence: Sequence) {
+        // It has waited since before the latest step, so it comes before those that were in that step.
+        sequence.served = self.step.saturating_sub(1);
+        if self.fair() {
+            self.clients.enter(sequence.client);
+        }
         let key = self.sequences.insert(sequence);
         if let Some(sequence) = self.sequences.get(key) {
             self.waiting.push(key, sequence);
@@ -202,23 +240,101 @@ impl Scheduler {
             Residence::Running(slot) => {
                 self.running.retain(|&other| other != key);
                 self.slots.push(slot);
+                self.clients.stop(sequence.client);
                 self.kv.release(&mut sequence.kv);
             }
         }
+        self.clients.leave(sequence.client);
         Some(sequence)
     }
 
-    /// Plans a step. The plan is empty if nothing can be computed now.
-    pub(crate) fn schedule(&mut self, step: StepId, plan: &mut StepPlan, record: &mut StepRecord) {
+    fn fair(&self) -> bool {
+        self.config.policy == SchedulingPolicy::Fair
+    }
+
+    /// Plans a step. The plan is empty if nothing can be computed now. `clock` estimates the time of shares; without
+    /// it, steps are bounded in tokens alone.
+    pub(crate) fn schedule(
+        &mut self,
+        step: StepId,
+        clock: Option<&StepClock>,
+        plan: &mut StepPlan,
+        record: &mut StepRecord,
+    ) {
         self.chosen.clear();
         self.admitted.clear();
-        let preempted = self.preempted;
-        let mut budget = Budget { tokens: self.config.max_num_batched_tokens, scores: StepPlan::MAX_SCORED_ROWS };
-        self.schedule_running(&mut budget);
-        if self.preempted == preempted {
-            self.schedule_waiting(budget);
+        let mut budget = Budget {
+            tokens: self.config.max_num_batched_tokens,
+            scores: StepPlan::MAX_SCORED_ROWS,
+            seconds: clock.map_or(f64::INFINITY, StepClock::for_shares),
+        };
+        let bounded = budget.seconds.is_finite();
+        let mut order = std::mem::take(&mut self.order);
+        self.order_running(bounded, &mut order);
+        let (mut next, mut admits) = (0, true);
+        while budget.tokens > 0 {
+            let key = order.get(next).copied();
+            if admits && self.waiting_is_next(key, bounded) {
+                admits = self.admit(&mut budget, clock);
+            } else if let Some(key) = key {
+                next += 1;
+                let preempted = self.preempted;
+                self.serve(key, &mut budget, clock);
+                admits &= self.preempted == preempted;
+            } else {
+                break;
+            }
+        }
+        self.order = order;
+        self.step = step;
+        record.work = clock.map(StepClock::step).unwrap_or_default();
+        for chosen in &self.chosen {
+            record.work += chosen.work;
+            // Without the fair policy there are no clients.
+            if let Some(sequence) = self.sequences.get(chosen.key) {
+                let service = if clock.is_some() { chosen.seconds } else { chosen.tokens as f64 };
+                self.clients.charge(sequence.client, service);
+            }
         }
         self.write_plan(step, plan, record);
+    }
+
+    /// Puts the running sequences in the order of service: that of admission, unless steps are bounded in time or fair.
+    ///
+    /// In a step that is bounded in time, there may be no room for all. Those that were served longest ago come first,
+    /// and a single token comes before a chunk of a prompt, which takes the time that is left.
+    fn order_running(&self, bounded: bool, order: &mut Vec<SequenceKey>) {
+        order.clear();
+        order.extend_from_slice(&self.running);
+        if !bounded && !self.fair() {
+            return;
+        }
+        order.sort_unstable_by_key(|&key| {
+            self.sequences.get(key).map(|sequence| {
+                let client = self.client_rank(sequence);
+                let served = if bounded { sequence.served } else { 0 };
+                (client, served, sequence.wanted() > 1, sequence.id)
+            })
+        });
+    }
+
+    /// Returns the rank of a sequence's client; all are the same unless the policy is fair.
+    fn client_rank(&self, sequence: &Sequence) -> (u64, ClientId) {
+        let fair = self.fair();
+        if fair { (self.clients.rank(sequence.client), sequence.client) } else { Default::default() }
+    }
+
+    /// Returns whether the head of the queue comes before the running sequence `next`.
+    ///
+    /// Running sequences come first. Under the fair policy, those of a client that has received more service come
+    /// later; in a step that is bounded in time, those that have been served since the head arrived.
+    fn waiting_is_next(&self, next: Option<SequenceKey>, bounded: bool) -> bool {
+        let Some(head) = self.waiting.first(&self.clients).and_then(|key| self.sequences.get(key)) else {
+            return false;
+        };
+        let Some(running) = next.and_then(|key| self.sequences.get(key)) else { return true };
+        let (waits, runs) = (self.client_rank(head), self.client_rank(running));
+        waits.0 < runs.0 || (waits.0 == runs.0 && (waits.1 != runs.1 || (bounded && head.served < running.served)))
     }
 
     /// Returns the maximum number of tokens that one sequence may compute in a step, apart from the budget.
@@ -230,30 +346,56 @@ impl Scheduler {
         }
     }
 
-    fn schedule_running(&mut self, budget: &mut Budget) {
+    /// Returns the share of a sequence that computes at most `most` tokens from `first` on and fits the time.
+    fn choice(
+        &self,
+        key: SequenceKey,
+        (first, most): (usize, usize),
+        budget: &Budget,
+        clock: Option<&StepClock>,
+    ) -> Option<Chosen> {
+        let sequence = self.sequences.get(key)?;
+        let choice = |tokens: usize| {
+            let end = first + tokens;
+            let scores = sequence.scores_until(end).len();
+            let rows = scores + usize::from(end == sequence.total() && sequence.answer == Answer::Token);
+            let work = clock.map(|clock| clock.share(tokens, end, rows)).unwrap_or_default();
+            let seconds = clock.map_or(0.0, |clock| clock.seconds(&work));
+            Chosen { key, tokens, scores, work, seconds }
+        };
+        let whole = choice(most);
+        if whole.seconds <= budget.seconds {
+            return Some(whole);
+        }
+        let least = if self.chosen.is_empty() { LEAST_CHUNK.min(most) } else { 0 };
+        // The most tokens that fit: `low` fit and `high` do not.
+        let (mut low, mut high) = (least, most);
+        while low + 1 < high {
+            let middle = low.midpoint(high);
+            if choice(middle).seconds <= budget.seconds { low = middle } else { high = middle }
+        }
+        Some(choice(low))
+    }
+
+    /// Gives a running sequence its share, unless it was preempted for another.
+    fn serve(&mut self, key: SequenceKey, budget: &mut Budget, clock: Option<&StepClock>) {
         let share = self.share();
-        let mut at = 0;
-        while let Some(&key) = self.running.get(at)
-            && budget.tokens > 0
-        {
-            let Some(sequence) = self.sequences.get(key) else { break };
-            let first = sequence.submitted;
-            let tokens =
-                sequence.wanted().min(share).min(budget.tokens).min(sequence.within_rows(first, budget.scores));
-            let chosen = Chosen { key, tokens, scores: sequence.scores_until(first + tokens).len() };
-            if tokens == 0 {
-                at += 1;
-            } else if self.make_room(key, first + tokens, &mut at, budget) {
-                self.chosen.push(chosen);
-                budget.take(&chosen);
-                at += 1;
-            }
+        let Some(sequence) = self.sequences.get(key) else { return };
+        if sequence.residence == Residence::Waiting {
+            return;
+        }
+        let first = sequence.submitted;
+        let most = sequence.wanted().min(share).min(budget.tokens).min(sequence.within_rows(first, budget.scores));
+        let Some(chosen) = self.choice(key, (first, most), budget, clock) else { return };
+        if chosen.tokens > 0 && self.make_room(key, first + chosen.tokens, budget) {
+            self.chosen.push(chosen);
+            budget.take(&chosen);
         }
     }
 
-    /// Allocates blocks for `tokens` tokens of the running sequence at index `at` and preempts others if necessary.
-    /// Returns `false` if the sequence itself was preempted; `at` is then the index of the next one.
-    fn make_room(&mut self, key: SequenceKey, tokens: usize, at: &mut usize, budget: &mut Budget) -> bool {
+    /// Allocates blocks for `tokens` tokens of a running sequence and preempts others if necessary. Returns `false` if
+    /// the sequence itself was preempted.
+    fn make_room(&mut self, key: SequenceKey, tokens: usize, budget: &mut Budget) -> bool {
         loop {
             let Some(sequence) = self.sequences.get_mut(key) else { return false };
             if self.kv.grow(&mut sequence.kv, tokens) {
@@ -261,11 +403,8 @@ impl Scheduler {
             }
             let Some(victim) = self.victim() else { return false };
             let victim_key = self.running[victim];
-            if victim < *at {
-                *at -= 1;
-                if let Some(choice) = self.chosen.iter().position(|chosen| chosen.key == victim_key) {
-                    budget.give_back(&self.chosen.remove(choice));
-                }
+            if let Some(choice) = self.chosen.iter().position(|chosen| chosen.key == victim_key) {
+                budget.give_back(&self.chosen.remove(choice));
             }
             self.preempt(victim);
             if victim_key == key {
@@ -278,7 +417,7 @@ impl Scheduler {
     /// priority policy.
     fn victim(&self) -> Option<usize> {
         match self.config.policy {
-            SchedulingPolicy::Fcfs => self.running.len().checked_sub(1),
+            SchedulingPolicy::Fcfs | SchedulingPolicy::Fair => self.running.len().checked_sub(1),
             SchedulingPolicy::Priority => {
                 let rank = |&index: &usize| self.sequences.get(self.running[index]).map(Rank::of);
                 (0..self.running.len()).max_by_key(rank)
@@ -294,6 +433,7 @@ impl Scheduler {
         }
         self.kv.release(&mut sequence.kv);
         sequence.preempt();
+        self.clients.stop(sequence.client);
         self.waiting.push(key, sequence);
         self.preempted += 1;
     }
@@ -307,47 +447,73 @@ impl Scheduler {
         self.kv.forget_prefixes()
     }
 
-    /// Admits from the head of the queue until a resource runs out. No sequence overtakes the head. A sequence whose
-    /// rows to score do not fit this step is admitted without tokens, so that it does not block the others.
-    fn schedule_waiting(&mut self, mut budget: Budget) {
+    /// Preempts the last admitted sequence of the client that runs the most, if that is more than its part beside
+    /// `client`. Sequences that are in the step already stay. Returns `false` if none makes way.
+    fn make_way(&mut self, client: ClientId) -> bool {
+        let Some(most) = self.clients.must_yield_to(client) else { return false };
+        let yields = |key: SequenceKey| {
+            let chosen = self.chosen.iter().any(|chosen| chosen.key == key);
+            !chosen && self.sequences.get(key).is_some_and(|sequence| sequence.client == most)
+        };
+        let Some(victim) = self.running.iter().rposition(|&key| yields(key)) else { return false };
+        self.preempt(victim);
+        true
+    }
+
+    /// Admits the head of the queue. Returns `false` if a resource has run out: no sequence overtakes the head. A
+    /// sequence whose rows to score do not fit this step is admitted without tokens, so that it does not block the
+    /// others.
+    fn admit(&mut self, budget: &mut Budget, clock: Option<&StepClock>) -> bool {
         let share = self.share();
-        while let Some(key) = self.waiting.first()
-            && budget.tokens > 0
-            && !self.kv.exhausted()
-        {
-            let (Some(&slot), Some(sequence)) = (self.slots.last(), self.sequences.get_mut(key)) else { break };
-            if sequence.pending > 0 {
-                // It was preempted between two steps. Its last token is known when the step in flight has retired.
-                break;
+        let Some(key) = self.waiting.first(&self.clients) else { return false };
+        let Some(sequence) = self.sequences.get_mut(key) else { return false };
+        // It was preempted between two steps. Its last token is known when the step in flight has retired.
+        if sequence.pending > 0 {
+            return false;
+        }
+        let (client, most, known) = (sequence.client, sequence.may_be_cached(), sequence.history.len());
+        let hit = self.kv.lookup(&mut sequence.kv, &sequence.history, most);
+        let scored = sequence.within_rows(hit.tokens, budget.scores);
+        let mut tokens = (known - hit.tokens).min(share).min(scored);
+        if tokens > budget.tokens {
+            if !self.config.enable_chunked_prefill {
+                return false;
             }
-            let most = sequence.may_be_cached();
-            let hit = self.kv.lookup(&mut sequence.kv, &sequence.history, most);
-            let known = sequence.history.len();
-            let mut tokens = (known - hit.tokens).min(share).min(sequence.within_rows(hit.tokens, budget.scores));
-            if tokens > budget.tokens {
-                if !self.config.enable_chunked_prefill {
-                    break;
-                }
-                tokens = budget.tokens;
-            }
-            if !self.kv.fits(hit, known) {
-                break;
-            }
-            self.waiting.remove(sequence);
-            self.slots.pop();
-            sequence.admit(slot, hit.tokens, self.kv.layout());
-            self.kv.attach(&mut sequence.kv, hit);
-            let fits = self.kv.grow(&mut sequence.kv, hit.tokens + tokens);
-            debug_assert!(fits, "the whole sequence was found to fit");
-            self.running.push(key);
-            self.admitted.push(key);
-            if tokens > 0 {
-                let scores = sequence.scores_until(hit.tokens + tokens).len();
-                let chosen = Chosen { key, tokens, scores };
-                self.chosen.push(chosen);
-                budget.take(&chosen);
+            tokens = budget.tokens;
+        }
+        // A prompt that must not be split takes the time that it takes.
+        let time = Budget {
+            seconds: if self.config.enable_chunked_prefill { budget.seconds } else { f64::INFINITY },
+            ..*budget
+        };
+        let Some(chosen) = self.choice(key, (hit.tokens, tokens), &time, clock) else { return false };
+        if chosen.tokens == 0 && tokens > 0 {
+            return false;
+        }
+        while self.slots.is_empty() || self.kv.exhausted() || !self.kv.fits(hit, known) {
+            if !self.fair() || !self.make_way(client) {
+                return false;
             }
         }
+        self.start(key, hit, chosen);
+        if chosen.tokens > 0 {
+            self.chosen.push(chosen);
+            budget.take(&chosen);
+        }
+        true
+    }
+
+    /// Moves the head of the queue to the running sequences, with blocks for its first share.
+    fn start(&mut self, key: SequenceKey, hit: Hit, chosen: Chosen) {
+        let (Some(slot), Some(sequence)) = (self.slots.pop(), self.sequences.get_mut(key)) else { return };
+        self.waiting.remove(sequence);
+        self.clients.start(sequence.client);
+        sequence.admit(slot, hit.tokens, self.kv.layout());
+        self.kv.attach(&mut sequence.kv, hit);
+        let fits = self.kv.grow(&mut sequence.kv, hit.tokens + chosen.tokens);
+        debug_assert!(fits, "the whole sequence was found to fit");
+        self.running.push(key);
+        self.admitted.push(key);
     }
 
     /// Records that the tokens which a step computed for `row` are in memory. Returns the number of prompt tokens among
@@ -378,6 +544,9 @@ impl Scheduler {
         if self.config.policy == SchedulingPolicy::Fcfs {
             self.check_order()?;
         }
+        if self.fair() && self.clients.counts() != (self.running.len(), self.sequences.len()) {
+            return Err(format!("clients count {:?} running and all sequences", self.clients.counts()));
+        }
         if self.is_idle() && self.kv.used() > 0 {
             return Err(format!("idle with {} blocks in use", self.kv.used()));
         }
@@ -399,7 +568,7 @@ impl Scheduler {
 
     /// Checks that under FCFS the running list followed by the queue is in the order of submission.
     fn check_order(&self) -> Result<(), String> {
-        let order = self.running.iter().copied().chain(self.waiting.first());
+        let order = self.running.iter().copied().chain(self.waiting.first(&self.clients));
         let ids = order.filter_map(|key| self.sequences.get(key)).map(|sequence| sequence.id);
         if ids.is_sorted() { Ok(()) } else { Err("a request has overtaken another".into()) }
     }

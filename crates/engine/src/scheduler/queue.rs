@@ -1,11 +1,13 @@
 //! The waiting queue.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::time::Instant;
 
-use crate::SchedulingPolicy;
+use super::clients::Clients;
 use crate::inbox::RequestId;
 use crate::sequence::{Sequence, SequenceKey};
+use crate::{ClientId, SchedulingPolicy};
 
 /// Rank under the priority policy: lower priority value first, then earlier arrival; ties by submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,6 +31,8 @@ impl Rank {
 enum Place {
     Turn(RequestId),
     Rank(Rank),
+    /// Under the fair policy, each client has a queue of its own.
+    Client(ClientId, RequestId),
 }
 
 /// Sequences that wait for a slot and blocks. Any of them can be removed in O(log n), because clients disconnect.
@@ -48,6 +52,7 @@ impl WaitingQueue {
         match self.policy {
             SchedulingPolicy::Fcfs => Place::Turn(sequence.id),
             SchedulingPolicy::Priority => Place::Rank(Rank::of(sequence)),
+            SchedulingPolicy::Fair => Place::Client(sequence.client, sequence.id),
         }
     }
 
@@ -60,9 +65,22 @@ impl WaitingQueue {
         self.preempted
     }
 
-    /// Returns the head.
-    pub(super) fn first(&self) -> Option<SequenceKey> {
-        self.order.first_key_value().map(|(_, &key)| key)
+    /// Returns the head: under the fair policy, the head of the client that has received the least service.
+    pub(super) fn first(&self, clients: &Clients) -> Option<SequenceKey> {
+        let (mut place, &first) = self.order.first_key_value()?;
+        let mut least = ((u64::MAX, usize::MAX), first);
+        while let Place::Client(client, _) = *place {
+            let claim = clients.claim(client);
+            if claim < least.0 {
+                least = (claim, *self.order.get(place)?);
+            }
+            let next = (Bound::Excluded(Place::Client(client, RequestId::MAX)), Bound::Unbounded);
+            match self.order.range(next).next() {
+                Some((next, _)) => place = next,
+                None => break,
+            }
+        }
+        Some(least.1)
     }
 
     /// Adds a sequence, new or preempted.

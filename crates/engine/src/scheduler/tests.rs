@@ -7,22 +7,24 @@ use crate::kv::{SequenceKv, TokenHistory};
 use crate::{InputToken, KvGroupSpec, Request, SamplingParams, Task, stream};
 
 /// A scheduler whose steps complete at once unless a test delays them.
-struct Rig {
-    scheduler: Scheduler,
+pub(super) struct Rig {
+    pub(super) scheduler: Scheduler,
     inbox: Arc<Inbox>,
     epoch: Instant,
     next_id: u64,
     step: StepId,
     plan: StepPlan,
+    pub(super) clock: Option<StepClock>,
+    pub(super) client: crate::ClientId,
 }
 
-fn config() -> EngineConfig {
+pub(super) fn config() -> EngineConfig {
     EngineConfig { max_model_len: 64, max_num_seqs: 4, max_num_batched_tokens: 32, ..EngineConfig::default() }
 }
 
 impl Rig {
     /// Creates a scheduler with `blocks` usable blocks of 4 tokens.
-    fn new(config: EngineConfig, blocks: usize) -> Self {
+    pub(super) fn new(config: EngineConfig, blocks: usize) -> Self {
         let group = KvGroupSpec { layers: 1, block_bytes: 1, blocks: blocks + 1, window: None };
         let spec = KvCacheSpec { block_size: 4, groups: vec![group] };
         Self {
@@ -32,15 +34,17 @@ impl Rig {
             next_id: 0,
             step: 0,
             plan: StepPlan::default(),
+            clock: None,
+            client: crate::ClientId::default(),
         }
     }
 
     /// Queues a request for `max_tokens` tokens after the prompt.
-    fn add(&mut self, prompt: impl IntoIterator<Item = u32>, max_tokens: u32, priority: i64) -> SequenceKey {
+    pub(super) fn add(&mut self, prompt: impl IntoIterator<Item = u32>, max_tokens: u32, priority: i64) -> SequenceKey {
         self.add_with(prompt, SamplingParams { max_tokens, ..SamplingParams::default() }, priority)
     }
 
-    fn add_with(
+    pub(super) fn add_with(
         &mut self,
         prompt: impl IntoIterator<Item = u32>,
         params: SamplingParams,
@@ -58,6 +62,7 @@ impl Rig {
             arrival: self.epoch + Duration::from_millis(id),
             cache_salt: None,
             constraint: None,
+            client: self.client,
             parent_n: None,
         };
         let history = TokenHistory::new(request.prompt.clone());
@@ -69,17 +74,17 @@ impl Rig {
     }
 
     /// Plans a step and returns `(sequence id, tokens, samples)` of each share.
-    fn plan(&mut self) -> (Vec<(u64, usize, bool)>, StepRecord) {
+    pub(super) fn plan(&mut self) -> (Vec<(u64, usize, bool)>, StepRecord) {
         self.step += 1;
         let mut record = StepRecord::default();
-        self.scheduler.schedule(self.step, &mut self.plan, &mut record);
+        self.scheduler.schedule(self.step, self.clock.as_ref(), &mut self.plan, &mut record);
         assert_eq!(self.scheduler.check_integrity(), Ok(()));
         let share = |row: &StepRow| (self.scheduler.sequences.get(row.key).unwrap().id, row.tokens, row.samples());
         (record.rows.iter().map(share).collect(), record)
     }
 
     /// Completes the step. Sampled sequences get token 7.
-    fn retire(&mut self, record: &StepRecord) {
+    pub(super) fn retire(&mut self, record: &StepRecord) {
         for row in &record.rows {
             if self.scheduler.retire(row).is_some() && row.samples() {
                 let sequence = self.scheduler.sequence_mut(row.key).unwrap();
@@ -92,14 +97,14 @@ impl Rig {
         assert_eq!(self.scheduler.check_integrity(), Ok(()));
     }
 
-    fn step(&mut self) -> Vec<(u64, usize, bool)> {
+    pub(super) fn step(&mut self) -> Vec<(u64, usize, bool)> {
         let (shares, record) = self.plan();
         self.retire(&record);
         shares
     }
 }
 
-fn prompt(family: u32, len: u32) -> Vec<u32> {
+pub(super) fn prompt(family: u32, len: u32) -> Vec<u32> {
     (0..len).map(|i| family * 1000 + i).collect()
 }
 

@@ -13,7 +13,7 @@ impl Scheduler {
         record.step = step;
         record.sampling = false;
         let mut rows = 0;
-        for &Chosen { key, tokens, scores } in &self.chosen {
+        for &Chosen { key, tokens, scores, .. } in &self.chosen {
             let Some(sequence) = self.sequences.get_mut(key) else { continue };
             let Residence::Running(slot) = sequence.residence else {
                 debug_assert!(false, "a victim was taken out of the step");
@@ -50,6 +50,7 @@ impl Scheduler {
             let preemptions = sequence.preemptions;
             record.rows.push(StepRow { key, preemptions, first, tokens, prompt_tokens, scores, answer, constrained });
             sequence.submitted = end;
+            sequence.served = step;
             sequence.scored = scored.end;
             sequence.pending += usize::from(answer.is_some());
             rows += scored.len() as u32;

@@ -168,6 +168,13 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_parser = values::count, value_name = "TOKENS")]
     pub(crate) max_num_batched_tokens: Option<usize>,
 
+    /// Maximum time of a step in milliseconds; 0 sets no limit.
+    ///
+    /// A long prompt or many sequences are then spread over more steps, and short requests wait for less. The time is
+    /// estimated from that of earlier steps. A step may take twice the time of reading the weights if that is more.
+    #[arg(long, value_parser = values::amount, default_value = "0", value_name = "MS")]
+    pub(crate) max_step_ms: usize,
+
     /// Split long prompts over several steps [default: on].
     #[arg(long, default_value_t = true)]
     pub(crate) enable_chunked_prefill: bool,
@@ -229,9 +236,17 @@ pub(crate) struct EngineArgs {
     )]
     pub(crate) async_scheduling: Option<bool>,
 
-    /// Order of waiting requests: fcfs (first come, first served) or priority.
+    /// Order of requests: fcfs (first come, first served), priority or fair.
+    ///
+    /// `fair` serves the client first that has received the least service. All sequences with the same API key are one
+    /// client; without keys, those from the same address. A client with more than its part of the running requests
+    /// makes way for others.
     #[arg(long, value_enum, default_value_t = Policy::Fcfs, hide_possible_values = true)]
     pub(crate) scheduling_policy: Policy,
+
+    /// Smallest `priority` that a request may have; smaller ones, which are more urgent, are raised to it.
+    #[arg(long, allow_hyphen_values = true, value_name = "N")]
+    pub(crate) min_priority: Option<i64>,
 
     /// Maximum number of waiting requests; further ones get status 429.
     #[arg(long, value_parser = values::count, value_name = "N")]

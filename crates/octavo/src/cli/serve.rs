@@ -43,6 +43,12 @@ pub(crate) struct NetworkArgs {
     #[arg(long, num_args = 1.., env = "VLLM_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub(crate) api_key: Vec<String>,
 
+    /// Let requests with different API keys share the prefix cache.
+    ///
+    /// By default, several keys keep it apart, because the time of an answer tells whether its prompt was in the cache.
+    #[arg(long)]
+    pub(crate) share_prefix_cache: bool,
+
     /// Path prefix that a proxy adds to every route.
     #[arg(long, default_value = "", value_name = "PATH")]
     pub(crate) root_path: String,

@@ -43,6 +43,8 @@ pub(crate) enum Policy {
     Fcfs,
     /// Lower `priority` first.
     Priority,
+    /// The client that has received the least service first.
+    Fair,
 }
 
 /// The form of message content that a chat template expects.

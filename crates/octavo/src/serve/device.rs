@@ -1,5 +1,7 @@
 //! The choice of the device.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail};
 #[cfg(feature = "candle")]
 use octavo_backend_candle::CandleBackend;
@@ -16,12 +18,15 @@ use crate::serve::granted::Surroundings;
 use crate::serve::model::{LoadedModel, ModelFiles};
 use crate::system::human_bytes;
 
-/// Token budget of a step on processors. It is smaller than vLLM's 2048, because matrix products reach their full speed
+/// Limits on processors. The token budget is smaller than vLLM's 2048, because matrix products reach their full speed
 /// with a few hundred tokens and every running request waits for the step.
-const CPU_BUDGET: usize = 512;
+const CPU_STEPS: StepLimits = StepLimits { tokens: 512, stuck_after: Duration::from_secs(120) };
 
-/// Token budget of a step on a GPU, which is vLLM's: a GPU needs that many tokens to be busy.
-const GPU_BUDGET: usize = 2048;
+/// Limits on a GPU. The token budget is vLLM's: a GPU needs that many tokens to be busy.
+///
+/// A step takes less than a second, so a GPU without progress for 30 s counts as hung. On a processor a step of a large model
+/// may take a minute.
+const GPU_STEPS: StepLimits = StepLimits { tokens: 2048, stuck_after: Duration::from_secs(30) };
 
 /// Default share of a GPU's memory, which is vLLM's.
 const GPU_SHARE: f64 = 0.9;
@@ -35,13 +40,22 @@ pub(crate) enum Choice {
     Candle,
 }
 
+/// Limits of an engine step on a kind of device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepLimits {
+    /// Token budget.
+    pub(crate) tokens: usize,
+    /// Time without progress after which the device counts as hung.
+    pub(crate) stuck_after: Duration,
+}
+
 /// A device with the model's weights.
 pub(crate) struct Computer {
     pub(crate) backend: Box<dyn Backend>,
     /// The processor's instruction set, or the GPU's name.
     pub(crate) device: String,
-    /// Token budget of a step unless a flag says otherwise.
-    pub(crate) budget: usize,
+    /// Limits of a step unless flags say otherwise.
+    pub(crate) steps: StepLimits,
     /// Bytes that a GPU has for the KV cache; `None` on a processor.
     pub(crate) kv_bytes: Option<u64>,
     /// Description such as `NVIDIA H200 (sm_90a, 140.40 GiB), bfloat16`.
@@ -184,7 +198,7 @@ pub(crate) fn load(choice: &Choice, args: &ComposeArgs, files: ModelFiles) -> Re
             let name = format!("cpu, {} threads, {device} kernels", backend.threads());
             info!("device: {name}");
             let model = files.load(args, &mut backend)?;
-            Ok((model, Computer { backend: Box::new(backend), device, budget: CPU_BUDGET, kv_bytes: None, name }))
+            Ok((model, Computer { backend: Box::new(backend), device, steps: CPU_STEPS, kv_bytes: None, name }))
         }
         #[cfg(feature = "candle")]
         Choice::Candle => {
@@ -192,7 +206,7 @@ pub(crate) fn load(choice: &Choice, args: &ComposeArgs, files: ModelFiles) -> Re
             info!("device: candle, the reference backend: float32, op by op, on the processor");
             let model = files.load(args, &mut backend)?;
             let (device, name) = ("cpu".to_owned(), "candle, float32".to_owned());
-            Ok((model, Computer { backend: Box::new(backend), device, budget: CPU_BUDGET, kv_bytes: None, name }))
+            Ok((model, Computer { backend: Box::new(backend), device, steps: CPU_STEPS, kv_bytes: None, name }))
         }
         Choice::Cuda => {
             let mut backend = cuda_backend(args, &files)?;
@@ -205,7 +219,7 @@ pub(crate) fn load(choice: &Choice, args: &ComposeArgs, files: ModelFiles) -> Re
             );
             let name = format!("{}, {}", described(backend.device()), backend.dtype());
             let kv_bytes = Some(kv_bytes);
-            Ok((model, Computer { backend: Box::new(backend), device, budget: GPU_BUDGET, kv_bytes, name }))
+            Ok((model, Computer { backend: Box::new(backend), device, steps: GPU_STEPS, kv_bytes, name }))
         }
     }
 }
@@ -238,7 +252,7 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
         libraries: named_folders(),
         kernel_pack: kernels::pack(args.model.kernel_pack.as_deref())?.map(|(folder, _)| folder),
         kernel_cache: ResolveOptions::from_env().cache_dir.join("kernels"),
-        max_num_batched_tokens: limits.max_num_batched_tokens.unwrap_or(GPU_BUDGET),
+        max_num_batched_tokens: limits.max_num_batched_tokens.unwrap_or(GPU_STEPS.tokens),
         max_num_seqs: limits.max_num_seqs,
         max_rows: limits.max_num_seqs.saturating_add(StepPlan::MAX_SCORED_ROWS),
         max_model_len,

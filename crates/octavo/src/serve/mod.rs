@@ -177,15 +177,15 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let limits = &args.engine;
     let choice = device::choose(args)?;
     let files = ModelFiles::open(args)?;
-    let (model, Computer { backend, device, budget, kv_bytes, .. }) = device::load(&choice, args, files)?;
+    let (model, Computer { backend, device, mut steps, kv_bytes, .. }) = device::load(&choice, args, files)?;
     let (backend_name, on_gpu) = (backend.name(), kv_bytes.is_some());
     let block_size = block_size(limits, backend.as_ref())?;
     let plan = kv::plan(limits, &model, backend.as_ref(), kv_bytes, block_size)?;
-    let budget = limits.max_num_batched_tokens.unwrap_or(budget);
+    steps.tokens = limits.max_num_batched_tokens.unwrap_or(steps.tokens);
     let runner_config = RunnerConfig {
         block_size,
         max_num_seqs: limits.max_num_seqs,
-        max_num_batched_tokens: budget,
+        max_num_batched_tokens: steps.tokens,
         max_model_len: plan.max_model_len,
         kv: plan.budget,
         async_scheduling: limits.async_scheduling,
@@ -206,7 +206,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     if let Some(config) = &settings.traces {
         info!("exporting traces to {}", config.endpoint());
     }
-    let engine_config = settings::engine_config(limits, settings, plan.max_model_len, budget, on_gpu);
+    let engine_config = settings::engine_config(limits, settings, plan.max_model_len, steps);
     telemetry.set_cache_config(&[
         ("block_size", block_size.to_string()),
         ("num_gpu_blocks", memory.blocks.to_string()),

@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::cli::{
     self, ChatFormatArgs, ComposeArgs, EngineArgs, Environment, NetworkArgs, ObserveArgs, Policy, ServeArgs, TextList,
 };
+use crate::serve::device::StepLimits;
 use crate::serve::kv_events;
 use crate::serve::model::LoadedModel;
 use crate::serve::parsers::{Choice, ParserFlags};
@@ -42,6 +43,8 @@ const CERTIFICATE_REFRESH: Duration = Duration::from_secs(10);
 pub(crate) struct Settings {
     /// API keys; without keys, every route is open.
     pub(crate) api_keys: Vec<String>,
+    /// Whether requests with different keys share the prefix cache.
+    pub(crate) share_prefix_cache: bool,
     pub(crate) connection: ConnectionLimits,
     pub(crate) shutdown_timeout: Duration,
     pub(crate) shutdown_lag: Duration,
@@ -97,6 +100,7 @@ impl Settings {
         let parsers = parser_flags(&args.compose.chat)?;
         Ok(Self {
             api_keys: api_keys(network, environment)?,
+            share_prefix_cache: network.share_prefix_cache,
             connection: connection(network, environment)?,
             shutdown_timeout: Duration::from_secs_f64(network.shutdown_timeout),
             shutdown_lag: Duration::from_secs_f64(network.shutdown_lag),
@@ -286,27 +290,24 @@ fn prefix_seed(environment: &Environment<'_>) -> Option<String> {
     environment("PYTHONHASHSEED").filter(|seed| !seed.is_empty())
 }
 
-/// Time without progress after which a GPU counts as hung. Its steps take less than a second; on a processor a step of a
-/// large model may take a minute.
-const GPU_STUCK_AFTER: Duration = Duration::from_secs(30);
-
-/// The configuration of the engine; `budget` is the token budget of a step.
+/// The configuration of the engine; `steps` limits a step unless a flag says otherwise.
 pub(crate) fn engine_config(
     args: &EngineArgs,
     settings: &Settings,
     max_model_len: usize,
-    budget: usize,
-    on_gpu: bool,
+    steps: StepLimits,
 ) -> EngineConfig {
     let defaults = EngineConfig::default();
     EngineConfig {
-        stuck_after: if on_gpu { GPU_STUCK_AFTER } else { defaults.stuck_after },
+        stuck_after: steps.stuck_after,
         max_model_len,
         max_num_seqs: args.max_num_seqs,
-        max_num_batched_tokens: budget,
+        max_num_batched_tokens: steps.tokens,
+        max_step: (args.max_step_ms > 0).then(|| Duration::from_millis(args.max_step_ms as u64)),
         policy: match args.scheduling_policy {
             Policy::Fcfs => SchedulingPolicy::Fcfs,
             Policy::Priority => SchedulingPolicy::Priority,
+            Policy::Fair => SchedulingPolicy::Fair,
         },
         enable_prefix_caching: args.enable_prefix_caching,
         prefix_seed: settings.prefix_seed.clone(),
@@ -335,6 +336,8 @@ pub(crate) fn server_config(
         sampling_defaults: model.sampling_defaults,
         seed: args.sampling.seed,
         api_keys: settings.api_keys.clone(),
+        share_prefix_cache: settings.share_prefix_cache,
+        min_priority: args.engine.min_priority.unwrap_or(i64::MIN),
         max_logprobs: args.sampling.max_logprobs.unwrap_or(u32::try_from(vocab_size).unwrap_or(u32::MAX)),
         connection: settings.connection,
         shutdown_timeout: settings.shutdown_timeout,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::stream::{SelectAll, Stream, StreamExt, unfold};
-use octavo_engine::{EngineState, FinishReason, Logprobs, Request, StageTimes, SubmitError, TokenOutput};
+use octavo_engine::{ClientId, EngineState, FinishReason, Logprobs, Request, StageTimes, SubmitError, TokenOutput};
 use octavo_telemetry::{Rejection, TracedRequest};
 use octavo_text::{OutputDelta, TextStream};
 
@@ -40,6 +40,7 @@ pub(crate) struct Submission {
     pub(crate) restrictions: Restrictions,
     pub(crate) parsing: Parsing,
     pub(crate) priority: i64,
+    pub(crate) client: ClientId,
     pub(crate) cache_salt: Option<Arc<str>>,
     pub(crate) arrival: Instant,
     pub(crate) trace: RequestTrace,
@@ -182,6 +183,7 @@ fn start(state: &AppState, submission: &Submission, index: usize) -> Result<Gene
         prompt: Arc::clone(&prompt.tokens),
         params: Arc::new(sampling.for_sequence(child, prompt.max_tokens, &state.seeds)),
         priority: submission.priority,
+        client: submission.client,
         arrival: submission.arrival,
         cache_salt: submission.cache_salt.clone(),
         constraint: submission.restrictions.constraint(),

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use octavo_engine::ClientId;
+
 use crate::app::AppState;
 use crate::error::ApiError;
 use crate::prepare::{Headers, check_model, prompt_of, prompt_tokens, truncate};
@@ -16,6 +18,7 @@ pub(crate) struct PreparedEmbeddings {
     pub(crate) encoding: Encoding,
     pub(crate) dimensions: Option<usize>,
     pub(crate) priority: i64,
+    pub(crate) client: ClientId,
     pub(crate) cache_salt: Option<Arc<str>>,
     pub(crate) arrival: Instant,
     pub(crate) trace: RequestTrace,
@@ -40,8 +43,9 @@ pub(crate) fn embeddings(state: &AppState, body: &[u8], headers: &Headers) -> Re
         prompts,
         encoding: request.encoding,
         dimensions: request.dimensions.and_then(|dimensions| usize::try_from(dimensions).ok()),
-        priority: headers.priority.unwrap_or(request.priority),
-        cache_salt: request.cache_salt.as_deref().map(Arc::from),
+        priority: headers.priority(state, request.priority),
+        client: headers.caller.id(),
+        cache_salt: headers.salt(state, request.cache_salt.as_deref()),
         arrival: headers.arrival,
         trace: headers.trace.clone(),
     })

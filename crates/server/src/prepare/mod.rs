@@ -17,6 +17,7 @@ use octavo_text::{AllowedTokens, BadWords, GrammarSpec, TokenizerError, Wanted};
 use uuid::Uuid;
 
 use crate::app::AppState;
+use crate::caller::Caller;
 use crate::choices::{Parsing, PreparedPrompt, Submission};
 use crate::error::ApiError;
 use crate::logprobs::Spelling;
@@ -52,6 +53,7 @@ pub(crate) struct Headers {
     /// The id of the response's header, if it has one.
     assigned: Option<String>,
     priority: Option<i64>,
+    caller: Caller,
     arrival: Instant,
     trace: RequestTrace,
     owner: Owner,
@@ -72,7 +74,28 @@ impl Headers {
         let owner = Owner::of(request.headers());
         let trace = RequestTrace::of(request);
         trace.begin();
-        Ok(Self { request_id, assigned, priority: priority.transpose()?, arrival: Instant::now(), trace, owner })
+        let caller = Caller::of(request);
+        Ok(Self {
+            request_id,
+            assigned,
+            priority: priority.transpose()?,
+            caller,
+            arrival: Instant::now(),
+            trace,
+            owner,
+        })
+    }
+
+    /// The priority of a request: the header's or the body's, but no smaller than the server allows.
+    fn priority(&self, state: &AppState, body: i64) -> i64 {
+        clamped(self.priority, body, state.config.min_priority)
+    }
+
+    /// The salt of a request's entries in the prefix cache; `own` is the body's.
+    fn salt(&self, state: &AppState, own: Option<&str>) -> Option<Arc<str>> {
+        let config = &state.config;
+        let keys = config.api_keys.iter().filter(|key| !key.is_empty()).count();
+        self.caller.salt(own, keys > 1 && !config.share_prefix_cache)
     }
 
     /// These headers with a request id, for requests that share one.
@@ -87,6 +110,11 @@ impl Headers {
         self.trace.identify(&id);
         id
     }
+}
+
+/// The header's priority or the body's, raised to `least` if it is smaller.
+fn clamped(header: Option<i64>, body: i64, least: i64) -> i64 {
+    header.unwrap_or(body).max(least)
 }
 
 /// Refuses a model name that is not served.
@@ -131,8 +159,9 @@ fn submission(
         sampling,
         restrictions,
         parsing,
-        priority: headers.priority.unwrap_or(common.priority),
-        cache_salt: common.cache_salt.as_deref().map(Arc::from),
+        priority: headers.priority(state, common.priority),
+        client: headers.caller.id(),
+        cache_salt: headers.salt(state, common.cache_salt.as_deref()),
         arrival: headers.arrival,
         trace: headers.trace.clone(),
         interval: if common.stream.is_some() { interval } else { 1 },
@@ -258,4 +287,17 @@ fn fit(
     }
     let max_tokens = sampling.max_tokens_after(tokens.len(), max_model_len)?;
     Ok(PreparedPrompt { tokens: tokens.into(), max_tokens })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_priority_is_raised_to_the_smallest_that_is_allowed() {
+        assert_eq!(clamped(None, -7, -3), -3);
+        assert_eq!(clamped(Some(-7), 5, 0), 0);
+        assert_eq!(clamped(Some(4), -7, 0), 4);
+        assert_eq!(clamped(None, i64::MIN, i64::MIN), i64::MIN);
+    }
 }

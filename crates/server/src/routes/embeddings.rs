@@ -82,6 +82,7 @@ fn start(
         prompt,
         params: Arc::new(SamplingParams::default()),
         priority: prepared.priority,
+        client: prepared.client,
         arrival: prepared.arrival,
         cache_salt: prepared.cache_salt.clone(),
         constraint: None,

@@ -228,3 +228,27 @@ async fn request_ids_come_back_when_asked_for() {
     let server = Setup::default().start().await;
     assert_eq!(server.raw("GET /health", &given).await.header("x-request-id"), None);
 }
+
+/// The number of prompt tokens found in the prefix cache.
+async fn cached(server: &TestServer, key: &str, salt: Option<&str>) -> u64 {
+    let body = json!({"prompt": "x".repeat(100), "max_tokens": 1, "cache_salt": salt});
+    let answer = ok(server.completion(body).header("authorization", format!("Bearer {key}"))).await;
+    answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+}
+
+#[tokio::test]
+async fn several_keys_keep_the_prefix_cache_apart_unless_they_share() {
+    for share in [false, true] {
+        let mut setup = Setup::default();
+        setup.config.api.prompt_tokens_details = true;
+        setup.config.api_keys = vec!["first".into(), "second".into()];
+        setup.config.share_prefix_cache = share;
+        let server = setup.start().await;
+        assert_eq!(cached(&server, "first", None).await, 0);
+        assert_eq!(cached(&server, "first", None).await, 96);
+        assert_eq!(cached(&server, "second", None).await, if share { 96 } else { 0 });
+        assert_eq!(cached(&server, "first", Some("mine")).await, 0, "the request's own salt counts, too");
+        assert_eq!(cached(&server, "first", Some("mine")).await, 96);
+        assert_eq!(cached(&server, "second", Some("mine")).await, if share { 96 } else { 0 });
+    }
+}

@@ -76,7 +76,7 @@ pub struct UnknownParser {
     known: String,
 }
 
-const TOOL_NAMES: [(&str, ToolSyntax); 21] = [
+const TOOL_NAMES: [(&str, ToolSyntax); 20] = [
     ("deepseek_v3", ToolSyntax::DeepSeekV3),
     ("deepseek_v31", ToolSyntax::DeepSeekV3),
     ("deepseek_v32", ToolSyntax::DeepSeekV32),
@@ -174,7 +174,7 @@ impl ToolSyntax {
             ("<tool_calls>", ToolSyntax::Jamba),
             ("functools[", ToolSyntax::Phi4Mini),
         ];
-        let has = |marker| chat_template_source.contains(marker);
+        let has = |marker: &str| chat_template_source.contains(marker);
         if let Some((_, syntax)) = OWN.into_iter().find(|(marker, _)| has(marker)) {
             Some(syntax)
         } else if has("<function=") && has("<parameter=") {
@@ -220,7 +220,7 @@ impl ReasoningSyntax {
 
     /// Detects the syntax of a model with this chat template; `None` if it shows no reasoning.
     pub fn detect(chat_template_source: &str) -> Option<Self> {
-        let has = |marker| chat_template_source.contains(marker);
+        let has = |marker: &str| chat_template_source.contains(marker);
         if has(Self::Mistral.start()) && has(Self::Mistral.end()) {
             Some(Self::Mistral)
         } else if !has(THINK) || !has(END_THINK) {

@@ -193,7 +193,7 @@ fn the_engine_gets_its_limits() {
         "--scheduling-policy=priority",
         "--max-num-queued-reqs=7",
     ];
-    let config = engine_config(&args(&line).compose.engine, &Settings::default(), 100, 200, true);
+    let config = engine_config(&args(&line).compose.engine, &Settings::default(), 100, STEPS);
     let expected = EngineConfig {
         max_model_len: 100,
         stuck_after: Duration::from_secs(30),
@@ -207,4 +207,18 @@ fn the_engine_gets_its_limits() {
         ..EngineConfig::default()
     };
     assert_eq!(config, expected);
+}
+
+const STEPS: StepLimits = StepLimits { tokens: 200, stuck_after: Duration::from_secs(30) };
+
+#[test]
+fn the_time_of_a_step_has_no_limit_unless_a_flag_sets_one() {
+    for (line, expected) in [
+        (&[][..], None),
+        (&["--max-step-ms=0"], None),
+        (&["--max-step-ms=30", "--scheduling-policy=fair"], Some(Duration::from_millis(30))),
+    ] {
+        let config = engine_config(&args(line).compose.engine, &Settings::default(), 100, STEPS);
+        assert_eq!(config.max_step, expected, "{line:?}");
+    }
 }
