@@ -112,6 +112,7 @@ mod tests {
                 let mut fields = Fields::parse(body.as_bytes()).unwrap();
                 refuse(&mut fields, route);
                 let errors = fields.into_errors();
+                let errors = errors.listed();
                 assert_eq!(errors.len(), 1);
                 assert!(errors[0].message.ends_with(&format!("use `structured_outputs.{renamed}`.")), "{errors:?}");
             }
