@@ -77,8 +77,8 @@ def test_a_hung_replica_is_replaced_with_the_grace_of_the_probe(model, tmp_path,
         victim, other = cluster.pods
         hung = victim.process
         hung.send_signal(signal.SIGSTOP)
-        until("the kubelet has started it again", lambda: victim.restarts == 1)
-        until("it is ready", victim.ready.is_set)
+        until("the kubelet has started it again", lambda: victim.restarts == 1, limit=120)
+        until("it is ready", victim.ready.is_set, limit=120)
     assert hung.returncode == victim.status == -signal.SIGKILL
     assert other.restarts == 0
 

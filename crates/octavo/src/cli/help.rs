@@ -76,7 +76,7 @@ const COMMON: [&str; 22] = [
     "kv-cache-memory-bytes",
     "enable-prefix-caching",
     "chat-template",
-    "scheduling-policy",
+    "seed",
     "tool-call-parser",
     "reasoning-parser",
     "generation-config",

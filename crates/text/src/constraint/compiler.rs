@@ -97,6 +97,8 @@ impl GrammarCompiler {
             })
             .map_err(|error| GrammarError::Thread(error.to_string()))?;
         match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            // A thread that waited for a processor may find the result there although the time is up.
+            Ok(_) if Instant::now() >= deadline => Err(GrammarError::TooSlow(time)),
             Ok(result) => result,
             Err(RecvTimeoutError::Timeout) => Err(GrammarError::TooSlow(time)),
             Err(RecvTimeoutError::Disconnected) => Err(GrammarError::Panicked),

@@ -64,8 +64,15 @@ const END_THINK: &str = "</think>";
 
 /// Markers that begin a turn in a prompt, in the families of models that reason. Text written by the user comes before
 /// the last one.
-const TURNS: [&str; 6] =
-    ["<|im_start|>", "<｜Assistant｜>", "<|start_header_id|>", "<|assistant|>", "<|im_assistant|>", "]~b]ai"];
+const TURNS: [&str; 7] = [
+    "<|im_start|>",
+    "<｜Assistant｜>",
+    "<|start_header_id|>",
+    "<|assistant|>",
+    "<|im_assistant|>",
+    "]~b]ai",
+    "[/INST]",
+];
 
 /// Error of an unknown parser name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -132,9 +132,9 @@ fn text_of_a_broken_call_is_content() {
         assert_eq!((message.content.as_str(), message.calls[0].1.as_str()), (content, arguments), "{text:?}");
     };
     broken(ToolSyntax::Hermes, r#"<tool_call>{"name": "f", "arguments: {"a": 1}}"#, r#", "arguments: {"a": 1}}"#, "");
-    broken(ToolSyntax::Hermes, r#"<tool_call>{"name": "f", "arguments": {"a": 1} oops}"#, "oops}", r#"{"a": 1}"#);
-    broken(ToolSyntax::Pythonic, "[f(a=1, b!2)]", "b!2)]", r#"{"a": 1"#);
-    broken(ToolSyntax::Glm, "<tool_call>f\n<arg_key>a</arg_key>1</arg_value>", "1</arg_value>", r#"{"a": "#);
+    broken(ToolSyntax::Hermes, r#"<tool_call>{"name": "f", "arguments": {"a": 1} oops}"#, " oops}", r#"{"a": 1}"#);
+    broken(ToolSyntax::Pythonic, "[f(a=1, b!2)]", " b!2)]", r#"{"a": 1"#);
+    broken(ToolSyntax::Glm, "<tool_call>f\n<arg_key>a</arg_key>1</arg_value>", "1</arg_value>", r#"{"a": ""#);
 }
 
 #[test]
