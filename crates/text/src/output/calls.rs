@@ -19,6 +19,9 @@ pub(super) trait Body: Debug + Send {
 
     /// Ends the text within the call, and passes on text that is part of it.
     fn finish(&mut self, _sink: &mut Sink) {}
+
+    /// Gives up a broken call, and passes on text that it skipped before the last part that was passed on.
+    fn abandon(&mut self, _sink: &mut Sink) {}
 }
 
 /// Result of parsing one more character of a call.
@@ -199,8 +202,10 @@ impl ToolParser {
         let (passed_on, in_call) = (sink.passed_on(), sink.in_call());
         let step = body.step(character, sink);
         if step == Step::Broken {
-            self.body = None;
             sink.abandon();
+            if let Some(mut body) = self.body.take() {
+                body.abandon(sink);
+            }
             let raw = std::mem::take(&mut self.raw);
             raw.chars().for_each(|character| self.content(character, sink));
             // The character may begin a call itself, in which case it does not break it.

@@ -85,6 +85,8 @@ pub(super) struct Xml {
     value: String,
     /// Text between parameters, which becomes content after the call.
     stray: String,
+    /// Length of the part of it that comes before the last parameter.
+    before_parameter: usize,
 }
 
 #[derive(Debug)]
@@ -106,7 +108,7 @@ impl Xml {
         let kind = tools.kind("", "");
         let at = At::Tag(Expect::new(dialect.tag));
         let [function, header, value, stray] = [const { String::new() }; 4];
-        Self { dialect, at, tools, function, header, kind, value, stray }
+        Self { dialect, at, tools, function, header, kind, value, stray, before_parameter: 0 }
     }
 
     /// Creates the parser after the marker that the name of the function follows.
@@ -145,6 +147,7 @@ impl Xml {
             json.push('"');
         }
         sink.arguments(&json);
+        self.before_parameter = self.stray.len();
         self.header.clear();
         self.at = match self.dialect.value_start {
             Some(tag) => At::ValueTag(Expect::new(tag)),
@@ -219,6 +222,12 @@ impl Body for Xml {
         if matches!(self.at, At::Value(_)) {
             sink.arguments(&self.value);
         }
+        self.give_out_stray(sink);
+    }
+
+    fn abandon(&mut self, sink: &mut Sink) {
+        // What follows is part of the text that becomes content anyway.
+        self.stray.truncate(self.before_parameter);
         self.give_out_stray(sink);
     }
 

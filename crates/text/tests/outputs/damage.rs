@@ -58,10 +58,13 @@ impl Damage {
                 }
             }
             Self::Escape(_) => {
-                let letter = text[at..].find(|character: char| character.is_ascii_lowercase());
-                if let Some(found) = letter {
-                    let letter = text.remove(at + found);
-                    text.insert_str(at + found, &format!("\\u{:04x}", u32::from(letter)));
+                let mut letters = text[at..].char_indices().map(|(found, character)| (at + found, character));
+                // A letter of an escape, escaped again, would make the key another one, whose value is ignored.
+                let escaped = |start: usize| text[..start].chars().rev().take(5).any(|character| character == '\\');
+                let letter = letters.find(|&(start, character)| character.is_ascii_lowercase() && !escaped(start));
+                if let Some((start, letter)) = letter {
+                    text.remove(start);
+                    text.insert_str(start, &format!("\\u{:04x}", u32::from(letter)));
                 }
             }
             Self::Insert(_, inserted) => {

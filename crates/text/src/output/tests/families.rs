@@ -135,6 +135,8 @@ fn text_of_a_broken_call_is_content() {
     broken(ToolSyntax::Hermes, r#"<tool_call>{"name": "f", "arguments": {"a": 1} oops}"#, " oops}", r#"{"a": 1}"#);
     broken(ToolSyntax::Pythonic, "[f(a=1, b!2)]", " b!2)]", r#"{"a": 1"#);
     broken(ToolSyntax::Glm, "<tool_call>f\n<arg_key>a</arg_key>1</arg_value>", "1</arg_value>", r#"{"a": ""#);
+    let skipped = "<tool_call>f\n<arg_key{>a\n<arg_key>b</arg_key>\n<arg>1";
+    broken(ToolSyntax::Glm, skipped, "<arg_key{>a\n<arg>1", r#"{"b": ""#);
 }
 
 #[test]
