@@ -226,7 +226,7 @@ impl Body for Xml {
     }
 
     fn abandon(&mut self, sink: &mut Sink) {
-        // What follows is part of the text that becomes content anyway.
+        // The rest of it is in the text of the broken call, which becomes content itself.
         self.stray.truncate(self.before_parameter);
         self.give_out_stray(sink);
     }
