@@ -125,7 +125,9 @@ def picker_faults(values: Object, m: Manifests, world: World) -> list[str]:
         faults.append("the pool selects no pods")
     if [port["number"] for port in pool["targetPorts"]] != list(server.ports.values()):
         faults.append("the pool's port is not the container's")
-    if server.labels.get("inference.networking.k8s.io/engine-type", "vllm") != pool["type"]:
+    # The second is the name of the first before llm-d 0.10.
+    engines = {server.labels.get(f"{group}/engine-type") for group in ("llm-d.ai", "inference.networking.k8s.io")}
+    if engines != {pool["type"]}:
         faults.append("another engine's metrics are expected")
     config = yaml.safe_load(extension["pluginsCustomConfig"].get(extension["pluginsConfigFile"], "{}"))
     known = {plugin.get("name", plugin["type"]) for plugin in at(config, "plugins", default=[])}

@@ -209,24 +209,28 @@ def test_a_picker_can_follow_the_kv_events(
 ) -> None:
     """What the pods of `multi-node` publish is what endpoint-picker.yaml expects."""
     m = renderings["helm multi-node"]
-    (plugin,) = yaml.safe_load((render.ADDONS / "endpoint-picker.yaml").read_text())
-    hashes, events = (plugin["parameters"][name] for name in ("tokenProcessorConfig", "kvEventsConfig"))
+    values = yaml.safe_load((render.ADDONS / "endpoint-picker.yaml").read_text())
+    (config,) = map(yaml.safe_load, values["router"]["epp"]["pluginsCustomConfig"].values())
+    plugins = {it["type"]: it.get("parameters", {}) for it in config["plugins"]}
+    producer, tokens = plugins["precise-prefix-cache-producer"], plugins["token-producer"]
+    events = producer["kvEventsConfig"]
     # On ports that are free here.
     ports = {"5557": str(free_port()), "5558": str(free_port())}
-    assert events["podDiscoveryConfig"]["socketPort"] == 5557
+    assert events["podDiscoveryConfig"] == {"socketPort": 5557, "replaySocketPort": 5558}
     with serving(m, tmp_path, ports) as server:
         (source,) = json.loads(get(f"{server.url}/kv_event_sources")[1])
         served = json.loads(get(f"{server.url}/v1/models")[1])["data"][0]["id"]
+        routes = json.loads(get(f"{server.url}/openapi.json")[1])["paths"].keys()
     assert source["endpoint"] == f"tcp://127.0.0.1:{ports['5557']}"
     assert source["replay_endpoint"] == f"tcp://127.0.0.1:{ports['5558']}"
     # The pod's address, which is x here, and the port and the name that requests are sent with.
     assert source["topic"] == f"kv@x:8000@{served}" and source["topic"].startswith(events["topicFilter"])
-    assert source["block_size"] == hashes["blockSize"]
-    given = variables(m, m.servers[0].pod["containers"][0])
-    assert given["PYTHONHASHSEED"] == hashes["hashSeed"]
-    assert events["podDiscoveryConfig"]["podNamespace"] == m.servers[0].object["metadata"]["namespace"]
-    selector = dict([events["podDiscoveryConfig"]["podLabelSelector"].split("=")])
-    assert selector.items() <= m.servers[0].labels.items()
+    assert source["block_size"] == producer["tokenProcessorConfig"]["blockSize"]
+    # The Service renders a prompt's tokens for the picker, by the name of the model.
+    assert routes >= {"/v1/completions/render", "/v1/chat/completions/render"}
+    (service,) = m.of("Service")
+    place = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc:{service['spec']['ports'][0]['port']}"
+    assert tokens == {"modelName": served, "vllm": {"url": f"http://{place}"}}
 
 
 # The article's container as it stands there, with its ConfigMap's values.

@@ -82,7 +82,7 @@ def deployment(replicas: int) -> dict[str, dict]:
 
 
 def claim(size: str, storage_class: str) -> dict[str, dict]:
-    spec = {"resources": {"requests": {"storage": size}}, "storageClassName": storage_class}
+    spec = {"resources": {"requests": {"storage": size}}, "storageClassName": storage_class, "accessModes": ["ReadWriteMany"]}
     place = "/api/v1/namespaces/octavo/persistentvolumeclaims/octavo-models"
     return {place: {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "octavo-models"}, "spec": spec}}
 
@@ -111,9 +111,11 @@ def test_replicas_that_are_set_win_over_what_runs() -> None:
         ("modelCache.size=100Gi,modelCache.storageClassName=fast", None),
         ("modelCache.size=1Ti", None),
         ("modelCache.size=50Gi,modelCache.existingClaim=other", None),
+        ("modelCache.type=clone,modelCache.size=100Gi", "needs the access mode ReadWriteOnce, and the claim octavo-models has ReadWriteMany"),
+        ("modelCache.type=clone,modelCache.existingClaim=other", None),
     ],
 )
-def test_a_claim_neither_shrinks_nor_changes_its_class(values: str, reason: str | None) -> None:
+def test_a_claim_keeps_its_size_its_class_and_its_access_mode(values: str, reason: str | None) -> None:
     done = upgrade(claim("100Gi", "fast"), f"modelCache.type=pvc,{values}")
     assert (done.returncode == 0) == (reason is None), done.stderr
     assert reason is None or reason in done.stderr

@@ -178,7 +178,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end }}
 
-{{/* A claim that is there cannot shrink or change its class; the API server would refuse it in the middle of an upgrade. */}}
+{{/* How a claim of the chart's own is mounted: by each clone alone, or as modelCache.accessMode says. */}}
+{{- define "octavo.accessMode" -}}
+{{- eq .Values.modelCache.type "clone" | ternary "ReadWriteOnce" .Values.modelCache.accessMode -}}
+{{- end }}
+
+{{/* A claim that is there cannot shrink or change its class or access mode; the API server would refuse it in the middle of an
+upgrade. */}}
 {{- define "octavo.validateClaim" -}}
 {{- $cache := .Values.modelCache -}}
 {{- if and (has $cache.type (list "pvc" "clone")) (not $cache.existingClaim) -}}
@@ -190,6 +196,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- if and $cache.storageClassName (ne $cache.storageClassName (.spec.storageClassName | default "")) -}}
 {{- fail (printf "modelCache.storageClassName cannot change: the claim %s has the class %s" $name .spec.storageClassName) -}}
+{{- end -}}
+{{- $mode := include "octavo.accessMode" $ -}}
+{{- if not (has $mode .spec.accessModes) -}}
+{{- fail (printf "modelCache.type %s needs the access mode %s, and the claim %s has %s, which cannot change: name another claim by modelCache.existingClaim" $cache.type $mode $name (first .spec.accessModes)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
