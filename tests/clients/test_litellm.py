@@ -1,6 +1,7 @@
 """LiteLLM, by its adapter for OpenAI's servers and by the one for vLLM's."""
 
 import os
+import pathlib
 
 import pytest
 
@@ -22,3 +23,15 @@ def test_litellm(tiny_url, provider):
         litellm.completion(**ask | {"messages": [{"role": "user", "content": "word " * 500}]})
     with pytest.raises(litellm.NotFoundError):
         litellm.completion(**ask | {"model": f"{provider}/nope"})
+
+
+def test_the_entry_of_the_examples_is_one_of_a_router(tiny_url, monkeypatch):
+    """deploy/examples/litellm.yaml, with the address and the name of the server that is here."""
+    yaml = pytest.importorskip("yaml")
+    path = pathlib.Path(__file__).resolve().parents[2] / "deploy" / "examples" / "litellm.yaml"
+    (entry,) = yaml.safe_load(path.read_text())["model_list"]
+    monkeypatch.setenv("OCTAVO_API_KEY", "none")
+    entry["litellm_params"] |= {"api_base": f"{tiny_url}/v1", "model": "hosted_vllm/tiny"}
+    router = litellm.Router(model_list=[entry])
+    answer = router.completion(model=entry["model_name"], messages=MESSAGES, max_tokens=4)
+    assert 1 <= answer.usage.completion_tokens <= 4
