@@ -16,6 +16,7 @@ use crate::body::BodyBudget;
 use crate::config::{FingerprintMode, ServerConfig, TextModel};
 use crate::drain::Shutdown;
 use crate::error::ApiError;
+use crate::keys::ApiKeys;
 use crate::layers;
 use crate::listener::Connections;
 use crate::load::Load;
@@ -56,6 +57,7 @@ pub(crate) struct App {
     pub(crate) workers: Workers,
     pub(crate) bodies: BodyBudget,
     pub(crate) seeds: Seeds,
+    pub(crate) keys: ApiKeys,
     pub(crate) load: Load,
     pub(crate) pause: Pause,
     /// The stored responses; `None` if none are stored.
@@ -177,6 +179,7 @@ impl Server {
             fingerprint: fingerprint(&config).map(Arc::from),
             seeds: Seeds::new(config.seed),
             grammars: OnceLock::new(),
+            keys: ApiKeys::new(telemetry.clone(), &config.api_keys, &config.key_entries),
             load: Load::default(),
             pause: Pause::default(),
             responses: config.response_store.map(|limits| Arc::new(ResponseStore::new(limits))),
@@ -191,6 +194,11 @@ impl Server {
             config,
         });
         Self { state }
+    }
+
+    /// The API keys, whose named entries can be replaced while the server runs.
+    pub fn keys(&self) -> ApiKeys {
+        self.state.keys.clone()
     }
 
     /// The routes, for callers that run their own HTTP server.

@@ -1,7 +1,6 @@
-//! API keys.
+//! Admission by API key: which routes need one, and the limits of its holder.
 
-use std::hint::black_box;
-use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Json;
 use axum::extract::{MatchedPath, Request, State};
@@ -9,7 +8,12 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
-use crate::caller::KeyIndex;
+use crate::error::ApiError;
+use crate::keys::{Accepted, ApiKeys, Meter};
+use crate::load::generates;
+use crate::trace::RequestTrace;
+use crate::watch::watched;
+use crate::wire::{MessagesWire, Wire};
 
 /// Routes that need no key: probes, metrics and pages that only describe the server. All other paths are protected, even
 /// those without a route. vLLM protects only /v1, /v2, /inference and /cohere, and leaves /invocations, /pooling and
@@ -31,40 +35,27 @@ const OPEN: [&str; 14] = [
     "/version",
 ];
 
+/// Routes that compute without the engine. Like those that use it, they count against the limits of a key.
+const COMPUTING: [&str; 5] =
+    ["/tokenize", "/detokenize", "/v1/chat/completions/render", "/v1/completions/render", "/v1/messages/count_tokens"];
+
 /// The header in which Anthropic's clients send the key.
 pub(crate) const X_API_KEY: &str = "x-api-key";
 
-/// The accepted keys; without keys, every route is open.
-#[derive(Clone, Debug)]
-pub(crate) struct ApiKeys(Arc<[String]>);
-
-impl ApiKeys {
-    pub(crate) fn new(keys: &[String]) -> Self {
-        Self(keys.iter().filter(|key| !key.is_empty()).cloned().collect())
-    }
-
-    /// The index of the accepted key that a request carries.
-    fn accept(&self, headers: &HeaderMap) -> Option<KeyIndex> {
-        let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
-            let (scheme, token) = split_once(value.as_bytes(), b' ')?;
-            scheme.eq_ignore_ascii_case(b"bearer").then_some(token)
-        });
-        let plain = headers.get(X_API_KEY).map(HeaderValue::as_bytes);
-        let found = bearer.and_then(|token| self.find(token)).or_else(|| plain.and_then(|token| self.find(token)));
-        found.map(KeyIndex)
-    }
-
-    fn find(&self, token: &[u8]) -> Option<usize> {
-        // All keys are compared, so that the time does not reveal which one is similar.
-        let keys = self.0.iter().enumerate();
-        keys.fold(None, |found, (index, key)| if equal(key.as_bytes(), token) { Some(index) } else { found })
-    }
+/// The client whose key a request carries.
+fn accept(keys: &ApiKeys, headers: &HeaderMap) -> Option<Accepted> {
+    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
+        let (scheme, token) = split_once(value.as_bytes(), b' ')?;
+        scheme.eq_ignore_ascii_case(b"bearer").then_some(token)
+    });
+    let plain = headers.get(X_API_KEY).map(HeaderValue::as_bytes);
+    bearer.and_then(|token| keys.find(token)).or_else(|| plain.and_then(|token| keys.find(token)))
 }
 
 /// Whether a request needs no key. The check uses the matched route rather than the path as spelled, so no spelling
 /// opens a route that is not listed.
 fn is_open(request: &Request) -> bool {
-    let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
+    let route = route(request);
     match *request.method() {
         Method::OPTIONS => true,
         Method::GET | Method::HEAD => route.is_some_and(|route| OPEN.contains(&route)),
@@ -73,23 +64,57 @@ fn is_open(request: &Request) -> bool {
     }
 }
 
-/// Rejects requests that need a key and have none.
-pub(crate) async fn guard(State(keys): State<ApiKeys>, mut request: Request, next: Next) -> Response {
-    if keys.0.is_empty() || is_open(&request) {
-        return next.run(request).await;
-    }
-    if let Some(key) = keys.accept(request.headers()) {
-        request.extensions_mut().insert(key);
-        return next.run(request).await;
-    }
-    let body = serde_json::json!({"error": "Unauthorized"});
-    (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], Json(body)).into_response()
+/// Whether a request counts against the limits of its key.
+fn is_limited(request: &Request) -> bool {
+    *request.method() == Method::POST
+        && route(request).is_some_and(|route| generates(route) || COMPUTING.contains(&route))
 }
 
-/// Compares in time that depends only on the lengths.
-fn equal(a: &[u8], b: &[u8]) -> bool {
-    let difference = a.iter().zip(b).fold(0, |difference, (x, y)| black_box(difference | (x ^ y)));
-    a.len() == b.len() && difference == 0
+fn route(request: &Request) -> Option<&str> {
+    request.extensions().get::<MatchedPath>().map(MatchedPath::as_str)
+}
+
+/// Rejects requests that need a key and have none, and those whose key is over a limit.
+pub(crate) async fn guard(State(keys): State<ApiKeys>, mut request: Request, next: Next) -> Response {
+    if !keys.required() || is_open(&request) {
+        return next.run(request).await;
+    }
+    let Some(accepted) = accept(&keys, request.headers()) else {
+        let body = serde_json::json!({"error": "Unauthorized"});
+        return (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], Json(body)).into_response();
+    };
+    let account = accepted.account.clone();
+    request.extensions_mut().insert(accepted);
+    let Some(account) = account else { return next.run(request).await };
+    RequestTrace::of(&request).name_key(account.name());
+    if !is_limited(&request) {
+        return next.run(request).await;
+    }
+    let mut response = match account.admit(Instant::now()) {
+        Ok(permit) => metered(Meter::new(permit), request, next).await,
+        Err(error) => refuse(&request, &error),
+    };
+    account.report(response.headers_mut(), Instant::now());
+    response
+}
+
+/// Runs a request that counts as running until its response is complete or its client has disconnected.
+async fn metered(meter: Meter, mut request: Request, next: Next) -> Response {
+    request.extensions_mut().insert(meter.clone());
+    let response = next.run(request).await;
+    response.map(|body| {
+        watched(body, move |_| {
+            let _running = &meter;
+        })
+    })
+}
+
+/// The refusal in the form of the route's errors.
+fn refuse(request: &Request, error: &ApiError) -> Response {
+    match route(request) {
+        Some(route) if route.starts_with("/v1/messages") => MessagesWire::refuse(error),
+        _ => error.clone().into_response(),
+    }
 }
 
 fn split_once(bytes: &[u8], separator: u8) -> Option<(&[u8], &[u8])> {
@@ -100,29 +125,30 @@ fn split_once(bytes: &[u8], separator: u8) -> Option<(&[u8], &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keys::tests::keys;
 
     #[test]
     fn a_key_must_match_whole() {
-        let keys = ApiKeys::new(&["secret".into(), "other".into(), String::new()]);
+        let keys = keys(&["secret", "other", ""], &[]);
         let accepts = |value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::AUTHORIZATION, value.parse().unwrap());
-            keys.accept(&headers).is_some()
+            accept(&keys, &headers).is_some()
         };
         assert!(accepts("Bearer secret") && accepts("bearer other"));
         for wrong in ["Bearer secre", "Bearer secrets", "Bearer ", "Bearer", "Basic secret", "secret", "Bearer  secret"]
         {
             assert!(!accepts(wrong), "{wrong}");
         }
-        assert!(keys.accept(&HeaderMap::new()).is_none());
+        assert!(accept(&keys, &HeaderMap::new()).is_none());
     }
 
     #[test]
     fn a_key_may_come_in_either_header() {
-        let keys = ApiKeys::new(&["secret".into()]);
+        let keys = keys(&["secret"], &[]);
         let accepts = |fields: &[(&'static str, &str)]| {
             let headers = fields.iter().map(|&(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
-            keys.accept(&headers.collect()).is_some()
+            accept(&keys, &headers.collect()).is_some()
         };
         assert!(accepts(&[("x-api-key", "secret")]));
         assert!(accepts(&[("x-api-key", "secret"), ("authorization", "Bearer wrong")]));

@@ -8,6 +8,8 @@ use std::time::Duration;
 use octavo_text::{ChatTemplate, ReasoningSyntax, Tokenizer, ToolSyntax};
 use serde_json::{Map, Value};
 
+use crate::keys::KeyEntry;
+
 /// The model's own sampling defaults (`generation_config.json`), for parameters that a request does not set.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SamplingDefaults {
@@ -162,8 +164,10 @@ pub struct ServerConfig {
     pub sampling_defaults: SamplingDefaults,
     /// Initial value for the seeds of requests without a seed; `None` draws it at random.
     pub seed: Option<u64>,
-    /// API keys of the inference routes; an empty list leaves them open.
+    /// API keys of the inference routes; without these and named keys, the routes are open.
     pub api_keys: Vec<String>,
+    /// API keys with names and limits, which [`ApiKeys::replace`](crate::ApiKeys::replace) replaces.
+    pub key_entries: Vec<KeyEntry>,
     /// Whether requests with different API keys share the prefix cache. Otherwise more than one key keeps it apart.
     pub share_prefix_cache: bool,
     /// The smallest priority, which is the most urgent, that a request may have; a smaller one is raised to it.
@@ -220,6 +224,7 @@ impl Default for ServerConfig {
             sampling_defaults: SamplingDefaults::default(),
             seed: None,
             api_keys: vec![],
+            key_entries: vec![],
             share_prefix_cache: false,
             min_priority: i64::MIN,
             max_logprobs: 20,

@@ -30,6 +30,8 @@ pub(crate) struct ApiError {
     message: String,
     param: Option<String>,
     retry_after: Option<Duration>,
+    /// The code in the body, where it is not the status.
+    code: Option<&'static str>,
 }
 
 /// A field of the body that violates the schema, described as pydantic does.
@@ -96,12 +98,19 @@ struct Info<'a> {
     message: &'a str,
     r#type: &'a str,
     param: Option<&'a str>,
-    code: u16,
+    code: Code,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Code {
+    Status(u16),
+    Name(&'static str),
 }
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, message: message.into(), param: None, retry_after: None }
+        Self { status, kind, message: message.into(), param: None, retry_after: None, code: None }
     }
 
     /// 400: a valid request that is refused.
@@ -196,6 +205,13 @@ impl ApiError {
         let message = format!("The engine is currently busy: {reason}. Please retry later.");
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "Too Many Requests", message);
         Self { retry_after: Some(Duration::from_secs(1)), ..error }
+    }
+
+    /// 429: the client's key is over a limit, as OpenAI's API says it; `kind` is "requests" or "tokens", and a retry can
+    /// succeed after `wait`.
+    pub(crate) fn rate_limited(kind: &'static str, message: impl Into<String>, wait: Duration) -> Self {
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, kind, message);
+        Self { retry_after: Some(wait), code: Some("rate_limit_exceeded"), ..error }
     }
 
     /// 503: the server refuses or ends requests because it is not available.
@@ -295,9 +311,21 @@ impl ApiError {
         self
     }
 
-    /// The value of `Retry-After`, if a retry can succeed.
+    /// The time after which a retry can succeed, if it can.
+    #[cfg(test)]
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         self.retry_after
+    }
+
+    /// A response with this body, and with the headers of the error.
+    pub(crate) fn respond(&self, body: impl Serialize) -> Response {
+        let mut response = (self.status, axum::Json(body)).into_response();
+        if let Some(delay) = self.retry_after {
+            // Rounded up: a client that comes a moment too early is refused again.
+            let seconds = delay.as_secs() + u64::from(delay.subsec_nanos() > 0);
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
     }
 
     /// The status of the response.
@@ -307,18 +335,15 @@ impl ApiError {
 
     /// The body, which is also the content of a stream's error event.
     pub(crate) fn body(&self) -> impl Serialize + '_ {
-        let (r#type, param, code) = (self.kind, self.param.as_deref(), self.status.as_u16());
+        let (r#type, param) = (self.kind, self.param.as_deref());
+        let code = self.code.map_or(Code::Status(self.status.as_u16()), Code::Name);
         Body { error: Info { message: &self.message, r#type, param, code } }
     }
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, axum::Json(self.body())).into_response();
-        if let Some(delay) = self.retry_after {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(delay.as_secs()));
-        }
-        response
+        self.respond(self.body())
     }
 }
 
@@ -436,6 +461,20 @@ mod tests {
         assert_eq!(status(&GrammarError::Panicked), (500, false));
         assert_eq!(status(&GrammarError::TooSlow(Duration::from_secs(1))), (400, false));
         assert_eq!(status(&GrammarError::Regex("it is broken".to_owned())), (400, false));
+    }
+
+    #[test]
+    fn a_limit_has_openais_code_and_whole_seconds() {
+        let error = ApiError::rate_limited("tokens", "no", Duration::from_millis(1001));
+        assert_eq!(
+            body(&error),
+            r#"{"error":{"message":"no","type":"tokens","param":null,"code":"rate_limit_exceeded"}}"#
+        );
+        let response = error.into_response();
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()[header::RETRY_AFTER]),
+            (429, &HeaderValue::from(2))
+        );
     }
 
     #[test]

@@ -4,14 +4,14 @@ use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state, map_request_with_state};
 
 use crate::app::App;
-use crate::auth::{self, ApiKeys};
+use crate::auth;
 use crate::cors::{self, Cors};
 use crate::observe::observe;
 use crate::root_path::{self, RootPath};
 use crate::{deadline, keep_alive, load, orca, request_id, trace};
 
 /// Adds the layers to the routes. A request passes them in this order: root path, request id, trace, metrics, CORS
-/// (before the keys, so that a page can read that its key is wrong), keys, load, load
+/// (before the keys, so that a page can read that its key is wrong), keys and their limits, load, load
 /// report, deadline, comments. Disabled layers are
 /// left out.
 pub(crate) fn around(routes: Router, app: &App) -> Router {
@@ -28,7 +28,7 @@ pub(crate) fn around(routes: Router, app: &App) -> Router {
         router = router.layer(from_fn_with_state(app.load.clone(), load::track));
     }
     router = router
-        .layer(from_fn_with_state(ApiKeys::new(&config.api_keys), auth::guard))
+        .layer(from_fn_with_state(app.keys.clone(), auth::guard))
         .layer(from_fn_with_state(Cors::new(&config.cors), cors::share))
         .layer(from_fn_with_state(app.http_metrics.clone(), observe))
         .layer(from_fn_with_state(app.telemetry.tracer(), trace::follow));

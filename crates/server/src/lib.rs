@@ -24,6 +24,7 @@ mod host;
 #[doc(hidden)]
 pub mod internals;
 mod keep_alive;
+mod keys;
 mod layers;
 mod listener;
 mod load;
@@ -34,6 +35,7 @@ mod orca;
 mod pages;
 mod params;
 mod prepare;
+mod reload;
 mod request_id;
 mod request_log;
 mod restrictions;
@@ -58,6 +60,8 @@ pub use config::{
     ServerConfig, StoreLimits, TemplateHelper, TextModel, TlsConfig,
 };
 pub use drain::Shutdown;
+pub use keys::{ApiKeys, KeyEntry, KeyHash, KeyLimits};
 pub use loading::serve_while_loading;
+pub use reload::FileWatch;
 pub use sockets::{Listener, UnixSocketError};
 pub use tls::TlsError;

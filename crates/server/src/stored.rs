@@ -1,4 +1,4 @@
-//! Stored responses: bounded, in memory, and readable only with the credentials that created them.
+//! Stored responses: bounded, in memory, and readable only by the client that created them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -6,39 +6,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use futures::stream::{Stream, unfold};
-use http::{HeaderMap, HeaderValue, header};
+use octavo_engine::ClientId;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use crate::auth::X_API_KEY;
 use crate::config::StoreLimits;
 use crate::types::responses::add_item;
 
 /// Bytes that an entry costs beside its texts.
 const ENTRY: usize = 512;
 
-/// The credentials of a request, hashed. A response is found only by requests with the same ones, so that clients cannot
+/// The owner ([`Caller::owner`]) and the id of a response. A response is found only by its owner, so that clients cannot
 /// read each other's, even if they choose the same request id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Owner([u8; 32]);
-
-impl Owner {
-    /// The owner of what a request with these headers creates.
-    pub(crate) fn of(headers: &HeaderMap) -> Self {
-        let mut hash = Sha256::new();
-        for name in [header::AUTHORIZATION.as_str(), X_API_KEY] {
-            let value = headers.get(name).map_or(&[][..], HeaderValue::as_bytes);
-            hash.update((value.len() as u64).to_le_bytes());
-            hash.update(value);
-        }
-        Self(hash.finalize().into())
-    }
-}
-
-/// An owner and the id of a response.
-type Key = (Owner, String);
+///
+/// [`Caller::owner`]: crate::caller::Caller::owner
+type Key = (ClientId, String);
 
 /// The responses of a server. The oldest is forgotten when there are too many or they need too much memory; a response
 /// that is forgotten while it runs is aborted.
@@ -147,12 +130,12 @@ impl ResponseStore {
     }
 
     /// The JSON of a response.
-    pub(crate) fn body(&self, owner: Owner, id: &str) -> Option<Bytes> {
+    pub(crate) fn body(&self, owner: ClientId, id: &str) -> Option<Bytes> {
         Some(self.lock().by_key.get(&(owner, id.to_owned()))?.body.clone())
     }
 
     /// The messages up to and including a response, without instructions, and whether the response has ended.
-    pub(crate) fn conversation(&self, owner: Owner, id: &str) -> Option<(Vec<Value>, bool)> {
+    pub(crate) fn conversation(&self, owner: ClientId, id: &str) -> Option<(Vec<Value>, bool)> {
         let (json, ended) = {
             let entries = self.lock();
             let entry = entries.by_key.get(&(owner, id.to_owned()))?;
@@ -162,7 +145,7 @@ impl ResponseStore {
     }
 
     /// Aborts a response that runs in the background.
-    pub(crate) fn cancel(&self, owner: Owner, id: &str) -> Cancelled {
+    pub(crate) fn cancel(&self, owner: ClientId, id: &str) -> Cancelled {
         let key = (owner, id.to_owned());
         let mut entries = self.lock();
         let Some(entry) = entries.by_key.get(&key) else { return Cancelled::Unknown };
@@ -187,7 +170,7 @@ impl ResponseStore {
     /// response is unknown or has no events.
     pub(crate) fn follow(
         self: &Arc<Self>,
-        owner: Owner,
+        owner: ClientId,
         id: &str,
         from: usize,
     ) -> Option<impl Stream<Item = Result<Bytes, Infallible>> + use<>> {
@@ -235,11 +218,11 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    pub(crate) fn new(store: Arc<ResponseStore>, owner: Owner, id: &str, conversation: Vec<Value>) -> Self {
+    pub(crate) fn new(store: Arc<ResponseStore>, owner: ClientId, id: &str, conversation: Vec<Value>) -> Self {
         Self { store, key: (owner, id.to_owned()), conversation, number: None }
     }
 
-    pub(crate) fn owner(&self) -> Owner {
+    pub(crate) fn owner(&self) -> ClientId {
         self.key.0
     }
 
@@ -360,36 +343,31 @@ mod tests {
 
     use super::*;
 
-    fn owner(key: &'static str) -> Owner {
-        Owner::of(&HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_static(key))]))
-    }
-
     fn store(responses: usize, bytes: usize) -> Arc<ResponseStore> {
         Arc::new(ResponseStore::new(StoreLimits { responses, bytes }))
     }
 
-    fn put(store: &Arc<ResponseStore>, owner: Owner, id: &str, text: &str) {
+    fn put(store: &Arc<ResponseStore>, owner: ClientId, id: &str, text: &str) {
         let body = json!({"id": id, "output": [{"type": "message", "role": "assistant", "content": text}]});
         Recorder::new(Arc::clone(store), owner, id, vec![]).finish(&body);
     }
 
     #[test]
-    fn a_response_is_found_only_with_the_credentials_that_created_it() {
+    fn a_response_is_found_only_by_its_owner() {
         let store = store(10, 1 << 20);
-        put(&store, owner("Bearer a"), "resp_1", "of a");
-        put(&store, owner("Bearer b"), "resp_1", "of b");
-        for (key, text) in [("Bearer a", "of a"), ("Bearer b", "of b")] {
-            assert!(String::from_utf8(store.body(owner(key), "resp_1").unwrap().to_vec()).unwrap().contains(text));
+        let [a, b, other] = [1, 2, 3].map(ClientId);
+        put(&store, a, "resp_1", "of a");
+        put(&store, b, "resp_1", "of b");
+        for (owner, text) in [(a, "of a"), (b, "of b")] {
+            assert!(String::from_utf8(store.body(owner, "resp_1").unwrap().to_vec()).unwrap().contains(text));
         }
-        assert_eq!(store.body(owner("Bearer c"), "resp_1"), None);
-        assert_eq!(store.cancel(owner("Bearer c"), "resp_1"), Cancelled::Unknown);
-        let swapped = HeaderMap::from_iter([(http::HeaderName::from_static(X_API_KEY), "Bearer a".parse().unwrap())]);
-        assert_eq!(store.body(Owner::of(&swapped), "resp_1"), None);
+        assert_eq!(store.body(other, "resp_1"), None);
+        assert_eq!(store.cancel(other, "resp_1"), Cancelled::Unknown);
     }
 
     #[test]
     fn the_oldest_goes_first_by_number_and_by_size() {
-        let me = owner("Bearer a");
+        let me = ClientId(1);
         let by_number = store(3, usize::MAX);
         for id in ["1", "2", "3", "4"] {
             put(&by_number, me, id, "x");

@@ -1,14 +1,12 @@
 //! Certificates and keys: loads PEM files, and reloads them when they change.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::{JoinSet, spawn_blocking};
-use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
@@ -18,13 +16,11 @@ use tokio_rustls::rustls::server::danger::ClientCertVerifier;
 use tokio_rustls::rustls::{Error, RootCertStore, ServerConfig};
 
 use crate::config::{ClientAuth, TlsConfig};
+use crate::reload::FileWatch;
 
 const CERT_FLAG: &str = "--ssl-certfile";
 const KEY_FLAG: &str = "--ssl-keyfile";
 const CA_FLAG: &str = "--ssl-ca-certs";
-
-/// Minimum interval of the checks for changed files.
-const LEAST_REFRESH: Duration = Duration::from_millis(10);
 
 /// The reason why a listener cannot use TLS.
 #[derive(Debug, thiserror::Error)]
@@ -60,12 +56,11 @@ pub(crate) struct Tls {
 impl Tls {
     /// Reads the files. With a refresh, it must be called on an async runtime.
     pub(crate) fn new(config: &TlsConfig) -> Result<Self, TlsError> {
-        // Before the files are read, so that a change in the meantime is detected.
-        let stamps = stamps(config);
+        let watch = FileWatch::new(files(config));
         let (sender, current) = watch::channel(load(config)?);
         let mut tasks = JoinSet::new();
         if let Some(every) = config.refresh {
-            tasks.spawn(refresh(config.clone(), every.max(LEAST_REFRESH), stamps, sender));
+            tasks.spawn(refresh(config.clone(), every, watch, sender));
         }
         Ok(Self { current, _refresh: tasks })
     }
@@ -76,30 +71,22 @@ impl Tls {
     }
 }
 
-/// The version of a file, which changes when the file is written or replaced. `None` if there is no file.
-type Stamp = Option<(i64, i64, u64, u64)>;
-
-fn stamps(config: &TlsConfig) -> Vec<Stamp> {
-    let files = [Some(&config.cert_file), config.key_file.as_ref(), config.ca_certs.as_ref()];
-    let stamp = |path: &PathBuf| {
-        let file = fs::metadata(path).ok()?;
-        Some((file.mtime(), file.mtime_nsec(), file.size(), file.ino()))
-    };
-    files.into_iter().flatten().map(stamp).collect()
+/// The files of a configuration.
+fn files(config: &TlsConfig) -> Vec<PathBuf> {
+    [Some(&config.cert_file), config.key_file.as_ref(), config.ca_certs.as_ref()]
+        .into_iter()
+        .flatten()
+        .cloned()
+        .collect()
 }
 
 /// Reloads the files whenever they change. Files that do not match, as between two writes, are ignored until the next
 /// change.
-async fn refresh(config: TlsConfig, every: Duration, mut seen: Vec<Stamp>, sender: watch::Sender<Arc<ServerConfig>>) {
+async fn refresh(config: TlsConfig, every: Duration, mut watch: FileWatch, sender: watch::Sender<Arc<ServerConfig>>) {
     loop {
-        sleep(every).await;
-        let (files, known) = (config.clone(), seen.clone());
-        let look = spawn_blocking(move || {
-            let now = stamps(&files);
-            (now != known).then(|| (now, load(&files)))
-        });
-        let Ok(Some((now, loaded))) = look.await else { continue };
-        seen = now;
+        watch.changed(every).await;
+        let files = config.clone();
+        let Ok(loaded) = spawn_blocking(move || load(&files)).await else { continue };
         match loaded {
             Ok(loaded) => {
                 sender.send_replace(loaded);

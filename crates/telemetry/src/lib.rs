@@ -24,6 +24,7 @@ mod cells;
 mod device;
 mod engine;
 mod http;
+mod keys;
 mod logging;
 mod process;
 mod registry;
@@ -39,6 +40,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub use device::{DeviceConfig, DeviceMemory, DeviceMetrics, DeviceStep};
 pub use engine::{EngineMetrics, FinishedRequest, StepStats};
 pub use http::{HttpExchange, HttpMetrics, Rejection};
+pub use keys::{KeyLimit, KeyMetrics};
 pub use logging::{LogConfig, LogError, LogFormat, init_logging};
 pub use stats::StatsLine;
 pub use traces::{
@@ -117,6 +119,12 @@ impl Telemetry {
     /// the handler `none`. Further calls return the same series.
     pub fn http(&self, routes: &[(&'static str, &'static str)]) -> HttpMetrics {
         HttpMetrics::register(&self.inner.registry, &self.inner.config.model_name, routes)
+    }
+
+    /// The handle on the metrics of the API key `name`, registered at zero. Further calls return the same series, which
+    /// remain until the process ends.
+    pub fn key(&self, name: &str) -> KeyMetrics {
+        KeyMetrics::register(&self.inner.registry, name)
     }
 
     /// The handle on the device's metrics.

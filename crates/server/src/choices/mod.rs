@@ -14,6 +14,7 @@ use octavo_text::{OutputDelta, TextStream};
 
 use crate::app::{App, AppState};
 use crate::error::ApiError;
+use crate::keys::Meter;
 use crate::params::Sampling;
 use crate::request_log::{self, OutputLog};
 use crate::restrictions::Restrictions;
@@ -41,6 +42,7 @@ pub(crate) struct Submission {
     pub(crate) parsing: Parsing,
     pub(crate) priority: i64,
     pub(crate) client: ClientId,
+    pub(crate) meter: Meter,
     pub(crate) cache_salt: Option<Arc<str>>,
     pub(crate) arrival: Instant,
     pub(crate) trace: RequestTrace,
@@ -57,7 +59,12 @@ impl Submission {
         request.temperature = Some(temperature);
         request.top_p = Some(top_p);
         request.max_tokens = self.prompts.iter().map(|prompt| prompt.max_tokens).max();
-        request.prompt_tokens = self.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+        request.prompt_tokens = self.prompt_tokens();
+    }
+
+    /// The tokens of all prompts, each of which counts once for all its sequences.
+    pub(crate) fn prompt_tokens(&self) -> usize {
+        self.prompts.iter().map(|prompt| prompt.tokens.len()).sum()
     }
 }
 
@@ -92,6 +99,7 @@ pub(crate) struct Choices {
     /// sequence per prompt.
     n: u32,
     generated: Vec<u32>,
+    meter: Meter,
     log: Option<OutputLog>,
     traced: Option<TracedSequences>,
 }
@@ -116,7 +124,7 @@ impl Choices {
         }
         let generated = if n > 1 { vec![0; sequences] } else { vec![] };
         let log = OutputLog::new(state.config.log, &submission.request_id, sequences);
-        Ok(Self { running, state: state.clone(), n, generated, log, traced })
+        Ok(Self { running, state: state.clone(), n, generated, meter: submission.meter, log, traced })
     }
 
     /// Sequences of each prompt.
@@ -138,6 +146,7 @@ impl Choices {
         if output.finish == Some(Finish::Abort) && self.state.drain.is_ending() {
             return Some(Err(self.failed(ApiError::shutting_down())));
         }
+        self.meter.generated(output.tokens.len());
         if let Some(traced) = &mut self.traced {
             traced.output(&output);
         }

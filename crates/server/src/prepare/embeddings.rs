@@ -7,6 +7,7 @@ use octavo_engine::ClientId;
 
 use crate::app::AppState;
 use crate::error::ApiError;
+use crate::keys::Meter;
 use crate::prepare::{Headers, check_model, prompt_of, prompt_tokens, truncate};
 use crate::trace::RequestTrace;
 use crate::types::embeddings::{EmbeddingRequest, Encoding, Input};
@@ -19,6 +20,7 @@ pub(crate) struct PreparedEmbeddings {
     pub(crate) dimensions: Option<usize>,
     pub(crate) priority: i64,
     pub(crate) client: ClientId,
+    pub(crate) meter: Meter,
     pub(crate) cache_salt: Option<Arc<str>>,
     pub(crate) arrival: Instant,
     pub(crate) trace: RequestTrace,
@@ -45,6 +47,7 @@ pub(crate) fn embeddings(state: &AppState, body: &[u8], headers: &Headers) -> Re
         dimensions: request.dimensions.and_then(|dimensions| usize::try_from(dimensions).ok()),
         priority: headers.priority(state, request.priority),
         client: headers.caller.id(),
+        meter: headers.caller.meter().clone(),
         cache_salt: headers.salt(state, request.cache_salt.as_deref()),
         arrival: headers.arrival,
         trace: headers.trace.clone(),

@@ -24,7 +24,6 @@ use crate::logprobs::Spelling;
 use crate::params::{Sampling, known_token};
 use crate::request_id::RequestId;
 use crate::restrictions::Restrictions;
-use crate::stored::Owner;
 use crate::trace::RequestTrace;
 use crate::types::common::{CommonFields, MAX_REQUEST_ID, StreamOptions, Truncation};
 use crate::wire::Envelope;
@@ -56,7 +55,6 @@ pub(crate) struct Headers {
     caller: Caller,
     arrival: Instant,
     trace: RequestTrace,
-    owner: Owner,
 }
 
 impl Headers {
@@ -71,31 +69,21 @@ impl Headers {
         let usable = |id: &&str| (1..=MAX_REQUEST_ID).contains(&id.len());
         let request_id = text("x-request-id").filter(usable).map(str::to_owned);
         let assigned = request.extensions().get::<RequestId>().map(|id| id.as_str().to_owned());
-        let owner = Owner::of(request.headers());
         let trace = RequestTrace::of(request);
         trace.begin();
-        let caller = Caller::of(request);
-        Ok(Self {
-            request_id,
-            assigned,
-            priority: priority.transpose()?,
-            caller,
-            arrival: Instant::now(),
-            trace,
-            owner,
-        })
+        let caller = Caller::of(request.headers(), request.extensions());
+        Ok(Self { request_id, assigned, priority: priority.transpose()?, caller, arrival: Instant::now(), trace })
     }
 
-    /// The priority of a request: the header's or the body's, but no smaller than the server allows.
+    /// The priority of a request: the header's or the body's, but no smaller than the server and the key allow.
     fn priority(&self, state: &AppState, body: i64) -> i64 {
-        clamped(self.priority, body, state.config.min_priority)
+        let least = self.caller.min_priority().unwrap_or(i64::MIN);
+        clamped(self.priority, body, least.max(state.config.min_priority))
     }
 
     /// The salt of a request's entries in the prefix cache; `own` is the body's.
     fn salt(&self, state: &AppState, own: Option<&str>) -> Option<Arc<str>> {
-        let config = &state.config;
-        let keys = config.api_keys.iter().filter(|key| !key.is_empty()).count();
-        self.caller.salt(own, keys > 1 && !config.share_prefix_cache)
+        self.caller.salt(own, state.config.share_prefix_cache)
     }
 
     /// These headers with a request id, for requests that share one.
@@ -161,6 +149,7 @@ fn submission(
         parsing,
         priority: headers.priority(state, common.priority),
         client: headers.caller.id(),
+        meter: headers.caller.meter().clone(),
         cache_salt: headers.salt(state, common.cache_salt.as_deref()),
         arrival: headers.arrival,
         trace: headers.trace.clone(),

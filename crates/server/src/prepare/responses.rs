@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use octavo_engine::ClientId;
 use serde_json::Value;
 
 use crate::app::AppState;
 use crate::error::ApiError;
 use crate::prepare::chat::{Conversation, conversation};
 use crate::prepare::{Headers, Prepared, envelope, spelling};
-use crate::stored::{Owner, Recorder};
+use crate::stored::Recorder;
 use crate::types::response::UsageDetails;
 use crate::types::responses::ResponsesRequest;
 use crate::wire::{Items, ResponsesWire};
@@ -25,7 +26,7 @@ pub(crate) fn responses(state: &AppState, body: &[u8], headers: &Headers) -> Res
     }
     let own = usize::from(instructed);
     if let Some(id) = previous_response_id {
-        let previous = continued(state, headers.owner, &id)?;
+        let previous = continued(state, headers.caller.owner(), &id)?;
         chat.messages.splice(own..own, previous);
     }
     let Conversation { id, submission, grammar, prompt, .. } = conversation(state, &chat, headers)?;
@@ -36,8 +37,8 @@ pub(crate) fn responses(state: &AppState, body: &[u8], headers: &Headers) -> Res
     settings.insert("top_logprobs".into(), chat.logprobs.unwrap_or(0).into());
     let id = format!("resp_{id}");
     let store = state.responses.as_ref().filter(|_| store);
-    let recorder =
-        store.map(|store| Recorder::new(Arc::clone(store), headers.owner, &id, chat.messages.split_off(own)));
+    let owner = headers.caller.owner();
+    let recorder = store.map(|store| Recorder::new(Arc::clone(store), owner, &id, chat.messages.split_off(own)));
     let wire = ResponsesWire {
         envelope: envelope(state, id),
         recorder,
@@ -53,7 +54,7 @@ pub(crate) fn responses(state: &AppState, body: &[u8], headers: &Headers) -> Res
 }
 
 /// The messages of the response that a request continues, without its instructions.
-fn continued(state: &AppState, owner: Owner, id: &str) -> Result<Vec<Value>, ApiError> {
+fn continued(state: &AppState, owner: ClientId, id: &str) -> Result<Vec<Value>, ApiError> {
     let known = state.responses.as_ref().and_then(|store| store.conversation(owner, id));
     match known.ok_or_else(|| ApiError::response_not_found(id))? {
         (messages, true) => Ok(messages),

@@ -28,13 +28,12 @@ async fn run(state: &AppState, request: Request) -> Result<Response, ApiError> {
         let grammar = state.workers.run(Work::Grammar, move || compiling.compile(spec)).await?;
         prepared.iter_mut().for_each(|each| each.submission.restrictions.grammar = Some(grammar.clone()));
     }
-    let mut running = Vec::with_capacity(prepared.len());
-    let mut wires = Vec::with_capacity(prepared.len());
-    for each in prepared {
-        // If the engine rejects one of them, dropping the others aborts them.
-        running.push(Choices::submit(state, each.submission)?);
-        wires.push(each.wire);
-    }
+    let meter = prepared.first().map(|first| first.submission.meter.clone()).unwrap_or_default();
+    let tokens = prepared.iter().map(|each| each.submission.prompt_tokens()).sum();
+    let (submissions, wires): (Vec<_>, Vec<_>) = prepared.into_iter().map(|each| (each.submission, each.wire)).unzip();
+    // If the engine rejects one of them, dropping the others aborts them.
+    let submit = |submission| Choices::submit(state, submission);
+    let running = meter.submit(tokens, || submissions.into_iter().map(submit).collect::<Result<Vec<_>, _>>())?;
     let answers = running.into_iter().zip(&wires).map(|(choices, wire)| collect(choices, wire));
     let answers = try_join_all(answers).await?;
     Ok(Conversations(wires).whole(answers))

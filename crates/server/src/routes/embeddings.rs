@@ -44,14 +44,17 @@ async fn try_answer(state: &AppState, (body, headers): (ReceivedBody, Headers)) 
         request.model = state.model.to_string();
         request.prompt_tokens = tokens;
     });
-    let mut running = FuturesOrdered::new();
-    for (index, prompt) in prepared.prompts.iter().enumerate() {
-        let submitted = Instant::now();
-        running.push_back(vector(start(state, &prepared, index, Arc::clone(prompt))?));
-        if let Some(traced) = &mut traced {
-            traced.submitted(submitted);
+    let mut running = prepared.meter.submit(tokens, || {
+        let mut running = FuturesOrdered::new();
+        for (index, prompt) in prepared.prompts.iter().enumerate() {
+            let submitted = Instant::now();
+            running.push_back(vector(start(state, &prepared, index, Arc::clone(prompt))?));
+            if let Some(traced) = &mut traced {
+                traced.submitted(submitted);
+            }
         }
-    }
+        Ok(running)
+    })?;
     let (mut data, mut index) = (Vec::with_capacity(prepared.prompts.len()), 0);
     while let Some(ended) = running.next().await {
         if let Some(traced) = &mut traced {

@@ -9,16 +9,18 @@ use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::StreamExt;
-use http::{HeaderMap, header};
+use http::header;
+use octavo_engine::ClientId;
 
 use crate::app::{App, AppState};
+use crate::caller::Caller;
 use crate::choices::Choices;
 use crate::error::ApiError;
 use crate::prepare;
 use crate::routes::query::{Parameters, flag, parameter};
 use crate::routes::{ready, receive};
 use crate::sse;
-use crate::stored::{Cancelled, Owner, ResponseStore};
+use crate::stored::{Cancelled, ResponseStore};
 use crate::types::common::StreamOptions;
 use crate::wire::{self, ResponsesWire};
 
@@ -63,7 +65,7 @@ fn run_in_background(
     }
 }
 
-fn follow(store: &Arc<ResponseStore>, owner: Owner, id: &str, from: usize) -> Result<Response, ApiError> {
+fn follow(store: &Arc<ResponseStore>, owner: ClientId, id: &str, from: usize) -> Result<Response, ApiError> {
     let events = store.follow(owner, id, from).ok_or_else(|| {
         ApiError::invalid_request("The response was not streamed in the background.").with_param("stream")
     })?;
@@ -75,10 +77,10 @@ pub(crate) async fn stored(
     State(state): State<AppState>,
     Path(id): Path<String>,
     parameters: Parameters,
-    headers: HeaderMap,
+    caller: Caller,
 ) -> Response {
     let answer = || {
-        let owner = Owner::of(&headers);
+        let owner = caller.owner();
         let unknown = || ApiError::response_not_found(&id);
         let store = state.responses.as_ref().ok_or_else(unknown)?;
         let body = store.body(owner, &id).ok_or_else(unknown)?;
@@ -99,8 +101,8 @@ pub(crate) async fn stored(
 }
 
 /// Aborts a response that runs in the background.
-pub(crate) async fn cancel(State(state): State<AppState>, Path(id): Path<String>, headers: HeaderMap) -> Response {
-    let outcome = state.responses.as_ref().map(|store| store.cancel(Owner::of(&headers), &id));
+pub(crate) async fn cancel(State(state): State<AppState>, Path(id): Path<String>, caller: Caller) -> Response {
+    let outcome = state.responses.as_ref().map(|store| store.cancel(caller.owner(), &id));
     match outcome {
         Some(Cancelled::Now(body)) => json(body),
         Some(Cancelled::TooLate) => {

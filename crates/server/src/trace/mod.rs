@@ -67,7 +67,8 @@ impl RequestTrace {
         let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
         let parent = TraceParent::read(header("traceparent"), header("tracestate"));
         // At the error level, so that it exists at every log level.
-        let log = tracing::error_span!("request", request_id = Empty, trace_id = Empty, span_id = Empty);
+        let log =
+            tracing::error_span!("request", key_name = Empty, request_id = Empty, trace_id = Empty, span_id = Empty);
         if let Some(trace_id) = parent.trace_id() {
             log.record("trace_id", display(trace_id));
         }
@@ -89,6 +90,11 @@ impl RequestTrace {
         let (trace_id, span_id) = span.ids();
         self.log.record("trace_id", display(trace_id)).record("span_id", display(span_id));
         *begun = Begun::Yes { span: Box::new(span), request: Box::default() };
+    }
+
+    /// Sets the name of the request's API key.
+    pub(crate) fn name_key(&self, name: &str) {
+        self.log.record("key_name", name);
     }
 
     /// Sets the id of the request.

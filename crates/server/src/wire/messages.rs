@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderValue, header};
 use octavo_text::OutputDelta;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -240,11 +239,7 @@ impl Wire for MessagesWire {
     }
 
     fn refuse(error: &ApiError) -> Response {
-        let mut response = (error.status(), Json(error_body(error))).into_response();
-        if let Some(delay) = error.retry_after() {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(delay.as_secs()));
-        }
-        response
+        error.respond(error_body(error))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
+use octavo_engine::ClientId;
 use octavo_text::OutputDelta;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -10,7 +11,7 @@ use crate::choices::Output;
 use crate::error::ApiError;
 use crate::logprobs::Spelling;
 use crate::sse::{Events, Extras};
-use crate::stored::{Owner, Recorder, Ticket};
+use crate::stored::{Recorder, Ticket};
 use crate::types::response::{ChatLogprobs, Finish, Usage, UsageDetails};
 use crate::wire::{Envelope, Whole, Wire};
 
@@ -233,7 +234,7 @@ impl ResponsesWire {
     }
 
     /// The owner and the id under which the response is stored.
-    pub(crate) fn stored_as(&self) -> Option<(Owner, String)> {
+    pub(crate) fn stored_as(&self) -> Option<(ClientId, String)> {
         self.recorder.as_ref().map(|recorder| (recorder.owner(), self.envelope.id.clone()))
     }
 

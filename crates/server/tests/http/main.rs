@@ -19,6 +19,7 @@ mod errors;
 mod failures;
 mod fields;
 mod fuzz;
+mod keys;
 mod limits;
 mod load;
 mod loading;

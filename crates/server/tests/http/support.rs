@@ -8,7 +8,7 @@ use octavo_engine::mock::{MockConfig, MockExecutor};
 use octavo_engine::{
     Engine, EngineConfig, EngineHandle, Executor, ExecutorError, KvCacheSpec, StepId, StepMasks, StepOutput, StepPlan,
 };
-use octavo_server::{Server, ServerConfig, ServerError, Shutdown, TextModel};
+use octavo_server::{ApiKeys, Server, ServerConfig, ServerError, Shutdown, TextModel};
 use octavo_telemetry::{Telemetry, TelemetryConfig, TraceConfig, Traces};
 use octavo_text::{ChatTemplate, ReasoningSyntax};
 use reqwest::{Client, RequestBuilder, Response};
@@ -184,10 +184,11 @@ impl Setup {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = Shutdown::new();
+        let keys = server.keys();
         let task = tokio::spawn(server.serve(listener, shutdown.clone()));
         let url = format!("http://{address}");
         let client = Client::builder().no_proxy().build().unwrap();
-        TestServer { url, client, telemetry, shutdown, task, traces, handle: engine.handle(), _engine: engine }
+        TestServer { url, client, telemetry, keys, shutdown, task, traces, handle: engine.handle(), _engine: engine }
     }
 }
 
@@ -196,6 +197,7 @@ pub struct TestServer {
     pub url: String,
     pub client: Client,
     pub telemetry: Telemetry,
+    pub keys: ApiKeys,
     pub shutdown: Shutdown,
     pub task: JoinHandle<Result<(), ServerError>>,
     /// Sends the last spans when taken and dropped.
