@@ -10,6 +10,7 @@ mod gpu_suite;
 mod health;
 mod invariance;
 mod kernels;
+mod keys;
 mod lifecycle;
 mod serving;
 mod templates;

@@ -8,6 +8,7 @@ mod doctor;
 mod health;
 mod inspect;
 mod kernels;
+mod key;
 mod pull;
 mod report;
 mod serve;
@@ -15,6 +16,7 @@ mod signals;
 mod system;
 mod table;
 mod template_helper;
+mod yaml;
 
 use std::process::ExitCode;
 
@@ -43,6 +45,10 @@ fn main() -> ExitCode {
         Command::Health(args) => health::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Kernels(args) => kernels::run(&args),
+        Command::Key(args) => {
+            key::run(&args);
+            Ok(())
+        }
         Command::Completions(args) => cli::completions(&args),
     };
     match result {

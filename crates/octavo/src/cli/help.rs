@@ -54,6 +54,10 @@ pub(crate) const AFTER_HEALTH: &str = "\
 The variables of `octavo serve` (OCTAVO_HOST, OCTAVO_PORT, OCTAVO_UDS, OCTAVO_SSL_CERTFILE) apply here too. Use --url \
 http://127.0.0.1:8000/live to check whether the process answers, ready or not.";
 
+pub(crate) const AFTER_KEY: &str = "\
+The entry goes to standard output and the key to standard error, so this adds a client to a file:
+  octavo key team-a --requests-per-minute 600 >> keys.yaml";
+
 pub(crate) const AFTER_COMPLETIONS: &str = "\
 Examples:
   octavo completions bash > ~/.local/share/bash-completion/completions/octavo

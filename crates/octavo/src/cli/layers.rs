@@ -5,16 +5,17 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use crate::cli::yaml::{self, Node};
 use crate::cli::{argv, is_given, is_json, is_switch};
+use crate::yaml::{self, Content, Node};
 use clap::error::{ContextKind, ContextValue, Error};
 use clap::{Arg, ArgMatches, Command};
 
 /// Looks up environment variables, those of the process or of a test.
 pub(crate) type Environment<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
-/// Maximum size of a configuration file in bytes.
-const MAX_FILE_BYTES: u64 = 1 << 20;
+/// Flags without which a server needs no key. One that is set but empty is an error, so that a secret that is missing
+/// opens no server.
+pub(crate) const LOCKS: [&str; 2] = ["api-key", "api-keys-file"];
 
 /// The flag that names the file.
 const CONFIG: &str = "config";
@@ -132,18 +133,14 @@ fn from_environment(command: &Command, environment: &Environment<'_>) -> Vec<Set
 }
 
 fn from_file(command: &Command, path: &Path) -> Result<Vec<Setting>, String> {
-    let file = path.display();
-    let size = std::fs::metadata(path).map_err(|error| format!("--config {file}: {error}"))?.len();
-    if size > MAX_FILE_BYTES {
-        return Err(format!("--config {file}: {size} bytes are too many for a configuration"));
-    }
-    let text = std::fs::read_to_string(path).map_err(|error| format!("--config {file}: {error}"))?;
-    from_yaml(command, &text, &file.to_string()).map_err(|why| format!("--config {file}: {why}"))
+    let file = path.display().to_string();
+    let document = yaml::read_file(path).map_err(|why| format!("--config {why}"))?;
+    from_yaml(command, document, &file).map_err(|why| format!("--config {file}: {why}"))
 }
 
-fn from_yaml(command: &Command, source: &str, file: &str) -> Result<Vec<Setting>, String> {
-    let flags = match yaml::read(source)? {
-        Some(Node::Map(flags)) => flags,
+fn from_yaml(command: &Command, document: Option<Node>, file: &str) -> Result<Vec<Setting>, String> {
+    let flags = match document {
+        Some(Node { content: Content::Map(flags), .. }) => flags,
         Some(node) if !node.is_null() => return Err("a map of flags is expected, such as `max-model-len: 4096`".into()),
         _ => return Ok(vec![]),
     };
@@ -181,19 +178,25 @@ fn from_entry(command: &Command, key: &str, value: &Node) -> Result<Option<(Stri
     if flag == CONFIG {
         return Err("a configuration cannot name another".into());
     }
+    let content = &value.content;
+    if LOCKS.contains(&flag.as_str())
+        && (value.is_null() || matches!(content, Content::List(items) if items.is_empty()))
+    {
+        return Err(format!("--{flag} has no value; give one, or remove the key to serve without API keys"));
+    }
     if value.is_null() {
         return Ok(None);
     }
-    let tokens = match (path, value) {
-        (Some(path), value) if is_json(arg) => vec![token(&format!("{flag}.{path}"), &value.json().to_string())],
+    let tokens = match (path, content) {
+        (Some(path), _) if is_json(arg) => vec![token(&format!("{flag}.{path}"), &value.json().to_string())],
         (Some(_), _) => return Err(format!("--{flag} has no keys")),
-        (None, value) if is_switch(arg) => vec![token(&flag, &(truth(value)? != opposite).to_string())],
-        (None, Node::Map(_)) if is_json(arg) => vec![token(&flag, &value.json().to_string())],
-        (None, Node::List(items)) if takes_several(arg) => {
+        (None, _) if is_switch(arg) => vec![token(&flag, &(truth(value)? != opposite).to_string())],
+        (None, Content::Map(_)) if is_json(arg) => vec![token(&flag, &value.json().to_string())],
+        (None, Content::List(items)) if takes_several(arg) => {
             items.iter().map(|item| Ok(token(&flag, text(item)?))).collect::<Result<_, String>>()?
         }
-        (None, Node::List(_)) => return Err("one value is expected, not a list".into()),
-        (None, value) => vec![token(&flag, text(value)?)],
+        (None, Content::List(_)) => return Err("one value is expected, not a list".into()),
+        (None, Content::Text { .. } | Content::Map(_)) => vec![token(&flag, text(value)?)],
     };
     Ok(Some((flag, tokens)))
 }

@@ -12,12 +12,12 @@ mod compat;
 mod health;
 mod help;
 mod kernels;
+mod key;
 mod layers;
 mod model;
 mod serve;
 mod values;
 mod variables;
-mod yaml;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -39,12 +39,13 @@ pub(crate) use bench::{
 pub(crate) use client::{ChatArgs, CompleteArgs, PsArgs, RequestArgs, RunArgs, ServerArgs};
 pub(crate) use health::HealthArgs;
 pub(crate) use kernels::{KernelsArgs, KernelsBuildArgs, KernelsCommand};
-pub(crate) use layers::Environment;
+pub(crate) use key::KeyArgs;
+pub(crate) use layers::{Environment, LOCKS, nearest, variable};
 pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, ObserveArgs, SamplingArgs, SourceArgs};
 pub(crate) use serve::{NetworkArgs, ServeArgs};
 pub(crate) use values::{
     ContentFormat, Device, Dtype, FingerprintMode, GenerationSource, JsonObject, LoadFormat, LogFormat, MaxModelLen,
-    Policy, TextList,
+    Policy, TextList, small_count,
 };
 pub(crate) use variables::unknown as unknown_variables;
 
@@ -97,6 +98,9 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Compile the GPU kernels ahead of time.
     Kernels(KernelsArgs),
+    /// Create an API key and its entry for --api-keys-file.
+    #[command(after_help = help::AFTER_KEY)]
+    Key(KeyArgs),
     /// Print a completion script for a shell.
     #[command(after_help = help::AFTER_COMPLETIONS)]
     Completions(CompletionsArgs),

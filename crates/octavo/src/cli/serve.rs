@@ -37,11 +37,20 @@ pub(crate) struct NetworkArgs {
     #[arg(long, value_name = "PATH")]
     pub(crate) uds: Option<PathBuf>,
 
-    /// API keys that clients must send.
+    /// API keys that clients must send [env: VLLM_API_KEY].
     ///
     /// Clients send one of them as `Authorization: Bearer KEY`.
-    #[arg(long, num_args = 1.., env = "VLLM_API_KEY", hide_env_values = true, value_name = "KEY")]
+    #[arg(long, num_args = 1.., value_parser = values::api_key, value_name = "KEY")]
     pub(crate) api_key: Vec<String>,
+
+    /// YAML or JSON file of API keys with names and limits, which is read again when it changes.
+    ///
+    /// It is a list of entries with a `name`, a key as `sha256` (its SHA-256 hash) or `key` (in plain text), or a list of
+    /// either while a key is replaced, and optionally `requests-per-minute`, `tokens-per-minute` (of prompts and answers),
+    /// `parallel-requests` and `min-priority`. A request over a limit is answered with 429. `octavo key NAME` creates an
+    /// entry. Metrics and logs show the name.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_keys_file: Option<PathBuf>,
 
     /// Let requests with different API keys share the prefix cache.
     ///

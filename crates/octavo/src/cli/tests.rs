@@ -440,6 +440,10 @@ fn what_is_wrong_in_a_file_is_named() {
         ("max-num-seqs: 1\nmax_num_seqs: 2", &["key 'max_num_seqs'", "twice"]),
         ("port: 1\nport: 2", &["line 2", "twice"]),
         ("config: other.yaml", &["key 'config'", "another"]),
+        ("api-key:", &["key 'api-key'", "has no value; give one, or remove the key"]),
+        ("api_key: null", &["key 'api_key'", "has no value"]),
+        ("api-key: []", &["key 'api-key'", "has no value"]),
+        ("api-keys-file:", &["key 'api-keys-file'", "has no value"]),
         ("- a", &["a map of flags"]),
         ("a: [", &["line"]),
         ("port: 1\n---\nport: 2", &["one document"]),
@@ -458,6 +462,18 @@ fn a_bad_value_says_where_it_comes_from() {
     assert!(error.contains("'high'") && error.contains("set by the key 'port' of /"), "{error}");
     let error = parse_with(&["serve"], &[("OCTAVO_MAX_NUM_SEQS", "many")]).unwrap_err().to_string();
     assert!(error.contains("'many'") && error.contains("set by the variable OCTAVO_MAX_NUM_SEQS"), "{error}");
+}
+
+#[test]
+fn an_empty_api_key_is_refused_with_its_origin() {
+    for line in [&["--api-key", ""][..], &["--api-key="], &["--api-key", "k", " "]] {
+        let error = serve(line).unwrap_err().to_string();
+        assert!(error.contains("--api-key") && error.contains("leave the flag out to serve without"), "{error}");
+    }
+    for text in ["api-key: ''", "api-key: \" \"", "api-key: [k, '']"] {
+        let error = with_file(text, &[], &[]).unwrap_err().to_string();
+        assert!(error.contains("the key is empty") && error.contains("set by the key 'api-key' of /"), "{error}");
+    }
 }
 
 #[test]

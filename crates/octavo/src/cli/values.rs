@@ -194,6 +194,14 @@ pub(crate) fn bound(text: &str) -> Result<Bound, String> {
     Ok(Some(bound))
 }
 
+/// A key that a client can send.
+pub(crate) fn api_key(text: &str) -> Result<String, String> {
+    match text.trim() {
+        "" => Err("the key is empty; give one, or leave the flag out to serve without API keys".into()),
+        _ => Ok(text.to_owned()),
+    }
+}
+
 pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(seconds),

@@ -3,6 +3,7 @@
 pub(crate) mod device;
 pub(crate) mod generation;
 mod granted;
+pub(crate) mod keys;
 mod kv;
 mod kv_events;
 mod listen;
@@ -65,7 +66,8 @@ async fn serve(args: ServeArgs) -> Result<()> {
     let shutdown = Shutdown::new();
     spawn_signals(&shutdown)?;
 
-    let (limits, log_stats, with_key) = (settings.connection, settings.log_stats, !settings.api_keys.is_empty());
+    let (limits, log_stats, keys_file) = (settings.connection, settings.log_stats, settings.keys_file.clone());
+    let with_key = !settings.api_keys.is_empty() || keys_file.is_some();
     // A separate thread, whose priority the compute threads inherit.
     let (loaded, load) = tokio::sync::oneshot::channel();
     let loader = std::thread::Builder::new().name("octavo-load".into());
@@ -91,6 +93,10 @@ async fn serve(args: ServeArgs) -> Result<()> {
         info!("chat page: {page}/");
     }
     info!("try: {}", curl_line(&curl, &model_name, with_key));
+    if let Some(file) = keys_file {
+        // The task ends with the runtime.
+        tokio::spawn(file.follow(server.keys()));
+    }
     let upkeep = log_stats.then(|| telemetry.spawn_upkeep(on_gpu));
     let served = server.serve(listener, shutdown).await;
     drop(upkeep);

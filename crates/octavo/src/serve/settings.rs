@@ -17,6 +17,7 @@ use crate::cli::{
     self, ChatFormatArgs, ComposeArgs, EngineArgs, Environment, NetworkArgs, ObserveArgs, Policy, ServeArgs, TextList,
 };
 use crate::serve::device::StepLimits;
+use crate::serve::keys::KeysFile;
 use crate::serve::kv_events;
 use crate::serve::model::LoadedModel;
 use crate::serve::parsers::{Choice, ParserFlags};
@@ -30,7 +31,9 @@ const DEVELOPMENT: &str = "VLLM_SERVER_DEV_MODE";
 
 /// vLLM's variable for stored responses.
 const STORE: &str = "VLLM_ENABLE_RESPONSES_API_STORE";
-const API_KEY: &str = "OCTAVO_API_KEY";
+
+/// vLLM's variable for an API key.
+const API_KEY: &str = "VLLM_API_KEY";
 
 /// Keys of `--structured-outputs-config` without an effect, since one library compiles all grammars strictly.
 const STRUCTURED_NO_EFFECT: [&str; 3] = ["backend", "disable_fallback", "enable_in_reasoning"];
@@ -41,8 +44,10 @@ const CERTIFICATE_REFRESH: Duration = Duration::from_secs(10);
 /// The settings of the server beside its model.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Settings {
-    /// API keys; without keys, every route is open.
+    /// API keys; without these and the file's, every route is open.
     pub(crate) api_keys: Vec<String>,
+    /// The file of API keys with names.
+    pub(crate) keys_file: Option<KeysFile>,
     /// Whether requests with different keys share the prefix cache.
     pub(crate) share_prefix_cache: bool,
     pub(crate) connection: ConnectionLimits,
@@ -100,6 +105,7 @@ impl Settings {
         let parsers = parser_flags(&args.compose.chat)?;
         Ok(Self {
             api_keys: api_keys(network, environment)?,
+            keys_file: network.api_keys_file.as_deref().map(KeysFile::open).transpose()?,
             share_prefix_cache: network.share_prefix_cache,
             connection: connection(network, environment)?,
             shutdown_timeout: Duration::from_secs_f64(network.shutdown_timeout),
@@ -148,10 +154,17 @@ impl Settings {
 
 fn api_keys(network: &NetworkArgs, environment: &Environment<'_>) -> Result<Vec<String>> {
     // An empty secret must not open the server to everyone. vLLM's own variable may be empty, as in vLLM.
-    if environment(API_KEY).is_some() && network.api_key.iter().all(|key| key.trim().is_empty()) {
-        bail!("{API_KEY} is set but empty: unset it to serve without API keys");
+    for flag in cli::LOCKS {
+        let name = cli::variable(flag);
+        let is_given = if flag == "api-key" { !network.api_key.is_empty() } else { network.api_keys_file.is_some() };
+        if environment(&name).is_some_and(|value| value.trim().is_empty()) && !is_given {
+            bail!("{name} is set but empty: unset it to serve without API keys");
+        }
     }
-    Ok(network.api_key.clone())
+    if !network.api_key.is_empty() {
+        return Ok(network.api_key.clone());
+    }
+    Ok(environment(API_KEY).filter(|key| !key.trim().is_empty()).into_iter().collect())
 }
 
 /// A variable that is 0 or 1.
@@ -336,6 +349,7 @@ pub(crate) fn server_config(
         sampling_defaults: model.sampling_defaults,
         seed: args.sampling.seed,
         api_keys: settings.api_keys.clone(),
+        key_entries: settings.keys_file.as_ref().map(|file| file.entries.clone()).unwrap_or_default(),
         share_prefix_cache: settings.share_prefix_cache,
         min_priority: args.engine.min_priority.unwrap_or(i64::MIN),
         max_logprobs: args.sampling.max_logprobs.unwrap_or(u32::try_from(vocab_size).unwrap_or(u32::MAX)),

@@ -145,13 +145,23 @@ fn development_routes_and_stored_responses_are_enabled_by_variables() {
 #[test]
 fn an_empty_secret_opens_no_server() {
     for value in ["", " ", "\n"] {
-        let set = move |name: &str| (name == API_KEY).then(|| value.to_owned());
-        let error = Settings::of_server(&args(&[]), &set).unwrap_err().to_string();
-        assert!(error.contains("OCTAVO_API_KEY is set but empty"), "{error}");
+        for variable in ["OCTAVO_API_KEY", "OCTAVO_API_KEYS_FILE"] {
+            let set = move |name: &str| (name == variable).then(|| value.to_owned());
+            let error = Settings::of_server(&args(&[]), &set).unwrap_err().to_string();
+            assert!(error.contains(&format!("{variable} is set but empty")), "{error}");
+        }
+        let set = move |name: &str| (name == "OCTAVO_API_KEY").then(|| value.to_owned());
         assert!(Settings::of_server(&args(&["--api-key", "k"]), &set).is_ok());
         let vllms = move |name: &str| (name == "VLLM_API_KEY").then(|| value.to_owned());
-        assert!(Settings::of_server(&args(&[]), &vllms).is_ok());
+        assert_eq!(Settings::of_server(&args(&[]), &vllms).unwrap().api_keys, [""; 0]);
     }
+}
+
+#[test]
+fn vllms_variable_sets_a_key_unless_a_flag_does() {
+    let set = |name: &str| (name == "VLLM_API_KEY").then(|| "v".to_owned());
+    assert_eq!(Settings::of_server(&args(&[]), &set).unwrap().api_keys, ["v"]);
+    assert_eq!(Settings::of_server(&args(&["--api-key", "k", "l"]), &set).unwrap().api_keys, ["k", "l"]);
 }
 
 #[test]

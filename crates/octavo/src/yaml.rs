@@ -1,14 +1,27 @@
 //! The subset of YAML for configurations: texts, lists and maps. Plain texts keep their spelling.
 
+use std::path::Path;
+
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 use serde_json::{Map, Number, Value};
 
 /// Maximum nesting of lists and maps.
 const MAX_DEPTH: usize = 64;
 
+/// Maximum size of a file in bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
 /// A document or a part of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Node {
+pub(crate) struct Node {
+    /// The line on which it begins, from 1.
+    pub(crate) line: usize,
+    pub(crate) content: Content,
+}
+
+/// The content of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Content {
     /// A text. If it is `plain`, without quotes, it may be a number, a Boolean or null.
     Text {
         text: String,
@@ -22,25 +35,26 @@ pub(crate) enum Node {
 impl Node {
     /// Whether the node is null.
     pub(crate) fn is_null(&self) -> bool {
-        matches!(self, Self::Text { text, plain: true } if matches!(text.as_str(), "" | "~" | "null" | "Null" | "NULL"))
+        let Content::Text { text, plain: true } = &self.content else { return false };
+        matches!(text.as_str(), "" | "~" | "null" | "Null" | "NULL")
     }
 
     /// The text as written.
     pub(crate) fn text(&self) -> Option<&str> {
-        match self {
-            Self::Text { text, .. } => Some(text),
-            Self::List(_) | Self::Map(_) => None,
+        match &self.content {
+            Content::Text { text, .. } => Some(text),
+            Content::List(_) | Content::Map(_) => None,
         }
     }
 
     /// The node as JSON, in which YAML 1.2's rules decide the type of plain texts.
     pub(crate) fn json(&self) -> Value {
-        match self {
-            Self::Text { .. } if self.is_null() => Value::Null,
-            Self::Text { text, plain: true } => plain(text),
-            Self::Text { text, plain: false } => Value::String(text.clone()),
-            Self::List(items) => Value::Array(items.iter().map(Self::json).collect()),
-            Self::Map(entries) => {
+        match &self.content {
+            Content::Text { .. } if self.is_null() => Value::Null,
+            Content::Text { text, plain: true } => plain(text),
+            Content::Text { text, plain: false } => Value::String(text.clone()),
+            Content::List(items) => Value::Array(items.iter().map(Self::json).collect()),
+            Content::Map(entries) => {
                 Value::Object(entries.iter().map(|(key, value)| (key.clone(), value.json())).collect::<Map<_, _>>())
             }
         }
@@ -62,10 +76,30 @@ fn plain(text: &str) -> Value {
     number.flatten().map_or_else(|| Value::String(text.to_owned()), Value::Number)
 }
 
-/// An incomplete list or map.
-enum Open {
+/// An incomplete list or map and the line on which it begins.
+struct Open {
+    line: usize,
+    part: Part,
+}
+
+enum Part {
     List(Vec<Node>),
     Map { entries: Vec<(String, Node)>, key: Option<String> },
+}
+
+/// Reads a file; `None` if it is empty.
+///
+/// # Errors
+/// The file cannot be read, is larger than 1 MiB, or is refused by [`read`]. The error begins with the path.
+pub(crate) fn read_file(path: &Path) -> Result<Option<Node>, String> {
+    let text = || {
+        let size = std::fs::metadata(path).map_err(|error| error.to_string())?.len();
+        if size > MAX_FILE_BYTES {
+            return Err(format!("{size} bytes are too many for a configuration"));
+        }
+        std::fs::read_to_string(path).map_err(|error| error.to_string())
+    };
+    text().and_then(|text| read(&text)).map_err(|why| format!("{}: {why}", path.display()))
 }
 
 /// Parses a document; `None` if it is empty.
@@ -76,7 +110,7 @@ pub(crate) fn read(text: &str) -> Result<Option<Node>, String> {
     let (mut open, mut root) = (Vec::new(), None);
     for event in Parser::new_from_str(text) {
         let (event, span) = event.map_err(|error| error.to_string())?;
-        let closed = next(event, &mut open).and_then(|node| match node {
+        let closed = next(event, span.start.line(), &mut open).and_then(|node| match node {
             Some(node) => close(node, &mut open, &mut root),
             None => Ok(()),
         });
@@ -90,25 +124,26 @@ fn at(span: &Span, why: &str) -> String {
 }
 
 /// Processes an event and returns the node that it completes, if any.
-fn next(event: Event<'_>, open: &mut Vec<Open>) -> Result<Option<Node>, &'static str> {
+fn next(event: Event<'_>, line: usize, open: &mut Vec<Open>) -> Result<Option<Node>, &'static str> {
     match event {
         Event::Scalar(text, style, _, None) => {
-            Ok(Some(Node::Text { text: text.into_owned(), plain: style == ScalarStyle::Plain }))
+            let content = Content::Text { text: text.into_owned(), plain: style == ScalarStyle::Plain };
+            Ok(Some(Node { line, content }))
         }
         Event::SequenceStart(_, None) | Event::MappingStart(_, None) if open.len() >= MAX_DEPTH => {
             Err("lists and maps are too deep in one another")
         }
         Event::SequenceStart(_, None) => {
-            open.push(Open::List(vec![]));
+            open.push(Open { line, part: Part::List(vec![]) });
             Ok(None)
         }
         Event::MappingStart(_, None) => {
-            open.push(Open::Map { entries: vec![], key: None });
+            open.push(Open { line, part: Part::Map { entries: vec![], key: None } });
             Ok(None)
         }
-        Event::SequenceEnd | Event::MappingEnd => Ok(open.pop().map(|open| match open {
-            Open::List(items) => Node::List(items),
-            Open::Map { entries, .. } => Node::Map(entries),
+        Event::SequenceEnd | Event::MappingEnd => Ok(open.pop().map(|Open { line, part }| match part {
+            Part::List(items) => Node { line, content: Content::List(items) },
+            Part::Map { entries, .. } => Node { line, content: Content::Map(entries) },
         })),
         Event::Scalar(..) | Event::SequenceStart(..) | Event::MappingStart(..) => Err("tags are not understood here"),
         Event::Alias(_) => Err("aliases are not understood here"),
@@ -118,14 +153,14 @@ fn next(event: Event<'_>, open: &mut Vec<Open>) -> Result<Option<Node>, &'static
 
 /// Adds a complete node to its parent.
 fn close(node: Node, open: &mut [Open], root: &mut Option<Node>) -> Result<(), &'static str> {
-    match open.last_mut() {
+    match open.last_mut().map(|open| &mut open.part) {
         None if root.is_some() => return Err("one document is expected"),
         None => *root = Some(node),
-        Some(Open::List(items)) => items.push(node),
-        Some(Open::Map { entries, key }) => match key.take() {
+        Some(Part::List(items)) => items.push(node),
+        Some(Part::Map { entries, key }) => match key.take() {
             Some(key) => entries.push((key, node)),
             None => {
-                let Node::Text { text, .. } = node else { return Err("a key must be a text") };
+                let Content::Text { text, .. } = node.content else { return Err("a key must be a text") };
                 if entries.iter().any(|(known, _)| *known == text) {
                     return Err("the same key is there twice");
                 }
@@ -155,6 +190,16 @@ mod tests {
         assert_eq!(as_json(text), expected);
         assert_eq!(read("").unwrap(), None);
         assert_eq!(read("# nothing\n").unwrap(), None);
+    }
+
+    #[test]
+    fn a_node_knows_its_line() {
+        let Some(Node { line: 2, content: Content::List(items) }) = read("# one\n- a: 1\n  b: 2\n\n- [c]\n").unwrap()
+        else {
+            panic!("a list");
+        };
+        let Content::Map(entries) = &items[0].content else { panic!("a map") };
+        assert_eq!((items[0].line, entries[0].1.line, entries[1].1.line, items[1].line), (2, 2, 3, 5));
     }
 
     #[test]
