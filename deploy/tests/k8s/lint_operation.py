@@ -363,7 +363,7 @@ def secrets_stay_secret(m: Manifests, _: World) -> Iterator[Complaint]:
     for it in m.workloads:
         for container in it.containers:
             for name, variable in environment(container).items():
-                if re.search("TOKEN|KEY(?!FILE)|PASSWORD|SECRET", name) and variable.get("value"):
+                if re.search("TOKEN|KEY(?!S?_?FILE)|PASSWORD|SECRET", name) and variable.get("value"):
                     yield it.object, f"{name} is a secret in plain text"
 
 

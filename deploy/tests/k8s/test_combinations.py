@@ -19,6 +19,8 @@ CHOICES = [
     ["", "gateway.inferencePool=true", "gateway.inferencePool=true,kvEvents.enabled=true"],
     ["", "ingress.enabled=true", "ingress.enabled=true,ingress.host=a.example,ingress.tlsSecret=octavo-tls"],
     ["", "apiKey.secret=octavo-api-key"],
+    ["", "apiKeysFile.secret=octavo-keys"],
+    ["", "scheduling.policy=fair,scheduling.sharePrefixCache=true", "scheduling.policy=priority,scheduling.minPriority=0"],
     ["", "", "podTls.secret=octavo-pod-tls"],
     ["", "metrics.monitor=service", "metrics.monitor=pod"],
     ["", "otel.endpoint=http://otel-collector.observability:4317"],

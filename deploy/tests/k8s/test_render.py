@@ -226,6 +226,14 @@ REFUSED = [
     ("gpu.runtimeClassName=Nvidia", "/gpu/runtimeClassName"),
     ("ingress.namespace=", "/ingress/namespace"),
     ("config.port=9000", "this flag is set by a value of its own"),
+    ("config.scheduling-policy=fair", "config.scheduling-policy: this flag is set by a value of its own"),
+    ("extraArgs={--api_keys_file=/keys}", "extraArgs: --api-keys-file is set by a value of its own"),
+    ("apiKeysFile.secret=Keys", "/apiKeysFile/secret"),
+    ("apiKeysFile.key=a/b", "/apiKeysFile/key"),
+    ("scheduling.policy=random", "/scheduling/policy"),
+    ("scheduling.minPriority=high", "/scheduling/minPriority"),
+    ("scheduling.maxStepMs=-1", "/scheduling/maxStepMs"),
+    ("scheduling.sharePrefixCache=1", "/scheduling/sharePrefixCache"),
     ('extraEnv[0].name=OCTAVO_MAX_MODEL_LEN,extraEnv[0].value="1"', "is ignored"),
 ]
 
@@ -333,6 +341,43 @@ def test_what_operators_add_is_there(tmp_path: render.pathlib.Path) -> None:
         assert [one["key"] for one in it.pod["tolerations"]] == ["nvidia.com/gpu", "a"]
         assert it.pod["priorityClassName"] == "serving"
         assert it.volumes["ca"] and {"name": "ca", "mountPath": "/etc/ca"} in it.serving[0]["volumeMounts"]
+
+
+def variables(*settings: str) -> dict[str, str]:
+    """The server's variables that have a plain value."""
+    done = render.template(*(word for one in settings for word in ("--set", one)))
+    assert done.returncode == 0, done.stderr
+    (server,) = render.manifests(done.stdout).servers
+    return {one["name"]: one["value"] for one in server.serving[0]["env"] if "value" in one}
+
+
+def test_scheduling_is_set_by_variables_where_it_differs_from_the_server(tmp_path: render.pathlib.Path) -> None:
+    names = {"OCTAVO_SCHEDULING_POLICY", "OCTAVO_MIN_PRIORITY", "OCTAVO_MAX_STEP_MS", "OCTAVO_SHARE_PREFIX_CACHE"}
+    assert not names & variables().keys()
+    given = variables(
+        "scheduling.policy=fair", "scheduling.minPriority=0", "scheduling.maxStepMs=0", "scheduling.sharePrefixCache=true"
+    )
+    assert [given[name] for name in sorted(names)] == ["0", "0", "fair", "true"]
+    # Helm reads the numbers of a file as floats.
+    (tmp_path / "values.yaml").write_text("scheduling: {minPriority: -12345678, maxStepMs: 1000000}")
+    text = render.template("--values", tmp_path / "values.yaml").stdout
+    assert 'value: "-12345678"' in text and 'value: "1000000"' in text
+
+
+def test_a_keys_file_is_mounted_so_that_it_follows_its_secret() -> None:
+    done = render.template("--set", "apiKeysFile.secret=team-keys,apiKeysFile.key=clients.yaml")
+    (server,) = render.manifests(done.stdout).servers
+    assert server.volumes["api-keys"]["secret"] == {
+        "secretName": "team-keys",
+        "items": [{"key": "clients.yaml", "path": "clients.yaml"}],
+    }
+    (mount,) = (one for one in server.serving[0]["volumeMounts"] if one["name"] == "api-keys")
+    assert mount == {"name": "api-keys", "mountPath": "/etc/octavo-keys", "readOnly": True}
+    given = variables("apiKeysFile.secret=team-keys", "apiKeysFile.key=clients.yaml")
+    assert given["OCTAVO_API_KEYS_FILE"] == "/etc/octavo-keys/clients.yaml"
+    notes = render.run(HELM, "install", "octavo", render.CHART, "-n", "octavo", "--dry-run=client",
+                       "--set", "apiKeysFile.secret=team-keys").stdout
+    assert "with a key of the secret team-keys." in notes
 
 
 @pytest.mark.parametrize("provider", ["none", "gke", "istio"])

@@ -23,7 +23,7 @@ from serving import Server, started
 
 RENDERINGS = [f"kustomize {name}" for name in render.KUSTOMIZATIONS] + [f"helm {name}" for name in render.CHARTS]
 KEYS = "first-key second-key"
-TLS_FOLDER = "/etc/octavo-tls"
+TLS_FOLDER, KEYS_FOLDER = "/etc/octavo-tls", "/etc/octavo-keys"
 
 
 def certificate(folder: pathlib.Path) -> None:
@@ -72,6 +72,10 @@ def prepared(m: Manifests, it: Workload, folder: pathlib.Path) -> tuple[list[str
     if TLS_FOLDER in str(given):
         certificate(folder / "tls")
         given = {name: value.replace(TLS_FOLDER, str(folder / "tls")) for name, value in given.items()}
+    if KEYS_FOLDER in str(given):
+        (folder / "keys").mkdir(exist_ok=True)
+        (folder / "keys" / "keys.yaml").write_text("- name: a\n  key: third-key\n")
+        given = {name: value.replace(KEYS_FOLDER, str(folder / "keys")) for name, value in given.items()}
     arguments = []
     for word in container["args"]:
         word = referred(word, given)

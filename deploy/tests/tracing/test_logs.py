@@ -76,6 +76,17 @@ def test_no_prompt_is_logged_unless_it_is_asked_for():
     assert [line for line in server.log if SECRET in line and "request_id=r-4" in line], server.log
 
 
+def test_lines_of_a_request_have_the_name_of_its_key_and_not_the_key(tmp_path):
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("- name: team-a\n  key: sk-secret\n")
+    with serving("--log-format", "json", "--enable-log-requests", "--api-keys-file", keys, VLLM_LOGGING_LEVEL="DEBUG") as server:
+        body = {"prompt": "x", "max_tokens": 1}
+        assert server.ask(body, x_request_id="r-5", authorization="Bearer sk-secret")[0] == 200
+        assert server.ask(body, x_request_id="r-6", authorization="Bearer sk-wrong")[0] == 401
+    assert {line["key_name"] for line in lines_of(server, "r-5")} == {"team-a"}
+    assert not [line for line in server.log if "sk-" in line]
+
+
 @pytest.mark.parametrize("subcommand", [["serve", "/no/such/model", "--port", "0"], ["run-batch", "-i", "/no/such/file", "-o", "/x"]])
 def test_why_it_does_not_start_is_a_line_of_the_log(subcommand):
     """What a crash loop has to say is all there is to find it by."""

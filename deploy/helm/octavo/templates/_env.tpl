@@ -19,6 +19,26 @@
       name: {{ $v.apiKey.secret }}
       key: {{ $v.apiKey.key }}
 {{- end }}
+{{- if $v.apiKeysFile.secret }}
+- name: OCTAVO_API_KEYS_FILE
+  value: /etc/octavo-keys/{{ $v.apiKeysFile.key }}
+{{- end }}
+{{- with $v.scheduling.policy }}
+- name: OCTAVO_SCHEDULING_POLICY
+  value: {{ . }}
+{{- end }}
+{{- with include "octavo.whole" $v.scheduling.minPriority }}
+- name: OCTAVO_MIN_PRIORITY
+  value: {{ . | quote }}
+{{- end }}
+{{- with include "octavo.whole" $v.scheduling.maxStepMs }}
+- name: OCTAVO_MAX_STEP_MS
+  value: {{ . | quote }}
+{{- end }}
+{{- if $v.scheduling.sharePrefixCache }}
+- name: OCTAVO_SHARE_PREFIX_CACHE
+  value: "true"
+{{- end }}
 # A pod that cannot use its GPU fails, instead of serving slowly from the processor.
 - name: OCTAVO_DEVICE
   value: {{ $v.gpu.enabled | ternary "cuda" "cpu" }}

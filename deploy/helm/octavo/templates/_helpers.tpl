@@ -147,11 +147,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- range $word := $v.extraArgs -}}
 {{- $flag := regexReplaceAll "=.*" $word "" | trimPrefix "--" | replace "_" "-" -}}
-{{- if and (hasPrefix "--" $word) (has $flag (list "config" "model" "host" "port" "shutdown-timeout" "api-key" "hf-token")) -}}
+{{- if and (hasPrefix "--" $word) (has $flag (list "config" "model" "host" "port" "shutdown-timeout" "api-key" "api-keys-file" "scheduling-policy" "min-priority" "max-step-ms" "share-prefix-cache" "hf-token")) -}}
 {{- fail (printf "extraArgs: --%s is set by a value of its own" $flag) -}}
 {{- end -}}
 {{- end -}}
-{{- range $flag := list "model" "host" "port" "shutdown-timeout" "device" "dtype" "api-key" -}}
+{{- range $flag := list "model" "host" "port" "shutdown-timeout" "device" "dtype" "api-key" "api-keys-file" "scheduling-policy" "min-priority" "max-step-ms" "share-prefix-cache" -}}
 {{- if hasKey $v.config $flag -}}
 {{- fail (printf "config.%s: this flag is set by a value of its own" $flag) -}}
 {{- end -}}
@@ -175,6 +175,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- trimSuffix "m" (toString .) -}}
 {{- else -}}
 {{- mul (include "octavo.amount" . | int64) 1000 -}}
+{{- end -}}
+{{- end }}
+
+{{/* A whole number as it was written: those of a file arrive as floats. Nothing for an empty text. */}}
+{{- define "octavo.whole" -}}
+{{- if ne (toString .) "" -}}
+{{- int64 . -}}
 {{- end -}}
 {{- end }}
 
