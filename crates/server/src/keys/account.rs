@@ -249,9 +249,10 @@ mod tests {
 
     use super::*;
 
-    fn account(limits: KeyLimits) -> (Arc<Account>, Telemetry) {
+    /// An account that exists since `now`.
+    fn account(limits: KeyLimits, now: Instant) -> (Arc<Account>, Telemetry) {
         let telemetry = Telemetry::new(TelemetryConfig { model_name: "m".into(), engine: 0, max_model_len: 8 });
-        (Arc::new(Account::new("team", telemetry.key("team"), limits, Instant::now())), telemetry)
+        (Arc::new(Account::new("team", telemetry.key("team"), limits, now)), telemetry)
     }
 
     fn limits(requests: u32, tokens: u32, parallel: u32) -> KeyLimits {
@@ -279,7 +280,7 @@ mod tests {
     #[test]
     fn a_refused_request_counts_against_no_limit() {
         let now = Instant::now();
-        let (account, telemetry) = account(limits(2, 100, 1));
+        let (account, telemetry) = account(limits(2, 100, 1), now);
         let permit = account.admit(now).unwrap();
         let error = account.admit(now).unwrap_err();
         assert!(error.to_string().contains("limit of 1 parallel request."), "{error}");
@@ -298,7 +299,7 @@ mod tests {
     #[test]
     fn a_prompt_needs_its_tokens_and_generated_ones_become_a_debt() {
         let now = Instant::now();
-        let (account, _telemetry) = account(limits(0, 60, 0));
+        let (account, _telemetry) = account(limits(0, 60, 0), now);
         let permit = account.admit(now).unwrap();
         permit.charge(40, now).unwrap();
         let error = permit.charge(30, now).unwrap_err();
@@ -313,7 +314,8 @@ mod tests {
 
     #[test]
     fn a_failed_submission_gives_its_tokens_back() {
-        let (account, telemetry) = account(limits(0, 60, 0));
+        let now = Instant::now();
+        let (account, telemetry) = account(limits(0, 60, 0), now);
         let meter = Meter::new(account.admit(Instant::now()).unwrap());
         for _ in 0..3 {
             let failed: Result<(), _> = meter.submit(50, || Err(ApiError::internal()));
@@ -328,7 +330,7 @@ mod tests {
     #[test]
     fn new_limits_keep_what_was_used() {
         let now = Instant::now();
-        let (account, _telemetry) = account(limits(2, 0, 2));
+        let (account, _telemetry) = account(limits(2, 0, 2), now);
         let permits = [account.admit(now).unwrap(), account.admit(now).unwrap()];
         account.limit(limits(4, 0, 2), now);
         let error = account.admit(now).unwrap_err().to_string();
@@ -343,7 +345,7 @@ mod tests {
     #[test]
     fn headers_tell_what_is_left_of_limits_that_exist() {
         let now = Instant::now();
-        let (account, _telemetry) = account(limits(60, 0, 7));
+        let (account, _telemetry) = account(limits(60, 0, 7), now);
         let _permit = account.admit(now).unwrap();
         let mut headers = HeaderMap::new();
         account.report(&mut headers, now);
