@@ -177,8 +177,9 @@ impl Bench {
 
     /// Returns a batch of `rows` tokens from position `start` of each sequence, the last of which is sampled.
     fn batch(&self, sequences: usize, start: usize, rows: usize) -> StepBatch {
-        let (groups, vocab_size) = (self.program.kv_groups.len(), self.program.vocab_size);
-        let layout = StepLayout { groups, block_size: BLOCK, blocks_each: self.blocks_each, vocab_size };
+        let vocab_size = self.program.vocab_size;
+        let (groups, streams) = (self.program.kv_groups.len(), self.program.position_streams());
+        let layout = StepLayout { groups, streams, block_size: BLOCK, blocks_each: self.blocks_each, vocab_size };
         layout.batch(sequences, start, rows)
     }
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use octavo_ops::cost::{Cost, ElementBytes, StepShape, op_cost, step_cost};
-use octavo_ops::{BufferId, Op, Program, WeightId};
+use octavo_ops::{BufferId, InjectMode, Op, Program, WeightId};
 
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, VisionConfig};
 use crate::progress::human_bytes;
 
 /// Maximum number of ops in a block when repeated layers are folded.
@@ -19,33 +19,65 @@ pub struct InspectOptions {
     pub context: usize,
     /// Number of tokens of the prefilled prompt.
     pub prompt: usize,
+    /// Side in pixels of the image that is encoded; it is rounded down to whole tokens.
+    pub image_side: usize,
     /// Element sizes of activations and KV cache.
     pub elements: ElementBytes,
 }
 
 impl Default for InspectOptions {
-    /// Returns one token at a context of 1024 tokens, a prompt of 512 tokens, and f32 throughout.
+    /// Returns one token at a context of 1024 tokens, a prompt of 512 tokens, an image of 1024 by 1024 pixels, and f32
+    /// throughout.
     fn default() -> Self {
-        Self { context: 1024, prompt: 512, elements: ElementBytes::F32 }
+        Self { context: 1024, prompt: 512, image_side: 1024, elements: ElementBytes::F32 }
     }
 }
 
 /// Returns the program as text: a header, one line per op (repeated layers folded), and the totals of a decode and a
 /// prefill.
 pub fn inspect(config: &ModelConfig, program: &Program, options: &InspectOptions) -> String {
-    let report = Report {
-        program,
-        options: *options,
-        decode: StepShape::decode(1, options.context.max(1)),
-        prefill: StepShape::prefill(options.prompt),
+    let InspectOptions { context, prompt, elements, .. } = *options;
+    let decode = PricedStep {
+        column: "decode FLOP",
+        title: format!("decode of 1 token at {context} of context"),
+        shape: StepShape::decode(1, context.max(1)),
     };
-    let mut out = header(config, program, options);
-    report.ops(&mut out);
-    report.totals(&mut out);
-    out
+    let prefill = PricedStep {
+        column: "prefill FLOP",
+        title: format!("prefill of {prompt} tokens"),
+        shape: StepShape::prefill(prompt),
+    };
+    header(config, program, options) + &Report { program, elements, steps: vec![decode, prefill] }.text()
 }
 
-fn header(config: &ModelConfig, program: &Program, options: &InspectOptions) -> String {
+/// Returns the encoder of a model as text, like [`inspect`]: its totals are those of one image.
+pub fn inspect_encoder(config: &VisionConfig, program: &Program, options: &InspectOptions) -> String {
+    let InspectOptions { image_side, elements, .. } = *options;
+    let tokens = (image_side / (config.patch_size * config.merge_size)).pow(2);
+    let row = program.media_columns() as u64 * elements.activation;
+    let lines = [
+        format!("encoder        {}", program.name),
+        format!("parameters     {}", si(program.parameters())),
+        format!("weights        {} ({})", human_bytes(program.weight_bytes()), storage(program)),
+        format!(
+            "layers         {} of hidden size {}, MLP {}",
+            config.layers, config.hidden_size, config.intermediate_size
+        ),
+        format!("heads          {} of {}", config.heads, config.head_shape().dim),
+        format!("patch          {} pixels wide, {} patches a token", config.patch_size, config.merged_patches()),
+        format!("deepstack      after the layers {:?}", config.deepstack_layers),
+        format!("media cache    {} a token", human_bytes(row)),
+    ];
+    let encode = PricedStep {
+        column: "FLOP",
+        title: format!("image of {image_side} by {image_side} pixels, {tokens} tokens"),
+        shape: StepShape::encode(&[tokens * config.merged_patches()]),
+    };
+    lines.join("\n") + "\n\n" + &Report { program, elements, steps: vec![encode] }.text()
+}
+
+/// Returns the size of the weights by storage type.
+fn storage(program: &Program) -> String {
     let mut by_storage = BTreeMap::new();
     for weight in &program.weights {
         for part in &weight.parts {
@@ -55,15 +87,18 @@ fn header(config: &ModelConfig, program: &Program, options: &InspectOptions) -> 
     }
     let mut by_storage: Vec<_> = by_storage.into_iter().collect();
     by_storage.sort_by_key(|&(name, bytes)| (std::cmp::Reverse(bytes), name));
-    let storage: Vec<String> =
-        by_storage.iter().map(|(name, bytes)| format!("{name} {}", human_bytes(*bytes))).collect();
+    let parts = by_storage.iter().map(|(name, bytes)| format!("{name} {}", human_bytes(*bytes)));
+    parts.collect::<Vec<_>>().join(", ")
+}
+
+fn header(config: &ModelConfig, program: &Program, options: &InspectOptions) -> String {
     let kv: usize = program.kv_groups.iter().map(octavo_ops::KvGroup::elements_per_token).sum();
     let window = config.sliding_window().map(|w| format!(", sliding window {w}")).unwrap_or_default();
     let tied = if config.tie_word_embeddings { ", head tied to the embedding" } else { "" };
     let lines = [
         format!("architecture   {} ({})", config.architecture.name(), config.dtype),
         format!("parameters     {}", si(program.parameters())),
-        format!("weights        {} ({})", human_bytes(program.weight_bytes()), storage.join(", ")),
+        format!("weights        {} ({})", human_bytes(program.weight_bytes()), storage(program)),
         format!(
             "layers         {} of hidden size {}, MLP {}",
             config.layers, config.hidden_size, config.intermediate_size
@@ -82,34 +117,44 @@ struct Line {
     shapes: String,
     /// Weights of the op. Layer numbers are replaced by `*`, so that repeated layers are equal.
     weights: String,
-    decode: Cost,
-    prefill: Cost,
+    /// Costs by step.
+    costs: Vec<Cost>,
     weight_bytes: u64,
 }
 
 impl Line {
     fn same(&self, other: &Line) -> bool {
-        (self.name, &self.shapes, &self.weights, self.decode, self.prefill)
-            == (other.name, &other.shapes, &other.weights, other.decode, other.prefill)
+        (self.name, &self.shapes, &self.weights, &self.costs)
+            == (other.name, &other.shapes, &other.weights, &other.costs)
     }
 }
 
 struct Report<'a> {
     program: &'a Program,
-    options: InspectOptions,
-    decode: StepShape,
-    prefill: StepShape,
+    elements: ElementBytes,
+    steps: Vec<PricedStep>,
+}
+
+/// A step whose cost is a column of the report.
+struct PricedStep {
+    column: &'static str,
+    title: String,
+    shape: StepShape,
 }
 
 impl Report<'_> {
+    fn text(&self) -> String {
+        let mut out = String::new();
+        self.ops(&mut out);
+        self.totals(&mut out);
+        out
+    }
+
     fn ops(&self, out: &mut String) {
         let lines: Vec<Line> = self.program.ops.iter().map(|op| self.line(op)).collect();
         let shapes = lines.iter().map(|l| l.shapes.chars().count()).max().unwrap_or(0);
-        let _ = writeln!(
-            out,
-            "{:<18}{:<shapes$}  {:>11}  {:>12}  {:>12}  weights",
-            "op", "in → out", "bytes", "decode FLOP", "prefill FLOP"
-        );
+        let columns: String = self.steps.iter().map(|step| format!("  {:>12}", step.column)).collect();
+        let _ = writeln!(out, "{:<18}{:<shapes$}  {:>11}{columns}  weights", "op", "in → out", "bytes");
         let mut at = 0;
         while at < lines.len() {
             let (period, times) = repetition(&lines[at..]);
@@ -118,13 +163,12 @@ impl Report<'_> {
             }
             for line in &lines[at..at + period] {
                 let indent = if times > 1 { "  " } else { "" };
+                let costs: String = line.costs.iter().map(|cost| format!("  {:>12}", si(cost.flops))).collect();
                 let text = format!(
-                    "{:<18}{:<shapes$}  {:>11}  {:>12}  {:>12}  {}",
+                    "{:<18}{:<shapes$}  {:>11}{costs}  {}",
                     format!("{indent}{}", line.name),
                     line.shapes,
                     if line.weight_bytes == 0 { String::from("-") } else { human_bytes(line.weight_bytes) },
-                    si(line.decode.flops),
-                    si(line.prefill.flops),
                     line.weights,
                 );
                 let _ = writeln!(out, "{}", text.trim_end());
@@ -134,16 +178,11 @@ impl Report<'_> {
     }
 
     fn totals(&self, out: &mut String) {
-        let InspectOptions { context, prompt, elements } = self.options;
-        let steps = [
-            (format!("decode of 1 token at {context} of context"), &self.decode),
-            (format!("prefill of {prompt} tokens"), &self.prefill),
-        ];
-        for (name, step) in steps {
-            let cost = step_cost(self.program, step, elements);
+        for PricedStep { title, shape, .. } in &self.steps {
+            let cost = step_cost(self.program, shape, self.elements);
             let _ = write!(
                 out,
-                "\n{name}\n  {}FLOP, {} moved: weights {}, KV cache {}, activations {}\n",
+                "\n{title}\n  {}FLOP, {} moved: weights {}, KV cache {}, activations {}\n",
                 si(cost.flops),
                 human_bytes(cost.bytes()),
                 human_bytes(cost.weight_bytes),
@@ -166,8 +205,7 @@ impl Report<'_> {
             name: op.name(),
             shapes: self.shapes(op),
             weights: weights.iter().map(describe).collect::<Vec<_>>().join(", "),
-            decode: op_cost(self.program, op, &self.decode, self.options.elements),
-            prefill: op_cost(self.program, op, &self.prefill, self.options.elements),
+            costs: self.steps.iter().map(|step| op_cost(self.program, op, &step.shape, self.elements)).collect(),
             weight_bytes: weights.iter().map(|id| self.program.weights[id.0].bytes()).sum(),
         }
     }
@@ -187,7 +225,17 @@ impl Report<'_> {
             },
             Op::Linear(l) if l.add == Some(l.out) => format!("{} → += {}", b(&l.input), b(&l.out)),
             Op::Linear(l) => format!("{} → {}", b(&l.input), b(&l.out)),
+            Op::Patches { out } => format!("bytes[T] → {}", b(out)),
+            Op::EmbedTaps(e) => format!("taps[T] → += {}", b(&e.out)),
             Op::QkvPost(q) => format!("{} → {}, KV", b(&q.input), b(&q.out)),
+            Op::SegmentAttention(a) => format!("{}, KV → {}", b(&a.q), b(&a.out)),
+            Op::Act(a) => format!("{} → {}", b(&a.input), b(&a.out)),
+            Op::MergeRows { input, out } => format!("{} → {}", b(input), b(out)),
+            Op::StoreRows { input, column } => format!("{} → media[.,{column}..]", b(input)),
+            Op::InjectRows(i) => {
+                let sign = if i.mode == InjectMode::Add { "+=" } else { "=" };
+                format!("{} {sign} media[.,{}..]", b(&i.out), i.column)
+            }
             Op::PagedAttention(a) => {
                 let window = a.window.map(|w| format!(" window {w}")).unwrap_or_default();
                 format!("{}, KV{window} → {}", b(&a.q), b(&a.out))
@@ -208,7 +256,17 @@ fn weights_of(op: &Op) -> Vec<WeightId> {
         Op::Linear(l) => std::iter::once(l.weight).chain(l.bias).collect(),
         Op::QkvPost(q) => q.norm.iter().flat_map(|n| [n.q, n.k]).collect(),
         Op::Logits(l) => vec![l.weight],
-        Op::PagedAttention(_) | Op::Glu(_) | Op::GatherRows { .. } | Op::Sample { .. } => vec![],
+        Op::EmbedTaps(e) => vec![e.table],
+        Op::Patches { .. }
+        | Op::PagedAttention(_)
+        | Op::SegmentAttention(_)
+        | Op::Glu(_)
+        | Op::Act(_)
+        | Op::MergeRows { .. }
+        | Op::StoreRows { .. }
+        | Op::InjectRows(_)
+        | Op::GatherRows { .. }
+        | Op::Sample { .. } => vec![],
     }
 }
 

@@ -14,21 +14,25 @@ mod checkpoint;
 mod config;
 mod fetch;
 mod hub;
+mod image;
 mod inspect;
 mod installed;
 pub mod progress;
 mod resolve;
 pub mod testing;
 
-pub use arch::{ModelError, build_program};
+pub use arch::{ModelError, Programs, build_program, build_programs};
 pub use catalog::CatalogEntry;
 pub use checkpoint::{
     Checkpoint, CheckpointError, Format, GenerationConfig, GgufError, GgufTokenizer, StorageTotal, TokenizerData,
 };
-pub use config::{Architecture, ConfigError, ModelConfig, RopeConfig, RopeScaling};
+pub use config::{
+    Architecture, ConfigError, ImageTokens, ModelConfig, RopeConfig, RopeScaling, RopeSections, VisionConfig,
+};
 pub use fetch::{PipError, StorageError, WheelError};
 pub use hub::HubError;
-pub use inspect::{InspectOptions, inspect};
+pub use image::{EncodedImage, ImageGrid, ImagePositions, ImageSpan};
+pub use inspect::{InspectOptions, inspect, inspect_encoder};
 pub use installed::{InstalledModel, installed};
 pub use progress::{Progress, ProgressTask, human_bytes, progress_for};
 pub use resolve::{HubOptions, ResolveError, ResolveOptions, ResolvedModel, Retry, resolve};

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use octavo_models::{Checkpoint, Format, TokenizerData, build_program};
+use octavo_models::{Checkpoint, Format, Programs, TokenizerData, build_program, build_programs};
 use octavo_ops::dummy::DummyWeights;
 use octavo_ops::{StorageType, WeightError, WeightSource};
 use serde_json::{Value, json};
@@ -250,7 +250,7 @@ fn hostile_configurations_are_refused() {
         ("rope_scaling", json!({"type": "linear"}), "'factor' is missing"),
         ("rope_scaling", json!({"type": "linear", "factor": 0}), "factor is 0"),
         ("hidden_act", json!("relu"), "activation 'relu'"),
-        ("model_type", json!("mamba"), "'mamba' is not supported (supported: llama, mistral, qwen2, qwen3)"),
+        ("model_type", json!("mamba"), "'mamba' is not supported (supported: llama, mistral, qwen2, qwen3, qwen3_vl)"),
         ("model_type", Value::Null, "'model_type' is missing"),
         ("architectures", json!(["Qwen2ForSequenceClassification"]), "Qwen2ForSequenceClassification"),
         ("quantization_config", json!({"quant_method": "gptq"}), "'gptq'"),
@@ -303,6 +303,44 @@ fn a_configuration_alone_is_a_model_of_made_up_weights() {
     assert!(error.contains("neither model.safetensors nor"), "{error}");
     let error = Checkpoint::open_without_weights(&testdata("llama-gguf/model.gguf")).unwrap_err().to_string();
     assert!(error.contains("a directory with a config.json only"), "{error}");
+}
+
+#[test]
+fn the_programs_of_qwen3_vl_8b_have_its_parameters() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shapes/qwen3-vl-8b");
+    let checkpoint = Checkpoint::open_without_weights(&path).unwrap();
+    let Programs { decoder, encoder } = build_programs(&checkpoint).unwrap();
+    let encoder = encoder.unwrap();
+    // The model's card states 8.77 billion parameters.
+    assert_eq!((decoder.parameters(), encoder.parameters()), (8_190_735_360, 576_388_336));
+    // A row of the media cache holds the last layer's output and three of deepstack.
+    assert_eq!((decoder.media_columns(), encoder.media_columns()), (4 * 4096, 4 * 4096));
+    assert_eq!((decoder.position_streams(), encoder.position_streams()), (3, 2));
+    assert_eq!(build_program(&checkpoint).unwrap().media_columns(), 0, "without images");
+}
+
+#[test]
+fn a_config_of_an_encoder_that_does_not_fit_is_refused() {
+    let refused = |key: &str, value: Value| {
+        let copy = Copy::of("qwen3-vl");
+        let mut config: Value = serde_json::from_slice(&std::fs::read(copy.path("config.json")).unwrap()).unwrap();
+        config["vision_config"][key] = value;
+        copy.write("config.json", config.to_string());
+        copy.error()
+    };
+    names(&refused("out_hidden_size", json!(32)), &["'out_hidden_size' is 32", "64 columns"]);
+    names(&refused("deepstack_visual_indexes", json!([2, 0])), &["'deepstack_visual_indexes' is [2, 0]"]);
+    names(&refused("deepstack_visual_indexes", json!([1, 4])), &["'deepstack_visual_indexes' is [1, 4]", "4 layers"]);
+    names(&refused("num_position_embeddings", json!(35)), &["'num_position_embeddings' is 35"]);
+    names(&refused("num_heads", json!(5)), &["48 columns", "heads of 5"]);
+    names(&refused("num_heads", json!(0)), &["the encoder's number of heads is 0"]);
+    names(&refused("depth", Value::Null), &["'depth' is missing"]);
+    let copy = Copy::of("qwen3-vl");
+    copy.set("config.json", "vision_config", Value::Null);
+    names(&copy.error(), &["'vision_config' is missing"]);
+    let copy = Copy::of("qwen3-vl");
+    copy.set("config.json", "image_token_id", json!(320));
+    names(&copy.error(), &["the token 320 is beyond the vocabulary"]);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use octavo_models::{Checkpoint, InspectOptions, build_program, inspect};
+use octavo_models::{Checkpoint, InspectOptions, build_programs, inspect, inspect_encoder};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
@@ -12,8 +12,12 @@ fn root() -> PathBuf {
 
 fn check(name: &str, file: &str, options: &InspectOptions) {
     let checkpoint = Checkpoint::open(&root().join("../../models/testdata").join(file)).unwrap();
-    let program = build_program(&checkpoint).unwrap();
-    let found = inspect(checkpoint.config(), &program, options);
+    let programs = build_programs(&checkpoint).unwrap();
+    let config = checkpoint.config();
+    let mut found = inspect(config, &programs.decoder, options);
+    if let (Some(vision), Some(encoder)) = (&config.vision, &programs.encoder) {
+        found += &format!("\n{}", inspect_encoder(vision, encoder, options));
+    }
     let path = root().join("tests/snapshots").join(format!("{name}.txt"));
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
         std::fs::write(&path, &found).unwrap();
@@ -35,4 +39,13 @@ fn a_directory_whose_layers_differ_shows_each() {
 #[test]
 fn q_and_k_norms_are_weights_of_their_op() {
     check("qwen3", "qwen3", &InspectOptions { context: 1, prompt: 1, ..InspectOptions::default() });
+}
+
+#[test]
+fn an_encoder_has_a_program_of_its_own() {
+    check(
+        "qwen3-vl",
+        "qwen3-vl",
+        &InspectOptions { context: 1, prompt: 20, image_side: 32, ..InspectOptions::default() },
+    );
 }

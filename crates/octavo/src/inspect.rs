@@ -1,7 +1,7 @@
 //! `octavo inspect`: a model's program, priced.
 
 use anyhow::Result;
-use octavo_models::{Checkpoint, InspectOptions, build_program, inspect};
+use octavo_models::{Checkpoint, InspectOptions, build_programs, inspect, inspect_encoder};
 
 use crate::cli::InspectArgs;
 use crate::pull;
@@ -11,7 +11,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     octavo_telemetry::init_logging(&octavo_telemetry::LogConfig::default())?;
     let resolved = pull::resolve_shape(&args.model, &args.source)?;
     let checkpoint = Checkpoint::open_shape(&resolved.path)?;
-    let program = build_program(&checkpoint)?;
+    let programs = build_programs(&checkpoint)?;
     println!("model          {}", resolved.name);
     let catalog = resolved.entry.and_then(|entry| entry.sampling.as_ref());
     let defaults = Defaults::recommended(checkpoint.generation_config(), catalog);
@@ -20,6 +20,10 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     } else {
         println!("sampling       {} (from {})", defaults.sampling, defaults.origin);
     }
-    print!("{}", inspect(checkpoint.config(), &program, &InspectOptions::default()));
+    let (config, options) = (checkpoint.config(), InspectOptions::default());
+    print!("{}", inspect(config, &programs.decoder, &options));
+    if let (Some(vision), Some(encoder)) = (&config.vision, &programs.encoder) {
+        print!("\n{}", inspect_encoder(vision, encoder, &options));
+    }
     Ok(())
 }

@@ -5,7 +5,9 @@ use std::borrow::Cow;
 use crate::cost::{ElementBytes, Peaks};
 use crate::dummy::DummyRule;
 use crate::sampling::{SampleBatch, SampledToken};
-use crate::{BackendError, KvGroup, Program, StepBatch, StorageType, WeightError, WeightPart};
+use crate::{
+    BackendError, EncodeBatch, KvGroup, Program, ProgramKind, StepBatch, StorageType, WeightError, WeightPart,
+};
 
 /// A tensor of a checkpoint in its storage type, usually a view of the mapped file.
 #[derive(Clone, Debug)]
@@ -26,9 +28,11 @@ impl WeightPart {
             return invalid(format!("it is stored as {}, expected {}", data.storage, self.storage));
         }
         let elements = data.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-        // A vector may be one row or one column (the parts of a fused bias).
+        // A vector may be one row or one column (the parts of a fused bias). The inputs of a convolution are several
+        // dimensions.
         let is_vector = data.shape.len() <= 1;
-        if elements != self.rows.checked_mul(cols) || !(is_vector || data.shape.last() == Some(&cols)) {
+        let has_rows = data.shape.first() == Some(&self.rows) || data.shape.last() == Some(&cols);
+        if elements != self.rows.checked_mul(cols) || !(is_vector || has_rows) {
             return invalid(format!("its shape is {:?}, expected [{}, {cols}]", data.shape, self.rows));
         }
         let expected = elements.and_then(|n| self.storage.bytes_for(n)).unwrap_or(usize::MAX);
@@ -71,6 +75,19 @@ pub fn check_block_size(backend: &'static str, sizes: &[usize], size: usize) -> 
         return Ok(());
     }
     Err(BackendError::Unsupported { backend, what: format!("KV blocks of {size} tokens; it supports {sizes:?}") })
+}
+
+/// Checks that an encoder stores the rows that a decoder injects.
+///
+/// # Errors
+/// Returns [`BackendError::Failed`] with both sizes.
+pub fn check_encoder(backend: &'static str, decoder: &Program, encoder: &Program) -> Result<(), BackendError> {
+    let (found, expected) = (encoder.media_columns(), decoder.media_columns());
+    if encoder.kind() == ProgramKind::Encoder && found == expected {
+        return Ok(());
+    }
+    let reason = format!("the encoder stores {found} columns, the decoder takes {expected}");
+    Err(BackendError::Failed { backend, reason })
 }
 
 /// Checks that there is a number of blocks for each KV group of a program.
@@ -148,6 +165,37 @@ pub trait Backend: Send {
 
     /// Returns the logits `[R,V]` of the last forward pass, for parity tests and tools.
     fn logits(&self) -> Result<Vec<f32>, BackendError>;
+
+    /// Loads the encoder of the loaded decoder's images; [`Backend::load`] removes it.
+    fn load_encoder(
+        &mut self,
+        _program: &Program,
+        _weights: &dyn WeightSource,
+        _progress: &mut dyn FnMut(u64),
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported { backend: self.name(), what: "image encoders".into() })
+    }
+
+    /// Allocates the media cache: `rows` zeroed rows of [`Program::media_columns`] columns, from which the decoder takes
+    /// the encoder's outputs.
+    fn allocate_media(&mut self, _rows: usize) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported { backend: self.name(), what: "image encoders".into() })
+    }
+
+    /// Returns the size in bytes of a row of the media cache.
+    fn media_row_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Runs the encoder. Later calls of [`Backend::forward`] see the rows that it stores.
+    fn encode(&mut self, _batch: &EncodeBatch) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported { backend: self.name(), what: "image encoders".into() })
+    }
+
+    /// Returns rows of the media cache, for parity tests and tools.
+    fn media(&self, _rows: &[u32]) -> Result<Vec<f32>, BackendError> {
+        Err(BackendError::Unsupported { backend: self.name(), what: "image encoders".into() })
+    }
 
     /// Copies whole blocks `(from, to)` of a KV group.
     fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError>;

@@ -43,6 +43,28 @@ pub struct StepBatch {
     pub pooled_rows: Vec<u32>,
     /// Stable slot of each sequence, `[S]` (index into persistent buffers).
     pub slots: Vec<u32>,
+    /// Rows of `[T]` that [`InjectRows`](crate::InjectRows) changes, ascending.
+    pub injected: Vec<InjectedRow>,
+}
+
+/// A row of the residual stream and the row of the media cache that belongs to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InjectedRow {
+    /// Row of the step.
+    pub row: u32,
+    /// Row of the media cache.
+    pub media: u32,
+}
+
+/// Memory of a backend that a batch may refer to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Limits<'a> {
+    /// Block size and number of blocks of each KV group.
+    pub kv: &'a [(usize, usize)],
+    /// Number of rows of the step before whose tokens may be referenced.
+    pub drawn: usize,
+    /// Number of rows of the media cache.
+    pub media_rows: usize,
 }
 
 impl StepBatch {
@@ -68,6 +90,7 @@ impl StepBatch {
             sampled_rows: Vec::with_capacity(rows),
             pooled_rows: Vec::with_capacity(sequences),
             slots: Vec::with_capacity(sequences),
+            injected: Vec::new(),
         }
     }
 
@@ -103,19 +126,15 @@ impl StepBatch {
         self.sampled_rows.clear();
         self.pooled_rows.clear();
         self.slots.clear();
+        self.injected.clear();
     }
 
     /// Checks that every index is in range and every array has its length, so that a defect of the caller is an error
-    /// and not a write to another sequence's block. `kv` holds `(block size, blocks)` of each KV group; `drawn` is the
-    /// number of rows of the step before whose tokens may be referenced. The error describes the defect.
-    pub fn check(&self, program: &Program, kv: &[(usize, usize)], drawn: usize) -> Result<(), &'static str> {
+    /// and not a write to another sequence's block. The error describes the defect.
+    pub fn check(&self, program: &Program, limits: Limits<'_>) -> Result<(), &'static str> {
+        let Limits { kv, drawn, media_rows } = limits;
+        self.check_rows(program)?;
         let (tokens, sequences) = (self.tokens(), self.sequences());
-        let require = |holds: bool, what| if holds { Ok(()) } else { Err(what) };
-        require(self.positions.len() == program.position_streams() * tokens, "positions")?;
-        require(self.query_start.len() == sequences + 1, "query starts")?;
-        require(self.query_start.first() == Some(&0), "the first query start")?;
-        require(self.query_start.last().map(|&end| end as usize) == Some(tokens), "the last query start")?;
-        require(self.query_start.is_sorted(), "the order of query starts")?;
         let rows = self.token_ids.iter().filter(|&id| id & Self::DRAWN != 0).map(|id| id & !Self::DRAWN);
         require(rows.max().is_none_or(|row| (row as usize) < drawn), "a token that was not drawn")?;
         let known = |&id: &u32| id & Self::DRAWN != 0 || (id as usize) < program.vocab_size;
@@ -123,8 +142,11 @@ impl StepBatch {
         require(self.sampled_rows.iter().all(|&row| (row as usize) < tokens), "a sampled row")?;
         require(self.pooled_rows.iter().all(|&row| (row as usize) < tokens), "a pooled row")?;
         require(self.pooled_rows.is_empty() || program.embedding().is_some(), "a pooled row of a model without any")?;
-        let whole = |s| self.query_range(s).len() <= self.seq_lens[s] as usize;
-        require((0..sequences).all(whole), "a sequence shorter than its rows")?;
+        require(self.injected.is_empty() || program.media_columns() > 0, "an image's row for a model without images")?;
+        require(self.injected.iter().all(|injected| (injected.row as usize) < tokens), "an image's row")?;
+        require(self.injected.is_sorted_by(|a, b| a.row < b.row), "the order of images' rows")?;
+        let is_kept = |injected: &InjectedRow| (injected.media as usize) < media_rows;
+        require(self.injected.iter().all(is_kept), "a row beyond the media cache")?;
         let groups = program.kv_groups.len();
         require(kv.len() == groups, "no KV cache is allocated")?;
         require(self.slot_mapping.len() == groups && self.block_tables.len() == groups, "the number of KV groups")?;
@@ -138,4 +160,21 @@ impl StepBatch {
         }
         Ok(())
     }
+
+    /// Checks the division of the rows into sequences, and their positions.
+    pub(crate) fn check_rows(&self, program: &Program) -> Result<(), &'static str> {
+        let (tokens, sequences) = (self.tokens(), self.sequences());
+        require(self.positions.len() == program.position_streams() * tokens, "positions")?;
+        require(self.query_start.len() == sequences + 1, "query starts")?;
+        require(self.query_start.first() == Some(&0), "the first query start")?;
+        require(self.query_start.last().map(|&end| end as usize) == Some(tokens), "the last query start")?;
+        require(self.query_start.is_sorted(), "the order of query starts")?;
+        let whole = |s| self.query_range(s).len() <= self.seq_lens[s] as usize;
+        require((0..sequences).all(whole), "a sequence shorter than its rows")
+    }
+}
+
+/// Returns the description of a defect unless a condition holds.
+pub(crate) fn require(holds: bool, what: &'static str) -> Result<(), &'static str> {
+    if holds { Ok(()) } else { Err(what) }
 }

@@ -4,7 +4,10 @@
 //! the KV that attention reads and writes). FLOPs count a multiply-add as two. With a device's bandwidth and peak they
 //! give the roofline bound of a step: `max(bytes / bandwidth, flops / peak)`.
 
-use crate::{BufferId, HeadShape, Linear, Logits, NormOp, Op, Program, QkvPost, Rows, StepBatch, Weight, WeightId};
+use crate::{
+    BufferId, EmbedTaps, HeadShape, InjectMode, InjectRows, Linear, Logits, NormOp, Op, Program, QkvPost, Rows,
+    StepBatch, TAPS, Weight, WeightId,
+};
 
 /// Bytes and FLOPs of an op or a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,6 +104,8 @@ pub struct StepShape {
     pub sampled: usize,
     /// Number of rows E whose hidden state is returned.
     pub pooled: usize,
+    /// Number of rows that take encoder outputs.
+    pub injected: usize,
     /// `(query rows, keys after the step)` of each sequence.
     pub sequences: Vec<(usize, usize)>,
 }
@@ -108,12 +113,19 @@ pub struct StepShape {
 impl StepShape {
     /// Returns the shape of a decode step of `sequences` sequences with `context` keys each.
     pub fn decode(sequences: usize, context: usize) -> Self {
-        Self { tokens: sequences, sampled: sequences, pooled: 0, sequences: vec![(1, context); sequences] }
+        let rows = vec![(1, context); sequences];
+        Self { tokens: sequences, sampled: sequences, sequences: rows, ..Self::default() }
     }
 
     /// Returns the shape of a prefill of one whole prompt of `tokens` tokens that samples one token.
     pub fn prefill(tokens: usize) -> Self {
-        Self { tokens, sampled: 1, pooled: 0, sequences: vec![(tokens, tokens)] }
+        Self { tokens, sampled: 1, sequences: vec![(tokens, tokens)], ..Self::default() }
+    }
+
+    /// Returns the shape of an encoder's step over segments of the given numbers of rows.
+    pub fn encode(segments: &[usize]) -> Self {
+        let sequences = segments.iter().map(|&rows| (rows, rows)).collect();
+        Self { tokens: segments.iter().sum(), sequences, ..Self::default() }
     }
 
     /// Returns the shape of a batch.
@@ -121,7 +133,7 @@ impl StepShape {
         let sequences =
             (0..batch.sequences()).map(|s| (batch.query_range(s).len(), batch.seq_lens[s] as usize)).collect();
         let (sampled, pooled) = (batch.sampled_rows.len(), batch.pooled_rows.len());
-        Self { tokens: batch.tokens(), sampled, pooled, sequences }
+        Self { tokens: batch.tokens(), sampled, pooled, injected: batch.injected.len(), sequences }
     }
 
     /// Returns the numbers of query-key pairs and of keys read by causal attention with a sliding window.
@@ -129,6 +141,13 @@ impl StepShape {
         self.sequences.iter().fold((0, 0), |(pairs, keys), &(queries, context)| {
             let (more_pairs, more_keys) = attended(queries, context, window);
             (pairs + more_pairs, keys + more_keys)
+        })
+    }
+
+    /// Returns the numbers of query-key pairs and of keys read by attention within segments.
+    fn segments(&self) -> (u64, u64) {
+        self.sequences.iter().fold((0, 0), |(pairs, keys), &(queries, context)| {
+            (pairs + (queries * context) as u64, keys + context as u64)
         })
     }
 }
@@ -193,6 +212,7 @@ impl Pricer<'_> {
             Rows::Tokens => self.step.tokens,
             Rows::Sampled => self.step.sampled,
             Rows::Pooled => self.step.pooled,
+            Rows::Merged => self.step.tokens / self.program.merge(),
         }
     }
 
@@ -212,10 +232,29 @@ impl Pricer<'_> {
     fn price(&self, op: &Op) -> Cost {
         match op {
             Op::Embed { table, out, .. } => self.embed(*table, *out),
+            Op::Patches { out } => {
+                let written_bytes = self.activations(&[*out]);
+                // A patch has a byte for each element.
+                let activation_bytes = written_bytes + self.elements(*out);
+                Cost { activation_bytes, written_bytes, flops: 2 * self.elements(*out), ..Cost::default() }
+            }
+            Op::EmbedTaps(taps) => self.embed_taps(taps),
             Op::Norm(norm) => self.norm(norm),
             Op::Linear(linear) => self.linear(linear),
             Op::QkvPost(post) => self.qkv_post(post),
-            Op::PagedAttention(a) => self.attention(a.heads, a.window, [a.q, a.out]),
+            Op::PagedAttention(a) => self.attention(a.heads, self.step.attention(a.window), [a.q, a.out]),
+            Op::SegmentAttention(a) => self.attention(a.heads, self.step.segments(), [a.q, a.out]),
+            Op::Act(a) => Cost {
+                activation_bytes: self.activations(&[a.input, a.out]),
+                written_bytes: self.activations(&[a.out]),
+                flops: 5 * self.elements(a.out),
+                ..Cost::default()
+            },
+            Op::MergeRows { input: rows, .. } | Op::StoreRows { input: rows, .. } => {
+                let written_bytes = self.activations(&[*rows]);
+                Cost { activation_bytes: 2 * written_bytes, written_bytes, ..Cost::default() }
+            }
+            Op::InjectRows(inject) => self.inject(inject),
             Op::Glu(g) => Cost {
                 activation_bytes: self.activations(&[g.input, g.out]),
                 written_bytes: self.activations(&[g.out]),
@@ -241,6 +280,29 @@ impl Pricer<'_> {
             written_bytes: out,
             ..Cost::default()
         }
+    }
+
+    fn embed_taps(&self, taps: &EmbedTaps) -> Cost {
+        let table = self.weight(taps.table);
+        let row = table.bytes() / table.rows.max(1) as u64;
+        let out = self.activations(&[taps.out]);
+        Cost {
+            weight_bytes: row * (TAPS * self.step.tokens) as u64,
+            activation_bytes: 2 * out,
+            written_bytes: out,
+            flops: 2 * TAPS as u64 * self.elements(taps.out),
+            ..Cost::default()
+        }
+    }
+
+    fn inject(&self, inject: &InjectRows) -> Cost {
+        let elements = (self.step.injected * self.program.buffers[inject.out.0].cols) as u64;
+        let (passes, flops) = match inject.mode {
+            InjectMode::Replace => (2, 0),
+            InjectMode::Add => (3, elements),
+        };
+        let written_bytes = elements * self.size.activation;
+        Cost { activation_bytes: passes * written_bytes, written_bytes, flops, ..Cost::default() }
     }
 
     fn norm(&self, n: &NormOp) -> Cost {
@@ -296,8 +358,8 @@ impl Pricer<'_> {
         }
     }
 
-    fn attention(&self, heads: HeadShape, window: Option<usize>, [q, out]: [BufferId; 2]) -> Cost {
-        let (pairs, keys) = self.step.attention(window);
+    /// Returns the cost of attention over numbers of query-key pairs and of keys.
+    fn attention(&self, heads: HeadShape, (pairs, keys): (u64, u64), [q, out]: [BufferId; 2]) -> Cost {
         Cost {
             kv_bytes: keys * 2 * heads.kv_cols() as u64 * self.size.kv,
             activation_bytes: self.activations(&[q, out]),
@@ -311,8 +373,8 @@ impl Pricer<'_> {
 /// Prices of a program, summed ahead of time: pricing a step is one pass over its sequences and allocates nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepPricer {
-    /// Cost of tokens, sampled rows and pooled rows: the fixed part and the part per row.
-    rows: [(Cost, Cost); 3],
+    /// Cost of tokens, sampled, pooled and injected rows: the fixed part and the part per row.
+    rows: [(Cost, Cost); 4],
     /// Layers grouped by window.
     windows: Vec<WindowPrice>,
 }
@@ -326,22 +388,18 @@ struct WindowPrice {
 }
 
 impl StepPricer {
-    /// Creates the prices of a program with these element sizes.
+    /// Creates the prices of a decoder with these element sizes.
     pub fn new(program: &Program, size: ElementBytes) -> Self {
-        let price = |tokens, sampled, pooled| {
-            step_cost(program, &StepShape { tokens, sampled, pooled, sequences: Vec::new() }, size)
+        let price = |[tokens, sampled, pooled, injected]: [usize; 4]| {
+            step_cost(program, &StepShape { tokens, sampled, pooled, injected, sequences: Vec::new() }, size)
         };
         // Without sequences there is no attention, so the cost is linear in the rows; the first row also reads the
         // weights.
-        let of = |one: Cost, two: Cost| {
+        let rows = std::array::from_fn(|kind| {
+            let [one, two] = [1, 2].map(|count| price(std::array::from_fn(|k| if k == kind { count } else { 0 })));
             let each = two - one;
             (one - each, each)
-        };
-        let rows = [
-            of(price(1, 0, 0), price(2, 0, 0)),
-            of(price(0, 1, 0), price(0, 2, 0)),
-            of(price(0, 0, 1), price(0, 0, 2)),
-        ];
+        });
         let mut windows: Vec<WindowPrice> = Vec::new();
         for op in &program.ops {
             let Op::PagedAttention(attention) = op else { continue };
@@ -385,7 +443,7 @@ impl StepPricer {
 
     /// Returns the cost of a batch, equal to [`step_cost`] of its shape.
     pub fn price(&self, batch: &StepBatch) -> Cost {
-        let counts = [batch.tokens(), batch.sampled_rows.len(), batch.pooled_rows.len()];
+        let counts = [batch.tokens(), batch.sampled_rows.len(), batch.pooled_rows.len(), batch.injected.len()];
         let mut total = Cost::default();
         for ((any, each), count) in self.rows.into_iter().zip(counts) {
             if count > 0 {

@@ -11,6 +11,7 @@ mod batch;
 pub mod cost;
 pub mod datasheet;
 pub mod dummy;
+mod encode;
 pub mod error;
 mod op;
 mod program;
@@ -19,9 +20,17 @@ mod storage;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use backend::{Backend, DeviceProfile, TensorData, WeightSource, check_block_counts, check_block_size};
-pub use batch::{BlockTables, StepBatch};
+pub use backend::{
+    Backend, DeviceProfile, TensorData, WeightSource, check_block_counts, check_block_size, check_encoder,
+};
+pub use batch::{BlockTables, InjectedRow, Limits, StepBatch};
+pub use encode::{Channel, EncodeBatch, TAPS, Tap};
 pub use error::{BackendError, ProgramError, WeightError};
-pub use op::{Glu, GluKind, Linear, Logits, NormKind, NormOp, Op, PagedAttention, QkNorm, QkvPost, Rope, RopeStyle};
-pub use program::{Buffer, BufferId, HeadShape, KvGroup, Program, ProgramBuilder, Rows, Weight, WeightId, WeightPart};
+pub use op::{
+    Act, EmbedTaps, Glu, GluKind, InjectMode, InjectRows, KvPlace, Linear, Logits, NormKind, NormOp, Op,
+    PagedAttention, QkNorm, QkvPost, Rope, RopeStyle, SegmentAttention,
+};
+pub use program::{
+    Buffer, BufferId, HeadShape, KvGroup, Program, ProgramBuilder, ProgramKind, Rows, Weight, WeightId, WeightPart,
+};
 pub use storage::StorageType;

@@ -1,5 +1,5 @@
-//! The op set. T = tokens in the step, S = sequences, R = rows that need logits, E = rows whose hidden state is returned;
-//! activations are row-major `[rows, cols]`.
+//! The op set. T = tokens in the step (in an encoder of images, their patches), S = sequences, R = rows that need logits,
+//! E = rows whose hidden state is returned, M = merged rows of an encoder; activations are row-major `[rows, cols]`.
 
 use crate::program::{BufferId, HeadShape, WeightId};
 
@@ -15,6 +15,14 @@ pub enum Op {
         /// Output `[T,H]`.
         out: BufferId,
     },
+    /// `patches[T,K] → out[T,K]`: the patches of the step's images, normalised by channel
+    /// ([`EncodeBatch`](crate::EncodeBatch)).
+    Patches {
+        /// Output `[T,K]`; K holds the channels of a patch one after the other.
+        out: BufferId,
+    },
+    /// Learned positions of patches, see [`EmbedTaps`].
+    EmbedTaps(EmbedTaps),
     /// Normalisation with an optional residual, see [`NormOp`].
     Norm(NormOp),
     /// Matrix product with a (fused) weight, see [`Linear`].
@@ -23,8 +31,29 @@ pub enum Op {
     QkvPost(QkvPost),
     /// Attention over the paged cache, see [`PagedAttention`].
     PagedAttention(PagedAttention),
+    /// Attention within the segments of the step, see [`SegmentAttention`].
+    SegmentAttention(SegmentAttention),
     /// Gated activation, see [`Glu`].
     Glu(Glu),
+    /// Plain activation, see [`Act`].
+    Act(Act),
+    /// `input[T,C] → out[M,f·C]`: each f consecutive rows become one, f being the program's
+    /// [`merge`](crate::Program::merge).
+    MergeRows {
+        /// Input `[T,C]`.
+        input: BufferId,
+        /// Output `[M,f·C]`.
+        out: BufferId,
+    },
+    /// `input[M,C] → columns of the media cache`: writes each row to the row of the cache that the batch names.
+    StoreRows {
+        /// Input `[M,C]`.
+        input: BufferId,
+        /// First column in the cache.
+        column: usize,
+    },
+    /// Encoder outputs in place of, or added to, rows of the residual stream, see [`InjectRows`].
+    InjectRows(InjectRows),
     /// `input[T,H] → out[R,H]`: selects the rows that are sampled or need log-probabilities, which reach the head.
     /// `input[T,H] → out[E,H]`: selects the rows whose hidden state is returned, which need no head. The row count of
     /// `out` determines which of the two applies.
@@ -49,11 +78,18 @@ impl Op {
     pub const fn name(&self) -> &'static str {
         match self {
             Op::Embed { .. } => "Embed",
+            Op::Patches { .. } => "Patches",
+            Op::EmbedTaps(_) => "EmbedTaps",
             Op::Norm(_) => "Norm",
             Op::Linear(_) => "Linear",
             Op::QkvPost(_) => "QkvPost",
             Op::PagedAttention(_) => "PagedAttention",
+            Op::SegmentAttention(_) => "SegmentAttention",
             Op::Glu(_) => "Glu",
+            Op::Act(_) => "Act",
+            Op::MergeRows { .. } => "MergeRows",
+            Op::StoreRows { .. } => "StoreRows",
+            Op::InjectRows(_) => "InjectRows",
             Op::GatherRows { .. } => "GatherRows",
             Op::Logits(_) => "Logits",
             Op::Sample { .. } => "Sample",
@@ -63,13 +99,19 @@ impl Op {
     /// Returns the buffers that the op reads, including a buffer that is updated in place.
     pub fn inputs(&self) -> Vec<BufferId> {
         match self {
-            Self::Embed { .. } => vec![],
+            Self::Embed { .. } | Self::Patches { .. } => vec![],
+            Self::EmbedTaps(op) => vec![op.out],
             Self::Norm(op) => std::iter::once(op.input).chain(op.add).collect(),
             Self::Linear(op) => std::iter::once(op.input).chain(op.add).collect(),
             Self::QkvPost(op) => vec![op.input],
             Self::PagedAttention(op) => vec![op.q],
+            Self::SegmentAttention(op) => vec![op.q],
             Self::Glu(op) => vec![op.input],
-            Self::GatherRows { input, .. } => vec![*input],
+            Self::Act(op) => vec![op.input],
+            Self::GatherRows { input, .. } | Self::MergeRows { input, .. } | Self::StoreRows { input, .. } => {
+                vec![*input]
+            }
+            Self::InjectRows(op) => vec![op.out],
             Self::Logits(op) => vec![op.input],
             Self::Sample { logits } => vec![*logits],
         }
@@ -78,14 +120,21 @@ impl Op {
     /// Returns the buffers that the op writes: its output first, then the residual that a norm updates.
     pub fn outputs(&self) -> Vec<BufferId> {
         match self {
-            Self::Embed { out, .. } | Self::GatherRows { out, .. } => vec![*out],
+            Self::Embed { out, .. }
+            | Self::Patches { out }
+            | Self::GatherRows { out, .. }
+            | Self::MergeRows { out, .. } => vec![*out],
+            Self::EmbedTaps(op) => vec![op.out],
             Self::Norm(op) => std::iter::once(op.out).chain(op.add).collect(),
             Self::Linear(op) => vec![op.out],
             Self::QkvPost(op) => vec![op.out],
             Self::PagedAttention(op) => vec![op.out],
+            Self::SegmentAttention(op) => vec![op.out],
             Self::Glu(op) => vec![op.out],
+            Self::Act(op) => vec![op.out],
+            Self::InjectRows(op) => vec![op.out],
             Self::Logits(op) => vec![op.out],
-            Self::Sample { .. } => vec![],
+            Self::StoreRows { .. } | Self::Sample { .. } => vec![],
         }
     }
 }
@@ -189,7 +238,21 @@ pub struct QkNorm {
     pub unit_offset: bool,
 }
 
-/// `qkv[T,(Hq + 2·Hkv)·D] → q[T,Hq·D]`; k and v are written to the paged cache by slot.
+/// Place of the keys and values of an attention layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvPlace {
+    /// The paged cache, by slot: later steps see them.
+    Cache {
+        /// KV group of the layer.
+        group: usize,
+        /// Index of the layer within the group.
+        layer: usize,
+    },
+    /// Memory of the step, for encoders: the next [`SegmentAttention`] sees them, later steps do not.
+    Step,
+}
+
+/// `qkv[T,(Hq + 2·Hkv)·D] → q[T,Hq·D]`; k and v are written to the paged cache or to the memory of the step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QkvPost {
     /// Input `[T,(Hq + 2·Hkv)·D]`: q, then k, then v.
@@ -202,10 +265,8 @@ pub struct QkvPost {
     pub norm: Option<QkNorm>,
     /// Rotary embedding, if this layer has one.
     pub rope: Option<Rope>,
-    /// KV group of the layer.
-    pub group: usize,
-    /// Index of the layer within the group.
-    pub layer: usize,
+    /// Place to which k and v are written.
+    pub kv: KvPlace,
 }
 
 /// `q[T,Hq·D] → out[T,Hq·D]`: causal attention over the block tables of one KV group, for prefill chunks and decode
@@ -230,7 +291,21 @@ pub struct PagedAttention {
     pub layer: usize,
 }
 
-/// The activation of a [`Glu`].
+/// `q[T,Hq·D] → out[T,Hq·D]`: attention without a cache or a mask. A query sees every key of its segment, a sequence of
+/// the step. The keys and values are those that the last [`QkvPost`] has written to the memory of the step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SegmentAttention {
+    /// Queries `[T,Hq·D]`.
+    pub q: BufferId,
+    /// Output `[T,Hq·D]`.
+    pub out: BufferId,
+    /// Head counts and size; query head h reads KV head `h / (Hq / Hkv)`.
+    pub heads: HeadShape,
+    /// Factor of the scores, usually `1/√D`.
+    pub scale: f32,
+}
+
+/// The activation of a [`Glu`] or an [`Act`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GluKind {
     /// `x · sigmoid(x)`.
@@ -265,4 +340,45 @@ pub struct Logits {
     pub scale: f32,
     /// Cap of the logits: `cap · tanh(x / cap)`.
     pub softcap: Option<f32>,
+}
+
+/// `input[.,I] → out[.,I]`: `act(input)`. The output may be the input.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Act {
+    /// Activation.
+    pub kind: GluKind,
+    /// Input `[.,I]`.
+    pub input: BufferId,
+    /// Output `[.,I]`.
+    pub out: BufferId,
+}
+
+/// `out[T,H] += Σ weight · table[row]` over the [`Tap`](crate::Tap)s of each row: learned positions, resampled for the
+/// grid of an image.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EmbedTaps {
+    /// Table `[positions,H]`.
+    pub table: WeightId,
+    /// Rows `[T,H]`, read and written.
+    pub out: BufferId,
+}
+
+/// Effect of [`InjectRows`] on a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InjectMode {
+    /// The row becomes that of the cache.
+    Replace,
+    /// The row of the cache is added.
+    Add,
+}
+
+/// `out[T,H]`, in place: the rows that the batch names take H columns of their row of the media cache.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InjectRows {
+    /// Rows `[T,H]`, read and written.
+    pub out: BufferId,
+    /// First column in the cache.
+    pub column: usize,
+    /// Effect on the rows.
+    pub mode: InjectMode,
 }

@@ -1,6 +1,6 @@
 //! A model as a flat list of fused ops over named buffers.
 
-use crate::{Linear, Op, ProgramError, QkvPost, StorageType};
+use crate::{KvPlace, Linear, Op, ProgramError, QkvPost, StorageType};
 
 /// Index of a [`Buffer`] in its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -13,21 +13,24 @@ pub struct WeightId(pub usize);
 /// Symbolic row count of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rows {
-    /// T: the tokens of the step.
+    /// T: the tokens of the step; in an encoder of images, their patches.
     Tokens,
     /// R: the rows that reach the head.
     Sampled,
     /// E: the rows whose hidden state is returned.
     Pooled,
+    /// M: the rows of an encoder after [`Op::MergeRows`].
+    Merged,
 }
 
 impl Rows {
-    /// Returns the symbol: `T`, `R` or `E`.
+    /// Returns the symbol: `T`, `R`, `E` or `M`.
     pub const fn symbol(self) -> &'static str {
         match self {
             Rows::Tokens => "T",
             Rows::Sampled => "R",
             Rows::Pooled => "E",
+            Rows::Merged => "M",
         }
     }
 }
@@ -126,6 +129,15 @@ impl KvGroup {
     }
 }
 
+/// Task of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgramKind {
+    /// Predicts tokens: ends with `Sample`, and its attention is over the paged cache.
+    Decoder,
+    /// Computes rows of the media cache or hidden states: it samples nothing and has no cache.
+    Encoder,
+}
+
 /// A model as a backend runs it: the forward part (up to `Logits`), then sampling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
@@ -139,10 +151,14 @@ pub struct Program {
     pub kv_groups: Vec<KvGroup>,
     /// Ops in execution order. The sampling part is the trailing [`Op::Sample`].
     pub ops: Vec<Op>,
-    /// Vocabulary size V.
+    /// Vocabulary size V; 0 for an encoder of images.
     pub vocab_size: usize,
+    /// Task.
+    kind: ProgramKind,
     /// Number of positions P.
     streams: usize,
+    /// Number of rows that `MergeRows` makes one.
+    merge: usize,
 }
 
 impl Program {
@@ -169,6 +185,41 @@ impl Program {
         self.streams
     }
 
+    /// Returns the task.
+    pub fn kind(&self) -> ProgramKind {
+        self.kind
+    }
+
+    /// Returns the number of consecutive rows that [`Op::MergeRows`] makes one: T / M.
+    pub fn merge(&self) -> usize {
+        self.merge
+    }
+
+    /// Returns the number of columns of the media cache that the program writes (an encoder) or reads (a decoder); 0 if
+    /// it uses none.
+    pub fn media_columns(&self) -> usize {
+        let end = |op: &Op| match op {
+            Op::StoreRows { input: id, column } => column + self.buffers[id.0].cols,
+            Op::InjectRows(op) => op.column + self.buffers[op.out.0].cols,
+            _ => 0,
+        };
+        self.ops.iter().map(end).max().unwrap_or(0)
+    }
+
+    /// Returns the layout of keys and values that live in the memory of the step: one layer for each distinct head shape,
+    /// which the layers of the model use one after the other. Empty for a decoder.
+    pub fn step_kv(&self) -> KvGroup {
+        let mut layers = Vec::new();
+        for op in &self.ops {
+            if let Op::QkvPost(QkvPost { kv: KvPlace::Step, heads, .. }) = op
+                && !layers.contains(heads)
+            {
+                layers.push(*heads);
+            }
+        }
+        KvGroup { layers, window: None }
+    }
+
     /// Returns the buffer `[E,H]` of the returned hidden states, which is the last buffer of pooled rows that is
     /// written; `None` if the model returns none.
     pub fn embedding(&self) -> Option<BufferId> {
@@ -186,16 +237,27 @@ pub struct ProgramBuilder {
 }
 
 impl ProgramBuilder {
-    /// Creates an empty program for a vocabulary of `vocab_size` entries.
+    /// Creates an empty decoder for a vocabulary of `vocab_size` entries.
     pub fn new(name: impl Into<String>, vocab_size: usize) -> Self {
+        Self::of_kind(name.into(), vocab_size, ProgramKind::Decoder, 1)
+    }
+
+    /// Creates an empty encoder of images, whose `MergeRows` makes `merge` rows one.
+    pub fn encoder(name: impl Into<String>, merge: usize) -> Self {
+        Self::of_kind(name.into(), 0, ProgramKind::Encoder, merge.max(1))
+    }
+
+    fn of_kind(name: String, vocab_size: usize, kind: ProgramKind, merge: usize) -> Self {
         let program = Program {
-            name: name.into(),
+            name,
             buffers: Vec::new(),
             weights: Vec::new(),
             kv_groups: Vec::new(),
             ops: Vec::new(),
             vocab_size,
+            kind,
             streams: 1,
+            merge,
         };
         Self { program, written: Vec::new(), error: None }
     }
@@ -258,14 +320,28 @@ impl ProgramBuilder {
     }
 
     /// Returns the program, or the first defect found.
-    pub fn finish(self) -> Result<Program, ProgramError> {
-        match self.error {
-            Some(error) => Err(error),
-            None if !matches!(self.program.ops.last(), Some(Op::Sample { .. })) => {
-                Err(ProgramError::Invalid("a decoder program ends with Sample".into()))
-            }
-            None => Ok(self.program),
+    pub fn finish(mut self) -> Result<Program, ProgramError> {
+        if let Some(error) = self.error.take() {
+            return Err(error);
         }
+        self.check_end()?;
+        Ok(self.program)
+    }
+
+    /// Checks that the program has the result of its kind.
+    fn check_end(&self) -> Result<(), ProgramError> {
+        let has_result = match self.program.kind {
+            ProgramKind::Decoder => matches!(self.program.ops.last(), Some(Op::Sample { .. })),
+            ProgramKind::Encoder => {
+                let stores = |op: &Op| matches!(op, Op::StoreRows { .. });
+                self.program.ops.iter().any(stores) || self.program.embedding().is_some()
+            }
+        };
+        let rule = match self.program.kind {
+            ProgramKind::Decoder => "a decoder program ends with Sample",
+            ProgramKind::Encoder => "an encoder program stores rows or returns hidden states",
+        };
+        if has_result { Ok(()) } else { Err(ProgramError::Invalid(rule.into())) }
     }
 
     fn fail(&mut self, error: ProgramError) {
@@ -285,6 +361,7 @@ impl ProgramBuilder {
                 return Err(ProgramError::Shape { op: index, name: op.name(), what: what.into(), found, expected });
             }
         }
+        self.check_kind(op)?;
         self.check_rows(op)?;
         self.check_order(op)?;
         self.check_heads(op)
@@ -313,6 +390,8 @@ impl ProgramBuilder {
                 rules.extend(n.bias.map(|b| ("the bias", elements(b), cols)));
                 rules
             }
+            Op::Patches { .. } | Op::StoreRows { .. } | Op::InjectRows(_) => vec![],
+            Op::EmbedTaps(e) => vec![("the output", self.cols(e.out), self.of(e.table).cols)],
             Op::Linear(l) => self.linear_rules(l),
             Op::QkvPost(q) => vec![
                 ("the input", self.cols(q.input), q.heads.qkv_cols()),
@@ -321,7 +400,14 @@ impl ProgramBuilder {
             Op::PagedAttention(a) => {
                 vec![("q", self.cols(a.q), a.heads.q_cols()), ("the output", self.cols(a.out), a.heads.q_cols())]
             }
+            Op::SegmentAttention(a) => {
+                vec![("q", self.cols(a.q), a.heads.q_cols()), ("the output", self.cols(a.out), a.heads.q_cols())]
+            }
             Op::Glu(g) => vec![("the input", self.cols(g.input), self.cols(g.out).saturating_mul(2))],
+            Op::Act(a) => vec![("the output", self.cols(a.out), self.cols(a.input))],
+            Op::MergeRows { input, out } => {
+                vec![("the output", self.cols(*out), self.cols(*input).saturating_mul(self.program.merge))]
+            }
             Op::GatherRows { input, out } => vec![("the output", self.cols(*out), self.cols(*input))],
             Op::Logits(l) => vec![
                 ("the input", self.cols(l.input), self.of(l.weight).cols),
@@ -341,16 +427,50 @@ impl ProgramBuilder {
         rules
     }
 
-    /// Checks that every op keeps the rows of its input, except for the op that gathers rows.
+    /// Checks that a decoder uses the cache and an encoder does not.
+    fn check_kind(&self, op: &Op) -> Result<(), ProgramError> {
+        let only = match op {
+            Op::PagedAttention(_)
+            | Op::QkvPost(QkvPost { kv: KvPlace::Cache { .. }, .. })
+            | Op::InjectRows(_)
+            | Op::Logits(_)
+            | Op::Sample { .. } => ProgramKind::Decoder,
+            Op::SegmentAttention(_)
+            | Op::QkvPost(QkvPost { kv: KvPlace::Step, .. })
+            | Op::Patches { .. }
+            | Op::EmbedTaps(_)
+            | Op::MergeRows { .. }
+            | Op::StoreRows { .. } => ProgramKind::Encoder,
+            _ => return Ok(()),
+        };
+        if only == self.program.kind {
+            return Ok(());
+        }
+        let name = match self.program.kind {
+            ProgramKind::Decoder => "a decoder",
+            ProgramKind::Encoder => "an encoder",
+        };
+        Err(ProgramError::Invalid(format!("op {} ({}) has no meaning in {name}", self.program.ops.len(), op.name())))
+    }
+
+    /// Checks that every op keeps the rows of its input, except for the ops that gather or merge rows.
     fn check_rows(&self, op: &Op) -> Result<(), ProgramError> {
         let (from, to) = match op {
-            Op::Embed { .. } | Op::QkvPost(_) | Op::PagedAttention(_) => (Some(Rows::Tokens), Rows::Tokens),
+            Op::Embed { .. }
+            | Op::Patches { .. }
+            | Op::EmbedTaps(_)
+            | Op::InjectRows(_)
+            | Op::QkvPost(_)
+            | Op::PagedAttention(_)
+            | Op::SegmentAttention(_) => (Some(Rows::Tokens), Rows::Tokens),
+            Op::MergeRows { .. } => (Some(Rows::Tokens), Rows::Merged),
+            Op::StoreRows { .. } => (Some(Rows::Merged), Rows::Merged),
             Op::GatherRows { out, .. } => match self.program.buffers[out.0].rows {
                 Rows::Pooled => (Some(Rows::Tokens), Rows::Pooled),
-                Rows::Tokens | Rows::Sampled => (Some(Rows::Tokens), Rows::Sampled),
+                Rows::Tokens | Rows::Sampled | Rows::Merged => (Some(Rows::Tokens), Rows::Sampled),
             },
             Op::Logits(_) | Op::Sample { .. } => (Some(Rows::Sampled), Rows::Sampled),
-            Op::Norm(_) | Op::Linear(_) | Op::Glu(_) => {
+            Op::Norm(_) | Op::Linear(_) | Op::Glu(_) | Op::Act(_) => {
                 let rows = op.inputs().first().map(|id| self.program.buffers[id.0].rows);
                 (rows, rows.unwrap_or(Rows::Tokens))
             }
@@ -377,36 +497,61 @@ impl ProgramBuilder {
         if let Some(Op::Sample { .. }) = self.program.ops.last() {
             return Err(ProgramError::Invalid(format!("{} follows Sample, which must be the last op", op.name())));
         }
-        let Op::PagedAttention(a) = op else { return Ok(()) };
-        let writes = |op: &Op| matches!(op, Op::QkvPost(q) if (q.group, q.layer) == (a.group, a.layer));
-        if !self.program.ops.iter().any(writes) {
-            return Err(ProgramError::Invalid(format!(
-                "PagedAttention reads KV group {}, layer {} before any op writes it",
-                a.group, a.layer
-            )));
+        let invalid = |reason: String| Err(ProgramError::Invalid(reason));
+        match op {
+            Op::PagedAttention(a) => {
+                let place = KvPlace::Cache { group: a.group, layer: a.layer };
+                let writes = |op: &Op| matches!(op, Op::QkvPost(q) if q.kv == place);
+                match self.program.ops.iter().any(writes) {
+                    true => Ok(()),
+                    false => invalid(format!(
+                        "PagedAttention reads KV group {}, layer {} before any op writes it",
+                        a.group, a.layer
+                    )),
+                }
+            }
+            Op::SegmentAttention(a) => {
+                let written = self.program.ops.iter().rev().find_map(|op| match op {
+                    Op::QkvPost(q) => Some(q.heads),
+                    _ => None,
+                });
+                match written {
+                    Some(heads) if heads == a.heads => Ok(()),
+                    found => {
+                        invalid(format!("SegmentAttention reads keys of {:?}, the last op wrote {found:?}", a.heads))
+                    }
+                }
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn check_heads(&self, op: &Op) -> Result<(), ProgramError> {
-        let (group, layer, heads) = match op {
-            Op::QkvPost(q) => (q.group, q.layer, q.heads),
-            Op::PagedAttention(a) => (a.group, a.layer, a.heads),
+        let (place, heads) = match op {
+            Op::QkvPost(q) => (q.kv, q.heads),
+            Op::PagedAttention(a) => (KvPlace::Cache { group: a.group, layer: a.layer }, a.heads),
+            Op::SegmentAttention(a) => (KvPlace::Step, a.heads),
             _ => return Ok(()),
         };
         let invalid = |reason: String| {
-            Err(ProgramError::Invalid(format!("{} of KV group {group}, layer {layer}: {reason}", op.name())))
+            let place = match place {
+                KvPlace::Cache { group, layer } => format!("KV group {group}, layer {layer}"),
+                KvPlace::Step => "the step".into(),
+            };
+            Err(ProgramError::Invalid(format!("{} of {place}: {reason}", op.name())))
         };
-        let declared = self.program.kv_groups.get(group).and_then(|g| g.layers.get(layer));
-        if declared != Some(&heads) {
-            return invalid(format!("{heads:?} does not match {declared:?}"));
+        if let KvPlace::Cache { group, layer } = place {
+            let declared = self.program.kv_groups.get(group).and_then(|g| g.layers.get(layer));
+            if declared != Some(&heads) {
+                return invalid(format!("{heads:?} does not match {declared:?}"));
+            }
         }
         if heads.dim == 0 || heads.kv == 0 || heads.q == 0 || !heads.q.is_multiple_of(heads.kv) {
             return invalid(format!("{heads:?} is not a whole number of query heads for each KV head"));
         }
         match op {
             Op::QkvPost(q) => self.check_qkv_post(q).or_else(invalid),
-            Op::PagedAttention(a) => match (self.program.kv_groups[group].window, a.window) {
+            Op::PagedAttention(a) => match (self.program.kv_groups[a.group].window, a.window) {
                 (Some(kept), window) if window.is_none_or(|w| w > kept) => {
                     invalid(format!("the group keeps {kept} tokens, the op reads {window:?}"))
                 }

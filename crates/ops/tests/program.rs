@@ -57,7 +57,14 @@ fn build(edit: impl Fn(&mut Op)) -> Result<Program, ProgramError> {
         Op::Embed { table, scale: 1.0, out: x },
         norm_op(x, None, y),
         linear(qkv_w, Some(bias), y, None, qkv),
-        Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm: Some(norm_qk), rope: Some(rope), group, layer }),
+        Op::QkvPost(QkvPost {
+            input: qkv,
+            out: q,
+            heads,
+            norm: Some(norm_qk),
+            rope: Some(rope),
+            kv: KvPlace::Cache { group, layer },
+        }),
         Op::PagedAttention(PagedAttention { q, out: o, heads, scale: 0.7, window: None, softcap: None, group, layer }),
         linear(out_w, None, o, None, y),
         norm_op(y, Some(x), y),
@@ -152,8 +159,8 @@ fn the_builder_checks_heads() {
             f(q);
         }
     };
-    assert!(spoil(|op| heads(op, &|q| q.layer = 1)).contains("layer 1: HeadShape"));
-    assert!(spoil(|op| heads(op, &|q| q.group = 1)).contains("does not match None"));
+    assert!(spoil(|op| heads(op, &|q| q.kv = KvPlace::Cache { group: 0, layer: 1 })).contains("layer 1: HeadShape"));
+    assert!(spoil(|op| heads(op, &|q| q.kv = KvPlace::Cache { group: 1, layer: 0 })).contains("does not match None"));
     let long = |q: &mut QkvPost| q.rope.iter_mut().for_each(|r| r.inv_freq = vec![1.0; 2]);
     assert!(spoil(|op| heads(op, &long)).contains("a rotary embedding of 4 elements in heads of 2"));
     let wide = |q: &mut QkvPost| q.norm.iter_mut().for_each(|n| n.q = WeightId(1));
@@ -214,7 +221,7 @@ fn costs_are_those_worked_out_by_hand() {
     let program = tiny();
     // The step has three rows of one sequence that then has 5 keys, and a decode that then has 7 keys; both are
     // sampled.
-    let step = StepShape { tokens: 4, sampled: 2, pooled: 0, sequences: vec![(3, 5), (1, 7)] };
+    let step = StepShape { tokens: 4, sampled: 2, pooled: 0, injected: 0, sequences: vec![(3, 5), (1, 7)] };
     let cost = |op: usize| op_cost(&program, &program.ops[op], &step, ElementBytes::F32);
     // The arguments are the bytes of weights, KV and activations, the bytes written and the FLOPs.
     let expect = |weight_bytes, kv_bytes, activation_bytes, written_bytes, flops| Cost {
@@ -287,7 +294,7 @@ fn the_window_bounds_what_attention_reads() {
             a.window = Some(4);
         }
     }
-    let step = StepShape { tokens: 4, sampled: 0, pooled: 0, sequences: vec![(3, 5), (1, 7)] };
+    let step = StepShape { tokens: 4, sampled: 0, pooled: 0, injected: 0, sequences: vec![(3, 5), (1, 7)] };
     let cost = op_cost(&program, &program.ops[4], &step, ElementBytes::F32);
     // Positions 2, 3 and 4 see 3, 4 and 4 keys, five different ones together; position 6 sees 4.
     assert_eq!((cost.flops, cost.kv_bytes), (4 * 15 * 8, 9 * 8 * 4));
@@ -323,7 +330,7 @@ fn pooled_rows_are_returned_and_never_reach_the_head() {
     assert_eq!(tiny().embedding(), None);
     let message = pooling(Rows::Pooled).unwrap_err().to_string();
     assert!(message.contains("buffer 'embedding' has E rows, expected R"), "{message}");
-    let step = |pooled| StepShape { tokens: 4, sampled: 0, pooled, sequences: vec![(3, 5), (1, 7)] };
+    let step = |pooled| StepShape { tokens: 4, sampled: 0, pooled, injected: 0, sequences: vec![(3, 5), (1, 7)] };
     let cost = |pooled, op: usize| op_cost(&program, &program.ops[op], &step(pooled), ElementBytes::F32);
     assert_eq!((cost(0, 1), cost(0, 2), cost(2, 4)), Default::default(), "no rows, no cost");
     assert_eq!((cost(2, 1).activation_bytes, cost(2, 2).weight_bytes, cost(2, 2).flops), (128, 32, 4 * 16));
@@ -350,6 +357,7 @@ fn batch() -> StepBatch {
         sampled_rows: vec![2, 3],
         pooled_rows: vec![2],
         slots: vec![0, 5],
+        injected: vec![],
     }
 }
 
@@ -359,7 +367,10 @@ fn a_batch_knows_its_sequences() {
     assert_eq!((batch.tokens(), batch.sequences()), (4, 2));
     assert_eq!((batch.query_range(0), batch.query_range(1)), (0..3, 3..4));
     assert_eq!(batch.block_tables[0].row(1), [3, 2]);
-    assert_eq!(StepShape::of(&batch), StepShape { tokens: 4, sampled: 2, pooled: 1, sequences: vec![(3, 3), (1, 10)] });
+    assert_eq!(
+        StepShape::of(&batch),
+        StepShape { tokens: 4, sampled: 2, pooled: 1, injected: 0, sequences: vec![(3, 3), (1, 10)] }
+    );
     let memory = batch.token_ids.as_ptr();
     batch.clear();
     assert_eq!((batch.tokens(), batch.sequences(), batch.slot_mapping.len()), (0, 0, 1));
@@ -380,7 +391,7 @@ proptest! {
         let flops = |step: &StepShape| op_cost(&program, &program.ops[4], step, ElementBytes::F32).flops;
         let chunks = (0..tokens).step_by(chunk).map(|start| {
             let end = (start + chunk).min(tokens);
-            flops(&StepShape { tokens: end - start, sampled: 0, pooled: 0, sequences: vec![(end - start, end)] })
+            flops(&StepShape { tokens: end - start, sampled: 0, pooled: 0, injected: 0, sequences: vec![(end - start, end)] })
         });
         prop_assert_eq!(chunks.sum::<u64>(), flops(&StepShape::prefill(tokens)));
     }

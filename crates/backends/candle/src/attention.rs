@@ -1,4 +1,4 @@
-//! Causal attention over the paged cache.
+//! Attention over the paged cache, or over the keys of a step in the same layout.
 //!
 //! The loops are simple: a query row reads its keys in place, in ascending position, whether it came alone, in a chunk
 //! or beside other sequences. Its result is a function of only its query and its keys, bit by bit.
@@ -18,6 +18,8 @@ pub(crate) struct Attention<'a> {
     pub(crate) tables: &'a BlockTables,
     pub(crate) heads: HeadShape,
     pub(crate) scale: f32,
+    /// Whether a query sees only the keys up to its own position.
+    pub(crate) causal: bool,
     pub(crate) window: Option<usize>,
     pub(crate) softcap: Option<f32>,
 }
@@ -44,7 +46,11 @@ impl Attention<'_> {
         tasks.for_each_init(Vec::new, |scores, (task, (out, q))| {
             let (row, head) = (task / kv_heads, task % kv_heads);
             let sequence = sequences[row];
-            let last = batch.places(sequence).start + row - batch.query_range(sequence).start;
+            let places = batch.places(sequence);
+            let last = match self.causal {
+                true => places.start + row - batch.query_range(sequence).start,
+                false => places.end - 1,
+            };
             let first = self.window.map_or(0, |window| (last + 1).saturating_sub(window));
             let table = self.tables.row(sequence);
             let view = View { cache: self.cache, layer: self.layer, head, dim, table, first, last };

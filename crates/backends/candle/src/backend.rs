@@ -3,12 +3,14 @@
 use candle_core::Tensor;
 use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
 use octavo_ops::{
-    Backend, BackendError, KvGroup, Program, StepBatch, WeightSource, check_block_counts, check_block_size,
+    Backend, BackendError, EncodeBatch, KvGroup, Program, StepBatch, WeightSource, check_block_counts,
+    check_block_size, check_encoder,
 };
 
-use crate::forward::Forward;
+use crate::forward::{Forward, malformed};
 use crate::kv::KvCache;
 use crate::load::load_weight;
+use crate::media::MediaCache;
 use crate::{NAME, failed};
 
 /// Supported numbers of tokens per KV block.
@@ -19,6 +21,8 @@ const BLOCK_SIZES: &[usize] = &[16];
 pub struct CandleBackend {
     model: Option<Model>,
     kv: Vec<KvCache>,
+    encoder: Option<Model>,
+    media: MediaCache,
     /// Logits `[R,V]` of the last forward pass.
     logits: Vec<f32>,
     /// Hidden states `[E,H]` of the last forward pass.
@@ -32,6 +36,25 @@ pub struct CandleBackend {
 struct Model {
     program: Program,
     weights: Vec<Tensor>,
+}
+
+impl Model {
+    fn load(
+        program: &Program,
+        weights: &dyn WeightSource,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, BackendError> {
+        let mut bytes_read = 0;
+        let mut tensors = Vec::with_capacity(program.weights.len());
+        for weight in &program.weights {
+            let mut advance = |bytes: usize| {
+                bytes_read += bytes as u64;
+                progress(bytes_read);
+            };
+            tensors.push(load_weight(weight, weights, &mut advance)?);
+        }
+        Ok(Self { program: program.clone(), weights: tensors })
+    }
 }
 
 impl CandleBackend {
@@ -68,22 +91,49 @@ impl Backend for CandleBackend {
         weights: &dyn WeightSource,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), BackendError> {
-        (self.model, self.kv, self.logits, self.embeddings) = (None, Vec::new(), Vec::new(), Vec::new());
-        let mut bytes_read = 0;
-        let mut tensors = Vec::with_capacity(program.weights.len());
-        for weight in &program.weights {
-            let mut advance = |bytes: usize| {
-                bytes_read += bytes as u64;
-                progress(bytes_read);
-            };
-            tensors.push(load_weight(weight, weights, &mut advance)?);
-        }
-        self.model = Some(Model { program: program.clone(), weights: tensors });
+        *self = Self::default();
+        self.model = Some(Model::load(program, weights, progress)?);
+        Ok(())
+    }
+
+    fn load_encoder(
+        &mut self,
+        program: &Program,
+        weights: &dyn WeightSource,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), BackendError> {
+        check_encoder(NAME, &self.model()?.program, program)?;
+        self.encoder = Some(Model::load(program, weights, progress)?);
         Ok(())
     }
 
     fn weight_bytes(&self) -> u64 {
-        self.model.iter().flat_map(|m| &m.weights).map(|w| (w.elem_count() * size_of::<f32>()) as u64).sum()
+        let weights = self.model.iter().chain(&self.encoder).flat_map(|m| &m.weights);
+        weights.map(|w| (w.elem_count() * size_of::<f32>()) as u64).sum()
+    }
+
+    fn media_row_bytes(&self) -> u64 {
+        self.model.as_ref().map_or(0, |model| (model.program.media_columns() * size_of::<f32>()) as u64)
+    }
+
+    fn allocate_media(&mut self, rows: usize) -> Result<(), BackendError> {
+        self.media = MediaCache::new(rows, self.model()?.program.media_columns())?;
+        Ok(())
+    }
+
+    fn encode(&mut self, batch: &EncodeBatch) -> Result<(), BackendError> {
+        let Some(Model { program, weights }) = &self.encoder else { return Err(failed("no encoder is loaded")) };
+        batch.check(program, self.media.rows()).map_err(malformed)?;
+        let mut step = StepBatch::default();
+        let blocks = batch.paged(BLOCK_SIZES[0], &mut step);
+        let mut kv = [KvCache::new(&program.step_kv(), BLOCK_SIZES[0], blocks)?];
+        Forward::encode(program, weights, &mut kv, &mut self.media, (&step, batch)).run().map_err(failed)?;
+        Ok(())
+    }
+
+    fn media(&self, rows: &[u32]) -> Result<Vec<f32>, BackendError> {
+        let rows: Result<Vec<_>, _> = rows.iter().map(|&row| self.media.row(row)).collect();
+        Ok(rows?.concat())
     }
 
     fn allocate_kv(&mut self, block_size: usize, blocks: &[usize]) -> Result<(), BackendError> {
@@ -100,7 +150,7 @@ impl Backend for CandleBackend {
         self.logits.clear();
         self.embeddings.clear();
         let Some(Model { program, weights }) = &self.model else { return Err(failed("no model is loaded")) };
-        let mut forward = Forward::new(program, weights, &mut self.kv, batch)?;
+        let mut forward = Forward::new(program, weights, &mut self.kv, &mut self.media, batch)?;
         let (logits, embeddings) = forward.run().map_err(failed)?;
         let flat = |tensor: Option<Tensor>| tensor.map_or(Ok(Vec::new()), |t| t.flatten_all()?.to_vec1());
         self.logits = flat(logits).map_err(failed)?;

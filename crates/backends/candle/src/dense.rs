@@ -64,12 +64,16 @@ pub(crate) fn glu(gate_up: &Tensor, kind: GluKind) -> Result<Tensor> {
     let inner = gate_up.dim(D::Minus1)? / 2;
     let gate = gate_up.narrow(D::Minus1, 0, inner)?;
     let up = gate_up.narrow(D::Minus1, inner, inner)?;
-    let gate = match kind {
-        GluKind::Silu => gate.silu()?,
-        GluKind::Gelu => gate.gelu_erf()?,
-        GluKind::GeluTanh => gate.gelu()?,
-    };
-    gate * up
+    act(&gate, kind)? * up
+}
+
+/// Computes `act(x)`.
+pub(crate) fn act(x: &Tensor, kind: GluKind) -> Result<Tensor> {
+    match kind {
+        GluKind::Silu => x.silu(),
+        GluKind::Gelu => x.gelu_erf(),
+        GluKind::GeluTanh => x.gelu(),
+    }
 }
 
 /// Computes `cap · tanh(x / cap)`.

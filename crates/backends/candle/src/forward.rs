@@ -2,14 +2,15 @@
 
 use candle_core::{Device, Result, Tensor, bail};
 use octavo_ops::{
-    BackendError, BufferId, Linear, Logits, NormKind, NormOp, Op, PagedAttention, Program, QkNorm, QkvPost, Rows,
-    StepBatch, WeightId,
+    BackendError, BufferId, EncodeBatch, HeadShape, KvPlace, Limits, Linear, Logits, NormKind, NormOp, Op, Program,
+    QkNorm, QkvPost, Rows, StepBatch, WeightId,
 };
 
 use crate::attention::Attention;
 use crate::dense::{self, Norm};
 use crate::failed;
 use crate::kv::KvCache;
+use crate::media::{self, MediaCache};
 use crate::rotary::rotate;
 
 /// State of one forward pass.
@@ -17,7 +18,12 @@ pub(crate) struct Forward<'a> {
     program: &'a Program,
     weights: &'a [Tensor],
     kv: &'a mut [KvCache],
+    media: &'a mut MediaCache,
     batch: &'a StepBatch,
+    /// The batch of an encoder.
+    images: Option<&'a EncodeBatch>,
+    /// Head shape of each layer in the memory of the step.
+    step_layers: Vec<HeadShape>,
     /// Buffers by [`BufferId`]; `None` until an op writes it.
     buffers: Vec<Option<Tensor>>,
     /// Sequence of each row of the step.
@@ -25,17 +31,43 @@ pub(crate) struct Forward<'a> {
 }
 
 impl<'a> Forward<'a> {
-    /// Checks the batch, so that a defect of the caller is an error and not a write to another sequence's block.
+    /// Checks the batch of a decoder, so that a defect of the caller is an error and not a write to another sequence's
+    /// block.
     pub(crate) fn new(
         program: &'a Program,
         weights: &'a [Tensor],
         kv: &'a mut [KvCache],
+        media: &'a mut MediaCache,
         batch: &'a StepBatch,
     ) -> std::result::Result<Self, BackendError> {
         let memory: Vec<_> = kv.iter().map(|cache| (cache.block_size(), cache.blocks())).collect();
-        batch.check(program, &memory, 0).map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
+        let limits = Limits { kv: &memory, drawn: 0, media_rows: media.rows() };
+        batch.check(program, limits).map_err(malformed)?;
+        Ok(Self::over(program, weights, kv, media, (batch, None)))
+    }
+
+    /// Creates the pass of an encoder. `batch` is `images` over the blocks of `kv`.
+    pub(crate) fn encode(
+        program: &'a Program,
+        weights: &'a [Tensor],
+        kv: &'a mut [KvCache],
+        media: &'a mut MediaCache,
+        (batch, images): (&'a StepBatch, &'a EncodeBatch),
+    ) -> Self {
+        Self::over(program, weights, kv, media, (batch, Some(images)))
+    }
+
+    fn over(
+        program: &'a Program,
+        weights: &'a [Tensor],
+        kv: &'a mut [KvCache],
+        media: &'a mut MediaCache,
+        (batch, images): (&'a StepBatch, Option<&'a EncodeBatch>),
+    ) -> Self {
         let sequences = (0..batch.sequences()).flat_map(|s| batch.query_range(s).map(move |_| s)).collect();
-        Ok(Self { program, weights, kv, batch, buffers: vec![None; program.buffers.len()], sequences })
+        let step_layers = program.step_kv().layers;
+        let buffers = vec![None; program.buffers.len()];
+        Self { program, weights, kv, media, batch, images, step_layers, buffers, sequences }
     }
 
     /// Runs the forward part. Returns the logits `[R,V]` if a row is sampled, and the hidden states `[E,H]` if any are
@@ -52,21 +84,57 @@ impl<'a> Forward<'a> {
 
     /// Runs one op, unless it has no rows.
     fn step(&mut self, op: &Op) -> Result<()> {
+        if let Op::StoreRows { input, column } = op {
+            return self.store(*input, *column);
+        }
         let Some(&out) = op.outputs().first() else { bail!("{} is no part of the forward pass", op.name()) };
-        let rows = match self.program.buffers[out.0].rows {
-            Rows::Tokens => self.batch.tokens(),
-            Rows::Sampled => self.batch.sampled_rows.len(),
-            Rows::Pooled => self.batch.pooled_rows.len(),
-        };
+        let rows = self.count(out);
         if rows == 0 {
             return Ok(());
         }
         let value = match op {
             Op::Embed { table, scale, .. } => dense::embed(self.weight(*table), &self.batch.token_ids, *scale)?,
+            Op::Patches { out } => media::patches(self.images()?, self.program.buffers[out.0].cols)?,
+            Op::EmbedTaps(op) => media::embed_taps(self.buffer(op.out)?, self.weight(op.table), self.images()?)?,
+            Op::InjectRows(op) => self.media.inject(self.buffer(op.out)?, op, &self.batch.injected)?,
+            Op::MergeRows { input, .. } => {
+                let input = self.buffer(*input)?;
+                input.reshape((rows, input.elem_count() / rows))?
+            }
+            Op::StoreRows { .. } => bail!("StoreRows has no output"),
             Op::Norm(op) => self.norm(op)?,
             Op::Linear(op) => self.linear(op)?,
             Op::QkvPost(op) => self.qkv_post(op)?,
-            Op::PagedAttention(op) => self.attention(op)?,
+            Op::PagedAttention(op) => self.attention(
+                op.q,
+                Attention {
+                    cache: &self.kv[op.group],
+                    layer: op.layer,
+                    tables: &self.batch.block_tables[op.group],
+                    heads: op.heads,
+                    scale: op.scale,
+                    causal: true,
+                    window: op.window,
+                    softcap: op.softcap,
+                },
+            )?,
+            Op::SegmentAttention(op) => {
+                let (group, layer) = self.place(KvPlace::Step, op.heads);
+                self.attention(
+                    op.q,
+                    Attention {
+                        cache: &self.kv[group],
+                        layer,
+                        tables: &self.batch.block_tables[group],
+                        heads: op.heads,
+                        scale: op.scale,
+                        causal: false,
+                        window: None,
+                        softcap: None,
+                    },
+                )?
+            }
+            Op::Act(op) => dense::act(self.buffer(op.input)?, op.kind)?,
             Op::Glu(op) => dense::glu(self.buffer(op.input)?, op.kind)?,
             Op::GatherRows { input, out } => dense::gather(self.buffer(*input)?, self.gathered(*out))?,
             Op::Logits(op) => self.logits(op)?,
@@ -76,11 +144,45 @@ impl<'a> Forward<'a> {
         Ok(())
     }
 
+    /// Returns the number of rows of a buffer in this step.
+    fn count(&self, buffer: BufferId) -> usize {
+        match self.program.buffers[buffer.0].rows {
+            Rows::Tokens => self.batch.tokens(),
+            Rows::Sampled => self.batch.sampled_rows.len(),
+            Rows::Pooled => self.batch.pooled_rows.len(),
+            Rows::Merged => self.batch.tokens() / self.program.merge(),
+        }
+    }
+
+    fn images(&self) -> Result<&'a EncodeBatch> {
+        match self.images {
+            Some(images) => Ok(images),
+            None => bail!("a decoder has no images"),
+        }
+    }
+
+    fn store(&mut self, input: BufferId, column: usize) -> Result<()> {
+        let images = self.images()?;
+        if images.store_rows.is_empty() {
+            return Ok(());
+        }
+        let values = self.buffer(input)?.clone();
+        self.media.store(&values, column, &images.store_rows)
+    }
+
+    /// Returns the KV group and layer of a place for keys and values.
+    fn place(&self, kv: KvPlace, heads: HeadShape) -> (usize, usize) {
+        match kv {
+            KvPlace::Cache { group, layer } => (group, layer),
+            KvPlace::Step => (0, self.step_layers.iter().position(|known| *known == heads).unwrap_or(0)),
+        }
+    }
+
     /// Returns the rows of `[T]` that a buffer contains.
     fn gathered(&self, out: BufferId) -> &'a [u32] {
         match self.program.buffers[out.0].rows {
             Rows::Pooled => &self.batch.pooled_rows,
-            Rows::Tokens | Rows::Sampled => &self.batch.sampled_rows,
+            Rows::Tokens | Rows::Sampled | Rows::Merged => &self.batch.sampled_rows,
         }
     }
 
@@ -150,8 +252,9 @@ impl<'a> Forward<'a> {
         }
         let (k, v) = (k.flatten_all()?.to_vec1()?, v.flatten_all()?.to_vec1()?);
         let rows = k.chunks_exact(kv_cols).zip(v.chunks_exact(kv_cols));
-        for (&slot, (k, v)) in self.batch.slot_mapping[op.group].iter().zip(rows) {
-            self.kv[op.group].write(op.layer, slot, k, v);
+        let (group, layer) = self.place(op.kv, op.heads);
+        for (&slot, (k, v)) in self.batch.slot_mapping[group].iter().zip(rows) {
+            self.kv[group].write(layer, slot, k, v);
         }
         q.contiguous()
     }
@@ -166,18 +269,15 @@ impl<'a> Forward<'a> {
         norm.apply(&x.reshape((tokens, cols / width, width))?)?.flatten_from(1)
     }
 
-    fn attention(&self, op: &PagedAttention) -> Result<Tensor> {
-        let q: Vec<f32> = self.buffer(op.q)?.flatten_all()?.to_vec1()?;
-        let attention = Attention {
-            cache: &self.kv[op.group],
-            layer: op.layer,
-            tables: &self.batch.block_tables[op.group],
-            heads: op.heads,
-            scale: op.scale,
-            window: op.window,
-            softcap: op.softcap,
-        };
+    fn attention(&self, q: BufferId, attention: Attention<'_>) -> Result<Tensor> {
+        let q: Vec<f32> = self.buffer(q)?.flatten_all()?.to_vec1()?;
+        let cols = attention.heads.q_cols();
         let out = attention.run(&q, self.batch, &self.sequences);
-        Tensor::from_vec(out, (self.batch.tokens(), op.heads.q_cols()), &Device::Cpu)
+        Tensor::from_vec(out, (self.batch.tokens(), cols), &Device::Cpu)
     }
+}
+
+/// Returns the error of a batch with a defect.
+pub(crate) fn malformed(reason: &'static str) -> BackendError {
+    failed(format!("the batch is malformed: {reason}"))
 }

@@ -35,7 +35,7 @@ impl KvCache {
     /// Allocates zeroed blocks for every layer of the group.
     pub(crate) fn new(group: &KvGroup, block_size: usize, blocks: usize) -> Result<Self, BackendError> {
         let elements = group.elements_per_token().checked_mul(block_size).and_then(|n| n.checked_mul(blocks));
-        let data = zeroed(elements.unwrap_or(usize::MAX))?;
+        let data = zeroed(elements.unwrap_or(usize::MAX), "the KV cache")?;
         let mut start = 0;
         let mut layers = Vec::with_capacity(group.layers.len());
         for &heads in &group.layers {
@@ -99,9 +99,9 @@ impl KvCache {
 
 /// Allocates zeros that the system maps on first use. Returns an error instead of aborting if there is not enough
 /// memory.
-fn zeroed(elements: usize) -> Result<Vec<f32>, BackendError> {
+pub(crate) fn zeroed(elements: usize, what: &str) -> Result<Vec<f32>, BackendError> {
     let out_of_memory = || BackendError::OutOfMemory {
-        what: "the KV cache".into(),
+        what: what.into(),
         needed: (elements as u64).saturating_mul(size_of::<f32>() as u64),
     };
     let layout = Layout::array::<f32>(elements).map_err(|_| out_of_memory())?;

@@ -13,6 +13,7 @@ mod dense;
 mod forward;
 mod kv;
 mod load;
+mod media;
 mod rotary;
 
 pub use backend::CandleBackend;

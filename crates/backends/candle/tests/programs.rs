@@ -2,8 +2,8 @@
 //! sequences are divided into steps.
 
 use octavo_backend_candle::CandleBackend;
-use octavo_ops::testing::TinyModel;
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
+use octavo_ops::testing::{Rounding, TinyModel, image_models};
 use proptest::prelude::*;
 
 // A norm over few columns may amplify a rounding error a hundredfold, but not many of them.
@@ -25,6 +25,27 @@ proptest! {
     fn bits_do_not_depend_on_the_batch(model in models(), seed in any::<u64>()) {
         SUITE.same_bits(&model, seed)?;
     }
+
+    #[test]
+    fn images_are_near_the_naive_ones(
+        model in image_models(),
+        images in proptest::collection::vec(1usize..12, 1..4),
+    ) {
+        SUITE.images_are_near(&model, Rounding::F32, 0.0, &images)?;
+    }
+
+    #[test]
+    fn bits_of_images_do_not_depend_on_the_batch(
+        model in image_models(),
+        images in proptest::collection::vec(1usize..12, 1..4),
+    ) {
+        SUITE.images_have_the_same_bits(&model, &images)?;
+    }
+}
+
+#[test]
+fn malformed_images_are_errors() {
+    SUITE.malformed_images_are_errors();
 }
 
 #[test]

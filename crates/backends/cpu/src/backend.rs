@@ -7,13 +7,14 @@ use std::time::Duration;
 use octavo_ops::cost::ElementBytes;
 use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
 use octavo_ops::{
-    Backend, BackendError, DeviceProfile, KvGroup, Program, Rows, StepBatch, StorageType, WeightSource,
-    check_block_counts, check_block_size,
+    Backend, BackendError, DeviceProfile, EncodeBatch, KvGroup, Limits, Program, Rows, StepBatch, StorageType,
+    WeightSource, check_block_counts, check_block_size, check_encoder,
 };
 
 use crate::activation::Activation;
-use crate::forward::{Forward, Scratch};
+use crate::forward::{Forward, Memory, Scratch};
 use crate::kv::{self, BLOCK, KvCache, KvDtype};
+use crate::media::MediaCache;
 use crate::plan::{Loaded, Plan, vectors};
 use crate::pool::{Pool, available_threads};
 use crate::{Isa, NAME, failed, weights};
@@ -51,6 +52,8 @@ pub struct CpuBackend {
     pool: Pool,
     model: Option<Model>,
     kv: Vec<KvCache>,
+    encoder: Option<Encoder>,
+    media: MediaCache,
     scratch: Scratch,
     /// Number of rows of the last forward pass that reached the head.
     sampled: usize,
@@ -71,6 +74,16 @@ struct Model {
     activations: Vec<Activation>,
 }
 
+/// An encoder and what it needs from step to step.
+struct Encoder {
+    model: Model,
+    /// Keys and values of a step.
+    kv: KvCache,
+    /// The batch over the blocks of `kv`.
+    step: StepBatch,
+    scratch: Scratch,
+}
+
 impl CpuBackend {
     /// Creates a backend without a model.
     pub fn new(config: CpuConfig) -> Result<Self, BackendError> {
@@ -87,6 +100,8 @@ impl CpuBackend {
             pool,
             model: None,
             kv: Vec::new(),
+            encoder: None,
+            media: MediaCache::default(),
             scratch: Scratch::default(),
             sampled: 0,
             pooled: 0,
@@ -112,8 +127,7 @@ impl CpuBackend {
     /// # Errors
     /// Returns the errors of [`Backend::forward`].
     pub fn profile(&mut self, batch: &StepBatch) -> Result<Vec<(Option<usize>, Duration)>, BackendError> {
-        let times = self
-            .pass(batch, |forward, pool, activations, kv, scratch| forward.profile(pool, activations, kv, scratch))?;
+        let times = self.pass(batch, |forward, pool, memory| forward.profile(pool, memory))?;
         let ops = &self.model()?.plan.ops;
         Ok(ops.iter().copied().zip(times).collect())
     }
@@ -122,21 +136,60 @@ impl CpuBackend {
     fn pass<T>(
         &mut self,
         batch: &StepBatch,
-        run: impl FnOnce(&Forward<'_>, &mut Pool, &mut [Activation], &mut [KvCache], &mut Scratch) -> T,
+        run: impl FnOnce(&Forward<'_>, &mut Pool, Memory<'_>) -> T,
     ) -> Result<T, BackendError> {
         (self.sampled, self.pooled) = (0, 0);
         let Model { program, plan, weights, activations } = self.model.as_mut().ok_or_else(no_model)?;
         let memory: Vec<_> = self.kv.iter().map(|cache| (BLOCK, cache.blocks())).collect();
-        batch.check(program, &memory, 0).map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
-        let forward = Forward { isa: self.isa, program, plan, weights, batch };
-        let result = run(&forward, &mut self.pool, activations, &mut self.kv, &mut self.scratch);
+        let limits = Limits { kv: &memory, drawn: 0, media_rows: self.media.rows() };
+        batch.check(program, limits).map_err(malformed)?;
+        let forward = Forward { isa: self.isa, program, plan, weights, batch, images: None };
+        let (kv, media, scratch) = (&mut self.kv[..], &mut self.media, &mut self.scratch);
+        let result = run(&forward, &mut self.pool, Memory { activations, kv, media, scratch });
         (self.sampled, self.pooled) = (batch.sampled_rows.len(), batch.pooled_rows.len());
         Ok(result)
+    }
+
+    /// Reads the weights of a program.
+    fn read(
+        &mut self,
+        program: &Program,
+        source: &dyn WeightSource,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Model, BackendError> {
+        let mut read = 0;
+        let mut advance = |bytes: usize| {
+            read += bytes as u64;
+            progress(read);
+        };
+        let mut loaded = Vec::with_capacity(program.weights.len());
+        for (weight, is_vector) in program.weights.iter().zip(vectors(program)) {
+            loaded.push(if is_vector {
+                Loaded::Vector(weights::load_vector(weight, source, &mut advance)?)
+            } else {
+                Loaded::Matrix(weights::load(weight, source, &mut self.pool, &mut advance)?)
+            });
+        }
+        for storage in StorageType::ALL {
+            let kept = weights::kept_as(storage);
+            let parts = || program.weights.iter().flat_map(|weight| &weight.parts);
+            if kept != storage && parts().any(|part| part.storage == storage) {
+                tracing::info!("weights in {storage} are kept as {kept}, which there are kernels for");
+            }
+        }
+        let plan = Plan::new(program, &loaded, self.isa, self.coarse)?;
+        let activations =
+            program.buffers.iter().zip(&plan.forms).map(|(b, &forms)| Activation::new(b.cols, forms)).collect();
+        Ok(Model { program: program.clone(), plan, weights: loaded, activations })
     }
 
     fn model(&self) -> Result<&Model, BackendError> {
         self.model.as_ref().ok_or_else(no_model)
     }
+}
+
+fn malformed(reason: &'static str) -> BackendError {
+    failed(format!("the batch is malformed: {reason}"))
 }
 
 fn no_model() -> BackendError {
@@ -166,33 +219,52 @@ impl Backend for CpuBackend {
         source: &dyn WeightSource,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), BackendError> {
-        (self.model, self.sampled, self.pooled) = (None, 0, 0);
+        (self.model, self.encoder, self.sampled, self.pooled) = (None, None, 0, 0);
         self.kv.clear();
-        let mut read = 0;
-        let mut advance = |bytes: usize| {
-            read += bytes as u64;
-            progress(read);
-        };
-        let mut loaded = Vec::with_capacity(program.weights.len());
-        for (weight, is_vector) in program.weights.iter().zip(vectors(program)) {
-            loaded.push(if is_vector {
-                Loaded::Vector(weights::load_vector(weight, source, &mut advance)?)
-            } else {
-                Loaded::Matrix(weights::load(weight, source, &mut self.pool, &mut advance)?)
-            });
-        }
-        for storage in StorageType::ALL {
-            let kept = weights::kept_as(storage);
-            let parts = || program.weights.iter().flat_map(|weight| &weight.parts);
-            if kept != storage && parts().any(|part| part.storage == storage) {
-                tracing::info!("weights in {storage} are kept as {kept}, which there are kernels for");
-            }
-        }
-        let plan = Plan::new(program, &loaded, self.isa, self.coarse)?;
-        let activations =
-            program.buffers.iter().zip(&plan.forms).map(|(b, &forms)| Activation::new(b.cols, forms)).collect();
-        self.model = Some(Model { program: program.clone(), plan, weights: loaded, activations });
+        self.media = MediaCache::default();
+        self.model = Some(self.read(program, source, progress)?);
         Ok(())
+    }
+
+    fn load_encoder(
+        &mut self,
+        program: &Program,
+        source: &dyn WeightSource,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), BackendError> {
+        check_encoder(NAME, &self.model()?.program, program)?;
+        let model = self.read(program, source, progress)?;
+        let kv = KvCache::new(&program.step_kv(), 0, KvDtype::Bf16)?;
+        self.encoder = Some(Encoder { model, kv, step: StepBatch::default(), scratch: Scratch::default() });
+        Ok(())
+    }
+
+    fn media_row_bytes(&self) -> u64 {
+        self.model.as_ref().map_or(0, |model| (model.program.media_columns() * size_of::<f32>()) as u64)
+    }
+
+    fn allocate_media(&mut self, rows: usize) -> Result<(), BackendError> {
+        self.media = MediaCache::new(rows, self.model()?.program.media_columns())?;
+        Ok(())
+    }
+
+    fn encode(&mut self, batch: &EncodeBatch) -> Result<(), BackendError> {
+        let encoder = self.encoder.as_mut().ok_or_else(|| failed("no encoder is loaded"))?;
+        let Encoder { model: Model { program, plan, weights, activations }, kv, step, scratch } = encoder;
+        batch.check(program, self.media.rows()).map_err(malformed)?;
+        let blocks = batch.paged(BLOCK, step);
+        if kv.blocks() < blocks {
+            *kv = KvCache::new(&program.step_kv(), blocks, KvDtype::Bf16)?;
+        }
+        let forward = Forward { isa: self.isa, program, plan, weights, batch: step, images: Some(batch) };
+        let (kv, media) = (std::slice::from_mut(kv), &mut self.media);
+        forward.run(&mut self.pool, Memory { activations, kv, media, scratch });
+        Ok(())
+    }
+
+    fn media(&self, rows: &[u32]) -> Result<Vec<f32>, BackendError> {
+        let rows: Result<Vec<_>, _> = rows.iter().map(|&row| self.media.row(row)).collect();
+        Ok(rows?.concat())
     }
 
     fn weight_bytes(&self) -> u64 {
@@ -200,7 +272,8 @@ impl Backend for CpuBackend {
             Loaded::Matrix(matrix) => matrix.bytes(),
             Loaded::Vector(values) => size_of_val(&values[..]) as u64,
         };
-        self.model.iter().flat_map(|model| &model.weights).map(bytes).sum()
+        let encoder = self.encoder.iter().map(|encoder| &encoder.model);
+        self.model.iter().chain(encoder).flat_map(|model| &model.weights).map(bytes).sum()
     }
 
     fn allocate_kv(&mut self, block_size: usize, blocks: &[usize]) -> Result<(), BackendError> {
@@ -223,7 +296,7 @@ impl Backend for CpuBackend {
     }
 
     fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError> {
-        self.pass(batch, |forward, pool, activations, kv, scratch| forward.run(pool, activations, kv, scratch))
+        self.pass(batch, |forward, pool, memory| forward.run(pool, memory))
     }
 
     fn start_sampling(&mut self, batch: &SampleBatch<'_>) -> Result<(), BackendError> {

@@ -5,22 +5,23 @@ use std::time::{Duration, Instant};
 
 use half::bf16;
 use octavo_ops::{
-    BufferId, Glu, NormKind, PagedAttention, Program, Rope, RopeStyle, Rows as RowCount, StepBatch, WeightId, sampling,
+    BufferId, EncodeBatch, Glu, NormKind, Program, Rope, RopeStyle, Rows as RowCount, StepBatch, WeightId, sampling,
 };
 
 use crate::Isa;
 use crate::activation::{Activation, Rows, Span};
 use crate::attention::{Attention, Run};
 use crate::kv::{BLOCK, KvCache, KvDtype, LayerCache};
+use crate::media::{MediaCache, MediaRows};
 use crate::memory::{Lines, Shared};
-use crate::plan::{HeadNorm, Loaded, Norm, Plan, Product, Projected, Stage, prepares_by_head};
+use crate::plan::{Attended, HeadNorm, Loaded, Norm, Plan, Product, Projected, Stage, prepares_by_head};
 use crate::pool::{Pool, Worker};
 use crate::product::{self, Epilogue};
 use crate::rows::{self, CodedRow};
 use crate::weights::Matrix;
 
 /// Number of columns of a gated activation in a piece of work; whole groups.
-const GLU_COLS: usize = 512;
+pub(crate) const GLU_COLS: usize = 512;
 
 /// Memory that is kept from step to step.
 #[derive(Default)]
@@ -33,7 +34,7 @@ pub(crate) struct Scratch {
     cos: Vec<Lines<f32>>,
     sin: Vec<Lines<f32>>,
     /// Rows by buffer.
-    rows: Vec<Rows>,
+    pub(crate) rows: Vec<Rows>,
     /// Cosines and sines, by rotary embedding.
     angles: Vec<(Shared<f32>, Shared<f32>)>,
     /// Caches by KV group and layer.
@@ -41,6 +42,7 @@ pub(crate) struct Scratch {
     /// Largest logit by row and chunk of the head.
     tops: Lines<f32>,
     largest: Option<Shared<f32>>,
+    pub(crate) media: Option<MediaRows>,
 }
 
 /// Input and state of a pass.
@@ -50,17 +52,34 @@ pub(crate) struct Forward<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) weights: &'a [Loaded],
     pub(crate) batch: &'a StepBatch,
+    /// The batch of an encoder; `batch` is the same over the blocks of its keys.
+    pub(crate) images: Option<&'a EncodeBatch>,
+}
+
+/// Memory that a pass reads and writes.
+pub(crate) struct Memory<'a> {
+    pub(crate) activations: &'a mut [Activation],
+    pub(crate) kv: &'a mut [KvCache],
+    pub(crate) media: &'a mut MediaCache,
+    pub(crate) scratch: &'a mut Scratch,
 }
 
 thread_local! {
     /// Buffer for a row of an in-place norm, or the keys of a row.
-    static ROW: RefCell<Vec<f32>> = RefCell::default();
+    pub(crate) static ROW: RefCell<Vec<f32>> = RefCell::default();
     /// Buffer for keys and values in the type of the cache.
     static KEPT: RefCell<(Vec<u16>, Vec<i8>)> = RefCell::default();
 }
 
 impl Scratch {
-    fn set_up(&mut self, forward: &Forward<'_>, activations: &mut [Activation], kv: &mut [KvCache]) {
+    fn set_up(
+        &mut self,
+        forward: &Forward<'_>,
+        activations: &mut [Activation],
+        kv: &mut [KvCache],
+        media: &mut MediaCache,
+    ) {
+        self.media = Some(media.shared());
         let Forward { plan, batch, .. } = forward;
         runs(batch, &mut self.blocks, |position| BLOCK - position % BLOCK);
         self.tiles.resize_with(plan.tiles.len(), Vec::new);
@@ -87,9 +106,9 @@ impl Scratch {
             self.largest = Some(Shared::new(&mut self.tops));
         }
         self.caches.resize_with(kv.len(), Vec::new);
-        for ((caches, cache), group) in self.caches.iter_mut().zip(kv).zip(&forward.program.kv_groups) {
+        for (caches, cache) in self.caches.iter_mut().zip(kv) {
             caches.clear();
-            caches.extend((0..group.layers.len()).map(|layer| cache.shared(layer)));
+            caches.extend((0..cache.layers()).map(|layer| cache.shared(layer)));
         }
     }
 }
@@ -129,15 +148,8 @@ fn runs(batch: &StepBatch, out: &mut Vec<Run>, length: impl Fn(usize) -> usize) 
 
 impl Forward<'_> {
     /// Runs every stage. The batch must have been checked.
-    pub(crate) fn run(
-        &self,
-        pool: &mut Pool,
-        activations: &mut [Activation],
-        kv: &mut [KvCache],
-        scratch: &mut Scratch,
-    ) {
-        scratch.set_up(self, activations, kv);
-        let scratch = &*scratch;
+    pub(crate) fn run(&self, pool: &mut Pool, memory: Memory<'_>) {
+        let scratch = self.set_up(memory);
         pool.run(&|worker| {
             for stage in &self.plan.stages {
                 // SAFETY: activations, caches and tables are borrowed until the region ends. The threads of a stage
@@ -149,15 +161,8 @@ impl Forward<'_> {
     }
 
     /// Runs every stage in a separate region and returns the time of each. The batch must have been checked.
-    pub(crate) fn profile(
-        &self,
-        pool: &mut Pool,
-        activations: &mut [Activation],
-        kv: &mut [KvCache],
-        scratch: &mut Scratch,
-    ) -> Vec<Duration> {
-        scratch.set_up(self, activations, kv);
-        let scratch = &*scratch;
+    pub(crate) fn profile(&self, pool: &mut Pool, memory: Memory<'_>) -> Vec<Duration> {
+        let scratch = self.set_up(memory);
         let time = |stage| {
             let begun = Instant::now();
             // SAFETY: as in `run`.
@@ -167,12 +172,19 @@ impl Forward<'_> {
         self.plan.stages.iter().map(time).collect()
     }
 
+    fn set_up<'m>(&self, memory: Memory<'m>) -> &'m Scratch {
+        let Memory { activations, kv, media, scratch } = memory;
+        scratch.set_up(self, activations, kv, media);
+        scratch
+    }
+
     /// Returns the number of rows of a buffer in this step.
-    fn count(&self, buffer: BufferId) -> usize {
+    pub(crate) fn count(&self, buffer: BufferId) -> usize {
         match self.program.buffers[buffer.0].rows {
             RowCount::Tokens => self.batch.tokens(),
             RowCount::Sampled => self.batch.sampled_rows.len(),
             RowCount::Pooled => self.batch.pooled_rows.len(),
+            RowCount::Merged => self.batch.tokens() / self.program.merge(),
         }
     }
 
@@ -187,6 +199,12 @@ impl Forward<'_> {
             match stage {
                 Stage::Angles => self.angles(worker, scratch),
                 Stage::Embed { table, scale, out } => self.embed(worker, *table, *scale, scratch.rows[out.0]),
+                Stage::Patches { out } => self.patches(worker, scratch.rows[out.0]),
+                Stage::EmbedTaps(op) => self.embed_taps(op, worker, scratch.rows[op.out.0]),
+                Stage::Merge { input, out } => self.merge(worker, scratch.rows[input.0], scratch.rows[out.0]),
+                Stage::Store { input, column } => self.store(*input, *column, worker, scratch),
+                Stage::Inject(op) => self.inject(op, worker, scratch),
+                Stage::Act(op) => self.act(op, worker, scratch),
                 Stage::Norm(op) => self.norm(op, worker, scratch),
                 Stage::Product(op) => self.product(op, worker, scratch),
                 Stage::QkvPost(op) => self.qkv_post(op, worker, scratch),
@@ -195,7 +213,7 @@ impl Forward<'_> {
                 Stage::Gather { input, out } => {
                     let sources = match self.program.buffers[out.0].rows {
                         RowCount::Pooled => &self.batch.pooled_rows,
-                        RowCount::Tokens | RowCount::Sampled => &self.batch.sampled_rows,
+                        RowCount::Tokens | RowCount::Sampled | RowCount::Merged => &self.batch.sampled_rows,
                     };
                     let (input, out) = (scratch.rows[input.0], scratch.rows[out.0]);
                     worker.share(sources.len(), |row| {
@@ -318,13 +336,14 @@ impl Forward<'_> {
         });
     }
 
-    unsafe fn attention(&self, op: &PagedAttention, runs: &[Run], worker: Worker<'_>, scratch: &Scratch) {
+    unsafe fn attention(&self, op: &Attended, runs: &[Run], worker: Worker<'_>, scratch: &Scratch) {
         let out = scratch.rows[op.out.0];
         let attention = Attention {
             cache: scratch.caches[op.group][op.layer],
             tables: &self.batch.block_tables[op.group],
             heads: op.heads,
             scale: op.scale,
+            causal: op.causal,
             window: op.window,
             softcap: op.softcap,
             q: scratch.rows[op.q.0],
@@ -333,8 +352,11 @@ impl Forward<'_> {
         };
         let heads = op.heads.kv;
         worker.share(runs.len() * heads, |task| {
+            // The keys of one head of a large image fit a cache that those of all heads exceed.
+            let (run, head) =
+                if op.causal { (task / heads, task % heads) } else { (task % runs.len(), task / runs.len()) };
             // SAFETY: the caller guarantees this; each run and head is taken by one thread.
-            unsafe { attention.run(self.isa, runs[task / heads], task % heads) };
+            unsafe { attention.run(self.isa, runs[run], head) };
         });
     }
 

@@ -128,6 +128,11 @@ impl KvCache {
         self.blocks
     }
 
+    /// Returns the number of layers.
+    pub(crate) fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
     /// Returns access to a layer for the threads of a region.
     pub(crate) fn shared(&mut self, layer: usize) -> LayerCache {
         LayerCache { layer: self.layers[layer], data: Shared::new(&mut self.data) }

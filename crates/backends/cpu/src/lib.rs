@@ -23,6 +23,7 @@ mod backend;
 mod forward;
 mod isa;
 mod kv;
+mod media;
 mod memory;
 mod plan;
 mod pool;

@@ -1,8 +1,8 @@
 //! A program in the form in which this backend runs it.
 
 use octavo_ops::{
-    BackendError, BufferId, Glu, HeadShape, Logits, NormKind, NormOp, Op, PagedAttention, Program, QkNorm, QkvPost,
-    Rope, WeightId,
+    Act, BackendError, BufferId, EmbedTaps, Glu, HeadShape, InjectRows, KvPlace, Logits, NormKind, NormOp, Op, Program,
+    QkNorm, QkvPost, Rope, WeightId,
 };
 
 use crate::activation::Forms;
@@ -20,16 +20,30 @@ pub(crate) enum Stage {
         scale: f32,
         out: BufferId,
     },
+    Patches {
+        out: BufferId,
+    },
+    EmbedTaps(EmbedTaps),
     Norm(Norm),
     /// `Linear` or `Logits`.
     Product(Product),
     QkvPost(Projected),
     Attention {
-        op: PagedAttention,
+        op: Attended,
         /// Index of its number of tokens per task.
         tile: usize,
     },
     Glu(Glu),
+    Act(Act),
+    Merge {
+        input: BufferId,
+        out: BufferId,
+    },
+    Store {
+        input: BufferId,
+        column: usize,
+    },
+    Inject(InjectRows),
     Gather {
         input: BufferId,
         out: BufferId,
@@ -67,6 +81,19 @@ pub(crate) struct Projected {
     pub(crate) norm: Option<HeadNorm>,
     /// Index of the rotary embedding.
     pub(crate) rope: Option<usize>,
+    pub(crate) group: usize,
+    pub(crate) layer: usize,
+}
+
+/// `PagedAttention` or `SegmentAttention`.
+pub(crate) struct Attended {
+    pub(crate) q: BufferId,
+    pub(crate) out: BufferId,
+    pub(crate) heads: HeadShape,
+    pub(crate) scale: f32,
+    pub(crate) causal: bool,
+    pub(crate) window: Option<usize>,
+    pub(crate) softcap: Option<f32>,
     pub(crate) group: usize,
     pub(crate) layer: usize,
 }
@@ -139,6 +166,8 @@ struct Planner<'a> {
     weights: &'a [Loaded],
     isa: Isa,
     coarse: bool,
+    /// Head shapes of the layers in the memory of the step, which is the only KV group of an encoder.
+    step_layers: Vec<HeadShape>,
     plan: Plan,
 }
 
@@ -154,7 +183,8 @@ impl Plan {
             forms: vec![Forms::default(); program.buffers.len()],
             logits: None,
         };
-        let mut planner = Planner { weights, isa, coarse, plan };
+        let step_layers = program.step_kv().layers;
+        let mut planner = Planner { weights, isa, coarse, step_layers, plan };
         let ops = program.forward_ops();
         for (index, op) in ops.iter().enumerate() {
             let stage = planner.stage(op)?;
@@ -174,6 +204,8 @@ impl Planner<'_> {
     fn stage(&mut self, op: &Op) -> Result<Stage, BackendError> {
         Ok(match op {
             Op::Embed { table, scale, out } => Stage::Embed { table: *table, scale: *scale, out: *out },
+            Op::Patches { out } => Stage::Patches { out: *out },
+            Op::EmbedTaps(op) => Stage::EmbedTaps(op.clone()),
             Op::Norm(op) => Stage::Norm(self.norm(op)),
             Op::Linear(op) => {
                 if op.input == op.out {
@@ -192,14 +224,52 @@ impl Planner<'_> {
             }
             Op::Logits(op) => Stage::Product(self.logits(op)),
             Op::QkvPost(op) => Stage::QkvPost(self.projected(op)),
-            Op::PagedAttention(op) => {
-                let tile = index_of(&mut self.plan.tiles, task_tokens(self.isa, op.heads));
-                Stage::Attention { op: op.clone(), tile }
+            Op::PagedAttention(op) => self.attention(Attended {
+                q: op.q,
+                out: op.out,
+                heads: op.heads,
+                scale: op.scale,
+                causal: true,
+                window: op.window,
+                softcap: op.softcap,
+                group: op.group,
+                layer: op.layer,
+            }),
+            Op::SegmentAttention(op) => {
+                let (group, layer) = self.place(KvPlace::Step, op.heads);
+                self.attention(Attended {
+                    q: op.q,
+                    out: op.out,
+                    heads: op.heads,
+                    scale: op.scale,
+                    causal: false,
+                    window: None,
+                    softcap: None,
+                    group,
+                    layer,
+                })
             }
             Op::Glu(op) => Stage::Glu(op.clone()),
+            Op::Act(op) => Stage::Act(op.clone()),
+            Op::MergeRows { input, out } => Stage::Merge { input: *input, out: *out },
+            Op::StoreRows { input, column } => Stage::Store { input: *input, column: *column },
+            Op::InjectRows(op) => Stage::Inject(op.clone()),
             Op::GatherRows { input, out } => Stage::Gather { input: *input, out: *out },
             Op::Sample { .. } => return Err(unsupported("sampling inside the forward pass")),
         })
+    }
+
+    fn attention(&mut self, op: Attended) -> Stage {
+        let tile = index_of(&mut self.plan.tiles, task_tokens(self.isa, op.heads));
+        Stage::Attention { op, tile }
+    }
+
+    /// Returns the KV group and layer of a place for keys and values.
+    fn place(&self, kv: KvPlace, heads: HeadShape) -> (usize, usize) {
+        match kv {
+            KvPlace::Cache { group, layer } => (group, layer),
+            KvPlace::Step => (0, self.step_layers.iter().position(|known| *known == heads).unwrap_or(0)),
+        }
     }
 
     fn norm(&self, op: &NormOp) -> Norm {
@@ -235,7 +305,8 @@ impl Planner<'_> {
             eps: norm.eps,
         });
         let rope = op.rope.as_ref().map(|rope| index_of(&mut self.plan.ropes, rope.clone()));
-        Projected { input: op.input, out: op.out, heads: op.heads, norm, rope, group: op.group, layer: op.layer }
+        let (group, layer) = self.place(op.kv, op.heads);
+        Projected { input: op.input, out: op.out, heads: op.heads, norm, rope, group, layer }
     }
 
     fn vector(&self, id: WeightId, unit_offset: bool) -> Vec<f32> {
@@ -256,9 +327,15 @@ impl Planner<'_> {
             }
             self.plan.forms[written.0] = self.plan.forms[written.0].and(forms);
             let prepares = match op {
-                Op::Embed { .. } | Op::Glu(_) | Op::GatherRows { .. } => true,
+                Op::Embed { .. }
+                | Op::Patches { .. }
+                | Op::Glu(_)
+                | Op::Act(_)
+                | Op::MergeRows { .. }
+                | Op::GatherRows { .. } => true,
                 Op::Norm(norm) => written == norm.out,
                 Op::PagedAttention(op) => prepares_by_head(op.heads),
+                Op::SegmentAttention(op) => prepares_by_head(op.heads),
                 _ => false,
             };
             if !prepares {

@@ -4,7 +4,7 @@
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa, KvDtype};
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
-use octavo_ops::testing::{Reference, Rounding, TinyModel};
+use octavo_ops::testing::{Reference, Rounding, TinyModel, image_models};
 use octavo_ops::{Backend, HeadShape, KvGroup, StorageType};
 use proptest::prelude::*;
 
@@ -75,6 +75,27 @@ proptest! {
     fn bits_do_not_depend_on_the_batch(model in models(), seed in any::<u64>(), coded in any::<bool>()) {
         each_case(if coded { INT8 } else { CpuConfig::default() }, |suite| suite.same_bits(&model, seed))?;
     }
+
+    #[test]
+    fn images_are_near_the_naive_ones(
+        model in image_models(),
+        images in proptest::collection::vec(1usize..12, 1..4),
+    ) {
+        each_case(CpuConfig::default(), |suite| suite.images_are_near(&model, Rounding::BF16, 4.0, &images))?;
+    }
+
+    #[test]
+    fn bits_of_images_do_not_depend_on_the_batch(
+        model in image_models(),
+        images in proptest::collection::vec(1usize..12, 1..4),
+    ) {
+        each_case(CpuConfig::default(), |suite| suite.images_have_the_same_bits(&model, &images))?;
+    }
+}
+
+#[test]
+fn malformed_images_are_errors() {
+    each(|suite| suite.malformed_images_are_errors());
 }
 
 #[test]

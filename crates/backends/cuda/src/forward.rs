@@ -67,6 +67,8 @@ impl Step<'_> {
             Rows::Tokens => self.shape.tokens,
             Rows::Sampled => self.shape.sampled,
             Rows::Pooled => self.shape.pooled,
+            // Only encoders merge rows, and there are none.
+            Rows::Merged => 0,
         };
         rows as u32
     }
@@ -74,7 +76,7 @@ impl Step<'_> {
     fn row_index(&self, rows: Rows) -> u64 {
         match rows {
             Rows::Pooled => self.at(self.shape.pooled_rows()),
-            Rows::Tokens | Rows::Sampled => self.at(self.shape.sampled_rows()),
+            Rows::Tokens | Rows::Sampled | Rows::Merged => self.at(self.shape.sampled_rows()),
         }
     }
 }

@@ -68,7 +68,7 @@ impl Limits {
     /// Returns the number of rows of a buffer, including surplus rows computed by cuBLASLt.
     fn rows_of(&self, rows: Rows) -> u64 {
         let rows = match rows {
-            Rows::Tokens => self.tokens,
+            Rows::Tokens | Rows::Merged => self.tokens,
             Rows::Sampled | Rows::Pooled => self.rows,
         };
         u64::from(bucket(u32::try_from(rows).unwrap_or(u32::MAX / 2)))

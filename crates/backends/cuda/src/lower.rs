@@ -6,8 +6,8 @@ use octavo_kernels::params::{
     NormParams, PagedDecodeParams, QkvPostParams,
 };
 use octavo_ops::{
-    BackendError, BufferId, GluKind, HeadShape, Linear, Logits, NormKind, NormOp, Op, PagedAttention, Program, QkvPost,
-    RopeStyle, Rows, WeightId,
+    BackendError, BufferId, GluKind, HeadShape, KvPlace, Linear, Logits, NormKind, NormOp, Op, PagedAttention, Program,
+    QkvPost, RopeStyle, Rows, WeightId,
 };
 
 use crate::arena::Arena;
@@ -81,7 +81,7 @@ impl Lowering<'_> {
             Op::Embed { table, scale, out } => self.embed(*table, *scale, *out)?,
             Op::Norm(op) => self.norm(op)?,
             Op::Linear(op) => self.linear(op)?,
-            Op::QkvPost(op) => self.qkv_post(op),
+            Op::QkvPost(op) => self.qkv_post(op)?,
             Op::PagedAttention(op) => self.attention(op),
             Op::Glu(op) => {
                 let kind = match op.kind {
@@ -101,6 +101,13 @@ impl Lowering<'_> {
                 Stage::Gather { kernel, params: GatherRowsParams { out, input, row_index: 0, count: 0, cols }, rows }
             }
             Op::Logits(op) => self.logits(op)?,
+            Op::Patches { .. }
+            | Op::EmbedTaps(_)
+            | Op::SegmentAttention(_)
+            | Op::Act(_)
+            | Op::MergeRows { .. }
+            | Op::StoreRows { .. }
+            | Op::InjectRows(_) => return Err(unsupported("images")),
             Op::Sample { .. } => return Err(unsupported("sampling inside the forward pass")),
         })
     }
@@ -248,7 +255,8 @@ impl Lowering<'_> {
         CacheLayer { group, keys, values: keys + half(&layers[layer]) }
     }
 
-    fn qkv_post(&mut self, op: &QkvPost) -> Stage {
+    fn qkv_post(&mut self, op: &QkvPost) -> Result<Stage, BackendError> {
+        let KvPlace::Cache { group, layer } = op.kv else { return Err(unsupported("encoders")) };
         let kernel = self.instances.id(manifest::qkv_post(self.setting.dtype));
         let tables = op.rope.as_ref().and_then(|rope| {
             let known = self.layout.ropes.iter().find(|known| known.rope == *rope)?;
@@ -276,7 +284,7 @@ impl Lowering<'_> {
             weight_offset: norm.map_or(0.0, |norm| offset(norm.unit_offset)),
             ..QkvPostParams::default()
         };
-        Stage::QkvPost { kernel, params, cache: self.cache_layer(op.group, op.layer) }
+        Ok(Stage::QkvPost { kernel, params, cache: self.cache_layer(group, layer) })
     }
 
     fn attention(&mut self, op: &PagedAttention) -> Stage {

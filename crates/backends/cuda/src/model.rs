@@ -293,7 +293,8 @@ impl Model {
 
     pub(crate) fn forward(&mut self, batch: &StepBatch, limits: &Limits) -> Result<(), BackendError> {
         self.last = (0, 0);
-        let checked = batch.check(&self.program, &self.cache_sizes, self.sampling.drawn());
+        let memory = octavo_ops::Limits { kv: &self.cache_sizes, drawn: self.sampling.drawn(), media_rows: 0 };
+        let checked = batch.check(&self.program, memory);
         checked.map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
         check_limits(batch, limits)?;
         let exact = self.filler.plan(batch, self.program.position_streams(), self.planned);

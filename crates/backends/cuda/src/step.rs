@@ -186,6 +186,7 @@ mod tests {
             sampled_rows: vec![0, 1, 2],
             pooled_rows: vec![],
             slots: vec![0, 1, 2],
+            injected: vec![],
         }
     }
 

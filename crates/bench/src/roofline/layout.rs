@@ -7,6 +7,8 @@ use octavo_ops::{BlockTables, StepBatch};
 pub struct StepLayout {
     /// Number of KV groups.
     pub groups: usize,
+    /// Number of positions per token.
+    pub streams: usize,
     /// Tokens per block.
     pub block_size: usize,
     /// Blocks per sequence.
@@ -35,7 +37,7 @@ impl StepLayout {
         let ids = (0..sequences).flat_map(|s| (0..self.blocks_each).map(move |index| self.block(s, index))).collect();
         StepBatch {
             token_ids: tokens.clone().map(|(s, p)| ((s * 131 + p * 17) % self.vocab_size) as u32).collect(),
-            positions: tokens.map(|(_, p)| p as u32).collect(),
+            positions: (0..self.streams).flat_map(|_| tokens.clone().map(|(_, p)| p as u32)).collect(),
             slot_mapping: vec![slots; self.groups],
             block_tables: vec![BlockTables { stride: self.blocks_each, ids }; self.groups],
             query_start: (0..=sequences).map(|s| (s * rows) as u32).collect(),
@@ -43,6 +45,7 @@ impl StepLayout {
             sampled_rows: (1..=sequences).map(|s| (s * rows - 1) as u32).collect(),
             slots: (0..sequences as u32).collect(),
             pooled_rows: vec![],
+            injected: vec![],
         }
     }
 }

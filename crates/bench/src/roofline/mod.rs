@@ -152,6 +152,7 @@ impl<'a> RooflineBench<'a> {
         let block_size = self.config.block_size.max(1);
         StepLayout {
             groups: self.program.kv_groups.len(),
+            streams: self.program.position_streams(),
             block_size,
             blocks_each: tokens.div_ceil(block_size),
             vocab_size: self.program.vocab_size,

@@ -4,8 +4,9 @@
 //! `Linear` adds to it in place (the epilogue), so the stream is read and written once per block.
 
 use octavo_ops::{
-    BufferId, Glu, HeadShape, KvGroup, Linear, Logits, NormKind, NormOp, Op, PagedAttention, Program, ProgramBuilder,
-    QkNorm, QkvPost, Rope, Rows, WeightError, WeightId, WeightPart, WeightSource,
+    BufferId, Glu, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace, Linear, Logits, NormKind, NormOp, Op,
+    PagedAttention, Program, ProgramBuilder, QkNorm, QkvPost, Rope, Rows, WeightError, WeightId, WeightPart,
+    WeightSource,
 };
 
 use super::ModelError;
@@ -43,6 +44,8 @@ pub(super) struct Decoder<'a> {
     /// KV group and index within it, by layer.
     kv: Vec<(usize, usize)>,
     embedding: Option<WeightId>,
+    /// Number of parts of the media cache that the decoder takes: 0 if it takes no images.
+    media_parts: usize,
 }
 
 impl<'a> Decoder<'a> {
@@ -61,7 +64,31 @@ impl<'a> Decoder<'a> {
         };
         let kv = kv_groups(&mut builder, heads, &config.windows);
         let rope = config.rope.frequencies(rope_factors(checkpoint)?.as_deref());
-        Ok(Self { checkpoint, builder, scratch, rope, kv, embedding: None })
+        Ok(Self { checkpoint, builder, scratch, rope, kv, embedding: None, media_parts: 0 })
+    }
+
+    /// Starts a decoder that takes the outputs of the model's encoder.
+    pub(super) fn with_images(checkpoint: &'a Checkpoint) -> Result<Self, ModelError> {
+        let vision = checkpoint.config().vision.as_ref();
+        let media_parts = vision.map_or(0, |vision| 1 + vision.deepstack_layers.len());
+        Ok(Self { media_parts, ..Self::new(checkpoint)? })
+    }
+
+    /// Replaces the embeddings of images' tokens by the encoder's last layer, if the decoder takes images.
+    pub(super) fn inject_images(&mut self, x: BufferId) {
+        self.inject(0, InjectMode::Replace, x);
+    }
+
+    /// Adds the encoder output that belongs to a decoder layer, if there is one, after that layer.
+    pub(super) fn inject_deepstack(&mut self, layer: usize, x: BufferId) {
+        self.inject(layer + 1, InjectMode::Add, x);
+    }
+
+    fn inject(&mut self, part: usize, mode: InjectMode, out: BufferId) {
+        if part < self.media_parts {
+            let column = part * self.config().hidden_size;
+            self.builder.push(Op::InjectRows(InjectRows { out, column, mode }));
+        }
     }
 
     pub(super) fn config(&self) -> &'a ModelConfig {
@@ -94,7 +121,14 @@ impl<'a> Decoder<'a> {
         let norm = if parts.qk_norm { Some(self.qk_norm(layer)?) } else { None };
         let (group, index) = self.kv[layer];
         let rope = Some(self.rope.clone());
-        self.builder.push(Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm, rope, group, layer: index }));
+        self.builder.push(Op::QkvPost(QkvPost {
+            input: qkv,
+            out: q,
+            heads,
+            norm,
+            rope,
+            kv: KvPlace::Cache { group, layer: index },
+        }));
         self.builder.push(Op::PagedAttention(PagedAttention {
             q,
             out: attended,
@@ -222,12 +256,26 @@ impl<'a> Decoder<'a> {
 
     /// Returns a tensor of the checkpoint as `rows` rows of a weight, or an error if it has another shape.
     fn part(&self, tensor: String, rows: usize, expected: &[usize]) -> Result<WeightPart, ModelError> {
-        let (storage, found) = self.checkpoint.describe(&tensor, expected)?;
-        if found != expected {
-            return Err(ModelError::Shape { name: tensor, found, expected: expected.to_vec() });
-        }
-        Ok(WeightPart { tensor, rows, storage })
+        let tensor = match (&self.config().vision, tensor.strip_prefix("model.")) {
+            (Some(_), Some(rest)) => format!("model.language_model.{rest}"),
+            _ => tensor,
+        };
+        part(self.checkpoint, tensor, rows, expected)
     }
+}
+
+/// Returns a tensor of the checkpoint as `rows` rows of a weight, or an error if it has another shape.
+pub(super) fn part(
+    checkpoint: &Checkpoint,
+    tensor: String,
+    rows: usize,
+    expected: &[usize],
+) -> Result<WeightPart, ModelError> {
+    let (storage, found) = checkpoint.describe(&tensor, expected)?;
+    if found != expected {
+        return Err(ModelError::Shape { name: tensor, found, expected: expected.to_vec() });
+    }
+    Ok(WeightPart { tensor, rows, storage })
 }
 
 /// Declares one KV group for each distinct window. Returns group and index within it, by layer.

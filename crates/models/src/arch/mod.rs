@@ -9,6 +9,8 @@ mod mistral;
 pub(crate) mod names;
 mod qwen2;
 mod qwen3;
+mod qwen3_vl;
+mod vision;
 
 use octavo_ops::{Program, ProgramError, WeightError};
 
@@ -38,13 +40,36 @@ pub enum ModelError {
     Program(#[from] ProgramError),
 }
 
-/// Builds the decoder program of a checkpoint. Every tensor it names exists and has the right shape.
+/// The programs of a checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Programs {
+    /// Predicts tokens.
+    pub decoder: Program,
+    /// Computes the rows that images take in the decoder, if the model has an encoder.
+    pub encoder: Option<Program>,
+}
+
+/// Builds the programs of a checkpoint. Every tensor they name exists and has the right shape.
+pub fn build_programs(checkpoint: &Checkpoint) -> Result<Programs, ModelError> {
+    match &checkpoint.config().vision {
+        None => Ok(Programs { decoder: build_program(checkpoint)?, encoder: None }),
+        Some(vision) => Ok(Programs {
+            decoder: decoder_program(Decoder::with_images(checkpoint)?)?,
+            encoder: Some(qwen3_vl::encoder(checkpoint, vision)?),
+        }),
+    }
+}
+
+/// Builds the decoder of a checkpoint, without images.
 pub fn build_program(checkpoint: &Checkpoint) -> Result<Program, ModelError> {
-    let decoder = Decoder::new(checkpoint)?;
-    match checkpoint.config().architecture {
+    decoder_program(Decoder::new(checkpoint)?)
+}
+
+fn decoder_program(decoder: Decoder<'_>) -> Result<Program, ModelError> {
+    match decoder.config().architecture {
         Architecture::Llama => llama::program(decoder),
         Architecture::Mistral => mistral::program(decoder),
         Architecture::Qwen2 => qwen2::program(decoder),
-        Architecture::Qwen3 => qwen3::program(decoder),
+        Architecture::Qwen3 | Architecture::Qwen3Vl => qwen3::program(decoder),
     }
 }

@@ -64,6 +64,12 @@ impl<'a> Fields<'a> {
         self.typed(key, "a list of strings", |v| v.as_array()?.iter().map(Value::as_str).collect())
     }
 
+    /// Returns a list of sizes.
+    pub(crate) fn usizes(&self, key: &str) -> Result<Option<Vec<usize>>, ConfigError> {
+        let size = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
+        self.typed(key, "a list of non-negative integers", |v| v.as_array()?.iter().map(size).collect())
+    }
+
     pub(crate) fn object(&self, key: &str) -> Result<Option<Fields<'a>>, ConfigError> {
         self.typed(key, "an object", |v| v.as_object().map(Fields))
     }

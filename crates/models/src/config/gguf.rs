@@ -69,7 +69,7 @@ impl ModelConfig {
         }
         let window = match architecture {
             Architecture::Llama | Architecture::Mistral => keys.usize("attention.sliding_window")?,
-            Architecture::Qwen2 | Architecture::Qwen3 => None,
+            Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Vl => None,
         };
         let has_bias = |role| has_tensor(&names::bias(Format::Gguf, role, 0));
         let norm_eps = keys.f64("attention.layer_norm_rms_epsilon")?;
@@ -92,6 +92,7 @@ impl ModelConfig {
             output_bias: has_bias(names::Role::Output),
             mlp_bias: has_bias(names::Role::Up),
             dtype: String::new(),
+            vision: None,
         }
         .checked()
     }
@@ -109,13 +110,14 @@ fn rope(keys: &Keys<'_>, architecture: Architecture, head_dim: usize) -> Result<
     // The converter permutes the q and k rows only of Llama models, for rotation of neighbours.
     let style = match architecture {
         Architecture::Llama | Architecture::Mistral => RopeStyle::GptJ,
-        Architecture::Qwen2 | Architecture::Qwen3 => RopeStyle::NeoX,
+        Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Vl => RopeStyle::NeoX,
     };
     Ok(RopeConfig {
         style,
         theta: keys.f64("rope.freq_base")?.unwrap_or(10_000.0),
         rotary_dim: keys.usize("rope.dimension_count")?.unwrap_or(head_dim),
         scaling: scaling(keys)?,
+        sections: None,
     })
 }
 

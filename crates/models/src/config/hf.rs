@@ -4,7 +4,8 @@ use octavo_ops::{GluKind, RopeStyle};
 
 use super::rope::yarn_magnitude;
 use super::{
-    Architecture, ConfigError, Fields, ModelConfig, RopeConfig, RopeScaling, architecture, default_head_dim, windows,
+    Architecture, ConfigError, Fields, ModelConfig, RopeConfig, RopeScaling, RopeSections, VisionConfig, architecture,
+    default_head_dim, windows,
 };
 
 /// Head size of Qwen3 if its configuration omits it.
@@ -22,21 +23,30 @@ impl ModelConfig {
             fields.str("model_type")?.ok_or_else(|| ConfigError::missing("model_type"))?,
             &Architecture::ALL,
         )?;
-        check_task(fields)?;
+        check_task(fields, architecture)?;
+        // A model of several parts has the decoder's values in an object of their own.
+        let (whole, vision) = (fields, VisionConfig::from_hf(fields, architecture)?);
+        let text = match architecture {
+            Architecture::Qwen3Vl => {
+                Some(fields.object("text_config")?.ok_or_else(|| ConfigError::missing("text_config"))?)
+            }
+            _ => None,
+        };
+        let fields = text.as_ref().unwrap_or(fields);
         let (layers, heads) = (fields.required("num_hidden_layers")?, fields.required("num_attention_heads")?);
         let hidden_size = fields.required("hidden_size")?;
         let head_dim = match (fields.usize("head_dim")?, architecture) {
             (Some(dim), _) => dim,
-            (None, Architecture::Qwen3) => QWEN3_HEAD_DIM,
+            (None, Architecture::Qwen3 | Architecture::Qwen3Vl) => QWEN3_HEAD_DIM,
             (None, _) => default_head_dim(hidden_size, heads)?,
         };
         let max_position_embeddings = fields.required("max_position_embeddings")?;
         let flag = |key| Ok::<_, ConfigError>(fields.bool(key)?.unwrap_or(false));
         let attention_bias = flag("attention_bias")?;
-        let dtype = match fields.str("dtype")? {
-            Some(dtype) => Some(dtype),
-            None => fields.str("torch_dtype")?,
-        };
+        let mut dtype = None;
+        for (fields, key) in [(whole, "dtype"), (whole, "torch_dtype"), (fields, "dtype"), (fields, "torch_dtype")] {
+            dtype = dtype.or(fields.str(key)?);
+        }
         Self {
             architecture,
             vocab_size: fields.required("vocab_size")?,
@@ -51,15 +61,17 @@ impl ModelConfig {
             rope: rope(fields, head_dim, max_position_embeddings)?,
             max_position_embeddings,
             windows: layer_windows(fields, architecture, layers)?,
-            tie_word_embeddings: flag("tie_word_embeddings")?,
+            tie_word_embeddings: whole.bool("tie_word_embeddings")?.unwrap_or(false),
             qkv_bias: match architecture {
                 Architecture::Qwen2 => true,
-                Architecture::Llama | Architecture::Qwen3 => attention_bias,
+                Architecture::Llama | Architecture::Qwen3 | Architecture::Qwen3Vl => attention_bias,
                 Architecture::Mistral => false,
             },
-            output_bias: attention_bias && matches!(architecture, Architecture::Llama | Architecture::Qwen3),
+            output_bias: attention_bias
+                && matches!(architecture, Architecture::Llama | Architecture::Qwen3 | Architecture::Qwen3Vl),
             mlp_bias: architecture == Architecture::Llama && flag("mlp_bias")?,
             dtype: dtype.unwrap_or("float32").to_owned(),
+            vision,
         }
         .checked()
     }
@@ -67,9 +79,13 @@ impl ModelConfig {
 
 /// Refuses models that share a `model_type` with a decoder without being one, and weights quantised in a format of
 /// their own.
-fn check_task(fields: &Fields<'_>) -> Result<(), ConfigError> {
+fn check_task(fields: &Fields<'_>, architecture: Architecture) -> Result<(), ConfigError> {
     let classes = fields.strs("architectures")?.unwrap_or_default();
-    if !classes.is_empty() && !classes.iter().any(|class| class.ends_with("ForCausalLM")) {
+    let suffix = match architecture {
+        Architecture::Qwen3Vl => "ForConditionalGeneration",
+        _ => "ForCausalLM",
+    };
+    if !classes.is_empty() && !classes.iter().any(|class| class.ends_with(suffix)) {
         return Err(ConfigError::Unsupported(format!("a model of class {}", classes.join(", ").escape_debug())));
     }
     if let Some(quantization) = fields.object("quantization_config")? {
@@ -80,7 +96,12 @@ fn check_task(fields: &Fields<'_>) -> Result<(), ConfigError> {
 }
 
 fn activation(fields: &Fields<'_>) -> Result<GluKind, ConfigError> {
-    match fields.str("hidden_act")?.unwrap_or("silu") {
+    activation_named(fields.str("hidden_act")?.unwrap_or("silu"))
+}
+
+/// Returns the activation of a name in `hidden_act`.
+pub(super) fn activation_named(name: &str) -> Result<GluKind, ConfigError> {
+    match name {
         "silu" | "swish" => Ok(GluKind::Silu),
         "gelu" => Ok(GluKind::Gelu),
         "gelu_pytorch_tanh" | "gelu_new" => Ok(GluKind::GeluTanh),
@@ -97,7 +118,7 @@ fn layer_windows(
 ) -> Result<Vec<Option<usize>>, ConfigError> {
     let window = fields.usize("sliding_window")?;
     match architecture {
-        Architecture::Llama => windows(layers, None, |_| false),
+        Architecture::Llama | Architecture::Qwen3Vl => windows(layers, None, |_| false),
         // `null` means that there is no window.
         Architecture::Mistral if !fields.contains("sliding_window") => {
             windows(layers, Some(DEFAULT_MISTRAL_WINDOW), |_| true)
@@ -138,7 +159,18 @@ fn rope(fields: &Fields<'_>, head_dim: usize, context: usize) -> Result<RopeConf
             Some(parameters) => scaling(&parameters, fields, context)?,
             None => RopeScaling::None,
         },
+        sections: match &parameters {
+            Some(parameters) => sections(parameters)?,
+            None => None,
+        },
     })
+}
+
+/// Reads the division of the pairs among time, height and width.
+fn sections(parameters: &Fields<'_>) -> Result<Option<RopeSections>, ConfigError> {
+    let Some(sizes) = parameters.usizes("mrope_section")? else { return Ok(None) };
+    let sizes = sizes.try_into().map_err(|_| ConfigError::wrong_type("mrope_section", "a list of three sizes"))?;
+    Ok(Some(RopeSections { sizes, interleaved: parameters.bool("mrope_interleaved")?.unwrap_or(false) }))
 }
 
 fn scaling(parameters: &Fields<'_>, fields: &Fields<'_>, context: usize) -> Result<RopeScaling, ConfigError> {
@@ -154,7 +186,7 @@ fn scaling(parameters: &Fields<'_>, fields: &Fields<'_>, context: usize) -> Resu
         Ok::<_, ConfigError>(beside.or(inside).unwrap_or(context as f64))
     };
     match kind {
-        None | Some("default") => Ok(RopeScaling::None),
+        None | Some("default" | "mrope") => Ok(RopeScaling::None),
         Some("linear") => Ok(RopeScaling::Linear { factor: required("factor")? }),
         Some("llama3") => Ok(RopeScaling::Llama3 {
             factor: required("factor")?,

@@ -5,9 +5,11 @@ mod fields;
 mod gguf;
 mod hf;
 mod rope;
+mod vision;
 
 pub use error::ConfigError;
-pub use rope::{RopeConfig, RopeScaling};
+pub use rope::{RopeConfig, RopeScaling, RopeSections};
+pub use vision::{ImageTokens, VisionConfig};
 
 pub(crate) use fields::Fields;
 
@@ -35,11 +37,13 @@ pub enum Architecture {
     Qwen2,
     /// Qwen3 dense, with q and k normalised per head.
     Qwen3,
+    /// Qwen3-VL dense: Qwen3 with an encoder of images.
+    Qwen3Vl,
 }
 
 impl Architecture {
     /// All architectures.
-    pub const ALL: [Architecture; 4] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
+    pub const ALL: [Architecture; 5] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Qwen3Vl];
 
     /// Returns the name in `model_type` of a Hugging Face configuration and in `general.architecture` of a GGUF file
     /// (where Mistral is `llama`).
@@ -49,6 +53,7 @@ impl Architecture {
             Self::Mistral => "mistral",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Qwen3Vl => "qwen3_vl",
         }
     }
 }
@@ -92,6 +97,8 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// Element type for display: `bfloat16`, `Q4_1`.
     pub dtype: String,
+    /// Encoder of images, if the model has one.
+    pub vision: Option<VisionConfig>,
 }
 
 impl ModelConfig {
@@ -134,6 +141,9 @@ impl ModelConfig {
             return Err(ConfigError::Invalid(format!("the norm's epsilon is {}", self.norm_eps)));
         }
         self.rope.check(self.head_dim)?;
+        if let Some(vision) = &self.vision {
+            vision.check(&self)?;
+        }
         Ok(self)
     }
 }

@@ -20,6 +20,45 @@ pub struct RopeConfig {
     pub rotary_dim: usize,
     /// Scaling of the frequencies for contexts longer than those of pre-training.
     pub scaling: RopeScaling,
+    /// Division of the pairs among a token's positions; `None` if a token has one position.
+    pub sections: Option<RopeSections>,
+}
+
+/// Division of the pairs of a head among time, height and width (mrope).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeSections {
+    /// Number of pairs that each of the positions turns.
+    pub sizes: [usize; 3],
+    /// Whether the pairs take turns (Qwen3-VL) instead of following each other (Qwen2.5-VL).
+    pub interleaved: bool,
+}
+
+impl RopeSections {
+    /// Returns the index of the position that turns a pair.
+    fn stream(self, pair: usize) -> usize {
+        let [time, height, width] = self.sizes;
+        match pair % 3 {
+            1 if self.interleaved && pair < 3 * height => 1,
+            2 if self.interleaved && pair < 3 * width => 2,
+            _ if self.interleaved || pair < time => 0,
+            _ if pair < time + height => 1,
+            _ => 2,
+        }
+    }
+
+    /// Checks that each position turns its number of pairs.
+    fn check(self, pairs: usize) -> Result<(), ConfigError> {
+        let sum = self.sizes.iter().try_fold(0usize, |sum, &size| sum.checked_add(size));
+        let mut counts = [0; 3];
+        if sum == Some(pairs) {
+            (0..pairs).for_each(|pair| counts[self.stream(pair)] += 1);
+        }
+        if counts == self.sizes {
+            return Ok(());
+        }
+        let sizes = self.sizes;
+        Err(ConfigError::Invalid(format!("'mrope_section' {sizes:?} does not divide the {pairs} pairs of a head")))
+    }
 }
 
 /// Published schemes of frequency scaling.
@@ -69,6 +108,9 @@ impl RopeConfig {
         }
         if !(self.theta.is_finite() && self.theta > 1.0) {
             return fail(format!("the base is {}, but it must be a number above 1", self.theta));
+        }
+        if let Some(sections) = self.sections {
+            sections.check(self.rotary_dim / 2)?;
         }
         let positive: &[(&str, f64)] = match &self.scaling {
             RopeScaling::None => &[],
@@ -123,7 +165,8 @@ impl RopeConfig {
                 magnitude = attention_factor;
             }
         }
-        Rope { style: self.style, inv_freq, magnitude, streams: Vec::new() }
+        let streams = self.sections.map(|sections| (0..pairs).map(|pair| sections.stream(pair)).collect());
+        Rope { style: self.style, inv_freq, magnitude, streams: streams.unwrap_or_default() }
     }
 
     /// Returns the first and last pair of YaRN's ramp, whose frequencies make `fast` and `slow` rotations over the

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use super::*;
 
 fn rope(scaling: RopeScaling) -> RopeConfig {
-    RopeConfig { style: RopeStyle::NeoX, theta: 10_000.0, rotary_dim: 128, scaling }
+    RopeConfig { style: RopeStyle::NeoX, theta: 10_000.0, rotary_dim: 128, scaling, sections: None }
 }
 
 fn read(config: Value) -> Result<ModelConfig, ConfigError> {
@@ -48,6 +48,22 @@ fn windows_follow_each_family_s_rule() {
     assert_eq!(windows("qwen3", listed), [Some(8), None, None, Some(8)]);
     let short = json!({"sliding_window": 8, "use_sliding_window": true, "layer_types": ["full_attention"]});
     assert!(read(minimal("qwen3", short)).unwrap_err().to_string().contains("layer_types"));
+}
+
+#[test]
+fn mrope_pairs_take_turns_or_follow_each_other() {
+    let streams = |sizes, interleaved| {
+        let rope = RopeConfig { sections: Some(RopeSections { sizes, interleaved }), ..rope(RopeScaling::None) };
+        rope.check(128).map(|()| rope.frequencies(None).streams)
+    };
+    let found = streams([24, 20, 20], true).unwrap();
+    assert_eq!(found[..7], [0, 1, 2, 0, 1, 2, 0]);
+    assert_eq!(found[57..], [0, 1, 2, 0, 0, 0, 0]);
+    let found = streams([16, 24, 24], false).unwrap();
+    assert_eq!((found[15], found[16], found[39], found[40], found[63]), (0, 1, 1, 2, 2));
+    let error = streams([24, 20, 21], true).unwrap_err().to_string();
+    assert_eq!(error, "'mrope_section' [24, 20, 21] does not divide the 64 pairs of a head");
+    assert!(streams([0, 32, 32], true).is_err(), "the pairs of heights and widths cannot take turns");
 }
 
 #[test]

@@ -7,5 +7,6 @@ mod candle_transformers;
 mod dequantise;
 mod embedding;
 mod golden;
+mod images;
 mod smollm2;
 mod support;

@@ -5,11 +5,15 @@
 //! this.
 
 mod batches;
+mod encoder;
+mod images;
 mod model;
 mod reference;
 pub mod suite;
 
 pub use batches::{PagedBatches, position};
+pub use encoder::TinyEncoder;
+pub use images::{ImageModel, image_models};
 pub use model::{MemoryWeights, QkNormWidth, TinyModel, random_blocks};
 pub use reference::{Reference, Rounding, erf};
 

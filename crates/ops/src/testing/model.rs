@@ -5,9 +5,9 @@ use std::collections::HashMap;
 
 use super::TestRng;
 use crate::{
-    BufferId, Glu, GluKind, HeadShape, KvGroup, Linear, Logits, NormKind, NormOp, Op, PagedAttention, Program,
-    ProgramBuilder, ProgramError, QkNorm, QkvPost, Rope, Rows, StorageType, TensorData, WeightError, WeightId,
-    WeightPart, WeightSource,
+    BufferId, Glu, GluKind, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace, Linear, Logits, NormKind, NormOp, Op,
+    PagedAttention, Program, ProgramBuilder, ProgramError, QkNorm, QkvPost, Rope, Rows, StorageType, TensorData,
+    WeightError, WeightId, WeightPart, WeightSource,
 };
 
 /// Range over which q and k are normalised.
@@ -54,6 +54,9 @@ pub struct TinyModel {
     pub logits_softcap: Option<f32>,
     /// Factors of embeddings and of logits.
     pub scales: (f32, f32),
+    /// Number of parts of H columns of the media cache that the model takes: the first replaces embeddings, each other
+    /// one is added after a layer. There are at most as many layers as these.
+    pub media: usize,
     /// Storage type of matrices whose rows are whole blocks of it. All other weights are F32. The model has a reference
     /// only with F32.
     pub storage: StorageType,
@@ -87,6 +90,7 @@ impl Default for TinyModel {
             attention_softcap: None,
             logits_softcap: None,
             scales: (1.0, 1.0),
+            media: 0,
             storage: StorageType::F32,
             seed: 1,
         }
@@ -122,16 +126,20 @@ impl WeightSource for MemoryWeights {
     }
 }
 
-struct Build<'a> {
+pub(super) struct Build<'a> {
     model: &'a TinyModel,
-    builder: ProgramBuilder,
+    pub(super) builder: ProgramBuilder,
     weights: MemoryWeights,
     rng: TestRng,
 }
 
 impl<'a> Build<'a> {
     fn new(model: &'a TinyModel) -> Self {
-        let builder = ProgramBuilder::new("tiny", model.vocab_size);
+        Self::with(model, ProgramBuilder::new("tiny", model.vocab_size))
+    }
+
+    /// Starts any program with the sizes and options of a model.
+    pub(super) fn with(model: &'a TinyModel, builder: ProgramBuilder) -> Self {
         Self { model, builder, weights: MemoryWeights::default(), rng: TestRng(model.seed) }
     }
 
@@ -145,14 +153,28 @@ impl<'a> Build<'a> {
         let y = self.builder.buffer("y", Rows::Tokens, m.hidden);
         let table = self.matrix("embed", &[m.vocab_size], m.hidden, 1.0);
         self.builder.push(Op::Embed { table, scale: m.scales.0, out: x });
+        self.inject(0, InjectMode::Replace, x);
         let mut pending = None;
         for (index, &group) in m.layers.iter().enumerate() {
             self.attention(index, group, x, y, pending);
             self.feed_forward(index, x, y);
+            self.inject(index + 1, InjectMode::Add, x);
             pending = Some(y);
         }
         self.head(x, y, table);
+        self.done()
+    }
+
+    /// Returns the program and its weights.
+    pub(super) fn done(self) -> Result<(Program, MemoryWeights), ProgramError> {
         Ok((self.builder.finish()?, self.weights))
+    }
+
+    /// Appends the injection of a part of the media cache, if the model takes it.
+    fn inject(&mut self, part: usize, mode: InjectMode, out: BufferId) {
+        if part < self.model.media {
+            self.builder.push(Op::InjectRows(InjectRows { out, column: part * self.model.hidden, mode }));
+        }
     }
 
     /// Appends an attention layer. `x` is the residual stream; `pending`, if any, is still to be added to it.
@@ -178,7 +200,8 @@ impl<'a> Build<'a> {
             QkNorm { q, k, eps: 1e-6, unit_offset: m.unit_offset }
         });
         let rope = m.rope.clone();
-        self.builder.push(Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm, rope, group, layer }));
+        let kv = KvPlace::Cache { group, layer };
+        self.builder.push(Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm, rope, kv }));
         self.builder.push(Op::PagedAttention(PagedAttention {
             q,
             out: o,
@@ -206,7 +229,7 @@ impl<'a> Build<'a> {
         let m = self.model;
         // The last addition uses a product's epilogue, so that this form is tested too.
         self.linear("last", &[m.hidden], y, Some(x), x);
-        let norm = self.norm_weights("final");
+        let norm = self.norm_weights("final", m.hidden);
         let pooled = self.builder.buffer("pooled", Rows::Pooled, m.hidden);
         self.builder.push(Op::GatherRows { input: x, out: pooled });
         self.push_norm(norm, pooled, None, pooled);
@@ -220,16 +243,16 @@ impl<'a> Build<'a> {
         self.builder.push(Op::Sample { logits });
     }
 
-    fn norm(&mut self, name: &str, input: BufferId, add: Option<BufferId>, out: BufferId) {
-        let weights = self.norm_weights(name);
+    pub(super) fn norm(&mut self, name: &str, input: BufferId, add: Option<BufferId>, out: BufferId) {
+        let weights = self.norm_weights(name, self.cols(input));
         self.push_norm(weights, input, add, out);
     }
 
     /// Declares the weight and bias of a norm.
-    fn norm_weights(&mut self, name: &str) -> (WeightId, Option<WeightId>) {
-        let weight = self.vector(&format!("{name}.norm"), self.model.hidden);
+    fn norm_weights(&mut self, name: &str, cols: usize) -> (WeightId, Option<WeightId>) {
+        let weight = self.vector(&format!("{name}.norm"), cols);
         let bias = match self.model.norm {
-            NormKind::Layer => Some(self.vector(&format!("{name}.norm.bias"), self.model.hidden)),
+            NormKind::Layer => Some(self.vector(&format!("{name}.norm.bias"), cols)),
             NormKind::Rms => None,
         };
         (weight, bias)
@@ -246,19 +269,26 @@ impl<'a> Build<'a> {
         self.builder.push(Op::Norm(NormOp { kind, weight, bias, eps: 1e-5, unit_offset, input, add, out }));
     }
 
-    fn linear(&mut self, name: &str, parts: &[usize], input: BufferId, add: Option<BufferId>, out: BufferId) {
+    pub(super) fn linear(
+        &mut self,
+        name: &str,
+        parts: &[usize],
+        input: BufferId,
+        add: Option<BufferId>,
+        out: BufferId,
+    ) {
         let weight = self.matrix(name, parts, self.cols(input), 1.5);
         // A fused bias has one column and the parts of its weight.
         let bias = self.model.biases.then(|| self.matrix(&format!("{name}.bias"), parts, 1, 0.3));
         self.builder.push(Op::Linear(Linear { weight, bias, input, add, out }));
     }
 
-    fn cols(&self, id: BufferId) -> usize {
+    pub(super) fn cols(&self, id: BufferId) -> usize {
         self.builder.buffer_cols(id)
     }
 
     /// Declares a weight of row parts with elements within `gain / sqrt(cols)`.
-    fn matrix(&mut self, name: &str, parts: &[usize], cols: usize, gain: f32) -> WeightId {
+    pub(super) fn matrix(&mut self, name: &str, parts: &[usize], cols: usize, gain: f32) -> WeightId {
         let scale = gain / (cols as f32).sqrt();
         let fits = cols > 1 && self.model.storage.bytes_for(cols).is_some();
         let storage = if fits { self.model.storage } else { StorageType::F32 };

@@ -2,8 +2,9 @@
 
 use super::{MemoryWeights, TestRng, TinyModel, position};
 use crate::{
-    BufferId, GluKind, Linear, Logits, NormKind, NormOp, Op, PagedAttention, Program, QkvPost, Rope, RopeStyle,
-    WeightError, WeightId, WeightSource,
+    BufferId, EmbedTaps, EncodeBatch, GluKind, InjectMode, InjectRows, InjectedRow, KvPlace, Linear, Logits, NormKind,
+    NormOp, Op, PagedAttention, Program, QkvPost, Rope, RopeStyle, SegmentAttention, WeightError, WeightId,
+    WeightSource,
 };
 
 pub(super) type Rows = Vec<Vec<f64>>;
@@ -49,17 +50,27 @@ impl Reference {
     /// # Panics
     /// Panics if the model is malformed or its weights are not stored as F32.
     pub fn new(model: &TinyModel, tokens: usize, rounding: Rounding) -> Self {
+        Self::with_media(model, tokens, rounding, Rows::new(), Vec::new())
+    }
+
+    /// Computes the results for `tokens` random tokens, some of whose rows take rows of a media cache.
+    pub(super) fn with_media(
+        model: &TinyModel,
+        tokens: usize,
+        rounding: Rounding,
+        media: Rows,
+        injected: Vec<InjectedRow>,
+    ) -> Self {
         let (program, weights) = model.build().expect("the model is well formed");
         let tokens = TestRng(model.seed ^ 1).tokens(tokens, model.vocab_size);
-        let draws = if rounding == Rounding::F32 { 0 } else { DISTURBED };
-        let disturbances = (0..draws).map(|draw| Disturbance {
-            rounding,
-            rng: TestRng(model.seed ^ (2 + draw)),
-            is_shared: draw % 2 == 0,
-        });
-        let meaning = |disturbance| meaning(&program, &weights, &tokens, disturbance).expect("the weights are F32");
+        let streams = program.position_streams();
+        let positions =
+            (0..streams).map(|stream| (0..tokens.len()).map(|place| position(place, stream)).collect()).collect();
+        let input = Input { tokens: &tokens, positions, injected: &injected, encode: None };
+        let meaning =
+            |disturbance| meaning(&program, &weights, &input, media.clone(), disturbance).expect("the weights are F32");
         let exact = meaning(None);
-        let disturbed = disturbances.map(|disturbance| meaning(Some(disturbance))).collect();
+        let disturbed = disturbances(rounding, model.seed).map(|disturbance| meaning(Some(disturbance))).collect();
         Self { program, weights, tokens, exact, disturbed }
     }
 }
@@ -70,6 +81,43 @@ pub(super) struct Meaning {
     pub logits: Rows,
     /// Hidden states; empty if the program returns none.
     pub hidden: Rows,
+    /// The media cache after an encoder.
+    pub media: Rows,
+}
+
+/// Input of a program: a whole sequence, or the segments of an encoder's batch.
+struct Input<'a> {
+    tokens: &'a [u32],
+    /// Positions by stream and row.
+    positions: Vec<Vec<u32>>,
+    injected: &'a [InjectedRow],
+    encode: Option<&'a EncodeBatch>,
+}
+
+/// Computes the media cache of `rows` rows after an encoder's batch, exactly and under random rounding errors.
+///
+/// # Panics
+/// Panics if a weight is not stored as F32.
+pub(super) fn encoded(
+    program: &Program,
+    weights: &dyn WeightSource,
+    batch: &EncodeBatch,
+    rows: usize,
+    (rounding, seed): (Rounding, u64),
+) -> (Rows, Vec<Rows>) {
+    let tokens = &batch.rows.token_ids;
+    let positions = batch.rows.positions.chunks(tokens.len().max(1)).map(<[u32]>::to_vec).collect();
+    let input = Input { tokens, positions, injected: &[], encode: Some(batch) };
+    let media = vec![vec![0.0; program.media_columns()]; rows];
+    let run =
+        |disturbance| meaning(program, weights, &input, media.clone(), disturbance).expect("the weights are F32").media;
+    (run(None), disturbances(rounding, seed).map(|disturbance| run(Some(disturbance))).collect())
+}
+
+/// Returns the disturbances that show the effect of rounding.
+fn disturbances(rounding: Rounding, seed: u64) -> impl Iterator<Item = Disturbance> {
+    let draws = if rounding == Rounding::F32 { 0 } else { DISTURBED };
+    (0..draws).map(move |draw| Disturbance { rounding, rng: TestRng(seed ^ (2 + draw)), is_shared: draw % 2 == 0 })
 }
 
 /// Generates random errors within a [`Rounding`].
@@ -99,27 +147,32 @@ impl Disturbance {
     }
 }
 
-/// Computes the results of a program for `tokens`, a whole sequence, exactly or with disturbance.
+/// Computes the results of a program, exactly or with disturbance.
 ///
 /// Nothing is paged: keys and values are lists.
 fn meaning(
     program: &Program,
     weights: &dyn WeightSource,
-    tokens: &[u32],
+    input: &Input<'_>,
+    media: Rows,
     disturbance: Option<Disturbance>,
 ) -> Result<Meaning, WeightError> {
     let mut interpreter = Interpreter {
+        input,
         disturbance,
+        media,
+        step_kv: Default::default(),
         weights: program.weights.iter().map(|w| read(w, weights)).collect::<Result<_, _>>()?,
         buffers: vec![Rows::new(); program.buffers.len()],
         kv: program.kv_groups.iter().map(|g| vec![(Rows::new(), Rows::new()); g.layers.len()]).collect(),
     };
     let mut out = BufferId(0);
     for op in program.forward_ops() {
-        out = interpreter.run(op, tokens);
+        out = interpreter.run(op, program.merge()).unwrap_or(out);
     }
     let hidden = program.embedding().map(|id| interpreter.buffer(id).clone()).unwrap_or_default();
-    Ok(Meaning { logits: std::mem::take(&mut interpreter.buffers[out.0]), hidden })
+    let media = std::mem::take(&mut interpreter.media);
+    Ok(Meaning { logits: std::mem::take(&mut interpreter.buffers[out.0]), hidden, media })
 }
 
 /// Reads a weight as rows.
@@ -132,7 +185,12 @@ fn read(weight: &crate::Weight, source: &dyn WeightSource) -> Result<Rows, Weigh
     Ok(values.chunks(weight.cols).map(<[f64]>::to_vec).collect())
 }
 
-struct Interpreter {
+struct Interpreter<'a> {
+    input: &'a Input<'a>,
+    /// The media cache.
+    media: Rows,
+    /// Keys and values in the memory of the step.
+    step_kv: (Rows, Rows),
     disturbance: Option<Disturbance>,
     weights: Vec<Rows>,
     buffers: Vec<Rows>,
@@ -140,7 +198,7 @@ struct Interpreter {
     kv: Vec<Vec<(Rows, Rows)>>,
 }
 
-impl Interpreter {
+impl Interpreter<'_> {
     fn weight(&self, id: WeightId) -> &Rows {
         &self.weights[id.0]
     }
@@ -153,16 +211,30 @@ impl Interpreter {
         &self.buffers[id.0]
     }
 
-    fn run(&mut self, op: &Op, tokens: &[u32]) -> BufferId {
+    /// Runs an op and returns the buffer that it writes.
+    fn run(&mut self, op: &Op, merge: usize) -> Option<BufferId> {
         let (out, rows) = match op {
             Op::Embed { table, scale, out } => {
                 let row = |id: &u32| self.weight(*table)[*id as usize].iter().map(|x| x * f64::from(*scale)).collect();
-                (*out, tokens.iter().map(row).collect())
+                (*out, self.input.tokens.iter().map(row).collect())
             }
+            Op::Patches { out } => (*out, self.patches()),
+            Op::EmbedTaps(op) => (op.out, self.embed_taps(op)),
+            Op::MergeRows { input, out } => (*out, self.buffer(*input).chunks(merge).map(<[_]>::concat).collect()),
+            Op::StoreRows { input, column } => {
+                self.store(*input, *column);
+                return None;
+            }
+            Op::InjectRows(op) => (op.out, self.inject(op)),
             Op::Norm(op) => (op.out, self.norm(op)),
             Op::Linear(op) => (op.out, self.linear(op)),
             Op::QkvPost(op) => (op.out, self.qkv_post(op)),
             Op::PagedAttention(op) => (op.out, self.attention(op)),
+            Op::SegmentAttention(op) => (op.out, self.segment_attention(op)),
+            Op::Act(op) => {
+                let row = |row: &Vec<f64>| row.iter().map(|x| activation(op.kind, *x)).collect();
+                (op.out, self.buffer(op.input).iter().map(row).collect())
+            }
             Op::Glu(op) => {
                 let half = |row: &Vec<f64>| {
                     let (gate, up) = row.split_at(row.len() / 2);
@@ -176,7 +248,67 @@ impl Interpreter {
             Op::Sample { logits } => (*logits, self.buffer(*logits).clone()),
         };
         self.buffers[out.0] = rows;
-        out
+        Some(out)
+    }
+
+    fn encode(&self) -> &EncodeBatch {
+        self.input.encode.expect("an encoder has its batch")
+    }
+
+    fn patches(&self) -> Rows {
+        let EncodeBatch { patches, channels, .. } = self.encode();
+        let cols = patches.len() / self.input.tokens.len();
+        let value = |(at, &byte): (usize, &u8)| {
+            let channel = channels[at / (cols / channels.len())];
+            (f64::from(byte) - f64::from(channel.shift)) / f64::from(channel.divisor)
+        };
+        patches.chunks(cols).map(|patch| patch.iter().enumerate().map(value).collect()).collect()
+    }
+
+    fn embed_taps(&self, op: &EmbedTaps) -> Rows {
+        let mut rows = self.buffer(op.out).clone();
+        for (row, taps) in rows.iter_mut().zip(&self.encode().taps) {
+            for tap in taps {
+                for (x, t) in row.iter_mut().zip(&self.weight(op.table)[tap.row as usize]) {
+                    *x += f64::from(tap.weight) * t;
+                }
+            }
+        }
+        rows
+    }
+
+    fn store(&mut self, input: BufferId, column: usize) {
+        for (row, &at) in self.encode().store_rows.clone().iter().enumerate() {
+            let values = self.buffers[input.0][row].clone();
+            self.media[at as usize][column..column + values.len()].copy_from_slice(&values);
+        }
+    }
+
+    fn inject(&self, op: &InjectRows) -> Rows {
+        let mut rows = self.buffer(op.out).clone();
+        for InjectedRow { row, media } in self.input.injected {
+            let row = &mut rows[*row as usize];
+            let values = &self.media[*media as usize][op.column..op.column + row.len()];
+            for (x, value) in row.iter_mut().zip(values) {
+                *x = if op.mode == InjectMode::Add { *x + value } else { *value };
+            }
+        }
+        rows
+    }
+
+    fn segment_attention(&self, op: &SegmentAttention) -> Rows {
+        let (keys, values) = &self.step_kv;
+        let batch = &self.encode().rows;
+        let rows =
+            (0..batch.sequences()).flat_map(|s| batch.query_range(s).map(move |row| (row, batch.query_range(s))));
+        rows.map(|(row, seen)| {
+            let seen = (&keys[seen.clone()], &values[seen]);
+            let heads = self.buffer(op.q)[row].chunks(op.heads.dim).enumerate();
+            let attend =
+                |(head, q): (usize, &[f64])| attend(q, head / (op.heads.q / op.heads.kv), seen, op.scale, None);
+            heads.flat_map(attend).collect()
+        })
+        .collect()
     }
 
     fn norm(&mut self, op: &NormOp) -> Rows {
@@ -210,7 +342,7 @@ impl Interpreter {
     fn qkv_post(&mut self, op: &QkvPost) -> Rows {
         let (q_cols, kv_cols) = (op.heads.q_cols(), op.heads.kv_cols());
         let (mut q_rows, mut keys, mut values) = (Rows::new(), Rows::new(), Rows::new());
-        for (position, row) in self.buffer(op.input).iter().enumerate() {
+        for (index, row) in self.buffer(op.input).iter().enumerate() {
             let (q, kv) = row.split_at(q_cols);
             let (k, v) = kv.split_at(kv_cols);
             let [q, k] = [(q, op.norm.as_ref().map(|n| n.q)), (k, op.norm.as_ref().map(|n| n.k))].map(|(x, weight)| {
@@ -222,6 +354,7 @@ impl Interpreter {
                     x = parts.flatten().collect();
                 }
                 if let Some(rope) = &op.rope {
+                    let position = |stream: usize| self.input.positions[stream][index];
                     x.chunks_mut(op.heads.dim).for_each(|head| rotate(head, rope, position));
                 }
                 x
@@ -235,35 +368,47 @@ impl Interpreter {
                 disturbance.disturb(rows, op.heads.dim);
             }
         }
-        self.kv[op.group][op.layer] = (keys, values);
+        match op.kv {
+            KvPlace::Cache { group, layer } => self.kv[group][layer] = (keys, values),
+            KvPlace::Step => self.step_kv = (keys, values),
+        }
         q_rows
     }
 
     fn attention(&self, op: &PagedAttention) -> Rows {
         let (keys, values) = &self.kv[op.group][op.layer];
-        let dim = op.heads.dim;
         let row = |(position, q): (usize, &Vec<f64>)| {
             let first = op.window.map_or(0, |w| (position + 1).saturating_sub(w));
-            let mut out = Vec::new();
-            for (head, q) in q.chunks(dim).enumerate() {
-                let kv_head = head / (op.heads.q / op.heads.kv);
-                let of = |row: &Vec<f64>| row[kv_head * dim..(kv_head + 1) * dim].to_vec();
-                let scores =
-                    keys[first..=position].iter().map(|k| cap(dot(q, &of(k)) * f64::from(op.scale), op.softcap));
-                let weights: Vec<f64> = scores.map(f64::exp).collect();
-                let sum: f64 = weights.iter().sum();
-                let mut head_out = vec![0.0; dim];
-                for (weight, value) in weights.iter().zip(&values[first..=position]) {
-                    for (o, v) in head_out.iter_mut().zip(of(value)) {
-                        *o += weight / sum * v;
-                    }
-                }
-                out.extend(head_out);
-            }
-            out
+            let seen = (&keys[first..=position], &values[first..=position]);
+            let heads = q.chunks(op.heads.dim).enumerate();
+            heads
+                .flat_map(|(head, q)| attend(q, head / (op.heads.q / op.heads.kv), seen, op.scale, op.softcap))
+                .collect()
         };
         self.buffer(op.q).iter().enumerate().map(row).collect()
     }
+}
+
+/// Returns the output of one query head that sees the given keys and values, of one of the KV heads of their rows.
+fn attend(
+    q: &[f64],
+    kv_head: usize,
+    (keys, values): (&[Vec<f64>], &[Vec<f64>]),
+    scale: f32,
+    softcap: Option<f32>,
+) -> Vec<f64> {
+    let dim = q.len();
+    let of = |row: &Vec<f64>| row[kv_head * dim..(kv_head + 1) * dim].to_vec();
+    let scores = keys.iter().map(|k| cap(dot(q, &of(k)) * f64::from(scale), softcap));
+    let weights: Vec<f64> = scores.map(f64::exp).collect();
+    let sum: f64 = weights.iter().sum();
+    let mut out = vec![0.0; dim];
+    for (weight, value) in weights.iter().zip(values) {
+        for (o, v) in out.iter_mut().zip(of(value)) {
+            *o += weight / sum * v;
+        }
+    }
+    out
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
@@ -295,14 +440,14 @@ fn normalise(kind: NormKind, x: &[f64], weight: &[f64], bias: Option<&[f64]>, ep
     x.iter().zip(weight).enumerate().map(|(i, (x, w))| (x - mean) / root * (w + offset) + bias(i)).collect()
 }
 
-/// Applies the rotary embedding to a head. `place` is the token's index in its sequence.
-fn rotate(head: &mut [f64], rope: &Rope, place: usize) {
+/// Applies the rotary embedding to a head. `position` returns the row's position by stream.
+fn rotate(head: &mut [f64], rope: &Rope, position: impl Fn(usize) -> u32) {
     for (i, frequency) in rope.inv_freq.iter().enumerate() {
         let (a, b) = match rope.style {
             RopeStyle::NeoX => (i, i + rope.inv_freq.len()),
             RopeStyle::GptJ => (2 * i, 2 * i + 1),
         };
-        let (sin, cos) = (f64::from(position(place, rope.stream(i))) * frequency).sin_cos();
+        let (sin, cos) = (f64::from(position(rope.stream(i))) * frequency).sin_cos();
         let (x, y) = (head[a], head[b]);
         head[a] = (x * cos - y * sin) * rope.magnitude;
         head[b] = (y * cos + x * sin) * rope.magnitude;
@@ -352,7 +497,7 @@ mod tests {
     fn a_rotation_keeps_lengths_and_turns_by_the_angle() {
         let rope = Rope { style: RopeStyle::GptJ, inv_freq: vec![0.25], magnitude: 1.0, streams: vec![] };
         let mut head = [1.0, 0.0, 7.0];
-        rotate(&mut head, &rope, 2);
+        rotate(&mut head, &rope, |_| 2);
         assert!((head[0] - 0.5f64.cos()).abs() < 1e-15 && (head[1] - 0.5f64.sin()).abs() < 1e-15);
         assert_eq!(head[2], 7.0, "what is beyond the rotary part passes through");
     }

@@ -13,8 +13,8 @@ use crate::{
     TensorData, WeightError,
 };
 
-const BLOCK: usize = 16;
-const BLOCKS: usize = 64;
+pub(super) const BLOCK: usize = 16;
+pub(super) const BLOCKS: usize = 64;
 
 /// A backend under test.
 pub struct Suite<'a> {
@@ -54,7 +54,7 @@ fn first_batch(tokens: usize) -> StepBatch {
 }
 
 /// Returns the logits of a step's rows, then the hidden state of each, as bits.
-fn run(backend: &mut dyn Backend, program: &Program, batch: &StepBatch) -> Vec<Vec<u32>> {
+pub(super) fn run(backend: &mut dyn Backend, program: &Program, batch: &StepBatch) -> Vec<Vec<u32>> {
     backend.forward(batch).expect("the step runs");
     let logits = backend.logits().expect("there are logits");
     let mut hidden = vec![0.5];
@@ -65,7 +65,7 @@ fn run(backend: &mut dyn Backend, program: &Program, batch: &StepBatch) -> Vec<V
 }
 
 impl Suite<'_> {
-    fn loaded(&self, program: &Program, weights: &MemoryWeights) -> Box<dyn Backend> {
+    pub(super) fn loaded(&self, program: &Program, weights: &MemoryWeights) -> Box<dyn Backend> {
         let mut backend = (self.backend)();
         backend.load(program, weights, &mut |_| {}).expect("the weights are loaded");
         backend.allocate_kv(BLOCK, &vec![BLOCKS; program.kv_groups.len()]).expect("there is memory");
@@ -100,7 +100,7 @@ impl Suite<'_> {
     }
 
     /// Checks the errors. `disturbed` are the results under random rounding errors.
-    fn near<'a>(
+    pub(super) fn near<'a>(
         &self,
         found: &[&[u32]],
         expected: &[Vec<f64>],
@@ -472,6 +472,7 @@ pub fn models() -> impl Strategy<Value = TinyModel> {
                 attention_softcap: caps.0,
                 logits_softcap: caps.1,
                 scales,
+                media: 0,
                 storage: StorageType::F32,
                 seed,
             }

@@ -1,4 +1,4 @@
-//! Causal attention over the paged cache.
+//! Attention over the paged cache: causal for decoders, whole for the segments of encoders.
 //!
 //! A task is a few adjacent rows of one sequence with the query heads that share a KV head, so that keys and values are
 //! read once for all of them. A row's keys are processed in tiles at fixed positions, in order, with a running maximum,
@@ -32,6 +32,8 @@ pub(crate) struct Attention<'a> {
     pub(crate) tables: &'a BlockTables,
     pub(crate) heads: HeadShape,
     pub(crate) scale: f32,
+    /// Whether a row sees only the keys up to its own position.
+    pub(crate) causal: bool,
     pub(crate) window: Option<usize>,
     pub(crate) softcap: Option<f32>,
     pub(crate) q: Rows,
@@ -240,7 +242,7 @@ impl Attention<'_> {
                 };
                 scratch.sees.clear();
                 for (slot, row) in rows.clone().enumerate() {
-                    let last = run.position + row / group;
+                    let last = if self.causal { run.position + row / group } else { run.len - 1 };
                     scratch.sees.push((self.window.map_or(0, |window| (last + 1).saturating_sub(window)), last));
                     let scaled = &mut scratch.q[slot * padded..][..padded];
                     // SAFETY: the caller guarantees this.

@@ -71,6 +71,15 @@ per_isa! {
     /// Computes `out = act(gate) · up`.
     fn glu(kind: GluKind, gate: &[f32], up: &[f32], out: &mut [f32]);
 
+    /// Computes `x = act(x)`.
+    fn act(kind: GluKind, x: &mut [f32]);
+
+    /// Computes `x += factor · y`.
+    fn add_scaled(x: &mut [f32], y: &[f32], factor: f32);
+
+    /// Computes `out = (byte − shift) / divisor`.
+    fn normalise(bytes: &[u8], shift: f32, divisor: f32, out: &mut [f32]);
+
     /// Rotates the leading `2 · cos.len()` elements of a head.
     fn rotate(style: RopeStyle, head: &mut [f32], cos: &[f32], sin: &[f32]);
 

@@ -79,12 +79,48 @@ pub(super) fn softcap<const FMA: bool>(x: &mut [f32], cap: f32) {
 pub(super) fn glu<const FMA: bool>(kind: GluKind, gate: &[f32], up: &[f32], out: &mut [f32]) {
     // Each activation has its own loop, because a branch inside would prevent vectorisation.
     match kind {
-        GluKind::Silu => gated(gate, up, out, |x| x / (1.0 + exp::<FMA>(-x))),
-        GluKind::Gelu => gated(gate, up, out, |x| 0.5 * x * (1.0 + erf::<FMA>(x * std::f32::consts::FRAC_1_SQRT_2))),
-        GluKind::GeluTanh => {
-            const ROOT: f32 = 0.797_884_6;
-            gated(gate, up, out, |x| 0.5 * x * (1.0 + tanh::<FMA>(ROOT * fma::<FMA>(0.044_715 * x * x, x, x))))
-        }
+        GluKind::Silu => gated(gate, up, out, silu::<FMA>),
+        GluKind::Gelu => gated(gate, up, out, gelu::<FMA>),
+        GluKind::GeluTanh => gated(gate, up, out, gelu_tanh::<FMA>),
+    }
+}
+
+#[inline(always)]
+pub(super) fn act<const FMA: bool>(kind: GluKind, x: &mut [f32]) {
+    match kind {
+        GluKind::Silu => x.iter_mut().for_each(|x| *x = silu::<FMA>(*x)),
+        GluKind::Gelu => x.iter_mut().for_each(|x| *x = gelu::<FMA>(*x)),
+        GluKind::GeluTanh => x.iter_mut().for_each(|x| *x = gelu_tanh::<FMA>(*x)),
+    }
+}
+
+#[inline(always)]
+fn silu<const FMA: bool>(x: f32) -> f32 {
+    x / (1.0 + exp::<FMA>(-x))
+}
+
+#[inline(always)]
+fn gelu<const FMA: bool>(x: f32) -> f32 {
+    0.5 * x * (1.0 + erf::<FMA>(x * std::f32::consts::FRAC_1_SQRT_2))
+}
+
+#[inline(always)]
+fn gelu_tanh<const FMA: bool>(x: f32) -> f32 {
+    const ROOT: f32 = 0.797_884_6;
+    0.5 * x * (1.0 + tanh::<FMA>(ROOT * fma::<FMA>(0.044_715 * x * x, x, x)))
+}
+
+#[inline(always)]
+pub(super) fn add_scaled<const FMA: bool>(x: &mut [f32], y: &[f32], factor: f32) {
+    for (x, &y) in x.iter_mut().zip(y) {
+        *x = fma::<FMA>(factor, y, *x);
+    }
+}
+
+#[inline(always)]
+pub(super) fn normalise<const FMA: bool>(bytes: &[u8], shift: f32, divisor: f32, out: &mut [f32]) {
+    for (out, &byte) in out.iter_mut().zip(bytes) {
+        *out = (f32::from(byte) - shift) / divisor;
     }
 }
 

@@ -1,0 +1,148 @@
+//! Parts shared by encoders of images.
+//!
+//! As in decoders, one residual stream runs through the program, here `x[T,H]` over the patches.
+
+use octavo_ops::{
+    Act, BufferId, GluKind, KvPlace, Linear, NormKind, NormOp, Op, Program, ProgramBuilder, QkvPost, Rope, Rows,
+    SegmentAttention, WeightId,
+};
+
+use super::ModelError;
+use super::decoder::part;
+use crate::checkpoint::Checkpoint;
+use crate::config::VisionConfig;
+
+/// Buffers shared by all layers.
+struct Scratch {
+    normed: BufferId,
+    qkv: BufferId,
+    q: BufferId,
+    attended: BufferId,
+    hidden: BufferId,
+}
+
+/// Emits the ops of an encoder and looks up its tensors. Names of tensors lack `.weight` and `.bias`.
+pub(super) struct Encoder<'a> {
+    checkpoint: &'a Checkpoint,
+    config: &'a VisionConfig,
+    pub(super) builder: ProgramBuilder,
+    scratch: Scratch,
+    eps: f32,
+    rope: Rope,
+}
+
+impl<'a> Encoder<'a> {
+    pub(super) fn new(checkpoint: &'a Checkpoint, config: &'a VisionConfig, eps: f32, rope: Rope) -> Self {
+        let name = format!("{} encoder", checkpoint.config().architecture.name());
+        let mut builder = ProgramBuilder::encoder(name, config.merged_patches());
+        let heads = config.head_shape();
+        let mut buffer = |name, cols| builder.buffer(name, Rows::Tokens, cols);
+        let scratch = Scratch {
+            normed: buffer("normed", config.hidden_size),
+            qkv: buffer("qkv", heads.qkv_cols()),
+            q: buffer("q", heads.q_cols()),
+            attended: buffer("attended", heads.q_cols()),
+            hidden: buffer("hidden", config.intermediate_size),
+        };
+        Self { checkpoint, config, builder, scratch, eps, rope }
+    }
+
+    /// Starts the residual stream with the projected patches.
+    pub(super) fn patches(&mut self, tensor: &str) -> Result<BufferId, ModelError> {
+        let VisionConfig { channels, temporal_patch_size, patch_size, hidden_size, .. } = *self.config;
+        let cols = self.config.patch_elements();
+        let patches = self.builder.buffer("patches", Rows::Tokens, cols);
+        let x = self.builder.buffer("x", Rows::Tokens, hidden_size);
+        self.builder.push(Op::Patches { out: patches });
+        // The order of a patch is that of the convolution's inputs.
+        let shape = [hidden_size, channels, temporal_patch_size, patch_size, patch_size];
+        let part = part(self.checkpoint, format!("{tensor}.weight"), hidden_size, &shape)?;
+        let weight = self.builder.weight("patches", cols, vec![part]);
+        let bias = Some(self.bias("patches_bias", tensor, hidden_size)?);
+        self.builder.push(Op::Linear(Linear { weight, bias, input: patches, add: None, out: x }));
+        Ok(x)
+    }
+
+    /// Declares a matrix `[rows, cols]`.
+    pub(super) fn matrix(
+        &mut self,
+        label: &str,
+        tensor: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<WeightId, ModelError> {
+        let part = part(self.checkpoint, format!("{tensor}.weight"), rows, &[rows, cols])?;
+        Ok(self.builder.weight(label, cols, vec![part]))
+    }
+
+    fn bias(&mut self, label: &str, tensor: &str, rows: usize) -> Result<WeightId, ModelError> {
+        let part = part(self.checkpoint, format!("{tensor}.bias"), rows, &[rows])?;
+        Ok(self.builder.weight(label, 1, vec![part]))
+    }
+
+    /// Emits a product with a bias.
+    pub(super) fn linear(
+        &mut self,
+        label: &str,
+        tensor: &str,
+        input: BufferId,
+        add: Option<BufferId>,
+        out: BufferId,
+    ) -> Result<(), ModelError> {
+        let (rows, cols) = (self.builder.buffer_cols(out), self.builder.buffer_cols(input));
+        let weight = self.matrix(label, tensor, rows, cols)?;
+        let bias = Some(self.bias(&format!("{label}_bias"), tensor, rows)?);
+        self.builder.push(Op::Linear(Linear { weight, bias, input, add, out }));
+        Ok(())
+    }
+
+    /// Emits a layer norm.
+    pub(super) fn norm(&mut self, label: &str, tensor: &str, input: BufferId, out: BufferId) -> Result<(), ModelError> {
+        let cols = self.builder.buffer_cols(input);
+        let vector = |name: String| part(self.checkpoint, name, 1, &[cols]);
+        let (weight, bias) = (vector(format!("{tensor}.weight"))?, vector(format!("{tensor}.bias"))?);
+        let weight = self.builder.weight(label, cols, vec![weight]);
+        let bias = Some(self.builder.weight(format!("{label}_bias"), cols, vec![bias]));
+        let (kind, eps, unit_offset, add) = (NormKind::Layer, self.eps, false, None);
+        self.builder.push(Op::Norm(NormOp { kind, weight, bias, eps, unit_offset, input, add, out }));
+        Ok(())
+    }
+
+    pub(super) fn act(&mut self, kind: GluKind, x: BufferId) {
+        self.builder.push(Op::Act(Act { kind, input: x, out: x }));
+    }
+
+    /// Emits `x += proj(attention(qkv(norm(x))))`. `tensor` is the layer's prefix.
+    pub(super) fn attention(&mut self, layer: usize, tensor: &str, x: BufferId) -> Result<(), ModelError> {
+        let Scratch { normed, qkv, q, attended, .. } = self.scratch;
+        let heads = self.config.head_shape();
+        let label = |part: &str| format!("layers.{layer}.{part}");
+        self.norm(&label("attention_norm"), &format!("{tensor}.norm1"), x, normed)?;
+        self.linear(&label("qkv"), &format!("{tensor}.attn.qkv"), normed, None, qkv)?;
+        let rope = Some(self.rope.clone());
+        let kv = KvPlace::Step;
+        self.builder.push(Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm: None, rope, kv }));
+        let scale = (heads.dim as f32).sqrt().recip();
+        self.builder.push(Op::SegmentAttention(SegmentAttention { q, out: attended, heads, scale }));
+        self.linear(&label("output"), &format!("{tensor}.attn.proj"), attended, Some(x), x)
+    }
+
+    /// Emits `x += fc2(act(fc1(norm(x))))`.
+    pub(super) fn mlp(&mut self, layer: usize, tensor: &str, x: BufferId) -> Result<(), ModelError> {
+        let Scratch { normed, hidden, .. } = self.scratch;
+        let label = |part: &str| format!("layers.{layer}.{part}");
+        self.norm(&label("mlp_norm"), &format!("{tensor}.norm2"), x, normed)?;
+        self.linear(&label("up"), &format!("{tensor}.mlp.linear_fc1"), normed, None, hidden)?;
+        self.act(self.config.activation, hidden);
+        self.linear(&label("down"), &format!("{tensor}.mlp.linear_fc2"), hidden, Some(x), x)
+    }
+
+    /// Returns the buffer of normed rows, which the layers do not need once they have run.
+    pub(super) fn normed(&self) -> BufferId {
+        self.scratch.normed
+    }
+
+    pub(super) fn finish(self) -> Result<Program, ModelError> {
+        Ok(self.builder.finish()?)
+    }
+}

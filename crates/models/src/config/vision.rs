@@ -1,0 +1,166 @@
+//! Configuration of an encoder of images.
+
+use octavo_ops::{GluKind, HeadShape};
+
+use super::hf::activation_named;
+use super::{
+    Architecture, ConfigError, Fields, MAX_HEADS, MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_VOCAB, ModelConfig,
+};
+
+const MAX_PATCH: usize = 256;
+const MAX_MERGE: usize = 16;
+const MAX_TABLE: usize = 1 << 20;
+/// Base of the rotary frequencies if a configuration omits it.
+const DEFAULT_THETA: f64 = 10_000.0;
+
+/// Ids of the tokens that mark images in a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageTokens {
+    /// Token that stands for each row of an image.
+    pub image: u32,
+    /// Token that stands for each row of a video.
+    pub video: u32,
+    /// Token before an image.
+    pub start: u32,
+    /// Token after an image.
+    pub end: u32,
+}
+
+/// Sizes and options of an encoder of images, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VisionConfig {
+    /// Number of layers.
+    pub layers: usize,
+    /// Hidden size.
+    pub hidden_size: usize,
+    /// Number of columns of the MLP.
+    pub intermediate_size: usize,
+    /// Number of attention heads, a divisor of the hidden size.
+    pub heads: usize,
+    /// Activation of the MLP.
+    pub activation: GluKind,
+    /// Number of colour channels.
+    pub channels: usize,
+    /// Side of a patch in pixels.
+    pub patch_size: usize,
+    /// Number of frames in a patch. An image has its frame as often.
+    pub temporal_patch_size: usize,
+    /// Side of the square of patches that becomes one row of the decoder.
+    pub merge_size: usize,
+    /// Side of the square table of learned positions.
+    pub table_side: usize,
+    /// Hidden size of the decoder.
+    pub out_hidden_size: usize,
+    /// Layers whose outputs are added to the decoder's first layers, in order.
+    pub deepstack_layers: Vec<usize>,
+    /// Base of the rotary frequencies.
+    pub theta: f64,
+    /// Tokens of images.
+    pub tokens: ImageTokens,
+}
+
+impl VisionConfig {
+    /// Reads the encoder's part of a `config.json`, if the architecture has one.
+    pub(super) fn from_hf(fields: &Fields<'_>, architecture: Architecture) -> Result<Option<Self>, ConfigError> {
+        if architecture != Architecture::Qwen3Vl {
+            return Ok(None);
+        }
+        let vision = fields.object("vision_config")?.ok_or_else(|| ConfigError::missing("vision_config"))?;
+        let size = |key: &str, default: usize| Ok::<_, ConfigError>(vision.usize(key)?.unwrap_or(default));
+        let token = |key: &str, default: u32| Ok::<_, ConfigError>(fields.u32(key)?.unwrap_or(default));
+        let positions = size("num_position_embeddings", 2304)?;
+        let table_side = positions.isqrt();
+        if table_side * table_side != positions {
+            let reason = format!("'num_position_embeddings' is {positions}, but the table must be square");
+            return Err(ConfigError::Invalid(reason));
+        }
+        let theta = match vision.object("rope_parameters")? {
+            Some(parameters) => parameters.f64("rope_theta")?,
+            None => None,
+        };
+        Ok(Some(Self {
+            layers: vision.required("depth")?,
+            hidden_size: vision.required("hidden_size")?,
+            intermediate_size: vision.required("intermediate_size")?,
+            heads: vision.required("num_heads")?,
+            activation: activation_named(vision.str("hidden_act")?.unwrap_or("gelu_pytorch_tanh"))?,
+            channels: size("in_channels", 3)?,
+            patch_size: size("patch_size", 16)?,
+            temporal_patch_size: size("temporal_patch_size", 2)?,
+            merge_size: size("spatial_merge_size", 2)?,
+            table_side,
+            out_hidden_size: vision.required("out_hidden_size")?,
+            deepstack_layers: vision.usizes("deepstack_visual_indexes")?.unwrap_or_else(|| vec![8, 16, 24]),
+            theta: theta.unwrap_or(DEFAULT_THETA),
+            tokens: ImageTokens {
+                image: token("image_token_id", 151_655)?,
+                video: token("video_token_id", 151_656)?,
+                start: token("vision_start_token_id", 151_652)?,
+                end: token("vision_end_token_id", 151_653)?,
+            },
+        }))
+    }
+
+    /// Returns the heads of every layer.
+    pub const fn head_shape(&self) -> HeadShape {
+        HeadShape { q: self.heads, kv: self.heads, dim: self.hidden_size / self.heads }
+    }
+
+    /// Returns the number of elements of a patch.
+    pub const fn patch_elements(&self) -> usize {
+        self.channels * self.temporal_patch_size * self.patch_size * self.patch_size
+    }
+
+    /// Returns the number of patches that become one row of the decoder.
+    pub const fn merged_patches(&self) -> usize {
+        self.merge_size * self.merge_size
+    }
+
+    /// Checks every limit, and the consistency with the decoder.
+    pub(super) fn check(&self, decoder: &ModelConfig) -> Result<(), ConfigError> {
+        let limits = [
+            ("the encoder's number of layers", self.layers, MAX_LAYERS),
+            ("the encoder's hidden size", self.hidden_size, MAX_HIDDEN),
+            ("the encoder's intermediate size", self.intermediate_size, MAX_INTERMEDIATE),
+            ("the encoder's number of heads", self.heads, MAX_HEADS),
+            ("the number of channels", self.channels, 4),
+            ("the patch size", self.patch_size, MAX_PATCH),
+            ("the number of frames in a patch", self.temporal_patch_size, MAX_PATCH),
+            ("the merge size", self.merge_size, MAX_MERGE),
+            ("the side of the table of positions", self.table_side, MAX_TABLE.isqrt()),
+        ];
+        for (key, found, high) in limits {
+            if found == 0 || found > high {
+                return Err(ConfigError::Range { key: key.into(), found: found as u64, low: 1, high: high as u64 });
+            }
+        }
+        let invalid = |reason: String| Err(ConfigError::Invalid(format!("the image encoder: {reason}")));
+        // A quarter of a head's elements are the frequencies of rows, and of columns.
+        if !self.hidden_size.is_multiple_of(self.heads) || !self.head_shape().dim.is_multiple_of(4) {
+            return invalid(format!(
+                "{} columns are not whole heads of {} in four parts",
+                self.hidden_size, self.heads
+            ));
+        }
+        if self.out_hidden_size != decoder.hidden_size {
+            let (found, expected) = (self.out_hidden_size, decoder.hidden_size);
+            return invalid(format!("'out_hidden_size' is {found}, but the decoder has {expected} columns"));
+        }
+        let ascends = self.deepstack_layers.is_sorted_by(|a, b| a < b);
+        if !ascends || self.deepstack_layers.last().is_some_and(|&last| last >= self.layers) {
+            let (found, layers) = (&self.deepstack_layers, self.layers);
+            return invalid(format!("'deepstack_visual_indexes' is {found:?}, but there are {layers} layers"));
+        }
+        if self.deepstack_layers.len() > decoder.layers {
+            return invalid(format!("the decoder has {} layers for {:?}", decoder.layers, self.deepstack_layers));
+        }
+        if !(self.theta.is_finite() && self.theta > 1.0) {
+            return invalid(format!("the rotary base is {}", self.theta));
+        }
+        let ImageTokens { image, video, start, end } = self.tokens;
+        match [image, video, start, end].iter().find(|&&id| id as usize >= decoder.vocab_size.min(MAX_VOCAB)) {
+            Some(id) => invalid(format!("the token {id} is beyond the vocabulary")),
+            None => Ok(()),
+        }
+    }
+}

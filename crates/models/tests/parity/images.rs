@@ -1,0 +1,267 @@
+//! Compares checkpoints with an encoder of images with what PyTorch computed for them: encoder outputs, positions and
+//! logits, with images that are whole or cut by chunks.
+
+use octavo_backend_candle::CandleBackend;
+use octavo_backend_cpu::{CpuBackend, CpuConfig};
+use octavo_models::{
+    Checkpoint, EncodedImage, ImageGrid, ImagePositions, ImageSpan, Programs, VisionConfig, build_programs,
+};
+use octavo_ops::{Backend, BlockTables, Channel, EncodeBatch, InjectMode, InjectedRow, Op, StepBatch};
+use safetensors::SafeTensors;
+
+use crate::support::{checkpoint, instruction_sets, relative_difference, testdata, words};
+
+const BLOCK: usize = 16;
+/// Number of rows of the media cache.
+const MEDIA: usize = 48;
+/// Maximum difference from PyTorch's results, relative to the largest: both sides compute in f32, but PyTorch computes
+/// rotary angles and taps in f32.
+const TOLERANCE: f32 = 2e-5;
+/// Maximum difference of the CPU backend, which stores keys and values in bf16, and multiplies bf16 weights with
+/// activations in bf16 where the processor has instructions for it.
+const CPU_TOLERANCE: f32 = 0.03;
+/// The same for the rows of the encoder, whose differences add up over fewer layers.
+const CPU_ROW_TOLERANCE: f32 = 0.01;
+
+/// PyTorch's results for a prompt.
+struct Case {
+    ids: Vec<u32>,
+    logits: Vec<f32>,
+    patches: Vec<u8>,
+    grids: Vec<ImageGrid>,
+    /// Rows of the media cache, with all their columns.
+    rows: Vec<Vec<f32>>,
+    /// Positions `[3,T]`.
+    positions: Vec<u32>,
+}
+
+impl Case {
+    fn read(checkpoint: &str, name: &str, hidden: usize) -> Self {
+        let bytes = std::fs::read(testdata(checkpoint).join("golden.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let floats = |part: &str| words(&file, &format!("{name}.{part}"), f32::from_le_bytes);
+        let integers = |part: &str| words(&file, &format!("{name}.{part}"), u32::from_le_bytes);
+        let (ids, logits) = (integers("input_ids"), floats("logits"));
+        if name == "text" {
+            let positions = (0..3).flat_map(|_| 0..ids.len() as u32).collect();
+            return Self { ids, logits, patches: vec![], grids: vec![], rows: vec![], positions };
+        }
+        let parts = [floats("merged"), floats("deepstack.0"), floats("deepstack.1")];
+        let row = |row: usize| parts.iter().flat_map(|part| part[row * hidden..][..hidden].to_vec()).collect();
+        Self {
+            rows: (0..parts[0].len() / hidden).map(row).collect(),
+            ids,
+            logits,
+            patches: file.tensor(&format!("{name}.patches")).unwrap().data().to_vec(),
+            grids: integers("grids")
+                .chunks(2)
+                .map(|g| ImageGrid { rows: g[0] as usize, cols: g[1] as usize })
+                .collect(),
+            positions: integers("positions"),
+        }
+    }
+
+    /// Returns the images' spans, which the ids show.
+    fn spans(&self, vision: &VisionConfig) -> Vec<ImageSpan> {
+        let is_first = |&at: &usize| self.ids[at] == vision.tokens.image && self.ids[at - 1] != vision.tokens.image;
+        let starts = (1..self.ids.len()).filter(is_first);
+        let merge = vision.merge_size;
+        let span = |(start, grid): (usize, &ImageGrid)| ImageSpan {
+            start: start as u32,
+            rows: (grid.rows / merge) as u32,
+            cols: (grid.cols / merge) as u32,
+        };
+        starts.zip(&self.grids).map(span).collect()
+    }
+
+    /// Returns the rows of the cache that the images take, in an order without a pattern.
+    fn stored(&self) -> Vec<u32> {
+        (0..self.rows.len() as u32).map(|row| (row * 29 + 3) % MEDIA as u32).collect()
+    }
+}
+
+/// A defect that the comparison must detect.
+#[derive(Clone, Copy, PartialEq)]
+enum Defect {
+    None,
+    /// Each token has its index as all its positions.
+    Positions,
+    /// The decoder takes the deepstack outputs in the wrong order.
+    Deepstack,
+    /// The grids are transposed when they are encoded.
+    Grid,
+    /// The images' rows are not injected.
+    Embeddings,
+}
+
+/// A loaded model with an encoder, and one sequence.
+struct Session {
+    backend: Box<dyn Backend>,
+    vision: VisionConfig,
+    defect: Defect,
+}
+
+impl Session {
+    fn new(mut backend: Box<dyn Backend>, checkpoint: &Checkpoint, defect: Defect) -> Self {
+        let Programs { mut decoder, encoder } = build_programs(checkpoint).unwrap();
+        if defect == Defect::Deepstack {
+            let hidden = checkpoint.config().hidden_size;
+            for op in &mut decoder.ops {
+                if let Op::InjectRows(op) = op
+                    && op.mode == InjectMode::Add
+                {
+                    op.column = 3 * hidden - op.column;
+                }
+            }
+        }
+        backend.load(&decoder, checkpoint, &mut |_| {}).unwrap();
+        backend.load_encoder(&encoder.unwrap(), checkpoint, &mut |_| {}).unwrap();
+        backend.allocate_kv(BLOCK, &[16]).unwrap();
+        backend.allocate_media(MEDIA).unwrap();
+        Self { backend, vision: checkpoint.config().vision.clone().unwrap(), defect }
+    }
+
+    /// Encodes the images and returns their rows of the cache.
+    fn encode(&mut self, case: &Case) -> Vec<f32> {
+        let stored = case.stored();
+        let (mut patches, mut rows) = (&case.patches[..], &stored[..]);
+        let mut images = Vec::new();
+        for &ImageGrid { rows: height, cols: width } in &case.grids {
+            let (image, rest) = patches.split_at(height * width * self.vision.patch_elements());
+            let (store_rows, rest_rows) = rows.split_at(height * width / self.vision.merged_patches());
+            (patches, rows) = (rest, rest_rows);
+            let grid = match self.defect {
+                Defect::Grid => ImageGrid { rows: width, cols: height },
+                _ => ImageGrid { rows: height, cols: width },
+            };
+            images.push(EncodedImage { grid, patches: image, store_rows });
+        }
+        let mut batch =
+            EncodeBatch { channels: vec![Channel { shift: 127.5, divisor: 127.5 }; 3], ..EncodeBatch::default() };
+        self.vision.fill(&images, &mut batch).unwrap();
+        self.backend.encode(&batch).unwrap();
+        self.backend.media(&stored).unwrap()
+    }
+
+    /// Runs the prompt in chunks of the given size and returns the logits of every token.
+    fn run(&mut self, case: &Case, chunk: usize) -> Vec<f32> {
+        let spans = case.spans(&self.vision);
+        let positions = ImagePositions::new(spans.iter().copied());
+        let stored = case.stored();
+        let first_row = |at: usize| spans[..at].iter().map(|span| span.rows * span.cols).sum::<u32>();
+        let table: Vec<u32> = (1..16).rev().collect();
+        let mut logits = Vec::new();
+        for start in (0..case.ids.len()).step_by(chunk) {
+            let end = (start + chunk).min(case.ids.len());
+            let slot = |p: usize| table[p / BLOCK] * BLOCK as u32 + (p % BLOCK) as u32;
+            let at = |index: usize| match self.defect {
+                Defect::Positions => [index as u32; 3],
+                _ => positions.at(index as u32),
+            };
+            let media = |(index, span): (usize, &ImageSpan)| {
+                let tokens = span.start.max(start as u32)..span.end().min(end as u32);
+                let (first, begin) = (first_row(index), span.start);
+                tokens.map(move |token| (token, (first + token - begin) as usize)).collect::<Vec<_>>()
+            };
+            let injected = spans.iter().enumerate().flat_map(media);
+            let injected = injected.map(|(token, row)| InjectedRow { row: token - start as u32, media: stored[row] });
+            let batch = StepBatch {
+                token_ids: case.ids[start..end].to_vec(),
+                positions: (0..3)
+                    .flat_map(|axis| (start..end).map(move |i| (axis, i)))
+                    .map(|(axis, i)| at(i)[axis])
+                    .collect(),
+                slot_mapping: vec![(start..end).map(slot).collect()],
+                block_tables: vec![BlockTables { stride: 15, ids: table.clone() }],
+                query_start: vec![0, (end - start) as u32],
+                seq_lens: vec![end as u32],
+                sampled_rows: (0..(end - start) as u32).collect(),
+                pooled_rows: vec![],
+                slots: vec![0],
+                injected: if self.defect == Defect::Embeddings { vec![] } else { injected.collect() },
+            };
+            self.backend.forward(&batch).unwrap();
+            logits.extend(self.backend.logits().unwrap());
+        }
+        logits
+    }
+}
+
+/// Checks a checkpoint on a backend.
+fn check_on(name: &str, device: &str, backend: Box<dyn Backend>, (row_tolerance, tolerance): (f32, f32)) {
+    let checkpoint = checkpoint(name);
+    let hidden = checkpoint.config().hidden_size;
+    let mut session = Session::new(backend, &checkpoint, Defect::None);
+    for prompt in ["text", "one", "two", "decode"] {
+        let case = Case::read(name, prompt, hidden);
+        if prompt != "text" {
+            let found = session.encode(&case);
+            for part in 0..3 {
+                let of = |rows: &[f32]| -> Vec<f32> {
+                    rows.chunks(3 * hidden).flat_map(|row| row[part * hidden..][..hidden].to_vec()).collect()
+                };
+                let difference = relative_difference(&of(&found), &of(&case.rows.concat()));
+                println!("{name} on {device}, {prompt}: part {part} of the rows differs by {difference:.1e}");
+                assert!(difference <= row_tolerance, "{device}, {prompt}, part {part}: {difference}");
+            }
+        }
+        for chunk in [case.ids.len(), 7, 1] {
+            let difference = relative_difference(&session.run(&case, chunk), &case.logits);
+            println!("{name} on {device}, {prompt}, chunks of {chunk}: logits differ by {difference:.1e}");
+            assert!(difference <= tolerance, "{device}, {prompt}, chunks of {chunk}: {difference}");
+        }
+    }
+}
+
+fn check(name: &str) {
+    check_on(name, "candle", Box::new(CandleBackend::new()), (TOLERANCE, TOLERANCE));
+    for isa in instruction_sets() {
+        let backend = CpuBackend::new(CpuConfig { isa: Some(isa), ..CpuConfig::default() }).unwrap();
+        check_on(name, isa.name(), Box::new(backend), (CPU_ROW_TOLERANCE, CPU_TOLERANCE));
+    }
+}
+
+#[test]
+fn qwen3_vl() {
+    check("qwen3-vl");
+}
+
+#[test]
+fn qwen3_vl_as_transformers_4_wrote_it_with_a_tied_head() {
+    check("qwen3-vl-tied");
+}
+
+#[test]
+fn positions_are_those_of_the_reference() {
+    let checkpoint = checkpoint("qwen3-vl");
+    let vision = checkpoint.config().vision.as_ref().unwrap();
+    for prompt in ["text", "one", "two", "decode"] {
+        let case = Case::read("qwen3-vl", prompt, checkpoint.config().hidden_size);
+        let positions = ImagePositions::new(case.spans(vision));
+        let tokens = case.ids.len() as u32;
+        let found: Vec<u32> = (0..3)
+            .flat_map(|axis| (0..tokens).map(move |i| (axis, i)))
+            .map(|(axis, i)| positions.at(i)[axis])
+            .collect();
+        assert_eq!(found, case.positions, "{prompt}");
+    }
+}
+
+/// Checks that each defect changes the logits by much more than the tolerance of the CPU backend.
+#[test]
+fn defects_are_seen() {
+    let checkpoint = checkpoint("qwen3-vl");
+    for (name, defect) in [
+        ("positions", Defect::Positions),
+        ("deepstack", Defect::Deepstack),
+        ("grid", Defect::Grid),
+        ("embeddings", Defect::Embeddings),
+    ] {
+        let case = Case::read("qwen3-vl", "two", checkpoint.config().hidden_size);
+        let mut session = Session::new(Box::new(CandleBackend::new()), &checkpoint, defect);
+        session.encode(&case);
+        let difference = relative_difference(&session.run(&case, case.ids.len()), &case.logits);
+        println!("{name}: logits differ by {difference:.1e}");
+        assert!(difference > 2.0 * CPU_TOLERANCE, "{name}: {difference}");
+    }
+}
