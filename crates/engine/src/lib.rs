@@ -34,7 +34,8 @@ pub use engine::{Engine, EngineHandle};
 pub use executor::{Executor, ExecutorError, KvCacheSpec, KvGroupSpec};
 pub use kv::{BlockHash, KvEvent, KvEventSink};
 pub use plan::{
-    InputToken, Joined, Logprobs, PlannedSequence, Slot, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
+    ImageInput, ImageSpan, InjectedTokens, InputToken, Joined, Logprobs, PlannedImage, PlannedSequence, Slot, StepId,
+    StepMasks, StepOutput, StepPlan, TokenOutput,
 };
 pub use request::{
     ClientId, FinishReason, Pooling, RepetitionDetection, Request, RequestEvent, SamplingParams, StageTimes,

@@ -24,6 +24,46 @@ pub enum InputToken {
     },
 }
 
+/// Tokens of a sequence that stand for an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageSpan {
+    /// Position of the first token.
+    pub start: u32,
+    /// Number of rows of tokens.
+    pub rows: u32,
+    /// Number of columns of tokens.
+    pub cols: u32,
+}
+
+/// An image as the encoder takes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageInput {
+    /// Number of rows of patches.
+    pub rows: u32,
+    /// Number of columns of patches.
+    pub cols: u32,
+    /// Patches in the order of the model's processor, one byte for each element.
+    pub patches: Vec<u8>,
+}
+
+/// An image that a step encodes before its forward pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedImage {
+    /// The image.
+    pub image: Arc<ImageInput>,
+    /// Rows of the media cache that its tokens take, in order.
+    pub media: Vec<Range<u32>>,
+}
+
+/// Consecutive tokens of a step that take rows of the media cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InjectedTokens {
+    /// Position of the first token.
+    pub position: u32,
+    /// Rows of the media cache, one for each token.
+    pub media: Range<u32>,
+}
+
 /// Data of a sequence that takes a slot. The executor receives it once.
 #[derive(Clone, Debug)]
 pub struct Joined {
@@ -35,6 +75,8 @@ pub struct Joined {
     pub prompt: Arc<[u32]>,
     /// Tokens generated before a preemption; empty for a new sequence.
     pub output: Vec<u32>,
+    /// Images of the prompt, in order. They determine the positions of all tokens.
+    pub images: Arc<[ImageSpan]>,
 }
 
 /// One sequence's part of the step.
@@ -60,6 +102,8 @@ pub struct PlannedSequence {
     pub output_position: u32,
     /// Whether a mask will come with [`Executor::sample`](crate::Executor::sample).
     pub constrained: bool,
+    /// Range of its tokens of images in [`StepPlan::injected`], in order.
+    pub injected: Range<usize>,
 }
 
 /// The plan of one step.
@@ -78,6 +122,10 @@ pub struct StepPlan {
     pub blocks: Vec<u32>,
     /// Sequences that take a slot in this step. They are applied before [`StepPlan::sequences`] is read.
     pub joined: Vec<Joined>,
+    /// Images that are encoded first.
+    pub encode: Vec<PlannedImage>,
+    /// Tokens of images of all sequences, whose rows of the media cache this step or an earlier one has encoded.
+    pub injected: Vec<InjectedTokens>,
 }
 
 impl PlannedSequence {
@@ -109,6 +157,8 @@ impl StepPlan {
         self.tables.clear();
         self.blocks.clear();
         self.joined.clear();
+        self.encode.clear();
+        self.injected.clear();
     }
 }
 

@@ -10,6 +10,7 @@ use octavo_ops::{Backend, BackendError, Program, StepBatch};
 
 use crate::RunnerConfig;
 use crate::fill::{Drawn, fill};
+use crate::images::Images;
 use crate::meter::StepMeter;
 use crate::slots::Slots;
 
@@ -47,6 +48,8 @@ pub(crate) struct Device {
     /// Number of positions per token.
     streams: usize,
     slots: Slots,
+    /// Encoder of images, if the model has one that is in use.
+    images: Option<Images>,
     meter: StepMeter,
     batch: StepBatch,
     /// The step between its `Forward` and its `Sample`.
@@ -94,7 +97,13 @@ fn refused(error: BackendError) -> ExecutorError {
 }
 
 impl Device {
-    pub(crate) fn new(backend: Box<dyn Backend>, program: &Program, config: &RunnerConfig, meter: StepMeter) -> Self {
+    pub(crate) fn new(
+        backend: Box<dyn Backend>,
+        program: &Program,
+        config: &RunnerConfig,
+        images: Option<Images>,
+        meter: StepMeter,
+    ) -> Self {
         let groups = program.kv_groups.len();
         let (tokens, sequences) = (config.max_num_batched_tokens.min(RESERVED), config.max_num_seqs.min(RESERVED));
         let rows = sequences + StepPlan::MAX_SCORED_ROWS;
@@ -104,6 +113,7 @@ impl Device {
             groups,
             streams: program.position_streams(),
             slots: Slots::new(config.max_num_seqs),
+            images,
             meter,
             batch: StepBatch::with_capacity(tokens, sequences, rows, groups),
             step: None,
@@ -162,7 +172,13 @@ impl Device {
         for joined in &plan.joined {
             self.slots.join(plan.step, joined).map_err(malformed)?;
         }
-        fill(&mut self.batch, plan, self.block_size, (self.groups, self.streams), &self.drawn).map_err(malformed)?;
+        let Self { batch, slots, drawn, groups, streams, block_size, .. } = self;
+        fill(batch, plan, *block_size, (*groups, *streams), drawn, |slot| slots.images(slot)).map_err(malformed)?;
+        if !plan.encode.is_empty() {
+            let images =
+                self.images.as_mut().ok_or_else(|| malformed("it has images, the runner has no encoder".into()))?;
+            self.backend.encode(images.fill(&plan.encode).map_err(malformed)?).map_err(refused)?;
+        }
         self.meter.begin(plan.step, &self.batch);
         self.backend.forward(&self.batch).map_err(refused)
     }

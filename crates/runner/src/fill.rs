@@ -1,7 +1,8 @@
 //! Conversion of a [`StepPlan`] into the flat arrays of a [`StepBatch`].
 
-use octavo_engine::{InputToken, PlannedSequence, StepPlan};
-use octavo_ops::{BlockTables, StepBatch};
+use octavo_engine::{InputToken, PlannedSequence, Slot, StepPlan};
+use octavo_models::ImagePositions;
+use octavo_ops::{BlockTables, InjectedRow, StepBatch};
 
 /// Tokens sampled by the rows of a step.
 #[derive(Debug, Default)]
@@ -21,15 +22,17 @@ impl Drawn {
 }
 
 /// Writes the plan into the batch and reuses its memory. `groups` is the number of KV groups, `streams` the number of
-/// positions per token, and `drawn` the tokens of the step before.
+/// positions per token, and `drawn` the tokens of the step before. `images` returns the positions of the sequence in a
+/// slot, if it has images.
 ///
 /// The error describes the defect of the plan.
-pub(crate) fn fill(
+pub(crate) fn fill<'a>(
     batch: &mut StepBatch,
     plan: &StepPlan,
     block_size: usize,
     (groups, streams): (usize, usize),
     drawn: &Drawn,
+    images: impl Fn(Slot) -> Option<&'a ImagePositions>,
 ) -> Result<(), String> {
     batch.clear();
     batch.slot_mapping.resize_with(groups, Vec::new);
@@ -45,9 +48,46 @@ pub(crate) fn fill(
             push_blocks(batch, plan, sequence, group, block_size)?;
         }
     }
-    // All positions of a text token are equal.
-    for _ in 1..streams {
-        batch.positions.extend_from_within(..batch.token_ids.len());
+    if streams > 1 {
+        fill_positions(batch, plan, streams, images);
+    }
+    Ok(())
+}
+
+/// Replaces the positions by those of all streams. All positions of a token are equal unless its sequence has images.
+fn fill_positions<'a>(
+    batch: &mut StepBatch,
+    plan: &StepPlan,
+    streams: usize,
+    images: impl Fn(Slot) -> Option<&'a ImagePositions>,
+) {
+    batch.positions.clear();
+    for stream in 0..streams {
+        for sequence in &plan.sequences {
+            let places = sequence.first_position..sequence.first_position + sequence.tokens.len() as u32;
+            match images(sequence.slot) {
+                Some(images) => batch.positions.extend(places.map(|place| images.at(place)[stream.min(2)])),
+                None => batch.positions.extend(places),
+            }
+        }
+    }
+}
+
+/// Appends the rows of a sequence, of which the first is row `start` of the step, that take rows of the media cache.
+fn push_injected(
+    batch: &mut StepBatch,
+    plan: &StepPlan,
+    sequence: &PlannedSequence,
+    start: usize,
+) -> Result<(), String> {
+    let runs = plan.injected.get(sequence.injected.clone());
+    let runs = runs.ok_or_else(|| format!("slot {} has the images {:?}", sequence.slot, sequence.injected))?;
+    for run in runs {
+        let offset = run.position.checked_sub(sequence.first_position).map(|offset| offset as usize);
+        let offset = offset.filter(|offset| offset + run.media.len() <= sequence.tokens.len());
+        let offset = offset.ok_or_else(|| format!("slot {} has an image at {}", sequence.slot, run.position))?;
+        let rows = run.media.clone().zip((start + offset) as u32..);
+        batch.injected.extend(rows.map(|(media, row)| InjectedRow { row, media }));
     }
     Ok(())
 }
@@ -78,6 +118,7 @@ fn push_sequence(
         let row = row.ok_or_else(|| format!("slot {} scores position {position}", sequence.slot))?;
         batch.sampled_rows.push(row as u32);
     }
+    push_injected(batch, plan, sequence, start)?;
     if sequence.samples {
         batch.sampled_rows.push(end as u32 - 1);
     }
@@ -120,6 +161,8 @@ fn table<'a>(plan: &'a StepPlan, sequence: &PlannedSequence, group: usize) -> Op
 
 #[cfg(test)]
 mod tests {
+    use octavo_engine::InjectedTokens;
+
     use super::*;
 
     /// Returns a plan with a prefill chunk at positions 3..6 and a decode at position 8, whose token is the second row
@@ -139,8 +182,33 @@ mod tests {
             sequences: vec![sequence(4, 0..3, 3, 0..2, false), sequence(2, 3..4, 8, 2..4, true)],
             tables: vec![0..2, 2..4, 4..7, 7..10],
             blocks: vec![5, 6, 15, 16, 7, 8, 9, 0, 0, 19],
-            joined: Vec::new(),
+            ..StepPlan::default()
         }
+    }
+
+    fn no_images<'a>(_: Slot) -> Option<&'a ImagePositions> {
+        None
+    }
+
+    #[test]
+    fn images_determine_positions_and_rows() {
+        let mut batch = StepBatch::default();
+        let mut plan = plan();
+        // The chunk holds the last two of four tokens of an image, and the first token after it.
+        plan.injected = vec![InjectedTokens { position: 3, media: 12..14 }];
+        plan.sequences[0].injected = 0..1;
+        plan.sequences[1].injected = 1..1;
+        let images = ImagePositions::new([octavo_models::ImageSpan { start: 1, rows: 2, cols: 2 }]);
+        fill(&mut batch, &plan, 4, (2, 3), &drawn(&[70, 71]), |slot| (slot == 4).then_some(&images)).unwrap();
+        assert_eq!(batch.positions, [1, 1, 3, 8, 2, 2, 3, 8, 1, 2, 3, 8]);
+        let rows = [InjectedRow { row: 0, media: 12 }, InjectedRow { row: 1, media: 13 }];
+        assert_eq!(batch.injected, rows);
+        plan.injected[0].media = 12..16;
+        let error = fill(&mut batch, &plan, 4, (2, 3), &drawn(&[70, 71]), no_images).unwrap_err();
+        assert_eq!(error, "slot 4 has an image at 3");
+        plan.sequences[0].injected = 1..2;
+        let error = fill(&mut batch, &plan, 4, (2, 3), &drawn(&[70, 71]), no_images).unwrap_err();
+        assert_eq!(error, "slot 4 has the images 1..2");
     }
 
     fn drawn(ids: &[u32]) -> Drawn {
@@ -150,16 +218,17 @@ mod tests {
     #[test]
     fn a_token_that_is_still_on_the_device_is_named_by_its_row() {
         let mut batch = StepBatch::default();
-        fill(&mut batch, &plan(), 4, (2, 1), &Drawn { ids: Vec::new(), on_device: 2 }).unwrap();
+        fill(&mut batch, &plan(), 4, (2, 1), &Drawn { ids: Vec::new(), on_device: 2 }, no_images).unwrap();
         assert_eq!(batch.token_ids, [10, 11, 12, StepBatch::drawn(1)]);
-        let error = fill(&mut batch, &plan(), 4, (2, 1), &Drawn { ids: Vec::new(), on_device: 1 }).unwrap_err();
+        let error =
+            fill(&mut batch, &plan(), 4, (2, 1), &Drawn { ids: Vec::new(), on_device: 1 }, no_images).unwrap_err();
         assert_eq!(error, "row 1 of the step before was not drawn");
     }
 
     #[test]
     fn every_array_is_as_defined() {
         let mut batch = StepBatch::default();
-        fill(&mut batch, &plan(), 4, (2, 1), &drawn(&[70, 71])).unwrap();
+        fill(&mut batch, &plan(), 4, (2, 1), &drawn(&[70, 71]), no_images).unwrap();
         let expected = StepBatch {
             token_ids: vec![10, 11, 12, 71],
             positions: vec![3, 4, 5, 8],
@@ -173,10 +242,11 @@ mod tests {
             sampled_rows: vec![3],
             pooled_rows: vec![],
             slots: vec![4, 2],
+            injected: vec![],
         };
         assert_eq!(batch, expected);
         let memory = batch.token_ids.as_ptr();
-        fill(&mut batch, &plan(), 4, (2, 1), &drawn(&[70, 71])).unwrap();
+        fill(&mut batch, &plan(), 4, (2, 1), &drawn(&[70, 71]), no_images).unwrap();
         assert_eq!(batch, expected, "filled again");
         assert_eq!(batch.token_ids.as_ptr(), memory);
     }
@@ -184,7 +254,7 @@ mod tests {
     #[test]
     fn all_positions_of_text_are_alike() {
         let mut batch = StepBatch::default();
-        fill(&mut batch, &plan(), 4, (2, 3), &drawn(&[70, 71])).unwrap();
+        fill(&mut batch, &plan(), 4, (2, 3), &drawn(&[70, 71]), no_images).unwrap();
         assert_eq!(batch.positions, [[3, 4, 5, 8]; 3].concat());
     }
 
@@ -194,13 +264,13 @@ mod tests {
         let mut plan = plan();
         plan.sequences[0].scores = 4..6;
         plan.sequences[0].pools = true;
-        fill(&mut batch, &plan, 4, (2, 1), &drawn(&[70, 71])).unwrap();
+        fill(&mut batch, &plan, 4, (2, 1), &drawn(&[70, 71]), no_images).unwrap();
         assert_eq!(
             (batch.sampled_rows.as_slice(), batch.pooled_rows.as_slice()),
             ([1, 2, 3].as_slice(), [2].as_slice())
         );
         plan.sequences[0].samples = true;
-        fill(&mut batch, &plan, 4, (2, 1), &drawn(&[70, 71])).unwrap();
+        fill(&mut batch, &plan, 4, (2, 1), &drawn(&[70, 71]), no_images).unwrap();
         assert_eq!(batch.sampled_rows, [1, 2, 2, 3]);
     }
 
@@ -209,7 +279,7 @@ mod tests {
         let message = |edit: &dyn Fn(&mut StepPlan)| {
             let mut plan = plan();
             edit(&mut plan);
-            fill(&mut StepBatch::default(), &plan, 4, (2, 1), &drawn(&[70])).unwrap_err()
+            fill(&mut StepBatch::default(), &plan, 4, (2, 1), &drawn(&[70]), no_images).unwrap_err()
         };
         assert_eq!(message(&|_| {}), "row 1 of the step before was not drawn");
         assert_eq!(message(&|p| p.sequences[0].tokens = 2..9), "slot 4 has the tokens 2..9");

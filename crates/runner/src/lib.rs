@@ -11,10 +11,12 @@
 mod cost;
 mod device;
 mod fill;
+mod images;
 mod memory;
 mod meter;
 mod runner;
 mod slots;
 
+pub use images::ImageConfig;
 pub use memory::{KvBudget, MemoryPlan, RunnerConfig, RunnerError};
 pub use runner::Runner;

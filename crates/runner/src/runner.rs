@@ -13,6 +13,7 @@ use octavo_telemetry::{DeviceConfig, DeviceMemory, DeviceMetrics};
 
 use crate::cost::ProgramCost;
 use crate::device::{Command, Device, StepResult};
+use crate::images::{ImageConfig, Images};
 use crate::memory::{MemoryPlan, RunnerConfig, RunnerError};
 use crate::meter::StepMeter;
 
@@ -38,15 +39,16 @@ pub struct Runner {
 impl Runner {
     /// Allocates the KV cache of a backend that has `program` loaded, and starts the device thread.
     pub fn new(backend: Box<dyn Backend>, program: Arc<Program>, config: RunnerConfig) -> Result<Runner, RunnerError> {
-        Self::observed(backend, program, config, |_| DeviceMetrics::disabled())
+        Self::observed(backend, program, config, None, |_| DeviceMetrics::disabled())
     }
 
-    /// Creates a runner like [`Runner::new`], with metrics of device utilisation. `register` creates them from the
-    /// device's properties.
+    /// Creates a runner like [`Runner::new`], with metrics of device utilisation: `register` creates them from the
+    /// device's properties. With `images`, the backend must have the model's encoder loaded.
     pub fn observed(
         mut backend: Box<dyn Backend>,
         program: Arc<Program>,
         config: RunnerConfig,
+        images: Option<&ImageConfig>,
         register: impl FnOnce(&DeviceConfig) -> DeviceMetrics,
     ) -> Result<Runner, RunnerError> {
         for (limit, name) in [
@@ -61,6 +63,9 @@ impl Runner {
         let memory = MemoryPlan::new(backend.as_ref(), &program, &config)?;
         let groups = program.kv_groups.len();
         backend.allocate_kv(config.block_size, &vec![memory.blocks; groups])?;
+        if let Some(images) = images {
+            backend.allocate_media(images.media_rows)?;
+        }
         let max_in_flight = match config.async_scheduling {
             Some(two) => 1 + usize::from(two),
             None => backend.max_in_flight().clamp(1, 2),
@@ -82,7 +87,7 @@ impl Runner {
         });
         let pricer = StepPricer::new(&program, profile.elements);
         let meter = StepMeter::new(pricer.clone(), metrics, max_in_flight);
-        let device = Device::new(backend, &program, &config, meter);
+        let device = Device::new(backend, &program, &config, images.map(Images::new), meter);
         let thread = std::thread::Builder::new().name("octavo-device".into());
         let thread = thread.spawn(move || device.run(&receiver, &sender))?;
         tracing::debug!(blocks = memory.blocks, groups, max_in_flight, "the device thread runs");

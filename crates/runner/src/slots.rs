@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use octavo_engine::{Joined, PlannedSequence, SamplingParams, Slot, StepId};
+use octavo_models::{ImagePositions, ImageSpan};
 use octavo_ops::sampling::{SampleParams, SampleRow, TokenCounts};
 
 /// Running sequences by slot.
@@ -25,6 +26,8 @@ struct SlotState {
     counts: Option<TokenCounts>,
     /// End-of-sequence and stop ids, which are not sampled before `min_tokens` tokens exist.
     ends: Vec<u32>,
+    /// Positions of the tokens; `None` if the prompt has no images.
+    images: Option<ImagePositions>,
 }
 
 impl Slots {
@@ -74,6 +77,11 @@ impl Slots {
         Ok(SampleRow { forced: Some(next), ..SampleRow::new(&state.scoring) })
     }
 
+    /// Returns the positions of the tokens of a slot's sequence, if its prompt has images.
+    pub(crate) fn images(&self, slot: Slot) -> Option<&ImagePositions> {
+        self.state(slot).ok()?.images.as_ref()
+    }
+
     fn state(&self, slot: Slot) -> Result<&SlotState, String> {
         let state = self.states.get(slot as usize).and_then(Option::as_ref);
         state.ok_or_else(|| format!("nobody has slot {slot}"))
@@ -115,6 +123,18 @@ impl SlotState {
             _ => requested.eos_token_ids.iter().chain(&*requested.stop_token_ids).copied().collect(),
         };
         let scoring = SampleParams { logprobs: requested.prompt_logprobs, ..SampleParams::default() };
-        Self { since, requested: requested.clone(), params, scoring, prompt: joined.prompt.clone(), counts, ends }
+        let span = |span: &octavo_engine::ImageSpan| ImageSpan { start: span.start, rows: span.rows, cols: span.cols };
+        let images = ImagePositions::new(joined.images.iter().map(span));
+        let images = (!joined.images.is_empty()).then_some(images);
+        Self {
+            since,
+            requested: requested.clone(),
+            params,
+            scoring,
+            prompt: joined.prompt.clone(),
+            counts,
+            ends,
+            images,
+        }
     }
 }

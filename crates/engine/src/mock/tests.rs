@@ -23,7 +23,7 @@ fn plan(step: StepId, tokens: &[InputToken], first_position: u32, blocks: &[u32]
 
 fn join(mut plan: StepPlan, prompt: &[u32]) -> StepPlan {
     let params = Arc::new(SamplingParams::default());
-    plan.joined.push(Joined { slot: 0, params, prompt: prompt.into(), output: Vec::new() });
+    plan.joined.push(Joined { slot: 0, params, prompt: prompt.into(), output: Vec::new(), images: [].into() });
     plan
 }
 
@@ -85,7 +85,13 @@ fn scores_and_embeddings_follow_from_the_blocks() {
     let config = MockConfig { block_size: 2, blocks: 9, ..MockConfig::default() };
     let mut first = plan(1, &INPUT, 0, &[3, 7]);
     let params = SamplingParams { prompt_logprobs: Some(2), ..SamplingParams::default() };
-    first.joined.push(Joined { slot: 0, params: Arc::new(params), prompt: PROMPT.into(), output: Vec::new() });
+    first.joined.push(Joined {
+        slot: 0,
+        params: Arc::new(params),
+        prompt: PROMPT.into(),
+        output: Vec::new(),
+        images: [].into(),
+    });
     first.sequences[0] = PlannedSequence { scores: 0..2, pools: true, samples: false, ..first.sequences[0].clone() };
     mock.submit(first).unwrap();
     mock.sample(1, StepMasks::default()).unwrap();

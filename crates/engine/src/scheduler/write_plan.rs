@@ -1,5 +1,7 @@
 //! Conversion of the chosen sequences into the flat arrays of a [`StepPlan`].
 
+use std::sync::Arc;
+
 use super::{Chosen, Scheduler, StepRecord, StepRow};
 use crate::sequence::{Answer, Residence, Sequence};
 use crate::{InputToken, Joined, PlannedSequence, Slot, StepId, StepPlan};
@@ -40,6 +42,7 @@ impl Scheduler {
                 pools: answer == Some(Answer::Embedding),
                 output_position: (sequence.history.output.len() + sequence.pending) as u32,
                 constrained,
+                injected: 0..0,
             });
             write_tokens(plan, sequence, first, end);
             for table in &sequence.kv.tables {
@@ -68,6 +71,7 @@ fn joined(sequence: &Sequence, slot: Slot) -> Joined {
         params: sequence.params.clone(),
         prompt: sequence.history.prompt.clone(),
         output: sequence.history.output.clone(),
+        images: Arc::default(),
     }
 }
 

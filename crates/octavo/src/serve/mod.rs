@@ -204,7 +204,8 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
         engine: 0,
         max_model_len: plan.max_model_len,
     });
-    let runner = Runner::observed(backend, model.program.clone(), runner_config, |known| telemetry.device(known))?;
+    let runner =
+        Runner::observed(backend, model.program.clone(), runner_config, None, |known| telemetry.device(known))?;
     let memory = runner.memory_plan().clone();
     log_memory(&memory);
 
