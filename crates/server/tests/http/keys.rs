@@ -287,3 +287,17 @@ async fn a_reload_changes_limits_and_keeps_what_was_used() {
     server.keys.replace(&[unlimited("a")]);
     assert_eq!(status().await, 200);
 }
+
+#[tokio::test]
+async fn a_key_bounds_the_priority_of_its_requests() {
+    let mut setup = Setup::default();
+    setup.config.min_priority = -3;
+    let bounded = KeyEntry { min_priority: Some(2), ..unlimited("a") };
+    let looser = KeyEntry { min_priority: Some(-9), ..unlimited("c") };
+    let server = start(setup, vec![bounded, unlimited("b"), looser]).await;
+    for (name, asked, given) in [("a", -7, 2), ("a", 5, 5), ("b", -7, -3), ("c", -7, -3)] {
+        let body = json!({"prompt": "hi", "priority": asked});
+        let rendered = ok(server.post("/v1/completions/render", &body).bearer_auth(format!("key-{name}"))).await;
+        assert_eq!(rendered[0]["priority"], given, "{name}: {rendered}");
+    }
+}
