@@ -7,7 +7,7 @@ use std::path::Path;
 
 use octavo_models::catalog::{self, CatalogEntry, DeviceKind, SourceKind};
 
-/// Architectures that `build_program` supports.
+/// Architectures that the server serves whole.
 const SERVED: [&str; 4] = ["llama", "mistral", "qwen2", "qwen3"];
 
 #[test]

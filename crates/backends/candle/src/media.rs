@@ -16,7 +16,7 @@ pub(crate) struct MediaCache {
 impl MediaCache {
     /// Allocates zeroed rows.
     pub(crate) fn new(rows: usize, columns: usize) -> std::result::Result<Self, BackendError> {
-        let elements = rows.checked_mul(columns).unwrap_or(usize::MAX);
+        let elements = rows.saturating_mul(columns);
         Ok(Self { columns, values: zeroed(elements, "the media cache")? })
     }
 

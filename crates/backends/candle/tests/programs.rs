@@ -3,7 +3,7 @@
 
 use octavo_backend_candle::CandleBackend;
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
-use octavo_ops::testing::{Rounding, TinyModel, image_models};
+use octavo_ops::testing::{Rounding, TinyModel, image_models, large_images};
 use proptest::prelude::*;
 
 // A norm over few columns may amplify a rounding error a hundredfold, but not many of them.
@@ -41,6 +41,11 @@ proptest! {
     ) {
         SUITE.images_have_the_same_bits(&model, &images)?;
     }
+}
+
+#[test]
+fn large_images_are_near_the_naive_ones() {
+    SUITE.images_are_near(&large_images(), Rounding::F32, 0.0, &[75, 2]).unwrap();
 }
 
 #[test]

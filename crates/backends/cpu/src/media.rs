@@ -20,7 +20,7 @@ pub(crate) struct MediaCache {
 impl MediaCache {
     /// Allocates zeroed rows.
     pub(crate) fn new(rows: usize, columns: usize) -> Result<Self, BackendError> {
-        let elements = rows.checked_mul(columns).unwrap_or(usize::MAX);
+        let elements = rows.saturating_mul(columns);
         let rows = if columns == 0 { 0 } else { rows };
         Ok(Self { columns, rows, values: Lines::zeroed(elements, || "the media cache".into())? })
     }

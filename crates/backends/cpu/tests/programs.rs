@@ -4,7 +4,7 @@
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa, KvDtype};
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
-use octavo_ops::testing::{Reference, Rounding, TinyModel, image_models};
+use octavo_ops::testing::{Reference, Rounding, TinyModel, image_models, large_images};
 use octavo_ops::{Backend, HeadShape, KvGroup, StorageType};
 use proptest::prelude::*;
 
@@ -91,6 +91,14 @@ proptest! {
     ) {
         each_case(CpuConfig::default(), |suite| suite.images_have_the_same_bits(&model, &images))?;
     }
+}
+
+#[test]
+fn large_images_are_near_the_naive_ones_and_do_not_depend_on_the_batch() {
+    each(|suite| {
+        suite.images_are_near(&large_images(), Rounding::BF16, 4.0, &[75, 2]).unwrap();
+        suite.images_have_the_same_bits(&large_images(), &[2, 75, 9]).unwrap();
+    });
 }
 
 #[test]

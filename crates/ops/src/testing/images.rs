@@ -9,7 +9,7 @@ use super::{PagedBatches, Rounding, TestRng, TinyEncoder, TinyModel};
 use crate::{Backend, EncodeBatch, GluKind, HeadShape, InjectedRow, NormKind, Rope, RopeStyle, StepBatch};
 
 /// Number of rows of the media cache.
-const MEDIA: usize = 40;
+const MEDIA: usize = 100;
 
 /// An encoder and the decoder that takes its outputs.
 #[derive(Clone, Debug)]
@@ -42,6 +42,19 @@ pub fn image_models() -> impl Strategy<Value = ImageModel> {
         let decoder = TinyModel { hidden: out, media: parts, rope, seed: seed ^ 77, ..TinyModel::default() };
         ImageModel { encoder, decoder }
     })
+}
+
+/// Returns a model whose images have hundreds of patches, at which attention takes its blocked path, with heads of the
+/// odd size that published encoders have.
+pub fn large_images() -> ImageModel {
+    let heads = HeadShape { q: 1, kv: 1, dim: 72 };
+    let layers =
+        TinyModel { hidden: 72, inner: 96, heads, layers: vec![0], norm: NormKind::Layer, ..TinyModel::default() };
+    let out = TinyModel::default().hidden;
+    ImageModel {
+        encoder: TinyEncoder { layers, patch: 16, merge: 4, positions: 36, out, parts: 1 },
+        decoder: TinyModel { media: 1, ..TinyModel::default() },
+    }
 }
 
 /// Returns the rows of a sequence of `tokens` tokens that belong to an image: every second, so that each chunk has some.

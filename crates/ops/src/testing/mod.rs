@@ -13,7 +13,7 @@ pub mod suite;
 
 pub use batches::{PagedBatches, position};
 pub use encoder::TinyEncoder;
-pub use images::{ImageModel, image_models};
+pub use images::{ImageModel, image_models, large_images};
 pub use model::{MemoryWeights, QkNormWidth, TinyModel, random_blocks};
 pub use reference::{Reference, Rounding, erf};
 
