@@ -82,7 +82,7 @@ fn plan(prompt: &Prompt, step: StepId, first: usize, end: usize) -> StepPlan {
     }
     plan.tokens = prompt.ids[first..end].iter().map(|&id| InputToken::Id(id)).collect();
     plan.blocks = vec![3, 1, 7, 2];
-    plan.tables = vec![0..4];
+    plan.tables.push(0..4);
     plan.sequences.push(PlannedSequence {
         slot: 1,
         tokens: 0..end - first,
