@@ -29,7 +29,7 @@ use crate::routes::{
 use crate::seeds::Seeds;
 use crate::sockets::Listener;
 use crate::stored::ResponseStore;
-use crate::workers::Workers;
+use crate::workers::{Workers, take_turns};
 
 /// Time in which streams that the shutdown ends can send their last events.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -67,7 +67,7 @@ pub(crate) struct App {
 }
 
 impl App {
-    /// Compiles a grammar. Blocking.
+    /// Compiles a grammar, in turns with other requests.
     pub(crate) fn compile(&self, mut spec: GrammarSpec) -> Result<Grammar, ApiError> {
         let config = &self.config;
         if let GrammarSpec::JsonSchema { disable_any_whitespace, disable_additional_properties, .. } = &mut spec {
@@ -82,7 +82,7 @@ impl App {
             tracing::error!(%error, "the tokenizer cannot be restricted by grammars");
             ApiError::internal()
         })?;
-        compiler.compile(&spec).map_err(|error| ApiError::from_grammar(&error))
+        compiler.compile_in_turns(&spec, take_turns)
     }
 }
 

@@ -402,6 +402,18 @@ fn cut_to(text: &str, characters: usize) -> String {
     }
 }
 
+impl From<TemplateError> for ApiError {
+    fn from(error: TemplateError) -> Self {
+        Self::from_template(&error)
+    }
+}
+
+impl From<GrammarError> for ApiError {
+    fn from(error: GrammarError) -> Self {
+        Self::from_grammar(&error)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -218,6 +218,8 @@ mod tests {
     use std::sync::Mutex;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
+    use octavo_text::{ChatTemplate, SpecialTokens, TemplateInput};
+
     use super::*;
 
     const LARGE: Work = Work::Body(LARGE_BODY + 1);
@@ -308,6 +310,53 @@ mod tests {
         let order = order.lock().unwrap();
         let last = order.iter().rposition(|who| *who == "other").unwrap();
         assert_eq!((order.len(), last), (103, 3), "all of them before the second piece: {order:?}");
+    }
+
+    /// The template calls for a turn at every message, so a small chat waits for one of them.
+    #[tokio::test]
+    async fn a_giant_conversation_delays_others_by_one_message() {
+        let source = "{% for m in messages %}{{ m.content }}{% endfor %}";
+        let template = Arc::new(ChatTemplate::new(source, &SpecialTokens::default()).unwrap());
+        let (workers, (release, blocked)) = (one_place(), blocked());
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let render = |messages: usize, wait: Option<Arc<Mutex<Receiver<()>>>>| {
+            let (workers, order, template) = (workers.clone(), Arc::clone(&order), Arc::clone(&template));
+            tokio::spawn(async move {
+                let work = move || -> Result<(), ApiError> {
+                    if let Some(wait) = wait {
+                        assert!(wait.lock().unwrap().recv().is_err());
+                    }
+                    let messages = vec![serde_json::json!({"role": "user", "content": "x"}); messages];
+                    let kwargs = serde_json::Map::new();
+                    let input = TemplateInput {
+                        messages: &messages,
+                        tools: None,
+                        documents: None,
+                        add_generation_prompt: true,
+                        continue_final_message: false,
+                        kwargs: &kwargs,
+                    };
+                    let text = template.render_in_turns(&input, take_turns)?;
+                    order.lock().unwrap().push(text.len());
+                    Ok(())
+                };
+                workers.run(LARGE, work).await
+            })
+        };
+        let giant = render(5000, Some(blocked));
+        while workers.large.places.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        let small = render(1, None);
+        while workers.large.started.available_permits() > MAX_STARTED - 2 {
+            tokio::task::yield_now().await;
+        }
+        tokio::task::yield_now().await;
+        drop(release);
+        for task in [small, giant] {
+            assert_eq!(task.await.unwrap(), Ok(()));
+        }
+        assert_eq!(*order.lock().unwrap(), [1, 5000]);
     }
 
     #[tokio::test]

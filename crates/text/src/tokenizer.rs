@@ -1,6 +1,8 @@
 //! Conversion between text and token ids.
 
 mod gguf;
+mod lazy;
+mod long_words;
 mod parts;
 mod pieces;
 mod pre_tokenizer;
@@ -139,7 +141,7 @@ impl Tokenizer {
             tracing::debug!("the decoder of this tokenizer is not per token: detokenising takes the slower way");
         }
         let edges = Edges::new(&inner, &special)?;
-        let parts = Parts::new(&inner);
+        let parts = Parts::new(&inner, entries);
         Ok(Self { inner, pieces, special_ids, special, edges, parts })
     }
 
@@ -154,8 +156,11 @@ impl Tokenizer {
             .inner
             .encode_fast(text, add_special_tokens)
             .map_err(|error| TokenizerError::Encode(error.to_string()))?;
-        let ids = encoding.get_ids();
-        Ok(if add_special_tokens { self.edges.apply(ids) } else { ids.to_vec() })
+        let mut ids = encoding.get_ids().to_vec();
+        if add_special_tokens {
+            self.edges.apply(&mut ids);
+        }
+        Ok(ids)
     }
 
     /// Returns the text of `ids`. Bytes that are not UTF-8 become U+FFFD. Unknown ids have no text.
@@ -277,13 +282,17 @@ impl Edges {
         Ok(edges)
     }
 
-    fn apply(&self, ids: &[u32]) -> Vec<u32> {
-        let ids = if self.drop_first { ids.get(1..).unwrap_or_default() } else { ids };
-        let ids = if self.drop_last { &ids[..ids.len().saturating_sub(1)] } else { ids };
-        let mut out = Vec::with_capacity(ids.len() + 2);
-        out.extend(self.prepend);
-        out.extend_from_slice(ids);
-        out.extend(self.append);
-        out
+    fn apply(&self, ids: &mut Vec<u32>) {
+        if self.drop_first && !ids.is_empty() {
+            ids.remove(0);
+        }
+        if self.drop_last {
+            ids.pop();
+        }
+        ids.splice(0..0, self.prepend);
+        ids.extend(self.append);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@
 
 mod support;
 
-use octavo_text::{GgufVocabulary, SpecialTokens, Tokenizer, TokenizerError};
+use octavo_text::{GgufVocabulary, SpecialTokens, Tokenizer, TokenizerError, Wanted};
 use support::Golden;
 
 /// Compares every text. `add_special_tokens` is off, as in the references.
@@ -39,6 +39,58 @@ fn sentence_piece_vocabulary_agrees_with_sentencepiece() {
 fn full_vocabulary_agrees_where_it_is_given() {
     if let Some(path) = std::env::var_os("OCTAVO_TEST_TOKENIZER_GOLDEN") {
         check(&Golden::parse(&std::fs::read_to_string(path).unwrap()));
+    }
+}
+
+/// Compares texts of many parts with what the library returns for the whole, with real vocabularies.
+fn compare_parts(golden: &Golden) {
+    let tokenizer = golden.tokenizer();
+    assert!(tokenizer.is_interruptible());
+    let cases: String = golden.cases().map(|(text, ..)| text).collect();
+    let pieces = [
+        "The quick brown fox jumps over the lazy dog. ",
+        "the",
+        "a",
+        "aab",
+        "Straße",
+        "漢字かな交じり文が続く",
+        "我们在这里写一段没有空格的中文，",
+        "1",
+        "1234567,",
+        "a,b;c\n",
+        "{\"a\":[1,2,{\"b\":null}]}",
+        " ",
+        "\n",
+        "\t\t\n",
+        "!?",
+        "e\u{301}",
+        "😀👍🏽",
+        "\u{915}\u{94d}\u{937}",
+        "<s></s>",
+        "▁▁ ▁",
+        &cases,
+    ];
+    for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
+        let text = piece.repeat((100 << 10) / piece.len() + 1);
+        let whole = tokenizer.encode(&text, true).unwrap();
+        let parts = |wanted| tokenizer.encode_in_parts::<TokenizerError>(&text, (true, wanted), || Ok(())).unwrap();
+        assert!(parts(Wanted::All) == whole, "{piece:?}");
+        assert!(parts(Wanted::First(999)) == whole[..999], "the start of {piece:?}");
+        assert!(parts(Wanted::Last(999)) == whole[whole.len() - 999..], "the end of {piece:?}");
+    }
+}
+
+#[test]
+fn long_texts_have_the_tokens_of_the_library() {
+    for golden in [Golden::byte_level(), Golden::sentence_piece()] {
+        compare_parts(&golden);
+    }
+}
+
+#[test]
+fn long_texts_have_the_tokens_of_a_full_vocabulary_where_it_is_given() {
+    if let Some(path) = std::env::var_os("OCTAVO_TEST_TOKENIZER_GOLDEN") {
+        compare_parts(&Golden::parse(&std::fs::read_to_string(path).unwrap()));
     }
 }
 

@@ -19,6 +19,7 @@ use crate::types::chat::ChatRequest;
 use crate::types::response::UsageDetails;
 use crate::types::tools::ToolChoice;
 use crate::wire::ChatWire;
+use crate::workers::take_turns;
 
 /// Characters at the end of the prompt that are searched for the start of reasoning.
 const TAIL: usize = 256;
@@ -287,12 +288,9 @@ fn render(state: &AppState, request: &ChatRequest) -> Result<String, ApiError> {
     if let Some(source) = &request.chat_template {
         return untrusted_template::render(state, source, &input);
     }
-    let render = || {
-        let template = state.text.template.as_deref().ok_or(TemplateError::Missing)?;
-        let messages = octavo_text::normalize_messages(&request.messages, template.content_format())?;
-        template.render(&TemplateInput { messages: &messages, ..input })
-    };
-    render().map_err(|error| ApiError::from_template(&error))
+    let template = state.text.template.as_deref().ok_or(TemplateError::Missing)?;
+    let messages = octavo_text::normalize_messages(&request.messages, template.content_format())?;
+    template.render_in_turns(&TemplateInput { messages: &messages, ..input }, take_turns)
 }
 
 /// The server's template variables, overridden by the request's.

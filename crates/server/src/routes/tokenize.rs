@@ -3,9 +3,10 @@
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use octavo_text::Wanted;
-use serde::Serialize;
-use serde_json::{Value, json};
+use http::header::CONTENT_TYPE;
+use octavo_text::{Tokenizer, Wanted};
+use serde::{Serialize, Serializer};
+use serde_json::json;
 
 use crate::app::{AppState, not_found};
 use crate::error::ApiError;
@@ -50,29 +51,52 @@ pub(crate) async fn info(State(state): State<AppState>) -> Response {
 
 /// The answer of POST /tokenize.
 #[derive(Serialize)]
-struct Tokens {
+struct Tokens<'a> {
     count: usize,
     max_model_len: usize,
-    token_strs: Option<Vec<String>>,
-    tokens: Vec<u32>,
+    token_strs: Option<Spellings<'a>>,
+    tokens: &'a [u32],
 }
 
-async fn answer<T: Serialize + Send + 'static>(
+/// The spellings of tokens, each of which is made when it is written.
+struct Spellings<'a> {
+    tokenizer: &'a Tokenizer,
+    tokens: &'a [u32],
+}
+
+impl Serialize for Spellings<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.tokens.iter().map(|&id| self.tokenizer.id_to_token(id).unwrap_or_default()))
+    }
+}
+
+/// The answer of POST /detokenize.
+#[derive(Serialize)]
+struct Text {
+    prompt: String,
+}
+
+/// The answer that `work` writes as JSON. It may have megabytes, so the blocking pool writes it.
+async fn answer(
     state: &AppState,
     request: Request,
-    work: fn(&AppState, &[u8]) -> Result<T, ApiError>,
+    work: fn(&AppState, &[u8]) -> Result<serde_json::Result<Vec<u8>>, ApiError>,
 ) -> Response {
     let received = async {
         let (body, _) = receive(state, request).await?;
-        blocking(state, body, work).await
+        let answer = blocking(state, body, work).await?;
+        answer.map_err(|error| {
+            tracing::error!(%error, "an answer could not be written");
+            ApiError::internal()
+        })
     };
     match received.await {
-        Ok(value) => Json(value).into_response(),
+        Ok(json) => ([(CONTENT_TYPE, "application/json")], json).into_response(),
         Err(error) => error.into_response(),
     }
 }
 
-fn tokens_of(state: &AppState, body: &[u8]) -> Result<Tokens, ApiError> {
+fn tokens_of(state: &AppState, body: &[u8]) -> Result<serde_json::Result<Vec<u8>>, ApiError> {
     let mut fields = Fields::parse(body)?;
     let with_text = fields.get("return_token_strs").unwrap_or(false);
     let tokens = if fields.raw("messages").is_some() {
@@ -91,16 +115,16 @@ fn tokens_of(state: &AppState, body: &[u8]) -> Result<Tokens, ApiError> {
         // A text that exceeds the context is tokenized as well; its size is limited by that of the body.
         tokenise_in_turns(state, &prompt.unwrap_or_default(), (add_special_tokens, Wanted::All))?
     };
-    let spelled = |id: &u32| state.text.tokenizer.id_to_token(*id).unwrap_or_default();
-    Ok(Tokens {
+    let tokenizer = &state.text.tokenizer;
+    Ok(serde_json::to_vec(&Tokens {
         count: tokens.len(),
         max_model_len: state.config.max_model_len,
-        token_strs: with_text.then(|| tokens.iter().map(spelled).collect()),
-        tokens,
-    })
+        token_strs: with_text.then_some(Spellings { tokenizer, tokens: &tokens }),
+        tokens: &tokens,
+    }))
 }
 
-fn text_of(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {
+fn text_of(state: &AppState, body: &[u8]) -> Result<serde_json::Result<Vec<u8>>, ApiError> {
     let mut fields = Fields::parse(body)?;
     let model: Option<String> = fields.get("model");
     if fields.raw("tokens").is_none() {
@@ -111,5 +135,5 @@ fn text_of(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {
     check_model(state, model.as_deref())?;
     let ids = tokens.iter().map(|&id| known_token("tokens", id, &state.config)).collect::<Result<Vec<_>, _>>()?;
     let text = state.text.tokenizer.decode(&ids, false).map_err(|error| ApiError::bad_request(error.to_string()))?;
-    Ok(json!({"prompt": text}))
+    Ok(serde_json::to_vec(&Text { prompt: text }))
 }

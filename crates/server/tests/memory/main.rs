@@ -29,9 +29,6 @@ static MEMORY: PeakAlloc = PeakAlloc;
 /// Bytes of memory for each byte of a body.
 const FACTOR: usize = 24;
 
-/// Bytes of memory for each byte of a text whose tokens are the answer: the tokenizer keeps more than a hundred for each.
-const TOKENISED_FACTOR: usize = 160;
-
 /// Bytes of memory that do not depend on the length of the body. A grammar as large as allowed takes most of it.
 const ALLOWANCE: usize = 24 << 20;
 
@@ -126,8 +123,8 @@ struct TestServer {
 }
 
 impl TestServer {
-    fn new() -> Self {
-        let telemetry = Telemetry::new(TelemetryConfig { model_name: "mock".into(), engine: 0, max_model_len: 4096 });
+    fn new(max_model_len: usize) -> Self {
+        let telemetry = Telemetry::new(TelemetryConfig { model_name: "mock".into(), engine: 0, max_model_len });
         let mock = MockExecutor::new(MockConfig {
             vocab_size: VOCAB,
             tokens: 256..256 + WORDS.len() as u32,
@@ -135,17 +132,13 @@ impl TestServer {
             verify: false,
             ..MockConfig::default()
         });
-        let config = EngineConfig { max_model_len: 4096, ..EngineConfig::default() };
+        let config = EngineConfig { max_model_len, ..EngineConfig::default() };
         let engine = Engine::spawn(Box::new(mock), config, telemetry.engine()).unwrap();
         let tokenizer = Arc::new(tokenizer(&[]));
         let template = ChatTemplate::new(TEMPLATE, tokenizer.special()).unwrap();
         let text = TextModel { tokenizer, template: Some(Arc::new(template)) };
-        let config = ServerConfig {
-            max_model_len: 4096,
-            vocab_size: VOCAB,
-            eos_token_ids: vec![IM_END],
-            ..ServerConfig::default()
-        };
+        let config =
+            ServerConfig { max_model_len, vocab_size: VOCAB, eos_token_ids: vec![IM_END], ..ServerConfig::default() };
         Self { router: Server::new(engine.handle(), text, telemetry, config).router(), _engine: engine }
     }
 
@@ -161,6 +154,45 @@ impl TestServer {
         while body.frame().await.is_some() {}
         drop(body);
         MEMORY.peak_usage().saturating_sub(before)
+    }
+}
+
+/// Requests that took gigabytes, or hundreds of megabytes, before there were limits: their name, path and body, and the
+/// bytes that each may take.
+fn giants() -> Vec<(&'static str, &'static str, String, usize)> {
+    const MIB: usize = 1 << 20;
+    let list = |element: &str, bytes: usize| vec![element; bytes / (element.len() + 1)].join(",");
+    let tokenize = |text: String, strings: bool| format!(r#"{{"return_token_strs":{strings},"prompt":"{text}"}}"#);
+    let numbers = format!(r#"{{"messages":[{}]}}"#, list("1", 24 * MIB));
+    let stop = format!(r#"{{"prompt":"hi","max_tokens":1,"n":256,"stop_token_ids":[{}]}}"#, list("1", 12 * MIB));
+    let echo = |n: u32| {
+        let text = "a ".repeat(27 << 10);
+        format!(r#"{{"prompt":"{text}","echo":true,"max_tokens":1,"n":{n},"logprobs":5}}"#)
+    };
+    let truncated = format!(r#"{{"prompt":"{}","max_tokens":1,"truncate_prompt_tokens":9}}"#, "a".repeat(16 * MIB));
+    vec![
+        ("messages that are numbers", "/v1/chat/completions", numbers, 256 * MIB),
+        ("a long list of stop tokens for 256 sequences", "/v1/completions", stop, 320 * MIB),
+        ("an echo with logprobs of 256 sequences", "/v1/completions", echo(256), 16 * MIB),
+        ("an echo with logprobs of one sequence", "/v1/completions", echo(1), 128 * MIB),
+        ("a text of words", "/tokenize", tokenize("word ".repeat(16 * MIB / 5), false), 24 * 16 * MIB),
+        ("a text of one letter", "/tokenize", tokenize("a".repeat(16 * MIB), false), 24 * 16 * MIB),
+        ("a text of spaces", "/tokenize", tokenize(" ".repeat(16 * MIB), false), 24 * 16 * MIB),
+        ("a text with the spelling of its tokens", "/tokenize", tokenize("word ".repeat(MIB), true), 32 * 5 * MIB),
+        ("a text that is truncated", "/v1/completions", truncated, 8 * 16 * MIB),
+    ]
+}
+
+/// Measures [`giants`] and adds those that take too much.
+async fn requests_that_once_took_gigabytes(failures: &mut Vec<(usize, String)>) {
+    let server = TestServer::new(64 << 10);
+    for (name, path, body, limit) in giants() {
+        let length = body.len();
+        let peak = server.peak(path, body).await;
+        println!("{:>6} KiB for {name}, {} KiB", peak >> 10, length >> 10);
+        if peak > limit {
+            failures.push((peak, format!("{path}: {name}, {length} bytes")));
+        }
     }
 }
 
@@ -187,7 +219,7 @@ async fn sequences_share_what_they_do_not_change(server: &TestServer) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_memory_of_a_request_is_a_small_multiple_of_its_body() {
-    let server = TestServer::new();
+    let server = TestServer::new(4096);
     let routes = post_routes();
     assert!(routes.contains(&"/v1/chat/completions"));
     // The first grammar creates the compiler, which stays.
@@ -199,9 +231,7 @@ async fn the_memory_of_a_request_is_a_small_multiple_of_its_body() {
             for field in FIELDS {
                 for path in &routes {
                     let body = body(field, &value);
-                    let tokenised = *path == "/tokenize" && field == "prompt";
-                    let factor = if tokenised { TOKENISED_FACTOR } else { FACTOR };
-                    let limit = ALLOWANCE + factor * body.len();
+                    let limit = ALLOWANCE + FACTOR * body.len();
                     let length = body.len();
                     let peak = server.peak(path, body).await;
                     if peak > limit {
@@ -215,6 +245,8 @@ async fn the_memory_of_a_request_is_a_small_multiple_of_its_body() {
         started = now;
     }
     sequences_share_what_they_do_not_change(&server).await;
+    drop(server);
+    requests_that_once_took_gigabytes(&mut failures).await;
     failures.sort_by(|a, b| b.cmp(a));
     let lines: Vec<_> = failures.iter().map(|(peak, what)| format!("{} KiB for {what}", peak >> 10)).collect();
     assert!(

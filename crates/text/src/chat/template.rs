@@ -42,9 +42,9 @@ pub struct TemplateInput<'a> {
 ///
 /// Rendering follows `apply_chat_template` of transformers: the same whitespace rules, functions and filters, and
 /// Python's string conversion. `{% generation %}` is accepted and has no effect; `strftime_now` returns UTC. Rendering
-/// is limited in steps and in output for any template and any messages. It is limited neither in stack nor in the memory
-/// and time of a single step, because templates come from the operator of the server; for those of clients, see
-/// [`untrusted_request`](crate::untrusted_request).
+/// is limited in steps and in output for any template and any messages, and can be interrupted whenever it writes. It is
+/// limited neither in stack nor in the memory and time of a single step, because templates come from the operator of the
+/// server; for those of clients, see [`untrusted_request`](crate::untrusted_request).
 pub struct ChatTemplate {
     source: String,
     environment: Environment<'static>,
@@ -104,30 +104,47 @@ impl ChatTemplate {
         Self { content_format, ..self }
     }
 
-    /// Renders the prompt.
+    /// Does the same as [`render_in_turns`](Self::render_in_turns) without pauses.
     ///
     /// # Errors
-    /// Returns an error if the template rejects the messages, fails on them or exceeds a limit, or if
-    /// `continue_final_message` is not possible.
+    /// See there.
     pub fn render(&self, input: &TemplateInput) -> Result<String, TemplateError> {
+        self.render_in_turns(input, || Ok(()))
+    }
+
+    /// Renders the prompt. `pause` is called whenever the template writes, and may end the work with an error.
+    ///
+    /// # Errors
+    /// Returns the error of `pause`, or an error if the template rejects the messages, fails on them or exceeds a limit,
+    /// or if `continue_final_message` is not possible.
+    pub fn render_in_turns<E: From<TemplateError>>(
+        &self,
+        input: &TemplateInput,
+        pause: impl FnMut() -> Result<(), E>,
+    ) -> Result<String, E> {
         if !input.continue_final_message {
-            return self.render_messages(to_template_list(input.messages), input);
+            return self.render_messages(to_template_list(input.messages), input, pause);
         }
         if input.add_generation_prompt {
-            return Err(TemplateError::ContinueFinalMessage("add_generation_prompt is set too"));
+            return Err(TemplateError::ContinueFinalMessage("add_generation_prompt is set too").into());
         }
         if !self.mentions_content {
-            return Err(TemplateError::ContinueFinalMessage("the chat template does not render content"));
+            return Err(TemplateError::ContinueFinalMessage("the chat template does not render content").into());
         }
         let mut messages = input.messages.to_vec();
         let text = final_text(&mut messages)?;
         let wanted = text.trim().to_owned();
         text.push_str(CONTINUE_TAG);
-        let prompt = self.render_messages(to_template_list(&messages), input)?;
-        cut_at_tag(prompt, &wanted)
+        let prompt = self.render_messages(to_template_list(&messages), input, pause)?;
+        Ok(cut_at_tag(prompt, &wanted)?)
     }
 
-    fn render_messages(&self, messages: Value, input: &TemplateInput) -> Result<String, TemplateError> {
+    fn render_messages<E: From<TemplateError>>(
+        &self,
+        messages: Value,
+        input: &TemplateInput,
+        mut pause: impl FnMut() -> Result<(), E>,
+    ) -> Result<String, E> {
         let list = |items: Option<&[Json]>| items.map_or(Value::from(()), to_template_list);
         let mut variables: Vec<(&str, Value)> = Vec::with_capacity(self.special.len() + input.kwargs.len() + 4);
         variables.extend(self.special.iter().map(|(name, token)| (*name, Value::from(token.as_str()))));
@@ -138,12 +155,19 @@ impl ChatTemplate {
         variables.push(("add_generation_prompt", Value::from(input.add_generation_prompt)));
 
         let template = self.environment.get_template(NAME).map_err(|error| TemplateError::Syntax(describe(&error)))?;
-        let mut output = Output::default();
-        match template.render_captured_to(Value::from_pairs(variables), &mut output) {
-            Ok(_) => String::from_utf8(output.bytes).map_err(|error| TemplateError::Render(error.to_string())),
-            Err(_) if output.full => Err(TemplateError::TooLong(MAX_OUTPUT)),
-            Err(error) => Err(render_error(&error)),
+        let mut interrupted = None;
+        let mut go_on = || pause().map_err(|error| interrupted = Some(error)).is_ok();
+        let mut output = Output { bytes: vec![], full: false, go_on: &mut go_on };
+        let rendered = template.render_captured_to(Value::from_pairs(variables), &mut output).map(|_| ());
+        let Output { bytes, full, .. } = output;
+        if let Some(error) = interrupted {
+            return Err(error);
         }
+        Ok(match rendered {
+            Ok(()) => String::from_utf8(bytes).map_err(|error| TemplateError::Render(error.to_string())),
+            Err(_) if full => Err(TemplateError::TooLong(MAX_OUTPUT)),
+            Err(error) => Err(render_error(&error)),
+        }?)
     }
 }
 
@@ -254,14 +278,18 @@ fn without_generation_tags(source: &str) -> String {
 }
 
 /// Collects text up to the limit.
-#[derive(Default)]
-struct Output {
+struct Output<'a> {
     bytes: Vec<u8>,
     full: bool,
+    /// Pauses; `false` ends the rendering.
+    go_on: &'a mut dyn FnMut() -> bool,
 }
 
-impl io::Write for Output {
+impl io::Write for Output<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if !(self.go_on)() {
+            return Err(io::Error::from(io::ErrorKind::ConnectionAborted));
+        }
         if self.bytes.len() + bytes.len() > MAX_OUTPUT {
             self.full = true;
             return Err(io::Error::from(io::ErrorKind::StorageFull));

@@ -22,8 +22,12 @@ pub struct GrammarLimits {
     pub compile_fuel: u64,
     /// Wall time of one compilation. Specifications within the other limits compile much faster.
     pub compile_time: Duration,
-    /// Number of concurrent compilations.
+    /// Number of concurrent compilations, apart from those that have taken long.
     pub compile_threads: usize,
+    /// Time after which a compilation has taken long, so that it does not keep others from beginning.
+    pub slow_after: Duration,
+    /// Number of compilations that have taken long. Further ones do keep others from beginning.
+    pub slow_threads: usize,
     /// Lexer work for one mask, in derivre's units; about 14 000 per millisecond.
     pub mask_fuel: u64,
     /// Number of parser items for one mask; about 20 000 per millisecond.
@@ -47,6 +51,8 @@ impl Default for GrammarLimits {
             compile_fuel: 1_000_000,
             compile_time: Duration::from_secs(10),
             compile_threads: 2,
+            slow_after: Duration::from_millis(200),
+            slow_threads: 2,
             mask_fuel: 200_000,
             mask_items: 50_000,
             lexer_states: 32_768,

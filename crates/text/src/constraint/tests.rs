@@ -24,10 +24,7 @@ fn tokenizer() -> Tokenizer {
 
 #[test]
 fn the_cache_is_bounded_in_entries_and_bytes_and_keeps_what_is_used() {
-    let tokenizer = tokenizer();
-    let size = tokenizer.vocab_size();
-    let limits = GrammarLimits { cached_grammars: 3, cached_spec_bytes: 40, ..GrammarLimits::default() };
-    let compiler = GrammarCompiler::new(&tokenizer, size, &[size as u32 - 1], limits).unwrap();
+    let compiler = compiler(GrammarLimits { cached_grammars: 3, cached_spec_bytes: 40, ..GrammarLimits::default() });
     let compile = |regex: &str| compiler.compile(&GrammarSpec::Regex(regex.to_owned())).unwrap();
     for regex in ["a", "b", "c", "a", "d"] {
         compile(regex);
@@ -38,6 +35,50 @@ fn the_cache_is_bounded_in_entries_and_bytes_and_keeps_what_is_used() {
     assert_eq!(compiler.cached(), (3, 14 + 26));
     compile(&"f".repeat(60));
     assert_eq!(compiler.cached(), (3, 14 + 26), "too long to be kept");
+}
+
+fn compiler(limits: GrammarLimits) -> GrammarCompiler {
+    let tokenizer = tokenizer();
+    let size = tokenizer.vocab_size();
+    GrammarCompiler::new(&tokenizer, size, &[size as u32 - 1], limits).unwrap()
+}
+
+#[test]
+fn a_compilation_that_waits_pauses_and_can_be_given_up() {
+    let compiler = compiler(GrammarLimits { compile_threads: 1, ..GrammarLimits::default() });
+    let spec = GrammarSpec::Regex("a".to_owned());
+    let other = compiler.begin();
+    let mut pauses = 0;
+    let pause = || {
+        pauses += 1;
+        if pauses == 3 { Err(GrammarError::Regex("nobody waits".to_owned())) } else { Ok(()) }
+    };
+    assert_eq!(compiler.compile_in_turns(&spec, pause).unwrap_err(), GrammarError::Regex("nobody waits".to_owned()));
+    assert_eq!((compiler.running(), compiler.is_cached("regex a")), ((1, 0), false));
+    drop(other);
+    assert!(compiler.compile(&spec).is_ok());
+    assert_eq!(compiler.running(), (0, 0));
+    assert!(!compiler.compile_in_vain(&spec));
+}
+
+#[test]
+fn compilations_that_take_long_do_not_delay_others_unless_there_are_many() {
+    let time = std::time::Duration::from_millis(20);
+    let limits = GrammarLimits { compile_threads: 1, slow_threads: 1, ..GrammarLimits::default() };
+    let spec = GrammarSpec::Regex("a".to_owned());
+    let one = compiler(limits.clone());
+    let _slow = one.begin();
+    one.make_all_slow();
+    assert_eq!(one.running(), (1, 1));
+    assert!(one.compile(&spec).is_ok());
+    let _recent = one.begin();
+    one.make_all_slow();
+    assert_eq!(one.running(), (2, 1), "there is no room for a second one");
+
+    let none = compiler(GrammarLimits { slow_threads: 0, compile_time: time, ..limits });
+    let _slow = none.begin();
+    none.make_all_slow();
+    assert_eq!(none.compile(&spec).unwrap_err(), GrammarError::Busy(time));
 }
 
 fn reduced(schema: &Value) -> Value {

@@ -3,16 +3,28 @@
 //!
 //! A text may be cut where every split rule of the pre-tokenizer ends a piece, whatever is around it. The tokens of the
 //! parts, joined, are then exactly those of the text. This is known of byte-level BPE with the split rules in
-//! [`pre_tokenizer`](super::pre_tokenizer); a text of another tokenizer is one part.
+//! [`pre_tokenizer`](super::pre_tokenizer). Without split rules, a text may be cut between two characters that are tokens
+//! and that no entry of the vocabulary has side by side, because no token can reach across. That is so before most spaces
+//! of SentencePiece vocabularies.
+//!
+//! A part without such a place may be as long as the text. The [encoder](super::lazy) takes it piece by piece.
+
+use std::collections::HashSet;
+use std::sync::Mutex;
+use std::time::Duration;
 
 use serde_json::Value;
-use tokenizers::ModelWrapper;
+use tokenizers::{Model, ModelWrapper};
 
+use super::lazy::{LazyEncoder, Place, Stop, steps};
 use super::pre_tokenizer::SPLITS_AT_SPACES;
 use super::{Tokenizer, TokenizerError};
 
 /// Bytes of a part, unless the text has no boundary there: a few milliseconds of work.
 const PART_BYTES: usize = 16 << 10;
+
+/// Time between two attempts to encode a text that cannot be interrupted.
+const RETRY: Duration = Duration::from_millis(2);
 
 /// The tokens of a text that a caller wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,13 +37,47 @@ pub enum Wanted {
     Last(usize),
 }
 
-/// The tokens that encoding adds around every text; `None` if texts cannot be cut.
-#[derive(Debug, Default)]
-pub(super) struct Parts(Option<(Vec<u32>, Vec<u32>)>);
+/// The way in which long texts are encoded.
+#[derive(Debug)]
+pub(super) struct Parts {
+    /// Bytes of a part, if the text has a boundary there.
+    pub(super) bytes: usize,
+    pub(super) lazy: Option<Lazy>,
+    /// Held while a text is encoded that cannot be interrupted.
+    pub(super) whole: Mutex<()>,
+}
+
+/// An encoder whose work can be interrupted.
+#[derive(Debug)]
+pub(super) struct Lazy {
+    pub(super) encoder: LazyEncoder,
+    pub(super) cuts: Option<Cuts>,
+    /// The tokens that encoding adds before every text, and after it.
+    around: (Vec<u32>, Vec<u32>),
+}
+
+/// The places where a text may be cut.
+#[derive(Debug)]
+pub(super) enum Cuts {
+    /// All boundaries but those after these characters.
+    Words { not_after: HashSet<char> },
+    /// Those before a space, after a character that is a token and not among these.
+    Spaces { not_after: HashSet<char> },
+}
 
 impl Parts {
-    pub(super) fn new(inner: &tokenizers::Tokenizer) -> Self {
-        Self(around(inner).filter(|_| is_local(inner)))
+    /// `entries` are the vocabulary's entries by id.
+    pub(super) fn new(inner: &tokenizers::Tokenizer, entries: &[Option<String>]) -> Self {
+        let lazy = around(inner).zip(LazyEncoder::new(inner, entries)).map(|(around, encoder)| {
+            let cuts = Cuts::new(inner, &encoder, entries);
+            Lazy { encoder, cuts, around }
+        });
+        Self { bytes: PART_BYTES, lazy, whole: Mutex::new(()) }
+    }
+
+    /// Whether texts are encoded in parts.
+    pub(super) fn is_interruptible(&self) -> bool {
+        self.lazy.is_some()
     }
 }
 
@@ -47,34 +93,88 @@ impl Tokenizer {
         (add_special_tokens, wanted): (bool, Wanted),
         mut pause: impl FnMut() -> Result<(), E>,
     ) -> Result<Vec<u32>, E> {
-        let Some((before, after)) = self.parts.0.as_ref().filter(|_| text.len() > PART_BYTES) else {
-            pause()?;
+        pause()?;
+        if text.len() <= self.parts.bytes {
             let mut ids = self.encode(text, add_special_tokens)?;
             wanted.cut(&mut ids);
             return Ok(ids);
+        }
+        let Some(lazy) = &self.parts.lazy else {
+            return self.encode_whole(text, (add_special_tokens, wanted), pause);
         };
-        let (mut rest, mut parts, mut count) = (text, Vec::new(), 0);
+        let mut ids = self.lazily(lazy, (text, wanted), pause)?;
+        if add_special_tokens {
+            let (before, after) = &lazy.around;
+            ids.splice(0..0, before.iter().copied());
+            ids.extend_from_slice(after);
+            self.edges.apply(&mut ids);
+        }
+        wanted.cut(&mut ids);
+        Ok(ids)
+    }
+
+    /// Encodes a text that is too long for one part, without special tokens.
+    fn lazily<E: From<TokenizerError>>(
+        &self,
+        Lazy { encoder, cuts, .. }: &Lazy,
+        (text, wanted): (&str, Wanted),
+        mut pause: impl FnMut() -> Result<(), E>,
+    ) -> Result<Vec<u32>, E> {
+        let (mut rest, mut ids, mut ends) = (text, Vec::new(), Vec::new());
+        let mut count = 0;
         while !rest.is_empty() && !wanted.is_met_by(count) {
-            pause()?;
-            let part;
-            (part, rest) = match wanted {
-                Wanted::All | Wanted::First(_) => rest.split_at(first_part(rest)),
+            let is_boundary = |at| cuts.as_ref().is_some_and(|cuts| cuts.allow(text, at, self.inner.get_model()));
+            let begin = text.len() - rest.len();
+            let (part, place) = match wanted {
+                Wanted::All | Wanted::First(_) => {
+                    let from = begin + rest.len().min(self.parts.bytes);
+                    let cut = (from..text.len()).find(|&at| is_boundary(at)).unwrap_or(text.len());
+                    rest = &text[cut..];
+                    (&text[begin..cut], begin)
+                }
                 Wanted::Last(_) => {
-                    let (rest, part) = rest.split_at(last_part(rest));
-                    (part, rest)
+                    let to = rest.len().saturating_sub(self.parts.bytes);
+                    let cut = (1..=to).rev().find(|&at| is_boundary(at)).unwrap_or(0);
+                    let part = &rest[cut..];
+                    rest = &rest[..cut];
+                    (part, cut)
                 }
             };
-            let ids = self.encode(part, false)?;
-            count += ids.len();
-            parts.push(ids);
+            let place = if place == 0 { Place::Start } else { Place::Middle };
+            let mut enough = |certain: usize| match wanted {
+                Wanted::First(_) if wanted.is_met_by(count + certain) => Err(Stop::Enough),
+                _ => pause().map_err(Stop::Failed),
+            };
+            let tokens = encoder.encode(self.inner.get_model(), (part, place), &mut enough)?;
+            count += tokens.len();
+            match wanted {
+                Wanted::Last(_) => ends.push(tokens),
+                _ if ids.is_empty() => ids = tokens,
+                _ => ids.extend_from_slice(&tokens),
+            }
         }
-        if let Wanted::Last(_) = wanted {
-            parts.reverse();
-        }
-        let mut ids = parts.concat();
-        if add_special_tokens {
-            ids = self.edges.apply(&[before, &ids[..], after].concat());
-        }
+        ids.extend(ends.into_iter().rev().flatten());
+        Ok(ids)
+    }
+
+    /// Encodes a text in one piece. One such text at a time is encoded, so that they take neither all processors nor all
+    /// memory.
+    fn encode_whole<E: From<TokenizerError>>(
+        &self,
+        text: &str,
+        (add_special_tokens, wanted): (bool, Wanted),
+        mut pause: impl FnMut() -> Result<(), E>,
+    ) -> Result<Vec<u32>, E> {
+        let _only = loop {
+            match self.parts.whole.try_lock() {
+                Ok(only) => break only,
+                Err(std::sync::TryLockError::Poisoned(only)) => break only.into_inner(),
+                Err(std::sync::TryLockError::WouldBlock) => {}
+            }
+            pause()?;
+            std::thread::sleep(RETRY);
+        };
+        let mut ids = self.encode(text, add_special_tokens)?;
         wanted.cut(&mut ids);
         Ok(ids)
     }
@@ -102,17 +202,55 @@ impl Wanted {
 /// Most tokens that [`Edges`](super::Edges) take away at one end.
 const MOST_ADDED: usize = 1;
 
-/// Length of the first part of `text`.
-fn first_part(text: &str) -> usize {
-    let from = text.len().min(PART_BYTES);
-    (from..text.len()).find(|&at| is_boundary(text.as_bytes(), at)).unwrap_or(text.len())
+impl Cuts {
+    /// The cuts that are certain for a tokenizer, if any.
+    fn new(inner: &tokenizers::Tokenizer, encoder: &LazyEncoder, entries: &[Option<String>]) -> Option<Self> {
+        let added = inner.get_added_tokens_decoder();
+        if !added.values().all(is_local_token) {
+            return None;
+        }
+        let ends = |token: &tokenizers::AddedToken| token.content.chars().next_back();
+        if splits_at_boundaries(inner) {
+            let not_after = added.values().filter(|token| token.rstrip).filter_map(ends).collect();
+            return Some(Self::Words { not_after });
+        }
+        // A model may look at a word as a whole, unless words end at spaces.
+        let sees_neighbours_only = match inner.get_model() {
+            ModelWrapper::BPE(bpe) => encoder.long_words.is_some() && !bpe.ignore_merges,
+            model => matches!(model, ModelWrapper::Unigram(_)),
+        };
+        let is_certain = encoder.only_replaces_spaces() && (sees_neighbours_only || encoder.splits_words());
+        if !is_certain || inner.get_model().token_to_id(SPACE).is_none() {
+            return None;
+        }
+        // A character may be put before the text after an added token.
+        let mut not_after: HashSet<char> = added.values().filter_map(ends).collect();
+        for entry in entries.iter().flatten() {
+            not_after.extend(entry.match_indices(SPACE).filter_map(|(at, _)| entry[..at].chars().next_back()));
+        }
+        Some(Self::Spaces { not_after })
+    }
+
+    /// Whether `text` may be cut at `at`.
+    pub(super) fn allow(&self, text: &str, at: usize, model: &ModelWrapper) -> bool {
+        if !is_boundary(text.as_bytes(), at) {
+            return false;
+        }
+        let Some(before) = text[..at].chars().next_back() else { return false };
+        match self {
+            Self::Words { not_after } => !not_after.contains(&before),
+            // No entry of the vocabulary has both characters. Unknown characters may be joined.
+            Self::Spaces { not_after } => {
+                text.as_bytes()[at] == b' '
+                    && !not_after.contains(&before)
+                    && model.token_to_id(before.encode_utf8(&mut [0; 4])).is_some()
+            }
+        }
+    }
 }
 
-/// Start of the last part of `text`.
-fn last_part(text: &str) -> usize {
-    let to = text.len().saturating_sub(PART_BYTES);
-    (1..=to).rev().find(|&at| is_boundary(text.as_bytes(), at)).unwrap_or(0)
-}
+/// SentencePiece's visible space.
+const SPACE: &str = "\u{2581}";
 
 /// Whether a text may be cut at `at`: before a space or an ideographic comma or full stop, and after an ASCII letter or
 /// digit, a CJK ideograph of the basic plane or ASCII punctuation before a space.
@@ -140,20 +278,14 @@ fn around(inner: &tokenizers::Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
     (empty == [before, after].concat()).then(|| (before.to_vec(), after.to_vec()))
 }
 
-/// Whether every rule of the tokenizer sees no further than a boundary.
-fn is_local(inner: &tokenizers::Tokenizer) -> bool {
-    let json = |part: Option<Value>| part.unwrap_or(Value::Null);
-    let normalizer = json(inner.get_normalizer().and_then(|part| serde_json::to_value(part).ok()));
-    let pre_tokenizer = json(inner.get_pre_tokenizer().and_then(|part| serde_json::to_value(part).ok()));
-    let steps = match pre_tokenizer["type"].as_str() {
-        Some("Sequence") => pre_tokenizer["pretokenizers"].as_array().cloned().unwrap_or_default(),
-        _ => vec![pre_tokenizer],
-    };
-    matches!(inner.get_model(), ModelWrapper::BPE(model) if model.dropout.is_none())
-        && (normalizer.is_null() || normalizer["type"] == "NFC")
+/// Whether every rule of a byte-level tokenizer sees no further than a boundary, and a piece ends there.
+fn splits_at_boundaries(inner: &tokenizers::Tokenizer) -> bool {
+    let normalizers = steps(serde_json::to_value(inner.get_normalizer()), "normalizers");
+    let steps = steps(serde_json::to_value(inner.get_pre_tokenizer()), "pretokenizers");
+    matches!(inner.get_model(), ModelWrapper::BPE(_))
+        && normalizers.iter().all(|step| step["type"] == "NFC")
         && steps.iter().all(is_local_step)
         && steps.iter().any(splits_at_spaces)
-        && inner.get_added_tokens_decoder().values().all(is_local_token)
 }
 
 /// Whether a step of the pre-tokenizer never joins what a boundary separates.
@@ -178,173 +310,10 @@ fn splits_at_spaces(step: &Value) -> bool {
     }
 }
 
-/// Whether an added token neither contains a boundary nor depends on the text around it.
+/// Whether an added token neither contains a boundary nor is found depending on what is before one. White space that it
+/// takes from its left does not reach across a boundary.
 fn is_local_token(token: &tokenizers::AddedToken) -> bool {
     let text = token.content.as_bytes();
-    !token.single_word && !token.lstrip && !token.rstrip && !(1..text.len()).any(|at| is_boundary(text, at))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::OnceLock;
-
-    use proptest::prelude::*;
-    use serde_json::json;
-
-    use super::*;
-    use crate::SpecialTokens;
-    use crate::tokenizer::pre_tokenizer::{Rules, rules_that_split_at_spaces};
-
-    /// A vocabulary whose merges join what the split rules leave together: spaces, digits, letters and punctuation.
-    fn tokenizer(rules: &Rules, post_processor: &Value) -> Tokenizer {
-        let mut tokens: Vec<String> = Vec::new();
-        let bytes = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
-        let mut alphabet: Vec<char> = bytes.into_iter().collect();
-        alphabet.sort_unstable();
-        tokens.extend(alphabet.iter().map(char::to_string));
-        let pairs = [
-            ("Ġ", "a"),
-            ("a", "b"),
-            ("Ġa", "b"),
-            ("Ġ", "Ġ"),
-            ("1", "2"),
-            (".", "Ġ"),
-            ("b", "Ġ"),
-            (".", "."),
-            ("Ġ", "."),
-            ("Ċ", "Ċ"),
-        ];
-        let merges: Vec<Value> = pairs.iter().map(|(a, b)| json!([a, b])).collect();
-        tokens.extend(pairs.iter().map(|(a, b)| format!("{a}{b}")));
-        let special = tokens.len();
-        let vocab: serde_json::Map<String, Value> =
-            tokens.into_iter().zip(0..).map(|(token, id)| (token, Value::from(id))).collect();
-        let added: Vec<Value> = ["<s>", "</s>"].iter().zip(special..).map(|(token, id)| {
-            json!({"id": id, "content": token, "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
-        }).collect();
-        let json = json!({
-            "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
-            "normalizer": rules.normalizer(), "pre_tokenizer": rules.pre_tokenizer().unwrap(), "post_processor": post_processor,
-            "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
-            "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-                      "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-                      "ignore_merges": rules.ignore_merges, "vocab": vocab, "merges": merges},
-        });
-        let special = SpecialTokens {
-            bos: Some("<s>".into()),
-            eos: Some("</s>".into()),
-            add_eos: Some(true),
-            ..SpecialTokens::default()
-        };
-        Tokenizer::from_json(json.to_string().as_bytes(), special).unwrap()
-    }
-
-    fn template(special: usize) -> Value {
-        json!({"type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [special], "tokens": ["<s>"]}}})
-    }
-
-    /// A tokenizer for each set of rules that splits at spaces.
-    fn tokenizers() -> &'static [(&'static Rules, Tokenizer)] {
-        static MADE: OnceLock<Vec<(&'static Rules, Tokenizer)>> = OnceLock::new();
-        MADE.get_or_init(|| {
-            rules_that_split_at_spaces().map(|rules| (rules, tokenizer(rules, &template(BOS)))).collect()
-        })
-    }
-
-    /// Id of `<s>`: after 256 bytes and 10 merges.
-    const BOS: usize = 266;
-
-    /// Text with many boundaries and many places that only look like one.
-    fn text() -> impl Strategy<Value = String> {
-        let piece = prop_oneof![
-            4 => prop::sample::select(vec![" ", "a", "b", "ab", "1", "12", ".", "..", "\n", "\r\n", "  ", "\t", "'s", "'", "<s>", "</s>", "。", "，", "漢", "字", "か", "ğ", "e\u{301}", "\u{301}", "\u{a0}", "\u{200b}", "\u{3000}", "😀", "$", "/"]).prop_map(str::to_owned),
-            1 => any::<char>().prop_map(String::from),
-        ];
-        proptest::collection::vec(piece, 0..60).prop_map(|pieces| pieces.concat())
-    }
-
-    fn in_parts(tokenizer: &Tokenizer, text: &str, how: (bool, Wanted)) -> Vec<u32> {
-        tokenizer.encode_in_parts::<TokenizerError>(text, how, || Ok(())).unwrap()
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(256))]
-
-        #[test]
-        fn a_text_cut_at_its_boundaries_has_the_same_tokens(text in text()) {
-            for (rules, tokenizer) in tokenizers() {
-                let whole = tokenizer.encode(&text, false).unwrap();
-                let cuts: Vec<usize> = (1..text.len()).filter(|&at| is_boundary(text.as_bytes(), at)).collect();
-                for &at in &cuts {
-                    let parts = [&text[..at], &text[at..]].map(|part| tokenizer.encode(part, false).unwrap());
-                    prop_assert_eq!(parts.concat(), &whole[..], "{:?} cut at {} by {:?}", text, at, rules);
-                }
-            }
-        }
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(4))]
-
-        #[test]
-        fn parts_and_truncation_give_the_tokens_of_the_whole(
-            pieces in proptest::collection::vec(text(), 1..4), repeats in 400..1_500_usize, keep in 1..20_000_usize, special in any::<bool>(),
-        ) {
-            let text: String = pieces.iter().cycle().take(repeats).map(String::as_str).collect();
-            for (_, tokenizer) in &tokenizers()[..2] {
-                let whole = tokenizer.encode(&text, special).unwrap();
-                prop_assert_eq!(&in_parts(tokenizer, &text, (special, Wanted::All)), &whole);
-                let keep = keep.min(whole.len());
-                prop_assert_eq!(&in_parts(tokenizer, &text, (special, Wanted::First(keep)))[..], &whole[..keep]);
-                prop_assert_eq!(&in_parts(tokenizer, &text, (special, Wanted::Last(keep)))[..], &whole[whole.len() - keep..]);
-            }
-        }
-    }
-
-    #[test]
-    fn every_set_of_rules_for_words_is_used_in_parts() {
-        assert!(tokenizers().len() > 8);
-        for (rules, tokenizer) in tokenizers() {
-            assert!(tokenizer.parts.0.is_some(), "{rules:?}");
-        }
-    }
-
-    #[test]
-    fn truncation_reads_only_the_side_that_it_keeps() {
-        let tokenizer = tokenizer(rules_that_split_at_spaces().next().unwrap(), &Value::Null);
-        let text = "ab ".repeat(1 << 20);
-        for wanted in [Wanted::First(100), Wanted::Last(100)] {
-            let mut parts = 0;
-            let count = || -> Result<(), TokenizerError> {
-                parts += 1;
-                Ok(())
-            };
-            assert_eq!(tokenizer.encode_in_parts(&text, (true, wanted), count).unwrap().len(), 100);
-            assert_eq!(parts, 1);
-        }
-    }
-
-    #[test]
-    fn work_ends_at_the_pause_that_fails() {
-        let tokenizer = tokenizer(rules_that_split_at_spaces().next().unwrap(), &Value::Null);
-        let text = "ab ".repeat(1 << 20);
-        let mut left = 3;
-        let pause = || {
-            left -= 1;
-            if left == 0 { Err(TokenizerError::Encode("cancelled".into())) } else { Ok(()) }
-        };
-        assert!(tokenizer.encode_in_parts(&text, (true, Wanted::All), pause).is_err());
-        assert_eq!(left, 0);
-    }
-
-    #[test]
-    fn tokens_that_reach_across_a_boundary_forbid_parts() {
-        let token = |content: &str| tokenizers::AddedToken::from(content, true);
-        assert!(is_local_token(&token("<|im_end|>")) && is_local_token(&token("  ")));
-        assert!(!is_local_token(&token("a b")) && !is_local_token(&token("a ")));
-        assert!(!is_local_token(&token("x").rstrip(true)) && !is_local_token(&token("x").single_word(true)));
-    }
+    let begins_at_boundary = token.content.starts_with([' ', '\u{3002}', '\u{ff0c}']);
+    !(token.single_word && begins_at_boundary) && !(1..text.len()).any(|at| is_boundary(text, at))
 }

@@ -97,7 +97,7 @@ pub(super) fn byte_token(token: &str) -> Option<u8> {
 
 /// Returns GPT-2's map from characters to bytes: printable Latin-1 stands for itself, and the 68 other bytes are U+0100
 /// and up, in order.
-fn byte_characters() -> [Option<u8>; 0x180] {
+pub(super) fn byte_characters() -> [Option<u8>; 0x180] {
     let mut map = [None; 0x180];
     let mut next = 0x100;
     for byte in 0..=u8::MAX {

@@ -12,7 +12,8 @@ use tokenizers::tokenizer::SplitDelimiterBehavior;
 
 use super::TokenizerError;
 
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+/// The expression of GPT-2, which the library's byte-level step has built in.
+pub(super) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const DIGIT: &str = r"\p{N}";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str =
@@ -129,10 +130,10 @@ impl Rules {
     }
 }
 
-/// The rules of which a text may be cut at spaces: all that end with a rule for every character.
+/// All rules, and whether a text is cut at spaces: if they end with a rule for every character.
 #[cfg(test)]
-pub(super) fn rules_that_split_at_spaces() -> impl Iterator<Item = &'static Rules> {
-    RULES.iter().filter(|rules| rules.splits.iter().all(|split| SPLITS_AT_SPACES.contains(split)))
+pub(super) fn all_rules() -> impl Iterator<Item = (&'static Rules, bool)> {
+    RULES.iter().map(|rules| (rules, rules.splits.iter().all(|split| SPLITS_AT_SPACES.contains(split))))
 }
 
 #[cfg(test)]

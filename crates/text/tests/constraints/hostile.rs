@@ -66,6 +66,34 @@ fn schemas() -> Vec<(&'static str, Value)> {
             "patterns",
             json!({"type": "object", "patternProperties": (0..40).map(|i| (format!("^.*a{i}.*b"), json!({}))).collect::<Map<_, _>>()}),
         ),
+        ("a long string of alternatives", json!({"type": "string", "pattern": "^(ab|cd|ef)*$", "maxLength": 100_000})),
+        (
+            "long strings of several lengths",
+            json!({"anyOf": (0..300).map(|i| json!({"type": "string", "maxLength": 100_000 + i})).collect::<Vec<_>>()}),
+        ),
+        ("15000 values", json!({"enum": many(15_000)})),
+        ("10000 numbers", json!({"enum": (0..10_000).map(|i| json!(f64::from(i) / 7.0)).collect::<Vec<_>>()})),
+        (
+            "items of items of items",
+            wrapped(
+                3,
+                json!({"type": "integer"}),
+                |value| json!({"type": "array", "minItems": 500, "maxItems": 1000, "items": value}),
+            ),
+        ),
+        (
+            "patterns that all apply",
+            json!({"allOf": (0..30).map(|i| json!({"type": "string", "pattern": format!("a.{{{i}}}b")})).collect::<Vec<_>>()}),
+        ),
+        (
+            "objects in objects",
+            wrapped(
+                30,
+                json!({}),
+                |value| json!({"type": "object", "properties": {"a": value.clone(), "b": {"enum": [1]}}}),
+            ),
+        ),
+        ("wide objects in a list", json!({"type": "array", "items": objects(1500)})),
         ("a hard pattern", json!({"type": "string", "pattern": "^(.*a.{60}b.*|(a|b)*c.{50})$", "minLength": 500})),
     ]
 }
@@ -77,6 +105,21 @@ fn others() -> Vec<(&'static str, GrammarSpec)> {
     let terminals: String = (1..9000).map(|i| format!("T{i}: T{}\n", i - 1)).collect();
     vec![
         ("a large count", regex("a{1000000}")),
+        ("optional letters", regex("(a?){2000}a{2000}")),
+        ("ranges of counts", regex("(a{1,100}b{1,100}){1,100}")),
+        ("gaps of any length", regex("(.{1,1000}x){10}")),
+        ("words that begin alike", regex("((a|ab|abc|abcd)*c){50}")),
+        ("classes of classes", regex(&r"([\p{L}&&[^a]]|\p{N}|\w){1,500}".repeat(20))),
+        ("intersections", grammar("start: T\nT: /.*a.{40}b.*/ & /.*c.{40}d.*/ & ~/.*e.{40}f.*/".to_owned())),
+        (
+            "many rules",
+            grammar(
+                (0..9000)
+                    .map(|i| format!("r{i} ::= \"x{i}\" | r{} r{}\n", (i + 1) % 9000, (i * 7) % 9000))
+                    .chain(["root ::= r0".to_owned()])
+                    .collect(),
+            ),
+        ),
         ("counts of counts", regex("((a{1000}){1000}){1000}")),
         ("exponential", regex("(a|b)*a(a|b){40}")),
         ("exponential with a tail", regex("(.*a.{30}){3}b")),

@@ -1,3 +1,5 @@
+use std::cell::Cell;
+
 use serde_json::json;
 
 use super::*;
@@ -38,6 +40,33 @@ fn endless_templates_end() {
     assert!(matches!(render(recurses, json!([])), Err(TemplateError::Render(_))));
     let huge = "{{ 'x' * 100000000000 }}";
     assert!(matches!(render(huge, json!([])), Err(TemplateError::Render(_))));
+}
+
+#[test]
+fn rendering_pauses_at_each_message_and_ends_at_the_pause_that_fails() {
+    let source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+    let template = ChatTemplate::new(source, &SpecialTokens::default()).unwrap();
+    let messages = vec![json!({"role": "user", "content": "hi"}); 1000];
+    let (kwargs, pauses) = (Map::new(), Cell::new(0));
+    let input = TemplateInput {
+        messages: &messages,
+        tools: None,
+        documents: None,
+        add_generation_prompt: false,
+        continue_final_message: false,
+        kwargs: &kwargs,
+    };
+    let render = |last: usize| {
+        pauses.set(0);
+        template.render_in_turns(&input, || {
+            pauses.set(pauses.get() + 1);
+            if pauses.get() == last { Err(TemplateError::Stopped) } else { Ok(()) }
+        })
+    };
+    assert_eq!(render(usize::MAX).unwrap(), "user: hi\n".repeat(1000));
+    assert!(matches!(render(7), Err(TemplateError::Stopped)));
+    assert_eq!(pauses.get(), 7);
+    assert!(render(usize::MAX).is_ok() && pauses.get() >= 1000);
 }
 
 #[test]
