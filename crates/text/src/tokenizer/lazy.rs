@@ -223,9 +223,9 @@ impl LazyEncoder {
         }
     }
 
-    /// The number of bytes of a text that this part of its spelling stands for.
-    pub(super) fn spelled_bytes(&self, spelling: &str) -> usize {
-        if self.bytes.is_some() { spelling.chars().count() } else { spelling.len() }
+    /// The number of bytes of a text that this part of its spelling stands for. A token may be a part of a character.
+    pub(super) fn spelled_bytes(&self, spelling: &str, part: (usize, usize)) -> usize {
+        if self.bytes.is_some() { spelling[part.0..part.1].chars().count() } else { part.1 - part.0 }
     }
 
     /// The last place at or before `at` where a piece can be cut.

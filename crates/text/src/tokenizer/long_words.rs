@@ -90,7 +90,7 @@ impl LongWords {
             }
             let (mut kept, mut length, mut next) = (0, 0, 0);
             for (count, token) in (1..).zip(&tokens) {
-                next += encoder.spelled_bytes(&spelling[token.offsets.0..token.offsets.1]);
+                next += encoder.spelled_bytes(&spelling, token.offsets);
                 if next + overlap > end - start {
                     break;
                 }
