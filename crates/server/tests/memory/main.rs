@@ -179,7 +179,7 @@ fn giants() -> Vec<(&'static str, &'static str, String, usize)> {
         ("a text of one letter", "/tokenize", tokenize("a".repeat(16 * MIB), false), 24 * 16 * MIB),
         ("a text of spaces", "/tokenize", tokenize(" ".repeat(16 * MIB), false), 24 * 16 * MIB),
         ("a text with the spelling of its tokens", "/tokenize", tokenize("word ".repeat(MIB), true), 32 * 5 * MIB),
-        ("a text that is truncated", "/v1/completions", truncated, 8 * 16 * MIB),
+        ("a text that is truncated", "/v1/completions", truncated, 16 * 16 * MIB),
     ]
 }
 
