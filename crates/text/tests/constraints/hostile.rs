@@ -82,10 +82,6 @@ fn schemas() -> Vec<(&'static str, Value)> {
             ),
         ),
         (
-            "patterns that all apply",
-            json!({"allOf": (0..30).map(|i| json!({"type": "string", "pattern": format!("a.{{{i}}}b")})).collect::<Vec<_>>()}),
-        ),
-        (
             "objects in objects",
             wrapped(
                 30,
