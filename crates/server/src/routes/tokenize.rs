@@ -80,15 +80,11 @@ struct Text {
 async fn answer(
     state: &AppState,
     request: Request,
-    work: fn(&AppState, &[u8]) -> Result<serde_json::Result<Vec<u8>>, ApiError>,
+    work: fn(&AppState, &[u8]) -> Result<Vec<u8>, ApiError>,
 ) -> Response {
     let received = async {
         let (body, _) = receive(state, request).await?;
-        let answer = blocking(state, body, work).await?;
-        answer.map_err(|error| {
-            tracing::error!(%error, "an answer could not be written");
-            ApiError::internal()
-        })
+        blocking(state, body, work).await
     };
     match received.await {
         Ok(json) => ([(CONTENT_TYPE, "application/json")], json).into_response(),
@@ -96,7 +92,15 @@ async fn answer(
     }
 }
 
-fn tokens_of(state: &AppState, body: &[u8]) -> Result<serde_json::Result<Vec<u8>>, ApiError> {
+/// An answer as JSON.
+fn written(answer: &impl Serialize) -> Result<Vec<u8>, ApiError> {
+    serde_json::to_vec(answer).map_err(|error| {
+        tracing::error!(%error, "an answer could not be written");
+        ApiError::internal()
+    })
+}
+
+fn tokens_of(state: &AppState, body: &[u8]) -> Result<Vec<u8>, ApiError> {
     let mut fields = Fields::parse(body)?;
     let with_text = fields.get("return_token_strs").unwrap_or(false);
     let tokens = if fields.raw("messages").is_some() {
@@ -116,15 +120,15 @@ fn tokens_of(state: &AppState, body: &[u8]) -> Result<serde_json::Result<Vec<u8>
         tokenise_in_turns(state, &prompt.unwrap_or_default(), (add_special_tokens, Wanted::All))?
     };
     let tokenizer = &state.text.tokenizer;
-    Ok(serde_json::to_vec(&Tokens {
+    written(&Tokens {
         count: tokens.len(),
         max_model_len: state.config.max_model_len,
         token_strs: with_text.then_some(Spellings { tokenizer, tokens: &tokens }),
         tokens: &tokens,
-    }))
+    })
 }
 
-fn text_of(state: &AppState, body: &[u8]) -> Result<serde_json::Result<Vec<u8>>, ApiError> {
+fn text_of(state: &AppState, body: &[u8]) -> Result<Vec<u8>, ApiError> {
     let mut fields = Fields::parse(body)?;
     let model: Option<String> = fields.get("model");
     if fields.raw("tokens").is_none() {
@@ -135,5 +139,5 @@ fn text_of(state: &AppState, body: &[u8]) -> Result<serde_json::Result<Vec<u8>>,
     check_model(state, model.as_deref())?;
     let ids = tokens.iter().map(|&id| known_token("tokens", id, &state.config)).collect::<Result<Vec<_>, _>>()?;
     let text = state.text.tokenizer.decode(&ids, false).map_err(|error| ApiError::bad_request(error.to_string()))?;
-    Ok(serde_json::to_vec(&Text { prompt: text }))
+    written(&Text { prompt: text })
 }

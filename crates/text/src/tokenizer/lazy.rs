@@ -230,7 +230,9 @@ impl LazyEncoder {
 
     /// The last place at or before `at` where a piece can be cut.
     pub(super) fn floor(&self, piece: &str, at: usize) -> usize {
-        if self.bytes.is_some() { at.min(piece.len()) } else { piece.floor_char_boundary(at) }
+        let at = at.min(piece.len());
+        let is_cut = |&at: &usize| self.bytes.is_some() || piece.is_char_boundary(at);
+        (0..=at).rev().find(is_cut).unwrap_or(0)
     }
 }
 

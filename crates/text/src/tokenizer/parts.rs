@@ -314,6 +314,6 @@ fn splits_at_spaces(step: &Value) -> bool {
 /// takes from its left does not reach across a boundary.
 fn is_local_token(token: &tokenizers::AddedToken) -> bool {
     let text = token.content.as_bytes();
-    let begins_at_boundary = token.content.starts_with([' ', '\u{3002}', '\u{ff0c}']);
-    !(token.single_word && begins_at_boundary) && !(1..text.len()).any(|at| is_boundary(text, at))
+    let sees_before = token.single_word && token.content.starts_with([' ', '\u{3002}', '\u{ff0c}']);
+    !sees_before && !(1..text.len()).any(|at| is_boundary(text, at))
 }

@@ -110,8 +110,8 @@ fn others() -> Vec<(&'static str, GrammarSpec)> {
         (
             "many rules",
             grammar(
-                (0..9000)
-                    .map(|i| format!("r{i} ::= \"x{i}\" | r{} r{}\n", (i + 1) % 9000, (i * 7) % 9000))
+                (0..6000)
+                    .map(|i| format!("r{i} ::= \"x{i}\" | r{} r{}\n", (i + 1) % 6000, (i * 7) % 6000))
                     .chain(["root ::= r0".to_owned()])
                     .collect(),
             ),
