@@ -60,6 +60,7 @@ def test_the_runtime_of_kserve_starts(octavo: pathlib.Path, world: World) -> Non
         assert container[probe]["httpGet"]["port"] == container["ports"][0]["containerPort"] == 8000
     # KServe puts the name of the service in.
     words = [word.replace("{{.Name}}", service["metadata"]["name"]).replace("cuda", "cpu") for word in container["args"]]
+    words += ["--host=127.0.0.1", "--port=0"]
     done = subprocess.run([octavo, *words], env={"HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "/mnt/models" in done.stderr, done.stderr
 

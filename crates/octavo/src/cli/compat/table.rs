@@ -18,6 +18,7 @@ const LORA: Outcome = Refused("LoRA adapters are not supported yet");
 const LORA_LIMIT: Outcome = NoEffect("it limits LoRA adapters, which are not supported yet");
 const SPECULATION: Outcome =
     NoEffect("speculative decoding is not supported yet; answers are the same without it, but slower");
+const SCALE_OUT: Outcome = Refused("the render routes are always on, and the other scale-out routes are not supported");
 const PLUGIN: Outcome = Refused("Python plug-ins cannot be loaded into this server");
 const MEDIA: Outcome = NoEffect("image, audio and video inputs are not supported");
 const CONTEXT: Outcome =
@@ -235,8 +236,8 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("middleware", Values, PLUGIN),
     flag("ssl-ciphers", Value, Refused("the cipher suites are fixed to the safe ones of TLS 1.2 and 1.3")),
     flag("enable-offline-docs", Switch, NoEffect("the pages that describe the API need no network")),
-    flag("enable-scale-out", Switch, Refused("the scale-out routes are not supported")),
-    flag("tokens-only", Switch, Refused("the scale-out routes are not supported")),
+    flag("enable-scale-out", Switch, SCALE_OUT),
+    flag("tokens-only", Switch, SCALE_OUT),
     // Logs, metrics, traces.
     flag("uvicorn-log-level", Value, ACCESS_LOG),
     flag("disable-uvicorn-access-log", Switch, ACCESS_LOG),
