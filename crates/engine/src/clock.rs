@@ -46,6 +46,10 @@ const RATE: f64 = 0.125;
 /// process was suspended, counts as much as this.
 const RATIO: (f64, f64) = (0.25, 4.0);
 
+/// Least time for the shares of a step, in times of the work that every step has. It bounds the part of a full step that
+/// a limit can waste, here to a fifth.
+const SHARES: f64 = 4.0;
+
 /// Range of the factors between nominal and measured time.
 const FACTOR: (f64, f64) = (1e-9, 1e9);
 
@@ -65,11 +69,11 @@ impl StepClock {
         Self { cost, limit: limit.map_or(f64::INFINITY, |limit| limit.as_secs_f64()), factors: [1.0; 4], measured: 0 }
     }
 
-    /// Returns the time for the shares of a step, in seconds. It is at least the time of the work that every step has:
-    /// where reading the weights alone takes longer than the limit, small steps would do little else.
+    /// Returns the time for the shares of a step, in seconds. It is at least [`SHARES`] times that of the work that
+    /// every step has: where reading the weights takes about as long as the limit, small steps would do little else.
     pub(crate) fn for_shares(&self) -> f64 {
         let step = self.seconds(&self.cost.step());
-        (self.limit - step).max(step)
+        (self.limit - step).max(SHARES * step)
     }
 
     /// Returns the work that every step has.

@@ -38,8 +38,8 @@ pub struct EngineConfig {
     /// Token budget of a step.
     pub max_num_batched_tokens: usize,
     /// Time that a step should take at most, by the executor's cost model and the measured speed; `None` means no
-    /// limit. A step computes at least one share, and takes twice the time of the work that every step has if that is
-    /// more. Has no effect without a cost model.
+    /// limit. A step computes at least one share, and takes five times the time of the work that every step has if that
+    /// is more. Has no effect without a cost model.
     pub max_step: Option<Duration>,
     /// Order of admission and of preemption.
     pub policy: SchedulingPolicy,

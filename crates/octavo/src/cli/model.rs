@@ -168,12 +168,12 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_parser = values::count, value_name = "TOKENS")]
     pub(crate) max_num_batched_tokens: Option<usize>,
 
-    /// Maximum time of a step in milliseconds; 0 sets no limit.
+    /// Maximum time of a step in milliseconds; 0 sets no limit [default: 100 on a processor, 0 on a GPU].
     ///
     /// A long prompt or many sequences are then spread over more steps, and short requests wait for less. The time is
-    /// estimated from that of earlier steps. A step may take twice the time of reading the weights if that is more.
-    #[arg(long, value_parser = values::amount, default_value = "0", value_name = "MS")]
-    pub(crate) max_step_ms: usize,
+    /// estimated from that of earlier steps. A step may take five times the time of reading the weights if that is more.
+    #[arg(long, value_parser = values::amount, value_name = "MS")]
+    pub(crate) max_step_ms: Option<usize>,
 
     /// Split long prompts over several steps [default: on].
     #[arg(long, default_value_t = true)]

@@ -8,7 +8,7 @@ use crate::cli::layers::{PREFIX, WITH_VARIABLES, nearest, variable};
 const OTHERS: [&str; 2] = ["OCTAVO_CACHE", "OCTAVO_CUDA_LIBS"];
 
 /// Prefixes of variables that tests, benches and scripts of this repository read.
-const DEVELOPMENT: [&str; 24] = [
+const DEVELOPMENT: [&str; 25] = [
     "OCTAVO_ADVISORIES",
     "OCTAVO_API_CASES",
     "OCTAVO_BENCH_",
@@ -28,6 +28,7 @@ const DEVELOPMENT: [&str; 24] = [
     "OCTAVO_PEER",
     "OCTAVO_RELEASE",
     "OCTAVO_REQUIRE_",
+    "OCTAVO_SOURCES",
     "OCTAVO_STANDIN_",
     "OCTAVO_TEST",
     "OCTAVO_URL",

@@ -19,14 +19,16 @@ use crate::serve::model::{LoadedModel, ModelFiles};
 use crate::system::human_bytes;
 
 /// Limits on processors. The token budget is smaller than vLLM's 2048, because matrix products reach their full speed
-/// with a few hundred tokens and every running request waits for the step.
-const CPU_STEPS: StepLimits = StepLimits { tokens: 512, stuck_after: Duration::from_secs(120) };
+/// with a few hundred tokens and every running request waits for the step. `benches/beside_chat.py` measures the effect of
+/// the bound in time and its cost.
+const CPU_STEPS: StepLimits =
+    StepLimits { tokens: 512, time: Some(Duration::from_millis(100)), stuck_after: Duration::from_secs(120) };
 
 /// Limits on a GPU. The token budget is vLLM's: a GPU needs that many tokens to be busy.
 ///
 /// A step takes less than a second, so a GPU without progress for 30 s counts as hung. On a processor a step of a large model
 /// may take a minute.
-const GPU_STEPS: StepLimits = StepLimits { tokens: 2048, stuck_after: Duration::from_secs(30) };
+const GPU_STEPS: StepLimits = StepLimits { tokens: 2048, time: None, stuck_after: Duration::from_secs(30) };
 
 /// Default share of a GPU's memory, which is vLLM's.
 const GPU_SHARE: f64 = 0.9;
@@ -45,6 +47,8 @@ pub(crate) enum Choice {
 pub(crate) struct StepLimits {
     /// Token budget.
     pub(crate) tokens: usize,
+    /// Bound of the estimated time; `None` means no bound.
+    pub(crate) time: Option<Duration>,
     /// Time without progress after which the device counts as hung.
     pub(crate) stuck_after: Duration,
 }

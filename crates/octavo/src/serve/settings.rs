@@ -316,7 +316,11 @@ pub(crate) fn engine_config(
         max_model_len,
         max_num_seqs: args.max_num_seqs,
         max_num_batched_tokens: steps.tokens,
-        max_step: (args.max_step_ms > 0).then(|| Duration::from_millis(args.max_step_ms as u64)),
+        max_step: match args.max_step_ms {
+            None => steps.time,
+            Some(0) => None,
+            Some(time) => Some(Duration::from_millis(time as u64)),
+        },
         policy: match args.scheduling_policy {
             Policy::Fcfs => SchedulingPolicy::Fcfs,
             Policy::Priority => SchedulingPolicy::Priority,

@@ -209,6 +209,7 @@ fn the_engine_gets_its_limits() {
         stuck_after: Duration::from_secs(30),
         max_num_seqs: 8,
         max_num_batched_tokens: 200,
+        max_step: STEPS.time,
         policy: SchedulingPolicy::Priority,
         enable_prefix_caching: false,
         enable_chunked_prefill: false,
@@ -219,12 +220,13 @@ fn the_engine_gets_its_limits() {
     assert_eq!(config, expected);
 }
 
-const STEPS: StepLimits = StepLimits { tokens: 200, stuck_after: Duration::from_secs(30) };
+const STEPS: StepLimits =
+    StepLimits { tokens: 200, time: Some(Duration::from_millis(70)), stuck_after: Duration::from_secs(30) };
 
 #[test]
-fn the_time_of_a_step_has_no_limit_unless_a_flag_sets_one() {
+fn the_time_of_a_step_has_the_limit_of_the_device_unless_a_flag_sets_one() {
     for (line, expected) in [
-        (&[][..], None),
+        (&[][..], STEPS.time),
         (&["--max-step-ms=0"], None),
         (&["--max-step-ms=30", "--scheduling-policy=fair"], Some(Duration::from_millis(30))),
     ] {
