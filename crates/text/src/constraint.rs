@@ -12,6 +12,7 @@ mod compiler;
 mod error;
 mod expansion;
 mod gbnf;
+mod intersection;
 mod limits;
 mod lower;
 mod matcher;

@@ -1,15 +1,18 @@
 //! Compilation of grammars with a time limit and a cache.
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use llguidance::api::{GrammarInit, TopLevelGrammar};
+use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::InferenceCapabilities;
-use llguidance::{CancellationHandle, Matcher, ParserFactory};
+use llguidance::{CancellationHandle, Logger, Matcher, ParserFactory, TokenParser};
 
-use super::{Grammar, GrammarError, GrammarLimits, GrammarSpec, vocabulary};
+use super::{Grammar, GrammarError, GrammarLimits, GrammarSpec, intersection, vocabulary};
 use crate::Tokenizer;
 
 /// Stack size of a compiling thread. llguidance recurses along references and nested terms, and the limits allow some
@@ -100,7 +103,6 @@ impl GrammarCompiler {
         let env = vocabulary::token_env(tokenizer, vocab_size, eos_token_ids)?;
         let mut factory =
             ParserFactory::new_simple(&env).map_err(|error| GrammarError::Vocabulary(error.to_string()))?;
-        *factory.limits_mut() = limits.parser();
         // By default llguidance neither inserts tokens for the model nor takes tokens back; this is required here.
         debug_assert!(!InferenceCapabilities::default().ff_tokens);
         factory.quiet();
@@ -200,9 +202,9 @@ impl Shared {
             Err(error) => return Some(Err(error)),
         };
         job.go_on()?;
-        let parser = match self.factory.create_parser(grammar) {
+        let parser = match self.parser(spec, grammar, job)? {
             Ok(parser) => parser,
-            Err(error) => return Some(Err(self.explain(spec, &error.to_string()))),
+            Err(error) => return Some(Err(error)),
         };
         let matcher = Matcher::new(Ok(parser));
         // The first mask detects excessive complexity before a request is accepted, and fills the lexer that is copied.
@@ -216,6 +218,33 @@ impl Shared {
         }
         let vocab_size = self.factory.tok_env().tok_trie().vocab_size();
         Some(Ok(Grammar::new(matcher, Arc::clone(&self.eos), vocab_size)))
+    }
+
+    /// Builds the parser. `None` if the compilation was given up.
+    fn parser(
+        &self,
+        spec: &GrammarSpec,
+        grammar: TopLevelGrammar,
+        job: &Job,
+    ) -> Option<Result<TokenParser, GrammarError>> {
+        let env = self.factory.tok_env().clone();
+        let translate = || GrammarInit::Serialized(grammar).to_internal(Some(env), self.limits.parser(1));
+        let (grammar, lexer) = match catch_unwind(AssertUnwindSafe(translate)) {
+            Ok(parts) => parts,
+            Err(error) => return Some(Err(self.explain(spec, &error.to_string()))),
+        };
+        job.go_on()?;
+        let (branches, limit) = (intersection::branches(&lexer), self.limits.pattern_branches);
+        if branches > limit {
+            return Some(Err(GrammarError::Intersection { what: spec.noun(), limit }));
+        }
+        let parser = self.factory.create_parser_from_init_ext(
+            GrammarInit::Internal(grammar, lexer),
+            Logger::new(0, 0),
+            InferenceCapabilities::default(),
+            self.limits.parser(branches),
+        );
+        Some(parser.map_err(|error| self.explain(spec, &error.to_string())))
     }
 
     /// Lets another compilation begin beside this one, unless many have already taken long.

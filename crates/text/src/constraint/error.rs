@@ -29,6 +29,17 @@ pub enum GrammarError {
         /// Limit.
         limit: usize,
     },
+    /// Patterns that must match the same text have too many combinations.
+    #[error(
+        "the {what} has patterns that must all match the same text, and they can match it in too many combinations (more \
+         than {limit} for the next character); use fewer or simpler patterns"
+    )]
+    Intersection {
+        /// Kind of the specification.
+        what: &'static str,
+        /// Limit.
+        limit: u64,
+    },
     /// Compilation exceeded the time limit.
     #[error("compiling the grammar took longer than {0:?}; simplify it")]
     TooSlow(Duration),

@@ -20,6 +20,11 @@ pub struct GrammarLimits {
     pub grammar_symbols: usize,
     /// Work to build the first lexer, in derivre's units; about 50 000 per millisecond.
     pub compile_fuel: u64,
+    /// Number of combinations of intersected patterns by which one character can be matched. The fuel for the lexer is
+    /// divided by it, because a step of the lexer that has begun does not end for want of fuel.
+    pub pattern_branches: u64,
+    /// Size in bytes of a pattern of property names that has others beside it, with which it is intersected.
+    pub name_pattern_bytes: usize,
     /// Wall time of one compilation. Specifications within the other limits compile much faster.
     pub compile_time: Duration,
     /// Number of concurrent compilations, apart from those that have taken long.
@@ -49,6 +54,8 @@ impl Default for GrammarLimits {
             divisors: 10_000,
             grammar_symbols: 200_000,
             compile_fuel: 1_000_000,
+            pattern_branches: 100,
+            name_pattern_bytes: 1000,
             compile_time: Duration::from_secs(10),
             compile_threads: 2,
             slow_after: Duration::from_millis(200),
@@ -63,11 +70,12 @@ impl Default for GrammarLimits {
 }
 
 impl GrammarLimits {
-    /// Returns the limits that llguidance enforces.
-    pub(super) fn parser(&self) -> ParserLimits {
+    /// Returns the limits that llguidance enforces on a grammar whose intersected patterns have `branches` combinations.
+    pub(super) fn parser(&self, branches: u64) -> ParserLimits {
+        let branches = branches.max(1);
         ParserLimits {
-            initial_lexer_fuel: self.compile_fuel,
-            step_lexer_fuel: self.mask_fuel,
+            initial_lexer_fuel: self.compile_fuel / branches,
+            step_lexer_fuel: self.mask_fuel / branches,
             step_max_items: self.mask_items,
             max_lexer_states: self.lexer_states,
             max_grammar_size: self.grammar_symbols,

@@ -6,6 +6,7 @@
 
 mod keywords;
 mod links;
+mod patterns;
 mod reference;
 
 use std::collections::HashMap;
@@ -115,6 +116,7 @@ impl<'a> Schemas<'a> {
         if !self.definitions.is_empty() {
             root.insert("$defs".to_owned(), Value::Object(self.definitions));
         }
+        patterns::check(&root, self.limits)?;
         let style = self.style;
         let whitespace = (!style.compact).then(|| style.whitespace.as_deref().unwrap_or(WHITESPACE));
         root.insert(
@@ -255,7 +257,12 @@ impl<'d> Walk<'_, '_, 'd> {
         let mut out = Map::new();
         for (name, schema) in map {
             if key == "patternProperties" {
-                super::lower::check_regex(name, self.schemas.limits)?;
+                let limits = self.schemas.limits;
+                super::lower::check_regex(name, limits)?;
+                if map.len() > 1 && name.len() > limits.name_pattern_bytes {
+                    let (bytes, limit) = (name.len(), limits.name_pattern_bytes);
+                    return Err(self.wrong_type(&format!("patterns of at most {limit} bytes; one has {bytes}")));
+                }
             }
             self.path.push(Step::Key(name));
             out.insert(name.clone(), self.schema(schema, resource)?);

@@ -27,6 +27,9 @@ fn chain(length: usize, link: impl Fn(String) -> Value) -> Value {
 
 fn schemas() -> Vec<(&'static str, Value)> {
     let many = |count: usize| (0..count).map(|index| json!(format!("value {index}"))).collect::<Vec<_>>();
+    fn all(patterns: impl Iterator<Item = String>) -> Value {
+        json!({"allOf": patterns.map(|pattern| json!({"type": "string", "pattern": pattern})).collect::<Vec<_>>()})
+    }
     let objects = |count: usize| {
         let properties: Map<String, Value> = (0..count).map(|i| (format!("p{i}"), json!({"type": "string"}))).collect();
         json!({"type": "object", "properties": properties})
@@ -80,6 +83,15 @@ fn schemas() -> Vec<(&'static str, Value)> {
                 json!({"type": "integer"}),
                 |value| json!({"type": "array", "minItems": 500, "maxItems": 1000, "items": value}),
             ),
+        ),
+        ("patterns that all apply", all((0..30).map(|i| format!("a.{{{i}}}b")))),
+        ("patterns that all apply later", all((0..30).map(|i| format!("^(y|z{{99}}(.*a.{{{i}}}b.*))$")))),
+        ("wide patterns that all apply", all((0..3).map(|i| format!("^(a|a.|a..|a...|.a|..a|...a|b.{{{i}}})*$")))),
+        (
+            "properties whose names match long patterns",
+            json!({"type": "object", "patternProperties": (0..2).map(|i| {
+                (format!("^({i}{})*$", "|a.|.a.|..a.|...a".repeat(3000)), json!({}))
+            }).collect::<Map<_, _>>()}),
         ),
         (
             "objects in objects",
@@ -207,6 +219,16 @@ fn limits_say_what_they_are() {
     assert_eq!(
         refused(GrammarLimits { schema_nodes: 8, ..limits() }, &deep),
         GrammarError::TooLarge { what: "JSON schema", limit: 8 }
+    );
+    let both = schema(json!({"allOf": [{"pattern": "a"}, {"pattern": "b"}]}));
+    assert_eq!(
+        refused(GrammarLimits { pattern_branches: 3, ..limits() }, &both),
+        GrammarError::Intersection { what: "JSON schema", limit: 3 }
+    );
+    let both = GrammarSpec::Grammar("start: T\nT: /.*a/ & /.*b/".to_owned());
+    assert_eq!(
+        refused(GrammarLimits { pattern_branches: 3, ..limits() }, &both),
+        GrammarError::Intersection { what: "grammar", limit: 3 }
     );
     let long = GrammarSpec::Regex("a".repeat(100));
     assert_eq!(
