@@ -12,6 +12,8 @@ import requests
 import schemathesis
 from schemathesis import checks
 
+from conftest import ROOT, serving
+
 # Requests for each route that takes a body, and for each of the others.
 MANY, FEW = int(os.environ.get("OCTAVO_API_CASES", 60)), 4
 
@@ -28,6 +30,23 @@ CHECKS = [
     checks.response_schema_conformance,
     checks.response_headers_conformance,
 ]
+
+
+# Development routes after which the engine serves no request until it is resumed.
+HALTING = ["POST /pause", "POST /sleep"]
+
+
+@pytest.fixture(scope="module")
+def tiny_url():
+    """A server of its own, with every route: the development routes stop the engine, and responses are stored."""
+    # Left to itself the model would fill an answer in JSON with blanks and with keys of its own.
+    terse = '{"disable_any_whitespace": true, "disable_additional_properties": true}'
+    flags = ["--structured-outputs-config", terse, "--enable-tokenizer-info-endpoint"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_SERVER_DEV_MODE", "1")
+        patch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
+        with serving(ROOT / "models" / "testdata" / "llama", "--served-model-name", "tiny", *flags) as url:
+            yield url
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +77,8 @@ def operations(document, tiny_url):
         if "max_tokens" in schema.get("properties", {}):
             schema["required"] = [*schema.get("required", []), "max_tokens"]
     know_tokens(capped["components"]["schemas"])
+    # The other levels are refused with 501.
+    capped["paths"]["/sleep"]["post"]["parameters"][0].update(required=True, schema={"type": "integer", "enum": [0]})
     # The only name that is served, beside the absent one.
     capped["components"]["schemas"]["Model"]["enum"] = [None, "tiny"]
     schema = schemathesis.openapi.from_dict(capped)
@@ -71,8 +92,9 @@ def test_the_document_is_valid(document):
 
 
 def run(operation, mode, examples, session):
-    """Sends requests and counts the answers by status."""
+    """Sends requests and counts the answers by status. An engine that a request has stopped is resumed."""
     answers = {}
+    resume = operation.label in HALTING
 
     @hypothesis.settings(
         max_examples=examples, deadline=None, derandomize=True, database=None,
@@ -80,7 +102,11 @@ def run(operation, mode, examples, session):
     )
     @hypothesis.given(operation.as_strategy(generation_mode=mode))
     def check(case):
-        response = case.call_and_validate(session=session, checks=CHECKS, timeout=60)
+        try:
+            response = case.call_and_validate(session=session, checks=CHECKS, timeout=60)
+        finally:
+            if resume:
+                session.post(f"{operation.base_url}/resume", timeout=60).raise_for_status()
         answers[response.status_code] = answers.get(response.status_code, 0) + 1
 
     check()

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 use axum::{Json, Router};
 use http::StatusCode;
 use octavo_engine::EngineHandle;
@@ -125,6 +125,7 @@ pub(crate) fn routes() -> Vec<Route> {
         ("POST", "/v1/completions/render", post(render::completions)),
         ("POST", "/v1/responses", post(responses::handle)),
         ("GET", "/v1/responses/{response_id}", get(responses::stored)),
+        ("DELETE", "/v1/responses/{response_id}", delete(responses::delete)),
         ("POST", "/v1/responses/{response_id}/cancel", post(responses::cancel)),
         ("POST", "/v1/messages", post(messages::handle)),
         ("POST", "/v1/messages/count_tokens", post(messages::count_tokens)),

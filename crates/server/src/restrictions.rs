@@ -11,16 +11,27 @@ pub(crate) struct ReasoningSpan {
     /// Token that begins it; `None` if the prompt began it.
     pub(crate) start: Option<u32>,
     pub(crate) end: Arc<[u32]>,
+    /// Whether any tokens may come before the last one of `end`.
+    pub(crate) has_gap: bool,
+    /// A token, and those of which one must follow it before the end.
+    pub(crate) choice: Option<(u32, Arc<[u32]>)>,
     /// Size of the model's vocabulary.
     pub(crate) vocab_size: usize,
 }
 
 impl ReasoningSpan {
     fn precede(&self, grammar: Box<dyn Constraint>) -> Box<dyn Constraint> {
-        Box::new(match self.start {
+        let mut constraint = match self.start {
             Some(start) => AfterReasoning::optional(grammar, start, &self.end, self.vocab_size),
             None => AfterReasoning::new(grammar, &self.end, self.vocab_size),
-        })
+        };
+        if self.has_gap {
+            constraint = constraint.with_gap();
+        }
+        if let Some((token, next)) = &self.choice {
+            constraint = constraint.with_choice(*token, Arc::clone(next));
+        }
+        Box::new(constraint)
     }
 }
 

@@ -144,6 +144,15 @@ impl ResponseStore {
         Some((serde_json::from_slice(&json).unwrap_or_default(), ended))
     }
 
+    /// Forgets a response, and aborts it if it runs. Returns whether there was one.
+    pub(crate) fn delete(&self, owner: ClientId, id: &str) -> bool {
+        let key = (owner, id.to_owned());
+        let mut entries = self.lock();
+        let known = entries.by_key.contains_key(&key);
+        entries.forget(&key);
+        known
+    }
+
     /// Aborts a response that runs in the background.
     pub(crate) fn cancel(&self, owner: ClientId, id: &str) -> Cancelled {
         let key = (owner, id.to_owned());

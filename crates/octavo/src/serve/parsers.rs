@@ -79,7 +79,7 @@ impl ParserFlags {
 
     fn reasoning(self, template: Option<&ChatTemplate>, tokenizer: &Tokenizer) -> Result<Option<ReasoningSyntax>> {
         let unmarked = |syntax: ReasoningSyntax| {
-            [syntax.start(), syntax.end()].into_iter().find(|marker| !is_one_token(tokenizer, marker))
+            syntax.marker_tokens().iter().find(|marker| !is_one_token(tokenizer, marker))
         };
         let (syntax, reason) = match self.reasoning {
             Choice::Disabled => (None, "--reasoning-parser".to_owned()),
@@ -141,7 +141,9 @@ mod tests {
         ParserFlags { tools, tools_are_needed: false, reasoning }
     }
 
+    const GPT_OSS: &str = "<|start|>assistant<|channel|>analysis<|message|> <|channel|>commentary";
     const THINK: &[&str] = &["<think>", "</think>"];
+    const HARMONY: &[&str] = &["<|channel|>", "<|message|>", "<|end|>"];
 
     #[test]
     fn the_template_decides_without_flags() {
@@ -150,6 +152,9 @@ mod tests {
             (Some(QWEN), &[], Some(ToolSyntax::Hermes), None),
             (Some("[TOOL_CALLS]"), THINK, Some(ToolSyntax::Mistral), None),
             (Some("{{ messages }}"), THINK, None, None),
+            (Some(GPT_OSS), HARMONY, Some(ToolSyntax::OpenAi), Some(ReasoningSyntax::OpenAiGptOss)),
+            (Some(GPT_OSS), &["<|channel|>"], Some(ToolSyntax::OpenAi), None),
+            (Some("Here is my thought process: Here is my response:"), &[], None, Some(ReasoningSyntax::Granite)),
             (None, THINK, None, None),
         ] {
             let chosen = flags("auto", "").choose(&model(template, markers)).unwrap();

@@ -185,6 +185,9 @@ fn continued(
         first_call_only: !request.tools.parallel,
         complete_calls_only: forced && common.stream.is_none(),
     };
+    if let Some(syntax) = parsing.reasoning {
+        sampling.text.skip_special_tokens &= !syntax.needs_special_tokens();
+    }
     let restrictions = reasoning_restrictions(state, request, &parsing, restrictions)?;
     let id = headers.id(common.request_id.as_ref());
     let tokens = Arc::clone(&prompt.tokens);
@@ -229,10 +232,8 @@ fn calls(state: &AppState, request: &ChatRequest) -> Result<(Calls, Option<Gramm
 /// The syntax of reasoning for one request. A grammar must know where reasoning begins: if the prompt leaves that open,
 /// reasoning begins with its marker or not at all, so a model that does not reason is constrained too.
 fn effective(syntax: ReasoningSyntax, has_grammar: bool, prompt_tail: &str) -> ReasoningSyntax {
-    match syntax {
-        ReasoningSyntax::DeepSeekR1 if has_grammar && syntax.opened_by(prompt_tail).is_none() => ReasoningSyntax::Qwen3,
-        _ => syntax,
-    }
+    let is_open = syntax.is_default() && has_grammar && syntax.opened_by(prompt_tail).is_none();
+    if is_open { ReasoningSyntax::Qwen3 } else { syntax }
 }
 
 /// The effect of reasoning: grammars begin after it, and it may have a budget.
@@ -254,25 +255,39 @@ fn reasoning_restrictions(
         return Ok(restrictions);
     }
     // If the prompt begins the reasoning, the output has no start marker.
-    let begun = opened == Some(true) || syntax == ReasoningSyntax::DeepSeekR1;
-    let ids = |marker: &str| -> Result<Arc<[u32]>, ApiError> {
-        state.text.tokenizer.encode(marker, false).map(Arc::from).map_err(|error| {
-            tracing::error!(%error, marker, "a reasoning marker could not be tokenised");
-            ApiError::internal()
-        })
-    };
+    let begun = opened.unwrap_or(syntax.is_default());
+    let ids = |marker: &str| marker_tokens(state, marker);
     let (end, vocab_size) = (ids(syntax.end())?, state.config.vocab_size);
     let start = if begun { Arc::default() } else { ids(syntax.start())? };
     if let Some(budget) = request.thinking_token_budget {
         restrictions.thinking = Some(ThinkingBudget::new(budget as usize, &start, &end, vocab_size));
     }
-    restrictions.reasoning = match start[..] {
-        [] => Some(ReasoningSpan { start: None, end, vocab_size }),
-        [start] => Some(ReasoningSpan { start: Some(start), end, vocab_size }),
+    let span = |start, end| ReasoningSpan { start, end, has_gap: false, choice: None, vocab_size };
+    restrictions.reasoning = match (syntax.answer_header(), &start[..]) {
+        (Some(header), _) => {
+            let end = ids(header)?;
+            let forced = matches!(request.tools.choice, ToolChoice::Required | ToolChoice::Named(_));
+            // A forced call is the answer, so the model may not call a function elsewhere instead.
+            let choice = match (end.get(..2), &ids(syntax.start())?[..]) {
+                (Some(&[channel, answer]), &[_, reasoning, ..]) if forced => Some((channel, [answer, reasoning].into())),
+                _ => None,
+            };
+            Some(ReasoningSpan { has_gap: true, choice, ..span(None, end) })
+        }
+        (None, []) => Some(span(None, end)),
+        (None, &[start]) => Some(span(Some(start), end)),
         // A marker of several tokens is text that a grammar may allow too, so the grammar applies at once.
-        _ => None,
+        (None, _) => None,
     };
     Ok(restrictions)
+}
+
+/// The tokens of a marker of reasoning.
+fn marker_tokens(state: &AppState, marker: &str) -> Result<Arc<[u32]>, ApiError> {
+    state.text.tokenizer.encode(marker, false).map(Arc::from).map_err(|error| {
+        tracing::error!(%error, marker, "a reasoning marker could not be tokenised");
+        ApiError::internal()
+    })
 }
 
 fn render(state: &AppState, request: &ChatRequest) -> Result<String, ApiError> {

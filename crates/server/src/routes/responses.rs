@@ -11,6 +11,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use http::header;
 use octavo_engine::ClientId;
+use serde_json::json;
 
 use crate::app::{App, AppState};
 use crate::caller::Caller;
@@ -85,7 +86,7 @@ pub(crate) async fn stored(
         let store = state.responses.as_ref().ok_or_else(unknown)?;
         let body = store.body(owner, &id).ok_or_else(unknown)?;
         if !flag(&parameters, "stream", false)? {
-            return Ok(json(body));
+            return Ok(stored_json(body));
         }
         let from = match parameter(&parameters, "starting_after").map(str::parse::<usize>) {
             None => 0,
@@ -104,7 +105,7 @@ pub(crate) async fn stored(
 pub(crate) async fn cancel(State(state): State<AppState>, Path(id): Path<String>, caller: Caller) -> Response {
     let outcome = state.responses.as_ref().map(|store| store.cancel(caller.owner(), &id));
     match outcome {
-        Some(Cancelled::Now(body)) => json(body),
+        Some(Cancelled::Now(body)) => stored_json(body),
         Some(Cancelled::TooLate) => {
             ApiError::invalid_request("Cannot cancel a synchronous response.").with_param("response_id").into_response()
         }
@@ -112,6 +113,14 @@ pub(crate) async fn cancel(State(state): State<AppState>, Path(id): Path<String>
     }
 }
 
-fn json(body: Bytes) -> Response {
+/// Forgets a stored response, as OpenAI's API does; vLLM has no such route.
+pub(crate) async fn delete(State(state): State<AppState>, Path(id): Path<String>, caller: Caller) -> Response {
+    if state.responses.as_ref().is_some_and(|store| store.delete(caller.owner(), &id)) {
+        return Json(json!({"id": id, "object": "response", "deleted": true})).into_response();
+    }
+    ApiError::response_not_found(&id).into_response()
+}
+
+fn stored_json(body: Bytes) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }

@@ -138,6 +138,22 @@ async fn a_background_response_can_be_cancelled() {
 }
 
 #[tokio::test]
+async fn a_deleted_response_is_forgotten_and_aborted() {
+    let mut setup = storing(Setup::endless());
+    setup.config.api_keys = vec!["a".into(), "b".into()];
+    let server = setup.start().await;
+    let delete = |key: &str| server.client.delete(format!("{}/v1/responses/resp_a", server.url)).bearer_auth(key);
+    ok(ask(&server, "a", json!({"background": true, "max_output_tokens": 4000})).bearer_auth("a")).await;
+    server.running(1).await;
+    let unknown = "Response with id 'resp_a' not found.";
+    refused(delete("b"), 404, unknown).await;
+    assert_eq!(ok(delete("a")).await, json!({"id": "resp_a", "object": "response", "deleted": true}));
+    server.idle().await;
+    refused(get(&server, "resp_a").bearer_auth("a"), 404, unknown).await;
+    refused(delete("a"), 404, unknown).await;
+}
+
+#[tokio::test]
 async fn a_background_stream_can_be_left_and_followed_from_any_event() {
     let (setup, gate) = storing(Setup::default()).gated();
     let server = setup.start().await;

@@ -10,7 +10,7 @@ use octavo_engine::{
 };
 use octavo_server::{ApiKeys, Server, ServerConfig, ServerError, Shutdown, TextModel};
 use octavo_telemetry::{Telemetry, TelemetryConfig, TraceConfig, Traces};
-use octavo_text::{ChatTemplate, ReasoningSyntax};
+use octavo_text::{ChatTemplate, ReasoningSyntax, ToolSyntax};
 use reqwest::{Client, RequestBuilder, Response};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -119,16 +119,35 @@ impl Setup {
         setup
     }
 
+    /// Generates this text, a byte a token, in which the markers are special tokens, and ends.
+    pub fn marked(markers: &'static [&'static str], text: &str) -> Self {
+        let mut setup = Self::default();
+        let (mut script, mut rest) = (Vec::new(), text);
+        while let Some(&byte) = rest.as_bytes().first() {
+            let marker = markers.iter().position(|marker| rest.starts_with(marker));
+            script.push(marker.map_or(byte.into(), |index| (VOCAB + index) as u32));
+            rest = &rest[marker.map_or(1, |index| markers[index].len())..];
+        }
+        setup.mock.script = Some(script.into_iter().chain([IM_END]).collect());
+        setup.more_tokens = markers;
+        (setup.mock.vocab_size, setup.config.vocab_size) = (VOCAB + markers.len(), VOCAB + markers.len());
+        setup
+    }
+
     /// Generates this text after this reasoning, whose markers are tokens.
     pub fn reasoning(reasoning: &str, text: &str) -> Self {
-        let mut setup = Self::writing(text);
-        setup.more_tokens = &["<think>", "</think>"];
-        (setup.mock.vocab_size, setup.config.vocab_size) = (VOCAB + 2, VOCAB + 2);
-        let (start, end) = (VOCAB as u32, VOCAB as u32 + 1);
-        let answer = setup.mock.script.iter().flat_map(|script| script.iter().copied());
-        let all = std::iter::once(start).chain(reasoning.bytes().map(u32::from)).chain([end]).chain(answer);
-        setup.mock.script = Some(all.collect());
+        let mut setup = Self::marked(&["<think>", "</think>"], &format!("<think>{reasoning}</think>{text}"));
         setup.config.api.reasoning = Some(ReasoningSyntax::Qwen3);
+        setup
+    }
+
+    /// Generates this text of gpt-oss.
+    pub fn gpt_oss(text: &str) -> Self {
+        let markers =
+            &["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"];
+        let mut setup = Self::marked(markers, text);
+        (setup.config.api.tools, setup.config.api.reasoning) =
+            (Some(ToolSyntax::OpenAi), Some(ReasoningSyntax::OpenAiGptOss));
         setup
     }
 

@@ -184,6 +184,35 @@ async fn a_constraint_follows_reasoning_that_the_model_begins() {
 }
 
 #[tokio::test]
+async fn the_channels_of_gpt_oss_are_separated() {
+    let analysis = "<|channel|>analysis<|message|>Hm, left?<|end|><|start|>assistant";
+    let call = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\": \"Rome\"}<|call|>";
+    let server = Setup::gpt_oss(&(analysis.to_owned() + call)).start().await;
+    let expected = json!({"content": "", "reasoning": "Hm, left?",
+        "calls": [{"name": "weather", "arguments": "{\"city\": \"Rome\"}"}]});
+    let body = ok(server.chat(json!({"tools": tools()}))).await;
+    assert_eq!((whole(&body), &body["choices"][0]["finish_reason"]), (expected.clone(), &json!("tool_calls")));
+    assert_eq!(message(&events(server.chat(json!({"tools": tools(), "stream": true}))).await), expected);
+
+    for header in ["<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>"] {
+        let server = Setup::gpt_oss(&format!("{analysis}{header}I would rather not.")).start().await;
+        let plain = whole(&ok(server.chat(json!({}))).await);
+        assert_eq!(plain, json!({"content": "I would rather not.", "reasoning": "Hm, left?", "calls": []}));
+        let choice = whole(&ok(server.chat(json!({"structured_outputs": {"choice": ["left", "right"]}}))).await);
+        assert_eq!(choice["reasoning"], "Hm, left?");
+        assert!(["left", "right"].contains(&choice["content"].as_str().unwrap()), "{choice}");
+        for choice in [json!("required"), json!({"type": "function", "function": {"name": "weather"}})] {
+            let rest = json!({"tools": tools(), "tool_choice": choice, "parallel_tool_calls": false});
+            let forced = whole(&ok(server.chat(rest)).await);
+            assert_eq!((&forced["reasoning"], &forced["content"]), (&json!("Hm, left?"), &json!("")));
+            assert_eq!(forced["calls"].as_array().unwrap().len(), 1, "{forced}");
+        }
+        let rest = json!({"structured_outputs": {"choice": ["left"]}, "thinking_token_budget": 3});
+        assert_eq!(whole(&ok(server.chat(rest)).await)["reasoning"], "Hm,");
+    }
+}
+
+#[tokio::test]
 async fn reasoning_has_a_budget() {
     let server = server("<think>\nLet me see, and see, and see again.</think>\nYes.").await;
     let tokens = |body: &Value| body["usage"]["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap();

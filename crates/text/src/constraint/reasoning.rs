@@ -1,5 +1,7 @@
 //! Constraints for models that reason before they answer.
 
+use std::sync::Arc;
+
 use octavo_engine::Constraint;
 
 use super::tokens::{allow_all, allow_also, allow_only};
@@ -8,13 +10,15 @@ use super::tokens::{allow_all, allow_also, allow_only};
 #[derive(Clone, Debug)]
 struct Marker {
     tokens: Vec<u32>,
+    /// Whether any tokens may come before the last one.
+    has_gap: bool,
     /// Length of the longest proper prefix that is also a suffix, for each prefix.
     borders: Vec<usize>,
 }
 
 impl Marker {
     fn new(tokens: &[u32]) -> Self {
-        let mut marker = Self { tokens: tokens.to_vec(), borders: Vec::with_capacity(tokens.len()) };
+        let mut marker = Self { tokens: tokens.to_vec(), has_gap: false, borders: Vec::with_capacity(tokens.len()) };
         let mut border = 0;
         for (index, &token) in tokens.iter().enumerate() {
             border = if index == 0 { 0 } else { marker.advance(border, token) };
@@ -29,6 +33,9 @@ impl Marker {
         loop {
             if self.tokens.get(matched) == Some(&token) {
                 return matched + 1;
+            }
+            if self.has_gap && matched + 1 == self.tokens.len() {
+                return matched;
             }
             if matched == 0 {
                 return 0;
@@ -49,18 +56,44 @@ pub struct AfterReasoning {
     /// Token that begins reasoning at the start of the output; `None` if the output starts inside the reasoning.
     start: Option<u32>,
     end: Marker,
+    /// A token, and those of which one must follow it in the reasoning.
+    choice: Option<(u32, Arc<[u32]>)>,
     vocab_size: usize,
-    /// Matched length of the end sequence at each token of the reasoning.
-    matched: Vec<usize>,
+    /// State after each token of the reasoning.
+    states: Vec<Reasoned>,
     /// Number of tokens passed to `inner`.
     answered: usize,
+}
+
+/// State after a token of the reasoning.
+#[derive(Clone, Copy, Debug, Default)]
+struct Reasoned {
+    /// Matched length of the end sequence.
+    matched: usize,
+    /// Whether the next token is one of the choice.
+    chooses: bool,
 }
 
 impl AfterReasoning {
     /// Applies `inner` after the tokens of `end`, or at once if `end` is empty. `vocab_size` is that of the model's
     /// head.
     pub fn new(inner: Box<dyn Constraint>, end: &[u32], vocab_size: usize) -> Self {
-        Self { inner, start: None, end: Marker::new(end), vocab_size, matched: Vec::new(), answered: 0 }
+        let end = Marker::new(end);
+        Self { inner, start: None, end, choice: None, vocab_size, states: Vec::new(), answered: 0 }
+    }
+
+    /// Lets the end sequence have any tokens before its last one, as a header that may name the type of the answer.
+    #[must_use]
+    pub fn with_gap(mut self) -> Self {
+        self.end.has_gap = true;
+        self
+    }
+
+    /// Allows only the tokens of `next` after `token` in the reasoning, so that it leads to an answer.
+    #[must_use]
+    pub fn with_choice(mut self, token: u32, next: Arc<[u32]>) -> Self {
+        self.choice = Some((token, next));
+        self
     }
 
     /// Lets the first token decide: after `start`, everything is allowed up to `end`; any other token is part of the
@@ -71,22 +104,31 @@ impl AfterReasoning {
 
     /// Returns whether `inner` decides about the next token.
     fn has_ended(&self) -> bool {
-        match self.matched.last() {
-            Some(&matched) => self.end.is_whole(matched),
+        match self.states.last() {
+            Some(state) => self.end.is_whole(state.matched),
             None => self.start.is_some() || self.end.is_whole(0),
         }
     }
 
     /// Returns the token that may begin reasoning now.
     fn possible_start(&self) -> Option<u32> {
-        self.start.filter(|_| self.matched.is_empty() && self.answered == 0)
+        self.start.filter(|_| self.states.is_empty() && self.answered == 0)
+    }
+
+    /// Returns the only tokens that may come next in the reasoning; `None` if all may.
+    fn chosen(&self) -> Option<&[u32]> {
+        let (_, next) = self.choice.as_ref().filter(|_| self.states.last().is_some_and(|state| state.chooses))?;
+        Some(next)
     }
 }
 
 impl Constraint for AfterReasoning {
     fn fill_mask(&mut self, mask: &mut [u32]) {
         if !self.has_ended() {
-            allow_all(mask, self.vocab_size);
+            match self.chosen() {
+                Some(next) => allow_only(mask, next),
+                None => allow_all(mask, self.vocab_size),
+            }
             return;
         }
         self.inner.fill_mask(mask);
@@ -97,15 +139,18 @@ impl Constraint for AfterReasoning {
 
     fn accept(&mut self, token: u32) -> bool {
         if self.possible_start() == Some(token) {
-            self.matched.push(0);
+            self.states.push(Reasoned::default());
             return true;
         }
         if self.has_ended() {
             self.answered += 1;
             return self.inner.accept(token);
         }
-        self.matched.push(self.end.advance(self.matched.last().copied().unwrap_or(0), token));
-        true
+        let allowed = self.chosen().is_none_or(|next| next.contains(&token));
+        let matched = self.end.advance(self.states.last().map_or(0, |state| state.matched), token);
+        let chooses = self.choice.as_ref().is_some_and(|&(before, _)| before == token);
+        self.states.push(Reasoned { matched, chooses });
+        allowed
     }
 
     fn rollback(&mut self, tokens: usize) {
@@ -114,7 +159,7 @@ impl Constraint for AfterReasoning {
             self.inner.rollback(answered);
             self.answered -= answered;
         }
-        self.matched.truncate(self.matched.len().saturating_sub(tokens - answered));
+        self.states.truncate(self.states.len().saturating_sub(tokens - answered));
     }
 }
 

@@ -3,9 +3,10 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use super::gemma::Gemma;
 use super::json::Envelope;
-use super::marked::{DeepSeek, Kimi, Mistral};
-use super::markers::Markers;
+use super::marked::{DeepSeek, Kimi, LongCat, Mistral};
+use super::markers::{Expect, Markers};
 use super::python::PythonCalls;
 use super::sink::Sink;
 use super::syntax::ToolSyntax;
@@ -32,6 +33,36 @@ pub(super) enum Step {
     Done,
     /// The character is invalid: the text is no call, or a broken one.
     Broken,
+}
+
+/// A call that begins with a second marker after the opening one.
+#[derive(Debug)]
+struct Inner<B> {
+    marker: Expect,
+    /// Whether the marker is complete.
+    begun: bool,
+    body: B,
+}
+
+impl<B: Body> Body for Inner<B> {
+    fn step(&mut self, character: char, sink: &mut Sink) -> Step {
+        if self.begun {
+            return self.body.step(character, sink);
+        }
+        match self.marker.step(character) {
+            Some(complete) => self.begun = complete,
+            None => return Step::Broken,
+        }
+        Step::More
+    }
+
+    fn finish(&mut self, sink: &mut Sink) {
+        self.body.finish(sink);
+    }
+
+    fn abandon(&mut self, sink: &mut Sink) {
+        self.body.abandon(sink);
+    }
 }
 
 /// Delimiters of the calls in a syntax.
@@ -94,7 +125,13 @@ impl Frame {
             ToolSyntax::SeedOss => {
                 (&["<seed:tool_call>", "<function=", "</seed:tool_call>", "</function>"], 2, None, "")
             }
+            ToolSyntax::Gemma4 => (&["<|tool_call>", "<tool_call|>"], 1, None, ""),
+            ToolSyntax::Granite20bFc => (&["<function_call>", "</function_call>"], 1, None, "}"),
+            ToolSyntax::LongCat => (&["<longcat_tool_call>", "</longcat_tool_call>"], 1, None, "}"),
+            ToolSyntax::Olmo3 => (&["<function_calls>", "</function_calls>"], 1, None, ""),
             ToolSyntax::JsonArray => (&[], 0, Some('['), ""),
+            // The messages are separated before.
+            ToolSyntax::OpenAi => (&[], 0, None, ""),
         };
         Self { markers, opening, bare, separators }
     }
@@ -240,32 +277,39 @@ impl ToolParser {
     /// Returns the parser of a call after the opening marker with this index.
     fn marked_body(&self, marker: usize) -> Box<dyn Body> {
         match (self.syntax, marker) {
-            (ToolSyntax::Hermes | ToolSyntax::Llama3Json, _) => Box::new(Envelope::marked()),
-            (ToolSyntax::Mistral | ToolSyntax::JsonArray, _) => Box::new(Mistral::Start),
-            (ToolSyntax::Pythonic, _) => Box::new(PythonCalls::new()),
+            (ToolSyntax::Hermes | ToolSyntax::Llama3Json | ToolSyntax::Granite20bFc, _) => Box::new(Envelope::marked()),
+            (ToolSyntax::Mistral | ToolSyntax::JsonArray | ToolSyntax::OpenAi, _) => Box::new(Mistral::Start),
+            (ToolSyntax::Pythonic, _) => Box::new(PythonCalls::list()),
+            (ToolSyntax::Olmo3, _) => Box::new(PythonCalls::lines()),
+            (ToolSyntax::Gemma4, _) => Box::new(Gemma::new()),
+            (ToolSyntax::LongCat, _) => Box::new(LongCat::new(Xml::new(&xml::LONGCAT, Arc::clone(&self.tools)))),
             (ToolSyntax::Granite | ToolSyntax::Jamba | ToolSyntax::Phi4Mini, _) => Box::new(Mistral::List),
-            (ToolSyntax::Qwen3Coder | ToolSyntax::SeedOss, 0) => self.xml(Xml::call, &xml::QWEN),
-            (ToolSyntax::Qwen3Coder | ToolSyntax::SeedOss, _) => self.xml(Xml::function, &xml::QWEN),
-            (ToolSyntax::MinimaxM2, 0) => self.xml(Xml::call, &xml::MINIMAX),
-            (ToolSyntax::MinimaxM2, _) => self.xml(Xml::function, &xml::MINIMAX),
-            (ToolSyntax::DeepSeekV32, 0) => self.xml(Xml::call, &xml::DSML),
-            (ToolSyntax::DeepSeekV32, _) => self.xml(Xml::function, &xml::DSML),
-            (ToolSyntax::Glm, _) => self.xml(Xml::function, &xml::GLM),
-            (ToolSyntax::DeepSeekV3, 0) => Box::new(DeepSeek::first()),
-            (ToolSyntax::DeepSeekV3, _) => Box::new(DeepSeek::call()),
-            (ToolSyntax::KimiK2, 0) => Box::new(Kimi::first()),
-            (ToolSyntax::KimiK2, _) => Box::new(Kimi::call()),
+            (ToolSyntax::Qwen3Coder | ToolSyntax::SeedOss, at) => self.xml(&xml::QWEN, at),
+            (ToolSyntax::MinimaxM2, at) => self.xml(&xml::MINIMAX, at),
+            (ToolSyntax::DeepSeekV32, at) => self.xml(&xml::DSML, at),
+            (ToolSyntax::Glm, at) => self.xml(&xml::GLM, at),
+            (ToolSyntax::DeepSeekV3, at) => self.inner(DeepSeek::new(), at),
+            (ToolSyntax::KimiK2, at) => self.inner(Kimi::new(), at),
         }
     }
 
-    fn xml(&self, parser: fn(&'static Dialect, Arc<Tools>) -> Xml, dialect: &'static Dialect) -> Box<dyn Body> {
-        Box::new(parser(dialect, Arc::clone(&self.tools)))
+    fn xml(&self, dialect: &'static Dialect, marker: usize) -> Box<dyn Body> {
+        self.inner(Xml::new(dialect, Arc::clone(&self.tools)), marker)
+    }
+
+    /// Returns the parser of a call after the last opening marker. The markers before it only announce it.
+    fn inner(&self, body: impl Body + 'static, marker: usize) -> Box<dyn Body> {
+        let last = self.frame.opening - 1;
+        if marker == last {
+            return Box::new(body);
+        }
+        Box::new(Inner { marker: Expect::new(self.frame.markers[last]), begun: false, body })
     }
 
     /// Returns the parser of a call without a marker.
     fn bare_body(&self) -> Box<dyn Body> {
         match self.syntax {
-            ToolSyntax::Pythonic => Box::new(PythonCalls::new()),
+            ToolSyntax::Pythonic => Box::new(PythonCalls::list()),
             ToolSyntax::JsonArray => Box::new(Mistral::Start),
             _ => Box::new(Envelope::bare(Arc::clone(&self.tools))),
         }

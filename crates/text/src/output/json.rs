@@ -128,11 +128,12 @@ impl Envelope {
         call
     }
 
-    /// Returns the meaning of a key; `None` if a call has no such key.
+    /// Returns the meaning of a key; `None` if a call has no such key. A second name or second arguments are those of
+    /// another call, whose braces are missing.
     fn field(&self, key: &str) -> Option<Field> {
         match key {
-            "name" if self.name.is_none() && !self.begun => Some(Field::Name),
-            "arguments" | "parameters" if !self.has_arguments => Some(Field::Arguments),
+            "name" => (self.name.is_none() && !self.begun).then_some(Field::Name),
+            "arguments" | "parameters" => (!self.has_arguments).then_some(Field::Arguments),
             "type" | "id" => Some(Field::Other),
             _ => (self.bare.is_none() || self.begun).then_some(Field::Other),
         }

@@ -2,8 +2,9 @@
 
 use super::calls::{Body, Step};
 use super::json::{Envelope, Extent, Reach};
-use super::markers::{Expect, Markers};
+use super::markers::Markers;
 use super::sink::Sink;
+use super::xml::Xml;
 
 /// Arguments that follow the name, passed on unchanged.
 #[derive(Debug, Default)]
@@ -88,12 +89,10 @@ impl Body for Mistral {
     }
 }
 
-/// Parser of the text after `<｜tool▁calls▁begin｜>` or, from the second call on, `<｜tool▁call▁begin｜>`:
+/// Parser of the text after `<｜tool▁call▁begin｜>`:
 /// ``function<｜tool▁sep｜>f\n```json\n{…}\n``` ``, and from version 3.1 on `f<｜tool▁sep｜>{…}`.
 #[derive(Debug)]
 pub(super) enum DeepSeek {
-    /// Before the marker of the first call.
-    First(Expect),
     /// Before the separator: in the kind of the call or the name of the function.
     Kind(Markers, String),
     /// In the name, or before the arguments if the name has come already.
@@ -107,13 +106,7 @@ pub(super) enum DeepSeek {
 }
 
 impl DeepSeek {
-    const CALL: &str = "<｜tool▁call▁begin｜>";
-
-    pub(super) fn first() -> Self {
-        Self::First(Expect::new(Self::CALL))
-    }
-
-    pub(super) fn call() -> Self {
+    pub(super) fn new() -> Self {
         Self::Kind(Markers::new(&["<｜tool▁sep｜>"]), String::new())
     }
 }
@@ -121,11 +114,6 @@ impl DeepSeek {
 impl Body for DeepSeek {
     fn step(&mut self, character: char, sink: &mut Sink) -> Step {
         match self {
-            Self::First(expect) => match expect.step(character) {
-                None => return Step::Broken,
-                Some(false) => {}
-                Some(true) => *self = Self::call(),
-            },
             Self::Kind(..) if character.is_whitespace() => return Step::Broken,
             Self::Kind(separator, kind) => {
                 if separator.step(character, kind).is_some() {
@@ -157,12 +145,10 @@ impl Body for DeepSeek {
     }
 }
 
-/// Parser of the text after `<|tool_calls_section_begin|>` or, from the second call on, `<|tool_call_begin|>`:
+/// Parser of the text after `<|tool_call_begin|>`:
 /// `functions.f:0<|tool_call_argument_begin|>{…}`.
 #[derive(Debug)]
 pub(super) enum Kimi {
-    /// Before the marker of the first call.
-    First(Expect),
     /// In the call's id, which contains the name of the function.
     Id(Markers, String),
     /// Before the arguments of this function.
@@ -171,11 +157,7 @@ pub(super) enum Kimi {
 }
 
 impl Kimi {
-    pub(super) fn first() -> Self {
-        Self::First(Expect::new("<|tool_call_begin|>"))
-    }
-
-    pub(super) fn call() -> Self {
+    pub(super) fn new() -> Self {
         Self::Id(Markers::new(&["<|tool_call_argument_begin|>"]), String::new())
     }
 
@@ -193,11 +175,6 @@ impl Kimi {
 impl Body for Kimi {
     fn step(&mut self, character: char, sink: &mut Sink) -> Step {
         match self {
-            Self::First(expect) => match expect.step(character) {
-                None => return Step::Broken,
-                Some(false) => {}
-                Some(true) => *self = Self::call(),
-            },
             Self::Id(separator, id) => {
                 let before = id.len();
                 if separator.step(character, id).is_some() {
@@ -218,5 +195,43 @@ impl Body for Kimi {
             Self::Arguments(arguments) => return arguments.step(character, sink),
         }
         Step::More
+    }
+}
+
+/// Parser of the text after `<longcat_tool_call>`: an object in the first models, tags in the later ones.
+#[derive(Debug)]
+pub(super) struct LongCat {
+    begun: bool,
+    object: Option<Envelope>,
+    tags: Xml,
+}
+
+impl LongCat {
+    pub(super) fn new(tags: Xml) -> Self {
+        Self { begun: false, object: None, tags }
+    }
+}
+
+impl Body for LongCat {
+    fn step(&mut self, character: char, sink: &mut Sink) -> Step {
+        if !self.begun {
+            if character.is_whitespace() {
+                return Step::More;
+            }
+            self.begun = true;
+            self.object = (character == '{').then(Envelope::marked);
+        }
+        match &mut self.object {
+            Some(call) => call.step(character, sink),
+            None => self.tags.step(character, sink),
+        }
+    }
+
+    fn finish(&mut self, sink: &mut Sink) {
+        self.tags.finish(sink);
+    }
+
+    fn abandon(&mut self, sink: &mut Sink) {
+        self.tags.abandon(sink);
     }
 }

@@ -7,15 +7,20 @@
 //!
 //! | file | calls |
 //! |---|---|
-//! | [`json`] | an object with name and arguments, marked (Hermes) or bare (Llama 3) |
-//! | [`marked`] | JSON arguments after a marker and a name, or lists: Mistral, DeepSeek, Kimi, Granite, Jamba, Phi |
-//! | [`python`] | a list of Python calls |
+//! | [`json`] | an object with name and arguments, marked (Hermes, Granite 20B) or bare (Llama 3) |
+//! | [`marked`] | JSON arguments after a marker and a name, or lists: Mistral, DeepSeek, Kimi, Granite, Jamba, Phi, LongCat |
+//! | [`python`] | a list of Python calls, or lines of them (Olmo 3) |
 //! | [`xml`] | tags around untyped values: Qwen3-Coder, GLM, MiniMax, DeepSeek-V3.2, Seed-OSS |
+//! | [`gemma`] | values without quotes (Gemma 4) |
+//!
+//! [`harmony`] takes the place of the first filter for gpt-oss, whose channels hold reasoning, calls and content alike.
 //!
 //! Models may write anything, and clients can make them, so every state machine continues after any character, holds
 //! back at most the text itself, nests without recursion and does constant work per character.
 
 mod calls;
+mod gemma;
+mod harmony;
 mod json;
 mod marked;
 mod markers;
@@ -32,6 +37,7 @@ mod xml;
 pub use self::syntax::{ReasoningSyntax, ToolSyntax, UnknownParser};
 
 use self::calls::ToolParser;
+use self::harmony::Harmony;
 use self::reasoning::Reasoning;
 use self::sink::Sink;
 
@@ -66,11 +72,36 @@ pub enum OutputDelta {
 /// depend on how the text was divided. Without a parser, and in text without markers, they are the text.
 #[derive(Debug)]
 pub struct OutputParser {
-    reasoning: Option<Reasoning>,
+    first: Option<First>,
     tools: Option<ToolParser>,
     sink: Sink,
     /// Text outside reasoning; empty between calls.
     content: String,
+}
+
+/// The filter that separates reasoning from the rest.
+#[derive(Debug)]
+enum First {
+    Reasoning(Reasoning),
+    Harmony(Harmony),
+}
+
+impl First {
+    fn new(
+        reasoning: Option<ReasoningSyntax>,
+        tools: Option<(ToolSyntax, &[serde_json::Value])>,
+        prompt: &str,
+    ) -> Option<Self> {
+        match (reasoning, tools) {
+            (Some(ReasoningSyntax::OpenAiGptOss), _) | (_, Some((ToolSyntax::OpenAi, _))) => {
+                // A model that must call a function in JSON may still do it in its own way.
+                let native = tools.filter(|&(syntax, _)| matches!(syntax, ToolSyntax::OpenAi | ToolSyntax::JsonArray));
+                Some(Self::Harmony(Harmony::new(reasoning.is_some(), native.map(|(_, tools)| tools), prompt)))
+            }
+            (Some(syntax), _) => Some(Self::Reasoning(Reasoning::new(syntax, tools.map(|(syntax, _)| syntax), prompt))),
+            (None, _) => None,
+        }
+    }
 }
 
 impl OutputParser {
@@ -86,8 +117,8 @@ impl OutputParser {
         prompt: &str,
     ) -> Self {
         Self {
-            reasoning: reasoning.map(|syntax| Reasoning::new(syntax, tools.map(|(syntax, _)| syntax), prompt)),
-            tools: tools.map(|(syntax, tools)| ToolParser::new(syntax, tools)),
+            first: First::new(reasoning, tools, prompt),
+            tools: tools.filter(|&(syntax, _)| syntax != ToolSyntax::OpenAi).map(|(syntax, tools)| ToolParser::new(syntax, tools)),
             sink: Sink::default(),
             content: String::new(),
         }
@@ -96,8 +127,9 @@ impl OutputParser {
     /// Takes the next text and appends to `out` everything that is certain.
     pub fn push(&mut self, text: &str, out: &mut Vec<OutputDelta>) {
         for character in text.chars() {
-            match &mut self.reasoning {
-                Some(reasoning) => reasoning.step(character, &mut self.sink, &mut self.content),
+            match &mut self.first {
+                Some(First::Reasoning(reasoning)) => reasoning.step(character, &mut self.sink, &mut self.content),
+                Some(First::Harmony(harmony)) => harmony.step(character, &mut self.sink, &mut self.content),
                 None => self.content.push(character),
             }
             self.drain_content();
@@ -108,8 +140,10 @@ impl OutputParser {
     /// Ends the text and appends the held-back text to `out`: the start of a marker and a call without a known name
     /// become content, unless a grammar enforces calls. An unfinished call gets no more deltas.
     pub fn finish(&mut self, out: &mut Vec<OutputDelta>) {
-        if let Some(reasoning) = &mut self.reasoning {
-            reasoning.finish(&mut self.sink, &mut self.content);
+        match &mut self.first {
+            Some(First::Reasoning(reasoning)) => reasoning.finish(&mut self.sink, &mut self.content),
+            Some(First::Harmony(harmony)) => harmony.finish(&mut self.sink, &mut self.content),
+            None => {}
         }
         self.drain_content();
         if let Some(tools) = &mut self.tools {
@@ -120,7 +154,11 @@ impl OutputParser {
 
     /// Returns whether reasoning is open, so that the next text continues or ends it.
     pub fn is_reasoning(&self) -> bool {
-        self.reasoning.as_ref().is_some_and(Reasoning::is_open)
+        match &self.first {
+            Some(First::Reasoning(reasoning)) => reasoning.is_open(),
+            Some(First::Harmony(harmony)) => harmony.is_open(),
+            None => false,
+        }
     }
 
     /// Passes on the text outside reasoning.

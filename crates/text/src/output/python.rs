@@ -195,6 +195,8 @@ pub(super) fn to_json(text: &str) -> Option<String> {
 #[derive(Debug)]
 pub(super) struct PythonCalls {
     at: At,
+    /// Whether the calls are on lines of their own, without a list around them.
+    lines: bool,
     /// Name of the function, until the call begins.
     name: String,
     /// Whether a call is complete.
@@ -219,8 +221,13 @@ enum At {
 }
 
 impl PythonCalls {
-    pub(super) fn new() -> Self {
-        Self { at: At::Start, name: String::new(), called: false, scratch: String::new() }
+    pub(super) fn list() -> Self {
+        Self { at: At::Start, lines: false, name: String::new(), called: false, scratch: String::new() }
+    }
+
+    /// Creates the parser of calls on lines of their own, which end where no other call follows.
+    pub(super) fn lines() -> Self {
+        Self { at: At::Name, lines: true, ..Self::list() }
     }
 
     fn begin(&mut self, sink: &mut Sink) {
@@ -292,9 +299,13 @@ impl Body for PythonCalls {
             At::Comma if character == ',' => self.at = At::Argument(String::new()),
             At::Comma if character == ')' => self.close(sink),
             At::NextCall if character == ',' => self.at = At::Name,
-            At::NextCall if character == ']' => return Step::Done,
+            At::NextCall if character == ']' && !self.lines => return Step::Done,
+            At::NextCall if self.lines && in_name("", character) => {
+                self.name.push(character);
+                self.at = At::Name;
+            }
             // A list may end with a comma.
-            At::Name if character == ']' && self.name.is_empty() && self.called => return Step::Done,
+            At::Name if character == ']' && self.name.is_empty() && self.called && !self.lines => return Step::Done,
             _ => return Step::Broken,
         }
         Step::More

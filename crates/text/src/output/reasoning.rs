@@ -2,7 +2,7 @@
 
 use super::markers::Markers;
 use super::sink::Sink;
-use super::syntax::{ReasoningSyntax, ToolSyntax};
+use super::syntax::{EndMarkers, ReasoningSyntax, ToolSyntax};
 
 /// Separates reasoning from the text that follows it.
 ///
@@ -18,8 +18,9 @@ pub(super) struct Reasoning {
     line_breaks: usize,
     /// Whether some reasoning was passed on.
     started: bool,
-    /// Markers that end reasoning. All but the first also belong to the text that follows.
-    ends: &'static [&'static str],
+    ends: EndMarkers,
+    /// Text after the start marker that belongs to the markup.
+    label: &'static str,
     scratch: String,
 }
 
@@ -27,6 +28,8 @@ pub(super) struct Reasoning {
 enum At {
     /// Before any text but whitespace, which is held back.
     Start(Markers, String),
+    /// After the start marker, in what may be the label.
+    Label(String),
     Reasoning(Markers),
     /// After the end marker, before any text but line breaks.
     Ended,
@@ -39,17 +42,17 @@ impl Reasoning {
         let (at, by_default) = match syntax.opened_by(prompt) {
             Some(true) => (start(), true),
             Some(false) => (At::Content, false),
-            None => (start(), syntax == ReasoningSyntax::DeepSeekR1),
+            None => (start(), syntax.is_default()),
         };
-        let ends = syntax.end_markers(tools);
-        Self { at, by_default, line_breaks: 0, started: false, ends, scratch: String::new() }
+        let (ends, label) = (syntax.end_markers(tools), syntax.label());
+        Self { at, by_default, line_breaks: 0, started: false, ends, label, scratch: String::new() }
     }
 
     /// Returns whether the text so far ends in reasoning.
     pub(super) fn is_open(&self) -> bool {
         match self.at {
             At::Start(..) => self.by_default,
-            At::Reasoning(_) => true,
+            At::Label(_) | At::Reasoning(_) => true,
             At::Ended | At::Content => false,
         }
     }
@@ -60,18 +63,28 @@ impl Reasoning {
             At::Start(marker, text) => {
                 let blank = text.len();
                 if marker.step(character, text).is_some() {
-                    self.at = At::Reasoning(Markers::new(self.ends));
+                    self.at = At::Label(String::new());
                 } else if text[blank..].contains(|character: char| !character.is_whitespace()) {
                     let text = std::mem::take(text) + &marker.take();
                     self.start_without_marker(&text, sink, content);
+                }
+            }
+            At::Label(text) => {
+                text.push(character);
+                if !self.label.starts_with(text.as_str()) {
+                    let text = std::mem::take(text);
+                    self.begin(&text, sink, content);
+                } else if text.len() == self.label.len() {
+                    self.begin("", sink, content);
                 }
             }
             At::Reasoning(ends) => {
                 let end = ends.step(character, &mut self.scratch);
                 self.give_out(sink);
                 if let Some(index) = end {
-                    self.at = if index == 0 { At::Ended } else { At::Content };
-                    content.push_str(if index == 0 { "" } else { self.ends[index] });
+                    let own = index < self.ends.own;
+                    self.at = if own { At::Ended } else { At::Content };
+                    content.push_str(if own { "" } else { self.ends.markers[index] });
                 }
             }
             At::Ended if character == '\n' => {}
@@ -88,6 +101,10 @@ impl Reasoning {
             let text = std::mem::take(text) + &marker.take();
             self.start_without_marker(&text, sink, content);
         }
+        if let At::Label(text) = &mut self.at {
+            let text = std::mem::take(text);
+            self.begin(&text, sink, content);
+        }
         if let At::Reasoning(ends) = &mut self.at {
             self.scratch.push_str(&ends.take());
             self.give_out(sink);
@@ -98,12 +115,17 @@ impl Reasoning {
     /// Handles `text`, the first of the text, which is not the start marker.
     fn start_without_marker(&mut self, text: &str, sink: &mut Sink, content: &mut String) {
         if self.by_default {
-            self.at = At::Reasoning(Markers::new(self.ends));
-            text.chars().for_each(|character| self.step(character, sink, content));
+            self.begin(text, sink, content);
         } else {
             self.at = At::Content;
             content.push_str(text);
         }
+    }
+
+    /// Begins the reasoning with `text`.
+    fn begin(&mut self, text: &str, sink: &mut Sink, content: &mut String) {
+        self.at = At::Reasoning(Markers::new(self.ends.markers));
+        text.chars().for_each(|character| self.step(character, sink, content));
     }
 
     /// Passes on the part of the reasoning that is certain.

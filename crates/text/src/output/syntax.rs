@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use super::harmony;
+
 /// Syntax of a model's tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ToolSyntax {
@@ -40,6 +42,18 @@ pub enum ToolSyntax {
     Phi4Mini,
     /// The calls of [`Qwen3Coder`](Self::Qwen3Coder) within `<seed:tool_call>`: Seed-OSS.
     SeedOss,
+    /// `<|tool_call>call:f{a:<|"|>x<|"|>,b:1}<tool_call|>`: Gemma 4.
+    Gemma4,
+    /// `<function_call> {"name": "f", "arguments": {…}}`: Granite 20B function calling.
+    Granite20bFc,
+    /// `<longcat_tool_call>{"name": "f", "arguments": {…}}</longcat_tool_call>`, and GLM's tags with the prefix `longcat_`
+    /// of later models: LongCat-Flash.
+    LongCat,
+    /// `<function_calls>\nf(a=1)\ng(b='x')\n</function_calls>`: Olmo 3.
+    Olmo3,
+    /// `<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>`: gpt-oss. The channels are separated
+    /// with every parser of reasoning.
+    OpenAi,
     /// `[{"name": "f", "parameters": {…}}, …]` and nothing else. No model writes this by itself; a grammar enforces it
     /// if a call is required.
     JsonArray,
@@ -56,6 +70,23 @@ pub enum ReasoningSyntax {
     DeepSeekR1,
     /// `[THINK]…[/THINK]`, with the rules of [`Qwen3`](Self::Qwen3): Magistral, Ministral 3.
     Mistral,
+    /// `<|channel>thought\n…<channel|>`, with the rules of [`Qwen3`](Self::Qwen3): Gemma 4.
+    Gemma4,
+    /// `Here is my thought process:…Here is my response:`, also with `Here's`, with the rules of [`Qwen3`](Self::Qwen3):
+    /// Granite 3.2.
+    Granite,
+    /// The markers and rules of [`Qwen3`](Self::Qwen3), written as text of several tokens: Olmo 3.
+    Olmo3,
+    /// `<|channel|>analysis<|message|>…<|end|>`, any number of times: gpt-oss.
+    OpenAiGptOss,
+}
+
+/// Markers that end reasoning.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EndMarkers {
+    pub(super) markers: &'static [&'static str],
+    /// Number of markers that are only markup. The others begin the text that follows.
+    pub(super) own: usize,
 }
 
 /// Markers of reasoning in most families.
@@ -64,8 +95,10 @@ const END_THINK: &str = "</think>";
 
 /// Markers that begin a turn in a prompt, in the families of models that reason. Text written by the user comes before
 /// the last one.
-const TURNS: [&str; 7] = [
+const TURNS: [&str; 9] = [
     "<|im_start|>",
+    "<|start_of_role|>",
+    "<|turn>",
     "<｜Assistant｜>",
     "<|start_header_id|>",
     "<|assistant|>",
@@ -83,13 +116,15 @@ pub struct UnknownParser {
     known: String,
 }
 
-const TOOL_NAMES: [(&str, ToolSyntax); 20] = [
+const TOOL_NAMES: [(&str, ToolSyntax); 25] = [
     ("deepseek_v3", ToolSyntax::DeepSeekV3),
     ("deepseek_v31", ToolSyntax::DeepSeekV3),
     ("deepseek_v32", ToolSyntax::DeepSeekV32),
+    ("gemma4", ToolSyntax::Gemma4),
     ("glm45", ToolSyntax::Glm),
     ("glm47", ToolSyntax::Glm),
     ("granite", ToolSyntax::Granite),
+    ("granite-20b-fc", ToolSyntax::Granite20bFc),
     ("granite4", ToolSyntax::Hermes),
     ("hermes", ToolSyntax::Hermes),
     ("jamba", ToolSyntax::Jamba),
@@ -97,8 +132,11 @@ const TOOL_NAMES: [(&str, ToolSyntax); 20] = [
     ("llama3_json", ToolSyntax::Llama3Json),
     ("llama4_json", ToolSyntax::Llama3Json),
     ("llama4_pythonic", ToolSyntax::Pythonic),
+    ("longcat", ToolSyntax::LongCat),
     ("minimax_m2", ToolSyntax::MinimaxM2),
     ("mistral", ToolSyntax::Mistral),
+    ("olmo3", ToolSyntax::Olmo3),
+    ("openai", ToolSyntax::OpenAi),
     ("phi4_mini_json", ToolSyntax::Phi4Mini),
     ("pythonic", ToolSyntax::Pythonic),
     ("qwen3_coder", ToolSyntax::Qwen3Coder),
@@ -107,14 +145,18 @@ const TOOL_NAMES: [(&str, ToolSyntax); 20] = [
 ];
 
 // The prompts of these families open or close the reasoning, or the model opens it with its marker.
-const REASONING_NAMES: [(&str, ReasoningSyntax); 8] = [
+const REASONING_NAMES: [(&str, ReasoningSyntax); 12] = [
     ("deepseek_r1", ReasoningSyntax::DeepSeekR1),
     ("deepseek_v3", ReasoningSyntax::Qwen3),
+    ("gemma4", ReasoningSyntax::Gemma4),
     ("glm45", ReasoningSyntax::Qwen3),
+    ("granite", ReasoningSyntax::Granite),
     ("kimi_k2", ReasoningSyntax::Qwen3),
     ("minimax_m2", ReasoningSyntax::DeepSeekR1),
     ("mistral", ReasoningSyntax::Mistral),
     ("nemotron_v3", ReasoningSyntax::Qwen3),
+    ("olmo3", ReasoningSyntax::Olmo3),
+    ("openai_gptoss", ReasoningSyntax::OpenAiGptOss),
     ("qwen3", ReasoningSyntax::Qwen3),
 ];
 
@@ -161,6 +203,11 @@ impl ToolSyntax {
             Self::MinimaxM2 => "minimax_m2",
             Self::Phi4Mini => "phi4_mini_json",
             Self::SeedOss => "seed_oss",
+            Self::Gemma4 => "gemma4",
+            Self::Granite20bFc => "granite-20b-fc",
+            Self::LongCat => "longcat",
+            Self::Olmo3 => "olmo3",
+            Self::OpenAi => "openai",
             Self::JsonArray => "json_array",
         }
     }
@@ -169,7 +216,7 @@ impl ToolSyntax {
     /// to the model. Returns `None` if it shows none or an unknown one.
     pub fn detect(chat_template_source: &str) -> Option<Self> {
         /// Markers that only one syntax has.
-        const OWN: [(&str, ToolSyntax); 10] = [
+        const OWN: [(&str, ToolSyntax); 15] = [
             ("<｜DSML｜function_calls>", ToolSyntax::DeepSeekV32),
             ("<｜tool▁calls▁begin｜>", ToolSyntax::DeepSeekV3),
             ("[TOOL_CALLS]", ToolSyntax::Mistral),
@@ -180,6 +227,11 @@ impl ToolSyntax {
             ("<|tool_call|>", ToolSyntax::Granite),
             ("<tool_calls>", ToolSyntax::Jamba),
             ("functools[", ToolSyntax::Phi4Mini),
+            ("<|tool_call>", ToolSyntax::Gemma4),
+            ("<function_call>", ToolSyntax::Granite20bFc),
+            ("<longcat_tool_call>", ToolSyntax::LongCat),
+            ("<function_calls>", ToolSyntax::Olmo3),
+            ("<|channel|>commentary", ToolSyntax::OpenAi),
         ];
         let has = |marker: &str| chat_template_source.contains(marker);
         if let Some((_, syntax)) = OWN.into_iter().find(|(marker, _)| has(marker)) {
@@ -222,14 +274,27 @@ impl ReasoningSyntax {
             Self::Qwen3 => "qwen3",
             Self::DeepSeekR1 => "deepseek_r1",
             Self::Mistral => "mistral",
+            Self::Gemma4 => "gemma4",
+            Self::Granite => "granite",
+            Self::Olmo3 => "olmo3",
+            Self::OpenAiGptOss => "openai_gptoss",
         }
     }
 
     /// Detects the syntax of a model with this chat template; `None` if it shows no reasoning.
     pub fn detect(chat_template_source: &str) -> Option<Self> {
+        /// Pairs of texts that only one syntax has.
+        const OWN: [(&str, &str, ReasoningSyntax); 5] = [
+            ("[THINK]", "[/THINK]", ReasoningSyntax::Mistral),
+            ("<|channel>", "<channel|>", ReasoningSyntax::Gemma4),
+            ("<|channel|>analysis", "<|message|>", ReasoningSyntax::OpenAiGptOss),
+            ("Here is my thought process:", "Here is my response:", ReasoningSyntax::Granite),
+            // The template opens the reasoning and never closes it.
+            ("<functions>", THINK, ReasoningSyntax::Olmo3),
+        ];
         let has = |marker: &str| chat_template_source.contains(marker);
-        if has(Self::Mistral.start()) && has(Self::Mistral.end()) {
-            Some(Self::Mistral)
+        if let Some((.., syntax)) = OWN.into_iter().find(|(first, second, _)| has(first) && has(second)) {
+            Some(syntax)
         } else if !has(THINK) || !has(END_THINK) {
             None
         } else if has("<｜Assistant｜>") {
@@ -240,11 +305,25 @@ impl ReasoningSyntax {
     }
 
     /// Returns whether the end of the prompt has opened or closed reasoning; `None` if it leaves that to the model. Only
-    /// the turn that the model continues counts, so markers in text written by the user do not.
+    /// the turn that the model continues counts, so markers in text written by the user do not. If the marker of the turn
+    /// is unknown, only a marker at the very end counts.
     pub fn opened_by(self, prompt: &str) -> Option<bool> {
-        let turn = TURNS.iter().filter_map(|turn| prompt.rfind(turn)).max().unwrap_or(0);
-        let (start, end) = (prompt[turn..].rfind(self.start()), prompt[turn..].rfind(self.end()));
+        if self == Self::OpenAiGptOss {
+            return harmony::is_answering(prompt).then_some(false);
+        }
+        let (starts, ends) = (self.start_markers(), self.end_markers(None).markers);
+        let Some(turn) = TURNS.iter().filter_map(|turn| prompt.rfind(turn)).max() else {
+            let at_end = |markers: &[&str]| markers.iter().any(|marker| prompt.trim_end().ends_with(marker));
+            return if at_end(starts) { Some(true) } else { at_end(ends).then_some(false) };
+        };
+        let last = |markers: &[&str]| markers.iter().filter_map(|marker| prompt[turn..].rfind(marker)).max();
+        let (start, end) = (last(starts), last(ends));
         (start != end).then_some(start > end)
+    }
+
+    /// Returns whether the text is reasoning even without the start marker, if the prompt leaves that to the model.
+    pub fn is_default(self) -> bool {
+        self == Self::DeepSeekR1
     }
 
     /// Returns the start marker of reasoning.
@@ -252,29 +331,66 @@ impl ReasoningSyntax {
         self.start_markers()[0]
     }
 
-    /// The start marker, as a list of markers.
+    /// The start markers.
     pub(super) fn start_markers(self) -> &'static [&'static str] {
         match self {
-            Self::Qwen3 | Self::DeepSeekR1 => &[THINK],
+            Self::Qwen3 | Self::DeepSeekR1 | Self::Olmo3 => &[THINK],
             Self::Mistral => &["[THINK]"],
+            Self::Gemma4 => &["<|channel>"],
+            Self::Granite => &["Here is my thought process:", "Here's my thought process:"],
+            Self::OpenAiGptOss => &["<|channel|>analysis<|message|>"],
         }
     }
 
-    /// The markers that end reasoning before calls in this syntax. All but the first also belong to the text that
-    /// follows.
-    pub(super) fn end_markers(self, tools: Option<ToolSyntax>) -> &'static [&'static str] {
-        match (self, tools) {
-            // Qwen3 calls tools from within its reasoning without closing it.
-            (Self::Qwen3, Some(ToolSyntax::Hermes)) => &[END_THINK, "<tool_call>\n{\""],
-            (Self::Qwen3, Some(ToolSyntax::Qwen3Coder)) => &[END_THINK, "<tool_call>\n<function="],
-            (Self::Qwen3 | Self::DeepSeekR1, _) => &[END_THINK],
-            (Self::Mistral, _) => &["[/THINK]"],
+    /// Text after the start marker that belongs to the markup.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Gemma4 => "thought\n",
+            _ => "",
         }
+    }
+
+    /// The markers that end reasoning before calls in this syntax.
+    pub(super) fn end_markers(self, tools: Option<ToolSyntax>) -> EndMarkers {
+        let (markers, own): (&[_], _) = match (self, tools) {
+            // Models call tools from within their reasoning without closing it.
+            (Self::Qwen3, Some(ToolSyntax::Hermes)) => (&[END_THINK, "<tool_call>\n{\""], 1),
+            (Self::Qwen3, Some(ToolSyntax::Qwen3Coder)) => (&[END_THINK, "<tool_call>\n<function="], 1),
+            (Self::Gemma4, Some(ToolSyntax::Gemma4)) => (&["<channel|>", "<|tool_call>"], 1),
+            (Self::Qwen3 | Self::DeepSeekR1 | Self::Olmo3, _) => (&[END_THINK], 1),
+            (Self::Mistral, _) => (&["[/THINK]"], 1),
+            (Self::Gemma4, _) => (&["<channel|>"], 1),
+            (Self::Granite, _) => (&["Here is my response:", "Here's my response:"], 2),
+            (Self::OpenAiGptOss, _) => (&["<|end|>"], 1),
+        };
+        EndMarkers { markers, own }
     }
 
     /// Returns the end marker of reasoning.
     pub fn end(self) -> &'static str {
-        self.end_markers(None)[0]
+        self.end_markers(None).markers[0]
+    }
+
+    /// Returns the header of the answer, if reasoning and other messages may alternate until it comes: only its tokens
+    /// end the reasoning. The content's type may come before its last token.
+    pub fn answer_header(self) -> Option<&'static str> {
+        (self == Self::OpenAiGptOss).then_some("<|channel|>final<|message|>")
+    }
+
+    /// Returns the markers that are single tokens in the vocabulary of a model that reasons in this syntax.
+    pub fn marker_tokens(self) -> &'static [&'static str] {
+        match self {
+            Self::Qwen3 | Self::DeepSeekR1 => &[THINK, END_THINK],
+            Self::Mistral => &["[THINK]", "[/THINK]"],
+            Self::Gemma4 => &["<|channel>", "<channel|>"],
+            Self::OpenAiGptOss => &["<|channel|>", "<|message|>", "<|end|>"],
+            Self::Granite | Self::Olmo3 => &[],
+        }
+    }
+
+    /// Returns whether its markers are special tokens in some models' vocabularies and must therefore be kept in the text.
+    pub fn needs_special_tokens(self) -> bool {
+        matches!(self, Self::Mistral | Self::Gemma4 | Self::OpenAiGptOss)
     }
 }
 

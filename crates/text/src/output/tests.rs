@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 
 mod families;
+mod harmony;
 
 /// A whole message.
 #[derive(Debug, Default, PartialEq)]
@@ -125,7 +126,7 @@ fn hermes() {
         (r#"<tool_call>{"id": [1, "}"], "x": -1.5, "name": "now", "y": null}</tool_call>"#, NOW),
         (r#"<tool_call>{"name": "now", "arguments": null}</tool_call>"#, NOW),
         (r#"<tool_call>{"name": "now", "arguments": ""}</tool_call>"#, NOW),
-        (r#"<tool_call>{"name": "now", "arguments": {}, "arguments": {"a": 1}, "name": "x"}</tool_call>"#, NOW),
+        (r#"<tool_call>{"name": "now", "arguments": {}, "a": {"a": 1}, "x": "name"}</tool_call>"#, NOW),
         (
             "<tool_call>{\"name\":\"f\",\"arguments\":{ \"a\" :\n[1,{\"b\":\"</tool_call>}\\\"\"}] }}</tool_call>",
             ("f", "{ \"a\" :\n[1,{\"b\":\"</tool_call>}\\\"\"}] }"),
@@ -153,6 +154,10 @@ fn hermes() {
         ],
     );
     calls(ToolSyntax::Hermes, &format!("<tool_call>oops {call}"), "<tool_call>oops ", &[PARIS]);
+    for rest in [r#", "name": "x"}"#, r#", "arguments": {"a": 1}}"#, r#", "x": 1, "parameters": {"a": 1}}"#] {
+        let text = format!(r#"<tool_call>{{"name": "now", "arguments": {{}}{rest}</tool_call>"#);
+        calls(ToolSyntax::Hermes, &text, &format!("{rest}</tool_call>"), &[NOW]);
+    }
 }
 
 #[test]
@@ -477,10 +482,10 @@ fn names_are_known_and_errors_list_them() {
         assert!(name.parse::<ToolSyntax>().is_ok());
     }
     assert_eq!("qwen3_xml".parse(), Ok(ToolSyntax::Qwen3Coder));
-    assert_eq!(ReasoningSyntax::NAMES.iter().filter(|name| name.parse::<ReasoningSyntax>().is_ok()).count(), 8);
+    assert_eq!(ReasoningSyntax::NAMES.iter().filter(|name| name.parse::<ReasoningSyntax>().is_ok()).count(), 12);
     assert_eq!(
         "gpt".parse::<ReasoningSyntax>().unwrap_err().to_string(),
-        "there is no reasoning parser \"gpt\"; the known ones are deepseek_r1, deepseek_v3, glm45, kimi_k2, minimax_m2, mistral, nemotron_v3, qwen3"
+        "there is no reasoning parser \"gpt\"; the known ones are deepseek_r1, deepseek_v3, gemma4, glm45, granite, kimi_k2, minimax_m2, mistral, nemotron_v3, olmo3, openai_gptoss, qwen3"
     );
     assert!("Hermes".parse::<ToolSyntax>().unwrap_err().to_string().contains("hermes, jamba, "));
 }

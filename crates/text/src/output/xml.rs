@@ -11,8 +11,8 @@ use crate::escape::escape_json;
 /// Tags of one syntax.
 #[derive(Debug)]
 pub(super) struct Dialect {
-    /// Text between the marker of the call and the name of the function.
-    tag: &'static str,
+    /// Whether the name of the function follows the marker of the call directly, without a tag or quotes.
+    bare_name: bool,
     /// Ends of the function's name: the first is part of the opening tag, the others are as in `between`.
     name_ends: &'static [&'static str],
     /// Markers that may follow a function's name or a parameter: the first begins a parameter, the others end the call.
@@ -31,7 +31,7 @@ pub(super) struct Dialect {
 
 /// Qwen3-Coder and Seed-OSS. One line break before the end of a value belongs to the markup.
 pub(super) const QWEN: Dialect = Dialect {
-    tag: "<function=",
+    bare_name: false,
     name_ends: &[">"],
     between: &["<parameter=", "</function>", "</tool_call>", "</seed:tool_call>"],
     parameter_end: &[">"],
@@ -43,7 +43,6 @@ pub(super) const QWEN: Dialect = Dialect {
 
 /// MiniMax-M2. Names are in quotes.
 pub(super) const MINIMAX: Dialect = Dialect {
-    tag: "<invoke name=",
     between: &["<parameter name=", "</invoke>", "</minimax:tool_call>"],
     lines: false,
     value_ends: &["</parameter>", "\n<parameter name=", "\n</invoke>"],
@@ -53,7 +52,6 @@ pub(super) const MINIMAX: Dialect = Dialect {
 
 /// DeepSeek-V3.2. Names are in quotes, and an attribute of a parameter tells text from JSON.
 pub(super) const DSML: Dialect = Dialect {
-    tag: "<｜DSML｜invoke name=",
     between: &["<｜DSML｜parameter name=", "</｜DSML｜invoke>", "</｜DSML｜function_calls>"],
     value_ends: &["</｜DSML｜parameter>", "\n<｜DSML｜parameter name=", "\n</｜DSML｜invoke>"],
     ..MINIMAX
@@ -61,13 +59,23 @@ pub(super) const DSML: Dialect = Dialect {
 
 /// GLM. The name of the function has no tag, and the name and the value of a parameter have one each.
 pub(super) const GLM: Dialect = Dialect {
-    tag: "",
+    bare_name: true,
     name_ends: &["\n", "<arg_key>", "</tool_call>"],
     between: &["<arg_key>", "</tool_call>"],
     parameter_end: &["</arg_key>"],
     value_start: Some("<arg_value>"),
     value_ends: &["</arg_value>", "\n<arg_key>", "\n</tool_call>"],
     ..MINIMAX
+};
+
+/// LongCat: GLM's tags under names of its own.
+pub(super) const LONGCAT: Dialect = Dialect {
+    name_ends: &["\n", "<longcat_arg_key>", "</longcat_tool_call>"],
+    between: &["<longcat_arg_key>", "</longcat_tool_call>"],
+    parameter_end: &["</longcat_arg_key>"],
+    value_start: Some("<longcat_arg_value>"),
+    value_ends: &["</longcat_arg_value>", "\n<longcat_arg_key>", "\n</longcat_tool_call>"],
+    ..GLM
 };
 
 /// Parses one function and writes its parameters as a JSON object in the layout of `json.dumps`. A parameter of any
@@ -91,7 +99,6 @@ pub(super) struct Xml {
 
 #[derive(Debug)]
 enum At {
-    Tag(Expect),
     Function(Markers),
     Between(Markers),
     Parameter(Markers),
@@ -103,23 +110,18 @@ enum At {
 }
 
 impl Xml {
-    /// Creates the parser after the marker of a call.
-    pub(super) fn call(dialect: &'static Dialect, tools: Arc<Tools>) -> Self {
+    /// Creates the parser after the marker that the name of the function follows.
+    pub(super) fn new(dialect: &'static Dialect, tools: Arc<Tools>) -> Self {
         let kind = tools.kind("", "");
-        let at = At::Tag(Expect::new(dialect.tag));
+        let at = At::Function(Markers::new(dialect.name_ends));
         let [function, header, value, stray] = [const { String::new() }; 4];
         Self { dialect, at, tools, function, header, kind, value, stray, before_parameter: 0 }
     }
 
-    /// Creates the parser after the marker that the name of the function follows.
-    pub(super) fn function(dialect: &'static Dialect, tools: Arc<Tools>) -> Self {
-        Self { at: At::Function(Markers::new(dialect.name_ends)), ..Self::call(dialect, tools) }
-    }
-
     /// Handles the end of the function's name.
     fn begin(&mut self, end: usize, sink: &mut Sink) -> Step {
-        let name = unquoted(&self.header).0;
-        if name.is_empty() {
+        let (name, attributes) = unquoted(&self.header);
+        if name.is_empty() || !attributes.is_empty() {
             return Step::Broken;
         }
         name.clone_into(&mut self.function);
@@ -133,7 +135,7 @@ impl Xml {
         Step::More
     }
 
-    fn begin_parameter(&mut self, sink: &mut Sink) {
+    fn begin_parameter(&mut self, sink: &mut Sink) -> Step {
         let (name, attributes) = unquoted(&self.header);
         let mut json = String::from(if sink.has_arguments() { ", \"" } else { "{\"" });
         escape_json(name, &mut json);
@@ -141,7 +143,9 @@ impl Xml {
         self.kind = match attributes.trim() {
             "string=\"true\"" => Kind::TEXT,
             "string=\"false\"" => Kind::JSON,
-            _ => self.tools.kind(&self.function, name),
+            "" => self.tools.kind(&self.function, name),
+            // The value, if the end of the tag is missing.
+            _ => return Step::Broken,
         };
         if self.kind.is_text() {
             json.push('"');
@@ -153,6 +157,7 @@ impl Xml {
             Some(tag) => At::ValueTag(Expect::new(tag)),
             None => At::Line,
         };
+        Step::More
     }
 
     /// Passes on the part of a value that is certain.
@@ -233,20 +238,15 @@ impl Body for Xml {
 
     fn step(&mut self, character: char, sink: &mut Sink) -> Step {
         match &mut self.at {
-            At::Tag(expect) => match expect.step(character) {
-                None => return Step::Broken,
-                Some(false) => {}
-                Some(true) => self.at = At::Function(Markers::new(self.dialect.name_ends)),
-            },
             // The name may be on a line of its own.
-            At::Function(_) if character.is_whitespace() && self.dialect.tag.is_empty() && self.header.is_empty() => {}
+            At::Function(_) if character.is_whitespace() && self.dialect.bare_name && self.header.is_empty() => {}
             At::Function(_) => match self.header(character) {
                 Ok(Some(end)) => return self.begin(end, sink),
                 Ok(None) => {}
                 Err(step) => return step,
             },
             At::Parameter(_) => match self.header(character) {
-                Ok(Some(_)) => self.begin_parameter(sink),
+                Ok(Some(_)) => return self.begin_parameter(sink),
                 Ok(None) => {}
                 Err(step) => return step,
             },

@@ -128,6 +128,32 @@ fn a_model_that_does_not_think_is_constrained_at_once() {
 }
 
 #[test]
+fn a_header_before_the_answer_may_name_its_type() {
+    let answer = || Box::new(AllowedTokens::new(&[3], VOCAB).unwrap());
+    for (header, answered) in
+        [(&[7, 8, 9][..], true), (&[7, 8, 1, 2, 9], true), (&[7, 7, 8, 8, 9], true), (&[7, 1, 8, 9], false)]
+    {
+        let mut constraint = AfterReasoning::new(answer(), &[7, 8, 9], VOCAB).with_gap();
+        assert!(header.iter().all(|&token| constraint.accept(token)));
+        assert_eq!(allowed(&mut constraint), if answered { vec![3] } else { all() }, "{header:?}");
+    }
+}
+
+#[test]
+fn reasoning_can_be_led_to_the_answer() {
+    let answer = Box::new(AllowedTokens::new(&[3], VOCAB).unwrap());
+    let mut constraint = AfterReasoning::new(answer, &[7, 8, 9], VOCAB).with_choice(7, [8, 5].into());
+    assert!(constraint.accept(7));
+    assert_eq!(allowed(&mut constraint), [5, 8]);
+    assert!(constraint.accept(5) && constraint.accept(1) && constraint.accept(7));
+    assert!(!constraint.accept(6));
+    constraint.rollback(1);
+    assert_eq!(allowed(&mut constraint), [5, 8]);
+    assert!(constraint.accept(8) && constraint.accept(9));
+    assert_eq!(allowed(&mut constraint), [3]);
+}
+
+#[test]
 fn several_constraints_allow_what_all_do() {
     assert!(all_of(vec![]).is_none());
     let tokens = |ids: &[u32]| Box::new(AllowedTokens::new(ids, VOCAB).unwrap()) as Box<dyn Constraint>;

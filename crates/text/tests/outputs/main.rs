@@ -12,7 +12,7 @@ use crate::writing::{definitions, write};
 mod damage;
 mod writing;
 
-const SYNTAXES: [ToolSyntax; 15] = [
+const SYNTAXES: [ToolSyntax; 20] = [
     ToolSyntax::Hermes,
     ToolSyntax::Llama3Json,
     ToolSyntax::Mistral,
@@ -27,6 +27,11 @@ const SYNTAXES: [ToolSyntax; 15] = [
     ToolSyntax::MinimaxM2,
     ToolSyntax::Phi4Mini,
     ToolSyntax::SeedOss,
+    ToolSyntax::Gemma4,
+    ToolSyntax::Granite20bFc,
+    ToolSyntax::LongCat,
+    ToolSyntax::Olmo3,
+    ToolSyntax::OpenAi,
     ToolSyntax::JsonArray,
 ];
 
@@ -192,6 +197,34 @@ const PARTS: &[&str] = &[
     "<parameter name=\"a\">",
     "</invoke>",
     "<seed:tool_call>",
+    "<|tool_call>call:f{",
+    "<tool_call|>",
+    "<|\"|>",
+    "a:",
+    "<function_call>",
+    "<longcat_tool_call>",
+    "<longcat_arg_key>",
+    "</longcat_arg_key>",
+    "<longcat_arg_value>",
+    "</longcat_arg_value>",
+    "<function_calls>",
+    "</function_calls>",
+    "f(a='",
+    "<|start|>",
+    "assistant",
+    "<|channel|>",
+    "final",
+    "analysis",
+    "commentary",
+    " to=functions.f",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
+    "<|call|>",
+    "<|channel>thought\n",
+    "<channel|>",
+    "Here is my thought process:",
+    "Here's my response:",
     "```json\n",
     "```",
     "{",
@@ -238,7 +271,14 @@ fn noise() -> impl Strategy<Value = String> {
 }
 
 fn reasoning() -> impl Strategy<Value = Option<ReasoningSyntax>> {
-    prop::sample::select(&[None, Some(ReasoningSyntax::Qwen3), Some(ReasoningSyntax::DeepSeekR1)][..])
+    let syntaxes = vec![
+        ReasoningSyntax::Qwen3,
+        ReasoningSyntax::DeepSeekR1,
+        ReasoningSyntax::Gemma4,
+        ReasoningSyntax::Granite,
+        ReasoningSyntax::OpenAiGptOss,
+    ];
+    prop::option::of(prop::sample::select(syntaxes))
 }
 
 proptest! {
@@ -398,6 +438,17 @@ fn hostile_text_takes_linear_time() {
         (ToolSyntax::MinimaxM2, &["<invoke name=f>", "<invoke name=f><parameter name=a>\n</"]),
         (ToolSyntax::Phi4Mini, &["functools", "functools["]),
         (ToolSyntax::SeedOss, &["<seed:tool_call>", "<function=f>x"]),
+        (
+            ToolSyntax::Gemma4,
+            &["<|tool_call>call:", "<|tool_call>call:f{a:[", "<|tool_call>call:f{a:<|\"|>", "<|tool_call>call:f{a:1,"],
+        ),
+        (ToolSyntax::Granite20bFc, &["<function_call> {\"name\":\"f\"}", "<function_call> {"]),
+        (ToolSyntax::LongCat, &["<longcat_tool_call>f\n", "<longcat_tool_call>{\"x\":["]),
+        (ToolSyntax::Olmo3, &["<function_calls>f()\n", "<function_calls>f(a='"]),
+        (
+            ToolSyntax::OpenAi,
+            &["<|start|>", "<|channel|>a", "<|channel|>analysis<|message|>a", " to=f<|channel|>", "<|channel|> to=functions.f<|message|>"],
+        ),
     ] {
         for seed in seeds {
             let last = seed.chars().last().map_or(String::new(), String::from);
@@ -449,6 +500,20 @@ fn templates_tell_their_syntax() {
         ("<|header_start|> [func_name1(params_name1=params_value1)]", Some(ToolSyntax::Pythonic), None),
         ("<tool_call>{name}<arg_key>", Some(ToolSyntax::Glm), None),
         ("<tool_call>", None, None),
+        ("<|turn>model <|channel>thought <channel|> <|tool_call>call:", Some(ToolSyntax::Gemma4), Some(ReasoningSyntax::Gemma4)),
+        (
+            "<|start|>assistant<|channel|>analysis<|message|> <|channel|>commentary",
+            Some(ToolSyntax::OpenAi),
+            Some(ReasoningSyntax::OpenAiGptOss),
+        ),
+        ("<functions></functions> <function_calls> <|im_start|>assistant\\n<think>", Some(ToolSyntax::Olmo3), Some(ReasoningSyntax::Olmo3)),
+        ("<|function_call_library|> <function_call> ", Some(ToolSyntax::Granite20bFc), None),
+        ("<longcat_tool_call>\\n{\"name\"", Some(ToolSyntax::LongCat), None),
+        (
+            "<|tool_call|> Here is my thought process:' 'Here is my response:'",
+            Some(ToolSyntax::Granite),
+            Some(ReasoningSyntax::Granite),
+        ),
     ] {
         assert_eq!((ToolSyntax::detect(source), ReasoningSyntax::detect(source)), (tools, reasoning), "{source}");
     }

@@ -43,6 +43,22 @@ fn python(value: &Value) -> String {
     }
 }
 
+/// Writes a value as Gemma 4 does. Keys that are not names are in delimiters.
+fn gemma(value: &Value) -> String {
+    let text = |text: &str| format!("<|\"|>{text}<|\"|>");
+    match value {
+        Value::String(string) => text(string),
+        Value::Array(items) => format!("[{}]", items.iter().map(gemma).collect::<Vec<_>>().join(",")),
+        Value::Object(members) => {
+            let is_name = |key: &str| !key.is_empty() && key.chars().all(|character| character.is_ascii_alphabetic());
+            let key = |key: &str| if is_name(key) { key.to_owned() } else { text(key) };
+            let member = |(name, value): (&String, &Value)| format!("{}:{}", key(name), gemma(value));
+            format!("{{{}}}", members.iter().map(member).collect::<Vec<_>>().join(","))
+        }
+        _ => value.to_string(),
+    }
+}
+
 /// Writes parameters without quotes around text; `parameter` gets a name, a value and whether it is text.
 fn untyped(arguments: &Map<String, Value>, parameter: &dyn Fn(&str, &str, bool) -> String) -> String {
     let write = |(name, value): (&String, &Value)| match value {
@@ -59,6 +75,20 @@ pub(crate) fn write(syntax: ToolSyntax, calls: &Calls) -> String {
     };
     let json = |arguments: &Map<String, Value>| Value::Object(arguments.clone()).to_string();
     match syntax {
+        ToolSyntax::Granite20bFc => each("\n", &|name, arguments| {
+            format!("<function_call> {{\"name\": \"{name}\", \"arguments\": {}}}", json(arguments))
+        }),
+        ToolSyntax::LongCat => each("\n", &|name, arguments| {
+            let arguments = json(arguments);
+            format!("<longcat_tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</longcat_tool_call>")
+        }),
+        ToolSyntax::OpenAi => each("<|start|>assistant", &|name, arguments| {
+            let arguments = json(arguments);
+            format!("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>")
+        }),
+        ToolSyntax::Gemma4 => each("", &|name, arguments| {
+            format!("<|tool_call>call:{name}{}<tool_call|>", gemma(&Value::Object(arguments.clone())))
+        }),
         ToolSyntax::Hermes => each("\n", &|name, arguments| {
             format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {}}}\n</tool_call>", json(arguments))
         }),
@@ -66,12 +96,15 @@ pub(crate) fn write(syntax: ToolSyntax, calls: &Calls) -> String {
             each("; ", &|name, arguments| format!("{{\"name\": \"{name}\", \"parameters\": {}}}", json(arguments)))
         }
         ToolSyntax::Mistral => each("", &|name, arguments| format!("[TOOL_CALLS]{name}[ARGS]{}", json(arguments))),
-        ToolSyntax::Pythonic => {
+        ToolSyntax::Pythonic | ToolSyntax::Olmo3 => {
             let call = |name: &str, arguments: &Map<String, Value>| {
                 let argument = |(name, value): (&String, &Value)| format!("{name}={}", python(value));
                 format!("{name}({})", arguments.iter().map(argument).collect::<Vec<_>>().join(", "))
             };
-            format!("[{}]", each(", ", &call))
+            match syntax {
+                ToolSyntax::Olmo3 => format!("<function_calls>\n{}\n</function_calls>", each("\n", &call)),
+                _ => format!("[{}]", each(", ", &call)),
+            }
         }
         ToolSyntax::Granite | ToolSyntax::Jamba | ToolSyntax::Phi4Mini => {
             let list =
