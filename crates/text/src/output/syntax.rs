@@ -51,8 +51,8 @@ pub enum ToolSyntax {
     LongCat,
     /// `<function_calls>\nf(a=1)\ng(b='x')\n</function_calls>`: Olmo 3.
     Olmo3,
-    /// `<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>`: gpt-oss. The channels are separated
-    /// with every parser of reasoning.
+    /// `<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>`: gpt-oss. The messages are separated
+    /// by channel even without a parser of reasoning; the analysis is content then.
     OpenAi,
     /// `[{"name": "f", "parameters": {…}}, …]` and nothing else. No model writes this by itself; a grammar enforces it
     /// if a call is required.
