@@ -78,9 +78,8 @@ impl ParserFlags {
     }
 
     fn reasoning(self, template: Option<&ChatTemplate>, tokenizer: &Tokenizer) -> Result<Option<ReasoningSyntax>> {
-        let unmarked = |syntax: ReasoningSyntax| {
-            syntax.marker_tokens().iter().find(|marker| !is_one_token(tokenizer, marker))
-        };
+        let unmarked =
+            |syntax: ReasoningSyntax| syntax.marker_tokens().iter().find(|marker| !is_one_token(tokenizer, marker));
         let (syntax, reason) = match self.reasoning {
             Choice::Disabled => (None, "--reasoning-parser".to_owned()),
             Choice::Named(syntax) => match unmarked(syntax) {

@@ -269,7 +269,9 @@ fn reasoning_restrictions(
             let forced = matches!(request.tools.choice, ToolChoice::Required | ToolChoice::Named(_));
             // A forced call is the answer, so the model may not call a function elsewhere instead.
             let choice = match (end.get(..2), &ids(syntax.start())?[..]) {
-                (Some(&[channel, answer]), &[_, reasoning, ..]) if forced => Some((channel, [answer, reasoning].into())),
+                (Some(&[channel, answer]), &[_, reasoning, ..]) if forced => {
+                    Some((channel, [answer, reasoning].into()))
+                }
                 _ => None,
             };
             Some(ReasoningSpan { has_gap: true, choice, ..span(None, end) })

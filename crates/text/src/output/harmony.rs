@@ -116,9 +116,7 @@ impl Header {
 
 /// Returns whether a header may contain this character.
 fn in_header(character: char) -> bool {
-    character.is_alphanumeric()
-        || character == ' '
-        || (character.is_ascii_punctuation() && !"{}\"".contains(character))
+    character.is_alphanumeric() || character == ' ' || (character.is_ascii_punctuation() && !"{}\"".contains(character))
 }
 
 impl Harmony {

@@ -118,7 +118,9 @@ impl OutputParser {
     ) -> Self {
         Self {
             first: First::new(reasoning, tools, prompt),
-            tools: tools.filter(|&(syntax, _)| syntax != ToolSyntax::OpenAi).map(|(syntax, tools)| ToolParser::new(syntax, tools)),
+            tools: tools
+                .filter(|&(syntax, _)| syntax != ToolSyntax::OpenAi)
+                .map(|(syntax, tools)| ToolParser::new(syntax, tools)),
             sink: Sink::default(),
             content: String::new(),
         }

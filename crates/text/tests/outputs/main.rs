@@ -447,7 +447,13 @@ fn hostile_text_takes_linear_time() {
         (ToolSyntax::Olmo3, &["<function_calls>f()\n", "<function_calls>f(a='"]),
         (
             ToolSyntax::OpenAi,
-            &["<|start|>", "<|channel|>a", "<|channel|>analysis<|message|>a", " to=f<|channel|>", "<|channel|> to=functions.f<|message|>"],
+            &[
+                "<|start|>",
+                "<|channel|>a",
+                "<|channel|>analysis<|message|>a",
+                " to=f<|channel|>",
+                "<|channel|> to=functions.f<|message|>",
+            ],
         ),
     ] {
         for seed in seeds {
@@ -500,13 +506,21 @@ fn templates_tell_their_syntax() {
         ("<|header_start|> [func_name1(params_name1=params_value1)]", Some(ToolSyntax::Pythonic), None),
         ("<tool_call>{name}<arg_key>", Some(ToolSyntax::Glm), None),
         ("<tool_call>", None, None),
-        ("<|turn>model <|channel>thought <channel|> <|tool_call>call:", Some(ToolSyntax::Gemma4), Some(ReasoningSyntax::Gemma4)),
+        (
+            "<|turn>model <|channel>thought <channel|> <|tool_call>call:",
+            Some(ToolSyntax::Gemma4),
+            Some(ReasoningSyntax::Gemma4),
+        ),
         (
             "<|start|>assistant<|channel|>analysis<|message|> <|channel|>commentary",
             Some(ToolSyntax::OpenAi),
             Some(ReasoningSyntax::OpenAiGptOss),
         ),
-        ("<functions></functions> <function_calls> <|im_start|>assistant\\n<think>", Some(ToolSyntax::Olmo3), Some(ReasoningSyntax::Olmo3)),
+        (
+            "<functions></functions> <function_calls> <|im_start|>assistant\\n<think>",
+            Some(ToolSyntax::Olmo3),
+            Some(ReasoningSyntax::Olmo3),
+        ),
         ("<|function_call_library|> <function_call> ", Some(ToolSyntax::Granite20bFc), None),
         ("<longcat_tool_call>\\n{\"name\"", Some(ToolSyntax::LongCat), None),
         (

@@ -124,7 +124,10 @@ fn objects_after_a_marker() {
     let call = format!(r#"{{"name": "weather", "arguments": {ARGS}}}"#);
     frames(ToolSyntax::Granite20bFc, |call| format!("<function_call> {call}"), &call);
     frames(ToolSyntax::LongCat, |call| format!("<longcat_tool_call>\n{call}\n</longcat_tool_call>"), &call);
-    no_calls(ToolSyntax::Granite20bFc, &["<function_call> ", "<function_call>f()", "<function_call> {\"name\": 1", "<functio"]);
+    no_calls(
+        ToolSyntax::Granite20bFc,
+        &["<function_call> ", "<function_call>f()", "<function_call> {\"name\": 1", "<functio"],
+    );
 }
 
 #[test]
@@ -135,7 +138,10 @@ fn longcat_tags() {
     let days = "weather<longcat_arg_key>days</longcat_arg_key><longcat_arg_value>3</longcat_arg_value>";
     calls(ToolSyntax::LongCat, &wrap(days), "", &[("weather", r#"{"days": 3}"#)]);
     calls(ToolSyntax::LongCat, &wrap(" now "), "", &[NOW]);
-    no_calls(ToolSyntax::LongCat, &["<longcat_tool_call>", "<longcat_tool_call>weather", "<longcat_arg_key>a</longcat_arg_key>"]);
+    no_calls(
+        ToolSyntax::LongCat,
+        &["<longcat_tool_call>", "<longcat_tool_call>weather", "<longcat_arg_key>a</longcat_arg_key>"],
+    );
 }
 
 #[test]
@@ -146,12 +152,23 @@ fn olmo3() {
     let two = wrap("weather(city='Paris')\nnow( )");
     calls(ToolSyntax::Olmo3, &two, "", &[PARIS, NOW]);
     calls(ToolSyntax::Olmo3, &wrap("weather(city='Paris'), now()"), "", &[PARIS, NOW]);
-    calls(ToolSyntax::Olmo3, &wrap("weather(exact=true, note=null)"), "", &[("weather", r#"{"exact": true, "note": null}"#)]);
+    calls(
+        ToolSyntax::Olmo3,
+        &wrap("weather(exact=true, note=null)"),
+        "",
+        &[("weather", r#"{"exact": true, "note": null}"#)],
+    );
     calls(ToolSyntax::Olmo3, "<function_calls>now()", "", &[NOW]);
     calls(ToolSyntax::Olmo3, "<function_calls>now()\nand more", "\nand more", &[NOW]);
     no_calls(
         ToolSyntax::Olmo3,
-        &["<function_calls>", "<function_calls>\n</function_calls>", "<function_calls>[now()]", "now()", "<function_calls>f(1)"],
+        &[
+            "<function_calls>",
+            "<function_calls>\n</function_calls>",
+            "<function_calls>[now()]",
+            "now()",
+            "<function_calls>f(1)",
+        ],
     );
 }
 
@@ -175,7 +192,14 @@ fn gemma4() {
     }
     no_calls(
         ToolSyntax::Gemma4,
-        &["<|tool_call>", "<|tool_call>weather{}", "<|tool_call>call:{}", "<|tool_call>call:a b{}", "<tool_call|>", "<|tool_c"],
+        &[
+            "<|tool_call>",
+            "<|tool_call>weather{}",
+            "<|tool_call>call:{}",
+            "<|tool_call>call:a b{}",
+            "<tool_call|>",
+            "<|tool_c",
+        ],
     );
     let broken = |text: &str, content: &str, arguments: &str| {
         let message = message((None, Some(ToolSyntax::Gemma4)), "", text);
@@ -206,7 +230,8 @@ fn text_of_a_broken_call_is_content() {
     broken(ToolSyntax::Hermes, r#"<tool_call>{"name": "f", "arguments": {"a": 1} oops}"#, " oops}", r#"{"a": 1}"#);
     broken(ToolSyntax::Pythonic, "[f(a=1, b!2)]", " b!2)]", r#"{"a": 1"#);
     broken(ToolSyntax::Glm, "<tool_call>f\n<arg_key>a</arg_key>1</arg_value>", "1</arg_value>", r#"{"a": ""#);
-    let value = "<invoke name=\"f\"><parameter name=\"a\">1</parameter><parameter name=\"b\"{\"k\": 1}/parameter></invoke>";
+    let value =
+        "<invoke name=\"f\"><parameter name=\"a\">1</parameter><parameter name=\"b\"{\"k\": 1}/parameter></invoke>";
     let rest = "<parameter name=\"b\"{\"k\": 1}/parameter></invoke>";
     broken(ToolSyntax::MinimaxM2, value, rest, r#"{"a": "1""#);
     let skipped = "<tool_call>f\n<arg_key{>a\n<arg_key>b</arg_key>\n<arg>1";
@@ -247,7 +272,8 @@ fn gemma4_reasons_in_a_channel() {
 
 #[test]
 fn granite_reasons_in_words() {
-    let prompt = "<|start_of_role|>system<|end_of_role|>Write after 'Here is my thought process:'.<|start_of_role|>assistant";
+    let prompt =
+        "<|start_of_role|>system<|end_of_role|>Write after 'Here is my thought process:'.<|start_of_role|>assistant";
     for (text, reasoning, content) in [
         ("Here is my thought process: Hm.\n\nHere is my response: Yes.", " Hm.", " Yes."),
         ("Here's my thought process:\nHm. Here's my response:\nYes.", "Hm. ", "Yes."),

@@ -49,7 +49,8 @@ fn calls_of_functions() {
         }
         let analysis = "<|channel|>analysis<|message|>Hm.<|end|>";
         let header = header.strip_prefix("<|start|>assistant").unwrap_or(header);
-        let text = format!("{analysis}<|start|>assistant{header}{args}<|call|><|start|>assistant{header}{args}<|call|>");
+        let text =
+            format!("{analysis}<|start|>assistant{header}{args}<|call|><|start|>assistant{header}{args}<|call|>");
         harmony(&text, "Hm.", "", &[PARIS, PARIS]);
     }
     harmony("<|channel|>commentary to=functions.now<|message|><|call|>", "", "", &[NOW]);
@@ -61,12 +62,19 @@ fn text_that_is_no_message_is_content() {
     for text in ["", " \n", "Yes.", " to", " to=the point", "assistant", "a <|chan", "to=f\n\n"] {
         harmony(text, "", text, &[]);
     }
-    for header in ["<|channel|>", "<|channel|>fin", "<|start|>assist", "<|channel|>commentary to=functions.f <|constrain|>js"] {
+    for header in
+        ["<|channel|>", "<|channel|>fin", "<|start|>assist", "<|channel|>commentary to=functions.f <|constrain|>js"]
+    {
         harmony(header, "", "", &[]);
         harmony(&format!("{header}{{\"a\""), "", &format!("{header}{{\"a\""), &[]);
         harmony(&format!("{header}\n"), "", &format!("{header}\n"), &[]);
     }
-    harmony("<|channel|>commentary to=functions.<|message|>{}<|call|>", "", "<|channel|>commentary to=functions.<|message|>{}", &[]);
+    harmony(
+        "<|channel|>commentary to=functions.<|message|>{}<|call|>",
+        "",
+        "<|channel|>commentary to=functions.<|message|>{}",
+        &[],
+    );
     harmony("<|channel|>final<|message|>Yes.<|return|> And more", "", "Yes. And more", &[]);
     let long = format!("<|channel|>{}", "a ".repeat(400));
     harmony(&long, "", &long, &[]);
