@@ -271,7 +271,8 @@ impl ApiError {
     pub(crate) fn from_template(error: &TemplateError) -> Self {
         match error {
             TemplateError::Message { index, field, reason } => {
-                let location = vec!["messages".into(), format!("{index}{field}")];
+                let path = field.split(['.', '[', ']']).filter(|part| !part.is_empty());
+                let location = ["messages", &index.to_string()].into_iter().chain(path).map(str::to_owned).collect();
                 Self::schema(FieldError::new("value_error", location, &format!("Value error, {reason}"), "..."))
             }
             TemplateError::Syntax(_) => {

@@ -7,7 +7,7 @@ use crate::fields::Fields;
 use crate::types::chat::ChatRequest;
 use crate::types::common::{CommonFields, MAX_STOP_STRINGS, check_stop_bytes};
 use crate::types::structured;
-use crate::types::tools::{ToolChoice, Tools, definition};
+use crate::types::tools::{ToolChoice, Tools, definition, listed};
 
 /// Minimum number of tokens of a thinking budget.
 const MIN_THINKING: i64 = 1024;
@@ -107,7 +107,7 @@ fn thinking(fields: &mut Fields<'_>, max_tokens: Option<i64>) -> Thinking {
 }
 
 fn tools(fields: &mut Fields<'_>) -> Tools {
-    let listed: Vec<Value> = fields.get("tools").unwrap_or_default();
+    let listed = listed(fields).unwrap_or_default();
     let mut definitions = Vec::with_capacity(listed.len());
     for (index, tool) in listed.iter().enumerate() {
         match (tool.get("type").and_then(Value::as_str), tool.get("name").and_then(Value::as_str)) {
@@ -298,6 +298,10 @@ mod tests {
             (
                 json!({"max_tokens": 8, "messages": hi, "tools": [{"type": "bash_20250124", "name": "bash"}]}),
                 "bash_20250124",
+            ),
+            (
+                json!({"max_tokens": 8, "messages": hi, "tools": vec![json!({"name": "f", "input_schema": {}}); 1025]}),
+                "at most 1024 tools",
             ),
         ] {
             let error = parse(body).unwrap_err();

@@ -7,7 +7,7 @@ use crate::fields::{Fields, check_values};
 use crate::types::chat::{ChatRequest, EFFORTS, set_effort};
 use crate::types::common::{CommonFields, Truncation};
 use crate::types::structured;
-use crate::types::tools::{ToolChoice, Tools, definition};
+use crate::types::tools::{ToolChoice, Tools, definition, listed};
 use crate::unserved::{self, Route};
 
 /// A well-formed responses request.
@@ -143,7 +143,7 @@ fn reasoning(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>) {
 
 /// Definitions are flat here: `{"type": "function", "name", "parameters"}`.
 fn tools(fields: &mut Fields<'_>) -> Tools {
-    let listed: Vec<Value> = fields.get("tools").unwrap_or_default();
+    let listed = listed(fields).unwrap_or_default();
     let mut definitions = Vec::with_capacity(listed.len());
     for (index, tool) in listed.iter().enumerate() {
         let (kind, name) = (tool.get("type").and_then(Value::as_str), tool.get("name").and_then(Value::as_str));
@@ -327,6 +327,10 @@ mod tests {
             (json!({"input": [{"type": "computer_call"}]}), "computer_call"),
             (json!({"input": "hi", "background": true, "store": false}), "background can only be used when"),
             (json!({"input": "hi", "tools": [{"type": "web_search"}]}), "web_search"),
+            (
+                json!({"input": "hi", "tools": vec![json!({"type": "function", "name": "f"}); 1025]}),
+                "at most 1024 tools",
+            ),
             (json!({"input": "hi", "prompt": {"id": "x"}}), "prompt"),
             (json!({"input": "hi", "text": {"format": {"type": "json_schema", "name": "x"}}}), "json_schema"),
             (json!({"input": "hi", "reasoning": {"effort": "enormous"}}), "effort"),

@@ -81,9 +81,20 @@ fn name_of(function: &Map<String, Value>) -> Option<&str> {
     function.get("name")?.as_str()
 }
 
+/// Reads the list of tools, which has a maximum length.
+pub(crate) fn listed(fields: &mut Fields<'_>) -> Option<Vec<Value>> {
+    let listed: Vec<Value> = fields.get("tools")?;
+    if listed.len() > MAX_TOOLS {
+        let message = format!("tools has at most {MAX_TOOLS} tools, got {}.", listed.len());
+        fields.value_error("tools", message);
+        return None;
+    }
+    Some(listed)
+}
+
 fn definitions(fields: &mut Fields<'_>) -> Option<Vec<Value>> {
-    let definitions: Vec<Value> = fields.get("tools")?;
-    if definitions.is_empty() || definitions.len() > MAX_TOOLS {
+    let definitions = listed(fields)?;
+    if definitions.is_empty() {
         fields.value_error("tools", format_args!("tools must be a list of 1 to {MAX_TOOLS} tools, or absent."));
         return None;
     }

@@ -70,7 +70,7 @@ async fn fields_of_the_wrong_shape_are_named() {
         (json!({"messages": [7]}), "messages.0"),
         (json!({"messages": [{"content": "x"}]}), "messages.0.role"),
         (json!({"messages": [{"role": "user", "content": 7}]}), "messages.0.content"),
-        (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "messages.0.content[0]"),
+        (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "messages.0.content.0"),
         (json!({"model": 7}), "model"),
         (json!({"temperature": "hot"}), "temperature"),
         (json!({"max_tokens": "many"}), "max_tokens"),
