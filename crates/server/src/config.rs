@@ -158,6 +158,8 @@ pub struct ServerConfig {
     pub max_model_len: usize,
     /// Number of token ids of the model.
     pub vocab_size: usize,
+    /// Number of elements of the model's embeddings; 0 if it has none.
+    pub embedding_size: usize,
     /// Token ids that end a sequence.
     pub eos_token_ids: Vec<u32>,
     /// The model's sampling defaults.
@@ -220,6 +222,7 @@ impl Default for ServerConfig {
             model_root: "model".into(),
             max_model_len: 2048,
             vocab_size: usize::MAX,
+            embedding_size: usize::MAX,
             eos_token_ids: vec![],
             sampling_defaults: SamplingDefaults::default(),
             seed: None,

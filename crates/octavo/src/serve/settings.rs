@@ -344,11 +344,13 @@ pub(crate) fn server_config(
 ) -> ServerConfig {
     let (names, reference) = (&args.model.served_model_name, args.model.reference());
     let vocab_size = model.program.vocab_size;
+    let embedding = model.program.embedding().map(|id| &model.program.buffers[id.0]);
     ServerConfig {
         served_model_names: if names.is_empty() { vec![reference.to_owned()] } else { names.clone() },
         model_root: reference.to_owned(),
         max_model_len,
         vocab_size,
+        embedding_size: embedding.map_or(0, |buffer| buffer.cols),
         eos_token_ids: model.eos_token_ids.clone(),
         sampling_defaults: model.sampling_defaults,
         seed: args.sampling.seed,

@@ -30,6 +30,12 @@ pub(crate) struct PreparedEmbeddings {
 pub(crate) fn embeddings(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedEmbeddings, ApiError> {
     let request = EmbeddingRequest::parse(body)?;
     check_model(state, request.model.as_deref())?;
+    let most = state.config.embedding_size;
+    let dimensions = request.dimensions.map(|dimensions| usize::try_from(dimensions).unwrap_or(usize::MAX));
+    if let Some(dimensions) = dimensions.filter(|&dimensions| dimensions > most) {
+        let message = format!("dimensions must be at most {most}, got {dimensions}.");
+        return Err(ApiError::invalid_value("dimensions", dimensions, message));
+    }
     let prompts = match &request.input {
         Input::Conversation(chat) => vec![fit(state, &request, prompt_of(state, chat)?.1)?],
         Input::Prompts(prompts) => prompts
@@ -44,7 +50,7 @@ pub(crate) fn embeddings(state: &AppState, body: &[u8], headers: &Headers) -> Re
         request_id: headers.id(request.request_id.as_ref()),
         prompts,
         encoding: request.encoding,
-        dimensions: request.dimensions.and_then(|dimensions| usize::try_from(dimensions).ok()),
+        dimensions,
         priority: headers.priority(state, request.priority),
         client: headers.caller.id(),
         meter: headers.caller.meter().clone(),

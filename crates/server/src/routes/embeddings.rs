@@ -60,7 +60,7 @@ async fn try_answer(state: &AppState, (body, headers): (ReceivedBody, Headers)) 
         if let Some(traced) = &mut traced {
             told(traced, index, &ended);
         }
-        let embedding = encode(&shaped(ended?.0, prepared.dimensions)?, prepared.encoding);
+        let embedding = encode(&shaped(ended?.0, prepared.dimensions), prepared.encoding);
         data.push(json!({"index": index, "object": "embedding", "embedding": embedding}));
         index += 1;
     }
@@ -129,19 +129,13 @@ async fn vector(mut stream: RequestStream) -> Result<Embedded, ApiError> {
 }
 
 /// The first `dimensions` of a vector, scaled to length 1.
-fn shaped(mut vector: Vec<f32>, dimensions: Option<usize>) -> Result<Vec<f32>, ApiError> {
-    if let Some(dimensions) = dimensions {
-        if dimensions > vector.len() {
-            let message = format!("dimensions must be at most {}, got {dimensions}.", vector.len());
-            return Err(ApiError::invalid_value("dimensions", dimensions, message));
-        }
-        vector.truncate(dimensions);
-    }
+fn shaped(mut vector: Vec<f32>, dimensions: Option<usize>) -> Vec<f32> {
+    vector.truncate(dimensions.unwrap_or(usize::MAX));
     let length = vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
     if length > 0.0 {
         vector.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
     }
-    Ok(vector)
+    vector
 }
 
 fn encode(vector: &[f32], encoding: Encoding) -> Value {

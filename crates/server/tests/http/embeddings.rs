@@ -39,8 +39,14 @@ async fn vectors_may_be_short_and_packed() {
     let packed = embed(&server, json!({"input": "x", "dimensions": 2, "encoding_format": "base64"})).await;
     // Eight bytes in Base64.
     assert_eq!(packed["data"][0]["embedding"].as_str().unwrap().len(), 12);
-    let refused = server.post("/v1/embeddings", &json!({"input": "x", "dimensions": 1_000_000})).send().await.unwrap();
+    let refused = server.post("/v1/embeddings", &json!({"input": "x", "dimensions": 9})).send().await.unwrap();
     assert_eq!(refused.status(), 400);
+    assert!(refused.text().await.unwrap().contains("dimensions must be at most 8, got 9."));
+    assert_eq!(
+        server.metric("vllm:prompt_tokens_total{engine=\"0\",model_name=\"mock\"}"),
+        2.0,
+        "nothing was computed"
+    );
 }
 
 #[tokio::test]

@@ -92,6 +92,7 @@ impl Default for Setup {
                 model_root: "root/of/mock".into(),
                 max_model_len: 4096,
                 vocab_size: VOCAB,
+                embedding_size: MockConfig::default().hidden_size,
                 eos_token_ids: vec![IM_END],
                 version: "0.0.0".into(),
                 shutdown_lag: Duration::ZERO,
