@@ -79,6 +79,12 @@ def operations(document, tiny_url):
     know_tokens(capped["components"]["schemas"])
     # The other levels are refused with 501.
     capped["paths"]["/sleep"]["post"]["parameters"][0].update(required=True, schema={"type": "integer", "enum": [0]})
+    # A response that is stored, until it is deleted, and one that is not.
+    asked = requests.post(f"{tiny_url}/v1/responses", json={"input": "Well?", "max_output_tokens": 1}, timeout=60)
+    for path, item in capped["paths"].items():
+        if "{response_id}" in path:
+            for operation in item.values():
+                operation["parameters"][0]["schema"]["enum"] = [asked.json()["id"], "resp_0"]
     # The only name that is served, beside the absent one.
     capped["components"]["schemas"]["Model"]["enum"] = [None, "tiny"]
     schema = schemathesis.openapi.from_dict(capped)

@@ -154,8 +154,7 @@ mod tests {
 
     #[test]
     fn vectors_are_cut_before_they_are_normalised() {
-        assert_eq!(shaped(vec![3.0, 4.0, 100.0], Some(2)), Ok(vec![0.6, 0.8]));
-        assert_eq!(shaped(vec![0.0, 0.0], None), Ok(vec![0.0, 0.0]));
-        assert!(shaped(vec![1.0], Some(2)).is_err());
+        assert_eq!(shaped(vec![3.0, 4.0, 100.0], Some(2)), [0.6, 0.8]);
+        assert_eq!(shaped(vec![0.0, 0.0], None), [0.0, 0.0]);
     }
 }
