@@ -139,6 +139,7 @@ fn turn(c: &mut Criterion) {
                     arrival: Instant::now(),
                     cache_salt: None,
                     constraint: None,
+                    images: Arc::default(),
                     parent_n: None,
                 };
                 engine.submit(request).expect("the inbox has room")

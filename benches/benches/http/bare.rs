@@ -50,6 +50,7 @@ async fn connection(mut socket: TcpStream, engine: EngineHandle) -> io::Result<(
             arrival: Instant::now(),
             cache_salt: None,
             constraint: None,
+            images: Arc::default(),
             parent_n: None,
         };
         let mut tokens = engine.submit(request).map_err(io::Error::other)?;

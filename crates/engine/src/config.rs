@@ -37,9 +37,12 @@ pub struct EngineConfig {
     pub max_num_seqs: usize,
     /// Token budget of a step.
     pub max_num_batched_tokens: usize,
+    /// Number of tokens of images that a step may encode. An image is encoded in one step, so one with more tokens is
+    /// refused.
+    pub max_num_encoder_tokens: usize,
     /// Time that a step should take at most, by the executor's cost model and the measured speed; `None` means no
     /// limit. A step computes at least one share, and takes five times the time of the work that every step has if that
-    /// is more. Has no effect without a cost model.
+    /// is more. Images that it encodes take their time on top. Has no effect without a cost model.
     pub max_step: Option<Duration>,
     /// Order of admission and of preemption.
     pub policy: SchedulingPolicy,
@@ -70,6 +73,7 @@ impl Default for EngineConfig {
             max_model_len: 2048,
             max_num_seqs: 256,
             max_num_batched_tokens: 2048,
+            max_num_encoder_tokens: 16_384,
             max_step: None,
             policy: SchedulingPolicy::Fcfs,
             enable_prefix_caching: true,

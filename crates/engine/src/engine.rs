@@ -6,13 +6,14 @@ use std::thread::JoinHandle;
 use octavo_telemetry::EngineMetrics;
 
 use crate::engine_loop::{EngineLoop, Exit};
+use crate::image;
 use crate::inbox::{Command, Inbox};
-use crate::kv::{KvLayout, SequenceKv, TokenHistory};
+use crate::kv::{Extras, KvLayout, SequenceKv, TokenHistory};
 use crate::sequence::Sequence;
 use crate::status::StatusCells;
 use crate::{
-    EngineConfig, EngineError, EngineState, EngineStatus, Executor, KvEventSink, Request, RequestStream, SubmitError,
-    Task,
+    EngineConfig, EngineError, EngineState, EngineStatus, Executor, ImageSpec, KvEventSink, Request, RequestStream,
+    SubmitError, Task,
 };
 
 /// State that the engine thread and the handles share.
@@ -21,6 +22,8 @@ pub(crate) struct Shared {
     pub(crate) status: StatusCells,
     layout: KvLayout,
     max_model_len: usize,
+    images: Option<ImageSpec>,
+    max_num_encoder_tokens: usize,
 }
 
 impl Shared {
@@ -35,6 +38,8 @@ impl Shared {
             status: StatusCells::new(blocks, config.stuck_after),
             layout: KvLayout::new(spec, config.enable_prefix_caching).seeded(config.prefix_seed.as_deref()),
             max_model_len: config.max_model_len,
+            images: executor.image_spec(),
+            max_num_encoder_tokens: config.max_num_encoder_tokens,
         })
     }
 
@@ -48,9 +53,11 @@ impl Shared {
         if tokens > longest {
             return Err(SubmitError::PromptTooLong { tokens, limit: longest });
         }
+        image::check(&request.images, tokens, self.images.as_ref(), self.max_num_encoder_tokens)?;
         self.inbox.check(tokens)?;
         let history = TokenHistory::new(request.prompt.clone());
-        let kv = SequenceKv::new(&self.layout, &history, request.cache_salt.as_deref());
+        let extras = Extras { salt: request.cache_salt.clone(), images: request.images.clone() };
+        let kv = SequenceKv::new(&self.layout, &history, extras);
         let limit = tokens.saturating_add(max_tokens).min(self.max_model_len);
         self.inbox.submit(tokens, |id, sender| Sequence::new(id, request, kv, sender, limit))
     }

@@ -1,7 +1,7 @@
 //! The engine's interface to the component that computes tokens.
 
-use crate::StepCost;
 use crate::plan::{StepId, StepMasks, StepOutput, StepPlan, TokenOutput};
+use crate::{ImageSpec, StepCost};
 
 /// A KV group: layers that share a block table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +44,11 @@ pub struct ExecutorError {
 pub trait Executor: Send {
     /// Returns the blocks and groups of the KV cache, which do not change.
     fn kv_cache_spec(&self) -> &KvCacheSpec;
+
+    /// Returns the images that the executor takes, which do not change; `None` if it takes no images.
+    fn image_spec(&self) -> Option<ImageSpec> {
+        None
+    }
 
     /// Returns the vocabulary size V, which determines the size of masks.
     fn vocab_size(&self) -> usize;

@@ -9,7 +9,7 @@ use octavo_telemetry::EngineMetrics;
 use crate::engine::Shared;
 use crate::engine_loop::{EngineLoop, Turn};
 use crate::inbox::Inbox;
-use crate::kv::{KvCache, KvLayout, SequenceKv, TokenHistory};
+use crate::kv::{Extras, KvCache, KvLayout, SequenceKv, TokenHistory};
 use crate::scheduler::{Scheduler, StepRecord};
 use crate::sequence::Sequence;
 use crate::{
@@ -76,7 +76,7 @@ impl ManualScheduler {
     pub fn new(config: EngineConfig, spec: &KvCacheSpec) -> Self {
         Self {
             inbox: Arc::new(Inbox::new(&config)),
-            scheduler: Scheduler::new(config, spec),
+            scheduler: Scheduler::new(config, spec, 0),
             next: 0,
             step: 0,
             plan: StepPlan::default(),
@@ -91,7 +91,7 @@ impl ManualScheduler {
         self.next += 1;
         let limit = prompt.len() + max_tokens as usize;
         let history = TokenHistory::new(prompt.clone());
-        let kv = SequenceKv::new(self.scheduler.kv().layout(), &history, None);
+        let kv = SequenceKv::new(self.scheduler.kv().layout(), &history, Extras::default());
         let (sender, stream) = stream::mailbox(id, self.inbox.clone());
         let request = Request {
             id: id.to_string(),
@@ -103,6 +103,7 @@ impl ManualScheduler {
             cache_salt: None,
             constraint: None,
             client: crate::ClientId::default(),
+            images: Arc::default(),
             parent_n: None,
         };
         self.streams.push(stream);
@@ -147,13 +148,13 @@ impl ManualKv {
     pub fn new(spec: &KvCacheSpec, prompt: Arc<[u32]>) -> Self {
         let cache = KvCache::new(spec, KvLayout::new(spec, true));
         let history = TokenHistory::new(prompt);
-        let sequence = SequenceKv::new(cache.layout(), &history, None);
+        let sequence = SequenceKv::new(cache.layout(), &history, Extras::default());
         Self { cache, history, sequence }
     }
 
     /// Hashes the prompt's blocks again.
     pub fn hash(&mut self) {
-        self.sequence = SequenceKv::new(self.cache.layout(), &self.history, None);
+        self.sequence = SequenceKv::new(self.cache.layout(), &self.history, Extras::default());
     }
 
     /// Allocates the prompt's blocks. Returns `false` if they do not fit.

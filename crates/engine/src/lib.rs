@@ -12,6 +12,7 @@ mod constraint;
 mod engine;
 mod engine_loop;
 mod executor;
+mod image;
 mod inbox;
 #[doc(hidden)]
 pub mod internals;
@@ -32,10 +33,11 @@ pub use config::{EngineConfig, EngineError, SchedulingPolicy};
 pub use constraint::Constraint;
 pub use engine::{Engine, EngineHandle};
 pub use executor::{Executor, ExecutorError, KvCacheSpec, KvGroupSpec};
-pub use kv::{BlockHash, KvEvent, KvEventSink};
+pub use image::{ImageHash, ImageInput, ImageSpan, ImageSpec, PromptImage};
+pub use kv::{BlockHash, ExtraKey, KvEvent, KvEventSink};
 pub use plan::{
-    ImageInput, ImageSpan, InjectedTokens, InputToken, Joined, Logprobs, PlannedImage, PlannedSequence, Slot, StepId,
-    StepMasks, StepOutput, StepPlan, TokenOutput,
+    InjectedTokens, InputToken, Joined, Logprobs, PlannedImage, PlannedSequence, Slot, StepId, StepMasks, StepOutput,
+    StepPlan, TokenOutput,
 };
 pub use request::{
     ClientId, FinishReason, Pooling, RepetitionDetection, Request, RequestEvent, SamplingParams, StageTimes,

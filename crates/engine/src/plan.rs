@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::SamplingParams;
+use crate::{ImageInput, PromptImage, SamplingParams};
 
 /// Number of a step. Steps are numbered from 1 in the order of submission.
 pub type StepId = u64;
@@ -24,30 +24,8 @@ pub enum InputToken {
     },
 }
 
-/// Tokens of a sequence that stand for an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ImageSpan {
-    /// Position of the first token.
-    pub start: u32,
-    /// Number of rows of tokens.
-    pub rows: u32,
-    /// Number of columns of tokens.
-    pub cols: u32,
-}
-
-/// An image as the encoder takes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImageInput {
-    /// Number of rows of patches.
-    pub rows: u32,
-    /// Number of columns of patches.
-    pub cols: u32,
-    /// Patches in the order of the model's processor, one byte for each element.
-    pub patches: Vec<u8>,
-}
-
 /// An image that a step encodes before its forward pass.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct PlannedImage {
     /// The image.
     pub image: Arc<ImageInput>,
@@ -76,7 +54,7 @@ pub struct Joined {
     /// Tokens generated before a preemption; empty for a new sequence.
     pub output: Vec<u32>,
     /// Images of the prompt, in order. They determine the positions of all tokens.
-    pub images: Arc<[ImageSpan]>,
+    pub images: Arc<[PromptImage]>,
 }
 
 /// One sequence's part of the step.

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::Constraint;
-use crate::TokenSet;
 use crate::plan::{Logprobs, TokenOutput};
+use crate::{Constraint, PromptImage, TokenSet};
 
 /// Sampling parameters. The code that parses the request checks the ranges. Each field has the meaning of OpenAI's API
 /// and vLLM's extensions.
@@ -122,6 +121,9 @@ pub struct Request {
     pub id: String,
     /// Prompt token ids: not empty and shorter than the context, or as long as the context where no token is generated.
     pub prompt: Arc<[u32]>,
+    /// Images of the prompt in the order of their tokens, which do not overlap. Mostly empty. The sequences of a request
+    /// share them.
+    pub images: Arc<[PromptImage]>,
     /// Operation on the prompt.
     pub task: Task,
     /// Sampling parameters.
@@ -235,6 +237,27 @@ pub enum SubmitError {
     /// The prompt is empty.
     #[error("the prompt is empty")]
     EmptyPrompt,
+    /// The prompt has images, and the model takes none.
+    #[error("the model takes no images")]
+    NoImages,
+    /// An image can never be encoded because it exceeds the encoder's budget of a step or its whole cache.
+    #[error("image {number} takes {tokens} tokens, but at most {limit} fit one image: send a smaller image")]
+    ImageTooLarge {
+        /// Number of the image, counted from 1.
+        number: usize,
+        /// Number of its tokens.
+        tokens: usize,
+        /// Limit.
+        limit: usize,
+    },
+    /// The description of an image contradicts itself, the prompt or the model.
+    #[error("image {number} is malformed: {reason}")]
+    MalformedImage {
+        /// Number of the image, counted from 1.
+        number: usize,
+        /// Defect.
+        reason: &'static str,
+    },
     /// The engine is paused and refuses new requests.
     #[error("the engine is paused")]
     Paused,

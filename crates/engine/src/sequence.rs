@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use octavo_telemetry::FinishedRequest;
 
+use crate::image::SequenceImages;
 use crate::inbox::RequestId;
 use crate::kv::{KvLayout, SequenceKv, TokenHistory};
 use crate::stop::RepetitionDetector;
@@ -76,6 +77,7 @@ pub(crate) struct Sequence {
     pub(crate) submitted: usize,
     pub(crate) retired: usize,
     pub(crate) kv: SequenceKv,
+    pub(crate) images: SequenceImages,
     /// Number of prompt tokens found in the prefix cache at the first admission.
     pub(crate) cached_tokens: u32,
     pub(crate) timeline: Timeline,
@@ -92,7 +94,7 @@ impl Sequence {
         sender: EventSender,
         limit: usize,
     ) -> Self {
-        let Request { id: name, prompt, task, params, priority, client, arrival, cache_salt: _, constraint, parent_n } =
+        let Request { id: name, prompt, images, task, params, priority, client, arrival, constraint, parent_n, .. } =
             request;
         let answer = match task {
             Task::Generate if limit > prompt.len() => Answer::Token,
@@ -125,6 +127,7 @@ impl Sequence {
             submitted: 0,
             retired: 0,
             kv: prepared,
+            images: SequenceImages::new(images),
             cached_tokens: 0,
             timeline: Timeline::new(arrival, Instant::now()),
             sender,

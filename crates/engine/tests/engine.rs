@@ -24,6 +24,7 @@ fn request(prompt: &[u32], max_tokens: u32) -> Request {
         cache_salt: None,
         constraint: None,
         client: octavo_engine::ClientId::default(),
+        images: Arc::default(),
         parent_n: None,
     }
 }

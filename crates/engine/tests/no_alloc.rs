@@ -27,6 +27,7 @@ fn request(number: u32) -> Request {
         cache_salt: None,
         constraint: None,
         client: octavo_engine::ClientId::default(),
+        images: Arc::default(),
         parent_n: None,
     }
 }

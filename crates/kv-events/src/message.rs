@@ -1,6 +1,6 @@
 //! Batches of events as MessagePack, in the format of vLLM's readers.
 
-use octavo_engine::{BlockHash, KvEvent};
+use octavo_engine::{BlockHash, ExtraKey, KvEvent};
 
 use crate::Batch;
 
@@ -35,8 +35,8 @@ pub(crate) fn encode(batch: &Batch, encoding: Encoding, int_hashes: bool) -> Vec
 
 fn map(out: &mut Writer, event: &KvEvent) {
     match event {
-        KvEvent::Stored { cache_salt, .. } => {
-            out.map(8 + usize::from(cache_salt.is_some()));
+        KvEvent::Stored { extra_keys, .. } => {
+            out.map(8 + usize::from(!extra_keys.is_empty()));
             out.text("type");
             out.text("BlockStored");
             stored(out, event, true);
@@ -55,8 +55,8 @@ fn map(out: &mut Writer, event: &KvEvent) {
 
 fn array(out: &mut Writer, event: &KvEvent) {
     match event {
-        KvEvent::Stored { cache_salt, .. } => {
-            out.array(8 + usize::from(cache_salt.is_some()));
+        KvEvent::Stored { extra_keys, .. } => {
+            out.array(8 + usize::from(!extra_keys.is_empty()));
             out.text("BlockStored");
             stored(out, event, false);
         }
@@ -71,7 +71,7 @@ fn array(out: &mut Writer, event: &KvEvent) {
 
 /// Writes the fields of stored blocks in vLLM's order, with or without their names.
 fn stored(out: &mut Writer, event: &KvEvent, named: bool) {
-    let KvEvent::Stored { parent, hashes, tokens, block_size, cache_salt } = event else { return };
+    let KvEvent::Stored { parent, hashes, tokens, block_size, extra_keys } = event else { return };
     let name = |out: &mut Writer, name: &str| {
         if named {
             out.text(name);
@@ -95,15 +95,33 @@ fn stored(out: &mut Writer, event: &KvEvent, named: bool) {
     out.text(MEDIUM);
     name(out, "lora_name");
     out.nil();
-    if let Some(salt) = cache_salt {
-        // The extra keys are the other inputs of each block's hash: the salt for the first block of a sequence.
+    if !extra_keys.is_empty() {
         name(out, "extra_keys");
-        out.array(hashes.len());
-        out.array(1);
-        out.array(2);
-        out.text("cache_salt");
-        out.text(salt);
-        (1..hashes.len()).for_each(|_| out.nil());
+        out.array(extra_keys.len());
+        extra_keys.iter().for_each(|keys| extra(out, keys));
+    }
+}
+
+/// Writes the extra keys of a block: the other inputs of its hash.
+fn extra(out: &mut Writer, keys: &[ExtraKey]) {
+    if keys.is_empty() {
+        return out.nil();
+    }
+    out.array(keys.len());
+    for key in keys {
+        match key {
+            ExtraKey::Image { hash, offset } => {
+                out.array(3);
+                out.text("mm");
+                out.text(&hash.to_string());
+                out.int(*offset);
+            }
+            ExtraKey::CacheSalt(salt) => {
+                out.array(2);
+                out.text("cache_salt");
+                out.text(salt);
+            }
+        }
     }
 }
 
@@ -130,6 +148,17 @@ impl Writer {
             0x100..0x1_0000 => self.tagged(0xcd, &(value as u16).to_be_bytes()),
             0x1_0000..0x1_0000_0000 => self.tagged(0xce, &(value as u32).to_be_bytes()),
             _ => self.tagged(0xcf, &value.to_be_bytes()),
+        }
+    }
+
+    fn int(&mut self, value: i64) {
+        match u64::try_from(value) {
+            Ok(value) => self.uint(value),
+            Err(_) if value >= -0x20 => self.bytes.push(value as u8),
+            Err(_) if value >= -0x80 => self.bytes.extend([0xd0, value as u8]),
+            Err(_) if value >= -0x8000 => self.tagged(0xd1, &(value as i16).to_be_bytes()),
+            Err(_) if value >= -0x8000_0000 => self.tagged(0xd2, &(value as i32).to_be_bytes()),
+            Err(_) => self.tagged(0xd3, &value.to_be_bytes()),
         }
     }
 
@@ -178,6 +207,8 @@ impl Writer {
 
 #[cfg(test)]
 mod tests {
+    use octavo_engine::ImageHash;
+
     use super::*;
 
     fn hash(last: u8) -> BlockHash {
@@ -222,10 +253,28 @@ mod tests {
             hashes: vec![hash(1), hash(2)],
             tokens: vec![3, 4, 5, 300],
             block_size: 2,
-            cache_salt: Some("s".into()),
+            extra_keys: vec![vec![ExtraKey::CacheSalt("s".into())], vec![]],
         };
         let bytes = encoded(stored, Encoding::Arrays, true);
         let expected = b"\x99\xabBlockStored\x92\x01\x02\xc0\x94\x03\x04\x05\xcd\x01\x2c\x02\xc0\xa3GPU\xc0\x92\x91\x92\xaacache_salt\xa1s\xc0\x00";
         assert_eq!(bytes[11..], expected[..]);
+    }
+
+    #[test]
+    fn images_are_told_with_their_place() {
+        let mut out = Writer { bytes: vec![], int_hashes: true };
+        let key = |offset| ExtraKey::Image { hash: ImageHash([0xab; 32]), offset };
+        extra(&mut out, &[key(-3), key(7)]);
+        let text = [&b"\xd9\x40"[..], "ab".repeat(32).as_bytes()].concat();
+        assert_eq!(out.bytes, [&b"\x92\x93\xa2mm"[..], &text, b"\xfd\x93\xa2mm", &text, b"\x07"].concat());
+        let int = |value| {
+            let mut out = Writer { bytes: vec![], int_hashes: true };
+            out.int(value);
+            out.bytes
+        };
+        assert_eq!([int(-32), int(-33), int(-128)], [vec![0xe0], vec![0xd0, 0xdf], vec![0xd0, 0x80]]);
+        assert_eq!([int(-129), int(-0x8000)], [[0xd1, 0xff, 0x7f], [0xd1, 0x80, 0]]);
+        assert_eq!(int(-0x8001), [0xd2, 0xff, 0xff, 0x7f, 0xff]);
+        assert_eq!(int(-0x8000_0001)[..5], [0xd3, 0xff, 0xff, 0xff, 0xff]);
     }
 }

@@ -1,6 +1,6 @@
 //! Encoding of the images of a plan.
 
-use octavo_engine::PlannedImage;
+use octavo_engine::{ImageSpec, PlannedImage};
 use octavo_models::{EncodedImage, ImageGrid, VisionConfig};
 use octavo_ops::{Channel, EncodeBatch};
 
@@ -13,6 +13,14 @@ pub struct ImageConfig {
     pub channels: Vec<Channel>,
     /// Number of rows of the media cache.
     pub media_rows: usize,
+}
+
+impl ImageConfig {
+    /// Returns the images that a runner takes.
+    pub(crate) fn spec(&self) -> ImageSpec {
+        let VisionConfig { merge_size, .. } = self.vision;
+        ImageSpec { cache_tokens: self.media_rows, merge: merge_size as u32, patch_bytes: self.vision.patch_elements() }
+    }
 }
 
 /// The encoder's batch, which is kept from step to step.
@@ -33,7 +41,7 @@ impl Images {
             images.iter().map(|planned| planned.media.iter().cloned().flatten().collect()).collect();
         let encoded = images.iter().zip(&rows).map(|(planned, rows)| EncodedImage {
             grid: ImageGrid { rows: planned.image.rows as usize, cols: planned.image.cols as usize },
-            patches: &planned.image.patches,
+            patches: (*planned.image.patches).as_ref(),
             store_rows: rows,
         });
         self.vision.fill(&encoded.collect::<Vec<_>>(), &mut self.batch)?;

@@ -5,7 +5,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use octavo_engine::{
-    Executor, ExecutorError, KvCacheSpec, KvGroupSpec, StepCost, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
+    Executor, ExecutorError, ImageSpec, KvCacheSpec, KvGroupSpec, StepCost, StepId, StepMasks, StepOutput, StepPlan,
+    TokenOutput,
 };
 use octavo_ops::cost::{Peaks, StepPricer};
 use octavo_ops::{Backend, Program};
@@ -23,6 +24,7 @@ use crate::meter::StepMeter;
 /// the runner ends the thread after its current step.
 pub struct Runner {
     spec: KvCacheSpec,
+    images: Option<ImageSpec>,
     memory: MemoryPlan,
     vocab_size: usize,
     max_in_flight: usize,
@@ -85,6 +87,7 @@ impl Runner {
             peaks: profile.peaks.map(|peaks| (peaks.bandwidth, peaks.flops)),
             records_steps: backend.step_counts().is_some(),
         });
+        let image_spec = images.map(ImageConfig::spec);
         let pricer = StepPricer::new(&program, profile.elements);
         let meter = StepMeter::new(pricer.clone(), metrics, max_in_flight);
         let device = Device::new(backend, &program, &config, images.map(Images::new), meter);
@@ -93,6 +96,7 @@ impl Runner {
         tracing::debug!(blocks = memory.blocks, groups, max_in_flight, "the device thread runs");
         Ok(Runner {
             spec: kv_cache_spec(&program, &memory),
+            images: image_spec,
             memory,
             vocab_size: program.vocab_size,
             max_in_flight,
@@ -133,6 +137,10 @@ fn kv_cache_spec(program: &Program, memory: &MemoryPlan) -> KvCacheSpec {
 impl Executor for Runner {
     fn kv_cache_spec(&self) -> &KvCacheSpec {
         &self.spec
+    }
+
+    fn image_spec(&self) -> Option<ImageSpec> {
+        self.images
     }
 
     fn vocab_size(&self) -> usize {

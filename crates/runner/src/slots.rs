@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use octavo_engine::{Joined, PlannedSequence, SamplingParams, Slot, StepId};
+use octavo_engine::{Joined, PlannedSequence, PromptImage, SamplingParams, Slot, StepId};
 use octavo_models::{ImagePositions, ImageSpan};
 use octavo_ops::sampling::{SampleParams, SampleRow, TokenCounts};
 
@@ -123,7 +123,10 @@ impl SlotState {
             _ => requested.eos_token_ids.iter().chain(&*requested.stop_token_ids).copied().collect(),
         };
         let scoring = SampleParams { logprobs: requested.prompt_logprobs, ..SampleParams::default() };
-        let span = |span: &octavo_engine::ImageSpan| ImageSpan { start: span.start, rows: span.rows, cols: span.cols };
+        let span = |image: &PromptImage| {
+            let octavo_engine::ImageSpan { start, rows, cols } = image.span;
+            ImageSpan { start, rows, cols }
+        };
         let images = ImagePositions::new(joined.images.iter().map(span));
         let images = (!joined.images.is_empty()).then_some(images);
         Self {

@@ -164,6 +164,7 @@ fn request(prompt: &[u32], params: &SamplingParams) -> Request {
         cache_salt: None,
         constraint: None,
         client: octavo_engine::ClientId::default(),
+        images: Arc::default(),
         parent_n: None,
     }
 }

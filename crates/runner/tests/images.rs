@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use octavo_backend_candle::CandleBackend;
 use octavo_engine::{
-    Executor, ImageInput, ImageSpan, InjectedTokens, InputToken, Joined, PlannedImage, PlannedSequence, SamplingParams,
-    StepId, StepMasks, StepPlan,
+    Executor, ImageHash, ImageInput, ImageSpan, InjectedTokens, InputToken, Joined, PlannedImage, PlannedSequence,
+    PromptImage, SamplingParams, StepId, StepMasks, StepPlan,
 };
 use octavo_models::{Checkpoint, Programs, build_programs};
 use octavo_ops::{Backend, Channel};
@@ -68,11 +68,12 @@ fn plan(prompt: &Prompt, step: StepId, first: usize, end: usize) -> StepPlan {
     let media = [10..13, 4..7];
     let mut plan = StepPlan { step, ..StepPlan::default() };
     if step == 1 {
-        let images: Arc<[ImageSpan]> = [ImageSpan { start: start as u32, rows: 2, cols: 3 }].into();
+        let input = Arc::new(ImageInput { rows: 4, cols: 6, patches: Box::new(prompt.patches.clone()) });
+        let span = ImageSpan { start: start as u32, rows: 2, cols: 3 };
+        let images = [PromptImage { span, hash: ImageHash([0; 32]), input: input.clone() }].into();
         let (params, output) = (Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }), Vec::new());
         plan.joined.push(Joined { slot: 1, params, prompt: prompt.ids.clone().into(), output, images });
-        let image = Arc::new(ImageInput { rows: 4, cols: 6, patches: prompt.patches.clone() });
-        plan.encode.push(PlannedImage { image, media: media.to_vec() });
+        plan.encode.push(PlannedImage { image: input, media: media.to_vec() });
     }
     for (index, rows) in media.into_iter().flatten().enumerate() {
         let position = (start + index) as u32;

@@ -93,6 +93,20 @@ impl EngineMetrics {
         s.counts.cached_from_device.increment(hit_tokens);
     }
 
+    /// Observes lookups of images in the cache of processed images, in front of the engine.
+    pub fn media_lookup(&self, queried_images: u64, hit_images: u64) {
+        let Some(s) = &self.series else { return };
+        s.counts.media_queries.increment(queried_images);
+        s.counts.media_hits.increment(hit_images);
+    }
+
+    /// Observes lookups of images in the encoder cache.
+    pub fn encoder_lookup(&self, queried_images: u64, hit_images: u64) {
+        let Some(s) = &self.series else { return };
+        s.counts.encoder_queries.increment(queried_images);
+        s.counts.encoder_hits.increment(hit_images);
+    }
+
     /// Observes a sequence's first token: `ttft` from its arrival in the front end, its prompt tokens, and the prompt tokens
     /// found in the prefix cache.
     pub fn first_token(&self, ttft: Duration, prompt_tokens: u64, cached_tokens: u64) {

@@ -43,6 +43,10 @@ pub(crate) struct Counts {
     pub(crate) generation_tokens: ReadableCounter,
     pub(crate) prefix_queries: ReadableCounter,
     pub(crate) prefix_hits: ReadableCounter,
+    pub(crate) media_queries: Counter,
+    pub(crate) media_hits: Counter,
+    pub(crate) encoder_queries: Counter,
+    pub(crate) encoder_hits: Counter,
     /// Number of lookups for the statistics line; not exported.
     pub(crate) prefix_requests: AtomicU64,
     pub(crate) preemptions: ReadableCounter,
@@ -128,6 +132,13 @@ impl Counts {
             generation_tokens: counter("vllm:generation_tokens_total", "Generated tokens.").into(),
             prefix_queries: counter("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.").into(),
             prefix_hits: counter("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.").into(),
+            media_queries: counter("vllm:mm_cache_queries_total", "Images looked up in the cache of processed images."),
+            media_hits: counter("vllm:mm_cache_hits_total", "Images found in the cache of processed images."),
+            encoder_queries: counter(
+                "octavo:encoder_cache_queries_total",
+                "Images that a step needed and that the prefix cache did not replace.",
+            ),
+            encoder_hits: counter("octavo:encoder_cache_hits_total", "Images of these that were encoded already."),
             prefix_requests: AtomicU64::new(0),
             preemptions: counter("vllm:num_preemptions_total", "Preemptions of running requests.").into(),
         };

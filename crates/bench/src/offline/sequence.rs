@@ -98,6 +98,7 @@ fn request(prompt: &Prompt, params: &Arc<SamplingParams>, child: u32) -> Request
         cache_salt: None,
         constraint: None,
         client: octavo_engine::ClientId::default(),
+        images: Arc::default(),
         parent_n: (child == 0).then_some(prompt.n),
     }
 }

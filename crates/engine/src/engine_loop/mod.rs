@@ -8,6 +8,8 @@
 #[cfg(test)]
 mod command_tests;
 #[cfg(test)]
+mod image_tests;
+#[cfg(test)]
 mod properties;
 #[cfg(test)]
 mod tests;
@@ -105,7 +107,8 @@ impl EngineLoop {
         let timed = config.max_step.is_some() || config.policy == SchedulingPolicy::Fair;
         let cost = if timed { executor.step_cost() } else { None };
         let clock = cost.map(|cost| StepClock::new(cost, config.max_step));
-        let mut scheduler = Scheduler::new(config, executor.kv_cache_spec());
+        let media_rows = executor.image_spec().map_or(0, |spec| spec.cache_tokens);
+        let mut scheduler = Scheduler::new(config, executor.kv_cache_spec(), media_rows);
         if kv_events.is_some() {
             scheduler.kv_mut().record_events();
         }
@@ -194,7 +197,8 @@ impl EngineLoop {
         let record = self.in_flight.pop_front()?;
         let result = self.executor.wait();
         let at = Instant::now();
-        if let (Some(clock), Some(begun), Ok(_)) = (&mut self.clock, record.begun, &result) {
+        // The cost model knows nothing of images.
+        if let (Some(clock), Some(begun), Ok(_), false) = (&mut self.clock, record.begun, &result, record.encodes) {
             // A step begins on the device when the one before has ended.
             let begun = self.last_end.map_or(begun, |last| begun.max(last));
             clock.measure(&record.work, at - begun);
@@ -342,6 +346,7 @@ impl EngineLoop {
             let message = format!("step {} gave {found:?} rows and embeddings instead of {expected:?}", record.step);
             return self.fail_step(record, ExecutorError { message, fatal: true });
         }
+        self.scheduler.images_mut().complete(record.step);
         let mut stats = StepStats::default();
         let (mut drawn, mut embeddings) = (rows.drain(..), embeddings.into_iter());
         for row in &record.rows {
@@ -452,6 +457,7 @@ impl EngineLoop {
         for row in &record.rows {
             self.end(row.key, Last::default(), FinishReason::Error(message.clone()), now);
         }
+        self.scheduler.images_mut().withdraw(record.step);
         self.spare_records.push(record);
         self.settling = true;
         self.settled();
@@ -476,6 +482,8 @@ impl EngineLoop {
 
     /// Updates gauges and status, and counts the step if it computed tokens.
     fn report(&mut self, stats: StepStats) {
+        let (images, hits) = self.scheduler.images_mut().take_lookups();
+        self.metrics.encoder_lookup(images, hits);
         let kv = self.scheduler.kv();
         self.shared.status.set_load(self.scheduler.running(), self.scheduler.waiting_preempted(), kv.used());
         self.metrics.step(&StepStats {

@@ -13,12 +13,15 @@ use super::{Exit, Turn};
 use crate::internals::ManualEngine;
 use crate::mock::{FailurePoint, MockConfig, MockExecutor, MockFailure};
 use crate::{
-    BlockHash, ClientId, Constraint, EngineConfig, FinishReason, KvEvent, KvEventSink, Logprobs, Pooling,
-    RepetitionDetection, Request, RequestStream, SamplingParams, SchedulingPolicy, Task,
+    BlockHash, ClientId, Constraint, EngineConfig, FinishReason, ImageHash, ImageInput, ImageSpan, KvEvent,
+    KvEventSink, Logprobs, Pooling, PromptImage, RepetitionDetection, Request, RequestStream, SamplingParams,
+    SchedulingPolicy, Task,
 };
 
 const MAX_LEN: usize = 40;
 const VOCAB: usize = 40;
+/// Number of tokens of the largest image.
+const MOST_ROWS: usize = 8;
 
 /// Behaviour of a caller.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +40,7 @@ enum Caller {
 struct Life {
     at: usize,
     prompt: Vec<u32>,
+    images: Vec<PromptImage>,
     embed: bool,
     params: SamplingParams,
     priority: i64,
@@ -47,6 +51,10 @@ struct Life {
 }
 
 impl Life {
+    fn contents(&self) -> Vec<u32> {
+        mock_alone().with_images(&self.prompt, &self.images)
+    }
+
     fn request(&self, epoch: Instant) -> Request {
         Request {
             id: format!("{self:?}"),
@@ -58,6 +66,7 @@ impl Life {
             cache_salt: self.salt.then(|| "salt".into()),
             constraint: self.constrained.then(|| Box::new(Alternating { odd: false }) as Box<dyn Constraint>),
             client: ClientId(self.client),
+            images: self.images.as_slice().into(),
             parent_n: None,
         }
     }
@@ -105,6 +114,25 @@ fn params() -> impl Strategy<Value = SamplingParams> {
     )
 }
 
+/// Returns the images of a prompt of `len` tokens: gaps between images, and their contents. Few contents occur, so that
+/// requests share them.
+fn place(len: usize, images: &[(u32, u8)]) -> Vec<PromptImage> {
+    let mut placed = Vec::new();
+    let mut end = 0;
+    for &(gap, content) in images {
+        let (rows, cols) = [(1, 2), (2, 2), (3, 2), (2, 4)][content as usize % 4];
+        let span = ImageSpan { start: end + gap, rows, cols };
+        if span.end() as usize > len {
+            break;
+        }
+        end = span.end();
+        let patches = Box::new(vec![content; (4 * rows * cols) as usize]);
+        let input = Arc::new(ImageInput { rows: 2 * rows, cols: 2 * cols, patches });
+        placed.push(PromptImage { span, hash: ImageHash([content; 32]), input });
+    }
+    placed
+}
+
 fn life() -> impl Strategy<Value = Life> {
     let caller = prop_oneof![
         4 => Just(Caller::Reads),
@@ -118,9 +146,18 @@ fn life() -> impl Strategy<Value = Life> {
         (0..len).map(|i| if i < 9 { i } else { (family * 13 + i) % VOCAB as u32 }).collect()
     });
     let flags = (prop::bool::weighted(0.2), prop::bool::weighted(0.2), prop::bool::weighted(0.3));
-    (0..25usize, prompt, params(), (-2..3i64, 0..3u128), flags, caller).prop_map(
-        |(at, prompt, params, (priority, client), (embed, salt, constrained), caller)| Life {
+    let images = prop_oneof![2 => Just(Vec::new()), 3 => prop::collection::vec((0..9u32, 0..6u8), 1..4)];
+    (0..25usize, (prompt, images), params(), (-2..3i64, 0..3u128), flags, caller).prop_map(
+        |(at, (prompt, images), params, (priority, client), (embed, salt, constrained), caller): (
+            _,
+            (Vec<u32>, Vec<_>),
+            _,
+            _,
+            _,
+            _,
+        )| Life {
             at,
+            images: place(prompt.len(), &images),
             prompt,
             embed,
             params,
@@ -141,8 +178,9 @@ fn failures() -> impl Strategy<Value = Vec<MockFailure>> {
 }
 
 fn mock() -> impl Strategy<Value = MockConfig> {
-    (1..6usize, 0..14usize, 0..3usize, 1..=2usize, failures()).prop_map(
-        |(block_size, spare, kv_groups, max_in_flight, failures)| MockConfig {
+    (1..6usize, 0..14usize, 0..3usize, 1..=2usize, failures(), MOST_ROWS..30).prop_map(
+        |(block_size, spare, kv_groups, max_in_flight, failures, media_rows)| MockConfig {
+            media_rows,
             vocab_size: VOCAB,
             tokens: 0..VOCAB as u32,
             block_size,
@@ -160,9 +198,12 @@ fn config() -> impl Strategy<Value = EngineConfig> {
     let chunks = prop_oneof![3 => Just(true), 1 => Just(false)];
     let policy = prop::sample::select(vec![SchedulingPolicy::Fcfs, SchedulingPolicy::Priority, SchedulingPolicy::Fair]);
     let max_step = prop::option::of((1..200_000u64).prop_map(Duration::from_nanos));
-    (1..6usize, 1..50usize, chunks, any::<bool>(), (policy, max_step), 0..9usize).prop_map(
-        |(max_num_seqs, budget, enable_chunked_prefill, enable_prefix_caching, (policy, max_step), threshold)| {
+    let budgets = (1..50usize, MOST_ROWS..30);
+    (1..6usize, budgets, chunks, any::<bool>(), (policy, max_step), 0..9usize).prop_map(
+        |(max_num_seqs, budgets, enable_chunked_prefill, enable_prefix_caching, (policy, max_step), threshold)| {
+            let (budget, max_num_encoder_tokens) = budgets;
             EngineConfig {
+                max_num_encoder_tokens,
                 max_model_len: MAX_LEN,
                 max_num_seqs,
                 max_num_batched_tokens: if enable_chunked_prefill { budget } else { MAX_LEN + budget },
@@ -201,14 +242,14 @@ impl Seen {
 
     /// Checks everything that does not depend on sampled tokens.
     fn check(&self) {
-        let Life { prompt, params, embed, .. } = &self.life;
+        let Life { prompt, images, params, embed, .. } = &self.life;
         let ended = matches!(self.finish, Some(FinishReason::Stop { .. } | FinishReason::Length));
         if !embed && (ended || !self.tokens.is_empty()) {
-            let expected = params.prompt_logprobs.map(|top| mock_alone().expected_prompt_logprobs(prompt, top));
+            let expected = params.prompt_logprobs.map(|top| mock_alone().expected_scores(prompt, images, top));
             assert_eq!(self.prompt_logprobs, expected.unwrap_or_default());
         }
         if *embed && ended {
-            assert_eq!(self.embedding, Some(mock_alone().expected_embedding(prompt)));
+            assert_eq!(self.embedding, Some(mock_alone().expected_embedding(&self.life.contents())));
         }
         if *embed || params.max_tokens == 0 {
             assert!(self.tokens.is_empty());
@@ -259,7 +300,7 @@ impl Seen {
 }
 
 fn mock_alone() -> MockConfig {
-    MockConfig { vocab_size: VOCAB, tokens: 0..VOCAB as u32, ..MockConfig::default() }
+    MockConfig { vocab_size: VOCAB, tokens: 0..VOCAB as u32, media_rows: 100, ..MockConfig::default() }
 }
 
 /// Returns the tokens of a request that runs alone.
@@ -274,7 +315,7 @@ fn alone(life: &Life) -> (Vec<u32>, FinishReason) {
     seen.read();
     seen.check();
     if !life.constrained && !life.embed {
-        let expected = mock.expected_output(&life.prompt, &life.params, MAX_LEN);
+        let expected = mock.expected_output(&life.contents(), &life.params, MAX_LEN);
         match seen.finish {
             Some(FinishReason::Repetition) => assert!(expected.starts_with(&seen.tokens)),
             _ => assert_eq!(seen.tokens, expected),
@@ -356,6 +397,7 @@ proptest! {
         let telemetry = Telemetry::new(TelemetryConfig { model_name: "m".into(), engine: 0, max_model_len: MAX_LEN });
         let fails = !mock.failures.is_empty();
         let executor = Box::new(MockExecutor::new(mock));
+        let (counters, most_encoded) = (executor.counters(), config.max_num_encoder_tokens);
         let router = Router::default();
         let sink = Box::new(router.clone());
         let mut engine = ManualEngine::with_events(executor, config, telemetry.engine(), Some(sink)).unwrap();
@@ -384,6 +426,7 @@ proptest! {
             prop_assert!(whole.iter().any(|tokens| tokens.starts_with(chain)), "{chain:?} is nobody's");
         }
 
+        prop_assert!(counters.most_encoded_tokens() <= most_encoded as u64, "the encoder's budget holds");
         prop_assert!(engine.engine.scheduler.is_idle());
         prop_assert_eq!(engine.engine.scheduler.kv().used(), 0);
         prop_assert_eq!(engine.shared.inbox.queued_requests(), 0);

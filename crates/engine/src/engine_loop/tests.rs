@@ -12,6 +12,7 @@ use crate::{Constraint, Pooling, RepetitionDetection, Request, RequestEvent, Req
 /// An engine over a mock executor, turned by the test, and its metrics.
 pub(super) struct Rig {
     pub(super) manual: ManualEngine,
+    pub(super) counters: crate::mock::MockCounters,
     telemetry: Telemetry,
 }
 
@@ -27,8 +28,9 @@ impl Rig {
     fn build(mock: MockConfig, config: EngineConfig, events: Option<Box<dyn KvEventSink>>) -> Self {
         let telemetry = Telemetry::new(TelemetryConfig { model_name: "m".into(), engine: 0, max_model_len: 2048 });
         let executor = Box::new(MockExecutor::new(mock));
+        let counters = executor.counters();
         let manual = ManualEngine::with_events(executor, config, telemetry.engine(), events).unwrap();
-        Self { manual, telemetry }
+        Self { manual, counters, telemetry }
     }
 
     pub(super) fn submit(&self, prompt: &[u32], params: &SamplingParams) -> RequestStream {
@@ -47,7 +49,8 @@ impl Rig {
 /// Returns the value of a series, named without its prefix and its constant labels.
 fn metric(telemetry: &Telemetry, name: &str) -> f64 {
     let text = telemetry.render();
-    let mut samples = text.lines().filter_map(|line| line.strip_prefix("vllm:")?.rsplit_once(' '));
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    let mut samples = samples.filter_map(|line| line.split_once(':')?.1.rsplit_once(' '));
     let found = samples.find(|(series, _)| without_constant_labels(series) == name);
     found.unwrap_or_else(|| panic!("there is no series {name}")).1.parse().unwrap()
 }
@@ -72,6 +75,7 @@ pub(super) fn request(prompt: &[u32], params: &SamplingParams) -> Request {
         cache_salt: None,
         constraint: None,
         client: crate::ClientId::default(),
+        images: Arc::default(),
         parent_n: Some(1),
     }
 }

@@ -1,8 +1,6 @@
 //! Events of the prefix cache, for routers that send requests to the server which holds their prefix.
 
-use std::sync::Arc;
-
-use super::{ChainKey, TokenSpan};
+use super::{ChainKey, ExtraKey, TokenSpan};
 
 /// Hash of a block's content and of everything before it: vLLM's `sha256_cbor`.
 pub type BlockHash = [u8; 32];
@@ -20,8 +18,8 @@ pub enum KvEvent {
         tokens: Vec<u32>,
         /// Number of tokens in a block.
         block_size: usize,
-        /// Cache salt that is part of the first block's hash, if the block begins a sequence.
-        cache_salt: Option<Arc<str>>,
+        /// Extra keys of each block, which are part of its hash; empty if no block has any.
+        extra_keys: Vec<Vec<ExtraKey>>,
     },
     /// Blocks were removed from the prefix cache.
     Removed {
@@ -46,12 +44,23 @@ impl EventLog {
     }
 
     /// Records that the block at `index` of a sequence, whose blocks have these keys, holds `tokens`.
-    pub(crate) fn stored(&mut self, index: usize, keys: &[ChainKey], tokens: TokenSpan<'_>, salt: Option<&Arc<str>>) {
+    pub(crate) fn stored(
+        &mut self,
+        index: usize,
+        keys: &[ChainKey],
+        tokens: TokenSpan<'_>,
+        extra: impl Iterator<Item = ExtraKey>,
+    ) {
         let (hash, before) = (keys[index].0, index.checked_sub(1).map(|before| keys[before].0));
-        if let Some(KvEvent::Stored { hashes, tokens: all, .. }) = self.0.last_mut()
+        let extra: Vec<ExtraKey> = extra.collect();
+        if let Some(KvEvent::Stored { hashes, tokens: all, extra_keys, .. }) = self.0.last_mut()
             && before.is_some()
             && hashes.last() == before.as_ref()
         {
+            if !extra.is_empty() || !extra_keys.is_empty() {
+                extra_keys.resize_with(hashes.len(), Vec::new);
+                extra_keys.push(extra);
+            }
             hashes.push(hash);
             all.extend(tokens.iter());
             return;
@@ -61,7 +70,7 @@ impl EventLog {
             hashes: vec![hash],
             tokens: tokens.iter().collect(),
             block_size: tokens.len(),
-            cache_salt: salt.filter(|_| before.is_none()).cloned(),
+            extra_keys: if extra.is_empty() { Vec::new() } else { vec![extra] },
         });
     }
 

@@ -8,11 +8,10 @@ mod prefix_index;
 mod tests;
 mod tokens;
 
-use std::sync::Arc;
-
 use crate::KvCacheSpec;
 use block_key::BlockKey;
-pub(crate) use block_key::ChainKey;
+pub use block_key::ExtraKey;
+pub(crate) use block_key::{ChainKey, Extras};
 use block_pool::BlockPool;
 use events::EventLog;
 pub use events::{BlockHash, KvEvent, KvEventSink};
@@ -30,8 +29,8 @@ pub(crate) const NULL_BLOCK: BlockId = 0;
 pub(crate) struct SequenceKv {
     /// Block tables, one per KV group.
     pub(crate) tables: Vec<Vec<BlockId>>,
-    /// Cache salt, which is part of the first block's key.
-    salt: Option<Arc<str>>,
+    /// Properties that are part of the keys of blocks.
+    extras: Extras,
     /// Keys of the leading full blocks, computed on demand. They outlive the tables of a preempted sequence.
     keys: Vec<ChainKey>,
     /// Number of leading blocks that came from the index or were added to it.
@@ -40,9 +39,8 @@ pub(crate) struct SequenceKv {
 
 impl SequenceKv {
     /// Creates the KV state without blocks. The caller's thread computes the keys of the prompt's full blocks here.
-    pub(crate) fn new(layout: &KvLayout, history: &TokenHistory, cache_salt: Option<&str>) -> Self {
-        let salt = cache_salt.map(Arc::from);
-        let mut kv = Self { tables: vec![Vec::new(); layout.groups], salt, keys: Vec::new(), indexed: 0 };
+    pub(crate) fn new(layout: &KvLayout, history: &TokenHistory, extras: Extras) -> Self {
+        let mut kv = Self { tables: vec![Vec::new(); layout.groups], extras, keys: Vec::new(), indexed: 0 };
         if layout.caching {
             kv.extend_keys(layout, history, history.len() / layout.block_size);
         }
@@ -57,8 +55,8 @@ impl SequenceKv {
         self.keys.reserve(blocks - self.keys.len());
         let mut parent = *self.keys.last().unwrap_or(&layout.root);
         for block in self.keys.len()..blocks {
-            let salt = self.salt.as_deref().filter(|_| block == 0);
-            parent = parent.child(layout.block_tokens(history, block), salt);
+            let extra = self.extras.of_block(block, layout.block_size);
+            parent = parent.child(layout.block_tokens(history, block), extra);
             self.keys.push(parent);
         }
     }
@@ -250,7 +248,7 @@ impl KvCache {
                 let (key, tokens) = (BlockKey { chain, group: group as u32 }, self.layout.block_tokens(history, block));
                 let new = pool.index(id, key, tokens);
                 if let (0, true, Some(events)) = (group, new, &mut self.events) {
-                    events.stored(block, &kv.keys, tokens, kv.salt.as_ref());
+                    events.stored(block, &kv.keys, tokens, kv.extras.of_block(block, self.layout.block_size));
                 }
             }
         }

@@ -3,11 +3,15 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::KvGroupSpec;
+use crate::{ImageHash, ImageInput, ImageSpan, KvGroupSpec, PromptImage};
 
 fn spec(block_size: usize, blocks: &[usize]) -> KvCacheSpec {
     let group = |&blocks: &usize| KvGroupSpec { layers: 1, block_bytes: 1, blocks, window: None };
     KvCacheSpec { block_size, groups: blocks.iter().map(group).collect() }
+}
+
+fn salted(salt: Option<&str>) -> Extras {
+    Extras { salt: salt.map(Arc::from), ..Extras::default() }
 }
 
 fn caching(spec: &KvCacheSpec) -> KvCache {
@@ -23,7 +27,7 @@ struct Holder {
 impl Holder {
     fn new(cache: &mut KvCache, prompt: &[u32], salt: Option<&str>) -> Self {
         let history = TokenHistory::new(prompt.into());
-        let mut kv = SequenceKv::new(cache.layout(), &history, salt);
+        let mut kv = SequenceKv::new(cache.layout(), &history, salted(salt));
         let hit = cache.lookup(&mut kv, &history, usize::MAX);
         assert!(cache.fits(hit, history.len()));
         cache.attach(&mut kv, hit);
@@ -34,7 +38,7 @@ impl Holder {
 
     fn hit(cache: &mut KvCache, prompt: &[u32], salt: Option<&str>) -> usize {
         let history = TokenHistory::new(prompt.into());
-        let mut kv = SequenceKv::new(cache.layout(), &history, salt);
+        let mut kv = SequenceKv::new(cache.layout(), &history, salted(salt));
         cache.lookup(&mut kv, &history, usize::MAX).tokens
     }
 
@@ -125,7 +129,7 @@ fn a_hit_is_the_minimum_over_groups() {
 fn growth_is_all_or_nothing() {
     let mut cache = caching(&spec(4, &[20, 4]));
     let history = TokenHistory::new(tokens(0, 30).into());
-    let mut kv = SequenceKv::new(cache.layout(), &history, None);
+    let mut kv = SequenceKv::new(cache.layout(), &history, Extras::default());
     assert!(cache.grow(&mut kv, 9));
     assert!(!cache.grow(&mut kv, 13), "the second group has 3 blocks");
     assert_eq!(kv.tables, [[1, 2, 3], [1, 2, 3]]);
@@ -196,7 +200,7 @@ proptest! {
                 Act::Start { family, len, salt } => {
                     let prompt: Arc<[u32]> = (0..len as u32).map(|i| if i < 7 { i } else { family * 100 + i }).collect();
                     let history = TokenHistory::new(prompt);
-                    let mut kv = SequenceKv::new(cache.layout(), &history, salt.then_some("salt"));
+                    let mut kv = SequenceKv::new(cache.layout(), &history, salted(salt.then_some("salt")));
                     let hit = cache.lookup(&mut kv, &history, usize::MAX);
                     prop_assert!(hit.tokens < len && hit.tokens.is_multiple_of(block_size));
                     for (group, found) in cache.found.iter().enumerate() {
@@ -226,7 +230,7 @@ proptest! {
                 _ => {}
             }
             for Holder { history, kv } in &mut holders {
-                let salt = kv.salt.is_some();
+                let salt = kv.extras.salt.is_some();
                 for (group, table) in kv.tables.iter().enumerate() {
                     for block in kv.indexed..history.len() / block_size {
                         let prefix = history.span(0..(block + 1) * block_size).iter().collect();
@@ -245,7 +249,7 @@ proptest! {
 }
 
 fn hashes(cache: &KvCache, history: &TokenHistory) -> Vec<BlockHash> {
-    SequenceKv::new(cache.layout(), history, None).keys.iter().map(|key| key.0).collect()
+    SequenceKv::new(cache.layout(), history, Extras::default()).keys.iter().map(|key| key.0).collect()
 }
 
 #[test]
@@ -260,7 +264,7 @@ fn events_tell_what_can_be_found() {
         hashes: hashes.to_vec(),
         tokens: tokens.to_vec(),
         block_size: 4,
-        cache_salt: None,
+        extra_keys: Vec::new(),
     };
     assert_eq!(cache.take_events(), [stored(None, &all[..2], &prompt[..8])], "full blocks, in one event");
     assert_eq!(cache.take_events(), []);
@@ -286,6 +290,56 @@ fn events_tell_what_can_be_found() {
     assert_eq!(cache.take_events(), []);
 }
 
+/// Returns the extra keys of all blocks stored since the last call, by event.
+fn extra_keys(cache: &mut KvCache) -> Vec<Vec<Vec<ExtraKey>>> {
+    let told = |event| match event {
+        KvEvent::Stored { extra_keys, hashes, .. } => {
+            assert!(extra_keys.is_empty() || extra_keys.len() == hashes.len());
+            extra_keys
+        }
+        KvEvent::Removed { .. } => panic!("nothing makes way"),
+    };
+    cache.take_events().into_iter().map(told).collect()
+}
+
+/// Returns an image whose hash begins with `id`.
+fn image(id: u8, start: u32, tokens: u32) -> PromptImage {
+    let mut hash = [0; 32];
+    hash[0] = id;
+    let input = Arc::new(ImageInput { rows: 2, cols: 2 * tokens, patches: Box::new([0u8; 0]) });
+    PromptImage { span: ImageSpan { start, rows: 1, cols: tokens }, hash: ImageHash(hash), input }
+}
+
+#[test]
+fn an_image_is_part_of_the_keys_of_its_blocks_and_of_later_ones() {
+    let mut cache = caching(&spec(4, &[20]));
+    cache.record_events();
+    let prompt = [7; 16];
+    let history = TokenHistory::new(prompt.as_slice().into());
+    let mut prepared = |images: &[PromptImage], salt: Option<&str>| {
+        let extras = Extras { images: images.into(), ..salted(salt) };
+        let mut kv = SequenceKv::new(cache.layout(), &history, extras);
+        let hit = cache.lookup(&mut kv, &history, usize::MAX);
+        cache.attach(&mut kv, hit);
+        assert!(cache.grow(&mut kv, history.len()));
+        cache.commit(&mut kv, &history, history.len());
+        cache.release(&mut kv);
+        (hit.tokens, extra_keys(&mut cache))
+    };
+    let key = |image: &PromptImage, offset| ExtraKey::Image { hash: image.hash, offset };
+    let [a, b] = [image(1, 5, 4), image(2, 9, 1)];
+    let (hit, told) = prepared(&[a.clone(), b.clone()], None);
+    assert_eq!(hit, 0);
+    assert_eq!(told, [vec![vec![], vec![key(&a, 1)], vec![key(&a, -3), key(&b, 1)], vec![]]]);
+    assert_eq!(prepared(&[a.clone(), b], None).0, 12, "the last token is computed");
+    assert_eq!(prepared(&[a.clone(), image(3, 9, 1)], None).0, 8, "another second image");
+    assert_eq!(prepared(&[image(1, 4, 4)], None).0, 4, "another place of the same image");
+    assert_eq!(prepared(&[], None).0, 4, "the same tokens without an image");
+    let (hit, told) = prepared(&[image(1, 2, 3)], Some("s"));
+    let first = vec![key(&a, 2), ExtraKey::CacheSalt("s".into())];
+    assert_eq!((hit, &told[0][..2]), (0, &[first, vec![key(&a, -2)]][..]));
+}
+
 #[test]
 fn a_salt_is_told_with_the_first_block_of_a_sequence() {
     let mut cache = caching(&spec(2, &[9]));
@@ -293,13 +347,6 @@ fn a_salt_is_told_with_the_first_block_of_a_sequence() {
     let mut holder = Holder::new(&mut cache, &[1, 2, 3], Some("s"));
     holder.history.output.push(4);
     cache.commit(&mut holder.kv, &holder.history, 4);
-    let salts: Vec<_> = cache
-        .take_events()
-        .into_iter()
-        .map(|event| match event {
-            KvEvent::Stored { cache_salt, hashes, .. } => (cache_salt.as_deref().map(str::to_owned), hashes.len()),
-            KvEvent::Removed { .. } => panic!("nothing makes way"),
-        })
-        .collect();
-    assert_eq!(salts, [(Some("s".to_owned()), 2)], "what follows at once is the same event");
+    let salts = vec![vec![ExtraKey::CacheSalt("s".into())], vec![]];
+    assert_eq!(extra_keys(&mut cache), [salts], "what follows at once is the same event");
 }

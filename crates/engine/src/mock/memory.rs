@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::MockConfig;
-use crate::{Joined, SamplingParams, Slot, StepPlan};
+use crate::{ImageInput, Joined, PlannedImage, PlannedSequence, PromptImage, SamplingParams, Slot, StepPlan};
 
 /// The state before the first token.
 pub(super) const EMPTY: u64 = 0x0c7a_0000_0000_0001;
@@ -19,6 +19,23 @@ pub(super) fn state_after(tokens: &[u32]) -> u64 {
     tokens.iter().fold(EMPTY, |state, &token| extend(state, token))
 }
 
+/// Returns the encoder's output for one token of an image. It depends on every byte of the image.
+fn encoded(image: &ImageInput, token: usize) -> u32 {
+    let bytes = (*image.patches).as_ref();
+    let state = bytes.iter().fold(mix(u64::from(image.cols)), |state, &byte| mix(state ^ u64::from(byte)));
+    mix(state ^ token as u64) as u32
+}
+
+/// Returns the input of the first layer for every token of a prompt: the encoder's output in place of tokens of images.
+pub(super) fn contents(prompt: &[u32], images: &[PromptImage]) -> Vec<u32> {
+    let mut contents = prompt.to_vec();
+    for PromptImage { span, input, .. } in images {
+        let tokens = &mut contents[span.start as usize..span.end() as usize];
+        tokens.iter_mut().enumerate().for_each(|(index, content)| *content = encoded(input, index));
+    }
+    contents
+}
+
 /// Mixes all bits of `x`; a bijection.
 pub(super) fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -29,7 +46,7 @@ pub(super) fn mix(mut x: u64) -> u64 {
 /// Stands for the keys and values of a token.
 #[derive(Clone, Copy)]
 struct Cell {
-    token: u32,
+    content: u32,
     /// State up to and including the token.
     state: u64,
 }
@@ -40,6 +57,8 @@ struct Seat {
     prompt: Arc<[u32]>,
     /// Tokens of the sequence that plans have mentioned.
     tokens: Vec<u32>,
+    /// Their inputs of the first layer, which differ from the tokens in images.
+    contents: Vec<u32>,
     state: u64,
 }
 
@@ -71,13 +90,20 @@ impl<'a> Tables<'a> {
 pub(super) struct Memory {
     block_size: usize,
     groups: Vec<Vec<Cell>>,
+    /// Rows of the media cache.
+    media: Vec<u32>,
     seats: Vec<Option<Seat>>,
 }
 
 impl Memory {
     pub(super) fn new(config: &MockConfig) -> Self {
-        let cells = vec![Cell { token: u32::MAX, state: 0 }; config.blocks * config.block_size];
-        Self { block_size: config.block_size, groups: vec![cells; config.kv_groups], seats: Vec::new() }
+        let cells = vec![Cell { content: u32::MAX, state: 0 }; config.blocks * config.block_size];
+        Self {
+            block_size: config.block_size,
+            groups: vec![cells; config.kv_groups],
+            media: vec![0; config.media_rows],
+            seats: Vec::new(),
+        }
     }
 
     /// Puts a sequence into a slot.
@@ -88,8 +114,38 @@ impl Memory {
         }
         let mut tokens = Vec::with_capacity(joined.prompt.len() + joined.params.max_tokens.min(4096) as usize);
         tokens.extend(joined.prompt.iter().chain(&joined.output));
-        self.seats[slot] =
-            Some(Seat { params: joined.params.clone(), prompt: joined.prompt.clone(), tokens, state: EMPTY });
+        let mut contents = Vec::with_capacity(tokens.capacity());
+        contents.extend(self::contents(&joined.prompt, &joined.images));
+        contents.extend(&joined.output);
+        let (params, prompt) = (joined.params.clone(), joined.prompt.clone());
+        self.seats[slot] = Some(Seat { params, prompt, tokens, contents, state: EMPTY });
+    }
+
+    /// Encodes an image into its rows.
+    pub(super) fn encode(&mut self, planned: &PlannedImage) -> Result<(), String> {
+        let rows = planned.media.iter().cloned().flatten();
+        for (token, row) in rows.enumerate() {
+            let row = self.media.get_mut(row as usize).ok_or_else(|| format!("media row {row} does not exist"))?;
+            *row = encoded(&planned.image, token);
+        }
+        Ok(())
+    }
+
+    /// Returns the input of the first layer at a position: a row of the media cache if the plan injects one, else the
+    /// token.
+    pub(super) fn content(
+        &self,
+        plan: &StepPlan,
+        sequence: &PlannedSequence,
+        position: usize,
+        token: u32,
+    ) -> Result<u32, String> {
+        let position = position as u32;
+        let covers =
+            |run: &&crate::InjectedTokens| (run.position..run.position + run.media.len() as u32).contains(&position);
+        let Some(run) = plan.injected[sequence.injected.clone()].iter().find(covers) else { return Ok(token) };
+        let row = run.media.start + position - run.position;
+        self.media.get(row as usize).copied().ok_or_else(|| format!("media row {row} does not exist"))
     }
 
     fn cell_index(&self, table: &[u32], position: usize) -> Result<usize, String> {
@@ -104,7 +160,7 @@ impl Memory {
     pub(super) fn read(&self, tables: Tables<'_>, slot: Slot, position: usize) -> Result<u64, String> {
         if self.groups.is_empty() {
             let seat = self.seat(slot)?;
-            return Ok(state_after(&seat.tokens[..=position]));
+            return Ok(state_after(&seat.contents[..=position]));
         }
         let mut states = self.groups.iter().zip(tables.iter()).map(|(cells, table)| {
             let index = self.cell_index(table, position)?;
@@ -123,8 +179,14 @@ impl Memory {
         self.seats.get(slot as usize).and_then(Option::as_ref).ok_or_else(|| format!("nobody sits in slot {slot}"))
     }
 
-    /// Computes one token from the block content of its predecessor.
-    pub(super) fn write(&mut self, tables: Tables<'_>, slot: Slot, position: usize, token: u32) -> Result<(), String> {
+    /// Computes one token, whose input of the first layer is `content`, from the block content of its predecessor.
+    pub(super) fn write(
+        &mut self,
+        tables: Tables<'_>,
+        slot: Slot,
+        position: usize,
+        (token, content): (u32, u32),
+    ) -> Result<(), String> {
         if tables.ranges.len() != self.groups.len() {
             return Err(format!("{} block tables for {} KV groups", tables.ranges.len(), self.groups.len()));
         }
@@ -133,12 +195,12 @@ impl Memory {
             return Err(format!("slot {slot} jumps to position {position} with {known} tokens known"));
         }
         let before = if position == 0 { EMPTY } else { self.read(tables, slot, position - 1)? };
-        let state = extend(before, token);
+        let state = extend(before, content);
         for (group, table) in tables.iter().enumerate() {
             let index = self.cell_index(table, position)?;
             let cell =
                 self.groups[group].get_mut(index).ok_or_else(|| format!("position {position}: no such block"))?;
-            *cell = Cell { token, state };
+            *cell = Cell { content, state };
         }
         if let Some(seat) = &mut self.seats[slot as usize] {
             seat.state = state;
@@ -146,8 +208,14 @@ impl Memory {
                 Some(&told) if told != token => {
                     return Err(format!("slot {slot} gets token {token} at position {position}, which is {told}"));
                 }
+                Some(_) if seat.contents[position] != content => {
+                    return Err(format!("slot {slot} gets another image's row at position {position}"));
+                }
                 Some(_) => {}
-                None => seat.tokens.push(token),
+                None => {
+                    seat.tokens.push(token);
+                    seat.contents.push(content);
+                }
             }
         }
         Ok(())
@@ -159,13 +227,13 @@ impl Memory {
         let seat = self.seat(slot)?;
         for (group, (cells, table)) in self.groups.iter().zip(tables.iter()).enumerate() {
             let mut state = EMPTY;
-            for (position, &token) in seat.tokens[..end].iter().enumerate() {
-                state = extend(state, token);
+            for (position, &content) in seat.contents[..end].iter().enumerate() {
+                state = extend(state, content);
                 let cell = cells[self.cell_index(table, position)?];
-                if cell.token != token || cell.state != state {
-                    let found = cell.token;
+                if cell.content != content || cell.state != state {
+                    let found = cell.content;
                     return Err(format!(
-                        "slot {slot}, KV group {group}: position {position} holds {found} instead of {token}"
+                        "slot {slot}, KV group {group}: position {position} holds {found} instead of {content}"
                     ));
                 }
             }

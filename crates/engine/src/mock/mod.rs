@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::{
-    Executor, ExecutorError, InputToken, KvCacheSpec, KvGroupSpec, Logprobs, PlannedSequence, SamplingParams, StepCost,
-    StepId, StepMasks, StepOutput, StepPlan, StepWork, TokenOutput,
+    Executor, ExecutorError, ImageSpec, InputToken, KvCacheSpec, KvGroupSpec, Logprobs, PlannedSequence, PromptImage,
+    SamplingParams, StepCost, StepId, StepMasks, StepOutput, StepPlan, StepWork, TokenOutput,
 };
 use memory::{Memory, SequenceState, Tables};
 
@@ -40,6 +40,9 @@ pub struct MockConfig {
     pub blocks: usize,
     /// Number of KV groups; may be 0.
     pub kv_groups: usize,
+    /// Number of tokens of encoded images that are kept; 0 if the model takes no images. A token has 2 × 2 patches of a
+    /// byte.
+    pub media_rows: usize,
     /// Length H of an embedding.
     pub hidden_size: usize,
     /// Maximum number of steps in flight: 1 or 2.
@@ -64,6 +67,7 @@ impl Default for MockConfig {
             block_size: 16,
             blocks: 4097,
             kv_groups: 1,
+            media_rows: 0,
             hidden_size: 8,
             max_in_flight: 1,
             step_latency: Duration::ZERO,
@@ -98,7 +102,7 @@ pub enum FailurePoint {
 
 /// Counters of a mock executor. They can be read while the engine owns it.
 #[derive(Clone, Debug, Default)]
-pub struct MockCounters(Arc<[AtomicU64; 3]>);
+pub struct MockCounters(Arc<[AtomicU64; 5]>);
 
 impl MockCounters {
     /// Returns the number of submitted steps.
@@ -116,10 +120,23 @@ impl MockCounters {
         self.0[2].load(Relaxed)
     }
 
-    fn add(&self, computed: usize, drawn: usize) {
-        for (counter, value) in self.0.iter().zip([1, computed, drawn]) {
+    /// Returns the number of encoded images.
+    pub fn encoded_images(&self) -> u64 {
+        self.0[3].load(Relaxed)
+    }
+
+    /// Returns the maximum number of tokens of images that a step encoded.
+    pub fn most_encoded_tokens(&self) -> u64 {
+        self.0[4].load(Relaxed)
+    }
+
+    fn add(&self, plan: &StepPlan) {
+        let drawn = plan.sequences.iter().filter(|sequence| sequence.samples).count();
+        for (counter, value) in self.0.iter().zip([1, plan.tokens.len(), drawn, plan.encode.len()]) {
             counter.fetch_add(value as u64, Relaxed);
         }
+        let encoded: usize = plan.encode.iter().flat_map(|planned| &planned.media).map(|rows| rows.len()).sum();
+        self.0[4].fetch_max(encoded as u64, Relaxed);
     }
 }
 
@@ -210,7 +227,8 @@ impl MockExecutor {
                     .ok_or_else(|| broken(format!("step {} names row {row}, which was not drawn", plan.step)))?,
             };
             let position = sequence.first_position as usize + offset;
-            self.memory.write(tables, sequence.slot, position, token).map_err(broken)?;
+            let content = self.memory.content(plan, sequence, position, token).map_err(broken)?;
+            self.memory.write(tables, sequence.slot, position, (token, content)).map_err(broken)?;
         }
         if self.config.verify {
             let end = sequence.first_position as usize + sequence.tokens.len();
@@ -257,6 +275,11 @@ impl Executor for MockExecutor {
         self.config.max_in_flight
     }
 
+    fn image_spec(&self) -> Option<ImageSpec> {
+        let cache_tokens = self.config.media_rows;
+        (cache_tokens > 0).then_some(ImageSpec { cache_tokens, merge: 2, patch_bytes: 1 })
+    }
+
     fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {
         if self.in_flight.len() >= self.config.max_in_flight {
             return Err(broken(format!("step {} is one too many in flight", plan.step)));
@@ -267,10 +290,13 @@ impl Executor for MockExecutor {
         for joined in &plan.joined {
             self.memory.join(joined);
         }
+        for planned in &plan.encode {
+            self.memory.encode(planned).map_err(broken)?;
+        }
         for sequence in &plan.sequences {
             self.forward(&plan, sequence)?;
         }
-        self.counters.add(plan.tokens.len(), plan.sequences.iter().filter(|sequence| sequence.samples).count());
+        self.counters.add(&plan);
         self.fails(plan.step, FailurePoint::Submit)?;
         let started = self.in_flight.back().map_or_else(Instant::now, |step| step.ready.max(Instant::now()));
         let tokens = u32::try_from(plan.tokens.len()).unwrap_or(u32::MAX);
@@ -339,6 +365,12 @@ impl Executor for MockExecutor {
 }
 
 impl MockConfig {
+    /// Returns a prompt as the mock sees it, with the encoder's output in place of tokens of images.
+    /// [`MockConfig::expected_output`] and [`MockConfig::expected_embedding`] take it instead of the prompt.
+    pub fn with_images(&self, prompt: &[u32], images: &[PromptImage]) -> Vec<u32> {
+        memory::contents(prompt, images)
+    }
+
     /// Returns the tokens that a request without a grammar will get, including its end-of-sequence or stop token: at
     /// most `max_len − prompt` of them, where `max_len` is the engine's `max_model_len`.
     pub fn expected_output(&self, prompt: &[u32], params: &SamplingParams, max_len: usize) -> Vec<u32> {
@@ -360,11 +392,16 @@ impl MockConfig {
 
     /// Returns the prompt log-probabilities that a request will get.
     pub fn expected_prompt_logprobs(&self, prompt: &[u32], alternatives: u32) -> Vec<Logprobs> {
+        self.expected_scores(prompt, &[], alternatives)
+    }
+
+    /// Returns the prompt log-probabilities that a request with images will get.
+    pub fn expected_scores(&self, prompt: &[u32], images: &[PromptImage], alternatives: u32) -> Vec<Logprobs> {
         let mut state = memory::EMPTY;
         let mut logprobs = Vec::new();
-        for pair in prompt.windows(2) {
-            state = memory::extend(state, pair[0]);
-            logprobs.push(token::score(self, state, pair[1], alternatives));
+        for (content, next) in self.with_images(prompt, images).into_iter().zip(&prompt[1..]) {
+            state = memory::extend(state, content);
+            logprobs.push(token::score(self, state, *next, alternatives));
         }
         logprobs
     }

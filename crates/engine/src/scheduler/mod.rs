@@ -7,6 +7,7 @@
 
 #[cfg(test)]
 mod bound_tests;
+mod check;
 mod clients;
 mod queue;
 #[cfg(test)]
@@ -16,6 +17,7 @@ mod write_plan;
 use std::time::Instant;
 
 use crate::clock::StepClock;
+use crate::image::ImageCache;
 use crate::inbox::RequestId;
 use crate::kv::{Hit, KvCache, KvLayout};
 use crate::sequence::{Answer, Residence, Sequence, SequenceKey, SequenceTable};
@@ -64,6 +66,8 @@ pub(crate) struct StepRecord {
     pub(crate) rows: Vec<StepRow>,
     /// Whether its sampling has been started.
     pub(crate) sampling: bool,
+    /// Whether it encodes images.
+    pub(crate) encodes: bool,
     /// Estimated work; nothing without a cost model.
     pub(crate) work: StepWork,
     /// Time of its submission.
@@ -124,6 +128,7 @@ impl Budget {
 pub(crate) struct Scheduler {
     config: EngineConfig,
     kv: KvCache,
+    images: ImageCache,
     sequences: SequenceTable,
     waiting: WaitingQueue,
     /// Clients of all sequences; empty unless the policy is fair.
@@ -147,9 +152,11 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    pub(crate) fn new(config: EngineConfig, spec: &KvCacheSpec) -> Self {
+    /// Creates an idle scheduler. The executor keeps `media_rows` tokens of encoded images.
+    pub(crate) fn new(config: EngineConfig, spec: &KvCacheSpec, media_rows: usize) -> Self {
         let seats = config.max_num_seqs;
         Self {
+            images: ImageCache::new(media_rows),
             kv: KvCache::new(
                 spec,
                 KvLayout::new(spec, config.enable_prefix_caching).seeded(config.prefix_seed.as_deref()),
@@ -175,6 +182,10 @@ impl Scheduler {
 
     pub(crate) fn kv(&self) -> &KvCache {
         &self.kv
+    }
+
+    pub(crate) fn images_mut(&mut self) -> &mut ImageCache {
+        &mut self.images
     }
 
     /// Returns whether no sequence runs or waits.
@@ -242,6 +253,7 @@ impl Scheduler {
                 self.slots.push(slot);
                 self.clients.stop(sequence.client);
                 self.kv.release(&mut sequence.kv);
+                self.images.release(&mut sequence.images);
             }
         }
         self.clients.leave(sequence.client);
@@ -261,8 +273,32 @@ impl Scheduler {
         plan: &mut StepPlan,
         record: &mut StepRecord,
     ) {
-        self.chosen.clear();
         self.admitted.clear();
+        loop {
+            let preempted = self.preempted;
+            self.images.begin(step, self.config.max_num_encoder_tokens);
+            self.choose(clock);
+            // A sequence that was preempted last may have held what another lacked.
+            if !self.chosen.is_empty() || self.preempted == preempted {
+                break;
+            }
+        }
+        self.step = step;
+        record.work = clock.map(StepClock::step).unwrap_or_default();
+        for chosen in &self.chosen {
+            record.work += chosen.work;
+            // Without the fair policy there are no clients.
+            if let Some(sequence) = self.sequences.get(chosen.key) {
+                let service = if clock.is_some() { chosen.seconds } else { chosen.tokens as f64 };
+                self.clients.charge(sequence.client, service);
+            }
+        }
+        self.write_plan(step, plan, record);
+    }
+
+    /// Chooses the sequences of a step.
+    fn choose(&mut self, clock: Option<&StepClock>) {
+        self.chosen.clear();
         let mut budget = Budget {
             tokens: self.config.max_num_batched_tokens,
             scores: StepPlan::MAX_SCORED_ROWS,
@@ -286,17 +322,6 @@ impl Scheduler {
             }
         }
         self.order = order;
-        self.step = step;
-        record.work = clock.map(StepClock::step).unwrap_or_default();
-        for chosen in &self.chosen {
-            record.work += chosen.work;
-            // Without the fair policy there are no clients.
-            if let Some(sequence) = self.sequences.get(chosen.key) {
-                let service = if clock.is_some() { chosen.seconds } else { chosen.tokens as f64 };
-                self.clients.charge(sequence.client, service);
-            }
-        }
-        self.write_plan(step, plan, record);
     }
 
     /// Puts the running sequences in the order of service: that of admission, unless steps are bounded in time or fair.
@@ -377,6 +402,28 @@ impl Scheduler {
         Some(choice(low))
     }
 
+    /// Cuts a share that begins at `first` before the first image that the sequence cannot have in this step, and makes
+    /// the sequence hold the images before.
+    fn with_images(
+        &mut self,
+        chosen: Chosen,
+        first: usize,
+        budget: &Budget,
+        clock: Option<&StepClock>,
+    ) -> Option<Chosen> {
+        let sequence = self.sequences.get_mut(chosen.key)?;
+        match self.images.acquire(&mut sequence.images, first, chosen.tokens) {
+            tokens if tokens < chosen.tokens => self.choice(chosen.key, (first, tokens), budget, clock),
+            _ => Some(chosen),
+        }
+    }
+
+    fn release_images(&mut self, key: SequenceKey) {
+        if let Some(sequence) = self.sequences.get_mut(key) {
+            self.images.release(&mut sequence.images);
+        }
+    }
+
     /// Gives a running sequence its share, unless it was preempted for another.
     fn serve(&mut self, key: SequenceKey, budget: &mut Budget, clock: Option<&StepClock>) {
         let share = self.share();
@@ -387,6 +434,7 @@ impl Scheduler {
         let first = sequence.submitted;
         let most = sequence.wanted().min(share).min(budget.tokens).min(sequence.within_rows(first, budget.scores));
         let Some(chosen) = self.choice(key, (first, most), budget, clock) else { return };
+        let Some(chosen) = self.with_images(chosen, first, budget, clock) else { return };
         if chosen.tokens > 0 && self.make_room(key, first + chosen.tokens, budget) {
             self.chosen.push(chosen);
             budget.take(&chosen);
@@ -432,6 +480,7 @@ impl Scheduler {
             self.slots.push(slot);
         }
         self.kv.release(&mut sequence.kv);
+        self.images.release(&mut sequence.images);
         sequence.preempt();
         self.clients.stop(sequence.client);
         self.waiting.push(key, sequence);
@@ -487,11 +536,13 @@ impl Scheduler {
             ..*budget
         };
         let Some(chosen) = self.choice(key, (hit.tokens, tokens), &time, clock) else { return false };
+        let Some(chosen) = self.with_images(chosen, hit.tokens, &time, clock) else { return false };
         if chosen.tokens == 0 && tokens > 0 {
             return false;
         }
         while self.slots.is_empty() || self.kv.exhausted() || !self.kv.fits(hit, known) {
             if !self.fair() || !self.make_way(client) {
+                self.release_images(key);
                 return false;
             }
         }
@@ -529,63 +580,5 @@ impl Scheduler {
             sequence.pending -= 1;
         }
         Some(row.prompt_tokens)
-    }
-
-    /// Checks the invariants between steps. The error describes the first violation.
-    pub(crate) fn check_integrity(&mut self) -> Result<(), String> {
-        let mut counts = std::mem::take(&mut self.counts);
-        let blocks = self.kv.check(self.sequences.iter().map(|(_, sequence)| &sequence.kv), &mut counts);
-        let result = blocks.and_then(|()| self.check_slots(&mut counts));
-        self.counts = counts;
-        result?;
-        if self.running.len() + self.waiting.len() != self.sequences.len() {
-            return Err(format!("{} sequences, {} queued", self.sequences.len(), self.waiting.len()));
-        }
-        if self.config.policy == SchedulingPolicy::Fcfs {
-            self.check_order()?;
-        }
-        if self.fair() && self.clients.counts() != (self.running.len(), self.sequences.len()) {
-            return Err(format!("clients count {:?} running and all sequences", self.clients.counts()));
-        }
-        if self.is_idle() && self.kv.used() > 0 {
-            return Err(format!("idle with {} blocks in use", self.kv.used()));
-        }
-        self.sequences.iter().try_for_each(|(_, sequence)| self.check_sequence(sequence))
-    }
-
-    /// Checks that every slot is free or held by one running sequence.
-    fn check_slots(&self, counts: &mut Vec<u32>) -> Result<(), String> {
-        counts.clear();
-        counts.resize(self.config.max_num_seqs, 0);
-        for slot in self.slots.iter().copied().chain(self.running.iter().filter_map(|&key| self.slot(key))) {
-            counts[slot as usize] += 1;
-        }
-        match counts.iter().position(|&count| count != 1) {
-            Some(slot) => Err(format!("slot {slot} is held {} times", counts[slot])),
-            None => Ok(()),
-        }
-    }
-
-    /// Checks that under FCFS the running list followed by the queue is in the order of submission.
-    fn check_order(&self) -> Result<(), String> {
-        let order = self.running.iter().copied().chain(self.waiting.first(&self.clients));
-        let ids = order.filter_map(|key| self.sequences.get(key)).map(|sequence| sequence.id);
-        if ids.is_sorted() { Ok(()) } else { Err("a request has overtaken another".into()) }
-    }
-
-    fn slot(&self, key: SequenceKey) -> Option<Slot> {
-        match self.sequences.get(key)?.residence {
-            Residence::Running(slot) => Some(slot),
-            Residence::Waiting => None,
-        }
-    }
-
-    fn check_sequence(&self, sequence: &Sequence) -> Result<(), String> {
-        let Sequence { retired, submitted, pending, .. } = *sequence;
-        let ordered = retired <= submitted && submitted <= sequence.total() && retired <= sequence.history.len();
-        if !ordered || pending > 2 {
-            return Err(format!("{}: retired {retired}, submitted {submitted}, pending {pending}", sequence.name));
-        }
-        self.kv.check_sequence(&sequence.kv, submitted, retired).map_err(|error| format!("{}: {error}", sequence.name))
     }
 }

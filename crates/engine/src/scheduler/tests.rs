@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::inbox::Inbox;
-use crate::kv::{SequenceKv, TokenHistory};
+use crate::kv::{Extras, SequenceKv, TokenHistory};
 use crate::{InputToken, KvGroupSpec, Request, SamplingParams, Task, stream};
 
 /// A scheduler whose steps complete at once unless a test delays them.
@@ -29,7 +29,7 @@ impl Rig {
         let spec = KvCacheSpec { block_size: 4, groups: vec![group] };
         Self {
             inbox: Arc::new(Inbox::new(&config)),
-            scheduler: Scheduler::new(config, &spec),
+            scheduler: Scheduler::new(config, &spec, 0),
             epoch: Instant::now(),
             next_id: 0,
             step: 0,
@@ -63,10 +63,11 @@ impl Rig {
             cache_salt: None,
             constraint: None,
             client: self.client,
+            images: Arc::default(),
             parent_n: None,
         };
         let history = TokenHistory::new(request.prompt.clone());
-        let kv = SequenceKv::new(self.scheduler.kv().layout(), &history, None);
+        let kv = SequenceKv::new(self.scheduler.kv().layout(), &history, Extras::default());
         let limit = (history.len() + max_tokens as usize).min(self.scheduler.config.max_model_len);
         let (sender, _stream) = stream::mailbox(id, self.inbox.clone());
         self.scheduler.enqueue(Sequence::new(id, request, kv, sender, limit));

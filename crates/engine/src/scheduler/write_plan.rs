@@ -1,7 +1,5 @@
 //! Conversion of the chosen sequences into the flat arrays of a [`StepPlan`].
 
-use std::sync::Arc;
-
 use super::{Chosen, Scheduler, StepRecord, StepRow};
 use crate::sequence::{Answer, Residence, Sequence};
 use crate::{InputToken, Joined, PlannedSequence, Slot, StepId, StepPlan};
@@ -14,6 +12,8 @@ impl Scheduler {
         record.rows.clear();
         record.step = step;
         record.sampling = false;
+        self.images.write_encoded(plan);
+        record.encodes = !plan.encode.is_empty();
         let mut rows = 0;
         for &Chosen { key, tokens, scores, .. } in &self.chosen {
             let Some(sequence) = self.sequences.get_mut(key) else { continue };
@@ -30,6 +30,9 @@ impl Scheduler {
             let answer = (end == sequence.total()).then_some(sequence.answer);
             let samples = answer == Some(Answer::Token);
             let constrained = samples && sequence.constraint.is_some();
+            let injected = plan.injected.len();
+            self.images.write_injected(&sequence.images, first..end, plan);
+            self.images.release_until(&mut sequence.images, end);
             let scored = sequence.scores_until(end);
             debug_assert_eq!(scored.len(), scores);
             plan.sequences.push(PlannedSequence {
@@ -42,7 +45,7 @@ impl Scheduler {
                 pools: answer == Some(Answer::Embedding),
                 output_position: (sequence.history.output.len() + sequence.pending) as u32,
                 constrained,
-                injected: 0..0,
+                injected: injected..plan.injected.len(),
             });
             write_tokens(plan, sequence, first, end);
             for table in &sequence.kv.tables {
@@ -71,7 +74,7 @@ fn joined(sequence: &Sequence, slot: Slot) -> Joined {
         params: sequence.params.clone(),
         prompt: sequence.history.prompt.clone(),
         output: sequence.history.output.clone(),
-        images: Arc::default(),
+        images: sequence.images.all().clone(),
     }
 }
 

@@ -316,6 +316,7 @@ pub(crate) fn engine_config(
         max_model_len,
         max_num_seqs: args.max_num_seqs,
         max_num_batched_tokens: steps.tokens,
+        max_num_encoder_tokens: defaults.max_num_encoder_tokens.max(steps.tokens),
         max_step: match args.max_step_ms {
             None => steps.time,
             Some(0) => None,

@@ -196,6 +196,7 @@ fn start(state: &AppState, submission: &Submission, index: usize) -> Result<Gene
         arrival: submission.arrival,
         cache_salt: submission.cache_salt.clone(),
         constraint: submission.restrictions.constraint(),
+        images: Arc::default(),
         parent_n: (child == 0).then_some(sampling.n),
         task: octavo_engine::Task::Generate,
     };

@@ -89,6 +89,7 @@ fn start(
         arrival: prepared.arrival,
         cache_salt: prepared.cache_salt.clone(),
         constraint: None,
+        images: Arc::default(),
         parent_n: Some(1),
         task: Task::Embed(Pooling::Last),
     };

@@ -73,6 +73,10 @@ const SIMPLE: &[(&str, &str, &str, &[&str])] = &[
     ("vllm:generation_tokens_total", "counter", "", &[]),
     ("vllm:prefix_cache_queries_total", "counter", "", &[]),
     ("vllm:prefix_cache_hits_total", "counter", "", &[]),
+    ("vllm:mm_cache_queries_total", "counter", "", &[]),
+    ("vllm:mm_cache_hits_total", "counter", "", &[]),
+    ("octavo:encoder_cache_queries_total", "counter", "", &[]),
+    ("octavo:encoder_cache_hits_total", "counter", "", &[]),
     ("vllm:num_preemptions_total", "counter", "", &[]),
 ];
 
@@ -244,6 +248,21 @@ fn ten_requests_of_ten_tokens_count_as_in_vllm() {
     assert_eq!(value("vllm:generation_tokens_total", "", &[]), 100.0);
     assert_eq!(value("vllm:prefix_cache_queries_total", "", &[]), 400.0);
     assert_eq!(value("vllm:prefix_cache_hits_total", "", &[]), 160.0);
+}
+
+#[test]
+fn lookups_of_images_are_counted() {
+    let telemetry = telemetry("m");
+    telemetry.engine().media_lookup(5, 2);
+    telemetry.engine().encoder_lookup(4, 1);
+    EngineMetrics::disabled().media_lookup(1, 1);
+    let page = telemetry.render();
+    for (name, expected) in [("vllm:mm_cache", ["5", "2"]), ("octavo:encoder_cache", ["4", "1"])] {
+        for (kind, expected) in ["queries", "hits"].into_iter().zip(expected) {
+            let line = format!("{name}_{kind}_total{{engine=\"0\",model_name=\"m\"}} {expected}");
+            assert!(page.lines().any(|found| found == line), "{line}");
+        }
+    }
 }
 
 #[test]

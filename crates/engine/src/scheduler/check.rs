@@ -1,0 +1,74 @@
+//! Checks of the scheduler's invariants.
+
+use super::Scheduler;
+use crate::sequence::{Residence, Sequence, SequenceKey};
+use crate::{PromptImage, SchedulingPolicy, Slot};
+
+impl Scheduler {
+    /// Checks the invariants between steps. The error describes the first violation.
+    pub(crate) fn check_integrity(&mut self) -> Result<(), String> {
+        let mut counts = std::mem::take(&mut self.counts);
+        let blocks = self.kv.check(self.sequences.iter().map(|(_, sequence)| &sequence.kv), &mut counts);
+        let result = blocks.and_then(|()| self.check_slots(&mut counts));
+        self.counts = counts;
+        result?;
+        if self.running.len() + self.waiting.len() != self.sequences.len() {
+            return Err(format!("{} sequences, {} queued", self.sequences.len(), self.waiting.len()));
+        }
+        if self.config.policy == SchedulingPolicy::Fcfs {
+            self.check_order()?;
+        }
+        if self.fair() && self.clients.counts() != (self.running.len(), self.sequences.len()) {
+            return Err(format!("clients count {:?} running and all sequences", self.clients.counts()));
+        }
+        if self.is_idle() && self.kv.used() > 0 {
+            return Err(format!("idle with {} blocks in use", self.kv.used()));
+        }
+        self.images.check(self.sequences.iter().map(|(_, sequence)| &sequence.images))?;
+        self.sequences.iter().try_for_each(|(_, sequence)| self.check_sequence(sequence))
+    }
+
+    /// Checks that every slot is free or held by one running sequence.
+    fn check_slots(&self, counts: &mut Vec<u32>) -> Result<(), String> {
+        counts.clear();
+        counts.resize(self.config.max_num_seqs, 0);
+        for slot in self.slots.iter().copied().chain(self.running.iter().filter_map(|&key| self.slot(key))) {
+            counts[slot as usize] += 1;
+        }
+        match counts.iter().position(|&count| count != 1) {
+            Some(slot) => Err(format!("slot {slot} is held {} times", counts[slot])),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that under FCFS the running list followed by the queue is in the order of submission.
+    fn check_order(&self) -> Result<(), String> {
+        let order = self.running.iter().copied().chain(self.waiting.first(&self.clients));
+        let ids = order.filter_map(|key| self.sequences.get(key)).map(|sequence| sequence.id);
+        if ids.is_sorted() { Ok(()) } else { Err("a request has overtaken another".into()) }
+    }
+
+    fn slot(&self, key: SequenceKey) -> Option<Slot> {
+        match self.sequences.get(key)?.residence {
+            Residence::Running(slot) => Some(slot),
+            Residence::Waiting => None,
+        }
+    }
+
+    fn check_sequence(&self, sequence: &Sequence) -> Result<(), String> {
+        let Sequence { retired, submitted, pending, .. } = *sequence;
+        let ordered = retired <= submitted && submitted <= sequence.total() && retired <= sequence.history.len();
+        if !ordered || pending > 2 {
+            return Err(format!("{}: retired {retired}, submitted {submitted}, pending {pending}", sequence.name));
+        }
+        if let Some(image) = sequence.images.held().find(|image| !within(image, submitted)) {
+            return Err(format!("{}: submitted {submitted}, holds the image at {}", sequence.name, image.span.start));
+        }
+        self.kv.check_sequence(&sequence.kv, submitted, retired).map_err(|error| format!("{}: {error}", sequence.name))
+    }
+}
+
+/// Returns whether an image's tokens are computed in part.
+fn within(image: &PromptImage, submitted: usize) -> bool {
+    (image.span.start as usize) < submitted && submitted < image.span.end() as usize
+}
