@@ -20,10 +20,10 @@ use octavo_telemetry::{DeviceMetrics, Telemetry, TelemetryConfig};
 use safetensors::SafeTensors;
 
 const VOCAB: usize = 320;
-/// Maximum difference from PyTorch's log-probabilities on the candle backend, which computes in f32.
-const TOLERANCE: f32 = 1e-4;
-/// The same on the CPU backend, which stores keys and values in bf16.
-const CPU_TOLERANCE: f32 = 0.15;
+/// Maximum difference from PyTorch's log-probabilities on the candle backend, which computes in f32; 6e-6 was measured.
+const TOLERANCE: f32 = 3e-5;
+/// The same on the CPU backend, which stores keys and values in bf16; 0.036 was measured.
+const CPU_TOLERANCE: f32 = 0.08;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata/qwen3-vl")
@@ -225,7 +225,7 @@ fn a_cached_prefix_gives_the_same_without_the_encoder() {
         let prompt = [40, 40, 31][round];
         let difference = rig.difference(&case, prompt, false);
         assert!(difference < TOLERANCE, "round {round}: {difference}");
-        assert_eq!(rig.counter("octavo:encoder_cache_queries_total"), [2.0, 2.0, 3.0][round]);
+        assert_eq!(rig.counter("octavo_encoder_cache_queries_total"), [2.0, 2.0, 3.0][round]);
     }
     assert_eq!(rig.counter("vllm:prefix_cache_hits_total"), 32.0 + 16.0);
 }
@@ -267,6 +267,6 @@ fn defects_are_found() {
         ("a wrong position", changed(&|image| image.span.start += 1)),
         ("a transposed grid", changed(&transpose)),
     ] {
-        assert!(difference > 10.0 * TOLERANCE, "{what}: {difference}");
+        assert!(difference > 10.0 * CPU_TOLERANCE, "{what}: {difference}");
     }
 }

@@ -135,10 +135,10 @@ impl Counts {
             media_queries: counter("vllm:mm_cache_queries_total", "Images looked up in the cache of processed images."),
             media_hits: counter("vllm:mm_cache_hits_total", "Images found in the cache of processed images."),
             encoder_queries: counter(
-                "octavo:encoder_cache_queries_total",
+                "octavo_encoder_cache_queries_total",
                 "Images that a step needed and that the prefix cache did not replace.",
             ),
-            encoder_hits: counter("octavo:encoder_cache_hits_total", "Images of these that were encoded already."),
+            encoder_hits: counter("octavo_encoder_cache_hits_total", "Images of these that were encoded already."),
             prefix_requests: AtomicU64::new(0),
             preemptions: counter("vllm:num_preemptions_total", "Preemptions of running requests.").into(),
         };

@@ -49,8 +49,9 @@ impl Rig {
 /// Returns the value of a series, named without its prefix and its constant labels.
 fn metric(telemetry: &Telemetry, name: &str) -> f64 {
     let text = telemetry.render();
-    let samples = text.lines().filter(|line| !line.starts_with('#'));
-    let mut samples = samples.filter_map(|line| line.split_once(':')?.1.rsplit_once(' '));
+    let mut samples = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("vllm:").or_else(|| line.strip_prefix("octavo_"))?.rsplit_once(' '));
     let found = samples.find(|(series, _)| without_constant_labels(series) == name);
     found.unwrap_or_else(|| panic!("there is no series {name}")).1.parse().unwrap()
 }
