@@ -1,6 +1,7 @@
 //! Calls of Gemma 4: `call:f{a:<|"|>x<|"|>,b:[1,true]}`, with keys that are not quoted and strings between delimiters.
 
 use super::calls::{Body, Step};
+use super::json::{Extent, Reach};
 use super::markers::{Expect, Markers};
 use super::sink::Sink;
 use super::tools::is_number;
@@ -55,6 +56,10 @@ enum At {
     Word(String),
     /// After a value.
     After,
+    /// In an object in JSON within the braces of the call, passed on unchanged.
+    Json(Extent),
+    /// After that object.
+    Closed,
 }
 
 impl Gemma {
@@ -186,6 +191,12 @@ impl Body for Gemma {
             At::Key(key) if blank && key.is_empty() => {}
             At::Key(key) if key.is_empty() && character == '<' => return self.quote(true),
             At::Key(key) if key.is_empty() && character == '}' => return self.close('}', sink),
+            // Models that have seen such calls in their history write `f{{"a": 1}}`. The first brace is passed on already.
+            At::Key(key) if key.is_empty() && character == '{' && self.open.len() == 1 && !self.comma => {
+                let mut json = Extent::default();
+                json.step(character);
+                self.at = At::Json(json);
+            }
             At::Key(key) if character == ':' && !key.is_empty() => {
                 let key = std::mem::take(key);
                 self.key(key.trim_end(), sink);
@@ -216,6 +227,15 @@ impl Body for Gemma {
                     self.at = At::Colon;
                 }
             }
+            At::Json(json) => {
+                sink.argument(character);
+                if json.step(character) == Reach::Last {
+                    sink.end();
+                    self.at = At::Closed;
+                }
+            }
+            At::Closed if blank => {}
+            At::Closed if character == '}' => return Step::Done,
             At::Colon if character == ':' => self.at = At::Value,
             At::Item if character == ']' => return self.close(']', sink),
             At::Value | At::Item => return self.start(character, sink),
@@ -234,7 +254,7 @@ impl Body for Gemma {
                 ('}', Some(Container::Object)) | (']', Some(Container::List)) => return self.close(character, sink),
                 _ => return Step::Broken,
             },
-            At::Name(_) | At::Key(_) | At::Colon | At::Word(_) => return Step::Broken,
+            At::Name(_) | At::Key(_) | At::Colon | At::Word(_) | At::Closed => return Step::Broken,
         }
         Step::More
     }

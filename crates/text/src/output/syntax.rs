@@ -95,10 +95,12 @@ const END_THINK: &str = "</think>";
 
 /// Markers that begin a turn in a prompt, in the families of models that reason. Text written by the user comes before
 /// the last one.
-const TURNS: [&str; 9] = [
+const TURNS: [&str; 10] = [
     "<|im_start|>",
     "<|start_of_role|>",
     "<|turn>",
+    // The turn goes on after a tool's answer, and may reason again.
+    "<tool_response|>",
     "<｜Assistant｜>",
     "<|start_header_id|>",
     "<|assistant|>",

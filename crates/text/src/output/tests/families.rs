@@ -186,6 +186,7 @@ fn gemma4() {
         ),
         ("{a:{b:[1,<|\"|>x<|\"|>,{c:[]}],d:{}}, e: [ ] }", r#"{"a": {"b": [1, "x", {"c": []}], "d": {}}, "e": []}"#),
         ("{<|\"|>a b<|\"|>:1}", r#"{"a b": 1}"#),
+        (r#"{{"a": "x}", "b": [1]}}"#, r#"{"a": "x}", "b": [1]}"#),
         ("{a:New York,b:,c:[x,]}", r#"{"a": "New York", "b": "", "c": ["x"]}"#),
     ] {
         calls(ToolSyntax::Gemma4, &wrap(&format!("f{arguments}")), "", &[("f", json)]);
@@ -206,6 +207,8 @@ fn gemma4() {
         assert_eq!((message.content.as_str(), message.calls[0].1.as_str()), (content, arguments), "{text:?}");
     };
     broken("<|tool_call>call:f{a:1 b:2}", "", r#"{"a": "1 b:2"}"#);
+    broken("<|tool_call>call:f{{\"a\": 1} oops}", " oops}", r#"{"a": 1}"#);
+    broken("<|tool_call>call:f{a:1,{\"b\": 1}}", "{\"b\": 1}}", r#"{"a": 1"#);
     broken("<|tool_call>call:f{a:1,b]}", "b]}", r#"{"a": 1"#);
     broken("<|tool_call>call:f{a:<|\"|>x<|\"|> oops}", " oops}", r#"{"a": "x""#);
     broken("<|tool_call>call:f{a:<|\"|>x", "", r#"{"a": "x"#);
@@ -261,6 +264,12 @@ fn gemma4_reasons_in_a_channel() {
         (prompt, "<|channel><channel|>Yes.", "", "Yes."),
         (prompt, "Yes.", "", "Yes."),
         ("<|turn>model\n<|channel>thought\n<channel|>", "Yes.", "", "Yes."),
+        (
+            "<|turn>model\n<|channel>thought\nHm.<channel|><|tool_call>call:f{}<tool_call|><|tool_response>1<tool_response|>",
+            "<|channel>thought\nSo.<channel|>Yes.",
+            "So.",
+            "Yes.",
+        ),
     ] {
         let message = message((Some(ReasoningSyntax::Gemma4), Some(ToolSyntax::Gemma4)), prompt, text);
         assert_eq!((message.reasoning.as_str(), message.content.as_str()), (reasoning, content), "{text:?}");
