@@ -109,7 +109,9 @@ class Subscriber:
 @contextlib.contextmanager
 def publishing(*flags, variables=None, **config):
     config = {"enable_kv_cache_events": True, "publisher": "zmq", **config}
-    with serving("--kv-events-config", json.dumps(config), "--block-size", str(BLOCK), *flags, **(variables or {})) as server:
+    # A prompt is one step and one batch of events, however slow the machine is.
+    flags = ("--block-size", str(BLOCK), "--max-step-ms", "0", *flags)
+    with serving("--kv-events-config", json.dumps(config), *flags, **(variables or {})) as server:
         yield server
 
 
