@@ -106,8 +106,7 @@ def test_without_a_drain_requests_are_lost(model, tmp_path, life):
     with deployment(model, tmp_path, careless) as (cluster, nginx), Clients(nginx.port) as clients:
         settle(clients, 4)
         cluster.pods[0].delete()
-        time.sleep(1)
-    assert clients.failures
+        until("a request is lost", lambda: clients.failures)
 
 
 def test_a_killed_replica_takes_only_its_own_requests(model, tmp_path, life):
