@@ -130,6 +130,23 @@ impl Gemma {
         Step::More
     }
 
+    /// Takes the next character of a string.
+    fn text(&mut self, character: char, sink: &mut Sink) {
+        let At::Text { end, text, is_key } = &mut self.at else { return };
+        let ended = end.step(character, text).is_some();
+        if !*is_key {
+            escaped(&std::mem::take(text), sink);
+            if ended {
+                sink.argument('"');
+                self.at = At::After;
+            }
+        } else if ended {
+            let key = std::mem::take(text);
+            self.key(&key, sink);
+            self.at = At::Colon;
+        }
+    }
+
     fn key(&mut self, key: &str, sink: &mut Sink) {
         self.separate(sink);
         string(key, sink);
@@ -213,20 +230,7 @@ impl Body for Gemma {
                     self.at = At::Text { end: Markers::new(QUOTE), text: String::new(), is_key };
                 }
             },
-            At::Text { end, text, is_key } => {
-                let ended = end.step(character, text).is_some();
-                if !*is_key {
-                    escaped(&std::mem::take(text), sink);
-                    if ended {
-                        sink.argument('"');
-                        self.at = At::After;
-                    }
-                } else if ended {
-                    let key = std::mem::take(text);
-                    self.key(&key, sink);
-                    self.at = At::Colon;
-                }
-            }
+            At::Text { .. } => self.text(character, sink),
             At::Json(json) => {
                 sink.argument(character);
                 if json.step(character) == Reach::Last {

@@ -380,82 +380,66 @@ proptest! {
     }
 }
 
-/// Parses a megabyte of text that makes each syntax hold text back, fail and retry, or nest: quadratic work would take
-/// hours.
+/// Texts that make each syntax hold text back, fail and retry, or nest.
+const HOSTILE: &[(ToolSyntax, &[&str])] = &[
+    (
+        ToolSyntax::Hermes,
+        &["<", " ", "<tool_cal", "<tool_call>{", "<tool_call>{\"name\":\"f\",\"arguments\":[", "<tool_call>{\"x\":["],
+    ),
+    (
+        ToolSyntax::Llama3Json,
+        &["{", "<|python_tag|>{\"parameters\":", "{\"parameters\":\"\\", "{\"name\":\"f\",\"parameters\":{};"],
+    ),
+    (ToolSyntax::Mistral, &["[TOOL_CALLS]a", "[TOOL_CALLS][{\"name\":\"f\"},", "[TOOL_CALLS]a[b"]),
+    (ToolSyntax::Pythonic, &["[", "[f(a=[", "[f(a='\\", "[f(a=1", "[f(),"]),
+    (
+        ToolSyntax::Qwen3Coder,
+        &["<function=f><parameter=a>\n<", "<function=f>\n</par", "<function=f><parameter=o>\n[", "<tool_call>\n<func"],
+    ),
+    (
+        ToolSyntax::DeepSeekV3,
+        &[
+            "<｜tool▁calls▁begin｜><｜tool▁call",
+            "<｜tool▁call▁begin｜>a<｜tool▁se",
+            "<｜tool▁call▁begin｜>a<｜tool▁sep｜>b`",
+        ],
+    ),
+    (
+        ToolSyntax::DeepSeekV32,
+        &["<｜DSML｜invoke name=\"f\">", "<｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"a\" string=\"false\">["],
+    ),
+    (ToolSyntax::Glm, &["<tool_call>f\n", "<tool_call>f<arg_key>a</arg_key>", "<tool_call>f\nx"]),
+    (ToolSyntax::Granite, &["<|tool_call|>[{\"name\":\"f\"},", "<tool_call><"]),
+    (ToolSyntax::Jamba, &["<tool_calls>[", "<tool_calls>{\"name\":\"f\"}"]),
+    (ToolSyntax::KimiK2, &["<|tool_call_begin|>a<|tool_call_arg", "<|tool_call_begin|>f<|tool_call_argument_begin|>{"]),
+    (ToolSyntax::MinimaxM2, &["<invoke name=f>", "<invoke name=f><parameter name=a>\n</"]),
+    (ToolSyntax::Phi4Mini, &["functools", "functools["]),
+    (ToolSyntax::SeedOss, &["<seed:tool_call>", "<function=f>x"]),
+    (
+        ToolSyntax::Gemma4,
+        &["<|tool_call>call:", "<|tool_call>call:f{a:[", "<|tool_call>call:f{a:<|\"|>", "<|tool_call>call:f{a:1,"],
+    ),
+    (ToolSyntax::Granite20bFc, &["<function_call> {\"name\":\"f\"}", "<function_call> {"]),
+    (ToolSyntax::LongCat, &["<longcat_tool_call>f\n", "<longcat_tool_call>{\"x\":["]),
+    (ToolSyntax::Olmo3, &["<function_calls>f()\n", "<function_calls>f(a='"]),
+    (
+        ToolSyntax::OpenAi,
+        &[
+            "<|start|>",
+            "<|channel|>a",
+            "<|channel|>analysis<|message|>a",
+            " to=f<|channel|>",
+            "<|channel|> to=functions.f<|message|>",
+        ],
+    ),
+];
+
+/// Parses a megabyte of each text: quadratic work would take hours.
 #[test]
 fn hostile_text_takes_linear_time() {
     let definition = json!({"name": "f", "parameters": {"properties": {"o": {"type": "object"}}}});
     let tools = [json!({"type": "function", "function": definition})];
-    for (syntax, seeds) in [
-        (
-            ToolSyntax::Hermes,
-            &[
-                "<",
-                " ",
-                "<tool_cal",
-                "<tool_call>{",
-                "<tool_call>{\"name\":\"f\",\"arguments\":[",
-                "<tool_call>{\"x\":[",
-            ][..],
-        ),
-        (
-            ToolSyntax::Llama3Json,
-            &["{", "<|python_tag|>{\"parameters\":", "{\"parameters\":\"\\", "{\"name\":\"f\",\"parameters\":{};"],
-        ),
-        (ToolSyntax::Mistral, &["[TOOL_CALLS]a", "[TOOL_CALLS][{\"name\":\"f\"},", "[TOOL_CALLS]a[b"]),
-        (ToolSyntax::Pythonic, &["[", "[f(a=[", "[f(a='\\", "[f(a=1", "[f(),"]),
-        (
-            ToolSyntax::Qwen3Coder,
-            &[
-                "<function=f><parameter=a>\n<",
-                "<function=f>\n</par",
-                "<function=f><parameter=o>\n[",
-                "<tool_call>\n<func",
-            ],
-        ),
-        (
-            ToolSyntax::DeepSeekV3,
-            &[
-                "<｜tool▁calls▁begin｜><｜tool▁call",
-                "<｜tool▁call▁begin｜>a<｜tool▁se",
-                "<｜tool▁call▁begin｜>a<｜tool▁sep｜>b`",
-            ],
-        ),
-        (
-            ToolSyntax::DeepSeekV32,
-            &[
-                "<｜DSML｜invoke name=\"f\">",
-                "<｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"a\" string=\"false\">[",
-            ],
-        ),
-        (ToolSyntax::Glm, &["<tool_call>f\n", "<tool_call>f<arg_key>a</arg_key>", "<tool_call>f\nx"]),
-        (ToolSyntax::Granite, &["<|tool_call|>[{\"name\":\"f\"},", "<tool_call><"]),
-        (ToolSyntax::Jamba, &["<tool_calls>[", "<tool_calls>{\"name\":\"f\"}"]),
-        (
-            ToolSyntax::KimiK2,
-            &["<|tool_call_begin|>a<|tool_call_arg", "<|tool_call_begin|>f<|tool_call_argument_begin|>{"],
-        ),
-        (ToolSyntax::MinimaxM2, &["<invoke name=f>", "<invoke name=f><parameter name=a>\n</"]),
-        (ToolSyntax::Phi4Mini, &["functools", "functools["]),
-        (ToolSyntax::SeedOss, &["<seed:tool_call>", "<function=f>x"]),
-        (
-            ToolSyntax::Gemma4,
-            &["<|tool_call>call:", "<|tool_call>call:f{a:[", "<|tool_call>call:f{a:<|\"|>", "<|tool_call>call:f{a:1,"],
-        ),
-        (ToolSyntax::Granite20bFc, &["<function_call> {\"name\":\"f\"}", "<function_call> {"]),
-        (ToolSyntax::LongCat, &["<longcat_tool_call>f\n", "<longcat_tool_call>{\"x\":["]),
-        (ToolSyntax::Olmo3, &["<function_calls>f()\n", "<function_calls>f(a='"]),
-        (
-            ToolSyntax::OpenAi,
-            &[
-                "<|start|>",
-                "<|channel|>a",
-                "<|channel|>analysis<|message|>a",
-                " to=f<|channel|>",
-                "<|channel|> to=functions.f<|message|>",
-            ],
-        ),
-    ] {
+    for &(syntax, seeds) in HOSTILE {
         for seed in seeds {
             let last = seed.chars().last().map_or(String::new(), String::from);
             for text in [seed.repeat((1 << 20) / seed.len()), (*seed).to_owned() + &last.repeat(1 << 20)] {
