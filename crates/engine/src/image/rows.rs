@@ -12,7 +12,7 @@ pub(super) struct FreeRows {
 impl FreeRows {
     pub(super) fn new(rows: usize) -> Self {
         let rows = u32::try_from(rows).unwrap_or(u32::MAX);
-        let runs = if rows > 0 { Vec::from([0..rows]) } else { Vec::new() };
+        let runs = (rows > 0).then_some(0..rows).into_iter().collect();
         Self { runs, free: rows as usize }
     }
 
