@@ -1,0 +1,78 @@
+//! Time of an image of 1, 4 and 16 megapixels on one core: its parts, and the whole from the file to the patches.
+//!
+//! `beside_pillow.py` runs this bench on JPEG files and prints the times of Pillow, torchvision and numpy beside it. It
+//! names the folder of the files in `MEDIA_BENCH_FOLDER`; without it, only images in memory are measured.
+
+use std::hint::black_box;
+use std::path::Path;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use octavo_media::decode::{decode, inspect};
+use octavo_media::resize::{Arithmetic, Filter, resize};
+use octavo_media::{ImageProcessor, Normalize, PatchLayout, RgbImage, SizeRule};
+
+/// Sides of 1, 4 and 16 megapixels that are no multiples of a cell.
+const SIDES: [usize; 3] = [1000, 2000, 4000];
+
+fn processor() -> ImageProcessor {
+    ImageProcessor {
+        background: [255; 3],
+        size: SizeRule::Area { min: 65536, max: 16_777_216 },
+        filter: Filter::Bicubic,
+        arithmetic: Arithmetic::Torchvision,
+        normalize: Normalize { rescale: 1.0 / 255.0, mean: [0.5; 3], std: [0.5; 3] },
+        layout: PatchLayout { patch: 16, merge: 2, frames: 2 },
+    }
+}
+
+fn noise(side: usize) -> RgbImage {
+    let mut state = 1_u32;
+    let data = (0..side * side * 3).map(|_| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    });
+    RgbImage::from_raw(side, side, data.collect())
+}
+
+fn images(criterion: &mut Criterion) {
+    let processor = processor();
+    let mut group = criterion.benchmark_group("images");
+    for side in SIDES {
+        let image = noise(side);
+        let pixels = (side * side) as u64;
+        let target = processor.resized(side as u32, side as u32).expect("a square");
+        group.sample_size(10).throughput(Throughput::Elements(pixels));
+        for (name, size) in [("resize", target), ("shrink", (side / 4, side / 4))] {
+            for arithmetic in [Arithmetic::Torchvision, Arithmetic::Pillow] {
+                let name = format!("{name}_{arithmetic:?}").to_lowercase();
+                group.bench_function(BenchmarkId::new(name, side), |bencher| {
+                    let run = |image| resize(image, size, Filter::Bicubic, arithmetic, &|| false);
+                    bencher.iter_batched(|| image.clone(), run, criterion::BatchSize::LargeInput);
+                });
+            }
+        }
+        group.bench_function(BenchmarkId::new("process", side), |bencher| {
+            let run = |image| processor.process(image, &|| false);
+            bencher.iter_batched(|| image.clone(), run, criterion::BatchSize::LargeInput);
+        });
+        let patches = processor.process(image, &|| false).expect("a square").expect("not cancelled");
+        let mut rows = vec![0.0; patches.len() * patches.layout().values()];
+        group.bench_function(BenchmarkId::new("normalize", side), |bencher| {
+            bencher.iter(|| patches.normalized(0..patches.len(), black_box(&mut rows)));
+        });
+        if let Some(folder) = std::env::var_os("MEDIA_BENCH_FOLDER") {
+            let file = std::fs::read(Path::new(&folder).join(format!("{side}.jpg"))).expect("the folder has the file");
+            let decoded = || {
+                let header = inspect(&file, 0).expect("a JPEG file");
+                decode(&file, &header, [255; 3]).expect("a JPEG file")
+            };
+            group.bench_function(BenchmarkId::new("jpeg", side), |bencher| bencher.iter(decoded));
+            group.bench_function(BenchmarkId::new("jpeg_to_patches", side), |bencher| {
+                bencher.iter(|| processor.process(decoded(), &|| false));
+            });
+        }
+    }
+}
+
+criterion_group!(benches, images);
+criterion_main!(benches);

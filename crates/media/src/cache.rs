@@ -1,0 +1,125 @@
+//! Processed images, bounded in bytes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::loader::ProcessedImage;
+
+/// Memory of an entry beside its patches.
+const OVERHEAD: u64 = 512;
+
+/// The images that were used last, by the digest of their identity.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    capacity: u64,
+    entries: Mutex<Entries>,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    images: HashMap<[u8; 32], (u64, Arc<ProcessedImage>)>,
+    /// Keys by the time of their last use.
+    used: BTreeMap<u64, [u8; 32]>,
+    /// Counts uses.
+    clock: u64,
+    bytes: u64,
+}
+
+impl Cache {
+    pub(crate) fn new(capacity: u64) -> Self {
+        Self { capacity, entries: Mutex::default() }
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn get(&self, key: &[u8; 32]) -> Option<Arc<ProcessedImage>> {
+        let entries = &mut *self.entries();
+        let (used, image) = entries.images.get_mut(key)?;
+        entries.used.remove(used);
+        entries.clock += 1;
+        *used = entries.clock;
+        entries.used.insert(entries.clock, *key);
+        Some(Arc::clone(image))
+    }
+
+    /// Adds an image and removes those that were not used for the longest time. An image that exceeds the capacity is not
+    /// added.
+    pub(crate) fn insert(&self, image: &Arc<ProcessedImage>) {
+        let (key, size) = (image.identity.digest(), size(image));
+        if size > self.capacity {
+            return;
+        }
+        let entries = &mut *self.entries();
+        entries.clock += 1;
+        let replaced = entries.images.insert(key, (entries.clock, Arc::clone(image)));
+        entries.used.insert(entries.clock, key);
+        entries.bytes += size;
+        if let Some((used, image)) = replaced {
+            entries.used.remove(&used);
+            entries.bytes -= self::size(&image);
+        }
+        while entries.bytes > self.capacity
+            && let Some((_, key)) = entries.used.pop_first()
+        {
+            if let Some((_, image)) = entries.images.remove(&key) {
+                entries.bytes -= self::size(&image);
+            }
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.entries().bytes
+    }
+}
+
+fn size(image: &ProcessedImage) -> u64 {
+    image.patches.data().len() as u64 + OVERHEAD
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Identity;
+    use crate::image::RgbImage;
+    use crate::patches::Patches;
+    use crate::processor::tests::processor;
+
+    fn image(name: usize, cells: usize) -> Arc<ProcessedImage> {
+        let processor = processor();
+        let (width, height) = (processor.layout.cell() * cells, processor.layout.cell());
+        let pixels = RgbImage::from_raw(width, height, vec![name as u8; width * height * 3]);
+        let identity = Identity::of_uuid("m", &processor, &name.to_string());
+        Arc::new(ProcessedImage { identity, patches: Patches::cut(&pixels, processor.layout, processor.normalize) })
+    }
+
+    #[test]
+    fn the_image_that_was_unused_for_longest_leaves_first() {
+        let images: Vec<_> = (0..4).map(|name| image(name, 1)).collect();
+        let cache = Cache::new(3 * size(&images[0]));
+        let has = |i: usize| cache.get(&images[i].identity.digest()).is_some();
+        images[..3].iter().for_each(|image| cache.insert(image));
+        assert!(has(0));
+        cache.insert(&images[3]);
+        assert_eq!([0, 1, 2, 3].map(has), [true, false, true, true]);
+        cache.insert(&image(9, 100));
+        assert_eq!([0, 1, 2, 3].map(has), [true, false, true, true], "an image larger than the cache");
+        cache.insert(&image(0, 2));
+        assert!(has(0), "an image can be replaced");
+        assert!(cache.bytes() <= 3 * size(&images[0]));
+    }
+
+    #[test]
+    fn ten_thousand_images_take_no_more_than_the_capacity() {
+        let one = size(&image(0, 1));
+        let cache = Cache::new(10 * one);
+        for name in 0..10_000 {
+            cache.insert(&image(name, 1 + name % 3));
+            assert!(cache.bytes() <= 10 * one);
+        }
+        let entries = cache.entries();
+        assert_eq!(entries.images.len(), entries.used.len());
+        assert_eq!(entries.bytes, entries.images.values().map(|(_, image)| size(image)).sum::<u64>());
+    }
+}

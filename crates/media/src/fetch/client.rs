@@ -1,0 +1,256 @@
+//! The HTTP/1.1 client. A connection serves one request and goes to an address that was checked.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{ACCEPT, CONTENT_LENGTH, HOST, LOCATION, USER_AGENT};
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use url::{Host, Url};
+
+use super::address::is_public;
+use super::{FetchSettings, too_large};
+use crate::budget::{Budget, Lease};
+use crate::error::{MediaError, SettingsError};
+
+/// Redirects that are followed.
+const MAX_REDIRECTS: usize = 10;
+
+/// Memory of a connection for the head of a response, in bytes.
+const HEAD_BYTES: usize = 64 << 10;
+
+/// Bytes of the budget that a body of unknown size takes at a time.
+const STEP: u64 = 1 << 20;
+
+/// Why an attempt failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// Another attempt would fail too.
+    Final(MediaError),
+    /// Another attempt may succeed.
+    Passing(String),
+}
+
+impl From<MediaError> for Failure {
+    fn from(error: MediaError) -> Self {
+        Self::Final(error)
+    }
+}
+
+/// What a response leads to.
+enum Outcome {
+    Body(Bytes, Lease),
+    Redirect(Url),
+}
+
+pub(super) struct Client {
+    tls: TlsConnector,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Client")
+    }
+}
+
+impl Client {
+    pub(super) fn new(settings: &FetchSettings) -> Result<Self, SettingsError> {
+        let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+        let mut file = String::new();
+        if let Some(path) = &settings.authorities {
+            file = path.display().to_string();
+            roots = authorities(path).map_err(|reason| SettingsError::Authorities { path: file.clone(), reason })?;
+        }
+        let bad =
+            |error: tokio_rustls::rustls::Error| SettingsError::Authorities { path: file, reason: error.to_string() };
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+        let config = config.with_safe_default_protocol_versions().map_err(bad)?;
+        let config = config.with_root_certificates(roots).with_no_client_auth();
+        Ok(Self { tls: TlsConnector::from(Arc::new(config)) })
+    }
+
+    /// Fetches a URL and follows redirects.
+    pub(super) async fn get(
+        &self,
+        url: &Url,
+        settings: &FetchSettings,
+        budget: &Budget,
+    ) -> Result<(Bytes, Lease), Failure> {
+        let mut url = url.clone();
+        for _ in 0..=MAX_REDIRECTS {
+            match self.hop(&url, settings, budget).await? {
+                Outcome::Body(bytes, lease) => return Ok((bytes, lease)),
+                Outcome::Redirect(_) if !settings.redirects => {
+                    return Err(MediaError::Fetch("redirects are not allowed".to_owned()).into());
+                }
+                Outcome::Redirect(target) => url = target,
+            }
+        }
+        Err(MediaError::Fetch(format!("more than {MAX_REDIRECTS} redirects")).into())
+    }
+
+    async fn hop(&self, url: &Url, settings: &FetchSettings, budget: &Budget) -> Result<Outcome, Failure> {
+        let addresses = permitted(url, settings).await?;
+        let stream = connect(&addresses).await?;
+        if url.scheme() == "http" {
+            return exchange(stream, url, settings, budget).await;
+        }
+        let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+        let name = ServerName::try_from(host).map_err(|_| invalid())?;
+        let stream = self.tls.connect(name, stream).await.map_err(passing)?;
+        exchange(stream, url, settings, budget).await
+    }
+}
+
+fn authorities(path: &std::path::Path) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_file_iter(path).map_err(|error| error.to_string())? {
+        roots.add(certificate.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?;
+    }
+    if roots.is_empty() { Err("it holds no certificate".to_owned()) } else { Ok(roots) }
+}
+
+fn invalid() -> MediaError {
+    MediaError::Fetch("Invalid URL format".to_owned())
+}
+
+fn passing(error: impl std::fmt::Display) -> Failure {
+    Failure::Passing(error.to_string())
+}
+
+/// The addresses of a URL's host, if the URL may be fetched.
+async fn permitted(url: &Url, settings: &FetchSettings) -> Result<Vec<SocketAddr>, Failure> {
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(MediaError::Fetch("a redirect leads to a URL that is not HTTP".to_owned()).into());
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(MediaError::Fetch("credentials in the URL are not supported".to_owned()).into());
+    }
+    let domain = url.host_str().ok_or_else(invalid)?;
+    if !settings.domains.is_empty() && !settings.domains.iter().any(|allowed| allowed.eq_ignore_ascii_case(domain)) {
+        return Err(MediaError::Domain { allowed: settings.domains.clone(), domain: domain.to_owned() }.into());
+    }
+    let port = url.port_or_known_default().ok_or_else(invalid)?;
+    let addresses: Vec<SocketAddr> = match url.host().ok_or_else(invalid)? {
+        Host::Ipv4(address) => vec![(address, port).into()],
+        Host::Ipv6(address) => vec![(address, port).into()],
+        Host::Domain(name) => match tokio::net::lookup_host((name, port)).await {
+            Ok(addresses) => addresses.collect(),
+            Err(_) => vec![],
+        },
+    };
+    if addresses.is_empty() {
+        return Err(Failure::Passing(format!("the host {domain} has no address")));
+    }
+    // The error does not repeat the address, so that it cannot be used to explore a network.
+    let allowed = |ip| is_public(ip) || settings.private_networks.iter().any(|network| network.contains(ip));
+    if !addresses.iter().all(|address| allowed(address.ip())) {
+        return Err(MediaError::Fetch(format!("the host {domain} has an address that is not public")).into());
+    }
+    Ok(addresses)
+}
+
+/// A connection to the first address that accepts one.
+async fn connect(addresses: &[SocketAddr]) -> Result<TcpStream, Failure> {
+    let mut last = Failure::Passing("the host has no address".to_owned());
+    for address in addresses {
+        match TcpStream::connect(address).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = passing(error.kind()),
+        }
+    }
+    Err(last)
+}
+
+/// Sends the request and reads the response, while the connection is driven by the same future.
+async fn exchange<S>(stream: S, url: &Url, settings: &FetchSettings, budget: &Budget) -> Result<Outcome, Failure>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let mut builder = http1::Builder::new();
+    builder.max_buf_size(HEAD_BYTES);
+    let (mut sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(passing)?;
+    let authority = &url[url::Position::BeforeHost..url::Position::AfterPort];
+    let request = Request::get(&url[url::Position::BeforePath..url::Position::AfterQuery])
+        .header(HOST, authority)
+        .header(USER_AGENT, concat!("octavo/", env!("CARGO_PKG_VERSION")))
+        .header(ACCEPT, "image/*,*/*;q=0.5")
+        .body(Empty::<Bytes>::new())
+        .map_err(|_| invalid())?;
+    let answer = async {
+        let response = sender.send_request(request).await.map_err(passing)?;
+        outcome(response, url, settings, budget).await
+    };
+    tokio::pin!(answer, connection);
+    tokio::select! {
+        outcome = &mut answer => outcome,
+        // The rest of the answer is in the buffers.
+        _ = &mut connection => answer.await,
+    }
+}
+
+async fn outcome(
+    response: Response<Incoming>,
+    url: &Url,
+    settings: &FetchSettings,
+    budget: &Budget,
+) -> Result<Outcome, Failure> {
+    let status = response.status();
+    if matches!(
+        status,
+        StatusCode::MOVED_PERMANENTLY
+            | StatusCode::FOUND
+            | StatusCode::SEE_OTHER
+            | StatusCode::TEMPORARY_REDIRECT
+            | StatusCode::PERMANENT_REDIRECT
+    ) {
+        let target = response.headers().get(LOCATION).and_then(|target| target.to_str().ok());
+        let target = target.and_then(|target| url.join(target).ok()).ok_or_else(invalid)?;
+        return Ok(Outcome::Redirect(target));
+    }
+    let failure = || format!("HTTP {} error", status.as_u16());
+    if status.is_server_error() {
+        return Err(Failure::Passing(failure()));
+    }
+    if !status.is_success() {
+        return Err(MediaError::Fetch(failure()).into());
+    }
+    let length = response.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    body(response.into_body(), length, settings.max_bytes, budget).await
+}
+
+/// Reads a body. `length` is what the host says; the budget follows what it sends.
+async fn body(mut body: Incoming, length: Option<u64>, max_bytes: u64, budget: &Budget) -> Result<Outcome, Failure> {
+    if length.is_some_and(|length| length > max_bytes) {
+        return Err(too_large(max_bytes).into());
+    }
+    let mut reserved = length.unwrap_or(STEP);
+    let mut lease = budget.reserve(reserved).await;
+    let mut bytes = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(passing)?.into_data() else {
+            continue;
+        };
+        let size = bytes.len() as u64 + data.len() as u64;
+        if size > max_bytes {
+            return Err(too_large(max_bytes).into());
+        }
+        while size > reserved {
+            lease.merge(budget.reserve(STEP).await);
+            reserved += STEP;
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(Outcome::Body(bytes.freeze(), lease))
+}

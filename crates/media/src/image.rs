@@ -1,0 +1,44 @@
+//! Decoded pixels.
+
+/// An RGB image of 8 bits per channel: rows from top to bottom, three bytes a pixel, no padding.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RgbImage {
+    width: usize,
+    height: usize,
+    data: Vec<u8>,
+}
+
+impl RgbImage {
+    /// # Panics
+    /// A side is zero, or `data` does not have `width * height * 3` bytes.
+    #[must_use]
+    pub fn from_raw(width: usize, height: usize, data: Vec<u8>) -> Self {
+        assert!(width > 0 && height > 0, "an image has pixels");
+        assert_eq!(data.len(), width * height * 3, "three bytes a pixel");
+        Self { width, height, data }
+    }
+
+    /// Pixels of a row.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Number of rows.
+    #[must_use]
+    pub fn height(&self) -> usize {
+        self.height
+    }
+
+    /// All rows.
+    #[must_use]
+    pub fn data(&self) -> &[u8] {
+        &self.data
+    }
+}
+
+impl std::fmt::Debug for RgbImage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RgbImage({}x{})", self.width, self.height)
+    }
+}

@@ -1,0 +1,211 @@
+//! What a model's image processor does to a decoded image.
+
+use crate::error::{MediaError, SettingsError};
+use crate::identity::Framed;
+use crate::image::RgbImage;
+use crate::patches::Patches;
+use crate::resize::{Arithmetic, Filter, resize};
+
+/// Longest side divided by the shortest side that [`SizeRule::Area`] accepts.
+const MAX_ASPECT_RATIO: f64 = 200.0;
+
+/// The parameters of an image processor, as a model's configuration gives them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageProcessor {
+    /// Colour below transparent pixels.
+    pub background: [u8; 3],
+    /// The size that an image is resized to.
+    pub size: SizeRule,
+    /// Kernel of the resize.
+    pub filter: Filter,
+    /// Arithmetic of the resize.
+    pub arithmetic: Arithmetic,
+    /// How 8-bit values become floating-point numbers.
+    pub normalize: Normalize,
+    /// How pixels are grouped.
+    pub layout: PatchLayout,
+}
+
+/// The size that an image is resized to. Both sides are multiples of [`PatchLayout::cell`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SizeRule {
+    /// The nearest multiples of a cell that keep the aspect ratio, with an area between two limits.
+    Area {
+        /// Smallest area in pixels.
+        min: u64,
+        /// Largest area in pixels.
+        max: u64,
+    },
+    /// The same size for every image, whatever its aspect ratio.
+    Fixed {
+        /// Width in pixels.
+        width: u32,
+        /// Height in pixels.
+        height: u32,
+    },
+}
+
+/// Rescaling and normalisation: `(x * rescale - mean) / std` for each channel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Normalize {
+    /// Factor of the 8-bit values, usually 1/255.
+    pub rescale: f64,
+    /// Mean of the rescaled values of each channel.
+    pub mean: [f32; 3],
+    /// Standard deviation of the rescaled values of each channel.
+    pub std: [f32; 3],
+}
+
+impl Normalize {
+    /// The value of every byte in every channel, in f32: `(x - mean / rescale) / (std / rescale)`.
+    pub(crate) fn table(&self) -> [[f32; 256]; 3] {
+        let unscale = (1.0 / self.rescale) as f32;
+        std::array::from_fn(|channel| {
+            let (mean, std) = (self.mean[channel] * unscale, self.std[channel] * unscale);
+            std::array::from_fn(|x| (x as f32 - mean) / std)
+        })
+    }
+}
+
+/// How the pixels of a resized image are grouped into patches, and the patches into cells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PatchLayout {
+    /// Side of a patch in pixels.
+    pub patch: usize,
+    /// Side of a cell in patches. The patches of a cell follow one another; an encoder merges them into one token.
+    pub merge: usize,
+    /// How often a still image is repeated in a patch. Encoders of videos take several frames at once.
+    pub frames: usize,
+}
+
+impl PatchLayout {
+    /// Side of a cell in pixels.
+    #[must_use]
+    pub fn cell(&self) -> usize {
+        self.patch * self.merge
+    }
+
+    /// Number of values in a patch: channels, frames, rows and columns.
+    #[must_use]
+    pub fn values(&self) -> usize {
+        3 * self.frames * self.patch * self.patch
+    }
+}
+
+impl ImageProcessor {
+    /// Checks that the parameters describe a processor that can run.
+    ///
+    /// # Errors
+    /// A parameter is impossible; the error names it.
+    pub fn validate(&self) -> Result<(), SettingsError> {
+        let refuse = |field, reason: String| Err(SettingsError::Processor { field, reason });
+        let PatchLayout { patch, merge, frames } = self.layout;
+        for (field, value, max) in
+            [("patch_size", patch, 1024), ("merge_size", merge, 64), ("temporal_patch_size", frames, 64)]
+        {
+            if !(1..=max).contains(&value) {
+                return refuse(field, format!("is {value}, and it must be between 1 and {max}"));
+            }
+        }
+        let cell = self.layout.cell() as u64;
+        match self.size {
+            SizeRule::Area { min, max } if min > max => {
+                return refuse("size", format!("has a smallest area of {min}, which exceeds the largest of {max}"));
+            }
+            SizeRule::Area { max, .. } if max < cell * cell => {
+                return refuse(
+                    "size",
+                    format!("has a largest area of {max}, which is less than one cell of {cell} pixels"),
+                );
+            }
+            SizeRule::Fixed { width, height }
+                if [width, height].iter().any(|s| *s == 0 || u64::from(*s) % cell != 0) =>
+            {
+                return refuse(
+                    "size",
+                    format!("is {width}x{height}, which is no multiple of the cell of {cell} pixels"),
+                );
+            }
+            SizeRule::Area { .. } | SizeRule::Fixed { .. } => {}
+        }
+        let Normalize { rescale, mean, std } = self.normalize;
+        if !(rescale.is_normal() && rescale > 0.0) {
+            return refuse("rescale_factor", format!("is {rescale}, and it must be positive"));
+        }
+        if !mean.iter().all(|mean| mean.is_finite()) {
+            return refuse("image_mean", format!("is {mean:?}, and it must be finite"));
+        }
+        if !std.iter().all(|std| std.is_normal() && *std > 0.0) {
+            return refuse("image_std", format!("is {std:?}, and it must be positive"));
+        }
+        Ok(())
+    }
+
+    /// The size in pixels that an image is resized to.
+    ///
+    /// # Errors
+    /// The aspect ratio exceeds 200.
+    pub fn resized(&self, width: u32, height: u32) -> Result<(usize, usize), MediaError> {
+        match self.size {
+            SizeRule::Fixed { width, height } => Ok((width as usize, height as usize)),
+            SizeRule::Area { min, max } => {
+                let ratio = f64::from(width.max(height)) / f64::from(width.min(height));
+                if ratio > MAX_ASPECT_RATIO {
+                    return Err(MediaError::AspectRatio { ratio: format!("{ratio:?}") });
+                }
+                Ok(within_area(f64::from(width), f64::from(height), self.layout.cell() as f64, min as f64, max as f64))
+            }
+        }
+    }
+
+    /// Resizes an image and cuts it into patches. Once `cancelled` returns true, the result is `None`.
+    ///
+    /// # Errors
+    /// The aspect ratio of the image is too large.
+    pub fn process(&self, image: RgbImage, cancelled: &dyn Fn() -> bool) -> Result<Option<Patches>, MediaError> {
+        // A decoded image has sides of at most 32 bits.
+        let size = self.resized(image.width() as u32, image.height() as u32)?;
+        let image = resize(image, size, self.filter, self.arithmetic, cancelled);
+        Ok(image.filter(|_| !cancelled()).map(|image| Patches::cut(&image, self.layout, self.normalize)))
+    }
+
+    /// Adds everything that changes the result to a hash.
+    pub(crate) fn describe(&self, hash: &mut Framed) {
+        hash.add(&self.background);
+        match self.size {
+            SizeRule::Area { min, max } => {
+                hash.add(&[b"area".as_slice(), &min.to_le_bytes(), &max.to_le_bytes()].concat())
+            }
+            SizeRule::Fixed { width, height } => {
+                hash.add(&[b"fixed".as_slice(), &width.to_le_bytes(), &height.to_le_bytes()].concat());
+            }
+        }
+        hash.add(&[self.filter as u8, self.arithmetic as u8]);
+        hash.add(&self.normalize.rescale.to_le_bytes());
+        hash.add(&self.normalize.mean.map(f32::to_le_bytes).concat());
+        hash.add(&self.normalize.std.map(f32::to_le_bytes).concat());
+        let PatchLayout { patch, merge, frames } = self.layout;
+        hash.add(&[patch, merge, frames].map(|n| (n as u64).to_le_bytes()).concat());
+    }
+}
+
+/// Multiples of `cell` near `width` and `height` with an area between `min` and `max`, where one cell allows it.
+fn within_area(width: f64, height: f64, cell: f64, min: f64, max: f64) -> (usize, usize) {
+    let nearest = |side: f64| (side / cell).round_ties_even() * cell;
+    let area = nearest(width) * nearest(height);
+    let (width, height) = if area > max {
+        let shrink = (width * height / max).sqrt();
+        let side = |side: f64| (side / shrink / cell).floor() * cell;
+        (side(width), side(height))
+    } else if area < min {
+        let stretch = (min / (width * height)).sqrt();
+        let side = |side: f64| (side * stretch / cell).ceil() * cell;
+        (side(width), side(height))
+    } else {
+        (nearest(width), nearest(height))
+    };
+    (width.max(cell) as usize, height.max(cell) as usize)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,68 @@
+//! Equal images are processed once, and images that were used are kept.
+
+use futures::future::join_all;
+use octavo_media::{ImageProcessor, ImageRequest, MediaError, MediaLoader, MediaSettings, PatchLayout, SizeRule};
+
+use super::server::{Server, file};
+use super::{Lookups, data_url, load, loader, png, processor, request, settings};
+
+#[tokio::test]
+async fn a_hundred_clients_fetch_one_image_once() {
+    let server = Server::start(|_, _| file(&png(30, 20, 1))).await;
+    let lookups = Lookups::default();
+    let loader = MediaLoader::new(settings(), lookups.clone()).unwrap();
+    let url = server.url("/x.png");
+    let images = join_all((0..100).map(|_| load(&loader, &url))).await;
+    assert!(images.iter().all(|image| image == &images[0] && image.is_ok()));
+    assert_eq!((server.requests(), lookups.counted()), (1, [1, 0]));
+    load(&loader, &url).await.unwrap();
+    assert_eq!((server.requests(), lookups.counted()), (2, [2, 1]), "the content may have changed");
+}
+
+#[tokio::test]
+async fn an_image_is_found_by_its_content() {
+    let server = Server::start(|_, _| file(&png(30, 20, 1))).await;
+    let lookups = Lookups::default();
+    let loader = MediaLoader::new(settings(), lookups.clone()).unwrap();
+    let first = load(&loader, &server.url("/x.png")).await.unwrap();
+    let second = load(&loader, &data_url(&png(30, 20, 1))).await.unwrap();
+    assert!(std::sync::Arc::ptr_eq(&first, &second));
+    assert_ne!(load(&loader, &data_url(&png(30, 20, 2))).await.unwrap().identity, first.identity);
+    let mut other = request(&data_url(&png(30, 20, 1)));
+    let layout = PatchLayout { frames: 1, ..processor().layout };
+    other.processor =
+        ImageProcessor { layout, size: SizeRule::Area { min: 64, max: 64 }, ..(*processor()).clone() }.into();
+    assert_ne!(loader.load(other).await.unwrap().identity, first.identity, "the processor is part of the name");
+    assert_eq!(lookups.counted(), [4, 1]);
+}
+
+#[tokio::test]
+async fn a_uuid_names_an_image_that_need_not_be_sent_again() {
+    let loader = loader(settings());
+    let named = |source: Option<String>| ImageRequest {
+        source: source.map(Into::into),
+        uuid: Some("logo".into()),
+        processor: processor(),
+    };
+    let unknown = loader.load(named(None)).await.unwrap_err();
+    assert_eq!(unknown, MediaError::NotCached { uuid: "logo".to_owned() });
+    let image = loader.load(named(Some(data_url(&png(30, 20, 1))))).await.unwrap();
+    assert_eq!(image.identity.to_string(), "logo");
+    assert_eq!(loader.load(named(None)).await.unwrap(), image);
+    assert_eq!(loader.load(named(Some("http://name.invalid/".to_owned()))).await.unwrap(), image);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_images_take_bounded_memory() {
+    let small = MediaSettings { cache_bytes: 1 << 20, file_bytes: 1 << 20, decoding_bytes: 8 << 20, ..settings() };
+    let loader = loader(small);
+    for batch in 0..100 {
+        let sources: Vec<_> = (0..100).map(|i| data_url(&png(40, 30, batch * 100 + i))).collect();
+        for image in join_all(sources.iter().map(|source| load(&loader, source))).await {
+            image.unwrap();
+        }
+        assert!(loader.cached_bytes() <= 1 << 20);
+    }
+    // The tests of this program run at the same time, so the bound is a generous one.
+    assert!(super::HEAP.current_usage() < 200 << 20, "{}", super::HEAP.current_usage());
+}

@@ -1,0 +1,65 @@
+//! Files that are made to break a decoder.
+
+use futures::future::join_all;
+use octavo_media::{MediaError, MediaSettings};
+
+use super::server::{Server, file};
+use super::{data_url, load, loader, png, refused, settings};
+
+/// A checksum-free container that claims a size: the canvas of a GIF file.
+fn huge_gif() -> Vec<u8> {
+    let mut file = b"GIF89a\xff\xff\xff\xff\0\0\0".to_vec();
+    file.extend_from_slice(b",\0\0\0\0\xff\xff\xff\xff\0\x08\x01\0\0;");
+    file
+}
+
+#[tokio::test]
+async fn a_file_is_judged_by_its_content() {
+    let server = Server::start(|path, _| match path {
+        "/text.png" => file(b"not an image"),
+        "/page.png" => file(b"<html><body>404</body></html>"),
+        "/empty.png" => file(b""),
+        "/short.png" => file(&png(30, 20, 1)[..60]),
+        _ => file(&png(30, 20, 1)),
+    })
+    .await;
+    let loader = loader(settings());
+    for path in ["/text.png", "/page.png", "/empty.png", "/short.png"] {
+        let (status, message) = refused(&loader, &server.url(path)).await;
+        assert!(status == 400 && message.starts_with("Failed to load image: "), "{path}: {message}");
+    }
+    assert!(load(&loader, &server.url("/image.txt")).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_huge_image_is_refused_by_its_header() {
+    let error = refused(&loader(settings()), &data_url(&huge_gif())).await;
+    let expected = "Image dimensions 65535x65535 (4294836225 pixels) exceed the maximum of 178956970 pixels. \
+                    Set VLLM_MAX_IMAGE_PIXELS to increase this limit.";
+    assert_eq!(error, (400, expected.to_owned()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bombs_wait_for_one_another() {
+    // 20 files of a few kilobytes become 27 MB of pixels each, and more while they are decoded.
+    let settings = MediaSettings { decoding_bytes: 100 << 20, threads: 8, cache_bytes: 0, ..settings() };
+    let loader = loader(settings);
+    let bombs: Vec<_> = (0..20).map(|i| data_url(&png(3000, 3000, i))).collect();
+    assert!(bombs[0].len() < 100_000, "{}", bombs[0].len());
+    let before = super::HEAP.current_usage();
+    super::HEAP.reset_peak_usage();
+    for image in join_all(bombs.iter().map(|source| load(&loader, source))).await {
+        image.unwrap();
+    }
+    let peak = super::HEAP.peak_usage() - before;
+    assert!(peak < 150 << 20, "{} MiB", peak >> 20);
+}
+
+#[tokio::test]
+async fn one_broken_image_does_not_spoil_another() {
+    let loader = loader(settings());
+    let (bad, good) = (data_url(&png(30, 20, 1)[..70]), data_url(&png(30, 20, 2)));
+    let images = join_all([&bad, &good, &bad, &good].map(|source| load(&loader, source))).await;
+    let broken = |image: &Result<_, MediaError>| matches!(image, Err(MediaError::Image(_)));
+    assert_eq!(images.iter().map(broken).collect::<Vec<_>>(), [true, false, true, false]);
+}
