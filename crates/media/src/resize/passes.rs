@@ -180,6 +180,7 @@ fn weighted(from: &[u8], weights: &[i32], precision: u32, sums: &mut [i32], to: 
 /// [`weighted`] for a number of weights that is known to the compiler, so that the sums stay in registers.
 #[inline(always)]
 fn sweep<const N: usize>(from: &[u8], weights: &[i32], precision: u32, to: &mut [u8]) {
+    let Some(weights) = weights.first_chunk::<N>() else { return };
     let runs: [&[u8]; N] = runs(from, to.len());
     for (i, to) in to.iter_mut().enumerate() {
         let mut sum = half(precision);
@@ -193,6 +194,7 @@ fn sweep<const N: usize>(from: &[u8], weights: &[i32], precision: u32, to: &mut 
 /// Adds `N` runs to `sums`, each times its weight.
 #[inline(always)]
 fn add<const N: usize>(from: &[u8], weights: &[i32], sums: &mut [i32]) {
+    let Some(weights) = weights.first_chunk::<N>() else { return };
     let runs: [&[u8]; N] = runs(from, sums.len());
     for (i, sum) in sums.iter_mut().enumerate() {
         for (run, weight) in runs.iter().zip(weights) {

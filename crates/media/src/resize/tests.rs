@@ -34,7 +34,7 @@ fn exact(input: usize, output: usize, filter: Filter) -> Vec<(usize, Vec<f64>)> 
         let reach = filter.support() * stretch;
         let low = (centre - reach + 0.5).max(0.0) as usize;
         let high = ((centre + reach + 0.5) as usize).min(input);
-        let weights: Vec<_> = (low..high).map(|x| filter.at((x as f64 - centre + 0.5) / stretch)).collect();
+        let weights: Vec<_> = (low..high).map(|x| filter.at((x as f64 - centre + 0.5) * (1.0 / stretch))).collect();
         let sum: f64 = weights.iter().sum();
         (low, weights.iter().map(|weight| weight / sum).collect())
     };

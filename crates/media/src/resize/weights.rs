@@ -20,8 +20,9 @@ impl Weights {
     /// `input` and `output` are at least 1.
     pub(super) fn new(input: usize, output: usize, filter: Filter, arithmetic: Arithmetic) -> Self {
         let scale = input as f64 / output as f64;
-        let stretch = scale.max(1.0);
-        let support = filter.support() * stretch;
+        let support = filter.support() * scale.max(1.0);
+        // The libraries multiply by the reciprocal, which rounds unlike a division.
+        let squeeze = 1.0 / scale.max(1.0);
         let mut runs = Vec::with_capacity(output + 1);
         let mut exact = Vec::new();
         for i in 0..output {
@@ -30,7 +31,7 @@ impl Weights {
             let high = ((centre + support + 0.5) as usize).min(input).max(low + 1);
             let first = exact.len();
             runs.push((low, first));
-            exact.extend((low..high).map(|x| filter.at((x as f64 - centre + 0.5) / stretch)));
+            exact.extend((low..high).map(|x| filter.at((x as f64 - centre + 0.5) * squeeze)));
             let sum: f64 = exact[first..].iter().sum();
             exact[first..].iter_mut().for_each(|weight| *weight /= sum);
         }
