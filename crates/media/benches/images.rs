@@ -8,7 +8,7 @@ use std::path::Path;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use octavo_media::decode::{decode, inspect};
-use octavo_media::resize::{Arithmetic, Filter, resize};
+use octavo_media::resize::{Filter, resize};
 use octavo_media::{ImageProcessor, Normalize, PatchLayout, RgbImage, SizeRule};
 
 /// Sides of 1, 4 and 16 megapixels that are no multiples of a cell.
@@ -19,7 +19,6 @@ fn processor() -> ImageProcessor {
         background: [255; 3],
         size: SizeRule::Area { min: 65536, max: 16_777_216 },
         filter: Filter::Bicubic,
-        arithmetic: Arithmetic::Torchvision,
         normalize: Normalize { rescale: 1.0 / 255.0, mean: [0.5; 3], std: [0.5; 3] },
         layout: PatchLayout { patch: 16, merge: 2, frames: 2 },
     }
@@ -43,13 +42,10 @@ fn images(criterion: &mut Criterion) {
         let target = processor.resized(side as u32, side as u32).expect("a square");
         group.sample_size(10).throughput(Throughput::Elements(pixels));
         for (name, size) in [("resize", target), ("shrink", (side / 4, side / 4))] {
-            for arithmetic in [Arithmetic::Torchvision, Arithmetic::Pillow] {
-                let name = format!("{name}_{arithmetic:?}").to_lowercase();
-                group.bench_function(BenchmarkId::new(name, side), |bencher| {
-                    let run = |image| resize(image, size, Filter::Bicubic, arithmetic, &|| false);
-                    bencher.iter_batched(|| image.clone(), run, criterion::BatchSize::LargeInput);
-                });
-            }
+            group.bench_function(BenchmarkId::new(name, side), |bencher| {
+                let run = |image| resize(image, size, Filter::Bicubic, &|| false);
+                bencher.iter_batched(|| image.clone(), run, criterion::BatchSize::LargeInput);
+            });
         }
         group.bench_function(BenchmarkId::new("process", side), |bencher| {
             let run = |image| processor.process(image, &|| false);

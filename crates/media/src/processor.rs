@@ -4,7 +4,7 @@ use crate::error::{MediaError, SettingsError};
 use crate::identity::Framed;
 use crate::image::RgbImage;
 use crate::patches::Patches;
-use crate::resize::{Arithmetic, Filter, resize};
+use crate::resize::{Filter, resize};
 
 /// Longest side divided by the shortest side that [`SizeRule::Area`] accepts.
 const MAX_ASPECT_RATIO: f64 = 200.0;
@@ -18,8 +18,6 @@ pub struct ImageProcessor {
     pub size: SizeRule,
     /// Kernel of the resize.
     pub filter: Filter,
-    /// Arithmetic of the resize.
-    pub arithmetic: Arithmetic,
     /// How 8-bit values become floating-point numbers.
     pub normalize: Normalize,
     /// How pixels are grouped.
@@ -165,7 +163,7 @@ impl ImageProcessor {
     pub fn process(&self, image: RgbImage, cancelled: &dyn Fn() -> bool) -> Result<Option<Patches>, MediaError> {
         // A decoded image has sides of at most 32 bits.
         let size = self.resized(image.width() as u32, image.height() as u32)?;
-        let image = resize(image, size, self.filter, self.arithmetic, cancelled);
+        let image = resize(image, size, self.filter, cancelled);
         Ok(image.filter(|_| !cancelled()).map(|image| Patches::cut(&image, self.layout, self.normalize)))
     }
 
@@ -180,7 +178,7 @@ impl ImageProcessor {
                 hash.add(&[b"fixed".as_slice(), &width.to_le_bytes(), &height.to_le_bytes()].concat());
             }
         }
-        hash.add(&[self.filter as u8, self.arithmetic as u8]);
+        hash.add(&[self.filter as u8]);
         hash.add(&self.normalize.rescale.to_le_bytes());
         hash.add(&self.normalize.mean.map(f32::to_le_bytes).concat());
         hash.add(&self.normalize.std.map(f32::to_le_bytes).concat());

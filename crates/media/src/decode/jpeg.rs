@@ -19,7 +19,7 @@ const MAX_SCANS: usize = 100;
 /// Longest side that the format can express.
 const MAX_SIDE: usize = 65535;
 
-/// A strict decoder refuses a file that ends too early; otherwise the rest would be grey.
+/// A strict decoder refuses a file with a broken scan; otherwise the rest would be grey.
 fn decoder(bytes: &[u8]) -> JpegDecoder<Cursor<&[u8]>> {
     let options = DecoderOptions::default()
         .set_strict_mode(true)
@@ -38,6 +38,9 @@ pub(super) fn size(bytes: &[u8]) -> Result<(u32, u32), MediaError> {
 
 /// The image and its EXIF block.
 pub(super) fn decode(bytes: &[u8], header: &Header) -> Result<(RgbImage, Option<Vec<u8>>), MediaError> {
+    if !is_whole(bytes) {
+        return Err(broken("the JPEG file is truncated"));
+    }
     let (width, height) = (header.width as usize, header.height as usize);
     let mut decoder = decoder(bytes);
     decoder.decode_headers().map_err(broken)?;
@@ -57,10 +60,8 @@ pub(super) fn decode(bytes: &[u8], header: &Header) -> Result<(RgbImage, Option<
     let rgb = match output {
         ColorSpace::Luma => pixels::grey(&data),
         ColorSpace::CMYK => {
-            // Adobe's programs write the inverse.
-            if is_from_adobe(bytes) {
-                data.iter_mut().for_each(|value| *value = 255 - *value);
-            }
+            // Adobe's programs write the inverse. As Pillow does, other files are taken for theirs.
+            data.iter_mut().for_each(|value| *value = 255 - *value);
             pixels::cmyk(&data)
         }
         _ => data,
@@ -68,19 +69,28 @@ pub(super) fn decode(bytes: &[u8], header: &Header) -> Result<(RgbImage, Option<
     Ok((RgbImage::from_raw(width, height, rgb), decoder.exif().cloned()))
 }
 
-/// Whether a segment before the image bears Adobe's name.
-fn is_from_adobe(bytes: &[u8]) -> bool {
-    const APP14: u8 = 0xee;
-    const START_OF_SCAN: u8 = 0xda;
+/// Whether the file has its end mark. The decoder makes up the pixels that a file which ends before it lacks.
+///
+/// Segments are skipped by their lengths, so that the end of a preview in one of them does not count.
+fn is_whole(bytes: &[u8]) -> bool {
+    const END: u8 = 0xd9;
     let mut at = 2;
-    while let (Some([0xff, marker]), Some(length)) = (bytes.get(at..at + 2), u16_be(bytes, at + 2)) {
-        if *marker == APP14 && bytes.get(at + 4..at + 9) == Some(b"Adobe") {
-            return true;
+    loop {
+        let Some(mark) = bytes.get(at..).and_then(|rest| rest.iter().position(|byte| *byte == 0xff)) else {
+            return false;
+        };
+        at += mark + 1;
+        match bytes.get(at) {
+            None => return false,
+            Some(&END) => return true,
+            // The fill byte of a mark; the next turn finds it again.
+            Some(0xff) => {}
+            // A stuffed byte of a scan, a restart, or a mark that has no length.
+            Some(0 | 1 | 0xd0..=0xd8) => at += 1,
+            Some(_) => {
+                let Some(length) = u16_be(bytes, at + 1) else { return false };
+                at += 1 + usize::from(length);
+            }
         }
-        if *marker == START_OF_SCAN {
-            break;
-        }
-        at += 2 + usize::from(length);
     }
-    false
 }

@@ -7,8 +7,9 @@ use super::*;
 
 const MAX_PIXELS: u64 = 1 << 20;
 
-/// The largest difference to Pillow's decoders of lossy formats that was seen, and the largest mean.
-const LOSSY: (u8, f64) = (8, 0.8);
+/// The largest difference of a JPEG file's values to Pillow's (libjpeg-turbo), and the largest mean. All other formats
+/// are equal, lossy WebP included.
+const JPEG: (u8, f64) = (4, 0.51);
 
 struct Case {
     name: String,
@@ -47,8 +48,7 @@ fn files_are_decoded_as_pillow_decodes_them() {
         let differences: Vec<u8> = image.data().iter().zip(&case.rgb).map(|(a, b)| a.abs_diff(*b)).collect();
         let largest = differences.iter().copied().max().unwrap();
         let mean = differences.iter().copied().map(f64::from).sum::<f64>() / differences.len() as f64;
-        println!("{}: {largest} {mean:.3}", case.name);
-        let limit = if case.name.starts_with("lossy") { LOSSY } else { (0, 0.0) };
+        let limit = if case.name.starts_with("lossy_jpeg") { JPEG } else { (0, 0.0) };
         assert!(largest <= limit.0 && mean <= limit.1, "{}: largest difference {largest}, mean {mean}", case.name);
     }
 }

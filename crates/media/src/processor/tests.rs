@@ -6,7 +6,6 @@ pub(crate) fn processor() -> ImageProcessor {
         background: [255; 3],
         size: SizeRule::Area { min: 65536, max: 16_777_216 },
         filter: Filter::Bicubic,
-        arithmetic: Arithmetic::Torchvision,
         normalize: Normalize { rescale: 1.0 / 255.0, mean: [0.5; 3], std: [0.5; 3] },
         layout: PatchLayout { patch: 16, merge: 2, frames: 2 },
     }
@@ -66,8 +65,7 @@ fn impossible_parameters_are_named() {
 #[test]
 fn an_image_becomes_the_patches_of_its_resized_pixels() {
     let image = RgbImage::from_raw(50, 37, (0..50 * 37 * 3).map(|i| (i % 253) as u8).collect());
-    let (filter, arithmetic) = (processor().filter, processor().arithmetic);
-    let resized = resize(image.clone(), (320, 224), filter, arithmetic, &|| false).unwrap();
+    let resized = resize(image.clone(), (320, 224), processor().filter, &|| false).unwrap();
     let expected = Patches::cut(&resized, processor().layout, processor().normalize);
     let patches = processor().process(image.clone(), &|| false).unwrap().unwrap();
     assert_eq!((patches.grid().width, patches.grid().height, patches.tokens()), (20, 14, 70));

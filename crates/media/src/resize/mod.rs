@@ -1,7 +1,8 @@
-//! Antialiased resizing of 8-bit images in the integer arithmetic of torchvision or Pillow, bit for bit.
+//! Antialiased resizing of 8-bit images in the integer arithmetic of torchvision, bit for bit.
 //!
-//! Both resize horizontally, round to 8 bits, and then resize vertically. A pass that does not change the size is
-//! skipped. The sums are integers, so the order of additions and the width of vectors do not change the result.
+//! torchvision resizes horizontally, rounds to 8 bits, and then resizes vertically. A pass that does not change the size
+//! is skipped. The weights are integers of 16 bits, with as many bits after the binary point as the largest one leaves.
+//! The sums are integers too, so the order of additions and the width of vectors do not change the result.
 
 mod passes;
 mod weights;
@@ -54,16 +55,6 @@ fn sinc(x: f64) -> f64 {
     if x == 0.0 { 1.0 } else { (x * std::f64::consts::PI).sin() / (x * std::f64::consts::PI) }
 }
 
-/// The precision of the weights. The results differ by at most a few units in under one percent of the values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Arithmetic {
-    /// Weights of 16 bits with as many bits after the binary point as the largest weight leaves, as in torchvision on
-    /// processors with AVX2.
-    Torchvision,
-    /// Weights of 32 bits with 22 bits after the binary point, as in Pillow.
-    Pillow,
-}
-
 /// Resizes an image.
 ///
 /// `cancelled` is asked every few rows; once it returns true, the result is `None`. `width` and `height` are at least 1.
@@ -71,16 +62,15 @@ pub fn resize(
     image: RgbImage,
     (width, height): (usize, usize),
     filter: Filter,
-    arithmetic: Arithmetic,
     cancelled: &dyn Fn() -> bool,
 ) -> Option<RgbImage> {
     let mut image = image;
     if image.width() != width {
-        let weights = Weights::new(image.width(), width, filter, arithmetic);
+        let weights = Weights::new(image.width(), width, filter);
         image = passes::horizontal(&image, &weights, width, cancelled)?;
     }
     if image.height() != height {
-        let weights = Weights::new(image.height(), height, filter, arithmetic);
+        let weights = Weights::new(image.height(), height, filter);
         image = passes::vertical(&image, &weights, height, cancelled)?;
     }
     Some(image)

@@ -41,26 +41,21 @@ fn exact(input: usize, output: usize, filter: Filter) -> Vec<(usize, Vec<f64>)> 
     (0..output as u32).map(weights).collect()
 }
 
-fn precision(input: usize, output: usize, filter: Filter, arithmetic: Arithmetic) -> u32 {
+fn precision(input: usize, output: usize, filter: Filter) -> u32 {
     let weights = exact(input, output, filter);
     let largest = weights.iter().flat_map(|(_, weights)| weights).copied().fold(0.0, f64::max);
-    match arithmetic {
-        Arithmetic::Pillow => 22,
-        Arithmetic::Torchvision => {
-            (0..22).find(|p| (0.5 + largest * f64::from(1 << (p + 1))) as i64 >= 1 << 15).unwrap_or(22)
-        }
-    }
+    (0..22).find(|p| (0.5 + largest * f64::from(1 << (p + 1))) as i64 >= 1 << 15).unwrap_or(22)
 }
 
 /// Resizes pixel by pixel.
-fn reference(image: &RgbImage, (width, height): (usize, usize), filter: Filter, arithmetic: Arithmetic) -> RgbImage {
+fn reference(image: &RgbImage, (width, height): (usize, usize), filter: Filter) -> RgbImage {
     let mut image = image.clone();
     for horizontal in [true, false] {
         let (from, to) = if horizontal { (image.width(), width) } else { (image.height(), height) };
         if from == to {
             continue;
         }
-        let bits = precision(from, to, filter, arithmetic);
+        let bits = precision(from, to, filter);
         let (new_width, new_height) = if horizontal { (width, image.height()) } else { (image.width(), height) };
         let mut data = vec![0; new_width * new_height * 3];
         for (other, channel) in
@@ -81,24 +76,22 @@ fn reference(image: &RgbImage, (width, height): (usize, usize), filter: Filter, 
 }
 
 const FILTERS: [Filter; 3] = [Filter::Bilinear, Filter::Bicubic, Filter::Lanczos];
-const ARITHMETICS: [Arithmetic; 2] = [Arithmetic::Torchvision, Arithmetic::Pillow];
 
 #[test]
-fn noise_is_resized_byte_for_byte_as_pillow_and_torchvision_do() {
-    let mut cases = [0; 2];
+fn noise_is_resized_byte_for_byte_as_torchvision_does() {
+    let mut cases = 0;
     for golden in include_str!("../../testdata/resize.txt").lines() {
         let words: Vec<_> = golden.split(' ').collect();
-        let arithmetic = usize::from(words[0] == "pillow");
-        let filter = ["bilinear", "bicubic", "lanczos"].iter().position(|name| *name == words[1]).unwrap();
-        let sizes: Vec<usize> = words[2..6].iter().map(|size| size.parse().unwrap()).collect();
+        let filter = ["bilinear", "bicubic", "lanczos"].iter().position(|name| *name == words[0]).unwrap();
+        let sizes: Vec<usize> = words[1..5].iter().map(|size| size.parse().unwrap()).collect();
         let image = noise(sizes[0], sizes[1]);
         let size = (sizes[2], sizes[3]);
-        let resized = resize(image, size, FILTERS[filter], ARITHMETICS[arithmetic], &|| false).unwrap();
+        let resized = resize(image, size, FILTERS[filter], &|| false).unwrap();
         let digest: String = Sha256::digest(resized.data()).iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(digest, words[6], "{golden}");
-        cases[arithmetic] += 1;
+        assert_eq!(digest, words[5], "{golden}");
+        cases += 1;
     }
-    assert!(cases.iter().all(|cases| *cases >= 40), "{cases:?}");
+    assert!(cases >= 60, "{cases}");
 }
 
 #[test]
@@ -108,35 +101,32 @@ fn cancelled_work_has_no_result() {
         asked.set(asked.get() + 1);
         asked.get() > 2
     };
-    assert_eq!(resize(noise(40, 200), (50, 100), Filter::Bicubic, Arithmetic::Torchvision, &cancelled), None);
+    assert_eq!(resize(noise(40, 200), (50, 100), Filter::Bicubic, &cancelled), None);
     assert_eq!(asked.get(), 3);
 }
 
 proptest! {
     #[test]
-    fn every_size_filter_and_arithmetic_equals_the_definition(
+    fn every_size_and_filter_equals_the_definition(
         from in (1_usize..90, 1_usize..40),
         to in (1_usize..90, 1_usize..40),
         filter in 0..3_usize,
-        arithmetic in 0..2_usize,
         seed: u8,
     ) {
         let image = noise(from.0, from.1);
         // Extremes show where a sum is clamped.
         let extreme = |x: &u8| if *x < seed { 0 } else if *x > seed.saturating_add(40) { 255 } else { *x };
         let image = RgbImage::from_raw(from.0, from.1, image.data().iter().map(extreme).collect());
-        let (filter, arithmetic) = (FILTERS[filter], ARITHMETICS[arithmetic]);
-        let resized = resize(image.clone(), to, filter, arithmetic, &|| false).unwrap();
-        prop_assert!(resized == reference(&image, to, filter, arithmetic), "{from:?} to {to:?} {filter:?} {arithmetic:?}");
+        let filter = FILTERS[filter];
+        let resized = resize(image.clone(), to, filter, &|| false).unwrap();
+        prop_assert!(resized == reference(&image, to, filter), "{from:?} to {to:?} {filter:?}");
     }
 
     #[test]
     fn an_even_image_stays_even(value: u8, from in (1_usize..300, 1_usize..20), to in (1_usize..300, 1_usize..20)) {
         let image = RgbImage::from_raw(from.0, from.1, vec![value; from.0 * from.1 * 3]);
-        for arithmetic in ARITHMETICS {
-            let resized = resize(image.clone(), to, Filter::Bilinear, arithmetic, &|| false).unwrap();
-            // Weights are rounded one by one, so that their sum may miss one by a little.
-            prop_assert!(resized.data().iter().all(|x| x.abs_diff(value) <= 1));
-        }
+        let resized = resize(image, to, Filter::Bilinear, &|| false).unwrap();
+        // Weights are rounded one by one, so that their sum may miss one by a little.
+        prop_assert!(resized.data().iter().all(|x| x.abs_diff(value) <= 1));
     }
 }

@@ -1,9 +1,9 @@
 //! The weights of one pass: for every output sample, a run of input samples and an integer for each.
 
-use super::{Arithmetic, Filter};
+use super::Filter;
 
-/// Precision of Pillow's weights in bits, and the highest that torchvision's weights can have.
-const PRECISION: u32 = 22;
+/// The highest number of bits after the binary point.
+const MAX_PRECISION: u32 = 22;
 
 /// The weights of a pass from `input` to `output` samples.
 #[derive(Debug)]
@@ -18,10 +18,10 @@ pub(super) struct Weights {
 
 impl Weights {
     /// `input` and `output` are at least 1.
-    pub(super) fn new(input: usize, output: usize, filter: Filter, arithmetic: Arithmetic) -> Self {
+    pub(super) fn new(input: usize, output: usize, filter: Filter) -> Self {
         let scale = input as f64 / output as f64;
         let support = filter.support() * scale.max(1.0);
-        // The libraries multiply by the reciprocal, which rounds unlike a division.
+        // torchvision multiplies by the reciprocal, which rounds unlike a division.
         let squeeze = 1.0 / scale.max(1.0);
         let mut runs = Vec::with_capacity(output + 1);
         let mut exact = Vec::new();
@@ -36,10 +36,7 @@ impl Weights {
             exact[first..].iter_mut().for_each(|weight| *weight /= sum);
         }
         runs.push((input, exact.len()));
-        let precision = match arithmetic {
-            Arithmetic::Pillow => PRECISION,
-            Arithmetic::Torchvision => precision_of_16_bits(&exact),
-        };
+        let precision = precision_of_16_bits(&exact);
         let unit = f64::from(1_u32 << precision);
         let values = exact.iter().map(|weight| (weight * unit + 0.5_f64.copysign(*weight)) as i32).collect();
         Self { runs, values, precision }
@@ -55,5 +52,5 @@ impl Weights {
 /// The highest precision at which the largest weight still fits into 16 bits.
 fn precision_of_16_bits(weights: &[f64]) -> u32 {
     let largest = weights.iter().copied().fold(0.0, f64::max);
-    (0..PRECISION).find(|bits| 0.5 + largest * f64::from(1_u32 << (bits + 1)) >= 32768.0).unwrap_or(PRECISION)
+    (0..MAX_PRECISION).find(|bits| 0.5 + largest * f64::from(1_u32 << (bits + 1)) >= 32768.0).unwrap_or(MAX_PRECISION)
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use octavo_media::fetch::FetchSettings;
-use octavo_media::resize::{Arithmetic, Filter};
+use octavo_media::resize::Filter;
 use octavo_media::{
     ImageProcessor, ImageRequest, MediaError, MediaLoader, MediaObserver, MediaSettings, Normalize, PatchLayout,
     ProcessedImage, SizeRule,
@@ -45,7 +45,6 @@ fn processor() -> Arc<ImageProcessor> {
         background: [255; 3],
         size: SizeRule::Area { min: 64, max: 4096 },
         filter: Filter::Bicubic,
-        arithmetic: Arithmetic::Torchvision,
         normalize: Normalize { rescale: 1.0 / 255.0, mean: [0.5; 3], std: [0.5; 3] },
         layout: PatchLayout { patch: 4, merge: 2, frames: 2 },
     })
