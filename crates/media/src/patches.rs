@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use pulp::Arch;
+use pulp::{Arch, NullaryFnOnce};
 
 use crate::image::RgbImage;
 use crate::processor::{Normalize, PatchLayout};
@@ -43,10 +43,7 @@ impl Patches {
         let rows = image.data().chunks_exact(plane * 3);
         let bytes = 3 * patch * patch;
         for (row, pixels) in rows.enumerate() {
-            Arch::new().dispatch(
-                #[inline(always)]
-                || split_channels(pixels, &mut planes),
-            );
+            Arch::new().dispatch(SplitChannels { pixels, planes: &mut planes });
             let cells = &mut data[row / merge * merge * grid.width * bytes..][..merge * grid.width * bytes];
             for column in 0..grid.width {
                 let place = column / merge * merge * merge + row % merge * merge + column % merge;
@@ -122,15 +119,25 @@ impl Patches {
     }
 }
 
-/// Splits interleaved pixels into three planes.
-#[inline(always)]
-fn split_channels(pixels: &[u8], planes: &mut [u8]) {
-    let (red, rest) = planes.split_at_mut(pixels.len() / 3);
-    let (green, blue) = rest.split_at_mut(pixels.len() / 3);
-    for (((pixel, red), green), blue) in pixels.chunks_exact(3).zip(red).zip(green).zip(blue) {
-        *red = pixel[0];
-        *green = pixel[1];
-        *blue = pixel[2];
+/// Splits interleaved pixels into three planes. A type, because the call of a closure would not be inlined into the code
+/// for an instruction set.
+struct SplitChannels<'a> {
+    pixels: &'a [u8],
+    planes: &'a mut [u8],
+}
+
+impl NullaryFnOnce for SplitChannels<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let (red, rest) = self.planes.split_at_mut(self.pixels.len() / 3);
+        let (green, blue) = rest.split_at_mut(self.pixels.len() / 3);
+        for (((pixel, red), green), blue) in self.pixels.chunks_exact(3).zip(red).zip(green).zip(blue) {
+            *red = pixel[0];
+            *green = pixel[1];
+            *blue = pixel[2];
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! Both add runs of bytes, each times one weight. In the vertical pass a run is a row of the image. The horizontal pass
 //! first transposes a strip of rows, so that a column of the strip is a run.
 
-use pulp::Arch;
+use pulp::{Arch, NullaryFnOnce};
 
 use super::weights::Weights;
 use crate::RgbImage;
@@ -17,8 +17,8 @@ const STRIP: usize = 1 << (2 * SHUFFLE_PAIRS);
 /// Output rows of the vertical pass between two questions whether the work is cancelled.
 const BAND: usize = 16;
 
-/// Weights that are applied in one sweep. Longer runs add up their sums in memory.
-const TAPS: usize = 8;
+/// Bytes of a run whose sums are in registers at one time: a column of a strip.
+const LANES: usize = STRIP * 3;
 
 /// Resizes the width.
 pub(super) fn horizontal(
@@ -34,10 +34,7 @@ pub(super) fn horizontal(
         if cancelled() {
             return None;
         }
-        Arch::new().dispatch(
-            #[inline(always)]
-            || strip.resize(weights, from, to),
-        );
+        Arch::new().dispatch(StripPass { strip: &mut strip, weights, from, to });
     }
     Some(RgbImage::from_raw(width, image.height(), resized))
 }
@@ -51,15 +48,11 @@ pub(super) fn vertical(
 ) -> Option<RgbImage> {
     let row = image.width() * 3;
     let mut resized = vec![0; row * height];
-    let mut sums = vec![0; row];
     for (band, to) in resized.chunks_mut(BAND * row).enumerate() {
         if cancelled() {
             return None;
         }
-        Arch::new().dispatch(
-            #[inline(always)]
-            || resize_band(weights, band * BAND, image.data(), to, &mut sums),
-        );
+        Arch::new().dispatch(BandPass { weights, first: band * BAND, from: image.data(), row, to });
     }
     Some(RgbImage::from_raw(image.width(), height, resized))
 }
@@ -69,39 +62,63 @@ struct Strip {
     input: Vec<u8>,
     output: Vec<u8>,
     scratch: Vec<u8>,
-    sums: Vec<i32>,
 }
 
 impl Strip {
     /// `input` and `output` are the bytes of a row.
     fn new(input: usize, output: usize) -> Self {
         let strip = |row| vec![0; STRIP * row];
-        Self { input: strip(input), output: strip(output), scratch: strip(input.max(output)), sums: vec![0; STRIP * 3] }
+        Self { input: strip(input), output: strip(output), scratch: strip(input.max(output)) }
     }
+}
 
-    /// Resizes the width of at most [`STRIP`] rows.
+/// Resizes the width of at most [`STRIP`] rows.
+///
+/// A type of its own, because the call of a closure would not be inlined into the code for an instruction set.
+struct StripPass<'a> {
+    strip: &'a mut Strip,
+    weights: &'a Weights,
+    from: &'a [u8],
+    to: &'a mut [u8],
+}
+
+impl NullaryFnOnce for StripPass<'_> {
+    type Output = ();
+
     #[inline(always)]
-    fn resize(&mut self, weights: &Weights, from: &[u8], to: &mut [u8]) {
-        let Self { input, output, scratch, sums } = self;
+    fn call(self) {
+        let Self { strip: Strip { input, output, scratch }, weights, from, to } = self;
         // The last strip may have fewer rows. The others then hold rows of the strip before, which are not read.
         input[..from.len()].copy_from_slice(from);
         transpose(input, scratch);
-        for (i, to) in output.chunks_exact_mut(STRIP * 3).enumerate() {
+        for (i, to) in output.chunks_exact_mut(LANES).enumerate() {
             let (low, run) = weights.of(i);
-            weighted(&input[low * STRIP * 3..], run, weights.precision, sums, to);
+            weighted(&input[low * LANES..], run, weights.precision, to);
         }
         untranspose(output, scratch);
         to.copy_from_slice(&output[..to.len()]);
     }
 }
 
-/// Resizes the height of the rows from `first` on. `sums` has the length of a row.
-#[inline(always)]
-fn resize_band(weights: &Weights, first: usize, from: &[u8], to: &mut [u8], sums: &mut [i32]) {
-    let row = sums.len();
-    for (i, to) in to.chunks_exact_mut(row).enumerate() {
-        let (low, run) = weights.of(first + i);
-        weighted(&from[low * row..], run, weights.precision, sums, to);
+/// Resizes the height of the rows from `first` on.
+struct BandPass<'a> {
+    weights: &'a Weights,
+    first: usize,
+    from: &'a [u8],
+    /// Bytes of a row.
+    row: usize,
+    to: &'a mut [u8],
+}
+
+impl NullaryFnOnce for BandPass<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        for (i, to) in self.to.chunks_exact_mut(self.row).enumerate() {
+            let (low, run) = self.weights.of(self.first + i);
+            weighted(&self.from[low * self.row..], run, self.weights.precision, to);
+        }
     }
 }
 
@@ -148,73 +165,44 @@ fn deinterleave(from: &[u8], to: &mut [u8]) {
 
 /// The sum of the runs in `from`, each times its weight, rounded to 8 bits. A run has the length of `to`.
 #[inline(always)]
-fn weighted(from: &[u8], weights: &[i32], precision: u32, sums: &mut [i32], to: &mut [u8]) {
-    match weights.len() {
-        1 => sweep::<1>(from, weights, precision, to),
-        2 => sweep::<2>(from, weights, precision, to),
-        3 => sweep::<3>(from, weights, precision, to),
-        4 => sweep::<4>(from, weights, precision, to),
-        5 => sweep::<5>(from, weights, precision, to),
-        6 => sweep::<6>(from, weights, precision, to),
-        7 => sweep::<7>(from, weights, precision, to),
-        8 => sweep::<8>(from, weights, precision, to),
-        _ => {
-            sums.fill(half(precision));
-            for (weights, from) in weights.chunks(TAPS).zip(from.chunks(TAPS * to.len())) {
-                if weights.len() == TAPS {
-                    add::<TAPS>(from, weights, sums);
-                } else {
-                    weights
-                        .chunks(1)
-                        .zip(from.chunks(to.len()))
-                        .for_each(|(weight, from)| add::<1>(from, weight, sums));
-                }
-            }
-            for (to, sum) in to.iter_mut().zip(sums) {
-                *to = rounded(*sum, precision);
+fn weighted(from: &[u8], weights: &[i32], precision: u32, to: &mut [u8]) {
+    let row = to.len();
+    let (whole, rest) = to.as_chunks_mut::<LANES>();
+    let first = row - rest.len();
+    for (i, to) in whole.iter_mut().enumerate() {
+        let mut sums = [half(precision); LANES];
+        for (weight, run) in weights.iter().zip(from[i * LANES..].chunks(row)) {
+            if let Some(run) = run.first_chunk::<LANES>() {
+                add(&mut sums, run, *weight);
             }
         }
+        round(to, &sums, precision);
     }
+    let mut sums = [half(precision); LANES];
+    let sums = &mut sums[..rest.len()];
+    for (weight, run) in weights.iter().zip(from[first..].chunks(row)) {
+        add(sums, run, *weight);
+    }
+    round(rest, sums, precision);
 }
 
-/// [`weighted`] for a number of weights that is known to the compiler, so that the sums stay in registers.
+/// Adds a run times its weight. Lengths that the compiler knows need no loop.
 #[inline(always)]
-fn sweep<const N: usize>(from: &[u8], weights: &[i32], precision: u32, to: &mut [u8]) {
-    let Some(weights) = weights.first_chunk::<N>() else { return };
-    let runs: [&[u8]; N] = runs(from, to.len());
-    for (i, to) in to.iter_mut().enumerate() {
-        let mut sum = half(precision);
-        for (run, weight) in runs.iter().zip(weights) {
-            sum += i32::from(run[i]) * weight;
-        }
-        *to = rounded(sum, precision);
-    }
-}
-
-/// Adds `N` runs to `sums`, each times its weight.
-#[inline(always)]
-fn add<const N: usize>(from: &[u8], weights: &[i32], sums: &mut [i32]) {
-    let Some(weights) = weights.first_chunk::<N>() else { return };
-    let runs: [&[u8]; N] = runs(from, sums.len());
-    for (i, sum) in sums.iter_mut().enumerate() {
-        for (run, weight) in runs.iter().zip(weights) {
-            *sum += i32::from(run[i]) * weight;
-        }
+fn add(sums: &mut [i32], run: &[u8], weight: i32) {
+    for (sum, x) in sums.iter_mut().zip(run) {
+        *sum += i32::from(*x) * weight;
     }
 }
 
 #[inline(always)]
-fn runs<const N: usize>(from: &[u8], len: usize) -> [&[u8]; N] {
-    std::array::from_fn(|j| &from[j * len..][..len])
+fn round(to: &mut [u8], sums: &[i32], precision: u32) {
+    for (to, sum) in to.iter_mut().zip(sums) {
+        *to = (*sum >> precision).clamp(0, 255) as u8;
+    }
 }
 
 /// One half in fixed point.
 #[inline(always)]
 fn half(precision: u32) -> i32 {
     (1 << precision) >> 1
-}
-
-#[inline(always)]
-fn rounded(sum: i32, precision: u32) -> u8 {
-    (sum >> precision).clamp(0, 255) as u8
 }
