@@ -42,7 +42,8 @@ fn an_aspect_ratio_above_200_is_refused() {
 
 #[test]
 fn impossible_parameters_are_named() {
-    let change: [(&str, fn(&mut ImageProcessor)); 9] = [
+    type Change = (&'static str, fn(&mut ImageProcessor));
+    let changes: [Change; 9] = [
         ("patch_size", |p| p.layout.patch = 0),
         ("merge_size", |p| p.layout.merge = 0),
         ("temporal_patch_size", |p| p.layout.frames = 0),
@@ -54,7 +55,7 @@ fn impossible_parameters_are_named() {
         ("image_std", |p| p.normalize.std[2] = 0.0),
     ];
     assert_eq!(processor().validate(), Ok(()));
-    for (field, change) in change {
+    for (field, change) in changes {
         let mut changed = processor();
         change(&mut changed);
         let error = changed.validate().unwrap_err();

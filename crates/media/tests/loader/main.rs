@@ -1,5 +1,7 @@
 //! Images through the public interface: from a server, a folder or the request itself, friendly and hostile.
 
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
 mod cache;
 mod files;
 mod hostile;
