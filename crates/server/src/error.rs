@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use octavo_engine::SubmitError;
-use octavo_text::{GrammarError, TemplateError};
+use octavo_text::{GrammarError, Modality, TemplateError};
 use serde::Serialize;
 
 /// Number of schema errors that a message lists; the others are counted.
@@ -270,6 +270,12 @@ impl ApiError {
         }
     }
 
+    /// A prompt has more than `limit` images, videos or sounds.
+    pub(crate) fn too_many(modality: Modality, limit: usize) -> Self {
+        let name = modality.name();
+        Self::bad_request(format!("At most {limit} {name}(s) may be provided in one prompt.")).with_param(name)
+    }
+
     /// Messages that the template rejects.
     pub(crate) fn from_template(error: &TemplateError) -> Self {
         match error {
@@ -282,6 +288,7 @@ impl ApiError {
                 tracing::error!(%error, "the chat template cannot be used");
                 Self::internal()
             }
+            TemplateError::Modality(modality) => Self::too_many(*modality, 0),
             _ => Self::bad_request(error.to_string()).with_param("messages"),
         }
     }

@@ -4,13 +4,15 @@ mod content_format;
 mod context;
 mod json;
 mod messages;
+mod parts;
 mod python;
 mod strftime;
 mod template;
 mod untrusted;
 
 pub use content_format::ContentFormat;
-pub use messages::normalize_messages;
+pub use messages::{image_parts, normalize_messages};
+pub use parts::{ImagePart, Modality, Part};
 pub use template::{ChatTemplate, TemplateInput};
 pub use untrusted::{answer_untrusted, read_untrusted, untrusted_request};
 
@@ -57,6 +59,9 @@ pub enum TemplateError {
         /// Description of the defect.
         reason: String,
     },
+    /// A message has content of a kind that no model takes.
+    #[error("{} content is not supported", .0.name())]
+    Modality(Modality),
     /// `continue_final_message` is not possible.
     #[error("continue_final_message is set, but {0}")]
     ContinueFinalMessage(&'static str),

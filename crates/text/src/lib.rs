@@ -16,8 +16,8 @@ mod stream;
 mod tokenizer;
 
 pub use chat::{
-    ChatTemplate, ContentFormat, TemplateError, TemplateInput, answer_untrusted, normalize_messages, read_untrusted,
-    untrusted_request,
+    ChatTemplate, ContentFormat, ImagePart, Modality, Part, TemplateError, TemplateInput, answer_untrusted,
+    image_parts, normalize_messages, read_untrusted, untrusted_request,
 };
 pub use constraint::{
     AfterReasoning, AllowedTokens, BadWords, Grammar, GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use octavo_text::{GrammarSpec, ReasoningSyntax, TemplateError, TemplateInput, ThinkingBudget, ToolSyntax};
+use octavo_text::{GrammarSpec, Modality, ReasoningSyntax, TemplateError, TemplateInput, ThinkingBudget, ToolSyntax};
 use serde_json::{Map, Value};
 
 use crate::app::AppState;
@@ -23,6 +23,9 @@ use crate::workers::take_turns;
 
 /// Characters at the end of the prompt that are searched for the start of reasoning.
 const TAIL: usize = 256;
+
+/// Maximum number of images of a prompt. The engine takes none yet.
+const MAX_IMAGES: usize = 0;
 
 /// A conversation that is ready to run.
 pub(crate) struct Conversation {
@@ -302,11 +305,14 @@ fn render(state: &AppState, request: &ChatRequest) -> Result<String, ApiError> {
         continue_final_message: request.continue_final_message,
         kwargs: &kwargs,
     };
+    if octavo_text::image_parts(&request.messages)?.len() > MAX_IMAGES {
+        return Err(ApiError::too_many(Modality::Image, MAX_IMAGES));
+    }
     if let Some(source) = &request.chat_template {
         return untrusted_template::render(state, source, &input);
     }
     let template = state.text.template.as_deref().ok_or(TemplateError::Missing)?;
-    let messages = octavo_text::normalize_messages(&request.messages, template.content_format())?;
+    let messages = octavo_text::normalize_messages(&request.messages, template.content_format(), None)?;
     template.render_in_turns(&TemplateInput { messages: &messages, ..input }, take_turns)
 }
 

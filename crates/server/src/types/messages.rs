@@ -200,6 +200,7 @@ impl Turn {
         };
         match block.get("type").and_then(Value::as_str).unwrap_or_default() {
             "text" => self.parts.push(json!({"type": "text", "text": text("text")?})),
+            "image" => self.parts.push(image(block)?),
             "thinking" => self.reasoning.push_str(text("thinking")?),
             "redacted_thinking" => {}
             "tool_use" => {
@@ -208,10 +209,15 @@ impl Turn {
                 self.calls.push(json!({"id": text("id")?, "type": "function", "function": function}));
             }
             "tool_result" => {
-                let content = block.get("content").cloned().unwrap_or(Value::Null);
+                let content = match block.get("content") {
+                    Some(Value::Array(blocks)) => blocks.iter().map(result_part).collect::<Result<_, _>>()?,
+                    content => content.cloned().unwrap_or(Value::Null),
+                };
                 out.push(json!({"role": "tool", "tool_call_id": text("tool_use_id")?, "content": content}));
             }
-            kind => return Err(format!("a block of type '{kind}' cannot be taken: this model takes text only.")),
+            kind => {
+                return Err(format!("a block of type '{kind}' cannot be taken: this server takes text and images."));
+            }
         }
         Ok(())
     }
@@ -232,6 +238,25 @@ impl Turn {
         }
         out.push(message);
     }
+}
+
+/// A block of a tool's result as a part. Blocks other than images have the form of parts.
+fn result_part(block: &Value) -> Result<Value, String> {
+    if block["type"] == "image" { image(block) } else { Ok(block.clone()) }
+}
+
+/// An image block as a part of the chat route.
+fn image(block: &Value) -> Result<Value, String> {
+    let field = |name: &str| {
+        let value = block.pointer(&format!("/source/{name}")).and_then(Value::as_str);
+        value.ok_or_else(|| format!("source.{name} is required and must be a string."))
+    };
+    let url = match field("type")? {
+        "base64" => format!("data:{};base64,{}", field("media_type")?, field("data")?),
+        "url" => field("url")?.to_owned(),
+        kind => return Err(format!("an image's source.type must be 'base64' or 'url', not '{kind}'.")),
+    };
+    Ok(json!({"type": "image_url", "image_url": {"url": url}}))
 }
 
 #[cfg(test)]
@@ -273,6 +298,37 @@ mod tests {
     }
 
     #[test]
+    fn images_become_parts_with_urls() {
+        let block = |source: Value| json!({"type": "image", "source": source});
+        let data = block(json!({"type": "base64", "media_type": "image/png", "data": "AAAA"}));
+        let linked = block(json!({"type": "url", "url": "https://host/x.png"}));
+        let content = json!([{"type": "text", "text": "a"}, data, {"type": "text", "text": "b"}, linked]);
+        let result =
+            json!({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "c"}, data]});
+        let messages = json!([{"role": "user", "content": content}, {"role": "user", "content": [result]}]);
+        let request = parse(json!({"max_tokens": 8, "messages": messages})).unwrap();
+        let part = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
+        let (data, linked) = (part("data:image/png;base64,AAAA"), part("https://host/x.png"));
+        assert_eq!(
+            Value::from(request.chat.messages),
+            json!([
+                {"role": "user", "content": [{"type": "text", "text": "a"}, data, {"type": "text", "text": "b"}, linked]},
+                {"role": "tool", "tool_call_id": "t", "content": [{"type": "text", "text": "c"}, data]},
+            ])
+        );
+        for (source, word) in [
+            (json!(null), "source.type"),
+            (json!({"type": "file", "file_id": "f"}), "file"),
+            (json!({"type": "base64", "data": "AAAA"}), "source.media_type"),
+            (json!({"type": "url"}), "source.url"),
+        ] {
+            let messages = json!([{"role": "user", "content": [block(source)]}]);
+            let error = parse(json!({"max_tokens": 8, "messages": messages})).unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
     fn the_choice_of_tools_is_translated() {
         let tools = json!([{"name": "f", "input_schema": {"type": "object"}}]);
         let choice = |choice: Value| {
@@ -293,7 +349,7 @@ mod tests {
             (json!({"messages": hi}), "max_tokens"),
             (json!({"max_tokens": 8}), "messages"),
             (json!({"max_tokens": 8, "messages": []}), "messages"),
-            (json!({"max_tokens": 8, "messages": [{"role": "user", "content": [{"type": "image"}]}]}), "image"),
+            (json!({"max_tokens": 8, "messages": [{"role": "user", "content": [{"type": "document"}]}]}), "document"),
             (json!({"max_tokens": 8, "messages": hi, "thinking": {"type": "enabled", "budget_tokens": 5}}), "budget"),
             (
                 json!({"max_tokens": 8, "messages": hi, "tools": [{"type": "bash_20250124", "name": "bash"}]}),

@@ -62,6 +62,35 @@ async fn bodies_that_are_no_json_object() {
 }
 
 #[tokio::test]
+async fn images_video_and_sound_are_refused_by_every_route() {
+    let server = Setup::default().start().await;
+    let user = |part: Value| json!([{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]);
+    let url = json!({"url": "https://host/x", "detail": "low"});
+    let image = json!({"type": "image_url", "image_url": url});
+    let input = json!([{"role": "user", "content": [{"type": "input_image", "image_url": "https://host/x"}]}]);
+    let messages = |part: Value| json!({"messages": user(part), "max_tokens": 1});
+    for (path, body, modality) in [
+        ("/v1/chat/completions", messages(image.clone()), "image"),
+        ("/v1/chat/completions", messages(json!({"type": "image_url", "uuid": "logo"})), "image"),
+        ("/v1/chat/completions", messages(json!({"type": "video_url", "video_url": url})), "video"),
+        ("/v1/chat/completions", messages(json!({"type": "audio_url", "audio_url": url})), "audio"),
+        ("/v1/chat/completions", messages(json!({"type": "input_audio", "input_audio": {}})), "audio"),
+        ("/v1/responses", json!({"input": input}), "image"),
+        ("/tokenize", messages(image), "image"),
+    ] {
+        let response = server.post(path, &body).send().await.unwrap();
+        let message = refused(response, 400, "BadRequestError", Some(modality)).await;
+        assert_eq!(message, format!("At most 0 {modality}(s) may be provided in one prompt."), "{path}");
+    }
+    let source = json!({"type": "base64", "media_type": "image/png", "data": "AAAA"});
+    let block = messages(json!({"type": "image", "source": source}));
+    let response = server.post("/v1/messages", &block).send().await.unwrap();
+    assert_eq!(response.status(), 400);
+    let body: Value = response.json().await.unwrap();
+    assert_eq!(body["error"]["message"], "At most 0 image(s) may be provided in one prompt.");
+}
+
+#[tokio::test]
 async fn fields_of_the_wrong_shape_are_named() {
     let server = Setup::default().start().await;
     let cases = [
@@ -70,7 +99,7 @@ async fn fields_of_the_wrong_shape_are_named() {
         (json!({"messages": [7]}), "messages.0"),
         (json!({"messages": [{"content": "x"}]}), "messages.0.role"),
         (json!({"messages": [{"role": "user", "content": 7}]}), "messages.0.content"),
-        (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "messages.0.content.0"),
+        (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "messages.0.content.0.image_url"),
         (json!({"model": 7}), "model"),
         (json!({"temperature": "hot"}), "temperature"),
         (json!({"max_tokens": "many"}), "max_tokens"),

@@ -2,27 +2,54 @@
 
 use serde_json::{Map, Value, json};
 
+use super::parts::{ImagePart, Part, PartError};
 use super::{ContentFormat, TemplateError};
 
 /// Converts messages to the form that the template expects, as vLLM does:
-/// - content becomes a string (parts joined by a line feed) or a list of `{"type": "text", "text": ...}`;
+/// - content becomes a string (texts joined by a line feed, after a placeholder for each image) or a list of
+///   `{"type": "text", "text": ...}` and `{"type": "image"}`;
 /// - `arguments` of tool calls, JSON in a string in the request, become objects;
 /// - reasoning is provided as `reasoning` and as `reasoning_content`;
 /// - fields that no template reads are dropped.
 ///
+/// `image` is the placeholder of an image in a string, such as `<|vision_start|><|image_pad|><|vision_end|>`. A
+/// placeholder that the client wrote into the text of a message stands for one of its images.
+///
 /// # Errors
-/// Returns an error that names the message and the field if a message is not an object or has no role, a part is not
-/// text (models here take text only) or has no type, or the arguments of a tool call are not JSON.
-pub fn normalize_messages(messages: &[Value], format: ContentFormat) -> Result<Vec<Value>, TemplateError> {
-    messages.iter().enumerate().map(|(index, message)| Message { index, format }.normalize(message)).collect()
+/// Returns an error that names the message and the field if a message is not an object or has no role, a part is neither
+/// text nor an image, a string has images without a placeholder or more placeholders than images, or the arguments of a
+/// tool call are not JSON.
+pub fn normalize_messages(
+    messages: &[Value],
+    format: ContentFormat,
+    image: Option<&str>,
+) -> Result<Vec<Value>, TemplateError> {
+    messages.iter().enumerate().map(|(index, message)| Message { index, format, image }.normalize(message)).collect()
 }
 
-struct Message {
+/// Returns the images of messages in order.
+///
+/// # Errors
+/// Returns an error that names the message and the field if a part cannot be read or is neither text nor an image.
+pub fn image_parts(messages: &[Value]) -> Result<Vec<ImagePart<'_>>, TemplateError> {
+    let mut images = Vec::new();
+    for (index, message) in messages.iter().enumerate() {
+        let reader = Message { index, format: ContentFormat::OpenAi, image: None };
+        images.extend(reader.parts(message.get("content"))?.into_iter().filter_map(|part| match part {
+            Part::Image(image) => Some(image),
+            Part::Text(_) => None,
+        }));
+    }
+    Ok(images)
+}
+
+struct Message<'p> {
     index: usize,
     format: ContentFormat,
+    image: Option<&'p str>,
 }
 
-impl Message {
+impl Message<'_> {
     fn error(&self, field: impl Into<String>, reason: impl Into<String>) -> TemplateError {
         TemplateError::Message { index: self.index, field: field.into(), reason: reason.into() }
     }
@@ -54,40 +81,54 @@ impl Message {
         Ok(Value::Object(out))
     }
 
-    fn content(&self, content: Option<&Value>) -> Result<Value, TemplateError> {
-        let texts = match content {
-            None | Some(Value::Null) => Vec::new(),
-            Some(Value::String(text)) => vec![text.as_str()],
-            Some(Value::Array(parts)) => {
-                parts.iter().enumerate().map(|(at, part)| self.part(at, part)).collect::<Result<_, _>>()?
-            }
-            Some(_) => return Err(self.error(".content", "must be a string, a list of parts or null")),
+    fn parts<'a>(&self, content: Option<&'a Value>) -> Result<Vec<Part<'a>>, TemplateError> {
+        let read = |(at, part): (usize, &'a Value)| {
+            Part::read(part).map_err(|error| match error {
+                PartError::Field(name, reason) => self.error(format!(".content[{at}]{name}"), reason),
+                PartError::Modality(modality) => TemplateError::Modality(modality),
+            })
         };
-        Ok(match self.format {
-            ContentFormat::String => texts.join("\n").into(),
-            ContentFormat::OpenAi => texts.into_iter().map(|text| json!({"type": "text", "text": text})).collect(),
-        })
+        match content {
+            None | Some(Value::Null) => Ok(Vec::new()),
+            Some(Value::String(text)) => Ok(vec![Part::Text(text)]),
+            Some(Value::Array(parts)) => parts.iter().enumerate().map(read).collect(),
+            Some(_) => Err(self.error(".content", "must be a string, a list of parts or null")),
+        }
     }
 
-    fn part<'a>(&self, at: usize, part: &'a Value) -> Result<&'a str, TemplateError> {
-        let field = |name: &str| format!(".content[{at}]{name}");
-        if let Some(text) = part.as_str() {
+    fn content(&self, content: Option<&Value>) -> Result<Value, TemplateError> {
+        let parts = self.parts(content)?;
+        let part = |part| match part {
+            Part::Text(text) => json!({"type": "text", "text": text}),
+            Part::Image(_) => json!({"type": "image"}),
+        };
+        match self.format {
+            ContentFormat::String => self.string(&parts).map(Value::from),
+            ContentFormat::OpenAi => Ok(parts.into_iter().map(part).collect()),
+        }
+    }
+
+    /// The texts of a message. Images without a placeholder in them get one in front, as in vLLM.
+    fn string(&self, parts: &[Part<'_>]) -> Result<String, TemplateError> {
+        let texts: Vec<&str> = parts
+            .iter()
+            .filter_map(|part| match part {
+                Part::Text(text) => Some(*text),
+                Part::Image(_) => None,
+            })
+            .collect();
+        let (images, text) = (parts.len() - texts.len(), texts.join("\n"));
+        if images == 0 {
             return Ok(text);
         }
-        let kind = part
-            .get("type")
-            .and_then(Value::as_str)
-            .ok_or_else(|| self.error(field(".type"), "a content part must have a type"))?;
-        let key = match kind {
-            "text" | "input_text" | "output_text" => "text",
-            "refusal" => "refusal",
-            "thinking" => "thinking",
-            _ => {
-                let reason = format!("this model takes text only, but the part is of type \"{kind}\"");
-                return Err(self.error(field(""), reason));
-            }
-        };
-        part.get(key).and_then(Value::as_str).ok_or_else(|| self.error(field(&format!(".{key}")), "must be a string"))
+        let image = self.image.ok_or_else(|| self.error(".content", "the chat template takes no images"))?;
+        let written = text.matches(image).count();
+        let missing = images
+            .checked_sub(written)
+            .ok_or_else(|| self.error(".content", format!("{written} placeholders for images, but {images} images")))?;
+        let mut lines = vec![image; missing];
+        lines.extend((!text.is_empty()).then_some(text.as_str()));
+        Ok(lines.join("\n"))
     }
 
     /// Converts tool calls. Returns `None` without calls, because an empty list would send some templates down the
@@ -127,10 +168,12 @@ impl Message {
 
 #[cfg(test)]
 mod tests {
+    use super::super::parts::Modality;
     use super::*;
 
     fn string(message: Value) -> Result<Value, String> {
-        let normalized = normalize_messages(&[json!({"role": "user", "content": ""}), message], ContentFormat::String);
+        let normalized =
+            normalize_messages(&[json!({"role": "user", "content": ""}), message], ContentFormat::String, None);
         normalized.map(|mut messages| messages.remove(1)).map_err(|error| error.to_string())
     }
 
@@ -158,10 +201,58 @@ mod tests {
             json!({"role": "user", "content": [{"type": "output_text", "text": "a", "extra": 1}]}),
             json!({"role": "assistant", "content": null}),
         ];
-        let normalized = normalize_messages(&messages, ContentFormat::OpenAi).unwrap();
+        let normalized = normalize_messages(&messages, ContentFormat::OpenAi, None).unwrap();
         assert_eq!(normalized[0]["content"], json!([{"type": "text", "text": "hi"}]));
         assert_eq!(normalized[1]["content"], json!([{"type": "text", "text": "a"}]));
         assert_eq!(normalized[2]["content"], json!([]));
+    }
+
+    fn image(url: &str) -> Value {
+        json!({"type": "image_url", "image_url": {"url": url}})
+    }
+
+    fn with_images(parts: Value, format: ContentFormat) -> Result<Value, String> {
+        let messages = [json!({"role": "user", "content": parts})];
+        let normalized = normalize_messages(&messages, format, Some("<img>"));
+        normalized.map(|messages| messages[0]["content"].clone()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn images_stay_in_place_in_a_list_of_parts() {
+        let parts = json!([{"type": "text", "text": "a"}, image("x"), "b", image("y")]);
+        let expected = json!([
+            {"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}, {"type": "image"},
+        ]);
+        assert_eq!(with_images(parts, ContentFormat::OpenAi), Ok(expected));
+    }
+
+    #[test]
+    fn images_of_a_string_have_placeholders_in_front_or_where_the_client_wrote_them() {
+        for (parts, text) in [
+            (json!(["a", image("x"), "b", image("y")]), "<img>\n<img>\na\nb"),
+            (json!(["a <img> b", image("x")]), "a <img> b"),
+            (json!(["a <img> b", image("x"), image("y")]), "<img>\na <img> b"),
+            (json!([image("x")]), "<img>"),
+            (json!(["a <img> b"]), "a <img> b"),
+        ] {
+            assert_eq!(with_images(parts.clone(), ContentFormat::String), Ok(text.into()), "{parts}");
+        }
+        let error = with_images(json!(["<img> <img>", image("x")]), ContentFormat::String).unwrap_err();
+        assert_eq!(error, "messages[0].content: 2 placeholders for images, but 1 images");
+    }
+
+    #[test]
+    fn images_of_all_messages_are_listed_in_order() {
+        let messages = [
+            json!({"role": "system", "content": "a"}),
+            json!({"role": "user", "content": [image("x"), "b", image("y")]}),
+            json!({"role": "assistant", "content": null}),
+            json!({"role": "tool", "content": [image("z")]}),
+        ];
+        let urls: Vec<_> = image_parts(&messages).unwrap().iter().filter_map(|image| image.url).collect();
+        assert_eq!(urls, ["x", "y", "z"]);
+        let video = [json!({"role": "user", "content": [{"type": "video_url"}]})];
+        assert!(matches!(image_parts(&video), Err(TemplateError::Modality(Modality::Video))));
     }
 
     #[test]
@@ -196,8 +287,16 @@ mod tests {
             (json!({"role": "user", "content": ["a", {"text": "b"}]}), "messages[1].content[1].type: "),
             (json!({"role": "user", "content": [{"type": "text"}]}), "messages[1].content[0].text: "),
             (
+                json!({"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}),
+                "messages[1].content[0]: a part of type \"input_file\" is not supported",
+            ),
+            (
+                json!({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}),
+                "messages[1].content[0].image_url.url: must be a string",
+            ),
+            (
                 json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}),
-                "messages[1].content[0]: this model takes text only, but the part is of type \"image_url\"",
+                "messages[1].content: the chat template takes no images",
             ),
             (json!({"role": "assistant", "tool_calls": {}}), "messages[1].tool_calls: "),
             (json!({"role": "assistant", "tool_calls": [{}]}), "messages[1].tool_calls[0].function: "),

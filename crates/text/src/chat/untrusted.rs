@@ -97,7 +97,7 @@ fn render(request: &[u8]) -> Result<String, TemplateError> {
     let flag = |key: &str| request[key].as_bool().unwrap_or(false);
     let none = Map::new();
     template.render(&TemplateInput {
-        messages: &normalize_messages(list("messages").unwrap_or_default(), template.content_format())?,
+        messages: &normalize_messages(list("messages").unwrap_or_default(), template.content_format(), None)?,
         tools: list("tools"),
         documents: list("documents"),
         add_generation_prompt: flag("add_generation_prompt"),
