@@ -4,6 +4,7 @@ import itertools
 import pathlib
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,8 +19,16 @@ from processes import until  # noqa: E402
 
 # Applied compositions and objects, for the last lines of a run.
 APPLIED = {"compositions": 0, "objects": 0}
-# No two tests share a node or a namespace.
+# No two tests share a node or a namespace, not even those of two runs against one server.
+RUN = uuid.uuid4().hex[:6]
 NUMBERS = itertools.count()
+
+
+def established(api: Api) -> bool:
+    """Whether all CRDs are served. `kubectl wait` fails on one that has no conditions yet."""
+    found = api.ask("/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]
+    conditions = [{it["type"]: it["status"] for it in crd.get("status", {}).get("conditions") or []} for crd in found]
+    return all(it.get("Established") == "True" for it in conditions)
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +39,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     with control_plane(tmp_path_factory.mktemp("cluster")) as api:
         for path in sorted((PLACE / "crds").glob("*.yaml")):
             api.run(tools.KUBECTL, "apply", "--server-side", "-f", path).check_returncode()
-        api.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=120s")
+        until("the CRDs are established", lambda: established(api), limit=120, pause=0.5)
         api.apply(SURROUNDINGS)
         yield api
 
@@ -50,7 +59,7 @@ def nodes(api: Api, kubelets: Kubelets) -> Iterator[Callable[..., None]]:
 
     def add(*gpus: int) -> None:
         for count in gpus:
-            names.append(f"node-{next(NUMBERS)}")
+            names.append(f"node-{RUN}-{next(NUMBERS)}")
             add_node(api, names[-1], count)
 
     yield add
@@ -64,7 +73,7 @@ def namespace(api: Api) -> Iterator[Callable[..., str]]:
     names: list[str] = []
 
     def make(level: str = "restricted") -> str:
-        names.append(f"test-{next(NUMBERS)}")
+        names.append(f"test-{RUN}-{next(NUMBERS)}")
         labels = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "warn")}
         api.ask("/api/v1/namespaces", "POST", {"metadata": {"name": names[-1], "labels": labels}})
         return names[-1]

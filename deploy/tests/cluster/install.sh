@@ -19,7 +19,7 @@ take() {
     fi
     [ -d "$repository" ] || { echo "required and not there: the repository $name in $OCTAVO_SOURCES" >&2; exit 1; }
     mkdir -p "$into"
-    git -C "$repository" archive HEAD "$@" | tar -x -C "$into"
+    git -C "$repository" archive --worktree-attributes HEAD "$@" | tar -x -C "$into"
     commit=$(git -C "$repository" log -1 --format='%h of %cs')
     printf '%s %s\n' "$name" "$commit" >> "$place/versions"
 }
