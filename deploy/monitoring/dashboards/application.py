@@ -219,6 +219,31 @@ def lengths():
     )
 
 
+def keys():
+    refused = f"sum by (key_name, limit) (rate(octavo_key_rejections_total{{{SERVER}}}[{RATE}]))"
+    return row(
+        "API keys",
+        series(
+            "Requests by key",
+            "reqps",
+            query(rate("octavo_key_requests_total", "key_name", SERVER), "{{key_name}}"),
+            help="Refused requests included. Only keys of --api-keys-file are counted.",
+        ),
+        series(
+            "Refused by a limit of the key",
+            "reqps",
+            query(refused, "{{key_name}} {{limit}}"),
+            help="Answered 429. Each replica counts for itself.",
+        ),
+        series(
+            "Tokens by key",
+            "suffix: tok/s",
+            query(rate("octavo_key_generation_tokens_total", "key_name", SERVER), "{{key_name}} generated"),
+            query(rate("octavo_key_prompt_tokens_total", "key_name", SERVER), "{{key_name}} prompt"),
+        ),
+    )
+
+
 def processes():
     age = f"time() - process_start_time_seconds{{{SERVER}}}"
     files = f"process_open_fds{{{SERVER}}} / process_max_fds{{{SERVER}}}"
@@ -261,5 +286,6 @@ def board():
         cache(),
         device(),
         lengths(),
+        keys(),
         processes(),
     )

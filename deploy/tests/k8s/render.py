@@ -29,6 +29,7 @@ SNAPSHOTS = ["base", "production"]
 # Components that ovh/mks.md offers, and the line of the overlay that they replace.
 OFFERED = {
     "keys and traces": ("- ../../components/servicemonitor", ["servicemonitor", "api-key", "ingress-nginx-tls", "otel"]),
+    "named keys": ("- ../../components/servicemonitor", ["servicemonitor", "api-key", "api-keys-file"]),
     "a gateway": ("- ../../components/ingress-nginx", ["gateway-api", "api-key"]),
 }
 

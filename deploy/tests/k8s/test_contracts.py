@@ -113,6 +113,7 @@ def test_what_the_page_offers_can_be_added(case: str, world: World, tmp_path: pa
     given = environment(server.containers[0])
     assert given["OCTAVO_API_KEY"]["valueFrom"]["secretKeyRef"]["name"] == "octavo-api-key"
     assert ("OTEL_SERVICE_NAME" in given) == ("otel" in components)
+    assert ("OCTAVO_API_KEYS_FILE" in given) == ("api-keys-file" in components)
     assert "OCTAVO_MODEL" not in given and given["HF_HOME"]["value"] == "/models"
 
 

@@ -3,6 +3,7 @@
 import copy
 import os
 import re
+import shutil
 
 import jsonschema
 import kubernetes_validate
@@ -13,7 +14,7 @@ from yamllint.config import YamlLintConfig
 
 import crds
 import render
-from manifests import Manifests, at
+from manifests import Manifests, at, environment
 from tools import HELM
 
 VERSIONS = ["1.30", "1.34", "1.37"]
@@ -378,6 +379,20 @@ def test_a_keys_file_is_mounted_so_that_it_follows_its_secret() -> None:
     notes = render.run(HELM, "install", "octavo", render.CHART, "-n", "octavo", "--dry-run=client",
                        "--set", "apiKeysFile.secret=team-keys").stdout
     assert "with a key of the secret team-keys." in notes
+
+
+def test_the_component_of_a_keys_file_is_that_of_the_chart(tmp_path: render.pathlib.Path) -> None:
+    lines = ["resources: [octavo.yaml]", "components: [api-keys-file]"]
+    shutil.copytree(render.COMPONENTS / "api-keys-file", tmp_path / "api-keys-file")
+    (tmp_path / "octavo.yaml").write_text(render.template().stdout)
+    (tmp_path / "kustomization.yaml").write_text("\n".join(lines))
+    (own,) = render.manifests(render.kustomize(tmp_path)).servers
+    (chart,) = render.manifests(render.template("--set", "apiKeysFile.secret=octavo-keys").stdout).servers
+    for server in (own, chart):
+        assert environment(server.containers[0])["OCTAVO_API_KEYS_FILE"]["value"] == "/etc/octavo-keys/keys.yaml"
+    assert own.volumes["api-keys"] == chart.volumes["api-keys"]
+    mounts = [[one for one in it.containers[0]["volumeMounts"] if one["name"] == "api-keys"] for it in (own, chart)]
+    assert mounts[0] == mounts[1] != []
 
 
 @pytest.mark.parametrize("provider", ["none", "gke", "istio"])

@@ -3,13 +3,14 @@
 import json
 import math
 import re
+import subprocess
 
 import pytest
 
 import article
 import client
 import gpus
-from places import MONITORING, free_port
+from places import MONITORING, OCTAVO, free_port
 from processes import program, running, until
 from prometheus import scraping
 from serving import SMALL, serving
@@ -122,13 +123,54 @@ def test_the_load_is_of_every_kind(loaded):
     until("blocks are in use", lambda: server.metric("vllm:kv_cache_usage_perc") > 0.5, pause=0.01)
 
 
-@pytest.mark.parametrize(("unit", "expression"), [*theirs(), *ours()])
+def of_keys(case):
+    """Whether a query is about API keys, which the load has none of."""
+    return "octavo_key_" in case.values[1]
+
+
+@pytest.mark.parametrize(("unit", "expression"), [*theirs(), *(case for case in ours() if not of_keys(case))])
 def test_a_query_has_data_in_its_unit(loaded, unit, expression):
-    result = loaded[2].query(expression)
+    check_unit(loaded[2].query(expression), unit)
+
+
+@pytest.mark.parametrize(("unit", "expression"), [case for case in ours() if of_keys(case)])
+def test_a_query_of_keys_tells_them_apart(keyed, unit, expression):
+    result = keyed.query(expression)
+    check_unit(result, unit)
+    assert {labels["key_name"] for labels, _ in result} == {"team-a", "team-b"}
+    if "rejections" in expression:
+        limited = {labels["limit"] for labels, value in result if value > 0}
+        assert limited == {"requests_per_minute"}
+
+
+def check_unit(result, unit):
     assert result, "no data"
     low, high = RANGES[unit]
     for labels, value in result:
         assert math.isfinite(value) and low <= value <= high, f"{value} of {labels} is no value in {unit}"
+
+
+def new_key(name, *limits):
+    """The entry of a key in the file, and the key."""
+    done = subprocess.run([OCTAVO, "key", name, *limits], capture_output=True, text=True, check=True)
+    return done.stdout, done.stderr.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def keyed(model, tmp_path_factory):
+    """A Prometheus that has seen two API keys in use, of which one is limited."""
+    folder = tmp_path_factory.mktemp("keyed")
+    entries, keys = zip(new_key("team-a"), new_key("team-b", "--requests-per-minute", "1"), strict=True)
+    (folder / "keys.yaml").write_text("".join(entries))
+    with serving(*SMALL, "--api-keys-file", str(folder / "keys.yaml"), model=model) as server:
+        jobs = {"octavo": [(server.address, {"pod": "octavo-a", "namespace": "vllm"})]}
+        with scraping(folder, jobs) as prometheus:
+            until("a scrape before the load", lambda: prometheus.query("octavo_key_requests_total"), pause=0.5)
+            completion = {"prompt": "a", "max_tokens": 2}
+            asked = [server.ask(completion, Authorization=f"Bearer {key}")[0] for key in keys for _ in range(2)]
+            assert asked == [200, 200, 200, 429]
+            until("a scrape after it", lambda: prometheus.value("sum(increase(octavo_key_rejections_total[1m]))") > 0, pause=0.5)
+            yield prometheus
 
 
 @pytest.fixture(scope="module")
