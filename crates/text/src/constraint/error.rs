@@ -40,6 +40,15 @@ pub enum GrammarError {
         /// Limit.
         limit: u64,
     },
+    /// There are too many patterns of property names.
+    #[error(
+        "the JSON schema has too many patternProperties: more than {limit} pairs of them would have to be compared; \
+         combine patterns whose properties have the same schema"
+    )]
+    NamePatterns {
+        /// Limit.
+        limit: usize,
+    },
     /// Compilation exceeded the time limit.
     #[error("compiling the grammar took longer than {0:?}; simplify it")]
     TooSlow(Duration),

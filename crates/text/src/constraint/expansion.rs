@@ -5,6 +5,8 @@
 
 use std::collections::HashMap;
 
+use serde_json::Value;
+
 /// Parts of one terminal, before expansion.
 #[derive(Default)]
 struct Terminal<'a> {
@@ -35,6 +37,22 @@ pub(super) fn largest_terminal(grammar: &str) -> u64 {
     terminals.keys().map(|name| size(name, &terminals, &mut sizes)).max().unwrap_or(0)
 }
 
+/// Returns the values that follow `%json` in a grammar. llguidance reports those that are not JSON.
+pub(super) fn embedded_schemas(grammar: &str) -> Vec<Value> {
+    let (mut rest, mut schemas) = (grammar, Vec::new());
+    while let Some((word, after)) = next_word(rest) {
+        rest = after;
+        if word == EMBEDDED {
+            let mut values = serde_json::Deserializer::from_str(after).into_iter();
+            if let Some(Ok(value)) = values.next() {
+                schemas.push(value);
+                rest = &after[values.byte_offset()..];
+            }
+        }
+    }
+    schemas
+}
+
 /// Counts the parts of one terminal. It is iterative, because a chain of names may be as long as the grammar.
 fn size<'a>(name: &'a str, terminals: &HashMap<&'a str, Terminal<'a>>, sizes: &mut HashMap<&'a str, u64>) -> u64 {
     let mut stack = vec![(name, false)];
@@ -54,13 +72,17 @@ fn size<'a>(name: &'a str, terminals: &HashMap<&'a str, Terminal<'a>>, sizes: &m
     sizes.get(name).copied().unwrap_or(0)
 }
 
-/// Returns the next name, literal or regex, and the rest. Everything between them is ignored.
+/// Directive that precedes a JSON Schema.
+const EMBEDDED: &str = "%json";
+
+/// Returns the next name, literal, regex or [`EMBEDDED`], and the rest. Everything between them is ignored.
 fn next_word(text: &str) -> Option<(&str, &str)> {
     let mut rest = text;
     loop {
         let first = rest.chars().next()?;
         let end = match first {
             '"' => quoted(rest, '"'),
+            '%' if rest.starts_with(EMBEDDED) => EMBEDDED.len(),
             '/' if rest.starts_with("//") => {
                 rest = rest.split_once('\n')?.1;
                 continue;
@@ -136,6 +158,13 @@ mod tests {
         assert_eq!(largest_terminal(&format!("start: T79\nT0: \"a\"\n{doubled}")), u64::MAX);
         let chain: String = (1..100_000).map(|i| format!("T{i}: T{}\n", i - 1)).collect();
         assert!(largest_terminal(&format!("T0: \"a\"\n{chain}")) <= 100_000);
+    }
+
+    #[test]
+    fn embedded_schemas_are_found_outside_of_literals() {
+        let grammar =
+            "start: %json{\"a\": \"%json 1\"} B %json [2] \"%json 3\" /%json 4/ // %json 5\nB: \"b\"\nc: %json";
+        assert_eq!(embedded_schemas(grammar), [serde_json::json!({"a": "%json 1"}), serde_json::json!([2])]);
     }
 
     proptest! {

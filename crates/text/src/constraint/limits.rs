@@ -25,6 +25,8 @@ pub struct GrammarLimits {
     pub pattern_branches: u64,
     /// Size in bytes of a pattern of property names that has others beside it, with which it is intersected.
     pub name_pattern_bytes: usize,
+    /// Number of pairs of patterns of property names that are compared, up to 0.2 ms each.
+    pub name_pattern_pairs: usize,
     /// Wall time of one compilation. Specifications within the other limits compile much faster.
     pub compile_time: Duration,
     /// Number of concurrent compilations, apart from those that have taken long.
@@ -56,6 +58,7 @@ impl Default for GrammarLimits {
             compile_fuel: 1_000_000,
             pattern_branches: 100,
             name_pattern_bytes: 1000,
+            name_pattern_pairs: 50_000,
             compile_time: Duration::from_secs(10),
             compile_threads: 2,
             slow_after: Duration::from_millis(200),

@@ -4,7 +4,7 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::regex_to_lark;
 use serde_json::{Value, json};
 
-use super::expansion::largest_terminal;
+use super::expansion::{embedded_schemas, largest_terminal};
 use super::schema::{JsonStyle, Schemas, prepare};
 use super::{GrammarError, GrammarLimits, gbnf, structural_tag};
 
@@ -165,6 +165,10 @@ pub(super) fn lark(grammar: &str, limits: &GrammarLimits) -> Result<String, Gram
     let lark = if gbnf::is_ebnf(grammar) { gbnf::to_lark(grammar, limits)? } else { grammar.to_owned() };
     if largest_terminal(&lark) > limits.grammar_symbols as u64 {
         return Err(GrammarError::TooLarge { what: "grammar", limit: limits.grammar_symbols });
+    }
+    // llguidance reduces these schemas itself, but with fewer limits.
+    for schema in embedded_schemas(&lark) {
+        prepare(&schema, &JsonStyle::default(), limits)?;
     }
     Ok(lark)
 }

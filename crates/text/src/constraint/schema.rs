@@ -6,6 +6,7 @@
 
 mod keywords;
 mod links;
+mod names;
 mod patterns;
 mod reference;
 
@@ -15,6 +16,7 @@ use serde_json::{Map, Value, json};
 
 use self::keywords::{Kind, demands_nothing, kind};
 use self::links::Links;
+use self::names::NamePatterns;
 use self::reference::{Document, only_reference};
 use super::{GrammarError, GrammarLimits};
 
@@ -65,6 +67,7 @@ pub(super) struct Schemas<'a> {
     definitions: Map<String, Value>,
     /// Distinct divisors found so far.
     divisors: Vec<u64>,
+    name_patterns: NamePatterns,
     nodes: usize,
     levels: usize,
 }
@@ -77,6 +80,7 @@ impl<'a> Schemas<'a> {
             targets: HashMap::new(),
             definitions: Map::new(),
             divisors: Vec::new(),
+            name_patterns: NamePatterns::default(),
             nodes: 0,
             levels: 0,
         }
@@ -113,6 +117,7 @@ impl<'a> Schemas<'a> {
         let Value::Object(mut root) = root else {
             return Err(GrammarError::Schema("the schema is false, so no text satisfies it".to_owned()));
         };
+        self.name_patterns.check(self.limits)?;
         if !self.definitions.is_empty() {
             root.insert("$defs".to_owned(), Value::Object(self.definitions));
         }
@@ -192,6 +197,7 @@ impl<'d> Walk<'_, '_, 'd> {
             self.path.pop();
         }
         self.unevaluated(object, &mut out)?;
+        self.schemas.name_patterns.add(object, &out);
         let named = object.contains_key("properties") || object.contains_key("patternProperties");
         if self.schemas.style.close_objects && named && !object.contains_key("additionalProperties") {
             out.insert("additionalProperties".to_owned(), Value::Bool(false));

@@ -106,6 +106,65 @@ fn schemas() -> Vec<(&'static str, Value)> {
     ]
 }
 
+/// Returns patterns that are expensive to intersect: after each letter a, every one of them goes on in two ways.
+fn gaps(count: usize) -> Vec<String> {
+    (0..count).map(|length| format!("a.{{{length}}}b")).collect()
+}
+
+fn terminals_of_gaps() -> Vec<String> {
+    gaps(30).iter().map(|gap| format!("/.*{gap}.*/")).collect()
+}
+
+/// Schemas in which many patterns apply to one value or to one name.
+fn intersections() -> Vec<(&'static str, Value)> {
+    let all = |schemas: Vec<Value>| json!({"allOf": schemas});
+    let each = |wrap: &dyn Fn(Value) -> Value| all(gaps(30).iter().map(|gap| wrap(json!({"pattern": gap}))).collect());
+    let link = |(index, gap)| {
+        let next = json!({"$ref": format!("#/$defs/d{}", index + 1)});
+        (format!("d{index}"), json!({"allOf": [next, {"pattern": gap}]}))
+    };
+    let mut linked: Map<String, Value> = gaps(30).into_iter().enumerate().map(link).collect();
+    linked.insert("d30".to_owned(), json!({"type": "string"}));
+    let either = |gap: &String| json!({"anyOf": [{"pattern": gap}, {"pattern": format!("{gap}c")}]});
+    let named = |names: Vec<String>| names.into_iter().map(|name| (name, json!({}))).collect::<Map<_, _>>();
+    let formats = ["date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+    vec![
+        ("30 patterns", each(&|pattern| pattern)),
+        (
+            "30 patterns of strings",
+            each(&|mut pattern| {
+                pattern["type"] = json!("string");
+                pattern["minLength"] = json!(3);
+                pattern
+            }),
+        ),
+        ("30 patterns of a property", each(&|pattern| json!({"properties": {"a": pattern}}))),
+        ("30 patterns of items", each(&|pattern| json!({"items": pattern}))),
+        ("30 patterns of other properties", each(&|pattern| json!({"additionalProperties": pattern}))),
+        ("30 patterns in nested lists", json!({"anyOf": [each(&|pattern| all(vec![pattern])), {"type": "null"}]})),
+        ("30 patterns through references", json!({"$ref": "#/$defs/d0", "$defs": linked})),
+        ("unions of patterns", all(gaps(30).iter().map(either).collect())),
+        (
+            "formats and patterns",
+            all(formats
+                .iter()
+                .map(|format| json!({"format": format}))
+                .chain(gaps(5).iter().map(|gap| json!({"pattern": gap})))
+                .collect()),
+        ),
+        (
+            "10000 disjoint names",
+            json!({"type": "object", "patternProperties": named((0..10_000).map(|i| format!("^a{i}x")).collect())}),
+        ),
+        (
+            "names of several schemas",
+            all((0..300)
+                .map(|i| json!({"type": "object", "patternProperties": named(vec![format!("^a{i}x")])}))
+                .collect()),
+        ),
+    ]
+}
+
 fn others() -> Vec<(&'static str, GrammarSpec)> {
     let regex = |text: &str| GrammarSpec::Regex(text.to_owned());
     let grammar = GrammarSpec::Grammar;
@@ -119,6 +178,24 @@ fn others() -> Vec<(&'static str, GrammarSpec)> {
         ("words that begin alike", regex("((a|ab|abc|abcd)*c){50}")),
         ("classes of classes", regex(&r"([\p{L}&&[^a]]|\p{N}|\w){1,500}".repeat(20))),
         ("intersections", grammar("start: T\nT: /.*a.{40}b.*/ & /.*c.{40}d.*/ & ~/.*e.{40}f.*/".to_owned())),
+        ("30 intersections", grammar(format!("start: T\nT: {}", terminals_of_gaps().join(" & ")))),
+        (
+            "30 intersections through names",
+            grammar(
+                terminals_of_gaps()
+                    .iter()
+                    .enumerate()
+                    .map(|(i, gap)| format!("T{}: T{i} & {gap}\n", i + 1))
+                    .chain(["T0: /(?s:.*)/\nstart: T30".to_owned()])
+                    .collect(),
+            ),
+        ),
+        ("30 patterns in a grammar", grammar(format!("start: \"x\" %json {}", intersections()[0].1))),
+        ("30 negations", grammar(format!("start: T\nT: ~{}", terminals_of_gaps().join(" & ~")))),
+        ("a negated union", grammar(format!("start: T\nT: ~({})", terminals_of_gaps().join(" | ")))),
+        ("repeated gaps", grammar("start: T\nT: (/.*a.{20}b/){1000}".to_owned())),
+        ("counted rules", grammar("start: a{1,1000}\na: b{1,1000}\nb: /[a-z]{1,1000}/ | c{1000}\nc: \"x\"".to_owned())),
+        ("many large classes", regex(&r"\p{L}".repeat(50_000))),
         (
             "many rules",
             grammar(
@@ -195,6 +272,13 @@ fn endure(ground: &Ground, name: &str, spec: &GrammarSpec) {
 #[test]
 fn hostile_schemas_end() {
     for (name, document) in schemas() {
+        endure(&GROUND, name, &schema(document));
+    }
+}
+
+#[test]
+fn hostile_intersections_end() {
+    for (name, document) in intersections() {
         endure(&GROUND, name, &schema(document));
     }
 }
