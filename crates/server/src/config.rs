@@ -76,6 +76,8 @@ pub struct ConnectionLimits {
     pub write_stall_timeout: Duration,
     /// Maximum number of headers of a request, up to 10 000.
     pub max_headers: usize,
+    /// Maximum number of open connections. Requests on further ones are refused, except for probes.
+    pub max_connections: usize,
 }
 
 impl Default for ConnectionLimits {
@@ -94,6 +96,8 @@ impl Default for ConnectionLimits {
             // implies a minimum rate of about a kilobyte per second.
             write_stall_timeout: Duration::from_secs(120),
             max_headers: 256,
+            // Many times the requests that one engine runs, and at most some gigabytes of heads and socket buffers.
+            max_connections: 16_384,
         }
     }
 }

@@ -224,6 +224,12 @@ impl ApiError {
         Self::new(StatusCode::NOT_IMPLEMENTED, "NotImplementedError", message)
     }
 
+    /// 503: no further connection is allowed.
+    pub(crate) fn too_many_connections() -> Self {
+        let error = Self::unavailable("The server has too many open connections. Please retry later.");
+        Self { retry_after: Some(Duration::from_secs(1)), ..error }
+    }
+
     /// 503: the server is shutting down.
     pub(crate) fn shutting_down() -> Self {
         Self::unavailable("The server is shutting down.")

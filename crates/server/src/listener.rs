@@ -2,20 +2,24 @@
 
 use std::io;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::middleware::from_fn;
+use axum::extract::Request;
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::config::ConnectionLimits;
+use crate::error::ApiError;
 use crate::host;
 use crate::sockets::{Accepted, Listener};
 
@@ -25,26 +29,49 @@ const MOST_HEADERS: usize = 10_000;
 /// Pause of the listener when the system has no file descriptor or memory for another connection.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(50);
 
+/// Number of connections beyond the limit that are answered at the same time. Still further ones are closed at once.
+const SPARE: usize = 64;
+
+/// Time limit of a connection beyond the limit, for the request and for the answer.
+const SPARE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Paths that are served beyond the limit: otherwise many connections would make an orchestrator restart the server.
+const PROBES: [&str; 4] = ["/health", "/live", "/metrics", "/ping"];
+
 /// The open connections; the kernel holds those that wait to be accepted. Dropping the value closes all of them.
 pub(crate) struct Connections {
     tasks: JoinSet<()>,
     limits: ConnectionLimits,
+    /// A permit for each connection within the limit.
+    free: Arc<Semaphore>,
+    /// A permit for each connection beyond it.
+    spare: Arc<Semaphore>,
+    /// Whether the last connection was beyond the limit.
+    full: bool,
     /// Whether connections close after the current request.
     closing: watch::Sender<bool>,
 }
 
 impl Connections {
     pub(crate) fn new(limits: ConnectionLimits) -> Self {
-        Self { tasks: JoinSet::new(), limits, closing: watch::Sender::new(false) }
+        Self {
+            tasks: JoinSet::new(),
+            limits,
+            free: Arc::new(Semaphore::new(limits.max_connections.min(Semaphore::MAX_PERMITS))),
+            spare: Arc::new(Semaphore::new(SPARE)),
+            full: false,
+            closing: watch::Sender::new(false),
+        }
     }
 
     /// Accepts connections until the listener fails, and returns the error.
     pub(crate) async fn accept(&mut self, listener: &Listener, router: &Router) -> io::Error {
+        let probes = router.clone().layer(from_fn(refuse_all_but_probes)).layer(from_fn(host::check));
         let router = router.clone().layer(from_fn(host::check));
         loop {
             tokio::select! {
                 accepted = listener.accept() => match accepted {
-                    Ok(accepted) => self.open(accepted, router.clone()),
+                    Ok(accepted) => self.open(accepted, &router, &probes),
                     Err(error) => match Failure::of(&error) {
                         Failure::Connection => {}
                         Failure::Exhausted => {
@@ -60,9 +87,27 @@ impl Connections {
         }
     }
 
-    fn open(&mut self, accepted: Accepted, router: Router) {
-        let (limits, closing) = (self.limits, self.closing.subscribe());
-        self.tasks.spawn(serve(accepted, router, limits, closing));
+    /// Serves a connection with `router`, or with `probes` beyond the limit.
+    fn open(&mut self, accepted: Accepted, router: &Router, probes: &Router) {
+        let (mut limits, closing) = (self.limits, self.closing.subscribe());
+        let (permit, router) = match Arc::clone(&self.free).try_acquire_owned() {
+            Ok(permit) => (permit, router),
+            Err(_) => {
+                if !self.full {
+                    tracing::warn!(limit = limits.max_connections, "refusing connections: see --max-connections");
+                }
+                limits.head_timeout = limits.head_timeout.min(SPARE_TIMEOUT);
+                limits.write_stall_timeout = limits.write_stall_timeout.min(SPARE_TIMEOUT);
+                let Ok(permit) = Arc::clone(&self.spare).try_acquire_owned() else { return };
+                (permit, probes)
+            }
+        };
+        self.full = Arc::ptr_eq(permit.semaphore(), &self.spare);
+        let serving = serve(accepted, router.clone(), limits, !self.full, closing);
+        self.tasks.spawn(async move {
+            serving.await;
+            drop(permit);
+        });
     }
 
     /// Asks every connection to close after the current request.
@@ -102,7 +147,22 @@ impl Failure {
     }
 }
 
-async fn serve(accepted: Accepted, router: Router, limits: ConnectionLimits, mut closing: watch::Receiver<bool>) {
+/// Answers a request on a connection beyond the limit.
+async fn refuse_all_but_probes(request: Request, next: Next) -> Response {
+    if PROBES.contains(&request.uri().path()) {
+        return next.run(request).await;
+    }
+    ApiError::too_many_connections().into_response()
+}
+
+/// Serves one connection: one request, or several with `keep_alive`.
+async fn serve(
+    accepted: Accepted,
+    router: Router,
+    limits: ConnectionLimits,
+    keep_alive: bool,
+    mut closing: watch::Receiver<bool>,
+) {
     let peer = accepted.peer();
     let opened = tokio::select! {
         // In this order, so that an accepted connection without a handshake is served although the shutdown has begun.
@@ -124,6 +184,7 @@ async fn serve(accepted: Accepted, router: Router, limits: ConnectionLimits, mut
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
+        .keep_alive(keep_alive)
         .header_read_timeout(limits.head_timeout)
         .max_buf_size(limits.max_head_bytes.max(8 << 10))
         .max_headers(limits.max_headers.min(MOST_HEADERS))

@@ -107,6 +107,11 @@ pub(crate) struct NetworkArgs {
     #[arg(long, value_parser = values::count, value_name = "N")]
     pub(crate) h11_max_header_count: Option<usize>,
 
+    /// Maximum number of open connections. Requests on further ones are answered with 503, except for probes and metrics
+    /// [default: 16384].
+    #[arg(long, value_parser = values::count, value_name = "N")]
+    pub(crate) max_connections: Option<usize>,
+
     /// Seconds that running requests get to finish after the first SIGTERM or SIGINT, the lag included; 0 ends them at
     /// once. A second signal, more than a second after the first, ends the server at once.
     #[arg(long, default_value_t = 25.0, value_parser = values::seconds, value_name = "SECONDS")]

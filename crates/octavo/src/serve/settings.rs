@@ -201,6 +201,9 @@ fn connection(network: &NetworkArgs, environment: &Environment<'_>) -> Result<Co
     if let Some(fields) = network.h11_max_header_count {
         connection.max_headers = fields;
     }
+    if let Some(connections) = network.max_connections {
+        connection.max_connections = connections;
+    }
     Ok(connection)
 }
 

@@ -278,6 +278,60 @@ async fn heads_are_bounded_in_bytes_and_in_fields() {
     assert_eq!(ask(&server, many(8)).await, 200);
 }
 
+#[tokio::test]
+async fn connections_beyond_the_limit_get_only_probes() {
+    let mut setup = Setup::default();
+    setup.config.connection.max_connections = 2;
+    let server = setup.start().await;
+    // Each has sent a part of a head, and the answers below show that both were accepted before.
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let mut socket = TcpStream::connect(server.address()).await.unwrap();
+        socket.write_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n").await.unwrap();
+        held.push(socket);
+    }
+    let refused = server.raw("GET /v1/models", &[]).await;
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")), "{refused:?}");
+    assert_eq!(refused.header("connection"), Some("close"));
+    assert!(refused.body.contains("too many open connections"), "{}", refused.body);
+    for path in ["/live", "/health", "/metrics"] {
+        assert_eq!(server.raw(&format!("GET {path}"), &[]).await.status, 200, "{path}");
+    }
+    // The connections within the limit go on, and make room at their end.
+    let mut first = held.remove(0);
+    first.write_all(b"connection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    first.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let served = async { while server.raw("GET /v1/models", &[]).await.status != 200 {} };
+    tokio::time::timeout(Duration::from_secs(60), served).await.unwrap();
+}
+
+#[tokio::test]
+async fn any_number_of_connections_beyond_the_limit_leaves_the_served_ones_alone() {
+    let mut setup = Setup::default();
+    setup.config.connection.max_connections = 1;
+    let server = setup.start().await;
+    let mut held = TcpStream::connect(server.address()).await.unwrap();
+    held.write_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n").await.unwrap();
+    let mut silent = Vec::new();
+    for _ in 0..200 {
+        silent.push(TcpStream::connect(server.address()).await.unwrap());
+    }
+    let ended = async {
+        let mut byte = [0];
+        for socket in &mut silent {
+            // Closed at once or after the short time limit, which may reset the connection.
+            while socket.read(&mut byte).await.is_ok_and(|read| read > 0) {}
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), ended).await.unwrap();
+    held.write_all(b"connection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    held.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
 /// Begins the upload of `announced` bytes, of which it sends `sent`.
 async fn upload(server: &TestServer, announced: usize, sent: usize) -> TcpStream {
     let mut socket = TcpStream::connect(server.address()).await.unwrap();

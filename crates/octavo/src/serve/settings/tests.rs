@@ -175,6 +175,7 @@ fn bodies_as_large_as_allowed_have_room() {
         (1000, ConnectionLimits::default().max_buffered_bytes)
     );
     assert_eq!(of(&["--max-response-bytes", "1000"]).max_response_bytes, 1000);
+    assert_eq!(of(&["--max-connections", "10"]).max_connections, 10);
     let large = of(&["--max-body-bytes", "1000000000"]);
     assert_eq!((large.max_body_bytes, large.max_buffered_bytes), (1_000_000_000, 4_000_000_000));
 }
