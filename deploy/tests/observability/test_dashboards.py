@@ -25,6 +25,8 @@ RANGES = {
     "s": (0, 60),
     "percent": (0, 100),
     "percentunit": (0, 1),
+    # An overspent budget is negative, by a multiple of the small share that it allows.
+    "budget": (-1000, 1),
     "Bps": (0, 1e11),
     "flops": (0, 1e15),
     "bytes": (1e6, 1e13),
@@ -67,6 +69,7 @@ def ours():
                 unit = units.get(column, panel["fieldConfig"]["defaults"]["unit"])
                 # A heat map's unit is that of its axis; its values are counts.
                 unit = "short" if panel["type"] == "heatmap" else unit
+                unit = "budget" if panel["title"] == "Budget left" else unit
                 expression = with_values(target["expr"])
                 yield pytest.param(unit, expression, id=f"{path.stem}-{panel['id']}{target['refId']}-{panel['title']}")
 
