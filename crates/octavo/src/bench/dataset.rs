@@ -247,7 +247,7 @@ impl Local {
         let template = self.template.as_ref().context(
             "the model of --tokenizer has no chat template; send the prompts as they are with --skip-chat-template",
         )?;
-        let messages = normalize_messages(messages.as_array().map_or(&[], Vec::as_slice), ContentFormat::String)?;
+        let messages = normalize_messages(messages.as_array().map_or(&[], Vec::as_slice), ContentFormat::String, None)?;
         let kwargs = Map::new();
         let text = template.render(&TemplateInput {
             messages: &messages,
