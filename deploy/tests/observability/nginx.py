@@ -51,7 +51,7 @@ http {{
     # The same, impatient: what a read timeout does is seen without waiting five minutes.
     server {{
         listen 127.0.0.1:{impatient_port};
-        proxy_read_timeout 500ms;
+        proxy_read_timeout 1500ms;
         location / {{ proxy_pass {scheme}://octavo; {tls} }}
     }}
 }}

@@ -104,14 +104,14 @@ def test_the_read_timeout_cuts_silence_and_the_server_sees_it(server, nginx):
     begin = time.monotonic()
     status, _, _ = client.post(nginx.impatient_port, long)
     took = time.monotonic() - begin
-    assert status == 504 and 0.4 < took < 2, (status, took)
+    assert status == 504 and 1.4 < took < 3.5, (status, took)
     until("aborted", lambda: aborted(server) == before + 1, limit=5)
     server.idle()
 
 
 def test_the_read_timeout_spares_a_stream(server, nginx):
-    answer = client.stream(nginx.impatient_port, "Go on", 10_000)
-    assert answer.times[-1] > 0.7, "too quick to tell"
+    answer = client.stream(nginx.impatient_port, "Go on", 40_000)
+    assert answer.times[-1] > 1.7, "too quick to tell"
     assert answer.finish == "length"
 
 
