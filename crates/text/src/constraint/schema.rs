@@ -263,12 +263,7 @@ impl<'d> Walk<'_, '_, 'd> {
         let mut out = Map::new();
         for (name, schema) in map {
             if key == "patternProperties" {
-                let limits = self.schemas.limits;
-                super::lower::check_regex(name, limits)?;
-                if map.len() > 1 && name.len() > limits.name_pattern_bytes {
-                    let (bytes, limit) = (name.len(), limits.name_pattern_bytes);
-                    return Err(self.wrong_type(&format!("patterns of at most {limit} bytes; one has {bytes}")));
-                }
+                super::lower::check_regex(name, self.schemas.limits)?;
             }
             self.path.push(Step::Key(name));
             out.insert(name.clone(), self.schema(schema, resource)?);

@@ -16,6 +16,8 @@ pub(super) struct NamePatterns {
     distinct: HashSet<String>,
     /// Pairs of patterns of the same `patternProperties`.
     pairs: usize,
+    /// Length in bytes of the longest pattern that has others in the same `patternProperties`.
+    longest: usize,
     /// Number of schemas that are intersected with others.
     intersected: usize,
 }
@@ -26,6 +28,9 @@ impl NamePatterns {
         if let Some(Value::Object(named)) = schema.get("patternProperties") {
             self.pairs = self.pairs.saturating_add(pairs(named.len()));
             self.distinct.extend(named.keys().cloned());
+            if named.len() > 1 {
+                self.longest = named.keys().map(String::len).max().unwrap_or(0).max(self.longest);
+            }
         }
         let applicators = ["$ref", "anyOf", "oneOf"].into_iter().filter(|key| reduced.contains_key(*key)).count();
         let all = reduced.get("allOf").and_then(Value::as_array).map_or(0, Vec::len);
@@ -37,8 +42,16 @@ impl NamePatterns {
     }
 
     /// # Errors
-    /// Returns an error if there are too many comparisons.
+    /// Returns an error if there are too many comparisons, or one of them is of a pattern that is too long.
     pub(super) fn check(&self, limits: &GrammarLimits) -> Result<(), GrammarError> {
+        let meet = self.intersected > 0 && self.distinct.len() > 1;
+        let longest = if meet { self.distinct.iter().map(String::len).max().unwrap_or(0) } else { self.longest };
+        if longest > limits.name_pattern_bytes {
+            return Err(GrammarError::Schema(format!(
+                "a pattern of property names has {longest} bytes; at most {} are allowed if it meets others",
+                limits.name_pattern_bytes
+            )));
+        }
         let again = pairs(self.distinct.len()).saturating_mul(self.intersected);
         if self.pairs.saturating_add(again) > limits.name_pattern_pairs {
             return Err(GrammarError::NamePatterns { limit: limits.name_pattern_pairs });
@@ -80,6 +93,21 @@ mod tests {
         let objects = |count: usize| (0..count).map(|_| names(0..100)).collect::<Vec<_>>();
         assert!(is_allowed(&json!({"anyOf": objects(5)})));
         assert!(!is_allowed(&json!({"anyOf": objects(50)})));
+    }
+
+    #[test]
+    fn a_long_pattern_may_not_meet_others() {
+        let named = |name: &str| json!({"patternProperties": {name: {}}});
+        let prepared = |schema: Value| prepare(&schema, &JsonStyle::default(), &GrammarLimits::default());
+        let long = format!("^{}$", "a".repeat(1000));
+        assert!(prepared(named(&long)).is_ok());
+        assert!(prepared(json!({"prefixItems": [named(&long), named("b")]})).is_ok());
+        for schema in
+            [json!({"patternProperties": {&*long: {}, "b": {}}}), json!({"allOf": [named(&long), named("b")]})]
+        {
+            let error = prepared(schema).unwrap_err();
+            assert!(matches!(&error, GrammarError::Schema(reason) if reason.contains("1002 bytes")), "{error}");
+        }
     }
 
     #[test]
