@@ -121,7 +121,8 @@ fn authorities(path: &std::path::Path) -> Result<RootCertStore, String> {
     if roots.is_empty() { Err("it holds no certificate".to_owned()) } else { Ok(roots) }
 }
 
-fn invalid() -> MediaError {
+/// The error of a URL that cannot be used.
+pub(super) fn invalid() -> MediaError {
     MediaError::Fetch("Invalid URL format".to_owned())
 }
 

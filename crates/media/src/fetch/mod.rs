@@ -106,7 +106,7 @@ impl Fetcher {
                 Ok(File { bytes: bytes.into(), _lease: lease })
             }
             Some("http" | "https") => {
-                let url = Url::parse(source).map_err(|_| MediaError::Fetch("Invalid URL format".to_owned()))?;
+                let url = Url::parse(source).map_err(|_| client::invalid())?;
                 self.fetch_http(&url).await
             }
             Some("file") => {

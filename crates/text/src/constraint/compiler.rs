@@ -101,11 +101,9 @@ impl GrammarCompiler {
         limits: GrammarLimits,
     ) -> Result<Self, GrammarError> {
         let env = vocabulary::token_env(tokenizer, vocab_size, eos_token_ids)?;
-        let mut factory =
-            ParserFactory::new_simple(&env).map_err(|error| GrammarError::Vocabulary(error.to_string()))?;
+        let factory = ParserFactory::new_simple(&env).map_err(|error| GrammarError::Vocabulary(error.to_string()))?;
         // By default llguidance neither inserts tokens for the model nor takes tokens back; this is required here.
         debug_assert!(!InferenceCapabilities::default().ff_tokens);
-        factory.quiet();
         let (cached, bytes) = (limits.cached_grammars, limits.cached_spec_bytes);
         let eos = eos_token_ids.into();
         let shared = Shared { factory, limits, eos, running: Mutex::default(), ended: Condvar::new() };

@@ -14,6 +14,9 @@ type Bytes = [u64; 4];
 
 const ALL: Bytes = [u64::MAX; 4];
 
+/// The name of the variant of intersections.
+const INTERSECTION: &str = "And";
+
 /// How an expression branches. A branch is a part of a derivative; branches count together if the same byte takes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Branches {
@@ -25,14 +28,17 @@ struct Branches {
     /// No text is the beginning of another one, and there is one branch for every byte. Such an expression ends all its
     /// branches at the same time, so those of what follows do not add up.
     aligned: bool,
-    intersection: bool,
 }
 
 /// Returns an upper bound for the number of branches of an intersection by one byte: 1 without intersections.
 pub(super) fn branches(lexer: &LexerSpec) -> u64 {
-    let exprs = lexer.regex_builder.exprset();
-    let all = Branches::all(exprs);
-    all.iter().filter(|branches| branches.intersection).map(|branches| branches.any).max().unwrap_or(1)
+    let mut most = 1;
+    Branches::all(lexer.regex_builder.exprset(), |kind, branches| {
+        if kind == INTERSECTION {
+            most = most.max(branches.any);
+        }
+    });
+    most
 }
 
 /// Returns an upper bound for the number of branches of a pattern of a JSON schema by one byte. A pattern that is
@@ -40,19 +46,21 @@ pub(super) fn branches(lexer: &LexerSpec) -> u64 {
 pub(super) fn branches_of(pattern: &str) -> u64 {
     let mut builder = RegexBuilder::new();
     match builder.mk_regex_for_serach(pattern) {
-        Ok(expr) => Branches::all(builder.exprset())[expr.as_usize()].any,
+        Ok(expr) => Branches::all(builder.exprset(), |_, _| {})[expr.as_usize()].any,
         Err(_) => pattern.len().max(1) as u64,
     }
 }
 
 impl Branches {
-    /// Returns the branches of every expression, by its number.
-    fn all(exprs: &ExprSet) -> Vec<Self> {
+    /// Returns the branches of every expression, by its number. `visit` gets each with the name of its kind.
+    fn all(exprs: &ExprSet, mut visit: impl FnMut(&str, &Self)) -> Vec<Self> {
         // Operands are created before the expressions that have them. The first expression is a placeholder.
         let mut known = vec![Self::default(); exprs.len()];
         for id in 1..exprs.len() {
             let expr = ExprRef::new(id as u32);
-            known[id] = Self::of(exprs, expr, &format!("{:?}", exprs.get_tag(expr)), &known);
+            let kind = format!("{:?}", exprs.get_tag(expr));
+            known[id] = Self::of(exprs, expr, &kind, &known);
+            visit(&kind, &known[id]);
         }
         known
     }
@@ -70,13 +78,11 @@ impl Branches {
                 let union = operands.fold(Self { aligned: true, ..Self::default() }, Self::or);
                 Self { aligned: union.aligned && !nullable, ..union }
             }
-            "And" => Self { intersection: true, ..operands.fold(Self::ONE, Self::and) },
+            INTERSECTION => operands.fold(Self::ONE, Self::and),
             // The branches of a complement exclude each other.
             "Not" => Self::ONE,
             "Repeat" => operands.next().map_or(Self::UNKNOWN, Self::repeated),
-            "Lookahead" => {
-                operands.next().map_or(Self::UNKNOWN, |inner| Self { aligned: false, intersection: false, ..inner })
-            }
+            "Lookahead" => operands.next().map_or(Self::UNKNOWN, |inner| Self { aligned: false, ..inner }),
             "ByteConcat" => {
                 let after = operands.next().unwrap_or(Self::UNKNOWN);
                 Self { first: first(exprs, expr), any: after.any.max(1), aligned: after.aligned, ..Self::ONE }
@@ -90,10 +96,10 @@ impl Branches {
     }
 
     /// An expression about which nothing is known.
-    const UNKNOWN: Self = Self { first: ALL, initial: u64::MAX, any: u64::MAX, aligned: false, intersection: false };
+    const UNKNOWN: Self = Self { first: ALL, initial: u64::MAX, any: u64::MAX, aligned: false };
 
     /// An expression with one branch for every byte.
-    const ONE: Self = Self { first: ALL, initial: 1, any: 1, aligned: false, intersection: false };
+    const ONE: Self = Self { first: ALL, initial: 1, any: 1, aligned: false };
 
     /// Both in a row.
     fn then(self, after: Self, nullable: bool) -> Self {
@@ -108,7 +114,6 @@ impl Branches {
             initial,
             any: both.max(after.any).max(initial),
             aligned: self.aligned && after.aligned,
-            intersection: false,
         }
     }
 
@@ -121,7 +126,6 @@ impl Branches {
             initial,
             any: initial.max(self.any).max(other.any),
             aligned: excludes && self.aligned && other.aligned,
-            intersection: false,
         }
     }
 
@@ -131,13 +135,12 @@ impl Branches {
             initial: self.initial.saturating_mul(other.initial),
             any: self.any.saturating_mul(other.any),
             aligned: false,
-            intersection: false,
         }
     }
 
     fn repeated(self) -> Self {
         let again = if self.aligned { 0 } else { self.initial };
-        Self { any: self.any.saturating_add(again), aligned: false, intersection: false, ..self }
+        Self { any: self.any.saturating_add(again), aligned: false, ..self }
     }
 
     /// Whether no byte begins texts of both.
@@ -212,9 +215,6 @@ mod tests {
         ];
         lexer.regex_builder.mk(&RegexAst::Or(parts)).unwrap();
         let exprs = lexer.regex_builder.exprset();
-        for (id, branches) in Branches::all(exprs).into_iter().enumerate().skip(1) {
-            let expr = ExprRef::new(id as u32);
-            assert_ne!(branches, Branches::UNKNOWN, "{:?}", exprs.get_tag(expr));
-        }
+        Branches::all(exprs, |kind, branches| assert_ne!(*branches, Branches::UNKNOWN, "{kind}"));
     }
 }

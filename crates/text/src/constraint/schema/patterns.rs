@@ -101,12 +101,19 @@ impl Patterns {
 /// # Errors
 /// Returns an error if patterns that apply to the same text have more combinations than the limit.
 pub(super) fn check(schema: &Map<String, Value>, limits: &GrammarLimits) -> Result<(), GrammarError> {
-    let definitions = schema.get("$defs").and_then(Value::as_object);
-    let mut walk = Walk { definitions, known: HashMap::new(), patterns: HashMap::new() };
-    if walk.bound(schema) > limits.pattern_branches {
+    if bound(schema) > limits.pattern_branches {
         return Err(GrammarError::Intersection { what: "JSON schema", limit: limits.pattern_branches });
     }
     Ok(())
+}
+
+/// Returns the most branches at any place. A pattern that meets itself counts once, so all patterns together are a bound
+/// too.
+fn bound(schema: &Map<String, Value>) -> u64 {
+    let definitions = schema.get("$defs").and_then(Value::as_object);
+    let mut walk = Walk { definitions, known: HashMap::new(), patterns: HashMap::new() };
+    let most = walk.object(schema).most();
+    walk.patterns.values().fold(1, |all: u64, branches| all.saturating_mul(*branches)).min(most.branches)
 }
 
 struct Walk<'a> {
@@ -118,13 +125,6 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// Returns the most branches at any place. A pattern that meets itself counts once, so all patterns together are
-    /// a bound too.
-    fn bound(&mut self, schema: &'a Map<String, Value>) -> u64 {
-        let most = self.object(schema).most();
-        self.patterns.values().fold(1, |all: u64, branches| all.saturating_mul(*branches)).min(most.branches)
-    }
-
     fn schema(&mut self, schema: &'a Value) -> Patterns {
         schema.as_object().map_or_else(Patterns::none, |object| self.object(object))
     }
@@ -198,13 +198,7 @@ mod tests {
     use super::*;
 
     fn bound(schema: &Value) -> u64 {
-        let object = schema.as_object().unwrap();
-        let mut walk = Walk {
-            definitions: object.get("$defs").and_then(Value::as_object),
-            known: HashMap::new(),
-            patterns: HashMap::new(),
-        };
-        walk.bound(object)
+        super::bound(schema.as_object().unwrap())
     }
 
     #[test]
