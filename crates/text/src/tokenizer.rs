@@ -1,5 +1,6 @@
 //! Conversion between text and token ids.
 
+mod best_path;
 mod gguf;
 mod lazy;
 mod long_words;
@@ -48,6 +49,14 @@ pub enum TokenizerError {
         role: &'static str,
         /// Text of the token.
         token: String,
+    },
+    /// The text is too long for a tokenizer that cannot be interrupted.
+    #[error("this model's tokenizer takes a text of at most {limit} bytes, and the text has {bytes}; shorten it")]
+    TooLong {
+        /// Length of the text in bytes.
+        bytes: usize,
+        /// Limit.
+        limit: usize,
     },
     /// The text could not be encoded.
     #[error("the text cannot be tokenized: {0}")]

@@ -9,10 +9,11 @@ use std::borrow::Cow;
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::Value;
-use tokenizers::normalizers::unicode::NFC;
 use tokenizers::utils::SysRegex;
-use tokenizers::{AddedToken, Model, ModelWrapper, NormalizedString, Normalizer};
+use tokenizers::{AddedToken, Model, ModelWrapper, NormalizedString, Normalizer, NormalizerWrapper};
+use unicode_categories::UnicodeCategories;
 
+use super::best_path::BestPath;
 use super::long_words::LongWords;
 use super::pieces::byte_characters;
 use super::pre_tokenizer::GPT2;
@@ -34,14 +35,23 @@ pub(super) struct LazyEncoder {
     /// The character of each byte, if the model's entries are spelled in them.
     bytes: Option<Box<[char; 256]>>,
     pub(super) long_words: Option<LongWords>,
+    pub(super) best_path: Option<BestPath>,
 }
 
 /// A stage that changes the text between added tokens.
 #[derive(Debug)]
 enum Normalization {
-    Nfc,
+    /// A normaliser of the library in which no character affects what is behind one that [begins a part](begins_part).
+    Local {
+        normalizer: Box<NormalizerWrapper>,
+        /// It does not change ASCII.
+        keeps_ascii: bool,
+    },
     Prepend(String),
-    Replace { from: String, to: String },
+    Replace {
+        from: String,
+        to: String,
+    },
 }
 
 /// The replacement of spaces by a visible character, which may also be put before the text.
@@ -70,6 +80,10 @@ enum Split {
     Digits,
     /// A piece begins at each of these characters.
     Before(char),
+    /// White space is removed, and the text between it is pieces.
+    WhiteSpace,
+    /// Each punctuation character of BERT is a piece.
+    Punctuation,
 }
 
 /// Tokens that are cut out of a text before anything else.
@@ -118,8 +132,11 @@ pub(super) struct Encoding<'a, E> {
 impl LazyEncoder {
     /// The encoder with the stages of a tokenizer; `None` if one of them is unknown.
     pub(super) fn new(inner: &tokenizers::Tokenizer, entries: &[Option<String>]) -> Option<Self> {
-        if matches!(inner.get_model(), ModelWrapper::BPE(model) if model.dropout.is_some()) {
-            return None;
+        match inner.get_model() {
+            ModelWrapper::BPE(model) if model.dropout.is_some() => return None,
+            // A longer word is unknown. The search takes the square of the length of a shorter one.
+            ModelWrapper::WordPiece(model) if model.max_input_chars_per_word > WORD_PIECE_CHARACTERS => return None,
+            _ => {}
         }
         let (raw, normalized) = AddedTokens::of(inner)?;
         let mut encoder = Self {
@@ -130,6 +147,7 @@ impl LazyEncoder {
             splits: vec![],
             bytes: None,
             long_words: LongWords::new(inner.get_model(), entries),
+            best_path: BestPath::new(inner.get_model()),
         };
         for step in steps(serde_json::to_value(inner.get_normalizer()), "normalizers") {
             encoder.normalizers.push(Normalization::parse(&step)?);
@@ -161,6 +179,8 @@ impl LazyEncoder {
             }
             "Digits" if step["individual_digits"] == true => self.splits.push(Split::EachDigit),
             "Digits" => self.splits.push(Split::Digits),
+            "WhitespaceSplit" => self.splits.push(Split::WhiteSpace),
+            "BertPreTokenizer" => self.splits.extend([Split::WhiteSpace, Split::Punctuation]),
             "Split" if step["pattern"]["String"] == " " && self.replaces_spaces() => {}
             "Split" if step["behavior"] == "Isolated" && step["invert"] == false => {
                 self.splits.push(Split::Regex(SysRegex::new(step["pattern"]["Regex"].as_str()?).ok()?));
@@ -191,7 +211,7 @@ impl LazyEncoder {
 
     /// Whether nothing happens to a text but that spaces are replaced and pieces begin there.
     pub(super) fn only_replaces_spaces(&self) -> bool {
-        let known = |step: &Normalization| !matches!(step, Normalization::Nfc);
+        let known = |step: &Normalization| !matches!(step, Normalization::Local { .. });
         let at_spaces = |split: &Split| matches!(split, Split::Before(_));
         self.replaces_spaces() && self.normalizers.iter().all(known) && self.splits.iter().all(at_spaces)
     }
@@ -279,29 +299,36 @@ impl<E: From<TokenizerError>> Encoding<'_, E> {
                     text = Cow::Owned(text.replace(from, to));
                 }
                 Normalization::Replace { .. } => {}
-                Normalization::Nfc if text.is_ascii() => {}
-                Normalization::Nfc => text = Cow::Owned(self.nfc(&text)?),
+                Normalization::Local { keeps_ascii: true, .. } if text.is_ascii() => {}
+                Normalization::Local { normalizer, keeps_ascii } => {
+                    text = Cow::Owned(self.in_parts(&text, normalizer, *keeps_ascii)?);
+                }
             }
         }
         Ok(text)
     }
 
-    fn nfc(&mut self, mut text: &str) -> Result<String, Stop<E>> {
-        let mut composed = String::with_capacity(text.len());
+    fn in_parts(
+        &mut self,
+        mut text: &str,
+        normalizer: &NormalizerWrapper,
+        keeps_ascii: bool,
+    ) -> Result<String, Stop<E>> {
+        let mut normalized = String::with_capacity(text.len());
         while !text.is_empty() {
             self.wait(self.ids.len())?;
-            let end = text.char_indices().find(|&(at, c)| at >= PAUSE_BYTES && begins_composition(c));
+            let end = text.char_indices().find(|&(at, c)| at >= PAUSE_BYTES && begins_part(c));
             let (part, rest) = text.split_at(end.map_or(text.len(), |(at, _)| at));
-            if part.is_ascii() {
-                composed.push_str(part);
+            if keeps_ascii && part.is_ascii() {
+                normalized.push_str(part);
             } else {
                 let mut part = NormalizedString::from(part);
-                NFC.normalize(&mut part)?;
-                composed.push_str(part.get());
+                normalizer.normalize(&mut part)?;
+                normalized.push_str(part.get());
             }
             text = rest;
         }
-        Ok(composed)
+        Ok(normalized)
     }
 
     /// Splits a piece by the rules that are left and encodes the results.
@@ -317,13 +344,14 @@ impl<E: From<TokenizerError>> Encoding<'_, E> {
                 }
                 self.pieces(rest, &piece[done..])
             }
-            Split::EachDigit => piece.split_inclusive(char::is_numeric).try_for_each(|piece| {
-                let digit = piece.chars().next_back().filter(|last| last.is_numeric()).map_or(0, char::len_utf8);
-                let (before, digit) = piece.split_at(piece.len() - digit);
-                self.pieces(rest, before)?;
-                self.pieces(rest, digit)
-            }),
+            Split::EachDigit => self.isolate(piece, rest, char::is_numeric),
             Split::Digits => self.runs(piece, rest),
+            Split::WhiteSpace => piece.split_inclusive(char::is_whitespace).try_for_each(|piece| {
+                let word = piece.trim_end_matches(char::is_whitespace);
+                self.pieces(rest, word)?;
+                self.progress(piece.len() - word.len())
+            }),
+            Split::Punctuation => self.isolate(piece, rest, is_punctuation),
             Split::Before(character) => {
                 let mut start = 0;
                 for (at, _) in piece.match_indices(*character) {
@@ -333,6 +361,16 @@ impl<E: From<TokenizerError>> Encoding<'_, E> {
                 self.pieces(rest, &piece[start..])
             }
         }
+    }
+
+    /// Splits a piece before and after each of these characters.
+    fn isolate(&mut self, piece: &str, rest: &[Split], is_isolated: fn(char) -> bool) -> Result<(), Stop<E>> {
+        piece.split_inclusive(is_isolated).try_for_each(|piece| {
+            let last = piece.chars().next_back().filter(|last| is_isolated(*last)).map_or(0, char::len_utf8);
+            let (before, last) = piece.split_at(piece.len() - last);
+            self.pieces(rest, before)?;
+            self.pieces(rest, last)
+        })
     }
 
     /// Splits a piece where runs of numeric characters begin and end.
@@ -351,12 +389,13 @@ impl<E: From<TokenizerError>> Encoding<'_, E> {
             return Ok(());
         }
         let encoder = self.encoder;
-        match encoder.long_words.as_ref().filter(|long| long.applies_to(piece)) {
-            Some(long) => long.encode(encoder, self, piece)?,
-            None => {
-                let tokens = self.model.tokenize(&encoder.spell(piece.as_bytes()))?;
-                self.ids.extend(tokens.iter().map(|token| token.id));
-            }
+        if let Some(long) = encoder.long_words.as_ref().filter(|long| long.applies_to(piece)) {
+            long.encode(encoder, self, piece)?;
+        } else if let Some(search) = encoder.best_path.as_ref().filter(|search| search.applies_to(piece)) {
+            search.encode(self, &encoder.spell(piece.as_bytes()))?;
+        } else {
+            let tokens = self.model.tokenize(&encoder.spell(piece.as_bytes()))?;
+            self.ids.extend(tokens.iter().map(|token| token.id));
         }
         self.progress(piece.len())
     }
@@ -380,7 +419,10 @@ impl<E: From<TokenizerError>> Encoding<'_, E> {
 impl Normalization {
     fn parse(step: &Value) -> Option<Self> {
         match step["type"].as_str()? {
-            "NFC" => Some(Self::Nfc),
+            kind @ ("NFC" | "NFD" | "NFKC" | "NFKD" | "StripAccents" | "Lowercase" | "BertNormalizer") => {
+                let keeps_ascii = !matches!(kind, "Lowercase" | "BertNormalizer");
+                Some(Self::Local { normalizer: Box::new(serde_json::from_value(step.clone()).ok()?), keeps_ascii })
+            }
             "Prepend" => Some(Self::Prepend(step["prepend"].as_str()?.to_owned())),
             "Replace" => {
                 let from = step["pattern"]["String"].as_str().filter(|from| !from.is_empty())?.to_owned();
@@ -489,9 +531,17 @@ impl Tokenizer {
     }
 }
 
-/// Whether NFC never joins this character to those before it.
-fn begins_composition(c: char) -> bool {
-    c.is_ascii()
+/// The most characters of a word that a WordPiece model may look at.
+const WORD_PIECE_CHARACTERS: usize = 1000;
+
+/// Whether a character separates words in BERT's pre-tokenizer.
+fn is_punctuation(c: char) -> bool {
+    c.is_ascii_punctuation() || c.is_punctuation()
+}
+
+/// Whether no normaliser joins this character to those before it, or moves one of them behind it.
+fn begins_part(c: char) -> bool {
+    matches!(c, ' '..='~' | '\t' | '\n' | '\r')
         || matches!(c, '\u{4e00}'..='\u{9fff}' | '\u{ac00}'..='\u{d7a3}' | '\u{3041}'..='\u{3096}' | '\u{30a1}'..='\u{30fa}')
 }
 

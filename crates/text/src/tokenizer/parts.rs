@@ -23,6 +23,9 @@ use super::{Tokenizer, TokenizerError};
 /// Bytes of a part, unless the text has no boundary there: a few milliseconds of work.
 const PART_BYTES: usize = 16 << 10;
 
+/// Bytes of a text that is encoded without interruption: a few seconds of work, and more tokens than a context has.
+const WHOLE_BYTES: usize = 4 << 20;
+
 /// Time between two attempts to encode a text that cannot be interrupted.
 const RETRY: Duration = Duration::from_millis(2);
 
@@ -87,6 +90,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// Returns the error of `pause`, or that of the library, which rejects no text for the supported kinds of vocabulary.
+    /// A text of more than 4 MiB is an error if the tokenizer has stages that cannot be interrupted.
     pub fn encode_in_parts<E: From<TokenizerError>>(
         &self,
         text: &str,
@@ -165,6 +169,9 @@ impl Tokenizer {
         (add_special_tokens, wanted): (bool, Wanted),
         mut pause: impl FnMut() -> Result<(), E>,
     ) -> Result<Vec<u32>, E> {
+        if text.len() > WHOLE_BYTES {
+            return Err(TokenizerError::TooLong { bytes: text.len(), limit: WHOLE_BYTES }.into());
+        }
         let _only = loop {
             match self.parts.whole.try_lock() {
                 Ok(only) => break only,

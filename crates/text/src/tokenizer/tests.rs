@@ -68,6 +68,11 @@ impl Kind {
         {
             long.window = 16;
         }
+        if let Some(lazy) = &mut tokenizer.parts.lazy
+            && let Some(search) = &mut lazy.encoder.best_path
+        {
+            search.window = 16;
+        }
         tokenizer
     }
 }
@@ -123,6 +128,46 @@ fn sentence_piece_model(merges: &[(&str, &str)], bytes: bool) -> Value {
     bpe(characters, &owned(merges), json!({"unk_token": "<unk>", "fuse_unk": true, "byte_fallback": bytes}))
 }
 
+fn word_piece_model() -> Value {
+    let entries = [
+        "[UNK]", "a", "b", "##a", "##b", "ab", "##ab", "1", "##1", "漢", "字", ".", "'", "s", "か", "e", "##e", "g",
+        "$",
+    ];
+    let vocab: Map<String, Value> =
+        entries.iter().zip(0..).map(|(token, id)| ((*token).to_owned(), json!(id))).collect();
+    json!({"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 20,
+        "vocab": vocab})
+}
+
+/// BERT's normaliser, with each of its steps on or off.
+fn bert_normalizers() -> impl Iterator<Item = Value> {
+    (0..16).map(|bits| {
+        let flag = |bit: u32| bits >> bit & 1 == 1;
+        json!({"type": "BertNormalizer", "clean_text": flag(0), "handle_chinese_chars": flag(1), "lowercase": flag(2),
+            "strip_accents": flag(3)})
+    })
+}
+
+/// A Unigram model, which spells unknown characters in bytes if `bytes`. Two of them are one entry together.
+fn unigram_model(bytes: bool) -> Value {
+    let mut vocab = vec![json!(["<unk>", 0.0])];
+    let scores = [
+        ("▁", -2.0),
+        ("a", -3.0),
+        ("b", -3.5),
+        ("ab", -4.0),
+        ("▁a", -3.25),
+        ("1", -4.5),
+        ("漢", -6.0),
+        ("漢字", -7.0),
+        (".", -3.0),
+        ("か😀", -90.0),
+    ];
+    vocab.extend(scores.map(|(token, score)| json!([token, score])));
+    vocab.extend((0..=255_u8).filter(|_| bytes).map(|byte| json!([format!("<0x{byte:02X}>"), -8.0])));
+    json!({"type": "Unigram", "unk_id": 0, "byte_fallback": bytes, "vocab": vocab})
+}
+
 fn template() -> Value {
     json!({"type": "TemplateProcessing",
         "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
@@ -151,35 +196,61 @@ fn tokenizers() -> &'static [(String, bool, Tokenizer)] {
                 made.push((format!("{rules:?}"), at_spaces, kind.build()));
             }
         }
-        let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+        let byte_level =
+            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
         for digits in [true, false] {
             let pre_tokenizer = json!({"type": "Sequence", "pretokenizers": [
                 {"type": "Digits", "individual_digits": digits}, byte_level]});
             let model = byte_level_model(&BYTE_LEVEL_MERGES, false);
-            let kind = Kind { normalizer: Value::Null, pre_tokenizer, post_processor: byte_level.clone(), added: specials(), model };
+            let kind = Kind {
+                normalizer: Value::Null,
+                pre_tokenizer,
+                post_processor: byte_level.clone(),
+                added: specials(),
+                model,
+            };
             made.push((format!("digits {digits}"), true, kind.build()));
+        }
+        for (number, normalizer) in bert_normalizers().enumerate() {
+            let pre_tokenizer = json!({"type": "BertPreTokenizer"});
+            let added = if number % 2 == 0 { specials() } else { difficult() };
+            let kind = Kind { normalizer, pre_tokenizer, post_processor: template(), added, model: word_piece_model() };
+            made.push((format!("BERT {number}"), false, kind.build()));
+        }
+        for kind in ["NFD", "NFKC", "NFKD", "StripAccents", "Lowercase"] {
+            let normalizer = json!({"type": "Sequence", "normalizers": [{"type": kind}, {"type": "NFC"}]});
+            let pre_tokenizer = json!({"type": "WhitespaceSplit"});
+            let kind_of = Kind {
+                normalizer,
+                pre_tokenizer,
+                post_processor: template(),
+                added: specials(),
+                model: unigram_model(false),
+            };
+            made.push((kind.to_owned(), false, kind_of.build()));
         }
         let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
         let legacy = json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replace]});
-        let gemma = json!({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false});
+        let gemma =
+            json!({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false});
         let mut stages = vec![("legacy".to_owned(), legacy, Value::Null), ("gemma".to_owned(), replace, gemma)];
         for scheme in ["always", "first", "never"] {
             for split in [true, false] {
                 stages.push((format!("metaspace {scheme} {split}"), Value::Null, metaspace(scheme, split)));
             }
         }
-        let unigram = json!({"type": "Unigram", "unk_id": 0, "byte_fallback": false, "vocab": [["<unk>", 0.0], ["▁", -2.0],
-            ["a", -3.0], ["b", -3.5], ["ab", -4.0], ["▁a", -3.25], ["1", -4.5], ["漢", -6.0], ["漢字", -7.0], [".", -3.0]]});
         let models = [
             ("bytes", sentence_piece_model(&SENTENCE_PIECE_MERGES, true)),
             ("unknown", sentence_piece_model(&SENTENCE_PIECE_MERGES[..4], false)),
-            ("unigram", unigram),
+            ("unigram", unigram_model(false)),
+            ("unigram with bytes", unigram_model(true)),
         ];
         for (stage, normalizer, pre_tokenizer) in stages {
             for (name, model) in &models {
                 for added in [specials(), difficult()] {
                     let (normalizer, pre_tokenizer) = (normalizer.clone(), pre_tokenizer.clone());
-                    let kind = Kind { normalizer, pre_tokenizer, post_processor: template(), added, model: model.clone() };
+                    let kind =
+                        Kind { normalizer, pre_tokenizer, post_processor: template(), added, model: model.clone() };
                     made.push((format!("{stage}, {name}"), true, kind.build()));
                 }
             }
@@ -306,6 +377,26 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// Scores of any size, also equal ones, so that the best path changes far behind the place of the search.
+    #[test]
+    fn a_search_has_the_tokens_of_the_word_for_any_scores(
+        entries in proptest::collection::btree_map("[abc]{1,7}", -4..0_i32, 1..14), unknown in -4..0_i32,
+        words in proptest::collection::vec("[abcdé]{1,8}", 1..6), repeats in 1..60_usize, bytes in any::<bool>(),
+    ) {
+        let mut vocab = vec![json!(["<unk>", unknown])];
+        vocab.extend(entries.iter().map(|(entry, score)| json!([entry, f64::from(*score) * 3.1])));
+        vocab.extend((0..=255_u8).filter(|_| bytes).map(|byte| json!([format!("<0x{byte:02X}>"), -8.0])));
+        let model = json!({"type": "Unigram", "unk_id": 0, "byte_fallback": bytes, "vocab": vocab});
+        let kind = Kind { normalizer: Value::Null, pre_tokenizer: Value::Null, post_processor: Value::Null, added: specials(), model };
+        let tokenizer = kind.build();
+        prop_assert!(tokenizer.parts.lazy.as_ref().unwrap().encoder.best_path.is_some());
+        compare(&format!("{entries:?}"), &tokenizer, &words.concat().repeat(repeats), 7)?;
+    }
+}
+
 #[test]
 fn every_kind_is_interruptible_and_cut_where_it_can_be() {
     assert!(tokenizers().len() > 60);
@@ -342,6 +433,8 @@ fn a_gguf_vocabulary_is_interruptible() {
 /// A tokenizer with the sizes of parts and windows that a server has.
 fn of_full_size(name: &str) -> Tokenizer {
     let model = match name {
+        "BERT" => word_piece_model(),
+        "unigram" => unigram_model(true),
         "byte level" => byte_level_model(&BYTE_LEVEL_MERGES, true),
         _ => sentence_piece_model(&SENTENCE_PIECE_MERGES, true),
     };
@@ -349,13 +442,19 @@ fn of_full_size(name: &str) -> Tokenizer {
         "byte level" => {
             (Value::Null, serde_json::to_value(all_rules().nth(3).unwrap().0.pre_tokenizer().unwrap()).unwrap())
         }
+        "BERT" => (bert_normalizers().last().unwrap(), json!({"type": "BertPreTokenizer"})),
         _ => (json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"}), Value::Null),
     };
     let kind = Kind { normalizer, pre_tokenizer, post_processor: Value::Null, added: specials(), model };
     let mut tokenizer = kind.build();
     tokenizer.parts.bytes = 16 << 10;
     let lazy = tokenizer.parts.lazy.as_mut().unwrap();
-    lazy.encoder.long_words.as_mut().unwrap().window = 16 << 10;
+    if let Some(long) = &mut lazy.encoder.long_words {
+        long.window = 16 << 10;
+    }
+    if let Some(search) = &mut lazy.encoder.best_path {
+        search.window = 16 << 10;
+    }
     tokenizer
 }
 
@@ -379,7 +478,7 @@ fn truncation_reads_only_the_side_that_it_keeps() {
 /// Texts without boundaries, and with added tokens and white space only.
 #[test]
 fn work_ends_at_the_pause_that_fails_in_any_text() {
-    for name in ["byte level", "sentence piece"] {
+    for name in ["byte level", "sentence piece", "unigram", "BERT"] {
         let tokenizer = of_full_size(name);
         for piece in ["a", "ab", "漢", "1", "!", "\n", " ", "<s>", "a1", "é", "\u{1100}"] {
             let text = piece.repeat((512 << 10) / piece.len());
@@ -420,5 +519,8 @@ fn a_tokenizer_with_unknown_stages_encodes_one_long_text_at_a_time() {
     };
     assert!(tokenizer.encode_in_parts(&text, (false, Wanted::All), pause).is_err(), "it waits, and can be cancelled");
     drop(other);
+    let long = "a".repeat((4 << 20) + 1);
+    let refused = tokenizer.encode_in_parts::<TokenizerError>(&long, (false, Wanted::All), || Ok(()));
+    assert!(matches!(refused, Err(TokenizerError::TooLong { limit: 4_194_304, .. })));
     assert_eq!(in_parts(&tokenizer, &text, (false, Wanted::All)), tokenizer.encode(&text, false).unwrap());
 }
