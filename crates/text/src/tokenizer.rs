@@ -3,6 +3,7 @@
 mod best_path;
 mod gguf;
 mod lazy;
+mod local;
 mod long_words;
 mod parts;
 mod pieces;
@@ -56,6 +57,12 @@ pub enum TokenizerError {
         /// Length of the text in bytes.
         bytes: usize,
         /// Limit.
+        limit: usize,
+    },
+    /// The text has a run of characters that can only be normalised together.
+    #[error("the text has a run of more than {limit} bytes of combining marks or control characters; shorten it")]
+    LongRun {
+        /// Limit in bytes.
         limit: usize,
     },
     /// The text could not be encoded.

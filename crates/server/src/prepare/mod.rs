@@ -207,8 +207,8 @@ pub(crate) fn tokenise_in_turns(state: &AppState, text: &str, how: (bool, Wanted
     state.text.tokenizer.encode_in_parts(text, how, || take_turns().map_err(Interrupted::Cancelled)).map_err(|error| {
         match error {
             Interrupted::Cancelled(error) => error,
-            Interrupted::Failed(error @ TokenizerError::TooLong { .. }) => {
-                ApiError::bad_request(format!("The prompt is too long: {error}.")).with_param("prompt")
+            Interrupted::Failed(error @ (TokenizerError::TooLong { .. } | TokenizerError::LongRun { .. })) => {
+                ApiError::bad_request(format!("The prompt cannot be tokenised: {error}.")).with_param("prompt")
             }
             Interrupted::Failed(error) => {
                 tracing::error!(%error, "a prompt could not be tokenised");

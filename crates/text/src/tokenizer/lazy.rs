@@ -10,10 +10,11 @@ use std::borrow::Cow;
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::Value;
 use tokenizers::utils::SysRegex;
-use tokenizers::{AddedToken, Model, ModelWrapper, NormalizedString, Normalizer, NormalizerWrapper};
+use tokenizers::{AddedToken, Model, ModelWrapper, NormalizedString, Normalizer};
 use unicode_categories::UnicodeCategories;
 
 use super::best_path::BestPath;
+use super::local::LocalNormalizer;
 use super::long_words::LongWords;
 use super::pieces::byte_characters;
 use super::pre_tokenizer::GPT2;
@@ -41,17 +42,9 @@ pub(super) struct LazyEncoder {
 /// A stage that changes the text between added tokens.
 #[derive(Debug)]
 enum Normalization {
-    /// A normaliser of the library in which no character affects what is behind one that [begins a part](begins_part).
-    Local {
-        normalizer: Box<NormalizerWrapper>,
-        /// It does not change ASCII.
-        keeps_ascii: bool,
-    },
+    Local(LocalNormalizer),
     Prepend(String),
-    Replace {
-        from: String,
-        to: String,
-    },
+    Replace { from: String, to: String },
 }
 
 /// The replacement of spaces by a visible character, which may also be put before the text.
@@ -211,7 +204,7 @@ impl LazyEncoder {
 
     /// Whether nothing happens to a text but that spaces are replaced and pieces begin there.
     pub(super) fn only_replaces_spaces(&self) -> bool {
-        let known = |step: &Normalization| !matches!(step, Normalization::Local { .. });
+        let known = |step: &Normalization| !matches!(step, Normalization::Local(_));
         let at_spaces = |split: &Split| matches!(split, Split::Before(_));
         self.replaces_spaces() && self.normalizers.iter().all(known) && self.splits.iter().all(at_spaces)
     }
@@ -299,33 +292,19 @@ impl<E: From<TokenizerError>> Encoding<'_, E> {
                     text = Cow::Owned(text.replace(from, to));
                 }
                 Normalization::Replace { .. } => {}
-                Normalization::Local { keeps_ascii: true, .. } if text.is_ascii() => {}
-                Normalization::Local { normalizer, keeps_ascii } => {
-                    text = Cow::Owned(self.in_parts(&text, normalizer, *keeps_ascii)?);
-                }
+                Normalization::Local(local) if local.keeps(&text) => {}
+                Normalization::Local(local) => text = Cow::Owned(self.in_parts(local, &text)?),
             }
         }
         Ok(text)
     }
 
-    fn in_parts(
-        &mut self,
-        mut text: &str,
-        normalizer: &NormalizerWrapper,
-        keeps_ascii: bool,
-    ) -> Result<String, Stop<E>> {
+    fn in_parts(&mut self, local: &LocalNormalizer, mut text: &str) -> Result<String, Stop<E>> {
         let mut normalized = String::with_capacity(text.len());
         while !text.is_empty() {
             self.wait(self.ids.len())?;
-            let end = text.char_indices().find(|&(at, c)| at >= PAUSE_BYTES && begins_part(c));
-            let (part, rest) = text.split_at(end.map_or(text.len(), |(at, _)| at));
-            if keeps_ascii && part.is_ascii() {
-                normalized.push_str(part);
-            } else {
-                let mut part = NormalizedString::from(part);
-                normalizer.normalize(&mut part)?;
-                normalized.push_str(part.get());
-            }
+            let (part, rest) = local.split_part(text).map_err(|error| Stop::Failed(error.into()))?;
+            normalized.push_str(&local.normalise(part)?);
             text = rest;
         }
         Ok(normalized)
@@ -419,16 +398,12 @@ impl<E: From<TokenizerError>> Encoding<'_, E> {
 impl Normalization {
     fn parse(step: &Value) -> Option<Self> {
         match step["type"].as_str()? {
-            kind @ ("NFC" | "NFD" | "NFKC" | "NFKD" | "StripAccents" | "Lowercase" | "BertNormalizer") => {
-                let keeps_ascii = !matches!(kind, "Lowercase" | "BertNormalizer");
-                Some(Self::Local { normalizer: Box::new(serde_json::from_value(step.clone()).ok()?), keeps_ascii })
-            }
             "Prepend" => Some(Self::Prepend(step["prepend"].as_str()?.to_owned())),
             "Replace" => {
                 let from = step["pattern"]["String"].as_str().filter(|from| !from.is_empty())?.to_owned();
                 Some(Self::Replace { from, to: step["content"].as_str()?.to_owned() })
             }
-            _ => None,
+            _ => LocalNormalizer::parse(step).map(Self::Local),
         }
     }
 }
@@ -537,12 +512,6 @@ const WORD_PIECE_CHARACTERS: usize = 1000;
 /// Whether a character separates words in BERT's pre-tokenizer.
 fn is_punctuation(c: char) -> bool {
     c.is_ascii_punctuation() || c.is_punctuation()
-}
-
-/// Whether no normaliser joins this character to those before it, or moves one of them behind it.
-fn begins_part(c: char) -> bool {
-    matches!(c, ' '..='~' | '\t' | '\n' | '\r')
-        || matches!(c, '\u{4e00}'..='\u{9fff}' | '\u{ac00}'..='\u{d7a3}' | '\u{3041}'..='\u{3096}' | '\u{30a1}'..='\u{30fa}')
 }
 
 /// The steps of a stage of the library, in their order.

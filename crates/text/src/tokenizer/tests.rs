@@ -499,6 +499,22 @@ fn work_ends_at_the_pause_that_fails_in_any_text() {
     }
 }
 
+/// The library would take gigabytes for a long one.
+#[test]
+fn a_run_of_marks_that_is_too_long_is_an_error() {
+    let kind = Kind {
+        normalizer: json!({"type": "NFC"}),
+        pre_tokenizer: Value::Null,
+        post_processor: Value::Null,
+        added: specials(),
+        model: byte_level_model(&[], false),
+    };
+    let tokenizer = kind.build();
+    let encode = |text: &str| tokenizer.encode_in_parts::<TokenizerError>(text, (false, Wanted::All), || Ok(()));
+    assert!(matches!(encode(&"e\u{301}".repeat(1 << 20)), Ok(_)));
+    assert!(matches!(encode(&"\u{301}".repeat(1 << 20)), Err(TokenizerError::LongRun { .. })));
+}
+
 #[test]
 fn a_tokenizer_with_unknown_stages_encodes_one_long_text_at_a_time() {
     let kind = Kind {
