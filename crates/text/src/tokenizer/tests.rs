@@ -511,7 +511,7 @@ fn a_run_of_marks_that_is_too_long_is_an_error() {
     };
     let tokenizer = kind.build();
     let encode = |text: &str| tokenizer.encode_in_parts::<TokenizerError>(text, (false, Wanted::All), || Ok(()));
-    assert!(matches!(encode(&"e\u{301}".repeat(1 << 20)), Ok(_)));
+    assert!(encode(&"e\u{301}".repeat(1 << 20)).is_ok());
     assert!(matches!(encode(&"\u{301}".repeat(1 << 20)), Err(TokenizerError::LongRun { .. })));
 }
 
