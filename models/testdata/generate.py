@@ -8,7 +8,7 @@ The result is deterministic: seeds are fixed, and numpy generates random weights
 before PyTorch uses them. PyTorch computes in f32 on one thread. The files were generated with these versions; others may
 change the last digits:
 
-    python -m pip install torch==2.15.0 transformers==5.23.0 gguf==0.19.0 numpy==2.4.6 safetensors==0.8.0 tokenizers==0.23.3
+    python -m pip install torch==2.15.0 transformers==5.23.0 gguf==0.19.0 numpy==2.4.6 safetensors==0.8.0 tokenizers==0.23.3 torchvision==0.29.2 pillow==13.0.0
 
 README.md describes the files and the output.
 """

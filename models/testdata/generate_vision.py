@@ -7,13 +7,17 @@ It needs the packages of generate.py, and has the same rules: fixed seeds, weigh
 storage type, PyTorch in f32 on one thread. README.md describes the files and the output.
 """
 
+import base64
+import io
 import json
 import math
 
 import numpy as np
 import torch
+from PIL import Image
 from safetensors.numpy import save_file
-from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from tokenizers import Tokenizer
+from transformers import Qwen2VLImageProcessor, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from generate import COMMON, HERE, VOCAB, fresh, readable, rounded, save_torch, write_json
 
@@ -28,6 +32,7 @@ def main():
     torch.set_grad_enabled(False)
     qwen3_vl(HERE / "qwen3-vl", form=5, seed=201)
     qwen3_vl(HERE / "qwen3-vl-tied", form=4, seed=202)
+    chat(HERE / "qwen3-vl")
     readable()
 
 
@@ -108,6 +113,149 @@ def case(tensors, name, model, grids, random):
     assert logits.shape == (len(ids), VOCAB)
     tensors |= {f"{name}.input_ids": ids, f"{name}.logits": logits}
     print(f"{name}: {len(ids)} tokens, standard deviation of the logits {logits.std():.2f}")
+
+
+# The settings of the tiny image processor: images have 1024 to 4096 pixels, which are 16 to 64 tokens.
+PROCESSOR = dict(
+    size=dict(shortest_edge=1024, longest_edge=4096), patch_size=4, temporal_patch_size=2, merge_size=2,
+    image_mean=[0.5] * 3, image_std=[0.5] * 3, rescale_factor=1 / 255, resample=3,
+    do_resize=True, do_rescale=True, do_normalize=True, do_convert_rgb=True,
+)
+SPECIAL = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = """{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{% if message.content is string %}{{ message.content }}{% else -%}
+{% for part in message.content %}{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}\
+{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+# Tokens of an answer, each of which PyTorch prefers to all others by this much.
+ANSWER, MARGIN = 8, 0.3
+
+
+def chat(folder):
+    """Writes what a server needs for conversations with images, and chat.json: requests with PyTorch's answers."""
+    tokenizer = byte_tokenizer()
+    write_json(folder / "tokenizer.json", tokenizer)
+    write_json(folder / "tokenizer_config.json", {"eos_token": "<|im_end|>"})
+    write_json(folder / "generation_config.json", {"eos_token_id": [305]})
+    write_json(folder / "preprocessor_config.json", PROCESSOR | {"image_processor_type": "Qwen2VLImageProcessorFast"})
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    tokenizer = Tokenizer.from_str(json.dumps(tokenizer))
+    model = loaded(folder)
+    image = {"type": "image"}
+    text = lambda words: {"type": "text", "text": words}
+    cases = {
+        "one": [dict(role="user", content=[text("What is this?"), image, text("Say it.")])],
+        "two": [dict(role="user", content=[image, text("and"), image, text("?")]), dict(role="assistant", content="ab"),
+                dict(role="user", content="Which?")],
+        "same": [dict(role="user", content=[image, text("a")]), dict(role="user", content=[image])],
+    }
+    write_json(folder / "chat.json", [answered(model, tokenizer, name, messages) for name, messages in cases.items()])
+
+
+def byte_tokenizer():
+    """Returns a byte-level tokenizer: all bytes, 44 pairs of letters, and the tokens of images and messages."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    letters = {byte: chr(byte) for byte in visible} | {byte: chr(256 + at) for at, byte in enumerate(hidden)}
+    pairs = "th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng se ha as ou io le ve co me de hi ri ro ic".split()
+    pairs += ["ne", "ea", "ra", "ce", "li", "ch"]
+    vocab = {letters[byte]: byte for byte in range(256)} | {pair: 256 + at for at, pair in enumerate(pairs)}
+    assert len(vocab) == 300
+    extra = [f"<|extra_{at}|>" for at in range(VOCAB - 300 - len(SPECIAL))]
+    added = [
+        dict(id=300 + at, content=content, single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
+        for at, content in enumerate(SPECIAL + extra)
+    ]
+    level = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=True)
+    return dict(
+        version="1.0", truncation=None, padding=None, added_tokens=added, normalizer=None, pre_tokenizer=level,
+        post_processor=None, decoder=level,
+        model=dict(type="BPE", dropout=None, unk_token=None, continuing_subword_prefix=None, end_of_word_suffix=None,
+                   fuse_unk=False, byte_fallback=False, ignore_merges=False, vocab=vocab, merges=[list(p) for p in pairs]),
+    )
+
+
+def loaded(folder):
+    """Returns the checkpoint in f32."""
+    config = Qwen3VLConfig.from_pretrained(folder)
+    config._attn_implementation = "eager"
+    return Qwen3VLForConditionalGeneration.from_pretrained(folder, config=config, dtype=torch.float32).eval()
+
+
+def answered(model, tokenizer, name, messages):
+    """Returns a request and its answer. Pixels are drawn until all tokens of the answer are clear."""
+    processor = Qwen2VLImageProcessor(**PROCESSOR)
+    assert type(processor).__name__ == "Qwen2VLImageProcessor"
+    count = sum(part["type"] == "image" for message in messages if isinstance(message["content"], list)
+                for part in message["content"])
+    for seed in range(1000):
+        random = np.random.default_rng(7000 + seed)
+        images = [picture(random, size) for size in [(44, 30), (30, 70)][:count]]
+        images = [images[0]] * count if name == "same" else images
+        inputs = processor(images=images, return_tensors="pt")
+        grids = inputs["image_grid_thw"]
+        ids = prompt(tokenizer, messages, [int(grid.prod()) // MERGE**2 for grid in grids])
+        answer = greedy(model, ids, inputs)
+        if answer is not None:
+            break
+    print(f"{name}: {len(ids)} tokens, pixels of draw {seed}")
+    urls = iter(images)
+    request = [
+        message if isinstance(message["content"], str) else message | {"content": [
+            {"type": "image_url", "image_url": {"url": data_url(next(urls))}} if part["type"] == "image" else part
+            for part in message["content"]]}
+        for message in messages
+    ]
+    return dict(name=name, messages=request, prompt_tokens=len(ids), images=count, answer=answer)
+
+
+def picture(random, size):
+    """Returns an image of noise on a gradient."""
+    width, height = size
+    gradient = np.linspace(0, 160, width)[None, :, None] * random.random(3)
+    return Image.fromarray((gradient + random.integers(0, 90, (height, width, 3))).astype(np.uint8))
+
+
+def data_url(image):
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def prompt(tokenizer, messages, counts):
+    """Returns the tokens of a conversation, as TEMPLATE renders it, with so many for each image."""
+    counts = iter(counts)
+    text = ""
+    for message in messages:
+        content = message["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        text += f"<|im_start|>{message['role']}\n"
+        for part in parts:
+            pads = "<|image_pad|>" * next(counts) if part["type"] == "image" else ""
+            text += f"<|vision_start|>{pads}<|vision_end|>" if pads else part["text"]
+        text += "<|im_end|>\n"
+    return tokenizer.encode(text + "<|im_start|>assistant\n", add_special_tokens=False).ids
+
+
+def greedy(model, ids, inputs):
+    """Returns the most likely answer, or None if one of its tokens is not clear or ends it."""
+    ids, answer = list(ids), []
+    for _ in range(ANSWER):
+        tokens = torch.tensor([ids])
+        model.model.rope_deltas = None
+        logits = model(
+            input_ids=tokens, mm_token_type_ids=(tokens == IMAGE).int(), pixel_values=inputs["pixel_values"],
+            image_grid_thw=inputs["image_grid_thw"],
+        ).logits[0, -1].float()
+        best = torch.topk(logits, 2)
+        token = int(best.indices[0])
+        if best.values[0] - best.values[1] < MARGIN or token >= 300:
+            return None
+        answer.append(token)
+        ids.append(token)
+    return answer
 
 
 def as_config(written, form):

@@ -8,6 +8,7 @@ mod candle;
 mod cuda;
 mod gpu_suite;
 mod health;
+mod images;
 mod invariance;
 mod kernels;
 mod keys;

@@ -26,9 +26,17 @@ impl Budget {
 
     /// Waits until there is room for `bytes`. What is larger than the budget gets all of it, and so runs alone.
     pub(crate) async fn reserve(&self, bytes: u64) -> Lease {
-        let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).min(self.total);
-        let permit = Arc::clone(&self.units).acquire_many_owned(units).await;
+        let permit = Arc::clone(&self.units).acquire_many_owned(self.units_of(bytes)).await;
         Lease(permit.expect("the semaphore is never closed"))
+    }
+
+    /// Takes `bytes`, or nothing if they are not free. What is larger than the budget needs all of it.
+    pub(crate) fn take(&self, bytes: u64) -> Option<Lease> {
+        Arc::clone(&self.units).try_acquire_many_owned(self.units_of(bytes)).ok().map(Lease)
+    }
+
+    fn units_of(&self, bytes: u64) -> u32 {
+        u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).min(self.total)
     }
 
     /// Bytes that are free.

@@ -1,12 +1,16 @@
-//! Processed images, bounded in bytes.
+//! Processed images, bounded in bytes, and the names that clients gave them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::identity::Identity;
 use crate::loader::ProcessedImage;
 
 /// Memory of an entry beside its patches.
 const OVERHEAD: u64 = 512;
+
+/// The most names that are remembered.
+const MAX_NAMES: usize = 1 << 16;
 
 /// The images that were used last, by the digest of their identity.
 #[derive(Debug)]
@@ -23,6 +27,10 @@ struct Entries {
     /// Counts uses.
     clock: u64,
     bytes: u64,
+    /// The digests of the images with these names.
+    names: HashMap<[u8; 32], [u8; 32]>,
+    /// Names in the order in which they were first given.
+    named: VecDeque<[u8; 32]>,
 }
 
 impl Cache {
@@ -69,6 +77,34 @@ impl Cache {
         }
     }
 
+    /// Removes the image that was unused for the longest time. Returns `false` if there is none.
+    pub(crate) fn evict(&self) -> bool {
+        let entries = &mut *self.entries();
+        let Some((_, key)) = entries.used.pop_first() else { return false };
+        if let Some((_, image)) = entries.images.remove(&key) {
+            entries.bytes -= size(&image);
+        }
+        true
+    }
+
+    /// Gives an image a name, which stood for another one before, perhaps.
+    pub(crate) fn name(&self, name: [u8; 32], image: &Identity) {
+        let entries = &mut *self.entries();
+        if entries.names.insert(name, image.digest()).is_none() {
+            entries.named.push_back(name);
+        }
+        if entries.named.len() > MAX_NAMES
+            && let Some(oldest) = entries.named.pop_front()
+        {
+            entries.names.remove(&oldest);
+        }
+    }
+
+    /// The digest of the image with a name.
+    pub(crate) fn named(&self, name: &[u8; 32]) -> Option<[u8; 32]> {
+        self.entries().names.get(name).copied()
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         self.entries().bytes
     }
@@ -81,7 +117,6 @@ fn size(image: &ProcessedImage) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Identity;
     use crate::image::RgbImage;
     use crate::patches::Patches;
     use crate::processor::tests::processor;
@@ -90,8 +125,9 @@ mod tests {
         let processor = processor();
         let (width, height) = (processor.layout.cell() * cells, processor.layout.cell());
         let pixels = RgbImage::from_raw(width, height, vec![name as u8; width * height * 3]);
-        let identity = Identity::of_uuid("m", &processor, &name.to_string());
-        Arc::new(ProcessedImage { identity, patches: Patches::cut(&pixels, processor.layout, processor.normalize) })
+        let identity = Identity::new("m", &processor, name.to_string().as_bytes());
+        let patches = Patches::cut(&pixels, processor.layout, processor.normalize);
+        Arc::new(ProcessedImage::new(identity, patches, None))
     }
 
     #[test]
@@ -121,5 +157,29 @@ mod tests {
         let entries = cache.entries();
         assert_eq!(entries.images.len(), entries.used.len());
         assert_eq!(entries.bytes, entries.images.values().map(|(_, image)| size(image)).sum::<u64>());
+    }
+
+    #[test]
+    fn the_oldest_names_are_forgotten() {
+        let cache = Cache::new(0);
+        let key = |number: usize| Identity::new("m", &processor(), &number.to_le_bytes());
+        for number in 0..=MAX_NAMES {
+            cache.name(key(number).digest(), &key(0));
+        }
+        cache.name(key(1).digest(), &key(7));
+        assert_eq!(
+            [0, 1, 2].map(|n| cache.named(&key(n).digest())),
+            [None, Some(key(7).digest()), Some(key(0).digest())]
+        );
+        let entries = cache.entries();
+        assert_eq!((entries.names.len(), entries.named.len()), (MAX_NAMES, MAX_NAMES));
+    }
+
+    #[test]
+    fn images_are_evicted_on_demand() {
+        let cache = Cache::new(1 << 20);
+        cache.insert(&image(1, 1));
+        assert!(cache.evict() && !cache.evict());
+        assert_eq!(cache.bytes(), 0);
     }
 }

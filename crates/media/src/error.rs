@@ -60,6 +60,9 @@ pub enum MediaError {
         /// The longer side divided by the shorter one, as Python prints it.
         ratio: String,
     },
+    /// The processed images of all requests take all the memory that they may take.
+    #[error("the images of other requests take all the memory for images")]
+    Busy,
     /// A part has a `uuid` and no image, and no image of that name is cached.
     #[error("No image with the uuid '{uuid}' is cached; the request must contain the image.")]
     NotCached {
@@ -69,10 +72,15 @@ pub enum MediaError {
 }
 
 impl MediaError {
-    /// The HTTP status of a response with this error: 422 if a host did not deliver the image, otherwise 400.
+    /// The HTTP status of a response with this error: 422 if a host did not deliver the image, 429 if there is no memory
+    /// for it at the moment, otherwise 400.
     #[must_use]
     pub fn status(&self) -> u16 {
-        if matches!(self, Self::Fetch(_)) { 422 } else { 400 }
+        match self {
+            Self::Fetch(_) => 422,
+            Self::Busy => 429,
+            _ => 400,
+        }
     }
 }
 

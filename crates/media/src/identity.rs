@@ -1,52 +1,49 @@
 //! The name of a processed image, which keys the caches.
 
 use std::fmt;
-use std::sync::Arc;
 
 use crate::processor::ImageProcessor;
 
 /// The identity of a processed image: the same file, processor and model have the same identity.
 ///
-/// Displayed as 64 hexadecimal digits, or as the `uuid` that the client gave.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Identity {
-    digest: [u8; 32],
-    uuid: Option<Arc<str>>,
-}
+/// It depends on the bytes of the file, so no client can give one image the identity of another. Displayed as 64
+/// hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Identity([u8; 32]);
 
 impl Identity {
     /// The identity of a file's bytes, before they are decoded.
     #[must_use]
-    pub fn of_bytes(model: &str, processor: &ImageProcessor, bytes: &[u8]) -> Self {
-        Self { digest: digest(b"bytes", model, processor, bytes), uuid: None }
+    pub fn new(model: &str, processor: &ImageProcessor, bytes: &[u8]) -> Self {
+        Self(digest([b"image".as_slice(), model.as_bytes()], processor, bytes))
     }
 
-    /// The identity that a client gives to an image. It stands for the bytes, which are not looked at.
-    #[must_use]
-    pub fn of_uuid(model: &str, processor: &ImageProcessor, uuid: &str) -> Self {
-        Self { digest: digest(b"uuid", model, processor, uuid.as_bytes()), uuid: Some(uuid.into()) }
-    }
-
-    /// The BLAKE3 hash behind the name.
+    /// The BLAKE3 hash.
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
-        self.digest
+        self.0
     }
 }
 
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.uuid {
-            Some(uuid) => f.write_str(uuid),
-            None => f.write_str(&blake3::Hash::from_bytes(self.digest).to_hex()),
-        }
+        f.write_str(&blake3::Hash::from_bytes(self.0).to_hex())
     }
 }
 
-fn digest(kind: &[u8], model: &str, processor: &ImageProcessor, content: &[u8]) -> [u8; 32] {
+/// The key of the download of a URL.
+pub(crate) fn source_key(processor: &ImageProcessor, source: &str) -> [u8; 32] {
+    digest([b"source".as_slice(), b""], processor, source.as_bytes())
+}
+
+/// The key of a name that a client has given to an image. Names of different scopes do not meet.
+pub(crate) fn name_key(processor: &ImageProcessor, scope: &str, name: &str) -> [u8; 32] {
+    digest([b"name".as_slice(), scope.as_bytes()], processor, name.as_bytes())
+}
+
+fn digest(kind: [&[u8]; 2], processor: &ImageProcessor, content: &[u8]) -> [u8; 32] {
     let mut hash = Framed::default();
-    hash.add(kind);
-    hash.add(model.as_bytes());
+    kind.iter().for_each(|part| hash.add(part));
     processor.describe(&mut hash);
     hash.add(content);
     hash.finish()
@@ -78,22 +75,23 @@ mod tests {
         let mut smaller = base.clone();
         smaller.layout.merge = 1;
         let names = [
-            Identity::of_bytes("a", &base, b"bc"),
-            Identity::of_bytes("ab", &base, b"c"),
-            Identity::of_bytes("a", &smaller, b"bc"),
-            Identity::of_uuid("a", &base, "bc"),
+            Identity::new("a", &base, b"bc").digest(),
+            Identity::new("ab", &base, b"c").digest(),
+            Identity::new("a", &smaller, b"bc").digest(),
+            name_key(&base, "a", "bc"),
+            name_key(&base, "ab", "c"),
+            source_key(&base, "bc"),
         ];
         for (i, a) in names.iter().enumerate() {
-            assert!(names[..i].iter().all(|b| a.digest() != b.digest()), "{a:?}");
+            assert!(names[..i].iter().all(|b| a != b), "{a:?}");
         }
-        assert_eq!(names[0], Identity::of_bytes("a", &base.clone(), b"bc"));
+        assert_eq!(names[0], Identity::new("a", &base.clone(), b"bc").digest());
     }
 
     #[test]
-    fn an_identity_is_displayed_as_its_hash_or_as_the_uuid() {
-        let name = Identity::of_bytes("m", &processor(), b"x");
+    fn an_identity_is_displayed_as_its_hash() {
+        let name = Identity::new("m", &processor(), b"x");
         let hex: String = name.digest().iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(name.to_string(), hex);
-        assert_eq!(Identity::of_uuid("m", &processor(), "logo").to_string(), "logo");
     }
 }

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Lease};
 use crate::cache::Cache;
 use crate::decode::{decode, inspect};
 use crate::error::{MediaError, SettingsError};
 use crate::fetch::{FetchSettings, Fetcher, File, is_inline};
 use crate::flight::Flights;
-use crate::identity::Identity;
+use crate::identity::{Identity, name_key, source_key};
 use crate::patches::Patches;
 use crate::processor::ImageProcessor;
 use crate::workers::{Cancel, Workers, off_thread};
@@ -30,6 +30,8 @@ pub struct MediaSettings {
     pub file_bytes: u64,
     /// Memory of the images that are being decoded, in bytes. A larger image is decoded alone.
     pub decoding_bytes: u64,
+    /// Memory of all processed images: those of requests that have not ended, and those that are kept beside them.
+    pub processed_bytes: u64,
 }
 
 impl Default for MediaSettings {
@@ -42,6 +44,7 @@ impl Default for MediaSettings {
             cache_bytes: 4 << 30,
             file_bytes: 512 << 20,
             decoding_bytes: 2 << 30,
+            processed_bytes: 8 << 30,
         }
     }
 }
@@ -57,19 +60,35 @@ pub trait MediaObserver: Send + Sync + 'static {
 pub struct ImageRequest {
     /// An `http:`, `https:`, `data:` or `file:` URL. It may be missing if `uuid` names an image that is cached.
     pub source: Option<Arc<str>>,
-    /// The name that the client gives to the image. It stands for the content.
+    /// The name that the client gives to the image. Later requests of the same scope may have the name alone.
     pub uuid: Option<Arc<str>>,
+    /// The clients that share names.
+    pub scope: Option<Arc<str>>,
     /// What is done to the image.
     pub processor: Arc<ImageProcessor>,
 }
 
 /// An image as an encoder reads it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub struct ProcessedImage {
     /// Name of the image in every cache.
     pub identity: Identity,
     /// Its pixels.
     pub patches: Patches,
+    /// Their part of the memory for processed images.
+    _lease: Option<Lease>,
+}
+
+impl ProcessedImage {
+    pub(crate) fn new(identity: Identity, patches: Patches, lease: Option<Lease>) -> Self {
+        Self { identity, patches, _lease: lease }
+    }
+}
+
+impl PartialEq for ProcessedImage {
+    fn eq(&self, other: &Self) -> bool {
+        self.identity == other.identity && self.patches == other.patches
+    }
 }
 
 type Outcome = Result<Arc<ProcessedImage>, MediaError>;
@@ -85,6 +104,7 @@ struct Inner {
     settings: MediaSettings,
     fetcher: Fetcher,
     decoding: Budget,
+    processed: Budget,
     workers: Workers,
     cache: Cache,
     /// Fetches in progress by source and processor.
@@ -108,6 +128,7 @@ impl MediaLoader {
         Ok(Self(Arc::new(Inner {
             fetcher,
             decoding: Budget::new(settings.decoding_bytes),
+            processed: Budget::new(settings.processed_bytes),
             workers: Workers::new(settings.threads),
             cache: Cache::new(settings.cache_bytes),
             sources: Flights::new(),
@@ -129,68 +150,69 @@ impl MediaLoader {
     /// The image cannot be used; the error says why and which status a response has.
     pub async fn load(&self, request: ImageRequest) -> Outcome {
         let inner = &self.0;
-        if let Some(uuid) = &request.uuid {
-            let identity = Identity::of_uuid(&inner.settings.model, &request.processor, uuid);
-            let cached = inner.cached(&identity);
-            if let Some(image) = cached {
-                return Ok(image);
+        let name = request
+            .uuid
+            .as_ref()
+            .map(|uuid| name_key(&request.processor, request.scope.as_deref().unwrap_or_default(), uuid));
+        let image = match (&request.source, &request.uuid) {
+            (Some(source), _) => inner.fetched(source, &request.processor).await?,
+            (None, Some(uuid)) => {
+                let known = name.and_then(|name| inner.cache.named(&name)).and_then(|digest| inner.cached(&digest));
+                known.ok_or_else(|| MediaError::NotCached { uuid: uuid.to_string() })?
             }
-            if request.source.is_none() {
-                return Err(MediaError::NotCached { uuid: uuid.to_string() });
-            }
-        }
-        let Some(source) = request.source else {
-            return Err(MediaError::Scheme);
+            (None, None) => return Err(MediaError::Scheme),
         };
-        let inline = is_inline(&source);
-        let work = Arc::clone(inner).fetch_and_process(
-            Arc::clone(&source),
-            request.uuid.clone(),
-            Arc::clone(&request.processor),
-        );
-        if inline {
-            return work.await;
+        if let Some(name) = name {
+            inner.cache.name(name, &image.identity);
         }
-        // Equal requests share the download. A URL is fetched again by later ones, because its content may change.
-        let name = format!("{}\0{source}", request.uuid.as_deref().unwrap_or_default());
-        inner.sources.run(Identity::of_uuid("", &request.processor, &name).digest(), work).await
+        Ok(image)
     }
 }
 
 impl Inner {
-    fn cached(&self, identity: &Identity) -> Option<Arc<ProcessedImage>> {
-        let found = self.cache.get(&identity.digest());
+    fn cached(&self, digest: &[u8; 32]) -> Option<Arc<ProcessedImage>> {
+        let found = self.cache.get(digest);
         self.observer.queried(found.is_some());
         found
     }
 
-    async fn fetch_and_process(
-        self: Arc<Self>,
-        source: Arc<str>,
-        uuid: Option<Arc<str>>,
-        processor: Arc<ImageProcessor>,
-    ) -> Outcome {
+    async fn fetched(self: &Arc<Self>, source: &Arc<str>, processor: &Arc<ImageProcessor>) -> Outcome {
+        let work = Arc::clone(self).fetch_and_process(Arc::clone(source), Arc::clone(processor));
+        if is_inline(source) {
+            return work.await;
+        }
+        // Equal requests share the download. A URL is fetched again by later ones, because its content may change.
+        self.sources.run(source_key(processor, source), work).await
+    }
+
+    async fn fetch_and_process(self: Arc<Self>, source: Arc<str>, processor: Arc<ImageProcessor>) -> Outcome {
         let file = self.fetcher.fetch(&source).await?;
         drop(source);
-        let identity = match uuid {
-            Some(uuid) => Identity::of_uuid(&self.settings.model, &processor, &uuid),
-            None => {
-                let (inner, bytes, of) = (Arc::clone(&self), file.bytes.clone(), Arc::clone(&processor));
-                let identity = off_thread(move || Identity::of_bytes(&inner.settings.model, &of, &bytes)).await?;
-                if let Some(image) = self.cached(&identity) {
-                    return Ok(image);
-                }
-                identity
-            }
-        };
-        let work = Arc::clone(&self).process(file, identity.clone(), processor);
+        let (inner, bytes, of) = (Arc::clone(&self), file.bytes.clone(), Arc::clone(&processor));
+        let identity = off_thread(move || Identity::new(&inner.settings.model, &of, &bytes)).await?;
+        if let Some(image) = self.cached(&identity.digest()) {
+            return Ok(image);
+        }
+        let work = Arc::clone(&self).process(file, identity, processor);
         self.images.run(identity.digest(), work).await
+    }
+
+    /// Reserves memory for a processed image, in place of others that are kept but not used if necessary.
+    fn reserve(&self, bytes: u64) -> Result<Lease, MediaError> {
+        loop {
+            match self.processed.take(bytes) {
+                Some(lease) => return Ok(lease),
+                None if self.cache.evict() => {}
+                None => return Err(MediaError::Busy),
+            }
+        }
     }
 
     async fn process(self: Arc<Self>, file: File, identity: Identity, processor: Arc<ImageProcessor>) -> Outcome {
         let (bytes, max_pixels) = (file.bytes.clone(), self.settings.max_pixels);
         let header = off_thread(move || inspect(&bytes, max_pixels)).await??;
         let (width, height) = processor.resized(header.width, header.height)?;
+        let held = self.reserve(3 * width as u64 * height as u64)?;
         // Between the passes the image has one old side and one new side; then it exists resized and as patches.
         let between = width.max(height) as u64 * u64::from(header.width.max(header.height));
         let resizing = 3 * (between + 2 * width as u64 * height as u64);
@@ -206,7 +228,7 @@ impl Inner {
         let patches = self.workers.run(lease, work).await?;
         // Nobody is left to read this error.
         let patches = patches.ok_or_else(|| MediaError::Image("the request was cancelled".to_owned()))?;
-        let image = Arc::new(ProcessedImage { identity, patches });
+        let image = Arc::new(ProcessedImage::new(identity, patches, Some(held)));
         self.cache.insert(&image);
         Ok(image)
     }

@@ -19,7 +19,8 @@ pub struct ImageGrid {
 pub struct EncodedImage<'a> {
     /// Grid of its patches.
     pub grid: ImageGrid,
-    /// Patches, in blocks of merged patches: block row, block column, row in the block, column in the block.
+    /// Patches, in blocks of merged patches: block row, block column, row in the block, column in the block. Each has the
+    /// channels of all frames, or of one that all are equal to, as in a still image.
     pub patches: &'a [u8],
     /// Row of the media cache for each merged row.
     pub store_rows: &'a [u32],
@@ -44,13 +45,21 @@ impl VisionConfig {
             let ImageGrid { rows, cols } = image.grid;
             let tokens = self.image_tokens(image.grid);
             let tokens = tokens.ok_or_else(|| format!("image {index} has a grid of {rows} rows and {cols} columns"))?;
-            let bytes = tokens.checked_mul(self.merged_patches() * self.patch_elements());
-            if bytes != Some(image.patches.len()) || tokens != image.store_rows.len() {
+            let bytes = |elements: usize| tokens.checked_mul(self.merged_patches() * elements);
+            let is_still = bytes(self.frame_elements()) == Some(image.patches.len());
+            let is_whole = is_still || bytes(self.patch_elements()) == Some(image.patches.len());
+            if !is_whole || tokens != image.store_rows.len() {
                 let (bytes, stored) = (image.patches.len(), image.store_rows.len());
                 return Err(format!("image {index} of {tokens} tokens has {bytes} bytes and {stored} rows to store"));
             }
             batch.push_segment(rows * cols);
-            batch.patches.extend_from_slice(image.patches);
+            if is_still {
+                for channel in image.patches.chunks_exact(self.patch_size * self.patch_size) {
+                    (0..self.temporal_patch_size).for_each(|_| batch.patches.extend_from_slice(channel));
+                }
+            } else {
+                batch.patches.extend_from_slice(image.patches);
+            }
             batch.store_rows.extend_from_slice(image.store_rows);
             batch.taps.extend(self.places(image.grid).map(|place| self.taps(image.grid, place)));
         }
@@ -160,5 +169,21 @@ mod tests {
         let spans = [ImageSpan { start: 0, rows: 1, cols: 4 }, ImageSpan { start: 4, rows: 3, cols: 1 }];
         let positions = ImagePositions::new(spans);
         assert_eq!([3, 4, 6, 7].map(|index| positions.at(index)), [[0, 0, 3], [4, 4, 4], [4, 6, 4], [7; 3]]);
+    }
+
+    #[test]
+    fn a_still_image_is_in_every_frame() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata/qwen3-vl");
+        let vision = crate::Checkpoint::open(&folder).unwrap().config().vision.clone().unwrap();
+        let grid = ImageGrid { rows: 2, cols: 2 };
+        let fill = |patches: &[u8]| {
+            let mut batch = EncodeBatch::default();
+            vision.fill(&[EncodedImage { grid, patches, store_rows: &[0] }], &mut batch).map(|()| batch.patches)
+        };
+        let still: Vec<u8> = (0..192).collect();
+        let moving: Vec<u8> = still.chunks(16).flat_map(|channel| [channel, channel].concat()).collect();
+        assert_eq!(fill(&still), Ok(moving.clone()));
+        assert_eq!(fill(&moving), Ok(moving));
+        assert!(fill(&still[..191]).is_err());
     }
 }

@@ -24,7 +24,8 @@ pub mod testing;
 pub use arch::{ModelError, Programs, build_program, build_programs};
 pub use catalog::CatalogEntry;
 pub use checkpoint::{
-    Checkpoint, CheckpointError, Format, GenerationConfig, GgufError, GgufTokenizer, StorageTotal, TokenizerData,
+    Checkpoint, CheckpointError, Format, GenerationConfig, GgufError, GgufTokenizer, ProcessorConfig, StorageTotal,
+    TokenizerData,
 };
 pub use config::{
     Architecture, ConfigError, ImageTokens, ModelConfig, RopeConfig, RopeScaling, RopeSections, VisionConfig,

@@ -19,7 +19,12 @@ impl ImageConfig {
     /// Returns the images that a runner takes.
     pub(crate) fn spec(&self) -> ImageSpec {
         let VisionConfig { merge_size, .. } = self.vision;
-        ImageSpec { cache_tokens: self.media_rows, merge: merge_size as u32, patch_bytes: self.vision.patch_elements() }
+        ImageSpec {
+            cache_tokens: self.media_rows,
+            merge: merge_size as u32,
+            patch_bytes: self.vision.patch_elements(),
+            frame_bytes: self.vision.frame_elements(),
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use octavo_ops::{Backend, BackendError, Program};
 /// Limit on the size of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvBudget {
-    /// Maximum number of bytes over all KV groups.
+    /// Maximum number of bytes over all KV groups. The media cache is taken from them.
     Bytes(u64),
     /// Number of blocks in each KV group, including the null block 0.
     Blocks(usize),
@@ -32,10 +32,12 @@ pub struct RunnerConfig {
 /// Memory use, for the start-up log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Size of the weights as the backend stores them, in bytes.
+    /// Size of the weights as the backend stores them, in bytes, with those of the encoder.
     pub weight_bytes: u64,
     /// Size of the KV cache in bytes, including the null blocks.
     pub kv_bytes: u64,
+    /// Size of the media cache in bytes; 0 without an encoder.
+    pub media_bytes: u64,
     /// Element type of the KV cache (`float32`).
     pub kv_dtype: &'static str,
     /// Number of tokens in a block.
@@ -63,11 +65,12 @@ impl MemoryPlan {
         }
     }
 
-    /// Computes the size of the KV cache of a loaded backend.
+    /// Computes the size of the KV cache of a loaded backend, beside a media cache of `media_rows` rows.
     pub(crate) fn new(
         backend: &dyn Backend,
         program: &Program,
         config: &RunnerConfig,
+        media_rows: usize,
     ) -> Result<MemoryPlan, RunnerError> {
         let RunnerConfig { block_size, max_model_len, .. } = *config;
         if !backend.block_sizes().contains(&block_size) {
@@ -77,10 +80,13 @@ impl MemoryPlan {
         let block_bytes: Vec<u64> =
             program.kv_groups.iter().map(|group| backend.kv_block_bytes(group, block_size)).collect();
         let row_of_blocks = block_bytes.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
+        let media_bytes = backend.media_row_bytes().saturating_mul(media_rows as u64);
         let blocks = match config.kv {
             _ if block_bytes.is_empty() => 0,
             KvBudget::Blocks(blocks) => blocks,
-            KvBudget::Bytes(bytes) => usize::try_from(bytes / row_of_blocks.max(1)).unwrap_or(usize::MAX),
+            KvBudget::Bytes(bytes) => {
+                usize::try_from(bytes.saturating_sub(media_bytes) / row_of_blocks.max(1)).unwrap_or(usize::MAX)
+            }
         };
         // Block and slot numbers have 32 bits on the device.
         let blocks = blocks.min(u32::MAX as usize / block_size.max(1));
@@ -97,6 +103,7 @@ impl MemoryPlan {
         Ok(MemoryPlan {
             weight_bytes: backend.weight_bytes(),
             kv_bytes: bytes(blocks),
+            media_bytes,
             kv_dtype: backend.kv_dtype(),
             block_size,
             blocks,

@@ -62,7 +62,8 @@ impl Runner {
                 return Err(RunnerError::ZeroLimit(name));
             }
         }
-        let memory = MemoryPlan::new(backend.as_ref(), &program, &config)?;
+        let media_rows = images.map_or(0, |images| images.media_rows);
+        let memory = MemoryPlan::new(backend.as_ref(), &program, &config, media_rows)?;
         let groups = program.kv_groups.len();
         backend.allocate_kv(config.block_size, &vec![memory.blocks; groups])?;
         if let Some(images) = images {

@@ -50,6 +50,10 @@ impl Prompt {
 }
 
 fn runner(images: bool) -> Runner {
+    runner_of(images, CONFIG)
+}
+
+fn runner_of(images: bool, config: RunnerConfig) -> Runner {
     let checkpoint = Checkpoint::open(&folder()).unwrap();
     let Programs { decoder, encoder } = build_programs(&checkpoint).unwrap();
     let mut backend: Box<dyn Backend> = Box::new(CandleBackend::new());
@@ -58,7 +62,7 @@ fn runner(images: bool) -> Runner {
     let vision = checkpoint.config().vision.clone().unwrap();
     let channels = vec![Channel { shift: 127.5, divisor: 127.5 }; 3];
     let images = images.then_some(ImageConfig { vision, channels, media_rows: 20 });
-    Runner::observed(backend, Arc::new(decoder), CONFIG, images.as_ref(), |_| DeviceMetrics::disabled()).unwrap()
+    Runner::observed(backend, Arc::new(decoder), config, images.as_ref(), |_| DeviceMetrics::disabled()).unwrap()
 }
 
 /// Returns the plan of the tokens `first..end` of a prompt whose image is encoded in the first step.
@@ -117,6 +121,22 @@ fn a_prompt_with_an_image_gives_the_reference_token_whole_and_in_chunks() {
         }
         assert_eq!(tokens, [prompt.next], "{cuts:?}");
     }
+}
+
+#[test]
+fn the_media_cache_is_taken_from_the_memory_of_the_kv_cache() {
+    let plan = runner(true).memory_plan().clone();
+    // A row holds the merged output and two deepstack outputs of 64 columns in f32.
+    assert_eq!(plan.media_bytes, 20 * 3 * 64 * 4);
+    let bytes = 30 * plan.block_bytes[0];
+    let sized = |images| {
+        let config = RunnerConfig { kv: KvBudget::Bytes(bytes), ..CONFIG };
+        runner_of(images, config).memory_plan().clone()
+    };
+    let (with, without) = (sized(true), sized(false));
+    assert_eq!((without.blocks, without.media_bytes), (30, 0));
+    assert_eq!(with.blocks as u64, (bytes - plan.media_bytes) / plan.block_bytes[0]);
+    assert!(with.blocks < without.blocks);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use octavo_text::{ChatTemplate, ReasoningSyntax, Tokenizer, ToolSyntax};
 use serde_json::{Map, Value};
 
+use crate::images::ImageModel;
 use crate::keys::KeyEntry;
 
 /// The model's own sampling defaults (`generation_config.json`), for parameters that a request does not set.
@@ -376,11 +377,13 @@ impl Default for ApiConfig {
     }
 }
 
-/// The tokenizer and the chat template of a model.
+/// What turns requests into the prompts of a model.
 #[derive(Clone)]
 pub struct TextModel {
     /// The model's tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     /// The chat template; without one, chat requests are refused.
     pub template: Option<Arc<ChatTemplate>>,
+    /// How the model takes images; without it, images are refused.
+    pub images: Option<ImageModel>,
 }

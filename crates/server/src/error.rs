@@ -282,6 +282,20 @@ impl ApiError {
         Self::bad_request(format!("At most {limit} {name}(s) may be provided in one prompt.")).with_param(name)
     }
 
+    /// A prompt has more images than the operator allows; the model would take more if it `takes_images`.
+    pub(crate) fn too_many_images(limit: usize, takes_images: bool) -> Self {
+        let mut error = Self::too_many(Modality::Image, limit);
+        if takes_images {
+            error.message.push_str(" Set `--limit-mm-per-prompt` to increase this limit.");
+        }
+        error
+    }
+
+    /// 422: a host did not deliver what the request refers to.
+    pub(crate) fn unprocessable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "UnprocessableEntityError", message)
+    }
+
     /// Messages that the template rejects.
     pub(crate) fn from_template(error: &TemplateError) -> Self {
         match error {

@@ -21,6 +21,7 @@ mod drain;
 mod error;
 mod fields;
 mod host;
+mod images;
 #[doc(hidden)]
 pub mod internals;
 mod keep_alive;
@@ -60,6 +61,7 @@ pub use config::{
     ServerConfig, StoreLimits, TemplateHelper, TextModel, TlsConfig,
 };
 pub use drain::Shutdown;
+pub use images::ImageModel;
 pub use keys::{ApiKeys, KeyEntry, KeyHash, KeyLimits};
 pub use loading::serve_while_loading;
 pub use reload::FileWatch;

@@ -41,8 +41,9 @@ fn check_one(image: &PromptImage, before: u32, prompt_tokens: usize, spec: &Imag
     if (patches(span.rows), patches(span.cols)) != (Some(input.rows), Some(input.cols)) {
         return Err("its patches do not match its tokens");
     }
-    let bytes = (input.rows as usize).checked_mul(input.cols as usize).and_then(|n| n.checked_mul(spec.patch_bytes));
-    if bytes != Some((*input.patches).as_ref().len()) {
+    let bytes = |patch: usize| (input.rows as usize).checked_mul(input.cols as usize)?.checked_mul(patch);
+    if ![spec.patch_bytes, spec.frame_bytes].iter().any(|&patch| bytes(patch) == Some((*input.patches).as_ref().len()))
+    {
         return Err("its patches do not have the size of its grid");
     }
     Ok(exact as usize)
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
     use crate::{ImageHash, ImageInput, ImageSpan};
 
-    const SPEC: ImageSpec = ImageSpec { cache_tokens: 20, merge: 2, patch_bytes: 3 };
+    const SPEC: ImageSpec = ImageSpec { cache_tokens: 20, merge: 2, patch_bytes: 3, frame_bytes: 3 };
 
     fn image(start: u32, rows: u32, cols: u32) -> PromptImage {
         let patches = vec![0; (rows * cols * 4 * 3) as usize];

@@ -87,6 +87,8 @@ pub struct ImageSpec {
     pub cache_tokens: usize,
     /// Number of rows of patches for a row of tokens; the same for columns.
     pub merge: u32,
-    /// Size of a patch in bytes.
+    /// Size of a patch in bytes, with all its frames.
     pub patch_bytes: usize,
+    /// Size of one frame of a patch in bytes. The patches of a still image have one frame, which is repeated.
+    pub frame_bytes: usize,
 }

@@ -277,7 +277,7 @@ impl Executor for MockExecutor {
 
     fn image_spec(&self) -> Option<ImageSpec> {
         let cache_tokens = self.config.media_rows;
-        (cache_tokens > 0).then_some(ImageSpec { cache_tokens, merge: 2, patch_bytes: 1 })
+        (cache_tokens > 0).then_some(ImageSpec { cache_tokens, merge: 2, patch_bytes: 1, frame_bytes: 1 })
     }
 
     fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {

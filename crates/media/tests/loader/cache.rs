@@ -39,17 +39,41 @@ async fn an_image_is_found_by_its_content() {
 #[tokio::test]
 async fn a_uuid_names_an_image_that_need_not_be_sent_again() {
     let loader = loader(settings());
-    let named = |source: Option<String>| ImageRequest {
+    let named = |source: Option<String>, scope: &str| ImageRequest {
         source: source.map(Into::into),
         uuid: Some("logo".into()),
+        scope: Some(scope.into()),
         processor: processor(),
     };
-    let unknown = loader.load(named(None)).await.unwrap_err();
-    assert_eq!(unknown, MediaError::NotCached { uuid: "logo".to_owned() });
-    let image = loader.load(named(Some(data_url(&png(30, 20, 1))))).await.unwrap();
-    assert_eq!(image.identity.to_string(), "logo");
-    assert_eq!(loader.load(named(None)).await.unwrap(), image);
-    assert_eq!(loader.load(named(Some("http://name.invalid/".to_owned()))).await.unwrap(), image);
+    let unknown = MediaError::NotCached { uuid: "logo".to_owned() };
+    assert_eq!(loader.load(named(None, "a")).await.unwrap_err(), unknown);
+    let image = loader.load(named(Some(data_url(&png(30, 20, 1))), "a")).await.unwrap();
+    assert_eq!(loader.load(named(None, "a")).await.unwrap(), image);
+    assert_eq!(loader.load(named(None, "b")).await.unwrap_err(), unknown, "another client gave no such name");
+    let other = loader.load(named(Some(data_url(&png(30, 20, 2))), "a")).await.unwrap();
+    assert_ne!(other.identity, image.identity, "the file counts, whatever its name");
+    assert_eq!(loader.load(named(None, "a")).await.unwrap(), other);
+}
+
+#[tokio::test]
+async fn images_in_use_are_bounded_and_kept_ones_give_way() {
+    let one = 3 * 32 * 24;
+    let loader = loader(MediaSettings { processed_bytes: 4 * one, ..settings() });
+    let source = |name| data_url(&png(32, 24, name));
+    for name in 0..20 {
+        load(&loader, &source(name)).await.unwrap();
+    }
+    let mut used = vec![];
+    let refused = loop {
+        match load(&loader, &source(100 + used.len() as u32)).await {
+            Ok(image) => used.push(image),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((refused.clone(), refused.status()), (MediaError::Busy, 429));
+    assert!((1..=4).contains(&used.len()), "{}", used.len());
+    drop(used);
+    load(&loader, &source(7)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

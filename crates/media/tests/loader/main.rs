@@ -68,7 +68,7 @@ fn loader(settings: MediaSettings) -> MediaLoader {
 }
 
 fn request(source: &str) -> ImageRequest {
-    ImageRequest { source: Some(source.into()), uuid: None, processor: processor() }
+    ImageRequest { source: Some(source.into()), uuid: None, scope: None, processor: processor() }
 }
 
 async fn load(loader: &MediaLoader, source: &str) -> Result<Arc<ProcessedImage>, MediaError> {

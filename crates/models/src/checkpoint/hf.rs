@@ -21,6 +21,9 @@ const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS: &str = "special_tokens_map.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
+const IMAGE_PROCESSOR: &str = "preprocessor_config.json";
+/// Newer directories have one file for the processors of all kinds of input.
+const PROCESSORS: &str = "processor_config.json";
 
 /// A directory whose small files have been read. `tokenizer.json` is read on demand.
 #[derive(Debug)]
@@ -96,6 +99,19 @@ impl Texts {
                 template.map_err(self.fail(TOKENIZER_CONFIG))
             }
             Some(_) => Err(self.fail(TOKENIZER_CONFIG)(wrong())),
+        }
+    }
+
+    /// Returns the settings of the image processor and the file that has them; none if there is no such file.
+    pub(super) fn image_processor(&self) -> Result<(&'static str, Map<String, Value>), CheckpointError> {
+        if let Some(settings) = read_object(&self.directory.join(IMAGE_PROCESSOR))? {
+            return Ok((IMAGE_PROCESSOR, settings));
+        }
+        let mut all = read_object(&self.directory.join(PROCESSORS))?.unwrap_or_default();
+        match all.remove("image_processor") {
+            None | Some(Value::Null) => Ok((PROCESSORS, Map::new())),
+            Some(Value::Object(settings)) => Ok((PROCESSORS, settings)),
+            Some(_) => Err(self.fail(PROCESSORS)(ConfigError::wrong_type("image_processor", "an object"))),
         }
     }
 

@@ -4,6 +4,7 @@ mod generation;
 mod gguf;
 mod hf;
 mod mapped;
+mod processor;
 mod safetensors;
 mod tokenizer;
 
@@ -11,10 +12,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use serde_json::{Map, Value};
+
 use octavo_ops::{StorageType, TensorData, WeightError, WeightSource};
 
 pub use generation::GenerationConfig;
 pub use gguf::GgufError;
+pub use processor::ProcessorConfig;
 pub use tokenizer::{GgufTokenizer, TokenizerData};
 
 pub(crate) use gguf::MetadataView;
@@ -241,6 +245,19 @@ impl Checkpoint {
             }
             Files::HuggingFace { texts, .. } | Files::Dummy { texts, .. } => texts.tokenizer(),
         }
+    }
+
+    /// Returns the parameters of the model's image processor, changed by those that are `given`
+    /// (`--mm-processor-kwargs`); `None` if the model takes no images. A checkpoint without such parameters has the
+    /// published ones.
+    pub fn image_processor(&self, given: &Map<String, Value>) -> Result<Option<ProcessorConfig>, CheckpointError> {
+        let Some(vision) = &self.config.vision else { return Ok(None) };
+        let (file, settings) = match &self.files {
+            Files::Gguf { .. } => Default::default(),
+            Files::HuggingFace { texts, .. } | Files::Dummy { texts, .. } => texts.image_processor()?,
+        };
+        let config = ProcessorConfig::read(&settings, given, vision);
+        config.map(Some).map_err(|source| CheckpointError::Config { path: self.path.join(file), source })
     }
 
     /// Returns whether the checkpoint has tokenizer data.

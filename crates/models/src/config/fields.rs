@@ -70,6 +70,11 @@ impl<'a> Fields<'a> {
         self.typed(key, "a list of non-negative integers", |v| v.as_array()?.iter().map(size).collect())
     }
 
+    /// Returns a list of numbers.
+    pub(crate) fn f64s(&self, key: &str) -> Result<Option<Vec<f64>>, ConfigError> {
+        self.typed(key, "a list of numbers", |v| v.as_array()?.iter().map(Value::as_f64).collect())
+    }
+
     pub(crate) fn object(&self, key: &str) -> Result<Option<Fields<'a>>, ConfigError> {
         self.typed(key, "an object", |v| v.as_object().map(Fields))
     }

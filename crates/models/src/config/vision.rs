@@ -106,9 +106,14 @@ impl VisionConfig {
         HeadShape { q: self.heads, kv: self.heads, dim: self.hidden_size / self.heads }
     }
 
-    /// Returns the number of elements of a patch.
+    /// Returns the number of elements of a patch, over all frames.
     pub const fn patch_elements(&self) -> usize {
-        self.channels * self.temporal_patch_size * self.patch_size * self.patch_size
+        self.frame_elements() * self.temporal_patch_size
+    }
+
+    /// Returns the number of elements of a patch in one frame.
+    pub const fn frame_elements(&self) -> usize {
+        self.channels * self.patch_size * self.patch_size
     }
 
     /// Returns the number of patches that become one row of the decoder.

@@ -14,6 +14,7 @@ mod help;
 mod kernels;
 mod key;
 mod layers;
+mod media;
 mod model;
 mod serve;
 mod values;
@@ -41,6 +42,7 @@ pub(crate) use health::HealthArgs;
 pub(crate) use kernels::{KernelsArgs, KernelsBuildArgs, KernelsCommand};
 pub(crate) use key::KeyArgs;
 pub(crate) use layers::{Environment, LOCKS, nearest, variable};
+pub(crate) use media::MediaArgs;
 pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, ObserveArgs, SamplingArgs, SourceArgs};
 pub(crate) use serve::{NetworkArgs, ServeArgs};
 pub(crate) use values::{

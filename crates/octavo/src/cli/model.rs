@@ -9,6 +9,7 @@ use octavo_backend_cpu::Isa;
 
 use crate::cli::DEFAULT_MODEL;
 use crate::cli::compat::CompatArgs;
+use crate::cli::media::MediaArgs;
 use crate::cli::values::{
     self, Bound, ContentFormat, Device, Dtype, GenerationSource, JsonObject, LoadFormat, LogFormat, MaxModelLen,
     Policy, TracedModule,
@@ -48,6 +49,8 @@ pub(crate) struct ComposeArgs {
     pub(crate) chat: ChatFormatArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) media: MediaArgs,
     #[command(flatten)]
     pub(crate) observe: ObserveArgs,
     #[command(flatten)]

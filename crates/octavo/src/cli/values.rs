@@ -194,6 +194,14 @@ pub(crate) fn bound(text: &str) -> Result<Bound, String> {
     Ok(Some(bound))
 }
 
+/// A size in GiB, which need not be whole, in bytes.
+pub(crate) fn gibibytes(text: &str) -> Result<u64, String> {
+    match text.parse::<f64>() {
+        Ok(size) if (0.0..=65_536.0).contains(&size) => Ok((size * (1_u64 << 30) as f64) as u64),
+        _ => Err(format!("'{text}' is not a size in GiB between 0 and 65536")),
+    }
+}
+
 /// A key that a client can send.
 pub(crate) fn api_key(text: &str) -> Result<String, String> {
     match text.trim() {

@@ -3,6 +3,7 @@
 pub(crate) mod device;
 pub(crate) mod generation;
 mod granted;
+pub(crate) mod images;
 pub(crate) mod keys;
 mod kv;
 mod kv_events;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use octavo_engine::{Engine, KvEventSink};
 use octavo_kv_events::{KvEventsConfig, Publisher};
+use octavo_media::MediaSettings;
 use octavo_ops::{Backend, Program};
 use octavo_runner::{MemoryPlan, Runner, RunnerConfig};
 use octavo_server::{KvEventSource, Server, Shutdown, serve_while_loading};
@@ -183,7 +185,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let limits = &args.engine;
     let choice = device::choose(args)?;
     let files = ModelFiles::open(args)?;
-    let (model, Computer { backend, device, mut steps, kv_bytes, .. }) = device::load(&choice, args, files)?;
+    let (mut model, Computer { backend, device, mut steps, kv_bytes, .. }) = device::load(&choice, args, files)?;
     let (backend_name, on_gpu) = (backend.name(), kv_bytes.is_some());
     let block_size = block_size(limits, backend.as_ref())?;
     let plan = kv::plan(limits, &model, backend.as_ref(), kv_bytes, block_size)?;
@@ -204,8 +206,16 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
         engine: 0,
         max_model_len: plan.max_model_len,
     });
-    let runner =
-        Runner::observed(backend, model.program.clone(), runner_config, None, |known| telemetry.device(known))?;
+    let image_tokens = model.vision.as_ref().map_or(0, |vision| vision.largest_image().min(plan.max_model_len));
+    let images = model.vision.as_ref().map(|vision| vision.config(image_tokens));
+    if let Some(vision) = &model.vision {
+        let settings = MediaSettings { model: args.model.reference().to_owned(), ..settings.media.clone() };
+        let limit = images::limit(&args.media)?;
+        model.text.images = Some(vision.model(&model.text.tokenizer, settings, limit, telemetry.engine())?);
+    }
+    let runner = Runner::observed(backend, model.program.clone(), runner_config, images.as_ref(), |known| {
+        telemetry.device(known)
+    })?;
     let memory = runner.memory_plan().clone();
     log_memory(&memory);
 
@@ -213,7 +223,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     if let Some(config) = &settings.traces {
         info!("exporting traces to {}", config.endpoint());
     }
-    let engine_config = settings::engine_config(limits, settings, plan.max_model_len, steps);
+    let engine_config = settings::engine_config(limits, settings, plan.max_model_len, steps, image_tokens);
     telemetry.set_cache_config(&[
         ("block_size", block_size.to_string()),
         ("num_gpu_blocks", memory.blocks.to_string()),
@@ -254,6 +264,9 @@ fn log_memory(memory: &MemoryPlan) {
         human_bytes(memory.weight_bytes),
         human_bytes(memory.kv_bytes),
     );
+    if memory.media_bytes > 0 {
+        info!("encoder cache: {}", human_bytes(memory.media_bytes));
+    }
     info!("KV cache size: {tokens} tokens");
     let concurrency = tokens as f64 / max_model_len as f64;
     info!("Maximum concurrency for {max_model_len} tokens per request: {concurrency:.2}x");

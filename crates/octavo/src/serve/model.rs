@@ -7,13 +7,14 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use octavo_models::{CatalogEntry, Checkpoint, TokenizerData};
 use octavo_ops::dummy::DummyWeights;
-use octavo_ops::{Backend, Program, WeightSource};
+use octavo_ops::{Backend, BackendError, Program, WeightSource};
 use octavo_server::{SamplingDefaults, TextModel};
 use octavo_text::{ChatTemplate, GgufVocabulary, SpecialTokens, Tokenizer};
 use tracing::{info, warn};
 
-use crate::cli::{ComposeArgs, ContentFormat, LoadFormat};
+use crate::cli::{ComposeArgs, ContentFormat, LoadFormat, MediaArgs};
 use crate::pull::{self, Wanted};
+use crate::serve::images::{self, Vision};
 use crate::serve::{generation, stand_in};
 use crate::system::human_bytes;
 
@@ -21,6 +22,8 @@ use crate::system::human_bytes;
 pub(crate) struct ModelFiles {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) program: Program,
+    /// The encoder of images, if it is not left out.
+    encoder: Option<(Program, Vision)>,
     path: PathBuf,
     entry: Option<&'static CatalogEntry>,
     template: Option<GivenTemplate>,
@@ -38,6 +41,8 @@ pub(crate) struct LoadedModel {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) program: Arc<Program>,
     pub(crate) text: TextModel,
+    /// The encoder of images, if the backend has it loaded.
+    pub(crate) vision: Option<Vision>,
     pub(crate) eos_token_ids: Vec<u32>,
     pub(crate) sampling_defaults: SamplingDefaults,
 }
@@ -49,6 +54,7 @@ impl ModelFiles {
             bail!("--tokenizer {tokenizer}: only the model's own tokenizer is supported, that of {reference}");
         }
         let template = args.chat.chat_template.as_deref().map(given_template).transpose()?;
+        let max_images = images::limit(&args.media)?;
         let format = args.model.load_format;
         let resolved = pull::resolve(reference, &args.model.source, format, Wanted::Served)?;
         let path = &resolved.path;
@@ -57,7 +63,8 @@ impl ModelFiles {
             LoadFormat::Dummy => Checkpoint::open_without_weights(path).context("--load-format dummy")?,
         };
         let config = checkpoint.config();
-        let program = octavo_models::build_program(&checkpoint).with_context(|| path.display().to_string())?;
+        let programs = octavo_models::build_programs(&checkpoint).with_context(|| path.display().to_string())?;
+        let program = programs.decoder;
         info!(
             "model: {} ({}, {:.1} M parameters, {} {}) from {}",
             resolved.name,
@@ -67,16 +74,26 @@ impl ModelFiles {
             config.dtype,
             path.display()
         );
-        Ok(Self { checkpoint, program, path: resolved.path, entry: resolved.entry, template })
+        let encoder = programs.encoder.filter(|_| max_images > 0);
+        let vision = vision(&checkpoint, &args.media)?;
+        Ok(Self {
+            encoder: encoder.zip(vision),
+            checkpoint,
+            program,
+            path: resolved.path,
+            entry: resolved.entry,
+            template,
+        })
     }
 
     /// Reads the weights into `backend` while another thread builds the tokenizer, which takes about as long.
     pub(crate) fn load(self, args: &ComposeArgs, backend: &mut dyn Backend) -> Result<LoadedModel> {
-        let Self { checkpoint, program, path, entry, template } = self;
+        let Self { checkpoint, program, encoder, path, entry, template } = self;
         let text = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("octavo-text".into());
             let text = thread.spawn_scoped(scope, || text_model(args, &checkpoint, &path, template.as_ref()))?;
-            let weights = load_weights(&program, &checkpoint, backend);
+            let weights = load_weights(&program, &checkpoint, backend)
+                .and_then(|()| encoder.as_ref().map_or(Ok(()), |encoder| load_encoder(encoder, &checkpoint, backend)));
             let text = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             weights.map(|()| text)
         })?;
@@ -91,6 +108,7 @@ impl ModelFiles {
             sampling_defaults: defaults.sampling,
             program: Arc::new(program),
             text,
+            vision: encoder.map(|(_, vision)| vision),
             checkpoint,
         })
     }
@@ -116,6 +134,36 @@ fn load_weights(program: &Program, checkpoint: &Checkpoint, backend: &mut dyn Ba
     Ok(())
 }
 
+/// The model's encoder of images and its processor, changed by flags; `None` if the model takes no images.
+fn vision(checkpoint: &Checkpoint, args: &MediaArgs) -> Result<Option<Vision>> {
+    let processor = checkpoint.image_processor(&images::processor_changes(args))?;
+    Ok(checkpoint.config().vision.clone().zip(processor).map(|(encoder, processor)| Vision { encoder, processor }))
+}
+
+/// Reads the weights of the encoder into `backend`. A backend without encoders is an error: a server that was meant to
+/// take images would refuse them one by one.
+fn load_encoder(
+    (program, vision): &(Program, Vision),
+    checkpoint: &Checkpoint,
+    backend: &mut dyn Backend,
+) -> Result<()> {
+    let made_up = checkpoint.is_dummy().then(|| DummyWeights::new(program));
+    let source: &dyn WeightSource = made_up.as_ref().map_or(checkpoint, |weights| weights);
+    let progress = pull::progress();
+    let task = progress.begin("loading the image encoder", Some(program.weight_bytes()));
+    let loaded = backend.load_encoder(program, source, &mut |bytes| task.advance_to(bytes));
+    task.finish();
+    match loaded {
+        Err(BackendError::Unsupported { backend, .. }) => bail!(
+            "the {backend} backend cannot encode images yet: serve the model with --device cpu, or without images with \
+             --language-model-only"
+        ),
+        loaded => loaded?,
+    }
+    info!("images: an image takes at most {} tokens", vision.largest_image());
+    Ok(())
+}
+
 /// Tokenizer and chat template. `path` is the model's, for errors about what is in its files.
 fn text_model(
     args: &ComposeArgs,
@@ -134,7 +182,7 @@ fn text_model(
         ContentFormat::String => template.map(|t| t.with_content_format(octavo_text::ContentFormat::String)),
         ContentFormat::Openai => template.map(|t| t.with_content_format(octavo_text::ContentFormat::OpenAi)),
     };
-    Ok(TextModel { tokenizer, template: template.map(Arc::new) })
+    Ok(TextModel { tokenizer, template: template.map(Arc::new), images: None })
 }
 
 /// Builds the tokenizer that a checkpoint carries.

@@ -132,7 +132,7 @@ mod tests {
             ..GgufVocabulary::default()
         };
         let template = template.map(|source| Arc::new(ChatTemplate::new(source, &SpecialTokens::default()).unwrap()));
-        TextModel { tokenizer: Arc::new(Tokenizer::from_gguf(vocabulary).unwrap()), template }
+        TextModel { tokenizer: Arc::new(Tokenizer::from_gguf(vocabulary).unwrap()), template, images: None }
     }
 
     fn flags(tools: &str, reasoning: &str) -> ParserFlags {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use octavo_engine::{EngineConfig, SchedulingPolicy};
 use octavo_kv_events::KvEventsConfig;
+use octavo_media::MediaSettings;
 use octavo_server::{
     ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, RequestLog, ServerConfig, StoreLimits,
     TlsConfig,
@@ -18,9 +19,9 @@ use crate::cli::{
 };
 use crate::serve::device::StepLimits;
 use crate::serve::keys::KeysFile;
-use crate::serve::kv_events;
 use crate::serve::model::LoadedModel;
 use crate::serve::parsers::{Choice, ParserFlags};
+use crate::serve::{images, kv_events};
 use crate::template_helper;
 
 /// Variable for the seconds that a connection is kept open between requests.
@@ -74,6 +75,8 @@ pub(crate) struct Settings {
     /// Whether responses are stored.
     pub(crate) store_responses: bool,
     pub(crate) log: RequestLog,
+    /// Where images come from.
+    pub(crate) media: MediaSettings,
     pub(crate) traces: Option<TraceConfig>,
     pub(crate) kv_events: Option<KvEventsConfig>,
     /// Seed of the hashes of KV blocks.
@@ -134,6 +137,7 @@ impl Settings {
                 outputs: log.enable_log_outputs,
                 max_len: log.max_log_len,
             },
+            media: images::media_settings(&args.compose.media, environment)?,
             traces: traces(&args.compose.observe, environment)?,
             kv_events: kv_events(&args.compose.engine, environment)?,
             prefix_seed: prefix_seed(environment),
@@ -148,7 +152,8 @@ impl Settings {
         let traces = traces(&args.observe, environment)?;
         let (kv_events, prefix_seed) = (kv_events(&args.engine, environment)?, prefix_seed(environment));
         let (api, parsers) = (api_config(&args.chat)?, parser_flags(&args.chat)?);
-        Ok(Self { api, parsers, traces, kv_events, prefix_seed, ..Self::default() })
+        let media = images::media_settings(&args.media, environment)?;
+        Ok(Self { api, parsers, media, traces, kv_events, prefix_seed, ..Self::default() })
     }
 }
 
@@ -306,12 +311,14 @@ fn prefix_seed(environment: &Environment<'_>) -> Option<String> {
     environment("PYTHONHASHSEED").filter(|seed| !seed.is_empty())
 }
 
-/// The configuration of the engine; `steps` limits a step unless a flag says otherwise.
+/// The configuration of the engine; `steps` limits a step unless a flag says otherwise. A step encodes images of at most
+/// `image_tokens`.
 pub(crate) fn engine_config(
     args: &EngineArgs,
     settings: &Settings,
     max_model_len: usize,
     steps: StepLimits,
+    image_tokens: usize,
 ) -> EngineConfig {
     let defaults = EngineConfig::default();
     EngineConfig {
@@ -319,7 +326,7 @@ pub(crate) fn engine_config(
         max_model_len,
         max_num_seqs: args.max_num_seqs,
         max_num_batched_tokens: steps.tokens,
-        max_num_encoder_tokens: defaults.max_num_encoder_tokens.max(steps.tokens),
+        max_num_encoder_tokens: image_tokens,
         max_step: match args.max_step_ms {
             None => steps.time,
             Some(0) => None,

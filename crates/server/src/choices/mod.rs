@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::stream::{SelectAll, Stream, StreamExt, unfold};
-use octavo_engine::{ClientId, EngineState, FinishReason, Logprobs, Request, StageTimes, SubmitError, TokenOutput};
+use octavo_engine::{
+    ClientId, EngineState, FinishReason, Logprobs, PromptImage, Request, StageTimes, SubmitError, TokenOutput,
+};
 use octavo_telemetry::{Rejection, TracedRequest};
 use octavo_text::{OutputDelta, TextStream};
 
@@ -29,6 +31,7 @@ pub(crate) use parts::{Calls, Parsing, append};
 /// A prompt that fits the context.
 pub(crate) struct PreparedPrompt {
     pub(crate) tokens: Arc<[u32]>,
+    pub(crate) images: Arc<[PromptImage]>,
     /// Maximum number of generated tokens; 0 only if the client wants the prompt alone.
     pub(crate) max_tokens: u32,
 }
@@ -196,7 +199,7 @@ fn start(state: &AppState, submission: &Submission, index: usize) -> Result<Gene
         arrival: submission.arrival,
         cache_salt: submission.cache_salt.clone(),
         constraint: submission.restrictions.constraint(),
-        images: Arc::default(),
+        images: Arc::clone(&prompt.images),
         parent_n: (child == 0).then_some(sampling.n),
         task: octavo_engine::Task::Generate,
     };

@@ -2,17 +2,19 @@
 
 use std::sync::Arc;
 
-use octavo_text::{GrammarSpec, Modality, ReasoningSyntax, TemplateError, TemplateInput, ThinkingBudget, ToolSyntax};
+use octavo_media::ProcessedImage;
+use octavo_text::{GrammarSpec, ReasoningSyntax, TemplateError, TemplateInput, ThinkingBudget, ToolSyntax};
 use serde_json::{Map, Value};
 
 use crate::app::AppState;
 use crate::choices::{Calls, Parsing, Submission};
 use crate::error::ApiError;
+use crate::images::WithImages;
 use crate::params::{OutputLimit, Sampling};
 use crate::prepare::size::ResponseSize;
 use crate::prepare::{
-    Headers, Prepared, check_model, envelope, fit, restrictions, spelling, stream_options, submission, tokenise,
-    untrusted_template,
+    Headers, Prepared, Staged, check_model, envelope, fit, images_of, restrictions, spelling, stream_options,
+    submission, tokenise, untrusted_template,
 };
 use crate::restrictions::{ReasoningSpan, Restrictions};
 use crate::types::chat::ChatRequest;
@@ -23,9 +25,6 @@ use crate::workers::take_turns;
 
 /// Characters at the end of the prompt that are searched for the start of reasoning.
 const TAIL: usize = 256;
-
-/// Maximum number of images of a prompt. The engine takes none yet.
-const MAX_IMAGES: usize = 0;
 
 /// A conversation that is ready to run.
 pub(crate) struct Conversation {
@@ -39,27 +38,58 @@ pub(crate) struct Conversation {
 }
 
 /// Prepares a chat request.
-pub(crate) fn chat(state: &AppState, body: &[u8], headers: &Headers) -> Result<Prepared<ChatWire>, ApiError> {
+pub(crate) fn chat(state: &AppState, body: &[u8], headers: &Headers) -> Result<Staged<Prepared<ChatWire>>, ApiError> {
     let request = ChatRequest::parse(body)?;
     let shared = Shared::new(state, &request)?;
-    Ok(prepare(state, &request, headers, shared)?.0)
+    let (images, headers) = (images_of(state, &request, headers)?, headers.clone());
+    Staged::new(state, images, move |state, images| Ok(prepare(state, &request, &headers, (shared, &images))?.0))
 }
 
 /// Prepares a batch: one request for each conversation. They share an id, to which the engine's requests add the index.
-pub(crate) fn batch(state: &AppState, body: &[u8], headers: &Headers) -> Result<Vec<Prepared<ChatWire>>, ApiError> {
+pub(crate) fn batch(
+    state: &AppState,
+    body: &[u8],
+    headers: &Headers,
+) -> Result<Staged<Vec<Prepared<ChatWire>>>, ApiError> {
     let (mut request, conversations) = ChatRequest::parse_batch(body)?;
     let limit = state.config.max_sequences;
     if conversations.len() > limit {
         let message = format!("A batch has at most {limit} conversations, got {}.", conversations.len());
         return Err(ApiError::bad_request(message).with_param("messages"));
     }
-    let id = headers.id(request.common.request_id.as_ref());
-    let headers = headers.with_id(&id);
     let shared = Shared::new(state, &request)?;
-    let (mut batch, mut size) = (Vec::with_capacity(conversations.len()), ResponseSize::new(1));
-    for (index, messages) in conversations.into_iter().enumerate() {
+    let (mut counted, mut all) = (Vec::with_capacity(conversations.len()), vec![]);
+    for messages in conversations {
         request.messages = messages;
-        let (mut prepared, bytes) = prepare(state, &request, &headers, shared.clone())?;
+        let images = images_of(state, &request, headers)?;
+        counted.push(BatchedMessages { messages: std::mem::take(&mut request.messages), images: images.len() });
+        all.extend(images);
+    }
+    let headers = headers.with_id(&headers.id(request.common.request_id.as_ref()));
+    Staged::new(state, all, move |state, images| conversations_of(state, request, &headers, shared, (counted, &images)))
+}
+
+/// A conversation of a batch.
+struct BatchedMessages {
+    messages: Vec<Value>,
+    /// Number of its images.
+    images: usize,
+}
+
+/// Prepares the conversations of a batch, each of which has the next so many of the images.
+fn conversations_of(
+    state: &AppState,
+    mut request: ChatRequest,
+    headers: &Headers,
+    shared: Shared,
+    (conversations, mut images): (Vec<BatchedMessages>, &[Arc<ProcessedImage>]),
+) -> Result<Vec<Prepared<ChatWire>>, ApiError> {
+    let (mut batch, mut size) = (Vec::with_capacity(conversations.len()), ResponseSize::new(1));
+    for (index, conversation) in conversations.into_iter().enumerate() {
+        request.messages = conversation.messages;
+        let (own, others) = images.split_at(conversation.images.min(images.len()));
+        images = others;
+        let (mut prepared, bytes) = prepare(state, &request, headers, (shared.clone(), own))?;
         size = size.bytes("messages", bytes);
         prepared.submission.request_id = format!("{}_{index}", prepared.submission.request_id);
         // The first request has the grammar of all.
@@ -97,9 +127,9 @@ fn prepare(
     state: &AppState,
     request: &ChatRequest,
     headers: &Headers,
-    shared: Shared,
+    given: (Shared, &[Arc<ProcessedImage>]),
 ) -> Result<(Prepared<ChatWire>, usize), ApiError> {
-    let Conversation { id, submission, grammar, prompt, text } = continued(state, request, headers, shared)?;
+    let Conversation { id, submission, grammar, prompt, text } = continued(state, request, headers, given)?;
     let (common, api) = (&request.common, &state.config.api);
     let last = request.messages.last();
     let role = match last.and_then(|message| message.get("role")?.as_str()) {
@@ -161,23 +191,24 @@ pub(crate) fn conversation(
     state: &AppState,
     request: &ChatRequest,
     headers: &Headers,
+    images: &[Arc<ProcessedImage>],
 ) -> Result<Conversation, ApiError> {
-    continued(state, request, headers, Shared::new(state, request)?)
+    continued(state, request, headers, (Shared::new(state, request)?, images))
 }
 
 fn continued(
     state: &AppState,
     request: &ChatRequest,
     headers: &Headers,
-    Shared { mut sampling, restrictions }: Shared,
+    (Shared { mut sampling, restrictions }, images): (Shared, &[Arc<ProcessedImage>]),
 ) -> Result<Conversation, ApiError> {
     let (common, config) = (&request.common, &state.config);
     let (calls, grammar) = calls(state, request)?;
     if let Calls::Written(syntax, _) = &calls {
         sampling.text.skip_special_tokens &= !syntax.needs_special_tokens();
     }
-    let (text, tokens) = prompt_of(state, request)?;
-    let prompt = fit(state, tokens, common, &sampling)?;
+    let (text, prompt) = prompt_of(state, request, images)?;
+    let prompt = fit(state, prompt, common, &sampling)?;
     let forced = matches!(request.tools.choice, ToolChoice::Required | ToolChoice::Named(_));
     let prompt_tail = tail(&text).to_owned();
     let parsing = Parsing {
@@ -199,11 +230,24 @@ fn continued(
     Ok(Conversation { id, submission, grammar, prompt: tokens, text })
 }
 
-/// The rendered prompt and its tokens.
-pub(crate) fn prompt_of(state: &AppState, request: &ChatRequest) -> Result<(String, Vec<u32>), ApiError> {
+/// The rendered prompt, and its tokens with those of its images.
+pub(crate) fn prompt_of(
+    state: &AppState,
+    request: &ChatRequest,
+    images: &[Arc<ProcessedImage>],
+) -> Result<(String, WithImages), ApiError> {
+    let truncation = request.common.truncation;
+    if !images.is_empty() && truncation.is_some() {
+        let message = "A prompt with images cannot be truncated; leave out truncate_prompt_tokens.";
+        return Err(ApiError::bad_request(message).with_param("truncate_prompt_tokens"));
+    }
     let text = render(state, request)?;
-    let tokens = tokenise(state, &text, request.add_special_tokens, request.common.truncation)?;
-    Ok((text, tokens))
+    let tokens = tokenise(state, &text, request.add_special_tokens, truncation)?;
+    let prompt = match &state.text.images {
+        Some(model) => WithImages::new(tokens, model.token, images)?,
+        None => WithImages::none(tokens),
+    };
+    Ok((text, prompt))
 }
 
 /// The source of tool calls, and the grammar of the output.
@@ -305,14 +349,12 @@ fn render(state: &AppState, request: &ChatRequest) -> Result<String, ApiError> {
         continue_final_message: request.continue_final_message,
         kwargs: &kwargs,
     };
-    if octavo_text::image_parts(&request.messages)?.len() > MAX_IMAGES {
-        return Err(ApiError::too_many(Modality::Image, MAX_IMAGES));
-    }
     if let Some(source) = &request.chat_template {
         return untrusted_template::render(state, source, &input);
     }
     let template = state.text.template.as_deref().ok_or(TemplateError::Missing)?;
-    let messages = octavo_text::normalize_messages(&request.messages, template.content_format(), None)?;
+    let placeholder = state.text.images.as_ref().map(|images| &*images.placeholder);
+    let messages = octavo_text::normalize_messages(&request.messages, template.content_format(), placeholder)?;
     template.render_in_turns(&TemplateInput { messages: &messages, ..input }, take_turns)
 }
 

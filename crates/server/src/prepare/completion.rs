@@ -3,10 +3,11 @@
 use crate::app::AppState;
 use crate::choices::{Parsing, PreparedPrompt, Submission};
 use crate::error::ApiError;
+use crate::images::WithImages;
 use crate::params::{OutputLimit, Sampling};
 use crate::prepare::size::ResponseSize;
 use crate::prepare::{
-    Headers, Prepared, check_model, envelope, fit, restrictions, spelling, stream_options, submission, tokenise,
+    Headers, Prepared, Staged, check_model, envelope, fit, restrictions, spelling, stream_options, submission, tokenise,
 };
 use crate::types::common::Truncation;
 use crate::types::completion::{CompletionRequest, Prompt};
@@ -21,12 +22,16 @@ pub(crate) fn completion(
     state: &AppState,
     body: &[u8],
     headers: &Headers,
-) -> Result<Prepared<CompletionWire>, ApiError> {
-    prepare(state, CompletionRequest::parse(body)?, headers)
+) -> Result<Staged<Prepared<CompletionWire>>, ApiError> {
+    prepare(state, CompletionRequest::parse(body)?, headers).map(Staged::Ready)
 }
 
 /// Prepares a request of POST /generate: one prompt, which its texts begin with.
-pub(crate) fn legacy(state: &AppState, body: &[u8], headers: &Headers) -> Result<Prepared<LegacyWire>, ApiError> {
+pub(crate) fn legacy(
+    state: &AppState,
+    body: &[u8],
+    headers: &Headers,
+) -> Result<Staged<Prepared<LegacyWire>>, ApiError> {
     let request = CompletionRequest::parse(body)?;
     let [Prompt::Text(prompt)] = &request.prompts[..] else {
         return Err(ApiError::bad_request("prompt must be one string.").with_param("prompt"));
@@ -35,7 +40,7 @@ pub(crate) fn legacy(state: &AppState, body: &[u8], headers: &Headers) -> Result
     let Prepared { submission, wire, stream, grammar } = prepare(state, request, headers)?;
     check_repeats(state, &prompt, &submission, stream.is_some())?;
     let wire = LegacyWire { prompt_tokens: wire.prompts[0].len(), texts: vec![prompt; wire.n as usize] };
-    Ok(Prepared { submission, wire, stream, grammar })
+    Ok(Staged::Ready(Prepared { submission, wire, stream, grammar }))
 }
 
 pub(super) fn prepare(
@@ -61,7 +66,7 @@ pub(super) fn prepare(
         .iter()
         .map(|prompt| {
             let tokens = prompt_tokens(state, prompt, request.add_special_tokens, common.truncation)?;
-            fit(state, tokens, common, &sampling)
+            fit(state, WithImages::none(tokens), common, &sampling)
         })
         .collect::<Result<Vec<_>, _>>()?;
     let echo: Option<Vec<String>> = request.echo.then(|| {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use octavo_engine::ClientId;
+use octavo_text::{Modality, image_parts};
 
 use crate::app::AppState;
 use crate::error::ApiError;
@@ -37,7 +38,10 @@ pub(crate) fn embeddings(state: &AppState, body: &[u8], headers: &Headers) -> Re
         return Err(ApiError::invalid_value("dimensions", dimensions, message));
     }
     let prompts = match &request.input {
-        Input::Conversation(chat) => vec![fit(state, &request, prompt_of(state, chat)?.1)?],
+        Input::Conversation(chat) if !image_parts(&chat.messages)?.is_empty() => {
+            return Err(ApiError::too_many(Modality::Image, 0));
+        }
+        Input::Conversation(chat) => vec![fit(state, &request, prompt_of(state, chat, &[])?.1.tokens)?],
         Input::Prompts(prompts) => prompts
             .iter()
             .map(|prompt| {

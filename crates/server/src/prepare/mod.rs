@@ -7,6 +7,7 @@ mod messages;
 mod render;
 mod responses;
 mod size;
+mod staged;
 mod untrusted_template;
 
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use crate::app::AppState;
 use crate::caller::Caller;
 use crate::choices::{Parsing, PreparedPrompt, Submission};
 use crate::error::ApiError;
+use crate::images::WithImages;
 use crate::logprobs::Spelling;
 use crate::params::{Sampling, known_token};
 use crate::request_id::RequestId;
@@ -35,6 +37,7 @@ pub(crate) use embeddings::{PreparedEmbeddings, embeddings};
 pub(crate) use messages::messages;
 pub(crate) use render::{rendered_chat, rendered_completions};
 pub(crate) use responses::responses;
+pub(crate) use staged::{Staged, images_of};
 
 /// A request that is ready to run except for its grammar, which is not compiled yet.
 pub(crate) struct Prepared<W> {
@@ -259,7 +262,7 @@ pub(crate) fn truncate(
 /// Checks that a prompt fits the context, and limits the number of generated tokens.
 fn fit(
     state: &AppState,
-    mut tokens: Vec<u32>,
+    WithImages { mut tokens, images }: WithImages,
     common: &CommonFields,
     sampling: &Sampling,
 ) -> Result<PreparedPrompt, ApiError> {
@@ -278,7 +281,7 @@ fn fit(
         return Err(ApiError::no_room_for_output(tokens.len(), max_model_len));
     }
     let max_tokens = sampling.max_tokens_after(tokens.len(), max_model_len)?;
-    Ok(PreparedPrompt { tokens: tokens.into(), max_tokens })
+    Ok(PreparedPrompt { tokens: tokens.into(), images, max_tokens })
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::choices::Submission;
 use crate::error::ApiError;
 use crate::prepare::chat::{Conversation, conversation};
 use crate::prepare::completion::prepare;
-use crate::prepare::{Headers, Prepared};
+use crate::prepare::{Headers, Prepared, images_of};
 use crate::types::chat::ChatRequest;
 use crate::types::common::CommonFields;
 use crate::types::completion::CompletionRequest;
@@ -16,7 +16,10 @@ use crate::types::completion::CompletionRequest;
 /// Renders a chat request.
 pub(crate) fn rendered_chat(state: &AppState, body: &[u8], headers: &Headers) -> Result<Value, ApiError> {
     let request = ChatRequest::parse(body)?;
-    let Conversation { id, submission, grammar, .. } = conversation(state, &request, headers)?;
+    if !images_of(state, &request, headers)?.is_empty() {
+        return Err(ApiError::not_implemented("Requests with images cannot be rendered.").with_param("messages"));
+    }
+    let Conversation { id, submission, grammar, .. } = conversation(state, &request, headers, &[])?;
     let constraints = constraints(grammar.as_ref());
     Ok(rendered(&request.common, &submission, 0, &constraints, format!("chatcmpl-{id}")))
 }

@@ -8,14 +8,18 @@ use serde_json::Value;
 use crate::app::AppState;
 use crate::error::ApiError;
 use crate::prepare::chat::{Conversation, conversation};
-use crate::prepare::{Headers, Prepared, envelope, spelling};
+use crate::prepare::{Headers, Prepared, Staged, envelope, images_of, spelling};
 use crate::stored::Recorder;
 use crate::types::response::UsageDetails;
 use crate::types::responses::ResponsesRequest;
 use crate::wire::{Items, ResponsesWire};
 
 /// Prepares a responses request.
-pub(crate) fn responses(state: &AppState, body: &[u8], headers: &Headers) -> Result<Prepared<ResponsesWire>, ApiError> {
+pub(crate) fn responses(
+    state: &AppState,
+    body: &[u8],
+    headers: &Headers,
+) -> Result<Staged<Prepared<ResponsesWire>>, ApiError> {
     let ResponsesRequest { mut chat, mut settings, previous_response_id, instructed, store, background } =
         ResponsesRequest::parse(body)?;
     if background && state.responses.is_none() {
@@ -29,28 +33,31 @@ pub(crate) fn responses(state: &AppState, body: &[u8], headers: &Headers) -> Res
         let previous = continued(state, headers.caller.owner(), &id)?;
         chat.messages.splice(own..own, previous);
     }
-    let Conversation { id, submission, grammar, prompt, .. } = conversation(state, &chat, headers)?;
-    let (temperature, top_p) = submission.sampling.temperature_and_top_p();
-    for (key, value) in [("temperature", temperature), ("top_p", top_p)] {
-        settings.insert(key.into(), value.into());
-    }
-    settings.insert("top_logprobs".into(), chat.logprobs.unwrap_or(0).into());
-    let id = format!("resp_{id}");
-    let store = state.responses.as_ref().filter(|_| store);
-    let owner = headers.caller.owner();
-    let recorder = store.map(|store| Recorder::new(Arc::clone(store), owner, &id, chat.messages.split_off(own)));
-    let wire = ResponsesWire {
-        envelope: envelope(state, id),
-        recorder,
-        background,
-        prompt_tokens: prompt.len(),
-        settings,
-        logprobs: submission.sampling.chat_logprobs(),
-        spelling: spelling(state, &chat.common),
-        details: UsageDetails { metrics: state.config.api.request_metrics, ..UsageDetails::default() },
-        items: Items::default(),
-    };
-    Ok(Prepared { submission, wire, stream: chat.common.stream, grammar })
+    let (images, headers) = (images_of(state, &chat, headers)?, headers.clone());
+    Staged::new(state, images, move |state, images| {
+        let Conversation { id, submission, grammar, prompt, .. } = conversation(state, &chat, &headers, &images)?;
+        let (temperature, top_p) = submission.sampling.temperature_and_top_p();
+        for (key, value) in [("temperature", temperature), ("top_p", top_p)] {
+            settings.insert(key.into(), value.into());
+        }
+        settings.insert("top_logprobs".into(), chat.logprobs.unwrap_or(0).into());
+        let id = format!("resp_{id}");
+        let store = state.responses.as_ref().filter(|_| store);
+        let owner = headers.caller.owner();
+        let recorder = store.map(|store| Recorder::new(Arc::clone(store), owner, &id, chat.messages.split_off(own)));
+        let wire = ResponsesWire {
+            envelope: envelope(state, id),
+            recorder,
+            background,
+            prompt_tokens: prompt.len(),
+            settings,
+            logprobs: submission.sampling.chat_logprobs(),
+            spelling: spelling(state, &chat.common),
+            details: UsageDetails { metrics: state.config.api.request_metrics, ..UsageDetails::default() },
+            items: Items::default(),
+        };
+        Ok(Prepared { submission, wire, stream: chat.common.stream, grammar })
+    })
 }
 
 /// The messages of the response that a request continues, without its instructions.

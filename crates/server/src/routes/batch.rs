@@ -10,7 +10,7 @@ use crate::app::AppState;
 use crate::choices::Choices;
 use crate::error::ApiError;
 use crate::prepare;
-use crate::routes::{blocking, receive};
+use crate::routes::{receive, staged};
 use crate::wire::{Conversations, collect};
 use crate::workers::Work;
 
@@ -21,7 +21,7 @@ pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> R
 
 async fn run(state: &AppState, request: Request) -> Result<Response, ApiError> {
     let (body, headers) = receive(state, request).await?;
-    let mut prepared = blocking(state, body, move |state, body| prepare::batch(state, body, &headers)).await?;
+    let mut prepared = staged(state, body, move |state, body| prepare::batch(state, body, &headers)).await?;
     // All conversations have the same grammar.
     if let Some(spec) = prepared.first_mut().and_then(|first| first.grammar.take()) {
         let compiling = Arc::clone(state);

@@ -6,8 +6,8 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use crate::app::AppState;
-use crate::prepare::{self, prompt_of};
-use crate::routes::{blocking, receive};
+use crate::prepare::{self, Staged, images_of, prompt_of};
+use crate::routes::{receive, staged};
 use crate::types::messages::MessagesRequest;
 use crate::wire::{MessagesWire, Wire};
 
@@ -19,13 +19,14 @@ pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> R
 /// The number of tokens that a request's prompt has.
 pub(crate) async fn count_tokens(State(state): State<AppState>, request: Request) -> Response {
     let count = async {
-        let (body, _) = receive(&state, request).await?;
-        let count = |state: &AppState, body: &[u8]| {
-            let request = MessagesRequest::parse_for_count(body)?;
-            prepare::check_model(state, request.chat.common.model.as_deref())?;
-            Ok(prompt_of(state, &request.chat)?.1.len())
+        let (body, headers) = receive(&state, request).await?;
+        let count = move |state: &AppState, body: &[u8]| {
+            let MessagesRequest { chat, .. } = MessagesRequest::parse_for_count(body)?;
+            prepare::check_model(state, chat.common.model.as_deref())?;
+            let images = images_of(state, &chat, &headers)?;
+            Staged::new(state, images, move |state, images| Ok(prompt_of(state, &chat, &images)?.1.tokens.len()))
         };
-        blocking(&state, body, count).await
+        staged(&state, body, count).await
     };
     match count.await {
         Ok(count) => Json(json!({"input_tokens": count})).into_response(),

@@ -28,13 +28,14 @@ use crate::app::AppState;
 use crate::body::ReceivedBody;
 use crate::choices::Choices;
 use crate::error::ApiError;
-use crate::prepare::{Headers, Prepared};
+use crate::images;
+use crate::prepare::{Headers, Prepared, Staged};
 use crate::types::common::StreamOptions;
 use crate::wire::{self, Wire};
 use crate::workers::Work;
 
 /// The function that prepares a generation request from its body.
-pub(crate) type Prepare<W> = fn(&AppState, &[u8], &Headers) -> Result<Prepared<W>, ApiError>;
+pub(crate) type Prepare<W> = fn(&AppState, &[u8], &Headers) -> Result<Staged<Prepared<W>>, ApiError>;
 
 /// Answers a generation request. Dropping the future, or the body of its response, aborts the sequences.
 async fn generate<W: Wire>(state: AppState, request: Request, prepare: Prepare<W>) -> Response {
@@ -75,7 +76,7 @@ async fn ready<W: Wire>(
     (body, headers): (ReceivedBody, Headers),
     prepare: Prepare<W>,
 ) -> Result<(Choices, W, Option<StreamOptions>), ApiError> {
-    let mut prepared = blocking(state, body, move |state, body| prepare(state, body, &headers)).await?;
+    let mut prepared = staged(state, body, move |state, body| prepare(state, body, &headers)).await?;
     if let Some(spec) = prepared.grammar.take() {
         let compiling = Arc::clone(state);
         prepared.submission.restrictions.grammar =
@@ -84,6 +85,23 @@ async fn ready<W: Wire>(
     let (meter, tokens) = (prepared.submission.meter.clone(), prepared.submission.prompt_tokens());
     let choices = meter.submit(tokens, || Choices::submit(state, prepared.submission))?;
     Ok((choices, prepared.wire, prepared.stream))
+}
+
+/// Runs `work` on a body, and the rest of it when the images that it needs are loaded.
+async fn staged<T: Send + 'static>(
+    state: &AppState,
+    body: ReceivedBody,
+    work: impl FnOnce(&AppState, &[u8]) -> Result<Staged<T>, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let kind = Work::Body(body.bytes.len());
+    match blocking(state, body, work).await? {
+        Staged::Ready(result) => Ok(result),
+        Staged::Images(requests, then) => {
+            let images = images::load(state, requests).await?;
+            let worker = Arc::clone(state);
+            state.workers.run(kind, move || then(&worker, images)).await
+        }
+    }
 }
 
 /// Runs `work` on a body, on the blocking pool.

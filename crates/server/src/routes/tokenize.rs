@@ -12,8 +12,8 @@ use crate::app::{AppState, not_found};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::params::known_token;
-use crate::prepare::{check_model, prompt_of, tokenise_in_turns};
-use crate::routes::{blocking, receive};
+use crate::prepare::{Headers, Staged, check_model, images_of, prompt_of, tokenise_in_turns};
+use crate::routes::{receive, staged};
 use crate::types::chat::ChatRequest;
 
 /// Returns the tokens of a text, or of the prompt rendered from messages.
@@ -76,15 +76,18 @@ struct Text {
     prompt: String,
 }
 
+/// The function that writes an answer as JSON.
+type Answer = fn(&AppState, &[u8], &Headers) -> Result<Staged<Vec<u8>>, ApiError>;
+
 /// The answer that `work` writes as JSON. It may have megabytes, so the blocking pool writes it.
 async fn answer(
     state: &AppState,
     request: Request,
-    work: fn(&AppState, &[u8]) -> Result<Vec<u8>, ApiError>,
+    work: Answer,
 ) -> Response {
     let received = async {
-        let (body, _) = receive(state, request).await?;
-        blocking(state, body, work).await
+        let (body, headers) = receive(state, request).await?;
+        staged(state, body, move |state, body| work(state, body, &headers)).await
     };
     match received.await {
         Ok(json) => ([(CONTENT_TYPE, "application/json")], json).into_response(),
@@ -100,35 +103,42 @@ fn written(answer: &impl Serialize) -> Result<Vec<u8>, ApiError> {
     })
 }
 
-fn tokens_of(state: &AppState, body: &[u8]) -> Result<Vec<u8>, ApiError> {
+fn tokens_of(state: &AppState, body: &[u8], headers: &Headers) -> Result<Staged<Vec<u8>>, ApiError> {
     let mut fields = Fields::parse(body)?;
     let with_text = fields.get("return_token_strs").unwrap_or(false);
-    let tokens = if fields.raw("messages").is_some() {
+    if fields.raw("messages").is_some() {
         fields.finish()?;
         let request = ChatRequest::parse(body)?;
         check_model(state, request.common.model.as_deref())?;
-        prompt_of(state, &request)?.1
-    } else {
-        let (model, prompt): (Option<String>, Option<String>) = (fields.get("model"), fields.get("prompt"));
-        let add_special_tokens = fields.get("add_special_tokens").unwrap_or(true);
-        if fields.raw("prompt").is_none() {
-            fields.missing("prompt");
-        }
-        fields.finish()?;
-        check_model(state, model.as_deref())?;
-        // A text that exceeds the context is tokenized as well; its size is limited by that of the body.
-        tokenise_in_turns(state, &prompt.unwrap_or_default(), (add_special_tokens, Wanted::All))?
-    };
+        let images = images_of(state, &request, headers)?;
+        return Staged::new(state, images, move |state, images| {
+            tokenized(state, &prompt_of(state, &request, &images)?.1.tokens, with_text)
+        });
+    }
+    let (model, prompt): (Option<String>, Option<String>) = (fields.get("model"), fields.get("prompt"));
+    let add_special_tokens = fields.get("add_special_tokens").unwrap_or(true);
+    if fields.raw("prompt").is_none() {
+        fields.missing("prompt");
+    }
+    fields.finish()?;
+    check_model(state, model.as_deref())?;
+    // A text that exceeds the context is tokenized as well; its size is limited by that of the body.
+    let tokens = tokenise_in_turns(state, &prompt.unwrap_or_default(), (add_special_tokens, Wanted::All))?;
+    tokenized(state, &tokens, with_text).map(Staged::Ready)
+}
+
+/// The answer of POST /tokenize, in JSON.
+fn tokenized(state: &AppState, tokens: &[u32], with_text: bool) -> Result<Vec<u8>, ApiError> {
     let tokenizer = &state.text.tokenizer;
     written(&Tokens {
         count: tokens.len(),
         max_model_len: state.config.max_model_len,
-        token_strs: with_text.then_some(Spellings { tokenizer, tokens: &tokens }),
-        tokens: &tokens,
+        token_strs: with_text.then_some(Spellings { tokenizer, tokens }),
+        tokens,
     })
 }
 
-fn text_of(state: &AppState, body: &[u8]) -> Result<Vec<u8>, ApiError> {
+fn text_of(state: &AppState, body: &[u8], _: &Headers) -> Result<Staged<Vec<u8>>, ApiError> {
     let mut fields = Fields::parse(body)?;
     let model: Option<String> = fields.get("model");
     if fields.raw("tokens").is_none() {
@@ -139,5 +149,5 @@ fn text_of(state: &AppState, body: &[u8]) -> Result<Vec<u8>, ApiError> {
     check_model(state, model.as_deref())?;
     let ids = tokens.iter().map(|&id| known_token("tokens", id, &state.config)).collect::<Result<Vec<_>, _>>()?;
     let text = state.text.tokenizer.decode(&ids, false).map_err(|error| ApiError::bad_request(error.to_string()))?;
-    written(&Text { prompt: text })
+    written(&Text { prompt: text }).map(Staged::Ready)
 }

@@ -192,7 +192,7 @@ impl Setup {
         let engine = Engine::spawn(executor, self.engine, telemetry.engine()).unwrap();
         let tokenizer = Arc::new(tokenizer(self.more_tokens));
         let template = ChatTemplate::new(TEMPLATE, tokenizer.special()).unwrap();
-        let text = TextModel { tokenizer, template: Some(Arc::new(template)) };
+        let text = TextModel { tokenizer, template: Some(Arc::new(template)), images: None };
         (Server::new(engine.handle(), text, telemetry.clone(), self.config), engine, telemetry)
     }
 

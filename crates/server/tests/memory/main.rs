@@ -136,7 +136,7 @@ impl TestServer {
         let engine = Engine::spawn(Box::new(mock), config, telemetry.engine()).unwrap();
         let tokenizer = Arc::new(tokenizer(&[]));
         let template = ChatTemplate::new(TEMPLATE, tokenizer.special()).unwrap();
-        let text = TextModel { tokenizer, template: Some(Arc::new(template)) };
+        let text = TextModel { tokenizer, template: Some(Arc::new(template)), images: None };
         let config =
             ServerConfig { max_model_len, vocab_size: VOCAB, eos_token_ids: vec![IM_END], ..ServerConfig::default() };
         Self { router: Server::new(engine.handle(), text, telemetry, config).router(), _engine: engine }

@@ -20,7 +20,7 @@ const SPECULATION: Outcome =
     NoEffect("speculative decoding is not supported yet; answers are the same without it, but slower");
 const SCALE_OUT: Outcome = Refused("the render routes are always on, and the other scale-out routes are not supported");
 const PLUGIN: Outcome = Refused("Python plug-ins cannot be loaded into this server");
-const MEDIA: Outcome = NoEffect("image, audio and video inputs are not supported");
+const MEDIA: Outcome = NoEffect("images are processed in one way, and audio and video inputs are not supported");
 const CONTEXT: Outcome =
     Refused("it changes what the model computes, and only the model's own configuration is supported");
 const TRANSFER: Outcome = Refused("transferring the KV cache between servers is not supported");
@@ -186,11 +186,8 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("spec-model", Value, SPECULATION),
     flag("spec-tokens", Value, SPECULATION),
     // Images, sound, video.
-    flag("limit-mm-per-prompt", Json, MEDIA),
-    flag("mm-processor-kwargs", Json, MEDIA),
     flag("media-io-kwargs", Json, MEDIA),
     flag("trust-request-mm-kwargs", Switch, MEDIA),
-    flag("mm-processor-cache-gb", Value, MEDIA),
     flag("mm-processor-cache-type", Value, MEDIA),
     flag("disable-mm-preprocessor-cache", Switch, MEDIA),
     flag("mm-shm-cache-max-object-size-mb", Value, MEDIA),
@@ -200,10 +197,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("enable-mm-embeds", Switch, MEDIA),
     flag("interleave-mm-strings", Switch, MEDIA),
     flag("skip-mm-profiling", Switch, MEDIA),
-    flag("language-model-only", Switch, MEDIA),
     flag("video-pruning-rate", Value, MEDIA),
-    flag("allowed-local-media-path", Value, MEDIA),
-    flag("allowed-media-domains", Values, MEDIA),
     // Structured output and parsers.
     flag(
         "logprobs-mode",

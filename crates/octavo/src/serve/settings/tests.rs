@@ -204,12 +204,13 @@ fn the_engine_gets_its_limits() {
         "--scheduling-policy=priority",
         "--max-num-queued-reqs=7",
     ];
-    let config = engine_config(&args(&line).compose.engine, &Settings::default(), 100, STEPS);
+    let config = engine_config(&args(&line).compose.engine, &Settings::default(), 100, STEPS, 7);
     let expected = EngineConfig {
         max_model_len: 100,
         stuck_after: Duration::from_secs(30),
         max_num_seqs: 8,
         max_num_batched_tokens: 200,
+        max_num_encoder_tokens: 7,
         max_step: STEPS.time,
         policy: SchedulingPolicy::Priority,
         enable_prefix_caching: false,
@@ -231,7 +232,7 @@ fn the_time_of_a_step_has_the_limit_of_the_device_unless_a_flag_sets_one() {
         (&["--max-step-ms=0"], None),
         (&["--max-step-ms=30", "--scheduling-policy=fair"], Some(Duration::from_millis(30))),
     ] {
-        let config = engine_config(&args(line).compose.engine, &Settings::default(), 100, STEPS);
+        let config = engine_config(&args(line).compose.engine, &Settings::default(), 100, STEPS, 7);
         assert_eq!(config.max_step, expected, "{line:?}");
     }
 }

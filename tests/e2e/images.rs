@@ -1,0 +1,232 @@
+//! Conversations with images: the answers are PyTorch's, and images that cannot be used are refused.
+
+use std::path::{Path, PathBuf};
+
+use octavo_tests::Server;
+use serde_json::{Value, json};
+
+use crate::OCTAVO;
+
+/// A Qwen3-VL of random weights.
+fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata/qwen3-vl")
+}
+
+fn server(args: &[&str]) -> Server {
+    Server::start(Path::new(OCTAVO), &tiny(), &[&["--device", "cpu", "--cpu-threads", "1"], args].concat())
+}
+
+/// The requests whose answers PyTorch has computed.
+fn cases() -> Vec<Value> {
+    serde_json::from_slice(&std::fs::read(tiny().join("chat.json")).unwrap()).unwrap()
+}
+
+fn chat(messages: &Value) -> Value {
+    json!({"messages": messages, "max_tokens": 8, "temperature": 0, "return_token_ids": true})
+}
+
+fn one_image(part: Value) -> Value {
+    chat(&json!([{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]))
+}
+
+fn url(url: &str) -> Value {
+    json!({"type": "image_url", "image_url": {"url": url, "detail": "low"}})
+}
+
+/// The URL of the image of the first case.
+fn picture() -> String {
+    cases()[0]["messages"][0]["content"][1]["image_url"]["url"].as_str().unwrap().to_owned()
+}
+
+fn decoded(url: &str) -> Vec<u8> {
+    use base64::Engine;
+    base64::engine::general_purpose::STANDARD.decode(url.split_once(',').unwrap().1).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_are_those_of_pytorch() {
+    // In the second run, chunks of the prompt begin and end inside images.
+    for args in [&[][..], &["--max-num-batched-tokens", "10"]] {
+        let server = server(args);
+        for case in cases() {
+            let mut request = chat(&case["messages"]);
+            let (status, answer) = server.post("/v1/chat/completions", &request).await;
+            assert_eq!(status, 200, "{answer}");
+            assert_eq!(answer["choices"][0]["token_ids"], case["answer"], "{} {args:?}", case["name"]);
+            assert_eq!(answer["usage"]["prompt_tokens"], case["prompt_tokens"], "{}", case["name"]);
+            // As good as greedy, which allows one sequence only.
+            (request["n"], request["temperature"]) = (json!(2), json!(0.01));
+            let (_, several) = server.post("/v1/chat/completions", &request).await;
+            for choice in several["choices"].as_array().unwrap() {
+                assert_eq!(choice["token_ids"], case["answer"], "{} again", case["name"]);
+            }
+            let (_, tokens) = server.post("/tokenize", &json!({"messages": case["messages"]})).await;
+            assert_eq!(tokens["count"], case["prompt_tokens"], "{}", case["name"]);
+        }
+    }
+}
+
+/// The first case in the forms of the other routes.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_route_of_conversations_takes_images() {
+    let (server, case) = (server(&[]), &cases()[0]);
+    let (_, expected) = server.post("/v1/chat/completions", &chat(&case["messages"])).await;
+    let text = &expected["choices"][0]["message"]["content"];
+    let data = picture().split_once(',').unwrap().1.to_owned();
+    let parts = |kind: &str, image: Value| {
+        json!([{"role": "user", "content": [
+            {"type": kind, "text": "What is this?"}, image, {"type": kind, "text": "Say it."}]}])
+    };
+    let input = parts("input_text", json!({"type": "input_image", "image_url": picture()}));
+    let request = json!({"input": input, "max_output_tokens": 8, "temperature": 0});
+    let (_, response) = server.post("/v1/responses", &request).await;
+    assert_eq!(response["output"][0]["content"][0]["text"], *text, "{response}");
+    assert_eq!(response["usage"]["input_tokens"], case["prompt_tokens"]);
+
+    let source = json!({"type": "base64", "media_type": "image/png", "data": data});
+    let messages = parts("text", json!({"type": "image", "source": source}));
+    let request = json!({"model": "default", "messages": messages, "max_tokens": 8, "temperature": 0});
+    let (_, message) = server.post("/v1/messages", &request).await;
+    assert_eq!(message["content"][0]["text"], *text, "{message}");
+    // The rest of the prompt is in the prefix cache by now.
+    let usage = ["input_tokens", "cache_read_input_tokens"].map(|key| message["usage"][key].as_u64().unwrap());
+    assert_eq!(json!(usage[0] + usage[1]), case["prompt_tokens"]);
+    let (_, counted) = server.post("/v1/messages/count_tokens", &request).await;
+    assert_eq!(counted["input_tokens"], case["prompt_tokens"]);
+
+    let both = json!({"messages": [case["messages"], cases()[1]["messages"]], "max_tokens": 8, "temperature": 0,
+        "return_token_ids": true});
+    let (_, batch) = server.post("/v1/chat/completions/batch", &both).await;
+    for (index, case) in cases()[..2].iter().enumerate() {
+        assert_eq!(batch["choices"][index]["token_ids"], case["answer"], "{batch}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn images_that_cannot_be_used_are_refused_by_name() {
+    let server = server(&["--limit-mm-per-prompt", r#"{"image": 1}"#]);
+    let refused = async |body: Value| {
+        let (status, answer) = server.post("/v1/chat/completions", &body).await;
+        let error = &answer["error"];
+        (status, error["message"].as_str().unwrap_or_default().to_owned(), error["param"].clone())
+    };
+    let many = "At most 1 image(s) may be provided in one prompt. Set `--limit-mm-per-prompt` to increase this limit.";
+    assert_eq!(refused(chat(&cases()[1]["messages"])).await, (400, many.into(), json!("image")));
+    for (part, status, message) in [
+        (url("data:image/png;base64,AAAA"), 400, "Failed to load image: cannot identify image file"),
+        (url("data:image/png;base64"), 400, "Invalid data URL 'data:image/png;base64': missing ',' separator."),
+        (url("data:image/png,x"), 400, "Only base64 data URLs are supported for now."),
+        (url("file:///etc/passwd"), 400, "Cannot load local files without `--allowed-local-media-path`."),
+        (url("ftp://host/x.png"), 400, "The URL must be either a HTTP, data or file URL."),
+        (
+            url("http://127.0.0.1:1/x.png"),
+            422,
+            "Failed to fetch media from URL: the host 127.0.0.1 has an address that is not public",
+        ),
+        (
+            json!({"type": "image_url", "image_url": null, "uuid": "unseen"}),
+            400,
+            "No image with the uuid 'unseen' is cached; the request must contain the image.",
+        ),
+    ] {
+        assert_eq!(refused(one_image(part)).await, (status, message.into(), json!("image_url")));
+    }
+    let video = one_image(json!({"type": "video_url", "video_url": {"url": "https://host/x.mp4"}}));
+    assert_eq!(refused(video).await.1, "At most 0 video(s) may be provided in one prompt.");
+    // A client cannot write the token of an image.
+    let typed = chat(&json!([{"role": "user", "content": "<|image_pad|>"}]));
+    let (status, message, param) = refused(typed).await;
+    assert_eq!((status, param), (400, json!("messages")));
+    assert!(
+        message.starts_with("The prompt has 1 placeholders for images, but the messages have 0 images."),
+        "{message}"
+    );
+    let mut truncated = chat(&cases()[0]["messages"]);
+    truncated["truncate_prompt_tokens"] = json!(10);
+    assert_eq!(refused(truncated).await.2, json!("truncate_prompt_tokens"));
+    let (status, answer) = server.post("/v1/chat/completions", &chat(&cases()[0]["messages"])).await;
+    assert_eq!(status, 200, "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn images_longer_than_the_context_are_refused() {
+    let server = server(&["--max-model-len", "80"]);
+    let (status, answer) = server.post("/v1/chat/completions", &chat(&cases()[1]["messages"])).await;
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(status == 400 && message.starts_with("This model's maximum context length is 80 tokens."), "{message}");
+    let smaller = r#"{"size": {"shortest_edge": 256, "longest_edge": 1024}}"#;
+    let server = self::server(&["--max-model-len", "80", "--mm-processor-kwargs", smaller]);
+    let (status, answer) = server.post("/v1/chat/completions", &chat(&cases()[1]["messages"])).await;
+    assert_eq!(status, 200, "smaller images fit: {answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_the_encoder_refuses_images() {
+    let server = server(&["--language-model-only"]);
+    let (status, answer) = server.post("/v1/chat/completions", &chat(&cases()[0]["messages"])).await;
+    assert_eq!(
+        (status, &answer["error"]["message"]),
+        (400, &json!("At most 0 image(s) may be provided in one prompt."))
+    );
+    let (status, _) = server.post("/v1/chat/completions", &chat(&json!([{"role": "user", "content": "a"}]))).await;
+    assert_eq!(status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn images_come_from_a_folder_or_by_a_name_given_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a b.png");
+    std::fs::write(&file, decoded(&picture())).unwrap();
+    let server = server(&["--allowed-local-media-path", folder.path().to_str().unwrap()]);
+    let answer = async |part: Value| {
+        let (status, answer) = server.post("/v1/chat/completions", &one_image(part)).await;
+        (status, answer["choices"][0]["token_ids"].clone())
+    };
+    let expected = answer(url(&picture())).await;
+    assert_eq!(expected.0, 200);
+    let local = format!("file://{}", file.to_str().unwrap().replace(' ', "%20"));
+    let mut named = url(&local);
+    named["uuid"] = json!("logo");
+    assert_eq!(answer(named).await, expected);
+    assert_eq!(answer(json!({"type": "image_url", "image_url": null, "uuid": "logo"})).await, expected);
+    assert_eq!(answer(url("file:///etc/passwd")).await.0, 400);
+}
+
+/// Accepts connections and never answers.
+async fn silent_server() -> (String, tokio::task::JoinHandle<()>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let task = tokio::spawn(async move {
+        let mut open = vec![];
+        while let Ok((stream, _)) = listener.accept().await {
+            open.push(stream);
+        }
+    });
+    (format!("http://{address}"), task)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_servers_of_images_delay_nobody_else() {
+    let args = ["--device", "cpu", "--cpu-threads", "1", "--allowed-media-networks", "127.0.0.0/8"];
+    let variables = [("VLLM_IMAGE_FETCH_TIMEOUT", Path::new("600"))];
+    let server = Server::start_in(Path::new(OCTAVO), &tiny(), &args, &variables);
+    let (slow, _task) = silent_server().await;
+    // More than any lane has places.
+    let waiting: Vec<_> = (0..200)
+        .map(|number| {
+            let body = one_image(url(&format!("{slow}/{number}.png")));
+            let request = server.client().post(server.url("/v1/chat/completions")).json(&body);
+            tokio::spawn(request.send())
+        })
+        .collect();
+    let text = chat(&json!([{"role": "user", "content": "a"}]));
+    for body in [&text, &one_image(url(&picture()))] {
+        for _ in 0..20 {
+            let (status, answer) = server.post("/v1/chat/completions", body).await;
+            assert_eq!(status, 200, "{answer}");
+        }
+    }
+    assert!(waiting.iter().all(|request| !request.is_finished()));
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+    server.idle().await;
+}
