@@ -343,6 +343,108 @@ fn a_config_of_an_encoder_that_does_not_fit_is_refused() {
     names(&copy.error(), &["the token 320 is beyond the vocabulary"]);
 }
 
+/// A copy of the GGUF file with an mmproj file beside it.
+struct Pair(Copy);
+
+impl Pair {
+    const MMPROJ: &str = "mmproj-BF16.gguf";
+
+    fn new() -> Self {
+        Self(Copy::of("qwen3-vl-gguf"))
+    }
+
+    fn open(&self) -> Result<Checkpoint, String> {
+        Checkpoint::open(&self.0.path("model.gguf")).map_err(|e| e.to_string())
+    }
+
+    /// Replaces the bytes behind the first occurrence of `key`, a few bytes behind it.
+    fn change(&self, file: &str, key: &str, skip: usize, value: &[u8]) {
+        let mut bytes = std::fs::read(self.0.path(file)).unwrap();
+        let at = bytes.windows(key.len()).position(|window| window == key.as_bytes()).unwrap() + key.len() + skip;
+        bytes[at..at + value.len()].copy_from_slice(value);
+        self.0.write(file, bytes);
+    }
+
+    /// Returns the error after a change.
+    fn refused(file: &str, key: &str, skip: usize, value: &[u8]) -> String {
+        let pair = Self::new();
+        pair.change(file, key, skip, value);
+        pair.open().expect_err("this must not open")
+    }
+}
+
+#[test]
+fn an_mmproj_file_is_the_encoder_of_the_gguf_file_beside_it() {
+    let checkpoint = Pair::new().open().unwrap();
+    let folder = Checkpoint::open(&testdata("qwen3-vl")).unwrap();
+    assert_eq!(checkpoint.config().vision, folder.config().vision);
+    assert_eq!(checkpoint.config().rope, folder.config().rope);
+    let [gguf, hf] = [&checkpoint, &folder].map(|checkpoint| build_programs(checkpoint).unwrap());
+    assert_eq!(gguf.decoder.parameters(), hf.decoder.parameters());
+    assert_eq!(gguf.encoder.unwrap().parameters(), hf.encoder.unwrap().parameters());
+    assert_eq!(checkpoint.format(), Format::Gguf);
+}
+
+#[test]
+fn a_gguf_file_without_its_mmproj_file_takes_text_only() {
+    let pair = Pair::new();
+    std::fs::remove_file(pair.0.path(Pair::MMPROJ)).unwrap();
+    let checkpoint = pair.open().unwrap();
+    assert_eq!(checkpoint.config().vision, None);
+    assert!(build_programs(&checkpoint).unwrap().encoder.is_none());
+}
+
+#[test]
+fn an_mmproj_file_of_another_model_is_refused_by_name() {
+    let mmproj = Pair::MMPROJ;
+    let another = "the encoder of another model";
+    // Behind a key are the type of its value, in four bytes, and the value; behind the type of a string, its length.
+    let error = Pair::refused(mmproj, "clip.vision.projection_dim", 4, &32u32.to_le_bytes());
+    names(&error, &[mmproj, another, "32 columns", "the model has 64"]);
+    let error = Pair::refused(mmproj, "clip.projector_type", 12, b"qwen2vl_merger");
+    names(&error, &[mmproj, another, "'qwen2vl_merger'", "'qwen3vl_merger' is needed"]);
+    let error = Pair::refused("model.gguf", "qwen3vl.n_deepstack_layers", 4, &3u32.to_le_bytes());
+    names(&error, &[mmproj, another, "2 deepstack layers", "takes 3"]);
+    let error = Pair::refused(mmproj, "general.architecture", 12, b"clap");
+    names(&error, &[mmproj, "no image encoder", "'clap'"]);
+    let error = Pair::refused(mmproj, "clip.use_gelu", 4, &[0]);
+    names(&error, &[mmproj, "quick_gelu"]);
+    let error = Pair::refused(mmproj, "clip.vision.attention.head_count", 4, &5u32.to_le_bytes());
+    names(&error, &[mmproj, "heads of 5"]);
+    let error = Pair::refused("model.gguf", "<|image_pa", 0, b"t|>");
+    names(&error, &["model.gguf", "no token '<|image_pad|>'"]);
+    let error = Pair::refused(mmproj, "GG", 0, b"ML");
+    names(&error, &[mmproj, "not a GGUF file"]);
+    let pair = Pair::new();
+    let error = Checkpoint::open(&pair.0.path(mmproj)).unwrap_err().to_string();
+    names(&error, &[mmproj, "without its model", "beside it"]);
+}
+
+#[test]
+fn the_mmproj_file_that_fits_is_taken() {
+    let pair = Pair::new();
+    let bytes = std::fs::read(pair.0.path(Pair::MMPROJ)).unwrap();
+    // The first by name is of another model, and the second of another training of the same model.
+    for name in ["mmproj-A.gguf", "mmproj-B.gguf"] {
+        pair.0.write(name, &bytes);
+    }
+    pair.change("mmproj-A.gguf", "clip.vision.projection_dim", 4, &32u32.to_le_bytes());
+    pair.change("mmproj-B.gguf", "general.name", 12, b"Other");
+    pair.change("mmproj-B.gguf", "clip.vision.attention.head_count", 4, &3u32.to_le_bytes());
+    assert_eq!(pair.open().unwrap().config().vision.as_ref().unwrap().heads, 4);
+    std::fs::remove_file(pair.0.path(Pair::MMPROJ)).unwrap();
+    assert_eq!(pair.open().unwrap().config().vision.as_ref().unwrap().heads, 3, "better than none");
+}
+
+#[test]
+fn frames_of_a_patch_that_differ_in_shape_are_refused() {
+    let pair = Pair::new();
+    // Behind a name are the number of dimensions, in four bytes, and the dimensions, the innermost first.
+    pair.change(Pair::MMPROJ, "v.patch_embd.weight.1", 4, &2u64.to_le_bytes());
+    let error = build_programs(&pair.open().unwrap()).unwrap_err().to_string();
+    names(&error, &["v.patch_embd.weight.1", "not that of the first frame"]);
+}
+
 #[test]
 fn the_shape_for_benchmarks_is_qwen3_8bs() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shapes/qwen3-8b");

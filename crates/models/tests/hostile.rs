@@ -5,8 +5,11 @@
 
 use std::path::Path;
 
-use octavo_models::{Checkpoint, build_program};
+use octavo_models::{Checkpoint, Programs, build_programs};
+use octavo_ops::WeightSource;
 
+/// File of the model that is opened.
+const MODEL: &str = "model.gguf";
 /// Maximum address space that all the files together may add. A header that is trusted asks for terabytes.
 const GROWTH_KIB: u64 = 256 << 10;
 
@@ -102,23 +105,31 @@ fn hostile_gguf() -> Vec<(&'static str, Vec<u8>, &'static str)> {
 }
 
 fn open(folder: &Path, bytes: &[u8]) -> Result<Checkpoint, String> {
-    let path = folder.join("model.gguf");
-    std::fs::write(&path, bytes).unwrap();
-    Checkpoint::open(&path).map_err(|e| e.to_string())
+    open_with(folder, MODEL, bytes)
+}
+
+/// Writes a file and opens the model in its folder.
+fn open_with(folder: &Path, file: &str, bytes: &[u8]) -> Result<Checkpoint, String> {
+    std::fs::write(folder.join(file), bytes).unwrap();
+    Checkpoint::open(&folder.join(MODEL)).map_err(|e| e.to_string())
 }
 
 /// Reads all data of a checkpoint.
 fn exercise(checkpoint: &Checkpoint) {
     let _ = checkpoint.tokenizer();
     let _ = checkpoint.storage_summary();
-    let _ = build_program(checkpoint);
+    if let Ok(Programs { encoder: Some(encoder), .. }) = build_programs(checkpoint) {
+        encoder.weights.iter().flat_map(|weight| &weight.parts).for_each(|part| {
+            let _ = checkpoint.tensor(&part.tensor);
+        });
+    }
 }
 
 /// Opens truncated copies, and copies with changed bytes in the header. The header reader alone has property tests over
 /// many more of them.
-fn damaged_copies(folder: &Path, valid: &[u8]) {
+fn damaged_copies(folder: &Path, file: &str, valid: &[u8]) {
     for len in (0..valid.len()).step_by(4001).chain(0..64) {
-        assert!(open(folder, &valid[..len]).is_err(), "{len} of {} bytes", valid.len());
+        assert!(open_with(folder, file, &valid[..len]).is_err(), "{len} of {} bytes", valid.len());
     }
     // The bytes are those of the keys and tensor descriptions. A deterministic generator is sufficient here.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -133,7 +144,7 @@ fn damaged_copies(folder: &Path, valid: &[u8]) {
             let at = random(valid.len().min(12_000));
             bytes[at] = VALUES[random(VALUES.len())];
         }
-        if let Ok(checkpoint) = open(folder, &bytes) {
+        if let Ok(checkpoint) = open_with(folder, file, &bytes) {
             exercise(&checkpoint);
         }
     }
@@ -147,8 +158,11 @@ fn hostile_files_are_errors_and_allocate_little() {
         let error = open(folder.path(), &bytes).expect_err(what);
         assert!(error.contains(words), "{what}: {error}");
     }
-    let valid = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata/llama-gguf/model.gguf");
-    damaged_copies(folder.path(), &std::fs::read(valid).unwrap());
+    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata");
+    let read = |file: &str| std::fs::read(testdata.join(file)).unwrap();
+    damaged_copies(folder.path(), MODEL, &read("llama-gguf/model.gguf"));
+    std::fs::write(folder.path().join(MODEL), read("qwen3-vl-gguf/model.gguf")).unwrap();
+    damaged_copies(folder.path(), "mmproj.gguf", &read("qwen3-vl-gguf/mmproj-BF16.gguf"));
     if let (Some(before), Some(after)) = (before, peak_address_space_kib()) {
         assert!(after - before <= GROWTH_KIB, "the address space grew by {} KiB", after - before);
     }

@@ -49,3 +49,12 @@ fn an_encoder_has_a_program_of_its_own() {
         &InspectOptions { context: 1, prompt: 20, image_side: 32, ..InspectOptions::default() },
     );
 }
+
+#[test]
+fn an_encoder_in_an_mmproj_file_is_printed_too() {
+    check(
+        "qwen3-vl-gguf",
+        "qwen3-vl-gguf/model.gguf",
+        &InspectOptions { context: 1, prompt: 20, image_side: 32, ..InspectOptions::default() },
+    );
+}

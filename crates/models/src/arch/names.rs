@@ -1,6 +1,42 @@
-//! Table of tensor names.
+//! Tables of tensor names.
 
 use crate::checkpoint::Format;
+
+/// Names of an encoder's tensors, without `.weight` and `.bias`. `{}` stands for the layer.
+pub(crate) struct EncoderNames {
+    pub(crate) patches: &'static str,
+    pub(crate) positions: &'static str,
+    pub(crate) attention_norm: &'static str,
+    pub(crate) qkv: &'static str,
+    pub(crate) output: &'static str,
+    pub(crate) mlp_norm: &'static str,
+    pub(crate) up: &'static str,
+    pub(crate) down: &'static str,
+}
+
+/// Qwen3-VL in safetensors files.
+pub(crate) const QWEN3_VL: EncoderNames = EncoderNames {
+    patches: "model.visual.patch_embed.proj",
+    positions: "model.visual.pos_embed",
+    attention_norm: "model.visual.blocks.{}.norm1",
+    qkv: "model.visual.blocks.{}.attn.qkv",
+    output: "model.visual.blocks.{}.attn.proj",
+    mlp_norm: "model.visual.blocks.{}.norm2",
+    up: "model.visual.blocks.{}.mlp.linear_fc1",
+    down: "model.visual.blocks.{}.mlp.linear_fc2",
+};
+
+/// Every encoder in an mmproj file.
+pub(crate) const MMPROJ: EncoderNames = EncoderNames {
+    patches: "v.patch_embd",
+    positions: "v.position_embd",
+    attention_norm: "v.blk.{}.ln1",
+    qkv: "v.blk.{}.attn_qkv",
+    output: "v.blk.{}.attn_out",
+    mlp_norm: "v.blk.{}.ln2",
+    up: "v.blk.{}.ffn_up",
+    down: "v.blk.{}.ffn_down",
+};
 
 /// Purpose of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,41 +1,75 @@
 //! The encoder of Qwen3-VL: layers over patches with learned and rotary positions, whose last output, and those of some
 //! layers (deepstack), are merged to rows of the decoder. The decoder is Qwen3.
 
-use octavo_ops::{BufferId, EmbedTaps, GluKind, Op, Program, Rope, RopeStyle, Rows};
+use octavo_ops::{BufferId, GluKind, Op, Program, Rope, RopeStyle, Rows};
 
 use super::ModelError;
+use super::names::{EncoderNames, MMPROJ, QWEN3_VL};
 use super::vision::Encoder;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Format};
 use crate::config::VisionConfig;
 
 /// Value added under the root of every norm of the encoder; no configuration contains it.
 const EPS: f32 = 1e-6;
 
 pub(super) fn encoder(checkpoint: &Checkpoint, config: &VisionConfig) -> Result<Program, ModelError> {
-    let mut e = Encoder::new(checkpoint, config, EPS, rope(config));
-    let x = e.patches("model.visual.patch_embed.proj")?;
-    let positions = config.table_side * config.table_side;
-    let table = e.matrix("positions", "model.visual.pos_embed", positions, config.hidden_size)?;
-    e.builder.push(Op::EmbedTaps(EmbedTaps { table, out: x }));
+    let format = checkpoint.format();
+    let names: &EncoderNames = match format {
+        Format::HuggingFace => &QWEN3_VL,
+        Format::Gguf => &MMPROJ,
+    };
+    let mut e = Encoder::new(checkpoint, config, names, EPS, rope(config));
+    let x = e.patches()?;
     let merger = Merger::new(&mut e, config);
     for layer in 0..config.layers {
-        let tensor = format!("model.visual.blocks.{layer}");
-        e.attention(layer, &tensor, x)?;
-        e.mlp(layer, &tensor, x)?;
+        e.attention(layer, x)?;
+        e.mlp(layer, x)?;
         if let Some(part) = config.deepstack_layers.iter().position(|&deep| deep == layer) {
             // The norm is over merged rows.
             e.builder.push(Op::MergeRows { input: x, out: merger.merged });
-            let (label, tensor) = (format!("deepstack.{part}"), format!("model.visual.deepstack_merger_list.{part}"));
-            e.norm(&format!("{label}.norm"), &format!("{tensor}.norm"), merger.merged, merger.merged)?;
-            merger.project(&mut e, &label, &tensor, part + 1)?;
+            let (label, names) = (format!("deepstack.{part}"), MergerNames::deepstack(format, part, layer));
+            e.norm(&format!("{label}.norm"), &names.norm, merger.merged, merger.merged)?;
+            merger.project(&mut e, &label, &names, part + 1)?;
         }
     }
     // The norm is over patches.
-    let normed = e.normed();
-    e.norm("merger.norm", "model.visual.merger.norm", x, normed)?;
+    let (normed, names) = (e.normed(), MergerNames::last(format));
+    e.norm("merger.norm", &names.norm, x, normed)?;
     e.builder.push(Op::MergeRows { input: normed, out: merger.merged });
-    merger.project(&mut e, "merger", "model.visual.merger", 0)?;
+    merger.project(&mut e, "merger", &names, 0)?;
     e.finish()
+}
+
+/// Names of a merger's tensors.
+struct MergerNames {
+    norm: String,
+    up: String,
+    down: String,
+}
+
+impl MergerNames {
+    fn new([norm, up, down]: [&str; 3], prefix: &str) -> Self {
+        let name = |stem: &str| format!("{prefix}.{stem}");
+        Self { norm: name(norm), up: name(up), down: name(down) }
+    }
+
+    /// Returns the names of the merger after the last layer.
+    fn last(format: Format) -> Self {
+        match format {
+            Format::HuggingFace => Self::new(["norm", "linear_fc1", "linear_fc2"], "model.visual.merger"),
+            Format::Gguf => Self { norm: "v.post_ln".into(), up: "mm.0".into(), down: "mm.2".into() },
+        }
+    }
+
+    /// Returns the names of a deepstack merger: safetensors files number the mergers, mmproj files the layers.
+    fn deepstack(format: Format, part: usize, layer: usize) -> Self {
+        match format {
+            Format::HuggingFace => {
+                Self::new(["norm", "linear_fc1", "linear_fc2"], &format!("model.visual.deepstack_merger_list.{part}"))
+            }
+            Format::Gguf => Self::new(["norm", "fc1", "fc2"], &format!("v.deepstack.{layer}")),
+        }
+    }
 }
 
 /// Returns the two-dimensional rotary embedding: the first half of the pairs turns by the row of a patch, the second by
@@ -68,11 +102,11 @@ impl Merger {
         }
     }
 
-    /// Emits `fc2(gelu(fc1(merged)))` and stores the rows as a part of the media cache.
-    fn project(&self, e: &mut Encoder<'_>, label: &str, tensor: &str, part: usize) -> Result<(), ModelError> {
-        e.linear(&format!("{label}.up"), &format!("{tensor}.linear_fc1"), self.merged, None, self.hidden)?;
+    /// Emits `down(gelu(up(merged)))` and stores the rows as a part of the media cache.
+    fn project(&self, e: &mut Encoder<'_>, label: &str, names: &MergerNames, part: usize) -> Result<(), ModelError> {
+        e.linear(&format!("{label}.up"), &names.up, self.merged, None, self.hidden)?;
         e.act(GluKind::Gelu, self.hidden);
-        e.linear(&format!("{label}.down"), &format!("{tensor}.linear_fc2"), self.hidden, None, self.out)?;
+        e.linear(&format!("{label}.down"), &names.down, self.hidden, None, self.out)?;
         e.builder.push(Op::StoreRows { input: self.out, column: part * self.out_cols });
         Ok(())
     }

@@ -3,12 +3,13 @@
 //! As in decoders, one residual stream runs through the program, here `x[T,H]` over the patches.
 
 use octavo_ops::{
-    Act, BufferId, GluKind, KvPlace, Linear, NormKind, NormOp, Op, Program, ProgramBuilder, QkvPost, Rope, Rows,
-    SegmentAttention, WeightId,
+    Act, BufferId, EmbedTaps, GluKind, KvPlace, Linear, NormKind, NormOp, Op, Program, ProgramBuilder, QkvPost, Rope,
+    Rows, SegmentAttention, WeightId,
 };
 
 use super::ModelError;
 use super::decoder::part;
+use super::names::EncoderNames;
 use crate::checkpoint::Checkpoint;
 use crate::config::VisionConfig;
 
@@ -25,6 +26,7 @@ struct Scratch {
 pub(super) struct Encoder<'a> {
     checkpoint: &'a Checkpoint,
     config: &'a VisionConfig,
+    names: &'static EncoderNames,
     pub(super) builder: ProgramBuilder,
     scratch: Scratch,
     eps: f32,
@@ -32,7 +34,13 @@ pub(super) struct Encoder<'a> {
 }
 
 impl<'a> Encoder<'a> {
-    pub(super) fn new(checkpoint: &'a Checkpoint, config: &'a VisionConfig, eps: f32, rope: Rope) -> Self {
+    pub(super) fn new(
+        checkpoint: &'a Checkpoint,
+        config: &'a VisionConfig,
+        names: &'static EncoderNames,
+        eps: f32,
+        rope: Rope,
+    ) -> Self {
         let name = format!("{} encoder", checkpoint.config().architecture.name());
         let mut builder = ProgramBuilder::encoder(name, config.merged_patches());
         let heads = config.head_shape();
@@ -44,11 +52,12 @@ impl<'a> Encoder<'a> {
             attended: buffer("attended", heads.q_cols()),
             hidden: buffer("hidden", config.intermediate_size),
         };
-        Self { checkpoint, config, builder, scratch, eps, rope }
+        Self { checkpoint, config, names, builder, scratch, eps, rope }
     }
 
-    /// Starts the residual stream with the projected patches.
-    pub(super) fn patches(&mut self, tensor: &str) -> Result<BufferId, ModelError> {
+    /// Starts the residual stream with the projected patches and their learned positions.
+    pub(super) fn patches(&mut self) -> Result<BufferId, ModelError> {
+        let tensor = self.names.patches;
         let VisionConfig { channels, temporal_patch_size, patch_size, hidden_size, .. } = *self.config;
         let cols = self.config.patch_elements();
         let patches = self.builder.buffer("patches", Rows::Tokens, cols);
@@ -60,17 +69,14 @@ impl<'a> Encoder<'a> {
         let weight = self.builder.weight("patches", cols, vec![part]);
         let bias = Some(self.bias("patches_bias", tensor, hidden_size)?);
         self.builder.push(Op::Linear(Linear { weight, bias, input: patches, add: None, out: x }));
+        let positions = self.config.table_side * self.config.table_side;
+        let table = self.matrix("positions", self.names.positions, positions, hidden_size)?;
+        self.builder.push(Op::EmbedTaps(EmbedTaps { table, out: x }));
         Ok(x)
     }
 
     /// Declares a matrix `[rows, cols]`.
-    pub(super) fn matrix(
-        &mut self,
-        label: &str,
-        tensor: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<WeightId, ModelError> {
+    fn matrix(&mut self, label: &str, tensor: &str, rows: usize, cols: usize) -> Result<WeightId, ModelError> {
         let part = part(self.checkpoint, format!("{tensor}.weight"), rows, &[rows, cols])?;
         Ok(self.builder.weight(label, cols, vec![part]))
     }
@@ -112,29 +118,30 @@ impl<'a> Encoder<'a> {
         self.builder.push(Op::Act(Act { kind, input: x, out: x }));
     }
 
-    /// Emits `x += proj(attention(qkv(norm(x))))`. `tensor` is the layer's prefix.
-    pub(super) fn attention(&mut self, layer: usize, tensor: &str, x: BufferId) -> Result<(), ModelError> {
+    /// Emits `x += proj(attention(qkv(norm(x))))`.
+    pub(super) fn attention(&mut self, layer: usize, x: BufferId) -> Result<(), ModelError> {
         let Scratch { normed, qkv, q, attended, .. } = self.scratch;
-        let heads = self.config.head_shape();
+        let (heads, names) = (self.config.head_shape(), self.names);
         let label = |part: &str| format!("layers.{layer}.{part}");
-        self.norm(&label("attention_norm"), &format!("{tensor}.norm1"), x, normed)?;
-        self.linear(&label("qkv"), &format!("{tensor}.attn.qkv"), normed, None, qkv)?;
+        self.norm(&label("attention_norm"), &of_layer(names.attention_norm, layer), x, normed)?;
+        self.linear(&label("qkv"), &of_layer(names.qkv, layer), normed, None, qkv)?;
         let rope = Some(self.rope.clone());
         let kv = KvPlace::Step;
         self.builder.push(Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm: None, rope, kv }));
         let scale = (heads.dim as f32).sqrt().recip();
         self.builder.push(Op::SegmentAttention(SegmentAttention { q, out: attended, heads, scale }));
-        self.linear(&label("output"), &format!("{tensor}.attn.proj"), attended, Some(x), x)
+        self.linear(&label("output"), &of_layer(names.output, layer), attended, Some(x), x)
     }
 
-    /// Emits `x += fc2(act(fc1(norm(x))))`.
-    pub(super) fn mlp(&mut self, layer: usize, tensor: &str, x: BufferId) -> Result<(), ModelError> {
+    /// Emits `x += down(act(up(norm(x))))`.
+    pub(super) fn mlp(&mut self, layer: usize, x: BufferId) -> Result<(), ModelError> {
         let Scratch { normed, hidden, .. } = self.scratch;
+        let names = self.names;
         let label = |part: &str| format!("layers.{layer}.{part}");
-        self.norm(&label("mlp_norm"), &format!("{tensor}.norm2"), x, normed)?;
-        self.linear(&label("up"), &format!("{tensor}.mlp.linear_fc1"), normed, None, hidden)?;
+        self.norm(&label("mlp_norm"), &of_layer(names.mlp_norm, layer), x, normed)?;
+        self.linear(&label("up"), &of_layer(names.up, layer), normed, None, hidden)?;
         self.act(self.config.activation, hidden);
-        self.linear(&label("down"), &format!("{tensor}.mlp.linear_fc2"), hidden, Some(x), x)
+        self.linear(&label("down"), &of_layer(names.down, layer), hidden, Some(x), x)
     }
 
     /// Returns the buffer of normed rows, which the layers do not need once they have run.
@@ -145,4 +152,9 @@ impl<'a> Encoder<'a> {
     pub(super) fn finish(self) -> Result<Program, ModelError> {
         Ok(self.builder.finish()?)
     }
+}
+
+/// Puts the number of a layer into a name.
+fn of_layer(stem: &str, layer: usize) -> String {
+    stem.replace("{}", &layer.to_string())
 }

@@ -23,8 +23,7 @@ pub use tokenizer::{GgufTokenizer, TokenizerData};
 
 pub(crate) use gguf::MetadataView;
 
-use crate::config::{ConfigError, ModelConfig};
-use mapped::MappedFile;
+use crate::config::{Architecture, ConfigError, ModelConfig};
 
 /// Reason why a checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -75,7 +74,7 @@ pub enum CheckpointError {
 /// Format of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// A GGUF file.
+    /// A GGUF file, and a second one with the encoder of images if the model has one.
     Gguf,
     /// A directory with `config.json` and safetensors files.
     HuggingFace,
@@ -118,8 +117,9 @@ pub struct Checkpoint {
 #[derive(Debug)]
 enum Files {
     Gguf {
-        file: MappedFile,
-        header: gguf::Header,
+        text: gguf::GgufFile,
+        /// The encoder of images, a file of its own.
+        vision: Option<gguf::GgufFile>,
     },
     HuggingFace {
         shards: safetensors::Shards,
@@ -133,26 +133,30 @@ enum Files {
 }
 
 impl Checkpoint {
-    /// Opens a GGUF file or a Hugging Face directory.
+    /// Opens a GGUF file or a Hugging Face directory. The encoder of images of a GGUF file is read from an mmproj file in
+    /// the same folder. Without such a file, the model takes text only.
     pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         let kind = std::fs::metadata(path).map_err(|source| CheckpointError::Io { path: path.to_owned(), source })?;
         if kind.is_dir() { Self::open_directory(path) } else { Self::open_gguf(path) }
     }
 
     fn open_gguf(path: &Path) -> Result<Checkpoint, CheckpointError> {
-        let file = MappedFile::open(path)?;
-        let header = gguf::Header::parse(file.bytes())
-            .map_err(|source| CheckpointError::Gguf { path: path.to_owned(), source })?;
-        let metadata = header.metadata().view(file.bytes());
+        let text = gguf::GgufFile::open(path)?;
+        let metadata = text.metadata();
         let fail = |source| CheckpointError::Config { path: path.to_owned(), source };
-        let has = |name: &str| header.tensors().contains_key(name);
-        let mut config = ModelConfig::from_gguf(&metadata, &has).map_err(fail)?;
+        let mut config = ModelConfig::from_gguf(&metadata, &|name| text.tensors().contains_key(name)).map_err(fail)?;
         let generation = gguf::generation_config(&metadata).map_err(fail)?;
         let chat_template = gguf::chat_template(&metadata).map_err(fail)?;
-        if let Some(main) = totals(header.tensors().values()).into_iter().max_by_key(|t| t.bytes) {
+        if let Some(main) = totals(text.tensors().values()).into_iter().max_by_key(|t| t.bytes) {
             config.dtype = main.storage.name().to_owned();
         }
-        Ok(Self { path: path.to_owned(), files: Files::Gguf { file, header }, config, generation, chat_template })
+        let mut vision = None;
+        if config.architecture == Architecture::Qwen3Vl
+            && let Some((file, encoder)) = gguf::encoder_beside(&text, &config)?
+        {
+            (vision, config) = (Some(file), config.with_vision(encoder).map_err(fail)?);
+        }
+        Ok(Self { path: path.to_owned(), files: Files::Gguf { text, vision }, config, generation, chat_template })
     }
 
     fn open_directory(path: &Path) -> Result<Checkpoint, CheckpointError> {
@@ -237,9 +241,9 @@ impl Checkpoint {
     /// Returns the data of the tokenizer. The data is copied, so call this once.
     pub fn tokenizer(&self) -> Result<TokenizerData, CheckpointError> {
         match &self.files {
-            Files::Gguf { file, header } => {
+            Files::Gguf { text, .. } => {
                 let missing = || ConfigError::missing("tokenizer.ggml.tokens");
-                gguf::tokenizer_data(&header.metadata().view(file.bytes()))
+                gguf::tokenizer_data(&text.metadata())
                     .and_then(|data| data.ok_or_else(missing))
                     .map_err(|source| CheckpointError::Config { path: self.path.clone(), source })
             }
@@ -271,7 +275,9 @@ impl Checkpoint {
     /// Returns the number and size of tensors by storage type, largest first.
     pub fn storage_summary(&self) -> Vec<StorageTotal> {
         match &self.files {
-            Files::Gguf { header, .. } => totals(header.tensors().values()),
+            Files::Gguf { text, vision } => {
+                totals(std::iter::once(text).chain(vision).flat_map(|file| file.tensors().values()))
+            }
             Files::HuggingFace { shards, .. } => totals(shards.infos()),
             Files::Dummy { .. } => Vec::new(),
         }
@@ -285,7 +291,7 @@ impl Checkpoint {
     /// Returns the tensor's description and the file that contains it.
     fn find(&self, name: &str) -> Option<(&TensorInfo, &[u8])> {
         match &self.files {
-            Files::Gguf { file, header } => header.tensors().get(name).map(|info| (info, file.bytes())),
+            Files::Gguf { text, vision } => std::iter::once(text).chain(vision).find_map(|file| file.find(name)),
             Files::HuggingFace { shards, .. } => shards.find(name),
             Files::Dummy { .. } => None,
         }
@@ -302,6 +308,11 @@ impl Checkpoint {
 
 impl WeightSource for Checkpoint {
     fn tensor(&self, name: &str) -> Result<TensorData<'_>, WeightError> {
+        if let Files::Gguf { vision: Some(vision), .. } = &self.files
+            && let Some(joined) = vision.joined_frames(name)?
+        {
+            return Ok(joined);
+        }
         let (info, file) = self.find(name).ok_or_else(|| WeightError::Missing(name.to_owned()))?;
         let storage = info.storage.clone().map_err(|dtype| WeightError::Invalid {
             name: name.to_owned(),

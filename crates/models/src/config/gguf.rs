@@ -4,13 +4,17 @@ use octavo_ops::{GluKind, RopeStyle};
 
 use super::rope::yarn_magnitude;
 use super::{
-    Architecture, ConfigError, ModelConfig, RopeConfig, RopeScaling, architecture, default_head_dim, same_window,
+    Architecture, ConfigError, ModelConfig, RopeConfig, RopeScaling, RopeSections, architecture, default_head_dim,
+    same_window,
 };
 use crate::arch::names;
 use crate::checkpoint::{Format, MetadataView};
 
 /// Architectures in GGUF files. Converters write Mistral as `llama`.
-const ARCHITECTURES: [Architecture; 3] = [Architecture::Llama, Architecture::Qwen2, Architecture::Qwen3];
+const ARCHITECTURES: [Architecture; 4] =
+    [Architecture::Llama, Architecture::Qwen2, Architecture::Qwen3, Architecture::Qwen3Vl];
+/// Architecture of a file with an encoder, which does not contain the model.
+pub(crate) const CLIP: &str = "clip";
 
 /// Keys that begin with the architecture's name.
 struct Keys<'a> {
@@ -46,11 +50,17 @@ impl ModelConfig {
         has_tensor: &dyn Fn(&str) -> bool,
     ) -> Result<Self, ConfigError> {
         let name = metadata.str("general.architecture")?.ok_or_else(|| ConfigError::missing("general.architecture"))?;
-        let architecture = architecture(name, &ARCHITECTURES)?;
+        if name == CLIP {
+            return Err(ConfigError::Unsupported(
+                "an image encoder without its model (give the model's GGUF file, and keep this mmproj file beside it)"
+                    .into(),
+            ));
+        }
+        let architecture = architecture(name, &ARCHITECTURES, Architecture::gguf_name)?;
         if metadata.u64("split.count")?.is_some_and(|parts| parts > 1) {
             return Err(ConfigError::Unsupported("a GGUF file in several parts (merge them into one first)".into()));
         }
-        let keys = Keys { metadata, prefix: architecture.name() };
+        let keys = Keys { metadata, prefix: architecture.gguf_name() };
         if keys.usize("expert_count")?.is_some_and(|n| n > 0) {
             return Err(ConfigError::Unsupported("a mixture of experts".into()));
         }
@@ -117,8 +127,29 @@ fn rope(keys: &Keys<'_>, architecture: Architecture, head_dim: usize) -> Result<
         theta: keys.f64("rope.freq_base")?.unwrap_or(10_000.0),
         rotary_dim: keys.usize("rope.dimension_count")?.unwrap_or(head_dim),
         scaling: scaling(keys)?,
-        sections: None,
+        sections: sections(keys, architecture)?,
     })
+}
+
+/// Reads the division of the pairs among time, height and width. The format has no key for their order: of the
+/// architectures with such a division, all take turns.
+fn sections(keys: &Keys<'_>, architecture: Architecture) -> Result<Option<RopeSections>, ConfigError> {
+    let name = keys.name("rope.dimension_sections");
+    let sizes = match keys.metadata.i32s(&name)? {
+        Some(sizes) => sizes,
+        None if architecture == Architecture::Qwen3Vl => return Err(ConfigError::missing(&name)),
+        None => return Ok(None),
+    };
+    // The fourth number is a position that no image has.
+    let [time, height, width] = match sizes[..] {
+        [time, height, width] | [time, height, width, 0] => [time, height, width],
+        _ => return Err(ConfigError::wrong_type(&name, "an array of three sizes")),
+    }
+    .map(usize::try_from);
+    let (Ok(time), Ok(height), Ok(width)) = (time, height, width) else {
+        return Err(ConfigError::wrong_type(&name, "an array of three sizes"));
+    };
+    Ok(Some(RopeSections { sizes: [time, height, width], interleaved: true }))
 }
 
 fn scaling(keys: &Keys<'_>) -> Result<RopeScaling, ConfigError> {

@@ -22,6 +22,7 @@ impl ModelConfig {
         let architecture = architecture(
             fields.str("model_type")?.ok_or_else(|| ConfigError::missing("model_type"))?,
             &Architecture::ALL,
+            Architecture::name,
         )?;
         check_task(fields, architecture)?;
         // A model of several parts has the decoder's values in an object of their own.

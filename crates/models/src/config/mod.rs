@@ -12,6 +12,7 @@ pub use rope::{RopeConfig, RopeScaling, RopeSections};
 pub use vision::{ImageTokens, VisionConfig};
 
 pub(crate) use fields::Fields;
+pub(crate) use gguf::CLIP;
 
 use octavo_ops::{GluKind, HeadShape};
 use serde_json::Value;
@@ -45,8 +46,7 @@ impl Architecture {
     /// All architectures.
     pub const ALL: [Architecture; 5] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Qwen3Vl];
 
-    /// Returns the name in `model_type` of a Hugging Face configuration and in `general.architecture` of a GGUF file
-    /// (where Mistral is `llama`).
+    /// Returns the name in `model_type` of a Hugging Face configuration.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Llama => "llama",
@@ -54,6 +54,14 @@ impl Architecture {
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
             Self::Qwen3Vl => "qwen3_vl",
+        }
+    }
+
+    /// Returns the name in `general.architecture` of a GGUF file, where Mistral is `llama`.
+    pub(crate) const fn gguf_name(self) -> &'static str {
+        match self {
+            Self::Qwen3Vl => "qwen3vl",
+            other => other.name(),
         }
     }
 }
@@ -110,6 +118,12 @@ impl ModelConfig {
     /// Returns the sliding window, if any layer has one.
     pub fn sliding_window(&self) -> Option<usize> {
         self.windows.iter().flatten().max().copied()
+    }
+
+    /// Adds an encoder of images.
+    pub(crate) fn with_vision(self, vision: VisionConfig) -> Result<Self, ConfigError> {
+        vision.check(&self)?;
+        Ok(Self { vision: Some(vision), ..self })
     }
 
     /// Checks every limit and the consistency of the values.
@@ -179,15 +193,21 @@ fn windows(
 /// the whole configuration.
 pub(crate) fn check_architecture(config: &[u8]) -> Result<(), ConfigError> {
     let config: Value = serde_json::from_slice(config).unwrap_or_default();
-    config["model_type"].as_str().map_or(Ok(()), |name| architecture(name, &Architecture::ALL).map(drop))
+    config["model_type"]
+        .as_str()
+        .map_or(Ok(()), |name| architecture(name, &Architecture::ALL, Architecture::name).map(drop))
 }
 
-/// The architecture of that name, out of those that its format has.
-fn architecture(name: &str, candidates: &[Architecture]) -> Result<Architecture, ConfigError> {
-    let found = candidates.iter().copied().find(|a| a.name() == name);
+/// The architecture of that name, out of those that its format has. `name_of` returns the format's names.
+fn architecture(
+    name: &str,
+    candidates: &[Architecture],
+    name_of: fn(Architecture) -> &'static str,
+) -> Result<Architecture, ConfigError> {
+    let found = candidates.iter().copied().find(|&a| name_of(a) == name);
     found.ok_or_else(|| ConfigError::UnknownArchitecture {
         found: name.escape_debug().to_string(),
-        supported: candidates.iter().map(|a| a.name()).collect::<Vec<_>>().join(", "),
+        supported: candidates.iter().map(|&a| name_of(a)).collect::<Vec<_>>().join(", "),
     })
 }
 

@@ -6,10 +6,13 @@ use super::hf::activation_named;
 use super::{
     Architecture, ConfigError, Fields, MAX_HEADS, MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_VOCAB, ModelConfig,
 };
+use crate::checkpoint::MetadataView;
 
 const MAX_PATCH: usize = 256;
 const MAX_MERGE: usize = 16;
 const MAX_TABLE: usize = 1 << 20;
+/// `clip.projector_type` of Qwen3-VL's encoder.
+const QWEN3_VL_PROJECTOR: &str = "qwen3vl_merger";
 /// Base of the rotary frequencies if a configuration omits it.
 const DEFAULT_THETA: f64 = 10_000.0;
 
@@ -24,6 +27,26 @@ pub struct ImageTokens {
     pub start: u32,
     /// Token after an image.
     pub end: u32,
+}
+
+impl ImageTokens {
+    /// Ids of Qwen3-VL.
+    pub(crate) const QWEN3_VL: Self = Self { image: 151_655, video: 151_656, start: 151_652, end: 151_653 };
+
+    /// Finds the tokens in the vocabulary of a GGUF file, which has no keys for them.
+    pub(crate) fn in_vocabulary(metadata: &MetadataView<'_>) -> Result<Self, ConfigError> {
+        let Some(tokens) = metadata.strings("tokenizer.ggml.tokens")? else { return Ok(Self::QWEN3_VL) };
+        let id = |text: &str| {
+            let found = tokens.iter().position(|token| *token == text).and_then(|id| u32::try_from(id).ok());
+            found.ok_or_else(|| ConfigError::Invalid(format!("the vocabulary has no token '{text}'")))
+        };
+        Ok(Self {
+            image: id("<|image_pad|>")?,
+            video: id("<|video_pad|>")?,
+            start: id("<|vision_start|>")?,
+            end: id("<|vision_end|>")?,
+        })
+    }
 }
 
 /// Sizes and options of an encoder of images, checked.
@@ -93,12 +116,72 @@ impl VisionConfig {
             deepstack_layers: vision.usizes("deepstack_visual_indexes")?.unwrap_or_else(|| vec![8, 16, 24]),
             theta: theta.unwrap_or(DEFAULT_THETA),
             tokens: ImageTokens {
-                image: token("image_token_id", 151_655)?,
-                video: token("video_token_id", 151_656)?,
-                start: token("vision_start_token_id", 151_652)?,
-                end: token("vision_end_token_id", 151_653)?,
+                image: token("image_token_id", ImageTokens::QWEN3_VL.image)?,
+                video: token("video_token_id", ImageTokens::QWEN3_VL.video)?,
+                start: token("vision_start_token_id", ImageTokens::QWEN3_VL.start)?,
+                end: token("vision_end_token_id", ImageTokens::QWEN3_VL.end)?,
             },
         }))
+    }
+
+    /// Reads the metadata of an mmproj file. `frames` is the number of convolutions over patches in the file, one for
+    /// each frame, and `out_hidden_size` the decoder's hidden size.
+    ///
+    /// # Errors
+    /// Returns an error if the encoder is another architecture's, or if it does not fit the decoder.
+    pub(crate) fn from_mmproj(
+        metadata: &MetadataView<'_>,
+        frames: usize,
+        model: &ModelConfig,
+        tokens: ImageTokens,
+    ) -> Result<Self, ConfigError> {
+        let vision = |key: &str| format!("clip.vision.{key}");
+        let size = |key: &str| {
+            let key = vision(key);
+            let found = metadata.u64(&key)?.and_then(|n| usize::try_from(n).ok());
+            found.ok_or_else(|| ConfigError::missing(&key))
+        };
+        let projector = match metadata.str("clip.projector_type")? {
+            Some(projector) => projector,
+            None => metadata.str(&vision("projector_type"))?.unwrap_or("unknown"),
+        };
+        if projector != QWEN3_VL_PROJECTOR {
+            return Err(ConfigError::Invalid(format!(
+                "it is the encoder of another model: its projector is '{}', and '{QWEN3_VL_PROJECTOR}' is needed",
+                projector.escape_debug()
+            )));
+        }
+        let out_hidden_size = size("projection_dim")?;
+        if out_hidden_size != model.hidden_size {
+            return Err(ConfigError::Invalid(format!(
+                "it is the encoder of another model: its outputs have {out_hidden_size} columns, and the model has {}",
+                model.hidden_size
+            )));
+        }
+        let patch_size = size("patch_size")?;
+        let deepstack = metadata.bools(&vision("is_deepstack_layers"))?.unwrap_or_default();
+        let encoder = Self {
+            layers: size("block_count")?,
+            hidden_size: size("embedding_length")?,
+            intermediate_size: size("feed_forward_length")?,
+            heads: size("attention.head_count")?,
+            activation: match (metadata.bool("clip.use_gelu")?, metadata.bool("clip.use_silu")?) {
+                (Some(true), _) => GluKind::GeluTanh,
+                (_, Some(true)) => GluKind::Silu,
+                _ => return Err(ConfigError::Unsupported("the activation 'quick_gelu'".into())),
+            },
+            channels: 3,
+            patch_size,
+            temporal_patch_size: frames,
+            merge_size: metadata.u64(&vision("spatial_merge_size"))?.map_or(2, |n| n as usize),
+            table_side: size("image_size")?.checked_div(patch_size).unwrap_or(0),
+            out_hidden_size,
+            deepstack_layers: (0..).zip(&deepstack).filter(|&(_, &is_deep)| is_deep).map(|(layer, _)| layer).collect(),
+            theta: DEFAULT_THETA,
+            tokens,
+        };
+        encoder.check(model)?;
+        Ok(encoder)
     }
 
     /// Returns the heads of every layer.

@@ -21,7 +21,7 @@ use download::Download;
 use select::{CONFIG, INDEX, OPTIONAL, Weights, gguf_files, is_safe, is_split, of_quant, shards, weights};
 
 pub use error::HubError;
-pub(crate) use select::is_gguf;
+pub(crate) use select::{is_gguf, is_mmproj};
 
 /// Choice of a GGUF file in a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -79,10 +79,7 @@ pub(super) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
 
 /// Returns the GGUF files that contain a whole language model.
 pub(super) fn gguf_files(names: &[String]) -> Vec<String> {
-    let side_file = |name: &str| {
-        let lower = name.to_ascii_lowercase();
-        lower.contains("mmproj") || lower.contains("imatrix")
-    };
+    let side_file = |name: &str| is_mmproj(name) || name.to_ascii_lowercase().contains("imatrix");
     let mut files: Vec<String> = names.iter().filter(|name| is_gguf(name) && !side_file(name)).cloned().collect();
     files.sort();
     files
@@ -91,6 +88,11 @@ pub(super) fn gguf_files(names: &[String]) -> Vec<String> {
 /// Returns whether a file has the extension of GGUF files.
 pub(crate) fn is_gguf(name: &str) -> bool {
     name.to_ascii_lowercase().ends_with(".gguf")
+}
+
+/// Returns whether a file has the name of an mmproj file: the encoder of the model beside it.
+pub(crate) fn is_mmproj(name: &str) -> bool {
+    is_gguf(name) && name.to_ascii_lowercase().contains("mmproj")
 }
 
 /// Returns whether a GGUF file is one of several pieces (`-00001-of-00003.gguf`).

@@ -4,11 +4,12 @@ mod error;
 mod options;
 mod reference;
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use crate::catalog::{CatalogEntry, Source, SourceKind};
 use crate::fetch::{Artifact, ArtifactError};
-use crate::hub::{GgufChoice, HubModel, HubRepo, is_gguf};
+use crate::hub::{GgufChoice, HubModel, HubRepo, is_gguf, is_mmproj};
 use crate::progress::Progress;
 
 use reference::Reference;
@@ -158,10 +159,12 @@ impl From<ArtifactError> for ResolveError {
     }
 }
 
+/// Returns the GGUF files in a folder that contain a model.
 fn ggufs_in(folder: &Path) -> Vec<PathBuf> {
     let Ok(listing) = std::fs::read_dir(folder) else {
         return Vec::new();
     };
     let files = listing.flatten().map(|entry| entry.path());
-    files.filter(|path| path.is_file() && path.to_str().is_some_and(is_gguf)).collect()
+    let is_model = |name: &str| is_gguf(name) && !is_mmproj(name);
+    files.filter(|path| path.is_file() && path.file_name().and_then(OsStr::to_str).is_some_and(is_model)).collect()
 }

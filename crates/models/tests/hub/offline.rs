@@ -206,3 +206,16 @@ fn a_complete_cache_may_be_read_only() {
     // Root could write anyway, so this shows that no write was attempted.
     assert_eq!(files_below(cache), before);
 }
+
+#[test]
+fn a_folder_with_a_gguf_file_and_its_encoder_is_one_model() {
+    let hub = Hub::start();
+    let (machine, folder) = (Machine::with(&hub), tempfile::tempdir().unwrap());
+    for name in ["model.gguf", "mmproj-F16.gguf", "Model.MMPROJ.gguf"] {
+        std::fs::write(folder.path().join(name), b"GGUF").unwrap();
+    }
+    let reference = folder.path().to_str().unwrap();
+    assert_eq!(machine.resolve(reference).unwrap().path, folder.path().join("model.gguf"));
+    std::fs::write(folder.path().join("another.gguf"), b"GGUF").unwrap();
+    assert!(machine.error(reference).contains("nor a single .gguf file"));
+}

@@ -187,13 +187,13 @@ impl Session {
     }
 }
 
-/// Checks a checkpoint on a backend.
-fn check_on(name: &str, device: &str, backend: Box<dyn Backend>, (row_tolerance, tolerance): (f32, f32)) {
+/// Checks a checkpoint on a backend. `golden` is the checkpoint with PyTorch's results.
+fn check_on(name: &str, golden: &str, device: &str, backend: Box<dyn Backend>, (row_tolerance, tolerance): (f32, f32)) {
     let checkpoint = checkpoint(name);
     let hidden = checkpoint.config().hidden_size;
     let mut session = Session::new(backend, &checkpoint, Defect::None);
     for prompt in ["text", "one", "two", "decode"] {
-        let case = Case::read(name, prompt, hidden);
+        let case = Case::read(golden, prompt, hidden);
         if prompt != "text" {
             let found = session.encode(&case);
             for part in 0..3 {
@@ -213,22 +213,39 @@ fn check_on(name: &str, device: &str, backend: Box<dyn Backend>, (row_tolerance,
     }
 }
 
-fn check(name: &str) {
-    check_on(name, "candle", Box::new(CandleBackend::new()), (TOLERANCE, TOLERANCE));
+fn check(name: &str, golden: &str) {
+    check_on(name, golden, "candle", Box::new(CandleBackend::new()), (TOLERANCE, TOLERANCE));
     for isa in instruction_sets() {
         let backend = CpuBackend::new(CpuConfig { isa: Some(isa), ..CpuConfig::default() }).unwrap();
-        check_on(name, isa.name(), Box::new(backend), (CPU_ROW_TOLERANCE, CPU_TOLERANCE));
+        check_on(name, golden, isa.name(), Box::new(backend), (CPU_ROW_TOLERANCE, CPU_TOLERANCE));
     }
 }
 
 #[test]
 fn qwen3_vl() {
-    check("qwen3-vl");
+    check("qwen3-vl", "qwen3-vl");
 }
 
 #[test]
 fn qwen3_vl_as_transformers_4_wrote_it_with_a_tied_head() {
-    check("qwen3-vl-tied");
+    check("qwen3-vl-tied", "qwen3-vl-tied");
+}
+
+#[test]
+fn qwen3_vl_as_a_gguf_file_with_its_mmproj_file() {
+    check("qwen3-vl-gguf", "qwen3-vl");
+}
+
+/// Both forms hold the same values, so that the reference backend computes the same bits.
+#[test]
+fn a_gguf_file_with_its_mmproj_file_computes_what_the_folder_does() {
+    let [folder, gguf] = ["qwen3-vl", "qwen3-vl-gguf"].map(|name| {
+        let checkpoint = checkpoint(name);
+        let case = Case::read("qwen3-vl", "two", checkpoint.config().hidden_size);
+        let mut session = Session::new(Box::new(CandleBackend::new()), &checkpoint, Defect::None);
+        (session.encode(&case), session.run(&case, case.ids.len()))
+    });
+    assert_eq!(folder, gguf);
 }
 
 #[test]

@@ -214,6 +214,16 @@ impl<'a> MetadataView<'a> {
         Ok(Some(out))
     }
 
+    /// Returns an array of booleans.
+    pub(crate) fn bools(&self, key: &str) -> Result<Option<Vec<bool>>, ConfigError> {
+        const EXPECTED: &str = "an array of booleans";
+        match self.array(key, EXPECTED)? {
+            None => Ok(None),
+            Some((Kind::Bool, _, range)) => Ok(Some(self.bytes[range].iter().map(|&byte| byte != 0).collect())),
+            Some(_) => Err(ConfigError::wrong_type(key, EXPECTED)),
+        }
+    }
+
     /// Returns an array of `f32`.
     pub(crate) fn f32s(&self, key: &str) -> Result<Option<Vec<f32>>, ConfigError> {
         self.words(key, &[Kind::F32], "an array of 32-bit floats", f32::from_le_bytes)

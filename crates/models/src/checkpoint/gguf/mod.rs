@@ -4,7 +4,9 @@
 //! allocated for it, so memory and time are bounded by the actual size of the file.
 
 mod cursor;
+mod file;
 mod metadata;
+mod mmproj;
 mod tokenizer;
 
 use std::collections::HashMap;
@@ -13,7 +15,9 @@ use std::ops::Range;
 use cursor::Cursor;
 use octavo_ops::StorageType;
 
+pub(super) use file::GgufFile;
 pub(crate) use metadata::{Metadata, MetadataView};
+pub(super) use mmproj::encoder_beside;
 pub(super) use tokenizer::{chat_template, generation_config, tokenizer_data};
 
 use super::TensorInfo;
