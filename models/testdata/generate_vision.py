@@ -77,7 +77,7 @@ def draw(model, seed):
             value = 0.3 * random.standard_normal(shape)
         elif len(shape) == 1:
             value = 1.0 + 0.2 * random.standard_normal(shape)
-        elif "embed_tokens" in name or "pos_embed" in name:
+        elif any(part in name for part in ("embed_tokens", "pos_embed", "position_embedding")):
             value = 0.5 * random.standard_normal(shape)
         else:
             value = 1.5 * random.standard_normal(shape) / math.sqrt(np.prod(shape[1:]))

@@ -8,6 +8,8 @@ use crate::resize::{Filter, resize};
 
 /// Longest side divided by the shortest side that [`SizeRule::Area`] accepts.
 const MAX_ASPECT_RATIO: f64 = 200.0;
+/// Longest side of an image that [`SizeRule::Square`] accepts.
+const MAX_LONGEST: u32 = 4096;
 
 /// The parameters of an image processor, as a model's configuration gives them.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,6 +42,13 @@ pub enum SizeRule {
         width: u32,
         /// Height in pixels.
         height: u32,
+    },
+    /// The same square for every image, in two steps. The first keeps the aspect ratio.
+    Square {
+        /// Longest side after the first step, in pixels.
+        longest: u32,
+        /// Side after the second step, in pixels.
+        side: u32,
     },
 }
 
@@ -124,7 +133,19 @@ impl ImageProcessor {
                     format!("is {width}x{height}, which is no multiple of the cell of {cell} pixels"),
                 );
             }
-            SizeRule::Area { .. } | SizeRule::Fixed { .. } => {}
+            SizeRule::Square { longest, .. } if !(1..=MAX_LONGEST).contains(&longest) => {
+                return refuse(
+                    "size",
+                    format!("has a longest side of {longest}, and it must be between 1 and {MAX_LONGEST}"),
+                );
+            }
+            SizeRule::Square { side, .. } if side == 0 || side > MAX_LONGEST || u64::from(side) % cell != 0 => {
+                return refuse(
+                    "max_image_size",
+                    format!("is {side}, which is no multiple of the cell of {cell} pixels up to {MAX_LONGEST}"),
+                );
+            }
+            SizeRule::Area { .. } | SizeRule::Fixed { .. } | SizeRule::Square { .. } => {}
         }
         let Normalize { rescale, mean, std } = self.normalize;
         if !(rescale.is_normal() && rescale > 0.0) {
@@ -146,6 +167,7 @@ impl ImageProcessor {
     pub fn resized(&self, width: u32, height: u32) -> Result<(usize, usize), MediaError> {
         match self.size {
             SizeRule::Fixed { width, height } => Ok((width as usize, height as usize)),
+            SizeRule::Square { side, .. } => Ok((side as usize, side as usize)),
             SizeRule::Area { min, max } => {
                 let ratio = f64::from(width.max(height)) / f64::from(width.min(height));
                 if ratio > MAX_ASPECT_RATIO {
@@ -163,7 +185,14 @@ impl ImageProcessor {
     pub fn process(&self, image: RgbImage, cancelled: &dyn Fn() -> bool) -> Result<Option<Patches>, MediaError> {
         // A decoded image has sides of at most 32 bits.
         let size = self.resized(image.width() as u32, image.height() as u32)?;
-        let image = resize(image, size, self.filter, cancelled);
+        let first = match self.size {
+            SizeRule::Square { longest, .. } => {
+                let size = with_longest(image.width(), image.height(), longest as usize);
+                resize(image, size, self.filter, cancelled)
+            }
+            SizeRule::Area { .. } | SizeRule::Fixed { .. } => Some(image),
+        };
+        let image = first.and_then(|image| resize(image, size, self.filter, cancelled));
         Ok(image.filter(|_| !cancelled()).map(|image| Patches::cut(&image, self.layout, self.normalize)))
     }
 
@@ -176,6 +205,9 @@ impl ImageProcessor {
             }
             SizeRule::Fixed { width, height } => {
                 hash.add(&[b"fixed".as_slice(), &width.to_le_bytes(), &height.to_le_bytes()].concat());
+            }
+            SizeRule::Square { longest, side } => {
+                hash.add(&[b"square".as_slice(), &longest.to_le_bytes(), &side.to_le_bytes()].concat());
             }
         }
         hash.add(&[self.filter as u8]);
@@ -203,6 +235,18 @@ fn within_area(width: f64, height: f64, cell: f64, min: f64, max: f64) -> (usize
         (nearest(width), nearest(height))
     };
     (width.max(cell) as usize, height.max(cell) as usize)
+}
+
+/// The size of an image whose longest side becomes `longest`. The other side is rounded down, and then up to an even
+/// number.
+fn with_longest(width: usize, height: usize, longest: usize) -> (usize, usize) {
+    // The order of the operations decides about the rounding.
+    let ratio = width as f64 / height as f64;
+    let even = |side: f64| (side as usize).next_multiple_of(2).max(1);
+    match width >= height {
+        true => (longest, even(longest as f64 / ratio)),
+        false => (even(longest as f64 * ratio), longest),
+    }
 }
 
 #[cfg(test)]

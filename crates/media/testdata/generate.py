@@ -3,12 +3,15 @@
 
     python generate.py decode      # decode.safetensors
     python generate.py resize      # resize.txt
+    python generate.py square      # square.txt
 
 The result is deterministic. The files were generated with these versions:
 
-    python -m pip install pillow==13.0.0 numpy==2.4.6 safetensors==0.8.0 torch==2.15.0 torchvision==0.29.2
+    python -m pip install pillow==13.0.0 numpy==2.4.6 safetensors==0.8.0 torch==2.15.0 torchvision==0.29.2 transformers==5.23.0
 
 decode.safetensors has two tensors for a case: CASE.file, the bytes of a small file, and CASE.rgb, `[height, width, 3]`.
+A line of square.txt names the input size, the longest side of the first step, the side of the square, and the SHA-256 of
+the patches of 4 by 4 pixels, in blocks of 3 by 3.
 A line of resize.txt names filter, input size, output size and the SHA-256 of the resized noise of `noise`.
 """
 
@@ -162,5 +165,29 @@ def generate_resize():
     (HERE / "resize.txt").write_text("".join(lines))
 
 
+def generate_square():
+    """Images that Idefics3 does not split."""
+    import torch
+    from transformers.models.idefics3.image_processing_idefics3 import Idefics3ImageProcessor
+
+    draw = random.Random(20261124)
+    cases = [(50, 37, 96, 24), (1, 1, 24, 24), (300, 2, 48, 24), (2, 300, 48, 24), (24, 24, 24, 24)]
+    cases += [(640, 480, 1456, 372)]
+    number = draw.randint
+    cases += [(number(1, 400), number(1, 400), number(12, 500), 12 * number(1, 20)) for _ in range(24)]
+    lines = []
+    for width, height, longest, side in cases:
+        processor = Idefics3ImageProcessor(size={"longest_edge": longest}, max_image_size={"longest_edge": side},
+                                           do_image_splitting=False)
+        image = torch.from_numpy(noise(width, height).transpose(2, 0, 1).copy())
+        pixels = processor(image, return_tensors="pt")["pixel_values"][0, 0]
+        values = torch.round(pixels * 127.5 + 127.5).to(torch.uint8).numpy()
+        cells = side // 12
+        patches = values.reshape(3, cells, 3, 4, cells, 3, 4).transpose(1, 4, 2, 5, 0, 3, 6)
+        digest = hashlib.sha256(np.ascontiguousarray(patches).tobytes()).hexdigest()
+        lines.append(f"{width} {height} {longest} {side} {digest}")
+    (HERE / "square.txt").write_text("\n".join(lines) + "\n")
+
+
 if __name__ == "__main__":
-    {"decode": generate_decode, "resize": generate_resize}[sys.argv[1]]()
+    {"decode": generate_decode, "resize": generate_resize, "square": generate_square}[sys.argv[1]]()

@@ -3,7 +3,7 @@
 
 use octavo_ops::{EncodeBatch, TAPS, Tap};
 
-use crate::config::VisionConfig;
+use crate::config::{PositionTable, VisionConfig};
 
 /// Number of rows and columns of patches of an image, each a multiple of the merge size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,12 +27,15 @@ pub struct EncodedImage<'a> {
 }
 
 impl VisionConfig {
-    /// Returns the number of tokens of an image; `None` if its grid is not one of whole blocks.
+    /// Returns the number of tokens of an image; `None` if its grid is not one of whole blocks, or not that of the table
+    /// of positions if every image must have it.
     pub fn image_tokens(&self, grid: ImageGrid) -> Option<usize> {
         let merge = self.merge_size;
         let is_whole = grid.rows.is_multiple_of(merge) && grid.cols.is_multiple_of(merge);
+        let is_square = |grid: ImageGrid| grid.rows == self.table_side && grid.cols == self.table_side;
+        let has_positions = self.table == PositionTable::Stretched || is_square(grid);
         let tokens = (grid.rows / merge).checked_mul(grid.cols / merge)?;
-        (is_whole && tokens > 0).then_some(tokens)
+        (is_whole && has_positions && tokens > 0).then_some(tokens)
     }
 
     /// Writes images into a batch, except for the channels' normalisation.
@@ -63,7 +66,8 @@ impl VisionConfig {
             batch.store_rows.extend_from_slice(image.store_rows);
             batch.taps.extend(self.places(image.grid).map(|place| self.taps(image.grid, place)));
         }
-        for axis in 0..2 {
+        // Without rotary positions, one stream is there, which nothing reads.
+        for axis in 0..if self.theta.is_some() { 2 } else { 1 } {
             let positions = images.iter().flat_map(|image| self.places(image.grid)).map(|place| place[axis] as u32);
             batch.rows.positions.extend(positions);
         }

@@ -55,7 +55,7 @@ pub fn inspect_encoder(config: &VisionConfig, program: &Program, options: &Inspe
     let InspectOptions { image_side, elements, .. } = *options;
     let tokens = (image_side / (config.patch_size * config.merge_size)).pow(2);
     let row = program.media_columns() as u64 * elements.activation;
-    let lines = [
+    let mut lines = vec![
         format!("encoder        {}", program.name),
         format!("parameters     {}", si(program.parameters())),
         format!("weights        {} ({})", human_bytes(program.weight_bytes()), storage(program)),
@@ -65,9 +65,11 @@ pub fn inspect_encoder(config: &VisionConfig, program: &Program, options: &Inspe
         ),
         format!("heads          {} of {}", config.heads, config.head_shape().dim),
         format!("patch          {} pixels wide, {} patches a token", config.patch_size, config.merged_patches()),
-        format!("deepstack      after the layers {:?}", config.deepstack_layers),
-        format!("media cache    {} a token", human_bytes(row)),
     ];
+    if !config.deepstack_layers.is_empty() {
+        lines.push(format!("deepstack      after the layers {:?}", config.deepstack_layers));
+    }
+    lines.push(format!("media cache    {} a token", human_bytes(row)));
     let encode = PricedStep {
         column: "FLOP",
         title: format!("image of {image_side} by {image_side} pixels, {tokens} tokens"),

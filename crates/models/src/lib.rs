@@ -28,7 +28,8 @@ pub use checkpoint::{
     TokenizerData,
 };
 pub use config::{
-    Architecture, ConfigError, ImageTokens, ModelConfig, RopeConfig, RopeScaling, RopeSections, VisionConfig,
+    Architecture, ConfigError, ImageTokens, ModelConfig, PositionTable, RopeConfig, RopeScaling, RopeSections,
+    VisionConfig,
 };
 pub use fetch::{PipError, StorageError, WheelError};
 pub use hub::HubError;

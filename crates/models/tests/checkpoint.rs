@@ -250,7 +250,11 @@ fn hostile_configurations_are_refused() {
         ("rope_scaling", json!({"type": "linear"}), "'factor' is missing"),
         ("rope_scaling", json!({"type": "linear", "factor": 0}), "factor is 0"),
         ("hidden_act", json!("relu"), "activation 'relu'"),
-        ("model_type", json!("mamba"), "'mamba' is not supported (supported: llama, mistral, qwen2, qwen3, qwen3_vl)"),
+        (
+            "model_type",
+            json!("mamba"),
+            "'mamba' is not supported (supported: llama, mistral, qwen2, qwen3, qwen3_vl, idefics3)",
+        ),
         ("model_type", Value::Null, "'model_type' is missing"),
         ("architectures", json!(["Qwen2ForSequenceClassification"]), "Qwen2ForSequenceClassification"),
         ("quantization_config", json!({"quant_method": "gptq"}), "'gptq'"),
@@ -443,6 +447,30 @@ fn frames_of_a_patch_that_differ_in_shape_are_refused() {
     pair.change(Pair::MMPROJ, "v.patch_embd.weight.1", 4, &2u64.to_le_bytes());
     let error = build_programs(&pair.open().unwrap()).unwrap_err().to_string();
     names(&error, &["v.patch_embd.weight.1", "not that of the first frame"]);
+}
+
+#[test]
+fn a_config_of_idefics3_that_does_not_fit_is_refused() {
+    let refused = |object: Option<&str>, key: &str, value: Value| {
+        let copy = Copy::of("idefics3");
+        let mut config: Value = serde_json::from_slice(&std::fs::read(copy.path("config.json")).unwrap()).unwrap();
+        match object {
+            Some(object) => config[object][key] = value,
+            None => config[key] = value,
+        }
+        copy.write("config.json", config.to_string());
+        copy.error()
+    };
+    let vision = Some("vision_config");
+    names(&refused(vision, "image_size", json!(25)), &["'image_size' is 25", "patch size 4"]);
+    names(&refused(vision, "patch_size", json!(0)), &["the patch size 0"]);
+    names(&refused(vision, "num_attention_heads", json!(5)), &["48 columns", "heads of 5"]);
+    names(&refused(vision, "layer_norm_eps", json!(-1.0)), &["epsilon is -1"]);
+    names(&refused(None, "scale_factor", json!(4)), &["'scale_factor' is 4", "6 patches"]);
+    names(&refused(None, "scale_factor", json!(0)), &["'scale_factor' is 0"]);
+    names(&refused(None, "image_token_id", json!(320)), &["the token 320 is beyond the vocabulary"]);
+    names(&refused(None, "text_config", Value::Null), &["'text_config' is missing"]);
+    names(&refused(Some("text_config"), "model_type", json!("mistral")), &["the decoder 'mistral'"]);
 }
 
 #[test]

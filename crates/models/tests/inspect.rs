@@ -58,3 +58,12 @@ fn an_encoder_in_an_mmproj_file_is_printed_too() {
         &InspectOptions { context: 1, prompt: 20, image_side: 32, ..InspectOptions::default() },
     );
 }
+
+#[test]
+fn an_encoder_without_rotary_positions_merges_squares() {
+    check(
+        "idefics3",
+        "idefics3",
+        &InspectOptions { context: 1, prompt: 20, image_side: 24, ..InspectOptions::default() },
+    );
+}

@@ -1,4 +1,7 @@
+use sha2::{Digest, Sha256};
+
 use super::*;
+use crate::resize::tests::noise;
 
 /// Cells of 32 pixels and areas between 256² and 4096².
 pub(crate) fn processor() -> ImageProcessor {
@@ -43,13 +46,16 @@ fn an_aspect_ratio_above_200_is_refused() {
 #[test]
 fn impossible_parameters_are_named() {
     type Change = (&'static str, fn(&mut ImageProcessor));
-    let changes: [Change; 9] = [
+    let changes: [Change; 12] = [
         ("patch_size", |p| p.layout.patch = 0),
         ("merge_size", |p| p.layout.merge = 0),
         ("temporal_patch_size", |p| p.layout.frames = 0),
         ("size", |p| p.size = SizeRule::Area { min: 10_000, max: 5000 }),
         ("size", |p| p.size = SizeRule::Area { min: 0, max: 1023 }),
         ("size", |p| p.size = SizeRule::Fixed { width: 48, height: 32 }),
+        ("size", |p| p.size = SizeRule::Square { longest: 5000, side: 64 }),
+        ("size", |p| p.size = SizeRule::Square { longest: 0, side: 64 }),
+        ("max_image_size", |p| p.size = SizeRule::Square { longest: 128, side: 48 }),
         ("rescale_factor", |p| p.normalize.rescale = 0.0),
         ("image_mean", |p| p.normalize.mean[1] = f32::NAN),
         ("image_std", |p| p.normalize.std[2] = 0.0),
@@ -72,4 +78,37 @@ fn an_image_becomes_the_patches_of_its_resized_pixels() {
     assert_eq!((patches.grid().width, patches.grid().height, patches.tokens()), (20, 14, 70));
     assert_eq!(patches, expected);
     assert_eq!(processor().process(image, &|| true), Ok(None), "cancelled work has no result");
+}
+
+#[test]
+fn squares_in_two_steps_are_those_of_the_reference_byte_for_byte() {
+    let mut cases = 0;
+    for golden in include_str!("../../testdata/square.txt").lines() {
+        let (digest, sizes) = golden.rsplit_once(' ').map(|(sizes, digest)| (digest, sizes)).unwrap();
+        let sizes: Vec<u32> = sizes.split(' ').map(|size| size.parse().unwrap()).collect();
+        let &[width, height, longest, side] = &sizes[..] else { panic!("{golden}") };
+        let processor = ImageProcessor {
+            size: SizeRule::Square { longest, side },
+            filter: Filter::Lanczos,
+            layout: PatchLayout { patch: 4, merge: 3, frames: 1 },
+            ..processor()
+        };
+        assert_eq!(processor.validate(), Ok(()));
+        let image = noise(width as usize, height as usize);
+        let patches = processor.process(image, &|| false).unwrap().unwrap();
+        assert_eq!((patches.grid().height, patches.grid().width), (side as usize / 4, side as usize / 4));
+        let found: String = Sha256::digest(patches.data()).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(found, digest, "{golden}");
+        cases += 1;
+    }
+    assert!(cases >= 20, "{cases}");
+}
+
+#[test]
+fn the_longest_side_is_set_and_the_other_is_even() {
+    assert_eq!(with_longest(100, 50, 200), (200, 100));
+    assert_eq!(with_longest(50, 100, 33), (16, 33));
+    assert_eq!(with_longest(100, 99, 33), (33, 32));
+    assert_eq!(with_longest(300, 200, 35), (35, 24));
+    assert_eq!(with_longest(1000, 1, 100), (100, 1));
 }

@@ -77,4 +77,4 @@ pub fn resize(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -4,7 +4,7 @@ use sha2::{Digest, Sha256};
 use super::*;
 
 /// The noise of `testdata/generate.py`.
-fn noise(width: usize, height: usize) -> RgbImage {
+pub(crate) fn noise(width: usize, height: usize) -> RgbImage {
     let mut state = 1_u32;
     let data = (0..width * height * 3).map(|_| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

@@ -256,9 +256,9 @@ impl<'a> Decoder<'a> {
 
     /// Returns a tensor of the checkpoint as `rows` rows of a weight, or an error if it has another shape.
     fn part(&self, tensor: String, rows: usize, expected: &[usize]) -> Result<WeightPart, ModelError> {
-        let tensor = match (&self.config().vision, tensor.strip_prefix("model.")) {
-            (Some(_), Some(rest)) => format!("model.language_model.{rest}"),
-            _ => tensor,
+        let tensor = match tensor.strip_prefix("model.") {
+            Some(rest) => format!("{}{rest}", names::decoder_prefix(self.config().architecture)),
+            None => tensor,
         };
         part(self.checkpoint, tensor, rows, expected)
     }

@@ -4,6 +4,7 @@
 //! and a file here that combines the decoder's parts.
 
 mod decoder;
+mod idefics3;
 mod llama;
 mod mistral;
 pub(crate) mod names;
@@ -55,7 +56,10 @@ pub fn build_programs(checkpoint: &Checkpoint) -> Result<Programs, ModelError> {
         None => Ok(Programs { decoder: build_program(checkpoint)?, encoder: None }),
         Some(vision) => Ok(Programs {
             decoder: decoder_program(Decoder::with_images(checkpoint)?)?,
-            encoder: Some(qwen3_vl::encoder(checkpoint, vision)?),
+            encoder: Some(match checkpoint.config().architecture {
+                Architecture::Idefics3 => idefics3::encoder(checkpoint, vision)?,
+                _ => qwen3_vl::encoder(checkpoint, vision)?,
+            }),
         }),
     }
 }
@@ -67,7 +71,7 @@ pub fn build_program(checkpoint: &Checkpoint) -> Result<Program, ModelError> {
 
 fn decoder_program(decoder: Decoder<'_>) -> Result<Program, ModelError> {
     match decoder.config().architecture {
-        Architecture::Llama => llama::program(decoder),
+        Architecture::Llama | Architecture::Idefics3 => llama::program(decoder),
         Architecture::Mistral => mistral::program(decoder),
         Architecture::Qwen2 => qwen2::program(decoder),
         Architecture::Qwen3 | Architecture::Qwen3Vl => qwen3::program(decoder),

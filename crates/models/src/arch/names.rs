@@ -1,13 +1,15 @@
 //! Tables of tensor names.
 
 use crate::checkpoint::Format;
+use crate::config::Architecture;
 
 /// Names of an encoder's tensors, without `.weight` and `.bias`. `{}` stands for the layer.
 pub(crate) struct EncoderNames {
     pub(crate) patches: &'static str,
     pub(crate) positions: &'static str,
     pub(crate) attention_norm: &'static str,
-    pub(crate) qkv: &'static str,
+    /// One tensor with the rows of q, k and v, or one for each.
+    pub(crate) qkv: &'static [&'static str],
     pub(crate) output: &'static str,
     pub(crate) mlp_norm: &'static str,
     pub(crate) up: &'static str,
@@ -19,11 +21,27 @@ pub(crate) const QWEN3_VL: EncoderNames = EncoderNames {
     patches: "model.visual.patch_embed.proj",
     positions: "model.visual.pos_embed",
     attention_norm: "model.visual.blocks.{}.norm1",
-    qkv: "model.visual.blocks.{}.attn.qkv",
+    qkv: &["model.visual.blocks.{}.attn.qkv"],
     output: "model.visual.blocks.{}.attn.proj",
     mlp_norm: "model.visual.blocks.{}.norm2",
     up: "model.visual.blocks.{}.mlp.linear_fc1",
     down: "model.visual.blocks.{}.mlp.linear_fc2",
+};
+
+/// Idefics3 in safetensors files: SigLIP.
+pub(crate) const IDEFICS3: EncoderNames = EncoderNames {
+    patches: "model.vision_model.embeddings.patch_embedding",
+    positions: "model.vision_model.embeddings.position_embedding",
+    attention_norm: "model.vision_model.encoder.layers.{}.layer_norm1",
+    qkv: &[
+        "model.vision_model.encoder.layers.{}.self_attn.q_proj",
+        "model.vision_model.encoder.layers.{}.self_attn.k_proj",
+        "model.vision_model.encoder.layers.{}.self_attn.v_proj",
+    ],
+    output: "model.vision_model.encoder.layers.{}.self_attn.out_proj",
+    mlp_norm: "model.vision_model.encoder.layers.{}.layer_norm2",
+    up: "model.vision_model.encoder.layers.{}.mlp.fc1",
+    down: "model.vision_model.encoder.layers.{}.mlp.fc2",
 };
 
 /// Every encoder in an mmproj file.
@@ -31,7 +49,7 @@ pub(crate) const MMPROJ: EncoderNames = EncoderNames {
     patches: "v.patch_embd",
     positions: "v.position_embd",
     attention_norm: "v.blk.{}.ln1",
-    qkv: "v.blk.{}.attn_qkv",
+    qkv: &["v.blk.{}.attn_qkv"],
     output: "v.blk.{}.attn_out",
     mlp_norm: "v.blk.{}.ln2",
     up: "v.blk.{}.ffn_up",
@@ -79,6 +97,15 @@ impl Role {
             Role::Up => ("model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"),
             Role::Down => ("model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
         }
+    }
+}
+
+/// Returns what stands in place of `model.` in the names of a decoder's tensors in safetensors files.
+pub(crate) const fn decoder_prefix(architecture: Architecture) -> &'static str {
+    match architecture {
+        Architecture::Qwen3Vl => "model.language_model.",
+        Architecture::Idefics3 => "model.text_model.",
+        Architecture::Llama | Architecture::Mistral | Architecture::Qwen2 | Architecture::Qwen3 => "model.",
     }
 }
 

@@ -9,16 +9,13 @@ use super::vision::Encoder;
 use crate::checkpoint::{Checkpoint, Format};
 use crate::config::VisionConfig;
 
-/// Value added under the root of every norm of the encoder; no configuration contains it.
-const EPS: f32 = 1e-6;
-
 pub(super) fn encoder(checkpoint: &Checkpoint, config: &VisionConfig) -> Result<Program, ModelError> {
     let format = checkpoint.format();
     let names: &EncoderNames = match format {
         Format::HuggingFace => &QWEN3_VL,
         Format::Gguf => &MMPROJ,
     };
-    let mut e = Encoder::new(checkpoint, config, names, EPS, rope(config));
+    let mut e = Encoder::new(checkpoint, config, names, config.theta.map(|theta| rope(config, theta)));
     let x = e.patches()?;
     let merger = Merger::new(&mut e, config);
     for layer in 0..config.layers {
@@ -74,9 +71,9 @@ impl MergerNames {
 
 /// Returns the two-dimensional rotary embedding: the first half of the pairs turns by the row of a patch, the second by
 /// its column, with the same frequencies.
-fn rope(config: &VisionConfig) -> Rope {
+fn rope(config: &VisionConfig, theta: f64) -> Rope {
     let each = config.head_shape().dim / 4;
-    let frequencies = (0..each).map(|i| config.theta.powf(-(i as f64) / each as f64));
+    let frequencies = (0..each).map(|i| theta.powf(-(i as f64) / each as f64));
     let inv_freq = frequencies.clone().chain(frequencies).collect();
     let streams = [vec![0; each], vec![1; each]].concat();
     Rope { style: RopeStyle::NeoX, inv_freq, magnitude: 1.0, streams }

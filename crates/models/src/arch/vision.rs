@@ -29,8 +29,7 @@ pub(super) struct Encoder<'a> {
     names: &'static EncoderNames,
     pub(super) builder: ProgramBuilder,
     scratch: Scratch,
-    eps: f32,
-    rope: Rope,
+    rope: Option<Rope>,
 }
 
 impl<'a> Encoder<'a> {
@@ -38,8 +37,7 @@ impl<'a> Encoder<'a> {
         checkpoint: &'a Checkpoint,
         config: &'a VisionConfig,
         names: &'static EncoderNames,
-        eps: f32,
-        rope: Rope,
+        rope: Option<Rope>,
     ) -> Self {
         let name = format!("{} encoder", checkpoint.config().architecture.name());
         let mut builder = ProgramBuilder::encoder(name, config.merged_patches());
@@ -52,7 +50,7 @@ impl<'a> Encoder<'a> {
             attended: buffer("attended", heads.q_cols()),
             hidden: buffer("hidden", config.intermediate_size),
         };
-        Self { checkpoint, config, names, builder, scratch, eps, rope }
+        Self { checkpoint, config, names, builder, scratch, rope }
     }
 
     /// Starts the residual stream with the projected patches and their learned positions.
@@ -64,7 +62,10 @@ impl<'a> Encoder<'a> {
         let x = self.builder.buffer("x", Rows::Tokens, hidden_size);
         self.builder.push(Op::Patches { out: patches });
         // The order of a patch is that of the convolution's inputs.
-        let shape = [hidden_size, channels, temporal_patch_size, patch_size, patch_size];
+        let shape = match temporal_patch_size {
+            1 => vec![hidden_size, channels, patch_size, patch_size],
+            frames => vec![hidden_size, channels, frames, patch_size, patch_size],
+        };
         let part = part(self.checkpoint, format!("{tensor}.weight"), hidden_size, &shape)?;
         let weight = self.builder.weight("patches", cols, vec![part]);
         let bias = Some(self.bias("patches_bias", tensor, hidden_size)?);
@@ -86,6 +87,20 @@ impl<'a> Encoder<'a> {
         Ok(self.builder.weight(label, 1, vec![part]))
     }
 
+    /// Emits a product without a bias.
+    pub(super) fn product(
+        &mut self,
+        label: &str,
+        tensor: &str,
+        input: BufferId,
+        out: BufferId,
+    ) -> Result<(), ModelError> {
+        let (rows, cols) = (self.builder.buffer_cols(out), self.builder.buffer_cols(input));
+        let weight = self.matrix(label, tensor, rows, cols)?;
+        self.builder.push(Op::Linear(Linear { weight, bias: None, input, add: None, out }));
+        Ok(())
+    }
+
     /// Emits a product with a bias.
     pub(super) fn linear(
         &mut self,
@@ -95,9 +110,26 @@ impl<'a> Encoder<'a> {
         add: Option<BufferId>,
         out: BufferId,
     ) -> Result<(), ModelError> {
-        let (rows, cols) = (self.builder.buffer_cols(out), self.builder.buffer_cols(input));
-        let weight = self.matrix(label, tensor, rows, cols)?;
-        let bias = Some(self.bias(&format!("{label}_bias"), tensor, rows)?);
+        self.fused(label, &[tensor.to_owned()], input, add, out)
+    }
+
+    /// Emits a product with a bias, whose rows are those of several tensors of the same size.
+    fn fused(
+        &mut self,
+        label: &str,
+        tensors: &[String],
+        input: BufferId,
+        add: Option<BufferId>,
+        out: BufferId,
+    ) -> Result<(), ModelError> {
+        let cols = self.builder.buffer_cols(input);
+        let rows = self.builder.buffer_cols(out) / tensors.len();
+        let part_of = |kind: &str, shape: &[usize]| -> Result<Vec<_>, ModelError> {
+            tensors.iter().map(|tensor| part(self.checkpoint, format!("{tensor}.{kind}"), rows, shape)).collect()
+        };
+        let (weights, biases) = (part_of("weight", &[rows, cols])?, part_of("bias", &[rows])?);
+        let weight = self.builder.weight(label, cols, weights);
+        let bias = Some(self.builder.weight(format!("{label}_bias"), 1, biases));
         self.builder.push(Op::Linear(Linear { weight, bias, input, add, out }));
         Ok(())
     }
@@ -109,7 +141,7 @@ impl<'a> Encoder<'a> {
         let (weight, bias) = (vector(format!("{tensor}.weight"))?, vector(format!("{tensor}.bias"))?);
         let weight = self.builder.weight(label, cols, vec![weight]);
         let bias = Some(self.builder.weight(format!("{label}_bias"), cols, vec![bias]));
-        let (kind, eps, unit_offset, add) = (NormKind::Layer, self.eps, false, None);
+        let (kind, eps, unit_offset, add) = (NormKind::Layer, self.config.norm_eps, false, None);
         self.builder.push(Op::Norm(NormOp { kind, weight, bias, eps, unit_offset, input, add, out }));
         Ok(())
     }
@@ -124,8 +156,9 @@ impl<'a> Encoder<'a> {
         let (heads, names) = (self.config.head_shape(), self.names);
         let label = |part: &str| format!("layers.{layer}.{part}");
         self.norm(&label("attention_norm"), &of_layer(names.attention_norm, layer), x, normed)?;
-        self.linear(&label("qkv"), &of_layer(names.qkv, layer), normed, None, qkv)?;
-        let rope = Some(self.rope.clone());
+        let tensors: Vec<_> = names.qkv.iter().map(|stem| of_layer(stem, layer)).collect();
+        self.fused(&label("qkv"), &tensors, normed, None, qkv)?;
+        let rope = self.rope.clone();
         let kv = KvPlace::Step;
         self.builder.push(Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm: None, rope, kv }));
         let scale = (heads.dim as f32).sqrt().recip();

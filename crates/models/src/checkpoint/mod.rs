@@ -252,10 +252,14 @@ impl Checkpoint {
     }
 
     /// Returns the parameters of the model's image processor, changed by those that are `given`
-    /// (`--mm-processor-kwargs`); `None` if the model takes no images. A checkpoint without such parameters has the
+    /// (`--mm-processor-kwargs`); `None` if the model takes no images, or if its processor cannot be described yet (Idefics3
+    /// cuts images into tiles). A checkpoint without such parameters has the
     /// published ones.
     pub fn image_processor(&self, given: &Map<String, Value>) -> Result<Option<ProcessorConfig>, CheckpointError> {
         let Some(vision) = &self.config.vision else { return Ok(None) };
+        if self.config.architecture == Architecture::Idefics3 {
+            return Ok(None);
+        }
         let (file, settings) = match &self.files {
             Files::Gguf { .. } => Default::default(),
             Files::HuggingFace { texts, .. } | Files::Dummy { texts, .. } => texts.image_processor()?,

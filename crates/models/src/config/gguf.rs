@@ -77,9 +77,9 @@ impl ModelConfig {
                 "a value size of {value_dim} beside a key size of {head_dim}"
             )));
         }
-        let window = match architecture {
+        let window = match architecture.decoder() {
             Architecture::Llama | Architecture::Mistral => keys.usize("attention.sliding_window")?,
-            Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Vl => None,
+            _ => None,
         };
         let has_bias = |role| has_tensor(&names::bias(Format::Gguf, role, 0));
         let norm_eps = keys.f64("attention.layer_norm_rms_epsilon")?;
@@ -118,9 +118,9 @@ fn vocab_size(metadata: &MetadataView<'_>, keys: &Keys<'_>) -> Result<usize, Con
 
 fn rope(keys: &Keys<'_>, architecture: Architecture, head_dim: usize) -> Result<RopeConfig, ConfigError> {
     // The converter permutes the q and k rows only of Llama models, for rotation of neighbours.
-    let style = match architecture {
+    let style = match architecture.decoder() {
         Architecture::Llama | Architecture::Mistral => RopeStyle::GptJ,
-        Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Vl => RopeStyle::NeoX,
+        _ => RopeStyle::NeoX,
     };
     Ok(RopeConfig {
         style,

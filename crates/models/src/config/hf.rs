@@ -27,18 +27,17 @@ impl ModelConfig {
         check_task(fields, architecture)?;
         // A model of several parts has the decoder's values in an object of their own.
         let (whole, vision) = (fields, VisionConfig::from_hf(fields, architecture)?);
-        let text = match architecture {
-            Architecture::Qwen3Vl => {
-                Some(fields.object("text_config")?.ok_or_else(|| ConfigError::missing("text_config"))?)
-            }
-            _ => None,
+        let text = match vision {
+            Some(_) => Some(fields.object("text_config")?.ok_or_else(|| ConfigError::missing("text_config"))?),
+            None => None,
         };
         let fields = text.as_ref().unwrap_or(fields);
+        let decoder = decoder(fields, architecture)?;
         let (layers, heads) = (fields.required("num_hidden_layers")?, fields.required("num_attention_heads")?);
         let hidden_size = fields.required("hidden_size")?;
-        let head_dim = match (fields.usize("head_dim")?, architecture) {
+        let head_dim = match (fields.usize("head_dim")?, decoder) {
             (Some(dim), _) => dim,
-            (None, Architecture::Qwen3 | Architecture::Qwen3Vl) => QWEN3_HEAD_DIM,
+            (None, Architecture::Qwen3) => QWEN3_HEAD_DIM,
             (None, _) => default_head_dim(hidden_size, heads)?,
         };
         let max_position_embeddings = fields.required("max_position_embeddings")?;
@@ -61,20 +60,26 @@ impl ModelConfig {
             norm_eps: fields.f64("rms_norm_eps")?.unwrap_or(DEFAULT_NORM_EPS) as f32,
             rope: rope(fields, head_dim, max_position_embeddings)?,
             max_position_embeddings,
-            windows: layer_windows(fields, architecture, layers)?,
+            windows: layer_windows(fields, decoder, layers)?,
             tie_word_embeddings: whole.bool("tie_word_embeddings")?.unwrap_or(false),
-            qkv_bias: match architecture {
-                Architecture::Qwen2 => true,
-                Architecture::Llama | Architecture::Qwen3 | Architecture::Qwen3Vl => attention_bias,
-                Architecture::Mistral => false,
-            },
-            output_bias: attention_bias
-                && matches!(architecture, Architecture::Llama | Architecture::Qwen3 | Architecture::Qwen3Vl),
-            mlp_bias: architecture == Architecture::Llama && flag("mlp_bias")?,
+            qkv_bias: decoder == Architecture::Qwen2 || attention_bias && decoder != Architecture::Mistral,
+            output_bias: attention_bias && matches!(decoder, Architecture::Llama | Architecture::Qwen3),
+            mlp_bias: decoder == Architecture::Llama && flag("mlp_bias")?,
             dtype: dtype.unwrap_or("float32").to_owned(),
             vision,
         }
         .checked()
+    }
+}
+
+/// Returns the architecture of the decoder. The configuration of a decoder beside an encoder has a name of its own.
+fn decoder(fields: &Fields<'_>, architecture: Architecture) -> Result<Architecture, ConfigError> {
+    let decoder = architecture.decoder();
+    match fields.str("model_type")? {
+        Some(name) if architecture == Architecture::Idefics3 && name != decoder.name() => {
+            Err(ConfigError::Unsupported(format!("the decoder '{}' of this model", name.escape_debug())))
+        }
+        _ => Ok(decoder),
     }
 }
 
@@ -83,7 +88,7 @@ impl ModelConfig {
 fn check_task(fields: &Fields<'_>, architecture: Architecture) -> Result<(), ConfigError> {
     let classes = fields.strs("architectures")?.unwrap_or_default();
     let suffix = match architecture {
-        Architecture::Qwen3Vl => "ForConditionalGeneration",
+        Architecture::Qwen3Vl | Architecture::Idefics3 => "ForConditionalGeneration",
         _ => "ForCausalLM",
     };
     if !classes.is_empty() && !classes.iter().any(|class| class.ends_with(suffix)) {
@@ -119,7 +124,6 @@ fn layer_windows(
 ) -> Result<Vec<Option<usize>>, ConfigError> {
     let window = fields.usize("sliding_window")?;
     match architecture {
-        Architecture::Llama | Architecture::Qwen3Vl => windows(layers, None, |_| false),
         // `null` means that there is no window.
         Architecture::Mistral if !fields.contains("sliding_window") => {
             windows(layers, Some(DEFAULT_MISTRAL_WINDOW), |_| true)
@@ -138,6 +142,7 @@ fn layer_windows(
                 }
             }
         }
+        _ => windows(layers, None, |_| false),
     }
 }
 

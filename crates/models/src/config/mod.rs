@@ -9,7 +9,7 @@ mod vision;
 
 pub use error::ConfigError;
 pub use rope::{RopeConfig, RopeScaling, RopeSections};
-pub use vision::{ImageTokens, VisionConfig};
+pub use vision::{ImageTokens, PositionTable, VisionConfig};
 
 pub(crate) use fields::Fields;
 pub(crate) use gguf::CLIP;
@@ -40,11 +40,14 @@ pub enum Architecture {
     Qwen3,
     /// Qwen3-VL dense: Qwen3 with an encoder of images.
     Qwen3Vl,
+    /// Idefics3 and SmolVLM: Llama with an encoder of images.
+    Idefics3,
 }
 
 impl Architecture {
     /// All architectures.
-    pub const ALL: [Architecture; 5] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Qwen3Vl];
+    pub const ALL: [Architecture; 6] =
+        [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Qwen3Vl, Self::Idefics3];
 
     /// Returns the name in `model_type` of a Hugging Face configuration.
     pub const fn name(self) -> &'static str {
@@ -54,6 +57,16 @@ impl Architecture {
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
             Self::Qwen3Vl => "qwen3_vl",
+            Self::Idefics3 => "idefics3",
+        }
+    }
+
+    /// Returns the architecture of the decoder, if this one also has an encoder.
+    pub(crate) const fn decoder(self) -> Self {
+        match self {
+            Self::Qwen3Vl => Self::Qwen3,
+            Self::Idefics3 => Self::Llama,
+            other => other,
         }
     }
 

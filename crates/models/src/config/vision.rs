@@ -13,6 +13,8 @@ const MAX_MERGE: usize = 16;
 const MAX_TABLE: usize = 1 << 20;
 /// `clip.projector_type` of Qwen3-VL's encoder.
 const QWEN3_VL_PROJECTOR: &str = "qwen3vl_merger";
+/// Value under the root of Qwen3-VL's norms; no configuration contains it.
+const QWEN3_VL_EPS: f32 = 1e-6;
 /// Base of the rotary frequencies if a configuration omits it.
 const DEFAULT_THETA: f64 = 10_000.0;
 
@@ -21,17 +23,33 @@ const DEFAULT_THETA: f64 = 10_000.0;
 pub struct ImageTokens {
     /// Token that stands for each row of an image.
     pub image: u32,
-    /// Token that stands for each row of a video.
-    pub video: u32,
-    /// Token before an image.
-    pub start: u32,
-    /// Token after an image.
-    pub end: u32,
+    /// Token that stands for each row of a video, if the model takes videos.
+    pub video: Option<u32>,
+    /// Token before an image, if it is always the same.
+    pub start: Option<u32>,
+    /// Token after an image, if it is always the same.
+    pub end: Option<u32>,
 }
 
 impl ImageTokens {
     /// Ids of Qwen3-VL.
-    pub(crate) const QWEN3_VL: Self = Self { image: 151_655, video: 151_656, start: 151_652, end: 151_653 };
+    const QWEN3_VL: Self = Self { image: 151_655, video: Some(151_656), start: Some(151_652), end: Some(151_653) };
+    /// Id of Idefics3, if a configuration omits it.
+    const IDEFICS3: u32 = 128_257;
+
+    /// Reads the ids of a `config.json`; `default` has those that it omits.
+    fn from_hf(fields: &Fields<'_>, default: Self) -> Result<Self, ConfigError> {
+        let id = |key: &str, default: Option<u32>| match default {
+            Some(default) => Ok::<_, ConfigError>(Some(fields.u32(key)?.unwrap_or(default))),
+            None => Ok(None),
+        };
+        Ok(Self {
+            image: fields.u32("image_token_id")?.unwrap_or(default.image),
+            video: id("video_token_id", default.video)?,
+            start: id("vision_start_token_id", default.start)?,
+            end: id("vision_end_token_id", default.end)?,
+        })
+    }
 
     /// Finds the tokens in the vocabulary of a GGUF file, which has no keys for them.
     pub(crate) fn in_vocabulary(metadata: &MetadataView<'_>) -> Result<Self, ConfigError> {
@@ -42,11 +60,20 @@ impl ImageTokens {
         };
         Ok(Self {
             image: id("<|image_pad|>")?,
-            video: id("<|video_pad|>")?,
-            start: id("<|vision_start|>")?,
-            end: id("<|vision_end|>")?,
+            video: Some(id("<|video_pad|>")?),
+            start: Some(id("<|vision_start|>")?),
+            end: Some(id("<|vision_end|>")?),
         })
     }
+}
+
+/// How the table of learned positions covers the patches of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PositionTable {
+    /// The table is stretched over every grid, and its rows are interpolated.
+    Stretched,
+    /// Every image has the grid of the table.
+    Exact,
 }
 
 /// Sizes and options of an encoder of images, checked.
@@ -72,12 +99,16 @@ pub struct VisionConfig {
     pub merge_size: usize,
     /// Side of the square table of learned positions.
     pub table_side: usize,
+    /// How the table covers an image.
+    pub table: PositionTable,
     /// Hidden size of the decoder.
     pub out_hidden_size: usize,
     /// Layers whose outputs are added to the decoder's first layers, in order.
     pub deepstack_layers: Vec<usize>,
-    /// Base of the rotary frequencies.
-    pub theta: f64,
+    /// Value added under the root of every norm.
+    pub norm_eps: f32,
+    /// Base of the rotary frequencies, if the encoder has rotary positions.
+    pub theta: Option<f64>,
     /// Tokens of images.
     pub tokens: ImageTokens,
 }
@@ -85,12 +116,17 @@ pub struct VisionConfig {
 impl VisionConfig {
     /// Reads the encoder's part of a `config.json`, if the architecture has one.
     pub(super) fn from_hf(fields: &Fields<'_>, architecture: Architecture) -> Result<Option<Self>, ConfigError> {
-        if architecture != Architecture::Qwen3Vl {
-            return Ok(None);
-        }
+        let read = match architecture {
+            Architecture::Qwen3Vl => Self::qwen3_vl,
+            Architecture::Idefics3 => Self::idefics3,
+            _ => return Ok(None),
+        };
         let vision = fields.object("vision_config")?.ok_or_else(|| ConfigError::missing("vision_config"))?;
+        read(fields, &vision).map(Some)
+    }
+
+    fn qwen3_vl(fields: &Fields<'_>, vision: &Fields<'_>) -> Result<Self, ConfigError> {
         let size = |key: &str, default: usize| Ok::<_, ConfigError>(vision.usize(key)?.unwrap_or(default));
-        let token = |key: &str, default: u32| Ok::<_, ConfigError>(fields.u32(key)?.unwrap_or(default));
         let positions = size("num_position_embeddings", 2304)?;
         let table_side = positions.isqrt();
         if table_side * table_side != positions {
@@ -101,27 +137,62 @@ impl VisionConfig {
             Some(parameters) => parameters.f64("rope_theta")?,
             None => None,
         };
-        Ok(Some(Self {
+        Ok(Self {
             layers: vision.required("depth")?,
             hidden_size: vision.required("hidden_size")?,
             intermediate_size: vision.required("intermediate_size")?,
             heads: vision.required("num_heads")?,
-            activation: activation_named(vision.str("hidden_act")?.unwrap_or("gelu_pytorch_tanh"))?,
+            activation: activation(vision)?,
             channels: size("in_channels", 3)?,
             patch_size: size("patch_size", 16)?,
             temporal_patch_size: size("temporal_patch_size", 2)?,
             merge_size: size("spatial_merge_size", 2)?,
             table_side,
+            table: PositionTable::Stretched,
             out_hidden_size: vision.required("out_hidden_size")?,
             deepstack_layers: vision.usizes("deepstack_visual_indexes")?.unwrap_or_else(|| vec![8, 16, 24]),
-            theta: theta.unwrap_or(DEFAULT_THETA),
-            tokens: ImageTokens {
-                image: token("image_token_id", ImageTokens::QWEN3_VL.image)?,
-                video: token("video_token_id", ImageTokens::QWEN3_VL.video)?,
-                start: token("vision_start_token_id", ImageTokens::QWEN3_VL.start)?,
-                end: token("vision_end_token_id", ImageTokens::QWEN3_VL.end)?,
-            },
-        }))
+            norm_eps: QWEN3_VL_EPS,
+            theta: Some(theta.unwrap_or(DEFAULT_THETA)),
+            tokens: ImageTokens::from_hf(fields, ImageTokens::QWEN3_VL)?,
+        })
+    }
+
+    fn idefics3(fields: &Fields<'_>, vision: &Fields<'_>) -> Result<Self, ConfigError> {
+        let size = |key: &str, default: usize| Ok::<_, ConfigError>(vision.usize(key)?.unwrap_or(default));
+        let text = fields.object("text_config")?.ok_or_else(|| ConfigError::missing("text_config"))?;
+        let (image_size, patch_size) = (size("image_size", 224)?, size("patch_size", 32)?);
+        if patch_size == 0 || !image_size.is_multiple_of(patch_size) {
+            let reason =
+                format!("'image_size' is {image_size}, which is not a multiple of the patch size {patch_size}");
+            return Err(ConfigError::Invalid(reason));
+        }
+        let (table_side, merge_size) = (image_size / patch_size, fields.usize("scale_factor")?.unwrap_or(2));
+        if merge_size == 0 || !table_side.is_multiple_of(merge_size) {
+            let reason =
+                format!("'scale_factor' is {merge_size}, which does not divide the {table_side} patches of a side");
+            return Err(ConfigError::Invalid(reason));
+        }
+        Ok(Self {
+            layers: size("num_hidden_layers", 12)?,
+            hidden_size: size("hidden_size", 1152)?,
+            intermediate_size: size("intermediate_size", 3072)?,
+            heads: size("num_attention_heads", 16)?,
+            activation: activation(vision)?,
+            channels: size("num_channels", 3)?,
+            patch_size,
+            temporal_patch_size: 1,
+            merge_size,
+            table_side,
+            table: PositionTable::Exact,
+            out_hidden_size: text.required("hidden_size")?,
+            deepstack_layers: vec![],
+            norm_eps: vision.f64("layer_norm_eps")?.unwrap_or(1e-6) as f32,
+            theta: None,
+            tokens: ImageTokens::from_hf(
+                fields,
+                ImageTokens { image: ImageTokens::IDEFICS3, video: None, start: None, end: None },
+            )?,
+        })
     }
 
     /// Reads the metadata of an mmproj file. `frames` is the number of convolutions over patches in the file, one for
@@ -175,9 +246,11 @@ impl VisionConfig {
             temporal_patch_size: frames,
             merge_size: metadata.u64(&vision("spatial_merge_size"))?.map_or(2, |n| n as usize),
             table_side: size("image_size")?.checked_div(patch_size).unwrap_or(0),
+            table: PositionTable::Stretched,
             out_hidden_size,
             deepstack_layers: (0..).zip(&deepstack).filter(|&(_, &is_deep)| is_deep).map(|(layer, _)| layer).collect(),
-            theta: DEFAULT_THETA,
+            norm_eps: QWEN3_VL_EPS,
+            theta: Some(DEFAULT_THETA),
             tokens,
         };
         encoder.check(model)?;
@@ -224,9 +297,10 @@ impl VisionConfig {
         }
         let invalid = |reason: String| Err(ConfigError::Invalid(format!("the image encoder: {reason}")));
         // A quarter of a head's elements are the frequencies of rows, and of columns.
-        if !self.hidden_size.is_multiple_of(self.heads) || !self.head_shape().dim.is_multiple_of(4) {
+        let parts = if self.theta.is_some() { 4 } else { 1 };
+        if !self.hidden_size.is_multiple_of(self.heads) || !self.head_shape().dim.is_multiple_of(parts) {
             return invalid(format!(
-                "{} columns are not whole heads of {} in four parts",
+                "{} columns are not whole heads of {} in {parts} parts",
                 self.hidden_size, self.heads
             ));
         }
@@ -242,13 +316,21 @@ impl VisionConfig {
         if self.deepstack_layers.len() > decoder.layers {
             return invalid(format!("the decoder has {} layers for {:?}", decoder.layers, self.deepstack_layers));
         }
-        if !(self.theta.is_finite() && self.theta > 1.0) {
-            return invalid(format!("the rotary base is {}", self.theta));
+        if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0) {
+            return invalid(format!("the norm's epsilon is {}", self.norm_eps));
+        }
+        if let Some(theta) = self.theta.filter(|theta| !(theta.is_finite() && *theta > 1.0)) {
+            return invalid(format!("the rotary base is {theta}"));
         }
         let ImageTokens { image, video, start, end } = self.tokens;
-        match [image, video, start, end].iter().find(|&&id| id as usize >= decoder.vocab_size.min(MAX_VOCAB)) {
+        let ids = [Some(image), video, start, end];
+        match ids.into_iter().flatten().find(|&id| id as usize >= decoder.vocab_size.min(MAX_VOCAB)) {
             Some(id) => invalid(format!("the token {id} is beyond the vocabulary")),
             None => Ok(()),
         }
     }
+}
+
+fn activation(vision: &Fields<'_>) -> Result<GluKind, ConfigError> {
+    activation_named(vision.str("hidden_act")?.unwrap_or("gelu_pytorch_tanh"))
 }

@@ -31,7 +31,7 @@ struct Case {
     grids: Vec<ImageGrid>,
     /// Rows of the media cache, with all their columns.
     rows: Vec<Vec<f32>>,
-    /// Positions `[3,T]`.
+    /// Positions `[3,T]`, if the model has three.
     positions: Vec<u32>,
 }
 
@@ -46,7 +46,9 @@ impl Case {
             let positions = (0..3).flat_map(|_| 0..ids.len() as u32).collect();
             return Self { ids, logits, patches: vec![], grids: vec![], rows: vec![], positions };
         }
-        let parts = [floats("merged"), floats("deepstack.0"), floats("deepstack.1")];
+        let has = |part: &str| file.names().contains(&format!("{name}.{part}").as_str());
+        let parts = ["merged", "deepstack.0", "deepstack.1"].into_iter().filter(|part| has(part));
+        let parts: Vec<_> = parts.map(floats).collect();
         let row = |row: usize| parts.iter().flat_map(|part| part[row * hidden..][..hidden].to_vec()).collect();
         Self {
             rows: (0..parts[0].len() / hidden).map(row).collect(),
@@ -57,7 +59,7 @@ impl Case {
                 .chunks(2)
                 .map(|g| ImageGrid { rows: g[0] as usize, cols: g[1] as usize })
                 .collect(),
-            positions: integers("positions"),
+            positions: if has("positions") { integers("positions") } else { vec![] },
         }
     }
 
@@ -81,7 +83,7 @@ impl Case {
 }
 
 /// A defect that the comparison must detect.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Defect {
     None,
     /// Each token has its index as all its positions.
@@ -92,12 +94,18 @@ enum Defect {
     Grid,
     /// The images' rows are not injected.
     Embeddings,
+    /// The patches are in rows of the image, not in blocks of merged patches.
+    Blocks,
+    /// Each patch has the learned position of the patch before it.
+    Taps,
 }
 
 /// A loaded model with an encoder, and one sequence.
 struct Session {
     backend: Box<dyn Backend>,
     vision: VisionConfig,
+    /// Number of positions of a token.
+    streams: usize,
     defect: Defect,
 }
 
@@ -118,7 +126,8 @@ impl Session {
         backend.load_encoder(&encoder.unwrap(), checkpoint, &mut |_| {}).unwrap();
         backend.allocate_kv(BLOCK, &[16]).unwrap();
         backend.allocate_media(MEDIA).unwrap();
-        Self { backend, vision: checkpoint.config().vision.clone().unwrap(), defect }
+        let streams = decoder.position_streams();
+        Self { backend, vision: checkpoint.config().vision.clone().unwrap(), streams, defect }
     }
 
     /// Encodes the images and returns their rows of the cache.
@@ -139,8 +148,27 @@ impl Session {
         let mut batch =
             EncodeBatch { channels: vec![Channel { shift: 127.5, divisor: 127.5 }; 3], ..EncodeBatch::default() };
         self.vision.fill(&images, &mut batch).unwrap();
+        match self.defect {
+            Defect::Blocks => self.in_rows(&mut batch),
+            Defect::Taps => batch.taps.rotate_right(1),
+            _ => {}
+        }
         self.backend.encode(&batch).unwrap();
         self.backend.media(&stored).unwrap()
+    }
+
+    /// Sorts the patches of images without rotary positions by their row in the table of positions.
+    fn in_rows(&self, batch: &mut EncodeBatch) {
+        let (cols, patches) = (self.vision.patch_elements(), self.vision.table_side.pow(2));
+        for image in 0..batch.taps.len() / patches {
+            let range = image * patches..(image + 1) * patches;
+            let mut order: Vec<usize> = range.clone().collect();
+            order.sort_by_key(|&patch| batch.taps[patch][0].row);
+            let bytes: Vec<u8> = order.iter().flat_map(|&p| batch.patches[p * cols..][..cols].to_vec()).collect();
+            let taps: Vec<_> = order.iter().map(|&patch| batch.taps[patch]).collect();
+            batch.patches[range.start * cols..range.end * cols].copy_from_slice(&bytes);
+            batch.taps[range].copy_from_slice(&taps);
+        }
     }
 
     /// Runs the prompt in chunks of the given size and returns the logits of every token.
@@ -156,6 +184,7 @@ impl Session {
             let slot = |p: usize| table[p / BLOCK] * BLOCK as u32 + (p % BLOCK) as u32;
             let at = |index: usize| match self.defect {
                 Defect::Positions => [index as u32; 3],
+                _ if self.streams == 1 => [index as u32; 3],
                 _ => positions.at(index as u32),
             };
             let media = |(index, span): (usize, &ImageSpan)| {
@@ -167,7 +196,7 @@ impl Session {
             let injected = injected.map(|(token, row)| InjectedRow { row: token - start as u32, media: stored[row] });
             let batch = StepBatch {
                 token_ids: case.ids[start..end].to_vec(),
-                positions: (0..3)
+                positions: (0..self.streams)
                     .flat_map(|axis| (start..end).map(move |i| (axis, i)))
                     .map(|(axis, i)| at(i)[axis])
                     .collect(),
@@ -196,9 +225,10 @@ fn check_on(name: &str, golden: &str, device: &str, backend: Box<dyn Backend>, (
         let case = Case::read(golden, prompt, hidden);
         if prompt != "text" {
             let found = session.encode(&case);
-            for part in 0..3 {
+            let parts = case.rows[0].len() / hidden;
+            for part in 0..parts {
                 let of = |rows: &[f32]| -> Vec<f32> {
-                    rows.chunks(3 * hidden).flat_map(|row| row[part * hidden..][..hidden].to_vec()).collect()
+                    rows.chunks(parts * hidden).flat_map(|row| row[part * hidden..][..hidden].to_vec()).collect()
                 };
                 let difference = relative_difference(&of(&found), &of(&case.rows.concat()));
                 println!("{name} on {device}, {prompt}: part {part} of the rows differs by {difference:.1e}");
@@ -264,21 +294,38 @@ fn positions_are_those_of_the_reference() {
     }
 }
 
-/// Checks that each defect changes the logits by much more than the tolerance of the CPU backend.
 #[test]
-fn defects_are_seen() {
-    let checkpoint = checkpoint("qwen3-vl");
-    for (name, defect) in [
-        ("positions", Defect::Positions),
-        ("deepstack", Defect::Deepstack),
-        ("grid", Defect::Grid),
-        ("embeddings", Defect::Embeddings),
-    ] {
-        let case = Case::read("qwen3-vl", "two", checkpoint.config().hidden_size);
+fn idefics3() {
+    check("idefics3", "idefics3");
+}
+
+/// Checks that each defect changes the logits by much more than the tolerance of the CPU backend.
+fn sees(name: &str, defects: &[Defect]) {
+    let checkpoint = checkpoint(name);
+    for &defect in defects {
+        let case = Case::read(name, "two", checkpoint.config().hidden_size);
         let mut session = Session::new(Box::new(CandleBackend::new()), &checkpoint, defect);
         session.encode(&case);
         let difference = relative_difference(&session.run(&case, case.ids.len()), &case.logits);
-        println!("{name}: logits differ by {difference:.1e}");
-        assert!(difference > 2.0 * CPU_TOLERANCE, "{name}: {difference}");
+        println!("{name}, {defect:?}: logits differ by {difference:.1e}");
+        assert!(difference > 2.0 * CPU_TOLERANCE, "{name}, {defect:?}: {difference}");
     }
+}
+
+#[test]
+fn defects_of_qwen3_vl_are_seen() {
+    sees("qwen3-vl", &[Defect::Positions, Defect::Deepstack, Defect::Grid, Defect::Embeddings]);
+}
+
+#[test]
+fn defects_of_idefics3_are_seen() {
+    sees("idefics3", &[Defect::Blocks, Defect::Taps, Defect::Embeddings]);
+}
+
+#[test]
+fn an_encoder_with_exact_positions_takes_no_other_grid() {
+    let checkpoint = checkpoint("idefics3");
+    let vision = checkpoint.config().vision.as_ref().unwrap();
+    let tokens = |rows, cols| vision.image_tokens(ImageGrid { rows, cols });
+    assert_eq!((tokens(6, 6), tokens(6, 3), tokens(3, 6), tokens(12, 12)), (Some(4), None, None, None));
 }

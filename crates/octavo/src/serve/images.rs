@@ -119,7 +119,7 @@ impl Vision {
     ) -> Result<ImageModel> {
         let ImageTokens { image, start, end, .. } = self.encoder.tokens;
         let text = |id: u32| tokenizer.id_to_token(id).with_context(|| format!("the vocabulary has no token {id}"));
-        let placeholder = [start, image, end].into_iter().map(text).collect::<Result<String>>()?;
+        let placeholder = [start, Some(image), end].into_iter().flatten().map(text).collect::<Result<String>>()?;
         Ok(ImageModel {
             loader: MediaLoader::new(settings, Lookups(metrics))?,
             processor: Arc::new(self.image_processor()?),

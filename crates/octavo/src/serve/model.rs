@@ -137,6 +137,10 @@ fn load_weights(program: &Program, checkpoint: &Checkpoint, backend: &mut dyn Ba
 /// The model's encoder of images and its processor, changed by flags; `None` if the model takes no images.
 fn vision(checkpoint: &Checkpoint, args: &MediaArgs) -> Result<Option<Vision>> {
     let processor = checkpoint.image_processor(&images::processor_changes(args))?;
+    if processor.is_none() && checkpoint.config().vision.is_some() {
+        let architecture = checkpoint.config().architecture.name();
+        warn!("images for the architecture '{architecture}' cannot be processed yet, so the model takes text only");
+    }
     Ok(checkpoint.config().vision.clone().zip(processor).map(|(encoder, processor)| Vision { encoder, processor }))
 }
 

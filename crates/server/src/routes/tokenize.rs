@@ -80,11 +80,7 @@ struct Text {
 type Answer = fn(&AppState, &[u8], &Headers) -> Result<Staged<Vec<u8>>, ApiError>;
 
 /// The answer that `work` writes as JSON. It may have megabytes, so the blocking pool writes it.
-async fn answer(
-    state: &AppState,
-    request: Request,
-    work: Answer,
-) -> Response {
+async fn answer(state: &AppState, request: Request, work: Answer) -> Response {
     let received = async {
         let (body, headers) = receive(state, request).await?;
         staged(state, body, move |state, body| work(state, body, &headers)).await
