@@ -14,7 +14,9 @@ use octavo_telemetry::EngineMetrics;
 use octavo_text::Tokenizer;
 use serde_json::Value;
 
-use crate::cli::{Environment, MediaArgs, TextList};
+use crate::cli::{EngineArgs, Environment, MaxModelLen, MediaArgs, TextList};
+use crate::serve::model::LoadedModel;
+use crate::system;
 
 /// vLLM's default of `--limit-mm-per-prompt`.
 const DEFAULT_LIMIT: usize = 999;
@@ -83,6 +85,17 @@ impl Vision {
         usize::try_from(self.processor.max_pixels / (cell * cell)).unwrap_or(usize::MAX)
     }
 
+    /// The number of tokens of images that a step encodes and the encoder cache holds: those of the largest image that fits
+    /// a prompt.
+    pub(crate) fn tokens_at_once(&self, model: &LoadedModel, limits: &EngineArgs) -> usize {
+        let trained = model.checkpoint.config().max_position_embeddings;
+        let longest = match limits.max_model_len {
+            Some(MaxModelLen::Tokens(tokens)) => tokens.min(trained),
+            Some(MaxModelLen::Auto) | None => trained,
+        };
+        self.largest_image().min(longest)
+    }
+
     /// What a runner needs to encode images, with a cache for images of so many tokens.
     pub(crate) fn config(&self, cache_tokens: usize) -> ImageConfig {
         let unscale = (1.0 / self.processor.rescale) as f32;
@@ -137,6 +150,14 @@ impl MediaObserver for Lookups {
     fn queried(&self, hit: bool) {
         self.0.media_lookup(1, u64::from(hit));
     }
+}
+
+/// The settings with no more memory for processed images than a quarter of what is available.
+pub(crate) fn within_memory(mut settings: MediaSettings) -> MediaSettings {
+    if let Some(available) = system::available_memory() {
+        settings.processed_bytes = settings.processed_bytes.min(available / 4);
+    }
+    settings
 }
 
 /// The changes that `--mm-processor-kwargs` makes.

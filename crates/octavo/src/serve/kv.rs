@@ -22,15 +22,16 @@ pub(crate) struct KvPlan {
     pub(crate) max_model_len: usize,
 }
 
-/// Plans the KV cache. `device_bytes` is the free memory of a GPU; `None` if the cache is in host memory.
+/// Plans the KV cache, from whose memory a media cache of `media_rows` rows is taken. `device_bytes` is the free memory of
+/// a GPU; `None` if the cache is in host memory.
 pub(crate) fn plan(
     args: &EngineArgs,
     model: &LoadedModel,
     backend: &dyn Backend,
     device_bytes: Option<u64>,
-    block_size: usize,
+    (block_size, media_rows): (usize, usize),
 ) -> Result<KvPlan> {
-    let (budget, blocks) = blocks(args, &model.program, backend, device_bytes, block_size);
+    let (budget, blocks) = blocks(args, &model.program, backend, device_bytes, (block_size, media_rows));
     // Block 0 is the null block.
     let fits = blocks.saturating_sub(1).saturating_mul(block_size);
     let max_model_len = max_model_len(args, model.checkpoint.config().max_position_embeddings, fits, device_bytes)?;
@@ -43,13 +44,16 @@ pub(crate) fn blocks(
     program: &Program,
     backend: &dyn Backend,
     device_bytes: Option<u64>,
-    block_size: usize,
+    (block_size, media_rows): (usize, usize),
 ) -> (KvBudget, usize) {
     let block_bytes: u64 = program.kv_groups.iter().map(|g| backend.kv_block_bytes(g, block_size)).sum();
     let budget = budget(args, device_bytes);
     let blocks = match budget {
         KvBudget::Blocks(blocks) => blocks,
-        KvBudget::Bytes(bytes) => usize::try_from(bytes / block_bytes.max(1)).unwrap_or(usize::MAX),
+        KvBudget::Bytes(bytes) => {
+            let media = backend.media_row_bytes().saturating_mul(media_rows as u64);
+            usize::try_from(bytes.saturating_sub(media) / block_bytes.max(1)).unwrap_or(usize::MAX)
+        }
     };
     (budget, blocks)
 }
