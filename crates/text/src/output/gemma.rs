@@ -186,8 +186,15 @@ fn in_key(character: char) -> bool {
 
 impl Body for Gemma {
     fn finish(&mut self, sink: &mut Sink) {
-        if let At::Word(text) = &self.at {
-            word(text, sink);
+        match &mut self.at {
+            At::Word(text) => word(text, sink),
+            // A key whose end is missing holds all that followed it.
+            At::Text { text, is_key: true, .. } => {
+                let key = std::mem::take(text);
+                self.separate(sink);
+                string(&key, sink);
+            }
+            _ => {}
         }
     }
 
