@@ -141,6 +141,17 @@ async fn images_that_cannot_be_used_are_refused_by_name() {
         message.starts_with("The prompt has 1 placeholders for images, but the messages have 0 images."),
         "{message}"
     );
+    // A request that is refused for another reason loads no image.
+    let unreachable = "http://127.0.0.1:1/x.png";
+    for (route, field, part) in [
+        ("/v1/chat/completions", "messages", url(unreachable)),
+        ("/v1/responses", "input", json!({"type": "input_image", "image_url": unreachable})),
+        ("/v1/messages", "messages", json!({"type": "image", "source": {"type": "url", "url": unreachable}})),
+    ] {
+        let messages = json!([{"role": "user", "content": [part]}]);
+        let (status, answer) = server.post(route, &json!({"model": "other", "max_tokens": 1, field: messages})).await;
+        assert_eq!(status, 404, "{route}: {answer}");
+    }
     let mut truncated = chat(&cases()[0]["messages"]);
     truncated["truncate_prompt_tokens"] = json!(10);
     assert_eq!(refused(truncated).await.2, json!("truncate_prompt_tokens"));

@@ -115,8 +115,57 @@ fn chat_template_jinja_wins_over_tokenizer_config() {
     assert!(copy.open().unwrap().chat_template().unwrap().contains("<|im_start|>"));
     std::fs::remove_file(copy.path("chat_template.jinja")).unwrap();
     assert_eq!(copy.open().unwrap().chat_template(), Some("shadowed by chat_template.jinja"));
+    std::fs::write(copy.path("chat_template.json"), r#"{"chat_template": "in an object"}"#).unwrap();
+    assert_eq!(copy.open().unwrap().chat_template(), Some("in an object"));
+    std::fs::remove_file(copy.path("chat_template.json")).unwrap();
     copy.set("tokenizer_config.json", "chat_template", Value::Null);
     assert_eq!(copy.open().unwrap().chat_template(), None);
+}
+
+/// Settings that an operator gives.
+fn given(settings: Value) -> serde_json::Map<String, Value> {
+    settings.as_object().unwrap().clone()
+}
+
+#[test]
+fn the_settings_of_an_image_processor_are_read_and_changed() {
+    let copy = Copy::of("qwen3-vl");
+    let limits = |settings: Value| {
+        let config = copy.open().unwrap().image_processor(&given(settings)).unwrap().unwrap();
+        (config.min_pixels, config.max_pixels)
+    };
+    assert_eq!(limits(json!({})), (1024, 4096));
+    assert_eq!(limits(json!({"max_pixels": 2048})), (1024, 2048));
+    assert_eq!(limits(json!({"images_kwargs": {"min_pixels": 64}})), (64, 4096));
+    copy.set("preprocessor_config.json", "max_pixels", json!(3000));
+    assert_eq!(limits(json!({})), (1024, 3000), "the older name wins");
+    assert_eq!(limits(json!({"size": {"shortest_edge": 100, "longest_edge": 200}})), (100, 200));
+    // Newer directories have one file for all kinds of input.
+    std::fs::remove_file(copy.path("preprocessor_config.json")).unwrap();
+    assert_eq!(limits(json!({})), (65_536, 16_777_216), "the published ones");
+    let processors = r#"{"image_processor": {"size": {"shortest_edge": 7, "longest_edge": 8000}}}"#;
+    std::fs::write(copy.path("processor_config.json"), processors).unwrap();
+    assert_eq!(limits(json!({})), (7, 8000));
+    let text = Copy::of("qwen3").open().unwrap();
+    assert_eq!(text.image_processor(&given(json!({}))).unwrap(), None);
+}
+
+#[test]
+fn settings_of_an_image_processor_that_change_pixels_unknown_to_us_are_errors() {
+    for (key, value) in [
+        ("do_sharpen", json!(true)),
+        ("do_resize", json!(false)),
+        ("resample", json!(2)),
+        ("patch_size", json!(14)),
+        ("image_mean", json!([0.5])),
+        ("image_processor_type", json!("SiglipImageProcessor")),
+        ("data_format", json!("channels_last")),
+    ] {
+        let copy = Copy::of("qwen3-vl");
+        copy.set("preprocessor_config.json", key, value);
+        let error = copy.open().unwrap().image_processor(&given(json!({}))).unwrap_err().to_string();
+        assert!(error.contains("preprocessor_config.json") && error.contains(key), "{error}");
+    }
 }
 
 #[test]

@@ -21,6 +21,8 @@ const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS: &str = "special_tokens_map.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
+/// Directories of models with images had the template in an object, before there were files of templates alone.
+const OLD_CHAT_TEMPLATE: &str = "chat_template.json";
 const IMAGE_PROCESSOR: &str = "preprocessor_config.json";
 /// Newer directories have one file for the processors of all kinds of input.
 const PROCESSORS: &str = "processor_config.json";
@@ -81,12 +83,19 @@ impl Texts {
         Ok(generation.checked())
     }
 
-    /// Returns `chat_template.jinja` or the (default) template of `tokenizer_config.json`.
+    /// Returns `chat_template.jinja`, the template of `chat_template.json` or the (default) one of
+    /// `tokenizer_config.json`.
     pub(super) fn chat_template(&self) -> Result<Option<String>, CheckpointError> {
         let path = self.directory.join(CHAT_TEMPLATE);
         if let Some(text) = read_bounded(&path, MAX_CONFIG_BYTES)? {
             let text = String::from_utf8(text);
             return text.map(Some).map_err(|_| malformed(&path, "it is not UTF-8 text"));
+        }
+        if let Some(object) = read_object(&self.directory.join(OLD_CHAT_TEMPLATE))? {
+            let template = Fields::new(&object).str("chat_template").map_err(self.fail(OLD_CHAT_TEMPLATE))?;
+            if let Some(template) = template {
+                return Ok(Some(template.to_owned()));
+            }
         }
         let wrong = || ConfigError::wrong_type("chat_template", "a string or a list of named templates");
         match self.tokenizer_config.get("chat_template") {

@@ -12,12 +12,15 @@ pub(super) const SINGLE: &str = "model.safetensors";
 /// File that identifies a folder as a Hugging Face model.
 pub(super) const CONFIG: &str = "config.json";
 /// Optional files, which are fetched if they exist.
-pub(super) const OPTIONAL: [&str; 5] = [
+pub(super) const OPTIONAL: [&str; 8] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "generation_config.json",
     "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
 ];
 
 /// Returns whether a name from a listing can be joined to a folder without leaving it, on any platform.

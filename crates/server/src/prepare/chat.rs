@@ -100,15 +100,16 @@ fn conversations_of(
     Ok(batch)
 }
 
-/// The parameters and restrictions that all conversations of a batch share.
+/// The parameters and restrictions of a conversation, which those of a batch share.
 #[derive(Clone)]
-struct Shared {
+pub(crate) struct Shared {
     sampling: Sampling,
     restrictions: Restrictions,
 }
 
 impl Shared {
-    fn new(state: &AppState, request: &ChatRequest) -> Result<Self, ApiError> {
+    /// Checks all of a request but its messages, so that a request that is refused loads no image.
+    pub(crate) fn new(state: &AppState, request: &ChatRequest) -> Result<Self, ApiError> {
         let (common, config) = (&request.common, &state.config);
         check_model(state, common.model.as_deref())?;
         let (field, max_tokens) = request.limit;
@@ -129,7 +130,7 @@ fn prepare(
     headers: &Headers,
     given: (Shared, &[Arc<ProcessedImage>]),
 ) -> Result<(Prepared<ChatWire>, usize), ApiError> {
-    let Conversation { id, submission, grammar, prompt, text } = continued(state, request, headers, given)?;
+    let Conversation { id, submission, grammar, prompt, text } = conversation(state, request, headers, given)?;
     let (common, api) = (&request.common, &state.config.api);
     let last = request.messages.last();
     let role = match last.and_then(|message| message.get("role")?.as_str()) {
@@ -186,17 +187,8 @@ fn check_size(
     size.check(state)
 }
 
-/// Renders, tokenizes and validates a conversation.
+/// Renders and tokenizes a conversation with its images, and checks that it fits the context.
 pub(crate) fn conversation(
-    state: &AppState,
-    request: &ChatRequest,
-    headers: &Headers,
-    images: &[Arc<ProcessedImage>],
-) -> Result<Conversation, ApiError> {
-    continued(state, request, headers, (Shared::new(state, request)?, images))
-}
-
-fn continued(
     state: &AppState,
     request: &ChatRequest,
     headers: &Headers,

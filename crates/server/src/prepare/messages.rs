@@ -2,7 +2,7 @@
 
 use crate::app::AppState;
 use crate::error::ApiError;
-use crate::prepare::chat::{Conversation, conversation};
+use crate::prepare::chat::{Conversation, Shared, conversation};
 use crate::prepare::{Headers, Prepared, Staged, images_of};
 use crate::types::messages::{MessagesRequest, Thinking};
 use crate::wire::{Blocks, MessagesWire};
@@ -18,9 +18,11 @@ pub(crate) fn messages(
         chat.thinking_token_budget = Some(budget);
     }
     chat.include_reasoning = thinking != Thinking::Disabled;
+    let shared = Shared::new(state, &chat)?;
     let (images, headers) = (images_of(state, &chat, headers)?, headers.clone());
     Staged::new(state, images, move |state, images| {
-        let Conversation { id, submission, grammar, prompt, .. } = conversation(state, &chat, &headers, &images)?;
+        let Conversation { id, submission, grammar, prompt, .. } =
+            conversation(state, &chat, &headers, (shared, &images))?;
         let wire = MessagesWire {
             id: format!("msg_{id}"),
             model: state.model.clone(),

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::app::AppState;
 use crate::choices::Submission;
 use crate::error::ApiError;
-use crate::prepare::chat::{Conversation, conversation};
+use crate::prepare::chat::{Conversation, Shared, conversation};
 use crate::prepare::completion::prepare;
 use crate::prepare::{Headers, Prepared, images_of};
 use crate::types::chat::ChatRequest;
@@ -16,10 +16,11 @@ use crate::types::completion::CompletionRequest;
 /// Renders a chat request.
 pub(crate) fn rendered_chat(state: &AppState, body: &[u8], headers: &Headers) -> Result<Value, ApiError> {
     let request = ChatRequest::parse(body)?;
+    let shared = Shared::new(state, &request)?;
     if !images_of(state, &request, headers)?.is_empty() {
         return Err(ApiError::not_implemented("Requests with images cannot be rendered.").with_param("messages"));
     }
-    let Conversation { id, submission, grammar, .. } = conversation(state, &request, headers, &[])?;
+    let Conversation { id, submission, grammar, .. } = conversation(state, &request, headers, (shared, &[]))?;
     let constraints = constraints(grammar.as_ref());
     Ok(rendered(&request.common, &submission, 0, &constraints, format!("chatcmpl-{id}")))
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::app::AppState;
 use crate::error::ApiError;
-use crate::prepare::chat::{Conversation, conversation};
+use crate::prepare::chat::{Conversation, Shared, conversation};
 use crate::prepare::{Headers, Prepared, Staged, envelope, images_of, spelling};
 use crate::stored::Recorder;
 use crate::types::response::UsageDetails;
@@ -33,9 +33,11 @@ pub(crate) fn responses(
         let previous = continued(state, headers.caller.owner(), &id)?;
         chat.messages.splice(own..own, previous);
     }
+    let shared = Shared::new(state, &chat)?;
     let (images, headers) = (images_of(state, &chat, headers)?, headers.clone());
     Staged::new(state, images, move |state, images| {
-        let Conversation { id, submission, grammar, prompt, .. } = conversation(state, &chat, &headers, &images)?;
+        let Conversation { id, submission, grammar, prompt, .. } =
+            conversation(state, &chat, &headers, (shared, &images))?;
         let (temperature, top_p) = submission.sampling.temperature_and_top_p();
         for (key, value) in [("temperature", temperature), ("top_p", top_p)] {
             settings.insert(key.into(), value.into());
