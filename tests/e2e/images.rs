@@ -241,3 +241,17 @@ async fn slow_servers_of_images_delay_nobody_else() {
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
     server.idle().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_given_with_one_key_means_nothing_with_another() {
+    let server = server(&["--api-key", "alice", "bob", "--share-prefix-cache"]);
+    let status = async |key: &str, part: Value| {
+        let request = server.client().post(server.url("/v1/chat/completions")).bearer_auth(key);
+        request.json(&one_image(part)).send().await.unwrap().status().as_u16()
+    };
+    let name = || json!({"type": "image_url", "image_url": null, "uuid": "logo"});
+    let mut named = url(&picture());
+    named["uuid"] = json!("logo");
+    assert_eq!(status("alice", named).await, 200);
+    assert_eq!([status("alice", name()).await, status("bob", name()).await], [200, 400]);
+}

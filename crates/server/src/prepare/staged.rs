@@ -39,6 +39,7 @@ pub(crate) fn images_of(
     headers: &Headers,
 ) -> Result<Vec<ImageRequest>, ApiError> {
     let parts = image_parts(&request.messages)?;
-    let scope = headers.salt(state, request.common.cache_salt.as_deref());
+    // Clients that share the prefix cache share what they computed, but not the names that they chose.
+    let scope = headers.caller.salt(request.common.cache_salt.as_deref(), false);
     state.image_requests(&parts, scope.as_ref())
 }
