@@ -37,53 +37,33 @@ pub(super) fn decode(
     Ok((RgbImage::from_raw(width, height, rgb), exif))
 }
 
-/// Chunks of a frame of an animation that the decoder looks at: transparency and pixels.
-const CHUNKS_OF_A_FRAME: usize = 2;
-
 /// Whether no lossy frame is larger than the canvas. The decoder reserves the memory of a frame before it compares.
 ///
-/// Every chunk that the decoder may read is checked: those of the file, of which it skips frames by their length, and the
-/// first ones of each frame, whatever the length of the frame.
+/// The decoder looks into the first frame of an animation, and else skips frames by their length. What a frame contains
+/// may claim to reach beyond it, so both ways through the file are gone.
 fn frames_fit(bytes: &[u8], header: &Header) -> bool {
-    let mut chunks = Chunks { bytes, at: 12 };
-    chunks.all(|chunk| {
-        // The frame of an animation has a header of 16 bytes, followed by chunks of its own.
-        let own = Chunks { bytes, at: chunk.content.saturating_add(16) };
-        let count = if chunk.name == b"ANMF" { CHUNKS_OF_A_FRAME } else { 0 };
-        chunk.fits(bytes, header) && own.take(count).all(|chunk| chunk.fits(bytes, header))
-    })
+    [true, false].into_iter().all(|into_frames| chunks_fit(bytes, header, into_frames))
 }
 
-/// A chunk of a file: its name, and the place of its content.
-struct Chunk<'a> {
-    name: &'a [u8],
-    content: usize,
-}
-
-impl Chunk<'_> {
-    /// Whether it is no lossy frame larger than the canvas.
-    fn fits(&self, bytes: &[u8], header: &Header) -> bool {
-        let side = |at: usize| u16_le(bytes, self.content + at).map_or(0, |side| u32::from(side & 0x3fff));
-        self.name != b"VP8 " || (side(6) <= header.width && side(8) <= header.height)
+fn chunks_fit(bytes: &[u8], header: &Header, into_frames: bool) -> bool {
+    let mut at = 12;
+    while let (Some(name), Some(length)) = (bytes.get(at..at + 4), u32_le(bytes, at + 4)) {
+        let content = at + 8;
+        // An animation's frame has a header of 16 bytes, followed by chunks of its own.
+        if into_frames && name == b"ANMF" {
+            at = content + 16;
+            continue;
+        }
+        if name == b"VP8 "
+            && let Some(size) = u16_le(bytes, content + 6).zip(u16_le(bytes, content + 8))
+            && (u32::from(size.0 & 0x3fff) > header.width || u32::from(size.1 & 0x3fff) > header.height)
+        {
+            return false;
+        }
+        let length = length as usize;
+        at = content + length + length % 2;
     }
-}
-
-/// The chunks that follow one another from a place.
-struct Chunks<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-impl<'a> Iterator for Chunks<'a> {
-    type Item = Chunk<'a>;
-
-    fn next(&mut self) -> Option<Chunk<'a>> {
-        let name = self.bytes.get(self.at..)?.get(..4)?;
-        let length = u32_le(self.bytes, self.at + 4)? as usize;
-        let content = self.at + 8;
-        self.at = content.saturating_add(length).saturating_add(length % 2);
-        Some(Chunk { name, content })
-    }
+    true
 }
 
 #[cfg(test)]
