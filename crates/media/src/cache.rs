@@ -68,23 +68,12 @@ impl Cache {
             entries.used.remove(&used);
             entries.bytes -= self::size(&image);
         }
-        while entries.bytes > self.capacity
-            && let Some((_, key)) = entries.used.pop_first()
-        {
-            if let Some((_, image)) = entries.images.remove(&key) {
-                entries.bytes -= self::size(&image);
-            }
-        }
+        while entries.bytes > self.capacity && entries.evict() {}
     }
 
     /// Removes the image that was unused for the longest time. Returns `false` if there is none.
     pub(crate) fn evict(&self) -> bool {
-        let entries = &mut *self.entries();
-        let Some((_, key)) = entries.used.pop_first() else { return false };
-        if let Some((_, image)) = entries.images.remove(&key) {
-            entries.bytes -= size(&image);
-        }
-        true
+        self.entries().evict()
     }
 
     /// Gives an image a name, which stood for another one before, perhaps.
@@ -107,6 +96,16 @@ impl Cache {
 
     pub(crate) fn bytes(&self) -> u64 {
         self.entries().bytes
+    }
+}
+
+impl Entries {
+    fn evict(&mut self) -> bool {
+        let Some((_, key)) = self.used.pop_first() else { return false };
+        if let Some((_, image)) = self.images.remove(&key) {
+            self.bytes -= size(&image);
+        }
+        true
     }
 }
 

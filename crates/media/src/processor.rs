@@ -66,11 +66,14 @@ pub struct Normalize {
 impl Normalize {
     /// The value of every byte in every channel, in f32: `(x - mean / rescale) / (std / rescale)`.
     pub(crate) fn table(&self) -> [[f32; 256]; 3] {
+        self.of_bytes().map(|(mean, std)| std::array::from_fn(|x| (x as f32 - mean) / std))
+    }
+
+    /// Mean and standard deviation of the 8-bit values of each channel, in f32.
+    #[must_use]
+    pub fn of_bytes(&self) -> [(f32, f32); 3] {
         let unscale = (1.0 / self.rescale) as f32;
-        std::array::from_fn(|channel| {
-            let (mean, std) = (self.mean[channel] * unscale, self.std[channel] * unscale);
-            std::array::from_fn(|x| (x as f32 - mean) / std)
-        })
+        std::array::from_fn(|channel| (self.mean[channel] * unscale, self.std[channel] * unscale))
     }
 }
 

@@ -11,6 +11,19 @@ pub enum KvBudget {
     Blocks(usize),
 }
 
+impl KvBudget {
+    /// Returns the number of blocks in each KV group, if one block of each group together has `block_bytes` bytes and the
+    /// media cache `media_bytes`.
+    pub fn blocks(self, block_bytes: u64, media_bytes: u64) -> usize {
+        match self {
+            Self::Blocks(blocks) => blocks,
+            Self::Bytes(bytes) => {
+                usize::try_from(bytes.saturating_sub(media_bytes) / block_bytes.max(1)).unwrap_or(usize::MAX)
+            }
+        }
+    }
+}
+
 /// Sizes of a runner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunnerConfig {
@@ -83,10 +96,7 @@ impl MemoryPlan {
         let media_bytes = backend.media_row_bytes().saturating_mul(media_rows as u64);
         let blocks = match config.kv {
             _ if block_bytes.is_empty() => 0,
-            KvBudget::Blocks(blocks) => blocks,
-            KvBudget::Bytes(bytes) => {
-                usize::try_from(bytes.saturating_sub(media_bytes) / row_of_blocks.max(1)).unwrap_or(usize::MAX)
-            }
+            budget => budget.blocks(row_of_blocks, media_bytes),
         };
         // Block and slot numbers have 32 bits on the device.
         let blocks = blocks.min(u32::MAX as usize / block_size.max(1));

@@ -260,6 +260,17 @@ pub(crate) struct EngineArgs {
     pub(crate) max_num_queued_tokens: Option<usize>,
 }
 
+impl EngineArgs {
+    /// The longest context that the flags allow a model with a context of `trained` tokens. The sizing of the KV cache
+    /// refuses what exceeds the model's limit.
+    pub(crate) fn longest_context(&self, trained: usize) -> usize {
+        match self.max_model_len {
+            Some(MaxModelLen::Tokens(tokens)) => tokens.min(trained),
+            Some(MaxModelLen::Auto) | None => trained,
+        }
+    }
+}
+
 /// How messages become a prompt, and an output becomes a message.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Chat, tools and structured output")]

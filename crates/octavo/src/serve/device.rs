@@ -12,7 +12,7 @@ use octavo_models::ResolveOptions;
 use octavo_ops::Backend;
 use tracing::{info, warn};
 
-use crate::cli::{ComposeArgs, Device, Dtype, MaxModelLen};
+use crate::cli::{ComposeArgs, Device, Dtype};
 use crate::kernels;
 use crate::serve::granted::Surroundings;
 use crate::serve::model::{LoadedModel, ModelFiles};
@@ -240,12 +240,7 @@ pub(crate) const fn element_type(dtype: Dtype) -> Option<octavo_backend_cuda::Dt
 
 fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
     let limits = &args.engine;
-    let trained = files.checkpoint.config().max_position_embeddings;
-    let max_model_len = match limits.max_model_len {
-        // The sizing of the KV cache checks it against the model's limit.
-        Some(MaxModelLen::Tokens(tokens)) => tokens.min(trained),
-        Some(MaxModelLen::Auto) | None => trained,
-    };
+    let max_model_len = limits.longest_context(files.checkpoint.config().max_position_embeddings);
     let memory = match limits.kv_cache_memory_bytes {
         Some(bytes) => Memory::KvCache(bytes as u64),
         None => Memory::Share(limits.gpu_memory_utilization.unwrap_or(GPU_SHARE)),

@@ -12,9 +12,8 @@ use octavo_runner::ImageConfig;
 use octavo_server::ImageModel;
 use octavo_telemetry::EngineMetrics;
 use octavo_text::Tokenizer;
-use serde_json::Value;
 
-use crate::cli::{EngineArgs, Environment, MaxModelLen, MediaArgs, TextList};
+use crate::cli::{EngineArgs, Environment, MediaArgs, TextList};
 use crate::serve::model::LoadedModel;
 use crate::system;
 
@@ -37,15 +36,17 @@ const BACKGROUND: [u8; 3] = [255; 3];
 pub(crate) struct Vision {
     pub(crate) encoder: VisionConfig,
     pub(crate) processor: ProcessorConfig,
+    /// Maximum number of images in a prompt, at least 1.
+    pub(crate) max_images: usize,
 }
 
 /// The maximum number of images in a prompt, by `--limit-mm-per-prompt` and `--language-model-only`.
 pub(crate) fn limit(args: &MediaArgs) -> Result<usize> {
-    let Some(object) = args.limit_mm_per_prompt.as_ref().filter(|_| !args.language_model_only) else {
-        return Ok(if args.language_model_only { 0 } else { DEFAULT_LIMIT });
-    };
+    if args.language_model_only {
+        return Ok(0);
+    }
     let mut limit = DEFAULT_LIMIT;
-    for (kind, value) in &object.0 {
+    for (kind, value) in args.limit_mm_per_prompt.iter().flat_map(|object| &object.0) {
         let count = value.get("count").unwrap_or(value).as_u64().and_then(|count| usize::try_from(count).ok());
         let Some(count) = count else { bail!("--limit-mm-per-prompt: '{kind}' is {value}, but must be a number") };
         match kind.as_str() {
@@ -88,34 +89,32 @@ impl Vision {
     /// The number of tokens of images that a step encodes and the encoder cache holds: those of the largest image that fits
     /// a prompt.
     pub(crate) fn tokens_at_once(&self, model: &LoadedModel, limits: &EngineArgs) -> usize {
-        let trained = model.checkpoint.config().max_position_embeddings;
-        let longest = match limits.max_model_len {
-            Some(MaxModelLen::Tokens(tokens)) => tokens.min(trained),
-            Some(MaxModelLen::Auto) | None => trained,
-        };
-        self.largest_image().min(longest)
+        self.largest_image().min(limits.longest_context(model.checkpoint.config().max_position_embeddings))
     }
 
     /// What a runner needs to encode images, with a cache for images of so many tokens.
     pub(crate) fn config(&self, cache_tokens: usize) -> ImageConfig {
-        let unscale = (1.0 / self.processor.rescale) as f32;
-        let channel = |(mean, std): (&f32, &f32)| Channel { shift: mean * unscale, divisor: std * unscale };
-        let ProcessorConfig { mean, std, .. } = &self.processor;
+        let channel = |(shift, divisor)| Channel { shift, divisor };
         ImageConfig {
             vision: self.encoder.clone(),
-            channels: mean.iter().zip(std).map(channel).collect(),
+            channels: self.normalize().of_bytes().map(channel).to_vec(),
             media_rows: cache_tokens,
         }
     }
 
+    fn normalize(&self) -> Normalize {
+        let ProcessorConfig { mean, std, rescale, .. } = self.processor;
+        Normalize { rescale, mean, std }
+    }
+
     fn image_processor(&self) -> Result<ImageProcessor> {
-        let ProcessorConfig { min_pixels, max_pixels, mean, std, rescale } = self.processor;
+        let ProcessorConfig { min_pixels, max_pixels, .. } = self.processor;
         let VisionConfig { patch_size, merge_size, temporal_patch_size, .. } = self.encoder;
         let processor = ImageProcessor {
             background: BACKGROUND,
             size: SizeRule::Area { min: min_pixels, max: max_pixels },
             filter: Filter::Bicubic,
-            normalize: Normalize { rescale, mean, std },
+            normalize: self.normalize(),
             layout: PatchLayout { patch: patch_size, merge: merge_size, frames: temporal_patch_size },
         };
         processor.validate()?;
@@ -127,7 +126,6 @@ impl Vision {
         &self,
         tokenizer: &Tokenizer,
         settings: MediaSettings,
-        max_images: usize,
         metrics: EngineMetrics,
     ) -> Result<ImageModel> {
         let ImageTokens { image, start, end, .. } = self.encoder.tokens;
@@ -138,7 +136,7 @@ impl Vision {
             processor: Arc::new(self.image_processor()?),
             token: image,
             placeholder: placeholder.into(),
-            max_images,
+            max_images: self.max_images,
         })
     }
 }
@@ -160,14 +158,9 @@ pub(crate) fn within_memory(mut settings: MediaSettings) -> MediaSettings {
     settings
 }
 
-/// The changes that `--mm-processor-kwargs` makes.
-pub(crate) fn processor_changes(args: &MediaArgs) -> serde_json::Map<String, Value> {
-    args.mm_processor_kwargs.clone().unwrap_or_default().0
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::cli::JsonObject;

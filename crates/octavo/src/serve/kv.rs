@@ -29,9 +29,10 @@ pub(crate) fn plan(
     model: &LoadedModel,
     backend: &dyn Backend,
     device_bytes: Option<u64>,
-    (block_size, media_rows): (usize, usize),
+    block_size: usize,
+    media_rows: usize,
 ) -> Result<KvPlan> {
-    let (budget, blocks) = blocks(args, &model.program, backend, device_bytes, (block_size, media_rows));
+    let (budget, blocks) = blocks(args, &model.program, backend, device_bytes, block_size, media_rows);
     // Block 0 is the null block.
     let fits = blocks.saturating_sub(1).saturating_mul(block_size);
     let max_model_len = max_model_len(args, model.checkpoint.config().max_position_embeddings, fits, device_bytes)?;
@@ -44,18 +45,12 @@ pub(crate) fn blocks(
     program: &Program,
     backend: &dyn Backend,
     device_bytes: Option<u64>,
-    (block_size, media_rows): (usize, usize),
+    block_size: usize,
+    media_rows: usize,
 ) -> (KvBudget, usize) {
     let block_bytes: u64 = program.kv_groups.iter().map(|g| backend.kv_block_bytes(g, block_size)).sum();
     let budget = budget(args, device_bytes);
-    let blocks = match budget {
-        KvBudget::Blocks(blocks) => blocks,
-        KvBudget::Bytes(bytes) => {
-            let media = backend.media_row_bytes().saturating_mul(media_rows as u64);
-            usize::try_from(bytes.saturating_sub(media) / block_bytes.max(1)).unwrap_or(usize::MAX)
-        }
-    };
-    (budget, blocks)
+    (budget, budget.blocks(block_bytes, backend.media_row_bytes().saturating_mul(media_rows as u64)))
 }
 
 fn budget(args: &EngineArgs, device_bytes: Option<u64>) -> KvBudget {

@@ -174,7 +174,7 @@ pub(crate) fn load_model(args: &ComposeArgs) -> Result<BareModel> {
     let (model, computer) = device::load(&choice, args, files)?;
     let Computer { backend, kv_bytes, name: device, .. } = computer;
     let block_size = block_size(&args.engine, backend.as_ref())?;
-    let (_, blocks) = kv::blocks(&args.engine, &model.program, backend.as_ref(), kv_bytes, (block_size, 0));
+    let (_, blocks) = kv::blocks(&args.engine, &model.program, backend.as_ref(), kv_bytes, block_size, 0);
     let name = args.model.reference().to_owned();
     let on_host = kv_bytes.is_none();
     Ok(BareModel { backend, program: model.program, name, device, on_host, block_size, blocks })
@@ -189,7 +189,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let (backend_name, on_gpu) = (backend.name(), kv_bytes.is_some());
     let block_size = block_size(limits, backend.as_ref())?;
     let image_tokens = model.vision.as_ref().map_or(0, |vision| vision.tokens_at_once(&model, limits));
-    let plan = kv::plan(limits, &model, backend.as_ref(), kv_bytes, (block_size, image_tokens))?;
+    let plan = kv::plan(limits, &model, backend.as_ref(), kv_bytes, block_size, image_tokens)?;
     steps.tokens = limits.max_num_batched_tokens.unwrap_or(steps.tokens);
     let runner_config = RunnerConfig {
         block_size,
@@ -211,8 +211,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     if let Some(vision) = &model.vision {
         let settings =
             images::within_memory(MediaSettings { model: args.model.reference().to_owned(), ..settings.media.clone() });
-        let limit = images::limit(&args.media)?;
-        model.text.images = Some(vision.model(&model.text.tokenizer, settings, limit, telemetry.engine())?);
+        model.text.images = Some(vision.model(&model.text.tokenizer, settings, telemetry.engine())?);
     }
     let runner = Runner::observed(backend, model.program.clone(), runner_config, images.as_ref(), |known| {
         telemetry.device(known)

@@ -74,10 +74,9 @@ impl ModelFiles {
             config.dtype,
             path.display()
         );
-        let encoder = programs.encoder.filter(|_| max_images > 0);
-        let vision = vision(&checkpoint, &args.media)?;
+        let vision = vision(&checkpoint, &args.media, max_images)?;
         Ok(Self {
-            encoder: encoder.zip(vision),
+            encoder: programs.encoder.zip(vision).filter(|_| max_images > 0),
             checkpoint,
             program,
             path: resolved.path,
@@ -117,31 +116,42 @@ impl ModelFiles {
 /// Reads the weights into `backend` and reports the progress on a terminal or in the log.
 fn load_weights(program: &Program, checkpoint: &Checkpoint, backend: &mut dyn Backend) -> Result<()> {
     let begun = Instant::now();
-    let progress = pull::progress();
-    let made_up = checkpoint.is_dummy().then(|| DummyWeights::new(program));
-    let (source, how): (&dyn WeightSource, _) = match &made_up {
-        Some(weights) => (weights, "generated"),
-        None => (checkpoint, "read"),
-    };
-    let task = progress.begin("loading weights", Some(program.weight_bytes()));
-    backend.load(program, source, &mut |bytes| task.advance_to(bytes))?;
-    task.finish();
+    reading("loading weights", program, checkpoint, |source, advance| backend.load(program, source, advance))?;
     let (memory, seconds) = (human_bytes(backend.weight_bytes()), begun.elapsed().as_secs_f64());
+    let how = if checkpoint.is_dummy() { "generated" } else { "read" };
     info!("weights: {memory} in memory, {how} in {seconds:.3} s");
-    if made_up.is_some() {
+    if checkpoint.is_dummy() {
         warn!("--load-format dummy: the weights are random, so the answers are meaningless");
     }
     Ok(())
 }
 
+/// Loads the weights of a program with `load`, which gets their source and reports how many bytes it has read.
+fn reading(
+    label: &str,
+    program: &Program,
+    checkpoint: &Checkpoint,
+    load: impl FnOnce(&dyn WeightSource, &mut dyn FnMut(u64)) -> Result<(), BackendError>,
+) -> Result<(), BackendError> {
+    let made_up = checkpoint.is_dummy().then(|| DummyWeights::new(program));
+    let source: &dyn WeightSource = made_up.as_ref().map_or(checkpoint, |weights| weights);
+    let progress = pull::progress();
+    let task = progress.begin(label, Some(program.weight_bytes()));
+    load(source, &mut |bytes| task.advance_to(bytes))?;
+    task.finish();
+    Ok(())
+}
+
 /// The model's encoder of images and its processor, changed by flags; `None` if the model takes no images.
-fn vision(checkpoint: &Checkpoint, args: &MediaArgs) -> Result<Option<Vision>> {
-    let processor = checkpoint.image_processor(&images::processor_changes(args))?;
+fn vision(checkpoint: &Checkpoint, args: &MediaArgs, max_images: usize) -> Result<Option<Vision>> {
+    let changes = args.mm_processor_kwargs.clone().unwrap_or_default().0;
+    let processor = checkpoint.image_processor(&changes)?;
     if processor.is_none() && checkpoint.config().vision.is_some() {
         let architecture = checkpoint.config().architecture.name();
         warn!("images for the architecture '{architecture}' cannot be processed yet, so the model takes text only");
     }
-    Ok(checkpoint.config().vision.clone().zip(processor).map(|(encoder, processor)| Vision { encoder, processor }))
+    let encoder = checkpoint.config().vision.clone();
+    Ok(encoder.zip(processor).map(|(encoder, processor)| Vision { encoder, processor, max_images }))
 }
 
 /// Reads the weights of the encoder into `backend`. A backend without encoders is an error: a server that was meant to
@@ -151,12 +161,9 @@ fn load_encoder(
     checkpoint: &Checkpoint,
     backend: &mut dyn Backend,
 ) -> Result<()> {
-    let made_up = checkpoint.is_dummy().then(|| DummyWeights::new(program));
-    let source: &dyn WeightSource = made_up.as_ref().map_or(checkpoint, |weights| weights);
-    let progress = pull::progress();
-    let task = progress.begin("loading the image encoder", Some(program.weight_bytes()));
-    let loaded = backend.load_encoder(program, source, &mut |bytes| task.advance_to(bytes));
-    task.finish();
+    let loaded = reading("loading the image encoder", program, checkpoint, |source, advance| {
+        backend.load_encoder(program, source, advance)
+    });
     match loaded {
         Err(BackendError::Unsupported { backend, .. }) => bail!(
             "the {backend} backend cannot encode images yet: serve the model with --device cpu, or without images with \

@@ -42,7 +42,7 @@ pub(crate) fn chat(state: &AppState, body: &[u8], headers: &Headers) -> Result<S
     let request = ChatRequest::parse(body)?;
     let shared = Shared::new(state, &request)?;
     let (images, headers) = (images_of(state, &request, headers)?, headers.clone());
-    Staged::new(state, images, move |state, images| Ok(prepare(state, &request, &headers, (shared, &images))?.0))
+    Staged::new(state, images, move |state, images| Ok(prepare(state, &request, &headers, shared, &images)?.0))
 }
 
 /// Prepares a batch: one request for each conversation. They share an id, to which the engine's requests add the index.
@@ -66,7 +66,7 @@ pub(crate) fn batch(
         all.extend(images);
     }
     let headers = headers.with_id(&headers.id(request.common.request_id.as_ref()));
-    Staged::new(state, all, move |state, images| conversations_of(state, request, &headers, shared, (counted, &images)))
+    Staged::new(state, all, move |state, images| conversations_of(state, request, &headers, shared, counted, &images))
 }
 
 /// A conversation of a batch.
@@ -82,14 +82,15 @@ fn conversations_of(
     mut request: ChatRequest,
     headers: &Headers,
     shared: Shared,
-    (conversations, mut images): (Vec<BatchedMessages>, &[Arc<ProcessedImage>]),
+    conversations: Vec<BatchedMessages>,
+    mut images: &[Arc<ProcessedImage>],
 ) -> Result<Vec<Prepared<ChatWire>>, ApiError> {
     let (mut batch, mut size) = (Vec::with_capacity(conversations.len()), ResponseSize::new(1));
     for (index, conversation) in conversations.into_iter().enumerate() {
         request.messages = conversation.messages;
         let (own, others) = images.split_at(conversation.images.min(images.len()));
         images = others;
-        let (mut prepared, bytes) = prepare(state, &request, headers, (shared.clone(), own))?;
+        let (mut prepared, bytes) = prepare(state, &request, headers, shared.clone(), own)?;
         size = size.bytes("messages", bytes);
         prepared.submission.request_id = format!("{}_{index}", prepared.submission.request_id);
         // The first request has the grammar of all.
@@ -128,9 +129,10 @@ fn prepare(
     state: &AppState,
     request: &ChatRequest,
     headers: &Headers,
-    given: (Shared, &[Arc<ProcessedImage>]),
+    shared: Shared,
+    images: &[Arc<ProcessedImage>],
 ) -> Result<(Prepared<ChatWire>, usize), ApiError> {
-    let Conversation { id, submission, grammar, prompt, text } = conversation(state, request, headers, given)?;
+    let Conversation { id, submission, grammar, prompt, text } = conversation(state, request, headers, shared, images)?;
     let (common, api) = (&request.common, &state.config.api);
     let last = request.messages.last();
     let role = match last.and_then(|message| message.get("role")?.as_str()) {
@@ -192,7 +194,8 @@ pub(crate) fn conversation(
     state: &AppState,
     request: &ChatRequest,
     headers: &Headers,
-    (Shared { mut sampling, restrictions }, images): (Shared, &[Arc<ProcessedImage>]),
+    Shared { mut sampling, restrictions }: Shared,
+    images: &[Arc<ProcessedImage>],
 ) -> Result<Conversation, ApiError> {
     let (common, config) = (&request.common, &state.config);
     let (calls, grammar) = calls(state, request)?;

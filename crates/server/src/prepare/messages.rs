@@ -22,7 +22,7 @@ pub(crate) fn messages(
     let (images, headers) = (images_of(state, &chat, headers)?, headers.clone());
     Staged::new(state, images, move |state, images| {
         let Conversation { id, submission, grammar, prompt, .. } =
-            conversation(state, &chat, &headers, (shared, &images))?;
+            conversation(state, &chat, &headers, shared, &images)?;
         let wire = MessagesWire {
             id: format!("msg_{id}"),
             model: state.model.clone(),

@@ -20,7 +20,7 @@ pub(crate) fn rendered_chat(state: &AppState, body: &[u8], headers: &Headers) ->
     if !images_of(state, &request, headers)?.is_empty() {
         return Err(ApiError::not_implemented("Requests with images cannot be rendered.").with_param("messages"));
     }
-    let Conversation { id, submission, grammar, .. } = conversation(state, &request, headers, (shared, &[]))?;
+    let Conversation { id, submission, grammar, .. } = conversation(state, &request, headers, shared, &[])?;
     let constraints = constraints(grammar.as_ref());
     Ok(rendered(&request.common, &submission, 0, &constraints, format!("chatcmpl-{id}")))
 }

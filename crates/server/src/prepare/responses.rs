@@ -37,7 +37,7 @@ pub(crate) fn responses(
     let (images, headers) = (images_of(state, &chat, headers)?, headers.clone());
     Staged::new(state, images, move |state, images| {
         let Conversation { id, submission, grammar, prompt, .. } =
-            conversation(state, &chat, &headers, (shared, &images))?;
+            conversation(state, &chat, &headers, shared, &images)?;
         let (temperature, top_p) = submission.sampling.temperature_and_top_p();
         for (key, value) in [("temperature", temperature), ("top_p", top_p)] {
             settings.insert(key.into(), value.into());
