@@ -6,13 +6,17 @@
 // Tiles of keys begin at multiples of their size, and a tile that a query does not see does not change its result,
 // which is therefore the same, bit for bit, for any division of a sequence into chunks. Values must be finite: a NaN
 // would also affect earlier queries of its tile (0 · NaN). qkv_post.cu ensures that.
+//
+// An instruction multiplies 16 elements of a head. A head whose SIZE is no multiple of that is padded to D elements in
+// shared memory, where the padding is zero.
 #include "attention.h"
 
 constexpr u32 PREFILL_THREADS = 128;
 
 // One warp's share: 16 queries. A lane's fragments hold the rows `lane / 4` and `lane / 4 + 8`.
-template <class T, int D>
+template <class T, int SIZE>
 struct PrefillWarp {
+    static constexpr int D = (SIZE + 15) / 16 * 16;
     static constexpr u32 KEYS = D > 128 ? 32 : 64;  // keys of a tile
     static constexpr u32 STRIDE = D + 8;            // elements of a row in shared memory: rows begin in different banks
     // Queries of large heads do not fit into registers beside the output, so they stay in shared memory.
@@ -32,7 +36,7 @@ struct PrefillWarp {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) {
                 const u32 row = query(i % 2), column = k * 16 + lane_id() % 4 * 2 + i / 2 * 8;
-                q[k][i] = row < queries ? *(const u32*)(input + row * stride + column) : 0;
+                q[k][i] = row < queries && column < SIZE ? *(const u32*)(input + row * stride + column) : 0;
             }
         }
     }
@@ -129,61 +133,63 @@ struct PrefillWarp {
             if (query(half) >= queries) continue;
             T* row = output + query(half) * stride + lane_id() % 4 * 2;
 #pragma unroll
-            for (u32 n = 0; n < D / 8; ++n) {
+            for (u32 n = 0; n < SIZE / 8; ++n) {
                 *(u32*)(row + n * 8) = pack_pair<T>(out[n][2 * half] * inverse, out[n][2 * half + 1] * inverse);
             }
         }
     }
 };
 
-// Starts the copy of ROWS rows of D elements, of which row r begins at `row(r)`. Rows outside begin .. end become
-// zeros.
-template <u32 ROWS, int D, class T, class Row>
+// Starts the copy of ROWS rows of SIZE elements, of which row r begins at `row(r)`. Rows outside begin .. end, and the
+// padding to D elements, become zeros.
+template <u32 ROWS, int SIZE, int D, class T, class Row>
 DEVICE void copy_rows(T* shared, u32 begin, u32 end, Row row) {
     constexpr u32 PIECES = D / WIDE<T>, EACH = ROWS * PIECES / PREFILL_THREADS;
+    static_assert(SIZE % WIDE<T> == 0, "pieces are whole");
     static_assert(ROWS * PIECES % PREFILL_THREADS == 0, "threads copy equally many pieces");
     // Rows are looked up before anything is copied, and without a branch, so that no lookup waits for another. An
     // invalid row is not read, but its address must be valid.
     const T* from[EACH];
 #pragma unroll
     for (u32 i = 0; i < EACH; ++i) {
-        const u32 at = i * PREFILL_THREADS + threadIdx.x;
-        from[i] = row(min(max(at / PIECES, begin), end - 1)) + at % PIECES * WIDE<T>;
+        const u32 at = i * PREFILL_THREADS + threadIdx.x, column = at % PIECES * WIDE<T>;
+        from[i] = row(min(max(at / PIECES, begin), end - 1)) + (D == SIZE || column < SIZE ? column : 0);
     }
 #pragma unroll
     for (u32 i = 0; i < EACH; ++i) {
-        const u32 at = i * PREFILL_THREADS + threadIdx.x, r = at / PIECES;
-        cp_async_16(shared + r * (D + 8) + at % PIECES * WIDE<T>, from[i], r >= begin && r < end);
+        const u32 at = i * PREFILL_THREADS + threadIdx.x, r = at / PIECES, column = at % PIECES * WIDE<T>;
+        cp_async_16(shared + r * (D + 8) + column, from[i], r >= begin && r < end && (D == SIZE || column < SIZE));
     }
     cp_async_commit();
 }
 
 // Grid: (the plan's tiles, q_heads).
-template <class T, int D>
+template <class T, int SIZE>
 DEVICE void paged_prefill(const AttentionParams& p) {
-    using Warp = PrefillWarp<T, D>;
+    using Warp = PrefillWarp<T, SIZE>;
+    constexpr int D = Warp::D;
     DYNAMIC_SHARED(memory);
     T* const keys = (T*)memory;
     T* const values = keys + Warp::KEYS * Warp::STRIDE;
     T* const queries = values + Warp::KEYS * Warp::STRIDE;  // for large heads only
     const PrefillTile tile(p, blockIdx.x);
     const u32 head = blockIdx.y, kv_head = head / (p.q_heads / p.kv_heads);
-    const Cache<T> k(p, p.k_cache, tile.blocks, kv_head, D), v(p, p.v_cache, tile.blocks, kv_head, D);
-    const u64 stride = (u64)p.q_heads * D, at = tile.row * stride + head * D;
+    const Cache<T> k(p, p.k_cache, tile.blocks, kv_head, SIZE), v(p, p.v_cache, tile.blocks, kv_head, SIZE);
+    const u64 stride = (u64)p.q_heads * SIZE, at = tile.row * stride + head * SIZE;
     const T* q = (const T*)p.q + at;
 
     Warp warp;
     if constexpr (Warp::Q_IN_REGISTERS) {
         warp.load_queries(q, stride, tile.queries);
     } else {
-        copy_rows<PrefillTile::QUERIES, D>(queries, 0, tile.queries, [&](u32 r) { return q + r * stride; });
+        copy_rows<PrefillTile::QUERIES, SIZE, D>(queries, 0, tile.queries, [&](u32 r) { return q + r * stride; });
     }
     const u32 begin = tile.first / Warp::KEYS * Warp::KEYS;
     const auto copy_tile = [&](T* shared, const Cache<T>& cache, u32 key) {
         // A tile beyond the last one is an empty group, because the waits below count groups.
         if (key >= tile.keys) return cp_async_commit();
         // Keys that no query sees are not read: they may belong to other sequences, and no weight removes a NaN.
-        copy_rows<Warp::KEYS, D>(shared, tile.begin_in(key), tile.keys - key, [&](u32 r) { return cache.at(key + r); });
+        copy_rows<Warp::KEYS, SIZE, D>(shared, tile.begin_in(key), tile.keys - key, [&](u32 r) { return cache.at(key + r); });
     };
     copy_tile(keys, k, begin);
     for (u32 key = begin; key < tile.keys; key += Warp::KEYS) {

@@ -11,8 +11,10 @@
 constexpr u32 VOLTA_THREADS = 128;
 constexpr u32 VOLTA_KEYS = 32;  // keys of a tile
 
-template <int D>
+// A head of SIZE elements is padded to D with zeros, as in attention_prefill.cu.
+template <int SIZE>
 struct VoltaWarp {
+    static constexpr int D = (SIZE + 15) / 16 * 16;
     static constexpr u32 STRIDE = D + 8;           // elements of a row of queries, keys or values in shared memory
     static constexpr u32 WEIGHTS = VOLTA_KEYS + 8; // elements of a row of weights
 
@@ -129,7 +131,7 @@ struct VoltaWarp {
         for (u32 n = 0; n < D / 16; ++n) {
 #pragma unroll
             for (u32 i = 0; i < 8; i += 2) {
-                if (query(i) >= queries) continue;
+                if (query(i) >= queries || (D != SIZE && n * 16 + column(i) >= SIZE)) continue;
                 const float scale = inverse[i / 2 % 2];
                 *(u32*)(output + query(i) * stride + n * 16 + column(i)) =
                     pack_pair<f16>(out[n][i] * scale, out[n][i + 1] * scale);
@@ -138,23 +140,25 @@ struct VoltaWarp {
     }
 };
 
-// Copies ROWS rows of D elements, of which row r begins at `row(r)`. Rows outside begin .. end become zeros.
-template <u32 ROWS, int D, class Row>
+// Copies ROWS rows of SIZE elements, of which row r begins at `row(r)`. Rows outside begin .. end, and the padding to D
+// elements, become zeros.
+template <u32 ROWS, int SIZE, int D, class Row>
 DEVICE void copy_rows(f16* shared, u32 begin, u32 end, Row row) {
     constexpr u32 PIECES = D / 8;
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < ROWS * PIECES; i += VOLTA_THREADS) {
         const u32 r = i / PIECES, column = i % PIECES * 8;
         Vec<f16, 8> piece = {};
-        if (r >= begin && r < end) piece = load<8>(row(r) + column);
+        if (r >= begin && r < end && (D == SIZE || column < SIZE)) piece = load<8>(row(r) + column);
         store(shared + r * (D + 8) + column, piece);
     }
 }
 
 // Grid: (the plan's tiles, q_heads).
-template <int D>
+template <int SIZE>
 DEVICE void paged_prefill_volta(const AttentionParams& p) {
-    using Warp = VoltaWarp<D>;
+    using Warp = VoltaWarp<SIZE>;
+    constexpr int D = Warp::D;
     DYNAMIC_SHARED(memory);
     f16* const queries = (f16*)memory;
     f16* const keys = queries + PrefillTile::QUERIES * Warp::STRIDE;
@@ -162,17 +166,17 @@ DEVICE void paged_prefill_volta(const AttentionParams& p) {
     f16* const weights = values + VOLTA_KEYS * Warp::STRIDE + warp_id() * 16 * Warp::WEIGHTS;
     const PrefillTile tile(p, blockIdx.x);
     const u32 head = blockIdx.y, kv_head = head / (p.q_heads / p.kv_heads);
-    const Cache<f16> k(p, p.k_cache, tile.blocks, kv_head, D), v(p, p.v_cache, tile.blocks, kv_head, D);
-    const u64 stride = (u64)p.q_heads * D, at = tile.row * stride + head * D;
+    const Cache<f16> k(p, p.k_cache, tile.blocks, kv_head, SIZE), v(p, p.v_cache, tile.blocks, kv_head, SIZE);
+    const u64 stride = (u64)p.q_heads * SIZE, at = tile.row * stride + head * SIZE;
     const f16* q = (const f16*)p.q + at;
 
-    copy_rows<PrefillTile::QUERIES, D>(queries, 0, tile.queries, [&](u32 r) { return q + r * stride; });
+    copy_rows<PrefillTile::QUERIES, SIZE, D>(queries, 0, tile.queries, [&](u32 r) { return q + r * stride; });
     Warp warp;
     for (u32 key = tile.first / VOLTA_KEYS * VOLTA_KEYS; key < tile.keys; key += VOLTA_KEYS) {
         // Keys that no query sees are not read: they may belong to other sequences, and no weight removes a NaN.
         const u32 begin = tile.begin_in(key), end = tile.keys - key;
-        copy_rows<VOLTA_KEYS, D>(keys, begin, end, [&](u32 r) { return k.at(key + r); });
-        copy_rows<VOLTA_KEYS, D>(values, begin, end, [&](u32 r) { return v.at(key + r); });
+        copy_rows<VOLTA_KEYS, SIZE, D>(keys, begin, end, [&](u32 r) { return k.at(key + r); });
+        copy_rows<VOLTA_KEYS, SIZE, D>(values, begin, end, [&](u32 r) { return v.at(key + r); });
         __syncthreads();
         warp.multiply_keys(queries, keys);
         warp.soften(p, tile, key);

@@ -1,4 +1,4 @@
-// Kernels for single rows: embedding, norm, gated activation, gather; and the copy of whole KV blocks. Memory bandwidth
+// Kernels for single rows: embedding, norm, activation, gather; and the copy of whole KV blocks. Memory bandwidth
 // limits all of them, so loads are 16 bytes wide and nothing is read twice.
 //
 // Rows are moved N elements at a time: 16 bytes if a row is a multiple of that, else one element.
@@ -109,7 +109,7 @@ DEVICE void norm(const NormParams& p) {
     }
 }
 
-// ------------------------------------------------------------------------------------------- gated activation
+// ------------------------------------------------------------------------------------------- activation
 
 enum Activation { SILU, GELU, GELU_TANH };
 
@@ -143,6 +143,27 @@ DEVICE void glu(const GluParams& p) {
         glu_row<WIDE<T>, KIND>(out, gate, gate + p.cols, p.cols);
     } else {
         glu_row<1, KIND>(out, gate, gate + p.cols, p.cols);
+    }
+}
+
+template <int N, Activation KIND, class T>
+DEVICE void act_row(T* out, const T* input, u32 cols) {
+    for (u32 c = (blockIdx.y * blockDim.x + threadIdx.x) * N; c < cols; c += gridDim.y * blockDim.x * N) {
+        Vec<T, N> x = load<N>(input + c);
+#pragma unroll
+        for (int i = 0; i < N; ++i) x.x[i] = from_float<T>(activate<KIND>(to_float(x.x[i])));
+        store(out + c, x);
+    }
+}
+
+// Grid: (rows, parts of a row).
+template <class T, Activation KIND>
+DEVICE void act(const ActParams& p) {
+    const u64 start = (u64)blockIdx.x * p.cols;
+    if (p.cols % WIDE<T> == 0) {
+        act_row<WIDE<T>, KIND>((T*)p.out + start, (const T*)p.input + start, p.cols);
+    } else {
+        act_row<1, KIND>((T*)p.out + start, (const T*)p.input + start, p.cols);
     }
 }
 

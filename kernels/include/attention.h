@@ -55,8 +55,8 @@ struct PrefillTile {
 
     u32 row;        // row of the first query, in q and out
     u32 queries;    // number of queries
-    u32 position;   // position of the first query
-    u32 keys;       // position of the last query plus 1; 0 if the sequence has no keys
+    u32 position;   // position of the first query; if the queries see all keys, that of the last key
+    u32 keys;       // position of the last key that any query sees plus 1; 0 if the sequence has no keys
     u32 first;      // first key that any query sees
     const u32* blocks;
 
@@ -66,8 +66,8 @@ struct PrefillTile {
         const u32 length = p.seq_lens[sequence];
         row = start + offset;
         queries = min(QUERIES, count - offset);
-        position = length - count + offset;
-        keys = length >= count ? position + queries : 0;
+        position = p.bidirectional ? length - 1 : length - count + offset;
+        keys = length >= count ? min(position + queries, length) : 0;
         first = first_key(p, position);
         blocks = p.block_table + (u64)sequence * p.table_stride;
     }
@@ -77,7 +77,7 @@ struct PrefillTile {
 
     // Returns whether query `query` of the tile sees the key.
     DEVICE bool sees(const AttentionParams& p, u32 query, u32 key) const {
-        return key <= position + query && key >= first_key(p, position + query);
+        return key <= position + query && key < keys && key >= first_key(p, position + query);
     }
 
     // Returns whether all queries see all of `count` keys from `key` on.

@@ -61,6 +61,13 @@ struct GluParams {
     u32 cols;
 };
 
+struct ActParams {
+    void* out;          // T [rows, cols]; may be input
+    const void* input;  // T [rows, cols]
+    u32 rows;
+    u32 cols;
+};
+
 struct GatherRowsParams {
     void* out;             // T [count, cols]
     const void* input;     // T [., cols]
@@ -75,6 +82,38 @@ struct CopyBlocksParams {
     u64 block_bytes;
     u32 count;
     u32 reserved;
+};
+
+// ------------------------------------------------------------------------------------------- images: cuda/images.cu
+
+struct PatchesParams {
+    void* out;              // T [rows, cols]
+    const u8* bytes;        // [rows, cols], the channels of a patch one after the other
+    const float* channels;  // [cols / channel_cols, 2]: shift and divisor
+    u32 rows;
+    u32 cols;
+    u32 channel_cols;  // number of columns of a channel
+    u32 reserved;
+};
+
+struct EmbedTapsParams {
+    void* out;                 // T [rows, cols], updated in place
+    const void* table;         // T [positions, cols]
+    const u32* tap_rows;       // [rows, 4]: rows of the table
+    const float* tap_weights;  // [rows, 4]
+    u32 rows;
+    u32 cols;
+};
+
+struct MediaRowsParams {
+    void* rows;              // T [., cols]
+    void* media;             // T [., media_cols]: the media cache
+    const u32* row_index;    // [count]; null means the rows in order
+    const u32* media_index;  // [count]
+    u32 count;
+    u32 cols;
+    u32 media_cols;
+    u32 column;  // first column of the media cache
 };
 
 // ------------------------------------------------------------------------------------------- attention: cuda/qkv_post.cu
@@ -125,6 +164,8 @@ struct AttentionParams {
     u32 window;               // number of tokens that a query sees, including its own; 0 means all
     float scale;              // factor of the scores
     float softcap;            // cap * tanh(score / cap); 0 means none
+    u32 bidirectional;        // 1: every query sees all keys of its sequence, and the window is 0
+    u32 reserved;
 };
 
 struct PagedDecodeParams {

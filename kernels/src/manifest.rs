@@ -5,6 +5,7 @@
 
 mod attention;
 mod fill;
+mod images;
 mod linear;
 mod rows;
 mod sampling;
@@ -12,13 +13,14 @@ mod sampling;
 use std::fmt::Write as _;
 
 pub use attention::{
-    HEAD_SIZES, decode_ctas, decode_head_tile, paged_attention, paged_decode, paged_prefill, qkv_post,
+    HEAD_SIZES, PREFILL_HEAD_SIZES, decode_ctas, decode_head_tile, paged_attention, paged_decode, paged_prefill, qkv_post,
 };
 pub use fill::fill;
+pub use images::{MediaMove, embed_taps, media_rows, patches};
 pub use linear::{
     GEMM_QUANT_TILES, GemmTile, dequantize, gemm, gemm_quant, gemv, gemv_rows, mmvq, mmvq_rows, quantize_activations,
 };
-pub use rows::{Activation, NormMean, copy_blocks, embed, gather_rows, glu, norm};
+pub use rows::{Activation, NormMean, act, copy_blocks, embed, gather_rows, glu, norm};
 pub use sampling::{sampling_adjust, sampling_draw, sampling_logprobs};
 
 use crate::params::Params;
@@ -254,7 +256,8 @@ impl Instance {
 
 /// Returns all instances for a chip.
 pub fn all(chip: Chip) -> Vec<Instance> {
-    let families = [rows::all(chip), attention::all(chip), linear::all(chip), sampling::all(), fill::all(chip)];
+    let families =
+        [rows::all(chip), images::all(chip), attention::all(chip), linear::all(chip), sampling::all(), fill::all(chip)];
     let instances: Vec<_> = families.into_iter().flatten().collect();
     debug_assert!(instances.iter().all(|i| i.chips.contains(chip)));
     instances

@@ -6,6 +6,7 @@
 
 mod attention;
 mod fill;
+mod images;
 mod linear;
 mod rows;
 mod sampling;
@@ -14,8 +15,9 @@ pub use attention::{
     AttentionParams, MAX_HEAD_SIZE, MAX_SPLIT_TOKENS, PagedDecodeParams, QKV_POST_HEADS, QkvPostParams,
 };
 pub use fill::{FILL_CTAS, FillParams};
+pub use images::{EmbedTapsParams, MediaRowsParams, PatchesParams};
 pub use linear::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams};
-pub use rows::{CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams};
+pub use rows::{ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams};
 pub use sampling::{
     SAMPLING_ADJUST, SAMPLING_LOGPROBS, SAMPLING_MAX_TOP, SAMPLING_NONE, SAMPLING_PADDING, SAMPLING_STATUS_EXHAUSTED,
     SamplingParams, SamplingRow,

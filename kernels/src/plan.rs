@@ -88,6 +88,12 @@ impl PrefillPlan {
     /// Number of queries in a tile.
     pub const QUERIES: u32 = 64;
 
+    /// Appends the plan of one sequence, whose queries see all of its keys.
+    pub fn write_segment(queries: u32, out: &mut Vec<u32>) -> Self {
+        out.extend((0..queries).step_by(Self::QUERIES as usize).flat_map(|first| [0, first]));
+        Self { tiles: queries.div_ceil(Self::QUERIES) }
+    }
+
     /// Appends the plan of the sequences of more than one query to `out`, starting with the tiles that see most keys,
     /// because they take longest.
     pub fn write(query_start: &[u32], seq_lens: &[u32], out: &mut Vec<u32>) -> Self {
@@ -150,5 +156,8 @@ mod tests {
         let written = PrefillPlan::write(&[0, 1, 71, 73, 73], &[33, 70, 100, 9], &mut plan);
         assert_eq!(written.tiles, 3);
         assert_eq!(plan, [2, 0, 1, 64, 1, 0]);
+        plan.clear();
+        assert_eq!(PrefillPlan::write_segment(130, &mut plan), PrefillPlan { tiles: 3 });
+        assert_eq!(plan, [0, 0, 0, 64, 0, 128]);
     }
 }

@@ -20,8 +20,10 @@ macro_rules! sources {
 }
 
 sources! {
-    /// Embedding, norm, gated activation, gather, copy of KV blocks.
+    /// Embedding, norm, activation, gather, copy of KV blocks.
     ROWS = "cuda/rows.cu",
+    /// Patches of images, learned positions, the media cache.
+    IMAGES = "cuda/images.cu",
     /// Operations after the qkv projection.
     QKV_POST = "cuda/qkv_post.cu",
     /// Attention of any element type and head size.

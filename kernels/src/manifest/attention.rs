@@ -8,6 +8,9 @@ use crate::sources;
 /// Head sizes supported by the kernels of 16-bit types; [`paged_attention`] supports the others.
 pub const HEAD_SIZES: [usize; 4] = [64, 96, 128, 256];
 
+/// Head sizes supported by [`paged_prefill`]: also that of the encoders of Qwen3-VL and SigLIP, which never decode.
+pub const PREFILL_HEAD_SIZES: [usize; 5] = [64, 72, 96, 128, 256];
+
 /// Numbers of query heads that a CTA of [`paged_decode`] processes at once.
 const HEAD_TILES: [u32; 4] = [1, 2, 4, 8];
 
@@ -62,12 +65,12 @@ pub fn paged_decode(dtype: Dtype, head_size: usize, group: usize) -> Option<Inst
 
 /// Returns the instance for prefill attention on a chip's tensor cores; `None` if [`paged_attention`] must be used.
 pub fn paged_prefill(chip: Chip, dtype: Dtype, head_size: usize) -> Option<Instance> {
-    if dtype == Dtype::F32 || !HEAD_SIZES.contains(&head_size) {
+    if dtype == Dtype::F32 || !PREFILL_HEAD_SIZES.contains(&head_size) {
         return None;
     }
     let queries = PrefillPlan::QUERIES as usize;
-    // A row in shared memory is a head and 16 bytes of padding, in 16-bit elements.
-    let row_bytes = (head_size + 8) * 2;
+    // A row in shared memory is a head of whole instructions and 16 bytes of padding, in 16-bit elements.
+    let row_bytes = (head_size.next_multiple_of(16) + 8) * 2;
     if chip.has_sm80() {
         // Shared memory holds keys and values of a tile, and queries if they do not fit into registers.
         let rows = if head_size > 128 { queries + 2 * 32 } else { 2 * 64 };
@@ -94,8 +97,8 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
         instances.extend([qkv_post(dtype), paged_attention(dtype)]);
         for size in HEAD_SIZES {
             instances.extend(HEAD_TILES.into_iter().filter_map(|tile| paged_decode(dtype, size, tile as usize)));
-            instances.extend(paged_prefill(chip, dtype, size));
         }
+        instances.extend(PREFILL_HEAD_SIZES.into_iter().filter_map(|size| paged_prefill(chip, dtype, size)));
     }
     instances
 }

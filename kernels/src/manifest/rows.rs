@@ -1,7 +1,9 @@
-//! Instances for single rows: `Embed`, `Norm`, `Glu`, `GatherRows`, and the copy of KV blocks.
+//! Instances for single rows: `Embed`, `Norm`, `Glu`, `Act`, `GatherRows`, and the copy of KV blocks.
 
 use super::{Chip, Dtype, Instance};
-use crate::params::{CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams, Params};
+use crate::params::{
+    ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams, Params,
+};
 use crate::sources;
 
 /// Mean that a norm subtracts from a row.
@@ -13,7 +15,7 @@ pub enum NormMean {
     Layer,
 }
 
-/// Activation of a gate.
+/// Activation, of a gate or alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x · sigmoid(x)`.
@@ -72,6 +74,11 @@ pub fn glu(dtype: Dtype, activation: Activation) -> Instance {
     instance::<GluParams>("glu", dtype, activation.c_name(), 128)
 }
 
+/// Returns the instance for the activation without a gate.
+pub fn act(dtype: Dtype, activation: Activation) -> Instance {
+    instance::<ActParams>("act", dtype, activation.c_name(), 128)
+}
+
 /// Returns the instance that gathers rows by index.
 pub fn gather_rows(dtype: Dtype) -> Instance {
     instance::<GatherRowsParams>("gather_rows", dtype, "", 128)
@@ -88,6 +95,7 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
         instances.extend([embed(dtype), gather_rows(dtype)]);
         instances.extend(NormMean::ALL.map(|mean| norm(dtype, mean)));
         instances.extend(Activation::ALL.map(|activation| glu(dtype, activation)));
+        instances.extend(Activation::ALL.map(|activation| act(dtype, activation)));
     }
     instances
 }

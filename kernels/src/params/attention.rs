@@ -94,6 +94,10 @@ params! {
         scale: f32,
         /// Cap of the scores: `cap · tanh(score / cap)` before the softmax; 0 means none.
         softcap: f32,
+        /// 1 lets every query see all keys of its sequence; the window is then 0. Decode and prefill of decoders use 0.
+        bidirectional: u32,
+        /// Padding, 0.
+        reserved: u32,
     }
 
     /// Parameters of decode attention. The keys of a sequence are divided into the plan's splits, and the CTA that

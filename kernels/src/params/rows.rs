@@ -62,6 +62,18 @@ params! {
         cols: u32,
     }
 
+    /// Computes `out = act(input)`. Grid: [`ActParams::grid`].
+    ActParams {
+        /// T `[rows, cols]`; may be `input`.
+        out: DevicePtr,
+        /// T `[rows, cols]`.
+        input: DevicePtr,
+        /// Number of rows.
+        rows: u32,
+        /// Number of columns.
+        cols: u32,
+    }
+
     /// Copies `out[i] = input[row_index[i]]` bit for bit. Grid: one CTA per row of `out`.
     GatherRowsParams {
         /// T `[count, cols]`.
@@ -113,10 +125,22 @@ impl NormParams {
     }
 }
 
+/// Returns the grid of an activation of rows of `cols` columns with `threads` threads per CTA.
+fn activation_grid(rows: u32, cols: u32, threads: u32) -> [u32; 3] {
+    [rows, cols.div_ceil(8 * threads), 1]
+}
+
 impl GluParams {
     /// Returns the grid of the launch with `threads` threads per CTA.
     pub fn grid(&self, threads: u32) -> [u32; 3] {
-        [self.rows, self.cols.div_ceil(8 * threads), 1]
+        activation_grid(self.rows, self.cols, threads)
+    }
+}
+
+impl ActParams {
+    /// Returns the grid of the launch with `threads` threads per CTA.
+    pub fn grid(&self, threads: u32) -> [u32; 3] {
+        activation_grid(self.rows, self.cols, threads)
     }
 }
 

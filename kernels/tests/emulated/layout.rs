@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{Chips, Instance};
 use octavo_kernels::params::{
-    AttentionParams, CopyBlocksParams, DequantizeParams, EmbedParams, FillParams, GatherRowsParams, GluParams,
-    LinearParams, NormParams, PagedDecodeParams, Params, QkvPostParams, QuantLinearParams, QuantWeight, QuantizeParams,
-    SamplingParams, SamplingRow,
+    ActParams, AttentionParams, CopyBlocksParams, DequantizeParams, EmbedParams, EmbedTapsParams, FillParams,
+    GatherRowsParams, GluParams, LinearParams, MediaRowsParams, NormParams, PagedDecodeParams, Params, PatchesParams,
+    QkvPostParams, QuantLinearParams, QuantWeight, QuantizeParams, SamplingParams, SamplingRow,
 };
 use octavo_kernels::sources::Source;
 
@@ -33,8 +33,12 @@ fn structs_lie_as_in_c() {
     check(layout::<EmbedParams>);
     check(layout::<NormParams>);
     check(layout::<GluParams>);
+    check(layout::<ActParams>);
     check(layout::<GatherRowsParams>);
     check(layout::<CopyBlocksParams>);
+    check(layout::<PatchesParams>);
+    check(layout::<EmbedTapsParams>);
+    check(layout::<MediaRowsParams>);
     check(layout::<QkvPostParams>);
     check(layout::<AttentionParams>);
     check(layout::<PagedDecodeParams>);

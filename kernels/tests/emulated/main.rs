@@ -8,6 +8,7 @@ mod banks;
 mod common;
 mod device;
 mod fill;
+mod images;
 mod launcher;
 mod layout;
 mod linear;

@@ -4,20 +4,22 @@ use std::sync::LazyLock;
 
 use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{self, Activation, Dtype, NormMean};
-use octavo_kernels::params::{CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, NormParams};
+use octavo_kernels::params::{ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, NormParams};
 use octavo_ops::testing::{TestRng, erf};
 
 use crate::common::{assert_near, by_rows, in_every_order, launch, rng};
 use crate::launcher::{Kernels, address, dtypes};
 use crate::support::{Array, Tolerance, normal, pick};
 
+const ACTIVATIONS: [Activation; 3] = [Activation::Silu, Activation::Gelu, Activation::GeluTanh];
+
 static KERNELS: LazyLock<Kernels> = LazyLock::new(|| {
     let mut instances = vec![manifest::copy_blocks()];
     for dtype in dtypes() {
         instances.extend([manifest::embed(dtype), manifest::gather_rows(dtype)]);
         instances.extend([NormMean::Rms, NormMean::Layer].map(|mean| manifest::norm(dtype, mean)));
-        instances
-            .extend([Activation::Silu, Activation::Gelu, Activation::GeluTanh].map(|kind| manifest::glu(dtype, kind)));
+        instances.extend(ACTIVATIONS.map(|kind| manifest::glu(dtype, kind)));
+        instances.extend(ACTIVATIONS.map(|kind| manifest::act(dtype, kind)));
     }
     Kernels::new(&instances)
 });
@@ -148,6 +150,22 @@ fn check_glu(dtype: Dtype, kind: Activation, rng: &mut TestRng) {
     }
 }
 
+fn check_act(dtype: Dtype, kind: Activation, rng: &mut TestRng) {
+    let (rows, cols) = (1 + rng.below(4), pick(rng, &COLS));
+    let (input, in_place) = (Array::random(dtype, rows * cols, rng), rng.below(2) == 0);
+    let out = in_every_order(|order| {
+        let mut out = if in_place { input.clone() } else { Array::poisoned(dtype, rows * cols) };
+        let input = if in_place { out.ptr() } else { input.ptr() };
+        let params = ActParams { out: out.ptr_mut(), input, rows: rows as u32, cols: cols as u32 };
+        let instance = manifest::act(dtype, kind);
+        launch(&KERNELS, order, &instance, params.grid(instance.threads), &params);
+        out
+    });
+    let expected: Vec<f64> = input.values().into_iter().map(|x| activation_in_f64(kind, x)).collect();
+    let tolerance = Tolerance::Elementwise.of(dtype) * if rows * cols < 8 { 4.0 } else { 1.0 };
+    assert_near(&out.values(), &expected, tolerance, "act");
+}
+
 fn check_gather(dtype: Dtype, rng: &mut TestRng) {
     let (rows, count, cols) = (6, 1 + rng.below(8), pick(rng, &COLS));
     let mut input = Array::random(dtype, rows * cols, rng);
@@ -202,9 +220,10 @@ fn check_all(cases: u64) {
             check_embed(dtype, rng);
             check_norm(dtype, NormMean::Rms, rng);
             check_norm(dtype, NormMean::Layer, rng);
-            check_glu(dtype, Activation::Silu, rng);
-            check_glu(dtype, Activation::Gelu, rng);
-            check_glu(dtype, Activation::GeluTanh, rng);
+            for kind in ACTIVATIONS {
+                check_glu(dtype, kind, rng);
+                check_act(dtype, kind, rng);
+            }
             check_gather(dtype, rng);
         }
         check_copy_blocks(rng);
@@ -224,7 +243,7 @@ fn small_rows() {
 #[test]
 fn activations_end_well_at_both_ends() {
     let gates = [-1e4, -100.0, -20.0, 0.0, 20.0, 100.0, 1e4];
-    for kind in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+    for kind in ACTIVATIONS {
         let row: Vec<f64> = gates.iter().copied().chain([1.0; 7]).collect();
         let (input, mut out) = (Array::of(Dtype::F32, &row), Array::poisoned(Dtype::F32, 7));
         let params = GluParams { out: out.ptr_mut(), input: input.ptr(), rows: 1, cols: 7 };

@@ -37,18 +37,16 @@ impl Plan {
     }
 }
 
-/// The memory of a loaded model: weights, step buffers, KV cache, in this order.
+/// Device memory that is divided into regions: weights and step buffers of a program, or the KV cache.
 pub(crate) struct Arena {
     memory: DeviceMemory,
 }
 
 impl Arena {
-    /// Allocates the arena.
-    pub(crate) fn new(gpu: &Arc<Gpu>, bytes: u64) -> Result<Self, BackendError> {
+    /// Allocates the arena. `what` names its content in an error.
+    pub(crate) fn new(gpu: &Arc<Gpu>, bytes: u64, what: &str) -> Result<Self, BackendError> {
         let out_of_memory = |error: crate::DriverError| match error.code {
-            OUT_OF_MEMORY => {
-                BackendError::OutOfMemory { what: "weights, step buffers and KV cache".into(), needed: bytes }
-            }
+            OUT_OF_MEMORY => BackendError::OutOfMemory { what: what.into(), needed: bytes },
             _ => failed(error),
         };
         DeviceMemory::new(gpu, bytes).map(|memory| Self { memory }).map_err(out_of_memory)

@@ -7,15 +7,19 @@ use octavo_kernels::manifest::{Chip, Dtype};
 use octavo_kernels::params::{KV_BLOCK, NO_SLOT};
 use octavo_ops::cost::ElementBytes;
 use octavo_ops::sampling::{SampleBatch, SampledToken};
-use octavo_ops::{Backend, BackendError, DeviceProfile, KvGroup, Program, StepBatch, WeightSource, check_block_size};
+use octavo_ops::{
+    Backend, BackendError, DeviceProfile, EncodeBatch, KvGroup, Program, ProgramKind, StepBatch, WeightSource,
+    check_block_size,
+};
 
 use crate::driver::{DeviceInfo, Driver, Gpu, Unavailable};
 use crate::layout::Limits;
 use crate::libraries::Version;
 use crate::lower::block_elements;
-use crate::model::{Model, Opened};
+use crate::loaded::Opened;
+use crate::model::Model;
 use crate::peaks::peaks;
-use crate::{CudaConfig, Memory, NAME, failed};
+use crate::{CudaConfig, Memory, NAME, failed, unsupported};
 
 /// Supported numbers of tokens per KV block.
 const BLOCK_SIZES: &[usize] = &[KV_BLOCK];
@@ -112,6 +116,16 @@ impl CudaBackend {
     }
 }
 
+/// Appends elements; a word holds two of 16 bits.
+fn append(dtype: Dtype, words: &[u32], out: &mut Vec<f32>) {
+    let halves = || words.iter().flat_map(|word| [*word as u16, (word >> 16) as u16]);
+    match dtype {
+        Dtype::F32 => out.extend(words.iter().map(|&word| f32::from_bits(word))),
+        Dtype::F16 => out.extend(halves().map(|bits| f16::from_bits(bits).to_f32())),
+        Dtype::Bf16 => out.extend(halves().map(|bits| bf16::from_bits(bits).to_f32())),
+    }
+}
+
 fn no_model() -> BackendError {
     failed("no model is loaded")
 }
@@ -140,6 +154,9 @@ impl Backend for CudaBackend {
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), BackendError> {
         self.model = None;
+        if program.kind() == ProgramKind::Encoder {
+            return Err(unsupported("encoders without a decoder"));
+        }
         self.gpu.bind()?;
         let model = Model::load(&self.opened(), program, weights, progress)?;
         self.model = Some(model);
@@ -182,14 +199,38 @@ impl Backend for CudaBackend {
     fn embeddings(&mut self, out: &mut Vec<f32>) -> Result<(), BackendError> {
         let dtype = self.dtype;
         out.clear();
-        let words = self.bound()?.embeddings()?;
-        let halves = || words.iter().flat_map(|word| [*word as u16, (word >> 16) as u16]);
-        match dtype {
-            Dtype::F32 => out.extend(words.iter().map(|&word| f32::from_bits(word))),
-            Dtype::F16 => out.extend(halves().map(|bits| f16::from_bits(bits).to_f32())),
-            Dtype::Bf16 => out.extend(halves().map(|bits| bf16::from_bits(bits).to_f32())),
-        }
+        append(dtype, self.bound()?.embeddings()?, out);
         Ok(())
+    }
+
+    fn load_encoder(
+        &mut self,
+        program: &Program,
+        weights: &dyn WeightSource,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), BackendError> {
+        self.gpu.bind()?;
+        let opened = Opened { gpu: &self.gpu, driver: self.driver, config: &self.config, dtype: self.dtype };
+        self.model.as_mut().ok_or_else(no_model)?.load_encoder(&opened, program, weights, progress)
+    }
+
+    fn allocate_media(&mut self, rows: usize) -> Result<(), BackendError> {
+        self.bound()?.allocate_media(rows)
+    }
+
+    fn media_row_bytes(&self) -> u64 {
+        self.model.as_ref().map_or(0, Model::media_row_bytes)
+    }
+
+    fn encode(&mut self, batch: &EncodeBatch) -> Result<(), BackendError> {
+        self.bound()?.encode(batch)
+    }
+
+    fn media(&self, rows: &[u32]) -> Result<Vec<f32>, BackendError> {
+        self.gpu.bind()?;
+        let mut out = Vec::new();
+        append(self.dtype, &self.model()?.media(rows)?, &mut out);
+        Ok(out)
     }
 
     fn logits(&self) -> Result<Vec<f32>, BackendError> {

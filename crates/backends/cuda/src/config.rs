@@ -25,6 +25,8 @@ pub struct CudaConfig {
     pub max_rows: usize,
     /// Maximum number of tokens of a sequence.
     pub max_model_len: usize,
+    /// Maximum number of patches of an image; 0 if no encoder of images will be loaded.
+    pub max_patches: usize,
     /// Amount of memory to use.
     pub memory: Memory,
     /// Whether steps in which all sequences decode are recorded as CUDA graphs at the start.
@@ -60,6 +62,7 @@ pub(crate) mod tests {
             max_num_seqs: 8,
             max_rows: 128,
             max_model_len: 256,
+            max_patches: 256,
             memory: Memory::Share(0.5),
             graphs: true,
             batch_invariant: false,

@@ -13,6 +13,7 @@ use crate::build::{KernelId, Kernels};
 use crate::driver::Gpu;
 use crate::libraries::cublaslt::{CublasLt, bucket};
 use crate::lower::{Attention, CacheLayer, Stage};
+use crate::media::MediaRows;
 use crate::step::StepShape;
 
 /// A program that is ready to launch.
@@ -54,21 +55,24 @@ pub(crate) struct Step<'a> {
     pub(crate) address: u64,
     /// Caches by KV group.
     pub(crate) caches: &'a [Cache],
+    /// The media cache.
+    pub(crate) media: MediaRows,
+    /// Address of an encoder's patches.
+    pub(crate) patches: u64,
 }
 
 impl Step<'_> {
     /// Returns the address of an array by its first word.
-    fn at(&self, word: usize) -> u64 {
+    pub(crate) fn at(&self, word: usize) -> u64 {
         self.address + (word * size_of::<u32>()) as u64
     }
 
-    fn rows(&self, rows: Rows) -> u32 {
+    pub(crate) fn rows(&self, rows: Rows) -> u32 {
         let rows = match rows {
             Rows::Tokens => self.shape.tokens,
             Rows::Sampled => self.shape.sampled,
             Rows::Pooled => self.shape.pooled,
-            // Only encoders merge rows, and there are none.
-            Rows::Merged => 0,
+            Rows::Merged => self.shape.merged,
         };
         rows as u32
     }
@@ -88,12 +92,12 @@ impl Machine {
         Ok(self.gpu.launch(kernel, grid, kernel.shared, params)?)
     }
 
-    /// Lets cuBLASLt plan every product of steps with at most these numbers of tokens and rows.
-    pub(crate) fn plan_products(&mut self, tokens: usize, rows: usize) {
+    /// Lets cuBLASLt plan every product of steps with at most the given number of rows of each kind.
+    pub(crate) fn plan_products(&mut self, most: impl Fn(Rows) -> usize) {
         let Some(library) = &mut self.cublaslt else { return };
         for stage in &self.stages {
             let Stage::Product { product, rows: of } = stage else { continue };
-            let most = if *of == Rows::Tokens { tokens } else { rows } as u32;
+            let most = most(*of) as u32;
             for (shape, operands) in product.parts.iter().filter_map(|part| part.for_library(self.scratch.values)) {
                 let mut planned = 1;
                 while planned <= most {
@@ -147,6 +151,7 @@ impl Machine {
                 let params = GatherRowsParams { row_index: step.row_index(*rows), count: step.rows(*rows), ..*params };
                 some(params.count, || self.launch(*kernel, params.grid(), &params))
             }
+            Stage::Image(stage) => self.image(stage, step),
         }
     }
 
@@ -197,6 +202,10 @@ impl Machine {
                 let params = AttentionParams { plan: 0, ..fill(params, 0) };
                 self.launch(*kernel, params.plain_grid(shape.tokens as u32), &params)
             }
+            Attention::Segment { kernel, params } => {
+                let params = fill(params, shape.prefill_plan());
+                self.launch(*kernel, params.prefill_grid(shape.tiles as u32), &params)
+            }
             Attention::Planned { decode, head_tile, prefill, params } => {
                 if shape.splits > 0 {
                     let filled = fill(&params.attention, shape.decode_plan());
@@ -216,6 +225,6 @@ impl Machine {
 }
 
 /// Launches if there are rows, because a grid without thread blocks is an error.
-fn some(rows: u32, launch: impl FnOnce() -> Result<(), BackendError>) -> Result<(), BackendError> {
+pub(crate) fn some(rows: u32, launch: impl FnOnce() -> Result<(), BackendError>) -> Result<(), BackendError> {
     if rows == 0 { Ok(()) } else { launch() }
 }

@@ -1,14 +1,17 @@
 //! Content of the arena and the size of each part.
 
+use std::borrow::Cow;
+
 use octavo_kernels::manifest::Dtype;
 use octavo_kernels::params::{KV_BLOCK, SamplingRow};
 use octavo_kernels::plan::{PrefillPlan, most_splits};
-use octavo_ops::{BackendError, HeadShape, Op, Program, Rope, Rows};
+use octavo_ops::{BackendError, HeadShape, KvGroup, Op, Program, ProgramKind, Rope, Rows};
 
 use crate::CudaConfig;
 use crate::arena::{Plan, Region};
 use crate::libraries::cublaslt::{self, bucket};
 use crate::linear::ROUNDED_ROWS;
+use crate::lower::block_elements;
 use crate::step::StepShape;
 use crate::unsupported;
 use crate::weights::{Placed, place};
@@ -57,7 +60,11 @@ impl Limits {
             sequences: self.sequences,
             sampled: self.rows,
             pooled: self.rows,
-            groups: program.kv_groups.len(),
+            groups: kv_groups(program).len(),
+            media: if program.media_columns() > 0 { self.tokens } else { 0 },
+            merged: self.tokens / program.merge(),
+            tapped: if program.kind() == ProgramKind::Encoder { self.tokens } else { 0 },
+            channels: patch_cols(program),
             streams: program.position_streams(),
             table_stride: self.table_stride(),
             tiles: self.tokens / PrefillPlan::QUERIES as usize + self.sequences,
@@ -65,17 +72,27 @@ impl Limits {
         }
     }
 
-    /// Returns the number of rows of a buffer, including surplus rows computed by cuBLASLt.
-    fn rows_of(&self, rows: Rows) -> u64 {
-        let rows = match rows {
-            Rows::Tokens | Rows::Merged => self.tokens,
+    /// Returns the sizes for images of at most `patches` patches, which are encoded one by one.
+    pub(crate) fn of_images(patches: usize) -> Self {
+        Self { tokens: patches, sequences: 1, rows: 0, positions: patches }
+    }
+
+    /// Returns the maximum number of rows of a kind.
+    pub(crate) fn most(&self, program: &Program, rows: Rows) -> usize {
+        match rows {
+            Rows::Tokens => self.tokens,
+            Rows::Merged => self.tokens / program.merge(),
             Rows::Sampled | Rows::Pooled => self.rows,
-        };
-        u64::from(bucket(u32::try_from(rows).unwrap_or(u32::MAX / 2)))
+        }
+    }
+
+    /// Returns the number of rows of a buffer, including surplus rows computed by cuBLASLt.
+    fn rows_of(&self, program: &Program, rows: Rows) -> u64 {
+        u64::from(bucket(u32::try_from(self.most(program, rows)).unwrap_or(u32::MAX / 2)))
     }
 }
 
-/// Regions of the arena: the weights come first, the KV cache last.
+/// Regions of the arena: the weights come first.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     /// Weights by [`octavo_ops::WeightId`].
@@ -96,8 +113,12 @@ pub(crate) struct Layout {
     pub(crate) partial: (Region, Region, Region),
     /// Workspace of cuBLASLt.
     pub(crate) workspace: Region,
+    /// Patches of an encoder, in bytes.
+    pub(crate) patches: Region,
+    /// Keys and values of an encoder.
+    pub(crate) step_kv: Region,
     pub(crate) sampling: Sampling,
-    /// Memory used so far, after which the KV cache begins.
+    /// Memory of all regions.
     pub(crate) plan: Plan,
 }
 
@@ -146,6 +167,9 @@ impl Layout {
             plan.take(limits.sequences as u64 * heads * size_of::<u32>() as u64),
         );
         let workspace = plan.take(if dtype == Dtype::F32 { 0 } else { cublaslt::WORKSPACE });
+        let patches = plan.take((limits.tokens as u64).saturating_mul(patch_cols(program) as u64));
+        let step_kv = block_elements(&program.step_kv()).saturating_mul(dtype.bytes() as u64);
+        let step_kv = plan.take(step_kv.saturating_mul(limits.table_stride() as u64));
         let sampling = Sampling {
             adjusted: plan.take(limits.rows as u64 * logits_stride(program.vocab_size) * floats),
             input: plan.take(words(sampling_words(program.vocab_size, limits.rows))),
@@ -161,6 +185,8 @@ impl Layout {
             rounded: (codes, scales),
             partial,
             workspace,
+            patches,
+            step_kv,
             sampling,
             plan,
         })
@@ -188,7 +214,7 @@ fn buffers(program: &Program, dtype: Dtype, limits: &Limits, plan: &mut Plan) ->
             true => logits_stride(buffer.cols).saturating_mul(size_of::<f32>() as u64),
             false => (buffer.cols as u64).saturating_mul(dtype.bytes() as u64),
         };
-        plan.take(row.saturating_mul(limits.rows_of(buffer.rows)))
+        plan.take(row.saturating_mul(limits.rows_of(program, buffer.rows)))
     };
     program.buffers.iter().enumerate().map(region).collect()
 }
@@ -221,13 +247,32 @@ fn quantised(program: &Program, weights: &[Placed]) -> (u64, u64) {
     (most, widest)
 }
 
-/// Returns the maximum numbers of elements and of heads of q in a layer.
+/// Returns the KV groups of a program: those of the cache, or the memory of the step of an encoder.
+pub(crate) fn kv_groups(program: &Program) -> Cow<'_, [KvGroup]> {
+    match program.kind() {
+        ProgramKind::Encoder => Cow::Owned(vec![program.step_kv()]),
+        ProgramKind::Decoder => Cow::Borrowed(&program.kv_groups),
+    }
+}
+
+/// Returns the number of elements of a patch; 0 if the program has none.
+pub(crate) fn patch_cols(program: &Program) -> usize {
+    let cols = |op: &Op| match op {
+        Op::Patches { out } => Some(program.buffers[out.0].cols),
+        _ => None,
+    };
+    program.ops.iter().find_map(cols).unwrap_or(0)
+}
+
+/// Returns the maximum numbers of elements and of heads of q in a layer with a cache.
 fn attention(program: &Program) -> Result<(u64, u64), BackendError> {
     let (mut elements, mut heads) = (0, 0);
-    for &HeadShape { q, dim, .. } in program.kv_groups.iter().flat_map(|group| &group.layers) {
-        if dim > octavo_kernels::params::MAX_HEAD_SIZE {
+    for HeadShape { dim, .. } in kv_groups(program).iter().flat_map(|group| &group.layers) {
+        if *dim > octavo_kernels::params::MAX_HEAD_SIZE {
             return Err(unsupported(format!("heads of {dim} elements")));
         }
+    }
+    for &HeadShape { q, dim, .. } in program.kv_groups.iter().flat_map(|group| &group.layers) {
         elements = elements.max((q * dim) as u64);
         heads = heads.max(q as u64);
     }

@@ -5,14 +5,15 @@
 //! (`octavo-kernels`). NVRTC compiles them for the present chip when a model is loaded, and they are cached on disk.
 //! Alternatively they are compiled ahead of time ([`build_pack`]), and NVRTC is not needed.
 //!
-//! One allocation of device memory holds weights, step buffers and the KV cache; after [`Backend::allocate_kv`] nothing
-//! more is allocated. A step consists of one copy to the device, the launches of the program (or, if all sequences
+//! Device memory is allocated when a program is loaded, for its weights and step buffers, and for the caches
+//! ([`Backend::allocate_kv`], [`Backend::allocate_media`]); no step allocates any. A step consists of one copy to the device, the launches of the program (or, if all sequences
 //! decode, of a CUDA graph recorded from them), one copy for sampling, and one copy back.
 //!
 //! **Invariant:** a step's results are the same from run to run. With [`CudaConfig::batch_invariant`] a row's bits do not depend
 //! on the other rows of the step.
 //!
 //! [`Backend::allocate_kv`]: octavo_ops::Backend::allocate_kv
+//! [`Backend::allocate_media`]: octavo_ops::Backend::allocate_media
 
 mod arena;
 mod backend;
@@ -22,16 +23,21 @@ mod cache;
 mod config;
 mod driver;
 mod dummy;
+mod encoder;
 mod forward;
+mod images;
 mod layout;
 mod libraries;
 mod linear;
+mod loaded;
 mod lower;
+mod media;
 mod model;
 mod pack;
 mod peaks;
 mod probe;
 mod sample;
+mod staged;
 mod step;
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -12,7 +12,8 @@ use octavo_ops::{
 
 use crate::arena::Arena;
 use crate::build::{Instances, KernelId};
-use crate::layout::{Layout, logits_stride};
+use crate::images::ImageStage;
+use crate::layout::{Layout, kv_groups, logits_stride};
 use crate::linear::{Product, ProductPart, Setting, Wanted};
 use crate::unsupported;
 use crate::weights::{Part, Placed};
@@ -28,6 +29,7 @@ pub(crate) enum Stage {
     Attention { attention: Attention, cache: CacheLayer },
     Glu { kernel: KernelId, params: GluParams, rows: Rows },
     Gather { kernel: KernelId, params: GatherRowsParams, rows: Rows },
+    Image(ImageStage),
 }
 
 impl Stage {
@@ -53,6 +55,8 @@ pub(crate) enum Attention {
     Plain { kernel: KernelId, params: AttentionParams },
     /// One kernel for the sequences that decode, and one for those that prefill.
     Planned { decode: KernelId, head_tile: u32, prefill: KernelId, params: PagedDecodeParams },
+    /// The kernel for prefill, over the one segment of an encoder's step.
+    Segment { kernel: KernelId, params: AttentionParams },
 }
 
 /// Returns the number of elements in a block of a KV group, over all layers.
@@ -81,15 +85,10 @@ impl Lowering<'_> {
             Op::Embed { table, scale, out } => self.embed(*table, *scale, *out)?,
             Op::Norm(op) => self.norm(op)?,
             Op::Linear(op) => self.linear(op)?,
-            Op::QkvPost(op) => self.qkv_post(op)?,
+            Op::QkvPost(op) => self.qkv_post(op),
             Op::PagedAttention(op) => self.attention(op),
             Op::Glu(op) => {
-                let kind = match op.kind {
-                    GluKind::Silu => manifest::Activation::Silu,
-                    GluKind::Gelu => manifest::Activation::Gelu,
-                    GluKind::GeluTanh => manifest::Activation::GeluTanh,
-                };
-                let kernel = self.instances.id(manifest::glu(dtype, kind));
+                let kernel = self.instances.id(manifest::glu(dtype, activation(op.kind)));
                 let cols = self.cols(op.out);
                 let params = GluParams { out: self.buffer(op.out), input: self.buffer(op.input), rows: 0, cols };
                 Stage::Glu { kernel, params, rows: self.rows(op.out) }
@@ -101,26 +100,26 @@ impl Lowering<'_> {
                 Stage::Gather { kernel, params: GatherRowsParams { out, input, row_index: 0, count: 0, cols }, rows }
             }
             Op::Logits(op) => self.logits(op)?,
-            Op::Patches { .. }
-            | Op::EmbedTaps(_)
-            | Op::SegmentAttention(_)
-            | Op::Act(_)
-            | Op::MergeRows { .. }
-            | Op::StoreRows { .. }
-            | Op::InjectRows(_) => return Err(unsupported("images")),
+            Op::Patches { out } => self.patches(*out),
+            Op::EmbedTaps(op) => self.embed_taps(op)?,
+            Op::SegmentAttention(op) => self.segment_attention(op),
+            Op::Act(op) => self.act(op),
+            Op::MergeRows { input, out } => self.merge(*input, *out),
+            Op::StoreRows { input, column } => self.store(*input, *column),
+            Op::InjectRows(op) => self.inject(op),
             Op::Sample { .. } => return Err(unsupported("sampling inside the forward pass")),
         })
     }
 
-    fn buffer(&self, id: BufferId) -> u64 {
+    pub(crate) fn buffer(&self, id: BufferId) -> u64 {
         self.arena.at(self.layout.buffers[id.0])
     }
 
-    fn cols(&self, id: BufferId) -> u32 {
+    pub(crate) fn cols(&self, id: BufferId) -> u32 {
         self.program.buffers[id.0].cols as u32
     }
 
-    fn rows(&self, id: BufferId) -> Rows {
+    pub(crate) fn rows(&self, id: BufferId) -> Rows {
         self.program.buffers[id.0].rows
     }
 
@@ -132,7 +131,7 @@ impl Lowering<'_> {
         }
     }
 
-    fn matrix(&self, id: WeightId) -> &[Part] {
+    pub(crate) fn matrix(&self, id: WeightId) -> &[Part] {
         match &self.layout.weights[id.0] {
             Placed::Matrix(parts) => parts,
             Placed::Vector(_) | Placed::Bias(..) => unreachable!("placed by its use"),
@@ -248,15 +247,25 @@ impl Lowering<'_> {
         Product { parts }
     }
 
+    /// Returns the layer of the memory of the step for heads of a shape.
+    pub(crate) fn step_layer(&self, heads: &HeadShape) -> CacheLayer {
+        let layers = self.program.step_kv().layers;
+        self.cache_layer(0, layers.iter().position(|layer| layer == heads).unwrap_or(0))
+    }
+
     fn cache_layer(&self, group: usize, layer: usize) -> CacheLayer {
         let half = |heads: &HeadShape| (KV_BLOCK * heads.kv_cols()) as u64;
-        let layers = &self.program.kv_groups[group].layers;
+        let groups = kv_groups(self.program);
+        let layers = &groups[group].layers;
         let keys = layers[..layer].iter().map(|heads| 2 * half(heads)).sum();
         CacheLayer { group, keys, values: keys + half(&layers[layer]) }
     }
 
-    fn qkv_post(&mut self, op: &QkvPost) -> Result<Stage, BackendError> {
-        let KvPlace::Cache { group, layer } = op.kv else { return Err(unsupported("encoders")) };
+    fn qkv_post(&mut self, op: &QkvPost) -> Stage {
+        let cache = match op.kv {
+            KvPlace::Cache { group, layer } => self.cache_layer(group, layer),
+            KvPlace::Step => self.step_layer(&op.heads),
+        };
         let kernel = self.instances.id(manifest::qkv_post(self.setting.dtype));
         let tables = op.rope.as_ref().and_then(|rope| {
             let known = self.layout.ropes.iter().find(|known| known.rope == *rope)?;
@@ -284,22 +293,29 @@ impl Lowering<'_> {
             weight_offset: norm.map_or(0.0, |norm| offset(norm.unit_offset)),
             ..QkvPostParams::default()
         };
-        Ok(Stage::QkvPost { kernel, params, cache: self.cache_layer(group, layer) })
+        Stage::QkvPost { kernel, params, cache }
+    }
+
+    /// Returns the parameters of attention that every kind has.
+    pub(crate) fn attention_params(&self, q: BufferId, out: BufferId, heads: HeadShape) -> AttentionParams {
+        AttentionParams {
+            out: self.buffer(out),
+            q: self.buffer(q),
+            q_heads: heads.q as u32,
+            kv_heads: heads.kv as u32,
+            head_size: heads.dim as u32,
+            ..AttentionParams::default()
+        }
     }
 
     fn attention(&mut self, op: &PagedAttention) -> Stage {
         let Setting { chip, dtype, batch_invariant } = self.setting;
         let HeadShape { q, kv, dim } = op.heads;
         let params = AttentionParams {
-            out: self.buffer(op.out),
-            q: self.buffer(op.q),
-            q_heads: q as u32,
-            kv_heads: kv as u32,
-            head_size: dim as u32,
             window: op.window.map_or(0, |window| u32::try_from(window).unwrap_or(0)),
             scale: op.scale,
             softcap: op.softcap.unwrap_or(0.0),
-            ..AttentionParams::default()
+            ..self.attention_params(op.q, op.out, op.heads)
         };
         let planned = manifest::paged_decode(dtype, dim, q / kv).zip(manifest::paged_prefill(chip, dtype, dim));
         let attention = match planned.filter(|_| !batch_invariant) {
@@ -323,6 +339,15 @@ impl Lowering<'_> {
             }
         };
         Stage::Attention { attention, cache: self.cache_layer(op.group, op.layer) }
+    }
+}
+
+/// Returns the kernels' name of an activation.
+pub(crate) const fn activation(kind: GluKind) -> manifest::Activation {
+    match kind {
+        GluKind::Silu => manifest::Activation::Silu,
+        GluKind::Gelu => manifest::Activation::Gelu,
+        GluKind::GeluTanh => manifest::Activation::GeluTanh,
     }
 }
 

@@ -1,61 +1,43 @@
-//! A loaded model: its memory, its kernels and its recorded steps.
+//! A loaded model: its programs, its caches and its recorded steps.
 
-use std::sync::Arc;
-
-use octavo_kernels::manifest::Dtype;
 use octavo_kernels::params::KV_BLOCK;
 use octavo_ops::sampling::{SampleBatch, SampledToken};
-use octavo_ops::{BackendError, BufferId, Op, Program, StepBatch, WeightSource, check_block_counts};
+use octavo_ops::{
+    BackendError, BufferId, EncodeBatch, Op, Program, StepBatch, WeightSource, check_block_counts, check_encoder,
+};
 
-use crate::arena::Arena;
-use crate::build::{Builder, Instances};
-use crate::driver::{Event, Gpu, Graph, Pinned};
-use crate::dummy::Fill;
-use crate::forward::{Cache, Machine, Scratch, Step};
-use crate::layout::{Layout, Limits, RopeTables, logits_stride};
-use crate::libraries::cublaslt::CublasLt;
-use crate::libraries::{Kind, Places, Version, ranked};
-use crate::linear::Setting;
-use crate::lower::{Lowering, block_elements};
+use crate::arena::{Arena, Plan};
+use crate::driver::Graph;
+use crate::encoder::Encoder;
+use crate::forward::{Cache, Step};
+use crate::layout::{Limits, logits_stride};
+use crate::loaded::{Loaded, Opened, SLACK, Wanted};
+use crate::lower::block_elements;
+use crate::media::MediaCache;
 use crate::sample::{SampleKernels, Sampling};
+use crate::staged::Staged;
 use crate::step::{Filler, StepShape};
-use crate::weights::{Loader, STAGING_WORDS};
-use crate::{CudaConfig, Memory, NAME, failed};
-
-/// Number of bytes left to the driver under a share of the memory, for code, stacks and graphs.
-const RESERVED: u64 = 256 << 20;
-
-/// Maximum number of bytes lost by aligning the KV groups.
-const SLACK: u64 = 4096;
+use crate::{NAME, failed};
 
 /// Numbers of sequences for which decode steps are recorded.
 const GRAPH_SEQUENCES: [usize; 16] = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256];
 
-/// Device and settings for loading a model.
-#[derive(Clone, Copy)]
-pub(crate) struct Opened<'a> {
-    pub(crate) gpu: &'a Arc<Gpu>,
-    pub(crate) driver: Version,
-    pub(crate) config: &'a CudaConfig,
-    pub(crate) dtype: Dtype,
-}
-
-/// A program with its weights and its KV cache on the device. Fields are dropped in order, so that graphs and kernels
-/// are released before the memory that they use.
+/// A decoder with its KV cache on the device, and the encoder of its images. Fields are dropped in order, so that graphs
+/// and kernels are released before the memory that they use.
 pub(crate) struct Model {
     /// Recorded steps by number of sequences, ascending.
     graphs: Vec<Recorded>,
-    machine: Machine,
     sampling: Sampling,
     /// Block of the next step and that of the one before.
-    blocks: [Block; 2],
+    blocks: [Staged; 2],
     filler: Filler,
     /// Whether attention uses plans.
     planned: bool,
-    arena: Arena,
-    layout: Layout,
-    program: Program,
-    limits: Limits,
+    loaded: Loaded,
+    encoder: Option<Encoder>,
+    media: MediaCache,
+    /// Memory of the KV cache.
+    kv: Option<Arena>,
     caches: Vec<Cache>,
     /// Number of tokens in a block and number of blocks, by cache.
     cache_sizes: Vec<(usize, usize)>,
@@ -67,75 +49,10 @@ pub(crate) struct Model {
     pub(crate) steps: (u64, u64),
 }
 
-/// The arrays of a step in host memory, to be copied to the device.
-struct Block {
-    words: Pinned,
-    /// Event that completes when they have been copied.
-    copied: Event,
-}
-
 /// A recorded step.
 struct Recorded {
     shape: StepShape,
     graph: Graph,
-}
-
-impl Block {
-    fn new(gpu: &Arc<Gpu>, words: usize) -> Result<Self, BackendError> {
-        Ok(Self { words: Pinned::new(gpu, words)?, copied: Event::new(gpu)? })
-    }
-}
-
-impl Opened<'_> {
-    /// Opens cuBLASLt if it is to be used and available. Logs at the start which library computes products.
-    pub(crate) fn cublaslt(&self, workspace: u64) -> Option<CublasLt> {
-        let chip = self.gpu.info().chip;
-        if self.config.batch_invariant {
-            tracing::info!(
-                "products: own kernels, one for any number of rows (batch-invariant); cuBLASLt would be faster"
-            );
-            return None;
-        }
-        if self.dtype == Dtype::F32 {
-            tracing::info!("products: own kernels in float32");
-            return None;
-        }
-        let found = Places::usual(&self.config.libraries).find(Kind::CublasLt);
-        for candidate in ranked(&found, Kind::CublasLt, self.driver, chip) {
-            match CublasLt::open(candidate, self.gpu, self.dtype, workspace) {
-                Ok(library) => {
-                    tracing::info!("products: cuBLASLt ({})", library.path.display());
-                    return Some(library);
-                }
-                Err(reason) => tracing::debug!(reason, "cuBLASLt is not used"),
-            }
-        }
-        let package = Kind::CublasLt.package(12);
-        tracing::warn!(
-            "products: own kernels, as no cuBLASLt is found; prompts take longer (`pip install {package}` brings it)"
-        );
-        None
-    }
-
-    /// Returns the size of the arena in bytes, of which `fixed` do not belong to the KV cache.
-    fn arena_bytes(&self, fixed: u64) -> Result<u64, BackendError> {
-        let (free, total) = self.gpu.memory()?;
-        let short = |needed| BackendError::OutOfMemory {
-            what: format!("weights and step buffers on {} ({free} of {total} bytes are free)", self.gpu.info().name),
-            needed,
-        };
-        match self.config.memory {
-            Memory::KvCache(bytes) => {
-                let needed = fixed.saturating_add(bytes).saturating_add(SLACK);
-                if needed > free { Err(short(needed)) } else { Ok(needed) }
-            }
-            Memory::Share(share) => {
-                let used = total.saturating_sub(free).saturating_add(RESERVED);
-                let budget = ((total as f64 * share) as u64).saturating_sub(used).min(free);
-                if fixed.saturating_add(SLACK) > budget { Err(short(fixed)) } else { Ok(budget) }
-            }
-        }
-    }
 }
 
 impl Model {
@@ -146,48 +63,23 @@ impl Model {
         source: &dyn WeightSource,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, BackendError> {
-        let (gpu, dtype, limits) = (opened.gpu, opened.dtype, Limits::new(opened.config));
-        too_large(program, dtype, gpu.memory()?.1)?;
-        let layout = Layout::new(program, dtype, &limits)?;
-        let arena = Arena::new(gpu, opened.arena_bytes(layout.plan.bytes())?)?;
-
-        let chip = gpu.info().chip;
-        let setting = Setting { chip, dtype, batch_invariant: opened.config.batch_invariant };
-        let mut lowering =
-            Lowering { program, layout: &layout, arena: &arena, setting, instances: Instances::default() };
-        let stages = lowering.stages()?;
-        let sample_kernels = SampleKernels::new(&mut lowering.instances);
-        let builder = Builder { gpu, driver: opened.driver, config: opened.config };
-        // The kernels come before the weights, which take longer: a missing compiler is then reported at once.
-        let kernels = builder.build(&lowering.instances)?;
-        let fill = Fill::new(&builder, dtype, program, source)?;
-        load_weights(opened, program, &layout, &arena, (source, fill.as_ref()), progress)?;
-        let planned = stages.iter().any(|stage| stage.is_planned());
-        let (codes, scales) = layout.rounded;
-        let mut machine = Machine {
-            gpu: gpu.clone(),
-            kernels,
-            cublaslt: opened.cublaslt(arena.at(layout.workspace)),
-            stages,
-            scratch: Scratch { values: arena.at(layout.values), rounded: (arena.at(codes), arena.at(scales)) },
-            element: dtype.bytes() as u64,
-        };
-        machine.plan_products(limits.tokens, limits.rows);
+        let (gpu, limits) = (opened.gpu, Limits::new(opened.config));
+        let of = Wanted { program, limits, source };
+        let (loaded, sample_kernels) = Loaded::new(opened, &of, progress, SampleKernels::new)?;
+        let Loaded { machine, arena, layout, .. } = &loaded;
         let logits = logits_buffer(program).map_or(0, |id| arena.at(layout.buffers[id.0]));
-        let sampling = Sampling::new(&machine, sample_kernels, logits, &arena, &layout, program.vocab_size)?;
+        let sampling = Sampling::new(machine, sample_kernels, logits, arena, layout, program.vocab_size)?;
         let largest = limits.largest_step(program);
-        gpu.synchronize()?;
         Ok(Self {
             graphs: Vec::new(),
-            blocks: [Block::new(gpu, largest.words())?, Block::new(gpu, largest.words())?],
+            blocks: [Staged::new(gpu, largest.words())?, Staged::new(gpu, largest.words())?],
             filler: Filler::with_capacity(largest.tiles, largest.splits),
-            planned,
-            machine,
+            planned: machine.stages.iter().any(|stage| stage.is_planned()),
             sampling,
-            arena,
-            layout,
-            program: program.clone(),
-            limits,
+            loaded,
+            encoder: None,
+            media: MediaCache::default(),
+            kv: None,
             caches: Vec::new(),
             cache_sizes: Vec::new(),
             last: (0, 0),
@@ -196,56 +88,105 @@ impl Model {
         })
     }
 
+    /// Loads the encoder of the model's images.
+    pub(crate) fn load_encoder(
+        &mut self,
+        opened: &Opened<'_>,
+        program: &Program,
+        source: &dyn WeightSource,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), BackendError> {
+        check_encoder(NAME, &self.loaded.program, program)?;
+        // Its memory is free before that of another is allocated.
+        self.encoder = None;
+        self.encoder = Some(Encoder::load(opened, program, source, progress)?);
+        Ok(())
+    }
+
+    /// Returns the programs on the device.
+    fn programs(&self) -> impl Iterator<Item = &Loaded> {
+        std::iter::once(&self.loaded).chain(self.encoder.iter().map(Encoder::loaded))
+    }
+
     pub(crate) fn weight_bytes(&self) -> u64 {
-        self.layout.weight_bytes
+        self.programs().map(|loaded| loaded.layout.weight_bytes).sum()
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.machine.gpu.info().memory
+        self.loaded.machine.gpu.info().memory
     }
 
     pub(crate) fn step_bytes(&self) -> u64 {
-        self.layout.plan.bytes() - self.layout.weight_bytes
+        self.programs().map(Loaded::step_bytes).sum()
     }
 
+    /// Returns the number of bytes that the programs leave to the KV cache and the media cache.
     pub(crate) fn kv_bytes(&self) -> u64 {
-        (self.arena.bytes() - self.layout.plan.bytes()).saturating_sub(SLACK)
+        self.programs().last().map_or(0, |loaded| loaded.kv_bytes)
     }
 
-    /// Divides the rest of the arena into zeroed blocks.
+    /// Allocates zeroed blocks.
     pub(crate) fn allocate_kv(&mut self, blocks: &[usize]) -> Result<(), BackendError> {
-        let groups = &self.program.kv_groups;
+        let machine = &self.loaded.machine;
+        let groups = &self.loaded.program.kv_groups;
         check_block_counts(NAME, groups, blocks)?;
-        let mut plan = self.layout.plan.clone();
+        let mut plan = Plan::default();
         let sizes = groups.iter().zip(blocks).map(|(group, &blocks)| {
             let block_elements = block_elements(group);
-            let bytes = block_elements.saturating_mul(self.machine.element).saturating_mul(blocks as u64);
+            let bytes = block_elements.saturating_mul(machine.element).saturating_mul(blocks as u64);
             (plan.take(bytes), block_elements, blocks)
         });
         let sizes: Vec<_> = sizes.collect();
-        if plan.bytes() > self.arena.bytes() {
-            let needed = plan.bytes().saturating_sub(self.layout.plan.bytes());
-            return Err(BackendError::OutOfMemory { what: "the KV cache".into(), needed });
+        if plan.bytes() > self.kv_bytes().saturating_add(SLACK) {
+            return Err(BackendError::OutOfMemory { what: "the KV cache".into(), needed: plan.bytes() });
         }
         self.graphs.clear();
         self.caches.clear();
         self.cache_sizes.clear();
+        self.kv = None;
+        let arena = Arena::new(&machine.gpu, plan.bytes(), "the KV cache")?;
         for (region, block_elements, blocks) in sizes {
-            let address = self.arena.at(region);
-            self.machine.gpu.zero(address, region.bytes)?;
+            let address = arena.at(region);
+            machine.gpu.zero(address, region.bytes)?;
             self.caches.push(Cache { address, block_elements, blocks });
             self.cache_sizes.push((KV_BLOCK, blocks));
         }
-        Ok(self.machine.gpu.synchronize()?)
+        self.kv = Some(arena);
+        Ok(machine.gpu.synchronize()?)
+    }
+
+    /// Returns the size in bytes of a row of the media cache.
+    pub(crate) fn media_row_bytes(&self) -> u64 {
+        self.loaded.program.media_columns() as u64 * self.loaded.machine.element
+    }
+
+    /// Allocates zeroed rows of the media cache.
+    pub(crate) fn allocate_media(&mut self, rows: usize) -> Result<(), BackendError> {
+        self.media = MediaCache::default();
+        let columns = self.loaded.program.media_columns();
+        self.media = MediaCache::new(&self.loaded.machine.gpu, rows, columns, self.media_row_bytes())?;
+        Ok(())
+    }
+
+    /// Encodes images and stores their rows.
+    pub(crate) fn encode(&mut self, batch: &EncodeBatch) -> Result<(), BackendError> {
+        let encoder = self.encoder.as_mut().ok_or_else(|| failed("no encoder is loaded"))?;
+        encoder.encode(batch, &self.media)
+    }
+
+    /// Returns rows of the media cache; a word holds two elements of 16 bits.
+    pub(crate) fn media(&self, rows: &[u32]) -> Result<Vec<u32>, BackendError> {
+        self.media.read(&self.loaded.machine.gpu, rows)
     }
 
     /// Records the steps in which all sequences decode, starting with the largest number of sequences.
     pub(crate) fn record(&mut self) -> Result<(), BackendError> {
-        let limits = self.limits;
+        let limits = self.loaded.limits;
         let most = limits.sequences.min(limits.tokens).min(limits.rows);
         let mut sizes: Vec<_> = GRAPH_SEQUENCES.into_iter().filter(|&size| size < most).collect();
         sizes.push(most.min(GRAPH_SEQUENCES[GRAPH_SEQUENCES.len() - 1]));
         for &sequences in sizes.iter().rev() {
+
             let shape = StepShape {
                 tokens: sequences,
                 sequences,
@@ -253,15 +194,15 @@ impl Model {
                 splits: if self.planned { limits.splits(sequences) } else { 0 },
                 tiles: 0,
                 pooled: 0,
-                ..limits.largest_step(&self.program)
+                media: 0,
+                ..limits.largest_step(&self.loaded.program)
             };
             self.pad(&shape)?;
-            let address = self.arena.at(self.layout.step);
-            let step = Step { shape, address, caches: &self.caches };
+            let (machine, step) = (&self.loaded.machine, self.step(shape));
             // The step runs once first, because initialisation by a kernel or a library must not be part of the graph.
-            self.machine.run(&step)?;
-            self.machine.gpu.synchronize()?;
-            let graph = self.machine.gpu.capture(|| self.machine.run(&step))?;
+            machine.run(&step)?;
+            machine.gpu.synchronize()?;
+            let graph = machine.gpu.capture(|| machine.run(&step))?;
             self.graphs.insert(0, Recorded { shape, graph });
         }
         tracing::info!("graphs: decode steps of {} sizes are recorded, up to {most} sequences", self.graphs.len());
@@ -280,33 +221,29 @@ impl Model {
     /// Writes a step into the block and copies it to the device.
     fn upload(&mut self, batch: &StepBatch, shape: &StepShape) -> Result<(), BackendError> {
         self.blocks.reverse();
-        let Block { words, copied } = &mut self.blocks[0];
-        if shape.words() > words.len() {
-            let (needed, found) = (shape.words(), words.len());
-            return Err(failed(format!("a step of {needed} words is more than the {found} it was made for")));
-        }
-        copied.wait()?;
-        let used = self.filler.write(batch, shape, words);
-        self.machine.gpu.upload(self.arena.at(self.layout.step), words, used)?;
-        Ok(copied.record()?)
+        let filler = &self.filler;
+        self.blocks[0].send(self.loaded.step(), shape.words(), |out| filler.write(batch, shape, out))
+    }
+
+    /// Returns a step that has been copied to the device.
+    fn step(&self, shape: StepShape) -> Step<'_> {
+        Step { shape, address: self.loaded.step(), caches: &self.caches, media: self.media.rows(), patches: 0 }
     }
 
     pub(crate) fn forward(&mut self, batch: &StepBatch, limits: &Limits) -> Result<(), BackendError> {
         self.last = (0, 0);
-        let memory = octavo_ops::Limits { kv: &self.cache_sizes, drawn: self.sampling.drawn(), media_rows: 0 };
-        let checked = batch.check(&self.program, memory);
+        let memory = octavo_ops::Limits { kv: &self.cache_sizes, drawn: self.sampling.drawn(), media_rows: self.media.count() };
+        let program = &self.loaded.program;
+        let checked = batch.check(program, memory);
         checked.map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
         check_limits(batch, limits)?;
-        let exact = self.filler.plan(batch, self.program.position_streams(), self.planned);
+        let exact = self.filler.plan(batch, program.position_streams(), self.planned);
         let recorded = self.recorded(batch, &exact);
         let shape = recorded.map_or(exact, |at| self.graphs[at].shape);
         self.upload(batch, &shape)?;
         match recorded {
             Some(at) => self.graphs[at].graph.launch()?,
-            None => {
-                let address = self.arena.at(self.layout.step);
-                self.machine.run(&Step { shape, address, caches: &self.caches })?;
-            }
+            None => self.loaded.machine.run(&self.step(shape))?,
         }
         let (replayed, launched) = &mut self.steps;
         *(if recorded.is_some() { replayed } else { launched }) += 1;
@@ -319,6 +256,7 @@ impl Model {
         let decodes = exact.tokens == exact.sequences
             && exact.sequences > 0
             && exact.pooled == 0
+            && exact.media == 0
             && batch.query_start.iter().zip(0..).all(|(&start, row)| start == row)
             && batch.sampled_rows.len() == exact.tokens
             && batch.sampled_rows.iter().zip(0..).all(|(&sampled, row)| sampled == row);
@@ -333,7 +271,7 @@ impl Model {
 
     pub(crate) fn start_sampling(&mut self, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
         batch.check(NAME, self.last.0)?;
-        self.sampling.start(&self.machine, batch)
+        self.sampling.start(&self.loaded.machine, batch)
     }
 
     pub(crate) fn take_tokens(&mut self, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
@@ -343,33 +281,36 @@ impl Model {
     /// Returns the hidden states of the last step; a word holds two of 16 bits.
     pub(crate) fn embeddings(&mut self) -> Result<&[u32], BackendError> {
         self.hidden.clear();
-        if let Some(id) = self.program.embedding() {
-            let elements = (self.program.buffers[id.0].cols * self.last.1) as u64;
+        let Loaded { machine, arena, layout, program, .. } = &self.loaded;
+        if let Some(id) = program.embedding() {
+            let elements = (program.buffers[id.0].cols * self.last.1) as u64;
             // The number of columns is a multiple of 8, so words are whole.
-            self.hidden.resize((elements * self.machine.element / size_of::<u32>() as u64) as usize, 0);
-            self.machine.gpu.download(&mut self.hidden, self.arena.at(self.layout.buffers[id.0]))?;
+            self.hidden.resize((elements * machine.element / size_of::<u32>() as u64) as usize, 0);
+            machine.gpu.download(&mut self.hidden, arena.at(layout.buffers[id.0]))?;
         }
         Ok(&self.hidden)
     }
 
     pub(crate) fn logits(&self) -> Result<Vec<f32>, BackendError> {
-        let Some(id) = logits_buffer(&self.program) else { return Ok(Vec::new()) };
-        let stride = logits_stride(self.program.vocab_size) as usize;
+        let Loaded { machine, arena, layout, program, .. } = &self.loaded;
+        let Some(id) = logits_buffer(program) else { return Ok(Vec::new()) };
+        let stride = logits_stride(program.vocab_size) as usize;
         let mut words = vec![0; self.last.0 * stride];
-        self.machine.gpu.download(&mut words, self.arena.at(self.layout.buffers[id.0]))?;
-        let rows = words.chunks_exact(stride).map(|row| &row[..self.program.vocab_size]);
+        machine.gpu.download(&mut words, arena.at(layout.buffers[id.0]))?;
+        let rows = words.chunks_exact(stride).map(|row| &row[..program.vocab_size]);
         Ok(rows.flatten().map(|&word| f32::from_bits(word)).collect())
     }
 
     pub(crate) fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
         let cache = *self.caches.get(group).ok_or_else(|| failed(format!("there is no KV group {group}")))?;
-        let bytes = cache.block_elements * self.machine.element;
+        let machine = &self.loaded.machine;
+        let bytes = cache.block_elements * machine.element;
         for &(from, to) in pairs {
             if from.max(to) as usize >= cache.blocks {
                 return Err(failed(format!("cannot copy block {from} to {to}: there are {} blocks", cache.blocks)));
             }
             let [from, to] = [from, to].map(|block| cache.address + u64::from(block) * bytes);
-            self.machine.gpu.copy(to, from, bytes)?;
+            machine.gpu.copy(to, from, bytes)?;
         }
         Ok(())
     }
@@ -381,21 +322,6 @@ fn logits_buffer(program: &Program) -> Option<BufferId> {
         Op::Logits(op) => Some(op.out),
         _ => None,
     })
-}
-
-/// Returns an error if a single weight exceeds the device's memory.
-fn too_large(program: &Program, dtype: Dtype, memory: u64) -> Result<(), BackendError> {
-    for weight in &program.weights {
-        let plain = |part: &octavo_ops::WeightPart| part.storage.block_elements() == 1;
-        let needed = match weight.parts.iter().all(plain) {
-            true => (weight.elements() as u64).saturating_mul(dtype.bytes() as u64),
-            false => weight.bytes(),
-        };
-        if needed > memory {
-            return Err(BackendError::OutOfMemory { what: format!("weight '{}'", weight.name), needed });
-        }
-    }
-    Ok(())
 }
 
 /// Checks that a batch does not exceed the buffers.
@@ -412,46 +338,4 @@ fn check_limits(batch: &StepBatch, limits: &Limits) -> Result<(), BackendError> 
         Some((what, found, most)) => Err(failed(format!("a step has {found} {what}, but memory was taken for {most}"))),
         None => Ok(()),
     }
-}
-
-/// Copies weights and tables of angles to the device, and clears the memory that must start as zero.
-fn load_weights(
-    opened: &Opened<'_>,
-    program: &Program,
-    layout: &Layout,
-    arena: &Arena,
-    (source, fill): (&dyn WeightSource, Option<&Fill>),
-    progress: &mut dyn FnMut(u64),
-) -> Result<(), BackendError> {
-    let (gpu, dtype) = (opened.gpu, opened.dtype);
-    let mut staging = Pinned::new(gpu, STAGING_WORDS)?;
-    let mut read = 0;
-    let mut advance = |bytes: usize| {
-        read += bytes as u64;
-        progress(read);
-    };
-    let mut loader = Loader { gpu, arena, dtype, source, staging: &mut staging, fill, progress: &mut advance };
-    for (weight, placed) in program.weights.iter().zip(&layout.weights) {
-        loader.load(weight, placed)?;
-    }
-    for RopeTables { rope, cosine, sine, streams } in &layout.ropes {
-        let pairs = rope.inv_freq.len();
-        let positions = cosine.bytes as usize / (pairs * size_of::<f32>());
-        for (region, of) in [(cosine, f64::cos as fn(f64) -> f64), (sine, f64::sin)] {
-            let mut table = Vec::with_capacity(positions * pairs);
-            for position in 0..positions {
-                let angles = rope.inv_freq.iter().map(|frequency| position as f64 * frequency);
-                table.extend(angles.map(|angle| ((of(angle) * rope.magnitude) as f32).to_bits()));
-            }
-            gpu.write(arena.at(*region), &table)?;
-        }
-        if let Some(region) = streams {
-            let table: Vec<u32> = rope.streams.iter().map(|&stream| stream as u32).collect();
-            gpu.write(arena.at(*region), &table)?;
-        }
-    }
-    let tickets = layout.partial.2;
-    gpu.zero(arena.at(tickets), tickets.bytes)?;
-    // The staging memory is still being read.
-    Ok(gpu.synchronize()?)
 }

@@ -2,7 +2,7 @@
 
 use octavo_kernels::params::{DRAWN_TOKEN, NO_SLOT};
 use octavo_kernels::plan::{DecodePlan, PrefillPlan, split_tokens};
-use octavo_ops::StepBatch;
+use octavo_ops::{EncodeBatch, StepBatch, TAPS};
 
 /// Sizes that determine the layout of a step's block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,6 +15,14 @@ pub(crate) struct StepShape {
     pub(crate) sampled: usize,
     /// Number of rows E whose hidden state is returned.
     pub(crate) pooled: usize,
+    /// Number of rows of the media cache that are read or written.
+    pub(crate) media: usize,
+    /// Number of merged rows M of an encoder.
+    pub(crate) merged: usize,
+    /// Number of patches with learned positions.
+    pub(crate) tapped: usize,
+    /// Number of channels of a patch.
+    pub(crate) channels: usize,
     /// Number of KV groups.
     pub(crate) groups: usize,
     /// Number of positions P of a token.
@@ -29,6 +37,8 @@ pub(crate) struct StepShape {
 
 // Token ids are copied unchanged.
 const _: () = assert!(StepBatch::DRAWN == DRAWN_TOKEN);
+// Taps are aligned, and the kernel reads four.
+const _: () = assert!(TAPS == ALIGNMENT);
 
 /// Alignment of arrays in words: 16 bytes.
 const ALIGNMENT: usize = 4;
@@ -72,8 +82,31 @@ impl StepShape {
         self.sampled_rows() + aligned(self.sampled)
     }
 
+    /// Returns the start of the rows of the media cache.
+    pub(crate) const fn media_rows(&self) -> usize {
+        self.pooled_rows() + aligned(self.pooled)
+    }
+
+    /// Returns the start of the step's rows that belong to those of the media cache.
+    pub(crate) const fn injected_rows(&self) -> usize {
+        self.media_rows() + aligned(self.media)
+    }
+
+    pub(crate) const fn tap_rows(&self) -> usize {
+        self.injected_rows() + aligned(self.media)
+    }
+
+    pub(crate) const fn tap_weights(&self) -> usize {
+        self.tap_rows() + self.tapped * TAPS
+    }
+
+    /// Returns the start of the channels, each of which is a shift and a divisor.
+    pub(crate) const fn channels(&self) -> usize {
+        self.tap_weights() + self.tapped * TAPS
+    }
+
     pub(crate) const fn table(&self, group: usize) -> usize {
-        self.pooled_rows() + aligned(self.pooled) + group * aligned(self.sequences * self.table_stride)
+        self.channels() + aligned(2 * self.channels) + group * aligned(self.sequences * self.table_stride)
     }
 
     pub(crate) const fn prefill_plan(&self) -> usize {
@@ -88,6 +121,37 @@ impl StepShape {
     /// Returns the number of words of the whole block.
     pub(crate) const fn words(&self) -> usize {
         self.decode_plan() + aligned(DecodePlan::len(self.splits))
+    }
+}
+
+/// Sizes of the arrays that only an encoder has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ImageShape {
+    /// Number of positions of a patch.
+    pub(crate) streams: usize,
+    pub(crate) merged: usize,
+    pub(crate) tapped: usize,
+    pub(crate) channels: usize,
+}
+
+/// Writes the arrays that only an encoder has: those of the patches `rows` of a batch, whose merged rows are `merged`.
+pub(crate) fn write_image(
+    batch: &EncodeBatch,
+    rows: std::ops::Range<usize>,
+    merged: std::ops::Range<usize>,
+    shape: &StepShape,
+    out: &mut [u32],
+) {
+    out[shape.media_rows()..][..merged.len()].copy_from_slice(&batch.store_rows[merged]);
+    if shape.tapped > 0 {
+        for (i, tap) in batch.taps[rows].iter().flatten().enumerate() {
+            out[shape.tap_rows() + i] = tap.row;
+            out[shape.tap_weights() + i] = tap.weight.to_bits();
+        }
+    }
+    for (i, channel) in batch.channels.iter().enumerate() {
+        out[shape.channels() + 2 * i] = channel.shift.to_bits();
+        out[shape.channels() + 2 * i + 1] = channel.divisor.to_bits();
     }
 }
 
@@ -119,12 +183,22 @@ impl Filler {
             sequences: batch.sequences(),
             sampled: batch.sampled_rows.len(),
             pooled: batch.pooled_rows.len(),
+            media: batch.injected.len(),
             groups: batch.block_tables.len(),
             streams,
             table_stride: batch.block_tables.iter().map(|tables| tables.stride).max().unwrap_or(0),
             tiles,
             splits,
+            ..StepShape::default()
         }
+    }
+
+    /// Plans a step over the rows of one image and returns its shape. `images` are the arrays that only an encoder has.
+    pub(crate) fn plan_image(&mut self, batch: &StepBatch, images: ImageShape) -> StepShape {
+        let shape = self.plan(batch, images.streams, false);
+        let tiles = PrefillPlan::write_segment(batch.tokens() as u32, &mut self.prefill).tiles as usize;
+        let ImageShape { merged, tapped, channels, .. } = images;
+        StepShape { tiles, media: merged, merged, tapped, channels, ..shape }
     }
 
     /// Writes the batch that was planned last into a block of the given shape, which must have room for it, and returns
@@ -152,6 +226,10 @@ impl Filler {
         array(shape.seq_lens(), &batch.seq_lens, shape.sequences, 0);
         array(shape.sampled_rows(), &batch.sampled_rows, batch.sampled_rows.len(), 0);
         array(shape.pooled_rows(), &batch.pooled_rows, shape.pooled, 0);
+        for (at, injected) in batch.injected.iter().enumerate() {
+            array(shape.media_rows() + at, &[injected.media], 1, 0);
+            array(shape.injected_rows() + at, &[injected.row], 1, 0);
+        }
         for (group, tables) in batch.block_tables.iter().enumerate() {
             for sequence in 0..shape.sequences {
                 let row = if sequence < batch.sequences() { tables.row(sequence) } else { &[] };
@@ -197,6 +275,10 @@ mod tests {
             sequences: 2,
             sampled: 3,
             pooled: 1,
+            media: 2,
+            merged: 0,
+            tapped: 1,
+            channels: 3,
             groups: 2,
             streams: 2,
             table_stride: 3,
@@ -212,13 +294,18 @@ mod tests {
             shape.seq_lens(),
             shape.sampled_rows(),
             shape.pooled_rows(),
+            shape.media_rows(),
+            shape.injected_rows(),
+            shape.tap_rows(),
+            shape.tap_weights(),
+            shape.channels(),
             shape.table(0),
             shape.table(1),
             shape.prefill_plan(),
             shape.decode_plan(),
             shape.words(),
         ];
-        assert_eq!(starts, [0, 8, 24, 32, 40, 44, 48, 52, 56, 64, 72, 76, 88]);
+        assert_eq!(starts, [0, 8, 24, 32, 40, 44, 48, 52, 56, 60, 64, 68, 72, 80, 88, 96, 100, 112]);
     }
 
     #[test]

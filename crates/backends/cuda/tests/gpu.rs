@@ -9,7 +9,9 @@ use octavo_backend_cuda::testing::pack_folder;
 use octavo_backend_cuda::{CudaConfig, Dtype, Memory, named_folders, probe};
 use octavo_ops::StorageType;
 use octavo_ops::testing::suite::real_sizes;
+use octavo_ops::testing::{Rounding, large_images};
 
+use crate::common::images::{encoded, token_by_token, with_images};
 use crate::common::overlap::{ahead, one_by_one};
 use crate::common::quantised::{format_agrees, mixture_agrees};
 use crate::common::{BLOCKS, checkpoints, generate, loaded, open, wide, with_suite};
@@ -28,6 +30,7 @@ fn config(dtype: Dtype) -> Option<CudaConfig> {
             max_num_seqs: 64,
             max_rows: 512,
             max_model_len: 1024,
+            max_patches: 1024,
             memory: Memory::KvCache(64 << 20),
             graphs: false,
             batch_invariant: false,
@@ -58,6 +61,34 @@ fn logits_are_near_the_naive_ones() {
             with_suite(&config, worst, mean, |suite| suite.near_reference(&wide(), tokens)).unwrap();
         }
         with_suite(&config, worst, mean, |suite| suite.near_reference(&real_sizes(2048), 12)).unwrap();
+    }
+}
+
+#[test]
+fn images_are_near_the_naive_ones() {
+    for (dtype, worst, mean) in [(Dtype::F32, 3e-4, 2e-5), (Dtype::F16, 8e-3, 1.5e-3), (Dtype::Bf16, 0.06, 0.01)] {
+        let Some(config) = config(dtype) else { continue };
+        for images in [&[75, 2][..], &[1], &[25, 25, 50]] {
+            let near = |suite: &octavo_ops::testing::suite::Suite<'_>| {
+                suite.images_are_near(&large_images(), Rounding::F32, 0.0, images)
+            };
+            with_suite(&config, worst, mean, near).unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_image_has_the_same_bits_beside_others_and_in_steps_of_one_token() {
+    let model = large_images();
+    for dtype in Dtype::ALL {
+        let Some(config) = config(dtype) else { continue };
+        let mut backend = with_images(config.clone(), &model);
+        let alone = encoded(&mut backend, &model, &[2, 75, 9], false);
+        assert!(alone == encoded(&mut backend, &model, &[2, 75, 9], true), "{dtype:?}");
+        let expected = token_by_token(&mut backend, &model.decoder, true);
+        let mut recorded = with_images(CudaConfig { graphs: true, ..config }, &model);
+        encoded(&mut recorded, &model, &[2, 75, 9], true);
+        assert!(token_by_token(&mut recorded, &model.decoder, true) == expected, "{dtype:?}");
     }
 }
 

@@ -13,8 +13,7 @@ use octavo_server::ImageModel;
 use octavo_telemetry::EngineMetrics;
 use octavo_text::Tokenizer;
 
-use crate::cli::{EngineArgs, Environment, MediaArgs, TextList};
-use crate::serve::model::LoadedModel;
+use crate::cli::{Environment, MediaArgs, TextList};
 use crate::system;
 
 /// vLLM's default of `--limit-mm-per-prompt`.
@@ -87,9 +86,9 @@ impl Vision {
     }
 
     /// The number of tokens of images that a step encodes and the encoder cache holds: those of the largest image that fits
-    /// a prompt.
-    pub(crate) fn tokens_at_once(&self, model: &LoadedModel, limits: &EngineArgs) -> usize {
-        self.largest_image().min(limits.longest_context(model.checkpoint.config().max_position_embeddings))
+    /// a prompt of `max_model_len` tokens.
+    pub(crate) fn tokens_at_once(&self, max_model_len: usize) -> usize {
+        self.largest_image().min(max_model_len)
     }
 
     /// What a runner needs to encode images, with a cache for images of so many tokens.

@@ -188,7 +188,8 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let (mut model, Computer { backend, device, mut steps, kv_bytes, .. }) = device::load(&choice, args, files)?;
     let (backend_name, on_gpu) = (backend.name(), kv_bytes.is_some());
     let block_size = block_size(limits, backend.as_ref())?;
-    let image_tokens = model.vision.as_ref().map_or(0, |vision| vision.tokens_at_once(&model, limits));
+    let longest = limits.longest_context(model.checkpoint.config().max_position_embeddings);
+    let image_tokens = model.vision.as_ref().map_or(0, |vision| vision.tokens_at_once(longest));
     let plan = kv::plan(limits, &model, backend.as_ref(), kv_bytes, block_size, image_tokens)?;
     steps.tokens = limits.max_num_batched_tokens.unwrap_or(steps.tokens);
     let runner_config = RunnerConfig {

@@ -48,6 +48,11 @@ pub(crate) struct LoadedModel {
 }
 
 impl ModelFiles {
+    /// The encoder of images and its processor, if it is not left out.
+    pub(crate) fn vision(&self) -> Option<&Vision> {
+        self.encoder.as_ref().map(|(_, vision)| vision)
+    }
+
     pub(crate) fn open(args: &ComposeArgs) -> Result<Self> {
         let reference = args.model.reference();
         if let Some(tokenizer) = args.model.tokenizer.as_deref().filter(|tokenizer| *tokenizer != reference) {
@@ -165,9 +170,9 @@ fn load_encoder(
         backend.load_encoder(program, source, advance)
     });
     match loaded {
-        Err(BackendError::Unsupported { backend, .. }) => bail!(
-            "the {backend} backend cannot encode images yet: serve the model with --device cpu, or without images with \
-             --language-model-only"
+        Err(BackendError::Unsupported { backend, what }) => bail!(
+            "the {backend} backend does not support {what}, which the image encoder needs: serve the model with --device cpu, \
+             or without images with --language-model-only"
         ),
         loaded => loaded?,
     }

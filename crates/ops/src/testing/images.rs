@@ -168,7 +168,7 @@ impl Suite<'_> {
         let model = ImageModel {
             encoder: TinyEncoder {
                 layers: TinyModel::default(),
-                patch: 4,
+                patch: 8,
                 merge: 2,
                 positions: 9,
                 out: TinyModel::default().hidden,

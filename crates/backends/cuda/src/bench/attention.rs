@@ -60,6 +60,8 @@ impl Layer {
             window: 0,
             scale: (self.heads.dim as f32).sqrt().recip(),
             softcap: 0.0,
+            bidirectional: 0,
+            reserved: 0,
         }
     }
 }

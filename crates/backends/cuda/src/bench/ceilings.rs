@@ -13,7 +13,7 @@ use crate::backend::long_name;
 use crate::build::Builder;
 use crate::dummy::Fill;
 use crate::libraries::cublaslt::{Operands, Shape, USUAL_ALIGNMENT, WORKSPACE};
-use crate::model::Opened;
+use crate::loaded::Opened;
 
 /// Sizes of the measurement.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ fn fill(opened: &Opened<'_>, at: u64, bytes: u64) -> Result<(), BackendError> {
 fn copy_rate(opened: &Opened<'_>, bench: &CeilingsBench) -> Result<f64, BackendError> {
     let mut plan = Plan::default();
     let [from, to] = [(); 2].map(|()| plan.take(bench.copy_bytes));
-    let memory = Arena::new(opened.gpu, plan.bytes())?;
+    let memory = Arena::new(opened.gpu, plan.bytes(), "operands")?;
     fill(opened, memory.start(), bench.copy_bytes)?;
     let copy = |_| Ok(opened.gpu.copy(memory.at(to), memory.at(from), bench.copy_bytes)?);
     Ok((2 * bench.copy_bytes) as f64 / launch_seconds(opened.gpu, bench.min_time, &copy)?)
@@ -90,7 +90,7 @@ fn product_rate(opened: &Opened<'_>, bench: &CeilingsBench) -> Result<Result<f64
     let mut plan = Plan::default();
     let workspace = plan.take(WORKSPACE);
     let [input, weight, out] = [(); 3].map(|()| plan.take(bytes));
-    let memory = Arena::new(opened.gpu, plan.bytes())?;
+    let memory = Arena::new(opened.gpu, plan.bytes(), "operands")?;
     let Some(mut library) = opened.cublaslt(memory.at(workspace)) else {
         return Ok(Err(Unmeasured::Missing("cuBLASLt")));
     };

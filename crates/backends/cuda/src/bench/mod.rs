@@ -23,7 +23,7 @@ use crate::build::{Builder, Kernels};
 use crate::driver::Gpu;
 use crate::dummy::Fill;
 use crate::libraries::cublaslt::{CublasLt, WORKSPACE};
-use crate::model::Opened;
+use crate::loaded::Opened;
 use crate::peaks::{cache_bytes, peaks};
 use crate::{CudaBackend, failed};
 
@@ -176,7 +176,7 @@ impl<'a> KernelBencher<'a> {
         let free = gpu.memory()?.0 / 10 * 9;
         let operands = list.iter().map(|case| case.footprint * case.copies(cache_bytes) as u64);
         let wanted = operands.max().unwrap_or(0) + table_bytes + WORKSPACE;
-        let memory = Arena::new(gpu, wanted.min(free))?;
+        let memory = Arena::new(gpu, wanted.min(free), "operands")?;
         let library = if with_library && !products.is_empty() { opened.cublaslt(memory.start()) } else { None };
         let mut launcher = Launcher { gpu: gpu.clone(), kernels, library };
         if let Some(library) = &mut launcher.library {

@@ -1,6 +1,7 @@
 //! Models and checks shared by the suites over the stand-in and on a GPU.
 
 pub(crate) mod checkpoints;
+pub(crate) mod images;
 pub(crate) mod overlap;
 pub(crate) mod quantised;
 

@@ -10,6 +10,7 @@ mod devices;
 mod dummy;
 mod faults;
 mod graphs;
+mod images;
 mod overlap;
 mod programs;
 mod quantised;
@@ -30,6 +31,7 @@ fn config() -> CudaConfig {
         max_num_seqs: 8,
         max_rows: 256,
         max_model_len: 512,
+        max_patches: 512,
         memory: Memory::KvCache(16 << 20),
         graphs: false,
         batch_invariant: false,

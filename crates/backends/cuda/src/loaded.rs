@@ -1,0 +1,216 @@
+//! A program on the device: its memory and its kernels.
+
+use std::sync::Arc;
+
+use octavo_kernels::manifest::Dtype;
+use octavo_ops::{BackendError, Program, WeightSource};
+
+use crate::arena::Arena;
+use crate::build::{Builder, Instances};
+use crate::driver::{Gpu, Pinned};
+use crate::dummy::Fill;
+use crate::forward::{Machine, Scratch};
+use crate::layout::{Layout, Limits, RopeTables};
+use crate::libraries::cublaslt::CublasLt;
+use crate::libraries::{Kind, Places, Version, ranked};
+use crate::linear::Setting;
+use crate::lower::Lowering;
+use crate::weights::{Loader, STAGING_WORDS};
+use crate::{CudaConfig, Memory};
+
+/// Number of bytes left to the driver under a share of the memory, for code, stacks and graphs.
+const RESERVED: u64 = 256 << 20;
+
+/// Maximum number of bytes lost by aligning the KV groups.
+pub(crate) const SLACK: u64 = 4096;
+
+/// Device and settings for loading a model.
+#[derive(Clone, Copy)]
+pub(crate) struct Opened<'a> {
+    pub(crate) gpu: &'a Arc<Gpu>,
+    pub(crate) driver: Version,
+    pub(crate) config: &'a CudaConfig,
+    pub(crate) dtype: Dtype,
+}
+
+/// A program to load.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) limits: Limits,
+    pub(crate) source: &'a dyn WeightSource,
+}
+
+/// A program with its weights and step buffers on the device. Fields are dropped in order, so that kernels are released
+/// before the memory that they use.
+pub(crate) struct Loaded {
+    pub(crate) machine: Machine,
+    pub(crate) arena: Arena,
+    pub(crate) layout: Layout,
+    pub(crate) program: Program,
+    pub(crate) limits: Limits,
+    /// Number of bytes that are left to the KV cache.
+    pub(crate) kv_bytes: u64,
+}
+
+impl Opened<'_> {
+    /// Opens cuBLASLt if it is to be used and available. Logs at the start which library computes products.
+    pub(crate) fn cublaslt(&self, workspace: u64) -> Option<CublasLt> {
+        let chip = self.gpu.info().chip;
+        if self.config.batch_invariant {
+            tracing::info!(
+                "products: own kernels, one for any number of rows (batch-invariant); cuBLASLt would be faster"
+            );
+            return None;
+        }
+        if self.dtype == Dtype::F32 {
+            tracing::info!("products: own kernels in float32");
+            return None;
+        }
+        let found = Places::usual(&self.config.libraries).find(Kind::CublasLt);
+        for candidate in ranked(&found, Kind::CublasLt, self.driver, chip) {
+            match CublasLt::open(candidate, self.gpu, self.dtype, workspace) {
+                Ok(library) => {
+                    tracing::info!("products: cuBLASLt ({})", library.path.display());
+                    return Some(library);
+                }
+                Err(reason) => tracing::debug!(reason, "cuBLASLt is not used"),
+            }
+        }
+        let package = Kind::CublasLt.package(12);
+        tracing::warn!(
+            "products: own kernels, as no cuBLASLt is found; prompts take longer (`pip install {package}` brings it)"
+        );
+        None
+    }
+
+    /// Returns the number of bytes that the KV cache may have beside `fixed` bytes of weights and step buffers, which are
+    /// about to be allocated.
+    fn kv_bytes(&self, fixed: u64) -> Result<u64, BackendError> {
+        let (free, total) = self.gpu.memory()?;
+        let short = |needed| BackendError::OutOfMemory {
+            what: format!("weights and step buffers on {} ({free} of {total} bytes are free)", self.gpu.info().name),
+            needed,
+        };
+        match self.config.memory {
+            Memory::KvCache(bytes) => {
+                let needed = fixed.saturating_add(bytes).saturating_add(SLACK);
+                if needed > free { Err(short(needed)) } else { Ok(bytes) }
+            }
+            Memory::Share(share) => {
+                let used = total.saturating_sub(free).saturating_add(RESERVED);
+                let budget = ((total as f64 * share) as u64).saturating_sub(used).min(free);
+                let needed = fixed.saturating_add(SLACK);
+                if needed > budget { Err(short(fixed)) } else { Ok(budget - needed) }
+            }
+        }
+    }
+}
+
+impl Loaded {
+    /// Reads the weights and builds the kernels, and those that `more` adds.
+    pub(crate) fn new<K>(
+        opened: &Opened<'_>,
+        of: &Wanted<'_>,
+        progress: &mut dyn FnMut(u64),
+        more: impl FnOnce(&mut Instances) -> K,
+    ) -> Result<(Self, K), BackendError> {
+        let Wanted { program, limits, source } = *of;
+        let (gpu, dtype) = (opened.gpu, opened.dtype);
+        too_large(program, dtype, gpu.memory()?.1)?;
+        let layout = Layout::new(program, dtype, &limits)?;
+        let kv_bytes = opened.kv_bytes(layout.plan.bytes())?;
+        let arena = Arena::new(gpu, layout.plan.bytes(), "weights and step buffers")?;
+
+        let chip = gpu.info().chip;
+        let setting = Setting { chip, dtype, batch_invariant: opened.config.batch_invariant };
+        let mut lowering =
+            Lowering { program, layout: &layout, arena: &arena, setting, instances: Instances::default() };
+        let stages = lowering.stages()?;
+        let more = more(&mut lowering.instances);
+        let builder = Builder { gpu, driver: opened.driver, config: opened.config };
+        // The kernels come before the weights, which take longer: a missing compiler is then reported at once.
+        let kernels = builder.build(&lowering.instances)?;
+        let fill = Fill::new(&builder, dtype, program, source)?;
+        load_weights(opened, program, &layout, &arena, (source, fill.as_ref()), progress)?;
+        let (codes, scales) = layout.rounded;
+        let mut machine = Machine {
+            gpu: gpu.clone(),
+            kernels,
+            cublaslt: opened.cublaslt(arena.at(layout.workspace)),
+            stages,
+            scratch: Scratch { values: arena.at(layout.values), rounded: (arena.at(codes), arena.at(scales)) },
+            element: dtype.bytes() as u64,
+        };
+        machine.plan_products(|rows| limits.most(program, rows));
+        gpu.synchronize()?;
+        Ok((Self { machine, arena, layout, program: program.clone(), limits, kv_bytes }, more))
+    }
+
+    /// Returns the size of the step buffers in bytes.
+    pub(crate) fn step_bytes(&self) -> u64 {
+        self.layout.plan.bytes() - self.layout.weight_bytes
+    }
+
+    /// Returns the device address of the step's block.
+    pub(crate) fn step(&self) -> u64 {
+        self.arena.at(self.layout.step)
+    }
+}
+
+/// Returns an error if a single weight exceeds the device's memory.
+fn too_large(program: &Program, dtype: Dtype, memory: u64) -> Result<(), BackendError> {
+    for weight in &program.weights {
+        let plain = |part: &octavo_ops::WeightPart| part.storage.block_elements() == 1;
+        let needed = match weight.parts.iter().all(plain) {
+            true => (weight.elements() as u64).saturating_mul(dtype.bytes() as u64),
+            false => weight.bytes(),
+        };
+        if needed > memory {
+            return Err(BackendError::OutOfMemory { what: format!("weight '{}'", weight.name), needed });
+        }
+    }
+    Ok(())
+}
+
+/// Copies weights and tables of angles to the device, and clears the memory that must start as zero.
+fn load_weights(
+    opened: &Opened<'_>,
+    program: &Program,
+    layout: &Layout,
+    arena: &Arena,
+    (source, fill): (&dyn WeightSource, Option<&Fill>),
+    progress: &mut dyn FnMut(u64),
+) -> Result<(), BackendError> {
+    let (gpu, dtype) = (opened.gpu, opened.dtype);
+    let mut staging = Pinned::new(gpu, STAGING_WORDS)?;
+    let mut read = 0;
+    let mut advance = |bytes: usize| {
+        read += bytes as u64;
+        progress(read);
+    };
+    let mut loader = Loader { gpu, arena, dtype, source, staging: &mut staging, fill, progress: &mut advance };
+    for (weight, placed) in program.weights.iter().zip(&layout.weights) {
+        loader.load(weight, placed)?;
+    }
+    for RopeTables { rope, cosine, sine, streams } in &layout.ropes {
+        let pairs = rope.inv_freq.len();
+        let positions = cosine.bytes as usize / (pairs * size_of::<f32>());
+        for (region, of) in [(cosine, f64::cos as fn(f64) -> f64), (sine, f64::sin)] {
+            let mut table = Vec::with_capacity(positions * pairs);
+            for position in 0..positions {
+                let angles = rope.inv_freq.iter().map(|frequency| position as f64 * frequency);
+                table.extend(angles.map(|angle| ((of(angle) * rope.magnitude) as f32).to_bits()));
+            }
+            gpu.write(arena.at(*region), &table)?;
+        }
+        if let Some(region) = streams {
+            let table: Vec<u32> = rope.streams.iter().map(|&stream| stream as u32).collect();
+            gpu.write(arena.at(*region), &table)?;
+        }
+    }
+    let tickets = layout.partial.2;
+    gpu.zero(arena.at(tickets), tickets.bytes)?;
+    // The staging memory is still being read.
+    Ok(gpu.synchronize()?)
+}
