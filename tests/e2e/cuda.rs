@@ -19,7 +19,8 @@ fn testdata(name: &str) -> PathBuf {
 const SIZES: [&str; 6] = ["--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--kv-cache-memory-bytes", "4M"];
 
 fn server(model: &str, args: &[&str]) -> Server {
-    let args = [args, &SIZES].concat();
+    // The last of a repeated flag counts.
+    let args = [&SIZES, args].concat();
     Server::start_in(
         Path::new(OCTAVO),
         &testdata(model),
@@ -59,6 +60,28 @@ async fn a_chat_is_answered_on_the_gpu_as_on_the_processor() {
         server.idle().await;
         let log = server.start_log();
         assert!(log.contains("device: cuda, Emulated H200 (sm_90a, 1.00 GiB), float32"), "{log}");
+    }
+}
+
+/// The second run has steps that cut images, and decodes with images beside prompts.
+#[tokio::test(flavor = "multi_thread")]
+async fn conversations_with_images_are_answered_as_by_pytorch() {
+    let cases: Vec<Value> =
+        serde_json::from_slice(&std::fs::read(testdata("qwen3-vl").join("chat.json")).unwrap()).unwrap();
+    for args in [&["--enforce-eager"][..], &["--max-num-batched-tokens", "10"]] {
+        let server = server("qwen3-vl", &[&["--device", "cuda", "--dtype", "float32"], args].concat());
+        let answers = cases.iter().map(|case| {
+            let request = json!({"messages": case["messages"], "max_tokens": 8, "temperature": 0, "return_token_ids": true});
+            let server = &server;
+            async move { server.post("/v1/chat/completions", &request).await }
+        });
+        let answers = futures::future::join_all(answers).await;
+        for (case, (status, answer)) in cases.iter().zip(answers) {
+            assert_eq!(status, 200, "{answer}");
+            assert_eq!(answer["choices"][0]["token_ids"], case["answer"], "{} {args:?}", case["name"]);
+            assert_eq!(answer["usage"]["prompt_tokens"], case["prompt_tokens"], "{}", case["name"]);
+        }
+        assert!(server.start_log().contains("images: an image takes at most "), "{}", server.start_log());
     }
 }
 

@@ -292,4 +292,39 @@ mod tests {
         assert_eq!([1, 1000, 40_960, 1 << 20].map(|len| limits(len).splits(2)), [2, 16, 64, 1024]);
         assert_eq!(limits(100).table_stride(), 7);
     }
+
+    /// Returns the programs of a model whose configuration alone is in `models/shapes`.
+    fn programs(shape: &str) -> octavo_models::Programs {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../models/shapes").join(shape);
+        let checkpoint = octavo_models::Checkpoint::open_shape(&folder).unwrap();
+        octavo_models::build_programs(&checkpoint).unwrap()
+    }
+
+    /// The numbers of `deploy/ovh/mks.md`: the memory of Qwen3-VL 8B with images in a context of 8192 tokens.
+    #[test]
+    fn the_memory_of_a_model_with_images_is_as_documented() {
+        const CONTEXT: usize = 8192;
+        let octavo_models::Programs { decoder, encoder } = programs("qwen3-vl-8b");
+        let encoder = encoder.unwrap();
+        let config = CudaConfig {
+            max_model_len: CONTEXT,
+            max_num_batched_tokens: 2048,
+            max_num_seqs: 256,
+            max_rows: 512,
+            ..crate::config::tests::config()
+        };
+        for dtype in [Dtype::Bf16, Dtype::F16] {
+            let text = Layout::new(&decoder, dtype, &Limits::new(&config)).unwrap();
+            let images = Layout::new(&encoder, dtype, &Limits::of_images(4 * CONTEXT)).unwrap();
+            let row = decoder.media_columns() as u64 * dtype.bytes() as u64;
+            let found = [
+                text.weight_bytes,
+                text.plan.bytes() - text.weight_bytes,
+                images.weight_bytes,
+                images.plan.bytes() - images.weight_bytes,
+                CONTEXT as u64 * row,
+            ];
+            assert_eq!(found.map(|bytes| bytes >> 20), [15_623, 1019, 1100, 1311, 256], "MiB, {dtype:?}");
+        }
+    }
 }
