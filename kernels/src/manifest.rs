@@ -13,7 +13,8 @@ mod sampling;
 use std::fmt::Write as _;
 
 pub use attention::{
-    HEAD_SIZES, PREFILL_HEAD_SIZES, decode_ctas, decode_head_tile, paged_attention, paged_decode, paged_prefill, qkv_post,
+    HEAD_SIZES, PREFILL_HEAD_SIZES, decode_ctas, decode_head_tile, paged_attention, paged_decode, paged_prefill,
+    qkv_post,
 };
 pub use fill::fill;
 pub use images::{MediaMove, embed_taps, media_rows, patches};

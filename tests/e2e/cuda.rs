@@ -71,7 +71,8 @@ async fn conversations_with_images_are_answered_as_by_pytorch() {
     for args in [&["--enforce-eager"][..], &["--max-num-batched-tokens", "10"]] {
         let server = server("qwen3-vl", &[&["--device", "cuda", "--dtype", "float32"], args].concat());
         let answers = cases.iter().map(|case| {
-            let request = json!({"messages": case["messages"], "max_tokens": 8, "temperature": 0, "return_token_ids": true});
+            let request =
+                json!({"messages": case["messages"], "max_tokens": 8, "temperature": 0, "return_token_ids": true});
             let server = &server;
             async move { server.post("/v1/chat/completions", &request).await }
         });

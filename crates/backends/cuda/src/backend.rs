@@ -15,8 +15,8 @@ use octavo_ops::{
 use crate::driver::{DeviceInfo, Driver, Gpu, Unavailable};
 use crate::layout::Limits;
 use crate::libraries::Version;
-use crate::lower::block_elements;
 use crate::loaded::Opened;
+use crate::lower::block_elements;
 use crate::model::Model;
 use crate::peaks::peaks;
 use crate::{CudaConfig, Memory, NAME, failed, unsupported};

@@ -12,13 +12,33 @@ use crate::unsupported;
 /// An op of images with its kernel and all parameters that are constant.
 #[derive(Clone, Debug)]
 pub(crate) enum ImageStage {
-    Patches { kernel: KernelId, params: PatchesParams },
-    EmbedTaps { kernel: KernelId, params: EmbedTapsParams },
-    Act { kernel: KernelId, params: ActParams, rows: Rows },
+    Patches {
+        kernel: KernelId,
+        params: PatchesParams,
+    },
+    EmbedTaps {
+        kernel: KernelId,
+        params: EmbedTapsParams,
+    },
+    Act {
+        kernel: KernelId,
+        params: ActParams,
+        rows: Rows,
+    },
     /// Merged rows are consecutive, so they are copied as they are.
-    Merge { out: u64, input: u64, row_bytes: u64 },
-    Store { kernel: KernelId, params: MediaRowsParams },
-    Inject { kernel: KernelId, params: MediaRowsParams },
+    Merge {
+        out: u64,
+        input: u64,
+        row_bytes: u64,
+    },
+    Store {
+        kernel: KernelId,
+        params: MediaRowsParams,
+    },
+    Inject {
+        kernel: KernelId,
+        params: MediaRowsParams,
+    },
 }
 
 impl Lowering<'_> {
@@ -76,11 +96,8 @@ impl Lowering<'_> {
 
     /// Lowers attention over segments. Segments are run one by one, so every kernel has the same sums in any batch.
     pub(crate) fn segment_attention(&mut self, op: &SegmentAttention) -> Stage {
-        let params = AttentionParams {
-            bidirectional: 1,
-            scale: op.scale,
-            ..self.attention_params(op.q, op.out, op.heads)
-        };
+        let params =
+            AttentionParams { bidirectional: 1, scale: op.scale, ..self.attention_params(op.q, op.out, op.heads) };
         let prefill = manifest::paged_prefill(self.setting.chip, self.setting.dtype, op.heads.dim);
         let attention = match prefill {
             Some(instance) => Attention::Segment { kernel: self.instances.id(instance), params },

@@ -186,7 +186,6 @@ impl Model {
         let mut sizes: Vec<_> = GRAPH_SEQUENCES.into_iter().filter(|&size| size < most).collect();
         sizes.push(most.min(GRAPH_SEQUENCES[GRAPH_SEQUENCES.len() - 1]));
         for &sequences in sizes.iter().rev() {
-
             let shape = StepShape {
                 tokens: sequences,
                 sequences,
@@ -232,7 +231,8 @@ impl Model {
 
     pub(crate) fn forward(&mut self, batch: &StepBatch, limits: &Limits) -> Result<(), BackendError> {
         self.last = (0, 0);
-        let memory = octavo_ops::Limits { kv: &self.cache_sizes, drawn: self.sampling.drawn(), media_rows: self.media.count() };
+        let memory =
+            octavo_ops::Limits { kv: &self.cache_sizes, drawn: self.sampling.drawn(), media_rows: self.media.count() };
         let program = &self.loaded.program;
         let checked = batch.check(program, memory);
         checked.map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;

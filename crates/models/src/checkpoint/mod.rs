@@ -21,7 +21,7 @@ pub use gguf::GgufError;
 pub use processor::ProcessorConfig;
 pub use tokenizer::{GgufTokenizer, TokenizerData};
 
-pub(crate) use gguf::MetadataView;
+pub(crate) use gguf::{MetadataView, takes_images};
 
 use crate::config::{Architecture, ConfigError, ModelConfig};
 

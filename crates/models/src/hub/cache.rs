@@ -15,9 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hf_hub::{Cache, CacheRepo, Repo};
 
+use crate::checkpoint::takes_images;
 use crate::fetch::{Place, StorageError};
 
-use super::select::{CONFIG, INDEX, OPTIONAL, SINGLE, Weights, gguf_files, is_safe, shards, weights};
+use super::select::{CONFIG, INDEX, OPTIONAL, SINGLE, Weights, gguf_files, is_safe, mmproj_beside, shards, weights};
 
 /// Maximum depth of folders searched in a snapshot.
 const DEPTH: usize = 4;
@@ -101,6 +102,13 @@ impl RepoCache {
         self.repo().join(".no_exist").join(commit).join(name)
     }
 
+    /// Returns whether a GGUF file at `path`, `name` in the commit, takes images and its encoder has not been looked for.
+    pub(super) fn lacks_encoder(&self, commit: &str, name: &str, path: &Path) -> bool {
+        takes_images(path)
+            && mmproj_beside(&self.files(commit), name).is_none()
+            && !self.missing_mark(commit, &encoder_mark(name)).exists()
+    }
+
     /// Creates `name` of `commit` as a link to the blob.
     pub(super) fn link(&self, commit: &str, name: &str, etag: &str) -> Result<PathBuf, StorageError> {
         let place = Place::HUB;
@@ -176,6 +184,14 @@ impl RepoCache {
             Weights::Files(_) => Ok(()),
             Weights::None => Err(SINGLE.to_owned()),
         }
+    }
+}
+
+/// Returns the name under which it is recorded that a GGUF file has no mmproj file beside it.
+pub(super) fn encoder_mark(name: &str) -> String {
+    match name.rsplit_once('/') {
+        Some((folder, _)) => format!("{folder}/mmproj.gguf"),
+        None => "mmproj.gguf".to_owned(),
     }
 }
 

@@ -15,10 +15,12 @@ use crate::config::{ConfigError, check_architecture};
 use crate::progress::Progress;
 use crate::resolve::{HubOptions, Retry};
 
-use cache::{Cached, RepoCache};
+use cache::{Cached, RepoCache, encoder_mark};
 use client::Client;
 use download::Download;
-use select::{CONFIG, INDEX, OPTIONAL, Weights, gguf_files, is_safe, is_split, of_quant, shards, weights};
+use select::{
+    CONFIG, INDEX, OPTIONAL, Weights, gguf_files, is_safe, is_split, mmproj_beside, of_quant, shards, weights,
+};
 
 pub use error::HubError;
 pub(crate) use select::{is_gguf, is_mmproj};
@@ -93,13 +95,16 @@ impl HubRepo<'_> {
         let cache = self.cache();
         let mut fallback = None;
         if let Some(commit) = cache.commit_of(self.revision) {
-            let found = match choice {
-                GgufChoice::File(name) if is_safe(name) => cache.file(&commit, name),
-                choice => self.pick(&cache.files(&commit), choice).ok().and_then(|name| cache.file(&commit, &name)),
+            let name = match choice {
+                GgufChoice::File(name) => is_safe(name).then(|| name.clone()),
+                choice => self.pick(&cache.files(&commit), choice).ok(),
             };
+            let found = name.and_then(|name| cache.file(&commit, &name).map(|path| (path, name)));
             match found {
-                Some(path) if !self.refresh => return Ok(HubModel { path, commit }),
-                Some(path) => fallback = Some(HubModel { path, commit }),
+                Some((path, name)) if !self.refresh && !cache.lacks_encoder(&commit, &name, &path) => {
+                    return Ok(HubModel { path, commit });
+                }
+                Some((path, _)) => fallback = Some(HubModel { path, commit }),
                 None => {}
             }
         }
@@ -163,7 +168,8 @@ impl HubRepo<'_> {
         let has = |name: &str| names.iter().any(|other| other == name);
         let weights = weights(&names);
         if weights == Weights::None && self.with_weights {
-            let path = self.only_gguf(&names).and_then(|name| self.fetch_one(&client, cache, &commit, &name))?;
+            let name = self.only_gguf(&names)?;
+            let path = self.fetch_one(&client, cache, (&commit, &names), &name)?;
             return Ok(HubModel { path, commit });
         }
         if !has(CONFIG) {
@@ -212,12 +218,27 @@ impl HubRepo<'_> {
         let client = Client::new(options, self.progress)?;
         let (commit, names) = self.info(&client)?;
         let name = self.pick(&names, choice)?;
-        let path = self.fetch_one(&client, cache, &commit, &name)?;
+        let path = self.fetch_one(&client, cache, (&commit, &names), &name)?;
         Ok(HubModel { path, commit })
     }
 
-    fn fetch_one(&self, client: &Client<'_>, cache: &RepoCache, commit: &str, name: &str) -> Result<PathBuf, HubError> {
-        let path = Download { client, cache, progress: self.progress, repo: self.repo, commit }.file(name)?;
+    /// Returns a GGUF file of a commit, which has the files `names`, and fetches the encoder of its images, if there is
+    /// one.
+    fn fetch_one(
+        &self,
+        client: &Client<'_>,
+        cache: &RepoCache,
+        (commit, names): (&str, &[String]),
+        name: &str,
+    ) -> Result<PathBuf, HubError> {
+        let download = Download { client, cache, progress: self.progress, repo: self.repo, commit };
+        let path = download.file(name)?;
+        if cache.lacks_encoder(commit, name, &path) {
+            match mmproj_beside(names, name) {
+                Some(encoder) => download.file(encoder).map(drop)?,
+                None => cache.mark_missing(commit, &encoder_mark(name))?,
+            }
+        }
         cache.write_ref(self.revision, commit)?;
         Ok(path)
     }

@@ -98,6 +98,18 @@ pub(crate) fn is_mmproj(name: &str) -> bool {
     is_gguf(name) && name.to_ascii_lowercase().contains("mmproj")
 }
 
+/// Returns the mmproj file for a GGUF file among the files of a repository: one in the same folder, in f16 if there is a
+/// choice, because every mmproj file of a repository encodes images for all of its models.
+pub(super) fn mmproj_beside<'a>(names: &'a [String], model: &str) -> Option<&'a String> {
+    let folder = |name: &str| name.rsplit_once('/').map(|(folder, _)| folder.to_owned());
+    let beside = names.iter().filter(|name| is_mmproj(name) && !is_split(name) && folder(name) == folder(model));
+    let rank = |name: &str| {
+        let name = name.to_ascii_lowercase();
+        ["bf16", "f16", "f32"].iter().position(|kind| name.contains(kind)).map_or(3, |kind| [1, 0, 2][kind])
+    };
+    beside.min_by_key(|name| (rank(name), *name))
+}
+
 /// Returns whether a GGUF file is one of several pieces (`-00001-of-00003.gguf`).
 pub(super) fn is_split(name: &str) -> bool {
     let number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
@@ -205,6 +217,15 @@ mod tests {
         assert_eq!(pick("q4_k"), ["m-Q4_K.gguf"]);
         assert_eq!(pick("Q8_0"), ["m.q8_0.gguf"]);
         assert_eq!(pick("Q4"), [""; 0]);
+    }
+
+    #[test]
+    fn the_encoder_of_a_model_is_in_its_folder() {
+        let files =
+            names(&["m.gguf", "mmproj-BF16.gguf", "mmproj-F16.gguf", "q8/m.gguf", "q8/mmproj-Q8_0.gguf", "x/m.gguf"]);
+        let found = ["m.gguf", "q8/m.gguf", "x/m.gguf"].map(|model| mmproj_beside(&files, model).map(String::as_str));
+        assert_eq!(found, [Some("mmproj-F16.gguf"), Some("q8/mmproj-Q8_0.gguf"), None]);
+        assert_eq!(mmproj_beside(&files[..2], "m.gguf").map(String::as_str), Some("mmproj-BF16.gguf"));
     }
 
     #[test]

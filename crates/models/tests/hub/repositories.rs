@@ -162,6 +162,51 @@ fn a_repository_with_one_gguf_file_needs_no_file_name() {
     assert_eq!(again, model, "the cache is enough when the hub is gone");
 }
 
+/// Returns a file of the tiny Qwen3-VL as GGUF.
+fn qwen3_vl(name: &str) -> Vec<u8> {
+    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata/qwen3-vl-gguf").join(name)).unwrap()
+}
+
+#[test]
+fn the_encoder_of_a_gguf_model_is_fetched_with_it() {
+    let hub = Hub::start();
+    let files = [
+        ("q8/vl-Q8_0.gguf", qwen3_vl("model.gguf")),
+        ("q8/mmproj-BF16.gguf", qwen3_vl("mmproj-BF16.gguf")),
+        ("q8/mmproj-F32.gguf", content(10)),
+        ("text-Q4_0.gguf", content(3000)),
+        ("mmproj-text.gguf", content(10)),
+    ];
+    publish(&hub, COMMIT, &files);
+    let machine = Machine::with(&hub);
+    let model = machine.resolve("org/name:Q8_0").unwrap();
+    let vision = octavo_models::Checkpoint::open(&model.path).unwrap().config().vision.clone();
+    assert!(vision.is_some(), "the model takes images");
+    machine.resolve("org/name:Q4_0").unwrap();
+    assert_eq!(hub.count("GET", "mmproj-BF16.gguf"), 1);
+    assert_eq!(hub.count("GET", "mmproj-text.gguf") + hub.count("GET", "mmproj-F32.gguf"), 0, "no other is fetched");
+    drop(hub);
+    assert_eq!(machine.resolve("org/name:Q8_0").unwrap(), model, "the cache is enough when the hub is gone");
+}
+
+#[test]
+fn an_encoder_that_the_cache_lacks_is_looked_for_once() {
+    let hub = Hub::start();
+    publish(&hub, COMMIT, &[("vl-Q8_0.gguf", qwen3_vl("model.gguf"))]);
+    let machine = Machine::with(&hub);
+    let model = machine.resolve(REPO).unwrap();
+    let asked = hub.count("GET", "/revision/main");
+    assert_eq!(machine.resolve("org/name:Q8_0").unwrap().path, model.path);
+    assert_eq!(hub.count("GET", "/revision/main"), asked, "there is none, which is known");
+    // As a client leaves it that fetches single files.
+    std::fs::remove_dir_all(machine.repo_folder().join(".no_exist")).unwrap();
+    machine.resolve("org/name:Q8_0").unwrap();
+    assert_eq!(hub.count("GET", "/revision/main"), asked + 1);
+    std::fs::remove_dir_all(machine.repo_folder().join(".no_exist")).unwrap();
+    drop(hub);
+    assert_eq!(machine.resolve("org/name:Q8_0").unwrap().path, model.path, "the model is usable without");
+}
+
 #[test]
 fn a_revision_pins_the_commit() {
     let hub = Hub::start();

@@ -7,12 +7,18 @@ use octavo_ops::{TensorData, WeightError};
 
 use super::GgufFile;
 use crate::checkpoint::CheckpointError;
-use crate::config::{CLIP, ConfigError, ImageTokens, ModelConfig, VisionConfig};
+use crate::config::{Architecture, CLIP, ConfigError, ImageTokens, ModelConfig, VisionConfig};
 use crate::hub::is_mmproj;
 
 /// Convolution over the patches of the first frame; that of the second frame has a suffix.
 const PATCHES: &str = "v.patch_embd.weight";
 const SECOND_FRAME: &str = "v.patch_embd.weight.1";
+
+/// Returns whether a GGUF file is a model whose images an mmproj file encodes. A file that cannot be read is not.
+pub(crate) fn takes_images(path: &Path) -> bool {
+    let Ok(file) = GgufFile::open(path) else { return false };
+    file.metadata().str("general.architecture") == Ok(Some(Architecture::Qwen3Vl.gguf_name()))
+}
 
 /// Finds the encoder of a model among the mmproj files beside it, and reads its configuration. `None` means that there is
 /// no such file. If several fit, one with the model's name is preferred, then the first by file name.

@@ -18,6 +18,7 @@ use octavo_ops::StorageType;
 pub(super) use file::GgufFile;
 pub(crate) use metadata::{Metadata, MetadataView};
 pub(super) use mmproj::encoder_beside;
+pub(crate) use mmproj::takes_images;
 pub(super) use tokenizer::{chat_template, generation_config, tokenizer_data};
 
 use super::TensorInfo;
