@@ -35,6 +35,11 @@ impl Budget {
         Arc::clone(&self.units).try_acquire_many_owned(self.units_of(bytes)).ok().map(Lease)
     }
 
+    /// Bytes of the whole budget.
+    pub(crate) fn total(&self) -> u64 {
+        u64::from(self.total) * UNIT
+    }
+
     fn units_of(&self, bytes: u64) -> u32 {
         u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).min(self.total)
     }

@@ -6,7 +6,7 @@ use crate::budget::{Budget, Lease};
 use crate::cache::Cache;
 use crate::decode::{decode, inspect};
 use crate::error::{MediaError, SettingsError};
-use crate::fetch::{FetchSettings, Fetcher, File, is_inline};
+use crate::fetch::{FetchSettings, Fetcher, File, Resolver, SystemResolver, is_inline};
 use crate::flight::Flights;
 use crate::identity::{Identity, name_key, source_key};
 use crate::patches::Patches;
@@ -26,7 +26,8 @@ pub struct MediaSettings {
     pub threads: usize,
     /// Memory of processed images that are kept, in bytes (`--mm-processor-cache-gb`).
     pub cache_bytes: u64,
-    /// Memory of the files that are being fetched or wait to be decoded, in bytes.
+    /// Memory of the files that are being fetched or wait to be decoded, in bytes. One more file, of at most
+    /// `fetch.max_bytes`, may come on top: it is what remains possible when all other memory is used.
     pub file_bytes: u64,
     /// Memory of the images that are being decoded, in bytes. A larger image is decoded alone.
     pub decoding_bytes: u64,
@@ -42,7 +43,7 @@ impl Default for MediaSettings {
             max_pixels: 178_956_970,
             threads: 8,
             cache_bytes: 4 << 30,
-            file_bytes: 512 << 20,
+            file_bytes: 256 << 20,
             decoding_bytes: 2 << 30,
             processed_bytes: 8 << 30,
         }
@@ -124,7 +125,19 @@ impl MediaLoader {
     /// # Errors
     /// The folder of local images or the certificate authorities cannot be used.
     pub fn new(settings: MediaSettings, observer: impl MediaObserver) -> Result<Self, SettingsError> {
-        let fetcher = Fetcher::new(settings.fetch.clone(), Budget::new(settings.file_bytes))?;
+        Self::with_resolver(settings, observer, SystemResolver)
+    }
+
+    /// As [`new`](Self::new), with a resolver of one's own.
+    ///
+    /// # Errors
+    /// As those of [`new`](Self::new).
+    pub fn with_resolver(
+        settings: MediaSettings,
+        observer: impl MediaObserver,
+        resolver: impl Resolver,
+    ) -> Result<Self, SettingsError> {
+        let fetcher = Fetcher::new(settings.fetch.clone(), settings.file_bytes, Arc::new(resolver))?;
         Ok(Self(Arc::new(Inner {
             fetcher,
             decoding: Budget::new(settings.decoding_bytes),

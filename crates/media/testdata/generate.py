@@ -124,6 +124,10 @@ def decode_cases():
     yield "lossy_jpeg_progressive", encoded(photo, "JPEG", quality=92, progressive=True)
     yield "lossy_jpeg_grey", encoded(photo.convert("L"), "JPEG", quality=92)
     yield "lossy_jpeg_cmyk_adobe", encoded(photo4, "JPEG", quality=95)
+    # The four components as luma, two of chroma, and black. The last byte of the Adobe segment says so.
+    ycck = bytearray(encoded(photo4, "JPEG", quality=95))
+    ycck[ycck.index(b"Adobe") + 11] = 2
+    yield "lossy_jpeg_ycck", bytes(ycck)
     plain = bytearray(encoded(photo4, "JPEG", quality=95))
     at = plain.index(b"\xff\xee")
     del plain[at : at + 2 + int.from_bytes(plain[at + 2 : at + 4], "big")]

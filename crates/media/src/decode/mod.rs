@@ -53,6 +53,9 @@ impl Format {
     }
 }
 
+/// Most pixels of an image, whatever the limit: decoders count the bytes of four channels in 32 bits.
+const MAX_PIXELS: u64 = (1 << 30) - 1;
+
 /// What the first bytes of a file say about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -74,10 +77,10 @@ impl Header {
     }
 }
 
-/// Reads the header of a file. `max_pixels` of 0 means no limit.
+/// Reads the header of a file. `max_pixels` of 0 means no limit but that of the decoders, which is 2^30.
 ///
 /// # Errors
-/// The file has none of the formats, its header is broken, or it has more than `max_pixels` pixels.
+/// The file has none of the formats, its header is broken, or it has too many pixels.
 pub fn inspect(bytes: &[u8], max_pixels: u64) -> Result<Header, MediaError> {
     let format = Format::of(bytes).ok_or_else(|| MediaError::Image("cannot identify image file".to_owned()))?;
     let (width, height) = match format {
@@ -89,8 +92,12 @@ pub fn inspect(bytes: &[u8], max_pixels: u64) -> Result<Header, MediaError> {
     if width == 0 || height == 0 {
         return Err(broken("an image without pixels"));
     }
-    if max_pixels > 0 && u64::from(width) * u64::from(height) > max_pixels {
+    let pixels = u64::from(width) * u64::from(height);
+    if max_pixels > 0 && pixels > max_pixels {
         return Err(MediaError::Pixels { width, height, max: max_pixels });
+    }
+    if pixels > MAX_PIXELS {
+        return Err(broken(format!("an image of {width}x{height} pixels cannot be decoded: the maximum is {MAX_PIXELS}")));
     }
     Ok(Header { format, width, height })
 }

@@ -5,7 +5,7 @@ use safetensors::SafeTensors;
 
 use super::*;
 
-const MAX_PIXELS: u64 = 1 << 20;
+const LIMIT: u64 = 1 << 20;
 
 /// The largest difference of a JPEG file's values to Pillow's (libjpeg-turbo), and the largest mean. All other formats
 /// are equal, lossy WebP included.
@@ -37,7 +37,7 @@ fn cases() -> Vec<Case> {
 }
 
 fn decoded(file: &[u8]) -> Result<RgbImage, MediaError> {
-    decode(file, &inspect(file, MAX_PIXELS)?, [255; 3])
+    decode(file, &inspect(file, LIMIT)?, [255; 3])
 }
 
 #[test]
@@ -95,9 +95,21 @@ fn the_number_of_pixels_is_bounded_by_the_header() {
          Set VLLM_MAX_IMAGE_PIXELS to increase this limit."
     );
     assert_eq!(error.status(), 400);
-    assert!(inspect(&claim(u32::MAX, u32::MAX), 0).is_ok(), "no limit");
+    assert!(inspect(&claim(20_000, 30_000), 0).is_ok(), "no limit");
     assert!(matches!(inspect(&claim(0, 5), 0), Err(MediaError::Image(_))));
     assert!(matches!(decoded(&claim(1000, 1000)), Err(MediaError::Image(_))), "fewer rows than the header claims");
+}
+
+#[test]
+fn a_limit_that_is_lifted_leaves_that_of_the_decoders() {
+    assert!(inspect(&claim(1 << 15, (1 << 15) - 1), 0).is_ok());
+    for (width, height) in [(1 << 15, 1 << 15), (1 << 17, 1 << 17), (u32::MAX, u32::MAX)] {
+        for max_pixels in [0, u64::MAX] {
+            let error = inspect(&claim(width, height), max_pixels).unwrap_err();
+            let reason = "pixels cannot be decoded: the maximum is 1073741823";
+            assert_eq!(error.to_string(), format!("Failed to load image: an image of {width}x{height} {reason}"));
+        }
+    }
 }
 
 #[test]
@@ -171,8 +183,8 @@ proptest! {
             let cut = cut.index(file.len());
             file.rotate_left(cut);
         }
-        if let Ok(header) = inspect(&file, MAX_PIXELS) {
-            prop_assert!(u64::from(header.width) * u64::from(header.height) <= MAX_PIXELS);
+        if let Ok(header) = inspect(&file, LIMIT) {
+            prop_assert!(u64::from(header.width) * u64::from(header.height) <= LIMIT);
             if let Ok(image) = decode(&file, &header, [255; 3]) {
                 prop_assert_eq!(image.data().len(), image.width() * image.height() * 3);
             }

@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_LENGTH, HOST, LOCATION, USER_AGENT};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Empty};
@@ -12,6 +13,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -20,8 +22,9 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use url::{Host, Url};
 
 use super::address::is_public;
+use super::memory::{FileLease, FileMemory};
+use super::resolve::Resolver;
 use super::{FetchSettings, too_large};
-use crate::budget::{Budget, Lease};
 use crate::error::{MediaError, SettingsError};
 
 /// Redirects that are followed.
@@ -30,8 +33,8 @@ const MAX_REDIRECTS: usize = 10;
 /// Memory of a connection for the head of a response, in bytes.
 const HEAD_BYTES: usize = 64 << 10;
 
-/// Bytes of the budget that a body of unknown size takes at a time.
-const STEP: u64 = 1 << 20;
+/// A time that no fetch takes.
+const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Why an attempt failed.
 #[derive(Debug)]
@@ -40,6 +43,8 @@ pub(super) enum Failure {
     Final(MediaError),
     /// Another attempt may succeed.
     Passing(String),
+    /// The time of the attempt is over.
+    Late,
 }
 
 impl From<MediaError> for Failure {
@@ -50,12 +55,35 @@ impl From<MediaError> for Failure {
 
 /// What a response leads to.
 enum Outcome {
-    Body(Bytes, Lease),
+    Body(Bytes, FileLease),
     Redirect(Url),
+}
+
+/// An attempt to fetch a file.
+#[derive(Debug)]
+pub(super) struct Attempt<'a> {
+    settings: &'a FetchSettings,
+    memory: &'a FileMemory,
+    /// When the host has had its time. Waiting for memory is not the host's fault and moves it.
+    deadline: Instant,
+}
+
+impl<'a> Attempt<'a> {
+    pub(super) fn new(settings: &'a FetchSettings, memory: &'a FileMemory, limit: Duration) -> Self {
+        let now = Instant::now();
+        // A limit beyond the clock's range is none.
+        let deadline = now.checked_add(limit).unwrap_or_else(|| now + FAR);
+        Self { settings, memory, deadline }
+    }
+
+    async fn in_time<T>(&self, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        tokio::time::timeout_at(self.deadline, work).await.unwrap_or(Err(Failure::Late))
+    }
 }
 
 pub(super) struct Client {
     tls: TlsConnector,
+    resolver: Arc<dyn Resolver>,
 }
 
 impl std::fmt::Debug for Client {
@@ -65,7 +93,7 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    pub(super) fn new(settings: &FetchSettings) -> Result<Self, SettingsError> {
+    pub(super) fn new(settings: &FetchSettings, resolver: Arc<dyn Resolver>) -> Result<Self, SettingsError> {
         let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
         let mut file = String::new();
         if let Some(path) = &settings.authorities {
@@ -77,21 +105,16 @@ impl Client {
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
         let config = config.with_safe_default_protocol_versions().map_err(bad)?;
         let config = config.with_root_certificates(roots).with_no_client_auth();
-        Ok(Self { tls: TlsConnector::from(Arc::new(config)) })
+        Ok(Self { tls: TlsConnector::from(Arc::new(config)), resolver })
     }
 
     /// Fetches a URL and follows redirects.
-    pub(super) async fn get(
-        &self,
-        url: &Url,
-        settings: &FetchSettings,
-        budget: &Budget,
-    ) -> Result<(Bytes, Lease), Failure> {
+    pub(super) async fn get(&self, url: &Url, mut attempt: Attempt<'_>) -> Result<(Bytes, FileLease), Failure> {
         let mut url = url.clone();
         for _ in 0..=MAX_REDIRECTS {
-            match self.hop(&url, settings, budget).await? {
+            match self.hop(&url, &mut attempt).await? {
                 Outcome::Body(bytes, lease) => return Ok((bytes, lease)),
-                Outcome::Redirect(_) if !settings.redirects => {
+                Outcome::Redirect(_) if !attempt.settings.redirects => {
                     return Err(MediaError::Fetch("redirects are not allowed".to_owned()).into());
                 }
                 Outcome::Redirect(target) => url = target,
@@ -100,16 +123,19 @@ impl Client {
         Err(MediaError::Fetch(format!("more than {MAX_REDIRECTS} redirects")).into())
     }
 
-    async fn hop(&self, url: &Url, settings: &FetchSettings, budget: &Budget) -> Result<Outcome, Failure> {
-        let addresses = permitted(url, settings).await?;
-        let stream = connect(&addresses).await?;
+    async fn hop(&self, url: &Url, attempt: &mut Attempt<'_>) -> Result<Outcome, Failure> {
+        let stream = attempt.in_time(async {
+            let addresses = permitted(url, attempt.settings, &*self.resolver).await?;
+            connect(&addresses).await
+        });
+        let stream = stream.await?;
         if url.scheme() == "http" {
-            return exchange(stream, url, settings, budget).await;
+            return exchange(stream, url, attempt).await;
         }
         let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_owned();
         let name = ServerName::try_from(host).map_err(|_| invalid())?;
-        let stream = self.tls.connect(name, stream).await.map_err(passing)?;
-        exchange(stream, url, settings, budget).await
+        let stream = attempt.in_time(async { self.tls.connect(name, stream).await.map_err(passing) }).await?;
+        exchange(stream, url, attempt).await
     }
 }
 
@@ -131,7 +157,11 @@ fn passing(error: impl std::fmt::Display) -> Failure {
 }
 
 /// The addresses of a URL's host, if the URL may be fetched.
-async fn permitted(url: &Url, settings: &FetchSettings) -> Result<Vec<SocketAddr>, Failure> {
+async fn permitted(
+    url: &Url,
+    settings: &FetchSettings,
+    resolver: &dyn Resolver,
+) -> Result<Vec<SocketAddr>, Failure> {
     if !matches!(url.scheme(), "http" | "https") {
         return Err(MediaError::Fetch("a redirect leads to a URL that is not HTTP".to_owned()).into());
     }
@@ -146,10 +176,10 @@ async fn permitted(url: &Url, settings: &FetchSettings) -> Result<Vec<SocketAddr
     let addresses: Vec<SocketAddr> = match url.host().ok_or_else(invalid)? {
         Host::Ipv4(address) => vec![(address, port).into()],
         Host::Ipv6(address) => vec![(address, port).into()],
-        Host::Domain(name) => match tokio::net::lookup_host((name, port)).await {
-            Ok(addresses) => addresses.collect(),
-            Err(_) => vec![],
-        },
+        Host::Domain(name) => {
+            let addresses = resolver.resolve(name).await.unwrap_or_default();
+            addresses.into_iter().map(|address| (address, port).into()).collect()
+        }
     };
     if addresses.is_empty() {
         return Err(Failure::Passing(format!("the host {domain} has no address")));
@@ -175,7 +205,7 @@ async fn connect(addresses: &[SocketAddr]) -> Result<TcpStream, Failure> {
 }
 
 /// Sends the request and reads the response, while the connection is driven by the same future.
-async fn exchange<S>(stream: S, url: &Url, settings: &FetchSettings, budget: &Budget) -> Result<Outcome, Failure>
+async fn exchange<S>(stream: S, url: &Url, attempt: &mut Attempt<'_>) -> Result<Outcome, Failure>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -190,8 +220,8 @@ where
         .body(Empty::<Bytes>::new())
         .map_err(|_| invalid())?;
     let answer = async {
-        let response = sender.send_request(request).await.map_err(passing)?;
-        outcome(response, url, settings, budget).await
+        let response = attempt.in_time(async { sender.send_request(request).await.map_err(passing) }).await?;
+        outcome(response, url, attempt).await
     };
     tokio::pin!(answer, connection);
     tokio::select! {
@@ -201,12 +231,7 @@ where
     }
 }
 
-async fn outcome(
-    response: Response<Incoming>,
-    url: &Url,
-    settings: &FetchSettings,
-    budget: &Budget,
-) -> Result<Outcome, Failure> {
+async fn outcome(response: Response<Incoming>, url: &Url, attempt: &mut Attempt<'_>) -> Result<Outcome, Failure> {
     let status = response.status();
     if matches!(
         status,
@@ -228,30 +253,41 @@ async fn outcome(
         return Err(MediaError::Fetch(failure()).into());
     }
     let length = response.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-    body(response.into_body(), length, settings.max_bytes, budget).await
+    body(response.into_body(), length, attempt).await
 }
 
-/// Reads a body. `length` is what the host says; the budget follows what it sends.
-async fn body(mut body: Incoming, length: Option<u64>, max_bytes: u64, budget: &Budget) -> Result<Outcome, Failure> {
-    if length.is_some_and(|length| length > max_bytes) {
+/// Reads a body. `length` is what the host says; memory is taken for what it sends.
+async fn body(mut body: Incoming, length: Option<u64>, attempt: &mut Attempt<'_>) -> Result<Outcome, Failure> {
+    let max_bytes = attempt.settings.max_bytes;
+    let most = length.unwrap_or(max_bytes);
+    if most > max_bytes {
         return Err(too_large(max_bytes).into());
     }
-    let mut reserved = length.unwrap_or(STEP);
-    let mut lease = budget.reserve(reserved).await;
-    let mut bytes = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(passing)?.into_data() else {
-            continue;
+    let mut download = attempt.memory.download();
+    let mut bytes = Vec::new();
+    loop {
+        let frame = tokio::select! {
+            frame = attempt.in_time(async { body.frame().await.transpose().map_err(passing) }) => frame?,
+            () = download.stalled() => return Err(stalled().into()),
         };
+        let Some(frame) = frame else { break };
+        let Ok(data) = frame.into_data() else { continue };
         let size = bytes.len() as u64 + data.len() as u64;
         if size > max_bytes {
             return Err(too_large(max_bytes).into());
         }
-        while size > reserved {
-            lease.merge(budget.reserve(STEP).await);
-            reserved += STEP;
+        if size > download.size() {
+            let start = Instant::now();
+            download.grow(size, most).await;
+            attempt.deadline += start.elapsed();
+            bytes.reserve_exact(usize::try_from(download.size()).map_err(|_| too_large(max_bytes))? - bytes.len());
         }
+        download.received(data.len() as u64);
         bytes.extend_from_slice(&data);
     }
-    Ok(Outcome::Body(bytes.freeze(), lease))
+    Ok(Outcome::Body(bytes.into(), download.whole()))
+}
+
+fn stalled() -> MediaError {
+    MediaError::Fetch("the host sends too slowly while other images wait for memory".to_owned())
 }

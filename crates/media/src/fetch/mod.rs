@@ -9,6 +9,8 @@ mod address;
 mod client;
 mod file;
 mod inline;
+mod memory;
+mod resolve;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,19 +19,22 @@ use std::time::Duration;
 use bytes::Bytes;
 use url::Url;
 
-use crate::budget::{Budget, Lease};
 use crate::error::{MediaError, SettingsError};
 use crate::workers::off_thread;
-use client::{Client, Failure};
+use client::{Attempt, Client, Failure};
 use file::Folder;
+use memory::{FileLease, FileMemory};
 
 pub use address::{Network, NetworkError};
+pub use resolve::{Resolver, SystemResolver};
 
 /// Where images may come from, and how much time and memory they may take. The defaults are vLLM's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchSettings {
     /// Time of the first attempt (`VLLM_IMAGE_FETCH_TIMEOUT`). Each further attempt has four times as much.
     pub timeout: Duration,
+    /// While a fetch waits for memory, a host that sends less than 256 KiB in this time loses its own.
+    pub patience: Duration,
     /// Number of attempts (`VLLM_MEDIA_FETCH_MAX_RETRIES`), at least 1. Only timeouts, failed connections and responses
     /// with a status of 500 or more are tried again.
     pub attempts: u32,
@@ -53,6 +58,7 @@ impl Default for FetchSettings {
     fn default() -> Self {
         Self {
             timeout: Duration::from_secs(5),
+            patience: Duration::from_secs(1),
             attempts: 3,
             pause: Duration::from_secs(1),
             redirects: true,
@@ -68,11 +74,11 @@ impl Default for FetchSettings {
 /// Factor between the times of successive attempts, and between the pauses before them.
 const BACKOFF: u32 = 4;
 
-/// The bytes of a file, and the memory that they occupy in the budget.
+/// The bytes of a file, and the memory that they occupy.
 #[derive(Debug)]
 pub(crate) struct File {
     pub(crate) bytes: Bytes,
-    _lease: Lease,
+    _lease: FileLease,
 }
 
 /// Fetches files.
@@ -81,18 +87,24 @@ pub(crate) struct Fetcher {
     settings: FetchSettings,
     folder: Option<Folder>,
     client: Client,
-    budget: Budget,
+    memory: FileMemory,
 }
 
 impl Fetcher {
-    /// `budget` bounds the bytes of the files that are being fetched or waiting to be decoded.
+    /// `file_bytes` bounds the memory of the files that are being fetched or waiting to be decoded. One more file of the
+    /// largest size may come on top.
     ///
     /// # Errors
     /// The folder or the certificate authorities cannot be used.
-    pub(crate) fn new(settings: FetchSettings, budget: Budget) -> Result<Self, SettingsError> {
+    pub(crate) fn new(
+        settings: FetchSettings,
+        file_bytes: u64,
+        resolver: Arc<dyn Resolver>,
+    ) -> Result<Self, SettingsError> {
         let folder = settings.folder.as_deref().map(Folder::new).transpose()?;
-        let client = Client::new(&settings)?;
-        Ok(Self { settings, folder, client, budget })
+        let client = Client::new(&settings, resolver)?;
+        let memory = FileMemory::new(file_bytes, settings.patience);
+        Ok(Self { settings, folder, client, memory })
     }
 
     /// The bytes behind a URL.
@@ -100,7 +112,7 @@ impl Fetcher {
         let scheme = source.split_once(':').map(|(scheme, _)| scheme.to_ascii_lowercase());
         match scheme.as_deref() {
             Some("data") => {
-                let lease = self.budget.reserve(inline::size(source)).await;
+                let lease = self.memory.reserve(inline::size(source)).await;
                 let (source, max_bytes) = (Arc::clone(source), self.settings.max_bytes);
                 let bytes = off_thread(move || inline::decode(&source, max_bytes)).await??;
                 Ok(File { bytes: bytes.into(), _lease: lease })
@@ -112,7 +124,7 @@ impl Fetcher {
             Some("file") => {
                 let folder = self.folder.as_ref().ok_or(MediaError::LocalFiles)?;
                 let (file, size) = folder.open(source, self.settings.max_bytes).await?;
-                let lease = self.budget.reserve(size).await;
+                let lease = self.memory.reserve(size).await;
                 Ok(File { bytes: file::read(file, size).await?.into(), _lease: lease })
             }
             _ => Err(MediaError::Scheme),
@@ -123,12 +135,11 @@ impl Fetcher {
         let (mut limit, mut pause) = (self.settings.timeout, self.settings.pause);
         let mut attempt = 1;
         loop {
-            let result = tokio::time::timeout(limit, self.client.get(url, &self.settings, &self.budget)).await;
-            let reason = match result {
-                Ok(Ok((bytes, lease))) => return Ok(File { bytes, _lease: lease }),
-                Ok(Err(Failure::Final(error))) => return Err(error),
-                Ok(Err(Failure::Passing(reason))) => reason,
-                Err(_) => format!("no complete response within {} seconds", limit.as_secs_f64()),
+            let reason = match self.client.get(url, Attempt::new(&self.settings, &self.memory, limit)).await {
+                Ok((bytes, lease)) => return Ok(File { bytes, _lease: lease }),
+                Err(Failure::Final(error)) => return Err(error),
+                Err(Failure::Passing(reason)) => reason,
+                Err(Failure::Late) => format!("no complete response within {} seconds", limit.as_secs_f64()),
             };
             tracing::debug!(host = url.host_str(), attempt, reason, "fetching an image failed");
             if attempt >= self.settings.attempts {

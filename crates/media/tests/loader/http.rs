@@ -94,6 +94,7 @@ async fn every_hop_is_checked() {
         "http://127.0.0.2/",
         "http://2130706434/",
         "http://0x7f.2/",
+        "http://0177.0.0.2/",
         "http://[::ffff:10.0.0.1]/",
         "http://[64:ff9b::a9fe:a9fe]/",
     ] {
@@ -114,9 +115,39 @@ async fn every_hop_is_checked() {
 async fn addresses_that_are_not_public_are_refused() {
     let server = Server::start(|_, _| file(&png(9, 9, 1))).await;
     let strict = loader(with(|fetch| fetch.private_networks = vec![]));
-    for host in
-        ["127.0.0.1", "localhost", "[::1]", "0x7f000001", "2130706433", "127.1", "0.0.0.0", "[::ffff:127.0.0.1]"]
-    {
+    for host in [
+        "127.0.0.1",
+        "127.0.0.1.",
+        "localhost",
+        "LOCALHOST.",
+        "127.1",
+        "127.0.1",
+        "0177.0.0.1",
+        "0177.1",
+        "017700000001",
+        "0x7f.1",
+        "0x7F.0x0.0x0.0x1",
+        "0x7f000001",
+        "2130706433",
+        "127.0.0%2e1",
+        "\u{ff11}\u{ff12}\u{ff17}.0.0.1",
+        "127\u{3002}0\u{3002}0\u{3002}1",
+        "0",
+        "0.0.0.0",
+        "3232235521",
+        "0xa9fea9fe",
+        "[::]",
+        "[::1]",
+        "[::127.0.0.1]",
+        "[::ffff:127.0.0.1]",
+        "[::ffff:7f00:1]",
+        "[64:ff9b::127.0.0.1]",
+        "[64:ff9b::7f00:1]",
+        "[64:ff9b:1::7f00:1]",
+        "[2002:7f00:1::]",
+        "[fe80::1]",
+        "[fd00::1]",
+    ] {
         let (status, message) = refused(&strict, &format!("http://{host}:{}/x.png", server.port())).await;
         assert_eq!(status, 422, "{host}");
         assert!(message.ends_with("has an address that is not public"), "{host}: {message}");

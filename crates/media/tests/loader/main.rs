@@ -2,10 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
+mod bombs;
 mod cache;
 mod files;
 mod hostile;
 mod http;
+mod memory;
+mod rebinding;
 mod server;
 
 use std::sync::Arc;
@@ -23,6 +26,9 @@ use octavo_media::{
 
 #[global_allocator]
 static HEAP: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;
+
+/// Held by the tests that measure the heap or fill it.
+static MEASURED: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// Counts lookups and hits.
 #[derive(Clone, Default)]

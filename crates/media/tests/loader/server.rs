@@ -37,6 +37,7 @@ pub(crate) fn redirect(target: &str) -> Reply {
 
 pub(crate) struct Server {
     address: SocketAddr,
+    connections: Arc<AtomicUsize>,
     requests: Arc<AtomicUsize>,
     left: Arc<Notify>,
     accepting: JoinHandle<()>,
@@ -45,13 +46,23 @@ pub(crate) struct Server {
 impl Server {
     /// `answer` is given the path and the number of requests before.
     pub(crate) async fn start(answer: impl Fn(&str, usize) -> Reply + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_at("127.0.0.1:0", answer).await
+    }
+
+    /// Starts a server at an address of this machine.
+    pub(crate) async fn start_at(
+        address: &str,
+        answer: impl Fn(&str, usize) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (requests, left, answer) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()), Arc::new(answer));
-        let (counter, gone) = (Arc::clone(&requests), Arc::clone(&left));
+        let connections = Arc::new(AtomicUsize::new(0));
+        let (counter, gone, accepted) = (Arc::clone(&requests), Arc::clone(&left), Arc::clone(&connections));
         let accepting = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (answer, counter, gone) = (Arc::clone(&answer), Arc::clone(&counter), Arc::clone(&gone));
+                accepted.fetch_add(1, Ordering::Relaxed);
                 tokio::spawn(async move {
                     let reply = |path: &str| answer(path, counter.fetch_add(1, Ordering::Relaxed));
                     // A client that leaves is what the test wants.
@@ -60,7 +71,7 @@ impl Server {
                 });
             }
         });
-        Self { address, requests, left, accepting }
+        Self { address, connections, requests, left, accepting }
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
@@ -69,6 +80,11 @@ impl Server {
 
     pub(crate) fn port(&self) -> u16 {
         self.address.port()
+    }
+
+    /// Number of connections until now.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
     }
 
     /// Number of requests until now.
