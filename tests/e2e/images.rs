@@ -102,6 +102,13 @@ async fn every_route_of_conversations_takes_images() {
     }
 }
 
+/// A GIF image of a few bytes that claims to be as large as the format allows.
+fn huge_gif() -> String {
+    use base64::Engine;
+    let file = [b"GIF89a".as_slice(), &[0xff; 4], &[0; 3], b",\0\0\0\0", &[0xff; 4], &[0, 8, 1, 0, 0], b";"].concat();
+    format!("data:image/gif;base64,{}", base64::engine::general_purpose::STANDARD.encode(file))
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn images_that_cannot_be_used_are_refused_by_name() {
     let server = server(&["--limit-mm-per-prompt", r#"{"image": 1}"#]);
@@ -112,8 +119,11 @@ async fn images_that_cannot_be_used_are_refused_by_name() {
     };
     let many = "At most 1 image(s) may be provided in one prompt. Set `--limit-mm-per-prompt` to increase this limit.";
     assert_eq!(refused(chat(&cases()[1]["messages"])).await, (400, many.into(), json!("image")));
+    let huge = "Image dimensions 65535x65535 (4294836225 pixels) exceed the maximum of 178956970 pixels. \
+                Set VLLM_MAX_IMAGE_PIXELS to increase this limit.";
     for (part, status, message) in [
         (url("data:image/png;base64,AAAA"), 400, "Failed to load image: cannot identify image file"),
+        (url(&huge_gif()), 400, huge),
         (url("data:image/png;base64"), 400, "Invalid data URL 'data:image/png;base64': missing ',' separator."),
         (url("data:image/png,x"), 400, "Only base64 data URLs are supported for now."),
         (url("file:///etc/passwd"), 400, "Cannot load local files without `--allowed-local-media-path`."),
@@ -203,14 +213,29 @@ async fn images_come_from_a_folder_or_by_a_name_given_before() {
     assert_eq!(answer(url("file:///etc/passwd")).await.0, 400);
 }
 
-/// Accepts connections and never answers.
-async fn silent_server() -> (String, tokio::task::JoinHandle<()>) {
+/// Answers `/picture.png` with a file, announces large files at paths that begin with `/large`, and is silent at others.
+async fn slow_server(picture: Vec<u8>) -> (String, tokio::task::JoinHandle<()>) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let task = tokio::spawn(async move {
-        let mut open = vec![];
-        while let Ok((stream, _)) = listener.accept().await {
-            open.push(stream);
+        let mut connections = tokio::task::JoinSet::new();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let picture = picture.clone();
+            connections.spawn(async move {
+                let mut head = vec![];
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(stream.read_u8().await?);
+                }
+                let announce = |bytes: usize| format!("HTTP/1.1 200 OK\r\nContent-Length: {bytes}\r\n\r\n").into_bytes();
+                if head.starts_with(b"GET /picture.png ") {
+                    return stream.write_all(&[announce(picture.len()), picture].concat()).await;
+                }
+                if head.starts_with(b"GET /large") {
+                    stream.write_all(&announce(256 << 20)).await?;
+                }
+                std::future::pending().await
+            });
         }
     });
     (format!("http://{address}"), task)
@@ -221,17 +246,18 @@ async fn slow_servers_of_images_delay_nobody_else() {
     let args = ["--device", "cpu", "--cpu-threads", "1", "--allowed-media-networks", "127.0.0.0/8"];
     let variables = [("VLLM_IMAGE_FETCH_TIMEOUT", Path::new("600"))];
     let server = Server::start_in(Path::new(OCTAVO), &tiny(), &args, &variables);
-    let (slow, _task) = silent_server().await;
+    let (slow, _task) = slow_server(decoded(&picture())).await;
     // More than any lane has places.
     let waiting: Vec<_> = (0..200)
         .map(|number| {
-            let body = one_image(url(&format!("{slow}/{number}.png")));
+            let path = if number % 2 == 0 { "large" } else { "silent" };
+            let body = one_image(url(&format!("{slow}/{path}/{number}.png")));
             let request = server.client().post(server.url("/v1/chat/completions")).json(&body);
             tokio::spawn(request.send())
         })
         .collect();
     let text = chat(&json!([{"role": "user", "content": "a"}]));
-    for body in [&text, &one_image(url(&picture()))] {
+    for body in [&text, &one_image(url(&picture())), &one_image(url(&format!("{slow}/picture.png")))] {
         for _ in 0..20 {
             let (status, answer) = server.post("/v1/chat/completions", body).await;
             assert_eq!(status, 200, "{answer}");

@@ -1,13 +1,9 @@
-//! Time of an image of 1, 4 and 16 megapixels on one core: its parts, and the whole from the file to the patches.
-//!
-//! `beside_pillow.py` runs this bench on JPEG files and prints the times of Pillow, torchvision and numpy beside it. It
-//! names the folder of the files in `MEDIA_BENCH_FOLDER`; without it, only images in memory are measured.
+//! Time of the steps from pixels to patches for images of 1, 4 and 16 megapixels on one core. `beside_python.py` measures
+//! files, beside other programs.
 
 use std::hint::black_box;
-use std::path::Path;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use octavo_media::decode::{decode, inspect};
 use octavo_media::resize::{Filter, resize};
 use octavo_media::{ImageProcessor, Normalize, PatchLayout, RgbImage, SizeRule};
 
@@ -56,17 +52,6 @@ fn images(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new("normalize", side), |bencher| {
             bencher.iter(|| patches.normalized(0..patches.len(), black_box(&mut rows)));
         });
-        if let Some(folder) = std::env::var_os("MEDIA_BENCH_FOLDER") {
-            let file = std::fs::read(Path::new(&folder).join(format!("{side}.jpg"))).expect("the folder has the file");
-            let decoded = || {
-                let header = inspect(&file, 0).expect("a JPEG file");
-                decode(&file, &header, [255; 3]).expect("a JPEG file")
-            };
-            group.bench_function(BenchmarkId::new("jpeg", side), |bencher| bencher.iter(decoded));
-            group.bench_function(BenchmarkId::new("jpeg_to_patches", side), |bencher| {
-                bencher.iter(|| processor.process(decoded(), &|| false));
-            });
-        }
     }
 }
 

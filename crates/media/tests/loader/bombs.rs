@@ -65,14 +65,14 @@ fn lossless(side: u32) -> Vec<u8> {
     file.split_off(at)
 }
 
-/// An animated WebP image of frames with these sides and chunks.
+/// An animated WebP image of frames with these sides and chunks, which are not blended.
 fn animated_webp(canvas: u32, frames: &[(u32, &[u8])]) -> Vec<u8> {
     let three = |number: u32| number.to_le_bytes()[..3].to_vec();
     let side = three(canvas - 1);
     let mut chunks = chunk(b"VP8X", &[vec![2, 0, 0, 0], side.clone(), side].concat());
     chunks.extend(chunk(b"ANIM", &[0; 6]));
     for (side, image) in frames {
-        let head = [vec![0; 6], three(side - 1), three(side - 1), vec![1, 0, 0, 0]].concat();
+        let head = [vec![0; 6], three(side - 1), three(side - 1), vec![1, 0, 0, 2]].concat();
         chunks.extend(chunk(b"ANMF", &[&head, *image].concat()));
     }
     [b"RIFF".as_slice(), &(chunks.len() as u32 + 4).to_le_bytes(), b"WEBP", &chunks].concat()
@@ -100,7 +100,7 @@ async fn only_the_first_frame_of_a_gif_file_is_decoded() {
     let larger = b",\0\0\0\0\xff\xff\xff\xff\0\x08\0".repeat(10_000);
     for frames in [frame.repeat(500), larger] {
         let file = [first.clone(), frames, vec![b';']].concat();
-        assert_eq!(measured(&file).unwrap(), still);
+        assert!(measured(&file).unwrap() == still);
     }
     // The first one is larger than the canvas.
     let mut file = gif_frame(1000);
@@ -133,7 +133,7 @@ async fn only_the_first_frame_of_an_animated_webp_file_is_decoded() {
     let _measured = MEASURED.lock().await;
     let (small, large) = (lossless(100), lossless(3000));
     let still = measured(&animated_webp(100, &[(100, &small)])).unwrap();
-    assert_eq!(still.data(), vec![128; 30_000]);
+    assert!(still.data().iter().all(|value| *value == 128));
     for side in [100, 3000] {
         let mut frames = vec![(side, large.as_slice()); 500];
         frames[0] = (100, &small);

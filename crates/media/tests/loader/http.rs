@@ -119,7 +119,7 @@ async fn addresses_that_are_not_public_are_refused() {
         "127.0.0.1",
         "127.0.0.1.",
         "localhost",
-        "LOCALHOST.",
+        "LOCALHOST",
         "127.1",
         "127.0.1",
         "0177.0.0.1",

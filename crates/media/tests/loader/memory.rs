@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use octavo_media::MediaSettings;
 
-use super::server::{Reply, Server, file};
+use super::server::{Reply, Server, file, status};
 use super::{HEAP, MEASURED, load, loader, png, settings};
 
 const MIB: u64 = 1 << 20;
@@ -109,24 +109,25 @@ async fn large_files_that_arrive_together_are_all_answered() {
 async fn the_time_limit_of_a_host_does_not_run_while_its_file_waits_for_memory() {
     let _measured = MEASURED.lock().await;
     let server = Server::start(|path, before| match path {
-        // The first attempt outlasts the limit of the others, and keeps the memory.
-        "/slow" if before < 4 => Reply::Silence([announce(4 * MIB), vec![1; 3 << 20]].concat()),
-        _ => file(&[png(9, 9, 1), vec![0; 2 << 20]].concat()),
+        "/image.png" => file(&[png(9, 9, 1), vec![0; 2 << 20]].concat()),
+        _ if before < 4 => status(503),
+        // The second attempt has more time than the first one of the image.
+        _ => Reply::Silence([announce(4 * MIB), vec![1; 3 << 20]].concat()),
     })
     .await;
     let mut patient = narrow();
-    (patient.fetch.patience, patient.fetch.timeout, patient.fetch.attempts) =
-        (Duration::from_secs(5), Duration::from_secs(4), 1);
+    (patient.fetch.patience, patient.fetch.timeout) = (Duration::from_secs(6), Duration::from_secs(4));
     let loader = loader(patient);
     let slow: Vec<_> = (0..4)
         .map(|number| {
-            let (loader, url) = (loader.clone(), format!("{}?{number}", server.url("/slow")));
+            let (loader, url) = (loader.clone(), server.url(&format!("/{number}")));
             tokio::spawn(async move { load(&loader, &url).await })
         })
         .collect();
-    while server.requests() < slow.len() {
+    while server.requests() < 2 * slow.len() {
         tokio::task::yield_now().await;
     }
     assert!(load(&loader, &server.url("/image.png")).await.is_ok());
+    assert_eq!(server.requests(), 2 * slow.len() + 1, "the first attempt succeeds");
     slow.iter().for_each(tokio::task::JoinHandle::abort);
 }
