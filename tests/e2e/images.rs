@@ -227,7 +227,8 @@ async fn slow_server(picture: Vec<u8>) -> (String, tokio::task::JoinHandle<()>) 
                 while !head.ends_with(b"\r\n\r\n") {
                     head.push(stream.read_u8().await?);
                 }
-                let announce = |bytes: usize| format!("HTTP/1.1 200 OK\r\nContent-Length: {bytes}\r\n\r\n").into_bytes();
+                let announce =
+                    |bytes: usize| format!("HTTP/1.1 200 OK\r\nContent-Length: {bytes}\r\n\r\n").into_bytes();
                 if head.starts_with(b"GET /picture.png ") {
                     return stream.write_all(&[announce(picture.len()), picture].concat()).await;
                 }

@@ -97,7 +97,9 @@ pub fn inspect(bytes: &[u8], max_pixels: u64) -> Result<Header, MediaError> {
         return Err(MediaError::Pixels { width, height, max: max_pixels });
     }
     if pixels > MAX_PIXELS {
-        return Err(broken(format!("an image of {width}x{height} pixels cannot be decoded: the maximum is {MAX_PIXELS}")));
+        return Err(broken(format!(
+            "an image of {width}x{height} pixels cannot be decoded: the maximum is {MAX_PIXELS}"
+        )));
     }
     Ok(Header { format, width, height })
 }

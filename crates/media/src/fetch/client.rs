@@ -157,11 +157,7 @@ fn passing(error: impl std::fmt::Display) -> Failure {
 }
 
 /// The addresses of a URL's host, if the URL may be fetched.
-async fn permitted(
-    url: &Url,
-    settings: &FetchSettings,
-    resolver: &dyn Resolver,
-) -> Result<Vec<SocketAddr>, Failure> {
+async fn permitted(url: &Url, settings: &FetchSettings, resolver: &dyn Resolver) -> Result<Vec<SocketAddr>, Failure> {
     if !matches!(url.scheme(), "http" | "https") {
         return Err(MediaError::Fetch("a redirect leads to a URL that is not HTTP".to_owned()).into());
     }

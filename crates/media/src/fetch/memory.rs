@@ -128,7 +128,8 @@ impl Inner {
     /// Ends the download whose host has sent too little for the longest time.
     fn end_a_stalled_download(&self) {
         let mut downloads = self.downloads();
-        let stalled = downloads.running.iter().filter(|(_, host)| !host.waiting && host.since.elapsed() >= self.patience);
+        let stalled =
+            downloads.running.iter().filter(|(_, host)| !host.waiting && host.since.elapsed() >= self.patience);
         if let Some(number) = stalled.min_by_key(|(_, host)| host.since).map(|(number, _)| *number)
             && let Some(host) = downloads.running.remove(&number)
         {

@@ -94,7 +94,9 @@ async fn a_name_is_checked_again_before_each_attempt() {
 #[tokio::test]
 async fn one_address_that_is_not_public_spoils_a_name() {
     let [public, private] = servers(|_, _| file(&png(9, 9, 1))).await;
-    for answer in [&[PUBLIC, PRIVATE][..], &[PRIVATE, PUBLIC], &[PUBLIC, "::ffff:127.0.0.3"], &[PUBLIC, "64:ff9b::a00:1"]] {
+    for answer in
+        [&[PUBLIC, PRIVATE][..], &[PRIVATE, PUBLIC], &[PUBLIC, "::ffff:127.0.0.3"], &[PUBLIC, "64:ff9b::a00:1"]]
+    {
         let answer: &'static [&'static str] = answer.to_vec().leak();
         let resolver = Changing::new(&[answer]);
         assert_eq!(refused(&loader(&resolver), &image(public.port())).await, (422, NOT_PUBLIC.to_owned()));

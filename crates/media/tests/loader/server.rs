@@ -50,10 +50,7 @@ impl Server {
     }
 
     /// Starts a server at an address of this machine.
-    pub(crate) async fn start_at(
-        address: &str,
-        answer: impl Fn(&str, usize) -> Reply + Send + Sync + 'static,
-    ) -> Self {
+    pub(crate) async fn start_at(address: &str, answer: impl Fn(&str, usize) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (requests, left, answer) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()), Arc::new(answer));
