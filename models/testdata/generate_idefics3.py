@@ -12,20 +12,27 @@ import json
 import numpy as np
 import torch
 from safetensors.numpy import save_file
-from transformers import Idefics3Config, Idefics3ForConditionalGeneration
+from tokenizers import Tokenizer
+from transformers import (
+    Idefics3Config, Idefics3ForConditionalGeneration, Idefics3ImageProcessor, Idefics3Processor,
+    PreTrainedTokenizerFast,
+)
 
 from generate import COMMON, HERE, VOCAB, fresh, readable, rounded, save_torch, write_json
-from generate_vision import END, IMAGE, START, draw
+from generate_vision import ANSWER, END, IMAGE, MARGIN, START, byte_tokenizer, data_url, draw, picture
 
 # Every image is a square with this many patches on a side, and squares of patches become one token.
 SIDE, SCALE = 6, 3
 IMAGES = {"one": 1, "two": 2, "decode": 3}
+# The side of a tile in pixels. Some published encoders, too, have tiles that end within a patch.
+TILE = 4 * SIDE + 2
 
 
 def main():
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     write(HERE / "idefics3", seed=203)
+    chat(HERE / "idefics3")
     readable()
 
 
@@ -34,7 +41,7 @@ def write(folder, seed):
     fresh(folder)
     text = COMMON | dict(model_type="llama", num_hidden_layers=3, head_dim=16, rms_norm_eps=1e-5)
     vision = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4, patch_size=4,
-                  image_size=4 * SIDE)
+                  image_size=TILE)
     config = Idefics3Config(
         text_config=text, vision_config=vision, image_token_id=IMAGE, scale_factor=SCALE, tie_word_embeddings=False,
     )
@@ -75,6 +82,87 @@ def case(tensors, name, model, images, random):
     assert logits.shape == (len(ids), VOCAB)
     tensors |= {f"{name}.input_ids": ids, f"{name}.logits": logits}
     print(f"{name}: {len(ids)} tokens, standard deviation of the logits {logits.std():.2f}")
+
+
+PROCESSOR = dict(
+    size=dict(longest_edge=60), max_image_size=dict(longest_edge=TILE), do_image_splitting=True, do_pad=True,
+    image_mean=[0.5] * 3, image_std=[0.5] * 3, rescale_factor=1 / 255, resample=1,
+    do_resize=True, do_rescale=True, do_normalize=True, do_convert_rgb=True,
+)
+SPECIAL = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|im_start|>"]
+SPECIAL += [f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)]
+TEMPLATE = """<|im_start|>{% for message in messages %}{{ message.role | capitalize }}: \
+{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}\
+{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<end_of_utterance>
+{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"""
+
+
+def chat(folder):
+    """Writes what a server needs for conversations with images, and chat.json: requests with PyTorch's answers."""
+    # The line feeds after the last row of tiles become one token.
+    tokenizer = byte_tokenizer(SPECIAL, last_pair="ĊĊ")
+    write_json(folder / "tokenizer.json", tokenizer)
+    write_json(folder / "tokenizer_config.json", {"eos_token": "<end_of_utterance>"})
+    write_json(folder / "generation_config.json", {"eos_token_id": [303]})
+    write_json(folder / "preprocessor_config.json", PROCESSOR | {"image_processor_type": "Idefics3ImageProcessor"})
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(tokenizer)))
+    model = Idefics3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    image = {"type": "image"}
+    text = lambda words: {"type": "text", "text": words}
+    user = lambda *parts: dict(role="user", content=list(parts))
+    # The sizes of the images, the settings that differ, and the conversation.
+    cases = {
+        "tiled": ([(70, 30)], {}, [user(text("What is this?"), image, text("Say it."))]),
+        "small": ([(9, 12)], {}, [user(image, text("a"))]),
+        "two": ([(44, 31), (20, 75)], {}, [user(image, text("and"), image), dict(role="assistant", content="ab"),
+                                          user(text("Which?"))]),
+        "whole": ([(70, 30)], dict(do_image_splitting=False), [user(text("What is this?"), image)]),
+        "single": ([(70, 30)], dict(size=dict(longest_edge=24)), [user(text("What is this?"), image)]),
+        "taller": ([(20, 75)], dict(size=dict(longest_edge=78), max_image_size=dict(longest_edge=27)), [user(image)]),
+    }
+    write_json(folder / "chat.json", [answered(model.eval(), tokenizer, name, *case) for name, case in cases.items()])
+
+
+def answered(model, tokenizer, name, sizes, settings, messages):
+    """Returns a request and its answer. Pixels are drawn until all tokens of the answer are clear."""
+    images = Idefics3ImageProcessor(**PROCESSOR | settings)
+    processor = Idefics3Processor(images, tokenizer, image_seq_len=(SIDE // SCALE) ** 2, chat_template=TEMPLATE)
+    prompt = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    for seed in range(1000):
+        random = np.random.default_rng(8000 + seed)
+        pictures = [picture(random, size) for size in sizes]
+        inputs = processor(text=[prompt], images=[pictures], return_tensors="pt", add_special_tokens=False)
+        answer = greedy(model, inputs)
+        if answer is not None:
+            break
+    ids = inputs["input_ids"][0].tolist()
+    views = inputs["pixel_values"].shape[1]
+    assert ids.count(IMAGE) == views * (SIDE // SCALE) ** 2
+    print(f"{name}: {len(ids)} tokens, {views} views, pixels of draw {seed}")
+    urls = iter(pictures)
+    request = [
+        message if isinstance(message["content"], str) else message | {"content": [
+            {"type": "image_url", "image_url": {"url": data_url(next(urls))}} if part["type"] == "image" else part
+            for part in message["content"]]}
+        for message in messages
+    ]
+    return dict(name=name, settings=settings, messages=request, prompt_tokens=len(ids), answer=answer)
+
+
+def greedy(model, inputs):
+    """Returns the most likely answer, or None if one of its tokens is not clear or ends it."""
+    ids, answer = inputs["input_ids"], []
+    for _ in range(ANSWER):
+        logits = model(input_ids=ids, pixel_values=inputs["pixel_values"],
+                       pixel_attention_mask=inputs["pixel_attention_mask"]).logits[0, -1].float()
+        best = torch.topk(logits, 2)
+        token = int(best.indices[0])
+        if best.values[0] - best.values[1] < MARGIN or token >= IMAGE:
+            return None
+        answer.append(token)
+        ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
+    return answer
 
 
 def as_config(written):

@@ -154,19 +154,19 @@ def chat(folder):
     write_json(folder / "chat.json", [answered(model, tokenizer, name, messages) for name, messages in cases.items()])
 
 
-def byte_tokenizer():
+def byte_tokenizer(special=SPECIAL, last_pair="ch"):
     """Returns a byte-level tokenizer: all bytes, 44 pairs of letters, and the tokens of images and messages."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in visible]
     letters = {byte: chr(byte) for byte in visible} | {byte: chr(256 + at) for at, byte in enumerate(hidden)}
     pairs = "th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng se ha as ou io le ve co me de hi ri ro ic".split()
-    pairs += ["ne", "ea", "ra", "ce", "li", "ch"]
+    pairs += ["ne", "ea", "ra", "ce", "li", last_pair]
     vocab = {letters[byte]: byte for byte in range(256)} | {pair: 256 + at for at, pair in enumerate(pairs)}
     assert len(vocab) == 300
-    extra = [f"<|extra_{at}|>" for at in range(VOCAB - 300 - len(SPECIAL))]
+    extra = [f"<|extra_{at}|>" for at in range(VOCAB - 300 - len(special))]
     added = [
         dict(id=300 + at, content=content, single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
-        for at, content in enumerate(SPECIAL + extra)
+        for at, content in enumerate(special + extra)
     ]
     level = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=True)
     return dict(

@@ -7,18 +7,30 @@ use serde_json::{Value, json};
 
 use crate::OCTAVO;
 
-/// A Qwen3-VL of random weights.
+/// A model of random weights.
+fn model(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata").join(name)
+}
+
 fn tiny() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata/qwen3-vl")
+    model("qwen3-vl")
 }
 
 fn server(args: &[&str]) -> Server {
-    Server::start(Path::new(OCTAVO), &tiny(), &[&["--device", "cpu", "--cpu-threads", "1"], args].concat())
+    server_of(&tiny(), args)
+}
+
+fn server_of(model: &Path, args: &[&str]) -> Server {
+    Server::start(Path::new(OCTAVO), model, &[&["--device", "cpu", "--cpu-threads", "1"], args].concat())
 }
 
 /// The requests whose answers PyTorch has computed.
 fn cases() -> Vec<Value> {
-    serde_json::from_slice(&std::fs::read(tiny().join("chat.json")).unwrap()).unwrap()
+    cases_of(&tiny())
+}
+
+fn cases_of(model: &Path) -> Vec<Value> {
+    serde_json::from_slice(&std::fs::read(model.join("chat.json")).unwrap()).unwrap()
 }
 
 fn chat(messages: &Value) -> Value {
@@ -64,6 +76,59 @@ async fn answers_are_those_of_pytorch() {
             assert_eq!(tokens["count"], case["prompt_tokens"], "{}", case["name"]);
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_about_images_in_tiles_are_those_of_pytorch() {
+    let model = model("idefics3");
+    let cases = cases_of(&model);
+    let mut settings: Vec<_> = cases.iter().map(|case| case["settings"].to_string()).collect();
+    settings.dedup();
+    for settings in settings {
+        // In the second run, a step has room for one or two tiles.
+        for args in [&[][..], &["--max-num-batched-tokens", "10"]] {
+            let server = server_of(&model, &[&["--mm-processor-kwargs", &settings], args].concat());
+            for case in cases.iter().filter(|case| case["settings"].to_string() == settings) {
+                // The second answer takes the blocks of the first one's prompt.
+                for _ in 0..2 {
+                    let (status, answer) = server.post("/v1/chat/completions", &chat(&case["messages"])).await;
+                    assert_eq!(status, 200, "{answer}");
+                    assert_eq!(answer["choices"][0]["token_ids"], case["answer"], "{} {args:?}", case["name"]);
+                    assert_eq!(answer["usage"]["prompt_tokens"], case["prompt_tokens"], "{}", case["name"]);
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn texts_cannot_take_the_place_of_tiles() {
+    let model = model("idefics3");
+    let case = &cases_of(&model)[0];
+    let server = server_of(&model, &["--max-model-len", "50"]);
+    let refused = async |content: Value| {
+        let body = chat(&json!([{"role": "user", "content": content}]));
+        let (status, answer) = server.post("/v1/chat/completions", &body).await;
+        assert_eq!(status, 400, "{answer}");
+        answer["error"]["message"].as_str().unwrap().to_owned()
+    };
+    let mut parts = case["messages"][0]["content"].clone();
+    // 28 tokens of tiles fit, but their tags and texts do not.
+    let message = refused(parts.clone()).await;
+    assert!(message.starts_with("This model's maximum context length is 50 tokens."), "{message}");
+    parts[0]["text"] = json!("<image>");
+    let message = refused(parts).await;
+    assert!(
+        message.starts_with("The prompt has 2 placeholders for images, but the messages have 1 images."),
+        "{message}"
+    );
+    let message = refused(json!("<image>")).await;
+    assert!(
+        message.starts_with("The prompt has 1 placeholders for images, but the messages have 0 images."),
+        "{message}"
+    );
+    let (status, answer) = server.post("/v1/chat/completions", &chat(&json!([{"role": "user", "content": "a"}]))).await;
+    assert_eq!(status, 200, "{answer}");
 }
 
 /// The first case in the forms of the other routes.

@@ -35,7 +35,7 @@ fn images(criterion: &mut Criterion) {
     for side in SIDES {
         let image = noise(side);
         let pixels = (side * side) as u64;
-        let target = processor.resized(side as u32, side as u32).expect("a square");
+        let target = processor.plan(side, side).expect("a square").views[0].size;
         group.sample_size(10).throughput(Throughput::Elements(pixels));
         for (name, size) in [("resize", target), ("shrink", (side / 4, side / 4))] {
             group.bench_function(BenchmarkId::new(name, side), |bencher| {
@@ -47,7 +47,8 @@ fn images(criterion: &mut Criterion) {
             let run = |image| processor.process(image, &|| false);
             bencher.iter_batched(|| image.clone(), run, criterion::BatchSize::LargeInput);
         });
-        let patches = processor.process(image, &|| false).expect("a square").expect("not cancelled");
+        let views = processor.process(image, &|| false).expect("a square").expect("not cancelled");
+        let patches = &views.patches()[0];
         let mut rows = vec![0.0; patches.len() * patches.layout().values()];
         group.bench_function(BenchmarkId::new("normalize", side), |bencher| {
             bencher.iter(|| patches.normalized(0..patches.len(), black_box(&mut rows)));

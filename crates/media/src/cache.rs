@@ -5,9 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::identity::Identity;
 use crate::loader::ProcessedImage;
+use crate::patches::Patches;
 
 /// Memory of an entry beside its patches.
 const OVERHEAD: u64 = 512;
+/// Memory of a view beside its patches.
+const VIEW_OVERHEAD: u64 = size_of::<Patches>() as u64;
 
 /// The most names that are remembered.
 const MAX_NAMES: usize = 1 << 16;
@@ -110,15 +113,15 @@ impl Entries {
 }
 
 fn size(image: &ProcessedImage) -> u64 {
-    image.patches.data().len() as u64 + OVERHEAD
+    image.views.bytes() + image.views.patches().len() as u64 * VIEW_OVERHEAD + OVERHEAD
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::image::RgbImage;
-    use crate::patches::Patches;
     use crate::processor::tests::processor;
+    use crate::views::{Tiles, Views};
 
     fn image(name: usize, cells: usize) -> Arc<ProcessedImage> {
         let processor = processor();
@@ -126,7 +129,7 @@ mod tests {
         let pixels = RgbImage::from_raw(width, height, vec![name as u8; width * height * 3]);
         let identity = Identity::new("m", &processor, name.to_string().as_bytes());
         let patches = Patches::cut(&pixels, processor.layout, processor.normalize);
-        Arc::new(ProcessedImage::new(identity, patches, None))
+        Arc::new(ProcessedImage::new(identity, Views::new(vec![patches], Tiles::default()), None))
     }
 
     #[test]

@@ -23,6 +23,16 @@ impl Identity {
     pub fn digest(&self) -> [u8; 32] {
         self.0
     }
+
+    /// The hash that names one view of the image.
+    #[must_use]
+    pub fn of_view(&self, index: usize) -> [u8; 32] {
+        let mut hash = Framed::default();
+        hash.add(b"view");
+        hash.add(&self.0);
+        hash.add(&(index as u64).to_le_bytes());
+        hash.finish()
+    }
 }
 
 impl fmt::Display for Identity {
@@ -81,6 +91,9 @@ mod tests {
             name_key(&base, "a", "bc"),
             name_key(&base, "ab", "c"),
             source_key(&base, "bc"),
+            Identity::new("a", &base, b"bc").of_view(0),
+            Identity::new("a", &base, b"bc").of_view(1),
+            Identity::new("ab", &base, b"c").of_view(0),
         ];
         for (i, a) in names.iter().enumerate() {
             assert!(names[..i].iter().all(|b| a != b), "{a:?}");

@@ -1,7 +1,7 @@
 //! Images of requests: from a URL to the patches that an encoder reads.
 //!
 //! [`MediaLoader`] fetches an image ([`fetch`]), names it by its content ([`Identity`]), decodes it ([`decode`]), and
-//! turns it into patches as an [`ImageProcessor`] describes ([`resize`]). Processed images are cached, and equal images
+//! turns it into the patches of one or more [`Views`] as an [`ImageProcessor`] describes ([`resize`]). Processed images are cached, and equal images
 //! that are requested at the same time are processed once.
 //!
 //! Everything here distrusts its input: sizes are checked before memory is reserved, the memory of all images in flight
@@ -19,6 +19,7 @@ mod loader;
 mod patches;
 mod processor;
 pub mod resize;
+mod views;
 mod workers;
 
 pub use error::{MediaError, SettingsError};
@@ -27,3 +28,4 @@ pub use image::RgbImage;
 pub use loader::{ImageRequest, MediaLoader, MediaObserver, MediaSettings, ProcessedImage};
 pub use patches::{Grid, Patches};
 pub use processor::{ImageProcessor, Normalize, PatchLayout, SizeRule};
+pub use views::{Plan, Tiles, View, Views};

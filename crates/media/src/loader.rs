@@ -1,4 +1,4 @@
-//! From the image part of a request to its patches.
+//! From the image part of a request to the patches of its views.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use crate::error::{MediaError, SettingsError};
 use crate::fetch::{FetchSettings, Fetcher, File, Resolver, SystemResolver, is_inline};
 use crate::flight::Flights;
 use crate::identity::{Identity, name_key, source_key};
-use crate::patches::Patches;
 use crate::processor::ImageProcessor;
+use crate::views::Views;
 use crate::workers::{Cancel, Workers, off_thread};
 
 /// The settings of a [`MediaLoader`].
@@ -75,20 +75,20 @@ pub struct ProcessedImage {
     /// Name of the image in every cache.
     pub identity: Identity,
     /// Its pixels.
-    pub patches: Patches,
+    pub views: Views,
     /// Their part of the memory for processed images.
     _lease: Option<Lease>,
 }
 
 impl ProcessedImage {
-    pub(crate) fn new(identity: Identity, patches: Patches, lease: Option<Lease>) -> Self {
-        Self { identity, patches, _lease: lease }
+    pub(crate) fn new(identity: Identity, views: Views, lease: Option<Lease>) -> Self {
+        Self { identity, views, _lease: lease }
     }
 }
 
 impl PartialEq for ProcessedImage {
     fn eq(&self, other: &Self) -> bool {
-        self.identity == other.identity && self.patches == other.patches
+        self.identity == other.identity && self.views == other.views
     }
 }
 
@@ -224,24 +224,24 @@ impl Inner {
     async fn process(self: Arc<Self>, file: File, identity: Identity, processor: Arc<ImageProcessor>) -> Outcome {
         let (bytes, max_pixels) = (file.bytes.clone(), self.settings.max_pixels);
         let header = off_thread(move || inspect(&bytes, max_pixels)).await??;
-        let (width, height) = processor.resized(header.width, header.height)?;
-        let held = self.reserve(3 * width as u64 * height as u64)?;
-        // Between the passes the image has one old side and one new side; then it exists resized and as patches.
-        let between = width.max(height) as u64 * u64::from(header.width.max(header.height));
-        let resizing = 3 * (between + 2 * width as u64 * height as u64);
-        let lease = self.decoding.reserve(header.decoding_bytes() + resizing).await;
+        let decoded = (header.width as usize, header.height as usize);
+        let plan = processor.plan(decoded.0, decoded.1)?;
+        let held = self.reserve(plan.patch_bytes(processor.layout))?;
+        let working = plan.working_bytes(decoded, processor.layout);
+        let lease = self.decoding.reserve(header.decoding_bytes() + working).await;
         let work = move |cancel: &Cancel| {
             if cancel.is_set() {
                 return Ok(None);
             }
             let image = decode(&file.bytes, &header, processor.background)?;
             drop(file);
+            // An image that the file says to turn has another plan, with the sides swapped.
             processor.process(image, &|| cancel.is_set())
         };
-        let patches = self.workers.run(lease, work).await?;
+        let views = self.workers.run(lease, work).await?;
         // Nobody is left to read this error.
-        let patches = patches.ok_or_else(|| MediaError::Image("the request was cancelled".to_owned()))?;
-        let image = Arc::new(ProcessedImage::new(identity, patches, Some(held)));
+        let views = views.ok_or_else(|| MediaError::Image("the request was cancelled".to_owned()))?;
+        let image = Arc::new(ProcessedImage::new(identity, views, Some(held)));
         self.cache.insert(&image);
         Ok(image)
     }

@@ -5,18 +5,21 @@ use crate::identity::Framed;
 use crate::image::RgbImage;
 use crate::patches::Patches;
 use crate::resize::{Filter, resize};
+use crate::views::{Plan, View, Views};
 
 /// Longest side divided by the shortest side that [`SizeRule::Area`] accepts.
 const MAX_ASPECT_RATIO: f64 = 200.0;
-/// Longest side of an image that [`SizeRule::Square`] accepts.
+/// Longest side of an image that [`SizeRule::Square`] and [`SizeRule::Tiles`] accept.
 const MAX_LONGEST: u32 = 4096;
+/// Most rows and columns of tiles.
+const MAX_TILES: u32 = 32;
 
 /// The parameters of an image processor, as a model's configuration gives them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageProcessor {
     /// Colour below transparent pixels.
     pub background: [u8; 3],
-    /// The size that an image is resized to.
+    /// The sizes of an image and its views.
     pub size: SizeRule,
     /// Kernel of the resize.
     pub filter: Filter,
@@ -26,7 +29,10 @@ pub struct ImageProcessor {
     pub layout: PatchLayout,
 }
 
-/// The size that an image is resized to. Both sides are multiples of [`PatchLayout::cell`].
+/// The sizes of an image and its views.
+///
+/// The sides of a view are multiples of [`PatchLayout::cell`], or up to a patch longer: pixels beyond the last whole patch
+/// are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizeRule {
     /// The nearest multiples of a cell that keep the aspect ratio, with an area between two limits.
@@ -48,6 +54,15 @@ pub enum SizeRule {
         /// Longest side after the first step, in pixels.
         longest: u32,
         /// Side after the second step, in pixels.
+        side: u32,
+    },
+    /// Square tiles, row by row, and after them the whole image as another square. The image is resized in two steps: the
+    /// first keeps the aspect ratio, and the second makes the sides multiples of a tile's. An image of a single tile is
+    /// one view.
+    Tiles {
+        /// Longest side after the first step, in pixels.
+        longest: u32,
+        /// Side of a tile in pixels.
         side: u32,
     },
 }
@@ -95,6 +110,17 @@ impl PatchLayout {
         self.patch * self.merge
     }
 
+    /// Whether a side has a whole number of cells, and less than a patch beyond them.
+    fn is_whole(&self, side: usize) -> bool {
+        let patches = side / self.patch;
+        patches > 0 && patches.is_multiple_of(self.merge)
+    }
+
+    /// Number of cells of a view.
+    fn cells(&self, (width, height): (usize, usize)) -> usize {
+        (width / self.cell()).saturating_mul(height / self.cell())
+    }
+
     /// Number of values in a patch: channels, frames, rows and columns.
     #[must_use]
     pub fn values(&self) -> usize {
@@ -136,19 +162,29 @@ impl ImageProcessor {
                     format!("is {width}x{height}, which is no multiple of the cell of {cell} pixels"),
                 );
             }
-            SizeRule::Square { longest, .. } if !(1..=MAX_LONGEST).contains(&longest) => {
+            SizeRule::Square { longest, .. } | SizeRule::Tiles { longest, .. }
+                if !(1..=MAX_LONGEST).contains(&longest) =>
+            {
                 return refuse(
                     "size",
                     format!("has a longest side of {longest}, and it must be between 1 and {MAX_LONGEST}"),
                 );
             }
-            SizeRule::Square { side, .. } if side == 0 || side > MAX_LONGEST || u64::from(side) % cell != 0 => {
+            SizeRule::Square { side, .. } | SizeRule::Tiles { side, .. }
+                if side > MAX_LONGEST || !self.layout.is_whole(side as usize) =>
+            {
                 return refuse(
                     "max_image_size",
                     format!("is {side}, which is no multiple of the cell of {cell} pixels up to {MAX_LONGEST}"),
                 );
             }
-            SizeRule::Area { .. } | SizeRule::Fixed { .. } | SizeRule::Square { .. } => {}
+            SizeRule::Tiles { longest, side } if longest.div_ceil(side) > MAX_TILES => {
+                return refuse(
+                    "size",
+                    format!("has a longest side of {longest}, which is more than {MAX_TILES} tiles of {side} pixels"),
+                );
+            }
+            SizeRule::Area { .. } | SizeRule::Fixed { .. } | SizeRule::Square { .. } | SizeRule::Tiles { .. } => {}
         }
         let Normalize { rescale, mean, std } = self.normalize;
         if !(rescale.is_normal() && rescale > 0.0) {
@@ -163,40 +199,79 @@ impl ImageProcessor {
         Ok(())
     }
 
-    /// The size in pixels that an image is resized to.
+    /// What is done to an image of a width and height.
     ///
     /// # Errors
     /// The aspect ratio exceeds 200.
-    pub fn resized(&self, width: u32, height: u32) -> Result<(usize, usize), MediaError> {
+    pub fn plan(&self, width: usize, height: usize) -> Result<Plan, MediaError> {
         match self.size {
-            SizeRule::Fixed { width, height } => Ok((width as usize, height as usize)),
-            SizeRule::Square { side, .. } => Ok((side as usize, side as usize)),
+            SizeRule::Fixed { width: to, height: high } => {
+                Ok(Plan::single(vec![], View::whole((width, height), (to as usize, high as usize))))
+            }
+            SizeRule::Square { longest, side } => {
+                let first = with_longest(width, height, longest as usize);
+                Ok(Plan::single(vec![first], View::whole(first, (side as usize, side as usize))))
+            }
+            SizeRule::Tiles { longest, side } => {
+                let first = with_longest(width, height, longest as usize);
+                let area = up_to_tiles(first, side as usize);
+                Ok(Plan::tiled(vec![first, area], area, side as usize))
+            }
             SizeRule::Area { min, max } => {
-                let ratio = f64::from(width.max(height)) / f64::from(width.min(height));
+                let ratio = width.max(height) as f64 / width.min(height) as f64;
                 if ratio > MAX_ASPECT_RATIO {
                     return Err(MediaError::AspectRatio { ratio: format!("{ratio:?}") });
                 }
-                Ok(within_area(f64::from(width), f64::from(height), self.layout.cell() as f64, min as f64, max as f64))
+                let cell = self.layout.cell() as f64;
+                let size = within_area(width as f64, height as f64, cell, min as f64, max as f64);
+                Ok(Plan::single(vec![], View::whole((width, height), size)))
             }
         }
     }
 
-    /// Resizes an image and cuts it into patches. Once `cancelled` returns true, the result is `None`.
+    /// The number of tokens of the largest image, over all its views.
+    #[must_use]
+    pub fn largest_image(&self) -> usize {
+        let square = |side: u32| self.layout.cells((side as usize, side as usize));
+        match self.size {
+            SizeRule::Area { max, .. } => {
+                let cell = self.layout.cell() as u64;
+                usize::try_from(max / (cell * cell)).unwrap_or(usize::MAX)
+            }
+            SizeRule::Fixed { width, height } => self.layout.cells((width as usize, height as usize)),
+            SizeRule::Square { side, .. } => square(side),
+            SizeRule::Tiles { longest, side } => {
+                // The shorter side is even, and so it may exceed an odd longest side.
+                let tiles = longest.next_multiple_of(2).div_ceil(side) as usize;
+                let views = if tiles > 1 { tiles * tiles + 1 } else { 1 };
+                views * square(side)
+            }
+        }
+    }
+
+    /// Resizes an image and cuts it into views of patches. Once `cancelled` returns true, the result is `None`.
     ///
     /// # Errors
     /// The aspect ratio of the image is too large.
-    pub fn process(&self, image: RgbImage, cancelled: &dyn Fn() -> bool) -> Result<Option<Patches>, MediaError> {
-        // A decoded image has sides of at most 32 bits.
-        let size = self.resized(image.width() as u32, image.height() as u32)?;
-        let first = match self.size {
-            SizeRule::Square { longest, .. } => {
-                let size = with_longest(image.width(), image.height(), longest as usize);
-                resize(image, size, self.filter, cancelled)
-            }
-            SizeRule::Area { .. } | SizeRule::Fixed { .. } => Some(image),
+    pub fn process(&self, image: RgbImage, cancelled: &dyn Fn() -> bool) -> Result<Option<Views>, MediaError> {
+        let plan = self.plan(image.width(), image.height())?;
+        Ok(self.follow(&plan, image, cancelled))
+    }
+
+    /// Does to an image what is planned for its size. Once `cancelled` returns true, the result is `None`.
+    fn follow(&self, plan: &Plan, mut image: RgbImage, cancelled: &dyn Fn() -> bool) -> Option<Views> {
+        for &size in &plan.steps {
+            image = resize(image, size, self.filter, cancelled)?;
+        }
+        let patches = |part: RgbImage, size: (usize, usize)| {
+            let resized = resize(part, size, self.filter, cancelled).filter(|_| !cancelled())?;
+            Some(Patches::cut(&resized, self.layout, self.normalize))
         };
-        let image = first.and_then(|image| resize(image, size, self.filter, cancelled));
-        Ok(image.filter(|_| !cancelled()).map(|image| Patches::cut(&image, self.layout, self.normalize)))
+        let (last, others) = plan.views.split_last()?;
+        let mut views: Vec<_> =
+            others.iter().map(|view| patches(view.copy(&image), view.size)).collect::<Option<_>>()?;
+        views.push(patches(last.take(image), last.size)?);
+        Some(Views::new(views, plan.tiles))
     }
 
     /// Adds everything that changes the result to a hash.
@@ -211,6 +286,9 @@ impl ImageProcessor {
             }
             SizeRule::Square { longest, side } => {
                 hash.add(&[b"square".as_slice(), &longest.to_le_bytes(), &side.to_le_bytes()].concat());
+            }
+            SizeRule::Tiles { longest, side } => {
+                hash.add(&[b"tiles".as_slice(), &longest.to_le_bytes(), &side.to_le_bytes()].concat());
             }
         }
         hash.add(&[self.filter as u8]);
@@ -249,6 +327,21 @@ fn with_longest(width: usize, height: usize, longest: usize) -> (usize, usize) {
     match width >= height {
         true => (longest, even(longest as f64 / ratio)),
         false => (even(longest as f64 * ratio), longest),
+    }
+}
+
+/// The smallest multiples of `side` that an image of this size fits. The longer side decides, and the other one follows it
+/// by the aspect ratio, rounded down, before it is rounded up to a multiple.
+fn up_to_tiles((width, height): (usize, usize), side: usize) -> (usize, usize) {
+    // The order of the operations decides about the rounding.
+    let ratio = width as f64 / height as f64;
+    let tiled = |length: usize| length.next_multiple_of(side).max(side);
+    if width >= height {
+        let width = tiled(width);
+        (width, tiled((width as f64 / ratio) as usize))
+    } else {
+        let height = tiled(height);
+        (tiled((height as f64 * ratio) as usize), height)
     }
 }
 

@@ -4,6 +4,7 @@
     python generate.py decode      # decode.safetensors
     python generate.py resize      # resize.txt
     python generate.py square      # square.txt
+    python generate.py tiles       # tiles.txt
 
 The result is deterministic. The files were generated with these versions:
 
@@ -12,6 +13,8 @@ The result is deterministic. The files were generated with these versions:
 decode.safetensors has two tensors for a case: CASE.file, the bytes of a small file, and CASE.rgb, `[height, width, 3]`.
 A line of square.txt names the input size, the longest side of the first step, the side of the square, and the SHA-256 of
 the patches of 4 by 4 pixels, in blocks of 3 by 3.
+A line of tiles.txt names the input size, the longest side of the first step, the side of a tile, rows and columns of
+tiles, and the SHA-256 of such patches of all tiles and the whole image.
 A line of resize.txt names filter, input size, output size and the SHA-256 of the resized noise of `noise`.
 """
 
@@ -171,27 +174,50 @@ def generate_resize():
 
 def generate_square():
     """Images that Idefics3 does not split."""
-    import torch
-    from transformers.models.idefics3.image_processing_idefics3 import Idefics3ImageProcessor
-
     draw = random.Random(20261124)
     cases = [(50, 37, 96, 24), (1, 1, 24, 24), (300, 2, 48, 24), (2, 300, 48, 24), (24, 24, 24, 24)]
     cases += [(640, 480, 1456, 372)]
     number = draw.randint
     cases += [(number(1, 400), number(1, 400), number(12, 500), 12 * number(1, 20)) for _ in range(24)]
     lines = []
-    for width, height, longest, side in cases:
-        processor = Idefics3ImageProcessor(size={"longest_edge": longest}, max_image_size={"longest_edge": side},
-                                           do_image_splitting=False)
-        image = torch.from_numpy(noise(width, height).transpose(2, 0, 1).copy())
-        pixels = processor(image, return_tensors="pt")["pixel_values"][0, 0]
-        values = torch.round(pixels * 127.5 + 127.5).to(torch.uint8).numpy()
-        cells = side // 12
-        patches = values.reshape(3, cells, 3, 4, cells, 3, 4).transpose(1, 4, 2, 5, 0, 3, 6)
-        digest = hashlib.sha256(np.ascontiguousarray(patches).tobytes()).hexdigest()
-        lines.append(f"{width} {height} {longest} {side} {digest}")
+    for case in cases:
+        _, _, digest = idefics3(*case, splits=False)
+        lines.append(" ".join(map(str, [*case, digest])))
     (HERE / "square.txt").write_text("\n".join(lines) + "\n")
 
 
+def generate_tiles():
+    """Images that Idefics3 splits into tiles."""
+    draw = random.Random(20261125)
+    # Tiles of 26 pixels have two more than their patches cover.
+    cases = [(50, 37, 96, 24), (1, 1, 24, 24), (300, 2, 48, 24), (2, 300, 48, 24), (24, 24, 24, 24), (25, 24, 25, 24)]
+    cases += [(90, 50, 60, 26), (10, 40, 35, 26), (640, 480, 1456, 372), (30, 33, 4096, 2048)]
+    number = draw.randint
+    cases += [(number(1, 400), number(1, 400), number(12, 400), 12 * number(1, 20) + number(0, 3)) for _ in range(28)]
+    lines = []
+    for case in cases:
+        if case[2] > 32 * case[3]:
+            continue
+        lines.append(" ".join(map(str, [*case, *idefics3(*case, splits=True)])))
+    (HERE / "tiles.txt").write_text("\n".join(lines) + "\n")
+
+
+def idefics3(width, height, longest, side, splits):
+    """Returns rows and columns of tiles, and the digest of the patches."""
+    import torch
+    from transformers.models.idefics3.image_processing_idefics3 import Idefics3ImageProcessor
+
+    processor = Idefics3ImageProcessor(size={"longest_edge": longest}, max_image_size={"longest_edge": side},
+                                       do_image_splitting=splits)
+    image = torch.from_numpy(noise(width, height).transpose(2, 0, 1).copy())
+    result = processor(image, return_tensors="pt", return_row_col_info=True)
+    values = torch.round(result["pixel_values"][0] * 127.5 + 127.5).to(torch.uint8).numpy()
+    cells = side // 12
+    covered = values[:, :, : cells * 12, : cells * 12]
+    patches = covered.reshape(-1, 3, cells, 3, 4, cells, 3, 4).transpose(0, 2, 5, 3, 6, 1, 4, 7)
+    digest = hashlib.sha256(np.ascontiguousarray(patches).tobytes()).hexdigest()
+    return int(result["rows"][0][0]), int(result["cols"][0][0]), digest
+
+
 if __name__ == "__main__":
-    {"decode": generate_decode, "resize": generate_resize, "square": generate_square}[sys.argv[1]]()
+    {"decode": generate_decode, "resize": generate_resize, "square": generate_square, "tiles": generate_tiles}[sys.argv[1]]()

@@ -24,8 +24,8 @@ pub mod testing;
 pub use arch::{ModelError, Programs, build_program, build_programs};
 pub use catalog::CatalogEntry;
 pub use checkpoint::{
-    Checkpoint, CheckpointError, Format, GenerationConfig, GgufError, GgufTokenizer, ProcessorConfig, StorageTotal,
-    TokenizerData,
+    Checkpoint, CheckpointError, Format, GenerationConfig, GgufError, GgufTokenizer, ImageSize, ProcessorConfig,
+    Resample, StorageTotal, TokenizerData, ViewText,
 };
 pub use config::{
     Architecture, ConfigError, ImageTokens, ModelConfig, PositionTable, RopeConfig, RopeScaling, RopeSections,

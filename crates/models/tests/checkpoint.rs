@@ -4,7 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
-use octavo_models::{Checkpoint, Format, Programs, TokenizerData, build_program, build_programs};
+use octavo_models::{
+    Architecture, Checkpoint, CheckpointError, Format, ImageSize, Programs, Resample, TokenizerData, build_program,
+    build_programs,
+};
 use octavo_ops::dummy::DummyWeights;
 use octavo_ops::{StorageType, WeightError, WeightSource};
 use serde_json::{Value, json};
@@ -130,9 +133,9 @@ fn given(settings: Value) -> serde_json::Map<String, Value> {
 #[test]
 fn the_settings_of_an_image_processor_are_read_and_changed() {
     let copy = Copy::of("qwen3-vl");
-    let limits = |settings: Value| {
-        let config = copy.open().unwrap().image_processor(&given(settings)).unwrap().unwrap();
-        (config.min_pixels, config.max_pixels)
+    let limits = |settings: Value| match copy.open().unwrap().image_processor(&given(settings)).unwrap().unwrap().size {
+        ImageSize::Area { min, max } => (min, max),
+        other => panic!("{other:?}"),
     };
     assert_eq!(limits(json!({})), (1024, 4096));
     assert_eq!(limits(json!({"max_pixels": 2048})), (1024, 2048));
@@ -147,7 +150,7 @@ fn the_settings_of_an_image_processor_are_read_and_changed() {
     std::fs::write(copy.path("processor_config.json"), processors).unwrap();
     assert_eq!(limits(json!({})), (7, 8000));
     let text = Copy::of("qwen3").open().unwrap();
-    assert_eq!(text.image_processor(&given(json!({}))).unwrap(), None);
+    assert!(text.image_processor(&given(json!({}))).unwrap().is_none());
 }
 
 #[test]
@@ -155,17 +158,57 @@ fn settings_of_an_image_processor_that_change_pixels_unknown_to_us_are_errors() 
     for (key, value) in [
         ("do_sharpen", json!(true)),
         ("do_resize", json!(false)),
-        ("resample", json!(2)),
+        ("resample", json!(0)),
         ("patch_size", json!(14)),
         ("image_mean", json!([0.5])),
         ("image_processor_type", json!("SiglipImageProcessor")),
         ("data_format", json!("channels_last")),
+        ("do_image_splitting", json!(true)),
     ] {
         let copy = Copy::of("qwen3-vl");
+        let by_flag = copy.open().unwrap().image_processor(&given(json!({key: value}))).unwrap_err();
+        assert!(matches!(by_flag, CheckpointError::GivenSetting(_)), "{by_flag}");
+        assert!(by_flag.to_string().contains(key), "{by_flag}");
         copy.set("preprocessor_config.json", key, value);
         let error = copy.open().unwrap().image_processor(&given(json!({}))).unwrap_err().to_string();
         assert!(error.contains("preprocessor_config.json") && error.contains(key), "{error}");
+        let other = copy.open().unwrap().image_processor(&given(json!({"max_pixels": 2048}))).unwrap_err().to_string();
+        assert_eq!(other, error, "the flag did not cause the error of the file");
     }
+}
+
+#[test]
+fn the_settings_of_tiles_are_read_and_changed() {
+    let copy = Copy::of("idefics3");
+    let read = |settings: Value| copy.open().unwrap().image_processor(&given(settings));
+    let size = |settings: Value| read(settings).unwrap().unwrap().size;
+    assert_eq!(size(json!({})), ImageSize::Tiles { longest: 60, side: 26 });
+    assert_eq!(size(json!({"size": {"longest_edge": 90}})), ImageSize::Tiles { longest: 90, side: 26 });
+    assert_eq!(size(json!({"do_image_splitting": false})), ImageSize::Square { longest: 60, side: 26 });
+    assert_eq!(size(json!({"max_image_size": {"longest_edge": 24}})), ImageSize::Tiles { longest: 60, side: 24 });
+    for (key, value, words) in [
+        ("max_image_size", json!({"longest_edge": 28}), "'max_image_size' of the image processor is 28"),
+        ("max_image_size", json!({"height": 24, "width": 24}), "'max_image_size' of the image processor without"),
+        ("max_image_size", json!(24), "'max_image_size' is not an object"),
+        ("size", json!({"height": 24, "width": 24}), "'size' of the image processor without 'longest_edge'"),
+        ("do_image_splitting", json!("no"), "'do_image_splitting' is not a boolean"),
+        ("min_pixels", json!(4), "'min_pixels': 4"),
+    ] {
+        let error = read(json!({key: value})).unwrap_err();
+        assert!(matches!(error, CheckpointError::GivenSetting(_)), "{error}");
+        names(&error.to_string(), &[words]);
+    }
+    let config = read(json!({"resample": 2})).unwrap().unwrap();
+    assert_eq!((config.resample, config.text.is_some()), (Resample::Bilinear, true));
+    std::fs::remove_file(copy.path("preprocessor_config.json")).unwrap();
+    names(&read(json!({})).unwrap_err().to_string(), &["'max_image_size' of the image processor is 364"]);
+}
+
+#[test]
+fn smolvlm_is_idefics3_by_another_name() {
+    let copy = Copy::of("idefics3");
+    copy.set("config.json", "model_type", json!("smolvlm"));
+    assert_eq!(copy.open().unwrap().config().architecture, Architecture::Idefics3);
 }
 
 #[test]
@@ -302,7 +345,7 @@ fn hostile_configurations_are_refused() {
         (
             "model_type",
             json!("mamba"),
-            "'mamba' is not supported (supported: llama, mistral, qwen2, qwen3, qwen3_vl, idefics3)",
+            "'mamba' is not supported (supported: llama, mistral, qwen2, qwen3, qwen3_vl, idefics3, smolvlm)",
         ),
         ("model_type", Value::Null, "'model_type' is missing"),
         ("architectures", json!(["Qwen2ForSequenceClassification"]), "Qwen2ForSequenceClassification"),
@@ -511,8 +554,8 @@ fn a_config_of_idefics3_that_does_not_fit_is_refused() {
         copy.error()
     };
     let vision = Some("vision_config");
-    names(&refused(vision, "image_size", json!(25)), &["'image_size' is 25", "patch size 4"]);
-    names(&refused(vision, "patch_size", json!(0)), &["the patch size 0"]);
+    names(&refused(vision, "image_size", json!(3)), &["'image_size' is 3", "patch size of 4"]);
+    names(&refused(vision, "patch_size", json!(0)), &["a patch size of 0"]);
     names(&refused(vision, "num_attention_heads", json!(5)), &["48 columns", "heads of 5"]);
     names(&refused(vision, "layer_norm_eps", json!(-1.0)), &["epsilon is -1"]);
     names(&refused(None, "scale_factor", json!(4)), &["'scale_factor' is 4", "6 patches"]);

@@ -1,10 +1,11 @@
 //! Images of requests: from the parts of messages to the images of prompts.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use futures::StreamExt;
 use octavo_engine::{ImageHash, ImageInput, ImageSpan, PromptImage};
-use octavo_media::{ImageProcessor, ImageRequest, MediaError, MediaLoader, ProcessedImage};
+use octavo_media::{ImageProcessor, ImageRequest, MediaError, MediaLoader, Patches, ProcessedImage};
 use octavo_text::ImagePart;
 
 use crate::app::{App, AppState};
@@ -22,10 +23,56 @@ pub struct ImageModel {
     pub processor: Arc<ImageProcessor>,
     /// The token that a prompt has in place of each token of an image.
     pub token: u32,
-    /// The text of an image in a prompt, which has the token once.
+    /// The text of an image in a rendered prompt, which has the token once.
     pub placeholder: Arc<str>,
+    /// Writes the views of an image in place of its token. `None` if every image is one view and its token is all.
+    pub views: Option<ViewWriter>,
     /// Maximum number of images in a prompt (`--limit-mm-per-prompt`).
     pub max_images: usize,
+}
+
+/// Writes the text of an image with `rows` and `columns` of tiles, or 0 of them. It has the text `token` of the image's
+/// token once for each view, in the order of the views.
+pub type WriteViews = fn(token: &str, rows: usize, columns: usize) -> String;
+
+/// Writes the views of images.
+#[derive(Clone, Debug)]
+pub struct ViewWriter {
+    /// The text of the image's token.
+    pub token: Arc<str>,
+    /// Writes one image.
+    pub write: WriteViews,
+}
+
+impl ViewWriter {
+    /// Writes every image of a rendered prompt in the place of its token.
+    fn write(&self, text: &str, images: &[Arc<ProcessedImage>]) -> Result<String, ApiError> {
+        let pieces: Vec<_> = text.split(&*self.token).collect();
+        let places = pieces.len() - 1;
+        if places != images.len() {
+            return Err(misplaced(places, images.len()));
+        }
+        let written = images.iter().map(|image| {
+            let tiles = image.views.tiles();
+            (self.write)(&self.token, tiles.rows, tiles.columns)
+        });
+        let written: Vec<_> = written.chain([String::new()]).collect();
+        Ok(pieces.into_iter().zip(&written).flat_map(|(piece, image)| [piece, image]).collect())
+    }
+}
+
+impl ImageModel {
+    /// A rendered prompt in which the token of each image stands once for each of its views.
+    pub(crate) fn with_views<'a>(
+        &self,
+        text: &'a str,
+        images: &[Arc<ProcessedImage>],
+    ) -> Result<Cow<'a, str>, ApiError> {
+        match &self.views {
+            Some(writer) => writer.write(text, images).map(Cow::Owned),
+            None => Ok(Cow::Borrowed(text)),
+        }
+    }
 }
 
 /// The images of a prompt in order, loaded.
@@ -63,7 +110,7 @@ pub(crate) async fn load(state: &AppState, requests: Vec<ImageRequest>) -> Resul
     while let Some(image) = loading.next().await {
         let image = image.map_err(|error| ApiError::from_media(&error))?;
         // Before more of them are in memory.
-        tokens += image.patches.tokens();
+        tokens += image.views.tokens();
         if tokens > limit {
             return Err(ApiError::prompt_too_long(tokens, true, limit));
         }
@@ -84,25 +131,21 @@ impl WithImages {
         Self { tokens, images: Arc::default() }
     }
 
-    /// Puts the tokens of each image in the place of its `token`.
+    /// Puts the tokens of each view of the images in the place of its `token`.
     pub(crate) fn new(prompt: Vec<u32>, token: u32, images: &[Arc<ProcessedImage>]) -> Result<Self, ApiError> {
+        let views: Vec<_> = images.iter().flat_map(View::all).collect();
         let places: Vec<usize> = (0..prompt.len()).filter(|&at| prompt[at] == token).collect();
-        if places.len() != images.len() {
-            let message = format!(
-                "The prompt has {} placeholders for images, but the messages have {} images. The texts of messages must \
-                 not contain the model's tokens of images, and its chat template must place each image once.",
-                places.len(),
-                images.len()
-            );
-            return Err(ApiError::bad_request(message).with_param("messages"));
+        if places.len() != views.len() {
+            return Err(misplaced(places.len(), images.len()));
         }
-        let total = images.iter().map(|image| image.patches.tokens()).sum::<usize>() + prompt.len() - places.len();
-        let (mut tokens, mut placed, mut done) = (Vec::with_capacity(total), Vec::with_capacity(images.len()), 0);
-        for (&at, image) in places.iter().zip(images) {
+        let total = views.iter().map(|view| view.patches().tokens()).sum::<usize>() + prompt.len() - places.len();
+        let (mut tokens, mut placed, mut done) = (Vec::with_capacity(total), Vec::with_capacity(views.len()), 0);
+        for (&at, view) in places.iter().zip(views) {
             tokens.extend_from_slice(&prompt[done..at]);
-            let span = span(tokens.len(), image);
+            let span = view.span(tokens.len());
             tokens.extend(std::iter::repeat_n(token, span.tokens() as usize));
-            placed.push(PromptImage { span, hash: ImageHash(image.identity.digest()), input: input(image) });
+            let hash = ImageHash(view.image.identity.of_view(view.index));
+            placed.push(PromptImage { span, hash, input: view.input() });
             done = at + 1;
         }
         tokens.extend_from_slice(&prompt[done..]);
@@ -110,24 +153,45 @@ impl WithImages {
     }
 }
 
-/// The tokens of an image that begin at a position.
-fn span(start: usize, image: &ProcessedImage) -> ImageSpan {
-    let (grid, merge) = (image.patches.grid(), image.patches.layout().merge);
-    ImageSpan { start: start as u32, rows: (grid.height / merge) as u32, cols: (grid.width / merge) as u32 }
+/// The error of a prompt whose placeholders are not those of its images.
+fn misplaced(places: usize, images: usize) -> ApiError {
+    let message = format!(
+        "The prompt has {places} placeholders for images, but the messages have {images} images. The texts of messages must \
+         not contain the model's tokens of images, and its chat template must place each image once."
+    );
+    ApiError::bad_request(message).with_param("messages")
 }
 
-fn input(image: &Arc<ProcessedImage>) -> Arc<ImageInput> {
-    let grid = image.patches.grid();
-    let patches = Box::new(Pixels(Arc::clone(image)));
-    Arc::new(ImageInput { rows: grid.height as u32, cols: grid.width as u32, patches })
+/// A view of an image, which is an image of its own to the engine. Other requests may use its pixels too.
+struct View {
+    image: Arc<ProcessedImage>,
+    index: usize,
 }
 
-/// The pixels of an image that other requests may use too.
-struct Pixels(Arc<ProcessedImage>);
+impl View {
+    fn all(image: &Arc<ProcessedImage>) -> impl Iterator<Item = Self> {
+        (0..image.views.patches().len()).map(|index| Self { image: Arc::clone(image), index })
+    }
 
-impl AsRef<[u8]> for Pixels {
+    fn patches(&self) -> &Patches {
+        &self.image.views.patches()[self.index]
+    }
+
+    /// The tokens of the view if they begin at a position.
+    fn span(&self, start: usize) -> ImageSpan {
+        let (grid, merge) = (self.patches().grid(), self.patches().layout().merge);
+        ImageSpan { start: start as u32, rows: (grid.height / merge) as u32, cols: (grid.width / merge) as u32 }
+    }
+
+    fn input(self) -> Arc<ImageInput> {
+        let grid = self.patches().grid();
+        Arc::new(ImageInput { rows: grid.height as u32, cols: grid.width as u32, patches: Box::new(self) })
+    }
+}
+
+impl AsRef<[u8]> for View {
     fn as_ref(&self) -> &[u8] {
-        self.0.patches.data()
+        self.patches().data()
     }
 }
 

@@ -61,7 +61,7 @@ pub use config::{
     ServerConfig, StoreLimits, TemplateHelper, TextModel, TlsConfig,
 };
 pub use drain::Shutdown;
-pub use images::ImageModel;
+pub use images::{ImageModel, ViewWriter, WriteViews};
 pub use keys::{ApiKeys, KeyEntry, KeyHash, KeyLimits};
 pub use loading::serve_while_loading;
 pub use reload::FileWatch;

@@ -25,7 +25,7 @@ async fn an_image_is_fetched_with_its_query() {
     let server =
         Server::start(|path, _| if path == "/a/b.png?x=1&y" { file(&png(9, 9, 1)) } else { status(404) }).await;
     let image = load(&loader(settings()), &server.url("/a/b.png?x=1&y#part")).await.unwrap();
-    assert_eq!(image.patches.tokens(), 1);
+    assert_eq!(image.views.tokens(), 1);
     assert_eq!(server.requests(), 1);
 }
 

@@ -18,12 +18,13 @@ use octavo_ops::{StorageType, TensorData, WeightError, WeightSource};
 
 pub use generation::GenerationConfig;
 pub use gguf::GgufError;
-pub use processor::ProcessorConfig;
+pub use processor::{ImageSize, ProcessorConfig, Resample, ViewText};
 pub use tokenizer::{GgufTokenizer, TokenizerData};
 
 pub(crate) use gguf::{MetadataView, takes_images};
 
 use crate::config::{Architecture, ConfigError, ModelConfig};
+use processor::Origin;
 
 /// Reason why a checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +70,9 @@ pub enum CheckpointError {
         /// Defect of the configuration.
         source: ConfigError,
     },
+    /// A setting that an operator has given for the image processor is wrong or unsupported.
+    #[error("{0}")]
+    GivenSetting(ConfigError),
 }
 
 /// Format of a checkpoint.
@@ -252,20 +256,19 @@ impl Checkpoint {
     }
 
     /// Returns the parameters of the model's image processor, changed by those that are `given`
-    /// (`--mm-processor-kwargs`); `None` if the model takes no images, or if its processor cannot be described yet (Idefics3
-    /// cuts images into tiles). A checkpoint without such parameters has the
+    /// (`--mm-processor-kwargs`); `None` if the model takes no images. A checkpoint without such parameters has the
     /// published ones.
     pub fn image_processor(&self, given: &Map<String, Value>) -> Result<Option<ProcessorConfig>, CheckpointError> {
         let Some(vision) = &self.config.vision else { return Ok(None) };
-        if self.config.architecture == Architecture::Idefics3 {
-            return Ok(None);
-        }
         let (file, settings) = match &self.files {
             Files::Gguf { .. } => Default::default(),
             Files::HuggingFace { texts, .. } | Files::Dummy { texts, .. } => texts.image_processor()?,
         };
-        let config = ProcessorConfig::read(&settings, given, vision);
-        config.map(Some).map_err(|source| CheckpointError::Config { path: self.path.join(file), source })
+        let config = ProcessorConfig::read(&settings, given, (self.config.architecture, vision));
+        config.map_err(|(origin, source)| match origin {
+            Origin::File => CheckpointError::Config { path: self.path.join(file), source },
+            Origin::Given => CheckpointError::GivenSetting(source),
+        })
     }
 
     /// Returns whether the checkpoint has tokenizer data.

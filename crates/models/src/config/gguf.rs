@@ -56,7 +56,7 @@ impl ModelConfig {
                     .into(),
             ));
         }
-        let architecture = architecture(name, &ARCHITECTURES, Architecture::gguf_name)?;
+        let architecture = architecture(name, ARCHITECTURES.into_iter().map(|a| (a.gguf_name(), a)))?;
         if metadata.u64("split.count")?.is_some_and(|parts| parts > 1) {
             return Err(ConfigError::Unsupported("a GGUF file in several parts (merge them into one first)".into()));
         }

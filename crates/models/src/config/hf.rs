@@ -21,8 +21,7 @@ impl ModelConfig {
     pub(crate) fn from_hf(fields: &Fields<'_>) -> Result<Self, ConfigError> {
         let architecture = architecture(
             fields.str("model_type")?.ok_or_else(|| ConfigError::missing("model_type"))?,
-            &Architecture::ALL,
-            Architecture::name,
+            Architecture::model_types(),
         )?;
         check_task(fields, architecture)?;
         // A model of several parts has the decoder's values in an object of their own.

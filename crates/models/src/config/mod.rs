@@ -49,7 +49,12 @@ impl Architecture {
     pub const ALL: [Architecture; 6] =
         [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Qwen3Vl, Self::Idefics3];
 
-    /// Returns the name in `model_type` of a Hugging Face configuration.
+    /// Returns every `model_type` of a Hugging Face configuration, with its architecture.
+    fn model_types() -> impl Iterator<Item = (&'static str, Self)> + Clone {
+        Self::ALL.into_iter().map(|a| (a.name(), a)).chain([("smolvlm", Self::Idefics3)])
+    }
+
+    /// Returns the name in `model_type` of a Hugging Face configuration; the first one if there are several.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Llama => "llama",
@@ -206,21 +211,19 @@ fn windows(
 /// the whole configuration.
 pub(crate) fn check_architecture(config: &[u8]) -> Result<(), ConfigError> {
     let config: Value = serde_json::from_slice(config).unwrap_or_default();
-    config["model_type"]
-        .as_str()
-        .map_or(Ok(()), |name| architecture(name, &Architecture::ALL, Architecture::name).map(drop))
+    config["model_type"].as_str().map_or(Ok(()), |name| architecture(name, Architecture::model_types()).map(drop))
 }
 
-/// The architecture of that name, out of those that its format has. `name_of` returns the format's names.
+/// The architecture of that name, out of the `known` ones of its format.
 fn architecture(
     name: &str,
-    candidates: &[Architecture],
-    name_of: fn(Architecture) -> &'static str,
+    mut known: impl Iterator<Item = (&'static str, Architecture)> + Clone,
 ) -> Result<Architecture, ConfigError> {
-    let found = candidates.iter().copied().find(|&a| name_of(a) == name);
+    let supported = known.clone().map(|(name, _)| name);
+    let found = known.find(|(known, _)| *known == name).map(|(_, architecture)| architecture);
     found.ok_or_else(|| ConfigError::UnknownArchitecture {
         found: name.escape_debug().to_string(),
-        supported: candidates.iter().map(|&a| name_of(a)).collect::<Vec<_>>().join(", "),
+        supported: supported.collect::<Vec<_>>().join(", "),
     })
 }
 

@@ -161,12 +161,12 @@ impl VisionConfig {
         let size = |key: &str, default: usize| Ok::<_, ConfigError>(vision.usize(key)?.unwrap_or(default));
         let text = fields.object("text_config")?.ok_or_else(|| ConfigError::missing("text_config"))?;
         let (image_size, patch_size) = (size("image_size", 224)?, size("patch_size", 32)?);
-        if patch_size == 0 || !image_size.is_multiple_of(patch_size) {
-            let reason =
-                format!("'image_size' is {image_size}, which is not a multiple of the patch size {patch_size}");
-            return Err(ConfigError::Invalid(reason));
-        }
-        let (table_side, merge_size) = (image_size / patch_size, fields.usize("scale_factor")?.unwrap_or(2));
+        // Pixels beyond the last whole patch are left out.
+        let table_side = image_size.checked_div(patch_size).filter(|side| *side > 0).ok_or_else(|| {
+            let reason = format!("'image_size' is {image_size}, and a patch size of {patch_size} does not fit it");
+            ConfigError::Invalid(reason)
+        })?;
+        let merge_size = fields.usize("scale_factor")?.unwrap_or(2);
         if merge_size == 0 || !table_side.is_multiple_of(merge_size) {
             let reason =
                 format!("'scale_factor' is {merge_size}, which does not divide the {table_side} patches of a side");

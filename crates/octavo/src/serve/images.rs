@@ -6,10 +6,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use octavo_media::resize::Filter;
 use octavo_media::{ImageProcessor, MediaLoader, MediaObserver, MediaSettings, Normalize, PatchLayout, SizeRule};
-use octavo_models::{ImageTokens, ProcessorConfig, VisionConfig};
+use octavo_models::{
+    Checkpoint, CheckpointError, ImageSize, ImageTokens, ProcessorConfig, Resample, ViewText, VisionConfig,
+};
 use octavo_ops::Channel;
 use octavo_runner::ImageConfig;
-use octavo_server::ImageModel;
+use octavo_server::{ImageModel, ViewWriter};
 use octavo_telemetry::EngineMetrics;
 use octavo_text::Tokenizer;
 
@@ -27,16 +29,20 @@ const LARGEST_FILE: &str = "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB";
 const LARGEST_IMAGE: &str = "VLLM_MAX_IMAGE_PIXELS";
 const THREADS: &str = "VLLM_MEDIA_LOADING_THREAD_COUNT";
 
+/// The flag that changes settings of the image processor.
+const PROCESSOR_FLAG: &str = "--mm-processor-kwargs";
+
 /// The colour below transparent pixels.
 const BACKGROUND: [u8; 3] = [255; 3];
 
 /// A model's encoder of images and its processor.
 #[derive(Clone, Debug)]
 pub(crate) struct Vision {
-    pub(crate) encoder: VisionConfig,
-    pub(crate) processor: ProcessorConfig,
+    encoder: VisionConfig,
+    processor: Arc<ImageProcessor>,
+    text: Option<ViewText>,
     /// Maximum number of images in a prompt, at least 1.
-    pub(crate) max_images: usize,
+    max_images: usize,
 }
 
 /// The maximum number of images in a prompt, by `--limit-mm-per-prompt` and `--language-model-only`.
@@ -79,10 +85,27 @@ pub(crate) fn media_settings(args: &MediaArgs, environment: &Environment<'_>) ->
 }
 
 impl Vision {
+    /// The encoder of a checkpoint and its processor, changed by flags; `None` if the model takes no images.
+    pub(crate) fn of(checkpoint: &Checkpoint, args: &MediaArgs, max_images: usize) -> Result<Option<Self>> {
+        let given = args.mm_processor_kwargs.clone().unwrap_or_default().0;
+        let config = match checkpoint.image_processor(&given) {
+            Err(CheckpointError::GivenSetting(error)) => bail!("{PROCESSOR_FLAG}: {error}"),
+            config => config?,
+        };
+        let Some((encoder, config)) = checkpoint.config().vision.clone().zip(config) else { return Ok(None) };
+        let processor = image_processor(&encoder, &config);
+        let checked = processor.validate();
+        if given.is_empty() {
+            checked?
+        } else {
+            checked.context(PROCESSOR_FLAG)?
+        }
+        Ok(Some(Self { encoder, processor: Arc::new(processor), text: config.text, max_images }))
+    }
+
     /// The number of tokens of the largest image.
     pub(crate) fn largest_image(&self) -> usize {
-        let cell = (self.encoder.patch_size * self.encoder.merge_size) as u64;
-        usize::try_from(self.processor.max_pixels / (cell * cell)).unwrap_or(usize::MAX)
+        self.processor.largest_image()
     }
 
     /// The number of tokens of images that a step encodes and the encoder cache holds: those of the largest image that fits
@@ -96,28 +119,9 @@ impl Vision {
         let channel = |(shift, divisor)| Channel { shift, divisor };
         ImageConfig {
             vision: self.encoder.clone(),
-            channels: self.normalize().of_bytes().map(channel).to_vec(),
+            channels: self.processor.normalize.of_bytes().map(channel).to_vec(),
             media_rows: cache_tokens,
         }
-    }
-
-    fn normalize(&self) -> Normalize {
-        let ProcessorConfig { mean, std, rescale, .. } = self.processor;
-        Normalize { rescale, mean, std }
-    }
-
-    fn image_processor(&self) -> Result<ImageProcessor> {
-        let ProcessorConfig { min_pixels, max_pixels, .. } = self.processor;
-        let VisionConfig { patch_size, merge_size, temporal_patch_size, .. } = self.encoder;
-        let processor = ImageProcessor {
-            background: BACKGROUND,
-            size: SizeRule::Area { min: min_pixels, max: max_pixels },
-            filter: Filter::Bicubic,
-            normalize: self.normalize(),
-            layout: PatchLayout { patch: patch_size, merge: merge_size, frames: temporal_patch_size },
-        };
-        processor.validate()?;
-        Ok(processor)
     }
 
     /// What the server needs to take images.
@@ -130,13 +134,36 @@ impl Vision {
         let ImageTokens { image, start, end, .. } = self.encoder.tokens;
         let text = |id: u32| tokenizer.id_to_token(id).with_context(|| format!("the vocabulary has no token {id}"));
         let placeholder = [start, Some(image), end].into_iter().flatten().map(text).collect::<Result<String>>()?;
+        let writer = |write: ViewText| text(image).map(|token| ViewWriter { token: token.into(), write });
         Ok(ImageModel {
             loader: MediaLoader::new(settings, Lookups(metrics))?,
-            processor: Arc::new(self.image_processor()?),
+            processor: Arc::clone(&self.processor),
             token: image,
             placeholder: placeholder.into(),
+            views: self.text.map(writer).transpose()?,
             max_images: self.max_images,
         })
+    }
+}
+
+/// The processor of an encoder's images.
+fn image_processor(encoder: &VisionConfig, config: &ProcessorConfig) -> ImageProcessor {
+    let ProcessorConfig { mean, std, rescale, .. } = *config;
+    let VisionConfig { patch_size, merge_size, temporal_patch_size, .. } = *encoder;
+    ImageProcessor {
+        background: BACKGROUND,
+        size: match config.size {
+            ImageSize::Area { min, max } => SizeRule::Area { min, max },
+            ImageSize::Square { longest, side } => SizeRule::Square { longest, side },
+            ImageSize::Tiles { longest, side } => SizeRule::Tiles { longest, side },
+        },
+        filter: match config.resample {
+            Resample::Lanczos => Filter::Lanczos,
+            Resample::Bilinear => Filter::Bilinear,
+            Resample::Bicubic => Filter::Bicubic,
+        },
+        normalize: Normalize { rescale, mean, std },
+        layout: PatchLayout { patch: patch_size, merge: merge_size, frames: temporal_patch_size },
     }
 }
 

@@ -12,7 +12,7 @@ use octavo_server::{SamplingDefaults, TextModel};
 use octavo_text::{ChatTemplate, GgufVocabulary, SpecialTokens, Tokenizer};
 use tracing::{info, warn};
 
-use crate::cli::{ComposeArgs, ContentFormat, LoadFormat, MediaArgs};
+use crate::cli::{ComposeArgs, ContentFormat, LoadFormat};
 use crate::pull::{self, Wanted};
 use crate::serve::images::{self, Vision};
 use crate::serve::{generation, stand_in};
@@ -79,7 +79,7 @@ impl ModelFiles {
             config.dtype,
             path.display()
         );
-        let vision = vision(&checkpoint, &args.media, max_images)?;
+        let vision = Vision::of(&checkpoint, &args.media, max_images)?;
         Ok(Self {
             encoder: programs.encoder.zip(vision).filter(|_| max_images > 0),
             checkpoint,
@@ -145,18 +145,6 @@ fn reading(
     load(source, &mut |bytes| task.advance_to(bytes))?;
     task.finish();
     Ok(())
-}
-
-/// The model's encoder of images and its processor, changed by flags; `None` if the model takes no images.
-fn vision(checkpoint: &Checkpoint, args: &MediaArgs, max_images: usize) -> Result<Option<Vision>> {
-    let changes = args.mm_processor_kwargs.clone().unwrap_or_default().0;
-    let processor = checkpoint.image_processor(&changes)?;
-    if processor.is_none() && checkpoint.config().vision.is_some() {
-        let architecture = checkpoint.config().architecture.name();
-        warn!("images for the architecture '{architecture}' cannot be processed yet, so the model takes text only");
-    }
-    let encoder = checkpoint.config().vision.clone();
-    Ok(encoder.zip(processor).map(|(encoder, processor)| Vision { encoder, processor, max_images }))
 }
 
 /// Reads the weights of the encoder into `backend`. A backend without encoders is an error: a server that was meant to

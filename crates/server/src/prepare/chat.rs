@@ -237,10 +237,10 @@ pub(crate) fn prompt_of(
         return Err(ApiError::bad_request(message).with_param("truncate_prompt_tokens"));
     }
     let text = render(state, request)?;
-    let tokens = tokenise(state, &text, request.add_special_tokens, truncation)?;
+    let tokens_of = |text: &str| tokenise(state, text, request.add_special_tokens, truncation);
     let prompt = match &state.text.images {
-        Some(model) => WithImages::new(tokens, model.token, images)?,
-        None => WithImages::none(tokens),
+        Some(model) => WithImages::new(tokens_of(&model.with_views(&text, images)?)?, model.token, images)?,
+        None => WithImages::none(tokens_of(&text)?),
     };
     Ok((text, prompt))
 }
