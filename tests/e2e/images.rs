@@ -347,3 +347,25 @@ async fn a_name_given_with_one_key_means_nothing_with_another() {
     assert_eq!(status("alice", named).await, 200);
     assert_eq!([status("alice", name()).await, status("bob", name()).await], [200, 400]);
 }
+
+#[test]
+fn wrong_settings_of_the_image_processor_name_the_flag() {
+    for (settings, words) in [
+        (r#"{"do_sharpen": true}"#, "the setting 'do_sharpen': true of the image processor is not supported"),
+        (
+            r#"{"images_kwargs": {"max_image_size": {"longest_edge": 48}}}"#,
+            "'max_image_size' of the image processor is 48",
+        ),
+        (r#"{"size": {"longest_edge": 9999}}"#, "size of the image processor has a longest side of 9999"),
+        (r#"{"size": {"longest_edge": 1000}}"#, "more than 32 tiles of 26 pixels"),
+    ] {
+        let mut command = std::process::Command::new(OCTAVO);
+        command.arg("serve").arg(model("idefics3")).args(["--device", "cpu", "--mm-processor-kwargs", settings]);
+        let output = command.output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{error}");
+        let last = error.lines().last().unwrap_or_default();
+        assert!(last.contains("--mm-processor-kwargs: ") && last.contains(words), "{error}");
+        assert!(!last.contains("preprocessor_config.json"), "{error}");
+    }
+}

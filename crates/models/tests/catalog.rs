@@ -8,7 +8,7 @@ use std::path::Path;
 use octavo_models::catalog::{self, CatalogEntry, DeviceKind, SourceKind};
 
 /// Architectures that the server serves whole.
-const SERVED: [&str; 5] = ["llama", "mistral", "qwen2", "qwen3", "qwen3_vl"];
+const SERVED: [&str; 6] = ["llama", "mistral", "qwen2", "qwen3", "qwen3_vl", "idefics3"];
 
 #[test]
 fn every_file_of_the_folder_is_an_entry_named_after_it() {

@@ -416,6 +416,37 @@ fn the_programs_of_qwen3_vl_8b_have_its_parameters() {
 }
 
 #[test]
+fn the_programs_of_smolvlm_have_its_parameters() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shapes/smolvlm-256m");
+    let checkpoint = Checkpoint::open_without_weights(&path).unwrap();
+    let Programs { decoder, encoder } = build_programs(&checkpoint).unwrap();
+    let encoder = encoder.unwrap();
+    assert_eq!((decoder.parameters(), encoder.parameters()), (162_974_016, 93_510_912));
+    let entry = octavo_models::catalog::find("smolvlm-256m-instruct").unwrap();
+    assert_eq!(entry.parameters, decoder.parameters() + encoder.parameters());
+    assert_eq!(entry.weight_bytes, decoder.weight_bytes() + encoder.weight_bytes());
+    let processor = checkpoint.image_processor(&given(json!({}))).unwrap().unwrap();
+    assert_eq!(processor.size, ImageSize::Tiles { longest: 2048, side: 512 });
+    assert_eq!((processor.resample, processor.mean, processor.std), (Resample::Lanczos, [0.5; 3], [0.5; 3]));
+}
+
+#[test]
+fn tiles_may_end_within_a_patch() {
+    // The numbers of SmolVLM 2.2B: 27 whole patches of 14 pixels in a tile of 384.
+    let copy = Copy::of("idefics3");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(copy.path("config.json")).unwrap()).unwrap();
+    (config["vision_config"]["image_size"], config["vision_config"]["patch_size"]) = (json!(384), json!(14));
+    copy.write("config.json", config.to_string());
+    let checkpoint = copy.open().unwrap();
+    let vision = checkpoint.config().vision.as_ref().unwrap();
+    assert_eq!(vision.table_side, 27);
+    assert_eq!(vision.image_tokens(octavo_models::ImageGrid { rows: 27, cols: 27 }), Some(81));
+    let tiles = given(json!({"max_image_size": {"longest_edge": 384}, "size": {"longest_edge": 1536}}));
+    let processor = checkpoint.image_processor(&tiles).unwrap().unwrap();
+    assert_eq!(processor.size, ImageSize::Tiles { longest: 1536, side: 384 });
+}
+
+#[test]
 fn a_config_of_an_encoder_that_does_not_fit_is_refused() {
     let refused = |key: &str, value: Value| {
         let copy = Copy::of("qwen3-vl");

@@ -1,7 +1,12 @@
 //! Equal images are processed once, and images that were used are kept.
 
+use std::collections::HashSet;
+use std::sync::Arc;
+
 use futures::future::join_all;
-use octavo_media::{ImageProcessor, ImageRequest, MediaError, MediaLoader, MediaSettings, PatchLayout, SizeRule};
+use octavo_media::{
+    ImageProcessor, ImageRequest, MediaError, MediaLoader, MediaSettings, PatchLayout, SizeRule, Tiles,
+};
 
 use super::server::{Server, file};
 use super::{Lookups, data_url, load, loader, png, processor, request, settings};
@@ -26,7 +31,7 @@ async fn an_image_is_found_by_its_content() {
     let loader = MediaLoader::new(settings(), lookups.clone()).unwrap();
     let first = load(&loader, &server.url("/x.png")).await.unwrap();
     let second = load(&loader, &data_url(&png(30, 20, 1))).await.unwrap();
-    assert!(std::sync::Arc::ptr_eq(&first, &second));
+    assert!(Arc::ptr_eq(&first, &second));
     assert_ne!(load(&loader, &data_url(&png(30, 20, 2))).await.unwrap().identity, first.identity);
     let mut other = request(&data_url(&png(30, 20, 1)));
     let layout = PatchLayout { frames: 1, ..processor().layout };
@@ -89,4 +94,23 @@ async fn ten_thousand_images_take_bounded_memory() {
     }
     // The tests of this program run at the same time, so the bound is a generous one.
     assert!(super::HEAP.current_usage() < 200 << 20, "{}", super::HEAP.current_usage());
+}
+
+#[tokio::test]
+async fn all_views_of_an_image_count_as_its_memory() {
+    // Two rows of three tiles of 32 pixels, and the whole image.
+    let processor: Arc<_> =
+        ImageProcessor { size: SizeRule::Tiles { longest: 96, side: 32 }, ..(*processor()).clone() }.into();
+    let request = |name| ImageRequest { processor: Arc::clone(&processor), ..request(&data_url(&png(30, 20, name))) };
+    let image = 7 * 3 * 32 * 32;
+    let loader = loader(MediaSettings { processed_bytes: 2 * image + 5000, ..settings() });
+    let first = loader.load(request(1)).await.unwrap();
+    assert_eq!((first.views.tiles(), first.views.bytes()), (Tiles { rows: 2, columns: 3 }, image));
+    let names: HashSet<_> = (0..7).map(|view| first.identity.of_view(view)).collect();
+    assert_eq!(names.len(), 7);
+    let second = loader.load(request(2)).await.unwrap();
+    assert_eq!(loader.load(request(3)).await.unwrap_err(), MediaError::Busy);
+    drop(second);
+    loader.load(request(3)).await.unwrap();
+    assert!(loader.cached_bytes() >= 2 * image, "{}", loader.cached_bytes());
 }

@@ -28,6 +28,7 @@ const FILES: &[(&str, &str)] = &[
     embedded!("llama-3.2-1b-instruct"),
     embedded!("mistral-7b-instruct-v0.3"),
     embedded!("qwen3-vl-8b-instruct"),
+    embedded!("smolvlm-256m-instruct"),
 ];
 
 /// Returns all entries, the default model first.

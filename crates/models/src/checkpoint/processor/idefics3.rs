@@ -7,8 +7,8 @@ use crate::config::{ConfigError, Fields, VisionConfig};
 
 pub(super) const FAMILY: Family = Family {
     classes: &["Idefics3ImageProcessor", "SmolVLMImageProcessor"],
-    // Padding is for batches of images, and the sampling for videos.
-    keys: &["do_image_splitting", "max_image_size", "do_pad", "return_row_col_info", "video_sampling"],
+    // Padding is for batches of images, the sampling for videos, and the length follows from the encoder.
+    keys: &["do_image_splitting", "max_image_size", "do_pad", "return_row_col_info", "video_sampling", "image_seq_len"],
     resample: Resample::Lanczos,
     size,
     text: Some(text),
