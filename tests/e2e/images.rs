@@ -96,6 +96,8 @@ async fn answers_about_images_in_tiles_are_those_of_pytorch() {
                     assert_eq!(answer["choices"][0]["token_ids"], case["answer"], "{} {args:?}", case["name"]);
                     assert_eq!(answer["usage"]["prompt_tokens"], case["prompt_tokens"], "{}", case["name"]);
                 }
+                let (_, tokens) = server.post("/tokenize", &json!({"messages": case["messages"]})).await;
+                assert_eq!(tokens["count"], case["prompt_tokens"], "{}", case["name"]);
             }
         }
     }
