@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from generate import COMMON, HERE, VOCAB, fresh, readable, rounded, save_torch, write_json
-from generate_vision import ANSWER, END, IMAGE, MARGIN, START, byte_tokenizer, data_url, draw, picture
+from generate_vision import ANSWER, END, IMAGE, MARGIN, START, byte_tokenizer, draw, picture, with_urls
 
 # Every image is a square with this many patches on a side, and squares of patches become one token.
 SIDE, SCALE = 6, 3
@@ -140,13 +140,7 @@ def answered(model, tokenizer, name, sizes, settings, messages):
     views = inputs["pixel_values"].shape[1]
     assert ids.count(IMAGE) == views * (SIDE // SCALE) ** 2
     print(f"{name}: {len(ids)} tokens, {views} views, pixels of draw {seed}")
-    urls = iter(pictures)
-    request = [
-        message if isinstance(message["content"], str) else message | {"content": [
-            {"type": "image_url", "image_url": {"url": data_url(next(urls))}} if part["type"] == "image" else part
-            for part in message["content"]]}
-        for message in messages
-    ]
+    request = with_urls(messages, pictures)
     return dict(name=name, settings=settings, messages=request, prompt_tokens=len(ids), answer=answer)
 
 

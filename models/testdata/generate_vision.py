@@ -201,14 +201,18 @@ def answered(model, tokenizer, name, messages):
         if answer is not None:
             break
     print(f"{name}: {len(ids)} tokens, pixels of draw {seed}")
+    return dict(name=name, messages=with_urls(messages, images), prompt_tokens=len(ids), images=count, answer=answer)
+
+
+def with_urls(messages, images):
+    """Returns messages with the data URLs of images in the place of their parts."""
     urls = iter(images)
-    request = [
+    return [
         message if isinstance(message["content"], str) else message | {"content": [
             {"type": "image_url", "image_url": {"url": data_url(next(urls))}} if part["type"] == "image" else part
             for part in message["content"]]}
         for message in messages
     ]
-    return dict(name=name, messages=request, prompt_tokens=len(ids), images=count, answer=answer)
 
 
 def picture(random, size):

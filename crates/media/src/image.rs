@@ -32,8 +32,10 @@ impl RgbImage {
 
     /// A copy of the rectangle of a width and height whose first pixel is at `left` and `top`. It lies within the image.
     pub(crate) fn cropped(&self, left: usize, top: usize, (width, height): (usize, usize)) -> Self {
-        let rows = self.data.chunks_exact(self.width * 3).skip(top).take(height);
-        let data = rows.flat_map(|row| &row[left * 3..(left + width) * 3]).copied().collect();
+        let mut data = Vec::with_capacity(width * height * 3);
+        for row in self.data.chunks_exact(self.width * 3).skip(top).take(height) {
+            data.extend_from_slice(&row[left * 3..(left + width) * 3]);
+        }
         Self::from_raw(width, height, data)
     }
 

@@ -1,8 +1,8 @@
 //! Images of requests: from a URL to the patches that an encoder reads.
 //!
 //! [`MediaLoader`] fetches an image ([`fetch`]), names it by its content ([`Identity`]), decodes it ([`decode`]), and
-//! turns it into the patches of one or more [`Views`] as an [`ImageProcessor`] describes ([`resize`]). Processed images are cached, and equal images
-//! that are requested at the same time are processed once.
+//! turns it into the patches of one or more [`Views`] as an [`ImageProcessor`] describes ([`resize`]). Processed images
+//! are cached, and equal images that are requested at the same time are processed once.
 //!
 //! Everything here distrusts its input: sizes are checked before memory is reserved, the memory of all images in flight
 //! is bounded, and an address is checked before a connection is made to it.

@@ -14,6 +14,7 @@ use octavo_runner::ImageConfig;
 use octavo_server::{ImageModel, ViewWriter};
 use octavo_telemetry::EngineMetrics;
 use octavo_text::Tokenizer;
+use serde_json::Map;
 
 use crate::cli::{Environment, MediaArgs, TextList};
 use crate::system;
@@ -94,11 +95,11 @@ impl Vision {
         };
         let Some((encoder, config)) = checkpoint.config().vision.clone().zip(config) else { return Ok(None) };
         let processor = image_processor(&encoder, &config);
-        let checked = processor.validate();
-        if given.is_empty() {
-            checked?
-        } else {
-            checked.context(PROCESSOR_FLAG)?
+        if let Err(error) = processor.validate() {
+            // An error that the model's files have on their own is theirs.
+            let files = checkpoint.image_processor(&Map::new())?;
+            let own = files.is_some_and(|files| image_processor(&encoder, &files).validate() == Err(error.clone()));
+            if own { bail!(error) } else { bail!("{PROCESSOR_FLAG}: {error}") }
         }
         Ok(Some(Self { encoder, processor: Arc::new(processor), text: config.text, max_images }))
     }

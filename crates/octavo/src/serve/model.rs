@@ -79,9 +79,13 @@ impl ModelFiles {
             config.dtype,
             path.display()
         );
-        let vision = Vision::of(&checkpoint, &args.media, max_images)?;
+        // Without images, no setting of the processor matters.
+        let vision = match max_images {
+            0 => None,
+            _ => Vision::of(&checkpoint, &args.media, max_images)?,
+        };
         Ok(Self {
-            encoder: programs.encoder.zip(vision).filter(|_| max_images > 0),
+            encoder: programs.encoder.zip(vision),
             checkpoint,
             program,
             path: resolved.path,
