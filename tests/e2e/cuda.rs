@@ -66,10 +66,16 @@ async fn a_chat_is_answered_on_the_gpu_as_on_the_processor() {
 /// The second run has steps that cut images, and decodes with images beside prompts.
 #[tokio::test(flavor = "multi_thread")]
 async fn conversations_with_images_are_answered_as_by_pytorch() {
-    let cases: Vec<Value> =
-        serde_json::from_slice(&std::fs::read(testdata("qwen3-vl").join("chat.json")).unwrap()).unwrap();
-    for args in [&["--enforce-eager"][..], &["--max-num-batched-tokens", "10"]] {
-        let server = server("qwen3-vl", &[&["--device", "cuda", "--dtype", "float32"], args].concat());
+    for (model, args) in [
+        ("qwen3-vl", &["--enforce-eager"][..]),
+        ("qwen3-vl", &["--max-num-batched-tokens", "10"]),
+        ("idefics3", &["--max-num-batched-tokens", "10"]),
+    ] {
+        let mut cases: Vec<Value> =
+            serde_json::from_slice(&std::fs::read(testdata(model).join("chat.json")).unwrap()).unwrap();
+        // The others need other settings of the image processor.
+        cases.retain(|case| case["settings"].as_object().is_none_or(|settings| settings.is_empty()));
+        let server = server(model, &[&["--device", "cuda", "--dtype", "float32"], args].concat());
         let answers = cases.iter().map(|case| {
             let request =
                 json!({"messages": case["messages"], "max_tokens": 8, "temperature": 0, "return_token_ids": true});

@@ -229,24 +229,33 @@ impl ImageProcessor {
         }
     }
 
-    /// The number of tokens of the largest image, over all its views.
+    /// The number of tokens of the largest view.
     #[must_use]
-    pub fn largest_image(&self) -> usize {
-        let square = |side: u32| self.layout.cells((side as usize, side as usize));
+    pub fn largest_view(&self) -> usize {
         match self.size {
             SizeRule::Area { max, .. } => {
                 let cell = self.layout.cell() as u64;
                 usize::try_from(max / (cell * cell)).unwrap_or(usize::MAX)
             }
             SizeRule::Fixed { width, height } => self.layout.cells((width as usize, height as usize)),
-            SizeRule::Square { side, .. } => square(side),
+            SizeRule::Square { side, .. } | SizeRule::Tiles { side, .. } => {
+                self.layout.cells((side as usize, side as usize))
+            }
+        }
+    }
+
+    /// The number of tokens of the largest image, over all its views.
+    #[must_use]
+    pub fn largest_image(&self) -> usize {
+        let views = match self.size {
             SizeRule::Tiles { longest, side } => {
                 // The shorter side is even, and so it may exceed an odd longest side.
                 let tiles = longest.next_multiple_of(2).div_ceil(side) as usize;
-                let views = if tiles > 1 { tiles * tiles + 1 } else { 1 };
-                views * square(side)
+                if tiles > 1 { tiles * tiles + 1 } else { 1 }
             }
-        }
+            SizeRule::Area { .. } | SizeRule::Fixed { .. } | SizeRule::Square { .. } => 1,
+        };
+        self.largest_view().saturating_mul(views)
     }
 
     /// Resizes an image and cuts it into views of patches. Once `cancelled` returns true, the result is `None`.

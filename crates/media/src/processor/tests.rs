@@ -156,6 +156,7 @@ fn the_largest_image_is_a_square() {
         let sizes = (90..=110).flat_map(|width| (90..=110).map(move |height| (width, height)));
         let largest = sizes.map(|(width, height)| tokens(processor.plan(width, height).unwrap())).max();
         assert_eq!(largest, Some(processor.largest_image()), "{longest} {side}");
+        assert_eq!(processor.largest_view(), 4, "{longest} {side}");
     }
     assert_eq!(processor().largest_image(), 128 * 128);
     let fixed = ImageProcessor { size: SizeRule::Fixed { width: 64, height: 32 }, ..processor() };

@@ -241,9 +241,7 @@ pub(crate) const fn element_type(dtype: Dtype) -> Option<octavo_backend_cuda::Dt
 fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
     let limits = &args.engine;
     let max_model_len = limits.longest_context(files.checkpoint.config().max_position_embeddings);
-    let max_patches = files
-        .vision()
-        .map_or(0, |vision| vision.tokens_at_once(max_model_len).saturating_mul(vision.encoder.merged_patches()));
+    let max_patches = files.vision().map_or(0, |vision| vision.patches_of_a_view(max_model_len));
     let memory = match limits.kv_cache_memory_bytes {
         Some(bytes) => Memory::KvCache(bytes as u64),
         None => Memory::Share(limits.gpu_memory_utilization.unwrap_or(GPU_SHARE)),

@@ -115,6 +115,11 @@ impl Vision {
         self.largest_image().min(max_model_len)
     }
 
+    /// The number of patches of the largest view that fits a prompt of `max_model_len` tokens.
+    pub(crate) fn patches_of_a_view(&self, max_model_len: usize) -> usize {
+        self.processor.largest_view().min(max_model_len).saturating_mul(self.encoder.merged_patches())
+    }
+
     /// What a runner needs to encode images, with a cache for images of so many tokens.
     pub(crate) fn config(&self, cache_tokens: usize) -> ImageConfig {
         let channel = |(shift, divisor)| Channel { shift, divisor };
