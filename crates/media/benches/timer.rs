@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use octavo_media::decode::{decode, inspect};
 use octavo_media::resize::Filter;
-use octavo_media::{ImageProcessor, Normalize, PatchLayout, Patches, RgbImage, SizeRule};
+use octavo_media::{ImageProcessor, Normalize, PatchLayout, RgbImage, SizeRule, Views};
 
 /// The processor of Qwen3-VL.
 fn processor() -> ImageProcessor {
@@ -32,11 +32,12 @@ fn decoded(file: &[u8]) -> RgbImage {
     decode(file, &header, [255; 3]).expect("an image")
 }
 
-fn cut(image: RgbImage) -> Patches {
+fn cut(image: RgbImage) -> Views {
     processor().process(image, &|| false).expect("a size that can be processed").expect("not cancelled")
 }
 
-fn normalized(patches: &Patches) -> Vec<f32> {
+fn normalized(views: &Views) -> Vec<f32> {
+    let [patches] = views.patches() else { panic!("an image of one view") };
     let mut rows = vec![0.0; patches.len() * patches.layout().values()];
     patches.normalized(0..patches.len(), &mut rows);
     rows
