@@ -17,7 +17,8 @@ pub(crate) struct MediaArgs {
 
     /// Changes of the image processor's settings.
     ///
-    /// {"max_pixels": 1003520} makes larger images smaller, so that they take fewer tokens.
+    /// {"max_pixels": 1003520} makes larger images smaller, so that they take fewer tokens. For models that cut images into
+    /// tiles, {"size": {"longest_edge": 1024}} has the same effect, and {"do_image_splitting": false} leaves one square.
     #[arg(long, value_parser = values::json_object, value_name = "JSON")]
     pub(crate) mm_processor_kwargs: Option<JsonObject>,
 
