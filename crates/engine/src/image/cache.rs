@@ -212,11 +212,12 @@ impl ImageCache {
         if entry.references > 0 {
             return;
         }
+        // An image that did not fit may fit now.
+        self.full = false;
         if entry.input.is_some() {
             // The step being planned does without it.
             self.remove(&key);
             self.budget += tokens(&key);
-            self.full = false;
         } else {
             self.releases += 1;
             entry.idle = self.releases;
@@ -359,6 +360,23 @@ mod tests {
         let mut plan = StepPlan::default();
         cache.write_encoded(&mut plan);
         assert_eq!(plan.encode.len(), 1);
+        assert_eq!(cache.check([&first, &second].into_iter()), Ok(()));
+    }
+
+    /// A sequence that is not admitted after all lets its images go, and then others must be able to go on.
+    #[test]
+    fn an_image_that_is_let_go_makes_room() {
+        let mut cache = ImageCache::new(8);
+        let (mut first, mut second) = (images(&[(0, 8), (9, 4)]), images(&[(1, 5)]));
+        cache.begin(1, 8);
+        assert_eq!(cache.acquire(&mut first, 0, 8), 8);
+        cache.write_encoded(&mut StepPlan::default());
+        cache.release(&mut first);
+        cache.complete(1);
+        cache.begin(2, 8);
+        assert_eq!(cache.acquire(&mut first, 0, 13), 9, "there is no room beside the first image");
+        cache.release(&mut first);
+        assert_eq!(cache.acquire(&mut second, 0, 6), 6);
         assert_eq!(cache.check([&first, &second].into_iter()), Ok(()));
     }
 }
