@@ -244,6 +244,18 @@ impl ImageProcessor {
         }
     }
 
+    /// Makes images that keep their aspect ratio smaller than `pixels`, as far as they may be. Returns whether that changes
+    /// anything.
+    pub fn limit_area(&mut self, pixels: u64) -> bool {
+        match &mut self.size {
+            SizeRule::Area { min, max } if *max > pixels => {
+                let before = std::mem::replace(max, pixels.max(*min));
+                *max != before
+            }
+            _ => false,
+        }
+    }
+
     /// The number of tokens of the largest image, over all its views.
     #[must_use]
     pub fn largest_image(&self) -> usize {

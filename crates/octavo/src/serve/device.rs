@@ -24,6 +24,10 @@ use crate::system::human_bytes;
 const CPU_STEPS: StepLimits =
     StepLimits { tokens: 512, time: Some(Duration::from_millis(100)), stuck_after: Duration::from_secs(120) };
 
+/// Area of an image on processors, in pixels. A step encodes an image whole, while other requests wait, and the work of
+/// attention grows with the square of the area.
+const CPU_IMAGE_PIXELS: u64 = 1 << 20;
+
 /// Limits on a GPU. The token budget is vLLM's: a GPU needs that many tokens to be busy.
 ///
 /// A step takes less than a second, so a GPU without progress for 30 s counts as hung. On a processor a step of a large model
@@ -194,7 +198,10 @@ fn without_effect(args: &ComposeArgs) -> Vec<&'static str> {
 }
 
 /// Opens the device and loads the model.
-pub(crate) fn load(choice: &Choice, args: &ComposeArgs, files: ModelFiles) -> Result<(LoadedModel, Computer)> {
+pub(crate) fn load(choice: &Choice, args: &ComposeArgs, mut files: ModelFiles) -> Result<(LoadedModel, Computer)> {
+    if !matches!(choice, Choice::Cuda) {
+        files.limit_images(CPU_IMAGE_PIXELS);
+    }
     match choice {
         Choice::Cpu(config) => {
             let mut backend = CpuBackend::new(*config)?;

@@ -14,7 +14,8 @@ use octavo_runner::ImageConfig;
 use octavo_server::{ImageModel, ViewWriter};
 use octavo_telemetry::EngineMetrics;
 use octavo_text::Tokenizer;
-use serde_json::Map;
+use serde_json::{Map, Value};
+use tracing::info;
 
 use crate::cli::{Environment, MediaArgs, TextList};
 use crate::system;
@@ -44,6 +45,8 @@ pub(crate) struct Vision {
     text: Option<ViewText>,
     /// Maximum number of images in a prompt, at least 1.
     max_images: usize,
+    /// Whether an operator has set the sizes of images.
+    sized: bool,
 }
 
 /// The maximum number of images in a prompt, by `--limit-mm-per-prompt` and `--language-model-only`.
@@ -101,7 +104,15 @@ impl Vision {
             let own = files.is_some_and(|files| image_processor(&encoder, &files).validate() == Err(error.clone()));
             if own { bail!(error) } else { bail!("{PROCESSOR_FLAG}: {error}") }
         }
-        Ok(Some(Self { encoder, processor: Arc::new(processor), text: config.text, max_images }))
+        let sized = has_size(&given);
+        Ok(Some(Self { encoder, processor: Arc::new(processor), text: config.text, max_images, sized }))
+    }
+
+    /// Makes images smaller than `pixels`, unless an operator has set their sizes.
+    pub(crate) fn limit_area(&mut self, pixels: u64) {
+        if !self.sized && Arc::make_mut(&mut self.processor).limit_area(pixels) {
+            info!("images: resized to at most {pixels} pixels on a processor; {PROCESSOR_FLAG} '{{\"max_pixels\": ...}}' sets another limit");
+        }
     }
 
     /// The number of tokens of the largest image.
@@ -152,6 +163,15 @@ impl Vision {
     }
 }
 
+/// Whether settings of an image processor have a size.
+fn has_size(settings: &Map<String, Value>) -> bool {
+    let scoped = settings.get("images_kwargs").and_then(Value::as_object);
+    let has = |settings: &Map<String, Value>| {
+        ["size", "min_pixels", "max_pixels"].iter().any(|key| settings.contains_key(*key))
+    };
+    has(settings) || scoped.is_some_and(has)
+}
+
 /// The processor of an encoder's images.
 fn image_processor(encoder: &VisionConfig, config: &ProcessorConfig) -> ImageProcessor {
     let ProcessorConfig { mean, std, rescale, .. } = *config;
@@ -192,7 +212,7 @@ pub(crate) fn within_memory(mut settings: MediaSettings) -> MediaSettings {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::cli::JsonObject;
@@ -200,6 +220,22 @@ mod tests {
     fn limited(limits: Value) -> Result<usize> {
         let Value::Object(object) = limits else { panic!("an object") };
         limit(&MediaArgs { limit_mm_per_prompt: Some(JsonObject(object)), ..MediaArgs::default() })
+    }
+
+    #[test]
+    fn images_are_smaller_on_a_processor_unless_their_size_is_given() {
+        let shape = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shapes/qwen3-vl-8b");
+        let checkpoint = Checkpoint::open_shape(&shape).unwrap();
+        let tokens = |given: Value| {
+            let Value::Object(object) = given else { panic!("an object") };
+            let args = MediaArgs { mm_processor_kwargs: Some(JsonObject(object)), ..MediaArgs::default() };
+            let mut vision = Vision::of(&checkpoint, &args, 1).unwrap().unwrap();
+            vision.limit_area(1 << 20);
+            vision.largest_image()
+        };
+        assert_eq!(tokens(json!({})), 1024);
+        assert_eq!(tokens(json!({"max_pixels": 4 << 20})), 4096);
+        assert_eq!(tokens(json!({"images_kwargs": {"size": {"longest_edge": 2 << 20, "shortest_edge": 65536}}})), 2048);
     }
 
     #[test]

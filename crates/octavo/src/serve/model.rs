@@ -53,6 +53,13 @@ impl ModelFiles {
         self.encoder.as_ref().map(|(_, vision)| vision)
     }
 
+    /// Makes images smaller than `pixels`, unless an operator has set their sizes.
+    pub(crate) fn limit_images(&mut self, pixels: u64) {
+        if let Some((_, vision)) = &mut self.encoder {
+            vision.limit_area(pixels);
+        }
+    }
+
     pub(crate) fn open(args: &ComposeArgs) -> Result<Self> {
         let reference = args.model.reference();
         if let Some(tokenizer) = args.model.tokenizer.as_deref().filter(|tokenizer| *tokenizer != reference) {
