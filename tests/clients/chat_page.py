@@ -40,6 +40,8 @@ class StandIn:
         # The sampling defaults that the server reports, if any, and the keys of the requests for them.
         self.defaults = None
         self.info_keys = []
+        # The most images that the server says a prompt may have, if it does.
+        self.images = None
         # A question whose key is wrong is refused once this is set.
         self.refuses = threading.Event()
         self.refuses.set()
@@ -90,6 +92,8 @@ class StandIn:
         if path == "/server_info?config_format=json":
             self.info_keys.append(handler.headers["authorization"])
             config = {} if self.defaults is None else {"sampling_defaults": self.defaults}
+            if self.images is not None:
+                config["limit_mm_per_prompt"] = {"image": self.images}
             return self.send(handler, 200, json.dumps({"vllm_config": config}).encode())
         with urllib.request.urlopen(self.server + path) as real:
             policy = [("content-security-policy", real.headers["content-security-policy"])]

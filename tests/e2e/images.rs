@@ -279,6 +279,60 @@ async fn images_come_from_a_folder_or_by_a_name_given_before() {
     assert_eq!(answer(url("file:///etc/passwd")).await.0, 400);
 }
 
+/// The answer of `octavo` with these arguments, or what it says on failure.
+fn octavo(args: &[&str]) -> Result<String, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = std::process::Command::new(OCTAVO);
+    command.args(args).args(["--temperature", "0", "--max-tokens", "8"]).env("HOME", folder.path());
+    let output = command.stdin(std::process::Stdio::null()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap().trim_end_matches('\n').to_owned();
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_terminal_sends_images() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    // The name says nothing about the content.
+    std::fs::write(path("image.gif"), decoded(&picture())).unwrap();
+    std::fs::write(path("notes.png"), "notes").unwrap();
+    let server = server(&["--served-model-name", "eyes"]);
+    let address = server.url("");
+    let image = || url(&picture());
+    let text = json!({"type": "text", "text": "What is this?"});
+    let expected = async |content: Value| {
+        let (status, answer) =
+            server.post("/v1/chat/completions", &chat(&json!([{"role": "user", "content": content}]))).await;
+        assert_eq!(status, 200, "{answer}");
+        answer["choices"][0]["message"]["content"].as_str().unwrap().trim_end_matches('\n').to_owned()
+    };
+    let ask = |images: &[&str]| {
+        let images = images.iter().flat_map(|image| ["--image", image]);
+        octavo(&["chat", "--url", &address, "--quick", "What is this?"].into_iter().chain(images).collect::<Vec<_>>())
+    };
+    let (file, data) = (path("image.gif"), picture());
+    let one = expected(json!([image(), text])).await;
+    assert_eq!(ask(&[&file]).unwrap(), one);
+    assert_eq!(ask(&[&data]).unwrap(), one);
+    assert_eq!(ask(&[&file, &data]).unwrap(), expected(json!([image(), image(), text])).await);
+    assert_ne!(one, expected(json!([text])).await, "the image makes a difference");
+    let model = tiny();
+    let run =
+        ["run", model.to_str().unwrap(), "--device", "cpu", "--cpu-threads", "1", "--image", &file, "What is this?"];
+    assert_eq!(octavo(&run).unwrap(), one);
+
+    let notes = path("notes.png");
+    let refused = format!("octavo: {notes} is not a PNG, JPEG, WebP or GIF image: ");
+    let said = ask(&[&notes]).unwrap_err();
+    assert!(said.starts_with(&refused), "{said}");
+    let missing = path("missing.png");
+    let said = ask(&[&missing]).unwrap_err();
+    assert!(said.starts_with(&format!("octavo: {missing}: No such file or directory")), "{said}");
+    let (_, info) = server.get("/server_info?config_format=json").await;
+    let info: Value = serde_json::from_str(&info).unwrap();
+    assert_eq!(info["vllm_config"]["limit_mm_per_prompt"], json!({"image": 999}));
+}
+
 /// Answers `/picture.png` with a file, announces large files at paths that begin with `/large`, and is silent at others.
 async fn slow_server(picture: Vec<u8>) -> (String, tokio::task::JoinHandle<()>) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -79,13 +79,18 @@ impl ImageModel {
 pub(crate) type LoadedImages = Vec<Arc<ProcessedImage>>;
 
 impl App {
+    /// Maximum number of images in a prompt; 0 if the model takes none.
+    pub(crate) fn max_images(&self) -> usize {
+        self.text.images.as_ref().map_or(0, |images| images.max_images)
+    }
+
     /// The requests for the images in parts of messages; `scope` are the clients that share names of images.
     pub(crate) fn image_requests(
         &self,
         parts: &[ImagePart<'_>],
         scope: Option<&Arc<str>>,
     ) -> Result<Vec<ImageRequest>, ApiError> {
-        let limit = self.text.images.as_ref().map_or(0, |images| images.max_images);
+        let limit = self.max_images();
         if parts.len() > limit {
             return Err(ApiError::too_many_images(limit, self.text.images.is_some()));
         }

@@ -38,6 +38,17 @@ impl Format {
         }
     }
 
+    /// The media type, as in a `data:` URL.
+    #[must_use]
+    pub fn media_type(self) -> &'static str {
+        match self {
+            Self::Png => "image/png",
+            Self::Jpeg => "image/jpeg",
+            Self::WebP => "image/webp",
+            Self::Gif => "image/gif",
+        }
+    }
+
     /// Most bytes for a pixel that decoding occupies at one time, the decoder's own and the result.
     fn bytes_per_pixel(self) -> u64 {
         match self {

@@ -61,6 +61,12 @@ pub(crate) struct ChatStyleArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) system_prompt: Option<String>,
 
+    /// Put an image in front of the first message: a file, or a URL that the server fetches. May be repeated.
+    ///
+    /// Files are PNG, JPEG, WebP or GIF, whatever their names are.
+    #[arg(long, value_name = "FILE_OR_URL")]
+    pub(crate) image: Vec<String>,
+
     /// Keep typed lines in a history file; --no-history does not.
     ///
     /// The file is $XDG_STATE_HOME/octavo/history, or ~/.local/state/octavo/history. Only its owner can read it.

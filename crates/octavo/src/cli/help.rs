@@ -27,6 +27,7 @@ pub(crate) const AFTER_RUN: &str = "\
 Examples:
   octavo run qwen3-0.6b
   octavo run qwen3-0.6b \"Summarize this text\" < notes.txt
+  octavo run qwen3-vl-8b-instruct --image cat.jpg \"What is in this image?\"
 
 `octavo run --help` also lists the flags of the model and the engine.";
 
@@ -34,6 +35,7 @@ pub(crate) const AFTER_CHAT: &str = "\
 Examples:
   octavo chat --url http://127.0.0.1:8000 --temperature 0
   echo \"What is a KV cache?\" | octavo chat
+  octavo chat --image cat.jpg --quick \"What is in this image?\"
 
 `octavo chat --help` also lists the flags of the model and the engine, which need MODEL.";
 

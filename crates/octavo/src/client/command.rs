@@ -22,6 +22,8 @@ pub(crate) enum Command<'a> {
     Load(&'a str),
     /// Puts a file's text in front of the next message.
     Read(&'a str),
+    /// Adds an image, a file or a URL, to the next message; empty removes those that were added.
+    Image(&'a str),
     /// Writes the conversation to a file.
     Save(&'a str),
     Help,
@@ -31,7 +33,7 @@ pub(crate) enum Command<'a> {
 }
 
 /// Every command, for completion.
-pub(crate) const NAMES: [&str; 8] = ["/set", "/system", "/clear", "/load", "/read", "/save", "/help", "/bye"];
+pub(crate) const NAMES: [&str; 9] = ["/set", "/system", "/clear", "/load", "/read", "/image", "/save", "/help", "/bye"];
 
 /// The text of `/help`.
 pub(crate) const HELP: &str = "\
@@ -43,6 +45,8 @@ Commands:
   /system TEXT         Replace the system prompt ('/system \"\"' removes it)
   /clear               Forget the conversation
   /read FILE           Put the text of a file in front of the next message
+  /image FILE          Add an image to the next message; a URL is one, too
+  /image \"\"            Remove the images from the next message
   /save FILE           Save the conversation as JSON
   /load FILE           Continue a saved conversation
   /help                Show this help
@@ -75,6 +79,7 @@ impl<'a> Command<'a> {
             "/clear" | "/reset" => Self::Clear,
             "/load" => path(Self::Load, "/load FILE"),
             "/read" => path(Self::Read, "/read FILE"),
+            "/image" => path(|source| Self::Image(source.trim_matches('"')), "/image FILE"),
             "/save" => path(Self::Save, "/save FILE"),
             "/help" | "/?" => Self::Help,
             "/bye" | "/exit" | "/quit" => Self::Bye,
@@ -116,12 +121,14 @@ mod tests {
             ("/load a b.json", Command::Load("a b.json")),
             ("/read x", Command::Read("x")),
             ("/save x", Command::Save("x")),
+            ("/image a b.png", Command::Image("a b.png")),
+            ("/image \"\"", Command::Image("")),
             ("/?", Command::Help),
             ("/exit", Command::Bye),
         ] {
             assert_eq!(Command::parse(line), expected, "{line}");
         }
-        for (line, part) in [("/nope x", "/nope"), ("/set top_k", "/set top_k VALUE"), ("/load", "/load FILE")] {
+        for (line, part) in [("/nope x", "/nope"), ("/set top_k", "/set top_k VALUE"), ("/image", "/image FILE")] {
             let Command::Wrong(text) = Command::parse(line) else { panic!("{line}") };
             assert!(text.contains(part), "{text}");
         }

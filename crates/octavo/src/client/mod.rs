@@ -3,6 +3,7 @@
 mod command;
 mod connection;
 mod editor;
+mod images;
 pub(crate) mod parameters;
 mod ps;
 mod session;
@@ -28,8 +29,9 @@ pub(crate) fn chat(args: ChatArgs) -> Result<()> {
     let input = Input::new(args.quick.clone(), args.style.history.then(editor::history_file).flatten())?;
     let parameters = parameters(&args.request, &args.compose);
     let system = args.style.system_prompt.clone();
+    let images = images::urls(&args.style.image)?;
     let conversation = async |client| {
-        let session = Session::new(client, parameters, system, Screen::stdout());
+        let session = Session::new(client, parameters, system, Screen::stdout()).with_images(images);
         session.chat(input, interrupts()?).await
     };
     match args.compose.model.given() {
@@ -65,8 +67,9 @@ pub(crate) fn run(mut args: RunArgs) -> Result<()> {
     };
     let parameters = parameters(&args.request, &args.compose);
     let system = args.style.system_prompt.clone();
+    let images = images::urls(&args.style.image)?;
     with_model(&args.compose, async |client| {
-        let session = Session::new(client, parameters, system, Screen::stdout());
+        let session = Session::new(client, parameters, system, Screen::stdout()).with_images(images);
         session.chat(input, interrupts()?).await
     })
 }

@@ -9,11 +9,15 @@ use serde_json::{Value, json};
 
 use crate::client::command::{self, Command};
 use crate::client::connection::{Client, Piece};
+use crate::client::images;
 use crate::client::parameters::Parameters;
 use crate::client::terminal::{Input, Line, Screen};
 
-/// Bytes of a file that `/read` or `/load` takes.
-const MAX_FILE: u64 = 16 << 20;
+/// Bytes of a file that `/read` takes.
+const MAX_TEXT: u64 = 16 << 20;
+
+/// Bytes of a saved conversation, which may have images.
+const MAX_SAVED: u64 = 512 << 20;
 
 /// Signals of Ctrl-C.
 pub(crate) type Interrupts = tokio::sync::mpsc::Receiver<()>;
@@ -27,6 +31,8 @@ pub(crate) struct Session<W> {
     messages: Vec<Value>,
     /// Text that goes in front of the next message.
     attached: String,
+    /// URLs of images that go in front of the next message.
+    images: Vec<String>,
     screen: Screen<W>,
 }
 
@@ -40,7 +46,12 @@ enum Outcome {
 
 impl<W: Write> Session<W> {
     pub(crate) fn new(client: Client, parameters: Parameters, system: Option<String>, screen: Screen<W>) -> Self {
-        Self { client, parameters, system, messages: vec![], attached: String::new(), screen }
+        Self { client, parameters, system, messages: vec![], attached: String::new(), images: vec![], screen }
+    }
+
+    /// Puts images in front of the first message.
+    pub(crate) fn with_images(self, images: Vec<String>) -> Self {
+        Self { images, ..self }
     }
 
     /// Answers messages until the input ends or the user leaves.
@@ -62,6 +73,7 @@ impl<W: Write> Session<W> {
                 }
             }
         }
+        ensure!(input.is_typed() || self.images.is_empty(), "an image needs a message, and there is none");
         Ok(())
     }
 
@@ -84,7 +96,7 @@ impl<W: Write> Session<W> {
 
     /// Sends a message and remembers it with its answer.
     async fn turn(&mut self, text: &str, is_typed: bool, interrupts: &mut Interrupts) -> Result<()> {
-        let content = format!("{}{text}", self.attached);
+        let content = images::content(&self.images, &format!("{}{text}", self.attached));
         self.messages.push(json!({"role": "user", "content": content}));
         let request = self.request(json!({"messages": self.all_messages()}));
         let answer = self.answer("/chat/completions", &request, interrupts).await;
@@ -92,6 +104,7 @@ impl<W: Write> Session<W> {
             Some(text) => {
                 self.messages.push(json!({"role": "assistant", "content": text}));
                 self.attached.clear();
+                self.images.clear();
             }
             // The question is forgotten with its answer.
             None => self.messages.truncate(self.messages.len() - 1),
@@ -118,13 +131,22 @@ impl<W: Write> Session<W> {
             Command::Clear => {
                 self.messages.clear();
                 self.attached.clear();
+                self.images.clear();
                 eprintln!("the conversation is forgotten");
             }
             Command::Read(path) => {
-                let text = read_text(path)?;
+                let text = read_text(path, MAX_TEXT)?;
                 eprintln!("{path} ({} bytes) goes in front of the next message", text.len());
                 self.attached.push_str(&text);
                 self.attached.push_str("\n\n");
+            }
+            Command::Image("") => {
+                self.images.clear();
+                eprintln!("the next message has no image");
+            }
+            Command::Image(source) => {
+                self.images.push(images::url(source)?);
+                eprintln!("{source} goes in front of the next message");
             }
             Command::Save(path) => {
                 self.save(path)?;
@@ -165,7 +187,7 @@ impl<W: Write> Session<W> {
     fn save(&self, path: &str) -> Result<()> {
         let target = expanded(path);
         ensure!(
-            !target.exists() || read_text(path).is_ok_and(|text| saved(&text).is_ok()),
+            !target.exists() || read_text(path, MAX_SAVED).is_ok_and(|text| saved(&text).is_ok()),
             "{path} is there already and is not a saved conversation"
         );
         let parameters = self.parameters.to_json();
@@ -174,7 +196,7 @@ impl<W: Write> Session<W> {
     }
 
     fn load(&mut self, path: &str) -> Result<()> {
-        let (mut messages, parameters) = saved(&read_text(path)?).with_context(|| path.to_owned())?;
+        let (mut messages, parameters) = saved(&read_text(path, MAX_SAVED)?).with_context(|| path.to_owned())?;
         let system = messages.first().filter(|message| message["role"] == "system");
         self.system = system.and_then(|message| message["content"].as_str()).map(str::to_owned);
         if system.is_some() {
@@ -254,24 +276,25 @@ fn saved(text: &str) -> Result<(Vec<Value>, Parameters)> {
     let messages = conversation["messages"].as_array().cloned().context("it is not a saved conversation")?;
     let is_message = |message: &Value| {
         message["role"].as_str().is_some_and(|role| ["system", "user", "assistant"].contains(&role))
-            && message["content"].is_string()
+            && images::is_content(&message["content"])
     };
-    ensure!(messages.iter().all(is_message), "it has a message without a role or a text");
+    ensure!(messages.iter().all(is_message), "it has a message without a role or a content");
     let parameters = Parameters::of_saved(&conversation["parameters"]).map_err(anyhow::Error::msg)?;
     Ok((messages, parameters))
 }
 
-fn read_text(path: &str) -> Result<String> {
+/// The text of a file that has up to `limit` bytes.
+fn read_text(path: &str, limit: u64) -> Result<String> {
     let named = || path.to_owned();
     let mut text = String::new();
     let file = File::open(expanded(path)).with_context(named)?;
-    file.take(MAX_FILE + 1).read_to_string(&mut text).with_context(named)?;
-    ensure!(text.len() as u64 <= MAX_FILE, "{path} has more than {MAX_FILE} bytes");
+    file.take(limit + 1).read_to_string(&mut text).with_context(named)?;
+    ensure!(text.len() as u64 <= limit, "{path} has more than {limit} bytes");
     Ok(text)
 }
 
 /// A path, with `~/` as a shell expands it.
-fn expanded(path: &str) -> PathBuf {
+pub(crate) fn expanded(path: &str) -> PathBuf {
     let home = std::env::var_os("HOME").map(PathBuf::from);
     match (path.strip_prefix("~/"), home) {
         (Some(rest), Some(home)) => home.join(rest),

@@ -32,7 +32,7 @@ fn server(asked: &Asked) -> Router {
         let messages = request["messages"].as_array().cloned().unwrap_or_default();
         let last = messages.last().map(|message| message["content"].clone()).unwrap_or(request["prompt"].clone());
         record.lock().unwrap().push(request);
-        match last.as_str().unwrap() {
+        match last.as_str().or(last[1]["text"].as_str()).unwrap() {
             "bad" => (StatusCode::BAD_REQUEST, json!({"error": {"message": "too bad"}}).to_string()).into_response(),
             "hang" => {
                 let word = events(&["wait"]).replace("data: [DONE]\n\n", "");
@@ -153,6 +153,47 @@ async fn a_saved_conversation_is_continued_and_a_file_precedes_a_message() {
     let contents: Vec<_> = asked[1]["messages"].as_array().unwrap().iter().map(|m| m["content"].clone()).collect();
     assert_eq!(contents, ["be brief", "one", "you said 2 things", "some notes\n\ntwo"]);
     assert_eq!((&asked[1]["top_k"], &asked[1]["max_tokens"]), (&json!(5), &json!(7)));
+}
+
+#[tokio::test]
+async fn images_go_with_the_next_message_and_stay_in_the_conversation() {
+    let asked = Asked::default();
+    let folder = tempfile::tempdir().unwrap();
+    let (saved, missing) = (folder.path().join("c.json"), folder.path().join("missing.png"));
+    let (_keep, interrupts) = never();
+    let lines =
+        ["one", "/image http://host/b", "/image http://host/c", "/image \"\"", "two", "/image http://host/d", "bad"];
+    let files = [format!("/image {}", missing.display()), "three".into(), format!("/save {}", saved.display())];
+    let lines: Vec<_> = lines.into_iter().chain(files.iter().map(String::as_str)).collect();
+    let session = || session(server(&asked), None);
+    session().with_images(vec!["http://host/a".into()]).chat(typed(&lines), interrupts).await.unwrap();
+    let parts = |url: &str, text: &str| json!([{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]);
+    let contents = |request: usize| -> Vec<Value> {
+        asked.lock().unwrap()[request]["messages"].as_array().unwrap().iter().map(|m| m["content"].clone()).collect()
+    };
+    let expected =
+        [parts("http://host/a", "one"), json!("you said 1 things"), json!("two"), json!("you said 3 things")];
+    assert_eq!(contents(1), expected[..3]);
+    // The image of a question that was refused goes with the next one.
+    assert_eq!(contents(2)[4], parts("http://host/d", "bad"));
+    assert_eq!(contents(3)[4], parts("http://host/d", "three"));
+
+    let lines = [format!("/load {}", saved.display()), "/image http://host/e".into(), "/clear".into(), "four".into()];
+    let lines: Vec<_> = lines.iter().map(String::as_str).collect();
+    for lines in [&[lines[0], "four"][..], &lines] {
+        let (_keep, interrupts) = never();
+        session().chat(typed(lines), interrupts).await.unwrap();
+    }
+    assert_eq!(contents(4)[..4], expected);
+    assert_eq!(contents(5), [json!("four")]);
+}
+
+#[tokio::test]
+async fn an_image_without_a_message_is_an_error() {
+    let (_keep, interrupts) = never();
+    let session = session(server(&Asked::default()), None).with_images(vec!["http://host/a".into()]);
+    let error = session.chat(given(" "), interrupts).await.unwrap_err().to_string();
+    assert_eq!(error, "an image needs a message, and there is none");
 }
 
 #[tokio::test]

@@ -24,6 +24,8 @@ pub(crate) async fn handle(State(state): State<AppState>, Query(options): Query<
         "vocab_size": config.vocab_size,
         "max_logprobs": config.max_logprobs,
         "max_sequences": config.max_sequences,
+        // Only images are limited by a number; other media are never taken.
+        "limit_mm_per_prompt": {"image": state.max_images()},
         "sampling_defaults": config.sampling_defaults.to_map(),
         "stream_interval": config.api.stream_interval,
         "tool_call_parser": config.api.tools.map(ToolSyntax::name),

@@ -79,6 +79,7 @@ async fn the_configuration_is_told_without_its_secrets() {
     let ask = |path: &str| server.client.get(format!("{}{path}", server.url)).bearer_auth("secret-key");
     let body = ok(ask("/server_info?config_format=json")).await;
     assert_eq!(body["vllm_config"]["max_model_len"], 4096);
+    assert_eq!(body["vllm_config"]["limit_mm_per_prompt"], json!({"image": 0}), "a model of text");
     assert_eq!(body["vllm_config"]["sampling_defaults"], json!({"temperature": 0.2, "top_k": 20}), "only what is set");
     let text = text(ask("/server_info")).await;
     assert!(text.contains("max_model_len") && !text.contains("secret-key"), "{text}");

@@ -1,11 +1,10 @@
 //! Requests to the server and its answers.
 
+import { imageUrl } from "./image-store.js";
+import { Problem } from "./problem.js";
 import { SAMPLING, settings, tab } from "./store.js";
 
 const at = (path) => new URL(path, document.baseURI);
-
-/** An error whose message is meant for the reader. */
-export class Problem extends Error {}
 
 /** The callback for a missing or wrong key. It receives a sentence. */
 let onRefused = () => {};
@@ -71,12 +70,13 @@ async function ask(path, options = {}) {
 /** The names under which the model is served. */
 export const modelNames = async () => (await (await ask("v1/models")).json()).data.map((model) => model.id);
 
-/** The sampling defaults of the model, or null if the server does not report them. */
-export async function samplingDefaults() {
+/** The sampling defaults of the model, null if the server does not report them, and the most images of a prompt. */
+export async function modelInfo() {
   try {
-    return (await (await ask("server_info?config_format=json")).json()).vllm_config.sampling_defaults ?? null;
+    const { sampling_defaults: defaults, limit_mm_per_prompt: limits } = (await (await ask("server_info?config_format=json")).json()).vllm_config;
+    return { defaults: defaults ?? null, images: limits?.image ?? 0 };
   } catch {
-    return null; // Only placeholders depend on them.
+    return { defaults: null, images: 0 }; // Only placeholders and the button for images depend on them.
   }
 }
 
@@ -89,17 +89,30 @@ export async function hasDocs() {
   }
 }
 
+/** The content of a question: its images in front of its text, or the text alone. */
+async function content({ user, images = [] }) {
+  if (!images.length) return user;
+  const part = async (image) => {
+    const url = await imageUrl(image);
+    if (!url) throw new Problem(`The image “${image.name}” is not in this browser. Edit its message to remove it or to add it again.`);
+    return { type: "image_url", image_url: { url } };
+  };
+  const parts = await Promise.all(images.map(part));
+  return user.trim() ? [...parts, { type: "text", text: user }] : parts;
+}
+
 /** The messages of a request: the earlier turns that have an answer, then the question of the last turn. */
-function messages(turns) {
-  const earlier = turns.slice(0, -1).filter((turn) => turn.content);
-  const list = earlier.flatMap((turn) => [{ role: "user", content: turn.user }, { role: "assistant", content: turn.content }]);
-  if (settings.system.trim()) list.unshift({ role: "system", content: settings.system });
-  return [...list, { role: "user", content: turns.at(-1).user }];
+async function messages(turns) {
+  const list = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
+  for (const turn of turns.slice(0, -1).filter((turn) => turn.content)) {
+    list.push({ role: "user", content: await content(turn) }, { role: "assistant", content: turn.content });
+  }
+  return [...list, { role: "user", content: await content(turns.at(-1)) }];
 }
 
 /** The body of a request for the answer to the last of `turns`. It leaves out every setting that the user did not set. */
-function requestBody(turns) {
-  const body = { messages: messages(turns), stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
+async function requestBody(turns) {
+  const body = { messages: await messages(turns), stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
   if (settings.model) body.model = settings.model;
   for (const name of SAMPLING) {
     if (settings[name] !== "") body[name] = Number(settings[name]);
@@ -110,8 +123,9 @@ function requestBody(turns) {
 /** Streams the answer to the last of `turns` into that turn, and calls `onUpdate` after each part. */
 export async function answer(turns, signal, onUpdate) {
   const turn = turns.at(-1);
+  const body = JSON.stringify(await requestBody(turns));
   const clock = { start: performance.now(), first: 0, last: 0, tokens: 0 };
-  const init = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(requestBody(turns)), signal };
+  const init = { method: "POST", headers: { "Content-Type": "application/json" }, body, signal };
   const response = await ask("v1/chat/completions", init);
   for await (const data of events(response.body)) {
     if (data === "[DONE]") return;

@@ -6,6 +6,7 @@ const PATHS = {
   close: "M6 6l12 12M18 6L6 18",
   copy: "M9 9h11v11H9zM5 15H4V4h11v1",
   edit: "M4 20l1-4.5L16.5 4 20 7.5 8.5 19zM14 6.5l3.5 3.5",
+  image: "M4 5h16v14H4zM4 16.5l4.5-4.5 4 4 3-3 4.5 4.5M15.5 9h.01",
   left: "M14.5 6l-6 6 6 6",
   more: "M5 12h.01M12 12h.01M19 12h.01",
   right: "M9.5 6l6 6-6 6",

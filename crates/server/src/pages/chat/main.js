@@ -1,10 +1,13 @@
 //! The chat page: the open conversation, the composer, and the running requests.
 
-import { Problem, answer, hasDocs, modelNames, samplingDefaults, whenRefused } from "./api.js";
+import { answer, hasDocs, modelInfo, modelNames, whenRefused } from "./api.js";
 import { copyText } from "./clipboard.js";
+import { imagesOf, keepImages } from "./image-store.js";
+import { Problem } from "./problem.js";
 import { openSettings, showDefaults, startSettings } from "./settings.js";
 import { dismiss, drawSidebar, startSidebar, uncover } from "./sidebar.js";
 import { EMPTY, addTurn, loadChat, newChat, onOtherTab, saveChat, saveSettings, saveTab, settings, showVersion, shown, tab, versions } from "./store.js";
+import { ImageTray, setImageLimit, startDrops } from "./tray.js";
 import { TurnView } from "./turn.js";
 
 const $ = (id) => document.getElementById(id);
@@ -31,6 +34,12 @@ let leaving = false;
 /** Whether the end of the conversation is in view. */
 let atEnd = true;
 
+/** The sentence about images that cannot be kept, if there are some. */
+let unkept = "";
+
+/** The images of the message that is being written. */
+const tray = new ImageTray($("composer"), $("input"), [], (busy) => ($("send").disabled = busy));
+
 // ------------------------------------------------------------------------------------------------ the conversation
 
 const say = (text) => ($("status").textContent = text);
@@ -46,10 +55,10 @@ const actions = {
   busy: () => runs.has(chat.id),
   say,
   speak,
-  edit: (turn, text) => run(addTurn(chat, turn.parent, text)),
+  edit: (turn, text, images) => run(addTurn(chat, turn.parent, text, images)),
   again(turn) {
     // A failed attempt without an answer is replaced, not kept as a version.
-    const next = turn.problem && !turn.content ? turn : addTurn(chat, turn.parent, turn.user);
+    const next = turn.problem && !turn.content ? turn : addTurn(chat, turn.parent, turn.user, turn.images);
     chat.head = next.id;
     run(next);
   },
@@ -70,7 +79,13 @@ const actions = {
 
 /** Keeps a chat in the browser, or says why it cannot be kept. */
 function keep(which) {
-  problem(saveChat(which));
+  const full = saveChat(which);
+  problem(full || unkept);
+  // Images of a chat that is not stored could not be found again.
+  if (full) return;
+  keepImages(imagesOf([which])).then((said) => {
+    if (said !== unkept) problem((unkept = said));
+  });
 }
 
 function problem(text) {
@@ -171,10 +186,10 @@ const stop = () => runs.get(chat.id)?.controller.abort();
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   const user = $("input").value;
-  if (runs.has(chat.id) || !user.trim()) return;
+  if (runs.has(chat.id) || tray.busy || (!user.trim() && !tray.images.length)) return;
   $("input").value = "";
   dismiss();
-  run(addTurn(chat, chat.head, user));
+  run(addTurn(chat, chat.head, user, tray.take()));
 });
 $("input").addEventListener("keydown", (event) => {
   // Enter also ends the composition of a character; then it sends nothing.
@@ -205,7 +220,7 @@ addEventListener("beforeunload", () => (leaving = true));
 addEventListener("pageshow", () => (leaving = false));
 addEventListener("pagehide", () => [...runs.values()].forEach((running) => saveChat(running.chat)));
 
-/** Fills the model picker, which shows only if there is a choice, and the placeholders of the settings. */
+/** Fills the model picker, which shows only if there is a choice, and the placeholders of the settings; lets images in if the model takes some. */
 async function models() {
   let names;
   try {
@@ -219,9 +234,14 @@ async function models() {
   $("served").textContent = $("served").title = names.length === 1 ? names[0] : "";
   $("served").hidden = names.length > 1;
   $("picker").hidden = names.length < 2;
-  showDefaults(await samplingDefaults());
+  const { defaults, images } = await modelInfo();
+  showDefaults(defaults);
+  setImageLimit(images);
+  tray.refresh();
 }
 
+$("composer").prepend(tray.node, tray.button);
+startDrops(tray);
 whenRefused(openSettings);
 startSettings((asked) => {
   models();

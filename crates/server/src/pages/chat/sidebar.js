@@ -2,6 +2,7 @@
 
 import { saveFile } from "./clipboard.js";
 import { element, iconButton } from "./elements.js";
+import { discardImages, imagesOf, keepImages, removeImages, withImages } from "./image-store.js";
 import { deleteChat, loadChats, saveChat, saveSettings, settings, shown } from "./store.js";
 
 const $ = (id) => document.getElementById(id);
@@ -26,9 +27,9 @@ export function startSidebar(actions) {
   narrow.addEventListener("change", () => setOpen(!narrow.matches && settings.side));
   $("rename").addEventListener("click", rename);
   $("export-markdown").addEventListener("click", () => choose(exportMarkdown));
-  $("export-json").addEventListener("click", () => choose((chat) => saveFile(`${fileName(chat.title)}.json`, "application/json", JSON.stringify(chat, null, 2))));
+  $("export-json").addEventListener("click", () => choose(async (chat) => saveFile(`${fileName(chat.title)}.json`, "application/json", JSON.stringify(await withImages(chat), null, 2))));
   $("delete").addEventListener("click", () => choose((chat) => remove([chat])));
-  $("export-all").addEventListener("click", () => saveFile("octavo-chats.json", "application/json", JSON.stringify(all(), null, 2)));
+  $("export-all").addEventListener("click", async () => saveFile("octavo-chats.json", "application/json", JSON.stringify(await Promise.all(all().map(withImages)), null, 2)));
   $("delete-all").addEventListener("click", () => remove(all()));
   $("undo").addEventListener("click", undo);
   $("dismiss").addEventListener("click", () => dismiss(true));
@@ -147,15 +148,18 @@ function rename() {
 const fileName = (title) => title.replace(/[^\p{L}\p{N}_-]+/gu, " ").trim().slice(0, 60) || "chat";
 
 function exportMarkdown(chat) {
-  const parts = shown(chat).map((turn) => `## You\n\n${turn.user}\n\n## Answer\n\n${turn.content || turn.note || turn.problem}\n`);
+  const images = (turn) => (turn.images ?? []).map(({ name }) => `Image: ${name}\n\n`).join("");
+  const parts = shown(chat).map((turn) => `## You\n\n${images(turn)}${turn.user}\n\n## Answer\n\n${turn.content || turn.note || turn.problem}\n`);
   saveFile(`${fileName(chat.title)}.md`, "text/markdown", `# ${chat.title}\n\n${parts.join("\n")}`);
 }
 
 // ------------------------------------------------------------------------------------------------ delete, undo
 
 function remove(chats) {
+  discardImages(imagesOf(bin));
   bin = chats;
   for (const chat of chats) deleteChat(chat.id);
+  removeImages(imagesOf(chats));
   page.deleted(chats.map((chat) => chat.id));
   drawSidebar();
   $("toast-text").textContent = chats.length === 1 ? `Deleted “${chats[0].title}”.` : `Deleted ${chats.length} chats.`;
@@ -166,9 +170,11 @@ function remove(chats) {
 }
 
 function undo() {
-  const problem = bin.map(saveChat).find(Boolean);
-  if (problem) page.problem(problem);
-  const [first] = bin;
+  const chats = bin, [first] = chats;
+  bin = [];
+  const full = chats.map(saveChat).find(Boolean);
+  if (full) page.problem(full);
+  else keepImages(imagesOf(chats)).then((said) => said && page.problem(said));
   dismiss();
   drawSidebar();
   if (first) page.open(first.id);
@@ -176,6 +182,7 @@ function undo() {
 
 /** Forgets the chats that were deleted. */
 export function dismiss(byHand = false) {
+  discardImages(imagesOf(bin));
   bin = [];
   $("toast").hidden = true;
   if (byHand) $("input").focus();

@@ -1,7 +1,7 @@
-//! Storage in the browser: chats and settings in localStorage, the API key and the open chat's identifier in sessionStorage.
+//! Storage in the browser: chats and settings in localStorage (images are in image-store.js), the API key and the open chat's identifier in sessionStorage.
 
 /** Servers behind one proxy share an origin; each has its own path. */
-const path = new URL(document.baseURI).pathname;
+export const path = new URL(document.baseURI).pathname;
 const CHATS = `octavo:chat:${path}:`;
 const SETTINGS = `octavo:settings:${path}`;
 const TAB = `octavo:tab:${path}`;
@@ -42,11 +42,18 @@ export const tab = { key: "", chat: "", ...read(sessionStorage, TAB) };
 export const saveSettings = () => write(localStorage, SETTINGS, settings);
 export const saveTab = () => write(sessionStorage, TAB, tab);
 
+export const newId = () => crypto.getRandomValues(new Uint32Array(3)).join("-");
+
 /** A chat: {id, title, created, updated, head, turns}. `head` is the last turn that is shown. */
-export const newChat = () => ({ id: crypto.getRandomValues(new Uint32Array(3)).join("-"), title: "", created: Date.now(), updated: Date.now(), head: "", turns: [] });
+export const newChat = () => ({ id: newId(), title: "", created: Date.now(), updated: Date.now(), head: "", turns: [] });
 
 function valid(chat) {
-  return Array.isArray(chat?.turns) && typeof chat.id === "string" && chat.turns.every((turn) => typeof turn?.id === "string" && typeof turn.user === "string");
+  return Array.isArray(chat?.turns) && typeof chat.id === "string" && chat.turns.every(validTurn);
+}
+
+function validTurn(turn) {
+  const image = (image) => typeof image?.id === "string" && typeof image.name === "string";
+  return typeof turn?.id === "string" && typeof turn.user === "string" && (!turn.images || (Array.isArray(turn.images) && turn.images.every(image)));
 }
 
 /** The chat of that identifier, or null. */
@@ -106,12 +113,12 @@ export function shown(chat) {
 /** All turns that follow the same turn as `turn`, the oldest first. */
 export const versions = (chat, turn) => chat.turns.filter((other) => other.parent === turn.parent);
 
-/** Adds a turn after the turn `parent` ("": at the start) and makes it the head. */
-export function addTurn(chat, parent, user) {
-  const turn = { id: newChat().id, parent, user, ...EMPTY() };
+/** Adds a turn after the turn `parent` ("": at the start) and makes it the head. `images` are {id, name} each. */
+export function addTurn(chat, parent, user, images = []) {
+  const turn = { id: newId(), parent, user, ...(images.length ? { images } : {}), ...EMPTY() };
   chat.turns.push(turn);
   chat.head = turn.id;
-  chat.title ||= user.trim().split("\n")[0].slice(0, 60);
+  chat.title ||= (user.trim() || (images[0]?.name ?? "")).split("\n")[0].slice(0, 60);
   return turn;
 }
 

@@ -3,6 +3,7 @@
 import { copyText } from "./clipboard.js";
 import { element, iconButton } from "./elements.js";
 import { Markdown } from "./markdown.js";
+import { ImageTray, imageList } from "./tray.js";
 
 /** The largest part of the time that drawing may take while an answer streams. */
 const DRAWING_SHARE = 0.2;
@@ -10,7 +11,7 @@ const DRAWING_SHARE = 0.2;
 /**
  * The view of a turn.
  *
- * `actions` are the effects of its buttons: `edit(turn, text)` asks again with another question, `amend(turn, text)` replaces the
+ * `actions` are the effects of its buttons: `edit(turn, text, images)` asks again with another question, `amend(turn, text)` replaces the
  * answer, `again(turn)` answers the question again, `version(turn, step)` shows another version of the turn, `busy()` says
  * whether the chat is being answered, `say(text)` shows a status, and `speak(text)` has a screen reader read a text.
  */
@@ -28,7 +29,9 @@ export class TurnView {
 
   buildQuestion() {
     this.question = element("div", "question");
-    this.user = element("div", "user", this.turn.user);
+    this.user = element("div", "user");
+    if (this.turn.images?.length) this.user.append(imageList(this.turn.images));
+    this.user.append(this.turn.user);
     this.editButton = iconButton("edit", "Edit message", () => this.editQuestion());
     this.questionTools = element("div", "tools");
     this.questionTools.append(this.editButton);
@@ -119,13 +122,13 @@ export class TurnView {
   }
 
   editQuestion() {
-    edit(this.user, this.questionTools, this.turn.user, { label: "Edit message", submit: "Send", back: this.editButton, enterSends: true }, (text) => {
+    edit(this.user, this.questionTools, this.turn.user, { label: "Edit message", submit: "Send", back: this.editButton, images: this.turn.images ?? [], enterSends: true }, (text, images) => {
       // The editor may have been open before the answer began.
       if (this.actions.busy()) {
         this.actions.say("Wait until the answer is complete, or stop it.");
         return false;
       }
-      this.actions.edit(this.turn, text);
+      this.actions.edit(this.turn, text, images);
       return true;
     });
   }
@@ -151,28 +154,34 @@ function spoken(node) {
   return `Code, ${node.querySelector(".language").textContent}, ${lines} line${lines === 1 ? "" : "s"}.`;
 }
 
-/** Replaces `shown` and `tools` by an editor until the user cancels or `accept(text)` returns true. */
-function edit(shown, tools, text, { label, submit, back, enterSends = false }, accept) {
+/** Replaces `shown` and `tools` by an editor, of images too if it gets some, until the user cancels or `accept(text, images)` returns true. */
+function edit(shown, tools, text, { label, submit, back, images, enterSends = false }, accept) {
   const form = element("form", "editor"), input = element("textarea"), row = element("div", "row");
   const cancel = element("button", "plain", "Cancel"), send = element("button", "primary", submit);
   cancel.type = "button";
   input.value = text;
   input.setAttribute("aria-label", label);
+  const tray = images && new ImageTray(form, input, images);
+  if (tray) row.append(tray.button);
   row.append(cancel, send);
-  form.append(input, row);
+  form.append(...(tray ? [tray.node] : []), input, row);
   const close = (focus) => {
     form.remove();
     shown.hidden = tools.hidden = false;
     if (focus) back.focus();
   };
   const sends = (event) => !event.isComposing && (event.ctrlKey || event.metaKey || (enterSends && !event.shiftKey));
-  const take = () => input.value.trim() && accept(input.value) && close(true);
-  cancel.addEventListener("click", () => close(true));
+  const leave = () => (tray?.discard(), close(true));
+  const take = () => {
+    if (tray?.busy || (!input.value.trim() && !tray?.images.length)) return;
+    if (accept(input.value, tray?.images)) close(true);
+  };
+  cancel.addEventListener("click", leave);
   form.addEventListener("submit", (event) => (event.preventDefault(), take()));
   form.addEventListener("keydown", (event) => {
     if (event.key === "Escape") {
       event.stopPropagation();
-      close(true);
+      leave();
     } else if (event.key === "Enter" && event.target === input && sends(event)) {
       event.preventDefault();
       take();

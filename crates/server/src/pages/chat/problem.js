@@ -1,0 +1,4 @@
+//! Errors for the reader.
+
+/** An error whose message is meant for the reader. */
+export class Problem extends Error {}
