@@ -108,7 +108,7 @@ def drop(page, *files, at="main"):
     """The composers and editors that were marked, and whether the browser is kept from showing the file itself."""
     return page.evaluate("({ files, texts, selector }) => {" + TRANSFER + """
       const fire = (type) => !node.dispatchEvent(new DragEvent(type, { dataTransfer: transfer, bubbles: true, cancelable: true }));
-      const over = fire("dragover"), marked = [...document.querySelectorAll(".dropping")].map((form) => form.id || form.className);
+      const over = fire("dragover"), marked = [...document.querySelectorAll(".dropping")].map((form) => form.id || form.classList[0]);
       return [over && fire("drop"), marked, document.querySelectorAll(".dropping").length];
     }""", carried(files, {}, at))
 
@@ -361,7 +361,7 @@ def test_images_are_kept_when_the_page_is_loaded_again(new_page, eyes):
 
 def test_a_browser_that_stores_no_images_says_so(new_page, eyes):
     page = new_page(eyes.url)
-    page.evaluate("IDBObjectStore.prototype.put = () => { throw new DOMException('', 'QuotaExceededError'); }")
+    page.evaluate("() => { IDBObjectStore.prototype.put = () => { throw new DOMException('', 'QuotaExceededError'); }; }")
     choose(page, file("red.png", RED))
     settled(page, 1)
     answered(page, eyes, "Red.", "Colour?")
