@@ -238,10 +238,15 @@ def test_large_images_are_made_smaller_and_keep_their_format(new_page, eyes):
 # ------------------------------------------------------------------------------------- models without images
 
 
+def until_informed(page, name, value):
+    """Waits until the page has the server's answer about its model, of which it shows this default."""
+    until(page, "([name, value]) => document.querySelector(`[name=${name}]`).placeholder === String(value)", [name, value])
+
+
 def test_a_model_of_text_takes_no_images(new_page, stand_in):
-    stand_in.images = 0
+    stand_in.images, stand_in.defaults = 0, {"top_p": 0.3}
     page = new_page(stand_in.url)
-    until(page, "document.getElementById('served').textContent === 'tiny'")
+    until_informed(page, "top_p", 0.3)
     assert button(page).count() == 0
     assert drop(page, ("a.png", RED)) == [True, [], 0]
     assert complaint(page) == "The model takes no images."
@@ -256,10 +261,9 @@ def test_a_model_of_text_takes_no_images(new_page, stand_in):
 
 def test_the_real_server_says_whether_its_model_takes_images(new_page, tiny_url):
     page = new_page(tiny_url)
-    with page.expect_response("**/server_info*") as info:
-        page.reload()
-    assert info.value.json()["vllm_config"]["limit_mm_per_prompt"] == {"image": 0}
-    until(page, "document.getElementById('served').textContent === 'tiny'")
+    info = page.evaluate("async () => (await fetch('server_info?config_format=json')).json()")["vllm_config"]
+    assert info["limit_mm_per_prompt"] == {"image": 0}
+    until_informed(page, "top_p", info["sampling_defaults"]["top_p"])
     assert button(page).count() == 0
     with serving(ROOT / "models" / "testdata" / "qwen3-vl", "--served-model-name", "eyes", "--limit-mm-per-prompt", '{"image": 2}') as url:
         page = new_page(url)
