@@ -3,12 +3,13 @@
 //!
 //! Prints the load time, the prompt tokens per second of a prefill in chunks of 512, and decode steps of several
 //! sequences (1, 8 and 32) that each have `CONTEXT` tokens (512). Below each it prints the ops by kind and shape,
-//! compared with the machine's roofline limit. `OCTAVO_CPU_ACTIVATION_BITS=8` has the effect of `--cpu-activation-bits
+//! compared with the machine's roofline limit. If the model has an encoder of images, it is measured on square images of
+//! 256, 512 and 1024 pixels. A folder without weights, as those of `models/shapes`, gets dummy weights. `OCTAVO_CPU_ACTIVATION_BITS=8` has the effect of `--cpu-activation-bits
 //! 8`. An `ISA` of `auto` selects the best available; `MODEL` defaults to the default model.
 
 use std::error::Error;
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -16,15 +17,22 @@ use octavo_backend_cpu::probe::{Limits, ProbeConfig};
 use octavo_backend_cpu::{CpuBackend, CpuConfig};
 use octavo_bench::roofline::StepLayout;
 use octavo_benches::peers::roof::Need;
-use octavo_models::{Checkpoint, build_program};
+use octavo_models::{Checkpoint, EncodedImage, ImageGrid, VisionConfig, build_programs};
 use octavo_ops::cost::StepShape;
-use octavo_ops::{Backend, Op, Program, StepBatch};
+use octavo_ops::dummy::DummyWeights;
+use octavo_ops::{Backend, Channel, EncodeBatch, Op, Program, StepBatch, WeightSource};
 
 const BLOCK: usize = 16;
 const CHUNK: usize = 512;
 const DECODE_STEPS: usize = 16;
 const PREFILLS: usize = 4;
 const SEQUENCES: [usize; 3] = [1, 8, 32];
+
+/// Sides of images in pixels.
+const IMAGES: [usize; 3] = [256, 512, 1024];
+
+/// Number of times that an image is encoded.
+const ENCODINGS: usize = 5;
 
 /// Number of steps over which the median time of each op is taken.
 const PROFILES: usize = 9;
@@ -55,8 +63,10 @@ fn run(arguments: Vec<String>) -> Result<(), Box<dyn Error>> {
     }
     let most = sequences.iter().copied().max().unwrap_or(1);
 
-    let checkpoint = Checkpoint::open(&path)?;
-    let program = build_program(&checkpoint)?;
+    let shape_only = path.is_dir() && !path.read_dir()?.flatten().any(|file| is_weights(&file.path()));
+    let checkpoint = if shape_only { Checkpoint::open_without_weights(&path)? } else { Checkpoint::open(&path)? };
+    let programs = build_programs(&checkpoint)?;
+    let program = programs.decoder;
     let coarse_activations = std::env::var("OCTAVO_CPU_ACTIVATION_BITS").is_ok_and(|bits| bits == "8");
     let mut backend = CpuBackend::new(CpuConfig { isa, coarse_activations, ..CpuConfig::default() })?;
     let limits = Limits::measure(&ProbeConfig::default())?;
@@ -70,7 +80,7 @@ fn run(arguments: Vec<String>) -> Result<(), Box<dyn Error>> {
         println!("{}: {:.2} T operations/s", unit.name(), peak / 1e12);
     }
     let started = Instant::now();
-    backend.load(&program, &checkpoint, &mut |_| {})?;
+    load(&checkpoint, &program, |source| backend.load(&program, source, &mut |_| {}))?;
     println!("load: {:.2} s, weights of {} MB", started.elapsed().as_secs_f64(), backend.weight_bytes() / 1_000_000);
     let blocks_each = (context + DECODE_STEPS + 1).div_ceil(BLOCK);
     backend.allocate_kv(BLOCK, &vec![1 + most * blocks_each; program.kv_groups.len()])?;
@@ -80,7 +90,22 @@ fn run(arguments: Vec<String>) -> Result<(), Box<dyn Error>> {
     for sequences in sequences {
         bench.decode(sequences, context)?;
     }
+    if let (Some(encoder), Some(vision)) = (programs.encoder, &checkpoint.config().vision) {
+        load(&checkpoint, &encoder, |source| bench.backend.load_encoder(&encoder, source, &mut |_| {}))?;
+        for side in IMAGES {
+            bench.encode(&encoder, vision, side)?;
+        }
+    }
     Ok(())
+}
+
+fn is_weights(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "safetensors")
+}
+
+/// Loads a program with the weights of the checkpoint, or with dummy weights if it has none.
+fn load<T>(checkpoint: &Checkpoint, program: &Program, load: impl FnOnce(&dyn WeightSource) -> T) -> T {
+    if checkpoint.is_dummy() { load(&DummyWeights::new(program)) } else { load(checkpoint) }
 }
 
 struct Bench {
@@ -125,6 +150,38 @@ impl Bench {
             100.0 * need.seconds / median
         );
         self.ops(&batch)
+    }
+
+    /// Encodes a square image.
+    fn encode(&mut self, encoder: &Program, vision: &VisionConfig, side: usize) -> Result<(), Box<dyn Error>> {
+        let cells = side / vision.patch_size / vision.merge_size * vision.merge_size;
+        let grid = ImageGrid { rows: cells, cols: cells };
+        let tokens = vision.image_tokens(grid).ok_or("the encoder takes no such image")?;
+        self.backend.allocate_media(tokens)?;
+        let patches: Vec<u8> = (0..cells * cells * vision.patch_elements()).map(|i| (i * 131 % 251) as u8).collect();
+        let store_rows: Vec<u32> = (0..tokens as u32).collect();
+        let channels = vec![Channel { shift: 127.5, divisor: 127.5 }; 3];
+        let mut batch = EncodeBatch { channels, ..EncodeBatch::default() };
+        vision.fill(&[EncodedImage { grid, patches: &patches, store_rows: &store_rows }], &mut batch)?;
+        let mut times = Vec::new();
+        for _ in 0..=ENCODINGS {
+            let started = Instant::now();
+            self.backend.encode(&batch)?;
+            times.push(started.elapsed());
+        }
+        let (median, least) = spread(&mut times[1..]);
+        let need = Need::of_ops(encoder, &encoder.ops, &StepShape::encode(&[cells * cells]), &self.limits);
+        println!(
+            "\nimage of {side}x{side}, {} patches, {tokens} tokens: {:.1} ms, at best {:.1}; {:.0} GFLOP, {:.0} GFLOP/s; \
+             {:.0} % of the machine's limits",
+            cells * cells,
+            median * 1e3,
+            least * 1e3,
+            need.float / 1e9,
+            need.float / median / 1e9,
+            100.0 * need.seconds / median
+        );
+        Ok(())
     }
 
     fn step(&mut self, batch: &StepBatch) -> Result<Duration, Box<dyn Error>> {
