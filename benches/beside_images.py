@@ -58,10 +58,14 @@ def image(url):
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def data_url(picture, form, **options):
+def file(picture, form, **options):
     out = io.BytesIO()
     picture.save(out, form, **options)
-    return f"data:image/{form.lower()};base64,{base64.b64encode(out.getvalue()).decode()}"
+    return out.getvalue()
+
+
+def data_url(data):
+    return f"data:;base64,{base64.b64encode(data).decode()}"
 
 
 def noise(side, seed):
@@ -82,14 +86,13 @@ def slow_host(listener, sent):
         threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 
 
-def attack(port, clients, urls, statuses):
-    """Sends the images of `urls` from a number of clients, over and over."""
+def attack(port, clients, url, statuses):
+    """Sends images from a number of clients, over and over. `url` makes the URL of an image from its number."""
 
     def client(number):
         for turn in range(1 << 30):
-            url = urls[(number + turn * clients) % len(urls)].replace("NUMBER", f"{number}-{turn}")
             try:
-                statuses.put(post(port, [TEXT, image(url)], 1))
+                statuses.put(post(port, [TEXT, image(url(f"{number}-{turn}"))], 1))
             except (OSError, http.client.HTTPException) as error:
                 statuses.put(type(error).__name__)
 
@@ -99,18 +102,26 @@ def attack(port, clients, urls, statuses):
 
 
 def attacks(hosts):
-    """The clients and the images of each attack."""
-    bombs = [data_url(Image.new("L", (13000, 13000), value), "PNG") for value in range(4)]
-    ramp = np.linspace(0, 255, 4624, dtype=np.uint8)[None, :, None]
-    large = [np.broadcast_to(ramp, (3468, 4624, 3)) ^ np.uint8(value) for value in range(4)]
+    """The clients of each attack, and what makes their URLs."""
+
+    def host(name):
+        return lambda number: f"http://127.0.0.1:{hosts[name]}/{number}"
+
+    def data(picture, form, **options):
+        content = file(picture, form, **options)
+        # What follows the image makes it another file, which is in no cache.
+        return lambda number: data_url(content + number.encode())
+
+    bomb, ramp = Image.new("L", (13000, 13000), 9), np.linspace(0, 255, 4624, dtype=np.uint8)
+    large = Image.fromarray(np.broadcast_to(ramp[None, :, None], (3468, 4624, 3)).copy())
     frames = [Image.new("L", (500, 500), value % 256) for value in range(5000)]
     return {
-        "none": (0, []),
-        "64 silent hosts": (64, [f"http://127.0.0.1:{hosts['silent']}/NUMBER"]),
-        "32 hosts that stop after 40 MiB": (32, [f"http://127.0.0.1:{hosts['stopped']}/NUMBER"]),
-        "8 clients with PNG files of 169 MP": (8, bombs),
-        "8 clients with JPEG files of 16 MP": (8, [data_url(Image.fromarray(pixels), "JPEG") for pixels in large]),
-        "8 clients with GIF files of 5,000 frames": (8, [data_url(frames[0], "GIF", save_all=True, append_images=frames[1:])]),
+        "none": (0, None),
+        "64 clients, hosts that are silent": (64, host("silent")),
+        "32 clients, hosts that stop after 40 MiB": (32, host("stopped")),
+        "8 clients, PNG files of 169 MP": (8, data(bomb, "PNG")),
+        "8 clients, JPEG files of 16 MP": (8, data(large, "JPEG")),
+        "8 clients, GIF files of 5,000 frames": (8, data(frames[0], "GIF", save_all=True, append_images=frames[1:])),
     }
 
 
@@ -154,13 +165,13 @@ def measure_attacks(arguments):
         context.Process(target=slow_host, args=(listener, sent), daemon=True).start()
     print("| attack | chats | p50, ms | p99, ms | longest, ms | answers to the attack | peak memory, MiB |")
     print("|---|---|---|---|---|---|---|")
-    for name, (clients, urls) in attacks(hosts).items():
+    for name, (clients, url) in attacks(hosts).items():
         if arguments.only and not any(word in name for word in arguments.only):
             continue
         flags = ["--allowed-media-networks", "127.0.0.0/8", "--shutdown-timeout", "0"]
         with served(arguments.binary, TINY, *flags) as (server, port):
             statuses = context.SimpleQueue()
-            attacker = context.Process(target=attack, args=(port, clients, urls, statuses), daemon=True)
+            attacker = context.Process(target=attack, args=(port, clients, url, statuses), daemon=True)
             attacker.start()
             time.sleep(3)
             times, end = [], time.monotonic() + arguments.seconds
@@ -211,7 +222,7 @@ def measure_first_token(arguments):
                         raise SystemExit(f"{name}: {status}")
 
                 for turn in range(arguments.rounds + 1):
-                    url = image(data_url(noise(side, turn), "PNG"))
+                    url = image(data_url(file(noise(side, turn), "PNG")))
                     timed("a new image", [url, TEXT])
                     timed("the same image after another text", [{"type": "text", "text": f"{turn}."}, url, TEXT])
                     timed("the same request", [url, TEXT])

@@ -32,7 +32,7 @@ const SEQUENCES: [usize; 3] = [1, 8, 32];
 const IMAGES: [usize; 3] = [256, 512, 1024];
 
 /// Number of times that an image is encoded.
-const ENCODINGS: usize = 5;
+const ENCODINGS: usize = 3;
 
 /// Number of steps over which the median time of each op is taken.
 const PROFILES: usize = 9;
