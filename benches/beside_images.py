@@ -138,17 +138,21 @@ def served(binary, model, *flags):
     line = [binary, "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu", *flags]
     server = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(600):
-            with contextlib.suppress(OSError):
-                post(port, [TEXT], 1)
-                break
-            if server.poll() is not None:
-                raise SystemExit("the server has ended")
+        end = time.monotonic() + 300
+        while not answers(port):
+            if server.poll() is not None or time.monotonic() > end:
+                raise SystemExit("the server does not answer")
             time.sleep(0.2)
         yield server, port
     finally:
         server.terminate()
         server.wait()
+
+
+def answers(port):
+    """Whether the server has loaded its model."""
+    with contextlib.suppress(OSError):
+        return post(port, [TEXT], 1) == 200
 
 
 def resident(server):
@@ -182,12 +186,12 @@ def measure_attacks(arguments):
                 if status != 200:
                     raise SystemExit(f"a chat got {status}")
             attacker.terminate()
-            answers = collections.Counter()
+            got = collections.Counter()
             while not statuses.empty():
-                answers[statuses.get()] += 1
+                got[statuses.get()] += 1
             peak = resident(server)
         p99 = statistics.quantiles(times, n=100, method="inclusive")[98]
-        told = ", ".join(f"{count} x {status}" for status, count in sorted(answers.items(), key=str)) or "-"
+        told = ", ".join(f"{count} x {status}" for status, count in sorted(got.items(), key=str)) or "-"
         figures = [f"{value:.1f}" for value in (statistics.median(times), p99, max(times))]
         print("|", " | ".join([name, str(len(times)), *figures, told, str(peak)]), "|", flush=True)
 
