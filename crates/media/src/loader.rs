@@ -22,7 +22,7 @@ pub struct MediaSettings {
     pub fetch: FetchSettings,
     /// Largest number of pixels of an image (`VLLM_MAX_IMAGE_PIXELS`). 0 means no limit.
     pub max_pixels: u64,
-    /// Images that are decoded at the same time (`VLLM_MEDIA_LOADING_THREAD_COUNT`).
+    /// Images that are decoded at the same time (`VLLM_MEDIA_LOADING_THREAD_COUNT`), at most one for each processor.
     pub threads: usize,
     /// Memory of processed images that are kept, in bytes (`--mm-processor-cache-gb`).
     pub cache_bytes: u64,

@@ -1,14 +1,20 @@
 //! Decoding and resizing outside the threads that serve sockets.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 
 use crate::budget::Lease;
 use crate::error::MediaError;
 
-/// A number of places on the runtime's blocking pool.
+/// Niceness of decoding relative to the threads that serve sockets: a tenth of their weight. An image takes a processor for
+/// up to seconds, and a request of text only for moments.
+#[cfg(target_os = "linux")]
+const NICENESS: i32 = 10;
+
+/// A number of threads that decode.
 #[derive(Clone, Debug)]
 pub(crate) struct Workers(Arc<Semaphore>);
 
@@ -32,15 +38,18 @@ impl Drop for SetOnDrop {
 }
 
 impl Workers {
+    /// `threads` at a time, and no more than there are processors: further ones would only take memory.
     pub(crate) fn new(threads: usize) -> Self {
-        Self(Arc::new(Semaphore::new(threads.clamp(1, Semaphore::MAX_PERMITS))))
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Self(Arc::new(Semaphore::new(threads.clamp(1, processors))))
     }
 
-    /// Runs `work` on the blocking pool once there is a place. The place and the lease are held until the work ends, even
-    /// if nobody waits for it any more.
+    /// Runs `work` on a thread of low priority once there is a place. The place and the lease are held until the work
+    /// ends, even if nobody waits for it any more.
     ///
     /// # Errors
-    /// The work's own, or that it panicked: decoders are other people's code, and the file is somebody else's.
+    /// The work's own; that no thread can be started; or that the work panicked: decoders are other people's code, and the
+    /// file is somebody else's.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         lease: Lease,
@@ -49,13 +58,31 @@ impl Workers {
         let place = Arc::clone(&self.0).acquire_owned().await.expect("the semaphore is never closed");
         let cancel = Cancel::default();
         let _guard = SetOnDrop(cancel.clone());
-        off_thread(move || {
-            let result = work(&cancel);
+        let (done, result) = oneshot::channel();
+        // Threads of the runtime serve others afterwards, and a priority cannot be raised again.
+        let decoder = std::thread::Builder::new().name("octavo-decode".to_owned()).spawn(move || {
+            make_way();
+            let result = catch_unwind(AssertUnwindSafe(|| work(&cancel)));
             drop((place, lease));
-            result
-        })
-        .await?
+            // Nobody may wait for the result any more.
+            let _ = done.send(result.unwrap_or_else(|_| Err(failed())));
+        });
+        decoder.map_err(|_| MediaError::Busy)?;
+        result.await.unwrap_or_else(|_| Err(failed()))
     }
+}
+
+/// Lowers the priority of this thread.
+fn make_way() {
+    // On Linux, niceness is per thread; elsewhere it would apply to the whole process.
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::nice(NICENESS) {
+        tracing::debug!(%error, "cannot lower the priority of decoding");
+    }
+}
+
+fn failed() -> MediaError {
+    MediaError::Image("the decoder failed".to_owned())
 }
 
 /// Runs short work that would delay a thread that serves sockets.
@@ -63,7 +90,7 @@ impl Workers {
 /// # Errors
 /// The work panicked.
 pub(crate) async fn off_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, MediaError> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| MediaError::Image("the decoder failed".to_owned()))
+    tokio::task::spawn_blocking(work).await.map_err(|_| failed())
 }
 
 #[cfg(test)]
@@ -82,6 +109,23 @@ mod tests {
             assert!(matches!(result, Err(MediaError::Image(_))), "{result:?}");
         }
         assert_eq!(budget.free(), 1 << 20);
+    }
+
+    #[tokio::test]
+    async fn no_more_images_are_decoded_than_there_are_processors() {
+        let workers = Workers::new(1 << 20);
+        let processors = std::thread::available_parallelism().unwrap().get();
+        assert_eq!(workers.0.available_permits(), processors);
+        assert_eq!(Workers::new(0).0.available_permits(), 1);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn decoding_has_a_lower_priority_than_the_threads_of_the_runtime() {
+        let own = || rustix::process::nice(0).unwrap();
+        let (workers, budget, before) = (Workers::new(1), Budget::new(1 << 20), own());
+        let decoding = workers.run(budget.reserve(1).await, move |_| Ok(own())).await.unwrap();
+        assert_eq!((decoding, own()), ((before + NICENESS).min(19), before));
     }
 
     #[tokio::test]

@@ -167,16 +167,87 @@ pub(super) fn read_halves(panel: &[u8], layout: &Layout, lane: usize, out: &mut 
 }
 
 /// Multiplies up to as many rows as there are results with a panel of f32, f16 or bf16.
+///
+/// Each kind has a loop of its own, whose lengths the compiler knows: it is vectorised, and weights are read once for four
+/// rows.
 #[inline(always)]
 pub(super) fn multiply_dense<const FMA: bool>(kind: Kind, panel: &[u8], x: &[&[f32]], results: &mut [[f32; PANEL]]) {
-    for (x, result) in x.iter().zip(results) {
-        let mut sums = [0.0; PANEL];
-        for (k, &x) in x.iter().enumerate() {
-            for (lane, sum) in sums.iter_mut().enumerate() {
-                *sum = fma::<FMA>(element(kind, panel, k, lane), x, *sum);
+    for (x, results) in x.chunks(4).zip(results.chunks_mut(4)) {
+        match kind {
+            Kind::F32 => dense_rows::<FMA, 1, { 4 * PANEL }>(panel, x, results, |step| {
+                let (lanes, _) = step.as_chunks::<4>();
+                [std::array::from_fn(|lane| f32::from_le_bytes(lanes[lane]))]
+            }),
+            Kind::F16 => dense_rows::<FMA, 1, { 2 * PANEL }>(panel, x, results, |step| {
+                let (lanes, _) = step.as_chunks::<2>();
+                [std::array::from_fn(|lane| f16::from_le_bytes(lanes[lane]).to_f32())]
+            }),
+            // Two inputs of a row are beside each other: the halves of 32 bits.
+            Kind::Bf16 => dense_rows::<FMA, 2, { 4 * PANEL }>(panel, x, results, |step| {
+                let (lanes, _) = step.as_chunks::<4>();
+                let pairs: [u32; PANEL] = std::array::from_fn(|lane| u32::from_le_bytes(lanes[lane]));
+                [pairs.map(|pair| f32::from_bits(pair << 16)), pairs.map(|pair| f32::from_bits(pair & 0xffff_0000))]
+            }),
+            Kind::Quant(..) => unreachable!("integers are no plain elements"),
+        }
+    }
+}
+
+/// Multiplies one to four rows with a panel. A step of the panel has `BYTES` bytes, from which `weights` makes those of
+/// `DEPTH` inputs.
+#[inline(always)]
+fn dense_rows<const FMA: bool, const DEPTH: usize, const BYTES: usize>(
+    panel: &[u8],
+    x: &[&[f32]],
+    results: &mut [[f32; PANEL]],
+    weights: impl Fn(&[u8; BYTES]) -> [[f32; PANEL]; DEPTH],
+) {
+    let (steps, _) = panel.as_chunks::<BYTES>();
+    match (x, results) {
+        (&[a, b, c, d], [p, q, r, s]) => {
+            let sums = dense_sums::<FMA, 4, DEPTH, BYTES>(steps, [a, b, c, d], weights);
+            [*p, *q, *r, *s] = sums;
+        }
+        (x, results) => {
+            for (x, result) in x.iter().zip(results) {
+                [*result] = dense_sums::<FMA, 1, DEPTH, BYTES>(steps, [x], &weights);
             }
         }
-        *result = sums;
+    }
+}
+
+#[inline(always)]
+fn dense_sums<const FMA: bool, const ROWS: usize, const DEPTH: usize, const BYTES: usize>(
+    steps: &[[u8; BYTES]],
+    x: [&[f32]; ROWS],
+    weights: impl Fn(&[u8; BYTES]) -> [[f32; PANEL]; DEPTH],
+) -> [[f32; PANEL]; ROWS] {
+    let mut sums = [[0.0; PANEL]; ROWS];
+    let whole = x[0].len() / DEPTH;
+    let inputs: [&[[f32; DEPTH]]; ROWS] = x.map(|x| &x.as_chunks().0[..whole]);
+    for (at, step) in steps[..whole].iter().enumerate() {
+        let weights = weights(step);
+        for (sums, inputs) in sums.iter_mut().zip(&inputs) {
+            for (weights, &x) in weights.iter().zip(&inputs[at]) {
+                add_scaled::<FMA>(sums, weights, x);
+            }
+        }
+    }
+    // The inputs of a last step that is not whole.
+    for (sums, x) in sums.iter_mut().zip(x) {
+        let rest = &x[whole * DEPTH..];
+        if let Some(step) = steps.get(whole).filter(|_| !rest.is_empty()) {
+            weights(step).iter().zip(rest).for_each(|(weights, &x)| add_scaled::<FMA>(sums, weights, x));
+        }
+    }
+    sums
+}
+
+/// Adds weights, times an input, to sums.
+#[inline(always)]
+fn add_scaled<const FMA: bool>(sums: &mut [f32; PANEL], weights: &[f32; PANEL], x: f32) {
+    for (sum, weight) in sums.iter_mut().zip(weights) {
+        *sum = fma::<FMA>(*weight, x, *sum);
     }
 }
 
