@@ -111,7 +111,9 @@ impl Vision {
     /// Makes images smaller than `pixels`, unless an operator has set their sizes.
     pub(crate) fn limit_area(&mut self, pixels: u64) {
         if !self.sized && Arc::make_mut(&mut self.processor).limit_area(pixels) {
-            info!("images: resized to at most {pixels} pixels on a processor; {PROCESSOR_FLAG} '{{\"max_pixels\": ...}}' sets another limit");
+            info!(
+                "images: resized to at most {pixels} pixels on a processor; {PROCESSOR_FLAG} '{{\"max_pixels\": ...}}' sets another limit"
+            );
         }
     }
 
