@@ -1,24 +1,18 @@
 //! Time of the steps from pixels to patches for images of 1, 4 and 16 megapixels on one core. `beside_python.py` measures
 //! files, beside other programs.
 
+mod qwen3_vl;
+
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use octavo_media::RgbImage;
 use octavo_media::resize::{Filter, resize};
-use octavo_media::{ImageProcessor, Normalize, PatchLayout, RgbImage, SizeRule};
+
+use crate::qwen3_vl::processor;
 
 /// Sides of 1, 4 and 16 megapixels that are no multiples of a cell.
 const SIDES: [usize; 3] = [1000, 2000, 4000];
-
-fn processor() -> ImageProcessor {
-    ImageProcessor {
-        background: [255; 3],
-        size: SizeRule::Area { min: 65536, max: 16_777_216 },
-        filter: Filter::Bicubic,
-        normalize: Normalize { rescale: 1.0 / 255.0, mean: [0.5; 3], std: [0.5; 3] },
-        layout: PatchLayout { patch: 16, merge: 2, frames: 2 },
-    }
-}
 
 fn noise(side: usize) -> RgbImage {
     let mut state = 1_u32;

@@ -8,24 +8,16 @@
 //! | `whole` | the file | normalised patches |
 //! | `bytes` | the file | patches of bytes, as they are kept |
 
+mod qwen3_vl;
+
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
 use std::time::{Duration, Instant};
 
 use octavo_media::decode::{decode, inspect};
-use octavo_media::resize::Filter;
-use octavo_media::{ImageProcessor, Normalize, PatchLayout, RgbImage, SizeRule, Views};
+use octavo_media::{RgbImage, Views};
 
-/// The processor of Qwen3-VL.
-fn processor() -> ImageProcessor {
-    ImageProcessor {
-        background: [255; 3],
-        size: SizeRule::Area { min: 65536, max: 16_777_216 },
-        filter: Filter::Bicubic,
-        normalize: Normalize { rescale: 1.0 / 255.0, mean: [0.5; 3], std: [0.5; 3] },
-        layout: PatchLayout { patch: 16, merge: 2, frames: 2 },
-    }
-}
+use crate::qwen3_vl::processor;
 
 fn decoded(file: &[u8]) -> RgbImage {
     let header = inspect(file, 0).expect("an image");

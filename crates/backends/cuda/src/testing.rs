@@ -14,6 +14,8 @@ use std::sync::OnceLock;
 use libloading::os::unix::{Library, RTLD_NOW, Symbol};
 use octavo_kernels::emulation::{self, EmulationError};
 
+use crate::{CudaConfig, Dtype, Memory};
+
 pub use kernels::{DeviceKernels, HostArray, KernelPlaces, pack_folder};
 
 /// Devices of the stand-in, unless OCTAVO_STANDIN_DEVICES lists others.
@@ -59,6 +61,25 @@ pub fn cache() -> PathBuf {
 /// Returns the folder of those kernels.
 pub fn kernel_cache() -> PathBuf {
     cache().join("kernels")
+}
+
+/// Returns sizes for small models in f32, on the newest of the stand-in's devices.
+pub fn config() -> CudaConfig {
+    CudaConfig {
+        device: devices::H200,
+        dtype: Some(Dtype::F32),
+        libraries: vec![standin()],
+        kernel_pack: None,
+        kernel_cache: kernel_cache(),
+        max_num_batched_tokens: 256,
+        max_num_seqs: 8,
+        max_rows: 256,
+        max_model_len: 512,
+        max_patches: 512,
+        memory: Memory::KvCache(16 << 20),
+        graphs: false,
+        batch_invariant: false,
+    }
 }
 
 fn build() -> Result<PathBuf, EmulationError> {

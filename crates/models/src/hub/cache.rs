@@ -104,9 +104,10 @@ impl RepoCache {
 
     /// Returns whether a GGUF file at `path`, `name` in the commit, takes images and its encoder has not been looked for.
     pub(super) fn lacks_encoder(&self, commit: &str, name: &str, path: &Path) -> bool {
-        takes_images(path)
+        // The header of the file is read last, because its vocabulary is large.
+        !self.missing_mark(commit, &encoder_mark(name)).exists()
             && mmproj_beside(&self.files(commit), name).is_none()
-            && !self.missing_mark(commit, &encoder_mark(name)).exists()
+            && takes_images(path)
     }
 
     /// Creates `name` of `commit` as a link to the blob.

@@ -3,9 +3,7 @@
 
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig};
-use octavo_backend_cuda::testing::devices::H200;
-use octavo_backend_cuda::testing::{kernel_cache, standin};
-use octavo_backend_cuda::{CudaBackend, CudaConfig, Dtype, Memory};
+use octavo_backend_cuda::{CudaBackend, CudaConfig, testing};
 use octavo_models::{
     Checkpoint, EncodedImage, ImageGrid, ImagePositions, ImageSpan, Programs, VisionConfig, build_programs,
 };
@@ -252,27 +250,8 @@ fn check(name: &str, golden: &str) {
         let backend = CpuBackend::new(CpuConfig { isa: Some(isa), ..CpuConfig::default() }).unwrap();
         check_on(name, golden, isa.name(), Box::new(backend), (CPU_ROW_TOLERANCE, CPU_TOLERANCE));
     }
-    check_on(name, golden, "the stand-in of a GPU", Box::new(on_standin()), (TOLERANCE, TOLERANCE));
-}
-
-/// Returns the CUDA backend in f32 over the stand-in for the driver.
-fn on_standin() -> CudaBackend {
-    CudaBackend::new(CudaConfig {
-        device: H200,
-        dtype: Some(Dtype::F32),
-        libraries: vec![standin()],
-        kernel_pack: None,
-        kernel_cache: kernel_cache(),
-        max_num_batched_tokens: 256,
-        max_num_seqs: 1,
-        max_rows: 256,
-        max_model_len: 256,
-        max_patches: 256,
-        memory: Memory::KvCache(16 << 20),
-        graphs: true,
-        batch_invariant: false,
-    })
-    .unwrap()
+    let gpu = CudaBackend::new(CudaConfig { graphs: true, ..testing::config() }).unwrap();
+    check_on(name, golden, "the stand-in of a GPU", Box::new(gpu), (TOLERANCE, TOLERANCE));
 }
 
 #[test]
