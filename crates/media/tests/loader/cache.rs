@@ -8,8 +8,8 @@ use octavo_media::{
     ImageProcessor, ImageRequest, MediaError, MediaLoader, MediaSettings, PatchLayout, SizeRule, Tiles,
 };
 
-use super::server::{Server, file};
-use super::{Lookups, data_url, load, loader, png, processor, request, settings};
+use super::common::server::{Server, file};
+use super::common::{Lookups, data_url, load, loader, png, processor, request, settings};
 
 #[tokio::test]
 async fn a_hundred_clients_fetch_one_image_once() {
@@ -79,21 +79,6 @@ async fn images_in_use_are_bounded_and_kept_ones_give_way() {
     assert!((1..=4).contains(&used.len()), "{}", used.len());
     drop(used);
     load(&loader, &source(7)).await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_images_take_bounded_memory() {
-    let small = MediaSettings { cache_bytes: 1 << 20, file_bytes: 1 << 20, decoding_bytes: 8 << 20, ..settings() };
-    let loader = loader(small);
-    for batch in 0..100 {
-        let sources: Vec<_> = (0..100).map(|i| data_url(&png(40, 30, batch * 100 + i))).collect();
-        for image in join_all(sources.iter().map(|source| load(&loader, source))).await {
-            image.unwrap();
-        }
-        assert!(loader.cached_bytes() <= 1 << 20);
-    }
-    // The tests of this program run at the same time, so the bound is a generous one.
-    assert!(super::HEAP.current_usage() < 200 << 20, "{}", super::HEAP.current_usage());
 }
 
 #[tokio::test]

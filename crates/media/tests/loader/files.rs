@@ -4,7 +4,7 @@ use std::fs;
 
 use octavo_media::{MediaLoader, SettingsError};
 
-use super::{Lookups, data_url, load, loader, png, refused, settings};
+use super::common::{Lookups, data_url, load, loader, png, refused, settings};
 
 #[tokio::test]
 async fn a_data_url_holds_the_image() {
@@ -31,7 +31,7 @@ async fn a_broken_data_url_is_refused() {
     }
     let mut small = settings();
     small.fetch.max_bytes = 30;
-    let error = refused(&super::loader(small), &data_url(&png(50, 50, 1))).await;
+    let error = refused(&super::common::loader(small), &data_url(&png(50, 50, 1))).await;
     assert_eq!(error, (422, "Failed to fetch media from URL: the file exceeds the maximum of 30 bytes".to_owned()));
 }
 

@@ -1,10 +1,10 @@
 //! Files that are made to break a decoder.
 
 use futures::future::join_all;
-use octavo_media::{MediaError, MediaSettings};
+use octavo_media::MediaError;
 
-use super::server::{Server, file};
-use super::{data_url, load, loader, png, refused, settings};
+use super::common::server::{Server, file};
+use super::common::{data_url, load, loader, png, refused, settings};
 
 /// A checksum-free container that claims a size: the canvas of a GIF file.
 fn huge_gif() -> Vec<u8> {
@@ -37,22 +37,6 @@ async fn a_huge_image_is_refused_by_its_header() {
     let expected = "Image dimensions 65535x65535 (4294836225 pixels) exceed the maximum of 178956970 pixels. \
                     Set VLLM_MAX_IMAGE_PIXELS to increase this limit.";
     assert_eq!(error, (400, expected.to_owned()));
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bombs_wait_for_one_another() {
-    // 20 files of a few kilobytes become 27 MB of pixels each, and more while they are decoded.
-    let settings = MediaSettings { decoding_bytes: 100 << 20, threads: 8, cache_bytes: 0, ..settings() };
-    let loader = loader(settings);
-    let bombs: Vec<_> = (0..20).map(|i| data_url(&png(3000, 3000, i))).collect();
-    assert!(bombs[0].len() < 100_000, "{}", bombs[0].len());
-    let before = super::HEAP.current_usage();
-    super::HEAP.reset_peak_usage();
-    for image in join_all(bombs.iter().map(|source| load(&loader, source))).await {
-        image.unwrap();
-    }
-    let peak = super::HEAP.peak_usage() - before;
-    assert!(peak < 150 << 20, "{} MiB", peak >> 20);
 }
 
 #[tokio::test]

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use octavo_media::MediaSettings;
 use octavo_media::fetch::FetchSettings;
 
-use super::server::{Reply, Server, file, redirect, status};
-use super::{load, loader, png, refused, settings};
+use super::common::server::{Reply, Server, file, redirect, status};
+use super::common::{load, loader, png, refused, settings};
 
 const PREFIX: &str = "Failed to fetch media from URL: ";
 
@@ -47,7 +48,7 @@ async fn a_slow_server_costs_the_limits_of_all_attempts_and_no_more() {
     let heads: [&[u8]; 3] =
         [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nab"];
     for head in heads {
-        let server = Server::start(move |_, _| Reply::Silence(head.to_vec())).await;
+        let server = Server::start(move |_, _| Reply::Silence(Bytes::from_static(head))).await;
         let settings = with(|fetch| (fetch.timeout, fetch.attempts) = (Duration::from_millis(20), 2));
         let error = refused(&loader(settings), &server.url("/x.png")).await;
         assert_eq!(error, unprocessable("no complete response within 0.08 seconds"));
@@ -190,7 +191,9 @@ async fn an_unusable_url_is_refused() {
 
 #[tokio::test]
 async fn a_client_that_leaves_ends_the_connection() {
-    let server = Server::start(|_, _| Reply::Silence(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n".to_vec())).await;
+    let server =
+        Server::start(|_, _| Reply::Silence(Bytes::from_static(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n")))
+            .await;
     let loader = loader(settings());
     let url = server.url("/x.png");
     let client = tokio::spawn(async move { load(&loader, &url).await });

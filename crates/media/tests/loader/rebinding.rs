@@ -10,8 +10,8 @@ use futures::future::BoxFuture;
 use octavo_media::MediaLoader;
 use octavo_media::fetch::Resolver;
 
-use super::server::{Reply, Server, file, redirect, status};
-use super::{Lookups, load, png, refused, settings};
+use super::common::server::{Reply, Server, file, redirect, status};
+use super::common::{Lookups, load, png, refused, settings};
 
 /// The address of the server that may be reached.
 const PUBLIC: &str = "127.0.0.2";

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -16,7 +17,7 @@ pub(crate) enum Reply {
     /// Sends these bytes, and then zeros without an end.
     Endless(Vec<u8>),
     /// Sends these bytes, and then waits for the client to leave.
-    Silence(Vec<u8>),
+    Silence(Bytes),
 }
 
 /// A file with status 200.
@@ -24,6 +25,13 @@ pub(crate) fn file(bytes: &[u8]) -> Reply {
     let mut reply = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", bytes.len()).into_bytes();
     reply.extend_from_slice(bytes);
     Reply::Bytes(reply)
+}
+
+/// A response that announces a file of some size and sends only its first bytes.
+pub(crate) fn part(announced: u64, sent: usize) -> Bytes {
+    let mut response = format!("HTTP/1.1 200 OK\r\nContent-Length: {announced}\r\n\r\n").into_bytes();
+    response.resize(response.len() + sent, 1);
+    response.into()
 }
 
 /// A response without a body.

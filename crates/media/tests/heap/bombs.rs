@@ -3,25 +3,26 @@
 
 use std::borrow::Cow;
 
+use futures::future::join_all;
 use octavo_media::decode::{Header, decode, inspect};
-use octavo_media::{MediaError, RgbImage};
+use octavo_media::{MediaError, MediaSettings, RgbImage};
 use safetensors::SafeTensors;
 
-use super::{HEAP, MEASURED, png};
+use super::Heap;
+use super::common::{data_url, load, loader, png, settings};
 
 const LIMIT: u64 = 178_956_970;
+const MIB: u64 = 1 << 20;
 
-/// Decodes a file, and checks that the heap stays within what its header allows.
-fn measured(file: &[u8]) -> Result<RgbImage, MediaError> {
-    let header = inspect(file, LIMIT)?;
-    let before = HEAP.current_usage();
-    HEAP.reset_peak_usage();
-    let result = decode(file, &header, [255; 3]);
-    let peak = (HEAP.peak_usage() - before) as u64;
-    // Other tests of this program, which are small, run at the same time.
-    let others = 8 << 20;
-    assert!(peak <= header.decoding_bytes() + others, "{header:?}: {} MiB", peak >> 20);
-    result
+impl Heap {
+    /// Decodes a file, and checks that the heap stays within what its header allows.
+    fn decode(&mut self, file: &[u8]) -> Result<RgbImage, MediaError> {
+        let header = inspect(file, LIMIT)?;
+        self.start();
+        let result = decode(file, &header, [255; 3]);
+        assert!(self.peak() <= header.decoding_bytes() + MIB, "{header:?}: {} bytes", self.peak());
+        result
+    }
 }
 
 /// The compressed rows of a grey PNG image.
@@ -92,68 +93,68 @@ fn gif_frame(side: u16) -> Vec<u8> {
 
 #[tokio::test]
 async fn only_the_first_frame_of_a_gif_file_is_decoded() {
-    let _measured = MEASURED.lock().await;
+    let mut heap = Heap::alone().await;
     let first = gif_frame(1000);
-    let still = measured(&[first.as_slice(), b";"].concat()).unwrap();
+    let still = heap.decode(&[first.as_slice(), b";"].concat()).unwrap();
     let frame = first[first.windows(10).position(|at| at[..5] == *b",\0\0\0\0").unwrap()..].to_vec();
     // Many whole ones, and many that are larger than the canvas and hold no data.
     let larger = b",\0\0\0\0\xff\xff\xff\xff\0\x08\0".repeat(10_000);
     for frames in [frame.repeat(500), larger] {
         let file = [first.clone(), frames, vec![b';']].concat();
-        assert!(measured(&file).unwrap() == still);
+        assert!(heap.decode(&file).unwrap() == still);
     }
     // The first one is larger than the canvas.
     let mut file = gif_frame(1000);
     file[6..10].copy_from_slice(&[10, 0, 10, 0]);
-    assert!(matches!(measured(&file), Err(MediaError::Image(_))));
+    assert!(matches!(heap.decode(&file), Err(MediaError::Image(_))));
 }
 
 #[tokio::test]
 async fn only_the_first_frame_of_an_animated_png_file_is_decoded() {
-    let _measured = MEASURED.lock().await;
+    let mut heap = Heap::alone().await;
     let (small, large) = (image_data(100), image_data(3000));
-    let still = measured(&png_with(100, &[], &small, &[])).unwrap();
+    let still = heap.decode(&png_with(100, &[], &small, &[])).unwrap();
     let control = [1000_u32.to_be_bytes(), [0; 4]].concat();
     let (first, frame) = (frame_control(0, 100), [0_u32.to_be_bytes().as_slice(), &large].concat());
     let before = [(*b"acTL", control.as_slice()), (*b"fcTL", &first)];
     for side in [100, 3000] {
         let next = frame_control(1, side);
         let after = [(*b"fcTL", next.as_slice()), (*b"fdAT", &frame)].repeat(200);
-        assert_eq!(measured(&png_with(100, &before, &small, &after)).unwrap(), still, "frames of {side}");
+        assert_eq!(heap.decode(&png_with(100, &before, &small, &after)).unwrap(), still, "frames of {side}");
     }
     // The first frame of the file is the large one.
-    assert!(matches!(measured(&png_with(100, &before, &large, &[])), Ok(image) if image.width() == 100));
+    assert!(matches!(heap.decode(&png_with(100, &before, &large, &[])), Ok(image) if image.width() == 100));
     let first = frame_control(0, 3000);
     let before = [(*b"acTL", control.as_slice()), (*b"fcTL", &first)];
-    assert!(matches!(measured(&png_with(100, &before, &large, &[])), Err(MediaError::Image(_))));
+    assert!(matches!(heap.decode(&png_with(100, &before, &large, &[])), Err(MediaError::Image(_))));
 }
 
 #[tokio::test]
 async fn only_the_first_frame_of_an_animated_webp_file_is_decoded() {
-    let _measured = MEASURED.lock().await;
+    let mut heap = Heap::alone().await;
     let (small, large) = (lossless(100), lossless(3000));
-    let still = measured(&animated_webp(100, &[(100, &small)])).unwrap();
+    let still = heap.decode(&animated_webp(100, &[(100, &small)])).unwrap();
     assert!(still.data().iter().all(|value| *value == 128));
     for side in [100, 3000] {
         let mut frames = vec![(side, large.as_slice()); 500];
         frames[0] = (100, &small);
-        assert_eq!(measured(&animated_webp(100, &frames)).unwrap(), still, "frames of {side}");
+        assert_eq!(heap.decode(&animated_webp(100, &frames)).unwrap(), still, "frames of {side}");
         // The first frame is the large one.
-        assert!(matches!(measured(&animated_webp(100, &frames[1..])), Err(MediaError::Image(_))));
+        assert!(matches!(heap.decode(&animated_webp(100, &frames[1..])), Err(MediaError::Image(_))));
     }
 }
 
 #[tokio::test]
 async fn compressed_chunks_beside_the_image_are_not_expanded() {
-    let _measured = MEASURED.lock().await;
+    let mut heap = Heap::alone().await;
     let (small, bomb) = (image_data(100), image_data(8000));
     let text = [b"name\0\0".as_slice(), &bomb].concat();
     let international = [b"name\0\x01\0\0\0".as_slice(), &bomb].concat();
     let chunks = [(*b"iCCP", text.as_slice()), (*b"zTXt", &text), (*b"iTXt", &international)];
-    let still = measured(&png_with(100, &[], &small, &[])).unwrap();
-    assert_eq!(measured(&png_with(100, &chunks, &small, &chunks)).unwrap(), still);
+    let still = heap.decode(&png_with(100, &[], &small, &[])).unwrap();
+    assert_eq!(heap.decode(&png_with(100, &chunks, &small, &chunks)).unwrap(), still);
     // Many more rows than the header has.
-    assert_eq!(measured(&png_with(100, &[], &bomb, &[])).unwrap().width(), 100);
+    assert_eq!(heap.decode(&png_with(100, &[], &bomb, &[])).unwrap().width(), 100);
 }
 
 /// Where a file says how large it is, and what it says.
@@ -183,7 +184,7 @@ fn claims(file: &mut [u8], width: u16, height: u16) {
 
 #[tokio::test]
 async fn a_header_that_lies_costs_no_more_than_it_claims() {
-    let _measured = MEASURED.lock().await;
+    let mut heap = Heap::alone().await;
     let goldens = include_bytes!("../../testdata/decode.safetensors");
     let goldens = SafeTensors::deserialize(goldens).unwrap();
     let files = goldens.names().into_iter().filter(|name| name.ends_with(".file") && !name.starts_with("png"));
@@ -193,7 +194,7 @@ async fn a_header_that_lies_costs_no_more_than_it_claims() {
         for (width, height) in [(1, 1), (1, 3000), (3000, 1), (2000, 2000)] {
             let mut file = original.clone();
             claims(&mut file, width, height);
-            match measured(&file) {
+            match heap.decode(&file) {
                 Ok(image) => assert_eq!(image.width() * image.height(), usize::from(width) * usize::from(height)),
                 Err(error) => {
                     assert!(matches!(error, MediaError::Image(_)), "{name}: {error}");
@@ -206,8 +207,23 @@ async fn a_header_that_lies_costs_no_more_than_it_claims() {
     // A PNG header has a checksum.
     for side in [1, 2000] {
         let file = png_with(side, &[], &image_data(50), &[]);
-        assert_eq!(measured(&file).is_ok(), side == 1);
+        assert_eq!(heap.decode(&file).is_ok(), side == 1);
     }
     let header = Header { width: 100, height: 100, ..inspect(&png(10, 10, 1), 0).unwrap() };
     assert!(decode(&png(10, 10, 1), &header, [0; 3]).is_err(), "another header than that of the file");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bombs_wait_for_one_another() {
+    let mut heap = Heap::alone().await;
+    // 20 files of a few kilobytes become 27 MB of pixels each, and more while they are decoded.
+    let settings = MediaSettings { decoding_bytes: 100 << 20, threads: 8, cache_bytes: 0, ..settings() };
+    let loader = loader(settings);
+    let bombs: Vec<_> = (0..20).map(|i| data_url(&png(3000, 3000, i))).collect();
+    assert!(bombs[0].len() < 100_000, "{}", bombs[0].len());
+    heap.start();
+    for image in join_all(bombs.iter().map(|source| load(&loader, source))).await {
+        image.unwrap();
+    }
+    assert!(heap.peak() < 150 * MIB, "{} MiB", heap.peak() / MIB);
 }
