@@ -95,22 +95,33 @@ fn storage(program: &Program) -> String {
 
 fn header(config: &ModelConfig, program: &Program, options: &InspectOptions) -> String {
     let kv: usize = program.kv_groups.iter().map(octavo_ops::KvGroup::elements_per_token).sum();
-    let window = config.sliding_window().map(|w| format!(", sliding window {w}")).unwrap_or_default();
+    let (heads, mlp) = (config.head_shape(), &config.layers[0].mlp);
     let tied = if config.tie_word_embeddings { ", head tied to the embedding" } else { "" };
     let lines = [
-        format!("architecture   {} ({})", config.architecture.name(), config.dtype),
+        format!("architecture   {} ({})", config.family.name(), config.dtype),
         format!("parameters     {}", si(program.parameters())),
         format!("weights        {} ({})", human_bytes(program.weight_bytes()), storage(program)),
         format!(
             "layers         {} of hidden size {}, MLP {}",
-            config.layers, config.hidden_size, config.intermediate_size
+            config.layers.len(),
+            config.hidden_size,
+            mlp.intermediate_size
         ),
-        format!("heads          {} query, {} key-value, of {}{window}", config.heads, config.kv_heads, config.head_dim),
+        format!("heads          {} query, {} key-value, of {}{}", heads.q, heads.kv, heads.dim, window(config)),
         format!("vocabulary     {}{tied}", config.vocab_size),
         format!("context        {} tokens", config.max_position_embeddings),
         format!("KV cache       {} a token", human_bytes(kv as u64 * options.elements.kv)),
     ];
     lines.join("\n") + "\n\n"
+}
+
+/// Describes the sliding window of the layers.
+fn window(config: &ModelConfig) -> String {
+    let Some(longest) = config.sliding_window() else { return String::new() };
+    match config.windows().flatten().count() {
+        all if all == config.layers.len() => format!(", sliding window {longest}"),
+        some => format!(", sliding window {longest} in {some} of {} layers", config.layers.len()),
+    }
 }
 
 /// An op with its cost.

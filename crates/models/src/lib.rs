@@ -8,33 +8,35 @@
 //! **Invariants:** this crate knows no device. It checks every value of a checkpoint's header against the actual bytes
 //! before using it; a hostile file is an error, never a panic or a large allocation.
 
-mod arch;
 pub mod catalog;
 mod checkpoint;
 mod config;
+mod family;
 mod fetch;
 mod hub;
 mod image;
 mod inspect;
 mod installed;
+mod program;
 pub mod progress;
 mod resolve;
 pub mod testing;
 
-pub use arch::{ModelError, Programs, build_program, build_programs};
 pub use catalog::CatalogEntry;
 pub use checkpoint::{
     Checkpoint, CheckpointError, Format, GenerationConfig, GgufError, GgufTokenizer, ImageSize, ProcessorConfig,
     Resample, StorageTotal, TokenizerData, ViewText,
 };
 pub use config::{
-    Architecture, ConfigError, ImageTokens, ModelConfig, PositionTable, RopeConfig, RopeScaling, RopeSections,
-    VisionConfig,
+    AttentionConfig, ConfigError, ImageTokens, LayerConfig, MlpConfig, ModelConfig, NormConfig, PositionTable,
+    QkNormWidth, RopeConfig, RopeScaling, RopeSections, VisionConfig,
 };
+pub use family::{FAMILIES, Family};
 pub use fetch::{PipError, StorageError, WheelError};
 pub use hub::HubError;
 pub use image::{EncodedImage, ImageGrid, ImagePositions, ImageSpan};
 pub use inspect::{InspectOptions, inspect, inspect_encoder};
 pub use installed::{InstalledModel, installed};
+pub use program::{ModelError, Programs, build_program, build_programs};
 pub use progress::{Progress, ProgressTask, human_bytes, progress_for};
 pub use resolve::{HubOptions, ResolveError, ResolveOptions, ResolvedModel, Retry, resolve};

@@ -23,8 +23,9 @@ pub use tokenizer::{GgufTokenizer, TokenizerData};
 
 pub(crate) use gguf::{MetadataView, takes_images};
 
-use crate::config::{Architecture, ConfigError, ModelConfig};
+use crate::config::{ConfigError, ModelConfig};
 use processor::Origin;
+pub(crate) use processor::ProcessorRules;
 
 /// Reason why a checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -155,8 +156,8 @@ impl Checkpoint {
             config.dtype = main.storage.name().to_owned();
         }
         let mut vision = None;
-        if config.architecture == Architecture::Qwen3Vl
-            && let Some((file, encoder)) = gguf::encoder_beside(&text, &config)?
+        if let Some(reader) = config.family.mmproj()
+            && let Some((file, encoder)) = gguf::encoder_beside(&text, &config, reader)?
         {
             (vision, config) = (Some(file), config.with_vision(encoder).map_err(fail)?);
         }
@@ -259,13 +260,14 @@ impl Checkpoint {
     /// (`--mm-processor-kwargs`); `None` if the model takes no images. A checkpoint without such parameters has the
     /// published ones.
     pub fn image_processor(&self, given: &Map<String, Value>) -> Result<Option<ProcessorConfig>, CheckpointError> {
-        let Some(vision) = &self.config.vision else { return Ok(None) };
+        let images = self.config.vision.as_ref().zip(self.config.family.images.as_ref());
+        let Some((vision, images)) = images else { return Ok(None) };
         let (file, settings) = match &self.files {
             Files::Gguf { .. } => Default::default(),
             Files::HuggingFace { texts, .. } | Files::Dummy { texts, .. } => texts.image_processor()?,
         };
-        let config = ProcessorConfig::read(&settings, given, (self.config.architecture, vision));
-        config.map_err(|(origin, source)| match origin {
+        let config = ProcessorConfig::read(&settings, given, images.processor, vision);
+        config.map(Some).map_err(|(origin, source)| match origin {
             Origin::File => CheckpointError::Config { path: self.path.join(file), source },
             Origin::Given => CheckpointError::GivenSetting(source),
         })

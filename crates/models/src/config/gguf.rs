@@ -1,143 +1,133 @@
-//! Configuration from the metadata of a GGUF file.
+//! Configuration from the metadata of a GGUF file: the parts that families share.
 
-use octavo_ops::{GluKind, RopeStyle};
+use octavo_ops::{GluKind, HeadShape, RopeStyle};
 
 use super::rope::yarn_magnitude;
 use super::{
-    Architecture, ConfigError, ModelConfig, RopeConfig, RopeScaling, RopeSections, architecture, default_head_dim,
-    same_window,
+    AttentionConfig, ConfigError, LayerConfig, MlpConfig, ModelConfig, NormConfig, RopeConfig, RopeScaling,
+    RopeSections, default_head_dim, repeated,
 };
-use crate::arch::names;
 use crate::checkpoint::{Format, MetadataView};
+use crate::family::Family;
+use crate::program::names::Role;
 
-/// Architectures in GGUF files. Converters write Mistral as `llama`.
-const ARCHITECTURES: [Architecture; 4] =
-    [Architecture::Llama, Architecture::Qwen2, Architecture::Qwen3, Architecture::Qwen3Vl];
 /// Architecture of a file with an encoder, which does not contain the model.
 pub(crate) const CLIP: &str = "clip";
 
-/// Keys that begin with the architecture's name.
-struct Keys<'a> {
+/// Keys that begin with the architecture's name, and the tensors of the file.
+pub(crate) struct Keys<'a> {
     metadata: &'a MetadataView<'a>,
     prefix: &'static str,
+    has_tensor: &'a dyn Fn(&str) -> bool,
 }
 
-impl Keys<'_> {
-    fn name(&self, key: &str) -> String {
+impl<'a> Keys<'a> {
+    pub(crate) fn new(
+        metadata: &'a MetadataView<'a>,
+        prefix: &'static str,
+        has_tensor: &'a dyn Fn(&str) -> bool,
+    ) -> Self {
+        Self { metadata, prefix, has_tensor }
+    }
+
+    /// Returns a key with the prefix of the architecture.
+    pub(crate) fn name(&self, key: &str) -> String {
         format!("{}.{key}", self.prefix)
     }
 
-    fn usize(&self, key: &str) -> Result<Option<usize>, ConfigError> {
+    pub(crate) fn usize(&self, key: &str) -> Result<Option<usize>, ConfigError> {
         let name = self.name(key);
         let found = self.metadata.u64(&name)?;
         found.map(|n| usize::try_from(n).map_err(|_| ConfigError::wrong_type(&name, "a size"))).transpose()
     }
 
-    fn required(&self, key: &str) -> Result<usize, ConfigError> {
+    pub(crate) fn required(&self, key: &str) -> Result<usize, ConfigError> {
         self.usize(key)?.ok_or_else(|| ConfigError::missing(&self.name(key)))
     }
 
-    fn f64(&self, key: &str) -> Result<Option<f64>, ConfigError> {
+    pub(crate) fn f64(&self, key: &str) -> Result<Option<f64>, ConfigError> {
         self.metadata.f64(&self.name(key))
     }
 }
 
-impl ModelConfig {
-    /// Reads the metadata. `has_tensor` returns whether the file contains a tensor: in a GGUF file only the tensors
-    /// show whether the head is tied and where there are biases.
-    pub(crate) fn from_gguf(
-        metadata: &MetadataView<'_>,
-        has_tensor: &dyn Fn(&str) -> bool,
-    ) -> Result<Self, ConfigError> {
-        let name = metadata.str("general.architecture")?.ok_or_else(|| ConfigError::missing("general.architecture"))?;
-        if name == CLIP {
-            return Err(ConfigError::Unsupported(
-                "an image encoder without its model (give the model's GGUF file, and keep this mmproj file beside it)"
-                    .into(),
-            ));
-        }
-        let architecture = architecture(name, ARCHITECTURES.into_iter().map(|a| (a.gguf_name(), a)))?;
-        if metadata.u64("split.count")?.is_some_and(|parts| parts > 1) {
-            return Err(ConfigError::Unsupported("a GGUF file in several parts (merge them into one first)".into()));
-        }
-        let keys = Keys { metadata, prefix: architecture.gguf_name() };
-        if keys.usize("expert_count")?.is_some_and(|n| n > 0) {
-            return Err(ConfigError::Unsupported("a mixture of experts".into()));
-        }
-        let (layers, heads) = (keys.required("block_count")?, keys.required("attention.head_count")?);
-        let hidden_size = keys.required("embedding_length")?;
-        let head_dim = match keys.usize("attention.key_length")? {
-            Some(dim) => dim,
-            None => default_head_dim(hidden_size, heads)?,
-        };
-        if let Some(value_dim) = keys.usize("attention.value_length")?
-            && value_dim != head_dim
-        {
-            return Err(ConfigError::Unsupported(format!(
-                "a value size of {value_dim} beside a key size of {head_dim}"
-            )));
-        }
-        let window = match architecture.decoder() {
-            Architecture::Llama | Architecture::Mistral => keys.usize("attention.sliding_window")?,
-            _ => None,
-        };
-        let has_bias = |role| has_tensor(&names::bias(Format::Gguf, role, 0));
-        let norm_eps = keys.f64("attention.layer_norm_rms_epsilon")?;
-        Self {
-            architecture,
-            vocab_size: vocab_size(metadata, &keys)?,
-            hidden_size,
-            layers,
-            heads,
-            kv_heads: keys.usize("attention.head_count_kv")?.unwrap_or(heads),
-            head_dim,
-            intermediate_size: keys.required("feed_forward_length")?,
-            activation: GluKind::Silu,
-            norm_eps: norm_eps.ok_or_else(|| ConfigError::missing("attention.layer_norm_rms_epsilon"))? as f32,
-            rope: rope(&keys, architecture, head_dim)?,
-            max_position_embeddings: keys.required("context_length")?,
-            windows: same_window(layers, window.filter(|&w| w > 0))?,
-            tie_word_embeddings: !has_tensor(&names::weight(Format::Gguf, names::Role::Head, 0)),
-            qkv_bias: has_bias(names::Role::Q),
-            output_bias: has_bias(names::Role::Output),
-            mlp_bias: has_bias(names::Role::Up),
-            dtype: String::new(),
-            vision: None,
-        }
-        .checked()
+/// Reads a decoder whose layers are alike: pre-norm, full attention. Families change the rest.
+pub(crate) fn decoder(family: &'static Family, keys: &Keys<'_>, style: RopeStyle) -> Result<ModelConfig, ConfigError> {
+    if keys.usize("expert_count")?.is_some_and(|n| n > 0) {
+        return Err(ConfigError::Unsupported("a mixture of experts".into()));
+    }
+    let has_weight = |role| (keys.has_tensor)(&family.names.weight(Format::Gguf, role, 0));
+    let has_bias = |role| (keys.has_tensor)(&family.names.bias(Format::Gguf, role, 0));
+    let hidden_size = keys.required("embedding_length")?;
+    let heads = heads(keys, hidden_size)?;
+    let attention = AttentionConfig {
+        heads,
+        rope: rope(keys, style, heads.dim)?,
+        window: None,
+        scale: (heads.dim as f32).sqrt().recip(),
+        softcap: None,
+        qk_norm: None,
+        qkv_bias: has_bias(Role::Q),
+        output_bias: has_bias(Role::Output),
+    };
+    let mlp = MlpConfig {
+        intermediate_size: keys.required("feed_forward_length")?,
+        activation: GluKind::Silu,
+        bias: has_bias(Role::Up),
+    };
+    const EPS: &str = "attention.layer_norm_rms_epsilon";
+    let eps = keys.f64(EPS)?.ok_or_else(|| ConfigError::missing(&keys.name(EPS)))? as f32;
+    Ok(ModelConfig {
+        family,
+        vocab_size: vocab_size(keys)?,
+        hidden_size,
+        layers: repeated(LayerConfig { attention, mlp }, keys.required("block_count")?)?,
+        embedding_scale: 1.0,
+        norm: NormConfig { eps, unit_offset: false },
+        logits_scale: 1.0,
+        logits_softcap: None,
+        max_position_embeddings: keys.required("context_length")?,
+        tie_word_embeddings: !has_weight(Role::Head),
+        dtype: String::new(),
+        vision: None,
+    })
+}
+
+fn heads(keys: &Keys<'_>, hidden_size: usize) -> Result<HeadShape, ConfigError> {
+    let q = keys.required("attention.head_count")?;
+    let dim = match keys.usize("attention.key_length")? {
+        Some(dim) => dim,
+        None => default_head_dim(hidden_size, q)?,
+    };
+    match keys.usize("attention.value_length")?.filter(|&value_dim| value_dim != dim) {
+        None => Ok(HeadShape { q, kv: keys.usize("attention.head_count_kv")?.unwrap_or(q), dim }),
+        Some(other) => Err(ConfigError::Unsupported(format!("a value size of {other} beside a key size of {dim}"))),
     }
 }
 
 /// Returns the number of tokens, from the vocabulary or else from its own key.
-fn vocab_size(metadata: &MetadataView<'_>, keys: &Keys<'_>) -> Result<usize, ConfigError> {
-    match metadata.array_len("tokenizer.ggml.tokens") {
+fn vocab_size(keys: &Keys<'_>) -> Result<usize, ConfigError> {
+    match keys.metadata.array_len("tokenizer.ggml.tokens") {
         Some(tokens) => Ok(tokens),
         None => keys.required("vocab_size"),
     }
 }
 
-fn rope(keys: &Keys<'_>, architecture: Architecture, head_dim: usize) -> Result<RopeConfig, ConfigError> {
-    // The converter permutes the q and k rows only of Llama models, for rotation of neighbours.
-    let style = match architecture.decoder() {
-        Architecture::Llama | Architecture::Mistral => RopeStyle::GptJ,
-        _ => RopeStyle::NeoX,
-    };
+fn rope(keys: &Keys<'_>, style: RopeStyle, head_dim: usize) -> Result<RopeConfig, ConfigError> {
     Ok(RopeConfig {
         style,
         theta: keys.f64("rope.freq_base")?.unwrap_or(10_000.0),
         rotary_dim: keys.usize("rope.dimension_count")?.unwrap_or(head_dim),
         scaling: scaling(keys)?,
-        sections: sections(keys, architecture)?,
+        sections: sections(keys)?,
     })
 }
 
 /// Reads the division of the pairs among time, height and width. The format has no key for their order: of the
 /// architectures with such a division, all take turns.
-fn sections(keys: &Keys<'_>, architecture: Architecture) -> Result<Option<RopeSections>, ConfigError> {
+fn sections(keys: &Keys<'_>) -> Result<Option<RopeSections>, ConfigError> {
     let name = keys.name("rope.dimension_sections");
     let sizes = match keys.metadata.i32s(&name)? {
         Some(sizes) => sizes,
-        None if architecture == Architecture::Qwen3Vl => return Err(ConfigError::missing(&name)),
         None => return Ok(None),
     };
     // The fourth number is a position that no image has.

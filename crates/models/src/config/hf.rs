@@ -1,111 +1,107 @@
-//! Configuration from a `config.json`, as written by transformers 4 and 5.
+//! Configuration from a `config.json`, as written by transformers 4 and 5: the parts that families share.
 
-use octavo_ops::{GluKind, RopeStyle};
+use octavo_ops::{GluKind, HeadShape, RopeStyle};
 
 use super::rope::yarn_magnitude;
 use super::{
-    Architecture, ConfigError, Fields, ModelConfig, RopeConfig, RopeScaling, RopeSections, VisionConfig, architecture,
-    default_head_dim, windows,
+    AttentionConfig, ConfigError, Fields, LayerConfig, MlpConfig, ModelConfig, NormConfig, RopeConfig, RopeScaling,
+    RopeSections, default_head_dim, repeated,
 };
+use crate::family::Family;
 
-/// Head size of Qwen3 if its configuration omits it.
-const QWEN3_HEAD_DIM: usize = 128;
-/// Defaults of values that old configurations omit.
-const DEFAULT_NORM_EPS: f64 = 1e-6;
-const DEFAULT_THETA: f64 = 10_000.0;
-const DEFAULT_MISTRAL_WINDOW: usize = 4096;
-const DEFAULT_QWEN_MAX_WINDOW_LAYERS: usize = 28;
+/// End of the names of classes that predict tokens.
+pub(crate) const DECODER: &str = "ForCausalLM";
+/// End of the names of classes that take images and predict tokens.
+pub(crate) const WITH_IMAGES: &str = "ForConditionalGeneration";
 
-impl ModelConfig {
-    /// Reads a `config.json`.
-    pub(crate) fn from_hf(fields: &Fields<'_>) -> Result<Self, ConfigError> {
-        let architecture = architecture(
-            fields.str("model_type")?.ok_or_else(|| ConfigError::missing("model_type"))?,
-            Architecture::model_types(),
-        )?;
-        check_task(fields, architecture)?;
-        // A model of several parts has the decoder's values in an object of their own.
-        let (whole, vision) = (fields, VisionConfig::from_hf(fields, architecture)?);
-        let text = match vision {
-            Some(_) => Some(fields.object("text_config")?.ok_or_else(|| ConfigError::missing("text_config"))?),
-            None => None,
-        };
-        let fields = text.as_ref().unwrap_or(fields);
-        let decoder = decoder(fields, architecture)?;
-        let (layers, heads) = (fields.required("num_hidden_layers")?, fields.required("num_attention_heads")?);
-        let hidden_size = fields.required("hidden_size")?;
-        let head_dim = match (fields.usize("head_dim")?, decoder) {
-            (Some(dim), _) => dim,
-            (None, Architecture::Qwen3) => QWEN3_HEAD_DIM,
-            (None, _) => default_head_dim(hidden_size, heads)?,
-        };
-        let max_position_embeddings = fields.required("max_position_embeddings")?;
-        let flag = |key| Ok::<_, ConfigError>(fields.bool(key)?.unwrap_or(false));
-        let attention_bias = flag("attention_bias")?;
-        let mut dtype = None;
-        for (fields, key) in [(whole, "dtype"), (whole, "torch_dtype"), (fields, "dtype"), (fields, "torch_dtype")] {
-            dtype = dtype.or(fields.str(key)?);
-        }
-        Self {
-            architecture,
-            vocab_size: fields.required("vocab_size")?,
-            hidden_size,
-            layers,
-            heads,
-            kv_heads: fields.usize("num_key_value_heads")?.unwrap_or(heads),
-            head_dim,
-            intermediate_size: fields.required("intermediate_size")?,
-            activation: activation(fields)?,
-            norm_eps: fields.f64("rms_norm_eps")?.unwrap_or(DEFAULT_NORM_EPS) as f32,
-            rope: rope(fields, head_dim, max_position_embeddings)?,
-            max_position_embeddings,
-            windows: layer_windows(fields, decoder, layers)?,
-            tie_word_embeddings: whole.bool("tie_word_embeddings")?.unwrap_or(false),
-            qkv_bias: decoder == Architecture::Qwen2 || attention_bias && decoder != Architecture::Mistral,
-            output_bias: attention_bias && matches!(decoder, Architecture::Llama | Architecture::Qwen3),
-            mlp_bias: decoder == Architecture::Llama && flag("mlp_bias")?,
-            dtype: dtype.unwrap_or("float32").to_owned(),
-            vision,
-        }
-        .checked()
+/// Values of keys that a configuration omits because they are the defaults of its family.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Defaults {
+    /// Head size; `None` for `hidden_size / num_attention_heads`.
+    pub(crate) head_dim: Option<usize>,
+    pub(crate) norm_eps: f64,
+    pub(crate) theta: f64,
+    pub(crate) tie_word_embeddings: bool,
+}
+
+impl Default for Defaults {
+    fn default() -> Self {
+        Self { head_dim: None, norm_eps: 1e-6, theta: 10_000.0, tie_word_embeddings: false }
     }
 }
 
-/// Returns the architecture of the decoder. The configuration of a decoder beside an encoder has a name of its own.
-fn decoder(fields: &Fields<'_>, architecture: Architecture) -> Result<Architecture, ConfigError> {
-    let decoder = architecture.decoder();
-    match fields.str("model_type")? {
-        Some(name) if architecture == Architecture::Idefics3 && name != decoder.name() => {
-            Err(ConfigError::Unsupported(format!("the decoder '{}' of this model", name.escape_debug())))
-        }
-        _ => Ok(decoder),
-    }
-}
-
-/// Refuses models that share a `model_type` with a decoder without being one, and weights quantised in a format of
-/// their own.
-fn check_task(fields: &Fields<'_>, architecture: Architecture) -> Result<(), ConfigError> {
-    let classes = fields.strs("architectures")?.unwrap_or_default();
-    let suffix = match architecture {
-        Architecture::Qwen3Vl | Architecture::Idefics3 => "ForConditionalGeneration",
-        _ => "ForCausalLM",
+/// Reads a decoder whose layers are alike: pre-norm, full attention, no biases. Families change the rest.
+pub(crate) fn decoder(
+    family: &'static Family,
+    fields: &Fields<'_>,
+    defaults: Defaults,
+) -> Result<ModelConfig, ConfigError> {
+    let heads = fields.required("num_attention_heads")?;
+    let hidden_size = fields.required("hidden_size")?;
+    let dim = match fields.usize("head_dim")?.or(defaults.head_dim) {
+        Some(dim) => dim,
+        None => default_head_dim(hidden_size, heads)?,
     };
-    if !classes.is_empty() && !classes.iter().any(|class| class.ends_with(suffix)) {
-        return Err(ConfigError::Unsupported(format!("a model of class {}", classes.join(", ").escape_debug())));
-    }
-    if let Some(quantization) = fields.object("quantization_config")? {
-        let method = quantization.str("quant_method")?.unwrap_or("unknown").escape_debug();
-        return Err(ConfigError::Unsupported(format!("the quantisation method '{method}' of this checkpoint")));
-    }
-    Ok(())
+    let max_position_embeddings = fields.required("max_position_embeddings")?;
+    let attention = AttentionConfig {
+        heads: HeadShape { q: heads, kv: fields.usize("num_key_value_heads")?.unwrap_or(heads), dim },
+        rope: rope(fields, dim, defaults.theta, max_position_embeddings)?,
+        window: None,
+        scale: (dim as f32).sqrt().recip(),
+        softcap: None,
+        qk_norm: None,
+        qkv_bias: false,
+        output_bias: false,
+    };
+    let mlp = MlpConfig {
+        intermediate_size: fields.required("intermediate_size")?,
+        activation: activation(fields.str("hidden_act")?.unwrap_or("silu"))?,
+        bias: false,
+    };
+    let eps = fields.f64("rms_norm_eps")?.unwrap_or(defaults.norm_eps) as f32;
+    Ok(ModelConfig {
+        family,
+        vocab_size: fields.required("vocab_size")?,
+        hidden_size,
+        layers: repeated(LayerConfig { attention, mlp }, fields.required("num_hidden_layers")?)?,
+        embedding_scale: 1.0,
+        norm: NormConfig { eps, unit_offset: false },
+        logits_scale: 1.0,
+        logits_softcap: None,
+        max_position_embeddings,
+        tie_word_embeddings: fields.bool("tie_word_embeddings")?.unwrap_or(defaults.tie_word_embeddings),
+        dtype: dtype(fields)?.unwrap_or("float32").to_owned(),
+        vision: None,
+    })
 }
 
-fn activation(fields: &Fields<'_>) -> Result<GluKind, ConfigError> {
-    activation_named(fields.str("hidden_act")?.unwrap_or("silu"))
+/// Reads the decoder of a model with images, whose values are in an object of their own. The head is tied, and the
+/// elements have a type, as the whole configuration says.
+pub(crate) fn decoder_of(
+    whole: &Fields<'_>,
+    read: impl FnOnce(&Fields<'_>) -> Result<ModelConfig, ConfigError>,
+) -> Result<ModelConfig, ConfigError> {
+    let text = whole.object("text_config")?.ok_or_else(|| ConfigError::missing("text_config"))?;
+    let mut config = read(&text)?;
+    config.tie_word_embeddings = flag(whole, "tie_word_embeddings")?;
+    if let Some(dtype) = dtype(whole)? {
+        config.dtype = dtype.to_owned();
+    }
+    Ok(config)
+}
+
+/// Returns the element type, under its new or its old key.
+fn dtype<'a>(fields: &Fields<'a>) -> Result<Option<&'a str>, ConfigError> {
+    Ok(fields.str("dtype")?.or(fields.str("torch_dtype")?))
+}
+
+/// Returns a flag that is false if it is omitted.
+pub(crate) fn flag(fields: &Fields<'_>, key: &str) -> Result<bool, ConfigError> {
+    Ok(fields.bool(key)?.unwrap_or(false))
 }
 
 /// Returns the activation of a name in `hidden_act`.
-pub(super) fn activation_named(name: &str) -> Result<GluKind, ConfigError> {
+pub(crate) fn activation(name: &str) -> Result<GluKind, ConfigError> {
     match name {
         "silu" | "swish" => Ok(GluKind::Silu),
         "gelu" => Ok(GluKind::Gelu),
@@ -114,39 +110,27 @@ pub(super) fn activation_named(name: &str) -> Result<GluKind, ConfigError> {
     }
 }
 
-/// Returns the sliding window of each layer. Mistral: all layers. Qwen: the layers of `layer_types`, else from
-/// `max_window_layers` on, and only with `use_sliding_window`. Llama: none.
-fn layer_windows(
+/// Sets the sliding window of the layers that `layer_types` calls sliding, or of those for which `sliding` is true if
+/// the configuration has no such list.
+pub(crate) fn windows(
     fields: &Fields<'_>,
-    architecture: Architecture,
-    layers: usize,
-) -> Result<Vec<Option<usize>>, ConfigError> {
-    let window = fields.usize("sliding_window")?;
-    match architecture {
-        // `null` means that there is no window.
-        Architecture::Mistral if !fields.contains("sliding_window") => {
-            windows(layers, Some(DEFAULT_MISTRAL_WINDOW), |_| true)
-        }
-        Architecture::Mistral => windows(layers, window, |_| true),
-        Architecture::Qwen2 | Architecture::Qwen3 => {
-            let window = window.filter(|_| matches!(fields.bool("use_sliding_window"), Ok(Some(true))));
-            match fields.strs("layer_types")? {
-                Some(types) if types.len() != layers => {
-                    Err(ConfigError::Invalid(format!("'layer_types' has {} entries for {layers} layers", types.len())))
-                }
-                Some(types) => windows(layers, window, |layer| types[layer] == "sliding_attention"),
-                None => {
-                    let first = fields.usize("max_window_layers")?.unwrap_or(DEFAULT_QWEN_MAX_WINDOW_LAYERS);
-                    windows(layers, window, |layer| layer >= first)
-                }
-            }
-        }
-        _ => windows(layers, None, |_| false),
+    config: &mut ModelConfig,
+    window: Option<usize>,
+    sliding: impl Fn(usize) -> bool,
+) -> Result<(), ConfigError> {
+    let (types, layers) = (fields.strs("layer_types")?, config.layers.len());
+    if let Some(types) = types.as_ref().filter(|types| types.len() != layers) {
+        return Err(ConfigError::Invalid(format!("'layer_types' has {} entries for {layers} layers", types.len())));
     }
+    for (index, layer) in config.layers.iter_mut().enumerate() {
+        let slides = types.as_ref().map_or_else(|| sliding(index), |types| types[index] == "sliding_attention");
+        layer.attention.window = window.filter(|_| slides);
+    }
+    Ok(())
 }
 
 /// Reads the rotary embedding: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (transformers 4).
-fn rope(fields: &Fields<'_>, head_dim: usize, context: usize) -> Result<RopeConfig, ConfigError> {
+fn rope(fields: &Fields<'_>, head_dim: usize, theta: f64, context: usize) -> Result<RopeConfig, ConfigError> {
     let parameters = match fields.object("rope_parameters")? {
         Some(parameters) => Some(parameters),
         None => fields.object("rope_scaling")?,
@@ -158,7 +142,7 @@ fn rope(fields: &Fields<'_>, head_dim: usize, context: usize) -> Result<RopeConf
     let partial = number("partial_rotary_factor")?.unwrap_or(1.0);
     Ok(RopeConfig {
         style: RopeStyle::NeoX,
-        theta: number("rope_theta")?.unwrap_or(DEFAULT_THETA),
+        theta: number("rope_theta")?.unwrap_or(theta),
         rotary_dim: (head_dim as f64 * partial) as usize,
         scaling: match parameters {
             Some(parameters) => scaling(&parameters, fields, context)?,

@@ -1,9 +1,9 @@
-//! The normalised configuration for every architecture and both formats.
+//! The normalised configuration of a decoder, for every family and both formats.
 
 mod error;
 mod fields;
-mod gguf;
-mod hf;
+pub(crate) mod gguf;
+pub(crate) mod hf;
 mod rope;
 mod vision;
 
@@ -12,10 +12,11 @@ pub use rope::{RopeConfig, RopeScaling, RopeSections};
 pub use vision::{ImageTokens, PositionTable, VisionConfig};
 
 pub(crate) use fields::Fields;
-pub(crate) use gguf::CLIP;
+pub(crate) use gguf::{CLIP, Keys};
 
 use octavo_ops::{GluKind, HeadShape};
-use serde_json::Value;
+
+use crate::family::Family;
 
 /// Limits on the values of a checkpoint, far above any published model. They keep every later product within `usize`
 /// and every loop short, whatever a hostile file contains.
@@ -27,115 +28,108 @@ const MAX_HEAD_DIM: usize = 1 << 12;
 const MAX_VOCAB: usize = 1 << 22;
 const MAX_POSITIONS: usize = 1 << 28;
 
-/// Architectures that Octavo can run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Architecture {
-    /// Llama 1 to 3.x and models with the same architecture (SmolLM2).
-    Llama,
-    /// Mistral: Llama with a sliding window.
-    Mistral,
-    /// Qwen2 and 2.5, with biases on q, k and v.
-    Qwen2,
-    /// Qwen3 dense, with q and k normalised per head.
-    Qwen3,
-    /// Qwen3-VL dense: Qwen3 with an encoder of images.
-    Qwen3Vl,
-    /// Idefics3 and SmolVLM: Llama with an encoder of images.
-    Idefics3,
-}
-
-impl Architecture {
-    /// All architectures.
-    pub const ALL: [Architecture; 6] =
-        [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Qwen3Vl, Self::Idefics3];
-
-    /// Returns every `model_type` of a Hugging Face configuration, with its architecture.
-    fn model_types() -> impl Iterator<Item = (&'static str, Self)> + Clone {
-        Self::ALL.into_iter().map(|a| (a.name(), a)).chain([("smolvlm", Self::Idefics3)])
-    }
-
-    /// Returns the name in `model_type` of a Hugging Face configuration; the first one if there are several.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-            Self::Mistral => "mistral",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-            Self::Qwen3Vl => "qwen3_vl",
-            Self::Idefics3 => "idefics3",
-        }
-    }
-
-    /// Returns the architecture of the decoder, if this one also has an encoder.
-    pub(crate) const fn decoder(self) -> Self {
-        match self {
-            Self::Qwen3Vl => Self::Qwen3,
-            Self::Idefics3 => Self::Llama,
-            other => other,
-        }
-    }
-
-    /// Returns the name in `general.architecture` of a GGUF file, where Mistral is `llama`.
-    pub(crate) const fn gguf_name(self) -> &'static str {
-        match self {
-            Self::Qwen3Vl => "qwen3vl",
-            other => other.name(),
-        }
-    }
-}
-
 /// Sizes and options of a decoder, normalised and checked: every value is within its limits and they are consistent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// Architecture.
-    pub architecture: Architecture,
+    /// Family.
+    pub family: &'static Family,
     /// Vocabulary size V.
     pub vocab_size: usize,
     /// Hidden size H.
     pub hidden_size: usize,
-    /// Number of decoder layers.
-    pub layers: usize,
-    /// Number of query heads.
-    pub heads: usize,
-    /// Number of key-value heads, a divisor of `heads`.
-    pub kv_heads: usize,
-    /// Number of elements of a head; not always `hidden_size / heads`.
-    pub head_dim: usize,
-    /// Number of columns of the gated MLP.
-    pub intermediate_size: usize,
-    /// Activation of the gated MLP.
-    pub activation: GluKind,
-    /// Value added under the root of every norm.
-    pub norm_eps: f32,
-    /// Rotary embedding.
-    pub rope: RopeConfig,
+    /// The layers of the decoder, in order.
+    pub layers: Vec<LayerConfig>,
+    /// Factor of the embedding rows.
+    pub embedding_scale: f32,
+    /// Norms outside and inside the layers.
+    pub norm: NormConfig,
+    /// Factor of the logits.
+    pub logits_scale: f32,
+    /// Cap of the logits.
+    pub logits_softcap: Option<f32>,
     /// Context length the model was trained for.
     pub max_position_embeddings: usize,
-    /// Sliding window of each layer in tokens; `None` if unlimited.
-    pub windows: Vec<Option<usize>>,
     /// Whether the head is the embedding table.
     pub tie_word_embeddings: bool,
-    /// Whether the q, k and v projections have biases.
-    pub qkv_bias: bool,
-    /// Whether the attention's output projection has a bias.
-    pub output_bias: bool,
-    /// Whether the MLP has biases.
-    pub mlp_bias: bool,
     /// Element type for display: `bfloat16`, `Q4_1`.
     pub dtype: String,
     /// Encoder of images, if the model has one.
     pub vision: Option<VisionConfig>,
 }
 
+/// The RMS norms of a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormConfig {
+    /// Value added under the root.
+    pub eps: f32,
+    /// Whether the factor is `1 + w` instead of `w`.
+    pub unit_offset: bool,
+}
+
+/// A layer of a decoder: attention, then a gated MLP, each added to the residual stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerConfig {
+    /// Attention.
+    pub attention: AttentionConfig,
+    /// Gated MLP.
+    pub mlp: MlpConfig,
+}
+
+/// The attention of a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionConfig {
+    /// Query and key-value heads.
+    pub heads: HeadShape,
+    /// Rotary embedding.
+    pub rope: RopeConfig,
+    /// Sliding window in tokens; `None` if unlimited.
+    pub window: Option<usize>,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Cap of the scores.
+    pub softcap: Option<f32>,
+    /// RMS norm of q and k before the rotary embedding, if there is one.
+    pub qk_norm: Option<QkNormWidth>,
+    /// Whether the q, k and v projections have biases.
+    pub qkv_bias: bool,
+    /// Whether the output projection has a bias.
+    pub output_bias: bool,
+}
+
+/// Elements that share a norm of q and k.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNormWidth {
+    /// Each head on its own.
+    Head,
+    /// All heads of q, and all heads of k.
+    Whole,
+}
+
+/// A gated MLP.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MlpConfig {
+    /// Number of columns of the gate.
+    pub intermediate_size: usize,
+    /// Activation of the gate.
+    pub activation: GluKind,
+    /// Whether the three projections have biases.
+    pub bias: bool,
+}
+
 impl ModelConfig {
-    /// Returns the query and key-value heads of every layer.
-    pub const fn head_shape(&self) -> HeadShape {
-        HeadShape { q: self.heads, kv: self.kv_heads, dim: self.head_dim }
+    /// Returns the query and key-value heads of the first layer.
+    pub fn head_shape(&self) -> HeadShape {
+        self.layers[0].attention.heads
     }
 
-    /// Returns the sliding window, if any layer has one.
+    /// Returns the longest sliding window, if any layer has one.
     pub fn sliding_window(&self) -> Option<usize> {
-        self.windows.iter().flatten().max().copied()
+        self.windows().flatten().max()
+    }
+
+    /// Returns the sliding window of each layer.
+    pub fn windows(&self) -> impl Iterator<Item = Option<usize>> {
+        self.layers.iter().map(|layer| layer.attention.window)
     }
 
     /// Adds an encoder of images.
@@ -145,39 +139,66 @@ impl ModelConfig {
     }
 
     /// Checks every limit and the consistency of the values.
-    fn checked(self) -> Result<Self, ConfigError> {
-        let range = |key: &str, found: usize, low: usize, high: usize| {
-            if (low..=high).contains(&found) {
-                return Ok(());
-            }
-            Err(ConfigError::Range { key: key.into(), found: found as u64, low: low as u64, high: high as u64 })
-        };
+    pub(crate) fn checked(self) -> Result<Self, ConfigError> {
         range("the vocabulary size", self.vocab_size, 1, MAX_VOCAB)?;
         range("the hidden size", self.hidden_size, 1, MAX_HIDDEN)?;
-        range("the number of layers", self.layers, 1, MAX_LAYERS)?;
-        range("the number of attention heads", self.heads, 1, MAX_HEADS)?;
-        range("the number of key-value heads", self.kv_heads, 1, self.heads)?;
-        range("the head size", self.head_dim, 1, MAX_HEAD_DIM)?;
-        range("the intermediate size", self.intermediate_size, 1, MAX_INTERMEDIATE)?;
+        range("the number of layers", self.layers.len(), 1, MAX_LAYERS)?;
         range("the context length", self.max_position_embeddings, 1, MAX_POSITIONS)?;
-        for window in self.windows.iter().flatten() {
-            range("the sliding window", *window, 1, MAX_POSITIONS)?;
+        let eps = self.norm.eps;
+        if !(eps.is_finite() && eps >= 0.0) {
+            return Err(ConfigError::Invalid(format!("the norm's epsilon is {eps}")));
         }
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            return Err(ConfigError::Invalid(format!(
-                "{} attention heads cannot share {} key-value heads evenly",
-                self.heads, self.kv_heads
-            )));
-        }
-        if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0) {
-            return Err(ConfigError::Invalid(format!("the norm's epsilon is {}", self.norm_eps)));
-        }
-        self.rope.check(self.head_dim)?;
+        self.layers.iter().try_for_each(LayerConfig::check)?;
+        factor("the embedding's scale", self.embedding_scale)?;
+        factor("the logits' scale", self.logits_scale)?;
+        self.logits_softcap.map_or(Ok(()), |cap| factor("the logits' cap", cap))?;
         if let Some(vision) = &self.vision {
             vision.check(&self)?;
         }
         Ok(self)
     }
+}
+
+impl LayerConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        let AttentionConfig { heads, rope, window, scale, softcap, .. } = &self.attention;
+        check_heads(heads.q, heads.kv)?;
+        range("the head size", heads.dim, 1, MAX_HEAD_DIM)?;
+        range("the intermediate size", self.mlp.intermediate_size, 1, MAX_INTERMEDIATE)?;
+        if let Some(window) = *window {
+            range("the sliding window", window, 1, MAX_POSITIONS)?;
+        }
+        factor("the attention's scale", *scale)?;
+        softcap.map_or(Ok(()), |cap| factor("the attention's cap", cap))?;
+        rope.check(heads.dim)
+    }
+}
+
+/// Checks that `heads` share `kv_heads` evenly.
+fn check_heads(heads: usize, kv_heads: usize) -> Result<(), ConfigError> {
+    range("the number of attention heads", heads, 1, MAX_HEADS)?;
+    range("the number of key-value heads", kv_heads, 1, heads)?;
+    if !heads.is_multiple_of(kv_heads) {
+        return Err(ConfigError::Invalid(format!(
+            "{heads} attention heads cannot share {kv_heads} key-value heads evenly"
+        )));
+    }
+    Ok(())
+}
+
+fn range(key: &str, found: usize, low: usize, high: usize) -> Result<(), ConfigError> {
+    if (low..=high).contains(&found) {
+        return Ok(());
+    }
+    Err(ConfigError::Range { key: key.into(), found: found as u64, low: low as u64, high: high as u64 })
+}
+
+/// Checks that a factor or cap is a number above 0.
+fn factor(key: &str, found: f32) -> Result<(), ConfigError> {
+    if found.is_finite() && found > 0.0 {
+        return Ok(());
+    }
+    Err(ConfigError::Invalid(format!("{key} is {found}, but it must be above 0")))
 }
 
 /// Returns `hidden / heads`, the head size of a checkpoint that does not specify it.
@@ -188,43 +209,10 @@ fn default_head_dim(hidden: usize, heads: usize) -> Result<usize, ConfigError> {
     Ok(hidden / heads)
 }
 
-/// Returns the window list of a model with identical layers.
-fn same_window(layers: usize, window: Option<usize>) -> Result<Vec<Option<usize>>, ConfigError> {
-    windows(layers, window, |_| true)
-}
-
-/// Returns the window list of a model whose layers have the window if `sliding(layer)` is true.
-fn windows(
-    layers: usize,
-    window: Option<usize>,
-    sliding: impl Fn(usize) -> bool,
-) -> Result<Vec<Option<usize>>, ConfigError> {
-    // The number is checked before it determines an allocation.
-    if layers > MAX_LAYERS {
-        let (found, high) = (layers as u64, MAX_LAYERS as u64);
-        return Err(ConfigError::Range { key: "the number of layers".into(), found, low: 1, high });
-    }
-    Ok((0..layers).map(|layer| window.filter(|_| sliding(layer))).collect())
-}
-
-/// Checks that a `config.json` names an architecture that has a program. One that cannot be read is left to the reader of
-/// the whole configuration.
-pub(crate) fn check_architecture(config: &[u8]) -> Result<(), ConfigError> {
-    let config: Value = serde_json::from_slice(config).unwrap_or_default();
-    config["model_type"].as_str().map_or(Ok(()), |name| architecture(name, Architecture::model_types()).map(drop))
-}
-
-/// The architecture of that name, out of the `known` ones of its format.
-fn architecture(
-    name: &str,
-    mut known: impl Iterator<Item = (&'static str, Architecture)> + Clone,
-) -> Result<Architecture, ConfigError> {
-    let supported = known.clone().map(|(name, _)| name);
-    let found = known.find(|(known, _)| *known == name).map(|(_, architecture)| architecture);
-    found.ok_or_else(|| ConfigError::UnknownArchitecture {
-        found: name.escape_debug().to_string(),
-        supported: supported.collect::<Vec<_>>().join(", "),
-    })
+/// Returns as many copies of a layer. The number is checked before it determines an allocation.
+fn repeated(layer: LayerConfig, layers: usize) -> Result<Vec<LayerConfig>, ConfigError> {
+    range("the number of layers", layers, 1, MAX_LAYERS)?;
+    Ok(vec![layer; layers])
 }
 
 #[cfg(test)]

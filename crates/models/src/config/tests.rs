@@ -26,16 +26,17 @@ fn minimal(model_type: &str, more: Value) -> Value {
 #[test]
 fn what_a_config_leaves_out_has_the_published_defaults() {
     let config = read(minimal("llama", json!({}))).unwrap();
-    assert_eq!((config.kv_heads, config.head_dim, config.norm_eps), (4, 16, 1e-6));
-    assert_eq!((config.rope.theta, config.rope.rotary_dim, &config.rope.scaling), (1e4, 16, &RopeScaling::None));
-    assert_eq!((config.tie_word_embeddings, config.qkv_bias, config.sliding_window()), (false, false, None));
-    assert_eq!(read(minimal("qwen3", json!({}))).unwrap().head_dim, 128);
-    assert!(read(minimal("qwen2", json!({}))).unwrap().qkv_bias);
+    let AttentionConfig { heads, rope, qkv_bias, .. } = &config.layers[0].attention;
+    assert_eq!((heads.kv, heads.dim, config.norm.eps), (4, 16, 1e-6));
+    assert_eq!((rope.theta, rope.rotary_dim, &rope.scaling), (1e4, 16, &RopeScaling::None));
+    assert_eq!((config.tie_word_embeddings, *qkv_bias, config.sliding_window()), (false, false, None));
+    assert_eq!(read(minimal("qwen3", json!({}))).unwrap().head_shape().dim, 128);
+    assert!(read(minimal("qwen2", json!({}))).unwrap().layers[0].attention.qkv_bias);
 }
 
 #[test]
 fn windows_follow_each_family_s_rule() {
-    let windows = |kind, more| read(minimal(kind, more)).unwrap().windows;
+    let windows = |kind, more| read(minimal(kind, more)).unwrap().windows().collect::<Vec<_>>();
     assert_eq!(windows("mistral", json!({"sliding_window": 8})), [Some(8); 4]);
     assert_eq!(windows("mistral", json!({"sliding_window": null})), [None; 4]);
     assert_eq!(windows("mistral", json!({})), [Some(4096); 4]);
@@ -92,7 +93,7 @@ fn yarn_has_the_papers_magnitude_and_ramp() {
         "head_dim": 128,
     });
     let config = read(minimal("llama", config)).unwrap();
-    let scaled = config.rope.frequencies(None);
+    let scaled = config.layers[0].attention.rope.frequencies(None);
     let plain = rope(RopeScaling::None).frequencies(None).inv_freq;
     assert!((scaled.magnitude - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-12);
     assert_eq!(scaled.inv_freq[0], plain[0]);

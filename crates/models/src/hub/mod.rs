@@ -11,7 +11,8 @@ mod select;
 
 use std::path::{Path, PathBuf};
 
-use crate::config::{ConfigError, check_architecture};
+use crate::config::ConfigError;
+use crate::family::check_architecture;
 use crate::progress::Progress;
 use crate::resolve::{HubOptions, Retry};
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Activation, VarBuilder};
 use candle_transformers::models::{llama, mistral, qwen2, qwen3};
-use octavo_models::{ModelConfig, RopeScaling};
+use octavo_models::{LayerConfig, ModelConfig, RopeScaling};
 
 use crate::support::{Golden, Session, checkpoint, relative_difference, testdata};
 
@@ -46,7 +46,9 @@ fn check(name: &str, build: impl FnOnce(&ModelConfig, VarBuilder<'static>) -> Bo
 
 fn check_llama(name: &str) {
     check(name, |config, variables| {
-        let scaling = match config.rope.scaling {
+        let LayerConfig { attention, mlp } = &config.layers[0];
+        let heads = attention.heads;
+        let scaling = match attention.rope.scaling {
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
                 Some(llama::Llama3RopeConfig {
                     factor: factor as f32,
@@ -60,14 +62,14 @@ fn check_llama(name: &str) {
         };
         let config = llama::Config {
             hidden_size: config.hidden_size,
-            intermediate_size: config.intermediate_size,
+            intermediate_size: mlp.intermediate_size,
             vocab_size: config.vocab_size,
-            num_hidden_layers: config.layers,
-            num_attention_heads: config.heads,
-            num_key_value_heads: config.kv_heads,
+            num_hidden_layers: config.layers.len(),
+            num_attention_heads: heads.q,
+            num_key_value_heads: heads.kv,
             use_flash_attn: false,
-            rms_norm_eps: config.norm_eps.into(),
-            rope_theta: config.rope.theta as f32,
+            rms_norm_eps: config.norm.eps.into(),
+            rope_theta: attention.rope.theta as f32,
             bos_token_id: None,
             eos_token_id: None,
             rope_scaling: scaling,
@@ -95,18 +97,20 @@ fn llama3_rope_scaling() {
 #[test]
 fn mistral() {
     check("mistral", |config, variables| {
+        let LayerConfig { attention, mlp } = &config.layers[0];
+        let heads = attention.heads;
         let config = mistral::Config {
             vocab_size: config.vocab_size,
             hidden_size: config.hidden_size,
-            intermediate_size: config.intermediate_size,
-            num_hidden_layers: config.layers,
-            num_attention_heads: config.heads,
-            head_dim: Some(config.head_dim),
-            num_key_value_heads: config.kv_heads,
+            intermediate_size: mlp.intermediate_size,
+            num_hidden_layers: config.layers.len(),
+            num_attention_heads: heads.q,
+            head_dim: Some(heads.dim),
+            num_key_value_heads: heads.kv,
             hidden_act: Activation::Silu,
             max_position_embeddings: config.max_position_embeddings,
-            rms_norm_eps: config.norm_eps.into(),
-            rope_theta: config.rope.theta,
+            rms_norm_eps: config.norm.eps.into(),
+            rope_theta: attention.rope.theta,
             // Its mask lets a query see `sliding_window` keys before its own; PyTorch's window includes its own.
             sliding_window: config.sliding_window().map(|window| window - 1),
             use_flash_attn: false,
@@ -122,20 +126,22 @@ fn mistral() {
 #[test]
 fn qwen2() {
     check("qwen2", |config, variables| {
+        let LayerConfig { attention, mlp } = &config.layers[0];
+        let heads = attention.heads;
         let config = qwen2::Config {
             vocab_size: config.vocab_size,
             hidden_size: config.hidden_size,
-            intermediate_size: config.intermediate_size,
-            num_hidden_layers: config.layers,
-            num_attention_heads: config.heads,
-            num_key_value_heads: config.kv_heads,
+            intermediate_size: mlp.intermediate_size,
+            num_hidden_layers: config.layers.len(),
+            num_attention_heads: heads.q,
+            num_key_value_heads: heads.kv,
             max_position_embeddings: config.max_position_embeddings,
             // The window applies whatever `use_sliding_window` says, so it is wide enough to have no effect.
             sliding_window: config.max_position_embeddings,
-            max_window_layers: config.layers,
+            max_window_layers: config.layers.len(),
             tie_word_embeddings: config.tie_word_embeddings,
-            rope_theta: config.rope.theta,
-            rms_norm_eps: config.norm_eps.into(),
+            rope_theta: attention.rope.theta,
+            rms_norm_eps: config.norm.eps.into(),
             use_sliding_window: false,
             hidden_act: Activation::Silu,
         };
@@ -150,21 +156,23 @@ fn qwen2() {
 #[test]
 fn qwen3() {
     check("qwen3", |config, variables| {
+        let LayerConfig { attention, mlp } = &config.layers[0];
+        let heads = attention.heads;
         let config = qwen3::Config {
             vocab_size: config.vocab_size,
             hidden_size: config.hidden_size,
-            intermediate_size: config.intermediate_size,
-            num_hidden_layers: config.layers,
-            num_attention_heads: config.heads,
-            head_dim: config.head_dim,
-            attention_bias: config.qkv_bias,
-            num_key_value_heads: config.kv_heads,
+            intermediate_size: mlp.intermediate_size,
+            num_hidden_layers: config.layers.len(),
+            num_attention_heads: heads.q,
+            head_dim: heads.dim,
+            attention_bias: attention.qkv_bias,
+            num_key_value_heads: heads.kv,
             max_position_embeddings: config.max_position_embeddings,
             sliding_window: None,
-            max_window_layers: config.layers,
+            max_window_layers: config.layers.len(),
             tie_word_embeddings: config.tie_word_embeddings,
-            rope_theta: config.rope.theta,
-            rms_norm_eps: config.norm_eps.into(),
+            rope_theta: attention.rope.theta,
+            rms_norm_eps: config.norm.eps.into(),
             use_sliding_window: false,
             hidden_act: Activation::Silu,
         };

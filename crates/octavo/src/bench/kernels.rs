@@ -81,7 +81,7 @@ fn bench(args: &BenchKernelsArgs) -> Result<KernelBench> {
 
 fn sizes(config: &ModelConfig) -> (usize, usize, HeadShape, usize, usize) {
     let heads = config.head_shape();
-    (config.hidden_size, config.intermediate_size, heads, config.layers, config.vocab_size)
+    (config.hidden_size, config.layers[0].mlp.intermediate_size, heads, config.layers.len(), config.vocab_size)
 }
 
 /// Settings of a backend that runs no step of a model.

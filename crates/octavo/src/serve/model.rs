@@ -80,7 +80,7 @@ impl ModelFiles {
         info!(
             "model: {} ({}, {:.1} M parameters, {} {}) from {}",
             resolved.name,
-            config.architecture.name(),
+            config.family.name(),
             program.parameters() as f64 / 1e6,
             human_bytes(program.weight_bytes()),
             config.dtype,

@@ -7,7 +7,8 @@ use octavo_ops::{TensorData, WeightError};
 
 use super::GgufFile;
 use crate::checkpoint::CheckpointError;
-use crate::config::{Architecture, CLIP, ConfigError, ImageTokens, ModelConfig, VisionConfig};
+use crate::config::{CLIP, ConfigError, ImageTokens, ModelConfig, VisionConfig};
+use crate::family::{Family, Mmproj};
 use crate::hub::is_mmproj;
 
 /// Convolution over the patches of the first frame; that of the second frame has a suffix.
@@ -17,7 +18,8 @@ const SECOND_FRAME: &str = "v.patch_embd.weight.1";
 /// Returns whether a GGUF file is a model whose images an mmproj file encodes. A file that cannot be read is not.
 pub(crate) fn takes_images(path: &Path) -> bool {
     let Ok(file) = GgufFile::open(path) else { return false };
-    file.metadata().str("general.architecture") == Ok(Some(Architecture::Qwen3Vl.gguf_name()))
+    let Ok(Some(architecture)) = file.metadata().str("general.architecture") else { return false };
+    Family::of_gguf(architecture).is_ok_and(|family| family.mmproj().is_some())
 }
 
 /// Finds the encoder of a model among the mmproj files beside it, and reads its configuration. `None` means that there is
@@ -28,6 +30,7 @@ pub(crate) fn takes_images(path: &Path) -> bool {
 pub(in crate::checkpoint) fn encoder_beside(
     text: &GgufFile,
     model: &ModelConfig,
+    reader: &Mmproj,
 ) -> Result<Option<(GgufFile, VisionConfig)>, CheckpointError> {
     let paths = mmproj_files(text.path())?;
     if paths.is_empty() {
@@ -35,11 +38,11 @@ pub(in crate::checkpoint) fn encoder_beside(
         return Ok(None);
     }
     let fail = |source| CheckpointError::Config { path: text.path().to_owned(), source };
-    let tokens = ImageTokens::in_vocabulary(&text.metadata()).map_err(fail)?;
+    let tokens = (reader.tokens)(&text.metadata()).map_err(fail)?;
     let name = text.metadata().str("general.name").map_err(fail)?;
     let (mut fitting, mut refused) = (Vec::new(), None);
     for path in paths {
-        match open(&path, text, model, tokens) {
+        match open(&path, text, model, tokens, reader) {
             Ok(found) => fitting.push(found),
             Err(error) => refused = refused.or(Some(error)),
         }
@@ -71,10 +74,11 @@ fn open(
     text: &GgufFile,
     model: &ModelConfig,
     tokens: ImageTokens,
+    reader: &Mmproj,
 ) -> Result<(GgufFile, VisionConfig), CheckpointError> {
     let file = GgufFile::open(path)?;
-    let vision =
-        read(&file, text, model, tokens).map_err(|source| CheckpointError::Config { path: path.to_owned(), source })?;
+    let vision = read(&file, text, model, tokens, reader)
+        .map_err(|source| CheckpointError::Config { path: path.to_owned(), source })?;
     Ok((file, vision))
 }
 
@@ -83,6 +87,7 @@ fn read(
     text: &GgufFile,
     model: &ModelConfig,
     tokens: ImageTokens,
+    reader: &Mmproj,
 ) -> Result<VisionConfig, ConfigError> {
     let metadata = file.metadata();
     let architecture = metadata.str("general.architecture")?.unwrap_or("unknown");
@@ -93,8 +98,8 @@ fn read(
         )));
     }
     let frames = 1 + usize::from(file.tensors().contains_key(SECOND_FRAME));
-    let vision = VisionConfig::from_mmproj(&metadata, frames, model, tokens)?;
-    let key = format!("{}.n_deepstack_layers", model.architecture.gguf_name());
+    let vision = (reader.vision)(&metadata, frames, model, tokens)?;
+    let key = format!("{}.n_deepstack_layers", model.family.gguf_name().unwrap_or_default());
     let (found, needed) = (vision.deepstack_layers.len() as u64, text.metadata().u64(&key)?);
     match needed.filter(|&needed| needed != found) {
         None => Ok(vision),

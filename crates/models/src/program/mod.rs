@@ -1,22 +1,13 @@
-//! Programs of the architectures: one file each, over one decoder builder.
-//!
-//! To add an architecture, add a variant of [`Architecture`], the reading of its configuration (`config/{hf,gguf}.rs`)
-//! and a file here that combines the decoder's parts.
+//! Programs of checkpoints: one builder for decoders, which the configuration describes layer by layer, and one for
+//! encoders of images.
 
 mod decoder;
-mod idefics3;
-mod llama;
-mod mistral;
+pub(crate) mod encoder;
 pub(crate) mod names;
-mod qwen2;
-mod qwen3;
-mod qwen3_vl;
-mod vision;
 
 use octavo_ops::{Program, ProgramError, WeightError};
 
 use crate::checkpoint::Checkpoint;
-use crate::config::Architecture;
 use decoder::Decoder;
 
 /// Reason why no program can be built from a checkpoint.
@@ -52,28 +43,17 @@ pub struct Programs {
 
 /// Builds the programs of a checkpoint. Every tensor they name exists and has the right shape.
 pub fn build_programs(checkpoint: &Checkpoint) -> Result<Programs, ModelError> {
-    match &checkpoint.config().vision {
+    let config = checkpoint.config();
+    match config.vision.as_ref().zip(config.family.images.as_ref()) {
         None => Ok(Programs { decoder: build_program(checkpoint)?, encoder: None }),
-        Some(vision) => Ok(Programs {
-            decoder: decoder_program(Decoder::with_images(checkpoint)?)?,
-            encoder: Some(match checkpoint.config().architecture {
-                Architecture::Idefics3 => idefics3::encoder(checkpoint, vision)?,
-                _ => qwen3_vl::encoder(checkpoint, vision)?,
-            }),
+        Some((vision, images)) => Ok(Programs {
+            decoder: Decoder::with_images(checkpoint)?.program()?,
+            encoder: Some((images.encoder)(checkpoint, vision)?),
         }),
     }
 }
 
 /// Builds the decoder of a checkpoint, without images.
 pub fn build_program(checkpoint: &Checkpoint) -> Result<Program, ModelError> {
-    decoder_program(Decoder::new(checkpoint)?)
-}
-
-fn decoder_program(decoder: Decoder<'_>) -> Result<Program, ModelError> {
-    match decoder.config().architecture {
-        Architecture::Llama | Architecture::Idefics3 => llama::program(decoder),
-        Architecture::Mistral => mistral::program(decoder),
-        Architecture::Qwen2 => qwen2::program(decoder),
-        Architecture::Qwen3 | Architecture::Qwen3Vl => qwen3::program(decoder),
-    }
+    Decoder::new(checkpoint)?.program()
 }

@@ -1,11 +1,8 @@
 //! Parameters of a model's image processor.
 
-mod idefics3;
-mod qwen_vl;
-
 use serde_json::{Map, Value};
 
-use crate::config::{Architecture, ConfigError, Fields, VisionConfig};
+use crate::config::{ConfigError, Fields, VisionConfig};
 
 /// The parameters of an image processor: `preprocessor_config.json`, or the object `image_processor` of
 /// `processor_config.json`.
@@ -78,29 +75,18 @@ impl Resample {
     }
 }
 
-/// Image processors that have the same settings.
-struct Family {
+/// Rules of the image processors that have the same settings.
+pub(crate) struct ProcessorRules {
     /// Beginnings of the names of their classes.
-    classes: &'static [&'static str],
+    pub(crate) classes: &'static [&'static str],
     /// Keys that no other family has, which are read or say nothing about the pixels of an image.
-    keys: &'static [&'static str],
+    pub(crate) keys: &'static [&'static str],
     /// Filter if the settings omit it.
-    resample: Resample,
+    pub(crate) resample: Resample,
     /// Reads the sizes.
-    size: fn(&Fields<'_>, &VisionConfig) -> Result<ImageSize, ConfigError>,
+    pub(crate) size: fn(&Fields<'_>, &VisionConfig) -> Result<ImageSize, ConfigError>,
     /// Writes the text of an image.
-    text: Option<ViewText>,
-}
-
-impl Family {
-    /// The family of an architecture, if it takes images.
-    fn of(architecture: Architecture) -> Option<&'static Self> {
-        match architecture {
-            Architecture::Qwen3Vl => Some(&qwen_vl::FAMILY),
-            Architecture::Idefics3 => Some(&idefics3::FAMILY),
-            Architecture::Llama | Architecture::Mistral | Architecture::Qwen2 | Architecture::Qwen3 => None,
-        }
-    }
+    pub(crate) text: Option<ViewText>,
 }
 
 /// Keys of all families that are read, or that say nothing about pixels.
@@ -136,31 +122,30 @@ pub(super) enum Origin {
 
 impl ProcessorConfig {
     /// Reads the parameters of a file, changed by those that an operator has `given` (`--mm-processor-kwargs`). A setting
-    /// that is not known is an error, because the model would see other pixels than it was trained on. The result is
-    /// `None` if the architecture takes no images.
+    /// that is not known is an error, because the model would see other pixels than it was trained on.
     pub(super) fn read(
         file: &Map<String, Value>,
         given: &Map<String, Value>,
-        (architecture, vision): (Architecture, &VisionConfig),
-    ) -> Result<Option<Self>, (Origin, ConfigError)> {
-        let Some(family) = Family::of(architecture) else { return Ok(None) };
-        Self::of(family, &changed(file, given), vision).map(Some).map_err(|error| {
+        rules: &ProcessorRules,
+        vision: &VisionConfig,
+    ) -> Result<Self, (Origin, ConfigError)> {
+        Self::of(rules, &changed(file, given), vision).map_err(|error| {
             // An error that the file has on its own is the file's.
-            let own = Self::of(family, file, vision).is_err_and(|own| own.to_string() == error.to_string());
+            let own = Self::of(rules, file, vision).is_err_and(|own| own.to_string() == error.to_string());
             (if own { Origin::File } else { Origin::Given }, error)
         })
     }
 
-    fn of(family: &Family, settings: &Map<String, Value>, vision: &VisionConfig) -> Result<Self, ConfigError> {
+    fn of(rules: &ProcessorRules, settings: &Map<String, Value>, vision: &VisionConfig) -> Result<Self, ConfigError> {
         let unknown = |(key, value): &(&String, &Value)| {
-            let known = KNOWN.iter().chain(family.keys).any(|known| known == key);
+            let known = KNOWN.iter().chain(rules.keys).any(|known| known == key);
             !known && !matches!(value, Value::Null | Value::Bool(false))
         };
         if let Some((key, value)) = settings.iter().find(unknown) {
             return Err(ConfigError::Unsupported(format!("the setting '{key}': {value} of the image processor")));
         }
         let fields = Fields::new(settings);
-        check(&fields, family)?;
+        check(&fields, rules)?;
         let colours = |key: &str| match fields.f64s(key)?.as_deref() {
             None => Ok(CENTRED),
             Some(&[r, g, b]) => Ok([r as f32, g as f32, b as f32]),
@@ -170,15 +155,15 @@ impl ProcessorConfig {
             Some(number) => {
                 Resample::from_pillow(number).ok_or_else(|| unsupported("resample", &number.to_string()))?
             }
-            None => family.resample,
+            None => rules.resample,
         };
         Ok(Self {
-            size: (family.size)(&fields, vision)?,
+            size: (rules.size)(&fields, vision)?,
             resample,
             mean: colours("image_mean")?,
             std: colours("image_std")?,
             rescale: fields.f64("rescale_factor")?.unwrap_or(1.0 / 255.0),
-            text: family.text,
+            text: rules.text,
         })
     }
 }
@@ -202,7 +187,7 @@ fn unsupported(key: &str, value: &str) -> ConfigError {
 }
 
 /// Checks the settings that have one possible value.
-fn check(fields: &Fields<'_>, family: &Family) -> Result<(), ConfigError> {
+fn check(fields: &Fields<'_>, rules: &ProcessorRules) -> Result<(), ConfigError> {
     for key in ["do_resize", "do_rescale", "do_normalize", "do_convert_rgb"] {
         if fields.bool(key)? == Some(false) {
             return Err(unsupported(key, "false"));
@@ -211,7 +196,7 @@ fn check(fields: &Fields<'_>, family: &Family) -> Result<(), ConfigError> {
     if let Some(format) = fields.str("data_format")?.filter(|format| *format != "channels_first") {
         return Err(unsupported("data_format", &format!("\"{format}\"")));
     }
-    let unknown = |class: &&str| !family.classes.iter().any(|known| class.starts_with(known));
+    let unknown = |class: &&str| !rules.classes.iter().any(|known| class.starts_with(known));
     if let Some(class) = fields.str("image_processor_type")?.filter(unknown) {
         return Err(unsupported("image_processor_type", &format!("\"{class}\"")));
     }

@@ -1,29 +1,17 @@
-//! Parts shared by all decoders.
+//! The builder of decoders.
 //!
 //! One residual stream `x[T,H]` runs through the program: each block reads it through a norm, and the block's last
 //! `Linear` adds to it in place (the epilogue), so the stream is read and written once per block.
 
 use octavo_ops::{
     BufferId, Glu, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace, Linear, Logits, NormKind, NormOp, Op,
-    PagedAttention, Program, ProgramBuilder, QkNorm, QkvPost, Rope, Rows, WeightError, WeightId, WeightPart,
-    WeightSource,
+    PagedAttention, Program, ProgramBuilder, QkNorm, QkvPost, Rows, WeightError, WeightId, WeightPart, WeightSource,
 };
 
 use super::ModelError;
-use super::names::{self, ROPE_FACTORS, Role};
+use super::names::{ROPE_FACTORS, Role};
 use crate::checkpoint::{Checkpoint, Format};
-use crate::config::ModelConfig;
-
-/// Optional parts of an attention block.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Attention {
-    /// Whether q, k and v have biases.
-    pub(super) qkv_bias: bool,
-    /// Whether the output projection has a bias.
-    pub(super) output_bias: bool,
-    /// Whether q and k have an RMS norm per head.
-    pub(super) qk_norm: bool,
-}
+use crate::config::{AttentionConfig, LayerConfig, MlpConfig, ModelConfig, NormConfig, QkNormWidth};
 
 /// Buffers shared by all layers.
 struct Scratch {
@@ -40,7 +28,8 @@ pub(super) struct Decoder<'a> {
     checkpoint: &'a Checkpoint,
     builder: ProgramBuilder,
     scratch: Scratch,
-    rope: Rope,
+    /// GGUF's divisors of the rotary frequencies.
+    rope_factors: Option<Vec<f32>>,
     /// KV group and index within it, by layer.
     kv: Vec<(usize, usize)>,
     embedding: Option<WeightId>,
@@ -51,20 +40,20 @@ pub(super) struct Decoder<'a> {
 impl<'a> Decoder<'a> {
     pub(super) fn new(checkpoint: &'a Checkpoint) -> Result<Self, ModelError> {
         let config = checkpoint.config();
-        let heads = config.head_shape();
-        let mut builder = ProgramBuilder::new(config.architecture.name(), config.vocab_size);
+        let mut builder = ProgramBuilder::new(config.family.name(), config.vocab_size);
+        let widest = |cols: fn(&LayerConfig) -> usize| config.layers.iter().map(cols).max().unwrap_or(0);
         let mut buffer = |name, cols| builder.buffer(name, Rows::Tokens, cols);
         let scratch = Scratch {
             normed: buffer("normed", config.hidden_size),
-            qkv: buffer("qkv", heads.qkv_cols()),
-            q: buffer("q", heads.q_cols()),
-            attended: buffer("attended", heads.q_cols()),
-            gate_up: buffer("gate_up", 2 * config.intermediate_size),
-            hidden: buffer("hidden", config.intermediate_size),
+            qkv: buffer("qkv", widest(|layer| layer.attention.heads.qkv_cols())),
+            q: buffer("q", widest(|layer| layer.attention.heads.q_cols())),
+            attended: buffer("attended", widest(|layer| layer.attention.heads.q_cols())),
+            gate_up: buffer("gate_up", widest(|layer| 2 * layer.mlp.intermediate_size)),
+            hidden: buffer("hidden", widest(|layer| layer.mlp.intermediate_size)),
         };
-        let kv = kv_groups(&mut builder, heads, &config.windows);
-        let rope = config.rope.frequencies(rope_factors(checkpoint)?.as_deref());
-        Ok(Self { checkpoint, builder, scratch, rope, kv, embedding: None, media_parts: 0 })
+        let kv = kv_groups(&mut builder, &config.layers);
+        let rope_factors = rope_factors(checkpoint)?;
+        Ok(Self { checkpoint, builder, scratch, rope_factors, kv, embedding: None, media_parts: 0 })
     }
 
     /// Starts a decoder that takes the outputs of the model's encoder.
@@ -74,14 +63,17 @@ impl<'a> Decoder<'a> {
         Ok(Self { media_parts, ..Self::new(checkpoint)? })
     }
 
-    /// Replaces the embeddings of images' tokens by the encoder's last layer, if the decoder takes images.
-    pub(super) fn inject_images(&mut self, x: BufferId) {
+    /// Emits the whole decoder.
+    pub(super) fn program(mut self) -> Result<Program, ModelError> {
+        let x = self.embed()?;
+        // The encoder's last output replaces the embeddings of images' tokens; each of its others is added after a layer.
         self.inject(0, InjectMode::Replace, x);
-    }
-
-    /// Adds the encoder output that belongs to a decoder layer, if there is one, after that layer.
-    pub(super) fn inject_deepstack(&mut self, layer: usize, x: BufferId) {
-        self.inject(layer + 1, InjectMode::Add, x);
+        for (layer, LayerConfig { attention, mlp }) in self.config().layers.iter().enumerate() {
+            self.attention(layer, x, attention)?;
+            self.gated_mlp(layer, x, mlp)?;
+            self.inject(layer + 1, InjectMode::Add, x);
+        }
+        self.head(x)
     }
 
     fn inject(&mut self, part: usize, mode: InjectMode, out: BufferId) {
@@ -91,84 +83,77 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    pub(super) fn config(&self) -> &'a ModelConfig {
+    fn config(&self) -> &'a ModelConfig {
         self.checkpoint.config()
     }
 
-    /// Starts the residual stream with the embedding rows times `scale`.
-    pub(super) fn embed(&mut self, scale: f32) -> Result<BufferId, ModelError> {
+    /// Starts the residual stream with the embedding rows.
+    fn embed(&mut self) -> Result<BufferId, ModelError> {
         let config = self.config();
         let table = self.matrix("embedding", config.hidden_size, &[(Role::Embedding, config.vocab_size)], 0)?;
         self.embedding = Some(table);
         let out = self.builder.buffer("x", Rows::Tokens, config.hidden_size);
-        self.builder.push(Op::Embed { table, scale, out });
+        self.builder.push(Op::Embed { table, scale: config.embedding_scale, out });
         Ok(out)
     }
 
     /// Emits `x += output(attention(qkv(norm(x))))`.
-    pub(super) fn attention(&mut self, layer: usize, x: BufferId, parts: Attention) -> Result<(), ModelError> {
-        let config = self.config();
-        let heads = config.head_shape();
+    fn attention(&mut self, layer: usize, x: BufferId, config: &AttentionConfig) -> Result<(), ModelError> {
+        let hidden_size = self.config().hidden_size;
+        let AttentionConfig { heads, window, scale, softcap, .. } = *config;
         let Scratch { normed, qkv, q, attended, .. } = self.scratch;
         let label = |part: &str| format!("layers.{layer}.{part}");
 
         self.norm(&label("attention_norm"), Role::AttentionNorm, layer, x, normed)?;
-        let rows = [(Role::Q, heads.q_cols()), (Role::K, heads.kv_cols()), (Role::V, heads.kv_cols())];
-        let weight = self.matrix(&label("qkv"), config.hidden_size, &rows, layer)?;
-        let bias = self.bias_if(parts.qkv_bias, &label("qkv_bias"), &rows, layer)?;
+        let rows: &[_] = match self.config().family.names.fused {
+            true => &[(Role::Qkv, heads.qkv_cols())],
+            false => &[(Role::Q, heads.q_cols()), (Role::K, heads.kv_cols()), (Role::V, heads.kv_cols())],
+        };
+        let weight = self.matrix(&label("qkv"), hidden_size, rows, layer)?;
+        let bias = self.bias_if(config.qkv_bias, &label("qkv_bias"), rows, layer)?;
         self.builder.push(Op::Linear(Linear { weight, bias, input: normed, add: None, out: qkv }));
 
-        let norm = if parts.qk_norm { Some(self.qk_norm(layer)?) } else { None };
+        let norm = config.qk_norm.map(|width| self.qk_norm(layer, heads, width)).transpose()?;
         let (group, index) = self.kv[layer];
-        let rope = Some(self.rope.clone());
-        self.builder.push(Op::QkvPost(QkvPost {
-            input: qkv,
-            out: q,
-            heads,
-            norm,
-            rope,
-            kv: KvPlace::Cache { group, layer: index },
-        }));
-        self.builder.push(Op::PagedAttention(PagedAttention {
-            q,
-            out: attended,
-            heads,
-            scale: (heads.dim as f32).sqrt().recip(),
-            window: config.windows[layer],
-            softcap: None,
-            group,
-            layer: index,
-        }));
+        let rope = Some(config.rope.frequencies(self.rope_factors.as_deref()));
+        let kv = KvPlace::Cache { group, layer: index };
+        self.builder.push(Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm, rope, kv }));
+        let attention = PagedAttention { q, out: attended, heads, scale, window, softcap, group, layer: index };
+        self.builder.push(Op::PagedAttention(attention));
 
-        let rows = [(Role::Output, config.hidden_size)];
+        let rows = [(Role::Output, hidden_size)];
         let weight = self.matrix(&label("output"), heads.q_cols(), &rows, layer)?;
-        let bias = self.bias_if(parts.output_bias, &label("output_bias"), &rows, layer)?;
+        let bias = self.bias_if(config.output_bias, &label("output_bias"), &rows, layer)?;
         self.builder.push(Op::Linear(Linear { weight, bias, input: attended, add: Some(x), out: x }));
         Ok(())
     }
 
     /// Emits `x += down(act(gate(norm(x))) · up(norm(x)))`.
-    pub(super) fn gated_mlp(&mut self, layer: usize, x: BufferId) -> Result<(), ModelError> {
-        let config = self.config();
+    fn gated_mlp(&mut self, layer: usize, x: BufferId, config: &MlpConfig) -> Result<(), ModelError> {
+        let hidden_size = self.config().hidden_size;
+        let MlpConfig { intermediate_size, activation, bias } = *config;
         let Scratch { normed, gate_up, hidden, .. } = self.scratch;
         let label = |part: &str| format!("layers.{layer}.{part}");
 
         self.norm(&label("mlp_norm"), Role::MlpNorm, layer, x, normed)?;
-        let rows = [(Role::Gate, config.intermediate_size), (Role::Up, config.intermediate_size)];
-        let weight = self.matrix(&label("gate_up"), config.hidden_size, &rows, layer)?;
-        let bias = self.bias_if(config.mlp_bias, &label("gate_up_bias"), &rows, layer)?;
-        self.builder.push(Op::Linear(Linear { weight, bias, input: normed, add: None, out: gate_up }));
-        self.builder.push(Op::Glu(Glu { kind: config.activation, input: gate_up, out: hidden }));
+        let rows: &[_] = match self.config().family.names.fused {
+            true => &[(Role::GateUp, 2 * intermediate_size)],
+            false => &[(Role::Gate, intermediate_size), (Role::Up, intermediate_size)],
+        };
+        let weight = self.matrix(&label("gate_up"), hidden_size, rows, layer)?;
+        let biases = self.bias_if(bias, &label("gate_up_bias"), rows, layer)?;
+        self.builder.push(Op::Linear(Linear { weight, bias: biases, input: normed, add: None, out: gate_up }));
+        self.builder.push(Op::Glu(Glu { kind: activation, input: gate_up, out: hidden }));
 
-        let rows = [(Role::Down, config.hidden_size)];
-        let weight = self.matrix(&label("down"), config.intermediate_size, &rows, layer)?;
-        let bias = self.bias_if(config.mlp_bias, &label("down_bias"), &rows, layer)?;
-        self.builder.push(Op::Linear(Linear { weight, bias, input: hidden, add: Some(x), out: x }));
+        let rows = [(Role::Down, hidden_size)];
+        let weight = self.matrix(&label("down"), intermediate_size, &rows, layer)?;
+        let biases = self.bias_if(bias, &label("down_bias"), &rows, layer)?;
+        self.builder.push(Op::Linear(Linear { weight, bias: biases, input: hidden, add: Some(x), out: x }));
         Ok(())
     }
 
     /// Emits the end of the program: the final norm for pooled rows; final norm, logits and sampling for sampled rows.
-    pub(super) fn head(mut self, x: BufferId) -> Result<Program, ModelError> {
+    fn head(mut self, x: BufferId) -> Result<Program, ModelError> {
         let config = self.config();
         let final_norm = self.vector("final_norm", Role::FinalNorm, 0, config.hidden_size)?;
         let gathered = self.builder.buffer("x_pooled", Rows::Pooled, config.hidden_size);
@@ -184,7 +169,8 @@ impl<'a> Decoder<'a> {
             Some(table) if config.tie_word_embeddings => table,
             _ => self.matrix("head", config.hidden_size, &[(Role::Head, config.vocab_size)], 0)?,
         };
-        self.builder.push(Op::Logits(Logits { weight, input: normed, out: logits, scale: 1.0, softcap: None }));
+        let (scale, softcap) = (config.logits_scale, config.logits_softcap);
+        self.builder.push(Op::Logits(Logits { weight, input: normed, out: logits, scale, softcap }));
         self.builder.push(Op::Sample { logits });
         Ok(self.builder.finish()?)
     }
@@ -203,16 +189,20 @@ impl<'a> Decoder<'a> {
     }
 
     fn rms_norm(&mut self, weight: WeightId, input: BufferId, out: BufferId) {
-        let (kind, eps) = (NormKind::Rms, self.config().norm_eps);
-        let (bias, unit_offset, add) = (None, false, None);
+        let NormConfig { eps, unit_offset } = self.config().norm;
+        let (kind, bias, add) = (NormKind::Rms, None, None);
         self.builder.push(Op::Norm(NormOp { kind, weight, bias, eps, unit_offset, input, add, out }));
     }
 
-    fn qk_norm(&mut self, layer: usize) -> Result<QkNorm, ModelError> {
-        let (dim, eps) = (self.config().head_dim, self.config().norm_eps);
-        let q = self.vector(&format!("layers.{layer}.q_norm"), Role::QNorm, layer, dim)?;
-        let k = self.vector(&format!("layers.{layer}.k_norm"), Role::KNorm, layer, dim)?;
-        Ok(QkNorm { q, k, eps, unit_offset: false })
+    fn qk_norm(&mut self, layer: usize, heads: HeadShape, width: QkNormWidth) -> Result<QkNorm, ModelError> {
+        let NormConfig { eps, unit_offset } = self.config().norm;
+        let (q, k) = match width {
+            QkNormWidth::Head => (heads.dim, heads.dim),
+            QkNormWidth::Whole => (heads.q_cols(), heads.kv_cols()),
+        };
+        let q = self.vector(&format!("layers.{layer}.q_norm"), Role::QNorm, layer, q)?;
+        let k = self.vector(&format!("layers.{layer}.k_norm"), Role::KNorm, layer, k)?;
+        Ok(QkNorm { q, k, eps, unit_offset })
     }
 
     /// Declares a weight `[sum of rows, cols]` with one tensor per part.
@@ -223,16 +213,15 @@ impl<'a> Decoder<'a> {
         parts: &[(Role, usize)],
         layer: usize,
     ) -> Result<WeightId, ModelError> {
-        let part = |&(role, rows): &(Role, usize)| {
-            self.part(names::weight(self.checkpoint.format(), role, layer), rows, &[rows, cols])
-        };
-        let parts = parts.iter().map(part).collect::<Result<_, _>>()?;
+        let part_of =
+            |&(role, rows): &(Role, usize)| part(self.checkpoint, self.weight_name(role, layer), rows, &[rows, cols]);
+        let parts = parts.iter().map(part_of).collect::<Result<_, _>>()?;
         Ok(self.builder.weight(label, cols, parts))
     }
 
     /// Declares a vector of `cols` elements as one row.
     fn vector(&mut self, label: &str, role: Role, layer: usize, cols: usize) -> Result<WeightId, ModelError> {
-        let part = self.part(names::weight(self.checkpoint.format(), role, layer), 1, &[cols])?;
+        let part = part(self.checkpoint, self.weight_name(role, layer), 1, &[cols])?;
         Ok(self.builder.weight(label, cols, vec![part]))
     }
 
@@ -247,20 +236,17 @@ impl<'a> Decoder<'a> {
         if !present {
             return Ok(None);
         }
-        let part = |&(role, rows): &(Role, usize)| {
-            self.part(names::bias(self.checkpoint.format(), role, layer), rows, &[rows])
-        };
-        let parts = parts.iter().map(part).collect::<Result<_, _>>()?;
+        let part_of = |&(role, rows): &(Role, usize)| part(self.checkpoint, self.bias_name(role, layer), rows, &[rows]);
+        let parts = parts.iter().map(part_of).collect::<Result<_, _>>()?;
         Ok(Some(self.builder.weight(label, 1, parts)))
     }
 
-    /// Returns a tensor of the checkpoint as `rows` rows of a weight, or an error if it has another shape.
-    fn part(&self, tensor: String, rows: usize, expected: &[usize]) -> Result<WeightPart, ModelError> {
-        let tensor = match tensor.strip_prefix("model.") {
-            Some(rest) => format!("{}{rest}", names::decoder_prefix(self.config().architecture)),
-            None => tensor,
-        };
-        part(self.checkpoint, tensor, rows, expected)
+    fn weight_name(&self, role: Role, layer: usize) -> String {
+        self.config().family.names.weight(self.checkpoint.format(), role, layer)
+    }
+
+    fn bias_name(&self, role: Role, layer: usize) -> String {
+        self.config().family.names.bias(self.checkpoint.format(), role, layer)
     }
 }
 
@@ -279,10 +265,10 @@ pub(super) fn part(
 }
 
 /// Declares one KV group for each distinct window. Returns group and index within it, by layer.
-fn kv_groups(builder: &mut ProgramBuilder, heads: HeadShape, windows: &[Option<usize>]) -> Vec<(usize, usize)> {
+fn kv_groups(builder: &mut ProgramBuilder, layers: &[LayerConfig]) -> Vec<(usize, usize)> {
     let mut groups: Vec<KvGroup> = Vec::new();
-    let mut place = Vec::with_capacity(windows.len());
-    for &window in windows {
+    let mut place = Vec::with_capacity(layers.len());
+    for &AttentionConfig { heads, window, .. } in layers.iter().map(|layer| &layer.attention) {
         let group = groups.iter().position(|g| g.window == window).unwrap_or_else(|| {
             groups.push(KvGroup { layers: Vec::new(), window });
             groups.len() - 1
@@ -302,7 +288,7 @@ fn rope_factors(checkpoint: &Checkpoint) -> Result<Option<Vec<f32>>, ModelError>
         return Ok(None);
     }
     let tensor = checkpoint.tensor(ROPE_FACTORS)?;
-    let expected = vec![checkpoint.config().rope.rotary_dim / 2];
+    let expected = vec![checkpoint.config().layers[0].attention.rope.rotary_dim / 2];
     if tensor.shape != expected {
         return Err(ModelError::Shape { name: ROPE_FACTORS.into(), found: tensor.shape, expected });
     }

@@ -23,23 +23,23 @@ struct Scratch {
 }
 
 /// Emits the ops of an encoder and looks up its tensors. Names of tensors lack `.weight` and `.bias`.
-pub(super) struct Encoder<'a> {
+pub(crate) struct Encoder<'a> {
     checkpoint: &'a Checkpoint,
     config: &'a VisionConfig,
     names: &'static EncoderNames,
-    pub(super) builder: ProgramBuilder,
+    pub(crate) builder: ProgramBuilder,
     scratch: Scratch,
     rope: Option<Rope>,
 }
 
 impl<'a> Encoder<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         checkpoint: &'a Checkpoint,
         config: &'a VisionConfig,
         names: &'static EncoderNames,
         rope: Option<Rope>,
     ) -> Self {
-        let name = format!("{} encoder", checkpoint.config().architecture.name());
+        let name = format!("{} encoder", checkpoint.config().family.name());
         let mut builder = ProgramBuilder::encoder(name, config.merged_patches());
         let heads = config.head_shape();
         let mut buffer = |name, cols| builder.buffer(name, Rows::Tokens, cols);
@@ -54,7 +54,7 @@ impl<'a> Encoder<'a> {
     }
 
     /// Starts the residual stream with the projected patches and their learned positions.
-    pub(super) fn patches(&mut self) -> Result<BufferId, ModelError> {
+    pub(crate) fn patches(&mut self) -> Result<BufferId, ModelError> {
         let tensor = self.names.patches;
         let VisionConfig { channels, temporal_patch_size, patch_size, hidden_size, .. } = *self.config;
         let cols = self.config.patch_elements();
@@ -88,7 +88,7 @@ impl<'a> Encoder<'a> {
     }
 
     /// Emits a product without a bias.
-    pub(super) fn product(
+    pub(crate) fn product(
         &mut self,
         label: &str,
         tensor: &str,
@@ -102,7 +102,7 @@ impl<'a> Encoder<'a> {
     }
 
     /// Emits a product with a bias.
-    pub(super) fn linear(
+    pub(crate) fn linear(
         &mut self,
         label: &str,
         tensor: &str,
@@ -135,7 +135,7 @@ impl<'a> Encoder<'a> {
     }
 
     /// Emits a layer norm.
-    pub(super) fn norm(&mut self, label: &str, tensor: &str, input: BufferId, out: BufferId) -> Result<(), ModelError> {
+    pub(crate) fn norm(&mut self, label: &str, tensor: &str, input: BufferId, out: BufferId) -> Result<(), ModelError> {
         let cols = self.builder.buffer_cols(input);
         let vector = |name: String| part(self.checkpoint, name, 1, &[cols]);
         let (weight, bias) = (vector(format!("{tensor}.weight"))?, vector(format!("{tensor}.bias"))?);
@@ -146,12 +146,12 @@ impl<'a> Encoder<'a> {
         Ok(())
     }
 
-    pub(super) fn act(&mut self, kind: GluKind, x: BufferId) {
+    pub(crate) fn act(&mut self, kind: GluKind, x: BufferId) {
         self.builder.push(Op::Act(Act { kind, input: x, out: x }));
     }
 
     /// Emits `x += proj(attention(qkv(norm(x))))`.
-    pub(super) fn attention(&mut self, layer: usize, x: BufferId) -> Result<(), ModelError> {
+    pub(crate) fn attention(&mut self, layer: usize, x: BufferId) -> Result<(), ModelError> {
         let Scratch { normed, qkv, q, attended, .. } = self.scratch;
         let (heads, names) = (self.config.head_shape(), self.names);
         let label = |part: &str| format!("layers.{layer}.{part}");
@@ -167,7 +167,7 @@ impl<'a> Encoder<'a> {
     }
 
     /// Emits `x += down(act(up(norm(x))))`.
-    pub(super) fn mlp(&mut self, layer: usize, x: BufferId) -> Result<(), ModelError> {
+    pub(crate) fn mlp(&mut self, layer: usize, x: BufferId) -> Result<(), ModelError> {
         let Scratch { normed, hidden, .. } = self.scratch;
         let names = self.names;
         let label = |part: &str| format!("layers.{layer}.{part}");
@@ -178,11 +178,11 @@ impl<'a> Encoder<'a> {
     }
 
     /// Returns the buffer of normed rows, which the layers do not need once they have run.
-    pub(super) fn normed(&self) -> BufferId {
+    pub(crate) fn normed(&self) -> BufferId {
         self.scratch.normed
     }
 
-    pub(super) fn finish(self) -> Result<Program, ModelError> {
+    pub(crate) fn finish(self) -> Result<Program, ModelError> {
         Ok(self.builder.finish()?)
     }
 }

@@ -3,16 +3,28 @@
 
 use octavo_ops::{BufferId, GluKind, Op, Program, Rope, RopeStyle, Rows};
 
-use super::ModelError;
-use super::names::{EncoderNames, MMPROJ, QWEN3_VL};
-use super::vision::Encoder;
 use crate::checkpoint::{Checkpoint, Format};
 use crate::config::VisionConfig;
+use crate::program::ModelError;
+use crate::program::encoder::Encoder;
+use crate::program::names::{EncoderNames, MMPROJ};
 
-pub(super) fn encoder(checkpoint: &Checkpoint, config: &VisionConfig) -> Result<Program, ModelError> {
+/// Names in safetensors files.
+static NAMES: EncoderNames = EncoderNames {
+    patches: "model.visual.patch_embed.proj",
+    positions: "model.visual.pos_embed",
+    attention_norm: "model.visual.blocks.{}.norm1",
+    qkv: &["model.visual.blocks.{}.attn.qkv"],
+    output: "model.visual.blocks.{}.attn.proj",
+    mlp_norm: "model.visual.blocks.{}.norm2",
+    up: "model.visual.blocks.{}.mlp.linear_fc1",
+    down: "model.visual.blocks.{}.mlp.linear_fc2",
+};
+
+pub(super) fn program(checkpoint: &Checkpoint, config: &VisionConfig) -> Result<Program, ModelError> {
     let format = checkpoint.format();
     let names: &EncoderNames = match format {
-        Format::HuggingFace => &QWEN3_VL,
+        Format::HuggingFace => &NAMES,
         Format::Gguf => &MMPROJ,
     };
     let mut e = Encoder::new(checkpoint, config, names, config.theta.map(|theta| rope(config, theta)));

@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use super::{Family, ImageSize, Resample};
+use crate::checkpoint::{ImageSize, ProcessorRules, Resample};
 use crate::config::{ConfigError, Fields, VisionConfig};
 
-pub(super) const FAMILY: Family = Family {
+pub(super) static RULES: ProcessorRules = ProcessorRules {
     classes: &["Idefics3ImageProcessor", "SmolVLMImageProcessor"],
     // Padding is for batches of images, the sampling for videos, and the length follows from the encoder.
     keys: &["do_image_splitting", "max_image_size", "do_pad", "return_row_col_info", "video_sampling", "image_seq_len"],

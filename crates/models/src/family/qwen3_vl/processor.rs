@@ -1,9 +1,9 @@
 //! The image processor of the Qwen-VL family: one view, whose area is between two limits.
 
-use super::{Family, ImageSize, Resample};
+use crate::checkpoint::{ImageSize, ProcessorRules, Resample};
 use crate::config::{ConfigError, Fields, VisionConfig};
 
-pub(super) const FAMILY: Family = Family {
+pub(super) static RULES: ProcessorRules = ProcessorRules {
     classes: &["Qwen2VLImageProcessor", "Qwen3VLImageProcessor"],
     keys: &["min_pixels", "max_pixels", "patch_size", "temporal_patch_size", "merge_size"],
     resample: Resample::Bicubic,

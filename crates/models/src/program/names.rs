@@ -1,7 +1,6 @@
-//! Tables of tensor names.
+//! Names of tensors.
 
 use crate::checkpoint::Format;
-use crate::config::Architecture;
 
 /// Names of an encoder's tensors, without `.weight` and `.bias`. `{}` stands for the layer.
 pub(crate) struct EncoderNames {
@@ -15,34 +14,6 @@ pub(crate) struct EncoderNames {
     pub(crate) up: &'static str,
     pub(crate) down: &'static str,
 }
-
-/// Qwen3-VL in safetensors files.
-pub(crate) const QWEN3_VL: EncoderNames = EncoderNames {
-    patches: "model.visual.patch_embed.proj",
-    positions: "model.visual.pos_embed",
-    attention_norm: "model.visual.blocks.{}.norm1",
-    qkv: &["model.visual.blocks.{}.attn.qkv"],
-    output: "model.visual.blocks.{}.attn.proj",
-    mlp_norm: "model.visual.blocks.{}.norm2",
-    up: "model.visual.blocks.{}.mlp.linear_fc1",
-    down: "model.visual.blocks.{}.mlp.linear_fc2",
-};
-
-/// Idefics3 in safetensors files: SigLIP.
-pub(crate) const IDEFICS3: EncoderNames = EncoderNames {
-    patches: "model.vision_model.embeddings.patch_embedding",
-    positions: "model.vision_model.embeddings.position_embedding",
-    attention_norm: "model.vision_model.encoder.layers.{}.layer_norm1",
-    qkv: &[
-        "model.vision_model.encoder.layers.{}.self_attn.q_proj",
-        "model.vision_model.encoder.layers.{}.self_attn.k_proj",
-        "model.vision_model.encoder.layers.{}.self_attn.v_proj",
-    ],
-    output: "model.vision_model.encoder.layers.{}.self_attn.out_proj",
-    mlp_norm: "model.vision_model.encoder.layers.{}.layer_norm2",
-    up: "model.vision_model.encoder.layers.{}.mlp.fc1",
-    down: "model.vision_model.encoder.layers.{}.mlp.fc2",
-};
 
 /// Every encoder in an mmproj file.
 pub(crate) const MMPROJ: EncoderNames = EncoderNames {
@@ -66,12 +37,16 @@ pub(crate) enum Role {
     Q,
     K,
     V,
+    /// Rows of q, k and v.
+    Qkv,
     Output,
     QNorm,
     KNorm,
     MlpNorm,
     Gate,
     Up,
+    /// Rows of the gate and of up.
+    GateUp,
     Down,
 }
 
@@ -89,41 +64,51 @@ impl Role {
             Role::Q => ("model.layers.{}.self_attn.q_proj", "blk.{}.attn_q"),
             Role::K => ("model.layers.{}.self_attn.k_proj", "blk.{}.attn_k"),
             Role::V => ("model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"),
+            Role::Qkv => ("model.layers.{}.self_attn.qkv_proj", "blk.{}.attn_qkv"),
             Role::Output => ("model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
             Role::QNorm => ("model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
             Role::KNorm => ("model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
             Role::MlpNorm => ("model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"),
             Role::Gate => ("model.layers.{}.mlp.gate_proj", "blk.{}.ffn_gate"),
             Role::Up => ("model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"),
+            Role::GateUp => ("model.layers.{}.mlp.gate_up_proj", "blk.{}.ffn_up"),
             Role::Down => ("model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
         }
     }
 }
 
-/// Returns what stands in place of `model.` in the names of a decoder's tensors in safetensors files.
-pub(crate) const fn decoder_prefix(architecture: Architecture) -> &'static str {
-    match architecture {
-        Architecture::Qwen3Vl => "model.language_model.",
-        Architecture::Idefics3 => "model.text_model.",
-        Architecture::Llama | Architecture::Mistral | Architecture::Qwen2 | Architecture::Qwen3 => "model.",
+/// Names of a decoder's tensors, as far as they are not those of most families.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Names {
+    /// Stands in place of `model.` in safetensors files.
+    pub(crate) prefix: &'static str,
+    /// Roles with other stems, for safetensors and GGUF files.
+    pub(crate) others: &'static [(Role, (&'static str, &'static str))],
+    /// Whether q, k and v are one tensor, and gate and up too.
+    pub(crate) fused: bool,
+}
+
+impl Names {
+    /// The names of most families.
+    pub(crate) const DEFAULT: Self = Self { prefix: "model.", others: &[], fused: false };
+
+    /// Returns the name of a role's weight. Roles outside the layers ignore `layer`.
+    pub(crate) fn weight(&self, format: Format, role: Role, layer: usize) -> String {
+        self.named(format, role, layer, "weight")
     }
-}
 
-/// Returns the name of a role's weight. Roles outside the layers ignore `layer`.
-pub(crate) fn weight(format: Format, role: Role, layer: usize) -> String {
-    named(format, role, layer, "weight")
-}
+    /// Returns the name of a role's bias.
+    pub(crate) fn bias(&self, format: Format, role: Role, layer: usize) -> String {
+        self.named(format, role, layer, "bias")
+    }
 
-/// Returns the name of a role's bias.
-pub(crate) fn bias(format: Format, role: Role, layer: usize) -> String {
-    named(format, role, layer, "bias")
-}
-
-fn named(format: Format, role: Role, layer: usize, kind: &str) -> String {
-    let (hf, gguf) = role.stems();
-    let stem = match format {
-        Format::HuggingFace => hf,
-        Format::Gguf => gguf,
-    };
-    format!("{}.{kind}", stem.replace("{}", &layer.to_string()))
+    fn named(&self, format: Format, role: Role, layer: usize, kind: &str) -> String {
+        let other = self.others.iter().find(|(other, _)| *other == role).map(|(_, stems)| *stems);
+        let (hf, gguf) = other.unwrap_or(role.stems());
+        let (prefix, stem) = match format {
+            Format::Gguf => ("", gguf),
+            Format::HuggingFace => hf.strip_prefix("model.").map_or(("", hf), |rest| (self.prefix, rest)),
+        };
+        format!("{prefix}{}.{kind}", stem.replace("{}", &layer.to_string()))
+    }
 }

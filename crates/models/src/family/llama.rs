@@ -1,0 +1,39 @@
+//! Llama 1 to 3.x and models with the same architecture: SmolLM2, TinyLlama, Yi, ...
+//!
+//! A pre-norm decoder with rotary embedding, grouped-query attention and a gated MLP.
+
+use octavo_ops::RopeStyle;
+
+use super::Family;
+use crate::config::hf::Defaults;
+use crate::config::{ConfigError, Fields, Keys, ModelConfig, gguf, hf};
+use crate::program::names::Names;
+
+pub(super) static FAMILY: Family = Family {
+    model_types: &["llama"],
+    class: hf::DECODER,
+    hf: |fields| decoder(&FAMILY, fields),
+    // Converters write Mistral as `llama` too.
+    gguf: Some(("llama", from_gguf)),
+    names: Names::DEFAULT,
+    images: None,
+};
+
+/// Reads the decoder of a family that is Llama otherwise.
+pub(super) fn decoder(family: &'static Family, fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
+    let mut config = hf::decoder(family, fields, Defaults::default())?;
+    let (attention_bias, mlp_bias) = (hf::flag(fields, "attention_bias")?, hf::flag(fields, "mlp_bias")?);
+    for layer in &mut config.layers {
+        (layer.attention.qkv_bias, layer.attention.output_bias, layer.mlp.bias) =
+            (attention_bias, attention_bias, mlp_bias);
+    }
+    Ok(config)
+}
+
+fn from_gguf(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
+    // The converter permutes the rows of q and k for rotation of neighbours.
+    let mut config = gguf::decoder(&FAMILY, keys, RopeStyle::GptJ)?;
+    let window = keys.usize("attention.sliding_window")?.filter(|&window| window > 0);
+    config.layers.iter_mut().for_each(|layer| layer.attention.window = window);
+    Ok(config)
+}

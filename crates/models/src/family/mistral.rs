@@ -1,0 +1,28 @@
+//! Mistral: Llama without biases and with a sliding window on all layers.
+
+use super::Family;
+use crate::config::hf::Defaults;
+use crate::config::{ConfigError, Fields, ModelConfig, hf};
+use crate::program::names::Names;
+
+const DEFAULT_WINDOW: usize = 4096;
+
+pub(super) static FAMILY: Family = Family {
+    model_types: &["mistral"],
+    class: hf::DECODER,
+    hf: from_hf,
+    gguf: None,
+    names: Names::DEFAULT,
+    images: None,
+};
+
+fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
+    let mut config = hf::decoder(&FAMILY, fields, Defaults::default())?;
+    // `null` means that there is no window.
+    let window = match fields.contains("sliding_window") {
+        true => fields.usize("sliding_window")?,
+        false => Some(DEFAULT_WINDOW),
+    };
+    config.layers.iter_mut().for_each(|layer| layer.attention.window = window);
+    Ok(config)
+}

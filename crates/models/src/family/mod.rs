@@ -1,0 +1,166 @@
+//! Families of models. A family is a module with all that is particular to it: the readers of its configuration
+//! (Hugging Face and GGUF), the names of its tensors and, for images, its encoder and image processor.
+//!
+//! The readers describe a decoder layer by layer ([`ModelConfig`]), and one builder turns the description into a
+//! program ([`crate::program`]). To add a family, add a module here and a line to [`FAMILIES`].
+
+mod idefics3;
+mod llama;
+mod mistral;
+mod qwen2;
+mod qwen3;
+mod qwen3_vl;
+
+use std::fmt;
+
+use octavo_ops::Program;
+use serde_json::Value;
+
+use crate::checkpoint::{Checkpoint, MetadataView, ProcessorRules};
+use crate::config::{CLIP, ConfigError, Fields, ImageTokens, Keys, ModelConfig, VisionConfig};
+use crate::program::ModelError;
+use crate::program::names::Names;
+
+/// Every family.
+pub static FAMILIES: [&Family; 6] =
+    [&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &qwen3_vl::FAMILY, &idefics3::FAMILY];
+
+/// A family of models that Octavo can run.
+pub struct Family {
+    /// Names in `model_type` of a Hugging Face configuration. The first one is the family's name.
+    model_types: &'static [&'static str],
+    /// End of the names of its classes in `architectures`.
+    class: &'static str,
+    /// Reads a `config.json`.
+    hf: fn(&Fields<'_>) -> Result<ModelConfig, ConfigError>,
+    /// Name in `general.architecture` of a GGUF file, and the reader of its metadata, if there are such files.
+    gguf: Option<(&'static str, fn(&Keys<'_>) -> Result<ModelConfig, ConfigError>)>,
+    /// Names of its tensors.
+    pub(crate) names: Names,
+    /// Its encoder of images, if it takes images.
+    pub(crate) images: Option<Images>,
+}
+
+/// A family's part for images.
+pub(crate) struct Images {
+    /// Builds the encoder.
+    pub(crate) encoder: fn(&Checkpoint, &VisionConfig) -> Result<Program, ModelError>,
+    /// Settings of the image processor.
+    pub(crate) processor: &'static ProcessorRules,
+    /// Readers of mmproj files, if the encoder of a GGUF file is in such a file beside it.
+    pub(crate) mmproj: Option<Mmproj>,
+}
+
+/// Readers of an mmproj file.
+pub(crate) struct Mmproj {
+    /// Finds the tokens of images in the metadata of the model, which has no keys for them.
+    pub(crate) tokens: fn(&MetadataView<'_>) -> Result<ImageTokens, ConfigError>,
+    /// Reads the encoder's metadata. The second argument is the number of convolutions over patches in the file, one for
+    /// each frame.
+    pub(crate) vision: fn(&MetadataView<'_>, usize, &ModelConfig, ImageTokens) -> Result<VisionConfig, ConfigError>,
+}
+
+impl Family {
+    /// Returns the name, which is that of `model_type`.
+    pub const fn name(&self) -> &'static str {
+        self.model_types[0]
+    }
+
+    /// Returns the name in `general.architecture` of GGUF files.
+    pub(crate) fn gguf_name(&self) -> Option<&'static str> {
+        self.gguf.map(|(name, _)| name)
+    }
+
+    /// Returns the family of a `model_type`.
+    fn of_model_type(name: &str) -> Result<&'static Self, ConfigError> {
+        let known = FAMILIES.iter().flat_map(|family| family.model_types.iter().map(move |name| (*name, *family)));
+        find(name, known)
+    }
+
+    /// Returns the readers of mmproj files, if the family has such files.
+    pub(crate) fn mmproj(&self) -> Option<&Mmproj> {
+        self.images.as_ref()?.mmproj.as_ref()
+    }
+
+    /// Returns the family of a `general.architecture`.
+    pub(crate) fn of_gguf(name: &str) -> Result<&'static Self, ConfigError> {
+        find(name, FAMILIES.iter().filter_map(|family| Some((family.gguf_name()?, *family))))
+    }
+}
+
+/// Families are equal if they have the same name.
+impl PartialEq for Family {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl fmt::Debug for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+fn find(
+    name: &str,
+    mut known: impl Iterator<Item = (&'static str, &'static Family)> + Clone,
+) -> Result<&'static Family, ConfigError> {
+    let supported = known.clone().map(|(name, _)| name);
+    let found = known.find(|(known, _)| *known == name).map(|(_, family)| family);
+    found.ok_or_else(|| ConfigError::UnknownArchitecture {
+        found: name.escape_debug().to_string(),
+        supported: supported.collect::<Vec<_>>().join(", "),
+    })
+}
+
+/// Checks that a `config.json` names a family. One that cannot be read is left to the reader of the whole
+/// configuration.
+pub(crate) fn check_architecture(config: &[u8]) -> Result<(), ConfigError> {
+    let config: Value = serde_json::from_slice(config).unwrap_or_default();
+    config["model_type"].as_str().map_or(Ok(()), |name| Family::of_model_type(name).map(drop))
+}
+
+impl ModelConfig {
+    /// Reads a `config.json`.
+    pub(crate) fn from_hf(fields: &Fields<'_>) -> Result<Self, ConfigError> {
+        let name = fields.str("model_type")?.ok_or_else(|| ConfigError::missing("model_type"))?;
+        let family = Family::of_model_type(name)?;
+        check_task(fields, family)?;
+        (family.hf)(fields)?.checked()
+    }
+
+    /// Reads the metadata of a GGUF file. `has_tensor` returns whether the file contains a tensor: only the tensors show
+    /// whether the head is tied and where there are biases.
+    pub(crate) fn from_gguf(
+        metadata: &MetadataView<'_>,
+        has_tensor: &dyn Fn(&str) -> bool,
+    ) -> Result<Self, ConfigError> {
+        let name = metadata.str("general.architecture")?.ok_or_else(|| ConfigError::missing("general.architecture"))?;
+        if name == CLIP {
+            return Err(ConfigError::Unsupported(
+                "an image encoder without its model (give the model's GGUF file, and keep this mmproj file beside it)"
+                    .into(),
+            ));
+        }
+        let family = Family::of_gguf(name)?;
+        if metadata.u64("split.count")?.is_some_and(|parts| parts > 1) {
+            return Err(ConfigError::Unsupported("a GGUF file in several parts (merge them into one first)".into()));
+        }
+        let (prefix, read) = family.gguf.expect("the family was found by this name");
+        read(&Keys::new(metadata, prefix, has_tensor))?.checked()
+    }
+}
+
+/// Refuses models that share a `model_type` with a decoder without being one, and weights quantised in a format of
+/// their own.
+fn check_task(fields: &Fields<'_>, family: &Family) -> Result<(), ConfigError> {
+    let classes = fields.strs("architectures")?.unwrap_or_default();
+    if !classes.is_empty() && !classes.iter().any(|class| class.ends_with(family.class)) {
+        return Err(ConfigError::Unsupported(format!("a model of class {}", classes.join(", ").escape_debug())));
+    }
+    if let Some(quantization) = fields.object("quantization_config")? {
+        let method = quantization.str("quant_method")?.unwrap_or("unknown").escape_debug();
+        return Err(ConfigError::Unsupported(format!("the quantisation method '{method}' of this checkpoint")));
+    }
+    Ok(())
+}

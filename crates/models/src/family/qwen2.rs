@@ -1,0 +1,35 @@
+//! Qwen2 and Qwen2.5: Llama with biases on q, k and v, and a sliding window on some layers.
+
+use octavo_ops::RopeStyle;
+
+use super::Family;
+use crate::config::hf::Defaults;
+use crate::config::{ConfigError, Fields, ModelConfig, gguf, hf};
+use crate::program::names::Names;
+
+const DEFAULT_MAX_WINDOW_LAYERS: usize = 28;
+
+pub(super) static FAMILY: Family = Family {
+    model_types: &["qwen2"],
+    class: hf::DECODER,
+    hf: from_hf,
+    gguf: Some(("qwen2", |keys| gguf::decoder(&FAMILY, keys, RopeStyle::NeoX))),
+    names: Names::DEFAULT,
+    images: None,
+};
+
+fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
+    let mut config = hf::decoder(&FAMILY, fields, Defaults::default())?;
+    config.layers.iter_mut().for_each(|layer| layer.attention.qkv_bias = true);
+    windows(fields, &mut config)?;
+    Ok(config)
+}
+
+/// Reads the windows of Qwen2 and Qwen3: on the layers of `layer_types`, else from `max_window_layers` on, and only with
+/// `use_sliding_window`.
+pub(super) fn windows(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), ConfigError> {
+    let is_used = hf::flag(fields, "use_sliding_window")?;
+    let window = fields.usize("sliding_window")?.filter(|_| is_used);
+    let first = fields.usize("max_window_layers")?.unwrap_or(DEFAULT_MAX_WINDOW_LAYERS);
+    hf::windows(fields, config, window, |layer| layer >= first)
+}

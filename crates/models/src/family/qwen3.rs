@@ -1,0 +1,37 @@
+//! Qwen3 dense: q and k are normalised per head before the rotary embedding, and the head size is a separate number.
+
+use octavo_ops::RopeStyle;
+
+use super::{Family, qwen2};
+use crate::config::hf::Defaults;
+use crate::config::{ConfigError, Fields, Keys, ModelConfig, QkNormWidth, gguf, hf};
+use crate::program::names::Names;
+
+pub(super) static FAMILY: Family = Family {
+    model_types: &["qwen3"],
+    class: hf::DECODER,
+    hf: |fields| decoder(&FAMILY, fields),
+    gguf: Some(("qwen3", |keys| gguf_decoder(&FAMILY, keys))),
+    names: Names::DEFAULT,
+    images: None,
+};
+
+/// Reads the decoder of a family that is Qwen3 otherwise.
+pub(super) fn decoder(family: &'static Family, fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
+    let mut config = hf::decoder(family, fields, Defaults { head_dim: Some(128), ..Defaults::default() })?;
+    let bias = hf::flag(fields, "attention_bias")?;
+    for layer in &mut config.layers {
+        let attention = &mut layer.attention;
+        (attention.qkv_bias, attention.output_bias) = (bias, bias);
+        attention.qk_norm = Some(QkNormWidth::Head);
+    }
+    qwen2::windows(fields, &mut config)?;
+    Ok(config)
+}
+
+/// Reads the GGUF metadata of such a decoder.
+pub(super) fn gguf_decoder(family: &'static Family, keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
+    let mut config = gguf::decoder(family, keys, RopeStyle::NeoX)?;
+    config.layers.iter_mut().for_each(|layer| layer.attention.qk_norm = Some(QkNormWidth::Head));
+    Ok(config)
+}
