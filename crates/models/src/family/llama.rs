@@ -4,7 +4,7 @@
 
 use octavo_ops::RopeStyle;
 
-use super::Family;
+use super::{Family, Gguf};
 use crate::config::hf::Defaults;
 use crate::config::{ConfigError, Fields, Keys, ModelConfig, gguf, hf};
 use crate::program::names::Names;
@@ -14,7 +14,7 @@ pub(super) static FAMILY: Family = Family {
     class: hf::DECODER,
     hf: |fields| decoder(&FAMILY, fields),
     // Converters write Mistral as `llama` too.
-    gguf: Some(("llama", from_gguf)),
+    gguf: Some(Gguf { architecture: "llama", read: from_gguf }),
     names: Names::DEFAULT,
     images: None,
 };

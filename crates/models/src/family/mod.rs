@@ -33,12 +33,20 @@ pub struct Family {
     class: &'static str,
     /// Reads a `config.json`.
     hf: fn(&Fields<'_>) -> Result<ModelConfig, ConfigError>,
-    /// Name in `general.architecture` of a GGUF file, and the reader of its metadata, if there are such files.
-    gguf: Option<(&'static str, fn(&Keys<'_>) -> Result<ModelConfig, ConfigError>)>,
+    /// Its GGUF files, if there are such files.
+    gguf: Option<Gguf>,
     /// Names of its tensors.
     pub(crate) names: Names,
     /// Its encoder of images, if it takes images.
     pub(crate) images: Option<Images>,
+}
+
+/// A family's GGUF files.
+struct Gguf {
+    /// Name in `general.architecture`, and the beginning of most keys.
+    architecture: &'static str,
+    /// Reads the metadata.
+    read: fn(&Keys<'_>) -> Result<ModelConfig, ConfigError>,
 }
 
 /// A family's part for images.
@@ -68,7 +76,7 @@ impl Family {
 
     /// Returns the name in `general.architecture` of GGUF files.
     pub(crate) fn gguf_name(&self) -> Option<&'static str> {
-        self.gguf.map(|(name, _)| name)
+        self.gguf.as_ref().map(|gguf| gguf.architecture)
     }
 
     /// Returns the family of a `model_type`.
@@ -146,8 +154,8 @@ impl ModelConfig {
         if metadata.u64("split.count")?.is_some_and(|parts| parts > 1) {
             return Err(ConfigError::Unsupported("a GGUF file in several parts (merge them into one first)".into()));
         }
-        let (prefix, read) = family.gguf.expect("the family was found by this name");
-        read(&Keys::new(metadata, prefix, has_tensor))?.checked()
+        let Gguf { architecture, read } = family.gguf.as_ref().expect("the family was found by this name");
+        read(&Keys::new(metadata, architecture, has_tensor))?.checked()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use octavo_ops::RopeStyle;
 
-use super::Family;
+use super::{Family, Gguf};
 use crate::config::hf::Defaults;
 use crate::config::{ConfigError, Fields, ModelConfig, gguf, hf};
 use crate::program::names::Names;
@@ -13,7 +13,7 @@ pub(super) static FAMILY: Family = Family {
     model_types: &["qwen2"],
     class: hf::DECODER,
     hf: from_hf,
-    gguf: Some(("qwen2", |keys| gguf::decoder(&FAMILY, keys, RopeStyle::NeoX))),
+    gguf: Some(Gguf { architecture: "qwen2", read: |keys| gguf::decoder(&FAMILY, keys, RopeStyle::NeoX) }),
     names: Names::DEFAULT,
     images: None,
 };

@@ -2,7 +2,7 @@
 
 use octavo_ops::RopeStyle;
 
-use super::{Family, qwen2};
+use super::{Family, Gguf, qwen2};
 use crate::config::hf::Defaults;
 use crate::config::{ConfigError, Fields, Keys, ModelConfig, QkNormWidth, gguf, hf};
 use crate::program::names::Names;
@@ -11,7 +11,7 @@ pub(super) static FAMILY: Family = Family {
     model_types: &["qwen3"],
     class: hf::DECODER,
     hf: |fields| decoder(&FAMILY, fields),
-    gguf: Some(("qwen3", |keys| gguf_decoder(&FAMILY, keys))),
+    gguf: Some(Gguf { architecture: "qwen3", read: |keys| gguf_decoder(&FAMILY, keys) }),
     names: Names::DEFAULT,
     images: None,
 };

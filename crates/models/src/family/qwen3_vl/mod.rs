@@ -5,7 +5,7 @@ mod processor;
 
 use octavo_ops::GluKind;
 
-use super::{Family, Images, Mmproj, qwen3};
+use super::{Family, Gguf, Images, Mmproj, qwen3};
 use crate::checkpoint::MetadataView;
 use crate::config::{ConfigError, Fields, ImageTokens, Keys, ModelConfig, PositionTable, VisionConfig, hf};
 use crate::program::names::Names;
@@ -14,7 +14,7 @@ pub(super) static FAMILY: Family = Family {
     model_types: &["qwen3_vl"],
     class: hf::WITH_IMAGES,
     hf: from_hf,
-    gguf: Some(("qwen3vl", from_gguf)),
+    gguf: Some(Gguf { architecture: "qwen3vl", read: from_gguf }),
     names: Names { prefix: "model.language_model.", ..Names::DEFAULT },
     images: Some(Images {
         encoder: encoder::program,
