@@ -47,10 +47,12 @@ DEVICE void load_floats(float* out, const float* address) {
     }
 }
 
-// Stores the row in `row` as f32 after the residual has been added and stored. Each thread reads back only its own
-// elements.
+// Stores the row in `row` as f32, after a residual before the norm has been added and stored. Each thread reads back
+// only its own elements.
 template <int N, bool IS_LAYER, class T>
 DEVICE void norm_row(const NormParams& p, T* out, const T* input, T* residual, float* row, float* scratch) {
+    const T* const addend = p.residual_after ? residual : nullptr;
+    if (p.residual_after) residual = nullptr;
     const u32 first = threadIdx.x * N, step = blockDim.x * N;
     float sum = 0.0f;
     for (u32 c = first; c < p.cols; c += step) {
@@ -84,10 +86,12 @@ DEVICE void norm_row(const NormParams& p, T* out, const T* input, T* residual, f
         float weight[N], bias[N] = {};
         load_floats<N>(weight, p.weight + c);
         if (IS_LAYER && p.bias) load_floats<N>(bias, p.bias + c);
-        Vec<T, N> y;
+        Vec<T, N> y, add = {};
+        if (addend) add = load<N>(addend + c);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            y.x[i] = from_float<T>((row[c + i] - mean) * inverse * (weight[i] + p.weight_offset) + bias[i]);
+            const float value = (row[c + i] - mean) * inverse * (weight[i] + p.weight_offset) + bias[i];
+            y.x[i] = from_float<T>(addend ? value + to_float(add.x[i]) : value);
         }
         store(out + c, y);
     }

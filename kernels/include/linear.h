@@ -5,8 +5,9 @@
 // Returns one sum after the epilogue without the cap; P is LinearParams or QuantLinearParams.
 template <class O, class P>
 DEVICE float added(const P& p, u32 row, u32 col, float sum) {
-    float value = sum * p.scale;
+    float value = sum;
     if (p.bias) value += p.bias[col];
+    value *= p.scale;
     if (p.add) value += to_float(((const O*)p.add)[(u64)row * p.out_stride + col]);
     return value;
 }

@@ -43,15 +43,17 @@ struct EmbedParams {
 };
 
 struct NormParams {
-    void* out;            // T [rows, cols]; may be input
+    void* out;            // T [rows, cols]; may be input, and if residual_after also residual
     const void* input;    // T [rows, cols]
-    void* residual;       // T [rows, cols], updated in place; null means none
+    void* residual;       // T [rows, cols], updated in place or added after the norm; null means none
     const float* weight;  // [cols]
     const float* bias;    // [cols]; null means none
     u32 rows;
     u32 cols;
     float eps;
     float weight_offset;  // value added to the weight
+    u32 residual_after;   // 1: out = residual + norm(input); 0: residual += input, out = norm(residual)
+    u32 reserved;
 };
 
 struct GluParams {
@@ -180,7 +182,7 @@ struct PagedDecodeParams {
 typedef signed char i8;
 
 // O is T, or float for Logits.
-// out[i, j] = softcap(scale * sum over c of input[i, c] * weight[j, c] + bias[j] + add[i, j])
+// out[i, j] = softcap(scale * (sum over c of input[i, c] * weight[j, c] + bias[j]) + add[i, j])
 struct LinearParams {
     const void* input;   // [m, k] T
     const void* weight;  // [n, k] T
@@ -190,7 +192,7 @@ struct LinearParams {
     u32 m, n;
     u32 k;               // a multiple of 8
     u32 out_stride;      // elements, at least n
-    float scale;         // 1 for Linear
+    float scale;
     float softcap;       // cap * tanh(x / cap); 0 means none
 };
 

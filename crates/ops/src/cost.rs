@@ -5,8 +5,8 @@
 //! give the roofline bound of a step: `max(bytes / bandwidth, flops / peak)`.
 
 use crate::{
-    BufferId, EmbedTaps, HeadShape, InjectMode, InjectRows, Linear, Logits, NormOp, Op, Program, QkvPost, Rows,
-    StepBatch, TAPS, Weight, WeightId,
+    BufferId, EmbedTaps, HeadShape, InjectMode, InjectRows, Linear, Logits, NormOp, Op, Program, QkvPost, Residual,
+    Rows, StepBatch, TAPS, Weight, WeightId,
 };
 
 /// Bytes and FLOPs of an op or a step.
@@ -306,14 +306,15 @@ impl Pricer<'_> {
     }
 
     fn norm(&self, n: &NormOp) -> Cost {
+        let updated = n.add.and_then(Residual::updated);
         let mut buffers = vec![n.input, n.out];
-        buffers.extend(n.add.iter().flat_map(|&b| [b, b]));
+        buffers.extend(n.add.map(Residual::buffer).into_iter().chain(updated));
         let elements = self.elements(n.input);
         let weights = std::iter::once(n.weight).chain(n.bias).filter(|_| elements > 0);
         Cost {
             weight_bytes: self.vectors(weights),
             activation_bytes: self.activations(&buffers),
-            written_bytes: self.activations(&[n.out]) + n.add.map_or(0, |b| self.activations(&[b])),
+            written_bytes: self.activations(&[n.out]) + updated.map_or(0, |b| self.activations(&[b])),
             flops: elements * if n.add.is_some() { 5 } else { 4 },
             ..Cost::default()
         }

@@ -28,7 +28,7 @@ pub use encode::{Channel, EncodeBatch, TAPS, Tap};
 pub use error::{BackendError, ProgramError, WeightError};
 pub use op::{
     Act, EmbedTaps, Glu, GluKind, InjectMode, InjectRows, KvPlace, Linear, Logits, NormKind, NormOp, Op,
-    PagedAttention, QkNorm, QkvPost, Rope, RopeStyle, SegmentAttention,
+    PagedAttention, QkNorm, QkvPost, Residual, Rope, RopeStyle, SegmentAttention,
 };
 pub use program::{
     Buffer, BufferId, HeadShape, KvGroup, Program, ProgramBuilder, ProgramKind, Rows, Weight, WeightId, WeightPart,

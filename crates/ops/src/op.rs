@@ -101,7 +101,7 @@ impl Op {
         match self {
             Self::Embed { .. } | Self::Patches { .. } => vec![],
             Self::EmbedTaps(op) => vec![op.out],
-            Self::Norm(op) => std::iter::once(op.input).chain(op.add).collect(),
+            Self::Norm(op) => std::iter::once(op.input).chain(op.add.map(Residual::buffer)).collect(),
             Self::Linear(op) => std::iter::once(op.input).chain(op.add).collect(),
             Self::QkvPost(op) => vec![op.input],
             Self::PagedAttention(op) => vec![op.q],
@@ -125,7 +125,7 @@ impl Op {
             | Self::GatherRows { out, .. }
             | Self::MergeRows { out, .. } => vec![*out],
             Self::EmbedTaps(op) => vec![op.out],
-            Self::Norm(op) => std::iter::once(op.out).chain(op.add).collect(),
+            Self::Norm(op) => std::iter::once(op.out).chain(op.add.and_then(Residual::updated)).collect(),
             Self::Linear(op) => vec![op.out],
             Self::QkvPost(op) => vec![op.out],
             Self::PagedAttention(op) => vec![op.out],
@@ -148,10 +148,35 @@ pub enum NormKind {
     Layer,
 }
 
-/// `input[.,H] (+ residual) → out[.,H] (+ the new residual)`.
-///
-/// With `add`, `residual ← residual + input` comes first and the norm reads the new residual; the residual buffer is
-/// updated in place. Without `add`, the norm reads `input`.
+/// Place of the residual connection of a [`NormOp`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residual {
+    /// `residual ← residual + input`, `out ← norm(residual)`: the norm before a block (pre-norm), fused with the
+    /// addition of the block before it. The residual buffer is updated in place.
+    Before(BufferId),
+    /// `out ← residual + norm(input)`: the norm of a block's output (post-norm: Gemma, OLMo 2). `out` may be the
+    /// residual buffer itself.
+    After(BufferId),
+}
+
+impl Residual {
+    /// Returns the residual stream `[.,H]`.
+    pub const fn buffer(self) -> BufferId {
+        match self {
+            Self::Before(id) | Self::After(id) => id,
+        }
+    }
+
+    /// Returns the residual stream if it is updated in place.
+    pub const fn updated(self) -> Option<BufferId> {
+        match self {
+            Self::Before(id) => Some(id),
+            Self::After(_) => None,
+        }
+    }
+}
+
+/// `input[.,H] (+ residual) → out[.,H] (+ the new residual)`: a norm, with a residual connection before or after it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NormOp {
     /// RMS or layer norm.
@@ -166,13 +191,13 @@ pub struct NormOp {
     pub unit_offset: bool,
     /// Input `[.,H]`.
     pub input: BufferId,
-    /// Residual stream `[.,H]`, read and written.
-    pub add: Option<BufferId>,
-    /// Output `[.,H]`.
+    /// Residual stream `[.,H]`, and whether it is added before or after the norm.
+    pub add: Option<Residual>,
+    /// Output `[.,H]`. It may be any of the inputs.
     pub out: BufferId,
 }
 
-/// `input[.,K] → out[.,N]`: `out = input · Wᵀ (+ bias) (+ add)`.
+/// `input[.,K] → out[.,N]`: `out = scale · (input · Wᵀ (+ bias)) (+ add)`.
 ///
 /// A fused weight (qkv, gate-up) is a [`Weight`](crate::Weight) with several row parts.
 #[derive(Clone, Debug, PartialEq)]
@@ -181,6 +206,8 @@ pub struct Linear {
     pub weight: WeightId,
     /// Bias `[N]`.
     pub bias: Option<WeightId>,
+    /// Factor of the product and its bias (1 for most models, the residual multiplier for Granite).
+    pub scale: f32,
     /// Input `[.,K]`.
     pub input: BufferId,
     /// Buffer of the output's shape that the epilogue adds to the output. It may be `out` itself.

@@ -386,7 +386,7 @@ impl ProgramBuilder {
                 let cols = self.cols(n.input);
                 let elements = |id| self.of(id).elements();
                 let mut rules = vec![("the weight", elements(n.weight), cols), ("the output", self.cols(n.out), cols)];
-                rules.extend(n.add.map(|b| ("the residual", self.cols(b), cols)));
+                rules.extend(n.add.map(|r| ("the residual", self.cols(r.buffer()), cols)));
                 rules.extend(n.bias.map(|b| ("the bias", elements(b), cols)));
                 rules
             }

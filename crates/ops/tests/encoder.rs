@@ -25,7 +25,7 @@ fn build(edit: impl Fn(&mut Op)) -> Result<Program, ProgramError> {
     let table = b.weight("table", H, part("table", 9));
     let qkv_w = b.weight("qkv", H, part("qkv", HEADS.qkv_cols()));
     let out_w = b.weight("out", MERGE * H, part("out", OUT));
-    let linear = |weight, input, out| Op::Linear(Linear { weight, bias: None, input, add: None, out });
+    let linear = |weight, input, out| Op::Linear(Linear { weight, bias: None, scale: 1.0, input, add: None, out });
     let rope = Rope { style: RopeStyle::NeoX, inv_freq: vec![1.0, 1.0], magnitude: 1.0, streams: vec![0, 1] };
     let kv = KvPlace::Step;
     let mut ops = vec![

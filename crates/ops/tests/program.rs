@@ -49,7 +49,7 @@ fn build(edit: impl Fn(&mut Op)) -> Result<Program, ProgramError> {
             out,
         })
     };
-    let linear = |weight, bias, input, add, out| Op::Linear(Linear { weight, bias, input, add, out });
+    let linear = |weight, bias, input, add, out| Op::Linear(Linear { weight, bias, scale: 1.0, input, add, out });
     let rope = Rope { style: RopeStyle::NeoX, inv_freq: vec![1.0], magnitude: 1.0, streams: vec![] };
     let norm_qk = QkNorm { q: qk_norm, k: qk_norm, eps: 1e-6, unit_offset: false };
     let (heads, layer) = (HEADS, 0);
@@ -67,7 +67,7 @@ fn build(edit: impl Fn(&mut Op)) -> Result<Program, ProgramError> {
         }),
         Op::PagedAttention(PagedAttention { q, out: o, heads, scale: 0.7, window: None, softcap: None, group, layer }),
         linear(out_w, None, o, None, y),
-        norm_op(y, Some(x), y),
+        norm_op(y, Some(Residual::Before(x)), y),
         linear(gate_up_w, None, y, None, gate_up),
         Op::Glu(Glu { kind: GluKind::Silu, input: gate_up, out: h }),
         linear(down_w, None, h, Some(x), x),
@@ -135,6 +135,13 @@ fn the_builder_checks_sizes() {
         }
     });
     assert_eq!(message, "op 2 (Linear): the size of the bias is 8, expected 16");
+    for residual in [Residual::Before, Residual::After] {
+        let message = spoil(|op| match op {
+            Op::Norm(n) if n.add.is_some() => n.add = Some(residual(BufferId(2))),
+            _ => {}
+        });
+        assert_eq!(message, "op 6 (Norm): the size of the residual is 16, expected 8");
+    }
 }
 
 #[test]
@@ -234,6 +241,12 @@ fn costs_are_those_worked_out_by_hand() {
     assert_eq!(cost(0), expect(4 * 32, 0, 4 * 32, 4 * 32, 0), "Embed reads the rows of its tokens");
     assert_eq!(cost(1), expect(32, 0, 2 * 4 * 32, 4 * 32, 4 * 32), "Norm");
     assert_eq!(cost(6), expect(32, 0, 4 * 4 * 32, 2 * 4 * 32, 5 * 32), "Norm with a residual, read and written");
+    let mut after = program.ops[6].clone();
+    if let Op::Norm(norm) = &mut after {
+        (norm.add, norm.out) = (norm.add.map(|residual| Residual::After(residual.buffer())), BufferId(0));
+    }
+    let after = op_cost(&program, &after, &step, ElementBytes::F32);
+    assert_eq!(after, expect(32, 0, 3 * 4 * 32, 4 * 32, 5 * 32), "Norm whose output is added, written once");
     assert_eq!(cost(2), expect(16 * 8 * 4 + 64, 0, 4 * (32 + 64), 4 * 64, 2 * 4 * 16 * 8), "Linear with a bias");
     assert_eq!(cost(9), expect(96 * 4, 0, 4 * 4 * (12 + 8 + 8), 4 * 4 * 8, 2 * 4 * 96), "Linear that adds");
     assert_eq!(cost(3), expect(16, 4 * 8 * 4, 4 * 4 * (16 + 8), 4 * 8 * 4 + 4 * 4 * 8, 4 * 12 * 7), "QkvPost");

@@ -12,7 +12,7 @@ use octavo_engine::{
     TokenOutput,
 };
 use octavo_ops::sampling::{SampleBatch, SampledToken};
-use octavo_ops::testing::{QkNormWidth, TestRng, TinyModel};
+use octavo_ops::testing::{QkNormWidth, Scales, TestRng, TinyModel};
 use octavo_ops::{Backend, BackendError, KvGroup, Program, StepBatch, WeightSource};
 use octavo_runner::{KvBudget, Runner, RunnerConfig};
 use octavo_telemetry::{Telemetry, TelemetryConfig};
@@ -26,7 +26,7 @@ fn model() -> TinyModel {
         windows: vec![None, Some(20)],
         qk_norm: Some(QkNormWidth::Head),
         biases: true,
-        scales: (1.0, 4.0),
+        scales: Scales { logits: 4.0, ..Scales::default() },
         ..TinyModel::default()
     }
 }

@@ -3,7 +3,7 @@
 use super::{DevicePtr, params};
 
 params! {
-    /// Computes `out[i, j] = softcap(scale · Σ_c input[i, c] · weight[j, c] + bias[j] + add[i, j])` with `gemm_*` or
+    /// Computes `out[i, j] = softcap(scale · (Σ_c input[i, c] · weight[j, c] + bias[j]) + add[i, j])` with `gemm_*` or
     /// `gemv`. O is T, or f32 for the logits.
     LinearParams {
         /// `[M, K]` of T.
@@ -25,7 +25,7 @@ params! {
         /// Number of elements from one row of `out` and `add` to the next; more than N if `out` holds the parts of a
         /// fused weight.
         out_stride: u32,
-        /// Factor of the sum; 1 for `Linear`.
+        /// Factor of the sum with its bias.
         scale: f32,
         /// Cap of the result: `cap · tanh(x / cap)`; 0 means none.
         softcap: f32,
@@ -81,7 +81,7 @@ params! {
         k: u32,
         /// Number of elements from one row of `out` and `add` to the next.
         out_stride: u32,
-        /// Factor of the sum; 1 for `Linear`.
+        /// Factor of the sum with its bias.
         scale: f32,
         /// Cap of the result: `cap · tanh(x / cap)`; 0 means none.
         softcap: f32,

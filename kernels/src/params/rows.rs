@@ -24,17 +24,17 @@ params! {
         scale: f32,
     }
 
-    /// Computes `residual += input` if there is a residual, then `out = norm(residual or input)`. Grid: one CTA per
-    /// row.
+    /// Computes `residual += input` if there is a residual, then `out = norm(residual or input)`; with
+    /// `residual_after`, `out = residual + norm(input)`. Grid: one CTA per row.
     ///
-    /// The sum is rounded to T before the norm, as if it had been stored and read again. Dynamic shared memory:
+    /// A sum before the norm is rounded to T, as if it had been stored and read again. Dynamic shared memory:
     /// [`NormParams::dynamic_shared`].
     NormParams {
-        /// T `[rows, cols]`; may be `input`.
+        /// T `[rows, cols]`; may be `input`, and with `residual_after` also `residual`.
         out: DevicePtr,
         /// T `[rows, cols]`.
         input: DevicePtr,
-        /// T `[rows, cols]`, updated in place; null means none.
+        /// T `[rows, cols]`, updated in place before the norm, or added after it; null means none.
         residual: DevicePtr,
         /// f32 `[cols]`.
         weight: DevicePtr,
@@ -48,6 +48,10 @@ params! {
         eps: f32,
         /// Value added to the weight: 1 for Gemma, else 0.
         weight_offset: f32,
+        /// 1 adds the residual to the normalised row instead of adding the row to the residual.
+        residual_after: u32,
+        /// Padding, 0.
+        reserved: u32,
     }
 
     /// Computes `out = act(gate) · up`. Grid: [`GluParams::grid`].

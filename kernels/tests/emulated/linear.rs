@@ -7,7 +7,7 @@ use octavo_ops::testing::TestRng;
 
 use crate::common::{assert_near, in_every_order, launch, rng};
 use crate::launcher::{Kernels, address, dtypes, has_sm80};
-use crate::support::{Array, Tolerance, uniform};
+use crate::support::{Array, Tolerance, pick, uniform};
 
 /// A product with all options.
 pub(crate) struct Case {
@@ -32,7 +32,7 @@ impl Case {
         let stride = n + rng.below(3) * rng.below(9);
         let bias = (rng.below(2) == 0).then(|| (0..n).map(|_| rng.signed()).collect());
         let add = (rng.below(2) == 0).then(|| uniform(out, m * stride, 2.0, rng));
-        let logits = rng.below(3) == 0;
+        let capped = rng.below(3) == 0;
         Self {
             out,
             m,
@@ -44,8 +44,8 @@ impl Case {
             bias,
             in_place: add.is_some() && rng.below(2) == 0,
             add,
-            scale: if logits { 0.25 } else { 1.0 },
-            softcap: if logits { 3.0 } else { 0.0 },
+            scale: pick(rng, &[1.0, 0.25, -0.5]),
+            softcap: if capped { 3.0 } else { 0.0 },
         }
     }
 
@@ -98,7 +98,7 @@ impl Case {
                 let (row, column) = (&input[i * self.k..][..self.k], &weight[j * self.k..][..self.k]);
                 let sum: f64 = row.iter().zip(column).map(|(a, b)| a * b).sum();
                 let bias = self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[j]));
-                let value = sum * f64::from(self.scale) + bias + add.unwrap_or(0.0);
+                let value = (sum + bias) * f64::from(self.scale) + add.unwrap_or(0.0);
                 let cap = f64::from(self.softcap);
                 expected.push(if cap == 0.0 { value } else { cap * (value / cap).tanh() });
                 near.push(found.get(at));

@@ -75,6 +75,14 @@ fn norm_in_f64(mean: NormMean, row: &[f64], weight: &[f32], bias: Option<&[f32]>
     row.iter().enumerate().map(value).collect()
 }
 
+/// Memory to which a norm writes.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Apart,
+    Input,
+    Residual,
+}
+
 fn check_norm(dtype: Dtype, mean: NormMean, rng: &mut TestRng) {
     let (rows, cols) = (1 + rng.below(4), pick(rng, &COLS[1..]));
     // The values are far from 0, where a variance by differences of squares would lose its precision.
@@ -84,35 +92,56 @@ fn check_norm(dtype: Dtype, mean: NormMean, rng: &mut TestRng) {
     let weight = f32s(cols, rng);
     let bias = (mean == NormMean::Layer && rng.below(2) == 0).then(|| f32s(cols, rng));
     let (eps, offset) = (1e-5, pick(rng, &[0.0, 1.0]));
-    let in_place = rng.below(2) == 0;
+    let after = residual.is_some() && rng.below(2) == 0;
+    let place = pick(
+        rng,
+        if after { &[Place::Apart, Place::Input, Place::Residual][..] } else { &[Place::Apart, Place::Input] },
+    );
     let (out, stream) = in_every_order(|order| {
         let (mut input, mut stream) = (input.clone(), residual.clone());
         let mut out = Array::poisoned(dtype, rows * cols);
+        let residual = stream.as_mut().map_or(0, Array::ptr_mut);
         let params = NormParams {
-            out: if in_place { input.ptr_mut() } else { out.ptr_mut() },
+            out: match place {
+                Place::Apart => out.ptr_mut(),
+                Place::Input => input.ptr_mut(),
+                Place::Residual => residual,
+            },
             input: input.ptr(),
-            residual: stream.as_mut().map_or(0, Array::ptr_mut),
+            residual,
             weight: address(&weight),
             bias: bias.as_deref().map_or(0, address),
             rows: rows as u32,
             cols: cols as u32,
             eps,
             weight_offset: offset,
+            residual_after: u32::from(after),
+            reserved: 0,
         };
         let instance = manifest::norm(dtype, mean);
         let shared = NormParams::dynamic_shared(cols);
         KERNELS.launch(order, &instance, params.grid(), shared, &params);
-        (if in_place { input } else { out }, stream)
+        match (place, stream) {
+            (Place::Apart, stream) => (out, stream),
+            (Place::Input, stream) => (input, stream),
+            (Place::Residual, stream) => (stream.expect("a residual"), None),
+        }
     });
     let mut read = input.clone();
-    if let (Some(before), Some(after)) = (&residual, &stream) {
+    if let (Some(before), Some(stream), true) = (&residual, &stream, after) {
+        assert!(stream.bits(0..rows * cols) == before.bits(0..rows * cols), "a residual after the norm is only read");
+    }
+    if let (Some(before), Some(after), false) = (&residual, &stream, after) {
         let sums: Vec<f64> = before.values().iter().zip(input.values()).map(|(a, b)| a + b).collect();
         assert_near(&after.values(), &sums, Tolerance::Elementwise.of(dtype), "residual");
         read = after.clone();
     }
     for r in 0..rows {
         let row = r * cols..(r + 1) * cols;
-        let expected = norm_in_f64(mean, &read.range(row.clone()), &weight, bias.as_deref(), eps, offset);
+        let mut expected = norm_in_f64(mean, &read.range(row.clone()), &weight, bias.as_deref(), eps, offset);
+        if let (Some(residual), true) = (&residual, after) {
+            expected.iter_mut().zip(residual.range(row.clone())).for_each(|(x, add)| *x += add);
+        }
         // A mean is subtracted, so the rounding error of f32 is that of numbers as large as the mean.
         let tolerance = Tolerance::Elementwise.of(dtype) * (1.0 + shift);
         assert_near(&out.range(row), &expected, tolerance, "norm");

@@ -23,8 +23,12 @@ pub(crate) fn matmul(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
 
 /// Returns the rows of a table by id.
 pub(crate) fn embed(table: &Tensor, ids: &[u32], scale: f32) -> Result<Tensor> {
-    let rows = gather(table, ids)?;
-    if scale == 1.0 { Ok(rows) } else { rows.affine(f64::from(scale), 0.0) }
+    scaled(gather(table, ids)?, scale)
+}
+
+/// Computes `scale · x`.
+pub(crate) fn scaled(x: Tensor, scale: f32) -> Result<Tensor> {
+    if scale == 1.0 { Ok(x) } else { x.affine(f64::from(scale), 0.0) }
 }
 
 /// Returns the rows of `x` by index.

@@ -3,7 +3,7 @@
 use candle_core::{Device, Result, Tensor, bail};
 use octavo_ops::{
     BackendError, BufferId, EncodeBatch, HeadShape, KvPlace, Limits, Linear, Logits, NormKind, NormOp, Op, Program,
-    QkNorm, QkvPost, Rows, StepBatch, WeightId,
+    QkNorm, QkvPost, Residual, Rows, StepBatch, WeightId,
 };
 
 use crate::attention::Attention;
@@ -199,7 +199,7 @@ impl<'a> Forward<'a> {
 
     fn norm(&mut self, op: &NormOp) -> Result<Tensor> {
         let mut x = self.buffer(op.input)?.clone();
-        if let Some(residual) = op.add {
+        if let Some(Residual::Before(residual)) = op.add {
             x = (self.buffer(residual)? + x)?;
             self.buffers[residual.0] = Some(x.clone());
         }
@@ -210,7 +210,10 @@ impl<'a> Forward<'a> {
             eps: op.eps,
             unit_offset: op.unit_offset,
         };
-        norm.apply(&x)
+        match op.add {
+            Some(Residual::After(residual)) => norm.apply(&x)? + self.buffer(residual)?,
+            _ => norm.apply(&x),
+        }
     }
 
     fn linear(&self, op: &Linear) -> Result<Tensor> {
@@ -218,6 +221,7 @@ impl<'a> Forward<'a> {
         if let Some(bias) = op.bias {
             y = y.broadcast_add(&self.weight(bias).flatten_all()?)?;
         }
+        y = dense::scaled(y, op.scale)?;
         if let Some(add) = op.add {
             y = (y + self.buffer(add)?)?;
         }
@@ -225,10 +229,8 @@ impl<'a> Forward<'a> {
     }
 
     fn logits(&self, op: &Logits) -> Result<Tensor> {
-        let mut y = dense::matmul(self.buffer(op.input)?, self.weight(op.weight))?;
-        if op.scale != 1.0 {
-            y = y.affine(f64::from(op.scale), 0.0)?;
-        }
+        let y = dense::matmul(self.buffer(op.input)?, self.weight(op.weight))?;
+        let y = dense::scaled(y, op.scale)?;
         op.softcap.map_or(Ok(y.clone()), |cap| dense::softcap(&y, cap))
     }
 

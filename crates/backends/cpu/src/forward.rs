@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use half::bf16;
 use octavo_ops::{
-    BufferId, EncodeBatch, Glu, NormKind, Program, Rope, RopeStyle, Rows as RowCount, StepBatch, WeightId, sampling,
+    BufferId, EncodeBatch, Glu, NormKind, Program, Residual, Rope, RopeStyle, Rows as RowCount, StepBatch, WeightId,
+    sampling,
 };
 
 use crate::Isa;
@@ -265,31 +266,40 @@ impl Forward<'_> {
 
     unsafe fn norm(&self, op: &Norm, worker: Worker<'_>, scratch: &Scratch) {
         let (input, out) = (scratch.rows[op.input.0], scratch.rows[op.out.0]);
-        let add = op.add.map(|id| scratch.rows[id.0]);
+        let add = op.add.map(Residual::buffer);
+        let residual = add.map(|id| scratch.rows[id.0]);
         let norm = rows::Norm { kind: op.kind, weight: &op.weight, bias: op.bias.as_deref(), eps: op.eps };
+        let in_place = op.out == op.input || add == Some(op.out);
         worker.share(self.count(op.out), |row| {
             let span = out.span(row);
             // SAFETY: the caller guarantees this; the row belongs to this thread in every buffer.
-            let x = unsafe {
-                match add {
-                    Some(residual) => {
+            let (x, after) = unsafe {
+                match (op.add, residual) {
+                    (Some(Residual::Before(_)), Some(residual)) => {
                         let sum = residual.write(span);
                         self.isa.add(sum, input.read(span));
-                        &*sum
+                        (&*sum, None)
                     }
-                    None => input.read(span),
+                    (_, residual) => (input.read(span), residual),
+                }
+            };
+            let normalise = |into: &mut [f32]| {
+                self.isa.norm(x, norm, into);
+                if let Some(residual) = after {
+                    // SAFETY: as above.
+                    self.isa.add(into, unsafe { residual.read(span) });
                 }
             };
             // SAFETY: as above; if the output is also an input, the row is written after it has been read.
             unsafe {
-                if op.out == op.input || op.add == Some(op.out) {
+                if in_place {
                     ROW.with_borrow_mut(|scratch| {
                         scratch.resize(span.len, 0.0);
-                        self.isa.norm(x, norm, scratch);
+                        normalise(scratch);
                         out.write(span).copy_from_slice(scratch);
                     });
                 } else {
-                    self.isa.norm(x, norm, out.write(span));
+                    normalise(out.write(span));
                 }
                 out.prepare(self.isa, span);
             }

@@ -2,7 +2,7 @@
 
 use octavo_ops::{
     Act, BackendError, BufferId, EmbedTaps, Glu, HeadShape, InjectRows, KvPlace, Logits, NormKind, NormOp, Op, Program,
-    QkNorm, QkvPost, Rope, WeightId,
+    QkNorm, QkvPost, Residual, Rope, WeightId,
 };
 
 use crate::activation::Forms;
@@ -58,7 +58,7 @@ pub(crate) struct Norm {
     pub(crate) bias: Option<Vec<f32>>,
     pub(crate) eps: f32,
     pub(crate) input: BufferId,
-    pub(crate) add: Option<BufferId>,
+    pub(crate) add: Option<Residual>,
     pub(crate) out: BufferId,
 }
 
@@ -215,7 +215,7 @@ impl Planner<'_> {
                     is_head: false,
                     weight: op.weight,
                     bias: op.bias.map(|id| self.vector(id, false)),
-                    scale: None,
+                    scale: factor(op.scale),
                     softcap: None,
                     input: op.input,
                     add: op.add,
@@ -290,7 +290,7 @@ impl Planner<'_> {
             is_head: true,
             weight: op.weight,
             bias: None,
-            scale: (op.scale != 1.0).then_some(op.scale),
+            scale: factor(op.scale),
             softcap: op.softcap,
             input: op.input,
             add: None,
@@ -373,6 +373,11 @@ impl Planner<'_> {
             })
         })
     }
+}
+
+/// Returns a factor that changes anything.
+fn factor(scale: f32) -> Option<f32> {
+    (scale != 1.0).then_some(scale)
 }
 
 /// Returns whether the query heads of a KV head fill whole groups, so that attention can quantise its output.

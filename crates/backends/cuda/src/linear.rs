@@ -116,13 +116,14 @@ impl ProductPart {
 }
 
 /// Returns the shape of a product for cuBLASLt, and its bias, if the library supports it: no softcap, a bias of the
-/// output's type, and aligned addresses.
+/// output's type that no factor applies to, and aligned addresses.
 fn library_shape(wanted: &Wanted, dtype: Dtype) -> Option<(Shape, u64)> {
-    let Wanted { params: LinearParams { n, k, out_stride: stride, .. }, narrow_bias: bias, out, .. } = *wanted;
+    let Wanted { params: LinearParams { n, k, out_stride: stride, scale, .. }, narrow_bias: bias, out, .. } = *wanted;
     // The address 0 means that nothing is added, and it is aligned.
     let alignment = alignment_of(wanted.params.out | wanted.params.add);
     let aligned = alignment >= LEAST_ALIGNMENT && alignment_of(bias) >= LEAST_ALIGNMENT;
-    let fits = wanted.params.softcap == 0.0 && (bias == 0 || out == dtype) && dtype != Dtype::F32;
+    let fits_bias = bias == 0 || (out == dtype && scale == 1.0);
+    let fits = wanted.params.softcap == 0.0 && fits_bias && dtype != Dtype::F32;
     (fits && aligned).then_some((Shape { n, k, stride, out, bias: bias != 0, alignment }, bias))
 }
 

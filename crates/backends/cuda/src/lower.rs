@@ -7,7 +7,7 @@ use octavo_kernels::params::{
 };
 use octavo_ops::{
     BackendError, BufferId, GluKind, HeadShape, KvPlace, Linear, Logits, NormKind, NormOp, Op, PagedAttention, Program,
-    QkvPost, RopeStyle, Rows, WeightId,
+    QkvPost, Residual, RopeStyle, Rows, WeightId,
 };
 
 use crate::arena::Arena;
@@ -173,13 +173,15 @@ impl Lowering<'_> {
         let params = NormParams {
             out: self.buffer(op.out),
             input: self.buffer(op.input),
-            residual: op.add.map_or(0, |id| self.buffer(id)),
+            residual: op.add.map_or(0, |residual| self.buffer(residual.buffer())),
             weight: self.vector(op.weight),
             bias: op.bias.map_or(0, |id| self.vector(id)),
             rows: 0,
             cols: self.cols(op.out),
             eps: op.eps,
             weight_offset: offset(op.unit_offset),
+            residual_after: u32::from(matches!(op.add, Some(Residual::After(_)))),
+            reserved: 0,
         };
         Ok(Stage::Norm { kernel, params, rows: self.rows(op.out) })
     }
@@ -198,7 +200,7 @@ impl Lowering<'_> {
             out: self.buffer(op.out),
             k: self.cols(op.input),
             out_stride: self.cols(op.out),
-            scale: 1.0,
+            scale: op.scale,
             ..LinearParams::default()
         };
         let product = self.product(op.weight, &params, bias, self.setting.dtype);

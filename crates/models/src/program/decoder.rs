@@ -111,7 +111,7 @@ impl<'a> Decoder<'a> {
         };
         let weight = self.matrix(&label("qkv"), hidden_size, rows, layer)?;
         let bias = self.bias_if(config.qkv_bias, &label("qkv_bias"), rows, layer)?;
-        self.builder.push(Op::Linear(Linear { weight, bias, input: normed, add: None, out: qkv }));
+        self.builder.push(Op::Linear(Linear { weight, bias, scale: 1.0, input: normed, add: None, out: qkv }));
 
         let norm = config.qk_norm.map(|width| self.qk_norm(layer, heads, width)).transpose()?;
         let (group, index) = self.kv[layer];
@@ -124,7 +124,7 @@ impl<'a> Decoder<'a> {
         let rows = [(Role::Output, hidden_size)];
         let weight = self.matrix(&label("output"), heads.q_cols(), &rows, layer)?;
         let bias = self.bias_if(config.output_bias, &label("output_bias"), &rows, layer)?;
-        self.builder.push(Op::Linear(Linear { weight, bias, input: attended, add: Some(x), out: x }));
+        self.builder.push(Op::Linear(Linear { weight, bias, scale: 1.0, input: attended, add: Some(x), out: x }));
         Ok(())
     }
 
@@ -142,13 +142,20 @@ impl<'a> Decoder<'a> {
         };
         let weight = self.matrix(&label("gate_up"), hidden_size, rows, layer)?;
         let biases = self.bias_if(bias, &label("gate_up_bias"), rows, layer)?;
-        self.builder.push(Op::Linear(Linear { weight, bias: biases, input: normed, add: None, out: gate_up }));
+        self.builder.push(Op::Linear(Linear {
+            weight,
+            bias: biases,
+            scale: 1.0,
+            input: normed,
+            add: None,
+            out: gate_up,
+        }));
         self.builder.push(Op::Glu(Glu { kind: activation, input: gate_up, out: hidden }));
 
         let rows = [(Role::Down, hidden_size)];
         let weight = self.matrix(&label("down"), intermediate_size, &rows, layer)?;
         let biases = self.bias_if(bias, &label("down_bias"), &rows, layer)?;
-        self.builder.push(Op::Linear(Linear { weight, bias: biases, input: hidden, add: Some(x), out: x }));
+        self.builder.push(Op::Linear(Linear { weight, bias: biases, scale: 1.0, input: hidden, add: Some(x), out: x }));
         Ok(())
     }
 

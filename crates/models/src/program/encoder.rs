@@ -69,7 +69,7 @@ impl<'a> Encoder<'a> {
         let part = part(self.checkpoint, format!("{tensor}.weight"), hidden_size, &shape)?;
         let weight = self.builder.weight("patches", cols, vec![part]);
         let bias = Some(self.bias("patches_bias", tensor, hidden_size)?);
-        self.builder.push(Op::Linear(Linear { weight, bias, input: patches, add: None, out: x }));
+        self.builder.push(Op::Linear(Linear { weight, bias, scale: 1.0, input: patches, add: None, out: x }));
         let positions = self.config.table_side * self.config.table_side;
         let table = self.matrix("positions", self.names.positions, positions, hidden_size)?;
         self.builder.push(Op::EmbedTaps(EmbedTaps { table, out: x }));
@@ -97,7 +97,7 @@ impl<'a> Encoder<'a> {
     ) -> Result<(), ModelError> {
         let (rows, cols) = (self.builder.buffer_cols(out), self.builder.buffer_cols(input));
         let weight = self.matrix(label, tensor, rows, cols)?;
-        self.builder.push(Op::Linear(Linear { weight, bias: None, input, add: None, out }));
+        self.builder.push(Op::Linear(Linear { weight, bias: None, scale: 1.0, input, add: None, out }));
         Ok(())
     }
 
@@ -130,7 +130,7 @@ impl<'a> Encoder<'a> {
         let (weights, biases) = (part_of("weight", &[rows, cols])?, part_of("bias", &[rows])?);
         let weight = self.builder.weight(label, cols, weights);
         let bias = Some(self.builder.weight(format!("{label}_bias"), 1, biases));
-        self.builder.push(Op::Linear(Linear { weight, bias, input, add, out }));
+        self.builder.push(Op::Linear(Linear { weight, bias, scale: 1.0, input, add, out }));
         Ok(())
     }
 

@@ -14,7 +14,7 @@ pub mod suite;
 pub use batches::{PagedBatches, position};
 pub use encoder::TinyEncoder;
 pub use images::{ImageModel, image_models, large_images};
-pub use model::{MemoryWeights, QkNormWidth, TinyModel, random_blocks};
+pub use model::{MemoryWeights, NormPlacement, QkNormWidth, Scales, TinyModel, random_blocks};
 pub use reference::{Reference, Rounding, erf};
 
 /// SplitMix64: a small generator for test data.

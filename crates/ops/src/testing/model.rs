@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use super::TestRng;
 use crate::{
     BufferId, Glu, GluKind, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace, Linear, Logits, NormKind, NormOp, Op,
-    PagedAttention, Program, ProgramBuilder, ProgramError, QkNorm, QkvPost, Rope, Rows, StorageType, TensorData,
-    WeightError, WeightId, WeightPart, WeightSource,
+    PagedAttention, Program, ProgramBuilder, ProgramError, QkNorm, QkvPost, Residual, Rope, Rows, StorageType,
+    TensorData, WeightError, WeightId, WeightPart, WeightSource,
 };
 
 /// Range over which q and k are normalised.
@@ -17,6 +17,36 @@ pub enum QkNormWidth {
     Head,
     /// The whole row.
     Row,
+}
+
+/// Places of the norms of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormPlacement {
+    /// Before each block, fused with the addition of the block before it (Llama).
+    Pre,
+    /// After each block, before its output is added (OLMo 2).
+    Post,
+    /// Before and after each block (Gemma).
+    Sandwich,
+}
+
+/// Factors of a random model, all 1 by default.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scales {
+    /// Factor of embeddings.
+    pub embedding: f32,
+    /// Factor of attention scores, beside 1/√D.
+    pub attention: f32,
+    /// Factor of the output of each block.
+    pub residual: f32,
+    /// Factor of logits.
+    pub logits: f32,
+}
+
+impl Default for Scales {
+    fn default() -> Self {
+        Self { embedding: 1.0, attention: 1.0, residual: 1.0, logits: 1.0 }
+    }
 }
 
 /// Shape of a random decoder. Every field is a feature that some architecture has.
@@ -40,6 +70,8 @@ pub struct TinyModel {
     pub qk_norm: Option<QkNormWidth>,
     /// Kind of every norm.
     pub norm: NormKind,
+    /// Places of the norms of a layer.
+    pub placement: NormPlacement,
     /// Whether norms multiply by `1 + w`.
     pub unit_offset: bool,
     /// Whether the projections have biases.
@@ -52,8 +84,8 @@ pub struct TinyModel {
     pub attention_softcap: Option<f32>,
     /// Cap of logits.
     pub logits_softcap: Option<f32>,
-    /// Factors of embeddings and of logits.
-    pub scales: (f32, f32),
+    /// Factors.
+    pub scales: Scales,
     /// Number of parts of H columns of the media cache that the model takes: the first replaces embeddings, each other
     /// one is added after a layer. There are at most as many layers as these.
     pub media: usize,
@@ -83,13 +115,14 @@ impl Default for TinyModel {
             rope: Some(rope),
             qk_norm: None,
             norm: NormKind::Rms,
+            placement: NormPlacement::Pre,
             unit_offset: false,
             biases: false,
             tied: true,
             glu: GluKind::Silu,
             attention_softcap: None,
             logits_softcap: None,
-            scales: (1.0, 1.0),
+            scales: Scales::default(),
             media: 0,
             storage: StorageType::F32,
             seed: 1,
@@ -152,14 +185,16 @@ impl<'a> Build<'a> {
         let x = self.builder.buffer("x", Rows::Tokens, m.hidden);
         let y = self.builder.buffer("y", Rows::Tokens, m.hidden);
         let table = self.matrix("embed", &[m.vocab_size], m.hidden, 1.0);
-        self.builder.push(Op::Embed { table, scale: m.scales.0, out: x });
+        self.builder.push(Op::Embed { table, scale: m.scales.embedding, out: x });
         self.inject(0, InjectMode::Replace, x);
-        let mut pending = None;
         for (index, &group) in m.layers.iter().enumerate() {
-            self.attention(index, group, x, y, pending);
-            self.feed_forward(index, x, y);
+            let input = self.block_input(&format!("{index}.in"), (x, y), index > 0);
+            self.attention(index, group, input, y);
+            self.block_output(&format!("{index}.attended"), y, x);
+            let input = self.block_input(&format!("{index}.mid"), (x, y), true);
+            self.feed_forward(index, input, y);
+            self.block_output(&format!("{index}.fed"), y, x);
             self.inject(index + 1, InjectMode::Add, x);
-            pending = Some(y);
         }
         self.head(x, y, table);
         self.done()
@@ -177,20 +212,34 @@ impl<'a> Build<'a> {
         }
     }
 
-    /// Appends an attention layer. `x` is the residual stream; `pending`, if any, is still to be added to it.
-    fn attention(&mut self, index: usize, group: usize, x: BufferId, y: BufferId, pending: Option<BufferId>) {
+    /// Appends the norm before a block, whose input it returns. `x` is the residual stream; `y` has the output of the
+    /// block before it, if `follows`.
+    fn block_input(&mut self, name: &str, (x, y): (BufferId, BufferId), follows: bool) -> BufferId {
+        match self.model.placement {
+            NormPlacement::Pre if follows => self.norm(name, y, Some(Residual::Before(x)), y),
+            NormPlacement::Pre | NormPlacement::Sandwich => self.norm(name, x, None, y),
+            NormPlacement::Post => return x,
+        }
+        y
+    }
+
+    /// Appends the norm after a block, if the model has one. It adds the block's output `y` to the residual stream.
+    fn block_output(&mut self, name: &str, y: BufferId, x: BufferId) {
+        if self.model.placement != NormPlacement::Pre {
+            self.norm(name, y, Some(Residual::After(x)), x);
+        }
+    }
+
+    /// Appends the attention of a layer.
+    fn attention(&mut self, index: usize, group: usize, x: BufferId, y: BufferId) {
         let m = self.model;
         let heads = m.heads;
         let layer = m.layers[..index].iter().filter(|g| **g == group).count();
         let qkv = self.builder.buffer(format!("qkv.{index}"), Rows::Tokens, heads.qkv_cols());
         let q = self.builder.buffer(format!("q.{index}"), Rows::Tokens, heads.q_cols());
         let o = self.builder.buffer(format!("o.{index}"), Rows::Tokens, heads.q_cols());
-        match pending {
-            Some(pending) => self.norm(&format!("{index}.in"), pending, Some(x), y),
-            None => self.norm(&format!("{index}.in"), x, None, y),
-        }
         let parts = [heads.q_cols(), heads.kv_cols(), heads.kv_cols()];
-        self.linear(&format!("{index}.qkv"), &parts, y, None, qkv);
+        self.linear(&format!("{index}.qkv"), &parts, x, None, qkv);
         let norm = m.qk_norm.map(|width| {
             let [q, k] = match width {
                 QkNormWidth::Head => [heads.dim; 2],
@@ -206,29 +255,32 @@ impl<'a> Build<'a> {
             q,
             out: o,
             heads,
-            scale: 1.0 / (heads.dim as f32).sqrt(),
+            scale: m.scales.attention / (heads.dim as f32).sqrt(),
             window: m.windows[group],
             softcap: m.attention_softcap,
             group,
             layer,
         }));
-        self.linear(&format!("{index}.out"), &[m.hidden], o, None, y);
+        self.scaled_linear(&format!("{index}.out"), &[m.hidden], o, None, y, m.scales.residual);
     }
 
     fn feed_forward(&mut self, index: usize, x: BufferId, y: BufferId) {
         let m = self.model;
         let gate_up = self.builder.buffer(format!("gate_up.{index}"), Rows::Tokens, 2 * m.inner);
         let h = self.builder.buffer(format!("h.{index}"), Rows::Tokens, m.inner);
-        self.norm(&format!("{index}.mid"), y, Some(x), y);
-        self.linear(&format!("{index}.gate_up"), &[m.inner, m.inner], y, None, gate_up);
+        self.linear(&format!("{index}.gate_up"), &[m.inner, m.inner], x, None, gate_up);
         self.builder.push(Op::Glu(Glu { kind: m.glu, input: gate_up, out: h }));
-        self.linear(&format!("{index}.down"), &[m.hidden], h, None, y);
+        self.scaled_linear(&format!("{index}.down"), &[m.hidden], h, None, y, m.scales.residual);
     }
 
     fn head(&mut self, x: BufferId, y: BufferId, table: WeightId) {
         let m = self.model;
+        if m.placement != NormPlacement::Pre {
+            // The sum leaves the residual stream, so that this form is tested too.
+            self.norm("sum", y, Some(Residual::After(x)), y);
+        }
         // The last addition uses a product's epilogue, so that this form is tested too.
-        self.linear("last", &[m.hidden], y, Some(x), x);
+        self.scaled_linear("last", &[m.hidden], y, Some(x), x, m.scales.residual);
         let norm = self.norm_weights("final", m.hidden);
         let pooled = self.builder.buffer("pooled", Rows::Pooled, m.hidden);
         self.builder.push(Op::GatherRows { input: x, out: pooled });
@@ -238,12 +290,12 @@ impl<'a> Build<'a> {
         self.builder.push(Op::GatherRows { input: x, out: last });
         self.push_norm(norm, last, None, last);
         let weight = if m.tied { table } else { self.matrix("head", &[m.vocab_size], m.hidden, 1.0) };
-        let (scale, softcap) = (m.scales.1, m.logits_softcap);
+        let (scale, softcap) = (m.scales.logits, m.logits_softcap);
         self.builder.push(Op::Logits(Logits { weight, input: last, out: logits, scale, softcap }));
         self.builder.push(Op::Sample { logits });
     }
 
-    pub(super) fn norm(&mut self, name: &str, input: BufferId, add: Option<BufferId>, out: BufferId) {
+    pub(super) fn norm(&mut self, name: &str, input: BufferId, add: Option<Residual>, out: BufferId) {
         let weights = self.norm_weights(name, self.cols(input));
         self.push_norm(weights, input, add, out);
     }
@@ -262,7 +314,7 @@ impl<'a> Build<'a> {
         &mut self,
         (weight, bias): (WeightId, Option<WeightId>),
         input: BufferId,
-        add: Option<BufferId>,
+        add: Option<Residual>,
         out: BufferId,
     ) {
         let (kind, unit_offset) = (self.model.norm, self.model.unit_offset);
@@ -277,10 +329,22 @@ impl<'a> Build<'a> {
         add: Option<BufferId>,
         out: BufferId,
     ) {
+        self.scaled_linear(name, parts, input, add, out, 1.0);
+    }
+
+    fn scaled_linear(
+        &mut self,
+        name: &str,
+        parts: &[usize],
+        input: BufferId,
+        add: Option<BufferId>,
+        out: BufferId,
+        scale: f32,
+    ) {
         let weight = self.matrix(name, parts, self.cols(input), 1.5);
         // A fused bias has one column and the parts of its weight.
         let bias = self.model.biases.then(|| self.matrix(&format!("{name}.bias"), parts, 1, 0.3));
-        self.builder.push(Op::Linear(Linear { weight, bias, input, add, out }));
+        self.builder.push(Op::Linear(Linear { weight, bias, scale, input, add, out }));
     }
 
     pub(super) fn cols(&self, id: BufferId) -> usize {

@@ -3,7 +3,7 @@
 use super::{MemoryWeights, TestRng, TinyModel, position};
 use crate::{
     BufferId, EmbedTaps, EncodeBatch, GluKind, InjectMode, InjectRows, InjectedRow, KvPlace, Linear, Logits, NormKind,
-    NormOp, Op, PagedAttention, Program, QkvPost, Rope, RopeStyle, SegmentAttention, WeightError, WeightId,
+    NormOp, Op, PagedAttention, Program, QkvPost, Residual, Rope, RopeStyle, SegmentAttention, WeightError, WeightId,
     WeightSource,
 };
 
@@ -312,13 +312,19 @@ impl Interpreter<'_> {
     }
 
     fn norm(&mut self, op: &NormOp) -> Rows {
-        if let Some(residual) = op.add {
+        let mut read = op.input;
+        if let Some(Residual::Before(residual)) = op.add {
             self.buffers[residual.0] = add(self.buffer(residual), self.buffer(op.input));
+            read = residual;
         }
         let bias = op.bias.map(|id| self.vector(id));
         let weight = self.vector(op.weight);
         let row = |row: &Vec<f64>| normalise(op.kind, row, &weight, bias.as_deref(), op.eps, op.unit_offset);
-        self.buffer(op.add.unwrap_or(op.input)).iter().map(row).collect()
+        let rows = self.buffer(read).iter().map(row).collect();
+        match op.add {
+            Some(Residual::After(residual)) => add(&rows, self.buffer(residual)),
+            _ => rows,
+        }
     }
 
     fn linear(&self, op: &Linear) -> Rows {
@@ -327,6 +333,7 @@ impl Interpreter<'_> {
             let bias = self.vector(bias);
             rows = rows.iter().map(|row| row.iter().zip(&bias).map(|(x, b)| x + b).collect()).collect();
         }
+        rows.iter_mut().flatten().for_each(|x| *x *= f64::from(op.scale));
         if let Some(addend) = op.add {
             rows = add(&rows, self.buffer(addend));
         }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use super::reference::{Reference, Rows};
-use super::{MemoryWeights, PagedBatches, QkNormWidth, Rounding, TestRng, TinyModel};
+use super::{MemoryWeights, NormPlacement, PagedBatches, QkNormWidth, Rounding, Scales, TestRng, TinyModel};
 use crate::sampling::{SampleBatch, SampleParams, SampleRow, Sampler};
 use crate::{
     Backend, BackendError, GluKind, HeadShape, NormKind, Op, Program, Rope, RopeStyle, StepBatch, StorageType,
@@ -436,6 +436,20 @@ fn ropes() -> impl Strategy<Value = Option<(RopeStyle, usize, f64, Vec<usize>)>>
     proptest::option::weighted(0.85, (style, 1usize..=4, prop_oneof![Just(1.0), 0.5f64..1.5], streams))
 }
 
+fn placements() -> impl Strategy<Value = NormPlacement> {
+    prop_oneof![2 => Just(NormPlacement::Pre), 1 => Just(NormPlacement::Post), 1 => Just(NormPlacement::Sandwich)]
+}
+
+fn scales() -> impl Strategy<Value = Scales> {
+    let factor = || prop_oneof![Just(1.0f32), 0.3f32..4.0];
+    (factor(), factor(), factor(), factor()).prop_map(|(embedding, attention, residual, logits)| Scales {
+        embedding,
+        attention,
+        residual,
+        logits,
+    })
+}
+
 /// Generates models with every feature and with odd sizes.
 pub fn models() -> impl Strategy<Value = TinyModel> {
     let sizes = (1usize..40, 1usize..50, 1usize..60, 1usize..4, 1usize..4, 4usize..20);
@@ -445,9 +459,9 @@ pub fn models() -> impl Strategy<Value = TinyModel> {
     let qk_norm = prop_oneof![Just(None), Just(Some(QkNormWidth::Head)), Just(Some(QkNormWidth::Row))];
     let flags = (any::<bool>(), any::<bool>(), any::<bool>());
     let caps = (proptest::option::of(1.0f32..30.0), proptest::option::of(1.0f32..30.0));
-    let scales = (prop_oneof![Just(1.0f32), 0.3f32..4.0], prop_oneof![Just(1.0f32), 0.3f32..4.0]);
-    (sizes, windows, ropes(), glu, norm, qk_norm, flags, caps, scales, any::<u64>()).prop_map(
-        |(sizes, windows, rope, glu, norm, qk_norm, flags, caps, scales, seed)| {
+    let norms = (norm, placements());
+    (sizes, windows, ropes(), glu, norms, qk_norm, flags, caps, scales(), any::<u64>()).prop_map(
+        |(sizes, windows, rope, glu, (norm, placement), qk_norm, flags, caps, scales, seed)| {
             let (hidden, inner, vocab_size, kv, group, dim) = sizes;
             let layers = (0..windows.len() + 1).map(|layer| layer % windows.len()).collect();
             let rope = rope.map(|(style, pairs, magnitude, mut streams)| {
@@ -465,6 +479,7 @@ pub fn models() -> impl Strategy<Value = TinyModel> {
                 rope,
                 qk_norm,
                 norm,
+                placement,
                 unit_offset: flags.0,
                 biases: flags.1,
                 tied: flags.2,

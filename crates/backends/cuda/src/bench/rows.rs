@@ -72,6 +72,8 @@ impl Cases<'_> {
                 cols: hidden as u32,
                 eps: 1e-6,
                 weight_offset: 0.0,
+                residual_after: 0,
+                reserved: 0,
             };
             (params, params.grid())
         });
