@@ -209,10 +209,12 @@ def as_config(written, storage, form, class_name):
     """Returns a config.json with the keys of a decoder, in the form of transformers 5 or 4."""
     dtype = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}[storage]
     keys = [
-        "attention_bias", "bos_token_id", "eos_token_id", "head_dim", "hidden_act", "hidden_size", "intermediate_size",
-        "layer_types", "max_position_embeddings", "max_window_layers", "mlp_bias", "model_type", "num_attention_heads",
-        "num_hidden_layers", "num_key_value_heads", "pad_token_id", "rms_norm_eps", "rope_parameters", "sliding_window",
-        "tie_word_embeddings", "use_sliding_window", "vocab_size",
+        "attention_bias", "attention_multiplier", "attn_logit_softcapping", "bos_token_id", "embedding_multiplier",
+        "eos_token_id", "final_logit_softcapping", "head_dim", "hidden_act", "hidden_activation", "hidden_size",
+        "intermediate_size", "layer_types", "logits_scaling", "max_position_embeddings", "max_window_layers", "mlp_bias",
+        "model_type", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
+        "original_max_position_embeddings", "pad_token_id", "query_pre_attn_scalar", "residual_multiplier",
+        "rms_norm_eps", "rope_parameters", "sliding_window", "tie_word_embeddings", "use_sliding_window", "vocab_size",
     ]
     config = {"architectures": [class_name]} | {key: written[key] for key in keys if key in written}
     if form == 5:
@@ -291,7 +293,7 @@ def gguf_llama(folder, tokenizer, seed):
     config = LlamaConfig(**COMMON, tie_word_embeddings=True, rms_norm_eps=1e-5, rope_parameters=LLAMA3_ROPE)
     types = dict(token_embd=Q.Q8_0, attn_q=Q.Q4_1, attn_k=Q.Q8_0, attn_v=Q.F16, attn_output=Q.Q5_1, ffn_gate=Q.Q4_0,
                  ffn_up=Q.BF16, ffn_down=Q.Q5_0)
-    write_gguf(folder, "llama", config, types, tokenizer, seed, permute=True)
+    gguf_file(folder, "llama", config, types, tokenizer, seed, permute=True)
 
 
 def gguf_qwen2(folder, tokenizer, seed):
@@ -299,10 +301,11 @@ def gguf_qwen2(folder, tokenizer, seed):
     config = Qwen2Config(**COMMON, tie_word_embeddings=False, rope_parameters=rope(theta=1e6))
     types = dict(token_embd=Q.F16, output=Q.Q8_0, attn_q=Q.Q8_0, attn_k=Q.Q4_0, attn_v=Q.F32, attn_output=Q.Q4_1,
                  ffn_gate=Q.Q8_0, ffn_up=Q.Q8_0, ffn_down=Q.F16)
-    write_gguf(folder, "qwen2", config, types, tokenizer, seed, permute=False)
+    gguf_file(folder, "qwen2", config, types, tokenizer, seed, permute=False)
 
 
-def write_gguf(folder, arch, config, types, tokenizer, seed, permute):
+def gguf_file(folder, arch, config, types, tokenizer, seed, permute, head=None):
+    """Writes the GGUF file of a random model. `head` adds the keys of its family."""
     fresh(folder)
     model = new_model(config)
     names = gguf.get_tensor_name_map(next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == arch),
@@ -316,8 +319,12 @@ def write_gguf(folder, arch, config, types, tokenizer, seed, permute):
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    parameters = config.rope_parameters.get("full_attention", config.rope_parameters)
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_rope_freq_base(parameters["rope_theta"])
+    writer.add_rope_dimension_count(int(dim * parameters.get("partial_rotary_factor", 1.0)))
+    if head is not None:
+        head(writer, config, arch)
     add_vocabulary(writer, tokenizer)
 
     dequantised = {}
@@ -328,17 +335,29 @@ def write_gguf(folder, arch, config, types, tokenizer, seed, permute):
         move = permute and count is not None
         stored = permuted(value, count) if move else value
         storage = types.get(stem.rsplit(".", 1)[-1], Q.F32) if kind == "weight" else Q.F32
+        if plus_one(arch, name):
+            # The converter adds the 1 of the factor `1 + w`.
+            stored = stored + np.float32(1.0)
         data = gguf.quants.quantize(np.ascontiguousarray(stored), storage)
         writer.add_tensor(f"{stem}.{kind}", data, raw_dtype=storage)
         read_back = gguf.quants.dequantize(data, storage).astype(np.float32).reshape(value.shape)
+        if plus_one(arch, name):
+            read_back -= 1.0
         dequantised[name] = unpermuted(read_back, count) if move else read_back
-    if config.rope_parameters["rope_type"] == "llama3":
+    if parameters["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_factors(config))
+    if parameters["rope_type"] == "longrope":
+        for length in ["long", "short"]:
+            writer.add_tensor(f"rope_factors_{length}.weight", np.array(parameters[f"{length}_factor"], np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     golden(folder / "golden.safetensors", model, dequantised, seed)
+
+
+def plus_one(arch, name):
+    return arch.startswith("gemma") and (name.endswith("norm.weight") or "layernorm" in name)
 
 
 def permuted(weight, heads):

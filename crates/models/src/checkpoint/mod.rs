@@ -210,6 +210,12 @@ impl Checkpoint {
         Self::open(path)
     }
 
+    /// Sets the context length that is served, in tokens. It decides on the rotary embedding of models that have one for
+    /// short and one for long contexts. Without it, the whole context is served.
+    pub fn serve(&mut self, tokens: usize) {
+        self.config.serve(tokens);
+    }
+
     /// Returns whether the checkpoint has no weights and uses dummy weights.
     pub const fn is_dummy(&self) -> bool {
         matches!(self.files, Files::Dummy { .. })

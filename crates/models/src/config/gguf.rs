@@ -4,7 +4,7 @@ use octavo_ops::{GluKind, HeadShape, RopeStyle};
 
 use super::rope::yarn_magnitude;
 use super::{
-    AttentionConfig, ConfigError, LayerConfig, MlpConfig, ModelConfig, NormConfig, RopeConfig, RopeScaling,
+    AttentionConfig, ConfigError, LayerConfig, MlpConfig, ModelConfig, NormConfig, NormPlaces, RopeConfig, RopeScaling,
     RopeSections, default_head_dim, repeated,
 };
 use crate::checkpoint::{Format, MetadataView};
@@ -28,6 +28,11 @@ impl<'a> Keys<'a> {
         has_tensor: &'a dyn Fn(&str) -> bool,
     ) -> Self {
         Self { metadata, prefix, has_tensor }
+    }
+
+    /// Returns whether the file has a tensor.
+    pub(crate) fn has_tensor(&self, name: &str) -> bool {
+        (self.has_tensor)(name)
     }
 
     /// Returns a key with the prefix of the architecture.
@@ -55,8 +60,8 @@ pub(crate) fn decoder(family: &'static Family, keys: &Keys<'_>, style: RopeStyle
     if keys.usize("expert_count")?.is_some_and(|n| n > 0) {
         return Err(ConfigError::Unsupported("a mixture of experts".into()));
     }
-    let has_weight = |role| (keys.has_tensor)(&family.names.weight(Format::Gguf, role, 0));
-    let has_bias = |role| (keys.has_tensor)(&family.names.bias(Format::Gguf, role, 0));
+    let has_weight = |role| keys.has_tensor(&family.names.weight(Format::Gguf, role, 0));
+    let has_bias = |role| keys.has_tensor(&family.names.bias(Format::Gguf, role, 0));
     let hidden_size = keys.required("embedding_length")?;
     let heads = heads(keys, hidden_size)?;
     let attention = AttentionConfig {
@@ -74,13 +79,14 @@ pub(crate) fn decoder(family: &'static Family, keys: &Keys<'_>, style: RopeStyle
         activation: GluKind::Silu,
         bias: has_bias(Role::Up),
     };
+    let layer = LayerConfig { attention, mlp, norms: NormPlaces::Before, residual_scale: 1.0 };
     const EPS: &str = "attention.layer_norm_rms_epsilon";
     let eps = keys.f64(EPS)?.ok_or_else(|| ConfigError::missing(&keys.name(EPS)))? as f32;
     Ok(ModelConfig {
         family,
         vocab_size: vocab_size(keys)?,
         hidden_size,
-        layers: repeated(LayerConfig { attention, mlp }, keys.required("block_count")?)?,
+        layers: repeated(layer, keys.required("block_count")?)?,
         embedding_scale: 1.0,
         norm: NormConfig { eps, unit_offset: false },
         logits_scale: 1.0,

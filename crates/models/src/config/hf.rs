@@ -4,8 +4,8 @@ use octavo_ops::{GluKind, HeadShape, RopeStyle};
 
 use super::rope::yarn_magnitude;
 use super::{
-    AttentionConfig, ConfigError, Fields, LayerConfig, MlpConfig, ModelConfig, NormConfig, RopeConfig, RopeScaling,
-    RopeSections, default_head_dim, repeated,
+    AttentionConfig, ConfigError, Fields, LayerConfig, MlpConfig, ModelConfig, NormConfig, NormPlaces, RopeConfig,
+    RopeScaling, RopeSections, default_head_dim, repeated,
 };
 use crate::family::Family;
 
@@ -58,12 +58,13 @@ pub(crate) fn decoder(
         activation: activation(fields.str("hidden_act")?.unwrap_or("silu"))?,
         bias: false,
     };
+    let layer = LayerConfig { attention, mlp, norms: NormPlaces::Before, residual_scale: 1.0 };
     let eps = fields.f64("rms_norm_eps")?.unwrap_or(defaults.norm_eps) as f32;
     Ok(ModelConfig {
         family,
         vocab_size: fields.required("vocab_size")?,
         hidden_size,
-        layers: repeated(LayerConfig { attention, mlp }, fields.required("num_hidden_layers")?)?,
+        layers: repeated(layer, fields.required("num_hidden_layers")?)?,
         embedding_scale: 1.0,
         norm: NormConfig { eps, unit_offset: false },
         logits_scale: 1.0,
@@ -132,7 +133,8 @@ pub(crate) fn windows(
 /// Reads the rotary embedding: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (transformers 4).
 fn rope(fields: &Fields<'_>, head_dim: usize, theta: f64, context: usize) -> Result<RopeConfig, ConfigError> {
     let parameters = match fields.object("rope_parameters")? {
-        Some(parameters) => Some(parameters),
+        // The layers with a window may have a rotary embedding of their own.
+        Some(parameters) => Some(parameters.object("full_attention")?.unwrap_or(parameters)),
         None => fields.object("rope_scaling")?,
     };
     let number = |key: &str| match parameters.map(|p| p.f64(key)).transpose()?.flatten() {
@@ -183,12 +185,26 @@ fn scaling(parameters: &Fields<'_>, fields: &Fields<'_>, context: usize) -> Resu
             high_freq_factor: required("high_freq_factor")?,
             original_context: original_context()?,
         }),
+        // Phi-3's first configurations have the second name.
+        Some("longrope" | "su") => long_rope(parameters, original_context()?, context),
         Some("yarn") => yarn(parameters, original_context()?, context),
         Some(other) => Err(ConfigError::Unsupported(format!(
-            "the rotary scaling '{}' (supported: linear, llama3, yarn)",
+            "the rotary scaling '{}' (supported: linear, llama3, yarn, longrope)",
             other.escape_debug()
         ))),
     }
+}
+
+fn long_rope(parameters: &Fields<'_>, original_context: f64, context: usize) -> Result<RopeScaling, ConfigError> {
+    let list = |key: &str| parameters.f64s(key)?.ok_or_else(|| ConfigError::missing(key));
+    let factor = context as f64 / original_context;
+    let attention_factor = match parameters.f64("attention_factor")? {
+        Some(factor) => factor,
+        None if factor <= 1.0 => 1.0,
+        None => (1.0 + factor.ln() / original_context.ln()).sqrt(),
+    };
+    let (short, long) = (list("short_factor")?, list("long_factor")?);
+    Ok(RopeScaling::LongRope { short, long, original_context, context, attention_factor })
 }
 
 fn yarn(parameters: &Fields<'_>, original_context: f64, context: usize) -> Result<RopeScaling, ConfigError> {

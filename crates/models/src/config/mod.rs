@@ -73,6 +73,21 @@ pub struct LayerConfig {
     pub attention: AttentionConfig,
     /// Gated MLP.
     pub mlp: MlpConfig,
+    /// Norms around each of the two.
+    pub norms: NormPlaces,
+    /// Factor of what each of the two adds to the residual stream.
+    pub residual_scale: f32,
+}
+
+/// Places of the norms around a block, which is attention or an MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormPlaces {
+    /// `x += block(norm(x))`.
+    Before,
+    /// `x += norm(block(x))`.
+    After,
+    /// `x += norm(block(norm(x)))`.
+    Both,
 }
 
 /// The attention of a layer.
@@ -132,6 +147,12 @@ impl ModelConfig {
         self.layers.iter().map(|layer| layer.attention.window)
     }
 
+    /// Sets the context length that is served, which decides on the rotary embedding of models with two of them. Without
+    /// it, the whole context is served.
+    pub(crate) fn serve(&mut self, tokens: usize) {
+        self.layers.iter_mut().for_each(|layer| layer.attention.rope.serve(tokens));
+    }
+
     /// Adds an encoder of images.
     pub(crate) fn with_vision(self, vision: VisionConfig) -> Result<Self, ConfigError> {
         vision.check(&self)?;
@@ -169,6 +190,7 @@ impl LayerConfig {
             range("the sliding window", window, 1, MAX_POSITIONS)?;
         }
         factor("the attention's scale", *scale)?;
+        factor("the residual's scale", self.residual_scale)?;
         softcap.map_or(Ok(()), |cap| factor("the attention's cap", cap))?;
         rope.check(heads.dim)
     }

@@ -97,6 +97,19 @@ pub enum RopeScaling {
         /// Whether the ends of the ramp are rounded outwards to whole pairs.
         truncate: bool,
     },
+    /// Phi-3: divides each frequency by its own number, and a factor of cosine and sine.
+    LongRope {
+        /// Divisors within the original context; empty if a GGUF file has them as a tensor.
+        short: Vec<f64>,
+        /// Divisors beyond it; empty like the others.
+        long: Vec<f64>,
+        /// Context length of pre-training.
+        original_context: f64,
+        /// Context length that is served. It decides on the divisors of all positions.
+        context: usize,
+        /// Factor of cosine and sine.
+        attention_factor: f64,
+    },
 }
 
 impl RopeConfig {
@@ -112,8 +125,21 @@ impl RopeConfig {
         if let Some(sections) = self.sections {
             sections.check(self.rotary_dim / 2)?;
         }
+        let lists: &[&[f64]] = match &self.scaling {
+            RopeScaling::LongRope { short, long, .. } => &[short, long],
+            _ => &[],
+        };
+        for list in lists.iter().filter(|list| !list.is_empty()) {
+            if list.len() != self.rotary_dim / 2 || !list.iter().all(|factor| factor.is_finite() && *factor > 0.0) {
+                let pairs = self.rotary_dim / 2;
+                return fail(format!("its lists of factors must be {pairs} numbers above 0, one for each pair"));
+            }
+        }
         let positive: &[(&str, f64)] = match &self.scaling {
             RopeScaling::None => &[],
+            RopeScaling::LongRope { original_context, attention_factor, .. } => {
+                &[("original_max_position_embeddings", *original_context), ("attention_factor", *attention_factor)]
+            }
             RopeScaling::Linear { factor } => &[("factor", *factor)],
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => &[
                 ("factor", *factor),
@@ -135,8 +161,23 @@ impl RopeConfig {
         }
     }
 
-    /// Returns the frequencies in the form that backends use. `factors` (GGUF's `rope_freqs.weight`), if present,
-    /// divide the unscaled frequencies pair by pair.
+    /// Sets the context length that is served.
+    pub(super) fn serve(&mut self, tokens: usize) {
+        if let RopeScaling::LongRope { context, .. } = &mut self.scaling {
+            *context = tokens;
+        }
+    }
+
+    /// Returns whether the served context is longer than that of pre-training, if the two have factors of their own.
+    pub(crate) fn is_long(&self) -> Option<bool> {
+        match self.scaling {
+            RopeScaling::LongRope { context, original_context, .. } => Some(context as f64 > original_context),
+            _ => None,
+        }
+    }
+
+    /// Returns the frequencies in the form that backends use. `factors` (a tensor of a GGUF file), if present, divide the
+    /// unscaled frequencies pair by pair.
     pub fn frequencies(&self, factors: Option<&[f32]>) -> Rope {
         let pairs = self.rotary_dim / 2;
         let base = (0..pairs).map(|i| self.theta.powf(-2.0 * i as f64 / self.rotary_dim as f64));
@@ -147,6 +188,11 @@ impl RopeConfig {
         let mut magnitude = 1.0;
         match self.scaling {
             RopeScaling::None => {}
+            RopeScaling::LongRope { ref short, ref long, attention_factor, .. } => {
+                let divisors = if self.is_long() == Some(true) { long } else { short };
+                inv_freq.iter_mut().zip(divisors).for_each(|(f, divisor)| *f /= divisor);
+                magnitude = attention_factor;
+            }
             RopeScaling::Linear { factor } => inv_freq.iter_mut().for_each(|f| *f /= factor),
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
                 for f in &mut inv_freq {

@@ -4,9 +4,13 @@
 //! The readers describe a decoder layer by layer ([`ModelConfig`]), and one builder turns the description into a
 //! program ([`crate::program`]). To add a family, add a module here and a line to [`FAMILIES`].
 
+mod gemma;
+mod granite;
 mod idefics3;
 mod llama;
 mod mistral;
+mod olmo2;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_vl;
@@ -22,8 +26,19 @@ use crate::program::ModelError;
 use crate::program::names::Names;
 
 /// Every family.
-pub static FAMILIES: [&Family; 6] =
-    [&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &qwen3_vl::FAMILY, &idefics3::FAMILY];
+pub static FAMILIES: [&Family; 11] = [
+    &llama::FAMILY,
+    &mistral::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &qwen3_vl::FAMILY,
+    &idefics3::FAMILY,
+    &gemma::GEMMA2,
+    &gemma::GEMMA3,
+    &phi3::FAMILY,
+    &granite::FAMILY,
+    &olmo2::FAMILY,
+];
 
 /// A family of models that Octavo can run.
 pub struct Family {

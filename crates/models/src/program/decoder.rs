@@ -5,13 +5,14 @@
 
 use octavo_ops::{
     BufferId, Glu, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace, Linear, Logits, NormKind, NormOp, Op,
-    PagedAttention, Program, ProgramBuilder, QkNorm, QkvPost, Rows, WeightError, WeightId, WeightPart, WeightSource,
+    PagedAttention, Program, ProgramBuilder, QkNorm, QkvPost, Residual, Rows, WeightError, WeightId, WeightPart,
+    WeightSource,
 };
 
 use super::ModelError;
-use super::names::{ROPE_FACTORS, Role};
+use super::names::{LONG_ROPE_FACTORS, ROPE_FACTORS, Role, SHORT_ROPE_FACTORS};
 use crate::checkpoint::{Checkpoint, Format};
-use crate::config::{AttentionConfig, LayerConfig, MlpConfig, ModelConfig, NormConfig, QkNormWidth};
+use crate::config::{AttentionConfig, LayerConfig, MlpConfig, ModelConfig, NormConfig, NormPlaces, QkNormWidth};
 
 /// Buffers shared by all layers.
 struct Scratch {
@@ -21,6 +22,30 @@ struct Scratch {
     attended: BufferId,
     gate_up: BufferId,
     hidden: BufferId,
+}
+
+/// A block of a layer: attention or an MLP.
+#[derive(Clone, Copy)]
+struct Block {
+    layer: usize,
+    /// Residual stream `[T,H]`.
+    x: BufferId,
+    norms: NormPlaces,
+    /// Factor of what the block adds to the residual stream.
+    scale: f32,
+}
+
+impl Block {
+    fn label(self, part: &str) -> String {
+        format!("layers.{}.{part}", self.layer)
+    }
+}
+
+/// The last product of a block.
+struct Projection {
+    weight: WeightId,
+    bias: Option<WeightId>,
+    input: BufferId,
 }
 
 /// Emits a decoder's ops and looks up its tensors.
@@ -68,9 +93,10 @@ impl<'a> Decoder<'a> {
         let x = self.embed()?;
         // The encoder's last output replaces the embeddings of images' tokens; each of its others is added after a layer.
         self.inject(0, InjectMode::Replace, x);
-        for (layer, LayerConfig { attention, mlp }) in self.config().layers.iter().enumerate() {
-            self.attention(layer, x, attention)?;
-            self.gated_mlp(layer, x, mlp)?;
+        for (layer, config) in self.config().layers.iter().enumerate() {
+            let block = Block { layer, x, norms: config.norms, scale: config.residual_scale };
+            self.attention(block, &config.attention)?;
+            self.gated_mlp(block, &config.mlp)?;
             self.inject(layer + 1, InjectMode::Add, x);
         }
         self.head(x)
@@ -97,21 +123,21 @@ impl<'a> Decoder<'a> {
         Ok(out)
     }
 
-    /// Emits `x += output(attention(qkv(norm(x))))`.
-    fn attention(&mut self, layer: usize, x: BufferId, config: &AttentionConfig) -> Result<(), ModelError> {
+    /// Emits `x += output(attention(qkv(x)))`, with the norms of the block.
+    fn attention(&mut self, block: Block, config: &AttentionConfig) -> Result<(), ModelError> {
         let hidden_size = self.config().hidden_size;
         let AttentionConfig { heads, window, scale, softcap, .. } = *config;
-        let Scratch { normed, qkv, q, attended, .. } = self.scratch;
-        let label = |part: &str| format!("layers.{layer}.{part}");
+        let Scratch { qkv, q, attended, .. } = self.scratch;
+        let layer = block.layer;
 
-        self.norm(&label("attention_norm"), Role::AttentionNorm, layer, x, normed)?;
+        let input = self.before(block, "attention_norm", Role::AttentionNorm)?;
         let rows: &[_] = match self.config().family.names.fused {
             true => &[(Role::Qkv, heads.qkv_cols())],
             false => &[(Role::Q, heads.q_cols()), (Role::K, heads.kv_cols()), (Role::V, heads.kv_cols())],
         };
-        let weight = self.matrix(&label("qkv"), hidden_size, rows, layer)?;
-        let bias = self.bias_if(config.qkv_bias, &label("qkv_bias"), rows, layer)?;
-        self.builder.push(Op::Linear(Linear { weight, bias, scale: 1.0, input: normed, add: None, out: qkv }));
+        let weight = self.matrix(&block.label("qkv"), hidden_size, rows, layer)?;
+        let bias = self.bias_if(config.qkv_bias, &block.label("qkv_bias"), rows, layer)?;
+        self.builder.push(Op::Linear(Linear { weight, bias, scale: 1.0, input, add: None, out: qkv }));
 
         let norm = config.qk_norm.map(|width| self.qk_norm(layer, heads, width)).transpose()?;
         let (group, index) = self.kv[layer];
@@ -122,40 +148,57 @@ impl<'a> Decoder<'a> {
         self.builder.push(Op::PagedAttention(attention));
 
         let rows = [(Role::Output, hidden_size)];
-        let weight = self.matrix(&label("output"), heads.q_cols(), &rows, layer)?;
-        let bias = self.bias_if(config.output_bias, &label("output_bias"), &rows, layer)?;
-        self.builder.push(Op::Linear(Linear { weight, bias, scale: 1.0, input: attended, add: Some(x), out: x }));
-        Ok(())
+        let weight = self.matrix(&block.label("output"), heads.q_cols(), &rows, layer)?;
+        let bias = self.bias_if(config.output_bias, &block.label("output_bias"), &rows, layer)?;
+        self.after(block, Projection { weight, bias, input: attended }, "attention_post_norm", Role::AttentionPostNorm)
     }
 
-    /// Emits `x += down(act(gate(norm(x))) · up(norm(x)))`.
-    fn gated_mlp(&mut self, layer: usize, x: BufferId, config: &MlpConfig) -> Result<(), ModelError> {
+    /// Emits `x += down(act(gate(x)) · up(x))`, with the norms of the block.
+    fn gated_mlp(&mut self, block: Block, config: &MlpConfig) -> Result<(), ModelError> {
         let hidden_size = self.config().hidden_size;
         let MlpConfig { intermediate_size, activation, bias } = *config;
-        let Scratch { normed, gate_up, hidden, .. } = self.scratch;
-        let label = |part: &str| format!("layers.{layer}.{part}");
+        let Scratch { gate_up, hidden, .. } = self.scratch;
+        let layer = block.layer;
 
-        self.norm(&label("mlp_norm"), Role::MlpNorm, layer, x, normed)?;
+        let input = self.before(block, "mlp_norm", Role::MlpNorm)?;
         let rows: &[_] = match self.config().family.names.fused {
             true => &[(Role::GateUp, 2 * intermediate_size)],
             false => &[(Role::Gate, intermediate_size), (Role::Up, intermediate_size)],
         };
-        let weight = self.matrix(&label("gate_up"), hidden_size, rows, layer)?;
-        let biases = self.bias_if(bias, &label("gate_up_bias"), rows, layer)?;
-        self.builder.push(Op::Linear(Linear {
-            weight,
-            bias: biases,
-            scale: 1.0,
-            input: normed,
-            add: None,
-            out: gate_up,
-        }));
+        let weight = self.matrix(&block.label("gate_up"), hidden_size, rows, layer)?;
+        let biases = self.bias_if(bias, &block.label("gate_up_bias"), rows, layer)?;
+        self.builder.push(Op::Linear(Linear { weight, bias: biases, scale: 1.0, input, add: None, out: gate_up }));
         self.builder.push(Op::Glu(Glu { kind: activation, input: gate_up, out: hidden }));
 
         let rows = [(Role::Down, hidden_size)];
-        let weight = self.matrix(&label("down"), intermediate_size, &rows, layer)?;
-        let biases = self.bias_if(bias, &label("down_bias"), &rows, layer)?;
-        self.builder.push(Op::Linear(Linear { weight, bias: biases, scale: 1.0, input: hidden, add: Some(x), out: x }));
+        let weight = self.matrix(&block.label("down"), intermediate_size, &rows, layer)?;
+        let bias = self.bias_if(bias, &block.label("down_bias"), &rows, layer)?;
+        self.after(block, Projection { weight, bias, input: hidden }, "mlp_post_norm", Role::MlpPostNorm)
+    }
+
+    /// Emits the norm before a block, if there is one. Returns the block's input.
+    fn before(&mut self, block: Block, label: &str, role: Role) -> Result<BufferId, ModelError> {
+        if block.norms == NormPlaces::After {
+            return Ok(block.x);
+        }
+        let weight = self.vector(&block.label(label), role, block.layer, self.config().hidden_size)?;
+        self.rms_norm(weight, block.x, None, self.scratch.normed);
+        Ok(self.scratch.normed)
+    }
+
+    /// Emits the last product of a block, whose output is added to the residual stream, and the norm after it, if there
+    /// is one.
+    fn after(&mut self, block: Block, last: Projection, label: &str, role: Role) -> Result<(), ModelError> {
+        let Block { layer, x, norms, scale } = block;
+        let Projection { weight, bias, input } = last;
+        if norms == NormPlaces::Before {
+            self.builder.push(Op::Linear(Linear { weight, bias, scale, input, add: Some(x), out: x }));
+            return Ok(());
+        }
+        let out = self.scratch.normed;
+        self.builder.push(Op::Linear(Linear { weight, bias, scale, input, add: None, out }));
+        let weight = self.vector(&block.label(label), role, layer, self.config().hidden_size)?;
+        self.rms_norm(weight, out, Some(Residual::After(x)), x);
         Ok(())
     }
 
@@ -166,12 +209,12 @@ impl<'a> Decoder<'a> {
         let gathered = self.builder.buffer("x_pooled", Rows::Pooled, config.hidden_size);
         let embedding = self.builder.buffer("embedding", Rows::Pooled, config.hidden_size);
         self.builder.push(Op::GatherRows { input: x, out: gathered });
-        self.rms_norm(final_norm, gathered, embedding);
+        self.rms_norm(final_norm, gathered, None, embedding);
         let gathered = self.builder.buffer("x_sampled", Rows::Sampled, config.hidden_size);
         let normed = self.builder.buffer("normed_sampled", Rows::Sampled, config.hidden_size);
         let logits = self.builder.buffer("logits", Rows::Sampled, config.vocab_size);
         self.builder.push(Op::GatherRows { input: x, out: gathered });
-        self.rms_norm(final_norm, gathered, normed);
+        self.rms_norm(final_norm, gathered, None, normed);
         let weight = match self.embedding {
             Some(table) if config.tie_word_embeddings => table,
             _ => self.matrix("head", config.hidden_size, &[(Role::Head, config.vocab_size)], 0)?,
@@ -182,22 +225,9 @@ impl<'a> Decoder<'a> {
         Ok(self.builder.finish()?)
     }
 
-    fn norm(
-        &mut self,
-        label: &str,
-        role: Role,
-        layer: usize,
-        input: BufferId,
-        out: BufferId,
-    ) -> Result<(), ModelError> {
-        let weight = self.vector(label, role, layer, self.config().hidden_size)?;
-        self.rms_norm(weight, input, out);
-        Ok(())
-    }
-
-    fn rms_norm(&mut self, weight: WeightId, input: BufferId, out: BufferId) {
+    fn rms_norm(&mut self, weight: WeightId, input: BufferId, add: Option<Residual>, out: BufferId) {
         let NormConfig { eps, unit_offset } = self.config().norm;
-        let (kind, bias, add) = (NormKind::Rms, None, None);
+        let (kind, bias) = (NormKind::Rms, None);
         self.builder.push(Op::Norm(NormOp { kind, weight, bias, eps, unit_offset, input, add, out }));
     }
 
@@ -289,17 +319,23 @@ fn kv_groups(builder: &mut ProgramBuilder, layers: &[LayerConfig]) -> Vec<(usize
     place
 }
 
-/// Reads the divisors of the rotary frequencies that a GGUF file of a Llama 3.x model has instead of a scaling scheme.
+/// Reads the divisors of the rotary frequencies that a GGUF file has in place of a scaling scheme.
 fn rope_factors(checkpoint: &Checkpoint) -> Result<Option<Vec<f32>>, ModelError> {
-    if checkpoint.format() != Format::Gguf || !checkpoint.has_tensor(ROPE_FACTORS) {
+    let rope = &checkpoint.config().layers[0].attention.rope;
+    let name = match rope.is_long() {
+        None => ROPE_FACTORS,
+        Some(true) => LONG_ROPE_FACTORS,
+        Some(false) => SHORT_ROPE_FACTORS,
+    };
+    if checkpoint.format() != Format::Gguf || !checkpoint.has_tensor(name) {
         return Ok(None);
     }
-    let tensor = checkpoint.tensor(ROPE_FACTORS)?;
-    let expected = vec![checkpoint.config().layers[0].attention.rope.rotary_dim / 2];
+    let tensor = checkpoint.tensor(name)?;
+    let expected = vec![rope.rotary_dim / 2];
     if tensor.shape != expected {
-        return Err(ModelError::Shape { name: ROPE_FACTORS.into(), found: tensor.shape, expected });
+        return Err(ModelError::Shape { name: name.into(), found: tensor.shape, expected });
     }
-    let invalid = |reason: &str| WeightError::Invalid { name: ROPE_FACTORS.into(), reason: reason.into() };
+    let invalid = |reason: &str| WeightError::Invalid { name: name.into(), reason: reason.into() };
     if tensor.storage != octavo_ops::StorageType::F32 {
         return Err(invalid("it is not F32").into());
     }

@@ -42,7 +42,11 @@ pub(crate) enum Role {
     Output,
     QNorm,
     KNorm,
+    /// Norm of the attention's output.
+    AttentionPostNorm,
     MlpNorm,
+    /// Norm of the MLP's output.
+    MlpPostNorm,
     Gate,
     Up,
     /// Rows of the gate and of up.
@@ -50,8 +54,10 @@ pub(crate) enum Role {
     Down,
 }
 
-/// GGUF's tensor of divisors of the rotary frequencies, one per pair.
+/// GGUF's tensors of divisors of the rotary frequencies, one per pair: that of Llama 3, and those of Phi-3.
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
+pub(crate) const LONG_ROPE_FACTORS: &str = "rope_factors_long.weight";
+pub(crate) const SHORT_ROPE_FACTORS: &str = "rope_factors_short.weight";
 
 impl Role {
     /// Returns the names `(Hugging Face, GGUF)`, in which `{}` stands for the layer.
@@ -68,6 +74,8 @@ impl Role {
             Role::Output => ("model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
             Role::QNorm => ("model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
             Role::KNorm => ("model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
+            Role::AttentionPostNorm => ("model.layers.{}.post_attention_layernorm", "blk.{}.post_attention_norm"),
+            Role::MlpPostNorm => ("model.layers.{}.post_feedforward_layernorm", "blk.{}.post_ffw_norm"),
             Role::MlpNorm => ("model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"),
             Role::Gate => ("model.layers.{}.mlp.gate_proj", "blk.{}.ffn_gate"),
             Role::Up => ("model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"),

@@ -46,7 +46,7 @@ fn check(name: &str, build: impl FnOnce(&ModelConfig, VarBuilder<'static>) -> Bo
 
 fn check_llama(name: &str) {
     check(name, |config, variables| {
-        let LayerConfig { attention, mlp } = &config.layers[0];
+        let LayerConfig { attention, mlp, .. } = &config.layers[0];
         let heads = attention.heads;
         let scaling = match attention.rope.scaling {
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
@@ -97,7 +97,7 @@ fn llama3_rope_scaling() {
 #[test]
 fn mistral() {
     check("mistral", |config, variables| {
-        let LayerConfig { attention, mlp } = &config.layers[0];
+        let LayerConfig { attention, mlp, .. } = &config.layers[0];
         let heads = attention.heads;
         let config = mistral::Config {
             vocab_size: config.vocab_size,
@@ -126,7 +126,7 @@ fn mistral() {
 #[test]
 fn qwen2() {
     check("qwen2", |config, variables| {
-        let LayerConfig { attention, mlp } = &config.layers[0];
+        let LayerConfig { attention, mlp, .. } = &config.layers[0];
         let heads = attention.heads;
         let config = qwen2::Config {
             vocab_size: config.vocab_size,
@@ -156,7 +156,7 @@ fn qwen2() {
 #[test]
 fn qwen3() {
     check("qwen3", |config, variables| {
-        let LayerConfig { attention, mlp } = &config.layers[0];
+        let LayerConfig { attention, mlp, .. } = &config.layers[0];
         let heads = attention.heads;
         let config = qwen3::Config {
             vocab_size: config.vocab_size,

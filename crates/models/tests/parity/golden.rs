@@ -108,4 +108,15 @@ golden_tests! {
     qwen3_in_two_shards: "qwen3-sharded";
     llama_gguf_with_permuted_rows: "llama-gguf";
     qwen2_gguf: "qwen2-gguf";
+    gemma2: "gemma2";
+    gemma3_with_a_window_in_some_layers: "gemma3";
+    phi3_with_long_rope: "phi3";
+    phi4: "phi4";
+    granite: "granite";
+    olmo2: "olmo2";
+    gemma2_gguf: "gemma2-gguf";
+    gemma3_gguf: "gemma3-gguf";
+    phi3_gguf: "phi3-gguf";
+    granite_gguf: "granite-gguf";
+    olmo2_gguf: "olmo2-gguf";
 }

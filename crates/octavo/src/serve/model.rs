@@ -12,7 +12,7 @@ use octavo_server::{SamplingDefaults, TextModel};
 use octavo_text::{ChatTemplate, GgufVocabulary, SpecialTokens, Tokenizer};
 use tracing::{info, warn};
 
-use crate::cli::{ComposeArgs, ContentFormat, LoadFormat};
+use crate::cli::{ComposeArgs, ContentFormat, LoadFormat, MaxModelLen};
 use crate::pull::{self, Wanted};
 use crate::serve::images::{self, Vision};
 use crate::serve::{generation, stand_in};
@@ -70,10 +70,13 @@ impl ModelFiles {
         let format = args.model.load_format;
         let resolved = pull::resolve(reference, &args.model.source, format, Wanted::Served)?;
         let path = &resolved.path;
-        let checkpoint = match format {
+        let mut checkpoint = match format {
             LoadFormat::Auto => Checkpoint::open(path)?,
             LoadFormat::Dummy => Checkpoint::open_without_weights(path).context("--load-format dummy")?,
         };
+        if let Some(MaxModelLen::Tokens(tokens)) = args.engine.max_model_len {
+            checkpoint.serve(tokens);
+        }
         let config = checkpoint.config();
         let programs = octavo_models::build_programs(&checkpoint).with_context(|| path.display().to_string())?;
         let program = programs.decoder;

@@ -1,0 +1,164 @@
+//! Gemma 2 and 3 (text): norms before and after each block, with factors `1 + w`; embeddings times √H; a GELU gate; a
+//! sliding window on most layers. Gemma 2 caps scores and logits. Gemma 3 normalises q and k instead, and its layers with
+//! a window have a rotary embedding of their own.
+
+use octavo_ops::{GluKind, RopeStyle};
+
+use super::{Family, Gguf};
+use crate::config::hf::Defaults;
+use crate::config::{ConfigError, Fields, Keys, ModelConfig, NormPlaces, QkNormWidth, RopeScaling, gguf, hf};
+use crate::program::names::{Names, Role};
+
+pub(super) static GEMMA2: Family = Family {
+    model_types: &["gemma2"],
+    class: hf::DECODER,
+    hf: gemma2,
+    gguf: Some(Gguf { architecture: "gemma2", read: gemma2_gguf }),
+    names: NAMES,
+    images: None,
+};
+
+pub(super) static GEMMA3: Family = Family {
+    model_types: &["gemma3_text"],
+    class: hf::DECODER,
+    hf: gemma3,
+    gguf: Some(Gguf { architecture: "gemma3", read: gemma3_gguf }),
+    names: NAMES,
+    images: None,
+};
+
+/// What other families call the norm after attention is the norm before the MLP.
+const NAMES: Names = Names {
+    others: &[(Role::MlpNorm, ("model.layers.{}.pre_feedforward_layernorm", "blk.{}.ffn_norm"))],
+    ..Names::DEFAULT
+};
+
+/// One layer in as many has full attention.
+const GEMMA2_PATTERN: usize = 2;
+const GEMMA3_PATTERN: usize = 6;
+
+/// Base of the rotary frequencies of layers with a window.
+const LOCAL_THETA: f64 = 10_000.0;
+const GEMMA3_THETA: f64 = 1_000_000.0;
+
+fn defaults() -> Defaults {
+    Defaults { head_dim: Some(256), tie_word_embeddings: true, ..Defaults::default() }
+}
+
+fn gemma2(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
+    let mut config = common(&GEMMA2, fields, defaults())?;
+    let cap = |key: &str, default: f64| match fields.contains(key) {
+        true => Ok::<_, ConfigError>(fields.f64(key)?.map(|cap| cap as f32)),
+        false => Ok(Some(default as f32)),
+    };
+    caps(&mut config, cap("attn_logit_softcapping", 50.0)?, cap("final_logit_softcapping", 30.0)?);
+    windows(fields, &mut config, GEMMA2_PATTERN)?;
+    Ok(config)
+}
+
+fn gemma3(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
+    // The rotary embedding of transformers 5 is in an object for each kind of layer; that of layers with full attention is
+    // read first.
+    let parameters = fields.object("rope_parameters")?;
+    let local = match parameters.map(|p| p.object("sliding_attention")).transpose()?.flatten() {
+        Some(local) => local.f64("rope_theta")?,
+        None => fields.f64("rope_local_base_freq")?,
+    };
+    let mut config = common(&GEMMA3, fields, Defaults { theta: GEMMA3_THETA, ..defaults() })?;
+    let cap = |key: &str| Ok::<_, ConfigError>(fields.f64(key)?.map(|cap| cap as f32));
+    caps(&mut config, cap("attn_logit_softcapping")?, cap("final_logit_softcapping")?);
+    windows(fields, &mut config, fields.usize("sliding_window_pattern")?.unwrap_or(GEMMA3_PATTERN))?;
+    local_rope(&mut config, local.unwrap_or(LOCAL_THETA));
+    Ok(config)
+}
+
+/// Reads what both have.
+fn common(family: &'static Family, fields: &Fields<'_>, defaults: Defaults) -> Result<ModelConfig, ConfigError> {
+    if hf::flag(fields, "use_bidirectional_attention")? {
+        return Err(ConfigError::Unsupported("a Gemma with attention in both directions".into()));
+    }
+    let mut config = hf::decoder(family, fields, defaults)?;
+    let activation = hf::activation(fields.str("hidden_activation")?.unwrap_or("gelu_pytorch_tanh"))?;
+    let (scalar, bias) = (fields.f64("query_pre_attn_scalar")?.unwrap_or(256.0), hf::flag(fields, "attention_bias")?);
+    for layer in &mut config.layers {
+        layer.mlp.activation = activation;
+        layer.attention.scale = scalar.sqrt().recip() as f32;
+        (layer.attention.qkv_bias, layer.attention.output_bias) = (bias, bias);
+    }
+    config.norm.unit_offset = true;
+    Ok(shape(config))
+}
+
+/// Sets what no configuration says.
+fn shape(mut config: ModelConfig) -> ModelConfig {
+    config.embedding_scale = (config.hidden_size as f32).sqrt();
+    for layer in &mut config.layers {
+        layer.norms = NormPlaces::Both;
+        layer.attention.qk_norm = (config.family == &GEMMA3).then_some(QkNormWidth::Head);
+    }
+    config
+}
+
+fn caps(config: &mut ModelConfig, attention: Option<f32>, logits: Option<f32>) {
+    config.logits_softcap = logits;
+    config.layers.iter_mut().for_each(|layer| layer.attention.softcap = attention);
+}
+
+fn windows(fields: &Fields<'_>, config: &mut ModelConfig, pattern: usize) -> Result<(), ConfigError> {
+    let window = match fields.contains("sliding_window") {
+        true => fields.usize("sliding_window")?,
+        false => Some(4096),
+    };
+    hf::windows(fields, config, window, |layer| slides(layer, pattern))
+}
+
+/// Returns whether a layer has a window: all but the last of each `pattern` layers.
+fn slides(layer: usize, pattern: usize) -> bool {
+    pattern > 0 && !(layer + 1).is_multiple_of(pattern)
+}
+
+/// Sets the rotary embedding of the layers with a window, which is not scaled.
+fn local_rope(config: &mut ModelConfig, theta: f64) {
+    for attention in config.layers.iter_mut().map(|layer| &mut layer.attention) {
+        if attention.window.is_some() {
+            (attention.rope.theta, attention.rope.scaling) = (theta, RopeScaling::None);
+        }
+    }
+}
+
+fn gemma2_gguf(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
+    let mut config = common_gguf(&GEMMA2, keys, GEMMA2_PATTERN)?;
+    let cap = |key: &str, default: f64| Ok::<_, ConfigError>(Some(keys.f64(key)?.unwrap_or(default) as f32));
+    caps(&mut config, cap("attn_logit_softcapping", 50.0)?, cap("final_logit_softcapping", 30.0)?);
+    Ok(config)
+}
+
+fn gemma3_gguf(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
+    let mut config = common_gguf(&GEMMA3, keys, GEMMA3_PATTERN)?;
+    let cap = keys.f64("final_logit_softcapping")?.filter(|cap| *cap > 0.0).map(|cap| cap as f32);
+    caps(&mut config, None, cap);
+    if keys.f64("rope.freq_base")?.is_none() {
+        config.layers.iter_mut().for_each(|layer| layer.attention.rope.theta = GEMMA3_THETA);
+    }
+    local_rope(&mut config, keys.f64("rope.freq_base_swa")?.unwrap_or(LOCAL_THETA));
+    Ok(config)
+}
+
+fn common_gguf(family: &'static Family, keys: &Keys<'_>, pattern: usize) -> Result<ModelConfig, ConfigError> {
+    let mut config = shape(gguf::decoder(family, keys, RopeStyle::NeoX)?);
+    // The converter has added 1 to the factors of norms.
+    config.norm.unit_offset = false;
+    let pattern = keys.usize("attention.sliding_window_pattern")?.unwrap_or(pattern);
+    let window = keys.usize("attention.sliding_window")?.filter(|&window| window > 0);
+    // The 27B models of both divide by the width of a head's share of the hidden size; the format has no key for it.
+    let is_27b = matches!((family.name(), config.layers.len()), ("gemma2", 46) | ("gemma3_text", 62));
+    for (index, layer) in config.layers.iter_mut().enumerate() {
+        let attention = &mut layer.attention;
+        layer.mlp.activation = GluKind::GeluTanh;
+        attention.window = window.filter(|_| slides(index, pattern));
+        if is_27b {
+            attention.scale = ((config.hidden_size / attention.heads.q.max(1)) as f32).sqrt().recip();
+        }
+    }
+    Ok(config)
+}
