@@ -61,6 +61,8 @@ struct GluParams {
     const void* input;  // T [rows, 2 * cols]: gate, then up
     u32 rows;
     u32 cols;
+    float alpha;        // factor of the gate in the sigmoid; clamped SwiGLU only
+    float limit;        // limit of gate and up; clamped SwiGLU only
 };
 
 struct ActParams {
@@ -157,6 +159,7 @@ struct AttentionParams {
     const u32* query_start;   // [sequences + 1]
     const u32* seq_lens;      // [sequences]
     const u32* plan;          // work of decode and prefill, see kernels/src/plan.rs
+    const float* sinks;       // [q_heads]: scores whose share of the softmax is dropped; null means none
     u64 block_stride;         // elements between the same layer of two blocks
     u32 table_stride;
     u32 sequences;
