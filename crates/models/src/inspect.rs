@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use octavo_ops::cost::{Cost, ElementBytes, StepShape, op_cost, step_cost};
-use octavo_ops::{BufferId, InjectMode, Op, Program, WeightId};
+use octavo_ops::{BufferId, InjectMode, Op, Program, Residual, WeightId};
 
 use crate::config::{ModelConfig, VisionConfig};
 use crate::progress::human_bytes;
@@ -233,7 +233,9 @@ impl Report<'_> {
         match op {
             Op::Embed { out, .. } => format!("ids[T] → {}", b(out)),
             Op::Norm(n) => match n.add {
-                Some(add) => format!("{} += {} → {}", b(&add), b(&n.input), b(&n.out)),
+                Some(Residual::Before(x)) => format!("{} += {} → {}", b(&x), b(&n.input), b(&n.out)),
+                Some(Residual::After(x)) if x == n.out => format!("{} → += {}", b(&n.input), b(&x)),
+                Some(Residual::After(x)) => format!("{} + {} → {}", b(&x), b(&n.input), b(&n.out)),
                 None => format!("{} → {}", b(&n.input), b(&n.out)),
             },
             Op::Linear(l) if l.add == Some(l.out) => format!("{} → += {}", b(&l.input), b(&l.out)),
