@@ -103,12 +103,14 @@ fn spoil(edit: impl Fn(&mut Op)) -> String {
 fn storage_sizes_are_those_of_the_formats() {
     let of_256 = |s: StorageType| s.bytes_for(256).unwrap();
     let sizes = StorageType::ALL.map(of_256);
-    assert_eq!(sizes, [1024, 512, 512, 144, 160, 176, 192, 272, 84, 110, 144, 176, 210]);
+    assert_eq!(sizes, [1024, 512, 512, 144, 160, 176, 192, 272, 84, 110, 144, 176, 210, 136]);
     assert_eq!(StorageType::Q4_0.bytes_for(48), None, "half a block");
     assert_eq!(StorageType::Q6K.bytes_for(128), None);
     assert_eq!(StorageType::F32.bytes_for(usize::MAX), None, "overflow");
     assert_eq!(StorageType::Q4K.bytes_for(0), Some(0));
     assert_eq!(StorageType::Q4K.to_string(), "Q4_K");
+    let scales = [0, 1, 2, 127, 128, 254].map(|exponent| 2.0 * f64::from(e8m0_halved(exponent)));
+    assert_eq!(scales, [-127, -126, -125, 0, 1, 127].map(|power| 2f64.powi(power)));
 }
 
 #[test]

@@ -56,6 +56,7 @@ const fn format_of(storage: StorageType) -> Option<QuantFormat> {
         StorageType::Q4K => Some(QuantFormat::Q4K),
         StorageType::Q5K => Some(QuantFormat::Q5K),
         StorageType::Q6K => Some(QuantFormat::Q6K),
+        StorageType::Mxfp4 => Some(QuantFormat::Mxfp4),
     }
 }
 

@@ -406,6 +406,10 @@ pub fn random_blocks(storage: StorageType, elements: usize, scale: f32, rng: &mu
                     let value = half_bits(scale * share * (0.75 + 0.25 * rng.signed()));
                     block[*at..*at + 2].copy_from_slice(&value.to_le_bytes());
                 }
+                if quantised == StorageType::Mxfp4 {
+                    // The largest code is 6.
+                    block[0] = (127.0 + (scale / 6.0).log2().floor()) as u8 - rng.below(3) as u8;
+                }
             }
             bytes
         }
@@ -416,7 +420,7 @@ pub fn random_blocks(storage: StorageType, elements: usize, scale: f32, rng: &mu
 /// enough.
 const fn scales_of(storage: StorageType) -> &'static [(usize, f32)] {
     match storage {
-        StorageType::F32 | StorageType::F16 | StorageType::BF16 => &[],
+        StorageType::F32 | StorageType::F16 | StorageType::BF16 | StorageType::Mxfp4 => &[],
         StorageType::Q4_0 => &[(0, 1.0 / 8.0)],
         StorageType::Q4_1 => &[(0, 1.0 / 8.0), (2, -1.0)],
         StorageType::Q5_0 => &[(0, 1.0 / 16.0)],
