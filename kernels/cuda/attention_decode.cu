@@ -193,10 +193,10 @@ struct Merged {
         for (u32 i = 0; i < QUAD; ++i) out[i] = out[i] * old + part.x[i] * scale;
     }
 
-    // Writes the output, which is 0 if there is no key; NaN stays NaN.
+    // Writes the output of a query head, which is 0 if there is no key; NaN stays NaN.
     template <class T>
-    DEVICE void write(T* output) const {
-        const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    DEVICE void write(const AttentionParams& p, u32 head, T* output) const {
+        const float inverse = share(p, head, largest, sum);
         Vec<T, QUAD> result;
 #pragma unroll
         for (u32 i = 0; i < QUAD; ++i) result.x[i] = from_float<T>(out[i] * inverse);
@@ -292,7 +292,7 @@ DEVICE void paged_decode(const PagedDecodeParams& params) {
             const u32 h = i / D, d = i % D;
             const Merged split = results.merge(h, d);
             if (s.count == 1) {
-                split.write(output + i);
+                split.write(p, s.head + h, output + i);
                 continue;
             }
             const u64 at = (u64)s.partial * p.q_heads + s.head + h;
@@ -303,7 +303,8 @@ DEVICE void paged_decode(const PagedDecodeParams& params) {
         }
         if (s.count > 1 && is_last(params.tickets + (u64)s.sequence * gridDim.y + blockIdx.y, s.count, flag)) {
             for (u32 i = threadIdx.x * QUAD; i < s.heads * D; i += DECODE_THREADS * QUAD) {
-                merged_splits<D>(params, s, s.head + i / D, i % D).write(output + i);
+                const u32 head = s.head + i / D;
+                merged_splits<D>(params, s, head, i % D).write(p, head, output + i);
             }
         }
         __syncthreads();

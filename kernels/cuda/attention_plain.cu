@@ -68,7 +68,7 @@ DEVICE void paged_attention(const AttentionParams& p) {
         // The barriers of the next block_max precede the next write of weights.
     }
     sum = block_sum(sum, scratch);
-    const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+    const float inverse = share(p, head, largest, sum);
     for (u32 e = 0; e < PLAIN_ELEMENTS; ++e) {
         const u32 element = thread + e * PLAIN_THREADS;
         if (element < size) ((T*)p.out)[at + element] = from_float<T>(out[e] * inverse);

@@ -126,10 +126,10 @@ struct PrefillWarp {
         }
     }
 
-    DEVICE void store_output(T* output, u64 stride, u32 queries) const {
+    DEVICE void store_output(const AttentionParams& p, u32 head, T* output, u64 stride, u32 queries) const {
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
-            const float total = warp_sum<4>(sum[half]), inverse = total > 0.0f ? 1.0f / total : 0.0f;
+            const float inverse = share(p, head, largest[half], warp_sum<4>(sum[half]));
             if (query(half) >= queries) continue;
             T* row = output + query(half) * stride + lane_id() % 4 * 2;
 #pragma unroll
@@ -204,5 +204,5 @@ DEVICE void paged_prefill(const AttentionParams& p) {
         __syncthreads();
         warp.multiply_values(values);
     }
-    warp.store_output((T*)p.out + at, stride, tile.queries);
+    warp.store_output(p, head, (T*)p.out + at, stride, tile.queries);
 }

@@ -118,14 +118,14 @@ struct VoltaWarp {
         }
     }
 
-    DEVICE void store_output(f16* output, u64 stride, u32 queries) const {
+    DEVICE void store_output(const AttentionParams& p, u32 head, f16* output, u64 stride, u32 queries) const {
         float inverse[2];
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
             float total = sum[half];
             total += __shfl_xor_sync(ALL_LANES, total, 2);
             total += __shfl_xor_sync(ALL_LANES, total, 4);
-            inverse[half] = total > 0.0f ? 1.0f / total : 0.0f;
+            inverse[half] = share(p, head, largest[half], total);
         }
 #pragma unroll
         for (u32 n = 0; n < D / 16; ++n) {
@@ -183,5 +183,5 @@ DEVICE void paged_prefill_volta(const AttentionParams& p) {
         warp.multiply_values(weights, values);
         __syncthreads();
     }
-    warp.store_output((f16*)p.out + at, stride, tile.queries);
+    warp.store_output(p, head, (f16*)p.out + at, stride, tile.queries);
 }

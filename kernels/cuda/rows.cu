@@ -115,12 +115,13 @@ DEVICE void norm(const NormParams& p) {
 
 // ------------------------------------------------------------------------------------------- activation
 
-enum Activation { SILU, GELU, GELU_TANH };
+enum Activation { SILU, GELU, GELU_TANH, CLAMPED_SWIGLU };
 
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp2_fast(-LOG2_E * x)); }
 
 template <Activation KIND>
 DEVICE float activate(float x) {
+    static_assert(KIND != CLAMPED_SWIGLU, "it needs a gate");
     if constexpr (KIND == SILU) return x * sigmoid(x);
     // 1 + erf would cancel below 0.
     if constexpr (KIND == GELU) return 0.5f * x * erfcf(-0.70710678118654752440f * x);
@@ -128,12 +129,24 @@ DEVICE float activate(float x) {
     return x * sigmoid(1.59576912160573071176f * (x + 0.044715f * x * x * x));
 }
 
+template <Activation KIND>
+DEVICE float gated(const GluParams& p, float gate, float up) {
+    if constexpr (KIND == CLAMPED_SWIGLU) {
+        // fminf would replace NaN.
+        gate = gate > p.limit ? p.limit : gate;
+        up = up > p.limit ? p.limit : up < -p.limit ? -p.limit : up;
+        return (up + 1.0f) * gate * sigmoid(p.alpha * gate);
+    } else {
+        return activate<KIND>(gate) * up;
+    }
+}
+
 template <int N, Activation KIND, class T>
-DEVICE void glu_row(T* out, const T* gate, const T* up, u32 cols) {
-    for (u32 c = (blockIdx.y * blockDim.x + threadIdx.x) * N; c < cols; c += gridDim.y * blockDim.x * N) {
+DEVICE void glu_row(const GluParams& p, T* out, const T* gate, const T* up) {
+    for (u32 c = (blockIdx.y * blockDim.x + threadIdx.x) * N; c < p.cols; c += gridDim.y * blockDim.x * N) {
         Vec<T, N> x = load<N>(gate + c), y = load<N>(up + c);
 #pragma unroll
-        for (int i = 0; i < N; ++i) x.x[i] = from_float<T>(activate<KIND>(to_float(x.x[i])) * to_float(y.x[i]));
+        for (int i = 0; i < N; ++i) x.x[i] = from_float<T>(gated<KIND>(p, to_float(x.x[i]), to_float(y.x[i])));
         store(out + c, x);
     }
 }
@@ -144,9 +157,9 @@ DEVICE void glu(const GluParams& p) {
     T* out = (T*)p.out + (u64)blockIdx.x * p.cols;
     const T* gate = (const T*)p.input + (u64)blockIdx.x * 2 * p.cols;
     if (p.cols % WIDE<T> == 0) {
-        glu_row<WIDE<T>, KIND>(out, gate, gate + p.cols, p.cols);
+        glu_row<WIDE<T>, KIND>(p, out, gate, gate + p.cols);
     } else {
-        glu_row<1, KIND>(out, gate, gate + p.cols, p.cols);
+        glu_row<1, KIND>(p, out, gate, gate + p.cols);
     }
 }
 

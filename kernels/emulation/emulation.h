@@ -274,6 +274,13 @@ inline int dot4(int a, int b, int sum) {
     return sum;
 }
 
+inline u32 permute_bytes(u32 a, u32 b, u32 selector) {
+    const u64 bytes = (u64)b << 32 | a;
+    u32 result = 0;
+    for (int i = 0; i < 32; i += 8) result |= (u32)(bytes >> (selector >> i / 2 & 7) * 8 & 0xff) << i;
+    return result;
+}
+
 // The copy happens at the wait, and the former content is cleared before: a kernel that reads too early reads NaN.
 void cp_async_16(void* shared, const void* global, bool valid = true);
 void cp_async_commit();

@@ -32,6 +32,19 @@ DEVICE void score(const AttentionParams& p, float (&products)[A][B]) {
     }
 }
 
+// Returns the factor of an output that is relative to the maximum `largest` and whose weights have the sum `sum`; 0 if
+// there is no key. The sink of the head, if any, is one more weight of that sum. Called once for a head of a query,
+// after all its keys.
+DEVICE float share(const AttentionParams& p, u32 head, float largest, float sum) {
+    float scale = 1.0f;
+    if (p.sinks) {
+        const float sink = p.sinks[head] * LOG2_E, next = fmaxf(largest, sink);
+        scale = exp2_fast(largest - next);
+        sum = sum * scale + exp2_fast(sink - next);
+    }
+    return sum == 0.0f ? 0.0f : scale / sum;
+}
+
 // Keys or values of one KV head of one sequence.
 template <class T>
 struct Cache {

@@ -105,6 +105,13 @@ DEVICE int dot4(int a, int b, int sum) {
     return result;
 }
 
+// Returns four of the eight bytes of a and b, chosen by the four nibbles of the selector, each at most 7.
+DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) {
+    u32 result;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(selector));
+    return result;
+}
+
 // Loads 16 bytes that are read once (weights and the cache), bypassing the first-level cache.
 DEVICE uint4 load_once(const uint4* address) {
     uint4 result;

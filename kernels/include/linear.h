@@ -5,9 +5,8 @@
 // Returns one sum after the epilogue without the cap; P is LinearParams or QuantLinearParams.
 template <class O, class P>
 DEVICE float added(const P& p, u32 row, u32 col, float sum) {
-    float value = sum;
-    if (p.bias) value += p.bias[col];
-    value *= p.scale;
+    float value = sum * p.scale;
+    if (p.bias) value = fmaf(p.bias[col], p.scale, value);
     if (p.add) value += to_float(((const O*)p.add)[(u64)row * p.out_stride + col]);
     return value;
 }

@@ -61,6 +61,8 @@ struct GluParams {
     const void* input;  // T [rows, 2 * cols]: gate, then up
     u32 rows;
     u32 cols;
+    float alpha;        // factor of the gate in the sigmoid; clamped SwiGLU only
+    float limit;        // limit of gate and up; clamped SwiGLU only
 };
 
 struct ActParams {
@@ -157,6 +159,7 @@ struct AttentionParams {
     const u32* query_start;   // [sequences + 1]
     const u32* seq_lens;      // [sequences]
     const u32* plan;          // work of decode and prefill, see kernels/src/plan.rs
+    const float* sinks;       // [q_heads]: scores whose share of the softmax is dropped; null means none
     u64 block_stride;         // elements between the same layer of two blocks
     u32 table_stride;
     u32 sequences;
@@ -202,8 +205,8 @@ struct LinearParams {
 struct QuantWeight {
     const u8* codes;   // the codes, or their lower bits
     const u8* high;    // the upper bits of the codes: Q5_0, Q5_1, Q3_K, Q5_K, Q6_K
-    const u8* scales;  // the factors of a super-block's groups
-    const u8* deltas;  // f16 scales, or scales and minima: all but Q4_K and Q5_K
+    const u8* scales;  // the factors of a super-block's groups, or the exponents of groups
+    const u8* deltas;  // f16 scales, or scales and minima: all but Q4_K, Q5_K and MXFP4
 };
 
 // Parameters of rounding activations to 8 bits in blocks of 32: codes * scale.

@@ -2,6 +2,22 @@
 #pragma once
 #include "gpu.h"
 
+// Converts the e2m1 codes in the low and in the high nibbles of four bytes to their doubled values.
+DEVICE void e2m1_values(u32 codes, int& low, int& high) {
+    // The doubled magnitudes 0, 1, 2, 3, 4, 6, 8, 12, and their negatives.
+    constexpr u32 SMALL = 0x03020100, LARGE = 0x0c080604, MINUS_SMALL = 0xfdfeff00, MINUS_LARGE = 0xf4f8fafc;
+    u32 values[2];
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+        // Four nibbles. The third argument of the last permutation takes byte j of the negatives if nibble j has bit 3.
+        const u32 nibbles = codes >> 16 * i, selector = nibbles & 0x7777;
+        const u32 plus = permute_bytes(SMALL, LARGE, selector), minus = permute_bytes(MINUS_SMALL, MINUS_LARGE, selector);
+        values[i] = permute_bytes(plus, minus, 0x3210 | (nibbles & 0x8888) >> 1);
+    }
+    low = (int)permute_bytes(values[0], values[1], 0x6420);
+    high = (int)permute_bytes(values[0], values[1], 0x7531);
+}
+
 // A group of 32 adjacent weights of a row, or the part of one of the four lanes that share a group: WORDS words of four
 // signed codes. With eight words, word w has the elements 4w to 4w + 3; with two, they are the words `part` and part +
 // 4. A weight is code * scale + min: the first pair of scale and min applies to words of the first 16 elements, the
@@ -35,6 +51,18 @@ struct QuantGroup {
             const u32 codes = ((const u32*)plane)[index * 4 + part];
             q[0] = (int)(codes & 0x0f0f0f0f);
             q[1] = (int)(codes >> 4 & 0x0f0f0f0f);
+        }
+    }
+
+    // Reads the codes of a plane of nibbles of e2m1, as their doubled values.
+    DEVICE void read_e2m1(const u8* plane, u64 index, u32 part) {
+        if constexpr (WORDS == 8) {
+            uint4 codes = load_once((const uint4*)plane + index);
+            const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+            for (u32 w = 0; w < 4; ++w) e2m1_values(words[w], q[w], q[w + 4]);
+        } else {
+            e2m1_values(((const u32*)plane)[index * 4 + part], q[0], q[1]);
         }
     }
 
@@ -258,6 +286,20 @@ struct Q6_K {
         const i8* factors = (const i8*)weight.scales + index * 2;
         group.scale[0] = scale * (float)factors[0];
         group.scale[1] = scale * (float)factors[1];
+        group.set_min(0.0f);
+        return group;
+    }
+};
+
+struct MXFP4 {
+    static constexpr u32 SCALES = 1, MINS = 0;
+    template <int WORDS>
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+        QuantGroup<WORDS> group;
+        group.read_e2m1(weight.codes, index, part);
+        // Half of 2^(exponent - 127), because the values are doubled. The two smallest are denormal.
+        const u32 exponent = weight.scales[index];
+        group.set_scale(__uint_as_float(exponent < 2 ? 0x200000u << exponent : (exponent - 1) << 23));
         group.set_min(0.0f);
         return group;
     }

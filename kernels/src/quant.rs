@@ -17,6 +17,7 @@
 //! | Q4_K | nibbles | | the 16 bytes before a block's codes per 256 | |
 //! | Q5_K | nibbles | bits | the 16 bytes before a block's codes per 256 | |
 //! | Q6_K | nibbles | pairs | i8 factor per 16 | f16 scale per 256 |
+//! | MXFP4 | nibbles | | u8 exponent per 32 | |
 //!
 //! - **Nibbles**: byte i of 16 holds element i in its low nibble and element i + 16 in its high nibble.
 //! - **Pairs** of bits take 8 bytes: byte j of the first word holds those of the elements j, 4 + j, 8 + j and 12 + j,
@@ -50,6 +51,8 @@ pub enum QuantFormat {
     Q5K,
     /// 6-bit super-blocks of 256.
     Q6K,
+    /// 4-bit floating-point blocks of 32 with a power of two as scale.
+    Mxfp4,
 }
 
 /// Alignment of the planes in bytes.
@@ -60,7 +63,7 @@ const GROUP: usize = 32;
 
 impl QuantFormat {
     /// All formats.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Q4_0,
         Self::Q4_1,
         Self::Q5_0,
@@ -71,6 +74,7 @@ impl QuantFormat {
         Self::Q4K,
         Self::Q5K,
         Self::Q6K,
+        Self::Mxfp4,
     ];
 
     /// Returns the name in instances.
@@ -86,6 +90,7 @@ impl QuantFormat {
             Self::Q4K => "q4_k",
             Self::Q5K => "q5_k",
             Self::Q6K => "q6_k",
+            Self::Mxfp4 => "mxfp4",
         }
     }
 
@@ -102,13 +107,14 @@ impl QuantFormat {
             Self::Q4K => "Q4_K",
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
+            Self::Mxfp4 => "MXFP4",
         }
     }
 
     /// Returns the number of elements in a block of the file; K is a multiple of it.
     pub const fn block_elements(self) -> usize {
         match self {
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Mxfp4 => 32,
             Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => 256,
         }
     }
@@ -132,6 +138,7 @@ impl QuantFormat {
             Self::Q4K => [128, 0, 16, 0],
             Self::Q5K => [128, 32, 16, 0],
             Self::Q6K => [128, 64, 16, 2],
+            Self::Mxfp4 => [16, 0, 1, 0],
         }
     }
 }
@@ -199,6 +206,10 @@ impl QuantLayout {
                     // The fifth bit of element k is bit k of a word.
                     plane(1, &mut |to| pack_bits(|k| rest[k / 8] >> (k % 8), to));
                     plane(0, &mut |to| to.copy_from_slice(&rest[4..]));
+                }
+                QuantFormat::Mxfp4 => {
+                    plane(2, &mut |to| to.copy_from_slice(&block[..1]));
+                    plane(0, &mut |to| to.copy_from_slice(&block[1..]));
                 }
                 QuantFormat::Q2K => {
                     plane(2, &mut |to| to.copy_from_slice(&block[..16]));

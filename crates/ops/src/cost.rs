@@ -242,7 +242,11 @@ impl Pricer<'_> {
             Op::Norm(norm) => self.norm(norm),
             Op::Linear(linear) => self.linear(linear),
             Op::QkvPost(post) => self.qkv_post(post),
-            Op::PagedAttention(a) => self.attention(a.heads, self.step.attention(a.window), [a.q, a.out]),
+            Op::PagedAttention(a) => {
+                let cost = self.attention(a.heads, self.step.attention(a.window), [a.q, a.out]);
+                let sinks = self.vectors(a.sinks.filter(|_| self.rows(a.q) > 0));
+                Cost { weight_bytes: sinks, ..cost }
+            }
             Op::SegmentAttention(a) => self.attention(a.heads, self.step.segments(), [a.q, a.out]),
             Op::Act(a) => Cost {
                 activation_bytes: self.activations(&[a.input, a.out]),

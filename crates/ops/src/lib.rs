@@ -33,4 +33,4 @@ pub use op::{
 pub use program::{
     Buffer, BufferId, HeadShape, KvGroup, Program, ProgramBuilder, ProgramKind, Rows, Weight, WeightId, WeightPart,
 };
-pub use storage::StorageType;
+pub use storage::{E2M1_DOUBLED, StorageType, e8m0_halved};

@@ -312,6 +312,9 @@ pub struct PagedAttention {
     pub window: Option<usize>,
     /// Cap of the scores: `cap · tanh(score / cap)` before the softmax.
     pub softcap: Option<f32>,
+    /// Attention sinks `[Hq]`: one more score for each query head, neither scaled nor capped. It takes part in the
+    /// maximum and the sum of the softmax, and its share of the output is dropped.
+    pub sinks: Option<WeightId>,
     /// KV group of the layer.
     pub group: usize,
     /// Index of the layer within the group.
@@ -333,7 +336,7 @@ pub struct SegmentAttention {
 }
 
 /// The activation of a [`Glu`] or an [`Act`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GluKind {
     /// `x · sigmoid(x)`.
     Silu,
@@ -341,9 +344,17 @@ pub enum GluKind {
     Gelu,
     /// Gaussian error linear unit by its tanh approximation.
     GeluTanh,
+    /// The gated activation of GPT-OSS, for [`Glu`] only: `(u + 1) · g · sigmoid(alpha · g)` with
+    /// `g = min(gate, limit)` and `u = min(max(up, −limit), limit)`.
+    ClampedSwiglu {
+        /// Factor of the gate in the sigmoid.
+        alpha: f32,
+        /// Limit of gate and up; positive.
+        limit: f32,
+    },
 }
 
-/// `gate_up[.,2I] → out[.,I]`: `act(gate) · up`, gate in the first I columns.
+/// `gate_up[.,2I] → out[.,I]`: `act(gate) · up`, gate in the first I columns. [`GluKind::ClampedSwiglu`] changes up too.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Glu {
     /// Activation of the gate.

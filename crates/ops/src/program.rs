@@ -1,6 +1,6 @@
 //! A model as a flat list of fused ops over named buffers.
 
-use crate::{KvPlace, Linear, Op, ProgramError, QkvPost, StorageType};
+use crate::{Act, Glu, GluKind, KvPlace, Linear, Op, ProgramError, QkvPost, StorageType};
 
 /// Index of a [`Buffer`] in its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -362,6 +362,7 @@ impl ProgramBuilder {
             }
         }
         self.check_kind(op)?;
+        self.check_activation(op)?;
         self.check_rows(op)?;
         self.check_order(op)?;
         self.check_heads(op)
@@ -398,7 +399,10 @@ impl ProgramBuilder {
                 ("the output", self.cols(q.out), q.heads.q_cols()),
             ],
             Op::PagedAttention(a) => {
-                vec![("q", self.cols(a.q), a.heads.q_cols()), ("the output", self.cols(a.out), a.heads.q_cols())]
+                let cols = a.heads.q_cols();
+                let mut rules = vec![("q", self.cols(a.q), cols), ("the output", self.cols(a.out), cols)];
+                rules.extend(a.sinks.map(|id| ("the sinks", self.of(id).elements(), a.heads.q)));
+                rules
             }
             Op::SegmentAttention(a) => {
                 vec![("q", self.cols(a.q), a.heads.q_cols()), ("the output", self.cols(a.out), a.heads.q_cols())]
@@ -451,6 +455,22 @@ impl ProgramBuilder {
             ProgramKind::Encoder => "an encoder",
         };
         Err(ProgramError::Invalid(format!("op {} ({}) has no meaning in {name}", self.program.ops.len(), op.name())))
+    }
+
+    /// Checks the parameters of an activation.
+    fn check_activation(&self, op: &Op) -> Result<(), ProgramError> {
+        let reason = match op {
+            Op::Act(Act { kind: GluKind::ClampedSwiglu { .. }, .. }) => "ClampedSwiglu needs a gate".into(),
+            Op::Glu(Glu { kind: GluKind::ClampedSwiglu { alpha, limit }, .. })
+                if !alpha.is_finite() || limit.is_nan() || *limit <= 0.0 =>
+            {
+                format!(
+                    "the activation has the factor {alpha} and the limit {limit}, expected a number and a positive one"
+                )
+            }
+            _ => return Ok(()),
+        };
+        Err(ProgramError::Invalid(format!("op {} ({}): {reason}", self.program.ops.len(), op.name())))
     }
 
     /// Checks that every op keeps the rows of its input, except for the ops that gather or merge rows.

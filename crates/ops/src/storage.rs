@@ -33,11 +33,13 @@ pub enum StorageType {
     Q5K,
     /// 6-bit super-blocks of 256.
     Q6K,
+    /// 4-bit floating-point blocks of 32 (e2m1) with a power of two as scale (e8m0): MXFP4.
+    Mxfp4,
 }
 
 impl StorageType {
     /// All storage types, in the order of the enum.
-    pub const ALL: [StorageType; 13] = [
+    pub const ALL: [StorageType; 14] = [
         StorageType::F32,
         StorageType::F16,
         StorageType::BF16,
@@ -51,13 +53,14 @@ impl StorageType {
         StorageType::Q4K,
         StorageType::Q5K,
         StorageType::Q6K,
+        StorageType::Mxfp4,
     ];
 
     /// Returns the number of elements in a block; 1 for the plain types.
     pub const fn block_elements(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Mxfp4 => 32,
             Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => 256,
         }
     }
@@ -77,6 +80,7 @@ impl StorageType {
             Self::Q4K => 144,
             Self::Q5K => 176,
             Self::Q6K => 210,
+            Self::Mxfp4 => 17,
         }
     }
 
@@ -104,8 +108,19 @@ impl StorageType {
             Self::Q4K => "Q4_K",
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
+            Self::Mxfp4 => "MXFP4",
         }
     }
+}
+
+/// Values of the codes of [`StorageType::Mxfp4`], doubled so that they are integers.
+pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// Returns the factor of [`E2M1_DOUBLED`] in a block of [`StorageType::Mxfp4`] with this scale: half of
+/// `2^(exponent − 127)`.
+pub const fn e8m0_halved(exponent: u8) -> f32 {
+    // The two smallest are denormal.
+    f32::from_bits(if exponent < 2 { 0x20_0000 << exponent } else { (exponent as u32 - 1) << 23 })
 }
 
 impl fmt::Display for StorageType {

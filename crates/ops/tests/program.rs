@@ -65,7 +65,17 @@ fn build(edit: impl Fn(&mut Op)) -> Result<Program, ProgramError> {
             rope: Some(rope),
             kv: KvPlace::Cache { group, layer },
         }),
-        Op::PagedAttention(PagedAttention { q, out: o, heads, scale: 0.7, window: None, softcap: None, group, layer }),
+        Op::PagedAttention(PagedAttention {
+            q,
+            out: o,
+            heads,
+            scale: 0.7,
+            window: None,
+            softcap: None,
+            sinks: None,
+            group,
+            layer,
+        }),
         linear(out_w, None, o, None, y),
         norm_op(y, Some(Residual::Before(x)), y),
         linear(gate_up_w, None, y, None, gate_up),
@@ -93,12 +103,14 @@ fn spoil(edit: impl Fn(&mut Op)) -> String {
 fn storage_sizes_are_those_of_the_formats() {
     let of_256 = |s: StorageType| s.bytes_for(256).unwrap();
     let sizes = StorageType::ALL.map(of_256);
-    assert_eq!(sizes, [1024, 512, 512, 144, 160, 176, 192, 272, 84, 110, 144, 176, 210]);
+    assert_eq!(sizes, [1024, 512, 512, 144, 160, 176, 192, 272, 84, 110, 144, 176, 210, 136]);
     assert_eq!(StorageType::Q4_0.bytes_for(48), None, "half a block");
     assert_eq!(StorageType::Q6K.bytes_for(128), None);
     assert_eq!(StorageType::F32.bytes_for(usize::MAX), None, "overflow");
     assert_eq!(StorageType::Q4K.bytes_for(0), Some(0));
     assert_eq!(StorageType::Q4K.to_string(), "Q4_K");
+    let scales = [0, 1, 2, 127, 128, 254].map(|exponent| 2.0 * f64::from(e8m0_halved(exponent)));
+    assert_eq!(scales, [-127, -126, -125, 0, 1, 127].map(|power| 2f64.powi(power)));
 }
 
 #[test]
@@ -178,6 +190,34 @@ fn the_builder_checks_heads() {
         }
     });
     assert!(message.contains("a window of no tokens"));
+    let message = spoil(|op| {
+        if let Op::PagedAttention(a) = op {
+            a.sinks = Some(WeightId(1));
+        }
+    });
+    assert_eq!(message, "op 4 (PagedAttention): the size of the sinks is 8, expected 4");
+}
+
+#[test]
+fn the_builder_checks_activations() {
+    let with = |alpha, limit| {
+        let edit = |op: &mut Op| match op {
+            Op::Glu(g) => g.kind = GluKind::ClampedSwiglu { alpha, limit },
+            _ => {}
+        };
+        build(edit).map_err(|error| error.to_string())
+    };
+    assert!(with(1.702, 7.0).is_ok() && with(1.702, f32::INFINITY).is_ok());
+    for (alpha, limit) in [(1.0, 0.0), (1.0, -7.0), (1.0, f32::NAN), (f32::NAN, 7.0)] {
+        let message = with(alpha, limit).unwrap_err();
+        assert!(message.starts_with("op 8 (Glu): the activation has the factor"), "{message}");
+    }
+    let mut b = ProgramBuilder::new("no gate", VOCAB);
+    let x = b.buffer("x", Rows::Tokens, H);
+    let table = b.weight("embed", H, vec![part("embed", VOCAB)]);
+    b.push(Op::Embed { table, scale: 1.0, out: x });
+    b.push(Op::Act(Act { kind: GluKind::ClampedSwiglu { alpha: 1.0, limit: 7.0 }, input: x, out: x }));
+    assert_eq!(b.finish().unwrap_err().to_string(), "op 1 (Act): ClampedSwiglu needs a gate");
 }
 
 #[test]
@@ -187,8 +227,17 @@ fn attention_reads_what_was_written_and_sample_is_last() {
     let table = b.weight("embed", H, vec![part("embed", VOCAB)]);
     let group = b.kv_group(KvGroup { layers: vec![HEADS], window: Some(4) });
     b.push(Op::Embed { table, scale: 1.0, out: x });
-    let attention =
-        PagedAttention { q: x, out: x, heads: HEADS, scale: 1.0, window: Some(4), softcap: None, group, layer: 0 };
+    let attention = PagedAttention {
+        q: x,
+        out: x,
+        heads: HEADS,
+        scale: 1.0,
+        window: Some(4),
+        softcap: None,
+        sinks: None,
+        group,
+        layer: 0,
+    };
     b.push(Op::PagedAttention(attention));
     let message = b.finish().unwrap_err().to_string();
     assert_eq!(message, "PagedAttention reads KV group 0, layer 0 before any op writes it");
@@ -252,6 +301,12 @@ fn costs_are_those_worked_out_by_hand() {
     assert_eq!(cost(3), expect(16, 4 * 8 * 4, 4 * 4 * (16 + 8), 4 * 8 * 4 + 4 * 4 * 8, 4 * 12 * 7), "QkvPost");
     // The pairs are 3 + 4 + 5 and 7; the keys are 5 and 7.
     assert_eq!(cost(4), expect(0, 12 * 8 * 4, 4 * 4 * 16, 4 * 4 * 8, 4 * 19 * 8), "PagedAttention");
+    let mut sinks = program.ops[4].clone();
+    if let Op::PagedAttention(a) = &mut sinks {
+        a.sinks = Some(WeightId(3));
+    }
+    let sinks = |step| op_cost(&program, &sinks, step, ElementBytes::F32).weight_bytes;
+    assert_eq!((sinks(&step), sinks(&StepShape { tokens: 0, ..step.clone() })), (8, 0), "the sinks are read once");
     assert_eq!(cost(8), expect(0, 0, 4 * 4 * (24 + 12), 4 * 4 * 12, 6 * 48), "Glu");
     assert_eq!(cost(10), expect(0, 0, 2 * 2 * 32, 2 * 32, 0), "GatherRows");
     assert_eq!(cost(12), expect(320, 0, 2 * 32 + 2 * 40, 2 * 40, 2 * 2 * 80), "Logits");

@@ -24,6 +24,8 @@ pub enum Activation {
     Gelu,
     /// Gaussian error linear unit by its tanh approximation.
     GeluTanh,
+    /// `x · sigmoid(alpha · x)` of a limited gate, times the limited up plus 1; with a gate only.
+    ClampedSwiglu,
 }
 
 impl NormMean {
@@ -38,13 +40,17 @@ impl NormMean {
 }
 
 impl Activation {
-    const ALL: [Self; 3] = [Self::Silu, Self::Gelu, Self::GeluTanh];
+    /// Activations that need no gate.
+    const PLAIN: [Self; 3] = [Self::Silu, Self::Gelu, Self::GeluTanh];
+    /// Activations of a gate.
+    const GATED: [Self; 4] = [Self::Silu, Self::Gelu, Self::GeluTanh, Self::ClampedSwiglu];
 
     const fn c_name(self) -> &'static str {
         match self {
             Self::Silu => "SILU",
             Self::Gelu => "GELU",
             Self::GeluTanh => "GELU_TANH",
+            Self::ClampedSwiglu => "CLAMPED_SWIGLU",
         }
     }
 }
@@ -74,7 +80,7 @@ pub fn glu(dtype: Dtype, activation: Activation) -> Instance {
     instance::<GluParams>("glu", dtype, activation.c_name(), 128)
 }
 
-/// Returns the instance for the activation without a gate.
+/// Returns the instance for an activation that needs no gate.
 pub fn act(dtype: Dtype, activation: Activation) -> Instance {
     instance::<ActParams>("act", dtype, activation.c_name(), 128)
 }
@@ -94,8 +100,8 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
     for dtype in Dtype::ALL.into_iter().filter(|&d| chip.has(d)) {
         instances.extend([embed(dtype), gather_rows(dtype)]);
         instances.extend(NormMean::ALL.map(|mean| norm(dtype, mean)));
-        instances.extend(Activation::ALL.map(|activation| glu(dtype, activation)));
-        instances.extend(Activation::ALL.map(|activation| act(dtype, activation)));
+        instances.extend(Activation::GATED.map(|activation| glu(dtype, activation)));
+        instances.extend(Activation::PLAIN.map(|activation| act(dtype, activation)));
     }
     instances
 }

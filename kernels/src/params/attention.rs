@@ -76,6 +76,9 @@ params! {
         /// u32, 16-byte aligned: a [`DecodePlan`](crate::plan::DecodePlan) or a
         /// [`PrefillPlan`](crate::plan::PrefillPlan). The plain kernel does not read it.
         plan: DevicePtr,
+        /// f32 `[q_heads]`: a score of each head, neither scaled nor capped, which takes part in the softmax and whose
+        /// share is dropped; null means none.
+        sinks: DevicePtr,
         /// Number of elements between the same layer of two blocks.
         block_stride: u64,
         /// Number of entries in a row of `block_table`.

@@ -54,7 +54,8 @@ params! {
         reserved: u32,
     }
 
-    /// Computes `out = act(gate) · up`. Grid: [`GluParams::grid`].
+    /// Computes `out = act(gate) · up`; the clamped SwiGLU is `(u + 1) · g · sigmoid(alpha · g)`, with g the gate up to
+    /// the limit and u the up within ± the limit. Grid: [`GluParams::grid`].
     GluParams {
         /// T `[rows, cols]`.
         out: DevicePtr,
@@ -64,6 +65,10 @@ params! {
         rows: u32,
         /// Number of columns of `out`.
         cols: u32,
+        /// Factor of the gate in the sigmoid; clamped SwiGLU only.
+        alpha: f32,
+        /// Limit of gate and up; clamped SwiGLU only.
+        limit: f32,
     }
 
     /// Computes `out = act(input)`. Grid: [`ActParams::grid`].

@@ -37,6 +37,8 @@ pub(crate) struct Setup {
     pub(crate) size: usize,
     pub(crate) window: Option<usize>,
     pub(crate) softcap: Option<f32>,
+    /// Whether heads have sinks.
+    pub(crate) sinks: bool,
     /// Whether queries see all keys of their sequence.
     pub(crate) bidirectional: bool,
     pub(crate) path: Path,
@@ -64,6 +66,11 @@ impl Setup {
 
     fn scale(&self) -> f32 {
         1.0 / (self.size as f32).sqrt()
+    }
+
+    /// Returns the sinks, from scores below those of keys to scores far above.
+    fn sinks(&self) -> Option<Vec<f32>> {
+        self.sinks.then(|| (0..self.q_heads).map(|head| [0.5, -2.0, 6.0, 1.5][head % 4]).collect())
     }
 
     pub(crate) fn sequence(&self, len: usize, rng: &mut TestRng) -> Sequence {
@@ -100,8 +107,9 @@ impl Setup {
                 self.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
             };
             let scores: Vec<f64> = (first..=last).map(score).collect();
-            let largest = scores.iter().copied().fold(f64::MIN, f64::max);
-            let sum: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
+            let sink = self.sinks().map(|sinks| f64::from(sinks[head]));
+            let largest = scores.iter().copied().chain(sink).fold(f64::MIN, f64::max);
+            let sum: f64 = scores.iter().copied().chain(sink).map(|s| (s - largest).exp()).sum();
             for (key, score) in (first..=last).zip(&scores) {
                 let weight = (score - largest).exp() / sum;
                 out.iter_mut().zip(&v[at(key)..]).for_each(|(o, v)| *o += weight * v);
@@ -161,6 +169,7 @@ struct Step<'a> {
     rows: Vec<Range<usize>>,
     q: Array,
     cache: Array,
+    sinks: Option<Vec<f32>>,
     table: Vec<u32>,
     table_stride: usize,
     query_start: Vec<u32>,
@@ -181,6 +190,7 @@ impl<'a> Step<'a> {
             rows: Vec::new(),
             q: Array::poisoned(setup.dtype, chunks.iter().map(|(_, p)| p.len()).sum::<usize>() * setup.q_cols()),
             cache: Array::poisoned(setup.dtype, blocks * Self::LAYERS * 2 * KV_BLOCK * setup.kv_cols()),
+            sinks: setup.sinks(),
             table: Vec::new(),
             table_stride,
             query_start: vec![0],
@@ -240,6 +250,7 @@ impl<'a> Step<'a> {
             query_start: address(&self.query_start),
             seq_lens: address(&self.seq_lens),
             plan,
+            sinks: self.sinks.as_deref().map_or(0, address),
             block_stride: (Self::LAYERS * 2 * plane) as u64,
             table_stride: self.table_stride as u32,
             sequences: self.seq_lens.len() as u32,
@@ -315,11 +326,11 @@ impl<'a> Step<'a> {
 /// Returns the shapes with which every path is tested: head sizes, each with an element type and heads.
 pub(crate) fn setups() -> Vec<Setup> {
     let setup = |dtype, (q_heads, kv_heads), size, path| {
-        let (window, softcap, bidirectional) = (None, None, false);
+        let (window, softcap, sinks, bidirectional) = (None, None, false, false);
         // A setup that does not run on this device is replaced by a similar one.
         let dtype = if dtypes().contains(&dtype) { dtype } else { Dtype::F16 };
         let path = if path == Path::AMPERE && !has_sm80() { Path::VOLTA } else { path };
-        Setup { dtype, q_heads, kv_heads, size, window, softcap, bidirectional, path }
+        Setup { dtype, q_heads, kv_heads, size, window, softcap, sinks, bidirectional, path }
     };
     vec![
         setup(Dtype::Bf16, (4, 1), 128, Path::AMPERE),
@@ -336,10 +347,10 @@ pub(crate) fn setups() -> Vec<Setup> {
     ]
 }
 
-/// Adds a window, a cap, both or none.
+/// Adds a window, a cap and sinks, or some of them, or none.
 pub(crate) fn with_options(setup: Setup, rng: &mut TestRng) -> Setup {
     let window = pick(rng, &[None, Some(1), Some(19), Some(70)]);
-    Setup { window, softcap: pick(rng, &[None, Some(2.0)]), ..setup }
+    Setup { window, softcap: pick(rng, &[None, Some(2.0)]), sinks: rng.below(2) == 0, ..setup }
 }
 
 /// Checks a step of decodes and chunks of random length, at random offsets.
@@ -373,8 +384,8 @@ fn every_setup() -> Vec<Setup> {
     for dtype in dtypes().into_iter().filter(|dtype| *dtype != Dtype::F32) {
         for (size, q_heads) in manifest::HEAD_SIZES.into_iter().flat_map(|size| [1, 2, 4, 8].map(|group| (size, group)))
         {
-            let (window, softcap, bidirectional) = (None, None, false);
-            let setup = |path| Setup { dtype, q_heads, kv_heads: 1, size, window, softcap, bidirectional, path };
+            let (window, softcap, sinks, bidirectional) = (None, None, false, false);
+            let setup = |path| Setup { dtype, q_heads, kv_heads: 1, size, window, softcap, sinks, bidirectional, path };
             all.extend(has_sm80().then(|| setup(Path::AMPERE)));
             all.extend((dtype == Dtype::F16).then(|| setup(Path::VOLTA)));
         }
@@ -400,8 +411,9 @@ fn segment_setups() -> Vec<Setup> {
     let mut all = Vec::new();
     for dtype in dtypes() {
         for size in manifest::PREFILL_HEAD_SIZES {
-            let (window, softcap, bidirectional) = (None, None, true);
-            let setup = |path| Setup { dtype, q_heads: 4, kv_heads: 2, size, window, softcap, bidirectional, path };
+            let (window, softcap, sinks, bidirectional) = (None, None, false, true);
+            let setup =
+                |path| Setup { dtype, q_heads: 4, kv_heads: 2, size, window, softcap, sinks, bidirectional, path };
             all.push(setup(Path::Plain));
             all.extend((dtype != Dtype::F32 && has_sm80()).then(|| setup(Path::AMPERE)));
             all.extend((dtype == Dtype::F16).then(|| setup(Path::VOLTA)));

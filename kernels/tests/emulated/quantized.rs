@@ -23,6 +23,7 @@ fn storage(format: QuantFormat) -> StorageType {
         QuantFormat::Q4K => StorageType::Q4K,
         QuantFormat::Q5K => StorageType::Q5K,
         QuantFormat::Q6K => StorageType::Q6K,
+        QuantFormat::Mxfp4 => StorageType::Mxfp4,
     }
 }
 
@@ -88,6 +89,13 @@ fn elements(format: QuantFormat, block: &[u8]) -> Vec<f64> {
                 })
             };
             (0..8).flat_map(group).collect()
+        }
+        QuantFormat::Mxfp4 => {
+            let magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+            let value =
+                |code: u8| if code < 8 { magnitudes[usize::from(code)] } else { -magnitudes[usize::from(code - 8)] };
+            let codes = block[1..].iter().map(|b| b & 15).chain(block[1..].iter().map(|b| b >> 4));
+            codes.map(|code| 2f64.powi(i32::from(block[0]) - 127) * value(code)).collect()
         }
         QuantFormat::Q6K => {
             let mut values = vec![0.0; 256];

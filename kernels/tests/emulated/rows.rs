@@ -12,13 +12,14 @@ use crate::launcher::{Kernels, address, dtypes};
 use crate::support::{Array, Tolerance, normal, pick};
 
 const ACTIVATIONS: [Activation; 3] = [Activation::Silu, Activation::Gelu, Activation::GeluTanh];
+const GATED: [Activation; 4] = [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::ClampedSwiglu];
 
 static KERNELS: LazyLock<Kernels> = LazyLock::new(|| {
     let mut instances = vec![manifest::copy_blocks()];
     for dtype in dtypes() {
         instances.extend([manifest::embed(dtype), manifest::gather_rows(dtype)]);
         instances.extend([NormMean::Rms, NormMean::Layer].map(|mean| manifest::norm(dtype, mean)));
-        instances.extend(ACTIVATIONS.map(|kind| manifest::glu(dtype, kind)));
+        instances.extend(GATED.map(|kind| manifest::glu(dtype, kind)));
         instances.extend(ACTIVATIONS.map(|kind| manifest::act(dtype, kind)));
     }
     Kernels::new(&instances)
@@ -155,21 +156,36 @@ fn activation_in_f64(kind: Activation, x: f64) -> f64 {
         Activation::GeluTanh => {
             0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())
         }
+        Activation::ClampedSwiglu => unreachable!("it needs a gate"),
     }
+}
+
+fn gated_in_f64(kind: Activation, gate: f64, up: f64, (alpha, limit): (f32, f32)) -> f64 {
+    if kind != Activation::ClampedSwiglu {
+        return activation_in_f64(kind, gate) * up;
+    }
+    let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+    let gate = gate.min(limit);
+    (up.clamp(-limit, limit) + 1.0) * gate / (1.0 + (-alpha * gate).exp())
 }
 
 fn check_glu(dtype: Dtype, kind: Activation, rng: &mut TestRng) {
     let (rows, cols) = (1 + rng.below(4), pick(rng, &COLS));
     let input = Array::random(dtype, rows * 2 * cols, rng);
+    let (alpha, limit) = (1.702, pick(rng, &[7.0, 0.75]));
     let out = in_every_order(|order| {
         let mut out = Array::poisoned(dtype, rows * cols);
-        let params = GluParams { out: out.ptr_mut(), input: input.ptr(), rows: rows as u32, cols: cols as u32 };
+        let (rows, cols) = (rows as u32, cols as u32);
+        let params = GluParams { out: out.ptr_mut(), input: input.ptr(), rows, cols, alpha, limit };
         let instance = manifest::glu(dtype, kind);
         launch(&KERNELS, order, &instance, params.grid(instance.threads), &params);
         out
     });
     for r in 0..rows {
-        let value = |c| activation_in_f64(kind, input.get(r * 2 * cols + c)) * input.get((r * 2 + 1) * cols + c);
+        let value = |c| {
+            let (gate, up) = (input.get(r * 2 * cols + c), input.get((r * 2 + 1) * cols + c));
+            gated_in_f64(kind, gate, up, (alpha, limit))
+        };
         let expected: Vec<f64> = (0..cols).map(value).collect();
         let got = out.range(r * cols..(r + 1) * cols);
         // With few columns, all may be close to a zero of the gate, where only the last bits of the f32 arithmetic
@@ -249,10 +265,8 @@ fn check_all(cases: u64) {
             check_embed(dtype, rng);
             check_norm(dtype, NormMean::Rms, rng);
             check_norm(dtype, NormMean::Layer, rng);
-            for kind in ACTIVATIONS {
-                check_glu(dtype, kind, rng);
-                check_act(dtype, kind, rng);
-            }
+            GATED.into_iter().for_each(|kind| check_glu(dtype, kind, rng));
+            ACTIVATIONS.into_iter().for_each(|kind| check_act(dtype, kind, rng));
             check_gather(dtype, rng);
         }
         check_copy_blocks(rng);
@@ -275,7 +289,7 @@ fn activations_end_well_at_both_ends() {
     for kind in ACTIVATIONS {
         let row: Vec<f64> = gates.iter().copied().chain([1.0; 7]).collect();
         let (input, mut out) = (Array::of(Dtype::F32, &row), Array::poisoned(Dtype::F32, 7));
-        let params = GluParams { out: out.ptr_mut(), input: input.ptr(), rows: 1, cols: 7 };
+        let params = GluParams { out: out.ptr_mut(), input: input.ptr(), rows: 1, cols: 7, ..GluParams::default() };
         let instance = manifest::glu(Dtype::F32, kind);
         launch(&KERNELS, Order::Forward, &instance, params.grid(instance.threads), &params);
         let expected = gates.map(|x: f64| x.max(0.0));

@@ -22,6 +22,8 @@ pub(crate) struct Attention<'a> {
     pub(crate) causal: bool,
     pub(crate) window: Option<usize>,
     pub(crate) softcap: Option<f32>,
+    /// Attention sinks by query head.
+    pub(crate) sinks: Option<Vec<f32>>,
 }
 
 /// The keys and values that one query may see: those of one KV head at the positions `first..=last` of a sequence.
@@ -54,22 +56,24 @@ impl Attention<'_> {
             let first = self.window.map_or(0, |window| (last + 1).saturating_sub(window));
             let table = self.tables.row(sequence);
             let view = View { cache: self.cache, layer: self.layer, head, dim, table, first, last };
-            for (out, q) in out.chunks_exact_mut(dim).zip(q.chunks_exact(dim)) {
-                self.attend(q, &view, scores, out);
+            let heads = head * (q_heads / kv_heads)..;
+            for ((out, q), head) in out.chunks_exact_mut(dim).zip(q.chunks_exact(dim)).zip(heads) {
+                let sink = self.sinks.as_ref().map(|sinks| sinks[head]);
+                self.attend(q, &view, sink, scores, out);
             }
         });
         out
     }
 
     /// Computes one head of one query. `scores` is scratch memory.
-    fn attend(&self, q: &[f32], view: &View<'_>, scores: &mut Vec<f32>, out: &mut [f32]) {
+    fn attend(&self, q: &[f32], view: &View<'_>, sink: Option<f32>, scores: &mut Vec<f32>, out: &mut [f32]) {
         scores.clear();
         view.for_each(Half::Key, |key| {
             let score = dot(q, key) * self.scale;
             scores.push(self.softcap.map_or(score, |cap| cap * (score / cap).tanh()));
         });
-        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let mut sum = 0.0;
+        let largest = scores.iter().copied().chain(sink).fold(f32::NEG_INFINITY, f32::max);
+        let mut sum = sink.map_or(0.0, |sink| (sink - largest).exp());
         for score in scores.iter_mut() {
             *score = (*score - largest).exp();
             sum += *score;

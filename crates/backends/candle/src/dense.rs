@@ -1,6 +1,6 @@
 //! The ops whose rows depend neither on each other nor on the KV cache, as functions of tensors.
 
-use candle_core::{D, Device, Result, Tensor};
+use candle_core::{D, Device, Result, Tensor, bail};
 use octavo_ops::{GluKind, NormKind};
 
 /// Number of rows of every matrix product. candle uses another order of sums for other shapes, so a row's bits would
@@ -68,7 +68,15 @@ pub(crate) fn glu(gate_up: &Tensor, kind: GluKind) -> Result<Tensor> {
     let inner = gate_up.dim(D::Minus1)? / 2;
     let gate = gate_up.narrow(D::Minus1, 0, inner)?;
     let up = gate_up.narrow(D::Minus1, inner, inner)?;
-    act(&gate, kind)? * up
+    match kind {
+        GluKind::ClampedSwiglu { alpha, limit } => {
+            let [alpha, limit] = [alpha, limit].map(f64::from);
+            let gate = gate.minimum(limit)?;
+            let sigmoid = ((gate.affine(-alpha, 0.0)?.exp()? + 1.0)?).recip()?;
+            (up.clamp(-limit, limit)? + 1.0)? * (gate * sigmoid)?
+        }
+        _ => act(&gate, kind)? * up,
+    }
 }
 
 /// Computes `act(x)`.
@@ -77,6 +85,7 @@ pub(crate) fn act(x: &Tensor, kind: GluKind) -> Result<Tensor> {
         GluKind::Silu => x.silu(),
         GluKind::Gelu => x.gelu_erf(),
         GluKind::GeluTanh => x.gelu(),
+        GluKind::ClampedSwiglu { .. } => bail!("a clamped SwiGLU needs a gate"),
     }
 }
 

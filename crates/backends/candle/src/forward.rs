@@ -116,6 +116,7 @@ impl<'a> Forward<'a> {
                     causal: true,
                     window: op.window,
                     softcap: op.softcap,
+                    sinks: op.sinks.map(|id| self.weight(id).flatten_all()?.to_vec1()).transpose()?,
                 },
             )?,
             Op::SegmentAttention(op) => {
@@ -131,6 +132,7 @@ impl<'a> Forward<'a> {
                         causal: false,
                         window: None,
                         softcap: None,
+                        sinks: None,
                     },
                 )?
             }

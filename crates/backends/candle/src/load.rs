@@ -3,7 +3,7 @@
 use candle_core::quantized::GgmlDType;
 use candle_core::{Device, Tensor};
 use half::{bf16, f16};
-use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightSource};
+use octavo_ops::{BackendError, E2M1_DOUBLED, StorageType, TensorData, Weight, WeightSource, e8m0_halved};
 
 use crate::failed;
 
@@ -42,6 +42,7 @@ fn dequantise(data: &TensorData<'_>, out: &mut Vec<f32>, progress: &mut dyn FnMu
     };
     for bytes in data.bytes.chunks(chunk_bytes) {
         match ggml_type(data.storage) {
+            None if data.storage == StorageType::Mxfp4 => mxfp4(bytes, out),
             None => plain(data.storage, bytes, out),
             Some(dtype) => {
                 let elements = bytes.len() / data.storage.block_bytes() * data.storage.block_elements();
@@ -63,10 +64,18 @@ fn plain(storage: StorageType, bytes: &[u8], out: &mut Vec<f32>) {
     }
 }
 
-/// Returns candle's name of a block format; `None` for the plain types.
+/// Appends the elements of blocks of a scale and 16 bytes: the low nibbles are elements 0 to 15, the high ones the others.
+fn mxfp4(bytes: &[u8], out: &mut Vec<f32>) {
+    for [scale, codes @ ..] in bytes.as_chunks::<17>().0 {
+        let codes = codes.iter().map(|byte| byte & 15).chain(codes.iter().map(|byte| byte >> 4));
+        out.extend(codes.map(|code| f32::from(E2M1_DOUBLED[usize::from(code)]) * e8m0_halved(*scale)));
+    }
+}
+
+/// Returns candle's name of a block format; `None` for the types that it lacks: the plain ones and MXFP4.
 fn ggml_type(storage: StorageType) -> Option<GgmlDType> {
     Some(match storage {
-        StorageType::F32 | StorageType::F16 | StorageType::BF16 => return None,
+        StorageType::F32 | StorageType::F16 | StorageType::BF16 | StorageType::Mxfp4 => return None,
         StorageType::Q4_0 => GgmlDType::Q4_0,
         StorageType::Q4_1 => GgmlDType::Q4_1,
         StorageType::Q5_0 => GgmlDType::Q5_0,
@@ -166,6 +175,12 @@ mod tests {
         let bytes = [&f16(0.5)[..], &f16(1.0), &0x0000_ffffu32.to_le_bytes(), &nibbles].concat();
         let expected: Vec<f32> = codes.iter().enumerate().map(|(i, c)| 0.5 * (c + fifth(i)) + 1.0).collect();
         assert_eq!(Source::new(StorageType::Q5_1, [1, 32], &bytes).load(), expected);
+
+        let values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        let signed: Vec<f32> = values.into_iter().chain(values.map(|x| -x)).collect();
+        let bytes = [&[128][..], &nibbles].concat();
+        let expected: Vec<f32> = signed.iter().chain(signed.iter().rev()).map(|x| 2.0 * x).collect();
+        assert_eq!(Source::new(StorageType::Mxfp4, [1, 32], &bytes).load(), expected);
 
         let quants: Vec<u8> = (0..32).map(|i| (i * 8 - 128i32) as u8).collect();
         let bytes = [&f16(0.25)[..], &quants].concat();

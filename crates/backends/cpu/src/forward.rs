@@ -356,6 +356,7 @@ impl Forward<'_> {
             causal: op.causal,
             window: op.window,
             softcap: op.softcap,
+            sinks: op.sinks.as_deref(),
             q: scratch.rows[op.q.0],
             out,
             prepares: out.forms.any() && prepares_by_head(op.heads),

@@ -94,6 +94,8 @@ pub(crate) struct Attended {
     pub(crate) causal: bool,
     pub(crate) window: Option<usize>,
     pub(crate) softcap: Option<f32>,
+    /// Attention sinks by query head.
+    pub(crate) sinks: Option<Vec<f32>>,
     pub(crate) group: usize,
     pub(crate) layer: usize,
 }
@@ -127,7 +129,7 @@ pub(crate) struct Plan {
     pub(crate) logits: Option<(BufferId, WeightId)>,
 }
 
-/// Returns for each weight whether it is read as numbers instead of being multiplied: norms and biases.
+/// Returns for each weight whether it is read as numbers instead of being multiplied: norms, biases and attention sinks.
 pub(crate) fn vectors(program: &Program) -> Vec<bool> {
     let mut found = vec![false; program.weights.len()];
     let mut mark = |id: WeightId| found[id.0] = true;
@@ -136,6 +138,7 @@ pub(crate) fn vectors(program: &Program) -> Vec<bool> {
             Op::Norm(op) => [Some(op.weight), op.bias].into_iter().flatten().for_each(&mut mark),
             Op::Linear(op) => op.bias.into_iter().for_each(&mut mark),
             Op::QkvPost(op) => op.norm.iter().flat_map(|norm| [norm.q, norm.k]).for_each(&mut mark),
+            Op::PagedAttention(op) => op.sinks.into_iter().for_each(&mut mark),
             _ => {}
         }
     }
@@ -232,6 +235,7 @@ impl Planner<'_> {
                 causal: true,
                 window: op.window,
                 softcap: op.softcap,
+                sinks: op.sinks.map(|id| self.vector(id, false)),
                 group: op.group,
                 layer: op.layer,
             }),
@@ -245,6 +249,7 @@ impl Planner<'_> {
                     causal: false,
                     window: None,
                     softcap: None,
+                    sinks: None,
                     group,
                     layer,
                 })

@@ -89,8 +89,12 @@ impl Lowering<'_> {
             Op::PagedAttention(op) => self.attention(op),
             Op::Glu(op) => {
                 let kernel = self.instances.id(manifest::glu(dtype, activation(op.kind)));
-                let cols = self.cols(op.out);
-                let params = GluParams { out: self.buffer(op.out), input: self.buffer(op.input), rows: 0, cols };
+                let (cols, out, input) = (self.cols(op.out), self.buffer(op.out), self.buffer(op.input));
+                let (alpha, limit) = match op.kind {
+                    GluKind::ClampedSwiglu { alpha, limit } => (alpha, limit),
+                    GluKind::Silu | GluKind::Gelu | GluKind::GeluTanh => (0.0, 0.0),
+                };
+                let params = GluParams { out, input, rows: 0, cols, alpha, limit };
                 Stage::Glu { kernel, params, rows: self.rows(op.out) }
             }
             Op::GatherRows { input, out } => {
@@ -317,6 +321,7 @@ impl Lowering<'_> {
             window: op.window.map_or(0, |window| u32::try_from(window).unwrap_or(0)),
             scale: op.scale,
             softcap: op.softcap.unwrap_or(0.0),
+            sinks: op.sinks.map_or(0, |id| self.vector(id)),
             ..self.attention_params(op.q, op.out, op.heads)
         };
         let planned = manifest::paged_decode(dtype, dim, q / kv).zip(manifest::paged_prefill(chip, dtype, dim));
@@ -350,6 +355,7 @@ pub(crate) const fn activation(kind: GluKind) -> manifest::Activation {
         GluKind::Silu => manifest::Activation::Silu,
         GluKind::Gelu => manifest::Activation::Gelu,
         GluKind::GeluTanh => manifest::Activation::GeluTanh,
+        GluKind::ClampedSwiglu { .. } => manifest::Activation::ClampedSwiglu,
     }
 }
 

@@ -17,7 +17,7 @@ pub(crate) const STAGING_WORDS: usize = 4 << 20;
 /// Location and layout of a weight.
 #[derive(Clone, Debug)]
 pub(crate) enum Placed {
-    /// Numbers in f32, for norms.
+    /// Numbers in f32, for norms and attention sinks.
     Vector(Region),
     /// Numbers in f32 and, for cuBLASLt, in the element type; for biases.
     Bias(Region, Region),
@@ -56,6 +56,7 @@ const fn format_of(storage: StorageType) -> Option<QuantFormat> {
         StorageType::Q4K => Some(QuantFormat::Q4K),
         StorageType::Q5K => Some(QuantFormat::Q5K),
         StorageType::Q6K => Some(QuantFormat::Q6K),
+        StorageType::Mxfp4 => Some(QuantFormat::Mxfp4),
     }
 }
 
@@ -77,6 +78,7 @@ fn uses(program: &Program) -> Vec<Use> {
             Op::QkvPost(op) => {
                 op.norm.iter().flat_map(|norm| [norm.q, norm.k]).for_each(|id| mark(id, Use::Vector));
             }
+            Op::PagedAttention(op) => op.sinks.into_iter().for_each(|id| mark(id, Use::Vector)),
             _ => {}
         }
     }

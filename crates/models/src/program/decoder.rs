@@ -144,7 +144,8 @@ impl<'a> Decoder<'a> {
         let rope = Some(config.rope.frequencies(self.rope_factors.as_deref()));
         let kv = KvPlace::Cache { group, layer: index };
         self.builder.push(Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm, rope, kv }));
-        let attention = PagedAttention { q, out: attended, heads, scale, window, softcap, group, layer: index };
+        let attention =
+            PagedAttention { q, out: attended, heads, scale, window, softcap, sinks: None, group, layer: index };
         self.builder.push(Op::PagedAttention(attention));
 
         let rows = [(Role::Output, hidden_size)];

@@ -14,7 +14,7 @@ const TOLERANCE: f32 = 1e-6;
 
 fn ggml(storage: StorageType) -> Option<GgmlDType> {
     Some(match storage {
-        StorageType::F32 | StorageType::F16 | StorageType::BF16 => return None,
+        StorageType::F32 | StorageType::F16 | StorageType::BF16 | StorageType::Mxfp4 => return None,
         StorageType::Q4_0 => GgmlDType::Q4_0,
         StorageType::Q4_1 => GgmlDType::Q4_1,
         StorageType::Q5_0 => GgmlDType::Q5_0,
@@ -51,7 +51,8 @@ fn read(storage: StorageType, bytes: &[u8], elements: usize) -> Vec<f32> {
 fn every_storage_type_reads_as_in_the_gguf_package() {
     let file = std::fs::read(testdata("blocks.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&file).unwrap();
-    for storage in StorageType::ALL {
+    // candle has no blocks of MXFP4; the backends' tests define their meaning.
+    for storage in StorageType::ALL.into_iter().filter(|storage| *storage != StorageType::Mxfp4) {
         let bytes = file.tensor(&format!("{storage}.bytes")).unwrap().data();
         let expected = words(&file, &format!("{storage}.values"), f32::from_le_bytes);
         assert_eq!(storage.bytes_for(expected.len()), Some(bytes.len()), "{storage}");

@@ -80,6 +80,8 @@ pub struct TinyModel {
     pub tied: bool,
     /// Activation.
     pub glu: GluKind,
+    /// Whether attention has sinks.
+    pub sinks: bool,
     /// Cap of attention scores.
     pub attention_softcap: Option<f32>,
     /// Cap of logits.
@@ -120,6 +122,7 @@ impl Default for TinyModel {
             biases: false,
             tied: true,
             glu: GluKind::Silu,
+            sinks: false,
             attention_softcap: None,
             logits_softcap: None,
             scales: Scales::default(),
@@ -251,6 +254,7 @@ impl<'a> Build<'a> {
         let rope = m.rope.clone();
         let kv = KvPlace::Cache { group, layer };
         self.builder.push(Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm, rope, kv }));
+        let sinks = m.sinks.then(|| self.vector_within(&format!("{index}.sinks"), heads.q, (0.0, 2.0)));
         self.builder.push(Op::PagedAttention(PagedAttention {
             q,
             out: o,
@@ -258,6 +262,7 @@ impl<'a> Build<'a> {
             scale: m.scales.attention / (heads.dim as f32).sqrt(),
             window: m.windows[group],
             softcap: m.attention_softcap,
+            sinks,
             group,
             layer,
         }));
@@ -369,7 +374,12 @@ impl<'a> Build<'a> {
 
     /// Declares a vector of elements around 1.
     fn vector(&mut self, name: &str, len: usize) -> WeightId {
-        let values: Vec<f32> = (0..len).map(|_| 1.0 + 0.3 * self.rng.signed()).collect();
+        self.vector_within(name, len, (1.0, 0.3))
+    }
+
+    /// Declares a vector of elements around `centre`, at most `spread` away from it.
+    fn vector_within(&mut self, name: &str, len: usize, (centre, spread): (f32, f32)) -> WeightId {
+        let values: Vec<f32> = (0..len).map(|_| centre + spread * self.rng.signed()).collect();
         self.weights.insert(name, vec![len], &values);
         let part = WeightPart { tensor: name.into(), rows: 1, storage: StorageType::F32 };
         self.builder.weight(name, len, vec![part])
@@ -396,6 +406,10 @@ pub fn random_blocks(storage: StorageType, elements: usize, scale: f32, rng: &mu
                     let value = half_bits(scale * share * (0.75 + 0.25 * rng.signed()));
                     block[*at..*at + 2].copy_from_slice(&value.to_le_bytes());
                 }
+                if quantised == StorageType::Mxfp4 {
+                    // The largest code is 6.
+                    block[0] = (127.0 + (scale / 6.0).log2().floor()) as u8 - rng.below(3) as u8;
+                }
             }
             bytes
         }
@@ -406,7 +420,7 @@ pub fn random_blocks(storage: StorageType, elements: usize, scale: f32, rng: &mu
 /// enough.
 const fn scales_of(storage: StorageType) -> &'static [(usize, f32)] {
     match storage {
-        StorageType::F32 | StorageType::F16 | StorageType::BF16 => &[],
+        StorageType::F32 | StorageType::F16 | StorageType::BF16 | StorageType::Mxfp4 => &[],
         StorageType::Q4_0 => &[(0, 1.0 / 8.0)],
         StorageType::Q4_1 => &[(0, 1.0 / 8.0), (2, -1.0)],
         StorageType::Q5_0 => &[(0, 1.0 / 16.0)],

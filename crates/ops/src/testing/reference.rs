@@ -238,7 +238,7 @@ impl Interpreter<'_> {
             Op::Glu(op) => {
                 let half = |row: &Vec<f64>| {
                     let (gate, up) = row.split_at(row.len() / 2);
-                    gate.iter().zip(up).map(|(g, u)| activation(op.kind, *g) * u).collect()
+                    gate.iter().zip(up).map(|(g, u)| gated(op.kind, *g, *u)).collect()
                 };
                 (op.out, self.buffer(op.input).iter().map(half).collect())
             }
@@ -305,7 +305,7 @@ impl Interpreter<'_> {
             let seen = (&keys[seen.clone()], &values[seen]);
             let heads = self.buffer(op.q)[row].chunks(op.heads.dim).enumerate();
             let attend =
-                |(head, q): (usize, &[f64])| attend(q, head / (op.heads.q / op.heads.kv), seen, op.scale, None);
+                |(head, q): (usize, &[f64])| attend(q, head / (op.heads.q / op.heads.kv), seen, (op.scale, None, None));
             heads.flat_map(attend).collect()
         })
         .collect()
@@ -384,13 +384,16 @@ impl Interpreter<'_> {
 
     fn attention(&self, op: &PagedAttention) -> Rows {
         let (keys, values) = &self.kv[op.group][op.layer];
+        let sinks = op.sinks.map(|id| self.vector(id));
         let row = |(position, q): (usize, &Vec<f64>)| {
             let first = op.window.map_or(0, |w| (position + 1).saturating_sub(w));
             let seen = (&keys[first..=position], &values[first..=position]);
             let heads = q.chunks(op.heads.dim).enumerate();
-            heads
-                .flat_map(|(head, q)| attend(q, head / (op.heads.q / op.heads.kv), seen, op.scale, op.softcap))
-                .collect()
+            let attend = |(head, q): (usize, &[f64])| {
+                let sink = sinks.as_ref().map(|sinks| sinks[head]);
+                attend(q, head / (op.heads.q / op.heads.kv), seen, (op.scale, op.softcap, sink))
+            };
+            heads.flat_map(attend).collect()
         };
         self.buffer(op.q).iter().enumerate().map(row).collect()
     }
@@ -401,14 +404,13 @@ fn attend(
     q: &[f64],
     kv_head: usize,
     (keys, values): (&[Vec<f64>], &[Vec<f64>]),
-    scale: f32,
-    softcap: Option<f32>,
+    (scale, softcap, sink): (f32, Option<f32>, Option<f64>),
 ) -> Vec<f64> {
     let dim = q.len();
     let of = |row: &Vec<f64>| row[kv_head * dim..(kv_head + 1) * dim].to_vec();
     let scores = keys.iter().map(|k| cap(dot(q, &of(k)) * f64::from(scale), softcap));
     let weights: Vec<f64> = scores.map(f64::exp).collect();
-    let sum: f64 = weights.iter().sum();
+    let sum: f64 = weights.iter().sum::<f64>() + sink.map_or(0.0, f64::exp);
     let mut out = vec![0.0; dim];
     for (weight, value) in weights.iter().zip(values) {
         for (o, v) in out.iter_mut().zip(of(value)) {
@@ -461,6 +463,17 @@ fn rotate(head: &mut [f64], rope: &Rope, position: impl Fn(usize) -> u32) {
     }
 }
 
+fn gated(kind: GluKind, gate: f64, up: f64) -> f64 {
+    match kind {
+        GluKind::ClampedSwiglu { alpha, limit } => {
+            let [alpha, limit] = [alpha, limit].map(f64::from);
+            let gate = gate.min(limit);
+            (up.clamp(-limit, limit) + 1.0) * gate / (1.0 + (-alpha * gate).exp())
+        }
+        _ => activation(kind, gate) * up,
+    }
+}
+
 fn activation(kind: GluKind, x: f64) -> f64 {
     match kind {
         GluKind::Silu => x / (1.0 + (-x).exp()),
@@ -469,6 +482,7 @@ fn activation(kind: GluKind, x: f64) -> f64 {
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
             0.5 * x * (1.0 + inner.tanh())
         }
+        GluKind::ClampedSwiglu { .. } => unreachable!("a program has it only with a gate"),
     }
 }
 
@@ -498,6 +512,13 @@ mod tests {
         assert!((activation(GluKind::Gelu, 1.0) - 0.841_344_746_068_543).abs() < 1e-12);
         assert!((activation(GluKind::GeluTanh, 1.0) - 0.841_191_990_608_301_6).abs() < 1e-9);
         assert!((activation(GluKind::Silu, 1.0) - 0.731_058_578_630_005).abs() < 1e-12);
+        let clamped = GluKind::ClampedSwiglu { alpha: 1.0, limit: 1.0 };
+        assert!((gated(clamped, 7.0, -9.0)).abs() < 1e-12, "up is -1, plus 1");
+        assert!((gated(clamped, 7.0, 9.0) - 2.0 * 0.731_058_578_630_005).abs() < 1e-12);
+        assert!(
+            (gated(clamped, -1.0, 0.5) + 1.5 * 0.268_941_421_369_995).abs() < 1e-12,
+            "only large gates are limited"
+        );
     }
 
     #[test]

@@ -436,6 +436,12 @@ fn ropes() -> impl Strategy<Value = Option<(RopeStyle, usize, f64, Vec<usize>)>>
     proptest::option::weighted(0.85, (style, 1usize..=4, prop_oneof![Just(1.0), 0.5f64..1.5], streams))
 }
 
+fn glus() -> impl Strategy<Value = GluKind> {
+    // The limits are so small that gates and ups exceed them.
+    let clamped = (0.5f32..2.0, 0.1f32..2.0).prop_map(|(alpha, limit)| GluKind::ClampedSwiglu { alpha, limit });
+    prop_oneof![Just(GluKind::Silu), Just(GluKind::Gelu), Just(GluKind::GeluTanh), clamped]
+}
+
 fn placements() -> impl Strategy<Value = NormPlacement> {
     prop_oneof![2 => Just(NormPlacement::Pre), 1 => Just(NormPlacement::Post), 1 => Just(NormPlacement::Sandwich)]
 }
@@ -454,13 +460,12 @@ fn scales() -> impl Strategy<Value = Scales> {
 pub fn models() -> impl Strategy<Value = TinyModel> {
     let sizes = (1usize..40, 1usize..50, 1usize..60, 1usize..4, 1usize..4, 4usize..20);
     let windows = proptest::collection::vec(proptest::option::of(1usize..40), 1..3);
-    let glu = prop_oneof![Just(GluKind::Silu), Just(GluKind::Gelu), Just(GluKind::GeluTanh)];
     let norm = prop_oneof![3 => Just(NormKind::Rms), 1 => Just(NormKind::Layer)];
     let qk_norm = prop_oneof![Just(None), Just(Some(QkNormWidth::Head)), Just(Some(QkNormWidth::Row))];
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     let caps = (proptest::option::of(1.0f32..30.0), proptest::option::of(1.0f32..30.0));
     let norms = (norm, placements());
-    (sizes, windows, ropes(), glu, norms, qk_norm, flags, caps, scales(), any::<u64>()).prop_map(
+    (sizes, windows, ropes(), glus(), norms, qk_norm, flags, caps, scales(), any::<u64>()).prop_map(
         |(sizes, windows, rope, glu, (norm, placement), qk_norm, flags, caps, scales, seed)| {
             let (hidden, inner, vocab_size, kv, group, dim) = sizes;
             let layers = (0..windows.len() + 1).map(|layer| layer % windows.len()).collect();
@@ -484,6 +489,7 @@ pub fn models() -> impl Strategy<Value = TinyModel> {
                 biases: flags.1,
                 tied: flags.2,
                 glu,
+                sinks: flags.3,
                 attention_softcap: caps.0,
                 logits_softcap: caps.1,
                 scales,

@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 use std::cell::RefCell;
 
-use super::plain::{FLOOR, Running, visible, whole};
+use super::plain::{Running, visible, whole};
 use super::wide::{narrow_weights, weigh};
 use super::{Block, KEYS, ROWS};
 use crate::Isa;
@@ -31,13 +31,13 @@ thread_local! {
 /// AMX in bf16 and AVX-512 F, BW, DQ and BF16 must be available.
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(super) unsafe fn attend(block: Block<'_>) {
-    let Block { mut keys, narrow_q, sees, softcap, weights, narrow_weights: narrow, out, partial, .. } = block;
+    let Block { mut keys, narrow_q, sees, starts, softcap, weights, narrow_weights: narrow, out, partial, .. } = block;
     let count = sees.len();
     let width = out.len() / count;
     assert!(count <= ROWS && width.is_multiple_of(2 * CHUNK) && narrow_q.len() >= ROWS * width);
     let first = sees.iter().map(|see| see.0).min().unwrap_or(0);
     let last = sees.iter().map(|see| see.1).max().unwrap_or(0);
-    let mut running = [Running { largest: FLOOR, sum: 0.0 }; ROWS];
+    let mut running: [Running; ROWS] = std::array::from_fn(|r| starts[if r < count { r } else { 0 }]);
     let _tiles = Tiles::bf16(count);
     SCRATCH.with_borrow_mut(|scratch| {
         let Scratch { sums } = &mut **scratch;

@@ -19,6 +19,7 @@ use crate::activation::{Rows, Span};
 use crate::isa::{Isa, per_isa};
 use crate::kv::{BLOCK, CHUNK, KvDtype, LayerCache};
 use crate::memory::Lines;
+use plain::Running;
 
 /// Maximum number of rows, each a query head of a token, that a kernel processes at once.
 const ROWS: usize = 16;
@@ -36,6 +37,8 @@ pub(crate) struct Attention<'a> {
     pub(crate) causal: bool,
     pub(crate) window: Option<usize>,
     pub(crate) softcap: Option<f32>,
+    /// Attention sinks by query head.
+    pub(crate) sinks: Option<&'a [f32]>,
     pub(crate) q: Rows,
     pub(crate) out: Rows,
     /// Whether the output's other representations can be made head by head.
@@ -74,6 +77,8 @@ pub(crate) struct Block<'a> {
     narrow_q: &'a [u16],
     /// First and last position that each row sees.
     sees: &'a [(usize, usize)],
+    /// State of each row before its first key.
+    starts: &'a [Running],
     softcap: Option<f32>,
     weights: &'a mut [[f32; KEYS]; ROWS],
     /// Scratch memory for weights in bf16.
@@ -192,6 +197,7 @@ struct Scratch {
     narrow_weights: Box<[[u16; KEYS]; ROWS]>,
     widened: Widened,
     sees: Vec<(usize, usize)>,
+    starts: Vec<Running>,
 }
 
 thread_local! {
@@ -204,6 +210,7 @@ thread_local! {
         narrow_weights: Box::new([[0; KEYS]; ROWS]),
         widened: Widened { words: Lines::default(), key_scales: [0.0; KEYS], value_scales: [0.0; KEYS] },
         sees: Vec::with_capacity(ROWS),
+        starts: Vec::with_capacity(ROWS),
     });
 }
 
@@ -241,9 +248,12 @@ impl Attention<'_> {
                     Span { row: run.first + token, from: (head * group + member) * dim, len: dim }
                 };
                 scratch.sees.clear();
+                scratch.starts.clear();
                 for (slot, row) in rows.clone().enumerate() {
                     let last = if self.causal { run.position + row / group } else { run.len - 1 };
                     scratch.sees.push((self.window.map_or(0, |window| (last + 1).saturating_sub(window)), last));
+                    let sink = self.sinks.map(|sinks| sinks[head * group + row % group]);
+                    scratch.starts.push(Running::start(sink));
                     let scaled = &mut scratch.q[slot * padded..][..padded];
                     // SAFETY: the caller guarantees this.
                     let q = unsafe { self.q.read(span(row)) };
@@ -269,6 +279,7 @@ impl Attention<'_> {
                         q: &scratch.q[..rows.len() * padded],
                         narrow_q: &scratch.narrow_q,
                         sees: &scratch.sees,
+                        starts: &scratch.starts,
                         softcap: self.softcap,
                         weights: &mut scratch.weights,
                         narrow_weights: &mut scratch.narrow_weights,

@@ -15,15 +15,30 @@ pub(super) struct Running {
     pub(super) sum: f32,
 }
 
+impl Running {
+    /// Returns the state before the first key. A sink is like a key whose value is zero.
+    pub(super) fn start(sink: Option<f32>) -> Self {
+        match sink {
+            None => Self { largest: FLOOR, sum: 0.0 },
+            Some(sink) => {
+                let largest = sink.max(FLOOR);
+                // NaN stays in the sum.
+                Self { largest, sum: (sink - largest).exp() }
+            }
+        }
+    }
+}
+
 /// Processes one row after the other, because an array of rows of lanes is not vectorised.
 #[inline(always)]
 pub(super) fn attend_plain<const FMA: bool>(isa: Isa, block: Block<'_>) {
-    let Block { mut keys, q, sees, softcap, weights, out, partial, .. } = block;
+    let Block { mut keys, q, sees, starts, softcap, weights, out, partial, .. } = block;
     let (q_width, out_width) = (q.len() / sees.len(), out.len() / sees.len());
     out.fill(0.0);
-    for ((q, out), &(first, last)) in q.chunks_exact(q_width).zip(out.chunks_exact_mut(out_width)).zip(sees) {
+    let rows = q.chunks_exact(q_width).zip(out.chunks_exact_mut(out_width));
+    for ((q, out), (&(first, last), &start)) in rows.zip(sees.iter().zip(starts)) {
         let weights = &mut weights[0];
-        let mut running = Running { largest: FLOOR, sum: 0.0 };
+        let mut running = start;
         for tile in first / KEYS..=last / KEYS {
             let blocks = tile * (KEYS / BLOCK)..((tile + 1) * (KEYS / BLOCK)).min(last / BLOCK + 1);
             keys.enter(isa, blocks.clone());

@@ -59,13 +59,13 @@ pub(super) unsafe fn attend_bf16(block: Block<'_>) {
 /// hold registers.
 macro_rules! walk {
     ($block:ident, $rows:ident, $score:expr, $narrow:expr, $gather:expr) => {{
-        let Block { mut keys, sees, softcap, weights, narrow_weights, out, partial, .. } = $block;
+        let Block { mut keys, sees, starts, softcap, weights, narrow_weights, out, partial, .. } = $block;
         let count = sees.len();
         // Rows that do not exist repeat the first.
         let sees: [(usize, usize); $rows] = std::array::from_fn(|r| sees[if r < count { r } else { 0 }]);
         let first = sees.iter().map(|see| see.0).min().unwrap_or(0);
         let last = sees.iter().map(|see| see.1).max().unwrap_or(0);
-        let mut running = [Running { largest: FLOOR, sum: 0.0 }; $rows];
+        let mut running: [Running; $rows] = std::array::from_fn(|r| starts[if r < count { r } else { 0 }]);
         out.fill(0.0);
         for tile in first / KEYS..=last / KEYS {
             let blocks = tile * (KEYS / BLOCK)..((tile + 1) * (KEYS / BLOCK)).min(last / BLOCK + 1);

@@ -1,11 +1,12 @@
 //! The kernels in plain Rust, compiled for every processor and for AVX2.
 
 use half::f16;
+use octavo_ops::e8m0_halved;
 
 use super::{GROUP_CODES, GROUP_SCALES, Quant};
 use crate::memory::LINE;
 use crate::rows::{GROUP, LOW_BITS, fma};
-use crate::weights::{Codes, HALVES_OFFSET, Kind, Layout, PANEL, STEPS, Scales};
+use crate::weights::{Codes, FP4_CODES, FP4_OFFSET, HALVES_OFFSET, Kind, Layout, PANEL, STEPS, Scales};
 
 /// Converts codes to bytes and scales to f32.
 pub(super) fn unpack(panel: &[u8], layout: &Layout, codes: &mut [u8], scales: &mut [f32]) {
@@ -21,7 +22,7 @@ fn unpack_codes(panel: &[u8], layout: &Layout, kind: Codes, group: usize, codes:
     let packed = &panel[layout.codes_at(kind, group)..];
     match kind {
         Codes::Eight => codes.copy_from_slice(&packed[..GROUP_CODES]),
-        Codes::Four | Codes::Five | Codes::Six => {
+        Codes::Four | Codes::Five | Codes::Six | Codes::Fp4 => {
             let (low, high) = codes.split_at_mut(GROUP_CODES / 2);
             for ((low, high), &byte) in low.iter_mut().zip(high).zip(packed) {
                 (*low, *high) = (byte & 15, byte >> 4);
@@ -31,6 +32,7 @@ fn unpack_codes(panel: &[u8], layout: &Layout, kind: Codes, group: usize, codes:
     let uppers = &panel[layout.uppers_at(kind, group)..];
     match kind {
         Codes::Four | Codes::Eight => {}
+        Codes::Fp4 => codes.iter_mut().for_each(|code| *code = FP4_CODES[usize::from(*code)]),
         Codes::Five => {
             for (i, code) in codes.iter_mut().enumerate() {
                 *code |= (uppers[i / 8] >> (i % 8) & 1) << 4;
@@ -54,6 +56,10 @@ fn unpack_scales(panel: &[u8], layout: &Layout, kind: Scales, group: usize, scal
         let (scale, min) = match kind {
             Scales::Fixed(offset) => (half_at(at + 2 * row), offset * half_at(at + 2 * row)),
             Scales::Two => (half_at(at + 2 * row), half_at(at + 2 * (PANEL + row))),
+            Scales::Power => {
+                let scale = e8m0_halved(panel[at + row]);
+                (scale, -f32::from(FP4_OFFSET) * scale)
+            }
             Scales::Halves => unreachable!("such a group has two"),
             Scales::Super => {
                 let supers = layout.supers_at(kind, group);

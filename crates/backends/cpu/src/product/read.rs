@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use super::{GROUP_CODES, GROUP_SCALES};
 use crate::memory::LINE;
-use crate::weights::{Codes, Kind, Layout, PANEL, STEPS, Scales};
+use crate::weights::{Codes, FP4_CODES, FP4_OFFSET, Kind, Layout, PANEL, STEPS, Scales};
 
 /// A panel of integers: sixteen rows, in groups of inputs.
 pub(super) trait Panel: Copy {
@@ -179,6 +179,10 @@ pub(super) struct Two;
 pub(super) struct Super;
 #[derive(Clone, Copy)]
 pub(super) struct Halves;
+#[derive(Clone, Copy)]
+pub(super) struct Fp4;
+#[derive(Clone, Copy)]
+pub(super) struct Power;
 
 impl ReadCodes for Four {
     const NARROW: bool = true;
@@ -236,6 +240,36 @@ impl ReadCodes for Eight {
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> __m512i {
         // SAFETY: the caller guarantees this.
         unsafe { line(panel.add(layout.codes_at(Codes::Eight, group) + step * LINE)) }
+    }
+}
+
+impl ReadCodes for Fp4 {
+    const NARROW: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> __m512i {
+        // SAFETY: the caller guarantees this; the table has sixteen bytes.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(FP4_CODES.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, nibbles(panel.add(layout.codes_at(Codes::Fp4, group)), step))
+        }
+    }
+}
+
+impl ReadScales for Power {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512) {
+        // SAFETY: the caller guarantees this.
+        let exponents =
+            unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(panel.add(layout.scales_at(Scales::Power, group)).cast())) };
+        // Half of 2^(exponent − 127). The two smallest are denormal.
+        let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(exponents, _mm512_set1_epi32(1)));
+        let denormal = _mm512_sllv_epi32(_mm512_set1_epi32(0x20_0000), exponents);
+        let is_denormal = _mm512_cmplt_epi32_mask(exponents, _mm512_set1_epi32(2));
+        let scale = _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, is_denormal, denormal));
+        (scale, _mm512_mul_ps(scale, _mm512_set1_ps(-f32::from(FP4_OFFSET))))
     }
 }
 

@@ -4,7 +4,9 @@
 
 use std::arch::x86_64::*;
 
-use super::read::{Eight, Five, Fixed, Four, Halves, Packed, Panel, ReadCodes, ReadScales, Six, Super, Two, Unpacked};
+use super::read::{
+    Eight, Five, Fixed, Four, Fp4, Halves, Packed, Panel, Power, ReadCodes, ReadScales, Six, Super, Two, Unpacked,
+};
 use super::{GROUP_CODES, GROUP_SCALES, Quant};
 use crate::memory::LINE;
 use crate::rows::{GROUP, LOW_BITS};
@@ -27,6 +29,7 @@ macro_rules! with_kind {
             Kind::Quant(Codes::Five, Scales::Fixed(_)) => $function::<Five, Fixed>($($arg),*),
             Kind::Quant(Codes::Five, Scales::Two) => $function::<Five, Two>($($arg),*),
             Kind::Quant(Codes::Five, Scales::Super) => $function::<Five, Super>($($arg),*),
+            Kind::Quant(Codes::Fp4, Scales::Power) => $function::<Fp4, Power>($($arg),*),
             Kind::Quant(Codes::Six, Scales::Halves) => $function::<Six, Halves>($($arg),*),
             Kind::Quant(Codes::Eight, Scales::Fixed(_)) => $function::<Eight, Fixed>($($arg),*),
             other => unreachable!("{other:?} is no kind of integers"),

@@ -68,7 +68,7 @@ per_isa! {
     /// Computes `x = cap · tanh(x / cap)`.
     fn softcap(x: &mut [f32], cap: f32);
 
-    /// Computes `out = act(gate) · up`.
+    /// Computes `out = act(gate) · up`, or the clamped form of both.
     fn glu(kind: GluKind, gate: &[f32], up: &[f32], out: &mut [f32]);
 
     /// Computes `x = act(x)`.

@@ -79,9 +79,12 @@ pub(super) fn softcap<const FMA: bool>(x: &mut [f32], cap: f32) {
 pub(super) fn glu<const FMA: bool>(kind: GluKind, gate: &[f32], up: &[f32], out: &mut [f32]) {
     // Each activation has its own loop, because a branch inside would prevent vectorisation.
     match kind {
-        GluKind::Silu => gated(gate, up, out, silu::<FMA>),
-        GluKind::Gelu => gated(gate, up, out, gelu::<FMA>),
-        GluKind::GeluTanh => gated(gate, up, out, gelu_tanh::<FMA>),
+        GluKind::Silu => gated(gate, up, out, |gate, up| silu::<FMA>(gate) * up),
+        GluKind::Gelu => gated(gate, up, out, |gate, up| gelu::<FMA>(gate) * up),
+        GluKind::GeluTanh => gated(gate, up, out, |gate, up| gelu_tanh::<FMA>(gate) * up),
+        GluKind::ClampedSwiglu { alpha, limit } => {
+            gated(gate, up, out, |gate, up| clamped_swiglu::<FMA>(gate, up, alpha, limit));
+        }
     }
 }
 
@@ -91,12 +94,22 @@ pub(super) fn act<const FMA: bool>(kind: GluKind, x: &mut [f32]) {
         GluKind::Silu => x.iter_mut().for_each(|x| *x = silu::<FMA>(*x)),
         GluKind::Gelu => x.iter_mut().for_each(|x| *x = gelu::<FMA>(*x)),
         GluKind::GeluTanh => x.iter_mut().for_each(|x| *x = gelu_tanh::<FMA>(*x)),
+        GluKind::ClampedSwiglu { .. } => unreachable!("a program has it only with a gate"),
     }
 }
 
 #[inline(always)]
 fn silu<const FMA: bool>(x: f32) -> f32 {
     x / (1.0 + exp::<FMA>(-x))
+}
+
+#[inline(always)]
+fn clamped_swiglu<const FMA: bool>(gate: f32, up: f32, alpha: f32, limit: f32) -> f32 {
+    // `f32::min` would replace NaN.
+    let gate = if gate > limit { limit } else { gate };
+    let up = if up > limit { limit } else { up };
+    let up = if up < -limit { -limit } else { up };
+    (up + 1.0) * gate / (1.0 + exp::<FMA>(-alpha * gate))
 }
 
 #[inline(always)]
@@ -125,9 +138,9 @@ pub(super) fn normalise<const FMA: bool>(bytes: &[u8], shift: f32, divisor: f32,
 }
 
 #[inline(always)]
-fn gated(gate: &[f32], up: &[f32], out: &mut [f32], activation: impl Fn(f32) -> f32) {
+fn gated(gate: &[f32], up: &[f32], out: &mut [f32], value: impl Fn(f32, f32) -> f32) {
     for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
-        *out = activation(gate) * up;
+        *out = value(gate, up);
     }
 }
 

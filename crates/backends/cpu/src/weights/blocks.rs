@@ -5,7 +5,7 @@
 //! The layouts follow the definitions in ggml's `ggml-common.h` and its reference dequantisation.
 
 use half::f16;
-use octavo_ops::StorageType;
+use octavo_ops::{E2M1_DOUBLED, StorageType, e8m0_halved};
 
 use super::layout::HALVES_OFFSET;
 use crate::rows::GROUP;
@@ -26,6 +26,8 @@ pub(crate) enum GroupScale {
     Two(f16, f16),
     /// Scale `d · scale`, minimum `−least · min`, of a super-block's `d` and `least`.
     Super { d: f16, least: f16, scale: u8, min: u8 },
+    /// An exponent: the scale is a power of two, and codes are those of e2m1.
+    Power(u8),
     /// A super-block's `d` times a factor for each half of the group; the minimum is −32 times the scale.
     Halves(f16, [i8; 2]),
 }
@@ -39,6 +41,10 @@ impl Group {
             GroupScale::Super { d, least, scale, min } => {
                 [(d.to_f32() * f32::from(scale), -least.to_f32() * f32::from(min)); 2]
             }
+            GroupScale::Power(exponent) => {
+                let scale = e8m0_halved(exponent);
+                [(scale, -f32::from(FP4_OFFSET) * scale); 2]
+            }
             GroupScale::Halves(d, factors) => factors.map(|factor| {
                 let scale = d.to_f32() * f32::from(factor);
                 (scale, -(HALVES_OFFSET as f32) * scale)
@@ -46,10 +52,28 @@ impl Group {
         };
         std::array::from_fn(|k| {
             let (scale, min) = if k < GROUP / 2 { low } else { high };
-            scale * f32::from(self.codes[k]) + min
+            let code = match self.scale {
+                GroupScale::Power(_) => FP4_CODES[usize::from(self.codes[k])],
+                _ => self.codes[k],
+            };
+            scale * f32::from(code) + min
         })
     }
 }
+
+/// Offset that makes the doubled values of e2m1 unsigned.
+pub(crate) const FP4_OFFSET: u8 = 12;
+
+/// Doubled values of the codes of e2m1, plus their offset.
+pub(crate) const FP4_CODES: [u8; 16] = {
+    let mut codes = [FP4_OFFSET; 16];
+    let mut code = 0;
+    while code < codes.len() {
+        codes[code] = codes[code].wrapping_add_signed(E2M1_DOUBLED[code]);
+        code += 1;
+    }
+    codes
+};
 
 /// Returns the minimum of a format that stores none, as a multiple of the scale: the offset of its unsigned codes.
 pub(crate) const fn offset(storage: StorageType) -> f32 {
@@ -73,6 +97,7 @@ pub(crate) fn group(storage: StorageType, row: &[u8], index: usize) -> Group {
         StorageType::Q8_0 => one(block, std::array::from_fn(|k| block[2 + k] ^ 0x80)),
         StorageType::Q4K => super_block(block, index % block_groups, &block[16..], None),
         StorageType::Q5K => super_block(block, index % block_groups, &block[48..], Some(&block[16..48])),
+        StorageType::Mxfp4 => Group { codes: nibbles(&block[1..]), scale: GroupScale::Power(block[0]) },
         StorageType::Q3K => q3k(block, index % block_groups),
         StorageType::Q6K => q6k(block, index % block_groups),
         other => unreachable!("{other} is not kept in groups"),

@@ -23,6 +23,8 @@ pub(crate) enum Codes {
     /// The layout of `Four`, with the two upper bits in two more registers: those of step j in register j % 2, from bit
     /// j / 2 · 2 on.
     Six,
+    /// The layout of `Four`, with codes of e2m1, of which [`FP4_CODES`](super::FP4_CODES) are the integers.
+    Fp4,
     /// One code in a byte.
     Eight,
 }
@@ -36,6 +38,8 @@ pub(crate) enum Scales {
     Two,
     /// 8-bit scales and minima of each group, after f16 `d` and `least` of each super-block.
     Super,
+    /// 8-bit exponents of powers of two; the minimum is the scale times −[`FP4_OFFSET`](super::FP4_OFFSET).
+    Power,
     /// Signed 8-bit scales of each half of each group, after f16 `d` of each super-block. The minimum is −32 times the
     /// scale.
     Halves,
@@ -76,7 +80,7 @@ pub(crate) struct Layout {
 impl Codes {
     const fn bytes(self) -> usize {
         match self {
-            Self::Four | Self::Five | Self::Six => GROUP * PANEL / 2,
+            Self::Four | Self::Five | Self::Six | Self::Fp4 => GROUP * PANEL / 2,
             Self::Eight => GROUP * PANEL,
         }
     }
@@ -84,7 +88,7 @@ impl Codes {
     /// Returns the size of a group's bits beyond the fourth, in bytes.
     const fn upper_bytes(self) -> usize {
         match self {
-            Self::Four | Self::Eight => 0,
+            Self::Four | Self::Fp4 | Self::Eight => 0,
             Self::Five => LINE,
             Self::Six => 2 * LINE,
         }
@@ -97,13 +101,14 @@ impl Scales {
         match self {
             Self::Fixed(_) | Self::Super | Self::Halves => 2 * PANEL,
             Self::Two => 4 * PANEL,
+            Self::Power => PANEL,
         }
     }
 
     /// Returns the size of a super-block's scales in bytes.
     const fn super_bytes(self) -> usize {
         match self {
-            Self::Fixed(_) | Self::Two => 0,
+            Self::Fixed(_) | Self::Two | Self::Power => 0,
             Self::Super => 4 * PANEL,
             Self::Halves => 2 * PANEL,
         }
@@ -120,6 +125,7 @@ impl Kind {
             StorageType::Q5_1 => Self::Quant(Codes::Five, Scales::Two),
             StorageType::Q4K => Self::Quant(Codes::Four, Scales::Super),
             StorageType::Q5K => Self::Quant(Codes::Five, Scales::Super),
+            StorageType::Mxfp4 => Self::Quant(Codes::Fp4, Scales::Power),
             StorageType::BF16 => Self::Bf16,
             StorageType::F16 => Self::F16,
             StorageType::F32 => Self::F32,
@@ -188,7 +194,7 @@ impl Layout {
         let Kind::Quant(codes, _) = self.kind else { unreachable!("only integers have groups") };
         match codes {
             Codes::Eight => self.put_codes(panel, row, index, &group.codes),
-            Codes::Four | Codes::Five | Codes::Six => {
+            Codes::Four | Codes::Five | Codes::Six | Codes::Fp4 => {
                 let (low, high) = group.codes.split_at(GROUP / 2);
                 let pairs: [u8; GROUP / 2] = std::array::from_fn(|k| low[k] & 15 | high[k] << 4);
                 self.put_codes(panel, row, index, &pairs);
@@ -197,7 +203,7 @@ impl Layout {
         let uppers = self.uppers_at(codes, index);
         for (step, four) in group.codes.as_chunks::<4>().0.iter().enumerate() {
             match codes {
-                Codes::Four | Codes::Eight => {}
+                Codes::Four | Codes::Fp4 | Codes::Eight => {}
                 Codes::Five => {
                     let bits = four.iter().enumerate().fold(0, |bits, (i, code)| bits | (code >> 4) << i);
                     panel[uppers + step * 8 + row / 2] |= bits << (row % 2 * 4);
@@ -241,6 +247,7 @@ impl Layout {
                 put_half(at + 2 * row, d);
                 put_half(at + 2 * (PANEL + row), min);
             }
+            GroupScale::Power(exponent) => panel[at + row] = exponent,
             GroupScale::Super { d, least, scale, min } => {
                 let supers = self.supers_at(scales, index);
                 put_half(supers + 2 * row, d);

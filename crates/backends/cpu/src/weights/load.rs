@@ -133,6 +133,7 @@ fn put_groups(layout: &Layout, storage: StorageType, panel: &mut [u8], row: usiz
                 GroupScale::Two(half_at(block, 0), half_at(block, 2))
             });
         }
+        StorageType::Mxfp4 => put_stored::<17, 16>(layout, panel, row, bytes, |block| GroupScale::Power(block[0])),
         StorageType::Q8_0 => {
             put_stored::<34, 32>(layout, panel, row, bytes, |block| GroupScale::One(half_at(block, 0)))
         }

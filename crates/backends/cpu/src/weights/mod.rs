@@ -10,6 +10,7 @@ mod load;
 
 use octavo_ops::StorageType;
 
+pub(crate) use blocks::{FP4_CODES, FP4_OFFSET};
 use blocks::{Group, GroupScale};
 pub(crate) use layout::{Codes, HALVES_OFFSET, Kind, Layout, STEPS, Scales};
 pub(crate) use load::{load, load_vector};

@@ -51,6 +51,7 @@ impl Layer {
             query_start: at.table(self.query_start),
             seq_lens: at.table(self.seq_lens),
             plan: at.table(plan),
+            sinks: 0,
             block_stride: 2 * half as u64,
             table_stride: self.stride as u32,
             sequences: self.sequences as u32,

@@ -127,7 +127,13 @@ impl Cases<'_> {
         let (what, bytes) = (format!("{inner} columns, {}", counted(rows, "row")), 3 * rows * inner * size);
         let work = Work { what, bytes, flops: 6 * rows * inner, plan, tables: Tables::default() };
         self.kernel(manifest::glu(self.dtype, Activation::Silu), work, move |at, threads| {
-            let params = GluParams { out: at.data(out), input: at.data(input), rows: rows as u32, cols: inner as u32 };
+            let params = GluParams {
+                out: at.data(out),
+                input: at.data(input),
+                rows: rows as u32,
+                cols: inner as u32,
+                ..GluParams::default()
+            };
             (params, params.grid(threads))
         });
     }

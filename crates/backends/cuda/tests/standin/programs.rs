@@ -3,8 +3,8 @@
 use octavo_backend_cuda::testing::devices::{H200, L40S, T4, V100};
 use octavo_backend_cuda::{CudaConfig, Dtype};
 use octavo_ops::testing::suite::{models, real_sizes};
-use octavo_ops::testing::{PagedBatches, TestRng, TinyModel};
-use octavo_ops::{Backend, HeadShape, StepBatch};
+use octavo_ops::testing::{NormPlacement, PagedBatches, Scales, TestRng, TinyModel};
+use octavo_ops::{Backend, GluKind, HeadShape, StepBatch};
 use proptest::prelude::*;
 
 use crate::common::{loaded, wide, with_suite};
@@ -51,6 +51,10 @@ fn sixteen_bits_are_as_near_as_their_rounding_allows() {
         for tokens in [1, 12, 40] {
             with_suite(&config, worst, mean, |suite| suite.near_reference(&wide(), tokens)).unwrap();
         }
+        let scales = Scales { attention: 1.5, residual: 0.5, ..Scales::default() };
+        let glu = GluKind::ClampedSwiglu { alpha: 1.702, limit: 0.5 };
+        let model = TinyModel { placement: NormPlacement::Sandwich, sinks: true, scales, glu, ..wide() };
+        with_suite(&config, worst, mean, |suite| suite.near_reference(&model, 40)).unwrap();
         // Only the plain kernel supports these heads.
         with_suite(&config, worst, mean, |suite| suite.near_reference(&TinyModel::default(), 20)).unwrap();
     }

@@ -2,7 +2,7 @@
 
 use octavo_backend_cuda::testing::devices::{H200, V100};
 use octavo_backend_cuda::{CudaConfig, Dtype};
-use octavo_ops::StorageType::{F16, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use octavo_ops::StorageType::{F16, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 
 use crate::common::quantised::{format_agrees, mixture_agrees};
 use crate::config;
@@ -20,6 +20,8 @@ fn every_format_means_what_candle_reads() {
         (Q4K, V100, Dtype::F16),
         (Q5K, H200, Dtype::F32),
         (Q6K, H200, Dtype::F32),
+        (Mxfp4, H200, Dtype::Bf16),
+        (Mxfp4, V100, Dtype::F16),
     ] {
         format_agrees(&CudaConfig { device, dtype: Some(dtype), ..config() }, storage);
     }

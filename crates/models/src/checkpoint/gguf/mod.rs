@@ -290,6 +290,7 @@ fn storage_type(id: u32) -> Option<StorageType> {
         13 => StorageType::Q5K,
         14 => StorageType::Q6K,
         30 => StorageType::BF16,
+        39 => StorageType::Mxfp4,
         _ => return None,
     })
 }
@@ -315,7 +316,6 @@ fn type_name(id: u32) -> String {
         29 => "IQ1_M",
         34 => "TQ1_0",
         35 => "TQ2_0",
-        39 => "MXFP4",
         _ => return format!("number {id}"),
     };
     name.into()
