@@ -201,9 +201,10 @@ fn the_builder_checks_heads() {
 #[test]
 fn the_builder_checks_activations() {
     let with = |alpha, limit| {
-        let edit = |op: &mut Op| match op {
-            Op::Glu(g) => g.kind = GluKind::ClampedSwiglu { alpha, limit },
-            _ => {}
+        let edit = |op: &mut Op| {
+            if let Op::Glu(glu) = op {
+                glu.kind = GluKind::ClampedSwiglu { alpha, limit };
+            }
         };
         build(edit).map_err(|error| error.to_string())
     };

@@ -266,7 +266,7 @@ impl<'a> Build<'a> {
             group,
             layer,
         }));
-        self.scaled_linear(&format!("{index}.out"), &[m.hidden], o, None, y, m.scales.residual);
+        self.block_end(&format!("{index}.out"), o, None, y);
     }
 
     fn feed_forward(&mut self, index: usize, x: BufferId, y: BufferId) {
@@ -275,7 +275,7 @@ impl<'a> Build<'a> {
         let h = self.builder.buffer(format!("h.{index}"), Rows::Tokens, m.inner);
         self.linear(&format!("{index}.gate_up"), &[m.inner, m.inner], x, None, gate_up);
         self.builder.push(Op::Glu(Glu { kind: m.glu, input: gate_up, out: h }));
-        self.scaled_linear(&format!("{index}.down"), &[m.hidden], h, None, y, m.scales.residual);
+        self.block_end(&format!("{index}.down"), h, None, y);
     }
 
     fn head(&mut self, x: BufferId, y: BufferId, table: WeightId) {
@@ -285,7 +285,7 @@ impl<'a> Build<'a> {
             self.norm("sum", y, Some(Residual::After(x)), y);
         }
         // The last addition uses a product's epilogue, so that this form is tested too.
-        self.scaled_linear("last", &[m.hidden], y, Some(x), x, m.scales.residual);
+        self.block_end("last", y, Some(x), x);
         let norm = self.norm_weights("final", m.hidden);
         let pooled = self.builder.buffer("pooled", Rows::Pooled, m.hidden);
         self.builder.push(Op::GatherRows { input: x, out: pooled });
@@ -334,22 +334,23 @@ impl<'a> Build<'a> {
         add: Option<BufferId>,
         out: BufferId,
     ) {
-        self.scaled_linear(name, parts, input, add, out, 1.0);
+        let (weight, bias) = self.product_weights(name, parts, self.cols(input));
+        self.builder.push(Op::Linear(Linear { weight, bias, scale: 1.0, input, add, out }));
     }
 
-    fn scaled_linear(
-        &mut self,
-        name: &str,
-        parts: &[usize],
-        input: BufferId,
-        add: Option<BufferId>,
-        out: BufferId,
-        scale: f32,
-    ) {
-        let weight = self.matrix(name, parts, self.cols(input), 1.5);
+    /// Emits the last product of a block, whose output the model scales.
+    fn block_end(&mut self, name: &str, input: BufferId, add: Option<BufferId>, out: BufferId) {
+        let (weight, bias) = self.product_weights(name, &[self.model.hidden], self.cols(input));
+        let scale = self.model.scales.residual;
+        self.builder.push(Op::Linear(Linear { weight, bias, scale, input, add, out }));
+    }
+
+    /// Declares the weight and bias of a product.
+    fn product_weights(&mut self, name: &str, parts: &[usize], cols: usize) -> (WeightId, Option<WeightId>) {
+        let weight = self.matrix(name, parts, cols, 1.5);
         // A fused bias has one column and the parts of its weight.
         let bias = self.model.biases.then(|| self.matrix(&format!("{name}.bias"), parts, 1, 0.3));
-        self.builder.push(Op::Linear(Linear { weight, bias, scale, input, add, out }));
+        (weight, bias)
     }
 
     pub(super) fn cols(&self, id: BufferId) -> usize {
