@@ -264,19 +264,3 @@ def test_refusals_are_told_once_and_blame_the_right_thing(tmp_path):
     assert line.startswith("octavo: --chat-template /no/such.jinja: No such file"), line
     line = refused("pull", "llama3.2")
     assert "did you mean 'llama-3.2-1b-instruct'?" in line, line
-
-
-def test_a_model_that_is_not_served_is_refused_without_the_network(tmp_path):
-    listed = octavo("pull", "--list", home=tmp_path).stdout
-    unserved = [row.split()[0] for row in listed.splitlines() if "not yet" in row]
-    assert unserved, listed
-    with socket.create_server(("127.0.0.1", 0)) as hub:
-        hub.setblocking(False)
-        endpoint = f"http://127.0.0.1:{hub.getsockname()[1]}"
-        environment = {"HOME": str(tmp_path), "HF_ENDPOINT": endpoint, "PIP_INDEX_URL": endpoint, "PATH": os.environ["PATH"]}
-        for command in (["pull"], ["run"], ["inspect"]):
-            ended = subprocess.run([OCTAVO, *command, unserved[0]], env=environment, capture_output=True, text=True, timeout=60)
-            assert ended.returncode == 1 and "cannot be served yet" in ended.stderr, ended.stderr
-            assert ("--force" in ended.stderr) == (command == ["pull"])
-        with pytest.raises(BlockingIOError):
-            hub.accept()

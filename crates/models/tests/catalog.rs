@@ -34,9 +34,9 @@ fn no_name_means_two_models() {
 }
 
 #[test]
-fn entries_say_whether_they_are_served_and_what_they_need() {
+fn entries_are_of_known_families_and_say_what_they_need() {
     for entry in catalog::entries() {
-        assert_eq!(entry.served, FAMILIES.iter().any(|family| family.name() == entry.architecture), "{}", entry.id);
+        assert!(FAMILIES.iter().any(|family| family.is_named(&entry.architecture)), "{}", entry.id);
         assert!(entry.licence_url.starts_with("https://"), "{}", entry.id);
         assert!(entry.sources.iter().any(|source| source.verified || matches!(source.kind, SourceKind::Hub { .. })));
         for need in &entry.memory {
@@ -44,7 +44,6 @@ fn entries_say_whether_they_are_served_and_what_they_need() {
         }
     }
     let default = catalog::find(catalog::DEFAULT_MODEL).unwrap();
-    assert!(default.served);
     let cpu = default.memory_need(DeviceKind::Cpu, 8192);
     assert_eq!((cpu.weights, cpu.kv), (96_576_768, 188_743_680));
 }

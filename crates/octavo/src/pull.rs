@@ -33,7 +33,7 @@ pub(crate) fn run(args: &PullArgs) -> Result<()> {
     let wanted = if args.force { Wanted::Any } else { Wanted::Served };
     let model = resolve(&args.model, &args.source, LoadFormat::Auto, wanted);
     let model = model.map_err(|error| match error.downcast_ref() {
-        Some(ResolveError::NotServed { .. } | ResolveError::Hub(HubError::NotServed { .. })) => {
+        Some(ResolveError::Hub(HubError::NotServed { .. })) => {
             anyhow!("{error}; --force downloads it anyway")
         }
         _ => error,
@@ -103,10 +103,10 @@ fn catalog_table(models: &[InstalledModel]) -> String {
             human_bytes(entry.download_bytes()),
             yes(on_disk, "on disk"),
             yes(entry.gated, "gated"),
-            if entry.served { "served".to_owned() } else { format!("not yet ({})", entry.architecture) },
+            entry.architecture.clone(),
         ]
     });
-    let heading = ["NAME", "MODEL", "DOWNLOAD", "ON DISK", "ACCESS", "SERVED"].map(str::to_owned);
+    let heading = ["NAME", "MODEL", "DOWNLOAD", "ON DISK", "ACCESS", "FAMILY"].map(str::to_owned);
     aligned(&std::iter::once(heading).chain(rows).collect::<Vec<_>>())
 }
 
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_catalog_says_what_is_on_disk_gated_and_served() {
+    fn the_catalog_says_what_is_on_disk_and_gated() {
         let default = catalog::find(catalog::DEFAULT_MODEL).unwrap();
         let model = InstalledModel {
             name: default.id.clone(),
@@ -182,8 +182,8 @@ mod tests {
         assert_eq!(table.lines().count(), catalog::entries().len() + 1);
         let words = |name: &str| line(name).split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
         let size = human_bytes(default.download_bytes());
-        assert!(words(catalog::DEFAULT_MODEL).ends_with(&format!("{size} on disk - served")), "{table}");
-        assert!(words("mistral-7b").ends_with("- gated served"), "{table}");
+        assert!(words(catalog::DEFAULT_MODEL).ends_with(&format!("{size} on disk - llama")), "{table}");
+        assert!(words("mistral-7b").ends_with("- gated mistral"), "{table}");
         let day = SystemTime::UNIX_EPOCH + Duration::from_secs(86_400);
         assert!(models_table(&[model], day).ends_with("7 B   1 day ago  /m.gguf\n"));
     }

@@ -15,8 +15,6 @@ pub struct CatalogEntry {
     pub aliases: Vec<String>,
     /// `general.architecture` of its GGUF file, or `model_type` of its `config.json`.
     pub architecture: String,
-    /// Whether the model can be served. If false, it can be pulled, but no program is built for its architecture yet.
-    pub served: bool,
     /// SPDX identifier of the licence, or its name if it has none.
     pub licence: String,
     /// URL of the licence.

@@ -89,6 +89,11 @@ impl Family {
         self.model_types[0]
     }
 
+    /// Returns whether this is a `model_type` or a `general.architecture` of the family.
+    pub fn is_named(&self, name: &str) -> bool {
+        self.model_types.contains(&name) || self.gguf_name() == Some(name)
+    }
+
     /// Returns the name in `general.architecture` of GGUF files.
     pub(crate) fn gguf_name(&self) -> Option<&'static str> {
         self.gguf.as_ref().map(|gguf| gguf.architecture)

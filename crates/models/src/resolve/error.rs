@@ -35,14 +35,6 @@ pub enum ResolveError {
         /// The closest names of the catalog, the closest first; may be empty.
         similar: Vec<&'static str>,
     },
-    /// In the catalog, but there is no program for its architecture.
-    #[error("{name} cannot be served yet: the architecture '{architecture}' is not implemented")]
-    NotServed {
-        /// Name of the model.
-        name: String,
-        /// Architecture of the model.
-        architecture: String,
-    },
     /// A revision was requested of a model that has none.
     #[error("{name} does not come from the hub: it has no revision {revision}")]
     NoRevisions {

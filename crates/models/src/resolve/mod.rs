@@ -94,9 +94,6 @@ impl Resolver<'_> {
     }
 
     fn entry(&self, entry: &'static CatalogEntry) -> Result<ResolvedModel, ResolveError> {
-        if self.options.require_served && !entry.served {
-            return Err(ResolveError::NotServed { name: entry.id.clone(), architecture: entry.architecture.clone() });
-        }
         let mut failures = Vec::new();
         for source in entry.sources.iter().filter(|source| self.applies(source)) {
             match self.source(entry, source) {

@@ -15,7 +15,7 @@ pub struct ResolveOptions {
     /// Asks the hub whether a model in the cache has changed. Otherwise a complete copy in the cache is used without a
     /// network, so the served model changes only after a pull.
     pub refresh: bool,
-    /// Refuses a catalog model whose architecture is not served, before anything is downloaded.
+    /// Refuses a model of the hub whose architecture is not served, before its weights are downloaded.
     pub require_served: bool,
     /// Omits the weights of a Hugging Face directory, because dummy weights replace them.
     pub without_weights: bool,

@@ -125,15 +125,6 @@ fn a_cache_that_cannot_be_made_is_named() {
 }
 
 #[test]
-fn a_model_that_is_not_served_is_refused_before_any_download() {
-    let mut machine = Machine::alone();
-    machine.options.require_served = true;
-    let error = machine.error("gemma-3-270m");
-    assert!(error.contains("cannot be served yet") && error.contains("gemma3"), "{error}");
-    assert_eq!(files_below(&machine.options.cache_dir), [""; 0]);
-}
-
-#[test]
 fn a_revision_of_a_packaged_model_goes_to_the_hub() {
     let mut machine = Machine::alone();
     machine.options.revision = Some("v2".to_owned());

@@ -11,7 +11,7 @@ use octavo_ops::{Backend, Program};
 
 /// Checkpoints, each with the lead of a token, as a share of the largest logit, above which the choice is clear:
 /// smaller leads depend on the order of sums or, for quantised weights, on activations of 8 bits.
-const CHECKPOINTS: [(&str, f32); 11] = [
+const CHECKPOINTS: [(&str, f32); 22] = [
     ("llama", 1e-4),
     ("llama3-rope", 1e-4),
     ("llama-linear", 1e-4),
@@ -23,6 +23,17 @@ const CHECKPOINTS: [(&str, f32); 11] = [
     ("qwen3-sharded", 1e-4),
     ("llama-gguf/model.gguf", 0.03),
     ("qwen2-gguf/model.gguf", 0.03),
+    ("gemma2", 1e-4),
+    ("gemma3", 1e-4),
+    ("phi3", 1e-4),
+    ("phi4", 1e-4),
+    ("granite", 1e-4),
+    ("olmo2", 1e-4),
+    ("gemma2-gguf/model.gguf", 0.03),
+    ("gemma3-gguf/model.gguf", 0.03),
+    ("phi3-gguf/model.gguf", 0.03),
+    ("granite-gguf/model.gguf", 0.03),
+    ("olmo2-gguf/model.gguf", 0.03),
 ];
 
 /// Returns the tokens that two sequences choose in one batch, with their margins, in the order of steps. They continue
