@@ -18,7 +18,7 @@ from generate import COMMON, HERE, gguf_file, hugging_face, rope, train_tokenize
 
 GEMMA2 = Gemma2Config(
     **COMMON, head_dim=32, sliding_window=16, query_pre_attn_scalar=24, attn_logit_softcapping=5.0,
-    final_logit_softcapping=3.0, rope_parameters=rope(),
+    final_logit_softcapping=20.0, rope_parameters=rope(),
 )
 # The last of three layers has full attention.
 GEMMA3 = Gemma3TextConfig(
