@@ -52,6 +52,63 @@ fn windows_follow_each_family_s_rule() {
 }
 
 #[test]
+fn gemma_s_defaults_are_those_of_its_classes() {
+    let config = read(minimal("gemma2", json!({}))).unwrap();
+    let attention = &config.layers[0].attention;
+    assert_eq!((attention.heads.dim, attention.scale, attention.softcap), (256, 1.0 / 16.0, Some(50.0)));
+    assert_eq!((config.embedding_scale, config.logits_softcap, config.tie_word_embeddings), (8.0, Some(30.0), true));
+    assert_eq!(config.windows().collect::<Vec<_>>(), [Some(4096), None, Some(4096), None]);
+    assert_eq!((config.layers[0].mlp.activation, config.norm.unit_offset), (GluKind::GeluTanh, true));
+    let uncapped = json!({"attn_logit_softcapping": null, "final_logit_softcapping": null});
+    assert_eq!(read(minimal("gemma2", uncapped)).unwrap().logits_softcap, None);
+    let both = json!({"use_bidirectional_attention": true});
+    assert!(read(minimal("gemma2", both)).unwrap_err().to_string().contains("both directions"));
+}
+
+#[test]
+fn gemma_3_has_two_rotary_embeddings() {
+    let older = json!({"sliding_window": 8, "sliding_window_pattern": 2,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0}});
+    let newer = json!({"sliding_window": 8, "layer_types":
+        ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}});
+    let [older, newer] = [older, newer].map(|config| read(minimal("gemma3_text", config)).unwrap());
+    assert_eq!(older.layers, newer.layers);
+    let ropes = [0, 1].map(|layer| &newer.layers[layer].attention.rope);
+    assert_eq!(ropes.map(|rope| rope.theta), [1e4, 1e6]);
+    assert_eq!((&ropes[0].scaling, &ropes[1].scaling), (&RopeScaling::None, &RopeScaling::Linear { factor: 8.0 }));
+    let six = read(minimal("gemma3_text", json!({"num_hidden_layers": 6, "sliding_window": 8}))).unwrap();
+    assert_eq!(six.windows().filter(Option::is_none).count(), 1, "one layer in six has full attention");
+}
+
+#[test]
+fn the_served_context_decides_on_the_factors_of_phi_3() {
+    let rope = json!({"type": "longrope", "short_factor": vec![1.0; 8], "long_factor": vec![2.0; 8]});
+    let mut config =
+        read(minimal("phi3", json!({"rope_scaling": rope, "original_max_position_embeddings": 64}))).unwrap();
+    let first = |config: &ModelConfig| config.layers[0].attention.rope.frequencies(None);
+    assert_eq!(first(&config).inv_freq[0], 0.5, "512 positions are more than 64");
+    assert!((first(&config).magnitude - 1.5f64.sqrt()).abs() < 1e-12, "1 + ln(512 / 64) / ln(64) = 1.5");
+    config.serve(64);
+    assert_eq!(first(&config).inv_freq[0], 1.0);
+    let short = json!({"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]});
+    assert!(read(minimal("phi3", json!({"rope_scaling": short}))).unwrap_err().to_string().contains("8 numbers"));
+}
+
+#[test]
+fn factors_that_are_not_above_0_are_refused() {
+    for key in ["embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"] {
+        for factor in [-1.0, 0.0] {
+            let error = read(minimal("granite", json!({key: factor}))).unwrap_err().to_string();
+            assert!(error.contains("must be above 0"), "{key}: {error}");
+        }
+    }
+    let error = read(minimal("gemma2", json!({"query_pre_attn_scalar": 0}))).unwrap_err().to_string();
+    assert!(error.contains("the attention's scale is inf"), "{error}");
+}
+
+#[test]
 fn mrope_pairs_take_turns_or_follow_each_other() {
     let streams = |sizes, interleaved| {
         let rope = RopeConfig { sections: Some(RopeSections { sizes, interleaved }), ..rope(RopeScaling::None) };
