@@ -6,7 +6,6 @@
 generate.py states the versions of the packages and the rules of random weights. README.md describes the files.
 """
 
-import pathlib
 import sys
 
 import gguf

@@ -16,6 +16,7 @@ use octavo_media::{
     ImageProcessor, ImageRequest, MediaError, MediaLoader, MediaObserver, MediaSettings, Normalize, PatchLayout,
     ProcessedImage, SizeRule,
 };
+use tokio::task::JoinHandle;
 
 /// Counts lookups and hits.
 #[derive(Clone, Default)]
@@ -71,8 +72,20 @@ pub(crate) fn request(source: &str) -> ImageRequest {
     ImageRequest { source: Some(source.into()), uuid: None, scope: None, processor: processor() }
 }
 
+/// An image that is being loaded.
+pub(crate) type Load = JoinHandle<Result<Arc<ProcessedImage>, MediaError>>;
+
 pub(crate) async fn load(loader: &MediaLoader, source: &str) -> Result<Arc<ProcessedImage>, MediaError> {
     loader.load(request(source)).await
+}
+
+/// Starts to load as many images of a server, `/0` and so on.
+pub(crate) fn start_loads(loader: &MediaLoader, server: &server::Server, count: usize) -> Vec<Load> {
+    let start = |number| {
+        let (loader, url) = (loader.clone(), server.url(&format!("/{number}")));
+        tokio::spawn(async move { load(&loader, &url).await })
+    };
+    (0..count).map(start).collect()
 }
 
 /// Loads an image that cannot be used, and returns the status and the message.

@@ -5,7 +5,7 @@ use octavo_media::MediaSettings;
 
 use super::Heap;
 use super::common::server::{Reply, Server, file, part};
-use super::common::{data_url, load, loader, narrow, png, settings};
+use super::common::{data_url, load, loader, narrow, png, settings, start_loads};
 
 const MIB: u64 = 1 << 20;
 
@@ -21,12 +21,7 @@ async fn servers_that_stall_lose_their_memory_to_others() {
     let loader = loader(narrow());
     heap.start();
     // Together they have sent more than there is room for.
-    let stalled: Vec<_> = (0..20)
-        .map(|number| {
-            let (loader, url) = (loader.clone(), server.url(&format!("/{number}")));
-            tokio::spawn(async move { load(&loader, &url).await })
-        })
-        .collect();
+    let stalled = start_loads(&loader, &server, 20);
     while server.requests() < stalled.len() {
         tokio::task::yield_now().await;
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::future::join_all;
 
 use super::common::server::{Reply, Server, file, part, status};
-use super::common::{load, loader, narrow, png, settings};
+use super::common::{load, loader, narrow, png, settings, start_loads};
 
 const MIB: u64 = 1 << 20;
 
@@ -17,12 +17,7 @@ async fn silent_servers_that_announce_much_delay_nobody() {
     })
     .await;
     let loader = loader(settings());
-    let silent: Vec<_> = (0..50)
-        .map(|number| {
-            let (loader, url) = (loader.clone(), server.url(&format!("/{number}")));
-            tokio::spawn(async move { load(&loader, &url).await })
-        })
-        .collect();
+    let silent = start_loads(&loader, &server, 50);
     while server.requests() < silent.len() {
         tokio::task::yield_now().await;
     }
@@ -62,12 +57,7 @@ async fn the_time_limit_of_a_host_does_not_run_while_its_file_waits_for_memory()
     let mut patient = narrow();
     (patient.fetch.patience, patient.fetch.timeout) = (Duration::from_secs(6), Duration::from_secs(4));
     let loader = loader(patient);
-    let slow: Vec<_> = (0..4)
-        .map(|number| {
-            let (loader, url) = (loader.clone(), server.url(&format!("/{number}")));
-            tokio::spawn(async move { load(&loader, &url).await })
-        })
-        .collect();
+    let slow = start_loads(&loader, &server, 4);
     while server.requests() < 2 * slow.len() {
         tokio::task::yield_now().await;
     }

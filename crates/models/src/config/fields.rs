@@ -18,6 +18,11 @@ impl<'a> Fields<'a> {
         self.0.contains_key(key)
     }
 
+    /// Returns the `value` of a key for which `null` means none, or `default` if the key is missing.
+    pub(crate) fn unless_missing<T>(&self, key: &str, value: Option<T>, default: T) -> Option<T> {
+        if self.contains(key) { value } else { Some(default) }
+    }
+
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.0.get(key).filter(|value| !value.is_null())
     }

@@ -4,8 +4,8 @@ use octavo_ops::{GluKind, HeadShape, RopeStyle};
 
 use super::rope::yarn_magnitude;
 use super::{
-    AttentionConfig, ConfigError, LayerConfig, MlpConfig, ModelConfig, NormConfig, NormPlaces, RopeConfig, RopeScaling,
-    RopeSections, default_head_dim, repeated,
+    ConfigError, LayerConfig, MlpConfig, ModelConfig, NormConfig, RopeConfig, RopeScaling, RopeSections,
+    default_head_dim, repeated,
 };
 use crate::checkpoint::{Format, MetadataView};
 use crate::family::Family;
@@ -50,6 +50,11 @@ impl<'a> Keys<'a> {
         self.usize(key)?.ok_or_else(|| ConfigError::missing(&self.name(key)))
     }
 
+    /// Returns the sliding window in tokens, if there is one.
+    pub(crate) fn window(&self) -> Result<Option<usize>, ConfigError> {
+        Ok(self.usize("attention.sliding_window")?.filter(|&window| window > 0))
+    }
+
     pub(crate) fn f64(&self, key: &str) -> Result<Option<f64>, ConfigError> {
         self.metadata.f64(&self.name(key))
     }
@@ -64,22 +69,14 @@ pub(crate) fn decoder(family: &'static Family, keys: &Keys<'_>, style: RopeStyle
     let has_bias = |role| keys.has_tensor(&family.names.bias(Format::Gguf, role, 0));
     let hidden_size = keys.required("embedding_length")?;
     let heads = heads(keys, hidden_size)?;
-    let attention = AttentionConfig {
-        heads,
-        rope: rope(keys, style, heads.dim)?,
-        window: None,
-        scale: (heads.dim as f32).sqrt().recip(),
-        softcap: None,
-        qk_norm: None,
-        qkv_bias: has_bias(Role::Q),
-        output_bias: has_bias(Role::Output),
-    };
+    let rope = rope(keys, style, heads.dim)?;
     let mlp = MlpConfig {
         intermediate_size: keys.required("feed_forward_length")?,
         activation: GluKind::Silu,
         bias: has_bias(Role::Up),
     };
-    let layer = LayerConfig { attention, mlp, norms: NormPlaces::Before, residual_scale: 1.0 };
+    let mut layer = LayerConfig::plain(heads, rope, mlp);
+    (layer.attention.qkv_bias, layer.attention.output_bias) = (has_bias(Role::Q), has_bias(Role::Output));
     const EPS: &str = "attention.layer_norm_rms_epsilon";
     let eps = keys.f64(EPS)?.ok_or_else(|| ConfigError::missing(&keys.name(EPS)))? as f32;
     Ok(ModelConfig {

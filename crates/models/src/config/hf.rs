@@ -4,8 +4,8 @@ use octavo_ops::{GluKind, HeadShape, RopeStyle};
 
 use super::rope::yarn_magnitude;
 use super::{
-    AttentionConfig, ConfigError, Fields, LayerConfig, MlpConfig, ModelConfig, NormConfig, NormPlaces, RopeConfig,
-    RopeScaling, RopeSections, default_head_dim, repeated,
+    ConfigError, Fields, LayerConfig, MlpConfig, ModelConfig, NormConfig, RopeConfig, RopeScaling, RopeSections,
+    default_head_dim, repeated,
 };
 use crate::family::Family;
 
@@ -43,22 +43,14 @@ pub(crate) fn decoder(
         None => default_head_dim(hidden_size, heads)?,
     };
     let max_position_embeddings = fields.required("max_position_embeddings")?;
-    let attention = AttentionConfig {
-        heads: HeadShape { q: heads, kv: fields.usize("num_key_value_heads")?.unwrap_or(heads), dim },
-        rope: rope(fields, dim, defaults.theta, max_position_embeddings)?,
-        window: None,
-        scale: (dim as f32).sqrt().recip(),
-        softcap: None,
-        qk_norm: None,
-        qkv_bias: false,
-        output_bias: false,
-    };
+    let heads = HeadShape { q: heads, kv: fields.usize("num_key_value_heads")?.unwrap_or(heads), dim };
+    let rope = rope(fields, dim, defaults.theta, max_position_embeddings)?;
     let mlp = MlpConfig {
         intermediate_size: fields.required("intermediate_size")?,
         activation: activation(fields.str("hidden_act")?.unwrap_or("silu"))?,
         bias: false,
     };
-    let layer = LayerConfig { attention, mlp, norms: NormPlaces::Before, residual_scale: 1.0 };
+    let layer = LayerConfig::plain(heads, rope, mlp);
     let eps = fields.f64("rms_norm_eps")?.unwrap_or(defaults.norm_eps) as f32;
     Ok(ModelConfig {
         family,
@@ -99,6 +91,15 @@ fn dtype<'a>(fields: &Fields<'a>) -> Result<Option<&'a str>, ConfigError> {
 /// Returns a flag that is false if it is omitted.
 pub(crate) fn flag(fields: &Fields<'_>, key: &str) -> Result<bool, ConfigError> {
     Ok(fields.bool(key)?.unwrap_or(false))
+}
+
+/// Reads whether the four projections of attention have biases.
+pub(crate) fn attention_bias(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), ConfigError> {
+    let bias = flag(fields, "attention_bias")?;
+    for attention in config.layers.iter_mut().map(|layer| &mut layer.attention) {
+        (attention.qkv_bias, attention.output_bias) = (bias, bias);
+    }
+    Ok(())
 }
 
 /// Returns the activation of a name in `hidden_act`.

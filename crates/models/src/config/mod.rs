@@ -142,6 +142,11 @@ impl ModelConfig {
         self.windows().flatten().max()
     }
 
+    /// Gives all layers the same sliding window.
+    pub(crate) fn set_window(&mut self, window: Option<usize>) {
+        self.layers.iter_mut().for_each(|layer| layer.attention.window = window);
+    }
+
     /// Returns the sliding window of each layer.
     pub fn windows(&self) -> impl Iterator<Item = Option<usize>> {
         self.layers.iter().map(|layer| layer.attention.window)
@@ -181,6 +186,14 @@ impl ModelConfig {
 }
 
 impl LayerConfig {
+    /// Returns a layer of Llama: norms before the blocks, attention to all positions, no biases.
+    fn plain(heads: HeadShape, rope: RopeConfig, mlp: MlpConfig) -> Self {
+        let scale = (heads.dim as f32).sqrt().recip();
+        let (window, softcap, qk_norm, qkv_bias, output_bias) = (None, None, None, false, false);
+        let attention = AttentionConfig { heads, rope, window, scale, softcap, qk_norm, qkv_bias, output_bias };
+        Self { attention, mlp, norms: NormPlaces::Before, residual_scale: 1.0 }
+    }
+
     fn check(&self) -> Result<(), ConfigError> {
         let AttentionConfig { heads, rope, window, scale, softcap, .. } = &self.attention;
         check_heads(heads.q, heads.kv)?;

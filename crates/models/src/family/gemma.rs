@@ -37,6 +37,8 @@ const NAMES: Names = Names {
 const GEMMA2_PATTERN: usize = 2;
 const GEMMA3_PATTERN: usize = 6;
 
+const DEFAULT_WINDOW: usize = 4096;
+
 /// Base of the rotary frequencies of layers with a window.
 const LOCAL_THETA: f64 = 10_000.0;
 const GEMMA3_THETA: f64 = 1_000_000.0;
@@ -47,10 +49,7 @@ fn defaults() -> Defaults {
 
 fn gemma2(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     let mut config = common(&GEMMA2, fields, defaults())?;
-    let cap = |key: &str, default: f64| match fields.contains(key) {
-        true => Ok::<_, ConfigError>(fields.f64(key)?.map(|cap| cap as f32)),
-        false => Ok(Some(default as f32)),
-    };
+    let cap = |key: &str, default: f64| Ok::<_, ConfigError>(fields.unless_missing(key, fields.f64(key)?, default));
     caps(&mut config, cap("attn_logit_softcapping", 50.0)?, cap("final_logit_softcapping", 30.0)?);
     windows(fields, &mut config, GEMMA2_PATTERN)?;
     Ok(config)
@@ -65,8 +64,7 @@ fn gemma3(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
         None => fields.f64("rope_local_base_freq")?,
     };
     let mut config = common(&GEMMA3, fields, Defaults { theta: GEMMA3_THETA, ..defaults() })?;
-    let cap = |key: &str| Ok::<_, ConfigError>(fields.f64(key)?.map(|cap| cap as f32));
-    caps(&mut config, cap("attn_logit_softcapping")?, cap("final_logit_softcapping")?);
+    caps(&mut config, fields.f64("attn_logit_softcapping")?, fields.f64("final_logit_softcapping")?);
     windows(fields, &mut config, fields.usize("sliding_window_pattern")?.unwrap_or(GEMMA3_PATTERN))?;
     local_rope(&mut config, local.unwrap_or(LOCAL_THETA));
     Ok(config)
@@ -79,12 +77,12 @@ fn common(family: &'static Family, fields: &Fields<'_>, defaults: Defaults) -> R
     }
     let mut config = hf::decoder(family, fields, defaults)?;
     let activation = hf::activation(fields.str("hidden_activation")?.unwrap_or("gelu_pytorch_tanh"))?;
-    let (scalar, bias) = (fields.f64("query_pre_attn_scalar")?.unwrap_or(256.0), hf::flag(fields, "attention_bias")?);
+    let scalar = fields.f64("query_pre_attn_scalar")?.unwrap_or(256.0);
     for layer in &mut config.layers {
         layer.mlp.activation = activation;
         layer.attention.scale = scalar.sqrt().recip() as f32;
-        (layer.attention.qkv_bias, layer.attention.output_bias) = (bias, bias);
     }
+    hf::attention_bias(fields, &mut config)?;
     config.norm.unit_offset = true;
     Ok(shape(config))
 }
@@ -99,16 +97,15 @@ fn shape(mut config: ModelConfig) -> ModelConfig {
     config
 }
 
-fn caps(config: &mut ModelConfig, attention: Option<f32>, logits: Option<f32>) {
+fn caps(config: &mut ModelConfig, attention: Option<f64>, logits: Option<f64>) {
+    let [attention, logits] = [attention, logits].map(|cap| cap.map(|cap| cap as f32));
     config.logits_softcap = logits;
     config.layers.iter_mut().for_each(|layer| layer.attention.softcap = attention);
 }
 
 fn windows(fields: &Fields<'_>, config: &mut ModelConfig, pattern: usize) -> Result<(), ConfigError> {
-    let window = match fields.contains("sliding_window") {
-        true => fields.usize("sliding_window")?,
-        false => Some(4096),
-    };
+    const WINDOW: &str = "sliding_window";
+    let window = fields.unless_missing(WINDOW, fields.usize(WINDOW)?, DEFAULT_WINDOW);
     hf::windows(fields, config, window, |layer| slides(layer, pattern))
 }
 
@@ -128,15 +125,14 @@ fn local_rope(config: &mut ModelConfig, theta: f64) {
 
 fn gemma2_gguf(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
     let mut config = common_gguf(&GEMMA2, keys, GEMMA2_PATTERN)?;
-    let cap = |key: &str, default: f64| Ok::<_, ConfigError>(Some(keys.f64(key)?.unwrap_or(default) as f32));
+    let cap = |key: &str, default: f64| Ok::<_, ConfigError>(Some(keys.f64(key)?.unwrap_or(default)));
     caps(&mut config, cap("attn_logit_softcapping", 50.0)?, cap("final_logit_softcapping", 30.0)?);
     Ok(config)
 }
 
 fn gemma3_gguf(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
     let mut config = common_gguf(&GEMMA3, keys, GEMMA3_PATTERN)?;
-    let cap = keys.f64("final_logit_softcapping")?.filter(|cap| *cap > 0.0).map(|cap| cap as f32);
-    caps(&mut config, None, cap);
+    caps(&mut config, None, keys.f64("final_logit_softcapping")?.filter(|cap| *cap > 0.0));
     if keys.f64("rope.freq_base")?.is_none() {
         config.layers.iter_mut().for_each(|layer| layer.attention.rope.theta = GEMMA3_THETA);
     }
@@ -149,7 +145,7 @@ fn common_gguf(family: &'static Family, keys: &Keys<'_>, pattern: usize) -> Resu
     // The converter has added 1 to the factors of norms.
     config.norm.unit_offset = false;
     let pattern = keys.usize("attention.sliding_window_pattern")?.unwrap_or(pattern);
-    let window = keys.usize("attention.sliding_window")?.filter(|&window| window > 0);
+    let window = keys.window()?;
     // The 27B models of both divide by the width of a head's share of the hidden size; the format has no key for it.
     let is_27b = matches!((family.name(), config.layers.len()), ("gemma2", 46) | ("gemma3_text", 62));
     for (index, layer) in config.layers.iter_mut().enumerate() {

@@ -15,45 +15,46 @@ pub(super) static FAMILY: Family = Family {
     images: None,
 };
 
-/// The factors of a configuration, 1 if it omits them.
-struct Factors {
-    embedding: f64,
-    attention: f64,
-    residual: f64,
+/// Keys of the factors, which are 1 if a configuration omits them.
+struct FactorKeys {
+    embedding: &'static str,
+    attention: &'static str,
+    residual: &'static str,
     /// Divides the logits.
-    logits: f64,
+    logits: &'static str,
 }
 
 fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
-    let config = llama::decoder(&FAMILY, fields)?;
-    let factor = |key: &str| Ok::<_, ConfigError>(fields.f64(key)?.unwrap_or(1.0));
-    let factors = Factors {
-        embedding: factor("embedding_multiplier")?,
-        attention: factor("attention_multiplier")?,
-        residual: factor("residual_multiplier")?,
-        logits: factor("logits_scaling")?,
+    let keys = FactorKeys {
+        embedding: "embedding_multiplier",
+        attention: "attention_multiplier",
+        residual: "residual_multiplier",
+        logits: "logits_scaling",
     };
-    Ok(scaled(config, &factors))
+    scaled(llama::decoder(&FAMILY, fields)?, &keys, |key| fields.f64(key))
 }
 
 fn from_gguf(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
-    let config = gguf::decoder(&FAMILY, keys, RopeStyle::GptJ)?;
-    let factor = |key: &str| Ok::<_, ConfigError>(keys.f64(key)?.unwrap_or(1.0));
-    let factors = Factors {
-        embedding: factor("embedding_scale")?,
-        attention: factor("attention.scale")?,
-        residual: factor("residual_scale")?,
-        logits: factor("logit_scale")?,
+    let names = FactorKeys {
+        embedding: "embedding_scale",
+        attention: "attention.scale",
+        residual: "residual_scale",
+        logits: "logit_scale",
     };
-    Ok(scaled(config, &factors))
+    scaled(gguf::decoder(&FAMILY, keys, RopeStyle::GptJ)?, &names, |key| keys.f64(key))
 }
 
-fn scaled(mut config: ModelConfig, factors: &Factors) -> ModelConfig {
-    config.embedding_scale = factors.embedding as f32;
-    config.logits_scale = (1.0 / factors.logits) as f32;
+fn scaled(
+    mut config: ModelConfig,
+    keys: &FactorKeys,
+    read: impl Fn(&str) -> Result<Option<f64>, ConfigError>,
+) -> Result<ModelConfig, ConfigError> {
+    let factor = |key| Ok::<_, ConfigError>(read(key)?.unwrap_or(1.0));
+    config.embedding_scale = factor(keys.embedding)? as f32;
+    let (attention, residual) = (factor(keys.attention)? as f32, factor(keys.residual)? as f32);
+    config.logits_scale = (1.0 / factor(keys.logits)?) as f32;
     for layer in &mut config.layers {
-        layer.attention.scale = factors.attention as f32;
-        layer.residual_scale = factors.residual as f32;
+        (layer.attention.scale, layer.residual_scale) = (attention, residual);
     }
-    config
+    Ok(config)
 }

@@ -22,18 +22,15 @@ pub(super) static FAMILY: Family = Family {
 /// Reads the decoder of a family that is Llama otherwise.
 pub(super) fn decoder(family: &'static Family, fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     let mut config = hf::decoder(family, fields, Defaults::default())?;
-    let (attention_bias, mlp_bias) = (hf::flag(fields, "attention_bias")?, hf::flag(fields, "mlp_bias")?);
-    for layer in &mut config.layers {
-        (layer.attention.qkv_bias, layer.attention.output_bias, layer.mlp.bias) =
-            (attention_bias, attention_bias, mlp_bias);
-    }
+    hf::attention_bias(fields, &mut config)?;
+    let mlp_bias = hf::flag(fields, "mlp_bias")?;
+    config.layers.iter_mut().for_each(|layer| layer.mlp.bias = mlp_bias);
     Ok(config)
 }
 
 fn from_gguf(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
     // The converter permutes the rows of q and k for rotation of neighbours.
     let mut config = gguf::decoder(&FAMILY, keys, RopeStyle::GptJ)?;
-    let window = keys.usize("attention.sliding_window")?.filter(|&window| window > 0);
-    config.layers.iter_mut().for_each(|layer| layer.attention.window = window);
+    config.set_window(keys.window()?);
     Ok(config)
 }

@@ -18,11 +18,7 @@ pub(super) static FAMILY: Family = Family {
 
 fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     let mut config = hf::decoder(&FAMILY, fields, Defaults::default())?;
-    // `null` means that there is no window.
-    let window = match fields.contains("sliding_window") {
-        true => fields.usize("sliding_window")?,
-        false => Some(DEFAULT_WINDOW),
-    };
-    config.layers.iter_mut().for_each(|layer| layer.attention.window = window);
+    const WINDOW: &str = "sliding_window";
+    config.set_window(fields.unless_missing(WINDOW, fields.usize(WINDOW)?, DEFAULT_WINDOW));
     Ok(config)
 }

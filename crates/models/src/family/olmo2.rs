@@ -18,10 +18,7 @@ pub(super) static FAMILY: Family = Family {
 
 fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     let mut config = hf::decoder(&FAMILY, fields, Defaults { norm_eps: 1e-5, ..Defaults::default() })?;
-    let bias = hf::flag(fields, "attention_bias")?;
-    for layer in &mut config.layers {
-        (layer.attention.qkv_bias, layer.attention.output_bias) = (bias, bias);
-    }
+    hf::attention_bias(fields, &mut config)?;
     Ok(with_norms(config))
 }
 

@@ -19,29 +19,22 @@ pub(super) static FAMILY: Family = Family {
 
 fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     let mut config = hf::decoder(&FAMILY, fields, Defaults { norm_eps: 1e-5, ..Defaults::default() })?;
-    let window = fields.usize("sliding_window")?;
-    config.layers.iter_mut().for_each(|layer| layer.attention.window = window);
+    config.set_window(fields.usize("sliding_window")?);
     Ok(config)
 }
 
 fn from_gguf(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
     let mut config = gguf::decoder(&FAMILY, keys, RopeStyle::NeoX)?;
-    let window = keys.usize("attention.sliding_window")?.filter(|&window| window > 0);
-    let scaling = match keys.has_tensor(LONG_ROPE_FACTORS) {
-        false => None,
-        true => Some(RopeScaling::LongRope {
+    config.set_window(keys.window()?);
+    if keys.has_tensor(LONG_ROPE_FACTORS) {
+        let scaling = RopeScaling::LongRope {
             short: vec![],
             long: vec![],
             original_context: keys.required("rope.scaling.original_context_length")? as f64,
             context: config.max_position_embeddings,
             attention_factor: keys.f64("rope.scaling.attn_factor")?.unwrap_or(1.0),
-        }),
-    };
-    for attention in config.layers.iter_mut().map(|layer| &mut layer.attention) {
-        attention.window = window;
-        if let Some(scaling) = &scaling {
-            attention.rope.scaling = scaling.clone();
-        }
+        };
+        config.layers.iter_mut().for_each(|layer| layer.attention.rope.scaling = scaling.clone());
     }
     Ok(config)
 }

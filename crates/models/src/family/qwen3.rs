@@ -19,19 +19,17 @@ pub(super) static FAMILY: Family = Family {
 /// Reads the decoder of a family that is Qwen3 otherwise.
 pub(super) fn decoder(family: &'static Family, fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     let mut config = hf::decoder(family, fields, Defaults { head_dim: Some(128), ..Defaults::default() })?;
-    let bias = hf::flag(fields, "attention_bias")?;
-    for layer in &mut config.layers {
-        let attention = &mut layer.attention;
-        (attention.qkv_bias, attention.output_bias) = (bias, bias);
-        attention.qk_norm = Some(QkNormWidth::Head);
-    }
+    hf::attention_bias(fields, &mut config)?;
     qwen2::windows(fields, &mut config)?;
-    Ok(config)
+    Ok(with_qk_norm(config))
 }
 
 /// Reads the GGUF metadata of such a decoder.
 pub(super) fn gguf_decoder(family: &'static Family, keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
-    let mut config = gguf::decoder(family, keys, RopeStyle::NeoX)?;
+    Ok(with_qk_norm(gguf::decoder(family, keys, RopeStyle::NeoX)?))
+}
+
+fn with_qk_norm(mut config: ModelConfig) -> ModelConfig {
     config.layers.iter_mut().for_each(|layer| layer.attention.qk_norm = Some(QkNormWidth::Head));
-    Ok(config)
+    config
 }

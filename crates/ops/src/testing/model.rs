@@ -191,10 +191,10 @@ impl<'a> Build<'a> {
         self.builder.push(Op::Embed { table, scale: m.scales.embedding, out: x });
         self.inject(0, InjectMode::Replace, x);
         for (index, &group) in m.layers.iter().enumerate() {
-            let input = self.block_input(&format!("{index}.in"), (x, y), index > 0);
+            let input = self.block_input(&format!("{index}.in"), x, y, index > 0);
             self.attention(index, group, input, y);
             self.block_output(&format!("{index}.attended"), y, x);
-            let input = self.block_input(&format!("{index}.mid"), (x, y), true);
+            let input = self.block_input(&format!("{index}.mid"), x, y, true);
             self.feed_forward(index, input, y);
             self.block_output(&format!("{index}.fed"), y, x);
             self.inject(index + 1, InjectMode::Add, x);
@@ -217,7 +217,7 @@ impl<'a> Build<'a> {
 
     /// Appends the norm before a block, whose input it returns. `x` is the residual stream; `y` has the output of the
     /// block before it, if `follows`.
-    fn block_input(&mut self, name: &str, (x, y): (BufferId, BufferId), follows: bool) -> BufferId {
+    fn block_input(&mut self, name: &str, x: BufferId, y: BufferId, follows: bool) -> BufferId {
         match self.model.placement {
             NormPlacement::Pre if follows => self.norm(name, y, Some(Residual::Before(x)), y),
             NormPlacement::Pre | NormPlacement::Sandwich => self.norm(name, x, None, y),
@@ -254,7 +254,7 @@ impl<'a> Build<'a> {
         let rope = m.rope.clone();
         let kv = KvPlace::Cache { group, layer };
         self.builder.push(Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm, rope, kv }));
-        let sinks = m.sinks.then(|| self.vector_within(&format!("{index}.sinks"), heads.q, (0.0, 2.0)));
+        let sinks = m.sinks.then(|| self.vector_within(&format!("{index}.sinks"), heads.q, 0.0, 2.0));
         self.builder.push(Op::PagedAttention(PagedAttention {
             q,
             out: o,
@@ -375,11 +375,11 @@ impl<'a> Build<'a> {
 
     /// Declares a vector of elements around 1.
     fn vector(&mut self, name: &str, len: usize) -> WeightId {
-        self.vector_within(name, len, (1.0, 0.3))
+        self.vector_within(name, len, 1.0, 0.3)
     }
 
     /// Declares a vector of elements around `centre`, at most `spread` away from it.
-    fn vector_within(&mut self, name: &str, len: usize, (centre, spread): (f32, f32)) -> WeightId {
+    fn vector_within(&mut self, name: &str, len: usize, centre: f32, spread: f32) -> WeightId {
         let values: Vec<f32> = (0..len).map(|_| centre + spread * self.rng.signed()).collect();
         self.weights.insert(name, vec![len], &values);
         let part = WeightPart { tensor: name.into(), rows: 1, storage: StorageType::F32 };

@@ -305,7 +305,7 @@ impl Interpreter<'_> {
             let seen = (&keys[seen.clone()], &values[seen]);
             let heads = self.buffer(op.q)[row].chunks(op.heads.dim).enumerate();
             let attend =
-                |(head, q): (usize, &[f64])| attend(q, head / (op.heads.q / op.heads.kv), seen, (op.scale, None, None));
+                |(head, q): (usize, &[f64])| attend(q, head / (op.heads.q / op.heads.kv), seen, op.scale, None, None);
             heads.flat_map(attend).collect()
         })
         .collect()
@@ -391,7 +391,7 @@ impl Interpreter<'_> {
             let heads = q.chunks(op.heads.dim).enumerate();
             let attend = |(head, q): (usize, &[f64])| {
                 let sink = sinks.as_ref().map(|sinks| sinks[head]);
-                attend(q, head / (op.heads.q / op.heads.kv), seen, (op.scale, op.softcap, sink))
+                attend(q, head / (op.heads.q / op.heads.kv), seen, op.scale, op.softcap, sink)
             };
             heads.flat_map(attend).collect()
         };
@@ -404,7 +404,9 @@ fn attend(
     q: &[f64],
     kv_head: usize,
     (keys, values): (&[Vec<f64>], &[Vec<f64>]),
-    (scale, softcap, sink): (f32, Option<f32>, Option<f64>),
+    scale: f32,
+    softcap: Option<f32>,
+    sink: Option<f64>,
 ) -> Vec<f64> {
     let dim = q.len();
     let of = |row: &Vec<f64>| row[kv_head * dim..(kv_head + 1) * dim].to_vec();

@@ -1,0 +1,339 @@
+//! A model as a flat list of fused ops over named buffers.
+
+mod check;
+
+use crate::{KvPlace, Op, ProgramError, QkvPost, StorageType};
+
+/// Index of a [`Buffer`] in its program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub usize);
+
+/// Index of a [`Weight`] in its program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WeightId(pub usize);
+
+/// Symbolic row count of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rows {
+    /// T: the tokens of the step; in an encoder of images, their patches.
+    Tokens,
+    /// R: the rows that reach the head.
+    Sampled,
+    /// E: the rows whose hidden state is returned.
+    Pooled,
+    /// M: the rows of an encoder after [`Op::MergeRows`].
+    Merged,
+}
+
+impl Rows {
+    /// Returns the symbol: `T`, `R`, `E` or `M`.
+    pub const fn symbol(self) -> &'static str {
+        match self {
+            Rows::Tokens => "T",
+            Rows::Sampled => "R",
+            Rows::Pooled => "E",
+            Rows::Merged => "M",
+        }
+    }
+}
+
+/// An activation `[rows, cols]`. The backend chooses its element type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Name for display: `x`, `qkv`, `logits`.
+    pub name: String,
+    /// Symbolic row count.
+    pub rows: Rows,
+    /// Number of columns.
+    pub cols: usize,
+}
+
+/// Consecutive rows of a fused weight that are one tensor of the checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightPart {
+    /// Name of the tensor in the checkpoint.
+    pub tensor: String,
+    /// Number of rows of the part.
+    pub rows: usize,
+    /// Storage type in the checkpoint.
+    pub storage: StorageType,
+}
+
+/// A weight `[rows, cols]` as a list of row parts, each with its own storage type. A vector has one row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Weight {
+    /// Name for display: `layers.0.qkv`.
+    pub name: String,
+    /// Number of output rows, the sum over the parts.
+    pub rows: usize,
+    /// Number of input columns.
+    pub cols: usize,
+    /// Parts in row order, never empty.
+    pub parts: Vec<WeightPart>,
+}
+
+impl Weight {
+    /// Returns the number of elements: rows · cols.
+    pub fn elements(&self) -> usize {
+        self.rows.saturating_mul(self.cols)
+    }
+
+    /// Returns the size in bytes in the checkpoint's storage types.
+    pub fn bytes(&self) -> u64 {
+        let part = |p: &WeightPart| {
+            p.rows.checked_mul(self.cols).and_then(|n| p.storage.bytes_for(n)).unwrap_or_default() as u64
+        };
+        self.parts.iter().map(part).sum()
+    }
+}
+
+/// Query and key-value heads of an attention layer. Sizes that overflow saturate, so that they match no other size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadShape {
+    /// Number of query heads Hq.
+    pub q: usize,
+    /// Number of key-value heads Hkv, a divisor of Hq.
+    pub kv: usize,
+    /// Number of elements D of a head.
+    pub dim: usize,
+}
+
+impl HeadShape {
+    /// Returns the number of columns of q: Hq·D.
+    pub const fn q_cols(self) -> usize {
+        self.q.saturating_mul(self.dim)
+    }
+
+    /// Returns the number of columns of k and of v: Hkv·D.
+    pub const fn kv_cols(self) -> usize {
+        self.kv.saturating_mul(self.dim)
+    }
+
+    /// Returns the number of columns of the fused projection.
+    pub const fn qkv_cols(self) -> usize {
+        self.q_cols().saturating_add(self.kv_cols().saturating_mul(2))
+    }
+}
+
+/// Layers that share one block table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvGroup {
+    /// Head shapes, one per layer.
+    pub layers: Vec<HeadShape>,
+    /// Number of tokens that later queries can still see; `None` if unlimited.
+    pub window: Option<usize>,
+}
+
+impl KvGroup {
+    /// Returns the number of key and value elements of one token over all layers.
+    pub fn elements_per_token(&self) -> usize {
+        self.layers.iter().map(|heads| 2 * heads.kv_cols()).sum()
+    }
+}
+
+/// Task of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgramKind {
+    /// Predicts tokens: ends with `Sample`, and its attention is over the paged cache.
+    Decoder,
+    /// Computes rows of the media cache or hidden states: it samples nothing and has no cache.
+    Encoder,
+}
+
+/// A model as a backend runs it: the forward part (up to `Logits`), then sampling.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program {
+    /// Name of the architecture, for display.
+    pub name: String,
+    /// Activations.
+    pub buffers: Vec<Buffer>,
+    /// Weights.
+    pub weights: Vec<Weight>,
+    /// KV groups.
+    pub kv_groups: Vec<KvGroup>,
+    /// Ops in execution order. The sampling part is the trailing [`Op::Sample`].
+    pub ops: Vec<Op>,
+    /// Vocabulary size V; 0 for an encoder of images.
+    pub vocab_size: usize,
+    /// Task.
+    kind: ProgramKind,
+    /// Number of positions P.
+    streams: usize,
+    /// Number of rows that `MergeRows` makes one.
+    merge: usize,
+}
+
+impl Program {
+    /// Returns the size of all weights in the checkpoint's storage types, in bytes. A tied weight counts once.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weights.iter().map(Weight::bytes).sum()
+    }
+
+    /// Returns the number of elements of all weights.
+    pub fn parameters(&self) -> u64 {
+        self.weights.iter().map(|w| w.elements() as u64).sum()
+    }
+
+    /// Returns the forward part: every op up to and including `Logits`.
+    pub fn forward_ops(&self) -> &[Op] {
+        match self.ops.split_last() {
+            Some((Op::Sample { .. }, forward)) => forward,
+            _ => &self.ops,
+        }
+    }
+
+    /// Returns P, the number of positions of a token: 1 unless a rotary embedding uses more.
+    pub fn position_streams(&self) -> usize {
+        self.streams
+    }
+
+    /// Returns the task.
+    pub fn kind(&self) -> ProgramKind {
+        self.kind
+    }
+
+    /// Returns the number of consecutive rows that [`Op::MergeRows`] makes one: T / M.
+    pub fn merge(&self) -> usize {
+        self.merge
+    }
+
+    /// Returns the number of columns of the media cache that the program writes (an encoder) or reads (a decoder); 0 if
+    /// it uses none.
+    pub fn media_columns(&self) -> usize {
+        let end = |op: &Op| match op {
+            Op::StoreRows { input: id, column } => column + self.buffers[id.0].cols,
+            Op::InjectRows(op) => op.column + self.buffers[op.out.0].cols,
+            _ => 0,
+        };
+        self.ops.iter().map(end).max().unwrap_or(0)
+    }
+
+    /// Returns the layout of keys and values that live in the memory of the step: one layer for each distinct head shape,
+    /// which the layers of the model use one after the other. Empty for a decoder.
+    pub fn step_kv(&self) -> KvGroup {
+        let mut layers = Vec::new();
+        for op in &self.ops {
+            if let Op::QkvPost(QkvPost { kv: KvPlace::Step, heads, .. }) = op
+                && !layers.contains(heads)
+            {
+                layers.push(*heads);
+            }
+        }
+        KvGroup { layers, window: None }
+    }
+
+    /// Returns the buffer `[E,H]` of the returned hidden states, which is the last buffer of pooled rows that is
+    /// written; `None` if the model returns none.
+    pub fn embedding(&self) -> Option<BufferId> {
+        let mut written = self.ops.iter().rev().flat_map(Op::outputs);
+        written.find(|id| self.buffers[id.0].rows == Rows::Pooled)
+    }
+}
+
+/// Builds a [`Program`] and checks every shape. [`ProgramBuilder::finish`] reports the first defect.
+#[derive(Debug)]
+pub struct ProgramBuilder {
+    program: Program,
+    written: Vec<bool>,
+    error: Option<ProgramError>,
+}
+
+impl ProgramBuilder {
+    /// Creates an empty decoder for a vocabulary of `vocab_size` entries.
+    pub fn new(name: impl Into<String>, vocab_size: usize) -> Self {
+        Self::of_kind(name.into(), vocab_size, ProgramKind::Decoder, 1)
+    }
+
+    /// Creates an empty encoder of images, whose `MergeRows` makes `merge` rows one.
+    pub fn encoder(name: impl Into<String>, merge: usize) -> Self {
+        Self::of_kind(name.into(), 0, ProgramKind::Encoder, merge.max(1))
+    }
+
+    fn of_kind(name: String, vocab_size: usize, kind: ProgramKind, merge: usize) -> Self {
+        let program = Program {
+            name,
+            buffers: Vec::new(),
+            weights: Vec::new(),
+            kv_groups: Vec::new(),
+            ops: Vec::new(),
+            vocab_size,
+            kind,
+            streams: 1,
+            merge,
+        };
+        Self { program, written: Vec::new(), error: None }
+    }
+
+    /// Declares an activation.
+    pub fn buffer(&mut self, name: impl Into<String>, rows: Rows, cols: usize) -> BufferId {
+        self.program.buffers.push(Buffer { name: name.into(), rows, cols });
+        self.written.push(false);
+        BufferId(self.program.buffers.len() - 1)
+    }
+
+    /// Returns the number of columns of a declared buffer.
+    pub fn buffer_cols(&self, id: BufferId) -> usize {
+        self.cols(id)
+    }
+
+    /// Declares a weight of `cols` columns made of `parts`.
+    pub fn weight(&mut self, name: impl Into<String>, cols: usize, parts: Vec<WeightPart>) -> WeightId {
+        let name = name.into();
+        if parts.is_empty() {
+            self.fail(ProgramError::Invalid(format!("weight '{name}' has no parts")));
+        }
+        if let Some(part) = parts.iter().find(|p| p.storage.bytes_for(cols).is_none()) {
+            let block = part.storage.block_elements();
+            self.fail(ProgramError::Invalid(format!(
+                "tensor '{}': rows of {cols} elements do not fill {} blocks of {block}",
+                part.tensor, part.storage
+            )));
+        }
+        let rows = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.rows));
+        let elements = rows.and_then(|rows| rows.checked_mul(cols));
+        // The largest element has four bytes.
+        if elements.and_then(|n| n.checked_mul(4)).is_none() {
+            self.fail(ProgramError::Invalid(format!("weight '{name}' of {cols} columns is too large")));
+        }
+        let rows = rows.unwrap_or(0);
+        self.program.weights.push(Weight { name, rows, cols, parts });
+        WeightId(self.program.weights.len() - 1)
+    }
+
+    /// Declares a KV group.
+    pub fn kv_group(&mut self, group: KvGroup) -> usize {
+        self.program.kv_groups.push(group);
+        self.program.kv_groups.len() - 1
+    }
+
+    /// Appends an op.
+    pub fn push(&mut self, op: Op) {
+        if let Err(error) = self.check(&op) {
+            self.fail(error);
+        }
+        for out in op.outputs() {
+            self.written[out.0] = true;
+        }
+        if let Op::QkvPost(QkvPost { rope: Some(rope), .. }) = &op {
+            let last = rope.streams.iter().max().copied().unwrap_or(0);
+            self.program.streams = self.program.streams.max(1 + last);
+        }
+        self.program.ops.push(op);
+    }
+
+    /// Returns the program, or the first defect found.
+    pub fn finish(mut self) -> Result<Program, ProgramError> {
+        if let Some(error) = self.error.take() {
+            return Err(error);
+        }
+        self.check_end()?;
+        Ok(self.program)
+    }
+
+    fn fail(&mut self, error: ProgramError) {
+        self.error.get_or_insert(error);
+    }
+    fn cols(&self, id: BufferId) -> usize {
+        self.program.buffers[id.0].cols
+    }
+}
