@@ -95,24 +95,36 @@ fn storage(program: &Program) -> String {
 
 fn header(config: &ModelConfig, program: &Program, options: &InspectOptions) -> String {
     let kv: usize = program.kv_groups.iter().map(octavo_ops::KvGroup::elements_per_token).sum();
-    let (heads, mlp) = (config.head_shape(), &config.layers[0].mlp);
+    let heads = config.head_shape();
     let tied = if config.tie_word_embeddings { ", head tied to the embedding" } else { "" };
     let lines = [
         format!("architecture   {} ({})", config.family.name(), config.dtype),
         format!("parameters     {}", si(program.parameters())),
         format!("weights        {} ({})", human_bytes(program.weight_bytes()), storage(program)),
-        format!(
-            "layers         {} of hidden size {}, MLP {}",
-            config.layers.len(),
-            config.hidden_size,
-            mlp.intermediate_size
-        ),
+        format!("layers         {} of hidden size {}, {}", config.layers.len(), config.hidden_size, mlps(config)),
         format!("heads          {} query, {} key-value, of {}{}", heads.q, heads.kv, heads.dim, window(config)),
         format!("vocabulary     {}{tied}", config.vocab_size),
         format!("context        {} tokens", config.max_position_embeddings),
         format!("KV cache       {} a token", human_bytes(kv as u64 * options.elements.kv)),
     ];
     lines.join("\n") + "\n\n"
+}
+
+/// Describes the MLPs and experts of the layers.
+fn mlps(config: &ModelConfig) -> String {
+    let with_experts = config.layers.iter().filter(|layer| layer.experts.is_some()).count();
+    let dense = config.layers.iter().find(|layer| layer.experts.is_none()).map(|layer| layer.mlp.intermediate_size);
+    let sparse = config.layers.iter().find_map(|layer| Some((layer.mlp.intermediate_size, layer.experts.as_ref()?)));
+    let Some((size, experts)) = sparse else { return format!("MLP {}", dense.unwrap_or(0)) };
+    let shared = experts.shared.map(|shared| format!(" and a shared one of {}", shared.intermediate_size));
+    let some = dense.map(|size| format!(" in {with_experts} of {} layers, else MLP {size}", config.layers.len()));
+    format!(
+        "{} of {} experts of {size}{}{}",
+        experts.chosen,
+        experts.count,
+        shared.unwrap_or_default(),
+        some.unwrap_or_default()
+    )
 }
 
 /// Describes the sliding window of the layers.
@@ -256,6 +268,11 @@ impl Report<'_> {
                 format!("{}, KV{window} → {}", b(&a.q), b(&a.out))
             }
             Op::Glu(g) => format!("{} → {}", b(&g.input), b(&g.out)),
+            Op::GateRows(g) => format!("{} → *= {}", b(&g.gate), b(&g.out)),
+            Op::Route(r) => format!("{} → {}", b(&r.input), b(&r.out)),
+            Op::ExpertLinear(l) => format!("{} → {}", b(&l.input), b(&l.out)),
+            Op::ExpertSum(s) if s.add == Some(s.out) => format!("{} → += {}", b(&s.input), b(&s.out)),
+            Op::ExpertSum(s) => format!("{} → {}", b(&s.input), b(&s.out)),
             Op::GatherRows { input, out } => format!("{} → {}", b(input), b(out)),
             Op::Logits(l) => format!("{} → {}", b(&l.input), b(&l.out)),
             Op::Sample { logits } => format!("{} → ids[R]", b(logits)),
@@ -272,11 +289,15 @@ fn weights_of(op: &Op) -> Vec<WeightId> {
         Op::QkvPost(q) => q.norm.iter().flat_map(|n| [n.q, n.k]).collect(),
         Op::Logits(l) => vec![l.weight],
         Op::EmbedTaps(e) => vec![e.table],
+        Op::Route(r) => [Some(r.weight), r.bias, r.correction].into_iter().flatten().collect(),
+        Op::ExpertLinear(l) => std::iter::once(l.weight).chain(l.bias).collect(),
         Op::Patches { .. }
         | Op::PagedAttention(_)
         | Op::SegmentAttention(_)
         | Op::Glu(_)
         | Op::Act(_)
+        | Op::GateRows(_)
+        | Op::ExpertSum(_)
         | Op::MergeRows { .. }
         | Op::StoreRows { .. }
         | Op::InjectRows(_)

@@ -6,7 +6,7 @@ use crate::cost::{ElementBytes, Peaks};
 use crate::dummy::DummyRule;
 use crate::sampling::{SampleBatch, SampledToken};
 use crate::{
-    BackendError, EncodeBatch, KvGroup, Program, ProgramKind, StepBatch, StorageType, WeightError, WeightPart,
+    BackendError, EncodeBatch, KvGroup, Program, ProgramKind, Slab, StepBatch, StorageType, WeightError, WeightPart,
 };
 
 /// A tensor of a checkpoint in its storage type, usually a view of the mapped file.
@@ -21,19 +21,47 @@ pub struct TensorData<'a> {
 }
 
 impl WeightPart {
+    /// Reads the part from a checkpoint, for a weight of `cols` columns. The shape of a slab is `[rows, cols]`.
+    ///
+    /// # Errors
+    /// Returns an error if the checkpoint has no such tensor or it does not match the part.
+    pub fn read<'a>(&self, cols: usize, source: &'a dyn WeightSource) -> Result<TensorData<'a>, WeightError> {
+        let data = source.tensor(&self.tensor)?;
+        self.check(cols, &data)?;
+        let Some(Slab { index, count }) = self.slab else { return Ok(data) };
+        let bytes = data.bytes.len() / count;
+        let range = index * bytes..(index + 1) * bytes;
+        let bytes = match data.bytes {
+            Cow::Borrowed(all) => Cow::Borrowed(&all[range]),
+            Cow::Owned(all) => Cow::Owned(all[range].to_vec()),
+        };
+        Ok(TensorData { bytes, shape: vec![self.rows, cols], ..data })
+    }
+
     /// Checks that a checkpoint's tensor matches the program's part, for a weight of `cols` columns.
-    pub fn check(&self, cols: usize, data: &TensorData<'_>) -> Result<(), WeightError> {
+    fn check(&self, cols: usize, data: &TensorData<'_>) -> Result<(), WeightError> {
         let invalid = |reason| Err(WeightError::Invalid { name: self.tensor.clone(), reason });
         if data.storage != self.storage {
             return invalid(format!("it is stored as {}, expected {}", data.storage, self.storage));
         }
+        let slabs = self.slab.map_or(1, |slab| slab.count);
+        let rows = self.rows.checked_mul(slabs);
         let elements = data.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
         // A vector may be one row or one column (the parts of a fused bias). The inputs of a convolution are several
-        // dimensions.
+        // dimensions, and so are the rows of slabs.
         let is_vector = data.shape.len() <= 1;
         let has_rows = data.shape.first() == Some(&self.rows) || data.shape.last() == Some(&cols);
-        if elements != self.rows.checked_mul(cols) || !(is_vector || has_rows) {
-            return invalid(format!("its shape is {:?}, expected [{}, {cols}]", data.shape, self.rows));
+        let fits = match self.slab {
+            Some(slab) => slab.index < slab.count && data.shape.first() == Some(&slab.count),
+            None => is_vector || has_rows,
+        };
+        let needed = rows.and_then(|rows| rows.checked_mul(cols));
+        if elements.is_none() || elements != needed || !fits {
+            let expected = match self.slab {
+                Some(slab) => format!("[{}, {}, {cols}]", slab.count, self.rows),
+                None => format!("[{}, {cols}]", self.rows),
+            };
+            return invalid(format!("its shape is {:?}, expected {expected}", data.shape));
         }
         let expected = elements.and_then(|n| self.storage.bytes_for(n)).unwrap_or(usize::MAX);
         if expected != data.bytes.len() {

@@ -5,8 +5,8 @@
 //! give the roofline bound of a step: `max(bytes / bandwidth, flops / peak)`.
 
 use crate::{
-    BufferId, EmbedTaps, HeadShape, InjectMode, InjectRows, Linear, Logits, NormOp, Op, Program, QkvPost, Residual,
-    Rows, StepBatch, TAPS, Weight, WeightId,
+    BufferId, EmbedTaps, ExpertLinear, ExpertSum, GateRows, HeadShape, InjectMode, InjectRows, Linear, Logits, NormOp,
+    Op, Program, QkvPost, Residual, Route, Rows, StepBatch, TAPS, Weight, WeightId, expected_experts,
 };
 
 /// Bytes and FLOPs of an op or a step.
@@ -213,6 +213,7 @@ impl Pricer<'_> {
             Rows::Sampled => self.step.sampled,
             Rows::Pooled => self.step.pooled,
             Rows::Merged => self.step.tokens / self.program.merge(),
+            Rows::Routed(experts) => self.step.tokens * experts,
         }
     }
 
@@ -258,6 +259,10 @@ impl Pricer<'_> {
                 let written_bytes = self.activations(&[*rows]);
                 Cost { activation_bytes: 2 * written_bytes, written_bytes, ..Cost::default() }
             }
+            Op::GateRows(gate) => self.gate_rows(gate),
+            Op::Route(route) => self.route(route),
+            Op::ExpertLinear(linear) => self.expert_linear(linear),
+            Op::ExpertSum(sum) => self.expert_sum(sum),
             Op::InjectRows(inject) => self.inject(inject),
             Op::Glu(g) => Cost {
                 activation_bytes: self.activations(&[g.input, g.out]),
@@ -363,6 +368,52 @@ impl Pricer<'_> {
         }
     }
 
+    fn gate_rows(&self, g: &GateRows) -> Cost {
+        let written_bytes = self.activations(&[g.out]);
+        let activation_bytes = self.activations(&[g.gate]) + 2 * written_bytes;
+        Cost { activation_bytes, written_bytes, flops: self.elements(g.out), ..Cost::default() }
+    }
+
+    /// The product is that of a linear op. Each chosen expert has an index and a weight of 4 bytes each.
+    fn route(&self, r: &Route) -> Cost {
+        let weight = self.weight(r.weight);
+        let rows = self.rows(r.input) as u64;
+        let weights = [Some(r.weight), r.bias, r.correction].into_iter().flatten().filter(|_| rows > 0);
+        let written_bytes = 8 * self.elements(r.out);
+        Cost {
+            weight_bytes: self.vectors(weights),
+            activation_bytes: self.activations(&[r.input]) + written_bytes,
+            written_bytes,
+            flops: rows * (2 * weight.elements() + 6 * weight.rows) as u64,
+            ..Cost::default()
+        }
+    }
+
+    /// Counts the weights of the experts that the step is expected to use.
+    fn expert_linear(&self, l: &ExpertLinear) -> Cost {
+        let weight = self.weight(l.weight);
+        let rows = self.rows(l.out) as u64;
+        let used = expected_experts(l.experts, self.program.buffers[l.routing.0].cols, self.step.tokens);
+        Cost {
+            weight_bytes: used * expert_bytes(self.program, l),
+            activation_bytes: self.activations(&[l.input, l.out]),
+            written_bytes: self.activations(&[l.out]),
+            flops: 2 * rows * (weight.elements() / l.experts.max(1)) as u64,
+            ..Cost::default()
+        }
+    }
+
+    fn expert_sum(&self, s: &ExpertSum) -> Cost {
+        let added = s.add.map_or(0, |id| self.activations(&[id]));
+        let written_bytes = self.activations(&[s.out]);
+        Cost {
+            activation_bytes: self.activations(&[s.input]) + added + written_bytes + 8 * self.elements(s.routing),
+            written_bytes,
+            flops: 2 * self.elements(s.input),
+            ..Cost::default()
+        }
+    }
+
     /// Returns the cost of attention over numbers of query-key pairs and of keys.
     fn attention(&self, heads: HeadShape, (pairs, keys): (u64, u64), [q, out]: [BufferId; 2]) -> Cost {
         Cost {
@@ -382,6 +433,42 @@ pub struct StepPricer {
     rows: [(Cost, Cost); 4],
     /// Layers grouped by window.
     windows: Vec<WindowPrice>,
+    /// Weights of experts, grouped by their number and that of the chosen ones.
+    experts: Vec<ExpertPrice>,
+}
+
+/// Weights of experts. Their bytes are not linear in the number of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ExpertPrice {
+    experts: usize,
+    chosen: usize,
+    bytes_an_expert: u64,
+}
+
+/// Returns the size of the weights of one expert of an op.
+fn expert_bytes(program: &Program, l: &ExpertLinear) -> u64 {
+    let bytes = |id: WeightId| program.weights[id.0].bytes();
+    (bytes(l.weight) + l.bias.map_or(0, bytes)) / l.experts.max(1) as u64
+}
+
+/// Groups the weights of experts by the number of tokens that uses them.
+fn expert_prices(program: &Program) -> Vec<ExpertPrice> {
+    let mut prices: Vec<ExpertPrice> = Vec::new();
+    for op in &program.ops {
+        let Op::ExpertLinear(l) = op else { continue };
+        let (experts, chosen) = (l.experts, program.buffers[l.routing.0].cols);
+        let at = prices.iter().position(|p| (p.experts, p.chosen) == (experts, chosen)).unwrap_or_else(|| {
+            prices.push(ExpertPrice { experts, chosen, bytes_an_expert: 0 });
+            prices.len() - 1
+        });
+        prices[at].bytes_an_expert += expert_bytes(program, l);
+    }
+    prices
+}
+
+/// Returns the expected size of the weights of experts that a step of `tokens` tokens reads.
+fn experts_read(prices: &[ExpertPrice], tokens: usize) -> u64 {
+    prices.iter().map(|p| p.bytes_an_expert * expected_experts(p.experts, p.chosen, tokens)).sum()
 }
 
 /// Cost of attention for the layers of one window, without their activations.
@@ -395,11 +482,15 @@ struct WindowPrice {
 impl StepPricer {
     /// Creates the prices of a decoder with these element sizes.
     pub fn new(program: &Program, size: ElementBytes) -> Self {
+        let experts = expert_prices(program);
         let price = |[tokens, sampled, pooled, injected]: [usize; 4]| {
-            step_cost(program, &StepShape { tokens, sampled, pooled, injected, sequences: Vec::new() }, size)
+            let shape = StepShape { tokens, sampled, pooled, injected, sequences: Vec::new() };
+            let mut cost = step_cost(program, &shape, size);
+            cost.weight_bytes -= experts_read(&experts, tokens);
+            cost
         };
-        // Without sequences there is no attention, so the cost is linear in the rows; the first row also reads the
-        // weights.
+        // Without sequences there is no attention, so the cost without experts is linear in the rows; the first row also
+        // reads the weights.
         let rows = std::array::from_fn(|kind| {
             let [one, two] = [1, 2].map(|count| price(std::array::from_fn(|k| if k == kind { count } else { 0 })));
             let each = two - one;
@@ -416,13 +507,15 @@ impl StepPricer {
             windows[at].flops_a_pair += 4 * attention.heads.q_cols() as u64;
             windows[at].bytes_a_key += 2 * attention.heads.kv_cols() as u64 * size.kv;
         }
-        Self { rows, windows }
+        Self { rows, windows, experts }
     }
 
-    /// Returns the cost that a step with tokens and sampled rows has whatever their number.
+    /// Returns the cost that a step with tokens and sampled rows has whatever their number. It counts the weights of all
+    /// experts, as if the step used them all: their number is not a sum over the sequences of a step.
     pub fn fixed(&self) -> Cost {
         let mut fixed = self.rows[0].0;
         fixed += self.rows[1].0;
+        fixed.weight_bytes += self.experts.iter().map(|p| p.bytes_an_expert * p.experts as u64).sum::<u64>();
         fixed
     }
 
@@ -456,6 +549,7 @@ impl StepPricer {
                 total += each * count as u64;
             }
         }
+        total.weight_bytes += experts_read(&self.experts, batch.tokens());
         for s in 0..batch.sequences() {
             total += self.of_attention(batch.query_range(s).len(), batch.seq_lens[s] as usize);
         }

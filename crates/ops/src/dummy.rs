@@ -95,7 +95,7 @@ impl DummyWeights {
             };
             for part in &weight.parts {
                 let rule = DummyRule { seed: seed(&part.tensor), centre, spread };
-                let shape = vec![part.rows, weight.cols];
+                let shape = part.slab.map(|slab| slab.count).into_iter().chain([part.rows, weight.cols]).collect();
                 tensors.insert(part.tensor.clone(), Tensor { rule, storage: part.storage, shape });
             }
         }
@@ -130,7 +130,9 @@ impl WeightSource for DummyWeights {
     }
 
     fn rule(&self, name: &str) -> Option<DummyRule> {
-        self.tensors.get(name).filter(|tensor| tensor.storage.block_elements() == 1).map(|tensor| tensor.rule)
+        // The rule counts elements from the start of the tensor, and a slab begins elsewhere.
+        let plain = |tensor: &&Tensor| tensor.storage.block_elements() == 1 && tensor.shape.len() <= 2;
+        self.tensors.get(name).filter(plain).map(|tensor| tensor.rule)
     }
 }
 

@@ -13,6 +13,7 @@ pub mod datasheet;
 pub mod dummy;
 mod encode;
 pub mod error;
+mod experts;
 mod op;
 mod program;
 pub mod sampling;
@@ -26,11 +27,15 @@ pub use backend::{
 pub use batch::{BlockTables, InjectedRow, Limits, StepBatch};
 pub use encode::{Channel, EncodeBatch, TAPS, Tap};
 pub use error::{BackendError, ProgramError, WeightError};
+pub use experts::{
+    ChoiceScratch, ExpertGroups, ExpertLinear, ExpertSum, GateRows, GroupScore, Route, RouteScores, expected_experts,
+};
 pub use op::{
     Act, EmbedTaps, Glu, GluKind, InjectMode, InjectRows, KvPlace, Linear, Logits, NormKind, NormOp, Op,
     PagedAttention, QkNorm, QkvPost, Residual, Rope, RopeStyle, SegmentAttention,
 };
 pub use program::{
-    Buffer, BufferId, HeadShape, KvGroup, Program, ProgramBuilder, ProgramKind, Rows, Weight, WeightId, WeightPart,
+    Buffer, BufferId, Element, HeadShape, KvGroup, Program, ProgramBuilder, ProgramKind, Rows, Slab, Weight, WeightId,
+    WeightPart,
 };
 pub use storage::{E2M1_DOUBLED, StorageType, e8m0_halved};

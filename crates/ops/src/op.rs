@@ -1,6 +1,8 @@
 //! The op set. T = tokens in the step (in an encoder of images, their patches), S = sequences, R = rows that need logits,
-//! E = rows whose hidden state is returned, M = merged rows of an encoder; activations are row-major `[rows, cols]`.
+//! E = rows whose hidden state is returned, M = merged rows of an encoder, k·T = rows of a mixture of k experts per token;
+//! activations are row-major `[rows, cols]`.
 
+use crate::experts::{ExpertLinear, ExpertSum, GateRows, Route};
 use crate::program::{BufferId, HeadShape, WeightId};
 
 /// One fused operation of a [`Program`](crate::Program).
@@ -37,6 +39,14 @@ pub enum Op {
     Glu(Glu),
     /// Plain activation, see [`Act`].
     Act(Act),
+    /// Gate of whole rows, see [`GateRows`].
+    GateRows(GateRows),
+    /// Choice of the experts of each token, see [`Route`].
+    Route(Route),
+    /// Matrix products with the weights of the chosen experts, see [`ExpertLinear`].
+    ExpertLinear(ExpertLinear),
+    /// Weighted sum over the experts of each token, see [`ExpertSum`].
+    ExpertSum(ExpertSum),
     /// `input[T,C] → out[M,f·C]`: each f consecutive rows become one, f being the program's
     /// [`merge`](crate::Program::merge).
     MergeRows {
@@ -87,6 +97,10 @@ impl Op {
             Op::SegmentAttention(_) => "SegmentAttention",
             Op::Glu(_) => "Glu",
             Op::Act(_) => "Act",
+            Op::GateRows(_) => "GateRows",
+            Op::Route(_) => "Route",
+            Op::ExpertLinear(_) => "ExpertLinear",
+            Op::ExpertSum(_) => "ExpertSum",
             Op::MergeRows { .. } => "MergeRows",
             Op::StoreRows { .. } => "StoreRows",
             Op::InjectRows(_) => "InjectRows",
@@ -108,6 +122,10 @@ impl Op {
             Self::SegmentAttention(op) => vec![op.q],
             Self::Glu(op) => vec![op.input],
             Self::Act(op) => vec![op.input],
+            Self::GateRows(op) => vec![op.out, op.gate],
+            Self::Route(op) => vec![op.input],
+            Self::ExpertLinear(op) => vec![op.input, op.routing],
+            Self::ExpertSum(op) => [op.input, op.routing].into_iter().chain(op.add).collect(),
             Self::GatherRows { input, .. } | Self::MergeRows { input, .. } | Self::StoreRows { input, .. } => {
                 vec![*input]
             }
@@ -132,6 +150,10 @@ impl Op {
             Self::SegmentAttention(op) => vec![op.out],
             Self::Glu(op) => vec![op.out],
             Self::Act(op) => vec![op.out],
+            Self::GateRows(op) => vec![op.out],
+            Self::Route(op) => vec![op.out],
+            Self::ExpertLinear(op) => vec![op.out],
+            Self::ExpertSum(op) => vec![op.out],
             Self::InjectRows(op) => vec![op.out],
             Self::Logits(op) => vec![op.out],
             Self::StoreRows { .. } | Self::Sample { .. } => vec![],

@@ -14,7 +14,8 @@ const HEADS: HeadShape = HeadShape { q: 2, kv: 2, dim: 4 };
 /// Builds an encoder of one layer. `edit` may corrupt an op before it is pushed.
 fn build(edit: impl Fn(&mut Op)) -> Result<Program, ProgramError> {
     let mut b = ProgramBuilder::encoder("tiny", MERGE);
-    let part = |tensor: &str, rows| vec![WeightPart { tensor: tensor.into(), rows, storage: StorageType::F32 }];
+    let part =
+        |tensor: &str, rows| vec![WeightPart { tensor: tensor.into(), rows, storage: StorageType::F32, slab: None }];
     let patches = b.buffer("patches", Rows::Tokens, K);
     let x = b.buffer("x", Rows::Tokens, H);
     let qkv = b.buffer("qkv", Rows::Tokens, HEADS.qkv_cols());

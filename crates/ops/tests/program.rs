@@ -12,7 +12,7 @@ const INNER: usize = 12;
 const HEADS: HeadShape = HeadShape { q: 4, kv: 2, dim: 2 };
 
 fn part(tensor: &str, rows: usize) -> WeightPart {
-    WeightPart { tensor: tensor.into(), rows, storage: StorageType::F32 }
+    WeightPart { tensor: tensor.into(), rows, storage: StorageType::F32, slab: None }
 }
 
 /// Builds one Llama-like layer. `edit` may corrupt an op before it is pushed.
@@ -258,7 +258,7 @@ fn the_builder_refuses_weights_that_cannot_be() {
         b.finish().unwrap_err().to_string()
     };
     assert_eq!(finish(&|b| _ = b.weight("w", 4, vec![])), "weight 'w' has no parts");
-    let q4 = WeightPart { tensor: "t".into(), rows: 1, storage: StorageType::Q4_0 };
+    let q4 = WeightPart { tensor: "t".into(), rows: 1, storage: StorageType::Q4_0, slab: None };
     let message = finish(&|b| _ = b.weight("w", 40, vec![q4.clone()]));
     assert_eq!(message, "tensor 't': rows of 40 elements do not fill Q4_0 blocks of 32");
     let message = finish(&|b| _ = b.weight("w", 1 << 40, vec![part("t", 1 << 40)]));

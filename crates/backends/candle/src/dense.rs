@@ -72,11 +72,16 @@ pub(crate) fn glu(gate_up: &Tensor, kind: GluKind) -> Result<Tensor> {
         GluKind::ClampedSwiglu { alpha, limit } => {
             let [alpha, limit] = [alpha, limit].map(f64::from);
             let gate = gate.minimum(limit)?;
-            let sigmoid = ((gate.affine(-alpha, 0.0)?.exp()? + 1.0)?).recip()?;
-            (up.clamp(-limit, limit)? + 1.0)? * (gate * sigmoid)?
+            let open = sigmoid(&gate.affine(alpha, 0.0)?)?;
+            (up.clamp(-limit, limit)? + 1.0)? * (gate * open)?
         }
         _ => act(&gate, kind)? * up,
     }
+}
+
+/// Computes `1 / (1 + exp(−x))`.
+pub(crate) fn sigmoid(x: &Tensor) -> Result<Tensor> {
+    ((x.neg()?.exp()? + 1.0)?).recip()
 }
 
 /// Computes `act(x)`.

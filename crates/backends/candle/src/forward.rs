@@ -3,11 +3,12 @@
 use candle_core::{Device, Result, Tensor, bail};
 use octavo_ops::{
     BackendError, BufferId, EncodeBatch, HeadShape, KvPlace, Limits, Linear, Logits, NormKind, NormOp, Op, Program,
-    QkNorm, QkvPost, Residual, Rows, StepBatch, WeightId,
+    QkNorm, QkvPost, Residual, Route, Rows, StepBatch, WeightId,
 };
 
 use crate::attention::Attention;
 use crate::dense::{self, Norm};
+use crate::experts::Routing;
 use crate::failed;
 use crate::kv::KvCache;
 use crate::media::{self, MediaCache};
@@ -26,6 +27,8 @@ pub(crate) struct Forward<'a> {
     step_layers: Vec<HeadShape>,
     /// Buffers by [`BufferId`]; `None` until an op writes it.
     buffers: Vec<Option<Tensor>>,
+    /// Experts of each token, by [`BufferId`].
+    routings: Vec<Routing>,
     /// Sequence of each row of the step.
     sequences: Vec<usize>,
 }
@@ -67,7 +70,8 @@ impl<'a> Forward<'a> {
         let sequences = (0..batch.sequences()).flat_map(|s| batch.query_range(s).map(move |_| s)).collect();
         let step_layers = program.step_kv().layers;
         let buffers = vec![None; program.buffers.len()];
-        Self { program, weights, kv, media, batch, images, step_layers, buffers, sequences }
+        let routings = vec![Routing::default(); program.buffers.len()];
+        Self { program, weights, kv, media, batch, images, step_layers, buffers, routings, sequences }
     }
 
     /// Runs the forward part. Returns the logits `[R,V]` if a row is sampled, and the hidden states `[E,H]` if any are
@@ -92,6 +96,9 @@ impl<'a> Forward<'a> {
         if rows == 0 {
             return Ok(());
         }
+        if let Op::Route(op) = op {
+            return self.route(op);
+        }
         let value = match op {
             Op::Embed { table, scale, .. } => dense::embed(self.weight(*table), &self.batch.token_ids, *scale)?,
             Op::Patches { out } => media::patches(self.images()?, self.program.buffers[out.0].cols)?,
@@ -101,7 +108,7 @@ impl<'a> Forward<'a> {
                 let input = self.buffer(*input)?;
                 input.reshape((rows, input.elem_count() / rows))?
             }
-            Op::StoreRows { .. } => bail!("StoreRows has no output"),
+            Op::StoreRows { .. } | Op::Route(_) => bail!("{} writes no numbers", op.name()),
             Op::Norm(op) => self.norm(op)?,
             Op::Linear(op) => self.linear(op)?,
             Op::QkvPost(op) => self.qkv_post(op)?,
@@ -137,6 +144,20 @@ impl<'a> Forward<'a> {
                 )?
             }
             Op::Act(op) => dense::act(self.buffer(op.input)?, op.kind)?,
+            Op::GateRows(op) => {
+                let gate = dense::sigmoid(self.buffer(op.gate)?)?;
+                self.buffer(op.out)?.broadcast_mul(&gate)?
+            }
+            Op::ExpertLinear(op) => {
+                let (routing, weight) = (&self.routings[op.routing.0], self.weight(op.weight));
+                let bias = op.bias.map(|id| self.weight(id));
+                routing.products(self.buffer(op.input)?, op.experts, weight, bias)?
+            }
+            Op::ExpertSum(op) => {
+                let sum = self.routings[op.routing.0].sum(self.buffer(op.input)?)?;
+                let sum = dense::scaled(sum, op.scale)?;
+                op.add.map_or(Ok(sum.clone()), |add| sum + self.buffer(add)?)?
+            }
             Op::Glu(op) => dense::glu(self.buffer(op.input)?, op.kind)?,
             Op::GatherRows { input, out } => dense::gather(self.buffer(*input)?, self.gathered(*out))?,
             Op::Logits(op) => self.logits(op)?,
@@ -153,6 +174,7 @@ impl<'a> Forward<'a> {
             Rows::Sampled => self.batch.sampled_rows.len(),
             Rows::Pooled => self.batch.pooled_rows.len(),
             Rows::Merged => self.batch.tokens() / self.program.merge(),
+            Rows::Routed(experts) => self.batch.tokens() * experts,
         }
     }
 
@@ -184,7 +206,7 @@ impl<'a> Forward<'a> {
     fn gathered(&self, out: BufferId) -> &'a [u32] {
         match self.program.buffers[out.0].rows {
             Rows::Pooled => &self.batch.pooled_rows,
-            Rows::Tokens | Rows::Sampled | Rows::Merged => &self.batch.sampled_rows,
+            Rows::Tokens | Rows::Sampled | Rows::Merged | Rows::Routed(_) => &self.batch.sampled_rows,
         }
     }
 
@@ -216,6 +238,17 @@ impl<'a> Forward<'a> {
             Some(Residual::After(residual)) => norm.apply(&x)? + self.buffer(residual)?,
             _ => norm.apply(&x),
         }
+    }
+
+    fn route(&mut self, op: &Route) -> Result<()> {
+        let mut logits = dense::matmul(self.buffer(op.input)?, self.weight(op.weight))?;
+        if let Some(bias) = op.bias {
+            logits = logits.broadcast_add(&self.weight(bias).flatten_all()?)?;
+        }
+        let correction = op.correction.map(|id| self.weight(id).flatten_all()?.to_vec1()).transpose()?;
+        let chosen = self.program.buffers[op.out.0].cols;
+        self.routings[op.out.0] = Routing::choose(op, &logits, &correction.unwrap_or_default(), chosen)?;
+        Ok(())
     }
 
     fn linear(&self, op: &Linear) -> Result<Tensor> {

@@ -10,6 +10,7 @@
 mod attention;
 mod backend;
 mod dense;
+mod experts;
 mod forward;
 mod kv;
 mod load;

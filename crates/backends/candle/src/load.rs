@@ -25,8 +25,7 @@ pub(crate) fn load_weight(
     let elements = weight.rows.checked_mul(weight.cols).ok_or_else(|| out_of_memory(usize::MAX))?;
     values.try_reserve_exact(elements).map_err(|_| out_of_memory(elements))?;
     for part in &weight.parts {
-        let data = source.tensor(&part.tensor)?;
-        part.check(weight.cols, &data)?;
+        let data = part.read(weight.cols, source)?;
         dequantise(&data, &mut values, progress)?;
     }
     if values.len() != elements {
@@ -134,7 +133,7 @@ mod tests {
 
         fn load(&self) -> Vec<f32> {
             let (rows, cols) = (self.shape[0], self.shape[1]);
-            let part = WeightPart { tensor: "t".into(), rows, storage: self.storage };
+            let part = WeightPart { tensor: "t".into(), rows, storage: self.storage, slab: None };
             let weight = Weight { name: "w".into(), rows, cols, parts: vec![part] };
             let mut read = 0;
             let tensor = load_weight(&weight, self, &mut |bytes| read += bytes).unwrap();

@@ -3,7 +3,7 @@
 
 use octavo_backend_candle::CandleBackend;
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
-use octavo_ops::testing::{Rounding, TinyModel, image_models, large_images};
+use octavo_ops::testing::{Rounding, TinyModel, image_models, large_images, models_with_experts};
 use proptest::prelude::*;
 
 // A norm over few columns may amplify a rounding error a hundredfold, but not many of them.
@@ -23,6 +23,19 @@ proptest! {
 
     #[test]
     fn bits_do_not_depend_on_the_batch(model in models(), seed in any::<u64>()) {
+        SUITE.same_bits(&model, seed)?;
+    }
+
+    #[test]
+    fn experts_are_near_the_naive_ones(
+        model in models_with_experts().prop_filter("too few columns", |model| model.hidden >= 8),
+        tokens in 1usize..30,
+    ) {
+        SUITE.near_reference(&model, tokens)?;
+    }
+
+    #[test]
+    fn bits_of_experts_do_not_depend_on_the_batch(model in models_with_experts(), seed in any::<u64>()) {
         SUITE.same_bits(&model, seed)?;
     }
 

@@ -209,6 +209,32 @@ impl Rows {
         (unsafe { self.bf16.all() }, bf16_stride(self.cols))
     }
 
+    /// Copies a row of another activation, which has at least the same representations. `plain` is whether f32 is one of
+    /// them.
+    ///
+    /// # Safety
+    /// The conditions of the type apply: no thread may write the other row during the call, and no other thread may use
+    /// this one.
+    pub(crate) unsafe fn copy_row(&self, row: usize, from: &Self, source: usize, plain: bool) {
+        fn copy<T: crate::memory::Plain>(into: Shared<T>, from: Shared<T>, [row, source]: [usize; 2], len: usize) {
+            // SAFETY: the caller of `copy_row` guarantees this.
+            unsafe { into.part(row * len, len).copy_from_slice(from.view(source * len, len)) };
+        }
+        let (rows, groups) = ([row, source], self.cols / GROUP);
+        if plain {
+            copy(self.plain, from.plain, rows, self.cols);
+        }
+        if self.forms.quant {
+            copy(self.codes, from.codes, rows, 2 * self.cols);
+            copy(self.scales, from.scales, rows, groups);
+            copy(self.sums, from.sums, rows, groups);
+            copy(self.totals, from.totals, rows, groups);
+        }
+        if self.forms.bf16 {
+            copy(self.bf16, from.bf16, rows, bf16_stride(self.cols));
+        }
+    }
+
     /// Converts elements written as f32 to the other representations. A span of a row with integers must consist of
     /// whole groups.
     ///

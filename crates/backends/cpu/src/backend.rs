@@ -15,8 +15,9 @@ use crate::activation::Activation;
 use crate::forward::{Forward, Memory, Scratch};
 use crate::kv::{self, BLOCK, KvCache, KvDtype};
 use crate::media::MediaCache;
-use crate::plan::{Loaded, Plan, vectors};
+use crate::plan::{Loaded, Plan, WeightForm, weight_forms};
 use crate::pool::{Pool, available_threads};
+use crate::weights::Matrix;
 use crate::{Isa, NAME, failed, weights};
 
 /// Supported numbers of tokens per KV block.
@@ -163,11 +164,15 @@ impl CpuBackend {
             progress(read);
         };
         let mut loaded = Vec::with_capacity(program.weights.len());
-        for (weight, is_vector) in program.weights.iter().zip(vectors(program)) {
-            loaded.push(if is_vector {
-                Loaded::Vector(weights::load_vector(weight, source, &mut advance)?)
-            } else {
-                Loaded::Matrix(weights::load(weight, source, &mut self.pool, &mut advance)?)
+        let pool = &mut self.pool;
+        for (weight, form) in program.weights.iter().zip(weight_forms(program)) {
+            loaded.push(match form {
+                WeightForm::Vector => Loaded::Vector(weights::load_vector(weight, source, &mut advance)?),
+                WeightForm::Matrix => Loaded::Matrix(weights::load(weight, source, pool, &mut advance)?),
+                WeightForm::Exact => Loaded::Matrix(weights::load_exactly(weight, source, pool, &mut advance)?),
+                WeightForm::Experts(count) => {
+                    Loaded::Experts(weights::load_experts(weight, count, source, pool, &mut advance)?)
+                }
             });
         }
         for storage in StorageType::ALL {
@@ -179,7 +184,7 @@ impl CpuBackend {
         }
         let plan = Plan::new(program, &loaded, self.isa, self.coarse)?;
         let activations =
-            program.buffers.iter().zip(&plan.forms).map(|(b, &forms)| Activation::new(b.cols, forms)).collect();
+            plan.buffers.iter().zip(&plan.forms).map(|(b, &forms)| Activation::new(b.cols, forms)).collect();
         Ok(Model { program: program.clone(), plan, weights: loaded, activations })
     }
 
@@ -269,8 +274,8 @@ impl Backend for CpuBackend {
 
     fn weight_bytes(&self) -> u64 {
         let bytes = |loaded: &Loaded| match loaded {
-            Loaded::Matrix(matrix) => matrix.bytes(),
             Loaded::Vector(values) => size_of_val(&values[..]) as u64,
+            matrices => matrices.matrices().iter().map(Matrix::bytes).sum(),
         };
         let encoder = self.encoder.iter().map(|encoder| &encoder.model);
         self.model.iter().chain(encoder).flat_map(|model| &model.weights).map(bytes).sum()

@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use half::bf16;
 use octavo_ops::{
-    BufferId, EncodeBatch, Glu, NormKind, Program, Residual, Rope, RopeStyle, Rows as RowCount, StepBatch, WeightId,
-    sampling,
+    BufferId, Element, EncodeBatch, Glu, NormKind, Program, Residual, Rope, RopeStyle, Rows as RowCount, StepBatch,
+    WeightId, sampling,
 };
 
 use crate::Isa;
-use crate::activation::{Activation, Rows, Span};
+use crate::activation::{Activation, Rows, Span, TILE};
 use crate::attention::{Attention, Run};
+use crate::experts::Routing;
 use crate::kv::{BLOCK, KvCache, KvDtype, LayerCache};
 use crate::media::{MediaCache, MediaRows};
 use crate::memory::{Lines, Shared};
@@ -44,6 +45,8 @@ pub(crate) struct Scratch {
     tops: Lines<f32>,
     largest: Option<Shared<f32>>,
     pub(crate) media: Option<MediaRows>,
+    /// Experts of each token, by buffer.
+    pub(crate) routings: Vec<Routing>,
 }
 
 /// Input and state of a pass.
@@ -89,8 +92,17 @@ impl Scratch {
         }
         self.rows.clear();
         for (index, activation) in activations.iter_mut().enumerate() {
-            activation.reserve(forward.count(BufferId(index)));
+            let buffer = &plan.buffers[index];
+            // The rows of an expert may begin anywhere, and a tile of them may end beyond the last row.
+            let spare = if matches!(buffer.rows, RowCount::Routed(_)) { TILE } else { 0 };
+            activation.reserve(forward.count(BufferId(index)) + spare);
             self.rows.push(activation.shared());
+        }
+        self.routings.resize_with(plan.buffers.len(), Routing::default);
+        for (routing, buffer) in self.routings.iter_mut().zip(&plan.buffers) {
+            if buffer.element == Element::Routing {
+                routing.reserve(batch.tokens(), buffer.cols);
+            }
         }
         for tables in [&mut self.cos, &mut self.sin] {
             tables.resize_with(plan.ropes.len(), Lines::default);
@@ -181,11 +193,12 @@ impl Forward<'_> {
 
     /// Returns the number of rows of a buffer in this step.
     pub(crate) fn count(&self, buffer: BufferId) -> usize {
-        match self.program.buffers[buffer.0].rows {
+        match self.plan.buffers[buffer.0].rows {
             RowCount::Tokens => self.batch.tokens(),
             RowCount::Sampled => self.batch.sampled_rows.len(),
             RowCount::Pooled => self.batch.pooled_rows.len(),
             RowCount::Merged => self.batch.tokens() / self.program.merge(),
+            RowCount::Routed(experts) => self.batch.tokens() * experts,
         }
     }
 
@@ -211,10 +224,12 @@ impl Forward<'_> {
                 Stage::QkvPost(op) => self.qkv_post(op, worker, scratch),
                 Stage::Attention { op, tile } => self.attention(op, &scratch.tiles[*tile], worker, scratch),
                 Stage::Glu(op) => self.glu(op, worker, scratch),
+                Stage::GateRows(op) => self.gate_rows(op, worker, scratch),
+                Stage::Experts(stage) => self.experts(stage, worker, scratch),
                 Stage::Gather { input, out } => {
                     let sources = match self.program.buffers[out.0].rows {
                         RowCount::Pooled => &self.batch.pooled_rows,
-                        RowCount::Tokens | RowCount::Sampled | RowCount::Merged => &self.batch.sampled_rows,
+                        _ => &self.batch.sampled_rows,
                     };
                     let (input, out) = (scratch.rows[input.0], scratch.rows[out.0]);
                     worker.share(sources.len(), |row| {

@@ -20,6 +20,7 @@
 mod activation;
 mod attention;
 mod backend;
+mod experts;
 mod forward;
 mod isa;
 mod kv;

@@ -1,12 +1,13 @@
 //! A program in the form in which this backend runs it.
 
 use octavo_ops::{
-    Act, BackendError, BufferId, EmbedTaps, Glu, HeadShape, InjectRows, KvPlace, Logits, NormKind, NormOp, Op, Program,
-    QkNorm, QkvPost, Residual, Rope, WeightId,
+    Act, BackendError, Buffer, BufferId, Element, EmbedTaps, ExpertLinear, GateRows, Glu, HeadShape, InjectRows,
+    KvPlace, Logits, NormKind, NormOp, Op, Program, QkNorm, QkvPost, Residual, Rope, Route, Rows, WeightId,
 };
 
 use crate::activation::Forms;
 use crate::attention::task_tokens;
+use crate::experts;
 use crate::rows::GROUP;
 use crate::weights::{Kind, Matrix};
 use crate::{Isa, NAME};
@@ -35,6 +36,8 @@ pub(crate) enum Stage {
     },
     Glu(Glu),
     Act(Act),
+    GateRows(GateRows),
+    Experts(experts::Stage),
     Merge {
         input: BufferId,
         out: BufferId,
@@ -123,24 +126,48 @@ pub(crate) struct Plan {
     pub(crate) ropes: Vec<Rope>,
     /// Distinct numbers of tokens of attention tasks.
     pub(crate) tiles: Vec<usize>,
+    /// Buffers of the program, and then those that only stages of the same op use.
+    pub(crate) buffers: Vec<Buffer>,
     /// Representations by buffer.
     pub(crate) forms: Vec<Forms>,
     /// Buffer that `Logits` writes, and the weight it reads.
     pub(crate) logits: Option<(BufferId, WeightId)>,
 }
 
-/// Returns for each weight whether it is read as numbers instead of being multiplied: norms, biases and attention sinks.
-pub(crate) fn vectors(program: &Program) -> Vec<bool> {
-    let mut found = vec![false; program.weights.len()];
-    let mut mark = |id: WeightId| found[id.0] = true;
+/// Form in which a weight is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WeightForm {
+    /// A matrix that is multiplied.
+    Matrix,
+    /// A matrix in f32: a router.
+    Exact,
+    /// A matrix for each of so many experts.
+    Experts(usize),
+    /// Numbers that are read: norms, biases and attention sinks.
+    Vector,
+}
+
+/// Returns the form of each weight.
+pub(crate) fn weight_forms(program: &Program) -> Vec<WeightForm> {
+    let mut found = vec![WeightForm::Matrix; program.weights.len()];
     for op in &program.ops {
-        match op {
-            Op::Norm(op) => [Some(op.weight), op.bias].into_iter().flatten().for_each(&mut mark),
-            Op::Linear(op) => op.bias.into_iter().for_each(&mut mark),
-            Op::QkvPost(op) => op.norm.iter().flat_map(|norm| [norm.q, norm.k]).for_each(&mut mark),
-            Op::PagedAttention(op) => op.sinks.into_iter().for_each(&mut mark),
-            _ => {}
-        }
+        let mut set = |id: WeightId, form| found[id.0] = form;
+        let vectors = match op {
+            Op::Norm(op) => vec![Some(op.weight), op.bias],
+            Op::Linear(op) => vec![op.bias],
+            Op::QkvPost(op) => op.norm.iter().flat_map(|norm| [Some(norm.q), Some(norm.k)]).collect(),
+            Op::PagedAttention(op) => vec![op.sinks],
+            Op::Route(op) => {
+                set(op.weight, WeightForm::Exact);
+                vec![op.bias, op.correction]
+            }
+            Op::ExpertLinear(op) => {
+                set(op.weight, WeightForm::Experts(op.experts));
+                vec![op.bias]
+            }
+            _ => vec![],
+        };
+        vectors.into_iter().flatten().for_each(|id| set(id, WeightForm::Vector));
     }
     found
 }
@@ -148,19 +175,33 @@ pub(crate) fn vectors(program: &Program) -> Vec<bool> {
 /// A loaded weight.
 pub(crate) enum Loaded {
     Matrix(Matrix),
+    Experts(Vec<Matrix>),
     Vector(Vec<f32>),
 }
 
 impl Loaded {
     /// Returns the matrix of a weight that products or an embedding read.
     pub(crate) fn factor(&self) -> &Matrix {
-        self.matrix().unwrap_or_else(|| unreachable!("loaded as `vectors` says"))
+        match self {
+            Self::Matrix(matrix) => matrix,
+            Self::Experts(_) | Self::Vector(_) => unreachable!("loaded as `weight_forms` says"),
+        }
     }
 
-    pub(crate) fn matrix(&self) -> Option<&Matrix> {
+    /// Returns the matrix of each expert.
+    pub(crate) fn experts(&self) -> &[Matrix] {
         match self {
-            Self::Matrix(matrix) => Some(matrix),
-            Self::Vector(_) => None,
+            Self::Experts(experts) => experts,
+            Self::Matrix(_) | Self::Vector(_) => unreachable!("loaded as `weight_forms` says"),
+        }
+    }
+
+    /// Returns all matrices; none of a vector.
+    pub(crate) fn matrices(&self) -> &[Matrix] {
+        match self {
+            Self::Matrix(matrix) => std::slice::from_ref(matrix),
+            Self::Experts(experts) => experts,
+            Self::Vector(_) => &[],
         }
     }
 }
@@ -183,6 +224,7 @@ impl Plan {
             ops: Vec::new(),
             ropes: Vec::new(),
             tiles: Vec::new(),
+            buffers: program.buffers.clone(),
             forms: vec![Forms::default(); program.buffers.len()],
             logits: None,
         };
@@ -256,6 +298,10 @@ impl Planner<'_> {
             }
             Op::Glu(op) => Stage::Glu(op.clone()),
             Op::Act(op) => Stage::Act(op.clone()),
+            Op::GateRows(op) => Stage::GateRows(op.clone()),
+            Op::Route(op) => Stage::Experts(self.route(op)),
+            Op::ExpertLinear(op) => Stage::Experts(self.expert_linear(op)),
+            Op::ExpertSum(op) => Stage::Experts(experts::Stage::Sum(op.clone())),
             Op::MergeRows { input, out } => Stage::Merge { input: *input, out: *out },
             Op::StoreRows { input, column } => Stage::Store { input: *input, column: *column },
             Op::InjectRows(op) => Stage::Inject(op.clone()),
@@ -314,11 +360,59 @@ impl Planner<'_> {
         Projected { input: op.input, out: op.out, heads: op.heads, norm, rope, group, layer }
     }
 
+    /// Appends the product and the choice of a router. Returns the stage that sorts its rows by expert.
+    fn route(&mut self, op: &Route) -> experts::Stage {
+        let count = self.weights[op.weight.0].factor().rows();
+        let logits = self.buffer("router", Rows::Tokens, count);
+        self.plan.stages.push(Stage::Product(Product {
+            is_head: false,
+            weight: op.weight,
+            bias: op.bias.map(|id| self.vector(id, false)),
+            scale: None,
+            softcap: None,
+            input: op.input,
+            add: None,
+            out: logits,
+        }));
+        let correction = op.correction.map(|id| self.vector(id, false)).unwrap_or_default();
+        self.plan.stages.push(Stage::Experts(experts::Stage::Choose { op: op.clone(), logits, correction }));
+        experts::Stage::Sort { routing: op.out, experts: count }
+    }
+
+    /// Appends the stage that orders the rows of tokens by expert, if the op reads such rows. Returns its product.
+    fn expert_linear(&mut self, op: &ExpertLinear) -> experts::Stage {
+        let mut input = op.input;
+        let Buffer { rows, cols, .. } = self.plan.buffers[input.0];
+        if rows == Rows::Tokens {
+            let forms = self.wanted(op.weight);
+            let chosen = self.plan.buffers[op.routing.0].cols;
+            input = self.buffer("dispatched", Rows::Routed(chosen), cols);
+            self.plan.forms[input.0] = forms;
+            let plain = self.reads_plain(op.weight);
+            let from = op.input;
+            self.plan.stages.push(Stage::Experts(experts::Stage::Dispatch {
+                routing: op.routing,
+                input: from,
+                out: input,
+                plain,
+            }));
+        }
+        let (weight, routing, out) = (op.weight, op.routing, op.out);
+        experts::Stage::Product { weight, bias: op.bias.map(|id| self.vector(id, false)), input, routing, out }
+    }
+
+    /// Adds a buffer that only stages of the same op use.
+    fn buffer(&mut self, name: &str, rows: Rows, cols: usize) -> BufferId {
+        self.plan.buffers.push(Buffer { name: name.into(), rows, cols, element: Element::Activation });
+        self.plan.forms.push(Forms::default());
+        BufferId(self.plan.buffers.len() - 1)
+    }
+
     fn vector(&self, id: WeightId, unit_offset: bool) -> Vec<f32> {
         let offset = if unit_offset { 1.0 } else { 0.0 };
         match &self.weights[id.0] {
             Loaded::Vector(values) => values.iter().map(|x| x + offset).collect(),
-            Loaded::Matrix(_) => unreachable!("loaded as `vectors` says"),
+            Loaded::Matrix(_) | Loaded::Experts(_) => unreachable!("loaded as `weight_forms` says"),
         }
     }
 
@@ -336,6 +430,7 @@ impl Planner<'_> {
                 | Op::Patches { .. }
                 | Op::Glu(_)
                 | Op::Act(_)
+                | Op::GateRows(_)
                 | Op::MergeRows { .. }
                 | Op::GatherRows { .. } => true,
                 Op::Norm(norm) => written == norm.out,
@@ -356,6 +451,8 @@ impl Planner<'_> {
             let read = match op {
                 Op::Linear(op) => Some((op.input, op.weight)),
                 Op::Logits(op) => Some((op.input, op.weight)),
+                Op::Route(op) => Some((op.input, op.weight)),
+                Op::ExpertLinear(op) => Some((op.input, op.weight)),
                 _ => None,
             };
             if let Some((_, weight)) = read.filter(|(input, _)| *input == buffer) {
@@ -368,9 +465,19 @@ impl Planner<'_> {
         forms
     }
 
+    /// Returns whether products with a weight read their input in f32.
+    fn reads_plain(&self, weight: WeightId) -> bool {
+        let mut parts = self.weights[weight.0].matrices().iter().flat_map(|matrix| &matrix.parts);
+        parts.any(|part| match part.layout.kind {
+            Kind::Quant(..) => false,
+            Kind::Bf16 => !self.isa.multiplies_bf16(),
+            Kind::F16 | Kind::F32 => true,
+        })
+    }
+
     fn wanted(&self, weight: WeightId) -> Forms {
-        let kinds = self.weights[weight.0].matrix().into_iter().flat_map(|matrix| &matrix.parts);
-        kinds.fold(Forms::default(), |forms, part| {
+        let parts = self.weights[weight.0].matrices().iter().flat_map(|matrix| &matrix.parts);
+        parts.fold(Forms::default(), |forms, part| {
             forms.and(match part.layout.kind {
                 Kind::Quant(..) => Forms { quant: true, coarse: self.coarse, bf16: false },
                 Kind::Bf16 => Forms { bf16: self.isa.multiplies_bf16(), ..Forms::default() },

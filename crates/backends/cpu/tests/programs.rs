@@ -4,7 +4,9 @@
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa, KvDtype};
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
-use octavo_ops::testing::{Reference, Rounding, TinyModel, image_models, large_images};
+use octavo_ops::testing::{
+    Reference, Rounding, TinyExperts, TinyModel, image_models, large_images, models_with_experts,
+};
 use octavo_ops::{Backend, HeadShape, KvGroup, StorageType};
 use proptest::prelude::*;
 
@@ -74,6 +76,20 @@ proptest! {
     #[test]
     fn bits_do_not_depend_on_the_batch(model in models(), seed in any::<u64>(), coded in any::<bool>()) {
         each_case(if coded { INT8 } else { CpuConfig::default() }, |suite| suite.same_bits(&model, seed))?;
+    }
+
+    #[test]
+    fn experts_are_near_the_naive_ones(
+        model in models_with_experts().prop_filter("too few columns", |model| model.hidden >= 8),
+        tokens in 1usize..20,
+    ) {
+        let reference = Reference::new(&model, tokens, Rounding::BF16);
+        each_case(CpuConfig::default(), |suite| suite.near_meaning(&reference, 4.0))?;
+    }
+
+    #[test]
+    fn bits_of_experts_do_not_depend_on_the_batch(model in models_with_experts(), seed in any::<u64>()) {
+        each_case(CpuConfig::default(), |suite| suite.same_bits(&model, seed))?;
     }
 
     #[test]
@@ -170,6 +186,29 @@ fn every_format_means_what_candle_reads() {
     }
 }
 
+/// Returns such a model with experts, of which each token uses so many of five.
+fn quantised_experts(storage: StorageType, chosen: usize) -> TinyModel {
+    TinyModel { experts: Some(TinyExperts { chosen, ..TinyExperts::default() }), ..quantised(storage) }
+}
+
+#[test]
+fn bits_of_experts_do_not_depend_on_the_batch_in_any_format() {
+    for storage in StorageType::ALL {
+        each(|suite| suite.same_bits(&quantised_experts(storage, 2), 7).unwrap());
+    }
+}
+
+#[test]
+fn every_format_of_experts_means_what_candle_reads() {
+    let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
+    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0 };
+    for storage in StorageType::ALL.into_iter().filter(|storage| *storage != StorageType::Q2K) {
+        // Every expert is chosen, since the rounding of activations may change a choice.
+        let model = quantised_experts(storage, 5);
+        each(|suite| Suite { worst: 0.015, mean: 0.003, ..*suite }.near_other(&candle, &model, 20).unwrap());
+    }
+}
+
 #[test]
 fn bits_do_not_depend_on_the_number_of_threads() {
     let one = || -> Box<dyn Backend> {
@@ -186,6 +225,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
     });
     for storage in [StorageType::F32, StorageType::BF16, StorageType::Q4_1] {
         one.near_other(&five, &quantised(storage), 40).unwrap();
+        one.near_other(&five, &quantised_experts(storage, 2), 40).unwrap();
     }
 }
 

@@ -70,6 +70,7 @@ impl Step<'_> {
     pub(crate) fn rows(&self, rows: Rows) -> u32 {
         let rows = match rows {
             Rows::Tokens => self.shape.tokens,
+            Rows::Routed(experts) => self.shape.tokens * experts,
             Rows::Sampled => self.shape.sampled,
             Rows::Pooled => self.shape.pooled,
             Rows::Merged => self.shape.merged,
@@ -80,7 +81,7 @@ impl Step<'_> {
     fn row_index(&self, rows: Rows) -> u64 {
         match rows {
             Rows::Pooled => self.at(self.shape.pooled_rows()),
-            Rows::Tokens | Rows::Sampled | Rows::Merged => self.at(self.shape.sampled_rows()),
+            Rows::Tokens | Rows::Sampled | Rows::Merged | Rows::Routed(_) => self.at(self.shape.sampled_rows()),
         }
     }
 }

@@ -81,6 +81,7 @@ impl Limits {
     pub(crate) fn most(&self, program: &Program, rows: Rows) -> usize {
         match rows {
             Rows::Tokens => self.tokens,
+            Rows::Routed(experts) => self.tokens * experts,
             Rows::Merged => self.tokens / program.merge(),
             Rows::Sampled | Rows::Pooled => self.rows,
         }

@@ -111,6 +111,9 @@ impl Lowering<'_> {
             Op::MergeRows { input, out } => self.merge(*input, *out),
             Op::StoreRows { input, column } => self.store(*input, *column),
             Op::InjectRows(op) => self.inject(op),
+            Op::GateRows(_) | Op::Route(_) | Op::ExpertLinear(_) | Op::ExpertSum(_) => {
+                return Err(unsupported(format!("{}, an op of mixtures of experts", op.name())));
+            }
             Op::Sample { .. } => return Err(unsupported("sampling inside the forward pass")),
         })
     }

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use octavo_kernels::manifest::Dtype;
 use octavo_kernels::params::QuantWeight;
 use octavo_kernels::quant::{QuantFormat, QuantLayout};
-use octavo_ops::{BackendError, Op, Program, StorageType, TensorData, Weight, WeightError, WeightId, WeightSource};
+use octavo_ops::{BackendError, Op, Program, StorageType, Weight, WeightError, WeightId, WeightSource};
 
 use crate::arena::{Arena, Plan, Region};
 use crate::driver::{Gpu, Pinned};
@@ -188,8 +188,7 @@ impl Loader<'_> {
                 elements += count;
                 continue;
             }
-            let data = self.source.tensor(&part.tensor)?;
-            part.check(weight.cols, &data)?;
+            let data = part.read(weight.cols, self.source)?;
             if data.storage.block_elements() != 1 {
                 return Err(unsupported(format!("the vector '{}' stored as {}", part.tensor, data.storage)));
             }
@@ -218,8 +217,7 @@ impl Loader<'_> {
         region: Region,
         layout: QuantLayout,
     ) -> Result<(), BackendError> {
-        let data: TensorData<'_> = self.source.tensor(&part.tensor)?;
-        part.check(weight.cols, &data)?;
+        let data = part.read(weight.cols, self.source)?;
         let mut out = vec![0; layout.bytes()];
         layout.repack(&data.bytes, &mut out);
         let mut at = self.arena.at(region);

@@ -1,5 +1,6 @@
 //! Checkpoints: GGUF files and Hugging Face directories.
 
+mod derived;
 mod generation;
 mod gguf;
 mod hf;
@@ -21,6 +22,7 @@ pub use gguf::GgufError;
 pub use processor::{ImageSize, ProcessorConfig, Resample, ViewText};
 pub use tokenizer::{GgufTokenizer, TokenizerData};
 
+pub(crate) use derived::Derived;
 pub(crate) use gguf::{MetadataView, takes_images};
 
 use crate::config::{ConfigError, ModelConfig};
@@ -317,7 +319,17 @@ impl Checkpoint {
         if let Files::Dummy { storage, .. } = &self.files {
             return Ok((*storage, needed.to_vec()));
         }
-        self.tensor(name).map(|tensor| (tensor.storage, tensor.shape))
+        match self.derived(name) {
+            Some(derived) => derived.describe(self),
+            None => self.tensor(name).map(|tensor| (tensor.storage, tensor.shape)),
+        }
+    }
+
+    /// Returns how a tensor is made from others, if the file does not have it.
+    fn derived(&self, name: &str) -> Option<Derived> {
+        let Files::HuggingFace { shards, .. } = &self.files else { return None };
+        let layout = self.config.family.layout.as_ref().filter(|_| shards.find(name).is_none())?;
+        (layout.derived)(self, name)
     }
 }
 
@@ -328,14 +340,20 @@ impl WeightSource for Checkpoint {
         {
             return Ok(joined);
         }
+        if let Some(derived) = self.derived(name) {
+            return derived.read(self);
+        }
         let (info, file) = self.find(name).ok_or_else(|| WeightError::Missing(name.to_owned()))?;
-        let storage = info.storage.clone().map_err(|dtype| WeightError::Invalid {
-            name: name.to_owned(),
-            reason: format!("its element type {dtype} is not supported (supported: F32, F16, BF16)"),
-        })?;
+        let storage = info.storage.clone().map_err(|dtype| unsupported(name, &dtype))?;
         // The ranges were checked against the file when it was opened.
         Ok(TensorData { storage, shape: info.shape.clone(), bytes: file[info.range.clone()].into() })
     }
+}
+
+/// Returns the error of a tensor whose element type has no storage type.
+fn unsupported(name: &str, dtype: &str) -> WeightError {
+    let reason = format!("its element type {dtype} is not supported (supported: F32, F16, BF16)");
+    WeightError::Invalid { name: name.to_owned(), reason }
 }
 
 fn totals<'a>(infos: impl Iterator<Item = &'a TensorInfo>) -> Vec<StorageTotal> {

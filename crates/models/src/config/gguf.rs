@@ -62,9 +62,6 @@ impl<'a> Keys<'a> {
 
 /// Reads a decoder whose layers are alike: pre-norm, full attention. Families change the rest.
 pub(crate) fn decoder(family: &'static Family, keys: &Keys<'_>, style: RopeStyle) -> Result<ModelConfig, ConfigError> {
-    if keys.usize("expert_count")?.is_some_and(|n| n > 0) {
-        return Err(ConfigError::Unsupported("a mixture of experts".into()));
-    }
     let has_weight = |role| keys.has_tensor(&family.names.weight(Format::Gguf, role, 0));
     let has_bias = |role| keys.has_tensor(&family.names.bias(Format::Gguf, role, 0));
     let hidden_size = keys.required("embedding_length")?;

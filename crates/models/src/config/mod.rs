@@ -1,6 +1,7 @@
 //! The normalised configuration of a decoder, for every family and both formats.
 
 mod error;
+pub(crate) mod experts;
 mod fields;
 pub(crate) mod gguf;
 pub(crate) mod hf;
@@ -8,6 +9,7 @@ mod rope;
 mod vision;
 
 pub use error::ConfigError;
+pub use experts::{ExpertsConfig, SharedExpertConfig};
 pub use rope::{RopeConfig, RopeScaling, RopeSections};
 pub use vision::{ImageTokens, PositionTable, VisionConfig};
 
@@ -66,13 +68,15 @@ pub struct NormConfig {
     pub unit_offset: bool,
 }
 
-/// A layer of a decoder: attention, then a gated MLP, each added to the residual stream.
+/// A layer of a decoder: attention, then a gated MLP or a mixture of such experts, each added to the residual stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerConfig {
     /// Attention.
     pub attention: AttentionConfig,
-    /// Gated MLP.
+    /// Gated MLP, or that of each expert.
     pub mlp: MlpConfig,
+    /// Experts, of which each token uses some, if the layer has them.
+    pub experts: Option<ExpertsConfig>,
     /// Norms around each of the two.
     pub norms: NormPlaces,
     /// Factor of what each of the two adds to the residual stream.
@@ -105,6 +109,8 @@ pub struct AttentionConfig {
     pub softcap: Option<f32>,
     /// RMS norm of q and k before the rotary embedding, if there is one.
     pub qk_norm: Option<QkNormWidth>,
+    /// Whether each query head has an attention sink.
+    pub sinks: bool,
     /// Whether the q, k and v projections have biases.
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
@@ -189,9 +195,10 @@ impl LayerConfig {
     /// Returns a layer of Llama: norms before the blocks, attention to all positions, no biases.
     fn plain(heads: HeadShape, rope: RopeConfig, mlp: MlpConfig) -> Self {
         let scale = (heads.dim as f32).sqrt().recip();
-        let (window, softcap, qk_norm, qkv_bias, output_bias) = (None, None, None, false, false);
-        let attention = AttentionConfig { heads, rope, window, scale, softcap, qk_norm, qkv_bias, output_bias };
-        Self { attention, mlp, norms: NormPlaces::Before, residual_scale: 1.0 }
+        let (window, softcap, qk_norm) = (None, None, None);
+        let (sinks, qkv_bias, output_bias) = (false, false, false);
+        let attention = AttentionConfig { heads, rope, window, scale, softcap, qk_norm, sinks, qkv_bias, output_bias };
+        Self { attention, mlp, experts: None, norms: NormPlaces::Before, residual_scale: 1.0 }
     }
 
     fn check(&self) -> Result<(), ConfigError> {
@@ -205,6 +212,12 @@ impl LayerConfig {
         factor("the attention's scale", *scale)?;
         factor("the residual's scale", self.residual_scale)?;
         softcap.map_or(Ok(()), |cap| factor("the attention's cap", cap))?;
+        if let Some(experts) = &self.experts {
+            experts.check()?;
+            if self.norms != NormPlaces::Before {
+                return Err(ConfigError::Unsupported("norms after a mixture of experts".into()));
+            }
+        }
         rope.check(heads.dim)
     }
 }

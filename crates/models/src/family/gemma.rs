@@ -16,6 +16,7 @@ pub(super) static GEMMA2: Family = Family {
     gguf: Some(Gguf { architecture: "gemma2", read: gemma2_gguf }),
     names: NAMES,
     images: None,
+    layout: None,
 };
 
 pub(super) static GEMMA3: Family = Family {
@@ -25,6 +26,7 @@ pub(super) static GEMMA3: Family = Family {
     gguf: Some(Gguf { architecture: "gemma3", read: gemma3_gguf }),
     names: NAMES,
     images: None,
+    layout: None,
 };
 
 /// What other families call the norm after attention is the norm before the MLP.

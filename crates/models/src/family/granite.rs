@@ -1,18 +1,37 @@
-//! Granite 3 dense: Llama with factors of embeddings, scores, residuals and logits.
+//! Granite 3: Llama with factors of embeddings, scores, residuals and logits; dense, or with a mixture of experts.
 
 use octavo_ops::RopeStyle;
 
 use super::{Family, Gguf, llama};
-use crate::config::{ConfigError, Fields, Keys, ModelConfig, gguf, hf};
-use crate::program::names::Names;
+use crate::config::{ConfigError, Fields, Keys, ModelConfig, experts, gguf, hf};
+use crate::program::names::{Names, Role};
 
 pub(super) static FAMILY: Family = Family {
     model_types: &["granite"],
     class: hf::DECODER,
-    hf: from_hf,
-    gguf: Some(Gguf { architecture: "granite", read: from_gguf }),
+    hf: |fields| from_hf(&FAMILY, fields),
+    gguf: Some(Gguf { architecture: "granite", read: |keys| from_gguf(&FAMILY, keys) }),
     names: Names::DEFAULT,
     images: None,
+    layout: None,
+};
+
+pub(super) static MOE: Family = Family {
+    model_types: &["granitemoe"],
+    class: hf::DECODER,
+    hf: moe,
+    gguf: Some(Gguf { architecture: "granitemoe", read: moe_gguf }),
+    names: Names {
+        others: &[
+            (Role::Router, ("model.layers.{}.block_sparse_moe.router.layer", "blk.{}.ffn_gate_inp")),
+            (Role::ExpertGateUp, ("model.layers.{}.block_sparse_moe.input_linear", "blk.{}.ffn_gate_up_exps")),
+            (Role::ExpertDown, ("model.layers.{}.block_sparse_moe.output_linear", "blk.{}.ffn_down_exps")),
+        ],
+        fused_experts: true,
+        ..Names::DEFAULT
+    },
+    images: None,
+    layout: None,
 };
 
 /// Keys of the factors, which are 1 if a configuration omits them.
@@ -24,24 +43,38 @@ struct FactorKeys {
     logits: &'static str,
 }
 
-fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
+fn from_hf(family: &'static Family, fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     let keys = FactorKeys {
         embedding: "embedding_multiplier",
         attention: "attention_multiplier",
         residual: "residual_multiplier",
         logits: "logits_scaling",
     };
-    scaled(llama::decoder(&FAMILY, fields)?, &keys, |key| fields.f64(key))
+    scaled(llama::decoder(family, fields)?, &keys, |key| fields.f64(key))
 }
 
-fn from_gguf(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
+fn from_gguf(family: &'static Family, keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
     let names = FactorKeys {
         embedding: "embedding_scale",
         attention: "attention.scale",
         residual: "residual_scale",
         logits: "logit_scale",
     };
-    scaled(gguf::decoder(&FAMILY, keys, RopeStyle::GptJ)?, &names, |key| keys.f64(key))
+    scaled(gguf::decoder(family, keys, RopeStyle::GptJ)?, &names, |key| keys.f64(key))
+}
+
+fn moe(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
+    let mut config = from_hf(&MOE, fields)?;
+    let experts = experts::from_hf(fields, "num_local_experts")?;
+    config.set_experts(&experts, fields.required("intermediate_size")?, |_| true);
+    Ok(config)
+}
+
+fn moe_gguf(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
+    let mut config = from_gguf(&MOE, keys)?;
+    let (experts, intermediate_size) = experts::from_gguf(keys)?;
+    config.set_experts(&experts, intermediate_size, |_| true);
+    Ok(config)
 }
 
 fn scaled(

@@ -14,6 +14,7 @@ pub(super) static FAMILY: Family = Family {
     gguf: None,
     names: Names::DEFAULT,
     images: None,
+    layout: None,
 };
 
 fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {

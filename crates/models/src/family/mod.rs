@@ -5,28 +5,31 @@
 //! program ([`crate::program`]). To add a family, add a module here and a line to [`FAMILIES`].
 
 mod gemma;
+mod gpt_oss;
 mod granite;
 mod idefics3;
 mod llama;
 mod mistral;
+mod mixtral;
 mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_vl;
+mod qwen_moe;
 
 use std::fmt;
 
 use octavo_ops::Program;
 use serde_json::Value;
 
-use crate::checkpoint::{Checkpoint, MetadataView, ProcessorRules};
+use crate::checkpoint::{Checkpoint, Derived, MetadataView, ProcessorRules};
 use crate::config::{CLIP, ConfigError, Fields, ImageTokens, Keys, ModelConfig, VisionConfig};
 use crate::program::ModelError;
 use crate::program::names::Names;
 
 /// Every family.
-pub static FAMILIES: [&Family; 11] = [
+pub static FAMILIES: [&Family; 16] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -38,6 +41,11 @@ pub static FAMILIES: [&Family; 11] = [
     &phi3::FAMILY,
     &granite::FAMILY,
     &olmo2::FAMILY,
+    &mixtral::FAMILY,
+    &qwen_moe::QWEN2_MOE,
+    &qwen_moe::QWEN3_MOE,
+    &granite::MOE,
+    &gpt_oss::FAMILY,
 ];
 
 /// A family of models that Octavo can run.
@@ -54,6 +62,16 @@ pub struct Family {
     pub(crate) names: Names,
     /// Its encoder of images, if it takes images.
     pub(crate) images: Option<Images>,
+    /// A layout of its own that tensors of its safetensors files have.
+    pub(crate) layout: Option<OwnLayout>,
+}
+
+/// A layout of tensors that only one family has.
+pub(crate) struct OwnLayout {
+    /// Name in `quant_method`, if the tensors are quantised.
+    method: &'static str,
+    /// Returns how a tensor that the file does not have is made from others.
+    pub(crate) derived: fn(&Checkpoint, &str) -> Option<Derived>,
 }
 
 /// A family's GGUF files.
@@ -187,7 +205,11 @@ fn check_task(fields: &Fields<'_>, family: &Family) -> Result<(), ConfigError> {
         return Err(ConfigError::Unsupported(format!("a model of class {}", classes.join(", ").escape_debug())));
     }
     if let Some(quantization) = fields.object("quantization_config")? {
-        let method = quantization.str("quant_method")?.unwrap_or("unknown").escape_debug();
+        let method = quantization.str("quant_method")?.unwrap_or("unknown");
+        if family.layout.as_ref().is_some_and(|layout| layout.method == method) {
+            return Ok(());
+        }
+        let method = method.escape_debug();
         return Err(ConfigError::Unsupported(format!("the quantisation method '{method}' of this checkpoint")));
     }
     Ok(())

@@ -15,6 +15,7 @@ pub(super) static FAMILY: Family = Family {
     gguf: Some(Gguf { architecture: "phi3", read: from_gguf }),
     names: Names { fused: true, ..Names::DEFAULT },
     images: None,
+    layout: None,
 };
 
 fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {

@@ -16,6 +16,7 @@ pub(super) static FAMILY: Family = Family {
     gguf: Some(Gguf { architecture: "qwen2", read: |keys| gguf::decoder(&FAMILY, keys, RopeStyle::NeoX) }),
     names: Names::DEFAULT,
     images: None,
+    layout: None,
 };
 
 fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {

@@ -14,6 +14,7 @@ pub(super) static FAMILY: Family = Family {
     gguf: Some(Gguf { architecture: "qwen3", read: |keys| gguf_decoder(&FAMILY, keys) }),
     names: Names::DEFAULT,
     images: None,
+    layout: None,
 };
 
 /// Reads the decoder of a family that is Qwen3 otherwise.

@@ -10,33 +10,35 @@ use octavo_ops::{
 };
 
 use super::ModelError;
+use super::experts::ExpertScratch;
 use super::names::{LONG_ROPE_FACTORS, ROPE_FACTORS, Role, SHORT_ROPE_FACTORS};
 use crate::checkpoint::{Checkpoint, Format};
 use crate::config::{AttentionConfig, LayerConfig, MlpConfig, ModelConfig, NormConfig, NormPlaces, QkNormWidth};
 
 /// Buffers shared by all layers.
-struct Scratch {
+pub(super) struct Scratch {
     normed: BufferId,
     qkv: BufferId,
     q: BufferId,
     attended: BufferId,
-    gate_up: BufferId,
-    hidden: BufferId,
+    pub(super) gate_up: BufferId,
+    pub(super) hidden: BufferId,
+    pub(super) experts: Option<ExpertScratch>,
 }
 
 /// A block of a layer: attention or an MLP.
 #[derive(Clone, Copy)]
-struct Block {
-    layer: usize,
+pub(super) struct Block {
+    pub(super) layer: usize,
     /// Residual stream `[T,H]`.
-    x: BufferId,
+    pub(super) x: BufferId,
     norms: NormPlaces,
     /// Factor of what the block adds to the residual stream.
-    scale: f32,
+    pub(super) scale: f32,
 }
 
 impl Block {
-    fn label(self, part: &str) -> String {
+    pub(super) fn label(self, part: &str) -> String {
         format!("layers.{}.{part}", self.layer)
     }
 }
@@ -50,9 +52,9 @@ struct Projection {
 
 /// Emits a decoder's ops and looks up its tensors.
 pub(super) struct Decoder<'a> {
-    checkpoint: &'a Checkpoint,
-    builder: ProgramBuilder,
-    scratch: Scratch,
+    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) builder: ProgramBuilder,
+    pub(super) scratch: Scratch,
     /// GGUF's divisors of the rotary frequencies.
     rope_factors: Option<Vec<f32>>,
     /// KV group and index within it, by layer.
@@ -67,14 +69,16 @@ impl<'a> Decoder<'a> {
         let config = checkpoint.config();
         let mut builder = ProgramBuilder::new(config.family.name(), config.vocab_size);
         let widest = |cols: fn(&LayerConfig) -> usize| config.layers.iter().map(cols).max().unwrap_or(0);
+        let experts = ExpertScratch::new(&mut builder, config);
         let mut buffer = |name, cols| builder.buffer(name, Rows::Tokens, cols);
         let scratch = Scratch {
             normed: buffer("normed", config.hidden_size),
             qkv: buffer("qkv", widest(|layer| layer.attention.heads.qkv_cols())),
             q: buffer("q", widest(|layer| layer.attention.heads.q_cols())),
             attended: buffer("attended", widest(|layer| layer.attention.heads.q_cols())),
-            gate_up: buffer("gate_up", widest(|layer| 2 * layer.mlp.intermediate_size)),
-            hidden: buffer("hidden", widest(|layer| layer.mlp.intermediate_size)),
+            gate_up: buffer("gate_up", widest(|layer| 2 * dense_cols(layer))),
+            hidden: buffer("hidden", widest(dense_cols)),
+            experts,
         };
         let kv = kv_groups(&mut builder, &config.layers);
         let rope_factors = rope_factors(checkpoint)?;
@@ -96,7 +100,10 @@ impl<'a> Decoder<'a> {
         for (layer, config) in self.config().layers.iter().enumerate() {
             let block = Block { layer, x, norms: config.norms, scale: config.residual_scale };
             self.attention(block, &config.attention)?;
-            self.gated_mlp(block, &config.mlp)?;
+            match &config.experts {
+                Some(experts) => self.experts(block, experts, &config.mlp)?,
+                None => self.gated_mlp(block, &config.mlp)?,
+            }
             self.inject(layer + 1, InjectMode::Add, x);
         }
         self.head(x)
@@ -109,7 +116,7 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    fn config(&self) -> &'a ModelConfig {
+    pub(super) fn config(&self) -> &'a ModelConfig {
         self.checkpoint.config()
     }
 
@@ -144,8 +151,9 @@ impl<'a> Decoder<'a> {
         let rope = Some(config.rope.frequencies(self.rope_factors.as_deref()));
         let kv = KvPlace::Cache { group, layer: index };
         self.builder.push(Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm, rope, kv }));
-        let attention =
-            PagedAttention { q, out: attended, heads, scale, window, softcap, sinks: None, group, layer: index };
+        let sinks =
+            config.sinks.then(|| self.vector(&block.label("sinks"), Role::Sinks, layer, heads.q)).transpose()?;
+        let attention = PagedAttention { q, out: attended, heads, scale, window, softcap, sinks, group, layer: index };
         self.builder.push(Op::PagedAttention(attention));
 
         let rows = [(Role::Output, hidden_size)];
@@ -178,7 +186,7 @@ impl<'a> Decoder<'a> {
     }
 
     /// Emits the norm before a block, if there is one. Returns the block's input.
-    fn before(&mut self, block: Block, label: &str, role: Role) -> Result<BufferId, ModelError> {
+    pub(super) fn before(&mut self, block: Block, label: &str, role: Role) -> Result<BufferId, ModelError> {
         if block.norms == NormPlaces::After {
             return Ok(block.x);
         }
@@ -244,7 +252,7 @@ impl<'a> Decoder<'a> {
     }
 
     /// Declares a weight `[sum of rows, cols]` with one tensor per part.
-    fn matrix(
+    pub(super) fn matrix(
         &mut self,
         label: &str,
         cols: usize,
@@ -258,13 +266,19 @@ impl<'a> Decoder<'a> {
     }
 
     /// Declares a vector of `cols` elements as one row.
-    fn vector(&mut self, label: &str, role: Role, layer: usize, cols: usize) -> Result<WeightId, ModelError> {
+    pub(super) fn vector(
+        &mut self,
+        label: &str,
+        role: Role,
+        layer: usize,
+        cols: usize,
+    ) -> Result<WeightId, ModelError> {
         let part = part(self.checkpoint, self.weight_name(role, layer), 1, &[cols])?;
         Ok(self.builder.weight(label, cols, vec![part]))
     }
 
     /// Declares the biases of a (fused) weight, one element per row, if the model has them.
-    fn bias_if(
+    pub(super) fn bias_if(
         &mut self,
         present: bool,
         label: &str,
@@ -279,12 +293,20 @@ impl<'a> Decoder<'a> {
         Ok(Some(self.builder.weight(label, 1, parts)))
     }
 
-    fn weight_name(&self, role: Role, layer: usize) -> String {
+    pub(super) fn weight_name(&self, role: Role, layer: usize) -> String {
         self.config().family.names.weight(self.checkpoint.format(), role, layer)
     }
 
-    fn bias_name(&self, role: Role, layer: usize) -> String {
+    pub(super) fn bias_name(&self, role: Role, layer: usize) -> String {
         self.config().family.names.bias(self.checkpoint.format(), role, layer)
+    }
+}
+
+/// Returns the number of columns of an MLP's gate that every token passes.
+fn dense_cols(layer: &LayerConfig) -> usize {
+    match &layer.experts {
+        None => layer.mlp.intermediate_size,
+        Some(experts) => experts.shared.map_or(0, |shared| shared.intermediate_size),
     }
 }
 
@@ -299,7 +321,7 @@ pub(super) fn part(
     if found != expected {
         return Err(ModelError::Shape { name: tensor, found, expected: expected.to_vec() });
     }
-    Ok(WeightPart { tensor, rows, storage })
+    Ok(WeightPart { tensor, rows, storage, slab: None })
 }
 
 /// Declares one KV group for each distinct window. Returns group and index within it, by layer.

@@ -3,6 +3,7 @@
 
 mod decoder;
 pub(crate) mod encoder;
+mod experts;
 pub(crate) mod names;
 
 use octavo_ops::{Program, ProgramError, WeightError};

@@ -52,7 +52,26 @@ pub(crate) enum Role {
     /// Rows of the gate and of up.
     GateUp,
     Down,
+    /// Attention sinks.
+    Sinks,
+    /// The router of a mixture of experts.
+    Router,
+    /// Addend of the scores of experts that only the choice sees.
+    RouterCorrection,
+    ExpertGate,
+    ExpertUp,
+    /// Rows of the gate and of up.
+    ExpertGateUp,
+    ExpertDown,
+    /// Gate of the shared expert's output.
+    SharedRouter,
+    SharedGate,
+    SharedUp,
+    SharedDown,
 }
+
+/// Stands for the index of an expert in the name of a tensor.
+pub(crate) const EXPERT: &str = "{e}";
 
 /// GGUF's tensors of divisors of the rotary frequencies, one per pair: that of Llama 3, and those of Phi-3.
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -60,7 +79,13 @@ pub(crate) const LONG_ROPE_FACTORS: &str = "rope_factors_long.weight";
 pub(crate) const SHORT_ROPE_FACTORS: &str = "rope_factors_short.weight";
 
 impl Role {
-    /// Returns the names `(Hugging Face, GGUF)`, in which `{}` stands for the layer.
+    /// Returns whether the name has no ending for the kind of tensor.
+    const fn is_whole(self) -> bool {
+        matches!(self, Role::Sinks | Role::RouterCorrection)
+    }
+
+    /// Returns the names `(Hugging Face, GGUF)`, in which `{}` stands for the layer and [`EXPERT`] for the expert. A
+    /// tensor whose name has no expert holds all of them.
     const fn stems(self) -> (&'static str, &'static str) {
         match self {
             Role::Embedding => ("model.embed_tokens", "token_embd"),
@@ -81,6 +106,17 @@ impl Role {
             Role::Up => ("model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"),
             Role::GateUp => ("model.layers.{}.mlp.gate_up_proj", "blk.{}.ffn_up"),
             Role::Down => ("model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
+            Role::Sinks => ("model.layers.{}.self_attn.sinks", "blk.{}.attn_sinks.weight"),
+            Role::Router => ("model.layers.{}.mlp.gate", "blk.{}.ffn_gate_inp"),
+            Role::RouterCorrection => ("model.layers.{}.mlp.gate.e_score_correction_bias", "blk.{}.exp_probs_b.bias"),
+            Role::ExpertGate => ("model.layers.{}.mlp.experts.{e}.gate_proj", "blk.{}.ffn_gate_exps"),
+            Role::ExpertUp => ("model.layers.{}.mlp.experts.{e}.up_proj", "blk.{}.ffn_up_exps"),
+            Role::ExpertGateUp => ("model.layers.{}.mlp.experts.{e}.gate_up_proj", "blk.{}.ffn_gate_up_exps"),
+            Role::ExpertDown => ("model.layers.{}.mlp.experts.{e}.down_proj", "blk.{}.ffn_down_exps"),
+            Role::SharedRouter => ("model.layers.{}.mlp.shared_expert_gate", "blk.{}.ffn_gate_inp_shexp"),
+            Role::SharedGate => ("model.layers.{}.mlp.shared_expert.gate_proj", "blk.{}.ffn_gate_shexp"),
+            Role::SharedUp => ("model.layers.{}.mlp.shared_expert.up_proj", "blk.{}.ffn_up_shexp"),
+            Role::SharedDown => ("model.layers.{}.mlp.shared_expert.down_proj", "blk.{}.ffn_down_shexp"),
         }
     }
 }
@@ -94,11 +130,13 @@ pub(crate) struct Names {
     pub(crate) others: &'static [(Role, (&'static str, &'static str))],
     /// Whether q, k and v are one tensor, and gate and up too.
     pub(crate) fused: bool,
+    /// Whether gate and up of the experts are one tensor in safetensors files.
+    pub(crate) fused_experts: bool,
 }
 
 impl Names {
     /// The names of most families.
-    pub(crate) const DEFAULT: Self = Self { prefix: "model.", others: &[], fused: false };
+    pub(crate) const DEFAULT: Self = Self { prefix: "model.", others: &[], fused: false, fused_experts: false };
 
     /// Returns the name of a role's weight. Roles outside the layers ignore `layer`.
     pub(crate) fn weight(&self, format: Format, role: Role, layer: usize) -> String {
@@ -110,6 +148,11 @@ impl Names {
         self.named(format, role, layer, "bias")
     }
 
+    /// Returns whether gate and up of the experts are one tensor.
+    pub(crate) fn fuses_experts(&self, format: Format) -> bool {
+        self.fused_experts && format == Format::HuggingFace
+    }
+
     fn named(&self, format: Format, role: Role, layer: usize, kind: &str) -> String {
         let other = self.others.iter().find(|(other, _)| *other == role).map(|(_, stems)| *stems);
         let (hf, gguf) = other.unwrap_or(role.stems());
@@ -117,6 +160,7 @@ impl Names {
             Format::Gguf => ("", gguf),
             Format::HuggingFace => hf.strip_prefix("model.").map_or(("", hf), |rest| (self.prefix, rest)),
         };
-        format!("{prefix}{}.{kind}", stem.replace("{}", &layer.to_string()))
+        let stem = stem.replace("{}", &layer.to_string());
+        if role.is_whole() { format!("{prefix}{stem}") } else { format!("{prefix}{stem}.{kind}") }
     }
 }

@@ -34,14 +34,16 @@ impl ProgramBuilder {
                 return Err(ProgramError::Shape { op: index, name: op.name(), what: what.into(), found, expected });
             }
         }
+        self.check_elements(op)?;
         self.check_kind(op)?;
         self.check_activation(op)?;
+        self.check_experts(op)?;
         self.check_rows(op)?;
         self.check_order(op)?;
         self.check_heads(op)
     }
 
-    fn of(&self, id: WeightId) -> &Weight {
+    pub(super) fn of(&self, id: WeightId) -> &Weight {
         &self.program.weights[id.0]
     }
 
@@ -78,6 +80,15 @@ impl ProgramBuilder {
             }
             Op::Glu(g) => vec![("the input", self.cols(g.input), self.cols(g.out).saturating_mul(2))],
             Op::Act(a) => vec![("the output", self.cols(a.out), self.cols(a.input))],
+            Op::GateRows(g) => vec![("the gate", self.cols(g.gate), 1)],
+            Op::Route(r) => self.route_rules(r),
+            Op::ExpertLinear(l) => self.expert_linear_rules(l),
+            Op::ExpertSum(s) => {
+                let cols = self.cols(s.input);
+                let mut rules = vec![("the output", self.cols(s.out), cols)];
+                rules.extend(s.add.map(|b| ("the addend", self.cols(b), cols)));
+                rules
+            }
             Op::MergeRows { input, out } => {
                 vec![("the output", self.cols(*out), self.cols(*input).saturating_mul(self.program.merge))]
             }
@@ -156,10 +167,14 @@ impl ProgramBuilder {
             Op::StoreRows { .. } => (Some(Rows::Merged), Rows::Merged),
             Op::GatherRows { out, .. } => match self.program.buffers[out.0].rows {
                 Rows::Pooled => (Some(Rows::Tokens), Rows::Pooled),
-                Rows::Tokens | Rows::Sampled | Rows::Merged => (Some(Rows::Tokens), Rows::Sampled),
+                Rows::Tokens | Rows::Sampled | Rows::Merged | Rows::Routed(_) => (Some(Rows::Tokens), Rows::Sampled),
             },
+            Op::Route(_) => (Some(Rows::Tokens), Rows::Tokens),
+            // Their inputs have rows of several kinds, which `check_experts` checks.
+            Op::ExpertLinear(op) => (None, self.routed(op.routing)),
+            Op::ExpertSum(_) => (None, Rows::Tokens),
             Op::Logits(_) | Op::Sample { .. } => (Some(Rows::Sampled), Rows::Sampled),
-            Op::Norm(_) | Op::Linear(_) | Op::Glu(_) | Op::Act(_) => {
+            Op::Norm(_) | Op::Linear(_) | Op::Glu(_) | Op::Act(_) | Op::GateRows(_) => {
                 let rows = op.inputs().first().map(|id| self.program.buffers[id.0].rows);
                 (rows, rows.unwrap_or(Rows::Tokens))
             }

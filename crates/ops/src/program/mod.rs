@@ -1,6 +1,9 @@
 //! A model as a flat list of fused ops over named buffers.
 
 mod check;
+mod experts;
+
+use std::borrow::Cow;
 
 use crate::{KvPlace, Op, ProgramError, QkvPost, StorageType};
 
@@ -23,21 +26,34 @@ pub enum Rows {
     Pooled,
     /// M: the rows of an encoder after [`Op::MergeRows`].
     Merged,
+    /// k·T: a row for each token and each of its k experts.
+    Routed(usize),
 }
 
 impl Rows {
-    /// Returns the symbol: `T`, `R`, `E` or `M`.
-    pub const fn symbol(self) -> &'static str {
+    /// Returns the symbol: `T`, `R`, `E`, `M` or, for k = 8, `8T`.
+    pub fn symbol(self) -> Cow<'static, str> {
         match self {
-            Rows::Tokens => "T",
-            Rows::Sampled => "R",
-            Rows::Pooled => "E",
-            Rows::Merged => "M",
+            Rows::Tokens => "T".into(),
+            Rows::Sampled => "R".into(),
+            Rows::Pooled => "E".into(),
+            Rows::Merged => "M".into(),
+            Rows::Routed(experts) => format!("{experts}T").into(),
         }
     }
 }
 
-/// An activation `[rows, cols]`. The backend chooses its element type.
+/// Content of a buffer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Element {
+    /// A number in the element type of the backend.
+    #[default]
+    Activation,
+    /// An expert and its weight, in a form of the backend ([`Op::Route`]).
+    Routing,
+}
+
+/// An intermediate result `[rows, cols]`. The backend chooses its element type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buffer {
     /// Name for display: `x`, `qkv`, `logits`.
@@ -46,9 +62,20 @@ pub struct Buffer {
     pub rows: Rows,
     /// Number of columns.
     pub cols: usize,
+    /// Content.
+    pub element: Element,
 }
 
-/// Consecutive rows of a fused weight that are one tensor of the checkpoint.
+/// One of several equal parts of a tensor: the matrix of an expert in a tensor of all experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slab {
+    /// Index of the part.
+    pub index: usize,
+    /// Number of parts.
+    pub count: usize,
+}
+
+/// Consecutive rows of a fused weight that are one tensor of the checkpoint, or a slab of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightPart {
     /// Name of the tensor in the checkpoint.
@@ -57,6 +84,8 @@ pub struct WeightPart {
     pub rows: usize,
     /// Storage type in the checkpoint.
     pub storage: StorageType,
+    /// Place of the part in the tensor; `None` if it is the whole tensor.
+    pub slab: Option<Slab>,
 }
 
 /// A weight `[rows, cols]` as a list of row parts, each with its own storage type. A vector has one row.
@@ -266,7 +295,16 @@ impl ProgramBuilder {
 
     /// Declares an activation.
     pub fn buffer(&mut self, name: impl Into<String>, rows: Rows, cols: usize) -> BufferId {
-        self.program.buffers.push(Buffer { name: name.into(), rows, cols });
+        self.declare(Buffer { name: name.into(), rows, cols, element: Element::Activation })
+    }
+
+    /// Declares the experts `[T,k]` of each token.
+    pub fn routing(&mut self, name: impl Into<String>, experts: usize) -> BufferId {
+        self.declare(Buffer { name: name.into(), rows: Rows::Tokens, cols: experts, element: Element::Routing })
+    }
+
+    fn declare(&mut self, buffer: Buffer) -> BufferId {
+        self.program.buffers.push(buffer);
         self.written.push(false);
         BufferId(self.program.buffers.len() - 1)
     }

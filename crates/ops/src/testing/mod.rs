@@ -6,6 +6,7 @@
 
 mod batches;
 mod encoder;
+mod experts;
 mod images;
 mod model;
 mod reference;
@@ -13,6 +14,7 @@ pub mod suite;
 
 pub use batches::{PagedBatches, position};
 pub use encoder::TinyEncoder;
+pub use experts::{TinyExperts, models_with_experts};
 pub use images::{ImageModel, image_models, large_images};
 pub use model::{MemoryWeights, NormPlacement, QkNormWidth, Scales, TinyModel, random_blocks};
 pub use reference::{Reference, Rounding, erf};

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::TestRng;
+use super::{TestRng, TinyExperts};
 use crate::{
     BufferId, Glu, GluKind, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace, Linear, Logits, NormKind, NormOp, Op,
     PagedAttention, Program, ProgramBuilder, ProgramError, QkNorm, QkvPost, Residual, Rope, Rows, StorageType,
@@ -80,6 +80,8 @@ pub struct TinyModel {
     pub tied: bool,
     /// Activation.
     pub glu: GluKind,
+    /// Experts in the place of the MLP of every layer.
+    pub experts: Option<TinyExperts>,
     /// Whether attention has sinks.
     pub sinks: bool,
     /// Cap of attention scores.
@@ -122,6 +124,7 @@ impl Default for TinyModel {
             biases: false,
             tied: true,
             glu: GluKind::Silu,
+            experts: None,
             sinks: false,
             attention_softcap: None,
             logits_softcap: None,
@@ -163,9 +166,9 @@ impl WeightSource for MemoryWeights {
 }
 
 pub(super) struct Build<'a> {
-    model: &'a TinyModel,
+    pub(super) model: &'a TinyModel,
     pub(super) builder: ProgramBuilder,
-    weights: MemoryWeights,
+    pub(super) weights: MemoryWeights,
     rng: TestRng,
 }
 
@@ -195,7 +198,10 @@ impl<'a> Build<'a> {
             self.attention(index, group, input, y);
             self.block_output(&format!("{index}.attended"), y, x);
             let input = self.block_input(&format!("{index}.mid"), x, y, true);
-            self.feed_forward(index, input, y);
+            match &m.experts {
+                Some(experts) => self.experts(index, experts, input, y),
+                None => self.feed_forward(index, input, y),
+            }
             self.block_output(&format!("{index}.fed"), y, x);
             self.inject(index + 1, InjectMode::Add, x);
         }
@@ -359,6 +365,12 @@ impl<'a> Build<'a> {
 
     /// Declares a weight of row parts with elements within `gain / sqrt(cols)`.
     pub(super) fn matrix(&mut self, name: &str, parts: &[usize], cols: usize, gain: f32) -> WeightId {
+        let parts = self.parts(name, parts, cols, gain);
+        self.builder.weight(name, cols, parts)
+    }
+
+    /// Generates the parts of such a weight.
+    pub(super) fn parts(&mut self, name: &str, parts: &[usize], cols: usize, gain: f32) -> Vec<WeightPart> {
         let scale = gain / (cols as f32).sqrt();
         let fits = cols > 1 && self.model.storage.bytes_for(cols).is_some();
         let storage = if fits { self.model.storage } else { StorageType::F32 };
@@ -367,10 +379,9 @@ impl<'a> Build<'a> {
             let shape = if cols == 1 { vec![rows] } else { vec![rows, cols] };
             let bytes = Cow::Owned(random_blocks(storage, rows * cols, scale, &mut self.rng));
             self.weights.tensors.insert(tensor.clone(), TensorData { storage, shape, bytes });
-            WeightPart { tensor, rows, storage }
+            WeightPart { tensor, rows, storage, slab: None }
         });
-        let parts = parts.collect();
-        self.builder.weight(name, cols, parts)
+        parts.collect()
     }
 
     /// Declares a vector of elements around 1.
@@ -379,10 +390,10 @@ impl<'a> Build<'a> {
     }
 
     /// Declares a vector of elements around `centre`, at most `spread` away from it.
-    fn vector_within(&mut self, name: &str, len: usize, centre: f32, spread: f32) -> WeightId {
+    pub(super) fn vector_within(&mut self, name: &str, len: usize, centre: f32, spread: f32) -> WeightId {
         let values: Vec<f32> = (0..len).map(|_| centre + spread * self.rng.signed()).collect();
         self.weights.insert(name, vec![len], &values);
-        let part = WeightPart { tensor: name.into(), rows: 1, storage: StorageType::F32 };
+        let part = WeightPart { tensor: name.into(), rows: 1, storage: StorageType::F32, slab: None };
         self.builder.weight(name, len, vec![part])
     }
 }

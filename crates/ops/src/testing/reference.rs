@@ -1,10 +1,10 @@
 //! Exact results of every op, in the most literal f64.
 
-use super::{MemoryWeights, TestRng, TinyModel, position};
+use super::{MemoryWeights, TestRng, TinyModel, experts, position};
 use crate::{
     BufferId, EmbedTaps, EncodeBatch, GluKind, InjectMode, InjectRows, InjectedRow, KvPlace, Linear, Logits, NormKind,
-    NormOp, Op, PagedAttention, Program, QkvPost, Residual, Rope, RopeStyle, SegmentAttention, WeightError, WeightId,
-    WeightSource,
+    NormOp, Op, PagedAttention, Program, QkvPost, Residual, Rope, RopeStyle, Route, SegmentAttention, WeightError,
+    WeightId, WeightSource,
 };
 
 pub(super) type Rows = Vec<Vec<f64>>;
@@ -75,6 +75,18 @@ impl Reference {
     }
 }
 
+impl Reference {
+    /// Returns whether rounding errors several times those of the disturbed runs leave the choice of experts as it is.
+    /// The result of another choice is another one. `least` is the smallest difference of scores that counts as clear.
+    pub(super) fn chooses_clearly(&self, least: f64) -> bool {
+        const MARGIN: f64 = 3.0;
+        self.exact.gaps.iter().enumerate().all(|(index, gap)| {
+            let moved = self.disturbed.iter().filter_map(|run| run.gaps.get(index)).map(|other| (gap - other).abs());
+            *gap > least + MARGIN * moved.fold(0.0, f64::max)
+        })
+    }
+}
+
 /// Results of a program for a sequence, by token.
 pub(super) struct Meaning {
     /// Logits. Row t is the distribution of token t + 1.
@@ -83,6 +95,8 @@ pub(super) struct Meaning {
     pub hidden: Rows,
     /// The media cache after an encoder.
     pub media: Rows,
+    /// Difference between the scores of the last expert that was chosen and the first that was not, for each choice.
+    pub gaps: Vec<f64>,
 }
 
 /// Input of a program: a whole sequence, or the segments of an encoder's batch.
@@ -161,6 +175,7 @@ fn meaning(
         input,
         disturbance,
         media,
+        gaps: Vec::new(),
         step_kv: Default::default(),
         weights: program.weights.iter().map(|w| read(w, weights)).collect::<Result<_, _>>()?,
         buffers: vec![Rows::new(); program.buffers.len()],
@@ -168,18 +183,19 @@ fn meaning(
     };
     let mut out = BufferId(0);
     for op in program.forward_ops() {
-        out = interpreter.run(op, program.merge()).unwrap_or(out);
+        out = interpreter.run(program, op).unwrap_or(out);
     }
     let hidden = program.embedding().map(|id| interpreter.buffer(id).clone()).unwrap_or_default();
     let media = std::mem::take(&mut interpreter.media);
-    Ok(Meaning { logits: std::mem::take(&mut interpreter.buffers[out.0]), hidden, media })
+    let gaps = std::mem::take(&mut interpreter.gaps);
+    Ok(Meaning { logits: std::mem::take(&mut interpreter.buffers[out.0]), hidden, media, gaps })
 }
 
 /// Reads a weight as rows.
 fn read(weight: &crate::Weight, source: &dyn WeightSource) -> Result<Rows, WeightError> {
     let mut values = Vec::new();
     for part in &weight.parts {
-        let data = source.tensor(&part.tensor)?;
+        let data = part.read(weight.cols, source)?;
         values.extend(data.bytes.as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))));
     }
     Ok(values.chunks(weight.cols).map(<[f64]>::to_vec).collect())
@@ -189,6 +205,8 @@ struct Interpreter<'a> {
     input: &'a Input<'a>,
     /// The media cache.
     media: Rows,
+    /// [`Meaning::gaps`] so far.
+    gaps: Vec<f64>,
     /// Keys and values in the memory of the step.
     step_kv: (Rows, Rows),
     disturbance: Option<Disturbance>,
@@ -212,7 +230,8 @@ impl Interpreter<'_> {
     }
 
     /// Runs an op and returns the buffer that it writes.
-    fn run(&mut self, op: &Op, merge: usize) -> Option<BufferId> {
+    fn run(&mut self, program: &Program, op: &Op) -> Option<BufferId> {
+        let (merge, cols) = (program.merge(), |id: BufferId| program.buffers[id.0].cols);
         let (out, rows) = match op {
             Op::Embed { table, scale, out } => {
                 let row = |id: &u32| self.weight(*table)[*id as usize].iter().map(|x| x * f64::from(*scale)).collect();
@@ -241,6 +260,23 @@ impl Interpreter<'_> {
                     gate.iter().zip(up).map(|(g, u)| gated(op.kind, *g, *u)).collect()
                 };
                 (op.out, self.buffer(op.input).iter().map(half).collect())
+            }
+            Op::GateRows(op) => {
+                let gate = |(row, gate): (&Vec<f64>, &Vec<f64>)| {
+                    let factor = 1.0 / (1.0 + (-gate[0]).exp());
+                    row.iter().map(|x| factor * x).collect()
+                };
+                (op.out, self.buffer(op.out).iter().zip(self.buffer(op.gate)).map(gate).collect())
+            }
+            Op::Route(op) => (op.out, self.route(op, cols(op.out))),
+            Op::ExpertLinear(op) => {
+                let bias = op.bias.map(|id| self.vector(id)).unwrap_or_default();
+                let (input, routing) = (self.buffer(op.input), self.buffer(op.routing));
+                (op.out, experts::expert_linear(op, input, routing, self.weight(op.weight), &bias))
+            }
+            Op::ExpertSum(op) => {
+                let sum = experts::expert_sum(op, self.buffer(op.input), self.buffer(op.routing));
+                (op.out, op.add.map_or(sum.clone(), |addend| add(&sum, self.buffer(addend))))
             }
             // Every row is sampled and returned.
             Op::GatherRows { input, out } => (*out, self.buffer(*input).clone()),
@@ -325,6 +361,19 @@ impl Interpreter<'_> {
             Some(Residual::After(residual)) => add(&rows, self.buffer(residual)),
             _ => rows,
         }
+    }
+
+    fn route(&mut self, op: &Route, chosen: usize) -> Rows {
+        let mut logits = product(self.buffer(op.input), self.weight(op.weight));
+        let bias = op.bias.map(|id| self.vector(id)).unwrap_or_default();
+        for row in &mut logits {
+            row.iter_mut().zip(&bias).for_each(|(x, bias)| *x += bias);
+        }
+        let correction = op.correction.map(|id| self.vector(id)).unwrap_or_default();
+        let rows = logits.iter().map(|logits| experts::route(op, logits, &correction, chosen));
+        let (rows, gaps): (Rows, Vec<f64>) = rows.unzip();
+        self.gaps.extend(gaps);
+        rows
     }
 
     fn linear(&self, op: &Linear) -> Rows {
@@ -422,7 +471,7 @@ fn attend(
     out
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
+pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 

@@ -90,6 +90,7 @@ impl Suite<'_> {
     /// own rounding is another random disturbance.
     pub fn near_meaning(&self, reference: &Reference, margin: f64) -> Result<(), TestCaseError> {
         let Reference { program, weights, tokens, exact, disturbed } = reference;
+        prop_assume!(reference.chooses_clearly(0.1 * self.worst), "rounding may change the choice of experts");
         let found = self.alone(program, weights, tokens);
         prop_assert_eq!(found.len(), tokens.len());
         let width = program.vocab_size + exact.hidden[0].len();
@@ -209,7 +210,7 @@ impl Suite<'_> {
         let x = b.buffer("x", crate::Rows::Sampled, 1 << 28);
         let y = b.buffer("y", crate::Rows::Tokens, 1 << 28);
         let logits = b.buffer("logits", crate::Rows::Sampled, 1 << 30);
-        let part = crate::WeightPart { tensor: "t".into(), rows: 1 << 30, storage: StorageType::F32 };
+        let part = crate::WeightPart { tensor: "t".into(), rows: 1 << 30, storage: StorageType::F32, slab: None };
         let table = b.weight("table", 1 << 28, vec![part]);
         b.push(Op::Embed { table, scale: 1.0, out: y });
         b.push(Op::GatherRows { input: y, out: x });
@@ -489,6 +490,7 @@ pub fn models() -> impl Strategy<Value = TinyModel> {
                 biases: flags.1,
                 tied: flags.2,
                 glu,
+                experts: None,
                 sinks: flags.3,
                 attention_softcap: caps.0,
                 logits_softcap: caps.1,

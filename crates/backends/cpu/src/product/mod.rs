@@ -113,7 +113,8 @@ fn piece_panels(rows: usize) -> usize {
     if rows <= SKINNY_ROWS { SKINNY_PANELS } else { PIECE_PANELS }
 }
 
-/// Returns the number of chunks of columns into which the product of `rows` rows is divided.
+/// Returns the number of chunks of columns into which the product of `rows` rows is divided. For the product of each row
+/// with one of several matrices, it is the mean number of rows of a matrix.
 pub(crate) fn chunks(matrix: &Matrix, rows: usize) -> usize {
     matrix.parts.iter().map(|part| part.panels().div_ceil(piece_panels(rows))).sum()
 }
@@ -138,10 +139,6 @@ pub(crate) fn chunk_columns(matrix: &Matrix, rows: usize, index: usize) -> Range
 }
 
 impl Product<'_> {
-    fn is_skinny(&self) -> bool {
-        self.rows <= SKINNY_ROWS
-    }
-
     /// Returns the number of pieces of work.
     pub(crate) fn pieces(&self) -> usize {
         chunks(self.matrix, self.rows) * self.rows.div_ceil(PIECE_ROWS)
@@ -173,6 +170,16 @@ impl Product<'_> {
         }
     }
 
+    /// Computes a chunk of columns for some rows only.
+    ///
+    /// # Safety
+    /// The conditions of `run` apply to the chunk and the rows.
+    pub(crate) unsafe fn run_rows(&self, isa: Isa, index: usize, rows: Range) {
+        let (part, panels) = chunk(self.matrix, self.rows, index);
+        // SAFETY: the caller guarantees this.
+        unsafe { self.run_panels(isa, part, panels, rows) };
+    }
+
     /// # Safety
     /// The conditions of `run` apply.
     unsafe fn run_panels(&self, isa: Isa, part: &Part, panels: std::ops::Range<usize>, rows: std::ops::Range<usize>) {
@@ -185,7 +192,8 @@ impl Product<'_> {
                 // SAFETY: the caller guarantees this.
                 let input = unsafe { self.input.quant() };
                 #[cfg(target_arch = "x86_64")]
-                if isa >= Isa::Avx512 && (isa != Isa::Amx || self.is_skinny() || part.layout.kind.has_halves()) {
+                if isa >= Isa::Avx512 && (isa != Isa::Amx || rows.len() <= SKINNY_ROWS || part.layout.kind.has_halves())
+                {
                     // SAFETY: the instruction set is available; the input has room for whole tiles of rows.
                     return unsafe { blocks(part, panels, &input, rows, &mut store) };
                 }
@@ -206,7 +214,7 @@ impl Product<'_> {
             }
             _ => {
                 // SAFETY: the caller guarantees this.
-                let input = unsafe { self.input.read_rows(0, self.rows) };
+                let input = unsafe { self.input.read_rows(0, rows.end) };
                 dense(isa, part, panels, (input, self.input.cols), rows, &mut store);
             }
         }

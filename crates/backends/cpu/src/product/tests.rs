@@ -14,7 +14,7 @@ fn matrix(storage: StorageType, cols: usize) -> Matrix {
     let parts = [("a", 23), ("b", 70)].map(|(name, rows)| {
         let bytes = Cow::Owned(random_blocks(storage, rows * cols, 0.5, &mut rng));
         weights.tensors.insert(name.into(), TensorData { storage, shape: vec![rows, cols], bytes });
-        WeightPart { tensor: name.into(), rows, storage }
+        WeightPart { tensor: name.into(), rows, storage, slab: None }
     });
     let weight = Weight { name: "w".into(), rows: 93, cols, parts: parts.into() };
     crate::weights::load(&weight, &weights, &mut Pool::new(1).unwrap(), &mut |_| {}).unwrap()

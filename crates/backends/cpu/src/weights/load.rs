@@ -1,7 +1,9 @@
 //! Conversion of weights from a checkpoint to panels.
 
+use std::borrow::Cow;
+
 use half::{bf16, f16};
-use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightPart, WeightSource};
+use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightError, WeightPart, WeightSource};
 
 use super::blocks::{GroupScale, group, half_at, q2k, to_q8};
 use super::layout::{Kind, Layout};
@@ -25,7 +27,7 @@ pub(crate) fn load(
     let mut first = 0;
     for part in &weight.parts {
         let mut empty = room(weight, part, first)?;
-        let data = checked(part, weight.cols, source)?;
+        let data = part.read(weight.cols, source)?;
         repack(&mut empty, weight.cols, &data, pool);
         parts.push(empty);
         first += part.rows;
@@ -42,7 +44,7 @@ pub(crate) fn load_vector(
 ) -> Result<Vec<f32>, BackendError> {
     let mut values = Vec::new();
     for part in &weight.parts {
-        let data = checked(part, weight.cols, source)?;
+        let data = part.read(weight.cols, source)?;
         let cols = part.rows * weight.cols;
         let start = values.len();
         values.resize(start + cols, 0.0);
@@ -52,10 +54,51 @@ pub(crate) fn load_vector(
     Ok(values)
 }
 
-fn checked<'a>(part: &WeightPart, cols: usize, source: &'a dyn WeightSource) -> Result<TensorData<'a>, BackendError> {
-    let data = source.tensor(&part.tensor)?;
-    part.check(cols, &data)?;
-    Ok(data)
+/// A checkpoint whose tensors are read as F32.
+struct AsF32<'a>(&'a dyn WeightSource);
+
+impl WeightSource for AsF32<'_> {
+    fn tensor(&self, name: &str) -> Result<TensorData<'_>, WeightError> {
+        let data = self.0.tensor(name)?;
+        let mut values = vec![0.0; data.shape.iter().product()];
+        read_row(data.storage, &data.bytes, &mut values);
+        let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        Ok(TensorData { storage: StorageType::F32, shape: data.shape, bytes: Cow::Owned(bytes) })
+    }
+}
+
+/// Repacks the parts of a weight as F32: a router, whose logits must not be rounded.
+pub(crate) fn load_exactly(
+    weight: &Weight,
+    source: &dyn WeightSource,
+    pool: &mut Pool,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Matrix, BackendError> {
+    for part in &weight.parts {
+        // The part itself has the storage type of the checkpoint.
+        progress(part.read(weight.cols, source)?.bytes.len());
+    }
+    let mut exact = weight.clone();
+    exact.parts.iter_mut().for_each(|part| part.storage = StorageType::F32);
+    load(&exact, &AsF32(source), pool, &mut |_| {})
+}
+
+/// Repacks the weights of `count` experts, each as a matrix. Their parts are those of the weight, in order.
+pub(crate) fn load_experts(
+    weight: &Weight,
+    count: usize,
+    source: &dyn WeightSource,
+    pool: &mut Pool,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Vec<Matrix>, BackendError> {
+    let each = weight.parts.len() / count.max(1);
+    let expert = |parts: &[WeightPart]| Weight {
+        name: weight.name.clone(),
+        rows: parts.iter().map(|part| part.rows).sum(),
+        cols: weight.cols,
+        parts: parts.to_vec(),
+    };
+    weight.parts.chunks(each.max(1)).map(|parts| load(&expert(parts), source, pool, progress)).collect()
 }
 
 /// Allocates a part of zeros. This happens before the checkpoint is read, so that a part that is too large fails

@@ -13,7 +13,7 @@ use octavo_ops::StorageType;
 pub(crate) use blocks::{FP4_CODES, FP4_OFFSET};
 use blocks::{Group, GroupScale};
 pub(crate) use layout::{Codes, HALVES_OFFSET, Kind, Layout, STEPS, Scales};
-pub(crate) use load::{load, load_vector};
+pub(crate) use load::{load, load_exactly, load_experts, load_vector};
 
 use crate::memory::Lines;
 
@@ -37,6 +37,11 @@ pub(crate) struct Part {
 }
 
 impl Matrix {
+    /// Returns the number of rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.parts.iter().map(|part| part.rows).sum()
+    }
+
     /// Returns the size in memory in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.data.len() as u64).sum()

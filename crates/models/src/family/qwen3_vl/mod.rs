@@ -21,6 +21,7 @@ pub(super) static FAMILY: Family = Family {
         processor: &processor::RULES,
         mmproj: Some(Mmproj { tokens, vision: mmproj_vision }),
     }),
+    layout: None,
 };
 
 /// `clip.projector_type` of the encoder.
