@@ -28,8 +28,8 @@ pub use checkpoint::{
     Resample, StorageTotal, TokenizerData, ViewText,
 };
 pub use config::{
-    AttentionConfig, ConfigError, ImageTokens, LayerConfig, MlpConfig, ModelConfig, NormConfig, NormPlaces,
-    PositionTable, QkNormWidth, RopeConfig, RopeScaling, RopeSections, VisionConfig,
+    AttentionConfig, ConfigError, ExpertsConfig, ImageTokens, LayerConfig, MlpConfig, ModelConfig, NormConfig,
+    NormPlaces, PositionTable, QkNormWidth, RopeConfig, RopeScaling, RopeSections, SharedExpertConfig, VisionConfig,
 };
 pub use family::{FAMILIES, Family};
 pub use fetch::{PipError, StorageError, WheelError};

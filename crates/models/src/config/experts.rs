@@ -86,9 +86,14 @@ impl ModelConfig {
     }
 }
 
-/// Reads the numbers of experts of a `config.json`. `count` is the key of their number, which differs.
-pub(crate) fn from_hf(fields: &Fields<'_>, count: &str) -> Result<ExpertsConfig, ConfigError> {
-    Ok(ExpertsConfig::softmax(fields.required(count)?, fields.required("num_experts_per_tok")?))
+/// Reads the numbers of experts of a `config.json`.
+pub(crate) fn from_hf(fields: &Fields<'_>) -> Result<ExpertsConfig, ConfigError> {
+    // Newer versions of transformers write the second name for Qwen too.
+    let count = match fields.usize("num_experts")? {
+        Some(count) => count,
+        None => fields.required("num_local_experts")?,
+    };
+    Ok(ExpertsConfig::softmax(count, fields.required("num_experts_per_tok")?))
 }
 
 /// Reads the experts of a GGUF file, and their intermediate size.

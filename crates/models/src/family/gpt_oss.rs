@@ -43,7 +43,7 @@ fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     hf::windows(fields, &mut config, window, |layer| (layer + 1) % PATTERN != 0)?;
     let bias = fields.bool("attention_bias")?.unwrap_or(true);
     let limit = fields.f64("swiglu_limit")?.unwrap_or(LIMIT) as f32;
-    let experts = experts::from_hf(fields, "num_local_experts")?;
+    let experts = experts::from_hf(fields)?;
     complete(&mut config, experts, fields.required("intermediate_size")?, (bias, limit));
     Ok(config)
 }

@@ -65,7 +65,7 @@ fn from_gguf(family: &'static Family, keys: &Keys<'_>) -> Result<ModelConfig, Co
 
 fn moe(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     let mut config = from_hf(&MOE, fields)?;
-    let experts = experts::from_hf(fields, "num_local_experts")?;
+    let experts = experts::from_hf(fields)?;
     config.set_experts(&experts, fields.required("intermediate_size")?, |_| true);
     Ok(config)
 }

@@ -27,7 +27,7 @@ fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     let defaults = Defaults { norm_eps: 1e-5, theta: 1e6, ..Defaults::default() };
     let mut config = hf::decoder(&FAMILY, fields, defaults)?;
     config.set_window(fields.usize("sliding_window")?);
-    let experts = experts::from_hf(fields, "num_local_experts")?;
+    let experts = experts::from_hf(fields)?;
     config.set_experts(&experts, fields.required("intermediate_size")?, |_| true);
     Ok(config)
 }

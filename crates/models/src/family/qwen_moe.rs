@@ -8,7 +8,6 @@ use crate::config::hf::Defaults;
 use crate::config::{ConfigError, ExpertsConfig, Fields, Keys, ModelConfig, SharedExpertConfig, experts, gguf, hf};
 use crate::program::names::Names;
 
-const COUNT: &str = "num_experts";
 const DEFAULT_MAX_WINDOW_LAYERS: usize = 28;
 
 pub(super) static QWEN2_MOE: Family = Family {
@@ -41,13 +40,13 @@ fn qwen2_moe(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     hf::windows(fields, &mut config, window, |layer| layer % 2 == 0 && layer < last)?;
     let intermediate_size = fields.required("shared_expert_intermediate_size")?;
     let shared = Some(SharedExpertConfig { intermediate_size, gated: true });
-    set_experts(fields, &mut config, ExpertsConfig { shared, ..experts::from_hf(fields, COUNT)? })?;
+    set_experts(fields, &mut config, ExpertsConfig { shared, ..experts::from_hf(fields)? })?;
     Ok(config)
 }
 
 fn qwen3_moe(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     let mut config = qwen3::decoder(&QWEN3_MOE, fields)?;
-    set_experts(fields, &mut config, experts::from_hf(fields, COUNT)?)?;
+    set_experts(fields, &mut config, experts::from_hf(fields)?)?;
     Ok(config)
 }
 

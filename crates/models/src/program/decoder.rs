@@ -21,9 +21,26 @@ pub(super) struct Scratch {
     qkv: BufferId,
     q: BufferId,
     attended: BufferId,
+    /// Buffers of the MLPs, if a layer has one.
+    mlp: Option<MlpScratch>,
+    pub(super) experts: Option<ExpertScratch>,
+}
+
+/// Buffers of a gated MLP of every token.
+#[derive(Clone, Copy)]
+pub(super) struct MlpScratch {
     pub(super) gate_up: BufferId,
     pub(super) hidden: BufferId,
-    pub(super) experts: Option<ExpertScratch>,
+}
+
+impl MlpScratch {
+    /// Declares the buffers of MLPs with `inner` columns of the gate. `prefix` begins their names.
+    pub(super) fn new(builder: &mut ProgramBuilder, prefix: &str, inner: usize) -> Self {
+        Self {
+            gate_up: builder.buffer(format!("{prefix}gate_up"), Rows::Tokens, 2 * inner),
+            hidden: builder.buffer(format!("{prefix}hidden"), Rows::Tokens, inner),
+        }
+    }
 }
 
 /// A block of a layer: attention or an MLP.
@@ -69,16 +86,15 @@ impl<'a> Decoder<'a> {
         let config = checkpoint.config();
         let mut builder = ProgramBuilder::new(config.family.name(), config.vocab_size);
         let widest = |cols: fn(&LayerConfig) -> usize| config.layers.iter().map(cols).max().unwrap_or(0);
-        let experts = ExpertScratch::new(&mut builder, config);
         let mut buffer = |name, cols| builder.buffer(name, Rows::Tokens, cols);
+        let dense = config.layers.iter().find(|layer| layer.experts.is_none());
         let scratch = Scratch {
             normed: buffer("normed", config.hidden_size),
             qkv: buffer("qkv", widest(|layer| layer.attention.heads.qkv_cols())),
             q: buffer("q", widest(|layer| layer.attention.heads.q_cols())),
             attended: buffer("attended", widest(|layer| layer.attention.heads.q_cols())),
-            gate_up: buffer("gate_up", widest(|layer| 2 * dense_cols(layer))),
-            hidden: buffer("hidden", widest(dense_cols)),
-            experts,
+            mlp: dense.map(|layer| MlpScratch::new(&mut builder, "", layer.mlp.intermediate_size)),
+            experts: ExpertScratch::new(&mut builder, config),
         };
         let kv = kv_groups(&mut builder, &config.layers);
         let rope_factors = rope_factors(checkpoint)?;
@@ -166,7 +182,9 @@ impl<'a> Decoder<'a> {
     fn gated_mlp(&mut self, block: Block, config: &MlpConfig) -> Result<(), ModelError> {
         let hidden_size = self.config().hidden_size;
         let MlpConfig { intermediate_size, activation, bias } = *config;
-        let Scratch { gate_up, hidden, .. } = self.scratch;
+        let Some(MlpScratch { gate_up, hidden }) = self.scratch.mlp else {
+            unreachable!("declared for a model with an MLP")
+        };
         let layer = block.layer;
 
         let input = self.before(block, "mlp_norm", Role::MlpNorm)?;
@@ -299,14 +317,6 @@ impl<'a> Decoder<'a> {
 
     pub(super) fn bias_name(&self, role: Role, layer: usize) -> String {
         self.config().family.names.bias(self.checkpoint.format(), role, layer)
-    }
-}
-
-/// Returns the number of columns of an MLP's gate that every token passes.
-fn dense_cols(layer: &LayerConfig) -> usize {
-    match &layer.experts {
-        None => layer.mlp.intermediate_size,
-        Some(experts) => experts.shared.map_or(0, |shared| shared.intermediate_size),
     }
 }
 

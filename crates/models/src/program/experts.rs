@@ -6,7 +6,7 @@ use octavo_ops::{
 };
 
 use super::ModelError;
-use super::decoder::{Block, Decoder, part};
+use super::decoder::{Block, Decoder, MlpScratch, part};
 use super::names::{EXPERT, Role};
 use crate::config::{ExpertsConfig, LayerConfig, MlpConfig, ModelConfig, SharedExpertConfig};
 
@@ -16,6 +16,7 @@ pub(super) struct ExpertScratch {
     gate_up: BufferId,
     hidden: BufferId,
     out: BufferId,
+    shared: Option<MlpScratch>,
     /// Gate of the shared expert.
     gate: Option<BufferId>,
 }
@@ -32,6 +33,7 @@ impl ExpertScratch {
             gate_up: builder.buffer("expert_gate_up", rows, 2 * inner),
             hidden: builder.buffer("expert_hidden", rows, inner),
             out: builder.buffer("expert_out", rows, config.hidden_size),
+            shared: experts.shared.map(|shared| MlpScratch::new(builder, "shared_", shared.intermediate_size)),
             gate: experts.shared.filter(|shared| shared.gated).map(|_| builder.buffer("shared_gate", Rows::Tokens, 1)),
         })
     }
@@ -110,7 +112,11 @@ impl Decoder<'_> {
         input: BufferId,
     ) -> Result<(), ModelError> {
         let (hidden_size, inner, layer) = (self.config().hidden_size, shared.intermediate_size, block.layer);
-        let (gate_up, hidden) = (self.scratch.gate_up, self.scratch.hidden);
+        let Some(&ExpertScratch { shared: Some(MlpScratch { gate_up, hidden }), gate, .. }) =
+            self.scratch.experts.as_ref()
+        else {
+            unreachable!("declared for a model with a shared expert")
+        };
         let product = |decoder: &mut Self, label: &str, parts: &[(Role, usize)], of: Linear| {
             let cols = decoder.builder.buffer_cols(of.input);
             let weight = decoder.matrix(&block.label(label), cols, parts, layer)?;
@@ -120,7 +126,7 @@ impl Decoder<'_> {
         let to = |input, out| Linear { weight: WeightId(0), bias: None, scale: 1.0, input, add: None, out };
         product(self, "shared_gate_up", &[(Role::SharedGate, inner), (Role::SharedUp, inner)], to(input, gate_up))?;
         self.builder.push(Op::Glu(Glu { kind: mlp.activation, input: gate_up, out: hidden }));
-        if let Some(gate) = self.scratch.experts.as_ref().and_then(|scratch| scratch.gate) {
+        if let Some(gate) = gate {
             product(self, "shared_router", &[(Role::SharedRouter, 1)], to(input, gate))?;
             // The product that follows is linear, so its input may take the gate.
             self.builder.push(Op::GateRows(GateRows { gate, out: hidden }));

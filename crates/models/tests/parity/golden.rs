@@ -119,4 +119,15 @@ golden_tests! {
     phi3_gguf: "phi3-gguf";
     granite_gguf: "granite-gguf";
     olmo2_gguf: "olmo2-gguf";
+    mixtral: "mixtral";
+    qwen2_moe_with_a_dense_layer: "qwen2-moe";
+    qwen3_moe_with_a_dense_layer: "qwen3-moe";
+    granite_moe: "granitemoe";
+    gpt_oss: "gpt-oss";
+    gpt_oss_in_mxfp4: "gpt-oss-mxfp4";
+    mixtral_gguf: "mixtral-gguf";
+    qwen2_moe_gguf: "qwen2-moe-gguf";
+    qwen3_moe_gguf: "qwen3-moe-gguf";
+    granite_moe_gguf: "granitemoe-gguf";
+    gpt_oss_gguf: "gpt-oss-gguf";
 }

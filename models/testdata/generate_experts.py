@@ -1,0 +1,302 @@
+#!/usr/bin/env python3
+"""Generates the tiny checkpoints of the families with mixtures of experts, with their golden numbers.
+
+    python generate_experts.py [NAME...]
+
+generate.py states the versions of the packages and the rules of random weights. README.md describes the files. Routers
+are drawn so that no choice of experts is close: rounding must not change it.
+"""
+
+import json
+import pathlib
+import sys
+import tempfile
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Q
+from safetensors.torch import load_file
+from transformers import GptOssConfig, GraniteMoeConfig, MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
+
+from generate import (
+    COMMON, HERE, TOKENS, VOCAB, SPECIALS, add_vocabulary, draw, fresh, golden, new_model, permuted, rope, rounded,
+    save_torch, train_tokenizer, unpermuted, write_json,
+)
+
+SMALL = COMMON | dict(intermediate_size=64)
+MIXTRAL = MixtralConfig(
+    **SMALL, num_local_experts=5, num_experts_per_tok=2, sliding_window=None, rope_parameters=rope(theta=1e6),
+)
+# The first layer has no experts.
+QWEN2 = Qwen2MoeConfig(
+    **(COMMON | dict(num_hidden_layers=3)), num_experts=5, num_experts_per_tok=2, moe_intermediate_size=32,
+    shared_expert_intermediate_size=64, norm_topk_prob=False, mlp_only_layers=[0], rope_parameters=rope(theta=1e6),
+)
+QWEN3 = Qwen3MoeConfig(
+    **(COMMON | dict(num_hidden_layers=3)), head_dim=32, num_experts=6, num_experts_per_tok=3,
+    moe_intermediate_size=32, norm_topk_prob=True, mlp_only_layers=[1], rope_parameters=rope(theta=1e6),
+)
+GRANITE = GraniteMoeConfig(
+    **SMALL, num_local_experts=5, num_experts_per_tok=2, tie_word_embeddings=True, embedding_multiplier=12.0,
+    attention_multiplier=0.1, residual_multiplier=0.22, logits_scaling=8.0, rope_parameters=rope(),
+)
+GPT_OSS = GptOssConfig(
+    **SMALL, num_local_experts=5, num_experts_per_tok=2, head_dim=32, sliding_window=16,
+    rope_parameters=rope("yarn", 1.5e5, factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                         original_max_position_embeddings=64),
+)
+CHECKPOINTS = {
+    "mixtral": MIXTRAL,
+    "qwen2-moe": QWEN2,
+    "qwen3-moe": QWEN3,
+    "granitemoe": GRANITE,
+    "gpt-oss": GPT_OSS,
+    "gpt-oss-mxfp4": GPT_OSS,
+}
+# All layers of a GGUF file have experts.
+TWO = dict(mlp_only_layers=[], num_hidden_layers=2, layer_types=None)
+GGUF = {
+    "mixtral-gguf": ("llama", MIXTRAL),
+    "qwen2-moe-gguf": ("qwen2moe", Qwen2MoeConfig(**(QWEN2.to_diff_dict() | TWO))),
+    "qwen3-moe-gguf": ("qwen3moe", Qwen3MoeConfig(**(QWEN3.to_diff_dict() | TWO))),
+    "granitemoe-gguf": ("granitemoe", GRANITE),
+    "gpt-oss-gguf": ("gpt-oss", GPT_OSS),
+}
+# Smallest difference between the logits of the last expert that is chosen and of the first that is not, and that of
+# checkpoints whose activations the CPU backend rounds to bf16 with more effect.
+GAP = 0.03
+WIDE = {"qwen2-moe": 0.06, "qwen3-moe": 0.06, "qwen3-moe-gguf": 0.045}
+
+
+def routers(model):
+    """Returns the routers by name: the modules with a row of weights for each expert."""
+    experts = getattr(model.config, "num_local_experts", None) or model.config.num_experts
+    return {
+        name: module for name, module in model.named_modules()
+        if getattr(module, "weight", None) is not None and module.weight.shape == (experts, model.config.hidden_size)
+    }
+
+
+def drawn(config, seed, gap):
+    """Returns a model and random weights with wide routers, of the first seed whose choices are all clear."""
+    for attempt in range(5000):
+        model = new_model(config)
+        weights = draw(model, seed + 1000 * attempt)
+        for name in routers(model):
+            weights[f"{name}.weight"] *= 2
+        for name in weights:
+            # Gates and ups beyond the limit of the activation.
+            if config.model_type == "gpt_oss" and name.endswith("gate_up_proj"):
+                weights[name] *= 2
+        if closest(model, weights, seed) > gap:
+            return model, weights
+    raise RuntimeError("no seed gives clear choices")
+
+
+def closest(model, weights, seed):
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()}, strict=False)
+    model.tie_weights()
+    gaps = []
+
+    def watch(module, inputs, _):
+        x = inputs[0].reshape(-1, module.weight.shape[1])
+        logits = torch.nn.functional.linear(x, module.weight, getattr(module, "bias", None))
+        values = logits.sort(dim=-1, descending=True).values
+        k = model.config.num_experts_per_tok
+        gaps.append((values[:, k - 1] - values[:, k]).min().item())
+
+    hooks = [module.register_forward_hook(watch) for module in routers(model).values()]
+    ids = np.random.default_rng(1000 + seed).integers(len(SPECIALS), VOCAB, size=TOKENS)
+    model(torch.from_numpy(ids)[None])
+    for hook in hooks:
+        hook.remove()
+    return min(gaps)
+
+
+def as_published(model, weights):
+    """Returns the tensors with the names of published files, and their config.json."""
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()}, strict=False)
+    model.tie_weights()
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        files = pathlib.Path(folder)
+        return load_file(files / "model.safetensors"), json.loads((files / "config.json").read_text())
+
+
+def hugging_face(folder, config, seed):
+    fresh(folder)
+    model, weights = drawn(config, seed, WIDE.get(folder.name, GAP))
+    blocks = {}
+    if folder.name.endswith("mxfp4"):
+        for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+            # The file has outputs by inputs.
+            codes, scales, values = mxfp4(weights[name].swapaxes(1, 2))
+            weights[name] = np.ascontiguousarray(values.swapaxes(1, 2))
+            blocks |= {f"{name}_blocks": torch.from_numpy(codes), f"{name}_scales": torch.from_numpy(scales)}
+    weights = {name: rounded(value, "bf16").float().numpy() for name, value in weights.items()}
+    stored, written = as_published(model, weights)
+    stored = {name: value.to(torch.bfloat16) for name, value in stored.items()}
+    for name in blocks:
+        stored.pop(name.removesuffix("_blocks").removesuffix("_scales"), None)
+    if blocks:
+        written["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    for key in ["transformers_version", "_name_or_path", "torch_dtype"]:
+        written.pop(key, None)
+    save_torch({name: value.contiguous() for name, value in (stored | blocks).items()}, folder / "model.safetensors")
+    write_json(folder / "config.json", written | {"dtype": "bfloat16"})
+    golden(folder / "golden.safetensors", model, weights, seed)
+
+
+def mxfp4(values):
+    """Rounds rows to MXFP4. Returns the codes of pairs of elements, the exponents, and the values."""
+    levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    levels = np.concatenate([levels, -levels])
+    groups = values.reshape(*values.shape[:-1], -1, 32)
+    exponents = np.floor(np.log2(np.abs(groups).max(-1, keepdims=True))) - 2
+    scaled = groups / np.exp2(exponents)
+    codes = np.abs(scaled[..., None] - levels).argmin(-1).astype(np.uint8)
+    rounded_values = (levels[codes] * np.exp2(exponents)).reshape(values.shape).astype(np.float32)
+    pairs = codes[..., 0::2] | codes[..., 1::2] << 4
+    return pairs, (exponents[..., 0] + 127).astype(np.uint8), rounded_values
+
+
+# --- GGUF ---
+
+TYPES = dict(token_embd=Q.Q8_0, output=Q.Q8_0, attn_q=Q.Q8_0, attn_k=Q.Q8_0, attn_v=Q.F16, attn_output=Q.Q8_0,
+             ffn_gate=Q.Q8_0, ffn_up=Q.Q8_0, ffn_down=Q.Q8_0, ffn_gate_exps=Q.Q8_0, ffn_up_exps=Q.Q4_0,
+             ffn_down_exps=Q.Q5_0, ffn_gate_shexp=Q.Q8_0, ffn_up_shexp=Q.Q8_0, ffn_down_shexp=Q.Q8_0)
+
+
+def gguf_file(folder, arch, config, seed):
+    fresh(folder)
+    gap = WIDE.get(folder.name, GAP)
+    for attempt in range(100):
+        model, weights = drawn(config, seed + 100 * attempt, gap)
+        tensors, read_back = quantised(arch, config, weights)
+        # Quantisation may make a choice close.
+        if closest(model, read_back, seed) > gap:
+            break
+    else:
+        raise RuntimeError("no seed gives clear choices")
+    writer = gguf.GGUFWriter(folder / "model.gguf", arch)
+    keys(writer, arch, config)
+    add_vocabulary(writer, train_tokenizer())
+    for name, (data, storage) in tensors.items():
+        writer.add_tensor(name, data, raw_dtype=storage)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    golden(folder / "golden.safetensors", model, read_back, seed)
+
+
+def quantised(arch, config, weights):
+    """Returns the tensors of a file by name, and the weights as they are read from it."""
+    types = TYPES | ({f"ffn_{part}_exps": Q.MXFP4 for part in ["gate", "up", "down"]} if arch == "gpt-oss" else {})
+    names = gguf.get_tensor_name_map(next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == arch),
+                                     config.num_hidden_layers)
+    tensors, read_back = {}, {}
+    for name, value in weights.items():
+        back = np.empty_like(value)
+        for stem, kind, view in parts(arch, names, config, name):
+            part = view(value)
+            storage = types.get(stem.rsplit(".", 1)[-1], Q.F32) if kind == "weight" else Q.F32
+            heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+            count = heads.get(stem.rsplit(".", 1)[-1]) if arch in ("llama", "granitemoe") else None
+            stored = permuted(part, count) if count else part
+            data = gguf.quants.quantize(np.ascontiguousarray(stored), storage)
+            tensors[f"{stem}.{kind}"] = (data, storage)
+            numbers = gguf.quants.dequantize(data, storage).astype(np.float32).reshape(stored.shape)
+            view(back)[...] = unpermuted(numbers, count) if count else numbers
+        read_back[name] = back
+    return tensors, read_back
+
+
+def parts(arch, names, config, name):
+    """Returns the tensors of a parameter: stem, kind, and the view of the parameter that each of them is."""
+    whole = lambda value: value
+    layer = next((f"blk.{part}" for part in name.split(".") if part.isdigit()), None)
+    inner = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    first, last = lambda value: value[:, :inner], lambda value: value[:, inner:]
+    if arch == "gpt-oss":
+        turned = lambda step: lambda value: value[..., step::2] if value.ndim == 2 else value[..., step::2].swapaxes(1, 2)
+        exps = {
+            "gate_up_proj": [("gate", turned(0)), ("up", turned(1))],
+            "down_proj": [("down", lambda value: value if value.ndim == 2 else value.swapaxes(1, 2))],
+        }
+        stem = name.rsplit(".", 1)[-1].removesuffix("_bias")
+        if stem in exps:
+            kind = "bias" if name.endswith("_bias") else "weight"
+            return [(f"{layer}.ffn_{part}_exps", kind, view) for part, view in exps[stem]]
+        for old, new in {"self_attn.sinks": "attn_sinks.weight", "mlp.router.weight": "ffn_gate_inp.weight",
+                         "mlp.router.bias": "ffn_gate_inp.bias",
+                         "post_attention_layernorm.weight": "post_attention_norm.weight"}.items():
+            if name.endswith(old):
+                return [(f"{layer}.{new.rsplit('.', 1)[0]}", new.rsplit(".", 1)[1], whole)]
+    for old, new in {"experts.gate_up_proj": [("ffn_gate_exps", first), ("ffn_up_exps", last)],
+                     "input_linear.weight": [("ffn_gate_exps", first), ("ffn_up_exps", last)],
+                     "experts.down_proj": [("ffn_down_exps", whole)],
+                     "output_linear.weight": [("ffn_down_exps", whole)],
+                     "block_sparse_moe.router.weight": [("ffn_gate_inp", whole)],
+                     "mlp.gate.weight": [("ffn_gate_inp", whole)],
+                     "block_sparse_moe.gate.weight": [("ffn_gate_inp", whole)],
+                     "shared_expert_gate.weight": [("ffn_gate_inp_shexp", whole)],
+                     "shared_expert.gate_proj.weight": [("ffn_gate_shexp", whole)],
+                     "shared_expert.up_proj.weight": [("ffn_up_shexp", whole)],
+                     "shared_expert.down_proj.weight": [("ffn_down_shexp", whole)]}.items():
+        if name.endswith(old):
+            return [(f"{layer}.{stem}", "weight", view) for stem, view in new]
+    stem, kind = names.get_name(name.rsplit(".", 1)[0]), name.rsplit(".", 1)[1]
+    assert stem is not None, name
+    return [(stem, kind, whole)]
+
+
+def keys(writer, arch, config):
+    """Adds the metadata, as the converter of llama.cpp does."""
+    writer.add_name(f"tiny {arch}")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_rope_dimension_count(dim)
+    writer.add_key_length(dim)
+    writer.add_value_length(dim)
+    writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if arch in ("qwen2moe", "qwen3moe"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if arch == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if arch == "granitemoe":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if arch == "gpt-oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
+        writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
+
+
+def main():
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    chosen = sys.argv[1:]
+    for seed, (name, config) in enumerate(CHECKPOINTS.items(), start=301):
+        if not chosen or name in chosen:
+            hugging_face(HERE / name, config, seed)
+    for seed, (name, (arch, config)) in enumerate(GGUF.items(), start=351):
+        if not chosen or name in chosen:
+            gguf_file(HERE / name, arch, config, seed)
+
+
+if __name__ == "__main__":
+    main()
