@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn blocks_get_their_scale_and_their_halves() {
         // Element i of the second row has the code i mod 16.
-        let row: Vec<u8> = (0..16u8).map(|byte| (2 * byte % 16) | (2 * byte + 1) % 16 << 4).collect();
+        let row: Vec<u8> = (0..16u8).map(|byte| (2 * byte % 16) | (((2 * byte + 1) % 16) << 4)).collect();
         let blocks = [vec![0; 16], row].concat();
         let out = mxfp4(&blocks, &[7, 9], 1, 1, 2);
         let expected: Vec<u8> = (0..16u8).map(|at| at | at << 4).collect();

@@ -184,3 +184,48 @@ fn a_scaling_whose_frequencies_would_not_be_numbers_is_refused() {
         assert!(rope(scaling.clone()).check(128).is_err(), "{scaling:?}");
     }
 }
+
+#[test]
+fn experts_are_in_the_layers_that_each_family_s_rule_names() {
+    let qwen = |kind: &str, more: Value| {
+        let mut all = json!({"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48});
+        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        read(minimal(kind, all))
+    };
+    let with_experts = |config: &ModelConfig| config.layers.iter().map(|l| l.experts.is_some()).collect::<Vec<_>>();
+    let config = qwen("qwen3_moe", json!({"mlp_only_layers": [0], "decoder_sparse_step": 2})).unwrap();
+    assert_eq!(with_experts(&config), [false, true, false, true]);
+    assert_eq!((config.layers[0].mlp.intermediate_size, config.layers[1].mlp.intermediate_size), (128, 32));
+    assert!(!config.experts().unwrap().normalise, "the default of its class");
+    let config = qwen("qwen2_moe", json!({"mlp_only_layers": [3]})).unwrap();
+    assert_eq!(with_experts(&config), [true, true, true, false]);
+    let shared = config.experts().unwrap().shared;
+    assert_eq!(shared, Some(SharedExpertConfig { intermediate_size: 48, gated: true }));
+    let error = qwen("qwen3_moe", json!({"num_experts_per_tok": 9})).unwrap_err().to_string();
+    assert!(error.contains("the number of experts of a token"), "{error}");
+    let error = qwen("qwen3_moe", json!({"num_experts": 1 << 20})).unwrap_err().to_string();
+    assert!(error.contains("the number of experts"), "{error}");
+    let error = read(minimal("mixtral", json!({}))).unwrap_err().to_string();
+    assert!(error.contains("num_local_experts"), "{error}");
+}
+
+#[test]
+fn gpt_oss_has_sinks_windows_and_biases() {
+    let experts = json!({"num_local_experts": 4, "num_experts_per_tok": 2});
+    let config = read(minimal("gpt_oss", experts.clone())).unwrap();
+    assert_eq!(config.windows().collect::<Vec<_>>(), [Some(128), None, Some(128), None]);
+    let LayerConfig { attention, mlp, experts: Some(found), .. } = &config.layers[0] else {
+        panic!("it has experts");
+    };
+    assert!(attention.sinks && attention.qkv_bias && attention.output_bias && mlp.bias && found.router_bias);
+    assert_eq!((attention.heads.dim, config.norm.eps), (64, 1e-5));
+    assert_eq!(mlp.activation, GluKind::ClampedSwiglu { alpha: 1.702, limit: 7.0 });
+    let quantised = |method: &str| {
+        let mut config = minimal("gpt_oss", experts.clone());
+        config["quantization_config"] = json!({"quant_method": method});
+        read(config)
+    };
+    assert!(quantised("mxfp4").is_ok());
+    assert!(quantised("awq").unwrap_err().to_string().contains("'awq'"));
+}
