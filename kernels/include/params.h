@@ -245,6 +245,73 @@ struct DequantizeParams {
     float scale;
 };
 
+// ------------------------------------------------------------------------------------------- experts: cuda/experts.cu
+// A pair t * chosen + j is the j-th expert of token t.
+
+// Maximum number of experts, and number of pairs of one expert in a tile.
+constexpr u32 MAX_EXPERTS = 1024, EXPERT_ROWS = 4;
+
+struct RouteParams {
+    const void* input;        // T [tokens, cols]
+    const float* weight;      // [experts, cols]
+    const float* bias;        // [experts], or null
+    const float* correction;  // [experts], added to the scores for the choice alone; or null
+    u32* picked;              // [tokens, chosen], ascending for each token
+    float* weights;           // [tokens, chosen]
+    u32 tokens;
+    u32 cols;
+    u32 experts;
+    u32 chosen;
+    u32 sigmoid;      // 1: scores are sigmoids; 0: the softmax
+    u32 groups;       // number of groups of experts; 0 means no groups
+    u32 kept_groups;  // number of groups from which experts are chosen
+    u32 best_two;     // 1: a group's value is the sum of its best two; 0: its best
+    u32 normalise;    // 1: weights are divided by their sum
+    float scale;
+};
+
+struct SortExpertsParams {
+    const u32* picked;  // [pairs]
+    u32* order;         // [pairs]: the pairs by expert
+    u32* tiles;         // the number of tiles; then for each its expert, its first place in order, its number of pairs
+    u32 pairs;
+    u32 experts;
+};
+
+struct ExpertLinearParams {
+    QuantWeight quant;   // [experts * n, k], of a quantised weight
+    const void* weight;  // T [experts * n, k], of a plain one
+    const void* input;   // T [pairs / share, k]
+    void* out;           // T [pairs] rows, out_stride apart
+    const float* bias;   // rows of bias_stride by expert, or null
+    const u32* order;
+    const u32* tiles;
+    u32 n;
+    u32 k;
+    u32 share;        // number of pairs that read one row of the input
+    u32 column;       // first column of out and of a row of the bias
+    u32 out_stride;
+    u32 bias_stride;
+};
+
+struct ExpertSumParams {
+    void* out;             // T [tokens, cols]; may be add
+    const void* input;     // T [tokens * chosen, cols]
+    const float* weights;  // [tokens, chosen]
+    const void* add;       // T [tokens, cols], or null
+    u32 tokens;
+    u32 cols;
+    u32 chosen;
+    float scale;
+};
+
+struct GateRowsParams {
+    void* out;         // T [rows, cols], updated in place
+    const void* gate;  // T [rows]
+    u32 rows;
+    u32 cols;
+};
+
 // ------------------------------------------------------------------------------------------- sampling: cuda/sampling_*.cu
 
 // Parameters of one row for the sampler.

@@ -4,6 +4,7 @@
 //! a name. [`all`] lists the instances of a chip, which `octavo kernels build` compiles and the compile check covers.
 
 mod attention;
+mod experts;
 mod fill;
 mod images;
 mod linear;
@@ -16,6 +17,7 @@ pub use attention::{
     HEAD_SIZES, PREFILL_HEAD_SIZES, decode_ctas, decode_head_tile, paged_attention, paged_decode, paged_prefill,
     qkv_post,
 };
+pub use experts::{expert_linear, expert_sum, gate_rows, route, sort_experts};
 pub use fill::fill;
 pub use images::{MediaMove, embed_taps, media_rows, patches};
 pub use linear::{
@@ -257,8 +259,15 @@ impl Instance {
 
 /// Returns all instances for a chip.
 pub fn all(chip: Chip) -> Vec<Instance> {
-    let families =
-        [rows::all(chip), images::all(chip), attention::all(chip), linear::all(chip), sampling::all(), fill::all(chip)];
+    let families = [
+        rows::all(chip),
+        experts::all(chip),
+        images::all(chip),
+        attention::all(chip),
+        linear::all(chip),
+        sampling::all(),
+        fill::all(chip),
+    ];
     let instances: Vec<_> = families.into_iter().flatten().collect();
     debug_assert!(instances.iter().all(|i| i.chips.contains(chip)));
     instances

@@ -5,6 +5,7 @@
 //! whole program.
 
 mod attention;
+mod experts;
 mod fill;
 mod images;
 mod linear;
@@ -13,6 +14,10 @@ mod sampling;
 
 pub use attention::{
     AttentionParams, MAX_HEAD_SIZE, MAX_SPLIT_TOKENS, PagedDecodeParams, QKV_POST_HEADS, QkvPostParams,
+};
+pub use experts::{
+    EXPERT_ROWS, ExpertLinearParams, ExpertSumParams, GateRowsParams, MAX_EXPERTS, RouteParams, SortExpertsParams,
+    expert_tiles,
 };
 pub use fill::{FILL_CTAS, FillParams};
 pub use images::{EmbedTapsParams, MediaRowsParams, PatchesParams};

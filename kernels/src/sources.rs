@@ -24,6 +24,8 @@ sources! {
     ROWS = "cuda/rows.cu",
     /// Patches of images, learned positions, the media cache.
     IMAGES = "cuda/images.cu",
+    /// Mixtures of experts.
+    EXPERTS = "cuda/experts.cu",
     /// Operations after the qkv projection.
     QKV_POST = "cuda/qkv_post.cu",
     /// Attention of any element type and head size.

@@ -5,9 +5,10 @@ use std::fmt::Write as _;
 use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{Chips, Instance};
 use octavo_kernels::params::{
-    ActParams, AttentionParams, CopyBlocksParams, DequantizeParams, EmbedParams, EmbedTapsParams, FillParams,
-    GatherRowsParams, GluParams, LinearParams, MediaRowsParams, NormParams, PagedDecodeParams, Params, PatchesParams,
-    QkvPostParams, QuantLinearParams, QuantWeight, QuantizeParams, SamplingParams, SamplingRow,
+    ActParams, AttentionParams, CopyBlocksParams, DequantizeParams, EmbedParams, EmbedTapsParams, ExpertLinearParams,
+    ExpertSumParams, FillParams, GateRowsParams, GatherRowsParams, GluParams, LinearParams, MediaRowsParams,
+    NormParams, PagedDecodeParams, Params, PatchesParams, QkvPostParams, QuantLinearParams, QuantWeight,
+    QuantizeParams, RouteParams, SamplingParams, SamplingRow, SortExpertsParams,
 };
 use octavo_kernels::sources::Source;
 
@@ -47,6 +48,11 @@ fn structs_lie_as_in_c() {
     check(layout::<QuantizeParams>);
     check(layout::<QuantLinearParams>);
     check(layout::<DequantizeParams>);
+    check(layout::<RouteParams>);
+    check(layout::<SortExpertsParams>);
+    check(layout::<ExpertLinearParams>);
+    check(layout::<ExpertSumParams>);
+    check(layout::<GateRowsParams>);
     check(layout::<SamplingRow>);
     check(layout::<SamplingParams>);
     text += "}\n";

@@ -7,6 +7,7 @@ mod attention_properties;
 mod banks;
 mod common;
 mod device;
+mod experts;
 mod fill;
 mod images;
 mod launcher;

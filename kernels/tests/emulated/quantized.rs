@@ -114,14 +114,14 @@ fn elements(format: QuantFormat, block: &[u8]) -> Vec<f64> {
 }
 
 /// A random weight `[n, k]`: its values, and its layout on the device.
-struct Weight {
-    layout: QuantLayout,
-    memory: Vec<u8>,
-    values: Vec<f64>,
+pub(crate) struct Weight {
+    pub(crate) layout: QuantLayout,
+    pub(crate) memory: Vec<u8>,
+    pub(crate) values: Vec<f64>,
 }
 
 impl Weight {
-    fn draw(rng: &mut TestRng, format: QuantFormat, n: usize, k: usize) -> Self {
+    pub(crate) fn draw(rng: &mut TestRng, format: QuantFormat, n: usize, k: usize) -> Self {
         let blocks = random_blocks(storage(format), n * k, 1.0, rng);
         let layout = QuantLayout::new(format, n, k).expect("whole blocks");
         let mut bytes = vec![0; layout.bytes()];

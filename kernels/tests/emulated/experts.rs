@@ -1,0 +1,293 @@
+//! Tests of the kernels for mixtures of experts.
+
+use std::sync::LazyLock;
+
+use octavo_kernels::emulation::Order;
+use octavo_kernels::manifest::{self, Dtype};
+use octavo_kernels::params::{
+    EXPERT_ROWS, ExpertLinearParams, ExpertSumParams, GateRowsParams, QuantWeight, RouteParams, SortExpertsParams,
+    expert_tiles,
+};
+use octavo_kernels::quant::QuantFormat;
+use octavo_ops::testing::TestRng;
+use octavo_ops::{BufferId, ChoiceScratch, ExpertGroups, GroupScore, Route, RouteScores, WeightId};
+
+use crate::common::{assert_near, in_every_order, launch, rng};
+use crate::launcher::{Kernels, address, address_mut, dtypes};
+use crate::quantized::Weight;
+use crate::support::{Array, Tolerance, normal, pick};
+
+static KERNELS: LazyLock<Kernels> = LazyLock::new(|| {
+    let mut instances = vec![manifest::sort_experts()];
+    for dtype in dtypes() {
+        instances.extend([manifest::route(dtype), manifest::expert_sum(dtype), manifest::gate_rows(dtype)]);
+        instances.push(manifest::expert_linear(None, dtype));
+        instances.extend(QuantFormat::ALL.map(|format| manifest::expert_linear(Some(format), dtype)));
+    }
+    Kernels::new(&instances)
+});
+
+fn f32s(len: usize, rng: &mut TestRng) -> Vec<f32> {
+    (0..len).map(|_| normal(rng) as f32).collect()
+}
+
+/// Returns a random choice among `experts` experts, and the number of chosen ones.
+fn random_route(rng: &mut TestRng) -> (Route, usize, usize) {
+    let (groups, size) = (1 + rng.below(5), 1 + rng.below(20));
+    let kept = 1 + rng.below(groups);
+    let score = pick(rng, &[GroupScore::Best, GroupScore::BestTwo]);
+    let grouped = (rng.below(2) == 0).then_some(ExpertGroups { count: groups, kept, score });
+    let eligible = if grouped.is_some() { kept * size } else { groups * size };
+    let route = Route {
+        weight: WeightId(0),
+        bias: None,
+        correction: None,
+        scores: pick(rng, &[RouteScores::Softmax, RouteScores::Sigmoid]),
+        groups: grouped,
+        normalise: rng.below(2) == 0,
+        scale: pick(rng, &[1.0, 2.5]),
+        input: BufferId(0),
+        out: BufferId(0),
+    };
+    (route, groups * size, 1 + rng.below(eligible.min(9)))
+}
+
+fn check_route(dtype: Dtype, rng: &mut TestRng) {
+    let (route, experts, chosen) = random_route(rng);
+    let (tokens, cols) = (1 + rng.below(4), 8 * (1 + rng.below(20)));
+    let input = Array::random(dtype, tokens * cols, rng);
+    let weight = f32s(experts * cols, rng);
+    let [bias, correction] = [(); 2].map(|()| (rng.below(2) == 0).then(|| f32s(experts, rng)));
+    // Weights are compared by bits across orders.
+    let (picked, weights) = in_every_order(|order| {
+        let (mut picked, mut weights) = (vec![u32::MAX; tokens * chosen], vec![f32::NAN; tokens * chosen]);
+        let params = RouteParams {
+            input: input.ptr(),
+            weight: address(&weight),
+            bias: bias.as_deref().map_or(0, address),
+            correction: correction.as_deref().map_or(0, address),
+            picked: address_mut(&mut picked),
+            weights: address_mut(&mut weights),
+            tokens: tokens as u32,
+            cols: cols as u32,
+            experts: experts as u32,
+            chosen: chosen as u32,
+            sigmoid: u32::from(route.scores == RouteScores::Sigmoid),
+            groups: route.groups.map_or(0, |groups| groups.count as u32),
+            kept_groups: route.groups.map_or(0, |groups| groups.kept as u32),
+            best_two: u32::from(route.groups.is_some_and(|groups| groups.score == GroupScore::BestTwo)),
+            normalise: u32::from(route.normalise),
+            scale: route.scale,
+        };
+        launch(&KERNELS, order, &manifest::route(dtype), params.grid(), &params);
+        (picked, weights.into_iter().map(f32::to_bits).collect::<Vec<_>>())
+    });
+    for token in 0..tokens {
+        let row = input.range(token * cols..(token + 1) * cols);
+        let logit = |expert: usize| {
+            let dot: f64 = row.iter().zip(&weight[expert * cols..]).map(|(x, w)| x * f64::from(*w)).sum();
+            (dot + bias.as_ref().map_or(0.0, |bias| f64::from(bias[expert]))) as f32
+        };
+        let logits: Vec<f32> = (0..experts).map(logit).collect();
+        let (mut expected, mut shares) = (vec![0; chosen], vec![0.0; chosen]);
+        let scratch = &mut ChoiceScratch::default();
+        route.choose(&logits, correction.as_deref().unwrap_or_default(), scratch, &mut expected, &mut shares);
+        let range = token * chosen..(token + 1) * chosen;
+        assert_eq!(picked[range.clone()], expected, "{route:?} of {experts}");
+        let found: Vec<f64> = weights[range].iter().map(|bits| f64::from(f32::from_bits(*bits))).collect();
+        let shares: Vec<f64> = shares.iter().map(|x| f64::from(*x)).collect();
+        assert_near(&found, &shares, 1e-4, "weights");
+    }
+}
+
+/// The experts of some tokens in the order of experts.
+struct Sorted {
+    order: Vec<u32>,
+    tiles: Vec<u32>,
+}
+
+fn sort(order: Order, picked: &[u32], experts: usize) -> Sorted {
+    let most = expert_tiles(picked.len() as u32, experts as u32) as usize;
+    let mut sorted = Sorted { order: vec![u32::MAX; picked.len()], tiles: vec![u32::MAX; 1 + 3 * most] };
+    let params = SortExpertsParams {
+        picked: address(picked),
+        order: address_mut(&mut sorted.order),
+        tiles: address_mut(&mut sorted.tiles),
+        pairs: picked.len() as u32,
+        experts: experts as u32,
+    };
+    launch(&KERNELS, order, &manifest::sort_experts(), [1; 3], &params);
+    sorted
+}
+
+#[test]
+fn tiles_hold_every_pair_once() {
+    let mut rng = rng();
+    for _ in 0..20 {
+        let experts = 1 + rng.below(40);
+        let pairs = 1 + rng.below(300);
+        let picked = rng.tokens(pairs, experts);
+        for order in [Order::Forward, Order::Reverse, Order::Random(3)] {
+            let Sorted { order, tiles } = sort(order, &picked, experts);
+            let mut seen = vec![false; picked.len()];
+            for tile in tiles[1..][..3 * tiles[0] as usize].chunks(3) {
+                assert!((1..=EXPERT_ROWS).contains(&tile[2]));
+                for &pair in &order[tile[1] as usize..][..tile[2] as usize] {
+                    assert_eq!(picked[pair as usize], tile[0]);
+                    assert!(!std::mem::replace(&mut seen[pair as usize], true), "pair {pair} is in two tiles");
+                }
+            }
+            assert!(seen.iter().all(|&seen| seen), "a pair is missing");
+        }
+    }
+}
+
+fn check_linear(dtype: Dtype, format: Option<QuantFormat>, rng: &mut TestRng) {
+    let (experts, n, chosen, tokens) = (1 + rng.below(5), 1 + rng.below(20), 1 + rng.below(3), 1 + rng.below(6));
+    let k = format.map_or(8, QuantFormat::block_elements) * (1 + rng.below(3));
+    let pairs = tokens * chosen;
+    let share = pick(rng, &[1, chosen]);
+    let (stride, column) = (n + 5, rng.below(6));
+    let input = Array::random(dtype, pairs / share * k, rng);
+    let plain = Array::random(dtype, experts * n * k, rng);
+    let quantised = format.map(|format| Weight::draw(rng, format, experts * n, k));
+    let values = quantised.as_ref().map_or_else(|| plain.values(), |weight| weight.values.clone());
+    let bias = (rng.below(2) == 0).then(|| f32s(experts * stride, rng));
+    let picked = rng.tokens(pairs, experts);
+    let instance = manifest::expert_linear(format, dtype);
+    let out = in_every_order(|order| {
+        let sorted = sort(order, &picked, experts);
+        let mut out = Array::of(dtype, &vec![0.0; pairs * stride]);
+        let params = ExpertLinearParams {
+            quant: quantised.as_ref().map_or_else(QuantWeight::default, |w| w.layout.planes(address(&w.memory))),
+            weight: plain.ptr(),
+            input: input.ptr(),
+            out: out.ptr_mut(),
+            bias: bias.as_deref().map_or(0, address),
+            order: address(&sorted.order),
+            tiles: address(&sorted.tiles),
+            n: n as u32,
+            k: k as u32,
+            share: share as u32,
+            column: column as u32,
+            out_stride: stride as u32,
+            bias_stride: stride as u32,
+        };
+        launch(&KERNELS, order, &instance, params.grid(pairs as u32, experts as u32), &params);
+        out
+    });
+    let value = |(pair, column_of): (usize, usize)| {
+        if !(column..column + n).contains(&column_of) {
+            return 0.0;
+        }
+        let expert = picked[pair] as usize;
+        let row = &values[(expert * n + column_of - column) * k..][..k];
+        let x = input.range(pair / share * k..(pair / share + 1) * k);
+        let dot: f64 = x.iter().zip(row).map(|(x, w)| x * w).sum();
+        dot + bias.as_ref().map_or(0.0, |bias| f64::from(bias[expert * stride + column_of]))
+    };
+    let expected: Vec<f64> = (0..pairs * stride).map(|i| value((i / stride, i % stride))).collect();
+    assert_near(&out.values(), &expected, 4.0 * Tolerance::Elementwise.of(dtype), &instance.name);
+}
+
+fn check_sum(dtype: Dtype, rng: &mut TestRng) {
+    let (tokens, chosen, cols) = (1 + rng.below(4), 1 + rng.below(5), pick(rng, &[1, 7, 100, 300]));
+    let input = Array::random(dtype, tokens * chosen * cols, rng);
+    let weights = f32s(tokens * chosen, rng);
+    let before = Array::random(dtype, tokens * cols, rng);
+    let (adds, scale) = (rng.below(2) == 0, pick(rng, &[1.0f32, 0.22]));
+    let out = in_every_order(|order| {
+        let mut out = before.clone();
+        let at = out.ptr_mut();
+        let params = ExpertSumParams {
+            out: at,
+            input: input.ptr(),
+            weights: address(&weights),
+            add: if adds { at } else { 0 },
+            tokens: tokens as u32,
+            cols: cols as u32,
+            chosen: chosen as u32,
+            scale,
+        };
+        launch(&KERNELS, order, &manifest::expert_sum(dtype), params.grid(), &params);
+        out
+    });
+    let value = |i: usize| {
+        let (token, col) = (i / cols, i % cols);
+        let row = |j: usize| token * chosen + j;
+        let sum: f64 = (0..chosen).map(|j| f64::from(weights[row(j)]) * input.get(row(j) * cols + col)).sum();
+        f64::from(scale) * sum + if adds { before.get(i) } else { 0.0 }
+    };
+    let expected: Vec<f64> = (0..tokens * cols).map(value).collect();
+    assert_near(&out.values(), &expected, 2.0 * Tolerance::Elementwise.of(dtype), "the sum of experts");
+}
+
+fn check_gate(dtype: Dtype, rng: &mut TestRng) {
+    let (rows, cols) = (1 + rng.below(5), pick(rng, &[1, 7, 100, 300]));
+    let (before, gate) = (Array::random(dtype, rows * cols, rng), Array::random(dtype, rows, rng));
+    let out = in_every_order(|order| {
+        let mut out = before.clone();
+        let params = GateRowsParams { out: out.ptr_mut(), gate: gate.ptr(), rows: rows as u32, cols: cols as u32 };
+        launch(&KERNELS, order, &manifest::gate_rows(dtype), params.grid(), &params);
+        out
+    });
+    let value = |i: usize| before.get(i) / (1.0 + (-gate.get(i / cols)).exp());
+    let expected: Vec<f64> = (0..rows * cols).map(value).collect();
+    assert_near(&out.values(), &expected, 2.0 * Tolerance::Elementwise.of(dtype), "the gate");
+}
+
+#[test]
+fn experts_are_those_of_the_host() {
+    let mut rng = rng();
+    for dtype in dtypes() {
+        (0..20).for_each(|_| check_route(dtype, &mut rng));
+    }
+}
+
+#[test]
+fn products_are_those_of_the_experts() {
+    let mut rng = rng();
+    for dtype in dtypes() {
+        (0..8).for_each(|_| check_linear(dtype, None, &mut rng));
+        for format in QuantFormat::ALL {
+            (0..3).for_each(|_| check_linear(dtype, Some(format), &mut rng));
+        }
+    }
+}
+
+#[test]
+fn rows_are_summed_and_gated() {
+    let mut rng = rng();
+    for dtype in dtypes() {
+        for _ in 0..8 {
+            check_sum(dtype, &mut rng);
+            check_gate(dtype, &mut rng);
+        }
+    }
+}
+
+#[test]
+fn logits_that_are_not_numbers_choose_experts_that_exist() {
+    let (experts, chosen, cols) = (6usize, 3usize, 8usize);
+    let input = Array::of(Dtype::F32, &[f64::NAN; 8]);
+    let weight = vec![1.0f32; experts * cols];
+    for sigmoid in [0, 1] {
+        let (mut picked, mut weights) = (vec![u32::MAX; chosen], vec![0.0f32; chosen]);
+        let params = RouteParams {
+            input: input.ptr(),
+            weight: address(&weight),
+            picked: address_mut(&mut picked),
+            weights: address_mut(&mut weights),
+            tokens: 1,
+            cols: cols as u32,
+            experts: experts as u32,
+            chosen: chosen as u32,
+            sigmoid,
+            scale: 1.0,
+            ..RouteParams::default()
+        };
+        launch(&KERNELS, Order::Forward, &manifest::route(Dtype::F32), params.grid(), &params);
+        assert_eq!(picked, [0, 1, 2]);
+        assert!(weights.iter().all(|weight| weight.is_nan()));
+    }
+}
