@@ -67,3 +67,10 @@ fn an_encoder_without_rotary_positions_merges_squares() {
         &InspectOptions { context: 1, prompt: 20, image_side: 24, ..InspectOptions::default() },
     );
 }
+
+#[test]
+fn experts_are_counted_as_far_as_a_step_uses_them() {
+    let options = InspectOptions { context: 100, prompt: 64, ..InspectOptions::default() };
+    check("qwen2-moe", "qwen2-moe", &options);
+    check("gpt-oss", "gpt-oss", &options);
+}

@@ -153,6 +153,7 @@ impl Machine {
                 some(params.count, || self.launch(*kernel, params.grid(), &params))
             }
             Stage::Image(stage) => self.image(stage, step),
+            Stage::Experts(stage) => self.experts(stage, step),
         }
     }
 

@@ -5,10 +5,11 @@ use std::borrow::Cow;
 use octavo_kernels::manifest::Dtype;
 use octavo_kernels::params::{KV_BLOCK, SamplingRow};
 use octavo_kernels::plan::{PrefillPlan, most_splits};
-use octavo_ops::{BackendError, HeadShape, KvGroup, Op, Program, ProgramKind, Rope, Rows};
+use octavo_ops::{BackendError, BufferId, HeadShape, KvGroup, Op, Program, ProgramKind, Rope, Rows};
 
 use crate::CudaConfig;
 use crate::arena::{Plan, Region};
+use crate::experts::{RoutingRegions, is_routing};
 use crate::libraries::cublaslt::{self, bucket};
 use crate::linear::ROUNDED_ROWS;
 use crate::lower::block_elements;
@@ -119,6 +120,8 @@ pub(crate) struct Layout {
     /// Keys and values of an encoder.
     pub(crate) step_kv: Region,
     pub(crate) sampling: Sampling,
+    /// Experts of each token, by [`octavo_ops::BufferId`] of a routing.
+    pub(crate) routings: Vec<(BufferId, RoutingRegions)>,
     /// Memory of all regions.
     pub(crate) plan: Plan,
 }
@@ -152,6 +155,7 @@ impl Layout {
         let weights = place(program, dtype, &mut plan)?;
         let weight_bytes = plan.bytes();
         let buffers = buffers(program, dtype, limits, &mut plan);
+        let routings = routings(program, limits, &mut plan);
         let ropes = ropes(program, limits, &mut plan);
         let words = |words: usize| (words * size_of::<u32>()) as u64;
         let step = plan.take(words(limits.largest_step(program).words()));
@@ -189,6 +193,7 @@ impl Layout {
             patches,
             step_kv,
             sampling,
+            routings,
             plan,
         })
     }
@@ -212,12 +217,19 @@ pub(crate) fn is_logits(program: &Program, buffer: usize) -> bool {
 fn buffers(program: &Program, dtype: Dtype, limits: &Limits, plan: &mut Plan) -> Vec<Region> {
     let region = |(index, buffer): (usize, &octavo_ops::Buffer)| {
         let row = match is_logits(program, index) {
+            _ if is_routing(program, index) => 0,
             true => logits_stride(buffer.cols).saturating_mul(size_of::<f32>() as u64),
             false => (buffer.cols as u64).saturating_mul(dtype.bytes() as u64),
         };
         plan.take(row.saturating_mul(limits.rows_of(program, buffer.rows)))
     };
     program.buffers.iter().enumerate().map(region).collect()
+}
+
+fn routings(program: &Program, limits: &Limits, plan: &mut Plan) -> Vec<(BufferId, RoutingRegions)> {
+    let tokens = limits.rows_of(program, Rows::Tokens);
+    let indices = (0..program.buffers.len()).filter(|&index| is_routing(program, index));
+    indices.map(|index| (BufferId(index), RoutingRegions::new(program, index, tokens, plan))).collect()
 }
 
 fn ropes(program: &Program, limits: &Limits, plan: &mut Plan) -> Vec<RopeTables> {

@@ -24,6 +24,7 @@ mod config;
 mod driver;
 mod dummy;
 mod encoder;
+mod experts;
 mod forward;
 mod images;
 mod layout;

@@ -12,6 +12,7 @@ use octavo_ops::{
 
 use crate::arena::Arena;
 use crate::build::{Instances, KernelId};
+use crate::experts::ExpertStage;
 use crate::images::ImageStage;
 use crate::layout::{Layout, kv_groups, logits_stride};
 use crate::linear::{Product, ProductPart, Setting, Wanted};
@@ -30,6 +31,7 @@ pub(crate) enum Stage {
     Glu { kernel: KernelId, params: GluParams, rows: Rows },
     Gather { kernel: KernelId, params: GatherRowsParams, rows: Rows },
     Image(ImageStage),
+    Experts(ExpertStage),
 }
 
 impl Stage {
@@ -111,9 +113,10 @@ impl Lowering<'_> {
             Op::MergeRows { input, out } => self.merge(*input, *out),
             Op::StoreRows { input, column } => self.store(*input, *column),
             Op::InjectRows(op) => self.inject(op),
-            Op::GateRows(_) | Op::Route(_) | Op::ExpertLinear(_) | Op::ExpertSum(_) => {
-                return Err(unsupported(format!("{}, an op of mixtures of experts", op.name())));
-            }
+            Op::GateRows(op) => self.gate_rows(op),
+            Op::Route(op) => self.route(op)?,
+            Op::ExpertLinear(op) => self.expert_linear(op),
+            Op::ExpertSum(op) => self.expert_sum(op),
             Op::Sample { .. } => return Err(unsupported("sampling inside the forward pass")),
         })
     }
@@ -131,16 +134,16 @@ impl Lowering<'_> {
     }
 
     /// Returns the address of a vector in f32.
-    fn vector(&self, id: WeightId) -> u64 {
+    pub(crate) fn vector(&self, id: WeightId) -> u64 {
         match &self.layout.weights[id.0] {
             Placed::Vector(region) | Placed::Bias(region, _) => self.arena.at(*region),
-            Placed::Matrix(_) => unreachable!("placed by its use"),
+            Placed::Matrix(_) | Placed::Experts(_) => unreachable!("placed by its use"),
         }
     }
 
     pub(crate) fn matrix(&self, id: WeightId) -> &[Part] {
         match &self.layout.weights[id.0] {
-            Placed::Matrix(parts) => parts,
+            Placed::Matrix(parts) | Placed::Experts(parts) => parts,
             Placed::Vector(_) | Placed::Bias(..) => unreachable!("placed by its use"),
         }
     }
@@ -199,7 +202,7 @@ impl Lowering<'_> {
         }
         let bias = op.bias.map(|id| match &self.layout.weights[id.0] {
             Placed::Bias(wide, narrow) => (self.arena.at(*wide), self.arena.at(*narrow)),
-            Placed::Vector(_) | Placed::Matrix(_) => unreachable!("placed by its use"),
+            Placed::Vector(_) | Placed::Matrix(_) | Placed::Experts(_) => unreachable!("placed by its use"),
         });
         let params = LinearParams {
             input: self.buffer(op.input),

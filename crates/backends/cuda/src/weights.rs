@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use octavo_kernels::manifest::Dtype;
 use octavo_kernels::params::QuantWeight;
 use octavo_kernels::quant::{QuantFormat, QuantLayout};
-use octavo_ops::{BackendError, Op, Program, StorageType, Weight, WeightError, WeightId, WeightSource};
+use octavo_ops::{BackendError, Op, Program, StorageType, Weight, WeightError, WeightId, WeightPart, WeightSource};
 
 use crate::arena::{Arena, Plan, Region};
 use crate::driver::{Gpu, Pinned};
@@ -23,6 +23,8 @@ pub(crate) enum Placed {
     Bias(Region, Region),
     /// A matrix for products, as row parts.
     Matrix(Vec<Part>),
+    /// The matrices of experts: each part has the rows of one part of every expert.
+    Experts(Vec<Part>),
 }
 
 /// Consecutive rows of a matrix.
@@ -64,6 +66,8 @@ const fn format_of(storage: StorageType) -> Option<QuantFormat> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
     Matrix,
+    /// Matrices of so many experts.
+    Experts(usize),
     Vector,
     Bias,
 }
@@ -79,6 +83,14 @@ fn uses(program: &Program) -> Vec<Use> {
                 op.norm.iter().flat_map(|norm| [norm.q, norm.k]).for_each(|id| mark(id, Use::Vector));
             }
             Op::PagedAttention(op) => op.sinks.into_iter().for_each(|id| mark(id, Use::Vector)),
+            // A router is in f32, whatever the element type.
+            Op::Route(op) => {
+                [Some(op.weight), op.bias, op.correction].into_iter().flatten().for_each(|id| mark(id, Use::Vector));
+            }
+            Op::ExpertLinear(op) => {
+                mark(op.weight, Use::Experts(op.experts));
+                op.bias.into_iter().for_each(|id| mark(id, Use::Vector));
+            }
             _ => {}
         }
     }
@@ -93,6 +105,7 @@ pub(crate) fn place(program: &Program, dtype: Dtype, plan: &mut Plan) -> Result<
             Use::Vector => Placed::Vector(plan.take(bytes(size_of::<f32>()))),
             Use::Bias => Placed::Bias(plan.take(bytes(size_of::<f32>())), plan.take(bytes(dtype.bytes()))),
             Use::Matrix => Placed::Matrix(place_matrix(weight, dtype, plan)?),
+            Use::Experts(count) => Placed::Experts(place_experts(weight, count, dtype, plan)?),
         })
     };
     program.weights.iter().zip(uses(program)).map(place_one).collect()
@@ -110,20 +123,49 @@ fn place_matrix(weight: &Weight, dtype: Dtype, plan: &mut Plan) -> Result<Vec<Pa
         };
         let rows = rest[..together].iter().map(|part| part.rows).sum();
         rest = &rest[together..];
-        let too_large = || unsupported(format!("the size of weight '{}'", weight.name));
-        let quant = match format {
-            Some(format) => Some((format, QuantLayout::new(format, rows, weight.cols).ok_or_else(too_large)?)),
-            None if !weight.cols.is_multiple_of(8) => {
-                let (name, cols) = (&weight.name, weight.cols);
-                return Err(unsupported(format!("rows of {cols} elements, no multiple of 8 (weight '{name}')")));
-            }
-            None => None,
-        };
-        let plain = (rows as u64).saturating_mul(weight.cols as u64).saturating_mul(dtype.bytes() as u64);
-        let region = plan.take(quant.map_or(plain, |(_, layout)| layout.bytes() as u64));
-        parts.push(Part { rows, region, quant });
+        parts.push(place_part(weight, rows, format, dtype, plan)?);
     }
     Ok(parts)
+}
+
+/// Places the matrices of experts part by part, each part of all experts together.
+fn place_experts(weight: &Weight, count: usize, dtype: Dtype, plan: &mut Plan) -> Result<Vec<Part>, BackendError> {
+    let each = weight.parts.len() / count.max(1);
+    let place = |index: usize| {
+        let first = &weight.parts[index];
+        let format = format_of(first.storage);
+        if parts_of_experts(weight, index, each).any(|part| format_of(part.storage) != format) {
+            return Err(unsupported(format!("experts that are stored in different ways (weight '{}')", weight.name)));
+        }
+        place_part(weight, first.rows * count, format, dtype, plan)
+    };
+    (0..each).map(place).collect()
+}
+
+/// Returns one part of every expert.
+fn parts_of_experts(weight: &Weight, index: usize, each: usize) -> impl Iterator<Item = &WeightPart> {
+    weight.parts.iter().skip(index).step_by(each)
+}
+
+fn place_part(
+    weight: &Weight,
+    rows: usize,
+    format: Option<QuantFormat>,
+    dtype: Dtype,
+    plan: &mut Plan,
+) -> Result<Part, BackendError> {
+    let too_large = || unsupported(format!("the size of weight '{}'", weight.name));
+    let quant = match format {
+        Some(format) => Some((format, QuantLayout::new(format, rows, weight.cols).ok_or_else(too_large)?)),
+        None if !weight.cols.is_multiple_of(8) => {
+            let (name, cols) = (&weight.name, weight.cols);
+            return Err(unsupported(format!("rows of {cols} elements, no multiple of 8 (weight '{name}')")));
+        }
+        None => None,
+    };
+    let plain = (rows as u64).saturating_mul(weight.cols as u64).saturating_mul(dtype.bytes() as u64);
+    let region = plan.take(quant.map_or(plain, |(_, layout)| layout.bytes() as u64));
+    Ok(Part { rows, region, quant })
 }
 
 /// Reads weights and copies them to their locations.
@@ -161,7 +203,17 @@ impl Loader<'_> {
                     rest = others;
                     match part.quant {
                         None => self.load_plain(weight, these, &[(part.region, self.dtype)])?,
-                        Some((_, layout)) => self.load_quantised(weight, &these[0], part.region, layout)?,
+                        Some((_, layout)) => self.load_quantised(weight, these, part.region, layout)?,
+                    }
+                }
+                Ok(())
+            }
+            Placed::Experts(parts) => {
+                for (index, part) in parts.iter().enumerate() {
+                    let these: Vec<_> = parts_of_experts(weight, index, parts.len()).cloned().collect();
+                    match part.quant {
+                        None => self.load_plain(weight, &these, &[(part.region, self.dtype)])?,
+                        Some((_, layout)) => self.load_quantised(weight, &these, part.region, layout)?,
                     }
                 }
                 Ok(())
@@ -173,7 +225,7 @@ impl Loader<'_> {
     fn load_plain(
         &mut self,
         weight: &Weight,
-        parts: &[octavo_ops::WeightPart],
+        parts: &[WeightPart],
         targets: &[(Region, Dtype)],
     ) -> Result<(), BackendError> {
         let mut elements = 0;
@@ -213,22 +265,26 @@ impl Loader<'_> {
     fn load_quantised(
         &mut self,
         weight: &Weight,
-        part: &octavo_ops::WeightPart,
+        parts: &[WeightPart],
         region: Region,
         layout: QuantLayout,
     ) -> Result<(), BackendError> {
-        let data = part.read(weight.cols, self.source)?;
+        let read = |part: &WeightPart| part.read(weight.cols, self.source).map(|data| data.bytes);
+        let blocks = match parts {
+            [part] => read(part)?,
+            parts => parts.iter().map(read).collect::<Result<Vec<_>, _>>()?.concat().into(),
+        };
         let mut out = vec![0; layout.bytes()];
-        layout.repack(&data.bytes, &mut out);
+        layout.repack(&blocks, &mut out);
         let mut at = self.arena.at(region);
         for chunk in out.chunks(self.staging.len() * size_of::<u32>()) {
-            self.upload(at, chunk.len(), &part.tensor, |out| {
+            self.upload(at, chunk.len(), &parts[0].tensor, |out| {
                 out.copy_from_slice(chunk);
                 true
             })?;
             at += chunk.len() as u64;
         }
-        (self.progress)(data.bytes.len());
+        (self.progress)(blocks.len());
         Ok(())
     }
 

@@ -27,6 +27,7 @@ const FILES: &[(&str, &str)] = &[
     embedded!("qwen3-0.6b"),
     embedded!("llama-3.2-1b-instruct"),
     embedded!("mistral-7b-instruct-v0.3"),
+    embedded!("qwen3-30b-a3b"),
     embedded!("qwen3-vl-8b-instruct"),
     embedded!("smolvlm-256m-instruct"),
 ];

@@ -22,7 +22,7 @@ const TOLERANCE: f32 = 2e-5;
 /// activations in bf16 where the processor has instructions for it.
 const CPU_TOLERANCE: f32 = 0.03;
 /// The same for the rows of the encoder, whose differences add up over fewer layers.
-const CPU_ROW_TOLERANCE: f32 = 0.01;
+const CPU_ROW_TOLERANCE: f32 = 0.015;
 
 /// PyTorch's results for a prompt.
 struct Case {

@@ -10,8 +10,9 @@ use octavo_ops::testing::{PagedBatches, TestRng};
 use octavo_ops::{Backend, Program};
 
 /// Checkpoints, each with the lead of a token, as a share of the largest logit, above which the choice is clear:
-/// smaller leads depend on the order of sums or, for quantised weights, on activations of 8 bits.
-const CHECKPOINTS: [(&str, f32); 22] = [
+/// smaller leads depend on the order of sums or, for quantised weights, on activations of 8 bits. These may also change a
+/// choice of experts.
+const CHECKPOINTS: [(&str, f32); 33] = [
     ("llama", 1e-4),
     ("llama3-rope", 1e-4),
     ("llama-linear", 1e-4),
@@ -34,6 +35,17 @@ const CHECKPOINTS: [(&str, f32); 22] = [
     ("phi3-gguf/model.gguf", 0.03),
     ("granite-gguf/model.gguf", 0.03),
     ("olmo2-gguf/model.gguf", 0.03),
+    ("mixtral", 1e-4),
+    ("qwen2-moe", 1e-4),
+    ("qwen3-moe", 1e-4),
+    ("granitemoe", 1e-4),
+    ("gpt-oss", 1e-4),
+    ("gpt-oss-mxfp4", 1e-4),
+    ("mixtral-gguf/model.gguf", 0.2),
+    ("qwen2-moe-gguf/model.gguf", 0.2),
+    ("qwen3-moe-gguf/model.gguf", 0.2),
+    ("granitemoe-gguf/model.gguf", 0.2),
+    ("gpt-oss-gguf/model.gguf", 0.2),
 ];
 
 /// Returns the tokens that two sequences choose in one batch, with their margins, in the order of steps. They continue

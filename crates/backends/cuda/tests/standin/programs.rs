@@ -3,7 +3,7 @@
 use octavo_backend_cuda::testing::devices::{H200, L40S, T4, V100};
 use octavo_backend_cuda::{CudaConfig, Dtype};
 use octavo_ops::testing::suite::{models, real_sizes};
-use octavo_ops::testing::{NormPlacement, PagedBatches, Scales, TestRng, TinyModel};
+use octavo_ops::testing::{NormPlacement, PagedBatches, Scales, TestRng, TinyExperts, TinyModel, models_with_experts};
 use octavo_ops::{Backend, GluKind, HeadShape, StepBatch};
 use proptest::prelude::*;
 
@@ -23,6 +23,20 @@ proptest! {
     #[test]
     fn logits_are_near_the_naive_ones(model in models().prop_map(fitting), tokens in 1usize..50) {
         with_suite(&config(), 3e-4, 2e-5, |suite| suite.near_reference(&model, tokens))?;
+    }
+
+    #[test]
+    fn experts_are_near_the_naive_ones(model in models_with_experts().prop_map(fitting), tokens in 1usize..30) {
+        with_suite(&config(), 3e-4, 2e-5, |suite| suite.near_reference(&model, tokens))?;
+    }
+
+    #[test]
+    fn bits_of_experts_do_not_depend_on_the_batch_if_that_is_asked_for(
+        model in models_with_experts().prop_map(fitting),
+        seed in any::<u64>(),
+    ) {
+        let config = CudaConfig { batch_invariant: true, ..config() };
+        with_suite(&config, 3e-4, 2e-5, |suite| suite.same_bits(&model, seed))?;
     }
 
     #[test]
@@ -55,6 +69,10 @@ fn sixteen_bits_are_as_near_as_their_rounding_allows() {
         let glu = GluKind::ClampedSwiglu { alpha: 1.702, limit: 0.5 };
         let model = TinyModel { placement: NormPlacement::Sandwich, sinks: true, scales, glu, ..wide() };
         with_suite(&config, worst, mean, |suite| suite.near_reference(&model, 40)).unwrap();
+        // Every expert is chosen, since the rounding of activations may change a choice.
+        let experts = TinyExperts { chosen: 5, shared: true, ..TinyExperts::default() };
+        let model = TinyModel { experts: Some(experts), ..wide() };
+        with_suite(&config, worst, mean, |suite| suite.near_reference(&model, 12)).unwrap();
         // Only the plain kernel supports these heads.
         with_suite(&config, worst, mean, |suite| suite.near_reference(&TinyModel::default(), 20)).unwrap();
     }

@@ -1,0 +1,194 @@
+//! Lowering and launches of the ops of mixtures of experts.
+
+use octavo_kernels::manifest;
+use octavo_kernels::params::{
+    ExpertLinearParams, ExpertSumParams, GateRowsParams, MAX_EXPERTS, RouteParams, SortExpertsParams, expert_tiles,
+};
+use octavo_ops::{
+    BackendError, BufferId, Element, ExpertLinear, ExpertSum, GateRows, GroupScore, Op, Program, Route, RouteScores,
+    Rows,
+};
+
+use crate::arena::{Plan, Region};
+use crate::build::KernelId;
+use crate::forward::{Machine, Step, some};
+use crate::lower::{Lowering, Stage};
+use crate::unsupported;
+
+/// Experts of the tokens of a step. A pair `t · k + j` is the j-th expert of token t.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RoutingRegions {
+    /// Experts by pair.
+    picked: Region,
+    /// Their weights.
+    weights: Region,
+    /// The pairs by expert.
+    order: Region,
+    /// Tiles of pairs of one expert.
+    tiles: Region,
+}
+
+impl RoutingRegions {
+    /// Allocates room for steps of `tokens` tokens.
+    pub(crate) fn new(program: &Program, buffer: usize, tokens: u64, plan: &mut Plan) -> Self {
+        let experts = program.ops.iter().find_map(|op| match op {
+            Op::Route(op) if op.out.0 == buffer => Some(program.weights[op.weight.0].rows),
+            _ => None,
+        });
+        let pairs = tokens.saturating_mul(program.buffers[buffer].cols as u64);
+        let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX / 2);
+        let tiles = expert_tiles(narrow(pairs), narrow(experts.unwrap_or(0) as u64));
+        let mut words = |count: u64| plan.take(count.saturating_mul(size_of::<u32>() as u64));
+        let [picked, weights, order] = [(); 3].map(|()| words(pairs));
+        Self { picked, weights, order, tiles: words(1 + 3 * u64::from(tiles)) }
+    }
+}
+
+/// Returns whether a buffer has experts.
+pub(crate) fn is_routing(program: &Program, buffer: usize) -> bool {
+    program.buffers[buffer].element == Element::Routing
+}
+
+/// An op of a mixture of experts with its kernels and all parameters that are constant.
+#[derive(Clone, Debug)]
+pub(crate) enum ExpertStage {
+    Route {
+        route: KernelId,
+        params: RouteParams,
+        sort: KernelId,
+        sorted: SortExpertsParams,
+    },
+    /// A product for each part of the experts' weights.
+    Linear {
+        products: Vec<(KernelId, ExpertLinearParams)>,
+        chosen: u32,
+        experts: u32,
+    },
+    Sum {
+        kernel: KernelId,
+        params: ExpertSumParams,
+    },
+    Gate {
+        kernel: KernelId,
+        params: GateRowsParams,
+        rows: Rows,
+    },
+}
+
+impl Lowering<'_> {
+    fn routing(&self, id: BufferId) -> RoutingRegions {
+        let known = self.layout.routings.iter().find(|(buffer, _)| *buffer == id);
+        known.map(|(_, regions)| *regions).unwrap_or_else(|| unreachable!("a program checks its routings"))
+    }
+
+    pub(crate) fn route(&mut self, op: &Route) -> Result<Stage, BackendError> {
+        let experts = self.program.weights[op.weight.0].rows;
+        if experts > MAX_EXPERTS {
+            return Err(unsupported(format!("{experts} experts; it supports {MAX_EXPERTS}")));
+        }
+        let at = self.routing(op.out);
+        let picked = self.arena.at(at.picked);
+        let params = RouteParams {
+            input: self.buffer(op.input),
+            weight: self.vector(op.weight),
+            bias: op.bias.map_or(0, |id| self.vector(id)),
+            correction: op.correction.map_or(0, |id| self.vector(id)),
+            picked,
+            weights: self.arena.at(at.weights),
+            tokens: 0,
+            cols: self.cols(op.input),
+            experts: experts as u32,
+            chosen: self.cols(op.out),
+            sigmoid: u32::from(op.scores == RouteScores::Sigmoid),
+            groups: op.groups.map_or(0, |groups| groups.count as u32),
+            kept_groups: op.groups.map_or(0, |groups| groups.kept as u32),
+            best_two: u32::from(op.groups.is_some_and(|groups| groups.score == GroupScore::BestTwo)),
+            normalise: u32::from(op.normalise),
+            scale: op.scale,
+        };
+        let (order, tiles) = (self.arena.at(at.order), self.arena.at(at.tiles));
+        let sorted = SortExpertsParams { picked, order, tiles, pairs: 0, experts: experts as u32 };
+        let route = self.instances.id(manifest::route(self.setting.dtype));
+        let sort = self.instances.id(manifest::sort_experts());
+        Ok(Stage::Experts(ExpertStage::Route { route, params, sort, sorted }))
+    }
+
+    pub(crate) fn expert_linear(&mut self, op: &ExpertLinear) -> Stage {
+        let (at, chosen, stride) = (self.routing(op.routing), self.cols(op.routing), self.cols(op.out));
+        let mut column = 0;
+        let mut products = Vec::new();
+        for part in self.matrix(op.weight).to_vec() {
+            let n = (part.rows / op.experts) as u32;
+            let params = ExpertLinearParams {
+                quant: part.planes(self.arena),
+                weight: self.arena.at(part.region),
+                input: self.buffer(op.input),
+                out: self.buffer(op.out),
+                bias: op.bias.map_or(0, |id| self.vector(id)),
+                order: self.arena.at(at.order),
+                tiles: self.arena.at(at.tiles),
+                n,
+                k: self.cols(op.input),
+                share: if self.rows(op.input) == Rows::Tokens { chosen } else { 1 },
+                column,
+                out_stride: stride,
+                bias_stride: stride,
+            };
+            let instance = manifest::expert_linear(part.quant.map(|(format, _)| format), self.setting.dtype);
+            products.push((self.instances.id(instance), params));
+            column += n;
+        }
+        Stage::Experts(ExpertStage::Linear { products, chosen, experts: op.experts as u32 })
+    }
+
+    pub(crate) fn expert_sum(&mut self, op: &ExpertSum) -> Stage {
+        let params = ExpertSumParams {
+            out: self.buffer(op.out),
+            input: self.buffer(op.input),
+            weights: self.arena.at(self.routing(op.routing).weights),
+            add: op.add.map_or(0, |id| self.buffer(id)),
+            tokens: 0,
+            cols: self.cols(op.out),
+            chosen: self.cols(op.routing),
+            scale: op.scale,
+        };
+        let kernel = self.instances.id(manifest::expert_sum(self.setting.dtype));
+        Stage::Experts(ExpertStage::Sum { kernel, params })
+    }
+
+    pub(crate) fn gate_rows(&mut self, op: &GateRows) -> Stage {
+        let (out, gate) = (self.buffer(op.out), self.buffer(op.gate));
+        let params = GateRowsParams { out, gate, rows: 0, cols: self.cols(op.out) };
+        let kernel = self.instances.id(manifest::gate_rows(self.setting.dtype));
+        Stage::Experts(ExpertStage::Gate { kernel, params, rows: self.rows(op.out) })
+    }
+}
+
+impl Machine {
+    /// Launches an op of a mixture of experts, unless it has no rows.
+    pub(crate) fn experts(&self, stage: &ExpertStage, step: &Step<'_>) -> Result<(), BackendError> {
+        let tokens = step.rows(Rows::Tokens);
+        match stage {
+            ExpertStage::Route { route, params, sort, sorted } => some(tokens, || {
+                let params = RouteParams { tokens, ..*params };
+                self.launch(*route, params.grid(), &params)?;
+                let sorted = SortExpertsParams { pairs: tokens * params.chosen, ..*sorted };
+                self.launch(*sort, [1; 3], &sorted)
+            }),
+            ExpertStage::Linear { products, chosen, experts } => some(tokens, || {
+                let launch = |(kernel, params): &(KernelId, ExpertLinearParams)| {
+                    self.launch(*kernel, params.grid(tokens * chosen, *experts), params)
+                };
+                products.iter().try_for_each(launch)
+            }),
+            ExpertStage::Sum { kernel, params } => {
+                let params = ExpertSumParams { tokens, ..*params };
+                some(tokens, || self.launch(*kernel, params.grid(), &params))
+            }
+            ExpertStage::Gate { kernel, params, rows } => {
+                let params = GateRowsParams { rows: step.rows(*rows), ..*params };
+                some(params.rows, || self.launch(*kernel, params.grid(), &params))
+            }
+        }
+    }
+}
