@@ -43,7 +43,7 @@ impl StepCost for ProgramCost {
 #[cfg(test)]
 mod tests {
     use octavo_ops::cost::{ElementBytes, StepShape, step_cost};
-    use octavo_ops::testing::TinyModel;
+    use octavo_ops::testing::{TinyExperts, TinyModel};
 
     use super::*;
 
@@ -58,5 +58,19 @@ mod tests {
         parts += cost.share(12, 20, 2);
         let sum = parts.step + parts.tokens + parts.attention + parts.rows;
         assert!((sum / whole - 1.0).abs() < 1e-9, "{sum} instead of {whole}");
+    }
+
+    #[test]
+    fn a_step_is_assumed_to_use_all_experts() {
+        let model = TinyModel { experts: Some(TinyExperts::default()), ..TinyModel::default() };
+        let (program, _) = model.build().unwrap();
+        let cost = ProgramCost::new(StepPricer::new(&program, ElementBytes::HALF), None);
+        for (tokens, is_exact) in [(1, false), (64, true)] {
+            let whole = cost.seconds(step_cost(&program, &StepShape::prefill(tokens), ElementBytes::HALF));
+            let mut parts = cost.step();
+            parts += cost.share(tokens, tokens, 1);
+            let ratio = (parts.step + parts.tokens + parts.attention + parts.rows) / whole;
+            assert!(ratio > 1.0 - 1e-9 && (ratio < 1.0 + 1e-9) == is_exact, "{tokens} tokens: {ratio}");
+        }
     }
 }

@@ -275,7 +275,7 @@ impl Backend for CpuBackend {
     fn weight_bytes(&self) -> u64 {
         let bytes = |loaded: &Loaded| match loaded {
             Loaded::Vector(values) => size_of_val(&values[..]) as u64,
-            matrices => matrices.matrices().iter().map(Matrix::bytes).sum(),
+            Loaded::Matrix(_) | Loaded::Experts(_) => loaded.matrices().iter().map(Matrix::bytes).sum(),
         };
         let encoder = self.encoder.iter().map(|encoder| &encoder.model);
         self.model.iter().chain(encoder).flat_map(|model| &model.weights).map(bytes).sum()

@@ -19,9 +19,19 @@ pub(crate) enum Stage {
     /// Copies the row of each token to those of its experts. `plain` is whether they are read in f32.
     Dispatch { routing: BufferId, input: BufferId, out: BufferId, plain: bool },
     /// Multiplies the rows of each expert with its weight.
-    Product { weight: WeightId, bias: Option<Vec<f32>>, input: BufferId, routing: BufferId, out: BufferId },
+    Product(ExpertProduct),
     /// Adds the rows of each token.
     Sum(ExpertSum),
+}
+
+/// `ExpertLinear` over rows in the order of experts.
+pub(crate) struct ExpertProduct {
+    pub(crate) weight: WeightId,
+    /// Bias of all experts, one after the other.
+    pub(crate) bias: Option<Vec<f32>>,
+    pub(crate) input: BufferId,
+    pub(crate) routing: BufferId,
+    pub(crate) out: BufferId,
 }
 
 /// The experts of the tokens of a step.
@@ -169,7 +179,7 @@ impl Forward<'_> {
                 });
             }
             // SAFETY: the caller guarantees this.
-            Stage::Product { .. } => unsafe { self.expert_product(stage, worker, scratch) },
+            Stage::Product(op) => unsafe { self.expert_product(op, worker, scratch) },
             // SAFETY: the caller guarantees this.
             Stage::Sum(op) => unsafe { self.expert_sum(op, worker, scratch) },
         }
@@ -188,20 +198,19 @@ impl Forward<'_> {
         });
     }
 
-    unsafe fn expert_product(&self, stage: &Stage, worker: Worker<'_>, scratch: &Scratch) {
-        let Stage::Product { weight, bias, input, routing, out } = stage else { return };
-        let routing = scratch.routings[routing.0].threads();
-        let matrices = self.weights[weight.0].experts();
-        let (input, out) = (scratch.rows[input.0], scratch.rows[out.0]);
+    unsafe fn expert_product(&self, op: &ExpertProduct, worker: Worker<'_>, scratch: &Scratch) {
+        let routing = scratch.routings[op.routing.0].threads();
+        let matrices = self.weights[op.weight.0].experts();
+        let (input, out) = (scratch.rows[op.input.0], scratch.rows[op.out.0]);
         // SAFETY: the caller guarantees this; the rows were sorted before the last barrier.
         let groups = unsafe { routing.groups() };
-        let (Some(first), true) = (matrices.first(), groups > 0) else { return };
-        let mean = (self.batch.tokens() * routing.chosen).div_ceil(groups);
-        let chunks = product::chunks(first, mean);
+        let mean = (self.batch.tokens() * routing.chosen).div_ceil(groups.max(1));
+        // All experts have the same parts.
+        let chunks = matrices.first().map_or(0, |matrix| product::chunks(matrix, mean));
         worker.share(groups * chunks, |piece| {
             // SAFETY: as above.
             let Group { expert, rows } = unsafe { routing.group(piece / chunks) };
-            let bias = bias.as_ref().map(|bias| &bias[expert * out.cols..][..out.cols]);
+            let bias = op.bias.as_ref().map(|bias| &bias[expert * out.cols..][..out.cols]);
             let epilogue = Epilogue { bias, ..Epilogue::default() };
             let matrix = &matrices[expert];
             let product = Product { matrix, input, rows: mean, out, epilogue, largest: None };

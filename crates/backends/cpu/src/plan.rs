@@ -7,7 +7,7 @@ use octavo_ops::{
 
 use crate::activation::Forms;
 use crate::attention::task_tokens;
-use crate::experts;
+use crate::experts::{self, ExpertProduct};
 use crate::rows::GROUP;
 use crate::weights::{Kind, Matrix};
 use crate::{Isa, NAME};
@@ -389,16 +389,12 @@ impl Planner<'_> {
             input = self.buffer("dispatched", Rows::Routed(chosen), cols);
             self.plan.forms[input.0] = forms;
             let plain = self.reads_plain(op.weight);
-            let from = op.input;
-            self.plan.stages.push(Stage::Experts(experts::Stage::Dispatch {
-                routing: op.routing,
-                input: from,
-                out: input,
-                plain,
-            }));
+            let dispatch = experts::Stage::Dispatch { routing: op.routing, input: op.input, out: input, plain };
+            self.plan.stages.push(Stage::Experts(dispatch));
         }
         let (weight, routing, out) = (op.weight, op.routing, op.out);
-        experts::Stage::Product { weight, bias: op.bias.map(|id| self.vector(id, false)), input, routing, out }
+        let bias = op.bias.map(|id| self.vector(id, false));
+        experts::Stage::Product(ExpertProduct { weight, bias, input, routing, out })
     }
 
     /// Adds a buffer that only stages of the same op use.

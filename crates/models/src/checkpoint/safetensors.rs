@@ -95,9 +95,11 @@ impl Shards {
         Ok(())
     }
 
-    /// Returns a tensor's description and the file that contains it.
+    /// Returns a tensor's description and the file that contains it. A decoder that was stored alone, such as
+    /// Qwen3-Embedding, has names without `model.`.
     pub(super) fn find(&self, name: &str) -> Option<(&TensorInfo, &[u8])> {
-        self.tensors.get(name).map(|(file, info)| (info, self.files[*file].bytes()))
+        let found = self.tensors.get(name).or_else(|| self.tensors.get(name.strip_prefix("model.")?));
+        found.map(|(file, info)| (info, self.files[*file].bytes()))
     }
 
     /// Returns the descriptions of all tensors.

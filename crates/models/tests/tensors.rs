@@ -1,0 +1,119 @@
+//! Checkpoints whose tensors differ from what families usually have: those of experts, and names without a prefix.
+//! Damage is an error that describes the defect.
+
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use octavo_models::{Checkpoint, build_program};
+use octavo_ops::WeightSource;
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+
+const LAYER: &str = "model.layers.0.mlp.experts.";
+
+fn testdata(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata").join(name)
+}
+
+/// A tensor of a copy that a test changes.
+type Tensors = HashMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+/// Opens a copy of a checkpoint whose tensors were changed. Returns the error of its program, if there is one.
+fn changed(name: &str, change: impl FnOnce(&mut Tensors)) -> Result<Checkpoint, String> {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(testdata(name).join("config.json"), folder.path().join("config.json")).unwrap();
+    let bytes = std::fs::read(testdata(name).join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors: Tensors =
+        file.iter().map(|(name, t)| (name.to_owned(), (t.dtype(), t.shape().to_vec(), t.data().to_vec()))).collect();
+    change(&mut tensors);
+    let views = tensors
+        .iter()
+        .map(|(name, (dtype, shape, data))| (name.clone(), TensorView::new(*dtype, shape.clone(), data).unwrap()));
+    std::fs::write(folder.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    let checkpoint = Checkpoint::open(folder.path()).map_err(|error| error.to_string())?;
+    build_program(&checkpoint).map(|_| checkpoint).map_err(|error| error.to_string())
+}
+
+fn error(name: &str, change: impl FnOnce(&mut Tensors)) -> String {
+    changed(name, change).expect_err("the checkpoint is damaged")
+}
+
+#[test]
+fn an_unchanged_copy_opens() {
+    for name in ["mixtral", "granitemoe", "gpt-oss", "gpt-oss-mxfp4"] {
+        assert!(changed(name, |_| {}).is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn experts_that_are_missing_are_named() {
+    let name = "model.layers.1.block_sparse_moe.experts.3.w2.weight";
+    assert_eq!(error("mixtral", |t| drop(t.remove(name))), format!("the checkpoint has no tensor '{name}'"));
+    let name = format!("{LAYER}down_proj");
+    let message = error("gpt-oss", |t| drop(t.remove(&name)));
+    assert_eq!(message, format!("the checkpoint has no tensor '{name}'"));
+    let name = format!("{LAYER}gate_up_proj_scales");
+    let message = error("gpt-oss-mxfp4", |t| drop(t.remove(&name)));
+    assert_eq!(message, format!("the checkpoint has no tensor '{name}'"));
+}
+
+#[test]
+fn tensors_of_experts_have_the_right_shape() {
+    let reshape = |name: &str, shape: Vec<usize>| {
+        let name = name.to_owned();
+        move |t: &mut Tensors| t.get_mut(&name).unwrap().1 = shape
+    };
+    let blocks = format!("{LAYER}gate_up_proj_blocks");
+    // Four experts of 160 outputs have as many bytes as five of 128.
+    let message = error("gpt-oss-mxfp4", reshape(&blocks, vec![4, 160, 2, 16]));
+    assert!(message.contains("is not that of a tensor of all experts"), "{message}");
+    let message = error("gpt-oss-mxfp4", reshape(&blocks, vec![5, 128, 32]));
+    assert!(message.contains("is not that of a tensor of all experts"), "{message}");
+    let message = error("gpt-oss", reshape(&format!("{LAYER}gate_up_proj"), vec![5, 128, 64]));
+    assert!(message.contains("has the shape"), "{message}");
+    let message = error("granitemoe", reshape("model.layers.0.block_sparse_moe.input_linear.weight", vec![5, 64, 128]));
+    assert!(message.contains("has the shape [5, 64, 128]"), "{message}");
+    let codes = format!("{LAYER}down_proj_blocks");
+    let message = error("gpt-oss-mxfp4", |t| {
+        let (dtype, _, data) = t.get_mut(&codes).unwrap();
+        (*dtype, *data) = (Dtype::I16, data.repeat(2));
+    });
+    assert!(message.contains("its elements are not bytes"), "{message}");
+}
+
+#[test]
+fn a_tensor_of_one_expert_is_cut_from_that_of_all() {
+    let checkpoint = Checkpoint::open(&testdata("gpt-oss")).unwrap();
+    let all = checkpoint.tensor(&format!("{LAYER}gate_up_proj_bias")).unwrap();
+    let width = 2 * all.shape[1];
+    let of = |expert: usize, first: usize| -> Vec<u8> {
+        let row = &all.bytes[expert * width..][..width];
+        row.chunks(2).skip(first).step_by(2).flatten().copied().collect()
+    };
+    for expert in 0..5 {
+        let tensor = |name: &str| checkpoint.tensor(&format!("{LAYER}{expert}.{name}.bias")).unwrap();
+        assert_eq!(
+            (&tensor("gate_proj").bytes[..], &tensor("up_proj").bytes[..]),
+            (&of(expert, 0)[..], &of(expert, 1)[..])
+        );
+    }
+    assert!(checkpoint.tensor(&format!("{LAYER}5.gate_proj.bias")).is_err(), "there are five experts");
+    assert!(checkpoint.tensor(&format!("{LAYER}0.other.bias")).is_err());
+}
+
+#[test]
+fn names_may_lack_the_prefix_of_the_model() {
+    // Qwen3-Embedding is stored as the decoder alone.
+    let bare = changed("qwen3", |tensors| {
+        *tensors =
+            tensors.drain().map(|(name, tensor)| (name.trim_start_matches("model.").to_owned(), tensor)).collect();
+    });
+    let bare = bare.unwrap();
+    let whole = Checkpoint::open(&testdata("qwen3")).unwrap();
+    assert_eq!(build_program(&bare).unwrap(), build_program(&whole).unwrap());
+    let name = "model.layers.1.mlp.up_proj.weight";
+    assert_eq!(bare.tensor(name).unwrap().bytes, whole.tensor(name).unwrap().bytes);
+    assert!(bare.tensor("model.layers.2.mlp.up_proj.weight").is_err());
+}
