@@ -312,17 +312,7 @@ def gguf_file(folder, arch, config, types, tokenizer, seed, permute, head=None):
                                      config.num_hidden_layers)
     writer = gguf.GGUFWriter(folder / "model.gguf", arch)
     writer.add_name(f"tiny {arch}")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    parameters = config.rope_parameters.get("full_attention", config.rope_parameters)
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_rope_freq_base(parameters["rope_theta"])
-    writer.add_rope_dimension_count(int(dim * parameters.get("partial_rotary_factor", 1.0)))
+    parameters = add_sizes(writer, config)
     if head is not None:
         head(writer, config, arch)
     add_vocabulary(writer, tokenizer)
@@ -354,6 +344,22 @@ def gguf_file(folder, arch, config, types, tokenizer, seed, permute, head=None):
     writer.write_tensors_to_file()
     writer.close()
     golden(folder / "golden.safetensors", model, dequantised, seed)
+
+
+def add_sizes(writer, config):
+    """Adds the keys that every family has. Returns the parameters of the rotary embedding."""
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    parameters = config.rope_parameters.get("full_attention", config.rope_parameters)
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_rope_freq_base(parameters["rope_theta"])
+    writer.add_rope_dimension_count(int(dim * parameters.get("partial_rotary_factor", 1.0)))
+    return parameters
 
 
 def plus_one(arch, name):

@@ -20,9 +20,10 @@ from safetensors.torch import load_file
 from transformers import GptOssConfig, GraniteMoeConfig, MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
 from generate import (
-    COMMON, HERE, TOKENS, VOCAB, SPECIALS, add_vocabulary, draw, fresh, golden, new_model, permuted, rope, rounded,
+    COMMON, HERE, TOKENS, VOCAB, SPECIALS, add_sizes, add_vocabulary, draw, fresh, golden, new_model, permuted, rope, rounded,
     save_torch, train_tokenizer, unpermuted, write_json,
 )
+from generate_families import head
 
 SMALL = COMMON | dict(intermediate_size=64)
 MIXTRAL = MixtralConfig(
@@ -255,16 +256,8 @@ def parts(arch, names, config, name):
 def keys(writer, arch, config):
     """Adds the metadata, as the converter of llama.cpp does."""
     writer.add_name(f"tiny {arch}")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    add_sizes(writer, config)
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_rope_dimension_count(dim)
     writer.add_key_length(dim)
     writer.add_value_length(dim)
     writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
@@ -274,10 +267,7 @@ def keys(writer, arch, config):
     if arch == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if arch == "granitemoe":
-        writer.add_embedding_scale(config.embedding_multiplier)
-        writer.add_attention_scale(config.attention_multiplier)
-        writer.add_residual_scale(config.residual_multiplier)
-        writer.add_logit_scale(config.logits_scaling)
+        head(writer, config, "granite")
     if arch == "gpt-oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
         writer.add_sliding_window(config.sliding_window)

@@ -28,6 +28,8 @@ const FILES: &[(&str, &str)] = &[
     embedded!("llama-3.2-1b-instruct"),
     embedded!("mistral-7b-instruct-v0.3"),
     embedded!("qwen3-30b-a3b"),
+    embedded!("gpt-oss-20b"),
+    embedded!("mixtral-8x7b-instruct-v0.1"),
     embedded!("qwen3-vl-8b-instruct"),
     embedded!("smolvlm-256m-instruct"),
 ];
