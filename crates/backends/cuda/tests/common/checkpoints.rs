@@ -41,11 +41,11 @@ const CHECKPOINTS: [(&str, f32); 33] = [
     ("granitemoe", 1e-4),
     ("gpt-oss", 1e-4),
     ("gpt-oss-mxfp4", 1e-4),
-    ("mixtral-gguf/model.gguf", 0.2),
-    ("qwen2-moe-gguf/model.gguf", 0.2),
-    ("qwen3-moe-gguf/model.gguf", 0.2),
-    ("granitemoe-gguf/model.gguf", 0.2),
-    ("gpt-oss-gguf/model.gguf", 0.2),
+    ("mixtral-gguf/model.gguf", 0.03),
+    ("qwen2-moe-gguf/model.gguf", 0.08),
+    ("qwen3-moe-gguf/model.gguf", 0.03),
+    ("granitemoe-gguf/model.gguf", 0.03),
+    ("gpt-oss-gguf/model.gguf", 0.03),
 ];
 
 /// Returns the tokens that two sequences choose in one batch, with their margins, in the order of steps. They continue
