@@ -210,14 +210,15 @@ struct ExpertTile {
     }
 };
 
-DEVICE u32 first_output() { return (blockIdx.x * (blockDim.x / 32) + warp_id()) * EXPERT_OUTPUTS; }
+DEVICE u32 first_output() { return (blockIdx.y * (blockDim.x / 32) + warp_id()) * EXPERT_OUTPUTS; }
 
-// A warp computes EXPERT_OUTPUTS adjacent outputs of the pairs of a tile. Grid: outputs, tiles.
+// A warp computes EXPERT_OUTPUTS adjacent outputs of the pairs of a tile. Grid: tiles, outputs; of the tiles there may be
+// more than the second number of a grid can be.
 template <class T>
 DEVICE void expert_gemv(const ExpertLinearParams& p) {
     const u32 n0 = first_output();
-    if (blockIdx.y >= p.tiles[0] || n0 >= p.n) return;
-    const ExpertTile tile(p, blockIdx.y);
+    if (blockIdx.x >= p.tiles[0] || n0 >= p.n) return;
+    const ExpertTile tile(p, blockIdx.x);
     const T* weight[EXPERT_OUTPUTS];
 #pragma unroll
     for (u32 j = 0; j < EXPERT_OUTPUTS; ++j)
@@ -245,8 +246,8 @@ template <class F, class T>
 DEVICE void expert_gemv_quant(const ExpertLinearParams& p) {
     constexpr u32 HALF = 16;
     const u32 n0 = first_output();
-    if (blockIdx.y >= p.tiles[0] || n0 >= p.n) return;
-    const ExpertTile tile(p, blockIdx.y);
+    if (blockIdx.x >= p.tiles[0] || n0 >= p.n) return;
+    const ExpertTile tile(p, blockIdx.x);
     const u32 groups = p.k / 32;
     float sums[EXPERT_ROWS][EXPERT_OUTPUTS] = {};
     for (u32 at = lane_id(); at < groups; at += 32) {

@@ -124,7 +124,7 @@ pub const MAX_EXPERTS: usize = 1024;
 /// Maximum number of pairs in a tile.
 pub const EXPERT_ROWS: u32 = 4;
 
-/// Number of outputs of a CTA of [`ExpertLinearParams`].
+/// Number of outputs of a CTA of [`ExpertLinearParams`]: four warps of two outputs each.
 const EXPERT_OUTPUTS: u32 = 8;
 
 /// Returns the maximum number of tiles of so many pairs.
@@ -142,7 +142,7 @@ impl RouteParams {
 impl ExpertLinearParams {
     /// Returns the grid of a launch for so many pairs of `experts` experts.
     pub fn grid(&self, pairs: u32, experts: u32) -> [u32; 3] {
-        [self.n.div_ceil(EXPERT_OUTPUTS), expert_tiles(pairs, experts), 1]
+        [expert_tiles(pairs, experts), self.n.div_ceil(EXPERT_OUTPUTS), 1]
     }
 }
 
@@ -157,5 +157,18 @@ impl GateRowsParams {
     /// Returns the grid of the launch.
     pub fn grid(&self) -> [u32; 3] {
         [self.rows, 1, 1]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_steps_have_grids_that_can_be_launched() {
+        // A step of 32768 tokens of Qwen3 30B A3B.
+        let grid = ExpertLinearParams { n: 768, ..ExpertLinearParams::default() }.grid(32_768 * 8, 128);
+        assert_eq!(grid, [65_664, 96, 1], "only the first number may exceed 65535");
+        assert_eq!([expert_tiles(8, 128), expert_tiles(9, 2), expert_tiles(0, 4)], [10, 4, 0]);
     }
 }

@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{self, Dtype};
 use octavo_kernels::params::{
-    EXPERT_ROWS, ExpertLinearParams, ExpertSumParams, GateRowsParams, QuantWeight, RouteParams, SortExpertsParams,
-    expert_tiles,
+    EXPERT_ROWS, ExpertLinearParams, ExpertSumParams, GateRowsParams, MAX_EXPERTS, QuantWeight, RouteParams,
+    SortExpertsParams, expert_tiles,
 };
 use octavo_kernels::quant::QuantFormat;
 use octavo_ops::testing::TestRng;
@@ -118,6 +118,18 @@ fn sort(order: Order, picked: &[u32], experts: usize) -> Sorted {
     };
     launch(&KERNELS, order, &manifest::sort_experts(), [1; 3], &params);
     sorted
+}
+
+/// The numbers that stand in the header too: a router of as many experts as there may be, and full tiles of one expert.
+#[test]
+fn the_most_experts_and_pairs_are_those_of_the_header() {
+    let picked: Vec<u32> = (0..MAX_EXPERTS as u32).flat_map(|expert| vec![expert; EXPERT_ROWS as usize]).collect();
+    let Sorted { tiles, .. } = sort(Order::Forward, &picked, MAX_EXPERTS);
+    assert_eq!(tiles[0], MAX_EXPERTS as u32, "one tile for each expert");
+    assert!(tiles[1..][..3 * MAX_EXPERTS].chunks(3).all(|tile| tile[2] == EXPERT_ROWS));
+    let header = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/include/params.h")).expect("the header");
+    let line = format!("constexpr u32 MAX_EXPERTS = {MAX_EXPERTS}, EXPERT_ROWS = {EXPERT_ROWS};");
+    assert!(header.contains(&line), "{line}");
 }
 
 #[test]

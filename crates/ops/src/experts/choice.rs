@@ -5,6 +5,9 @@ use super::{ExpertGroups, GroupScore, Route, RouteScores};
 /// Addend of the sum of chosen scores, so that it is never 0 (DeepSeek-V3's).
 const LEAST_SUM: f32 = 1e-20;
 
+/// Rank of a score that is NaN: below all others, and finite even if two are added.
+const LOWEST: f32 = -1e30;
+
 /// Memory for the choice of one token, which is kept between calls.
 #[derive(Clone, Debug, Default)]
 pub struct ChoiceScratch {
@@ -30,7 +33,7 @@ impl Route {
         let ChoiceScratch { scores, ranks, groups } = scratch;
         self.score(logits, scores);
         ranks.clear();
-        ranks.extend(scores.iter().map(|&score| if score.is_nan() { f32::MIN } else { score }));
+        ranks.extend(scores.iter().map(|&score| if score.is_nan() { LOWEST } else { score }));
         ranks.iter_mut().zip(correction).for_each(|(rank, correction)| *rank += correction);
         if let Some(kept) = self.groups {
             kept.restrict(ranks, groups);
