@@ -15,7 +15,7 @@ use crate::activation::Activation;
 use crate::forward::{Forward, Memory, Scratch};
 use crate::kv::{self, BLOCK, KvCache, KvDtype};
 use crate::media::MediaCache;
-use crate::plan::{Loaded, Plan, WeightForm, weight_forms};
+use crate::plan::{Loaded, Plan};
 use crate::pool::{Pool, available_threads};
 use crate::weights::Matrix;
 use crate::{Isa, NAME, failed, weights};
@@ -163,18 +163,7 @@ impl CpuBackend {
             read += bytes as u64;
             progress(read);
         };
-        let mut loaded = Vec::with_capacity(program.weights.len());
-        let pool = &mut self.pool;
-        for (weight, form) in program.weights.iter().zip(weight_forms(program)) {
-            loaded.push(match form {
-                WeightForm::Vector => Loaded::Vector(weights::load_vector(weight, source, &mut advance)?),
-                WeightForm::Matrix => Loaded::Matrix(weights::load(weight, source, pool, &mut advance)?),
-                WeightForm::Exact => Loaded::Matrix(weights::load_exactly(weight, source, pool, &mut advance)?),
-                WeightForm::Experts(count) => {
-                    Loaded::Experts(weights::load_experts(weight, count, source, pool, &mut advance)?)
-                }
-            });
-        }
+        let loaded = Loaded::read(program, source, &mut self.pool, &mut advance)?;
         for storage in StorageType::ALL {
             let kept = weights::kept_as(storage);
             let parts = || program.weights.iter().flat_map(|weight| &weight.parts);

@@ -229,7 +229,9 @@ impl Forward<'_> {
                 Stage::Gather { input, out } => {
                     let sources = match self.program.buffers[out.0].rows {
                         RowCount::Pooled => &self.batch.pooled_rows,
-                        _ => &self.batch.sampled_rows,
+                        RowCount::Tokens | RowCount::Sampled | RowCount::Merged | RowCount::Routed(_) => {
+                            &self.batch.sampled_rows
+                        }
                     };
                     let (input, out) = (scratch.rows[input.0], scratch.rows[out.0]);
                     worker.share(sources.len(), |row| {

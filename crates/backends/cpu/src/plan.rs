@@ -3,13 +3,15 @@
 use octavo_ops::{
     Act, BackendError, Buffer, BufferId, Element, EmbedTaps, ExpertLinear, GateRows, Glu, HeadShape, InjectRows,
     KvPlace, Logits, NormKind, NormOp, Op, Program, QkNorm, QkvPost, Residual, Rope, Route, Rows, WeightId,
+    WeightSource,
 };
 
 use crate::activation::Forms;
 use crate::attention::task_tokens;
 use crate::experts::{self, ExpertProduct};
+use crate::pool::Pool;
 use crate::rows::GROUP;
-use crate::weights::{Kind, Matrix};
+use crate::weights::{self, Kind, Matrix};
 use crate::{Isa, NAME};
 
 /// Work between two barriers.
@@ -126,7 +128,7 @@ pub(crate) struct Plan {
     pub(crate) ropes: Vec<Rope>,
     /// Distinct numbers of tokens of attention tasks.
     pub(crate) tiles: Vec<usize>,
-    /// Buffers of the program, and then those that only stages of the same op use.
+    /// Buffers of the program, and then those that stages of one op use, and then those of another.
     pub(crate) buffers: Vec<Buffer>,
     /// Representations by buffer.
     pub(crate) forms: Vec<Forms>,
@@ -136,7 +138,7 @@ pub(crate) struct Plan {
 
 /// Form in which a weight is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WeightForm {
+enum WeightForm {
     /// A matrix that is multiplied.
     Matrix,
     /// A matrix in f32: a router.
@@ -148,7 +150,7 @@ pub(crate) enum WeightForm {
 }
 
 /// Returns the form of each weight.
-pub(crate) fn weight_forms(program: &Program) -> Vec<WeightForm> {
+fn weight_forms(program: &Program) -> Vec<WeightForm> {
     let mut found = vec![WeightForm::Matrix; program.weights.len()];
     for op in &program.ops {
         let mut set = |id: WeightId, form| found[id.0] = form;
@@ -180,6 +182,27 @@ pub(crate) enum Loaded {
 }
 
 impl Loaded {
+    /// Reads every weight of a program in its form. `progress` is called with the number of bytes read since the last
+    /// call.
+    pub(crate) fn read(
+        program: &Program,
+        source: &dyn WeightSource,
+        pool: &mut Pool,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Self>, BackendError> {
+        let read = |(weight, form)| {
+            Ok(match form {
+                WeightForm::Vector => Self::Vector(weights::load_vector(weight, source, progress)?),
+                WeightForm::Matrix => Self::Matrix(weights::load(weight, source, pool, progress)?),
+                WeightForm::Exact => Self::Matrix(weights::load_exactly(weight, source, pool, progress)?),
+                WeightForm::Experts(count) => {
+                    Self::Experts(weights::load_experts(weight, count, source, pool, progress)?)
+                }
+            })
+        };
+        program.weights.iter().zip(weight_forms(program)).map(read).collect()
+    }
+
     /// Returns the matrix of a weight that products or an embedding read.
     pub(crate) fn factor(&self) -> &Matrix {
         match self {
@@ -212,6 +235,8 @@ struct Planner<'a> {
     coarse: bool,
     /// Head shapes of the layers in the memory of the step, which is the only KV group of an encoder.
     step_layers: Vec<HeadShape>,
+    /// Number of the program's buffers; those after them are shared by ops.
+    shared: usize,
     plan: Plan,
 }
 
@@ -229,7 +254,8 @@ impl Plan {
             logits: None,
         };
         let step_layers = program.step_kv().layers;
-        let mut planner = Planner { weights, isa, coarse, step_layers, plan };
+        let shared = program.buffers.len();
+        let mut planner = Planner { weights, isa, coarse, step_layers, shared, plan };
         let ops = program.forward_ops();
         for (index, op) in ops.iter().enumerate() {
             let stage = planner.stage(op)?;
@@ -363,7 +389,7 @@ impl Planner<'_> {
     /// Appends the product and the choice of a router. Returns the stage that sorts its rows by expert.
     fn route(&mut self, op: &Route) -> experts::Stage {
         let count = self.weights[op.weight.0].factor().rows();
-        let logits = self.buffer("router", Rows::Tokens, count);
+        let logits = self.buffer("router", Rows::Tokens, count, Forms::default());
         self.plan.stages.push(Stage::Product(Product {
             is_head: false,
             weight: op.weight,
@@ -386,8 +412,7 @@ impl Planner<'_> {
         if rows == Rows::Tokens {
             let forms = self.wanted(op.weight);
             let chosen = self.plan.buffers[op.routing.0].cols;
-            input = self.buffer("dispatched", Rows::Routed(chosen), cols);
-            self.plan.forms[input.0] = forms;
+            input = self.buffer("dispatched", Rows::Routed(chosen), cols, forms);
             let plain = self.reads_plain(op.weight);
             let dispatch = experts::Stage::Dispatch { routing: op.routing, input: op.input, out: input, plain };
             self.plan.stages.push(Stage::Experts(dispatch));
@@ -397,10 +422,16 @@ impl Planner<'_> {
         experts::Stage::Product(ExpertProduct { weight, bias, input, routing, out })
     }
 
-    /// Adds a buffer that only stages of the same op use.
-    fn buffer(&mut self, name: &str, rows: Rows, cols: usize) -> BufferId {
-        self.plan.buffers.push(Buffer { name: name.into(), rows, cols, element: Element::Activation });
-        self.plan.forms.push(Forms::default());
+    /// Returns a buffer that only stages of the same op use. Ops use the same one after the other, if it fits them.
+    fn buffer(&mut self, name: &str, rows: Rows, cols: usize, forms: Forms) -> BufferId {
+        let buffer = Buffer { name: name.into(), rows, cols, element: Element::Activation };
+        let known = self.plan.buffers.iter().zip(&self.plan.forms).enumerate().skip(self.shared);
+        let mut known = known.filter(|(_, (known, in_forms))| **known == buffer && **in_forms == forms);
+        if let Some((index, _)) = known.next() {
+            return BufferId(index);
+        }
+        self.plan.buffers.push(buffer);
+        self.plan.forms.push(forms);
         BufferId(self.plan.buffers.len() - 1)
     }
 
@@ -503,4 +534,28 @@ fn index_of<T: PartialEq>(list: &mut Vec<T>, value: T) -> usize {
         list.push(value);
         list.len() - 1
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use octavo_ops::testing::{TinyExperts, TinyModel};
+
+    use super::*;
+
+    fn plan(program: &Program, source: &dyn WeightSource) -> Plan {
+        let pool = &mut Pool::new(1).unwrap();
+        let loaded = Loaded::read(program, source, pool, &mut |_| {}).unwrap();
+        Plan::new(program, &loaded, Isa::Portable, false).unwrap()
+    }
+
+    #[test]
+    fn layers_with_experts_share_the_buffers_of_their_stages() {
+        let shared = |layers: usize| {
+            let experts = Some(TinyExperts::default());
+            let model = TinyModel { experts, layers: vec![0; layers], ..TinyModel::default() };
+            let (program, source) = model.build().unwrap();
+            plan(&program, &source).buffers.len() - program.buffers.len()
+        };
+        assert_eq!([shared(1), shared(5)], [2, 2], "the logits of the router, and the rows in the order of experts");
+    }
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use half::{bf16, f16};
-use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightError, WeightPart, WeightSource};
+use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightPart, WeightSource};
 
 use super::blocks::{GroupScale, group, half_at, q2k, to_q8};
 use super::layout::{Kind, Layout};
@@ -36,7 +36,7 @@ pub(crate) fn load(
     Ok(Matrix { parts })
 }
 
-/// Reads the parts of a weight in order as numbers: norms and biases.
+/// Reads the parts of a weight in order as numbers: norms, biases and routers.
 pub(crate) fn load_vector(
     weight: &Weight,
     source: &dyn WeightSource,
@@ -54,33 +54,21 @@ pub(crate) fn load_vector(
     Ok(values)
 }
 
-/// A checkpoint whose tensors are read as F32.
-struct AsF32<'a>(&'a dyn WeightSource);
-
-impl WeightSource for AsF32<'_> {
-    fn tensor(&self, name: &str) -> Result<TensorData<'_>, WeightError> {
-        let data = self.0.tensor(name)?;
-        let mut values = vec![0.0; data.shape.iter().product()];
-        read_row(data.storage, &data.bytes, &mut values);
-        let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        Ok(TensorData { storage: StorageType::F32, shape: data.shape, bytes: Cow::Owned(bytes) })
-    }
-}
-
-/// Repacks the parts of a weight as F32: a router, whose logits must not be rounded.
+/// Repacks a weight as F32: a router, whose logits must not be rounded.
 pub(crate) fn load_exactly(
     weight: &Weight,
     source: &dyn WeightSource,
     pool: &mut Pool,
     progress: &mut dyn FnMut(usize),
 ) -> Result<Matrix, BackendError> {
-    for part in &weight.parts {
-        // The part itself has the storage type of the checkpoint.
-        progress(part.read(weight.cols, source)?.bytes.len());
-    }
-    let mut exact = weight.clone();
-    exact.parts.iter_mut().for_each(|part| part.storage = StorageType::F32);
-    load(&exact, &AsF32(source), pool, &mut |_| {})
+    let (storage, rows) = (StorageType::F32, weight.rows);
+    let whole = WeightPart { tensor: weight.name.clone(), rows, storage, slab: None };
+    let mut part = room(weight, &whole, 0)?;
+    let values = load_vector(weight, source, progress)?;
+    let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let data = TensorData { storage, shape: vec![rows, weight.cols], bytes: Cow::Owned(bytes) };
+    repack(&mut part, weight.cols, &data, pool);
+    Ok(Matrix { parts: vec![part] })
 }
 
 /// Repacks the weights of `count` experts, each as a matrix. Their parts are those of the weight, in order.
