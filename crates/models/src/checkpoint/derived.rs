@@ -10,77 +10,100 @@ use super::{Checkpoint, TensorInfo};
 const BLOCK: usize = 32;
 const CODES: usize = BLOCK / 2;
 
-/// A tensor of one expert, made from one or two tensors of all experts. Its rows are every `step`-th output from `first`
-/// on.
-pub(crate) enum Derived {
-    /// Outputs of `tensor [experts, inputs, outputs]`, which is transposed, or of the vector `tensor [experts, outputs]`.
-    Columns { tensor: String, slab: usize, first: usize, step: usize },
-    /// Rows of `blocks [experts, outputs, inputs/32, 16]` bytes and `scales [experts, outputs, inputs/32]`. A byte of a
-    /// block has the codes of two adjacent elements.
-    Mxfp4 { blocks: String, scales: String, slab: usize, first: usize, step: usize },
+/// A tensor of one expert, made from those of all experts.
+pub(crate) struct Derived {
+    /// Tensors of all experts.
+    pub(crate) source: Packed,
+    /// Index of the expert.
+    pub(crate) slab: usize,
+    /// First of the outputs that are its rows.
+    pub(crate) first: usize,
+    /// Distance of these outputs.
+    pub(crate) step: usize,
+}
+
+/// Tensors of all experts.
+pub(crate) enum Packed {
+    /// `[experts, inputs, outputs]`, or a vector `[experts, outputs]`.
+    Columns(String),
+    /// `blocks [experts, outputs, inputs/32, 16]` bytes and `scales [experts, outputs, inputs/32]`. A byte of a block has
+    /// the codes of two adjacent elements.
+    Mxfp4 { blocks: String, scales: String },
 }
 
 impl Derived {
     /// Returns storage type and shape.
     pub(super) fn describe(&self, checkpoint: &Checkpoint) -> Result<(StorageType, Vec<usize>), WeightError> {
-        match self {
-            Self::Columns { tensor, slab, first, step } => {
+        let (storage, tensor, info, outputs, inputs) = match &self.source {
+            Packed::Columns(tensor) => {
                 let info = find(checkpoint, tensor)?.0;
-                let storage = storage(tensor, info)?;
-                match info.shape[..] {
-                    [experts, outputs] if *slab < experts => Ok((storage, vec![chosen(outputs, *first, *step)])),
-                    [experts, inputs, outputs] if *slab < experts => {
-                        Ok((storage, vec![chosen(outputs, *first, *step), inputs]))
-                    }
-                    _ => Err(unfit(tensor, &info.shape)),
-                }
+                let (outputs, inputs) = match info.shape[..] {
+                    [_, outputs] => (outputs, None),
+                    [_, inputs, outputs] => (outputs, Some(inputs)),
+                    _ => return Err(unfit(tensor, &info.shape)),
+                };
+                (storage(tensor, info)?, tensor, info, outputs, inputs)
             }
-            Self::Mxfp4 { blocks, scales, slab, first, step } => {
+            Packed::Mxfp4 { blocks, scales } => {
                 let (info, scale) = (find(checkpoint, blocks)?.0, find(checkpoint, scales)?.0);
-                match (&info.shape[..], &scale.shape[..]) {
-                    (&[experts, outputs, groups, CODES], &[a, b, c])
-                        if *slab < experts && [a, b, c] == [experts, outputs, groups] =>
-                    {
-                        for (name, info) in [(blocks, info), (scales, scale)] {
-                            // Any other element type makes the range longer than one byte for each element.
-                            if Some(info.range.len()) != elements(&info.shape) {
-                                return Err(invalid(name, "its elements are not bytes".into()));
-                            }
-                        }
-                        let inputs = groups.checked_mul(BLOCK).ok_or_else(|| unfit(blocks, &info.shape))?;
-                        Ok((StorageType::Mxfp4, vec![chosen(outputs, *first, *step), inputs]))
-                    }
-                    _ => Err(unfit(blocks, &info.shape)),
-                }
+                let inputs = check_blocks(blocks, info, scales, scale)?;
+                (StorageType::Mxfp4, blocks, info, info.shape[1], Some(inputs))
             }
+        };
+        if self.slab >= info.shape[0] {
+            return Err(unfit(tensor, &info.shape));
         }
+        Ok((storage, std::iter::once(self.rows(outputs)).chain(inputs).collect()))
     }
 
     /// Reads the tensor.
     pub(super) fn read(&self, checkpoint: &Checkpoint) -> Result<TensorData<'static>, WeightError> {
         let (storage, shape) = self.describe(checkpoint)?;
-        let bytes = match self {
-            Self::Columns { tensor, slab, first, step } => {
-                let (info, file) = find(checkpoint, tensor)?;
-                let inputs = shape.get(1).copied().unwrap_or(1);
-                let slab = slab_of(&file[info.range.clone()], info.shape[0], *slab);
-                columns(slab, storage.block_bytes(), inputs, *first, *step)
-            }
-            Self::Mxfp4 { blocks, scales, slab, first, step } => {
-                let of = |name| find(checkpoint, name).map(|(info, file)| (info.shape[0], &file[info.range.clone()]));
-                let [(count, blocks), (_, scales)] = [of(blocks)?, of(scales)?];
-                let groups = shape[1] / BLOCK;
-                mxfp4(slab_of(blocks, count, *slab), slab_of(scales, count, *slab), groups, *first, *step)
+        let slab = |name| find(checkpoint, name).map(|(info, file)| self.slab_of(info, file));
+        let inputs = shape.get(1).copied().unwrap_or(1);
+        let bytes = match &self.source {
+            Packed::Columns(tensor) => columns(slab(tensor)?, storage.block_bytes(), inputs, self.first, self.step),
+            Packed::Mxfp4 { blocks, scales } => {
+                mxfp4(slab(blocks)?, slab(scales)?, inputs / BLOCK, self.first, self.step)
             }
         };
         Ok(TensorData { storage, shape, bytes: Cow::Owned(bytes) })
     }
+
+    /// Returns the number of rows.
+    fn rows(&self, outputs: usize) -> usize {
+        outputs.saturating_sub(self.first).div_ceil(self.step)
+    }
+
+    /// Returns the bytes of the expert.
+    fn slab_of<'a>(&self, info: &TensorInfo, file: &'a [u8]) -> &'a [u8] {
+        let bytes = &file[info.range.clone()];
+        let size = bytes.len() / info.shape[0].max(1);
+        &bytes[self.slab * size..(self.slab + 1) * size]
+    }
+}
+
+/// Checks that blocks and scales are bytes of matching shapes. Returns the number of inputs.
+fn check_blocks(blocks: &str, info: &TensorInfo, scales: &str, scale: &TensorInfo) -> Result<usize, WeightError> {
+    let inputs = match info.shape[..] {
+        [.., groups, CODES] if info.shape.len() == 4 && info.shape[..3] == scale.shape => groups.checked_mul(BLOCK),
+        _ => None,
+    };
+    let inputs = inputs.ok_or_else(|| unfit(blocks, &info.shape))?;
+    for (name, info) in [(blocks, info), (scales, scale)] {
+        // Any other element type makes the range longer than one byte for each element.
+        let elements = info.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        if Some(info.range.len()) != elements {
+            return Err(invalid(name, "its elements are not bytes".into()));
+        }
+    }
+    Ok(inputs)
 }
 
 /// Returns every `step`-th column of rows, each as a row. The rows have elements of `size` bytes.
 fn columns(bytes: &[u8], size: usize, rows: usize, first: usize, step: usize) -> Vec<u8> {
     let width = bytes.len() / size.max(1) / rows.max(1);
-    let mut out = Vec::with_capacity(chosen(width, first, step) * rows * size);
+    let mut out = Vec::with_capacity(bytes.len() / step);
     for column in (first..width).step_by(step) {
         for row in 0..rows {
             out.extend_from_slice(&bytes[(row * width + column) * size..][..size]);
@@ -102,20 +125,6 @@ fn mxfp4(blocks: &[u8], scales: &[u8], groups: usize, first: usize, step: usize)
         }
     }
     out
-}
-
-/// Returns one of `count` equal parts.
-fn slab_of(bytes: &[u8], count: usize, index: usize) -> &[u8] {
-    let size = bytes.len() / count.max(1);
-    &bytes[index * size..(index + 1) * size]
-}
-
-fn chosen(outputs: usize, first: usize, step: usize) -> usize {
-    outputs.saturating_sub(first).div_ceil(step)
-}
-
-fn elements(shape: &[usize]) -> Option<usize> {
-    shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))
 }
 
 fn find<'a>(checkpoint: &'a Checkpoint, name: &str) -> Result<(&'a TensorInfo, &'a [u8]), WeightError> {

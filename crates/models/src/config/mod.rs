@@ -222,6 +222,11 @@ impl LayerConfig {
     }
 }
 
+/// Returns whether a layer has a window, in a model where all but the last of each `pattern` layers have one.
+pub(crate) fn slides(layer: usize, pattern: usize) -> bool {
+    pattern > 0 && !(layer + 1).is_multiple_of(pattern)
+}
+
 /// Checks that `heads` share `kv_heads` evenly.
 fn check_heads(heads: usize, kv_heads: usize) -> Result<(), ConfigError> {
     range("the number of attention heads", heads, 1, MAX_HEADS)?;

@@ -6,7 +6,7 @@ use octavo_ops::{GluKind, RopeStyle};
 
 use super::{Family, Gguf};
 use crate::config::hf::Defaults;
-use crate::config::{ConfigError, Fields, Keys, ModelConfig, NormPlaces, QkNormWidth, RopeScaling, gguf, hf};
+use crate::config::{ConfigError, Fields, Keys, ModelConfig, NormPlaces, QkNormWidth, RopeScaling, gguf, hf, slides};
 use crate::program::names::{Names, Role};
 
 pub(super) static GEMMA2: Family = Family {
@@ -109,11 +109,6 @@ fn windows(fields: &Fields<'_>, config: &mut ModelConfig, pattern: usize) -> Res
     const WINDOW: &str = "sliding_window";
     let window = fields.unless_missing(WINDOW, fields.usize(WINDOW)?, DEFAULT_WINDOW);
     hf::windows(fields, config, window, |layer| slides(layer, pattern))
-}
-
-/// Returns whether a layer has a window: all but the last of each `pattern` layers.
-fn slides(layer: usize, pattern: usize) -> bool {
-    pattern > 0 && !(layer + 1).is_multiple_of(pattern)
 }
 
 /// Sets the rotary embedding of the layers with a window, which is not scaled.

@@ -6,9 +6,9 @@
 use octavo_ops::{GluKind, RopeStyle};
 
 use super::{Family, Gguf, OwnLayout};
-use crate::checkpoint::{Checkpoint, Derived};
+use crate::checkpoint::{Checkpoint, Derived, Packed};
 use crate::config::hf::Defaults;
-use crate::config::{ConfigError, ExpertsConfig, Fields, Keys, ModelConfig, RopeScaling, experts, gguf, hf};
+use crate::config::{ConfigError, ExpertsConfig, Fields, Keys, ModelConfig, RopeScaling, experts, gguf, hf, slides};
 use crate::program::names::{Names, Role};
 
 pub(super) static FAMILY: Family = Family {
@@ -40,11 +40,11 @@ fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     let mut config = hf::decoder(&FAMILY, fields, defaults)?;
     const WINDOW: &str = "sliding_window";
     let window = fields.unless_missing(WINDOW, fields.usize(WINDOW)?, DEFAULT_WINDOW);
-    hf::windows(fields, &mut config, window, |layer| (layer + 1) % PATTERN != 0)?;
+    hf::windows(fields, &mut config, window, |layer| slides(layer, PATTERN))?;
     let bias = fields.bool("attention_bias")?.unwrap_or(true);
     let limit = fields.f64("swiglu_limit")?.unwrap_or(LIMIT) as f32;
     let experts = experts::from_hf(fields)?;
-    complete(&mut config, experts, fields.required("intermediate_size")?, (bias, limit));
+    complete(&mut config, experts, fields.required("intermediate_size")?, bias, limit);
     Ok(config)
 }
 
@@ -52,19 +52,19 @@ fn from_gguf(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
     let mut config = gguf::decoder(&FAMILY, keys, RopeStyle::NeoX)?;
     let window = keys.window()?;
     for (index, layer) in config.layers.iter_mut().enumerate() {
-        layer.attention.window = window.filter(|_| (index + 1) % PATTERN != 0);
+        layer.attention.window = window.filter(|_| slides(index, PATTERN));
         // The format has no key for this property of the model.
         if let RopeScaling::Yarn { truncate, .. } = &mut layer.attention.rope.scaling {
             *truncate = false;
         }
     }
     let (experts, intermediate_size) = experts::from_gguf(keys)?;
-    complete(&mut config, experts, intermediate_size, (true, LIMIT as f32));
+    complete(&mut config, experts, intermediate_size, true, LIMIT as f32);
     Ok(config)
 }
 
 /// Sets what both formats leave unsaid.
-fn complete(config: &mut ModelConfig, experts: ExpertsConfig, intermediate_size: usize, (bias, limit): (bool, f32)) {
+fn complete(config: &mut ModelConfig, experts: ExpertsConfig, intermediate_size: usize, bias: bool, limit: f32) {
     config.set_experts(&ExpertsConfig { router_bias: true, ..experts }, intermediate_size, |_| true);
     for layer in &mut config.layers {
         let attention = &mut layer.attention;
@@ -78,23 +78,24 @@ fn complete(config: &mut ModelConfig, experts: ExpertsConfig, intermediate_size:
 fn derived(checkpoint: &Checkpoint, name: &str) -> Option<Derived> {
     let (stem, rest) = name.split_once(".experts.")?;
     let (slab, rest) = rest.split_once('.')?;
-    let slab = slab.parse().ok()?;
-    let (projection, first, step) = match rest.split_once('.')?.0 {
+    let (projection, kind) = rest.split_once('.')?;
+    let (projection, first, step) = match projection {
         "gate_proj" => ("gate_up_proj", 0, 2),
         "up_proj" => ("gate_up_proj", 1, 2),
         "down_proj" => ("down_proj", 0, 1),
         _ => return None,
     };
     let tensor = format!("{stem}.experts.{projection}");
-    match rest.split_once('.')?.1 {
-        "bias" => Some(Derived::Columns { tensor: format!("{tensor}_bias"), slab, first, step }),
+    let source = match kind {
+        "bias" => Packed::Columns(format!("{tensor}_bias")),
         "weight" => {
             let blocks = format!("{tensor}_blocks");
-            Some(match checkpoint.has_tensor(&blocks) {
-                true => Derived::Mxfp4 { blocks, scales: format!("{tensor}_scales"), slab, first, step },
-                false => Derived::Columns { tensor, slab, first, step },
-            })
+            match checkpoint.has_tensor(&blocks) {
+                true => Packed::Mxfp4 { blocks, scales: format!("{tensor}_scales") },
+                false => Packed::Columns(tensor),
+            }
         }
-        _ => None,
-    }
+        _ => return None,
+    };
+    Some(Derived { source, slab: slab.parse().ok()?, first, step })
 }

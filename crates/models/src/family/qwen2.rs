@@ -22,15 +22,19 @@ pub(super) static FAMILY: Family = Family {
 fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     let mut config = hf::decoder(&FAMILY, fields, Defaults::default())?;
     config.layers.iter_mut().for_each(|layer| layer.attention.qkv_bias = true);
-    windows(fields, &mut config)?;
+    windows(fields, &mut config, |layer, bound| layer >= bound)?;
     Ok(config)
 }
 
-/// Reads the windows of Qwen2 and Qwen3: on the layers of `layer_types`, else from `max_window_layers` on, and only with
-/// `use_sliding_window`.
-pub(super) fn windows(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), ConfigError> {
+/// Reads the windows of Qwen2, Qwen3 and their relatives: on the layers of `layer_types`, else where `sliding` is true for
+/// the layer and `max_window_layers`, and only with `use_sliding_window`.
+pub(super) fn windows(
+    fields: &Fields<'_>,
+    config: &mut ModelConfig,
+    sliding: impl Fn(usize, usize) -> bool,
+) -> Result<(), ConfigError> {
     let is_used = hf::flag(fields, "use_sliding_window")?;
     let window = fields.usize("sliding_window")?.filter(|_| is_used);
-    let first = fields.usize("max_window_layers")?.unwrap_or(DEFAULT_MAX_WINDOW_LAYERS);
-    hf::windows(fields, config, window, |layer| layer >= first)
+    let bound = fields.usize("max_window_layers")?.unwrap_or(DEFAULT_MAX_WINDOW_LAYERS);
+    hf::windows(fields, config, window, |layer| sliding(layer, bound))
 }

@@ -21,7 +21,7 @@ pub(super) static FAMILY: Family = Family {
 pub(super) fn decoder(family: &'static Family, fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     let mut config = hf::decoder(family, fields, Defaults { head_dim: Some(128), ..Defaults::default() })?;
     hf::attention_bias(fields, &mut config)?;
-    qwen2::windows(fields, &mut config)?;
+    qwen2::windows(fields, &mut config, |layer, bound| layer >= bound)?;
     Ok(with_qk_norm(config))
 }
 

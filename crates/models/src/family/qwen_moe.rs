@@ -3,12 +3,10 @@
 
 use octavo_ops::RopeStyle;
 
-use super::{Family, Gguf, qwen3};
+use super::{Family, Gguf, qwen2, qwen3};
 use crate::config::hf::Defaults;
 use crate::config::{ConfigError, ExpertsConfig, Fields, Keys, ModelConfig, SharedExpertConfig, experts, gguf, hf};
 use crate::program::names::Names;
-
-const DEFAULT_MAX_WINDOW_LAYERS: usize = 28;
 
 pub(super) static QWEN2_MOE: Family = Family {
     model_types: &["qwen2_moe"],
@@ -34,10 +32,7 @@ fn qwen2_moe(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     let mut config = hf::decoder(&QWEN2_MOE, fields, Defaults::default())?;
     let bias = fields.bool("qkv_bias")?.unwrap_or(true);
     config.layers.iter_mut().for_each(|layer| layer.attention.qkv_bias = bias);
-    let is_used = hf::flag(fields, "use_sliding_window")?;
-    let last = fields.usize("max_window_layers")?.unwrap_or(DEFAULT_MAX_WINDOW_LAYERS);
-    let window = fields.usize("sliding_window")?.filter(|_| is_used);
-    hf::windows(fields, &mut config, window, |layer| layer % 2 == 0 && layer < last)?;
+    qwen2::windows(fields, &mut config, |layer, bound| layer % 2 == 0 && layer < bound)?;
     let intermediate_size = fields.required("shared_expert_intermediate_size")?;
     let shared = Some(SharedExpertConfig { intermediate_size, gated: true });
     set_experts(fields, &mut config, ExpertsConfig { shared, ..experts::from_hf(fields)? })?;

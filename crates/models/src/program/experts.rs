@@ -8,16 +8,23 @@ use octavo_ops::{
 use super::ModelError;
 use super::decoder::{Block, Decoder, MlpScratch, part};
 use super::names::{EXPERT, Role};
-use crate::config::{ExpertsConfig, LayerConfig, MlpConfig, ModelConfig, SharedExpertConfig};
+use crate::config::{ExpertsConfig, LayerConfig, MlpConfig, ModelConfig};
 
 /// Buffers shared by all mixtures of experts.
+#[derive(Clone, Copy)]
 pub(super) struct ExpertScratch {
     routing: BufferId,
     gate_up: BufferId,
     hidden: BufferId,
     out: BufferId,
-    shared: Option<MlpScratch>,
-    /// Gate of the shared expert.
+    shared: Option<SharedScratch>,
+}
+
+/// Buffers of the expert of all tokens.
+#[derive(Clone, Copy)]
+struct SharedScratch {
+    mlp: MlpScratch,
+    /// Gate of its output.
     gate: Option<BufferId>,
 }
 
@@ -33,8 +40,10 @@ impl ExpertScratch {
             gate_up: builder.buffer("expert_gate_up", rows, 2 * inner),
             hidden: builder.buffer("expert_hidden", rows, inner),
             out: builder.buffer("expert_out", rows, config.hidden_size),
-            shared: experts.shared.map(|shared| MlpScratch::new(builder, "shared_", shared.intermediate_size)),
-            gate: experts.shared.filter(|shared| shared.gated).map(|_| builder.buffer("shared_gate", Rows::Tokens, 1)),
+            shared: experts.shared.map(|shared| SharedScratch {
+                mlp: MlpScratch::new(builder, "shared_", shared.intermediate_size),
+                gate: shared.gated.then(|| builder.buffer("shared_gate", Rows::Tokens, 1)),
+            }),
         })
     }
 }
@@ -51,12 +60,11 @@ struct ExpertWeights<'a> {
 impl Decoder<'_> {
     /// Emits `x += Σ weight · expert(x)` over the chosen experts, and the shared expert.
     pub(super) fn experts(&mut self, block: Block, config: &ExpertsConfig, mlp: &MlpConfig) -> Result<(), ModelError> {
-        let Some(&ExpertScratch { routing, gate_up, hidden, out, .. }) = self.scratch.experts.as_ref() else {
-            unreachable!("declared for a model with experts")
-        };
+        let Some(scratch) = self.scratch.experts else { unreachable!("declared for a model with experts") };
+        let ExpertScratch { routing, gate_up, hidden, out, shared } = scratch;
         let (hidden_size, inner, count) = (self.config().hidden_size, mlp.intermediate_size, config.count);
         let input = self.before(block, "mlp_norm", Role::MlpNorm)?;
-        self.route(block, config, input)?;
+        self.route(block, config, input, routing)?;
 
         let fused = self.config().family.names.fuses_experts(self.checkpoint.format());
         let parts: &[_] = match fused {
@@ -80,16 +88,22 @@ impl Decoder<'_> {
         self.builder.push(Op::ExpertLinear(ExpertLinear { weight, bias, experts: count, input: hidden, routing, out }));
         let Block { x, scale, .. } = block;
         self.builder.push(Op::ExpertSum(ExpertSum { input: out, routing, scale, add: Some(x), out: x }));
-        match config.shared {
-            Some(shared) => self.shared_expert(block, shared, mlp, input),
+        match config.shared.zip(shared) {
+            Some((shared, scratch)) => {
+                let mlp = MlpConfig { intermediate_size: shared.intermediate_size, ..*mlp };
+                self.shared_expert(block, &mlp, input, scratch)
+            }
             None => Ok(()),
         }
     }
 
-    fn route(&mut self, block: Block, config: &ExpertsConfig, input: BufferId) -> Result<(), ModelError> {
-        let Some(&ExpertScratch { routing, .. }) = self.scratch.experts.as_ref() else {
-            unreachable!("declared for a model with experts")
-        };
+    fn route(
+        &mut self,
+        block: Block,
+        config: &ExpertsConfig,
+        input: BufferId,
+        out: BufferId,
+    ) -> Result<(), ModelError> {
         let ExpertsConfig { count, scores, groups, normalise, scale, .. } = *config;
         let rows = [(Role::Router, count)];
         let weight = self.matrix(&block.label("router"), self.config().hidden_size, &rows, block.layer)?;
@@ -98,7 +112,7 @@ impl Decoder<'_> {
             true => Some(self.vector(&block.label("router_correction"), Role::RouterCorrection, block.layer, count)?),
             false => None,
         };
-        let route = Route { weight, bias, correction, scores, groups, normalise, scale, input, out: routing };
+        let route = Route { weight, bias, correction, scores, groups, normalise, scale, input, out };
         self.builder.push(Op::Route(route));
         Ok(())
     }
@@ -107,32 +121,26 @@ impl Decoder<'_> {
     fn shared_expert(
         &mut self,
         block: Block,
-        shared: SharedExpertConfig,
-        mlp: &MlpConfig,
+        config: &MlpConfig,
         input: BufferId,
+        scratch: SharedScratch,
     ) -> Result<(), ModelError> {
-        let (hidden_size, inner, layer) = (self.config().hidden_size, shared.intermediate_size, block.layer);
-        let Some(&ExpertScratch { shared: Some(MlpScratch { gate_up, hidden }), gate, .. }) =
-            self.scratch.experts.as_ref()
-        else {
-            unreachable!("declared for a model with a shared expert")
-        };
-        let product = |decoder: &mut Self, label: &str, parts: &[(Role, usize)], of: Linear| {
-            let cols = decoder.builder.buffer_cols(of.input);
-            let weight = decoder.matrix(&block.label(label), cols, parts, layer)?;
-            decoder.builder.push(Op::Linear(Linear { weight, ..of }));
-            Ok::<_, ModelError>(())
-        };
-        let to = |input, out| Linear { weight: WeightId(0), bias: None, scale: 1.0, input, add: None, out };
-        product(self, "shared_gate_up", &[(Role::SharedGate, inner), (Role::SharedUp, inner)], to(input, gate_up))?;
-        self.builder.push(Op::Glu(Glu { kind: mlp.activation, input: gate_up, out: hidden }));
-        if let Some(gate) = gate {
-            product(self, "shared_router", &[(Role::SharedRouter, 1)], to(input, gate))?;
+        let (hidden_size, inner, layer) = (self.config().hidden_size, config.intermediate_size, block.layer);
+        let MlpScratch { gate_up, hidden } = scratch.mlp;
+        let parts = [(Role::SharedGate, inner), (Role::SharedUp, inner)];
+        let weight = self.matrix(&block.label("shared_gate_up"), hidden_size, &parts, layer)?;
+        self.builder.push(Op::Linear(Linear { weight, bias: None, scale: 1.0, input, add: None, out: gate_up }));
+        self.builder.push(Op::Glu(Glu { kind: config.activation, input: gate_up, out: hidden }));
+        if let Some(gate) = scratch.gate {
+            let weight = self.matrix(&block.label("shared_router"), hidden_size, &[(Role::SharedRouter, 1)], layer)?;
+            self.builder.push(Op::Linear(Linear { weight, bias: None, scale: 1.0, input, add: None, out: gate }));
             // The product that follows is linear, so its input may take the gate.
             self.builder.push(Op::GateRows(GateRows { gate, out: hidden }));
         }
-        let down = Linear { scale: block.scale, add: Some(block.x), ..to(hidden, block.x) };
-        product(self, "shared_down", &[(Role::SharedDown, hidden_size)], down)
+        let weight = self.matrix(&block.label("shared_down"), inner, &[(Role::SharedDown, hidden_size)], layer)?;
+        let Block { x, scale, .. } = block;
+        self.builder.push(Op::Linear(Linear { weight, bias: None, scale, input: hidden, add: Some(x), out: x }));
+        Ok(())
     }
 
     /// Declares the weight and the bias of all experts.
