@@ -62,7 +62,7 @@ DEVICE void keep_groups(const RouteParams& p, float* ranks, float* values) {
 // Turns logits into scores. One warp runs it.
 DEVICE void score(const RouteParams& p, float* scores) {
     if (p.sigmoid) {
-        for (u32 i = lane_id(); i < p.experts; i += 32) scores[i] = 1.0f / (1.0f + exp2_fast(-LOG2_E * scores[i]));
+        for (u32 i = lane_id(); i < p.experts; i += 32) scores[i] = sigmoid(scores[i]);
         __syncwarp();
         return;
     }
@@ -308,7 +308,7 @@ DEVICE void expert_sum(const ExpertSumParams& p) {
 template <class T>
 DEVICE void gate_rows(const GateRowsParams& p) {
     const u64 row = blockIdx.x;
-    const float gate = 1.0f / (1.0f + exp2_fast(-LOG2_E * to_float(((const T*)p.gate)[row])));
+    const float gate = sigmoid(to_float(((const T*)p.gate)[row]));
     T* out = (T*)p.out + row * p.cols;
     for (u32 c = threadIdx.x; c < p.cols; c += blockDim.x) out[c] = from_float<T>(gate * to_float(out[c]));
 }

@@ -117,8 +117,6 @@ DEVICE void norm(const NormParams& p) {
 
 enum Activation { SILU, GELU, GELU_TANH, CLAMPED_SWIGLU };
 
-DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp2_fast(-LOG2_E * x)); }
-
 template <Activation KIND>
 DEVICE float activate(float x) {
     static_assert(KIND != CLAMPED_SWIGLU, "it needs a gate");

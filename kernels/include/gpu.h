@@ -231,6 +231,8 @@ constexpr float LOWEST = -1e30f;
 
 DEVICE float minus_infinity() { return __uint_as_float(0xff800000u); }
 
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp2_fast(-LOG2_E * x)); }
+
 DEVICE float to_float(float value) { return value; }
 DEVICE float to_float(bf16 value) { return __uint_as_float((u32)value.bits << 16); }
 
