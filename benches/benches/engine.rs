@@ -140,6 +140,7 @@ fn turn(c: &mut Criterion) {
                     cache_salt: None,
                     constraint: None,
                     images: Arc::default(),
+                    second_text: None,
                     parent_n: None,
                 };
                 engine.submit(request).expect("the inbox has room")

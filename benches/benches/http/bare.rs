@@ -51,6 +51,7 @@ async fn connection(mut socket: TcpStream, engine: EngineHandle) -> io::Result<(
             cache_salt: None,
             constraint: None,
             images: Arc::default(),
+            second_text: None,
             parent_n: None,
         };
         let mut tokens = engine.submit(request).map_err(io::Error::other)?;

@@ -104,6 +104,7 @@ impl ManualScheduler {
             constraint: None,
             client: crate::ClientId::default(),
             images: Arc::default(),
+            second_text: None,
             parent_n: None,
         };
         self.streams.push(stream);

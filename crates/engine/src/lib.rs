@@ -36,8 +36,8 @@ pub use executor::{Executor, ExecutorError, KvCacheSpec, KvGroupSpec};
 pub use image::{ImageHash, ImageInput, ImageSpan, ImageSpec, PromptImage};
 pub use kv::{BlockHash, ExtraKey, KvEvent, KvEventSink};
 pub use plan::{
-    InjectedTokens, InputToken, Joined, Logprobs, PlannedImage, PlannedSequence, Slot, StepId, StepMasks, StepOutput,
-    StepPlan, TokenOutput,
+    InjectedTokens, InputToken, Joined, Logprobs, PlannedImage, PlannedSequence, PooledRows, Slot, StepId, StepMasks,
+    StepOutput, StepPlan, TokenOutput,
 };
 pub use request::{
     ClientId, FinishReason, Pooling, RepetitionDetection, Request, RequestEvent, SamplingParams, StageTimes,

@@ -55,6 +55,21 @@ pub struct Joined {
     pub output: Vec<u32>,
     /// Images of the prompt, in order. They determine the positions of all tokens.
     pub images: Arc<[PromptImage]>,
+    /// Position of the first token of the second text of a pair.
+    pub second_text: Option<u32>,
+}
+
+/// Vectors of a sequence that a step returns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PooledRows {
+    /// None.
+    #[default]
+    None,
+    /// One vector of the prompt, whose last token is the last one of this step. A model that reduces all rows of the
+    /// prompt gets the whole prompt in one step.
+    Prompt,
+    /// A vector for each token of this step.
+    Each,
 }
 
 /// One sequence's part of the step.
@@ -74,8 +89,8 @@ pub struct PlannedSequence {
     pub scores: Range<u32>,
     /// Whether the step samples a token after its last token, because that is the last known one.
     pub samples: bool,
-    /// Whether the step returns the hidden state of its last token, because that is the last one of the prompt.
-    pub pools: bool,
+    /// Vectors that the step returns.
+    pub pools: PooledRows,
     /// Index of the sampled token, counted from the first generated one.
     pub output_position: u32,
     /// Whether a mask will come with [`Executor::sample`](crate::Executor::sample).
@@ -111,6 +126,15 @@ impl PlannedSequence {
     pub fn rows(&self) -> usize {
         self.scores.len() + usize::from(self.samples)
     }
+
+    /// Returns the number of vectors that are returned.
+    pub fn vectors(&self) -> usize {
+        match self.pools {
+            PooledRows::None => 0,
+            PooledRows::Prompt => 1,
+            PooledRows::Each => self.tokens.len(),
+        }
+    }
 }
 
 impl StepPlan {
@@ -123,9 +147,9 @@ impl StepPlan {
         self.sequences.iter().map(PlannedSequence::rows).sum()
     }
 
-    /// Returns the number of sequences whose hidden state is returned.
-    pub fn pooled_rows(&self) -> usize {
-        self.sequences.iter().filter(|s| s.pools).count()
+    /// Returns the number of vectors that are returned.
+    pub fn vectors(&self) -> usize {
+        self.sequences.iter().map(PlannedSequence::vectors).sum()
     }
 
     /// Clears the plan and keeps its memory.
@@ -166,7 +190,7 @@ pub struct Logprobs {
 pub struct StepOutput {
     /// Tokens of the plan's rows, in order.
     pub rows: Vec<TokenOutput>,
-    /// Embeddings `[H]` of the sequences that pool, in order.
+    /// Vectors of the sequences that pool, in order: one vector, or those of the step's tokens one after the other.
     pub embeddings: Vec<Vec<f32>>,
     /// The plan, returned for reuse of its memory.
     pub plan: StepPlan,

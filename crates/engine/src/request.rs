@@ -98,17 +98,20 @@ pub enum Task {
     /// Generates tokens after the prompt.
     #[default]
     Generate,
-    /// Returns the prompt's hidden state. No token is sampled, and [`Request::params`] has no effect.
+    /// Returns vectors of the prompt. No token is sampled, and [`Request::params`] has no effect.
     Embed(Pooling),
 }
 
-/// Reduction of a prompt's hidden states to one vector. The vector is not normalised, because a caller that truncates
-/// it to fewer dimensions must do that first.
+/// Rows of a prompt that a request gets vectors of. The vectors are not normalised, because a caller that truncates them
+/// to fewer dimensions must do that first. Classifiers return their raw scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pooling {
-    /// Uses the last token's hidden state after the final norm.
+    /// One vector of the whole prompt, reduced as the model does it: the hidden state of the first or the last token, or
+    /// the mean of all.
     #[default]
-    Last,
+    Prompt,
+    /// A vector of each token. The prefix cache is then not looked up, because every row of the prompt is needed.
+    Tokens,
 }
 
 /// Client to which a request belongs. All sequences of a client share its turn under the fair policy.
@@ -121,6 +124,9 @@ pub struct Request {
     pub id: String,
     /// Prompt token ids: not empty and shorter than the context, or as long as the context where no token is generated.
     pub prompt: Arc<[u32]>,
+    /// Position of the first token of the second text, if the prompt is a pair of texts that the model distinguishes by
+    /// token types, as BERT does.
+    pub second_text: Option<u32>,
     /// Images of the prompt in the order of their tokens, which do not overlap. Mostly empty. The sequences of a request
     /// share them.
     pub images: Arc<[PromptImage]>,
@@ -190,7 +196,8 @@ pub struct RequestEvent {
     pub tokens: Vec<TokenOutput>,
     /// Stage times up to the latest token; `None` before the first.
     pub times: Option<StageTimes>,
-    /// Embedding `[H]`; set in the last event of a [`Task::Embed`] that ended as [`FinishReason::Stop`].
+    /// Vector of the prompt, or vectors of its tokens one after the other; set in the last event of a [`Task::Embed`]
+    /// that ended as [`FinishReason::Stop`].
     pub embedding: Option<Vec<f32>>,
     /// Reason why the request ended; set in the last event.
     pub finish: Option<FinishReason>,

@@ -13,7 +13,9 @@ use crate::kv::{KvLayout, SequenceKv, TokenHistory};
 use crate::stop::RepetitionDetector;
 use crate::stream::{EventSender, FirstEvent};
 use crate::timeline::Timeline;
-use crate::{ClientId, Constraint, FinishReason, Logprobs, Request, SamplingParams, Slot, StepId, Task};
+use crate::{
+    ClientId, Constraint, FinishReason, Logprobs, PooledRows, Pooling, Request, SamplingParams, Slot, StepId, Task,
+};
 
 /// Location of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +31,8 @@ pub(crate) enum Residence {
 pub(crate) enum Answer {
     /// Samples a token.
     Token,
-    /// Returns the hidden state and ends the request.
-    Embedding,
+    /// Returns the vector of the prompt, or that of the last of its tokens, and ends the request.
+    Vectors(Pooling),
     /// Returns nothing more: the prompt is scored, which ends the request.
     Scores,
 }
@@ -63,6 +65,10 @@ pub(crate) struct Sequence {
     pub(crate) scored: usize,
     /// Log-probabilities received so far.
     pub(crate) prompt_logprobs: Vec<Logprobs>,
+    /// Vectors of tokens received so far.
+    pub(crate) vectors: Vec<f32>,
+    /// Position of the first token of the second text of a pair.
+    pub(crate) second_text: Option<u32>,
     parent_n: Option<u32>,
     pub(crate) residence: Residence,
     /// Whether the executor knows that the sequence has its slot.
@@ -94,12 +100,12 @@ impl Sequence {
         sender: EventSender,
         limit: usize,
     ) -> Self {
-        let Request { id: name, prompt, images, task, params, priority, client, arrival, constraint, parent_n, .. } =
-            request;
+        let Request { id: name, prompt, images, task, params, priority, client, arrival, constraint, .. } = request;
+        let (parent_n, second_text) = (request.parent_n, request.second_text);
         let answer = match task {
             Task::Generate if limit > prompt.len() => Answer::Token,
             Task::Generate => Answer::Scores,
-            Task::Embed(_) => Answer::Embedding,
+            Task::Embed(pooling) => Answer::Vectors(pooling),
         };
         let scores = params.prompt_logprobs.is_some() && task == Task::Generate;
         Self {
@@ -111,6 +117,8 @@ impl Sequence {
             answer,
             scored: 0,
             prompt_logprobs: Vec::new(),
+            vectors: Vec::new(),
+            second_text,
             params,
             priority,
             client,
@@ -159,9 +167,23 @@ impl Sequence {
         self.scored..end.min(self.to_score).max(self.scored)
     }
 
-    /// Returns the number of tokens that may come from the prefix cache. Tokens still to be scored must be computed.
+    /// Returns the number of tokens that may come from the prefix cache. Tokens that are still to be scored and tokens
+    /// whose vectors are returned must be computed.
     pub(crate) fn may_be_cached(&self) -> usize {
-        if self.scored < self.to_score { self.scored } else { usize::MAX }
+        match self.answer {
+            Answer::Vectors(Pooling::Tokens) => 0,
+            _ if self.scored < self.to_score => self.scored,
+            _ => usize::MAX,
+        }
+    }
+
+    /// Returns the vectors that a step returns whose last token of the sequence is at `end - 1`.
+    pub(crate) fn pools_until(&self, end: usize) -> PooledRows {
+        match self.answer {
+            Answer::Vectors(Pooling::Tokens) => PooledRows::Each,
+            Answer::Vectors(Pooling::Prompt) if end == self.total() => PooledRows::Prompt,
+            _ => PooledRows::None,
+        }
     }
 
     /// Returns whether the prompt's log-probabilities were requested.

@@ -25,6 +25,7 @@ fn request(prompt: &[u32], max_tokens: u32) -> Request {
         constraint: None,
         client: octavo_engine::ClientId::default(),
         images: Arc::default(),
+        second_text: None,
         parent_n: None,
     }
 }

@@ -28,6 +28,7 @@ fn request(number: u32) -> Request {
         constraint: None,
         client: octavo_engine::ClientId::default(),
         images: Arc::default(),
+        second_text: None,
         parent_n: None,
     }
 }

@@ -165,6 +165,7 @@ fn request(prompt: &[u32], params: &SamplingParams) -> Request {
         constraint: None,
         client: octavo_engine::ClientId::default(),
         images: Arc::default(),
+        second_text: None,
         parent_n: None,
     }
 }
@@ -358,7 +359,7 @@ async fn chosen_tokens_have_the_log_probabilities_of_the_most_likely() {
 #[tokio::test]
 async fn the_same_prompt_gives_the_same_embedding() {
     let embed = |engine: &Engine, prompt: &[u32]| {
-        let request = Request { task: Task::Embed(Pooling::Last), ..request(prompt, &SamplingParams::default()) };
+        let request = Request { task: Task::Embed(Pooling::Prompt), ..request(prompt, &SamplingParams::default()) };
         engine.handle().submit(request).unwrap()
     };
     let (alone, _) = engine(EngineConfig { enable_prefix_caching: false, ..config() }, 64, Steps::Apart);

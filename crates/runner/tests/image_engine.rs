@@ -85,6 +85,7 @@ impl Case {
             arrival: Instant::now(),
             cache_salt: None,
             constraint: (prompt < self.ids.len()).then(|| Box::new(forced) as Box<dyn Constraint>),
+            second_text: None,
             parent_n: None,
         }
     }

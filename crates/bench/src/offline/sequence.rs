@@ -99,6 +99,7 @@ fn request(prompt: &Prompt, params: &Arc<SamplingParams>, child: u32) -> Request
         constraint: None,
         client: octavo_engine::ClientId::default(),
         images: Arc::default(),
+        second_text: None,
         parent_n: (child == 0).then_some(prompt.n),
     }
 }

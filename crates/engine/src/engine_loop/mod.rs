@@ -29,8 +29,8 @@ use crate::sequence::{Answer, SequenceKey};
 use crate::stop::stop_reason;
 use crate::stream::Last;
 use crate::{
-    EngineConfig, EngineState, Executor, ExecutorError, FinishReason, KvEventSink, SchedulingPolicy, StepId, StepMasks,
-    StepOutput, StepPlan, TokenOutput,
+    EngineConfig, EngineState, Executor, ExecutorError, FinishReason, KvEventSink, PooledRows, Pooling,
+    SchedulingPolicy, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
 };
 
 /// Reason why the engine ended.
@@ -352,7 +352,12 @@ impl EngineLoop {
         for row in &record.rows {
             self.take_scores(row, drawn.by_ref().take(row.scores));
             let token = if row.samples() { drawn.next() } else { None };
-            let embedding = if row.pools() { embeddings.next() } else { None };
+            let mut embedding = if row.pools == PooledRows::None { None } else { embeddings.next() };
+            if row.pools == PooledRows::Each
+                && let Some(vectors) = embedding.take()
+            {
+                self.scheduler.keep_vectors(row, &vectors);
+            }
             let Some(prompt_tokens) = self.scheduler.retire(row) else { continue };
             stats.prompt_tokens += prompt_tokens as u64;
             match token {
@@ -392,8 +397,12 @@ impl EngineLoop {
         let (prompt, cached) = (sequence.prompt_len() as u64, u64::from(sequence.cached_tokens));
         sequence.timeline.on_answer(now, prompt, cached, &self.metrics);
         let reason = match sequence.answer {
-            Answer::Embedding => FinishReason::Stop { token: None },
+            Answer::Vectors(_) => FinishReason::Stop { token: None },
             Answer::Token | Answer::Scores => FinishReason::Length,
+        };
+        let embedding = match sequence.answer {
+            Answer::Vectors(Pooling::Tokens) => Some(std::mem::take(&mut sequence.vectors)),
+            _ => embedding,
         };
         self.end(row.key, Last { embedding, answered: true, ..Last::default() }, reason, now);
     }

@@ -59,7 +59,7 @@ impl Life {
         Request {
             id: format!("{self:?}"),
             prompt: self.prompt.as_slice().into(),
-            task: if self.embed { Task::Embed(Pooling::Last) } else { Task::Generate },
+            task: if self.embed { Task::Embed(Pooling::Prompt) } else { Task::Generate },
             params: Arc::new(self.params.clone()),
             priority: self.priority,
             arrival: epoch + Duration::from_millis(self.at as u64),
@@ -67,6 +67,7 @@ impl Life {
             constraint: self.constrained.then(|| Box::new(Alternating { odd: false }) as Box<dyn Constraint>),
             client: ClientId(self.client),
             images: self.images.as_slice().into(),
+            second_text: None,
             parent_n: None,
         }
     }

@@ -77,6 +77,7 @@ pub(super) fn request(prompt: &[u32], params: &SamplingParams) -> Request {
         constraint: None,
         client: crate::ClientId::default(),
         images: Arc::default(),
+        second_text: None,
         parent_n: Some(1),
     }
 }
@@ -545,7 +546,7 @@ fn an_embedding_ends_by_stop_without_a_token() {
         let long: Vec<u32> = (0..64).collect();
         let embed = |rig: &Rig, prompt: &[u32]| {
             // Sampling parameters of an embedding request have no effect.
-            let request = Request { task: Task::Embed(Pooling::Last), ..request(prompt, &scored(1, 5)) };
+            let request = Request { task: Task::Embed(Pooling::Prompt), ..request(prompt, &scored(1, 5)) };
             rig.manual.submit(request).unwrap()
         };
         let mut generating = rig.submit(&[7; 5], &tokens(20));

@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::{
-    Executor, ExecutorError, ImageSpec, InputToken, KvCacheSpec, KvGroupSpec, Logprobs, PlannedSequence, PromptImage,
-    SamplingParams, StepCost, StepId, StepMasks, StepOutput, StepPlan, StepWork, TokenOutput,
+    Executor, ExecutorError, ImageSpec, InputToken, KvCacheSpec, KvGroupSpec, Logprobs, PlannedSequence, PooledRows,
+    PromptImage, SamplingParams, StepCost, StepId, StepMasks, StepOutput, StepPlan, StepWork, TokenOutput,
 };
 use memory::{Memory, SequenceState, Tables};
 
@@ -325,8 +325,18 @@ impl Executor for MockExecutor {
                 newest.rows.push(score(&self.config, &self.memory, tables, sequence, position).map_err(broken)?);
             }
             let SequenceState { params, state, .. } = self.memory.state(sequence.slot).map_err(broken)?;
-            if sequence.pools {
-                newest.embeddings.push(token::embedding(&self.config, state));
+            match sequence.pools {
+                PooledRows::None => {}
+                PooledRows::Prompt => newest.embeddings.push(token::embedding(&self.config, state)),
+                PooledRows::Each => {
+                    let end = sequence.first_position as usize + sequence.tokens.len();
+                    let mut vectors = Vec::with_capacity(sequence.tokens.len() * self.config.hidden_size);
+                    for position in sequence.first_position as usize..end {
+                        let state = self.memory.read(tables, sequence.slot, position).map_err(broken)?;
+                        vectors.extend(token::embedding(&self.config, state));
+                    }
+                    newest.embeddings.push(vectors);
+                }
             }
             if !sequence.samples {
                 continue;

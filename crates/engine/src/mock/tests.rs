@@ -23,7 +23,14 @@ fn plan(step: StepId, tokens: &[InputToken], first_position: u32, blocks: &[u32]
 
 fn join(mut plan: StepPlan, prompt: &[u32]) -> StepPlan {
     let params = Arc::new(SamplingParams::default());
-    plan.joined.push(Joined { slot: 0, params, prompt: prompt.into(), output: Vec::new(), images: [].into() });
+    plan.joined.push(Joined {
+        slot: 0,
+        params,
+        prompt: prompt.into(),
+        output: Vec::new(),
+        images: [].into(),
+        second_text: None,
+    });
     plan
 }
 
@@ -91,8 +98,10 @@ fn scores_and_embeddings_follow_from_the_blocks() {
         prompt: PROMPT.into(),
         output: Vec::new(),
         images: [].into(),
+        second_text: None,
     });
-    first.sequences[0] = PlannedSequence { scores: 0..2, pools: true, samples: false, ..first.sequences[0].clone() };
+    first.sequences[0] =
+        PlannedSequence { scores: 0..2, pools: PooledRows::Prompt, samples: false, ..first.sequences[0].clone() };
     mock.submit(first).unwrap();
     mock.sample(1, StepMasks::default()).unwrap();
     let output = mock.wait().unwrap();

@@ -21,7 +21,7 @@ use crate::image::ImageCache;
 use crate::inbox::RequestId;
 use crate::kv::{Hit, KvCache, KvLayout};
 use crate::sequence::{Answer, Residence, Sequence, SequenceKey, SequenceTable};
-use crate::{ClientId, EngineConfig, KvCacheSpec, SchedulingPolicy, Slot, StepId, StepPlan, StepWork};
+use crate::{ClientId, EngineConfig, KvCacheSpec, PooledRows, SchedulingPolicy, Slot, StepId, StepPlan, StepWork};
 use clients::Clients;
 use queue::{Rank, WaitingQueue};
 
@@ -43,6 +43,8 @@ pub(crate) struct StepRow {
     pub(crate) scores: usize,
     /// Result of its last token, if that was the last known one.
     pub(crate) answer: Option<Answer>,
+    /// Vectors that the step returns.
+    pub(crate) pools: PooledRows,
     pub(crate) constrained: bool,
 }
 
@@ -50,11 +52,6 @@ impl StepRow {
     /// Returns whether a token is sampled.
     pub(crate) fn samples(&self) -> bool {
         self.answer == Some(Answer::Token)
-    }
-
-    /// Returns whether the hidden state is returned.
-    pub(crate) fn pools(&self) -> bool {
-        self.answer == Some(Answer::Embedding)
     }
 }
 
@@ -75,10 +72,10 @@ pub(crate) struct StepRecord {
 }
 
 impl StepRecord {
-    /// Returns the number of rows and the number of embeddings of its output.
+    /// Returns the number of rows and the number of sequences with vectors in its output.
     pub(crate) fn outputs(&self) -> (usize, usize) {
         let rows = self.rows.iter().map(|row| row.scores + usize::from(row.samples())).sum();
-        (rows, self.rows.iter().filter(|row| row.pools()).count())
+        (rows, self.rows.iter().filter(|row| row.pools != PooledRows::None).count())
     }
 
     /// Returns the number of sequences that sample under a mask.
@@ -565,6 +562,19 @@ impl Scheduler {
         debug_assert!(fits, "the whole sequence was found to fit");
         self.running.push(key);
         self.admitted.push(key);
+    }
+
+    /// Keeps the vectors of tokens that a step returned, unless the sequence was preempted since: its tokens are then
+    /// computed again.
+    pub(crate) fn keep_vectors(&mut self, row: &StepRow, vectors: &[f32]) {
+        if let Some(sequence) = self.sequences.get_mut(row.key)
+            && sequence.preemptions == row.preemptions
+        {
+            if row.first == 0 {
+                sequence.vectors.clear();
+            }
+            sequence.vectors.extend_from_slice(vectors);
+        }
     }
 
     /// Records that the tokens which a step computed for `row` are in memory. Returns the number of prompt tokens among

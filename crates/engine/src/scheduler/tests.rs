@@ -64,6 +64,7 @@ impl Rig {
             constraint: None,
             client: self.client,
             images: Arc::default(),
+            second_text: None,
             parent_n: None,
         };
         let history = TokenHistory::new(request.prompt.clone());
@@ -353,7 +354,7 @@ fn a_step_scores_a_bounded_number_of_rows() {
     assert_eq!(rig.step(), [(0, 1, true), (1, 42, false), (2, 1, true)]);
     assert_eq!(scores(&rig)[1], 28..69);
     let asked = rig.plan.sequences[1].clone();
-    assert_eq!((asked.samples, asked.pools), (false, false), "nothing is drawn");
+    assert_eq!((asked.samples, asked.pools), (false, PooledRows::None), "nothing is drawn");
 }
 
 #[test]

@@ -34,6 +34,7 @@ impl Scheduler {
             self.images.write_injected(&sequence.images, first..end, plan);
             self.images.release_until(&mut sequence.images, end);
             let scored = sequence.scores_until(end);
+            let pools = sequence.pools_until(end);
             debug_assert_eq!(scored.len(), scores);
             plan.sequences.push(PlannedSequence {
                 slot,
@@ -42,7 +43,7 @@ impl Scheduler {
                 tables: plan.tables.len()..plan.tables.len() + sequence.kv.tables.len(),
                 scores: scored.start as u32..scored.end as u32,
                 samples,
-                pools: answer == Some(Answer::Embedding),
+                pools,
                 output_position: (sequence.history.output.len() + sequence.pending) as u32,
                 constrained,
                 injected: injected..plan.injected.len(),
@@ -54,7 +55,17 @@ impl Scheduler {
             }
             let prompt_tokens = end.min(sequence.prompt_len()).saturating_sub(first);
             let preemptions = sequence.preemptions;
-            record.rows.push(StepRow { key, preemptions, first, tokens, prompt_tokens, scores, answer, constrained });
+            record.rows.push(StepRow {
+                key,
+                preemptions,
+                first,
+                tokens,
+                prompt_tokens,
+                scores,
+                answer,
+                pools,
+                constrained,
+            });
             sequence.submitted = end;
             sequence.served = step;
             sequence.scored = scored.end;
@@ -75,6 +86,7 @@ fn joined(sequence: &Sequence, slot: Slot) -> Joined {
         prompt: sequence.history.prompt.clone(),
         output: sequence.history.output.clone(),
         images: sequence.images.all().clone(),
+        second_text: sequence.second_text,
     }
 }
 

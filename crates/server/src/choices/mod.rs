@@ -200,6 +200,7 @@ fn start(state: &AppState, submission: &Submission, index: usize) -> Result<Gene
         cache_salt: submission.cache_salt.clone(),
         constraint: submission.restrictions.constraint(),
         images: Arc::clone(&prompt.images),
+        second_text: None,
         parent_n: (child == 0).then_some(sampling.n),
         task: octavo_engine::Task::Generate,
     };

@@ -90,8 +90,9 @@ fn start(
         cache_salt: prepared.cache_salt.clone(),
         constraint: None,
         images: Arc::default(),
+        second_text: None,
         parent_n: Some(1),
-        task: Task::Embed(Pooling::Last),
+        task: Task::Embed(Pooling::Prompt),
     };
     if index == 0 {
         let prompts = prepared.prompts.iter().map(|prompt| &**prompt);
