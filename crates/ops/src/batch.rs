@@ -39,8 +39,13 @@ pub struct StepBatch {
     pub seq_lens: Vec<u32>,
     /// Rows of `[T]` that reach the head, `[R]`, ascending.
     pub sampled_rows: Vec<u32>,
-    /// Rows of `[T]` whose hidden state is returned, `[E]`, ascending.
+    /// Rows of `[T]` whose hidden state is returned, `[E]`, ascending. Where rows are reduced to one
+    /// ([`PoolRows`](crate::PoolRows)), these are the last of them.
     pub pooled_rows: Vec<u32>,
+    /// Numbers of rows that are reduced to one, `[E]`; empty if the program reduces none.
+    pub pooled_lens: Vec<u32>,
+    /// Type of each token, `[T]`; empty if the program reads none.
+    pub token_types: Vec<u32>,
     /// Stable slot of each sequence, `[S]` (index into persistent buffers).
     pub slots: Vec<u32>,
     /// Rows of `[T]` that [`InjectRows`](crate::InjectRows) changes, ascending.
@@ -89,6 +94,8 @@ impl StepBatch {
             seq_lens: Vec::with_capacity(sequences),
             sampled_rows: Vec::with_capacity(rows),
             pooled_rows: Vec::with_capacity(sequences),
+            pooled_lens: Vec::new(),
+            token_types: Vec::new(),
             slots: Vec::with_capacity(sequences),
             injected: Vec::new(),
         }
@@ -125,6 +132,8 @@ impl StepBatch {
         self.seq_lens.clear();
         self.sampled_rows.clear();
         self.pooled_rows.clear();
+        self.pooled_lens.clear();
+        self.token_types.clear();
         self.slots.clear();
         self.injected.clear();
     }
@@ -142,6 +151,7 @@ impl StepBatch {
         require(self.sampled_rows.iter().all(|&row| (row as usize) < tokens), "a sampled row")?;
         require(self.pooled_rows.iter().all(|&row| (row as usize) < tokens), "a pooled row")?;
         require(self.pooled_rows.is_empty() || program.embedding().is_some(), "a pooled row of a model without any")?;
+        self.check_texts(program)?;
         require(self.injected.is_empty() || program.media_columns() > 0, "an image's row for a model without images")?;
         require(self.injected.iter().all(|injected| (injected.row as usize) < tokens), "an image's row")?;
         require(self.injected.is_sorted_by(|a, b| a.row < b.row), "the order of images' rows")?;
@@ -159,6 +169,57 @@ impl StepBatch {
             require(self.seq_lens.iter().all(|&len| len as usize <= covered), "a sequence longer than its table")?;
         }
         Ok(())
+    }
+
+    /// Checks that a program which needs whole sequences gets them, and what its tables are read by.
+    fn check_texts(&self, program: &Program) -> Result<(), &'static str> {
+        let sequences = self.sequences();
+        if program.reduces_rows() {
+            let is_whole = |s| self.query_range(s).len() == self.seq_lens[s] as usize;
+            require((0..sequences).all(is_whole), "a part of a sequence")?;
+            require(self.pooled_lens.len() == self.pooled_rows.len(), "the numbers of pooled rows")?;
+            let reaches = |(&row, &len): (&u32, &u32)| (1..=row + 1).contains(&len);
+            require(self.pooled_rows.iter().zip(&self.pooled_lens).all(reaches), "a number of pooled rows")?;
+        }
+        if let Some(limit) = program.learned_positions() {
+            require(self.positions.iter().all(|&place| (place as usize) < limit), "a position beyond the table")?;
+        }
+        if program.token_types() > 0 {
+            require(self.token_types.len() == self.tokens(), "token types")?;
+            let known = |&kind: &u32| (kind as usize) < program.token_types();
+            require(self.token_types.iter().all(known), "a token type beyond the table")?;
+        }
+        Ok(())
+    }
+
+    /// Writes the rows into `out` as a step over the paged memory of its keys and values: one KV group
+    /// ([`Program::step_kv`]), in which each sequence owns consecutive blocks. Thus a backend runs an encoder with the
+    /// kernels of its decoders. Returns the number of blocks.
+    pub fn in_own_blocks(&self, block_size: usize, out: &mut StepBatch) -> usize {
+        out.clear();
+        out.token_ids.extend_from_slice(&self.token_ids);
+        out.positions.extend_from_slice(&self.positions);
+        out.query_start.extend_from_slice(&self.query_start);
+        out.seq_lens.extend_from_slice(&self.seq_lens);
+        out.pooled_rows.extend_from_slice(&self.pooled_rows);
+        out.pooled_lens.extend_from_slice(&self.pooled_lens);
+        out.token_types.extend_from_slice(&self.token_types);
+        out.slots.extend_from_slice(&self.slots);
+        out.slot_mapping.resize_with(1, Vec::new);
+        out.block_tables.resize_with(1, BlockTables::default);
+        let (slot_mapping, tables) = (&mut out.slot_mapping[0], &mut out.block_tables[0]);
+        let blocks = |len: u32| (len as usize).div_ceil(block_size);
+        tables.stride = self.seq_lens.iter().map(|&len| blocks(len)).max().unwrap_or(0);
+        let mut first = 0;
+        for &len in &self.seq_lens {
+            let start = (first * block_size) as u32;
+            slot_mapping.extend(start..start + len);
+            let end = tables.ids.len() + tables.stride;
+            tables.ids.extend(first as u32..(first + blocks(len)) as u32);
+            tables.ids.resize(end, 0);
+            first += blocks(len);
+        }
+        first
     }
 
     /// Checks the division of the rows into sequences, and their positions.

@@ -5,8 +5,9 @@
 //! give the roofline bound of a step: `max(bytes / bandwidth, flops / peak)`.
 
 use crate::{
-    BufferId, EmbedTaps, ExpertLinear, ExpertSum, GateRows, HeadShape, InjectMode, InjectRows, Linear, Logits, NormOp,
-    Op, Program, QkvPost, Residual, Route, Rows, StepBatch, TAPS, Weight, WeightId, expected_experts,
+    BufferId, Embed, EmbedTaps, ExpertLinear, ExpertSum, GateRows, HeadShape, InjectMode, InjectRows, Linear, Logits,
+    NormOp, Op, PoolKind, PoolRows, Program, QkvPost, Residual, Route, Rows, StepBatch, TAPS, Weight, WeightId,
+    expected_experts,
 };
 
 /// Bytes and FLOPs of an op or a step.
@@ -144,10 +145,16 @@ impl StepShape {
         })
     }
 
-    /// Returns the numbers of query-key pairs and of keys read by attention within segments.
-    fn segments(&self) -> (u64, u64) {
+    /// Returns the numbers of query-key pairs and of keys read by attention within segments, in which a query sees
+    /// `window` keys on each side.
+    fn segments(&self, window: Option<usize>) -> (u64, u64) {
         self.sequences.iter().fold((0, 0), |(pairs, keys), &(queries, context)| {
-            (pairs + (queries * context) as u64, keys + context as u64)
+            // The first and the last queries see fewer keys on one side.
+            let seen = match window {
+                Some(window) if window < context => queries * (2 * window + 1) - window * (window + 1),
+                _ => queries * context,
+            };
+            (pairs + seen as u64, keys + context as u64)
         })
     }
 }
@@ -232,7 +239,7 @@ impl Pricer<'_> {
 
     fn price(&self, op: &Op) -> Cost {
         match op {
-            Op::Embed { table, out, .. } => self.embed(*table, *out),
+            Op::Embed(embed) => self.embed(embed),
             Op::Patches { out } => {
                 let written_bytes = self.activations(&[*out]);
                 // A patch has a byte for each element.
@@ -248,7 +255,7 @@ impl Pricer<'_> {
                 let sinks = self.vectors(a.sinks.filter(|_| self.rows(a.q) > 0));
                 Cost { weight_bytes: sinks, ..cost }
             }
-            Op::SegmentAttention(a) => self.attention(a.heads, self.step.segments(), [a.q, a.out]),
+            Op::SegmentAttention(a) => self.attention(a.heads, self.step.segments(a.window), [a.q, a.out]),
             Op::Act(a) => Cost {
                 activation_bytes: self.activations(&[a.input, a.out]),
                 written_bytes: self.activations(&[a.out]),
@@ -274,21 +281,33 @@ impl Pricer<'_> {
                 let written_bytes = self.activations(&[*out]);
                 Cost { activation_bytes: 2 * written_bytes, written_bytes, ..Cost::default() }
             }
+            Op::PoolRows(pool) => self.pool_rows(pool),
             Op::Logits(logits) => self.logits(logits),
             Op::Sample { logits } => Cost { activation_bytes: 4 * self.elements(*logits), ..Cost::default() },
         }
     }
 
-    fn embed(&self, table: WeightId, out: BufferId) -> Cost {
-        let table = self.weight(table);
+    fn embed(&self, e: &Embed) -> Cost {
+        let table = self.weight(e.table);
         let row = table.bytes() / table.rows.max(1) as u64;
-        let out = self.activations(&[out]);
+        let out = self.activations(&[e.out]);
         Cost {
             weight_bytes: row * self.step.tokens as u64,
-            activation_bytes: out,
+            activation_bytes: if e.add { 2 * out } else { out },
             written_bytes: out,
             ..Cost::default()
         }
+    }
+
+    /// A mean reads all rows of the step, as every sequence is pooled in the step that has its rows.
+    fn pool_rows(&self, p: &PoolRows) -> Cost {
+        let written_bytes = self.activations(&[p.out]);
+        let (read, flops) = match p.kind {
+            PoolKind::First => (written_bytes, 0),
+            PoolKind::Mean if self.step.pooled == 0 => (0, 0),
+            PoolKind::Mean => (self.activations(&[p.input]), self.elements(p.input)),
+        };
+        Cost { activation_bytes: read + written_bytes, written_bytes, flops, ..Cost::default() }
     }
 
     fn embed_taps(&self, taps: &EmbedTaps) -> Cost {

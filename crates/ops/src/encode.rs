@@ -1,7 +1,7 @@
 //! The arrays of an encoder's step.
 
 use crate::batch::require;
-use crate::{BlockTables, Op, Program, StepBatch};
+use crate::{Op, Program, StepBatch};
 
 /// Normalisation of one channel: a byte x becomes `(x − shift) / divisor`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -94,34 +94,5 @@ impl EncodeBatch {
         let mut taken = vec![false; media_rows];
         let first = |&row: &u32| !std::mem::replace(&mut taken[row as usize], true);
         require(self.store_rows.iter().all(first), "a row that is stored twice")
-    }
-
-    /// Writes the rows into `out` as a step over the paged memory of its keys and values: one KV group
-    /// ([`Program::step_kv`]), in which each segment owns consecutive blocks. Thus a backend runs an encoder with the
-    /// kernels of its decoders. Returns the number of blocks.
-    pub fn paged(&self, block_size: usize, out: &mut StepBatch) -> usize {
-        let StepBatch { token_ids, positions, query_start, seq_lens, pooled_rows, slots, .. } = &self.rows;
-        out.clear();
-        out.token_ids.extend_from_slice(token_ids);
-        out.positions.extend_from_slice(positions);
-        out.query_start.extend_from_slice(query_start);
-        out.seq_lens.extend_from_slice(seq_lens);
-        out.pooled_rows.extend_from_slice(pooled_rows);
-        out.slots.extend_from_slice(slots);
-        out.slot_mapping.resize_with(1, Vec::new);
-        out.block_tables.resize_with(1, BlockTables::default);
-        let (slot_mapping, tables) = (&mut out.slot_mapping[0], &mut out.block_tables[0]);
-        let blocks = |len: u32| (len as usize).div_ceil(block_size);
-        tables.stride = seq_lens.iter().map(|&len| blocks(len)).max().unwrap_or(0);
-        let mut first = 0;
-        for &len in seq_lens {
-            let start = (first * block_size) as u32;
-            slot_mapping.extend(start..start + len);
-            let end = tables.ids.len() + tables.stride;
-            tables.ids.extend(first as u32..(first + blocks(len)) as u32);
-            tables.ids.resize(end, 0);
-            first += blocks(len);
-        }
-        first
     }
 }

@@ -31,8 +31,8 @@ pub use experts::{
     ChoiceScratch, ExpertGroups, ExpertLinear, ExpertSum, GateRows, GroupScore, Route, RouteScores, expected_experts,
 };
 pub use op::{
-    Act, EmbedTaps, Glu, GluKind, InjectMode, InjectRows, KvPlace, Linear, Logits, NormKind, NormOp, Op,
-    PagedAttention, QkNorm, QkvPost, Residual, Rope, RopeStyle, SegmentAttention,
+    Act, Embed, EmbedIds, EmbedTaps, Glu, GluKind, InjectMode, InjectRows, KvPlace, Linear, Logits, NormKind, NormOp,
+    Op, PagedAttention, PoolKind, PoolRows, QkNorm, QkvPost, Residual, Rope, RopeStyle, SegmentAttention,
 };
 pub use program::{
     Buffer, BufferId, Element, HeadShape, KvGroup, Program, ProgramBuilder, ProgramKind, Rows, Slab, Weight, WeightId,

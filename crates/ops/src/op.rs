@@ -8,15 +8,8 @@ use crate::program::{BufferId, HeadShape, WeightId};
 /// One fused operation of a [`Program`](crate::Program).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// `ids[T] → out[T,H]`: row `ids[t]` of the table times `scale` (1 for most models, √H for Gemma).
-    Embed {
-        /// Table `[V,H]`, possibly quantised. Rows are read directly from storage.
-        table: WeightId,
-        /// Factor of the row.
-        scale: f32,
-        /// Output `[T,H]`.
-        out: BufferId,
-    },
+    /// Rows of a table by the tokens of the step, see [`Embed`].
+    Embed(Embed),
     /// `patches[T,K] → out[T,K]`: the patches of the step's images, normalised by channel
     /// ([`EncodeBatch`](crate::EncodeBatch)).
     Patches {
@@ -65,14 +58,16 @@ pub enum Op {
     /// Encoder outputs in place of, or added to, rows of the residual stream, see [`InjectRows`].
     InjectRows(InjectRows),
     /// `input[T,H] → out[R,H]`: selects the rows that are sampled or need log-probabilities, which reach the head.
-    /// `input[T,H] → out[E,H]`: selects the rows whose hidden state is returned, which need no head. The row count of
-    /// `out` determines which of the two applies.
+    /// `input[T,H] → out[E,H]`: selects the rows whose hidden state is returned ([`StepBatch::pooled_rows`]
+    /// (crate::StepBatch::pooled_rows)), which need no head. The row count of `out` determines which of the two applies.
     GatherRows {
         /// Input `[T,H]`.
         input: BufferId,
         /// Output `[R,H]` or `[E,H]`.
         out: BufferId,
     },
+    /// Reduction of the rows of a sequence to one, see [`PoolRows`].
+    PoolRows(PoolRows),
     /// The language-model head, see [`Logits`].
     Logits(Logits),
     /// `logits[R,V] → ids[R]` and log-probabilities: penalties, bias, mask, temperature, min-p, top-k, top-p and
@@ -87,7 +82,7 @@ impl Op {
     /// Returns the name of the op.
     pub const fn name(&self) -> &'static str {
         match self {
-            Op::Embed { .. } => "Embed",
+            Op::Embed(_) => "Embed",
             Op::Patches { .. } => "Patches",
             Op::EmbedTaps(_) => "EmbedTaps",
             Op::Norm(_) => "Norm",
@@ -105,6 +100,7 @@ impl Op {
             Op::StoreRows { .. } => "StoreRows",
             Op::InjectRows(_) => "InjectRows",
             Op::GatherRows { .. } => "GatherRows",
+            Op::PoolRows(_) => "PoolRows",
             Op::Logits(_) => "Logits",
             Op::Sample { .. } => "Sample",
         }
@@ -113,7 +109,15 @@ impl Op {
     /// Returns the buffers that the op reads, including a buffer that is updated in place.
     pub fn inputs(&self) -> Vec<BufferId> {
         match self {
-            Self::Embed { .. } | Self::Patches { .. } => vec![],
+            Self::Patches { .. } => vec![],
+            Self::Embed(op) => {
+                if op.add {
+                    vec![op.out]
+                } else {
+                    vec![]
+                }
+            }
+            Self::PoolRows(op) => vec![op.input],
             Self::EmbedTaps(op) => vec![op.out],
             Self::Norm(op) => std::iter::once(op.input).chain(op.add.map(Residual::buffer)).collect(),
             Self::Linear(op) => std::iter::once(op.input).chain(op.add).collect(),
@@ -138,10 +142,9 @@ impl Op {
     /// Returns the buffers that the op writes: its output first, then the residual that a norm updates.
     pub fn outputs(&self) -> Vec<BufferId> {
         match self {
-            Self::Embed { out, .. }
-            | Self::Patches { out }
-            | Self::GatherRows { out, .. }
-            | Self::MergeRows { out, .. } => vec![*out],
+            Self::Patches { out } | Self::GatherRows { out, .. } | Self::MergeRows { out, .. } => vec![*out],
+            Self::Embed(op) => vec![op.out],
+            Self::PoolRows(op) => vec![op.out],
             Self::EmbedTaps(op) => vec![op.out],
             Self::Norm(op) => std::iter::once(op.out).chain(op.add.and_then(Residual::updated)).collect(),
             Self::Linear(op) => vec![op.out],
@@ -159,6 +162,56 @@ impl Op {
             Self::StoreRows { .. } | Self::Sample { .. } => vec![],
         }
     }
+}
+
+/// Source of the rows that an [`Embed`] reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EmbedIds {
+    /// The token ids. The table has a row for each entry of the vocabulary.
+    Tokens,
+    /// The positions of the tokens plus `offset` (learned positions; RoBERTa's begin after the id of its padding).
+    Positions {
+        /// Row of position 0.
+        offset: usize,
+    },
+    /// The types of the tokens, which distinguish the texts of a pair (BERT).
+    Types,
+}
+
+/// `out[T,H] = scale · table[ids]`, or `out += scale · table[ids]` with `add`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Embed {
+    /// Table `[rows,H]`, possibly quantised. Rows are read directly from storage.
+    pub table: WeightId,
+    /// Rows to read.
+    pub ids: EmbedIds,
+    /// Factor of a row (1 for most models, √H for Gemma).
+    pub scale: f32,
+    /// Whether the rows are added to the output, which they replace otherwise.
+    pub add: bool,
+    /// Output `[T,H]`.
+    pub out: BufferId,
+}
+
+/// Reduction of rows to one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolKind {
+    /// The first row (the token `[CLS]` of BERT).
+    First,
+    /// The mean of all rows, summed in their order.
+    Mean,
+}
+
+/// `input[T,H] → out[E,H]`: row e is a reduction of [`StepBatch::pooled_lens`](crate::StepBatch::pooled_lens) rows, of
+/// which [`StepBatch::pooled_rows`](crate::StepBatch::pooled_rows) is the last.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolRows {
+    /// Reduction.
+    pub kind: PoolKind,
+    /// Input `[T,H]`.
+    pub input: BufferId,
+    /// Output `[E,H]`.
+    pub out: BufferId,
 }
 
 /// Kind of normalisation.
@@ -343,8 +396,9 @@ pub struct PagedAttention {
     pub layer: usize,
 }
 
-/// `q[T,Hq·D] → out[T,Hq·D]`: attention without a cache or a mask. A query sees every key of its segment, a sequence of
-/// the step. The keys and values are those that the last [`QkvPost`] has written to the memory of the step.
+/// `q[T,Hq·D] → out[T,Hq·D]`: attention without a cache, in both directions. A query sees every key of its segment, a
+/// sequence of the step, or those of a window. The keys and values are those that the last [`QkvPost`] has written to
+/// the memory of the step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SegmentAttention {
     /// Queries `[T,Hq·D]`.
@@ -355,6 +409,8 @@ pub struct SegmentAttention {
     pub heads: HeadShape,
     /// Factor of the scores, usually `1/√D`.
     pub scale: f32,
+    /// Number of tokens that a query sees on each side of its own: the keys at `i − window ..= i + window`.
+    pub window: Option<usize>,
 }
 
 /// The activation of a [`Glu`] or an [`Act`].
@@ -366,6 +422,8 @@ pub enum GluKind {
     Gelu,
     /// Gaussian error linear unit by its tanh approximation.
     GeluTanh,
+    /// Hyperbolic tangent, for [`Act`] only.
+    Tanh,
     /// The gated activation of GPT-OSS, for [`Glu`] only: `(u + 1) · g · sigmoid(alpha · g)` with
     /// `g = min(gate, limit)` and `u = min(max(up, −limit), limit)`.
     ClampedSwiglu {

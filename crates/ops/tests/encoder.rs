@@ -35,7 +35,7 @@ fn build(edit: impl Fn(&mut Op)) -> Result<Program, ProgramError> {
         Op::EmbedTaps(EmbedTaps { table, out: x }),
         linear(qkv_w, x, qkv),
         Op::QkvPost(QkvPost { input: qkv, out: q, heads: HEADS, norm: None, rope: Some(rope), kv }),
-        Op::SegmentAttention(SegmentAttention { q, out: x, heads: HEADS, scale: 0.5 }),
+        Op::SegmentAttention(SegmentAttention { q, out: x, heads: HEADS, scale: 0.5, window: None }),
         Op::Act(Act { kind: GluKind::Gelu, input: x, out: x }),
         Op::MergeRows { input: x, out: merged },
         linear(out_w, merged, out),
@@ -124,7 +124,7 @@ fn each_segment_owns_blocks_of_its_own() {
     batch.push_segment(16);
     batch.rows.positions = vec![7; 39];
     let mut step = StepBatch { seq_lens: vec![9], slot_mapping: vec![vec![1]], ..StepBatch::default() };
-    assert_eq!(batch.paged(16, &mut step), 4);
+    assert_eq!(batch.rows.in_own_blocks(16, &mut step), 4);
     assert_eq!(step.block_tables, [BlockTables { stride: 2, ids: vec![0, 1, 2, 0, 3, 0] }]);
     let slots: Vec<u32> = (0..20).chain(32..35).chain(48..64).collect();
     assert_eq!(step.slot_mapping, [slots]);

@@ -5,8 +5,8 @@
 use octavo_ops::cost::{Cost, ElementBytes, StepPricer, StepShape, op_cost, step_cost};
 use octavo_ops::testing::{MemoryWeights, TinyExperts, TinyModel};
 use octavo_ops::{
-    BufferId, ExpertGroups, ExpertLinear, GroupScore, Op, Program, ProgramBuilder, ProgramError, Route, RouteScores,
-    Rows, Slab, StepBatch, StorageType, WeightPart, WeightSource,
+    BufferId, Embed, EmbedIds, ExpertGroups, ExpertLinear, GroupScore, Op, Program, ProgramBuilder, ProgramError,
+    Route, RouteScores, Rows, Slab, StepBatch, StorageType, WeightPart, WeightSource,
 };
 
 const TOKENS: usize = 50;
@@ -42,7 +42,7 @@ fn build(parts: &Parts) -> (ProgramBuilder, Op) {
     let table = b.weight("embed", H, vec![part("embed", TOKENS)]);
     let router = b.weight("router", H, vec![part("router", E)]);
     let weight = b.weight("experts", H, parts.rows.iter().map(|&rows| part("experts", rows)).collect());
-    b.push(Op::Embed { table, scale: 1.0, out: x });
+    b.push(Op::Embed(Embed { table, ids: EmbedIds::Tokens, scale: 1.0, add: false, out: x }));
     b.push(Op::Route(Route {
         weight: router,
         bias: None,

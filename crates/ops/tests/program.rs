@@ -54,7 +54,7 @@ fn build(edit: impl Fn(&mut Op)) -> Result<Program, ProgramError> {
     let norm_qk = QkNorm { q: qk_norm, k: qk_norm, eps: 1e-6, unit_offset: false };
     let (heads, layer) = (HEADS, 0);
     let mut ops = vec![
-        Op::Embed { table, scale: 1.0, out: x },
+        Op::Embed(Embed { table, ids: EmbedIds::Tokens, scale: 1.0, add: false, out: x }),
         norm_op(x, None, y),
         linear(qkv_w, Some(bias), y, None, qkv),
         Op::QkvPost(QkvPost {
@@ -216,7 +216,7 @@ fn the_builder_checks_activations() {
     let mut b = ProgramBuilder::new("no gate", VOCAB);
     let x = b.buffer("x", Rows::Tokens, H);
     let table = b.weight("embed", H, vec![part("embed", VOCAB)]);
-    b.push(Op::Embed { table, scale: 1.0, out: x });
+    b.push(Op::Embed(Embed { table, ids: EmbedIds::Tokens, scale: 1.0, add: false, out: x }));
     b.push(Op::Act(Act { kind: GluKind::ClampedSwiglu { alpha: 1.0, limit: 7.0 }, input: x, out: x }));
     assert_eq!(b.finish().unwrap_err().to_string(), "op 1 (Act): ClampedSwiglu needs a gate");
 }
@@ -227,7 +227,7 @@ fn attention_reads_what_was_written_and_sample_is_last() {
     let x = b.buffer("x", Rows::Tokens, H);
     let table = b.weight("embed", H, vec![part("embed", VOCAB)]);
     let group = b.kv_group(KvGroup { layers: vec![HEADS], window: Some(4) });
-    b.push(Op::Embed { table, scale: 1.0, out: x });
+    b.push(Op::Embed(Embed { table, ids: EmbedIds::Tokens, scale: 1.0, add: false, out: x }));
     let attention = PagedAttention {
         q: x,
         out: x,
@@ -246,7 +246,7 @@ fn attention_reads_what_was_written_and_sample_is_last() {
     let mut b = ProgramBuilder::new("endless", VOCAB);
     let x = b.buffer("x", Rows::Tokens, H);
     let table = b.weight("embed", H, vec![part("embed", VOCAB)]);
-    b.push(Op::Embed { table, scale: 1.0, out: x });
+    b.push(Op::Embed(Embed { table, ids: EmbedIds::Tokens, scale: 1.0, add: false, out: x }));
     assert_eq!(b.finish().unwrap_err().to_string(), "a decoder program ends with Sample");
 }
 
@@ -381,7 +381,7 @@ fn pooling(from: Rows) -> Result<Program, ProgramError> {
     let logits = b.buffer("logits", Rows::Sampled, VOCAB);
     let table = b.weight("embed", H, vec![part("embed", VOCAB)]);
     let weight = b.weight("norm", H, vec![part("norm", 1)]);
-    b.push(Op::Embed { table, scale: 1.0, out: x });
+    b.push(Op::Embed(Embed { table, ids: EmbedIds::Tokens, scale: 1.0, add: false, out: x }));
     b.push(Op::GatherRows { input: x, out: pooled });
     let (kind, bias, eps, unit_offset, add) = (NormKind::Rms, None, 1e-5, false, None);
     b.push(Op::Norm(NormOp { kind, weight, bias, eps, unit_offset, input: pooled, add, out: embedding }));
@@ -417,6 +417,8 @@ fn the_roofline_is_the_slower_of_memory_and_arithmetic() {
 
 fn batch() -> StepBatch {
     StepBatch {
+        pooled_lens: vec![],
+        token_types: vec![],
         token_ids: vec![1, 2, 3, 4],
         positions: vec![0, 1, 2, 9],
         slot_mapping: vec![vec![16, 17, 18, 41]],

@@ -20,6 +20,7 @@ pub(crate) struct Attention<'a> {
     pub(crate) scale: f32,
     /// Whether a query sees only the keys up to its own position.
     pub(crate) causal: bool,
+    /// Number of keys that a query sees, or on each side of its own unless `causal`.
     pub(crate) window: Option<usize>,
     pub(crate) softcap: Option<f32>,
     /// Attention sinks by query head.
@@ -49,11 +50,8 @@ impl Attention<'_> {
             let (row, head) = (task / kv_heads, task % kv_heads);
             let sequence = sequences[row];
             let places = batch.places(sequence);
-            let last = match self.causal {
-                true => places.start + row - batch.query_range(sequence).start,
-                false => places.end - 1,
-            };
-            let first = self.window.map_or(0, |window| (last + 1).saturating_sub(window));
+            let place = places.start + row - batch.query_range(sequence).start;
+            let (first, last) = self.sees(place, places.end);
             let table = self.tables.row(sequence);
             let view = View { cache: self.cache, layer: self.layer, head, dim, table, first, last };
             let heads = head * (q_heads / kv_heads)..;
@@ -63,6 +61,15 @@ impl Attention<'_> {
             }
         });
         out
+    }
+
+    /// Returns the first and the last key that the query at a place of a sequence of `len` tokens sees.
+    fn sees(&self, place: usize, len: usize) -> (usize, usize) {
+        let window = self.window.unwrap_or(usize::MAX);
+        match self.causal {
+            true => ((place + 1).saturating_sub(window), place),
+            false => (place.saturating_sub(window), place.saturating_add(window).min(len - 1)),
+        }
     }
 
     /// Computes one head of one query. `scores` is scratch memory.

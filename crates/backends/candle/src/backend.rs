@@ -3,8 +3,8 @@
 use candle_core::Tensor;
 use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
 use octavo_ops::{
-    Backend, BackendError, EncodeBatch, KvGroup, Program, StepBatch, WeightSource, check_block_counts,
-    check_block_size, check_encoder,
+    Backend, BackendError, EncodeBatch, KvGroup, Limits, Program, ProgramKind, StepBatch, WeightSource,
+    check_block_counts, check_block_size, check_encoder,
 };
 
 use crate::forward::{Forward, malformed};
@@ -125,9 +125,9 @@ impl Backend for CandleBackend {
         let Some(Model { program, weights }) = &self.encoder else { return Err(failed("no encoder is loaded")) };
         batch.check(program, self.media.rows()).map_err(malformed)?;
         let mut step = StepBatch::default();
-        let blocks = batch.paged(BLOCK_SIZES[0], &mut step);
+        let blocks = batch.rows.in_own_blocks(BLOCK_SIZES[0], &mut step);
         let mut kv = [KvCache::new(&program.step_kv(), BLOCK_SIZES[0], blocks)?];
-        Forward::encode(program, weights, &mut kv, &mut self.media, (&step, batch)).run().map_err(failed)?;
+        Forward::over(program, weights, &mut kv, &mut self.media, (&step, Some(batch))).run().map_err(failed)?;
         Ok(())
     }
 
@@ -150,8 +150,19 @@ impl Backend for CandleBackend {
         self.logits.clear();
         self.embeddings.clear();
         let Some(Model { program, weights }) = &self.model else { return Err(failed("no model is loaded")) };
-        let mut forward = Forward::new(program, weights, &mut self.kv, &mut self.media, batch)?;
-        let (logits, embeddings) = forward.run().map_err(failed)?;
+        let (logits, embeddings) = match program.kind() {
+            ProgramKind::Encoder => {
+                batch.check(program, Limits::default()).map_err(malformed)?;
+                let mut step = StepBatch::default();
+                let blocks = batch.in_own_blocks(BLOCK_SIZES[0], &mut step);
+                let mut kv = [KvCache::new(&program.step_kv(), BLOCK_SIZES[0], blocks)?];
+                Forward::over(program, weights, &mut kv, &mut self.media, (&step, None)).run()
+            }
+            ProgramKind::Decoder | ProgramKind::Embedder => {
+                Forward::new(program, weights, &mut self.kv, &mut self.media, batch)?.run()
+            }
+        }
+        .map_err(failed)?;
         let flat = |tensor: Option<Tensor>| tensor.map_or(Ok(Vec::new()), |t| t.flatten_all()?.to_vec1());
         self.logits = flat(logits).map_err(failed)?;
         self.embeddings = flat(embeddings).map_err(failed)?;
@@ -160,7 +171,7 @@ impl Backend for CandleBackend {
 
     fn start_sampling(&mut self, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
         let vocab = self.model()?.program.vocab_size;
-        batch.check(NAME, self.logits.len() / vocab)?;
+        batch.check(NAME, self.logits.len() / vocab.max(1))?;
         self.sampler.sample_batch(&self.logits, batch, &mut self.tokens);
         Ok(())
     }

@@ -90,6 +90,7 @@ pub(crate) fn act(x: &Tensor, kind: GluKind) -> Result<Tensor> {
         GluKind::Silu => x.silu(),
         GluKind::Gelu => x.gelu_erf(),
         GluKind::GeluTanh => x.gelu(),
+        GluKind::Tanh => x.tanh(),
         GluKind::ClampedSwiglu { .. } => bail!("a clamped SwiGLU needs a gate"),
     }
 }

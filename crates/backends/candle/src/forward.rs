@@ -2,8 +2,8 @@
 
 use candle_core::{Device, Result, Tensor, bail};
 use octavo_ops::{
-    BackendError, BufferId, EncodeBatch, HeadShape, KvPlace, Limits, Linear, Logits, NormKind, NormOp, Op, Program,
-    QkNorm, QkvPost, Residual, Route, Rows, StepBatch, WeightId,
+    BackendError, BufferId, Embed, EmbedIds, EncodeBatch, HeadShape, KvPlace, Limits, Linear, Logits, NormKind, NormOp,
+    Op, PoolKind, PoolRows, Program, ProgramKind, QkNorm, QkvPost, Residual, Route, Rows, StepBatch, WeightId,
 };
 
 use crate::attention::Attention;
@@ -46,21 +46,12 @@ impl<'a> Forward<'a> {
         let memory: Vec<_> = kv.iter().map(|cache| (cache.block_size(), cache.blocks())).collect();
         let limits = Limits { kv: &memory, drawn: 0, media_rows: media.rows() };
         batch.check(program, limits).map_err(malformed)?;
+        debug_assert_ne!(program.kind(), ProgramKind::Encoder, "an encoder's rows have blocks of their own");
         Ok(Self::over(program, weights, kv, media, (batch, None)))
     }
 
-    /// Creates the pass of an encoder. `batch` is `images` over the blocks of `kv`.
-    pub(crate) fn encode(
-        program: &'a Program,
-        weights: &'a [Tensor],
-        kv: &'a mut [KvCache],
-        media: &'a mut MediaCache,
-        (batch, images): (&'a StepBatch, &'a EncodeBatch),
-    ) -> Self {
-        Self::over(program, weights, kv, media, (batch, Some(images)))
-    }
-
-    fn over(
+    /// Creates the pass of an encoder, whose batch has been checked. `batch` has its rows over the blocks of `kv`.
+    pub(crate) fn over(
         program: &'a Program,
         weights: &'a [Tensor],
         kv: &'a mut [KvCache],
@@ -100,7 +91,7 @@ impl<'a> Forward<'a> {
             return self.route(op);
         }
         let value = match op {
-            Op::Embed { table, scale, .. } => dense::embed(self.weight(*table), &self.batch.token_ids, *scale)?,
+            Op::Embed(op) => self.embed(op)?,
             Op::Patches { out } => media::patches(self.images()?, self.program.buffers[out.0].cols)?,
             Op::EmbedTaps(op) => media::embed_taps(self.buffer(op.out)?, self.weight(op.table), self.images()?)?,
             Op::InjectRows(op) => self.media.inject(self.buffer(op.out)?, op, &self.batch.injected)?,
@@ -137,7 +128,7 @@ impl<'a> Forward<'a> {
                         heads: op.heads,
                         scale: op.scale,
                         causal: false,
-                        window: None,
+                        window: op.window,
                         softcap: None,
                         sinks: None,
                     },
@@ -160,6 +151,7 @@ impl<'a> Forward<'a> {
             }
             Op::Glu(op) => dense::glu(self.buffer(op.input)?, op.kind)?,
             Op::GatherRows { input, out } => dense::gather(self.buffer(*input)?, self.gathered(*out))?,
+            Op::PoolRows(op) => self.pool_rows(op)?,
             Op::Logits(op) => self.logits(op)?,
             Op::Sample { .. } => bail!("Sample is no part of the forward pass"),
         };
@@ -176,6 +168,39 @@ impl<'a> Forward<'a> {
             Rows::Merged => self.batch.tokens() / self.program.merge(),
             Rows::Routed(experts) => self.batch.tokens() * experts,
         }
+    }
+
+    fn embed(&self, op: &Embed) -> Result<Tensor> {
+        let StepBatch { token_ids, positions, token_types, .. } = self.batch;
+        let moved: Vec<u32>;
+        let ids = match op.ids {
+            EmbedIds::Tokens => token_ids,
+            EmbedIds::Positions { offset } => {
+                moved = positions[..self.batch.tokens()].iter().map(|place| place + offset as u32).collect();
+                &moved
+            }
+            EmbedIds::Types => token_types,
+        };
+        let rows = dense::embed(self.weight(op.table), ids, op.scale)?;
+        if op.add { self.buffer(op.out)? + rows } else { Ok(rows) }
+    }
+
+    /// Reduces the rows of each sequence one by one, so that the sums do not depend on the sequences beside it.
+    fn pool_rows(&self, op: &PoolRows) -> Result<Tensor> {
+        let input = self.buffer(op.input)?;
+        let StepBatch { pooled_rows, pooled_lens, .. } = self.batch;
+        let reduce = |(&last, &len): (&u32, &u32)| {
+            let first = (last + 1 - len) as usize;
+            let mut sum = input.narrow(0, first, 1)?;
+            if op.kind == PoolKind::Mean {
+                for row in first + 1..=last as usize {
+                    sum = (sum + input.narrow(0, row, 1)?)?;
+                }
+                sum = (sum / f64::from(len))?;
+            }
+            Ok(sum)
+        };
+        Tensor::cat(&pooled_rows.iter().zip(pooled_lens).map(reduce).collect::<Result<Vec<_>>>()?, 0)
     }
 
     fn images(&self) -> Result<&'a EncodeBatch> {

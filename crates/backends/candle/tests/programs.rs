@@ -3,7 +3,9 @@
 
 use octavo_backend_candle::CandleBackend;
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
-use octavo_ops::testing::{Rounding, TinyModel, image_models, large_images, models_with_experts};
+use octavo_ops::testing::{
+    Rounding, TinyModel, image_models, large_images, models_with_experts, text_models, windowed_texts,
+};
 use proptest::prelude::*;
 
 // A norm over few columns may amplify a rounding error a hundredfold, but not many of them.
@@ -54,6 +56,32 @@ proptest! {
     ) {
         SUITE.images_have_the_same_bits(&model, &images)?;
     }
+
+    #[test]
+    fn texts_are_near_the_naive_ones(
+        model in text_models(),
+        texts in proptest::collection::vec(1usize..40, 1..4),
+    ) {
+        SUITE.texts_are_near(&model, Rounding::F32, 0.0, &texts)?;
+    }
+
+    #[test]
+    fn bits_of_texts_do_not_depend_on_the_batch(
+        model in text_models(),
+        texts in proptest::collection::vec(1usize..40, 1..4),
+    ) {
+        SUITE.texts_have_the_same_bits(&model, &texts)?;
+    }
+}
+
+#[test]
+fn windows_of_texts_are_as_wide_as_they_say() {
+    SUITE.texts_are_near(&windowed_texts(), Rounding::F32, 0.0, &[300, 130, 2]).unwrap();
+}
+
+#[test]
+fn malformed_texts_are_errors() {
+    SUITE.malformed_texts_are_errors();
 }
 
 #[test]

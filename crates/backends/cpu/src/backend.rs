@@ -7,8 +7,8 @@ use std::time::Duration;
 use octavo_ops::cost::ElementBytes;
 use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
 use octavo_ops::{
-    Backend, BackendError, DeviceProfile, EncodeBatch, KvGroup, Limits, Program, Rows, StepBatch, StorageType,
-    WeightSource, check_block_counts, check_block_size, check_encoder,
+    Backend, BackendError, DeviceProfile, EncodeBatch, KvGroup, Limits, Program, ProgramKind, Rows, StepBatch,
+    StorageType, WeightSource, check_block_counts, check_block_size, check_encoder,
 };
 
 use crate::activation::Activation;
@@ -53,6 +53,8 @@ pub struct CpuBackend {
     pool: Pool,
     model: Option<Model>,
     kv: Vec<KvCache>,
+    /// Keys and values of a step, if the model is an encoder of texts.
+    step_memory: StepMemory,
     encoder: Option<Encoder>,
     media: MediaCache,
     scratch: Scratch,
@@ -75,14 +77,32 @@ struct Model {
     activations: Vec<Activation>,
 }
 
-/// An encoder and what it needs from step to step.
+/// An encoder of images and what it needs from step to step.
 struct Encoder {
     model: Model,
-    /// Keys and values of a step.
-    kv: KvCache,
-    /// The batch over the blocks of `kv`.
-    step: StepBatch,
+    memory: StepMemory,
     scratch: Scratch,
+}
+
+/// Keys and values that only one step sees.
+#[derive(Default)]
+struct StepMemory {
+    /// The blocks; empty before the first step.
+    kv: Option<KvCache>,
+    /// The step over the blocks of `kv`.
+    step: StepBatch,
+}
+
+impl StepMemory {
+    /// Gives each sequence of a step blocks of its own.
+    fn divide(&mut self, program: &Program, batch: &StepBatch) -> Result<(&mut KvCache, &StepBatch), BackendError> {
+        let blocks = batch.in_own_blocks(BLOCK, &mut self.step);
+        let kv = match self.kv.take() {
+            Some(kv) if kv.blocks() >= blocks => kv,
+            _ => KvCache::new(&program.step_kv(), blocks, KvDtype::Bf16)?,
+        };
+        Ok((self.kv.insert(kv), &self.step))
+    }
 }
 
 impl CpuBackend {
@@ -101,6 +121,7 @@ impl CpuBackend {
             pool,
             model: None,
             kv: Vec::new(),
+            step_memory: StepMemory::default(),
             encoder: None,
             media: MediaCache::default(),
             scratch: Scratch::default(),
@@ -144,8 +165,15 @@ impl CpuBackend {
         let memory: Vec<_> = self.kv.iter().map(|cache| (BLOCK, cache.blocks())).collect();
         let limits = Limits { kv: &memory, drawn: 0, media_rows: self.media.rows() };
         batch.check(program, limits).map_err(malformed)?;
-        let forward = Forward { isa: self.isa, program, plan, weights, batch, images: None };
-        let (kv, media, scratch) = (&mut self.kv[..], &mut self.media, &mut self.scratch);
+        let (kv, step) = match program.kind() {
+            ProgramKind::Encoder => {
+                let (kv, step) = self.step_memory.divide(program, batch)?;
+                (std::slice::from_mut(kv), step)
+            }
+            ProgramKind::Decoder | ProgramKind::Embedder => (&mut self.kv[..], batch),
+        };
+        let forward = Forward { isa: self.isa, program, plan, weights, batch: step, images: None };
+        let (media, scratch) = (&mut self.media, &mut self.scratch);
         let result = run(&forward, &mut self.pool, Memory { activations, kv, media, scratch });
         (self.sampled, self.pooled) = (batch.sampled_rows.len(), batch.pooled_rows.len());
         Ok(result)
@@ -215,6 +243,7 @@ impl Backend for CpuBackend {
     ) -> Result<(), BackendError> {
         (self.model, self.encoder, self.sampled, self.pooled) = (None, None, 0, 0);
         self.kv.clear();
+        self.step_memory = StepMemory::default();
         self.media = MediaCache::default();
         self.model = Some(self.read(program, source, progress)?);
         Ok(())
@@ -228,8 +257,7 @@ impl Backend for CpuBackend {
     ) -> Result<(), BackendError> {
         check_encoder(NAME, &self.model()?.program, program)?;
         let model = self.read(program, source, progress)?;
-        let kv = KvCache::new(&program.step_kv(), 0, KvDtype::Bf16)?;
-        self.encoder = Some(Encoder { model, kv, step: StepBatch::default(), scratch: Scratch::default() });
+        self.encoder = Some(Encoder { model, memory: StepMemory::default(), scratch: Scratch::default() });
         Ok(())
     }
 
@@ -244,12 +272,9 @@ impl Backend for CpuBackend {
 
     fn encode(&mut self, batch: &EncodeBatch) -> Result<(), BackendError> {
         let encoder = self.encoder.as_mut().ok_or_else(|| failed("no encoder is loaded"))?;
-        let Encoder { model: Model { program, plan, weights, activations }, kv, step, scratch } = encoder;
+        let Encoder { model: Model { program, plan, weights, activations }, memory, scratch } = encoder;
         batch.check(program, self.media.rows()).map_err(malformed)?;
-        let blocks = batch.paged(BLOCK, step);
-        if kv.blocks() < blocks {
-            *kv = KvCache::new(&program.step_kv(), blocks, KvDtype::Bf16)?;
-        }
+        let (kv, step) = memory.divide(program, &batch.rows)?;
         let forward = Forward { isa: self.isa, program, plan, weights, batch: step, images: Some(batch) };
         let (kv, media) = (std::slice::from_mut(kv), &mut self.media);
         forward.run(&mut self.pool, Memory { activations, kv, media, scratch });

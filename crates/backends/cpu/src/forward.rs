@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use half::bf16;
 use octavo_ops::{
-    BufferId, Element, EncodeBatch, Glu, NormKind, Program, Residual, Rope, RopeStyle, Rows as RowCount, StepBatch,
-    WeightId, sampling,
+    BufferId, Element, Embed, EmbedIds, EncodeBatch, Glu, NormKind, PoolKind, PoolRows, Program, Residual, Rope,
+    RopeStyle, Rows as RowCount, StepBatch, sampling,
 };
 
 use crate::Isa;
@@ -212,7 +212,7 @@ impl Forward<'_> {
         unsafe {
             match stage {
                 Stage::Angles => self.angles(worker, scratch),
-                Stage::Embed { table, scale, out } => self.embed(worker, *table, *scale, scratch.rows[out.0]),
+                Stage::Embed(op) => self.embed(op, worker, scratch.rows[op.out.0]),
                 Stage::Patches { out } => self.patches(worker, scratch.rows[out.0]),
                 Stage::EmbedTaps(op) => self.embed_taps(op, worker, scratch.rows[op.out.0]),
                 Stage::Merge { input, out } => self.merge(worker, scratch.rows[input.0], scratch.rows[out.0]),
@@ -240,6 +240,7 @@ impl Forward<'_> {
                         out.prepare(self.isa, out.span(row));
                     });
                 }
+                Stage::Pool(op) => self.pool(op, worker, scratch),
                 Stage::Prepare(buffer) => {
                     let rows = scratch.rows[buffer.0];
                     worker.share(self.count(*buffer), |row| rows.prepare(self.isa, rows.span(row)));
@@ -266,15 +267,47 @@ impl Forward<'_> {
         });
     }
 
-    unsafe fn embed(&self, worker: Worker<'_>, table: WeightId, scale: f32, out: Rows) {
-        let table = self.weights[table.0].factor();
+    unsafe fn embed(&self, op: &Embed, worker: Worker<'_>, out: Rows) {
+        let table = self.weights[op.table.0].factor();
+        let StepBatch { token_ids, positions, token_types, .. } = self.batch;
+        let id = |row: usize| match op.ids {
+            EmbedIds::Tokens => token_ids[row] as usize,
+            EmbedIds::Positions { offset } => positions[row] as usize + offset,
+            EmbedIds::Types => token_types[row] as usize,
+        };
         worker.share(self.batch.tokens(), |row| {
             // SAFETY: the caller guarantees this; the row belongs to this thread.
             unsafe {
                 let values = out.write(out.span(row));
-                product::read_row(self.isa, table, self.batch.token_ids[row] as usize, values);
-                if scale != 1.0 {
-                    self.isa.scale(values, scale);
+                if op.add {
+                    ROW.with_borrow_mut(|learned| {
+                        learned.resize(out.cols, 0.0);
+                        product::read_row(self.isa, table, id(row), learned);
+                        self.isa.add_scaled(values, learned, op.scale);
+                    });
+                } else {
+                    product::read_row(self.isa, table, id(row), values);
+                    if op.scale != 1.0 {
+                        self.isa.scale(values, op.scale);
+                    }
+                }
+                out.prepare(self.isa, out.span(row));
+            }
+        });
+    }
+
+    unsafe fn pool(&self, op: &PoolRows, worker: Worker<'_>, scratch: &Scratch) {
+        let (input, out) = (scratch.rows[op.input.0], scratch.rows[op.out.0]);
+        let StepBatch { pooled_rows, pooled_lens, .. } = self.batch;
+        worker.share(pooled_rows.len(), |row| {
+            let (end, len) = (pooled_rows[row] as usize + 1, pooled_lens[row] as usize);
+            // SAFETY: the caller guarantees this; the row of the output belongs to this thread.
+            unsafe {
+                let values = out.write(out.span(row));
+                values.copy_from_slice(input.read(input.span(end - len)));
+                if op.kind == PoolKind::Mean && len > 1 {
+                    (end - len + 1..end).for_each(|row| self.isa.add(values, input.read(input.span(row))));
+                    self.isa.scale(values, 1.0 / len as f32);
                 }
                 out.prepare(self.isa, out.span(row));
             }

@@ -1,8 +1,8 @@
 //! A program in the form in which this backend runs it.
 
 use octavo_ops::{
-    Act, BackendError, Buffer, BufferId, Element, EmbedTaps, ExpertLinear, GateRows, Glu, HeadShape, InjectRows,
-    KvPlace, Logits, NormKind, NormOp, Op, Program, QkNorm, QkvPost, Residual, Rope, Route, Rows, WeightId,
+    Act, BackendError, Buffer, BufferId, Element, Embed, EmbedTaps, ExpertLinear, GateRows, Glu, HeadShape, InjectRows,
+    KvPlace, Logits, NormKind, NormOp, Op, PoolRows, Program, QkNorm, QkvPost, Residual, Rope, Route, Rows, WeightId,
     WeightSource,
 };
 
@@ -18,11 +18,7 @@ use crate::{Isa, NAME};
 pub(crate) enum Stage {
     /// Cosines and sines of the rotary embeddings.
     Angles,
-    Embed {
-        table: WeightId,
-        scale: f32,
-        out: BufferId,
-    },
+    Embed(Embed),
     Patches {
         out: BufferId,
     },
@@ -53,6 +49,7 @@ pub(crate) enum Stage {
         input: BufferId,
         out: BufferId,
     },
+    Pool(PoolRows),
     /// Converts a buffer written by a product or by attention to its other representations.
     Prepare(BufferId),
 }
@@ -97,6 +94,7 @@ pub(crate) struct Attended {
     pub(crate) heads: HeadShape,
     pub(crate) scale: f32,
     pub(crate) causal: bool,
+    /// Number of keys that a row sees, or on each side of its own unless `causal`.
     pub(crate) window: Option<usize>,
     pub(crate) softcap: Option<f32>,
     /// Attention sinks by query head.
@@ -274,7 +272,7 @@ impl Plan {
 impl Planner<'_> {
     fn stage(&mut self, op: &Op) -> Result<Stage, BackendError> {
         Ok(match op {
-            Op::Embed { table, scale, out } => Stage::Embed { table: *table, scale: *scale, out: *out },
+            Op::Embed(op) => Stage::Embed(op.clone()),
             Op::Patches { out } => Stage::Patches { out: *out },
             Op::EmbedTaps(op) => Stage::EmbedTaps(op.clone()),
             Op::Norm(op) => Stage::Norm(self.norm(op)),
@@ -315,7 +313,7 @@ impl Planner<'_> {
                     heads: op.heads,
                     scale: op.scale,
                     causal: false,
-                    window: None,
+                    window: op.window,
                     softcap: None,
                     sinks: None,
                     group,
@@ -332,6 +330,7 @@ impl Planner<'_> {
             Op::StoreRows { input, column } => Stage::Store { input: *input, column: *column },
             Op::InjectRows(op) => Stage::Inject(op.clone()),
             Op::GatherRows { input, out } => Stage::Gather { input: *input, out: *out },
+            Op::PoolRows(op) => Stage::Pool(op.clone()),
             Op::Sample { .. } => return Err(unsupported("sampling inside the forward pass")),
         })
     }
@@ -453,13 +452,14 @@ impl Planner<'_> {
             }
             self.plan.forms[written.0] = self.plan.forms[written.0].and(forms);
             let prepares = match op {
-                Op::Embed { .. }
+                Op::Embed(_)
                 | Op::Patches { .. }
                 | Op::Glu(_)
                 | Op::Act(_)
                 | Op::GateRows(_)
                 | Op::MergeRows { .. }
-                | Op::GatherRows { .. } => true,
+                | Op::GatherRows { .. }
+                | Op::PoolRows(_) => true,
                 Op::Norm(norm) => written == norm.out,
                 Op::PagedAttention(op) => prepares_by_head(op.heads),
                 Op::SegmentAttention(op) => prepares_by_head(op.heads),

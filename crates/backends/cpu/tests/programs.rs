@@ -5,7 +5,8 @@ use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa, KvDtype};
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
 use octavo_ops::testing::{
-    Reference, Rounding, TinyExperts, TinyModel, image_models, large_images, models_with_experts,
+    Reference, Rounding, TinyExperts, TinyModel, image_models, large_images, models_with_experts, text_models,
+    windowed_texts,
 };
 use octavo_ops::{Backend, HeadShape, KvGroup, StorageType};
 use proptest::prelude::*;
@@ -107,6 +108,35 @@ proptest! {
     ) {
         each_case(CpuConfig::default(), |suite| suite.images_have_the_same_bits(&model, &images))?;
     }
+
+    #[test]
+    fn texts_are_near_the_naive_ones(
+        model in text_models(),
+        texts in proptest::collection::vec(1usize..40, 1..4),
+    ) {
+        each_case(CpuConfig::default(), |suite| suite.texts_are_near(&model, Rounding::BF16, 4.0, &texts))?;
+    }
+
+    #[test]
+    fn bits_of_texts_do_not_depend_on_the_batch(
+        model in text_models(),
+        texts in proptest::collection::vec(1usize..40, 1..4),
+    ) {
+        each_case(CpuConfig::default(), |suite| suite.texts_have_the_same_bits(&model, &texts))?;
+    }
+}
+
+#[test]
+fn windows_of_texts_are_as_wide_as_they_say() {
+    each(|suite| {
+        suite.texts_are_near(&windowed_texts(), Rounding::BF16, 4.0, &[300, 130, 2]).unwrap();
+        suite.texts_have_the_same_bits(&windowed_texts(), &[2, 300, 64, 65]).unwrap();
+    });
+}
+
+#[test]
+fn malformed_texts_are_errors() {
+    each(|suite| suite.malformed_texts_are_errors());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The rules of a program: what its builder checks of each op and of the whole.
 
 use super::{Buffer, HeadShape, ProgramBuilder, ProgramKind, Rows, Weight, WeightId};
-use crate::{Act, Glu, GluKind, KvPlace, Linear, Op, ProgramError, QkvPost};
+use crate::{Act, EmbedIds, Glu, GluKind, KvPlace, Linear, Op, ProgramError, QkvPost};
 
 impl ProgramBuilder {
     /// Checks that the program has the result of its kind.
@@ -12,10 +12,12 @@ impl ProgramBuilder {
                 let stores = |op: &Op| matches!(op, Op::StoreRows { .. });
                 self.program.ops.iter().any(stores) || self.program.embedding().is_some()
             }
+            ProgramKind::Embedder => self.program.embedding().is_some(),
         };
         let rule = match self.program.kind {
             ProgramKind::Decoder => "a decoder program ends with Sample",
             ProgramKind::Encoder => "an encoder program stores rows or returns hidden states",
+            ProgramKind::Embedder => "an embedder program returns hidden states",
         };
         if has_result { Ok(()) } else { Err(ProgramError::Invalid(rule.into())) }
     }
@@ -50,10 +52,13 @@ impl ProgramBuilder {
     /// Returns `(what, found, expected)` for every pair of column counts that must agree in an op.
     fn column_rules(&self, op: &Op) -> Vec<(&'static str, usize, usize)> {
         match op {
-            Op::Embed { table, out, .. } => vec![
-                ("the output", self.cols(*out), self.of(*table).cols),
-                ("the table's rows", self.of(*table).rows, self.program.vocab_size),
-            ],
+            Op::Embed(e) => {
+                let mut rules = vec![("the output", self.cols(e.out), self.of(e.table).cols)];
+                if e.ids == EmbedIds::Tokens {
+                    rules.push(("the table's rows", self.of(e.table).rows, self.program.vocab_size));
+                }
+                rules
+            }
             Op::Norm(n) => {
                 let cols = self.cols(n.input);
                 let elements = |id| self.of(id).elements();
@@ -93,6 +98,7 @@ impl ProgramBuilder {
                 vec![("the output", self.cols(*out), self.cols(*input).saturating_mul(self.program.merge))]
             }
             Op::GatherRows { input, out } => vec![("the output", self.cols(*out), self.cols(*input))],
+            Op::PoolRows(p) => vec![("the output", self.cols(p.out), self.cols(p.input))],
             Op::Logits(l) => vec![
                 ("the input", self.cols(l.input), self.of(l.weight).cols),
                 ("the weight's rows", self.of(l.weight).rows, self.program.vocab_size),
@@ -111,28 +117,28 @@ impl ProgramBuilder {
         rules
     }
 
-    /// Checks that a decoder uses the cache and an encoder does not.
+    /// Checks that only an encoder does without the cache, and only a decoder predicts tokens.
     fn check_kind(&self, op: &Op) -> Result<(), ProgramError> {
-        let only = match op {
-            Op::PagedAttention(_)
-            | Op::QkvPost(QkvPost { kv: KvPlace::Cache { .. }, .. })
-            | Op::InjectRows(_)
-            | Op::Logits(_)
-            | Op::Sample { .. } => ProgramKind::Decoder,
+        let kinds: &[ProgramKind] = match op {
+            Op::PagedAttention(_) | Op::QkvPost(QkvPost { kv: KvPlace::Cache { .. }, .. }) => {
+                &[ProgramKind::Decoder, ProgramKind::Embedder]
+            }
+            Op::InjectRows(_) | Op::Logits(_) | Op::Sample { .. } => &[ProgramKind::Decoder],
             Op::SegmentAttention(_)
             | Op::QkvPost(QkvPost { kv: KvPlace::Step, .. })
             | Op::Patches { .. }
             | Op::EmbedTaps(_)
             | Op::MergeRows { .. }
-            | Op::StoreRows { .. } => ProgramKind::Encoder,
+            | Op::StoreRows { .. } => &[ProgramKind::Encoder],
             _ => return Ok(()),
         };
-        if only == self.program.kind {
+        if kinds.contains(&self.program.kind) {
             return Ok(());
         }
         let name = match self.program.kind {
             ProgramKind::Decoder => "a decoder",
             ProgramKind::Encoder => "an encoder",
+            ProgramKind::Embedder => "an embedder",
         };
         Err(ProgramError::Invalid(format!("op {} ({}) has no meaning in {name}", self.program.ops.len(), op.name())))
     }
@@ -141,6 +147,7 @@ impl ProgramBuilder {
     fn check_activation(&self, op: &Op) -> Result<(), ProgramError> {
         let reason = match op {
             Op::Act(Act { kind: GluKind::ClampedSwiglu { .. }, .. }) => "ClampedSwiglu needs a gate".into(),
+            Op::Glu(Glu { kind: GluKind::Tanh, .. }) => "Tanh is no activation of a gate".into(),
             Op::Glu(Glu { kind: GluKind::ClampedSwiglu { alpha, limit }, .. })
                 if !alpha.is_finite() || limit.is_nan() || *limit <= 0.0 =>
             {
@@ -156,7 +163,7 @@ impl ProgramBuilder {
     /// Checks that every op keeps the rows of its input, except for the ops that gather or merge rows.
     fn check_rows(&self, op: &Op) -> Result<(), ProgramError> {
         let (from, to) = match op {
-            Op::Embed { .. }
+            Op::Embed(_)
             | Op::Patches { .. }
             | Op::EmbedTaps(_)
             | Op::InjectRows(_)
@@ -169,6 +176,7 @@ impl ProgramBuilder {
                 Rows::Pooled => (Some(Rows::Tokens), Rows::Pooled),
                 Rows::Tokens | Rows::Sampled | Rows::Merged | Rows::Routed(_) => (Some(Rows::Tokens), Rows::Sampled),
             },
+            Op::PoolRows(_) => (Some(Rows::Tokens), Rows::Pooled),
             Op::Route(_) => (Some(Rows::Tokens), Rows::Tokens),
             // Their inputs have rows of several kinds, which `check_experts` checks.
             Op::ExpertLinear(op) => (None, self.routed(op.routing)),

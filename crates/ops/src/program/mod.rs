@@ -5,7 +5,7 @@ mod experts;
 
 use std::borrow::Cow;
 
-use crate::{KvPlace, Op, ProgramError, QkvPost, StorageType};
+use crate::{EmbedIds, KvPlace, Op, ProgramError, QkvPost, StorageType};
 
 /// Index of a [`Buffer`] in its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -165,8 +165,11 @@ impl KvGroup {
 pub enum ProgramKind {
     /// Predicts tokens: ends with `Sample`, and its attention is over the paged cache.
     Decoder,
-    /// Computes rows of the media cache or hidden states: it samples nothing and has no cache.
+    /// Computes rows of the media cache or vectors of texts: it samples nothing and has no cache, so a step has whole
+    /// sequences only.
     Encoder,
+    /// Computes vectors of texts with attention over the paged cache, and samples nothing.
+    Embedder,
 }
 
 /// A model as a backend runs it: the forward part (up to `Logits`), then sampling.
@@ -182,7 +185,7 @@ pub struct Program {
     pub kv_groups: Vec<KvGroup>,
     /// Ops in execution order. The sampling part is the trailing [`Op::Sample`].
     pub ops: Vec<Op>,
-    /// Vocabulary size V; 0 for an encoder of images.
+    /// Vocabulary size V, also the number of scores of a classifier's tokens; 0 for an encoder of images.
     pub vocab_size: usize,
     /// Task.
     kind: ProgramKind,
@@ -190,6 +193,10 @@ pub struct Program {
     streams: usize,
     /// Number of rows that `MergeRows` makes one.
     merge: usize,
+    /// Number of positions for which there are learned rows.
+    learned_positions: Option<usize>,
+    /// Number of token types; 0 if they make no difference.
+    token_types: usize,
 }
 
 impl Program {
@@ -224,6 +231,21 @@ impl Program {
     /// Returns the number of consecutive rows that [`Op::MergeRows`] makes one: T / M.
     pub fn merge(&self) -> usize {
         self.merge
+    }
+
+    /// Returns the number of positions for which the program has learned rows; `None` if it has no such rows.
+    pub fn learned_positions(&self) -> Option<usize> {
+        self.learned_positions
+    }
+
+    /// Returns the number of token types that the program distinguishes; 0 if it reads none.
+    pub fn token_types(&self) -> usize {
+        self.token_types
+    }
+
+    /// Returns whether a vector depends on all rows of its sequence, so that a step must have them all.
+    pub fn reduces_rows(&self) -> bool {
+        self.kind == ProgramKind::Encoder || self.ops.iter().any(|op| matches!(op, Op::PoolRows(_)))
     }
 
     /// Returns the number of columns of the media cache that the program writes (an encoder) or reads (a decoder); 0 if
@@ -278,6 +300,12 @@ impl ProgramBuilder {
         Self::of_kind(name.into(), 0, ProgramKind::Encoder, merge.max(1))
     }
 
+    /// Creates an empty program that returns vectors of texts, for a vocabulary of `vocab_size` entries: an encoder, or
+    /// an embedder, whose attention is over the paged cache.
+    pub fn texts(name: impl Into<String>, vocab_size: usize, kind: ProgramKind) -> Self {
+        Self::of_kind(name.into(), vocab_size, kind, 1)
+    }
+
     fn of_kind(name: String, vocab_size: usize, kind: ProgramKind, merge: usize) -> Self {
         let program = Program {
             name,
@@ -289,6 +317,8 @@ impl ProgramBuilder {
             kind,
             streams: 1,
             merge,
+            learned_positions: None,
+            token_types: 0,
         };
         Self { program, written: Vec::new(), error: None }
     }
@@ -355,6 +385,16 @@ impl ProgramBuilder {
         if let Op::QkvPost(QkvPost { rope: Some(rope), .. }) = &op {
             let last = rope.streams.iter().max().copied().unwrap_or(0);
             self.program.streams = self.program.streams.max(1 + last);
+        }
+        if let Op::Embed(embed) = &op {
+            let rows = self.program.weights[embed.table.0].rows;
+            match embed.ids {
+                EmbedIds::Tokens => {}
+                EmbedIds::Positions { offset } => {
+                    self.program.learned_positions = Some(rows.saturating_sub(offset));
+                }
+                EmbedIds::Types => self.program.token_types = rows,
+            }
         }
         self.program.ops.push(op);
     }

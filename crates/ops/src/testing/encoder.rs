@@ -64,7 +64,7 @@ impl TinyEncoder {
         let rope = m.rope.clone();
         b.builder.push(Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm: None, rope, kv: KvPlace::Step }));
         let scale = 1.0 / (heads.dim as f32).sqrt();
-        b.builder.push(Op::SegmentAttention(SegmentAttention { q, out: o, heads, scale }));
+        b.builder.push(Op::SegmentAttention(SegmentAttention { q, out: o, heads, scale, window: None }));
         b.linear(&format!("{layer}.out"), &[m.hidden], o, Some(x), x);
         b.norm(&format!("{layer}.mid"), x, None, y);
         b.linear(&format!("{layer}.up"), &[m.inner], y, None, hidden);

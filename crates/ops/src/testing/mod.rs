@@ -11,6 +11,7 @@ mod images;
 mod model;
 mod reference;
 pub mod suite;
+mod texts;
 
 pub use batches::{PagedBatches, position};
 pub use encoder::TinyEncoder;
@@ -18,6 +19,7 @@ pub use experts::{TinyExperts, models_with_experts};
 pub use images::{ImageModel, image_models, large_images};
 pub use model::{MemoryWeights, NormPlacement, QkNormWidth, Scales, TinyModel, random_blocks};
 pub use reference::{Reference, Rounding, erf};
+pub use texts::{TinyTexts, text_models, windowed_texts};
 
 /// SplitMix64: a small generator for test data.
 #[derive(Clone, Debug)]

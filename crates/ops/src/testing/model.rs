@@ -5,9 +5,9 @@ use std::collections::HashMap;
 
 use super::{TestRng, TinyExperts};
 use crate::{
-    BufferId, Glu, GluKind, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace, Linear, Logits, NormKind, NormOp, Op,
-    PagedAttention, Program, ProgramBuilder, ProgramError, QkNorm, QkvPost, Residual, Rope, Rows, StorageType,
-    TensorData, WeightError, WeightId, WeightPart, WeightSource,
+    BufferId, Embed, EmbedIds, Glu, GluKind, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace, Linear, Logits,
+    NormKind, NormOp, Op, PagedAttention, Program, ProgramBuilder, ProgramError, QkNorm, QkvPost, Residual, Rope, Rows,
+    StorageType, TensorData, WeightError, WeightId, WeightPart, WeightSource,
 };
 
 /// Range over which q and k are normalised.
@@ -191,7 +191,13 @@ impl<'a> Build<'a> {
         let x = self.builder.buffer("x", Rows::Tokens, m.hidden);
         let y = self.builder.buffer("y", Rows::Tokens, m.hidden);
         let table = self.matrix("embed", &[m.vocab_size], m.hidden, 1.0);
-        self.builder.push(Op::Embed { table, scale: m.scales.embedding, out: x });
+        self.builder.push(Op::Embed(Embed {
+            table,
+            ids: EmbedIds::Tokens,
+            scale: m.scales.embedding,
+            add: false,
+            out: x,
+        }));
         self.inject(0, InjectMode::Replace, x);
         for (index, &group) in m.layers.iter().enumerate() {
             let input = self.block_input(&format!("{index}.in"), x, y, index > 0);

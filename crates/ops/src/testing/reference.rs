@@ -2,9 +2,9 @@
 
 use super::{MemoryWeights, TestRng, TinyModel, experts, position};
 use crate::{
-    BufferId, EmbedTaps, EncodeBatch, GluKind, InjectMode, InjectRows, InjectedRow, KvPlace, Linear, Logits, NormKind,
-    NormOp, Op, PagedAttention, Program, QkvPost, Residual, Rope, RopeStyle, Route, SegmentAttention, WeightError,
-    WeightId, WeightSource,
+    BufferId, Embed, EmbedIds, EmbedTaps, EncodeBatch, GluKind, InjectMode, InjectRows, InjectedRow, KvPlace, Linear,
+    Logits, NormKind, NormOp, Op, PagedAttention, PoolKind, PoolRows, Program, QkvPost, Residual, Rope, RopeStyle,
+    Route, SegmentAttention, StepBatch, WeightError, WeightId, WeightSource,
 };
 
 pub(super) type Rows = Vec<Vec<f64>>;
@@ -66,7 +66,7 @@ impl Reference {
         let streams = program.position_streams();
         let positions =
             (0..streams).map(|stream| (0..tokens.len()).map(|place| position(place, stream)).collect()).collect();
-        let input = Input { tokens: &tokens, positions, injected: &injected, encode: None };
+        let input = Input { tokens: &tokens, positions, injected: &injected, segments: None, encode: None };
         let meaning =
             |disturbance| meaning(&program, &weights, &input, media.clone(), disturbance).expect("the weights are F32");
         let exact = meaning(None);
@@ -105,6 +105,8 @@ struct Input<'a> {
     /// Positions by stream and row.
     positions: Vec<Vec<u32>>,
     injected: &'a [InjectedRow],
+    /// The rows of an encoder, divided into segments.
+    segments: Option<&'a StepBatch>,
     encode: Option<&'a EncodeBatch>,
 }
 
@@ -121,10 +123,28 @@ pub(super) fn encoded(
 ) -> (Rows, Vec<Rows>) {
     let tokens = &batch.rows.token_ids;
     let positions = batch.rows.positions.chunks(tokens.len().max(1)).map(<[u32]>::to_vec).collect();
-    let input = Input { tokens, positions, injected: &[], encode: Some(batch) };
+    let input = Input { tokens, positions, injected: &[], segments: Some(&batch.rows), encode: Some(batch) };
     let media = vec![vec![0.0; program.media_columns()]; rows];
     let run =
         |disturbance| meaning(program, weights, &input, media.clone(), disturbance).expect("the weights are F32").media;
+    (run(None), disturbances(rounding, seed).map(|disturbance| run(Some(disturbance))).collect())
+}
+
+/// Computes the vectors of a step of texts, exactly and under random rounding errors.
+///
+/// # Panics
+/// Panics if a weight is not stored as F32.
+pub(super) fn vectors(
+    program: &Program,
+    weights: &dyn WeightSource,
+    batch: &StepBatch,
+    (rounding, seed): (Rounding, u64),
+) -> (Rows, Vec<Rows>) {
+    let tokens = &batch.token_ids;
+    let positions = vec![batch.positions.clone()];
+    let input = Input { tokens, positions, injected: &[], segments: Some(batch), encode: None };
+    let run =
+        |disturbance| meaning(program, weights, &input, Rows::new(), disturbance).expect("the weights are F32").hidden;
     (run(None), disturbances(rounding, seed).map(|disturbance| run(Some(disturbance))).collect())
 }
 
@@ -233,10 +253,7 @@ impl Interpreter<'_> {
     fn run(&mut self, program: &Program, op: &Op) -> Option<BufferId> {
         let (merge, cols) = (program.merge(), |id: BufferId| program.buffers[id.0].cols);
         let (out, rows) = match op {
-            Op::Embed { table, scale, out } => {
-                let row = |id: &u32| self.weight(*table)[*id as usize].iter().map(|x| x * f64::from(*scale)).collect();
-                (*out, self.input.tokens.iter().map(row).collect())
-            }
+            Op::Embed(op) => (op.out, self.embed(op)),
             Op::Patches { out } => (*out, self.patches()),
             Op::EmbedTaps(op) => (op.out, self.embed_taps(op)),
             Op::MergeRows { input, out } => (*out, self.buffer(*input).chunks(merge).map(<[_]>::concat).collect()),
@@ -278,13 +295,48 @@ impl Interpreter<'_> {
                 let sum = experts::expert_sum(op, self.buffer(op.input), self.buffer(op.routing));
                 (op.out, op.add.map_or(sum.clone(), |addend| add(&sum, self.buffer(addend))))
             }
-            // Every row is sampled and returned.
-            Op::GatherRows { input, out } => (*out, self.buffer(*input).clone()),
+            // Every row of a decoder is sampled and returned.
+            Op::GatherRows { input, out } => match self.input.segments {
+                Some(batch) => {
+                    (*out, batch.pooled_rows.iter().map(|&r| self.buffer(*input)[r as usize].clone()).collect())
+                }
+                None => (*out, self.buffer(*input).clone()),
+            },
+            Op::PoolRows(op) => (op.out, self.pool_rows(op)),
             Op::Logits(op) => (op.out, self.logits(op)),
             Op::Sample { logits } => (*logits, self.buffer(*logits).clone()),
         };
         self.buffers[out.0] = rows;
         Some(out)
+    }
+
+    fn embed(&self, op: &Embed) -> Rows {
+        let ids: Vec<usize> = match op.ids {
+            EmbedIds::Tokens => self.input.tokens.iter().map(|&id| id as usize).collect(),
+            EmbedIds::Positions { offset } => self.input.positions[0].iter().map(|&p| p as usize + offset).collect(),
+            EmbedIds::Types => self.segments().token_types.iter().map(|&id| id as usize).collect(),
+        };
+        let row = |id: &usize| self.weight(op.table)[*id].iter().map(|x| x * f64::from(op.scale)).collect();
+        let rows = ids.iter().map(row).collect();
+        if op.add { add(self.buffer(op.out), &rows) } else { rows }
+    }
+
+    fn pool_rows(&self, op: &PoolRows) -> Rows {
+        let batch = self.segments();
+        let reduced = |(&last, &len): (&u32, &u32)| {
+            let rows = &self.buffer(op.input)[(last + 1 - len) as usize..=last as usize];
+            match op.kind {
+                PoolKind::First => rows[0].clone(),
+                PoolKind::Mean => (0..rows[0].len())
+                    .map(|col| rows.iter().map(|row| row[col]).sum::<f64>() / rows.len() as f64)
+                    .collect(),
+            }
+        };
+        batch.pooled_rows.iter().zip(&batch.pooled_lens).map(reduced).collect()
+    }
+
+    fn segments(&self) -> &StepBatch {
+        self.input.segments.expect("an encoder has segments")
     }
 
     fn encode(&self) -> &EncodeBatch {
@@ -334,10 +386,14 @@ impl Interpreter<'_> {
 
     fn segment_attention(&self, op: &SegmentAttention) -> Rows {
         let (keys, values) = &self.step_kv;
-        let batch = &self.encode().rows;
+        let batch = self.segments();
         let rows =
             (0..batch.sequences()).flat_map(|s| batch.query_range(s).map(move |row| (row, batch.query_range(s))));
-        rows.map(|(row, seen)| {
+        rows.map(|(row, segment)| {
+            let seen = match op.window {
+                Some(w) => row.saturating_sub(w).max(segment.start)..(row + w + 1).min(segment.end),
+                None => segment,
+            };
             let seen = (&keys[seen.clone()], &values[seen]);
             let heads = self.buffer(op.q)[row].chunks(op.heads.dim).enumerate();
             let attend =
@@ -533,6 +589,7 @@ fn activation(kind: GluKind, x: f64) -> f64 {
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
             0.5 * x * (1.0 + inner.tanh())
         }
+        GluKind::Tanh => x.tanh(),
         GluKind::ClampedSwiglu { .. } => unreachable!("a program has it only with a gate"),
     }
 }

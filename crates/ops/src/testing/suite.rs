@@ -9,8 +9,8 @@ use super::reference::{Reference, Rows};
 use super::{MemoryWeights, NormPlacement, PagedBatches, QkNormWidth, Rounding, Scales, TestRng, TinyModel};
 use crate::sampling::{SampleBatch, SampleParams, SampleRow, Sampler};
 use crate::{
-    Backend, BackendError, GluKind, HeadShape, NormKind, Op, Program, Rope, RopeStyle, StepBatch, StorageType,
-    TensorData, WeightError,
+    Backend, BackendError, Embed, EmbedIds, GluKind, HeadShape, NormKind, Op, Program, Rope, RopeStyle, StepBatch,
+    StorageType, TensorData, WeightError,
 };
 
 pub(super) const BLOCK: usize = 16;
@@ -212,7 +212,7 @@ impl Suite<'_> {
         let logits = b.buffer("logits", crate::Rows::Sampled, 1 << 30);
         let part = crate::WeightPart { tensor: "t".into(), rows: 1 << 30, storage: StorageType::F32, slab: None };
         let table = b.weight("table", 1 << 28, vec![part]);
-        b.push(Op::Embed { table, scale: 1.0, out: y });
+        b.push(Op::Embed(Embed { table, ids: EmbedIds::Tokens, scale: 1.0, add: false, out: y }));
         b.push(Op::GatherRows { input: y, out: x });
         b.push(Op::Logits(crate::Logits { weight: table, input: x, out: logits, scale: 1.0, softcap: None }));
         b.push(Op::Sample { logits });

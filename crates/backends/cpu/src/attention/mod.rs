@@ -35,6 +35,7 @@ pub(crate) struct Attention<'a> {
     pub(crate) scale: f32,
     /// Whether a row sees only the keys up to its own position.
     pub(crate) causal: bool,
+    /// Number of keys that a row sees, or on each side of its own unless `causal`.
     pub(crate) window: Option<usize>,
     pub(crate) softcap: Option<f32>,
     /// Attention sinks by query head.
@@ -229,6 +230,16 @@ impl Scratch {
 }
 
 impl Attention<'_> {
+    /// Returns the first and the last key that the row at a position of a sequence of `len` tokens sees.
+    fn sees(&self, position: usize, len: usize) -> (usize, usize) {
+        match (self.causal, self.window) {
+            (true, None) => (0, position),
+            (true, Some(window)) => ((position + 1).saturating_sub(window), position),
+            (false, None) => (0, len - 1),
+            (false, Some(window)) => (position.saturating_sub(window), position.saturating_add(window).min(len - 1)),
+        }
+    }
+
     /// Computes one KV head of a run.
     ///
     /// # Safety
@@ -250,8 +261,7 @@ impl Attention<'_> {
                 scratch.sees.clear();
                 scratch.starts.clear();
                 for (slot, row) in rows.clone().enumerate() {
-                    let last = if self.causal { run.position + row / group } else { run.len - 1 };
-                    scratch.sees.push((self.window.map_or(0, |window| (last + 1).saturating_sub(window)), last));
+                    scratch.sees.push(self.sees(run.position + row / group, run.len));
                     let sink = self.sinks.map(|sinks| sinks[head * group + row % group]);
                     scratch.starts.push(Running::start(sink));
                     let scaled = &mut scratch.q[slot * padded..][..padded];

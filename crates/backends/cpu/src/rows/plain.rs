@@ -82,6 +82,7 @@ pub(super) fn glu<const FMA: bool>(kind: GluKind, gate: &[f32], up: &[f32], out:
         GluKind::Silu => gated(gate, up, out, |gate, up| silu::<FMA>(gate) * up),
         GluKind::Gelu => gated(gate, up, out, |gate, up| gelu::<FMA>(gate) * up),
         GluKind::GeluTanh => gated(gate, up, out, |gate, up| gelu_tanh::<FMA>(gate) * up),
+        GluKind::Tanh => gated(gate, up, out, |gate, up| tanh::<FMA>(gate) * up),
         GluKind::ClampedSwiglu { alpha, limit } => {
             gated(gate, up, out, |gate, up| clamped_swiglu::<FMA>(gate, up, alpha, limit));
         }
@@ -94,6 +95,7 @@ pub(super) fn act<const FMA: bool>(kind: GluKind, x: &mut [f32]) {
         GluKind::Silu => x.iter_mut().for_each(|x| *x = silu::<FMA>(*x)),
         GluKind::Gelu => x.iter_mut().for_each(|x| *x = gelu::<FMA>(*x)),
         GluKind::GeluTanh => x.iter_mut().for_each(|x| *x = gelu_tanh::<FMA>(*x)),
+        GluKind::Tanh => x.iter_mut().for_each(|x| *x = tanh::<FMA>(*x)),
         GluKind::ClampedSwiglu { .. } => unreachable!("a program has it only with a gate"),
     }
 }
