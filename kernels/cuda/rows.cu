@@ -115,12 +115,13 @@ DEVICE void norm(const NormParams& p) {
 
 // ------------------------------------------------------------------------------------------- activation
 
-enum Activation { SILU, GELU, GELU_TANH, CLAMPED_SWIGLU };
+enum Activation { SILU, GELU, GELU_TANH, TANH, CLAMPED_SWIGLU };
 
 template <Activation KIND>
 DEVICE float activate(float x) {
     static_assert(KIND != CLAMPED_SWIGLU, "it needs a gate");
     if constexpr (KIND == SILU) return x * sigmoid(x);
+    if constexpr (KIND == TANH) return tanhf(x);
     // 1 + erf would cancel below 0.
     if constexpr (KIND == GELU) return 0.5f * x * erfcf(-0.70710678118654752440f * x);
     // ½ (1 + tanh u) is the sigmoid of 2u; here u = √(2/π) (x + 0.044715 x³).

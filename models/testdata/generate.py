@@ -156,7 +156,7 @@ def draw(model, seed):
     weights = {}
     for name, parameter in model.named_parameters():
         shape = tuple(parameter.shape)
-        if name.endswith("norm.weight") or "layernorm" in name:
+        if name.endswith("norm.weight") or "layernorm" in name.lower() and not name.endswith("bias"):
             value = 1.0 + 0.2 * random.standard_normal(shape)
         elif name.endswith("bias"):
             value = 0.3 * random.standard_normal(shape)

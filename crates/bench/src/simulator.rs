@@ -156,7 +156,7 @@ impl SimulatedExecutor {
     fn duration(&mut self, plan: &StepPlan) -> Duration {
         self.shape.tokens = plan.tokens.len();
         self.shape.sampled = plan.rows();
-        self.shape.pooled = plan.pooled_rows();
+        self.shape.pooled = plan.vectors();
         self.shape.sequences.clear();
         let sizes = plan.sequences.iter().map(|s| (s.tokens.len(), s.first_position as usize + s.tokens.len()));
         self.shape.sequences.extend(sizes);
@@ -262,8 +262,8 @@ impl Executor for SimulatedExecutor {
                 let mask = if planned.constrained { masks.next() } else { None };
                 rows.push(self.draw(planned, mask)?);
             }
-            if planned.pools {
-                embeddings.push(self.embed(planned.slot)?);
+            if planned.pools != PooledRows::None {
+                embeddings.push(self.embed(planned.slot)?.repeat(planned.vectors()));
             }
         }
         flight.sampled = true;

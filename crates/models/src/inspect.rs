@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use octavo_ops::cost::{Cost, ElementBytes, StepShape, op_cost, step_cost};
-use octavo_ops::{BufferId, InjectMode, Op, Program, Residual, WeightId};
+use octavo_ops::{BufferId, EmbedIds, InjectMode, Op, Program, Residual, WeightId};
 
 use crate::config::{ModelConfig, VisionConfig};
 use crate::progress::human_bytes;
@@ -243,7 +243,14 @@ impl Report<'_> {
     fn shapes(&self, op: &Op) -> String {
         let b = |id: &BufferId| self.buffer(*id);
         match op {
-            Op::Embed { out, .. } => format!("ids[T] → {}", b(out)),
+            Op::Embed(e) => {
+                let ids = match e.ids {
+                    EmbedIds::Tokens => "ids",
+                    EmbedIds::Positions { .. } => "positions",
+                    EmbedIds::Types => "types",
+                };
+                format!("{ids}[T] → {}{}", if e.add { "+= " } else { "" }, b(&e.out))
+            }
             Op::Norm(n) => match n.add {
                 Some(Residual::Before(x)) => format!("{} += {} → {}", b(&x), b(&n.input), b(&n.out)),
                 Some(Residual::After(x)) if x == n.out => format!("{} → += {}", b(&n.input), b(&x)),
@@ -255,7 +262,10 @@ impl Report<'_> {
             Op::Patches { out } => format!("bytes[T] → {}", b(out)),
             Op::EmbedTaps(e) => format!("taps[T] → += {}", b(&e.out)),
             Op::QkvPost(q) => format!("{} → {}, KV", b(&q.input), b(&q.out)),
-            Op::SegmentAttention(a) => format!("{}, KV → {}", b(&a.q), b(&a.out)),
+            Op::SegmentAttention(a) => {
+                let window = a.window.map(|w| format!(" window ±{w}")).unwrap_or_default();
+                format!("{}, KV{window} → {}", b(&a.q), b(&a.out))
+            }
             Op::Act(a) => format!("{} → {}", b(&a.input), b(&a.out)),
             Op::MergeRows { input, out } => format!("{} → {}", b(input), b(out)),
             Op::StoreRows { input, column } => format!("{} → media[.,{column}..]", b(input)),
@@ -274,6 +284,7 @@ impl Report<'_> {
             Op::ExpertSum(s) if s.add == Some(s.out) => format!("{} → += {}", b(&s.input), b(&s.out)),
             Op::ExpertSum(s) => format!("{} → {}", b(&s.input), b(&s.out)),
             Op::GatherRows { input, out } => format!("{} → {}", b(input), b(out)),
+            Op::PoolRows(p) => format!("{} → {}", b(&p.input), b(&p.out)),
             Op::Logits(l) => format!("{} → {}", b(&l.input), b(&l.out)),
             Op::Sample { logits } => format!("{} → ids[R]", b(logits)),
         }
@@ -283,7 +294,7 @@ impl Report<'_> {
 /// Returns the weights that an op reads.
 fn weights_of(op: &Op) -> Vec<WeightId> {
     match op {
-        Op::Embed { table, .. } => vec![*table],
+        Op::Embed(e) => vec![e.table],
         Op::Norm(n) => std::iter::once(n.weight).chain(n.bias).collect(),
         Op::Linear(l) => std::iter::once(l.weight).chain(l.bias).collect(),
         Op::QkvPost(q) => q.norm.iter().flat_map(|n| [n.q, n.k]).collect(),
@@ -302,6 +313,7 @@ fn weights_of(op: &Op) -> Vec<WeightId> {
         | Op::StoreRows { .. }
         | Op::InjectRows(_)
         | Op::GatherRows { .. }
+        | Op::PoolRows(_)
         | Op::Sample { .. } => vec![],
     }
 }

@@ -24,14 +24,16 @@ pub mod testing;
 
 pub use catalog::CatalogEntry;
 pub use checkpoint::{
-    Checkpoint, CheckpointError, Format, GenerationConfig, GgufError, GgufTokenizer, ImageSize, ProcessorConfig,
-    Resample, StorageTotal, TokenizerData, ViewText,
+    Checkpoint, CheckpointError, Format, GenerationConfig, GgufError, GgufTokenizer, ImageSize, OpenOptions,
+    ProcessorConfig, Resample, SentenceSettings, StorageTotal, TokenizerData, ViewText,
 };
 pub use config::{
-    AttentionConfig, ConfigError, ExpertsConfig, ImageTokens, LayerConfig, MlpConfig, ModelConfig, NormConfig,
-    NormPlaces, PositionTable, QkNormWidth, RopeConfig, RopeScaling, RopeSections, SharedExpertConfig, VisionConfig,
+    AttentionConfig, ConfigError, Dimensions, ExpertsConfig, HeadLayer, HeadNorm, ImageTokens, InputConfig,
+    LayerConfig, LearnedPositions, MlpConfig, ModelConfig, NormConfig, NormPlaces, PooledRow, PositionTable,
+    QkNormWidth, RopeConfig, RopeScaling, RopeSections, ScoreActivation, SharedExpertConfig, VectorConfig, VectorKind,
+    VisionConfig,
 };
-pub use family::{FAMILIES, Family};
+pub use family::{FAMILIES, Family, Runner};
 pub use fetch::{PipError, StorageError, WheelError};
 pub use hub::HubError;
 pub use image::{EncodedImage, ImageGrid, ImagePositions, ImageSpan};

@@ -137,38 +137,45 @@ impl StepShape {
         Self { tokens: batch.tokens(), sampled, pooled, injected: batch.injected.len(), sequences }
     }
 
-    /// Returns the numbers of query-key pairs and of keys read by causal attention with a sliding window.
-    fn attention(&self, window: Option<usize>) -> (u64, u64) {
+    /// Returns the numbers of query-key pairs and of keys read by attention.
+    fn attention(&self, sight: Sight) -> (u64, u64) {
         self.sequences.iter().fold((0, 0), |(pairs, keys), &(queries, context)| {
-            let (more_pairs, more_keys) = attended(queries, context, window);
+            let (more_pairs, more_keys) = sight.attended(queries, context);
             (pairs + more_pairs, keys + more_keys)
-        })
-    }
-
-    /// Returns the numbers of query-key pairs and of keys read by attention within segments, in which a query sees
-    /// `window` keys on each side.
-    fn segments(&self, window: Option<usize>) -> (u64, u64) {
-        self.sequences.iter().fold((0, 0), |(pairs, keys), &(queries, context)| {
-            // The first and the last queries see fewer keys on one side.
-            let seen = match window {
-                Some(window) if window < context => queries * (2 * window + 1) - window * (window + 1),
-                _ => queries * context,
-            };
-            (pairs + seen as u64, keys + context as u64)
         })
     }
 }
 
-/// Returns the numbers of query-key pairs and of keys read by the last `queries` of `context` tokens under causal
-/// attention.
-fn attended(queries: usize, context: usize, window: Option<usize>) -> (u64, u64) {
-    let (queries, context) = (queries as u64, context as u64);
-    let window = window.map_or(u64::MAX, |window| window as u64);
-    let first = context - queries;
-    // The query at position p sees p + 1 keys, or the window.
-    let short = context.min(window).saturating_sub(first);
-    let pairs = short * (2 * first + short + 1) / 2 + (queries - short) * window.min(context);
-    (pairs, context - (first + 1).saturating_sub(window).min(context))
+/// The keys that a query sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sight {
+    /// Those up to its own, or a window of them.
+    Causal(Option<usize>),
+    /// Those of its segment, or a window on each side.
+    Both(Option<usize>),
+}
+
+impl Sight {
+    /// Returns the numbers of query-key pairs and of keys read by the last `queries` of `context` tokens.
+    fn attended(self, queries: usize, context: usize) -> (u64, u64) {
+        let (queries, context) = (queries as u64, context as u64);
+        match self {
+            Self::Causal(window) => {
+                let window = window.map_or(u64::MAX, |window| window as u64);
+                let first = context - queries;
+                // The query at position p sees p + 1 keys, or the window.
+                let short = context.min(window).saturating_sub(first);
+                let pairs = short * (2 * first + short + 1) / 2 + (queries - short) * window.min(context);
+                (pairs, context - (first + 1).saturating_sub(window).min(context))
+            }
+            // A segment is whole. Its first and last queries see fewer keys on one side.
+            Self::Both(Some(window)) if (window as u64) < context => {
+                let window = window as u64;
+                ((queries * (2 * window + 1)).saturating_sub(window * (window + 1)), context)
+            }
+            Self::Both(_) => (queries * context, context),
+        }
+    }
 }
 
 /// Element sizes that the backend chooses, in bytes.
@@ -251,11 +258,13 @@ impl Pricer<'_> {
             Op::Linear(linear) => self.linear(linear),
             Op::QkvPost(post) => self.qkv_post(post),
             Op::PagedAttention(a) => {
-                let cost = self.attention(a.heads, self.step.attention(a.window), [a.q, a.out]);
+                let cost = self.attention(a.heads, self.step.attention(Sight::Causal(a.window)), [a.q, a.out]);
                 let sinks = self.vectors(a.sinks.filter(|_| self.rows(a.q) > 0));
                 Cost { weight_bytes: sinks, ..cost }
             }
-            Op::SegmentAttention(a) => self.attention(a.heads, self.step.segments(a.window), [a.q, a.out]),
+            Op::SegmentAttention(a) => {
+                self.attention(a.heads, self.step.attention(Sight::Both(a.window)), [a.q, a.out])
+            }
             Op::Act(a) => Cost {
                 activation_bytes: self.activations(&[a.input, a.out]),
                 written_bytes: self.activations(&[a.out]),
@@ -304,7 +313,6 @@ impl Pricer<'_> {
         let written_bytes = self.activations(&[p.out]);
         let (read, flops) = match p.kind {
             PoolKind::First => (written_bytes, 0),
-            PoolKind::Mean if self.step.pooled == 0 => (0, 0),
             PoolKind::Mean => (self.activations(&[p.input]), self.elements(p.input)),
         };
         Cost { activation_bytes: read + written_bytes, written_bytes, flops, ..Cost::default() }
@@ -450,8 +458,8 @@ impl Pricer<'_> {
 pub struct StepPricer {
     /// Cost of tokens, sampled, pooled and injected rows: the fixed part and the part per row.
     rows: [(Cost, Cost); 4],
-    /// Layers grouped by window.
-    windows: Vec<WindowPrice>,
+    /// Layers grouped by the keys that a query sees.
+    attention: Vec<AttentionPrice>,
     /// Weights of experts, grouped by their number and that of the chosen ones.
     experts: Vec<ExpertPrice>,
 }
@@ -490,16 +498,16 @@ fn experts_read(prices: &[ExpertPrice], tokens: usize) -> u64 {
     prices.iter().map(|p| p.bytes_an_expert * expected_experts(p.experts, p.chosen, tokens)).sum()
 }
 
-/// Cost of attention for the layers of one window, without their activations.
+/// Cost of attention for the layers whose queries see the same keys, without their activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct WindowPrice {
-    window: Option<usize>,
+struct AttentionPrice {
+    sight: Sight,
     flops_a_pair: u64,
     bytes_a_key: u64,
 }
 
 impl StepPricer {
-    /// Creates the prices of a decoder with these element sizes.
+    /// Creates the prices of a program with these element sizes.
     pub fn new(program: &Program, size: ElementBytes) -> Self {
         let experts = expert_prices(program);
         let price = |[tokens, sampled, pooled, injected]: [usize; 4]| {
@@ -515,18 +523,21 @@ impl StepPricer {
             let each = two - one;
             (one - each, each)
         });
-        let mut windows: Vec<WindowPrice> = Vec::new();
+        let mut attention: Vec<AttentionPrice> = Vec::new();
         for op in &program.ops {
-            let Op::PagedAttention(attention) = op else { continue };
-            let window = attention.window;
-            let at = windows.iter().position(|known| known.window == window).unwrap_or_else(|| {
-                windows.push(WindowPrice { window, flops_a_pair: 0, bytes_a_key: 0 });
-                windows.len() - 1
+            let (sight, heads) = match op {
+                Op::PagedAttention(op) => (Sight::Causal(op.window), op.heads),
+                Op::SegmentAttention(op) => (Sight::Both(op.window), op.heads),
+                _ => continue,
+            };
+            let at = attention.iter().position(|known| known.sight == sight).unwrap_or_else(|| {
+                attention.push(AttentionPrice { sight, flops_a_pair: 0, bytes_a_key: 0 });
+                attention.len() - 1
             });
-            windows[at].flops_a_pair += 4 * attention.heads.q_cols() as u64;
-            windows[at].bytes_a_key += 2 * attention.heads.kv_cols() as u64 * size.kv;
+            attention[at].flops_a_pair += 4 * heads.q_cols() as u64;
+            attention[at].bytes_a_key += 2 * heads.kv_cols() as u64 * size.kv;
         }
-        Self { rows, windows, experts }
+        Self { rows, attention, experts }
     }
 
     /// Returns the cost that a step with tokens and sampled rows has whatever their number. It counts the weights of all
@@ -550,8 +561,8 @@ impl StepPricer {
 
     /// Returns the cost of attention for the last `queries` of `context` tokens, without its activations.
     pub fn of_attention(&self, queries: usize, context: usize) -> Cost {
-        self.windows.iter().fold(Cost::default(), |mut total, price| {
-            let (pairs, keys) = attended(queries, context, price.window);
+        self.attention.iter().fold(Cost::default(), |mut total, price| {
+            let (pairs, keys) = price.sight.attended(queries, context);
             total.flops += pairs * price.flops_a_pair;
             total.kv_bytes += keys * price.bytes_a_key;
             total

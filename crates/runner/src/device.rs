@@ -9,7 +9,7 @@ use octavo_ops::sampling::{SampleBatch, SampleRow, SampledToken};
 use octavo_ops::{Backend, BackendError, Program, StepBatch};
 
 use crate::RunnerConfig;
-use crate::fill::{Drawn, fill};
+use crate::fill::{Drawn, Shape, fill};
 use crate::images::Images;
 use crate::meter::StepMeter;
 use crate::slots::Slots;
@@ -43,10 +43,7 @@ pub(crate) type StepResult = Result<StepOutput, ExecutorError>;
 /// until then it has already been given the next step.
 pub(crate) struct Device {
     backend: Box<dyn Backend>,
-    block_size: usize,
-    groups: usize,
-    /// Number of positions per token.
-    streams: usize,
+    shape: Shape,
     slots: Slots,
     /// Encoder of images, if the model has one that is in use.
     images: Option<Images>,
@@ -109,9 +106,7 @@ impl Device {
         let rows = sequences + StepPlan::MAX_SCORED_ROWS;
         Self {
             backend,
-            block_size: config.block_size,
-            groups,
-            streams: program.position_streams(),
+            shape: Shape::of(program, config.block_size),
             slots: Slots::new(config.max_num_seqs),
             images,
             meter,
@@ -172,8 +167,8 @@ impl Device {
         for joined in &plan.joined {
             self.slots.join(plan.step, joined).map_err(malformed)?;
         }
-        let Self { batch, slots, drawn, groups, streams, block_size, .. } = self;
-        fill(batch, plan, *block_size, (*groups, *streams), drawn, |slot| slots.images(slot)).map_err(malformed)?;
+        let Self { batch, slots, drawn, shape, .. } = self;
+        fill(batch, plan, shape, drawn, &&*slots).map_err(malformed)?;
         if !plan.encode.is_empty() {
             let images =
                 self.images.as_mut().ok_or_else(|| malformed("it has images, the runner has no encoder".into()))?;
@@ -261,16 +256,21 @@ impl Device {
 
     /// Fetches the hidden states of the sequences that pool, before the next forward pass overwrites them.
     fn pool(&mut self, step: &mut UnderWay) -> Result<(), ExecutorError> {
-        if !step.plan.sequences.iter().any(|sequence| sequence.pools) {
+        let rows = step.plan.vectors();
+        if rows == 0 {
             return Ok(());
         }
         self.backend.embeddings(&mut self.hidden).map_err(refused)?;
-        let rows = step.plan.pooled_rows();
-        let width = self.hidden.len() / rows.max(1);
+        let width = self.hidden.len() / rows;
         if width == 0 || self.hidden.len() != rows * width {
             return Err(lost(format!("{} values of hidden states for {rows} rows", self.hidden.len())));
         }
-        step.embeddings.extend(self.hidden.chunks_exact(width).map(<[f32]>::to_vec));
+        let mut rest = self.hidden.as_slice();
+        for vectors in step.plan.sequences.iter().map(|sequence| sequence.vectors()).filter(|&count| count > 0) {
+            let (own, others) = rest.split_at(vectors * width);
+            step.embeddings.push(own.to_vec());
+            rest = others;
+        }
         Ok(())
     }
 

@@ -1,8 +1,8 @@
 //! Conversion of a [`StepPlan`] into the flat arrays of a [`StepBatch`].
 
-use octavo_engine::{InputToken, PlannedSequence, Slot, StepPlan};
+use octavo_engine::{InputToken, PlannedSequence, PooledRows, Slot, StepPlan};
 use octavo_models::ImagePositions;
-use octavo_ops::{BlockTables, InjectedRow, StepBatch};
+use octavo_ops::{BlockTables, InjectedRow, Program, StepBatch};
 
 /// Tokens sampled by the rows of a step.
 #[derive(Debug, Default)]
@@ -21,19 +21,53 @@ impl Drawn {
     }
 }
 
-/// Writes the plan into the batch and reuses its memory. `groups` is the number of KV groups, `streams` the number of
-/// positions per token, and `drawn` the tokens of the step before. `images` returns the positions of the sequence in a
-/// slot, if it has images.
+/// Sizes of the arrays that a program reads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// Number of tokens in a block.
+    pub(crate) block_size: usize,
+    /// Number of KV groups.
+    pub(crate) groups: usize,
+    /// Number of positions per token.
+    pub(crate) streams: usize,
+    /// Whether the rows of a sequence are reduced to one.
+    pub(crate) reduces_rows: bool,
+    /// Whether the program reads the types of tokens.
+    pub(crate) has_types: bool,
+}
+
+impl Shape {
+    pub(crate) fn of(program: &Program, block_size: usize) -> Self {
+        Self {
+            block_size,
+            groups: program.kv_groups.len(),
+            streams: program.position_streams(),
+            reduces_rows: program.reduces_rows(),
+            has_types: program.token_types() > 0,
+        }
+    }
+}
+
+/// The running sequences, as far as a batch depends on them.
+pub(crate) trait Seats<'a> {
+    /// Returns the positions of the tokens of a slot's sequence, if its prompt has images.
+    fn images(&self, slot: Slot) -> Option<&'a ImagePositions>;
+
+    /// Returns the position of the first token of the second text, if a slot's prompt is a pair.
+    fn second_text(&self, slot: Slot) -> Option<u32>;
+}
+
+/// Writes the plan into the batch and reuses its memory. `drawn` are the tokens of the step before.
 ///
 /// The error describes the defect of the plan.
 pub(crate) fn fill<'a>(
     batch: &mut StepBatch,
     plan: &StepPlan,
-    block_size: usize,
-    (groups, streams): (usize, usize),
+    shape: &Shape,
     drawn: &Drawn,
-    images: impl Fn(Slot) -> Option<&'a ImagePositions>,
+    seats: &impl Seats<'a>,
 ) -> Result<(), String> {
+    let &Shape { groups, streams, block_size, .. } = shape;
     batch.clear();
     batch.slot_mapping.resize_with(groups, Vec::new);
     batch.block_tables.resize_with(groups, BlockTables::default);
@@ -44,28 +78,29 @@ pub(crate) fn fill<'a>(
     batch.query_start.push(0);
     for sequence in &plan.sequences {
         push_sequence(batch, plan, sequence, drawn)?;
+        push_pooled(batch, sequence, shape.reduces_rows);
+        if shape.has_types {
+            let second = seats.second_text(sequence.slot).unwrap_or(u32::MAX);
+            let positions = (sequence.first_position..).take(sequence.tokens.len());
+            batch.token_types.extend(positions.map(|position| u32::from(position >= second)));
+        }
         for group in 0..groups {
             push_blocks(batch, plan, sequence, group, block_size)?;
         }
     }
     if streams > 1 {
-        fill_positions(batch, plan, streams, images);
+        fill_positions(batch, plan, streams, seats);
     }
     Ok(())
 }
 
 /// Replaces the positions by those of all streams. All positions of a token are equal unless its sequence has images.
-fn fill_positions<'a>(
-    batch: &mut StepBatch,
-    plan: &StepPlan,
-    streams: usize,
-    images: impl Fn(Slot) -> Option<&'a ImagePositions>,
-) {
+fn fill_positions<'a>(batch: &mut StepBatch, plan: &StepPlan, streams: usize, seats: &impl Seats<'a>) {
     batch.positions.clear();
     for stream in 0..streams {
         for sequence in &plan.sequences {
             let places = sequence.first_position..sequence.first_position + sequence.tokens.len() as u32;
-            match images(sequence.slot) {
+            match seats.images(sequence.slot) {
                 Some(images) => batch.positions.extend(places.map(|place| images.at(place)[stream.min(2)])),
                 None => batch.positions.extend(places),
             }
@@ -122,13 +157,31 @@ fn push_sequence(
     if sequence.samples {
         batch.sampled_rows.push(end as u32 - 1);
     }
-    if sequence.pools {
-        batch.pooled_rows.push(end as u32 - 1);
-    }
     batch.query_start.push(batch.token_ids.len() as u32);
     batch.seq_lens.push(sequence.first_position + tokens.len() as u32);
     batch.slots.push(sequence.slot);
     Ok(())
+}
+
+/// Appends the rows whose hidden states are returned, of the sequence that was appended last.
+fn push_pooled(batch: &mut StepBatch, sequence: &PlannedSequence, reduces_rows: bool) {
+    let end = batch.token_ids.len() as u32;
+    let start = end - sequence.tokens.len() as u32;
+    match sequence.pools {
+        PooledRows::None => {}
+        PooledRows::Prompt => {
+            batch.pooled_rows.push(end - 1);
+            if reduces_rows {
+                batch.pooled_lens.push(end - start);
+            }
+        }
+        PooledRows::Each => {
+            batch.pooled_rows.extend(start..end);
+            if reduces_rows {
+                batch.pooled_lens.extend((start..end).map(|_| 1));
+            }
+        }
+    }
 }
 
 /// Appends the sequence's row of a group's block tables and the slots of its tokens.
@@ -186,8 +239,25 @@ mod tests {
         }
     }
 
-    fn no_images<'a>(_: Slot) -> Option<&'a ImagePositions> {
-        None
+    /// Seats of which one may have images, and one a pair of texts.
+    #[derive(Default)]
+    struct Known<'a> {
+        images: Option<(Slot, &'a ImagePositions)>,
+        pair: Option<(Slot, u32)>,
+    }
+
+    impl<'a> Seats<'a> for Known<'a> {
+        fn images(&self, slot: Slot) -> Option<&'a ImagePositions> {
+            self.images.filter(|(of, _)| *of == slot).map(|(_, images)| images)
+        }
+
+        fn second_text(&self, slot: Slot) -> Option<u32> {
+            self.pair.filter(|(of, _)| *of == slot).map(|(_, second)| second)
+        }
+    }
+
+    fn shape(streams: usize) -> Shape {
+        Shape { block_size: 4, groups: 2, streams, reduces_rows: false, has_types: false }
     }
 
     #[test]
@@ -199,15 +269,16 @@ mod tests {
         plan.sequences[0].injected = 0..1;
         plan.sequences[1].injected = 1..1;
         let images = ImagePositions::new([octavo_models::ImageSpan { start: 1, rows: 2, cols: 2 }]);
-        fill(&mut batch, &plan, 4, (2, 3), &drawn(&[70, 71]), |slot| (slot == 4).then_some(&images)).unwrap();
+        fill(&mut batch, &plan, &shape(3), &drawn(&[70, 71]), &Known { images: Some((4, &images)), pair: None })
+            .unwrap();
         assert_eq!(batch.positions, [1, 1, 3, 8, 2, 2, 3, 8, 1, 2, 3, 8]);
         let rows = [InjectedRow { row: 0, media: 12 }, InjectedRow { row: 1, media: 13 }];
         assert_eq!(batch.injected, rows);
         plan.injected[0].media = 12..16;
-        let error = fill(&mut batch, &plan, 4, (2, 3), &drawn(&[70, 71]), no_images).unwrap_err();
+        let error = fill(&mut batch, &plan, &shape(3), &drawn(&[70, 71]), &Known::default()).unwrap_err();
         assert_eq!(error, "slot 4 has an image at 3");
         plan.sequences[0].injected = 1..2;
-        let error = fill(&mut batch, &plan, 4, (2, 3), &drawn(&[70, 71]), no_images).unwrap_err();
+        let error = fill(&mut batch, &plan, &shape(3), &drawn(&[70, 71]), &Known::default()).unwrap_err();
         assert_eq!(error, "slot 4 has the images 1..2");
     }
 
@@ -218,17 +289,17 @@ mod tests {
     #[test]
     fn a_token_that_is_still_on_the_device_is_named_by_its_row() {
         let mut batch = StepBatch::default();
-        fill(&mut batch, &plan(), 4, (2, 1), &Drawn { ids: Vec::new(), on_device: 2 }, no_images).unwrap();
+        fill(&mut batch, &plan(), &shape(1), &Drawn { ids: Vec::new(), on_device: 2 }, &Known::default()).unwrap();
         assert_eq!(batch.token_ids, [10, 11, 12, StepBatch::drawn(1)]);
-        let error =
-            fill(&mut batch, &plan(), 4, (2, 1), &Drawn { ids: Vec::new(), on_device: 1 }, no_images).unwrap_err();
+        let error = fill(&mut batch, &plan(), &shape(1), &Drawn { ids: Vec::new(), on_device: 1 }, &Known::default())
+            .unwrap_err();
         assert_eq!(error, "row 1 of the step before was not drawn");
     }
 
     #[test]
     fn every_array_is_as_defined() {
         let mut batch = StepBatch::default();
-        fill(&mut batch, &plan(), 4, (2, 1), &drawn(&[70, 71]), no_images).unwrap();
+        fill(&mut batch, &plan(), &shape(1), &drawn(&[70, 71]), &Known::default()).unwrap();
         let expected = StepBatch {
             token_ids: vec![10, 11, 12, 71],
             positions: vec![3, 4, 5, 8],
@@ -241,12 +312,14 @@ mod tests {
             seq_lens: vec![6, 9],
             sampled_rows: vec![3],
             pooled_rows: vec![],
+            pooled_lens: vec![],
+            token_types: vec![],
             slots: vec![4, 2],
             injected: vec![],
         };
         assert_eq!(batch, expected);
         let memory = batch.token_ids.as_ptr();
-        fill(&mut batch, &plan(), 4, (2, 1), &drawn(&[70, 71]), no_images).unwrap();
+        fill(&mut batch, &plan(), &shape(1), &drawn(&[70, 71]), &Known::default()).unwrap();
         assert_eq!(batch, expected, "filled again");
         assert_eq!(batch.token_ids.as_ptr(), memory);
     }
@@ -254,7 +327,7 @@ mod tests {
     #[test]
     fn all_positions_of_text_are_alike() {
         let mut batch = StepBatch::default();
-        fill(&mut batch, &plan(), 4, (2, 3), &drawn(&[70, 71]), no_images).unwrap();
+        fill(&mut batch, &plan(), &shape(3), &drawn(&[70, 71]), &Known::default()).unwrap();
         assert_eq!(batch.positions, [[3, 4, 5, 8]; 3].concat());
     }
 
@@ -263,15 +336,37 @@ mod tests {
         let mut batch = StepBatch::default();
         let mut plan = plan();
         plan.sequences[0].scores = 4..6;
-        plan.sequences[0].pools = true;
-        fill(&mut batch, &plan, 4, (2, 1), &drawn(&[70, 71]), no_images).unwrap();
+        plan.sequences[0].pools = PooledRows::Prompt;
+        fill(&mut batch, &plan, &shape(1), &drawn(&[70, 71]), &Known::default()).unwrap();
         assert_eq!(
             (batch.sampled_rows.as_slice(), batch.pooled_rows.as_slice()),
             ([1, 2, 3].as_slice(), [2].as_slice())
         );
         plan.sequences[0].samples = true;
-        fill(&mut batch, &plan, 4, (2, 1), &drawn(&[70, 71]), no_images).unwrap();
+        fill(&mut batch, &plan, &shape(1), &drawn(&[70, 71]), &Known::default()).unwrap();
         assert_eq!(batch.sampled_rows, [1, 2, 2, 3]);
+    }
+
+    #[test]
+    fn pooled_rows_are_those_of_the_prompt_or_of_each_token() {
+        let mut batch = StepBatch::default();
+        let mut plan = plan();
+        plan.sequences[0].pools = PooledRows::Each;
+        plan.sequences[1].pools = PooledRows::Prompt;
+        let reducing = Shape { reduces_rows: true, has_types: true, ..shape(1) };
+        let seats = Known { images: None, pair: Some((4, 5)) };
+        fill(&mut batch, &plan, &reducing, &drawn(&[70, 71]), &seats).unwrap();
+        assert_eq!(
+            (batch.pooled_rows.as_slice(), batch.pooled_lens.as_slice()),
+            (&[0, 1, 2, 3][..], &[1, 1, 1, 1][..])
+        );
+        assert_eq!(batch.token_types, [0, 0, 1, 0], "the second text begins at position 5 of the first sequence");
+        plan.sequences[0].pools = PooledRows::Prompt;
+        fill(&mut batch, &plan, &reducing, &drawn(&[70, 71]), &seats).unwrap();
+        assert_eq!((batch.pooled_rows.as_slice(), batch.pooled_lens.as_slice()), (&[2, 3][..], &[3, 1][..]));
+        fill(&mut batch, &plan, &shape(1), &drawn(&[70, 71]), &seats).unwrap();
+        assert_eq!((batch.pooled_rows.as_slice(), batch.pooled_lens.as_slice()), (&[2, 3][..], &[][..]));
+        assert_eq!(batch.token_types, []);
     }
 
     #[test]
@@ -279,7 +374,7 @@ mod tests {
         let message = |edit: &dyn Fn(&mut StepPlan)| {
             let mut plan = plan();
             edit(&mut plan);
-            fill(&mut StepBatch::default(), &plan, 4, (2, 1), &drawn(&[70]), no_images).unwrap_err()
+            fill(&mut StepBatch::default(), &plan, &shape(1), &drawn(&[70]), &Known::default()).unwrap_err()
         };
         assert_eq!(message(&|_| {}), "row 1 of the step before was not drawn");
         assert_eq!(message(&|p| p.sequences[0].tokens = 2..9), "slot 4 has the tokens 2..9");

@@ -6,6 +6,8 @@ use octavo_engine::{Joined, PlannedSequence, PromptImage, SamplingParams, Slot, 
 use octavo_models::{ImagePositions, ImageSpan};
 use octavo_ops::sampling::{SampleParams, SampleRow, TokenCounts};
 
+use crate::fill::Seats;
+
 /// Running sequences by slot.
 pub(crate) struct Slots {
     /// State of each slot, up to the highest slot ever taken.
@@ -28,6 +30,18 @@ struct SlotState {
     ends: Vec<u32>,
     /// Positions of the tokens; `None` if the prompt has no images.
     images: Option<ImagePositions>,
+    /// Position of the first token of the second text of a pair.
+    second_text: Option<u32>,
+}
+
+impl<'a> Seats<'a> for &'a Slots {
+    fn images(&self, slot: Slot) -> Option<&'a ImagePositions> {
+        self.state(slot).ok()?.images.as_ref()
+    }
+
+    fn second_text(&self, slot: Slot) -> Option<u32> {
+        self.state(slot).ok()?.second_text
+    }
 }
 
 impl Slots {
@@ -75,11 +89,6 @@ impl Slots {
         let next = state.prompt.get(position as usize + 1).copied();
         let next = next.ok_or_else(|| format!("slot {slot} scores position {position}, its prompt ends there"))?;
         Ok(SampleRow { forced: Some(next), ..SampleRow::new(&state.scoring) })
-    }
-
-    /// Returns the positions of the tokens of a slot's sequence, if its prompt has images.
-    pub(crate) fn images(&self, slot: Slot) -> Option<&ImagePositions> {
-        self.state(slot).ok()?.images.as_ref()
     }
 
     fn state(&self, slot: Slot) -> Result<&SlotState, String> {
@@ -138,6 +147,7 @@ impl SlotState {
             counts,
             ends,
             images,
+            second_text: joined.second_text,
         }
     }
 }

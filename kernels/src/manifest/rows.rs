@@ -24,6 +24,8 @@ pub enum Activation {
     Gelu,
     /// Gaussian error linear unit by its tanh approximation.
     GeluTanh,
+    /// Hyperbolic tangent; without a gate only.
+    Tanh,
     /// `x · sigmoid(alpha · x)` of a limited gate, times the limited up plus 1; with a gate only.
     ClampedSwiglu,
 }
@@ -41,7 +43,7 @@ impl NormMean {
 
 impl Activation {
     /// Activations that need no gate.
-    const PLAIN: [Self; 3] = [Self::Silu, Self::Gelu, Self::GeluTanh];
+    const PLAIN: [Self; 4] = [Self::Silu, Self::Gelu, Self::GeluTanh, Self::Tanh];
     /// Activations of a gate.
     const GATED: [Self; 4] = [Self::Silu, Self::Gelu, Self::GeluTanh, Self::ClampedSwiglu];
 
@@ -50,6 +52,7 @@ impl Activation {
             Self::Silu => "SILU",
             Self::Gelu => "GELU",
             Self::GeluTanh => "GELU_TANH",
+            Self::Tanh => "TANH",
             Self::ClampedSwiglu => "CLAMPED_SWIGLU",
         }
     }

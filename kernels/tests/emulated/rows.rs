@@ -11,7 +11,7 @@ use crate::common::{assert_near, by_rows, in_every_order, launch, rng};
 use crate::launcher::{Kernels, address, dtypes};
 use crate::support::{Array, Tolerance, normal, pick};
 
-const ACTIVATIONS: [Activation; 3] = [Activation::Silu, Activation::Gelu, Activation::GeluTanh];
+const ACTIVATIONS: [Activation; 4] = [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Tanh];
 const GATED: [Activation; 4] = [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::ClampedSwiglu];
 
 static KERNELS: LazyLock<Kernels> = LazyLock::new(|| {
@@ -156,6 +156,7 @@ fn activation_in_f64(kind: Activation, x: f64) -> f64 {
         Activation::GeluTanh => {
             0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())
         }
+        Activation::Tanh => x.tanh(),
         Activation::ClampedSwiglu => unreachable!("it needs a gate"),
     }
 }

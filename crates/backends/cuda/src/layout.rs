@@ -264,7 +264,7 @@ fn quantised(program: &Program, weights: &[Placed]) -> (u64, u64) {
 pub(crate) fn kv_groups(program: &Program) -> Cow<'_, [KvGroup]> {
     match program.kind() {
         ProgramKind::Encoder => Cow::Owned(vec![program.step_kv()]),
-        ProgramKind::Decoder => Cow::Borrowed(&program.kv_groups),
+        ProgramKind::Decoder | ProgramKind::Embedder => Cow::Borrowed(&program.kv_groups),
     }
 }
 

@@ -6,8 +6,8 @@ use octavo_kernels::params::{
     NormParams, PagedDecodeParams, QkvPostParams,
 };
 use octavo_ops::{
-    BackendError, BufferId, GluKind, HeadShape, KvPlace, Linear, Logits, NormKind, NormOp, Op, PagedAttention, Program,
-    QkvPost, Residual, RopeStyle, Rows, WeightId,
+    BackendError, BufferId, Embed, EmbedIds, GluKind, HeadShape, KvPlace, Linear, Logits, NormKind, NormOp, Op,
+    PagedAttention, Program, QkvPost, Residual, RopeStyle, Rows, WeightId,
 };
 
 use crate::arena::Arena;
@@ -84,7 +84,10 @@ impl Lowering<'_> {
     fn stage(&mut self, op: &Op) -> Result<Stage, BackendError> {
         let dtype = self.setting.dtype;
         Ok(match op {
-            Op::Embed { table, scale, out } => self.embed(*table, *scale, *out)?,
+            Op::Embed(Embed { table, ids: EmbedIds::Tokens, scale, add: false, out }) => {
+                self.embed(*table, *scale, *out)?
+            }
+            Op::Embed(_) | Op::PoolRows(_) => return Err(unsupported("encoders of texts")),
             Op::Norm(op) => self.norm(op)?,
             Op::Linear(op) => self.linear(op)?,
             Op::QkvPost(op) => self.qkv_post(op),
@@ -94,7 +97,7 @@ impl Lowering<'_> {
                 let (cols, out, input) = (self.cols(op.out), self.buffer(op.out), self.buffer(op.input));
                 let (alpha, limit) = match op.kind {
                     GluKind::ClampedSwiglu { alpha, limit } => (alpha, limit),
-                    GluKind::Silu | GluKind::Gelu | GluKind::GeluTanh => (0.0, 0.0),
+                    GluKind::Silu | GluKind::Gelu | GluKind::GeluTanh | GluKind::Tanh => (0.0, 0.0),
                 };
                 let params = GluParams { out, input, rows: 0, cols, alpha, limit };
                 Stage::Glu { kernel, params, rows: self.rows(op.out) }
@@ -361,6 +364,7 @@ pub(crate) const fn activation(kind: GluKind) -> manifest::Activation {
         GluKind::Silu => manifest::Activation::Silu,
         GluKind::Gelu => manifest::Activation::Gelu,
         GluKind::GeluTanh => manifest::Activation::GeluTanh,
+        GluKind::Tanh => manifest::Activation::Tanh,
         GluKind::ClampedSwiglu { .. } => manifest::Activation::ClampedSwiglu,
     }
 }

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{CheckpointError, GenerationConfig, TokenizerData};
+use super::sentence::Sentence;
+use super::{CheckpointError, GenerationConfig, OpenOptions, TokenizerData};
 use crate::config::{ConfigError, Fields, ModelConfig};
 
 /// Limits on files read into memory, each far above any published file.
@@ -35,16 +36,20 @@ pub(super) struct Texts {
     generation: Map<String, Value>,
     tokenizer_config: Map<String, Value>,
     special_tokens: Map<String, Value>,
+    pub(super) sentence: Sentence,
 }
 
 impl Texts {
-    pub(super) fn open(directory: &Path) -> Result<Self, CheckpointError> {
+    /// Reads the files. `overrides` stand in place of values of `config.json`.
+    pub(super) fn open(directory: &Path, overrides: &Map<String, Value>) -> Result<Self, CheckpointError> {
         let object = |name: &str| read_object(&directory.join(name));
-        let config = object(CONFIG)?.ok_or_else(|| CheckpointError::Unrecognised {
+        let mut config = object(CONFIG)?.ok_or_else(|| CheckpointError::Unrecognised {
             path: directory.to_owned(),
             reason: format!("the directory has no {CONFIG}"),
         })?;
+        config.extend(overrides.iter().map(|(key, value)| (key.clone(), value.clone())));
         Ok(Self {
+            sentence: Sentence::open(directory)?,
             directory: directory.to_owned(),
             config,
             generation: object(GENERATION)?.unwrap_or_default(),
@@ -53,8 +58,15 @@ impl Texts {
         })
     }
 
-    pub(super) fn model_config(&self) -> Result<ModelConfig, CheckpointError> {
-        ModelConfig::from_hf(&Fields::new(&self.config)).map_err(self.fail(CONFIG))
+    pub(super) fn model_config(&self, options: &OpenOptions) -> Result<ModelConfig, CheckpointError> {
+        let fields = Fields::new(&self.config);
+        let config = ModelConfig::from_hf(&fields, self.sentence.modules.as_ref(), options.runner);
+        let mut config = config.map_err(self.fail(CONFIG))?;
+        if let Some(most) = self.sentence.settings.max_tokens.filter(|_| config.vectors.is_some()) {
+            config.max_position_embeddings = config.max_position_embeddings.min(most);
+        }
+        options.apply(&mut config);
+        Ok(config)
     }
 
     /// Reads `generation_config.json` and the end-of-sequence ids of `config.json` and of the tokenizer.
@@ -185,11 +197,11 @@ impl Texts {
     }
 }
 
-fn malformed(path: &Path, reason: &str) -> CheckpointError {
+pub(super) fn malformed(path: &Path, reason: &str) -> CheckpointError {
     CheckpointError::Malformed { path: path.to_owned(), reason: reason.to_owned() }
 }
 
-fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, CheckpointError> {
+pub(super) fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, CheckpointError> {
     let Some(text) = read_bounded(path, MAX_CONFIG_BYTES)? else { return Ok(None) };
     serde_json::from_slice(&text).map(Some).map_err(|e| malformed(path, &format!("it is not a JSON object: {e}")))
 }

@@ -7,6 +7,7 @@ mod hf;
 mod mapped;
 mod processor;
 mod safetensors;
+mod sentence;
 mod tokenizer;
 
 use std::collections::BTreeMap;
@@ -20,12 +21,14 @@ use octavo_ops::{StorageType, TensorData, WeightError, WeightSource};
 pub use generation::GenerationConfig;
 pub use gguf::GgufError;
 pub use processor::{ImageSize, ProcessorConfig, Resample, ViewText};
+pub use sentence::SentenceSettings;
 pub use tokenizer::{GgufTokenizer, TokenizerData};
 
 pub(crate) use derived::{Derived, Packed};
 pub(crate) use gguf::{MetadataView, takes_images};
 
-use crate::config::{ConfigError, ModelConfig};
+use crate::config::{ConfigError, ModelConfig, PooledRow, VectorKind};
+use crate::family::Runner;
 use processor::Origin;
 pub(crate) use processor::ProcessorRules;
 
@@ -109,6 +112,32 @@ pub(crate) struct TensorInfo {
     range: Range<usize>,
 }
 
+/// What an operator says about a checkpoint in addition to its files.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OpenOptions {
+    /// Values in place of those of `config.json` (`--hf-overrides`).
+    pub overrides: Map<String, Value>,
+    /// What the model is served for (`--runner`).
+    pub runner: Runner,
+    /// Rows of a text that become its vector (`--pooler-config`).
+    pub pooling: Option<PooledRow>,
+    /// Whether embeddings are scaled to length 1 (`--pooler-config`).
+    pub normalise: Option<bool>,
+}
+
+impl OpenOptions {
+    /// Changes the vectors of a model. They have no effect on a model that predicts tokens.
+    fn apply(&self, config: &mut ModelConfig) {
+        let Some(vectors) = &mut config.vectors else { return };
+        if let Some(pooling) = self.pooling {
+            vectors.pooling = pooling;
+        }
+        if let (Some(scaled), VectorKind::Embedding { normalise, .. }) = (self.normalise, &mut vectors.kind) {
+            *normalise = scaled;
+        }
+    }
+}
+
 /// A model on disk: a GGUF file or a Hugging Face directory, memory-mapped.
 ///
 /// Opening it reads and checks the headers and the configuration. Tensor data is read when it is used.
@@ -143,8 +172,23 @@ impl Checkpoint {
     /// Opens a GGUF file or a Hugging Face directory. The encoder of images of a GGUF file is read from an mmproj file in
     /// the same folder. Without such a file, the model takes text only.
     pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+        Self::open_with(path, &OpenOptions::default())
+    }
+
+    /// Opens a checkpoint like [`Checkpoint::open`], with what an operator says about it.
+    ///
+    /// # Errors
+    /// Returns an error for overrides or a runner of a GGUF file, which has neither.
+    pub fn open_with(path: &Path, options: &OpenOptions) -> Result<Checkpoint, CheckpointError> {
         let kind = std::fs::metadata(path).map_err(|source| CheckpointError::Io { path: path.to_owned(), source })?;
-        if kind.is_dir() { Self::open_directory(path) } else { Self::open_gguf(path) }
+        if kind.is_dir() {
+            return Self::open_directory(path, options);
+        }
+        if !options.overrides.is_empty() || options.runner == Runner::Pooling {
+            let reason = "vectors and changes of its configuration need a Hugging Face directory".into();
+            return Err(CheckpointError::Unrecognised { path: path.to_owned(), reason });
+        }
+        Self::open_gguf(path)
     }
 
     fn open_gguf(path: &Path) -> Result<Checkpoint, CheckpointError> {
@@ -166,12 +210,15 @@ impl Checkpoint {
         Ok(Self { path: path.to_owned(), files: Files::Gguf { text, vision }, config, generation, chat_template })
     }
 
-    fn open_directory(path: &Path) -> Result<Checkpoint, CheckpointError> {
-        let texts = hf::Texts::open(path)?;
-        let config = texts.model_config()?;
+    fn open_directory(path: &Path, options: &OpenOptions) -> Result<Checkpoint, CheckpointError> {
+        let texts = hf::Texts::open(path, &options.overrides)?;
+        let config = texts.model_config(options)?;
         let generation = texts.generation_config()?;
         let chat_template = texts.chat_template()?;
-        let shards = safetensors::Shards::open(path)?;
+        let mut shards = safetensors::Shards::open(path)?;
+        for folder in &texts.sentence.folders {
+            shards.add_module(path, folder)?;
+        }
         let files = Files::HuggingFace { shards, texts: Box::new(texts) };
         Ok(Self { path: path.to_owned(), files, config, generation, chat_template })
     }
@@ -182,14 +229,22 @@ impl Checkpoint {
     /// # Errors
     /// Returns an error if the path is no such directory or its files are damaged.
     pub fn open_without_weights(path: &Path) -> Result<Checkpoint, CheckpointError> {
+        Self::open_without_weights_with(path, &OpenOptions::default())
+    }
+
+    /// Opens a directory like [`Checkpoint::open_without_weights`], with what an operator says about it.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Checkpoint::open_without_weights`].
+    pub fn open_without_weights_with(path: &Path, options: &OpenOptions) -> Result<Checkpoint, CheckpointError> {
         if !path.is_dir() {
             return Err(CheckpointError::Unrecognised {
                 path: path.to_owned(),
                 reason: "weights are made up (dummy) for a directory with a config.json only".into(),
             });
         }
-        let texts = hf::Texts::open(path)?;
-        let config = texts.model_config()?;
+        let texts = hf::Texts::open(path, &options.overrides)?;
+        let config = texts.model_config(options)?;
         let storage = match config.dtype.as_str() {
             "float16" | "half" => StorageType::F16,
             "bfloat16" => StorageType::BF16,
@@ -244,6 +299,14 @@ impl Checkpoint {
     /// Returns the sampling defaults and end-of-sequence ids.
     pub const fn generation_config(&self) -> &GenerationConfig {
         &self.generation
+    }
+
+    /// Returns the settings of texts that a folder of sentence-transformers has; none in other checkpoints.
+    pub fn sentence_settings(&self) -> SentenceSettings {
+        match &self.files {
+            Files::Gguf { .. } => SentenceSettings::default(),
+            Files::HuggingFace { texts, .. } | Files::Dummy { texts, .. } => texts.sentence.settings.clone(),
+        }
     }
 
     /// Returns the source of the chat template, if the checkpoint has one.

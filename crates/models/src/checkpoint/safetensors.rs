@@ -15,6 +15,9 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Maximum number of shards accepted; the largest published models have a few hundred.
 const MAX_SHARDS: usize = 4096;
 
+/// Prefixes of the model's names in a file that has a head too.
+const BASES: [&str; 3] = ["model.", "bert.", "roberta."];
+
 /// All tensors of a directory.
 #[derive(Debug)]
 pub(super) struct Shards {
@@ -43,7 +46,7 @@ impl Shards {
         let index_path = directory.join(INDEX);
         match hf::read_bounded(&index_path, hf::MAX_INDEX_BYTES)? {
             Some(text) => shards.open_index(directory, &index_path, &text)?,
-            None if directory.join(SINGLE).exists() => shards.add(&directory.join(SINGLE))?,
+            None if directory.join(SINGLE).exists() => shards.add(&directory.join(SINGLE), "")?,
             None => {
                 return Err(CheckpointError::Unrecognised {
                     path: directory.to_owned(),
@@ -65,7 +68,7 @@ impl Shards {
             if !is_plain_file_name(name) {
                 return Err(fail(format!("the shard name '{}' is not a plain file name", name.escape_debug())));
             }
-            self.add(&directory.join(name))?;
+            self.add(&directory.join(name), "")?;
         }
         match index.weight_map.keys().find(|tensor| !self.tensors.contains_key(*tensor)) {
             Some(tensor) => Err(fail(format!("it lists tensor '{tensor}', which its shard does not hold"))),
@@ -73,7 +76,13 @@ impl Shards {
         }
     }
 
-    fn add(&mut self, path: &Path) -> Result<(), CheckpointError> {
+    /// Maps the weights of a module in a folder of its own, whose tensors get the folder's name and a slash.
+    pub(super) fn add_module(&mut self, directory: &Path, folder: &str) -> Result<(), CheckpointError> {
+        self.add(&directory.join(folder).join(SINGLE), &format!("{folder}/"))
+    }
+
+    /// Maps a file. The names of its tensors get a prefix.
+    fn add(&mut self, path: &Path, prefix: &str) -> Result<(), CheckpointError> {
         let fail = |reason: String| CheckpointError::Malformed { path: path.to_owned(), reason };
         let file = MappedFile::open(path)?;
         let (header_len, metadata) = SafeTensors::read_metadata(file.bytes())
@@ -87,7 +96,7 @@ impl Shards {
                 shape: info.shape.clone(),
                 range: data_start + start..data_start + end,
             };
-            if self.tensors.insert(name.clone(), (self.files.len(), place)).is_some() {
+            if self.tensors.insert(format!("{prefix}{name}"), (self.files.len(), place)).is_some() {
                 return Err(fail(format!("tensor '{name}' is in another shard too")));
             }
         }
@@ -95,10 +104,17 @@ impl Shards {
         Ok(())
     }
 
-    /// Returns a tensor's description and the file that contains it. A decoder that was stored alone, such as
-    /// Qwen3-Embedding, has names without `model.`.
+    /// Returns a tensor's description and the file that contains it. A model that was stored without a head, such as
+    /// Qwen3-Embedding, has names without the prefix. The first files of BERT have other names for the two tensors of a
+    /// norm.
     pub(super) fn find(&self, name: &str) -> Option<(&TensorInfo, &[u8])> {
-        let found = self.tensors.get(name).or_else(|| self.tensors.get(name.strip_prefix("model.")?));
+        let bare = || BASES.iter().find_map(|base| self.tensors.get(name.strip_prefix(base)?));
+        let old = || {
+            let (norm, kind) = name.rsplit_once(".LayerNorm.")?;
+            let kind = if kind == "weight" { "gamma" } else { "beta" };
+            self.tensors.get(&format!("{norm}.LayerNorm.{kind}"))
+        };
+        let found = self.tensors.get(name).or_else(bare).or_else(old);
         found.map(|(file, info)| (info, self.files[*file].bytes()))
     }
 
@@ -109,7 +125,7 @@ impl Shards {
 }
 
 /// Returns whether `name` is one normal path component on every platform: no separator, no `..`, not absolute.
-fn is_plain_file_name(name: &str) -> bool {
+pub(super) fn is_plain_file_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
     matches!(components.next(), Some(Component::Normal(only)) if only == name)
         && components.next().is_none()

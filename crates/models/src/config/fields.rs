@@ -13,6 +13,11 @@ impl<'a> Fields<'a> {
         Self(object)
     }
 
+    /// Returns the number of keys.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Returns whether the key exists, even with `null`.
     pub(crate) fn contains(&self, key: &str) -> bool {
         self.0.contains_key(key)

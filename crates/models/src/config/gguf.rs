@@ -4,7 +4,7 @@ use octavo_ops::{GluKind, HeadShape, RopeStyle};
 
 use super::rope::yarn_magnitude;
 use super::{
-    ConfigError, LayerConfig, MlpConfig, ModelConfig, NormConfig, RopeConfig, RopeScaling, RopeSections,
+    ConfigError, InputConfig, LayerConfig, MlpConfig, ModelConfig, NormConfig, RopeConfig, RopeScaling, RopeSections,
     default_head_dim, repeated,
 };
 use crate::checkpoint::{Format, MetadataView};
@@ -70,6 +70,7 @@ pub(crate) fn decoder(family: &'static Family, keys: &Keys<'_>, style: RopeStyle
     let mlp = MlpConfig {
         intermediate_size: keys.required("feed_forward_length")?,
         activation: GluKind::Silu,
+        gated: true,
         bias: has_bias(Role::Up),
     };
     let mut layer = LayerConfig::plain(heads, rope, mlp);
@@ -82,13 +83,16 @@ pub(crate) fn decoder(family: &'static Family, keys: &Keys<'_>, style: RopeStyle
         hidden_size,
         layers: repeated(layer, keys.required("block_count")?)?,
         embedding_scale: 1.0,
-        norm: NormConfig { eps, unit_offset: false },
+        input: InputConfig::default(),
+        norm: NormConfig::rms(eps),
+        final_norm: true,
         logits_scale: 1.0,
         logits_softcap: None,
         max_position_embeddings: keys.required("context_length")?,
         tie_word_embeddings: !has_weight(Role::Head),
         dtype: String::new(),
         vision: None,
+        vectors: None,
     })
 }
 

@@ -4,13 +4,19 @@ use octavo_ops::{GluKind, HeadShape, RopeStyle};
 
 use super::rope::yarn_magnitude;
 use super::{
-    ConfigError, Fields, LayerConfig, MlpConfig, ModelConfig, NormConfig, RopeConfig, RopeScaling, RopeSections,
-    default_head_dim, repeated,
+    ConfigError, Fields, InputConfig, LayerConfig, MlpConfig, ModelConfig, NormConfig, RopeConfig, RopeScaling,
+    RopeSections, default_head_dim, repeated,
 };
 use crate::family::Family;
 
 /// End of the names of classes that predict tokens.
 pub(crate) const DECODER: &str = "ForCausalLM";
+/// End of the names of encoders of texts as they are trained, one of the classes whose rows become vectors.
+pub(crate) const MASKED: &str = "ForMaskedLM";
+/// End of the names of classifiers.
+pub(crate) const CLASSIFIER: &str = "ForSequenceClassification";
+/// End of the names of models without a head.
+pub(crate) const BARE: &str = "Model";
 /// End of the names of classes that take images and predict tokens.
 pub(crate) const WITH_IMAGES: &str = "ForConditionalGeneration";
 
@@ -48,6 +54,7 @@ pub(crate) fn decoder(
     let mlp = MlpConfig {
         intermediate_size: fields.required("intermediate_size")?,
         activation: activation(fields.str("hidden_act")?.unwrap_or("silu"))?,
+        gated: true,
         bias: false,
     };
     let layer = LayerConfig::plain(heads, rope, mlp);
@@ -58,13 +65,47 @@ pub(crate) fn decoder(
         hidden_size,
         layers: repeated(layer, fields.required("num_hidden_layers")?)?,
         embedding_scale: 1.0,
-        norm: NormConfig { eps, unit_offset: false },
+        input: InputConfig::default(),
+        norm: NormConfig::rms(eps),
+        final_norm: true,
         logits_scale: 1.0,
         logits_softcap: None,
         max_position_embeddings,
         tie_word_embeddings: fields.bool("tie_word_embeddings")?.unwrap_or(defaults.tie_word_embeddings),
         dtype: dtype(fields)?.unwrap_or("float32").to_owned(),
         vision: None,
+        vectors: None,
+    })
+}
+
+/// Returns `hidden / heads`, the head size of encoders.
+pub(crate) fn head_dim(hidden_size: usize, heads: usize) -> Result<usize, ConfigError> {
+    default_head_dim(hidden_size, heads)
+}
+
+/// Reads an encoder of texts whose layers are alike. Families change the rest.
+pub(crate) fn encoder(
+    family: &'static Family,
+    fields: &Fields<'_>,
+    layer: LayerConfig,
+    norm: NormConfig,
+) -> Result<ModelConfig, ConfigError> {
+    Ok(ModelConfig {
+        family,
+        vocab_size: fields.required("vocab_size")?,
+        hidden_size: fields.required("hidden_size")?,
+        layers: repeated(layer, fields.required("num_hidden_layers")?)?,
+        embedding_scale: 1.0,
+        input: InputConfig::default(),
+        norm,
+        final_norm: true,
+        logits_scale: 1.0,
+        logits_softcap: None,
+        max_position_embeddings: fields.required("max_position_embeddings")?,
+        tie_word_embeddings: true,
+        dtype: dtype(fields)?.unwrap_or("float32").to_owned(),
+        vision: None,
+        vectors: None,
     })
 }
 

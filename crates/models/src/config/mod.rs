@@ -1,4 +1,4 @@
-//! The normalised configuration of a decoder, for every family and both formats.
+//! The normalised configuration of a model of texts, for every family and both formats.
 
 mod error;
 pub(crate) mod experts;
@@ -6,17 +6,19 @@ mod fields;
 pub(crate) mod gguf;
 pub(crate) mod hf;
 mod rope;
+pub(crate) mod vectors;
 mod vision;
 
 pub use error::ConfigError;
 pub use experts::{ExpertsConfig, SharedExpertConfig};
 pub use rope::{RopeConfig, RopeScaling, RopeSections};
+pub use vectors::{Dimensions, HeadLayer, HeadNorm, PooledRow, ScoreActivation, VectorConfig, VectorKind};
 pub use vision::{ImageTokens, PositionTable, VisionConfig};
 
 pub(crate) use fields::Fields;
 pub(crate) use gguf::{CLIP, Keys};
 
-use octavo_ops::{GluKind, HeadShape};
+use octavo_ops::{GluKind, HeadShape, NormKind};
 
 use crate::family::Family;
 
@@ -30,7 +32,8 @@ const MAX_HEAD_DIM: usize = 1 << 12;
 const MAX_VOCAB: usize = 1 << 22;
 const MAX_POSITIONS: usize = 1 << 28;
 
-/// Sizes and options of a decoder, normalised and checked: every value is within its limits and they are consistent.
+/// Sizes and options of a decoder or an encoder of texts, normalised and checked: every value is within its limits and
+/// they are consistent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// Family.
@@ -39,12 +42,16 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// Hidden size H.
     pub hidden_size: usize,
-    /// The layers of the decoder, in order.
+    /// The layers, in order.
     pub layers: Vec<LayerConfig>,
     /// Factor of the embedding rows.
     pub embedding_scale: f32,
+    /// What is added to the embedding rows.
+    pub input: InputConfig,
     /// Norms outside and inside the layers.
     pub norm: NormConfig,
+    /// Whether a norm follows the last layer.
+    pub final_norm: bool,
     /// Factor of the logits.
     pub logits_scale: f32,
     /// Cap of the logits.
@@ -57,18 +64,51 @@ pub struct ModelConfig {
     pub dtype: String,
     /// Encoder of images, if the model has one.
     pub vision: Option<VisionConfig>,
+    /// The vectors that the model returns, if it predicts no tokens.
+    pub vectors: Option<VectorConfig>,
 }
 
-/// The RMS norms of a model.
+/// What is added to the embeddings of tokens. Decoders add nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InputConfig {
+    /// Learned positions.
+    pub positions: Option<LearnedPositions>,
+    /// Number of token types, each with a learned row; 0 if there are none.
+    pub token_types: usize,
+    /// Whether a norm follows the sum.
+    pub norm: bool,
+}
+
+/// A table of learned positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LearnedPositions {
+    /// Number of rows.
+    pub rows: usize,
+    /// Row of the first position.
+    pub offset: usize,
+}
+
+/// The norms of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormConfig {
+    /// RMS or layer norm.
+    pub kind: NormKind,
     /// Value added under the root.
     pub eps: f32,
     /// Whether the factor is `1 + w` instead of `w`.
     pub unit_offset: bool,
+    /// Whether there is a bias.
+    pub bias: bool,
 }
 
-/// A layer of a decoder: attention, then a gated MLP or a mixture of such experts, each added to the residual stream.
+impl NormConfig {
+    /// Returns RMS norms with the factor `w`.
+    pub(crate) const fn rms(eps: f32) -> Self {
+        Self { kind: NormKind::Rms, eps, unit_offset: false, bias: false }
+    }
+}
+
+/// A layer: attention, then an MLP or a mixture of such experts, each added to the residual stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerConfig {
     /// Attention.
@@ -77,8 +117,10 @@ pub struct LayerConfig {
     pub mlp: MlpConfig,
     /// Experts, of which each token uses some, if the layer has them.
     pub experts: Option<ExpertsConfig>,
-    /// Norms around each of the two.
-    pub norms: NormPlaces,
+    /// Norms around the attention.
+    pub attention_norms: NormPlaces,
+    /// Norms around the MLP.
+    pub mlp_norms: NormPlaces,
     /// Factor of what each of the two adds to the residual stream.
     pub residual_scale: f32,
 }
@@ -86,12 +128,16 @@ pub struct LayerConfig {
 /// Places of the norms around a block, which is attention or an MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormPlaces {
+    /// `x += block(x)`.
+    None,
     /// `x += block(norm(x))`.
     Before,
     /// `x += norm(block(x))`.
     After,
     /// `x += norm(block(norm(x)))`.
     Both,
+    /// `x = norm(x + block(x))`.
+    Sum,
 }
 
 /// The attention of a layer.
@@ -99,9 +145,11 @@ pub enum NormPlaces {
 pub struct AttentionConfig {
     /// Query and key-value heads.
     pub heads: HeadShape,
-    /// Rotary embedding.
-    pub rope: RopeConfig,
-    /// Sliding window in tokens; `None` if unlimited.
+    /// Rotary embedding, if there is one.
+    pub rope: Option<RopeConfig>,
+    /// Whether a token sees only those up to its own. Otherwise it sees all tokens of its text.
+    pub causal: bool,
+    /// Sliding window in tokens, or tokens on each side unless `causal`; `None` if unlimited.
     pub window: Option<usize>,
     /// Factor of the scores.
     pub scale: f32,
@@ -126,14 +174,16 @@ pub enum QkNormWidth {
     Whole,
 }
 
-/// A gated MLP.
+/// An MLP: `down(act(gate(x)) · up(x))`, or `down(act(up(x)))` without a gate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MlpConfig {
-    /// Number of columns of the gate.
+    /// Number of columns of the activation.
     pub intermediate_size: usize,
-    /// Activation of the gate.
+    /// Activation.
     pub activation: GluKind,
-    /// Whether the three projections have biases.
+    /// Whether there is a gate.
+    pub gated: bool,
+    /// Whether the projections have biases.
     pub bias: bool,
 }
 
@@ -161,7 +211,22 @@ impl ModelConfig {
     /// Sets the context length that is served, which decides on the rotary embedding of models with two of them. Without
     /// it, the whole context is served.
     pub(crate) fn serve(&mut self, tokens: usize) {
-        self.layers.iter_mut().for_each(|layer| layer.attention.rope.serve(tokens));
+        self.ropes_mut().for_each(|rope| rope.serve(tokens));
+    }
+
+    /// Returns the rotary embeddings of the layers that have one.
+    pub(crate) fn ropes_mut(&mut self) -> impl Iterator<Item = &mut RopeConfig> {
+        self.layers.iter_mut().filter_map(|layer| layer.attention.rope.as_mut())
+    }
+
+    /// Returns the rotary embedding of the first layer that has one.
+    pub fn rope(&self) -> Option<&RopeConfig> {
+        self.layers.iter().find_map(|layer| layer.attention.rope.as_ref())
+    }
+
+    /// Returns whether each token sees only those up to its own, as a model that predicts tokens must.
+    pub fn is_causal(&self) -> bool {
+        self.layers.iter().all(|layer| layer.attention.causal)
     }
 
     /// Adds an encoder of images.
@@ -187,18 +252,63 @@ impl ModelConfig {
         if let Some(vision) = &self.vision {
             vision.check(&self)?;
         }
+        self.check_texts()?;
         Ok(self)
     }
 }
 
-impl LayerConfig {
-    /// Returns a layer of Llama: norms before the blocks, attention to all positions, no biases.
-    fn plain(heads: HeadShape, rope: RopeConfig, mlp: MlpConfig) -> Self {
+impl ModelConfig {
+    /// Checks what only encoders of texts have.
+    fn check_texts(&self) -> Result<(), ConfigError> {
+        range("the number of token types", self.input.token_types, 0, MAX_POSITIONS)?;
+        if let Some(LearnedPositions { rows, offset }) = self.input.positions {
+            range("the number of positions", rows, 1, MAX_POSITIONS)?;
+            range("the context length", self.max_position_embeddings, 1, rows.saturating_sub(offset))?;
+        }
+        if let Some(vectors) = &self.vectors {
+            vectors.check(self)?;
+        }
+        match (self.is_causal(), &self.vectors) {
+            (false, None) => {
+                Err(ConfigError::Invalid("attention to later tokens in a model that predicts them".into()))
+            }
+            (false, Some(_)) if self.layers.iter().any(|layer| layer.attention.causal) => {
+                Err(ConfigError::Unsupported("attention to later tokens in some layers only".into()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl AttentionConfig {
+    /// Returns attention to all tokens of a text, without a rotary embedding and biases.
+    pub(crate) fn whole(heads: HeadShape) -> Self {
+        Self { causal: false, rope: None, ..Self::plain(heads) }
+    }
+
+    /// Returns attention to all tokens up to a token's own, without a rotary embedding and biases.
+    fn plain(heads: HeadShape) -> Self {
         let scale = (heads.dim as f32).sqrt().recip();
         let (window, softcap, qk_norm) = (None, None, None);
         let (sinks, qkv_bias, output_bias) = (false, false, false);
-        let attention = AttentionConfig { heads, rope, window, scale, softcap, qk_norm, sinks, qkv_bias, output_bias };
-        Self { attention, mlp, experts: None, norms: NormPlaces::Before, residual_scale: 1.0 }
+        Self { heads, rope: None, causal: true, window, scale, softcap, qk_norm, sinks, qkv_bias, output_bias }
+    }
+}
+
+impl LayerConfig {
+    /// Returns a layer with the same norms around both blocks.
+    pub(crate) fn of(attention: AttentionConfig, mlp: MlpConfig, norms: NormPlaces) -> Self {
+        Self { attention, mlp, experts: None, attention_norms: norms, mlp_norms: norms, residual_scale: 1.0 }
+    }
+
+    /// Returns a layer of Llama: norms before the blocks, attention to all positions, no biases.
+    fn plain(heads: HeadShape, rope: RopeConfig, mlp: MlpConfig) -> Self {
+        Self::of(AttentionConfig { rope: Some(rope), ..AttentionConfig::plain(heads) }, mlp, NormPlaces::Before)
+    }
+
+    /// Sets the norms around both blocks.
+    pub(crate) fn set_norms(&mut self, norms: NormPlaces) {
+        (self.attention_norms, self.mlp_norms) = (norms, norms);
     }
 
     fn check(&self) -> Result<(), ConfigError> {
@@ -214,11 +324,11 @@ impl LayerConfig {
         softcap.map_or(Ok(()), |cap| factor("the attention's cap", cap))?;
         if let Some(experts) = &self.experts {
             experts.check()?;
-            if self.norms != NormPlaces::Before {
+            if self.mlp_norms != NormPlaces::Before {
                 return Err(ConfigError::Unsupported("norms after a mixture of experts".into()));
             }
         }
-        rope.check(heads.dim)
+        rope.as_ref().map_or(Ok(()), |rope| rope.check(heads.dim))
     }
 }
 

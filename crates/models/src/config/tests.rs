@@ -8,7 +8,7 @@ fn rope(scaling: RopeScaling) -> RopeConfig {
 }
 
 fn read(config: Value) -> Result<ModelConfig, ConfigError> {
-    ModelConfig::from_hf(&Fields::new(config.as_object().unwrap()))
+    ModelConfig::from_hf(&Fields::new(config.as_object().unwrap()), None, Runner::Auto)
 }
 
 /// Returns a configuration with the required keys only, and those of `more`.
@@ -27,6 +27,7 @@ fn minimal(model_type: &str, more: Value) -> Value {
 fn what_a_config_leaves_out_has_the_published_defaults() {
     let config = read(minimal("llama", json!({}))).unwrap();
     let AttentionConfig { heads, rope, qkv_bias, .. } = &config.layers[0].attention;
+    let rope = rope.as_ref().unwrap();
     assert_eq!((heads.kv, heads.dim, config.norm.eps), (4, 16, 1e-6));
     assert_eq!((rope.theta, rope.rotary_dim, &rope.scaling), (1e4, 16, &RopeScaling::None));
     assert_eq!((config.tie_word_embeddings, *qkv_bias, config.sliding_window()), (false, false, None));
@@ -75,7 +76,7 @@ fn gemma_3_has_two_rotary_embeddings() {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}});
     let [older, newer] = [older, newer].map(|config| read(minimal("gemma3_text", config)).unwrap());
     assert_eq!(older.layers, newer.layers);
-    let ropes = [0, 1].map(|layer| &newer.layers[layer].attention.rope);
+    let ropes = [0, 1].map(|layer| newer.layers[layer].attention.rope.as_ref().unwrap());
     assert_eq!(ropes.map(|rope| rope.theta), [1e4, 1e6]);
     assert_eq!((&ropes[0].scaling, &ropes[1].scaling), (&RopeScaling::None, &RopeScaling::Linear { factor: 8.0 }));
     let six = read(minimal("gemma3_text", json!({"num_hidden_layers": 6, "sliding_window": 8}))).unwrap();
@@ -87,7 +88,7 @@ fn the_served_context_decides_on_the_factors_of_phi_3() {
     let rope = json!({"type": "longrope", "short_factor": vec![1.0; 8], "long_factor": vec![2.0; 8]});
     let mut config =
         read(minimal("phi3", json!({"rope_scaling": rope, "original_max_position_embeddings": 64}))).unwrap();
-    let first = |config: &ModelConfig| config.layers[0].attention.rope.frequencies(None);
+    let first = |config: &ModelConfig| config.rope().unwrap().frequencies(None);
     assert_eq!(first(&config).inv_freq[0], 0.5, "512 positions are more than 64");
     assert!((first(&config).magnitude - 1.5f64.sqrt()).abs() < 1e-12, "1 + ln(512 / 64) / ln(64) = 1.5");
     config.serve(64);
@@ -150,7 +151,7 @@ fn yarn_has_the_papers_magnitude_and_ramp() {
         "head_dim": 128,
     });
     let config = read(minimal("llama", config)).unwrap();
-    let scaled = config.layers[0].attention.rope.frequencies(None);
+    let scaled = config.rope().unwrap().frequencies(None);
     let plain = rope(RopeScaling::None).frequencies(None).inv_freq;
     assert!((scaled.magnitude - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-12);
     assert_eq!(scaled.inv_freq[0], plain[0]);

@@ -17,6 +17,7 @@ pub(super) static GEMMA2: Family = Family {
     names: NAMES,
     images: None,
     layout: None,
+    vectors: None,
 };
 
 pub(super) static GEMMA3: Family = Family {
@@ -27,6 +28,7 @@ pub(super) static GEMMA3: Family = Family {
     names: NAMES,
     images: None,
     layout: None,
+    vectors: None,
 };
 
 /// What other families call the norm after attention is the norm before the MLP.
@@ -93,7 +95,7 @@ fn common(family: &'static Family, fields: &Fields<'_>, defaults: Defaults) -> R
 fn shape(mut config: ModelConfig) -> ModelConfig {
     config.embedding_scale = (config.hidden_size as f32).sqrt();
     for layer in &mut config.layers {
-        layer.norms = NormPlaces::Both;
+        layer.set_norms(NormPlaces::Both);
         layer.attention.qk_norm = (config.family == &GEMMA3).then_some(QkNormWidth::Head);
     }
     config
@@ -114,8 +116,8 @@ fn windows(fields: &Fields<'_>, config: &mut ModelConfig, pattern: usize) -> Res
 /// Sets the rotary embedding of the layers with a window, which is not scaled.
 fn local_rope(config: &mut ModelConfig, theta: f64) {
     for attention in config.layers.iter_mut().map(|layer| &mut layer.attention) {
-        if attention.window.is_some() {
-            (attention.rope.theta, attention.rope.scaling) = (theta, RopeScaling::None);
+        if let Some(rope) = attention.rope.as_mut().filter(|_| attention.window.is_some()) {
+            (rope.theta, rope.scaling) = (theta, RopeScaling::None);
         }
     }
 }
@@ -131,7 +133,7 @@ fn gemma3_gguf(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
     let mut config = common_gguf(&GEMMA3, keys, GEMMA3_PATTERN)?;
     caps(&mut config, None, keys.f64("final_logit_softcapping")?.filter(|cap| *cap > 0.0));
     if keys.f64("rope.freq_base")?.is_none() {
-        config.layers.iter_mut().for_each(|layer| layer.attention.rope.theta = GEMMA3_THETA);
+        config.ropes_mut().for_each(|rope| rope.theta = GEMMA3_THETA);
     }
     local_rope(&mut config, keys.f64("rope.freq_base_swa")?.unwrap_or(LOCAL_THETA));
     Ok(config)

@@ -25,6 +25,7 @@ pub(super) static FAMILY: Family = Family {
     },
     images: None,
     layout: Some(OwnLayout { method: "mxfp4", derived }),
+    vectors: None,
 };
 
 /// One layer in two has full attention.
@@ -53,8 +54,10 @@ fn from_gguf(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
     let window = keys.window()?;
     for (index, layer) in config.layers.iter_mut().enumerate() {
         layer.attention.window = window.filter(|_| slides(index, PATTERN));
+    }
+    for rope in config.ropes_mut() {
         // The format has no key for this property of the model.
-        if let RopeScaling::Yarn { truncate, .. } = &mut layer.attention.rope.scaling {
+        if let RopeScaling::Yarn { truncate, .. } = &mut rope.scaling {
             *truncate = false;
         }
     }

@@ -14,6 +14,7 @@ pub(super) static FAMILY: Family = Family {
     names: Names::DEFAULT,
     images: None,
     layout: None,
+    vectors: None,
 };
 
 pub(super) static MOE: Family = Family {
@@ -32,6 +33,7 @@ pub(super) static MOE: Family = Family {
     },
     images: None,
     layout: None,
+    vectors: None,
 };
 
 /// Keys of the factors, which are 1 if a configuration omits them.

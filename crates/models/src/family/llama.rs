@@ -18,6 +18,7 @@ pub(super) static FAMILY: Family = Family {
     names: Names::DEFAULT,
     images: None,
     layout: None,
+    vectors: None,
 };
 
 /// Reads the decoder of a family that is Llama otherwise.

@@ -15,6 +15,7 @@ pub(super) static FAMILY: Family = Family {
     names: Names::DEFAULT,
     images: None,
     layout: None,
+    vectors: None,
 };
 
 fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {

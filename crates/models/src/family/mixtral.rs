@@ -21,6 +21,7 @@ pub(super) static FAMILY: Family = Family {
     },
     images: None,
     layout: None,
+    vectors: None,
 };
 
 fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {

@@ -4,6 +4,7 @@
 //! The readers describe a decoder layer by layer ([`ModelConfig`]), and one builder turns the description into a
 //! program ([`crate::program`]). To add a family, add a module here and a line to [`FAMILIES`].
 
+mod bert;
 mod gemma;
 mod gpt_oss;
 mod granite;
@@ -11,6 +12,7 @@ mod idefics3;
 mod llama;
 mod mistral;
 mod mixtral;
+mod modernbert;
 mod olmo2;
 mod phi3;
 mod qwen2;
@@ -24,12 +26,13 @@ use octavo_ops::Program;
 use serde_json::Value;
 
 use crate::checkpoint::{Checkpoint, Derived, MetadataView, ProcessorRules};
-use crate::config::{CLIP, ConfigError, Fields, ImageTokens, Keys, ModelConfig, VisionConfig};
+use crate::config::vectors::{SentenceModules, VectorReader};
+use crate::config::{CLIP, ConfigError, Fields, ImageTokens, Keys, ModelConfig, VisionConfig, hf};
 use crate::program::ModelError;
 use crate::program::names::Names;
 
 /// Every family.
-pub static FAMILIES: [&Family; 16] = [
+pub static FAMILIES: [&Family; 19] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -46,6 +49,9 @@ pub static FAMILIES: [&Family; 16] = [
     &qwen_moe::QWEN3_MOE,
     &granite::MOE,
     &gpt_oss::FAMILY,
+    &bert::BERT,
+    &bert::ROBERTA,
+    &modernbert::FAMILY,
 ];
 
 /// A family of models that Octavo can run.
@@ -64,6 +70,8 @@ pub struct Family {
     pub(crate) images: Option<Images>,
     /// A layout of its own that tensors of its safetensors files have.
     pub(crate) layout: Option<OwnLayout>,
+    /// Readers of its vectors, if it has encoders of texts, which predict no tokens.
+    pub(crate) vectors: Option<VectorReader>,
 }
 
 /// A layout of tensors that only one family has.
@@ -167,12 +175,24 @@ pub(crate) fn check_architecture(config: &[u8]) -> Result<(), ConfigError> {
 }
 
 impl ModelConfig {
-    /// Reads a `config.json`.
-    pub(crate) fn from_hf(fields: &Fields<'_>) -> Result<Self, ConfigError> {
+    /// Reads a `config.json`. The folder may have `modules` of sentence-transformers.
+    pub(crate) fn from_hf(
+        fields: &Fields<'_>,
+        modules: Option<&SentenceModules>,
+        runner: Runner,
+    ) -> Result<Self, ConfigError> {
         let name = fields.str("model_type")?.ok_or_else(|| ConfigError::missing("model_type"))?;
         let family = Family::of_model_type(name)?;
-        check_task(fields, family)?;
-        (family.hf)(fields)?.checked()
+        let task = task(fields, family, modules.is_some(), runner)?;
+        check_quantization(fields, family)?;
+        let mut config = (family.hf)(fields)?;
+        let reader = family.vectors.as_ref().unwrap_or(&VectorReader::DECODER);
+        config.vectors = match task {
+            Task::Generate => None,
+            Task::Embed => Some(reader.embedding(fields, modules)?),
+            Task::Classify => Some(reader.scores(&config, fields)?),
+        };
+        config.checked()
     }
 
     /// Reads the metadata of a GGUF file. `has_tensor` returns whether the file contains a tensor: only the tensors show
@@ -197,13 +217,48 @@ impl ModelConfig {
     }
 }
 
-/// Refuses models that share a `model_type` with a decoder without being one, and weights quantised in a format of
-/// their own.
-fn check_task(fields: &Fields<'_>, family: &Family) -> Result<(), ConfigError> {
+/// What a model is served for (`--runner`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Runner {
+    /// What its files say: vectors if it is an encoder of texts, a classifier, a model without a head or a folder of
+    /// sentence-transformers, else tokens.
+    #[default]
+    Auto,
+    /// Tokens.
+    Generate,
+    /// Vectors.
+    Pooling,
+}
+
+/// Task of a model.
+enum Task {
+    Generate,
+    Embed,
+    Classify,
+}
+
+/// Returns the task of a model. Refuses models that share a `model_type` with those of a family without being one.
+fn task(fields: &Fields<'_>, family: &Family, has_modules: bool, runner: Runner) -> Result<Task, ConfigError> {
     let classes = fields.strs("architectures")?.unwrap_or_default();
-    if !classes.is_empty() && !classes.iter().any(|class| class.ends_with(family.class)) {
-        return Err(ConfigError::Unsupported(format!("a model of class {}", classes.join(", ").escape_debug())));
+    let is_class = |end: &str| classes.iter().any(|class| class.ends_with(end));
+    let is_known = classes.is_empty() || is_class(family.class);
+    let is_encoder = family.vectors.is_some();
+    match runner {
+        Runner::Generate if is_encoder || is_class(hf::CLASSIFIER) => Err(ConfigError::Unsupported(format!(
+            "tokens from {}, which predicts none",
+            classes.join(", ").escape_debug()
+        ))),
+        Runner::Generate if is_known => Ok(Task::Generate),
+        _ if is_class(hf::CLASSIFIER) => Ok(Task::Classify),
+        _ if is_class(hf::BARE) => Ok(Task::Embed),
+        _ if is_known && (is_encoder || has_modules || runner == Runner::Pooling) => Ok(Task::Embed),
+        _ if is_known => Ok(Task::Generate),
+        _ => Err(ConfigError::Unsupported(format!("a model of class {}", classes.join(", ").escape_debug()))),
     }
+}
+
+/// Refuses weights quantised in a format of their own.
+fn check_quantization(fields: &Fields<'_>, family: &Family) -> Result<(), ConfigError> {
     if let Some(quantization) = fields.object("quantization_config")? {
         let method = quantization.str("quant_method")?.unwrap_or("unknown");
         if family.layout.as_ref().is_some_and(|layout| layout.method == method) {

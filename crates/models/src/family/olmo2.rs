@@ -15,6 +15,7 @@ pub(super) static FAMILY: Family = Family {
     names: Names::DEFAULT,
     images: None,
     layout: None,
+    vectors: None,
 };
 
 fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
@@ -29,7 +30,7 @@ fn from_gguf(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
 
 fn with_norms(mut config: ModelConfig) -> ModelConfig {
     for layer in &mut config.layers {
-        layer.norms = NormPlaces::After;
+        layer.set_norms(NormPlaces::After);
         layer.attention.qk_norm = Some(QkNormWidth::Whole);
     }
     config

@@ -16,6 +16,7 @@ pub(super) static FAMILY: Family = Family {
     names: Names { fused: true, ..Names::DEFAULT },
     images: None,
     layout: None,
+    vectors: None,
 };
 
 fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
@@ -35,7 +36,7 @@ fn from_gguf(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
             context: config.max_position_embeddings,
             attention_factor: keys.f64("rope.scaling.attn_factor")?.unwrap_or(1.0),
         };
-        config.layers.iter_mut().for_each(|layer| layer.attention.rope.scaling = scaling.clone());
+        config.ropes_mut().for_each(|rope| rope.scaling = scaling.clone());
     }
     Ok(config)
 }

@@ -15,6 +15,7 @@ pub(super) static FAMILY: Family = Family {
     names: Names::DEFAULT,
     images: None,
     layout: None,
+    vectors: None,
 };
 
 /// Reads the decoder of a family that is Qwen3 otherwise.

@@ -16,6 +16,7 @@ pub(super) static QWEN2_MOE: Family = Family {
     names: Names::DEFAULT,
     images: None,
     layout: None,
+    vectors: None,
 };
 
 pub(super) static QWEN3_MOE: Family = Family {
@@ -26,6 +27,7 @@ pub(super) static QWEN3_MOE: Family = Family {
     names: Names::DEFAULT,
     images: None,
     layout: None,
+    vectors: None,
 };
 
 fn qwen2_moe(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {

@@ -1,23 +1,26 @@
-//! The builder of decoders.
+//! The builder of decoders and of encoders of texts.
 //!
 //! One residual stream `x[T,H]` runs through the program: each block reads it through a norm, and the block's last
 //! `Linear` adds to it in place (the epilogue), so the stream is read and written once per block.
 
 use octavo_ops::{
-    BufferId, Glu, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace, Linear, Logits, NormKind, NormOp, Op,
-    PagedAttention, Program, ProgramBuilder, QkNorm, QkvPost, Residual, Rows, WeightError, WeightId, WeightPart,
-    WeightSource,
+    Act, BufferId, Embed, EmbedIds, Glu, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace, Linear, Logits, NormOp,
+    Op, PagedAttention, Program, ProgramBuilder, ProgramKind, QkNorm, QkvPost, Residual, Rows, SegmentAttention,
+    WeightError, WeightId, WeightPart, WeightSource,
 };
 
 use super::ModelError;
 use super::experts::ExpertScratch;
 use super::names::{LONG_ROPE_FACTORS, ROPE_FACTORS, Role, SHORT_ROPE_FACTORS};
 use crate::checkpoint::{Checkpoint, Format};
-use crate::config::{AttentionConfig, LayerConfig, MlpConfig, ModelConfig, NormConfig, NormPlaces, QkNormWidth};
+use crate::config::{
+    AttentionConfig, InputConfig, LayerConfig, LearnedPositions, MlpConfig, ModelConfig, NormConfig, NormPlaces,
+    QkNormWidth,
+};
 
 /// Buffers shared by all layers.
 pub(super) struct Scratch {
-    normed: BufferId,
+    pub(super) normed: BufferId,
     qkv: BufferId,
     q: BufferId,
     attended: BufferId,
@@ -26,21 +29,30 @@ pub(super) struct Scratch {
     pub(super) experts: Option<ExpertScratch>,
 }
 
-/// Buffers of a gated MLP of every token.
+/// Buffers of an MLP of every token.
 #[derive(Clone, Copy)]
 pub(super) struct MlpScratch {
+    /// Input of the activation: gate and up, or up alone.
     pub(super) gate_up: BufferId,
     pub(super) hidden: BufferId,
 }
 
 impl MlpScratch {
-    /// Declares the buffers of MLPs with `inner` columns of the gate. `prefix` begins their names.
-    pub(super) fn new(builder: &mut ProgramBuilder, prefix: &str, inner: usize) -> Self {
+    /// Declares the buffers of MLPs with `inner` columns of the activation. `prefix` begins their names.
+    pub(super) fn new(builder: &mut ProgramBuilder, prefix: &str, inner: usize, gated: bool) -> Self {
+        let (name, cols) = if gated { ("gate_up", 2 * inner) } else { ("up", inner) };
         Self {
-            gate_up: builder.buffer(format!("{prefix}gate_up"), Rows::Tokens, 2 * inner),
+            gate_up: builder.buffer(format!("{prefix}{name}"), Rows::Tokens, cols),
             hidden: builder.buffer(format!("{prefix}hidden"), Rows::Tokens, inner),
         }
     }
+}
+
+/// The weight and the bias of a norm.
+#[derive(Clone, Copy)]
+pub(super) struct NormWeights {
+    weight: WeightId,
+    bias: Option<WeightId>,
 }
 
 /// A block of a layer: attention or an MLP.
@@ -67,7 +79,7 @@ struct Projection {
     input: BufferId,
 }
 
-/// Emits a decoder's ops and looks up its tensors.
+/// Emits the ops of a decoder or an encoder of texts and looks up its tensors.
 pub(super) struct Decoder<'a> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) builder: ProgramBuilder,
@@ -84,7 +96,12 @@ pub(super) struct Decoder<'a> {
 impl<'a> Decoder<'a> {
     pub(super) fn new(checkpoint: &'a Checkpoint) -> Result<Self, ModelError> {
         let config = checkpoint.config();
-        let mut builder = ProgramBuilder::new(config.family.name(), config.vocab_size);
+        let (name, vocab_size) = (config.family.name(), config.vocab_size);
+        let mut builder = match (&config.vectors, config.is_causal()) {
+            (None, _) => ProgramBuilder::new(name, vocab_size),
+            (Some(_), true) => ProgramBuilder::texts(name, vocab_size, ProgramKind::Embedder),
+            (Some(_), false) => ProgramBuilder::texts(name, vocab_size, ProgramKind::Encoder),
+        };
         let widest = |cols: fn(&LayerConfig) -> usize| config.layers.iter().map(cols).max().unwrap_or(0);
         let mut buffer = |name, cols| builder.buffer(name, Rows::Tokens, cols);
         let dense = config.layers.iter().find(|layer| layer.experts.is_none());
@@ -93,10 +110,10 @@ impl<'a> Decoder<'a> {
             qkv: buffer("qkv", widest(|layer| layer.attention.heads.qkv_cols())),
             q: buffer("q", widest(|layer| layer.attention.heads.q_cols())),
             attended: buffer("attended", widest(|layer| layer.attention.heads.q_cols())),
-            mlp: dense.map(|layer| MlpScratch::new(&mut builder, "", layer.mlp.intermediate_size)),
+            mlp: dense.map(|layer| MlpScratch::new(&mut builder, "", layer.mlp.intermediate_size, layer.mlp.gated)),
             experts: ExpertScratch::new(&mut builder, config),
         };
-        let kv = kv_groups(&mut builder, &config.layers);
+        let kv = if config.is_causal() { kv_groups(&mut builder, &config.layers) } else { Vec::new() };
         let rope_factors = rope_factors(checkpoint)?;
         Ok(Self { checkpoint, builder, scratch, rope_factors, kv, embedding: None, media_parts: 0 })
     }
@@ -114,11 +131,12 @@ impl<'a> Decoder<'a> {
         // The encoder's last output replaces the embeddings of images' tokens; each of its others is added after a layer.
         self.inject(0, InjectMode::Replace, x);
         for (layer, config) in self.config().layers.iter().enumerate() {
-            let block = Block { layer, x, norms: config.norms, scale: config.residual_scale };
+            let block = Block { layer, x, norms: config.attention_norms, scale: config.residual_scale };
             self.attention(block, &config.attention)?;
+            let block = Block { norms: config.mlp_norms, ..block };
             match &config.experts {
                 Some(experts) => self.experts(block, experts, &config.mlp)?,
-                None => self.gated_mlp(block, &config.mlp)?,
+                None => self.mlp(block, &config.mlp)?,
             }
             self.inject(layer + 1, InjectMode::Add, x);
         }
@@ -142,7 +160,24 @@ impl<'a> Decoder<'a> {
         let table = self.matrix("embedding", config.hidden_size, &[(Role::Embedding, config.vocab_size)], 0)?;
         self.embedding = Some(table);
         let out = self.builder.buffer("x", Rows::Tokens, config.hidden_size);
-        self.builder.push(Op::Embed { table, scale: config.embedding_scale, out });
+        let embed = |builder: &mut ProgramBuilder, table, ids, scale| {
+            let add = ids != EmbedIds::Tokens;
+            builder.push(Op::Embed(Embed { table, ids, scale, add, out }));
+        };
+        embed(&mut self.builder, table, EmbedIds::Tokens, config.embedding_scale);
+        let InputConfig { positions, token_types, norm } = config.input;
+        if let Some(LearnedPositions { rows, offset }) = positions {
+            let table = self.matrix("positions", config.hidden_size, &[(Role::Positions, rows)], 0)?;
+            embed(&mut self.builder, table, EmbedIds::Positions { offset }, 1.0);
+        }
+        if token_types > 0 {
+            let table = self.matrix("token_types", config.hidden_size, &[(Role::TokenTypes, token_types)], 0)?;
+            embed(&mut self.builder, table, EmbedIds::Types, 1.0);
+        }
+        if norm {
+            let weights = self.norm_weights("embedding_norm", Role::EmbeddingNorm, 0)?;
+            self.norm(weights, out, None, out);
+        }
         Ok(out)
     }
 
@@ -163,14 +198,19 @@ impl<'a> Decoder<'a> {
         self.builder.push(Op::Linear(Linear { weight, bias, scale: 1.0, input, add: None, out: qkv }));
 
         let norm = config.qk_norm.map(|width| self.qk_norm(layer, heads, width)).transpose()?;
-        let (group, index) = self.kv[layer];
-        let rope = Some(config.rope.frequencies(self.rope_factors.as_deref()));
-        let kv = KvPlace::Cache { group, layer: index };
+        let rope = config.rope.as_ref().map(|rope| rope.frequencies(self.rope_factors.as_deref()));
+        let place = self.kv.get(layer).copied();
+        let kv = place.map_or(KvPlace::Step, |(group, layer)| KvPlace::Cache { group, layer });
         self.builder.push(Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm, rope, kv }));
         let sinks =
             config.sinks.then(|| self.vector(&block.label("sinks"), Role::Sinks, layer, heads.q)).transpose()?;
-        let attention = PagedAttention { q, out: attended, heads, scale, window, softcap, sinks, group, layer: index };
-        self.builder.push(Op::PagedAttention(attention));
+        let out = attended;
+        self.builder.push(match place {
+            Some((group, layer)) => {
+                Op::PagedAttention(PagedAttention { q, out, heads, scale, window, softcap, sinks, group, layer })
+            }
+            None => Op::SegmentAttention(SegmentAttention { q, out, heads, scale, window }),
+        });
 
         let rows = [(Role::Output, hidden_size)];
         let weight = self.matrix(&block.label("output"), heads.q_cols(), &rows, layer)?;
@@ -178,24 +218,28 @@ impl<'a> Decoder<'a> {
         self.after(block, Projection { weight, bias, input: attended }, "attention_post_norm", Role::AttentionPostNorm)
     }
 
-    /// Emits `x += down(act(gate(x)) · up(x))`, with the norms of the block.
-    fn gated_mlp(&mut self, block: Block, config: &MlpConfig) -> Result<(), ModelError> {
+    /// Emits `x += down(act(gate(x)) · up(x))`, or `x += down(act(up(x)))` without a gate, with the norms of the block.
+    fn mlp(&mut self, block: Block, config: &MlpConfig) -> Result<(), ModelError> {
         let hidden_size = self.config().hidden_size;
-        let MlpConfig { intermediate_size, activation, bias } = *config;
+        let MlpConfig { intermediate_size, activation, gated, bias } = *config;
         let Some(MlpScratch { gate_up, hidden }) = self.scratch.mlp else {
             unreachable!("declared for a model with an MLP")
         };
         let layer = block.layer;
 
         let input = self.before(block, "mlp_norm", Role::MlpNorm)?;
-        let rows: &[_] = match self.config().family.names.fused {
-            true => &[(Role::GateUp, 2 * intermediate_size)],
-            false => &[(Role::Gate, intermediate_size), (Role::Up, intermediate_size)],
+        let (name, rows): (_, &[_]) = match (gated, self.config().family.names.fused) {
+            (false, _) => ("up", &[(Role::Up, intermediate_size)]),
+            (true, true) => ("gate_up", &[(Role::GateUp, 2 * intermediate_size)]),
+            (true, false) => ("gate_up", &[(Role::Gate, intermediate_size), (Role::Up, intermediate_size)]),
         };
-        let weight = self.matrix(&block.label("gate_up"), hidden_size, rows, layer)?;
-        let biases = self.bias_if(bias, &block.label("gate_up_bias"), rows, layer)?;
+        let weight = self.matrix(&block.label(name), hidden_size, rows, layer)?;
+        let biases = self.bias_if(bias, &block.label(&format!("{name}_bias")), rows, layer)?;
         self.builder.push(Op::Linear(Linear { weight, bias: biases, scale: 1.0, input, add: None, out: gate_up }));
-        self.builder.push(Op::Glu(Glu { kind: activation, input: gate_up, out: hidden }));
+        self.builder.push(match gated {
+            true => Op::Glu(Glu { kind: activation, input: gate_up, out: hidden }),
+            false => Op::Act(Act { kind: activation, input: gate_up, out: hidden }),
+        });
 
         let rows = [(Role::Down, hidden_size)];
         let weight = self.matrix(&block.label("down"), intermediate_size, &rows, layer)?;
@@ -205,11 +249,11 @@ impl<'a> Decoder<'a> {
 
     /// Emits the norm before a block, if there is one. Returns the block's input.
     pub(super) fn before(&mut self, block: Block, label: &str, role: Role) -> Result<BufferId, ModelError> {
-        if block.norms == NormPlaces::After {
+        if matches!(block.norms, NormPlaces::None | NormPlaces::After | NormPlaces::Sum) {
             return Ok(block.x);
         }
-        let weight = self.vector(&block.label(label), role, block.layer, self.config().hidden_size)?;
-        self.rms_norm(weight, block.x, None, self.scratch.normed);
+        let weights = self.norm_weights(&block.label(label), role, block.layer)?;
+        self.norm(weights, block.x, None, self.scratch.normed);
         Ok(self.scratch.normed)
     }
 
@@ -218,30 +262,40 @@ impl<'a> Decoder<'a> {
     fn after(&mut self, block: Block, last: Projection, label: &str, role: Role) -> Result<(), ModelError> {
         let Block { layer, x, norms, scale } = block;
         let Projection { weight, bias, input } = last;
-        if norms == NormPlaces::Before {
-            self.builder.push(Op::Linear(Linear { weight, bias, scale, input, add: Some(x), out: x }));
-            return Ok(());
+        // The sum goes to the residual stream itself unless a norm follows.
+        let normed = self.scratch.normed;
+        let (added, out) = match norms {
+            NormPlaces::None | NormPlaces::Before => (Some(x), x),
+            NormPlaces::After | NormPlaces::Both => (None, normed),
+            NormPlaces::Sum => (Some(x), normed),
+        };
+        self.builder.push(Op::Linear(Linear { weight, bias, scale, input, add: added, out }));
+        if out == normed {
+            let weights = self.norm_weights(&block.label(label), role, layer)?;
+            let residual = if added.is_none() { Some(Residual::After(x)) } else { None };
+            self.norm(weights, normed, residual, x);
         }
-        let out = self.scratch.normed;
-        self.builder.push(Op::Linear(Linear { weight, bias, scale, input, add: None, out }));
-        let weight = self.vector(&block.label(label), role, layer, self.config().hidden_size)?;
-        self.rms_norm(weight, out, Some(Residual::After(x)), x);
         Ok(())
     }
 
-    /// Emits the end of the program: the final norm for pooled rows; final norm, logits and sampling for sampled rows.
+    /// Emits the end of the program: the vectors of a model that predicts no tokens. Of others, the final norm for pooled
+    /// rows; final norm, logits and sampling for sampled rows.
     fn head(mut self, x: BufferId) -> Result<Program, ModelError> {
         let config = self.config();
-        let final_norm = self.vector("final_norm", Role::FinalNorm, 0, config.hidden_size)?;
+        if let Some(vectors) = &config.vectors {
+            self.vectors(x, vectors)?;
+            return Ok(self.builder.finish()?);
+        }
+        let final_norm = self.norm_weights("final_norm", Role::FinalNorm, 0)?;
         let gathered = self.builder.buffer("x_pooled", Rows::Pooled, config.hidden_size);
         let embedding = self.builder.buffer("embedding", Rows::Pooled, config.hidden_size);
         self.builder.push(Op::GatherRows { input: x, out: gathered });
-        self.rms_norm(final_norm, gathered, None, embedding);
+        self.norm(final_norm, gathered, None, embedding);
         let gathered = self.builder.buffer("x_sampled", Rows::Sampled, config.hidden_size);
         let normed = self.builder.buffer("normed_sampled", Rows::Sampled, config.hidden_size);
         let logits = self.builder.buffer("logits", Rows::Sampled, config.vocab_size);
         self.builder.push(Op::GatherRows { input: x, out: gathered });
-        self.rms_norm(final_norm, gathered, None, normed);
+        self.norm(final_norm, gathered, None, normed);
         let weight = match self.embedding {
             Some(table) if config.tie_word_embeddings => table,
             _ => self.matrix("head", config.hidden_size, &[(Role::Head, config.vocab_size)], 0)?,
@@ -252,14 +306,38 @@ impl<'a> Decoder<'a> {
         Ok(self.builder.finish()?)
     }
 
-    fn rms_norm(&mut self, weight: WeightId, input: BufferId, add: Option<Residual>, out: BufferId) {
-        let NormConfig { eps, unit_offset } = self.config().norm;
-        let (kind, bias) = (NormKind::Rms, None);
+    pub(super) fn norm(&mut self, weights: NormWeights, input: BufferId, add: Option<Residual>, out: BufferId) {
+        let NormConfig { kind, eps, unit_offset, .. } = self.config().norm;
+        let NormWeights { weight, bias } = weights;
         self.builder.push(Op::Norm(NormOp { kind, weight, bias, eps, unit_offset, input, add, out }));
     }
 
+    /// Declares the weight and the bias of a norm of the residual stream.
+    pub(super) fn norm_weights(&mut self, label: &str, role: Role, layer: usize) -> Result<NormWeights, ModelError> {
+        let (names, format) = (&self.config().family.names, self.checkpoint.format());
+        let (weight, bias) = (names.weight(format, role, layer), names.bias(format, role, layer));
+        self.norm_of(label, [weight, bias], self.config().norm.bias)
+    }
+
+    /// Declares the weight and the bias of a norm by the names of their tensors.
+    pub(super) fn norm_of(
+        &mut self,
+        label: &str,
+        [weight, bias]: [String; 2],
+        has_bias: bool,
+    ) -> Result<NormWeights, ModelError> {
+        let cols = self.config().hidden_size;
+        let mut vector = |label: &str, tensor| {
+            let part = part(self.checkpoint, tensor, 1, &[cols])?;
+            Ok::<_, ModelError>(self.builder.weight(label, cols, vec![part]))
+        };
+        let weight = vector(label, weight)?;
+        let bias = has_bias.then(|| vector(&format!("{label}_bias"), bias)).transpose()?;
+        Ok(NormWeights { weight, bias })
+    }
+
     fn qk_norm(&mut self, layer: usize, heads: HeadShape, width: QkNormWidth) -> Result<QkNorm, ModelError> {
-        let NormConfig { eps, unit_offset } = self.config().norm;
+        let NormConfig { eps, unit_offset, .. } = self.config().norm;
         let (q, k) = match width {
             QkNormWidth::Head => (heads.dim, heads.dim),
             QkNormWidth::Whole => (heads.q_cols(), heads.kv_cols()),
@@ -354,7 +432,7 @@ fn kv_groups(builder: &mut ProgramBuilder, layers: &[LayerConfig]) -> Vec<(usize
 
 /// Reads the divisors of the rotary frequencies that a GGUF file has in place of a scaling scheme.
 fn rope_factors(checkpoint: &Checkpoint) -> Result<Option<Vec<f32>>, ModelError> {
-    let rope = &checkpoint.config().layers[0].attention.rope;
+    let Some(rope) = checkpoint.config().rope() else { return Ok(None) };
     let name = match rope.is_long() {
         None => ROPE_FACTORS,
         Some(true) => LONG_ROPE_FACTORS,

@@ -162,7 +162,7 @@ impl<'a> Encoder<'a> {
         let kv = KvPlace::Step;
         self.builder.push(Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm: None, rope, kv }));
         let scale = (heads.dim as f32).sqrt().recip();
-        self.builder.push(Op::SegmentAttention(SegmentAttention { q, out: attended, heads, scale }));
+        self.builder.push(Op::SegmentAttention(SegmentAttention { q, out: attended, heads, scale, window: None }));
         self.linear(&label("output"), &of_layer(names.output, layer), attended, Some(x), x)
     }
 

@@ -41,7 +41,7 @@ impl ExpertScratch {
             hidden: builder.buffer("expert_hidden", rows, inner),
             out: builder.buffer("expert_out", rows, config.hidden_size),
             shared: experts.shared.map(|shared| SharedScratch {
-                mlp: MlpScratch::new(builder, "shared_", shared.intermediate_size),
+                mlp: MlpScratch::new(builder, "shared_", shared.intermediate_size, true),
                 gate: shared.gated.then(|| builder.buffer("shared_gate", Rows::Tokens, 1)),
             }),
         })

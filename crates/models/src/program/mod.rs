@@ -1,10 +1,11 @@
-//! Programs of checkpoints: one builder for decoders, which the configuration describes layer by layer, and one for
+//! Programs of checkpoints: one builder for decoders and encoders of texts, which the configuration describes layer by layer, and one for
 //! encoders of images.
 
 mod decoder;
 pub(crate) mod encoder;
 mod experts;
 pub(crate) mod names;
+mod vectors;
 
 use octavo_ops::{Program, ProgramError, WeightError};
 

@@ -31,6 +31,11 @@ pub(crate) const MMPROJ: EncoderNames = EncoderNames {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Embedding,
+    /// Learned positions.
+    Positions,
+    TokenTypes,
+    /// Norm of the sum of embeddings.
+    EmbeddingNorm,
     FinalNorm,
     Head,
     AttentionNorm,
@@ -89,6 +94,9 @@ impl Role {
     const fn stems(self) -> (&'static str, &'static str) {
         match self {
             Role::Embedding => ("model.embed_tokens", "token_embd"),
+            Role::Positions => ("model.position_embeddings", "position_embd"),
+            Role::TokenTypes => ("model.token_type_embeddings", "token_types"),
+            Role::EmbeddingNorm => ("model.embedding_norm", "token_embd_norm"),
             Role::FinalNorm => ("model.norm", "output_norm"),
             Role::Head => ("lm_head", "output"),
             Role::AttentionNorm => ("model.layers.{}.input_layernorm", "blk.{}.attn_norm"),
@@ -121,7 +129,7 @@ impl Role {
     }
 }
 
-/// Names of a decoder's tensors, as far as they are not those of most families.
+/// Names of the tensors of a decoder or an encoder of texts, as far as they are not those of most families.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Names {
     /// Stands in place of `model.` in safetensors files.

@@ -48,7 +48,7 @@ fn check_llama(name: &str) {
     check(name, |config, variables| {
         let LayerConfig { attention, mlp, .. } = &config.layers[0];
         let heads = attention.heads;
-        let scaling = match attention.rope.scaling {
+        let scaling = match attention.rope.as_ref().unwrap().scaling {
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
                 Some(llama::Llama3RopeConfig {
                     factor: factor as f32,
@@ -69,7 +69,7 @@ fn check_llama(name: &str) {
             num_key_value_heads: heads.kv,
             use_flash_attn: false,
             rms_norm_eps: config.norm.eps.into(),
-            rope_theta: attention.rope.theta as f32,
+            rope_theta: attention.rope.as_ref().unwrap().theta as f32,
             bos_token_id: None,
             eos_token_id: None,
             rope_scaling: scaling,
@@ -110,7 +110,7 @@ fn mistral() {
             hidden_act: Activation::Silu,
             max_position_embeddings: config.max_position_embeddings,
             rms_norm_eps: config.norm.eps.into(),
-            rope_theta: attention.rope.theta,
+            rope_theta: attention.rope.as_ref().unwrap().theta,
             // Its mask lets a query see `sliding_window` keys before its own; PyTorch's window includes its own.
             sliding_window: config.sliding_window().map(|window| window - 1),
             use_flash_attn: false,
@@ -140,7 +140,7 @@ fn qwen2() {
             sliding_window: config.max_position_embeddings,
             max_window_layers: config.layers.len(),
             tie_word_embeddings: config.tie_word_embeddings,
-            rope_theta: attention.rope.theta,
+            rope_theta: attention.rope.as_ref().unwrap().theta,
             rms_norm_eps: config.norm.eps.into(),
             use_sliding_window: false,
             hidden_act: Activation::Silu,
@@ -171,7 +171,7 @@ fn qwen3() {
             sliding_window: None,
             max_window_layers: config.layers.len(),
             tie_word_embeddings: config.tie_word_embeddings,
-            rope_theta: attention.rope.theta,
+            rope_theta: attention.rope.as_ref().unwrap().theta,
             rms_norm_eps: config.norm.eps.into(),
             use_sliding_window: false,
             hidden_act: Activation::Silu,

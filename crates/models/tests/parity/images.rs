@@ -206,9 +206,9 @@ impl Session {
                 query_start: vec![0, (end - start) as u32],
                 seq_lens: vec![end as u32],
                 sampled_rows: (0..(end - start) as u32).collect(),
-                pooled_rows: vec![],
                 slots: vec![0],
                 injected: if self.defect == Defect::Embeddings { vec![] } else { injected.collect() },
+                ..StepBatch::default()
             };
             self.backend.forward(&batch).unwrap();
             logits.extend(self.backend.logits().unwrap());

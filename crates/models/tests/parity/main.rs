@@ -10,3 +10,4 @@ mod golden;
 mod images;
 mod smollm2;
 mod support;
+mod vectors;

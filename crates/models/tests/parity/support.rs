@@ -93,7 +93,7 @@ impl Session {
             sampled_rows: (0..tokens.len() as u32).collect(),
             pooled_rows: (0..tokens.len() as u32).collect(),
             slots: vec![0],
-            injected: vec![],
+            ..StepBatch::default()
         };
         self.backend.forward(&batch).unwrap();
         self.past = end;

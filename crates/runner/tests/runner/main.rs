@@ -138,12 +138,12 @@ fn hidden_states_come_apart_from_the_rows() {
     let (mut runner, log) = start(backend(&[]));
     let mut plan = prefill(1, SamplingParams::default());
     plan.sequences[0].samples = false;
-    plan.sequences[0].pools = true;
+    plan.sequences[0].pools = PooledRows::Prompt;
     plan.joined.push(joined(0, SamplingParams::default(), &[]));
     push(&mut plan, 0, 0, &[5, 6].map(InputToken::Id), true);
     plan.joined.push(joined(2, SamplingParams::default(), &[]));
     push(&mut plan, 2, 0, &[5].map(InputToken::Id), false);
-    plan.sequences[2].pools = true;
+    plan.sequences[2].pools = PooledRows::Prompt;
     let output = run(&mut runner, plan).unwrap();
     assert_eq!((ids(&output), output.embeddings), (vec![10], vec![vec![1.0, 2.0], vec![1.0, 5.0]]));
     let log = log.lock().unwrap();

@@ -15,6 +15,7 @@ pub(super) static FAMILY: Family = Family {
     names: Names { prefix: "model.text_model.", ..Names::DEFAULT },
     images: Some(Images { encoder: encoder::program, processor: &processor::RULES, mmproj: None }),
     layout: None,
+    vectors: None,
 };
 
 /// Id of the token of images, if a configuration omits it.

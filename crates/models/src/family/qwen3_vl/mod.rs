@@ -22,6 +22,7 @@ pub(super) static FAMILY: Family = Family {
         mmproj: Some(Mmproj { tokens, vision: mmproj_vision }),
     }),
     layout: None,
+    vectors: None,
 };
 
 /// `clip.projector_type` of the encoder.
@@ -41,7 +42,7 @@ fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
 
 fn from_gguf(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
     let config = qwen3::gguf_decoder(&FAMILY, keys)?;
-    match config.layers[0].attention.rope.sections {
+    match config.rope().and_then(|rope| rope.sections) {
         Some(_) => Ok(config),
         None => Err(ConfigError::missing(&keys.name("rope.dimension_sections"))),
     }
