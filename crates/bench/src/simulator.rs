@@ -11,8 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use octavo_engine::{
-    Executor, ExecutorError, Joined, KvCacheSpec, KvGroupSpec, Logprobs, PlannedSequence, SamplingParams, Slot, StepId,
-    StepMasks, StepOutput, StepPlan, TokenOutput,
+    Executor, ExecutorError, Joined, KvCacheSpec, KvGroupSpec, Logprobs, PlannedSequence, PooledRows, SamplingParams,
+    Slot, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
 };
 use octavo_ops::Program;
 use octavo_ops::cost::{ElementBytes, StepShape, step_cost};

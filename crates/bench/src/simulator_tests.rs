@@ -21,7 +21,14 @@ fn virtual_time() -> SimulatorConfig {
 }
 
 fn joined(slot: u32, prompt: &[u32], params: SamplingParams) -> Joined {
-    Joined { slot, params: Arc::new(params), prompt: prompt.into(), output: Vec::new(), images: [].into() }
+    Joined {
+        slot,
+        params: Arc::new(params),
+        prompt: prompt.into(),
+        output: Vec::new(),
+        images: [].into(),
+        second_text: None,
+    }
 }
 
 /// Appends `tokens` tokens of a sequence, the last of which samples if `output` says which output it is.

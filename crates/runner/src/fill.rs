@@ -366,7 +366,7 @@ mod tests {
         assert_eq!((batch.pooled_rows.as_slice(), batch.pooled_lens.as_slice()), (&[2, 3][..], &[3, 1][..]));
         fill(&mut batch, &plan, &shape(1), &drawn(&[70, 71]), &seats).unwrap();
         assert_eq!((batch.pooled_rows.as_slice(), batch.pooled_lens.as_slice()), (&[2, 3][..], &[][..]));
-        assert_eq!(batch.token_types, []);
+        assert_eq!(batch.token_types, [0u32; 0]);
     }
 
     #[test]

@@ -76,7 +76,14 @@ fn plan(prompt: &Prompt, step: StepId, first: usize, end: usize) -> StepPlan {
         let span = ImageSpan { start: start as u32, rows: 2, cols: 3 };
         let images = [PromptImage { span, hash: ImageHash([0; 32]), input: input.clone() }].into();
         let (params, output) = (Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }), Vec::new());
-        plan.joined.push(Joined { slot: 1, params, prompt: prompt.ids.clone().into(), output, images });
+        plan.joined.push(Joined {
+            slot: 1,
+            params,
+            prompt: prompt.ids.clone().into(),
+            output,
+            images,
+            second_text: None,
+        });
         plan.encode.push(PlannedImage { image: input, media: media.to_vec() });
     }
     for (index, rows) in media.into_iter().flatten().enumerate() {

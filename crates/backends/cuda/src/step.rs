@@ -263,6 +263,8 @@ mod tests {
             seq_lens: vec![41, 4, 32],
             sampled_rows: vec![0, 1, 2],
             pooled_rows: vec![],
+            pooled_lens: vec![],
+            token_types: vec![],
             slots: vec![0, 1, 2],
             injected: vec![],
         }

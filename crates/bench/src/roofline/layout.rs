@@ -44,8 +44,7 @@ impl StepLayout {
             seq_lens: vec![(start + rows) as u32; sequences],
             sampled_rows: (1..=sequences).map(|s| (s * rows - 1) as u32).collect(),
             slots: (0..sequences as u32).collect(),
-            pooled_rows: vec![],
-            injected: vec![],
+            ..StepBatch::default()
         }
     }
 }

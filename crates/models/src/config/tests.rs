@@ -8,7 +8,7 @@ fn rope(scaling: RopeScaling) -> RopeConfig {
 }
 
 fn read(config: Value) -> Result<ModelConfig, ConfigError> {
-    ModelConfig::from_hf(&Fields::new(config.as_object().unwrap()), None, Runner::Auto)
+    ModelConfig::from_hf(&Fields::new(config.as_object().unwrap()), None, crate::family::Runner::Auto)
 }
 
 /// Returns a configuration with the required keys only, and those of `more`.

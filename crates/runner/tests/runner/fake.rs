@@ -212,7 +212,14 @@ pub(crate) fn backend(fates: &[Fate]) -> FakeBackend {
 }
 
 pub(crate) fn joined(slot: Slot, params: SamplingParams, output: &[u32]) -> Joined {
-    Joined { slot, params: Arc::new(params), prompt: [3, 1, 3].into(), output: output.to_vec(), images: [].into() }
+    Joined {
+        slot,
+        params: Arc::new(params),
+        prompt: [3, 1, 3].into(),
+        output: output.to_vec(),
+        images: [].into(),
+        second_text: None,
+    }
 }
 
 /// Adds the tokens of a sequence with the blocks 1 + slot and 4 + slot.

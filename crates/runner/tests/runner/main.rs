@@ -8,7 +8,7 @@ mod fake;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
-use octavo_engine::{Executor, InputToken, SamplingParams, StepMasks, StepPlan};
+use octavo_engine::{Executor, InputToken, PooledRows, SamplingParams, StepMasks, StepPlan};
 use octavo_ops::sampling::TokenCounts;
 use octavo_ops::testing::TinyModel;
 use octavo_runner::{KvBudget, Runner, RunnerConfig, RunnerError};
