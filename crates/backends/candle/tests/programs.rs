@@ -3,7 +3,9 @@
 
 use octavo_backend_candle::CandleBackend;
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
-use octavo_ops::testing::{Rounding, TinyModel, image_models, large_images, models_with_experts};
+use octavo_ops::testing::{
+    Rounding, TinyModel, image_models, large_images, models_with_experts, models_with_latents, real_latents,
+};
 use proptest::prelude::*;
 
 // A norm over few columns may amplify a rounding error a hundredfold, but not many of them.
@@ -36,6 +38,19 @@ proptest! {
 
     #[test]
     fn bits_of_experts_do_not_depend_on_the_batch(model in models_with_experts(), seed in any::<u64>()) {
+        SUITE.same_bits(&model, seed)?;
+    }
+
+    #[test]
+    fn latents_are_near_the_naive_ones(
+        model in models_with_latents().prop_filter("too few columns", |model| model.hidden >= 8),
+        tokens in 1usize..50,
+    ) {
+        SUITE.near_reference(&model, tokens)?;
+    }
+
+    #[test]
+    fn bits_of_latents_do_not_depend_on_the_batch(model in models_with_latents(), seed in any::<u64>()) {
         SUITE.same_bits(&model, seed)?;
     }
 
@@ -74,6 +89,11 @@ fn bits_do_not_depend_on_the_batch_at_real_sizes() {
 #[test]
 fn logits_at_real_sizes_are_near_the_naive_ones() {
     SUITE.near_reference(&real_sizes(300), 12).unwrap();
+}
+
+#[test]
+fn latents_of_real_sizes_are_near_the_naive_ones() {
+    SUITE.near_reference(&real_latents(16), 20).unwrap();
 }
 
 #[test]

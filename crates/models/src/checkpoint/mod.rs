@@ -22,7 +22,7 @@ pub use gguf::GgufError;
 pub use processor::{ImageSize, ProcessorConfig, Resample, ViewText};
 pub use tokenizer::{GgufTokenizer, TokenizerData};
 
-pub(crate) use derived::{Derived, Packed};
+pub(crate) use derived::{Derived, ExpertTensor, HeadTensor, Packed};
 pub(crate) use gguf::{MetadataView, takes_images};
 
 use crate::config::{ConfigError, ModelConfig};

@@ -5,16 +5,19 @@ pub(crate) mod experts;
 mod fields;
 pub(crate) mod gguf;
 pub(crate) mod hf;
+mod latent;
 mod rope;
 mod vision;
 
 pub use error::ConfigError;
 pub use experts::{ExpertsConfig, SharedExpertConfig};
+pub use latent::LatentConfig;
 pub use rope::{RopeConfig, RopeScaling, RopeSections};
 pub use vision::{ImageTokens, PositionTable, VisionConfig};
 
 pub(crate) use fields::Fields;
 pub(crate) use gguf::{CLIP, Keys};
+pub(crate) use rope::yarn_magnitude;
 
 use octavo_ops::{GluKind, HeadShape};
 
@@ -99,6 +102,8 @@ pub enum NormPlaces {
 pub struct AttentionConfig {
     /// Query and key-value heads.
     pub heads: HeadShape,
+    /// Sizes of latent attention; `None` if keys and values have projections of their own.
+    pub latent: Option<LatentConfig>,
     /// Rotary embedding.
     pub rope: RopeConfig,
     /// Sliding window in tokens; `None` if unlimited.
@@ -195,9 +200,10 @@ impl LayerConfig {
     /// Returns a layer of Llama: norms before the blocks, attention to all positions, no biases.
     fn plain(heads: HeadShape, rope: RopeConfig, mlp: MlpConfig) -> Self {
         let scale = (heads.dim as f32).sqrt().recip();
-        let (window, softcap, qk_norm) = (None, None, None);
+        let (latent, window, softcap, qk_norm) = (None, None, None, None);
         let (sinks, qkv_bias, output_bias) = (false, false, false);
-        let attention = AttentionConfig { heads, rope, window, scale, softcap, qk_norm, sinks, qkv_bias, output_bias };
+        let attention =
+            AttentionConfig { heads, latent, rope, window, scale, softcap, qk_norm, sinks, qkv_bias, output_bias };
         Self { attention, mlp, experts: None, norms: NormPlaces::Before, residual_scale: 1.0 }
     }
 
@@ -217,6 +223,9 @@ impl LayerConfig {
             if self.norms != NormPlaces::Before {
                 return Err(ConfigError::Unsupported("norms after a mixture of experts".into()));
             }
+        }
+        if let Some(latent) = &self.attention.latent {
+            latent.check(&self.attention)?;
         }
         rope.check(heads.dim)
     }

@@ -4,6 +4,7 @@
 //! The readers describe a decoder layer by layer ([`ModelConfig`]), and one builder turns the description into a
 //! program ([`crate::program`]). To add a family, add a module here and a line to [`FAMILIES`].
 
+mod deepseek;
 mod gemma;
 mod gpt_oss;
 mod granite;
@@ -29,7 +30,7 @@ use crate::program::ModelError;
 use crate::program::names::Names;
 
 /// Every family.
-pub static FAMILIES: [&Family; 16] = [
+pub static FAMILIES: [&Family; 18] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -46,6 +47,8 @@ pub static FAMILIES: [&Family; 16] = [
     &qwen_moe::QWEN3_MOE,
     &granite::MOE,
     &gpt_oss::FAMILY,
+    &deepseek::V2,
+    &deepseek::V3,
 ];
 
 /// A family of models that Octavo can run.
@@ -69,7 +72,7 @@ pub struct Family {
 /// A layout of tensors that only one family has.
 pub(crate) struct OwnLayout {
     /// Name in `quant_method`, if the tensors are quantised.
-    method: &'static str,
+    method: Option<&'static str>,
     /// Returns how a tensor that the file does not have is made from others.
     pub(crate) derived: fn(&Checkpoint, &str) -> Option<Derived>,
 }
@@ -206,7 +209,7 @@ fn check_task(fields: &Fields<'_>, family: &Family) -> Result<(), ConfigError> {
     }
     if let Some(quantization) = fields.object("quantization_config")? {
         let method = quantization.str("quant_method")?.unwrap_or("unknown");
-        if family.layout.as_ref().is_some_and(|layout| layout.method == method) {
+        if family.layout.as_ref().is_some_and(|layout| layout.method == Some(method)) {
             return Ok(());
         }
         let method = method.escape_debug();

@@ -8,6 +8,7 @@ mod batches;
 mod encoder;
 mod experts;
 mod images;
+mod latent;
 mod model;
 mod reference;
 pub mod suite;
@@ -16,6 +17,7 @@ pub use batches::{PagedBatches, position};
 pub use encoder::TinyEncoder;
 pub use experts::{TinyExperts, models_with_experts};
 pub use images::{ImageModel, image_models, large_images};
+pub use latent::{TinyLatent, models_with_latents, real_latents};
 pub use model::{MemoryWeights, NormPlacement, QkNormWidth, Scales, TinyModel, random_blocks};
 pub use reference::{Reference, Rounding, erf};
 
