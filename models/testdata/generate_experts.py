@@ -7,6 +7,7 @@ generate.py states the versions of the packages and the rules of random weights.
 are drawn so that no choice of experts is close: rounding must not change it.
 """
 
+import copy
 import json
 import pathlib
 import sys
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Q
 from safetensors.torch import load_file
-from transformers import GptOssConfig, GraniteMoeConfig, MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import DeepseekV2Config, DeepseekV3Config, GptOssConfig, GraniteMoeConfig, MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
 from generate import (
     COMMON, HERE, TOKENS, VOCAB, SPECIALS, add_sizes, add_vocabulary, draw, fresh, golden, new_model, permuted, rope, rounded,
@@ -47,6 +48,21 @@ GPT_OSS = GptOssConfig(
     rope_parameters=rope("yarn", 1.5e5, factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
                          original_max_position_embeddings=64),
 )
+# Queries are one product in DeepSeek-V2 here, and of low rank in V3. The size of a value is none of the others. The norms
+# inside attention have an epsilon of their own. YaRN changes the frequencies and, by its second factor, the scores.
+LATENT = COMMON | dict(
+    num_key_value_heads=4, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=24, v_head_dim=20,
+    moe_intermediate_size=24, n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, first_k_dense_replace=1,
+    rms_norm_eps=1e-3,
+)
+DEEPSEEK2 = DeepseekV2Config(
+    **LATENT, q_lora_rank=None, topk_method="group_limited_greedy", n_shared_experts=2, routed_scaling_factor=1.5,
+    rope_parameters=rope(),
+)
+DEEPSEEK3 = DeepseekV3Config(
+    **LATENT, q_lora_rank=24, n_shared_experts=1, routed_scaling_factor=2.5,
+    rope_parameters=rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0),
+)
 CHECKPOINTS = {
     "mixtral": MIXTRAL,
     "qwen2-moe": QWEN2,
@@ -54,7 +70,10 @@ CHECKPOINTS = {
     "granitemoe": GRANITE,
     "gpt-oss": GPT_OSS,
     "gpt-oss-mxfp4": GPT_OSS,
+    "deepseek-v2": DEEPSEEK2,
+    "deepseek-v3": DEEPSEEK3,
 }
+WHOLE = dict(qk_nope_head_dim=32, v_head_dim=32, moe_intermediate_size=32)
 # All layers of a GGUF file have experts.
 TWO = dict(mlp_only_layers=[], num_hidden_layers=2, layer_types=None)
 GGUF = {
@@ -63,16 +82,24 @@ GGUF = {
     "qwen3-moe-gguf": ("qwen3moe", Qwen3MoeConfig(**(QWEN3.to_diff_dict() | TWO))),
     "granitemoe-gguf": ("granitemoe", GRANITE),
     "gpt-oss-gguf": ("gpt-oss", GPT_OSS),
+    # Rows of whole blocks.
+    "deepseek-v2-gguf": ("deepseek2", DeepseekV2Config(**(DEEPSEEK2.to_diff_dict() | WHOLE))),
+    "deepseek-v3-gguf": ("deepseek2", DeepseekV3Config(**(DEEPSEEK3.to_diff_dict() | WHOLE | dict(q_lora_rank=32)))),
 }
 # Smallest difference between the logits of the last expert that is chosen and of the first that is not, and that of
 # checkpoints whose activations the CPU backend rounds to bf16 with more effect.
 GAP = 0.03
-WIDE = {"qwen2-moe": 0.06, "qwen3-moe": 0.06, "qwen3-moe-gguf": 0.045}
+WIDE = {"qwen2-moe": 0.06, "qwen3-moe": 0.06, "qwen3-moe-gguf": 0.045, "deepseek-v2": 0.1, "deepseek-v3": 0.1,
+        "deepseek-v2-gguf": 0.06}
+
+
+def expert_count(config):
+    return getattr(config, "num_local_experts", None) or config.num_experts
 
 
 def routers(model):
     """Returns the routers by name: the modules with a row of weights for each expert."""
-    experts = getattr(model.config, "num_local_experts", None) or model.config.num_experts
+    experts = expert_count(model.config)
     return {
         name: module for name, module in model.named_modules()
         if getattr(module, "weight", None) is not None and module.weight.shape == (experts, model.config.hidden_size)
@@ -90,6 +117,10 @@ def drawn(config, seed, gap):
             # Gates and ups beyond the limit of the activation.
             if config.model_type == "gpt_oss" and name.endswith("gate_up_proj"):
                 weights[name] *= 2
+        random = np.random.default_rng(seed + 1000 * attempt + 1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                weights[name] = 0.2 * random.standard_normal(buffer.shape).astype(np.float32)
         if closest(model, weights, seed) > gap:
             return model, weights
     raise RuntimeError("no seed gives clear choices")
@@ -103,9 +134,7 @@ def closest(model, weights, seed):
     def watch(module, inputs, _):
         x = inputs[0].reshape(-1, module.weight.shape[1])
         logits = torch.nn.functional.linear(x, module.weight, getattr(module, "bias", None))
-        values = logits.sort(dim=-1, descending=True).values
-        k = model.config.num_experts_per_tok
-        gaps.append((values[:, k - 1] - values[:, k]).min().item())
+        gaps.extend(choice_gaps(model.config, logits, getattr(module, "e_score_correction_bias", None)))
 
     hooks = [module.register_forward_hook(watch) for module in routers(model).values()]
     ids = np.random.default_rng(1000 + seed).integers(len(SPECIALS), VOCAB, size=TOKENS)
@@ -113,6 +142,25 @@ def closest(model, weights, seed):
     for hook in hooks:
         hook.remove()
     return min(gaps)
+
+
+def choice_gaps(config, logits, correction):
+    """Returns the smallest differences between what is chosen and what is not: experts, and groups of them."""
+    # A difference of logits is at least four times that of their sigmoids.
+    values = logits if correction is None else 4 * (logits.sigmoid() + correction)
+    gaps = []
+    if getattr(config, "n_group", None):
+        grouped = values.view(len(values), config.n_group, -1)
+        groups = grouped.topk(1 if correction is None else 2).values.sum(-1)
+        gaps.append(gap_after(groups, config.topk_group))
+        kept = torch.zeros_like(groups).scatter(1, groups.topk(config.topk_group).indices, 1.0)
+        values = grouped.masked_fill(kept[:, :, None] == 0, float("-inf")).view_as(values)
+    return gaps + [gap_after(values, config.num_experts_per_tok)]
+
+
+def gap_after(values, count):
+    values = values.sort(dim=-1, descending=True).values
+    return (values[:, count - 1] - values[:, count]).min().item()
 
 
 def as_published(model, weights):
@@ -166,7 +214,8 @@ def mxfp4(values):
 
 TYPES = dict(token_embd=Q.Q8_0, output=Q.Q8_0, attn_q=Q.Q8_0, attn_k=Q.Q8_0, attn_v=Q.F16, attn_output=Q.Q8_0,
              ffn_gate=Q.Q8_0, ffn_up=Q.Q8_0, ffn_down=Q.Q8_0, ffn_gate_exps=Q.Q8_0, ffn_up_exps=Q.Q4_0,
-             ffn_down_exps=Q.Q5_0, ffn_gate_shexp=Q.Q8_0, ffn_up_shexp=Q.Q8_0, ffn_down_shexp=Q.Q8_0)
+             ffn_down_exps=Q.Q5_0, ffn_gate_shexp=Q.Q8_0, ffn_up_shexp=Q.Q8_0, ffn_down_shexp=Q.Q8_0,
+             attn_q_a=Q.Q8_0, attn_q_b=Q.Q8_0, attn_kv_a_mqa=Q.Q8_0, attn_k_b=Q.Q8_0, attn_v_b=Q.Q5_0)
 
 
 def gguf_file(folder, arch, config, seed):
@@ -235,6 +284,14 @@ def parts(arch, names, config, name):
                          "post_attention_layernorm.weight": "post_attention_norm.weight"}.items():
             if name.endswith(old):
                 return [(f"{layer}.{new.rsplit('.', 1)[0]}", new.rsplit(".", 1)[1], whole)]
+    if arch == "deepseek2":
+        heads, content = config.num_attention_heads, config.qk_nope_head_dim
+        of_head = lambda value: value.reshape(heads, -1, config.kv_lora_rank)
+        if name.endswith("kv_b_proj.weight"):
+            return [(f"{layer}.attn_k_b", "weight", lambda value: of_head(value)[:, :content].swapaxes(1, 2)),
+                    (f"{layer}.attn_v_b", "weight", lambda value: of_head(value)[:, content:])]
+        if name.endswith("e_score_correction_bias"):
+            return [(f"{layer}.exp_probs_b", "bias", whole)]
     for old, new in {"experts.gate_up_proj": [("ffn_gate_exps", first), ("ffn_up_exps", last)],
                      "input_linear.weight": [("ffn_gate_exps", first), ("ffn_up_exps", last)],
                      "experts.down_proj": [("ffn_down_exps", whole)],
@@ -256,11 +313,14 @@ def parts(arch, names, config, name):
 def keys(writer, arch, config):
     """Adds the metadata, as the converter of llama.cpp does."""
     writer.add_name(f"tiny {arch}")
-    add_sizes(writer, config)
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_key_length(dim)
-    writer.add_value_length(dim)
-    writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
+    if arch == "deepseek2":
+        latent_keys(writer, config)
+    else:
+        add_sizes(writer, config)
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        writer.add_key_length(dim)
+        writer.add_value_length(dim)
+    writer.add_expert_count(expert_count(config))
     writer.add_expert_used_count(config.num_experts_per_tok)
     if arch in ("qwen2moe", "qwen3moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
@@ -274,6 +334,35 @@ def keys(writer, arch, config):
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(config.rope_parameters["factor"])
         writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
+
+
+def latent_keys(writer, config):
+    """Adds the metadata of DeepSeek-V2 and V3."""
+    sizes = copy.copy(config)
+    sizes.num_key_value_heads = 1
+    add_sizes(writer, sizes)
+    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+    writer.add_value_length(config.kv_lora_rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length_mla(config.v_head_dim)
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    writer.add_expert_group_count(config.n_group)
+    writer.add_expert_group_used_count(config.topk_group)
+    sigmoid = config.model_type == "deepseek_v3"
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if sigmoid else gguf.ExpertGatingFuncType.SOFTMAX)
+    parameters = config.rope_parameters
+    if parameters["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(parameters["factor"])
+        writer.add_rope_scaling_orig_ctx_len(parameters["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_log_mul(0.1 * parameters["mscale_all_dim"])
 
 
 def main():

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use octavo_ops::cost::{Cost, ElementBytes, StepShape, op_cost, step_cost};
 use octavo_ops::{BufferId, EmbedIds, InjectMode, Op, Program, Residual, WeightId};
 
-use crate::config::{ModelConfig, VisionConfig};
+use crate::config::{AttentionConfig, ModelConfig, VisionConfig};
 use crate::progress::human_bytes;
 
 /// Maximum number of ops in a block when repeated layers are folded.
@@ -95,19 +95,31 @@ fn storage(program: &Program) -> String {
 
 fn header(config: &ModelConfig, program: &Program, options: &InspectOptions) -> String {
     let kv: usize = program.kv_groups.iter().map(octavo_ops::KvGroup::elements_per_token).sum();
-    let heads = config.head_shape();
+    let attention = &config.layers[0].attention;
     let tied = if config.tie_word_embeddings { ", head tied to the embedding" } else { "" };
     let lines = [
         format!("architecture   {} ({})", config.family.name(), config.dtype),
         format!("parameters     {}", si(program.parameters())),
         format!("weights        {} ({})", human_bytes(program.weight_bytes()), storage(program)),
         format!("layers         {} of hidden size {}, {}", config.layers.len(), config.hidden_size, mlps(config)),
-        format!("heads          {} query, {} key-value, of {}{}", heads.q, heads.kv, heads.dim, window(config)),
+        format!("heads          {}{}", heads(attention), window(config)),
         format!("vocabulary     {}{tied}", config.vocab_size),
         format!("context        {} tokens", config.max_position_embeddings),
         format!("KV cache       {} a token", human_bytes(kv as u64 * options.elements.kv)),
     ];
     lines.join("\n") + "\n\n"
+}
+
+/// Describes the heads of a layer.
+fn heads(attention: &AttentionConfig) -> String {
+    let heads = attention.heads;
+    match &attention.latent {
+        None => format!("{} query, {} key-value, of {}", heads.q, heads.kv, heads.dim),
+        Some(latent) => format!(
+            "{} of {} and {} rotated, with a latent of {} for all",
+            heads.q, latent.content, latent.rotated, latent.rank
+        ),
+    }
 }
 
 /// Describes the MLPs and experts of the layers.
@@ -262,6 +274,8 @@ impl Report<'_> {
             Op::Patches { out } => format!("bytes[T] → {}", b(out)),
             Op::EmbedTaps(e) => format!("taps[T] → += {}", b(&e.out)),
             Op::QkvPost(q) => format!("{} → {}, KV", b(&q.input), b(&q.out)),
+            Op::HeadLinear(l) => format!("{} → {}", b(&l.input), b(&l.out)),
+            Op::LatentPost(p) => format!("{}, {} → += {}, KV", b(&p.q), b(&p.kv), b(&p.out)),
             Op::SegmentAttention(a) => {
                 let window = a.window.map(|w| format!(" window ±{w}")).unwrap_or_default();
                 format!("{}, KV{window} → {}", b(&a.q), b(&a.out))
@@ -298,6 +312,8 @@ fn weights_of(op: &Op) -> Vec<WeightId> {
         Op::Norm(n) => std::iter::once(n.weight).chain(n.bias).collect(),
         Op::Linear(l) => std::iter::once(l.weight).chain(l.bias).collect(),
         Op::QkvPost(q) => q.norm.iter().flat_map(|n| [n.q, n.k]).collect(),
+        Op::HeadLinear(l) => vec![l.weight],
+        Op::LatentPost(p) => vec![p.norm],
         Op::Logits(l) => vec![l.weight],
         Op::EmbedTaps(e) => vec![e.table],
         Op::Route(r) => [Some(r.weight), r.bias, r.correction].into_iter().flatten().collect(),

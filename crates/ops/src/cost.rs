@@ -5,9 +5,9 @@
 //! give the roofline bound of a step: `max(bytes / bandwidth, flops / peak)`.
 
 use crate::{
-    BufferId, Embed, EmbedTaps, ExpertLinear, ExpertSum, GateRows, HeadShape, InjectMode, InjectRows, Linear, Logits,
-    NormOp, Op, PoolKind, PoolRows, Program, QkvPost, Residual, Route, Rows, StepBatch, TAPS, Weight, WeightId,
-    expected_experts,
+    BufferId, Embed, EmbedTaps, ExpertLinear, ExpertSum, GateRows, HeadLinear, HeadShape, InjectMode, InjectRows,
+    LatentPost, Linear, Logits, NormOp, Op, PoolKind, PoolRows, Program, QkvPost, Residual, Route, Rows, StepBatch,
+    TAPS, Weight, WeightId, expected_experts,
 };
 
 /// Bytes and FLOPs of an op or a step.
@@ -257,6 +257,8 @@ impl Pricer<'_> {
             Op::Norm(norm) => self.norm(norm),
             Op::Linear(linear) => self.linear(linear),
             Op::QkvPost(post) => self.qkv_post(post),
+            Op::HeadLinear(linear) => self.head_linear(linear),
+            Op::LatentPost(post) => self.latent_post(post),
             Op::PagedAttention(a) => {
                 let cost = self.attention(a.heads, self.step.attention(Sight::Causal(a.window)), [a.q, a.out]);
                 let sinks = self.vectors(a.sinks.filter(|_| self.rows(a.q) > 0));
@@ -364,7 +366,7 @@ impl Pricer<'_> {
     }
 
     fn qkv_post(&self, q: &QkvPost) -> Cost {
-        let kv_bytes = (self.step.tokens * 2 * q.heads.kv_cols()) as u64 * self.size.kv;
+        let kv_bytes = (self.step.tokens * q.heads.cache_cols()) as u64 * self.size.kv;
         Cost {
             weight_bytes: self.vectors(q.norm.iter().filter(|_| kv_bytes > 0).flat_map(|n| [n.q, n.k])),
             kv_bytes,
@@ -372,6 +374,34 @@ impl Pricer<'_> {
             written_bytes: kv_bytes + self.activations(&[q.out]),
             flops: (self.step.tokens * (q.heads.q_cols() + q.heads.kv_cols())) as u64
                 * if q.norm.is_some() { 7 } else { 3 },
+        }
+    }
+
+    /// Counts the columns of the input and output that the products read and write.
+    fn head_linear(&self, l: &HeadLinear) -> Cost {
+        let weight = self.weight(l.weight);
+        let rows = self.rows(l.input) as u64;
+        let written_bytes = rows * weight.rows as u64 * self.size.activation;
+        Cost {
+            weight_bytes: if rows == 0 { 0 } else { weight.bytes() },
+            activation_bytes: rows * (l.heads * weight.cols) as u64 * self.size.activation + written_bytes,
+            written_bytes,
+            flops: 2 * rows * weight.elements() as u64,
+            ..Cost::default()
+        }
+    }
+
+    /// Counts the columns of q that are rotated, which are read from one buffer and written to another.
+    fn latent_post(&self, p: &LatentPost) -> Cost {
+        let tokens = self.step.tokens as u64;
+        let kv_bytes = tokens * p.heads.cache_cols() as u64 * self.size.kv;
+        let rotated = tokens * (p.heads.q * p.rotated()) as u64;
+        Cost {
+            weight_bytes: self.vectors(Some(p.norm).filter(|_| tokens > 0)),
+            kv_bytes,
+            activation_bytes: self.activations(&[p.kv]) + 2 * rotated * self.size.activation,
+            written_bytes: kv_bytes + rotated * self.size.activation,
+            flops: 3 * (rotated + tokens * p.rotated() as u64) + 4 * tokens * p.rank() as u64,
         }
     }
 
@@ -444,10 +474,10 @@ impl Pricer<'_> {
     /// Returns the cost of attention over numbers of query-key pairs and of keys.
     fn attention(&self, heads: HeadShape, (pairs, keys): (u64, u64), [q, out]: [BufferId; 2]) -> Cost {
         Cost {
-            kv_bytes: keys * 2 * heads.kv_cols() as u64 * self.size.kv,
+            kv_bytes: keys * heads.cache_cols() as u64 * self.size.kv,
             activation_bytes: self.activations(&[q, out]),
             written_bytes: self.activations(&[out]),
-            flops: 4 * pairs * heads.q_cols() as u64,
+            flops: pairs * attention_flops(heads),
             ..Cost::default()
         }
     }
@@ -462,6 +492,11 @@ pub struct StepPricer {
     attention: Vec<AttentionPrice>,
     /// Weights of experts, grouped by their number and that of the chosen ones.
     experts: Vec<ExpertPrice>,
+}
+
+/// Returns the number of operations for a pair of a query and a key: the score, and the sum of the values.
+fn attention_flops(heads: HeadShape) -> u64 {
+    2 * (heads.q_cols() + heads.out_cols()) as u64
 }
 
 /// Weights of experts. Their bytes are not linear in the number of tokens.
@@ -534,8 +569,8 @@ impl StepPricer {
                 attention.push(AttentionPrice { sight, flops_a_pair: 0, bytes_a_key: 0 });
                 attention.len() - 1
             });
-            attention[at].flops_a_pair += 4 * heads.q_cols() as u64;
-            attention[at].bytes_a_key += 2 * heads.kv_cols() as u64 * size.kv;
+            attention[at].flops_a_pair += attention_flops(heads);
+            attention[at].bytes_a_key += heads.cache_cols() as u64 * size.kv;
         }
         Self { rows, attention, experts }
     }

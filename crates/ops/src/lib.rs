@@ -14,6 +14,7 @@ pub mod dummy;
 mod encode;
 pub mod error;
 mod experts;
+mod latent;
 mod op;
 mod program;
 pub mod sampling;
@@ -30,12 +31,13 @@ pub use error::{BackendError, ProgramError, WeightError};
 pub use experts::{
     ChoiceScratch, ExpertGroups, ExpertLinear, ExpertSum, GateRows, GroupScore, Route, RouteScores, expected_experts,
 };
+pub use latent::{HeadLinear, LatentPost};
 pub use op::{
     Act, Embed, EmbedIds, EmbedTaps, Glu, GluKind, InjectMode, InjectRows, KvPlace, Linear, Logits, NormKind, NormOp,
     Op, PagedAttention, PoolKind, PoolRows, QkNorm, QkvPost, Residual, Rope, RopeStyle, SegmentAttention,
 };
 pub use program::{
-    Buffer, BufferId, Element, HeadShape, KvGroup, Program, ProgramBuilder, ProgramKind, Rows, Slab, Weight, WeightId,
-    WeightPart,
+    Buffer, BufferId, Element, HeadShape, KvGroup, Program, ProgramBuilder, ProgramKind, Rows, Slab, Values, Weight,
+    WeightId, WeightPart,
 };
 pub use storage::{E2M1_DOUBLED, StorageType, e8m0_halved};

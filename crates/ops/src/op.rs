@@ -3,6 +3,7 @@
 //! activations are row-major `[rows, cols]`.
 
 use crate::experts::{ExpertLinear, ExpertSum, GateRows, Route};
+use crate::latent::{HeadLinear, LatentPost};
 use crate::program::{BufferId, HeadShape, WeightId};
 
 /// One fused operation of a [`Program`](crate::Program).
@@ -24,6 +25,10 @@ pub enum Op {
     Linear(Linear),
     /// Split, q/k norm, rotary embedding and KV write, see [`QkvPost`].
     QkvPost(QkvPost),
+    /// Matrix products of each head with a matrix of its own, see [`HeadLinear`].
+    HeadLinear(HeadLinear),
+    /// Norm, rotary embedding and KV write of latent attention, see [`LatentPost`].
+    LatentPost(LatentPost),
     /// Attention over the paged cache, see [`PagedAttention`].
     PagedAttention(PagedAttention),
     /// Attention within the segments of the step, see [`SegmentAttention`].
@@ -88,6 +93,8 @@ impl Op {
             Op::Norm(_) => "Norm",
             Op::Linear(_) => "Linear",
             Op::QkvPost(_) => "QkvPost",
+            Op::HeadLinear(_) => "HeadLinear",
+            Op::LatentPost(_) => "LatentPost",
             Op::PagedAttention(_) => "PagedAttention",
             Op::SegmentAttention(_) => "SegmentAttention",
             Op::Glu(_) => "Glu",
@@ -122,6 +129,8 @@ impl Op {
             Self::Norm(op) => std::iter::once(op.input).chain(op.add.map(Residual::buffer)).collect(),
             Self::Linear(op) => std::iter::once(op.input).chain(op.add).collect(),
             Self::QkvPost(op) => vec![op.input],
+            Self::HeadLinear(op) => vec![op.input],
+            Self::LatentPost(op) => vec![op.q, op.kv, op.out],
             Self::PagedAttention(op) => vec![op.q],
             Self::SegmentAttention(op) => vec![op.q],
             Self::Glu(op) => vec![op.input],
@@ -149,6 +158,8 @@ impl Op {
             Self::Norm(op) => std::iter::once(op.out).chain(op.add.and_then(Residual::updated)).collect(),
             Self::Linear(op) => vec![op.out],
             Self::QkvPost(op) => vec![op.out],
+            Self::HeadLinear(op) => vec![op.out],
+            Self::LatentPost(op) => vec![op.out],
             Self::PagedAttention(op) => vec![op.out],
             Self::SegmentAttention(op) => vec![op.out],
             Self::Glu(op) => vec![op.out],
@@ -160,6 +171,24 @@ impl Op {
             Self::InjectRows(op) => vec![op.out],
             Self::Logits(op) => vec![op.out],
             Self::StoreRows { .. } | Self::Sample { .. } => vec![],
+        }
+    }
+
+    /// Returns the rotary embedding that the op applies.
+    pub fn rope(&self) -> Option<&Rope> {
+        match self {
+            Self::QkvPost(op) => op.rope.as_ref(),
+            Self::LatentPost(op) => Some(&op.rope),
+            _ => None,
+        }
+    }
+
+    /// Returns the place to which the op writes keys and values, and their heads.
+    pub fn written_kv(&self) -> Option<(KvPlace, HeadShape)> {
+        match self {
+            Self::QkvPost(op) => Some((op.kv, op.heads)),
+            Self::LatentPost(op) => Some((KvPlace::Cache { group: op.group, layer: op.layer }, op.heads)),
+            _ => None,
         }
     }
 }
@@ -371,15 +400,16 @@ pub struct QkvPost {
     pub kv: KvPlace,
 }
 
-/// `q[T,Hq·D] → out[T,Hq·D]`: causal attention over the block tables of one KV group, for prefill chunks and decode
-/// rows together. A query at position p sees keys `max(0, p + 1 − window) ..= p`.
+/// `q[T,Hq·D] → out[T,Hq·Dv]`: causal attention over the block tables of one KV group, for prefill chunks and decode
+/// rows together. A query at position p sees keys `max(0, p + 1 − window) ..= p`. Dv is the size of a value, which is D
+/// unless the values are the first elements of the keys ([`Values`](crate::Values)).
 #[derive(Clone, Debug, PartialEq)]
 pub struct PagedAttention {
     /// Queries `[T,Hq·D]`.
     pub q: BufferId,
-    /// Output `[T,Hq·D]`.
+    /// Output `[T,Hq·Dv]`.
     pub out: BufferId,
-    /// Head counts and size; query head h reads KV head `h / (Hq / Hkv)`.
+    /// Head counts and sizes; query head h reads KV head `h / (Hq / Hkv)`.
     pub heads: HeadShape,
     /// Factor of the scores, usually `1/√D`.
     pub scale: f32,

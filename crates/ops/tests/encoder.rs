@@ -9,7 +9,7 @@ const K: usize = 12;
 const H: usize = 8;
 const OUT: usize = 6;
 const MERGE: usize = 2;
-const HEADS: HeadShape = HeadShape { q: 2, kv: 2, dim: 4 };
+const HEADS: HeadShape = HeadShape::new(2, 2, 4);
 
 /// Builds an encoder of one layer. `edit` may corrupt an op before it is pushed.
 fn build(edit: impl Fn(&mut Op)) -> Result<Program, ProgramError> {
@@ -72,7 +72,7 @@ fn the_builder_reports_what_an_encoder_lacks_or_cannot_have() {
             a.heads.kv = 1;
         }
     });
-    assert!(other.starts_with("SegmentAttention reads keys of HeadShape { q: 2, kv: 1, dim: 4 }"), "{other}");
+    assert!(other.starts_with("SegmentAttention reads keys of HeadShape { q: 2, kv: 1, dim: 4,"), "{other}");
     let narrow = spoil(|op| {
         if let Op::MergeRows { input, .. } = op {
             *input = BufferId(0);

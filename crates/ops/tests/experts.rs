@@ -80,7 +80,7 @@ fn the_builder_checks_experts() {
         "four experts are no three groups"
     );
     let uneven = Parts { rows: vec![2, 4, 2, 4], ..Parts::default() };
-    assert_eq!(defect(&uneven), "op 2 (ExpertLinear): the parts of weight 'experts' are not those of 4 equal experts");
+    assert_eq!(defect(&uneven), "op 2 (ExpertLinear): the parts of weight 'experts' are not those of 4 equal matrices");
     let message = defect(&Parts { experts: 2, rows: vec![N; 2], ..Parts::default() });
     assert_eq!(message, "op 2 (ExpertLinear): 2 experts, the router has Some(4)");
     let message = defect(&Parts { out: Rows::Tokens, ..Parts::default() });

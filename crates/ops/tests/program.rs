@@ -9,7 +9,7 @@ use proptest::prelude::*;
 const VOCAB: usize = 10;
 const H: usize = 8;
 const INNER: usize = 12;
-const HEADS: HeadShape = HeadShape { q: 4, kv: 2, dim: 2 };
+const HEADS: HeadShape = HeadShape::new(4, 2, 2);
 
 fn part(tensor: &str, rows: usize) -> WeightPart {
     WeightPart { tensor: tensor.into(), rows, storage: StorageType::F32, slab: None }
@@ -269,7 +269,7 @@ fn the_builder_refuses_weights_that_cannot_be() {
 
 #[test]
 fn sizes_of_heads_saturate() {
-    let heads = HeadShape { q: usize::MAX, kv: usize::MAX, dim: 2 };
+    let heads = HeadShape::new(usize::MAX, usize::MAX, 2);
     assert_eq!((heads.q_cols(), heads.qkv_cols()), (usize::MAX, usize::MAX));
 }
 

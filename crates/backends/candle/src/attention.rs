@@ -39,13 +39,14 @@ struct View<'a> {
 }
 
 impl Attention<'_> {
-    /// Computes `q[T, Hq·D] → out[T, Hq·D]`. `sequences[t]` is the sequence of row t.
+    /// Computes `q[T, Hq·D] → out[T, Hq·Dv]`. `sequences[t]` is the sequence of row t.
     pub(crate) fn run(&self, q: &[f32], batch: &StepBatch, sequences: &[usize]) -> Vec<f32> {
-        let HeadShape { q: q_heads, kv: kv_heads, dim } = self.heads;
+        let HeadShape { q: q_heads, kv: kv_heads, dim, .. } = self.heads;
+        let value_dim = self.heads.value_dim();
         // The query heads that share a KV head are adjacent.
-        let width = q_heads / kv_heads * dim;
-        let mut out = vec![0.0; q.len()];
-        let tasks = out.par_chunks_mut(width).zip(q.par_chunks(width)).enumerate();
+        let group = q_heads / kv_heads;
+        let mut out = vec![0.0; q.len() / dim * value_dim];
+        let tasks = out.par_chunks_mut(group * value_dim).zip(q.par_chunks(group * dim)).enumerate();
         tasks.for_each_init(Vec::new, |scores, (task, (out, q))| {
             let (row, head) = (task / kv_heads, task % kv_heads);
             let sequence = sequences[row];
@@ -54,8 +55,8 @@ impl Attention<'_> {
             let (first, last) = self.sees(place, places.end);
             let table = self.tables.row(sequence);
             let view = View { cache: self.cache, layer: self.layer, head, dim, table, first, last };
-            let heads = head * (q_heads / kv_heads)..;
-            for ((out, q), head) in out.chunks_exact_mut(dim).zip(q.chunks_exact(dim)).zip(heads) {
+            let heads = head * group..;
+            for ((out, q), head) in out.chunks_exact_mut(value_dim).zip(q.chunks_exact(dim)).zip(heads) {
                 let sink = self.sinks.as_ref().map(|sinks| sinks[head]);
                 self.attend(q, &view, sink, scores, out);
             }

@@ -2,15 +2,17 @@
 
 use candle_core::{Device, Result, Tensor, bail};
 use octavo_ops::{
-    BackendError, BufferId, Embed, EmbedIds, EncodeBatch, HeadShape, KvPlace, Limits, Linear, Logits, NormKind, NormOp,
-    Op, PoolKind, PoolRows, Program, ProgramKind, QkNorm, QkvPost, Residual, Route, Rows, StepBatch, WeightId,
+    BackendError, BufferId, Embed, EmbedIds, EncodeBatch, HeadShape, KvPlace, LatentPost, Limits, Linear, Logits,
+    NormKind, NormOp, Op, PoolKind, PoolRows, Program, ProgramKind, QkNorm, QkvPost, Residual, Route, Rows, StepBatch,
+    WeightId,
 };
 
 use crate::attention::Attention;
 use crate::dense::{self, Norm};
 use crate::experts::Routing;
 use crate::failed;
-use crate::kv::KvCache;
+use crate::kv::{Half, KvCache};
+use crate::latent;
 use crate::media::{self, MediaCache};
 use crate::rotary::rotate;
 
@@ -103,6 +105,11 @@ impl<'a> Forward<'a> {
             Op::Norm(op) => self.norm(op)?,
             Op::Linear(op) => self.linear(op)?,
             Op::QkvPost(op) => self.qkv_post(op)?,
+            Op::HeadLinear(op) => {
+                let cols = self.program.buffers[op.out.0].cols;
+                latent::head_linear(self.buffer(op.input)?, self.weight(op.weight), op.heads, cols)?
+            }
+            Op::LatentPost(op) => self.latent_post(op)?,
             Op::PagedAttention(op) => self.attention(
                 op.q,
                 Attention {
@@ -316,9 +323,20 @@ impl<'a> Forward<'a> {
         let rows = k.chunks_exact(kv_cols).zip(v.chunks_exact(kv_cols));
         let (group, layer) = self.place(op.kv, op.heads);
         for (&slot, (k, v)) in self.batch.slot_mapping[group].iter().zip(rows) {
-            self.kv[group].write(layer, slot, k, v);
+            self.kv[group].write(layer, Half::Key, slot, k);
+            self.kv[group].write(layer, Half::Value, slot, v);
         }
         q.contiguous()
+    }
+
+    fn latent_post(&mut self, op: &LatentPost) -> Result<Tensor> {
+        let [q, kv, out] = [self.buffer(op.q)?, self.buffer(op.kv)?, self.buffer(op.out)?];
+        let (queries, rows) = latent::latent_post(op, [q, kv, out], self.weight(op.norm), &self.batch.positions)?;
+        let rows: Vec<f32> = rows.flatten_all()?.to_vec1()?;
+        for (&slot, row) in self.batch.slot_mapping[op.group].iter().zip(rows.chunks_exact(op.heads.dim)) {
+            self.kv[op.group].write(op.layer, Half::Key, slot, row);
+        }
+        Ok(queries)
     }
 
     /// Computes the RMS norm of `x[T, heads·D]` over each head or over the whole row, depending on the width of the
@@ -333,7 +351,7 @@ impl<'a> Forward<'a> {
 
     fn attention(&self, q: BufferId, attention: Attention<'_>) -> Result<Tensor> {
         let q: Vec<f32> = self.buffer(q)?.flatten_all()?.to_vec1()?;
-        let cols = attention.heads.q_cols();
+        let cols = attention.heads.out_cols();
         let out = attention.run(&q, self.batch, &self.sequences);
         Tensor::from_vec(out, (self.batch.tokens(), cols), &Device::Cpu)
     }

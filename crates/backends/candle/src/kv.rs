@@ -2,14 +2,14 @@
 
 use std::alloc::{Layout, alloc_zeroed};
 
-use octavo_ops::{BackendError, HeadShape, KvGroup};
+use octavo_ops::{BackendError, HeadShape, KvGroup, Values};
 
 use crate::failed;
 
 /// Keys and values of the layers of one KV group, in f32.
 ///
-/// One array holds, layer after layer, all key blocks and then all value blocks. A block is `[Hkv, block_size, D]`, so
-/// that the part of one head is contiguous.
+/// One array holds, layer after layer, all key blocks and then all value blocks, if values are no part of the keys. A
+/// block is `[Hkv, block_size, D]`, so that the part of one head is contiguous.
 pub(crate) struct KvCache {
     block_size: usize,
     blocks: usize,
@@ -40,7 +40,7 @@ impl KvCache {
         let mut layers = Vec::with_capacity(group.layers.len());
         for &heads in &group.layers {
             layers.push(Layer { heads, start });
-            start += 2 * blocks * block_size * heads.kv_cols();
+            start += blocks * block_size * heads.cache_cols();
         }
         Ok(Self { block_size, blocks, layers, data })
     }
@@ -55,19 +55,18 @@ impl KvCache {
         self.blocks
     }
 
-    /// Writes a token's keys and values, each `[Hkv, D]`, to a slot.
-    pub(crate) fn write(&mut self, layer: usize, slot: u32, key: &[f32], value: &[f32]) {
+    /// Writes a token's keys or values `[Hkv, D]` to a slot.
+    pub(crate) fn write(&mut self, layer: usize, half: Half, slot: u32, row: &[f32]) {
         let dim = self.layers[layer].heads.dim;
         let (block, offset) = (slot as usize / self.block_size, slot as usize % self.block_size);
-        for (half, row) in [(Half::Key, key), (Half::Value, value)] {
-            for (head, elements) in row.chunks_exact(dim).enumerate() {
-                let at = self.index(layer, half, block, head) + offset * dim;
-                self.data[at..at + dim].copy_from_slice(elements);
-            }
+        for (head, elements) in row.chunks_exact(dim).enumerate() {
+            let at = self.index(layer, half, block, head) + offset * dim;
+            self.data[at..at + dim].copy_from_slice(elements);
         }
     }
 
-    /// Returns the part of one head in one block: `[block_size, D]`.
+    /// Returns the part of one head in one block: `[block_size, D]`. Values that are the first elements of the keys are
+    /// returned with the rest of the keys.
     pub(crate) fn read(&self, layer: usize, half: Half, block: u32, head: usize) -> &[f32] {
         let at = self.index(layer, half, block as usize, head);
         &self.data[at..at + self.block_size * self.layers[layer].heads.dim]
@@ -81,8 +80,8 @@ impl KvCache {
             }
             for layer in 0..self.layers.len() {
                 let size = self.block_size * self.layers[layer].heads.kv_cols();
-                for half in [Half::Key, Half::Value] {
-                    let [from, to] = [from, to].map(|block| self.index(layer, half, block as usize, 0));
+                for half in self.halves(layer) {
+                    let [from, to] = [from, to].map(|block| self.index(layer, *half, block as usize, 0));
                     self.data.copy_within(from..from + size, to);
                 }
             }
@@ -90,9 +89,18 @@ impl KvCache {
         Ok(())
     }
 
+    /// Returns the halves that a layer has.
+    fn halves(&self, layer: usize) -> &'static [Half] {
+        match self.layers[layer].heads.values {
+            Values::Own => &[Half::Key, Half::Value],
+            Values::Prefix(_) => &[Half::Key],
+        }
+    }
+
     fn index(&self, layer: usize, half: Half, block: usize, head: usize) -> usize {
         let Layer { heads, start } = self.layers[layer];
-        let block = if half == Half::Key { block } else { self.blocks + block };
+        let is_key = half == Half::Key || heads.values != Values::Own;
+        let block = if is_key { block } else { self.blocks + block };
         start + (block * heads.kv + head) * self.block_size * heads.dim
     }
 }

@@ -13,6 +13,7 @@ mod dense;
 mod experts;
 mod forward;
 mod kv;
+mod latent;
 mod load;
 mod media;
 mod rotary;

@@ -4,7 +4,8 @@
 use octavo_backend_candle::CandleBackend;
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
 use octavo_ops::testing::{
-    Rounding, TinyModel, image_models, large_images, models_with_experts, text_models, windowed_texts,
+    Rounding, TinyModel, image_models, large_images, models_with_experts, models_with_latents, real_latents,
+    text_models, windowed_texts,
 };
 use proptest::prelude::*;
 
@@ -38,6 +39,19 @@ proptest! {
 
     #[test]
     fn bits_of_experts_do_not_depend_on_the_batch(model in models_with_experts(), seed in any::<u64>()) {
+        SUITE.same_bits(&model, seed)?;
+    }
+
+    #[test]
+    fn latents_are_near_the_naive_ones(
+        model in models_with_latents().prop_filter("too few columns", |model| model.hidden >= 8),
+        tokens in 1usize..50,
+    ) {
+        SUITE.near_reference(&model, tokens)?;
+    }
+
+    #[test]
+    fn bits_of_latents_do_not_depend_on_the_batch(model in models_with_latents(), seed in any::<u64>()) {
         SUITE.same_bits(&model, seed)?;
     }
 
@@ -102,6 +116,11 @@ fn bits_do_not_depend_on_the_batch_at_real_sizes() {
 #[test]
 fn logits_at_real_sizes_are_near_the_naive_ones() {
     SUITE.near_reference(&real_sizes(300), 12).unwrap();
+}
+
+#[test]
+fn latents_of_real_sizes_are_near_the_naive_ones() {
+    SUITE.near_reference(&real_latents(16), 20).unwrap();
 }
 
 #[test]

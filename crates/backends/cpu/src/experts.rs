@@ -213,7 +213,7 @@ impl Forward<'_> {
             let bias = op.bias.as_ref().map(|bias| &bias[expert * out.cols..][..out.cols]);
             let epilogue = Epilogue { bias, ..Epilogue::default() };
             let matrix = &matrices[expert];
-            let product = Product { matrix, input, rows: mean, out, epilogue, largest: None };
+            let product = Product { rows: mean, epilogue, ..Product::new(matrix, input, out) };
             // SAFETY: the caller guarantees this; the chunk of these rows is taken by one thread.
             unsafe { product.run_rows(self.isa, piece % chunks, rows) };
         });

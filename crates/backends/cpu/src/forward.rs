@@ -29,7 +29,7 @@ pub(crate) const GLU_COLS: usize = 512;
 #[derive(Default)]
 pub(crate) struct Scratch {
     /// Rows that share a block, so that one thread writes all slots that share a word of the cache.
-    blocks: Vec<Run>,
+    pub(crate) blocks: Vec<Run>,
     /// Attention tasks, by number of tokens.
     tiles: Vec<Vec<Run>>,
     /// Cosines `[T, pairs]`, by rotary embedding.
@@ -40,7 +40,7 @@ pub(crate) struct Scratch {
     /// Cosines and sines, by rotary embedding.
     angles: Vec<(Shared<f32>, Shared<f32>)>,
     /// Caches by KV group and layer.
-    caches: Vec<Vec<LayerCache>>,
+    pub(crate) caches: Vec<Vec<LayerCache>>,
     /// Largest logit by row and chunk of the head.
     tops: Lines<f32>,
     largest: Option<Shared<f32>>,
@@ -72,7 +72,7 @@ thread_local! {
     /// Buffer for a row of an in-place norm, or the keys of a row.
     pub(crate) static ROW: RefCell<Vec<f32>> = RefCell::default();
     /// Buffer for keys and values in the type of the cache.
-    static KEPT: RefCell<(Vec<u16>, Vec<i8>)> = RefCell::default();
+    pub(crate) static KEPT: RefCell<(Vec<u16>, Vec<i8>)> = RefCell::default();
 }
 
 impl Scratch {
@@ -226,6 +226,7 @@ impl Forward<'_> {
                 Stage::Glu(op) => self.glu(op, worker, scratch),
                 Stage::GateRows(op) => self.gate_rows(op, worker, scratch),
                 Stage::Experts(stage) => self.experts(stage, worker, scratch),
+                Stage::Latent(stage) => self.latent(stage, worker, scratch),
                 Stage::Gather { input, out } => {
                     let sources = match self.program.buffers[out.0].rows {
                         RowCount::Pooled => &self.batch.pooled_rows,
@@ -363,17 +364,14 @@ impl Forward<'_> {
         let epilogue = Epilogue { bias: op.bias.as_deref(), scale: op.scale, softcap: op.softcap, add };
         let (input, out) = (scratch.rows[op.input.0], scratch.rows[op.out.0]);
         let largest = op.is_head.then(|| scratch.largest.expect("room was made for the head's"));
-        let product = product::Product { matrix, input, rows, out, epilogue, largest };
+        let product = product::Product { rows, epilogue, largest, ..product::Product::new(matrix, input, out) };
         // SAFETY: the caller guarantees this; each piece is taken by one thread.
         worker.share(product.pieces(), |piece| unsafe { product.run(self.isa, piece) });
     }
 
     unsafe fn qkv_post(&self, op: &Projected, worker: Worker<'_>, scratch: &Scratch) {
         let cache = scratch.caches[op.group][op.layer];
-        let angles = op.rope.map(|rope| {
-            let ((cos, sin), Rope { inv_freq, style, .. }) = (scratch.angles[rope], &self.plan.ropes[rope]);
-            Angles { cos, sin, pairs: inv_freq.len(), style: *style }
-        });
+        let angles = op.rope.map(|rope| Angles::new(self.plan, scratch, rope));
         let post = QkvPost {
             isa: self.isa,
             op,
@@ -438,8 +436,15 @@ impl Forward<'_> {
     }
 }
 
+/// Rounds a row to integers.
+pub(crate) fn code<'c>(isa: Isa, x: &[f32], codes: &'c mut [i8]) -> CodedRow<'c> {
+    let mut scale = 0.0;
+    isa.code(x, codes, &mut scale);
+    CodedRow { codes, scale }
+}
+
 /// Returns whether a condition holds for all elements. The loop has no early exit, so that it can be vectorised.
-fn all<T: Copy>(x: &[T], holds: impl Fn(T) -> bool) -> bool {
+pub(crate) fn all<T: Copy>(x: &[T], holds: impl Fn(T) -> bool) -> bool {
     x.iter().fold(true, |all, &x| all & holds(x))
 }
 
@@ -455,11 +460,30 @@ struct QkvPost<'a> {
 }
 
 /// The rotary embedding of a layer.
-struct Angles {
+pub(crate) struct Angles {
     cos: Shared<f32>,
     sin: Shared<f32>,
     pairs: usize,
     style: RopeStyle,
+}
+
+impl Angles {
+    /// Returns the embedding with this index in the plan.
+    pub(crate) fn new(plan: &Plan, scratch: &Scratch, index: usize) -> Self {
+        let ((cos, sin), Rope { inv_freq, style, .. }) = (scratch.angles[index], &plan.ropes[index]);
+        Self { cos, sin, pairs: inv_freq.len(), style: *style }
+    }
+
+    /// Rotates the heads of a row, of `dim` elements each.
+    ///
+    /// # Safety
+    /// The tables must not be moved, and no thread may write them during the call.
+    pub(crate) unsafe fn rotate(&self, isa: Isa, row: usize, heads: &mut [f32], dim: usize) {
+        let at = row * self.pairs;
+        // SAFETY: the caller guarantees this.
+        let (cos, sin) = unsafe { (self.cos.view(at, self.pairs), self.sin.view(at, self.pairs)) };
+        heads.chunks_exact_mut(dim).for_each(|head| isa.rotate(self.style, head, cos, sin));
+    }
 }
 
 impl QkvPost<'_> {
@@ -527,7 +551,7 @@ impl QkvPost<'_> {
                 let (keys, values) = codes.split_at_mut(dim);
                 let pairs = key.chunks_exact(dim).zip(value.chunks_exact(dim));
                 for (head, (key, value)) in heads.zip(pairs) {
-                    let (mut key_row, mut value_row) = (self.code(key, keys), self.code(value, values));
+                    let (mut key_row, mut value_row) = (code(self.isa, key, keys), code(self.isa, value, values));
                     if !all(value, f32::is_finite) {
                         (key_row.scale, value_row.scale) = (f32::NAN, 0.0);
                     }
@@ -542,12 +566,6 @@ impl QkvPost<'_> {
         });
     }
 
-    fn code<'c>(&self, x: &[f32], codes: &'c mut [i8]) -> CodedRow<'c> {
-        let mut scale = 0.0;
-        self.isa.code(x, codes, &mut scale);
-        CodedRow { codes, scale }
-    }
-
     /// Applies norm and rotation to some heads.
     fn turn(&self, row: usize, x: &[f32], norm: Option<(&[f32], f32)>, out: &mut [f32]) {
         match norm {
@@ -560,12 +578,9 @@ impl QkvPost<'_> {
             }
             None => out.copy_from_slice(x),
         }
-        if let Some(Angles { cos, sin, pairs, style }) = self.angles {
+        if let Some(angles) = &self.angles {
             // SAFETY: the tables were written before the last barrier.
-            let (cos, sin) = unsafe { (cos.view(row * pairs, pairs), sin.view(row * pairs, pairs)) };
-            for head in out.chunks_exact_mut(self.op.heads.dim) {
-                self.isa.rotate(style, head, cos, sin);
-            }
+            unsafe { angles.rotate(self.isa, row, out, self.op.heads.dim) };
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use octavo_ops::{BackendError, HeadShape, KvGroup};
+use octavo_ops::{BackendError, HeadShape, KvGroup, Values};
 
 use crate::failed;
 use crate::memory::{Lines, Shared};
@@ -56,7 +56,8 @@ impl fmt::Display for KvDtype {
 /// slots, so that one weight is multiplied with sixteen dimensions. Both are also the layout of bf16 tiles. Integers
 /// have the same layout with four in a word instead of two, so that a row of words becomes two rows of bf16, which
 /// represents them exactly. The scales of the keys and of the values, `[slot]` each, follow them and are multiplied
-/// with scores and weights, not with keys and values.
+/// with scores and weights, not with keys and values. Values that are the first dimensions of the keys are not stored
+/// again: attention turns the keys of a block into the layout of values.
 pub(crate) struct KvCache {
     blocks: usize,
     layers: Vec<Layer>,
@@ -79,7 +80,10 @@ impl Layer {
 
     /// Returns the number of words of a head's values in a block.
     fn value_words(&self) -> usize {
-        self.heads.dim.next_multiple_of(CHUNK) * BLOCK / self.dtype.in_a_word()
+        match self.heads.values {
+            Values::Own => self.heads.dim.next_multiple_of(CHUNK) * BLOCK / self.dtype.in_a_word(),
+            Values::Prefix(_) => 0,
+        }
     }
 
     /// Returns the number of words of a head's scales in a block.
@@ -164,6 +168,7 @@ pub(crate) struct LayerCache {
 /// A head's keys, values and scales in a block, in their stored layout.
 pub(crate) struct HeadBlock<'a> {
     pub(crate) keys: &'a [u32],
+    /// Empty if they are a part of the keys.
     pub(crate) values: &'a [u32],
     /// Scales of the keys, then of the values, as the bits of f32; empty in bf16.
     pub(crate) scales: &'a [u32],
@@ -174,7 +179,11 @@ impl LayerCache {
         self.layer.dtype
     }
 
-    /// Writes a head's key and value, in bf16, to a slot.
+    pub(crate) fn heads(&self) -> HeadShape {
+        self.layer.heads
+    }
+
+    /// Writes a head's key and value, in bf16, to a slot. The value is empty if it is a part of the key.
     ///
     /// # Safety
     /// The conditions of the type apply. Slots that share a word, which are in one block, must be written by the same
@@ -193,7 +202,7 @@ impl LayerCache {
         }
     }
 
-    /// Writes a head's key and value, as integers, to a slot.
+    /// Writes a head's key and value, as integers, to a slot. The value has no codes if it is a part of the key.
     ///
     /// # Safety
     /// The conditions of [`LayerCache::write`] apply.

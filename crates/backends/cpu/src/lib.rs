@@ -24,6 +24,7 @@ mod experts;
 mod forward;
 mod isa;
 mod kv;
+mod latent;
 mod media;
 mod memory;
 mod plan;

@@ -1,14 +1,15 @@
 //! A program in the form in which this backend runs it.
 
 use octavo_ops::{
-    Act, BackendError, Buffer, BufferId, Element, Embed, EmbedTaps, ExpertLinear, GateRows, Glu, HeadShape, InjectRows,
-    KvPlace, Logits, NormKind, NormOp, Op, PoolRows, Program, QkNorm, QkvPost, Residual, Rope, Route, Rows, WeightId,
-    WeightSource,
+    Act, BackendError, Buffer, BufferId, Element, Embed, EmbedTaps, ExpertLinear, GateRows, Glu, HeadLinear, HeadShape,
+    InjectRows, KvPlace, LatentPost, Logits, NormKind, NormOp, Op, PoolRows, Program, QkNorm, QkvPost, Residual, Rope,
+    Route, Rows, WeightId, WeightSource,
 };
 
 use crate::activation::Forms;
 use crate::attention::task_tokens;
 use crate::experts::{self, ExpertProduct};
+use crate::latent;
 use crate::pool::Pool;
 use crate::rows::GROUP;
 use crate::weights::{self, Kind, Matrix};
@@ -36,6 +37,7 @@ pub(crate) enum Stage {
     Act(Act),
     GateRows(GateRows),
     Experts(experts::Stage),
+    Latent(latent::Stage),
     Merge {
         input: BufferId,
         out: BufferId,
@@ -141,7 +143,7 @@ enum WeightForm {
     Matrix,
     /// A matrix in f32: a router.
     Exact,
-    /// A matrix for each of so many experts.
+    /// A matrix for each of so many experts or heads.
     Experts(usize),
     /// Numbers that are read: norms, biases and attention sinks.
     Vector,
@@ -156,6 +158,11 @@ fn weight_forms(program: &Program) -> Vec<WeightForm> {
             Op::Norm(op) => vec![Some(op.weight), op.bias],
             Op::Linear(op) => vec![op.bias],
             Op::QkvPost(op) => op.norm.iter().flat_map(|norm| [Some(norm.q), Some(norm.k)]).collect(),
+            Op::HeadLinear(op) => {
+                set(op.weight, WeightForm::Experts(op.heads));
+                vec![]
+            }
+            Op::LatentPost(op) => vec![Some(op.norm)],
             Op::PagedAttention(op) => vec![op.sinks],
             Op::Route(op) => {
                 set(op.weight, WeightForm::Exact);
@@ -209,7 +216,7 @@ impl Loaded {
         }
     }
 
-    /// Returns the matrix of each expert.
+    /// Returns the matrix of each expert or head.
     pub(crate) fn experts(&self) -> &[Matrix] {
         match self {
             Self::Experts(experts) => experts,
@@ -228,6 +235,7 @@ impl Loaded {
 }
 
 struct Planner<'a> {
+    program: &'a Program,
     weights: &'a [Loaded],
     isa: Isa,
     coarse: bool,
@@ -253,7 +261,7 @@ impl Plan {
         };
         let step_layers = program.step_kv().layers;
         let shared = program.buffers.len();
-        let mut planner = Planner { weights, isa, coarse, step_layers, shared, plan };
+        let mut planner = Planner { program, weights, isa, coarse, step_layers, shared, plan };
         let ops = program.forward_ops();
         for (index, op) in ops.iter().enumerate() {
             let stage = planner.stage(op)?;
@@ -293,6 +301,8 @@ impl Planner<'_> {
             }
             Op::Logits(op) => Stage::Product(self.logits(op)),
             Op::QkvPost(op) => Stage::QkvPost(self.projected(op)),
+            Op::HeadLinear(op) => Stage::Latent(self.head_linear(op)),
+            Op::LatentPost(op) => Stage::Latent(self.latent_post(op)),
             Op::PagedAttention(op) => self.attention(Attended {
                 q: op.q,
                 out: op.out,
@@ -421,6 +431,29 @@ impl Planner<'_> {
         experts::Stage::Product(ExpertProduct { weight, bias, input, routing, out })
     }
 
+    /// Appends the stage that puts the inputs of each head into rows of their own. Returns the product.
+    fn head_linear(&mut self, op: &HeadLinear) -> latent::Stage {
+        let cols = self.program.weights[op.weight.0].cols;
+        let forms = self.wanted(op.weight);
+        let rows = self.buffer("heads", Rows::Routed(op.heads), cols, forms);
+        self.plan.stages.push(Stage::Latent(latent::Stage::Split { heads: op.heads, input: op.input, out: rows }));
+        latent::Stage::Product { weight: op.weight, input: rows, out: op.out }
+    }
+
+    fn latent_post(&mut self, op: &LatentPost) -> latent::Stage {
+        latent::Stage::Post(latent::Post {
+            q: op.q,
+            kv: op.kv,
+            out: op.out,
+            heads: op.heads,
+            norm: self.vector(op.norm, false),
+            eps: op.eps,
+            rope: index_of(&mut self.plan.ropes, op.rope.clone()),
+            group: op.group,
+            layer: op.layer,
+        })
+    }
+
     /// Returns a buffer that only stages of the same op use. Ops use the same one after the other, if it fits them.
     fn buffer(&mut self, name: &str, rows: Rows, cols: usize, forms: Forms) -> BufferId {
         let buffer = Buffer { name: name.into(), rows, cols, element: Element::Activation };
@@ -521,7 +554,7 @@ fn factor(scale: f32) -> Option<f32> {
 
 /// Returns whether the query heads of a KV head fill whole groups, so that attention can quantise its output.
 pub(crate) fn prepares_by_head(heads: HeadShape) -> bool {
-    (heads.q / heads.kv * heads.dim).is_multiple_of(GROUP)
+    (heads.q / heads.kv * heads.value_dim()).is_multiple_of(GROUP)
 }
 
 fn unsupported(what: &str) -> BackendError {

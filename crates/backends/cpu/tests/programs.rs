@@ -5,8 +5,8 @@ use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa, KvDtype};
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
 use octavo_ops::testing::{
-    Reference, Rounding, TinyExperts, TinyModel, image_models, large_images, models_with_experts, text_models,
-    windowed_texts,
+    Reference, Rounding, TinyExperts, TinyLatent, TinyModel, image_models, large_images, models_with_experts,
+    models_with_latents, real_latents, text_models, windowed_texts,
 };
 use octavo_ops::{Backend, HeadShape, KvGroup, StorageType};
 use proptest::prelude::*;
@@ -94,6 +94,26 @@ proptest! {
     }
 
     #[test]
+    fn latents_are_near_the_naive_ones(
+        model in models_with_latents().prop_filter("too few columns", |model| model.hidden >= 8),
+        tokens in 1usize..50,
+        coded in any::<bool>(),
+    ) {
+        let config = if coded { INT8 } else { CpuConfig::default() };
+        let reference = Reference::new(&model, tokens, rounding(config));
+        each_case(config, |suite| suite.near_meaning(&reference, 4.0))?;
+    }
+
+    #[test]
+    fn bits_of_latents_do_not_depend_on_the_batch(
+        model in models_with_latents(),
+        seed in any::<u64>(),
+        coded in any::<bool>(),
+    ) {
+        each_case(if coded { INT8 } else { CpuConfig::default() }, |suite| suite.same_bits(&model, seed))?;
+    }
+
+    #[test]
     fn images_are_near_the_naive_ones(
         model in image_models(),
         images in proptest::collection::vec(1usize..12, 1..4),
@@ -165,11 +185,50 @@ fn logits_at_real_sizes_are_near_the_naive_ones() {
     }
 }
 
+/// Runs the sizes of DeepSeek-V2, and more keys than a tile has, with more heads than a kernel processes at once.
+#[test]
+fn latents_of_real_sizes_are_near_the_naive_ones() {
+    let latent = TinyLatent { rank: 40, rotated: 8, content: 12, value: 12, query_rank: None };
+    let long = latent.model(20, TinyModel { layers: vec![0], ..TinyModel::default() });
+    for (model, tokens) in [(real_latents(20), 20), (long, 140)] {
+        for config in [CpuConfig::default(), INT8] {
+            let reference = Reference::new(&model, tokens, rounding(config));
+            each_with(config, |suite| suite.near_meaning(&reference, 4.0).unwrap());
+        }
+    }
+}
+
+/// Returns a model whose heads have rows of whole super-blocks.
+fn quantised_latents(storage: StorageType) -> TinyModel {
+    let latent = TinyLatent { rank: 256, rotated: 32, content: 256, value: 64, query_rank: Some(256) };
+    latent.model(3, quantised(storage))
+}
+
+#[test]
+fn every_format_of_latents_means_what_candle_reads() {
+    let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
+    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0 };
+    for storage in StorageType::ALL.into_iter().filter(|storage| *storage != StorageType::Q2K) {
+        let model = quantised_latents(storage);
+        each(|suite| Suite { worst: 0.02, mean: 0.004, ..*suite }.near_other(&candle, &model, 20).unwrap());
+        each(|suite| suite.same_bits(&model, 7).unwrap());
+    }
+}
+
+#[test]
+fn a_latent_takes_the_memory_of_one_row() {
+    for (kv, bytes) in [(KvDtype::Bf16, 16 * 576 * 2), (KvDtype::Int8, 16 * (576 + 2 * 4))] {
+        let backend = CpuBackend::new(CpuConfig { threads: Some(1), kv, ..CpuConfig::default() }).unwrap();
+        let layers = vec![HeadShape::latent(16, 512, 64)];
+        assert_eq!(backend.kv_block_bytes(&KvGroup { layers, window: None }, 16), bytes, "{kv}");
+    }
+}
+
 #[test]
 fn a_key_of_8_bits_takes_about_half_the_memory() {
     let bytes = |kv| {
         let backend = CpuBackend::new(CpuConfig { threads: Some(1), kv, ..CpuConfig::default() }).unwrap();
-        let layers = vec![HeadShape { q: 9, kv: 3, dim: 64 }; 2];
+        let layers = vec![HeadShape::new(9, 3, 64); 2];
         backend.kv_block_bytes(&KvGroup { layers, window: None }, 16)
     };
     let elements = 2 * 3 * 64 * 16 * 2;
@@ -184,7 +243,7 @@ fn quantised(storage: StorageType) -> TinyModel {
         vocab_size: 333,
         hidden: 256,
         inner: 512,
-        heads: HeadShape { q: 4, kv: 2, dim: 64 },
+        heads: HeadShape::new(4, 2, 64),
         storage,
         ..TinyModel::default()
     }
@@ -268,6 +327,8 @@ fn the_contract_is_kept() {
 #[test]
 fn what_is_no_number_reaches_no_row_before_it() {
     for config in [CpuConfig::default(), INT8] {
-        each_with(config, |suite| suite.what_is_no_number_reaches_no_row_before_it(&quantised(StorageType::F32)));
+        for model in [quantised(StorageType::F32), quantised_latents(StorageType::F32)] {
+            each_with(config, |suite| suite.what_is_no_number_reaches_no_row_before_it(&model));
+        }
     }
 }

@@ -120,6 +120,7 @@ impl Lowering<'_> {
             Op::Route(op) => self.route(op)?,
             Op::ExpertLinear(op) => self.expert_linear(op),
             Op::ExpertSum(op) => self.expert_sum(op),
+            Op::HeadLinear(_) | Op::LatentPost(_) => return Err(unsupported("latent attention")),
             Op::Sample { .. } => return Err(unsupported("sampling inside the forward pass")),
         })
     }
@@ -325,7 +326,7 @@ impl Lowering<'_> {
 
     fn attention(&mut self, op: &PagedAttention) -> Stage {
         let Setting { chip, dtype, batch_invariant } = self.setting;
-        let HeadShape { q, kv, dim } = op.heads;
+        let HeadShape { q, kv, dim, .. } = op.heads;
         let params = AttentionParams {
             window: op.window.map_or(0, |window| u32::try_from(window).unwrap_or(0)),
             scale: op.scale,

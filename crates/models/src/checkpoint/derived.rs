@@ -1,6 +1,7 @@
 //! Tensors that are cut from those of a file, whose layout is not that of a weight.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use octavo_ops::{StorageType, TensorData, WeightError};
 
@@ -10,8 +11,16 @@ use super::{Checkpoint, TensorInfo};
 const BLOCK: usize = 32;
 const CODES: usize = BLOCK / 2;
 
+/// A tensor that is made from others.
+pub(crate) enum Derived {
+    /// A tensor of one expert.
+    Expert(ExpertTensor),
+    /// A matrix of one head.
+    Head(HeadTensor),
+}
+
 /// A tensor of one expert, made from those of all experts.
-pub(crate) struct Derived {
+pub(crate) struct ExpertTensor {
     /// Tensors of all experts.
     pub(crate) source: Packed,
     /// Index of the expert.
@@ -31,9 +40,70 @@ pub(crate) enum Packed {
     Mxfp4 { blocks: String, scales: String },
 }
 
+/// Some rows of one head of a matrix `[heads · rows, cols]`.
+pub(crate) struct HeadTensor {
+    /// Name of the matrix.
+    pub(crate) source: String,
+    /// Number of heads.
+    pub(crate) heads: usize,
+    /// Index of the head.
+    pub(crate) head: usize,
+    /// Rows of the head.
+    pub(crate) rows: Range<usize>,
+    /// Whether they are the columns of the tensor.
+    pub(crate) transposed: bool,
+}
+
 impl Derived {
     /// Returns storage type and shape.
     pub(super) fn describe(&self, checkpoint: &Checkpoint) -> Result<(StorageType, Vec<usize>), WeightError> {
+        match self {
+            Self::Expert(tensor) => tensor.describe(checkpoint),
+            Self::Head(tensor) => tensor.describe(checkpoint),
+        }
+    }
+
+    /// Reads the tensor.
+    pub(super) fn read<'a>(&self, checkpoint: &'a Checkpoint) -> Result<TensorData<'a>, WeightError> {
+        match self {
+            Self::Expert(tensor) => tensor.read(checkpoint),
+            Self::Head(tensor) => tensor.read(checkpoint),
+        }
+    }
+}
+
+impl HeadTensor {
+    fn describe(&self, checkpoint: &Checkpoint) -> Result<(StorageType, Vec<usize>), WeightError> {
+        let Self { source, heads, head, rows, transposed } = self;
+        let info = find(checkpoint, source)?.0;
+        let cols = match info.shape[..] {
+            [all, cols] if head < heads && all.is_multiple_of(*heads) && rows.end <= all / heads => cols,
+            _ => {
+                let reason = format!("its shape {:?} is not that of {heads} heads with these rows", info.shape);
+                return Err(invalid(source, reason));
+            }
+        };
+        let shape = if *transposed { vec![cols, rows.len()] } else { vec![rows.len(), cols] };
+        Ok((storage(source, info)?, shape))
+    }
+
+    fn read<'a>(&self, checkpoint: &'a Checkpoint) -> Result<TensorData<'a>, WeightError> {
+        let (storage, shape) = self.describe(checkpoint)?;
+        let (info, file) = find(checkpoint, &self.source)?;
+        let (all, cols) = (info.shape[0], info.shape[1]);
+        let row = cols * storage.block_bytes();
+        let first = all / self.heads * self.head + self.rows.start;
+        let bytes = &file[info.range.clone()][first * row..][..self.rows.len() * row];
+        let bytes = match self.transposed {
+            true => Cow::Owned(columns(bytes, storage.block_bytes(), self.rows.len(), 0, 1)),
+            false => Cow::Borrowed(bytes),
+        };
+        Ok(TensorData { storage, shape, bytes })
+    }
+}
+
+impl ExpertTensor {
+    fn describe(&self, checkpoint: &Checkpoint) -> Result<(StorageType, Vec<usize>), WeightError> {
         let (storage, tensor, info, outputs, inputs) = match &self.source {
             Packed::Columns(tensor) => {
                 let info = find(checkpoint, tensor)?.0;
@@ -56,8 +126,7 @@ impl Derived {
         Ok((storage, std::iter::once(self.rows(outputs)).chain(inputs).collect()))
     }
 
-    /// Reads the tensor.
-    pub(super) fn read(&self, checkpoint: &Checkpoint) -> Result<TensorData<'static>, WeightError> {
+    fn read(&self, checkpoint: &Checkpoint) -> Result<TensorData<'static>, WeightError> {
         let (storage, shape) = self.describe(checkpoint)?;
         let slab = |name| find(checkpoint, name).map(|(info, file)| self.slab_of(info, file));
         let inputs = shape.get(1).copied().unwrap_or(1);

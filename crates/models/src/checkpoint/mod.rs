@@ -24,7 +24,7 @@ pub use processor::{ImageSize, ProcessorConfig, Resample, ViewText};
 pub use sentence::SentenceSettings;
 pub use tokenizer::{GgufTokenizer, TokenizerData};
 
-pub(crate) use derived::{Derived, Packed};
+pub(crate) use derived::{Derived, ExpertTensor, HeadTensor, Packed};
 pub(crate) use gguf::{MetadataView, takes_images};
 
 use crate::config::{ConfigError, ModelConfig, PooledRow, VectorKind};

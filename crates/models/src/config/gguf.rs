@@ -55,6 +55,10 @@ impl<'a> Keys<'a> {
         Ok(self.usize("attention.sliding_window")?.filter(|&window| window > 0))
     }
 
+    pub(crate) fn bool(&self, key: &str) -> Result<Option<bool>, ConfigError> {
+        self.metadata.bool(&self.name(key))
+    }
+
     pub(crate) fn f64(&self, key: &str) -> Result<Option<f64>, ConfigError> {
         self.metadata.f64(&self.name(key))
     }
@@ -62,10 +66,19 @@ impl<'a> Keys<'a> {
 
 /// Reads a decoder whose layers are alike: pre-norm, full attention. Families change the rest.
 pub(crate) fn decoder(family: &'static Family, keys: &Keys<'_>, style: RopeStyle) -> Result<ModelConfig, ConfigError> {
+    let heads = heads(keys, keys.required("embedding_length")?)?;
+    decoder_of(family, keys, style, heads)
+}
+
+/// Reads such a decoder with attention heads that the family knows.
+pub(crate) fn decoder_of(
+    family: &'static Family,
+    keys: &Keys<'_>,
+    style: RopeStyle,
+    heads: HeadShape,
+) -> Result<ModelConfig, ConfigError> {
     let has_weight = |role| keys.has_tensor(&family.names.weight(Format::Gguf, role, 0));
     let has_bias = |role| keys.has_tensor(&family.names.bias(Format::Gguf, role, 0));
-    let hidden_size = keys.required("embedding_length")?;
-    let heads = heads(keys, hidden_size)?;
     let rope = rope(keys, style, heads.dim)?;
     let mlp = MlpConfig {
         intermediate_size: keys.required("feed_forward_length")?,
@@ -80,7 +93,7 @@ pub(crate) fn decoder(family: &'static Family, keys: &Keys<'_>, style: RopeStyle
     Ok(ModelConfig {
         family,
         vocab_size: vocab_size(keys)?,
-        hidden_size,
+        hidden_size: keys.required("embedding_length")?,
         layers: repeated(layer, keys.required("block_count")?)?,
         embedding_scale: 1.0,
         input: InputConfig::default(),
@@ -103,7 +116,7 @@ fn heads(keys: &Keys<'_>, hidden_size: usize) -> Result<HeadShape, ConfigError> 
         None => default_head_dim(hidden_size, q)?,
     };
     match keys.usize("attention.value_length")?.filter(|&value_dim| value_dim != dim) {
-        None => Ok(HeadShape { q, kv: keys.usize("attention.head_count_kv")?.unwrap_or(q), dim }),
+        None => Ok(HeadShape::new(q, keys.usize("attention.head_count_kv")?.unwrap_or(q), dim)),
         Some(other) => Err(ConfigError::Unsupported(format!("a value size of {other} beside a key size of {dim}"))),
     }
 }

@@ -49,7 +49,7 @@ pub(crate) fn decoder(
         None => default_head_dim(hidden_size, heads)?,
     };
     let max_position_embeddings = fields.required("max_position_embeddings")?;
-    let heads = HeadShape { q: heads, kv: fields.usize("num_key_value_heads")?.unwrap_or(heads), dim };
+    let heads = HeadShape::new(heads, fields.usize("num_key_value_heads")?.unwrap_or(heads), dim);
     let rope = rope(fields, dim, defaults.theta, max_position_embeddings)?;
     let mlp = MlpConfig {
         intermediate_size: fields.required("intermediate_size")?,

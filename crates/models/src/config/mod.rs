@@ -5,18 +5,21 @@ pub(crate) mod experts;
 mod fields;
 pub(crate) mod gguf;
 pub(crate) mod hf;
+mod latent;
 mod rope;
 pub(crate) mod vectors;
 mod vision;
 
 pub use error::ConfigError;
 pub use experts::{ExpertsConfig, SharedExpertConfig};
+pub use latent::LatentConfig;
 pub use rope::{RopeConfig, RopeScaling, RopeSections};
 pub use vectors::{Dimensions, HeadLayer, HeadNorm, PooledRow, ScoreActivation, VectorConfig, VectorKind};
 pub use vision::{ImageTokens, PositionTable, VisionConfig};
 
 pub(crate) use fields::Fields;
 pub(crate) use gguf::{CLIP, Keys};
+pub(crate) use rope::yarn_magnitude;
 
 use octavo_ops::{GluKind, HeadShape, NormKind};
 
@@ -145,6 +148,8 @@ pub enum NormPlaces {
 pub struct AttentionConfig {
     /// Query and key-value heads.
     pub heads: HeadShape,
+    /// Sizes of latent attention; `None` if keys and values have projections of their own.
+    pub latent: Option<LatentConfig>,
     /// Rotary embedding, if there is one.
     pub rope: Option<RopeConfig>,
     /// Whether a token sees only those up to its own. Otherwise it sees all tokens of its text.
@@ -289,9 +294,9 @@ impl AttentionConfig {
     /// Returns attention to all tokens up to a token's own, without a rotary embedding and biases.
     fn plain(heads: HeadShape) -> Self {
         let scale = (heads.dim as f32).sqrt().recip();
-        let (window, softcap, qk_norm) = (None, None, None);
+        let (latent, window, softcap, qk_norm) = (None, None, None, None);
         let (sinks, qkv_bias, output_bias) = (false, false, false);
-        Self { heads, rope: None, causal: true, window, scale, softcap, qk_norm, sinks, qkv_bias, output_bias }
+        Self { heads, latent, rope: None, causal: true, window, scale, softcap, qk_norm, sinks, qkv_bias, output_bias }
     }
 }
 
@@ -327,6 +332,9 @@ impl LayerConfig {
             if self.mlp_norms != NormPlaces::Before {
                 return Err(ConfigError::Unsupported("norms after a mixture of experts".into()));
             }
+        }
+        if let Some(latent) = &self.attention.latent {
+            latent.check(&self.attention)?;
         }
         rope.as_ref().map_or(Ok(()), |rope| rope.check(heads.dim))
     }

@@ -231,6 +231,6 @@ impl RopeConfig {
 }
 
 /// Returns the attention factor of the YaRN paper.
-pub(super) fn yarn_magnitude(factor: f64, scale: f64) -> f64 {
+pub(crate) fn yarn_magnitude(factor: f64, scale: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 }
 }

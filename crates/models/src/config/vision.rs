@@ -86,7 +86,7 @@ pub struct VisionConfig {
 impl VisionConfig {
     /// Returns the heads of every layer.
     pub const fn head_shape(&self) -> HeadShape {
-        HeadShape { q: self.heads, kv: self.heads, dim: self.hidden_size / self.heads }
+        HeadShape::new(self.heads, self.heads, self.hidden_size / self.heads)
     }
 
     /// Returns the number of elements of a patch, over all frames.

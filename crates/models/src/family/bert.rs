@@ -60,7 +60,7 @@ fn encoder(family: &'static Family, fields: &Fields<'_>, offset: usize) -> Resul
     }
     let hidden_size = fields.required("hidden_size")?;
     let q = fields.required("num_attention_heads")?;
-    let heads = HeadShape { q, kv: q, dim: hf::head_dim(hidden_size, q)? };
+    let heads = HeadShape::new(q, q, hf::head_dim(hidden_size, q)?);
     let rows = fields.required("max_position_embeddings")?;
     let mlp = MlpConfig {
         intermediate_size: fields.required("intermediate_size")?,

@@ -6,7 +6,7 @@
 use octavo_ops::{GluKind, RopeStyle};
 
 use super::{Family, Gguf, OwnLayout};
-use crate::checkpoint::{Checkpoint, Derived, Packed};
+use crate::checkpoint::{Checkpoint, Derived, ExpertTensor, Packed};
 use crate::config::hf::Defaults;
 use crate::config::{ConfigError, ExpertsConfig, Fields, Keys, ModelConfig, RopeScaling, experts, gguf, hf, slides};
 use crate::program::names::{Names, Role};
@@ -24,7 +24,7 @@ pub(super) static FAMILY: Family = Family {
         ..Names::DEFAULT
     },
     images: None,
-    layout: Some(OwnLayout { method: "mxfp4", derived }),
+    layout: Some(OwnLayout { method: Some("mxfp4"), derived }),
     vectors: None,
 };
 
@@ -100,5 +100,5 @@ fn derived(checkpoint: &Checkpoint, name: &str) -> Option<Derived> {
         }
         _ => return None,
     };
-    Some(Derived { source, slab: slab.parse().ok()?, first, step })
+    Some(Derived::Expert(ExpertTensor { source, slab: slab.parse().ok()?, first, step }))
 }

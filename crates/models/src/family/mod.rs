@@ -5,6 +5,7 @@
 //! program ([`crate::program`]). To add a family, add a module here and a line to [`FAMILIES`].
 
 mod bert;
+mod deepseek;
 mod gemma;
 mod gpt_oss;
 mod granite;
@@ -32,7 +33,7 @@ use crate::program::ModelError;
 use crate::program::names::Names;
 
 /// Every family.
-pub static FAMILIES: [&Family; 19] = [
+pub static FAMILIES: [&Family; 21] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -49,6 +50,8 @@ pub static FAMILIES: [&Family; 19] = [
     &qwen_moe::QWEN3_MOE,
     &granite::MOE,
     &gpt_oss::FAMILY,
+    &deepseek::V2,
+    &deepseek::V3,
     &bert::BERT,
     &bert::ROBERTA,
     &modernbert::FAMILY,
@@ -77,7 +80,7 @@ pub struct Family {
 /// A layout of tensors that only one family has.
 pub(crate) struct OwnLayout {
     /// Name in `quant_method`, if the tensors are quantised.
-    method: &'static str,
+    method: Option<&'static str>,
     /// Returns how a tensor that the file does not have is made from others.
     pub(crate) derived: fn(&Checkpoint, &str) -> Option<Derived>,
 }
@@ -261,7 +264,7 @@ fn task(fields: &Fields<'_>, family: &Family, has_modules: bool, runner: Runner)
 fn check_quantization(fields: &Fields<'_>, family: &Family) -> Result<(), ConfigError> {
     if let Some(quantization) = fields.object("quantization_config")? {
         let method = quantization.str("quant_method")?.unwrap_or("unknown");
-        if family.layout.as_ref().is_some_and(|layout| layout.method == method) {
+        if family.layout.as_ref().is_some_and(|layout| layout.method == Some(method)) {
             return Ok(());
         }
         let method = method.escape_debug();

@@ -46,7 +46,7 @@ const WINDOW: usize = 128;
 fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     let hidden_size = fields.required("hidden_size")?;
     let q = fields.required("num_attention_heads")?;
-    let heads = HeadShape { q, kv: q, dim: hf::head_dim(hidden_size, q)? };
+    let heads = HeadShape::new(q, q, hf::head_dim(hidden_size, q)?);
     let mlp = MlpConfig {
         intermediate_size: fields.required("intermediate_size")?,
         activation: fields.str("hidden_activation")?.map_or(Ok(GluKind::Gelu), hf::activation)?,

@@ -11,6 +11,7 @@ use octavo_ops::{
 
 use super::ModelError;
 use super::experts::ExpertScratch;
+use super::latent::LatentScratch;
 use super::names::{LONG_ROPE_FACTORS, ROPE_FACTORS, Role, SHORT_ROPE_FACTORS};
 use crate::checkpoint::{Checkpoint, Format};
 use crate::config::{
@@ -21,12 +22,33 @@ use crate::config::{
 /// Buffers shared by all layers.
 pub(super) struct Scratch {
     pub(super) normed: BufferId,
-    qkv: BufferId,
-    q: BufferId,
-    attended: BufferId,
+    /// Buffers of attention with a qkv projection, if a layer has it.
+    attention: Option<AttentionScratch>,
+    /// Buffers of latent attention, if a layer has it.
+    pub(super) latent: Option<LatentScratch>,
     /// Buffers of the MLPs, if a layer has one.
     mlp: Option<MlpScratch>,
     pub(super) experts: Option<ExpertScratch>,
+}
+
+/// Buffers of attention with a qkv projection.
+#[derive(Clone, Copy)]
+struct AttentionScratch {
+    qkv: BufferId,
+    q: BufferId,
+    attended: BufferId,
+}
+
+impl AttentionScratch {
+    /// Declares the buffers for the widest of the layers, if there are any.
+    fn new(builder: &mut ProgramBuilder, layers: &[LayerConfig]) -> Option<Self> {
+        let plain = layers.iter().map(|layer| &layer.attention).filter(|attention| attention.latent.is_none());
+        let heads = plain.map(|attention| attention.heads);
+        let qkv = heads.clone().map(HeadShape::qkv_cols).max()?;
+        let q = heads.map(HeadShape::q_cols).max()?;
+        let mut buffer = |name, cols| builder.buffer(name, Rows::Tokens, cols);
+        Some(Self { qkv: buffer("qkv", qkv), q: buffer("q", q), attended: buffer("attended", q) })
+    }
 }
 
 /// Buffers of an MLP of every token.
@@ -73,10 +95,10 @@ impl Block {
 }
 
 /// The last product of a block.
-struct Projection {
-    weight: WeightId,
-    bias: Option<WeightId>,
-    input: BufferId,
+pub(super) struct Projection {
+    pub(super) weight: WeightId,
+    pub(super) bias: Option<WeightId>,
+    pub(super) input: BufferId,
 }
 
 /// Emits the ops of a decoder or an encoder of texts and looks up its tensors.
@@ -85,9 +107,9 @@ pub(super) struct Decoder<'a> {
     pub(super) builder: ProgramBuilder,
     pub(super) scratch: Scratch,
     /// GGUF's divisors of the rotary frequencies.
-    rope_factors: Option<Vec<f32>>,
+    pub(super) rope_factors: Option<Vec<f32>>,
     /// KV group and index within it, by layer.
-    kv: Vec<(usize, usize)>,
+    pub(super) kv: Vec<(usize, usize)>,
     embedding: Option<WeightId>,
     /// Number of parts of the media cache that the decoder takes: 0 if it takes no images.
     media_parts: usize,
@@ -102,14 +124,11 @@ impl<'a> Decoder<'a> {
             (Some(_), true) => ProgramBuilder::texts(name, vocab_size, ProgramKind::Embedder),
             (Some(_), false) => ProgramBuilder::texts(name, vocab_size, ProgramKind::Encoder),
         };
-        let widest = |cols: fn(&LayerConfig) -> usize| config.layers.iter().map(cols).max().unwrap_or(0);
-        let mut buffer = |name, cols| builder.buffer(name, Rows::Tokens, cols);
         let dense = config.layers.iter().find(|layer| layer.experts.is_none());
         let scratch = Scratch {
-            normed: buffer("normed", config.hidden_size),
-            qkv: buffer("qkv", widest(|layer| layer.attention.heads.qkv_cols())),
-            q: buffer("q", widest(|layer| layer.attention.heads.q_cols())),
-            attended: buffer("attended", widest(|layer| layer.attention.heads.q_cols())),
+            normed: builder.buffer("normed", Rows::Tokens, config.hidden_size),
+            attention: AttentionScratch::new(&mut builder, &config.layers),
+            latent: LatentScratch::new(&mut builder, &config.layers),
             mlp: dense.map(|layer| MlpScratch::new(&mut builder, "", layer.mlp.intermediate_size, layer.mlp.gated)),
             experts: ExpertScratch::new(&mut builder, config),
         };
@@ -132,7 +151,10 @@ impl<'a> Decoder<'a> {
         self.inject(0, InjectMode::Replace, x);
         for (layer, config) in self.config().layers.iter().enumerate() {
             let block = Block { layer, x, norms: config.attention_norms, scale: config.residual_scale };
-            self.attention(block, &config.attention)?;
+            match &config.attention.latent {
+                Some(latent) => self.latent_attention(block, &config.attention, latent)?,
+                None => self.attention(block, &config.attention)?,
+            }
             let block = Block { norms: config.mlp_norms, ..block };
             match &config.experts {
                 Some(experts) => self.experts(block, experts, &config.mlp)?,
@@ -185,7 +207,9 @@ impl<'a> Decoder<'a> {
     fn attention(&mut self, block: Block, config: &AttentionConfig) -> Result<(), ModelError> {
         let hidden_size = self.config().hidden_size;
         let AttentionConfig { heads, window, scale, softcap, .. } = *config;
-        let Scratch { qkv, q, attended, .. } = self.scratch;
+        let Some(AttentionScratch { qkv, q, attended }) = self.scratch.attention else {
+            unreachable!("declared for a model with such attention")
+        };
         let layer = block.layer;
 
         let input = self.before(block, "attention_norm", Role::AttentionNorm)?;
@@ -259,7 +283,7 @@ impl<'a> Decoder<'a> {
 
     /// Emits the last product of a block, whose output is added to the residual stream, and the norm after it, if there
     /// is one.
-    fn after(&mut self, block: Block, last: Projection, label: &str, role: Role) -> Result<(), ModelError> {
+    pub(super) fn after(&mut self, block: Block, last: Projection, label: &str, role: Role) -> Result<(), ModelError> {
         let Block { layer, x, norms, scale } = block;
         let Projection { weight, bias, input } = last;
         // The sum goes to the residual stream itself unless a norm follows.

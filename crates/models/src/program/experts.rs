@@ -157,7 +157,7 @@ impl Decoder<'_> {
                 for &(role, rows) in parts {
                     let shape: &[usize] = if cols == 1 { &[rows] } else { &[rows, cols] };
                     let name = name(decoder, role, block.layer);
-                    all.push(expert_part(decoder, &name, shape, Slab { index, count })?);
+                    all.push(slab_part(decoder, &name, shape, Slab { index, count })?);
                 }
             }
             Ok::<_, ModelError>(decoder.builder.weight(label, cols, all))
@@ -171,8 +171,13 @@ impl Decoder<'_> {
     }
 }
 
-/// Returns a part of one expert: a tensor of its own, or a slab of a tensor of all experts.
-fn expert_part(decoder: &Decoder<'_>, name: &str, shape: &[usize], slab: Slab) -> Result<WeightPart, ModelError> {
+/// Returns a part of one expert or head: a tensor of its own, or a slab of a tensor of all of them.
+pub(super) fn slab_part(
+    decoder: &Decoder<'_>,
+    name: &str,
+    shape: &[usize],
+    slab: Slab,
+) -> Result<WeightPart, ModelError> {
     let (checkpoint, rows) = (decoder.checkpoint, shape[0]);
     if name.contains(EXPERT) {
         return part(checkpoint, name.replace(EXPERT, &slab.index.to_string()), rows, shape);

@@ -4,6 +4,7 @@
 mod decoder;
 pub(crate) mod encoder;
 mod experts;
+mod latent;
 pub(crate) mod names;
 mod vectors;
 

@@ -47,6 +47,16 @@ pub(crate) enum Role {
     Output,
     QNorm,
     KNorm,
+    /// Low-rank form of the queries of latent attention, its norm, and the queries.
+    QLow,
+    QLowNorm,
+    QHigh,
+    /// Latent and rotary key, and the norm of the latent.
+    Latent,
+    LatentNorm,
+    /// Matrices of each head between the latent and its keys and values.
+    LatentKey,
+    LatentValue,
     /// Norm of the attention's output.
     AttentionPostNorm,
     MlpNorm,
@@ -75,7 +85,7 @@ pub(crate) enum Role {
     SharedDown,
 }
 
-/// Stands for the index of an expert in the name of a tensor.
+/// Stands for the index of an expert or a head in the name of a tensor.
 pub(crate) const EXPERT: &str = "{e}";
 
 /// GGUF's tensors of divisors of the rotary frequencies, one per pair: that of Llama 3, and those of Phi-3.
@@ -89,8 +99,8 @@ impl Role {
         matches!(self, Role::Sinks | Role::RouterCorrection)
     }
 
-    /// Returns the names `(Hugging Face, GGUF)`, in which `{}` stands for the layer and [`EXPERT`] for the expert. A
-    /// tensor whose name has no expert holds all of them.
+    /// Returns the names `(Hugging Face, GGUF)`, in which `{}` stands for the layer and [`EXPERT`] for the expert or
+    /// head. A tensor whose name has none holds all of them.
     const fn stems(self) -> (&'static str, &'static str) {
         match self {
             Role::Embedding => ("model.embed_tokens", "token_embd"),
@@ -107,6 +117,13 @@ impl Role {
             Role::Output => ("model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
             Role::QNorm => ("model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
             Role::KNorm => ("model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
+            Role::QLow => ("model.layers.{}.self_attn.q_a_proj", "blk.{}.attn_q_a"),
+            Role::QLowNorm => ("model.layers.{}.self_attn.q_a_layernorm", "blk.{}.attn_q_a_norm"),
+            Role::QHigh => ("model.layers.{}.self_attn.q_b_proj", "blk.{}.attn_q_b"),
+            Role::Latent => ("model.layers.{}.self_attn.kv_a_proj_with_mqa", "blk.{}.attn_kv_a_mqa"),
+            Role::LatentNorm => ("model.layers.{}.self_attn.kv_a_layernorm", "blk.{}.attn_kv_a_norm"),
+            Role::LatentKey => ("model.layers.{}.self_attn.kv_b_proj.{e}.k", "blk.{}.attn_k_b"),
+            Role::LatentValue => ("model.layers.{}.self_attn.kv_b_proj.{e}.v", "blk.{}.attn_v_b"),
             Role::AttentionPostNorm => ("model.layers.{}.post_attention_layernorm", "blk.{}.post_attention_norm"),
             Role::MlpPostNorm => ("model.layers.{}.post_feedforward_layernorm", "blk.{}.post_ffw_norm"),
             Role::MlpNorm => ("model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"),

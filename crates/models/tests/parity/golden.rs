@@ -130,4 +130,8 @@ golden_tests! {
     qwen3_moe_gguf: "qwen3-moe-gguf";
     granite_moe_gguf: "granitemoe-gguf";
     gpt_oss_gguf: "gpt-oss-gguf";
+    deepseek_v2_with_a_dense_layer: "deepseek-v2";
+    deepseek_v3_with_yarn: "deepseek-v3";
+    deepseek_v2_gguf: "deepseek-v2-gguf";
+    deepseek_v3_gguf: "deepseek-v3-gguf";
 }

@@ -18,7 +18,7 @@ use crate::serve::device::{described, element_type};
 use crate::{kernels, pull};
 
 /// Sizes of Qwen3-8B: what is measured when no model is named. A test holds them against `models/shapes/qwen3-8b`.
-const SHAPE: (usize, usize, HeadShape, usize, usize) = (4096, 12288, HeadShape { q: 32, kv: 8, dim: 128 }, 36, 151_936);
+const SHAPE: (usize, usize, HeadShape, usize, usize) = (4096, 12288, HeadShape::new(32, 8, 128), 36, 151_936);
 
 pub(super) fn run(args: &BenchKernelsArgs) -> Result<()> {
     octavo_telemetry::init_logging(&octavo_telemetry::LogConfig::default())?;

@@ -1,7 +1,7 @@
 //! The rules of a program: what its builder checks of each op and of the whole.
 
-use super::{Buffer, HeadShape, ProgramBuilder, ProgramKind, Rows, Weight, WeightId};
-use crate::{Act, EmbedIds, Glu, GluKind, KvPlace, Linear, Op, ProgramError, QkvPost};
+use super::{Buffer, HeadShape, ProgramBuilder, ProgramKind, Rows, Values, Weight, WeightId};
+use crate::{Act, EmbedIds, Glu, GluKind, KvPlace, Linear, Op, ProgramError, QkvPost, Rope};
 
 impl ProgramBuilder {
     /// Checks that the program has the result of its kind.
@@ -40,6 +40,7 @@ impl ProgramBuilder {
         self.check_kind(op)?;
         self.check_activation(op)?;
         self.check_experts(op)?;
+        self.check_latent(op)?;
         self.check_rows(op)?;
         self.check_order(op)?;
         self.check_heads(op)
@@ -67,7 +68,8 @@ impl ProgramBuilder {
                 rules.extend(n.bias.map(|b| ("the bias", elements(b), cols)));
                 rules
             }
-            Op::Patches { .. } | Op::StoreRows { .. } | Op::InjectRows(_) => vec![],
+            Op::Patches { .. } | Op::StoreRows { .. } | Op::InjectRows(_) | Op::HeadLinear(_) => vec![],
+            Op::LatentPost(p) => self.latent_post_rules(p),
             Op::EmbedTaps(e) => vec![("the output", self.cols(e.out), self.of(e.table).cols)],
             Op::Linear(l) => self.linear_rules(l),
             Op::QkvPost(q) => vec![
@@ -75,8 +77,8 @@ impl ProgramBuilder {
                 ("the output", self.cols(q.out), q.heads.q_cols()),
             ],
             Op::PagedAttention(a) => {
-                let cols = a.heads.q_cols();
-                let mut rules = vec![("q", self.cols(a.q), cols), ("the output", self.cols(a.out), cols)];
+                let mut rules =
+                    vec![("q", self.cols(a.q), a.heads.q_cols()), ("the output", self.cols(a.out), a.heads.out_cols())];
                 rules.extend(a.sinks.map(|id| ("the sinks", self.of(id).elements(), a.heads.q)));
                 rules
             }
@@ -120,7 +122,7 @@ impl ProgramBuilder {
     /// Checks that only an encoder does without the cache, and only a decoder predicts tokens.
     fn check_kind(&self, op: &Op) -> Result<(), ProgramError> {
         let kinds: &[ProgramKind] = match op {
-            Op::PagedAttention(_) | Op::QkvPost(QkvPost { kv: KvPlace::Cache { .. }, .. }) => {
+            Op::PagedAttention(_) | Op::LatentPost(_) | Op::QkvPost(QkvPost { kv: KvPlace::Cache { .. }, .. }) => {
                 &[ProgramKind::Decoder, ProgramKind::Embedder]
             }
             Op::InjectRows(_) | Op::Logits(_) | Op::Sample { .. } => &[ProgramKind::Decoder],
@@ -168,6 +170,8 @@ impl ProgramBuilder {
             | Op::EmbedTaps(_)
             | Op::InjectRows(_)
             | Op::QkvPost(_)
+            | Op::HeadLinear(_)
+            | Op::LatentPost(_)
             | Op::PagedAttention(_)
             | Op::SegmentAttention(_) => (Some(Rows::Tokens), Rows::Tokens),
             Op::MergeRows { .. } => (Some(Rows::Tokens), Rows::Merged),
@@ -213,8 +217,7 @@ impl ProgramBuilder {
         match op {
             Op::PagedAttention(a) => {
                 let place = KvPlace::Cache { group: a.group, layer: a.layer };
-                let writes = |op: &Op| matches!(op, Op::QkvPost(q) if q.kv == place);
-                match self.program.ops.iter().any(writes) {
+                match self.program.ops.iter().filter_map(Op::written_kv).any(|(written, _)| written == place) {
                     true => Ok(()),
                     false => invalid(format!(
                         "PagedAttention reads KV group {}, layer {} before any op writes it",
@@ -223,11 +226,7 @@ impl ProgramBuilder {
                 }
             }
             Op::SegmentAttention(a) => {
-                let written = self.program.ops.iter().rev().find_map(|op| match op {
-                    Op::QkvPost(q) => Some(q.heads),
-                    _ => None,
-                });
-                match written {
+                match self.program.ops.iter().rev().find_map(Op::written_kv).map(|(_, heads)| heads) {
                     Some(heads) if heads == a.heads => Ok(()),
                     found => {
                         invalid(format!("SegmentAttention reads keys of {:?}, the last op wrote {found:?}", a.heads))
@@ -240,7 +239,10 @@ impl ProgramBuilder {
 
     fn check_heads(&self, op: &Op) -> Result<(), ProgramError> {
         let (place, heads) = match op {
-            Op::QkvPost(q) => (q.kv, q.heads),
+            Op::QkvPost(_) | Op::LatentPost(_) => match op.written_kv() {
+                Some(written) => written,
+                None => return Ok(()),
+            },
             Op::PagedAttention(a) => (KvPlace::Cache { group: a.group, layer: a.layer }, a.heads),
             Op::SegmentAttention(a) => (KvPlace::Step, a.heads),
             _ => return Ok(()),
@@ -258,8 +260,20 @@ impl ProgramBuilder {
                 return invalid(format!("{heads:?} does not match {declared:?}"));
             }
         }
-        if heads.dim == 0 || heads.kv == 0 || heads.q == 0 || !heads.q.is_multiple_of(heads.kv) {
+        if heads.value_dim() == 0
+            || heads.value_dim() > heads.dim
+            || heads.kv == 0
+            || heads.q == 0
+            || !heads.q.is_multiple_of(heads.kv)
+        {
             return invalid(format!("{heads:?} is not a whole number of query heads for each KV head"));
+        }
+        let has_own_values = heads.values == Values::Own;
+        if !has_own_values && matches!(op, Op::QkvPost(_) | Op::SegmentAttention(_)) {
+            return invalid("values that are a part of the keys".into());
+        }
+        if let Some(reason) = op.rope().and_then(|rope| rope_defect(rope, heads.dim)) {
+            return invalid(reason);
         }
         match op {
             Op::QkvPost(q) => self.check_qkv_post(q).or_else(invalid),
@@ -276,13 +290,6 @@ impl ProgramBuilder {
 
     fn check_qkv_post(&self, op: &QkvPost) -> Result<(), String> {
         let HeadShape { dim, .. } = op.heads;
-        if let Some(rope) = op.rope.as_ref().filter(|rope| rope.rotary_dim() > dim || rope.rotary_dim() == 0) {
-            return Err(format!("a rotary embedding of {} elements in heads of {dim}", rope.rotary_dim()));
-        }
-        let sizes = op.rope.as_ref().map(|rope| (rope.streams.len(), rope.inv_freq.len()));
-        if let Some((streams, pairs)) = sizes.filter(|&(streams, pairs)| streams != 0 && streams != pairs) {
-            return Err(format!("a rotary embedding that names the positions of {streams} of its {pairs} pairs"));
-        }
         if let Some(norm) = &op.norm {
             let widths = [norm.q, norm.k].map(|id| self.of(id).elements());
             let whole = [op.heads.q_cols(), op.heads.kv_cols()];
@@ -292,4 +299,14 @@ impl ProgramBuilder {
         }
         Ok(())
     }
+}
+
+/// Returns what is wrong with a rotary embedding of heads of `dim` elements.
+fn rope_defect(rope: &Rope, dim: usize) -> Option<String> {
+    if rope.rotary_dim() > dim || rope.rotary_dim() == 0 {
+        return Some(format!("a rotary embedding of {} elements in heads of {dim}", rope.rotary_dim()));
+    }
+    let (streams, pairs) = (rope.streams.len(), rope.inv_freq.len());
+    (streams != 0 && streams != pairs)
+        .then(|| format!("a rotary embedding that names the positions of {streams} of its {pairs} pairs"))
 }

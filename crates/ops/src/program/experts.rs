@@ -86,8 +86,8 @@ impl ProgramBuilder {
         Ok(())
     }
 
-    /// Checks that the weights of the experts have parts of the same sizes.
-    fn check_slabs(&self, op: &Op, id: WeightId, experts: usize) -> Result<(), ProgramError> {
+    /// Checks that the weights of the experts or heads have parts of the same sizes.
+    pub(super) fn check_slabs(&self, op: &Op, id: WeightId, experts: usize) -> Result<(), ProgramError> {
         let weight = self.of(id);
         let each = weight.parts.len() / experts.max(1);
         let alike = each > 0 && weight.parts.len() == each * experts && {
@@ -98,10 +98,11 @@ impl ProgramBuilder {
         if alike {
             return Ok(());
         }
-        Err(self.invalid(op, format!("the parts of weight '{}' are not those of {experts} equal experts", weight.name)))
+        Err(self
+            .invalid(op, format!("the parts of weight '{}' are not those of {experts} equal matrices", weight.name)))
     }
 
-    fn invalid(&self, op: &Op, reason: String) -> ProgramError {
+    pub(super) fn invalid(&self, op: &Op, reason: String) -> ProgramError {
         ProgramError::Invalid(format!("op {} ({}): {reason}", self.program.ops.len(), op.name()))
     }
 }

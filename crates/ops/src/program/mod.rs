@@ -2,8 +2,12 @@
 
 mod check;
 mod experts;
+mod heads;
+mod latent;
 
 use std::borrow::Cow;
+
+pub use heads::{HeadShape, Values};
 
 use crate::{EmbedIds, KvPlace, Op, ProgramError, QkvPost, StorageType};
 
@@ -116,34 +120,6 @@ impl Weight {
     }
 }
 
-/// Query and key-value heads of an attention layer. Sizes that overflow saturate, so that they match no other size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeadShape {
-    /// Number of query heads Hq.
-    pub q: usize,
-    /// Number of key-value heads Hkv, a divisor of Hq.
-    pub kv: usize,
-    /// Number of elements D of a head.
-    pub dim: usize,
-}
-
-impl HeadShape {
-    /// Returns the number of columns of q: Hq·D.
-    pub const fn q_cols(self) -> usize {
-        self.q.saturating_mul(self.dim)
-    }
-
-    /// Returns the number of columns of k and of v: Hkv·D.
-    pub const fn kv_cols(self) -> usize {
-        self.kv.saturating_mul(self.dim)
-    }
-
-    /// Returns the number of columns of the fused projection.
-    pub const fn qkv_cols(self) -> usize {
-        self.q_cols().saturating_add(self.kv_cols().saturating_mul(2))
-    }
-}
-
 /// Layers that share one block table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvGroup {
@@ -156,7 +132,7 @@ pub struct KvGroup {
 impl KvGroup {
     /// Returns the number of key and value elements of one token over all layers.
     pub fn elements_per_token(&self) -> usize {
-        self.layers.iter().map(|heads| 2 * heads.kv_cols()).sum()
+        self.layers.iter().map(|heads| heads.cache_cols()).sum()
     }
 }
 
@@ -382,7 +358,7 @@ impl ProgramBuilder {
         for out in op.outputs() {
             self.written[out.0] = true;
         }
-        if let Op::QkvPost(QkvPost { rope: Some(rope), .. }) = &op {
+        if let Some(rope) = op.rope() {
             let last = rope.streams.iter().max().copied().unwrap_or(0);
             self.program.streams = self.program.streams.max(1 + last);
         }

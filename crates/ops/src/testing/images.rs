@@ -34,7 +34,7 @@ pub fn image_models() -> impl Strategy<Value = ImageModel> {
         let inv_freq = (0..pairs).map(|pair| 0.4f64.powi(pair as i32)).collect();
         let streams = (0..pairs).map(|pair| pair % 2).collect();
         let rope = rotates.then_some(Rope { style: RopeStyle::NeoX, inv_freq, magnitude: 1.0, streams });
-        let heads = HeadShape { q: kv * group, kv, dim };
+        let heads = HeadShape::new(kv * group, kv, dim);
         let layers = TinyModel { hidden, inner, heads, rope, norm, glu, biases, seed, ..TinyModel::default() };
         let encoder = TinyEncoder { layers, patch, merge, positions, out, parts };
         // The second and third position of a token turn a pair each.
@@ -47,7 +47,7 @@ pub fn image_models() -> impl Strategy<Value = ImageModel> {
 /// Returns a model whose images have hundreds of patches, at which attention takes its blocked path, with heads of the
 /// odd size that published encoders have.
 pub fn large_images() -> ImageModel {
-    let heads = HeadShape { q: 1, kv: 1, dim: 72 };
+    let heads = HeadShape::new(1, 1, 72);
     let layers =
         TinyModel { hidden: 72, inner: 96, heads, layers: vec![0], norm: NormKind::Layer, ..TinyModel::default() };
     let out = TinyModel::default().hidden;

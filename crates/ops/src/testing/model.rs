@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::{TestRng, TinyExperts};
+use super::{TestRng, TinyExperts, TinyLatent};
 use crate::{
     BufferId, Embed, EmbedIds, Glu, GluKind, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace, Linear, Logits,
     NormKind, NormOp, Op, PagedAttention, Program, ProgramBuilder, ProgramError, QkNorm, QkvPost, Residual, Rope, Rows,
@@ -64,6 +64,9 @@ pub struct TinyModel {
     pub layers: Vec<usize>,
     /// Window of each KV group.
     pub windows: Vec<Option<usize>>,
+    /// Latent attention in the place of that with a qkv projection. The head shape and the rotary embedding are then
+    /// those of [`TinyLatent::model`].
+    pub latent: Option<TinyLatent>,
     /// Rotary embedding.
     pub rope: Option<Rope>,
     /// Norm of q and k.
@@ -113,9 +116,10 @@ impl Default for TinyModel {
             vocab_size: 50,
             hidden: 24,
             inner: 40,
-            heads: HeadShape { q: 4, kv: 2, dim: 8 },
+            heads: HeadShape::new(4, 2, 8),
             layers: vec![0, 0],
             windows: vec![None],
+            latent: None,
             rope: Some(rope),
             qk_norm: None,
             norm: NormKind::Rms,
@@ -201,7 +205,10 @@ impl<'a> Build<'a> {
         self.inject(0, InjectMode::Replace, x);
         for (index, &group) in m.layers.iter().enumerate() {
             let input = self.block_input(&format!("{index}.in"), x, y, index > 0);
-            self.attention(index, group, input, y);
+            match &m.latent {
+                Some(latent) => self.latent_attention(index, group, latent, input, y),
+                None => self.attention(index, group, input, y),
+            }
             self.block_output(&format!("{index}.attended"), y, x);
             let input = self.block_input(&format!("{index}.mid"), x, y, true);
             match &m.experts {
@@ -249,10 +256,9 @@ impl<'a> Build<'a> {
     fn attention(&mut self, index: usize, group: usize, x: BufferId, y: BufferId) {
         let m = self.model;
         let heads = m.heads;
-        let layer = m.layers[..index].iter().filter(|g| **g == group).count();
+        let layer = self.layer_of(index, group);
         let qkv = self.builder.buffer(format!("qkv.{index}"), Rows::Tokens, heads.qkv_cols());
         let q = self.builder.buffer(format!("q.{index}"), Rows::Tokens, heads.q_cols());
-        let o = self.builder.buffer(format!("o.{index}"), Rows::Tokens, heads.q_cols());
         let parts = [heads.q_cols(), heads.kv_cols(), heads.kv_cols()];
         self.linear(&format!("{index}.qkv"), &parts, x, None, qkv);
         let norm = m.qk_norm.map(|width| {
@@ -266,10 +272,24 @@ impl<'a> Build<'a> {
         let rope = m.rope.clone();
         let kv = KvPlace::Cache { group, layer };
         self.builder.push(Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm, rope, kv }));
+        let o = self.attend(index, group, q);
+        self.block_end(&format!("{index}.out"), o, None, y);
+    }
+
+    /// Returns the index of a layer within its KV group.
+    pub(super) fn layer_of(&self, index: usize, group: usize) -> usize {
+        self.model.layers[..index].iter().filter(|g| **g == group).count()
+    }
+
+    /// Appends the attention of queries to the cache. Returns its output.
+    pub(super) fn attend(&mut self, index: usize, group: usize, q: BufferId) -> BufferId {
+        let m = self.model;
+        let (heads, layer) = (m.heads, self.layer_of(index, group));
+        let out = self.builder.buffer(format!("o.{index}"), Rows::Tokens, heads.out_cols());
         let sinks = m.sinks.then(|| self.vector_within(&format!("{index}.sinks"), heads.q, 0.0, 2.0));
         self.builder.push(Op::PagedAttention(PagedAttention {
             q,
-            out: o,
+            out,
             heads,
             scale: m.scales.attention / (heads.dim as f32).sqrt(),
             window: m.windows[group],
@@ -278,7 +298,7 @@ impl<'a> Build<'a> {
             group,
             layer,
         }));
-        self.block_end(&format!("{index}.out"), o, None, y);
+        out
     }
 
     fn feed_forward(&mut self, index: usize, x: BufferId, y: BufferId) {
@@ -351,7 +371,7 @@ impl<'a> Build<'a> {
     }
 
     /// Emits the last product of a block, whose output the model scales.
-    fn block_end(&mut self, name: &str, input: BufferId, add: Option<BufferId>, out: BufferId) {
+    pub(super) fn block_end(&mut self, name: &str, input: BufferId, add: Option<BufferId>, out: BufferId) {
         let (weight, bias) = self.product_weights(name, &[self.model.hidden], self.cols(input));
         let scale = self.model.scales.residual;
         self.builder.push(Op::Linear(Linear { weight, bias, scale, input, add, out }));
@@ -391,7 +411,7 @@ impl<'a> Build<'a> {
     }
 
     /// Declares a vector of elements around 1.
-    fn vector(&mut self, name: &str, len: usize) -> WeightId {
+    pub(super) fn vector(&mut self, name: &str, len: usize) -> WeightId {
         self.vector_within(name, len, 1.0, 0.3)
     }
 

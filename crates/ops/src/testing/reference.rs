@@ -1,10 +1,10 @@
 //! Exact results of every op, in the most literal f64.
 
-use super::{MemoryWeights, TestRng, TinyModel, experts, position};
+use super::{MemoryWeights, TestRng, TinyModel, experts, latent, position};
 use crate::{
-    BufferId, Embed, EmbedIds, EmbedTaps, EncodeBatch, GluKind, InjectMode, InjectRows, InjectedRow, KvPlace, Linear,
-    Logits, NormKind, NormOp, Op, PagedAttention, PoolKind, PoolRows, Program, QkvPost, Residual, Rope, RopeStyle,
-    Route, SegmentAttention, StepBatch, WeightError, WeightId, WeightSource,
+    BufferId, Embed, EmbedIds, EmbedTaps, EncodeBatch, GluKind, HeadShape, InjectMode, InjectRows, InjectedRow,
+    KvPlace, LatentPost, Linear, Logits, NormKind, NormOp, Op, PagedAttention, PoolKind, PoolRows, Program, QkvPost,
+    Residual, Rope, RopeStyle, Route, SegmentAttention, StepBatch, WeightError, WeightId, WeightSource,
 };
 
 pub(super) type Rows = Vec<Vec<f64>>;
@@ -164,7 +164,7 @@ struct Disturbance {
 
 impl Disturbance {
     /// Disturbs one layer's queries, keys or values, by token.
-    fn disturb(&mut self, rows: &mut Rows, dim: usize) {
+    pub(super) fn disturb(&mut self, rows: &mut Rows, dim: usize) {
         let Rounding { relative, of_largest } = self.rounding;
         let start = self.rng.clone();
         for row in rows {
@@ -265,6 +265,10 @@ impl Interpreter<'_> {
             Op::Norm(op) => (op.out, self.norm(op)),
             Op::Linear(op) => (op.out, self.linear(op)),
             Op::QkvPost(op) => (op.out, self.qkv_post(op)),
+            Op::HeadLinear(op) => {
+                (op.out, latent::head_linear(op, self.buffer(op.input), self.weight(op.weight), cols(op.out)))
+            }
+            Op::LatentPost(op) => (op.out, self.latent_post(op)),
             Op::PagedAttention(op) => (op.out, self.attention(op)),
             Op::SegmentAttention(op) => (op.out, self.segment_attention(op)),
             Op::Act(op) => {
@@ -396,8 +400,7 @@ impl Interpreter<'_> {
             };
             let seen = (&keys[seen.clone()], &values[seen]);
             let heads = self.buffer(op.q)[row].chunks(op.heads.dim).enumerate();
-            let attend =
-                |(head, q): (usize, &[f64])| attend(q, head / (op.heads.q / op.heads.kv), seen, op.scale, None, None);
+            let attend = |(head, q): (usize, &[f64])| attend(q, head, op.heads, seen, op.scale, None, None);
             heads.flat_map(attend).collect()
         })
         .collect()
@@ -487,6 +490,20 @@ impl Interpreter<'_> {
         q_rows
     }
 
+    fn latent_post(&mut self, op: &LatentPost) -> Rows {
+        let position = |row: usize, stream: usize| self.input.positions[stream][row];
+        let (q, kv, out) = (self.buffer(op.q), self.buffer(op.kv), self.buffer(op.out));
+        let (mut out, mut keys) = latent::latent_post(op, (q, kv, out), &self.vector(op.norm), position);
+        if let Some(disturbance) = &mut self.disturbance {
+            disturbance.disturb(&mut out, op.heads.dim);
+            disturbance.disturb(&mut keys, op.heads.dim);
+        }
+        // The values are the first elements of the keys.
+        let values = keys.iter().map(|key| key[..op.rank()].to_vec()).collect();
+        self.kv[op.group][op.layer] = (keys, values);
+        out
+    }
+
     fn attention(&self, op: &PagedAttention) -> Rows {
         let (keys, values) = &self.kv[op.group][op.layer];
         let sinks = op.sinks.map(|id| self.vector(id));
@@ -496,7 +513,7 @@ impl Interpreter<'_> {
             let heads = q.chunks(op.heads.dim).enumerate();
             let attend = |(head, q): (usize, &[f64])| {
                 let sink = sinks.as_ref().map(|sinks| sinks[head]);
-                attend(q, head / (op.heads.q / op.heads.kv), seen, op.scale, op.softcap, sink)
+                attend(q, head, op.heads, seen, op.scale, op.softcap, sink)
             };
             heads.flat_map(attend).collect()
         };
@@ -504,23 +521,24 @@ impl Interpreter<'_> {
     }
 }
 
-/// Returns the output of one query head that sees the given keys and values, of one of the KV heads of their rows.
+/// Returns the output of a query head that sees the given keys and values.
 fn attend(
     q: &[f64],
-    kv_head: usize,
+    head: usize,
+    heads: HeadShape,
     (keys, values): (&[Vec<f64>], &[Vec<f64>]),
     scale: f32,
     softcap: Option<f32>,
     sink: Option<f64>,
 ) -> Vec<f64> {
-    let dim = q.len();
-    let of = |row: &Vec<f64>| row[kv_head * dim..(kv_head + 1) * dim].to_vec();
-    let scores = keys.iter().map(|k| cap(dot(q, &of(k)) * f64::from(scale), softcap));
+    let kv_head = head / (heads.q / heads.kv);
+    let of = |row: &Vec<f64>, dim: usize| row[kv_head * dim..(kv_head + 1) * dim].to_vec();
+    let scores = keys.iter().map(|k| cap(dot(q, &of(k, q.len())) * f64::from(scale), softcap));
     let weights: Vec<f64> = scores.map(f64::exp).collect();
     let sum: f64 = weights.iter().sum::<f64>() + sink.map_or(0.0, f64::exp);
-    let mut out = vec![0.0; dim];
+    let mut out = vec![0.0; heads.value_dim()];
     for (weight, value) in weights.iter().zip(values) {
-        for (o, v) in out.iter_mut().zip(of(value)) {
+        for (o, v) in out.iter_mut().zip(of(value, heads.value_dim())) {
             *o += weight / sum * v;
         }
     }
@@ -543,7 +561,14 @@ fn cap(x: f64, cap: Option<f32>) -> f64 {
     cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
 }
 
-fn normalise(kind: NormKind, x: &[f64], weight: &[f64], bias: Option<&[f64]>, eps: f32, unit_offset: bool) -> Vec<f64> {
+pub(super) fn normalise(
+    kind: NormKind,
+    x: &[f64],
+    weight: &[f64],
+    bias: Option<&[f64]>,
+    eps: f32,
+    unit_offset: bool,
+) -> Vec<f64> {
     let n = x.len() as f64;
     let mean = match kind {
         NormKind::Rms => 0.0,
@@ -557,7 +582,7 @@ fn normalise(kind: NormKind, x: &[f64], weight: &[f64], bias: Option<&[f64]>, ep
 }
 
 /// Applies the rotary embedding to a head. `position` returns the row's position by stream.
-fn rotate(head: &mut [f64], rope: &Rope, position: impl Fn(usize) -> u32) {
+pub(super) fn rotate(head: &mut [f64], rope: &Rope, position: impl Fn(usize) -> u32) {
     for (i, frequency) in rope.inv_freq.iter().enumerate() {
         let (a, b) = match rope.style {
             RopeStyle::NeoX => (i, i + rope.inv_freq.len()),

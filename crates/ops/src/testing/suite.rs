@@ -424,7 +424,7 @@ pub fn real_sizes(vocab_size: usize) -> TinyModel {
         vocab_size,
         hidden: 576,
         inner: 1536,
-        heads: HeadShape { q: 9, kv: 3, dim: 64 },
+        heads: HeadShape::new(9, 3, 64),
         layers: vec![0],
         ..TinyModel::default()
     }
@@ -479,9 +479,10 @@ pub fn models() -> impl Strategy<Value = TinyModel> {
                 vocab_size,
                 hidden,
                 inner,
-                heads: HeadShape { q: kv * group, kv, dim },
+                heads: HeadShape::new(kv * group, kv, dim),
                 layers,
                 windows,
+                latent: None,
                 rope,
                 qk_norm,
                 norm,

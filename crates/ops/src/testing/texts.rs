@@ -161,7 +161,7 @@ pub fn text_models() -> impl Strategy<Value = TinyTexts> {
             let (biases, rotates, norms_sums, gated) = flags;
             let inv_freq = (0..(dim / 2).min(4)).map(|pair| 0.4f64.powi(pair as i32)).collect();
             let rope = rotates.then_some(Rope { style: RopeStyle::NeoX, inv_freq, magnitude: 1.0, streams: vec![] });
-            let heads = HeadShape { q: kv * group, kv, dim };
+            let heads = HeadShape::new(kv * group, kv, dim);
             let layers = TinyModel { hidden, inner, heads, rope, norm, glu, biases, seed, ..TinyModel::default() };
             TinyTexts { layers, offset, types, norms_sums, gated, window, pool, classes }
         },
@@ -170,7 +170,7 @@ pub fn text_models() -> impl Strategy<Value = TinyTexts> {
 
 /// Returns a model with the head size and the window of published encoders.
 pub fn windowed_texts() -> TinyTexts {
-    let heads = HeadShape { q: 1, kv: 1, dim: 64 };
+    let heads = HeadShape::new(1, 1, 64);
     TinyTexts {
         layers: TinyModel {
             hidden: 64,

@@ -31,10 +31,12 @@ thread_local! {
 /// AMX in bf16 and AVX-512 F, BW, DQ and BF16 must be available.
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(super) unsafe fn attend(block: Block<'_>) {
-    let Block { mut keys, narrow_q, sees, starts, softcap, weights, narrow_weights: narrow, out, partial, .. } = block;
+    let Block { mut keys, q, narrow_q, sees, starts, softcap, weights, narrow_weights: narrow, out, partial, .. } =
+        block;
     let count = sees.len();
-    let width = out.len() / count;
-    assert!(count <= ROWS && width.is_multiple_of(2 * CHUNK) && narrow_q.len() >= ROWS * width);
+    let (width, q_width) = (out.len() / count, q.len() / count);
+    assert!(width.is_multiple_of(2 * CHUNK) && q_width.is_multiple_of(2 * CHUNK));
+    assert!(count <= ROWS && narrow_q.len() >= ROWS * q_width);
     let first = sees.iter().map(|see| see.0).min().unwrap_or(0);
     let last = sees.iter().map(|see| see.1).max().unwrap_or(0);
     let mut running: [Running; ROWS] = std::array::from_fn(|r| starts[if r < count { r } else { 0 }]);
@@ -53,11 +55,11 @@ pub(super) unsafe fn attend(block: Block<'_>) {
                     start: weights.as_mut_ptr().cast::<f32>().wrapping_add(at),
                     stride: KEYS * size_of::<f32>(),
                 };
-                let q = Strided { start: narrow_q.as_ptr(), stride: width * size_of::<u16>() };
+                let q = Strided { start: narrow_q.as_ptr(), stride: q_width * size_of::<u16>() };
                 let keys = keys.map(|keys| keys.as_ptr().cast());
                 // SAFETY: the tiles are set up; a block has a tile for every 32 dimensions, queries and weights have
                 // all rows, and a tile of keys holds a multiple of four blocks.
-                unsafe { tiles::dot(q, keys, width / (2 * CHUNK), scores, BLOCK * size_of::<f32>()) };
+                unsafe { tiles::dot(q, keys, q_width / (2 * CHUNK), scores, BLOCK * size_of::<f32>()) };
             }
             let len = blocks.len() * BLOCK;
             let mut fades = [0.0; ROWS];

@@ -13,7 +13,7 @@ mod wide;
 
 use std::cell::RefCell;
 
-use octavo_ops::{BlockTables, HeadShape};
+use octavo_ops::{BlockTables, HeadShape, Values};
 
 use crate::activation::{Rows, Span};
 use crate::isa::{Isa, per_isa};
@@ -84,7 +84,7 @@ pub(crate) struct Block<'a> {
     weights: &'a mut [[f32; KEYS]; ROWS],
     /// Scratch memory for weights in bf16.
     narrow_weights: &'a mut [[u16; KEYS]; ROWS],
-    /// Output `[rows, D]`, D rounded up to chunks.
+    /// Output `[rows, Dv]`, Dv rounded up to chunks.
     out: &'a mut [f32],
     /// Scratch memory for the values of a block that is not full.
     partial: &'a mut [u32],
@@ -95,14 +95,14 @@ pub(crate) struct Keys<'a> {
     cache: LayerCache,
     table: &'a [u32],
     head: usize,
-    dim: usize,
     len: usize,
     widened: &'a mut Widened,
 }
 
-/// A tile of integers, widened.
+/// A tile of integers, widened, or the values of a tile whose cache has them as a part of the keys.
 struct Widened {
-    /// Words by block: keys, then values, in bf16 in the layout of [`crate::kv`].
+    /// Words by block: keys, then values, in bf16 in the layout of [`crate::kv`]. There are only values if the cache has
+    /// keys in bf16.
     words: Lines<u32>,
     /// Scales by slot of the tile.
     key_scales: [f32; KEYS],
@@ -113,29 +113,48 @@ struct Widened {
 impl Keys<'_> {
     /// Returns the number of words of the keys of a block in bf16.
     fn key_words(&self) -> usize {
-        self.dim.div_ceil(2) * BLOCK
+        self.cache.heads().dim.div_ceil(2) * BLOCK
     }
 
-    /// Returns the number of words from one widened block to the next: keys, padded to whole words of integers, and
-    /// values.
-    fn stride(dim: usize) -> usize {
-        (dim.next_multiple_of(4) + dim.next_multiple_of(CHUNK)) * BLOCK / 2
+    /// Returns the number of words of the keys and of the values of a widened block. Those of the keys are padded to
+    /// whole words of integers.
+    fn widened_words(cache: LayerCache) -> (usize, usize) {
+        let keys = match cache.dtype() {
+            KvDtype::Bf16 => 0,
+            KvDtype::Int8 => cache.heads().dim.next_multiple_of(4) * BLOCK / 2,
+        };
+        let has_values = cache.dtype() == KvDtype::Int8 || cache.heads().values != Values::Own;
+        let values = cache.heads().value_dim().next_multiple_of(CHUNK) * BLOCK / 2;
+        (keys, if has_values { values } else { 0 })
     }
 
-    /// Prepares a tile's blocks for reading; blocks in bf16 need no preparation. Must be called before any of its
-    /// blocks is read.
+    /// Prepares a tile's blocks for reading; blocks of keys and values in bf16 need no preparation. Must be called before
+    /// any of its blocks is read.
     fn enter(&mut self, isa: Isa, blocks: std::ops::Range<usize>) {
-        if self.cache.dtype() == KvDtype::Bf16 {
+        let (key_words, value_words) = Self::widened_words(self.cache);
+        if value_words == 0 {
             return;
         }
         for index in blocks {
             // SAFETY: no thread writes the cache while it is read.
             let block = unsafe { self.cache.read(self.table[index], self.head) };
             let slot = index % (KEYS / BLOCK);
-            let stride = Self::stride(self.dim);
-            let (keys, values) = self.widened.words[slot * stride..][..stride].split_at_mut(2 * block.keys.len());
-            isa.widen(block.keys, keys);
-            isa.widen(block.values, values);
+            let words = &mut self.widened.words[slot * (key_words + value_words)..][..key_words + value_words];
+            let (keys, values) = words.split_at_mut(key_words);
+            let keys = match self.cache.dtype() {
+                KvDtype::Bf16 => block.keys,
+                KvDtype::Int8 => {
+                    isa.widen(block.keys, keys);
+                    &*keys
+                }
+            };
+            match self.cache.heads().values {
+                Values::Own => isa.widen(block.values, values),
+                Values::Prefix(_) => turn(isa, keys, values),
+            }
+            if self.cache.dtype() == KvDtype::Bf16 {
+                continue;
+            }
             let filled = self.len.saturating_sub(index * BLOCK);
             let (key_scales, value_scales) = block.scales.split_at(BLOCK);
             for lane in 0..BLOCK {
@@ -148,14 +167,15 @@ impl Keys<'_> {
 
     /// Returns keys and values of a block of the sequence, in bf16.
     fn block(&self, index: usize) -> (&[u32], &[u32]) {
-        if self.cache.dtype() == KvDtype::Bf16 {
-            // SAFETY: no thread writes the cache while it is read.
-            let block = unsafe { self.cache.read(self.table[index], self.head) };
-            return (block.keys, block.values);
+        let (key_words, value_words) = Self::widened_words(self.cache);
+        let stride = key_words + value_words;
+        let (keys, values) = self.widened.words[index % (KEYS / BLOCK) * stride..][..stride].split_at(key_words);
+        if self.cache.dtype() == KvDtype::Int8 {
+            return (&keys[..self.key_words()], values);
         }
-        let stride = Self::stride(self.dim);
-        let block = &self.widened.words[index % (KEYS / BLOCK) * stride..][..stride];
-        (&block[..self.key_words()], &block[self.dim.next_multiple_of(4) * BLOCK / 2..])
+        // SAFETY: no thread writes the cache while it is read.
+        let block = unsafe { self.cache.read(self.table[index], self.head) };
+        (block.keys, if value_words == 0 { block.values } else { values })
     }
 
     /// Returns the factors of the scores and of the weights of the current tile, if there are any.
@@ -171,21 +191,37 @@ per_isa! {
     plain;
     /// Computes attention row by row, on instruction sets without a special kernel.
     fn attend_plain(isa: Isa, block: Block<'_>);
+
+    /// Does [`turn`] on instruction sets without a special kernel.
+    fn turn_plain(keys: &[u32], values: &mut [u32]);
+}
+
+/// Turns the first dimensions of sixteen keys, in pairs of dimensions, into values, in pairs of slots. Dimensions that the
+/// keys do not have become zeros.
+fn turn(isa: Isa, keys: &[u32], values: &mut [u32]) {
+    #[cfg(target_arch = "x86_64")]
+    if isa >= Isa::Avx512 {
+        // SAFETY: an `Isa` is only used where it is available.
+        return unsafe { wide::turn(keys, values) };
+    }
+    isa.turn_plain(keys, values);
 }
 
 /// Computes attention of up to [`most_rows`] rows.
-fn attend(isa: Isa, dim: usize, block: Block<'_>) {
+fn attend(isa: Isa, block: Block<'_>) {
+    let heads = block.keys.cache.heads();
+    let whole_tiles = [heads.dim, heads.value_dim()].iter().all(|dim| dim.is_multiple_of(2 * CHUNK));
     #[cfg(target_arch = "x86_64")]
     // SAFETY: an `Isa` is only used where it is available, and tiles are used only for heads that they support.
     unsafe {
         match isa {
-            Isa::Amx if dim.is_multiple_of(2 * CHUNK) => return amx::attend(block),
+            Isa::Amx if whole_tiles => return amx::attend(block),
             Isa::Avx512Bf16 | Isa::Amx => return wide::attend_bf16(block),
             Isa::Avx512 => return wide::attend(block),
             Isa::Portable | Isa::Avx2 => {}
         }
     }
-    let _ = dim;
+    let _ = whole_tiles;
     isa.attend_plain(isa, block);
 }
 
@@ -216,17 +252,21 @@ thread_local! {
 }
 
 impl Scratch {
-    /// Allocates memory for heads of `dim` elements.
-    fn reserve(&mut self, dim: usize, cache: KvDtype) {
-        let (padded, chunked) = (dim.next_multiple_of(2), dim.next_multiple_of(CHUNK));
+    /// Allocates memory for the heads of a layer.
+    fn reserve(&mut self, cache: LayerCache) {
+        let (padded, chunked) = row_widths(cache.heads());
         self.q.reserve_zeroed(ROWS * padded);
         self.narrow_q.reserve_zeroed(ROWS * padded);
         self.out.reserve_zeroed(ROWS * chunked);
         self.partial.reserve_zeroed(chunked * BLOCK / 2);
-        if cache == KvDtype::Int8 {
-            self.widened.words.reserve_zeroed(KEYS / BLOCK * Keys::stride(dim));
-        }
+        let (keys, values) = Keys::widened_words(cache);
+        self.widened.words.reserve_zeroed(KEYS / BLOCK * (keys + values));
     }
+}
+
+/// Returns the number of elements of a row of queries and of a row of the output in scratch memory.
+fn row_widths(heads: HeadShape) -> (usize, usize) {
+    (heads.dim.next_multiple_of(2), heads.value_dim().next_multiple_of(CHUNK))
 }
 
 impl Attention<'_> {
@@ -246,15 +286,15 @@ impl Attention<'_> {
     /// Cache and activations must not be moved. During the call, no other thread may write the queries or the cache, or
     /// use the output of these rows and heads.
     pub(crate) unsafe fn run(&self, isa: Isa, run: Run, head: usize) {
-        let HeadShape { q, kv, dim } = self.heads;
-        let group = q / kv;
+        let HeadShape { q, kv, dim, .. } = self.heads;
+        let (group, value_dim) = (q / kv, self.heads.value_dim());
         SCRATCH.with_borrow_mut(|scratch| {
-            let (padded, chunked) = (dim.next_multiple_of(2), dim.next_multiple_of(CHUNK));
-            scratch.reserve(dim, self.cache.dtype());
+            let (padded, chunked) = row_widths(self.heads);
+            scratch.reserve(self.cache);
             let (rows, most) = (run.count * group, most_rows(isa));
             for start in (0..rows).step_by(most) {
                 let rows = start..(start + most).min(rows);
-                let span = |row: usize| {
+                let span = |row: usize, dim: usize| {
                     let (token, member) = (row / group, row % group);
                     Span { row: run.first + token, from: (head * group + member) * dim, len: dim }
                 };
@@ -266,7 +306,7 @@ impl Attention<'_> {
                     scratch.starts.push(Running::start(sink));
                     let scaled = &mut scratch.q[slot * padded..][..padded];
                     // SAFETY: the caller guarantees this.
-                    let q = unsafe { self.q.read(span(row)) };
+                    let q = unsafe { self.q.read(span(row, dim)) };
                     scaled[..dim].copy_from_slice(q);
                     scaled[dim..].fill(0.0);
                     isa.scale(scaled, self.scale);
@@ -276,13 +316,11 @@ impl Attention<'_> {
                 }
                 attend(
                     isa,
-                    dim,
                     Block {
                         keys: Keys {
                             cache: self.cache,
                             table: self.tables.row(run.sequence),
                             head,
-                            dim,
                             len: run.len,
                             widened: &mut scratch.widened,
                         },
@@ -299,14 +337,40 @@ impl Attention<'_> {
                 );
                 for (slot, row) in rows.enumerate() {
                     // SAFETY: the caller guarantees this.
-                    unsafe { self.out.write(span(row)) }.copy_from_slice(&scratch.out[slot * chunked..][..dim]);
+                    let out = unsafe { self.out.write(span(row, value_dim)) };
+                    out.copy_from_slice(&scratch.out[slot * chunked..][..value_dim]);
                 }
             }
         });
         if self.prepares {
             for row in run.first..run.first + run.count {
                 // SAFETY: the caller guarantees this.
-                unsafe { self.out.prepare(isa, Span { row, from: head * group * dim, len: group * dim }) };
+                unsafe { self.out.prepare(isa, Span { row, from: head * group * value_dim, len: group * value_dim }) };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Element d of the key in slot s is `100 · d + s`.
+    #[test]
+    fn keys_turn_into_values_on_every_instruction_set() {
+        for (dims, rank) in [(48, 32), (44, 40), (21, 17)] {
+            let element = |d: usize, s: usize| if d < dims { (100 * d + s) as u32 } else { 0 };
+            let pair = |pair: usize| (0..BLOCK).map(move |s| element(2 * pair, s) | element(2 * pair + 1, s) << 16);
+            let keys: Vec<u32> = (0..dims.div_ceil(2)).flat_map(pair).collect();
+            let mut values = vec![u32::MAX; usize::next_multiple_of(rank, CHUNK) * BLOCK / 2];
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+                turn(isa, &keys, &mut values);
+                for d in 0..rank {
+                    for s in 0..BLOCK {
+                        let word = values[(d / CHUNK * (BLOCK / 2) + s / 2) * CHUNK + d % CHUNK];
+                        assert_eq!(word >> (16 * (s % 2)) & 0xffff, element(d, s), "{isa}: {d} of slot {s}");
+                    }
+                }
             }
         }
     }

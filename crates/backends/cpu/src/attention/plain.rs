@@ -1,6 +1,6 @@
 //! The kernel in plain Rust, in lanes of sixteen.
 
-use super::{Block, KEYS, Keys};
+use super::{Block, KEYS, Keys, ROWS};
 use crate::Isa;
 use crate::kv::{BLOCK, CHUNK};
 use crate::rows::{exp, fma, tanh};
@@ -29,19 +29,25 @@ impl Running {
     }
 }
 
-/// Processes one row after the other, because an array of rows of lanes is not vectorised.
+/// Processes a tile of keys with one row after the other, because an array of rows of lanes is not vectorised.
 #[inline(always)]
 pub(super) fn attend_plain<const FMA: bool>(isa: Isa, block: Block<'_>) {
     let Block { mut keys, q, sees, starts, softcap, weights, out, partial, .. } = block;
     let (q_width, out_width) = (q.len() / sees.len(), out.len() / sees.len());
     out.fill(0.0);
-    let rows = q.chunks_exact(q_width).zip(out.chunks_exact_mut(out_width));
-    for ((q, out), (&(first, last), &start)) in rows.zip(sees.iter().zip(starts)) {
-        let weights = &mut weights[0];
-        let mut running = start;
-        for tile in first / KEYS..=last / KEYS {
-            let blocks = tile * (KEYS / BLOCK)..((tile + 1) * (KEYS / BLOCK)).min(last / BLOCK + 1);
-            keys.enter(isa, blocks.clone());
+    let weights = &mut weights[0];
+    let mut running: [Running; ROWS] = std::array::from_fn(|row| starts[row.min(starts.len() - 1)]);
+    let first = sees.iter().map(|see| see.0).min().unwrap_or(0);
+    let last = sees.iter().map(|see| see.1).max().unwrap_or(0);
+    for tile in first / KEYS..=last / KEYS {
+        let end = (tile + 1) * (KEYS / BLOCK);
+        keys.enter(isa, tile * (KEYS / BLOCK)..end.min(last / BLOCK + 1));
+        let rows = q.chunks_exact(q_width).zip(out.chunks_exact_mut(out_width));
+        for ((q, out), (&(first, last), running)) in rows.zip(sees.iter().zip(&mut running)) {
+            if !(first / KEYS..=last / KEYS).contains(&tile) {
+                continue;
+            }
+            let blocks = tile * (KEYS / BLOCK)..end.min(last / BLOCK + 1);
             for (index, block) in blocks.clone().enumerate() {
                 let scores = score::<FMA>(q, keys.block(block).0);
                 weights[index * BLOCK..][..BLOCK].copy_from_slice(&scores);
@@ -55,7 +61,7 @@ pub(super) fn attend_plain<const FMA: bool>(isa: Isa, block: Block<'_>) {
                 scores.iter_mut().for_each(|x| *x = cap * tanh::<FMA>(*x * inverse));
             }
             visible(scores, tile * KEYS, (first, last));
-            let fade = weigh::<FMA>(scores, &mut running);
+            let fade = weigh::<FMA>(scores, running);
             if let Some((_, scales)) = keys.scales() {
                 isa.multiply(scores, scales);
             }
@@ -64,8 +70,25 @@ pub(super) fn attend_plain<const FMA: bool>(isa: Isa, block: Block<'_>) {
                 gather::<FMA>(whole(&keys, block, partial), weights, out);
             }
         }
+    }
+    for (out, running) in out.chunks_exact_mut(out_width).zip(&running) {
         let inverse = 1.0 / running.sum;
         out.iter_mut().for_each(|x| *x *= inverse);
+    }
+}
+
+#[inline(always)]
+pub(super) fn turn_plain<const FMA: bool>(keys: &[u32], values: &mut [u32]) {
+    let pairs = keys.as_chunks::<BLOCK>().0;
+    let chunks = values.as_chunks_mut::<CHUNK>().0.as_chunks_mut::<{ BLOCK / 2 }>().0;
+    for (chunk, slots) in chunks.iter_mut().enumerate() {
+        for pair in 0..CHUNK / 2 {
+            let words = pairs.get(chunk * (CHUNK / 2) + pair).unwrap_or(&[0; BLOCK]);
+            for (values, &[even, odd]) in slots.iter_mut().zip(words.as_chunks().0) {
+                values[2 * pair] = even & 0xffff | odd << 16;
+                values[2 * pair + 1] = even >> 16 | odd & 0xffff_0000;
+            }
+        }
     }
 }
 

@@ -14,6 +14,63 @@ const FEW_ROWS: usize = 4;
 /// Distance of the prefetched keys from the keys that are read, in blocks.
 const AHEAD: usize = 2;
 
+/// Does what [`super::turn`] says.
+///
+/// # Safety
+/// AVX-512 F and BW must be available.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn turn(keys: &[u32], values: &mut [u32]) {
+    // Of the halves of sixteen words, the low ones in pairs of words and then the high ones.
+    let halves: [u16; 32] = std::array::from_fn(|i| {
+        let (word, half) = (i / 2 % 8, i / 16);
+        (4 * word + 2 * (i % 2) + half) as u16
+    });
+    // Of two registers, each of groups of `group` words for each of `count` slots: those of the first half of the slots,
+    // or of the second, with the groups of both registers adjacent.
+    let joined = |group: usize, second: usize| -> [u32; 16] {
+        std::array::from_fn(|i| {
+            let (slot, from, word) = (i / (2 * group), i / group % 2, i % group);
+            (from * 16 + (slot + second * 16 / (2 * group)) * group + word) as u32
+        })
+    };
+    // The first step has the two words of a slot eight apart.
+    let apart = |second: usize| -> [u32; 16] {
+        std::array::from_fn(|i| (i / 2 % 2 * 16 + i % 2 * 8 + i / 4 + second * 4) as u32)
+    };
+    let pairs = keys.as_chunks::<BLOCK>().0;
+    let chunks = values.as_chunks_mut::<CHUNK>().0.as_chunks_mut::<{ BLOCK / 2 }>().0;
+    // SAFETY: every array has the size of a register.
+    unsafe {
+        let load = |words: &[u32; 16]| _mm512_loadu_si512(words.as_ptr().cast());
+        let halves = _mm512_loadu_si512(halves.as_ptr().cast());
+        let steps = [
+            [0, 1].map(|second| load(&apart(second))),
+            [0, 1].map(|s| load(&joined(4, s))),
+            [0, 1].map(|s| load(&joined(8, s))),
+        ];
+        for (chunk, slots) in chunks.iter_mut().enumerate() {
+            let mut x: [__m512i; BLOCK / 2] = std::array::from_fn(|pair| {
+                let words = pairs.get(chunk * (CHUNK / 2) + pair).unwrap_or(&[0; BLOCK]);
+                _mm512_permutexvar_epi16(halves, load(words))
+            });
+            // Registers of more and more dimensions of fewer and fewer slots.
+            for (step, [first, second]) in steps.into_iter().enumerate() {
+                let stride = 1 << step;
+                x = std::array::from_fn(|i| {
+                    // Register i has the slots `i % (2 · stride)` of the dimensions `i / (2 · stride)`.
+                    let (dims, part) = (i / (2 * stride), i % (2 * stride));
+                    let from = dims * 2 * stride + part / 2;
+                    let index = if part % 2 == 0 { first } else { second };
+                    _mm512_permutex2var_epi32(x[from], index, x[from + stride])
+                });
+            }
+            for (values, x) in slots.iter_mut().zip(x) {
+                _mm512_storeu_si512(values.as_mut_ptr().cast(), x);
+            }
+        }
+    }
+}
+
 /// Computes attention of up to half of [`ROWS`] rows in f32.
 ///
 /// # Safety

@@ -53,6 +53,17 @@ pub(crate) struct Product<'a> {
     /// Destination of the largest result of each row in each chunk, by row: [`chunks`] of them. The value is −∞ if no
     /// result is larger.
     pub(crate) largest: Option<Shared<f32>>,
+    /// Place of the first result.
+    pub(crate) origin: Origin,
+}
+
+/// Place of the first result of a product whose output is a part of a buffer.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Origin {
+    /// Row of the input whose result is the first row of the output.
+    pub(crate) row: usize,
+    /// First column of the output.
+    pub(crate) column: usize,
 }
 
 /// Operations on a result before it is stored, in this order.
@@ -138,7 +149,13 @@ pub(crate) fn chunk_columns(matrix: &Matrix, rows: usize, index: usize) -> Range
     part.first + panels.start * PANEL..part.first + (panels.end * PANEL).min(part.rows)
 }
 
-impl Product<'_> {
+impl<'a> Product<'a> {
+    /// Returns a product of no rows, without an epilogue.
+    pub(crate) fn new(matrix: &'a Matrix, input: Rows, out: Rows) -> Self {
+        let (epilogue, origin) = (Epilogue::default(), Origin::default());
+        Self { matrix, input, rows: 0, out, epilogue, largest: None, origin }
+    }
+
     /// Returns the number of pieces of work.
     pub(crate) fn pieces(&self) -> usize {
         chunks(self.matrix, self.rows) * self.rows.div_ceil(PIECE_ROWS)
@@ -230,7 +247,7 @@ impl Product<'_> {
         let Epilogue { bias, scale, softcap, add } = self.epilogue;
         let bias = bias.map(|bias| &bias[from..from + len]);
         for (row, result) in (first..).zip(tile) {
-            let span = Span { row, from, len };
+            let span = Span { row: row - self.origin.row, from: self.origin.column + from, len };
             if let Some(bias) = bias {
                 add_lanes(result, bias);
             }

@@ -35,7 +35,7 @@ fn product(isa: Isa, matrix: &Matrix, cols: usize, rows: usize) -> Vec<f32> {
             x.prepare(isa, x.span(row));
         }
     }
-    let product = Product { matrix, input: x, rows, out: y, epilogue: Epilogue::default(), largest: None };
+    let product = Product { rows, ..Product::new(matrix, x, y) };
     // SAFETY: as above.
     (0..product.pieces()).for_each(|piece| unsafe { product.run(isa, piece) });
     out.rows(rows).to_vec()

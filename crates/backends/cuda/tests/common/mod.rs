@@ -40,7 +40,7 @@ pub(crate) fn wide() -> TinyModel {
         vocab_size: 101,
         hidden: 64,
         inner: 96,
-        heads: HeadShape { q: 4, kv: 2, dim: 64 },
+        heads: HeadShape::new(4, 2, 64),
         layers: vec![0, 1],
         windows: vec![None, Some(24)],
         biases: true,

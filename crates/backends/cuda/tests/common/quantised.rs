@@ -21,7 +21,7 @@ fn model(storage: StorageType) -> TinyModel {
         vocab_size: 90,
         hidden: 256,
         inner: 256,
-        heads: HeadShape { q: 4, kv: 1, dim: 64 },
+        heads: HeadShape::new(4, 1, 64),
         layers: vec![0],
         storage,
         ..TinyModel::default()

@@ -15,7 +15,7 @@ fn sizes(filter: Option<&str>) -> KernelBench {
     KernelBench {
         hidden: 64,
         inner: 256,
-        heads: HeadShape { q: 4, kv: 2, dim: 64 },
+        heads: HeadShape::new(4, 2, 64),
         layers: 2,
         vocab_size: 101,
         batch_sizes: vec![1, 2],

@@ -13,8 +13,8 @@ use crate::config;
 /// Returns the model with sizes that the kernels support: products of 8 inputs at a time.
 pub(crate) fn fitting(model: TinyModel) -> TinyModel {
     let up = |size: usize| size.next_multiple_of(8);
-    let HeadShape { q, kv, dim } = model.heads;
-    TinyModel { hidden: up(model.hidden), inner: up(model.inner), heads: HeadShape { q, kv, dim: up(dim) }, ..model }
+    let HeadShape { q, kv, dim, .. } = model.heads;
+    TinyModel { hidden: up(model.hidden), inner: up(model.inner), heads: HeadShape::new(q, kv, up(dim)), ..model }
 }
 
 proptest! {
