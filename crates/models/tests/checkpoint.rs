@@ -231,6 +231,31 @@ fn end_of_sequence_ids_come_from_tokenizer_config_and_generation_config() {
     names(&copy.error(), &["generation_config.json", "eos_token_id"]);
 }
 
+/// The tokenizer of the test ends its texts with 2.
+#[test]
+fn end_of_sequence_ids_of_every_family_are_read() {
+    for (config, generation, expected) in [
+        (json!(null), json!(null), &[2][..]),
+        (json!(2), json!(2), &[2]),
+        // Llama 3, Gemma 3, Phi-3 and GPT-OSS.
+        (json!([128_001, 128_008, 128_009]), json!(null), &[2, 128_001, 128_008, 128_009]),
+        (json!([1, 106]), json!([1, 106]), &[2, 1, 106]),
+        (json!(32_000), json!([32_007, 32_001, 32_000]), &[2, 32_000, 32_007, 32_001]),
+        (json!(200_002), json!([200_002, 199_999, 200_012]), &[2, 200_002, 199_999, 200_012]),
+    ] {
+        let copy = Copy::of("llama");
+        copy.set("config.json", "eos_token_id", config);
+        copy.set("generation_config.json", "eos_token_id", generation);
+        assert_eq!(copy.open().unwrap().generation_config().eos_token_ids, expected);
+    }
+    // A list that is not made of ids is refused.
+    for wrong in [json!([1, -1]), json!([1, null]), json!([1.5])] {
+        let copy = Copy::of("llama");
+        copy.set("generation_config.json", "eos_token_id", wrong);
+        names(&copy.error(), &["generation_config.json", "eos_token_id"]);
+    }
+}
+
 #[test]
 fn defaults_that_no_request_may_ask_for_are_dropped() {
     let copy = Copy::of("llama");
