@@ -211,6 +211,24 @@ fn smolvlm_is_idefics3_by_another_name() {
 }
 
 #[test]
+fn gemma_3_with_images_is_read_under_both_names_of_its_tensors() {
+    let copy = Copy::of("gemma3-images");
+    let program = build_program(&copy.open().unwrap()).unwrap();
+    // The two prefixes have the same length, so the header keeps its own.
+    let mut file = std::fs::read(copy.path("model.safetensors")).unwrap();
+    let (old, new) = (b"\"language_model.model.", b"\"model.language_model.");
+    let places: Vec<usize> = (0..file.len() - old.len()).filter(|&at| file[at..].starts_with(old)).collect();
+    assert!(!places.is_empty());
+    places.iter().for_each(|&at| file[at..at + new.len()].copy_from_slice(new));
+    copy.write("model.safetensors", &file);
+    let checkpoint = copy.open().unwrap();
+    assert_eq!(build_program(&checkpoint).unwrap(), program);
+    assert_eq!(build_programs(&checkpoint).unwrap().encoder, None);
+    assert!(checkpoint.image_processor(&serde_json::Map::new()).unwrap().is_none());
+    assert!(checkpoint.tensor("model.language_model.norm.weight").is_ok());
+}
+
+#[test]
 fn of_several_named_chat_templates_the_default_is_taken() {
     let checkpoint = Checkpoint::open(&testdata("llama")).unwrap();
     assert!(checkpoint.chat_template().unwrap().contains("<|im_start|>"));
@@ -370,7 +388,7 @@ fn hostile_configurations_are_refused() {
             "model_type",
             json!("mamba"),
             "'mamba' is not supported (supported: llama, mistral, qwen2, qwen3, qwen3_vl, idefics3, smolvlm, gemma2, \
-             gemma3_text, phi3, granite, olmo2, mixtral, qwen2_moe, qwen3_moe, granitemoe, gpt_oss)",
+             gemma3_text, gemma3, phi3, granite, olmo2, mixtral, qwen2_moe, qwen3_moe, granitemoe, gpt_oss)",
         ),
         ("model_type", Value::Null, "'model_type' is missing"),
         ("architectures", json!(["Qwen2ForSequenceClassification"]), "Qwen2ForSequenceClassification"),

@@ -1,5 +1,6 @@
 //! The weights of a Hugging Face directory: one safetensors file, or shards listed by an index.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Component, Path};
 
@@ -95,16 +96,24 @@ impl Shards {
         Ok(())
     }
 
-    /// Returns a tensor's description and the file that contains it. A decoder that was stored alone, such as
-    /// Qwen3-Embedding, has names without `model.`.
+    /// Returns a tensor's description and the file that contains it, also under another name that it may have.
     pub(super) fn find(&self, name: &str) -> Option<(&TensorInfo, &[u8])> {
-        let found = self.tensors.get(name).or_else(|| self.tensors.get(name.strip_prefix("model.")?));
+        let found = self.tensors.get(name).or_else(|| self.tensors.get(&*other_name(name)?));
         found.map(|(file, info)| (info, self.files[*file].bytes()))
     }
 
     /// Returns the descriptions of all tensors.
     pub(super) fn infos(&self) -> impl Iterator<Item = &TensorInfo> {
         self.tensors.values().map(|(_, info)| info)
+    }
+}
+
+/// Returns the other name of a tensor. The decoder of a model with images had names of its own before transformers 4.52.
+/// A decoder that was stored alone, such as Qwen3-Embedding, has names without `model.`.
+fn other_name(name: &str) -> Option<Cow<'_, str>> {
+    match name.strip_prefix("model.language_model.") {
+        Some(rest) => Some(format!("language_model.model.{rest}").into()),
+        None => name.strip_prefix("model.").map(Cow::from),
     }
 }
 

@@ -29,7 +29,7 @@ use crate::program::ModelError;
 use crate::program::names::Names;
 
 /// Every family.
-pub static FAMILIES: [&Family; 16] = [
+pub static FAMILIES: [&Family; 17] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -38,6 +38,7 @@ pub static FAMILIES: [&Family; 16] = [
     &idefics3::FAMILY,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
+    &gemma::GEMMA3_WITH_IMAGES,
     &phi3::FAMILY,
     &granite::FAMILY,
     &olmo2::FAMILY,
