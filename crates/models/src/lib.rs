@@ -29,9 +29,9 @@ pub use checkpoint::{
 };
 pub use config::{
     AttentionConfig, ConfigError, Dimensions, ExpertsConfig, HeadLayer, HeadNorm, ImageTokens, InputConfig,
-    LayerConfig, LearnedPositions, MlpConfig, ModelConfig, NormConfig, NormPlaces, PooledRow, PositionTable,
-    QkNormWidth, RopeConfig, RopeScaling, RopeSections, ScoreActivation, SharedExpertConfig, VectorConfig, VectorKind,
-    VisionConfig,
+    LatentConfig, LayerConfig, LearnedPositions, MlpConfig, ModelConfig, NormConfig, NormPlaces, PooledRow,
+    PositionTable, QkNormWidth, RopeConfig, RopeScaling, RopeSections, ScoreActivation, SharedExpertConfig,
+    VectorConfig, VectorKind, VisionConfig,
 };
 pub use family::{FAMILIES, Family, Runner};
 pub use fetch::{PipError, StorageError, WheelError};

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use octavo_models::FAMILIES;
-use octavo_models::catalog::{self, CatalogEntry, DeviceKind, SourceKind};
+use octavo_models::catalog::{self, CatalogEntry, DeviceKind, Gpu, SourceKind};
 
 #[test]
 fn every_file_of_the_folder_is_an_entry_named_after_it() {
@@ -49,6 +49,17 @@ fn entries_are_of_known_families_and_say_what_they_need() {
 }
 
 #[test]
+fn flags_follow_from_the_memory_of_a_gpu() {
+    let flags = |name: &str| Gpu::ALL.map(|gpu| catalog::find(name).unwrap().gpu_flags(gpu));
+    let own_context = [Some("--dtype half"), Some("--dtype half"), Some(""), Some("")];
+    assert_eq!(flags(catalog::DEFAULT_MODEL), own_context.map(|flags| flags.map(str::to_owned)));
+    // 9 of 10 parts of 16 GB, less 2 GiB and the weights, are 11724 tokens of 2 x 32 layers x 32 heads x 96 x 2 bytes.
+    assert_eq!(flags("phi-3.5-mini-instruct")[0].as_deref(), Some("--dtype half --max-model-len 11264"));
+    assert_eq!(flags("qwen3-30b-a3b"), [None, None, None, Some(String::new())]);
+    assert_eq!(flags("mixtral-8x7b-instruct-v0.1"), [const { None }; 4]);
+}
+
+#[test]
 fn what_is_wrong_with_an_entry_is_said() {
     let good = include_str!("../../../models/smollm2-135m-instruct.toml");
     assert!(CatalogEntry::parse(good).is_ok());
@@ -57,6 +68,9 @@ fn what_is_wrong_with_an_entry_is_said() {
         ("file = \"SmolLM2", "file = \"../SmolLM2", "not a file name"),
         ("context = 8_192\nweights", "context = 8_191\nweights", "computed"),
         ("context = 8_192\nweights", "context = 8_193\nweights", "computed"),
+        ("v100-16 = \"--dtype half\"", "v100-16 = \"\"", "the flags for V100 16 GB"),
+        ("l40s = \"\"\n", "", "the flags for L40S 48 GB"),
+        ("h100 = \"\"", "h200 = \"\"", "h200"),
         ("kind = \"pypi\"", "kind = \"ftp\"", "ftp"),
         ("verified = true", "verified = true\nunknown = 1", "unknown"),
         ("sha256 = \"b179", "sha256 = \"B179", "SHA-256"),

@@ -211,6 +211,24 @@ fn smolvlm_is_idefics3_by_another_name() {
 }
 
 #[test]
+fn gemma_3_with_images_is_read_under_both_names_of_its_tensors() {
+    let copy = Copy::of("gemma3-images");
+    let program = build_program(&copy.open().unwrap()).unwrap();
+    // The two prefixes have the same length, so the header keeps its own.
+    let mut file = std::fs::read(copy.path("model.safetensors")).unwrap();
+    let (old, new) = (b"\"language_model.model.", b"\"model.language_model.");
+    let places: Vec<usize> = (0..file.len() - old.len()).filter(|&at| file[at..].starts_with(old)).collect();
+    assert!(!places.is_empty());
+    places.iter().for_each(|&at| file[at..at + new.len()].copy_from_slice(new));
+    copy.write("model.safetensors", &file);
+    let checkpoint = copy.open().unwrap();
+    assert_eq!(build_program(&checkpoint).unwrap(), program);
+    assert_eq!(build_programs(&checkpoint).unwrap().encoder, None);
+    assert!(checkpoint.image_processor(&serde_json::Map::new()).unwrap().is_none());
+    assert!(checkpoint.tensor("model.language_model.norm.weight").is_ok());
+}
+
+#[test]
 fn of_several_named_chat_templates_the_default_is_taken() {
     let checkpoint = Checkpoint::open(&testdata("llama")).unwrap();
     assert!(checkpoint.chat_template().unwrap().contains("<|im_start|>"));
@@ -229,6 +247,31 @@ fn end_of_sequence_ids_come_from_tokenizer_config_and_generation_config() {
     assert_eq!(copy.open().unwrap().generation_config().eos_token_ids, [2, 7, 9]);
     copy.set("generation_config.json", "eos_token_id", json!("two"));
     names(&copy.error(), &["generation_config.json", "eos_token_id"]);
+}
+
+/// The tokenizer of the test ends its texts with 2.
+#[test]
+fn end_of_sequence_ids_of_every_family_are_read() {
+    for (config, generation, expected) in [
+        (json!(null), json!(null), &[2][..]),
+        (json!(2), json!(2), &[2]),
+        // Llama 3, Gemma 3, Phi-3 and GPT-OSS.
+        (json!([128_001, 128_008, 128_009]), json!(null), &[2, 128_001, 128_008, 128_009]),
+        (json!([1, 106]), json!([1, 106]), &[2, 1, 106]),
+        (json!(32_000), json!([32_007, 32_001, 32_000]), &[2, 32_000, 32_007, 32_001]),
+        (json!(200_002), json!([200_002, 199_999, 200_012]), &[2, 200_002, 199_999, 200_012]),
+    ] {
+        let copy = Copy::of("llama");
+        copy.set("config.json", "eos_token_id", config);
+        copy.set("generation_config.json", "eos_token_id", generation);
+        assert_eq!(copy.open().unwrap().generation_config().eos_token_ids, expected);
+    }
+    // A list that is not made of ids is refused.
+    for wrong in [json!([1, -1]), json!([1, null]), json!([1.5])] {
+        let copy = Copy::of("llama");
+        copy.set("generation_config.json", "eos_token_id", wrong);
+        names(&copy.error(), &["generation_config.json", "eos_token_id"]);
+    }
 }
 
 #[test]
@@ -345,10 +388,11 @@ fn hostile_configurations_are_refused() {
             "model_type",
             json!("mamba"),
             "'mamba' is not supported (supported: llama, mistral, qwen2, qwen3, qwen3_vl, idefics3, smolvlm, gemma2, \
-             gemma3_text, phi3, granite, olmo2, mixtral, qwen2_moe, qwen3_moe, granitemoe, gpt_oss, bert, roberta, xlm-roberta, modernbert)",
+             gemma3_text, gemma3, phi3, granite, olmo2, mixtral, qwen2_moe, qwen3_moe, granitemoe, gpt_oss, deepseek_v2, \
+             deepseek_v3, bert, roberta, xlm-roberta, modernbert)",
         ),
         ("model_type", Value::Null, "'model_type' is missing"),
-        ("architectures", json!(["Qwen2ForSequenceClassification"]), "Qwen2ForSequenceClassification"),
+        ("architectures", json!(["Qwen2ForTokenClassification"]), "Qwen2ForTokenClassification"),
         ("quantization_config", json!({"quant_method": "gptq"}), "'gptq'"),
     ];
     for (key, value, words) in cases {

@@ -4,10 +4,9 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Result, anyhow};
-use octavo_models::{
-    HubError, InstalledModel, Progress, ResolveError, ResolveOptions, ResolvedModel, catalog, installed,
-};
+use anyhow::{Context, Result, anyhow};
+use octavo_models::catalog::{self, CatalogEntry, DEFAULT_MODEL, DeviceKind, Gpu};
+use octavo_models::{HubError, InstalledModel, Progress, ResolveError, ResolveOptions, ResolvedModel, installed};
 
 use crate::cli::{ListArgs, LoadFormat, PullArgs, SourceArgs};
 use crate::signals;
@@ -27,11 +26,16 @@ pub(crate) fn run(args: &PullArgs) -> Result<()> {
     octavo_telemetry::init_logging(&octavo_telemetry::LogConfig::default())?;
     signals::end_first_process()?;
     if args.list {
-        print!("{}", catalog_table(&installed(&options(&args.source))));
+        let text = match args.model.as_deref() {
+            None => catalog_table(&installed(&options(&args.source))),
+            Some(name) => details(catalog::find(name).with_context(|| unlisted(name))?),
+        };
+        print!("{text}");
         return Ok(());
     }
     let wanted = if args.force { Wanted::Any } else { Wanted::Served };
-    let model = resolve(&args.model, &args.source, LoadFormat::Auto, wanted);
+    let reference = args.model.as_deref().unwrap_or(DEFAULT_MODEL);
+    let model = resolve(reference, &args.source, LoadFormat::Auto, wanted);
     let model = model.map_err(|error| match error.downcast_ref() {
         Some(ResolveError::Hub(HubError::NotServed { .. })) => {
             anyhow!("{error}; --force downloads it anyway")
@@ -92,22 +96,59 @@ pub(crate) fn progress() -> Box<dyn Progress> {
     octavo_models::progress_for(std::io::stderr().is_terminal())
 }
 
-/// The catalog, with what is on disk of it.
+/// The catalog by family, with what is on disk of it.
 fn catalog_table(models: &[InstalledModel]) -> String {
     let yes = |is: bool, yes: &str| if is { yes.to_owned() } else { "-".to_owned() };
-    let rows = catalog::entries().iter().map(|entry| {
+    let mut entries: Vec<&CatalogEntry> = catalog::entries().iter().collect();
+    // The family of the default model comes first.
+    entries.sort_by_key(|entry| catalog::entries().iter().position(|first| first.architecture == entry.architecture));
+    let rows = entries.into_iter().map(|entry| {
         let on_disk = models.iter().any(|model| model.entry.is_some_and(|of| of.id == entry.id));
         [
+            entry.architecture.clone(),
             entry.id.clone(),
             entry.name.clone(),
             human_bytes(entry.download_bytes()),
             yes(on_disk, "on disk"),
             yes(entry.gated, "gated"),
-            entry.architecture.clone(),
         ]
     });
-    let heading = ["NAME", "MODEL", "DOWNLOAD", "ON DISK", "ACCESS", "FAMILY"].map(str::to_owned);
+    let heading = ["FAMILY", "NAME", "MODEL", "DOWNLOAD", "ON DISK", "ACCESS"].map(str::to_owned);
     aligned(&std::iter::once(heading).chain(rows).collect::<Vec<_>>())
+}
+
+/// A model of the catalog.
+fn details(entry: &CatalogEntry) -> String {
+    let access = if entry.gated { ", given to accounts that accepted its terms" } else { "" };
+    let mut rows = vec![
+        ["name".to_owned(), format!("{} ({})", entry.id, entry.name)],
+        ["family".to_owned(), entry.architecture.clone()],
+        ["licence".to_owned(), format!("{}{access}: {}", entry.licence, entry.licence_url)],
+        ["parameters".to_owned(), format!("{:.1} M", entry.parameters as f64 / 1e6)],
+        ["context".to_owned(), format!("{} tokens", entry.context)],
+    ];
+    let need = entry.memory_need(DeviceKind::Cuda, entry.context);
+    let (weights, kv) = (human_bytes(need.weights), human_bytes(need.kv));
+    rows.push([
+        "memory".to_owned(),
+        format!("{weights} of weights, {kv} of KV cache for the whole context in 16 bits"),
+    ]);
+    rows.extend(entry.sources.iter().map(|source| ["source".to_owned(), source.to_string()]));
+    rows.extend(Gpu::ALL.map(|gpu| {
+        let command = |flags: &String| format!("octavo serve {} {flags}", entry.id).trim_end().to_owned();
+        let fits = entry.flags.get(&gpu).map(command);
+        [gpu.name().to_owned(), fits.unwrap_or_else(|| "too small; Octavo uses one GPU".to_owned())]
+    }));
+    aligned(&rows)
+}
+
+/// The reason why a model has no details.
+fn unlisted(name: &str) -> String {
+    let similar = match catalog::similar(name).as_slice() {
+        [] => String::new(),
+        names => format!(" (similar: {})", names.join(", ")),
+    };
+    format!("'{name}' is not in the catalog{similar}; `octavo pull --list` lists it")
 }
 
 fn models_table(models: &[InstalledModel], now: SystemTime) -> String {
@@ -169,7 +210,7 @@ mod tests {
 
     #[test]
     fn the_catalog_says_what_is_on_disk_and_gated() {
-        let default = catalog::find(catalog::DEFAULT_MODEL).unwrap();
+        let default = catalog::find(DEFAULT_MODEL).unwrap();
         let model = InstalledModel {
             name: default.id.clone(),
             entry: Some(default),
@@ -178,13 +219,35 @@ mod tests {
             path: "/m.gguf".into(),
         };
         let table = catalog_table(std::slice::from_ref(&model));
-        let line = |name: &str| table.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+        let line = |name: &str| table.lines().find(|line| line.contains(&format!("  {name}"))).unwrap().to_owned();
         assert_eq!(table.lines().count(), catalog::entries().len() + 1);
         let words = |name: &str| line(name).split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
         let size = human_bytes(default.download_bytes());
-        assert!(words(catalog::DEFAULT_MODEL).ends_with(&format!("{size} on disk - llama")), "{table}");
-        assert!(words("mistral-7b").ends_with("- gated mistral"), "{table}");
+        assert!(words(DEFAULT_MODEL).ends_with(&format!("{size} on disk -")), "{table}");
+        assert!(words("mistral-7b").starts_with("mistral mistral-7b") && words("mistral-7b").ends_with("- gated"));
+        // The models of a family are together.
+        let mut families: Vec<&str> = table.lines().map(|line| line.split_whitespace().next().unwrap()).collect();
+        families.dedup();
+        let distinct: std::collections::BTreeSet<_> = families.iter().collect();
+        assert_eq!(families.len(), distinct.len(), "{table}");
+        assert_eq!(families[..2], ["FAMILY", "llama"]);
         let day = SystemTime::UNIX_EPOCH + Duration::from_secs(86_400);
         assert!(models_table(&[model], day).ends_with("7 B   1 day ago  /m.gguf\n"));
+    }
+
+    #[test]
+    fn the_details_of_a_model_have_its_flags() {
+        let text = details(catalog::find("google/gemma-3-4b-it").unwrap());
+        for line in [
+            "licence     Gemma Terms of Use, given to accounts that accepted its terms: https://ai.google.dev/gemma/terms",
+            "V100 16 GB  octavo serve gemma-3-4b-it --dtype half --max-model-len 25600",
+            "H100 80 GB  octavo serve gemma-3-4b-it",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        let large = details(catalog::find("qwen3-30b-a3b").unwrap());
+        assert!(large.contains("L40S 48 GB  too small; Octavo uses one GPU\n"), "{large}");
+        let error = unlisted("gemma3-4b");
+        assert!(error.starts_with("'gemma3-4b' is not in the catalog (similar: gemma-3-4b-it, "), "{error}");
     }
 }

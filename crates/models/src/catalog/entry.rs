@@ -1,6 +1,10 @@
 //! An entry of the catalog, as written in its TOML file.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
+
+use super::Gpu;
 
 /// A model of the catalog, with its sources and requirements.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -34,6 +38,8 @@ pub struct CatalogEntry {
     pub sampling: Option<RecommendedSampling>,
     /// What it needs, per kind of device. See [`CatalogEntry::memory_need`].
     pub memory: Vec<MemoryNeed>,
+    /// Flags of `octavo serve` on the GPUs that it fits. See [`CatalogEntry::gpu_flags`].
+    pub flags: BTreeMap<Gpu, String>,
     /// Sources of the model, in the order in which they are tried.
     pub sources: Vec<Source>,
 }
@@ -274,6 +280,7 @@ impl CatalogEntry {
             return Err("there is no source".to_owned());
         }
         self.check_memory()?;
+        self.check_flags()?;
         self.sampling.as_ref().map_or(Ok(()), RecommendedSampling::check)?;
         self.sources.iter().try_for_each(|source| self.check_source(source))
     }

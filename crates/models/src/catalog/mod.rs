@@ -4,10 +4,12 @@
 //! checks all of them, so reading them at run time cannot fail.
 
 mod entry;
+mod gpu;
 
 use std::sync::OnceLock;
 
 pub use entry::{CatalogEntry, DeviceKind, KvShape, MemoryNeed, PypiPart, RecommendedSampling, Source, SourceKind};
+pub use gpu::Gpu;
 
 /// Model that `octavo serve` serves by default.
 pub const DEFAULT_MODEL: &str = "smollm2-135m-instruct";
@@ -23,11 +25,19 @@ macro_rules! embedded {
 const FILES: &[(&str, &str)] = &[
     embedded!("smollm2-135m-instruct"),
     embedded!("gemma-3-270m"),
+    embedded!("gemma-3-4b-it"),
+    embedded!("gemma-2-2b-it"),
     embedded!("qwen2.5-0.5b-instruct"),
     embedded!("qwen3-0.6b"),
     embedded!("llama-3.2-1b-instruct"),
     embedded!("mistral-7b-instruct-v0.3"),
+    embedded!("phi-3.5-mini-instruct"),
+    embedded!("phi-4-mini-instruct"),
+    embedded!("granite-3.3-2b-instruct"),
+    embedded!("olmo-2-1b-instruct"),
     embedded!("qwen3-30b-a3b"),
+    embedded!("qwen1.5-moe-a2.7b-chat"),
+    embedded!("granite-3.1-1b-a400m-instruct"),
     embedded!("gpt-oss-20b"),
     embedded!("mixtral-8x7b-instruct-v0.1"),
     embedded!("qwen3-vl-8b-instruct"),
@@ -88,12 +98,13 @@ mod tests {
             ("qwen2.5", "qwen2.5-0.5b-instruct"),
             ("Qwen2.5-0.5B", "qwen2.5-0.5b-instruct"),
             ("mistral", "mistral-7b-instruct-v0.3"),
+            ("phi4", "phi-4-mini-instruct"),
             ("smollm", DEFAULT_MODEL),
             ("smolm2-135m-instruct", DEFAULT_MODEL),
         ] {
             assert_eq!(similar(name).first(), Some(&expected), "{name}");
         }
-        for name in ["gpt-9", "phi4", "deepseek-r1", "", "/"] {
+        for name in ["gpt-9", "whisper", "deepseek-r1", "", "/"] {
             assert_eq!(similar(name), [""; 0], "{name}");
         }
     }

@@ -1,5 +1,6 @@
 //! The weights of a Hugging Face directory: one safetensors file, or shards listed by an index.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Component, Path};
 
@@ -104,17 +105,10 @@ impl Shards {
         Ok(())
     }
 
-    /// Returns a tensor's description and the file that contains it. A model that was stored without a head, such as
-    /// Qwen3-Embedding, has names without the prefix. The first files of BERT have other names for the two tensors of a
-    /// norm.
+    /// Returns a tensor's description and the file that contains it, also under another name that it may have.
     pub(super) fn find(&self, name: &str) -> Option<(&TensorInfo, &[u8])> {
-        let bare = || BASES.iter().find_map(|base| self.tensors.get(name.strip_prefix(base)?));
-        let old = || {
-            let (norm, kind) = name.rsplit_once(".LayerNorm.")?;
-            let kind = if kind == "weight" { "gamma" } else { "beta" };
-            self.tensors.get(&format!("{norm}.LayerNorm.{kind}"))
-        };
-        let found = self.tensors.get(name).or_else(bare).or_else(old);
+        let other = || other_names(name).find_map(|name| self.tensors.get(&*name));
+        let found = self.tensors.get(name).or_else(other);
         found.map(|(file, info)| (info, self.files[*file].bytes()))
     }
 
@@ -122,6 +116,19 @@ impl Shards {
     pub(super) fn infos(&self) -> impl Iterator<Item = &TensorInfo> {
         self.tensors.values().map(|(_, info)| info)
     }
+}
+
+/// Returns the other names of a tensor. The decoder of a model with images had names of its own before transformers 4.52.
+/// A model that was stored without a head, such as Qwen3-Embedding, has names without the prefix. The first files of BERT
+/// have other names for the two tensors of a norm.
+fn other_names(name: &str) -> impl Iterator<Item = Cow<'_, str>> {
+    let with_images = name.strip_prefix("model.language_model.").map(|rest| format!("language_model.model.{rest}"));
+    let bare = BASES.iter().find_map(|base| name.strip_prefix(base));
+    let old = name.rsplit_once(".LayerNorm.").map(|(norm, kind)| {
+        let kind = if kind == "weight" { "gamma" } else { "beta" };
+        format!("{norm}.LayerNorm.{kind}")
+    });
+    with_images.into_iter().chain(old).map(Cow::from).chain(bare.map(Cow::from))
 }
 
 /// Returns whether `name` is one normal path component on every platform: no separator, no `..`, not absolute.

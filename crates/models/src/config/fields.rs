@@ -18,6 +18,15 @@ impl<'a> Fields<'a> {
         self.0.len()
     }
 
+    /// Returns the object with these values for keys that are missing.
+    pub(crate) fn completed(&self, defaults: &[(&str, usize)]) -> Map<String, Value> {
+        let mut object = self.0.clone();
+        for (key, value) in defaults.iter().filter(|(key, _)| self.get(key).is_none()) {
+            object.insert((*key).to_owned(), Value::from(*value));
+        }
+        object
+    }
+
     /// Returns whether the key exists, even with `null`.
     pub(crate) fn contains(&self, key: &str) -> bool {
         self.0.contains_key(key)

@@ -83,6 +83,35 @@ fn gemma_3_has_two_rotary_embeddings() {
     assert_eq!(six.windows().filter(Option::is_none).count(), 1, "one layer in six has full attention");
 }
 
+/// The published configurations of Gemma 3 with images state only what differs from the 4B model's class.
+#[test]
+fn gemma_3_with_images_omits_the_defaults_of_its_text() {
+    let text = json!({"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}});
+    let mut whole = json!({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": text, "vision_config": {}, "torch_dtype": "bfloat16"});
+    let config = read(whole.clone()).unwrap();
+    let heads = config.head_shape();
+    assert_eq!((heads.q, heads.kv, heads.dim, config.vocab_size), (8, 4, 256, 262_208));
+    assert_eq!((config.max_position_embeddings, config.tie_word_embeddings), (131_072, true));
+    assert_eq!((config.dtype.as_str(), config.layers.len(), config.norm.eps), ("bfloat16", 34, 1e-6));
+    assert_eq!(config.windows().filter(Option::is_none).count(), 5);
+    let rope = config.layers[5].attention.rope.as_ref().unwrap();
+    assert_eq!((rope.theta, &rope.scaling), (1e6, &RopeScaling::Linear { factor: 8.0 }));
+    assert_eq!((config.rope().unwrap().theta, config.layers[0].attention.scale), (1e4, 1.0 / 16.0));
+    assert_eq!(config.vision, None);
+    // The 27B model.
+    for (key, value) in [("num_attention_heads", 32), ("num_key_value_heads", 16), ("head_dim", 128)] {
+        whole["text_config"][key] = value.into();
+    }
+    whole["text_config"]["query_pre_attn_scalar"] = 168.into();
+    let attention = &read(whole.clone()).unwrap().layers[0].attention;
+    assert_eq!((attention.heads.q, attention.heads.dim), (32, 128));
+    assert_eq!(attention.scale, (168f64.sqrt().recip()) as f32);
+    whole["text_config"] = json!(null);
+    assert!(read(whole).unwrap_err().to_string().contains("text_config"));
+}
+
 #[test]
 fn the_served_context_decides_on_the_factors_of_phi_3() {
     let rope = json!({"type": "longrope", "short_factor": vec![1.0; 8], "long_factor": vec![2.0; 8]});

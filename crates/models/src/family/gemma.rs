@@ -1,6 +1,6 @@
 //! Gemma 2 and 3 (text): norms before and after each block, with factors `1 + w`; embeddings times √H; a GELU gate; a
 //! sliding window on most layers. Gemma 2 caps scores and logits. Gemma 3 normalises q and k instead, and its layers with
-//! a window have a rotary embedding of their own.
+//! a window have a rotary embedding of their own. Of Gemma 3 with images, only the text is served.
 
 use octavo_ops::{GluKind, RopeStyle};
 
@@ -31,6 +31,18 @@ pub(super) static GEMMA3: Family = Family {
     vectors: None,
 };
 
+/// Gemma 3 with images, whose encoder is not supported.
+pub(super) static GEMMA3_WITH_IMAGES: Family = Family {
+    model_types: &["gemma3"],
+    class: hf::WITH_IMAGES,
+    hf: gemma3_with_images,
+    gguf: None,
+    names: Names { prefix: "model.language_model.", ..NAMES },
+    images: None,
+    layout: None,
+    vectors: None,
+};
+
 /// What other families call the norm after attention is the norm before the MLP.
 const NAMES: Names = Names {
     others: &[(Role::MlpNorm, ("model.layers.{}.pre_feedforward_layernorm", "blk.{}.ffn_norm"))],
@@ -47,6 +59,17 @@ const DEFAULT_WINDOW: usize = 4096;
 const LOCAL_THETA: f64 = 10_000.0;
 const GEMMA3_THETA: f64 = 1_000_000.0;
 
+/// Values that the configurations of models with images omit, in which the decoder's are an object of their own.
+const GEMMA3_TEXT: [(&str, usize); 7] = [
+    ("vocab_size", 262_208),
+    ("hidden_size", 2304),
+    ("intermediate_size", 9216),
+    ("num_hidden_layers", 26),
+    ("num_attention_heads", 8),
+    ("num_key_value_heads", 4),
+    ("max_position_embeddings", 131_072),
+];
+
 fn defaults() -> Defaults {
     Defaults { head_dim: Some(256), tie_word_embeddings: true, ..Defaults::default() }
 }
@@ -60,6 +83,21 @@ fn gemma2(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
 }
 
 fn gemma3(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
+    gemma3_decoder(&GEMMA3, fields)
+}
+
+fn gemma3_with_images(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
+    let read = |text: &Fields<'_>| {
+        let text = text.completed(&GEMMA3_TEXT);
+        gemma3_decoder(&GEMMA3_WITH_IMAGES, &Fields::new(&text))
+    };
+    let mut config = hf::decoder_of(fields, read)?;
+    config.tie_word_embeddings = fields.bool("tie_word_embeddings")?.unwrap_or(true);
+    tracing::warn!("images of Gemma 3 are not supported, so the model takes text only");
+    Ok(config)
+}
+
+fn gemma3_decoder(family: &'static Family, fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     // The rotary embedding of transformers 5 is in an object for each kind of layer; that of layers with full attention is
     // read first.
     let parameters = fields.object("rope_parameters")?;
@@ -67,7 +105,7 @@ fn gemma3(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
         Some(local) => local.f64("rope_theta")?,
         None => fields.f64("rope_local_base_freq")?,
     };
-    let mut config = common(&GEMMA3, fields, Defaults { theta: GEMMA3_THETA, ..defaults() })?;
+    let mut config = common(family, fields, Defaults { theta: GEMMA3_THETA, ..defaults() })?;
     caps(&mut config, fields.f64("attn_logit_softcapping")?, fields.f64("final_logit_softcapping")?);
     windows(fields, &mut config, fields.usize("sliding_window_pattern")?.unwrap_or(GEMMA3_PATTERN))?;
     local_rope(&mut config, local.unwrap_or(LOCAL_THETA));
@@ -96,7 +134,7 @@ fn shape(mut config: ModelConfig) -> ModelConfig {
     config.embedding_scale = (config.hidden_size as f32).sqrt();
     for layer in &mut config.layers {
         layer.set_norms(NormPlaces::Both);
-        layer.attention.qk_norm = (config.family == &GEMMA3).then_some(QkNormWidth::Head);
+        layer.attention.qk_norm = (config.family != &GEMMA2).then_some(QkNormWidth::Head);
     }
     config
 }

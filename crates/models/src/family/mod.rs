@@ -33,7 +33,7 @@ use crate::program::ModelError;
 use crate::program::names::Names;
 
 /// Every family.
-pub static FAMILIES: [&Family; 21] = [
+pub static FAMILIES: [&Family; 22] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -42,6 +42,7 @@ pub static FAMILIES: [&Family; 21] = [
     &idefics3::FAMILY,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
+    &gemma::GEMMA3_WITH_IMAGES,
     &phi3::FAMILY,
     &granite::FAMILY,
     &olmo2::FAMILY,

@@ -20,7 +20,8 @@ use cache::{Cached, RepoCache, encoder_mark};
 use client::Client;
 use download::Download;
 use select::{
-    CONFIG, INDEX, OPTIONAL, Weights, gguf_files, is_safe, is_split, mmproj_beside, of_quant, shards, weights,
+    CONFIG, INDEX, OPTIONAL, Weights, gguf_files, is_safe, is_split, mmproj_beside, module_files, of_quant, shards,
+    weights,
 };
 
 pub use error::HubError;
@@ -193,6 +194,7 @@ impl HubRepo<'_> {
                 cache.mark_missing(&commit, name)?;
             }
         }
+        module_files(&names, self.with_weights).try_for_each(|name| download.file(name).map(drop))?;
         match weights {
             _ if !self.with_weights => {}
             Weights::Sharded => self.fetch_shards(&download, &names)?,

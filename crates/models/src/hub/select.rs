@@ -12,7 +12,7 @@ pub(super) const SINGLE: &str = "model.safetensors";
 /// File that identifies a folder as a Hugging Face model.
 pub(super) const CONFIG: &str = "config.json";
 /// Optional files, which are fetched if they exist.
-pub(super) const OPTIONAL: [&str; 8] = [
+pub(super) const OPTIONAL: [&str; 11] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -21,7 +21,12 @@ pub(super) const OPTIONAL: [&str; 8] = [
     "chat_template.json",
     "preprocessor_config.json",
     "processor_config.json",
+    MODULES,
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
 ];
+/// List of the modules of sentence-transformers, which have folders of their own.
+const MODULES: &str = "modules.json";
 
 /// Returns whether a name from a listing can be joined to a folder without leaving it, on any platform.
 pub(super) fn is_safe(name: &str) -> bool {
@@ -61,6 +66,19 @@ pub(super) fn weights(names: &[String]) -> Weights {
     let mut files: Vec<String> = names.iter().filter(top).cloned().collect();
     files.sort();
     if files.is_empty() { Weights::None } else { Weights::Files(files) }
+}
+
+/// Returns the files of the modules of sentence-transformers (`1_Pooling/config.json`) among those of a repository: their
+/// configurations, and their weights too if those are wanted.
+pub(super) fn module_files(names: &[String], with_weights: bool) -> impl Iterator<Item = &String> {
+    let has_modules = names.iter().any(|name| name == MODULES);
+    names.iter().filter(move |name| {
+        let is_numbered = |folder: &str| folder.starts_with(|c: char| c.is_ascii_digit()) && folder.contains('_');
+        has_modules
+            && name.split_once('/').is_some_and(|(folder, file)| {
+                is_numbered(folder) && (file == CONFIG || (with_weights && file == SINGLE))
+            })
+    })
 }
 
 /// Returns the shards of an index. Unsafe names are an error.
@@ -226,6 +244,24 @@ mod tests {
         let found = ["m.gguf", "q8/m.gguf", "x/m.gguf"].map(|model| mmproj_beside(&files, model).map(String::as_str));
         assert_eq!(found, [Some("mmproj-F16.gguf"), Some("q8/mmproj-Q8_0.gguf"), None]);
         assert_eq!(mmproj_beside(&files[..2], "m.gguf").map(String::as_str), Some("mmproj-BF16.gguf"));
+    }
+
+    #[test]
+    fn modules_have_numbered_folders() {
+        let all = names(&[
+            "1_Pooling/config.json",
+            "2_Dense/config.json",
+            "2_Dense/model.safetensors",
+            "2_Dense/x.bin",
+            "onnx/config.json",
+            "config.json",
+            "1_a/b/config.json",
+        ]);
+        assert_eq!(module_files(&all, true).count(), 0, "without a list of modules");
+        let all = [all, names(&[MODULES])].concat();
+        let found = |with_weights| module_files(&all, with_weights).map(String::as_str).collect::<Vec<_>>();
+        assert_eq!(found(true), ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]);
+        assert_eq!(found(false), ["1_Pooling/config.json", "2_Dense/config.json"]);
     }
 
     #[test]

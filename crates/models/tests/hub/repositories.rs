@@ -33,15 +33,32 @@ fn a_directory_is_fetched_into_the_layout_of_the_python_clients() {
 fn an_architecture_that_is_not_served_is_refused_before_its_weights_are_fetched() {
     let hub = Hub::start();
     let mut files = small_model(5000);
-    files[0].1 = br#"{"model_type": "bert"}"#.to_vec();
+    files[0].1 = br#"{"model_type": "t5"}"#.to_vec();
     publish(&hub, COMMIT, &files);
     let mut machine = Machine::with(&hub);
     machine.options.require_served = true;
     let error = machine.error(REPO);
-    assert!(error.starts_with("org/name cannot be served yet: the architecture 'bert'"), "{error}");
+    assert!(error.starts_with("org/name cannot be served yet: the architecture 't5'"), "{error}");
     assert_eq!(hub.count("GET", "/model.safetensors"), 0);
     machine.options.require_served = false;
     assert!(machine.resolve(REPO).unwrap().path.join("model.safetensors").exists());
+}
+
+#[test]
+fn modules_of_sentence_transformers_come_with_their_model() {
+    let hub = Hub::start();
+    let mut files = small_model(5000);
+    for name in ["modules.json", "1_Pooling/config.json", "2_Dense/model.safetensors"] {
+        files.push((name, b"{}".to_vec()));
+    }
+    publish(&hub, COMMIT, &files);
+    let mut machine = Machine::with(&hub);
+    let model = machine.resolve(REPO).unwrap();
+    for name in ["modules.json", "1_Pooling/config.json", "2_Dense/model.safetensors"] {
+        assert!(model.path.join(name).exists(), "{name}");
+    }
+    machine.options.offline = true;
+    assert_eq!(machine.resolve(REPO).unwrap().path, model.path);
 }
 
 #[test]

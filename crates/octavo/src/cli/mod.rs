@@ -122,12 +122,13 @@ impl Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct PullArgs {
-    /// Catalog name, hub id (`org/name`, `org/name:file.gguf`) or path.
-    #[arg(default_value = DEFAULT_MODEL)]
-    pub(crate) model: String,
+    /// Catalog name, hub id (`org/name`, `org/name:file.gguf`) or path. Without it, the default model.
+    pub(crate) model: Option<String>,
 
-    /// List the catalog: download sizes, and which models are on disk, gated and served.
-    #[arg(long, conflicts_with = "model")]
+    /// List the catalog by family: download sizes, and which models are on disk or gated.
+    ///
+    /// With a name, show that model: its size, context, licence, sources, and the flags to serve it on common GPUs.
+    #[arg(long)]
     pub(crate) list: bool,
 
     /// Download a model even if this version cannot serve it.

@@ -9,7 +9,7 @@ use super::{ContentFormat, TemplateError};
 /// - content becomes a string (texts joined by a line feed, after a placeholder for each image) or a list of
 ///   `{"type": "text", "text": ...}` and `{"type": "image"}`;
 /// - `arguments` of tool calls, JSON in a string in the request, become objects;
-/// - reasoning is provided as `reasoning` and as `reasoning_content`;
+/// - reasoning is provided as `reasoning`, as `reasoning_content` and as `thinking`, which GPT-OSS reads;
 /// - fields that no template reads are dropped.
 ///
 /// `image` is the placeholder of an image in a string, such as `<|vision_start|><|image_pad|><|vision_end|>`. A
@@ -43,6 +43,11 @@ pub fn image_parts(messages: &[Value]) -> Result<Vec<ImagePart<'_>>, TemplateErr
     Ok(images)
 }
 
+/// Returns whether normalised content has no text and no parts.
+fn is_empty(content: &Value) -> bool {
+    content.as_str().is_some_and(str::is_empty) || content.as_array().is_some_and(Vec::is_empty)
+}
+
 struct Message<'p> {
     index: usize,
     format: ContentFormat,
@@ -62,13 +67,16 @@ impl Message<'_> {
         out.insert("role".to_owned(), role.into());
         out.insert("content".to_owned(), self.content(message.get("content"))?);
         if role == "assistant" {
-            if let Some(calls) = self.tool_calls(message.get("tool_calls"))? {
-                out.insert("tool_calls".to_owned(), calls);
-            }
+            let calls = self.tool_calls(message.get("tool_calls"))?;
             let reasoning = ["reasoning", "reasoning_content"].into_iter().filter_map(|key| message.get(key));
             if let Some(reasoning) = reasoning.into_iter().find(|value| !value.is_null()) {
-                out.insert("reasoning".to_owned(), reasoning.clone());
-                out.insert("reasoning_content".to_owned(), reasoning.clone());
+                // The template of GPT-OSS takes only one of content and `thinking` before a tool call.
+                let thinks = calls.is_none() || is_empty(&out["content"]);
+                let keys = ["reasoning", "reasoning_content"].into_iter().chain(thinks.then_some("thinking"));
+                out.extend(keys.map(|key| (key.to_owned(), reasoning.clone())));
+            }
+            if let Some(calls) = calls {
+                out.insert("tool_calls".to_owned(), calls);
             }
         }
         for (key, roles) in [("tool_call_id", &["tool"][..]), ("tools", &["developer"]), ("name", &[])] {
@@ -265,8 +273,13 @@ mod tests {
         .unwrap();
         let arguments = |at: usize| message["tool_calls"][at]["function"]["arguments"].to_string();
         assert_eq!([0, 1, 2, 3].map(arguments), [r#"{"b":1,"a":[2]}"#, "{}", "{}", r#"{"x":1}"#]);
-        assert_eq!(message["reasoning"], "hm");
+        assert_eq!((&message["reasoning"], &message["thinking"]), (&json!("hm"), &json!("hm")));
         assert!(message.get("annotations").is_none());
+        let spoken = string(
+            json!({"role": "assistant", "content": "Wait.", "reasoning": "hm", "tool_calls": [call(json!({}))]}),
+        )
+        .unwrap();
+        assert_eq!((&spoken["reasoning"], spoken.get("thinking")), (&json!("hm"), None));
         assert_eq!(
             string(json!({"role": "assistant", "content": "", "tool_calls": []})).unwrap(),
             json!({"role": "assistant", "content": ""})

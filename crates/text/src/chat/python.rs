@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use minijinja::value::{ValueKind, from_args};
-use minijinja::{Error, ErrorKind, State, Value};
+use minijinja::{Error, ErrorKind, State, Value, filters};
 
 /// Maximum depth of values; deeper ones are an error rather than a stack overflow. JSON itself is limited to 128.
 pub(super) const MAX_DEPTH: usize = 200;
@@ -32,6 +32,16 @@ pub(super) fn prints_differently(value: &Value) -> bool {
 /// Implements Jinja's `is sequence`: whether a value has a length and items, as strings and dictionaries have.
 pub(super) fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Map)
+}
+
+/// Implements Jinja's `is iterable`, which is false for `none`.
+pub(super) fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
+}
+
+/// Implements Jinja's `length`, which is 0 for a variable that is not defined.
+pub(super) fn length(value: &Value) -> Result<usize, Error> {
+    if value.is_undefined() { Ok(0) } else { filters::length(value) }
 }
 
 /// Implements `repr(value)`.

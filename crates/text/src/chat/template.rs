@@ -1,6 +1,7 @@
 //! Jinja templates of Hugging Face models.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::SystemTime;
 
 use minijinja::syntax::SyntaxConfig;
@@ -158,11 +159,17 @@ impl ChatTemplate {
         let mut interrupted = None;
         let mut go_on = || pause().map_err(|error| interrupted = Some(error)).is_ok();
         let mut output = Output { bytes: vec![], full: false, go_on: &mut go_on };
-        let rendered = template.render_captured_to(Value::from_pairs(variables), &mut output).map(|_| ());
+        let variables = Value::from_pairs(variables);
+        // The library panics at some slices, such as `[][::-1]`.
+        let rendered =
+            catch_unwind(AssertUnwindSafe(|| template.render_captured_to(variables, &mut output).map(|_| ())));
         let Output { bytes, full, .. } = output;
         if let Some(error) = interrupted {
             return Err(error);
         }
+        let Ok(rendered) = rendered else {
+            return Err(TemplateError::Render("the template engine panicked; the log has the reason".to_owned()).into());
+        };
         Ok(match rendered {
             Ok(()) => String::from_utf8(bytes).map_err(|error| TemplateError::Render(error.to_string())),
             Err(_) if full => Err(TemplateError::TooLong(MAX_OUTPUT)),
@@ -219,7 +226,10 @@ fn environment(now: fn() -> SystemTime) -> Result<Environment<'static>, Template
         }
     });
     environment.add_test("sequence", python::is_sequence);
+    environment.add_test("iterable", python::is_iterable);
     environment.add_filter("tojson", json::tojson);
+    environment.add_filter("length", python::length);
+    environment.add_filter("count", python::length);
     environment.add_filter("string", |value: &Value| python::to_str(value));
     environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
         let raised = Raised(python::to_str(message)?);

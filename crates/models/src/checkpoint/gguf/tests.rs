@@ -42,11 +42,48 @@ fn the_committed_file_is_read_whole() {
     check(valid());
 }
 
+/// A file with metadata and no tensors.
+struct Keys {
+    count: u64,
+    pairs: Vec<u8>,
+}
+
+impl Keys {
+    fn new() -> Self {
+        Self { count: 0, pairs: Vec::new() }
+    }
+
+    fn text(bytes: &mut Vec<u8>, text: &str) {
+        bytes.extend((text.len() as u64).to_le_bytes());
+        bytes.extend(text.as_bytes());
+    }
+
+    /// Adds a pair whose value has the type with the number `kind`.
+    fn pair(&mut self, key: &str, kind: u32, value: &[u8]) {
+        self.count += 1;
+        Self::text(&mut self.pairs, key);
+        self.pairs.extend(kind.to_le_bytes());
+        self.pairs.extend(value);
+    }
+
+    fn id(&mut self, role: &str, id: u32) {
+        self.pair(&format!("tokenizer.ggml.{role}_token_id"), 4, &id.to_le_bytes());
+    }
+
+    fn tokens(&mut self, tokens: &[&str]) {
+        let mut array = [8u32.to_le_bytes().as_slice(), (tokens.len() as u64).to_le_bytes().as_slice()].concat();
+        tokens.iter().for_each(|token| Self::text(&mut array, token));
+        self.pair("tokenizer.ggml.tokens", 9, &array);
+    }
+
+    fn file(&self) -> Vec<u8> {
+        let head = [b"GGUF".as_slice(), &3u32.to_le_bytes(), &0u64.to_le_bytes(), &self.count.to_le_bytes()];
+        [head.concat(), self.pairs.clone()].concat()
+    }
+}
+
 #[test]
 fn integers_of_every_width_are_one_kind_of_value() {
-    let mut file = b"GGUF".to_vec();
-    file.extend(3u32.to_le_bytes());
-    file.extend(0u64.to_le_bytes());
     let values: [(u32, &[u8]); 8] = [
         (0, &[7]),
         (1, &[7]),
@@ -57,17 +94,12 @@ fn integers_of_every_width_are_one_kind_of_value() {
         (10, &[7, 0, 0, 0, 0, 0, 0, 0]),
         (11, &[7, 0, 0, 0, 0, 0, 0, 0]),
     ];
-    file.extend((values.len() as u64 + 1).to_le_bytes());
-    let mut pair = |key: &str, kind: u32, value: &[u8]| {
-        file.extend((key.len() as u64).to_le_bytes());
-        file.extend(key.as_bytes());
-        file.extend(kind.to_le_bytes());
-        file.extend(value);
-    };
+    let mut keys = Keys::new();
     for (kind, value) in values {
-        pair(&format!("k{kind}"), kind, value);
+        keys.pair(&format!("k{kind}"), kind, value);
     }
-    pair("minus", 1, &[0xff]);
+    keys.pair("minus", 1, &[0xff]);
+    let file = keys.file();
     let header = Header::parse(&file).unwrap();
     let view = header.metadata().view(&file);
     for (kind, _) in values {
@@ -78,6 +110,39 @@ fn integers_of_every_width_are_one_kind_of_value() {
     assert_eq!(view.f64("minus"), Ok(Some(-1.0)));
     assert_eq!(view.u64("absent"), Ok(None));
     assert!(view.str("k0").is_err() && view.bool("k0").is_err() && view.strings("k0").is_err());
+}
+
+/// Returns the ids that end a generation, in a file that names ids of these roles.
+fn ends(roles: &[(&str, u32)], tokens: &[&str]) -> Vec<u32> {
+    let mut keys = Keys::new();
+    roles.iter().for_each(|(role, id)| keys.id(role, *id));
+    keys.tokens(tokens);
+    let file = keys.file();
+    let header = Header::parse(&file).unwrap();
+    generation_config(&header.metadata().view(&file)).unwrap().eos_token_ids
+}
+
+#[test]
+fn generations_end_with_the_tokens_of_every_family() {
+    assert_eq!(ends(&[], &["a", "b"]), [0; 0]);
+    let llama3 = ["a", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"];
+    assert_eq!(ends(&[("eos", 1), ("eot", 2), ("eom", 3)], &llama3), [1, 2, 3]);
+    assert_eq!(ends(&[("eos", 2)], &llama3), [2, 1, 3]);
+    // Gemma names only the end of a text.
+    assert_eq!(ends(&[("eos", 1)], &["<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"]), [1, 4]);
+    let phi3 = ["<unk>", "<|endoftext|>", "<|assistant|>", "<|end|>"];
+    assert_eq!(ends(&[("eos", 1)], &phi3), [1, 3]);
+    let phi4 = ["a", "<|im_end|>", "<|im_sep|>", "<|endoftext|>"];
+    assert_eq!(ends(&[("eos", 1)], &phi4), [1, 3]);
+    let granite = ["<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>"];
+    assert_eq!(ends(&[("eos", 0)], &granite), [0]);
+    let mixtral = ["<unk>", "<s>", "</s>", "[INST]"];
+    assert_eq!(ends(&[("eos", 2)], &mixtral), [2]);
+    let qwen3 = ["a", "<|endoftext|>", "<|im_start|>", "<|im_end|>"];
+    assert_eq!(ends(&[("eos", 3)], &qwen3), [3, 1]);
+    // The end of a message of harmony is not the end of a turn.
+    let gpt_oss = ["<|endoftext|>", "<|return|>", "<|channel|>", "<|end|>", "<|call|>"];
+    assert_eq!(ends(&[("eos", 1)], &gpt_oss), [1, 0, 4]);
 }
 
 proptest! {

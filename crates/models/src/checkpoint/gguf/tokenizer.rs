@@ -4,23 +4,29 @@ use super::MetadataView;
 use crate::checkpoint::{GenerationConfig, GgufTokenizer, TokenizerData};
 use crate::config::ConfigError;
 
-/// `tokenizer.ggml.token_type` of control tokens.
-const CONTROL: i32 = 3;
-
-/// Control tokens that end a generation whatever `eos_token_id` says. Chat models are often published with the base
-/// model's end-of-text id there, although their turns end with one of these.
-const END_OF_GENERATION: [&str; 10] = [
+/// Tokens that end a generation whatever `eos_token_id` says. Chat models are often published with the base model's
+/// end-of-text id there, although their turns end with one of these. Their type does not count, because Gemma's
+/// `<end_of_turn>` is not a control token in every file.
+const END_OF_GENERATION: [&str; 13] = [
     "<|im_end|>",
     "<|eot_id|>",
     "<|eom_id|>",
-    "<|end|>",
     "<|endoftext|>",
     "<|end_of_text|>",
+    "<|return|>",
+    "<|call|>",
     "<end_of_turn>",
     "<end_of_utterance>",
     "<EOT>",
+    "_<EOT>",
     "[EOT]",
+    END_OF_MESSAGE,
 ];
+
+/// Phi-3 ends its turns with this token. In the harmony format of GPT-OSS it ends each message of a turn, of which the
+/// last one ends with [`END_OF_TURN`] or a call.
+const END_OF_MESSAGE: &str = "<|end|>";
+const END_OF_TURN: &str = "<|return|>";
 
 /// Returns the vocabulary, or `None` if the file has none.
 pub(crate) fn tokenizer_data(metadata: &MetadataView<'_>) -> Result<Option<TokenizerData>, ConfigError> {
@@ -73,10 +79,10 @@ pub(crate) fn generation_config(metadata: &MetadataView<'_>) -> Result<Generatio
     for key in ["eos", "eot", "eom"] {
         config.add_eos(metadata.u32(&format!("tokenizer.ggml.{key}_token_id"))?);
     }
-    let types = metadata.i32s("tokenizer.ggml.token_type")?.unwrap_or_default();
     let tokens = metadata.strings("tokenizer.ggml.tokens")?.unwrap_or_default();
-    for (id, (text, kind)) in (0..).zip(tokens.iter().zip(types)) {
-        if kind == CONTROL && END_OF_GENERATION.contains(text) {
+    let is_harmony = tokens.contains(&END_OF_TURN);
+    for (id, token) in (0..).zip(tokens) {
+        if END_OF_GENERATION.contains(&token) && !(is_harmony && token == END_OF_MESSAGE) {
             config.add_eos(Some(id));
         }
     }

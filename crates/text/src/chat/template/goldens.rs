@@ -2,9 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 
 use super::*;
+use crate::{GgufVocabulary, Tokenizer, normalize_messages};
 
 /// Returns 2024-02-29 12:34:56, as in the generator.
 fn clock() -> SystemTime {
@@ -20,6 +21,15 @@ fn source(template: &str) -> &'static str {
         "qwen3" => include_str!("../../../tests/data/templates/qwen3.jinja"),
         "parts" => include_str!("../../../tests/data/templates/parts.jinja"),
         "printing" => include_str!("../../../tests/data/templates/printing.jinja"),
+        "gemma2" => include_str!("../../../tests/data/templates/gemma2.jinja"),
+        "gemma3" => include_str!("../../../tests/data/templates/gemma3.jinja"),
+        "phi3" => include_str!("../../../tests/data/templates/phi3.jinja"),
+        "phi4" => include_str!("../../../tests/data/templates/phi4.jinja"),
+        "phi4-mini" => include_str!("../../../tests/data/templates/phi4-mini.jinja"),
+        "granite" => include_str!("../../../tests/data/templates/granite.jinja"),
+        "olmo2" => include_str!("../../../tests/data/templates/olmo2.jinja"),
+        "mixtral" => include_str!("../../../tests/data/templates/mixtral.jinja"),
+        "gpt-oss" => include_str!("../../../tests/data/templates/gpt-oss.jinja"),
         other => panic!("no template {other}"),
     }
 }
@@ -43,10 +53,11 @@ fn render(case: &Json) -> Result<String, TemplateError> {
 
 #[test]
 fn templates_render_as_in_transformers() {
-    let cases: Vec<Json> = serde_json::from_str(include_str!("../../../tests/data/templates.json")).unwrap();
-    assert!(cases.len() >= 50);
+    let cases: Json = serde_json::from_str(include_str!("../../../tests/data/templates.json")).unwrap();
+    let cases = cases["cases"].as_array().unwrap();
+    assert!(cases.len() >= 150);
     let mut wrong = String::new();
-    for case in &cases {
+    for case in cases {
         let result = render(case);
         let right = match (&result, case.get("output"), case.get("raised")) {
             (Ok(output), Some(expected), _) => output == expected.as_str().unwrap(),
@@ -72,8 +83,78 @@ fn content_formats_of_real_structures() {
         ("mistral", ContentFormat::String),
         ("qwen3", ContentFormat::String),
         ("parts", ContentFormat::OpenAi),
+        ("gemma2", ContentFormat::String),
+        ("gemma3", ContentFormat::OpenAi),
+        ("granite", ContentFormat::String),
+        ("gpt-oss", ContentFormat::String),
     ] {
         let template = ChatTemplate::new(source(template), &SpecialTokens::default()).unwrap();
         assert_eq!(template.content_format(), format);
     }
+}
+
+/// A SentencePiece vocabulary whose tokenizer adds `<s>`, as those of Gemma do.
+fn vocabulary() -> GgufVocabulary {
+    let specials = ["<unk>", "<s>", "</s>"].map(|token| (token.to_owned(), 3));
+    let bytes = (0..=u8::MAX).map(|byte| (format!("<0x{byte:02X}>"), 6));
+    let (tokens, token_types): (Vec<String>, Vec<i32>) = specials.into_iter().chain(bytes).unzip();
+    GgufVocabulary {
+        model: "llama".to_owned(),
+        scores: vec![0.0; tokens.len()],
+        tokens,
+        token_types,
+        bos_id: Some(1),
+        eos_id: Some(2),
+        unk_id: Some(0),
+        add_bos: Some(true),
+        ..GgufVocabulary::default()
+    }
+}
+
+/// A chat prompt is encoded without special tokens, because the template writes them.
+#[test]
+fn the_beginning_of_a_sequence_is_not_doubled() {
+    let tokenizer = Tokenizer::from_gguf(vocabulary()).unwrap();
+    assert_eq!(tokenizer.encode("", true).unwrap(), [1]);
+    for template in ["gemma2", "gemma3", "olmo2", "mixtral"] {
+        let messages = [json!({"role": "user", "content": "Hi"})];
+        let prompt = ChatTemplate::new(source(template), tokenizer.special()).unwrap().render(&TemplateInput {
+            messages: &messages,
+            tools: None,
+            documents: None,
+            add_generation_prompt: true,
+            continue_final_message: false,
+            kwargs: &Map::new(),
+        });
+        let ids = tokenizer.encode(&prompt.unwrap(), false).unwrap();
+        assert_eq!(ids[0], 1, "{template}");
+        assert!(!ids[1..].contains(&1), "{template}");
+    }
+}
+
+/// OpenAI clients send the reasoning before a tool call back in `reasoning_content`.
+#[test]
+fn harmony_keeps_the_reasoning_before_a_tool_call() {
+    let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}});
+    let messages = [
+        json!({"role": "user", "content": "Hi"}),
+        json!({"role": "assistant", "content": null, "reasoning_content": "Call f.", "tool_calls": [call]}),
+        json!({"role": "tool", "tool_call_id": "1", "content": "2"}),
+    ];
+    let messages = normalize_messages(&messages, ContentFormat::String, None).unwrap();
+    let prompt = ChatTemplate::new(source("gpt-oss"), &SpecialTokens::default()).unwrap().render(&TemplateInput {
+        messages: &messages,
+        tools: None,
+        documents: None,
+        add_generation_prompt: true,
+        continue_final_message: false,
+        kwargs: &Map::new(),
+    });
+    let (_, turns) = prompt.as_deref().unwrap().split_once("<|start|>user").unwrap();
+    assert_eq!(
+        turns,
+        "<|message|>Hi<|end|><|start|>assistant<|channel|>analysis<|message|>Call f.<|end|>\
+         <|start|>assistant to=functions.f<|channel|>commentary json<|message|>{\"x\": 1}<|call|>\
+         <|start|>functions.f to=assistant<|channel|>commentary<|message|>\"2\"<|end|><|start|>assistant"
+    );
 }

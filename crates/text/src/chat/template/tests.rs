@@ -77,6 +77,8 @@ fn failures_say_what_and_where() {
     assert!(error.starts_with("the chat template has a syntax error: ") && error.contains(":3"), "{error}");
     let error = render("{{ messages | nonsense }}", json!([])).unwrap_err().to_string();
     assert!(error.contains("nonsense"), "{error}");
+    let error = render("{% for m in messages[::-1] %}{% endfor %}", json!([])).unwrap_err().to_string();
+    assert!(error.contains("panicked"), "{error}");
     let error = render("{{ missing | tojson }}", json!([])).unwrap_err().to_string();
     assert!(error.contains("not JSON serializable"), "{error}");
 }
@@ -94,15 +96,24 @@ fn dates_come_from_the_clock() {
     assert_eq!(render("{{ strftime_now('%d %b %Y') }}", json!([])).unwrap(), "01 Jan 1970");
 }
 
+#[test]
+fn undefined_values_have_no_length() {
+    assert_eq!(render("{{ missing | length }}{{ missing | count }}{{ 'ab' | length }}", json!([])).unwrap(), "002");
+    assert!(render("{{ none | length }}", json!([])).is_err());
+}
+
 /// The expected values are those of Jinja 3.1.6.
 #[test]
-fn strings_and_maps_are_sequences_as_in_jinja() {
+fn sequences_and_iterables_are_those_of_jinja() {
     let tested = ["'abc'", "[]", "{}", "nothing", "none", "1", "true", "(1,)", "messages[0]", "'a' | list"];
-    let source: Vec<String> = tested.iter().map(|value| format!("{{{{ {value} is sequence }}}}")).collect();
-    assert_eq!(
-        render(&source.join(" "), json!([{"role": "user"}])).unwrap(),
-        "True True True True False False False True True True"
-    );
+    for test in ["sequence", "iterable"] {
+        let source: Vec<String> = tested.iter().map(|value| format!("{{{{ {value} is {test} }}}}")).collect();
+        assert_eq!(
+            render(&source.join(" "), json!([{"role": "user"}])).unwrap(),
+            "True True True True False False False True True True",
+            "{test}"
+        );
+    }
 }
 
 #[test]
