@@ -57,8 +57,9 @@ mod workers;
 
 pub use app::{Server, ServerError};
 pub use config::{
-    ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, KvEventSource, RequestLog, SamplingDefaults,
-    ServerConfig, StoreLimits, TemplateHelper, TextModel, TlsConfig,
+    Activation, ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, KvEventSource, Matryoshka,
+    PairFormat, PoolingConfig, PoolingKind, RequestLog, SamplingDefaults, ServerConfig, StoreLimits, TemplateHelper,
+    TextModel, TlsConfig,
 };
 pub use drain::Shutdown;
 pub use images::{ImageModel, ViewWriter, WriteViews};
