@@ -24,6 +24,7 @@ mod host;
 mod images;
 #[doc(hidden)]
 pub mod internals;
+mod json;
 mod keep_alive;
 mod keys;
 mod layers;
@@ -51,6 +52,7 @@ mod tls;
 mod trace;
 mod types;
 mod unserved;
+mod vectors;
 mod watch;
 mod wire;
 mod workers;

@@ -23,6 +23,29 @@ pub struct PoolingConfig {
     pub prompts: BTreeMap<String, String>,
 }
 
+impl PoolingConfig {
+    /// The vectors of a model that generates text: the hidden states of the last token. Some clients ask for fewer
+    /// dimensions of any model.
+    pub(crate) fn of_generative() -> Self {
+        Self {
+            kind: PoolingKind::Embedder { normalise: true, matryoshka: Matryoshka::Any },
+            tokens: false,
+            pairs: PairFormat::Joined,
+            lowercase: false,
+            prompts: BTreeMap::new(),
+        }
+    }
+
+    /// Whether the model compares texts: an embedder by the cosine of two vectors, a classifier with one label by its
+    /// score.
+    pub(crate) fn compares_texts(&self) -> bool {
+        match &self.kind {
+            PoolingKind::Embedder { .. } => true,
+            PoolingKind::Classifier { labels, .. } => labels.len() == 1,
+        }
+    }
+}
+
 /// The results of a pooling model.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PoolingKind {
