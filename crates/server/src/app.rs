@@ -13,7 +13,7 @@ use octavo_text::{Grammar, GrammarCompiler, GrammarError, GrammarLimits, Grammar
 use tokio::time::{Instant, sleep_until};
 
 use crate::body::BodyBudget;
-use crate::config::{FingerprintMode, ServerConfig, TextModel};
+use crate::config::{FingerprintMode, PoolingConfig, PoolingKind, ServerConfig, TextModel};
 use crate::drain::Shutdown;
 use crate::error::ApiError;
 use crate::keys::ApiKeys;
@@ -23,8 +23,8 @@ use crate::load::Load;
 use crate::pages;
 use crate::routes::development::Pause;
 use crate::routes::{
-    batch, chat, completions, development, embeddings, generate, health, invocations, kv_event_sources, load, messages,
-    metrics, models, render, responses, server_info, tokenize,
+    batch, chat, completions, development, generate, health, invocations, kv_event_sources, load, messages, metrics,
+    models, pooling, render, responses, server_info, tokenize,
 };
 use crate::seeds::Seeds;
 use crate::sockets::Listener;
@@ -49,8 +49,10 @@ pub(crate) struct App {
     pub(crate) model: Arc<str>,
     /// The `system_fingerprint` of responses; `None` if it is disabled.
     pub(crate) fingerprint: Option<Arc<str>>,
-    /// Bytes of the longest token. A text has at least its length in bytes divided by this as tokens.
-    pub(crate) longest_token: usize,
+    /// Bytes of the longest token, if it bounds the length of a text; see [`octavo_text::Tokenizer::longest_token`].
+    longest_token: Option<usize>,
+    /// How the model pools; the last token of a model that generates text.
+    pub(crate) pooling: PoolingConfig,
     /// Unix time of the start.
     pub(crate) started: u64,
     pub(crate) drain: Shutdown,
@@ -67,6 +69,11 @@ pub(crate) struct App {
 }
 
 impl App {
+    /// Whether a text of so many bytes has more tokens than a prompt may have, whatever it is.
+    pub(crate) fn is_too_long(&self, bytes: usize) -> bool {
+        self.longest_token.is_some_and(|longest| bytes.div_ceil(longest) > self.config.max_model_len)
+    }
+
     /// Compiles a grammar, in turns with other requests.
     pub(crate) fn compile(&self, mut spec: GrammarSpec) -> Result<Grammar, ApiError> {
         let config = &self.config;
@@ -115,8 +122,8 @@ pub(crate) fn development_routes() -> Vec<Route> {
     ]
 }
 
-/// All other routes.
-pub(crate) fn routes() -> Vec<Route> {
+/// The routes of models that generate text.
+fn generation_routes() -> Vec<Route> {
     vec![
         ("POST", "/v1/chat/completions", post(chat::handle)),
         ("POST", "/v1/chat/completions/batch", post(batch::handle)),
@@ -129,12 +136,50 @@ pub(crate) fn routes() -> Vec<Route> {
         ("POST", "/v1/responses/{response_id}/cancel", post(responses::cancel)),
         ("POST", "/v1/messages", post(messages::handle)),
         ("POST", "/v1/messages/count_tokens", post(messages::count_tokens)),
-        ("POST", "/v1/embeddings", post(embeddings::handle)),
+        ("POST", "/generate", post(generate::handle)),
+        ("GET", "/", get(pages::chat)),
+        ("GET", "/assets/{*file}", get(pages::asset)),
+    ]
+}
+
+/// The route of vectors that models which generate text have too.
+fn embedding_routes() -> Vec<Route> {
+    vec![("POST", "/v1/embeddings", post(pooling::embeddings))]
+}
+
+/// The routes of embedders alone.
+fn embedder_routes() -> Vec<Route> {
+    vec![("POST", "/v2/embed", post(pooling::cohere_embeddings))]
+}
+
+/// The routes of classifiers alone.
+fn classifier_routes() -> Vec<Route> {
+    vec![("POST", "/classify", post(pooling::classify))]
+}
+
+/// The route of all pooling models.
+fn pooling_routes() -> Vec<Route> {
+    vec![("POST", "/pooling", post(pooling::pooling))]
+}
+
+/// The routes of models that compare texts.
+fn scoring_routes() -> Vec<Route> {
+    vec![
+        ("POST", "/score", post(pooling::score)),
+        ("POST", "/v1/score", post(pooling::score)),
+        ("POST", "/rerank", post(pooling::rerank)),
+        ("POST", "/v1/rerank", post(pooling::rerank)),
+        ("POST", "/v2/rerank", post(pooling::rerank)),
+    ]
+}
+
+/// The routes of all servers.
+fn common_routes() -> Vec<Route> {
+    vec![
         ("POST", "/tokenize", post(tokenize::tokenize)),
         ("GET", "/tokenizer_info", get(tokenize::info)),
         ("POST", "/detokenize", post(tokenize::detokenize)),
         ("POST", "/invocations", post(invocations::handle)),
-        ("POST", "/generate", post(generate::handle)),
         ("GET", "/server_info", get(server_info::handle)),
         ("GET", "/v1/models", get(models::handle)),
         ("GET", "/v1/models/{*model}", get(models::one)),
@@ -147,17 +192,37 @@ pub(crate) fn routes() -> Vec<Route> {
         ("GET", "/kv_event_sources", get(kv_event_sources::handle)),
         ("GET", "/metrics", get(metrics::handle)),
         ("GET", "/metrics/", get(metrics::handle)),
-        ("GET", "/", get(pages::chat)),
-        ("GET", "/assets/{*file}", get(pages::asset)),
         ("GET", "/docs", get(pages::docs)),
         ("GET", "/redoc", get(pages::docs)),
         ("GET", "/openapi.json", get(pages::openapi)),
     ]
 }
 
-/// The routes of a server, which are also the labels of its HTTP metrics.
-fn served(config: &ServerConfig) -> Vec<Route> {
-    let mut served = routes();
+/// All routes of models of any kind, without those of development.
+#[cfg(test)]
+pub(crate) fn routes() -> Vec<Route> {
+    let of_models =
+        [generation_routes, embedding_routes, embedder_routes, classifier_routes, pooling_routes, scoring_routes];
+    of_models.into_iter().chain([common_routes as fn() -> Vec<Route>]).flat_map(|routes| routes()).collect()
+}
+
+/// The routes of a server, which are also the labels of its HTTP metrics. As in vLLM, a route that the model cannot answer
+/// does not exist.
+pub(crate) fn served(config: &ServerConfig) -> Vec<Route> {
+    let mut served = common_routes();
+    match &config.pooling {
+        None => served.extend(generation_routes().into_iter().chain(embedding_routes())),
+        Some(model) => {
+            served.extend(pooling_routes());
+            served.extend(match &model.kind {
+                PoolingKind::Embedder { .. } => [embedding_routes(), embedder_routes()].concat(),
+                PoolingKind::Classifier { .. } => classifier_routes(),
+            });
+            if model.compares_texts() {
+                served.extend(scoring_routes());
+            }
+        }
+    }
     if config.development {
         served.extend(development_routes());
     }
@@ -171,8 +236,6 @@ impl Server {
             config.served_model_names.push(config.model_root.clone());
         }
         let labels: Vec<_> = served(&config).iter().map(|(method, path, _)| (*method, *path)).collect();
-        let longest_token =
-            (0..text.tokenizer.vocab_size() as u32).map(|id| text.tokenizer.token_bytes(id).len()).max();
         let state = Arc::new(App {
             engine,
             engine_metrics: telemetry.engine(),
@@ -185,7 +248,8 @@ impl Server {
             pause: Pause::default(),
             responses: config.response_store.map(|limits| Arc::new(ResponseStore::new(limits))),
             bodies: BodyBudget::new(&config.connection),
-            longest_token: longest_token.unwrap_or(1).max(1),
+            longest_token: text.tokenizer.longest_token(),
+            pooling: config.pooling.clone().unwrap_or_else(PoolingConfig::of_generative),
             started: unix_time(),
             drain: Shutdown::new(),
             workers: Workers::new(),

@@ -11,6 +11,10 @@ use serde_json::{Map, Value};
 use crate::images::ImageModel;
 use crate::keys::KeyEntry;
 
+mod pooling;
+
+pub use pooling::{Activation, Matryoshka, PairFormat, PoolingConfig, PoolingKind};
+
 /// The model's own sampling defaults (`generation_config.json`), for parameters that a request does not set.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SamplingDefaults {
@@ -165,6 +169,9 @@ pub struct ServerConfig {
     pub vocab_size: usize,
     /// Number of elements of the model's embeddings; 0 if it has none.
     pub embedding_size: usize,
+    /// How the model pools; `None` for a model that generates text, whose POST /v1/embeddings returns the last hidden
+    /// state.
+    pub pooling: Option<PoolingConfig>,
     /// Token ids that end a sequence.
     pub eos_token_ids: Vec<u32>,
     /// The model's sampling defaults.
@@ -220,7 +227,7 @@ pub struct ServerConfig {
 }
 
 impl Default for ServerConfig {
-    /// A placeholder; the first six fields describe the model and must be set.
+    /// A placeholder; the first seven fields describe the model and must be set.
     fn default() -> Self {
         Self {
             served_model_names: vec!["model".into()],
@@ -228,6 +235,7 @@ impl Default for ServerConfig {
             max_model_len: 2048,
             vocab_size: usize::MAX,
             embedding_size: usize::MAX,
+            pooling: None,
             eos_token_ids: vec![],
             sampling_defaults: SamplingDefaults::default(),
             seed: None,

@@ -123,6 +123,11 @@ impl ApiError {
         Self::bad_request(format!("{message} (parameter={param}, value={})", cut(&value.to_string()))).with_param(param)
     }
 
+    /// 400: the model does not know this value of a field; `rest` says which it knows.
+    pub(crate) fn unsupported(param: &str, value: &str, rest: &str) -> Self {
+        Self::bad_request(format!("Unsupported {param} '{}'. {rest}", cut(value))).with_param(param)
+    }
+
     /// 400: the body violates the schema.
     pub(crate) fn schema(errors: impl Into<FieldErrors>) -> Self {
         let FieldErrors { listed, count } = errors.into();

@@ -6,14 +6,15 @@ use bytes::Bytes;
 use octavo_text::{OutputDelta, Tokenizer};
 
 use crate::choices::Output;
+use crate::config::ServerConfig;
 use crate::logprobs::Spelling;
 use crate::sse::{Events, Extras};
 use crate::types::response::UsageDetails;
 use crate::wire::{ChatWire, Envelope, Wire};
 
-/// The paths that take POST requests.
-pub fn post_routes() -> Vec<&'static str> {
-    crate::app::routes().into_iter().filter(|(method, ..)| *method == "POST").map(|(_, path, _)| path).collect()
+/// The paths of a server that take POST requests.
+pub fn post_routes(config: &ServerConfig) -> Vec<&'static str> {
+    crate::app::served(config).into_iter().filter(|(method, ..)| *method == "POST").map(|(_, path, _)| path).collect()
 }
 
 /// The events of a streamed chat completion of one choice.

@@ -24,6 +24,7 @@ mod host;
 mod images;
 #[doc(hidden)]
 pub mod internals;
+mod json;
 mod keep_alive;
 mod keys;
 mod layers;
@@ -51,14 +52,16 @@ mod tls;
 mod trace;
 mod types;
 mod unserved;
+mod vectors;
 mod watch;
 mod wire;
 mod workers;
 
 pub use app::{Server, ServerError};
 pub use config::{
-    ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, KvEventSource, RequestLog, SamplingDefaults,
-    ServerConfig, StoreLimits, TemplateHelper, TextModel, TlsConfig,
+    Activation, ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, KvEventSource, Matryoshka,
+    PairFormat, PoolingConfig, PoolingKind, RequestLog, SamplingDefaults, ServerConfig, StoreLimits, TemplateHelper,
+    TextModel, TlsConfig,
 };
 pub use drain::Shutdown;
 pub use images::{ImageModel, ViewWriter, WriteViews};

@@ -1,4 +1,5 @@
-//! Runs parsing, template rendering, tokenization and the compilation of grammars outside the threads that serve sockets.
+//! Runs parsing, template rendering, tokenization, the compilation of grammars and the writing of large answers outside
+//! the threads that serve sockets.
 //!
 //! Each kind of work has a lane with a limited number of places. Work that can be interrupted calls [`take_turns`] every
 //! few milliseconds. It then goes to the end of the lane's queue, so that requests share a lane evenly however much work
@@ -15,8 +16,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::ApiError;
 
-/// Size in bytes above which a body uses the lane for large bodies.
-const LARGE_BODY: usize = 64 << 10;
+/// Size in bytes above which a body or an answer uses the lane for large ones.
+pub(crate) const LARGE_BODY: usize = 64 << 10;
 
 /// Maximum number of requests of a lane that take turns. Each occupies a thread of the blocking pool, which has 512.
 const MAX_STARTED: usize = 64;
@@ -34,9 +35,11 @@ pub(crate) enum Work {
     Body(usize),
     /// Compiling a grammar.
     Grammar,
+    /// Writing a large answer.
+    Answer,
 }
 
-/// The lanes onto the blocking pool: for small bodies, for large ones and for grammars. No kind delays another.
+/// The lanes onto the blocking pool: for small bodies, for large bodies and answers, and for grammars. No kind delays another.
 #[derive(Clone)]
 pub(crate) struct Workers {
     small: Lane,
@@ -100,6 +103,7 @@ impl Workers {
         match work {
             Work::Body(bytes) if bytes > LARGE_BODY => &self.large,
             Work::Body(_) => &self.small,
+            Work::Answer => &self.large,
             Work::Grammar => &self.grammars,
         }
     }

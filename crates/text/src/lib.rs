@@ -25,4 +25,4 @@ pub use constraint::{
 };
 pub use output::{OutputDelta, OutputParser, ReasoningSyntax, ToolSyntax, UnknownParser};
 pub use stream::{StopStrings, TextDelta, TextOptions, TextStream};
-pub use tokenizer::{GgufVocabulary, SpecialTokens, Tokenizer, TokenizerError, Wanted};
+pub use tokenizer::{GgufVocabulary, PairTokens, SpecialTokens, TokenLimit, Tokenizer, TokenizerError, Wanted};

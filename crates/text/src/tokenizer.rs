@@ -5,11 +5,13 @@ mod gguf;
 mod lazy;
 mod local;
 mod long_words;
+mod pair;
 mod parts;
 mod pieces;
 mod pre_tokenizer;
 
 pub use gguf::GgufVocabulary;
+pub use pair::{PairTokens, TokenLimit};
 pub use parts::Wanted;
 use tokenizers::models::bpe::BPE;
 use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
@@ -65,6 +67,9 @@ pub enum TokenizerError {
         /// Limit in bytes.
         limit: usize,
     },
+    /// The token types of a pair of texts are not those of the first text followed by those of the second.
+    #[error("the post-processor of tokenizer.json gives pairs of texts token types other than 0, then 1")]
+    TokenTypes,
     /// The text could not be encoded.
     #[error("the text cannot be tokenized: {0}")]
     Encode(String),
@@ -107,9 +112,11 @@ pub struct Tokenizer {
 #[derive(Debug, Default)]
 struct Edges {
     prepend: Option<u32>,
-    drop_first: bool,
+    /// The first token, if it is to be removed.
+    drop_first: Option<u32>,
     append: Option<u32>,
-    drop_last: bool,
+    /// The last token, if it is to be removed.
+    drop_last: Option<u32>,
 }
 
 impl Tokenizer {
@@ -207,6 +214,15 @@ impl Tokenizer {
         self.special_ids.len()
     }
 
+    /// Returns the bytes of the longest token; `None` if a token may stand for a text of any length, because the tokenizer
+    /// drops white space or replaces whole words by an unknown token. A text has at least its length divided by this as
+    /// tokens.
+    pub fn longest_token(&self) -> Option<usize> {
+        let pieces = self.pieces.as_ref()?;
+        let size = u32::try_from(self.vocab_size()).unwrap_or(u32::MAX);
+        (0..size).map(|id| pieces.get(id).len()).max().filter(|&bytes| bytes > 0)
+    }
+
     /// Returns the vocabulary entry in the vocabulary's own spelling (`Ġthe`, `▁the`).
     pub fn id_to_token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
@@ -286,27 +302,31 @@ impl Edges {
         let mut edges = Self::default();
         if let (Some(add), Some(bos)) = (special.add_bos, id("bos", &special.bos)?) {
             let has = around.first() == Some(&bos);
-            edges.drop_first = has && !add;
+            edges.drop_first = (has && !add).then_some(bos);
             edges.prepend = (add && !has).then_some(bos);
             around = &around[usize::from(has)..];
         }
         if let (Some(add), Some(eos)) = (special.add_eos, id("eos", &special.eos)?) {
             let has = around.last() == Some(&eos);
-            edges.drop_last = has && !add;
+            edges.drop_last = (has && !add).then_some(eos);
             edges.append = (add && !has).then_some(eos);
         }
         Ok(edges)
     }
 
-    fn apply(&self, ids: &mut Vec<u32>) {
-        if self.drop_first && !ids.is_empty() {
+    /// Changes the ends of `ids`. Returns by how much the tokens between them move.
+    fn apply(&self, ids: &mut Vec<u32>) -> isize {
+        // The template for pairs may not add the tokens that the one for texts does.
+        let dropped = self.drop_first.is_some() && self.drop_first == ids.first().copied();
+        if dropped {
             ids.remove(0);
         }
-        if self.drop_last {
+        if self.drop_last.is_some() && self.drop_last == ids.last().copied() {
             ids.pop();
         }
         ids.splice(0..0, self.prepend);
         ids.extend(self.append);
+        isize::from(self.prepend.is_some()) - isize::from(dropped)
     }
 }
 

@@ -5,7 +5,7 @@
 
 mod support;
 
-use octavo_text::{GgufVocabulary, SpecialTokens, Tokenizer, TokenizerError, Wanted};
+use octavo_text::{GgufVocabulary, PairTokens, SpecialTokens, TokenLimit, Tokenizer, TokenizerError, Wanted};
 use support::Golden;
 
 /// Compares every text. `add_special_tokens` is off, as in the references.
@@ -268,4 +268,92 @@ fn doubled_entries_keep_their_ids() {
     assert_eq!(tokenizer.vocab_size(), 1201);
     assert_eq!(tokenizer.token_text(1200), " the");
     assert_ne!(tokenizer.encode(" the", false).unwrap(), [1200]);
+}
+
+/// Returns the tokenizers of pairs.json with their names and cases.
+fn pairs() -> Vec<(String, Tokenizer, Vec<serde_json::Value>)> {
+    let data: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(include_str!("data/pairs.json")).unwrap();
+    data.into_iter()
+        .map(|(name, kind)| {
+            let json = kind["tokenizer"].to_string();
+            let tokenizer = Tokenizer::from_json(json.as_bytes(), SpecialTokens::default()).unwrap();
+            (name, tokenizer, kind["cases"].as_array().unwrap().clone())
+        })
+        .collect()
+}
+
+fn numbers(list: &serde_json::Value) -> Vec<u32> {
+    list.as_array().unwrap().iter().map(|id| u32::try_from(id.as_u64().unwrap()).unwrap()).collect()
+}
+
+#[test]
+fn pairs_and_truncated_texts_are_those_of_the_library() {
+    let mut compared = 0;
+    for (name, tokenizer, cases) in pairs() {
+        assert!(tokenizer.is_interruptible(), "{name}");
+        for case in cases {
+            let most = case[2].as_u64().map_or(usize::MAX, |most| usize::try_from(most).unwrap());
+            let limit = TokenLimit { most, keep_end: case[3] == "end" };
+            let text = |index: usize| case[index].as_str().map(|text| tokenizer.encode(text, false).unwrap());
+            let (ids, types) = (numbers(&case[4]), numbers(&case[5]));
+            let first = text(0).unwrap();
+            let Some(second) = text(1) else {
+                assert_eq!(tokenizer.assemble(&first, limit).unwrap(), ids, "{name}: {case}");
+                continue;
+            };
+            let position = types.iter().position(|&kind| kind == 1);
+            let pair = tokenizer.assemble_pair(&first, &second, limit).unwrap();
+            assert_eq!(pair, PairTokens { ids, second: position }, "{name}: {case}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 1000);
+}
+
+#[test]
+fn special_tokens_alone_are_cut_to_the_limit() {
+    for (name, tokenizer, _) in pairs() {
+        for keep_end in [false, true] {
+            let limit = TokenLimit { most: 1, keep_end };
+            let pair = tokenizer.assemble_pair(&[5], &[6], limit).unwrap();
+            assert_eq!(pair.ids.len(), 1, "{name}");
+            assert!(pair.second.is_none_or(|second| second == 0), "{name}: {pair:?}");
+            assert_eq!(tokenizer.assemble(&[5], limit).unwrap().len(), 1, "{name}");
+        }
+    }
+}
+
+#[test]
+fn only_tokens_of_bytes_bound_the_length_of_a_text() {
+    let longest: Vec<_> =
+        pairs().iter().map(|(name, tokenizer, _)| (name.clone(), tokenizer.longest_token())).collect();
+    for (name, bytes) in longest {
+        assert_eq!(bytes.is_some(), !matches!(name.as_str(), "word_piece" | "unigram"), "{name}");
+    }
+    let tokenizer = Golden::byte_level().tokenizer();
+    let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap();
+    assert_eq!(tokenizer.longest_token(), ids.map(|id| tokenizer.token_bytes(id).len()).max());
+}
+
+#[test]
+fn configured_edges_move_the_second_text() {
+    let json = tokenizer_json(&serde_json::Value::Null);
+    let pair = |bos: &str, add_bos, add_eos| {
+        let special = SpecialTokens {
+            bos: Some(bos.to_owned()),
+            eos: Some("</s>".to_owned()),
+            add_bos,
+            add_eos,
+            ..SpecialTokens::default()
+        };
+        let tokenizer = Tokenizer::from_json(&json, special).unwrap();
+        let PairTokens { ids, second } = tokenizer.assemble_pair(&[10, 11], &[12], TokenLimit::NONE).unwrap();
+        (ids, second)
+    };
+    // The file's template for pairs has no special token, in contrast to that for texts.
+    assert_eq!(pair("<s>", None, None), (vec![10, 11, 12], Some(2)));
+    assert_eq!(pair("<s>", Some(true), Some(true)), (vec![10, 11, 12, 2], Some(2)));
+    assert_eq!(pair("<s>", Some(false), Some(false)), (vec![10, 11, 12], Some(2)));
+    assert_eq!(pair("</s>", Some(true), None), (vec![2, 10, 11, 12], Some(3)));
 }

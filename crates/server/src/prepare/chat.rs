@@ -354,7 +354,7 @@ fn render(state: &AppState, request: &ChatRequest) -> Result<String, ApiError> {
 }
 
 /// The server's template variables, overridden by the request's.
-fn merged(defaults: &Map<String, Value>, own: &Map<String, Value>) -> Map<String, Value> {
+pub(super) fn merged(defaults: &Map<String, Value>, own: &Map<String, Value>) -> Map<String, Value> {
     let mut all = defaults.clone();
     all.extend(own.iter().map(|(key, value)| (key.clone(), value.clone())));
     all

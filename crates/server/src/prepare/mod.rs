@@ -2,8 +2,8 @@
 
 mod chat;
 mod completion;
-mod embeddings;
 mod messages;
+mod pooling;
 mod render;
 mod responses;
 mod size;
@@ -33,8 +33,10 @@ use crate::workers::take_turns;
 
 pub(crate) use chat::{batch, chat, prompt_of};
 pub(crate) use completion::{completion, legacy, prompt_tokens};
-pub(crate) use embeddings::{PreparedEmbeddings, embeddings};
 pub(crate) use messages::messages;
+pub(crate) use pooling::{
+    PreparePooling, PreparedPooling, classification, cohere_embeddings, embeddings, pooling, ranking, scores,
+};
 pub(crate) use render::{rendered_chat, rendered_completions};
 pub(crate) use responses::responses;
 pub(crate) use staged::{Staged, images_of};
@@ -195,12 +197,12 @@ pub(crate) fn tokenise(
     truncation: Option<Truncation>,
 ) -> Result<Vec<u32>, ApiError> {
     let max_model_len = state.config.max_model_len;
-    if truncation.is_none() && text.len().div_ceil(state.longest_token) > max_model_len {
+    if truncation.is_none() && state.is_too_long(text.len()) {
         return Err(ApiError::prompt_too_long(max_model_len + 1, true, max_model_len));
     }
     let wanted = truncation.map_or(Wanted::All, |truncation| {
         let most = truncation.tokens.map_or(max_model_len, |tokens| (tokens as usize).min(max_model_len));
-        if truncation.keep_end { Wanted::Last(most) } else { Wanted::First(most) }
+        if truncation.keeps_end() { Wanted::Last(most) } else { Wanted::First(most) }
     });
     tokenise_in_turns(state, text, (add_special_tokens, wanted))
 }
@@ -251,7 +253,7 @@ pub(crate) fn truncate(
         Some(keep) => keep as usize,
         None => max_model_len.saturating_sub(reserved).max(1),
     };
-    if truncation.keep_end {
+    if truncation.keeps_end() {
         tokens.drain(..tokens.len().saturating_sub(keep));
     } else {
         tokens.truncate(keep);

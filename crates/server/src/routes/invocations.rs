@@ -3,11 +3,13 @@
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 
-use crate::app::AppState;
+use crate::app::{App, AppState};
+use crate::config::PoolingKind;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::prepare;
-use crate::routes::{embeddings, receive, run};
+use crate::prepare::{self, PreparePooling};
+use crate::routes::{pooling, receive, run};
+use crate::types::pooling::names_queries;
 
 /// Answers a body as the route does whose fields it has.
 pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> Response {
@@ -15,10 +17,10 @@ pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> R
         Ok(received) => received,
         Err(error) => return error.into_response(),
     };
-    match kind(&received.0.bytes) {
+    match kind(&state, &received.0.bytes) {
         Ok(Kind::Chat) => run(state, received, prepare::chat).await,
         Ok(Kind::Completion) => run(state, received, prepare::completion).await,
-        Ok(Kind::Embedding) => embeddings::answer(state, received).await,
+        Ok(Kind::Pooling(prepare)) => pooling::answer(state, received, prepare).await,
         Err(error) => error.into_response(),
     }
 }
@@ -26,16 +28,36 @@ pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> R
 enum Kind {
     Chat,
     Completion,
-    Embedding,
+    Pooling(PreparePooling),
 }
 
-fn kind(body: &[u8]) -> Result<Kind, ApiError> {
+fn kind(state: &App, body: &[u8]) -> Result<Kind, ApiError> {
     let fields = Fields::parse(body)?;
-    [("messages", Kind::Chat), ("prompt", Kind::Completion), ("input", Kind::Embedding)]
-        .into_iter()
-        .find_map(|(field, kind)| fields.raw(field).map(|_| kind))
-        .ok_or_else(|| {
-            let message = "Cannot find suitable handler for request. Expected one of: messages, prompt, input.";
-            ApiError::bad_request(message)
-        })
+    let has = |name| fields.raw(name).is_some();
+    let found = match &state.config.pooling {
+        None => [("messages", Kind::Chat), ("prompt", Kind::Completion), ("input", Kind::Pooling(prepare::embeddings))]
+            .into_iter()
+            .find_map(|(field, kind)| has(field).then_some(kind)),
+        Some(model) => {
+            let single: PreparePooling = match model.kind {
+                PoolingKind::Embedder { .. } => prepare::embeddings,
+                PoolingKind::Classifier { .. } => prepare::classification,
+            };
+            let candidates: [(bool, PreparePooling); 3] = [
+                (has("input") || has("messages"), single),
+                (has("query") && model.compares_texts(), prepare::ranking),
+                (names_queries(&fields) && model.compares_texts(), prepare::scores),
+            ];
+            candidates.into_iter().find_map(|(fits, prepare)| fits.then_some(Kind::Pooling(prepare)))
+        }
+    };
+    found.ok_or_else(|| {
+        let expected = match &state.config.pooling {
+            None => "messages, prompt, input",
+            Some(model) if model.compares_texts() => "messages, input, query, queries, data_1, text_1",
+            Some(_) => "messages, input",
+        };
+        let message = format!("Cannot find suitable handler for request. Expected one of: {expected}.");
+        ApiError::bad_request(message)
+    })
 }

@@ -3,14 +3,13 @@
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use http::header::CONTENT_TYPE;
 use octavo_text::{Tokenizer, Wanted};
 use serde::{Serialize, Serializer};
-use serde_json::json;
 
 use crate::app::{AppState, not_found};
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::json;
 use crate::params::known_token;
 use crate::prepare::{Headers, Staged, check_model, images_of, prompt_of, tokenise_in_turns};
 use crate::routes::{receive, staged};
@@ -34,7 +33,7 @@ pub(crate) async fn info(State(state): State<AppState>) -> Response {
     }
     let tokenizer = &state.text.tokenizer;
     let special = tokenizer.special();
-    Json(json!({
+    Json(serde_json::json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
         "vocab_size": tokenizer.vocab_size(),
         "model_max_length": state.config.max_model_len,
@@ -86,17 +85,9 @@ async fn answer(state: &AppState, request: Request, work: Answer) -> Response {
         staged(state, body, move |state, body| work(state, body, &headers)).await
     };
     match received.await {
-        Ok(json) => ([(CONTENT_TYPE, "application/json")], json).into_response(),
+        Ok(json) => json::response(json),
         Err(error) => error.into_response(),
     }
-}
-
-/// An answer as JSON.
-fn written(answer: &impl Serialize) -> Result<Vec<u8>, ApiError> {
-    serde_json::to_vec(answer).map_err(|error| {
-        tracing::error!(%error, "an answer could not be written");
-        ApiError::internal()
-    })
 }
 
 fn tokens_of(state: &AppState, body: &[u8], headers: &Headers) -> Result<Staged<Vec<u8>>, ApiError> {
@@ -126,7 +117,7 @@ fn tokens_of(state: &AppState, body: &[u8], headers: &Headers) -> Result<Staged<
 /// The answer of POST /tokenize, in JSON.
 fn tokenized(state: &AppState, tokens: &[u32], with_text: bool) -> Result<Vec<u8>, ApiError> {
     let tokenizer = &state.text.tokenizer;
-    written(&Tokens {
+    json::written(&Tokens {
         count: tokens.len(),
         max_model_len: state.config.max_model_len,
         token_strs: with_text.then_some(Spellings { tokenizer, tokens }),
@@ -145,5 +136,5 @@ fn text_of(state: &AppState, body: &[u8], _: &Headers) -> Result<Staged<Vec<u8>>
     check_model(state, model.as_deref())?;
     let ids = tokens.iter().map(|&id| known_token("tokens", id, &state.config)).collect::<Result<Vec<_>, _>>()?;
     let text = state.text.tokenizer.decode(&ids, false).map_err(|error| ApiError::bad_request(error.to_string()))?;
-    written(&Text { prompt: text }).map(Staged::Ready)
+    json::written(&Text { prompt: text }).map(Staged::Ready)
 }

@@ -44,8 +44,23 @@ const MAX_PATTERN: i64 = 256;
 pub(crate) struct Truncation {
     /// Number of tokens to keep; `None` for as many as leave room for the output.
     pub(crate) tokens: Option<u32>,
-    /// Whether the end of the prompt is kept rather than its beginning.
-    pub(crate) keep_end: bool,
+    /// The end that is cut off, if the client names it.
+    pub(crate) side: Option<Side>,
+}
+
+/// An end of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Left,
+    Right,
+}
+
+impl Truncation {
+    /// Whether the end of the prompt is kept rather than its beginning. Models that generate text cut off the beginning,
+    /// unless the client says otherwise.
+    pub(crate) fn keeps_end(self) -> bool {
+        self.side != Some(Side::Right)
+    }
 }
 
 /// The shared fields. Types are checked, ranges are not.
@@ -204,10 +219,15 @@ fn repetition_detection(fields: &mut Fields<'_>) -> Option<RepetitionDetection> 
 
 /// Reads the truncation fields.
 pub(crate) fn truncation(fields: &mut Fields<'_>) -> Option<Truncation> {
-    let side: Option<String> = fields.get("truncation_side");
-    if side.as_deref().is_some_and(|side| side != "left" && side != "right") {
-        fields.error("truncation_side", "literal_error", "Input should be 'left' or 'right'");
-    }
+    let side = match fields.get::<String>("truncation_side").as_deref() {
+        None => None,
+        Some("left") => Some(Side::Left),
+        Some("right") => Some(Side::Right),
+        Some(_) => {
+            fields.error("truncation_side", "literal_error", "Input should be 'left' or 'right'");
+            None
+        }
+    };
     let wanted: i64 = fields.get("truncate_prompt_tokens")?;
     let tokens = match wanted {
         -1 => None,
@@ -217,7 +237,7 @@ pub(crate) fn truncation(fields: &mut Fields<'_>) -> Option<Truncation> {
             None
         }
     };
-    Some(Truncation { tokens, keep_end: side.as_deref() != Some("right") })
+    Some(Truncation { tokens, side })
 }
 
 fn stream_interval(fields: &mut Fields<'_>) -> Option<u32> {

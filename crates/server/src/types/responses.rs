@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use crate::error::{ApiError, FieldError};
 use crate::fields::{Fields, check_values};
 use crate::types::chat::{ChatRequest, EFFORTS, set_effort};
-use crate::types::common::{CommonFields, Truncation};
+use crate::types::common::{CommonFields, Side, Truncation};
 use crate::types::structured;
 use crate::types::tools::{ToolChoice, Tools, definition, listed};
 use crate::unserved::{self, Route};
@@ -53,7 +53,7 @@ impl ResponsesRequest {
         let mut common = CommonFields::read(&mut fields);
         common.n = None;
         if common.truncation.is_none() && fields.get::<String>("truncation").as_deref() == Some("auto") {
-            common.truncation = Some(Truncation { tokens: None, keep_end: true });
+            common.truncation = Some(Truncation { tokens: None, side: Some(Side::Left) });
         }
         if let Some(format) = text_format(&mut fields) {
             common.grammar = Some(format);

@@ -2,7 +2,7 @@ use octavo_text::GrammarSpec;
 use serde_json::json;
 
 use super::chat::ChatRequest;
-use super::common::{StreamOptions, Truncation};
+use super::common::{Side, StreamOptions, Truncation};
 use super::completion::{CompletionRequest, MAX_PROMPTS, Prompt};
 use super::tools::ToolChoice;
 
@@ -150,10 +150,10 @@ fn chosen_tokens_need_logprobs() {
 #[test]
 fn truncation_is_minus_one_or_positive() {
     let truncation = |rest: &str| completion(&format!("{{\"prompt\": \"a\", {rest}}}")).map(|r| r.common.truncation);
-    let (keep, end) = (Some(5), true);
-    assert_eq!(truncation(r#""truncate_prompt_tokens": 5"#), Ok(Some(Truncation { tokens: keep, keep_end: end })));
+    let keep = Some(5);
+    assert_eq!(truncation(r#""truncate_prompt_tokens": 5"#), Ok(Some(Truncation { tokens: keep, side: None })));
     let right = r#""truncate_prompt_tokens": -1, "truncation_side": "right""#;
-    assert_eq!(truncation(right), Ok(Some(Truncation { tokens: None, keep_end: false })));
+    assert_eq!(truncation(right), Ok(Some(Truncation { tokens: None, side: Some(Side::Right) })));
     assert_eq!(truncation(r#""truncate_prompt_tokens": null"#), Ok(None));
     for bad in [r#""truncate_prompt_tokens": 0"#, r#""truncate_prompt_tokens": -2"#, r#""truncation_side": "up""#] {
         assert!(truncation(bad).is_err(), "{bad}");

@@ -1,0 +1,28 @@
+//! Classification requests.
+
+use std::sync::Arc;
+
+use octavo_engine::Pooling;
+
+use crate::app::AppState;
+use crate::error::ApiError;
+use crate::prepare::pooling::prompts::Prompts;
+use crate::prepare::pooling::{PreparedPooling, Work, check_size, head, prepared, tokens_of};
+use crate::prepare::{Headers, check_model};
+use crate::types::pooling::{ClassifyRequest, Encoding};
+use crate::vectors::Classification;
+
+/// Prepares a request of POST /classify.
+pub(crate) fn classification(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedPooling, ApiError> {
+    let ClassifyRequest { common, input } = ClassifyRequest::parse(body)?;
+    check_model(state, common.model.as_deref())?;
+    let (finish, labels) = state.score_finish(common.use_activation)?;
+    let prompts = Prompts::new(state, common.truncation, "input")?.input(&input)?;
+    let elements = prompts.len().saturating_mul(labels);
+    let bytes = check_size(state, prompts.len(), elements, Encoding::default().bytes_per_element())?;
+    let id = headers.id(common.request_id.as_ref());
+    let head = head(state, format!("classify-{id}"), tokens_of(&prompts));
+    let answer = Box::new(Classification { head, app: Arc::clone(state), finish });
+    let work = Work { prompts, pooling: Pooling::Prompt, answer, bytes };
+    Ok(prepared(state, &common, headers, id, work))
+}

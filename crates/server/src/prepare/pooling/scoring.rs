@@ -1,0 +1,234 @@
+//! Requests that compare texts.
+
+use std::borrow::Cow;
+
+use octavo_engine::Pooling;
+use octavo_text::{ChatTemplate, TemplateError, TemplateInput};
+use serde_json::{Map, Value, json};
+
+use crate::app::{App, AppState};
+use crate::config::{PairFormat, PoolingKind};
+use crate::error::ApiError;
+use crate::prepare::chat::merged;
+use crate::prepare::pooling::prompts::{PoolingPrompt, Prompts};
+use crate::prepare::pooling::{ITEM_BYTES, PreparedPooling, Work, head, prepared, tokens_of};
+use crate::prepare::size::ResponseSize;
+use crate::prepare::{Headers, check_model};
+use crate::types::pooling::{RerankRequest, ScoreRequest, ScoringFields};
+use crate::vectors::{Answer, Comparison, Ranking, Scores};
+use crate::workers::take_turns;
+
+/// Prepares a request of POST /score.
+pub(crate) fn scores(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedPooling, ApiError> {
+    let ScoreRequest { fields, queries, documents } = ScoreRequest::parse(body)?;
+    let compared = compare(state, &fields, &queries, &documents)?;
+    let bytes = documents.len() * ITEM_BYTES;
+    let id = headers.id(fields.common.request_id.as_ref());
+    let head = head(state, format!("score-{id}"), compared.counted);
+    let answer = Box::new(Scores { head, comparison: compared.comparison });
+    Ok(compared.prepared(state, &fields, headers, (id, answer, bytes)))
+}
+
+/// Prepares a request of POST /rerank.
+pub(crate) fn ranking(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedPooling, ApiError> {
+    let RerankRequest { fields, query, documents, top_n } = RerankRequest::parse(body)?;
+    let compared = compare(state, &fields, &[query], &documents)?;
+    let bytes = ResponseSize::new(1)
+        .texts("documents", documents.iter().map(String::as_str))
+        .bytes("documents", documents.len() * ITEM_BYTES)
+        .check(state)?;
+    let id = headers.id(fields.common.request_id.as_ref());
+    let head = head(state, format!("score-{id}"), compared.counted);
+    let top = usize::try_from(top_n).ok().filter(|&top| top > 0).unwrap_or(usize::MAX);
+    let answer = Box::new(Ranking { head, comparison: compared.comparison, documents, top });
+    Ok(compared.prepared(state, &fields, headers, (id, answer, bytes)))
+}
+
+/// The prompts that compare texts.
+struct Compared {
+    prompts: Vec<PoolingPrompt>,
+    comparison: Comparison,
+    /// The tokens that the answer reports.
+    counted: usize,
+}
+
+impl Compared {
+    fn prepared(
+        self,
+        state: &AppState,
+        fields: &ScoringFields,
+        headers: &Headers,
+        (id, answer, bytes): (String, Box<dyn Answer>, usize),
+    ) -> PreparedPooling {
+        let work = Work { prompts: self.prompts, pooling: Pooling::Prompt, answer, bytes };
+        prepared(state, &fields.common, headers, id, work)
+    }
+}
+
+/// Makes the prompts that compare the documents with the queries: one query with all, or each with its own.
+fn compare(
+    state: &AppState,
+    fields: &ScoringFields,
+    queries: &[String],
+    documents: &[String],
+) -> Result<Compared, ApiError> {
+    check_model(state, fields.common.model.as_deref())?;
+    let limits = Limits {
+        query: state.limit("max_tokens_per_query", fields.max_tokens_per_query)?,
+        document: state.limit("max_tokens_per_doc", fields.max_tokens_per_doc)?,
+    };
+    let prompts = Prompts::new(state, fields.common.truncation, "documents")?;
+    match &state.pooling.kind {
+        PoolingKind::Embedder { .. } => {
+            let of = |text: &String, most: Option<usize>| match most {
+                None => prompts.text(text, true),
+                Some(_) => prompts.assembled(&prompts.tokens(text, most)?),
+            };
+            let first = queries.iter().map(|query| of(query, limits.query));
+            let all = first.chain(documents.iter().map(|document| of(document, limits.document)));
+            let made = all.collect::<Result<Vec<_>, _>>()?;
+            let counted = counted_as_pairs(&made[..queries.len()], &made[queries.len()..], pad_tokens(state));
+            let comparison = Comparison::Cosine { queries: queries.len() };
+            Ok(Compared { prompts: made, comparison, counted })
+        }
+        PoolingKind::Classifier { .. } => {
+            let (finish, _) = state.score_finish(fields.common.use_activation)?;
+            let made = Pairs::new(&prompts, limits, &fields.template_kwargs)?.prompts(queries, documents)?;
+            let counted = tokens_of(&made);
+            Ok(Compared { prompts: made, comparison: Comparison::Pairs(finish), counted })
+        }
+    }
+}
+
+/// The tokens of queries and documents as vLLM reports them: each query as often as it is compared, with a padding token
+/// between the texts.
+fn counted_as_pairs(queries: &[PoolingPrompt], documents: &[PoolingPrompt], padding: usize) -> usize {
+    let pairs = documents.len() * padding + tokens_of(documents);
+    match queries {
+        [query] => pairs + documents.len() * query.tokens.len(),
+        queries => pairs + tokens_of(queries),
+    }
+}
+
+fn pad_tokens(state: &App) -> usize {
+    usize::from(state.text.tokenizer.special().pad.is_some())
+}
+
+/// The most tokens of each text, before they become a prompt.
+#[derive(Clone, Copy)]
+struct Limits {
+    query: Option<usize>,
+    document: Option<usize>,
+}
+
+impl App {
+    /// The value of a limit of texts; 0 is none.
+    fn limit(&self, name: &'static str, tokens: i64) -> Result<Option<usize>, ApiError> {
+        let max_model_len = self.config.max_model_len;
+        let message = match usize::try_from(tokens) {
+            Ok(0) => return Ok(None),
+            Ok(tokens) if tokens < max_model_len => return Ok(Some(tokens)),
+            Ok(tokens) => format!("{name} ({tokens}) must be less than max_model_len ({max_model_len})."),
+            Err(_) => format!("{name} must be a non-negative integer"),
+        };
+        Err(ApiError::bad_request(message).with_param(name))
+    }
+}
+
+/// Makes prompts of pairs of texts.
+struct Pairs<'a> {
+    prompts: &'a Prompts<'a>,
+    limits: Limits,
+    format: Format<'a>,
+}
+
+/// [`PairFormat`] with what it needs.
+enum Format<'a> {
+    Template { token_types: bool },
+    Joined,
+    Chat { template: &'a ChatTemplate, kwargs: Map<String, Value> },
+}
+
+impl<'a> Pairs<'a> {
+    fn new(prompts: &'a Prompts<'a>, limits: Limits, kwargs: &Map<String, Value>) -> Result<Self, ApiError> {
+        let state = prompts.state;
+        let format = match state.pooling.pairs {
+            PairFormat::Template { token_types } => Format::Template { token_types },
+            PairFormat::Joined => Format::Joined,
+            PairFormat::ChatTemplate => Format::Chat {
+                template: state.text.template.as_deref().ok_or(TemplateError::Missing)?,
+                kwargs: merged(&state.config.api.template_kwargs, kwargs),
+            },
+        };
+        Ok(Self { prompts, limits, format })
+    }
+
+    /// The prompts of the documents, each with its query.
+    fn prompts(&self, queries: &[String], documents: &[String]) -> Result<Vec<PoolingPrompt>, ApiError> {
+        let mut query = None;
+        let mut prompt = |index: usize, document: &String| {
+            // One query is read once.
+            if query.is_none() || queries.len() > 1 {
+                let text = queries.get(if queries.len() == 1 { 0 } else { index }).map_or("", String::as_str);
+                query = Some(self.query(text)?);
+            }
+            query.as_ref().map_or_else(|| Err(ApiError::internal()), |query| self.pair(query, document))
+        };
+        documents.iter().enumerate().map(|(index, document)| prompt(index, document)).collect()
+    }
+
+    fn query<'t>(&self, text: &'t str) -> Result<Query<'t>, ApiError> {
+        let is_limited = self.limits.query.is_some() || self.limits.document.is_some();
+        Ok(match &self.format {
+            Format::Template { .. } => Query::Tokens(self.prompts.tokens(text, self.limits.query)?),
+            Format::Joined if is_limited => Query::Tokens(self.prompts.tokens(text, self.limits.query)?),
+            Format::Joined => Query::Text(text.into()),
+            Format::Chat { .. } => Query::Text(self.cut(text, self.limits.query)?),
+        })
+    }
+
+    fn pair(&self, query: &Query<'_>, document: &str) -> Result<PoolingPrompt, ApiError> {
+        match (&self.format, query) {
+            (Format::Template { token_types }, Query::Tokens(query)) => {
+                self.prompts.pair(query, &self.prompts.tokens(document, self.limits.document)?, *token_types)
+            }
+            (_, Query::Tokens(query)) => {
+                self.prompts.assembled(&[&query[..], &self.prompts.tokens(document, self.limits.document)?].concat())
+            }
+            (Format::Chat { template, kwargs }, Query::Text(query)) => {
+                let document = self.cut(document, self.limits.document)?;
+                let messages =
+                    [json!({"role": "query", "content": query}), json!({"role": "document", "content": document})];
+                let input = TemplateInput {
+                    messages: &messages,
+                    tools: None,
+                    documents: None,
+                    add_generation_prompt: false,
+                    continue_final_message: false,
+                    kwargs,
+                };
+                let text = template.render_in_turns::<ApiError>(&input, take_turns)?;
+                self.prompts.rendered(&text, true)
+            }
+            (_, Query::Text(query)) => self.prompts.text(&format!("{query}{document}"), true),
+        }
+    }
+
+    /// The text of the first tokens of a text, as the tokenizer gets it.
+    fn cut<'t>(&self, text: &'t str, most: Option<usize>) -> Result<Cow<'t, str>, ApiError> {
+        let Some(most) = most else { return Ok(self.prompts.spelled(text)) };
+        let tokens = self.prompts.tokens(text, Some(most))?;
+        let kept = self.prompts.state.text.tokenizer.decode(&tokens, false);
+        let mut kept = kept.map_err(|error| ApiError::bad_request(error.to_string()))?;
+        // The last token may end in a character.
+        kept.truncate(kept.trim_end_matches(char::REPLACEMENT_CHARACTER).len());
+        Ok(kept.into())
+    }
+}
+
+/// A query as its pairs need it.
+enum Query<'t> {
+    /// Its tokens without special tokens.
+    Tokens(Vec<u32>),
+    Text(Cow<'t, str>),
+}
