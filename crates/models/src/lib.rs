@@ -30,7 +30,7 @@ pub use checkpoint::{
 pub use config::{
     AttentionConfig, ConfigError, Dimensions, ExpertsConfig, HeadLayer, HeadNorm, ImageTokens, InputConfig,
     LatentConfig, LayerConfig, LearnedPositions, MlpConfig, ModelConfig, NormConfig, NormPlaces, PooledRow,
-    PositionTable, QkNormWidth, RopeConfig, RopeScaling, RopeSections, ScoreActivation, SharedExpertConfig,
+    PositionTable, QkNormWidth, RopeConfig, RopeScaling, RopeSections, ScoreActivation, SharedExpertConfig, TokenRows,
     VectorConfig, VectorKind, VisionConfig,
 };
 pub use family::{FAMILIES, Family, Runner};

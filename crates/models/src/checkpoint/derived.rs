@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use half::{bf16, f16};
 use octavo_ops::{StorageType, TensorData, WeightError};
 
 use super::{Checkpoint, TensorInfo};
@@ -17,6 +18,47 @@ pub(crate) enum Derived {
     Expert(ExpertTensor),
     /// A matrix of one head.
     Head(HeadTensor),
+    /// The difference of two rows.
+    Difference(RowDifference),
+}
+
+/// A row of a matrix minus another one, in f32.
+pub(crate) struct RowDifference {
+    /// Name of the matrix.
+    pub(crate) source: String,
+    /// Index of the row that is subtracted.
+    pub(crate) from: usize,
+    /// Index of the other row.
+    pub(crate) to: usize,
+}
+
+impl RowDifference {
+    fn describe(&self, checkpoint: &Checkpoint) -> Result<(StorageType, Vec<usize>), WeightError> {
+        let (info, _) = find(checkpoint, &self.source)?;
+        match info.shape[..] {
+            [rows, cols] if self.from.max(self.to) < rows => Ok((StorageType::F32, vec![1, cols])),
+            _ => {
+                let reason = format!("its shape {:?} has no rows {} and {}", info.shape, self.from, self.to);
+                Err(invalid(&self.source, reason))
+            }
+        }
+    }
+
+    fn read(&self, checkpoint: &Checkpoint) -> Result<TensorData<'static>, WeightError> {
+        let (storage, shape) = self.describe(checkpoint)?;
+        let (info, file) = find(checkpoint, &self.source)?;
+        let size = self::storage(&self.source, info)?.block_bytes();
+        let width = shape[1] * size;
+        let row = |index: usize| file[info.range.clone()][index * width..][..width].chunks(size);
+        let value = |bytes: &[u8]| match *bytes {
+            [a, b] if info.storage == Ok(StorageType::F16) => f16::from_le_bytes([a, b]).to_f32(),
+            [a, b] => bf16::from_le_bytes([a, b]).to_f32(),
+            [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
+            _ => f32::NAN,
+        };
+        let bytes = row(self.to).zip(row(self.from)).flat_map(|(to, from)| (value(to) - value(from)).to_le_bytes());
+        Ok(TensorData { storage, shape, bytes: Cow::Owned(bytes.collect()) })
+    }
 }
 
 /// A tensor of one expert, made from those of all experts.
@@ -60,6 +102,7 @@ impl Derived {
         match self {
             Self::Expert(tensor) => tensor.describe(checkpoint),
             Self::Head(tensor) => tensor.describe(checkpoint),
+            Self::Difference(rows) => rows.describe(checkpoint),
         }
     }
 
@@ -68,6 +111,7 @@ impl Derived {
         match self {
             Self::Expert(tensor) => tensor.read(checkpoint),
             Self::Head(tensor) => tensor.read(checkpoint),
+            Self::Difference(rows) => rows.read(checkpoint),
         }
     }
 }

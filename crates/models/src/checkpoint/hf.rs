@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::sentence::Sentence;
 use super::{CheckpointError, GenerationConfig, OpenOptions, TokenizerData};
+use crate::config::vectors::{CLASS_TOKEN_IDS, CLASS_TOKENS};
 use crate::config::{ConfigError, Fields, ModelConfig};
 
 /// Limits on files read into memory, each far above any published file.
@@ -59,7 +60,11 @@ impl Texts {
     }
 
     pub(super) fn model_config(&self, options: &OpenOptions) -> Result<ModelConfig, CheckpointError> {
-        let fields = Fields::new(&self.config);
+        let mut object = self.config.clone();
+        if let Some(tokens) = Fields::new(&self.config).strs(CLASS_TOKENS).map_err(self.fail(CONFIG))? {
+            object.insert(CLASS_TOKEN_IDS.to_owned(), self.token_ids(&tokens)?.into());
+        }
+        let fields = Fields::new(&object);
         let config = ModelConfig::from_hf(&fields, self.sentence.modules.as_ref(), options.runner);
         let mut config = config.map_err(self.fail(CONFIG))?;
         if let Some(most) = self.sentence.settings.max_tokens.filter(|_| config.vectors.is_some()) {
@@ -189,6 +194,21 @@ impl Texts {
         let tokenizer: Tokenizer =
             serde_json::from_slice(&json).map_err(|e| malformed(&self.directory.join(TOKENIZER), &e.to_string()))?;
         Ok(tokenizer.added_tokens.into_iter().find(|token| token.content == eos).map(|token| token.id))
+    }
+
+    /// Returns the ids of tokens of the vocabulary.
+    fn token_ids(&self, tokens: &[&str]) -> Result<Vec<u32>, CheckpointError> {
+        let path = self.directory.join(TOKENIZER);
+        let json = self.tokenizer_json()?.ok_or_else(|| malformed(&path, "the file is missing"))?;
+        let tokenizer: Value = serde_json::from_slice(&json).map_err(|e| malformed(&path, &e.to_string()))?;
+        let added = tokenizer["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
+        let id = |token: &&str| {
+            let special = added.iter().find(|added| added["content"] == **token).map(|added| &added["id"]);
+            let id = special.or_else(|| tokenizer["model"]["vocab"].get(*token)).and_then(Value::as_u64);
+            let id = id.and_then(|id| u32::try_from(id).ok());
+            id.ok_or_else(|| malformed(&path, &format!("the vocabulary has no token '{}'", token.escape_debug())))
+        };
+        tokens.iter().map(id).collect()
     }
 
     fn fail(&self, file: &str) -> impl Fn(ConfigError) -> CheckpointError {

@@ -24,11 +24,12 @@ pub use processor::{ImageSize, ProcessorConfig, Resample, ViewText};
 pub use sentence::SentenceSettings;
 pub use tokenizer::{GgufTokenizer, TokenizerData};
 
-pub(crate) use derived::{Derived, ExpertTensor, HeadTensor, Packed};
+pub(crate) use derived::{Derived, ExpertTensor, HeadTensor, Packed, RowDifference};
 pub(crate) use gguf::{MetadataView, takes_images};
 
-use crate::config::{ConfigError, ModelConfig, PooledRow, VectorKind};
+use crate::config::{ConfigError, HeadLayer, ModelConfig, PooledRow, TokenRows, VectorKind};
 use crate::family::Runner;
+use crate::program::names::Role;
 use processor::Origin;
 pub(crate) use processor::ProcessorRules;
 
@@ -391,8 +392,26 @@ impl Checkpoint {
     /// Returns how a tensor is made from others, if the file does not have it.
     fn derived(&self, name: &str) -> Option<Derived> {
         let Files::HuggingFace { shards, .. } = &self.files else { return None };
-        let layout = self.config.family.layout.as_ref().filter(|_| shards.find(name).is_none())?;
-        (layout.derived)(self, name)
+        if shards.find(name).is_some() {
+            return None;
+        }
+        let head = self.config.vectors.as_ref().and_then(|vectors| vectors.head.first());
+        if let Some(HeadLayer { tensor, tokens: Some(TokenRows::Difference(from, to)), .. }) = head
+            && name.strip_suffix(".weight") == Some(tensor)
+        {
+            return Some(Derived::Difference(RowDifference { source: self.head_name(), from: *from, to: *to }));
+        }
+        (self.config.family.layout.as_ref()?.derived)(self, name)
+    }
+
+    /// Returns the name of the language-model head, which may be the embedding table.
+    pub(crate) fn head_name(&self) -> String {
+        let names = &self.config.family.names;
+        let head = names.weight(self.format(), Role::Head, 0);
+        match self.config.tie_word_embeddings || !self.has_tensor(&head) {
+            true => names.weight(self.format(), Role::Embedding, 0),
+            false => head,
+        }
     }
 }
 

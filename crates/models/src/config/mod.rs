@@ -14,7 +14,7 @@ pub use error::ConfigError;
 pub use experts::{ExpertsConfig, SharedExpertConfig};
 pub use latent::LatentConfig;
 pub use rope::{RopeConfig, RopeScaling, RopeSections};
-pub use vectors::{Dimensions, HeadLayer, HeadNorm, PooledRow, ScoreActivation, VectorConfig, VectorKind};
+pub use vectors::{Dimensions, HeadLayer, HeadNorm, PooledRow, ScoreActivation, TokenRows, VectorConfig, VectorKind};
 pub use vision::{ImageTokens, PositionTable, VisionConfig};
 
 pub(crate) use fields::Fields;

@@ -75,6 +75,8 @@ pub enum ScoreActivation {
 pub struct HeadLayer {
     /// Name of its tensors, without `.weight` and `.bias`.
     pub tensor: String,
+    /// The tokens whose rows of the language-model head are the weight, if the checkpoint has no tensor for it.
+    pub tokens: Option<TokenRows>,
     /// Number of outputs.
     pub outputs: usize,
     /// Whether it has a bias.
@@ -83,6 +85,16 @@ pub struct HeadLayer {
     pub activation: Option<GluKind>,
     /// Norm of the outputs.
     pub norm: Option<HeadNorm>,
+}
+
+/// Rows of the language-model head that score a text (Qwen3-Reranker, which was trained to answer yes or no).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenRows {
+    /// A row for each class.
+    Each(Vec<usize>),
+    /// The row of the second token minus that of the first. The logistic function of this score is the second of the two
+    /// tokens' probabilities.
+    Difference(usize, usize),
 }
 
 /// A layer norm of the head.
@@ -129,7 +141,9 @@ impl VectorReader {
     /// The vectors of decoders.
     pub(crate) const DECODER: Self = Self {
         pooling: PooledRow::Last,
-        classifier: |_, _, labels| Ok(vec![HeadLayer { bias: false, ..layer("score", labels) }]),
+        classifier: |_, fields, labels| {
+            Ok(vec![HeadLayer { bias: false, tokens: token_rows(fields, labels)?, ..layer("score", labels) }])
+        },
     };
 
     /// Reads the scores of a classifier.
@@ -178,9 +192,28 @@ pub(crate) fn unknown_pooling(found: &str) -> ConfigError {
     ConfigError::Unsupported(format!("the pooling '{}' (supported: cls, last, mean)", found.escape_debug()))
 }
 
+/// Key of the tokens of the classes, and the key of their ids, which take their place once the tokenizer is known.
+pub(crate) const CLASS_TOKENS: &str = "classifier_from_token";
+pub(crate) const CLASS_TOKEN_IDS: &str = "classifier_token_ids";
+
+/// Reads the tokens whose rows score a text, under vLLM's keys.
+fn token_rows(fields: &Fields<'_>, labels: usize) -> Result<Option<TokenRows>, ConfigError> {
+    let Some(ids) = fields.usizes(CLASS_TOKEN_IDS)? else { return Ok(None) };
+    match ids[..] {
+        [from, to] if is_difference(fields)? => Ok(Some(TokenRows::Difference(from, to))),
+        _ if ids.len() == labels => Ok(Some(TokenRows::Each(ids))),
+        _ => Err(ConfigError::Invalid(format!("'{CLASS_TOKENS}' has {} tokens for {labels} classes", ids.len()))),
+    }
+}
+
+/// Returns whether the score is the difference of those of two tokens.
+fn is_difference(fields: &Fields<'_>) -> Result<bool, ConfigError> {
+    Ok(hf::flag(fields, "is_original_qwen3_reranker")? || fields.str("method")? == Some("from_2_way_softmax"))
+}
+
 /// Returns a product with a bias and nothing else.
 pub(crate) fn layer(tensor: &str, outputs: usize) -> HeadLayer {
-    HeadLayer { tensor: tensor.into(), outputs, bias: true, activation: None, norm: None }
+    HeadLayer { tensor: tensor.into(), tokens: None, outputs, bias: true, activation: None, norm: None }
 }
 
 /// Returns the activation of a name in `config.json` or in a module of sentence-transformers. Those have the path of a
@@ -198,6 +231,12 @@ pub(crate) fn activation(name: &str) -> Result<Option<GluKind>, ConfigError> {
 /// Reads the names of the classes. A configuration that has only their number names them by it.
 pub(crate) fn labels(fields: &Fields<'_>) -> Result<Vec<String>, ConfigError> {
     let default = |index: usize| format!("LABEL_{index}");
+    if is_difference(fields)? {
+        return Ok(vec![default(0)]);
+    }
+    if let Some(ids) = fields.usizes(CLASS_TOKEN_IDS)? {
+        return Ok((0..ids.len()).map(default).collect());
+    }
     let Some(names) = fields.object("id2label")? else {
         let count = fields.usize("num_labels")?.unwrap_or(2);
         range("the number of classes", count, 1, MAX_LABELS)?;

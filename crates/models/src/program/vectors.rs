@@ -1,11 +1,11 @@
 //! The end of a program that returns vectors: the reduction of a text's rows, and the products that follow.
 
-use octavo_ops::{Act, BufferId, Linear, Op, PoolKind, PoolRows, Rows};
+use octavo_ops::{Act, BufferId, Linear, Op, PoolKind, PoolRows, Rows, Slab, WeightPart};
 
 use super::ModelError;
 use super::decoder::{Decoder, part};
 use super::names::Role;
-use crate::config::{HeadLayer, PooledRow, VectorConfig};
+use crate::config::{HeadLayer, PooledRow, TokenRows, VectorConfig};
 
 impl Decoder<'_> {
     /// Emits `vector = head(pool(norm(x)))`. The norm precedes the reduction of all rows and follows the choice of one,
@@ -41,8 +41,13 @@ impl Decoder<'_> {
     fn head_layer(&mut self, index: usize, layer: &HeadLayer, input: BufferId) -> Result<BufferId, ModelError> {
         let HeadLayer { tensor, outputs, .. } = layer;
         let cols = self.builder.buffer_cols(input);
-        let rows = part(self.checkpoint, format!("{tensor}.weight"), *outputs, &[*outputs, cols])?;
-        let weight = self.builder.weight(format!("head.{index}"), cols, vec![rows]);
+        let parts = match &layer.tokens {
+            Some(TokenRows::Each(ids)) => self.token_rows(ids, cols)?,
+            Some(TokenRows::Difference(..)) | None => {
+                vec![part(self.checkpoint, format!("{tensor}.weight"), *outputs, &[*outputs, cols])?]
+            }
+        };
+        let weight = self.builder.weight(format!("head.{index}"), cols, parts);
         let bias = match layer.bias {
             true => {
                 let rows = part(self.checkpoint, format!("{tensor}.bias"), *outputs, &[*outputs])?;
@@ -61,5 +66,16 @@ impl Decoder<'_> {
             self.norm(weights, out, None, out);
         }
         Ok(out)
+    }
+
+    /// Returns rows of the language-model head as the parts of a weight.
+    fn token_rows(&self, ids: &[usize], cols: usize) -> Result<Vec<WeightPart>, ModelError> {
+        let vocab_size = self.config().vocab_size;
+        let whole = part(self.checkpoint, self.checkpoint.head_name(), vocab_size, &[vocab_size, cols])?;
+        let row = |&index: &usize| {
+            let slab = Some(Slab { index, count: vocab_size });
+            WeightPart { rows: 1, slab, ..whole.clone() }
+        };
+        Ok(ids.iter().map(row).collect())
     }
 }

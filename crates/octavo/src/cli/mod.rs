@@ -19,6 +19,7 @@ mod model;
 mod serve;
 mod values;
 mod variables;
+mod vectors;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -50,6 +51,7 @@ pub(crate) use values::{
     Policy, TextList, small_count,
 };
 pub(crate) use variables::unknown as unknown_variables;
+pub(crate) use vectors::{Convert, Runner, VectorArgs};
 
 /// The model that `octavo serve` loads by default.
 pub(crate) const DEFAULT_MODEL: &str = "smollm2-135m-instruct";

@@ -14,6 +14,7 @@ use crate::cli::values::{
     self, Bound, ContentFormat, Device, Dtype, GenerationSource, JsonObject, LoadFormat, LogFormat, MaxModelLen,
     Policy, TracedModule,
 };
+use crate::cli::vectors::VectorArgs;
 
 /// Where a model comes from.
 #[derive(Debug, Clone, Default, Args)]
@@ -49,6 +50,8 @@ pub(crate) struct ComposeArgs {
     pub(crate) chat: ChatFormatArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) vectors: VectorArgs,
     #[command(flatten)]
     pub(crate) media: MediaArgs,
     #[command(flatten)]

@@ -12,6 +12,7 @@ pub(crate) mod model;
 mod parsers;
 pub(crate) mod settings;
 mod stand_in;
+mod vectors;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -86,15 +87,15 @@ async fn serve(args: ServeArgs) -> Result<()> {
             return Ok(());
         }
     };
-    let Composed { engine, server, telemetry, model_name, on_gpu, traces, .. } = composed;
+    let Composed { engine, server, telemetry, model_name, generates, on_gpu, traces, .. } = composed;
 
     info!("ready after {:.3} s, {} resident", begun.elapsed().as_secs_f64(), resident());
     info!("Uvicorn running on {place} (for scripts that wait for vLLM's message)");
     info!("listening on {place}");
-    if let Some(page) = page {
+    if let Some(page) = page.filter(|_| generates) {
         info!("chat page: {page}/");
     }
-    info!("try: {}", curl_line(&curl, &model_name, with_key));
+    info!("try: {}", curl_line(&curl, &model_name, generates, with_key));
     if let Some(file) = keys_file {
         // The task ends with the runtime.
         tokio::spawn(file.follow(server.keys()));
@@ -125,6 +126,8 @@ pub(crate) struct Composed {
     on_gpu: bool,
     /// The first served name.
     pub(crate) model_name: String,
+    /// Whether the model generates text, and does not return vectors.
+    pub(crate) generates: bool,
     /// Exclusive upper bound of token ids.
     pub(crate) vocab_size: usize,
     /// Maximum number of tokens of a prompt and its answer together.
@@ -192,6 +195,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let image_tokens = model.vision.as_ref().map_or(0, |vision| vision.tokens_at_once(longest));
     let plan = kv::plan(limits, &model, backend.as_ref(), kv_bytes, block_size, image_tokens)?;
     steps.tokens = limits.max_num_batched_tokens.unwrap_or(steps.tokens);
+    steps.tokens = vectors::step_tokens(&model.program, steps.tokens, plan.max_model_len);
     let runner_config = RunnerConfig {
         block_size,
         max_num_seqs: limits.max_num_seqs,
@@ -224,7 +228,8 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     if let Some(config) = &settings.traces {
         info!("exporting traces to {}", config.endpoint());
     }
-    let engine_config = settings::engine_config(limits, settings, plan.max_model_len, steps, image_tokens);
+    let mut engine_config = settings::engine_config(limits, settings, plan.max_model_len, steps, image_tokens);
+    vectors::schedule_whole(&model.program, &mut engine_config);
     telemetry.set_cache_config(&[
         ("block_size", block_size.to_string()),
         ("num_gpu_blocks", memory.blocks.to_string()),
@@ -250,6 +255,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
         traces,
         _publisher: publisher,
         on_gpu,
+        generates: model.checkpoint.config().vectors.is_none(),
         model_name,
         vocab_size,
         max_model_len,
@@ -267,6 +273,9 @@ fn log_memory(memory: &MemoryPlan) {
     );
     if memory.media_bytes > 0 {
         info!("encoder cache: {}", human_bytes(memory.media_bytes));
+    }
+    if memory.blocks == 0 {
+        return;
     }
     info!("KV cache size: {tokens} tokens");
     let concurrency = tokens as f64 / max_model_len as f64;
@@ -365,17 +374,23 @@ fn resident() -> String {
     system::resident_memory().map_or_else(|| "unknown memory".into(), human_bytes)
 }
 
-fn curl_line(target: &str, model: &str, with_key: bool) -> String {
-    // Bounded: a small model at temperature 1 may not end before its context is full.
-    let body = serde_json::json!({
-        "model": model,
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
-        "temperature": 0,
-        "max_tokens": 64,
-    });
+fn curl_line(target: &str, model: &str, generates: bool, with_key: bool) -> String {
+    let (route, body) = match generates {
+        // Bounded: a small model at temperature 1 may not end before its context is full.
+        true => (
+            "v1/chat/completions",
+            serde_json::json!({
+                "model": model,
+                "messages": [{"role": "user", "content": "What is the capital of France?"}],
+                "temperature": 0,
+                "max_tokens": 64,
+            }),
+        ),
+        false => ("pooling", serde_json::json!({"model": model, "input": "What is the capital of France?"})),
+    };
     // The key itself is not logged.
     let key = if with_key { " -H \"Authorization: Bearer $OCTAVO_API_KEY\"" } else { "" };
-    format!("curl {target}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'")
+    format!("curl {target}/{route} -H 'Content-Type: application/json'{key} -d '{body}'")
 }
 
 #[cfg(test)]
@@ -384,8 +399,8 @@ mod tests {
 
     #[test]
     fn the_curl_line_names_a_key_where_one_is_needed() {
-        let open = curl_line("http://127.0.0.1:8000", "m", false);
+        let open = curl_line("http://127.0.0.1:8000", "m", true, false);
         assert!(open.starts_with("curl http://127.0.0.1:8000/v1/chat/completions -H ") && !open.contains("Bearer"));
-        assert!(curl_line("http://x", "m", true).contains(" -H \"Authorization: Bearer $OCTAVO_API_KEY\" -d "));
+        assert!(curl_line("http://x", "m", true, true).contains(" -H \"Authorization: Bearer $OCTAVO_API_KEY\" -d "));
     }
 }

@@ -15,7 +15,7 @@ use tracing::{info, warn};
 use crate::cli::{ComposeArgs, ContentFormat, LoadFormat, MaxModelLen};
 use crate::pull::{self, Wanted};
 use crate::serve::images::{self, Vision};
-use crate::serve::{generation, stand_in};
+use crate::serve::{generation, stand_in, vectors};
 use crate::system::human_bytes;
 
 /// A model with open files.
@@ -67,13 +67,17 @@ impl ModelFiles {
         }
         let template = args.chat.chat_template.as_deref().map(given_template).transpose()?;
         let max_images = images::limit(&args.media)?;
+        let options = vectors::open_options(&args.vectors)?;
         let format = args.model.load_format;
         let resolved = pull::resolve(reference, &args.model.source, format, Wanted::Served)?;
         let path = &resolved.path;
         let mut checkpoint = match format {
-            LoadFormat::Auto => Checkpoint::open(path)?,
-            LoadFormat::Dummy => Checkpoint::open_without_weights(path).context("--load-format dummy")?,
+            LoadFormat::Auto => Checkpoint::open_with(path, &options)?,
+            LoadFormat::Dummy => {
+                Checkpoint::open_without_weights_with(path, &options).context("--load-format dummy")?
+            }
         };
+        vectors::check(&args.vectors, &checkpoint)?;
         if let Some(MaxModelLen::Tokens(tokens)) = args.engine.max_model_len {
             checkpoint.serve(tokens);
         }
@@ -195,6 +199,9 @@ fn text_model(
     };
     let tokenizer = Arc::new(tokenizer);
     let template = template(given, checkpoint, tokenizer.special())?;
+    if template.is_none() && checkpoint.config().vectors.is_none() {
+        warn!("chat requests will be refused; set a chat template with --chat-template");
+    }
     let template = match args.chat.chat_template_content_format {
         ContentFormat::Auto => template,
         ContentFormat::String => template.map(|t| t.with_content_format(octavo_text::ContentFormat::String)),
@@ -238,13 +245,13 @@ fn template(
         return Ok(Some(ChatTemplate::new(source, special).with_context(|| name.clone())?));
     }
     let Some(source) = checkpoint.chat_template() else {
-        warn!("the model has no chat template, so chat requests will be refused; set one with --chat-template");
+        info!("the model has no chat template");
         return Ok(None);
     };
     match ChatTemplate::new(source, special) {
         Ok(template) => Ok(Some(template)),
         Err(error) => {
-            warn!("the model's chat template does not compile, so chat requests will be refused: {error}");
+            warn!("the model's chat template does not compile: {error}");
             Ok(None)
         }
     }

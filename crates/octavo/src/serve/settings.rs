@@ -21,7 +21,7 @@ use crate::serve::device::StepLimits;
 use crate::serve::keys::KeysFile;
 use crate::serve::model::LoadedModel;
 use crate::serve::parsers::{Choice, ParserFlags};
-use crate::serve::{images, kv_events};
+use crate::serve::{images, kv_events, vectors};
 use crate::template_helper;
 
 /// Variable for the seconds that a connection is kept open between requests.
@@ -384,6 +384,7 @@ pub(crate) fn server_config(
         response_store: settings.store_responses.then(StoreLimits::default),
         log: settings.log,
         api: settings.api.clone(),
+        pooling: vectors::pooling_config(args, &model.checkpoint, &model.program),
         ..ServerConfig::default()
     }
 }

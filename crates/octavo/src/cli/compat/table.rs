@@ -29,7 +29,7 @@ const REMOVED: Outcome = NoEffect("vLLM has removed it together with its old sch
 const EXPERTS: Outcome = NoEffect("one device holds all experts");
 const TOKENIZER: &str =
     "tokenizers are read from tokenizer.json or a GGUF file; tekken.json and vLLM's own tokenizers are not supported";
-const GENERATION: &str = "pooling models are not supported; generative models serve /v1/embeddings as well";
+const TASK: &str = "vLLM has replaced this flag; use --runner pooling for embeddings and scores";
 const ONE_IMPLEMENTATION: Outcome = NoEffect("attention has one implementation for each device");
 const LLGUIDANCE: Outcome = NoEffect("llguidance compiles all grammars");
 
@@ -41,7 +41,6 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("skip-tokenizer-init", Switch, Refused("the server needs the tokenizer: requests and answers are text")),
     flag("tokenizer-revision", Value, Refused("the tokenizer comes with the model; use --revision for both")),
     flag("code-revision", Value, NoEffect("a model's own code is never run")),
-    flag("hf-overrides", Json, CONTEXT),
     flag("hf-config-path", Value, CONTEXT),
     flag("rope-scaling", Json, CONTEXT),
     flag("rope-theta", Value, CONTEXT),
@@ -66,11 +65,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("use-tqdm-on-load", Switch, NoEffect("progress is shown on a terminal and logged elsewhere")),
     flag("pt-load-map-location", Value, NoEffect("PyTorch files are not read")),
     flag("model-impl", Value, NoEffect("each architecture has one implementation")),
-    flag("runner", Value, Only(&["auto", "generate"], GENERATION)),
-    flag("task", Value, Only(&["auto", "generate"], GENERATION)),
-    flag("convert", Value, Only(&["auto", "none"], GENERATION)),
-    flag("pooler-config", Json, Refused(GENERATION)),
-    flag("override-pooler-config", Json, Refused(GENERATION)),
+    flag("task", Value, Only(&["auto", "generate"], TASK)),
     flag("enable-prompt-embeds", Switch, Refused("prompts are text or token ids")),
     flag("logits-processors", Values, PLUGIN),
     flag("logits-processor-pattern", Value, PLUGIN),
