@@ -268,7 +268,7 @@ impl Report<'_> {
             Op::EmbedTaps(e) => format!("taps[T] → += {}", b(&e.out)),
             Op::QkvPost(q) => format!("{} → {}, KV", b(&q.input), b(&q.out)),
             Op::HeadLinear(l) => format!("{} → {}", b(&l.input), b(&l.out)),
-            Op::LatentPost(p) => format!("{}, {} → += {}, KV", b(&p.q), b(&p.kv), b(&p.out)),
+            Op::LatentPost(p) => format!("{}, {} → {}, KV", b(&p.q), b(&p.kv), b(&p.out)),
             Op::SegmentAttention(a) => format!("{}, KV → {}", b(&a.q), b(&a.out)),
             Op::Act(a) => format!("{} → {}", b(&a.input), b(&a.out)),
             Op::MergeRows { input, out } => format!("{} → {}", b(input), b(out)),

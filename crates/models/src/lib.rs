@@ -28,8 +28,9 @@ pub use checkpoint::{
     Resample, StorageTotal, TokenizerData, ViewText,
 };
 pub use config::{
-    AttentionConfig, ConfigError, ExpertsConfig, ImageTokens, LayerConfig, MlpConfig, ModelConfig, NormConfig,
-    NormPlaces, PositionTable, QkNormWidth, RopeConfig, RopeScaling, RopeSections, SharedExpertConfig, VisionConfig,
+    AttentionConfig, ConfigError, ExpertsConfig, ImageTokens, LatentConfig, LayerConfig, MlpConfig, ModelConfig,
+    NormConfig, NormPlaces, PositionTable, QkNormWidth, RopeConfig, RopeScaling, RopeSections, SharedExpertConfig,
+    VisionConfig,
 };
 pub use family::{FAMILIES, Family};
 pub use fetch::{PipError, StorageError, WheelError};

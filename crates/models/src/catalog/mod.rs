@@ -30,6 +30,7 @@ const FILES: &[(&str, &str)] = &[
     embedded!("qwen3-30b-a3b"),
     embedded!("gpt-oss-20b"),
     embedded!("mixtral-8x7b-instruct-v0.1"),
+    embedded!("deepseek-v2-lite-chat"),
     embedded!("qwen3-vl-8b-instruct"),
     embedded!("smolvlm-256m-instruct"),
 ];
@@ -93,7 +94,7 @@ mod tests {
         ] {
             assert_eq!(similar(name).first(), Some(&expected), "{name}");
         }
-        for name in ["gpt-9", "phi4", "deepseek-r1", "", "/"] {
+        for name in ["gpt-9", "phi4", "command-r", "", "/"] {
             assert_eq!(similar(name), [""; 0], "{name}");
         }
     }
