@@ -133,6 +133,19 @@ fn a_matrix_of_one_head_is_cut_from_that_of_all() {
     assert_eq!(message, format!("the checkpoint has no tensor '{name}'"));
 }
 
+/// GGUF files of DeepSeek from before 2025 have the matrices of keys and values as one, quantised by the rows of both.
+#[test]
+fn a_gguf_file_whose_heads_are_not_apart_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let mut bytes = std::fs::read(testdata("deepseek-v2-gguf").join("model.gguf")).unwrap();
+    let at = bytes.windows(8).position(|name| name == b"attn_k_b").unwrap();
+    bytes[at..at + 8].copy_from_slice(b"attn_kvb");
+    std::fs::write(&path, bytes).unwrap();
+    let message = Checkpoint::open(&path).unwrap_err().to_string();
+    assert!(message.contains("convert it with a newer llama.cpp"), "{message}");
+}
+
 #[test]
 fn names_may_lack_the_prefix_of_the_model() {
     // Qwen3-Embedding is stored as the decoder alone.

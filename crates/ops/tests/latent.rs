@@ -10,7 +10,6 @@ use octavo_ops::{
 };
 
 const TOKENS: usize = 50;
-const H: usize = 8;
 const HEADS: usize = 3;
 const RANK: usize = 6;
 const ROTATED: usize = 4;
